@@ -1,0 +1,114 @@
+// Package timeline records how a cold start spent its time.
+//
+// A Timeline is a set of spans, each a named stage with a begin and an end on the host's clock. Spans nest and overlap (the VMM
+// opens the VF while it starts); each instant is attributed to the innermost stage open at it, the one that began last, so that
+// the stages add up to the whole. What no stage claims is Unattributed, a stage of its own.
+package timeline
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Stage names one step of a cold start. The numbered ones keep the names of the FastIOV paper's Fig. 5 and Table 1.
+type Stage string
+
+const (
+	Queue        Stage = "queue"       // accepted, waiting for a place
+	Image        Stage = "image"       // finding or fetching the function's image
+	CNI          Stage = "cni"         // addressing the VF: MAC, VLAN, rate, IP
+	Cgroup       Stage = "0-cgroup"    // making the sandbox's cgroup
+	VMM          Stage = "vmm"         // the VMM's own start, up to the first guest instruction
+	DMARAM       Stage = "1-dma-ram"   // mapping guest RAM for DMA
+	Virtiofs     Stage = "2-virtiofs"  // starting the shared file system
+	DMAImage     Stage = "3-dma-image" // mapping the image region for DMA
+	VFIODev      Stage = "4-vfio-dev"  // opening the VF
+	GuestBoot    Stage = "guest-boot"  // guest kernel, first instruction to init
+	Agent        Stage = "agent"       // guest agent: configuration, root, runtime start
+	VFDriver     Stage = "5-vf-driver" // VF driver probe and link up in the guest
+	AppInit      Stage = "app-init"    // the runtime's /init
+	FirstByte    Stage = "first-byte"  // the first /run
+	Unattributed Stage = "unattributed"
+)
+
+// Order is the order in which stages are shown.
+var Order = []Stage{Queue, Image, CNI, Cgroup, VMM, DMARAM, Virtiofs, DMAImage, VFIODev, GuestBoot, Agent, VFDriver, AppInit, FirstByte, Unattributed}
+
+// A Span is one stage's begin and end. Error bounds how far both may be off where they were read on another clock.
+type Span struct {
+	Stage Stage         `json:"stage"`
+	Begin time.Time     `json:"begin"`
+	End   time.Time     `json:"end"`
+	Error time.Duration `json:"error_ns,omitempty"`
+}
+
+// A Timeline collects the spans of one cold start. The zero value is ready to use, by any number of goroutines.
+type Timeline struct {
+	mu    sync.Mutex
+	spans []Span
+}
+
+// Begin opens a stage now and returns the function that closes it; only its first call counts.
+func (t *Timeline) Begin(stage Stage) (end func()) {
+	begin := time.Now()
+	return sync.OnceFunc(func() { t.Add(Span{Stage: stage, Begin: begin, End: time.Now()}) })
+}
+
+// Add records finished spans. A span that ends before it begins is one whose clock was off by more than its length: it is kept, empty.
+func (t *Timeline) Add(spans ...Span) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range spans {
+		if s.End.Before(s.Begin) {
+			s.End = s.Begin
+		}
+		t.spans = append(t.spans, s)
+	}
+}
+
+// Spans returns the recorded spans, by begin.
+func (t *Timeline) Spans() []Span {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	spans := slices.Clone(t.spans)
+	slices.SortStableFunc(spans, func(a, b Span) int { return a.Begin.Compare(b.Begin) })
+	return spans
+}
+
+// Attribute shares the time between begin and end among the stages of spans: each instant to the innermost stage open at it.
+// The result sums to end − begin exactly.
+func Attribute(spans []Span, begin, end time.Time) map[Stage]time.Duration {
+	cuts := []time.Time{begin, end}
+	for _, s := range spans {
+		cuts = append(cuts, s.Begin, s.End)
+	}
+	slices.SortFunc(cuts, time.Time.Compare)
+	shares := map[Stage]time.Duration{}
+	for i := 1; i < len(cuts); i++ {
+		from, to := cuts[i-1], cuts[i]
+		if from.Before(begin) || to.After(end) || !from.Before(to) {
+			continue
+		}
+		shares[innermost(spans, from, to)] += to.Sub(from)
+	}
+	return shares
+}
+
+func innermost(spans []Span, from, to time.Time) Stage {
+	stage, since := Unattributed, time.Time{}
+	for _, s := range spans {
+		if !s.Begin.After(from) && !s.End.Before(to) && !s.Begin.Before(since) {
+			stage, since = s.Stage, s.Begin
+		}
+	}
+	return stage
+}
+
+// Coverage is the share of the time between begin and end that some stage claims: 1 − unattributed ÷ end to end.
+func Coverage(spans []Span, begin, end time.Time) float64 {
+	if !begin.Before(end) {
+		return 1
+	}
+	return 1 - float64(Attribute(spans, begin, end)[Unattributed])/float64(end.Sub(begin))
+}

@@ -1,0 +1,76 @@
+// Package sandbox is the seam between the startup pipeline and what a function runs in: a QEMU microVM, a bare VFIO process
+// without a guest, or a simulation. One conformance suite (sandboxtest) runs over every driver.
+package sandbox
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+// A Spec is all a driver needs to start one sandbox. Memory and VF have been reserved and wired by the pipeline before it is made.
+type Spec struct {
+	ID        string
+	Dir       string // the sandbox's run directory, made by the caller and removed by it after the end
+	Root      string // root image, a read-only erofs file
+	Command   []string
+	Env       map[string]string
+	MemoryMiB int
+	VF        *VF // nil: no network
+}
+
+// VF is a wired virtual function as a driver sees it.
+type VF struct {
+	BDF     string // 0000:01:10.0
+	Group   string // /dev/vfio/N
+	MAC     string
+	Address netip.Prefix
+	Gateway netip.Addr
+	DNS     netip.Addr
+}
+
+// A Record is what the journal keeps of a running sandbox, enough for a restarted agent to adopt or end it.
+type Record struct {
+	Spec       Spec
+	PID        int
+	StartTicks uint64 // /proc/PID/stat field 22: with PID it names one process, also after PID reuse
+}
+
+// A Driver starts sandboxes. Implementations are safe for use by many goroutines.
+type Driver interface {
+	// Start returns when the runtime in the sandbox accepts requests, or with everything it made undone. As soon as there is a
+	// process, and before that process touches the VF, it calls owned with the record by which the sandbox can be adopted; an
+	// error from owned ends the start.
+	Start(ctx context.Context, spec Spec, tl *timeline.Timeline, owned func(Record) error) (Sandbox, error)
+	// Adopt takes over a sandbox that a former agent started. It fails if pid, start time and the sandbox's own answer do not
+	// all agree with the record; the caller then calls End.
+	Adopt(ctx context.Context, rec Record) (Sandbox, error)
+	// End kills whatever a former agent left of the sandbox (by its cgroup, not by pid) and returns when it is gone. It cannot
+	// fail and may run twice.
+	End(spec Spec)
+	// Leftovers lists, one line each, the processes, cgroups, sockets and the like of this driver that belong to no sandbox in live.
+	Leftovers(live map[string]bool) []string
+}
+
+// A Sandbox is one started sandbox.
+type Sandbox interface {
+	// Post sends body to the runtime at path (/init or /run) and returns its answer.
+	Post(ctx context.Context, path string, body []byte) (status int, answer []byte, err error)
+	// Logs takes what the runtime has logged since the last call, up to and without the end-of-activation sentinels, waiting for
+	// them until ctx ends.
+	Logs(ctx context.Context) []LogLine
+	// Done is closed when the sandbox has ended, by whatever cause; Err then says why (nil: Close).
+	Done() <-chan struct{}
+	Err() error
+	// Close ends the sandbox and returns when nothing of it is left. It cannot fail and may run twice.
+	Close()
+}
+
+// A LogLine is one line that the runtime wrote.
+type LogLine struct {
+	Time   time.Time
+	Stream string // stdout or stderr
+	Text   string
+}
