@@ -1,0 +1,57 @@
+# make up      cold-starts a function in a microVM with a passed-through VF, from a bare Debian 12 or Ubuntu LTS
+# make test    passes the tests, tier by tier
+# make help    lists the rest
+#
+# What is missing on the machine is installed once by .ci/bootstrap; what is built is cached by the hash of its inputs.
+SHELL       := /bin/bash
+export PATH := $(PATH):/usr/local/go/bin
+# A distribution's Go may be older than go.mod asks for and pinned to itself; let it fetch the one named there.
+export GOTOOLCHAIN := auto
+VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(ba)?sh' . )
+# Where `make generate` writes; the test that generated files are up to date names another folder.
+OUT         ?= .
+
+.DEFAULT_GOAL := help
+.PHONY: help up build test lint generate test-chaos test-full clean-cache clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
+	bin/fastiov up
+
+build: ## Build bin/fastiov
+	@.ci/bootstrap run
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
+
+test: ## Run the test tiers T0 to T3 within FASTIOV_BUDGET minutes (80)
+	@.ci/bootstrap test
+	@.ci/tiers T0 T1 T2 T3
+
+lint: ## Check formatting, vet, staticcheck and the shell scripts
+	@.ci/bootstrap test
+	@bad=$$(gofmt -l $$(find . -name '*.go' -not -path './.git/*')); [ -z "$$bad" ] || { echo "not formatted, run gofmt -w on:" $$bad; exit 1; }
+	go vet ./...
+	go vet -tags failpoint ./...
+	go tool staticcheck ./...
+	shellcheck $(SCRIPTS)
+
+generate: ## Regenerate the Go code of node-agent/api from node.proto
+	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
+		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
+		node-agent/api/node.proto
+
+test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_SEED sets it
+	@.ci/bootstrap test
+	@.ci/tiers chaos
+
+test-full: ## Run T4 by hand: everything, long fuzzing, chaos, all benches; commits nothing, writes bench/figures
+	@.ci/bootstrap test
+	@.ci/tiers T0 T1 T2 T3 chaos T4
+
+clean-cache: ## Remove what was built or downloaded into the cache
+	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"
+
+clean: ## Remove bin/
+	rm -rf bin

@@ -1,0 +1,36 @@
+package rules
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/fastiov/fastiov/rules/figures"
+)
+
+// A line of SPECIFICATION.md that cites a figure measured on other sources than these says so: "stale", or "unmet".
+func TestPromisesCiteCurrentFigures(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join(root, "SPECIFICATION.md"))
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("there is no SPECIFICATION.md")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cited := regexp.MustCompile(`bench/figures/[\w.-]+\.json`)
+	admitted := regexp.MustCompile(`(?i)\b(stale|unmet)\b`)
+	for line := range strings.Lines(string(content)) {
+		for _, file := range cited.FindAllString(line, -1) {
+			current, err := figures.Current(root, file)
+			if err != nil {
+				t.Errorf("SPECIFICATION.md cites %s: %v", file, err)
+			} else if !current && !admitted.MatchString(line) {
+				t.Errorf("SPECIFICATION.md cites %s, measured on other sources: measure again (make test-full) or mark the promise stale", file)
+			}
+		}
+	}
+}

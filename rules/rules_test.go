@@ -1,0 +1,190 @@
+package rules
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const (
+	root   = ".."
+	module = "github.com/fastiov/fastiov"
+)
+
+type pkg struct {
+	ImportPath, Name, Doc              string
+	Imports, TestImports, XTestImports []string
+}
+
+// short is the import path without the module's.
+func (p pkg) short() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
+
+var packages = sync.OnceValues(func() ([]pkg, error) {
+	list := exec.Command("go", "list", "-e", "-json=ImportPath,Name,Doc,Imports,TestImports,XTestImports", "./...")
+	list.Dir = root
+	out, err := list.Output()
+	if err != nil {
+		return nil, err
+	}
+	var all []pkg
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+})
+
+func eachPackage(t *testing.T, check func(p pkg)) {
+	t.Helper()
+	all, err := packages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		check(p)
+	}
+}
+
+// sources calls visit with every file of the repository that someone wrote, by its path from the root.
+func sources(t *testing.T, visit func(path string)) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		switch name := entry.Name(); {
+		case entry.IsDir() && slices.Contains([]string{".git", "bin", "node_modules", "testdata", "__pycache__"}, name):
+			return fs.SkipDir
+		case entry.Type().IsRegular() && !strings.HasSuffix(name, ".pb.go"):
+			visit(strings.TrimPrefix(path, root+"/"))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	eachPackage(t, func(p pkg) {
+		want := "Package " + p.Name + " "
+		if p.Name == "main" {
+			want = "Command "
+		}
+		if p.Name != "" && !strings.HasPrefix(p.Doc, want) {
+			t.Errorf("%s has no comment that begins with %q", p.short(), want)
+		}
+	})
+}
+
+func TestNothingIsNamedForNothing(t *testing.T) {
+	vague := regexp.MustCompile(`(^|/)(utils?|common|managers?|helpers?)(/|$)`)
+	eachPackage(t, func(p pkg) {
+		if vague.MatchString(p.short()) || vague.MatchString(p.Name) {
+			t.Errorf("package %s: name it for what it holds", p.short())
+		}
+	})
+	sources(t, func(path string) {
+		if vague.MatchString(filepath.Dir(path)) {
+			t.Errorf("%s: name its folder for what it holds", path)
+		}
+	})
+}
+
+func TestNoReplaceInGoMod(t *testing.T) {
+	for line := range strings.Lines(read(t, "go.mod")) {
+		if strings.HasPrefix(strings.TrimSpace(line), "replace") {
+			t.Errorf("go.mod: %s", strings.TrimSpace(line))
+		}
+	}
+}
+
+// Three floors: cmd over invoker and bench over node-agent and testbed. An arrow that is not listed here is free.
+var barred = []struct{ from, to, except string }{
+	{"node-agent", "invoker", ""},
+	{"node-agent", "bench", ""},
+	{"testbed", "invoker", ""},
+	{"testbed", "bench", ""},
+	{"invoker", "bench", ""},
+	{"invoker", "testbed", ""},
+	{"invoker", "node-agent", "node-agent/api"},
+	{"", "cmd", ""},
+}
+
+func within(path, folder string) bool {
+	return folder == "" || path == folder || strings.HasPrefix(path, folder+"/")
+}
+
+func TestNoArrowRunsBackUp(t *testing.T) {
+	eachPackage(t, func(p pkg) {
+		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			to, ours := strings.CutPrefix(imported, module+"/")
+			for _, bar := range barred {
+				if ours && within(p.short(), bar.from) && within(to, bar.to) && (bar.except == "" || !within(to, bar.except)) {
+					t.Errorf("%s imports %s: %s may not see %s", p.short(), to, bar.from, bar.to)
+				}
+			}
+		}
+	})
+}
+
+// Who may start processes, and which. Nothing else may: an exec on the cold-start path is what makes its tail.
+var starters = map[string]string{
+	"node-agent/image":        "mmdebstrap, mkfs.erofs and go build, when an artefact is built",
+	"node-agent/doctor":       "QEMU, to prove KVM",
+	"node-agent/sandbox/qemu": "the VMM",
+	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
+	"node-agent/guest/init":   "the runtime",
+	"testbed":                 "QEMU",
+}
+
+func TestOnlyStartersStartProcesses(t *testing.T) {
+	eachPackage(t, func(p pkg) {
+		if _, allowed := starters[p.short()]; !allowed && slices.Contains(p.Imports, "os/exec") {
+			t.Errorf("%s imports os/exec: only %s may start processes", p.short(), strings.Join(sortedKeys(starters), ", "))
+		}
+	})
+}
+
+func sortedKeys(m map[string]string) []string {
+	var keys []string
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func TestFilesStayReadable(t *testing.T) {
+	const most = 600
+	sources(t, func(path string) {
+		if slices.Contains([]string{".go", ".c", ".h", ".py", ".js", ".sh"}, filepath.Ext(path)) {
+			if lines := strings.Count(read(t, path), "\n"); lines > most {
+				t.Errorf("%s has %d lines; at most %d", path, lines, most)
+			}
+		}
+	})
+}
