@@ -1,0 +1,278 @@
+package guest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+const (
+	pings       = 8               // exchanges that map the guest's clock
+	maxEvents   = 128             // kept of one guest
+	sendWithin  = 5 * time.Second // a guest that does not take a message in this time is gone
+	entropySize = 64
+)
+
+// A Conn is the conversation with one guest, from before it is started until it is closed. Its methods may be called by any number
+// of goroutines.
+type Conn struct {
+	forget  func()
+	since   time.Time
+	logs    *logs
+	called  chan struct{} // closed when hello came
+	ready   chan struct{}
+	done    chan struct{}
+	reading sync.WaitGroup
+	sending sync.Mutex // held while a message is written
+
+	mu       sync.Mutex
+	nc       net.Conn // nil until the guest dials
+	ended    bool
+	err      error
+	hello    wire.Hello
+	isReady  bool
+	pingID   uint64 // of the last ping sent
+	pingedAt time.Time
+	clock    clock
+	latest   wire.Stamp // with hello's, the longest baseline for the time-stamp counter
+	events   []heard
+}
+
+type heard struct {
+	wire.Event
+	at time.Time
+}
+
+func newConn(forget func()) *Conn {
+	return &Conn{forget: forget, since: time.Now(), logs: newLogs(), called: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{})}
+}
+
+// Hello waits for the guest's call. Its Ready says that a former agent configured this guest, which then must not be configured again.
+func (c *Conn) Hello(ctx context.Context) (wire.Hello, error) {
+	if err := c.await(ctx, c.called, "has not called"); err != nil {
+		return wire.Hello{}, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hello, nil
+}
+
+// Configure tells the guest what it is, with the time and fresh entropy filled in, and starts mapping its clock. Call it once, after Hello.
+func (c *Conn) Configure(config wire.Config) error {
+	config.Entropy = make([]byte, entropySize)
+	rand.Read(config.Entropy)
+	config.Time = time.Now().UnixNano()
+	if err := c.send(wire.Down{Config: &config}); err != nil {
+		return fmt.Errorf("the guest does not take its configuration: %w", err)
+	}
+	return c.ping()
+}
+
+// Ready waits until the guest's VF is up and its runtime accepts requests on the guest's vsock port wire.RuntimePort.
+func (c *Conn) Ready(ctx context.Context) error { return c.await(ctx, c.ready, "is not ready") }
+
+// Logs takes what the runtime wrote since the last take, up to and without the sentinels that end an activation, waiting for them until
+// ctx ends. A caller that gets less than it waited for should close the sandbox: a sentinel that comes later would end the wrong activation.
+func (c *Conn) Logs(ctx context.Context) []sandbox.LogLine { return c.logs.take(ctx, c.done) }
+
+// Poweroff asks the guest to end; Done tells when it hung up.
+func (c *Conn) Poweroff() error { return c.send(wire.Down{Poweroff: &wire.Poweroff{}}) }
+
+// Done is closed when the guest has hung up, broke the protocol, or the Conn was closed. Err then says why; nil means closed.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err is why the conversation ended.
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Close hangs up and frees the guest's CID. It may run twice.
+func (c *Conn) Close() {
+	c.end(nil)
+	c.reading.Wait()
+	c.forget()
+}
+
+func (c *Conn) await(ctx context.Context, what <-chan struct{}, not string) error {
+	select {
+	case <-what:
+		return nil
+	default:
+	}
+	select {
+	case <-what:
+		return nil
+	case <-c.done:
+		if err := c.Err(); err != nil {
+			return fmt.Errorf("the guest %s: %w", not, err)
+		}
+		return fmt.Errorf("the guest %s: %w", not, net.ErrClosed)
+	case <-ctx.Done():
+		return fmt.Errorf("the guest %s after %v: %w", not, time.Since(c.since).Round(time.Millisecond), context.Cause(ctx))
+	}
+}
+
+// attach takes the guest's connection and starts hearing it.
+func (c *Conn) attach(nc net.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended || c.nc != nil {
+		return false
+	}
+	c.nc = nc
+	c.reading.Go(func() { c.end(c.hear(nc)) })
+	return true
+}
+
+func (c *Conn) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.ended, c.err = true, err
+	if c.nc != nil {
+		c.nc.Close()
+	}
+	close(c.done)
+}
+
+func (c *Conn) send(message wire.Down) error {
+	c.mu.Lock()
+	nc := c.nc
+	c.mu.Unlock()
+	if nc == nil {
+		return errors.New("the guest has not called yet")
+	}
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	nc.SetWriteDeadline(time.Now().Add(sendWithin))
+	err := wire.Write(nc, message)
+	if err != nil && !errors.Is(err, wire.ErrTooLong) {
+		c.end(fmt.Errorf("the guest takes no messages: %w", err))
+	}
+	return err
+}
+
+func (c *Conn) ping() error {
+	c.mu.Lock()
+	if c.pingID == pings {
+		c.mu.Unlock()
+		return nil
+	}
+	c.pingID++
+	id := c.pingID
+	c.pingedAt = time.Now()
+	c.mu.Unlock()
+	return c.send(wire.Down{Ping: &wire.Ping{ID: id}})
+}
+
+// hear takes messages until the guest hangs up, and returns why it did.
+func (c *Conn) hear(nc net.Conn) error {
+	messages := wire.NewReader(&throttled{Reader: nc, gone: c.done})
+	for {
+		var up wire.Up
+		err := messages.Next(&up)
+		switch now := time.Now(); {
+		case errors.Is(err, io.EOF):
+			return errors.New("the guest hung up")
+		case err != nil:
+			return fmt.Errorf("the guest's call broke off: %w", err)
+		case up.Exit != nil:
+			return fmt.Errorf("the guest ended: %s", printable(up.Exit.Reason))
+		case up.Log != nil:
+			err = c.logs.add(now, *up.Log)
+		default:
+			err = c.note(now, up)
+		}
+		if err != nil {
+			return fmt.Errorf("the guest breaks the protocol: %w", err)
+		}
+	}
+}
+
+// note takes a message about the guest's start.
+func (c *Conn) note(now time.Time, up wire.Up) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.called:
+	default:
+		return c.greet(up)
+	}
+	switch {
+	case up.Event != nil:
+		return c.keep(heard{*up.Event, now})
+	case up.Ready != nil && !c.isReady:
+		c.isReady = true
+		c.stamp(up.Ready.At)
+		close(c.ready)
+		return nil
+	case up.Pong != nil && up.Pong.ID == c.pingID && !c.pingedAt.IsZero():
+		c.clock.exchange(c.pingedAt, now, up.Pong.At.Boot)
+		c.stamp(up.Pong.At)
+		c.pingedAt = time.Time{}
+		c.mu.Unlock()
+		defer c.mu.Lock()
+		c.ping() // that it fails, hear sees by itself
+		return nil
+	}
+	return errors.New("a message that nothing asked for")
+}
+
+func (c *Conn) greet(up wire.Up) error {
+	if up.Hello == nil {
+		return errors.New("the first message is no hello")
+	}
+	c.hello, c.latest = *up.Hello, up.Hello.Start
+	close(c.called)
+	if c.hello.Ready {
+		c.isReady = true
+		close(c.ready)
+	}
+	return nil
+}
+
+func (c *Conn) stamp(s wire.Stamp) {
+	if s.Boot > c.latest.Boot {
+		c.latest = s
+	}
+}
+
+// keep remembers an event; a guest reports its own two stages and no other, and not without end.
+func (c *Conn) keep(e heard) error {
+	if stage := timeline.Stage(e.Stage); stage != timeline.Agent && stage != timeline.VFDriver {
+		return fmt.Errorf("an event of stage %.20q", e.Stage)
+	}
+	if e.Step = printable(e.Step); len(c.events) < maxEvents {
+		c.events = append(c.events, e)
+	}
+	return nil
+}
+
+// printable is what may be shown of a guest's text: one line, no control characters, not much.
+func printable(text string) string {
+	const most = 300
+	if len(text) > most {
+		text = text[:most] + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
+}

@@ -1,0 +1,72 @@
+package guest
+
+import (
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+// A Step is a part of a stage, for who wants to know what the stage consists of.
+type Step struct {
+	timeline.Span
+	Name string
+}
+
+// FirstInstruction is when the guest ran its first instruction, on the host's clock; the zero time if the guest never got that far.
+func (c *Conn) FirstInstruction() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.clock.known {
+		return time.Time{}
+	}
+	return c.hold(firstInstruction(c.hello.Start, c.latest), time.Now())
+}
+
+// Spans are the stages from the first guest instruction on, as far as the guest has reported them.
+func (c *Conn) Spans() []timeline.Span {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.clock.known {
+		return nil
+	}
+	now := time.Now()
+	spans := []timeline.Span{{
+		Stage: timeline.GuestBoot, Error: c.clock.err,
+		Begin: c.hold(firstInstruction(c.hello.Start, c.latest), now), End: c.hold(c.hello.Start.Boot, now),
+	}}
+	for _, e := range c.events {
+		if e.Step == "" {
+			spans = append(spans, c.span(e))
+		}
+	}
+	return spans
+}
+
+// Steps are the parts of the stages in Spans.
+func (c *Conn) Steps() []Step {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var steps []Step
+	for _, e := range c.events {
+		if e.Step != "" && c.clock.known {
+			steps = append(steps, Step{c.span(e), e.Step})
+		}
+	}
+	return steps
+}
+
+func (c *Conn) span(e heard) timeline.Span {
+	return timeline.Span{Stage: timeline.Stage(e.Stage), Begin: c.hold(e.Begin, e.at), End: c.hold(e.End, e.at), Error: c.clock.err}
+}
+
+// hold maps a guest's time to the host's clock and holds it between when the guest was expected and when it was heard.
+func (c *Conn) hold(boot int64, heard time.Time) time.Time {
+	t := c.clock.host(boot)
+	if t.Before(c.since) {
+		return c.since
+	}
+	if t.After(heard) {
+		return heard
+	}
+	return t
+}

@@ -1,0 +1,177 @@
+// Package wire is what the agent and the guest's process 1 say to each other over vsock.
+//
+// The guest dials the host (CID 2, port 1024) and both sides write JSON objects, one a line, each with exactly one field set:
+// the guest Up, the host Down. The guest is hostile: a line has a bound (MaxLine), the messages hold no lists, and a line that
+// does not decode ends the connection. Fields that a reader does not know are ignored, so that a guest image may be older or
+// newer than the agent.
+//
+// The guest's times are nanoseconds of its CLOCK_BOOTTIME; ping and pong are how the host maps them to its own clock. After a lost
+// connection (the agent restarted) the guest dials again and its hello says whether it has been ready; a ready guest is not
+// configured again.
+//
+// The package is part of the guest's process 1, so it stays small: no net, no reflection beyond encoding/json.
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+)
+
+const (
+	HostCID     = 2
+	ControlPort = 1024 // vsock, on the host: this protocol
+	RuntimePort = 8080 // vsock, in the guest, and TCP on the guest's 127.0.0.1: the runtime's HTTP
+
+	MaxLine = 128 << 10 // of one encoded message, newline included
+	MaxText = 16 << 10  // of one Log before encoding; a longer line is sent in pieces. Six times this, the worst of JSON, fits MaxLine
+
+	// Sentinel is what a runtime writes to stdout and to stderr after each activation.
+	Sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
+)
+
+// ErrTooLong says that a message is longer than MaxLine.
+var ErrTooLong = fmt.Errorf("a message is longer than %d bytes", MaxLine)
+
+// Up is a message from the guest.
+type Up struct {
+	Hello *Hello `json:"hello,omitempty"` // first, once
+	Event *Event `json:"event,omitempty"`
+	Log   *Log   `json:"log,omitempty"`
+	Ready *Ready `json:"ready,omitempty"` // the VF is up and the runtime accepts on RuntimePort
+	Exit  *Exit  `json:"exit,omitempty"`  // last: the guest powers off now
+	Pong  *Pong  `json:"pong,omitempty"`
+}
+
+// Down is a message from the host.
+type Down struct {
+	Config   *Config   `json:"config,omitempty"` // first, once, unless the guest's hello says that it is ready
+	Ping     *Ping     `json:"ping,omitempty"`
+	Poweroff *Poweroff `json:"poweroff,omitempty"`
+}
+
+// A Stamp is one instant on the guest's two clocks. The time-stamp counter starts at the first guest instruction, CLOCK_BOOTTIME
+// only when the kernel starts its clocks: with two stamps the host can tell how long firmware and unpacking took.
+type Stamp struct {
+	Boot int64  `json:"boot"`
+	TSC  uint64 `json:"tsc"`
+}
+
+// Hello is who the guest is; that it is the guest it claims to be, the connection's CID says.
+type Hello struct {
+	Start Stamp `json:"start"` // init's first instruction
+	Real  int64 `json:"real"`  // CLOCK_REALTIME then, Unix nanoseconds: what the emulated RTC said
+	Ready bool  `json:"ready"` // Ready was sent on an earlier connection
+}
+
+// An Event is a span of time: a stage of node-agent/api/timeline or, with Step set, a part of one.
+type Event struct {
+	Stage string `json:"stage"`
+	Step  string `json:"step,omitempty"`
+	Begin int64  `json:"begin"`
+	End   int64  `json:"end"`
+}
+
+// A Log is one line, without its newline, that the runtime wrote; or a piece of a longer one.
+type Log struct {
+	Stream string `json:"stream"` // stdout or stderr
+	Text   string `json:"text"`
+}
+
+type Ready struct {
+	At Stamp `json:"at"`
+}
+
+// Exit is why the guest ends: the runtime ended by itself, or what failed.
+type Exit struct {
+	Reason string `json:"reason"`
+}
+
+type Ping struct {
+	ID uint64 `json:"id"`
+}
+
+type Pong struct {
+	ID uint64 `json:"id"`
+	At Stamp  `json:"at"`
+}
+
+type Poweroff struct{}
+
+// Config is all that the guest is told.
+type Config struct {
+	Time     int64             `json:"time"`    // Unix nanoseconds at sending
+	Entropy  []byte            `json:"entropy"` // credited to the kernel's random pool
+	Hostname string            `json:"hostname"`
+	VF       *VF               `json:"vf,omitempty"`
+	Command  []string          `json:"command"`
+	Env      map[string]string `json:"env,omitempty"`
+	Dir      string            `json:"dir,omitempty"` // working directory, default /
+	UID      uint32            `json:"uid,omitempty"` // whom the runtime runs as; 0 is the guest's root
+	GID      uint32            `json:"gid,omitempty"`
+}
+
+// VF is the network function that the guest must find and bring up; it is known by its MAC.
+type VF struct {
+	MAC     string       `json:"mac"`
+	Address netip.Prefix `json:"address"`
+	Gateway netip.Addr   `json:"gateway,omitzero"`
+	DNS     netip.Addr   `json:"dns,omitzero"`
+}
+
+// Write writes one message, an Up or a Down, with a single call of w.Write.
+func Write(w io.Writer, message any) error {
+	line, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(line)+1 > MaxLine {
+		return ErrTooLong
+	}
+	_, err = w.Write(append(line, '\n'))
+	return err
+}
+
+// A Reader reads messages. It never holds more than MaxLine bytes.
+type Reader struct{ lines *bufio.Scanner }
+
+// NewReader reads messages from r.
+func NewReader(r io.Reader) *Reader {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, MaxLine)
+	lines.Split(wholeLines)
+	return &Reader{lines}
+}
+
+// Next decodes the next message into the Up or Down that message points to. io.EOF is the end between two messages.
+func (r *Reader) Next(message any) error {
+	if !r.lines.Scan() {
+		switch err := r.lines.Err(); {
+		case err == nil:
+			return io.EOF
+		case errors.Is(err, bufio.ErrTooLong):
+			return ErrTooLong
+		default:
+			return err
+		}
+	}
+	if err := json.Unmarshal(r.lines.Bytes(), message); err != nil {
+		return fmt.Errorf("a message does not decode: %w", err)
+	}
+	return nil
+}
+
+// wholeLines splits at newlines; what stands after the last one is an error and not a line.
+func wholeLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if i := bytes.IndexByte(data, '\n'); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if atEOF && len(data) > 0 {
+		return 0, nil, io.ErrUnexpectedEOF
+	}
+	return 0, nil, nil
+}
