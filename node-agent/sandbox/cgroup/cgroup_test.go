@@ -1,0 +1,130 @@
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t *testing.T) *Root {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	r, err := Open(fmt.Sprintf("fastiov-test-%d", os.Getpid()))
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		for _, name := range r.Names() {
+			t.Errorf("cgroup %s left over", name)
+			r.Group(name).Kill()
+		}
+		r.Remove()
+	})
+	return r
+}
+
+// spawn starts a shell with a background child inside g and returns once both run.
+func spawn(t *testing.T, g *Group) *exec.Cmd {
+	t.Helper()
+	dir, err := g.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	cmd := exec.Command("/bin/sh", "-c", "sleep 1000 & echo up; wait")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "up\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	return cmd
+}
+
+func TestKillEndsTheWholeTree(t *testing.T) {
+	r := open(t)
+	g, err := r.Create("tree", Limits{MemoryMiB: 64, PIDs: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := spawn(t, g)
+	if pids := g.PIDs(); len(pids) != 2 || !slices.Contains(pids, cmd.Process.Pid) {
+		t.Fatalf("pids %v, want the shell %d and its child", pids, cmd.Process.Pid)
+	}
+	var both sync.WaitGroup
+	for range 2 {
+		both.Go(g.Kill)
+	}
+	both.Wait()
+	if names := r.Names(); len(names) != 0 {
+		t.Errorf("cgroups left: %v", names)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("shell ended with %v, want killed", err)
+	}
+	g.Kill()
+}
+
+func TestCreateRefusesASecondOwner(t *testing.T) {
+	r := open(t)
+	g, err := r.Create("one", Limits{MemoryMiB: 64, PIDs: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Kill()
+	if _, err := r.Create("one", Limits{}); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("second Create: %v, want ErrExist", err)
+	}
+}
+
+func TestLimitsAreSetWhereTheHostOffersThem(t *testing.T) {
+	r := open(t)
+	g, err := r.Create("limits", Limits{MemoryMiB: 64, PIDs: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Kill()
+	for controller, want := range map[string][2]string{"memory": {"memory.max", "67108864"}, "pids": {"pids.max", "16"}} {
+		got, err := os.ReadFile(g.path + "/" + want[0])
+		switch {
+		case slices.Contains(r.Missing, controller):
+			if err == nil {
+				t.Errorf("%s is called missing but has a file", controller)
+			}
+		case strings.TrimSpace(string(got)) != want[1]:
+			t.Errorf("%s is %q, want %s", want[0], got, want[1])
+		}
+	}
+}
+
+func TestMountOf(t *testing.T) {
+	for name, c := range map[string]struct{ mountinfo, want string }{
+		"unified": {"29 22 0:25 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw", "/sys/fs/cgroup"},
+		"hybrid": {"30 22 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n31 30 0:27 / /sys/fs/cgroup/pids rw shared:4 - cgroup cgroup rw,pids\n" +
+			"32 30 0:28 / /sys/fs/cgroup/unified rw shared:5 - cgroup2 cgroup2 rw", "/sys/fs/cgroup/unified"},
+		"none": {"31 30 0:27 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids", ""},
+	} {
+		if got := mountOf(bufio.NewScanner(strings.NewReader(c.mountinfo))); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
