@@ -1,0 +1,217 @@
+// Package bench measures the system from the outside, as its users meet it, and prints what it saw as JSON or as a table.
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+// A Burst is Rounds times N invocations of a function nobody has called before, all at once.
+type Burst struct {
+	URL    string // of the invoker, e.g. http://127.0.0.1:3233
+	Key    string // user:password
+	Node   api.NodeClient
+	N      int
+	Rounds int
+	Kind   string
+	Code   string
+	Memory int
+	Out    io.Writer // progress
+}
+
+// A BurstResult is what a burst saw. Times are in milliseconds.
+type BurstResult struct {
+	Driver        string                       `json:"driver"` // sim: the stage times are simulated
+	N             int                          `json:"n"`
+	Rounds        int                          `json:"rounds"`
+	Requested     int                          `json:"requested"`
+	Answered      int                          `json:"answered"`
+	Refused       int                          `json:"refused"` // answered with the reason there was no room
+	Leaked        int                          `json:"leaked"`
+	Leaks         []string                     `json:"leaks,omitempty"`
+	Errors        map[string]int               `json:"errors,omitempty"`
+	EndToEnd      Quantiles                    `json:"end_to_end_ms"`
+	Stages        map[timeline.Stage]Quantiles `json:"stages"` // each instant counted once, for the innermost stage
+	StageCoverage Quantiles                    `json:"stage_coverage"`
+	Starts        []Start                      `json:"-"`
+}
+
+// A Start is one cold start as its activation record tells it.
+type Start struct {
+	VF       string                     `json:"vf"`
+	EndToEnd float64                    `json:"endToEndMs"`
+	Coverage float64                    `json:"coverage"`
+	StagesMs map[timeline.Stage]float64 `json:"stagesMs"`
+}
+
+// Run fires the bursts. An error is one of the benchmark itself; an invocation that fails is a result.
+func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
+	r := &BurstResult{N: b.N, Rounds: b.Rounds, Errors: map[string]int{}}
+	begin := time.Now()
+	for round := range b.Rounds {
+		if err := b.round(ctx, round, r); err != nil {
+			return nil, fmt.Errorf("round %d: %w", round+1, err)
+		}
+		fmt.Fprintf(b.Out, "burst  round %d/%d  %d/%d answered  %d leaked  %s\n",
+			round+1, b.Rounds, r.Answered, r.Requested, r.Leaked, time.Since(begin).Round(time.Second))
+	}
+	r.summarise()
+	return r, nil
+}
+
+func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
+	action := fmt.Sprintf("burst-%d-%d", time.Now().UnixMilli(), round)
+	if err := b.put(ctx, action); err != nil {
+		return err
+	}
+	var (
+		wg  sync.WaitGroup
+		mu  sync.Mutex
+		all = make(chan struct{})
+	)
+	for range b.N {
+		wg.Go(func() {
+			<-all
+			start, err := b.invoke(ctx, action)
+			mu.Lock()
+			defer mu.Unlock()
+			r.count(start, err)
+		})
+	}
+	close(all)
+	wg.Wait()
+	if err := b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil); err != nil {
+		return err
+	}
+	return b.settle(ctx, r)
+}
+
+func (r *BurstResult) count(start *Start, err error) {
+	r.Requested++
+	switch {
+	case err == nil:
+		r.Answered++
+		r.Starts = append(r.Starts, *start)
+	default:
+		if strings.Contains(err.Error(), "no room for another sandbox") {
+			r.Refused++
+		}
+		r.Errors[err.Error()]++
+	}
+}
+
+// settle waits until the node has taken back what the round used, and counts what it has not as leaked.
+func (b *Burst) settle(ctx context.Context, r *BurstResult) error {
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		st, err := b.Node.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		r.Driver = st.Driver
+		busy := unsettled(st)
+		if len(busy) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			r.Leaked += len(busy)
+			r.Leaks = append(r.Leaks, busy...)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func unsettled(st *api.StatusReply) (busy []string) {
+	for _, s := range st.Sandboxes {
+		busy = append(busy, "sandbox "+s.Id+" is "+s.State)
+	}
+	for _, v := range st.Vfs {
+		if v.State != "idle" {
+			busy = append(busy, "VF "+v.Bdf+" is "+v.State)
+		}
+	}
+	return append(busy, st.Leftovers...)
+}
+
+func (b *Burst) put(ctx context.Context, action string) error {
+	body := map[string]any{
+		"exec":   map[string]any{"kind": b.Kind, "code": b.Code},
+		"limits": map[string]any{"memory": b.Memory, "timeout": 300_000},
+	}
+	return b.call(ctx, http.MethodPut, "actions/"+action, body, nil)
+}
+
+func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
+	var activation struct {
+		ActivationID string `json:"activationId"`
+		Response     struct {
+			Success bool            `json:"success"`
+			Result  json.RawMessage `json:"result"`
+		} `json:"response"`
+		Annotations []struct {
+			Key   string          `json:"key"`
+			Value json.RawMessage `json:"value"`
+		} `json:"annotations"`
+	}
+	if err := b.call(ctx, http.MethodPost, "actions/"+action+"?blocking=true&result=false", map[string]any{}, &activation); err != nil {
+		return nil, err
+	}
+	if !activation.Response.Success {
+		return nil, fmt.Errorf("activation %s: %s", activation.ActivationID, activation.Response.Result)
+	}
+	for _, a := range activation.Annotations {
+		if a.Key == "coldStart" {
+			start := &Start{}
+			return start, json.Unmarshal(a.Value, start)
+		}
+	}
+	return nil, fmt.Errorf("activation %s was no cold start", activation.ActivationID)
+}
+
+// call speaks to the invoker: a JSON body out, a JSON body in, an error for every status from 300.
+func (b *Burst) call(ctx context.Context, method, path string, in, out any) error {
+	var body bytes.Buffer
+	if in != nil {
+		if err := json.NewEncoder(&body).Encode(in); err != nil {
+			return err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, b.URL+"/api/v1/namespaces/_/"+path, &body)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	user, password, _ := strings.Cut(b.Key, ":")
+	req.SetBasicAuth(user, password)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(answer))
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(answer, out)
+}

@@ -1,0 +1,185 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"text/tabwriter"
+
+	"golang.org/x/sys/unix"
+)
+
+// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier. Between rounds all owners
+// are ended by SIGKILL at once, as by the loss of a node's VMMs: what the kernel then leaves undone is paid in the next round.
+type VFOpen struct {
+	Holder []string // the command that opens one VF: it gets the VFIO group node and the VF's address as two more arguments
+	VFs    []GroupVF
+	N      []int
+	Rounds int
+	Out    io.Writer // progress
+}
+
+// GroupVF is a VF and its VFIO group node.
+type GroupVF struct{ Group, BDF string }
+
+// VFOpenResult holds, for each N, the times in milliseconds from the barrier, container and group set-up included.
+type VFOpenResult struct {
+	Kernel string      `json:"kernel"`
+	Rounds int         `json:"rounds"`
+	Points []OpenPoint `json:"points"`
+}
+
+// An OpenPoint is one N. LastFD has one figure a round, PerVF one a VF and round.
+type OpenPoint struct {
+	N      int       `json:"n"`
+	LastFD Quantiles `json:"last_fd_ms"`
+	PerVF  Quantiles `json:"per_vf_ms"`
+}
+
+// Held is what a holder prints, on one line each: first that it is ready, then when the VF was open, by CLOCK_MONOTONIC.
+type Held struct {
+	Ready  bool   `json:"ready,omitempty"`
+	OpenNs int64  `json:"open_ns,omitempty"`
+	Error  string `json:"error,omitempty"`
+}
+
+// Run runs the benchmark.
+func (b *VFOpen) Run(ctx context.Context) (*VFOpenResult, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return nil, err
+	}
+	r := &VFOpenResult{Kernel: unix.ByteSliceToString(name.Release[:]), Rounds: b.Rounds}
+	for _, n := range b.N {
+		if n > len(b.VFs) {
+			return nil, fmt.Errorf("%d VFs asked for, %d there; give smaller --n or a PF with more VFs", n, len(b.VFs))
+		}
+		var last, each []float64
+		for round := range b.Rounds {
+			times, err := b.round(ctx, b.VFs[:n])
+			if err != nil {
+				return nil, fmt.Errorf("n=%d round %d: %w", n, round+1, err)
+			}
+			each = append(each, times...)
+			last = append(last, QuantilesOf(times).Max)
+			fmt.Fprintf(b.Out, "vf-open  n=%d  round %d/%d  %.1f ms\n", n, round+1, b.Rounds, last[round])
+		}
+		r.Points = append(r.Points, OpenPoint{N: n, LastFD: QuantilesOf(last), PerVF: QuantilesOf(each)})
+	}
+	return r, nil
+}
+
+// round returns when each VF was open, in milliseconds after the barrier.
+func (b *VFOpen) round(ctx context.Context, vfs []GroupVF) (times []float64, err error) {
+	barrier, release, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer barrier.Close()
+	var holders []*holder
+	defer func() {
+		release.Close()
+		for _, h := range holders { // all at once, then wait
+			_ = h.cmd.Process.Kill()
+		}
+		for _, h := range holders {
+			_ = h.cmd.Wait()
+		}
+	}()
+	for _, v := range vfs {
+		h, err := b.start(ctx, v, barrier)
+		if err != nil {
+			return nil, err
+		}
+		holders = append(holders, h)
+	}
+	for _, h := range holders {
+		if _, err := h.next(); err != nil {
+			return nil, err
+		}
+	}
+	begin := monotonic()
+	release.Close() // end of file for every holder at once
+	for _, h := range holders {
+		held, err := h.next()
+		if err != nil {
+			return nil, err
+		}
+		times = append(times, float64(held.OpenNs-begin)/1e6)
+	}
+	return times, nil
+}
+
+type holder struct {
+	cmd  *exec.Cmd
+	vf   string
+	says *bufio.Scanner
+}
+
+func (b *VFOpen) start(ctx context.Context, v GroupVF, barrier *os.File) (*holder, error) {
+	cmd := exec.CommandContext(ctx, b.Holder[0], append(b.Holder[1:len(b.Holder):len(b.Holder)], v.Group, v.BDF)...)
+	cmd.Stdin = barrier
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return &holder{cmd: cmd, vf: v.BDF, says: bufio.NewScanner(out)}, nil
+}
+
+func (h *holder) next() (held Held, err error) {
+	if !h.says.Scan() {
+		return held, fmt.Errorf("the holder of %s ended early", h.vf)
+	}
+	if err := json.Unmarshal(h.says.Bytes(), &held); err != nil {
+		return held, fmt.Errorf("the holder of %s said %q: %w", h.vf, h.says.Text(), err)
+	}
+	if held.Error != "" {
+		return held, fmt.Errorf("opening %s: %s", h.vf, held.Error)
+	}
+	return held, nil
+}
+
+func monotonic() int64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+		panic(err) // the clock exists on every Linux
+	}
+	return t.Nano()
+}
+
+// HoldVF is a holder's body: it waits for the end of barrier, opens the VF, says when, and keeps it open until it is killed.
+func HoldVF(barrier io.Reader, out io.Writer, open func() error) error {
+	say := json.NewEncoder(out)
+	if err := say.Encode(Held{Ready: true}); err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, barrier); err != nil {
+		return err
+	}
+	if err := open(); err != nil {
+		return say.Encode(Held{Error: err.Error()})
+	}
+	if err := say.Encode(Held{OpenNs: monotonic()}); err != nil {
+		return err
+	}
+	select {} // killed here
+}
+
+// Print shows the result as a person reads it.
+func (r *VFOpenResult) Print(w io.Writer) {
+	fmt.Fprintf(w, "kernel %s, %d rounds; ms from the barrier\n", r.Kernel, r.Rounds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "n\tlast fd median\tmin\tmax\tper VF median\tp99\t")
+	for _, p := range r.Points {
+		fmt.Fprintf(t, "%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", p.N, p.LastFD.Median, p.LastFD.Min, p.LastFD.Max, p.PerVF.Median, p.PerVF.P99)
+	}
+	t.Flush()
+}
