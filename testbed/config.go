@@ -1,0 +1,94 @@
+package testbed
+
+import (
+	"fmt"
+	"regexp"
+	"runtime"
+	"slices"
+)
+
+// A Config says what host to boot. The zero value of a field asks for its default.
+type Config struct {
+	Name      string // the testbed's name, default "default"
+	NICs      int    // igb network cards with 7 VFs each, default 1
+	NVMeVFs   int    // VFs of an NVMe controller, 0: no controller
+	MemoryMiB int    // default 8192
+	CPUs      int    // default: those of the machine
+	Kernel    string // a bzImage in place of Debian's
+	Accel     string // kvm, tcg, or empty: kvm if it can boot a guest and nest
+	Edu       bool   // QEMU's edu device, whose DMA tests can steer
+	Forward   []int  // TCP ports of the host that appear at the same port of the machine's loopback
+}
+
+const (
+	vfsPerNIC  = 7
+	maxNICs    = 8
+	maxNVMeVFs = 127
+	minMemory  = 1024
+	// VF BARs work only below 4 GiB, and the firmware puts bridge windows there only while boot memory leaves room: what exceeds
+	// this is plugged in as a DIMM.
+	bootMemory = 2048
+)
+
+var nameRule = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = "default"
+	}
+	if c.NICs == 0 {
+		c.NICs = 1
+	}
+	if c.MemoryMiB == 0 {
+		c.MemoryMiB = 8192
+	}
+	if c.CPUs == 0 {
+		c.CPUs = runtime.NumCPU()
+	}
+	return c
+}
+
+func (c Config) check() error {
+	switch {
+	case !nameRule.MatchString(c.Name):
+		return fmt.Errorf("testbed name %q: use up to 32 lower-case letters, digits and dashes", c.Name)
+	case c.NICs < 1 || c.NICs > maxNICs:
+		return fmt.Errorf("%d NICs: a testbed has 1 to %d", c.NICs, maxNICs)
+	case c.NVMeVFs < 0 || c.NVMeVFs > maxNVMeVFs:
+		return fmt.Errorf("%d NVMe VFs: the controller has 0 to %d", c.NVMeVFs, maxNVMeVFs)
+	case c.MemoryMiB < minMemory || c.MemoryMiB > 1<<20 || c.MemoryMiB%128 != 0:
+		return fmt.Errorf("%d MiB of memory: a testbed has %d or more, in steps of 128", c.MemoryMiB, minMemory)
+	case c.CPUs < 1 || c.CPUs > 64:
+		return fmt.Errorf("%d CPUs: a testbed has 1 to 64", c.CPUs)
+	case c.Accel != "" && c.Accel != "kvm" && c.Accel != "tcg":
+		return fmt.Errorf("accelerator %q: use kvm or tcg", c.Accel)
+	}
+	for _, p := range c.Forward {
+		if p < 1 || p > 65535 {
+			return fmt.Errorf("port %d: a port is between 1 and 65535", p)
+		}
+	}
+	return nil
+}
+
+// serves reports whether a host booted as c has all that want asks for.
+func (c Config) serves(want Config) bool {
+	for _, p := range want.Forward {
+		if !slices.Contains(c.Forward, p) {
+			return false
+		}
+	}
+	return c.NICs >= want.NICs && c.NVMeVFs >= want.NVMeVFs && c.MemoryMiB >= want.MemoryMiB && c.CPUs >= want.CPUs &&
+		c.Kernel == want.Kernel && (want.Accel == "" || c.Accel == want.Accel) && (c.Edu || !want.Edu)
+}
+
+func (c Config) String() string {
+	s := fmt.Sprintf("%s, %d CPUs, %d MiB, %d igb VFs", c.Accel, c.CPUs, c.MemoryMiB, c.NICs*vfsPerNIC)
+	if c.NVMeVFs > 0 {
+		s += fmt.Sprintf(", %d NVMe VFs", c.NVMeVFs)
+	}
+	if c.Edu {
+		s += ", edu"
+	}
+	return s
+}

@@ -1,0 +1,154 @@
+package testbed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A dir is the state directory of one testbed:
+//
+//	lock           held while the testbed is brought up or down
+//	host.json      the record of its QEMU; there is a testbed if and only if the process it names lives
+//	key            the private key that opens the host
+//	console.log    what the host printed, kept after its end
+//	qemu.log       what QEMU itself had to say
+//	qmp            QEMU's control socket
+//	wire0.pcap …   what went over the wire of each NIC
+//	work/          the host's /work
+type dir string
+
+func (d dir) lock() string           { return filepath.Join(string(d), "lock") }
+func (d dir) record() string         { return filepath.Join(string(d), "host.json") }
+func (d dir) key() string            { return filepath.Join(string(d), "key") }
+func (d dir) qemuLog() string        { return filepath.Join(string(d), "qemu.log") }
+func (d dir) qmpSocket() string      { return filepath.Join(string(d), "qmp") }
+func (d dir) authorizedKeys() string { return filepath.Join(d.Work(), "authorized_keys") }
+
+// Console is the log of the host's console.
+func (d dir) Console() string { return filepath.Join(string(d), "console.log") }
+
+// Work is the directory that the host sees as /work.
+func (d dir) Work() string { return filepath.Join(string(d), "work") }
+
+// Wire is the recording of all that went over the wire of the i-th NIC, in pcap format.
+func (d dir) Wire(i int) string { return filepath.Join(string(d), fmt.Sprintf("wire%d.pcap", i)) }
+
+// StateDir is where the testbed called name lives: below $FASTIOV_STATE, $XDG_STATE_HOME/fastiov or ~/.local/state/fastiov.
+func StateDir(name string) (string, error) {
+	root := os.Getenv("FASTIOV_STATE")
+	if root == "" {
+		base := os.Getenv("XDG_STATE_HOME")
+		if base == "" {
+			home, err := os.UserHomeDir()
+			if err != nil {
+				return "", fmt.Errorf("no place for the testbed's state: %w: set FASTIOV_STATE", err)
+			}
+			base = filepath.Join(home, ".local", "state")
+		}
+		root = filepath.Join(base, "fastiov")
+	}
+	path, err := filepath.Abs(filepath.Join(root, "testbed", name))
+	if err == nil && len(dir(path).qmpSocket()) > 100 {
+		err = fmt.Errorf("%s is too long a path for a socket: set FASTIOV_STATE to a shorter one", path)
+	}
+	return path, err
+}
+
+// A record is what is kept of a booting or booted host.
+type record struct {
+	PID        int
+	StartTicks uint64 // when the process started: with PID it names one process
+	SSHPort    int
+	HostKey    []byte // as first seen; empty while the host boots
+	Config     Config
+	Booted     float64 // seconds that Up took
+}
+
+// load returns the record of the testbed's QEMU, or nil if it has none that lives.
+func (d dir) load() (*record, error) {
+	raw, err := os.ReadFile(d.record())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return nil, fmt.Errorf("%s is damaged (%w): end its QEMU by hand, if one runs, and remove the file", d.record(), err)
+	}
+	if ticks, err := startTicks(r.PID); err != nil || ticks != r.StartTicks {
+		return nil, nil
+	}
+	return &r, nil
+}
+
+func (d dir) store(r record) error {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	tmp := d.record() + ".new"
+	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, d.record())
+}
+
+// sweep removes what a former host left, except its logs if keep is true.
+func (d dir) sweep(keep bool) {
+	wires, _ := filepath.Glob(filepath.Join(string(d), "wire*.pcap"))
+	gone := append(wires, d.record(), d.key(), d.qmpSocket(), d.Work())
+	if !keep {
+		gone = append(gone, d.Console(), d.qemuLog())
+	}
+	for _, path := range gone {
+		os.RemoveAll(path)
+	}
+}
+
+// hold takes the directory's lock, for which it waits, and returns its release.
+func (d dir) hold(ctx context.Context) (release func(), err error) {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	got := make(chan error, 1)
+	go func() {
+		var err error
+		for err = unix.EINTR; err == unix.EINTR; {
+			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		}
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", d.lock(), err)
+		}
+		return func() { f.Close() }, nil
+	case <-ctx.Done():
+		go func() { <-got; f.Close() }()
+		return nil, fmt.Errorf("another command is at work on the testbed in %s: %w", d, context.Cause(ctx))
+	}
+}
+
+// diskFull makes ENOSPC the line a person needs; other errors pass.
+func diskFull(path string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("the disk that holds %s is full: free some space, or set FASTIOV_STATE to another disk", path)
+	}
+	return err
+}

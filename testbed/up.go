@@ -1,0 +1,212 @@
+package testbed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+)
+
+// ErrDown is returned for a testbed that is not up.
+var ErrDown = errors.New("the testbed is not up: start it with `fastiov testbed up`")
+
+// Up boots the testbed that c describes from img, or returns it if it is up already. A testbed that is up with less than c asks for
+// is an error. Progress goes to w.
+func Up(ctx context.Context, c Config, img Images, w io.Writer) (*Host, error) {
+	return up(ctx, c, img, w, false)
+}
+
+func up(ctx context.Context, c Config, img Images, w io.Writer, owned bool) (*Host, error) {
+	c = c.withDefaults()
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	path, err := StateDir(c.Name)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkQEMU(ctx); err != nil {
+		return nil, err
+	}
+	d := dir(path)
+	release, err := d.hold(ctx)
+	if err != nil {
+		return nil, diskFull(path, err)
+	}
+	defer release()
+	if h, err := d.reuse(ctx, c); h != nil || err != nil {
+		return h, err
+	}
+	if c.Kernel != "" {
+		img.Kernel = c.Kernel
+	}
+	l := launch{dir: d, cfg: c, img: img, owned: owned, steps: newSteps(w, "testbed")}
+	return l.boot(ctx)
+}
+
+// reuse returns the host that is up in d, or nil if there is none or one that never got ready, which it ends.
+func (d dir) reuse(ctx context.Context, want Config) (*Host, error) {
+	r, err := d.load()
+	if r == nil || err != nil {
+		return nil, err
+	}
+	h := &Host{dir: d, rec: *r}
+	if len(r.HostKey) == 0 {
+		d.end(ctx, h, newSteps(nil, ""))
+		return nil, nil
+	}
+	if !r.Config.serves(want) {
+		return nil, fmt.Errorf("testbed %q is up with less than asked for (it has %s): run `fastiov testbed down` first, or use another --name",
+			want.Name, r.Config)
+	}
+	if err := h.dial(ctx); err != nil {
+		return nil, fmt.Errorf("testbed %q is up but does not answer (%w): run `fastiov testbed down`", want.Name, err)
+	}
+	return h, nil
+}
+
+// Open connects to the testbed called name, or returns ErrDown.
+func Open(ctx context.Context, name string) (*Host, error) {
+	h, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	if len(h.rec.HostKey) == 0 {
+		return nil, fmt.Errorf("testbed %q is still booting", name)
+	}
+	if err := h.dial(ctx); err != nil {
+		return nil, fmt.Errorf("testbed %q is up but does not answer: %w", name, err)
+	}
+	return h, nil
+}
+
+func find(name string) (*Host, error) {
+	path, err := StateDir(name)
+	if err != nil {
+		return nil, err
+	}
+	d := dir(path)
+	r, err := d.load()
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return nil, ErrDown
+	}
+	return &Host{dir: d, rec: *r}, nil
+}
+
+// A Status is what is known of a testbed without asking its host.
+type Status struct {
+	State   string // ready or booting
+	PID     int
+	SSHPort int
+	Dir     string
+	Config  Config
+	Booted  time.Duration // how long the boot took
+}
+
+// Look returns the status of the testbed called name, or ErrDown.
+func Look(name string) (Status, error) {
+	h, err := find(name)
+	if err != nil {
+		return Status{}, err
+	}
+	s := Status{State: "ready", PID: h.rec.PID, SSHPort: h.rec.SSHPort, Dir: string(h.dir), Config: h.rec.Config,
+		Booted: time.Duration(h.rec.Booted * float64(time.Second))}
+	if len(h.rec.HostKey) == 0 {
+		s.State = "booting"
+	}
+	return s, nil
+}
+
+// Down ends the testbed called name and removes what it left, or returns ErrDown.
+func Down(ctx context.Context, name string, w io.Writer) error {
+	path, err := StateDir(name)
+	if err != nil {
+		return err
+	}
+	d := dir(path)
+	if _, err := os.Stat(path); err != nil {
+		return ErrDown
+	}
+	release, err := d.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	h, err := find(name)
+	if err != nil {
+		return err
+	}
+	d.end(ctx, h, newSteps(w, "testbed"))
+	return nil
+}
+
+// Each way to end a host is bounded by the time given to it here.
+const (
+	poweroffTime = 10 * time.Second
+	quitTime     = 5 * time.Second
+)
+
+// end ends the host: politely, then firmly, then by force. It cannot fail.
+func (d dir) end(ctx context.Context, h *Host, s *steps) {
+	defer s.done()
+	defer os.RemoveAll(string(d))
+	defer h.Close()
+	p, err := openProcess(h.rec.PID, h.rec.StartTicks)
+	if err != nil {
+		return
+	}
+	defer p.close()
+	s.step("powering off")
+	if len(h.rec.HostKey) > 0 && h.poweroff(ctx) && p.gone(poweroffTime) {
+		s.step("off")
+		return
+	}
+	s.step("the host did not power off, ending QEMU")
+	if quit(d.qmpSocket()) == nil && p.gone(quitTime) {
+		return
+	}
+	s.step("QEMU did not quit, killing it")
+	p.kill()
+	p.gone(quitTime)
+}
+
+// poweroff asks the host to switch itself off. Its root lives in memory: there is nothing to save.
+func (h *Host) poweroff(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, poweroffTime)
+	defer cancel()
+	if h.dial(ctx) != nil {
+		return false
+	}
+	return h.fire("sync; echo o >/proc/sysrq-trigger") == nil
+}
+
+// quit tells QEMU to end itself.
+func quit(socket string) error {
+	con, err := net.DialTimeout("unix", socket, quitTime)
+	if err != nil {
+		return err
+	}
+	defer con.Close()
+	_ = con.SetDeadline(time.Now().Add(quitTime))
+	in := json.NewDecoder(con)
+	var greeting, answer any
+	if err := in.Decode(&greeting); err != nil {
+		return err
+	}
+	for _, command := range []string{"qmp_capabilities", "quit"} {
+		if err := json.NewEncoder(con).Encode(map[string]string{"execute": command}); err != nil {
+			return err
+		}
+		if err := in.Decode(&answer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
