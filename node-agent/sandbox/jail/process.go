@@ -1,0 +1,168 @@
+package jail
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// A process is the VMM of a cell, started by us or taken over.
+type process struct {
+	pid   int
+	ticks uint64
+	done  chan struct{} // closed when it has ended (and, if it is our child, has been reaped)
+	how   string        // how it ended, once done is closed
+	pidfd *os.File      // of an adopted process
+}
+
+func (p *process) release() {
+	if p.pidfd != nil {
+		p.pidfd.Close()
+	}
+}
+
+// Start runs cmd inside the cell with the slot as one more inherited file. If it has a VF it may pin memoryMiB for DMA.
+func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
+	dir, err := c.group.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	cmd.ExtraFiles = append(cmd.ExtraFiles, c.slot)
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		UseCgroupFD: true,
+		CgroupFD:    int(dir.Fd()),
+		Setsid:      true,
+		Credential:  &syscall.Credential{Uid: uint32(c.User), Gid: uint32(c.User)},
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
+	c.proc = p
+	go func() {
+		_ = cmd.Wait() // how it ended is in ProcessState
+		p.how = cmd.ProcessState.String()
+		close(p.done)
+	}()
+	if p.ticks, err = startTicks(p.pid); err != nil {
+		return fmt.Errorf("%s ended at once: %w", filepath.Base(cmd.Path), err)
+	}
+	if c.node == "" {
+		return nil
+	}
+	return mayPin(p.pid, memoryMiB)
+}
+
+// mayPin lets a process pin memory for DMA, which exec.Cmd cannot set beforehand. The process does not touch its VF before it is told.
+func mayPin(pid, memoryMiB int) error {
+	lock := uint64(memoryMiB) << 20
+	if err := unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: lock, Max: lock}, nil); err != nil {
+		return fmt.Errorf("process %d cannot be allowed to pin %d MiB for its VF (CAP_SYS_RESOURCE is needed): %w", pid, memoryMiB, err)
+	}
+	return nil
+}
+
+// Adopt takes over the cell of a process that a former agent started, if pid, start time and cgroup all agree with the record.
+func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
+	fd, err := unix.PidfdOpen(rec.PID, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", rec.PID, err)
+	}
+	p := &process{pid: rec.PID, done: make(chan struct{}), pidfd: os.NewFile(uintptr(fd), "pidfd")}
+	group := h.root.Group(rec.Spec.ID)
+	uid, err := h.verify(rec, group.PIDs())
+	if err != nil {
+		p.release()
+		return nil, err
+	}
+	c := &Cell{User: uid, group: group, proc: p}
+	if rec.Spec.VF != nil {
+		c.node = rec.Spec.VF.Group
+	}
+	p.ticks = rec.StartTicks
+	go p.watch()
+	return c, nil
+}
+
+// verify is called with the process's pidfd open: what it finds cannot change to another process under it unnoticed.
+func (h *Host) verify(rec sandbox.Record, members []int) (uid int, err error) {
+	ticks, err := startTicks(rec.PID)
+	if err != nil {
+		return 0, err
+	}
+	if ticks != rec.StartTicks {
+		return 0, fmt.Errorf("process %d started at tick %d, the record says %d: another process has that number now", rec.PID, ticks, rec.StartTicks)
+	}
+	if !slices.Contains(members, rec.PID) {
+		return 0, fmt.Errorf("process %d is not in the cgroup of sandbox %s", rec.PID, rec.Spec.ID)
+	}
+	uid = userOf(rec.PID)
+	if !isUser(uid) {
+		return 0, fmt.Errorf("process %d runs as user %d, which is none of the sandboxes'", rec.PID, uid)
+	}
+	return uid, nil
+}
+
+// watch waits for the end of a process that is not our child: its pidfd becomes readable.
+func (p *process) watch() {
+	defer close(p.done)
+	p.how = "ended"
+	conn, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = conn.Read(func(fd uintptr) bool {
+		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(polled, 0)
+		return n > 0 || (err != nil && err != unix.EINTR)
+	})
+}
+
+// Record is what the journal keeps of the cell's process.
+func (c *Cell) Record(spec sandbox.Spec) sandbox.Record {
+	return sandbox.Record{Spec: spec, PID: c.proc.pid, StartTicks: c.proc.ticks}
+}
+
+// Done is closed when the process has ended, for whatever reason.
+func (c *Cell) Done() <-chan struct{} { return c.proc.done }
+
+// How says how the process ended, after Done.
+func (c *Cell) How() string { return c.proc.how }
+
+// startTicks is field 22 of /proc/PID/stat. The command in field 2 may hold anything, also spaces and parentheses.
+func startTicks(pid int) (uint64, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the command, want 20", pid, len(fields))
+	}
+	return strconv.ParseUint(string(fields[19]), 10, 64)
+}
+
+// userOf is the real user of a process, or -1.
+func userOf(pid int) int {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, after, _ := bytes.Cut(status, []byte("\nUid:"))
+	fields := bytes.Fields(after)
+	if len(fields) == 0 {
+		return -1
+	}
+	uid, err := strconv.Atoi(string(fields[0]))
+	if err != nil {
+		return -1
+	}
+	return uid
+}

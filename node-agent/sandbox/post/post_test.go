@@ -1,0 +1,82 @@
+package post
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func client(t *testing.T, handler http.HandlerFunc) *Client {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	c := To(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
+	t.Cleanup(func() { c.Close(); server.Close() })
+	return c
+}
+
+func TestPost(t *testing.T) {
+	c := client(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.WriteHeader(502)
+		io.WriteString(w, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")+" "+string(body))
+	})
+	status, answer, err := c.Post(t.Context(), "/run", []byte("{}"))
+	if err != nil || status != 502 || string(answer) != "POST /run application/json {}" {
+		t.Errorf("%d %q %v", status, answer, err)
+	}
+}
+
+func TestAnAnswerHasABound(t *testing.T) {
+	c := client(t, func(w http.ResponseWriter, r *http.Request) {
+		for chunk := strings.Repeat("x", 1<<20); ; {
+			if _, err := io.WriteString(w, chunk); err != nil {
+				return
+			}
+		}
+	})
+	if _, _, err := c.Post(t.Context(), "/run", nil); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("%v, want longer than", err)
+	}
+}
+
+func TestACancelledPostSaysWhy(t *testing.T) {
+	why := errors.New("the caller went away")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	c := client(t, func(w http.ResponseWriter, r *http.Request) {
+		cancel(why)
+		<-r.Context().Done()
+	})
+	if _, _, err := c.Post(ctx, "/run", nil); !errors.Is(err, why) {
+		t.Errorf("%v, want %v", err, why)
+	}
+}
+
+func TestARuntimeThatDiesMidAnswer(t *testing.T) {
+	c := client(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		io.WriteString(w, "half")
+		http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	if _, _, err := c.Post(t.Context(), "/run", nil); err == nil || !strings.Contains(err.Error(), "broke off after 4 bytes") {
+		t.Errorf("%v, want broke off", err)
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	c := To(func(context.Context) (net.Conn, error) { return nil, errors.New("no such guest") })
+	if _, _, err := c.Post(t.Context(), "/init", nil); err == nil || err.Error() != "runtime /init: no such guest" {
+		t.Errorf("%v", err)
+	}
+}
