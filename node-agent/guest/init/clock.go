@@ -1,0 +1,41 @@
+package main
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+// rdtsc reads the time-stamp counter.
+func rdtsc() uint64
+
+func boottime() int64 {
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
+	return now.Nano()
+}
+
+func stamp() wire.Stamp { return wire.Stamp{Boot: boottime(), TSC: rdtsc()} }
+
+const (
+	agentStage = "agent"
+	vfStage    = "5-vf-driver"
+)
+
+// A recorder reports stages and their steps to the host.
+type recorder struct{ host *host }
+
+// stage reports the span of a stage that ends now.
+func (r *recorder) stage(stage string, begin int64) {
+	r.host.send(wire.Up{Event: &wire.Event{Stage: stage, Begin: begin, End: boottime()}})
+}
+
+// step does a part of the agent stage and reports it.
+func (r *recorder) step(name string, do func() error) error { return r.stepOf(agentStage, name, do) }
+
+func (r *recorder) stepOf(stage, name string, do func() error) error {
+	begin := boottime()
+	err := do()
+	r.host.send(wire.Up{Event: &wire.Event{Stage: stage, Step: name, Begin: begin, End: boottime()}})
+	return err
+}

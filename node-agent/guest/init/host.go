@@ -1,0 +1,188 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+const (
+	redialFirst = 50 * time.Millisecond
+	redialMost  = time.Second
+)
+
+// A host is the conversation with the agent. Before the first connection messages wait in a list; on a lost one they are dropped, except
+// log lines, which wait for the next.
+type host struct {
+	start   wire.Stamp
+	real    int64
+	configs chan *wire.Config
+	down    chan error // why the guest must end: the host says so, or is lost before the guest was ready
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	link    *os.File      // nil: not connected
+	lost    chan struct{} // closed with the connection
+	early   []wire.Up     // before the first connection
+	called  bool
+	isReady bool
+	ending  bool
+}
+
+func newHost(start wire.Stamp) *host {
+	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1), down: make(chan error, 1)}
+	h.changed = sync.NewCond(&h.mu)
+	return h
+}
+
+// call dials the host and keeps the conversation going from then on.
+func (h *host) call(dial func() (*os.File, error)) {
+	go func() {
+		for h.talk(dial) {
+		}
+	}()
+}
+
+// talk is one connection, from dialling until it is lost; it returns whether to dial again.
+func (h *host) talk(dial func() (*os.File, error)) bool {
+	link, err := h.dial(dial)
+	if err != nil {
+		h.fail(err)
+		return false
+	}
+	h.mu.Lock()
+	err = wire.Write(link, wire.Up{Hello: &wire.Hello{Start: h.start, Real: h.real, Ready: h.isReady}})
+	for _, up := range h.early {
+		err = errors.Join(err, wire.Write(link, up))
+	}
+	h.early, h.link, h.lost, h.called = nil, link, make(chan struct{}), true
+	h.changed.Broadcast()
+	h.mu.Unlock()
+
+	if err == nil {
+		err = h.listen(link)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.link = nil
+	link.Close()
+	close(h.lost)
+	h.changed.Broadcast()
+	if !h.isReady {
+		h.fail(fmt.Errorf("the host hung up before the guest was ready: %w", err))
+	}
+	return h.isReady && !h.ending
+}
+
+// dial retries: whoever started this guest listens, so a refusal means that it is being restarted.
+func (h *host) dial(dial func() (*os.File, error)) (*os.File, error) {
+	deadline := time.Now().Add(configWithin)
+	for pause := redialFirst; ; pause = min(2*pause, redialMost) {
+		link, err := dial()
+		if err == nil {
+			return link, nil
+		}
+		h.mu.Lock()
+		forever := h.isReady
+		h.mu.Unlock()
+		if !forever && time.Now().After(deadline) {
+			return nil, fmt.Errorf("the host does not answer: %w", err)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// listen takes the host's messages until the connection is lost.
+func (h *host) listen(link *os.File) error {
+	messages := wire.NewReader(link)
+	for {
+		var down wire.Down
+		if err := messages.Next(&down); err != nil {
+			return err
+		}
+		switch {
+		case down.Ping != nil:
+			h.send(wire.Up{Pong: &wire.Pong{ID: down.Ping.ID, At: stamp()}})
+		case down.Config != nil:
+			select {
+			case h.configs <- down.Config:
+			default:
+			}
+		case down.Poweroff != nil:
+			h.fail(errors.New("the host said so"))
+		}
+	}
+}
+
+// config waits for the host's configuration.
+func (h *host) config(within time.Duration) (*wire.Config, error) {
+	select {
+	case c := <-h.configs:
+		return c, nil
+	case <-time.After(within):
+		return nil, fmt.Errorf("the host sent no configuration within %v", within)
+	}
+}
+
+func (h *host) fail(err error) {
+	select {
+	case h.down <- err:
+	default: // it ends already
+	}
+}
+
+// send reports something that is worth nothing after this connection.
+func (h *host) send(up wire.Up) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.called {
+		h.early = append(h.early, up)
+		return
+	}
+	h.write(up)
+}
+
+// log reports a line that the runtime wrote, waiting for a connection; a runtime that writes on meanwhile waits too.
+func (h *host) log(stream, text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for !h.ending && !h.write(wire.Up{Log: &wire.Log{Stream: stream, Text: text}}) {
+		h.changed.Wait()
+	}
+}
+
+func (h *host) ready() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.isReady = true
+	h.write(wire.Up{Ready: &wire.Ready{At: stamp()}})
+}
+
+func (h *host) write(up wire.Up) bool {
+	if h.link == nil {
+		return false
+	}
+	if err := wire.Write(h.link, up); err != nil {
+		h.link.Close() // so listen ends, and with it the connection
+		h.link = nil
+		return false
+	}
+	return true
+}
+
+// goodbye tells the host why the guest ends and lets it hang up first, so that the words are not lost with the machine.
+func (h *host) goodbye(reason error) {
+	h.mu.Lock()
+	h.ending = true
+	h.changed.Broadcast()
+	heard := h.write(wire.Up{Exit: &wire.Exit{Reason: reason.Error()}})
+	lost := h.lost
+	h.mu.Unlock()
+	if heard {
+		<-lost
+	}
+}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"unicode/utf8"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+// splitLines emits what comes from r line by line, without newlines. A line longer than wire.MaxText is emitted in pieces, and one that ends in
+// the sentinel at once, since whoever wrote it may write no newline; neither way a sentinel is torn.
+func splitLines(r io.Reader, emit func(string)) {
+	var line []byte
+	ended := false // the line was emitted at its sentinel: a newline that follows belongs to it
+	chunk := make([]byte, 8<<10)
+	for {
+		n, err := r.Read(chunk)
+		for rest := chunk[:n]; len(rest) > 0; {
+			text, after, whole := bytes.Cut(rest, []byte{'\n'})
+			rest = after
+			if len(text) > 0 {
+				ended = false
+			}
+			line = append(line, text...)
+			line = emitPieces(line, emit)
+			switch {
+			case whole && !ended, bytes.HasSuffix(line, []byte(wire.Sentinel)):
+				emit(string(line))
+				line, ended = line[:0], !whole
+			case whole:
+				ended = false
+			}
+		}
+		if err != nil {
+			if len(line) > 0 {
+				emit(string(line))
+			}
+			return
+		}
+	}
+}
+
+// emitPieces emits the front of a line that is too long and returns the rest. It cuts only where it can see that no sentinel is torn.
+func emitPieces(line []byte, emit func(string)) []byte {
+	for len(line) >= wire.MaxText+len(wire.Sentinel) {
+		cut := wire.MaxText
+		near := cut - len(wire.Sentinel) + 1
+		if i := bytes.Index(line[near:cut+len(wire.Sentinel)-1], []byte(wire.Sentinel)); i >= 0 {
+			cut = near + i
+		}
+		for range utf8.UTFMax - 1 {
+			if utf8.RuneStart(line[cut]) {
+				break
+			}
+			cut--
+		}
+		emit(string(line[:cut]))
+		line = append(line[:0], line[cut:]...)
+	}
+	return line
+}

@@ -1,0 +1,142 @@
+// Command init is process 1 of the microVM, the only program in its initrd beside kernel modules.
+//
+//	modules ─┬─ (a VF driver probes alongside) ───────────────────┐
+//	         ├─ call the host, hello                              │
+//	         ├─ root: image + tmpfs overlay                       │
+//	         └─ config: time, entropy, names ─┬─ VF: address, link up ─┬─ ready ── until the runtime ends, or the host says so
+//	                                          └─ runtime: start, accept┘
+//
+// Whatever fails on the way, the guest says why (to the host, or at least on the console) and powers off: it never hangs and never
+// restarts. Only a lost connection after ready is no reason to end: the agent may have been restarted, and is called again.
+//
+// It runs on an emulated or freshly started CPU where each page fault counts, so it stays small: raw sockets in place of package net,
+// and nothing is executed but the runtime. Times that it reports are CLOCK_BOOTTIME; a stage is sent when it has ended.
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+const (
+	configWithin  = 60 * time.Second // by then the agent has long given up
+	linkWithin    = 20 * time.Second
+	runtimeWithin = 60 * time.Second
+	farewell      = 2 * time.Second
+)
+
+func main() {
+	start := stamp()
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "this program is process 1 of a fastiov microVM and cannot be run by hand")
+		os.Exit(2)
+	}
+	runtime.GOMAXPROCS(4) // a goroutine in a slow system call must not hold up the others, however few CPUs there are
+	h := newHost(start)
+	ended := make(chan error, 1)
+	go func() { ended <- live(h) }()
+	var reason error
+	select {
+	case reason = <-ended:
+	case reason = <-h.down:
+	}
+	end(h, reason)
+}
+
+// end tells why, as long as that takes and no longer than farewell, and powers off.
+func end(h *host, reason error) {
+	time.AfterFunc(farewell, powerOff)
+	if reason != nil {
+		say("fastiov-init: the guest ends: %v", reason)
+		h.goodbye(reason)
+	}
+	powerOff()
+}
+
+// live is the guest's life; its error is why it ends.
+func live(h *host) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("init panicked: %v", r)
+		}
+	}()
+	if err := mountKernel(); err != nil {
+		return err
+	}
+	options := kernelOptions()
+	if options["fastiov.probe"] == "1" {
+		say("fastiov-probe ok")
+		return nil
+	}
+	rec := &recorder{host: h}
+	vfDrivers, err := loadModules("/modules", rec)
+	if err != nil {
+		return err
+	}
+	h.call(dialer(options))
+	if err := rec.step("root", enterRoot); err != nil {
+		return err
+	}
+	config, err := h.config(configWithin)
+	if err != nil {
+		return err
+	}
+	return serve(h, rec, config, vfDrivers)
+}
+
+// serve makes the guest what config says and stays until the runtime ends.
+func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) error {
+	if err := rec.step("settle", func() error { return settle(config) }); err != nil {
+		return err
+	}
+	linked := make(chan error, 1)
+	go func() { linked <- bringUp(config.VF, vfDrivers, rec) }()
+	if err := spliceRuntime(); err != nil {
+		return err
+	}
+	program, err := startRuntime(config, h)
+	if err != nil {
+		return err
+	}
+	rec.stage(agentStage, h.start.Boot)
+	begin := boottime()
+	if err := program.accepts(runtimeWithin); err != nil {
+		return err
+	}
+	rec.stage(agentStage, begin)
+	if err := <-linked; err != nil {
+		return err
+	}
+	h.ready()
+	return program.wait()
+}
+
+// kernelOptions are the name=value words of the kernel command line.
+func kernelOptions() map[string]string {
+	options := map[string]string{}
+	line, _ := os.ReadFile("/proc/cmdline")
+	for _, word := range strings.Fields(string(line)) {
+		name, value, _ := strings.Cut(word, "=")
+		options[name] = value
+	}
+	return options
+}
+
+// dialer is how the host is called: over vsock, or over the device that fastiov.control names, for hosts that have no vsock.
+func dialer(options map[string]string) func() (*os.File, error) {
+	path := options["fastiov.control"]
+	if path == "" {
+		return func() (*os.File, error) { return dialVsock(wire.HostCID, wire.ControlPort) }
+	}
+	return func() (*os.File, error) { return os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0) }
+}
+
+// say writes a line on the console, which is where process 1 starts out.
+func say(format string, args ...any) { fmt.Fprintf(os.Stdout, format+"\n", args...) }

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// vfDriverNames are the modules whose probing waits for hardware: they are loaded alongside.
+var vfDriverNames = map[string]bool{"igbvf": true, "iavf": true, "ixgbevf": true, "mlx5_core": true}
+
+// drivers are VF drivers being loaded.
+type drivers struct {
+	loading sync.WaitGroup
+	mu      sync.Mutex
+	err     error
+}
+
+// wait returns when all have probed the devices there are.
+func (d *drivers) wait() error {
+	d.loading.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
+}
+
+// loadModules loads the modules that list names, one path a line, in that order, and returns while the VF drivers among them still probe.
+// Without a list there is nothing to load.
+func loadModules(list string, rec *recorder) (*drivers, error) {
+	vf := &drivers{}
+	text, err := os.ReadFile(list)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, path := range strings.Fields(string(text)) {
+		name := strings.TrimSuffix(filepath.Base(path), ".ko")
+		if vfDriverNames[strings.ReplaceAll(name, "-", "_")] {
+			vf.loading.Go(func() { vf.load(path, name, rec) })
+			continue
+		}
+		if err := rec.step("module "+name, func() error { return loadModule(path) }); err != nil {
+			return nil, err
+		}
+	}
+	return vf, nil
+}
+
+func (d *drivers) load(path, name string, rec *recorder) {
+	begin := boottime()
+	err := rec.stepOf(vfStage, "module "+name, func() error { return loadModule(path) })
+	rec.stage(vfStage, begin)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = errors.Join(d.err, err)
+}
+
+// loadModule loads one module file and removes it, for the initrd is memory.
+func loadModule(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("a kernel module is missing: %w", err)
+	}
+	defer file.Close()
+	if err := unix.FinitModule(int(file.Fd()), "", 0); err != nil && err != unix.EEXIST {
+		return fmt.Errorf("the kernel module %s does not load: %w", path, err)
+	}
+	os.Remove(path)
+	return nil
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+// settle gives the guest its time, its entropy, its names and its loopback, all that a runtime needs from its first instruction on.
+func settle(config *wire.Config) error {
+	now := unix.NsecToTimespec(config.Time)
+	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &now); err != nil {
+		return fmt.Errorf("the clock cannot be set: %w", err)
+	}
+	if err := addEntropy(config.Entropy); err != nil {
+		return fmt.Errorf("the host's entropy is not taken: %w", err)
+	}
+	if err := unix.Sethostname([]byte(config.Hostname)); err != nil {
+		return fmt.Errorf("the host name %q is not taken: %w", config.Hostname, err)
+	}
+	if err := loopbackUp(); err != nil {
+		return err
+	}
+	return writeNames("/etc", config)
+}
+
+// writeNames writes the files by which programs resolve names, over whatever the image has in their place.
+func writeNames(etc string, config *wire.Config) error {
+	files := map[string]string{
+		"hostname": config.Hostname + "\n",
+		"hosts":    "127.0.0.1 localhost\n::1 localhost\n",
+	}
+	if vf := config.VF; vf != nil {
+		files["hosts"] += vf.Address.Addr().String() + " " + config.Hostname + "\n"
+		if vf.DNS.IsValid() {
+			files["resolv.conf"] = "nameserver " + vf.DNS.String() + "\n"
+		}
+	} else {
+		files["hosts"] += "127.0.1.1 " + config.Hostname + "\n"
+	}
+	if err := os.MkdirAll(etc, 0o755); err != nil {
+		return err
+	}
+	for name, text := range files {
+		path := filepath.Join(etc, name)
+		os.Remove(path)
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addEntropy credits bytes to the kernel's pool, as struct rand_pool_info: bits, bytes, data.
+func addEntropy(bytes []byte) error {
+	random, err := os.OpenFile("/dev/random", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer random.Close()
+	info := make([]uint32, 2+(len(bytes)+3)/4)
+	info[0], info[1] = uint32(8*len(bytes)), uint32(len(bytes))
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&info[2:][0])), len(bytes)), bytes)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, random.Fd(), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&info[0])))
+	runtime.KeepAlive(info)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func loopbackUp() error {
+	rtnl, err := openNetlink(unix.NETLINK_ROUTE, 0)
+	if err != nil {
+		return err
+	}
+	defer rtnl.close()
+	if err := rtnl.setUp(1); err != nil {
+		return fmt.Errorf("lo does not come up: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+func dialVsock(cid, port uint32) (*os.File, error) {
+	return dial(unix.AF_VSOCK, &unix.SockaddrVM{CID: cid, Port: port})
+}
+
+func dialRuntime() (*os.File, error) {
+	return dial(unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: wire.RuntimePort})
+}
+
+func dial(family int, to unix.Sockaddr) (*os.File, error) {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Connect(fd, to); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return stream(fd)
+}
+
+// stream is a connected socket as a file that the Go runtime waits for without a thread.
+func stream(fd int) (*os.File, error) {
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "socket"), nil
+}
+
+// spliceRuntime connects each caller of the guest's vsock port to the runtime's own.
+func spliceRuntime() error {
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: wire.RuntimePort})
+	}
+	if err == nil {
+		err = unix.Listen(fd, 64)
+	}
+	if err == unix.EAFNOSUPPORT { // no vsock in this guest: the runtime is reached by the network alone
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("vsock port %d cannot be listened on: %w", wire.RuntimePort, err)
+	}
+	go acceptAll(fd, dialRuntime)
+	return nil
+}
+
+func acceptAll(fd int, dial func() (*os.File, error)) {
+	for {
+		conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+		if err != nil {
+			time.Sleep(10 * time.Millisecond) // descriptors or memory are short; the caller waits in the queue
+			continue
+		}
+		caller, err := stream(conn)
+		if err != nil {
+			continue
+		}
+		go func() {
+			defer caller.Close()
+			if runtime, err := dial(); err == nil {
+				defer runtime.Close()
+				splice(caller, runtime)
+			}
+		}()
+	}
+}
+
+// splice copies both ways until both have ended; the end of one way is passed on as such.
+func splice(a, b *os.File) {
+	var both sync.WaitGroup
+	both.Go(func() { oneWay(a, b) })
+	both.Go(func() { oneWay(b, a) })
+	both.Wait()
+}
+
+func oneWay(to, from *os.File) {
+	// The structs hide that these are files, which io.Copy would try to copy as such.
+	io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
+	shutdown(to, unix.SHUT_WR)
+	shutdown(from, unix.SHUT_RD)
+}
+
+func shutdown(f *os.File, how int) {
+	if raw, err := f.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), how) })
+	}
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+// bringUp waits for the VF's driver, finds the VF's link by its MAC, gives it its address and route, and waits for its carrier.
+func bringUp(vf *wire.VF, driver *drivers, rec *recorder) error {
+	if vf == nil {
+		return nil
+	}
+	err := driver.wait()
+	if err == nil {
+		begin := boottime()
+		err = linkUp(vf, rec)
+		rec.stage(vfStage, begin)
+	}
+	if err != nil {
+		return fmt.Errorf("VF %s: %w", vf.MAC, err)
+	}
+	return nil
+}
+
+func linkUp(vf *wire.VF, rec *recorder) error {
+	mac, err := parseMAC(vf.MAC)
+	if err != nil {
+		return err
+	}
+	rtnl, err := openNetlink(unix.NETLINK_ROUTE, 0)
+	if err != nil {
+		return err
+	}
+	defer rtnl.close()
+	watch, err := openNetlink(unix.NETLINK_ROUTE, unix.RTMGRP_LINK)
+	if err != nil {
+		return err
+	}
+	defer watch.close()
+	deadline := time.Now().Add(linkWithin)
+	var found link
+	err = rec.stepOf(vfStage, "find", func() error {
+		found, err = watch.await(mac, false, deadline)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("no network device has this MAC within %v (driver missing, or its probe failed): %w", linkWithin, err)
+	}
+	err = rec.stepOf(vfStage, "address", func() error { return configure(rtnl, found.index, vf) })
+	if err != nil {
+		return err
+	}
+	err = rec.stepOf(vfStage, "carrier", func() error {
+		_, err := watch.await(mac, true, deadline)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("its link has no carrier within %v (is the PF's link up?): %w", linkWithin, err)
+	}
+	return nil
+}
+
+func configure(rtnl *netlink, index uint32, vf *wire.VF) error {
+	if err := rtnl.addAddress(index, vf.Address); err != nil {
+		return fmt.Errorf("the address %v is not taken: %w", vf.Address, err)
+	}
+	if err := rtnl.setUp(index); err != nil {
+		return fmt.Errorf("it does not come up: %w", err)
+	}
+	if !vf.Gateway.IsValid() {
+		return nil
+	}
+	if err := rtnl.addDefaultRoute(index, vf.Gateway); err != nil {
+		return fmt.Errorf("the route by %v is not taken: %w", vf.Gateway, err)
+	}
+	return nil
+}
+
+// A link is what the kernel says of a network device.
+type link struct {
+	index   uint32
+	mac     []byte
+	running bool // up, with carrier
+}
+
+// await returns when a link with this MAC exists and, if so asked, runs. It asks for the list once and hears of changes from then on; lost
+// notifications make it ask again.
+func (n *netlink) await(mac []byte, running bool, deadline time.Time) (link, error) {
+	if err := n.listLinks(); err != nil {
+		return link{}, err
+	}
+	for {
+		data, err := n.receive(deadline)
+		if err != nil {
+			return link{}, err
+		}
+		if data == nil {
+			if err := n.listLinks(); err != nil {
+				return link{}, err
+			}
+			continue
+		}
+		messages, err := syscall.ParseNetlinkMessage(data)
+		if err != nil {
+			return link{}, err
+		}
+		for i := range messages {
+			if l, ok := parseLink(&messages[i]); ok && bytes.Equal(l.mac, mac) && (l.running || !running) {
+				return l, nil
+			}
+		}
+	}
+}
+
+func parseLink(m *syscall.NetlinkMessage) (l link, ok bool) {
+	if m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
+		return link{}, false
+	}
+	attributes, err := syscall.ParseNetlinkRouteAttr(m)
+	if err != nil {
+		return link{}, false
+	}
+	l.index = binary.NativeEndian.Uint32(m.Data[4:])
+	const up = unix.IFF_UP | unix.IFF_RUNNING
+	l.running = binary.NativeEndian.Uint32(m.Data[8:])&up == up
+	for _, a := range attributes {
+		if a.Attr.Type == unix.IFLA_ADDRESS {
+			l.mac = a.Value
+		}
+	}
+	return l, true
+}
+
+func parseMAC(text string) ([]byte, error) {
+	mac, err := hex.DecodeString(strings.ReplaceAll(text, ":", ""))
+	if err != nil || len(mac) != 6 || len(text) != len("00:00:00:00:00:00") {
+		return nil, fmt.Errorf("%q is no MAC address", text)
+	}
+	return mac, nil
+}
