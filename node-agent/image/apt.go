@@ -1,0 +1,151 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// An apt is a private instance of apt: index, packages, sources and preferences below dir.
+type apt struct {
+	dir  string
+	from debian
+}
+
+// prepare writes the configuration and brings the index up to date. A mirror that cannot be reached is an error only if there is no index.
+func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
+	if _, err := os.Stat(keyring); err != nil {
+		return errNoKeyring
+	}
+	for _, sub := range []string{"lists/partial", "archives/partial", "etc"} {
+		if err := os.MkdirAll(filepath.Join(a.dir, sub), 0o755); err != nil {
+			return err
+		}
+	}
+	config, err := a.config(ctx)
+	if err != nil {
+		return err
+	}
+	for name, content := range map[string]string{"apt.conf": config, "sources.list": a.sources(), "preferences": a.preferences(), "status": ""} {
+		if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	stamp := filepath.Join(a.dir, "updated-"+hash([]string{a.sources()}))
+	info, err := os.Stat(stamp)
+	if err == nil && time.Since(info.ModTime()) < indexAge {
+		return nil
+	}
+	say("reading the package index of %s", a.from.Mirror)
+	if _, e := a.run(ctx, "apt-get", "update", "--quiet", "--error-on=any"); e != nil {
+		if err != nil || ctx.Err() != nil {
+			return e
+		}
+		say("using the package index of %s: %v", info.ModTime().Format(time.DateTime), e)
+		return nil
+	}
+	return os.WriteFile(stamp, nil, 0o644)
+}
+
+// config keeps the host's ways to the network, such as proxies, and nothing else of its configuration.
+func (a apt) config(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "apt-config", "dump", "Acquire").Output()
+	if err != nil {
+		return "", fmt.Errorf("apt-config: %w", err)
+	}
+	return string(out) + fmt.Sprintf(`
+Dir %[1]q;
+Dir::State %[1]q;
+Dir::State::status "%[1]s/status";
+Dir::State::lists "%[1]s/lists";
+Dir::Cache %[1]q;
+Dir::Cache::archives "%[1]s/archives";
+Dir::Etc "%[1]s/etc";
+Dir::Etc::sourcelist "%[1]s/sources.list";
+Dir::Etc::preferences "%[1]s/preferences";
+Dir::Etc::parts "-";
+Dir::Etc::sourceparts "-";
+Dir::Etc::preferencesparts "-";
+Dir::Etc::trustedparts "-";
+APT::Architecture "amd64";
+APT::Architectures "amd64";
+APT::Install-Recommends "false";
+APT::Sandbox::User "";
+APT::Keep-Downloaded-Packages "true";
+Acquire::Languages "none";
+Acquire::Retries "3";
+Debug::NoLocking "true";
+`, a.dir), nil
+}
+
+func (a apt) sources() string {
+	line := func(archive, suite string) string {
+		return fmt.Sprintf("deb [signed-by=%s] %s/%s %s main\n", keyring, a.from.Mirror, archive, suite)
+	}
+	return line("debian", a.from.Suite) + line("debian", a.from.Suite+"-updates") +
+		line("debian-security", a.from.Suite+"-security") + line("debian", a.from.Backports)
+}
+
+func (a apt) preferences() string {
+	var b strings.Builder
+	for _, source := range a.from.Sources {
+		fmt.Fprintf(&b, "Package: src:%s\nPin: release n=%s\nPin-Priority: 600\n\n", source, a.from.Backports)
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.from.Pins)) {
+		fmt.Fprintf(&b, "Package: src:%s\nPin: version %s\nPin-Priority: 900\n\n", name, a.from.Pins[name])
+	}
+	return b.String()
+}
+
+// inst matches a line of apt's simulation: Inst libc6 (2.36-9 Debian:12/stable [amd64])
+var inst = regexp.MustCompile(`(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) .*\[(\w+)\]\)`)
+
+// resolve asks apt what installing packages on an empty machine takes.
+func (a apt) resolve(ctx context.Context, packages []string) ([]deb, error) {
+	out, err := a.run(ctx, "apt-get", append([]string{"install", "--simulate"}, packages...)...)
+	if err != nil {
+		return nil, err
+	}
+	var debs []deb
+	for _, m := range inst.FindAllStringSubmatch(string(out), -1) {
+		name, version, arch := m[1], m[2], m[3]
+		file := fmt.Sprintf("%s_%s_%s.deb", name, strings.ReplaceAll(version, ":", "%3a"), arch)
+		debs = append(debs, deb{name, version, filepath.Join(a.dir, "archives", file)})
+	}
+	slices.SortFunc(debs, func(x, y deb) int { return strings.Compare(x.name, y.name) })
+	if len(debs) == 0 {
+		return nil, fmt.Errorf("apt-get resolved %s to nothing", strings.Join(packages, " "))
+	}
+	return debs, nil
+}
+
+func (a apt) run(ctx context.Context, tool string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, tool, args...)
+	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(a.dir, "apt.conf"), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s %s: %w: %s", tool, args[0], err, complaint(stderr.Bytes()))
+	}
+	return stdout.Bytes(), nil
+}
+
+// complaint is apt's first error, or its last line if it names none.
+func complaint(stderr []byte) string {
+	for line := range strings.Lines(string(stderr)) {
+		if text, ok := strings.CutPrefix(line, "E: "); ok {
+			return strings.TrimSpace(text)
+		}
+	}
+	return lastLine(stderr)
+}

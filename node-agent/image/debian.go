@@ -1,0 +1,153 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fastiov/fastiov"
+	"golang.org/x/sys/unix"
+	"gopkg.in/yaml.v3"
+
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
+)
+
+// packagesKey names the package store in the cache and its lock.
+const packagesKey = "debian"
+
+// indexAge is how old a package index may be when something is to be fetched.
+const indexAge = time.Hour
+
+// debian is where packages come from, as versions.yaml says.
+type debian struct {
+	Mirror    string            `yaml:"mirror"`
+	Suite     string            `yaml:"suite"`
+	Backports string            `yaml:"backports"`
+	Sources   []string          `yaml:"from-backports"`
+	Refresh   string            `yaml:"refresh"`
+	Pins      map[string]string `yaml:"pins"`
+}
+
+// versions reads versions.yaml, which is part of the binary.
+func versions() debian {
+	var v struct{ Debian debian }
+	if err := yaml.Unmarshal(fastiov.VersionsYAML, &v); err != nil {
+		panic("versions.yaml: " + err.Error())
+	}
+	return v.Debian
+}
+
+// inputs is what of versions.yaml decides about packages.
+func (d debian) inputs() string {
+	b, err := yaml.Marshal(d)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// A deb is a downloaded package.
+type deb struct{ name, version, file string }
+
+// fetch downloads packages and all they depend on, but not recommends, and returns them in order of installation. apt works in a
+// directory of its own in the cache, with an empty record of what is installed, and touches nothing of the host's.
+func (c *Cache) fetch(ctx context.Context, say func(string, ...any), packages []string) ([]deb, error) {
+	if err := needTools(); err != nil {
+		return nil, err
+	}
+	lock, err := c.lock(ctx, packagesKey, unix.LOCK_EX)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	a := apt{dir: filepath.Join(c.dir, packagesKey), from: versions()}
+	if err := a.prepare(ctx, say); err != nil {
+		return nil, err
+	}
+	debs, err := a.resolve(ctx, packages)
+	if err != nil {
+		return nil, err
+	}
+	say("downloading what is missing of %d packages", len(debs))
+	args := append([]string{"install", "--download-only", "--yes", "--quiet"}, packages...)
+	if _, err := a.run(ctx, "apt-get", args...); err != nil {
+		return nil, err
+	}
+	for _, d := range debs {
+		now := time.Now()
+		if err := os.Chtimes(d.file, now, now); err != nil {
+			return nil, fmt.Errorf("package %s was not downloaded: %w", d.name, err)
+		}
+	}
+	return debs, nil
+}
+
+func needTools() error {
+	for tool, pkg := range map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg", "depmod": "kmod"} {
+		if _, err := lookPath(tool); err != nil {
+			return fmt.Errorf("%s is missing; install the package %s", tool, pkg)
+		}
+	}
+	return nil
+}
+
+// lookPath finds a tool also where a user's PATH lacks the system directories.
+func lookPath(tool string) (string, error) {
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if path, err := exec.LookPath(filepath.Join(dir, tool)); err == nil {
+			return path, nil
+		}
+	}
+	return exec.LookPath(tool)
+}
+
+// unpack lays packages over the tree.
+func unpack(ctx context.Context, t *rootfs.Tree, debs []deb, keep func(name string) bool) error {
+	for _, d := range debs {
+		cmd := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", d.file)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		err = t.Unpack(bufio.NewReaderSize(out, 1<<20), keep)
+		if err != nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			return fmt.Errorf("package %s: %w", d.name, err)
+		}
+		if err := cmd.Wait(); err != nil {
+			return fmt.Errorf("package %s: %w: %s", d.name, err, lastLine(stderr.Bytes()))
+		}
+	}
+	return nil
+}
+
+// without drops packages by name; a name that ends in * stands for all that begin so.
+func without(debs []deb, omit ...string) []deb {
+	return slices.DeleteFunc(slices.Clone(debs), func(d deb) bool {
+		return slices.ContainsFunc(omit, func(pattern string) bool {
+			prefix, wild := strings.CutSuffix(pattern, "*")
+			return d.name == pattern || wild && strings.HasPrefix(d.name, prefix)
+		})
+	})
+}
+
+func lastLine(out []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return lines[len(lines)-1]
+}
+
+var errNoKeyring = errors.New("Debian's archive keys are missing; install the package debian-archive-keyring")

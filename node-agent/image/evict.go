@@ -1,0 +1,104 @@
+package image
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+type entry struct {
+	key  string
+	used time.Time
+	size int64
+}
+
+// evict removes the entries unused for longest until the cache holds no more than limit, and what dead builders left. Entries that a
+// process uses, and builds under way, stay: their lock is taken.
+func (c *Cache) evict(limit int64) {
+	list, total := c.entries(), size(c.dir)
+	for _, e := range list {
+		if total <= limit {
+			break
+		}
+		if c.removeUnused(e.key, "entries") {
+			total -= e.size
+		}
+	}
+	for _, key := range children(filepath.Join(c.dir, "tmp")) {
+		c.removeUnused(key, "tmp")
+	}
+	if total > limit {
+		c.removeUnused(packagesKey, "")
+	}
+}
+
+// Clean removes everything that is not in use by a process, downloaded packages included.
+func (c *Cache) Clean() error {
+	c.Close()
+	for _, e := range c.entries() {
+		c.removeUnused(e.key, "entries")
+	}
+	c.evict(-1)
+	if left := c.entries(); len(left) > 0 {
+		return fmt.Errorf("image cache: %d entries in %s are in use and stay, %s the first; end what uses them and clean again",
+			len(left), c.dir, left[0].key)
+	}
+	return nil
+}
+
+// entries lists what is finished, unused for longest first.
+func (c *Cache) entries() []entry {
+	var list []entry
+	for _, key := range children(filepath.Join(c.dir, "entries")) {
+		path := filepath.Join(c.dir, "entries", key)
+		if info, err := os.Stat(path); err == nil {
+			list = append(list, entry{key, info.ModTime(), size(path)})
+		}
+	}
+	slices.SortFunc(list, func(a, b entry) int { return a.used.Compare(b.used) })
+	return list
+}
+
+// removeUnused removes key in the cache's directory sub unless its lock is taken. The lock's file stays: removing it would let two
+// processes hold locks of one name.
+func (c *Cache) removeUnused(key, sub string) bool {
+	lock, err := os.OpenFile(filepath.Join(c.dir, "locks", key), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return false
+	}
+	defer lock.Close()
+	if flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return false
+	}
+	return os.RemoveAll(filepath.Join(c.dir, sub, key)) == nil
+}
+
+func children(dir string) []string {
+	list, _ := os.ReadDir(dir)
+	var found []string
+	for _, d := range list {
+		found = append(found, d.Name())
+	}
+	return found
+}
+
+// size is what the files below dir take.
+func size(dir string) int64 {
+	var total int64
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if info, err := d.Info(); err == nil {
+				total += info.Size()
+			}
+		}
+		return nil
+	})
+	return total
+}
+
+func megabytes(n int64) string { return fmt.Sprintf("%d MB", (n+1<<19)>>20) }

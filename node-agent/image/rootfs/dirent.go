@@ -1,0 +1,71 @@
+package rootfs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// A directory's content is a row of blocks, each a table of 12-byte entries followed by their names; all names, "." and ".." among
+// them, ascend through the blocks. The last block ends with its last name.
+
+var direntType = map[uint32]byte{syscall.S_IFREG: 1, syscall.S_IFDIR: 2, syscall.S_IFLNK: 7}
+
+// dirBlocks splits a directory's names into blocks.
+func dirBlocks(dir *node) [][]string {
+	list := append(names(dir), ".", "..")
+	slices.Sort(list)
+	var blocks [][]string
+	used := blockSize
+	for _, name := range list {
+		if used+direntSize+len(name) > blockSize {
+			blocks, used = append(blocks, nil), 0
+		}
+		last := len(blocks) - 1
+		blocks[last] = append(blocks[last], name)
+		used += direntSize + len(name)
+	}
+	return blocks
+}
+
+func dirSize(dir *node) int64 {
+	blocks := dirBlocks(dir)
+	size := int64(len(blocks)-1) * blockSize
+	for _, name := range blocks[len(blocks)-1] {
+		size += int64(direntSize + len(name))
+	}
+	return size
+}
+
+// dirents encodes the content of a directory once every inode has its nid.
+func (l *layout) dirents(dir *inode) io.Reader {
+	var out bytes.Buffer
+	for n, block := range dirBlocks(dir.node) {
+		out.Write(make([]byte, n*blockSize-out.Len()))
+		offset := len(block) * direntSize
+		for _, name := range block {
+			i := l.entry(dir, name)
+			var b [direntSize]byte
+			binary.LittleEndian.PutUint64(b[0:], i.nid)
+			binary.LittleEndian.PutUint16(b[8:], uint16(offset))
+			b[10] = direntType[i.mode&syscall.S_IFMT]
+			out.Write(b[:])
+			offset += len(name)
+		}
+		out.WriteString(strings.Join(block, ""))
+	}
+	return &out
+}
+
+func (l *layout) entry(dir *inode, name string) *inode {
+	switch name {
+	case ".":
+		return dir
+	case "..":
+		return dir.parent
+	}
+	return l.of[dir.children[name]]
+}

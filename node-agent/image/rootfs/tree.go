@@ -1,0 +1,277 @@
+// Package rootfs makes a root file system image out of packages, layers and single files, without root and without touching the
+// host's file system tree.
+//
+// A Tree is a file system in memory: names, modes, owners and links. File contents are spooled to one unnamed temporary file. Archives
+// are laid over it in order (tar.go) and the result is written as an EROFS image (erofs.go) or, where a tool has to run on it, as
+// ordinary files (dir.go).
+//
+// Invariants: no path leads out of the tree, because symbolic links are resolved inside it and ".." stops at its root; nothing in it
+// carries a time, an inode number or an order of creation, so equal contents give equal images.
+package rootfs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// maxLinks bounds the symbolic links followed in one lookup, as the kernel does.
+const maxLinks = 40
+
+// A Tree is a file system in memory. It is not safe for concurrent use.
+type Tree struct {
+	root  *node
+	spool *os.File
+	end   int64
+}
+
+type node struct {
+	mode     uint32 // st_mode: type and permissions
+	uid, gid uint32
+	links    uint32 // names of a regular file in the tree
+	target   string // of a symbolic link
+	children map[string]*node
+	off      int64 // content in the spool
+	size     int64
+}
+
+func (n *node) is(kind uint32) bool { return n.mode&syscall.S_IFMT == kind }
+
+// New returns an empty tree. Close frees its spool, which lies in dir and has no name there.
+func New(dir string) (*Tree, error) {
+	spool, err := os.CreateTemp(dir, "spool-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(spool.Name()); err != nil {
+		spool.Close()
+		return nil, err
+	}
+	return &Tree{root: newDir(0o755), spool: spool}, nil
+}
+
+// Close frees the contents; the tree is of no use after it.
+func (t *Tree) Close() error { return t.spool.Close() }
+
+func newDir(perm uint32) *node {
+	return &node{mode: syscall.S_IFDIR | perm, children: map[string]*node{}}
+}
+
+// Mkdir makes the directory name with the given permissions, and its parents.
+func (t *Tree) Mkdir(name string, perm uint32) error {
+	dir, err := t.dir(name, true)
+	if err != nil {
+		return err
+	}
+	dir.mode = syscall.S_IFDIR | perm
+	return nil
+}
+
+// Write makes the regular file name, replacing what was there.
+func (t *Tree) Write(name string, perm uint32, content []byte) error {
+	return t.file(name, &node{mode: syscall.S_IFREG | perm}, bytes.NewReader(content))
+}
+
+// Symlink makes name a symbolic link to target.
+func (t *Tree) Symlink(name, target string) error {
+	return t.put(name, &node{mode: syscall.S_IFLNK | 0o777, target: target})
+}
+
+// Remove removes name and what is below it. Removing what does not exist succeeds.
+func (t *Tree) Remove(name string) error {
+	dir, base, err := t.parent(name, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if n := dir.children[base]; n != nil {
+		unlink(n)
+		delete(dir.children, base)
+	}
+	return nil
+}
+
+// Read returns the content of the regular file name, following links.
+func (t *Tree) Read(name string) ([]byte, error) {
+	n, err := t.find(name)
+	if err != nil {
+		return nil, err
+	}
+	if !n.is(syscall.S_IFREG) {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: fs.ErrInvalid}
+	}
+	return io.ReadAll(t.content(n))
+}
+
+// Glob returns the names in the directory dir that match pattern, sorted; none where there is no such directory.
+func (t *Tree) Glob(dir, pattern string) []string {
+	n, err := t.dir(dir, false)
+	if err != nil {
+		return nil
+	}
+	var found []string
+	for _, name := range names(n) {
+		if ok, _ := path.Match(pattern, name); ok {
+			found = append(found, path.Join(dir, name))
+		}
+	}
+	return found
+}
+
+// Walk calls f with the path of every name below the directory dir, sorted, links unfollowed; dir itself is not among them.
+func (t *Tree) Walk(dir string, f func(name string)) error {
+	n, err := t.dir(dir, false)
+	if err != nil {
+		return err
+	}
+	walk(n, path.Clean(dir), func(name string, _ *node) { f(name) })
+	return nil
+}
+
+func walk(dir *node, prefix string, f func(string, *node)) {
+	for _, name := range names(dir) {
+		n := dir.children[name]
+		f(path.Join(prefix, name), n)
+		if n.children != nil {
+			walk(n, path.Join(prefix, name), f)
+		}
+	}
+}
+
+func names(dir *node) []string {
+	list := make([]string, 0, len(dir.children))
+	for name := range dir.children {
+		list = append(list, name)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// unlink takes one name from every file at and below n.
+func unlink(n *node) {
+	if n.links > 0 {
+		n.links--
+	}
+	for _, child := range n.children {
+		unlink(child)
+	}
+}
+
+func (t *Tree) content(n *node) io.Reader { return io.NewSectionReader(t.spool, n.off, n.size) }
+
+// file spools content into n and gives it the name.
+func (t *Tree) file(name string, n *node, content io.Reader) error {
+	size, err := io.Copy(io.NewOffsetWriter(t.spool, t.end), content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	n.off, n.size = t.end, size
+	t.end += size
+	return t.put(name, n)
+}
+
+// put gives n the name, replacing what was there, and makes missing parents.
+func (t *Tree) put(name string, n *node) error {
+	dir, base, err := t.parent(name, true)
+	if err != nil {
+		return err
+	}
+	if old := dir.children[base]; old != nil {
+		unlink(old)
+	}
+	if n.is(syscall.S_IFREG) {
+		n.links++
+	}
+	dir.children[base] = n
+	return nil
+}
+
+// link gives the regular file old another name.
+func (t *Tree) link(name, old string) error {
+	dir, base, err := t.parent(old, false)
+	if err != nil {
+		return err
+	}
+	n := dir.children[base]
+	if n == nil {
+		return &fs.PathError{Op: "link", Path: old, Err: fs.ErrNotExist}
+	}
+	if n.children != nil {
+		return &fs.PathError{Op: "link", Path: old, Err: fs.ErrInvalid}
+	}
+	return t.put(name, n)
+}
+
+// parent resolves all but the last element of name.
+func (t *Tree) parent(name string, create bool) (dir *node, base string, err error) {
+	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
+	if clean == "" {
+		return nil, "", &fs.PathError{Op: "resolve", Path: name, Err: fs.ErrInvalid}
+	}
+	up, base := path.Split(clean)
+	if len(base) > 255 {
+		return nil, "", &fs.PathError{Op: "resolve", Path: name, Err: syscall.ENAMETOOLONG}
+	}
+	dir, err = t.dir(up, create)
+	return dir, base, err
+}
+
+// dir resolves name to a directory, following links.
+func (t *Tree) dir(name string, create bool) (*node, error) {
+	n, err := t.resolve(name, create)
+	if err == nil && n.children == nil {
+		err = &fs.PathError{Op: "resolve", Path: name, Err: syscall.ENOTDIR}
+	}
+	return n, err
+}
+
+func (t *Tree) find(name string) (*node, error) { return t.resolve(name, false) }
+
+// resolve walks name element by element. The stack holds the directories above, so that ".." of a link's target is where the link
+// leads and never above the root.
+func (t *Tree) resolve(name string, create bool) (*node, error) {
+	stack, rest, links := []*node{t.root}, strings.Split(name, "/"), 0
+	for len(rest) > 0 {
+		element, at := rest[0], stack[len(stack)-1]
+		rest = rest[1:]
+		switch {
+		case element == "" || element == ".":
+			continue
+		case element == "..":
+			stack = stack[:max(1, len(stack)-1)]
+			continue
+		case at.children == nil:
+			return nil, &fs.PathError{Op: "resolve", Path: name, Err: syscall.ENOTDIR}
+		case len(element) > 255:
+			return nil, &fs.PathError{Op: "resolve", Path: name, Err: syscall.ENAMETOOLONG}
+		}
+		next := at.children[element]
+		switch {
+		case next == nil && !create:
+			return nil, &fs.PathError{Op: "resolve", Path: name, Err: fs.ErrNotExist}
+		case next == nil:
+			next = newDir(0o755)
+			at.children[element] = next
+		case next.is(syscall.S_IFLNK):
+			if links++; links > maxLinks {
+				return nil, &fs.PathError{Op: "resolve", Path: name, Err: syscall.ELOOP}
+			}
+			if strings.HasPrefix(next.target, "/") {
+				stack = stack[:1]
+			}
+			rest = append(strings.Split(next.target, "/"), rest...)
+			continue
+		}
+		stack = append(stack, next)
+	}
+	return stack[len(stack)-1], nil
+}

@@ -1,0 +1,162 @@
+package image
+
+import (
+	"context"
+	_ "embed"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
+)
+
+// testbedPackages make up the host that the testbed boots: a node, with what people want when they look at one.
+var testbedPackages = []string{kernelPackage, "bash", "busybox-static", "ca-certificates", "coreutils", "iproute2", "kmod", "mount",
+	"openssh-server", "pciutils", "procps", "qemu-system-x86", "util-linux"}
+
+// testbedOmits are packages that only maintainer scripts and a package manager need.
+var testbedOmits = []string{kernelPackage, "linux-image-*", "linux-base", "initramfs-tools*", "klibc-utils", "libklibc", "perl*", "libperl*",
+	"debconf*", "dpkg", "adduser", "ucf", "gcc-12-base", "cpio", "logsave", "e2fsprogs", "libtext-*", "libfile-*", "libnumber-*"}
+
+// testbedDrivers are the kernel's driver directories that a host without a screen, disks or radio has a use for; the rest of the kernel
+// is kept whole.
+var testbedDrivers = []string{"acpi", "block", "char", "crypto", "dca", "dma", "hwmon", "i2c", "iommu", "md", "net/dummy.ko", "net/tun.ko",
+	"net/tap.ko", "net/veth.ko", "net/macvlan.ko", "net/macvtap.ko", "net/ipvlan", "net/vxlan", "net/geneve.ko", "net/ifb.ko", "net/bonding",
+	"net/vrf.ko", "net/virtio_net.ko", "net/net_failover.ko", "net/netconsole.ko", "net/nlmon.ko", "net/netkit.ko", "net/wireguard",
+	"net/ethernet/intel", "net/ethernet/mellanox", "nvdimm", "nvme", "pci", "pps", "ptp", "thermal", "vdpa", "vfio", "vhost", "virt", "virtio"}
+
+// applets are the busybox commands that get a name of their own where no package brings one.
+var applets = []string{"arping", "awk", "clear", "cpio", "diff", "find", "grep", "gunzip", "gzip", "hexdump", "hostname", "less", "nc", "netstat", "nslookup",
+	"ping", "poweroff", "reboot", "sed", "sh", "strings", "tar", "telnet", "traceroute", "unxz", "unzip", "vi", "wget", "which", "xargs", "xxd", "zcat"}
+
+// testbedBootModules are needed before the root image is mounted; erofs looks for crc32c by its algorithm, not by its module.
+var testbedBootModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay"}
+
+var (
+	//go:embed files/testbed-initrd.sh
+	testbedInitrd []byte
+	//go:embed files/testbed-init.sh
+	testbedInit []byte
+	//go:embed files/sshd_config
+	sshdConfig []byte
+)
+
+// Testbed returns what the testbed's host boots from: Debian's kernel, an initrd that mounts the root image under a tmpfs overlay, and
+// the root image.
+func (c *Cache) Testbed(ctx context.Context) (Boot, error) {
+	inputs := []string{"testbed 1", versions().inputs(), strings.Join(testbedPackages, " "), strings.Join(testbedOmits, " "),
+		strings.Join(testbedDrivers, " "), strings.Join(applets, " "), strings.Join(testbedBootModules, " "),
+		string(testbedInitrd), string(testbedInit), string(sshdConfig)}
+	dir, err := c.Get(ctx, "testbed", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+		debs, err := c.fetch(ctx, say, testbedPackages)
+		if err != nil {
+			return err
+		}
+		return buildTestbed(ctx, dir, say, debs)
+	})
+	return Boot{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd"), Root: filepath.Join(dir, "root.erofs")}, err
+}
+
+func buildTestbed(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
+	t, err := newBase(dir)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	programs := without(debs, testbedOmits...)
+	say("unpacking %d packages", len(programs))
+	if err := unpack(ctx, t, programs, noNoise); err != nil {
+		return err
+	}
+	say("unpacking the kernel")
+	release, err := unpackKernel(ctx, t, debs, keepTestbedModule)
+	if err != nil {
+		return err
+	}
+	if err := writeTestbedInitrd(t, filepath.Join(dir, "initrd")); err != nil {
+		return err
+	}
+	if err := moveKernel(t, release, dir); err != nil {
+		return err
+	}
+	say("indexing the modules of Linux %s", release)
+	if err := indexModules(ctx, t, release, dir); err != nil {
+		return err
+	}
+	if err := furnishTestbed(t); err != nil {
+		return err
+	}
+	say("writing the root image")
+	if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
+		return err
+	}
+	return t.WriteImage(filepath.Join(dir, "root.erofs"))
+}
+
+func keepTestbedModule(name string) bool {
+	_, driver, ok := strings.Cut(name, "/kernel/drivers/")
+	if !ok {
+		return !strings.Contains(name, "/kernel/sound/")
+	}
+	for _, kept := range testbedDrivers {
+		if strings.HasPrefix(driver, kept) || strings.HasPrefix(kept, driver) {
+			return true
+		}
+	}
+	return false
+}
+
+func writeTestbedInitrd(t *rootfs.Tree, name string) error {
+	m, err := modulesOf(t)
+	if err != nil {
+		return err
+	}
+	list, err := m.inLoadOrder(testbedBootModules...)
+	if err != nil {
+		return err
+	}
+	busybox, err := t.Read("bin/busybox")
+	if err != nil {
+		return err
+	}
+	i := newInitrd(name)
+	for _, dir := range []string{"bin", "dev", "lower", "rw", "root"} {
+		i.dir(dir)
+	}
+	i.write("bin/busybox", 0o755, busybox)
+	i.write("init", 0o755, testbedInitrd)
+	i.modules(list)
+	return i.close()
+}
+
+// furnishTestbed writes what maintainer scripts would have, and the host's init.
+func furnishTestbed(t *rootfs.Tree) error {
+	if err := accounts(t, "root:0:/root:/bin/bash", "sshd:101:/run/sshd:/usr/sbin/nologin", "nobody:65534:/:/usr/sbin/nologin"); err != nil {
+		return err
+	}
+	if err := certificates(t); err != nil {
+		return err
+	}
+	for _, name := range applets {
+		if len(t.Glob("usr/bin", name))+len(t.Glob("usr/sbin", name)) == 0 {
+			if err := t.Symlink("usr/bin/"+name, "busybox"); err != nil {
+				return err
+			}
+		}
+	}
+	if err := t.Mkdir("work", 0o755); err != nil {
+		return err
+	}
+	if err := t.Remove("usr/sbin/init"); err != nil {
+		return err
+	}
+	if err := t.Write("usr/sbin/init", 0o755, testbedInit); err != nil {
+		return err
+	}
+	return writeAll(t, map[string]string{
+		"etc/ssh/sshd_config": string(sshdConfig),
+		"etc/hostname":        "testbed\n",
+		"etc/resolv.conf":     "nameserver 10.0.3.3\n",
+		"etc/profile":         "PATH=/usr/sbin:/usr/bin:/sbin:/bin\nPS1='\\u@\\h:\\w\\$ '\nexport PATH PS1\n",
+	})
+}
