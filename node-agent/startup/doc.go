@@ -1,0 +1,15 @@
+// Package startup is the cold start itself: a chain of phases from a reservation to a runtime that answers.
+//
+//		reserve ──→ image ──→ wire ──→ boot ──→ init ──→ ready
+//		  │           │         │        │        │
+//		  └───────────┴─────────┴────────┴────────┴──→ undone in reverse, reported, refused or failed
+//
+//	  - reserve takes memory and a VF together, in order of arrival, or waits with a reason. Nothing below it can find the node full.
+//	  - image finds the root image of the runtime.
+//	  - wire makes the run directory and gives the VF its address.
+//	  - boot starts the VMM; as soon as there is a process, the record by which it can be adopted is on disk and in the VF's journal.
+//	  - init hands the function to its runtime.
+//
+// Each phase has a deadline, leaves its times in the Timeline, and owns its undo. Undoing cannot fail and may run twice. A caller
+// that goes away cancels the phase that runs; what it held goes back.
+package startup

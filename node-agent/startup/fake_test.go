@@ -1,0 +1,153 @@
+package startup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pool is a VF pool of n VFs that are idle again as soon as they are returned.
+type pool struct {
+	mu     sync.Mutex
+	free   []int
+	leased map[string]vf.Owner // by BDF
+}
+
+func newPool(n int) *pool {
+	p := &pool{leased: map[string]vf.Owner{}}
+	for i := range n {
+		p.free = append(p.free, i)
+	}
+	return p
+}
+
+func (p *pool) Lease(owner vf.Owner) (vf.Lease, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.free) == 0 {
+		return vf.Lease{}, vf.ErrEmpty
+	}
+	i := p.free[0]
+	p.free = p.free[1:]
+	bdf := fmt.Sprintf("0000:01:10.%d", i)
+	if other, taken := p.leased[bdf]; taken {
+		panic(bdf + " is leased to " + other.Sandbox)
+	}
+	p.leased[bdf] = owner
+	return vf.Lease{BDF: bdf, Index: i, Owner: owner, MAC: fmt.Sprintf("02:fa:00:00:00:%02x", i)}, nil
+}
+
+func (p *pool) SetOwner(l vf.Lease, owner vf.Owner) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leased[l.BDF] = owner
+	return nil
+}
+
+func (p *pool) Return(l vf.Lease) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, taken := p.leased[l.BDF]; !taken {
+		panic(l.BDF + " was returned twice")
+	}
+	delete(p.leased, l.BDF)
+	p.free = append(p.free, l.Index)
+}
+
+func (p *pool) held() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.leased)
+}
+
+// driver starts sandboxes that are nothing; fail says at which step a start breaks.
+type driver struct {
+	fail    string
+	hang    bool
+	closed  int
+	running int
+	mu      sync.Mutex
+}
+
+func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+	defer tl.Begin(timeline.VMM)()
+	if err := owned(sandbox.Record{Spec: spec, PID: 4242, StartTicks: 7}); err != nil {
+		return nil, err
+	}
+	if d.hang {
+		<-ctx.Done()
+		return nil, errors.New("broken by the cancel")
+	}
+	if d.fail == "boot" {
+		return nil, errors.New("the VMM ended: no such file")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running++
+	return &box{driver: d, done: make(chan struct{})}, nil
+}
+
+func (d *driver) Adopt(context.Context, sandbox.Record) (sandbox.Sandbox, error) {
+	return nil, errors.New("nothing to adopt")
+}
+func (d *driver) End(sandbox.Spec)                   {}
+func (d *driver) Leftovers(map[string]bool) []string { return nil }
+
+type box struct {
+	driver *driver
+	once   sync.Once
+	done   chan struct{}
+}
+
+func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error) {
+	if b.driver.fail == "init" {
+		return 0, nil, errors.New("connection reset")
+	}
+	if b.driver.fail == "code" {
+		return 502, []byte(`{"error":"SyntaxError"}`), nil
+	}
+	return 200, []byte(`{"ok":true}`), nil
+}
+func (b *box) Logs(context.Context) []sandbox.LogLine { return nil }
+func (b *box) Done() <-chan struct{}                  { return b.done }
+func (b *box) Err() error                             { return nil }
+func (b *box) Close() {
+	b.once.Do(func() {
+		b.driver.mu.Lock()
+		defer b.driver.mu.Unlock()
+		b.driver.running--
+		close(b.done)
+	})
+}
+
+type images struct{ err error }
+
+func (i images) Root(context.Context, string) (Root, error) {
+	return Root{Path: "/root.erofs", Command: []string{"run"}, Env: map[string]string{"A": "image", "B": "image"}}, i.err
+}
+
+func newStarter(t *testing.T, p *pool, d *driver) *Starter {
+	return &Starter{
+		RunDir: t.TempDir(), Driver: d, Images: images{}, Admission: NewAdmission(1024, p), Owners: p,
+		Network: Network{
+			Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100"),
+			Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
+		},
+		Deadlines: Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
+		Reports:   &Reports{Dir: t.TempDir(), Keep: 3},
+		Log:       slog.New(slog.DiscardHandler),
+	}
+}

@@ -1,0 +1,138 @@
+package startup
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// Reports keeps the bundles of failed starts: console, QMP log, kernel log and stage table of each, the newest Keep of them.
+type Reports struct {
+	Dir  string
+	Keep int
+}
+
+// maxReportFile bounds what one file of a sandbox may add to its bundle: a guest writes its own console.
+const maxReportFile = 1 << 20
+
+// Write leaves the bundle of a start that failed with cause. It must run while the sandbox's run directory still exists.
+func (r *Reports) Write(spec sandbox.Spec, spans []timeline.Span, cause error) {
+	var refused *Refused
+	if errors.As(cause, &refused) { // nothing was started, there is nothing to look into
+		return
+	}
+	bundle := &bundle{now: time.Now()}
+	bundle.add("cause.txt", []byte(cause.Error()+"\n"))
+	bundle.add("stages.txt", stageTable(spans))
+	bundle.add("kernel.log", kernelLog())
+	files, _ := filepath.Glob(filepath.Join(spec.Dir, "*.log"))
+	for _, f := range files {
+		bundle.add(filepath.Base(f), tail(f))
+	}
+	if err := os.MkdirAll(r.Dir, 0o700); err == nil {
+		_ = os.WriteFile(r.path(spec.ID), bundle.bytes(), 0o600) // a full disk must not turn one failure into two
+	}
+	r.prune()
+}
+
+// Read returns the bundle of a failed start.
+func (r *Reports) Read(id string) ([]byte, error) {
+	b, err := os.ReadFile(r.path(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("no report of %q; there is one for each of the last %d starts that failed, in %s", id, r.Keep, r.Dir)
+	}
+	return b, err
+}
+
+func (r *Reports) path(id string) string { return filepath.Join(r.Dir, id+".tar.gz") }
+
+func (r *Reports) prune() {
+	entries, _ := os.ReadDir(r.Dir)
+	age := func(e os.DirEntry) time.Time {
+		info, err := e.Info()
+		if err != nil {
+			return time.Time{}
+		}
+		return info.ModTime()
+	}
+	slices.SortFunc(entries, func(a, b os.DirEntry) int { return age(a).Compare(age(b)) })
+	for len(entries) > r.Keep {
+		os.Remove(filepath.Join(r.Dir, entries[0].Name()))
+		entries = entries[1:]
+	}
+}
+
+type bundle struct {
+	now   time.Time
+	files []tar.Header
+	data  [][]byte
+}
+
+func (b *bundle) add(name string, data []byte) {
+	b.files = append(b.files, tar.Header{Name: name, Mode: 0o600, Size: int64(len(data)), ModTime: b.now})
+	b.data = append(b.data, data)
+}
+
+func (b *bundle) bytes() []byte {
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	t := tar.NewWriter(z)
+	for i := range b.files { // writes to memory do not fail
+		_ = t.WriteHeader(&b.files[i])
+		_, _ = t.Write(b.data[i])
+	}
+	_ = t.Close()
+	_ = z.Close()
+	return out.Bytes()
+}
+
+func stageTable(spans []timeline.Span) []byte {
+	var out bytes.Buffer
+	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "stage\tbegin ms\tlength ms\tclock error ms\t")
+	for _, s := range spans {
+		ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.1f\t\n", s.Stage, ms(s.Begin.Sub(spans[0].Begin)), ms(s.End.Sub(s.Begin)), ms(s.Error))
+	}
+	w.Flush()
+	return out.Bytes()
+}
+
+// tail is the last maxReportFile bytes of a file that a guest may have filled.
+func tail(path string) []byte {
+	f, err := os.Open(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > maxReportFile {
+		_, _ = f.Seek(-maxReportFile, io.SeekEnd)
+	}
+	b, _ := io.ReadAll(io.LimitReader(f, maxReportFile))
+	return b
+}
+
+func kernelLog() []byte {
+	buf := make([]byte, 256<<10)
+	const readAll = 3 // SYSLOG_ACTION_READ_ALL: the last len(buf) bytes
+	n, err := unix.Klogctl(readAll, buf)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return []byte(strings.ToValidUTF8(string(buf[:n]), "?"))
+}

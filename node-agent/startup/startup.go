@@ -1,0 +1,195 @@
+package startup
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+// A Request is what a caller wants started.
+type Request struct {
+	ID        string
+	Image     string
+	Init      []byte // body of the runtime's /init; empty: leave the runtime uninitialised
+	MemoryMiB int
+	Wait      time.Duration // how long it may queue for memory and a VF
+	Env       map[string]string
+}
+
+// Root is a runtime's root image and what to start in it.
+type Root struct {
+	Path    string
+	Command []string
+	Env     map[string]string
+}
+
+// Images finds the root image of a runtime.
+type Images interface {
+	Root(ctx context.Context, name string) (Root, error)
+}
+
+// Owners is told who holds a lease, once there is a process to name.
+type Owners interface {
+	SetOwner(vf.Lease, vf.Owner) error
+}
+
+// Deadlines bounds each phase.
+type Deadlines struct {
+	Image, Wire, Boot, Init time.Duration
+}
+
+// A Starter starts sandboxes on one node.
+type Starter struct {
+	RunDir    string // sandboxes live in RunDir/sandbox/<id>
+	Driver    sandbox.Driver
+	Images    Images
+	Admission *Admission
+	Owners    Owners // nil on a node without VFs
+	Network   Network
+	Deadlines Deadlines
+	Reports   *Reports
+	Log       *slog.Logger
+}
+
+// A Started sandbox is one that can take /run. Release must be called once it has ended.
+type Started struct {
+	sandbox.Sandbox
+	Spec       sandbox.Spec
+	Grant      *Grant
+	Spans      []timeline.Span
+	InitStatus int
+	InitReply  []byte
+	madeDir    bool
+	release    sync.Once
+}
+
+// Start cold-starts a sandbox. When it fails, nothing of it is left but its report.
+func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
+	var (
+		tl = &timeline.Timeline{}
+		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB}, InitStatus: http.StatusOK}
+	)
+	phases := []phase{{
+		name: "reserve", stage: timeline.Queue,
+		do: func(ctx context.Context) (err error) {
+			st.Grant, err = s.Admission.Acquire(ctx, req.ID, req.MemoryMiB, req.Wait)
+			return err
+		},
+		undo: func() {
+			if st.Grant != nil {
+				s.Admission.Release(st.Grant)
+			}
+		},
+	}, {
+		name: "image", stage: timeline.Image, deadline: s.Deadlines.Image,
+		do: func(ctx context.Context) error {
+			root, err := s.Images.Root(ctx, req.Image)
+			st.Spec.Root, st.Spec.Command, st.Spec.Env = root.Path, root.Command, merge(root.Env, req.Env)
+			return err
+		},
+	}, {
+		name: "wire", stage: timeline.CNI, deadline: s.Deadlines.Wire,
+		do:   func(context.Context) error { return s.wire(st) },
+		undo: func() {
+			if st.madeDir {
+				os.RemoveAll(st.Spec.Dir)
+			}
+		},
+	}, {
+		name: "boot", deadline: s.Deadlines.Boot,
+		do: func(ctx context.Context) (err error) {
+			st.Sandbox, err = s.Driver.Start(ctx, st.Spec, tl, func(rec sandbox.Record) error { return s.own(st, rec) })
+			return err
+		},
+		undo: func() {
+			if st.Sandbox != nil {
+				st.Close()
+			}
+		},
+	}, {
+		name: "init", stage: timeline.AppInit, deadline: s.Deadlines.Init,
+		do: func(ctx context.Context) (err error) {
+			if len(req.Init) > 0 {
+				st.InitStatus, st.InitReply, err = st.Post(ctx, "/init", req.Init)
+			}
+			return err
+		},
+	}}
+	err := run(ctx, tl, phases, func(err error) { s.Reports.Write(st.Spec, tl.Spans(), err) })
+	st.Spans = tl.Spans()
+	if err != nil {
+		s.Log.Warn("start failed", "sandbox", req.ID, "err", err)
+		return nil, err
+	}
+	return st, nil
+}
+
+// wire makes the sandbox's run directory and gives its VF an address.
+func (s *Starter) wire(st *Started) error {
+	if err := os.MkdirAll(filepath.Dir(st.Spec.Dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(st.Spec.Dir, 0o755); err != nil {
+		return fmt.Errorf("run directory: %w; is a sandbox of that name running?", err)
+	}
+	st.madeDir = true
+	lease := st.Grant.VF
+	if lease == nil {
+		return nil
+	}
+	address, err := s.Network.Address(lease.Index)
+	if err != nil {
+		return err
+	}
+	st.Spec.VF = &sandbox.VF{
+		BDF: lease.BDF, Group: lease.Group, MAC: lease.MAC,
+		Address: address, Gateway: s.Network.Gateway, DNS: s.Network.DNS,
+	}
+	return nil
+}
+
+// own writes down by what a restarted agent can adopt the sandbox: its record, and the owner of its lease.
+func (s *Starter) own(st *Started, rec sandbox.Record) error {
+	if err := WriteRecord(rec); err != nil {
+		return err
+	}
+	if s.Owners == nil || st.Grant.VF == nil {
+		return nil
+	}
+	return s.Owners.SetOwner(*st.Grant.VF, vf.Owner{Sandbox: rec.Spec.ID, PID: rec.PID, StartTicks: rec.StartTicks})
+}
+
+// Release ends a started sandbox and gives back what it held. It may be called twice, at once: the second call waits for the first.
+func (s *Starter) Release(st *Started) {
+	st.release.Do(func() {
+		st.Close()
+		os.RemoveAll(st.Spec.Dir)
+		s.Admission.Release(st.Grant)
+	})
+}
+
+// End ends what a former agent left of a sandbox.
+func (s *Starter) End(spec sandbox.Spec) {
+	s.Driver.End(spec)
+	os.RemoveAll(spec.Dir)
+}
+
+// Dir is the run directory of the sandbox id.
+func (s *Starter) Dir(id string) string { return filepath.Join(s.RunDir, "sandbox", id) }
+
+func merge(base, over map[string]string) map[string]string {
+	m := make(map[string]string, len(base)+len(over))
+	maps.Copy(m, base)
+	maps.Copy(m, over)
+	return m
+}

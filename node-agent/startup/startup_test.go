@@ -1,0 +1,186 @@
+package startup
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+func request(id string) Request {
+	return Request{ID: id, Image: "python:3", Init: []byte(`{}`), MemoryMiB: 128, Env: map[string]string{"B": "caller"}}
+}
+
+func TestStart(t *testing.T) {
+	p, d := newPool(2), &driver{}
+	s := newStarter(t, p, d)
+	st, err := s.Start(t.Context(), request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := st.Spec.VF.Address.String(); got != "10.0.2.100/24" {
+		t.Errorf("address %s", got)
+	}
+	if st.Spec.Env["A"] != "image" || st.Spec.Env["B"] != "caller" {
+		t.Errorf("environment %v, the caller's must win", st.Spec.Env)
+	}
+	if got := p.leased[st.Spec.VF.BDF]; got != (vf.Owner{Sandbox: "a", PID: 4242, StartTicks: 7}) {
+		t.Errorf("the VF's owner is %+v", got)
+	}
+	if rec, err := ReadRecord(s.Dir("a")); err != nil || rec.PID != 4242 {
+		t.Errorf("record %+v, %v", rec, err)
+	}
+	var stages []string
+	for _, span := range st.Spans {
+		stages = append(stages, string(span.Stage))
+	}
+	if got, want := strings.Join(stages, " "), "queue image cni vmm app-init"; got != want {
+		t.Errorf("stages %q, want %q", got, want)
+	}
+	s.Release(st)
+	s.Release(st)
+	nothingLeft(t, s, p, d)
+}
+
+func nothingLeft(t *testing.T, s *Starter, p *pool, d *driver) {
+	t.Helper()
+	used, _, waiting := s.Admission.Usage()
+	if used != 0 || waiting != 0 || p.held() != 0 || d.running != 0 {
+		t.Errorf("left over: %d MiB, %d waiting, %d VFs, %d sandboxes", used, waiting, p.held(), d.running)
+	}
+	if left := s.Leftovers(nil); len(left) != 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+func TestAFailedStartLeavesItsReportAndNothingElse(t *testing.T) {
+	for _, fail := range []string{"image", "boot", "init", "wire"} {
+		t.Run(fail, func(t *testing.T) {
+			p, d := newPool(1), &driver{fail: fail}
+			s := newStarter(t, p, d)
+			switch fail {
+			case "image":
+				s.Images = images{errors.New("no image python:3")}
+			case "wire":
+				s.Network.First = s.Network.DNS.Prev().Prev().Prev().Prev() // outside of the subnet
+			}
+			_, err := s.Start(t.Context(), request("a"))
+			if err == nil || !strings.HasPrefix(err.Error(), fail+": ") {
+				t.Fatalf("error %v does not begin with the phase", err)
+			}
+			nothingLeft(t, s, p, d)
+			files := readReport(t, s.Reports, "a")
+			if !strings.Contains(files["cause.txt"], err.Error()) || !strings.Contains(files["stages.txt"], "queue") {
+				t.Errorf("report: %q", files)
+			}
+		})
+	}
+}
+
+func readReport(t *testing.T, r *Reports, id string) map[string]string {
+	t.Helper()
+	b, err := r.Read(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for archive := tar.NewReader(z); ; {
+		h, err := archive.Next()
+		if err == io.EOF {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[h.Name] = string(content)
+	}
+}
+
+func TestACallerThatGoesAwayFreesWhatItHeld(t *testing.T) {
+	p, d := newPool(1), &driver{hang: true}
+	s := newStarter(t, p, d)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		_, err := s.Start(ctx, request("a"))
+		done <- err
+	}()
+	for p.held() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want that it was cancelled", err)
+	}
+	nothingLeft(t, s, p, d)
+}
+
+func TestAPhaseThatTakesTooLongIsNamed(t *testing.T) {
+	p, d := newPool(1), &driver{hang: true}
+	s := newStarter(t, p, d)
+	s.Deadlines.Boot = time.Millisecond
+	_, err := s.Start(t.Context(), request("a"))
+	if err == nil || err.Error() != "boot: not done within 1ms" {
+		t.Errorf("error %v", err)
+	}
+	nothingLeft(t, s, p, d)
+}
+
+func TestBrokenCodeIsAnAnswer(t *testing.T) {
+	s := newStarter(t, newPool(1), &driver{fail: "code"})
+	st, err := s.Start(t.Context(), request("a"))
+	if err != nil || st.InitStatus != 502 {
+		t.Fatalf("status %d, error %v", st.InitStatus, err)
+	}
+	s.Release(st)
+}
+
+func TestARunningNameIsNotTakenTwice(t *testing.T) {
+	p, d := newPool(2), &driver{}
+	s := newStarter(t, p, d)
+	st, err := s.Start(t.Context(), request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Release(st)
+	if _, err := s.Start(t.Context(), request("a")); err == nil {
+		t.Fatal("two sandboxes of one name")
+	}
+	if _, err := os.Stat(s.Dir("a")); err != nil {
+		t.Errorf("the second start took the first one's directory: %v", err)
+	}
+}
+
+func TestReportsAreBounded(t *testing.T) {
+	r := &Reports{Dir: t.TempDir(), Keep: 2}
+	spec := newStarter(t, newPool(0), &driver{})
+	for i := range 5 {
+		st := &Started{}
+		st.Spec.ID, st.Spec.Dir = fmt.Sprint(i), spec.RunDir
+		r.Write(st.Spec, []timeline.Span{{Stage: timeline.VMM}}, errors.New("broken"))
+	}
+	if entries, _ := os.ReadDir(r.Dir); len(entries) != 2 {
+		t.Errorf("%d reports, want 2", len(entries))
+	}
+	if _, err := r.Read("nobody"); err == nil || !strings.Contains(err.Error(), "no report") {
+		t.Errorf("error %v", err)
+	}
+}
