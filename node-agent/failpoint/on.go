@@ -1,0 +1,47 @@
+//go:build failpoint
+
+package failpoint
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+)
+
+// Enabled tells whether this build has failpoints.
+const Enabled = true
+
+var armed = parse(os.Getenv(Env))
+
+type arm struct {
+	name Name
+	left atomic.Int64
+}
+
+// Hit marks a step, and ends the process if it is the armed one.
+func Hit(name Name) {
+	if armed == nil || armed.name != name || armed.left.Add(-1) != 0 {
+		return
+	}
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {} // the signal is on its way; nothing after this line may run
+}
+
+// parse reads name:n. A misspelt failpoint would make a chaos run pass by doing nothing, so it panics.
+func parse(s string) *arm {
+	if s == "" {
+		return nil
+	}
+	name, count, _ := strings.Cut(s, ":")
+	n, err := strconv.ParseInt(count, 10, 64)
+	if err != nil || n < 1 || !slices.Contains(All, Name(name)) {
+		panic(fmt.Sprintf("%s=%q: want name:n with n ≥ 1 and name one of %v", Env, s, All))
+	}
+	a := &arm{name: Name(name)}
+	a.left.Store(n)
+	return a
+}

@@ -1,0 +1,30 @@
+// Package vf keeps the node's pool of SR-IOV virtual functions (VFs): bound to vfio-pci, reset, addressed, ready to be leased.
+//
+// A VF is bound once and stays bound. What a cold start needs of it has been done before the cold start begins, so that a Lease is a
+// decision, one small file in a tmpfs and nothing more: it never waits for hardware.
+//
+//		unbound → preparing → idle → leased → resetting → idle
+//		              ↑ │                         │
+//		              │ └────→ quarantined ←──────┘      any → gone → unbound
+//		              └────────────┘  after a backoff
+//
+//	  - unbound → preparing: the VF exists; it is bound, given its MAC, VLAN, rate and spoof check, and reset.
+//	  - idle → leased: the longest idle VF is chosen, and the lease is in the journal before the caller has it.
+//	  - leased → resetting: Return. The caller has ended the sandbox before; a VF whose vfio group some process still holds is not touched.
+//	  - idle → resetting: the VF reported an error though nobody used it.
+//	  - → quarantined: a step failed. The VF is shown with its reason and prepared again after a backoff.
+//	  - → gone: the PF took the VF away (its driver went, or its VFs were removed). A lease on it stays until it is returned.
+//
+// Three rules hold at every instant, also across a SIGKILL at any point:
+//
+//   - A lease is journalled before its VF is touched, and the journal names the owner. After a restart every lease is found again.
+//   - A VF has at most one tenant. A generation counts its leases; whoever returns one names it, so that a late return cannot touch the
+//     next tenant.
+//   - A VF is leased only after a reset that worked and a check that shows it.
+//
+// The journal lies in the run directory, one file per VF, each replaced by rename. No microVM outlives a boot, so no lease does: a
+// tmpfs is as durable as the leases are, and nothing is synced on the path.
+//
+// table.go decides, pool.go applies, journal.go remembers, sysfs.go is the one file that touches the device tree, kernel.go and
+// network.go are the seams below it, undo.go puts a host back as it was found.
+package vf

@@ -1,0 +1,140 @@
+package vf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
+)
+
+const (
+	journalVersion = 1
+	journalMax     = 64 << 10
+)
+
+var bdfPattern = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// An entry is what one file of the journal says about one VF. It has an owner exactly when the VF is leased.
+type entry struct {
+	Version    int    `json:"version"`
+	BDF        string `json:"bdf"`
+	State      State  `json:"state"`
+	Generation uint64 `json:"generation"`
+	Owner      *Owner `json:"owner,omitempty"`
+}
+
+// decodeEntry reads an entry strictly: what it does not understand in full is an error, because a VF that somebody else's agent
+// leased must not be touched on a guess.
+func decodeEntry(data []byte, bdf string) (entry, error) {
+	var e entry
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&e); err != nil {
+		return entry{}, fmt.Errorf("unreadable: %w", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return entry{}, errors.New("unreadable: more than one value")
+	}
+	switch {
+	case e.Version != journalVersion:
+		return entry{}, fmt.Errorf("version %d, this agent reads %d", e.Version, journalVersion)
+	case e.BDF != bdf:
+		return entry{}, fmt.Errorf("it is about %q", e.BDF)
+	case !slices.Contains(states, e.State):
+		return entry{}, fmt.Errorf("state %q is unknown", e.State)
+	case (e.State == Leased) != (e.Owner != nil):
+		return entry{}, fmt.Errorf("state %s does not go with its owner", e.State)
+	case e.Owner != nil && e.Owner.Sandbox == "":
+		return entry{}, errors.New("it is leased by nobody")
+	}
+	return e, nil
+}
+
+// A journal is the directory of entries, <bdf>.json each.
+type journal string
+
+func (j journal) path(bdf string) string { return filepath.Join(string(j), bdf+".json") }
+
+// write replaces the entry of e's VF. When it fails, the former entry counts.
+func (j journal) write(e entry) error {
+	e.Version = journalVersion
+	data, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	if err := replace(j.path(e.BDF), data); err != nil {
+		return fmt.Errorf("journal of %s: %w; is there room in %s?", e.BDF, err, j)
+	}
+	failpoint.Hit(failpoint.JournalRenamed)
+	return nil
+}
+
+// forget removes the entry of a VF that is not there any more.
+func (j journal) forget(bdf string) error { return removeIfThere(j.path(bdf)) }
+
+// read returns every entry. A file that cannot be understood counts as a lease by an unknown owner.
+func (j journal) read(warn func(bdf string, err error)) (map[string]entry, error) {
+	files, err := os.ReadDir(string(j))
+	if err != nil {
+		return nil, err
+	}
+	entries := map[string]entry{}
+	for _, f := range files {
+		if strings.HasSuffix(f.Name(), tempSuffix) { // a crash came between write and rename: it never counted
+			_ = os.Remove(filepath.Join(string(j), f.Name()))
+		}
+		bdf, ok := strings.CutSuffix(f.Name(), ".json")
+		if !ok || !bdfPattern.MatchString(bdf) {
+			continue
+		}
+		e, err := j.readOne(bdf)
+		if err != nil {
+			warn(bdf, err)
+			e = entry{BDF: bdf, State: Leased}
+		}
+		entries[bdf] = e
+	}
+	return entries, nil
+}
+
+func (j journal) readOne(bdf string) (entry, error) {
+	f, err := os.Open(j.path(bdf))
+	if err != nil {
+		return entry{}, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, journalMax))
+	if err != nil {
+		return entry{}, err
+	}
+	return decodeEntry(data, bdf)
+}
+
+const tempSuffix = ".new"
+
+// replace makes path hold data, at once for whoever reads it. It does not sync: see the package comment.
+func replace(path string, data []byte) error {
+	temp := path + tempSuffix
+	if err := os.WriteFile(temp, data, 0o600); err != nil {
+		_ = os.Remove(temp)
+		return err
+	}
+	failpoint.Hit(failpoint.JournalTemp)
+	return os.Rename(temp, path)
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

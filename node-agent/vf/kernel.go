@@ -1,0 +1,112 @@
+package vf
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Kernel does what the pool asks of the kernel besides reading sysfs files. Tests put an emulation here.
+type Kernel interface {
+	// Write writes value to an existing file of sysfs.
+	Write(path, value string) error
+	// GroupOpen tells whether some process holds the vfio group whose node is path.
+	GroupOpen(path string) (bool, error)
+	// Watch sends whenever PCI devices or network links may have changed, until ctx ends; then it closes the channel. Changes that
+	// come faster than they are received are sent as one.
+	Watch(ctx context.Context) (<-chan struct{}, error)
+}
+
+// linux is the kernel this program runs on.
+type linux struct{}
+
+func (linux) Write(path, value string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// GroupOpen opens the group: the kernel lets only one at a time hold it.
+func (linux) GroupOpen(path string) (bool, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return false, f.Close()
+}
+
+func (linux) Watch(ctx context.Context) (<-chan struct{}, error) {
+	links, err := subscribe(unix.NETLINK_ROUTE, unix.RTMGRP_LINK)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to network links: %w", err)
+	}
+	devices, err := subscribe(unix.NETLINK_KOBJECT_UEVENT, 1)
+	if err != nil {
+		links.Close()
+		return nil, fmt.Errorf("subscribe to device events: %w", err)
+	}
+	changed := make(chan struct{}, 1)
+	done := make(chan struct{}, 2)
+	follow := func(socket *os.File, matters func([]byte) bool) {
+		relay(socket, matters, changed)
+		done <- struct{}{}
+	}
+	go follow(links, func([]byte) bool { return true })
+	go follow(devices, func(event []byte) bool { return bytes.Contains(event, []byte("\x00SUBSYSTEM=pci\x00")) })
+	go func() {
+		<-ctx.Done()
+		links.Close()
+		devices.Close()
+		<-done
+		<-done
+		close(changed)
+	}()
+	return changed, nil
+}
+
+func subscribe(protocol int, groups uint32) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "netlink"), nil
+}
+
+// relay turns the messages of a socket into signals until the socket is closed. What a message says is not used, the receiver looks at
+// sysfs; so an overflow of the socket (ENOBUFS) is one more signal and nothing is lost.
+func relay(socket *os.File, matters func([]byte) bool, changed chan<- struct{}) {
+	buffer := make([]byte, 16<<10)
+	for {
+		n, err := socket.Read(buffer)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+		case err != nil:
+			return
+		case !matters(buffer[:n]):
+			continue
+		}
+		wake(changed)
+	}
+}
+
+// wake sends without waiting: a signal that is already under way says the same.
+func wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,182 @@
+package vf
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
+)
+
+// The pool follows its PFs by looking at sysfs whenever the kernel says that something changed. It compares what is there with what it
+// knows, and not event with event, so that a lost or doubled event costs nothing.
+
+// A sighting is what sysfs shows of one PF.
+type sighting struct {
+	present bool
+	netdev  string
+	linkUp  bool
+	vfs     map[string]int
+}
+
+func (s sysfs) look(pf string) sighting {
+	present := s.driver(pf) != ""
+	netdev := s.netdev(pf)
+	return sighting{present: present, netdev: netdev, linkUp: present && s.carrier(pf, netdev), vfs: s.vfs(pf)}
+}
+
+// follow rescans until events is closed.
+func (p *Pool) follow(events <-chan struct{}) {
+	for range events {
+		for _, pf := range p.pfs { // the list itself never changes
+			p.rescan(pf)
+		}
+	}
+}
+
+func (p *Pool) rescan(pf *physical) {
+	seen := p.sys.look(pf.bdf)
+	p.mu.Lock()
+	back := seen.present && !pf.present
+	p.mu.Unlock()
+	if back {
+		p.cfg.Log.Info("PF is back", "pf", pf.bdf)
+		if err := p.bring(pf.bdf); err != nil {
+			p.cfg.Log.Warn("PF cannot be used", "pf", pf.bdf, "error", err)
+			return // it is tried again with the next event
+		}
+		seen = p.sys.look(pf.bdf)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.apply(pf, seen)
+	}
+}
+
+// bring makes a PF have its VFs, without a native driver on new ones, and its netdev up.
+func (p *Pool) bring(pf string) error {
+	if p.sys.driver(pf) == "" {
+		return fmt.Errorf("PF %s has no driver; load it (lspci -k -s %s names it)", pf, pf)
+	}
+	if err := p.sys.write(p.sys.device(pf, "sriov_drivers_autoprobe"), "0"); err != nil {
+		return err
+	}
+	failpoint.Hit(failpoint.OpenAutoprobe)
+	if netdev := p.sys.netdev(pf); netdev != "" && !p.sys.isUp(pf, netdev) {
+		if err := p.cfg.Network.SetUp(netdev, true); err != nil {
+			return err
+		}
+	}
+	begin := time.Now()
+	if err := p.sys.create(pf, p.cfg.NumVFs); err != nil {
+		return err
+	}
+	failpoint.Hit(failpoint.OpenCreated)
+	p.cfg.Log.Info("VFs are there", "pf", pf, "took", time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// apply brings the pool into line with a sighting of pf. It returns one channel per VF that it began to prepare. The lock is held.
+func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) {
+	pf.present, pf.netdev = seen.present, seen.netdev
+	if pf.linkUp != seen.linkUp {
+		pf.linkUp = seen.linkUp
+		p.cfg.Log.Info("PF link", "pf", pf.bdf, "netdev", pf.netdev, "up", pf.linkUp)
+		wake(p.idle)
+	}
+	for _, v := range slices.Clone(p.vfs) {
+		if _, there := seen.vfs[v.bdf]; v.pf == pf && !there && v.state != Gone {
+			p.gone(v)
+		}
+	}
+	for _, bdf := range slices.Sorted(maps.Keys(seen.vfs)) {
+		v := p.find(bdf)
+		if v == nil {
+			v = p.add(pf, bdf, seen.vfs[bdf])
+		}
+		if v.state == Gone && !v.leased {
+			v.pf, v.index, v.mac = pf, seen.vfs[bdf], p.macOf(pf, bdf)
+			v.move(Unbound, "", time.Now())
+		}
+		if v.state == Unbound {
+			preparing = append(preparing, p.start(v, Preparing, ""))
+		}
+	}
+	return preparing
+}
+
+// add takes a VF into the pool: leased if the journal says so, else unbound.
+func (p *Pool) add(pf *physical, bdf string, index int) *function {
+	v := &function{bdf: bdf, pf: pf, index: index, mac: p.macOf(pf, bdf), state: Unbound, since: time.Now(), log: p.cfg.Log}
+	v.group, _ = p.sys.group(bdf) // its absence is reported by the VF's preparation
+	if e, ok := p.found[bdf]; ok {
+		delete(p.found, bdf)
+		v.remember(e)
+	}
+	p.insert(v)
+	return v
+}
+
+func (p *Pool) macOf(pf *physical, bdf string) string {
+	if pf.netdev == "" {
+		return ""
+	}
+	mac, _ := p.cfg.VF.mac(p.cfg.Node, bdf) // the prefix has been checked
+	return mac
+}
+
+func (p *Pool) insert(v *function) {
+	i, _ := slices.BinarySearchFunc(p.vfs, v.bdf, func(v *function, bdf string) int { return cmp.Compare(v.bdf, bdf) })
+	p.vfs = slices.Insert(p.vfs, i, v)
+}
+
+// remember takes over what the journal says of v. Where that is lost, so is the count of leases; it goes on from the clock, which is
+// further than any count can be.
+func (v *function) remember(e entry) {
+	v.generation = e.Generation
+	if e.State != Leased {
+		return
+	}
+	v.state, v.leased = Leased, true
+	if e.Owner != nil {
+		v.owner = *e.Owner
+	} else {
+		v.generation, v.reason = uint64(v.since.Unix()), "its journal entry cannot be read: leased by an unknown owner"
+	}
+}
+
+// gone moves v out of use. A lease on it stays until it is returned, so that its sandbox is not forgotten.
+func (p *Pool) gone(v *function) {
+	v.job++
+	v.move(Gone, "its PF took it away", time.Now())
+	p.cfg.Log.Warn("VF is gone", "vf", v.bdf, "owner", v.owner.Sandbox)
+	if v.leased {
+		p.lost(v, "the VF is gone")
+		return
+	}
+	p.vanish(v)
+}
+
+// vanish removes what the pool keeps outside for a VF that is gone and leased by nobody; if it has come back since, it is prepared.
+func (p *Pool) vanish(v *function) {
+	if err := p.journal.forget(v.bdf); err != nil {
+		p.cfg.Log.Warn("journal", "error", err)
+	}
+	if p.cfg.Dummy && v.mac != "" {
+		if err := p.cfg.Network.SetDummy(dummyName(v.bdf), ""); err != nil {
+			p.cfg.Log.Warn("dummy netdev", "error", err)
+		}
+	}
+	if v.pf.bdf == "" { // of a PF that this pool does not have
+		p.vfs = slices.DeleteFunc(p.vfs, func(other *function) bool { return other == v })
+		return
+	}
+	if index, back := p.sys.vfs(v.pf.bdf)[v.bdf]; back && !p.closed {
+		v.index = index
+		v.move(Unbound, "", time.Now())
+		p.start(v, Preparing, "")
+	}
+}

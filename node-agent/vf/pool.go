@@ -1,0 +1,289 @@
+package vf
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
+)
+
+// An Owner is who a lease belongs to: a sandbox, and the process that holds the VF once there is one.
+type Owner struct {
+	Sandbox    string `json:"sandbox"`
+	PID        int    `json:"pid,omitempty"`
+	StartTicks uint64 `json:"start_ticks,omitempty"` // /proc/PID/stat field 22: with PID it names one process, also after PID reuse
+}
+
+// A Lease is the right to use one VF until Return.
+type Lease struct {
+	BDF        string
+	Generation uint64
+	Group      string // node of the VF's IOMMU group, /dev/vfio/N
+	PF         string
+	Netdev     string // the PF's, empty where it has none
+	Index      int    // of the VF on its PF
+	MAC        string // empty where the PF has no netdev
+	Owner      Owner
+	Gone       bool // only from Found: the VF is not there any more
+}
+
+// A Pool holds VFs. Its methods may be called from any goroutine, and none of them waits for hardware except Open and Close.
+type Pool struct {
+	cfg     Config
+	sys     sysfs
+	journal journal
+	lock    *os.File
+	ctx     context.Context
+	cancel  context.CancelFunc
+	jobs    sync.WaitGroup
+	idle    chan struct{}
+
+	mu     sync.Mutex // guards all below, and the order of the journal's writes
+	closed bool
+	pfs    []*physical
+	vfs    []*function      // by address
+	found  map[string]entry // of the journal, not yet matched with a VF
+}
+
+// A physical function.
+type physical struct {
+	bdf     string
+	netdev  string
+	present bool // it has a driver
+	linkUp  bool
+}
+
+func (f *physical) String() string {
+	if f.netdev == "" {
+		return "PF " + f.bdf
+	}
+	return fmt.Sprintf("PF %s (%s)", f.netdev, f.bdf)
+}
+
+// A virtual function. leased outlives the state Leased when the VF goes away under its tenant.
+type function struct {
+	bdf        string
+	pf         *physical
+	index      int
+	group      string
+	mac        string
+	state      State
+	since      time.Time
+	reason     string
+	leased     bool
+	owner      Owner
+	generation uint64
+	job        uint64 // counts prepare and reset jobs; one that was overtaken does not count when it ends
+	failures   int    // in a row
+	failed     int    // ever
+	faults     int    // reported by VMMs
+	retry      *time.Timer
+	retryAt    time.Time
+	log        *slog.Logger
+}
+
+func (v *function) lease() Lease {
+	return Lease{BDF: v.bdf, Generation: v.generation, Group: v.group, PF: v.pf.bdf, Netdev: v.pf.netdev, Index: v.index, MAC: v.mac, Owner: v.owner}
+}
+
+// record writes what is known of v to the journal.
+func (p *Pool) record(v *function, state State) error {
+	e := entry{BDF: v.bdf, State: state, Generation: v.generation}
+	if state == Leased {
+		owner := v.owner
+		e.Owner = &owner
+	}
+	return p.journal.write(e)
+}
+
+// note is record where a failure does no harm: the journal then says leased for longer than true, and a restart resets the VF again.
+func (p *Pool) note(v *function, state State) {
+	if err := p.record(v, state); err != nil {
+		p.cfg.Log.Warn("journal", "error", err)
+	}
+}
+
+// Lease gives owner a VF, or says why none can be had now (ErrEmpty, ErrLinkDown). The lease is in the journal when it returns.
+func (p *Pool) Lease(owner Owner) (Lease, error) {
+	if owner.Sandbox == "" {
+		return Lease{}, errors.New("a lease needs the sandbox's id")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return Lease{}, errors.New("the VF pool is closed")
+	}
+	v, err := choose(p.vfs)
+	if err != nil {
+		return Lease{}, err
+	}
+	failpoint.Hit(failpoint.LeaseChosen)
+	v.generation++
+	v.owner = owner
+	if err := p.record(v, Leased); err != nil {
+		v.owner = Owner{}
+		return Lease{}, err
+	}
+	v.leased = true
+	v.move(Leased, "", time.Now())
+	failpoint.Hit(failpoint.LeaseJournalled)
+	return v.lease(), nil
+}
+
+// SetOwner completes the owner of a lease, once the process exists that will hold the VF and before it touches the VF.
+func (p *Pool) SetOwner(lease Lease, owner Owner) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.tenancy(lease)
+	if v == nil {
+		return fmt.Errorf("the lease of %s by %s has ended", lease.BDF, lease.Owner.Sandbox)
+	}
+	before := v.owner
+	v.owner = owner
+	if err := p.record(v, Leased); err != nil {
+		v.owner = before
+		return err
+	}
+	failpoint.Hit(failpoint.OwnerJournalled)
+	return nil
+}
+
+// Return gives a VF back. The caller has ended whatever used it. It cannot fail; returning an old lease, or one twice, does nothing.
+func (p *Pool) Return(lease Lease) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.tenancy(lease)
+	if v == nil {
+		p.cfg.Log.Debug("late return of a lease", "vf", lease.BDF, "generation", lease.Generation)
+		return
+	}
+	failpoint.Hit(failpoint.ReturnBegin)
+	v.owner, v.leased = Owner{}, false
+	if v.state == Gone {
+		p.vanish(v)
+		return
+	}
+	p.note(v, Resetting)
+	failpoint.Hit(failpoint.ReturnJournalled)
+	p.start(v, Resetting, "")
+}
+
+// tenancy is the VF that lease is still valid for, or nil.
+func (p *Pool) tenancy(lease Lease) *function {
+	v := p.find(lease.BDF)
+	if v == nil || !v.leased || v.generation != lease.Generation {
+		return nil
+	}
+	return v
+}
+
+func (p *Pool) find(bdf string) *function {
+	i, ok := slices.BinarySearchFunc(p.vfs, bdf, func(v *function, bdf string) int { return cmp.Compare(v.bdf, bdf) })
+	if !ok {
+		return nil
+	}
+	return p.vfs[i]
+}
+
+// Fault takes an error that a VF's user saw. A leased VF's owner is told by Config.Lost; an idle VF is reset.
+func (p *Pool) Fault(bdf, why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.find(bdf)
+	if v == nil {
+		return
+	}
+	v.faults++
+	p.cfg.Log.Warn("VF error", "vf", bdf, "state", v.state, "owner", v.owner.Sandbox, "error", why)
+	switch v.state {
+	case Leased:
+		v.reason = why
+		p.lost(v, why)
+	case Idle:
+		p.note(v, Resetting)
+		p.start(v, Resetting, why)
+	}
+}
+
+func (p *Pool) lost(v *function, why string) {
+	lease := v.lease()
+	if !p.closed {
+		p.jobs.Go(func() { p.cfg.Lost(lease, why) })
+	}
+}
+
+// Idle is signalled when a Lease that was refused may now succeed. It has one receiver, and one signal may stand for many VFs.
+func (p *Pool) Idle() <-chan struct{} { return p.idle }
+
+// Found lists the leases that Open found in the journal, those not returned yet. The caller decides about each: it is kept as it is if
+// its sandbox lives, else the sandbox is ended and the lease returned. An owner without a sandbox is unknown (its entry was unreadable):
+// return that lease after every unknown sandbox has been ended.
+func (p *Pool) Found() []Lease {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var leases []Lease
+	for _, v := range p.vfs {
+		if v.leased {
+			lease := v.lease()
+			lease.Gone = v.state == Gone
+			leases = append(leases, lease)
+		}
+	}
+	return leases
+}
+
+// A Status is one VF as it is now.
+type Status struct {
+	BDF, PF, MAC  string
+	State         State
+	Since         time.Time
+	Reason        string // why it is quarantined, resetting or gone
+	Owner         Owner
+	Generation    uint64
+	ResetFailures int       // failed preparations and resets, ever
+	Faults        int       // errors reported by its users, ever
+	RetryAt       time.Time // of a quarantined VF
+	LinkUp        bool      // of its PF
+}
+
+// Snapshot is the pool as it is now, by address.
+func (p *Pool) Snapshot() []Status {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make([]Status, 0, len(p.vfs))
+	for _, v := range p.vfs {
+		s := Status{BDF: v.bdf, PF: v.pf.bdf, MAC: v.mac, State: v.state, Since: v.since, Reason: v.reason, Owner: v.owner,
+			Generation: v.generation, ResetFailures: v.failed, Faults: v.faults, LinkUp: v.pf.linkUp}
+		if v.state == Quarantined {
+			s.RetryAt = v.retryAt
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// Close stops the pool and returns when nothing of it runs. Leases stay as they are, in the journal, for the next Open.
+func (p *Pool) Close() {
+	p.stop()
+	_ = p.lock.Close()
+}
+
+func (p *Pool) stop() {
+	p.mu.Lock()
+	p.closed = true
+	for _, v := range p.vfs {
+		if v.retry != nil {
+			v.retry.Stop()
+		}
+	}
+	p.mu.Unlock()
+	p.cancel()
+	p.jobs.Wait()
+}

@@ -1,0 +1,105 @@
+package vf
+
+import (
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
+)
+
+// A job is what a goroutine needs to make one VF ready, copied so that it holds no lock.
+type job struct {
+	number  uint64
+	prepare bool // bind and set first, not only reset
+	bdf     string
+	index   int
+	group   string
+	netdev  string
+	mac     string
+}
+
+// start moves v to Preparing or Resetting and begins the work; the channel is closed when v has left that state. The lock is held.
+func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
+	v.move(to, reason, time.Now())
+	if to == Preparing {
+		v.group, _ = p.sys.group(v.bdf) // makeReady asks again and reports
+	}
+	v.job++
+	j := job{number: v.job, prepare: to == Preparing, bdf: v.bdf, index: v.index, group: v.group, netdev: v.pf.netdev, mac: v.mac}
+	done := make(chan struct{})
+	if p.closed { // the journal says resetting: the next Open does it
+		close(done)
+		return done
+	}
+	p.jobs.Go(func() {
+		defer close(done)
+		err := p.makeReady(j)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if v.job == j.number {
+			p.finish(v, err)
+		}
+	})
+	return done
+}
+
+// makeReady does the work of a job. Every step may have been done before, by an agent that was killed after it.
+func (p *Pool) makeReady(j job) error {
+	if j.prepare {
+		if _, err := p.sys.group(j.bdf); err != nil {
+			return err
+		}
+		if err := p.sys.bind(j.bdf); err != nil {
+			return err
+		}
+		if err := p.wire(j); err != nil {
+			return err
+		}
+	}
+	return p.sys.reset(j.bdf, j.group)
+}
+
+// wire sets what the PF enforces for the VF, so that a cold start finds it set.
+func (p *Pool) wire(j job) error {
+	if j.netdev == "" {
+		return nil
+	}
+	if err := p.cfg.Network.SetVF(j.netdev, j.index, p.cfg.VF.settings(j.mac)); err != nil {
+		return err
+	}
+	if p.cfg.Dummy {
+		if err := p.cfg.Network.SetDummy(dummyName(j.bdf), j.mac); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit(failpoint.PrepareNetwork)
+	return nil
+}
+
+// finish takes the end of a job: v is idle, or quarantined until its next try. The lock is held.
+func (p *Pool) finish(v *function, err error) {
+	now := time.Now()
+	if err == nil {
+		v.failures = 0
+		p.note(v, Idle)
+		v.move(Idle, "", now)
+		wake(p.idle)
+		return
+	}
+	v.failures++
+	v.failed++
+	v.retryAt = retryAt(v.failures, now)
+	p.note(v, Quarantined)
+	v.move(Quarantined, err.Error(), now)
+	p.cfg.Log.Warn("VF quarantined", "vf", v.bdf, "reason", err, "failures", v.failures, "retry_in", v.retryAt.Sub(now))
+	if p.closed {
+		return
+	}
+	number := v.job
+	v.retry = time.AfterFunc(v.retryAt.Sub(now), func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if v.job == number && v.state == Quarantined && !p.closed {
+			p.start(v, Preparing, "another try after: "+v.reason)
+		}
+	})
+}

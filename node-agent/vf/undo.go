@@ -1,0 +1,270 @@
+package vf
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
+)
+
+// A host is how the pool found this machine, written before the pool changed anything.
+type host struct {
+	Version int       `json:"version"`
+	PFs     []foundPF `json:"pfs"`
+}
+
+type foundPF struct {
+	BDF       string    `json:"bdf"`
+	NumVFs    int       `json:"num_vfs"`
+	Autoprobe string    `json:"autoprobe"`
+	Netdev    string    `json:"netdev,omitempty"`
+	Up        bool      `json:"up"`
+	VFs       []foundVF `json:"vfs,omitempty"` // those that were there
+}
+
+type foundVF struct {
+	BDF      string    `json:"bdf"`
+	Index    int       `json:"index"`
+	Driver   string    `json:"driver,omitempty"`
+	Override string    `json:"override,omitempty"`
+	Settings *Settings `json:"settings,omitempty"`
+}
+
+func hostFile(run string) string { return filepath.Join(run, "undo.json") }
+
+// recordFound adds to the record the PFs it does not have yet.
+func recordFound(run string, sys sysfs, network Network, pfs []string) error {
+	h, err := readHost(run)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	known := len(h.PFs)
+	for _, bdf := range pfs {
+		if slices.ContainsFunc(h.PFs, func(f foundPF) bool { return f.BDF == bdf }) {
+			continue
+		}
+		f, err := observe(sys, network, bdf)
+		if err != nil {
+			return err
+		}
+		h.PFs = append(h.PFs, f)
+	}
+	if len(h.PFs) == known {
+		return nil
+	}
+	data, err := json.MarshalIndent(h, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := replace(hostFile(run), data); err != nil {
+		return fmt.Errorf("record of this host: %w; is there room in %s?", err, run)
+	}
+	return nil
+}
+
+func readHost(run string) (host, error) {
+	h := host{Version: journalVersion}
+	data, err := os.ReadFile(hostFile(run))
+	if err != nil {
+		return h, err
+	}
+	if err := json.Unmarshal(data, &h); err != nil || h.Version != journalVersion {
+		return h, fmt.Errorf("%s cannot be read (%w, version %d); put the host back by hand and remove it", hostFile(run), cmp.Or(err, fs.ErrInvalid), h.Version)
+	}
+	return h, nil
+}
+
+func observe(sys sysfs, network Network, pf string) (foundPF, error) {
+	f := foundPF{BDF: pf, Netdev: sys.netdev(pf)}
+	f.Up = f.Netdev != "" && sys.isUp(pf, f.Netdev)
+	var err error
+	if f.NumVFs, err = sys.readInt(pf, "sriov_numvfs"); err != nil {
+		return f, err
+	}
+	if f.Autoprobe, err = sys.read(pf, "sriov_drivers_autoprobe"); err != nil {
+		return f, err
+	}
+	vfs := sys.vfs(pf)
+	for _, bdf := range slices.Sorted(maps.Keys(vfs)) {
+		v := foundVF{BDF: bdf, Index: vfs[bdf], Driver: sys.driver(bdf)}
+		if v.Override, err = sys.read(bdf, "driver_override"); err != nil {
+			return f, err
+		}
+		if v.Override == "(null)" {
+			v.Override = ""
+		}
+		if f.Netdev != "" {
+			s, err := network.VF(f.Netdev, v.Index)
+			if err != nil {
+				return f, err
+			}
+			v.Settings = &s
+		}
+		f.VFs = append(f.VFs, v)
+	}
+	return f, nil
+}
+
+// Undo puts VFs, drivers and settings back as they were before the first Open with this run directory, and removes the pool's files.
+// It changes nothing while an agent runs or a VF is in use. On a host that no pool has changed it does nothing. Of cfg it uses where
+// the pool's files and the kernel's are.
+func Undo(cfg Config) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(journalDir(cfg.Run)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	lock, err := lockDir(journalDir(cfg.Run))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return undo(cfg.Run, sysfs{cfg.Sysfs, cfg.Dev, cfg.Kernel}, cfg.Network)
+}
+
+// undo is Undo by whoever holds the lock. It may be cut short at any step and run again.
+func undo(run string, sys sysfs, network Network) error {
+	h, err := readHost(run)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	failpoint.Hit(failpoint.UndoBegin)
+	if err := unused(sys, h.PFs, journal(journalDir(run))); err != nil {
+		return err
+	}
+	var errs []error
+	for _, pf := range h.PFs {
+		if err := restorePF(sys, network, pf); err != nil {
+			errs = append(errs, fmt.Errorf("put PF %s back: %w", pf.BDF, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	failpoint.Hit(failpoint.UndoRestored)
+	if err := removeIfThere(hostFile(run)); err != nil {
+		return err
+	}
+	failpoint.Hit(failpoint.UndoForgotten)
+	return os.RemoveAll(journalDir(run))
+}
+
+// unused fails if a VF that the pool leased, or that would be taken away or unbound, is held by some process.
+func unused(sys sysfs, pfs []foundPF, journal journal) error {
+	entries, err := journal.read(func(string, error) {})
+	if err != nil {
+		return err
+	}
+	for _, pf := range pfs {
+		for bdf := range sys.vfs(pf.BDF) {
+			i := slices.IndexFunc(pf.VFs, func(v foundVF) bool { return v.BDF == bdf })
+			stays := i >= 0 && pf.VFs[i].Driver == driverVFIO
+			if stays && entries[bdf].State != Leased {
+				continue
+			}
+			if err := unheld(sys, bdf); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func unheld(sys sysfs, bdf string) error {
+	if sys.driver(bdf) != driverVFIO {
+		return nil
+	}
+	group, err := sys.group(bdf)
+	if err != nil {
+		return nil // without a group nothing can hold it through vfio
+	}
+	open, err := sys.kernel.GroupOpen(group)
+	if err != nil {
+		return err
+	}
+	if open {
+		return fmt.Errorf("VF %s is in use (%s is open); drain the node first", bdf, group)
+	}
+	return nil
+}
+
+func restorePF(sys sysfs, network Network, pf foundPF) error {
+	if !sys.exists(pf.BDF) {
+		return nil
+	}
+	if pf.Netdev != "" {
+		for bdf := range sys.vfs(pf.BDF) {
+			if err := network.SetDummy(dummyName(bdf), ""); err != nil {
+				return err
+			}
+		}
+	}
+	have, err := sys.readInt(pf.BDF, "sriov_numvfs")
+	if err != nil {
+		return err
+	}
+	if pf.NumVFs == 0 && have > 0 {
+		if err := sys.write(sys.device(pf.BDF, "sriov_numvfs"), "0"); err != nil {
+			return fmt.Errorf("remove its VFs: %w", err)
+		}
+	}
+	// A VF takes a native driver only while autoprobe is on, so it is on while drivers are put back.
+	autoprobe := sys.device(pf.BDF, "sriov_drivers_autoprobe")
+	if err := sys.write(autoprobe, "1"); err != nil {
+		return err
+	}
+	if pf.NumVFs > 0 && have == 0 {
+		if err := sys.write(sys.device(pf.BDF, "sriov_numvfs"), strconv.Itoa(pf.NumVFs)); err != nil {
+			return err
+		}
+	}
+	for _, v := range pf.VFs {
+		if err := restoreVF(sys, network, pf.Netdev, v); err != nil {
+			return fmt.Errorf("VF %s: %w", v.BDF, err)
+		}
+	}
+	if err := sys.write(autoprobe, pf.Autoprobe); err != nil {
+		return err
+	}
+	if pf.Netdev != "" && !pf.Up && sys.isUp(pf.BDF, pf.Netdev) {
+		return network.SetUp(pf.Netdev, false)
+	}
+	return nil
+}
+
+func restoreVF(sys sysfs, network Network, netdev string, v foundVF) error {
+	if !sys.exists(v.BDF) {
+		return nil
+	}
+	if v.Settings != nil {
+		if err := network.SetVF(netdev, v.Index, *v.Settings); err != nil {
+			return err
+		}
+	}
+	driver := sys.driver(v.BDF)
+	if driver != "" && driver != v.Driver {
+		if err := sys.write(sys.bus("drivers", driver, "unbind"), v.BDF); err != nil {
+			return err
+		}
+		driver = ""
+	}
+	if driver == "" && v.Driver != "" { // a driver other than the native one needs the override that named it
+		if err := sys.write(sys.device(v.BDF, "driver_override"), v.Driver); err != nil {
+			return err
+		}
+		if err := sys.write(sys.bus("drivers_probe"), v.BDF); err != nil {
+			return err
+		}
+	}
+	return sys.write(sys.device(v.BDF, "driver_override"), v.Override+"\n")
+}

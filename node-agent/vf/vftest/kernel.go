@@ -1,0 +1,262 @@
+package vftest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Write is a write to a file of sysfs, with its effect.
+func (h *Tree) Write(path, value string) error {
+	if _, err := os.Stat(path); err != nil {
+		return err
+	}
+	dir, file := filepath.Base(filepath.Dir(path)), filepath.Base(path)
+	value = strings.TrimSpace(value)
+	if file == "reset" { // does not hold the lock while it takes its time, as real ones do not
+		return h.reset(dir)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.changed()
+	switch file {
+	case "sriov_numvfs":
+		return h.setVFs(dir, value)
+	case "driver_override":
+		if value == "" {
+			value = "(null)"
+		}
+		return h.put(filepath.Join(device(dir), file), value)
+	case "sriov_drivers_autoprobe":
+		return h.put(filepath.Join(device(dir), file), value)
+	case "drivers_probe":
+		return h.probe(value)
+	case "unbind":
+		return h.unbind(value, dir)
+	}
+	return fmt.Errorf("vftest: no such attribute: %s", path)
+}
+
+func (h *Tree) refused(op, bdf string) error {
+	if h.Refuse == nil {
+		return nil
+	}
+	return h.Refuse(op, bdf)
+}
+
+func (h *Tree) setVFs(pf, value string) error {
+	want, err := strconv.Atoi(value)
+	have, _ := strconv.Atoi(h.Get(pf, "sriov_numvfs"))
+	total, _ := strconv.Atoi(h.Get(pf, "sriov_totalvfs"))
+	switch {
+	case err != nil || want < 0 || want > total:
+		return unix.ERANGE
+	case have > 0 && want > 0:
+		return unix.EBUSY
+	case h.Driver(pf) == "":
+		return unix.ENOENT
+	}
+	if err := h.refused("numvfs", pf); err != nil {
+		return err
+	}
+	for i := range have {
+		if err := h.removeVF(pf, i); err != nil {
+			return err
+		}
+	}
+	for i := range want {
+		if err := h.addVF(pf, i); err != nil {
+			return err
+		}
+	}
+	return h.put(filepath.Join(device(pf), "sriov_numvfs"), value)
+}
+
+func (h *Tree) addVF(pf string, i int) error {
+	bdf := vfOf(pf, i)
+	group := strconv.Itoa(groupOf(bdf))
+	config := make([]byte, 256)
+	copy(config, []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0x10, 0})
+	err := errors.Join(
+		h.putAll(device(bdf), map[string]string{"driver_override": "(null)", "reset": ""}),
+		os.WriteFile(h.path(device(bdf), "config"), config, 0o644),
+		h.link("../"+pf, device(bdf), "physfn"),
+		h.link("../../../../kernel/iommu_groups/"+group, device(bdf), "iommu_group"),
+		h.putAll(filepath.Join("sys/kernel/iommu_groups", group, "devices"), map[string]string{bdf: ""}),
+		h.link("../"+bdf, device(pf), fmt.Sprintf("virtfn%d", i)))
+	if err != nil {
+		return err
+	}
+	return h.probe(bdf)
+}
+
+// groupOf numbers the IOMMU groups: bus and function make them unique.
+func groupOf(bdf string) int {
+	var bus, slot, function int
+	_, _ = fmt.Sscanf(bdf, "0000:%02x:%02x.%d", &bus, &slot, &function)
+	return bus<<8 | slot<<3 | function
+}
+
+func (h *Tree) removeVF(pf string, i int) error {
+	bdf := vfOf(pf, i)
+	if h.groupHeld(bdf) {
+		h.violation("%s was removed while held", bdf)
+	}
+	group := strconv.Itoa(groupOf(bdf))
+	netdev := firstNetdev(h.path(device(pf), "net"))
+	return errors.Join(
+		os.RemoveAll(h.settingsFile(netdev, i)),
+		os.Remove(h.path(device(pf), fmt.Sprintf("virtfn%d", i))),
+		os.RemoveAll(h.path(device(bdf))),
+		os.RemoveAll(h.path("sys/kernel/iommu_groups", group)),
+		os.RemoveAll(h.path("dev/vfio", group)))
+}
+
+func firstNetdev(dir string) string {
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) == 0 {
+		return ""
+	}
+	return entries[0].Name()
+}
+
+// probe binds bdf to the driver its override names, or else to its native one if the PF lets VFs be probed.
+func (h *Tree) probe(bdf string) error {
+	pf, err := h.pf(filepath.Base(h.linkTarget(bdf, "physfn")))
+	if err != nil {
+		return unix.ENODEV
+	}
+	if err := h.refused("probe", bdf); err != nil {
+		return err
+	}
+	driver := h.Get(bdf, "driver_override")
+	if driver == "(null)" {
+		driver = ""
+		if h.Get(pf.BDF, "sriov_drivers_autoprobe") == "1" {
+			driver = pf.VFDriver
+		}
+	}
+	if driver == "" || h.Driver(bdf) != "" {
+		return nil
+	}
+	if driver == "vfio-pci" {
+		if err := h.put(filepath.Join("dev/vfio", strconv.Itoa(groupOf(bdf))), ""); err != nil {
+			return err
+		}
+	} else if pf.Netdev != "" {
+		if err := h.addNetdev(bdf, pf.Netdev+"v"+strings.ReplaceAll(bdf[8:], ".", "")); err != nil {
+			return err
+		}
+	} else if err := h.putAll(filepath.Join(device(bdf), "nvme", "nvme1"), nil); err != nil {
+		return err
+	}
+	return errors.Join(h.link("../../drivers/"+driver, device(bdf), "driver"), h.put(filepath.Join("sys/bus/pci/drivers", driver, "unbind"), ""))
+}
+
+func (h *Tree) linkTarget(bdf, name string) string {
+	target, _ := os.Readlink(h.path(device(bdf), name))
+	return target
+}
+
+func (h *Tree) unbind(bdf, driver string) error {
+	if h.Driver(bdf) != driver {
+		return unix.ENODEV
+	}
+	if err := h.refused("unbind", bdf); err != nil {
+		return err
+	}
+	if h.groupHeld(bdf) {
+		h.violation("%s was unbound while held", bdf)
+	}
+	return errors.Join(
+		os.Remove(h.path(device(bdf), "driver")),
+		os.RemoveAll(h.path(device(bdf), "net")), os.RemoveAll(h.path(device(bdf), "nvme")),
+		os.RemoveAll(h.path("dev/vfio", strconv.Itoa(groupOf(bdf)))))
+}
+
+func (h *Tree) reset(bdf string) error {
+	if h.groupHeld(bdf) {
+		h.violation("%s was reset while held", bdf)
+	}
+	time.Sleep(h.ResetTime)
+	return h.refused("reset", bdf)
+}
+
+// GroupOpen asks for the lock that a holder of the group keeps.
+func (h *Tree) GroupOpen(path string) (bool, error) {
+	syscall.ForkLock.RLock() // a child would keep the lock up to its exec
+	defer syscall.ForkLock.RUnlock()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil, nil
+}
+
+func (h *Tree) groupHeld(bdf string) bool {
+	open, err := h.GroupOpen(h.path("dev/vfio", strconv.Itoa(groupOf(bdf))))
+	return err == nil && open
+}
+
+// Open holds a group as a VMM does, until the file is closed or its process ends.
+func Open(group string) (*os.File, error) {
+	f, err := os.OpenFile(group, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	// The pool's own question for the group holds it for an instant; the real kernel would say EBUSY then, and so the pool never
+	// asks while a VF is leased. Whoever waits here waits for a violation.
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, unix.EBUSY
+	}
+	return f, nil
+}
+
+// Watch tells of every change of the tree that this process makes.
+func (h *Tree) Watch(ctx context.Context) (<-chan struct{}, error) {
+	c := make(chan struct{}, 1)
+	h.mu.Lock()
+	h.watchers[c] = struct{}{}
+	h.mu.Unlock()
+	context.AfterFunc(ctx, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.watchers, c)
+		close(c)
+	})
+	return c, nil
+}
+
+func (h *Tree) changed() {
+	for c := range h.watchers {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Violation writes down what must never happen.
+func (h *Tree) Violation(format string, args ...any) { h.violation(format, args...) }
+
+func (h *Tree) violation(format string, args ...any) {
+	f, err := os.OpenFile(h.path("violations"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close()
+	fmt.Fprintf(f, format+"\n", args...)
+}
+
+// Violations is what has been written down.
+func (h *Tree) Violations() string { return h.get("violations") }

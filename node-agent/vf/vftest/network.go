@@ -1,0 +1,128 @@
+package vftest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+func (h *Tree) settingsFile(netdev string, index int) string {
+	return h.path("settings", fmt.Sprintf("%s.%d", netdev, index))
+}
+
+// VF is what the PF keeps for a VF; a fresh one has no MAC and its spoof check on, as with igb.
+func (h *Tree) VF(netdev string, index int) (vf.Settings, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := vf.Settings{MAC: "00:00:00:00:00:00", SpoofCheck: true}
+	data, err := os.ReadFile(h.settingsFile(netdev, index))
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(data, &s)
+}
+
+func (h *Tree) SetVF(netdev string, index int, want vf.Settings) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.refused("setvf", fmt.Sprintf("%s/%d", netdev, index)); err != nil {
+		return err
+	}
+	data, err := json.Marshal(want)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(h.settingsFile(netdev, index), data, 0o644)
+}
+
+// SetUp sets a netdev up or down; its carrier follows.
+func (h *Tree) SetUp(netdev string, up bool) error {
+	flags, carrier := "0x1002", "0"
+	if up {
+		flags, carrier = "0x1003", "1"
+	}
+	return h.setNetdev(netdev, map[string]string{"flags": flags, "carrier": carrier})
+}
+
+// SetCarrier cuts or mends the cable of a netdev.
+func (h *Tree) SetCarrier(netdev string, up bool) error {
+	carrier := "0"
+	if up {
+		carrier = "1"
+	}
+	return h.setNetdev(netdev, map[string]string{"carrier": carrier})
+}
+
+func (h *Tree) setNetdev(netdev string, files map[string]string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.changed()
+	found, err := filepath.Glob(h.path("sys/bus/pci/devices/*/net", netdev))
+	if err != nil || len(found) != 1 {
+		return fmt.Errorf("%s: no such netdev", netdev)
+	}
+	rel, err := filepath.Rel(h.Dir, found[0])
+	if err != nil {
+		return err
+	}
+	return h.putAll(rel, files)
+}
+
+func (h *Tree) SetDummy(name, mac string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if mac == "" {
+		if err := os.Remove(h.path("settings", name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	return h.put(filepath.Join("settings", name), mac)
+}
+
+// Dummy is the MAC of a dummy netdev, or "".
+func (h *Tree) Dummy(name string) string { return h.get(filepath.Join("settings", name)) }
+
+// Unload takes the PF's driver away, and with it its VFs and its netdev; Load brings the driver back, without VFs.
+func (h *Tree) Unload(pf string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.changed()
+	return errors.Join(h.setVFs(pf, "0"), os.Remove(h.path(device(pf), "driver")), os.RemoveAll(h.path(device(pf), "net")))
+}
+
+func (h *Tree) Load(bdf string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.changed()
+	pf, err := h.pf(bdf)
+	if err != nil {
+		return err
+	}
+	return errors.Join(h.addNetdev(bdf, pf.Netdev), h.link("../../drivers/"+pf.Driver, device(bdf), "driver"))
+}
+
+// CreateVFs is what an operator may have done before the pool came.
+func (h *Tree) CreateVFs(pf string, n int) error {
+	return h.Write(h.path(device(pf), "sriov_numvfs"), strconv.Itoa(n))
+}
+
+// SetConfig sets command and status register of a VF's configuration space.
+func (h *Tree) SetConfig(bdf string, command, status uint16) error {
+	f, err := os.OpenFile(h.path(device(bdf), "config"), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteAt([]byte{byte(command), byte(command >> 8), byte(status), byte(status >> 8)}, 4)
+	return err
+}
