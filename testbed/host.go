@@ -25,6 +25,7 @@ type Host struct {
 	rec    record
 	client *ssh.Client
 	ended  <-chan struct{} // closed when QEMU has ended; nil if another process started it
+	tests  bool            // the test binary has been put there
 }
 
 // Config is what the host was booted with.

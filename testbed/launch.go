@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 // bootDeadline bounds the time from QEMU's start to an accepted ssh connection. It is generous: emulated CPUs on a busy machine are slow.
@@ -28,7 +30,7 @@ const readyLine = "testbed ready"
 type launch struct {
 	dir
 	cfg   Config
-	img   Images
+	img   image.Boot
 	owned bool // the host ends with the process that starts it
 	steps *steps
 
@@ -90,6 +92,9 @@ func (l *launch) prepare() error {
 		}
 	}
 	if err := os.MkdirAll(l.Work(), 0o700); err != nil {
+		return err
+	}
+	if err := place(l.img.Kernel, filepath.Join(l.Work(), "vmlinuz")); err != nil {
 		return err
 	}
 	if err := makeKey(l.key(), l.authorizedKeys()); err != nil {
@@ -168,7 +173,9 @@ func (l *launch) connect(ctx context.Context) error {
 	if err := l.host.dial(ctx); err != nil {
 		return l.failed(err)
 	}
-	if code, err := l.host.Run(ctx, "true", nil, io.Discard, io.Discard); err != nil || code != 0 {
+	// Like any machine, the host has the kernel that it runs in /boot.
+	const install = "mkdir -p /boot && ln -sf /work/vmlinuz /boot/vmlinuz-$(uname -r)"
+	if code, err := l.host.Run(ctx, install, nil, io.Discard, io.Discard); err != nil || code != 0 {
 		return l.failed(fmt.Errorf("it runs no command (exit code %d): %w", code, err))
 	}
 	l.host.rec.Booted = time.Since(l.steps.began).Seconds()

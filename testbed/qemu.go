@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 const qemuBinary = "qemu-system-x86_64"
@@ -21,13 +23,8 @@ const (
 // consoleFD is the descriptor at which QEMU inherits its console.
 const consoleFD = 3
 
-// Images are the artefacts a host boots from.
-type Images struct {
-	Kernel, Initrd, Root string
-}
-
 // qemuArgs is QEMU's command line for the host c in directory d.
-func qemuArgs(c Config, d dir, img Images, sshPort int) []string {
+func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	var a args
 	a.machine(c)
 	a.memory(c.MemoryMiB)

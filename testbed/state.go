@@ -117,31 +117,64 @@ func (d dir) sweep(keep bool) {
 
 // hold takes the directory's lock, for which it waits, and returns its release.
 func (d dir) hold(ctx context.Context) (release func(), err error) {
-	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	got := make(chan error, 1)
-	go func() {
-		var err error
-		for err = unix.EINTR; err == unix.EINTR; {
-			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	for {
+		f, err := d.openLock()
+		if err != nil {
+			return nil, err
 		}
-		got <- err
-	}()
-	select {
-	case err := <-got:
+		got := make(chan error, 1)
+		go func() { got <- flock(f, unix.LOCK_EX) }()
+		select {
+		case err = <-got:
+		case <-ctx.Done():
+			go func() { <-got; f.Close() }()
+			return nil, fmt.Errorf("another command is at work on the testbed in %s: %w", d, context.Cause(ctx))
+		}
 		if err != nil {
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", d.lock(), err)
 		}
-		return func() { f.Close() }, nil
-	case <-ctx.Done():
-		go func() { <-got; f.Close() }()
-		return nil, fmt.Errorf("another command is at work on the testbed in %s: %w", d, context.Cause(ctx))
+		if d.stillThere(f) {
+			return func() { f.Close() }, nil
+		}
+		f.Close()
+	}
+}
+
+// removeIfIdle removes the directory of a testbed that is not up unless someone is at work on it.
+func (d dir) removeIfIdle() {
+	f, err := d.openLock()
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if flock(f, unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return
+	}
+	if r, err := d.load(); r == nil && err == nil {
+		os.RemoveAll(string(d))
+	}
+}
+
+func (d dir) openLock() (*os.File, error) {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600)
+}
+
+// stillThere tells whether f is the lock, and not that of a directory that was removed while we waited for it.
+func (d dir) stillThere(f *os.File) bool {
+	mine, err1 := f.Stat()
+	now, err2 := os.Stat(d.lock())
+	return err1 == nil && err2 == nil && os.SameFile(mine, now)
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), how); err != unix.EINTR {
+			return err
+		}
 	}
 }
 

@@ -9,18 +9,22 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/doctor"
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 // ErrDown is returned for a testbed that is not up.
 var ErrDown = errors.New("the testbed is not up: start it with `fastiov testbed up`")
 
-// Up boots the testbed that c describes from img, or returns it if it is up already. A testbed that is up with less than c asks for
-// is an error. Progress goes to w.
-func Up(ctx context.Context, c Config, img Images, w io.Writer) (*Host, error) {
-	return up(ctx, c, img, w, false)
+// Up boots the testbed that c describes, building what it boots from if need be, or returns the testbed if it is up already. One that
+// is up with less than c asks for is an error. Progress goes to w.
+func Up(ctx context.Context, c Config, w io.Writer) (*Host, error) {
+	return up(ctx, c, w, false)
 }
 
-func up(ctx context.Context, c Config, img Images, w io.Writer, owned bool) (*Host, error) {
+// up is Up; an owned host ends with this process.
+func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {
 		return nil, err
@@ -41,10 +45,24 @@ func up(ctx context.Context, c Config, img Images, w io.Writer, owned bool) (*Ho
 	if h, err := d.reuse(ctx, c); h != nil || err != nil {
 		return h, err
 	}
-	if c.Kernel != "" {
-		img.Kernel = c.Kernel
+	cache, err := image.Open("", w)
+	if err != nil {
+		return nil, err
 	}
-	l := launch{dir: d, cfg: c, img: img, owned: owned, steps: newSteps(w, "testbed")}
+	defer cache.Close()
+	l := launch{dir: d, cfg: c, owned: owned, steps: newSteps(w, "testbed")}
+	if l.img, err = cache.Testbed(ctx); err != nil {
+		return nil, err
+	}
+	if c.Kernel != "" {
+		l.img.Kernel = c.Kernel
+	}
+	if c.Accel == "" {
+		l.cfg.Accel = "tcg"
+		if doctor.Nests(ctx, func(context.Context) (string, error) { return l.img.Kernel, nil }) {
+			l.cfg.Accel = "kvm"
+		}
+	}
 	return l.boot(ctx)
 }
 

@@ -1,0 +1,103 @@
+// Package doctor decides whether this machine can be a node itself, and says why not.
+//
+// A check looks at one thing and returns a finding: what is there, whether that will do, and if not, what to do. Checks of files take the
+// directory that stands for "/", so that tests show them other machines. What a file cannot prove is tried: a /dev/kvm that opens may
+// still be unable to run an ordinary kernel, so KVM counts as working only when a probe guest has spoken.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// A Verdict grades a finding.
+type Verdict string
+
+const (
+	OK   Verdict = "ok"
+	Note Verdict = "note" // a node can live without
+	No   Verdict = "no"   // a node cannot
+)
+
+// A Finding is the outcome of one check.
+type Finding struct {
+	Check   string  `json:"check"`
+	Verdict Verdict `json:"verdict"`
+	Found   string  `json:"found"`
+	Remedy  string  `json:"remedy,omitempty"`
+}
+
+// A Report is the outcome of all checks.
+type Report struct {
+	Findings []Finding `json:"findings"`
+}
+
+// Node tells whether the machine can be a node.
+func (r Report) Node() bool { return r.against() == nil }
+
+// Err is nil for a machine that can be a node, else one line that says why it cannot.
+func (r Report) Err() error {
+	if against := r.against(); against != nil {
+		return fmt.Errorf("this machine cannot be a node: %s", strings.Join(against, "; "))
+	}
+	return nil
+}
+
+func (r Report) against() []string {
+	var why []string
+	for _, f := range r.Findings {
+		if f.Verdict == No {
+			why = append(why, f.Found)
+		}
+	}
+	return why
+}
+
+// Print writes one line per finding.
+func (r Report) Print(w io.Writer) {
+	for _, f := range r.Findings {
+		line := fmt.Sprintf("%-5s %-14s %s", f.Verdict, f.Check, f.Found)
+		if f.Remedy != "" {
+			line += "; " + f.Remedy
+		}
+		fmt.Fprintln(w, line)
+	}
+}
+
+// A Kernel finds, or makes, the kernel of the probe guest: an ordinary one.
+type Kernel func(context.Context) (path string, err error)
+
+// Check examines this machine. The probe of KVM comes last: it alone takes seconds.
+func Check(ctx context.Context, kernel Kernel) Report {
+	const root = "/"
+	findings := []Finding{
+		user(os.Geteuid()),
+		vmm(),
+		iommu(root),
+		interrupts(root),
+		vfio(root),
+		cards(root),
+		groups(root),
+		vsock(root),
+		cgroup(root),
+		memlock(root),
+		hugePages(root),
+		arms(root),
+	}
+	return Report{append(findings, kvm(ctx, root, kernel))}
+}
+
+func ok(check, found string, a ...any) Finding {
+	return Finding{Check: check, Verdict: OK, Found: fmt.Sprintf(found, a...)}
+}
+
+func no(check, remedy, found string, a ...any) Finding {
+	return Finding{Check: check, Verdict: No, Found: fmt.Sprintf(found, a...), Remedy: remedy}
+}
+
+func note(check, remedy, found string, a ...any) Finding {
+	return Finding{Check: check, Verdict: Note, Found: fmt.Sprintf(found, a...), Remedy: remedy}
+}

@@ -1,0 +1,136 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const qemu = "qemu-system-x86_64"
+
+const (
+	// A guest that works always has something to say within probeSilence, on a slow machine too; one that hangs has not.
+	probeSilence  = 10 * time.Second
+	probeDeadline = time.Minute
+)
+
+// kvm believes in KVM when a guest booted by it has spoken.
+func kvm(ctx context.Context, root string, kernel Kernel) Finding {
+	const check, device = "kvm", "dev/kvm"
+	const elsewhere = "use another machine, or `fastiov testbed up`, which emulates one"
+	f, err := os.OpenFile(filepath.Join(root, device), os.O_RDWR, 0)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return no(check, "enable virtualisation in the firmware and modprobe kvm_intel or kvm_amd", "no /%s", device)
+	case errors.Is(err, os.ErrPermission):
+		return no(check, "run as root, or as a member of the group kvm", "/%s may not be opened", device)
+	case err != nil:
+		return no(check, elsewhere, "/%s does not open: %v", device, err)
+	}
+	f.Close()
+	path, err := kernel(ctx)
+	if err != nil {
+		return no(check, "", "there is no kernel to try it with: %v", err)
+	}
+	took, err := probe(ctx, path)
+	if err != nil {
+		return no(check, elsewhere, "/%s opens but cannot run an ordinary kernel: %v", device, err)
+	}
+	return ok(check, "ran a guest in %.1f s", took.Seconds())
+}
+
+// Nests tells whether this machine's KVM works and lets its guests use KVM in turn.
+func Nests(ctx context.Context, kernel Kernel) bool {
+	return nested("/") && kvm(ctx, "/", kernel).Verdict == OK
+}
+
+func nested(root string) bool {
+	for _, vendor := range []string{"kvm_intel", "kvm_amd"} {
+		if n := read(root, "sys/module", vendor, "parameters/nested"); n == "1" || n == "Y" {
+			return true
+		}
+	}
+	return false
+}
+
+// probe boots the guest and returns how long it took to speak.
+func probe(ctx context.Context, kernel string) (time.Duration, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, probeDeadline, fmt.Errorf("it did not boot in %v", probeDeadline))
+	defer cancel()
+	initrd, err := probeInitrd()
+	if err != nil {
+		return 0, err
+	}
+	defer initrd.Close()
+	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel=kvm", "-cpu", "host", "-m", "256", "-nodefaults", "-no-user-config", "-no-reboot",
+		"-display", "none", "-serial", "stdio", "-kernel", kernel, "-initrd", "/proc/self/fd/3",
+		"-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1")
+	cmd.ExtraFiles = []*os.File{initrd}
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
+	console, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	last, err := listen(console, probeSilence, cancel)
+	took := time.Since(began)
+	cancel()
+	_ = cmd.Wait()
+	switch {
+	case err == nil:
+		return took, nil
+	case errors.Is(err, io.EOF) && complaint.Len() > 0:
+		return 0, fmt.Errorf("QEMU: %s", firstLine(complaint.String()))
+	}
+	return 0, fmt.Errorf("a probe guest %w (last console line: %q)", err, last)
+}
+
+var errSilent = fmt.Errorf("hung: it printed nothing for %v", probeSilence)
+
+// listen reads the console until the guest has spoken (nil), ended (io.EOF), or been silent for too long (errSilent), when it calls
+// stop so that the console ends. It returns the last line read.
+func listen(console io.Reader, silence time.Duration, stop func()) (string, error) {
+	var hung atomic.Bool
+	timer := time.AfterFunc(silence, func() { hung.Store(true); stop() })
+	defer timer.Stop()
+	var all strings.Builder
+	buf := make([]byte, 4096)
+	for {
+		n, err := console.Read(buf)
+		all.Write(buf[:n])
+		if strings.Contains(all.String(), probeWord) {
+			return probeWord, nil
+		}
+		if hung.Load() {
+			return lastLine(all.String()), errSilent
+		}
+		if err != nil {
+			return lastLine(all.String()), fmt.Errorf("ended without a word: %w", io.EOF)
+		}
+		if n > 0 {
+			timer.Reset(silence)
+		}
+	}
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return line
+}
+
+func lastLine(s string) string {
+	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(s, "\r", "")), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
+}

@@ -1,0 +1,135 @@
+package doctor
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+func user(uid int) Finding {
+	if uid != 0 {
+		return no("root", "run as root, or with sudo", "not root (uid %d)", uid)
+	}
+	return ok("root", "uid 0")
+}
+
+func vmm() Finding {
+	path, err := exec.LookPath(qemu)
+	if err != nil {
+		return no("vmm", "install QEMU (Debian: apt-get install qemu-system-x86)", "no %s", qemu)
+	}
+	return ok("vmm", "%s", path)
+}
+
+func vsock(root string) Finding {
+	const device = "dev/vhost-vsock"
+	if !exists(root, device) {
+		return no("vsock", "modprobe vhost_vsock", "no /%s", device)
+	}
+	return ok("vsock", "/%s", device)
+}
+
+// cgroup wants the unified hierarchy, wherever it is mounted, and its one write that ends a whole cgroup.
+func cgroup(root string) Finding {
+	mount := unified(read(root, "proc/self/mountinfo"))
+	if mount == "" {
+		return no("cgroup", "mount -t cgroup2 none /sys/fs/cgroup", "no cgroup v2 is mounted")
+	}
+	if !canKill(filepath.Join(root, mount)) {
+		return no("cgroup", "run Linux 5.14 or newer, as root", "cgroup v2 on %s has no cgroup.kill", mount)
+	}
+	controllers := read(root, mount, "cgroup.controllers")
+	if !strings.Contains(controllers, "memory") {
+		return note("cgroup", "boot with systemd.unified_cgroup_hierarchy=1 to bound the memory of a VMM",
+			"v2 on %s with cgroup.kill, without the memory controller", mount)
+	}
+	return ok("cgroup", "v2 on %s with cgroup.kill", mount)
+}
+
+func unified(mountinfo string) string {
+	for line := range strings.Lines(mountinfo) {
+		before, after, _ := strings.Cut(line, " - ")
+		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+			return fields[4]
+		}
+	}
+	return ""
+}
+
+// canKill looks for cgroup.kill below mount, whose own root never has one; where there is no child it makes one to look.
+func canKill(mount string) bool {
+	if kills, _ := filepath.Glob(filepath.Join(mount, "*", "cgroup.kill")); len(kills) > 0 {
+		return true
+	}
+	trial, err := os.MkdirTemp(mount, "fastiov-doctor-")
+	if err != nil {
+		return false
+	}
+	defer os.Remove(trial)
+	return exists(trial, "cgroup.kill")
+}
+
+// memlock is about the pages of a microVM, which vfio pins: root raises the limit for each VMM, unless a container took that right away.
+func memlock(root string) Finding {
+	for line := range strings.Lines(read(root, "proc/self/limits")) {
+		if limit, found := strings.CutPrefix(line, "Max locked memory"); found {
+			if fields := strings.Fields(limit); len(fields) > 1 && fields[1] == "unlimited" {
+				return ok("memlock", "unlimited")
+			}
+		}
+	}
+	const capSysResource = 24
+	for line := range strings.Lines(read(root, "proc/self/status")) {
+		if mask, found := strings.CutPrefix(line, "CapEff:"); found {
+			if caps, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64); err == nil && caps&(1<<capSysResource) != 0 {
+				return ok("memlock", "limited, and raised for each VMM")
+			}
+		}
+	}
+	return no("memlock", "ulimit -l unlimited, or grant CAP_SYS_RESOURCE", "locked memory is limited and this user may not raise the limit")
+}
+
+func hugePages(root string) Finding {
+	const pool = "sys/kernel/mm/hugepages/hugepages-2048kB"
+	if !exists(root, pool) {
+		return note("huge pages", "", "this kernel has none of 2 MiB; microVMs use ordinary pages")
+	}
+	free, total := read(root, pool, "free_hugepages"), read(root, pool, "nr_hugepages")
+	if total == "0" {
+		return note("huge pages", "for faster DMA mapping write a number to /"+pool+"/nr_hugepages", "none of 2 MiB reserved; microVMs use ordinary pages")
+	}
+	return ok("huge pages", "%s of %s of 2 MiB free", free, total)
+}
+
+// arms are what a kernel of ours does better than a stock one.
+func arms(root string) Finding {
+	if !exists(root, "dev/fastiovd") {
+		return note("kernel arms", "", "none: a stock kernel resets each VF when it is opened and zeroes memory when it is pinned")
+	}
+	return ok("kernel arms", "fastiovd")
+}
+
+func exists(path ...string) bool {
+	_, err := os.Stat(filepath.Join(path...))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// read is the trimmed content of a file, empty if there is none.
+func read(path ...string) string {
+	raw, _ := os.ReadFile(filepath.Join(path...))
+	return strings.TrimSpace(string(raw))
+}
+
+// list is the names in a directory, none if there is none.
+func list(path ...string) []string {
+	entries, _ := os.ReadDir(filepath.Join(path...))
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}

@@ -1,0 +1,194 @@
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Needs is what a test wants of the host it runs in; the zero value is content with any.
+type Needs struct {
+	NICs      int // igb cards with 7 VFs each
+	NVMeVFs   int
+	MemoryMiB int
+	CPUs      int
+	Edu       bool
+	Files     map[string]string // name below /work → file of this machine that is copied there
+}
+
+const (
+	insideEnv = "FASTIOV_INSIDE"
+	wantEnv   = "FASTIOV_TESTBED"
+	// margin is kept of a test's time for telling how it ended.
+	margin = 10 * time.Second
+)
+
+// Inside runs body in a booted host. The test that calls it runs twice: here, where Inside boots the package's host, copies the test
+// binary in and starts the same test there; and there, where Inside just calls body. What the test prints there is printed here, and
+// its end is this test's end. It is skipped unless FASTIOV_TESTBED=1 is set: a plain go test boots nothing.
+//
+// A package that uses Inside has `func TestMain(m *testing.M) { testbed.Main(m) }`. The test binary must be static (CGO_ENABLED=0).
+// A test calls Inside once; subtests may each call it.
+func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
+	t.Helper()
+	if os.Getenv(insideEnv) != "" {
+		body(t)
+		return
+	}
+	if os.Getenv(wantEnv) == "" {
+		t.Skipf("needs a testbed: set %s=1 to boot one", wantEnv)
+	}
+	ctx := t.Context()
+	if end, ok := t.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, end.Add(-margin), errors.New("the test's time is up"))
+		defer cancel()
+	}
+	h, err := shared.host(ctx, needs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, src := range needs.Files {
+		if err := h.Put(name, src); err != nil {
+			t.Fatal(err)
+		}
+	}
+	verdict, err := h.test(ctx, t.Name(), testing.Verbose(), os.Stdout)
+	switch {
+	case err != nil:
+		t.Fatalf("in the testbed: %v", err)
+	case verdict == skipped:
+		t.Skip("skipped in the testbed, see above")
+	case verdict == failed:
+		t.Fatal("failed in the testbed, see above")
+	}
+}
+
+// Main runs the package's tests and then ends the host that they shared, if any was booted. TestMain calls it.
+func Main(m interface{ Run() int }) {
+	code := m.Run()
+	shared.end(code != 0)
+	os.Exit(code)
+}
+
+// A verdict is how a test ended.
+type verdict int
+
+const (
+	passed verdict = iota
+	skipped
+	failed
+)
+
+// test runs one test of this test binary in the host and relays what it prints.
+func (h *Host) test(ctx context.Context, name string, verbose bool, w io.Writer) (verdict, error) {
+	binary, err := h.putSelf()
+	if err != nil {
+		return failed, err
+	}
+	command := fmt.Sprintf("mkdir -p /tmp/test && cd /tmp/test && %s=1 exec %s -test.v -test.count=1 -test.run '%s'", insideEnv, binary, only(name))
+	out := &relay{w: w, test: name, all: verbose}
+	code, err := h.Run(ctx, command, nil, out, out)
+	if err != nil {
+		return failed, err
+	}
+	out.flush()
+	if code != 0 {
+		return failed, nil
+	}
+	if !out.ran {
+		return failed, fmt.Errorf("the test binary knows no test %s", name)
+	}
+	return out.verdict, nil
+}
+
+// only is the pattern that go test's -run matches with the named test alone.
+func only(name string) string {
+	var pattern []string
+	for _, part := range strings.Split(name, "/") {
+		pattern = append(pattern, "^"+regexp.QuoteMeta(part)+"$")
+	}
+	return strings.ReplaceAll(strings.Join(pattern, "/"), "'", `'\''`)
+}
+
+// putSelf copies this test binary to the host and returns where it is there.
+func (h *Host) putSelf() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Base(self)
+	if h.tests {
+		return "/work/" + name, nil
+	}
+	f, err := elf.Open(self)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return "", errors.New("the test binary needs shared libraries that the host has not: run go test with CGO_ENABLED=0")
+		}
+	}
+	h.tests = true
+	return "/work/" + name, h.Put(name, self)
+}
+
+// A relay passes on a test's output line by line and reads its verdict from it.
+type relay struct {
+	mu      sync.Mutex
+	w       io.Writer
+	test    string
+	all     bool // also what go test shows only with -v
+	rest    []byte
+	ran     bool
+	verdict verdict
+}
+
+func (r *relay) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rest = append(r.rest, b...)
+	for {
+		line, rest, found := bytes.Cut(r.rest, []byte("\n"))
+		if !found {
+			return len(b), nil
+		}
+		r.line(string(line))
+		r.rest = rest
+	}
+}
+
+func (r *relay) flush() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.rest) > 0 {
+		r.line(string(r.rest))
+		r.rest = nil
+	}
+}
+
+// line reads and passes on one line. The framing lines of the test that runs here too are left to go test here.
+func (r *relay) line(line string) {
+	trimmed := strings.TrimLeft(line, " ")
+	for prefix, v := range map[string]verdict{"--- PASS: ": passed, "--- SKIP: ": skipped, "--- FAIL: ": failed} {
+		if strings.HasPrefix(trimmed, prefix+r.test+" (") {
+			r.ran, r.verdict = true, v
+		}
+	}
+	frame := line == "PASS" || line == "FAIL" || strings.HasPrefix(trimmed, "=== ") && !r.all
+	if !frame {
+		fmt.Fprintf(r.w, "    testbed: %s\n", line)
+	}
+}
