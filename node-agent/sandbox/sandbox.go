@@ -74,3 +74,8 @@ type LogLine struct {
 	Stream string // stdout or stderr
 	Text   string
 }
+
+// A VFFault is the Err of a sandbox that ended because its VF reported an error.
+type VFFault struct{ Why string }
+
+func (f *VFFault) Error() string { return "VF error: " + f.Why }

@@ -166,3 +166,11 @@ func userOf(pid int) int {
 	}
 	return uid
 }
+
+// PID is the cell's process, or 0 while it has none.
+func (c *Cell) PID() int {
+	if c.proc == nil {
+		return 0
+	}
+	return c.proc.pid
+}

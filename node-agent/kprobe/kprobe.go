@@ -1,0 +1,298 @@
+// Package kprobe sees what the kernel does to a VF on behalf of a VMM: opening it, mapping memory for its DMA, resetting it.
+//
+// Two small eBPF programs sit on the entry and the exit of the kernel functions in targets. Entry notes the time under (thread,
+// kind); exit turns that into an event in a ring buffer. The reader hands events to whoever watches the process. So the stages inside
+// a VMM are measured where they happen, for any VMM, and cost nothing where nobody does VFIO.
+//
+// Functions of kernels and modules with BTF are hooked by fentry and fexit, which have no limit on calls in progress: two hundred VFs may
+// be inside their reset at once. Elsewhere kprobe and kretprobe serve, which miss exits beyond max(10, 2 × CPUs) calls in progress;
+// a call whose exit is missed leaves no event.
+//
+// A nil *Probe is one that sees nothing, for hosts where eBPF is not to be had.
+package kprobe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+)
+
+// A Kind says what was done.
+type Kind uint32
+
+const (
+	Opening   Kind = iota + 1 // a VF was opened: by its group, or bound to an iommufd
+	Mapping                   // memory was mapped for DMA
+	Resetting                 // a PCI function was reset, by whichever method
+)
+
+// An Event is one finished call.
+type Event struct {
+	Kind  Kind
+	Begin time.Time
+	End   time.Time
+	Bytes uint64 // of a Mapping
+	BDF   string // of a Resetting: the function that was reset
+}
+
+// A Probe is the programs in the kernel and the goroutine that reads what they report.
+type Probe struct {
+	closers []io.Closer
+	reader  *ringbuf.Reader
+	reading sync.WaitGroup
+
+	flushing sync.Mutex
+	flushed  chan struct{} // the reader has handed out all that was reported before it was flushed
+
+	mu      sync.Mutex
+	watches map[uint32]*Watch
+	resets  map[string]uint64
+}
+
+// Open puts the programs into the kernel. An error says why that cannot be; its caller can do without.
+func Open() (*Probe, error) { return open(targets) }
+
+func open(targets []target) (*Probe, error) {
+	p := &Probe{flushed: make(chan struct{}), watches: map[uint32]*Watch{}, resets: map[string]uint64{}}
+	if err := p.load(targets); err != nil {
+		p.release()
+		return nil, fmt.Errorf("kernel probe: %w", err)
+	}
+	p.reading.Go(p.read)
+	return p, nil
+}
+
+func (p *Probe) load(targets []target) error {
+	begun, err := ebpf.NewMap(&ebpf.MapSpec{Name: "fastiov_begun", Type: ebpf.Hash, KeySize: 16, ValueSize: 16, MaxEntries: 16 << 10})
+	if err != nil {
+		return err
+	}
+	p.closers = append(p.closers, begun)
+	events, err := ebpf.NewMap(&ebpf.MapSpec{Name: "fastiov_events", Type: ebpf.RingBuf, MaxEntries: 1 << 20})
+	if err != nil {
+		return err
+	}
+	p.closers = append(p.closers, events)
+	missing := errors.New("no function to watch (is vfio loaded?)")
+	hooked := false
+	for _, t := range targets {
+		err := p.hook(t, begun, events)
+		switch {
+		case err == nil:
+			hooked = true
+		case errors.Is(err, fs.ErrNotExist): // not in this kernel
+			missing = fmt.Errorf("%w; %w", missing, err)
+		default:
+			return fmt.Errorf("%s: %w", t.function, err)
+		}
+	}
+	if !hooked {
+		return missing
+	}
+	p.reader, err = ringbuf.NewReader(events)
+	return err
+}
+
+// hook puts both programs on one function, by BTF if it has it.
+func (p *Probe) hook(t target, begun, events *ebpf.Map) error {
+	err := p.trace(t, begun, events)
+	if err == nil {
+		return nil
+	}
+	if probeErr := p.kprobe(t, begun, events); probeErr != nil {
+		return fmt.Errorf("%w (by BTF: %v)", probeErr, err)
+	}
+	return nil
+}
+
+func (p *Probe) trace(t target, begun, events *ebpf.Map) error {
+	var hooked []io.Closer
+	for _, h := range []struct {
+		at   ebpf.AttachType
+		code program
+	}{{ebpf.AttachTraceFEntry, entry(t, fentryArguments, begun)}, {ebpf.AttachTraceFExit, exit(t, begun, events)}} {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "fastiov", Type: ebpf.Tracing, AttachType: h.at, AttachTo: t.function, Instructions: h.code, License: license})
+		if err != nil {
+			return errors.Join(err, closeAll(hooked))
+		}
+		l, err := link.AttachTracing(link.TracingOptions{Program: prog})
+		hooked = append(hooked, prog)
+		if err != nil {
+			return errors.Join(err, closeAll(hooked))
+		}
+		hooked = append(hooked, l)
+	}
+	p.closers = append(p.closers, hooked...)
+	return nil
+}
+
+func (p *Probe) kprobe(t target, begun, events *ebpf.Map) error {
+	var hooked []io.Closer
+	for _, h := range []struct {
+		attach func(string, *ebpf.Program, *link.KprobeOptions) (link.Link, error)
+		code   program
+	}{{link.Kprobe, entry(t, kprobeArguments, begun)}, {link.Kretprobe, exit(t, begun, events)}} {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "fastiov", Type: ebpf.Kprobe, Instructions: h.code, License: license})
+		if err != nil {
+			return errors.Join(err, closeAll(hooked))
+		}
+		hooked = append(hooked, prog)
+		l, err := h.attach(t.function, prog, nil)
+		if err != nil {
+			return errors.Join(err, closeAll(hooked))
+		}
+		hooked = append(hooked, l)
+	}
+	p.closers = append(p.closers, hooked...)
+	return nil
+}
+
+func closeAll(closers []io.Closer) (err error) {
+	for i := len(closers) - 1; i >= 0; i-- {
+		err = errors.Join(err, closers[i].Close())
+	}
+	return err
+}
+
+// Close takes the programs out of the kernel.
+func (p *Probe) Close() {
+	if p != nil {
+		p.release()
+	}
+}
+
+func (p *Probe) release() {
+	if p.reader != nil {
+		p.reader.Close()
+	}
+	p.reading.Wait()
+	_ = closeAll(p.closers)
+}
+
+func (p *Probe) read() {
+	for {
+		record, err := p.reader.Read()
+		switch {
+		case errors.Is(err, ringbuf.ErrFlushed):
+			p.flushed <- struct{}{}
+		case err != nil:
+			close(p.flushed)
+			return
+		default:
+			p.hand(record.RawSample)
+		}
+	}
+}
+
+// A report is an event as the exit program writes it.
+type report struct {
+	Begin, End uint64 // CLOCK_MONOTONIC
+	TGID       uint32
+	Kind       Kind
+	Detail     uint64
+}
+
+func (p *Probe) hand(sample []byte) {
+	var r report
+	if binary.Read(bytes.NewReader(sample), binary.NativeEndian, &r) != nil {
+		return
+	}
+	now, mono := time.Now(), monotonic()
+	e := Event{Kind: r.Kind, Begin: now.Add(time.Duration(int64(r.Begin) - mono)), End: now.Add(time.Duration(int64(r.End) - mono))}
+	switch r.Kind {
+	case Mapping:
+		e.Bytes = r.Detail
+	case Resetting:
+		e.BDF = bdf(r.Detail)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.Kind == Resetting {
+		p.resets[e.BDF]++
+	}
+	if w := p.watches[r.TGID]; w != nil {
+		w.events = append(w.events, e)
+	}
+}
+
+func monotonic() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
+	return t.Nano()
+}
+
+// Resets counts, since Open, the resets of each PCI function, whoever asked for them.
+func (p *Probe) Resets() map[string]uint64 {
+	counts := map[string]uint64{}
+	if p == nil {
+		return counts
+	}
+	p.flush()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for bdf, n := range p.resets {
+		counts[bdf] = n
+	}
+	return counts
+}
+
+// flush returns when all that the kernel has reported until now has been handed out.
+func (p *Probe) flush() {
+	p.flushing.Lock()
+	defer p.flushing.Unlock()
+	if p.reader.Flush() == nil {
+		<-p.flushed
+	}
+}
+
+// A Watch collects the events of one process.
+type Watch struct {
+	probe  *Probe
+	pid    uint32
+	events []Event
+}
+
+// Watch begins to collect the events of process pid.
+func (p *Probe) Watch(pid int) *Watch {
+	if p == nil {
+		return nil
+	}
+	w := &Watch{probe: p, pid: uint32(pid)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.watches[w.pid] = w
+	return w
+}
+
+// Events are the calls that have finished until now, in the order of their ends.
+func (w *Watch) Events() []Event {
+	if w == nil {
+		return nil
+	}
+	w.probe.flush()
+	w.probe.mu.Lock()
+	defer w.probe.mu.Unlock()
+	return append([]Event(nil), w.events...)
+}
+
+// Close stops collecting.
+func (w *Watch) Close() {
+	if w == nil {
+		return
+	}
+	w.probe.mu.Lock()
+	defer w.probe.mu.Unlock()
+	if w.probe.watches[w.pid] == w {
+		delete(w.probe.watches, w.pid)
+	}
+}

@@ -1,0 +1,28 @@
+package kprobe
+
+import "github.com/fastiov/fastiov/node-agent/api/timeline"
+
+// Spans are the stages that events make up: mappings are 1-dma-ram, openings 4-vfio-dev. So is a reset that is no part of an
+// opening: the VMM resets its VF once more when it resets its machine, and that is a part of getting the VF ready.
+func Spans(events []Event) []timeline.Span {
+	var spans []timeline.Span
+	for _, e := range events {
+		stage := timeline.VFIODev
+		if e.Kind == Mapping {
+			stage = timeline.DMARAM
+		}
+		if e.Kind != Resetting || !opening(events, e) {
+			spans = append(spans, timeline.Span{Stage: stage, Begin: e.Begin, End: e.End})
+		}
+	}
+	return spans
+}
+
+func opening(events []Event, reset Event) bool {
+	for _, e := range events {
+		if e.Kind == Opening && !e.Begin.After(reset.Begin) && !e.End.Before(reset.End) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,79 @@
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// A command is QEMU's command line while it grows, with the files that QEMU inherits. QEMU runs as a user who may open next to
+// nothing, so all it uses it is handed open: it is told numbers, not paths.
+type command struct {
+	args  []string
+	files []*os.File
+}
+
+func (c *command) add(args ...string) { c.args = append(c.args, args...) }
+
+// pass hands f over and returns its number in QEMU.
+func (c *command) pass(f *os.File) int {
+	c.files = append(c.files, f)
+	return 2 + len(c.files) // after stdin, stdout and stderr
+}
+
+// set hands f over and returns a path that QEMU takes wherever it would open a file by name.
+func (c *command) set(f *os.File) string {
+	fd := c.pass(f)
+	c.add("-add-fd", fmt.Sprintf("fd=%d,set=%d", fd, fd))
+	return fmt.Sprintf("/dev/fdset/%d", fd)
+}
+
+// cmd is the process to start: no shell, no environment, what it says goes to log.
+func (c *command) cmd(binary string, log *os.File) *exec.Cmd {
+	return &exec.Cmd{Path: binary, Args: append([]string{binary}, c.args...), Env: []string{}, Stdout: log, Stderr: log, ExtraFiles: c.files}
+}
+
+// handed is what one VMM inherits.
+type handed struct {
+	kernel, initrd *os.File // memfds: any process that has them can read them
+	kvm, vsock     *os.File
+	root           *os.File
+	console        *os.File
+	control        *os.File // listening socket
+}
+
+// describe is the microVM: as few devices as a Linux guest needs, each of them one less to emulate, to probe and to attack.
+func describe(spec sandbox.Spec, cid int, hugePages bool, h handed) *command {
+	c := &command{}
+	c.add("-name", spec.ID, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none")
+	c.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+	// QEMU waits here, before it makes a machine, until somebody connects: that is how it is held until its record is written.
+	c.add("-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=on", c.pass(h.control)), "-mon", "chardev=qmp,mode=control")
+	c.add("-S") // the first guest instruction is ours to time
+	c.add("-machine", "q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off,hpet=off,graphics=off")
+	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m", fmt.Sprintf("%dM", spec.MemoryMiB))
+	ram := fmt.Sprintf("memory-backend-memfd,id=ram,size=%dM,share=on", spec.MemoryMiB)
+	if hugePages {
+		ram += ",hugetlb=on,hugetlbsize=2M"
+	}
+	c.add("-object", ram)
+	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.kernel)), "-initrd", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.initrd)))
+	c.add("-append", strings.Join(kernelParameters, " "))
+	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial", "chardev:console")
+	c.add("-blockdev", "driver=file,node-name=root,read-only=on,locking=off,filename="+c.set(h.root))
+	c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
+	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid, c.pass(h.vsock)))
+	if spec.VF != nil {
+		c.add("-device", "vfio-pci,id=vf,host="+spec.VF.BDF)
+	}
+	return c
+}
+
+var kernelParameters = []string{
+	"console=ttyS0", "quiet", // every character costs two exits
+	"panic=-1", "reboot=t", // a panic is a reboot is, by -no-reboot, the end
+	"tsc=reliable", "no_timer_check", "rcupdate.rcu_expedited=1", "random.trust_cpu=on",
+}

@@ -1,0 +1,180 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// Files of a sandbox's run directory. Both logs are written by the VMM, so they are charged to the sandbox's cgroup: a guest that floods
+// its console fills its own memory and nobody else's.
+func controlSocket(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "qmp.sock") }
+func consoleLog(spec sandbox.Spec) string    { return filepath.Join(spec.Dir, "console.log") }
+func vmmLog(spec sandbox.Spec) string        { return filepath.Join(spec.Dir, "vmm.log") }
+
+// A boot is one start on its way.
+type boot struct {
+	*Driver
+	vm       *vm
+	tl       *timeline.Timeline
+	launched time.Time
+	resumed  time.Time
+}
+
+// run takes the steps in order. Whoever calls it ends the vm if it fails.
+func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err error) {
+	v := b.vm
+	if v.conn, err = b.guests.Expect(uint32(v.cell.User)); err == nil {
+		err = b.launch()
+	}
+	v.watch()
+	if err != nil {
+		return err
+	}
+	if err := owned(v.cell.Record(v.spec)); err != nil {
+		return err
+	}
+	seen := b.config.Probe.Watch(v.cell.PID())
+	defer seen.Close()
+	defer func() { b.account(seen.Events()) }()
+	if err := b.release(); err != nil {
+		return err
+	}
+	if _, err := v.conn.Hello(ctx); err != nil {
+		return err
+	}
+	if err := v.conn.Configure(configuration(v.spec)); err != nil {
+		return err
+	}
+	return v.conn.Ready(ctx)
+}
+
+// launch starts QEMU, which then waits at its control socket.
+func (b *boot) launch() error {
+	spec := b.vm.spec
+	h, err := b.hand(spec)
+	defer h.close()
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(vmmLog(spec), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := describe(spec, b.vm.cell.User, b.config.HugePages, h).cmd(b.binary, log)
+	b.launched = time.Now()
+	const beside = 64 // what VFIO maps beside the guest's memory: firmware, option ROMs
+	return b.vm.cell.Start(cmd, spec.MemoryMiB+beside)
+}
+
+// hand opens what one VMM inherits.
+func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
+	h = handed{kernel: d.kernel, initrd: d.initrd}
+	for _, o := range []struct {
+		file  **os.File
+		path  string
+		flags int
+	}{
+		{&h.kvm, "/dev/kvm", os.O_RDWR},
+		{&h.vsock, "/dev/vhost-vsock", os.O_RDWR},
+		{&h.root, spec.Root, os.O_RDONLY},
+		{&h.console, consoleLog(spec), os.O_WRONLY | os.O_CREATE | os.O_APPEND},
+	} {
+		if *o.file, err = os.OpenFile(o.path, o.flags, 0o600); err != nil {
+			return h, err
+		}
+	}
+	h.control, err = listen(controlSocket(spec))
+	return h, err
+}
+
+// close drops our side of what is this VMM's alone; kernel and initrd serve the next one too.
+func (h handed) close() {
+	for _, f := range []*os.File{h.kvm, h.vsock, h.root, h.console, h.control} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// listen binds the socket that QEMU will serve, so that connecting to it needs no waiting for QEMU.
+func listen(path string) (*os.File, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	return l.File()
+}
+
+// release lets QEMU make the machine, then lets the guest run.
+func (b *boot) release() error {
+	if err := b.vm.connect(); err != nil {
+		return err
+	}
+	if err := b.vm.qmp.ask("cont", nil); err != nil {
+		return err
+	}
+	select {
+	case b.resumed = <-b.vm.resumed:
+		return nil
+	case <-b.vm.done:
+		return errors.New("the guest did not begin to run")
+	}
+}
+
+// account turns what was seen into the stages of the timeline. A start that failed has those that it got to.
+func (b *boot) account(events []kprobe.Event) {
+	if b.resumed.IsZero() {
+		b.resumed = time.Now()
+	}
+	b.tl.Add(timeline.Span{Stage: timeline.VMM, Begin: b.launched, End: b.resumed})
+	b.tl.Add(kprobe.Spans(events)...)
+	for _, s := range b.vm.conn.Spans() {
+		if s.Stage == timeline.GuestBoot { // the guest reckons from its counter's zero, which is a little before it ran
+			s.Begin = b.resumed
+		}
+		b.tl.Add(s)
+	}
+}
+
+func configuration(spec sandbox.Spec) wire.Config {
+	c := wire.Config{Hostname: spec.ID, Command: spec.Command, Env: spec.Env}
+	if vf := spec.VF; vf != nil {
+		c.VF = &wire.VF{MAC: vf.MAC, Address: vf.Address, Gateway: vf.Gateway, DNS: vf.DNS}
+	}
+	return c
+}
+
+// connect opens the control connection and makes sure that it is this sandbox's VMM that answers.
+func (v *vm) connect() (err error) {
+	q, err := dialQMP(controlSocket(v.spec), v.onEvent)
+	if err != nil {
+		return err
+	}
+	if !v.take(q) {
+		return errors.New("the VMM has ended")
+	}
+	if err := q.hello(); err != nil {
+		return err
+	}
+	var who struct{ Name string }
+	if err := q.ask("query-name", &who); err != nil {
+		return err
+	}
+	if who.Name != v.spec.ID {
+		return fmt.Errorf("the VMM says that it is sandbox %.40q", who.Name)
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+// Package qemu runs functions in QEMU microVMs.
+//
+//	confine   cgroup, user, VFIO node                                     0-cgroup
+//	launch    QEMU starts and waits at its control socket                 vmm ─┐
+//	own       the record is written; nobody has touched the VF yet             │
+//	release   we connect: QEMU maps RAM, opens the VF    1-dma-ram 4-vfio-dev  │ (seen by the kernel probe)
+//	          cont: the first guest instruction                               ─┘
+//	greet     the guest calls, is known by its CID, gets its configuration     guest-boot, agent
+//	ready     VF up, runtime accepts                                           5-vf-driver
+//
+// There is one way to end, whatever the cause: vm.end keeps the first cause, and one goroutine kills the cgroup and takes down the rest.
+// Everything that waits is woken by that, so a cancelled start, a dead VMM and a guest that powers off are the same path.
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
+)
+
+// OverheadMiB is what a VMM needs beside its guest's memory; the kernel holds it to the sum.
+const OverheadMiB = 128
+
+// MinMemoryMiB is the least a guest kernel boots with.
+const MinMemoryMiB = 128
+
+// Config says what microVMs are made of.
+type Config struct {
+	Binary    string // qemu-system-x86_64, looked up in PATH if it has no slash
+	Kernel    string
+	Initrd    string
+	HugePages bool          // guest memory from the host's 2 MiB huge pages
+	Probe     *kprobe.Probe // nil: the stages inside the VMM stay unknown
+	Log       *slog.Logger
+}
+
+// A Driver starts microVMs.
+type Driver struct {
+	config         Config
+	binary         string
+	kernel, initrd *os.File
+	host           *jail.Host
+	guests         *guest.Listener
+}
+
+// Open prepares the host: kernel and initrd are read once, the guests' vsock port is listened on.
+func Open(config Config) (*Driver, error) {
+	d := &Driver{config: config}
+	if err := d.open(); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Driver) open() (err error) {
+	if d.binary, err = exec.LookPath(d.config.Binary); err != nil {
+		return fmt.Errorf("QEMU is not there: %w (install qemu-system-x86)", err)
+	}
+	for _, device := range []string{"/dev/kvm", "/dev/vhost-vsock"} {
+		f, err := os.OpenFile(device, os.O_RDWR, 0)
+		if err != nil {
+			return fmt.Errorf("microVMs need %s: %w (is its module loaded? fastiov doctor says more)", device, err)
+		}
+		f.Close()
+	}
+	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {
+		return err
+	}
+	if d.initrd, err = hold("initrd", d.config.Initrd); err != nil {
+		return err
+	}
+	if d.host, err = jail.Open("fastiov", d.config.Log); err != nil {
+		return err
+	}
+	d.guests, err = guest.Listen()
+	return err
+}
+
+// Close stops listening to guests. It does not end them: a later agent may adopt them.
+func (d *Driver) Close() {
+	if d.guests != nil {
+		d.guests.Close()
+	}
+	if d.host != nil {
+		d.host.Close()
+	}
+	for _, f := range []*os.File{d.kernel, d.initrd} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// Start implements sandbox.Driver.
+func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+	if spec.MemoryMiB < MinMemoryMiB {
+		return nil, fmt.Errorf("sandbox %s: %d MiB of memory is too little for a microVM, ask for %d or more", spec.ID, spec.MemoryMiB, MinMemoryMiB)
+	}
+	endCgroup := tl.Begin(timeline.Cgroup)
+	cell, err := d.host.Build(spec, spec.MemoryMiB+OverheadMiB)
+	endCgroup()
+	if err != nil {
+		return nil, err
+	}
+	b := &boot{Driver: d, vm: newVM(spec, cell), tl: tl}
+	stop := context.AfterFunc(ctx, func() { b.vm.end(context.Cause(ctx)) })
+	err = b.run(ctx, owned)
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		b.vm.end(err)
+		<-b.vm.done
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, b.vm.Err())
+	}
+	return b.vm, nil
+}
+
+// Adopt implements sandbox.Driver. A guest that had not become ready when its agent died is not adopted: nobody waits for it any more.
+func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
+	cell, err := d.host.Adopt(rec)
+	if err != nil {
+		return nil, err
+	}
+	v := newVM(rec.Spec, cell)
+	stop := context.AfterFunc(ctx, func() { v.end(context.Cause(ctx)) })
+	err = d.rejoin(ctx, v)
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		v.end(err)
+		<-v.done
+		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, v.Err())
+	}
+	return v, nil
+}
+
+func (d *Driver) rejoin(ctx context.Context, v *vm) (err error) {
+	if v.conn, err = d.guests.Expect(uint32(v.cell.User)); err != nil {
+		v.watch()
+		return err
+	}
+	v.watch()
+	if err := v.connect(); err != nil {
+		return err
+	}
+	var status struct{ Running bool }
+	if err := v.qmp.ask("query-status", &status); err != nil {
+		return err
+	}
+	if !status.Running {
+		return errors.New("its VMM does not run the guest")
+	}
+	hello, err := v.conn.Hello(ctx)
+	if err == nil && !hello.Ready {
+		err = errors.New("its guest was not ready yet")
+	}
+	return err
+}
+
+// End implements sandbox.Driver.
+func (d *Driver) End(spec sandbox.Spec) {
+	d.host.End(spec)
+	_ = os.Remove(controlSocket(spec))
+}
+
+// Leftovers implements sandbox.Driver.
+func (d *Driver) Leftovers(live map[string]bool) []string { return d.host.Leftovers(live) }

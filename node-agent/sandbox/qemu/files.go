@@ -1,0 +1,81 @@
+package qemu
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// hold reads a file once into sealed memory: nobody can change it under running guests, every VMM can read it whatever its user may open,
+// and starting the next guest reads no disk.
+func hold(what, path string) (*os.File, error) {
+	from, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("guest %s: %w", what, err)
+	}
+	defer from.Close()
+	fd, err := unix.MemfdCreate(what, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("guest %s: memfd: %w", what, err)
+	}
+	held := os.NewFile(uintptr(fd), what)
+	n, err := io.Copy(held, from)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%s is empty", path)
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	}
+	if err != nil {
+		held.Close()
+		return nil, fmt.Errorf("guest %s: %w", what, err)
+	}
+	return held, nil
+}
+
+// evidence is what the VMM and the guest's console said last, to put behind the cause of an end.
+func evidence(spec sandbox.Spec) string {
+	said := ""
+	if lines := lastLines(vmmLog(spec), 1); lines != "" {
+		said += "; QEMU says: " + lines
+	}
+	if lines := lastLines(consoleLog(spec), 3); lines != "" {
+		said += "; console: " + lines
+	}
+	return said
+}
+
+// lastLines returns the last n lines of a log as one, without anything that a terminal would obey: the guest wrote it.
+func lastLines(path string, n int) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	const most = 4 << 10
+	if size, err := f.Seek(0, io.SeekEnd); err == nil {
+		_, _ = f.Seek(max(0, size-most), io.SeekStart)
+	}
+	text, _ := io.ReadAll(io.LimitReader(f, most))
+	var lines []string
+	for line := range bytes.SplitSeq(text, []byte("\n")) {
+		if shown := strings.TrimSpace(strings.Map(printable, string(line))); shown != "" {
+			lines = append(lines, shown)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-n):], " | ")
+}
+
+func printable(r rune) rune {
+	if unicode.IsPrint(r) && r != unicode.ReplacementChar {
+		return r
+	}
+	return -1
+}
