@@ -49,7 +49,7 @@ func decodeEntry(data []byte, bdf string) (entry, error) {
 		return entry{}, fmt.Errorf("version %d, this agent reads %d", e.Version, journalVersion)
 	case e.BDF != bdf:
 		return entry{}, fmt.Errorf("it is about %q", e.BDF)
-	case !slices.Contains(states, e.State):
+	case !slices.Contains(States, e.State):
 		return entry{}, fmt.Errorf("state %q is unknown", e.State)
 	case (e.State == Leased) != (e.Owner != nil):
 		return entry{}, fmt.Errorf("state %s does not go with its owner", e.State)

@@ -33,7 +33,9 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 	if err := p.open(ctx); err != nil {
 		p.stop()
 		if fresh {
-			err = errors.Join(err, undo(cfg.Run, p.sys, cfg.Network))
+			if back := undo(cfg.Run, p.sys, cfg.Network); back != nil {
+				err = fmt.Errorf("%w; and the host could not be put back: %w", err, back)
+			}
 		}
 		_ = lock.Close()
 		return nil, err

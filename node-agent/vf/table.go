@@ -32,7 +32,8 @@ var allowed = map[State][]State{
 	Gone:        {Unbound},
 }
 
-var states = []State{Unbound, Preparing, Idle, Leased, Resetting, Quarantined, Gone}
+// States are all of them, in the order of a VF's life.
+var States = []State{Unbound, Preparing, Idle, Leased, Resetting, Quarantined, Gone}
 
 // Why a Lease was refused. The error that wraps one of these carries the numbers.
 var (
@@ -72,7 +73,7 @@ func census(vfs []*function) string {
 		}
 	}
 	var parts []string
-	for _, s := range states {
+	for _, s := range States {
 		if count[s] > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", count[s], s))
 		}

@@ -46,10 +46,11 @@ func (h *Tree) Write(path, value string) error {
 }
 
 func (h *Tree) refused(op, bdf string) error {
-	if h.Refuse == nil {
+	f := h.refuse.Load()
+	if f == nil {
 		return nil
 	}
-	return h.Refuse(op, bdf)
+	return (*f)(op, bdf)
 }
 
 func (h *Tree) setVFs(pf, value string) error {
@@ -95,7 +96,8 @@ func (h *Tree) addVF(pf string, i int) error {
 	if err != nil {
 		return err
 	}
-	return h.probe(bdf)
+	_ = h.probe(bdf) // a driver that does not take it leaves it unbound
+	return nil
 }
 
 // groupOf numbers the IOMMU groups: bus and function make them unique.

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,9 +24,9 @@ import (
 // A Tree is the emulated host. It is the Kernel and the Network of a pool.
 type Tree struct {
 	Dir       string
-	ResetTime time.Duration              // how long a reset takes
-	Refuse    func(op, bdf string) error // if set, may fail a step: reset, probe, unbind, numvfs, setvf; it may also block
-	mu        sync.Mutex                 // guards the files against each other
+	ResetTime time.Duration // how long a reset takes
+	mu        sync.Mutex    // guards the files against each other
+	refuse    atomic.Pointer[func(op, bdf string) error]
 	watchers  map[chan struct{}]struct{} // who is told of changes
 }
 
@@ -38,6 +39,16 @@ func New(dir string) (*Tree, error) {
 		}
 	}
 	return h, h.put("sys/bus/pci/drivers_probe", "")
+}
+
+// Refuse makes steps fail from now on: f is asked at every reset, probe, unbind, numvfs and setvf, and may also count or block. Nil
+// lets all go well.
+func (h *Tree) Refuse(f func(op, bdf string) error) {
+	if f == nil {
+		h.refuse.Store(nil)
+		return
+	}
+	h.refuse.Store(&f)
 }
 
 // Make is New in a directory of t.
