@@ -39,10 +39,19 @@ func newHost(start wire.Stamp) *host {
 	return h
 }
 
-// call dials the host and keeps the conversation going from then on.
+// call dials the host and keeps the conversation going from then on. A restarted agent hangs up until it knows this guest again, so calls
+// that were short are followed by a pause.
 func (h *host) call(dial func() (*os.File, error)) {
 	go func() {
-		for h.talk(dial) {
+		for pause := redialFirst; ; pause = min(2*pause, redialMost) {
+			began := time.Now()
+			if !h.talk(dial) {
+				return
+			}
+			if time.Since(began) > redialMost {
+				pause = redialFirst
+			}
+			time.Sleep(pause)
 		}
 	}()
 }

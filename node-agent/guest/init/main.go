@@ -70,7 +70,11 @@ func live(h *host) (err error) {
 	if err := mountKernel(); err != nil {
 		return err
 	}
-	options := kernelOptions()
+	line, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	options := kernelOptions(string(line))
 	if options["fastiov.probe"] == "1" {
 		say("fastiov-probe ok")
 		return nil
@@ -97,7 +101,7 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 		return err
 	}
 	linked := make(chan error, 1)
-	go func() { linked <- bringUp(config.VF, vfDrivers, rec) }()
+	go func() { linked <- bringUp(config.VF, vfDrivers, rec, linkWithin) }()
 	if err := spliceRuntime(); err != nil {
 		return err
 	}
@@ -119,10 +123,9 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 }
 
 // kernelOptions are the name=value words of the kernel command line.
-func kernelOptions() map[string]string {
+func kernelOptions(line string) map[string]string {
 	options := map[string]string{}
-	line, _ := os.ReadFile("/proc/cmdline")
-	for _, word := range strings.Fields(string(line)) {
+	for word := range strings.FieldsSeq(line) {
 		name, value, _ := strings.Cut(word, "=")
 		options[name] = value
 	}

@@ -15,14 +15,14 @@ import (
 )
 
 // bringUp waits for the VF's driver, finds the VF's link by its MAC, gives it its address and route, and waits for its carrier.
-func bringUp(vf *wire.VF, driver *drivers, rec *recorder) error {
+func bringUp(vf *wire.VF, driver *drivers, rec *recorder, within time.Duration) error {
 	if vf == nil {
 		return nil
 	}
 	err := driver.wait()
 	if err == nil {
 		begin := boottime()
-		err = linkUp(vf, rec)
+		err = linkUp(vf, rec, within)
 		rec.stage(vfStage, begin)
 	}
 	if err != nil {
@@ -31,7 +31,7 @@ func bringUp(vf *wire.VF, driver *drivers, rec *recorder) error {
 	return nil
 }
 
-func linkUp(vf *wire.VF, rec *recorder) error {
+func linkUp(vf *wire.VF, rec *recorder, within time.Duration) error {
 	mac, err := parseMAC(vf.MAC)
 	if err != nil {
 		return err
@@ -46,14 +46,14 @@ func linkUp(vf *wire.VF, rec *recorder) error {
 		return err
 	}
 	defer watch.close()
-	deadline := time.Now().Add(linkWithin)
+	deadline := time.Now().Add(within)
 	var found link
 	err = rec.stepOf(vfStage, "find", func() error {
 		found, err = watch.await(mac, false, deadline)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("no network device has this MAC within %v (driver missing, or its probe failed): %w", linkWithin, err)
+		return fmt.Errorf("no network device has this MAC within %v (driver missing, or its probe failed): %w", within, err)
 	}
 	err = rec.stepOf(vfStage, "address", func() error { return configure(rtnl, found.index, vf) })
 	if err != nil {
@@ -64,7 +64,7 @@ func linkUp(vf *wire.VF, rec *recorder) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("its link has no carrier within %v (is the PF's link up?): %w", linkWithin, err)
+		return fmt.Errorf("its link has no carrier within %v (is the PF's link up?): %w", within, err)
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func configure(rtnl *netlink, index uint32, vf *wire.VF) error {
 type link struct {
 	index   uint32
 	mac     []byte
-	running bool // up, with carrier
+	running bool // up, with carrier: not IFF_RUNNING, which the kernel may announce a second later
 }
 
 // await returns when a link with this MAC exists and, if so asked, runs. It asks for the list once and hears of changes from then on; lost
@@ -130,7 +130,7 @@ func parseLink(m *syscall.NetlinkMessage) (l link, ok bool) {
 		return link{}, false
 	}
 	l.index = binary.NativeEndian.Uint32(m.Data[4:])
-	const up = unix.IFF_UP | unix.IFF_RUNNING
+	const up = unix.IFF_UP | unix.IFF_LOWER_UP
 	l.running = binary.NativeEndian.Uint32(m.Data[8:])&up == up
 	for _, a := range attributes {
 		if a.Attr.Type == unix.IFLA_ADDRESS {

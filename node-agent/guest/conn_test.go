@@ -1,0 +1,339 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const cid = 42
+
+// pipes is a transport whose guests are the other ends of pipes.
+type pipes struct {
+	calls chan call
+	ended chan struct{}
+}
+
+type call struct {
+	net.Conn
+	cid uint32
+}
+
+func (p *pipes) Accept() (net.Conn, uint32, error) {
+	select {
+	case c := <-p.calls:
+		return c.Conn, c.cid, nil
+	case <-p.ended:
+		return nil, 0, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error { close(p.ended); return nil }
+
+// A fakeGuest is what a test plays.
+type fakeGuest struct {
+	t *testing.T
+	net.Conn
+	heard *wire.Reader
+}
+
+func (p *pipes) dial(t *testing.T, cid uint32) *fakeGuest {
+	host, guest := net.Pipe()
+	t.Cleanup(func() { guest.Close() })
+	guest.SetDeadline(time.Now().Add(10 * time.Second))
+	p.calls <- call{host, cid}
+	return &fakeGuest{t, guest, wire.NewReader(guest)}
+}
+
+func (g *fakeGuest) say(up wire.Up) {
+	g.t.Helper()
+	if err := wire.Write(g, up); err != nil {
+		g.t.Fatalf("the host does not hear %+v: %v", up, err)
+	}
+}
+
+func (g *fakeGuest) hear() (down wire.Down) {
+	g.t.Helper()
+	if err := g.heard.Next(&down); err != nil {
+		g.t.Fatal(err)
+	}
+	return down
+}
+
+// hungUp waits until the host has hung up.
+func (g *fakeGuest) hungUp() {
+	g.t.Helper()
+	if n, err := io.Copy(io.Discard, g); err != nil {
+		g.t.Fatalf("not hung up after %d bytes: %v", n, err)
+	}
+}
+
+func expect(t *testing.T) (*pipes, *Listener, *Conn) {
+	t.Helper()
+	p := &pipes{make(chan call), make(chan struct{})}
+	l := On(p)
+	t.Cleanup(func() {
+		select {
+		case <-p.ended:
+		default:
+			l.Close()
+		}
+	})
+	c, err := l.Expect(cid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, l, c
+}
+
+var hello = wire.Up{Hello: &wire.Hello{Start: wire.Stamp{Boot: 900e6, TSC: 2e9}, Real: 5}}
+
+// answerPings answers the host's pings with the guest's clock, and returns when all have been.
+func (g *fakeGuest) answerPings(boot func() int64) {
+	for range pings {
+		ping := g.hear().Ping
+		if ping == nil {
+			g.t.Fatal("the host says something else than ping")
+		}
+		now := boot()
+		g.say(wire.Up{Pong: &wire.Pong{ID: ping.ID, At: wire.Stamp{Boot: now, TSC: uint64(2 * (now + 100e6))}}})
+	}
+}
+
+func TestConversation(t *testing.T) {
+	p, _, c := expect(t)
+	ctx := t.Context()
+	bootZero := time.Now().Add(-1500 * time.Millisecond)
+	c.since = bootZero.Add(-time.Second)
+	boot := func() int64 { return int64(time.Since(bootZero)) }
+
+	played := make(chan struct{})
+	go func() {
+		defer close(played)
+		g := p.dial(t, cid)
+		g.say(hello)
+		config := g.hear().Config
+		if config == nil || config.Hostname != "h" || len(config.Entropy) != 64 || time.Since(time.Unix(0, config.Time)) > time.Minute {
+			t.Errorf("configured as %+v", config)
+		}
+		g.answerPings(boot)
+		g.say(wire.Up{Event: &wire.Event{Stage: "agent", Begin: 900e6, End: 1100e6}})
+		g.say(wire.Up{Event: &wire.Event{Stage: "agent", Step: "root", Begin: 950e6, End: 960e6}})
+		g.say(wire.Up{Event: &wire.Event{Stage: "5-vf-driver", Begin: 1000e6, End: 1200e6}})
+		g.say(wire.Up{Ready: &wire.Ready{At: wire.Stamp{Boot: 1400e6, TSC: 3e9}}})
+		g.say(wire.Up{Log: &wire.Log{Stream: "stdout", Text: "hi"}})
+		g.say(wire.Up{Log: &wire.Log{Stream: "stdout", Text: wire.Sentinel}})
+		g.say(wire.Up{Log: &wire.Log{Stream: "stderr", Text: wire.Sentinel}})
+		if g.hear().Poweroff == nil {
+			t.Error("not told to power off")
+		}
+		g.say(wire.Up{Exit: &wire.Exit{Reason: "the host said so\x1b[2J"}})
+		g.hungUp()
+	}()
+
+	if h, err := c.Hello(ctx); err != nil || h != *hello.Hello {
+		t.Fatal(h, err)
+	}
+	if err := c.Configure(wire.Config{Hostname: "h", Command: []string{"x"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if lines := texts(c.Logs(ctx)); len(lines) != 1 || lines[0] != "out hi" {
+		t.Errorf("logs: %q", lines)
+	}
+	checkSpans(t, c, bootZero)
+	if err := c.Poweroff(); err != nil {
+		t.Error(err)
+	}
+	<-c.Done()
+	if err := c.Err(); err == nil || err.Error() != "the guest ended: the host said so [2J" {
+		t.Errorf("ended: %q", err)
+	}
+	<-played
+	c.Close()
+	c.Close()
+}
+
+func checkSpans(t *testing.T, c *Conn, bootZero time.Time) {
+	t.Helper()
+	spans := c.Spans()
+	if len(spans) != 3 {
+		t.Fatalf("spans: %+v", spans)
+	}
+	for i, want := range []struct {
+		stage      timeline.Stage
+		begin, end int64
+	}{{timeline.GuestBoot, -100e6, 900e6}, {timeline.Agent, 900e6, 1100e6}, {timeline.VFDriver, 1000e6, 1200e6}} {
+		s := spans[i]
+		off := max(s.Begin.Sub(bootZero.Add(time.Duration(want.begin))).Abs(), s.End.Sub(bootZero.Add(time.Duration(want.end))).Abs())
+		if s.Stage != want.stage || off > s.Error+time.Microsecond {
+			t.Errorf("%s is off by %v and says ± %v", s.Stage, off, s.Error)
+		}
+	}
+	if steps := c.Steps(); len(steps) != 1 || steps[0].Name != "root" || steps[0].End.Sub(steps[0].Begin) != 10*time.Millisecond {
+		t.Errorf("steps: %+v", steps)
+	}
+	if got := c.FirstInstruction(); !got.Equal(spans[0].Begin) {
+		t.Errorf("first instruction at %v, guest-boot begins at %v", got, spans[0].Begin)
+	}
+}
+
+func TestReadyGuestIsAdopted(t *testing.T) {
+	p, _, c := expect(t)
+	go func() {
+		g := p.dial(t, cid)
+		g.say(wire.Up{Hello: &wire.Hello{Ready: true}})
+	}()
+	if h, err := c.Hello(t.Context()); err != nil || !h.Ready {
+		t.Fatal(h, err)
+	}
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestUnexpectedCallsAreHungUp(t *testing.T) {
+	p, l, c := expect(t)
+	p.dial(t, cid+1).hungUp()
+	first := p.dial(t, cid)
+	first.say(hello)
+	p.dial(t, cid).hungUp()
+	if _, err := l.Expect(cid); err == nil {
+		t.Error("a CID was given away twice")
+	}
+	c.Close()
+	first.hungUp()
+	p.dial(t, cid).hungUp()
+	if err := c.Err(); err != nil {
+		t.Errorf("a closed conversation ended with %v", err)
+	}
+	if _, err := l.Expect(cid); err != nil {
+		t.Errorf("a CID is not free again: %v", err)
+	}
+}
+
+func TestListenerCloseEndsAll(t *testing.T) {
+	p, l, c := expect(t)
+	g := p.dial(t, cid)
+	g.say(hello)
+	l.Close()
+	g.hungUp()
+	<-c.Done()
+	if _, err := l.Expect(cid + 1); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a closed listener expects a guest: %v", err)
+	}
+}
+
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	_, _, c := expect(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("the caller went away")
+	cancel(why)
+	if _, err := c.Hello(ctx); !errors.Is(err, why) {
+		t.Errorf("Hello: %v", err)
+	}
+	if err := c.Ready(ctx); !errors.Is(err, why) {
+		t.Errorf("Ready: %v", err)
+	}
+	if err := c.Configure(wire.Config{}); err == nil {
+		t.Error("a guest that has not called was configured")
+	}
+	if c.Spans() != nil || c.Steps() != nil || !c.FirstInstruction().IsZero() {
+		t.Error("a guest that has not called has spans")
+	}
+}
+
+func TestProtocolBreaks(t *testing.T) {
+	event := func(stage string) string { return fmt.Sprintf(`{"event":{"stage":%q,"begin":1,"end":2}}`, stage) }
+	const greeting = `{"hello":{"start":{"boot":1,"tsc":1},"real":1}}`
+	for _, c := range []struct{ name, said, want string }{
+		{"no JSON", "GET / HTTP/1.1", "does not decode"},
+		{"no hello", event("agent"), "no hello"},
+		{"two hellos", greeting + "\n" + greeting, "nothing asked for"},
+		{"nothing", greeting + "\n{}", "nothing asked for"},
+		{"a pong without a ping", greeting + "\n" + `{"pong":{"id":0}}`, "nothing asked for"},
+		{"ready twice", greeting + "\n" + `{"ready":{}}` + "\n" + `{"ready":{}}`, "nothing asked for"},
+		{"a stage of the host", greeting + "\n" + event("vmm"), `stage "vmm"`},
+		{"a stage of its own making", greeting + "\n" + event(strings.Repeat("x", 1000)), "stage"},
+		{"a log line on no stream", greeting + "\n" + `{"log":{"stream":"x"}}`, "stream"},
+		{"a wrong type", `{"hello":[]}`, "does not decode"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, _, conn := expect(t)
+			g := p.dial(t, cid)
+			g.SetWriteDeadline(time.Now().Add(10 * time.Second))
+			io.WriteString(g, c.said+"\n") // the host may have hung up already
+			<-conn.Done()
+			if err := conn.Err(); err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 200 {
+				t.Errorf("ended with %v", err)
+			}
+		})
+	}
+}
+
+func TestEventFloodIsBounded(t *testing.T) {
+	p, _, c := expect(t)
+	g := p.dial(t, cid)
+	g.say(hello)
+	for i := range 3 * maxEvents {
+		g.say(wire.Up{Event: &wire.Event{Stage: "agent", Step: fmt.Sprint(i), Begin: 1, End: 2}})
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.events) > maxEvents {
+		t.Errorf("%d events are kept", len(c.events))
+	}
+}
+
+// A guest that lies about time moves its spans, but not out of its life.
+func TestSpansStayWithinTheGuestsLife(t *testing.T) {
+	_, _, c := expect(t)
+	c.clock.exchange(time.Now(), time.Now(), 1<<62)
+	heardAt := time.Now()
+	for _, boot := range []int64{-1 << 63, -1, 0, 1, 1 << 62, 1<<63 - 1} {
+		if got := c.hold(boot, heardAt); got.Before(c.since) || got.After(heardAt) {
+			t.Errorf("boot time %d is at %v", boot, got)
+		}
+	}
+}
+
+func FuzzGuest(f *testing.F) {
+	f.Add([]byte(`{"hello":{"start":{"boot":1,"tsc":2},"real":3}}` + "\n" + `{"event":{"stage":"agent","begin":-9223372036854775808,"end":9223372036854775807}}` + "\n" +
+		`{"log":{"stream":"stdout","text":"` + wire.Sentinel + `"}}` + "\n" + `{"pong":{"id":1,"at":{"boot":-1,"tsc":0}}}` + "\n" + `{"ready":{"at":{}}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		host, guest := net.Pipe()
+		c := newConn(func() {})
+		c.attach(host)
+		go io.Copy(io.Discard, guest)
+		go c.ping()
+		guest.Write(said)
+		guest.Close()
+		<-c.Done()
+		c.Spans()
+		c.Steps()
+		c.FirstInstruction()
+		for _, line := range c.Logs(t.Context()) {
+			if len(line.Text) > 3*wire.MaxText {
+				t.Fatalf("a line of %d bytes", len(line.Text))
+			}
+		}
+		if c.Err() == nil {
+			t.Fatal("it ended without a reason")
+		}
+		c.Close()
+	})
+}
