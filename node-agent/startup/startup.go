@@ -50,15 +50,16 @@ type Deadlines struct {
 
 // A Starter starts sandboxes on one node.
 type Starter struct {
-	RunDir    string // sandboxes live in RunDir/sandbox/<id>
-	Driver    sandbox.Driver
-	Images    Images
-	Admission *Admission
-	Owners    Owners // nil on a node without VFs
-	Network   Network
-	Deadlines Deadlines
-	Reports   *Reports
-	Log       *slog.Logger
+	RunDir      string // sandboxes live in RunDir/sandbox/<id>
+	Driver      sandbox.Driver
+	OverheadMiB int // memory that a sandbox needs beside its own
+	Images      Images
+	Admission   *Admission
+	Owners      Owners // nil on a node without VFs
+	Network     Network
+	Deadlines   Deadlines
+	Reports     *Reports
+	Log         *slog.Logger
 }
 
 // A Started sandbox is one that can take /run. Release must be called once it has ended.
@@ -82,7 +83,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	phases := []phase{{
 		name: "reserve", stage: timeline.Queue,
 		do: func(ctx context.Context) (err error) {
-			st.Grant, err = s.Admission.Acquire(ctx, req.ID, req.MemoryMiB, req.Wait)
+			st.Grant, err = s.Admission.Acquire(ctx, req.ID, req.MemoryMiB+s.OverheadMiB, req.Wait)
 			return err
 		},
 		undo: func() {
@@ -99,7 +100,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		},
 	}, {
 		name: "wire", stage: timeline.CNI, deadline: s.Deadlines.Wire,
-		do:   func(context.Context) error { return s.wire(st) },
+		do: func(context.Context) error { return s.wire(st) },
 		undo: func() {
 			if st.madeDir {
 				os.RemoveAll(st.Spec.Dir)

@@ -1,0 +1,2 @@
+def main(args):
+    return {"greeting": "Hello, " + str(args.get("name", "stranger")) + "!"}

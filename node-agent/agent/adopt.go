@@ -1,0 +1,75 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+// Adopt settles what a former agent left: every sandbox whose record, VF lease and own answer agree is taken over, every other one is
+// ended by its cgroup, and only then is its VF returned. It runs before the node API is served.
+func (a *Agent) Adopt(ctx context.Context) (adopted, ended int) {
+	var leases []vf.Lease
+	if a.VFs != nil {
+		leases = a.VFs.Found()
+	}
+	kept := map[string]bool{}
+	for _, rec := range a.Starter.Records() {
+		id := rec.Spec.ID
+		st, err := a.adopt(ctx, rec, leaseOf(leases, id))
+		if err != nil {
+			ended++
+			a.Log.Warn("ending a sandbox that cannot be adopted", "sandbox", id, "err", err)
+			a.Starter.End(rec.Spec)
+			continue
+		}
+		adopted++
+		kept[id] = true
+		a.Log.Info("adopted", "sandbox", id, "pid", rec.PID)
+		e := &entry{started: time.Now(), adopted: true}
+		a.sandboxes[id] = e
+		a.ready(id, e, st)
+	}
+	for _, lease := range leases {
+		if id := lease.Owner.Sandbox; !kept[id] {
+			if id != "" { // the journal entry could be read
+				a.Starter.End(sandbox.Spec{ID: id, Dir: a.Starter.Dir(id)})
+			}
+			a.VFs.Return(lease)
+		}
+	}
+	return adopted, ended
+}
+
+func leaseOf(leases []vf.Lease, id string) *vf.Lease {
+	for _, l := range leases {
+		if l.Owner.Sandbox == id {
+			return &l
+		}
+	}
+	return nil
+}
+
+func (a *Agent) adopt(ctx context.Context, rec sandbox.Record, lease *vf.Lease) (*startup.Started, error) {
+	switch {
+	case rec.PID == 0:
+		return nil, fmt.Errorf("its start was not finished")
+	case (rec.Spec.VF == nil) != (lease == nil):
+		return nil, fmt.Errorf("its record and the VF journal disagree on whether it has a VF")
+	case lease != nil && lease.Gone:
+		return nil, fmt.Errorf("its VF %s has gone", lease.BDF)
+	case lease != nil && rec.Spec.VF.BDF != lease.BDF:
+		return nil, fmt.Errorf("it has VF %s and the journal gives it %s", rec.Spec.VF.BDF, lease.BDF)
+	}
+	sb, err := a.Starter.Driver.Adopt(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	grant := &startup.Grant{VF: lease, MemoryMiB: rec.Spec.MemoryMiB + a.Starter.OverheadMiB}
+	a.Starter.Admission.Adopt(grant)
+	return &startup.Started{Sandbox: sb, Spec: rec.Spec, Grant: grant}, nil
+}

@@ -1,0 +1,274 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+// VFs is what the agent needs of the VF pool beside leasing.
+type VFs interface {
+	startup.VFPool
+	Snapshot() []vf.Status
+	Found() []vf.Lease // leases that a former agent left, each to be adopted or returned
+	Fault(bdf, why string)
+}
+
+// Config is what an Agent is made of.
+type Config struct {
+	Version string
+	Driver  string // its name, as reported
+	Starter *startup.Starter
+	VFs     VFs // nil on a node without VFs
+	Metrics *Metrics
+	Log     *slog.Logger
+}
+
+// An Agent serves the node API.
+type Agent struct {
+	api.UnimplementedNodeServer
+	Config
+
+	mu        sync.Mutex
+	sandboxes map[string]*entry
+	draining  bool
+	gone      *sync.Cond // a sandbox has gone
+}
+
+type entry struct {
+	state   string
+	image   string
+	started time.Time
+	adopted bool
+	st      *startup.Started // nil while starting
+	cancel  context.CancelFunc
+}
+
+// New returns an agent that knows of no sandboxes; call Adopt before serving it.
+func New(cfg Config) *Agent {
+	a := &Agent{Config: cfg, sandboxes: map[string]*entry{}}
+	a.gone = sync.NewCond(&a.mu)
+	return a
+}
+
+var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,39}$`)
+
+// Start implements api.NodeServer.
+func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartReply, error) {
+	if !validID.MatchString(req.Id) {
+		return nil, status.Errorf(codes.InvalidArgument, "sandbox id %q: want 1 to 40 of a-z, 0-9 and -, not beginning with -", req.Id)
+	}
+	if req.MemoryMib < 64 {
+		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: memory of %d MiB; a microVM needs at least 64", req.Id, req.MemoryMib)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e := &entry{state: "starting", image: req.Image, started: time.Now(), cancel: cancel}
+	if err := a.enter(req.Id, e); err != nil {
+		return nil, err
+	}
+	st, err := a.Starter.Start(ctx, startup.Request{
+		ID: req.Id, Image: req.Image, Init: req.Init, MemoryMiB: int(req.MemoryMib),
+		Wait: time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env,
+	})
+	if err != nil {
+		a.leave(req.Id)
+		a.Metrics.startFailed(err)
+		return nil, grpcError(req.Id, err)
+	}
+	a.Metrics.started(a.Driver, st.Spans)
+	reply := startReply(req.Id, a.Driver, st)
+	if st.InitStatus != 200 {
+		reply.Logs = logLines(st.Logs(ctx))
+		a.Starter.Release(st)
+		a.leave(req.Id)
+		return reply, nil
+	}
+	a.ready(req.Id, e, st)
+	return reply, nil
+}
+
+func (a *Agent) enter(id string, e *entry) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.draining {
+		return status.Error(codes.Unavailable, "the node drains and takes no new sandboxes; `fastiov drain --undo` lets it")
+	}
+	if _, known := a.sandboxes[id]; known {
+		return status.Errorf(codes.AlreadyExists, "a sandbox %s exists already; choose another id", id)
+	}
+	a.sandboxes[id] = e
+	return nil
+}
+
+// ready publishes a started sandbox and watches for its end.
+func (a *Agent) ready(id string, e *entry, st *startup.Started) {
+	a.mu.Lock()
+	e.state, e.st = "ready", st
+	a.mu.Unlock()
+	go func() {
+		<-st.Done()
+		err := st.Err()
+		if err != nil {
+			a.Log.Warn("sandbox ended", "sandbox", id, "err", err)
+			a.Metrics.died()
+		}
+		var fault *sandbox.VFFault
+		if errors.As(err, &fault) {
+			a.VFs.Fault(st.Spec.VF.BDF, fault.Why)
+		}
+		a.Starter.Release(st)
+		a.leave(id)
+	}()
+}
+
+func (a *Agent) leave(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.sandboxes, id)
+	a.gone.Broadcast()
+}
+
+// Run implements api.NodeServer.
+func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, error) {
+	st := a.lookup(req.Id)
+	if st == nil {
+		return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node", req.Id)
+	}
+	if req.TimeoutMs > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(req.TimeoutMs)*time.Millisecond)
+		defer cancel()
+	}
+	begin := time.Now()
+	code, body, err := st.Post(ctx, "/run", req.Body)
+	if err != nil {
+		if gone := ended(st); gone != nil {
+			err = fmt.Errorf("the sandbox ended: %w", gone)
+		}
+		return nil, grpcError(req.Id, err)
+	}
+	end := time.Now()
+	return &api.RunReply{
+		Status: int32(code), Body: body, Logs: logLines(st.Logs(ctx)),
+		BeginNs: begin.UnixNano(), EndNs: end.UnixNano(),
+	}, nil
+}
+
+func ended(s sandbox.Sandbox) error {
+	select {
+	case <-s.Done():
+		return s.Err()
+	default:
+		return nil
+	}
+}
+
+func (a *Agent) lookup(id string) *startup.Started {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if e := a.sandboxes[id]; e != nil {
+		return e.st
+	}
+	return nil
+}
+
+// Stop implements api.NodeServer.
+func (a *Agent) Stop(_ context.Context, req *api.StopRequest) (*api.StopReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.end(req.Id)
+	for a.sandboxes[req.Id] != nil {
+		a.gone.Wait()
+	}
+	return &api.StopReply{}, nil
+}
+
+// end makes a sandbox end; the caller holds mu and waits for gone.
+func (a *Agent) end(id string) {
+	e := a.sandboxes[id]
+	switch {
+	case e == nil:
+	case e.st == nil:
+		e.cancel()
+	default:
+		e.state = "ending"
+		go e.st.Close()
+	}
+}
+
+// Lost ends the sandbox of a lease whose VF failed or has gone; its release follows.
+func (a *Agent) Lost(lease vf.Lease, why string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.Log.Warn("ending a sandbox that lost its VF", "sandbox", lease.Owner.Sandbox, "vf", lease.BDF, "why", why)
+	a.end(lease.Owner.Sandbox)
+}
+
+// Drain implements api.NodeServer.
+func (a *Agent) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.draining = !req.Undo
+	if req.Undo {
+		return &api.DrainReply{}, nil
+	}
+	reply := &api.DrainReply{Stopped: uint32(len(a.sandboxes))}
+	stop := context.AfterFunc(ctx, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.gone.Broadcast()
+	})
+	defer stop()
+	for len(a.sandboxes) > 0 {
+		if ctx.Err() != nil {
+			return nil, status.Errorf(codes.DeadlineExceeded, "%d sandboxes still run; give more time, or --cancel to end them", len(a.sandboxes))
+		}
+		if req.Cancel {
+			for id := range a.sandboxes {
+				a.end(id)
+			}
+		}
+		a.gone.Wait()
+	}
+	return reply, nil
+}
+
+// Report implements api.NodeServer.
+func (a *Agent) Report(_ context.Context, req *api.ReportRequest) (*api.ReportReply, error) {
+	if !validID.MatchString(req.Id) {
+		return nil, status.Errorf(codes.InvalidArgument, "sandbox id %q: want 1 to 40 of a-z, 0-9 and -", req.Id)
+	}
+	b, err := a.Starter.Reports.Read(req.Id)
+	if err != nil {
+		return nil, status.Error(codes.NotFound, err.Error())
+	}
+	return &api.ReportReply{TarGz: b}, nil
+}
+
+// grpcError gives err the code that the node API documents.
+func grpcError(id string, err error) error {
+	var refused *startup.Refused
+	switch {
+	case errors.As(err, &refused):
+		return status.Error(codes.ResourceExhausted, refused.Error())
+	case errors.Is(err, context.Canceled):
+		return status.Errorf(codes.Canceled, "sandbox %s: %v", id, err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Errorf(codes.DeadlineExceeded, "sandbox %s: %v", id, err)
+	default:
+		return status.Errorf(codes.Internal, "sandbox %s: %v; `fastiov report %s` has its console and kernel log", id, err, id)
+	}
+}

@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
+)
+
+// Status implements api.NodeServer.
+func (a *Agent) Status(context.Context, *api.StatusRequest) (*api.StatusReply, error) {
+	used, total, waiting := a.Starter.Admission.Usage()
+	reply := &api.StatusReply{
+		Version: a.Version, Driver: a.Driver,
+		MemoryMib: uint64(total), MemoryReservedMib: uint64(used), Waiting: uint32(waiting),
+	}
+	live := map[string]bool{}
+	a.mu.Lock()
+	reply.Draining = a.draining
+	for id, e := range a.sandboxes {
+		live[id] = true
+		reply.Sandboxes = append(reply.Sandboxes, e.status(id))
+	}
+	a.mu.Unlock()
+	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int { return strings.Compare(x.Id, y.Id) })
+	if a.VFs != nil {
+		for _, v := range a.VFs.Snapshot() {
+			reply.Vfs = append(reply.Vfs, &api.VF{
+				Bdf: v.BDF, State: string(v.State), Owner: v.Owner.Sandbox, Generation: v.Generation,
+				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC, SinceNs: v.Since.UnixNano(),
+			})
+		}
+	}
+	reply.Leftovers = append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
+	return reply, nil
+}
+
+func (e *entry) status(id string) *api.Sandbox {
+	s := &api.Sandbox{Id: id, State: e.state, Image: e.image, StartedNs: e.started.UnixNano(), Adopted: e.adopted}
+	if e.st != nil {
+		s.MemoryMib = uint32(e.st.Spec.MemoryMiB)
+		if e.st.Spec.VF != nil {
+			s.Vf = e.st.Spec.VF.BDF
+		}
+	}
+	return s
+}
+
+func startReply(id, driver string, st *startup.Started) *api.StartReply {
+	r := &api.StartReply{Id: id, Driver: driver, InitStatus: int32(st.InitStatus), InitReply: st.InitReply}
+	if v := st.Spec.VF; v != nil {
+		r.Vf, r.Mac, r.Address = v.BDF, v.MAC, v.Address.Addr().String()
+	}
+	for _, s := range st.Spans {
+		r.Spans = append(r.Spans, &api.Span{
+			Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(), EndNs: s.End.UnixNano(), ErrorNs: int64(s.Error),
+		})
+	}
+	return r
+}
+
+func logLines(lines []sandbox.LogLine) []*api.LogLine {
+	out := make([]*api.LogLine, len(lines))
+	for i, l := range lines {
+		out[i] = &api.LogLine{TimeNs: l.Time.UnixNano(), Stream: l.Stream, Text: l.Text}
+	}
+	return out
+}
