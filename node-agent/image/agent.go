@@ -19,7 +19,7 @@ const (
 
 // guestAgent reads the guest agent's program: the file fastiov-init beside the running program, where a build or an installation puts it.
 // A test's program stands alone but runs in the module's source, so there the agent is built.
-func guestAgent(ctx context.Context, tmp string) ([]byte, error) {
+func guestAgent(ctx context.Context) ([]byte, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func guestAgent(ctx context.Context, tmp string) ([]byte, error) {
 	if out, err := exec.CommandContext(ctx, "go", "list", "-m").Output(); err != nil || strings.TrimSpace(string(out)) != modulePath {
 		return nil, fmt.Errorf("the guest agent %s is missing; run make build", beside)
 	}
-	dir, err := os.MkdirTemp(tmp, "agent-")
+	dir, err := os.MkdirTemp("", "fastiov-")
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay", 
 
 // Guest returns what a microVM boots from: Debian's kernel and an initrd that holds the guest agent as /init.
 func (c *Cache) Guest(ctx context.Context) (Boot, error) {
-	program, err := guestAgent(ctx, filepath.Join(c.dir, "tmp"))
+	program, err := guestAgent(ctx)
 	if err != nil {
 		return Boot{}, err
 	}

@@ -54,7 +54,7 @@ func (c *Cache) Testbed(ctx context.Context) (Boot, error) {
 		}
 		return buildTestbed(ctx, dir, say, debs)
 	})
-	return Boot{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd"), Root: filepath.Join(dir, "root.erofs")}, err
+	return Boot{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd"), Root: filepath.Join(dir, rootName)}, err
 }
 
 func buildTestbed(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
@@ -90,7 +90,7 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 	if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
 		return err
 	}
-	return t.WriteImage(filepath.Join(dir, "root.erofs"))
+	return t.WriteImage(filepath.Join(dir, rootName))
 }
 
 func keepTestbedModule(name string) bool {
@@ -137,12 +137,8 @@ func furnishTestbed(t *rootfs.Tree) error {
 	if err := certificates(t); err != nil {
 		return err
 	}
-	for _, name := range applets {
-		if len(t.Glob("usr/bin", name))+len(t.Glob("usr/sbin", name)) == 0 {
-			if err := t.Symlink("usr/bin/"+name, "busybox"); err != nil {
-				return err
-			}
-		}
+	if err := linkApplets(t, applets); err != nil {
+		return err
 	}
 	if err := t.Mkdir("work", 0o755); err != nil {
 		return err

@@ -1,0 +1,117 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// A Set is what a node needs to start sandboxes: the guest and its runtimes. It comes from a cache, which makes and pulls what is asked
+// for, or from a directory that another machine exported:
+//
+//	DIR/guest/vmlinuz, initrd
+//	DIR/runtimes/NAME/root.erofs, config.json
+type Set struct {
+	Guest Boot
+	find  func(ctx context.Context, name string) (Runtime, error)
+}
+
+// Runtime returns the runtime called name.
+func (s *Set) Runtime(ctx context.Context, name string) (Runtime, error) { return s.find(ctx, name) }
+
+// Set makes the guest and returns the set of everything the cache can make.
+func (c *Cache) Set(ctx context.Context) (*Set, error) {
+	guest, err := c.Guest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &Set{Guest: guest, find: c.Runtime}, nil
+}
+
+// OpenSet opens a set that Export wrote.
+func OpenSet(dir string) (*Set, error) {
+	s := &Set{Guest: Boot{Kernel: filepath.Join(dir, "guest/vmlinuz"), Initrd: filepath.Join(dir, "guest/initrd")}}
+	for _, file := range []string{s.Guest.Kernel, s.Guest.Initrd} {
+		if _, err := os.Stat(file); err != nil {
+			return nil, fmt.Errorf("%s is no set of images: %w; export it anew", dir, err)
+		}
+	}
+	s.find = func(_ context.Context, name string) (Runtime, error) {
+		r, err := readRuntime(filepath.Join(dir, "runtimes", fileName(name)))
+		if errors.Is(err, fs.ErrNotExist) {
+			have := strings.Join(children(filepath.Join(dir, "runtimes")), ", ")
+			return r, fmt.Errorf("no runtime image %s in %s, which has %s; export it there", name, dir, have)
+		}
+		return r, err
+	}
+	return s, nil
+}
+
+// Export makes the guest and the named runtimes and writes them to dir as a set, adding to what is there. Files appear there whole.
+func (c *Cache) Export(ctx context.Context, dir string, runtimes ...string) error {
+	guest, err := c.Guest(ctx)
+	if err != nil {
+		return err
+	}
+	if err := place(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd); err != nil {
+		return err
+	}
+	for _, name := range runtimes {
+		r, err := c.Runtime(ctx, name)
+		if err != nil {
+			return err
+		}
+		config := filepath.Join(filepath.Dir(r.Root), configName)
+		if err := place(filepath.Join(dir, "runtimes", fileName(name)), r.Root, config); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// place puts files into dir under their own names, by hard link where that can be: an artefact is never written again.
+func place(dir string, files ...string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, file := range files {
+		to := filepath.Join(dir, filepath.Base(file))
+		tmp := to + ".new"
+		if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if os.Link(file, tmp) != nil {
+			if err := copyFile(tmp, file); err != nil {
+				os.Remove(tmp)
+				return err
+			}
+		}
+		if err := os.Rename(tmp, to); err != nil {
+			return err
+		}
+		os.Remove(tmp) // renaming a link over another of the same file leaves both
+	}
+	return nil
+}
+
+func copyFile(to, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		out.Close()
+		return err
+	}
+	return out.Close()
+}
