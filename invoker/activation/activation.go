@@ -1,0 +1,169 @@
+// Package activation holds what is remembered of one run of an action: its outcome, its times, its logs and, when a sandbox had to
+// be started for it, the timeline of that cold start.
+//
+// A Record speaks OpenWhisk's JSON, in the two forms clients know: the full one (its response names the outcome in words) and the
+// summary of a list (the outcome as a number). The cold start is an annotation of our own, `coldStart`.
+package activation
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+)
+
+// Status is how an activation ended, by OpenWhisk's numbers.
+type Status int
+
+const (
+	Success          Status = iota
+	ApplicationError        // the action answered with an error
+	DeveloperError          // the action could not be run: it does not start, crashes, answers nonsense or takes too long
+	InternalError           // not the action's fault
+)
+
+// Statuses lists every Status.
+var Statuses = []Status{Success, ApplicationError, DeveloperError, InternalError}
+
+func (s Status) String() string {
+	return [...]string{"success", "application error", "action developer error", "whisk internal error"}[s]
+}
+
+// A Response is the outcome: Result is a JSON object or array.
+type Response struct {
+	Status Status
+	Result json.RawMessage
+}
+
+// Limits of the action that was run.
+type Limits struct {
+	TimeoutMs   int `json:"timeout"`
+	MemoryMB    int `json:"memory"`
+	LogsMB      int `json:"logs"`
+	Concurrency int `json:"concurrency"`
+}
+
+// A Record is one finished activation. Its times cover init and run, not the wait for a sandbox, which is Wait.
+type Record struct {
+	ID        string
+	Namespace string
+	Name      string
+	Version   string
+	Subject   string
+	Kind      string
+	Path      string // namespace/name of the action
+	Limits    Limits
+	Start     time.Time
+	End       time.Time
+	Wait      time.Duration // from accepting the request to init, or to run where the sandbox was warm
+	Init      time.Duration // of a cold start; with Cold set it is reported even when 0
+	TimedOut  bool
+	Response  Response
+	Logs      []string
+	Cold      *ColdStart // nil: a warm sandbox was reused, or none was reached
+}
+
+// NewID returns a fresh activation id: 32 hexadecimal digits.
+func NewID() string {
+	var id [16]byte
+	rand.Read(id[:]) // cannot fail
+	return hex.EncodeToString(id[:])
+}
+
+type annotation struct {
+	Key   string `json:"key"`
+	Value any    `json:"value"`
+}
+
+func (r *Record) annotations() []annotation {
+	list := []annotation{
+		{"path", r.Path},
+		{"kind", r.Kind},
+		{"limits", r.Limits},
+		{"timeout", r.TimedOut},
+		{"waitTime", r.Wait.Milliseconds()},
+	}
+	if r.Cold != nil {
+		list = append(list, annotation{"initTime", r.Init.Milliseconds()}, annotation{"coldStart", r.Cold})
+	}
+	return list
+}
+
+type responseJSON struct {
+	Status  string          `json:"status"`
+	Success bool            `json:"success"`
+	Result  json.RawMessage `json:"result"`
+	Size    int             `json:"size"`
+}
+
+type base struct {
+	ActivationID string       `json:"activationId"`
+	Namespace    string       `json:"namespace"`
+	Name         string       `json:"name"`
+	Version      string       `json:"version"`
+	Subject      string       `json:"subject"`
+	Start        int64        `json:"start"`
+	End          int64        `json:"end"`
+	Duration     int64        `json:"duration"`
+	Publish      bool         `json:"publish"`
+	Annotations  []annotation `json:"annotations"`
+}
+
+func (r *Record) base() base {
+	return base{
+		ActivationID: r.ID, Namespace: r.Namespace, Name: r.Name, Version: r.Version, Subject: r.Subject,
+		Start: r.Start.UnixMilli(), End: r.End.UnixMilli(), Duration: r.End.Sub(r.Start).Milliseconds(),
+		Annotations: r.annotations(),
+	}
+}
+
+// MarshalJSON writes the full form.
+func (r *Record) MarshalJSON() ([]byte, error) {
+	logs := r.Logs
+	if logs == nil {
+		logs = []string{}
+	}
+	return json.Marshal(struct {
+		base
+		Response responseJSON `json:"response"`
+		Logs     []string     `json:"logs"`
+	}{r.base(), r.responseJSON(), logs})
+}
+
+func (r *Record) responseJSON() responseJSON {
+	return responseJSON{
+		Status: r.Response.Status.String(), Success: r.Response.Status == Success,
+		Result: r.Response.Result, Size: len(r.Response.Result),
+	}
+}
+
+// Summary is a list's row.
+func (r *Record) Summary() any {
+	return struct {
+		base
+		StatusCode Status `json:"statusCode"`
+	}{r.base(), r.Response.Status}
+}
+
+// Outcome is the body of GET activations/ID/result.
+func (r *Record) Outcome() any {
+	full := r.responseJSON()
+	return struct {
+		Result  json.RawMessage `json:"result"`
+		Success bool            `json:"success"`
+		Status  string          `json:"status"`
+	}{full.Result, full.Success, full.Status}
+}
+
+// size is about what the record takes in memory.
+func (r *Record) size() int {
+	const fixed = 2048
+	size := fixed + len(r.Response.Result)
+	for _, line := range r.Logs {
+		size += len(line) + 16
+	}
+	if r.Cold != nil {
+		size += 128 * len(r.Cold.Spans)
+	}
+	return size
+}

@@ -1,0 +1,39 @@
+package activation
+
+import (
+	"math"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+// A ColdStart is the timeline of the start that an activation had to wait for. It begins when the request was accepted and ends with
+// the last byte of the answer leaving the sandbox; where none came, with the last thing known.
+type ColdStart struct {
+	Sandbox  string                     `json:"sandbox"`
+	Driver   string                     `json:"driver"` // "sim": the times are simulated
+	VF       string                     `json:"vf,omitempty"`
+	MAC      string                     `json:"mac,omitempty"`
+	Address  string                     `json:"address,omitempty"`
+	Answered bool                       `json:"answered"`
+	Begin    time.Time                  `json:"begin"`
+	End      time.Time                  `json:"end"`
+	EndToEnd float64                    `json:"endToEndMs"`
+	Coverage float64                    `json:"coverage"`
+	Stages   map[timeline.Stage]float64 `json:"stagesMs"` // each instant given to the innermost stage; sums to EndToEnd
+	Spans    []timeline.Span            `json:"spans"`
+}
+
+// Attribute fills in what follows from the begin, the end and the spans.
+func (c *ColdStart) Attribute() {
+	c.EndToEnd = milliseconds(c.End.Sub(c.Begin))
+	c.Coverage = timeline.Coverage(c.Spans, c.Begin, c.End)
+	c.Stages = map[timeline.Stage]float64{}
+	for stage, share := range timeline.Attribute(c.Spans, c.Begin, c.End) {
+		c.Stages[stage] = milliseconds(share)
+	}
+}
+
+func milliseconds(d time.Duration) float64 {
+	return math.Round(float64(d)/float64(time.Microsecond)) / 1000
+}

@@ -1,0 +1,353 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeNode starts in startTime and runs in runTime, of the bubble's clock. Its hooks may be replaced.
+type fakeNode struct {
+	start func(ctx context.Context, in *api.StartRequest) (*api.StartReply, error)
+	run   func(ctx context.Context, in *api.RunRequest) (*api.RunReply, error)
+
+	mu      sync.Mutex
+	live    map[string]bool
+	starts  []*api.StartRequest
+	stopped int
+	most    int // of live at once
+}
+
+const startTime, runTime = 5 * time.Second, time.Second
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+func (n *fakeNode) Start(ctx context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
+	n.mu.Lock()
+	n.starts = append(n.starts, in)
+	n.live[in.Id] = true
+	n.most = max(n.most, len(n.live))
+	n.mu.Unlock()
+	if n.start != nil {
+		return n.start(ctx, in)
+	}
+	return &api.StartReply{Id: in.Id, InitStatus: 200}, sleep(ctx, startTime)
+}
+
+func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
+	n.mu.Lock()
+	live := n.live[in.Id]
+	n.mu.Unlock()
+	if !live {
+		return nil, status.Errorf(codes.NotFound, "no sandbox %s", in.Id)
+	}
+	if n.run != nil {
+		return n.run(ctx, in)
+	}
+	return &api.RunReply{Status: 200}, sleep(ctx, runTime)
+}
+
+func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOption) (*api.StopReply, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.live[in.Id] {
+		n.stopped++
+	}
+	delete(n.live, in.Id)
+	return &api.StopReply{}, nil
+}
+
+// count reads what the fake has counted.
+func (n *fakeNode) count() (live, stopped int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.live), n.stopped
+}
+
+// in runs a test with a pool on a fake node, on a clock of its own, and checks that closing the pool leaves the node empty.
+func in(t *testing.T, cfg Config, test func(t *testing.T, p *Pool, n *fakeNode)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		n := &fakeNode{live: map[string]bool{}}
+		if cfg.KeepAlive == 0 {
+			cfg.KeepAlive = time.Minute
+		}
+		if cfg.Wait == 0 {
+			cfg.Wait = 30 * time.Second
+		}
+		cfg.Start = time.Minute
+		p := New(cfg, n)
+		test(t, p, n)
+		p.Close()
+		p.Close()
+		if live, _ := n.count(); live > 0 {
+			t.Errorf("%d sandboxes left on the node", live)
+		}
+	})
+}
+
+func work(group string) Job {
+	return Job{
+		Group: group, MemoryMiB: 100,
+		Start: func() *api.StartRequest { return &api.StartRequest{Image: "sim"} },
+		Run:   func() *api.RunRequest { return &api.RunRequest{TimeoutMs: 60_000} },
+		Keep:  func(r *api.RunReply) bool { return r.Status == 200 },
+	}
+}
+
+type done struct {
+	Result
+	err error
+}
+
+// atOnce runs jobs side by side and returns how they ended.
+func atOnce(p *Pool, jobs ...Job) []done {
+	ends := make([]done, len(jobs))
+	var all sync.WaitGroup
+	for i, job := range jobs {
+		all.Go(func() {
+			ends[i].Result, ends[i].err = p.Do(context.Background(), job)
+		})
+	}
+	all.Wait()
+	return ends
+}
+
+func repeat(job Job, n int) []Job {
+	var jobs []Job
+	for range n {
+		jobs = append(jobs, job)
+	}
+	return jobs
+}
+
+func TestJobsAtOnceStartSideBySide(t *testing.T) {
+	in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+		begin := time.Now()
+		for i, end := range atOnce(p, repeat(work("a"), 7)...) {
+			if end.err != nil || !end.Cold || end.Run == nil {
+				t.Errorf("job %d: %+v", i, end)
+			}
+		}
+		if took := time.Since(begin); took != startTime+runTime {
+			t.Errorf("seven starts took %s, one takes %s", took, startTime+runTime)
+		}
+		if n.most != 7 {
+			t.Errorf("%d sandboxes at once", n.most)
+		}
+	})
+}
+
+func TestWarmSandboxIsReusedUntilKeepAliveEnds(t *testing.T) {
+	in(t, Config{KeepAlive: 10 * time.Second}, func(t *testing.T, p *Pool, n *fakeNode) {
+		first := atOnce(p, work("a"))[0]
+		time.Sleep(9 * time.Second)
+		second := atOnce(p, work("a"))[0]
+		if second.Cold || second.Sandbox != first.Sandbox || second.Start != nil {
+			t.Errorf("second: %+v", second)
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if _, stopped := n.count(); stopped != 1 {
+			t.Errorf("%d sandboxes stopped after the keep-alive", stopped)
+		}
+		if third := atOnce(p, work("a"))[0]; !third.Cold {
+			t.Error("the third found a warm sandbox")
+		}
+	})
+}
+
+func TestTwiceAsManyAsFit(t *testing.T) {
+	in(t, Config{Capacity: Capacity{Sandboxes: 7}}, func(t *testing.T, p *Pool, n *fakeNode) {
+		cold := 0
+		for i, end := range atOnce(p, repeat(work("a"), 14)...) {
+			if end.err != nil {
+				t.Errorf("job %d: %v", i, end.err)
+			}
+			if end.Cold {
+				cold++
+			}
+		}
+		if cold != 7 || n.most != 7 {
+			t.Errorf("%d cold starts, %d sandboxes at once", cold, n.most)
+		}
+	})
+}
+
+func TestFullNodeRefusesWithTheReason(t *testing.T) {
+	in(t, Config{Capacity: Capacity{Sandboxes: 1}, Wait: 3 * time.Second}, func(t *testing.T, p *Pool, n *fakeNode) {
+		ends := atOnce(p, work("a"), work("a"))
+		first, second := ends[0], ends[1]
+		if first.err != nil {
+			first, second = second, first
+		}
+		var refused *Refused
+		if first.err != nil || !errors.As(second.err, &refused) || !strings.Contains(refused.Why, "busy; waited 3s") {
+			t.Errorf("got %v and %v", first.err, second.err)
+		}
+	})
+}
+
+func TestAnotherGroupEvictsTheIdle(t *testing.T) {
+	in(t, Config{Capacity: Capacity{Sandboxes: 1}}, func(t *testing.T, p *Pool, n *fakeNode) {
+		atOnce(p, work("a"))
+		if end := atOnce(p, work("b"))[0]; end.err != nil || !end.Cold {
+			t.Errorf("%+v", end)
+		}
+		synctest.Wait()
+		if _, stopped := n.count(); stopped != 1 {
+			t.Errorf("%d stopped", stopped)
+		}
+	})
+}
+
+func TestWhatIsLeftOfTheWaitGoesToTheNode(t *testing.T) {
+	in(t, Config{Capacity: Capacity{Sandboxes: 1}, Wait: 10 * time.Second}, func(t *testing.T, p *Pool, n *fakeNode) {
+		spoils := work("a")
+		spoils.Keep = func(*api.RunReply) bool { return false }
+		atOnce(p, spoils, spoils)
+		if len(n.starts) != 2 || n.starts[0].WaitMs != 10_000 || n.starts[1].WaitMs != 4_000 || n.starts[0].MemoryMib != 100 {
+			t.Errorf("starts: %v", n.starts)
+		}
+	})
+}
+
+func TestFailuresEndTheSandbox(t *testing.T) {
+	refusedInit := func(_ context.Context, in *api.StartRequest) (*api.StartReply, error) {
+		return &api.StartReply{Id: in.Id, InitStatus: 502}, nil
+	}
+	full := func(context.Context, *api.StartRequest) (*api.StartReply, error) {
+		return nil, status.Error(codes.ResourceExhausted, "no VF is idle")
+	}
+	crash := func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+		return &api.RunReply{Status: 400}, nil
+	}
+	lost := func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+		return nil, status.Error(codes.Internal, "the sandbox ended")
+	}
+	for name, c := range map[string]struct {
+		start func(context.Context, *api.StartRequest) (*api.StartReply, error)
+		run   func(context.Context, *api.RunRequest) (*api.RunReply, error)
+		check func(done) bool
+	}{
+		"init":  {refusedInit, nil, func(d done) bool { return d.err == nil && d.Start.InitStatus == 502 && d.Run == nil }},
+		"full":  {full, nil, func(d done) bool { return isCall(d.err, Starting, codes.ResourceExhausted) }},
+		"crash": {nil, crash, func(d done) bool { return d.err == nil && d.Run.Status == 400 }},
+		"lost":  {nil, lost, func(d done) bool { return isCall(d.err, Running, codes.Internal) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+				n.start, n.run = c.start, c.run
+				if end := atOnce(p, work("a"))[0]; !c.check(end) {
+					t.Errorf("got %+v", end)
+				}
+				synctest.Wait()
+				if live, _ := n.count(); live > 0 {
+					t.Error("the sandbox was kept")
+				}
+			})
+		})
+	}
+}
+
+func isCall(err error, phase Phase, code codes.Code) bool {
+	var call *CallError
+	return errors.As(err, &call) && call.Phase == phase && status.Code(call.Err) == code
+}
+
+func TestSandboxThatDiedIdleIsReplaced(t *testing.T) {
+	in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+		atOnce(p, work("a"))
+		n.mu.Lock()
+		clear(n.live)
+		n.mu.Unlock()
+		if end := atOnce(p, work("a"))[0]; end.err != nil || !end.Cold {
+			t.Errorf("%+v", end)
+		}
+	})
+}
+
+func TestRetireEndsTheIdleNowAndTheBusyLater(t *testing.T) {
+	in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+		atOnce(p, work("a"), work("a"))
+		busy := make(chan done)
+		go func() { busy <- atOnce(p, work("a"))[0] }()
+		synctest.Wait()
+		p.Retire("a")
+		synctest.Wait()
+		if _, stopped := n.count(); stopped != 1 {
+			t.Errorf("%d stopped at once, want the idle one", stopped)
+		}
+		if end := <-busy; end.err != nil || end.Cold {
+			t.Errorf("the busy one: %+v", end)
+		}
+		synctest.Wait()
+		if _, stopped := n.count(); stopped != 2 {
+			t.Errorf("%d stopped in the end", stopped)
+		}
+	})
+}
+
+func TestWaiterMayGiveUp(t *testing.T) {
+	in(t, Config{Capacity: Capacity{Sandboxes: 1}}, func(t *testing.T, p *Pool, n *fakeNode) {
+		busy := make(chan done)
+		go func() { busy <- atOnce(p, work("a"))[0] }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := p.Do(ctx, work("b")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		if depth := p.Depth(); depth != 0 {
+			t.Errorf("%d still wait", depth)
+		}
+		if end := <-busy; end.err != nil {
+			t.Error(end.err)
+		}
+	})
+}
+
+func TestCloseCancelsWhatIsUnderWay(t *testing.T) {
+	in(t, Config{Capacity: Capacity{Sandboxes: 1}}, func(t *testing.T, p *Pool, n *fakeNode) {
+		ends := make(chan []done)
+		go func() { ends <- atOnce(p, work("a"), work("a")) }()
+		synctest.Wait()
+		if depth := p.Depth(); depth != 1 {
+			t.Errorf("%d wait, want 1", depth)
+		}
+		begin := time.Now()
+		p.Close()
+		for _, end := range <-ends {
+			if end.err == nil {
+				t.Error("a job was answered by a closed pool")
+			}
+		}
+		if took := time.Since(begin); took > 0 {
+			t.Errorf("closing took %s", took)
+		}
+		if _, err := p.Do(context.Background(), work("a")); fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
+			t.Errorf("got %v", err)
+		}
+	})
+}
