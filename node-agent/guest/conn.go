@@ -79,7 +79,7 @@ func (c *Conn) Configure(config wire.Config) error {
 	return c.ping()
 }
 
-// Ready waits until the guest's VF is up and its runtime accepts requests on the guest's vsock port wire.RuntimePort.
+// Ready waits until the guest's VF is up, its runtime accepts requests on the guest's vsock port wire.RuntimePort, and its clock is mapped.
 func (c *Conn) Ready(ctx context.Context) error { return c.await(ctx, c.ready, "is not ready") }
 
 // Logs takes what the runtime wrote since the last take, up to and without the sentinels that end an activation, waiting for them until
@@ -219,9 +219,14 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 	case up.Ready != nil && !c.isReady:
 		c.isReady = true
 		c.stamp(up.Ready.At)
-		close(c.ready)
+		if c.clock.known {
+			close(c.ready)
+		}
 		return nil
 	case up.Pong != nil && up.Pong.ID == c.pingID && !c.pingedAt.IsZero():
+		if c.isReady && !c.clock.known {
+			close(c.ready)
+		}
 		c.clock.exchange(c.pingedAt, now, up.Pong.At.Boot)
 		c.stamp(up.Pong.At)
 		c.pingedAt = time.Time{}

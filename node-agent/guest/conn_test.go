@@ -206,6 +206,33 @@ func TestReadyGuestIsAdopted(t *testing.T) {
 	}
 }
 
+// Ready means that the stages can be read, also where the guest was quicker than the first exchange.
+func TestReadyWaitsForTheClock(t *testing.T) {
+	p, _, c := expect(t)
+	played := make(chan struct{})
+	go func() {
+		defer close(played)
+		g := p.dial(t, cid)
+		g.say(hello)
+		g.hear() // its configuration
+		ping := g.hear().Ping
+		g.say(wire.Up{Ready: &wire.Ready{}})
+		g.say(wire.Up{Pong: &wire.Pong{ID: ping.ID, At: wire.Stamp{Boot: 1}}})
+		g.hungUp()
+	}()
+	if _, err := c.Hello(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Configure(wire.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Ready(t.Context()); err != nil || len(c.Spans()) != 1 {
+		t.Error(err, c.Spans())
+	}
+	c.Close()
+	<-played
+}
+
 func TestUnexpectedCallsAreHungUp(t *testing.T) {
 	p, l, c := expect(t)
 	p.dial(t, cid+1).hungUp()
@@ -267,6 +294,7 @@ func TestProtocolBreaks(t *testing.T) {
 		{"nothing", greeting + "\n{}", "nothing asked for"},
 		{"a pong without a ping", greeting + "\n" + `{"pong":{"id":0}}`, "nothing asked for"},
 		{"ready twice", greeting + "\n" + `{"ready":{}}` + "\n" + `{"ready":{}}`, "nothing asked for"},
+		{"ready again", `{"hello":{"ready":true}}` + "\n" + `{"ready":{}}`, "nothing asked for"},
 		{"a stage of the host", greeting + "\n" + event("vmm"), `stage "vmm"`},
 		{"a stage of its own making", greeting + "\n" + event(strings.Repeat("x", 1000)), "stage"},
 		{"a log line on no stream", greeting + "\n" + `{"log":{"stream":"x"}}`, "stream"},

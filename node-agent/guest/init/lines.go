@@ -43,8 +43,8 @@ func splitLines(r io.Reader, emit func(string)) {
 
 // emitPieces emits the front of a line that is too long and returns the rest. It cuts only where it can see that no sentinel is torn.
 func emitPieces(line []byte, emit func(string)) []byte {
-	for len(line) >= wire.MaxText+len(wire.Sentinel) {
-		cut := wire.MaxText
+	for len(line) > wire.MaxText {
+		cut := wire.MaxText - len(wire.Sentinel)
 		near := cut - len(wire.Sentinel) + 1
 		if i := bytes.Index(line[near:cut+len(wire.Sentinel)-1], []byte(wire.Sentinel)); i >= 0 {
 			cut = near + i

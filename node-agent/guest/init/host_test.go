@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+const testCID = 3
+
+// local is a transport over a unix socket, whose guests all have testCID.
+type local struct{ net.Listener }
+
+func (l local) Accept() (net.Conn, uint32, error) {
+	c, err := l.Listener.Accept()
+	return c, testCID, err
+}
+
+// listenLocal is an agent's end at path, with one guest expected.
+func listenLocal(t *testing.T, path string) (*guest.Listener, *guest.Conn) {
+	t.Helper()
+	socket, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := guest.On(local{socket})
+	t.Cleanup(l.Close)
+	conn, err := l.Expect(testCID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, conn
+}
+
+func dialLocal(path string) func() (*os.File, error) {
+	return func() (*os.File, error) { return dial(unix.AF_UNIX, &unix.SockaddrUnix{Name: path}) }
+}
+
+func deadline(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestConversationFromTheGuest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent")
+	ctx := deadline(t)
+	agent, conn := listenLocal(t, path)
+	h := newHost(wire.Stamp{Boot: boottime(), TSC: rdtsc()})
+	rec := &recorder{host: h}
+	rec.step("early", func() error { return nil }) // before the host is called
+	h.call(dialLocal(path))
+	if hello, err := conn.Hello(ctx); err != nil || hello.Ready || hello.Start != h.start {
+		t.Fatal(hello, err)
+	}
+	if err := conn.Configure(wire.Config{Hostname: "h"}); err != nil {
+		t.Fatal(err)
+	}
+	if config, err := h.config(time.Minute); err != nil || config.Hostname != "h" {
+		t.Fatal(config, err)
+	}
+	rec.stage(agentStage, h.start.Boot)
+	for _, stream := range []string{"stdout", "stderr"} {
+		h.log(stream, "on "+stream)
+		h.log(stream, wire.Sentinel)
+	}
+	h.ready()
+	if err := conn.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if lines := conn.Logs(ctx); len(lines) != 2 || lines[0].Text != "on stdout" || lines[1].Text != "on stderr" {
+		t.Errorf("logs: %+v", lines)
+	}
+	if spans := conn.Spans(); len(spans) != 2 {
+		t.Errorf("spans: %+v", spans)
+	}
+	agent.Close()
+
+	again, adopted := listenLocal(t, path) // a restarted agent
+	defer again.Close()
+	if hello, err := adopted.Hello(ctx); err != nil || !hello.Ready || hello.Start != h.start {
+		t.Fatal(hello, err)
+	}
+	go h.log("stderr", "after the restart")
+	go h.log("stdout", wire.Sentinel)
+	go h.log("stderr", wire.Sentinel)
+	adopted.Logs(ctx)
+	if err := adopted.Poweroff(); err != nil {
+		t.Fatal(err)
+	}
+	reason := <-h.down
+	h.goodbye(reason)
+	if <-adopted.Done(); !strings.Contains(adopted.Err().Error(), reason.Error()) {
+		t.Errorf("the agent heard %v", adopted.Err())
+	}
+}
+
+func TestHostLostBeforeReady(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent")
+	agent, conn := listenLocal(t, path)
+	h := newHost(stamp())
+	h.call(dialLocal(path))
+	if _, err := conn.Hello(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	agent.Close()
+	if err := <-h.down; !strings.Contains(err.Error(), "hung up before") {
+		t.Error(err)
+	}
+	h.goodbye(errors.New("nobody hears this")) // and nothing hangs
+}
+
+func TestNoConfiguration(t *testing.T) {
+	if _, err := newHost(stamp()).config(time.Millisecond); err == nil {
+		t.Error("there is none")
+	}
+}
+
+func TestKernelOptions(t *testing.T) {
+	got := kernelOptions("console=ttyS0 quiet fastiov.probe=1 a=b=c\n")
+	if got["fastiov.probe"] != "1" || got["console"] != "ttyS0" || got["a"] != "b=c" || got["fastiov.control"] != "" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestStamps(t *testing.T) {
+	a, b := stamp(), stamp()
+	if a.Boot <= 0 || b.Boot < a.Boot || b.TSC <= a.TSC {
+		t.Errorf("%+v then %+v", a, b)
+	}
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+func runShell(t *testing.T, config wire.Config, script string) (lines []string, end error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "agent")
+	_, conn := listenLocal(t, path)
+	h := newHost(stamp())
+	h.call(dialLocal(path))
+	if _, err := conn.Hello(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	config.Command = []string{"sh", "-c", script}
+	p, err := startRuntime(&config, h)
+	if err != nil {
+		return nil, err
+	}
+	end = p.wait()
+	h.goodbye(end)
+	<-conn.Done()
+	for _, l := range conn.Logs(deadline(t)) {
+		lines = append(lines, l.Stream+" "+l.Text)
+	}
+	slices.Sort(lines)
+	return lines, end
+}
+
+func TestRuntime(t *testing.T) {
+	for _, c := range []struct {
+		name, script, end string
+		config            wire.Config
+		lines             []string
+	}{
+		{"output", "echo out; echo err >&2", "ended with status 0", wire.Config{}, []string{"stderr err", "stdout out"}},
+		{"status", "exit 7", "ended with status 7", wire.Config{}, nil},
+		{"signal", "kill -9 $$", "killed by killed", wire.Config{}, nil},
+		{"environment", "echo $GREETING $HOSTNAME $HOME", "status 0", wire.Config{Hostname: "h", Env: map[string]string{"GREETING": "hello"}}, []string{"stdout hello h /root"}},
+		{"directory", "pwd", "status 0", wire.Config{Dir: "/usr"}, []string{"stdout /usr"}},
+		{"no input", "cat; echo done", "status 0", wire.Config{}, []string{"stdout done"}},
+		{"a session of its own", `[ $$ = $(cut -d" " -f6 /proc/$$/stat) ] && echo leader`, "status 0", wire.Config{}, []string{"stdout leader"}},
+		{"orphans that hold the output", "sleep 100 & echo $! > $PIDFILE; echo gone", "status 0", wire.Config{Env: map[string]string{"PIDFILE": t.TempDir() + "/pid"}}, []string{"stdout gone"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if os.Getuid() != 0 {
+				t.Skip("needs root to be process 1's user")
+			}
+			lines, end := runShell(t, c.config, c.script)
+			if !slices.Equal(lines, c.lines) || end == nil || !strings.Contains(end.Error(), c.end) {
+				t.Errorf("%q, %v; want %q, %s", lines, end, c.lines, c.end)
+			}
+			if pidFile := c.config.Env["PIDFILE"]; pidFile != "" {
+				killListed(t, pidFile)
+			}
+		})
+	}
+}
+
+func killListed(t *testing.T, pidFile string) {
+	t.Helper()
+	text, err := os.ReadFile(pidFile)
+	pid := 0
+	for _, digit := range strings.TrimSpace(string(text)) {
+		pid = 10*pid + int(digit-'0')
+	}
+	if err != nil || pid < 2 {
+		t.Fatalf("orphan %q: %v", text, err)
+	}
+	unix.Kill(pid, unix.SIGKILL)
+}
+
+func TestRuntimeAsAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to become another user")
+	}
+	lines, end := runShell(t, wire.Config{UID: 65534, GID: 65534}, "id -u; id -G; echo reopened > /dev/stdout")
+	if want := []string{"stdout 65534", "stdout 65534", "stdout reopened"}; !slices.Equal(lines, want) {
+		t.Errorf("%q, %v; want %q", lines, end, want)
+	}
+}
+
+func TestRuntimeThatCannotStart(t *testing.T) {
+	for _, c := range []struct {
+		config wire.Config
+		want   string
+	}{
+		{wire.Config{}, "no command"},
+		{wire.Config{Command: []string{"no-such-command"}}, `no command "no-such-command"`},
+		{wire.Config{Command: []string{"/no/such"}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}, "/no/such does not start"},
+	} {
+		if _, err := startRuntime(&c.config, newHost(stamp())); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+	}
+}
+
+func TestAccepts(t *testing.T) {
+	inNetwork(t, func(t *testing.T) {
+		p := &program{name: "x", exited: make(chan struct{})}
+		if err := p.accepts(10 * time.Millisecond); err == nil || !strings.Contains(err.Error(), "does not accept") {
+			t.Errorf("nothing listens: %v", err)
+		}
+		close(p.exited)
+		if err := p.accepts(time.Minute); err == nil || !strings.Contains(err.Error(), "ended with status") {
+			t.Errorf("it has ended: %v", err)
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Bind(fd, &unix.SockaddrInet4{Port: wire.RuntimePort})
+		}
+		if err == nil {
+			err = unix.Listen(fd, 1)
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		if err := p.accepts(time.Minute); err != nil {
+			t.Errorf("it listens: %v", err)
+		}
+	})
+}
+
+func TestSplice(t *testing.T) {
+	pair := func() (near, far *os.File) {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if near, err = stream(fds[0]); err == nil {
+			far, err = stream(fds[1])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return near, far
+	}
+	client, caller := pair()
+	server, runtime := pair()
+	spliced := make(chan struct{})
+	go func() { splice(caller, runtime); close(spliced) }()
+	request, answer := strings.Repeat("ask ", 50000), strings.Repeat("tell ", 50000)
+	go func() {
+		io.WriteString(client, request)
+		shutdown(client, unix.SHUT_WR)
+	}()
+	if got, err := io.ReadAll(server); err != nil || string(got) != request {
+		t.Errorf("the runtime reads %d bytes of %d, %v", len(got), len(request), err)
+	}
+	go func() {
+		io.WriteString(server, answer) // after the request has ended
+		server.Close()
+	}()
+	if got, err := io.ReadAll(client); err != nil || string(got) != answer {
+		t.Errorf("the client reads %d bytes of %d, %v", len(got), len(answer), err)
+	}
+	<-spliced
+}
+
+func TestWriteNames(t *testing.T) {
+	etc := t.TempDir()
+	if err := os.Symlink("/run/systemd/resolve/stub-resolv.conf", etc+"/resolv.conf"); err != nil {
+		t.Fatal(err)
+	}
+	config := wire.Config{Hostname: "h", VF: testVF}
+	if err := writeNames(etc, &config); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"hostname": "h\n", "resolv.conf": "nameserver 198.18.0.3\n", "hosts": "127.0.0.1 localhost\n::1 localhost\n198.18.0.2 h\n",
+	} {
+		if got, err := os.ReadFile(etc + "/" + name); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestLoadModules(t *testing.T) {
+	rec := &recorder{host: newHost(stamp())}
+	if _, err := loadModules(t.TempDir()+"/modules", rec); err != nil {
+		t.Errorf("no list: %v", err)
+	}
+	list := t.TempDir() + "/modules"
+	if err := os.WriteFile(list, []byte("/no/igbvf.ko\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	vf, err := loadModules(list, rec)
+	if err != nil {
+		t.Fatalf("a VF driver holds up the start: %v", err)
+	}
+	if err := bringUp(testVF, vf, rec, time.Minute); err == nil || !strings.Contains(err.Error(), "igbvf") {
+		t.Errorf("a VF whose driver is missing comes up: %v", err)
+	}
+	if err := os.WriteFile(list, []byte("/no/erofs.ko\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := loadModules(list, rec); err == nil || !strings.Contains(err.Error(), "erofs") {
+		t.Errorf("a missing module: %v", err)
+	}
+}
