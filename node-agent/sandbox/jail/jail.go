@@ -93,6 +93,15 @@ func (c *Cell) Close() {
 	})
 }
 
+// LetGo leaves the cell as it is to a later agent.
+func (c *Cell) LetGo() {
+	c.close.Do(func() {
+		if c.slot != nil {
+			c.slot.Close()
+		}
+	})
+}
+
 // End does what Close does for a sandbox that a former agent left. It cannot fail and may run twice.
 func (h *Host) End(spec sandbox.Spec) {
 	h.root.Group(spec.ID).Kill()

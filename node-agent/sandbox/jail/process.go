@@ -133,8 +133,13 @@ func (c *Cell) Record(spec sandbox.Spec) sandbox.Record {
 	return sandbox.Record{Spec: spec, PID: c.proc.pid, StartTicks: c.proc.ticks}
 }
 
-// Done is closed when the process has ended, for whatever reason.
-func (c *Cell) Done() <-chan struct{} { return c.proc.done }
+// Done is closed when the process has ended, for whatever reason; it is nil where none was started.
+func (c *Cell) Done() <-chan struct{} {
+	if c.proc == nil {
+		return nil
+	}
+	return c.proc.done
+}
 
 // How says how the process ended, after Done.
 func (c *Cell) How() string { return c.proc.how }
@@ -167,10 +172,5 @@ func userOf(pid int) int {
 	return uid
 }
 
-// PID is the cell's process, or 0 while it has none.
-func (c *Cell) PID() int {
-	if c.proc == nil {
-		return 0
-	}
-	return c.proc.pid
-}
+// PID is the cell's process.
+func (c *Cell) PID() int { return c.proc.pid }

@@ -129,7 +129,7 @@ func (b *boot) release() error {
 	select {
 	case b.resumed = <-b.vm.resumed:
 		return nil
-	case <-b.vm.done:
+	case <-b.vm.Done():
 		return errors.New("the guest did not begin to run")
 	}
 }

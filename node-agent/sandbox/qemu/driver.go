@@ -8,7 +8,7 @@
 //	greet     the guest calls, is known by its CID, gets its configuration     guest-boot, agent
 //	ready     VF up, runtime accepts                                           5-vf-driver
 //
-// There is one way to end, whatever the cause: vm.end keeps the first cause, and one goroutine kills the cgroup and takes down the rest.
+// There is one way to end, whatever the cause: see package life; one goroutine kills the cgroup and takes down the rest.
 // Everything that waits is woken by that, so a cancelled start, a dead VMM and a guest that powers off are the same path.
 package qemu
 
@@ -113,15 +113,8 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 		return nil, err
 	}
 	b := &boot{Driver: d, vm: newVM(spec, cell), tl: tl}
-	stop := context.AfterFunc(ctx, func() { b.vm.end(context.Cause(ctx)) })
-	err = b.run(ctx, owned)
-	if !stop() {
-		err = ctx.Err()
-	}
-	if err != nil {
-		b.vm.end(err)
-		<-b.vm.done
-		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, b.vm.Err())
+	if err := b.vm.Begin(ctx, func() error { return b.run(ctx, owned) }); err != nil {
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
 	return b.vm, nil
 }
@@ -133,15 +126,8 @@ func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox
 		return nil, err
 	}
 	v := newVM(rec.Spec, cell)
-	stop := context.AfterFunc(ctx, func() { v.end(context.Cause(ctx)) })
-	err = d.rejoin(ctx, v)
-	if !stop() {
-		err = ctx.Err()
-	}
-	if err != nil {
-		v.end(err)
-		<-v.done
-		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, v.Err())
+	if err := v.Begin(ctx, func() error { return d.rejoin(ctx, v) }); err != nil {
+		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, err)
 	}
 	return v, nil
 }

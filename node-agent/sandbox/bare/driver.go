@@ -1,0 +1,196 @@
+// Package bare is a sandbox without a guest: the VMM is replaced by a small program of our own that owns the VF through VFIO, maps memory
+// for its DMA and holds both. Lease, cgroup, user, record and adoption are those of the real thing, at a hundredth of its cost, which
+// makes it the driver for volume and for chaos.
+package bare
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
+	"github.com/fastiov/fastiov/node-agent/sandbox/life"
+	"github.com/fastiov/fastiov/node-agent/sandbox/post"
+)
+
+// OverheadMiB is what the program needs beside the memory it maps.
+const OverheadMiB = 64
+
+// Config says how to start the program.
+type Config struct {
+	Command []string // a command that runs Main with the arguments that follow it
+	Log     *slog.Logger
+}
+
+// A Driver starts bare sandboxes.
+type Driver struct {
+	command []string
+	host    *jail.Host
+}
+
+// Open prepares the host.
+func Open(config Config) (*Driver, error) {
+	host, err := jail.Open("fastiov", config.Log)
+	if err != nil {
+		return nil, err
+	}
+	return &Driver{config.Command, host}, nil
+}
+
+// Close leaves running sandboxes to a later agent.
+func (d *Driver) Close() { d.host.Close() }
+
+func controlSocket(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "bare.sock") }
+
+// Start implements sandbox.Driver.
+func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+	endCgroup := tl.Begin(timeline.Cgroup)
+	cell, err := d.host.Build(spec, spec.MemoryMiB+OverheadMiB)
+	endCgroup()
+	if err != nil {
+		return nil, err
+	}
+	h := newHolder(spec, cell)
+	if err := h.Begin(ctx, func() error { return d.boot(ctx, h, tl, owned) }); err != nil {
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
+	}
+	return h, nil
+}
+
+func (d *Driver) boot(ctx context.Context, h *holder, tl *timeline.Timeline, owned func(sandbox.Record) error) error {
+	endVMM := tl.Begin(timeline.VMM)
+	defer endVMM()
+	err := d.launch(h)
+	h.watch()
+	if err != nil {
+		return err
+	}
+	if err := owned(h.cell.Record(h.spec)); err != nil {
+		return err
+	}
+	status, answer, err := h.runtime.Post(ctx, "/boot", nil)
+	if err != nil {
+		return err
+	}
+	if status != http.StatusOK {
+		return errors.New(string(answer))
+	}
+	var spans []timeline.Span
+	if err := json.Unmarshal(answer, &spans); err != nil {
+		return fmt.Errorf("stages of the start: %w", err)
+	}
+	tl.Add(spans...)
+	return nil
+}
+
+func (d *Driver) launch(h *holder) error {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: controlSocket(h.spec), Net: "unix"})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	control, err := l.File()
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	said, err := os.OpenFile(filepath.Join(h.spec.Dir, "vmm.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer said.Close()
+	args := append(append([]string{}, d.command...), h.spec.ID, strconv.Itoa(h.spec.MemoryMiB))
+	if vf := h.spec.VF; vf != nil {
+		args = append(args, vf.Group, vf.BDF)
+	}
+	// Whoever may not open the way to our binary may still run it: the kernel follows this link by itself.
+	const self = "/proc/self/exe"
+	cmd := &exec.Cmd{Path: self, Args: args, Env: []string{}, Stdout: said, Stderr: said, ExtraFiles: []*os.File{control}}
+	return h.cell.Start(cmd, h.spec.MemoryMiB+1)
+}
+
+// Adopt implements sandbox.Driver.
+func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
+	cell, err := d.host.Adopt(rec)
+	if err != nil {
+		return nil, err
+	}
+	h := newHolder(rec.Spec, cell)
+	h.watch()
+	if err := h.Begin(ctx, func() error { return h.identify(ctx) }); err != nil {
+		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, err)
+	}
+	return h, nil
+}
+
+// End implements sandbox.Driver.
+func (d *Driver) End(spec sandbox.Spec) {
+	d.host.End(spec)
+	_ = os.Remove(controlSocket(spec))
+}
+
+// Leftovers implements sandbox.Driver.
+func (d *Driver) Leftovers(live map[string]bool) []string { return d.host.Leftovers(live) }
+
+// A holder is one process that holds a VF. It implements sandbox.Sandbox.
+type holder struct {
+	*life.Life
+	spec    sandbox.Spec
+	cell    *jail.Cell
+	runtime *post.Client
+}
+
+func newHolder(spec sandbox.Spec, cell *jail.Cell) *holder {
+	return &holder{life.New(), spec, cell, post.To(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(spec))
+	})}
+}
+
+// watch starts the goroutine that notices the end, or brings it about, and takes everything down.
+func (h *holder) watch() {
+	go func() {
+		select {
+		case <-h.Context().Done():
+		case <-h.cell.Done():
+			h.End(fmt.Errorf("its process ended by itself: %s", h.cell.How()))
+		}
+		h.cell.Close()
+		h.runtime.Close()
+		_ = os.Remove(controlSocket(h.spec))
+		h.Over(func(cause error) error { return cause })
+	}()
+}
+
+// identify asks the process who it is.
+func (h *holder) identify(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	status, id, err := h.runtime.Post(ctx, "/id", nil)
+	switch {
+	case err != nil:
+		return err
+	case status != http.StatusOK || string(id) != h.spec.ID:
+		return fmt.Errorf("its process says that it is %.40q", id)
+	}
+	return nil
+}
+
+// Post implements sandbox.Sandbox.
+func (h *holder) Post(ctx context.Context, path string, body []byte) (int, []byte, error) {
+	return h.runtime.Post(ctx, path, body)
+}
+
+// Logs implements sandbox.Sandbox; there is no function that could write any.
+func (h *holder) Logs(context.Context) []sandbox.LogLine { return nil }

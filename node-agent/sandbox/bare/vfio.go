@@ -1,0 +1,113 @@
+package bare
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The part of the kernel's linux/vfio.h that it takes to own a device through a group and a type 1 IOMMU.
+const (
+	vfioSetIOMMU          = 0x3b66
+	vfioGroupGetStatus    = 0x3b67
+	vfioGroupSetContainer = 0x3b68
+	vfioGroupGetDeviceFD  = 0x3b6a
+	vfioIOMMUMapDMA       = 0x3b71
+
+	type1v2     = 3
+	groupViable = 1
+	mapRead     = 1
+	mapWrite    = 2
+)
+
+// A VF is one opened through VFIO. Its files are all there is to it: closing them, or dying, gives it back.
+type VF struct{ container, group, device int }
+
+// OpenVF opens the VF at bdf (0000:01:10.0) through its group node (/dev/vfio/N): container, group, IOMMU, device.
+func OpenVF(group, bdf string) (*VF, error) {
+	vf := &VF{-1, -1, -1}
+	if err := vf.open(group, bdf); err != nil {
+		vf.Close()
+		return nil, err
+	}
+	return vf, nil
+}
+
+func (vf *VF) open(group, bdf string) (err error) {
+	if vf.container, err = unix.Open("/dev/vfio/vfio", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("/dev/vfio/vfio: %w (is vfio loaded?)", err)
+	}
+	if vf.group, err = unix.Open(group, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("VFIO group of %s: %s: %w", bdf, group, err)
+	}
+	status := struct{ argsz, flags uint32 }{argsz: 8}
+	if _, err = ioctl(vf.group, vfioGroupGetStatus, uintptr(unsafe.Pointer(&status))); err != nil {
+		return fmt.Errorf("VFIO group of %s: status: %w", bdf, err)
+	}
+	if status.flags&groupViable == 0 {
+		return fmt.Errorf("VFIO group %s of %s is not viable: another device of it is bound to a host driver", group, bdf)
+	}
+	container := int32(vf.container)
+	if _, err = ioctl(vf.group, vfioGroupSetContainer, uintptr(unsafe.Pointer(&container))); err != nil {
+		return fmt.Errorf("VFIO container of %s: %w", bdf, err)
+	}
+	if _, err = ioctl(vf.container, vfioSetIOMMU, type1v2); err != nil {
+		return fmt.Errorf("IOMMU of %s: %w", bdf, err)
+	}
+	name := append([]byte(bdf), 0)
+	if vf.device, err = ioctl(vf.group, vfioGroupGetDeviceFD, uintptr(unsafe.Pointer(&name[0]))); err != nil {
+		return fmt.Errorf("VF %s: open: %w", bdf, err)
+	}
+	return nil
+}
+
+// MapRAM gives the VF mib MiB of memory for DMA, from address 0 up, as a VMM does with its guest's.
+func (vf *VF) MapRAM(mib int) error {
+	size := mib << 20
+	fd, err := unix.MemfdCreate("ram", unix.MFD_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		return err
+	}
+	ram, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	m := struct {
+		argsz, flags      uint32
+		vaddr, iova, size uint64
+	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))), size: uint64(size)}
+	if _, err := ioctl(vf.container, vfioIOMMUMapDMA, uintptr(unsafe.Pointer(&m))); err != nil {
+		return errors.Join(fmt.Errorf("map %d MiB for DMA: %w", mib, err), unix.Munmap(ram))
+	}
+	return nil // mapped and pinned until the process ends
+}
+
+// Close gives the VF back. It may run twice.
+func (vf *VF) Close() {
+	for _, fd := range []*int{&vf.device, &vf.group, &vf.container} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+		}
+		*fd = -1
+	}
+}
+
+func ioctl(fd int, command uint, argument uintptr) (int, error) {
+	for {
+		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(command), argument)
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return -1, os.NewSyscallError("ioctl", errno)
+		}
+	}
+}

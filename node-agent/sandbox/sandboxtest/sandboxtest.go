@@ -1,0 +1,329 @@
+// Package sandboxtest is what every sandbox.Driver must do, as tests that run over each of them.
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// A Subject is a driver under test.
+type Subject struct {
+	// Open starts the driver, as an agent does that begins; close is what it does when it ends and leaves its sandboxes alone.
+	Open func() (d sandbox.Driver, close func(), err error)
+	// Spec is the n-th sandbox, n < AtOnce, without ID and Dir.
+	Spec     func(n int) sandbox.Spec
+	AtOnce   int
+	Within   time.Duration // a start, when AtOnce are under way
+	Survives bool          // sandboxes outlive their driver
+	Log      string        // what a run leaves in the logs, if anything
+}
+
+// Init makes a Python runtime one that answers as package echo does, and logs the name it was given.
+const Init = `{"value":{"name":"echo","main":"main","binary":false,"code":"def main(args):\n    print('hello', args.get('name'))\n    return args\n"}}`
+
+// Run runs the suite.
+func (s Subject) Run(t *testing.T) {
+	for name, test := range map[string]func(*bench){
+		"starts, answers and closes":             answers,
+		"refused by its owner":                   refused,
+		"the caller goes away mid-start":         cancelled,
+		"an id is used once":                     twice,
+		"a killed sandbox says so":               killed,
+		"a later agent adopts it":                adopted,
+		"a later agent ends it":                  ended,
+		"what was never started ends in silence": neverStarted,
+		"many at once":                           many,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &bench{T: t, Subject: s, base: t.TempDir()}
+			if err := os.Chmod(b.base, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			b.open()
+			defer b.clean()
+			test(b)
+		})
+	}
+}
+
+// A bench holds one test's driver.
+type bench struct {
+	*testing.T
+	Subject
+	base   string
+	driver sandbox.Driver
+	close  func()
+}
+
+func (b *bench) open() {
+	b.Helper()
+	var err error
+	if b.driver, b.close, err = b.Open(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// clean checks that a test has left nothing behind.
+func (b *bench) clean() {
+	for _, line := range b.driver.Leftovers(nil) {
+		b.Error("left over: ", line)
+	}
+	_ = filepath.WalkDir(b.base, func(path string, entry os.DirEntry, err error) error {
+		if err == nil && entry.Type()&os.ModeSocket != 0 {
+			b.Error("left over: socket ", path)
+		}
+		return nil
+	})
+	b.close()
+}
+
+func (b *bench) spec(n int) sandbox.Spec {
+	b.Helper()
+	spec := b.Spec(n)
+	spec.ID = fmt.Sprintf("t%d-%d", os.Getpid(), n)
+	spec.Dir = filepath.Join(b.base, spec.ID)
+	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
+		b.Fatal(err)
+	}
+	return spec
+}
+
+func (b *bench) context() (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(b.Context(), b.Within, errors.New("the test's patience is over"))
+}
+
+// start starts the n-th sandbox and returns what its owner learnt.
+func (b *bench) start(n int) (s sandbox.Sandbox, rec sandbox.Record, spans []timeline.Span, err error) {
+	spec := b.spec(n)
+	ctx, cancel := b.context()
+	defer cancel()
+	tl := &timeline.Timeline{}
+	s, err = b.driver.Start(ctx, spec, tl, func(r sandbox.Record) error { rec = r; return nil })
+	return s, rec, tl.Spans(), err
+}
+
+func (b *bench) mustStart(n int) (sandbox.Sandbox, sandbox.Record) {
+	b.Helper()
+	s, rec, spans, err := b.start(n)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if len(spans) == 0 {
+		b.Error("a start without stages")
+	}
+	return s, rec
+}
+
+func (b *bench) post(s sandbox.Sandbox, path, body string) (int, []byte) {
+	b.Helper()
+	ctx, cancel := b.context()
+	defer cancel()
+	status, answer, err := s.Post(ctx, path, []byte(body))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return status, answer
+}
+
+// echoes checks that the sandbox runs its function.
+func (b *bench) echoes(s sandbox.Sandbox, name string) {
+	b.Helper()
+	status, answer := b.post(s, "/run", fmt.Sprintf(`{"value":{"name":%q}}`, name))
+	var got struct{ Name string }
+	if err := json.Unmarshal(answer, &got); status != 200 || err != nil || got.Name != name {
+		b.Errorf("/run answered %d %s, want 200 and the name %s", status, bytes.TrimSpace(answer), name)
+	}
+	ctx, cancel := b.context()
+	defer cancel()
+	var text []string
+	for _, line := range s.Logs(ctx) {
+		text = append(text, line.Text)
+	}
+	if logged := strings.Join(text, "\n"); b.Log != "" && logged != strings.ReplaceAll(b.Log, "NAME", name) {
+		b.Errorf("logs %q, want %q", logged, b.Log)
+	}
+}
+
+func (b *bench) closed(s sandbox.Sandbox) {
+	b.Helper()
+	s.Close()
+	s.Close()
+	select {
+	case <-s.Done():
+	default:
+		b.Error("not done after Close")
+	}
+	if err := s.Err(); err != nil {
+		b.Errorf("closed by its owner, but Err is %v", err)
+	}
+}
+
+func answers(b *bench) {
+	s, _ := b.mustStart(0)
+	if status, answer := b.post(s, "/init", Init); status != 200 {
+		b.Errorf("/init answered %d %s", status, answer)
+	}
+	b.echoes(s, "one")
+	b.echoes(s, "two")
+	if err := s.Err(); err != nil {
+		b.Errorf("Err is %v while it lives", err)
+	}
+	b.closed(s)
+	if _, _, err := s.Post(b.Context(), "/run", []byte("{}")); err == nil {
+		b.Error("a closed sandbox answers")
+	}
+}
+
+func refused(b *bench) {
+	spec := b.spec(0)
+	ctx, cancel := b.context()
+	defer cancel()
+	full := errors.New("the journal is full")
+	s, err := b.driver.Start(ctx, spec, &timeline.Timeline{}, func(rec sandbox.Record) error {
+		if rec.Spec.ID != spec.ID || rec.PID != 0 && rec.StartTicks == 0 {
+			b.Errorf("record %+v does not name the sandbox", rec)
+		}
+		return full
+	})
+	if s != nil || !errors.Is(err, full) {
+		b.Errorf("%v, %v; want the owner's error", s, err)
+	}
+}
+
+func cancelled(b *bench) {
+	spec := b.spec(0)
+	left := errors.New("the caller left")
+	ctx, cancel := context.WithCancelCause(b.Context())
+	s, err := b.driver.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { cancel(left); return nil })
+	if s != nil || !errors.Is(err, left) {
+		b.Errorf("%v, %v; want %v", s, err, left)
+	}
+	if left := b.driver.Leftovers(nil); len(left) != 0 {
+		b.Errorf("left over: %v", left)
+	}
+	again, _ := b.mustStart(0)
+	b.closed(again)
+}
+
+func twice(b *bench) {
+	s, _ := b.mustStart(0)
+	defer b.closed(s)
+	if second, _, _, err := b.start(0); err == nil {
+		second.Close()
+		b.Error("a second sandbox with the same id was started")
+	}
+	b.post(s, "/init", Init)
+	b.echoes(s, "still there")
+}
+
+func killed(b *bench) {
+	s, rec := b.mustStart(0)
+	if rec.PID == 0 {
+		b.closed(s)
+		b.Skip("there is no process to kill")
+	}
+	if err := syscall.Kill(rec.PID, syscall.SIGKILL); err != nil {
+		b.Fatal(err)
+	}
+	<-s.Done()
+	if s.Err() == nil {
+		b.Error("killed, but Err is nil")
+	}
+	s.Close()
+}
+
+func adopted(b *bench) {
+	s, rec := b.mustStart(0)
+	if !b.Survives {
+		if _, err := b.driver.Adopt(b.Context(), rec); err == nil {
+			b.Error("adopted what cannot survive")
+		}
+		b.closed(s)
+		return
+	}
+	b.post(s, "/init", Init)
+	b.close()
+	b.open()
+	wrong := rec
+	wrong.StartTicks++
+	if _, err := b.driver.Adopt(b.Context(), wrong); err == nil {
+		b.Error("adopted a process that started at another time")
+	}
+	ctx, cancel := b.context()
+	defer cancel()
+	a, err := b.driver.Adopt(ctx, rec)
+	if err != nil {
+		b.driver.End(rec.Spec)
+		b.Fatal(err)
+	}
+	b.echoes(a, "adopted")
+	b.closed(a)
+}
+
+func ended(b *bench) {
+	s, rec := b.mustStart(0)
+	if !b.Survives {
+		b.closed(s)
+		return
+	}
+	b.close()
+	b.open()
+	if left := b.driver.Leftovers(nil); len(left) == 0 {
+		b.Error("an abandoned sandbox is not called left over")
+	}
+	if left := b.driver.Leftovers(map[string]bool{rec.Spec.ID: true}); len(left) != 0 {
+		b.Errorf("a live sandbox is called left over: %v", left)
+	}
+	b.driver.End(rec.Spec)
+	b.driver.End(rec.Spec)
+	if _, err := b.driver.Adopt(b.Context(), rec); err == nil {
+		b.Error("adopted what was ended")
+	}
+}
+
+func neverStarted(b *bench) { b.driver.End(b.spec(0)) }
+
+func many(b *bench) {
+	var all sync.WaitGroup
+	began := time.Now()
+	for n := range b.AtOnce {
+		all.Go(func() {
+			s, _, spans, err := b.start(n)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			ready := time.Now()
+			b.Logf("sandbox %d ready after %v: %s", n, ready.Sub(began).Round(time.Millisecond), Stages(spans, began, ready))
+			b.post(s, "/init", Init)
+			b.echoes(s, fmt.Sprint("number ", n))
+			b.closed(s)
+		})
+	}
+	all.Wait()
+}
+
+// Stages is how the time between begin and end was spent, on one line.
+func Stages(spans []timeline.Span, begin, end time.Time) string {
+	var line strings.Builder
+	shares := timeline.Attribute(spans, begin, end)
+	for _, stage := range timeline.Order {
+		if share := shares[stage]; share > 0 {
+			fmt.Fprintf(&line, "%s %v  ", stage, share.Round(time.Millisecond))
+		}
+	}
+	return strings.TrimSpace(line.String())
+}

@@ -1,0 +1,179 @@
+// Package sim is a sandbox that exists on paper only: no process, no VF, stage times as programmed. It shows how everything above the
+// drivers behaves where nothing can be booted. What it reports are simulated times; whoever shows them says so.
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/echo"
+	"github.com/fastiov/fastiov/node-agent/sandbox/life"
+)
+
+// Config programs the simulation. The zero value is Table1 at a total of DefaultTotal.
+type Config struct {
+	Stages []Step
+	// Wait sleeps for d or until ctx ends; nil is real time. A test puts its own clock here.
+	Wait func(ctx context.Context, d time.Duration) error
+}
+
+// A Step is one stage and how long it takes.
+type Step struct {
+	Stage timeline.Stage
+	Takes time.Duration
+}
+
+// DefaultTotal is how long a simulated start takes.
+const DefaultTotal = 500 * time.Millisecond
+
+// Table1 has the proportions of the average start in Table 1 of the FastIOV paper, 200 at once on stock software, over the given total. What
+// the table leaves over is shared between the VMM and the guest, in the order in which they come.
+func Table1(total time.Duration) []Step {
+	of := func(percent float64) time.Duration { return time.Duration(float64(total) * percent / 100) }
+	return []Step{
+		{timeline.Cgroup, of(2.9)},
+		{timeline.VMM, of(3.2)},
+		{timeline.DMARAM, of(13.0)},
+		{timeline.Virtiofs, of(13.3)},
+		{timeline.DMAImage, of(5.6)},
+		{timeline.VFIODev, of(48.1)},
+		{timeline.GuestBoot, of(6.0)},
+		{timeline.VFDriver, of(3.4)},
+		{timeline.Agent, of(4.5)},
+	}
+}
+
+// A Driver starts simulated sandboxes.
+type Driver struct {
+	config Config
+	mu     sync.Mutex
+	ids    map[string]bool
+}
+
+// New returns a driver.
+func New(config Config) *Driver {
+	if config.Stages == nil {
+		config.Stages = Table1(DefaultTotal)
+	}
+	if config.Wait == nil {
+		config.Wait = wait
+	}
+	return &Driver{config: config, ids: map[string]bool{}}
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Start implements sandbox.Driver.
+func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+	if !d.claim(spec.ID) {
+		return nil, fmt.Errorf("sandbox %s exists already", spec.ID)
+	}
+	s := &simulated{Life: life.New()}
+	go func() {
+		<-s.Context().Done()
+		d.release(spec.ID)
+		s.Over(func(cause error) error { return cause })
+	}()
+	if err := s.Begin(ctx, func() error { return d.boot(ctx, spec, tl, owned) }); err != nil {
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
+	}
+	return s, nil
+}
+
+func (d *Driver) boot(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) error {
+	if err := owned(sandbox.Record{Spec: spec}); err != nil {
+		return err
+	}
+	for _, step := range d.config.Stages {
+		end := tl.Begin(step.Stage)
+		err := d.config.Wait(ctx, step.Takes)
+		end()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Driver) claim(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ids[id] {
+		return false
+	}
+	d.ids[id] = true
+	return true
+}
+
+func (d *Driver) release(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.ids, id)
+}
+
+// Adopt implements sandbox.Driver: nothing of a simulation outlives its agent.
+func (d *Driver) Adopt(_ context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
+	return nil, fmt.Errorf("sandbox %s was simulated and ended with its agent", rec.Spec.ID)
+}
+
+// End implements sandbox.Driver.
+func (d *Driver) End(sandbox.Spec) {}
+
+// Leftovers implements sandbox.Driver.
+func (d *Driver) Leftovers(live map[string]bool) (left []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id := range d.ids {
+		if !live[id] {
+			left = append(left, "simulated sandbox "+id)
+		}
+	}
+	return left
+}
+
+// A simulated sandbox.
+type simulated struct {
+	*life.Life
+	mu   sync.Mutex
+	logs []sandbox.LogLine
+}
+
+// Post implements sandbox.Sandbox.
+func (s *simulated) Post(ctx context.Context, path string, body []byte) (int, []byte, error) {
+	if s.Cause() != nil {
+		return 0, nil, errors.New("the simulated sandbox has ended")
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.Context(), func() { cancel(s.Cause()) })()
+	status, answer, err := echo.Answer(ctx, path, body)
+	if err == nil && path == "/run" {
+		s.mu.Lock()
+		s.logs = append(s.logs, sandbox.LogLine{Time: time.Now(), Stream: "stdout", Text: fmt.Sprintf("sim: answered %d to %d bytes", status, len(body))})
+		s.mu.Unlock()
+	}
+	return status, answer, err
+}
+
+// Logs implements sandbox.Sandbox.
+func (s *simulated) Logs(context.Context) []sandbox.LogLine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	logs := s.logs
+	s.logs = nil
+	return logs
+}
