@@ -32,6 +32,7 @@ type Cache struct {
 	out  io.Writer
 	mu   sync.Mutex
 	held map[string]*os.File // locks of entries handed out, by key
+	made map[string]Runtime  // runtimes handed out, by name: a cold start that needs one again asks no disk and no registry
 }
 
 // DefaultDir is $FASTIOV_CACHE, or fastiov in the user's cache directory.
@@ -59,7 +60,7 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 			return nil, fmt.Errorf("image cache: %w; set FASTIOV_CACHE to a directory you may write", err)
 		}
 	}
-	return &Cache{dir: dir, out: &lockedWriter{w: out}, held: map[string]*os.File{}}, nil
+	return &Cache{dir: dir, out: &lockedWriter{w: out}, held: map[string]*os.File{}, made: map[string]Runtime{}}, nil
 }
 
 // Close lets go of the entries handed out.
@@ -70,12 +71,13 @@ func (c *Cache) Close() {
 		lock.Close()
 		delete(c.held, key)
 	}
+	clear(c.made)
 }
 
 // Get returns the directory of the entry called name that was made from inputs, building it first if it is absent. build fills the
 // empty directory dir; what it says through say is shown with the time elapsed.
 func (c *Cache) Get(ctx context.Context, name string, inputs []string, build func(ctx context.Context, dir string, say func(string, ...any)) error) (string, error) {
-	key := name + "-" + hash(inputs)
+	key := fileName(name) + "-" + hash(inputs)
 	entry := filepath.Join(c.dir, "entries", key)
 	for {
 		found, err := c.hold(ctx, key, entry)

@@ -38,7 +38,9 @@ func compilePython(ctx context.Context, t *rootfs.Tree, tmp string) error {
 			return err
 		}
 	}
-	compile := func(args ...string) error { return runPython(ctx, dir, append([]string{"-m", "compileall"}, args...)...) }
+	compile := func(args ...string) error {
+		return runPython(ctx, dir, append([]string{"-m", "compileall"}, args...)...)
+	}
 	common := []string{"-q", "-f", "--invalidation-mode", "unchecked-hash", "-s", dir, "-p", "/"}
 	if err := compile(append(slices.Clone(common), filepath.Join(dir, pythonLibrary))...); err != nil {
 		return err

@@ -68,6 +68,22 @@ func RuntimeNames() []string { return []string{"nodejs:18", "python:3"} }
 
 // Runtime returns the runtime called name: one of RuntimeNames, or an OCI reference, whose image is pulled.
 func (c *Cache) Runtime(ctx context.Context, name string) (Runtime, error) {
+	c.mu.Lock()
+	r, ok := c.made[name]
+	c.mu.Unlock()
+	if ok {
+		return r, nil
+	}
+	r, err := c.makeRuntime(ctx, name)
+	if err == nil {
+		c.mu.Lock()
+		c.made[name] = r
+		c.mu.Unlock()
+	}
+	return r, err
+}
+
+func (c *Cache) makeRuntime(ctx context.Context, name string) (Runtime, error) {
 	r, ok := recipes[name]
 	if !ok {
 		return c.pull(ctx, name)
@@ -78,7 +94,7 @@ func (c *Cache) Runtime(ctx context.Context, name string) (Runtime, error) {
 	}
 	inputs := []string{"runtime 1", versions().inputs(), strings.Join(r.packages, " "), strings.Join(r.omits, " "),
 		strings.Join(runtimeApplets, " "), r.proxy, string(r.source), string(config)}
-	dir, err := c.Get(ctx, fileName(name), inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+	dir, err := c.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
 		debs, err := c.fetch(ctx, say, r.packages)
 		if err != nil {
 			return err

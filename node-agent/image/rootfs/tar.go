@@ -77,16 +77,21 @@ func (t *Tree) hide(dir, name string, mine map[*node]bool) error {
 
 func (t *Tree) empty(dir string, mine map[*node]bool) error {
 	n, err := t.dir(dir, true)
-	if err != nil {
-		return err
+	if err == nil {
+		n.keepOnly(mine)
 	}
+	return err
+}
+
+func (n *node) keepOnly(mine map[*node]bool) {
 	for name, child := range n.children {
-		if !mine[child] {
-			unlink(child)
-			delete(n.children, name)
+		if mine[child] {
+			child.keepOnly(mine)
+			continue
 		}
+		unlink(child)
+		delete(n.children, name)
 	}
-	return nil
 }
 
 func eachEntry(archive io.Reader, f func(*tar.Header, io.Reader) error) error {

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"slices"
@@ -22,14 +23,19 @@ import (
 	"syscall"
 )
 
-// maxLinks bounds the symbolic links followed in one lookup, as the kernel does.
-const maxLinks = 40
+const (
+	maxLinks = 40   // followed in one lookup, as in the kernel
+	maxDepth = 1024 // of directories; deeper ones have no path that a program could name
+)
 
 // A Tree is a file system in memory. It is not safe for concurrent use.
 type Tree struct {
 	root  *node
 	spool *os.File
 	end   int64
+
+	names              int64 // put so far
+	maxBytes, maxNames int64
 }
 
 type node struct {
@@ -54,8 +60,11 @@ func New(dir string) (*Tree, error) {
 		spool.Close()
 		return nil, err
 	}
-	return &Tree{root: newDir(0o755), spool: spool}, nil
+	return &Tree{root: newDir(0o755), spool: spool, maxBytes: math.MaxInt64, maxNames: math.MaxInt64}, nil
 }
+
+// Limit bounds what archives may bring: bytes of content and names, counted also where they are replaced.
+func (t *Tree) Limit(bytes, names int64) { t.maxBytes, t.maxNames = bytes, names }
 
 // Close frees the contents; the tree is of no use after it.
 func (t *Tree) Close() error { return t.spool.Close() }
@@ -170,9 +179,12 @@ func (t *Tree) content(n *node) io.Reader { return io.NewSectionReader(t.spool, 
 
 // file spools content into n and gives it the name.
 func (t *Tree) file(name string, n *node, content io.Reader) error {
-	size, err := io.Copy(io.NewOffsetWriter(t.spool, t.end), content)
+	size, err := io.Copy(io.NewOffsetWriter(t.spool, t.end), io.LimitReader(content, t.maxBytes-t.end))
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
+	}
+	if t.end+size >= t.maxBytes {
+		return fmt.Errorf("%s: the contents exceed %d MB", name, t.maxBytes>>20)
 	}
 	n.off, n.size = t.end, size
 	t.end += size
@@ -184,6 +196,9 @@ func (t *Tree) put(name string, n *node) error {
 	dir, base, err := t.parent(name, true)
 	if err != nil {
 		return err
+	}
+	if t.names++; t.names > t.maxNames {
+		return fmt.Errorf("%s: more than %d names", name, t.maxNames)
 	}
 	if old := dir.children[base]; old != nil {
 		unlink(old)
@@ -251,7 +266,7 @@ func (t *Tree) resolve(name string, create bool) (*node, error) {
 			continue
 		case at.children == nil:
 			return nil, &fs.PathError{Op: "resolve", Path: name, Err: syscall.ENOTDIR}
-		case len(element) > 255:
+		case len(element) > 255 || len(stack) > maxDepth:
 			return nil, &fs.PathError{Op: "resolve", Path: name, Err: syscall.ENAMETOOLONG}
 		}
 		next := at.children[element]
@@ -259,6 +274,9 @@ func (t *Tree) resolve(name string, create bool) (*node, error) {
 		case next == nil && !create:
 			return nil, &fs.PathError{Op: "resolve", Path: name, Err: fs.ErrNotExist}
 		case next == nil:
+			if t.names++; t.names > t.maxNames {
+				return nil, fmt.Errorf("%s: more than %d names", name, t.maxNames)
+			}
 			next = newDir(0o755)
 			at.children[element] = next
 		case next.is(syscall.S_IFLNK):
