@@ -1,242 +1,120 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/cavaliergopher/cpio"
-	"github.com/ulikunitz/xz"
-
-	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/testbed"
 )
 
-const testMAC = "52:54:00:12:34:56"
+func TestMain(m *testing.M) { testbed.Main(m) }
 
-// serial is a transport over a virtio-serial port: QEMU connects to a socket. All guests have the CID 3.
-type serial struct{ net.Listener }
-
-func (s serial) Accept() (net.Conn, uint32, error) {
-	c, err := s.Listener.Accept()
-	return c, 3, err
+// TestBoot boots the real kernel and initrd in pure emulation, in a few seconds each.
+func TestBoot(t *testing.T) {
+	if os.Getenv("FASTIOV_TESTBED") == "" {
+		t.Skip("boots virtual machines: set FASTIOV_TESTBED=1 for that")
+	}
+	files := artefacts(t)
+	t.Run("ready", func(t *testing.T) {
+		m, conn := emulate(t, files, "")
+		err := makeReady(t, conn, wire.Config{Hostname: "sandbox-1", Command: []string{"runtime"}, Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		showStages(t, m, conn)
+		if err := conn.Poweroff(); err != nil {
+			t.Error(err)
+		}
+		<-conn.Done()
+		m.end(t)
+		if lines := conn.Logs(now()); len(lines) != 1 {
+			t.Errorf("logs: %+v", lines)
+		} else {
+			checkAround(t, lines[0].Text, map[string]string{
+				"greeting": "hello", "host": "sandbox-1", "uid": "1000", "addresses": "[127.0.0.1/8 ::1/128]", "marker": "from the image",
+				"hosts": "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 sandbox-1\n", "tmp": "<nil>", "image": "open /marker: permission denied",
+			})
+		}
+	})
+	t.Run("the runtime ends", func(t *testing.T) {
+		m, conn := emulate(t, files, "")
+		err := makeReady(t, conn, wire.Config{Command: []string{"runtime"}, Env: map[string]string{"EXIT": "yes"}})
+		if err == nil || !strings.Contains(err.Error(), "the runtime runtime ended with status 3") {
+			t.Errorf("ready with %v", err)
+		}
+		if lines := conn.Logs(now()); len(lines) != 1 || lines[0].Text != "last words" || lines[0].Stream != "stderr" {
+			t.Errorf("logs: %+v", lines)
+		}
+		m.end(t)
+	})
+	t.Run("no such VF", func(t *testing.T) {
+		m, conn := emulate(t, files, "")
+		err := makeReady(t, conn, wire.Config{Command: []string{"runtime"}, VF: testVF})
+		if err == nil || !strings.Contains(err.Error(), "no network device has this MAC") {
+			t.Errorf("ready with %v", err)
+		}
+		m.end(t)
+	})
+	t.Run("a broken image", func(t *testing.T) {
+		broken := map[string]string{"kernel": files["kernel"], "initrd": files["initrd"], "root.erofs": t.TempDir() + "/zeros"}
+		if err := os.WriteFile(broken["root.erofs"], make([]byte, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m, conn := emulate(t, broken, "")
+		if err := makeReady(t, conn, wire.Config{}); err == nil || !strings.Contains(err.Error(), "does not mount as erofs") {
+			t.Errorf("ready with %v", err)
+		}
+		m.end(t)
+	})
+	t.Run("probe", func(t *testing.T) {
+		m, _ := emulate(t, files, "fastiov.probe=1")
+		m.end(t)
+		if !strings.Contains(m.console.String(), "fastiov-probe ok") {
+			t.Error("the console does not say so")
+		}
+	})
 }
 
-// TestBoot boots init under an ordinary kernel in pure emulation, with a virtio NIC in the VF's place and a serial port in vsock's.
-func TestBoot(t *testing.T) {
-	tree := os.Getenv("FASTIOV_KERNEL_TREE")
-	if tree == "" {
-		t.Skip("FASTIOV_KERNEL_TREE names no unpacked kernel package")
-	}
-	dir := t.TempDir()
-	build(t, ".", dir+"/init")
-	build(t, "./testdata/runtime", dir+"/root/bin/runtime")
-	os.WriteFile(dir+"/root/marker", []byte("from the image"), 0o644)
-	run(t, "mkfs.erofs", "--quiet", dir+"/root.erofs", dir+"/root")
-	makeInitrd(t, dir, tree, "virtio_blk", "crc32c_generic", "erofs", "overlay", "virtio_net")
-
-	socket, err := net.Listen("unix", dir+"/control")
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls := guest.On(serial{socket})
-	defer calls.Close()
-	conn, err := calls.Expect(3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	vmm := startQEMU(t, dir, tree, "fastiov.control=/dev/vport1p1")
+// makeReady takes the guest from its call to ready.
+func makeReady(t *testing.T, conn *guest.Conn, config wire.Config) error {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	if _, err := conn.Hello(ctx); err != nil {
 		t.Fatal(err)
 	}
-	err = conn.Configure(wire.Config{
-		Hostname: "sandbox-1", Command: []string{"runtime"}, Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000,
-		VF: &wire.VF{MAC: testMAC, Address: netip.MustParsePrefix("10.0.2.15/24"), Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3")},
-	})
-	if err != nil {
+	if err := conn.Configure(config); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.Ready(ctx); err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range conn.Spans() {
-		t.Logf("%-12s %8v … %8v ± %v", s.Stage, s.Begin.Sub(vmm.started).Round(time.Millisecond), s.End.Sub(vmm.started).Round(time.Millisecond), s.Error)
-	}
-	for _, s := range conn.Steps() {
-		t.Logf("  %-30s %v", s.Name, s.End.Sub(s.Begin).Round(10*time.Microsecond))
-	}
-	if !hasStage(conn.Spans(), timeline.VFDriver) {
-		t.Error("no 5-vf-driver among the spans")
-	}
-	got := ask(t, vmm.port)
-	t.Log(got)
+	return conn.Ready(ctx)
 }
 
-func hasStage(spans []timeline.Span, stage timeline.Stage) bool {
-	for _, s := range spans {
-		if s.Stage == stage {
-			return true
-		}
-	}
-	return false
-}
-
-func ask(t *testing.T, port string) map[string]string {
+// checkAround compares what the runtime found around itself.
+func checkAround(t *testing.T, found string, want map[string]string) {
 	t.Helper()
-	reply, err := http.Get("http://127.0.0.1:" + port + "/")
-	if err != nil {
-		t.Fatal(err)
+	var got map[string]string
+	if err := json.Unmarshal([]byte(found), &got); err != nil {
+		t.Fatalf("%q: %v", found, err)
 	}
-	defer reply.Body.Close()
-	var answer map[string]string
-	if err := json.NewDecoder(reply.Body).Decode(&answer); err != nil {
-		t.Fatal(err)
-	}
-	return answer
-}
-
-type machine struct {
-	started time.Time
-	port    string
-	ended   chan error
-}
-
-func startQEMU(t *testing.T, dir, tree, options string) *machine {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(free.Addr().String())
-	free.Close()
-	kernels, _ := filepath.Glob(tree + "/boot/vmlinuz-*")
-	console := &bytes.Buffer{}
-	cmd := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-M", "q35,accel=tcg", "-cpu", "max", "-smp", "1", "-m", "256",
-		"-display", "none", "-serial", "stdio", "-no-reboot", "-kernel", kernels[0], "-initrd", dir+"/initrd",
-		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t "+options,
-		"-drive", "if=none,id=root,format=raw,readonly=on,file="+dir+"/root.erofs", "-device", "virtio-blk-pci,drive=root",
-		"-chardev", "socket,id=control,path="+dir+"/control", "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=control,name=control",
-		"-netdev", "user,id=n,hostfwd=tcp:127.0.0.1:"+port+"-:8080", "-device", "virtio-net-pci,netdev=n,mac="+testMAC)
-	cmd.Stdout, cmd.Stderr = console, console
-	m := &machine{started: time.Now(), port: port, ended: make(chan error, 1)}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() { m.ended <- cmd.Wait() }()
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-m.ended
-		t.Logf("console:\n%s", console)
-	})
-	return m
-}
-
-func build(t *testing.T, what, to string) {
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", to, what)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-}
-
-func run(t *testing.T, name string, args ...string) {
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", name, err, out)
-	}
-}
-
-// makeInitrd writes an initrd of init and modules, with what they depend on.
-func makeInitrd(t *testing.T, dir, tree string, modules ...string) {
-	var archive bytes.Buffer
-	w := cpio.NewWriter(&archive)
-	add := func(name string, mode cpio.FileMode, content []byte) {
-		if err := w.WriteHeader(&cpio.Header{Name: name, Mode: mode, Size: int64(len(content)), Links: 1}); err != nil {
-			t.Fatal(err)
+	for name, value := range want {
+		if got[name] != value {
+			t.Errorf("%s: %q, want %q", name, got[name], value)
 		}
-		w.Write(content)
 	}
-	init, err := os.ReadFile(dir + "/init")
-	if err != nil {
-		t.Fatal(err)
-	}
-	add("init", cpio.TypeReg|0o755, init)
-	add("lib", cpio.TypeDir|0o755, nil)
-	var list string
-	for _, path := range inOrder(t, tree, modules) {
-		name := "lib/" + strings.TrimSuffix(filepath.Base(path), ".xz")
-		add(name, cpio.TypeReg|0o644, unpack(t, path))
-		list += "/" + name + "\n"
-	}
-	add("modules", cpio.TypeReg|0o644, []byte(list))
-	w.Close()
-	if err := os.WriteFile(dir+"/initrd", archive.Bytes(), 0o644); err != nil {
-		t.Fatal(err)
+	if at, err := time.Parse(time.RFC3339Nano, got["time"]); err != nil || time.Since(at).Abs() > time.Minute {
+		t.Errorf("the runtime's time is %q, %v", got["time"], err)
 	}
 }
 
-func inOrder(t *testing.T, tree string, modules []string) []string {
-	found := map[string]string{}
-	filepath.Walk(tree+"/lib/modules", func(path string, _ os.FileInfo, _ error) error {
-		if name, _, ok := strings.Cut(filepath.Base(path), ".ko"); ok {
-			found[strings.ReplaceAll(name, "-", "_")] = path
-		}
-		return nil
-	})
-	var list []string
-	seen := map[string]bool{}
-	var visit func(name string)
-	visit = func(name string) {
-		if seen[name] {
-			return
-		}
-		seen[name] = true
-		path := found[name]
-		if path == "" {
-			t.Fatalf("%s has no module %s", tree, name)
-		}
-		_, info, _ := bytes.Cut(unpack(t, path), []byte("\x00depends="))
-		depends, _, _ := bytes.Cut(info, []byte{0})
-		for _, d := range strings.Split(string(depends), ",") {
-			if d != "" {
-				visit(strings.ReplaceAll(d, "-", "_"))
-			}
-		}
-		list = append(list, path)
-	}
-	for _, m := range modules {
-		visit(m)
-	}
-	return list
-}
-
-func unpack(t *testing.T, path string) []byte {
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	r, err := xz.NewReader(bufio.NewReader(file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(fmt.Errorf("%s: %w", path, err))
-	}
-	return b
+// now is a context whose time is up.
+func now() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }

@@ -1,4 +1,4 @@
-// A stand-in for a language runtime: it accepts on every address, logs, and tells at / what it finds around itself.
+// A stand-in for a language runtime: it logs what it finds around itself and serves it, and each request is an activation.
 package main
 
 import (
@@ -7,42 +7,47 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"time"
 )
 
 const sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 
 func main() {
-	fmt.Println("runtime starts")
-	http.HandleFunc("/", around)
-	http.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) {
-		fmt.Fprintln(os.Stderr, "last words")
+	found := json.NewEncoder(os.Stdout)
+	if os.Getenv("EXIT") != "" {
+		fmt.Fprint(os.Stderr, "last words")
 		os.Exit(3)
+	}
+	found.Encode(around())
+	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		json.NewEncoder(w).Encode(around())
+		fmt.Print("activated by ", r.URL.Path, sentinel, "\n")
+		fmt.Fprintln(os.Stderr, sentinel)
 	})
-	fmt.Fprintln(os.Stderr, http.ListenAndServe(":8080", nil))
+	fmt.Fprintln(os.Stderr, http.ListenAndServe("127.0.0.1:8080", nil))
 }
 
-func around(w http.ResponseWriter, _ *http.Request) {
-	read := func(name string) string {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err.Error()
-		}
-		return string(text)
-	}
-	addresses, _ := net.InterfaceAddrs()
+func around() map[string]string {
 	host, _ := os.Hostname()
-	stdout, err := os.OpenFile("/dev/stdout", os.O_WRONLY, 0)
-	if err == nil {
-		fmt.Fprintln(stdout, "by the device")
+	addresses, _ := net.InterfaceAddrs()
+	return map[string]string{
+		"greeting":  os.Getenv("GREETING"),
+		"host":      host,
+		"uid":       fmt.Sprint(os.Getuid()),
+		"addresses": fmt.Sprint(addresses),
+		"hosts":     read("/etc/hosts"),
+		"resolv":    read("/etc/resolv.conf"),
+		"marker":    read("/marker"),
+		"time":      time.Now().Format(time.RFC3339Nano),
+		"tmp":       fmt.Sprint(os.WriteFile("/tmp/x", nil, 0o600)),
+		"image":     fmt.Sprint(os.WriteFile("/marker", nil, 0o600)),
 	}
-	json.NewEncoder(w).Encode(map[string]string{
-		"host": host, "addresses": fmt.Sprint(addresses), "env": strings.Join(os.Environ(), "\n"), "uid": fmt.Sprint(os.Getuid()),
-		"hosts": read("/etc/hosts"), "resolv": read("/etc/resolv.conf"), "routes": read("/proc/net/route"), "mounts": read("/proc/mounts"),
-		"time": time.Now().Format(time.RFC3339Nano), "marker": read("/marker"), "written": fmt.Sprint(os.WriteFile("/tmp/x", nil, 0o600)), "stdout": fmt.Sprint(err),
-	})
-	fmt.Print("no newline")
-	fmt.Print(sentinel + "\n")
-	fmt.Fprintln(os.Stderr, sentinel)
+}
+
+func read(name string) string {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
 }
