@@ -14,6 +14,9 @@ import (
 type Kernel interface {
 	// Write writes value to an existing file of sysfs.
 	Write(path, value string) error
+	// Reset resets a VF that is bound to vfio-pci and checks that it did. While it lasts nobody else can have the VF's group; if
+	// somebody has it, nothing happens and the error is EBUSY.
+	Reset(bdf, group string) error
 	// GroupOpen tells whether some process holds the vfio group whose node is path.
 	GroupOpen(path string) (bool, error)
 	// Watch sends whenever PCI devices or network links may have changed, until ctx ends; then it closes the channel. Changes that

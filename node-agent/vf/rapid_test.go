@@ -22,8 +22,8 @@ type act struct {
 	pick int
 }
 
-var acts = []string{"lease", "lease", "lease", "return", "return", "late return", "own", "fault", "restart", "cable", "unload", "load", "resets fail",
-	"resets work", "wait", "wait long"}
+var acts = []string{"lease", "lease", "lease", "return", "return", "late return", "late return", "own", "fault", "restart", "cable", "unload", "load", "resets fail",
+	"resets work", "wait", "wait", "wait long"}
 
 // Whatever happens in whatever order, the invariants of the package comment hold after each step, and in the end no VF is lost.
 func TestAnyOrder(t *testing.T) {
@@ -31,8 +31,10 @@ func TestAnyOrder(t *testing.T) {
 		plan := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) act {
 			return act{rapid.SampledFrom(acts).Draw(rt, "what"), rapid.IntRange(0, 1000).Draw(rt, "pick")}
 		}), 1, 40).Draw(rt, "plan")
+		pf := vftest.IGB
+		pf.VFs = rapid.IntRange(1, 3).Draw(rt, "VFs")
 		var failed error
-		synctest.Test(t, func(t *testing.T) { failed = play(t, plan) })
+		synctest.Test(t, func(t *testing.T) { failed = play(t, pf, plan) })
 		if failed != nil {
 			rt.Fatal(failed)
 		}
@@ -49,9 +51,7 @@ type model struct {
 	generation map[string]uint64
 }
 
-func play(t *testing.T, plan []act) error {
-	pf := vftest.IGB
-	pf.VFs = 3
+func play(t *testing.T, pf vftest.PF, plan []act) error {
 	m := &model{tree: makeTree(t, pf), live: map[string]vf.Lease{}, generation: map[string]uint64{}}
 	m.tree.ResetTime = 100 * time.Millisecond
 	m.cfg = m.tree.Config()

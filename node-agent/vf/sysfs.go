@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
@@ -45,7 +47,10 @@ func (s sysfs) readInt(bdf, file string) (int, error) {
 
 // write adds to an error what the operator can do about it.
 func (s sysfs) write(path, value string) error {
-	err := s.kernel.Write(path, value)
+	return rooted(s.kernel.Write(path, value))
+}
+
+func rooted(err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w; run as root", err)
 	}
@@ -222,17 +227,10 @@ func (s sysfs) reset(bdf, group string) error {
 	if driver := s.driver(bdf); driver != driverVFIO {
 		return fmt.Errorf("busy elsewhere: it is bound to %q, not to vfio-pci", driver)
 	}
-	open, err := s.kernel.GroupOpen(group)
-	if err != nil {
-		return err
-	}
-	if open {
+	if err := s.kernel.Reset(bdf, group); errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("busy elsewhere: some process holds %s; end it (fuser -v %s)", group, group)
-	}
-	if err := s.write(s.device(bdf, "reset"), "1"); errors.Is(err, fs.ErrNotExist) {
-		return errors.New("it cannot be reset by itself (no FLR)")
 	} else if err != nil {
-		return fmt.Errorf("reset: %w", err)
+		return fmt.Errorf("reset: %w", rooted(err))
 	}
 	failpoint.Hit(failpoint.ResetDone)
 	if err := s.check(bdf); err != nil {

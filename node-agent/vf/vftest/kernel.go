@@ -21,14 +21,16 @@ func (h *Tree) Write(path, value string) error {
 	}
 	dir, file := filepath.Base(filepath.Dir(path)), filepath.Base(path)
 	value = strings.TrimSpace(value)
-	if file == "reset" { // does not hold the lock while it takes its time, as real ones do not
-		return h.reset(dir)
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.changed()
 	switch file {
 	case "sriov_numvfs":
+		for i := range h.count(dir) {
+			if bdf := vfOf(dir, i); h.groupHeld(bdf) {
+				h.violation("%s was removed while held", bdf)
+			}
+		}
 		return h.setVFs(dir, value)
 	case "driver_override":
 		if value == "" {
@@ -55,7 +57,7 @@ func (h *Tree) refused(op, bdf string) error {
 
 func (h *Tree) setVFs(pf, value string) error {
 	want, err := strconv.Atoi(value)
-	have, _ := strconv.Atoi(h.Get(pf, "sriov_numvfs"))
+	have := h.count(pf)
 	total, _ := strconv.Atoi(h.Get(pf, "sriov_totalvfs"))
 	switch {
 	case err != nil || want < 0 || want > total:
@@ -81,13 +83,18 @@ func (h *Tree) setVFs(pf, value string) error {
 	return h.put(filepath.Join(device(pf), "sriov_numvfs"), value)
 }
 
+func (h *Tree) count(pf string) int {
+	n, _ := strconv.Atoi(h.Get(pf, "sriov_numvfs"))
+	return n
+}
+
 func (h *Tree) addVF(pf string, i int) error {
 	bdf := vfOf(pf, i)
 	group := strconv.Itoa(groupOf(bdf))
 	config := make([]byte, 256)
 	copy(config, []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0x10, 0})
 	err := errors.Join(
-		h.putAll(device(bdf), map[string]string{"driver_override": "(null)", "reset": ""}),
+		h.putAll(device(bdf), map[string]string{"driver_override": "(null)"}),
 		os.WriteFile(h.path(device(bdf), "config"), config, 0o644),
 		h.link("../"+pf, device(bdf), "physfn"),
 		h.link("../../../../kernel/iommu_groups/"+group, device(bdf), "iommu_group"),
@@ -109,9 +116,6 @@ func groupOf(bdf string) int {
 
 func (h *Tree) removeVF(pf string, i int) error {
 	bdf := vfOf(pf, i)
-	if h.groupHeld(bdf) {
-		h.violation("%s was removed while held", bdf)
-	}
 	group := strconv.Itoa(groupOf(bdf))
 	netdev := firstNetdev(h.path(device(pf), "net"))
 	return errors.Join(
@@ -184,9 +188,15 @@ func (h *Tree) unbind(bdf, driver string) error {
 		os.RemoveAll(h.path("dev/vfio", strconv.Itoa(groupOf(bdf)))))
 }
 
-func (h *Tree) reset(bdf string) error {
-	if h.groupHeld(bdf) {
-		h.violation("%s was reset while held", bdf)
+// Reset holds the group while it takes its time.
+func (h *Tree) Reset(bdf, group string) error {
+	f, err := Open(group)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if h.Driver(bdf) != "vfio-pci" {
+		h.violation("%s was reset while bound to %q", bdf, h.Driver(bdf))
 	}
 	time.Sleep(h.ResetTime)
 	return h.refused("reset", bdf)
@@ -215,8 +225,6 @@ func Open(group string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The pool's own question for the group holds it for an instant; the real kernel would say EBUSY then, and so the pool never
-	// asks while a VF is leased. Whoever waits here waits for a violation.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		return nil, unix.EBUSY
