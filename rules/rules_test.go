@@ -153,12 +153,15 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 
 // Who may start processes, and which. Nothing else may: an exec on the cold-start path is what makes its tail.
 var starters = map[string]string{
-	"node-agent/image":        "mmdebstrap, mkfs.erofs and go build, when an artefact is built",
+	"cmd/fastiov":             "itself, to go on in the background",
+	"bench":                   "itself, to hold VFs",
+	"testbed":                 "QEMU",
+	"node-agent/image":        "apt, dpkg-deb, depmod and go build, when an artefact is built",
 	"node-agent/doctor":       "QEMU, to prove KVM",
-	"node-agent/sandbox/qemu": "the VMM",
+	"node-agent/sandbox/qemu": "looks for QEMU",
+	"node-agent/sandbox/jail": "the VMM, in its cgroup and under its own uid",
 	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
 	"node-agent/guest/init":   "the runtime",
-	"testbed":                 "QEMU",
 }
 
 func TestOnlyStartersStartProcesses(t *testing.T) {
