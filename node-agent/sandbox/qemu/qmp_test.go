@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/testbed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testbed.Main(m) }
 
 // talk connects a client to a QEMU that answers each command with the next of answers, having greeted first.
 func talk(t *testing.T, onEvent func(event), answers ...string) *qmp {
 	t.Helper()
+	t.Cleanup(func() { goleak.VerifyNone(t) })
 	ours, theirs := net.Pipe()
 	ended := make(chan struct{})
 	go func() {

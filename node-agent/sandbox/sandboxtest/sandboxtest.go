@@ -117,10 +117,12 @@ func (b *bench) start(n int) (s sandbox.Sandbox, rec sandbox.Record, spans []tim
 
 func (b *bench) mustStart(n int) (sandbox.Sandbox, sandbox.Record) {
 	b.Helper()
+	began := time.Now()
 	s, rec, spans, err := b.start(n)
 	if err != nil {
 		b.Fatal(err)
 	}
+	b.Logf("ready after %v: %s", time.Since(began).Round(time.Millisecond), Stages(spans, began, time.Now()))
 	if len(spans) == 0 {
 		b.Error("a start without stages")
 	}
