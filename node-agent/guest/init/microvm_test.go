@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/vsock"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/vf"
+	"github.com/fastiov/fastiov/testbed"
+)
+
+// TestMicroVM is the guest's whole life as in production: under KVM, over vsock, with a VF of a real driver.
+func TestMicroVM(t *testing.T) {
+	needs := testbed.Needs{NICs: 1}
+	if os.Getenv("FASTIOV_TESTBED") != "" {
+		needs.Files = artefacts(t)
+	}
+	testbed.Inside(t, needs, func(t *testing.T) {
+		lease := leaseVF(t)
+		calls, err := guest.Listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := calls.Expect(testCID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files := map[string]string{"kernel": "/work/kernel", "initrd": "/work/initrd", "root.erofs": "/work/root.erofs"}
+		m := start(t, files, "", "-accel", "kvm", "-cpu", "host", "-device", "vhost-vsock-pci,guest-cid=3", "-device", "vfio-pci,host="+lease.BDF)
+		config := wire.Config{Hostname: "sandbox-1", Command: []string{"runtime"}, UID: 1000, GID: 1000, VF: &wire.VF{
+			MAC: lease.MAC, Address: netip.MustParsePrefix("10.0.2.77/24"), Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
+		}}
+		if err := makeReady(t, conn, config); err != nil {
+			t.Fatal(err)
+		}
+		showStages(t, m, conn)
+		if share := timeline.Coverage(conn.Spans(), conn.FirstInstruction(), lastEnd(conn)); share < 0.99 {
+			t.Errorf("the guest's stages cover %.3f of its start", share)
+		}
+		conn.Logs(now())
+		activate(t, conn)
+
+		calls.Close() // the agent restarts
+		if calls, err = guest.Listen(); err != nil {
+			t.Fatal(err)
+		}
+		defer calls.Close()
+		if conn, err = calls.Expect(testCID); err != nil {
+			t.Fatal(err)
+		}
+		if hello, err := conn.Hello(deadline(t)); err != nil || !hello.Ready {
+			t.Fatal(hello, err)
+		}
+		activate(t, conn)
+		if err := conn.Poweroff(); err != nil {
+			t.Error(err)
+		}
+		<-conn.Done()
+		m.end(t)
+	})
+}
+
+// leaseVF takes a VF from a pool of its own.
+func leaseVF(t *testing.T) vf.Lease {
+	t.Helper()
+	config := vf.Config{PFs: []string{"igb"}, Run: t.TempDir()}
+	pool, err := vf.Open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		pool.Close()
+		if err := vf.Undo(config); err != nil {
+			t.Error(err)
+		}
+	})
+	for {
+		lease, err := pool.Lease(vf.Owner{Sandbox: "sandbox-1", PID: os.Getpid()})
+		if err == nil {
+			return lease
+		}
+		select { // the PF's link comes up
+		case <-pool.Idle():
+		case <-deadline(t).Done():
+			t.Fatal(err)
+		}
+	}
+}
+
+func lastEnd(conn *guest.Conn) (last time.Time) {
+	for _, s := range conn.Spans() {
+		if s.End.After(last) {
+			last = s.End
+		}
+	}
+	return last
+}
+
+// activate sends the runtime a request over vsock and takes what it logs.
+func activate(t *testing.T, conn *guest.Conn) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return vsock.Dial(testCID, wire.RuntimePort, nil)
+	}}}
+	reply, err := client.Get("http://guest/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	body, err := io.ReadAll(reply.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkAround(t, string(body), map[string]string{
+		"host": "sandbox-1", "hosts": "127.0.0.1 localhost\n::1 localhost\n10.0.2.77 sandbox-1\n", "resolv": "nameserver 10.0.2.3\n", "uid": "1000",
+	})
+	if !strings.Contains(string(body), "10.0.2.77/24") {
+		t.Errorf("the VF has no address: %s", body)
+	}
+	if lines := conn.Logs(deadline(t)); len(lines) != 1 || lines[0].Text != "activated by /run" {
+		t.Errorf("logs: %+v", lines)
+	}
+}
