@@ -21,9 +21,10 @@ help: ## List the targets
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
 	bin/fastiov up
 
-build: ## Build bin/fastiov
+build: ## Build bin/fastiov, and bin/fastiov-init for its guests
 	@.ci/bootstrap run
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-init ./node-agent/guest/init
 
 test: ## Run the test tiers T0 to T3 within FASTIOV_BUDGET minutes (80)
 	@.ci/bootstrap test

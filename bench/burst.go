@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -103,7 +104,8 @@ func (r *BurstResult) count(start *Start, err error) {
 		r.Answered++
 		r.Starts = append(r.Starts, *start)
 	default:
-		if strings.Contains(err.Error(), "no room for another sandbox") {
+		var answer *httpError
+		if errors.As(err, &answer) && answer.status == http.StatusServiceUnavailable {
 			r.Refused++
 		}
 		r.Errors[err.Error()]++
@@ -156,31 +158,64 @@ func (b *Burst) put(ctx context.Context, action string) error {
 	return b.call(ctx, http.MethodPut, "actions/"+action, body, nil)
 }
 
+// An activation is what a burst reads of an activation record.
+type activation struct {
+	ID       string `json:"activationId"`
+	Response *struct {
+		Success bool            `json:"success"`
+		Result  json.RawMessage `json:"result"`
+	} `json:"response"` // nil: only the id is known yet
+	Annotations []struct {
+		Key   string          `json:"key"`
+		Value json.RawMessage `json:"value"`
+	} `json:"annotations"`
+}
+
 func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
-	var activation struct {
-		ActivationID string `json:"activationId"`
-		Response     struct {
-			Success bool            `json:"success"`
-			Result  json.RawMessage `json:"result"`
-		} `json:"response"`
-		Annotations []struct {
-			Key   string          `json:"key"`
-			Value json.RawMessage `json:"value"`
-		} `json:"annotations"`
-	}
-	if err := b.call(ctx, http.MethodPost, "actions/"+action+"?blocking=true&result=false", map[string]any{}, &activation); err != nil {
+	a := &activation{}
+	if err := b.call(ctx, http.MethodPost, "actions/"+action+"?blocking=true&result=false", map[string]any{}, a); err != nil {
 		return nil, err
 	}
-	if !activation.Response.Success {
-		return nil, fmt.Errorf("activation %s: %s", activation.ActivationID, activation.Response.Result)
-	}
-	for _, a := range activation.Annotations {
-		if a.Key == "coldStart" {
-			start := &Start{}
-			return start, json.Unmarshal(a.Value, start)
+	if a.Response == nil {
+		if err := b.await(ctx, a); err != nil {
+			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("activation %s was no cold start", activation.ActivationID)
+	if !a.Response.Success {
+		return nil, fmt.Errorf("activation %s: %s", a.ID, a.Response.Result)
+	}
+	for _, note := range a.Annotations {
+		if note.Key == "coldStart" {
+			start := &Start{}
+			return start, json.Unmarshal(note.Value, start)
+		}
+	}
+	return nil, fmt.Errorf("activation %s was no cold start", a.ID)
+}
+
+// await fetches the record of an activation that outlasted the blocking call.
+func (b *Burst) await(ctx context.Context, a *activation) error {
+	for {
+		err := b.call(ctx, http.MethodGet, "activations/"+a.ID, nil, a)
+		var refused *httpError
+		if !errors.As(err, &refused) || refused.status != http.StatusNotFound {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+type httpError struct {
+	status int
+	body   string
+}
+
+func (e *httpError) Error() string {
+	return fmt.Sprintf("%d %s: %s", e.status, http.StatusText(e.status), e.body)
 }
 
 // call speaks to the invoker: a JSON body out, a JSON body in, an error for every status from 300.
@@ -208,7 +243,7 @@ func (b *Burst) call(ctx context.Context, method, path string, in, out any) erro
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(answer))
+		return &httpError{resp.StatusCode, string(bytes.TrimSpace(answer))}
 	}
 	if out == nil {
 		return nil

@@ -11,14 +11,24 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// version is stamped by the build.
+var version = "unknown"
+
 func main() {
 	root := &cobra.Command{
 		Use:           "fastiov",
 		Short:         "Cold-start functions in microVMs with passed-through SR-IOV virtual functions",
+		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(testbedCmd(), doctorCmd())
+	root.AddCommand(
+		upCmd(), downCmd(), agentCmd(), invokerCmd(),
+		statusCmd(), drainCmd(), reportCmd(),
+		burstCmd(), benchCmd(),
+		doctorCmd(), testbedCmd(),
+		bareVMMCmd(), vfHolderCmd(),
+	)
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := root.ExecuteContext(ctx)

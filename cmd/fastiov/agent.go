@@ -1,0 +1,71 @@
+package main
+
+import (
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/pool"
+)
+
+// agentCmd runs a node without an invoker. Its sandboxes outlive it: the next agent on the same run directory adopts them.
+func agentCmd() *cobra.Command {
+	var n nodeFlags
+	cmd := &cobra.Command{Use: "agent", Short: "Run the node agent alone, in the foreground", Args: cobra.NoArgs}
+	n.register(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		node, err := openNode(cmd.Context(), &n, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
+		if err != nil {
+			return err
+		}
+		defer node.close()
+		tellParent()
+		<-cmd.Context().Done()
+		return nil
+	}
+	return cmd
+}
+
+// invokerCmd runs an invoker for the agent of this machine.
+func invokerCmd() *cobra.Command {
+	var i invokerFlags
+	cmd := &cobra.Command{Use: "invoker", Short: "Run the invoker alone, in the foreground, for the agent of this machine", Args: cobra.NoArgs}
+	i.register(cmd)
+	runDir := runDirFlag(cmd)
+	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+		key, err := openwhisk.LoadKey(i.listen, keyFile(*stateDir))
+		if err != nil {
+			return err
+		}
+		node, hangUp, err := dialNode(*runDir)
+		if err != nil {
+			return err
+		}
+		defer hangUp()
+		listener, err := net.Listen("tcp", i.listen)
+		if err != nil {
+			return err
+		}
+		defer listener.Close()
+		if err := noteListen(*runDir, i.listen); err != nil {
+			return err
+		}
+		api, err := openwhisk.New(openwhisk.Config{
+			Version: version, Key: key, APIHost: i.host(),
+			Pool: pool.Config{KeepAlive: i.keepAlive, Wait: i.wait, Start: 3 * time.Minute},
+		}, node, prometheus.NewRegistry())
+		if err != nil {
+			return err
+		}
+		defer api.Close()
+		return serveUntil(cmd.Context(), api.Server(), listener, log)
+	}
+	return cmd
+}

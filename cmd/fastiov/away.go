@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fastiov/fastiov/node-agent/doctor"
+	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/testbed"
+)
+
+// Where a machine cannot be a node, the testbed is the node: the same commands then run inside it, by the same binary.
+
+// The testbed that `up` boots, and its network as QEMU makes it: the API's ports are reached by its management address.
+const (
+	awayName    = "default"
+	awayBinary  = "/work/fastiov"
+	awayImages  = "/work/images"
+	awayAPI     = "10.0.3.15:3233"
+	awayMetrics = "10.0.3.15:9464"
+	awayKey     = "/var/lib/fastiov/key"
+)
+
+var (
+	awayPorts = []int{3233, 9464}
+	awayFlags = []string{
+		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--api-host", "http://10.0.2.2:3233",
+		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3", "--boot-deadline", "4m", "--wait", "50s",
+	}
+)
+
+// inTestbed runs this very command inside the testbed if there is one and no agent runs on this machine. away tells whether it did.
+func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
+	if _, err := os.Stat(filepath.Join(runDir, "node.sock")); err == nil {
+		return false, nil
+	}
+	if s, err := testbed.Look(awayName); err != nil || s.State != "ready" {
+		return false, nil
+	}
+	host, err := testbed.Open(ctx, awayName)
+	if err != nil {
+		return true, err
+	}
+	code, err := host.Run(ctx, quote(append([]string{awayBinary}, os.Args[1:]...)), os.Stdin, os.Stdout, os.Stderr)
+	return true, exitAs(host, code, err)
+}
+
+// upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away tells whether it cannot.
+func upInTestbed(cmd *cobra.Command, i *invokerFlags) (away bool, err error) {
+	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
+	cache, err := image.Open("", progress)
+	if err != nil {
+		return true, err
+	}
+	defer cache.Close()
+	report := doctor.Check(ctx, func(ctx context.Context) (string, error) { return ordinaryKernel(ctx, progress) })
+	if report.Node() {
+		return false, nil
+	}
+	fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n", report.Err())
+	host, err := bringUp(cmd, testbed.Config{Name: awayName, NVMeVFs: 64, Forward: awayPorts})
+	if err != nil {
+		return true, err
+	}
+	defer host.Close()
+	if err := cache.Export(ctx, filepath.Join(host.Work(), "images"), image.RuntimeNames()...); err != nil {
+		return true, err
+	}
+	return true, runInTestbed(ctx, host, i.keepAlive, cmd.OutOrStdout(), progress)
+}
+
+// runInTestbed starts a node with its invoker in the testbed and says how to call it. An earlier version that runs there goes first, so
+// that what answers is what was just built.
+func runInTestbed(ctx context.Context, host *testbed.Host, keepAlive time.Duration, out, progress io.Writer) error {
+	run := func(stdout io.Writer, words ...string) error {
+		code, err := host.Run(ctx, quote(words), nil, stdout, progress)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("%q failed in the testbed (exit code %d)", words[1], code)
+		}
+		return err
+	}
+	if err := run(io.Discard, awayBinary, "down"); err != nil {
+		return err
+	}
+	if err := run(io.Discard, append([]string{awayBinary, "up", "--keep-alive", keepAlive.String()}, awayFlags...)...); err != nil {
+		return err
+	}
+	var key strings.Builder
+	if err := run(&key, "cat", awayKey); err != nil {
+		return err
+	}
+	announce(out, "http://127.0.0.1:3233", "http://127.0.0.1:9464", strings.TrimSpace(key.String()))
+	return nil
+}
+
+const helloAction = `{"exec":{"kind":"python:3","code":"def main(args): return {\"hello\": args.get(\"name\", \"world\")}"}}`
+
+// announce says where the API is and how to call it.
+func announce(out io.Writer, url, metrics, key string) {
+	action := url + "/api/v1/namespaces/_/actions/hello"
+	curl := "curl -s -u " + key + " -H 'Content-Type: application/json'"
+	fmt.Fprintf(out, `
+OpenWhisk API   %s
+metrics         %s/metrics
+deploy          %s -X PUT '%s?overwrite=true' -d '%s'
+call            %s -X POST '%s?blocking=true&result=true' -d '{"name":"you"}'
+
+`, url, metrics, curl, action, helloAction, curl, action)
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// dialNode connects to the agent whose run directory is runDir, by its Unix socket: who may open it is the authentication.
+func dialNode(runDir string) (api.NodeClient, func(), error) {
+	socket := filepath.Join(runDir, "node.sock")
+	if _, err := os.Stat(socket); err != nil {
+		return nil, nil, fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
+	}
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
+	if err != nil {
+		return nil, nil, err
+	}
+	return api.NewNodeClient(conn), func() { conn.Close() }, nil
+}
+
+// maxMessage bounds a node API message: 48 MB of action code as base64, and room for what is around it.
+const maxMessage = 80 << 20
+
+// onNode is a command that speaks to the agent of this machine, or, where only a testbed runs, to the one inside it.
+func onNode(use, short string, run func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short}
+	runDir := runDirFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if away, err := inTestbed(cmd.Context(), *runDir); away {
+			return err
+		}
+		node, hangUp, err := dialNode(*runDir)
+		if err != nil {
+			return err
+		}
+		defer hangUp()
+		if err := run(cmd.Context(), cmd, node, args); err != nil {
+			if s, ok := status.FromError(err); ok {
+				return fmt.Errorf("%s", s.Message())
+			}
+			return err
+		}
+		return nil
+	}
+	return cmd
+}
+
+func runDirFlag(cmd *cobra.Command) *string {
+	return cmd.Flags().String("run-dir", "/run/fastiov", "where a running agent keeps its sockets, leases and sandboxes")
+}
+
+func statusCmd() *cobra.Command {
+	var asJSON bool
+	cmd := onNode("status", "Show the sandboxes and VFs of this node", func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, _ []string) error {
+		st, err := node.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(st)
+		}
+		printStatus(cmd, st)
+		return nil
+	})
+	cmd.Args = cobra.NoArgs
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printStatus(cmd *cobra.Command, st *api.StatusReply) {
+	draining := ""
+	if st.Draining {
+		draining = ", draining"
+	}
+	out := cmd.OutOrStdout()
+	fmt.Fprintf(out, "fastiov %s, driver %s%s; memory %d of %d MiB reserved; %d starts waiting\n\n",
+		st.Version, st.Driver, draining, st.MemoryReservedMib, st.MemoryMib, st.Waiting)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tMEMORY\tAGE")
+	for _, s := range st.Sandboxes {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d MiB\t%s\n", s.Id, s.State, s.Image, s.Vf, s.MemoryMib, age(s.StartedNs))
+	}
+	fmt.Fprintln(w, "\nVF\tSTATE\tOWNER\tLEASES\tRESET FAILURES\tMAC\tSINCE")
+	for _, v := range st.Vfs {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", v.Bdf, v.State, v.Owner, v.Generation, v.ResetFailures, v.Mac, age(v.SinceNs))
+	}
+	w.Flush()
+	for _, l := range st.Leftovers {
+		fmt.Fprintln(out, "left over:", l)
+	}
+}
+
+func age(ns int64) string { return time.Since(time.Unix(0, ns)).Round(time.Second).String() }
+
+func drainCmd() *cobra.Command {
+	var req api.DrainRequest
+	var wait time.Duration
+	cmd := onNode("drain", "Take no new sandboxes and wait until the last one has gone", func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, _ []string) error {
+		ctx, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		reply, err := node.Drain(ctx, &req)
+		if err == nil && !req.Undo {
+			fmt.Fprintf(cmd.OutOrStdout(), "drained: %d sandboxes have gone, no new ones are taken\n", reply.Stopped)
+		}
+		return err
+	})
+	cmd.Args = cobra.NoArgs
+	cmd.Flags().BoolVar(&req.Undo, "undo", false, "take new sandboxes again")
+	cmd.Flags().BoolVar(&req.Cancel, "cancel", false, "end the running sandboxes instead of waiting for them")
+	cmd.Flags().DurationVar(&wait, "wait", 10*time.Minute, "how long to wait")
+	return cmd
+}
+
+func reportCmd() *cobra.Command {
+	cmd := onNode("report ID", "Write the bundle that a failed start left to standard output, a .tar.gz", func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error {
+		reply, err := node.Report(ctx, &api.ReportRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		_, err = cmd.OutOrStdout().Write(reply.TarGz)
+		return err
+	})
+	cmd.Args = cobra.ExactArgs(1)
+	return cmd
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/vf"
+	"github.com/fastiov/fastiov/testbed"
+)
+
+// downCmd ends what `up` or `agent` started: the sandboxes, then the process, then, if asked, what it did to the machine.
+func downCmd() *cobra.Command {
+	var undo bool
+	cmd := &cobra.Command{Use: "down", Short: "End fastiov on this machine, or the testbed it runs in", Args: cobra.NoArgs}
+	runDir := runDirFlag(cmd)
+	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers, VFs and sysctls back as they were found")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, out := cmd.Context(), cmd.OutOrStdout()
+		node, hangUp, err := dialNode(*runDir)
+		if err != nil {
+			if s, err := testbed.Look(awayName); err == nil && s.State == "ready" {
+				return testbed.Down(ctx, awayName, cmd.ErrOrStderr())
+			}
+			if !undo {
+				fmt.Fprintln(out, "nothing was up")
+				return nil
+			}
+			return vf.Undo(vf.Config{Run: *runDir})
+		}
+		defer hangUp()
+		if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true}); err != nil {
+			return err
+		}
+		if err := endServer(ctx, filepath.Join(*runDir, "node.sock")); err != nil {
+			return err
+		}
+		fmt.Fprintln(out, "fastiov is down")
+		if undo {
+			return vf.Undo(vf.Config{Run: *runDir})
+		}
+		return nil
+	}
+	return cmd
+}
+
+// endServer ends the process that listens on a Unix socket: the kernel knows who that is, whatever any file says.
+func endServer(ctx context.Context, socket string) error {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var (
+		peer    *unix.Ucred
+		process int
+	)
+	if ctlErr := raw.Control(func(fd uintptr) {
+		if peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			process, err = unix.PidfdOpen(int(peer.Pid), 0)
+		}
+	}); ctlErr != nil {
+		return ctlErr
+	}
+	if err != nil {
+		return fmt.Errorf("the process behind %s: %w", socket, err)
+	}
+	defer unix.Close(process)
+	if err := unix.PidfdSendSignal(process, unix.SIGTERM, nil, 0); err != nil {
+		return err
+	}
+	const patience = 30 * time.Second
+	ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
+	for deadline := time.Now().Add(patience); ctx.Err() == nil; {
+		n, err := unix.Poll(ended, int(time.Until(deadline).Milliseconds()))
+		if err == unix.EINTR {
+			continue
+		}
+		if n == 1 {
+			return nil
+		}
+		return fmt.Errorf("process %d has not ended within %s of SIGTERM; its log says why", peer.Pid, patience)
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,365 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/fastiov/fastiov/node-agent/agent"
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
+	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
+	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
+	"github.com/fastiov/fastiov/node-agent/startup"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+// nodeFlags are what a node is told.
+type nodeFlags struct {
+	runDir, stateDir string
+	sandbox          string
+	images           string
+	pfs              []string
+	vfs              vf.Template
+	numVFs           int
+	hugePages        bool
+	memoryMiB        int
+	subnet           string
+	first            string
+	gateway          string
+	dns              string
+	metrics          string
+	boot             time.Duration
+}
+
+func (n *nodeFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&n.runDir, "run-dir", "/run/fastiov", "sockets, leases and sandboxes; on a tmpfs")
+	f.StringVar(&n.stateDir, "state-dir", "/var/lib/fastiov", "reports of failed starts, and the API key")
+	f.StringVar(&n.sandbox, "sandbox", "qemu", "what functions run in: qemu, bare (VFIO without a guest) or sim (simulated stage times)")
+	f.StringVar(&n.images, "images", "", "a directory of images made on another machine by `fastiov image export` (default: build them here)")
+	f.StringSliceVar(&n.pfs, "pf", nil, "SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
+	f.IntVar(&n.numVFs, "vfs", 0, "VFs per device (default: as many as it has)")
+	f.IntVar(&n.vfs.VLAN, "vlan", 0, "VLAN of the VFs")
+	f.IntVar(&n.vfs.MaxRate, "max-rate", 0, "most a VF may send, in Mbit/s")
+	f.BoolVar(&n.hugePages, "huge-pages", false, "guest memory from the 2 MiB huge pages set aside on this machine")
+	f.IntVar(&n.memoryMiB, "memory", 0, "MiB to give out to sandboxes (default: what is free now, less 512)")
+	f.StringVar(&n.subnet, "subnet", "", "network behind the VFs, e.g. 10.0.2.0/24")
+	f.StringVar(&n.first, "first-address", "", "address of VF 0; VF n has the n-th after it")
+	f.StringVar(&n.gateway, "gateway", "", "gateway of that network")
+	f.StringVar(&n.dns, "dns", "", "DNS server of that network")
+	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", "where Prometheus finds /metrics; empty: nowhere")
+	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
+}
+
+// A node is the agent and all it stands on. It is built in order and taken down in reverse; sandboxes outlive it, to be adopted.
+type node struct {
+	agent    *agent.Agent
+	registry *prometheus.Registry
+	log      *slog.Logger
+	closers  []func()
+}
+
+func (n *node) onClose(f func()) { n.closers = append(n.closers, f) }
+
+func (n *node) close() {
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		n.closers[i]()
+	}
+}
+
+// openNode builds the node and serves its API on the Unix socket in its run directory.
+func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err error) {
+	n := &node{registry: prometheus.NewRegistry(), log: log}
+	defer func() {
+		if err != nil {
+			n.close()
+		}
+	}()
+	if os.Geteuid() != 0 && f.sandbox != "sim" {
+		return nil, errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
+	}
+	if err := os.MkdirAll(f.runDir, 0o755); err != nil {
+		return nil, err
+	}
+	unlock, err := lockRunDir(f.runDir)
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(unlock)
+	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	images, err := n.openImages(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := n.openDriver(f, images)
+	if err != nil {
+		return nil, err
+	}
+	if n.agent, err = n.openAgent(ctx, f, driver, images); err != nil {
+		return nil, err
+	}
+	adopted, ended := n.agent.Adopt(ctx)
+	log.Info("node ready", "driver", f.sandbox, "adopted", adopted, "ended", ended)
+	if err := n.serve(f.runDir); err != nil {
+		return nil, err
+	}
+	return n, n.serveMetrics(f.metrics)
+}
+
+func lockRunDir(dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("an agent runs on %s already; `fastiov status` shows it, `fastiov down` ends it", dir)
+	}
+	return func() { f.Close() }, nil
+}
+
+func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error) {
+	switch {
+	case f.sandbox != "qemu":
+		return nil, nil // nothing boots
+	case f.images != "":
+		return image.OpenSet(f.images)
+	}
+	cache, err := image.Open("", os.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(cache.Close)
+	return cache.Set(ctx)
+}
+
+func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, error) {
+	switch f.sandbox {
+	case "sim":
+		return sim.New(sim.Config{}), nil
+	case "bare":
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		d, err := bare.Open(bare.Config{Command: []string{self, bareVMM}, Log: n.log})
+		if err != nil {
+			return nil, err
+		}
+		n.onClose(d.Close)
+		return d, nil
+	case "qemu":
+		probe, err := kprobe.Open()
+		if err != nil {
+			n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
+		} else {
+			n.onClose(probe.Close)
+		}
+		d, err := qemu.Open(qemu.Config{
+			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
+			HugePages: f.hugePages, Probe: probe, Log: n.log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		n.onClose(d.Close)
+		return d, nil
+	}
+	return nil, fmt.Errorf("no sandbox driver %q; there are qemu, bare and sim", f.sandbox)
+}
+
+func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Driver, images *image.Set) (*agent.Agent, error) {
+	memory, err := memoryToGive(f)
+	if err != nil {
+		return nil, err
+	}
+	starter := &startup.Starter{
+		OverheadMiB: overheadMiB(f),
+		RunDir:      f.runDir, Driver: driver, Images: rootsOf{images},
+		Deadlines: startup.Deadlines{Image: 5 * time.Minute, Wire: 10 * time.Second, Boot: f.boot, Init: time.Minute},
+		Reports:   &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
+		Log:       n.log,
+	}
+	cfg := agent.Config{Version: version, Driver: f.sandbox, Starter: starter, Metrics: agent.NewMetrics(n.registry), Log: n.log}
+	if f.sandbox == "sim" {
+		starter.Admission = startup.NewAdmission(memory, nil)
+		return agent.New(cfg), nil
+	}
+	if starter.Network, err = f.network(); err != nil {
+		return nil, err
+	}
+	return n.withVFs(ctx, f, cfg, memory)
+}
+
+// withVFs completes an agent by its VF pool. The pool tells the agent what it loses, and the admission what has come back.
+func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memory int) (*agent.Agent, error) {
+	var a *agent.Agent
+	built := make(chan struct{})
+	pool, err := vf.Open(ctx, vf.Config{
+		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log,
+		Lost: func(lease vf.Lease, why string) { <-built; a.Lost(lease, why) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(pool.Close)
+	cfg.VFs, cfg.Starter.Owners = pool, pool
+	cfg.Starter.Admission = startup.NewAdmission(memory, pool)
+	agent.CollectPool(n.registry, pool)
+	a = agent.New(cfg)
+	close(built)
+	ctx, stop := context.WithCancel(ctx)
+	n.onClose(stop)
+	go func() {
+		for {
+			select {
+			case <-pool.Idle():
+				cfg.Starter.Admission.Serve()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return a, nil
+}
+
+func (n *node) serve(runDir string) error {
+	socket := filepath.Join(runDir, "node.sock")
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	old := unix.Umask(0o177) // nobody but root, from the first moment
+	listener, err := net.Listen("unix", socket)
+	unix.Umask(old)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))
+	api.RegisterNodeServer(server, n.agent)
+	go func() {
+		if err := server.Serve(listener); err != nil {
+			n.log.Error("node API", "err", err)
+		}
+	}()
+	n.onClose(server.Stop)
+	return nil
+}
+
+func (n *node) serveMetrics(address string) error {
+	if address == "" {
+		return nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("metrics: %w; choose another address with --metrics", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(n.registry, promhttp.HandlerOpts{Registry: n.registry}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			n.log.Error("metrics", "err", err)
+		}
+	}()
+	n.onClose(func() { server.Close() })
+	return nil
+}
+
+// rootsOf finds runtimes in a set of images; without one (sim, bare) every name is good, for nothing is booted.
+type rootsOf struct{ set *image.Set }
+
+func (r rootsOf) Root(ctx context.Context, name string) (startup.Root, error) {
+	if r.set == nil {
+		return startup.Root{}, nil
+	}
+	rt, err := r.set.Runtime(ctx, name)
+	return startup.Root{Path: rt.Root, Command: rt.Command, Env: rt.Env}, err
+}
+
+func (f *nodeFlags) network() (n startup.Network, err error) {
+	if n.Subnet, err = netip.ParsePrefix(f.subnet); err != nil {
+		return n, fmt.Errorf("--subnet %q: %w; it is the network behind the VFs, e.g. 10.0.2.0/24", f.subnet, err)
+	}
+	for _, a := range []struct {
+		flag, value string
+		to          *netip.Addr
+	}{{"first-address", f.first, &n.First}, {"gateway", f.gateway, &n.Gateway}, {"dns", f.dns, &n.DNS}} {
+		if *a.to, err = netip.ParseAddr(a.value); err != nil {
+			return n, fmt.Errorf("--%s %q: %w", a.flag, a.value, err)
+		}
+	}
+	return n, nil
+}
+
+// memoryToGive is what admission may hand out: as told, or what is free now without the part that the host itself will want.
+func memoryToGive(f *nodeFlags) (int, error) {
+	if f.memoryMiB > 0 {
+		return f.memoryMiB, nil
+	}
+	if f.hugePages {
+		pages, err := meminfo("HugePages_Free")
+		if err == nil && pages == 0 {
+			err = errors.New("no huge pages are free; set some aside (sysctl vm.nr_hugepages=1024), or leave --huge-pages out")
+		}
+		return pages * 2, err
+	}
+	kib, err := meminfo("MemAvailable")
+	free := kib / 1024
+	if err != nil {
+		return 0, err
+	}
+	const forTheHost = 512
+	if free <= forTheHost {
+		return 0, fmt.Errorf("%d MiB of memory are free, too little for a sandbox; free some, or set --memory", free)
+	}
+	return free - forTheHost, nil
+}
+
+// overheadMiB is what a sandbox needs of the memory to give beside its own: that of its VMM, where both are ordinary memory.
+func overheadMiB(f *nodeFlags) int {
+	switch {
+	case f.sandbox == "bare":
+		return bare.OverheadMiB
+	case f.sandbox == "qemu" && !f.hugePages:
+		return qemu.OverheadMiB
+	}
+	return 0
+}
+
+func meminfo(key string) (int, error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		var value int
+		if n, _ := fmt.Sscanf(line, key+": %d", &value); n == 1 {
+			return value, nil
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo has no %s", key)
+}
+
+func machineID() string {
+	b, _ := os.ReadFile("/etc/machine-id") // without one, all nodes derive the same MACs; their networks are their own
+	return strings.TrimSpace(string(b))
+}
