@@ -88,6 +88,10 @@ func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOp
 	return &api.StopReply{}, nil
 }
 
+func (n *fakeNode) Status(context.Context, *api.StatusRequest, ...grpc.CallOption) (*api.StatusReply, error) {
+	return &api.StatusReply{}, nil
+}
+
 func (n *fakeNode) asked() (starts []*api.StartRequest, runs []*api.RunRequest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

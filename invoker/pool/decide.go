@@ -2,15 +2,19 @@ package pool
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
 
-// Capacity is how much the node takes at once; 0 is no bound that the pool knows of, and the node itself queues or refuses.
-type Capacity struct {
-	Sandboxes int
-	MemoryMiB int
+// room is how much of the node there is, in all or still free.
+type room struct {
+	sandboxes int
+	memory    int // MiB
 }
+
+// unbounded is more than any node has: of what the pool knows no bound of, the node itself queues or refuses.
+const unbounded = math.MaxInt32
 
 type phase string
 
@@ -31,7 +35,7 @@ var allowed = map[phase][]phase{
 type box struct {
 	id      string
 	group   string
-	memory  int
+	memory  int // MiB, of its own
 	phase   phase
 	since   time.Time // of the phase
 	retired bool      // its group is no more: it ends instead of idling
@@ -55,11 +59,14 @@ type waiter struct {
 
 // state is what the owner owns.
 type state struct {
-	capacity  Capacity
+	capacity  room
+	overhead  int // MiB that a sandbox takes beside its own
 	keepAlive time.Duration
 	boxes     []*box
 	queue     []*waiter // by arrival
 	closed    bool
+	looking   bool      // the node is being asked for its capacity
+	looked    time.Time // when it last was
 }
 
 // A step is one thing to do. Exactly one of the shapes: reuse {waiter, box}, start {waiter}, refuse {waiter, why}, stop {box}.
@@ -88,7 +95,7 @@ func decide(s *state, now time.Time) []step {
 // A decision in the making: what is still free, and which idle sandboxes nobody took yet, the longest idle first.
 type decision struct {
 	*state
-	free  Capacity
+	free  room
 	spare []*box
 	held  string // why the first start that does not fit must wait; those behind it wait too
 	steps []step
@@ -103,8 +110,8 @@ func (d *decision) place(w *waiter, now time.Time) {
 		d.steps = append(d.steps, step{waiter: w, box: b})
 		return
 	}
-	if limit := d.capacity.MemoryMiB; limit > 0 && w.memory > limit {
-		d.steps = append(d.steps, step{waiter: w, why: fmt.Sprintf("it needs %d MiB and the node has %d in all", w.memory, limit)})
+	if needed := w.memory + d.overhead; needed > d.capacity.memory {
+		d.steps = append(d.steps, step{waiter: w, why: fmt.Sprintf("it needs %d MiB and the node has %d in all", needed, d.capacity.memory)})
 		return
 	}
 	why := d.held
@@ -113,8 +120,7 @@ func (d *decision) place(w *waiter, now time.Time) {
 	}
 	switch {
 	case why == "":
-		d.free.Sandboxes--
-		d.free.MemoryMiB -= w.memory
+		d.free = d.free.less(w.memory + d.overhead)
 		d.steps = append(d.steps, step{waiter: w})
 	case now.Before(w.deadline):
 		d.held = why
@@ -125,8 +131,7 @@ func (d *decision) place(w *waiter, now time.Time) {
 
 // end stops an idle sandbox; its place is free at once.
 func (d *decision) end(b *box) {
-	d.free.Sandboxes++
-	d.free.MemoryMiB += b.memory
+	d.free = d.free.more(b.memory + d.overhead)
 	d.steps = append(d.steps, step{box: b})
 }
 
@@ -146,8 +151,7 @@ func (d *decision) take(group string) *box {
 func (d *decision) makeRoom(memory int) (why string) {
 	free, evict := d.free, 0
 	for why = d.full(free, memory); why != "" && evict < len(d.spare); why = d.full(free, memory) {
-		free.Sandboxes++
-		free.MemoryMiB += d.spare[evict].memory
+		free = free.more(d.spare[evict].memory + d.overhead)
 		evict++
 	}
 	if why != "" {
@@ -160,22 +164,24 @@ func (d *decision) makeRoom(memory int) (why string) {
 	return ""
 }
 
-func (d *decision) full(free Capacity, memory int) string {
-	switch {
-	case d.capacity.Sandboxes > 0 && free.Sandboxes < 1:
-		return fmt.Sprintf("all %d sandboxes that the node can hold are busy", d.capacity.Sandboxes)
-	case d.capacity.MemoryMiB > 0 && free.MemoryMiB < memory:
-		return fmt.Sprintf("%d MiB are needed and %d of the node's %d are free", memory, free.MemoryMiB, d.capacity.MemoryMiB)
+func (d *decision) full(free room, memory int) string {
+	switch needed := memory + d.overhead; {
+	case free.sandboxes < 1:
+		return fmt.Sprintf("the node can hold %d sandboxes and all are busy", d.capacity.sandboxes)
+	case free.memory < needed:
+		return fmt.Sprintf("%d MiB are needed and %d of the node's %d are free", needed, free.memory, d.capacity.memory)
 	default:
 		return ""
 	}
 }
 
-func (s *state) free() Capacity {
+func (r room) less(memory int) room { return room{r.sandboxes - 1, r.memory - memory} }
+func (r room) more(memory int) room { return room{r.sandboxes + 1, r.memory + memory} }
+
+func (s *state) free() room {
 	free := s.capacity
 	for _, b := range s.boxes {
-		free.Sandboxes--
-		free.MemoryMiB -= b.memory
+		free = free.less(b.memory + s.overhead)
 	}
 	return free
 }

@@ -56,22 +56,25 @@ func TestDecide(t *testing.T) {
 		{"busy and foreign sandboxes are not reused",
 			state{boxes: []*box{sandbox("1", "a", running, 0), sandbox("2", "b", idle, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 3, "start a"},
 		{"a full node lets the job wait",
-			state{capacity: Capacity{Sandboxes: 1}, boxes: []*box{sandbox("1", "a", starting, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 3, ""},
+			state{capacity: room{1, unbounded}, boxes: []*box{sandbox("1", "a", starting, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 3, ""},
 		{"until its deadline",
-			state{capacity: Capacity{Sandboxes: 1}, boxes: []*box{sandbox("1", "a", starting, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 9,
-			"refuse a: all 1 sandboxes that the node can hold are busy; waited 6s"},
+			state{capacity: room{1, unbounded}, boxes: []*box{sandbox("1", "a", starting, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 9,
+			"refuse a: the node can hold 1 sandboxes and all are busy; waited 6s"},
 		{"the longest idle is evicted for another group",
-			state{capacity: Capacity{Sandboxes: 2}, boxes: []*box{sandbox("1", "a", idle, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 100, 3, 9)}}, 3,
+			state{capacity: room{2, unbounded}, boxes: []*box{sandbox("1", "a", idle, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 100, 3, 9)}}, 3,
 			"stop 2; start c"},
 		{"memory evicts as many as it takes",
-			state{capacity: Capacity{MemoryMiB: 300}, boxes: []*box{sandbox("1", "a", idle, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 250, 3, 9)}}, 3,
+			state{capacity: room{unbounded, 300}, boxes: []*box{sandbox("1", "a", idle, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 250, 3, 9)}}, 3,
 			"stop 2; stop 1; start c"},
 		{"none is evicted in vain",
-			state{capacity: Capacity{MemoryMiB: 300}, boxes: []*box{sandbox("1", "a", running, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 250, 3, 9)}}, 3, ""},
+			state{capacity: room{unbounded, 300}, boxes: []*box{sandbox("1", "a", running, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 250, 3, 9)}}, 3, ""},
 		{"what can never fit is refused at once",
-			state{capacity: Capacity{MemoryMiB: 300}, queue: []*waiter{job("c", 301, 3, 9)}}, 3, "refuse c: it needs 301 MiB and the node has 300 in all"},
+			state{capacity: room{unbounded, 300}, queue: []*waiter{job("c", 301, 3, 9)}}, 3, "refuse c: it needs 301 MiB and the node has 300 in all"},
+		{"a sandbox takes more than its own memory",
+			state{capacity: room{unbounded, 300}, overhead: 60, boxes: []*box{sandbox("1", "a", running, 0)}, queue: []*waiter{job("c", 100, 3, 3)}}, 3,
+			"refuse c: 160 MiB are needed and 140 of the node's 300 are free; waited 0s"},
 		{"a start that does not fit holds up the starts behind it, not the reuses",
-			state{capacity: Capacity{MemoryMiB: 300}, boxes: []*box{sandbox("1", "a", running, 0), sandbox("2", "b", idle, 0)},
+			state{capacity: room{unbounded, 300}, boxes: []*box{sandbox("1", "a", running, 0), sandbox("2", "b", idle, 0)},
 				queue: []*waiter{job("c", 250, 3, 9), job("d", 100, 3, 9), job("b", 100, 3, 9)}}, 3, "reuse 2"},
 		{"keep-alive ends", state{keepAlive: 5 * time.Second, boxes: []*box{sandbox("1", "a", idle, 0), sandbox("2", "a", idle, 1)}}, 5, "stop 1"},
 		{"a retired sandbox ends and serves nobody",
@@ -82,6 +85,9 @@ func TestDecide(t *testing.T) {
 	} {
 		if c.state.keepAlive == 0 {
 			c.state.keepAlive = time.Hour
+		}
+		if c.state.capacity == (room{}) {
+			c.state.capacity = room{unbounded, unbounded}
 		}
 		if got := show(decide(&c.state, at(c.now))); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.about, got, c.want)
@@ -103,7 +109,8 @@ func TestMoveRefusesWhatIsNotAllowed(t *testing.T) {
 func TestDecideKeepsItsPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := &state{
-			capacity:  Capacity{Sandboxes: rapid.IntRange(0, 4).Draw(t, "sandboxes"), MemoryMiB: rapid.SampledFrom([]int{0, 300, 500}).Draw(t, "memory")},
+			capacity:  room{rapid.SampledFrom([]int{0, 1, 2, 4, unbounded}).Draw(t, "sandboxes"), rapid.SampledFrom([]int{300, 500, unbounded}).Draw(t, "memory")},
+			overhead:  rapid.SampledFrom([]int{0, 50}).Draw(t, "overhead"),
 			keepAlive: 5 * time.Second,
 		}
 		now := t0
@@ -177,7 +184,7 @@ func without[T comparable](list []T, item T) []T {
 
 func check(t *rapid.T, s *state, now time.Time) {
 	free := s.free()
-	if s.capacity.Sandboxes > 0 && free.Sandboxes < 0 || s.capacity.MemoryMiB > 0 && free.MemoryMiB < 0 {
+	if free.sandboxes < 0 || free.memory < 0 {
 		t.Fatalf("the node is overfull: %+v of %+v left", free, s.capacity)
 	}
 	if again := decide(s, now); len(again) > 0 {
@@ -188,7 +195,7 @@ func check(t *rapid.T, s *state, now time.Time) {
 			t.Fatalf("a job of %s waits past its deadline", w.group)
 		}
 	}
-	if len(s.queue) > 0 && s.capacity == (Capacity{}) {
+	if len(s.queue) > 0 && s.capacity == (room{unbounded, unbounded}) {
 		t.Fatal("a job waits though nothing bounds the node")
 	}
 	if next := s.next(); !next.IsZero() && !next.After(now) {

@@ -107,7 +107,11 @@ func (p *Pool) place(ctx context.Context, job Job, deadline time.Time) grant {
 // use starts the sandbox if it is cold and runs the job in it; keep says whether the sandbox is good for another job.
 func (p *Pool) use(ctx context.Context, job Job, g grant, deadline time.Time, result *Result) (keep bool, err error) {
 	if g.cold {
-		if result.Start, err = p.start(ctx, job, g.box.id, deadline); err != nil {
+		result.Start, err = p.start(ctx, job, g.box.id, deadline)
+		if status.Code(err) == codes.ResourceExhausted {
+			p.tell(p.lookAgain)
+		}
+		if err != nil {
 			return false, &CallError{Starting, g.box.id, err}
 		}
 		if result.Start.InitStatus != 200 {

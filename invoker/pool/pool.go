@@ -19,11 +19,11 @@ type Node interface {
 	Start(ctx context.Context, in *api.StartRequest, opts ...grpc.CallOption) (*api.StartReply, error)
 	Run(ctx context.Context, in *api.RunRequest, opts ...grpc.CallOption) (*api.RunReply, error)
 	Stop(ctx context.Context, in *api.StopRequest, opts ...grpc.CallOption) (*api.StopReply, error)
+	Status(ctx context.Context, in *api.StatusRequest, opts ...grpc.CallOption) (*api.StatusReply, error)
 }
 
 // Config says how the pool uses its node.
 type Config struct {
-	Capacity  Capacity
 	KeepAlive time.Duration // how long a sandbox idles before it is stopped
 	Wait      time.Duration // how long a job waits for a sandbox, in the pool's queue and the node's together
 	Start     time.Duration // how long a start may take after that wait
@@ -40,7 +40,7 @@ type Pool struct {
 	cfg    Config
 	events chan func(s *state, now time.Time)
 	closed chan struct{}  // the owner has ended
-	calls  sync.WaitGroup // stops under way
+	calls  sync.WaitGroup // stops and looks under way
 	ctx    context.Context
 	cancel context.CancelFunc // ends what jobs have under way on the node
 }
@@ -52,11 +52,13 @@ type grant struct {
 	err  error
 }
 
-// New returns a running pool; Close ends it.
+// New returns a running pool, which has asked its node how much it holds; Close ends it.
 func New(cfg Config, node Node) *Pool {
 	p := &Pool{node: node, cfg: cfg, events: make(chan func(*state, time.Time)), closed: make(chan struct{})}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	go p.own(&state{capacity: cfg.Capacity, keepAlive: cfg.KeepAlive})
+	s := &state{capacity: room{unbounded, unbounded}, keepAlive: cfg.KeepAlive, looking: true}
+	p.look()(s, time.Now())
+	go p.own(s)
 	return p
 }
 
@@ -75,10 +77,54 @@ func (p *Pool) own(s *state) {
 		for _, do := range decide(s, now) {
 			p.apply(s, do, now)
 		}
+		if len(s.queue) > 0 {
+			p.lookAgain(s, now)
+		}
 		if next := s.next(); !next.IsZero() {
 			timer.Reset(time.Until(next))
 		}
 	}
+}
+
+// lookAgain has the node asked for its capacity, which changes when a VF is quarantined or healed. It is asked when jobs wait or were
+// refused for want of room, not more often than once a second.
+func (p *Pool) lookAgain(s *state, now time.Time) {
+	const pause = time.Second
+	if s.looking || s.closed || now.Before(s.looked.Add(pause)) {
+		return
+	}
+	s.looking = true
+	p.calls.Go(func() { p.tell(p.look()) })
+}
+
+// look asks the node for its capacity and returns the event that takes in the answer; without one the pool believes what it did.
+func (p *Pool) look() (event func(s *state, now time.Time)) {
+	ctx, cancel := context.WithTimeout(p.ctx, 5*time.Second)
+	defer cancel()
+	status, err := p.node.Status(ctx, &api.StatusRequest{})
+	return func(s *state, now time.Time) {
+		s.looking, s.looked = false, now
+		if err == nil {
+			s.capacity, s.overhead = capacity(status), int(status.OverheadMib)
+		}
+	}
+}
+
+// capacity is what the node can hold: memory, and as many sandboxes as it has VFs in order, where it has VFs at all.
+func capacity(status *api.StatusReply) room {
+	c := room{unbounded, unbounded}
+	if status.MemoryMib > 0 {
+		c.memory = int(min(status.MemoryMib, unbounded))
+	}
+	if len(status.Vfs) > 0 {
+		c.sandboxes = 0
+	}
+	for _, vf := range status.Vfs {
+		if vf.State != "quarantined" && vf.State != "gone" {
+			c.sandboxes++
+		}
+	}
+	return c
 }
 
 func (p *Pool) apply(s *state, do step, now time.Time) {

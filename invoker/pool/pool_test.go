@@ -26,6 +26,8 @@ type fakeNode struct {
 	run   func(ctx context.Context, in *api.RunRequest) (*api.RunReply, error)
 
 	mu      sync.Mutex
+	status  *api.StatusReply
+	looks   int
 	live    map[string]bool
 	starts  []*api.StartRequest
 	stopped int
@@ -78,6 +80,28 @@ func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOp
 	return &api.StopReply{}, nil
 }
 
+func (n *fakeNode) Status(context.Context, *api.StatusRequest, ...grpc.CallOption) (*api.StatusReply, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.looks++
+	return n.status, nil
+}
+
+// vfs is the status of a node with that many VFs in order and one that is not.
+func vfs(inOrder int) *api.StatusReply {
+	status := &api.StatusReply{MemoryMib: 4096, OverheadMib: 100, Vfs: []*api.VF{{State: "quarantined"}}}
+	for range inOrder {
+		status.Vfs = append(status.Vfs, &api.VF{State: "idle"})
+	}
+	return status
+}
+
+func (n *fakeNode) become(status *api.StatusReply) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.status = status
+}
+
 // count reads what the fake has counted.
 func (n *fakeNode) count() (live, stopped int) {
 	n.mu.Lock()
@@ -86,10 +110,10 @@ func (n *fakeNode) count() (live, stopped int) {
 }
 
 // in runs a test with a pool on a fake node, on a clock of its own, and checks that closing the pool leaves the node empty.
-func in(t *testing.T, cfg Config, test func(t *testing.T, p *Pool, n *fakeNode)) {
+func in(t *testing.T, cfg Config, status *api.StatusReply, test func(t *testing.T, p *Pool, n *fakeNode)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := &fakeNode{live: map[string]bool{}}
+		n := &fakeNode{live: map[string]bool{}, status: status}
 		if cfg.KeepAlive == 0 {
 			cfg.KeepAlive = time.Minute
 		}
@@ -143,7 +167,7 @@ func repeat(job Job, n int) []Job {
 }
 
 func TestJobsAtOnceStartSideBySide(t *testing.T) {
-	in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
 		begin := time.Now()
 		for i, end := range atOnce(p, repeat(work("a"), 7)...) {
 			if end.err != nil || !end.Cold || end.Run == nil {
@@ -160,7 +184,7 @@ func TestJobsAtOnceStartSideBySide(t *testing.T) {
 }
 
 func TestWarmSandboxIsReusedUntilKeepAliveEnds(t *testing.T) {
-	in(t, Config{KeepAlive: 10 * time.Second}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{KeepAlive: 10 * time.Second}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
 		first := atOnce(p, work("a"))[0]
 		time.Sleep(9 * time.Second)
 		second := atOnce(p, work("a"))[0]
@@ -179,7 +203,7 @@ func TestWarmSandboxIsReusedUntilKeepAliveEnds(t *testing.T) {
 }
 
 func TestTwiceAsManyAsFit(t *testing.T) {
-	in(t, Config{Capacity: Capacity{Sandboxes: 7}}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{}, vfs(7), func(t *testing.T, p *Pool, n *fakeNode) {
 		cold := 0
 		for i, end := range atOnce(p, repeat(work("a"), 14)...) {
 			if end.err != nil {
@@ -196,7 +220,7 @@ func TestTwiceAsManyAsFit(t *testing.T) {
 }
 
 func TestFullNodeRefusesWithTheReason(t *testing.T) {
-	in(t, Config{Capacity: Capacity{Sandboxes: 1}, Wait: 3 * time.Second}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{Wait: 3 * time.Second}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		ends := atOnce(p, work("a"), work("a"))
 		first, second := ends[0], ends[1]
 		if first.err != nil {
@@ -210,7 +234,7 @@ func TestFullNodeRefusesWithTheReason(t *testing.T) {
 }
 
 func TestAnotherGroupEvictsTheIdle(t *testing.T) {
-	in(t, Config{Capacity: Capacity{Sandboxes: 1}}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		atOnce(p, work("a"))
 		if end := atOnce(p, work("b"))[0]; end.err != nil || !end.Cold {
 			t.Errorf("%+v", end)
@@ -223,7 +247,7 @@ func TestAnotherGroupEvictsTheIdle(t *testing.T) {
 }
 
 func TestWhatIsLeftOfTheWaitGoesToTheNode(t *testing.T) {
-	in(t, Config{Capacity: Capacity{Sandboxes: 1}, Wait: 10 * time.Second}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{Wait: 10 * time.Second}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		spoils := work("a")
 		spoils.Keep = func(*api.RunReply) bool { return false }
 		atOnce(p, spoils, spoils)
@@ -257,7 +281,7 @@ func TestFailuresEndTheSandbox(t *testing.T) {
 		"lost":  {nil, lost, func(d done) bool { return isCall(d.err, Running, codes.Internal) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+			in(t, Config{}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
 				n.start, n.run = c.start, c.run
 				if end := atOnce(p, work("a"))[0]; !c.check(end) {
 					t.Errorf("got %+v", end)
@@ -277,7 +301,7 @@ func isCall(err error, phase Phase, code codes.Code) bool {
 }
 
 func TestSandboxThatDiedIdleIsReplaced(t *testing.T) {
-	in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
 		atOnce(p, work("a"))
 		n.mu.Lock()
 		clear(n.live)
@@ -289,7 +313,7 @@ func TestSandboxThatDiedIdleIsReplaced(t *testing.T) {
 }
 
 func TestRetireEndsTheIdleNowAndTheBusyLater(t *testing.T) {
-	in(t, Config{}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
 		atOnce(p, work("a"), work("a"))
 		busy := make(chan done)
 		go func() { busy <- atOnce(p, work("a"))[0] }()
@@ -310,7 +334,7 @@ func TestRetireEndsTheIdleNowAndTheBusyLater(t *testing.T) {
 }
 
 func TestWaiterMayGiveUp(t *testing.T) {
-	in(t, Config{Capacity: Capacity{Sandboxes: 1}}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		busy := make(chan done)
 		go func() { busy <- atOnce(p, work("a"))[0] }()
 		synctest.Wait()
@@ -329,7 +353,7 @@ func TestWaiterMayGiveUp(t *testing.T) {
 }
 
 func TestCloseCancelsWhatIsUnderWay(t *testing.T) {
-	in(t, Config{Capacity: Capacity{Sandboxes: 1}}, func(t *testing.T, p *Pool, n *fakeNode) {
+	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		ends := make(chan []done)
 		go func() { ends <- atOnce(p, work("a"), work("a")) }()
 		synctest.Wait()
@@ -348,6 +372,34 @@ func TestCloseCancelsWhatIsUnderWay(t *testing.T) {
 		}
 		if _, err := p.Do(context.Background(), work("a")); fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
 			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestCapacityIsLearntAgain(t *testing.T) {
+	in(t, Config{Wait: 20 * time.Second}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
+		time.Sleep(time.Second)
+		n.become(vfs(2)) // a VF has healed
+		begin := time.Now()
+		for _, end := range atOnce(p, work("a"), work("b")) {
+			if end.err != nil || !end.Cold {
+				t.Errorf("%+v", end)
+			}
+		}
+		if took := time.Since(begin); took != startTime+runTime {
+			t.Errorf("the second waited for the first: %s", took)
+		}
+
+		n.become(vfs(0)) // both are quarantined, and the pool does not know
+		n.start = func(context.Context, *api.StartRequest) (*api.StartReply, error) {
+			return nil, status.Error(codes.ResourceExhausted, "no VF is in order")
+		}
+		time.Sleep(2 * time.Second)
+		atOnce(p, work("c"))
+		synctest.Wait()
+		var refused *Refused
+		if end := atOnce(p, work("c"))[0]; !errors.As(end.err, &refused) || !strings.Contains(refused.Why, "can hold 0 sandboxes") {
+			t.Errorf("the pool still believes in its VFs: %+v", end)
 		}
 	})
 }

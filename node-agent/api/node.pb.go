@@ -610,8 +610,9 @@ type StatusReply struct {
 	Vfs               []*VF                  `protobuf:"bytes,5,rep,name=vfs,proto3" json:"vfs,omitempty"`
 	MemoryMib         uint64                 `protobuf:"varint,6,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"` // what admission may give out
 	MemoryReservedMib uint64                 `protobuf:"varint,7,opt,name=memory_reserved_mib,json=memoryReservedMib,proto3" json:"memory_reserved_mib,omitempty"`
-	Waiting           uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`    // starts queued for a VF or memory
-	Leftovers         []string               `protobuf:"bytes,9,rep,name=leftovers,proto3" json:"leftovers,omitempty"` // what no live sandbox owns: processes, cgroups, sockets, netdevs, run directories, one line each
+	Waiting           uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`                             // starts queued for a VF or memory
+	OverheadMib       uint32                 `protobuf:"varint,10,opt,name=overhead_mib,json=overheadMib,proto3" json:"overhead_mib,omitempty"` // what a sandbox takes of it beside its own memory
+	Leftovers         []string               `protobuf:"bytes,9,rep,name=leftovers,proto3" json:"leftovers,omitempty"`                          // what no live sandbox owns: processes, cgroups, sockets, netdevs, run directories, one line each
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -698,6 +699,13 @@ func (x *StatusReply) GetMemoryReservedMib() uint64 {
 func (x *StatusReply) GetWaiting() uint32 {
 	if x != nil {
 		return x.Waiting
+	}
+	return 0
+}
+
+func (x *StatusReply) GetOverheadMib() uint32 {
+	if x != nil {
+		return x.OverheadMib
 	}
 	return 0
 }
@@ -1146,7 +1154,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\vStopRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\v\n" +
 	"\tStopReply\"\x0f\n" +
-	"\rStatusRequest\"\xc1\x02\n" +
+	"\rStatusRequest\"\xe4\x02\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x1a\n" +
@@ -1156,7 +1164,9 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18\x06 \x01(\x04R\tmemoryMib\x12.\n" +
 	"\x13memory_reserved_mib\x18\a \x01(\x04R\x11memoryReservedMib\x12\x18\n" +
-	"\awaiting\x18\b \x01(\rR\awaiting\x12\x1c\n" +
+	"\awaiting\x18\b \x01(\rR\awaiting\x12!\n" +
+	"\foverhead_mib\x18\n" +
+	" \x01(\rR\voverheadMib\x12\x1c\n" +
 	"\tleftovers\x18\t \x03(\tR\tleftovers\"\xbf\x01\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
