@@ -32,6 +32,7 @@ const (
 	ReturnBegin      Name = "vf-return-begin"      // the sandbox has ended, the journal still says leased
 	ReturnJournalled Name = "vf-return-journalled" // the journal says resetting, no reset yet
 	UndoBegin        Name = "vf-undo-begin"        // about to put things back
+	UndoVF           Name = "vf-undo-vf"           // one VF is as found, others may not be
 	UndoRestored     Name = "vf-undo-restored"     // VFs are as found, the journal is not yet empty
 	UndoForgotten    Name = "vf-undo-forgotten"    // the journal is empty, the record is still there
 )
@@ -40,5 +41,5 @@ const (
 var All = []Name{
 	OpenLocked, OpenUndoRecorded, OpenAutoprobe, OpenCreated, PrepareUnbound, PrepareOverride, PrepareBound, PrepareNetwork,
 	ResetBegin, ResetDone, ResetChecked, JournalTemp, JournalRenamed, LeaseChosen, LeaseJournalled, OwnerJournalled,
-	ReturnBegin, ReturnJournalled, UndoBegin, UndoRestored, UndoForgotten,
+	ReturnBegin, ReturnJournalled, UndoBegin, UndoVF, UndoRestored, UndoForgotten,
 }

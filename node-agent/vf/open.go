@@ -150,7 +150,7 @@ func lockDir(dir string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("run directory: %w; run as root", err)
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if err := flock(f); err != nil {
 			f.Close()
 			return nil, fmt.Errorf("another agent keeps the VFs of %s (%w); stop it, or give this one another run directory", dir, err)
 		}
@@ -158,6 +158,19 @@ func lockDir(dir string) (*os.File, error) {
 			return f, nil
 		}
 		f.Close() // an undo removed the file before we had its lock
+	}
+}
+
+// lockPatience is how long a lock may outlive its process: an agent that is killed while it starts a child leaves the lock to that child
+// up to its exec.
+const lockPatience = time.Second
+
+func flock(f *os.File) error {
+	for begin := time.Now(); ; time.Sleep(lockPatience / 50) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || time.Since(begin) > lockPatience {
+			return err
+		}
 	}
 }
 

@@ -232,6 +232,7 @@ func restorePF(sys sysfs, network Network, pf foundPF) error {
 		if err := restoreVF(sys, network, pf.Netdev, v); err != nil {
 			return fmt.Errorf("VF %s: %w", v.BDF, err)
 		}
+		failpoint.Hit(failpoint.UndoVF)
 	}
 	if err := sys.write(autoprobe, pf.Autoprobe); err != nil {
 		return err

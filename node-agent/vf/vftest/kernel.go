@@ -27,7 +27,7 @@ func (h *Tree) Write(path, value string) error {
 	switch file {
 	case "sriov_numvfs":
 		for i := range h.count(dir) {
-			if bdf := vfOf(dir, i); h.groupHeld(bdf) {
+			if bdf := vfOf(dir, i); h.Held(bdf) {
 				h.violation("%s was removed while held", bdf)
 			}
 		}
@@ -179,7 +179,7 @@ func (h *Tree) unbind(bdf, driver string) error {
 	if err := h.refused("unbind", bdf); err != nil {
 		return err
 	}
-	if h.groupHeld(bdf) {
+	if h.Held(bdf) {
 		h.violation("%s was unbound while held", bdf)
 	}
 	return errors.Join(
@@ -214,7 +214,8 @@ func (h *Tree) GroupOpen(path string) (bool, error) {
 	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil, nil
 }
 
-func (h *Tree) groupHeld(bdf string) bool {
+// Held tells whether some process holds the group of bdf.
+func (h *Tree) Held(bdf string) bool {
 	open, err := h.GroupOpen(h.path("dev/vfio", strconv.Itoa(groupOf(bdf))))
 	return err == nil && open
 }
