@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
-
-	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 // Whatever the delays of ping and pong and however far apart the clocks, the mapping is off by no more than it says.
@@ -34,27 +32,6 @@ func TestClockErrorIsABound(t *testing.T) {
 			t.Fatalf("the error is %v; the quickest exchange allows %v", c.err, best)
 		}
 	})
-}
-
-func TestFirstInstruction(t *testing.T) {
-	const ms = int64(time.Millisecond)
-	for _, c := range []struct {
-		name string
-		a, b wire.Stamp
-		want int64
-	}{
-		{"firmware took 300 ms, 2 GHz", wire.Stamp{Boot: 700 * ms, TSC: 2_000_000_000}, wire.Stamp{Boot: 1700 * ms, TSC: 4_000_000_000}, -300 * ms},
-		{"the counter started with the clock", wire.Stamp{Boot: 100 * ms, TSC: 100_000_000}, wire.Stamp{Boot: 200 * ms, TSC: 200_000_000}, 0},
-		{"the counter started after the clock", wire.Stamp{Boot: 100 * ms, TSC: 10}, wire.Stamp{Boot: 200 * ms, TSC: 100_000_010}, 0},
-		{"no counter", wire.Stamp{Boot: 100 * ms}, wire.Stamp{Boot: 200 * ms}, 0},
-		{"a counter that stands", wire.Stamp{Boot: 100 * ms, TSC: 5}, wire.Stamp{Boot: 200 * ms, TSC: 5}, 0},
-		{"too close to tell", wire.Stamp{Boot: 100 * ms, TSC: 1 << 40}, wire.Stamp{Boot: 101 * ms, TSC: 1<<40 + 1}, 0},
-		{"a boot time below zero", wire.Stamp{Boot: math.MinInt64, TSC: 1}, wire.Stamp{Boot: math.MaxInt64, TSC: 2}, 0},
-	} {
-		if got := firstInstruction(c.a, c.b); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, time.Duration(got), time.Duration(c.want))
-		}
-	}
 }
 
 func TestThrottle(t *testing.T) {

@@ -45,7 +45,6 @@ type Conn struct {
 	pingID   uint64 // of the last ping sent
 	pingedAt time.Time
 	clock    clock
-	latest   wire.Stamp // with hello's, the longest baseline for the time-stamp counter
 	events   []heard
 }
 
@@ -218,7 +217,6 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 		return c.keep(heard{*up.Event, now})
 	case up.Ready != nil && !c.isReady:
 		c.isReady = true
-		c.stamp(up.Ready.At)
 		if c.clock.known {
 			close(c.ready)
 		}
@@ -227,8 +225,7 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 		if c.isReady && !c.clock.known {
 			close(c.ready)
 		}
-		c.clock.exchange(c.pingedAt, now, up.Pong.At.Boot)
-		c.stamp(up.Pong.At)
+		c.clock.exchange(c.pingedAt, now, up.Pong.Boot)
 		c.pingedAt = time.Time{}
 		c.mu.Unlock()
 		defer c.mu.Lock()
@@ -242,19 +239,13 @@ func (c *Conn) greet(up wire.Up) error {
 	if up.Hello == nil {
 		return errors.New("the first message is no hello")
 	}
-	c.hello, c.latest = *up.Hello, up.Hello.Start
+	c.hello = *up.Hello
 	close(c.called)
 	if c.hello.Ready {
 		c.isReady = true
 		close(c.ready)
 	}
 	return nil
-}
-
-func (c *Conn) stamp(s wire.Stamp) {
-	if s.Boot > c.latest.Boot {
-		c.latest = s
-	}
 }
 
 // keep remembers an event; a guest reports its own two stages and no other, and not without end.

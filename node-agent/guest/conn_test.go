@@ -98,7 +98,7 @@ func expect(t *testing.T) (*pipes, *Listener, *Conn) {
 	return p, l, c
 }
 
-var hello = wire.Up{Hello: &wire.Hello{Start: wire.Stamp{Boot: 900e6, TSC: 2e9}, Real: 5}}
+var hello = wire.Up{Hello: &wire.Hello{Boot: 900e6, Real: 5}}
 
 // answerPings answers the host's pings with the guest's clock, and returns when all have been.
 func (g *fakeGuest) answerPings(boot func() int64) {
@@ -107,8 +107,7 @@ func (g *fakeGuest) answerPings(boot func() int64) {
 		if ping == nil {
 			g.t.Fatal("the host says something else than ping")
 		}
-		now := boot()
-		g.say(wire.Up{Pong: &wire.Pong{ID: ping.ID, At: wire.Stamp{Boot: now, TSC: uint64(2 * (now + 100e6))}}})
+		g.say(wire.Up{Pong: &wire.Pong{ID: ping.ID, Boot: boot()}})
 	}
 }
 
@@ -132,7 +131,7 @@ func TestConversation(t *testing.T) {
 		g.say(wire.Up{Event: &wire.Event{Stage: "agent", Begin: 900e6, End: 1100e6}})
 		g.say(wire.Up{Event: &wire.Event{Stage: "agent", Step: "root", Begin: 950e6, End: 960e6}})
 		g.say(wire.Up{Event: &wire.Event{Stage: "5-vf-driver", Begin: 1000e6, End: 1200e6}})
-		g.say(wire.Up{Ready: &wire.Ready{At: wire.Stamp{Boot: 1400e6, TSC: 3e9}}})
+		g.say(wire.Up{Ready: &wire.Ready{}})
 		g.say(wire.Up{Log: &wire.Log{Stream: "stdout", Text: "hi"}})
 		g.say(wire.Up{Log: &wire.Log{Stream: "stdout", Text: wire.Sentinel}})
 		g.say(wire.Up{Log: &wire.Log{Stream: "stderr", Text: wire.Sentinel}})
@@ -177,7 +176,7 @@ func checkSpans(t *testing.T, c *Conn, bootZero time.Time) {
 	for i, want := range []struct {
 		stage      timeline.Stage
 		begin, end int64
-	}{{timeline.GuestBoot, -100e6, 900e6}, {timeline.Agent, 900e6, 1100e6}, {timeline.VFDriver, 1000e6, 1200e6}} {
+	}{{timeline.GuestBoot, 0, 900e6}, {timeline.Agent, 900e6, 1100e6}, {timeline.VFDriver, 1000e6, 1200e6}} {
 		s := spans[i]
 		off := max(s.Begin.Sub(bootZero.Add(time.Duration(want.begin))).Abs(), s.End.Sub(bootZero.Add(time.Duration(want.end))).Abs())
 		if s.Stage != want.stage || off > s.Error+time.Microsecond {
@@ -186,9 +185,6 @@ func checkSpans(t *testing.T, c *Conn, bootZero time.Time) {
 	}
 	if steps := c.Steps(); len(steps) != 1 || steps[0].Name != "root" || steps[0].End.Sub(steps[0].Begin) != 10*time.Millisecond {
 		t.Errorf("steps: %+v", steps)
-	}
-	if got := c.FirstInstruction(); !got.Equal(spans[0].Begin) {
-		t.Errorf("first instruction at %v, guest-boot begins at %v", got, spans[0].Begin)
 	}
 }
 
@@ -217,7 +213,7 @@ func TestReadyWaitsForTheClock(t *testing.T) {
 		g.hear() // its configuration
 		ping := g.hear().Ping
 		g.say(wire.Up{Ready: &wire.Ready{}})
-		g.say(wire.Up{Pong: &wire.Pong{ID: ping.ID, At: wire.Stamp{Boot: 1}}})
+		g.say(wire.Up{Pong: &wire.Pong{ID: ping.ID, Boot: 1}})
 		g.hungUp()
 	}()
 	if _, err := c.Hello(t.Context()); err != nil {
@@ -279,14 +275,14 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	if err := c.Configure(wire.Config{}); err == nil {
 		t.Error("a guest that has not called was configured")
 	}
-	if c.Spans() != nil || c.Steps() != nil || !c.FirstInstruction().IsZero() {
+	if c.Spans() != nil || c.Steps() != nil {
 		t.Error("a guest that has not called has spans")
 	}
 }
 
 func TestProtocolBreaks(t *testing.T) {
 	event := func(stage string) string { return fmt.Sprintf(`{"event":{"stage":%q,"begin":1,"end":2}}`, stage) }
-	const greeting = `{"hello":{"start":{"boot":1,"tsc":1},"real":1}}`
+	const greeting = `{"hello":{"boot":1,"real":1}}`
 	for _, c := range []struct{ name, said, want string }{
 		{"no JSON", "GET / HTTP/1.1", "does not decode"},
 		{"no hello", event("agent"), "no hello"},
@@ -340,8 +336,8 @@ func TestSpansStayWithinTheGuestsLife(t *testing.T) {
 }
 
 func FuzzGuest(f *testing.F) {
-	f.Add([]byte(`{"hello":{"start":{"boot":1,"tsc":2},"real":3}}` + "\n" + `{"event":{"stage":"agent","begin":-9223372036854775808,"end":9223372036854775807}}` + "\n" +
-		`{"log":{"stream":"stdout","text":"` + wire.Sentinel + `"}}` + "\n" + `{"pong":{"id":1,"at":{"boot":-1,"tsc":0}}}` + "\n" + `{"ready":{"at":{}}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
+	f.Add([]byte(`{"hello":{"boot":1,"real":3}}` + "\n" + `{"event":{"stage":"agent","begin":-9223372036854775808,"end":9223372036854775807}}` + "\n" +
+		`{"log":{"stream":"stdout","text":"` + wire.Sentinel + `"}}` + "\n" + `{"pong":{"id":1,"boot":-1}}` + "\n" + `{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		host, guest := net.Pipe()
 		c := newConn(func() {})
@@ -353,7 +349,6 @@ func FuzzGuest(f *testing.F) {
 		<-c.Done()
 		c.Spans()
 		c.Steps()
-		c.FirstInstruction()
 		for _, line := range c.Logs(t.Context()) {
 			if len(line.Text) > 3*wire.MaxText {
 				t.Fatalf("a line of %d bytes", len(line.Text))

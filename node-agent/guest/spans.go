@@ -12,17 +12,8 @@ type Step struct {
 	Name string
 }
 
-// FirstInstruction is when the guest ran its first instruction, on the host's clock; the zero time if the guest never got that far.
-func (c *Conn) FirstInstruction() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.clock.known {
-		return time.Time{}
-	}
-	return c.hold(firstInstruction(c.hello.Start, c.latest), time.Now())
-}
-
-// Spans are the stages from the first guest instruction on, as far as the guest has reported them.
+// Spans are the guest's stages as far as it has reported them. guest-boot begins with the guest kernel's clock; firmware and unpacking come
+// before that and are for the driver to add, who knows when the guest began to run.
 func (c *Conn) Spans() []timeline.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -32,7 +23,7 @@ func (c *Conn) Spans() []timeline.Span {
 	now := time.Now()
 	spans := []timeline.Span{{
 		Stage: timeline.GuestBoot, Error: c.clock.err,
-		Begin: c.hold(firstInstruction(c.hello.Start, c.latest), now), End: c.hold(c.hello.Start.Boot, now),
+		Begin: c.hold(0, now), End: c.hold(c.hello.Boot, now),
 	}}
 	for _, e := range c.events {
 		if e.Step == "" {

@@ -6,16 +6,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// rdtsc reads the time-stamp counter.
-func rdtsc() uint64
-
 func boottime() int64 {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
 	return now.Nano()
 }
-
-func stamp() wire.Stamp { return wire.Stamp{Boot: boottime(), TSC: rdtsc()} }
 
 const (
 	agentStage = "agent"

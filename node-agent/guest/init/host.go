@@ -18,7 +18,7 @@ const (
 // A host is the conversation with the agent. Before the first connection messages wait in a list; on a lost one they are dropped, except
 // log lines, which wait for the next.
 type host struct {
-	start   wire.Stamp
+	start   int64 // boot time
 	real    int64
 	configs chan *wire.Config
 	down    chan error // why the guest must end: the host says so, or is lost before the guest was ready
@@ -33,7 +33,7 @@ type host struct {
 	ending  bool
 }
 
-func newHost(start wire.Stamp) *host {
+func newHost(start int64) *host {
 	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1), down: make(chan error, 1)}
 	h.changed = sync.NewCond(&h.mu)
 	return h
@@ -64,7 +64,7 @@ func (h *host) talk(dial func() (*os.File, error)) bool {
 		return false
 	}
 	h.mu.Lock()
-	err = wire.Write(link, wire.Up{Hello: &wire.Hello{Start: h.start, Real: h.real, Ready: h.isReady}})
+	err = wire.Write(link, wire.Up{Hello: &wire.Hello{Boot: h.start, Real: h.real, Ready: h.isReady}})
 	for _, up := range h.early {
 		err = errors.Join(err, wire.Write(link, up))
 	}
@@ -115,7 +115,7 @@ func (h *host) listen(link *os.File) error {
 		}
 		switch {
 		case down.Ping != nil:
-			h.send(wire.Up{Pong: &wire.Pong{ID: down.Ping.ID, At: stamp()}})
+			h.send(wire.Up{Pong: &wire.Pong{ID: down.Ping.ID, Boot: boottime()}})
 		case down.Config != nil:
 			select {
 			case h.configs <- down.Config:
@@ -168,7 +168,7 @@ func (h *host) ready() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.isReady = true
-	h.write(wire.Up{Ready: &wire.Ready{At: stamp()}})
+	h.write(wire.Up{Ready: &wire.Ready{}})
 }
 
 func (h *host) write(up wire.Up) bool {

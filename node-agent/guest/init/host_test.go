@@ -56,11 +56,11 @@ func TestConversationFromTheGuest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent")
 	ctx := deadline(t)
 	agent, conn := listenLocal(t, path)
-	h := newHost(wire.Stamp{Boot: boottime(), TSC: rdtsc()})
+	h := newHost(boottime())
 	rec := &recorder{host: h}
 	rec.step("early", func() error { return nil }) // before the host is called
 	h.call(dialLocal(path))
-	if hello, err := conn.Hello(ctx); err != nil || hello.Ready || hello.Start != h.start {
+	if hello, err := conn.Hello(ctx); err != nil || hello.Ready || hello.Boot != h.start {
 		t.Fatal(hello, err)
 	}
 	if err := conn.Configure(wire.Config{Hostname: "h"}); err != nil {
@@ -69,7 +69,7 @@ func TestConversationFromTheGuest(t *testing.T) {
 	if config, err := h.config(time.Minute); err != nil || config.Hostname != "h" {
 		t.Fatal(config, err)
 	}
-	rec.stage(agentStage, h.start.Boot)
+	rec.stage(agentStage, h.start)
 	for _, stream := range []string{"stdout", "stderr"} {
 		h.log(stream, "on "+stream)
 		h.log(stream, wire.Sentinel)
@@ -88,7 +88,7 @@ func TestConversationFromTheGuest(t *testing.T) {
 
 	again, adopted := listenLocal(t, path) // a restarted agent
 	defer again.Close()
-	if hello, err := adopted.Hello(ctx); err != nil || !hello.Ready || hello.Start != h.start {
+	if hello, err := adopted.Hello(ctx); err != nil || !hello.Ready || hello.Boot != h.start {
 		t.Fatal(hello, err)
 	}
 	go h.log("stderr", "after the restart")
@@ -108,7 +108,7 @@ func TestConversationFromTheGuest(t *testing.T) {
 func TestHostLostBeforeReady(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent")
 	agent, conn := listenLocal(t, path)
-	h := newHost(stamp())
+	h := newHost(boottime())
 	h.call(dialLocal(path))
 	if _, err := conn.Hello(deadline(t)); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestHostLostBeforeReady(t *testing.T) {
 }
 
 func TestNoConfiguration(t *testing.T) {
-	if _, err := newHost(stamp()).config(time.Millisecond); err == nil {
+	if _, err := newHost(boottime()).config(time.Millisecond); err == nil {
 		t.Error("there is none")
 	}
 }
@@ -130,12 +130,5 @@ func TestKernelOptions(t *testing.T) {
 	got := kernelOptions("console=ttyS0 quiet fastiov.probe=1 a=b=c\n")
 	if got["fastiov.probe"] != "1" || got["console"] != "ttyS0" || got["a"] != "b=c" || got["fastiov.control"] != "" {
 		t.Errorf("%q", got)
-	}
-}
-
-func TestStamps(t *testing.T) {
-	a, b := stamp(), stamp()
-	if a.Boot <= 0 || b.Boot < a.Boot || b.TSC <= a.TSC {
-		t.Errorf("%+v then %+v", a, b)
 	}
 }

@@ -33,7 +33,7 @@ const (
 )
 
 func main() {
-	start := stamp()
+	start := boottime()
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "this program is process 1 of a fastiov microVM and cannot be run by hand")
 		os.Exit(2)
@@ -109,7 +109,7 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	if err != nil {
 		return err
 	}
-	rec.stage(agentStage, h.start.Boot)
+	rec.stage(agentStage, h.start)
 	begin := boottime()
 	if err := program.accepts(runtimeWithin); err != nil {
 		return err

@@ -45,7 +45,7 @@ func TestMicroVM(t *testing.T) {
 			t.Fatal(err)
 		}
 		showStages(t, m, conn)
-		if share := timeline.Coverage(conn.Spans(), conn.FirstInstruction(), lastEnd(conn)); share < 0.99 {
+		if share := timeline.Coverage(conn.Spans(), conn.Spans()[0].Begin, lastEnd(conn)); share < 0.99 {
 			t.Errorf("the guest's stages cover %.3f of its start", share)
 		}
 		conn.Logs(now())

@@ -18,7 +18,7 @@ func runShell(t *testing.T, config wire.Config, script string) (lines []string, 
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent")
 	_, conn := listenLocal(t, path)
-	h := newHost(stamp())
+	h := newHost(boottime())
 	h.call(dialLocal(path))
 	if _, err := conn.Hello(deadline(t)); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestRuntimeThatCannotStart(t *testing.T) {
 		{wire.Config{Command: []string{"no-such-command"}}, `no command "no-such-command"`},
 		{wire.Config{Command: []string{"/no/such"}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}, "/no/such does not start"},
 	} {
-		if _, err := startRuntime(&c.config, newHost(stamp())); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := startRuntime(&c.config, newHost(boottime())); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
 		}
 	}
@@ -189,7 +189,7 @@ func TestWriteNames(t *testing.T) {
 }
 
 func TestLoadModules(t *testing.T) {
-	rec := &recorder{host: newHost(stamp())}
+	rec := &recorder{host: newHost(boottime())}
 	if _, err := loadModules(t.TempDir()+"/modules", rec); err != nil {
 		t.Errorf("no list: %v", err)
 	}

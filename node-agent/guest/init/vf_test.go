@@ -76,7 +76,7 @@ func TestBringUp(t *testing.T) {
 				if c.gateway != "" {
 					vf.Gateway = netip.MustParseAddr(c.gateway)
 				}
-				rec := &recorder{host: newHost(stamp())}
+				rec := &recorder{host: newHost(boottime())}
 				if err := bringUp(vf, &drivers{}, rec, 10*time.Second); err != nil {
 					t.Error(err)
 					return
@@ -167,7 +167,7 @@ func TestBringUpWaits(t *testing.T) {
 			}
 		}()
 		vf := &wire.VF{MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24")}
-		if err := bringUp(vf, &drivers{}, &recorder{host: newHost(stamp())}, 20*time.Second); err != nil {
+		if err := bringUp(vf, &drivers{}, &recorder{host: newHost(boottime())}, 20*time.Second); err != nil {
 			t.Error(err)
 		}
 		<-made
@@ -189,7 +189,7 @@ func TestBringUpFails(t *testing.T) {
 				if !c.make(t) {
 					return
 				}
-				err := bringUp(&wire.VF{MAC: c.mac, Address: address}, &drivers{}, &recorder{host: newHost(stamp())}, 50*time.Millisecond)
+				err := bringUp(&wire.VF{MAC: c.mac, Address: address}, &drivers{}, &recorder{host: newHost(boottime())}, 50*time.Millisecond)
 				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.mac) {
 					t.Errorf("%v", err)
 				}

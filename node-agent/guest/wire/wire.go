@@ -54,16 +54,9 @@ type Down struct {
 	Poweroff *Poweroff `json:"poweroff,omitempty"`
 }
 
-// A Stamp is one instant on the guest's two clocks. The time-stamp counter starts at the first guest instruction, CLOCK_BOOTTIME
-// only when the kernel starts its clocks: with two stamps the host can tell how long firmware and unpacking took.
-type Stamp struct {
-	Boot int64  `json:"boot"`
-	TSC  uint64 `json:"tsc"`
-}
-
 // Hello is who the guest is; that it is the guest it claims to be, the connection's CID says.
 type Hello struct {
-	Start Stamp `json:"start"` // init's first instruction
+	Boot  int64 `json:"boot"`  // when init started
 	Real  int64 `json:"real"`  // CLOCK_REALTIME then, Unix nanoseconds: what the emulated RTC said
 	Ready bool  `json:"ready"` // Ready was sent on an earlier connection
 }
@@ -82,9 +75,7 @@ type Log struct {
 	Text   string `json:"text"`
 }
 
-type Ready struct {
-	At Stamp `json:"at"`
-}
+type Ready struct{}
 
 // Exit is why the guest ends: the runtime ended by itself, or what failed.
 type Exit struct {
@@ -96,8 +87,8 @@ type Ping struct {
 }
 
 type Pong struct {
-	ID uint64 `json:"id"`
-	At Stamp  `json:"at"`
+	ID   uint64 `json:"id"`
+	Boot int64  `json:"boot"` // when the ping was heard
 }
 
 type Poweroff struct{}
