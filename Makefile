@@ -43,7 +43,7 @@ generate: ## Regenerate the Go code of node-agent/api from node.proto
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto
 
-test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_SEED sets it
+test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
 	@.ci/bootstrap test
 	@.ci/tiers chaos
 
