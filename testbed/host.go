@@ -12,7 +12,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -36,14 +35,6 @@ func (h *Host) Close() {
 	if h.client != nil {
 		h.client.Close()
 	}
-}
-
-// Put gives the host a copy of the file src as /work/name, at once and whole.
-func (h *Host) Put(name, src string) error {
-	if !filepath.IsLocal(name) {
-		return fmt.Errorf("%q is no path below /work", name)
-	}
-	return place(src, filepath.Join(h.Work(), name))
 }
 
 // Dial connects to addr as seen from inside the host.

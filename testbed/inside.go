@@ -59,7 +59,7 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 		t.Fatal(err)
 	}
 	for name, src := range needs.Files {
-		if err := h.Put(name, src); err != nil {
+		if err := h.Put(ctx, name, src); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,7 +92,7 @@ const (
 
 // test runs one test of this test binary in the host and relays what it prints.
 func (h *Host) test(ctx context.Context, name string, verbose bool, w io.Writer) (verdict, error) {
-	binary, err := h.putSelf()
+	binary, err := h.putSelf(ctx)
 	if err != nil {
 		return failed, err
 	}
@@ -122,7 +122,7 @@ func only(name string) string {
 }
 
 // putSelf copies this test binary to the host and returns where it is there.
-func (h *Host) putSelf() (string, error) {
+func (h *Host) putSelf(ctx context.Context) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", err
@@ -142,7 +142,7 @@ func (h *Host) putSelf() (string, error) {
 		}
 	}
 	h.tests = true
-	return "/work/" + name, h.Put(name, self)
+	return "/work/" + name, h.Put(ctx, name, self)
 }
 
 // A relay passes on a test's output line by line and reads its verdict from it.

@@ -235,45 +235,6 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// checkImage tells a file that cannot be what it should be, which the firmware or the kernel would only show by a hang.
-func checkImage(what, path string) error {
-	magic := map[string]struct {
-		at   int64
-		want []string
-	}{
-		"kernel":     {0x202, []string{"HdrS"}},
-		"initrd":     {0, []string{"\x1f\x8b", "070701", "\x28\xb5\x2f\xfd", "\xfd7zXZ"}},
-		"root image": {1024, []string{"\xe2\xe1\xf5\xe0"}},
-	}[what]
-	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("the testbed's %s is missing: %w", what, err)
-	}
-	defer f.Close()
-	got := make([]byte, 8)
-	n, _ := f.ReadAt(got, magic.at)
-	for _, want := range magic.want {
-		if strings.HasPrefix(string(got[:n]), want) {
-			return nil
-		}
-	}
-	return fmt.Errorf("the testbed's %s is corrupt: %s is no %s; remove it and it is made anew", what, path, what)
-}
-
-// place puts the file src at path so that path is always either absent or whole. It is a copy, not a link:
-// the host may write to what it sees.
-func place(src, path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	tmp := fmt.Sprintf("%s.%d.new", path, os.Getpid())
-	defer os.Remove(tmp)
-	if err := copyFile(src, tmp); err != nil {
-		return diskFull(path, err)
-	}
-	return os.Rename(tmp, path)
-}
-
 // socketpair makes two connected ends: one for us, one for a child.
 func socketpair() (here net.Conn, there *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -288,22 +249,4 @@ func socketpair() (here net.Conn, there *os.File, err error) {
 		return nil, nil, err
 	}
 	return here, there, nil
-}
-
-func copyFile(src, dst string) error {
-	in, err := os.Open(src)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	info, err := in.Stat()
-	if err != nil {
-		return err
-	}
-	out, err := os.OpenFile(dst, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, info.Mode().Perm())
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }

@@ -55,7 +55,7 @@ func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := host.Put("fastiov", self); err != nil {
+	if err := host.Put(cmd.Context(), "fastiov", self); err != nil {
 		host.Close()
 		return nil, err
 	}
