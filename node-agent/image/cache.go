@@ -16,15 +16,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// building is what the name of a builder's lock ends in.
+const building = ".build"
+
 // maxBytes is what the cache may hold; above it the entries unused for longest go, those in use excepted.
 const maxBytes = 8 << 30
 
 // A Cache is a directory of finished images:
 //
-//	entries/NAME-HASH/   one artefact, complete
-//	locks/NAME-HASH      exclusive: being built or removed; shared: in use by a process
-//	tmp/                 being built; what no live builder holds is swept
-//	debian/              package index and downloaded packages
+//	entries/NAME-HASH/     one artefact, complete
+//	locks/NAME-HASH        shared: in use by a process; exclusive: being removed
+//	locks/NAME-HASH.build  exclusive: being built. It is another lock because users keep theirs for as long as they live
+//	tmp/NAME-HASH/         being built; what no live builder holds is swept
+//	debian/                package index and downloaded packages, under the lock of that name
 //
 // It is safe for use by many goroutines and processes. What a Cache has handed out is kept while its process lives or until Close.
 type Cache struct {
@@ -132,7 +136,7 @@ func (c *Cache) hold(ctx context.Context, key, entry string) (bool, error) {
 
 // build makes the entry unless somebody else did while it waited for the lock.
 func (c *Cache) build(ctx context.Context, name, key string, build func(context.Context, string, func(string, ...any)) error) (err error) {
-	lock, err := c.lock(ctx, key, unix.LOCK_EX)
+	lock, err := c.lock(ctx, key+building, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}

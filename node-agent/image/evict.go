@@ -25,15 +25,15 @@ func (c *Cache) evict(limit int64) {
 		if total <= limit {
 			break
 		}
-		if c.removeUnused(e.key, "entries") {
+		if c.removeUnused(e.key, "entries", e.key) {
 			total -= e.size
 		}
 	}
 	for _, key := range children(filepath.Join(c.dir, "tmp")) {
-		c.removeUnused(key, "tmp")
+		c.removeUnused(key+building, "tmp", key)
 	}
 	if total > limit {
-		c.removeUnused(packagesKey, "")
+		c.removeUnused(packagesKey, packagesKey)
 	}
 }
 
@@ -41,7 +41,7 @@ func (c *Cache) evict(limit int64) {
 func (c *Cache) Clean() error {
 	c.Close()
 	for _, e := range c.entries() {
-		c.removeUnused(e.key, "entries")
+		c.removeUnused(e.key, "entries", e.key)
 	}
 	c.evict(-1)
 	if left := c.entries(); len(left) > 0 {
@@ -64,9 +64,9 @@ func (c *Cache) entries() []entry {
 	return list
 }
 
-// removeUnused removes key in the cache's directory sub unless its lock is taken. The lock's file stays: removing it would let two
-// processes hold locks of one name.
-func (c *Cache) removeUnused(key, sub string) bool {
+// removeUnused removes a path in the cache unless the lock called key is taken. The lock's file stays: removing it would let two processes
+// hold locks of one name.
+func (c *Cache) removeUnused(key string, path ...string) bool {
 	lock, err := os.OpenFile(filepath.Join(c.dir, "locks", key), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return false
@@ -75,7 +75,7 @@ func (c *Cache) removeUnused(key, sub string) bool {
 	if flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return false
 	}
-	return os.RemoveAll(filepath.Join(c.dir, sub, key)) == nil
+	return os.RemoveAll(filepath.Join(c.dir, filepath.Join(path...))) == nil
 }
 
 func children(dir string) []string {

@@ -27,7 +27,7 @@ func newTree(t testing.TB) *Tree {
 }
 
 // archive makes a tar archive. An entry is "name=content", "name/" for a directory, "name->target" for a symbolic and "name=>old" for a
-// hard link.
+// hard link, "name=!" for a device.
 func archive(t testing.TB, entries ...string) io.Reader {
 	t.Helper()
 	var b bytes.Buffer
@@ -38,6 +38,8 @@ func archive(t testing.TB, entries ...string) io.Reader {
 			h.Name, h.Linkname, h.Typeflag = name, target, tar.TypeSymlink
 		} else if name, old, ok := strings.Cut(e, "=>"); ok {
 			h.Name, h.Linkname, h.Typeflag = name, old, tar.TypeLink
+		} else if name, ok := strings.CutSuffix(e, "=!"); ok {
+			h.Name, h.Typeflag = name, tar.TypeBlock
 		} else if name, ok := strings.CutSuffix(e, "/"); ok {
 			h.Name, h.Typeflag, h.Mode = name+"/", tar.TypeDir, 0o755
 		} else {
@@ -90,6 +92,7 @@ func TestLayers(t *testing.T) {
 		"file through a link":     {[][]string{{"usr/bin/", "bin->usr/bin"}, {"bin/sh=1"}}, "bin->usr/bin usr/ usr/bin/ usr/bin/sh=1"},
 		"absolute link":           {[][]string{{"usr/lib/", "lib->/usr/lib"}, {"lib/x=1"}}, "lib->/usr/lib usr/ usr/lib/ usr/lib/x=1"},
 		"dots stop at the root":   {[][]string{{"../../etc/x=1", "up->../../..", "up/y=1"}}, "etc/ etc/x=1 up->../../.. y=1"},
+		"device":                  {[][]string{{"dev/sda=!", "a=1"}}, "a=1"},
 		"hard link":               {[][]string{{"a=1", "b=>a"}, {".wh.a="}}, "b=1"},
 		"file over directory":     {[][]string{{"d/a=1"}, {"d=2"}}, "d=2"},
 	} {

@@ -49,20 +49,16 @@ func (t *Tree) Layer(archive io.Reader) error {
 		if err := t.add(name, h, content); err != nil {
 			return err
 		}
-		return t.claim(name, mine)
+		t.claim(name, mine)
+		return nil
 	})
 }
 
-// claim records that the node at name came with the layer at hand.
-func (t *Tree) claim(name string, mine map[*node]bool) error {
-	if name == "/" {
-		return nil
-	}
-	dir, base, err := t.parent(name, false)
-	if err == nil && dir.children[base] != nil {
+// claim records that the node at name, if add made one, came with the layer at hand.
+func (t *Tree) claim(name string, mine map[*node]bool) {
+	if dir, base, err := t.parent(name, false); err == nil && dir.children[base] != nil {
 		mine[dir.children[base]] = true
 	}
-	return err
 }
 
 func (t *Tree) hide(dir, name string, mine map[*node]bool) error {

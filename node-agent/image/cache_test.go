@@ -1,0 +1,204 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, dir string) *Cache {
+	t.Helper()
+	c, err := Open(dir, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+type builder = func(ctx context.Context, dir string, say func(string, ...any)) error
+
+// filling is a build that writes n bytes and counts itself.
+func filling(n int, count *atomic.Int32) builder {
+	return func(_ context.Context, dir string, say func(string, ...any)) error {
+		count.Add(1)
+		return os.WriteFile(filepath.Join(dir, "f"), bytes.Repeat([]byte("x"), n), 0o644)
+	}
+}
+
+func TestOneBuildForAll(t *testing.T) {
+	dir, count := t.TempDir(), atomic.Int32{}
+	caches := []*Cache{open(t, dir), open(t, dir)} // locks are of open files, so these two meet as two processes do
+	var wg sync.WaitGroup
+	for n := range 16 {
+		wg.Go(func() {
+			got, err := caches[n%2].Get(t.Context(), "a:b/c", []string{"1"}, filling(10, &count))
+			if err != nil || size(got) != 10 {
+				t.Errorf("%s: %d bytes, %v", got, size(got), err)
+			}
+		})
+	}
+	wg.Wait()
+	if count.Load() != 1 {
+		t.Errorf("built %d times", count.Load())
+	}
+}
+
+func TestInputsMakeTheKey(t *testing.T) {
+	c, count := open(t, t.TempDir()), atomic.Int32{}
+	seen := map[string]bool{}
+	for _, inputs := range [][]string{{"ab", "c"}, {"a", "bc"}, {"abc"}, {}, {""}} {
+		got, err := c.Get(t.Context(), "x", inputs, filling(1, &count))
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[got] = true
+	}
+	if len(seen) != 5 || count.Load() != 5 {
+		t.Errorf("%d entries of %d builds, want 5", len(seen), count.Load())
+	}
+}
+
+func TestFailedBuildLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	c, broken := open(t, dir), errors.New("disk on fire")
+	_, err := c.Get(t.Context(), "x", nil, func(_ context.Context, dir string, _ func(string, ...any)) error {
+		return errors.Join(os.WriteFile(filepath.Join(dir, "half"), []byte("half"), 0o644), broken)
+	})
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "image x") {
+		t.Errorf("got %v", err)
+	}
+	if left := size(filepath.Join(dir, "tmp")) + size(filepath.Join(dir, "entries")); left != 0 {
+		t.Errorf("%d bytes left", left)
+	}
+	var count atomic.Int32
+	if _, err := c.Get(t.Context(), "x", nil, filling(1, &count)); err != nil || count.Load() != 1 {
+		t.Errorf("after a failure: %d builds, %v", count.Load(), err)
+	}
+}
+
+func TestDeadBuildersLeftoversGo(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, dir)
+	for _, sub := range []string{"x-" + hash(nil), "other-0123"} {
+		if err := os.MkdirAll(filepath.Join(dir, "tmp", sub, "half"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var count atomic.Int32
+	got, err := c.Get(t.Context(), "x", nil, filling(1, &count))
+	if err != nil || len(children(got)) != 1 {
+		t.Errorf("%v holds %v, %v", got, children(got), err)
+	}
+	if left := children(filepath.Join(dir, "tmp")); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestWaitingForABuildCanBeCancelled(t *testing.T) {
+	dir := t.TempDir()
+	c, other := open(t, dir), open(t, dir)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("caller left")
+	_, err := c.Get(t.Context(), "x", nil, func(context.Context, string, func(string, ...any)) error {
+		cancel(why)
+		_, err := other.Get(ctx, "x", nil, nil)
+		if !errors.Is(err, why) {
+			t.Errorf("got %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// age makes an entry look used so long ago.
+func age(t *testing.T, entry string, by time.Duration) {
+	t.Helper()
+	at := time.Now().Add(-by)
+	if err := os.Chtimes(entry, at, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEvictionTakesTheLongestUnused(t *testing.T) {
+	dir, count := t.TempDir(), atomic.Int32{}
+	user, idle := open(t, dir), open(t, dir)
+	get := func(c *Cache, name string) string {
+		entry, err := c.Get(t.Context(), name, nil, filling(1000, &count))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return entry
+	}
+	held, old, young := get(user, "held"), get(idle, "old"), get(idle, "young")
+	idle.Close()
+	age(t, held, 3*time.Hour)
+	age(t, old, 2*time.Hour)
+	age(t, young, time.Hour)
+	user.evict(2500)
+	for entry, want := range map[string]bool{held: true, old: false, young: true} {
+		if _, err := os.Stat(entry); (err == nil) != want {
+			t.Errorf("%s: there is %v, want %v", filepath.Base(entry), err == nil, want)
+		}
+	}
+	if err := idle.Clean(); err == nil || !strings.Contains(err.Error(), "held") {
+		t.Errorf("cleaning around an entry in use: %v", err)
+	}
+	user.Close()
+	if err := idle.Clean(); err != nil || size(dir) != 0 {
+		t.Errorf("%d bytes after cleaning, %v", size(dir), err)
+	}
+}
+
+func TestUnwritableCacheSaysWhatToDo(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(file, io.Discard); err == nil || !strings.Contains(err.Error(), "FASTIOV_CACHE") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDefaultDir(t *testing.T) {
+	t.Setenv("FASTIOV_CACHE", "/somewhere")
+	if dir, err := DefaultDir(); dir != "/somewhere" || err != nil {
+		t.Errorf("got %s, %v", dir, err)
+	}
+	t.Setenv("FASTIOV_CACHE", "")
+	t.Setenv("XDG_CACHE_HOME", "/home/x/.cache")
+	if dir, err := DefaultDir(); dir != "/home/x/.cache/fastiov" || err != nil {
+		t.Errorf("got %s, %v", dir, err)
+	}
+}
+
+func TestProgressSpeaksWithElapsedTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		s := newStep(&lockedWriter{w: &out}, "python:3")
+		s.say("unpacking %d packages", 31)
+		time.Sleep(12 * time.Second)
+		s.say("writing")
+		s.end()
+		s.end()
+		want := "image  python:3  0s  unpacking 31 packages\nimage  python:3  10s  unpacking 31 packages\nimage  python:3  12s  writing\n"
+		if out.String() != want {
+			t.Errorf("got  %q\nwant %q", out.String(), want)
+		}
+	})
+}
