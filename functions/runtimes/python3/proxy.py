@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class Action:
-    """The function, its state: nothing loaded (main is None), loaded, or over because it ended the interpreter."""
+    """The function and its state: not loaded, loaded, or over (main is None again) since it wanted to end the interpreter."""
 
     def __init__(self):
         self.main = None
@@ -57,7 +57,7 @@ class Action:
                 end_logs()
             raise Refused(502, "Cannot start action. Check logs for details.") from None
         self.loaded = True
-        return {"ok": True}
+        return '{"ok": true}'
 
     def run(self, request):
         if self.main is None:
@@ -70,7 +70,7 @@ class Action:
             result = self.call({} if value is None else value)
             if not isinstance(result, (dict, list)):
                 raise Refused(502, "The action did not return a dictionary or array.")
-            return result
+            return encode(result)
         finally:
             end_logs()
 
@@ -153,7 +153,7 @@ def answer(method, path, body):
             raise Refused(400, "Error unmarshaling request: " + str(error)) from None
         if not isinstance(request, dict):
             raise Refused(400, "Error unmarshaling request: not an object")
-        return 200, encode(handler(request))
+        return 200, handler(request)
     except Refused as refused:
         return refused.status, json.dumps({"error": str(refused)})
 
