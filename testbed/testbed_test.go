@@ -113,7 +113,3 @@ func TestMemoryBeyondBootMemoryIsThere(t *testing.T) {
 		}
 	})
 }
-
-func TestInsideRelaysASkip(t *testing.T) {
-	Inside(t, Needs{}, func(t *testing.T) { t.Skip("as it should") })
-}
