@@ -70,17 +70,21 @@ func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 	return r, nil
 }
 
+// round invokes N functions at once, each for the first time, so that no call finds a warm sandbox of another.
 func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
-	action := fmt.Sprintf("burst-%d-%d", time.Now().UnixMilli(), round)
-	if err := b.put(ctx, action); err != nil {
-		return err
+	actions := make([]string, b.N)
+	for i := range actions {
+		actions[i] = fmt.Sprintf("burst-%d-%d", round+1, i+1)
+		if err := b.put(ctx, actions[i]); err != nil {
+			return err
+		}
 	}
 	var (
 		wg  sync.WaitGroup
 		mu  sync.Mutex
 		all = make(chan struct{})
 	)
-	for range b.N {
+	for _, action := range actions {
 		wg.Go(func() {
 			<-all
 			start, err := b.invoke(ctx, action)
@@ -91,8 +95,10 @@ func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
 	}
 	close(all)
 	wg.Wait()
-	if err := b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil); err != nil {
-		return err
+	for _, action := range actions {
+		if err := b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil); err != nil {
+			return err
+		}
 	}
 	return b.settle(ctx, r)
 }
@@ -155,7 +161,7 @@ func (b *Burst) put(ctx context.Context, action string) error {
 		"exec":   map[string]any{"kind": b.Kind, "code": b.Code},
 		"limits": map[string]any{"memory": b.Memory, "timeout": 300_000},
 	}
-	return b.call(ctx, http.MethodPut, "actions/"+action, body, nil)
+	return b.call(ctx, http.MethodPut, "actions/"+action+"?overwrite=true", body, nil)
 }
 
 // An activation is what a burst reads of an activation record.
@@ -182,7 +188,7 @@ func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
 		}
 	}
 	if !a.Response.Success {
-		return nil, fmt.Errorf("activation %s: %s", a.ID, a.Response.Result)
+		return nil, fmt.Errorf("it failed: %s", a.Response.Result)
 	}
 	for _, note := range a.Annotations {
 		if note.Key == "coldStart" {
@@ -190,7 +196,7 @@ func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
 			return start, json.Unmarshal(note.Value, start)
 		}
 	}
-	return nil, fmt.Errorf("activation %s was no cold start", a.ID)
+	return nil, errors.New("it was no cold start")
 }
 
 // await fetches the record of an activation that outlasted the blocking call.

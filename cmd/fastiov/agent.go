@@ -54,7 +54,7 @@ func invokerCmd() *cobra.Command {
 			return err
 		}
 		defer listener.Close()
-		if err := noteListen(*runDir, i.listen); err != nil {
+		if err := noteListen(*runDir, listener); err != nil {
 			return err
 		}
 		api, err := openwhisk.New(openwhisk.Config{

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -52,26 +53,7 @@ func downCmd() *cobra.Command {
 
 // endServer ends the process that listens on a Unix socket: the kernel knows who that is, whatever any file says.
 func endServer(ctx context.Context, socket string) error {
-	conn, err := net.Dial("unix", socket)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return err
-	}
-	var (
-		peer    *unix.Ucred
-		process int
-	)
-	if ctlErr := raw.Control(func(fd uintptr) {
-		if peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			process, err = unix.PidfdOpen(int(peer.Pid), 0)
-		}
-	}); ctlErr != nil {
-		return ctlErr
-	}
+	pid, process, err := serverOf(socket)
 	if err != nil {
 		return fmt.Errorf("the process behind %s: %w", socket, err)
 	}
@@ -89,7 +71,28 @@ func endServer(ctx context.Context, socket string) error {
 		if n == 1 {
 			return nil
 		}
-		return fmt.Errorf("process %d has not ended within %s of SIGTERM; its log says why", peer.Pid, patience)
+		return fmt.Errorf("process %d has not ended within %s of SIGTERM; its log says why", pid, patience)
 	}
 	return ctx.Err()
+}
+
+// serverOf returns the pid and a pidfd of the process that listens on socket.
+func serverOf(socket string) (pid, process int, err error) {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, 0, err
+	}
+	controlErr := raw.Control(func(fd uintptr) {
+		var peer *unix.Ucred
+		if peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(peer.Pid)
+			process, err = unix.PidfdOpen(pid, 0)
+		}
+	})
+	return pid, process, errors.Join(controlErr, err)
 }

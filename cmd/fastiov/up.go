@@ -81,7 +81,7 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Write
 		return fmt.Errorf("OpenWhisk API: %w; choose another address with --listen", err)
 	}
 	defer listener.Close()
-	if err := noteListen(n.runDir, i.listen); err != nil {
+	if err := noteListen(n.runDir, listener); err != nil {
 		return err
 	}
 	stopTraces, err := exportTraces(ctx)
@@ -118,11 +118,11 @@ func keyFile(stateDir string) string { return filepath.Join(stateDir, "key") }
 // The address at which an invoker serves is noted in the run directory, for the commands that call it.
 func listenFile(runDir string) string { return filepath.Join(runDir, "listen") }
 
-func noteListen(runDir, listen string) error {
+func noteListen(runDir string, l net.Listener) error {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(listenFile(runDir), []byte(listen), 0o644)
+	return os.WriteFile(listenFile(runDir), []byte(l.Addr().String()), 0o644)
 }
 
 func readListen(runDir string) (string, error) {

@@ -10,7 +10,7 @@ import (
 
 // guestModules are what a microVM needs beyond what Debian's kernel has built in, in the order of need: its root, the way to the host,
 // its VF. erofs looks for crc32c by its algorithm, not by its module.
-var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay", "vmw_vsock_virtio_transport", "virtio_rng", "igbvf", "nvme"}
+var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay", "vmw_vsock_virtio_transport", "igbvf"}
 
 // Guest returns what a microVM boots from: Debian's kernel and an initrd that holds the guest agent as /init.
 func (c *Cache) Guest(ctx context.Context) (Boot, error) {
@@ -18,7 +18,7 @@ func (c *Cache) Guest(ctx context.Context) (Boot, error) {
 	if err != nil {
 		return Boot{}, err
 	}
-	inputs := []string{"guest 1", versions().inputs(), strings.Join(guestModules, " "), string(program)}
+	inputs := []string{"guest 2", versions().inputs(), strings.Join(guestModules, " "), string(program)}
 	dir, err := c.Get(ctx, "guest", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
 		debs, err := c.fetch(ctx, say, []string{kernelPackage})
 		if err != nil {

@@ -3,6 +3,7 @@ package image
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"path"
@@ -78,13 +79,30 @@ func (m *modules) read(name string) ([]byte, error) {
 		return nil, fmt.Errorf("the kernel package has no module %s", name)
 	}
 	b, err := m.tree.Read(file)
-	if err != nil || !strings.HasSuffix(file, ".xz") {
-		return b, err
+	if err != nil {
+		return nil, err
 	}
-	if b, err = unxz(b); err != nil {
-		return nil, fmt.Errorf("module %s: %w", name, err)
+	if strings.HasSuffix(file, ".xz") {
+		if b, err = unxz(b); err != nil {
+			return nil, fmt.Errorf("module %s: %w", name, err)
+		}
 	}
-	return b, nil
+	return unsigned(b), nil
+}
+
+// unsigned cuts off the signature that the kernel would check at loading: an emulated CPU is at that far longer than at all else that
+// loading takes, and the initrd is as trusted as the kernel beside it.
+func unsigned(b []byte) []byte {
+	const magic, info = "~Module signature appended~\n", 12 // struct module_signature, whose last field is the signature's length
+	rest, ok := bytes.CutSuffix(b, []byte(magic))
+	if !ok || len(rest) < info {
+		return b
+	}
+	size := int(binary.BigEndian.Uint32(rest[len(rest)-4:])) + info
+	if size > len(rest) {
+		return b
+	}
+	return rest[:len(rest)-size]
 }
 
 func unxz(b []byte) ([]byte, error) {
