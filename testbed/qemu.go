@@ -49,7 +49,7 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	}
 	a.add("-kernel", img.Kernel, "-initrd", img.Initrd, "-append",
 		// no_timer_check: on a busy machine the emulated timer may miss the moment at which the kernel looks for it, and that is a panic.
-		"console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on iommu=pt memhp_default_state=online")
+		"console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on iommu=pt memhp_default_state=online mitigations=off")
 	return a
 }
 

@@ -45,7 +45,7 @@ func makeVFs(t *testing.T, pf string, n int) []string {
 
 func write(t *testing.T, path, value string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(value), 0); err != nil {
+	if err := os.WriteFile(path, []byte(value), 0o700); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,0 +1,282 @@
+package testbed
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/image"
+)
+
+func TestConfigIsChecked(t *testing.T) {
+	for complaint, c := range map[string]Config{
+		"":            {},
+		"name":        {Name: "../up"},
+		"NICs":        {NICs: 9},
+		"NVMe VFs":    {NVMeVFs: 128},
+		"memory":      {MemoryMiB: 512},
+		"steps":       {MemoryMiB: 4000},
+		"CPUs":        {CPUs: -1},
+		"accelerator": {Accel: "hvf"},
+		"port":        {Forward: []int{70000}},
+	} {
+		err := c.withDefaults().check()
+		if complaint == "" && err != nil || complaint != "" && (err == nil || !strings.Contains(err.Error(), complaint)) {
+			t.Errorf("%+v: %v, want a word about %q", c, err, complaint)
+		}
+	}
+}
+
+func TestServes(t *testing.T) {
+	has := Config{NICs: 2, NVMeVFs: 8, MemoryMiB: 4096, CPUs: 2, Accel: "tcg", Forward: []int{80}}
+	for _, c := range []struct {
+		want Config
+		ok   bool
+	}{
+		{has, true},
+		{Config{NICs: 1}, true},
+		{Config{NICs: 3}, false},
+		{Config{NVMeVFs: 9}, false},
+		{Config{MemoryMiB: 8192}, false},
+		{Config{CPUs: 4}, false},
+		{Config{Edu: true}, false},
+		{Config{Accel: "kvm"}, false},
+		{Config{Kernel: "bzImage"}, false},
+		{Config{Forward: []int{81}}, false},
+	} {
+		if got := has.serves(c.want); got != c.ok {
+			t.Errorf("%+v serves %+v: %v", has, c.want, got)
+		}
+	}
+}
+
+func TestQEMUArguments(t *testing.T) {
+	d, img := dir("/s,tate"), image.Boot{Kernel: "k", Initrd: "i", Root: "r"}
+	line := func(c Config) string { return strings.Join(qemuArgs(c.withDefaults(), d, img, 2222), " ") }
+	full := line(Config{NICs: 2, NVMeVFs: 127, Edu: true, Forward: []int{3233}, Accel: "tcg"})
+	for _, want := range []string{
+		"-accel tcg,thread=multi -cpu max,+svm", "-m 2048,slots=1,maxmem=9216M", "memory-backend-ram,id=more,size=6144M",
+		"intel-iommu,intremap=on,caching-mode=on", "igb,bus=nic1port,netdev=wire1", "file=/s,,tate/wire1.pcap", "sriov_max_vfs=127",
+		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233", "-device edu", "mount_tag=work",
+	} {
+		if !strings.Contains(full, want) {
+			t.Errorf("no %q in %s", want, full)
+		}
+	}
+	if strings.Contains(full, "kernel-irqchip") {
+		t.Error("an emulated machine has no interrupt controller to split")
+	}
+	small := line(Config{MemoryMiB: 1024, Accel: "kvm"})
+	for _, not := range []string{"pc-dimm", "nvme", "edu", "tcg"} {
+		if strings.Contains(small, not) {
+			t.Errorf("%q in %s", not, small)
+		}
+	}
+	if !strings.Contains(small, "accel=kvm,kernel-irqchip=split") {
+		t.Error("KVM remaps interrupts only with a split interrupt controller")
+	}
+}
+
+func TestQEMUIsChecked(t *testing.T) {
+	for complaint, script := range map[string]string{
+		"":              "echo 'QEMU emulator version 10.0.2 (Debian)'",
+		"version 7.2":   "echo 'QEMU emulator version 7.2.17'",
+		"known version": "echo hello",
+		"does not run":  "exit 1",
+		"not found":     "",
+	} {
+		path := t.TempDir()
+		t.Setenv("PATH", path)
+		if script != "" {
+			write(t, filepath.Join(path, qemuBinary), "#!/bin/sh\n"+script+"\n")
+		}
+		err := checkQEMU(t.Context())
+		if complaint == "" && err != nil || complaint != "" && (err == nil || !strings.Contains(err.Error(), complaint) || !strings.Contains(err.Error(), "install")) {
+			t.Errorf("%q: %v", script, err)
+		}
+	}
+}
+
+func TestImagesAreChecked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	if err := checkImage("kernel", path); err == nil || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("a missing kernel: %v", err)
+	}
+	write(t, path, strings.Repeat("x", 2000))
+	for _, what := range []string{"kernel", "initrd", "root image"} {
+		if err := checkImage(what, path); err == nil || !strings.Contains(err.Error(), "corrupt") {
+			t.Errorf("a corrupt %s: %v", what, err)
+		}
+	}
+	write(t, path, strings.Repeat("x", 0x202)+"HdrS")
+	if err := checkImage("kernel", path); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTakenPortIsNamed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	port := l.Addr().(*net.TCPAddr).Port
+	if err := checkPorts([]int{port}); err == nil || !strings.Contains(err.Error(), fmt.Sprint(port)) {
+		t.Errorf("port %d is taken: %v", port, err)
+	}
+}
+
+func TestDiskFull(t *testing.T) {
+	err := diskFull("/x", fmt.Errorf("copy: %w", syscall.ENOSPC))
+	if !strings.Contains(err.Error(), "is full") || diskFull("/x", os.ErrExist) != os.ErrExist {
+		t.Error(err)
+	}
+}
+
+// TestRecordNamesOneProcess shows that a record of a process that has ended is no record, whoever has its pid now.
+func TestRecordNamesOneProcess(t *testing.T) {
+	d := dir(t.TempDir())
+	ticks, err := startTicks(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		rec  record
+		live bool
+	}{
+		{record{PID: os.Getpid(), StartTicks: ticks}, true},
+		{record{PID: os.Getpid(), StartTicks: ticks + 1}, false},
+		{record{PID: 1 << 30, StartTicks: ticks}, false},
+	} {
+		if err := d.store(c.rec); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := d.load(); err != nil || (r != nil) != c.live {
+			t.Errorf("%+v: %v, %v", c.rec, r, err)
+		}
+		if p, err := openProcess(c.rec.PID, c.rec.StartTicks); (err == nil) != c.live {
+			t.Errorf("%+v: %v", c.rec, err)
+		} else if err == nil {
+			p.close()
+		}
+	}
+	write(t, d.record(), "{")
+	if _, err := d.load(); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("a damaged record: %v", err)
+	}
+}
+
+func TestProcessIsSeenToEnd(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ticks, err := startTicks(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := openProcess(cmd.Process.Pid, ticks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if p.gone(time.Millisecond) {
+		t.Error("a living process is gone")
+	}
+	p.kill()
+	if !p.gone(time.Minute) {
+		t.Error("a killed process is not gone")
+	}
+	_ = cmd.Wait()
+}
+
+func TestLockOfARemovedDirectoryIsTakenAnew(t *testing.T) {
+	d := dir(filepath.Join(t.TempDir(), "x"))
+	release, err := d.hold(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := make(chan func())
+	go func() {
+		release, err := d.hold(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		second <- release
+	}()
+	d.removeIfIdle() // it is not: we hold it
+	if _, err := os.Stat(string(d)); err != nil {
+		t.Fatal("a directory in use was removed")
+	}
+	os.RemoveAll(string(d))
+	release()
+	(<-second)()
+	if _, err := os.Stat(d.lock()); err != nil {
+		t.Error("the lock that was taken is not the directory's:", err)
+	}
+	d.removeIfIdle()
+	if _, err := os.Stat(string(d)); err == nil {
+		t.Error("an idle directory stays")
+	}
+}
+
+func TestRelayReadsTheVerdict(t *testing.T) {
+	for _, c := range []struct {
+		out     string
+		ran     bool
+		verdict verdict
+	}{
+		{"=== RUN   TestA\n--- PASS: TestA (0.00s)\nPASS\n", true, passed},
+		{"=== RUN   TestA\n    x_test.go:1: no card\n--- SKIP: TestA (0.00s)\nPASS\n", true, skipped},
+		{"--- FAIL: TestA (0.10s)\nFAIL", true, failed},
+		{"--- PASS: TestA (0.10s)\n    --- SKIP: TestA/sub (0.00s)\n", true, passed},
+		{"testing: warning: no tests to run\nPASS\n", false, passed},
+	} {
+		var shown bytes.Buffer
+		r := &relay{w: &shown, test: "TestA"}
+		for chunk := range slices.Chunk([]byte(c.out), 3) {
+			if _, err := r.Write(chunk); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.flush()
+		if r.ran != c.ran || r.verdict != c.verdict {
+			t.Errorf("%q: ran %v, verdict %v", c.out, r.ran, r.verdict)
+		}
+		if strings.Contains(shown.String(), "=== RUN") || strings.Contains(shown.String(), "\nPASS") {
+			t.Errorf("%q shows framing: %q", c.out, shown.String())
+		}
+	}
+}
+
+func TestOnlyMatchesOneTest(t *testing.T) {
+	if got := only("TestA/b.c=it's"); got != `^TestA$/^b\.c=it'\''s$` {
+		t.Error(got)
+	}
+}
+
+func TestProgressRepeatsNothingAfterItsEnd(t *testing.T) {
+	var out bytes.Buffer
+	s := newSteps(&out, "testbed")
+	s.step("one")
+	s.step("two")
+	s.done()
+	if n := strings.Count(out.String(), "testbed  "); n != 2 {
+		t.Errorf("%d lines: %s", n, out.String())
+	}
+}
+
+func TestExitCodeOfALostConnection(t *testing.T) {
+	if _, err := exitCode(errors.New("EOF")); err == nil {
+		t.Error("a lost connection is no exit code")
+	}
+}
