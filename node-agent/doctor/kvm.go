@@ -48,7 +48,7 @@ func kvm(ctx context.Context, root string, kernel Kernel) Finding {
 	if err != nil {
 		return no(check, "", "there is no kernel to try it with: %v", err)
 	}
-	took, err := probe(ctx, path, patienceOf(root))
+	took, err := probe(ctx, "kvm", path, patienceOf(root))
 	if err != nil {
 		return no(check, elsewhere, "/%s opens but cannot run an ordinary kernel: %v", device, err)
 	}
@@ -70,7 +70,7 @@ func nested(root string) bool {
 }
 
 // probe boots the guest and returns how long it took to speak.
-func probe(ctx context.Context, kernel string, silence time.Duration) (time.Duration, error) {
+func probe(ctx context.Context, accel, kernel string, silence time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	initrd, err := probeInitrd()
@@ -78,7 +78,7 @@ func probe(ctx context.Context, kernel string, silence time.Duration) (time.Dura
 		return 0, err
 	}
 	defer initrd.Close()
-	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel=kvm", "-cpu", "host", "-m", "256", "-nodefaults", "-no-user-config", "-no-reboot",
+	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel="+accel, "-cpu", "max", "-m", "256", "-nodefaults", "-no-user-config", "-no-reboot",
 		"-display", "none", "-serial", "stdio", "-kernel", kernel, "-initrd", "/proc/self/fd/3",
 		"-append", "console=ttyS0 loglevel=6 panic=-1")
 	cmd.ExtraFiles = []*os.File{initrd}

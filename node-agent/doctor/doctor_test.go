@@ -1,0 +1,223 @@
+package doctor
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cavaliergopher/cpio"
+)
+
+// machine is a fake root directory: files by path, a content that begins with → being the target of a symbolic link.
+func machine(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, content := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		target, isLink := strings.CutPrefix(content, "→")
+		var err error
+		if isLink {
+			err = os.Symlink(target, path)
+		} else {
+			err = os.WriteFile(path, []byte(content+"\n"), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// with is a copy of files with more of them.
+func with(files map[string]string, more ...string) map[string]string {
+	all := map[string]string{}
+	for name, content := range files {
+		all[name] = content
+	}
+	for i := 0; i < len(more); i += 2 {
+		all[more[i]] = more[i+1]
+	}
+	return all
+}
+
+const (
+	pf  = "sys/bus/pci/devices/0000:01:00.0/"
+	vf0 = "sys/bus/pci/devices/0000:01:10.0/"
+)
+
+var card0 = map[string]string{
+	pf + "sriov_totalvfs": "7", pf + "sriov_numvfs": "0", pf + "class": "0x020000", pf + "driver": "→../../drivers/igb",
+	pf + "iommu_group/devices/0000:01:00.0": "", "sys/kernel/iommu_groups/1/x": "", "sys/class/iommu/dmar0/x": "",
+}
+
+func TestChecksOfFiles(t *testing.T) {
+	const mountinfo = "29 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
+	for _, c := range []struct {
+		name  string
+		check func(root string) Finding
+		files map[string]string
+		want  Verdict
+		found string
+	}{
+		{"iommu", iommu, card0, OK, "dmar0, 1 groups"},
+		{"no iommu", iommu, nil, No, "no IOMMU"},
+		{"remapped", interrupts, map[string]string{"sys/kernel/irq/1/chip_name": "IO-APIC", "sys/kernel/irq/24/chip_name": "IR-PCI-MSI"}, OK, "remapped"},
+		{"not remapped", interrupts, map[string]string{"sys/kernel/irq/1/chip_name": "IO-APIC"}, No, "not remapped"},
+		{"accepted", interrupts, map[string]string{"sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts": "Y"}, Note, "told to accept"},
+		{"vfio", vfio, map[string]string{"dev/vfio/vfio": "", "sys/bus/pci/drivers/vfio-pci/bind": ""}, OK, "vfio-pci"},
+		{"no vfio-pci", vfio, map[string]string{"dev/vfio/vfio": ""}, No, "module vfio-pci"},
+		{"card", cards, card0, OK, "0000:01:00.0 (igb, 0 of 7 VFs)"},
+		{"no card", cards, nil, No, "no device with SR-IOV"},
+		{"disk only", cards, with(card0, pf+"class", "0x010802"), No, "no network card"},
+		{"no VFs yet", groups, card0, OK, "will be alone"},
+		{"functions together", groups, with(card0, pf+"iommu_group/devices/0000:01:00.1", ""), OK, "will be alone"},
+		{"no ACS", groups, with(card0, pf+"iommu_group/devices/0000:00:01.0", ""), No, "lacks ACS"},
+		{"VF alone", groups, with(card0, pf+"sriov_numvfs", "1", pf+"virtfn0", "→../0000:01:10.0", vf0+"iommu_group/devices/0000:01:10.0", ""), OK, "1 VFs"},
+		{"VF in company", groups, with(card0, pf+"sriov_numvfs", "1", pf+"virtfn0", "→../0000:01:10.0", vf0+"iommu_group/devices/0000:01:10.0", "",
+			vf0+"iommu_group/devices/0000:01:10.2", ""), No, "shares its IOMMU group with 0000:01:10.2"},
+		{"nothing to group", groups, nil, No, "no VF"},
+		{"vsock", vsock, map[string]string{"dev/vhost-vsock": ""}, OK, ""},
+		{"no vsock", vsock, nil, No, "no /dev/vhost-vsock"},
+		{"cgroup", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/cgroup.kill": "", "sys/fs/cgroup/cgroup.controllers": "cpu memory"}, OK, "v2 on /sys/fs/cgroup"},
+		{"no memory controller", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/cgroup.kill": ""}, Note, "without the memory"},
+		{"old kernel", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/tasks": ""}, No, "no cgroup.kill"},
+		{"v1", cgroup, map[string]string{"proc/self/mountinfo": "29 1 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw"}, No, "no cgroup v2"},
+		{"unlimited", memlock, map[string]string{"proc/self/limits": "Max locked memory         unlimited            unlimited            bytes"}, OK, "unlimited"},
+		{"raised", memlock, map[string]string{"proc/self/limits": "Max locked memory  8192 8192 bytes", "proc/self/status": "CapEff:\t000001ffffffffff"}, OK, "raised"},
+		{"limited", memlock, map[string]string{"proc/self/limits": "Max locked memory  8192 8192 bytes", "proc/self/status": "CapEff:\t00000000a80425fb"}, No, "limited"},
+		{"huge", hugePages, map[string]string{"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "8", "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": "3"}, OK, "3 of 8"},
+		{"none reserved", hugePages, map[string]string{"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "0"}, Note, "none of 2 MiB reserved"},
+		{"no huge pages", hugePages, nil, Note, "none of 2 MiB"},
+		{"stock", arms, nil, Note, "none"},
+		{"ours", arms, map[string]string{"dev/fastiovd": ""}, OK, "fastiovd"},
+	} {
+		f := c.check(machine(t, c.files))
+		if f.Verdict != c.want || !strings.Contains(f.Found, c.found) {
+			t.Errorf("%s: %s %q, want %s with %q", c.name, f.Verdict, f.Found, c.want, c.found)
+		}
+		if f.Verdict == No && f.Remedy == "" && c.name != "nothing to group" {
+			t.Errorf("%s: says no and not what to do", c.name)
+		}
+	}
+}
+
+func TestUser(t *testing.T) {
+	if user(0).Verdict != OK || user(1000).Verdict != No {
+		t.Error("a node is run by root and by nobody else")
+	}
+}
+
+func TestReport(t *testing.T) {
+	good := Report{[]Finding{ok("a", "fine"), note("b", "improve it", "so so")}}
+	if !good.Node() || good.Err() != nil {
+		t.Error("a note is no obstacle")
+	}
+	bad := Report{append(good.Findings, no("c", "mend it", "broken"), no("d", "get it", "missing"))}
+	if bad.Node() || bad.Err() == nil || !strings.HasSuffix(bad.Err().Error(), ": broken; missing") {
+		t.Error(bad.Err())
+	}
+	var out bytes.Buffer
+	bad.Print(&out)
+	if want := "no    c              broken; mend it\n"; !strings.Contains(out.String(), want) || strings.Count(out.String(), "\n") != 4 {
+		t.Errorf("%s", out.String())
+	}
+}
+
+func TestKVMWithoutADevice(t *testing.T) {
+	if f := kvm(t.Context(), machine(t, nil), nil); f.Verdict != No || !strings.Contains(f.Found, "no /dev/kvm") {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestNested(t *testing.T) {
+	for value, want := range map[string]bool{"1": true, "Y": true, "0": false, "N": false} {
+		if got := nested(machine(t, map[string]string{"sys/module/kvm_amd/parameters/nested": value})); got != want {
+			t.Errorf("nested=%s: %v", value, got)
+		}
+	}
+	if nested(machine(t, nil)) {
+		t.Error("a machine without KVM nests")
+	}
+}
+
+func TestEmulatedCPUsAreGivenTime(t *testing.T) {
+	if patienceOf(machine(t, map[string]string{"proc/cpuinfo": "model name : QEMU TCG CPU version 2.5+"})) <= patienceOf(machine(t, nil)) {
+		t.Error("an emulated CPU is given no more time than a real one")
+	}
+}
+
+func TestListen(t *testing.T) {
+	r, w := io.Pipe()
+	go func() { fmt.Fprint(w, "booting\nfastiov-"); fmt.Fprint(w, "probe ok\n") }()
+	if last, err := listen(r, time.Minute, func() {}); err != nil {
+		t.Errorf("a guest that speaks: %q, %v", last, err)
+	}
+	if last, err := listen(strings.NewReader("booting\r\npanic"), time.Minute, func() {}); err == nil || last != "panic" || !strings.Contains(err.Error(), "ended") {
+		t.Errorf("a guest that ends: %q, %v", last, err)
+	}
+	r, w = io.Pipe()
+	go fmt.Fprint(w, "Probing EDD\n")
+	if last, err := listen(r, time.Millisecond, func() { w.Close() }); err == nil || !strings.Contains(err.Error(), "hung") {
+		t.Errorf("a guest that hangs: %q, %v", last, err)
+	}
+}
+
+// TestProbeInit reads the probe's program and does not run it: it would switch this machine off.
+func TestProbeInit(t *testing.T) {
+	f, err := probeInitrd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	archive := cpio.NewReader(f)
+	header, err := archive.Next()
+	if err != nil || header.Name != "init" || header.Mode.Perm() != 0o755 {
+		t.Fatalf("%+v, %v", header, err)
+	}
+	program, err := io.ReadAll(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil || e.Machine != elf.EM_X86_64 || e.Type != elf.ET_EXEC || len(e.Progs) != 1 || e.Progs[0].Filesz != uint64(len(program)) {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	if !bytes.HasSuffix(program, []byte(probeWord+"\n")) {
+		t.Error("the message is not where the code looks for it")
+	}
+}
+
+// TestProbe boots the probe guest by emulation where there is a kernel to boot, which shows all but KVM itself.
+func TestProbe(t *testing.T) {
+	kernels, _ := filepath.Glob("/boot/vmlinuz-*")
+	if _, err := exec.LookPath(qemu); err != nil || len(kernels) == 0 {
+		t.Skip("needs QEMU and a kernel in /boot")
+	}
+	if _, err := probe(t.Context(), "tcg", kernels[0], time.Minute); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProbeOfNoKernel(t *testing.T) {
+	if _, err := exec.LookPath(qemu); err != nil {
+		t.Skip("needs QEMU")
+	}
+	_, err := probe(t.Context(), "tcg", "/nonexistent", time.Minute)
+	if err == nil || errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "QEMU: ") {
+		t.Errorf("QEMU's complaint is not told: %v", err)
+	}
+}
