@@ -99,11 +99,13 @@ func probe(ctx context.Context, accel, kernel string, silence time.Duration) (ti
 	switch {
 	case err == nil:
 		return took, nil
-	case complaint.Len() > 0:
-		return 0, fmt.Errorf("QEMU: %s", firstLine(complaint.String()))
+	case !errors.Is(err, errHung) && complaint.Len() > 0:
+		return 0, fmt.Errorf("QEMU: %s", lastLine(complaint.String()))
 	}
 	return 0, fmt.Errorf("a probe guest %w (last console line: %q)", err, last)
 }
+
+var errHung = errors.New("hung")
 
 // listen reads the console until the guest has spoken, ended, or been silent for too long, when it calls stop so that the console ends.
 // It returns the last line read.
@@ -120,7 +122,7 @@ func listen(console io.Reader, silence time.Duration, stop func()) (string, erro
 			return probeWord, nil
 		}
 		if hung.Load() {
-			return lastLine(all.String()), fmt.Errorf("hung: it printed nothing for %v", silence)
+			return lastLine(all.String()), fmt.Errorf("%w: it printed nothing for %v", errHung, silence)
 		}
 		if err != nil {
 			return lastLine(all.String()), fmt.Errorf("ended without a word: %w", err)
@@ -129,11 +131,6 @@ func listen(console io.Reader, silence time.Duration, stop func()) (string, erro
 			timer.Reset(silence)
 		}
 	}
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	return line
 }
 
 func lastLine(s string) string {
