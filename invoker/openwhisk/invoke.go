@@ -3,7 +3,6 @@ package openwhisk
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"time"
 
@@ -140,12 +139,4 @@ func answerOutcome(w http.ResponseWriter, out outcome, bare bool) {
 type outcome struct {
 	record  *activation.Record
 	refused error
-}
-
-func refusal(why error) error {
-	var f *failure
-	if errors.As(why, &f) {
-		return why
-	}
-	return fail(http.StatusServiceUnavailable, "%v", why)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -44,7 +45,7 @@ func (v *invocation) run() outcome {
 	v.api.activations.Add(record)
 	v.api.metrics.observe(record, isRefused(err))
 	if isRefused(err) {
-		return outcome{record, refusal(err)}
+		return outcome{record, fail(http.StatusServiceUnavailable, "%v", err)}
 	}
 	return outcome{record: record}
 }

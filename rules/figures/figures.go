@@ -1,7 +1,7 @@
 // Package figures ties a measured figure to the sources it was measured on.
 //
 // A figure file is JSON: {"inputs": {"paths": […], "sha256": "…"}, "figures": whatever the bench printed}. The hash covers every
-// source file under the paths, tests and prose excepted; once it differs the figure is stale and no promise may rest on it.
+// source file under the paths, tests, prose and the figures themselves excepted; once it differs the figure is stale and no promise may rest on it.
 package figures
 
 import (
@@ -52,7 +52,7 @@ func Hash(root string, paths []string) (string, error) {
 func isSource(name string) bool {
 	base := filepath.Base(name)
 	return !strings.HasSuffix(base, "_test.go") && !strings.HasSuffix(base, ".md") && !strings.HasPrefix(base, ".") &&
-		!strings.Contains(name, "/testdata/") && !strings.Contains(name, "/__pycache__/")
+		!strings.Contains(name, "/figures/") && !strings.Contains(name, "/testdata/") && !strings.Contains(name, "/__pycache__/")
 }
 
 func add(sum io.Writer, root, name string) error {
