@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -18,7 +19,7 @@ func (c *Cache) Guest(ctx context.Context) (Boot, error) {
 	if err != nil {
 		return Boot{}, err
 	}
-	inputs := []string{"guest 2", versions().inputs(), strings.Join(guestModules, " "), string(program)}
+	inputs := []string{"guest 3", versions().inputs(), strings.Join(guestModules, " "), string(program)}
 	dir, err := c.Get(ctx, "guest", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
 		debs, err := c.fetch(ctx, say, []string{kernelPackage})
 		if err != nil {
@@ -26,7 +27,7 @@ func (c *Cache) Guest(ctx context.Context) (Boot, error) {
 		}
 		return buildGuest(ctx, dir, say, debs, program)
 	})
-	return Boot{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}, err
+	return Boot{Kernel: filepath.Join(dir, kernelName), Initrd: filepath.Join(dir, initrdName)}, err
 }
 
 func buildGuest(ctx context.Context, dir string, say func(string, ...any), debs []deb, agent []byte) error {
@@ -35,7 +36,7 @@ func buildGuest(ctx context.Context, dir string, say func(string, ...any), debs 
 		return err
 	}
 	defer t.Close()
-	say("unpacking the kernel")
+	say("unpacking the modules")
 	release, err := unpackKernel(ctx, t, debs, func(string) bool { return true })
 	if err != nil {
 		return err
@@ -48,7 +49,7 @@ func buildGuest(ctx context.Context, dir string, say func(string, ...any), debs 
 	if err != nil {
 		return err
 	}
-	i := newInitrd(filepath.Join(dir, "initrd"))
+	i := newInitrd(filepath.Join(dir, initrdName))
 	for _, name := range []string{"dev", "proc", "sys", "run", "tmp"} {
 		i.dir(name)
 	}
@@ -57,5 +58,13 @@ func buildGuest(ctx context.Context, dir string, say func(string, ...any), debs 
 	if err := i.close(); err != nil {
 		return err
 	}
-	return moveKernel(t, release, dir)
+	say("unpacking the kernel of Linux %s", release)
+	kernel, err := readKernel(t, release)
+	if err != nil {
+		return err
+	}
+	if kernel, err = vmlinux(kernel); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, kernelName), kernel, 0o644)
 }

@@ -11,6 +11,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
+const (
+	kernelName = "kernel"
+	initrdName = "initrd"
+)
+
 // kernelPackage depends on Debian's newest kernel of the suite it is taken from.
 const kernelPackage = "linux-image-amd64"
 
@@ -41,16 +46,9 @@ func unpackKernel(ctx context.Context, t *rootfs.Tree, debs []deb, keep func(nam
 	})
 }
 
-// moveKernel takes the kernel out of the tree into dir.
-func moveKernel(t *rootfs.Tree, release, dir string) error {
-	b, err := t.Read("boot/vmlinuz-" + release)
-	if err != nil {
-		return err
-	}
-	if err := t.Remove("boot"); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "vmlinuz"), b, 0o644)
+// readKernel is the package's kernel, a bzImage.
+func readKernel(t *rootfs.Tree, release string) ([]byte, error) {
+	return t.Read("boot/vmlinuz-" + release)
 }
 
 // indexModules decompresses the tree's modules, which an emulated CPU should not have to, and writes modprobe's index of them.

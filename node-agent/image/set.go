@@ -14,7 +14,7 @@ import (
 // A Set is what a node needs to start sandboxes: the guest and its runtimes. It comes from a cache, which makes and pulls what is asked
 // for, or from a directory that another machine exported:
 //
-//	DIR/guest/vmlinuz, initrd
+//	DIR/guest/kernel, initrd
 //	DIR/runtimes/NAME/root.erofs, config.json
 type Set struct {
 	Guest Boot
@@ -35,7 +35,7 @@ func (c *Cache) Set(ctx context.Context) (*Set, error) {
 
 // OpenSet opens a set that Export wrote.
 func OpenSet(dir string) (*Set, error) {
-	s := &Set{Guest: Boot{Kernel: filepath.Join(dir, "guest/vmlinuz"), Initrd: filepath.Join(dir, "guest/initrd")}}
+	s := &Set{Guest: Boot{Kernel: filepath.Join(dir, "guest", kernelName), Initrd: filepath.Join(dir, "guest", initrdName)}}
 	for _, file := range []string{s.Guest.Kernel, s.Guest.Initrd} {
 		if _, err := os.Stat(file); err != nil {
 			return nil, fmt.Errorf("%s is no set of images: %w; export it anew", dir, err)

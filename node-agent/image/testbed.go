@@ -44,7 +44,7 @@ var (
 // Testbed returns what the testbed's host boots from: Debian's kernel, an initrd that mounts the root image under a tmpfs overlay, and
 // the root image.
 func (c *Cache) Testbed(ctx context.Context) (Boot, error) {
-	inputs := []string{"testbed 1", versions().inputs(), strings.Join(testbedPackages, " "), strings.Join(testbedOmits, " "),
+	inputs := []string{"testbed 2", versions().inputs(), strings.Join(testbedPackages, " "), strings.Join(testbedOmits, " "),
 		strings.Join(testbedDrivers, " "), strings.Join(applets, " "), strings.Join(testbedBootModules, " "),
 		string(testbedInitrd), string(testbedInit), string(sshdConfig)}
 	dir, err := c.Get(ctx, "testbed", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
@@ -54,7 +54,7 @@ func (c *Cache) Testbed(ctx context.Context) (Boot, error) {
 		}
 		return buildTestbed(ctx, dir, say, debs)
 	})
-	return Boot{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd"), Root: filepath.Join(dir, rootName)}, err
+	return Boot{Kernel: filepath.Join(dir, kernelName), Initrd: filepath.Join(dir, initrdName), Root: filepath.Join(dir, rootName)}, err
 }
 
 func buildTestbed(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
@@ -73,10 +73,17 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 	if err != nil {
 		return err
 	}
-	if err := writeTestbedInitrd(t, filepath.Join(dir, "initrd")); err != nil {
+	if err := writeTestbedInitrd(t, filepath.Join(dir, initrdName)); err != nil {
 		return err
 	}
-	if err := moveKernel(t, release, dir); err != nil {
+	kernel, err := readKernel(t, release)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, kernelName), kernel, 0o644); err != nil {
+		return err
+	}
+	if err := t.Remove("boot"); err != nil {
 		return err
 	}
 	say("indexing the modules of Linux %s", release)

@@ -15,7 +15,8 @@ mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t bpf bpf /sys/fs/bpf
 ln -sf /proc/self/fd /dev/fd
-for controller in $(cat /sys/fs/cgroup/cgroup.controllers); do echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control; done
+read -r controllers </sys/fs/cgroup/cgroup.controllers
+for controller in $controllers; do echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control; done
 hostname testbed
 
 # The way in first; the node's own devices load while sshd starts.
@@ -32,7 +33,8 @@ for dev in /sys/class/net/*; do
 done
 if mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose work /work; then
 	mkdir -p /root/.ssh /run/sshd
-	cp /work/authorized_keys /root/.ssh/authorized_keys && chmod 600 /root/.ssh/authorized_keys || say "no authorized_keys in the work directory: nobody can log in"
+	cp /work/authorized_keys /root/.ssh/ || say "no authorized_keys in the work directory: nobody can log in"
+	chmod 600 /root/.ssh/authorized_keys
 else
 	say "no work directory: nobody can log in"
 fi

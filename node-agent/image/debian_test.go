@@ -1,0 +1,270 @@
+package image
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
+)
+
+func TestVersionsAreRead(t *testing.T) {
+	d := versions()
+	if d.Mirror == "" || d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 || len(d.Sources) == 0 {
+		t.Errorf("versions.yaml gives %+v", d)
+	}
+	a := apt{from: debian{Backports: "b", Sources: []string{"qemu"}, Pins: map[string]string{"qemu": "1:10"}}}
+	want := "Package: src:qemu\nPin: release n=b\nPin-Priority: 600\n\nPackage: src:qemu\nPin: version 1:10\nPin-Priority: 900\n\n"
+	if got := a.preferences(); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestAptSimulationIsParsed(t *testing.T) {
+	const out = `NOTE: This is only a simulation!
+Inst gcc-12-base (12.2.0-14+deb12u1 Debian:12.12/oldstable [amd64]) []
+Inst libc6 [2.36-8] (2.36-9+deb12u14 Debian-Security:12/oldstable-security, Debian:12.12 [amd64])
+Inst qemu-system-x86 (1:10.0.2+ds-2~bpo12+1 Debian Backports:stable-backports [amd64])
+Conf libc6 (2.36-9+deb12u14 Debian:12.12/oldstable [amd64])
+`
+	var got []string
+	for _, m := range inst.FindAllStringSubmatch(out, -1) {
+		got = append(got, strings.Join(m[1:], " "))
+	}
+	want := []string{"gcc-12-base 12.2.0-14+deb12u1 amd64", "libc6 2.36-9+deb12u14 amd64", "qemu-system-x86 1:10.0.2+ds-2~bpo12+1 amd64"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+func TestAptComplaint(t *testing.T) {
+	for in, want := range map[string]string{
+		"W: slow\nE: Unable to locate package x\nE: other\n": "Unable to locate package x",
+		"something\nlast words\n":                            "last words",
+	} {
+		if got := complaint([]byte(in)); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestWithout(t *testing.T) {
+	debs := []deb{{name: "perl"}, {name: "perl-base"}, {name: "libperl5"}, {name: "python3"}}
+	var got []string
+	for _, d := range without(debs, "perl*", "python") {
+		got = append(got, d.name)
+	}
+	if want := []string{"libperl5", "python3"}; !slices.Equal(got, want) || len(debs) != 4 || debs[0].name != "perl" {
+		t.Errorf("got %v of %v, want %v", got, debs, want)
+	}
+}
+
+func TestTestbedKeepsWhatANodeNeeds(t *testing.T) {
+	for name, want := range map[string]bool{
+		"/lib/modules/6.12/kernel/drivers/vfio/pci/vfio-pci.ko.xz":                  true,
+		"/lib/modules/6.12/kernel/drivers/net/ethernet/intel/igb/igb.ko.xz":         true,
+		"/lib/modules/6.12/kernel/drivers/net/ethernet":                             true,
+		"/lib/modules/6.12/kernel/net/vmw_vsock/vsock.ko.xz":                        true,
+		"/lib/modules/6.12/kernel/drivers/gpu/drm/drm.ko.xz":                        false,
+		"/lib/modules/6.12/kernel/drivers/net/wireless/intel/iwlwifi/iwlwifi.ko.xz": false,
+		"/lib/modules/6.12/kernel/sound/soundcore.ko.xz":                            false,
+		"/boot/vmlinuz-6.12": true,
+	} {
+		if got := keepTestbedModule(name); got != want {
+			t.Errorf("%s: kept %v, want %v", name, got, want)
+		}
+	}
+}
+
+// elfFile makes a 64-bit ELF file with one note segment and one .modinfo section, both with the given content.
+func elfFile(content string) []byte {
+	le, names := binary.LittleEndian, "\x00.modinfo\x00.shstrtab\x00"
+	var b bytes.Buffer
+	at := uint64(64 + 56)
+	put := func(v ...any) {
+		for _, x := range v {
+			binary.Write(&b, le, x)
+		}
+	}
+	b.WriteString("\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9))
+	put(uint16(elf.ET_REL), uint16(elf.EM_X86_64), uint32(1), uint64(0), uint64(64), at+uint64(len(content)+len(names)), uint32(0),
+		uint16(64), uint16(56), uint16(1), uint16(64), uint16(3), uint16(2))
+	put(uint32(elf.PT_NOTE), uint32(4), at, uint64(0), uint64(0), uint64(len(content)), uint64(len(content)), uint64(4))
+	b.WriteString(content + names)
+	section := func(name, kind uint32, offset, size uint64) {
+		put(name, kind, uint64(0), uint64(0), offset, size, uint32(0), uint32(0), uint64(1), uint64(0))
+	}
+	section(0, 0, 0, 0)
+	section(1, uint32(elf.SHT_PROGBITS), at, uint64(len(content)))
+	section(10, uint32(elf.SHT_STRTAB), at+uint64(len(content)), uint64(len(names)))
+	return b.Bytes()
+}
+
+func TestModulesLoadAfterWhatTheyNeed(t *testing.T) {
+	tree, err := rootfs.New(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	for name, depends := range map[string]string{"a": "b,c-d", "b": "c_d", "c-d": "", "other": "absent"} {
+		content := elfFile("license=GPL\x00depends=" + depends + "\x00name=x\x00")
+		if err := tree.Write("/lib/modules/6.12/kernel/"+name+".ko", 0o644, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := modulesOf(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := m.inLoadOrder("a", "b")
+	var got []string
+	for _, module := range list {
+		got = append(got, module.name)
+	}
+	if want := []string{"c_d", "b", "a"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if _, err := m.inLoadOrder("other"); err == nil || !strings.Contains(err.Error(), "no module absent") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestUnsigned(t *testing.T) {
+	signed := func(size uint32) []byte {
+		b := append([]byte("module"), "signature"...)
+		b = append(b, make([]byte, 8)...)
+		b = binary.BigEndian.AppendUint32(b, size)
+		return append(b, "~Module signature appended~\n"...)
+	}
+	if got := unsigned(signed(9)); string(got) != "module" {
+		t.Errorf("got %q", got)
+	}
+	for _, b := range [][]byte{nil, []byte("plain"), []byte("~Module signature appended~\n"), signed(1 << 31)} {
+		if got := unsigned(b); !bytes.Equal(got, b) {
+			t.Errorf("%q became %q", b, got)
+		}
+	}
+}
+
+// bzImage packs a kernel as Linux's build does.
+func bzImage(kernel []byte) []byte {
+	w, _ := zstd.NewWriter(nil)
+	payload := binary.LittleEndian.AppendUint32(w.EncodeAll(kernel, nil), uint32(len(kernel)))
+	b := make([]byte, 2*512+100)
+	b[0x1f1] = 1
+	copy(b[0x202:], "HdrS")
+	binary.LittleEndian.PutUint32(b[0x248:], 100)
+	binary.LittleEndian.PutUint32(b[0x24c:], uint32(len(payload)))
+	return append(b, payload...)
+}
+
+func TestVmlinux(t *testing.T) {
+	kernel := elfFile("\x04\x00\x00\x00\x04\x00\x00\x00\x12\x00\x00\x00Xen\x00\x30\x0a\x00\x01")
+	got, err := vmlinux(bzImage(kernel))
+	if err != nil || !bytes.Equal(got, kernel) {
+		t.Errorf("%d bytes of %d, %v", len(got), len(kernel), err)
+	}
+	good := bzImage(kernel)
+	for want, b := range map[string][]byte{
+		"no bzImage":   make([]byte, 4096),
+		"no PVH entry": bzImage(elfFile("nothing of note")),
+		"bad magic":    bzImage([]byte("no ELF file at all, but long enough to be looked at as one......")),
+		"outside":      good[:len(good)-8],
+		"zstd":         append(good[:len(good)-40:len(good)-40], make([]byte, 40)...),
+	} {
+		if _, err := vmlinux(b); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+func TestOpenSetSaysWhatIsMissing(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := OpenSet(dir); err == nil || !strings.Contains(err.Error(), "no set of images") {
+		t.Errorf("got %v", err)
+	}
+	for name, content := range map[string]string{"guest/kernel": "k", "guest/initrd": "i", "runtimes/python_3/root.erofs": "r",
+		"runtimes/python_3/config.json": `{"command":["/p"],"env":{"A":"1"}}`} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := OpenSet(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Runtime(t.Context(), "python:3")
+	if err != nil || r.Root != filepath.Join(dir, "runtimes/python_3/root.erofs") || r.Command[0] != "/p" || r.Env["A"] != "1" {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	if _, err := s.Runtime(t.Context(), "team/x:1"); err == nil || !strings.Contains(err.Error(), "which has python_3") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// mirror skips the test where packages cannot be had.
+func mirror(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("downloads packages")
+	}
+	if err := needTools(); err != nil {
+		t.Skip(err)
+	}
+	if _, err := os.Stat(keyring); err != nil {
+		t.Skip(errNoKeyring)
+	}
+	host := strings.TrimPrefix(versions().Mirror, "http://")
+	c, err := net.DialTimeout("tcp", net.JoinHostPort(host, "80"), 5*time.Second)
+	if err != nil && os.Getenv("http_proxy") == "" {
+		t.Skipf("no package mirror: %v", err)
+	}
+	if c != nil {
+		c.Close()
+	}
+}
+
+// TestSamePackagesSameBytes builds one runtime twice, with the caches' directories far apart.
+func TestSamePackagesSameBytes(t *testing.T) {
+	mirror(t)
+	var sums [2][32]byte
+	first := t.TempDir()
+	for i, dir := range []string{first, filepath.Join(t.TempDir(), "another/place")} {
+		if i == 1 { // the packages need not be downloaded again
+			if err := os.CopyFS(filepath.Join(dir, packagesKey), os.DirFS(filepath.Join(first, packagesKey))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := open(t, dir).Runtime(t.Context(), "python:3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(r.Root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := sha256.New()
+		if _, err := io.Copy(h, f); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		sums[i] = [32]byte(h.Sum(nil))
+	}
+	if sums[0] != sums[1] {
+		t.Error("the same packages gave different images")
+	}
+}
