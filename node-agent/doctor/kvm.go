@@ -99,10 +99,12 @@ func probe(ctx context.Context, accel, kernel string, silence time.Duration) (ti
 	switch {
 	case err == nil:
 		return took, nil
-	case !errors.Is(err, errHung) && complaint.Len() > 0:
+	case errors.Is(err, errHung):
+		return 0, fmt.Errorf("a probe guest %w (last console line: %q)", err, last)
+	case complaint.Len() > 0:
 		return 0, fmt.Errorf("QEMU: %s", lastLine(complaint.String()))
 	}
-	return 0, fmt.Errorf("a probe guest %w (last console line: %q)", err, last)
+	return 0, fmt.Errorf("a probe guest %w (last console line: %q; QEMU: %v)", err, last, cmd.ProcessState)
 }
 
 var errHung = errors.New("hung")
