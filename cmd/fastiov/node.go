@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -314,6 +315,9 @@ func (f *nodeFlags) network() (n startup.Network, err error) {
 func memoryToGive(f *nodeFlags) (int, error) {
 	if f.memoryMiB > 0 {
 		return f.memoryMiB, nil
+	}
+	if f.sandbox == "sim" { // takes none
+		return math.MaxInt32, nil
 	}
 	if f.hugePages {
 		pages, err := meminfo("HugePages_Free")

@@ -61,8 +61,12 @@ func upCmd() *cobra.Command {
 			return err
 		}
 		key, err := openwhisk.LoadKey(i.listen, keyFile(n.stateDir))
+		if err != nil {
+			return err
+		}
+		address, err := readListen(n.runDir)
 		if err == nil {
-			announce(cmd.OutOrStdout(), "http://"+i.listen, "http://"+n.metrics, key.String())
+			announce(cmd.OutOrStdout(), "http://"+address, "http://"+n.metrics, key.String())
 		}
 		return err
 	}

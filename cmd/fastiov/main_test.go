@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/testbed"
+)
+
+// asCommand makes the test binary the command itself, so that tests run what users run.
+const asCommand = "FASTIOV_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+		return
+	}
+	testbed.Main(m)
+}
+
+// fastiov is the command with args, not yet started. It ends with the test.
+func fastiov(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	return cmd
+}
+
+// must runs the command and returns what it printed.
+func must(t *testing.T, args ...string) string {
+	t.Helper()
+	var out, complaint bytes.Buffer
+	cmd := fastiov(t, args...)
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("fastiov %s: %v\n%s%s", strings.Join(args, " "), err, out.Bytes(), complaint.Bytes())
+	}
+	return out.String()
+}
+
+// TestWhatIsWrongIsSaidOnOneLine: bad input and bad hosts each end in one line that says what and why, and leave nothing behind.
+func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
+	taken := listen(t)
+	for _, c := range []struct {
+		name string
+		args []string
+		as   *syscall.Credential
+		want string
+	}{
+		{"not root", []string{"agent"}, &syscall.Credential{Uid: 65534, Gid: 65534}, "a node needs root"},
+		{"no such driver", []string{"agent", "--sandbox", "lxc"}, nil, `no sandbox driver "lxc"`},
+		{"API port taken", []string{"up", "--foreground", "--sandbox", "sim", "--listen", taken}, nil, "choose another address with --listen"},
+		{"metrics port taken", []string{"agent", "--sandbox", "sim", "--metrics", taken}, nil, "choose another address with --metrics"},
+		{"no images", []string{"agent", "--images", "/nonexistent"}, nil, "/nonexistent is no set of images"},
+		{"no network given", []string{"agent", "--sandbox", "bare"}, nil, "--subnet"},
+		{"no such PF", []string{"agent", "--sandbox", "bare", "--pf", "nobody", "--subnet", "10.0.2.0/24",
+			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "no SR-IOV device"},
+		{"no huge pages", []string{"agent", "--sandbox", "bare", "--huge-pages", "--subnet", "10.0.2.0/24",
+			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "huge pages"},
+		{"nothing runs", []string{"status"}, nil, "no agent runs here"},
+		{"nothing to report", []string{"report", "x"}, nil, "no agent runs here"},
+		{"no rounds", []string{"burst", "--rounds", "0"}, nil, "want 1 or more"},
+		{"unknown flag", []string{"up", "--nonsense"}, nil, "unknown flag"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if os.Geteuid() != 0 {
+				t.Skip("needs root, to get past the first check")
+			}
+			runDir := filepath.Join(t.TempDir(), "run")
+			args := c.args
+			if c.name != "unknown flag" {
+				args = append(args, "--run-dir", runDir)
+			}
+			cmd := fastiov(t, args...)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.as}
+			if c.as != nil {
+				worldRun(t, cmd)
+			}
+			var complaint bytes.Buffer
+			cmd.Stderr = &complaint
+			err := cmd.Run()
+			lines := strings.Split(strings.TrimSpace(complaint.String()), "\n")
+			last := lines[len(lines)-1]
+			if err == nil || !strings.HasPrefix(last, "fastiov: ") || !strings.Contains(last, c.want) {
+				t.Errorf("exit %v, %q; want a line with %q", err, complaint.String(), c.want)
+			}
+			if left, _ := filepath.Glob(filepath.Join(runDir, "*")); len(left) > 0 && !harmless(left) {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// harmless: the lock file and the address note of a process that has ended bind nobody.
+func harmless(files []string) bool {
+	for _, f := range files {
+		switch filepath.Base(f) {
+		case "lock", "listen":
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// worldRun lets another user run this test's binary.
+func worldRun(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	binary, err := os.ReadFile(cmd.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "fastiov-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	cmd.Path = filepath.Join(dir, "fastiov")
+	cmd.Dir = dir
+	if err := os.WriteFile(cmd.Path, binary, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+// listen takes a port until the test ends.
+func listen(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.Addr().String()
+}
+
+// TestALifeInSimulation walks through a node's life by its commands: up, burst, status, report, drain, down.
+func TestALifeInSimulation(t *testing.T) {
+	dir := t.TempDir()
+	run := filepath.Join(dir, "run")
+	metrics := listenLater(t)
+	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", metrics)
+	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+
+	var burst bench.BurstResult
+	if err := json.Unmarshal([]byte(must(t, "burst", "--n", "20", "--rounds", "2", "--json", "--run-dir", run, "--state-dir", dir)), &burst); err != nil {
+		t.Fatal(err)
+	}
+	if burst.Driver != "sim" || burst.Requested != 40 || burst.Answered != 40 || burst.Leaked != 0 {
+		t.Errorf("%+v", burst)
+	}
+	if got := burst.Stages[timeline.VFIODev].Count; got != 40 {
+		t.Errorf("%d starts have stage %s, want 40", got, timeline.VFIODev)
+	}
+	text := scrape(t, metrics)
+	for _, want := range []string{
+		`fastiov_cold_start_seconds_count{driver="sim"} 40`,
+		`fastiov_node_stage_seconds_count{sandbox="sim",stage="4-vfio-dev"} 40`,
+		`fastiov_activations_total{status="success"} 40`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("/metrics has no %s", want)
+		}
+	}
+
+	must(t, "drain", "--run-dir", run)
+	var status api.StatusReply
+	if err := json.Unmarshal([]byte(must(t, "status", "--json", "--run-dir", run)), &status); err != nil {
+		t.Fatal(err)
+	}
+	if !status.Draining || len(status.Sandboxes) != 0 || len(status.Leftovers) != 0 {
+		t.Errorf("%+v", &status)
+	}
+	must(t, "drain", "--undo", "--run-dir", run)
+	if out, err := fastiov(t, "report", "nobody", "--run-dir", run).CombinedOutput(); err == nil || !strings.Contains(string(out), "no report of") {
+		t.Errorf("report of an unknown sandbox: %v, %s", err, out)
+	}
+	if out, err := fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run).CombinedOutput(); err == nil || !strings.Contains(string(out), "runs on") {
+		t.Errorf("a second agent on one run directory: %v, %s", err, out)
+	}
+	must(t, "down", "--run-dir", run)
+	if left, _ := os.ReadDir(filepath.Join(run, "sandbox")); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// listenLater is an address that is free now.
+func listenLater(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func scrape(t *testing.T, address string) string {
+	t.Helper()
+	resp, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
