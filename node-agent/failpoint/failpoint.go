@@ -33,8 +33,8 @@ const (
 	ReturnJournalled Name = "vf-return-journalled" // the journal says resetting, no reset yet
 	UndoBegin        Name = "vf-undo-begin"        // about to put things back
 	UndoVF           Name = "vf-undo-vf"           // one VF is as found, others may not be
-	UndoRestored     Name = "vf-undo-restored"     // VFs are as found, the journal is not yet empty
-	UndoForgotten    Name = "vf-undo-forgotten"    // the journal is empty, the record is still there
+	UndoRestored     Name = "vf-undo-restored"     // all is as found, the record of it is still there
+	UndoForgotten    Name = "vf-undo-forgotten"    // the record is gone, the journal is not yet
 )
 
 // All lists every failpoint.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -78,9 +77,6 @@ func (j journal) write(e entry) error {
 	return nil
 }
 
-// forget removes the entry of a VF that is not there any more.
-func (j journal) forget(bdf string) error { return removeIfThere(j.path(bdf)) }
-
 // read returns every entry. A file that cannot be understood counts as a lease by an unknown owner.
 func (j journal) read(warn func(bdf string, err error)) (map[string]entry, error) {
 	files, err := os.ReadDir(string(j))
@@ -130,11 +126,4 @@ func replace(path string, data []byte) error {
 	}
 	failpoint.Hit(failpoint.JournalTemp)
 	return os.Rename(temp, path)
-}
-
-func removeIfThere(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

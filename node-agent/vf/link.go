@@ -85,7 +85,7 @@ func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) 
 	if pf.linkUp != seen.linkUp {
 		pf.linkUp = seen.linkUp
 		p.cfg.Log.Info("PF link", "pf", pf.bdf, "netdev", pf.netdev, "up", pf.linkUp)
-		wake(p.idle)
+		p.linkChanged(pf)
 	}
 	for _, v := range slices.Clone(p.vfs) {
 		if _, there := seen.vfs[v.bdf]; v.pf == pf && !there && v.state != Gone {
@@ -106,6 +106,16 @@ func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) 
 		}
 	}
 	return preparing
+}
+
+// linkChanged tries again what may have failed for want of a link: igb refuses rates without one.
+func (p *Pool) linkChanged(pf *physical) {
+	wake(p.idle)
+	for _, v := range p.vfs {
+		if v.pf == pf && pf.linkUp && v.state == Quarantined {
+			p.start(v, Preparing, "the link is up; before: "+v.reason)
+		}
+	}
 }
 
 // add takes a VF into the pool: leased if the journal says so, else unbound.
@@ -160,17 +170,16 @@ func (p *Pool) gone(v *function) {
 	p.vanish(v)
 }
 
-// vanish removes what the pool keeps outside for a VF that is gone and leased by nobody; if it has come back since, it is prepared.
+// vanish ends the lease, if any, of a VF that is gone; if it has come back since, it is prepared. The journal keeps its generation.
 func (p *Pool) vanish(v *function) {
-	if err := p.journal.forget(v.bdf); err != nil {
-		p.cfg.Log.Warn("journal", "error", err)
-	}
+	p.note(v, Gone)
 	if p.cfg.Dummy && v.mac != "" {
 		if err := p.cfg.Network.SetDummy(dummyName(v.bdf), ""); err != nil {
 			p.cfg.Log.Warn("dummy netdev", "error", err)
 		}
 	}
 	if v.pf.bdf == "" { // of a PF that this pool does not have
+		p.found[v.bdf] = entry{BDF: v.bdf, State: Gone, Generation: v.generation}
 		p.vfs = slices.DeleteFunc(p.vfs, func(other *function) bool { return other == v })
 		return
 	}

@@ -100,14 +100,13 @@ func (p *Pool) takePFs(ctx context.Context, addresses []string) error {
 	return nil
 }
 
-// keepStrays turns what the journal says of VFs that are not there into gone VFs, if they are leased, and forgets the others.
+// keepStrays turns leases in the journal of VFs that are not there into gone VFs.
 func (p *Pool) keepStrays() {
 	for bdf, e := range p.found {
-		delete(p.found, bdf)
 		if e.State != Leased {
-			_ = p.journal.forget(bdf)
-			continue
+			continue // kept for its generation, should the VF come
 		}
+		delete(p.found, bdf)
 		v := &function{bdf: bdf, pf: &physical{}, since: time.Now(), log: p.cfg.Log}
 		v.remember(e)
 		v.state, v.reason = Gone, "the journal has it, its PF does not"
@@ -115,7 +114,7 @@ func (p *Pool) keepStrays() {
 	}
 }
 
-// usable fails if all that can be said of the pool is that none of its VFs works.
+// usable fails if all that can be said of the pool is that none of its VFs works. VFs without a link get their time.
 func (p *Pool) usable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,6 +124,9 @@ func (p *Pool) usable() error {
 		case Idle, Leased:
 			return nil
 		case Quarantined:
+			if !v.pf.linkUp {
+				return nil
+			}
 			if why == nil {
 				why = fmt.Errorf("none of %d VFs can be used; %s: %s", len(p.vfs), v.bdf, v.reason)
 			}

@@ -49,7 +49,7 @@ type Pool struct {
 	closed bool
 	pfs    []*physical
 	vfs    []*function      // by address
-	found  map[string]entry // of the journal, not yet matched with a VF
+	found  map[string]entry // of the journal, of VFs that are not in vfs
 }
 
 // A physical function.

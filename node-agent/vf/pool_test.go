@@ -42,8 +42,8 @@ func TestQuarantineTimeline(t *testing.T) {
 			time.Sleep(tree.ResetTime)
 			synctest.Wait()
 			s := status(t, p, l.BDF)
-			if s.State != vf.Quarantined || s.ResetFailures != failures+1 || s.RetryAt.Sub(time.Now()) != wait*time.Second {
-				t.Fatalf("after %s: %s, %d failures, next try in %s", time.Since(failed), s.State, s.ResetFailures, s.RetryAt.Sub(time.Now()))
+			if s.State != vf.Quarantined || s.ResetFailures != failures+1 || time.Until(s.RetryAt) != wait*time.Second {
+				t.Fatalf("after %s: %s, %d failures, next try in %s", time.Since(failed), s.State, s.ResetFailures, time.Until(s.RetryAt))
 			}
 			time.Sleep(wait * time.Second)
 			synctest.Wait()
@@ -105,6 +105,30 @@ func TestLink(t *testing.T) {
 			t.Fatal(err)
 		}
 		lease(t, p, "b") // waits for the signal
+	})
+}
+
+// A card may refuse a rate as long as it has no link. Then its VFs wait for it, and are not leased without their limit.
+func TestRateNeedsLink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		if err := tree.SetCarrier("eth1", false); err != nil {
+			t.Fatal(err)
+		}
+		cfg := tree.Config()
+		cfg.VF.MaxRate = 100
+		p := open(t, cfg)
+		if n := count(p, vf.Quarantined); n != 7 {
+			t.Errorf("without a link: %+v", p.Snapshot())
+		}
+		begin := time.Now()
+		if err := tree.SetCarrier("eth1", true); err != nil {
+			t.Fatal(err)
+		}
+		l := lease(t, p, "a")
+		if s, err := tree.VF("eth1", l.Index); err != nil || s.MaxRate != 100 || time.Since(begin) != 0 {
+			t.Errorf("after %s: %+v, %v", time.Since(begin), s, err)
+		}
 	})
 }
 

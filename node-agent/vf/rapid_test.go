@@ -160,7 +160,6 @@ func (m *model) restart(t *testing.T) error {
 		if err := m.tree.Load(vftest.IGB.BDF); err != nil {
 			return err
 		}
-		m.generation = map[string]uint64{} // what is gone and leased by nobody is forgotten
 	}
 	pool, err := vf.Open(t.Context(), m.cfg)
 	if err != nil { // all resets fail

@@ -1,8 +1,11 @@
 package vf_test
 
 import (
+	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,11 +16,15 @@ import (
 
 // The suite again, on the VFs of a network card and of an NVMe controller that a kernel drives.
 func TestReal(t *testing.T) {
-	testbed.Inside(t, testbed.Needs{NICs: 1, NVMeVFs: 16}, func(t *testing.T) {
+	// One CPU: a reset changes the host's memory map, and an emulated CPU of a QEMU before 10.0.4 may still use the former one, which is
+	// freed (QEMU issue 3040, "fix use-after-free with dispatch").
+	testbed.Inside(t, testbed.Needs{NICs: 1, NVMeVFs: 16, CPUs: 1}, func(t *testing.T) {
 		for driver, vfs := range map[string]int{"igb": 7, "nvme": 16} {
 			t.Run(driver, func(t *testing.T) { suite(t, realBench(driver, vfs)) })
 		}
 		t.Run("settings", realSettings)
+		t.Run("link", realLink)
+		t.Run("gone", realGone)
 		t.Run("times", realTimes)
 	})
 }
@@ -56,7 +63,7 @@ func realRun(t *testing.T) string {
 
 // What the PF enforces is what the pool was told, and survives the VF's reset.
 func realSettings(t *testing.T) {
-	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), VF: vf.Template{VLAN: 42}, Dummy: true})
+	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), VF: vf.Template{VLAN: 42, MaxRate: 100}, Dummy: true})
 	l := lease(t, p, "a")
 	check := func() {
 		t.Helper()
@@ -65,7 +72,7 @@ func realSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, v := range pf.Attrs().Vfs {
-			if v.ID == l.Index && (v.Mac.String() != l.MAC || v.Vlan != 42 || !v.Spoofchk || v.Trust == 1) {
+			if v.ID == l.Index && (v.Mac.String() != l.MAC || v.Vlan != 42 || v.MaxTxRate != 100 || !v.Spoofchk || v.Trust == 1) {
 				t.Errorf("the PF keeps %+v for %+v", v, l)
 			}
 		}
@@ -78,19 +85,77 @@ func realSettings(t *testing.T) {
 	check()
 }
 
-// Times of the emulated cards, for the record: a lease must not wait for hardware.
+// The kernel tells of a link that goes and comes.
+func realLink(t *testing.T) {
+	changed := make(chan struct{}, 1)
+	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), Log: slog.New(notify{"PF link", changed})})
+	l := lease(t, p, "a") // waits for the link
+	pf, err := netlink.LinkByName(l.Netdev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain(changed)
+	if err := netlink.LinkSetDown(pf); err != nil {
+		t.Fatal(err)
+	}
+	<-changed
+	if _, err := p.Lease(vf.Owner{Sandbox: "b"}); !errors.Is(err, vf.ErrLinkDown) {
+		t.Errorf("without a link the pool says: %v", err)
+	}
+	if err := netlink.LinkSetUp(pf); err != nil {
+		t.Fatal(err)
+	}
+	lease(t, p, "b")
+}
+
+func drain(c chan struct{}) {
+	select {
+	case <-c:
+	default:
+	}
+}
+
+// A PF whose driver is taken away takes its VFs with it; with the driver they come back.
+func realGone(t *testing.T) {
+	lost := make(chan vf.Lease, 1)
+	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), Lost: func(l vf.Lease, _ string) { lost <- l }})
+	l := lease(t, p, "a")
+	driver := "/sys/bus/pci/drivers/igb/"
+	if err := os.WriteFile(driver+"unbind", []byte(l.PF), 0o200); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-lost; got.BDF != l.BDF {
+		t.Errorf("lost %+v, leased %+v", got, l)
+	}
+	if n := count(p, vf.Gone); n != 7 {
+		t.Errorf("%d VFs are gone: %+v", n, p.Snapshot())
+	}
+	if err := os.WriteFile(driver+"bind", []byte(l.PF), 0o200); err != nil {
+		t.Fatal(err)
+	}
+	p.Return(l)
+	for range 7 {
+		lease(t, p, "b")
+	}
+}
+
+// Times of the emulated cards, for the record. A lease does not wait for hardware: all of them together take less than one reset.
 func realTimes(t *testing.T) {
+	const oneReset = 100 * time.Millisecond
 	for _, driver := range []string{"igb", "nvme"} {
 		begin := time.Now()
 		p := open(t, vf.Config{PFs: []string{driver}, Run: realRun(t)})
 		opened := time.Since(begin)
-		first := lease(t, p, "a")
-		p.Return(first)
+		p.Return(lease(t, p, "first")) // waits for the link
+		for count(p, vf.Idle) < len(p.Snapshot()) {
+			<-p.Idle()
+		}
+		var took []time.Duration
 		var leases []vf.Lease
-		var slowest time.Duration
 		for range p.Snapshot() {
-			l := lease(t, p, "warm")
-			leases = append(leases, l)
+			begin := time.Now()
+			leases = append(leases, lease(t, p, "timed"))
+			took = append(took, time.Since(begin))
 		}
 		begin = time.Now()
 		for _, l := range leases {
@@ -101,23 +166,12 @@ func realTimes(t *testing.T) {
 			lease(t, p, "again")
 		}
 		reset := time.Since(begin)
-		for _, l := range p.Found() {
-			p.Return(l)
+		slices.Sort(took)
+		t.Logf("%s: opened in %s; leases took %s, median %s; %d returns took %s, all were reset and leased again after %s",
+			driver, opened, took, took[len(took)/2], len(leases), returned, reset)
+		if took[len(took)/2] > oneReset {
+			t.Errorf("%s: a lease takes as long as a reset", driver)
 		}
-		for range leases {
-			<-p.Idle()
-			for begin := time.Now(); ; begin = time.Now() {
-				if _, err := p.Lease(vf.Owner{Sandbox: "timed"}); err != nil {
-					break
-				}
-				slowest = max(slowest, time.Since(begin))
-			}
-			if count(p, vf.Leased) == len(leases) {
-				break
-			}
-		}
-		t.Logf("%s: opened in %s; %d returns took %s, all reset and leased again after %s; slowest lease %s",
-			driver, opened, len(leases), returned, reset, slowest)
 		p.Close()
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
@@ -37,6 +39,11 @@ func (h *Tree) SetVF(netdev string, index int, want vf.Settings) error {
 	if err := h.refused("setvf", fmt.Sprintf("%s/%d", netdev, index)); err != nil {
 		return err
 	}
+	if up, _ := filepath.Glob(h.path("sys/bus/pci/devices/*/net", netdev, "carrier")); want.MaxRate > 0 && len(up) == 1 {
+		if carrier, _ := os.ReadFile(up[0]); string(carrier) != "1\n" { // as igb
+			return fmt.Errorf("rate: %w", unix.EINVAL)
+		}
+	}
 	data, err := json.Marshal(want)
 	if err != nil {
 		return err
@@ -44,20 +51,26 @@ func (h *Tree) SetVF(netdev string, index int, want vf.Settings) error {
 	return os.WriteFile(h.settingsFile(netdev, index), data, 0o644)
 }
 
-// SetUp sets a netdev up or down; its carrier follows.
+// SetUp sets a netdev up or down; its carrier follows, if its cable is in.
 func (h *Tree) SetUp(netdev string, up bool) error {
 	flags, carrier := "0x1002", "0"
 	if up {
-		flags, carrier = "0x1003", "1"
+		flags = "0x1003"
+	}
+	if up && h.get("settings/"+netdev+".cut") == "" {
+		carrier = "1"
 	}
 	return h.setNetdev(netdev, map[string]string{"flags": flags, "carrier": carrier})
 }
 
 // SetCarrier cuts or mends the cable of a netdev.
 func (h *Tree) SetCarrier(netdev string, up bool) error {
-	carrier := "0"
+	carrier, cut := "0", "cut"
 	if up {
-		carrier = "1"
+		carrier, cut = "1", ""
+	}
+	if err := h.put("settings/"+netdev+".cut", cut); err != nil {
+		return err
 	}
 	return h.setNetdev(netdev, map[string]string{"carrier": carrier})
 }
