@@ -8,9 +8,25 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-// checkImage tells a file that cannot be what it should be, which the firmware or the kernel would only show by a hang.
+// check tells files that cannot be what they should be, which the firmware or the kernel would only show by a hang.
+func check(img image.Boot, kernelIsMine bool) error {
+	for _, f := range []struct{ what, path string }{{"kernel", img.Kernel}, {"initrd", img.Initrd}, {"root image", img.Root}} {
+		err := checkImage(f.what, f.path)
+		switch {
+		case err == nil:
+		case f.what == "kernel" && !kernelIsMine:
+			return fmt.Errorf("%w: give a bzImage", err)
+		default:
+			return fmt.Errorf("%w: remove %s and it is made anew", err, filepath.Dir(f.path))
+		}
+	}
+	return nil
+}
+
 func checkImage(what, path string) error {
 	magic := map[string]struct {
 		at   int64
@@ -22,7 +38,7 @@ func checkImage(what, path string) error {
 	}[what]
 	f, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("the testbed's %s is missing: %w", what, err)
+		return fmt.Errorf("the testbed's %s is missing (%w)", what, err)
 	}
 	defer f.Close()
 	got := make([]byte, 8)
@@ -32,7 +48,7 @@ func checkImage(what, path string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the testbed's %s is corrupt: %s is no %s; remove it and it is made anew", what, path, what)
+	return fmt.Errorf("the testbed's %s is corrupt (%s does not begin like one)", what, path)
 }
 
 // place puts the file src at path so that path is always either absent or whole. It is a copy, not a link:

@@ -86,10 +86,8 @@ func (l *launch) undo() {
 
 // prepare lays out what the host finds at /work and finds ports.
 func (l *launch) prepare() error {
-	for name, path := range map[string]string{"kernel": l.img.Kernel, "initrd": l.img.Initrd, "root image": l.img.Root} {
-		if err := checkImage(name, path); err != nil {
-			return err
-		}
+	if err := check(l.img, l.cfg.Kernel == ""); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(l.Work(), 0o700); err != nil {
 		return err
