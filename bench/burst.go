@@ -60,7 +60,11 @@ func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 	r := &BurstResult{N: b.N, Rounds: b.Rounds, Errors: map[string]int{}}
 	begin := time.Now()
 	for round := range b.Rounds {
-		if err := b.round(ctx, round, r); err != nil {
+		err := b.round(ctx, round, r)
+		if err == nil {
+			err = b.settle(ctx, r)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("round %d: %w", round+1, err)
 		}
 		fmt.Fprintf(b.Out, "burst  round %d/%d  %d/%d answered  %d leaked  %s\n",
@@ -73,6 +77,15 @@ func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 // round invokes N functions at once, each for the first time, so that no call finds a warm sandbox of another.
 func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
 	actions := make([]string, b.N)
+	defer func() { // also of a burst that was interrupted
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		for _, action := range actions {
+			if action != "" {
+				_ = b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil) // an action left over is replaced by the next burst
+			}
+		}
+	}()
 	for i := range actions {
 		actions[i] = fmt.Sprintf("burst-%d-%d", round+1, i+1)
 		if err := b.put(ctx, actions[i]); err != nil {
@@ -95,12 +108,7 @@ func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
 	}
 	close(all)
 	wg.Wait()
-	for _, action := range actions {
-		if err := b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil); err != nil {
-			return err
-		}
-	}
-	return b.settle(ctx, r)
+	return nil
 }
 
 func (r *BurstResult) count(start *Start, err error) {

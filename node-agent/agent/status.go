@@ -16,6 +16,7 @@ func (a *Agent) Status(context.Context, *api.StatusRequest) (*api.StatusReply, e
 	reply := &api.StatusReply{
 		Version: a.Version, Driver: a.Driver,
 		MemoryMib: uint64(total), MemoryReservedMib: uint64(used), Waiting: uint32(waiting),
+		OverheadMib: uint32(a.Starter.OverheadMiB),
 	}
 	live := map[string]bool{}
 	a.mu.Lock()

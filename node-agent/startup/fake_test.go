@@ -77,7 +77,6 @@ func (p *pool) held() int {
 type driver struct {
 	fail    string
 	hang    bool
-	closed  int
 	running int
 	mu      sync.Mutex
 }

@@ -1,0 +1,360 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// vfs is a pool of one VF.
+type vfs struct {
+	mu       sync.Mutex
+	lease    *vf.Lease
+	found    []vf.Lease
+	returned []vf.Lease
+	faults   []string
+}
+
+func (v *vfs) Lease(owner vf.Owner) (vf.Lease, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.lease != nil {
+		return vf.Lease{}, vf.ErrEmpty
+	}
+	v.lease = &vf.Lease{BDF: "0000:01:10.0", Owner: owner}
+	return *v.lease, nil
+}
+
+func (v *vfs) Return(l vf.Lease) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.lease = nil
+	v.returned = append(v.returned, l)
+}
+
+func (v *vfs) Snapshot() []vf.Status { return []vf.Status{{BDF: "0000:01:10.0", State: vf.Idle}} }
+func (v *vfs) Found() []vf.Lease     { return v.found }
+func (v *vfs) Fault(_, why string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.faults = append(v.faults, why)
+}
+
+// driver starts boxes; a start blocks while hold is open.
+type driver struct {
+	mu      sync.Mutex
+	hold    chan struct{}
+	adopts  map[string]bool
+	ended   []string
+	boxes   map[string]*box
+	initial int // status of /init
+}
+
+func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+	if err := owned(sandbox.Record{Spec: spec, PID: 1}); err != nil {
+		return nil, err
+	}
+	if d.hold != nil {
+		select {
+		case <-d.hold:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return d.box(spec.ID), nil
+}
+
+func (d *driver) box(id string) *box {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	b := &box{done: make(chan struct{}), initial: d.initial}
+	d.boxes[id] = b
+	return b
+}
+
+func (d *driver) Adopt(_ context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
+	if !d.adopts[rec.Spec.ID] {
+		return nil, errors.New("it does not answer")
+	}
+	return d.box(rec.Spec.ID), nil
+}
+
+func (d *driver) End(spec sandbox.Spec)              { d.ended = append(d.ended, spec.ID) }
+func (d *driver) Leftovers(map[string]bool) []string { return nil }
+
+type box struct {
+	once    sync.Once
+	done    chan struct{}
+	err     error
+	initial int
+}
+
+func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error) {
+	if path == "/init" && b.initial != 0 {
+		return b.initial, []byte("{}"), nil
+	}
+	return 200, []byte(`{"path":"` + path + `"}`), nil
+}
+func (b *box) Logs(context.Context) []sandbox.LogLine {
+	return []sandbox.LogLine{{Stream: "stdout", Text: "line"}}
+}
+func (b *box) Done() <-chan struct{} { return b.done }
+func (b *box) Err() error            { return b.err }
+func (b *box) Close()                { b.end(nil) }
+func (b *box) end(err error) {
+	b.once.Do(func() {
+		b.err = err
+		close(b.done)
+	})
+}
+
+type images struct{}
+
+func (images) Root(context.Context, string) (startup.Root, error) { return startup.Root{}, nil }
+
+func newAgent(t *testing.T) (*Agent, *driver, *vfs) {
+	t.Helper()
+	d, v := &driver{boxes: map[string]*box{}, adopts: map[string]bool{}}, &vfs{}
+	starter := &startup.Starter{
+		RunDir: t.TempDir(), Driver: d, Images: images{}, Admission: startup.NewAdmission(1000, v),
+		Network: startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100")},
+		Reports: &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
+	}
+	return New(Config{
+		Version: "test", Driver: "fake", Starter: starter, VFs: v,
+		Metrics: NewMetrics(prometheus.NewRegistry()), Log: starter.Log,
+	}), d, v
+}
+
+func start(t *testing.T, a *Agent, id string) (*api.StartReply, error) {
+	return a.Start(t.Context(), &api.StartRequest{Id: id, MemoryMib: 128, Init: []byte("{}")})
+}
+
+func TestALife(t *testing.T) {
+	a, _, v := newAgent(t)
+	reply, err := start(t, a, "x")
+	if err != nil || reply.InitStatus != 200 || reply.Address != "10.0.2.100" || reply.Driver != "fake" {
+		t.Fatalf("%+v, %v", reply, err)
+	}
+	run, err := a.Run(t.Context(), &api.RunRequest{Id: "x", Body: []byte("{}"), TimeoutMs: 1000})
+	if err != nil || string(run.Body) != `{"path":"/run"}` || len(run.Logs) != 1 || run.EndNs < run.BeginNs {
+		t.Errorf("%+v, %v", run, err)
+	}
+	st, _ := a.Status(t.Context(), &api.StatusRequest{})
+	if len(st.Sandboxes) != 1 || st.Sandboxes[0].Vf != "0000:01:10.0" || st.MemoryReservedMib != 128 {
+		t.Errorf("%+v", st)
+	}
+	for range 2 { // stopping is done when it returns, and may be done twice
+		if _, err := a.Stop(t.Context(), &api.StopRequest{Id: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, _ = a.Status(t.Context(), &api.StatusRequest{})
+	if len(st.Sandboxes) != 0 || st.MemoryReservedMib != 0 || len(v.returned) != 1 || len(st.Leftovers) != 0 {
+		t.Errorf("%+v, returned %v", st, v.returned)
+	}
+	if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); status.Code(err) != codes.NotFound {
+		t.Errorf("run in a sandbox that has gone: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	a, d, _ := newAgent(t)
+	if _, err := start(t, a, "x"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		id     string
+		memory uint32
+		want   codes.Code
+	}{
+		{"x", 128, codes.AlreadyExists},
+		{"y", 128, codes.ResourceExhausted},
+		{"../etc", 128, codes.InvalidArgument},
+		{"", 128, codes.InvalidArgument},
+		{"y", 1, codes.InvalidArgument},
+		{"y", 100_000, codes.ResourceExhausted},
+	} {
+		if _, err := a.Start(t.Context(), &api.StartRequest{Id: c.id, MemoryMib: c.memory}); status.Code(err) != c.want {
+			t.Errorf("start %q with %d MiB: %v, want %v", c.id, c.memory, err, c.want)
+		}
+	}
+	d.boxes["x"].Close()
+}
+
+func TestAFunctionThatFailsItsInitIsStopped(t *testing.T) {
+	a, d, v := newAgent(t)
+	d.initial = 502
+	reply, err := start(t, a, "x")
+	if err != nil || reply.InitStatus != 502 || len(reply.Logs) != 1 {
+		t.Fatalf("%+v, %v", reply, err)
+	}
+	if len(v.returned) != 1 || a.lookup("x") != nil {
+		t.Error("it still holds its VF")
+	}
+}
+
+func TestASandboxThatDiesGivesBackItsVF(t *testing.T) {
+	for _, cause := range []error{errors.New("killed"), &sandbox.VFFault{Why: "AER"}} {
+		a, d, v := newAgent(t)
+		if _, err := start(t, a, "x"); err != nil {
+			t.Fatal(err)
+		}
+		d.boxes["x"].end(cause)
+		waitGone(a)
+		if len(v.returned) != 1 {
+			t.Errorf("%v: returned %v", cause, v.returned)
+		}
+		if fault := errors.As(cause, new(*sandbox.VFFault)); fault != (len(v.faults) == 1) {
+			t.Errorf("%v: faults %v", cause, v.faults)
+		}
+	}
+}
+
+func waitGone(a *Agent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for len(a.sandboxes) > 0 {
+		a.gone.Wait()
+	}
+}
+
+func TestALostVFEndsItsSandbox(t *testing.T) {
+	a, _, v := newAgent(t)
+	if _, err := start(t, a, "x"); err != nil {
+		t.Fatal(err)
+	}
+	a.Lost(*v.lease, "the PF was reset")
+	waitGone(a)
+}
+
+func TestStopEndsAStart(t *testing.T) {
+	a, d, v := newAgent(t)
+	d.hold = make(chan struct{})
+	failed := make(chan error)
+	go func() { _, err := start(t, a, "x"); failed <- err }()
+	for a.starting("x") == false {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := a.Stop(t.Context(), &api.StopRequest{Id: "x"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; status.Code(err) != codes.Canceled {
+		t.Errorf("the start ended with %v", err)
+	}
+	if v.lease != nil {
+		t.Error("its VF was not returned")
+	}
+}
+
+func (a *Agent) starting(id string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.sandboxes[id] != nil
+}
+
+func TestDrain(t *testing.T) {
+	a, _, _ := newAgent(t)
+	if _, err := start(t, a, "x"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := a.Drain(ctx, &api.DrainRequest{}); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("draining a busy node for a moment: %v", err)
+	}
+	if _, err := start(t, a, "y"); status.Code(err) != codes.Unavailable {
+		t.Errorf("start on a draining node: %v", err)
+	}
+	reply, err := a.Drain(t.Context(), &api.DrainRequest{Cancel: true})
+	if err != nil || reply.Stopped != 1 {
+		t.Errorf("%+v, %v", reply, err)
+	}
+	if _, err := a.Drain(t.Context(), &api.DrainRequest{Undo: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := start(t, a, "y"); err != nil {
+		t.Errorf("start after the drain was undone: %v", err)
+	}
+	_, _ = a.Stop(t.Context(), &api.StopRequest{Id: "y"})
+}
+
+// TestAdopt goes through what a crash can leave: each sandbox is taken over or ended, each lease kept or returned.
+func TestAdopt(t *testing.T) {
+	const bdf = "0000:01:10.0"
+	lease := vf.Lease{BDF: bdf, Owner: vf.Owner{Sandbox: "x"}}
+	record := func(bdf string) *sandbox.Record {
+		return &sandbox.Record{Spec: sandbox.Spec{ID: "x", MemoryMiB: 128, VF: &sandbox.VF{BDF: bdf}}, PID: 1}
+	}
+	for _, c := range []struct {
+		name    string
+		record  *sandbox.Record // nil: a run directory without one
+		noDir   bool
+		found   []vf.Lease
+		answers bool
+		adopted bool
+		back    int
+	}{
+		{"all agree", record(bdf), false, []vf.Lease{lease}, true, true, 0},
+		{"it does not answer", record(bdf), false, []vf.Lease{lease}, false, false, 1},
+		{"its lease has ended", record(bdf), false, nil, true, false, 0},
+		{"another VF in the journal", record("0000:01:10.2"), false, []vf.Lease{lease}, true, false, 1},
+		{"killed before its record", nil, false, []vf.Lease{lease}, true, false, 1},
+		{"killed before its directory", nil, true, []vf.Lease{lease}, true, false, 1},
+		{"a journal entry that could not be read", record(bdf), false, []vf.Lease{{BDF: bdf}}, true, false, 1},
+		{"its VF has gone", record(bdf), false, []vf.Lease{{BDF: bdf, Owner: lease.Owner, Gone: true}}, true, false, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, d, v := newAgent(t)
+			v.found, d.adopts["x"] = c.found, c.answers
+			dir := a.Starter.Dir("x")
+			if !c.noDir {
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.record != nil {
+				c.record.Spec.Dir = dir
+				if err := startup.WriteRecord(*c.record); err != nil {
+					t.Fatal(err)
+				}
+			}
+			adopted, _ := a.Adopt(t.Context())
+			if (adopted == 1) != c.adopted || len(v.returned) != c.back {
+				t.Errorf("%d adopted, returned %v", adopted, v.returned)
+			}
+			if c.adopted {
+				if used, _, _ := a.Starter.Admission.Usage(); used != 128 {
+					t.Errorf("an adopted sandbox accounts for %d MiB", used)
+				}
+				_, _ = a.Stop(t.Context(), &api.StopRequest{Id: "x"})
+				return
+			}
+			if !slices.Contains(d.ended, "x") {
+				t.Error("it was not ended")
+			}
+			if _, err := os.Stat(dir); err == nil {
+				t.Error("its directory is still there")
+			}
+		})
+	}
+}
