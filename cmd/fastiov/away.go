@@ -70,7 +70,8 @@ func upInTestbed(cmd *cobra.Command, i *invokerFlags) (away bool, err error) {
 		return true, err
 	}
 	defer host.Close()
-	if err := cache.Export(ctx, filepath.Join(host.Work(), "images"), image.RuntimeNames()...); err != nil {
+	export := func(dir string) error { return cache.Export(ctx, dir, image.RuntimeNames()...) }
+	if err := host.Fill(ctx, "images", export); err != nil {
 		return true, err
 	}
 	return true, runInTestbed(ctx, host, i.keepAlive, cmd.OutOrStdout(), progress)
