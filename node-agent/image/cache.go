@@ -89,6 +89,9 @@ func (c *Cache) Get(ctx context.Context, name string, inputs []string, build fun
 			return entry, err
 		}
 		if err := c.build(ctx, name, key, build); err != nil {
+			if errors.Is(err, unix.ENOSPC) {
+				err = fmt.Errorf("%w; free some of the disk of %s, or set FASTIOV_CACHE to a directory on another", err, c.dir)
+			}
 			return "", fmt.Errorf("image %s: %w", name, err)
 		}
 		c.evict(maxBytes)
@@ -158,11 +161,27 @@ func (c *Cache) build(ctx context.Context, name, key string, build func(context.
 	if err := build(ctx, tmp, s.say); err != nil {
 		return err
 	}
-	if err := os.Rename(tmp, entry); err != nil {
+	if err := publish(tmp, entry); err != nil {
 		return err
 	}
 	s.say("done, %s", megabytes(size(entry)))
 	return nil
+}
+
+// publish gives a finished directory its name, once its files are on the disk: an entry is whole after a power cut too.
+func publish(tmp, entry string) error {
+	for _, name := range children(tmp) {
+		f, err := os.Open(filepath.Join(tmp, name))
+		if err != nil {
+			return err
+		}
+		err = f.Sync()
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return os.Rename(tmp, entry)
 }
 
 // lock takes the lock of key in the given mode, waiting until ctx ends.

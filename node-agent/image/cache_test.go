@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,6 +163,15 @@ func TestEvictionTakesTheLongestUnused(t *testing.T) {
 	user.Close()
 	if err := idle.Clean(); err != nil || size(dir) != 0 {
 		t.Errorf("%d bytes after cleaning, %v", size(dir), err)
+	}
+}
+
+func TestFullDiskSaysWhatToDo(t *testing.T) {
+	_, err := open(t, t.TempDir()).Get(t.Context(), "x", nil, func(context.Context, string, func(string, ...any)) error {
+		return &os.PathError{Op: "write", Path: "root.erofs", Err: syscall.ENOSPC}
+	})
+	if err == nil || !strings.Contains(err.Error(), "no space left on device; free some") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -150,4 +150,4 @@ func lastLine(out []byte) string {
 	return lines[len(lines)-1]
 }
 
-var errNoKeyring = errors.New("Debian's archive keys are missing; install the package debian-archive-keyring")
+var errNoKeyring = errors.New("the archive keys of Debian are missing; install the package debian-archive-keyring")

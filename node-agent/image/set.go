@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 // A Set is what a node needs to start sandboxes: the guest and its runtimes. It comes from a cache, which makes and pulls what is asked
@@ -41,11 +42,18 @@ func OpenSet(dir string) (*Set, error) {
 			return nil, fmt.Errorf("%s is no set of images: %w; export it anew", dir, err)
 		}
 	}
+	var read sync.Map // by name: a cold start that needs a runtime again asks no disk
 	s.find = func(_ context.Context, name string) (Runtime, error) {
+		if r, ok := read.Load(name); ok {
+			return r.(Runtime), nil
+		}
 		r, err := readRuntime(filepath.Join(dir, "runtimes", fileName(name)))
 		if errors.Is(err, fs.ErrNotExist) {
 			have := strings.Join(children(filepath.Join(dir, "runtimes")), ", ")
 			return r, fmt.Errorf("no runtime image %s in %s, which has %s; export it there", name, dir, have)
+		}
+		if err == nil {
+			read.Store(name, r)
 		}
 		return r, err
 	}
