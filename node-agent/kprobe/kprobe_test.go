@@ -76,7 +76,7 @@ func TestNoneIsLostInACrowd(t *testing.T) {
 	for range callers {
 		all.Go(func() {
 			for range each {
-				call(t, unix.SIOCGIFINDEX, &[40]byte{})
+				call(t, unix.SIOCGIFINDEX, &[40]byte{0: 'l', 1: 'o'})
 			}
 		})
 	}
@@ -95,7 +95,7 @@ func TestOtherProcessesAreNotSeen(t *testing.T) {
 	}
 	defer func() { in.Close(); _ = cmd.Wait() }()
 	w := p.Watch(cmd.Process.Pid)
-	call(t, unix.SIOCGIFINDEX, &[40]byte{})
+	call(t, unix.SIOCGIFINDEX, &[40]byte{0: 'l', 1: 'o'})
 	if events := w.Events(); len(events) != 0 {
 		t.Errorf("%+v of another process", events)
 	}
