@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -37,6 +38,8 @@ type Config struct {
 type Driver struct {
 	command []string
 	host    *jail.Host
+	closing chan struct{}
+	holders sync.WaitGroup
 }
 
 // Open prepares the host.
@@ -45,11 +48,15 @@ func Open(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{config.Command, host}, nil
+	return &Driver{command: config.Command, host: host, closing: make(chan struct{})}, nil
 }
 
-// Close leaves running sandboxes to a later agent.
-func (d *Driver) Close() { d.host.Close() }
+// Close lets go of running sandboxes and leaves them to a later agent. Call it once, with no start under way.
+func (d *Driver) Close() {
+	close(d.closing)
+	d.holders.Wait() // else one of them might see its process end later, and end what then bears its name
+	d.host.Close()
+}
 
 func controlSocket(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "bare.sock") }
 
@@ -72,7 +79,7 @@ func (d *Driver) boot(ctx context.Context, h *holder, tl *timeline.Timeline, own
 	endVMM := tl.Begin(timeline.VMM)
 	defer endVMM()
 	err := d.launch(h)
-	h.watch()
+	d.watch(h)
 	if err != nil {
 		return err
 	}
@@ -128,7 +135,7 @@ func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox
 		return nil, err
 	}
 	h := newHolder(rec.Spec, cell)
-	h.watch()
+	d.watch(h)
 	if err := h.Begin(ctx, func() error { return h.identify(ctx) }); err != nil {
 		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, err)
 	}
@@ -159,18 +166,26 @@ func newHolder(spec sandbox.Spec, cell *jail.Cell) *holder {
 }
 
 // watch starts the goroutine that notices the end, or brings it about, and takes everything down.
-func (h *holder) watch() {
-	go func() {
+func (d *Driver) watch(h *holder) {
+	d.holders.Go(func() {
 		select {
+		case <-d.closing:
+			h.End(errors.New("its agent has closed"))
+			h.cell.LetGo()
 		case <-h.Context().Done():
+			h.takeDown()
 		case <-h.cell.Done():
 			h.End(fmt.Errorf("its process ended by itself: %s", h.cell.How()))
+			h.takeDown()
 		}
-		h.cell.Close()
 		h.runtime.Close()
-		_ = os.Remove(controlSocket(h.spec))
 		h.Over(func(cause error) error { return cause })
-	}()
+	})
+}
+
+func (h *holder) takeDown() {
+	h.cell.Close()
+	_ = os.Remove(controlSocket(h.spec))
 }
 
 // identify asks the process who it is.
