@@ -20,6 +20,7 @@ help: ## List the targets
 
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
 	bin/fastiov up
+	bin/fastiov burst --n 7
 
 build: ## Build bin/fastiov, and bin/fastiov-init for its guests
 	@.ci/bootstrap run

@@ -32,7 +32,7 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	a.add("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-name", "fastiov-testbed-"+c.Name)
 	a.add("-chardev", fmt.Sprintf("socket,id=con,fd=%d,logfile=%s", consoleFD, esc(d.Console())), "-serial", "chardev:con")
 	a.add("-qmp", "unix:"+esc(d.qmpSocket())+",server=on,wait=off")
-	a.add("-device", "intel-iommu,intremap=on,caching-mode=on,device-iotlb=on")
+	a.add("-device", "intel-iommu,intremap=on")
 	a.add("-device", "virtio-rng-pci")
 	a.add("-blockdev", "driver=file,node-name=root,read-only=on,filename="+esc(img.Root), "-device", "virtio-blk-pci,drive=root")
 	a.add("-fsdev", "local,id=work,security_model=mapped-xattr,multidevs=remap,path="+esc(d.Work()),
@@ -63,7 +63,7 @@ func (a *args) machine(c Config) {
 		a.add("-machine", "q35,accel=kvm,kernel-irqchip=split", "-cpu", "host")
 		return
 	}
-	a.add("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,+svm")
+	a.add("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,-erms,-fsrm,-fzrm,-fsrs,-fsrc")
 }
 
 func (a *args) memory(mib int) {

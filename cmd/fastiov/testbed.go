@@ -26,7 +26,7 @@ func testbedUp(name *string) *cobra.Command {
 	f.IntVar(&c.NICs, "nics", 1, "network cards, each with 7 VFs")
 	f.IntVar(&c.NVMeVFs, "nvme-vfs", 0, "VFs of an NVMe controller, up to 127")
 	f.IntVar(&c.MemoryMiB, "memory", 8192, "memory in MiB")
-	f.IntVar(&c.CPUs, "cpus", 0, "CPUs (default: as many as this machine has)")
+	f.IntVar(&c.CPUs, "cpus", 1, "CPUs; more than 1 emulated one needs QEMU 10.0.4 or later")
 	f.StringVar(&c.Kernel, "kernel", "", "a bzImage in place of Debian's kernel")
 	f.StringVar(&c.Accel, "accel", "", "kvm or tcg (default: kvm where it works and nests)")
 	f.BoolVar(&c.Edu, "edu", false, "add QEMU's edu device")

@@ -28,7 +28,7 @@ import (
 const (
 	configWithin  = 60 * time.Second // by then the agent has long given up
 	linkWithin    = 20 * time.Second
-	runtimeWithin = 60 * time.Second
+	runtimeWithin = 5 * time.Minute // the agent, which knows what machine this is, gives up first
 	farewell      = 2 * time.Second
 )
 

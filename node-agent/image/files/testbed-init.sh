@@ -49,6 +49,8 @@ esac
 modprobe -aq vfio_iommu_type1 vfio_pci igb nvme vhost_vsock vhost_net tun 8021q virtio_rng || say "a node module is missing"
 modprobe -q dummy numdummies=0
 chmod 666 /dev/kvm /dev/vhost-vsock 2>/dev/null
+# Guest memory in huge pages: fewer faults, fewer IOMMU mappings, shorter nested page walks.
+echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled
 sysctl -qw kernel.panic_on_oops=0 net.ipv4.ip_forward=1 2>/dev/null
 /usr/sbin/sshd || say "sshd does not start"
 say "$(uname -r) up in $(cut -d' ' -f1 /proc/uptime) s"

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -40,40 +41,50 @@ func (c *command) cmd(binary string, log *os.File) *exec.Cmd {
 type handed struct {
 	kernel, initrd *os.File // memfds: any process that has them can read them
 	kvm, vsock     *os.File
+	ram            *os.File // a memfd of the guest's size
 	root           *os.File
 	console        *os.File
 	control        *os.File // listening socket
 }
 
 // describe is the microVM: as few devices as a Linux guest needs, each of them one less to emulate, to probe and to attack.
-func describe(spec sandbox.Spec, cid int, hugePages bool, h handed) *command {
+func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *command {
 	c := &command{}
 	c.add("-name", spec.ID, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none")
 	c.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
 	// QEMU waits here, before it makes a machine, until somebody connects: that is how it is held until its record is written.
 	c.add("-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=on", c.pass(h.control)), "-mon", "chardev=qmp,mode=control")
 	c.add("-S") // the first guest instruction is ours to time
-	c.add("-machine", "q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off,hpet=off,graphics=off")
+	c.add("-machine", "q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off,hpet=off,i8042=off,graphics=off")
 	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m", fmt.Sprintf("%dM", spec.MemoryMiB))
-	ram := fmt.Sprintf("memory-backend-memfd,id=ram,size=%dM,share=on", spec.MemoryMiB)
-	if hugePages {
-		ram += ",hugetlb=on,hugetlbsize=2M"
-	}
-	c.add("-object", ram)
+	c.add("-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,share=on,align=%d,mem-path=/proc/self/fd/%d", spec.MemoryMiB, hugePage, c.pass(h.ram)))
 	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.kernel)), "-initrd", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.initrd)))
-	c.add("-append", strings.Join(kernelParameters, " "))
+	c.add("-append", strings.Join(parameters, " "))
 	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial", "chardev:console")
 	c.add("-blockdev", "driver=file,node-name=root,read-only=on,locking=off,filename="+c.set(h.root))
 	c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
 	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid, c.pass(h.vsock)))
 	if spec.VF != nil {
-		c.add("-device", "vfio-pci,id=vf,host="+spec.VF.BDF)
+		c.add("-device", "vfio-pci,id=vf,rombar=0,host="+spec.VF.BDF)
 	}
 	return c
 }
 
+// kernelParameters spare the guest kernel what a microVM has no use for. Each is a wait, a probe or a test at boot.
 var kernelParameters = []string{
 	"console=ttyS0", "quiet", // every character costs two exits
 	"panic=-1", "reboot=t", // a panic is a reboot is, by -no-reboot, the end
-	"tsc=reliable", "no_timer_check", "rcupdate.rcu_expedited=1", "random.trust_cpu=on",
+	"tsc=reliable", "no_timer_check", "nowatchdog", "rcupdate.rcu_expedited=1",
+	"cryptomgr.notests", "audit=0", "lsm=capability",
+}
+
+// On emulated CPUs guests were seen to idle for ever, waiting for an interrupt that had come. With a periodic timer they look again.
+var emulatedParameters = []string{"nohz=off", "highres=off", "lapic=notscdeadline"}
+
+// parametersFor are those for guests of a host with this /proc/cpuinfo.
+func parametersFor(cpuinfo string) []string {
+	if strings.Contains(cpuinfo, "QEMU TCG CPU") {
+		return slices.Concat(kernelParameters, emulatedParameters)
+	}
+	return kernelParameters
 }

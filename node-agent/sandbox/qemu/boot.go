@@ -71,7 +71,7 @@ func (b *boot) launch() error {
 		return err
 	}
 	defer log.Close()
-	cmd := describe(spec, b.vm.cell.User, b.config.HugePages, h).cmd(b.binary, log)
+	cmd := describe(spec, b.vm.cell.User, b.parameters, h).cmd(b.binary, log)
 	b.launched = time.Now()
 	const beside = 64 // what VFIO maps beside the guest's memory: firmware, option ROMs
 	return b.vm.cell.Start(cmd, spec.MemoryMiB+beside)
@@ -94,13 +94,16 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 			return h, err
 		}
 	}
+	if h.ram, err = memory(spec.MemoryMiB, d.config.HugePages); err != nil {
+		return h, err
+	}
 	h.control, err = listen(controlSocket(spec))
 	return h, err
 }
 
 // close drops our side of what is this VMM's alone; kernel and initrd serve the next one too.
 func (h handed) close() {
-	for _, f := range []*os.File{h.kvm, h.vsock, h.root, h.console, h.control} {
+	for _, f := range []*os.File{h.kvm, h.vsock, h.ram, h.root, h.console, h.control} {
 		if f != nil {
 			f.Close()
 		}

@@ -48,6 +48,7 @@ type Driver struct {
 	config         Config
 	binary         string
 	kernel, initrd *os.File
+	parameters     []string // of the guest kernel
 	host           *jail.Host
 	guests         *guest.Listener
 }
@@ -73,6 +74,11 @@ func (d *Driver) open() (err error) {
 		}
 		f.Close()
 	}
+	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return err
+	}
+	d.parameters = parametersFor(string(cpuinfo))
 	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {
 		return err
 	}
