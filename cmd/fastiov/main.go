@@ -26,7 +26,7 @@ func main() {
 		upCmd(), downCmd(), agentCmd(), invokerCmd(),
 		statusCmd(), drainCmd(), reportCmd(),
 		burstCmd(), benchCmd(),
-		doctorCmd(), testbedCmd(),
+		doctorCmd(), testbedCmd(), imageCmd(),
 		bareVMMCmd(), vfHolderCmd(),
 	)
 

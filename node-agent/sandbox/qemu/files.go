@@ -43,7 +43,7 @@ func hold(what, path string) (*os.File, error) {
 // evidence is what the VMM and the guest's console said last, to put behind the cause of an end.
 func evidence(spec sandbox.Spec) string {
 	said := ""
-	if lines := lastLines(vmmLog(spec), 1); lines != "" {
+	if lines := lastLines(vmmLog(spec), 1); lines != "" && !strings.Contains(lines, ": info: ") { // that it waited is no evidence
 		said += "; QEMU says: " + lines
 	}
 	if lines := lastLines(consoleLog(spec), 3); lines != "" {
