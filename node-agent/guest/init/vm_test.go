@@ -20,6 +20,8 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
+// This file is the last by its name, because the host it boots stays a child of the test, and the tests of process 1 reap every child.
+
 // TestMicroVM is the guest's whole life as in production: under KVM, over vsock, with a VF of a real driver.
 func TestMicroVM(t *testing.T) {
 	needs := testbed.Needs{NICs: 1}
