@@ -168,7 +168,7 @@ func (l *launch) wait(ctx context.Context) error {
 
 func (l *launch) connect(ctx context.Context) error {
 	l.host = &Host{dir: l.dir, rec: l.rec, ended: l.exited}
-	if err := l.host.dial(ctx); err != nil {
+	if err := l.greet(ctx); err != nil {
 		return l.failed(err)
 	}
 	// Like any machine, the host has the kernel that it runs in /boot.
@@ -178,6 +178,16 @@ func (l *launch) connect(ctx context.Context) error {
 	}
 	l.host.rec.Booted = time.Since(l.steps.began).Seconds()
 	return l.store(l.host.rec)
+}
+
+// greet dials the host. An sshd that has only just started may drop its first caller, who then calls again.
+func (l *launch) greet(ctx context.Context) (err error) {
+	for range 3 {
+		if err = l.host.dial(ctx); err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // died explains the end of QEMU by its last words, or by the console's.
