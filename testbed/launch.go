@@ -180,14 +180,22 @@ func (l *launch) connect(ctx context.Context) error {
 	return l.store(l.host.rec)
 }
 
-// greet dials the host. An sshd that has only just started may drop its first caller, who then calls again.
-func (l *launch) greet(ctx context.Context) (err error) {
-	for range 3 {
-		if err = l.host.dial(ctx); err == nil || ctx.Err() != nil {
+// greet dials the host. An sshd that has only just started may drop its first callers, who then call again.
+func (l *launch) greet(ctx context.Context) error {
+	const patience, pause = 10 * time.Second, 250 * time.Millisecond
+	for began := time.Now(); ; {
+		err := l.host.dial(ctx)
+		if err == nil || time.Since(began) > patience {
 			return err
 		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-l.exited:
+			return err
+		case <-time.After(pause):
+		}
 	}
-	return err
 }
 
 // died explains the end of QEMU by its last words, or by the console's.
