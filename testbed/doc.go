@@ -4,7 +4,7 @@
 //
 //	machine                                testbed host (10.0.3.15)
 //	fastiov testbed run ── ssh, loopback ─► sshd            management, virtio-net
-//	state directory/work ───── 9p ────────► /work           binary, images, keys: all that goes in or comes out
+//	state directory/share ──── 9p ────────► /share           binary, images, keys: all that goes in or comes out
 //	10.0.2.2 ◄──────── slirp, pcap ──────── igb PF, VFs     the wire the functions use, recorded in wire0.pcap
 //
 // A testbed is a directory (see state.go) and one QEMU process. The directory says which process: its pid and its start time,

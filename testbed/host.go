@@ -109,7 +109,7 @@ func makeKey(private, authorized string) error {
 // killTime is how long a cancelled command may take to end by itself.
 const killTime = 5 * time.Second
 
-// Run runs a shell command in the host's /work and returns its exit code. When ctx ends, so does the command, with all of its
+// Run runs a shell command in the host's /share and returns its exit code. When ctx ends, so does the command, with all of its
 // process group. stdin may be nil.
 func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
 	s, err := h.client.NewSession()
@@ -126,7 +126,7 @@ func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout,
 		return 0, err
 	}
 	// The shell tells its pid, which is also that of its process group, on the first line of stderr.
-	if err := s.Start("echo $$ >&2; cd /work; PATH=/work:$PATH; " + command); err != nil {
+	if err := s.Start("echo $$ >&2; cd /share; PATH=/share:$PATH; " + command); err != nil {
 		return 0, fmt.Errorf("testbed host: %w", err)
 	}
 	said := bufio.NewReader(errPipe)

@@ -40,7 +40,7 @@ func TestRunPassesExitCodesAndStreams(t *testing.T) {
 	if _, err := h.Run(t.Context(), "pwd; cat; echo oops >&2", strings.NewReader("a\x00b"), &out, &complaint); err != nil {
 		t.Fatal(err)
 	}
-	if out.String() != "/work\na\x00b" || complaint.String() != "oops\n" {
+	if out.String() != "/share\na\x00b" || complaint.String() != "oops\n" {
 		t.Errorf("stdout %q, stderr %q", out.String(), complaint.String())
 	}
 }
@@ -83,7 +83,7 @@ func TestPutReplacesWhatTheHostHasSeen(t *testing.T) {
 		}
 	}
 	if err := h.Put(t.Context(), "../escape", src); err == nil {
-		t.Error("a path outside /work was taken")
+		t.Error("a path outside /share was taken")
 	}
 }
 

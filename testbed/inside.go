@@ -23,7 +23,7 @@ type Needs struct {
 	MemoryMiB int
 	CPUs      int
 	Edu       bool
-	Files     map[string]string // name below /work → file of this machine that is copied there
+	Files     map[string]string // name below /share → file of this machine that is copied there
 }
 
 const (
@@ -129,7 +129,7 @@ func (h *Host) putSelf(ctx context.Context) (string, error) {
 	}
 	name := filepath.Base(self)
 	if h.tests {
-		return "/work/" + name, nil
+		return "/share/" + name, nil
 	}
 	f, err := elf.Open(self)
 	if err != nil {
@@ -142,7 +142,7 @@ func (h *Host) putSelf(ctx context.Context) (string, error) {
 		}
 	}
 	h.tests = true
-	return "/work/" + name, h.Put(ctx, name, self)
+	return "/share/" + name, h.Put(ctx, name, self)
 }
 
 // A relay passes on a test's output line by line and reads its verdict from it.

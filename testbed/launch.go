@@ -84,15 +84,15 @@ func (l *launch) undo() {
 	l.sweep(true)
 }
 
-// prepare lays out what the host finds at /work and finds ports.
+// prepare lays out what the host finds at /share and finds ports.
 func (l *launch) prepare() error {
 	if err := check(l.img, l.cfg.Kernel == ""); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(l.Work(), 0o700); err != nil {
+	if err := os.MkdirAll(l.Share(), 0o700); err != nil {
 		return err
 	}
-	if err := place(l.img.Kernel, filepath.Join(l.Work(), "vmlinuz")); err != nil {
+	if err := place(l.img.Kernel, filepath.Join(l.Share(), "vmlinuz")); err != nil {
 		return err
 	}
 	if err := makeKey(l.key(), l.authorizedKeys()); err != nil {
@@ -172,7 +172,7 @@ func (l *launch) connect(ctx context.Context) error {
 		return l.failed(err)
 	}
 	// Like any machine, the host has the kernel that it runs in /boot.
-	const install = "mkdir -p /boot && ln -sf /work/vmlinuz /boot/vmlinuz-$(uname -r)"
+	const install = "mkdir -p /boot && ln -sf /share/vmlinuz /boot/vmlinuz-$(uname -r)"
 	if code, err := l.host.Run(ctx, install, nil, io.Discard, io.Discard); err != nil || code != 0 {
 		return l.failed(fmt.Errorf("it runs no command (exit code %d): %w", code, err))
 	}

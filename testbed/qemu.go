@@ -35,8 +35,8 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	a.add("-device", "intel-iommu,intremap=on")
 	a.add("-device", "virtio-rng-pci")
 	a.add("-blockdev", "driver=file,node-name=root,read-only=on,filename="+esc(img.Root), "-device", "virtio-blk-pci,drive=root")
-	a.add("-fsdev", "local,id=work,security_model=mapped-xattr,multidevs=remap,path="+esc(d.Work()),
-		"-device", "virtio-9p-pci,fsdev=work,mount_tag=work")
+	a.add("-fsdev", "local,id=share,security_model=mapped-xattr,multidevs=remap,path="+esc(d.Share()),
+		"-device", "virtio-9p-pci,fsdev=share,mount_tag=share")
 	a.manage(c, sshPort)
 	for i := range c.NICs {
 		a.nic(i, d.Wire(i))

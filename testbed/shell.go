@@ -42,7 +42,7 @@ func (h *Host) Shell(ctx context.Context) (int, error) {
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, unix.SIGWINCH)
 	defer signal.Stop(resized)
-	if err := s.Start("cd /work; PATH=/work:$PATH exec bash -i"); err != nil {
+	if err := s.Start("cd /share; PATH=/share:$PATH exec bash -i"); err != nil {
 		return 0, err
 	}
 	ended := make(chan error, 1)

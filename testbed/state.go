@@ -22,7 +22,7 @@ import (
 //	qemu.log       what QEMU itself had to say
 //	qmp            QEMU's control socket
 //	wire0.pcap …   what went over the wire of each NIC
-//	work/          the host's /work
+//	share/         the host's /share
 type dir string
 
 func (d dir) lock() string           { return filepath.Join(string(d), "lock") }
@@ -30,13 +30,13 @@ func (d dir) record() string         { return filepath.Join(string(d), "host.jso
 func (d dir) key() string            { return filepath.Join(string(d), "key") }
 func (d dir) qemuLog() string        { return filepath.Join(string(d), "qemu.log") }
 func (d dir) qmpSocket() string      { return filepath.Join(string(d), "qmp") }
-func (d dir) authorizedKeys() string { return filepath.Join(d.Work(), "authorized_keys") }
+func (d dir) authorizedKeys() string { return filepath.Join(d.Share(), "authorized_keys") }
 
 // Console is the log of the host's console.
 func (d dir) Console() string { return filepath.Join(string(d), "console.log") }
 
-// Work is the directory that the host sees as /work.
-func (d dir) Work() string { return filepath.Join(string(d), "work") }
+// Share is the directory that the host sees as /share.
+func (d dir) Share() string { return filepath.Join(string(d), "share") }
 
 // Wire is the recording of all that went over the wire of the i-th NIC, in pcap format.
 func (d dir) Wire(i int) string { return filepath.Join(string(d), fmt.Sprintf("wire%d.pcap", i)) }
@@ -106,7 +106,7 @@ func (d dir) store(r record) error {
 // sweep removes what a former host left, except its logs if keep is true.
 func (d dir) sweep(keep bool) {
 	wires, _ := filepath.Glob(filepath.Join(string(d), "wire*.pcap"))
-	gone := append(wires, d.record(), d.key(), d.qmpSocket(), d.Work())
+	gone := append(wires, d.record(), d.key(), d.qmpSocket(), d.Share())
 	if !keep {
 		gone = append(gone, d.Console(), d.qemuLog())
 	}

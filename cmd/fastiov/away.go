@@ -21,8 +21,8 @@ import (
 // The testbed that `up` boots, and its network as QEMU makes it: the API's ports are reached by its management address.
 const (
 	awayName    = "default"
-	awayBinary  = "/work/fastiov"
-	awayImages  = "/work/images"
+	awayBinary  = "/share/fastiov"
+	awayImages  = "/share/images"
 	awayAPI     = "10.0.3.15:3233"
 	awayMetrics = "10.0.3.15:9464"
 	awayKey     = "/var/lib/fastiov/key"

@@ -45,7 +45,7 @@ func testbedUp(name *string) *cobra.Command {
 	return cmd
 }
 
-// bringUp boots the testbed that c describes and gives it a copy of this binary as /work/fastiov.
+// bringUp boots the testbed that c describes and gives it a copy of this binary as /share/fastiov.
 func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -119,7 +119,7 @@ func testbedStatus(name *string) *cobra.Command {
 			for _, p := range s.Config.Forward {
 				fmt.Fprintf(out, "  port   127.0.0.1:%d\n", p)
 			}
-			fmt.Fprintf(out, "  /work  %s/work\n", s.Dir)
+			fmt.Fprintf(out, "  /share  %s/share\n", s.Dir)
 			return nil
 		}}
 }

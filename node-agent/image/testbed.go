@@ -147,7 +147,7 @@ func furnishTestbed(t *rootfs.Tree) error {
 	if err := linkApplets(t, applets); err != nil {
 		return err
 	}
-	if err := t.Mkdir("work", 0o755); err != nil {
+	if err := t.Mkdir("share", 0o755); err != nil {
 		return err
 	}
 	if err := t.Remove("usr/sbin/init"); err != nil {

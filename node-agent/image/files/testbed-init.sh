@@ -31,12 +31,12 @@ for dev in /sys/class/net/*; do
 		;;
 	esac
 done
-if mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose work /work; then
+if mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose share /share; then
 	mkdir -p /root/.ssh /run/sshd
-	cp /work/authorized_keys /root/.ssh/ || say "no authorized_keys in the work directory: nobody can log in"
+	cp /share/authorized_keys /root/.ssh/ || say "no authorized_keys in the shared directory: nobody can log in"
 	chmod 600 /root/.ssh/authorized_keys
 else
-	say "no work directory: nobody can log in"
+	say "no shared directory: nobody can log in"
 fi
 ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
 

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	setName     = "qemu-test" // of the set of images, below the testbed's /work
+	setName     = "qemu-test" // of the set of images, below the testbed's /share
 	runtimeName = "python:3"
 )
 
@@ -29,7 +29,7 @@ func inTestbed(t *testing.T, body func(t *testing.T, images *image.Set)) {
 		needs.Files = exported(t)
 	}
 	testbed.Inside(t, needs, func(t *testing.T) {
-		images, err := image.OpenSet("/work/" + setName)
+		images, err := image.OpenSet("/share/" + setName)
 		if err != nil {
 			t.Fatal(err)
 		}
