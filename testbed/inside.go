@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 // Needs is what a test wants of the host it runs in; the zero value is content with any.
@@ -24,7 +26,12 @@ type Needs struct {
 	CPUs      int
 	Edu       bool
 	Files     map[string]string // name below /share → file of this machine that is copied there
+	Images    []string          // runtimes whose images are made and put, with the guest's kernel and initrd, into ImagesDir
+	Env       []string          // names of this process's environment that the test sees there too
 }
+
+// ImagesDir is where a test finds the set of images that it needs.
+const ImagesDir = "/share/images"
 
 const (
 	insideEnv = "FASTIOV_INSIDE"
@@ -63,7 +70,12 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 			t.Fatal(err)
 		}
 	}
-	verdict, err := h.test(ctx, t.Name(), testing.Verbose(), os.Stdout)
+	if len(needs.Images) > 0 {
+		if err := h.putImages(ctx, needs.Images); err != nil {
+			t.Fatal(err)
+		}
+	}
+	verdict, err := h.test(ctx, t.Name(), needs.Env, testing.Verbose(), os.Stdout)
 	switch {
 	case err != nil:
 		t.Fatalf("in the testbed: %v", err)
@@ -90,13 +102,28 @@ const (
 	failed
 )
 
+func (h *Host) putImages(ctx context.Context, runtimes []string) error {
+	cache, err := image.Open("", os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer cache.Close()
+	return h.Fill(ctx, filepath.Base(ImagesDir), func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
+}
+
 // test runs one test of this test binary in the host and relays what it prints.
-func (h *Host) test(ctx context.Context, name string, verbose bool, w io.Writer) (verdict, error) {
+func (h *Host) test(ctx context.Context, name string, env []string, verbose bool, w io.Writer) (verdict, error) {
 	binary, err := h.putSelf(ctx)
 	if err != nil {
 		return failed, err
 	}
-	command := fmt.Sprintf("mkdir -p /tmp/test && cd /tmp/test && %s=1 exec %s -test.v -test.count=1 -test.run '%s'", insideEnv, binary, only(name))
+	variables := insideEnv + "=1"
+	for _, name := range env {
+		if value, set := os.LookupEnv(name); set {
+			variables += " " + name + "=" + Quote(value)
+		}
+	}
+	command := fmt.Sprintf("mkdir -p /tmp/test && cd /tmp/test && %s exec %s -test.v -test.count=1 -test.run %s", variables, binary, Quote(only(name)))
 	out := &relay{w: w, test: name, all: verbose}
 	code, err := h.Run(ctx, command, nil, out, out)
 	if err != nil {
@@ -118,7 +145,16 @@ func only(name string) string {
 	for _, part := range strings.Split(name, "/") {
 		pattern = append(pattern, "^"+regexp.QuoteMeta(part)+"$")
 	}
-	return strings.ReplaceAll(strings.Join(pattern, "/"), "'", `'\''`)
+	return strings.Join(pattern, "/")
+}
+
+// Quote makes one line of the words of a command that a shell reads as those words.
+func Quote(words ...string) string {
+	var quoted []string
+	for _, w := range words {
+		quoted = append(quoted, "'"+strings.ReplaceAll(w, "'", `'\''`)+"'")
+	}
+	return strings.Join(quoted, " ")
 }
 
 // putSelf copies this test binary to the host and returns where it is there.

@@ -48,7 +48,7 @@ func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	code, err := host.Run(ctx, quote(append([]string{awayBinary}, os.Args[1:]...)), os.Stdin, os.Stdout, os.Stderr)
+	code, err := host.Run(ctx, testbed.Quote(append([]string{awayBinary}, os.Args[1:]...)...), os.Stdin, os.Stdout, os.Stderr)
 	return true, exitAs(host, code, err)
 }
 
@@ -81,7 +81,7 @@ func upInTestbed(cmd *cobra.Command, i *invokerFlags) (away bool, err error) {
 // that what answers is what was just built.
 func runInTestbed(ctx context.Context, host *testbed.Host, keepAlive time.Duration, out, progress io.Writer) error {
 	run := func(stdout io.Writer, words ...string) error {
-		code, err := host.Run(ctx, quote(words), nil, stdout, progress)
+		code, err := host.Run(ctx, testbed.Quote(words...), nil, stdout, progress)
 		if err == nil && code != 0 {
 			err = fmt.Errorf("%q failed in the testbed (exit code %d)", words[1], code)
 		}

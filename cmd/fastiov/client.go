@@ -3,13 +3,15 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"os"
+	"net"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -20,9 +22,14 @@ import (
 // dialNode connects to the agent whose run directory is runDir, by its Unix socket: who may open it is the authentication.
 func dialNode(runDir string) (api.NodeClient, func(), error) {
 	socket := filepath.Join(runDir, "node.sock")
-	if _, err := os.Stat(socket); err != nil {
+	probe, err := net.Dial("unix", socket)
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		return nil, nil, fmt.Errorf("no agent runs here any more (%s is dead); `fastiov up` starts one that adopts what it left, `fastiov down` ends that", socket)
+	case err != nil:
 		return nil, nil, fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
 	}
+	probe.Close()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
@@ -89,9 +96,9 @@ func printStatus(cmd *cobra.Command, st *api.StatusReply) {
 	fmt.Fprintf(out, "fastiov %s, driver %s%s; memory %d of %d MiB reserved; %d starts waiting\n\n",
 		st.Version, st.Driver, draining, st.MemoryReservedMib, st.MemoryMib, st.Waiting)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tMEMORY\tAGE")
+	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tPID\tMEMORY\tAGE")
 	for _, s := range st.Sandboxes {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d MiB\t%s\n", s.Id, s.State, s.Image, s.Vf, s.MemoryMib, age(s.StartedNs))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\n", s.Id, s.State, s.Image, s.Vf, s.Pid, s.MemoryMib, age(s.StartedNs))
 	}
 	fmt.Fprintln(w, "\nVF\tSTATE\tOWNER\tLEASES\tRESET FAILURES\tMAC\tSINCE")
 	for _, v := range st.Vfs {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -12,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
+	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -29,9 +34,8 @@ func downCmd() *cobra.Command {
 			if s, err := testbed.Look(awayName); err == nil && s.State == "ready" {
 				return testbed.Down(ctx, awayName, cmd.ErrOrStderr())
 			}
-			if !undo {
-				fmt.Fprintln(out, "nothing was up")
-				return nil
+			if err := endOrphans(*runDir, out); err != nil || !undo {
+				return err
 			}
 			return vf.Undo(vf.Config{Run: *runDir})
 		}
@@ -49,6 +53,33 @@ func downCmd() *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+// endOrphans ends the sandboxes that an agent left which was killed.
+func endOrphans(runDir string, out io.Writer) error {
+	orphans := (&startup.Starter{RunDir: runDir}).Records()
+	if len(orphans) == 0 {
+		fmt.Fprintln(out, "nothing was up")
+		return nil
+	}
+	unlock, err := lockRunDir(runDir) // an agent that is just starting would adopt them
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	host, err := jail.Open("fastiov", slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	for _, rec := range orphans {
+		host.End(rec.Spec)
+		if err := os.RemoveAll(rec.Spec.Dir); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(out, "ended %d sandboxes of an agent that was killed\n", len(orphans))
+	return nil
 }
 
 // endServer ends the process that listens on a Unix socket: the kernel knows who that is, whatever any file says.

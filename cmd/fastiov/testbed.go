@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,7 +75,7 @@ func testbedRun(name *string) *cobra.Command {
 		}
 		line := args[0]
 		if len(args) > 1 {
-			line = quote(args)
+			line = testbed.Quote(args...)
 		}
 		code, err := host.Run(cmd.Context(), line, os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		return exitAs(host, code, err)
@@ -134,13 +133,4 @@ func testbedDown(name *string) *cobra.Command {
 			}
 			return err
 		}}
-}
-
-// quote makes one line of the words of a command that a shell reads as those words.
-func quote(words []string) string {
-	var quoted []string
-	for _, w := range words {
-		quoted = append(quoted, "'"+strings.ReplaceAll(w, "'", `'\''`)+"'")
-	}
-	return strings.Join(quoted, " ")
 }

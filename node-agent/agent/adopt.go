@@ -64,6 +64,8 @@ func (a *Agent) adopt(ctx context.Context, rec sandbox.Record, lease *vf.Lease) 
 		return nil, fmt.Errorf("its VF %s has gone", lease.BDF)
 	case lease != nil && rec.Spec.VF.BDF != lease.BDF:
 		return nil, fmt.Errorf("it has VF %s and the journal gives it %s", rec.Spec.VF.BDF, lease.BDF)
+	case lease != nil && (lease.Owner.PID != rec.PID || lease.Owner.StartTicks != rec.StartTicks):
+		return nil, fmt.Errorf("its record names process %d and the VF journal %d", rec.PID, lease.Owner.PID)
 	}
 	sb, err := a.Starter.Driver.Adopt(ctx, rec)
 	if err != nil {
@@ -71,5 +73,5 @@ func (a *Agent) adopt(ctx context.Context, rec sandbox.Record, lease *vf.Lease) 
 	}
 	grant := &startup.Grant{VF: lease, MemoryMiB: rec.Spec.MemoryMiB + a.Starter.OverheadMiB}
 	a.Starter.Admission.Adopt(grant)
-	return &startup.Started{Sandbox: sb, Spec: rec.Spec, Grant: grant}, nil
+	return &startup.Started{Sandbox: sb, Spec: rec.Spec, PID: rec.PID, Grant: grant}, nil
 }

@@ -301,7 +301,7 @@ func TestDrain(t *testing.T) {
 // TestAdopt goes through what a crash can leave: each sandbox is taken over or ended, each lease kept or returned.
 func TestAdopt(t *testing.T) {
 	const bdf = "0000:01:10.0"
-	lease := vf.Lease{BDF: bdf, Owner: vf.Owner{Sandbox: "x"}}
+	lease := vf.Lease{BDF: bdf, Owner: vf.Owner{Sandbox: "x", PID: 1}}
 	record := func(bdf string) *sandbox.Record {
 		return &sandbox.Record{Spec: sandbox.Spec{ID: "x", MemoryMiB: 128, VF: &sandbox.VF{BDF: bdf}}, PID: 1}
 	}
@@ -318,6 +318,7 @@ func TestAdopt(t *testing.T) {
 		{"it does not answer", record(bdf), false, []vf.Lease{lease}, false, false, 1},
 		{"its lease has ended", record(bdf), false, nil, true, false, 0},
 		{"another VF in the journal", record("0000:01:10.2"), false, []vf.Lease{lease}, true, false, 1},
+		{"killed before the journal knew its process", record(bdf), false, []vf.Lease{{BDF: bdf, Owner: vf.Owner{Sandbox: "x"}}}, true, false, 1},
 		{"killed before its record", nil, false, []vf.Lease{lease}, true, false, 1},
 		{"killed before its directory", nil, true, []vf.Lease{lease}, true, false, 1},
 		{"a journal entry that could not be read", record(bdf), false, []vf.Lease{{BDF: bdf}}, true, false, 1},

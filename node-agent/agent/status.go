@@ -42,6 +42,7 @@ func (a *Agent) Status(context.Context, *api.StatusRequest) (*api.StatusReply, e
 func (e *entry) status(id string) *api.Sandbox {
 	s := &api.Sandbox{Id: id, State: e.state, Image: e.image, StartedNs: e.started.UnixNano(), Adopted: e.adopted}
 	if e.st != nil {
+		s.Pid = int32(e.st.PID)
 		s.MemoryMib = uint32(e.st.Spec.MemoryMiB)
 		if e.st.Spec.VF != nil {
 			s.Vf = e.st.Spec.VF.BDF

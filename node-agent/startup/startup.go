@@ -66,6 +66,7 @@ type Starter struct {
 type Started struct {
 	sandbox.Sandbox
 	Spec       sandbox.Spec
+	PID        int // of its VMM; 0 where there is none
 	Grant      *Grant
 	Spans      []timeline.Span
 	InitStatus int
@@ -135,7 +136,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	return st, nil
 }
 
-// wire makes the sandbox's run directory and gives its VF an address.
+// wire makes the sandbox's run directory, gives its VF an address, and writes down what is about to be handed to the sandbox.
 func (s *Starter) wire(st *Started) error {
 	if err := os.MkdirAll(filepath.Dir(st.Spec.Dir), 0o755); err != nil {
 		return err
@@ -144,19 +145,17 @@ func (s *Starter) wire(st *Started) error {
 		return fmt.Errorf("run directory: %w; is a sandbox of that name running?", err)
 	}
 	st.madeDir = true
-	lease := st.Grant.VF
-	if lease == nil {
-		return nil
+	if lease := st.Grant.VF; lease != nil {
+		address, err := s.Network.Address(lease.Index)
+		if err != nil {
+			return err
+		}
+		st.Spec.VF = &sandbox.VF{
+			BDF: lease.BDF, Group: lease.Group, MAC: lease.MAC,
+			Address: address, Gateway: s.Network.Gateway, DNS: s.Network.DNS,
+		}
 	}
-	address, err := s.Network.Address(lease.Index)
-	if err != nil {
-		return err
-	}
-	st.Spec.VF = &sandbox.VF{
-		BDF: lease.BDF, Group: lease.Group, MAC: lease.MAC,
-		Address: address, Gateway: s.Network.Gateway, DNS: s.Network.DNS,
-	}
-	return nil
+	return WriteRecord(sandbox.Record{Spec: st.Spec})
 }
 
 // own writes down by what a restarted agent can adopt the sandbox: its record, and the owner of its lease.
@@ -164,6 +163,7 @@ func (s *Starter) own(st *Started, rec sandbox.Record) error {
 	if err := WriteRecord(rec); err != nil {
 		return err
 	}
+	st.PID = rec.PID
 	if s.Owners == nil || st.Grant.VF == nil {
 		return nil
 	}

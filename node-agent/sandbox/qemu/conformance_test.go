@@ -2,10 +2,8 @@ package qemu
 
 import (
 	"context"
-	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,55 +14,14 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-const (
-	setName     = "qemu-test" // of the set of images, below the testbed's /share
-	runtimeName = "python:3"
-)
+const runtimeName = "python:3"
 
-// inTestbed runs body in a testbed host that has guest and runtime images.
-func inTestbed(t *testing.T, body func(t *testing.T, images *image.Set)) {
+func subject(t *testing.T) sandboxtest.Subject {
 	t.Helper()
-	needs := testbed.Needs{NICs: 1}
-	if os.Getenv("FASTIOV_TESTBED") != "" && os.Getenv("FASTIOV_INSIDE") == "" {
-		needs.Files = exported(t)
-	}
-	testbed.Inside(t, needs, func(t *testing.T) {
-		images, err := image.OpenSet("/share/" + setName)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body(t, images)
-	})
-}
-
-// exported makes the images and lists their files by the name they are to have in the testbed.
-func exported(t *testing.T) map[string]string {
-	t.Helper()
-	cache, err := image.Open("", os.Stderr)
+	images, err := image.OpenSet(testbed.ImagesDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer cache.Close()
-	dir := t.TempDir()
-	if err := cache.Export(t.Context(), dir, runtimeName); err != nil {
-		t.Fatal(err)
-	}
-	files := map[string]string{}
-	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && entry.Type().IsRegular() {
-			name, _ := filepath.Rel(dir, path)
-			files[filepath.Join(setName, name)] = path
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return files
-}
-
-func subject(t *testing.T, images *image.Set) sandboxtest.Subject {
-	t.Helper()
 	vfs := sandboxtest.VFs(t)
 	runtime, err := images.Runtime(context.Background(), runtimeName)
 	if err != nil {
@@ -97,5 +54,5 @@ func subject(t *testing.T, images *image.Set) sandboxtest.Subject {
 }
 
 func TestConformance(t *testing.T) {
-	inTestbed(t, func(t *testing.T, images *image.Set) { subject(t, images).Run(t) })
+	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{runtimeName}}, func(t *testing.T) { subject(t).Run(t) })
 }
