@@ -45,7 +45,7 @@ func TestChaosOfTheAgentWithABareVMM(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1, Env: []string{chaosSeed, chaosLen}}, func(t *testing.T) {
 		c := newChaos(t, chaosLen, 500, "--sandbox", "bare")
 		c.request = &api.StartRequest{MemoryMib: 64}
-		c.workers, c.turns = 3, 12
+		c.workers, c.turns = 3, 6
 		c.run()
 	})
 }
@@ -134,7 +134,7 @@ func (c *chaos) kill() bool {
 	case failpoint.OpenLocked:
 		killed = c.life(arm(1))
 	default:
-		killed = c.life(arm(5))
+		killed = c.life(arm(3))
 	}
 	if killed {
 		c.kills[name]++
