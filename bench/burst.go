@@ -225,11 +225,11 @@ func (b *Burst) await(ctx context.Context, a *activation) error {
 
 type httpError struct {
 	status int
-	body   string
+	why    string
 }
 
 func (e *httpError) Error() string {
-	return fmt.Sprintf("%d %s: %s", e.status, http.StatusText(e.status), e.body)
+	return fmt.Sprintf("%d %s: %s", e.status, http.StatusText(e.status), e.why)
 }
 
 // call speaks to the invoker: a JSON body out, a JSON body in, an error for every status from 300.
@@ -257,7 +257,13 @@ func (b *Burst) call(ctx context.Context, method, path string, in, out any) erro
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return &httpError{resp.StatusCode, string(bytes.TrimSpace(answer))}
+		var said struct {
+			Error string `json:"error"` // without the code beside it, so that equal errors count as one
+		}
+		if json.Unmarshal(answer, &said) != nil || said.Error == "" {
+			said.Error = string(bytes.TrimSpace(answer))
+		}
+		return &httpError{resp.StatusCode, said.Error}
 	}
 	if out == nil {
 		return nil

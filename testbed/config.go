@@ -12,7 +12,7 @@ type Config struct {
 	NICs      int    // igb network cards with 7 VFs each, default 1
 	NVMeVFs   int    // VFs of an NVMe controller, 0: no controller
 	MemoryMiB int    // default 8192
-	CPUs      int    // default 1: QEMU before 10.0.4 corrupts a host of several emulated CPUs when VFs move their BARs
+	CPUs      int    // default 1: with several, QEMU 10.0.2 lost guests in bursts; a race around moving BARs, mended in 10.0.4, is the likely cause
 	Kernel    string // a bzImage in place of Debian's
 	Accel     string // kvm, tcg, or empty: kvm if it can boot a guest and nest
 	Edu       bool   // QEMU's edu device, whose DMA tests can steer

@@ -14,22 +14,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/testbed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// TestOnAKernelThatTraces goes into a testbed: not every machine lets its kernel be hooked.
+func TestOnAKernelThatTraces(t *testing.T) {
+	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
+		defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+		t.Run("a call is seen with times and size", aCallIsSeenWithTimesAndSize)
+		t.Run("none is lost in a crowd", noneIsLostInACrowd)
+		t.Run("other processes are not seen", otherProcessesAreNotSeen)
+		t.Run("the verifier takes the programs", theVerifierTakesThePrograms)
+		t.Run("the functions of this kernel are found", theFunctionsOfThisKernelAreFound)
+		t.Run("what is absent is said", whatIsAbsentIsSaid)
+	})
+}
 
 // standIn is an ioctl that any process can make, seen through the same programs as VFIO's: SIOCGIFINDEX of a socket, with a size read
 // from where its argument points.
 var standIn = []target{{function: "sock_ioctl", command: unix.SIOCGIFINDEX, kind: Mapping, detail: size, offset: 24}}
 
-func openOr(t *testing.T, targets []target) *Probe {
+func mustOpen(t *testing.T, targets []target) *Probe {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 	p, err := open(targets)
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
 	return p
@@ -45,8 +56,8 @@ func call(t *testing.T, command uint, argument *[40]byte) {
 	ioctl(fd, command, argument)
 }
 
-func TestACallIsSeenWithTimesAndSize(t *testing.T) {
-	p := openOr(t, standIn)
+func aCallIsSeenWithTimesAndSize(t *testing.T) {
+	p := mustOpen(t, standIn)
 	w := p.Watch(os.Getpid())
 	defer w.Close()
 	before := time.Now()
@@ -67,8 +78,8 @@ func TestACallIsSeenWithTimesAndSize(t *testing.T) {
 	}
 }
 
-func TestNoneIsLostInACrowd(t *testing.T) {
-	p := openOr(t, standIn)
+func noneIsLostInACrowd(t *testing.T) {
+	p := mustOpen(t, standIn)
 	w := p.Watch(os.Getpid())
 	defer w.Close()
 	const callers, each = 16, 50
@@ -86,8 +97,8 @@ func TestNoneIsLostInACrowd(t *testing.T) {
 	}
 }
 
-func TestOtherProcessesAreNotSeen(t *testing.T) {
-	p := openOr(t, standIn)
+func otherProcessesAreNotSeen(t *testing.T) {
+	p := mustOpen(t, standIn)
 	cmd := exec.Command("/bin/cat")
 	in, _ := cmd.StdinPipe()
 	if err := cmd.Start(); err != nil {
@@ -103,18 +114,15 @@ func TestOtherProcessesAreNotSeen(t *testing.T) {
 	w.Close()
 }
 
-func TestTheVerifierTakesThePrograms(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+func theVerifierTakesThePrograms(t *testing.T) {
 	begun, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: 16, MaxEntries: 1})
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	defer begun.Close()
 	events, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: 1 << 20})
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	defer events.Close()
 	for _, target := range targets {
@@ -129,8 +137,7 @@ func TestTheVerifierTakesThePrograms(t *testing.T) {
 	}
 }
 
-func TestTheFunctionsOfThisKernelAreFound(t *testing.T) {
-	openOr(t, standIn) // skips where nothing can be hooked
+func theFunctionsOfThisKernelAreFound(t *testing.T) {
 	p, err := Open()
 	if err != nil {
 		t.Fatal(err)
@@ -141,10 +148,7 @@ func TestTheFunctionsOfThisKernelAreFound(t *testing.T) {
 	}
 }
 
-func TestWhatIsAbsentIsSaid(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+func whatIsAbsentIsSaid(t *testing.T) {
 	p, err := open([]target{{function: "no_such_function_in_any_kernel", kind: Opening}})
 	if err == nil {
 		p.Close()
