@@ -3,9 +3,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -34,6 +36,9 @@ func main() {
 	err := root.ExecuteContext(ctx)
 	stop()
 	if err != nil {
+		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {
+			err = fmt.Errorf("%w; free some there", err)
+		}
 		fmt.Fprintln(os.Stderr, "fastiov:", err)
 		os.Exit(1)
 	}

@@ -65,6 +65,7 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 		{"API port taken", []string{"up", "--foreground", "--sandbox", "sim", "--listen", taken}, nil, "choose another address with --listen"},
 		{"metrics port taken", []string{"agent", "--sandbox", "sim", "--metrics", taken}, nil, "choose another address with --metrics"},
 		{"no images", []string{"agent", "--images", "/nonexistent"}, nil, "/nonexistent is no set of images"},
+		{"a damaged kernel", []string{"agent", "--images", damagedImages(t)}, nil, "guest/kernel is damaged"},
 		{"no network given", []string{"agent", "--sandbox", "bare"}, nil, "--subnet"},
 		{"no such PF", []string{"agent", "--sandbox", "bare", "--pf", "nobody", "--subnet", "10.0.2.0/24",
 			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "no SR-IOV device"},
@@ -102,6 +103,20 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 			}
 		})
 	}
+}
+
+func damagedImages(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "guest"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"kernel", "initrd"} {
+		if err := os.WriteFile(filepath.Join(dir, "guest", name), []byte("rubbish"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 // harmless: the lock file and the address note of a process that has ended bind nobody.

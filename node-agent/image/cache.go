@@ -148,6 +148,9 @@ func (c *Cache) build(ctx context.Context, name, key string, build func(context.
 	if _, err := os.Stat(entry); err == nil {
 		return nil
 	}
+	if err := c.room(); err != nil {
+		return err
+	}
 	tmp := filepath.Join(c.dir, "tmp", key)
 	if err := os.RemoveAll(tmp); err != nil { // of a builder that died: its lock is ours now
 		return err
@@ -165,6 +168,19 @@ func (c *Cache) build(ctx context.Context, name, key string, build func(context.
 		return err
 	}
 	s.say("done, %s", megabytes(size(entry)))
+	return nil
+}
+
+// room fails where the disk is too full to make an image: tools that run into a full disk half-way try again for minutes.
+func (c *Cache) room() error {
+	const needed = 1 << 30
+	var disk unix.Statfs_t
+	if err := unix.Statfs(c.dir, &disk); err != nil {
+		return err
+	}
+	if free := int64(disk.Bavail) * disk.Bsize; free < needed {
+		return fmt.Errorf("it may take %s to make and %s are free: %w", megabytes(needed), megabytes(free), unix.ENOSPC)
+	}
 	return nil
 }
 

@@ -168,7 +168,7 @@ func readRuntime(dir string) (Runtime, error) {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return Runtime{}, fmt.Errorf("%s: %w; remove %s to have it made anew", configName, err, dir)
 	}
-	return r, nil
+	return r, checkRoot(r.Root)
 }
 
 // fileName makes a runtime's name fit for a file.

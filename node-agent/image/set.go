@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,9 @@ func OpenSet(dir string) (*Set, error) {
 		if _, err := os.Stat(file); err != nil {
 			return nil, fmt.Errorf("%s is no set of images: %w; export it anew", dir, err)
 		}
+	}
+	if err := cmp.Or(checkKernel(s.Guest.Kernel), checkInitrd(s.Guest.Initrd)); err != nil {
+		return nil, err
 	}
 	var read sync.Map // by name: a cold start that needs a runtime again asks no disk
 	s.find = func(_ context.Context, name string) (Runtime, error) {

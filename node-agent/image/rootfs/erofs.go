@@ -3,6 +3,8 @@ package rootfs
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path"
@@ -204,4 +206,27 @@ func (t *Tree) stored(l *layout, i *inode) io.Reader {
 		return strings.NewReader(i.target)
 	}
 	return t.content(i.node)
+}
+
+// Check says why the file is no whole image of this package, from its superblock and its size.
+func Check(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	var super [40]byte
+	_, err = f.ReadAt(super[:], superOffset)
+	le := binary.LittleEndian
+	switch {
+	case err != nil || le.Uint32(super[:]) != magic:
+		return errors.New("it is no EROFS image")
+	case info.Size() != int64(le.Uint32(super[36:]))*blockSize:
+		return fmt.Errorf("it has %d bytes and should have %d", info.Size(), int64(le.Uint32(super[36:]))*blockSize)
+	}
+	return nil
 }
