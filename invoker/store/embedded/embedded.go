@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"go.etcd.io/bbolt"
@@ -40,6 +41,7 @@ type Store struct {
 	watching sync.Mutex // held from before a transaction until its changes were seen
 	watches  []watch
 	broken   error // why nothing can be written any more; the writer's own
+	commits  atomic.Int64
 }
 
 // A call is a change that somebody waits for.
@@ -159,6 +161,7 @@ func (s *Store) commit() {
 		err = s.explain(err)
 		s.records.Fail(err)
 	} else {
+		s.commits.Add(1)
 		s.records.Done(len(records), refused)
 	}
 	for _, c := range calls {

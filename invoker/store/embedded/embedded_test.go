@@ -6,13 +6,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const plenty = 1 << 30
 

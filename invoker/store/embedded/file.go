@@ -2,6 +2,7 @@ package embedded
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -83,7 +84,28 @@ func openFile(path string) (*bbolt.DB, error) {
 
 var errDamaged = errors.New("its pages make no sense")
 
-func tryOpen(path string) (db *bbolt.DB, err error) {
+// tryOpen reads the file before it opens it for writing, so that one that is not ours is left as it is.
+func tryOpen(path string) (*bbolt.DB, error) {
+	options := bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType}
+	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+		reading := options
+		reading.ReadOnly = true
+		db, err := openAnd(path, &reading, func(db *bbolt.DB) error {
+			return db.View(func(tx *bbolt.Tx) error { return check(tx, path) })
+		})
+		if err != nil {
+			return nil, err
+		}
+		if err := db.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return openAnd(path, &options, func(db *bbolt.DB) error {
+		return cmp.Or(os.Chmod(path, 0o600), db.Update(prepare), syncDir(filepath.Dir(path)))
+	})
+}
+
+func openAnd(path string, options *bbolt.Options, do func(*bbolt.DB) error) (db *bbolt.DB, err error) {
 	defer func() {
 		if reason := recover(); reason != nil { // how bbolt answers to a page that is none
 			err = fmt.Errorf("%w: %.80s", errDamaged, strings.ReplaceAll(fmt.Sprint(reason), "\n", " "))
@@ -93,23 +115,13 @@ func tryOpen(path string) (db *bbolt.DB, err error) {
 			db = nil
 		}
 	}()
-	db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType})
-	if err != nil {
+	if db, err = bbolt.Open(path, 0o600, options); err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return db, err
-	}
-	if err := db.View(func(tx *bbolt.Tx) error { return check(tx, path) }); err != nil {
-		return db, err
-	}
-	if err := db.Update(prepare); err != nil {
-		return db, err
-	}
-	return db, syncDir(filepath.Dir(path))
+	return db, do(db)
 }
 
-// check looks at what can be looked at without reading everything. An empty file is well.
+// check looks at what can be looked at without reading everything.
 func check(tx *bbolt.Tx, path string) error {
 	file, err := os.Stat(path)
 	if err != nil {
