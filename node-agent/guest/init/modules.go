@@ -40,36 +40,45 @@ func loadModules(list string, rec *recorder) (*drivers, error) {
 	}
 	for _, path := range strings.Fields(string(text)) {
 		name := strings.TrimSuffix(filepath.Base(path), ".ko")
+		file, err := take(path) // by now: while a VF driver loads, the root directory changes
+		if err != nil {
+			return nil, err
+		}
 		if vfDriverNames[strings.ReplaceAll(name, "-", "_")] {
-			vf.loading.Go(func() { vf.load(path, name, rec) })
+			vf.loading.Go(func() { vf.load(file, name, rec) })
 			continue
 		}
-		if err := rec.step("module "+name, func() error { return loadModule(path) }); err != nil {
+		if err := rec.step("module "+name, func() error { return loadModule(file) }); err != nil {
 			return nil, err
 		}
 	}
 	return vf, nil
 }
 
-func (d *drivers) load(path, name string, rec *recorder) {
+func (d *drivers) load(file *os.File, name string, rec *recorder) {
 	begin := boottime()
-	err := rec.stepOf(vfStage, "module "+name, func() error { return loadModule(path) })
+	err := rec.stepOf(vfStage, "module "+name, func() error { return loadModule(file) })
 	rec.stage(vfStage, begin)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.err = errors.Join(d.err, err)
 }
 
-// loadModule loads one module file and removes it, for the initrd is memory.
-func loadModule(path string) error {
+// take opens a module's file and removes its name, for the initrd is memory.
+func take(path string) (*os.File, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("a kernel module is missing: %w", err)
-	}
-	defer file.Close()
-	if err := unix.FinitModule(int(file.Fd()), "", 0); err != nil && err != unix.EEXIST {
-		return fmt.Errorf("the kernel module %s does not load: %w", path, err)
+		return nil, fmt.Errorf("a kernel module is missing: %w", err)
 	}
 	os.Remove(path)
+	return file, nil
+}
+
+// loadModule loads a module and closes its file.
+func loadModule(file *os.File) error {
+	defer file.Close()
+	if err := unix.FinitModule(int(file.Fd()), "", 0); err != nil && err != unix.EEXIST {
+		return fmt.Errorf("the kernel module %s does not load: %w", file.Name(), err)
+	}
 	return nil
 }

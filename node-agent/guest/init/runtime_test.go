@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -194,15 +195,19 @@ func TestLoadModules(t *testing.T) {
 		t.Errorf("no list: %v", err)
 	}
 	list := t.TempDir() + "/modules"
-	if err := os.WriteFile(list, []byte("/no/igbvf.ko\n"), 0o600); err != nil {
+	broken := t.TempDir() + "/igbvf.ko"
+	if err := errors.Join(os.WriteFile(broken, []byte("no module"), 0o600), os.WriteFile(list, []byte(broken+"\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	vf, err := loadModules(list, rec)
 	if err != nil {
 		t.Fatalf("a VF driver holds up the start: %v", err)
 	}
+	if _, err := os.Stat(broken); err == nil {
+		t.Error("the module's name is still there: it may be looked up after the root directory has changed")
+	}
 	if err := bringUp(testVF, vf, rec, time.Minute); err == nil || !strings.Contains(err.Error(), "igbvf") {
-		t.Errorf("a VF whose driver is missing comes up: %v", err)
+		t.Errorf("a VF whose driver does not load comes up: %v", err)
 	}
 	if err := os.WriteFile(list, []byte("/no/erofs.ko\n"), 0o600); err != nil {
 		t.Fatal(err)
