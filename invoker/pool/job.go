@@ -72,7 +72,7 @@ func (p *Pool) Do(ctx context.Context, job Job) (Result, error) {
 		a.Result = Result{Sandbox: g.box.id, Node: g.box.node.name, How: g.how, Placed: time.Now(), Cold: g.how == Cold || g.how == Prewarm}
 		keep, err := a.run(ctx, g)
 		p.release(g.box, keep)
-		if !errors.Is(err, errElsewhere) {
+		if !errors.As(err, &w.failed) {
 			return a.Result, err
 		}
 	}
@@ -126,8 +126,12 @@ type attempt struct {
 	deadline time.Time
 }
 
-// errElsewhere says that the job has not been run, and may be in another sandbox.
-var errElsewhere = errors.New("to be tried in another sandbox")
+// elsewhere says why the job has not been run in a sandbox, though it may be in another.
+type elsewhere struct{ why string }
+
+func (e *elsewhere) Error() string { return e.why }
+
+func tryElsewhere(err error) error { return &elsewhere{status.Convert(err).Message()} }
 
 // run gets the sandbox ready and runs the job in it; keep says whether the sandbox is good for another job.
 func (a *attempt) run(ctx context.Context, g grant) (keep bool, err error) {
@@ -150,7 +154,7 @@ func (a *attempt) run(ctx context.Context, g grant) (keep bool, err error) {
 	case err == nil:
 		return a.job.Keep(a.Run), nil
 	case !a.Cold && (code == codes.NotFound || code == codes.Aborted):
-		return false, errElsewhere // it ended while it idled, or is not reached: nothing has run
+		return false, tryElsewhere(err) // it ended while it idled, or is not reached: nothing has run
 	default:
 		return false, &CallError{Running, a.box.id, err}
 	}
@@ -187,7 +191,7 @@ func (a *attempt) startBox(ctx context.Context) error {
 	switch status.Code(err) {
 	case codes.Unavailable:
 		a.p.unreachable(a.box.node, err)
-		err = errElsewhere
+		err = tryElsewhere(err)
 	case codes.ResourceExhausted:
 		a.box.node.to.ask()
 	}
@@ -197,7 +201,8 @@ func (a *attempt) startBox(ctx context.Context) error {
 // started tells the owner, and whoever waits for the same sandbox, how the start went.
 func (a *attempt) started(reply *api.StartReply, err error) error {
 	a.p.over(a.box, reply, err)
-	if err == nil || errors.Is(err, errElsewhere) {
+	var other *elsewhere
+	if err == nil || errors.As(err, &other) {
 		return err
 	}
 	return &CallError{Starting, a.box.id, err}
@@ -210,7 +215,7 @@ func (a *attempt) initStem(ctx context.Context) error {
 	a.Start = reply
 	switch status.Code(err) {
 	case codes.Unavailable, codes.NotFound, codes.Aborted:
-		err = errElsewhere
+		err = tryElsewhere(err)
 	}
 	return a.started(reply, err)
 }
@@ -223,8 +228,8 @@ func (a *attempt) awaitStart(ctx context.Context) error {
 	case <-ctx.Done():
 		return &CallError{Starting, a.box.id, status.FromContextError(ctx.Err()).Err()}
 	}
-	if a.box.start.err != nil {
-		return errElsewhere
+	if err := a.box.start.err; err != nil {
+		return tryElsewhere(err)
 	}
 	if a.box.start.reply.InitStatus != 200 {
 		a.Start, a.Cold = a.box.start.reply, true
@@ -235,7 +240,7 @@ func (a *attempt) awaitStart(ctx context.Context) error {
 func (a *attempt) resume(ctx context.Context) error {
 	<-a.box.settled // the pausing; it has a deadline
 	if _, err := a.box.node.to.Resume(ctx, &api.ResumeRequest{Id: a.box.id}); err != nil {
-		return errElsewhere
+		return tryElsewhere(err)
 	}
 	return nil
 }

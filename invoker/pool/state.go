@@ -194,8 +194,9 @@ type waiter struct {
 	group    *group
 	arrived  time.Time
 	deadline time.Time
-	number   uint64 // of arrival
-	aged     bool   // it has waited for longer than patience
+	number   uint64     // of arrival
+	failed   *elsewhere // why its last sandbox was none
+	aged     bool       // it has waited for longer than patience
 	inGroup  link[*waiter]
 	inSpace  link[*waiter]
 	inQueue  link[*waiter]

@@ -6,6 +6,7 @@ import "fmt"
 type Lack string
 
 const (
+	Placeable Lack = "its turn has come"
 	NoNode    Lack = "no node in reach"
 	NoVF      Lack = "no VF"
 	NoPlace   Lack = "no place for another sandbox"
@@ -20,6 +21,10 @@ func (s *state) why(w *waiter) string {
 	lack := s.lack(g)
 	said := string(lack)
 	switch lack {
+	case Placeable:
+		if w.failed != nil {
+			said = w.failed.why
+		}
 	case NoNode:
 		for _, n := range s.nodes {
 			if n.down != "" {
@@ -59,8 +64,11 @@ func (s *state) lack(g *group) Lack {
 		need := g.memory + n.overhead
 		unclaimed := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
 		switch {
+		case n.avail().fits(need):
+			return Placeable
 		case unclaimed.fits(need):
-			return Reserved
+			lack = Reserved
+		case lack == Reserved:
 		case unclaimed.sandboxes >= 1:
 			lack = NoMemory
 		case lack == NoMemory:
