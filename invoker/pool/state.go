@@ -146,7 +146,7 @@ type key struct {
 type group struct {
 	key
 	space   *space
-	class   *class // nil: nobody waits
+	class   *class // in which it stands in line; nil: it does not
 	image   string
 	slots   int
 	start   func() *api.StartRequest // of its last job, where the policy may have a sandbox started before the next
@@ -288,15 +288,16 @@ func sign(plus bool) int {
 // fileGroup puts a group where it belongs after any change of its waiters or boxes.
 func (s *state) fileGroup(g *group, now time.Time) {
 	waits := g.waiting.n > 0
+	servable := waits && g.open.n+g.warming.n > 0
 	switch {
-	case waits && g.open.n+g.warming.n > 0:
+	case servable:
 		g.turn.join(&s.servable)
 	case waits && g.live == 0 && g.claim == nil:
 		g.turn.join(&s.starving)
 	default:
 		g.turn.leave()
 	}
-	s.fileLine(g, waits)
+	s.fileLine(g, waits && !servable) // who is served at once need not stand in line
 	if !waits && g.claim != nil {
 		s.dropClaim(g.claim, now)
 	}
