@@ -54,10 +54,14 @@ func BenchmarkDecide(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("warm/%d", n), func(b *testing.B) {
 			w := crowd(b, n)
+			jobs := make([]Job, n)
+			for i := range jobs {
+				jobs[i] = groupJob(2 * i)
+			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				w.now = w.now.Add(time.Microsecond)
-				job := groupJob(i % n * 2)
+				job := jobs[i%n]
 				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				do := w.turn(b)
 				if do.kind != Warm {
