@@ -147,9 +147,7 @@ func (s *state) learn(g *group, now time.Time) {
 	s.alarms.set(&g.alarm, now.Add(g.window.PreWarm))
 	g.members.all(func(b *box) bool {
 		b.retired = true
-		if b.idles() {
-			s.file(b, now)
-		}
+		s.file(b, now)
 		return true
 	})
 }
