@@ -2,96 +2,283 @@ package pool
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
+	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-var t0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-
-func at(seconds int) time.Time { return t0.Add(time.Duration(seconds) * time.Second) }
-
-func sandbox(id, group string, phase phase, since int) *box {
-	return &box{id: id, group: group, memory: 100, phase: phase, since: at(since)}
+// A scene is a world whose events a test names itself.
+type scene struct {
+	*testing.T
+	*world
 }
 
-func job(group string, memory, arrived, deadline int) *waiter {
-	return &waiter{group: group, memory: memory, arrived: at(arrived), deadline: at(deadline)}
+func newScene(t *testing.T, cfg Config, views ...view) scene {
+	if len(views) == 0 {
+		views = []view{sized(unbounded, unbounded)}
+	}
+	return scene{t, newWorld(cfg, t.Fatalf, nil, views...)}
 }
 
-func show(steps []step) string {
-	var words []string
-	for _, s := range steps {
-		switch {
-		case s.why != "":
-			words = append(words, "refuse "+s.waiter.group+": "+s.why)
-		case s.waiter == nil:
-			words = append(words, "stop "+s.box.id)
-		case s.box != nil:
-			words = append(words, "reuse "+s.box.id)
-		default:
-			words = append(words, "start "+s.waiter.group)
+// want settles and compares what was decided.
+func (s scene) want(want ...string) {
+	s.Helper()
+	did := s.settle()
+	if !slices.Equal(did, want) {
+		s.Errorf("decided %s; want %s", strings.Join(did, ", "), strings.Join(want, ", "))
+	}
+	s.check()
+}
+
+func (s scene) pass(d time.Duration) { s.now = s.now.Add(d) }
+
+func (s scene) call(job Job) *task { return s.arrive(job, 30*time.Second) }
+
+// begun is a job that runs.
+func (s scene) begun(job Job) *task {
+	s.Helper()
+	t := s.call(job)
+	s.settle()
+	if t.box == nil {
+		s.Fatalf("%s waits", job.Group)
+	}
+	if t.box.phase == starting {
+		s.started(t.box, true)
+	}
+	s.settle()
+	return t
+}
+
+// idling is the sandbox of a job that is over.
+func (s scene) idling(job Job) *box {
+	s.Helper()
+	t := s.begun(job)
+	s.finish(t, true)
+	s.settle()
+	return t.box
+}
+
+func of(group string, memory int) Job {
+	return Job{Namespace: "x", Group: group, MemoryMiB: memory, Start: func() *api.StartRequest { return nil }}
+}
+
+func with(job Job, change func(*Job)) Job { change(&job); return job }
+
+func TestLookupOrder(t *testing.T) {
+	a := with(of("a", 100), func(j *Job) { j.Image, j.Concurrency = "python", 2 })
+	s := newScene(t, Config{StemCells: []StemCell{{Image: "python", MemoryMiB: 100, Count: 1}}}, sized(5, unbounded))
+	s.started(s.boxes[0], true) // the stem cell
+	s.want()
+	for range 5 {
+		s.call(a)
+	}
+	s.want("prewarm a in b1", "warming a in b1", "cold a on n0", "warming a in b2", "cold a on n0", "stem")
+	s.started(s.boxes[3], true)
+	one := s.jobs[0]
+	s.started(one.box, true)
+	s.finish(one, true)
+	s.call(a)
+	s.want("warm a in " + one.box.id)
+	s.want()
+	s.idling(of("b", 100))
+	s.want()
+	s.call(of("c", 100))
+	s.want("evict b4", "cold c on n0") // the stem cell
+	s.call(of("d", 100))
+	s.want("evict b5", "cold d on n0")
+	s.call(of("e", 100))
+	s.want()
+	if why := s.s.why(s.jobs[len(s.jobs)-1].w); why != "no VF, 0 ahead" {
+		t.Error(why)
+	}
+}
+
+func TestABurstStartsAsManyAsItTakes(t *testing.T) {
+	for _, c := range []struct{ jobs, concurrency, places, starts int }{
+		{200, 0, unbounded, 200}, {200, 1, 64, 64}, {200, 8, unbounded, 25}, {201, 8, unbounded, 26}, {7, 3, 2, 2}, {1, 5, 1, 1},
+	} {
+		s := newScene(t, Config{}, sized(c.places, unbounded))
+		s.s.mostQueued = unbounded
+		for range c.jobs {
+			s.call(with(of("a", 100), func(j *Job) { j.Concurrency = c.concurrency }))
+		}
+		s.settle()
+		if starts := int(s.s.counts[Cold]); starts != c.starts {
+			t.Errorf("%d jobs, %d in a sandbox, %d places: %d starts, want %d", c.jobs, c.concurrency, c.places, starts, c.starts)
+		}
+		s.check()
+	}
+}
+
+func TestTheLongestIdleGoesFirstAndNoneInVain(t *testing.T) {
+	s := newScene(t, Config{}, sized(unbounded, 300))
+	b1 := s.idling(of("a", 100))
+	s.pass(time.Second)
+	b2 := s.idling(of("b", 100))
+	busy := s.begun(of("c", 100))
+	s.pass(time.Second)
+	s.call(of("d", 250))
+	s.want() // all that idles would not be enough
+	s.finish(busy, true)
+	s.want("evict "+b1.id, "evict "+b2.id, "evict "+busy.box.id, "cold d on n0")
+}
+
+func TestKeepAliveAndPause(t *testing.T) {
+	s := newScene(t, Config{KeepAlive: time.Minute, PauseAfter: 10 * time.Second})
+	b := s.idling(of("a", 100))
+	s.pass(9 * time.Second)
+	s.want()
+	s.pass(time.Second)
+	s.want("pause " + b.id)
+	s.call(of("a", 100))
+	s.want("warm a in " + b.id)
+	s.finish(s.jobs[1], true)
+	s.pass(10 * time.Second)
+	s.want("pause " + b.id)
+	since := b.since
+	s.pass(since.Add(time.Minute).Sub(s.now))
+	s.want("expire " + b.id)
+}
+
+func TestAFunctionThatIsForeseen(t *testing.T) {
+	s := newScene(t, Config{Policy: foreseen{}})
+	first := s.begun(of("a", 100))
+	s.finish(first, true)
+	s.want("expire b1")
+	s.pass(2 * time.Second)
+	s.want("revive a")
+	s.started(s.boxes[1], true)
+	s.call(of("a", 100))
+	s.want("warm a in b2")
+	s.finish(s.jobs[1], true)
+	s.want("expire b2")
+	s.pass(2 * time.Second)
+	s.want("revive a")
+	s.started(s.boxes[2], true)
+	s.want()
+	s.pass(3 * time.Second)
+	s.want("expire b3")
+}
+
+func TestStemCells(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 2}
+	python := with(of("a", 100), func(j *Job) { j.Image = "python" })
+	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(3, unbounded))
+	for _, b := range s.boxes {
+		s.started(b, true)
+	}
+	s.call(python)
+	s.want("prewarm a in b2", "stem") // the last place is free
+	s.started(s.boxes[1], true)
+	s.started(s.boxes[2], true)
+	s.finish(s.jobs[0], true)
+	s.want() // full, and the warm one is not evicted for another stem cell
+	s.call(of("other", 200))
+	s.want("evict b3", "cold other on n0") // stem cells are the first to go
+	s.started(s.boxes[3], true)
+	s.call(of("more", 200))
+	s.want("evict b1", "cold more on n0")
+
+	failing := newScene(t, Config{StemCells: []StemCell{cell}}, sized(1, unbounded))
+	failing.started(failing.boxes[0], false)
+	failing.want()
+	failing.pass(2 * time.Second)
+	failing.want("stem")
+}
+
+func TestStemCellsFollowTheColdStarts(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 100, Reactive: Reactive{Max: 3, TTL: time.Minute, Threshold: 2, Increment: 1}}
+	python := with(of("a", 100), func(j *Job) { j.Image, j.Start = "python", nil })
+	s := newScene(t, Config{StemCells: []StemCell{cell}, KeepAlive: time.Hour})
+	s.want()
+	for range 4 {
+		s.begun(python)
+	}
+	s.pass(time.Minute)
+	s.want("stem", "stem")
+	for _, b := range s.boxes[4:] {
+		s.started(b, true)
+	}
+	s.want()
+	s.pass(time.Minute)
+	s.want("expire b5", "expire b6") // nobody started cold for a minute
+}
+
+func TestPlacement(t *testing.T) {
+	far, full, near := sized(5, 1000), sized(0, 1000), sized(3, 1000)
+	near.images = map[string]bool{"python": true}
+	far.images = map[string]bool{"node": true}
+	s := newScene(t, Config{}, far, full, near)
+	python := func(group string) Job { return with(of(group, 100), func(j *Job) { j.Image = "python" }) }
+	s.call(python("a"))
+	s.want("cold a on n2") // its image is there
+	s.call(of("b", 100))
+	s.want("cold b on n0") // no image is near: most VFs
+	for i := range 3 {
+		s.call(python(fmt.Sprint("c", i)))
+	}
+	s.want("cold c0 on n2", "cold c1 on n2", "cold c2 on n0")
+	s.s.unreached(s.s.nodes[0], "n0 is off", s.now)
+	s.call(of("d", 100))
+	s.want()
+	draining := near
+	draining.draining = true
+	s.s.looked(s.s.nodes[2], draining, s.now)
+	s.started(s.jobs[0].box, true)
+	s.finish(s.jobs[0], true)
+	s.want("expire b1") // what idles on a node that drains ends
+	s.pass(testLost)
+	s.want()
+	if n := s.s.nodes[0]; n.boxes != 0 || len(n.orphans) != 2 {
+		t.Errorf("%d sandboxes left of a lost node, %d to be ended when it is back", n.boxes, len(n.orphans))
+	}
+	s.s.looked(s.s.nodes[0], far, s.now)
+	s.want("cold d on n0")
+	for _, n := range s.s.nodes {
+		s.s.looked(n, draining, s.now)
+	}
+	s.call(of("e", 100))
+	s.want("refuse e: every node drains")
+}
+
+func TestABurstSpreads(t *testing.T) {
+	s := newScene(t, Config{}, sized(8, 10_000), sized(8, 10_000), sized(8, 10_000))
+	for range 12 {
+		s.call(of("a", 100))
+	}
+	s.settle()
+	for _, n := range s.s.nodes {
+		if n.boxes != 4 {
+			t.Errorf("%s has %d of 12", n.name, n.boxes)
 		}
 	}
-	return strings.Join(words, "; ")
 }
 
-func TestDecide(t *testing.T) {
-	retired := sandbox("1", "a", idle, 0)
-	retired.retired = true
-	for _, c := range []struct {
-		about string
-		state state
-		now   int
-		want  string
-	}{
-		{"nothing to do", state{}, 0, ""},
-		{"a cold group starts one sandbox per job", state{queue: []*waiter{job("a", 100, 0, 9), job("a", 100, 0, 9)}}, 0, "start a; start a"},
-		{"a warm sandbox is reused, the last that idled",
-			state{boxes: []*box{sandbox("1", "a", idle, 2), sandbox("2", "a", idle, 1)}, queue: []*waiter{job("a", 100, 3, 9)}}, 3, "reuse 1"},
-		{"each sandbox takes one job",
-			state{boxes: []*box{sandbox("1", "a", idle, 2)}, queue: []*waiter{job("a", 100, 3, 9), job("a", 100, 3, 9)}}, 3, "reuse 1; start a"},
-		{"busy and foreign sandboxes are not reused",
-			state{boxes: []*box{sandbox("1", "a", running, 0), sandbox("2", "b", idle, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 3, "start a"},
-		{"a full node lets the job wait",
-			state{capacity: room{1, unbounded}, boxes: []*box{sandbox("1", "a", starting, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 3, ""},
-		{"until its deadline",
-			state{capacity: room{1, unbounded}, boxes: []*box{sandbox("1", "a", starting, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 9,
-			"refuse a: the node can hold 1 sandboxes and all are busy; waited 6s"},
-		{"the longest idle is evicted for another group",
-			state{capacity: room{2, unbounded}, boxes: []*box{sandbox("1", "a", idle, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 100, 3, 9)}}, 3,
-			"stop 2; start c"},
-		{"memory evicts as many as it takes",
-			state{capacity: room{unbounded, 300}, boxes: []*box{sandbox("1", "a", idle, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 250, 3, 9)}}, 3,
-			"stop 2; stop 1; start c"},
-		{"none is evicted in vain",
-			state{capacity: room{unbounded, 300}, boxes: []*box{sandbox("1", "a", running, 2), sandbox("2", "b", idle, 1)}, queue: []*waiter{job("c", 250, 3, 9)}}, 3, ""},
-		{"what can never fit is refused at once",
-			state{capacity: room{unbounded, 300}, queue: []*waiter{job("c", 301, 3, 9)}}, 3, "refuse c: it needs 301 MiB and the node has 300 in all"},
-		{"a sandbox takes more than its own memory",
-			state{capacity: room{unbounded, 300}, overhead: 60, boxes: []*box{sandbox("1", "a", running, 0)}, queue: []*waiter{job("c", 100, 3, 3)}}, 3,
-			"refuse c: 160 MiB are needed and 140 of the node's 300 are free; waited 0s"},
-		{"a start that does not fit holds up the starts behind it, not the reuses",
-			state{capacity: room{unbounded, 300}, boxes: []*box{sandbox("1", "a", running, 0), sandbox("2", "b", idle, 0)},
-				queue: []*waiter{job("c", 250, 3, 9), job("d", 100, 3, 9), job("b", 100, 3, 9)}}, 3, "reuse 2"},
-		{"keep-alive ends", state{keepAlive: 5 * time.Second, boxes: []*box{sandbox("1", "a", idle, 0), sandbox("2", "a", idle, 1)}}, 5, "stop 1"},
-		{"a retired sandbox ends and serves nobody",
-			state{keepAlive: time.Hour, boxes: []*box{retired}, queue: []*waiter{job("a", 100, 3, 9)}}, 3, "stop 1; start a"},
-		{"a closed pool refuses and stops",
-			state{closed: true, keepAlive: time.Hour, boxes: []*box{sandbox("1", "a", idle, 0), sandbox("2", "a", running, 0)}, queue: []*waiter{job("a", 100, 3, 9)}}, 3,
-			"stop 1; refuse a: the invoker shuts down"},
-	} {
-		if c.state.keepAlive == 0 {
-			c.state.keepAlive = time.Hour
-		}
-		if c.state.capacity == (room{}) {
-			c.state.capacity = room{unbounded, unbounded}
-		}
-		if got := show(decide(&c.state, at(c.now))); got != c.want {
-			t.Errorf("%s: got %q, want %q", c.about, got, c.want)
-		}
+func TestRefusals(t *testing.T) {
+	s := newScene(t, Config{}, sized(1, 1000))
+	s.begun(of("a", 100))
+	s.call(of("huge", 2000))
+	s.want("refuse huge: it needs 2000 MiB and no node has more than 1000 for it")
+	s.arrive(of("b", 100), 5*time.Second)
+	s.arrive(of("c", 100), 3*time.Second)
+	s.want()
+	s.pass(testPatience)
+	s.want("claim b")
+	s.pass(2 * time.Second)
+	s.want("refuse c: no VF, 1 ahead; waited 3s")
+	s.pass(2 * time.Second)
+	s.want("refuse b: room is being made for it, 0 ahead; waited 5s")
+	for range testQueue {
+		s.call(of("d", 100))
+	}
+	if refused := s.call(of("e", 100)); !refused.over {
+		t.Error("a namespace has more jobs waiting than it may")
+	}
+	if other := s.call(with(of("e", 100), func(j *Job) { j.Namespace = "y" })); other.over {
+		t.Error("another namespace is refused for it")
 	}
 }
 
@@ -101,104 +288,5 @@ func TestMoveRefusesWhatIsNotAllowed(t *testing.T) {
 			t.Error("a sandbox went from gone to idle")
 		}
 	}()
-	sandbox("1", "a", gone, 0).move(idle, t0)
-}
-
-// Whatever happens in whatever order: the capacity holds, no sandbox has two jobs, nobody waits past the deadline, a job waits only
-// if there is no place, and nothing is left to decide after the decision was applied.
-func TestDecideKeepsItsPromises(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := &state{
-			capacity:  room{rapid.SampledFrom([]int{0, 1, 2, 4, unbounded}).Draw(t, "sandboxes"), rapid.SampledFrom([]int{300, 500, unbounded}).Draw(t, "memory")},
-			overhead:  rapid.SampledFrom([]int{0, 50}).Draw(t, "overhead"),
-			keepAlive: 5 * time.Second,
-		}
-		now := t0
-		for i := range rapid.IntRange(1, 40).Draw(t, "events") {
-			now = now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "ms")) * time.Millisecond)
-			happen(t, s, now, i)
-			for _, do := range decide(s, now) {
-				carryOut(t, s, do, now)
-			}
-			check(t, s, now)
-		}
-	})
-}
-
-func happen(t *rapid.T, s *state, now time.Time, i int) {
-	busy := func(b *box) bool { return b.phase != idle }
-	var pick []*box
-	for _, b := range s.boxes {
-		if busy(b) {
-			pick = append(pick, b)
-		}
-	}
-	if len(pick) > 0 && rapid.Bool().Draw(t, "one goes on") {
-		b := rapid.SampledFrom(pick).Draw(t, "which")
-		if b.phase == starting {
-			b.move(running, now)
-		} else {
-			b.move(idle, now)
-		}
-		return
-	}
-	w := job(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "group"), rapid.SampledFrom([]int{100, 250, 400}).Draw(t, "need"), 0, 0)
-	w.arrived, w.deadline = now, now.Add(4*time.Second)
-	s.queue = append(s.queue, w)
-	if i%7 == 6 && len(s.boxes) > 0 {
-		s.boxes[0].retired = true
-	}
-}
-
-func carryOut(t *rapid.T, s *state, do step, now time.Time) {
-	if do.box != nil && do.box.phase != idle {
-		t.Fatalf("%s while it is %s", show([]step{do}), do.box.phase)
-	}
-	if do.waiter != nil {
-		s.queue = without(s.queue, do.waiter)
-	}
-	switch {
-	case do.why != "":
-	case do.waiter == nil:
-		do.box.move(gone, now)
-		s.boxes = without(s.boxes, do.box)
-	case do.box != nil:
-		if do.box.retired || do.box.group != do.waiter.group {
-			t.Fatalf("%s was given to a job of %s", do.box.id, do.waiter.group)
-		}
-		do.box.move(running, now)
-	default:
-		s.boxes = append(s.boxes, &box{id: fmt.Sprint(len(s.boxes)), group: do.waiter.group, memory: do.waiter.memory, phase: starting, since: now})
-	}
-}
-
-func without[T comparable](list []T, item T) []T {
-	var rest []T
-	for _, other := range list {
-		if other != item {
-			rest = append(rest, other)
-		}
-	}
-	return rest
-}
-
-func check(t *rapid.T, s *state, now time.Time) {
-	free := s.free()
-	if free.sandboxes < 0 || free.memory < 0 {
-		t.Fatalf("the node is overfull: %+v of %+v left", free, s.capacity)
-	}
-	if again := decide(s, now); len(again) > 0 {
-		t.Fatalf("left to decide: %s", show(again))
-	}
-	for _, w := range s.queue {
-		if !now.Before(w.deadline) {
-			t.Fatalf("a job of %s waits past its deadline", w.group)
-		}
-	}
-	if len(s.queue) > 0 && s.capacity == (room{unbounded, unbounded}) {
-		t.Fatal("a job waits though nothing bounds the node")
-	}
-	if next := s.next(); !next.IsZero() && !next.After(now) {
-		t.Fatalf("the next decision is due at %s, now is %s: the owner would spin", next, now)
-	}
+	(&box{phase: gone}).move(idle, t0)
 }

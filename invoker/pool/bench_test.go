@@ -1,0 +1,195 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+var sizes = []int{10, 100, 1000, 10_000}
+
+// crowd is a node with n busy sandboxes of n groups, and n that idle, in as many namespaces as n has digits times ten.
+func crowd(b *testing.B, n int) *world {
+	b.Helper()
+	w := newWorld(Config{KeepAlive: time.Hour, Wait: time.Hour}, b.Fatalf, nil, sized(2*n, unbounded))
+	w.s.mostQueued = unbounded
+	for i := range 2 * n {
+		w.jobs = w.jobs[:0]
+		t := w.arrive(groupJob(i), time.Hour)
+		w.settle()
+		w.started(t.box, true)
+		if i%2 == 0 {
+			w.finish(t, true)
+		}
+		w.settle()
+	}
+	w.boxes = nil
+	return w
+}
+
+func groupJob(i int) Job {
+	return Job{Namespace: fmt.Sprint("n", i%50), Group: fmt.Sprint("g", i), MemoryMiB: 100}
+}
+
+// turn is all that the owner does for an event.
+func (w *world) turn(b *testing.B) (last step) {
+	for do, more := decide(w.s, w.now); more; do, more = decide(w.s, w.now) {
+		w.s.apply(&do, w.now)
+		if do.kind != Evict {
+			last = do
+		}
+	}
+	return last
+}
+
+// BenchmarkDecide is the cost of one job's decisions, from its arrival to its end, beside so many busy sandboxes and as many idle ones:
+// in a warm sandbox; in a new one for which another is evicted; and the same with a queue as long.
+func BenchmarkDecide(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("warm/%d", n), func(b *testing.B) {
+			w := crowd(b, n)
+			jobs := make([]Job, n)
+			for i := range jobs {
+				jobs[i] = groupJob(2 * i)
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				w.now = w.now.Add(time.Microsecond)
+				job := jobs[i%n]
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				do := w.turn(b)
+				if do.kind != Warm {
+					b.Fatal(show(do))
+				}
+				w.s.done(do.box, true, w.now)
+				w.turn(b)
+			}
+		})
+		b.Run(fmt.Sprintf("cold/%d", n), func(b *testing.B) {
+			w := crowd(b, n)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				w.now = w.now.Add(time.Microsecond)
+				job := groupJob(2*n + i)
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				do := w.turn(b)
+				if do.kind != Cold {
+					b.Fatal(show(do))
+				}
+				w.started(do.box, true)
+				w.s.done(do.box, true, w.now)
+				w.turn(b)
+			}
+		})
+		b.Run(fmt.Sprintf("queue/%d", n), func(b *testing.B) {
+			w := newWorld(Config{KeepAlive: time.Hour}, b.Fatalf, nil, sized(8, unbounded))
+			w.s.mostQueued = unbounded
+			var busy []*box
+			for i := range n + 8 {
+				job := groupJob(i)
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				if do := w.turn(b); do.kind == Cold {
+					w.started(do.box, true)
+					busy = append(busy, do.box)
+				}
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ { // one ends, another comes: the queue stays as long
+				w.now = w.now.Add(time.Microsecond)
+				w.s.done(busy[i%8], true, w.now)
+				do := w.turn(b)
+				if do.kind != Cold {
+					b.Fatal(show(do))
+				}
+				w.started(do.box, true)
+				busy[i%8] = do.box
+				job := groupJob(n + 8 + i)
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				w.turn(b)
+			}
+		})
+	}
+}
+
+// instant is a node on which everything is done at once.
+type instant struct{ api.UnimplementedNodeServer }
+
+func (instant) Start(_ context.Context, in *api.StartRequest) (*api.StartReply, error) {
+	return &api.StartReply{Id: in.Id, InitStatus: 200}, nil
+}
+func (instant) Run(context.Context, *api.RunRequest) (*api.RunReply, error) {
+	return &api.RunReply{Status: 200}, nil
+}
+func (instant) Stop(context.Context, *api.StopRequest) (*api.StopReply, error) {
+	return &api.StopReply{}, nil
+}
+func (instant) Status(context.Context, *api.StatusRequest) (*api.StatusReply, error) {
+	return &api.StatusReply{MemoryMib: 1 << 20}, nil
+}
+
+// BenchmarkDo is a whole job on a node in the same process that takes no time: warm, cold, and cold where another must be evicted.
+func BenchmarkDo(b *testing.B) {
+	run := func(name string, keep bool, job func(i int) Job) {
+		b.Run(name, func(b *testing.B) {
+			p := New(Config{KeepAlive: time.Hour, Wait: time.Minute, Start: time.Minute}, api.Local(instant{}))
+			defer p.Close()
+			var n atomic.Int64
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					j := job(int(n.Add(1)))
+					j.Start = func() *api.StartRequest { return &api.StartRequest{} }
+					j.Run = func() *api.RunRequest { return &api.RunRequest{TimeoutMs: 60_000} }
+					j.Keep = func(*api.RunReply) bool { return keep }
+					if _, err := p.Do(context.Background(), j); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+	run("warm", true, func(int) Job { return Job{Group: "a", MemoryMiB: 128} })
+	run("cold", false, func(int) Job { return Job{Group: "a", MemoryMiB: 128} })
+	run("evict", true, groupJob)
+}
+
+// BenchmarkWaiting is the memory of a job that waits, its goroutine included.
+func BenchmarkWaiting(b *testing.B) {
+	const jobs = 10_000
+	p := New(Config{KeepAlive: time.Hour, Wait: time.Hour, Start: time.Minute, Queue: 2 * jobs}, api.Local(full{}))
+	defer p.Close()
+	for b.Loop() {
+		ctx, cancel := context.WithCancel(context.Background())
+		before := memory()
+		var all sync.WaitGroup
+		for i := range jobs {
+			all.Go(func() { _, _ = p.Do(ctx, groupJob(i)) })
+		}
+		for p.Depth() < jobs {
+			time.Sleep(time.Millisecond)
+		}
+		b.ReportMetric(float64(memory()-before)/jobs, "B/job")
+		cancel()
+		all.Wait()
+	}
+}
+
+// full is a node whose VFs are all in quarantine.
+type full struct{ instant }
+
+func (full) Status(context.Context, *api.StatusRequest) (*api.StatusReply, error) {
+	return &api.StatusReply{MemoryMib: 1 << 20, Vfs: []*api.VF{{State: "quarantined"}}}, nil
+}
+
+func memory() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
+}
