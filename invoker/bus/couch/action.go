@@ -101,7 +101,7 @@ func (c *Client) Action(ctx context.Context, id string) (*Action, error) {
 		return nil, &ErrMismatch{fmt.Sprintf("%s is of kind %q", id, doc.Exec.Kind)}
 	}
 	a := &Action{
-		ID: doc.ID, Revision: doc.Revision, Namespace: doc.Namespace, Name: doc.Name, Version: doc.Version,
+		ID: id, Revision: doc.Revision, Namespace: doc.Namespace, Name: doc.Name, Version: doc.Version,
 		Annotations: doc.Annotations, Limits: doc.Limits, Exec: Exec{Kind: doc.Exec.Kind, Image: doc.Exec.Image, Main: doc.Exec.Main},
 	}
 	code := doc.Exec.Code
