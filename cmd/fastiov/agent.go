@@ -31,24 +31,30 @@ func agentCmd() *cobra.Command {
 	return cmd
 }
 
-// invokerCmd runs an invoker for the agent of this machine.
+// invokerCmd runs an invoker for the agent of this machine: one with an API of its own, or one of an OpenWhisk cluster.
 func invokerCmd() *cobra.Command {
 	var i invokerFlags
+	var b busFlags
 	cmd := &cobra.Command{Use: "invoker", Short: "Run the invoker alone, in the foreground, for the agent of this machine", Args: cobra.NoArgs}
 	i.register(cmd)
+	b.register(cmd)
 	runDir := runDirFlag(cmd)
 	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-		key, err := openwhisk.LoadKey(i.listen, keyFile(*stateDir))
-		if err != nil {
-			return err
-		}
 		node, hangUp, err := dialNode(*runDir)
 		if err != nil {
 			return err
 		}
 		defer hangUp()
+		sandboxes := pool.Config{KeepAlive: i.keepAlive, Wait: i.wait, Start: 3 * time.Minute}
+		if b.wanted() {
+			return b.serve(cmd.Context(), node, sandboxes, i.host(), log)
+		}
+		key, err := openwhisk.LoadKey(i.listen, keyFile(*stateDir))
+		if err != nil {
+			return err
+		}
 		listener, err := net.Listen("tcp", i.listen)
 		if err != nil {
 			return err
@@ -59,7 +65,7 @@ func invokerCmd() *cobra.Command {
 		}
 		api, err := openwhisk.New(openwhisk.Config{
 			Version: version, Key: key, APIHost: i.host(),
-			Pool: pool.Config{KeepAlive: i.keepAlive, Wait: i.wait, Start: 3 * time.Minute},
+			Pool: sandboxes,
 		}, node, prometheus.NewRegistry())
 		if err != nil {
 			return err
