@@ -21,10 +21,11 @@ type actions struct {
 	byID    map[string]*list.Element // of *couch.Action
 	recent  *list.List               // the latest used in front
 	size    int
+	most    int
 }
 
 func newActions(db *couch.Client) *actions {
-	return &actions{db: db, byID: map[string]*list.Element{}, recent: list.New()}
+	return &actions{db: db, byID: map[string]*list.Element{}, recent: list.New(), most: maxCode}
 }
 
 // get gives the action in that revision, or the newest. Where no revision is asked for, memory is not trusted.
@@ -65,7 +66,7 @@ func (a *actions) remember(id string, action *couch.Action) {
 	defer a.mu.Unlock()
 	a.drop(a.byID[id])
 	a.byID[id] = a.recent.PushFront(action)
-	for a.size += weight(action); a.size > maxCode; {
+	for a.size += weight(action); a.size > a.most; {
 		a.drop(a.recent.Back())
 	}
 }

@@ -116,9 +116,10 @@ func (b *Bus) connect() (err error) {
 		return err
 	}
 	// The group's member has a fixed name: a restarted invoker takes its predecessor's place at once, and one that shares an id with
-	// another is told so.
+	// another is told so. With the range balancer each rebalance begins anew at the committed offset, so that what was dropped comes again.
 	if b.consumer, err = kgo.NewClient(append(base, kgo.ConsumeTopics(b.topic(b.cfg.Invoker.String())), kgo.ConsumerGroup(b.topic(b.cfg.Invoker.String())),
 		kgo.InstanceID(b.cfg.Invoker.String()), kgo.SessionTimeout(30*time.Second), kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
+		kgo.Balancers(kgo.RangeBalancer()),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxBytes(16<<20), kgo.WithHooks(groupHook{b}))...); err != nil {
 		return err
 	}

@@ -4,11 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/invoker/activation"
@@ -102,7 +107,15 @@ func life(t *testing.T, brokers ...string) {
 		if annotation(r, "initTime") != nil || c.db.Gets("guest/echo") != before {
 			t.Errorf("%s, read %d times more", message.Encode(r), c.db.Gets("guest/echo")-before)
 		}
+	})
+
+	t.Run("read again when the cluster says that it changed", func(t *testing.T) {
+		before := c.db.Gets("guest/echo")
 		c.send("cacheInvalidation", []byte(`{"key":{"mainId":"guest/echo"},"instanceId":"controller0"}`))
+		c.look("the action being read again", func() bool {
+			c.acked(c.ask("echo", echo, nil), 1)
+			return c.db.Gets("guest/echo") > before
+		})
 	})
 
 	t.Run("another namespace gets another sandbox", func(t *testing.T) {
@@ -303,12 +316,78 @@ func TestABlockedNamespaceIsAnsweredAndNotRun(t *testing.T) {
 	}
 }
 
-func kafkaInProcess(t *testing.T) []string {
+// A commit that fails decides who runs the messages: this process once it succeeds, or whoever gets them again. Never both.
+func TestWhatIsNotCommittedDoesNotRun(t *testing.T) {
+	kafka := fakeKafka(t)
+	c := newCluster(t, kafka.ListenAddrs()...)
+	notes := filepath.Join(t.TempDir(), "notes")
+	note := c.action("note", "note "+notes, 10)
+	c.invoke(4)
+	var asked []string
+	for _, refusal := range []*kerr.Error{kerr.UnknownMemberID, kerr.UnknownServerError, kerr.IllegalGeneration, kerr.CoordinatorNotAvailable, kerr.UnknownServerError} {
+		refused := make(chan struct{})
+		kafka.ControlKey(int16(kmsg.OffsetCommit), func(r kmsg.Request) (kmsg.Response, error, bool) {
+			defer close(refused)
+			return refuseCommit(r.(*kmsg.OffsetCommitRequest), refusal.Code), nil, true
+		})
+		for range 3 {
+			asked = append(asked, c.ask("note", note, nil))
+		}
+		<-refused
+		for _, id := range asked {
+			c.acked(id, 1)
+		}
+	}
+	content, err := os.ReadFile(notes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := strings.Fields(string(content))
+	slices.Sort(runs)
+	if !slices.Equal(runs, asked) {
+		t.Errorf("ran\n%s, asked\n%s", runs, asked)
+	}
+}
+
+func refuseCommit(r *kmsg.OffsetCommitRequest, code int16) kmsg.Response {
+	response := r.ResponseKind().(*kmsg.OffsetCommitResponse)
+	for _, topic := range r.Topics {
+		answer := kmsg.NewOffsetCommitResponseTopic()
+		answer.Topic, answer.TopicID = topic.Topic, topic.TopicID
+		for _, partition := range topic.Partitions {
+			refused := kmsg.NewOffsetCommitResponseTopicPartition()
+			refused.Partition, refused.ErrorCode = partition.Partition, code
+			answer.Partitions = append(answer.Partitions, refused)
+		}
+		response.Topics = append(response.Topics, answer)
+	}
+	return response
+}
+
+func kafkaInProcess(t *testing.T) []string { return fakeKafka(t).ListenAddrs() }
+
+func fakeKafka(t *testing.T) *kfake.Cluster {
 	t.Helper()
 	kafka, err := kfake.NewCluster(kfake.NumBrokers(1))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(kafka.Close)
-	return kafka.ListenAddrs()
+	return kafka
+}
+
+// BenchmarkActivations is what a bus over Apache Kafka does in a second, with a function that takes no time.
+func BenchmarkActivations(b *testing.B) {
+	c := newCluster(b, kafkatest.Start(b))
+	echo := c.action("echo", "echo", 10)
+	c.invoke(64)
+	c.acked(c.ask("echo", echo, nil), 1)
+	var last []string
+	for b.Loop() {
+		last = append(last, c.ask("echo", echo, nil))
+	}
+	for _, id := range last {
+		c.acked(id, 1)
+	}
+	b.ReportMetric(float64(len(last))/b.Elapsed().Seconds(), "activations/s")
 }

@@ -132,7 +132,7 @@ func join(ctx context.Context, cfg Config, at *url.URL, n *node, log io.Writer) 
 
 // A cluster is the rest of an OpenWhisk: its controller 0, its database, and one invoker unless a test has its own.
 type cluster struct {
-	t       *testing.T
+	t       testing.TB
 	brokers []string
 	db      *couchtest.Server
 	kafka   *kgo.Client
@@ -151,7 +151,7 @@ const prefix = "test-"
 // largest is what the controller's topic takes.
 const largest = 50_000
 
-func newCluster(t *testing.T, brokers ...string) *cluster {
+func newCluster(t testing.TB, brokers ...string) *cluster {
 	t.Helper()
 	c := &cluster{t: t, brokers: brokers, db: couchtest.New(t), node: newNode(), acks: map[string][]message.Ack{}}
 	c.seen = sync.NewCond(&c.mu)

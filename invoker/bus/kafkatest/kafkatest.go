@@ -30,7 +30,7 @@ type versions struct {
 }
 
 // Start runs a broker until the test ends and returns its address. It skips where there is no Java, or no way to get Kafka.
-func Start(t *testing.T) (address string) {
+func Start(t testing.TB) (address string) {
 	t.Helper()
 	if _, err := exec.LookPath("java"); err != nil {
 		t.Skip("no Java here to run Kafka: ", err)
@@ -185,7 +185,7 @@ const project = `<project xmlns="http://maven.apache.org/POM/4.0.0">
 </dependencies></project>
 `
 
-func render(t *testing.T, text string, data any) []byte {
+func render(t testing.TB, text string, data any) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	if err := template.Must(template.New("").Parse(text)).Execute(&out, data); err != nil {
@@ -194,7 +194,7 @@ func render(t *testing.T, text string, data any) []byte {
 	return out.Bytes()
 }
 
-func freePort(t *testing.T) string {
+func freePort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
