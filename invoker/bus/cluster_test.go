@@ -292,9 +292,19 @@ func (c *cluster) action(name, code string, logsMB int) (revision string) {
 	 "annotations":[{"key":"provide-api-key","value":false}],"updated":1700000000000,"entityType":"action"}`, name, code, logsMB), nil)
 }
 
-// An ask is what a controller sends; change is what is particular about it.
+// ask has the action run; change is what is particular about it.
 func (c *cluster) ask(name, revision string, change func(*message.Activation)) (id string) {
 	c.t.Helper()
+	asked := c.asking(name, revision)
+	if change != nil {
+		change(asked)
+	}
+	c.send("invoker3", message.Encode(asked))
+	return asked.ID
+}
+
+// asking is what a controller sends.
+func (c *cluster) asking(name, revision string) *message.Activation {
 	c.next++
 	asked := message.Activation{
 		Transaction: message.NewTransaction("t"+strconv.Itoa(c.next), time.Now()), Action: message.Name{Path: "guest", Name: name, Version: "0.0.1"},
@@ -304,11 +314,7 @@ func (c *cluster) ask(name, revision string, change func(*message.Activation)) (
 	asked.User.Subject = "guest"
 	asked.User.Namespace.Name, asked.User.Namespace.UUID = "guest", "23bc46b1-71f6-4ed5-8c54-816aa4f8c502"
 	asked.User.AuthKey.APIKey = "23bc46b1:secret"
-	if change != nil {
-		change(&asked)
-	}
-	c.send("invoker3", message.Encode(asked))
-	return asked.ID
+	return &asked
 }
 
 func (c *cluster) send(topic string, value []byte) {
