@@ -37,10 +37,11 @@ import (
 //	slow N    wait N milliseconds, then echo
 //	note F    append the activation's id to the file F, then echo
 type node struct {
-	mu       sync.Mutex
-	code     map[string]string
-	starts   []*api.StartRequest
-	now, top int // runs under way, and the most there were
+	pool.Node // what this one does not do is not asked of it
+	mu        sync.Mutex
+	code      map[string]string
+	starts    []*api.StartRequest
+	now, top  int // runs under way, and the most there were
 }
 
 func newNode() *node { return &node{code: map[string]string{}} }
