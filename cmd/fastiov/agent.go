@@ -11,6 +11,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/pool"
+	nodeapi "github.com/fastiov/fastiov/node-agent/api"
 )
 
 // agentCmd runs a node without an invoker. Its sandboxes outlive it: the next agent on the same run directory adopts them.
@@ -47,9 +48,11 @@ func invokerCmd() *cobra.Command {
 			return err
 		}
 		defer hangUp()
-		sandboxes := pool.Config{KeepAlive: i.keepAlive, Wait: i.wait, Start: 3 * time.Minute}
+		poolConfig := pool.Config{KeepAlive: i.keepAlive, Wait: i.wait, Start: 3 * time.Minute}
 		if b.wanted() {
-			return b.serve(cmd.Context(), node, sandboxes, i.host(), log)
+			sandboxes := pool.New(poolConfig, node)
+			defer sandboxes.Close()
+			return b.serve(cmd.Context(), []nodeapi.NodeClient{node}, sandboxes, i.host(), log)
 		}
 		key, err := openwhisk.LoadKey(i.listen, keyFile(*stateDir))
 		if err != nil {
@@ -65,7 +68,7 @@ func invokerCmd() *cobra.Command {
 		}
 		api, err := openwhisk.New(openwhisk.Config{
 			Version: version, Key: key, APIHost: i.host(),
-			Pool: sandboxes,
+			Pool: poolConfig,
 		}, node, prometheus.NewRegistry())
 		if err != nil {
 			return err

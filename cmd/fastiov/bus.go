@@ -67,33 +67,36 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	return cfg, couch.Config{URL: at, User: at.User.Username(), Password: os.Getenv(couchPassword)}, nil
 }
 
-// serve is the life of an invoker in a cluster.
-func (b *busFlags) serve(ctx context.Context, node api.NodeClient, poolCfg pool.Config, apiHost string, log *slog.Logger) error {
+// serve is the life of an invoker in a cluster, over a pool of these nodes.
+func (b *busFlags) serve(ctx context.Context, nodes []api.NodeClient, sandboxes *pool.Pool, apiHost string, log *slog.Logger) error {
 	cfg, dbCfg, err := b.parse()
 	if err != nil {
 		return err
 	}
-	if err := endStrangers(ctx, node, log); err != nil {
-		return err
+	memory := 0
+	for _, node := range nodes {
+		if err := endStrangers(ctx, node, log); err != nil {
+			return err
+		}
+		st, err := node.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		slots, offer := room(st)
+		if slots == 0 {
+			return fmt.Errorf("a node can hold no sandbox: it has %d MiB and %d VFs; see `fastiov status`", st.MemoryMib, len(st.Vfs))
+		}
+		cfg.Slots += slots
+		memory += offer
 	}
-	st, err := node.Status(ctx, &api.StatusRequest{})
-	if err != nil {
-		return err
-	}
-	slots, memory := room(st)
-	if slots == 0 {
-		return fmt.Errorf("this node can hold no sandbox: it has %d MiB and %d VFs; see `fastiov status`", st.MemoryMib, len(st.Vfs))
-	}
-	cfg.Log, cfg.Slots, cfg.Invoker = log, slots, message.NewInvoker(b.instance, memory)
+	cfg.Log, cfg.Invoker = log, message.NewInvoker(b.instance, memory)
 	db := couch.New(dbCfg)
 	defer db.Close()
-	sandboxes := pool.New(poolCfg, node)
-	defer sandboxes.Close()
 	member, err := bus.Join(ctx, cfg, db, &bus.OnPool{Pool: sandboxes, Image: nodeImage, APIHost: apiHost})
 	if err != nil {
 		return err
 	}
-	log.Info("joined the cluster", "invoker", cfg.Invoker, "brokers", cfg.Brokers, "slots", slots, "memory", fmt.Sprint(memory, " MB"))
+	log.Info("joined the cluster", "invoker", cfg.Invoker, "brokers", cfg.Brokers, "slots", cfg.Slots, "memory", cfg.Invoker.UserMemory)
 	tellParent()
 	return member.Serve(ctx)
 }
