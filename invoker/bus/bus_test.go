@@ -334,7 +334,11 @@ func TestWhatIsNotCommittedDoesNotRun(t *testing.T) {
 		for range 3 {
 			asked = append(asked, c.ask("note", note, nil))
 		}
-		<-refused
+		select {
+		case <-refused:
+		case <-time.After(time.Minute):
+			t.Fatal("no commit within a minute")
+		}
 		for _, id := range asked {
 			c.acked(id, 1)
 		}
