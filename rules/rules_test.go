@@ -162,6 +162,7 @@ var starters = map[string]string{
 	"node-agent/sandbox/jail": "the VMM, in its cgroup and under its own uid",
 	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
 	"node-agent/guest/init":   "the runtime",
+	"invoker/bus/kafkatest":   "a Kafka broker, for the tests of the bus",
 }
 
 func TestOnlyStartersStartProcesses(t *testing.T) {

@@ -33,22 +33,20 @@ func agentCmd() *cobra.Command {
 	return cmd
 }
 
-// invokerCmd runs an invoker for the agents it is given.
+// invokerCmd runs an invoker for the agents it is given: one with an API of its own, or one of an OpenWhisk cluster.
 func invokerCmd() *cobra.Command {
 	var i invokerFlags
+	var b busFlags
 	var far apiFlags
 	cmd := &cobra.Command{Use: "invoker", Short: "Run the invoker alone, in the foreground, for the agents of this machine and others", Args: cobra.NoArgs}
 	addresses := cmd.Flags().StringArray("node", nil, "an agent: host:port, or the path of its Unix socket; once for each (default: the one of this machine)")
 	far.registerKeys(cmd)
 	i.register(cmd)
+	b.register(cmd)
 	runDir := runDirFlag(cmd)
 	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-		key, err := openwhisk.LoadKey(i.listen, keyFile(*stateDir))
-		if err != nil {
-			return err
-		}
 		poolConfig, err := i.pool(3 * time.Minute)
 		if err != nil {
 			return err
@@ -56,6 +54,7 @@ func invokerCmd() *cobra.Command {
 		if len(*addresses) == 0 {
 			*addresses = []string{filepath.Join(*runDir, nodeSocket)}
 		}
+		var nodes []api.NodeClient
 		for _, address := range *addresses {
 			node, hangUp, err := api.Dial(address, far.keys)
 			if err != nil {
@@ -63,6 +62,16 @@ func invokerCmd() *cobra.Command {
 			}
 			defer hangUp()
 			poolConfig.Nodes = append(poolConfig.Nodes, pool.Named{Name: address, Node: node})
+			nodes = append(nodes, node)
+		}
+		if b.wanted() {
+			sandboxes := pool.New(poolConfig, nil)
+			defer sandboxes.Close()
+			return b.serve(cmd.Context(), nodes, sandboxes, i.host(), log)
+		}
+		key, err := openwhisk.LoadKey(i.listen, keyFile(*stateDir))
+		if err != nil {
+			return err
 		}
 		listener, err := net.Listen("tcp", i.listen)
 		if err != nil {

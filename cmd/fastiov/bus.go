@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fastiov/fastiov/invoker/bus"
+	"github.com/fastiov/fastiov/invoker/bus/couch"
+	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// busFlags say which OpenWhisk cluster an invoker joins, instead of serving an API of its own.
+type busFlags struct {
+	kafka    string
+	couchdb  string
+	instance int
+	prefix   string
+	events   bool
+}
+
+// couchPassword is the environment variable with the password to the cluster's CouchDB; the user is in its URL.
+const couchPassword = "FASTIOV_COUCHDB_PASSWORD"
+
+func (b *busFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&b.kafka, "bus", "", "join the OpenWhisk cluster with these brokers, kafka://HOST:PORT[,HOST:PORT…], instead of serving an API")
+	f.StringVar(&b.couchdb, "couchdb", "", "with --bus: the cluster's CouchDB and the prefix of its databases, http://USER@HOST:PORT/PREFIX; the password is in $"+couchPassword)
+	f.IntVar(&b.instance, "invoker-id", -1, "with --bus: the N of invokerN, which nobody else in the cluster has")
+	f.StringVar(&b.prefix, "topic-prefix", "", "with --bus: what the cluster puts before the names of its topics")
+	f.BoolVar(&b.events, "user-events", false, "with --bus: tell the topic events what each activation took")
+}
+
+func (b *busFlags) wanted() bool { return b.kafka != "" }
+
+// parse checks what was given before anything is asked.
+func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
+	hosts, is := strings.CutPrefix(b.kafka, "kafka://")
+	if !is || hosts == "" {
+		return cfg, db, fmt.Errorf("--bus is %q; it must be kafka://HOST:PORT[,HOST:PORT…]", b.kafka)
+	}
+	for host := range strings.SplitSeq(strings.TrimSuffix(hosts, "/"), ",") {
+		if _, port, err := net.SplitHostPort(host); err != nil || port == "" {
+			return cfg, db, fmt.Errorf("--bus has the broker %q; it must be HOST:PORT", host)
+		}
+		cfg.Brokers = append(cfg.Brokers, host)
+	}
+	if b.instance < 0 {
+		return cfg, db, fmt.Errorf("--bus needs --invoker-id: the number by which the controllers know this invoker, counted from 0")
+	}
+	at, err := url.Parse(b.couchdb)
+	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
+		return cfg, db, fmt.Errorf("--bus needs --couchdb http://USER@HOST:PORT/PREFIX; it is %q", b.couchdb)
+	}
+	if _, told := at.User.Password(); told {
+		return cfg, db, fmt.Errorf("--couchdb has a password in it, which every user of this machine can read; give it in $%s", couchPassword)
+	}
+	cfg.Prefix, cfg.Events = b.prefix, b.events
+	return cfg, couch.Config{URL: at, User: at.User.Username(), Password: os.Getenv(couchPassword)}, nil
+}
+
+// serve is the life of an invoker in a cluster, over a pool of these nodes.
+func (b *busFlags) serve(ctx context.Context, nodes []api.NodeClient, sandboxes *pool.Pool, apiHost string, log *slog.Logger) error {
+	cfg, dbCfg, err := b.parse()
+	if err != nil {
+		return err
+	}
+	memory := 0
+	for _, node := range nodes {
+		if err := endStrangers(ctx, node, log); err != nil {
+			return err
+		}
+		st, err := node.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		slots, offer := room(st)
+		if slots == 0 {
+			return fmt.Errorf("a node can hold no sandbox: it has %d MiB and %d VFs; see `fastiov status`", st.MemoryMib, len(st.Vfs))
+		}
+		cfg.Slots += slots
+		memory += offer
+	}
+	cfg.Log, cfg.Invoker = log, message.NewInvoker(b.instance, memory)
+	db := couch.New(dbCfg)
+	defer db.Close()
+	member, err := bus.Join(ctx, cfg, db, &bus.OnPool{Pool: sandboxes, Image: nodeImage, APIHost: apiHost})
+	if err != nil {
+		return err
+	}
+	log.Info("joined the cluster", "invoker", cfg.Invoker, "brokers", cfg.Brokers, "slots", cfg.Slots, "memory", cfg.Invoker.UserMemory)
+	tellParent()
+	return member.Serve(ctx)
+}
+
+// room is how many of the smallest actions the node can hold, and what it offers its controllers: they count in memory and know nothing
+// of VFs, so the offer is as many actions of OpenWhisk's default size as the node can really hold.
+func room(st *api.StatusReply) (slots, memoryMB int) {
+	const smallest, usual = 128, 256
+	fit := func(each int) int {
+		n := int(st.MemoryMib) / (each + int(st.OverheadMib))
+		if len(st.Vfs) == 0 {
+			return n
+		}
+		vfs := 0
+		for _, vf := range st.Vfs {
+			if vf.State != "quarantined" && vf.State != "gone" {
+				vfs++
+			}
+		}
+		return min(n, vfs)
+	}
+	return fit(smallest), max(fit(usual)*usual, smallest)
+}
+
+// nodeImage is the node's image for an action. A cluster knows more versions of a language than a node has images; the node's runs them all.
+func nodeImage(exec couch.Exec) (string, error) {
+	family, _, _ := strings.Cut(exec.Kind, ":")
+	switch family {
+	case "blackbox":
+		return exec.Image, nil
+	case "nodejs":
+		return "nodejs:18", nil
+	case "python":
+		return "python:3", nil
+	}
+	return "", fmt.Errorf("this invoker has no runtime for kind %s", exec.Kind)
+}

@@ -1,0 +1,219 @@
+// Package kafkatest runs a real Apache Kafka for a test: one node, on loopback, with nothing of an earlier run in it.
+package kafkatest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"text/template"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sys/unix"
+	"gopkg.in/yaml.v3"
+
+	"github.com/fastiov/fastiov"
+)
+
+// versions are those of versions.yaml.
+type versions struct {
+	Broker string `yaml:"broker"`
+	Slf4j  string `yaml:"slf4j"`
+}
+
+// Start runs a broker until the test ends and returns its address. It skips where there is no Java, or no way to get Kafka.
+func Start(t testing.TB) (address string) {
+	t.Helper()
+	if _, err := exec.LookPath("java"); err != nil {
+		t.Skip("no Java here to run Kafka: ", err)
+	}
+	jars, err := fetched()
+	if err != nil {
+		t.Skip("no Kafka to be had: ", err)
+	}
+	dir := t.TempDir()
+	address = "127.0.0.1:" + freePort(t)
+	settings := filepath.Join(dir, "server.properties")
+	if err := os.WriteFile(settings, render(t, properties, map[string]string{"Address": address, "Controller": "127.0.0.1:" + freePort(t), "Dir": dir}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	java := func(class string, args ...string) *exec.Cmd {
+		cmd := exec.Command("java", append([]string{"-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", filepath.Join(jars, "*"), class}, args...)...)
+		cmd.Stdout, cmd.Stderr = log, log
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		return cmd
+	}
+	if err := java("kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", settings).Run(); err != nil {
+		t.Fatalf("formatting Kafka's storage: %v\n%s", err, tail(log.Name()))
+	}
+	broker := java("kafka.Kafka", settings)
+	if err := broker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- broker.Wait() }()
+	t.Cleanup(func() {
+		_ = broker.Process.Kill()
+		<-ended
+	})
+	if err := answers(t.Context(), address, ended); err != nil {
+		t.Fatalf("Kafka does not answer: %v\n%s", err, tail(log.Name()))
+	}
+	return address
+}
+
+const properties = `process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{{.Controller}}
+listeners=PLAINTEXT://{{.Address}},CONTROLLER://{{.Controller}}
+advertised.listeners=PLAINTEXT://{{.Address}}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={{.Dir}}/data
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+`
+
+// answers waits until the broker does, or ended.
+func answers(ctx context.Context, address string, ended chan error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a minute is over"))
+	defer cancel()
+	client, err := kgo.NewClient(kgo.SeedBrokers(address))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for client.Ping(ctx) != nil {
+		select {
+		case <-tick.C:
+		case err := <-ended:
+			ended <- err
+			return fmt.Errorf("it ended: %w", err)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// fetched is the directory of Kafka's jars: in the cache under its version, fetched by Maven the first time.
+var fetched = sync.OnceValues(func() (string, error) {
+	var all struct{ Kafka versions }
+	if err := yaml.Unmarshal(fastiov.VersionsYAML, &all); err != nil {
+		return "", err
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	jars := filepath.Join(cache, fmt.Sprintf("kafka-%s-%s", all.Kafka.Broker, all.Kafka.Slf4j))
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(jars+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(jars); err == nil {
+		return jars, nil
+	}
+	work, err := os.MkdirTemp(cache, "kafka-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(work)
+	if err := fetch(work, all.Kafka); err != nil {
+		return "", err
+	}
+	return jars, os.Rename(filepath.Join(work, "jars"), jars)
+})
+
+// cacheDir is where the product keeps what it fetched.
+func cacheDir() (string, error) {
+	if dir := os.Getenv("FASTIOV_CACHE"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	dir, err := os.UserCacheDir()
+	return filepath.Join(dir, "fastiov"), err
+}
+
+func fetch(work string, v versions) error {
+	var pom bytes.Buffer
+	if err := template.Must(template.New("").Parse(project)).Execute(&pom, v); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(work, "pom.xml"), pom.Bytes(), 0o600); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	maven := exec.CommandContext(ctx, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars", "-DincludeScope=runtime")
+	maven.Dir = work
+	if said, err := maven.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w %s", err, said)
+	}
+	return nil
+}
+
+const project = `<project xmlns="http://maven.apache.org/POM/4.0.0">
+<modelVersion>4.0.0</modelVersion><groupId>fastiov</groupId><artifactId>kafka</artifactId><version>1</version><packaging>pom</packaging>
+<dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{{.Broker}}</version></dependency>
+<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>{{.Slf4j}}</version></dependency>
+</dependencies></project>
+`
+
+func render(t testing.TB, text string, data any) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if err := template.Must(template.New("").Parse(text)).Execute(&out, data); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func freePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// tail is the end of a log.
+func tail(path string) []byte {
+	const most = 4000
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return content[max(0, len(content)-most):]
+}
