@@ -340,7 +340,7 @@ func (r rootsOf) Root(ctx context.Context, name string) (startup.Root, error) {
 		return startup.Root{}, nil
 	}
 	rt, err := r.set.Runtime(ctx, name)
-	return startup.Root{Path: rt.Root, Command: rt.Command, Env: rt.Env}, err
+	return startup.Root{Path: rt.Root, Program: rt.Program}, err
 }
 
 func (f *nodeFlags) network() (n startup.Network, err error) {

@@ -143,7 +143,7 @@ func TestConversation(t *testing.T) {
 	if h, err := c.Hello(ctx); err != nil || h != *hello.Hello {
 		t.Fatal(h, err)
 	}
-	if err := c.Configure(wire.Config{Hostname: "h", Command: []string{"x"}}); err != nil {
+	if err := c.Configure(wire.Config{Hostname: "h", Program: wire.Program{Command: []string{"x"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Ready(ctx); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -13,6 +14,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -37,7 +39,7 @@ func (c *Cache) pull(ctx context.Context, ref string) (Runtime, error) {
 	if err != nil {
 		return Runtime{}, fmt.Errorf("image %s: %w", ref, err)
 	}
-	dir, err := c.Get(ctx, ref, []string{"oci 1", digest.String()}, func(ctx context.Context, dir string, say func(string, ...any)) error {
+	dir, err := c.Get(ctx, ref, []string{"oci 2", digest.String()}, func(ctx context.Context, dir string, say func(string, ...any)) error {
 		return flatten(ctx, img, dir, say)
 	})
 	if err != nil {
@@ -48,7 +50,7 @@ func (c *Cache) pull(ctx context.Context, ref string) (Runtime, error) {
 
 // flatten lays an image's layers over each other and writes what remains.
 func flatten(ctx context.Context, img v1.Image, dir string, say func(string, ...any)) error {
-	r, err := runtimeOf(img)
+	p, user, err := programOf(img)
 	if err != nil {
 		return err
 	}
@@ -79,7 +81,10 @@ func flatten(ctx context.Context, img v1.Image, dir string, say func(string, ...
 	if err := t.Mkdir("tmp", 0o1777); err != nil {
 		return err
 	}
-	config, err := json.Marshal(r)
+	if p.UID, p.GID, err = lookUp(t, user); err != nil {
+		return err
+	}
+	config, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
@@ -99,22 +104,63 @@ func overlay(t *rootfs.Tree, layer v1.Layer) error {
 	return t.Layer(r)
 }
 
-// runtimeOf is what the image says of itself.
-func runtimeOf(img v1.Image) (Runtime, error) {
+// programOf is what the image says is to be started, and as whom.
+func programOf(img v1.Image) (p wire.Program, user string, err error) {
 	file, err := img.ConfigFile()
 	if err != nil {
-		return Runtime{}, err
+		return p, "", err
 	}
 	if file.OS != "linux" || file.Architecture != "amd64" {
-		return Runtime{}, fmt.Errorf("it is made for %s/%s, and microVMs are linux/amd64", file.OS, file.Architecture)
+		return p, "", fmt.Errorf("it is made for %s/%s, and microVMs are linux/amd64", file.OS, file.Architecture)
 	}
-	r := Runtime{Command: append(file.Config.Entrypoint, file.Config.Cmd...), Dir: file.Config.WorkingDir, Env: map[string]string{}}
-	if len(r.Command) == 0 {
-		return Runtime{}, fmt.Errorf("it names no command to run; give it an entrypoint")
+	p = wire.Program{Command: append(file.Config.Entrypoint, file.Config.Cmd...), Dir: file.Config.WorkingDir, Env: map[string]string{}}
+	if len(p.Command) == 0 {
+		return p, "", fmt.Errorf("it names no command to run; give it an entrypoint")
 	}
 	for _, setting := range file.Config.Env {
 		key, value, _ := strings.Cut(setting, "=")
-		r.Env[key] = value
+		p.Env[key] = value
 	}
-	return r, nil
+	return p, file.Config.User, nil
+}
+
+// lookUp finds the numbers of an image's user, which is written user[:group], each by name or by number. The names are the image's own.
+func lookUp(t *rootfs.Tree, user string) (uid, gid uint32, err error) {
+	if user == "" {
+		return 0, 0, nil
+	}
+	name, group, grouped := strings.Cut(user, ":")
+	entry := accountOf(t, "etc/passwd", name)
+	if uid, err = number(name, entry, 2); err != nil {
+		return 0, 0, fmt.Errorf("its user %q is not in its /etc/passwd", name)
+	}
+	switch {
+	case grouped:
+		if gid, err = number(group, accountOf(t, "etc/group", group), 2); err != nil {
+			return 0, 0, fmt.Errorf("its group %q is not in its /etc/group", group)
+		}
+	case len(entry) > 3:
+		gid, err = number("", entry, 3)
+	}
+	return uid, gid, err
+}
+
+// accountOf is the line of /etc/passwd or /etc/group whose name or number is key.
+func accountOf(t *rootfs.Tree, file, key string) []string {
+	content, _ := t.Read(file) // without one there are only numbers
+	for line := range strings.Lines(string(content)) {
+		if entry := strings.Split(strings.TrimSpace(line), ":"); len(entry) > 2 && (entry[0] == key || entry[2] == key) {
+			return entry
+		}
+	}
+	return nil
+}
+
+// number is a field of an account, or the number that the name itself is.
+func number(name string, entry []string, field int) (uint32, error) {
+	if len(entry) > field {
+		name = entry[field]
+	}
+	n, err := strconv.ParseUint(name, 10, 32)
+	return uint32(n), err
 }

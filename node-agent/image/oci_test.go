@@ -3,6 +3,7 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
 	"log"
 	"net/http/httptest"
@@ -20,6 +21,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
 // newRegistry serves a registry on the loopback and returns its host.
@@ -96,7 +100,7 @@ func TestPullFlattensLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Runtime{Root: r.Root, Command: []string{"/app/run", "-v"}, Env: map[string]string{"A": "1", "B": "x=y"}, Dir: "/app"}
+	want := Runtime{Root: r.Root, Program: wire.Program{Command: []string{"/app/run", "-v"}, Env: map[string]string{"A": "1", "B": "x=y"}, Dir: "/app"}}
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, want %+v", r, want)
 	}
@@ -111,6 +115,33 @@ func TestPullFlattensLayers(t *testing.T) {
 	for file, there := range map[string]bool{"app/run": true, "app/secret": false, "landed": true, "escaped": true, "dev/sda": false, "proc": true, "tmp": true} {
 		if _, err := os.Lstat(filepath.Join(dir, file)); (err == nil) != there {
 			t.Errorf("%s: %v, want there %v", file, err, there)
+		}
+	}
+}
+
+func TestAnImagesUser(t *testing.T) {
+	tree, err := rootfs.New(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	accounts := map[string]string{"etc/passwd": "root:x:0:0::/root:/bin/sh\nnode:x:1000:1001::/:\n", "etc/group": "staff:x:50:\n"}
+	for name, content := range accounts {
+		if err := tree.Write(name, 0o644, []byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for user, want := range map[string]string{
+		"": "0 0", "node": "1000 1001", "1000": "1000 1001", "node:staff": "1000 50", "7": "7 0", "7:8": "7 8",
+		"nobody": "not in its /etc/passwd", "node:nobody": "not in its /etc/group", "-1": "not in its /etc/passwd", "4294967296": "not in its",
+	} {
+		uid, gid, err := lookUp(tree, user)
+		got := fmt.Sprint(uid, gid)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("%q: got %s, want %s", user, got, want)
 		}
 	}
 }

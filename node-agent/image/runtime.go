@@ -11,15 +11,14 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/functions/runtimes"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
 // A Runtime is the root image of a function runtime and how it is started.
 type Runtime struct {
-	Root    string            `json:"-"` // path of the EROFS image
-	Command []string          `json:"command"`
-	Env     map[string]string `json:"env,omitempty"`
-	Dir     string            `json:"dir,omitempty"`
+	Root string `json:"-"` // path of the EROFS image
+	wire.Program
 }
 
 const (
@@ -97,7 +96,7 @@ func (c *Cache) makeRuntime(ctx context.Context, name string) (Runtime, error) {
 	if !ok {
 		return c.pull(ctx, name)
 	}
-	config, err := json.Marshal(Runtime{Command: r.command, Env: r.env})
+	config, err := json.Marshal(wire.Program{Command: r.command, Env: r.env})
 	if err != nil {
 		return Runtime{}, err
 	}

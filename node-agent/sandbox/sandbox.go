@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 // A Spec is all a driver needs to start one sandbox. Memory and VF have been reserved and wired by the pipeline before it is made.
@@ -16,8 +17,7 @@ type Spec struct {
 	ID        string
 	Dir       string // the sandbox's run directory, made by the caller and removed by it after the end
 	Root      string // root image, a read-only erofs file
-	Command   []string
-	Env       map[string]string
+	Program   wire.Program
 	MemoryMiB int
 	VF        *VF // nil: no network
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
@@ -137,7 +138,7 @@ func (b *box) Close() {
 type images struct{ err error }
 
 func (i images) Root(context.Context, string) (Root, error) {
-	return Root{Path: "/root.erofs", Command: []string{"run"}, Env: map[string]string{"A": "image", "B": "image"}}, i.err
+	return Root{Path: "/root.erofs", Program: wire.Program{Command: []string{"run"}, Env: map[string]string{"A": "image", "B": "image"}}}, i.err
 }
 
 func newStarter(t *testing.T, p *pool, d *driver) *Starter {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
@@ -29,8 +30,7 @@ type Request struct {
 // Root is a runtime's root image and what to start in it.
 type Root struct {
 	Path    string
-	Command []string
-	Env     map[string]string
+	Program wire.Program
 }
 
 // Images finds the root image of a runtime.
@@ -96,7 +96,8 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		name: "image", stage: timeline.Image, deadline: s.Deadlines.Image,
 		do: func(ctx context.Context) error {
 			root, err := s.Images.Root(ctx, req.Image)
-			st.Spec.Root, st.Spec.Command, st.Spec.Env = root.Path, root.Command, merge(root.Env, req.Env)
+			st.Spec.Root, st.Spec.Program = root.Path, root.Program
+			st.Spec.Program.Env = merge(root.Program.Env, req.Env)
 			return err
 		},
 	}, {

@@ -31,8 +31,8 @@ func TestStart(t *testing.T) {
 	if got := st.Spec.VF.Address.String(); got != "10.0.2.100/24" {
 		t.Errorf("address %s", got)
 	}
-	if st.Spec.Env["A"] != "image" || st.Spec.Env["B"] != "caller" {
-		t.Errorf("environment %v, the caller's must win", st.Spec.Env)
+	if st.Spec.Program.Env["A"] != "image" || st.Spec.Program.Env["B"] != "caller" {
+		t.Errorf("environment %v, the caller's must win", st.Spec.Program.Env)
 	}
 	if got := p.leased[st.Spec.VF.BDF]; got != (vf.Owner{Sandbox: "a", PID: 4242, StartTicks: 7}) {
 		t.Errorf("the VF's owner is %+v", got)

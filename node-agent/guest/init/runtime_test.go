@@ -48,11 +48,11 @@ func TestRuntime(t *testing.T) {
 		{"output", "echo out; echo err >&2", "ended with status 0", wire.Config{}, []string{"stderr err", "stdout out"}},
 		{"status", "exit 7", "ended with status 7", wire.Config{}, nil},
 		{"signal", "kill -9 $$", "killed by killed", wire.Config{}, nil},
-		{"environment", "echo $GREETING $HOSTNAME $HOME", "status 0", wire.Config{Hostname: "h", Env: map[string]string{"GREETING": "hello"}}, []string{"stdout hello h /root"}},
-		{"directory", "pwd", "status 0", wire.Config{Dir: "/usr"}, []string{"stdout /usr"}},
+		{"environment", "echo $GREETING $HOSTNAME $HOME", "status 0", wire.Config{Hostname: "h", Program: wire.Program{Env: map[string]string{"GREETING": "hello"}}}, []string{"stdout hello h /root"}},
+		{"directory", "pwd", "status 0", wire.Config{Program: wire.Program{Dir: "/usr"}}, []string{"stdout /usr"}},
 		{"no input", "cat; echo done", "status 0", wire.Config{}, []string{"stdout done"}},
 		{"a session of its own", `[ $$ = $(cut -d" " -f6 /proc/$$/stat) ] && echo leader`, "status 0", wire.Config{}, []string{"stdout leader"}},
-		{"orphans that hold the output", "sleep 100 & echo $! > $PIDFILE; echo gone", "status 0", wire.Config{Env: map[string]string{"PIDFILE": t.TempDir() + "/pid"}}, []string{"stdout gone"}},
+		{"orphans that hold the output", "sleep 100 & echo $! > $PIDFILE; echo gone", "status 0", wire.Config{Program: wire.Program{Env: map[string]string{"PIDFILE": t.TempDir() + "/pid"}}}, []string{"stdout gone"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if os.Getuid() != 0 {
@@ -86,7 +86,7 @@ func TestRuntimeAsAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to become another user")
 	}
-	lines, end := runShell(t, wire.Config{UID: 65534, GID: 65534}, "id -u; id -G; echo reopened > /dev/stdout")
+	lines, end := runShell(t, wire.Config{Program: wire.Program{UID: 65534, GID: 65534}}, "id -u; id -G; echo reopened > /dev/stdout")
 	if want := []string{"stdout 65534", "stdout 65534", "stdout reopened"}; !slices.Equal(lines, want) {
 		t.Errorf("%q, %v; want %q", lines, end, want)
 	}
@@ -98,8 +98,8 @@ func TestRuntimeThatCannotStart(t *testing.T) {
 		want   string
 	}{
 		{wire.Config{}, "no command"},
-		{wire.Config{Command: []string{"no-such-command"}}, `no command "no-such-command"`},
-		{wire.Config{Command: []string{"/no/such"}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}, "/no/such does not start"},
+		{wire.Config{Program: wire.Program{Command: []string{"no-such-command"}}}, `no command "no-such-command"`},
+		{wire.Config{Program: wire.Program{Command: []string{"/no/such"}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}}, "/no/such does not start"},
 	} {
 		if _, err := startRuntime(&c.config, newHost(boottime())); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)

@@ -105,15 +105,20 @@ type Poweroff struct{}
 
 // Config is all that the guest is told.
 type Config struct {
-	Time     int64             `json:"time"`    // Unix nanoseconds at sending
-	Entropy  []byte            `json:"entropy"` // credited to the kernel's random pool
-	Hostname string            `json:"hostname"`
-	VF       *VF               `json:"vf,omitempty"`
-	Command  []string          `json:"command"`
-	Env      map[string]string `json:"env,omitempty"`
-	Dir      string            `json:"dir,omitempty"` // working directory, default /
-	UID      uint32            `json:"uid,omitempty"` // whom the runtime runs as; 0 is the guest's root
-	GID      uint32            `json:"gid,omitempty"`
+	Time     int64  `json:"time"`    // Unix nanoseconds at sending
+	Entropy  []byte `json:"entropy"` // credited to the kernel's random pool
+	Hostname string `json:"hostname"`
+	VF       *VF    `json:"vf,omitempty"`
+	Program
+}
+
+// A Program is the runtime, as its image wants it started.
+type Program struct {
+	Command []string          `json:"command"`
+	Env     map[string]string `json:"env,omitempty"`
+	Dir     string            `json:"dir,omitempty"` // working directory, default /
+	UID     uint32            `json:"uid,omitempty"` // 0 is the guest's root
+	GID     uint32            `json:"gid,omitempty"`
 }
 
 // VF is the network function that the guest must find and bring up; it is known by its MAC.

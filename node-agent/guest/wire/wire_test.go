@@ -39,12 +39,12 @@ func TestRoundTrip(t *testing.T) {
 
 func TestConfigRoundTrip(t *testing.T) {
 	for _, config := range []Config{
-		{Command: []string{"true"}},
+		{Program: Program{Command: []string{"true"}}},
 		{
-			Time: 1, Entropy: []byte{1, 2}, Hostname: "h", Command: []string{"a", "b"}, Env: map[string]string{"A": "=\n"}, Dir: "/d", UID: 3, GID: 4,
+			Time: 1, Entropy: []byte{1, 2}, Hostname: "h", Program: Program{Command: []string{"a", "b"}, Env: map[string]string{"A": "=\n"}, Dir: "/d", UID: 3, GID: 4},
 			VF: &VF{MAC: "02:00:00:00:00:01", Address: netip.MustParsePrefix("10.0.0.2/24"), Gateway: netip.MustParseAddr("10.0.0.1"), DNS: netip.MustParseAddr("fd00::1")},
 		},
-		{Command: []string{"x"}, VF: &VF{MAC: "m", Address: netip.MustParsePrefix("10.0.0.2/24")}},
+		{Program: Program{Command: []string{"x"}}, VF: &VF{MAC: "m", Address: netip.MustParsePrefix("10.0.0.2/24")}},
 	} {
 		var pipe bytes.Buffer
 		if err := Write(&pipe, Down{Config: &config}); err != nil {

@@ -153,7 +153,7 @@ func (b *boot) account(events []kprobe.Event) {
 }
 
 func configuration(spec sandbox.Spec) wire.Config {
-	c := wire.Config{Hostname: spec.ID, Command: spec.Command, Env: spec.Env}
+	c := wire.Config{Hostname: spec.ID, Program: spec.Program}
 	if vf := spec.VF; vf != nil {
 		c.VF = &wire.VF{MAC: vf.MAC, Address: vf.Address, Gateway: vf.Gateway, DNS: vf.DNS}
 	}

@@ -44,7 +44,7 @@ func subject(t *testing.T) sandboxtest.Subject {
 			return d, d.Close, nil
 		},
 		Spec: func(n int) sandbox.Spec {
-			return sandbox.Spec{Root: runtime.Root, Command: runtime.Command, Env: runtime.Env, MemoryMiB: 192, VF: &vfs[n]}
+			return sandbox.Spec{Root: runtime.Root, Program: runtime.Program, MemoryMiB: 192, VF: &vfs[n]}
 		},
 		AtOnce:   len(vfs),
 		Within:   3 * time.Minute,
