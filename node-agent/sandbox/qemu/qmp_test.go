@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,13 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-func TestMain(m *testing.M) { testbed.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(asRuntime) != "" {
+		whoAmI()
+		return
+	}
+	testbed.Main(m)
+}
 
 // talk connects a client to a QEMU that answers each command with the next of answers, having greeted first.
 func talk(t *testing.T, onEvent func(event), answers ...string) *qmp {
