@@ -31,8 +31,8 @@ func (s Status) String() string {
 
 // A Response is the outcome: Result is a JSON object or array.
 type Response struct {
-	Status Status
-	Result json.RawMessage
+	Status Status          `json:"s,omitzero"`
+	Result json.RawMessage `json:"-"` // kept beside, see stored.go
 }
 
 // Limits of the action that was run.
@@ -43,24 +43,25 @@ type Limits struct {
 	Concurrency int `json:"concurrency"`
 }
 
-// A Record is one finished activation. Its times cover init and run, not the wait for a sandbox, which is Wait.
+// A Record is one finished activation. Its times cover init and run, not the wait for a sandbox, which is Wait. The tags are those of
+// its stored form, see stored.go; clients get MarshalJSON's.
 type Record struct {
-	ID        string
-	Namespace string
-	Name      string
-	Version   string
-	Subject   string
-	Kind      string
-	Path      string // namespace/name of the action
-	Limits    Limits
-	Start     time.Time
-	End       time.Time
-	Wait      time.Duration // from accepting the request to init, or to run where the sandbox was warm
-	Init      time.Duration // of a cold start; with Cold set it is reported even when 0
-	TimedOut  bool
-	Response  Response
-	Logs      []string
-	Cold      *ColdStart // nil: a warm sandbox was reused, or none was reached
+	ID        string        `json:"id"`
+	Namespace string        `json:"ns"`
+	Name      string        `json:"n"`
+	Version   string        `json:"v,omitzero"`
+	Subject   string        `json:"sub,omitzero"`
+	Kind      string        `json:"k,omitzero"`
+	Path      string        `json:"p,omitzero"` // namespace/name of the action
+	Limits    Limits        `json:"lim,omitzero"`
+	Start     time.Time     `json:"t,omitzero"`
+	End       time.Time     `json:"e,omitzero"`
+	Wait      time.Duration `json:"w,omitzero"` // from accepting the request to init, or to run where the sandbox was warm
+	Init      time.Duration `json:"i,omitzero"` // of a cold start; with Cold set it is reported even when 0
+	TimedOut  bool          `json:"to,omitzero"`
+	Response  Response      `json:"r,omitzero"`
+	Logs      []string      `json:"l,omitempty"`
+	Cold      *ColdStart    `json:"c,omitempty"` // nil: a warm sandbox was reused, or none was reached
 }
 
 // NewID returns a fresh activation id: 32 hexadecimal digits.
@@ -155,8 +156,8 @@ func (r *Record) Outcome() any {
 	}{full.Result, full.Success, full.Status}
 }
 
-// size is about what the record takes in memory.
-func (r *Record) size() int {
+// Size is about what the record takes in memory.
+func (r *Record) Size() int {
 	const fixed = 2048
 	size := fixed + len(r.Response.Result)
 	for _, line := range r.Logs {

@@ -1,9 +1,6 @@
 package activation
 
-import (
-	"sync"
-	"time"
-)
+import "sync"
 
 // A Store remembers the most recent activations of one node in memory, as many as fit its bound. The zero value is not ready; use
 // NewStore.
@@ -26,12 +23,12 @@ func (s *Store) Add(r *Record) {
 	defer s.mu.Unlock()
 	s.byID[r.ID] = r
 	s.records = append(s.records, r)
-	s.size += r.size()
+	s.size += r.Size()
 	for s.size > s.limit && len(s.records) > 1 {
 		oldest := s.records[0]
 		s.records[0] = nil
 		s.records = s.records[1:]
-		s.size -= oldest.size()
+		s.size -= oldest.Size()
 		delete(s.byID, oldest.ID)
 	}
 }
@@ -46,27 +43,13 @@ func (s *Store) Get(namespace, id string) *Record {
 	return nil
 }
 
-// A Filter chooses records: of one namespace, of one action where Name is set, that started within [Since, Upto].
-type Filter struct {
-	Namespace   string
-	Name        string
-	Since, Upto time.Time // zero: unbounded
-}
-
-func (f Filter) takes(r *Record) bool {
-	return r.Namespace == f.Namespace &&
-		(f.Name == "" || r.Name == f.Name) &&
-		(f.Since.IsZero() || !r.Start.Before(f.Since)) &&
-		(f.Upto.IsZero() || !r.Start.After(f.Upto))
-}
-
 // List returns the records that the filter takes, newest first.
 func (s *Store) List(f Filter) []*Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var list []*Record
 	for i := len(s.records) - 1; i >= 0; i-- {
-		if f.takes(s.records[i]) {
+		if f.Takes(s.records[i]) {
 			list = append(list, s.records[i])
 		}
 	}

@@ -1,0 +1,119 @@
+package activation
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestStoredFormKeepsEverything(t *testing.T) {
+	full := record()
+	full.Response = Response{ApplicationError, json.RawMessage("{\"a\": \"<b>\",\n \"c\":1}")}
+	full.TimedOut = true
+	everyFieldIsSet(t, reflect.ValueOf(*full), "Record")
+	for _, r := range []*Record{full, {ID: "only"}} {
+		data, err := r.MarshalBinary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back Record
+		if err := back.UnmarshalBinary(data); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(&back, r) {
+			t.Errorf("got\n%+v, want\n%+v", &back, r)
+		}
+	}
+}
+
+// everyFieldIsSet makes the test above notice a field that is added to Record and not to the record it tries.
+func everyFieldIsSet(t *testing.T, v reflect.Value, path string) {
+	for i := range v.NumField() {
+		if v.Field(i).IsZero() {
+			t.Errorf("%s.%s is not tried", path, v.Type().Field(i).Name)
+		}
+	}
+}
+
+func TestStoredFormIsCompact(t *testing.T) {
+	r := record()
+	r.Cold = nil
+	data, err := r.MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data) > 400 {
+		t.Errorf("%d bytes for a warm activation: %s", len(data), data)
+	}
+}
+
+func FuzzStoredForm(f *testing.F) {
+	data, _ := record().MarshalBinary()
+	f.Add(data)
+	f.Add([]byte("{}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var r, again Record
+		if r.UnmarshalBinary(data) != nil {
+			return
+		}
+		once, err := r.MarshalBinary()
+		if err != nil {
+			t.Fatalf("read, but not written: %v", err)
+		}
+		if err := again.UnmarshalBinary(once); err != nil {
+			t.Fatal(err)
+		}
+		if twice, _ := again.MarshalBinary(); !bytes.Equal(once, twice) {
+			t.Errorf("%q became %q", once, twice)
+		}
+	})
+}
+
+func TestListName(t *testing.T) {
+	for path, want := range map[string]string{"": "a", "guest/a": "a", "guest/pkg/a": "pkg/a"} {
+		if got := (&Record{Name: "a", Path: path}).ListName(); got != want {
+			t.Errorf("%q: %q, want %q", path, got, want)
+		}
+	}
+}
+
+// What lies in the filter's Range is what its words say, and Orders sort as times do.
+func TestOrderAndRange(t *testing.T) {
+	moments := rapid.Custom(func(t *rapid.T) time.Time {
+		if rapid.Bool().Draw(t, "zero") {
+			return time.Time{}
+		}
+		return time.Unix(0, rapid.Int64Range(0, 5_000_000).Draw(t, "ns"))
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		f := Filter{Since: moments.Draw(t, "since"), Upto: moments.Draw(t, "upto")}
+		a := &Record{ID: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "a"), Start: moments.Draw(t, "start of a")}
+		b := &Record{ID: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "b"), Start: moments.Draw(t, "start of b")}
+		ms := max(a.Start.UnixMilli(), 0)
+		want := (f.Since.IsZero() || ms >= f.Since.UnixMilli()) && (f.Upto.IsZero() || ms <= f.Upto.UnixMilli())
+		if f.Takes(a) != want {
+			t.Fatalf("%v in [%v, %v]: %v", a.Start, f.Since, f.Upto, !want)
+		}
+		since1970 := func(at time.Time) time.Duration { return max(at.Sub(time.Unix(0, 0)), 0) }
+		byTime := since1970(a.Start) - since1970(b.Start)
+		if order := strings.Compare(a.Order(), b.Order()); byTime > 0 && order <= 0 || byTime == 0 && order != strings.Compare(a.ID, b.ID) {
+			t.Fatalf("%v %v sort as %d", a.Start, b.Start, order)
+		}
+	})
+}
+
+func BenchmarkMarshalBinary(b *testing.B) {
+	r := record()
+	r.Cold = nil
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := r.MarshalBinary(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
