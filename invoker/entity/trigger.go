@@ -88,7 +88,7 @@ type RuleChange struct {
 	Action  *Path  `json:"action"`
 }
 
-// Changed returns the rule that a change makes of r; a new one, and a changed one, is active unless the change says otherwise.
+// Changed returns the rule that a change makes of r; a new one is active unless the change says otherwise.
 func (r *Rule) Changed(by RuleChange, now time.Time) (*Rule, error) {
 	next := *r
 	if err := next.change(by.CommonChange, now); err != nil {
@@ -108,7 +108,9 @@ func (r *Rule) Changed(by RuleChange, now time.Time) (*Rule, error) {
 	case next.Trigger.Namespace != r.Namespace:
 		return nil, Refuse(403, "%s is in another namespace; a rule is about a trigger of its own", next.Trigger)
 	}
-	next.Status = Active
+	if r.IsNew() {
+		next.Status = Active
+	}
 	if by.Status != "" {
 		status, err := ParseStatus(by.Status)
 		if err != nil {
@@ -117,6 +119,13 @@ func (r *Rule) Changed(by RuleChange, now time.Time) (*Rule, error) {
 		next.Status = status
 	}
 	return &next, nil
+}
+
+// Set returns the rule with another status.
+func (r *Rule) Set(status Status, now time.Time) *Rule {
+	next := *r
+	next.Status, next.Updated = status, now.UnixMilli()
+	return &next
 }
 
 // Summary is a list's row, which is the whole rule.
