@@ -162,3 +162,6 @@ func (d *Directory) List() []Subject {
 	}
 	return list
 }
+
+// Defaults are the limits of those who have none of their own.
+func (d *Directory) Defaults() Limits { return d.defaults }

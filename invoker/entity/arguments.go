@@ -13,7 +13,8 @@ const MaxArguments = 1 << 20
 
 // Fixed is what an action's parameters are, package < binding < action, ready to be laid under any caller's arguments.
 type Fixed struct {
-	pairs  Pairs
+	All    Pairs // in their order, those for /init too
+	pairs  Pairs // those for /run
 	index  map[string]int // of pairs, by key
 	whole  []byte         // an object of all of them
 	locked bool           // none may be overridden
@@ -26,7 +27,7 @@ func Fix(locked bool, layers ...Pairs) *Fixed {
 	for _, layer := range layers {
 		all = all.With(layer...)
 	}
-	f := &Fixed{locked: locked, index: map[string]int{}}
+	f := &Fixed{All: all, locked: locked, index: map[string]int{}}
 	for _, p := range all {
 		if !p.Init {
 			f.index[p.Key] = len(f.pairs)

@@ -119,9 +119,9 @@ func TestBadInputIsRefused(t *testing.T) {
 		{"a bad name", "PUT", "actions/%20a", hello, 400, "no name"},
 		{"a long name", "PUT", "actions/" + strings.Repeat("a", 257), hello, 400, "no name"},
 		{"a bad flag", "PUT", "actions/a?overwrite=maybe", hello, 400, "overwrite"},
-		{"a huge body", "PUT", "actions/a", strings.Repeat(" ", maxPutBody+1), 413, "larger than"},
+		{"a huge body", "PUT", "actions/a", strings.Repeat(" ", maxActionBody+1), 413, "larger than"},
 		{"huge parameters", "PUT", "actions/a", strings.Replace(hello, "{", `{"parameters":[{"key":"k","value":"`+strings.Repeat("x", 1<<20)+`"}],`, 1), 413, "parameters"},
-		{"a huge payload", "POST", "actions/hello", strings.Repeat(" ", maxPayload+1), 413, "larger than"},
+		{"a huge payload", "POST", "actions/hello", strings.Repeat(" ", entity.MaxArguments+1), 413, "larger than"},
 		{"arguments that are no object", "POST", "actions/hello", "[1]", 400, "malformed"},
 		{"deep arguments", "POST", "actions/hello", deep, 400, "malformed"},
 		{"too long a wait", "POST", "actions/hello?blocking=true&timeout=60000", "{}", 400, "timeout"},
@@ -150,7 +150,7 @@ func TestBadInputIsRefused(t *testing.T) {
 func TestContentTypeMustBeJSON(t *testing.T) {
 	c := newClient(t)
 	r := httptest.NewRequest("PUT", "http://localhost/api/v1/namespaces/_/actions/a", strings.NewReader(hello))
-	r.SetBasicAuth(guest.User, guest.Secret)
+	r.SetBasicAuth(guest.UUID, guest.Secret)
 	r.Header.Set("Content-Type", "text/plain")
 	c.want(415, c.send(r))
 }

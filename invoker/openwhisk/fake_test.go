@@ -115,6 +115,9 @@ func newClientOf(t testing.TB, cfg Config) *client {
 	t.Helper()
 	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}, registry: prometheus.NewRegistry()}
 	cfg.Key = guest
+	if cfg.Store == nil {
+		cfg.Store = newStore(t)
+	}
 	var err error
 	if c.api, err = New(cfg, c.node, c.registry); err != nil {
 		t.Fatal(err)
@@ -135,7 +138,7 @@ func (c *client) do(method, path, body string) reached {
 		path = "/namespaces/_/" + path
 	}
 	r := httptest.NewRequest(method, "http://127.0.0.1:3233/api/v1"+path, strings.NewReader(body))
-	r.SetBasicAuth(guest.User, guest.Secret)
+	r.SetBasicAuth(guest.UUID, guest.Secret)
 	return c.send(r)
 }
 
