@@ -7,6 +7,8 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/activation"
@@ -47,11 +49,15 @@ var ErrNotFound = errors.New("not found")
 type Entities interface {
 	// Watch calls see with every document there is and returns; from then on with every change, one after another in the order of
 	// each key's revisions, whoever made it, until ctx ends. The changes made through this Entities are seen before their call returns.
+	// A change that could not be followed, because the connection was gone for long, may be skipped for the ones after it. see must
+	// be quick and must not ask the store.
 	Watch(ctx context.Context, see func(Doc)) error
 	// Put keeps a document durably and returns its new revision. doc.Revision is the one it replaces, 0 where it must be new.
-	// code, what an action's source is, is kept beside the body and out of memory; nil leaves it as it was.
+	// code, what an action's source is, is kept beside the body and out of memory; nil leaves it as it was, empty drops it.
 	Put(ctx context.Context, doc Doc, code []byte) (revision uint64, err error)
+	// Delete removes a document of that revision, and its code. Who watches sees it without a body, under a new revision.
 	Delete(ctx context.Context, key Key, revision uint64) error
+	// Code is what was put with the document; ErrNotFound where there is none.
 	Code(ctx context.Context, key Key) ([]byte, error)
 }
 
@@ -66,12 +72,14 @@ type Accepted struct {
 
 // Activations are what was promised and what came of it.
 type Activations interface {
-	// Accept returns when the promise is durable; promises made at the same time share an fsync.
+	// Accept returns when the promise is durable; promises made at the same time share an fsync. It is ErrConflict to promise an id
+	// twice, and nothing to do where the record is there already.
 	Accept(ctx context.Context, a Accepted) error
-	// Sent returns when it is durable that the activation's /run may have been sent.
+	// Sent returns when it is durable that the activation's /run may have been sent; ErrNotFound where it is not promised.
 	Sent(ctx context.Context, id string) error
 	// Finish keeps the record and drops the promise, both or neither. It does not wait: the record is found by Get and List at once and
-	// is durable within Window. It waits only while more records are on their way to the disk than memory should hold.
+	// is durable within Window. It waits only while more records are on their way to the disk than memory should hold. The first
+	// record of an id counts.
 	Finish(r *activation.Record)
 	// Unfinished are the promises of an invoker that no record has answered, oldest first.
 	Unfinished(ctx context.Context, invoker string) ([]Accepted, error)
@@ -84,9 +92,34 @@ type Activations interface {
 // Window is how long a record that nobody was promised may take to be durable: what a crash can lose.
 const Window = 50 * time.Millisecond
 
-// A Store is both. Close makes durable what is on its way.
+// A Store is both. A change whose call failed, or was given up by its ctx, may have been made all the same.
 type Store interface {
 	Entities
 	Activations
+	// Lost counts the records that could be kept neither on disk, because it was full or out of reach, nor in memory.
+	Lost() uint64
+	// Close makes durable what is on its way.
 	Close() error
+}
+
+// ErrClosed is the answer of a store that was closed.
+var ErrClosed = errors.New("the store is closed")
+
+// Check refuses what no store can keep.
+func (d Doc) Check() error {
+	if d.Body == nil {
+		return fmt.Errorf("%s %s/%s has no body", d.Kind, d.Namespace, d.Name)
+	}
+	return CheckNames(string(d.Kind), d.Namespace, d.Name)
+}
+
+// CheckNames refuses names that cannot be part of a store's keys.
+func CheckNames(names ...string) error {
+	const most = 4 << 10
+	for _, name := range names {
+		if name == "" || len(name) > most || strings.ContainsRune(name, 0) {
+			return fmt.Errorf("the name %.40q cannot be kept: it is empty, longer than %d bytes, or contains a zero byte", name, most)
+		}
+	}
+	return nil
 }

@@ -1,0 +1,101 @@
+package embedded
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/invoker/store/storetest"
+)
+
+// crashing is set in the process that TestACrashLosesNothingPromised kills: the file, and which round it is.
+const crashing = "FASTIOV_STORE_CRASH"
+
+func TestMain(m *testing.M) {
+	if what := os.Getenv(crashing); what != "" {
+		path, round, _ := strings.Cut(what, "|")
+		s, err := Open(path, plenty, quiet)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		seed := uint64(len(round))
+		storetest.Load(context.Background(), s, round, seed, os.Stdout)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// A process is killed in the middle of its work, again and again, over the same file. What the page cache holds outlives it, so this
+// shows that no moment is a wrong one; that the disk has it as well is what the fsyncs are for.
+func TestACrashLosesNothingPromised(t *testing.T) {
+	const rounds = 25
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	path := filepath.Join(t.TempDir(), "store")
+	var all storetest.Losses
+	for round := range rounds {
+		log, crash := killedAfter(t, path, fmt.Sprint(round), time.Duration(random.IntN(120))*time.Millisecond)
+		s := open(t, path)
+		l := storetest.Account(t, s, log, crash, true)
+		closeIt(t, s)
+		kept(t, path)
+		all.Finished += l.Finished
+		all.InWindow += l.InWindow
+		all.Late += l.Late
+		all.Oldest = max(all.Oldest, l.Oldest)
+		if t.Failed() {
+			t.Fatalf("round %d", round)
+		}
+	}
+	t.Logf("%d records finished; lost within the window: %d, later: %d; the oldest had finished %v before", all.Finished, all.InWindow, all.Late, all.Oldest)
+	if all.Finished == 0 {
+		t.Error("nothing was tried")
+	}
+	if all.Oldest > time.Second { // a disk or a scheduler that stalls stretches the window, not by that much
+		t.Errorf("a record that had finished %v before a crash was lost", all.Oldest)
+	}
+}
+
+// killedAfter runs the load in a process of its own and kills it that long after its first acknowledgement.
+func killedAfter(t *testing.T, path, round string, after time.Duration) (log io.Reader, crash time.Time) {
+	t.Helper()
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), crashing+"="+path+"|"+round)
+	child.Stderr = os.Stderr
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first := make([]byte, 1)
+	if _, err := io.ReadFull(out, first); err != nil {
+		t.Fatalf("the load did not begin: %v", err)
+	}
+	killed := make(chan time.Time)
+	time.AfterFunc(after, func() {
+		now := time.Now()
+		_ = child.Process.Kill()
+		killed <- now
+	})
+	rest, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	crash = <-killed
+	_ = child.Wait()
+	return io.MultiReader(bytes.NewReader(first), bytes.NewReader(rest)), crash
+}

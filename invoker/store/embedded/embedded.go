@@ -1,0 +1,197 @@
+// Package embedded is a store in one file, for one invoker, with nothing to start.
+//
+// One goroutine writes. Whatever waits when it looks, changes of documents, promises and finished records, goes into one transaction:
+// who waits for an fsync shares it. A record waits up to half a window for others, or goes with the next call that waits. Reading is
+// beside that, from the transaction before, with the records that are still on their way laid over it.
+//
+// The file is bbolt's: copy-on-write pages under two alternating heads, so that a crash leaves the last transaction that was synced.
+// It is locked while open, grows as needed, and never shrinks: space of what was deleted is used again.
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/pending"
+)
+
+// Store is the open file.
+type Store struct {
+	path   string
+	retain int64
+	db     *bbolt.DB
+
+	records *pending.Records
+	wakes   chan struct{} // holds one when there is something to write
+	quit    chan struct{}
+	done    chan struct{}
+
+	mu     sync.Mutex
+	calls  []*call
+	closed bool
+
+	watching sync.Mutex // held from before a transaction until its changes were seen
+	watches  []watch
+	broken   error // why nothing can be written any more; the writer's own
+	commits  atomic.Int64
+}
+
+// A call is a change that somebody waits for.
+type call struct {
+	ctx    context.Context
+	apply  func(*bbolt.Tx) error // ErrConflict and ErrNotFound are its own; it has written nothing then
+	change *store.Doc            // to be seen by those who watch
+	err    error
+	done   chan struct{}
+}
+
+// Open opens the file or makes a new one. Of the activation records, the newest are retained, as many as fit in about retain bytes.
+func Open(path string, retain int64, log *slog.Logger) (*Store, error) {
+	db, err := openFile(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{
+		path: path, retain: retain, db: db,
+		wakes: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
+	}
+	s.records = pending.New(pending.Limit, s.wake, log)
+	go s.write()
+	return s, nil
+}
+
+// Close writes what is on its way and gives the file free.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	s.mu.Unlock()
+
+	s.records.Close()
+	close(s.quit)
+	<-s.done
+	err := s.db.Close()
+	if left := s.records.Left(); left > 0 {
+		err = fmt.Errorf("store %s: %d activation records could not be written; free some space", s.path, left)
+	}
+	return err
+}
+
+func (s *Store) wake() {
+	select {
+	case s.wakes <- struct{}{}:
+	default:
+	}
+}
+
+// do has the writer apply a change, and returns when it is durable or refused.
+func (s *Store) do(ctx context.Context, c *call) error {
+	c.ctx, c.done = ctx, make(chan struct{})
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return store.ErrClosed
+	}
+	s.calls = append(s.calls, c)
+	s.mu.Unlock()
+	s.wake()
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Store) write() {
+	defer close(s.done)
+	for {
+		select {
+		case <-s.wakes:
+			s.commit()
+		case <-s.quit:
+			s.commit()
+			return
+		}
+	}
+}
+
+// commit writes everything that waits, in one transaction.
+func (s *Store) commit() {
+	s.mu.Lock()
+	calls := s.calls
+	s.calls = nil
+	s.mu.Unlock()
+	records := s.records.All()
+	if len(calls) == 0 && len(records) == 0 {
+		return
+	}
+
+	s.watching.Lock()
+	refused, err := 0, s.broken
+	if err == nil {
+		err = s.db.Update(func(tx *bbolt.Tx) error {
+			for _, c := range calls {
+				if err := c.run(tx); err != nil {
+					return err
+				}
+			}
+			var err error
+			refused, err = keep(tx, records, s.retain)
+			return err
+		})
+	}
+	if err == nil {
+		s.tell(calls)
+	}
+	s.watching.Unlock()
+
+	if err != nil {
+		err = s.explain(err)
+		s.records.Fail(err)
+	} else {
+		s.commits.Add(1)
+		s.records.Done(len(records), refused)
+	}
+	for _, c := range calls {
+		if err != nil {
+			c.err = err
+		}
+		close(c.done)
+	}
+}
+
+// run applies a call that is still waited for. Its error ends the transaction.
+func (c *call) run(tx *bbolt.Tx) error {
+	if c.err = c.ctx.Err(); c.err != nil {
+		return nil
+	}
+	c.err = c.apply(tx)
+	if errors.Is(c.err, store.ErrConflict) || errors.Is(c.err, store.ErrNotFound) {
+		return nil
+	}
+	return c.err
+}
+
+// explain says what a failed transaction means. A full disk may have room again; after any other failure nobody knows what the disk
+// holds, and only reading it afresh tells.
+func (s *Store) explain(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG) {
+		return fmt.Errorf("store: %w; nothing was kept, free some space", err)
+	}
+	if s.broken == nil {
+		s.broken = fmt.Errorf("store %s: %w; nothing more is written to it, check the disk and start again", s.path, err)
+	}
+	return s.broken
+}

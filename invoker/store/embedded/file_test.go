@@ -1,0 +1,338 @@
+package embedded
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func put(t testing.TB, s *Store, name string) {
+	t.Helper()
+	doc := store.Doc{Key: store.Key{Kind: store.Actions, Namespace: "guest", Name: name}, Body: []byte("{}")}
+	if _, err := s.Put(t.Context(), doc, []byte("code")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func closeIt(t testing.TB, s *Store) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each file that cannot be used is refused with one line that says why and what to do.
+func TestOpenRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(path string) error
+		want  string
+	}{
+		"a newer format": {func(path string) error {
+			return update(path, func(tx *bbolt.Tx) error { return putNumber(tx.Bucket(meta), formatKey, format+1) })
+		}, "has format 2, this version reads 1"},
+		"no file of bbolt": {func(path string) error {
+			return os.WriteFile(path, []byte(strings.Repeat("not a store\n", 10_000)), 0o600)
+		}, "damaged or not a store"},
+		"another program's file": {func(path string) error {
+			return update(path, func(tx *bbolt.Tx) error {
+				_, err := tx.CreateBucket([]byte("another"))
+				return errorsOf(err, tx.DeleteBucket(meta))
+			})
+		}, "damaged or not a store"},
+		"a missing part": {func(path string) error {
+			return update(path, func(tx *bbolt.Tx) error { return tx.DeleteBucket(orders) })
+		}, `"orders" is missing`},
+		"a file cut short":        {func(path string) error { return os.Truncate(path, 20<<10) }, "it ends after 20480 of"},
+		"a file cut to its heads": {func(path string) error { return os.Truncate(path, 8<<10) }, "damaged"},
+		"zeroes over its pages": {func(path string) error {
+			content, err := os.ReadFile(path)
+			clear(content[8<<10:])
+			return errorsOf(err, os.WriteFile(path, content, 0o600))
+		}, "damaged or not a store"},
+		"a directory": {func(path string) error { return errorsOf(os.Remove(path), os.Mkdir(path, 0o700)) }, "damaged or not a store"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "store")
+			s := open(t, path)
+			for i := range 200 {
+				put(t, s, fmt.Sprint(i))
+			}
+			closeIt(t, s)
+			if err := c.spoil(path); err != nil {
+				t.Fatal(err)
+			}
+			before, _ := os.ReadFile(path)
+			s, err := Open(path, plenty, quiet)
+			if err == nil {
+				closeIt(t, s)
+				t.Fatal("it was opened")
+			}
+			if message := err.Error(); !strings.Contains(message, c.want) || strings.Contains(message, "\n") || !strings.Contains(message, path) {
+				t.Errorf("got %q, want %q", message, c.want)
+			}
+			if after, _ := os.ReadFile(path); string(after) != string(before) {
+				t.Error("the file was changed")
+			}
+		})
+	}
+}
+
+func update(path string, change func(*bbolt.Tx) error) error {
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		return err
+	}
+	return errorsOf(db.Update(change), db.Close())
+}
+
+func errorsOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestOpenNeedsItsDirectory(t *testing.T) {
+	if _, err := Open("/nowhere/store", plenty, quiet); err == nil || err.Error() != "store: open /nowhere/store: no such file or directory" {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A lock belongs to an open file, so a second opening here meets what another process would.
+func TestASecondOpenerIsTurnedAway(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	s := open(t, path)
+	defer closeIt(t, s)
+	if _, err := Open(path, plenty, quiet); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOnlyTheOwnerMayReadTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	for range 2 {
+		closeIt(t, open(t, path))
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != 0o600 {
+			t.Errorf("mode %v", info.Mode())
+		}
+		if err := os.Chmod(path, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func finished(i int, size int) *activation.Record {
+	return &activation.Record{
+		ID: fmt.Sprintf("%032x", i), Namespace: "guest", Name: "a", Path: "guest/a", Start: time.Unix(1_800_000_000, int64(i)),
+		Response: activation.Response{Result: json.RawMessage(`"` + strings.Repeat("x", size) + `"`)},
+	}
+}
+
+func TestTheOldestRecordsGo(t *testing.T) {
+	const size, retain = 10 << 10, 1 << 20
+	path := filepath.Join(t.TempDir(), "store")
+	s, err := Open(path, retain, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 500
+	for i := range n {
+		s.Finish(finished(i, size))
+		if i%50 == 0 {
+			put(t, s, fmt.Sprint(i))
+		}
+	}
+	closeIt(t, s)
+	left := kept(t, path)
+	if want := retain / size; left > want || left < want*9/10 {
+		t.Errorf("%d records of %d bytes in %d", left, size, retain)
+	}
+
+	// A lower bound is reached as records come.
+	if s, err = Open(path, retain/4, quiet); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n / 5 {
+		s.Finish(finished(n+i, size))
+	}
+	put(t, s, "last")
+	for _, r := range []int{0, n} {
+		if _, err := s.Get(t.Context(), "guest", finished(r, 0).ID); err != store.ErrNotFound {
+			t.Errorf("record %d: %v", r, err)
+		}
+	}
+	if _, err := s.Get(t.Context(), "guest", finished(n+n/5-1, 0).ID); err != nil {
+		t.Error(err)
+	}
+	closeIt(t, s)
+	if left := kept(t, path); left > retain/4/size {
+		t.Errorf("%d records are left", left)
+	}
+}
+
+// kept counts the records, and checks that everything that is kept of them agrees.
+func kept(t testing.TB, path string) (n int) {
+	t.Helper()
+	db, err := openFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	err = db.View(func(tx *bbolt.Tx) error {
+		for err := range tx.Check() {
+			t.Error(err)
+		}
+		size := int64(0)
+		entries := 0
+		err := tx.Bucket(records).ForEach(func(order, value []byte) error {
+			var r activation.Record
+			if err := r.UnmarshalBinary(value); err != nil {
+				return err
+			}
+			size += cost(&r, value)
+			n++
+			inNamespace, underName := places(&r)
+			for bucket, key := range map[string][]byte{string(orders): []byte(r.ID), string(byNamespace): inNamespace, string(byName): underName} {
+				if found, _ := tx.Bucket([]byte(bucket)).Cursor().Seek(key); string(found) == string(key) {
+					entries++
+				}
+			}
+			if tx.Bucket(promises).Get([]byte(r.ID)) != nil {
+				t.Errorf("%s has a record and a promise", r.ID)
+			}
+			return nil
+		})
+		for _, index := range [][]byte{orders, byNamespace, byName} {
+			entries -= tx.Bucket(index).Stats().KeyN
+		}
+		if counted := number(tx.Bucket(meta), bytesKey); counted != size || entries != 0 {
+			t.Errorf("%d records of %d bytes are counted as %d bytes; entries that belong to none: %d", n, size, counted, -entries)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// smallDisk is a file system of that many bytes.
+func smallDisk(t *testing.T, size int) string {
+	dir := t.TempDir()
+	if err := syscall.Mount("fastiov-test", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
+		t.Skipf("a small disk needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func TestNoRoomForAFile(t *testing.T) {
+	dir := smallDisk(t, 64<<10)
+	path := filepath.Join(dir, "store")
+	fill(t, dir)
+	_, err := Open(path, plenty, quiet)
+	if err == nil || !strings.Contains(err.Error(), "no space left on device") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+		t.Fatal(err)
+	}
+	closeIt(t, open(t, path))
+}
+
+// fill leaves no free page.
+func fill(t *testing.T, dir string) {
+	file, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for err == nil {
+		_, err = file.Write(make([]byte, 4096))
+	}
+}
+
+func TestADiskThatIsFullForAWhile(t *testing.T) {
+	dir := smallDisk(t, 8<<20)
+	path := filepath.Join(dir, "store")
+	s := open(t, path)
+	put(t, s, "before")
+	fill(t, dir)
+
+	// Promises are refused once the free pages of the file are used up, and what was promised stays.
+	accepted := 0
+	var err error
+	for ; err == nil && accepted < 1000; accepted++ {
+		err = s.Accept(t.Context(), store.Accepted{ID: fmt.Sprint("p", accepted), Invoker: "me", Body: make([]byte, 10_000)})
+	}
+	accepted--
+	if err == nil || !strings.Contains(err.Error(), "no space left on device; nothing was kept") {
+		t.Fatalf("got %v", err)
+	}
+	// Records stay in memory, as many as it holds; nobody waits.
+	const n, size = 64, 512 << 10
+	for i := range n {
+		s.Finish(finished(i, size))
+	}
+	if lost := s.Lost(); lost == 0 || lost > n/2+4 {
+		t.Errorf("%d of %d records of %d bytes were lost", lost, n, size)
+	}
+	for _, id := range []int{0, 10} {
+		if _, err := s.Get(t.Context(), "guest", finished(id, 0).ID); err != nil {
+			t.Errorf("record %d: %v", id, err)
+		}
+	}
+	unfinished, err := s.Unfinished(t.Context(), "me")
+	if err != nil || len(unfinished) != accepted {
+		t.Errorf("%d unfinished (%v), want %d", len(unfinished), err, accepted)
+	}
+
+	// With room again, everything goes on.
+	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=200m"); err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, "after")
+	held := n - int(s.Lost())
+	closeIt(t, s)
+	if left := kept(t, path); left != held {
+		t.Errorf("%d records are kept, want %d", left, held)
+	}
+}
+
+func TestClosingOnAFullDiskSaysWhatIsLost(t *testing.T) {
+	dir := smallDisk(t, 1<<20)
+	s := open(t, filepath.Join(dir, "store"))
+	fill(t, dir)
+	for i := range 3 {
+		s.Finish(finished(i, 512<<10))
+	}
+	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "3 activation records could not be written") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,193 @@
+// Package pending holds the records that are on their way to a store: bounded, found at once by whoever asks, taken away when the store
+// has them.
+//
+// Records come one by one (Add) and leave in the order they came, as many as one write keeps (All, Done). While the store cannot write
+// (Fail), nobody is made to wait: what does not fit is lost, and counted.
+package pending
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// Limit is how much memory the records may take.
+const Limit = 16 << 20
+
+// gather is how long a record waits for others. The rest of the window is for the write.
+const gather = store.Window / 2
+
+// again is how long a write that failed is not tried again, if only records wait for it.
+const again = time.Second
+
+// Records is the queue. Its owner writes when the function it gave to New is called.
+type Records struct {
+	wake func()
+	log  *slog.Logger
+
+	mu     sync.Mutex
+	room   sync.Cond
+	queue  []*activation.Record
+	byID   map[string]*activation.Record
+	size   int
+	limit  int
+	timer  *time.Timer
+	failed error
+	rest   time.Time // until when a write that failed is not tried again
+	closed bool
+	lost   uint64
+}
+
+// New returns an empty queue. wake is called when it is time to write; it must not block.
+func New(limit int, wake func(), log *slog.Logger) *Records {
+	p := &Records{wake: wake, log: log, limit: limit, byID: map[string]*activation.Record{}}
+	p.room.L = &p.mu
+	p.timer = time.AfterFunc(time.Hour, wake)
+	p.timer.Stop()
+	return p
+}
+
+// Add queues a record. The first of an id counts. It waits while there is no room, unless waiting cannot help.
+func (p *Records) Add(r *activation.Record) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	size := r.Size()
+	for len(p.queue) > 0 && p.size+size > p.limit && p.failed == nil && !p.closed {
+		p.wake()
+		p.room.Wait()
+	}
+	if p.closed || p.failed != nil && p.size+size > p.limit {
+		p.lost++
+		return
+	}
+	if p.byID[r.ID] != nil {
+		return
+	}
+	p.byID[r.ID] = r
+	p.queue = append(p.queue, r)
+	p.size += size
+	if len(p.queue) == 1 {
+		p.timer.Reset(gather)
+	}
+}
+
+// All are the records to write now, oldest first: none for a while after Fail. They stay visible until Done.
+func (p *Records) All() []*activation.Record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed != nil && !p.closed && time.Now().Before(p.rest) {
+		return nil
+	}
+	return p.queue[:len(p.queue):len(p.queue)]
+}
+
+// Done takes away the n oldest records: the store has them, or refused some for good.
+func (p *Records) Done(n, refused int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.queue[:n] {
+		p.size -= r.Size()
+		delete(p.byID, r.ID)
+	}
+	p.queue = slices.Clone(p.queue[n:])
+	p.lost += uint64(refused)
+	if p.failed != nil {
+		p.log.Info("activation records are written again", "lost", p.lost)
+		p.failed = nil
+	}
+	if len(p.queue) > 0 {
+		p.timer.Reset(gather)
+	}
+	p.room.Broadcast()
+}
+
+// Fail says that the store could not write them.
+func (p *Records) Fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed == nil {
+		p.log.Error("activation records cannot be written; the newest are lost once the memory kept for them is full", "reason", err)
+	}
+	p.failed = err
+	p.rest = time.Now().Add(again)
+	p.timer.Reset(again)
+	p.room.Broadcast()
+}
+
+// Close loses what comes from now on.
+func (p *Records) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	p.timer.Stop()
+	p.room.Broadcast()
+}
+
+// Left is how many no store has yet.
+func (p *Records) Left() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.queue)
+}
+
+// Lost counts the records that no store will ever have.
+func (p *Records) Lost() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lost
+}
+
+// Get returns the record of that id, or nil.
+func (p *Records) Get(id string) *activation.Record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.byID[id]
+}
+
+// IDs are those of the records that are here now.
+func (p *Records) IDs() map[string]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ids := make(map[string]bool, len(p.byID))
+	for id := range p.byID {
+		ids[id] = true
+	}
+	return ids
+}
+
+// Matching are the records that the filter takes, by their Order.
+func (p *Records) Matching(f activation.Filter) map[string]*activation.Record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	found := map[string]*activation.Record{}
+	for _, r := range p.queue {
+		if f.Takes(r) {
+			found[r.Order()] = r
+		}
+	}
+	return found
+}
+
+// Page lays the Orders of pending records over those in the store (newest first, at least the first skip+limit of them, each in either
+// or in both) and returns the asked-for part, newest first.
+func Page(pending map[string]*activation.Record, stored []string, skip, limit int) []string {
+	all := slices.Clone(stored)
+	for order := range pending {
+		all = append(all, order)
+	}
+	slices.SortFunc(all, func(a, b string) int { return strings.Compare(b, a) })
+	all = slices.Compact(all)
+	skip = min(max(skip, 0), len(all))
+	return all[skip:][:min(max(limit, 0), len(all)-skip)]
+}
+
+// First is how many Orders Page needs from the store.
+func First(skip, limit int) int {
+	const most = 1 << 30
+	return min(max(skip, 0), most) + min(max(limit, 0), most)
+}

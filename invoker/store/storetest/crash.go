@@ -1,0 +1,147 @@
+package storetest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// Load writes to a store until something fails: activations, promised and not, and documents. It says what it is about to do and what
+// was acknowledged in lines for Account, each of them before it goes on.
+//
+//	asking ID       accepted ID       sent ID       finishing ID       finished ID NANOSECONDS       put NAME REVISION
+func Load(ctx context.Context, s store.Store, round string, seed uint64, log io.Writer) {
+	var mu sync.Mutex
+	say := func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Fprintf(log, format+"\n", args...)
+	}
+	var wg sync.WaitGroup
+	for worker := range 8 {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(seed, uint64(worker)))
+			name := fmt.Sprintf("%s-%d", round, worker)
+			revision, err := uint64(0), error(nil)
+			for i := 0; err == nil && ctx.Err() == nil; i++ {
+				id := fmt.Sprintf("%s-%d", name, i)
+				end := random.IntN(4)
+				if end > 0 {
+					say("asking %s", id)
+					body := make([]byte, random.IntN(3000))
+					if err = s.Accept(ctx, store.Accepted{ID: id, Invoker: "me", At: time.Now(), Body: body}); err != nil {
+						break
+					}
+					say("accepted %s", id)
+				}
+				if end > 1 {
+					if err = s.Sent(ctx, id); err != nil {
+						break
+					}
+					say("sent %s", id)
+				}
+				if end != 2 {
+					r := record(id, "guest", "a", 0)
+					r.Start = time.Now()
+					say("finishing %s", id)
+					s.Finish(r)
+					say("finished %s %d", id, time.Now().UnixNano())
+				}
+				if random.IntN(10) == 0 {
+					if revision, err = s.Put(ctx, doc(name, revision, id), make([]byte, random.IntN(30_000))); err == nil {
+						say("put %s %d", name, revision)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Losses counts the records that nobody was promised, or whose promise is still there, that a crash took.
+type Losses struct {
+	Finished, InWindow, Late int
+	Oldest                   time.Duration // how long before the crash the oldest of them finished
+}
+
+// Account checks what a store has against what Load said before the crash: what was acknowledged is there, and no activation has a
+// promise and a record, or neither. Where changes share the way of records to the disk, one that was asked for after a record
+// finished and then acknowledged has brought that record along.
+func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, sharedWay bool) (l Losses) {
+	t.Helper()
+	ctx := t.Context()
+	unfinished := map[string]store.Accepted{}
+	for _, a := range must[[]store.Accepted](t)(s.Unfinished(ctx, "me")) {
+		unfinished[a.ID] = a
+	}
+	recorded := map[string]bool{}
+	for _, id := range ids(must[[]*activation.Record](t)(s.List(ctx, activation.Filter{Namespace: "guest"}, 0, 1<<30))) {
+		if _, both := unfinished[id]; both || recorded[id] {
+			t.Errorf("%s has two records, or a record and a promise", id)
+		}
+		recorded[id] = true
+	}
+	docs := watch(ctx, t, s)
+
+	before := map[string][]string{} // what had finished when the change was asked for
+	var finished []string
+	finishing := map[string]bool{}
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		var what, id string
+		var n int64
+		if read, _ := fmt.Sscan(lines.Text(), &what, &id, &n); read < 2 {
+			continue
+		}
+		switch what {
+		case "asking":
+			before[id] = finished
+		case "finishing":
+			finishing[id] = true
+		case "accepted":
+			if _, found := unfinished[id]; !found && !recorded[id] {
+				t.Errorf("%s was promised and is forgotten", id)
+			}
+			for _, earlier := range before[id] {
+				if sharedWay && !recorded[earlier] {
+					t.Errorf("%s finished before %s was promised, and its record is gone", earlier, id)
+				}
+			}
+		case "sent":
+			if a, found := unfinished[id]; found && !a.Sent {
+				t.Errorf("%s was sent, and nothing says so", id)
+			}
+		case "finished":
+			l.Finished++
+			finished = append(finished, id)
+			if recorded[id] {
+				continue
+			}
+			age := crash.Sub(time.Unix(0, n))
+			l.Oldest = max(l.Oldest, age)
+			if age <= store.Window {
+				l.InWindow++
+			} else {
+				l.Late++
+			}
+		case "put":
+			if d := docs.last(id); d.Body == nil || d.Revision < uint64(n) {
+				t.Errorf("%s was put as revision %d, there is %d", id, n, d.Revision)
+			}
+		}
+	}
+	for id := range recorded {
+		if round, _, _ := strings.Cut(id, "-"); !finishing[id] && len(finished) > 0 && strings.HasPrefix(finished[0], round+"-") {
+			t.Errorf("%s has a record and did not finish", id)
+		}
+	}
+	return l
+}

@@ -1,0 +1,164 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// model is a store as one would write it who need not keep anything.
+type model struct {
+	open     func() store.Store
+	s        store.Store
+	w        *seen
+	docs     map[string]store.Doc
+	code     map[string]string
+	promises []store.Accepted // by At
+	records  map[string]*activation.Record
+	clock    int
+}
+
+var names = rapid.SampledFrom([]string{"a", "b", "pkg/a"})
+
+func likeTheModel(t *testing.T, fresh Fresh) {
+	rapid.Check(t, func(rt *rapid.T) {
+		m := &model{open: fresh(), docs: map[string]store.Doc{}, code: map[string]string{}, records: map[string]*activation.Record{}}
+		m.start(t)
+		defer func() { closeStore(t, m.s) }()
+		rt.Repeat(map[string]func(*rapid.T){
+			"put": m.put, "delete": m.delete, "accept": m.accept, "sent": m.sent, "finish": m.finish,
+			"reopen": func(*rapid.T) { closeStore(t, m.s); m.start(t) },
+			"":       m.compare,
+		})
+	})
+}
+
+func (m *model) start(t *testing.T) {
+	m.s = m.open()
+	m.w = watch(t.Context(), t, m.s)
+}
+
+func (m *model) put(t *rapid.T) {
+	name := names.Draw(t, "name")
+	old := m.docs[name].Revision
+	if rapid.IntRange(0, 3).Draw(t, "conflict") == 0 {
+		if _, err := m.s.Put(t.Context(), doc(name, old+100, "{}"), nil); !errors.Is(err, store.ErrConflict) {
+			t.Fatalf("no conflict: %v", err)
+		}
+		return
+	}
+	body := rapid.StringN(0, 10, 20).Draw(t, "body")
+	code := rapid.SampledFrom([][]byte{nil, {}, []byte("x"), make([]byte, 70_000)}).Draw(t, "code")
+	revision, err := m.s.Put(t.Context(), doc(name, old, body), code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.docs[name] = doc(name, revision, body)
+	if code != nil {
+		m.code[name] = string(code)
+	}
+}
+
+func (m *model) delete(t *rapid.T) {
+	name := names.Draw(t, "name")
+	d, found := m.docs[name]
+	if err := m.s.Delete(t.Context(), key(name), d.Revision); found == (err != nil) {
+		t.Fatalf("%s, there: %v: %v", name, found, err)
+	}
+	delete(m.docs, name)
+	delete(m.code, name)
+}
+
+func (m *model) accept(t *rapid.T) {
+	m.clock++
+	a := store.Accepted{
+		ID: fmt.Sprint(m.clock), Invoker: "me", At: t0.Add(time.Duration(m.clock) * time.Nanosecond), Body: []byte(names.Draw(t, "body")),
+	}
+	if err := m.s.Accept(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	m.promises = append(m.promises, a)
+}
+
+func (m *model) sent(t *rapid.T) {
+	if len(m.promises) == 0 {
+		return
+	}
+	i := rapid.IntRange(0, len(m.promises)-1).Draw(t, "which")
+	if err := m.s.Sent(t.Context(), m.promises[i].ID); err != nil {
+		t.Fatal(err)
+	}
+	m.promises[i].Sent = true
+}
+
+// finish answers a promise, or comes without one, or a second time.
+func (m *model) finish(t *rapid.T) {
+	m.clock++
+	id := fmt.Sprint(m.clock)
+	if len(m.promises) > 0 && rapid.Bool().Draw(t, "promised") {
+		i := rapid.IntRange(0, len(m.promises)-1).Draw(t, "which")
+		id = m.promises[i].ID
+		m.promises = slices.Delete(m.promises, i, i+1)
+	}
+	start := rapid.IntRange(0, 100).Draw(t, "start")
+	r := record(id, rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "namespace"), names.Draw(t, "name"), start)
+	for range rapid.IntRange(1, 2).Draw(t, "times") {
+		m.s.Finish(r)
+	}
+	m.records[id] = r
+}
+
+func (m *model) compare(rt *rapid.T) {
+	ctx := rt.Context()
+	for _, name := range []string{"a", "b", "pkg/a"} {
+		d := m.docs[name]
+		if seen := m.w.last(name); string(seen.Body) != string(d.Body) || d.Revision != 0 && seen.Revision != d.Revision {
+			rt.Fatalf("%s was seen as %+v, want %+v", name, seen, d)
+		}
+		if code, err := m.s.Code(ctx, key(name)); string(code) != m.code[name] || (m.code[name] == "") != errors.Is(err, store.ErrNotFound) {
+			rt.Fatalf("code of %s: %q, %v, want %q", name, code, err, m.code[name])
+		}
+	}
+	unfinished, err := m.s.Unfinished(ctx, "me")
+	same(rt, "unfinished", fmt.Sprint(unfinished, err), fmt.Sprint(m.promises, nil))
+
+	f := activation.Filter{Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "pkg/a"}).Draw(rt, "filter")}
+	if rapid.Bool().Draw(rt, "bounded") {
+		f.Since, f.Upto = t0.Add(20*time.Millisecond), t0.Add(70*time.Millisecond)
+	}
+	var want []*activation.Record
+	for _, r := range m.records {
+		if f.Takes(r) {
+			want = append(want, r)
+		}
+	}
+	slices.SortFunc(want, func(a, b *activation.Record) int {
+		if byTime := b.Start.Compare(a.Start); byTime != 0 {
+			return byTime
+		}
+		return strings.Compare(b.ID, a.ID)
+	})
+	count, err := m.s.Count(ctx, f)
+	same(rt, "count", fmt.Sprint(count, err), fmt.Sprint(len(want), nil))
+	skip, limit := rapid.IntRange(0, 5).Draw(rt, "skip"), rapid.IntRange(0, 5).Draw(rt, "limit")
+	list, err := m.s.List(ctx, f, skip, limit)
+	want = want[min(skip, len(want)):]
+	same(rt, "list", fmt.Sprint(ids(list), err), fmt.Sprint(ids(want[:min(limit, len(want))]), nil))
+	if lost := m.s.Lost(); lost != 0 {
+		rt.Fatalf("%d records lost", lost)
+	}
+}
+
+func same(t *rapid.T, what, got, want string) {
+	if got != want {
+		t.Fatalf("%s: got %s, want %s", what, got, want)
+	}
+}
