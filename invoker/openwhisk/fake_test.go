@@ -25,6 +25,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeNode answers /run with run, and keeps what it was asked.
 type fakeNode struct {
+	api.NodeClient // what no test has it asked
+
 	start func(*api.StartRequest) (*api.StartReply, error)
 	run   func(context.Context, *api.RunRequest) (*api.RunReply, error)
 

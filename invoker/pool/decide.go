@@ -2,216 +2,242 @@ package pool
 
 import (
 	"fmt"
-	"math"
-	"slices"
 	"time"
 )
 
-// room is how much of the node there is, in all or still free.
-type room struct {
-	sandboxes int
-	memory    int // MiB
-}
-
-// unbounded is more than any node has: of what the pool knows no bound of, the node itself queues or refuses.
-const unbounded = math.MaxInt32
-
-type phase string
+// Kind is what a decision does.
+type Kind string
 
 const (
-	starting phase = "starting"
-	running  phase = "running"
-	idle     phase = "idle"
-	gone     phase = "gone"
+	Warm    Kind = "warm"    // a job gets a free slot of a sandbox that is ready
+	Warming Kind = "warming" // a job gets a free slot of a sandbox that another job starts
+	Prewarm Kind = "prewarm" // a job gives its function to a stem cell
+	Cold    Kind = "cold"    // a job starts a sandbox
+	Evict   Kind = "evict"   // the longest idle sandbox of a node ends for a job
+	Refuse  Kind = "refused" // a job gets none
+	Claim   Kind = "claim"   // room is being made for a job that has waited too long
+	Unclaim Kind = "unclaim" // that room is not to be had
+	Expire  Kind = "expire"  // an idle sandbox has been kept long enough, or is wanted no more
+	Pause   Kind = "pause"
+	Stem    Kind = "stem"   // a stem cell is started
+	Revive  Kind = "revive" // a sandbox is started for a function that is about to be called
+	Note    Kind = "note"   // time has passed for what alarm says; nothing is to be done outside
 )
 
-var allowed = map[phase][]phase{
-	starting: {running, gone},
-	running:  {idle, gone},
-	idle:     {running, gone},
-}
+// Kinds are those that are counted.
+var Kinds = []Kind{Warm, Warming, Prewarm, Cold, Evict, Refuse, Claim, Expire, Pause, Stem, Revive}
 
-// A box is a sandbox as the pool sees it.
-type box struct {
-	id      string
-	group   string
-	memory  int // MiB, of its own
-	phase   phase
-	since   time.Time // of the phase
-	retired bool      // its group is no more: it ends instead of idling
-}
-
-func (b *box) move(to phase, now time.Time) {
-	if !slices.Contains(allowed[b.phase], to) {
-		panic(fmt.Sprintf("pool: sandbox %s cannot go from %s to %s", b.id, b.phase, to))
-	}
-	b.phase, b.since = to, now
-}
-
-// A waiter is a job without a sandbox.
-type waiter struct {
-	group    string
-	memory   int
-	arrived  time.Time
-	deadline time.Time
-	grant    chan grant // of one, so that granting never blocks
-}
-
-// state is what the owner owns.
-type state struct {
-	capacity  room
-	overhead  int // MiB that a sandbox takes beside its own
-	keepAlive time.Duration
-	boxes     []*box
-	queue     []*waiter // by arrival
-	closed    bool
-	looking   bool      // the node is being asked for its capacity
-	looked    time.Time // when it last was
-}
-
-// A step is one thing to do. Exactly one of the shapes: reuse {waiter, box}, start {waiter}, refuse {waiter, why}, stop {box}.
+// A step is one thing to do and why. What it does it to depends on its kind.
 type step struct {
+	kind   Kind
 	waiter *waiter
 	box    *box
+	node   *node
+	group  *group
+	stem   *stem
+	alarm  *alarm
+	boxes  []*box // that end for a claim
 	why    string
 }
 
-// decide says what is to be done now, in order. Applying every step must leave nothing to decide at the same now.
-func decide(s *state, now time.Time) []step {
-	d := decision{state: s, free: s.free()}
-	for _, b := range s.idling() {
-		if b.retired || s.closed || !now.Before(b.since.Add(s.keepAlive)) {
-			d.end(b)
-		} else {
-			d.spare = append(d.spare, b)
+// decide says what is to be done now, one step at a time: it changes nothing, and is asked again when its step has been applied, until
+// there is none. In this order:
+//
+//	what time has brought     waits and idling that are over, pauses
+//	what ends anyway          sandboxes that are retired, or on a node that drains
+//	warm, warming             a group with a waiter and a free slot; no room is needed, so nobody else is asked
+//	claims                    room that has been made for the one who waited too long
+//	prewarm, cold, evict      room is free, idles, or a stem cell is there: for whose turn it is among those it is enough for
+//	new claims                who has waited for longer than patience gets a node to make room for him
+//	stem cells                from what nobody waits for and nothing idles in
+func decide(s *state, now time.Time) (step, bool) {
+	if len(s.alarms) > 0 && !now.Before(s.alarms[0].at) {
+		return s.due(s.alarms[0], now), true
+	}
+	if b := s.finished.first; b != nil {
+		return step{kind: Expire, box: b.of, why: "it is wanted no more"}, true
+	}
+	if s.closed {
+		return s.closing()
+	}
+	if g := s.servable.first; g != nil {
+		return serve(g.of), true
+	}
+	for _, n := range s.nodes {
+		if c := n.claim; c != nil {
+			if do, ok := s.redeem(n, c); ok {
+				return do, true
+			}
 		}
 	}
-	for _, w := range s.queue {
-		d.place(w, now)
+	if s.queue.n > 0 {
+		return s.makePlace(now)
 	}
-	return d.steps
+	return s.backfill(now)
 }
 
-// A decision in the making: what is still free, and which idle sandboxes nobody took yet, the longest idle first.
-type decision struct {
-	*state
-	free  room
-	spare []*box
-	held  string // why the first start that does not fit must wait; those behind it wait too
-	steps []step
+func (s *state) closing() (step, bool) {
+	if w := s.queue.first; w != nil {
+		return step{kind: Refuse, waiter: w.of, why: "the invoker shuts down"}, true
+	}
+	return step{}, false
 }
 
-func (d *decision) place(w *waiter, now time.Time) {
-	if d.closed {
-		d.steps = append(d.steps, step{waiter: w, why: "the invoker shuts down"})
-		return
+// serve gives a group's first waiter the slot of the sandbox that was used last: the likeliest to be warm in every cache, and it lets the
+// others expire.
+func serve(g *group) step {
+	w := g.waiting.first.of
+	if l := g.open.last; l != nil {
+		return step{kind: Warm, waiter: w, box: l.of}
 	}
-	if b := d.take(w.group); b != nil {
-		d.steps = append(d.steps, step{waiter: w, box: b})
-		return
+	return step{kind: Warming, waiter: w, box: g.warming.first.of}
+}
+
+// makePlace finds a sandbox for somebody who has none to wait for.
+func (s *state) makePlace(now time.Time) (step, bool) {
+	if do, ok := s.hopeless(); ok {
+		return do, true
 	}
-	if needed := w.memory + d.overhead; needed > d.capacity.memory {
-		d.steps = append(d.steps, step{waiter: w, why: fmt.Sprintf("it needs %d MiB and the node has %d in all", needed, d.capacity.memory)})
-		return
+	most := 0
+	for _, n := range s.nodes {
+		if r := n.avail(); n.up && r.sandboxes >= 1 {
+			most = max(most, r.memory-n.overhead)
+		}
 	}
-	why := d.held
-	if why == "" {
-		why = d.makeRoom(w.memory)
+	var turn, waits *line // for what there is room for, and for more
+	for _, c := range s.classes {
+		l := c.lines[0]
+		if c.memory <= most || c.stem != nil && c.stem.idle.n > 0 {
+			if turn == nil || l.before(turn) {
+				turn = l
+			}
+		} else if g := l.groups.first.of; g.claim == nil && l.head().aged && (waits == nil || l.before(waits)) {
+			waits = l
+		}
 	}
+	if turn != nil {
+		return s.start(turn.groups.first.of, nil), true
+	}
+	return s.stake(waits)
+}
+
+// start has a group's first waiter start a sandbox on that node, or where it is best; a stem cell is better than that.
+func (s *state) start(g *group, on *node) step {
+	w := g.waiting.first.of
+	if st := g.class.stem; st != nil && st.idle.n > 0 {
+		return step{kind: Prewarm, waiter: w, box: st.idle.last.of}
+	}
+	if on == nil {
+		on = s.best(g)
+	}
+	if need := g.memory + on.overhead; !on.free.fits(need) {
+		b := on.idle.first.of
+		return step{kind: Evict, box: b, why: fmt.Sprintf("its room is needed for %s", g.name)}
+	}
+	return step{kind: Cold, waiter: w, node: on}
+}
+
+// best is the node where a sandbox of the group is to be started: where nothing must be evicted for it, that has its image, then the
+// one with the most VFs and memory left, which spreads a burst.
+func (s *state) best(g *group) *node {
+	var best *node
+	for _, n := range s.nodes {
+		if need := g.memory + n.overhead; n.up && n.avail().fits(need) && (best == nil || n.better(best, g)) {
+			best = n
+		}
+	}
+	return best
+}
+
+func (n *node) better(other *node, g *group) bool {
+	if a, b := n.free.fits(g.memory+n.overhead), other.free.fits(g.memory+other.overhead); a != b {
+		return a
+	}
+	if a, b := n.has(g.image), other.has(g.image); a != b {
+		return a
+	}
+	if a, b := n.free.sandboxes, other.free.sandboxes; a != b {
+		return a > b
+	}
+	return n.free.memory > other.free.memory
+}
+
+func (n *node) has(image string) bool { return n.images == nil || n.images[image] }
+
+// hopeless is a job that no node could ever hold. The largest class tells: it is refused from the top.
+func (s *state) hopeless() (step, bool) {
+	most, drains := 0, true
+	for _, n := range s.nodes {
+		most = max(most, n.capacity.memory-n.overhead)
+		drains = drains && n.draining
+	}
+	c := s.classes[len(s.classes)-1]
+	w := c.lines[0].head()
 	switch {
-	case why == "":
-		d.free = d.free.less(w.memory + d.overhead)
-		d.steps = append(d.steps, step{waiter: w})
-	case now.Before(w.deadline):
-		d.held = why
-	default:
-		d.steps = append(d.steps, step{waiter: w, why: fmt.Sprintf("%s; waited %s", why, now.Sub(w.arrived).Round(time.Millisecond))})
+	case drains:
+		return step{kind: Refuse, waiter: w, why: "every node drains"}, true
+	case c.memory > most:
+		return step{kind: Refuse, waiter: w, why: fmt.Sprintf("it needs %d MiB and no node has more than %d for it", c.memory, max(most, 0))}, true
 	}
+	return step{}, false
 }
 
-// end stops an idle sandbox; its place is free at once.
-func (d *decision) end(b *box) {
-	d.free = d.free.more(b.memory + d.overhead)
-	d.steps = append(d.steps, step{box: b})
-}
-
-// take gives the group's sandbox that idled last: the likeliest to be warm in every cache, and it lets the others expire.
-func (d *decision) take(group string) *box {
-	for i, b := range slices.Backward(d.spare) {
-		if b.group == group {
-			d.spare = slices.Delete(d.spare, i, i+1)
-			return b
+// due is what an alarm is about.
+func (s *state) due(a *alarm, now time.Time) step {
+	switch of := a.of.(type) {
+	case *waiter:
+		if now.Before(of.deadline) {
+			return step{kind: Note, alarm: a} // it has aged
 		}
+		return step{kind: Refuse, waiter: of, why: fmt.Sprintf("%s; waited %s", s.why(of), now.Sub(of.arrived).Round(time.Millisecond))}
+	case *box:
+		if at := s.boxDue(of); at.IsZero() || now.Before(at) {
+			break
+		}
+		if of.phase == idle && s.pauses(of) && now.Before(s.expires(of)) {
+			return step{kind: Pause, box: of}
+		}
+		return step{kind: Expire, box: of, why: "nobody called it"}
+	case *group:
+		if n := s.spare(of); n != nil {
+			return step{kind: Revive, group: of, node: n, alarm: a}
+		}
+	}
+	return step{kind: Note, alarm: a}
+}
+
+// spare is a node with room for a sandbox that is to be called soon, if nobody else wants it.
+func (s *state) spare(g *group) *node {
+	if s.closed || g.start == nil || g.live > 0 || s.queue.n > 0 {
+		return nil
+	}
+	if n := s.best(g); n != nil && n.free.fits(g.memory+n.overhead) {
+		return n
 	}
 	return nil
 }
 
-// makeRoom evicts idle sandboxes, the longest idle first, until one of that memory fits, or says why it cannot. It evicts none if
-// all of them would not be enough.
-func (d *decision) makeRoom(memory int) (why string) {
-	free, evict := d.free, 0
-	for why = d.full(free, memory); why != "" && evict < len(d.spare); why = d.full(free, memory) {
-		free = free.more(d.spare[evict].memory + d.overhead)
-		evict++
+func (s *state) pauses(b *box) bool { return s.pauseAfter > 0 && b.group != nil }
+
+// expires is when an idle sandbox has been kept long enough; zero if never.
+func (s *state) expires(b *box) time.Time {
+	switch {
+	case b.group != nil:
+		return b.since.Add(b.group.window.KeepAlive)
+	case b.stem.TTL > 0 && b.stem.idle.n > b.stem.target*len(s.nodes):
+		return b.since.Add(b.stem.TTL)
 	}
-	if why != "" {
-		return why
-	}
-	for _, b := range d.spare[:evict] {
-		d.end(b)
-	}
-	d.spare = d.spare[evict:]
-	return ""
+	return time.Time{}
 }
 
-func (d *decision) full(free room, memory int) string {
-	switch needed := memory + d.overhead; {
-	case free.sandboxes < 1:
-		return fmt.Sprintf("the node can hold %d sandboxes and all are busy", d.capacity.sandboxes)
-	case free.memory < needed:
-		return fmt.Sprintf("%d MiB are needed and %d of the node's %d are free", needed, free.memory, d.capacity.memory)
-	default:
-		return ""
+// boxDue is when time changes something for a box.
+func (s *state) boxDue(b *box) time.Time {
+	if !b.idles() || b.place.in == &s.finished {
+		return time.Time{}
 	}
-}
-
-func (r room) less(memory int) room { return room{r.sandboxes - 1, r.memory - memory} }
-func (r room) more(memory int) room { return room{r.sandboxes + 1, r.memory + memory} }
-
-func (s *state) free() room {
-	free := s.capacity
-	for _, b := range s.boxes {
-		free = free.less(b.memory + s.overhead)
+	expires := s.expires(b)
+	if pause := b.since.Add(s.pauseAfter); b.phase == idle && s.pauses(b) && pause.Before(expires) {
+		return pause
 	}
-	return free
-}
-
-func (s *state) idling() []*box {
-	var list []*box
-	for _, b := range s.boxes {
-		if b.phase == idle {
-			list = append(list, b)
-		}
-	}
-	slices.SortStableFunc(list, func(a, b *box) int { return a.since.Compare(b.since) })
-	return list
-}
-
-// next is when decide may have something new to say though nothing happens; zero if never.
-func (s *state) next() time.Time {
-	var next time.Time
-	sooner := func(t time.Time) {
-		if next.IsZero() || t.Before(next) {
-			next = t
-		}
-	}
-	for _, b := range s.boxes {
-		if b.phase == idle {
-			sooner(b.since.Add(s.keepAlive))
-		}
-	}
-	for _, w := range s.queue {
-		sooner(w.deadline)
-	}
-	return next
+	return expires
 }

@@ -14,18 +14,23 @@ import (
 
 // A Job is one run of a function.
 type Job struct {
-	Group     string
-	MemoryMiB int
-	Start     func() *api.StartRequest // made when a sandbox is to be started; id, memory and wait are filled in
-	Run       func() *api.RunRequest   // made when the sandbox is ready; the id is filled in
-	Keep      func(*api.RunReply) bool // whether the sandbox may serve another job after that answer
+	Namespace   string // whose job it is: sandboxes are not shared between namespaces, room is shared fairly
+	Group       string
+	Image       string // what Start will name, if a stem cell may serve and nodes that have it are to be preferred
+	MemoryMiB   int
+	Concurrency int                      // how many jobs of the group a sandbox runs at once; 0: one
+	Start       func() *api.StartRequest // made when a sandbox is to be started; id, memory and wait are filled in
+	Run         func() *api.RunRequest   // made when the sandbox is ready; the id is filled in
+	Keep        func(*api.RunReply) bool // whether the sandbox may serve another job after that answer
 }
 
-// A Result is how far a job got. Start is nil where a warm sandbox was reused, Run where the runtime refused /init.
+// A Result is how far a job got. Start is nil where another job had started the sandbox, Run where the runtime refused /init.
 type Result struct {
 	Sandbox string
+	Node    string
+	How     Kind      // Warm, Warming, Prewarm or Cold
 	Placed  time.Time // when the job got its sandbox, or leave to start one
-	Cold    bool
+	Cold    bool      // the job itself had the sandbox started, or a stem cell initialised
 	Start   *api.StartReply
 	Run     *api.RunReply
 }
@@ -52,104 +57,196 @@ func (e *CallError) Unwrap() error { return e.Err }
 
 // Do places the job, starts a sandbox if it must, runs it, and gives the sandbox back. The error is *Refused or *CallError, or the context's
 // where ctx ended while the job waited; the Result holds what had been reached by then.
+//
+// A job is tried elsewhere as long as its runtime cannot have seen its /run: when its warm sandbox turns out to have ended, cannot be
+// resumed or cannot be reached, and when its node is out of reach before the start.
 func (p *Pool) Do(ctx context.Context, job Job) (Result, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(p.ctx, cancel)()
-
-	for deadline := time.Now().Add(p.cfg.Wait); ; {
-		g := p.place(ctx, job, deadline)
+	now := time.Now()
+	w := newWaiter(now, now.Add(p.cfg.Wait))
+	for again := false; ; again = true {
+		g := p.place(ctx, &job, w, again)
 		if g.err != nil {
 			return Result{}, g.err
 		}
-		result := Result{Sandbox: g.box.id, Placed: time.Now(), Cold: g.cold}
-		keep, err := p.use(ctx, job, g, deadline, &result)
+		a := attempt{p: p, job: &job, box: g.box, deadline: w.deadline}
+		a.Result = Result{Sandbox: g.box.id, Node: g.box.node.name, How: g.how, Placed: time.Now(), Cold: g.how == Cold || g.how == Prewarm}
+		keep, err := a.run(ctx, g)
 		p.release(g.box, keep)
-		if !g.cold && status.Code(errors.Unwrap(err)) == codes.NotFound {
-			continue // it ended while it idled, before the node knew of this job: nothing has run
+		if !errors.As(err, &w.failed) {
+			return a.Result, err
 		}
-		return result, err
 	}
 }
 
 // place waits for a grant. A waiter that gives up may have been granted a sandbox meanwhile, which it then gives back.
-func (p *Pool) place(ctx context.Context, job Job, deadline time.Time) grant {
-	w := &waiter{group: job.Group, memory: job.MemoryMiB, deadline: deadline, grant: make(chan grant, 1)}
-	refused := grant{err: &Refused{"the invoker shuts down"}}
-	if !p.tell(func(s *state, now time.Time) { w.arrived = now; s.queue = append(s.queue, w) }) {
-		return refused
+func (p *Pool) place(ctx context.Context, job *Job, w *waiter, again bool) grant {
+	var refused string
+	p.happen(func(s *state, now time.Time) { refused = s.arrive(w, job, again, now) })
+	if refused != "" {
+		return grant{err: &Refused{refused, true}}
+	}
+	select {
+	case g := <-w.grant:
+		return g
+	default:
 	}
 	select {
 	case g := <-w.grant:
 		return g
 	case <-ctx.Done():
 	}
-	told := p.tell(func(s *state, now time.Time) {
-		for i, other := range s.queue {
-			if other == w {
-				s.queue = append(s.queue[:i:i], s.queue[i+1:]...)
-				w.grant <- grant{err: ctx.Err()}
-				return
-			}
+	p.happen(func(s *state, now time.Time) {
+		if w.waits() {
+			s.leave(w, now)
+			w.grant <- grant{err: ctx.Err()}
 		}
 	})
-	if !told {
-		return refused
-	}
 	g := <-w.grant
-	if g.box != nil {
-		p.release(g.box, !g.cold)
-		return grant{err: ctx.Err()}
+	if g.box == nil {
+		return g
 	}
-	return g
+	if g.how == Cold || g.how == Prewarm {
+		p.over(g.box, nil, ctx.Err())
+	}
+	p.release(g.box, !g.paused) // one that was to be resumed first is not as good as new
+	return grant{err: ctx.Err()}
 }
 
-// use starts the sandbox if it is cold and runs the job in it; keep says whether the sandbox is good for another job.
-func (p *Pool) use(ctx context.Context, job Job, g grant, deadline time.Time, result *Result) (keep bool, err error) {
-	if g.cold {
-		result.Start, err = p.start(ctx, job, g.box.id, deadline)
-		if status.Code(err) == codes.ResourceExhausted {
-			p.tell(p.lookAgain)
-		}
-		if err != nil {
-			return false, &CallError{Starting, g.box.id, err}
-		}
-		if result.Start.InitStatus != 200 {
-			return false, nil
-		}
-		p.tell(func(_ *state, now time.Time) { g.box.move(running, now) })
-	}
-	request := job.Run()
-	request.Id = g.box.id
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(request.TimeoutMs)*time.Millisecond+grace)
+// release gives a slot of a sandbox back.
+func (p *Pool) release(b *box, keep bool) {
+	p.happen(func(s *state, now time.Time) { s.done(b, keep, now) })
+}
+
+// An attempt is a job in a sandbox.
+type attempt struct {
+	Result
+	p        *Pool
+	job      *Job
+	box      *box
+	deadline time.Time
+}
+
+// elsewhere says why the job has not been run in a sandbox, though it may be in another.
+type elsewhere struct{ why string }
+
+func (e *elsewhere) Error() string { return e.why }
+
+func tryElsewhere(err error) error { return &elsewhere{status.Convert(err).Message()} }
+
+// run gets the sandbox ready and runs the job in it; keep says whether the sandbox is good for another job.
+func (a *attempt) run(ctx context.Context, g grant) (keep bool, err error) {
+	there := a.box.node.to.context()
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if result.Run, err = p.node.Run(ctx, request); err != nil {
-		return false, &CallError{Running, g.box.id, err}
+	defer context.AfterFunc(there, cancel)()
+	if err := a.ready(ctx, g); err != nil {
+		return g.how == Warming, err // what another job starts is for that job to judge
 	}
-	return job.Keep(result.Run), nil
+	if a.Start != nil && a.Start.InitStatus != 200 {
+		return false, nil
+	}
+	request := a.job.Run()
+	request.Id = a.box.id
+	ctx, stop := context.WithTimeout(ctx, time.Duration(request.TimeoutMs)*time.Millisecond+grace)
+	defer stop()
+	a.Run, err = a.box.node.to.Run(ctx, request)
+	switch code := status.Code(err); {
+	case err == nil:
+		return a.job.Keep(a.Run), nil
+	case !a.Cold && (code == codes.NotFound || code == codes.Aborted):
+		return false, tryElsewhere(err) // it ended while it idled, or is not reached: nothing has run
+	default:
+		return false, &CallError{Running, a.box.id, err}
+	}
 }
 
 // grace is what the node may take to report a run that used up its time.
 const grace = 10 * time.Second
 
-func (p *Pool) start(ctx context.Context, job Job, id string, deadline time.Time) (*api.StartReply, error) {
-	wait := max(time.Until(deadline), 0)
-	ctx, cancel := context.WithTimeout(ctx, wait+p.cfg.Start)
-	defer cancel()
-	request := job.Start()
-	request.Id = id
-	request.MemoryMib = uint32(job.MemoryMiB)
-	request.WaitMs = uint32(wait.Milliseconds())
-	return p.node.Start(ctx, request)
+// ready makes the sandbox take /run, each in its way.
+func (a *attempt) ready(ctx context.Context, g grant) error {
+	switch {
+	case g.how == Cold:
+		return a.startBox(ctx)
+	case g.how == Prewarm:
+		return a.initStem(ctx)
+	case g.how == Warming:
+		return a.awaitStart(ctx)
+	case g.paused:
+		return a.resume(ctx)
+	}
+	return nil
 }
 
-// release gives a sandbox back: to idle, or to be stopped.
-func (p *Pool) release(b *box, keep bool) {
-	p.tell(func(s *state, now time.Time) {
-		if keep {
-			b.move(idle, now)
-		} else {
-			p.drop(s, b, now)
-		}
-	})
+func (a *attempt) startBox(ctx context.Context) error {
+	wait := max(time.Until(a.deadline), 0)
+	ctx, cancel := context.WithTimeout(ctx, wait+a.p.cfg.Start)
+	defer cancel()
+	request := a.job.Start()
+	request.Id = a.box.id
+	request.MemoryMib = uint32(a.job.MemoryMiB)
+	request.WaitMs = uint32(wait.Milliseconds())
+	reply, err := a.box.node.to.Start(ctx, request)
+	a.Start = reply
+	switch status.Code(err) {
+	case codes.Unavailable:
+		a.p.unreachable(a.box.node, err)
+		err = tryElsewhere(err)
+	case codes.ResourceExhausted:
+		a.box.node.to.ask()
+	}
+	return a.started(reply, err)
+}
+
+// started tells the owner, and whoever waits for the same sandbox, how the start went.
+func (a *attempt) started(reply *api.StartReply, err error) error {
+	a.p.over(a.box, reply, err)
+	var other *elsewhere
+	if err == nil || errors.As(err, &other) {
+		return err
+	}
+	return &CallError{Starting, a.box.id, err}
+}
+
+func (a *attempt) initStem(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, a.p.cfg.Start)
+	defer cancel()
+	reply, err := a.box.node.to.Init(ctx, &api.InitRequest{Id: a.box.id, Init: a.job.Start().Init})
+	a.Start = reply
+	switch status.Code(err) {
+	case codes.Unavailable, codes.NotFound, codes.Aborted:
+		err = tryElsewhere(err)
+	}
+	return a.started(reply, err)
+}
+
+// awaitStart waits for the job that starts the sandbox. Where its /init is refused ours would be too; where the start fails for another
+// reason, another may not.
+func (a *attempt) awaitStart(ctx context.Context) error {
+	select {
+	case <-a.box.ready:
+	case <-ctx.Done():
+		return &CallError{Starting, a.box.id, status.FromContextError(ctx.Err()).Err()}
+	}
+	if err := a.box.start.err; err != nil {
+		return tryElsewhere(err)
+	}
+	if a.box.start.reply.InitStatus != 200 {
+		a.Start, a.Cold = a.box.start.reply, true
+	}
+	return nil
+}
+
+func (a *attempt) resume(ctx context.Context) error {
+	<-a.box.settled // the pausing; it has a deadline
+	if _, err := a.box.node.to.Resume(ctx, &api.ResumeRequest{Id: a.box.id}); err != nil {
+		return tryElsewhere(err)
+	}
+	return nil
+}
+
+// unreachable takes in that a call found its node gone.
+func (p *Pool) unreachable(n *node, err error) {
+	p.happen(func(s *state, now time.Time) { s.unreached(n, n.name+": "+status.Convert(err).Message(), now) })
+	n.to.ask()
 }

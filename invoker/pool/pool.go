@@ -5,198 +5,246 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// Node is what the pool asks of a node agent; api.NodeClient is one.
-type Node interface {
-	Start(ctx context.Context, in *api.StartRequest, opts ...grpc.CallOption) (*api.StartReply, error)
-	Run(ctx context.Context, in *api.RunRequest, opts ...grpc.CallOption) (*api.RunReply, error)
-	Stop(ctx context.Context, in *api.StopRequest, opts ...grpc.CallOption) (*api.StopReply, error)
-	Status(ctx context.Context, in *api.StatusRequest, opts ...grpc.CallOption) (*api.StatusReply, error)
+// Config says how the pool uses its nodes.
+type Config struct {
+	Nodes      []Named       // besides the one that New is given, if it is
+	KeepAlive  time.Duration // how long a sandbox idles before it is stopped
+	Policy     Policy        // how long instead, by function; nil: Fixed(KeepAlive)
+	PauseAfter time.Duration // how long a sandbox idles before it is paused; 0: it never is
+	StemCells  []StemCell
+	Wait       time.Duration // how long a job waits for a sandbox, in the pool's queue and the node's together
+	Start      time.Duration // how long a start may take after that wait
+	Patience   time.Duration // how long a job may be overtaken by others that need less; 0: 1 s
+	Queue      int           // how many jobs of one namespace may wait; 0: 10,000
+	LostAfter  time.Duration // how long a node is out of reach before its sandboxes are given up; 0: 30 s
 }
 
-// Config says how the pool uses its node.
-type Config struct {
-	KeepAlive time.Duration // how long a sandbox idles before it is stopped
-	Wait      time.Duration // how long a job waits for a sandbox, in the pool's queue and the node's together
-	Start     time.Duration // how long a start may take after that wait
+// Named is a node and what to call it.
+type Named struct {
+	Name string
+	Node
 }
 
 // Refused is the error of a job that got no sandbox, and why.
-type Refused struct{ Why string }
+type Refused struct {
+	Why     string
+	TooMany bool // the namespace has as many waiting as it may: others are not concerned
+}
 
 func (r *Refused) Error() string { return "no sandbox for it: " + r.Why }
 
-// A Pool places jobs on the sandboxes of one node.
+// A Pool places jobs on the sandboxes of its nodes.
 type Pool struct {
-	node   Node
 	cfg    Config
-	events chan func(s *state, now time.Time)
-	closed chan struct{}  // the owner has ended
-	calls  sync.WaitGroup // stops and looks under way
+	mu     sync.Mutex // who holds it is the owner
+	state  *state
+	timer  *time.Timer
+	armed  time.Time      // when it goes off; zero: it does not
+	calls  sync.WaitGroup // what the pool itself has under way on its nodes
+	closed chan struct{}  // nothing is left
+	once   sync.Once
 	ctx    context.Context
-	cancel context.CancelFunc // ends what jobs have under way on the node
+	cancel context.CancelFunc // ends what jobs have under way
 }
 
-// A grant is what a waiter gets: a sandbox, to be started first if cold, or a refusal.
+// A grant is what a waiter gets: a sandbox, to be started first or not, or a refusal.
 type grant struct {
-	box  *box
-	cold bool
-	err  error
+	box    *box
+	how    Kind
+	paused bool
+	err    error
 }
 
-// New returns a running pool, which has asked its node how much it holds; Close ends it.
+// New returns a running pool, which has asked its nodes how much they hold; Close ends it. node may be nil where cfg names others.
 func New(cfg Config, node Node) *Pool {
-	p := &Pool{node: node, cfg: cfg, events: make(chan func(*state, time.Time)), closed: make(chan struct{})}
+	cfg.defaults()
+	if node != nil {
+		cfg.Nodes = append([]Named{{"local", node}}, cfg.Nodes...)
+	}
+	p := &Pool{cfg: cfg, closed: make(chan struct{}), state: newState(cfg, time.Now())}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	s := &state{capacity: room{unbounded, unbounded}, keepAlive: cfg.KeepAlive, looking: true}
-	p.look()(s, time.Now())
-	go p.own(s)
+	p.timer = time.AfterFunc(time.Hour, func() { p.happen(func(*state, time.Time) { p.armed = time.Time{} }) })
+	p.timer.Stop()
+	var looks sync.WaitGroup
+	for i, n := range p.state.nodes {
+		n.to = newRemote(cfg.Nodes[i].Node, p.ctx)
+		looks.Go(func() { p.look(n) })
+	}
+	looks.Wait()
+	for _, n := range p.state.nodes {
+		p.calls.Go(func() { p.watch(n) })
+	}
 	return p
 }
 
-// own is the owner: it alone touches the state.
-func (p *Pool) own(s *state) {
-	defer close(p.closed)
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for !s.closed || len(s.boxes) > 0 || len(s.queue) > 0 {
-		select {
-		case event := <-p.events:
-			event(s, time.Now())
-		case <-timer.C:
-		}
-		now := time.Now()
-		for _, do := range decide(s, now) {
-			p.apply(s, do, now)
-		}
-		if len(s.queue) > 0 {
-			p.lookAgain(s, now)
-		}
-		if next := s.next(); !next.IsZero() {
-			timer.Reset(time.Until(next))
+func (cfg *Config) defaults() {
+	if cfg.Policy == nil {
+		cfg.Policy = Fixed(cfg.KeepAlive)
+	}
+	if cfg.Patience == 0 {
+		cfg.Patience = time.Second
+	}
+	if cfg.Queue == 0 {
+		cfg.Queue = 10_000
+	}
+	if cfg.LostAfter == 0 {
+		cfg.LostAfter = 30 * time.Second
+	}
+}
+
+func newState(cfg Config, now time.Time) *state {
+	s := &state{
+		policy: cfg.Policy, pauseAfter: cfg.PauseAfter, patience: cfg.Patience, mostQueued: cfg.Queue, lostAfter: cfg.LostAfter,
+		spaces: map[string]*space{}, groups: map[key]*group{}, counts: map[Kind]uint64{}, newID: newID,
+	}
+	for _, cell := range cfg.StemCells {
+		st := newStem(cell)
+		s.stems = append(s.stems, st)
+		s.resize(st, now)
+	}
+	for _, named := range cfg.Nodes {
+		n := &node{name: named.Name, down: "it has not answered yet"}
+		n.alarm.of = n
+		s.nodes = append(s.nodes, n)
+	}
+	return s
+}
+
+// happen has the owner take in an event and do what follows from it.
+func (p *Pool) happen(event func(s *state, now time.Time)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, now := p.state, time.Now()
+	event(s, now)
+	for do, more := decide(s, now); more; do, more = decide(s, now) {
+		resting := do.box != nil && do.box.phase == paused
+		s.apply(&do, now)
+		p.perform(&do, resting)
+	}
+	if s.queue.n > 0 {
+		p.nudge()
+	}
+	if next := s.next(); !next.IsZero() && (p.armed.IsZero() || next.Before(p.armed)) {
+		p.armed = next
+		p.timer.Reset(time.Until(next))
+	}
+	if s.closed && s.empty() {
+		p.once.Do(func() { close(p.closed) })
+	}
+}
+
+// perform does of a step what is outside of the state. It waits for nothing.
+func (p *Pool) perform(do *step, paused bool) {
+	switch do.kind {
+	case Warm, Warming, Prewarm, Cold:
+		do.waiter.grant <- grant{box: do.box, how: do.kind, paused: paused}
+	case Refuse:
+		do.waiter.grant <- grant{err: &Refused{Why: do.why}}
+	case Evict, Expire:
+		p.stop(do.box.node, do.box.id)
+	case Pause:
+		b := do.box
+		settled := make(chan struct{})
+		b.settled = settled
+		p.calls.Go(func() {
+			defer close(settled)
+			p.brief(func(ctx context.Context) error { // one that is not paused after all bears being resumed
+				_, err := b.node.to.Pause(ctx, &api.PauseRequest{Id: b.id})
+				return err
+			})
+		})
+	case Stem:
+		p.prepare(do.box, do.stem.request())
+	case Revive:
+		p.prepare(do.box, do.group.start())
+	case Note:
+		if n, ok := do.alarm.of.(*node); ok {
+			n.to.hangUp(p.ctx)
 		}
 	}
 }
 
-// lookAgain has the node asked for its capacity, which changes when a VF is quarantined or healed. It is asked when jobs wait or were
-// refused for want of room, not more often than once a second.
-func (p *Pool) lookAgain(s *state, now time.Time) {
-	const pause = time.Second
-	if s.looking || s.closed || now.Before(s.looked.Add(pause)) {
-		return
-	}
-	s.looking = true
-	p.calls.Go(func() { p.tell(p.look()) })
-}
-
-// look asks the node for its capacity and returns the event that takes in the answer; without one the pool believes what it did.
-func (p *Pool) look() (event func(s *state, now time.Time)) {
-	ctx, cancel := context.WithTimeout(p.ctx, 5*time.Second)
-	defer cancel()
-	status, err := p.node.Status(ctx, &api.StatusRequest{})
-	return func(s *state, now time.Time) {
-		s.looking, s.looked = false, now
-		if err == nil {
-			s.capacity, s.overhead = capacity(status), int(status.OverheadMib)
-		}
-	}
-}
-
-// capacity is what the node can hold: memory, and as many sandboxes as it has VFs in order, where it has VFs at all.
-func capacity(status *api.StatusReply) room {
-	c := room{unbounded, unbounded}
-	if status.MemoryMib > 0 {
-		c.memory = int(min(status.MemoryMib, unbounded))
-	}
-	if len(status.Vfs) > 0 {
-		c.sandboxes = 0
-	}
-	for _, vf := range status.Vfs {
-		if vf.State != "quarantined" && vf.State != "gone" {
-			c.sandboxes++
-		}
-	}
-	return c
-}
-
-func (p *Pool) apply(s *state, do step, now time.Time) {
-	if do.waiter != nil {
-		s.queue = slices.DeleteFunc(s.queue, func(w *waiter) bool { return w == do.waiter })
-	}
-	switch {
-	case do.why != "":
-		do.waiter.grant <- grant{err: &Refused{do.why}}
-	case do.waiter == nil:
-		p.drop(s, do.box, now)
-	case do.box != nil:
-		do.box.move(running, now)
-		do.waiter.grant <- grant{box: do.box}
-	default:
-		b := &box{id: newID(), group: do.waiter.group, memory: do.waiter.memory, phase: starting, since: now}
-		s.boxes = append(s.boxes, b)
-		do.waiter.grant <- grant{box: b, cold: true}
-	}
-}
-
-// drop forgets a sandbox and stops it on the node. Its place counts as free at once; whoever is started in it waits in the node's
-// queue for the VF to come back.
-func (p *Pool) drop(s *state, b *box, now time.Time) {
-	b.move(gone, now)
-	s.boxes = slices.DeleteFunc(s.boxes, func(other *box) bool { return other == b })
+// prepare starts a sandbox that no job waits for.
+func (p *Pool) prepare(b *box, request *api.StartRequest) {
+	request.Id, request.MemoryMib = b.id, uint32(b.memory-b.node.overhead)
 	p.calls.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+		ctx, cancel := context.WithTimeout(b.node.to.context(), p.cfg.Start)
 		defer cancel()
-		// A sandbox that cannot be stopped because its node is out of reach ends with it, or is found by it when it comes back.
-		_, _ = p.node.Stop(ctx, &api.StopRequest{Id: b.id})
+		reply, err := b.node.to.Start(ctx, request)
+		p.over(b, reply, err)
 	})
 }
 
-const stopTimeout = 30 * time.Second
+// over takes in the end of a start, of whatever kind.
+func (p *Pool) over(b *box, reply *api.StartReply, err error) {
+	p.happen(func(s *state, now time.Time) {
+		lives := b.phase != gone
+		s.started(b, outcome{reply, err}, now)
+		if lives && b.phase == gone {
+			p.stop(b.node, b.id)
+		}
+	})
+}
 
-// tell has the owner take in an event; it reports false once the pool has closed.
-func (p *Pool) tell(event func(s *state, now time.Time)) bool {
-	select {
-	case p.events <- event:
-		return true
-	case <-p.closed:
-		return false
-	}
+func (s *stem) request() *api.StartRequest { return &api.StartRequest{Image: s.Image, Env: s.Env} }
+
+// stop ends a sandbox on its node; where that fails it is tried again when the node is back.
+func (p *Pool) stop(n *node, id string) {
+	p.calls.Go(func() {
+		err := p.brief(func(ctx context.Context) error {
+			_, err := n.to.Stop(ctx, &api.StopRequest{Id: id})
+			return err
+		})
+		if err != nil {
+			p.happen(func(s *state, _ time.Time) {
+				if !s.closed {
+					n.orphans = append(n.orphans, id)
+				}
+			})
+		}
+	})
+}
+
+// brief makes a call that must come to an end also while the pool closes.
+func (p *Pool) brief(call func(ctx context.Context) error) error {
+	const within = 30 * time.Second
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	return call(ctx)
 }
 
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run.
 func (p *Pool) Retire(group string) {
-	p.tell(func(s *state, _ time.Time) {
-		for _, b := range s.boxes {
-			if b.group == group {
-				b.retired = true
-			}
-		}
-	})
+	p.happen(func(s *state, now time.Time) { s.retire(group, now) })
 }
 
 // Depth counts the jobs that wait for a sandbox.
 func (p *Pool) Depth() int {
-	depth := make(chan int, 1)
-	if !p.tell(func(s *state, _ time.Time) { depth <- len(s.queue) }) {
-		return 0
-	}
-	return <-depth
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state.queue.n
+}
+
+// Snapshot says what the pool is doing.
+func (p *Pool) Snapshot() Snapshot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state.snapshot()
 }
 
 // Close refuses the jobs that wait, cancels those under way, stops every sandbox and returns when all of that is done.
 func (p *Pool) Close() {
-	p.tell(func(s *state, _ time.Time) { s.closed = true })
 	p.cancel()
+	p.happen(func(s *state, now time.Time) { s.close(now) })
 	<-p.closed
 	p.calls.Wait()
+	p.timer.Stop()
 }
 
 func newID() string {

@@ -29,12 +29,15 @@ type fakeNode struct {
 	status  *api.StatusReply
 	looks   int
 	live    map[string]bool
+	paused  map[string]bool
+	inits   int
+	resumes int
 	starts  []*api.StartRequest
 	stopped int
 	most    int // of live at once
 }
 
-const startTime, runTime = 5 * time.Second, time.Second
+const startTime, initTime, runTime = 5 * time.Second, 500 * time.Millisecond, time.Second
 
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
@@ -57,12 +60,44 @@ func (n *fakeNode) Start(ctx context.Context, in *api.StartRequest, _ ...grpc.Ca
 	return &api.StartReply{Id: in.Id, InitStatus: 200}, sleep(ctx, startTime)
 }
 
-func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
+func (n *fakeNode) Init(ctx context.Context, in *api.InitRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
 	n.mu.Lock()
+	n.inits++
 	live := n.live[in.Id]
 	n.mu.Unlock()
 	if !live {
 		return nil, status.Errorf(codes.NotFound, "no sandbox %s", in.Id)
+	}
+	return &api.StartReply{Id: in.Id, InitStatus: 200}, sleep(ctx, initTime)
+}
+
+func (n *fakeNode) Pause(_ context.Context, in *api.PauseRequest, _ ...grpc.CallOption) (*api.PauseReply, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.paused[in.Id] = true
+	return &api.PauseReply{}, nil
+}
+
+func (n *fakeNode) Resume(_ context.Context, in *api.ResumeRequest, _ ...grpc.CallOption) (*api.ResumeReply, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.resumes++
+	if !n.live[in.Id] {
+		return nil, status.Errorf(codes.Internal, "sandbox %s does not go on", in.Id)
+	}
+	delete(n.paused, in.Id)
+	return &api.ResumeReply{}, nil
+}
+
+func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
+	n.mu.Lock()
+	live, paused := n.live[in.Id], n.paused[in.Id]
+	n.mu.Unlock()
+	if !live {
+		return nil, status.Errorf(codes.NotFound, "no sandbox %s", in.Id)
+	}
+	if paused {
+		panic("a paused sandbox is to run")
 	}
 	if n.run != nil {
 		return n.run(ctx, in)
@@ -109,11 +144,15 @@ func (n *fakeNode) count() (live, stopped int) {
 	return len(n.live), n.stopped
 }
 
+func newFake(status *api.StatusReply) *fakeNode {
+	return &fakeNode{live: map[string]bool{}, paused: map[string]bool{}, status: status}
+}
+
 // in runs a test with a pool on a fake node, on a clock of its own, and checks that closing the pool leaves the node empty.
 func in(t *testing.T, cfg Config, status *api.StatusReply, test func(t *testing.T, p *Pool, n *fakeNode)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := &fakeNode{live: map[string]bool{}, status: status}
+		n := newFake(status)
 		if cfg.KeepAlive == 0 {
 			cfg.KeepAlive = time.Minute
 		}
@@ -227,7 +266,7 @@ func TestFullNodeRefusesWithTheReason(t *testing.T) {
 			first, second = second, first
 		}
 		var refused *Refused
-		if first.err != nil || !errors.As(second.err, &refused) || !strings.Contains(refused.Why, "busy; waited 3s") {
+		if first.err != nil || !errors.As(second.err, &refused) || !strings.Contains(refused.Why, "no VF, 0 ahead; waited 3s") {
 			t.Errorf("got %v and %v", first.err, second.err)
 		}
 	})
@@ -398,7 +437,7 @@ func TestCapacityIsLearntAgain(t *testing.T) {
 		atOnce(p, work("c"))
 		synctest.Wait()
 		var refused *Refused
-		if end := atOnce(p, work("c"))[0]; !errors.As(end.err, &refused) || !strings.Contains(refused.Why, "can hold 0 sandboxes") {
+		if end := atOnce(p, work("c"))[0]; !errors.As(end.err, &refused) || !strings.Contains(refused.Why, "no VF") {
 			t.Errorf("the pool still believes in its VFs: %+v", end)
 		}
 	})

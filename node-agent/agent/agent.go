@@ -31,7 +31,8 @@ type Config struct {
 	Version string
 	Driver  string // its name, as reported
 	Starter *startup.Starter
-	VFs     VFs // nil on a node without VFs
+	VFs     VFs             // nil on a node without VFs
+	Images  func() []string // the runtime images that are here; nil where none is needed
 	Metrics *Metrics
 	Log     *slog.Logger
 }
@@ -143,9 +144,9 @@ func (a *Agent) leave(id string) {
 
 // Run implements api.NodeServer.
 func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, error) {
-	st := a.lookup(req.Id)
-	if st == nil {
-		return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node", req.Id)
+	st, err := a.find(req.Id)
+	if err != nil {
+		return nil, err
 	}
 	if req.TimeoutMs > 0 {
 		var cancel context.CancelFunc
@@ -155,16 +156,24 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 	begin := time.Now()
 	code, body, err := st.Post(ctx, "/run", req.Body)
 	if err != nil {
-		if gone := ended(st); gone != nil {
-			err = fmt.Errorf("the sandbox ended: %w", gone)
-		}
-		return nil, grpcError(req.Id, err)
+		return nil, runError(req.Id, st, err)
 	}
 	end := time.Now()
 	return &api.RunReply{
 		Status: int32(code), Body: body, Logs: logLines(st.Logs(ctx)),
 		BeginNs: begin.UnixNano(), EndNs: end.UnixNano(),
 	}, nil
+}
+
+// runError tells a runtime that was not reached, and so has seen nothing, from one that failed.
+func runError(id string, st *startup.Started, err error) error {
+	if errors.Is(err, sandbox.ErrUnreached) {
+		return status.Errorf(codes.Aborted, "sandbox %s: %v", id, err)
+	}
+	if gone := ended(st); gone != nil {
+		err = fmt.Errorf("the sandbox ended: %w", gone)
+	}
+	return grpcError(id, err)
 }
 
 func ended(s sandbox.Sandbox) error {
@@ -176,13 +185,13 @@ func ended(s sandbox.Sandbox) error {
 	}
 }
 
-func (a *Agent) lookup(id string) *startup.Started {
+func (a *Agent) find(id string) (*startup.Started, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if e := a.sandboxes[id]; e != nil {
-		return e.st
+	if e := a.sandboxes[id]; e != nil && e.st != nil {
+		return e.st, nil
 	}
-	return nil
+	return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node", id)
 }
 
 // Stop implements api.NodeServer.

@@ -117,9 +117,11 @@ func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error
 func (b *box) Logs(context.Context) []sandbox.LogLine {
 	return []sandbox.LogLine{{Stream: "stdout", Text: "line"}}
 }
-func (b *box) Done() <-chan struct{} { return b.done }
-func (b *box) Err() error            { return b.err }
-func (b *box) Close()                { b.end(nil) }
+func (b *box) Pause(context.Context) error  { return nil }
+func (b *box) Resume(context.Context) error { return nil }
+func (b *box) Done() <-chan struct{}        { return b.done }
+func (b *box) Err() error                   { return b.err }
+func (b *box) Close()                       { b.end(nil) }
 func (b *box) end(err error) {
 	b.once.Do(func() {
 		b.err = err
@@ -208,7 +210,7 @@ func TestAFunctionThatFailsItsInitIsStopped(t *testing.T) {
 	if err != nil || reply.InitStatus != 502 || len(reply.Logs) != 1 {
 		t.Fatalf("%+v, %v", reply, err)
 	}
-	if len(v.returned) != 1 || a.lookup("x") != nil {
+	if _, err := a.find("x"); len(v.returned) != 1 || err == nil {
 		t.Error("it still holds its VF")
 	}
 }

@@ -6,27 +6,25 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
 // Status implements api.NodeServer.
-func (a *Agent) Status(context.Context, *api.StatusRequest) (*api.StatusReply, error) {
+func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusReply, error) {
 	used, total, waiting := a.Starter.Admission.Usage()
 	reply := &api.StatusReply{
 		Version: a.Version, Driver: a.Driver,
 		MemoryMib: uint64(total), MemoryReservedMib: uint64(used), Waiting: uint32(waiting),
 		OverheadMib: uint32(a.Starter.OverheadMiB),
 	}
-	live := map[string]bool{}
 	a.mu.Lock()
 	reply.Draining = a.draining
-	for id, e := range a.sandboxes {
-		live[id] = true
-		reply.Sandboxes = append(reply.Sandboxes, e.status(id))
-	}
 	a.mu.Unlock()
-	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int { return strings.Compare(x.Id, y.Id) })
+	if a.Images != nil {
+		reply.Images = a.Images()
+	}
 	if a.VFs != nil {
 		for _, v := range a.VFs.Snapshot() {
 			reply.Vfs = append(reply.Vfs, &api.VF{
@@ -35,8 +33,23 @@ func (a *Agent) Status(context.Context, *api.StatusRequest) (*api.StatusReply, e
 			})
 		}
 	}
-	reply.Leftovers = append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
+	if !req.Brief {
+		a.detail(reply)
+	}
 	return reply, nil
+}
+
+// detail adds each sandbox, and what belongs to none.
+func (a *Agent) detail(reply *api.StatusReply) {
+	live := map[string]bool{}
+	a.mu.Lock()
+	for id, e := range a.sandboxes {
+		live[id] = true
+		reply.Sandboxes = append(reply.Sandboxes, e.status(id))
+	}
+	a.mu.Unlock()
+	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int { return strings.Compare(x.Id, y.Id) })
+	reply.Leftovers = append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
 }
 
 func (e *entry) status(id string) *api.Sandbox {
@@ -51,16 +64,19 @@ func (e *entry) status(id string) *api.Sandbox {
 }
 
 func startReply(id, driver string, st *startup.Started) *api.StartReply {
-	r := &api.StartReply{Id: id, Driver: driver, InitStatus: int32(st.InitStatus), InitReply: st.InitReply}
+	r := &api.StartReply{Id: id, Driver: driver, InitStatus: int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans)}
 	if v := st.Spec.VF; v != nil {
 		r.Vf, r.Mac, r.Address = v.BDF, v.MAC, v.Address.Addr().String()
 	}
-	for _, s := range st.Spans {
-		r.Spans = append(r.Spans, &api.Span{
-			Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(), EndNs: s.End.UnixNano(), ErrorNs: int64(s.Error),
-		})
-	}
 	return r
+}
+
+func spans(list []timeline.Span) []*api.Span {
+	out := make([]*api.Span, len(list))
+	for i, s := range list {
+		out[i] = &api.Span{Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(), EndNs: s.End.UnixNano(), ErrorNs: int64(s.Error)}
+	}
+	return out
 }
 
 func logLines(lines []sandbox.LogLine) []*api.LogLine {

@@ -46,6 +46,7 @@ type Conn struct {
 	pingedAt time.Time
 	clock    clock
 	events   []heard
+	waking   chan struct{} // closed when the guest has set its clock; nil: nobody waits for that
 }
 
 type heard struct {
@@ -84,6 +85,18 @@ func (c *Conn) Ready(ctx context.Context) error { return c.await(ctx, c.ready, "
 // Logs takes what the runtime wrote since the last take, up to and without the sentinels that end an activation, waiting for them until
 // ctx ends. A caller that gets less than it waited for should close the sandbox: a sentinel that comes later would end the wrong activation.
 func (c *Conn) Logs(ctx context.Context) []sandbox.LogLine { return c.logs.take(ctx, c.done) }
+
+// Wake tells a guest that was stopped the time, and returns when its time of day is right.
+func (c *Conn) Wake(ctx context.Context) error {
+	woken := make(chan struct{})
+	c.mu.Lock()
+	c.waking = woken
+	c.mu.Unlock()
+	if err := c.send(wire.Down{Wake: &wire.Wake{Time: time.Now().UnixNano()}}); err != nil {
+		return fmt.Errorf("the guest is not told the time: %w", err)
+	}
+	return c.await(ctx, woken, "has not set its clock")
+}
 
 // Poweroff asks the guest to end; Done tells when it hung up.
 func (c *Conn) Poweroff() error { return c.send(wire.Down{Poweroff: &wire.Poweroff{}}) }
@@ -215,6 +228,10 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 	switch {
 	case up.Event != nil:
 		return c.keep(heard{*up.Event, now})
+	case up.Woken != nil && c.waking != nil:
+		close(c.waking)
+		c.waking = nil
+		return nil
 	case up.Ready != nil && !c.isReady:
 		c.isReady = true
 		if c.clock.known {

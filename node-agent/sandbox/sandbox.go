@@ -4,6 +4,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -58,6 +59,10 @@ type Driver interface {
 type Sandbox interface {
 	// Post sends body to the runtime at path (/init or /run) and returns its answer.
 	Post(ctx context.Context, path string, body []byte) (status int, answer []byte, err error)
+	// Pause takes the CPU from the sandbox, which keeps all else. Nothing may be under way in it. Pausing twice is pausing once.
+	Pause(ctx context.Context) error
+	// Resume gives it back and returns when the sandbox can take a Post and tells the right time. It bears not having been paused.
+	Resume(ctx context.Context) error
 	// Logs takes what the runtime has logged since the last call, up to and without the end-of-activation sentinels, waiting for
 	// them until ctx ends.
 	Logs(ctx context.Context) []LogLine
@@ -74,6 +79,9 @@ type LogLine struct {
 	Stream string // stdout or stderr
 	Text   string
 }
+
+// ErrUnreached is the error of a Post that found nobody to send to: the runtime has seen nothing of it.
+var ErrUnreached = errors.New("not reached")
 
 // A VFFault is the Err of a sandbox that ended because its VF reported an error.
 type VFFault struct{ Why string }

@@ -121,6 +121,8 @@ func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error
 	return 200, []byte(`{"ok":true}`), nil
 }
 func (b *box) Logs(context.Context) []sandbox.LogLine { return nil }
+func (b *box) Pause(context.Context) error            { return nil }
+func (b *box) Resume(context.Context) error           { return nil }
 func (b *box) Done() <-chan struct{}                  { return b.done }
 func (b *box) Err() error                             { return nil }
 func (b *box) Close() {

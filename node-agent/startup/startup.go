@@ -135,6 +135,25 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	return st, nil
 }
 
+// Initialised is what came of handing a function to its runtime.
+type Initialised struct {
+	Status int
+	Reply  []byte
+	Spans  []timeline.Span
+}
+
+// Init hands a function to a sandbox that was started without one. The caller ends the sandbox where that fails.
+func (s *Starter) Init(ctx context.Context, st *Started, body []byte) (done Initialised, err error) {
+	tl := &timeline.Timeline{}
+	p := phase{name: "init", stage: timeline.AppInit, deadline: s.Deadlines.Init, do: func(ctx context.Context) error {
+		done.Status, done.Reply, err = st.Post(ctx, "/init", body)
+		return err
+	}}
+	err = p.run(ctx, tl)
+	done.Spans = tl.Spans()
+	return done, err
+}
+
 // wire makes the sandbox's run directory and gives its VF an address.
 func (s *Starter) wire(st *Started) error {
 	if err := os.MkdirAll(filepath.Dir(st.Spec.Dir), 0o755); err != nil {

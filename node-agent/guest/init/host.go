@@ -21,6 +21,7 @@ type host struct {
 	start   int64 // boot time
 	real    int64
 	configs chan *wire.Config
+	wake    func(unixNano int64) error
 	down    chan error // why the guest must end: the host says so, or is lost before the guest was ready
 
 	mu      sync.Mutex
@@ -34,7 +35,7 @@ type host struct {
 }
 
 func newHost(start int64) *host {
-	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1), down: make(chan error, 1)}
+	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1), wake: setClock, down: make(chan error, 1)}
 	h.changed = sync.NewCond(&h.mu)
 	return h
 }
@@ -116,6 +117,12 @@ func (h *host) listen(link *os.File) error {
 		switch {
 		case down.Ping != nil:
 			h.send(wire.Up{Pong: &wire.Pong{ID: down.Ping.ID, Boot: boottime()}})
+		case down.Wake != nil:
+			if err := h.wake(down.Wake.Time); err != nil {
+				h.fail(err)
+				continue
+			}
+			h.send(wire.Up{Woken: &wire.Woken{}})
 		case down.Config != nil:
 			select {
 			case h.configs <- down.Config:

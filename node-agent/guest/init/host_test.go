@@ -78,6 +78,14 @@ func TestConversationFromTheGuest(t *testing.T) {
 	if err := conn.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
+	set := make(chan int64, 1)
+	h.wake = func(unixNano int64) error { set <- unixNano; return nil }
+	if err := conn.Wake(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if late := time.Since(time.Unix(0, <-set)); late < 0 || late > time.Minute {
+		t.Errorf("the guest was told a time %v ago", late)
+	}
 	if lines := conn.Logs(ctx); len(lines) != 2 || lines[0].Text != "on stdout" || lines[1].Text != "on stderr" {
 		t.Errorf("logs: %+v", lines)
 	}

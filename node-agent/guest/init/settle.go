@@ -14,9 +14,8 @@ import (
 
 // settle gives the guest its time, its entropy, its names and its loopback, all that a runtime needs from its first instruction on.
 func settle(config *wire.Config) error {
-	now := unix.NsecToTimespec(config.Time)
-	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &now); err != nil {
-		return fmt.Errorf("the clock cannot be set: %w", err)
+	if err := setClock(config.Time); err != nil {
+		return err
 	}
 	if err := addEntropy(config.Entropy); err != nil {
 		return fmt.Errorf("the host's entropy is not taken: %w", err)
@@ -28,6 +27,14 @@ func settle(config *wire.Config) error {
 		return err
 	}
 	return writeNames("/etc", config)
+}
+
+func setClock(unixNano int64) error {
+	now := unix.NsecToTimespec(unixNano)
+	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &now); err != nil {
+		return fmt.Errorf("the clock cannot be set: %w", err)
+	}
+	return nil
 }
 
 // writeNames writes the files by which programs resolve names, over whatever the image has in their place.

@@ -45,12 +45,14 @@ type Up struct {
 	Ready *Ready `json:"ready,omitempty"` // the VF is up and the runtime accepts on RuntimePort
 	Exit  *Exit  `json:"exit,omitempty"`  // last: the guest powers off now
 	Pong  *Pong  `json:"pong,omitempty"`
+	Woken *Woken `json:"woken,omitempty"`
 }
 
 // Down is a message from the host.
 type Down struct {
 	Config   *Config   `json:"config,omitempty"` // first, once, unless the guest's hello says that it is ready
 	Ping     *Ping     `json:"ping,omitempty"`
+	Wake     *Wake     `json:"wake,omitempty"`
 	Poweroff *Poweroff `json:"poweroff,omitempty"`
 }
 
@@ -90,6 +92,14 @@ type Pong struct {
 	ID   uint64 `json:"id"`
 	Boot int64  `json:"boot"` // when the ping was heard
 }
+
+// Wake tells a guest that was stopped what time it is. It slept without noticing, so whatever its clocks counted on meanwhile, its
+// time of day is set anew; Woken says that it is.
+type Wake struct {
+	Time int64 `json:"time"` // Unix nanoseconds at sending
+}
+
+type Woken struct{}
 
 type Poweroff struct{}
 

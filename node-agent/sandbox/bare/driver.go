@@ -136,7 +136,7 @@ func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox
 	}
 	h := newHolder(rec.Spec, cell)
 	d.watch(h)
-	if err := h.Begin(ctx, func() error { return h.identify(ctx) }); err != nil {
+	if err := h.Begin(ctx, func() error { return errors.Join(cell.Thaw(), h.identify(ctx)) }); err != nil {
 		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, err)
 	}
 	return h, nil
@@ -187,6 +187,15 @@ func (h *holder) takeDown() {
 	h.cell.Close()
 	_ = os.Remove(controlSocket(h.spec))
 }
+
+// Pause implements sandbox.Sandbox: the process is frozen, with all it holds. There is no guest whose clock could be wrong.
+func (h *holder) Pause(context.Context) error {
+	h.runtime.Close()
+	return h.cell.Freeze()
+}
+
+// Resume implements sandbox.Sandbox.
+func (h *holder) Resume(context.Context) error { return h.cell.Thaw() }
 
 // identify asks the process who it is.
 func (h *holder) identify(ctx context.Context) error {

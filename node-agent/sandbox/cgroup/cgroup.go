@@ -141,11 +141,11 @@ func (g *Group) PIDs() []int {
 // Kill ends every process of the cgroup, waits until they have released all they held, and removes the cgroup. It cannot fail
 // and may run twice, also at the same time.
 func (g *Group) Kill() {
-	for range 3 { // a process that was just being born may make one more round necessary
+	for range 3 { // a frozen process dies too; one that was just being born may make one more round necessary
 		if g.write("cgroup.kill", "1") != nil {
 			break // gone already
 		}
-		g.waitEmpty()
+		g.await("populated 0")
 		if err := unix.Rmdir(g.path); err == nil || errors.Is(err, unix.ENOENT) {
 			return
 		}
@@ -153,8 +153,23 @@ func (g *Group) Kill() {
 	_ = unix.Rmdir(g.path)
 }
 
-// waitEmpty blocks until the kernel reports the cgroup unpopulated. The watch is set before the first look: no event is missed.
-func (g *Group) waitEmpty() {
+// Freeze stops the cgroup's processes where they are and returns when all have stopped; Thaw lets them go on.
+func (g *Group) Freeze() error { return g.freeze("1") }
+
+// Thaw undoes Freeze. It bears that nothing is frozen.
+func (g *Group) Thaw() error { return g.freeze("0") }
+
+func (g *Group) freeze(value string) error {
+	if err := g.write("cgroup.freeze", value); err != nil {
+		return err
+	}
+	g.await("frozen " + value)
+	return nil
+}
+
+// await blocks until the kernel reports that state of the cgroup, or the cgroup has gone. The watch is set before the first look: no
+// event is missed.
+func (g *Group) await(state string) {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
 		return
@@ -167,7 +182,7 @@ func (g *Group) waitEmpty() {
 	}
 	for buf := make([]byte, 4096); ; {
 		text, err := os.ReadFile(events)
-		if err != nil || !strings.Contains(string(text), "populated 1") {
+		if err != nil || strings.Contains(string(text), state) {
 			return
 		}
 		if _, err := notify.Read(buf); err != nil {

@@ -93,6 +93,12 @@ func (c *Cell) Close() {
 	})
 }
 
+// Freeze stops the cell's process where it is; Thaw lets it go on, and bears that it was not stopped.
+func (c *Cell) Freeze() error { return c.group.Freeze() }
+
+// Thaw undoes Freeze.
+func (c *Cell) Thaw() error { return c.group.Thaw() }
+
 // LetGo leaves the cell as it is to a later agent.
 func (c *Cell) LetGo() {
 	c.close.Do(func() {

@@ -11,6 +11,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 // maxAnswer is above what any platform passes on (OpenWhisk: 1 MiB), so that the caller can tell "too long" from "cut off".
@@ -23,7 +25,13 @@ type Client struct{ http http.Client }
 func To(dial func(ctx context.Context) (net.Conn, error)) *Client {
 	return &Client{http.Client{
 		Transport: &http.Transport{
-			DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				conn, err := dial(ctx)
+				if err != nil {
+					err = fmt.Errorf("%w: %w", sandbox.ErrUnreached, err)
+				}
+				return conn, err
+			},
 			DisableCompression:     true,
 			MaxResponseHeaderBytes: 16 << 10,
 		},

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,7 +78,7 @@ func TestARuntimeThatDiesMidAnswer(t *testing.T) {
 
 func TestNobodyListens(t *testing.T) {
 	c := To(func(context.Context) (net.Conn, error) { return nil, errors.New("no such guest") })
-	if _, _, err := c.Post(t.Context(), "/init", nil); err == nil || err.Error() != "runtime /init: no such guest" {
+	if _, _, err := c.Post(t.Context(), "/init", nil); !errors.Is(err, sandbox.ErrUnreached) || err.Error() != "runtime /init: not reached: no such guest" {
 		t.Errorf("%v", err)
 	}
 }

@@ -147,18 +147,23 @@ func (d *Driver) rejoin(ctx context.Context, v *vm) (err error) {
 	if err := v.connect(); err != nil {
 		return err
 	}
-	var status struct{ Running bool }
-	if err := v.qmp.ask("query-status", &status); err != nil {
+	state, err := v.state()
+	if err == nil && state == "paused" { // by a former agent; a paused guest does not call
+		err = v.qmp.ask("cont", nil)
+	}
+	if err != nil {
 		return err
 	}
-	if !status.Running {
-		return errors.New("its VMM does not run the guest")
-	}
 	hello, err := v.conn.Hello(ctx)
-	if err == nil && !hello.Ready {
-		err = errors.New("its guest was not ready yet")
+	switch {
+	case err != nil:
+		return err
+	case !hello.Ready:
+		return errors.New("its guest was not ready yet")
+	case state == "paused":
+		return v.conn.Wake(ctx)
 	}
-	return err
+	return nil
 }
 
 // End implements sandbox.Driver.

@@ -28,9 +28,10 @@ type vm struct {
 	runtime *post.Client
 	resumed chan time.Time // the guest's first instruction
 
-	mu   sync.Mutex
-	qmp  *qmp // nil until connected
-	gone bool // no connection is wanted any more
+	mu      sync.Mutex
+	qmp     *qmp // nil until connected
+	gone    bool // no connection is wanted any more
+	pausing bool // we asked for the next STOP
 }
 
 func newVM(spec sandbox.Spec, cell *jail.Cell) *vm {
@@ -115,15 +116,21 @@ func (v *vm) onEvent(e event) {
 		v.End(errors.New("its guest kernel panicked"))
 	case "SHUTDOWN":
 		v.End(fmt.Errorf("its guest ended (%.40s)", e.Data.Reason))
-	case "STOP": // nobody asks for that: the VF reported an error, or KVM could not go on
-		v.End(errors.New("its VMM stopped the guest: the VF or KVM reported an error"))
+	case "STOP":
+		v.mu.Lock()
+		asked := v.pausing
+		v.pausing = false
+		v.mu.Unlock()
+		if !asked { // the VF reported an error, or KVM could not go on
+			v.End(errors.New("its VMM stopped the guest: the VF or KVM reported an error"))
+		}
 	}
 }
 
 // Post implements sandbox.Sandbox.
 func (v *vm) Post(ctx context.Context, path string, body []byte) (status int, answer []byte, err error) {
 	status, answer, err = v.runtime.Post(ctx, path, body)
-	if err != nil && ctx.Err() == nil && v.Cause() != nil {
+	if err != nil && ctx.Err() == nil && v.Cause() != nil && !errors.Is(err, sandbox.ErrUnreached) {
 		<-v.Done()
 		err = fmt.Errorf("sandbox %s ended during %s: %w", v.spec.ID, path, v.Cause())
 	}

@@ -41,6 +41,9 @@ func (s Subject) Run(t *testing.T) {
 		"refused by its owner":                   refused,
 		"the caller goes away mid-start":         cancelled,
 		"an id is used once":                     twice,
+		"pauses and resumes":                     paused,
+		"a paused sandbox closes":                closedPaused,
+		"a later agent adopts a paused one":      adoptedPaused,
 		"a killed sandbox says so":               killed,
 		"a later agent adopts it":                adopted,
 		"a later agent ends it":                  ended,
@@ -229,6 +232,77 @@ func twice(b *bench) {
 	}
 	b.post(s, "/init", Init)
 	b.echoes(s, "still there")
+}
+
+func paused(b *bench) {
+	s, _ := b.mustStart(0)
+	defer b.closed(s)
+	b.post(s, "/init", Init)
+	b.echoes(s, "before")
+	b.resume(s) // it was not paused, and bears it
+	for range 2 {
+		b.pause(s)
+		b.pause(s)
+		b.resume(s)
+		b.echoes(s, "after")
+	}
+}
+
+// pause also checks that a paused sandbox answers nobody.
+func (b *bench) pause(s sandbox.Sandbox) {
+	b.Helper()
+	ctx, cancel := b.context()
+	defer cancel()
+	if err := s.Pause(ctx); err != nil {
+		b.Fatal(err)
+	}
+	if !b.Survives { // without a process there is nothing that could fail to answer
+		return
+	}
+	ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if status, answer, err := s.Post(ctx, "/paused", nil); err == nil {
+		b.Errorf("a paused sandbox answers %d %s", status, answer)
+	}
+}
+
+func (b *bench) resume(s sandbox.Sandbox) {
+	b.Helper()
+	ctx, cancel := b.context()
+	defer cancel()
+	if err := s.Resume(ctx); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func closedPaused(b *bench) {
+	s, _ := b.mustStart(0)
+	b.pause(s)
+	b.closed(s)
+	if s.Pause(b.Context()) == nil || s.Resume(b.Context()) == nil {
+		b.Error("a sandbox that has ended is paused and resumed")
+	}
+}
+
+func adoptedPaused(b *bench) {
+	s, rec := b.mustStart(0)
+	if !b.Survives {
+		b.closed(s)
+		return
+	}
+	b.post(s, "/init", Init)
+	b.pause(s)
+	b.close()
+	b.open()
+	ctx, cancel := b.context()
+	defer cancel()
+	a, err := b.driver.Adopt(ctx, rec)
+	if err != nil {
+		b.driver.End(rec.Spec)
+		b.Fatal(err)
+	}
+	b.echoes(a, "adopted")
+	b.closed(a)
 }
 
 func killed(b *bench) {

@@ -148,8 +148,22 @@ func (d *Driver) Leftovers(live map[string]bool) (left []string) {
 // A simulated sandbox.
 type simulated struct {
 	*life.Life
-	mu   sync.Mutex
-	logs []sandbox.LogLine
+	mu     sync.Mutex
+	paused bool
+	logs   []sandbox.LogLine
+}
+
+// Pause implements sandbox.Sandbox.
+func (s *simulated) Pause(context.Context) error { return s.setPaused(true) }
+
+// Resume implements sandbox.Sandbox.
+func (s *simulated) Resume(context.Context) error { return s.setPaused(false) }
+
+func (s *simulated) setPaused(paused bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paused = paused
+	return s.Cause()
 }
 
 // Post implements sandbox.Sandbox.

@@ -1,0 +1,125 @@
+package pool
+
+import "time"
+
+// apply does a step to the state. What it takes outside of it — telling the job, calling the node — is the owner's.
+func (s *state) apply(do *step, now time.Time) {
+	s.counts[do.kind]++
+	switch do.kind {
+	case Warm, Warming:
+		s.give(do.box, do.waiter, now)
+	case Prewarm:
+		s.specialise(do.box, do.waiter.group, now)
+		s.give(do.box, do.waiter, now)
+	case Cold:
+		g := do.waiter.group
+		if st := s.stemOf(g); st != nil {
+			st.cold++
+		}
+		do.box = s.newBox(do.node, g, nil, now)
+		s.give(do.box, do.waiter, now)
+		if g.claim != nil {
+			s.dropClaim(g.claim, now)
+		}
+		if g.class != nil {
+			s.pass(g)
+		}
+	case Evict, Expire:
+		s.drop(do.box, now)
+	case Refuse:
+		s.leave(do.waiter, now)
+	case Claim:
+		do.node.claim, do.group.claim = &claim{do.group, do.boxes}, do.node
+		for _, b := range do.boxes {
+			b.claimed = true
+			s.file(b, now)
+		}
+		s.fileGroup(do.group, now)
+	case Unclaim:
+		s.dropClaim(do.node, now)
+	case Pause:
+		do.box.move(paused, now)
+		s.file(do.box, now)
+	case Stem:
+		do.box = s.newBox(do.node, nil, do.stem, now)
+	case Revive:
+		do.box = s.newBox(do.node, do.group, nil, now)
+		s.alarms.set(&do.group.alarm, now.Add(s.policy.Remembers()))
+	case Note:
+		s.pastDue(do.alarm, now)
+	}
+}
+
+// give gives a waiter a slot of a box.
+func (s *state) give(b *box, w *waiter, now time.Time) {
+	s.leave(w, now)
+	b.used++
+	w.group.jobs++
+	if b.idles() {
+		b.move(running, now)
+	}
+	s.file(b, now)
+}
+
+// newBox takes a place on a node for a group or, where that is nil, for a stem cell.
+func (s *state) newBox(n *node, g *group, st *stem, now time.Time) *box {
+	b := &box{id: s.newID(), node: n, group: g, stem: st, phase: starting, since: now, ready: make(chan struct{})}
+	b.place.of, b.open.of, b.mine.of, b.alarm.of = b, b, b, b
+	if g != nil {
+		b.memory, b.slots = g.memory+n.overhead, g.slots
+		b.mine.join(&g.members)
+	} else {
+		b.memory = st.MemoryMiB + n.overhead
+		b.slots = 1
+		st.on[n]++
+	}
+	n.boxes++
+	n.free = n.free.less(b.memory)
+	s.file(b, now)
+	return b
+}
+
+// specialise makes a stem cell one of a group, which it is about to be given the function of.
+func (s *state) specialise(b *box, g *group, now time.Time) {
+	b.stem.on[b.node]--
+	b.group, b.slots = g, g.slots
+	b.mine.join(&g.members)
+	b.ready = make(chan struct{})
+	b.move(starting, now)
+}
+
+// drop forgets a sandbox. Its place counts as free at once; whoever is started in it waits in the node's queue for the VF to come back.
+func (s *state) drop(b *box, now time.Time) {
+	b.move(gone, now)
+	b.node.boxes--
+	b.node.free = b.node.free.more(b.memory)
+	b.mine.leave()
+	if b.group == nil {
+		b.stem.on[b.node]--
+	}
+	s.file(b, now)
+}
+
+// pastDue takes in that time has come for what an alarm is about, where that is all there is to do.
+func (s *state) pastDue(a *alarm, now time.Time) {
+	s.alarms.set(a, time.Time{})
+	switch of := a.of.(type) {
+	case *waiter:
+		of.aged = true
+		s.alarms.set(a, of.deadline)
+	case *box:
+		s.alarms.set(a, s.boxDue(of))
+	case *group:
+		if last := of.ended.Add(s.policy.Remembers()); now.Before(last) {
+			s.alarms.set(a, last)
+		}
+		s.fileGroup(of, now)
+	case *stem:
+		s.resize(of, now)
+	case *node:
+		s.eachBox(of, func(b *box) {
+			of.orphans = append(of.orphans, b.id)
+			s.drop(b, now)
+		})
+	}
+}

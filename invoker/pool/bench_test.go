@@ -1,0 +1,108 @@
+package pool
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+var sizes = []int{10, 100, 1000, 10_000}
+
+// crowd is a node with n busy sandboxes of n groups, and n that idle, in as many namespaces as n has digits times ten.
+func crowd(b *testing.B, n int) *world {
+	b.Helper()
+	w := newWorld(Config{KeepAlive: time.Hour, Wait: time.Hour}, b.Fatalf, nil, sized(2*n, unbounded))
+	w.s.mostQueued = unbounded
+	for i := range 2 * n {
+		w.jobs = w.jobs[:0]
+		t := w.arrive(groupJob(i), time.Hour)
+		w.settle()
+		w.started(t.box, true)
+		if i%2 == 0 {
+			w.finish(t, true)
+		}
+		w.settle()
+	}
+	w.boxes = nil
+	return w
+}
+
+func groupJob(i int) Job {
+	return Job{Namespace: fmt.Sprint("n", i%50), Group: fmt.Sprint("g", i), MemoryMiB: 100}
+}
+
+// turn is all that the owner does for an event.
+func (w *world) turn(b *testing.B) (last step) {
+	for do, more := decide(w.s, w.now); more; do, more = decide(w.s, w.now) {
+		w.s.apply(&do, w.now)
+		if do.kind != Evict {
+			last = do
+		}
+	}
+	return last
+}
+
+// BenchmarkDecide is the cost of one job's decisions, from its arrival to its end, beside so many busy sandboxes and as many idle ones:
+// in a warm sandbox; in a new one for which another is evicted; and the same with a queue as long.
+func BenchmarkDecide(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("warm/%d", n), func(b *testing.B) {
+			w := crowd(b, n)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				w.now = w.now.Add(time.Microsecond)
+				job := groupJob(i % n * 2)
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				do := w.turn(b)
+				if do.kind != Warm {
+					b.Fatal(show(do))
+				}
+				w.s.done(do.box, true, w.now)
+				w.turn(b)
+			}
+		})
+		b.Run(fmt.Sprintf("cold/%d", n), func(b *testing.B) {
+			w := crowd(b, n)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				w.now = w.now.Add(time.Microsecond)
+				job := groupJob(2*n + i)
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				do := w.turn(b)
+				if do.kind != Cold {
+					b.Fatal(show(do))
+				}
+				w.started(do.box, true)
+				w.s.done(do.box, true, w.now)
+				w.turn(b)
+			}
+		})
+		b.Run(fmt.Sprintf("queue/%d", n), func(b *testing.B) {
+			w := newWorld(Config{KeepAlive: time.Hour}, b.Fatalf, nil, sized(8, unbounded))
+			w.s.mostQueued = unbounded
+			var busy []*box
+			for i := range n + 8 {
+				job := groupJob(i)
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				if do := w.turn(b); do.kind == Cold {
+					w.started(do.box, true)
+					busy = append(busy, do.box)
+				}
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ { // one ends, another comes: the queue stays as long
+				w.now = w.now.Add(time.Microsecond)
+				w.s.done(busy[i%8], true, w.now)
+				do := w.turn(b)
+				if do.kind != Cold {
+					b.Fatal(show(do))
+				}
+				w.started(do.box, true)
+				busy[i%8] = do.box
+				job := groupJob(n + 8 + i)
+				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				w.turn(b)
+			}
+		})
+	}
+}

@@ -1,0 +1,118 @@
+package pool
+
+// check compares the state with what can be counted from nothing but the jobs and the sandboxes.
+func (w *world) check() {
+	w.checkSums()
+	w.checkWaiting()
+	if next := w.s.next(); !next.IsZero() && !next.After(w.now) {
+		w.fail("the next decision is due at %s, now is %s: the owner would spin", next, w.now)
+	}
+	for _, sp := range w.s.spaces {
+		again := 0
+		for _, t := range w.jobs {
+			if t.waits() && t.again {
+				again++
+			}
+		}
+		if sp.waiting.n > testQueue+again {
+			w.fail("%d jobs of namespace %s wait", sp.waiting.n, sp.name)
+		}
+	}
+	w.s.snapshot()
+}
+
+func (w *world) checkSums() {
+	type sum struct{ boxes, memory, idling int }
+	nodes, held, live, used := map[*node]sum{}, map[*space]int{}, map[*group]int{}, map[*box]int{}
+	waiting := 0
+	for _, t := range w.jobs {
+		if t.waits() {
+			waiting++
+		} else if !t.over {
+			used[t.box]++
+		}
+	}
+	if waiting != w.s.queue.n {
+		w.fail("%d jobs wait, %d are in the queue", waiting, w.s.queue.n)
+	}
+	for _, b := range w.boxes {
+		if b.phase == gone {
+			continue
+		}
+		if used[b] != b.used || b.used > b.slots {
+			w.fail("%s has %d of %d slots in use, %d jobs are in it", b.id, b.used, b.slots, used[b])
+		}
+		n := nodes[b.node]
+		n.boxes, n.memory = n.boxes+1, n.memory+b.memory
+		if b.idles() && b.place.in == &b.node.idle {
+			n.idling += b.memory
+		}
+		nodes[b.node] = n
+		if b.group != nil && !b.idles() {
+			held[b.group.space] += b.memory
+		}
+		if b.takes(w.s) {
+			live[b.group]++
+		}
+	}
+	for _, n := range w.s.nodes {
+		free := room{n.capacity.sandboxes - nodes[n].boxes, n.capacity.memory - nodes[n].memory}
+		if n.free != free || n.boxes != nodes[n].boxes || n.idling != nodes[n].idling {
+			w.fail("%s: %+v free, %d sandboxes, %d MiB idle; counted %+v, %+v", n.name, n.free, n.boxes, n.idling, free, nodes[n])
+		}
+	}
+	for _, g := range w.s.groups {
+		if g.live != live[g] || g.space.held != held[g.space] {
+			w.fail("group %s: %d alive and %d MiB held, counted %d and %d", g.name, g.live, g.space.held, live[g], held[g.space])
+		}
+	}
+}
+
+// takes tells whether a sandbox takes jobs, now or when one of its slots is free.
+func (b *box) takes(s *state) bool {
+	return b.group != nil && b.phase != gone && !b.retired && !b.claimed && b.node.up && !b.node.draining && !s.closed
+}
+
+// checkWaiting: who waits has a reason to.
+func (w *world) checkWaiting() {
+	for _, t := range w.jobs {
+		if !t.waits() {
+			continue
+		}
+		g := t.w.group
+		if !w.now.Before(t.w.deadline) {
+			w.fail("a job of %s waits past its deadline", g.name)
+		}
+		for _, b := range w.boxes {
+			stem := b.group == nil && b.phase == idle && b.node.up && b.stem.Image == g.image && b.stem.MemoryMiB == g.memory
+			if stem || b.group == g && b.takes(w.s) && b.used < b.slots {
+				w.fail("a job of %s waits though %s could take it", g.name, b.id)
+			}
+		}
+		for _, n := range w.s.nodes {
+			need := g.memory + n.overhead
+			if n.up && n.avail().fits(need) {
+				w.fail("a job of %s waits for %d MiB, and %s has %+v to give", g.name, need, n.name, n.avail())
+			}
+		}
+	}
+	w.checkClaims()
+}
+
+// checkClaims: the one who has waited longest of those with nothing has a claim, if a node could hold him.
+func (w *world) checkClaims() {
+	for _, n := range w.s.nodes {
+		if n.claim != nil && !anyEnds(n.claim.boxes) {
+			w.fail("%s keeps room for %s that nothing will add to", n.name, n.claim.group.name)
+		}
+	}
+	l := w.s.starving.first
+	if l == nil || !l.of.waiting.first.of.aged {
+		return
+	}
+	for _, n := range w.s.nodes {
+		if n.up && n.claim == nil && n.capacity.fits(l.of.memory+n.overhead) && n.busy.n > 0 && n.free.sandboxes >= 0 && n.free.memory >= 0 {
+			w.fail("a job of %s has waited too long, and %s makes no room for it", l.of.name, n.name)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package pool
+
+import (
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// What happens. Each event leaves the state filed; what follows from it, decide says.
+
+// arrive takes in a job that needs a sandbox. again: it had one that turned out to be no good, so it goes before those that came later.
+func (s *state) arrive(w *waiter, job *Job, again bool, now time.Time) (refused string) {
+	g := s.groupOf(job, now)
+	if g.space.waiting.n >= s.mostQueued && !again {
+		s.counts[Refuse]++
+		s.fileGroup(g, now)
+		return tooMany(g.space)
+	}
+	if again {
+		w.inGroup.jump(&g.waiting)
+		w.inSpace.jump(&g.space.waiting)
+		w.inQueue.jump(&s.queue)
+	} else {
+		s.arrivals++
+		w.number = s.arrivals
+		w.inGroup.join(&g.waiting)
+		w.inSpace.join(&g.space.waiting)
+		w.inQueue.join(&s.queue)
+	}
+	w.group = g
+	due := w.arrived.Add(s.patience)
+	if w.aged || w.deadline.Before(due) {
+		due = w.deadline
+	}
+	s.alarms.set(&w.alarm, due)
+	s.fileGroup(g, now)
+	return ""
+}
+
+func newWaiter(arrived, deadline time.Time) *waiter {
+	w := &waiter{arrived: arrived, deadline: deadline, grant: make(chan grant, 1)}
+	w.inGroup.of, w.inSpace.of, w.inQueue.of, w.alarm.of = w, w, w, w
+	return w
+}
+
+// leave takes a waiter out of every queue.
+func (s *state) leave(w *waiter, now time.Time) {
+	w.inGroup.leave()
+	w.inSpace.leave()
+	w.inQueue.leave()
+	s.alarms.set(&w.alarm, time.Time{})
+	s.fileGroup(w.group, now)
+}
+
+func (w *waiter) waits() bool { return w.inQueue.in != nil }
+
+// groupOf is the group of a job, which is new where nobody called it lately. A call ends an idle time.
+func (s *state) groupOf(job *Job, now time.Time) *group {
+	k := key{job.Namespace, job.Group, job.MemoryMiB}
+	g := s.groups[k]
+	if g == nil {
+		g = &group{key: k, space: s.spaces[k.namespace]}
+		g.turn.of, g.inLine.of, g.alarm.of = g, g, g
+		if g.space == nil {
+			g.space = &space{name: k.namespace}
+			s.spaces[k.namespace] = g.space
+		}
+		g.space.groups++
+		s.groups[k] = g
+		if s.policy.Remembers() > 0 {
+			g.idles = &Idles{}
+		}
+		g.window = s.policy.Window(g.idles)
+	}
+	if g.idles != nil {
+		g.start = job.Start
+		if g.jobs == 0 && g.waiting.n == 0 && !g.ended.IsZero() {
+			g.idles.add(now.Sub(g.ended))
+		}
+		s.alarms.set(&g.alarm, time.Time{})
+	}
+	g.image, g.slots = job.Image, max(job.Concurrency, 1)
+	return g
+}
+
+// An outcome is how a start went.
+type outcome struct {
+	reply *api.StartReply // nil if err is not
+	err   error
+}
+
+func (o outcome) ok() bool { return o.err == nil && o.reply.InitStatus == 200 }
+
+// started takes in the end of a start. One that failed leaves nothing; who waited for it learns that from the box.
+func (s *state) started(b *box, how outcome, now time.Time) {
+	b.start = how
+	close(b.ready)
+	if b.group == nil {
+		s.stemStarted(b.stem, how.ok(), now)
+	}
+	switch {
+	case b.phase == gone: // its node was lost meanwhile
+	case !how.ok():
+		s.drop(b, now)
+	case b.used == 0:
+		b.move(idle, now)
+		s.file(b, now)
+	default:
+		b.move(running, now)
+		s.file(b, now)
+	}
+}
+
+// done takes in the end of a job that had a slot of a box; keep says whether the box is good for others.
+func (s *state) done(b *box, keep bool, now time.Time) {
+	g := b.group
+	g.jobs--
+	g.ended = now
+	if g.jobs == 0 && g.idles != nil {
+		s.learn(g, now)
+	}
+	b.used--
+	if b.phase == gone {
+		s.fileGroup(g, now)
+		return
+	}
+	b.retired = b.retired || !keep
+	if b.used == 0 && b.phase == running {
+		b.move(idle, now)
+	}
+	s.file(b, now)
+}
+
+// learn asks the policy what is to become of a function that has just ended.
+func (s *state) learn(g *group, now time.Time) {
+	g.window = s.policy.Window(g.idles)
+	if g.waiting.n > 0 {
+		return
+	}
+	if g.window.PreWarm == 0 {
+		s.alarms.set(&g.alarm, now.Add(s.policy.Remembers()))
+		return
+	}
+	s.alarms.set(&g.alarm, now.Add(g.window.PreWarm))
+	g.members.all(func(b *box) bool {
+		b.retired = true
+		if b.idles() {
+			s.file(b, now)
+		}
+		return true
+	})
+}
+
+// retire ends the sandboxes of a name, the busy ones after what they run.
+func (s *state) retire(name string, now time.Time) {
+	for k, g := range s.groups {
+		if k.name != name {
+			continue
+		}
+		g.start = nil
+		g.members.all(func(b *box) bool {
+			b.retired = true
+			s.file(b, now)
+			return true
+		})
+	}
+}
+
+// A view is what a node says of itself.
+type view struct {
+	capacity room
+	overhead int
+	hasVFs   bool
+	images   map[string]bool
+	draining bool
+}
+
+// looked takes in what a node said of itself.
+func (s *state) looked(n *node, v view, now time.Time) {
+	n.free = room{n.free.sandboxes + v.capacity.sandboxes - n.capacity.sandboxes, n.free.memory + v.capacity.memory - n.capacity.memory}
+	n.capacity, n.overhead, n.hasVFs, n.images = v.capacity, v.overhead, v.hasVFs, v.images
+	n.down = ""
+	s.alarms.set(&n.alarm, time.Time{})
+	s.turnNode(n, !v.draining, v.draining, now)
+}
+
+// unreached takes in that a node did not answer. It gets nothing new; if it stays away its sandboxes are given up.
+func (s *state) unreached(n *node, why string, now time.Time) {
+	n.down = why
+	if n.alarm.pos == 0 && n.boxes > 0 {
+		s.alarms.set(&n.alarm, now.Add(s.lostAfter))
+	}
+	s.turnNode(n, false, n.draining, now)
+}
+
+func (s *state) turnNode(n *node, up, draining bool, now time.Time) {
+	if n.up == up && n.draining == draining {
+		return
+	}
+	n.up, n.draining = up, draining
+	s.eachBox(n, func(b *box) { s.file(b, now) })
+}
+
+func (s *state) eachBox(n *node, visit func(*box)) {
+	mine := func(b *box) bool {
+		if b.node == n {
+			visit(b)
+		}
+		return true
+	}
+	var all []*box // visiting may move them from chain to chain
+	for _, c := range []*chain[*box]{&n.busy, &n.idle, &s.finished} {
+		c.all(func(b *box) bool { all = append(all, b); return true })
+	}
+	for _, b := range all {
+		mine(b)
+	}
+}
+
+// close has everybody refused and every sandbox ended.
+func (s *state) close(now time.Time) {
+	s.closed = true
+	for _, n := range s.nodes {
+		s.eachBox(n, func(b *box) { s.file(b, now) })
+	}
+}

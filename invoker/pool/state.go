@@ -1,0 +1,347 @@
+package pool
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// state is what the owner owns: nodes with their sandboxes, and namespaces with their jobs that wait. Events change it (events.go), decide
+// reads it (decide.go), apply does what was decided (apply.go). After a change, file puts what changed where decide will look for it, so
+// that no decision has to search.
+type state struct {
+	policy     Policy
+	pauseAfter time.Duration // 0: never
+	patience   time.Duration // how long a job may be overtaken
+	mostQueued int           // per namespace
+	lostAfter  time.Duration // how long a node may be out of reach before its sandboxes are given up
+
+	nodes    []*node
+	spaces   map[string]*space
+	groups   map[key]*group
+	classes  []*class // those with waiters, the least memory first
+	stems    []*stem
+	queue    chain[*waiter] // all of them, by arrival
+	servable chain[*group]  // have a waiter, and a sandbox with a slot for it
+	starving chain[*group]  // have a waiter, and no sandbox that will ever have a slot for it
+	finished chain[*box]    // idle, and to end
+	alarms   alarms
+	closed   bool
+	newID    func() string
+	arrivals uint64
+	counts   map[Kind]uint64
+}
+
+// room is how much of a node there is, in all or still free.
+type room struct {
+	sandboxes int
+	memory    int // MiB
+}
+
+// unbounded is more than any node has: of what the pool knows no bound of, the node itself queues or refuses.
+const unbounded = math.MaxInt32
+
+func (r room) less(memory int) room { return room{r.sandboxes - 1, r.memory - memory} }
+func (r room) more(memory int) room { return room{r.sandboxes + 1, r.memory + memory} }
+func (r room) fits(memory int) bool { return r.sandboxes >= 1 && r.memory >= memory }
+
+// A node is one agent as the pool sees it.
+type node struct {
+	name     string
+	capacity room
+	overhead int // MiB that a sandbox takes beside its own
+	hasVFs   bool
+	images   map[string]bool // nil: every image is as near as any other
+	up       bool            // in reach, and takes sandboxes
+	draining bool
+	down     string      // why it is out of reach
+	free     room        // of capacity
+	idle     chain[*box] // the stem cells, then the others, the longest idle first: the order in which they are evicted
+	idling   int         // MiB in idle sandboxes
+	busy     chain[*box]
+	boxes    int
+	claim    *claim
+	orphans  []string // sandboxes that may live on there though the pool has given them up
+	alarm    alarm    // while it is out of reach: when its sandboxes are given up
+	to       *remote  // how it is spoken to; nothing that decides asks it anything
+}
+
+// avail is what could be had for a job at once: what is free, and what idles, without what is claimed.
+func (n *node) avail() room {
+	r := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
+	if n.claim != nil {
+		r = r.less(n.claim.group.memory + n.overhead)
+	}
+	return r
+}
+
+// A claim is room on a node that is kept for a group whose job has waited too long, and the busy sandboxes that end to make it.
+type claim struct {
+	group *group
+	boxes []*box
+}
+
+type phase string
+
+const (
+	starting phase = "starting" // or, having been a stem cell, being given its function
+	running  phase = "running"
+	idle     phase = "idle"
+	paused   phase = "paused"
+	gone     phase = "gone"
+)
+
+var phases = []phase{starting, running, idle, paused}
+
+var allowed = map[phase][]phase{
+	starting: {running, idle, gone},
+	running:  {idle, gone},
+	idle:     {starting, running, paused, gone},
+	paused:   {running, gone},
+}
+
+// A box is a sandbox as the pool sees it.
+type box struct {
+	id      string
+	node    *node
+	group   *group // nil: a stem cell
+	stem    *stem  // what it was started as, if it was a stem cell
+	memory  int    // MiB, with the node's overhead
+	slots   int
+	used    int
+	phase   phase
+	since   time.Time // of the phase
+	retired bool      // it takes no more jobs, and ends with those it has
+	claimed bool      // the same, as long as its room is claimed
+	holds   bool      // its memory is counted as its namespace's
+	counts  bool      // it is counted as one of its group that lives on
+	place   link[*box]
+	open    link[*box]
+	mine    link[*box]
+	alarm   alarm
+	ready   chan struct{} // closed when its start is over
+	start   outcome       // how it was; to be read after ready
+	settled chan struct{} // closed when its pausing is over
+}
+
+func (b *box) move(to phase, now time.Time) {
+	if !slices.Contains(allowed[b.phase], to) {
+		panic(fmt.Sprintf("pool: sandbox %s cannot go from %s to %s", b.id, b.phase, to))
+	}
+	b.phase, b.since = to, now
+}
+
+func (b *box) idles() bool { return b.phase == idle || b.phase == paused }
+
+// A key names a group: one action at one revision, as one namespace calls it. Its sandboxes are alike.
+type key struct {
+	namespace, name string
+	memory          int
+}
+
+// A group is what waits for, and lives in, sandboxes that are alike.
+type group struct {
+	key
+	space   *space
+	class   *class // nil: nobody waits
+	image   string
+	slots   int
+	start   func() *api.StartRequest // of its last job, where the policy may have a sandbox started before the next
+	waiting chain[*waiter]
+	open    chain[*box] // ready, with a free slot; the one used last is the last
+	warming chain[*box] // starting, with a free slot
+	members chain[*box]
+	live    int // of them, those that take jobs now or will again
+	jobs    int // under way
+	claim   *node
+	idles   *Idles    // nil where the policy learns nothing
+	window  Window    // the policy's, as of the last end
+	ended   time.Time // when the last of its jobs did
+	turn    link[*group]
+	inLine  link[*group]
+	alarm   alarm // for its next pre-warming, or to be forgotten
+}
+
+// A space is a namespace.
+type space struct {
+	name    string
+	held    int // MiB in its busy sandboxes
+	waiting chain[*waiter]
+	lines   []*line
+	groups  int
+}
+
+// A class is all jobs that a start of the same size would serve; of those for whose image there are stem cells each has its own.
+type class struct {
+	memory int
+	stem   *stem
+	lines  lines // a heap: the namespace that holds least is first
+}
+
+// A line is a namespace's groups in a class. They take turns.
+type line struct {
+	space  *space
+	class  *class
+	groups chain[*group]
+	pos    int
+}
+
+// A waiter is a job without a sandbox.
+type waiter struct {
+	group    *group
+	arrived  time.Time
+	deadline time.Time
+	number   uint64     // of arrival
+	failed   *elsewhere // why its last sandbox was none
+	aged     bool       // it has waited for longer than patience
+	inGroup  link[*waiter]
+	inSpace  link[*waiter]
+	inQueue  link[*waiter]
+	alarm    alarm
+	grant    chan grant // of one, so that granting never blocks
+}
+
+// A stem is a kind of stem cell and how many of it there are to be on each node.
+type stem struct {
+	StemCell
+	target int
+	cold   int // starts in this window that a stem cell would have spared
+	idle   chain[*box]
+	on     map[*node]int
+	fails  int       // in a row
+	after  time.Time // when a start may be tried again
+	alarm  alarm
+}
+
+// file puts a box where it belongs after any change of it or its node.
+func (s *state) file(b *box, now time.Time) {
+	n, g := b.node, b.group
+	ends := b.retired || b.claimed || s.closed || n.draining
+	var place *chain[*box]
+	switch {
+	case b.phase == gone:
+	case !b.idles():
+		place = &n.busy
+	case ends:
+		place = &s.finished
+	default:
+		place = &n.idle
+	}
+	if b.place.in == &n.idle {
+		n.idling -= b.memory
+	}
+	if place == &n.idle {
+		n.idling += b.memory
+	}
+	if place == &n.idle && g == nil && b.place.in != place {
+		b.place.jump(place)
+	} else {
+		b.place.join(place)
+	}
+
+	takes := b.phase != gone && !ends && n.up
+	var open *chain[*box]
+	switch {
+	case !takes || b.used == b.slots:
+	case g == nil && b.phase == idle:
+		open = &b.stem.idle
+	case g == nil:
+	case b.phase == starting:
+		open = &g.warming
+	default:
+		open = &g.open
+	}
+	b.open.join(open)
+	s.alarms.set(&b.alarm, s.boxDue(b))
+	if g != nil {
+		s.count(b, takes)
+		s.fileGroup(g, now)
+	}
+}
+
+// count keeps the sums of a box's group and namespace.
+func (s *state) count(b *box, takes bool) {
+	g := b.group
+	if takes != b.counts {
+		b.counts = takes
+		g.live += sign(takes)
+	}
+	if holds := b.phase == starting || b.phase == running; holds != b.holds {
+		b.holds = holds
+		g.space.held += sign(holds) * b.memory
+		for _, l := range g.space.lines {
+			l.class.lines.fix(l)
+		}
+	}
+}
+
+func sign(plus bool) int {
+	if plus {
+		return 1
+	}
+	return -1
+}
+
+// fileGroup puts a group where it belongs after any change of its waiters or boxes.
+func (s *state) fileGroup(g *group, now time.Time) {
+	waits := g.waiting.n > 0
+	switch {
+	case waits && g.open.n+g.warming.n > 0:
+		g.turn.join(&s.servable)
+	case waits && g.live == 0 && g.claim == nil:
+		g.turn.join(&s.starving)
+	default:
+		g.turn.leave()
+	}
+	s.fileLine(g, waits)
+	if !waits && g.claim != nil {
+		s.dropClaim(g.claim, now)
+	}
+	if g.jobs == 0 && g.members.n == 0 && !waits {
+		s.forget(g)
+	}
+}
+
+// forget drops a group that nothing is left of, once what was learnt of it is worth no more.
+func (s *state) forget(g *group) {
+	if g.alarm.pos != 0 || s.groups[g.key] != g {
+		return
+	}
+	delete(s.groups, g.key)
+	if g.space.groups--; g.space.groups == 0 {
+		delete(s.spaces, g.space.name)
+	}
+}
+
+// dropClaim gives up a claim; the sandboxes that were to end for it go on.
+func (s *state) dropClaim(n *node, now time.Time) {
+	c := n.claim
+	n.claim, c.group.claim = nil, nil
+	for _, b := range c.boxes {
+		if b.claimed = false; b.phase != gone {
+			s.file(b, now)
+		}
+	}
+	s.fileGroup(c.group, now)
+}
+
+// next is when decide may have something new to say though nothing happens; zero if never.
+func (s *state) next() time.Time {
+	if len(s.alarms) == 0 {
+		return time.Time{}
+	}
+	return s.alarms[0].at
+}
+
+// empty tells whether nothing is left of a closed pool.
+func (s *state) empty() bool {
+	for _, n := range s.nodes {
+		if n.boxes > 0 {
+			return false
+		}
+	}
+	return s.queue.n == 0
+}

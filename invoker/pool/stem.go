@@ -1,0 +1,73 @@
+package pool
+
+import "time"
+
+// A StemCell is a sandbox that is started before anybody calls, from an image alone: whoever comes first with a function for that image
+// and memory is spared the start. Stem cells are made of what is free, never at the cost of another sandbox, and are the first to end
+// when room is needed.
+type StemCell struct {
+	Image     string
+	MemoryMiB int
+	Count     int // on each node
+	Env       map[string]string
+	Reactive  // the zero value keeps Count
+}
+
+// Reactive lets the count follow the cold starts that a stem cell would have spared: after each TTL there are to be Increment for every
+// Threshold of them in that time, between Min and Max. A stem cell beyond that ends when it has idled for TTL.
+type Reactive struct {
+	Min, Max             int
+	TTL                  time.Duration
+	Threshold, Increment int
+}
+
+func newStem(cell StemCell) *stem {
+	st := &stem{StemCell: cell, target: cell.Count, on: map[*node]int{}}
+	st.alarm.of = st
+	return st
+}
+
+// resize ends a reactive stem cell's window.
+func (s *state) resize(st *stem, now time.Time) {
+	if st.TTL == 0 || s.closed {
+		return // the alarm was for a start to be tried again
+	}
+	if st.Threshold > 0 {
+		st.target = min(max(st.Min, st.cold/st.Threshold*st.Increment), max(st.Min, st.Max))
+	}
+	st.cold = 0
+	s.alarms.set(&st.alarm, now.Add(st.TTL))
+	var idle []*box
+	st.idle.all(func(b *box) bool { idle = append(idle, b); return true })
+	for _, b := range idle {
+		s.file(b, now)
+	}
+}
+
+// stemStarted has a start that failed tried again later, and ever later.
+func (s *state) stemStarted(st *stem, ok bool, now time.Time) {
+	if ok {
+		st.fails = 0
+		return
+	}
+	st.fails++
+	st.after = now.Add(min(time.Second<<min(st.fails, 6), time.Minute))
+	if st.alarm.pos == 0 {
+		s.alarms.set(&st.alarm, st.after)
+	}
+}
+
+// backfill starts a stem cell where one is missing and there is room that nobody has a use for.
+func (s *state) backfill(now time.Time) (step, bool) {
+	for _, st := range s.stems {
+		if now.Before(st.after) {
+			continue
+		}
+		for _, n := range s.nodes {
+			if n.up && n.claim == nil && st.on[n] < st.target && n.free.fits(st.MemoryMiB+n.overhead) {
+				return step{kind: Stem, stem: st, node: n}, true
+			}
+		}
+	}
+	return step{}, false
+}

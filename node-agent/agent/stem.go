@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/startup"
+)
+
+// Init implements api.NodeServer.
+func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply, error) {
+	st, err := a.find(req.Id)
+	if err != nil {
+		return nil, err
+	}
+	done, err := a.Starter.Init(ctx, st, req.Init)
+	if err != nil {
+		return nil, runError(req.Id, st, err)
+	}
+	reply := startReply(req.Id, a.Driver, st)
+	reply.Spans, reply.InitStatus, reply.InitReply = spans(done.Spans), int32(done.Status), done.Reply
+	if done.Status != http.StatusOK {
+		reply.Logs = logLines(st.Logs(ctx))
+		_, err = a.Stop(ctx, &api.StopRequest{Id: req.Id})
+	}
+	return reply, err
+}
+
+// Pause implements api.NodeServer.
+func (a *Agent) Pause(ctx context.Context, req *api.PauseRequest) (*api.PauseReply, error) {
+	return &api.PauseReply{}, a.turn(ctx, req.Id, "paused", (*startup.Started).Pause)
+}
+
+// Resume implements api.NodeServer.
+func (a *Agent) Resume(ctx context.Context, req *api.ResumeRequest) (*api.ResumeReply, error) {
+	return &api.ResumeReply{}, a.turn(ctx, req.Id, "ready", (*startup.Started).Resume)
+}
+
+// turn does to a sandbox what brings it to state.
+func (a *Agent) turn(ctx context.Context, id, state string, do func(*startup.Started, context.Context) error) error {
+	st, err := a.find(id)
+	if err != nil {
+		return err
+	}
+	const within = 10 * time.Second // a VMM that does not answer in that time is not going to
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if err := do(st, ctx); err != nil {
+		return status.Errorf(codes.Internal, "sandbox %s cannot become %s: %v", id, state, err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if e := a.sandboxes[id]; e != nil && e.state != "ending" {
+		e.state = state
+	}
+	return nil
+}

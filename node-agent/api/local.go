@@ -1,0 +1,49 @@
+package api
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+)
+
+// Local is a client of a server in the same process: a call is a call, without a message being encoded. What is handed over belongs to
+// both sides, so neither may change it.
+func Local(server NodeServer) NodeClient { return local{server} }
+
+type local struct{ server NodeServer }
+
+func (l local) Start(ctx context.Context, in *StartRequest, _ ...grpc.CallOption) (*StartReply, error) {
+	return l.server.Start(ctx, in)
+}
+
+func (l local) Init(ctx context.Context, in *InitRequest, _ ...grpc.CallOption) (*StartReply, error) {
+	return l.server.Init(ctx, in)
+}
+
+func (l local) Run(ctx context.Context, in *RunRequest, _ ...grpc.CallOption) (*RunReply, error) {
+	return l.server.Run(ctx, in)
+}
+
+func (l local) Pause(ctx context.Context, in *PauseRequest, _ ...grpc.CallOption) (*PauseReply, error) {
+	return l.server.Pause(ctx, in)
+}
+
+func (l local) Resume(ctx context.Context, in *ResumeRequest, _ ...grpc.CallOption) (*ResumeReply, error) {
+	return l.server.Resume(ctx, in)
+}
+
+func (l local) Stop(ctx context.Context, in *StopRequest, _ ...grpc.CallOption) (*StopReply, error) {
+	return l.server.Stop(ctx, in)
+}
+
+func (l local) Status(ctx context.Context, in *StatusRequest, _ ...grpc.CallOption) (*StatusReply, error) {
+	return l.server.Status(ctx, in)
+}
+
+func (l local) Drain(ctx context.Context, in *DrainRequest, _ ...grpc.CallOption) (*DrainReply, error) {
+	return l.server.Drain(ctx, in)
+}
+
+func (l local) Report(ctx context.Context, in *ReportRequest, _ ...grpc.CallOption) (*ReportReply, error) {
+	return l.server.Report(ctx, in)
+}

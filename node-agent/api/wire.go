@@ -1,0 +1,90 @@
+package api
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+)
+
+// maxMessage bounds a message: 48 MB of action code as base64, and room for what is around it.
+const maxMessage = 80 << 20
+
+// silence is how long a peer that owes an answer may say nothing before it is asked whether it is there, and hung up on.
+const silence = 10 * time.Second
+
+// Keys are the files by which the two ends of a connection over TCP know each other: each shows its certificate, and takes the other's
+// only if CA has signed it.
+type Keys struct{ Cert, Key, CA string }
+
+// Dial returns a client of the node at address, which is the path of a Unix socket, where who may open it is the authentication, or
+// host:port. It does not wait for the node to answer.
+func Dial(address string, keys Keys) (client NodeClient, hangUp func(), err error) {
+	secure, target := insecure.NewCredentials(), "unix:"+address
+	if !isPath(address) {
+		target = "dns:///" + address
+		config, err := keys.config()
+		if err != nil {
+			return nil, nil, fmt.Errorf("node %s: %w", address, err)
+		}
+		config.RootCAs = config.ClientCAs
+		secure = credentials.NewTLS(config)
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(secure),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
+	if err != nil {
+		return nil, nil, fmt.Errorf("node %s: %w", address, err)
+	}
+	return NewNodeClient(conn), func() { conn.Close() }, nil
+}
+
+func isPath(address string) bool { return strings.Contains(address, "/") }
+
+// NewServer returns a gRPC server of node for Unix sockets.
+func NewServer(node NodeServer) *grpc.Server { return newServer(node) }
+
+// NewTLSServer returns a gRPC server of node for TCP, which takes no client without a certificate that keys.CA has signed.
+func NewTLSServer(node NodeServer, keys Keys) (*grpc.Server, error) {
+	config, err := keys.config()
+	if err != nil {
+		return nil, err
+	}
+	config.ClientAuth = tls.RequireAndVerifyClientCert
+	return newServer(node, grpc.Creds(credentials.NewTLS(config))), nil
+}
+
+func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
+	server := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
+	RegisterNodeServer(server, node)
+	return server
+}
+
+// config reads the files. A certificate that is renewed is taken with the next start.
+func (k Keys) config() (*tls.Config, error) {
+	if k.Cert == "" || k.Key == "" || k.CA == "" {
+		return nil, errors.New("the node API over TCP needs a certificate, its key and the CA of the other side: --node-cert, --node-key, --node-ca")
+	}
+	own, err := tls.LoadX509KeyPair(k.Cert, k.Key)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of the node API: %w", err)
+	}
+	text, err := os.ReadFile(k.CA)
+	if err != nil {
+		return nil, fmt.Errorf("CA of the node API: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("CA of the node API: %s holds no certificate in PEM", k.CA)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{own}, ClientCAs: pool, MinVersion: tls.VersionTLS13}, nil
+}

@@ -1,0 +1,60 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// A paused guest does not know that it was. Its monotonic clock may have counted on (the CPU's own counter does) or stood still (the
+// paravirtual clock does); its time of day may therefore be behind by all of the pause. So after every resume the guest's process 1 is
+// told the time and sets it, and only when it says so may a function run. The VF stays with the guest; what arrives for it meanwhile
+// fills its rings and is then dropped.
+
+// Pause implements sandbox.Sandbox. The connection to the runtime is closed: the guest could not keep its end of it.
+func (v *vm) Pause(context.Context) error {
+	v.runtime.Close()
+	state, err := v.state()
+	if err != nil || state == "paused" {
+		return err
+	}
+	v.expectStop(true)
+	if err := v.qmp.ask("stop", nil); err != nil {
+		v.expectStop(false)
+		return err
+	}
+	return nil
+}
+
+// Resume implements sandbox.Sandbox.
+func (v *vm) Resume(ctx context.Context) error {
+	state, err := v.state()
+	if err != nil || state == "running" {
+		return err
+	}
+	if err := v.qmp.ask("cont", nil); err != nil {
+		return err
+	}
+	return v.conn.Wake(ctx)
+}
+
+func (v *vm) expectStop(yes bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.pausing = yes
+}
+
+// state is running or paused; in any other the guest cannot go on.
+func (v *vm) state() (string, error) {
+	if v.Cause() != nil {
+		return "", errors.New("the sandbox has ended")
+	}
+	var status struct{ Status string }
+	if err := v.qmp.ask("query-status", &status); err != nil {
+		return "", err
+	}
+	if status.Status != "running" && status.Status != "paused" {
+		return "", fmt.Errorf("its VMM does not run the guest (%.40s)", status.Status)
+	}
+	return status.Status, nil
+}
