@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/embedded"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -118,7 +122,7 @@ func newClientOf(t testing.TB, cfg Config) *client {
 	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}, registry: prometheus.NewRegistry()}
 	cfg.Key = guest
 	if cfg.Store == nil {
-		cfg.Store = newStore(t)
+		cfg.Store = openStore(t, filepath.Join(t.TempDir(), "store"))
 	}
 	var err error
 	if c.api, err = New(cfg, c.node, c.registry); err != nil {
@@ -126,6 +130,21 @@ func newClientOf(t testing.TB, cfg Config) *client {
 	}
 	t.Cleanup(c.api.Close)
 	return c
+}
+
+// openStore opens a store that closes with the test, if it was not closed before.
+func openStore(t testing.TB, path string) store.Store {
+	t.Helper()
+	s, err := embedded.Open(path, 64<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
 
 type reached struct {

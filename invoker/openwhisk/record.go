@@ -3,6 +3,7 @@ package openwhisk
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -84,21 +85,25 @@ func (v *invocation) failedCall(call *pool.CallError) (activation.Response, bool
 	}
 }
 
-// isRefused tells whether nothing was wrong with the action or its start, but there was no place for it.
-func isRefused(err error) bool {
+// refusal is what a caller is told where nothing was wrong with the action or its start, but there was no place for it.
+func refusal(err error) error {
 	if err == nil {
-		return false
+		return nil
 	}
 	var refused *pool.Refused
 	var call *pool.CallError
-	if errors.As(err, &refused) {
-		return true
+	if errors.As(err, &refused) && refused.TooMany {
+		return fail(http.StatusTooManyRequests, "%v", err)
 	}
-	if !errors.As(err, &call) || call.Phase != pool.Starting {
-		return false
+	if errors.As(err, &call) && call.Phase == pool.Starting {
+		if code := status.Code(call.Err); code == codes.ResourceExhausted || code == codes.Unavailable {
+			return fail(http.StatusServiceUnavailable, "%v", err)
+		}
 	}
-	code := status.Code(call.Err)
-	return code == codes.ResourceExhausted || code == codes.Unavailable
+	if refused != nil {
+		return fail(http.StatusServiceUnavailable, "%v", err)
+	}
+	return nil
 }
 
 // coldStart joins the invoker's own stages with the node's: queue until the node was asked, and the run as the first byte.

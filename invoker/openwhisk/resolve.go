@@ -21,14 +21,14 @@ type action struct {
 	plain    resolved // as its own namespace resolves it, where no package adds parameters
 
 	mu     sync.Mutex
-	groups []string // of sandboxes, beside plain's
+	groups []string // beside plain's, of sandboxes that were initialised with a package's parameters
 }
 
 // A resolved action is what a name stands for, for one who calls.
 type resolved struct {
 	*action
 	fixed   *entity.Fixed
-	group   string // of the sandboxes that may run it: no other namespace's, no other version's
+	group   string // of the sandboxes that may run it, in the caller's namespace: no other version's
 	binding string // namespace/name of the package binding it was named by
 }
 
@@ -41,12 +41,8 @@ func decodeAction(doc store.Doc) (*action, error) {
 		e.Exec.Binary = new(bool)
 	}
 	a := &action{Action: e, path: e.Path(), full: e.Path().String(), revision: doc.Revision}
-	a.plain = resolved{action: a, fixed: entity.Fix(e.Annotations.True("final"), e.Parameters), group: a.groupFor(a.path.Namespace)}
+	a.plain = resolved{action: a, fixed: entity.Fix(e.Annotations.True("final"), e.Parameters), group: fmt.Sprintf("%s@%d", a.full, a.revision)}
 	return a, nil
-}
-
-func (a *action) groupFor(namespace string) string {
-	return fmt.Sprintf("%s%s@%d", namespace, a.path, a.revision)
 }
 
 // note remembers a group, to retire it with the action.
@@ -62,7 +58,7 @@ func (a *action) note(group string) {
 func (a *API) retire(old *action) {
 	old.mu.Lock()
 	defer old.mu.Unlock()
-	for _, group := range append(old.groups, old.plain.group) {
+	for _, group := range append([]string{old.plain.group}, old.groups...) {
 		a.pool.Retire(group)
 	}
 }
@@ -89,16 +85,16 @@ func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error
 		return nil, err
 	}
 	layers := []entity.Pairs{provider.Parameters}
-	r := resolved{action: found, group: found.groupFor(user.Namespace)}
+	r := resolved{action: found, group: found.plain.group}
 	if pkg != provider {
 		layers = append(layers, pkg.Parameters)
 		r.binding = pkg.Namespace + "/" + pkg.Name
 	}
 	r.fixed = entity.Fix(found.Annotations.True("final"), append(layers, found.Parameters)...)
 	if len(r.fixed.Init) > 0 { // what a sandbox was initialised with is the package's too
-		r.group += fmt.Sprintf("+%s@%s+%s@%s", provider.Name, provider.Version, r.binding, pkg.Version)
+		r.group += fmt.Sprintf(" of %s %s as %s %s", provider.Name, provider.Version, r.binding, pkg.Version)
+		found.note(r.group)
 	}
-	found.note(r.group)
 	return &r, nil
 }
 

@@ -20,8 +20,11 @@ func (v *invocation) runInSandbox() outcome {
 	defer giveUp(nil)
 	var classified *activation.Response
 	result, err := v.api.pool.Do(ctx, pool.Job{
-		Group:     v.on.group,
-		MemoryMiB: v.on.Limits.MemoryMB,
+		Namespace:   v.user.Namespace,
+		Group:       v.on.group,
+		Image:       v.on.Image(v.api.cfg.Runtimes),
+		MemoryMiB:   v.on.Limits.MemoryMB,
+		Concurrency: v.on.Limits.Concurrency,
 		Start: func() *api.StartRequest {
 			request, err := v.startRequest(ctx)
 			if err != nil {
@@ -46,9 +49,7 @@ func (v *invocation) runInSandbox() outcome {
 		err = cause
 	}
 	end := outcome{record: v.record(result, err, classified)}
-	if isRefused(err) {
-		end.refused = fail(503, "%v", err)
-	}
+	end.refused = refusal(err)
 	return end
 }
 
