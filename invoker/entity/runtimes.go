@@ -17,6 +17,7 @@ var standard []byte
 type Runtimes struct {
 	families map[string][]Runtime
 	kinds    map[string]*Runtime
+	images   map[string]string // by kind
 	defaults map[string]string // kind by "family:default"
 }
 
@@ -95,7 +96,7 @@ func ParseRuntimes(content []byte) (*Runtimes, error) {
 	if err := json.Unmarshal(content, &manifest); err != nil {
 		return nil, fmt.Errorf("runtimes: %w", err)
 	}
-	r := &Runtimes{families: manifest.Runtimes, kinds: map[string]*Runtime{}, defaults: map[string]string{}}
+	r := &Runtimes{families: manifest.Runtimes, kinds: map[string]*Runtime{}, images: map[string]string{}, defaults: map[string]string{}}
 	for family, list := range r.families {
 		for i := range list {
 			one := &list[i]
@@ -105,7 +106,7 @@ func ParseRuntimes(content []byte) (*Runtimes, error) {
 			if !imageName.MatchString(one.Image.String()) {
 				return nil, fmt.Errorf("runtimes: kind %s: image %q is no reference", one.Kind, one.Image)
 			}
-			r.kinds[one.Kind] = one
+			r.kinds[one.Kind], r.images[one.Kind] = one, one.Image.String()
 			if one.Default {
 				if r.defaults[family+":default"] != "" {
 					return nil, fmt.Errorf("runtimes: family %s has more than one default", family)
@@ -150,12 +151,7 @@ func (r *Runtimes) Kinds() []string {
 }
 
 // Image is what runs a kind; empty where the kind is not served.
-func (r *Runtimes) Image(kind string) string {
-	if runtime := r.kinds[kind]; runtime != nil {
-		return runtime.Image.String()
-	}
-	return ""
-}
+func (r *Runtimes) Image(kind string) string { return r.images[kind] }
 
 // Families are the runtimes as clients are told of them.
 func (r *Runtimes) Families() map[string][]Runtime { return r.families }

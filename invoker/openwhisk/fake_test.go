@@ -39,6 +39,8 @@ type fakeNode struct {
 	starts []*api.StartRequest
 	runs   []*api.RunRequest
 	stops  chan string
+
+	forgetful bool // keeps no runs
 }
 
 func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
@@ -60,7 +62,9 @@ func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.Call
 func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
 	n.mu.Lock()
 	live, run := n.live[in.Id], n.run
-	n.runs = append(n.runs, in)
+	if !n.forgetful {
+		n.runs = append(n.runs, in)
+	}
 	n.mu.Unlock()
 	if !live {
 		return nil, status.Error(codes.NotFound, "no such sandbox")
