@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 // agentCmd runs a node without an invoker. Its sandboxes outlive it: the next agent on the same run directory adopts them.
@@ -31,10 +33,13 @@ func agentCmd() *cobra.Command {
 	return cmd
 }
 
-// invokerCmd runs an invoker for the agent of this machine.
+// invokerCmd runs an invoker for the agents it is given.
 func invokerCmd() *cobra.Command {
 	var i invokerFlags
-	cmd := &cobra.Command{Use: "invoker", Short: "Run the invoker alone, in the foreground, for the agent of this machine", Args: cobra.NoArgs}
+	var far apiFlags
+	cmd := &cobra.Command{Use: "invoker", Short: "Run the invoker alone, in the foreground, for the agents of this machine and others", Args: cobra.NoArgs}
+	addresses := cmd.Flags().StringArray("node", nil, "an agent: host:port, or the path of its Unix socket; once for each (default: the one of this machine)")
+	far.registerKeys(cmd)
 	i.register(cmd)
 	runDir := runDirFlag(cmd)
 	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key")
@@ -44,11 +49,21 @@ func invokerCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		node, hangUp, err := dialNode(*runDir)
+		poolConfig, err := i.pool(3 * time.Minute)
 		if err != nil {
 			return err
 		}
-		defer hangUp()
+		if len(*addresses) == 0 {
+			*addresses = []string{filepath.Join(*runDir, nodeSocket)}
+		}
+		for _, address := range *addresses {
+			node, hangUp, err := api.Dial(address, far.keys)
+			if err != nil {
+				return err
+			}
+			defer hangUp()
+			poolConfig.Nodes = append(poolConfig.Nodes, pool.Named{Name: address, Node: node})
+		}
 		listener, err := net.Listen("tcp", i.listen)
 		if err != nil {
 			return err
@@ -57,15 +72,12 @@ func invokerCmd() *cobra.Command {
 		if err := noteListen(*runDir, listener); err != nil {
 			return err
 		}
-		api, err := openwhisk.New(openwhisk.Config{
-			Version: version, Key: key, APIHost: i.host(),
-			Pool: pool.Config{KeepAlive: i.keepAlive, Wait: i.wait, Start: 3 * time.Minute},
-		}, node, prometheus.NewRegistry())
+		whisk, err := openwhisk.New(openwhisk.Config{Version: version, Key: key, APIHost: i.host(), Pool: poolConfig}, nil, prometheus.NewRegistry())
 		if err != nil {
 			return err
 		}
-		defer api.Close()
-		return serveUntil(cmd.Context(), api.Server(), listener, log)
+		defer whisk.Close()
+		return serveUntil(cmd.Context(), whisk.Server(), listener, log)
 	}
 	return cmd
 }

@@ -38,7 +38,7 @@ var (
 
 // inTestbed runs this very command inside the testbed if there is one and no agent runs on this machine. away tells whether it did.
 func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
-	if _, err := os.Stat(filepath.Join(runDir, "node.sock")); err == nil {
+	if _, err := os.Stat(filepath.Join(runDir, nodeSocket)); err == nil {
 		return false, nil
 	}
 	if s, err := testbed.Look(awayName); err != nil || s.State != "ready" {

@@ -10,29 +10,21 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
+const nodeSocket = "node.sock" // in the run directory
+
 // dialNode connects to the agent whose run directory is runDir, by its Unix socket: who may open it is the authentication.
 func dialNode(runDir string) (api.NodeClient, func(), error) {
-	socket := filepath.Join(runDir, "node.sock")
+	socket := filepath.Join(runDir, nodeSocket)
 	if _, err := os.Stat(socket); err != nil {
 		return nil, nil, fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
 	}
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
-	if err != nil {
-		return nil, nil, err
-	}
-	return api.NewNodeClient(conn), func() { conn.Close() }, nil
+	return api.Dial(socket, api.Keys{})
 }
-
-// maxMessage bounds a node API message: 48 MB of action code as base64, and room for what is around it.
-const maxMessage = 80 << 20
 
 // onNode is a command that speaks to the agent of this machine, or, where only a testbed runs, to the one inside it.
 func onNode(use, short string, run func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error) *cobra.Command {

@@ -49,6 +49,20 @@ type nodeFlags struct {
 	dns              string
 	metrics          string
 	boot             time.Duration
+	api              apiFlags
+}
+
+// apiFlags are where else than on its Unix socket a node's API is, and by what the two ends know each other there.
+type apiFlags struct {
+	listen string
+	keys   api.Keys
+}
+
+func (a *apiFlags) registerKeys(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&a.keys.Cert, "node-cert", "", "certificate that this side of the node API shows over TCP, PEM")
+	f.StringVar(&a.keys.Key, "node-key", "", "its key, PEM")
+	f.StringVar(&a.keys.CA, "node-ca", "", "CA that the other side's certificate must be signed by, PEM")
 }
 
 func (n *nodeFlags) register(cmd *cobra.Command) {
@@ -68,6 +82,8 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f.StringVar(&n.gateway, "gateway", "", "gateway of that network")
 	f.StringVar(&n.dns, "dns", "", "DNS server of that network")
 	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", "where Prometheus finds /metrics; empty: nowhere")
+	f.StringVar(&n.api.listen, "node-listen", "", "host:port where the node API is served to invokers on other machines, by mutual TLS (default: nowhere)")
+	n.api.registerKeys(cmd)
 	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
 }
 
@@ -121,6 +137,9 @@ func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err
 	adopted, ended := n.agent.Adopt(ctx)
 	log.Info("node ready", "driver", f.sandbox, "adopted", adopted, "ended", ended)
 	if err := n.serve(f.runDir); err != nil {
+		return nil, err
+	}
+	if err := n.serveFar(f.api); err != nil {
 		return nil, err
 	}
 	return n, n.serveMetrics(f.metrics)
@@ -201,6 +220,9 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 		Log:       n.log,
 	}
 	cfg := agent.Config{Version: version, Driver: f.sandbox, Starter: starter, Metrics: agent.NewMetrics(n.registry), Log: n.log}
+	if images != nil {
+		cfg.Images = images.Have
+	}
 	if f.sandbox == "sim" {
 		starter.Admission = startup.NewAdmission(memory, nil)
 		return agent.New(cfg), nil
@@ -244,7 +266,7 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 }
 
 func (n *node) serve(runDir string) error {
-	socket := filepath.Join(runDir, "node.sock")
+	socket := filepath.Join(runDir, nodeSocket)
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -254,15 +276,35 @@ func (n *node) serve(runDir string) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))
-	api.RegisterNodeServer(server, n.agent)
+	n.serveOn(listener, api.NewServer(n.agent))
+	return nil
+}
+
+// serveFar serves the node API to other machines.
+func (n *node) serveFar(f apiFlags) error {
+	if f.listen == "" {
+		return nil
+	}
+	server, err := api.NewTLSServer(n.agent, f.keys)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return fmt.Errorf("node API: %w; choose another address with --node-listen", err)
+	}
+	n.log.Info("node API ready", "address", listener.Addr())
+	n.serveOn(listener, server)
+	return nil
+}
+
+func (n *node) serveOn(listener net.Listener, server *grpc.Server) {
 	go func() {
 		if err := server.Serve(listener); err != nil {
 			n.log.Error("node API", "err", err)
 		}
 	}()
 	n.onClose(server.Stop)
-	return nil
 }
 
 func (n *node) serveMetrics(address string) error {

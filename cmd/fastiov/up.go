@@ -28,6 +28,8 @@ type invokerFlags struct {
 	listen    string
 	apiHost   string
 	keepAlive time.Duration
+	policy    string
+	pause     time.Duration
 	wait      time.Duration
 }
 
@@ -36,7 +38,22 @@ func (i *invokerFlags) register(cmd *cobra.Command) {
 	f.StringVar(&i.listen, "listen", "127.0.0.1:3233", "where the OpenWhisk API is served; other than on loopback it takes only the key it made at first start")
 	f.StringVar(&i.apiHost, "api-host", "", "what functions get as __OW_API_HOST (default: http:// and the listen address)")
 	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute, "how long a warm sandbox waits for another call")
+	f.StringVar(&i.policy, "keep-alive-policy", "fixed", "fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls have been apart, --keep-alive where they say nothing")
+	f.DurationVar(&i.pause, "pause-after", 10*time.Second, "how long a warm sandbox waits before it is paused; 0: it never is")
 	f.DurationVar(&i.wait, "wait", time.Minute, "how long a call queues for a sandbox before it is refused with the reason")
+}
+
+// pool is how the nodes are used; start is how long a start may take.
+func (i *invokerFlags) pool(start time.Duration) (pool.Config, error) {
+	cfg := pool.Config{KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: start}
+	switch i.policy {
+	case "fixed":
+	case "histogram":
+		cfg.Policy = pool.Histogram{Otherwise: i.keepAlive}
+	default:
+		return cfg, fmt.Errorf("--keep-alive-policy %q: there are fixed and histogram", i.policy)
+	}
+	return cfg, nil
 }
 
 // upCmd runs invoker and agent in one process: on this machine if it can be a node, else in the testbed.
@@ -98,23 +115,20 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Write
 		return err
 	}
 	defer node.close()
-	client, hangUp, err := dialNode(n.runDir)
-	if err != nil {
-		return err
-	}
-	defer hangUp()
+	client := api.Local(node.agent)
 	if err := endStrangers(ctx, client, log); err != nil {
 		return err
 	}
-	api, err := openwhisk.New(openwhisk.Config{
-		Version: version, Key: key, APIHost: i.host(),
-		Pool: pool.Config{KeepAlive: i.keepAlive, Wait: i.wait, Start: n.boot + 2*time.Minute},
-	}, client, node.registry)
+	poolConfig, err := i.pool(n.boot + 2*time.Minute)
 	if err != nil {
 		return err
 	}
-	defer api.Close()
-	return serveUntil(ctx, api.Server(), listener, log)
+	whisk, err := openwhisk.New(openwhisk.Config{Version: version, Key: key, APIHost: i.host(), Pool: poolConfig}, client, node.registry)
+	if err != nil {
+		return err
+	}
+	defer whisk.Close()
+	return serveUntil(ctx, whisk.Server(), listener, log)
 }
 
 func keyFile(stateDir string) string { return filepath.Join(stateDir, "key") }

@@ -14,7 +14,7 @@ func (w *world) check() {
 				again++
 			}
 		}
-		if sp.waiting.n > testQueue+again {
+		if sp.waiting.n > w.s.mostQueued+again {
 			w.fail("%d jobs of namespace %s wait", sp.waiting.n, sp.name)
 		}
 	}

@@ -28,6 +28,7 @@ type fakeNode struct {
 	mu      sync.Mutex
 	status  *api.StatusReply
 	looks   int
+	deaf    bool // it answers to Status and Stop only by an error
 	live    map[string]bool
 	paused  map[string]bool
 	inits   int
@@ -108,6 +109,9 @@ func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOp
 func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOption) (*api.StopReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.deaf {
+		return nil, status.Error(codes.Unavailable, "no route")
+	}
 	if n.live[in.Id] {
 		n.stopped++
 	}
@@ -119,6 +123,9 @@ func (n *fakeNode) Status(context.Context, *api.StatusRequest, ...grpc.CallOptio
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.looks++
+	if n.deaf {
+		return nil, status.Error(codes.Unavailable, "no route")
+	}
 	return n.status, nil
 }
 

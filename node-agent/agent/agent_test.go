@@ -106,9 +106,13 @@ type box struct {
 	done    chan struct{}
 	err     error
 	initial int
+	broken  error // of every Post
 }
 
 func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error) {
+	if b.broken != nil {
+		return 0, nil, b.broken
+	}
 	if path == "/init" && b.initial != 0 {
 		return b.initial, []byte("{}"), nil
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/fastiov/fastiov/functions/runtimes"
@@ -81,6 +83,13 @@ func (c *Cache) Runtime(ctx context.Context, name string) (Runtime, error) {
 		c.mu.Unlock()
 	}
 	return r, err
+}
+
+// runtimes are the names of those that are made or pulled.
+func (c *Cache) runtimes() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(maps.Keys(c.made))
 }
 
 func (c *Cache) makeRuntime(ctx context.Context, name string) (Runtime, error) {

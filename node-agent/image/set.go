@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -20,7 +22,11 @@ import (
 type Set struct {
 	Guest Boot
 	find  func(ctx context.Context, name string) (Runtime, error)
+	have  func() []string
 }
+
+// Have lists the runtimes that are here already: finding one of them makes and fetches nothing.
+func (s *Set) Have() []string { return s.have() }
 
 // Runtime returns the runtime called name.
 func (s *Set) Runtime(ctx context.Context, name string) (Runtime, error) { return s.find(ctx, name) }
@@ -31,7 +37,7 @@ func (c *Cache) Set(ctx context.Context) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Set{Guest: guest, find: c.Runtime}, nil
+	return &Set{Guest: guest, find: c.Runtime, have: c.runtimes}, nil
 }
 
 // OpenSet opens a set that Export wrote.
@@ -56,6 +62,16 @@ func OpenSet(dir string) (*Set, error) {
 			read.Store(name, r)
 		}
 		return r, err
+	}
+	s.have = func() []string { // a name cannot be told from its file's, so these are the ones made here and those that were asked for
+		names := map[string]bool{}
+		for _, name := range RuntimeNames() {
+			if _, err := os.Stat(filepath.Join(dir, "runtimes", fileName(name))); err == nil {
+				names[name] = true
+			}
+		}
+		read.Range(func(name, _ any) bool { names[name.(string)] = true; return true })
+		return slices.Sorted(maps.Keys(names))
 	}
 	return s, nil
 }

@@ -1,0 +1,292 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// A scene is a world whose events a test names itself.
+type scene struct {
+	*testing.T
+	*world
+}
+
+func newScene(t *testing.T, cfg Config, views ...view) scene {
+	if len(views) == 0 {
+		views = []view{sized(unbounded, unbounded)}
+	}
+	return scene{t, newWorld(cfg, t.Fatalf, nil, views...)}
+}
+
+// want settles and compares what was decided.
+func (s scene) want(want ...string) {
+	s.Helper()
+	did := s.settle()
+	if !slices.Equal(did, want) {
+		s.Errorf("decided %s; want %s", strings.Join(did, ", "), strings.Join(want, ", "))
+	}
+	s.check()
+}
+
+func (s scene) pass(d time.Duration) { s.now = s.now.Add(d) }
+
+func (s scene) call(job Job) *task { return s.arrive(job, 30*time.Second) }
+
+// begun is a job that runs.
+func (s scene) begun(job Job) *task {
+	s.Helper()
+	t := s.call(job)
+	s.settle()
+	if t.box == nil {
+		s.Fatalf("%s waits", job.Group)
+	}
+	if t.box.phase == starting {
+		s.started(t.box, true)
+	}
+	s.settle()
+	return t
+}
+
+// idling is the sandbox of a job that is over.
+func (s scene) idling(job Job) *box {
+	s.Helper()
+	t := s.begun(job)
+	s.finish(t, true)
+	s.settle()
+	return t.box
+}
+
+func of(group string, memory int) Job {
+	return Job{Namespace: "x", Group: group, MemoryMiB: memory, Start: func() *api.StartRequest { return nil }}
+}
+
+func with(job Job, change func(*Job)) Job { change(&job); return job }
+
+func TestLookupOrder(t *testing.T) {
+	a := with(of("a", 100), func(j *Job) { j.Image, j.Concurrency = "python", 2 })
+	s := newScene(t, Config{StemCells: []StemCell{{Image: "python", MemoryMiB: 100, Count: 1}}}, sized(5, unbounded))
+	s.started(s.boxes[0], true) // the stem cell
+	s.want()
+	for range 5 {
+		s.call(a)
+	}
+	s.want("prewarm a in b1", "warming a in b1", "cold a on n0", "warming a in b2", "cold a on n0", "stem")
+	s.started(s.boxes[3], true)
+	one := s.jobs[0]
+	s.started(one.box, true)
+	s.finish(one, true)
+	s.call(a)
+	s.want("warm a in " + one.box.id)
+	s.want()
+	s.idling(of("b", 100))
+	s.want()
+	s.call(of("c", 100))
+	s.want("evict b4", "cold c on n0") // the stem cell
+	s.call(of("d", 100))
+	s.want("evict b5", "cold d on n0")
+	s.call(of("e", 100))
+	s.want()
+	if why := s.s.why(s.jobs[len(s.jobs)-1].w); why != "no VF, 0 ahead" {
+		t.Error(why)
+	}
+}
+
+func TestABurstStartsAsManyAsItTakes(t *testing.T) {
+	for _, c := range []struct{ jobs, concurrency, places, starts int }{
+		{200, 0, unbounded, 200}, {200, 1, 64, 64}, {200, 8, unbounded, 25}, {201, 8, unbounded, 26}, {7, 3, 2, 2}, {1, 5, 1, 1},
+	} {
+		s := newScene(t, Config{}, sized(c.places, unbounded))
+		s.s.mostQueued = unbounded
+		for range c.jobs {
+			s.call(with(of("a", 100), func(j *Job) { j.Concurrency = c.concurrency }))
+		}
+		s.settle()
+		if starts := int(s.s.counts[Cold]); starts != c.starts {
+			t.Errorf("%d jobs, %d in a sandbox, %d places: %d starts, want %d", c.jobs, c.concurrency, c.places, starts, c.starts)
+		}
+		s.check()
+	}
+}
+
+func TestTheLongestIdleGoesFirstAndNoneInVain(t *testing.T) {
+	s := newScene(t, Config{}, sized(unbounded, 300))
+	b1 := s.idling(of("a", 100))
+	s.pass(time.Second)
+	b2 := s.idling(of("b", 100))
+	busy := s.begun(of("c", 100))
+	s.pass(time.Second)
+	s.call(of("d", 250))
+	s.want() // all that idles would not be enough
+	s.finish(busy, true)
+	s.want("evict "+b1.id, "evict "+b2.id, "evict "+busy.box.id, "cold d on n0")
+}
+
+func TestKeepAliveAndPause(t *testing.T) {
+	s := newScene(t, Config{KeepAlive: time.Minute, PauseAfter: 10 * time.Second})
+	b := s.idling(of("a", 100))
+	s.pass(9 * time.Second)
+	s.want()
+	s.pass(time.Second)
+	s.want("pause " + b.id)
+	s.call(of("a", 100))
+	s.want("warm a in " + b.id)
+	s.finish(s.jobs[1], true)
+	s.pass(10 * time.Second)
+	s.want("pause " + b.id)
+	since := b.since
+	s.pass(since.Add(time.Minute).Sub(s.now))
+	s.want("expire " + b.id)
+}
+
+func TestAFunctionThatIsForeseen(t *testing.T) {
+	s := newScene(t, Config{Policy: foreseen{}})
+	first := s.begun(of("a", 100))
+	s.finish(first, true)
+	s.want("expire b1")
+	s.pass(2 * time.Second)
+	s.want("revive a")
+	s.started(s.boxes[1], true)
+	s.call(of("a", 100))
+	s.want("warm a in b2")
+	s.finish(s.jobs[1], true)
+	s.want("expire b2")
+	s.pass(2 * time.Second)
+	s.want("revive a")
+	s.started(s.boxes[2], true)
+	s.want()
+	s.pass(3 * time.Second)
+	s.want("expire b3")
+}
+
+func TestStemCells(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 2}
+	python := with(of("a", 100), func(j *Job) { j.Image = "python" })
+	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(3, unbounded))
+	for _, b := range s.boxes {
+		s.started(b, true)
+	}
+	s.call(python)
+	s.want("prewarm a in b2", "stem") // the last place is free
+	s.started(s.boxes[1], true)
+	s.started(s.boxes[2], true)
+	s.finish(s.jobs[0], true)
+	s.want() // full, and the warm one is not evicted for another stem cell
+	s.call(of("other", 200))
+	s.want("evict b3", "cold other on n0") // stem cells are the first to go
+	s.started(s.boxes[3], true)
+	s.call(of("more", 200))
+	s.want("evict b1", "cold more on n0")
+
+	failing := newScene(t, Config{StemCells: []StemCell{cell}}, sized(1, unbounded))
+	failing.started(failing.boxes[0], false)
+	failing.want()
+	failing.pass(2 * time.Second)
+	failing.want("stem")
+}
+
+func TestStemCellsFollowTheColdStarts(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 100, Reactive: Reactive{Max: 3, TTL: time.Minute, Threshold: 2, Increment: 1}}
+	python := with(of("a", 100), func(j *Job) { j.Image, j.Start = "python", nil })
+	s := newScene(t, Config{StemCells: []StemCell{cell}, KeepAlive: time.Hour})
+	s.want()
+	for range 4 {
+		s.begun(python)
+	}
+	s.pass(time.Minute)
+	s.want("stem", "stem")
+	for _, b := range s.boxes[4:] {
+		s.started(b, true)
+	}
+	s.want()
+	s.pass(time.Minute)
+	s.want("expire b5", "expire b6") // nobody started cold for a minute
+}
+
+func TestPlacement(t *testing.T) {
+	far, full, near := sized(5, 1000), sized(0, 1000), sized(3, 1000)
+	near.images = map[string]bool{"python": true}
+	far.images = map[string]bool{"node": true}
+	s := newScene(t, Config{}, far, full, near)
+	python := func(group string) Job { return with(of(group, 100), func(j *Job) { j.Image = "python" }) }
+	s.call(python("a"))
+	s.want("cold a on n2") // its image is there
+	s.call(of("b", 100))
+	s.want("cold b on n0") // no image is near: most VFs
+	for i := range 3 {
+		s.call(python(fmt.Sprint("c", i)))
+	}
+	s.want("cold c0 on n2", "cold c1 on n2", "cold c2 on n0")
+	s.s.unreached(s.s.nodes[0], "n0 is off", s.now)
+	s.call(of("d", 100))
+	s.want()
+	draining := near
+	draining.draining = true
+	s.s.looked(s.s.nodes[2], draining, s.now)
+	s.started(s.jobs[0].box, true)
+	s.finish(s.jobs[0], true)
+	s.want("expire b1") // what idles on a node that drains ends
+	s.pass(testLost)
+	s.want()
+	if n := s.s.nodes[0]; n.boxes != 0 || len(n.orphans) != 2 {
+		t.Errorf("%d sandboxes left of a lost node, %d to be ended when it is back", n.boxes, len(n.orphans))
+	}
+	s.s.looked(s.s.nodes[0], far, s.now)
+	s.want("cold d on n0")
+	for _, n := range s.s.nodes {
+		s.s.looked(n, draining, s.now)
+	}
+	s.call(of("e", 100))
+	s.want("refuse e: every node drains")
+}
+
+func TestABurstSpreads(t *testing.T) {
+	s := newScene(t, Config{}, sized(8, 10_000), sized(8, 10_000), sized(8, 10_000))
+	for range 12 {
+		s.call(of("a", 100))
+	}
+	s.settle()
+	for _, n := range s.s.nodes {
+		if n.boxes != 4 {
+			t.Errorf("%s has %d of 12", n.name, n.boxes)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	s := newScene(t, Config{}, sized(1, 1000))
+	s.begun(of("a", 100))
+	s.call(of("huge", 2000))
+	s.want("refuse huge: it needs 2000 MiB and no node has more than 1000 for it")
+	s.arrive(of("b", 100), 5*time.Second)
+	s.arrive(of("c", 100), 3*time.Second)
+	s.want()
+	s.pass(testPatience)
+	s.want("claim b")
+	s.pass(2 * time.Second)
+	s.want("refuse c: no VF, 1 ahead; waited 3s")
+	s.pass(2 * time.Second)
+	s.want("refuse b: room is being made for it, 0 ahead; waited 5s")
+	for range testQueue {
+		s.call(of("d", 100))
+	}
+	if refused := s.call(of("e", 100)); !refused.over {
+		t.Error("a namespace has more jobs waiting than it may")
+	}
+	if other := s.call(with(of("e", 100), func(j *Job) { j.Namespace = "y" })); other.over {
+		t.Error("another namespace is refused for it")
+	}
+}
+
+func TestMoveRefusesWhatIsNotAllowed(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a sandbox went from gone to idle")
+		}
+	}()
+	(&box{phase: gone}).move(idle, t0)
+}

@@ -1,0 +1,258 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// among runs a test with a pool on several fake nodes.
+func among(t *testing.T, cfg Config, statuses []*api.StatusReply, test func(t *testing.T, p *Pool, nodes []*fakeNode)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		var nodes []*fakeNode
+		for i, status := range statuses {
+			n := newFake(status)
+			nodes = append(nodes, n)
+			cfg.Nodes = append(cfg.Nodes, Named{string(rune('A' + i)), n})
+		}
+		if cfg.KeepAlive == 0 {
+			cfg.KeepAlive = time.Hour
+		}
+		cfg.Wait, cfg.Start = 30*time.Second, time.Minute
+		p := New(cfg, nil)
+		test(t, p, nodes)
+		p.Close()
+		for i, n := range nodes {
+			if live, _ := n.count(); live > 0 && !n.deaf {
+				t.Errorf("%d sandboxes left on node %d", live, i)
+			}
+		}
+	})
+}
+
+func (n *fakeNode) setDeaf(deaf bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.deaf = deaf
+}
+
+func TestABurstGoesToAllNodes(t *testing.T) {
+	among(t, Config{}, []*api.StatusReply{vfs(4), vfs(4)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+		begin := time.Now()
+		on := map[string]int{}
+		for _, end := range atOnce(p, repeat(work("a"), 8)...) {
+			if end.err != nil {
+				t.Error(end.err)
+			}
+			on[end.Node]++
+		}
+		if took := time.Since(begin); took != startTime+runTime || on["A"] != 4 || on["B"] != 4 {
+			t.Errorf("%s, %v", took, on)
+		}
+	})
+}
+
+func TestANodeOutOfReachLosesItsSandboxesInTheEnd(t *testing.T) {
+	among(t, Config{LostAfter: 20 * time.Second}, []*api.StatusReply{vfs(1), vfs(2)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+		for _, end := range atOnce(p, repeat(work("a"), 3)...) {
+			if end.err != nil {
+				t.Fatal(end.err)
+			}
+		}
+		nodes[1].setDeaf(true)
+		time.Sleep(2 * heartbeat)
+		if first := atOnce(p, work("a"))[0]; first.err != nil || first.Node != "A" || first.Cold {
+			t.Errorf("%+v", first)
+		}
+		if shot := p.Snapshot(); shot.Nodes[1].Boxes != 2 || !strings.Contains(shot.Nodes[1].State, "B: ") {
+			t.Errorf("%+v", shot)
+		}
+		time.Sleep(20 * time.Second)
+		if shot := p.Snapshot(); shot.Nodes[1].Boxes != 0 || shot.Nodes[1].FreeMore != 2 {
+			t.Errorf("%+v", shot)
+		}
+		nodes[1].setDeaf(false)
+		time.Sleep(2 * heartbeat)
+		synctest.Wait()
+		if live, _ := nodes[1].count(); live != 0 {
+			t.Errorf("%d sandboxes that were given up live on", live)
+		}
+	})
+}
+
+// A job whose node cannot be reached for the start starts elsewhere; one that runs there when the node is given up fails, once.
+func TestWhatANodeThatGoesAwayTakesWithIt(t *testing.T) {
+	among(t, Config{LostAfter: 10 * time.Second}, []*api.StatusReply{vfs(3), vfs(2)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+		nodes[0].start = func(context.Context, *api.StartRequest) (*api.StartReply, error) {
+			return nil, status.Error(codes.Unavailable, "connection refused")
+		}
+		if end := atOnce(p, work("a"))[0]; end.err != nil || end.Node != "B" || !end.Cold {
+			t.Errorf("%+v", end)
+		}
+		nodes[0].setDeaf(true)
+		nodes[1].run = func(ctx context.Context, _ *api.RunRequest) (*api.RunReply, error) {
+			nodes[1].setDeaf(true)
+			return nil, sleep(ctx, time.Hour)
+		}
+		begin := time.Now()
+		end := atOnce(p, work("a"))[0]
+		if !isCall(end.err, Running, codes.Canceled) || time.Since(begin) > 20*time.Second {
+			t.Errorf("%v after %s", end.err, time.Since(begin))
+		}
+	})
+}
+
+func TestADrainingNodeEmpties(t *testing.T) {
+	among(t, Config{}, []*api.StatusReply{vfs(1), vfs(1)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+		atOnce(p, work("a"), work("a"))
+		draining := vfs(1)
+		draining.Draining = true
+		nodes[0].become(draining)
+		time.Sleep(2 * heartbeat)
+		synctest.Wait()
+		if live, _ := nodes[0].count(); live != 0 {
+			t.Errorf("%d idle sandboxes on a draining node", live)
+		}
+		if end := atOnce(p, work("a"))[0]; end.err != nil || end.Node != "B" || end.Cold {
+			t.Errorf("%+v", end)
+		}
+	})
+}
+
+func TestJobsShareASandbox(t *testing.T) {
+	in(t, Config{}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
+		shared := work("a")
+		shared.Concurrency = 4
+		begin := time.Now()
+		for _, end := range atOnce(p, repeat(shared, 8)...) {
+			if end.err != nil || end.Cold != (end.How == Cold) {
+				t.Errorf("%+v", end)
+			}
+		}
+		if took := time.Since(begin); took != startTime+runTime || len(n.starts) != 2 {
+			t.Errorf("%d starts, %s", len(n.starts), took)
+		}
+	})
+}
+
+// Who waited for a sandbox whose function is broken learns the same; whose start failed otherwise is given another.
+func TestJobsThatWaitForAStartThatFails(t *testing.T) {
+	shared := work("a")
+	shared.Concurrency = 3
+	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
+		n.start = func(ctx context.Context, in *api.StartRequest) (*api.StartReply, error) {
+			return &api.StartReply{Id: in.Id, InitStatus: 502}, sleep(ctx, startTime)
+		}
+		for _, end := range atOnce(p, repeat(shared, 3)...) {
+			if end.err != nil || end.Run != nil || end.Start.GetInitStatus() != 502 {
+				t.Errorf("%+v", end)
+			}
+		}
+	})
+	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
+		n.start = func(ctx context.Context, in *api.StartRequest) (*api.StartReply, error) {
+			if err := sleep(ctx, startTime); err != nil || len(n.starts) == 1 {
+				return nil, status.Error(codes.Internal, "the guest panicked")
+			}
+			return &api.StartReply{Id: in.Id, InitStatus: 200}, nil
+		}
+		failed := 0
+		for _, end := range atOnce(p, repeat(shared, 3)...) {
+			if end.err != nil {
+				failed++
+			}
+		}
+		if failed != 1 || len(n.starts) != 2 {
+			t.Errorf("%d of 3 failed, %d starts", failed, len(n.starts))
+		}
+	})
+}
+
+func TestAStemCellServes(t *testing.T) {
+	cfg := Config{StemCells: []StemCell{{Image: "sim", MemoryMiB: 100, Count: 1, Env: map[string]string{"K": "v"}}}}
+	in(t, cfg, vfs(3), func(t *testing.T, p *Pool, n *fakeNode) {
+		time.Sleep(startTime)
+		synctest.Wait()
+		if len(n.starts) != 1 || n.starts[0].Image != "sim" || n.starts[0].MemoryMib != 100 || n.starts[0].Env["K"] != "v" || n.starts[0].Init != nil {
+			t.Fatalf("%v", n.starts)
+		}
+		job := work("a")
+		job.Image = "sim"
+		begin := time.Now()
+		end := atOnce(p, job)[0]
+		if took := time.Since(begin); end.err != nil || end.How != Prewarm || !end.Cold || end.Start == nil || took != initTime+runTime {
+			t.Errorf("%+v in %s", end, took)
+		}
+		time.Sleep(startTime)
+		if shot := p.Snapshot(); shot.Boxes["stem"] != 1 || shot.Boxes["idle"] != 1 || shot.Decisions[Prewarm] != 1 || shot.Decisions[Stem] != 2 {
+			t.Errorf("%+v", shot)
+		}
+		if again := atOnce(p, job)[0]; again.How != Warm || again.Sandbox != end.Sandbox {
+			t.Errorf("%+v", again)
+		}
+	})
+}
+
+func TestAPausedSandboxIsResumedOrReplaced(t *testing.T) {
+	in(t, Config{PauseAfter: 10 * time.Second}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
+		first := atOnce(p, work("a"))[0]
+		time.Sleep(11 * time.Second)
+		if shot := p.Snapshot(); shot.Boxes["paused"] != 1 {
+			t.Errorf("%+v", shot)
+		}
+		if second := atOnce(p, work("a"))[0]; second.err != nil || second.Sandbox != first.Sandbox || n.resumes != 1 {
+			t.Errorf("%+v after %d resumes", second, n.resumes)
+		}
+		time.Sleep(11 * time.Second)
+		n.mu.Lock()
+		clear(n.live) // it died while it slept
+		n.mu.Unlock()
+		if third := atOnce(p, work("a"))[0]; third.err != nil || !third.Cold {
+			t.Errorf("%+v", third)
+		}
+	})
+}
+
+// A run is sent once, unless the runtime cannot have seen it.
+func TestARunIsNotRepeated(t *testing.T) {
+	for code, runs := range map[codes.Code]int{codes.Internal: 1, codes.Unavailable: 1, codes.DeadlineExceeded: 1, codes.Aborted: 2} {
+		in(t, Config{}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
+			atOnce(p, work("a"))
+			sent := 0
+			n.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+				if sent++; sent == 1 {
+					return nil, status.Error(code, "broken")
+				}
+				return &api.RunReply{Status: 200}, nil
+			}
+			if end := atOnce(p, work("a"))[0]; sent != runs || (end.err == nil) != (runs == 2) {
+				t.Errorf("%s: sent %d times, %v", code, sent, end.err)
+			}
+		})
+	}
+}
+
+func TestTheReasonIsTold(t *testing.T) {
+	in(t, Config{Queue: 2}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
+		ends := make(chan []done)
+		go func() { ends <- atOnce(p, repeat(work("a"), 3)...) }()
+		synctest.Wait()
+		if shot := p.Snapshot(); shot.Queue[NoVF] != 2 || shot.Boxes["starting"] != 1 || shot.Decisions[Cold] != 1 {
+			t.Errorf("%+v", shot)
+		}
+		var refused *Refused
+		if end := atOnce(p, work("b"))[0]; !errors.As(end.err, &refused) || !refused.TooMany {
+			t.Errorf("%+v", end)
+		}
+		<-ends
+	})
+}

@@ -1,0 +1,181 @@
+package api
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// server answers Status and nothing else.
+type server struct{ UnimplementedNodeServer }
+
+func (server) Status(context.Context, *StatusRequest) (*StatusReply, error) {
+	return &StatusReply{Version: "test"}, nil
+}
+
+// An authority signs certificates for 127.0.0.1.
+type authority struct {
+	t    *testing.T
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t, dir: t.TempDir()}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	a.cert, a.key = a.sign("ca", template)
+	return a
+}
+
+func (a *authority) sign(name string, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = template, key
+	}
+	template.Subject = pkix.Name{CommonName: name}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	secret, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.write(name+".pem", "CERTIFICATE", der)
+	a.write(name+".key", "EC PRIVATE KEY", secret)
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return cert, key
+}
+
+func (a *authority) write(name, kind string, content []byte) {
+	if err := os.WriteFile(filepath.Join(a.dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// keys are those of a new certificate, for one who trusts that other authority.
+func (a *authority) keys(name string, trusts *authority) Keys {
+	a.t.Helper()
+	a.sign(name, &x509.Certificate{
+		SerialNumber: big.NewInt(2), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	})
+	return Keys{Cert: filepath.Join(a.dir, name+".pem"), Key: filepath.Join(a.dir, name+".key"), CA: filepath.Join(trusts.dir, "ca.pem")}
+}
+
+func serve(t *testing.T, network, address string, s *grpc.Server) string {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	t.Cleanup(func() { s.Stop(); <-done })
+	return l.Addr().String()
+}
+
+func ask(t *testing.T, address string, keys Keys) error {
+	t.Helper()
+	client, hangUp, err := Dial(address, keys)
+	if err != nil {
+		return err
+	}
+	defer hangUp()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	reply, err := client.Status(ctx, &StatusRequest{})
+	if err == nil && reply.Version != "test" {
+		t.Errorf("%+v", reply)
+	}
+	return err
+}
+
+func TestOverTCPBothSidesShowWhoTheyAre(t *testing.T) {
+	ours, theirs := newAuthority(t), newAuthority(t)
+	s, err := NewTLSServer(server{}, ours.keys("node", ours))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, "tcp", "127.0.0.1:0", s)
+	if err := ask(t, address, ours.keys("invoker", ours)); err != nil {
+		t.Errorf("an invoker of ours: %v", err)
+	}
+	if err := ask(t, address, theirs.keys("stranger", ours)); status.Code(err) != codes.Unavailable {
+		t.Errorf("a stranger who trusts us: %v", err)
+	}
+	if err := ask(t, address, ours.keys("invoker", theirs)); status.Code(err) != codes.Unavailable {
+		t.Errorf("an invoker who does not trust the node: %v", err)
+	}
+	if err := ask(t, address, Keys{}); err == nil {
+		t.Error("an invoker without a certificate was let in")
+	}
+}
+
+func TestKeysThatAreNone(t *testing.T) {
+	ours := newAuthority(t)
+	good := ours.keys("node", ours)
+	for name, keys := range map[string]Keys{
+		"none":          {},
+		"no such file":  {Cert: "/nonexistent", Key: good.Key, CA: good.CA},
+		"CA is no cert": {Cert: good.Cert, Key: good.Key, CA: good.Key},
+		"no CA":         {Cert: good.Cert, Key: good.Key},
+	} {
+		if _, err := NewTLSServer(server{}, keys); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+}
+
+func TestByUnixSocketAndInProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.sock")
+	serve(t, "unix", path, NewServer(server{}))
+	if err := ask(t, path, Keys{}); err != nil {
+		t.Error(err)
+	}
+	local := Local(server{})
+	if reply, err := local.Status(t.Context(), &StatusRequest{}); err != nil || reply.Version != "test" {
+		t.Errorf("%v, %v", reply, err)
+	}
+	for name, call := range map[string]func() error{
+		"start":  func() error { _, err := local.Start(t.Context(), &StartRequest{}); return err },
+		"init":   func() error { _, err := local.Init(t.Context(), &InitRequest{}); return err },
+		"run":    func() error { _, err := local.Run(t.Context(), &RunRequest{}); return err },
+		"pause":  func() error { _, err := local.Pause(t.Context(), &PauseRequest{}); return err },
+		"resume": func() error { _, err := local.Resume(t.Context(), &ResumeRequest{}); return err },
+		"stop":   func() error { _, err := local.Stop(t.Context(), &StopRequest{}); return err },
+		"drain":  func() error { _, err := local.Drain(t.Context(), &DrainRequest{}); return err },
+		"report": func() error { _, err := local.Report(t.Context(), &ReportRequest{}); return err },
+	} {
+		if err := call(); status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s: the server's own answer did not come: %v", name, err)
+		}
+	}
+}
