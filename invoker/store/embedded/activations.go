@@ -60,7 +60,7 @@ func (s *Store) Sent(ctx context.Context, id string) error {
 	return s.do(ctx, &call{apply: func(tx *bbolt.Tx) error {
 		b := tx.Bucket(promises)
 		value := b.Get([]byte(id))
-		if value == nil {
+		if value == nil || s.records.Get(id) != nil {
 			return store.ErrNotFound
 		}
 		a, err := decodePromise(value)

@@ -34,6 +34,9 @@ func promiseEndsWithRecord(t *testing.T, s store.Store) {
 		t.Errorf("found in another namespace: %v", err)
 	}
 	unfinished("[]")
+	if err := s.Sent(ctx, "a"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("sent after its record: %v", err)
+	}
 	ok(t, s.Accept(ctx, store.Accepted{ID: "b", Invoker: "me"})) // has the file keep what came before
 	unfinished("[b]")
 	if err := s.Sent(ctx, "a"); !errors.Is(err, store.ErrNotFound) {

@@ -161,7 +161,7 @@ func afterClose(t *testing.T, s store.Store) {
 	_, get := s.Get(ctx, "guest", "x")
 	watch := s.Watch(ctx, func(store.Doc) {})
 	for i, err := range []error{
-		put, code, unfinished, list, count, get, watch, s.Delete(ctx, key("a"), 1), s.Accept(ctx, store.Accepted{ID: "x"}), s.Sent(ctx, "x"),
+		put, code, unfinished, list, count, get, watch, s.Delete(ctx, key("a"), 1), s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"),
 	} {
 		if err != store.ErrClosed {
 			t.Errorf("call %d: %v", i, err)

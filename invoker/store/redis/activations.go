@@ -1,0 +1,182 @@
+package redis
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/pending"
+)
+
+// KEYS: promise, promises of the invoker, record. ARGV: id, invoker, at, at in microseconds, sent, body
+var acceptScript = redis.NewScript(`
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
+redis.call('HSET', KEYS[1], 'invoker', ARGV[2], 'at', ARGV[3], 'sent', ARGV[5], 'body', ARGV[6])
+redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+return 1
+`)
+
+// KEYS: promise
+var sentScript = redis.NewScript(`
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], 'sent', '1')
+return 1
+`)
+
+// Accept implements store.Activations.
+func (s *Store) Accept(ctx context.Context, a store.Accepted) error {
+	if err := store.CheckNames(a.ID, a.Invoker); err != nil {
+		return err
+	}
+	keys := []string{promiseKey + a.ID, promisesKey + a.Invoker, recordKey + a.ID}
+	at := a.At.Format(time.RFC3339Nano)
+	made, err := acceptScript.Run(ctx, s.db, keys, a.ID, a.Invoker, at, a.At.UnixMicro(), a.Sent, a.Body).Bool()
+	if err == nil && !made {
+		return store.ErrConflict
+	}
+	return s.explain(err)
+}
+
+// Sent implements store.Activations.
+func (s *Store) Sent(ctx context.Context, id string) error {
+	if s.records.Get(id) != nil {
+		return store.ErrNotFound
+	}
+	found, err := sentScript.Run(ctx, s.db, []string{promiseKey + id}).Bool()
+	if err == nil && !found {
+		return store.ErrNotFound
+	}
+	return s.explain(err)
+}
+
+// Unfinished implements store.Activations.
+func (s *Store) Unfinished(ctx context.Context, invoker string) ([]store.Accepted, error) {
+	answered := s.records.IDs()
+	ids, err := s.db.ZRange(ctx, promisesKey+invoker, 0, -1).Result()
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	var list []store.Accepted
+	for some := range slices.Chunk(ids, batch) {
+		promises, err := s.db.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, id := range some {
+				p.HGetAll(ctx, promiseKey+id)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, s.explain(err)
+		}
+		for i, id := range some {
+			fields := promises[i].(*redis.MapStringStringCmd).Val()
+			if len(fields) == 0 || answered[id] { // a record came meanwhile
+				continue
+			}
+			at, err := time.Parse(time.RFC3339Nano, fields["at"])
+			if err != nil {
+				return nil, s.explain(err)
+			}
+			list = append(list, store.Accepted{ID: id, Invoker: invoker, At: at, Sent: fields["sent"] == "1", Body: []byte(fields["body"])})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b store.Accepted) int { return a.At.Compare(b.At) })
+	return list, nil
+}
+
+// Get implements store.Activations.
+func (s *Store) Get(ctx context.Context, namespace, id string) (*activation.Record, error) {
+	r := s.records.Get(id)
+	if r == nil {
+		value, err := s.db.HGet(ctx, recordKey+id, "record").Bytes()
+		if err != nil {
+			return nil, s.explain(err)
+		}
+		r = new(activation.Record)
+		if err := r.UnmarshalBinary(value); err != nil {
+			return nil, s.explain(err)
+		}
+	}
+	if r.Namespace != namespace {
+		return nil, store.ErrNotFound
+	}
+	return r, nil
+}
+
+// List implements store.Activations.
+func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int) ([]*activation.Record, error) {
+	onTheWay := s.records.Matching(f) // first: a record that leaves meanwhile is in Redis
+	low, high := f.Range()
+	var stored []string
+	if most := pending.First(skip, limit); most > 0 {
+		var err error
+		newest := redis.ZRangeArgs{Key: listKey(f), Start: "[" + low, Stop: "(" + high, ByLex: true, Rev: true, Count: int64(most)}
+		if stored, err = s.db.ZRangeArgs(ctx, newest).Result(); err != nil {
+			return nil, s.explain(err)
+		}
+	}
+	list := []*activation.Record{}
+	for some := range slices.Chunk(pending.Page(onTheWay, stored, skip, limit), batch) {
+		values := map[string]*redis.StringCmd{}
+		_, err := s.db.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, order := range some {
+				if onTheWay[order] == nil {
+					values[order] = p.HGet(ctx, recordKey+order[activation.OrderPrefix:], "record")
+				}
+			}
+			return nil
+		})
+		if err != nil && err != redis.Nil { // Nil: one was the oldest, and went
+			return nil, s.explain(err)
+		}
+		for _, order := range some {
+			r := onTheWay[order]
+			if r == nil {
+				value, err := values[order].Bytes()
+				if err == redis.Nil {
+					continue
+				}
+				r = new(activation.Record)
+				if err := r.UnmarshalBinary(value); err != nil {
+					return nil, s.explain(err)
+				}
+			}
+			list = append(list, r)
+		}
+	}
+	return list, nil
+}
+
+// Count implements store.Activations.
+func (s *Store) Count(ctx context.Context, f activation.Filter) (int, error) {
+	onTheWay := s.records.Matching(f)
+	low, high := f.Range()
+	var stored *redis.IntCmd
+	var arrived []*redis.IntCmd
+	_, err := s.db.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+		stored = tx.ZLexCount(ctx, listKey(f), "["+low, "("+high)
+		for _, r := range onTheWay {
+			arrived = append(arrived, tx.Exists(ctx, recordKey+r.ID))
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, s.explain(err)
+	}
+	n := int(stored.Val()) + len(arrived)
+	for _, there := range arrived {
+		n -= int(there.Val())
+	}
+	return n, nil
+}
+
+func listKey(f activation.Filter) string {
+	if f.Name == "" {
+		return recordsKey + ":" + f.Namespace
+	}
+	return recordsKey + ":" + f.Namespace + "\x00" + f.Name
+}

@@ -1,0 +1,283 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/storetest"
+)
+
+// follower is what another invoker saw.
+type follower struct {
+	mu   sync.Mutex
+	docs map[store.Key]store.Doc
+	news chan struct{}
+}
+
+func follow(t *testing.T, s *Store) *follower {
+	t.Helper()
+	f := &follower{docs: map[store.Key]store.Doc{}, news: make(chan struct{}, 1)}
+	err := s.Watch(t.Context(), func(d store.Doc) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if old := f.docs[d.Key]; d.Revision <= old.Revision {
+			t.Errorf("%s: revision %d seen after %d", d.Name, d.Revision, old.Revision)
+		}
+		f.docs[d.Key] = d
+		select {
+		case f.news <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// await waits until the document was seen in that revision, or, for 0, as deleted.
+func (f *follower) await(t *testing.T, name string, revision uint64) {
+	t.Helper()
+	for limit := time.After(20 * time.Second); ; {
+		f.mu.Lock()
+		d := f.docs[key(name)]
+		f.mu.Unlock()
+		if revision > 0 && d.Revision == revision || revision == 0 && d.Revision > 0 && d.Body == nil {
+			return
+		}
+		select {
+		case <-f.news:
+		case <-limit:
+			t.Fatalf("%s was not seen as revision %d, but %d %q", name, revision, d.Revision, d.Body)
+		}
+	}
+}
+
+func TestInvokersSeeEachOthersChanges(t *testing.T) {
+	r := startServer(t)
+	one, other := r.open(t), r.open(t)
+	defer closeIt(t, one)
+	defer closeIt(t, other)
+	seen := follow(t, other)
+	var wg sync.WaitGroup
+	last := make([]uint64, 4)
+	for i, s := range []*Store{one, other, one, other} {
+		wg.Go(func() {
+			for range 50 {
+				last[i] = put(t, s, fmt.Sprint(i), last[i])
+			}
+		})
+	}
+	wg.Wait()
+	for i, revision := range last {
+		seen.await(t, fmt.Sprint(i), revision)
+	}
+	if err := one.Delete(t.Context(), key("0"), last[0]); err != nil {
+		t.Fatal(err)
+	}
+	seen.await(t, "0", 0)
+	if _, err := other.Put(t.Context(), store.Doc{Key: key("1"), Revision: last[1] - 1, Body: []byte("{}")}, nil); !errors.Is(err, store.ErrConflict) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What another invoker changes while this one cannot read the stream, and more of it than the stream holds, is seen all the same.
+func TestAChangeIsNotLostWithTheConnection(t *testing.T) {
+	r := startServer(t)
+	one, other := r.open(t), r.open(t)
+	defer closeIt(t, one)
+	defer closeIt(t, other)
+	gone, changed := put(t, one, "gone", 0), put(t, one, "changed", 0)
+	seen := follow(t, other)
+	seen.await(t, "gone", gone)
+
+	other.watching.Lock() // it reads, but does not get on
+	if err := r.admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.Delete(t.Context(), key("gone"), gone); err != nil {
+		t.Fatal(err)
+	}
+	for range 300 {
+		changed = put(t, one, "changed", changed)
+	}
+	added := put(t, one, "added", 0)
+	if err := r.admin.XTrimMaxLen(t.Context(), changes, 2).Err(); err != nil {
+		t.Fatal(err)
+	}
+	other.watching.Unlock()
+	seen.await(t, "gone", 0)
+	seen.await(t, "changed", changed)
+	seen.await(t, "added", added)
+}
+
+func TestARestartOfRedisIsSurvived(t *testing.T) {
+	r := startServer(t)
+	s, other := r.open(t), r.open(t)
+	defer closeIt(t, s)
+	defer closeIt(t, other)
+	seen := follow(t, s)
+	revision := put(t, s, "a", 0)
+	if err := s.Accept(t.Context(), store.Accepted{ID: "p", Invoker: "me"}); err != nil {
+		t.Fatal(err)
+	}
+
+	r.kill()
+	err := s.Accept(t.Context(), store.Accepted{ID: "q", Invoker: "me"})
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "store redis "+r.socket()) {
+		t.Errorf("got %v", err)
+	}
+	s.Finish(&activation.Record{ID: "p", Namespace: "guest", Name: "a"})
+	if _, err := s.Get(t.Context(), "guest", "p"); err != nil {
+		t.Errorf("a record that waits: %v", err)
+	}
+	r.start(t)
+
+	revision = put(t, other, "a", revision)
+	seen.await(t, "a", revision)
+	put(t, s, "a", revision)
+	for {
+		n, err := other.Count(t.Context(), activation.Filter{Namespace: "guest"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 1 {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if list, err := other.Unfinished(t.Context(), "me"); err != nil || len(list) != 0 || s.Lost() != 0 {
+		t.Errorf("unfinished %v (%v), lost %d", list, err, s.Lost())
+	}
+}
+
+func TestTheOldestRecordsGo(t *testing.T) {
+	r := startServer(t)
+	const retain = 1 << 20
+	count := func(retain int64, first, n int) int {
+		s, err := Open(t.Context(), r.url(), retain, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			s.Finish(&activation.Record{
+				ID: fmt.Sprintf("%032d", first+i), Namespace: "guest", Name: "a", Start: time.Unix(1_800_000_000, int64(first+i)),
+				Response: activation.Response{Result: bytes.Repeat([]byte("1"), 10<<10)},
+			})
+		}
+		closeIt(t, s)
+		s = r.open(t)
+		defer closeIt(t, s)
+		left, err := s.Count(t.Context(), activation.Filter{Namespace: "guest", Name: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list, err := s.List(t.Context(), activation.Filter{Namespace: "guest"}, 0, 1000); err != nil || len(list) != left ||
+			list[0].ID != fmt.Sprintf("%032d", first+n-1) {
+			t.Errorf("%d are listed (%v)", len(list), err)
+		}
+		return left
+	}
+	if left := count(retain, 0, 200); left > 100 || left < 80 {
+		t.Errorf("%d records of 10 KiB in 1 MiB", left)
+	}
+	if left := count(retain/4, 1000, 100); left > 25 || left < 20 {
+		t.Errorf("%d records of 10 KiB in 256 KiB", left)
+	}
+	if keys, err := r.admin.Keys(t.Context(), recordKey+"*").Result(); err != nil || len(keys) > 25 {
+		t.Errorf("%d records are left behind (%v)", len(keys), err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	r := startServer(t)
+	set := func(name, value string) {
+		if err := r.admin.ConfigSet(t.Context(), name, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(url, want string) {
+		t.Helper()
+		s, err := Open(t.Context(), url, plenty, quiet)
+		if err == nil {
+			closeIt(t, s)
+			t.Fatalf("it was opened, want %q", want)
+		}
+		if message := err.Error(); !strings.Contains(message, want) || strings.Contains(message, "\n") || strings.Contains(message, "secret") {
+			t.Errorf("got %q, want %q", message, want)
+		}
+	}
+	set("appendfsync", "everysec")
+	refused(r.url(), "do CONFIG SET appendfsync always")
+	set("appendfsync", "always")
+	set("no-appendfsync-on-rewrite", "yes")
+	refused(r.url(), "do CONFIG SET no-appendfsync-on-rewrite no")
+	set("no-appendfsync-on-rewrite", "no")
+	set("maxmemory", "100mb")
+	set("maxmemory-policy", "allkeys-lru")
+	refused(r.url(), "do CONFIG SET maxmemory-policy noeviction")
+	set("maxmemory", "0")
+	closeIt(t, r.open(t))
+	if err := r.admin.Set(t.Context(), formatKey, "2", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	refused(r.url(), "this version reads 1")
+	set("appendonly", "no")
+	refused(r.url(), "do CONFIG SET appendonly yes")
+	refused("unix:///nowhere/socket", "is it running")
+	refused("redis://user:secret@[::1", "the address of a Redis is")
+	refused("redis://user:secret@127.0.0.1:1", "store redis 127.0.0.1:1: ")
+}
+
+// A Redis is killed in the middle of the work, and what it had acknowledged is there when it is back.
+func TestACrashOfRedisLosesNothingPromised(t *testing.T) {
+	const rounds = 6
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	r := startServer(t)
+	var all storetest.Losses
+	for round := range rounds {
+		s := r.open(t)
+		var log bytes.Buffer
+		done := make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			defer close(done)
+			storetest.Load(ctx, s, fmt.Sprint(round), seed, &log)
+		}()
+		time.Sleep(time.Duration(50+random.IntN(200)) * time.Millisecond)
+		crash := time.Now()
+		r.kill()
+		<-done
+		cancel()
+		_ = s.Close() // with the records that were on their way, as if the invoker had ended as well
+		r.start(t)
+		s = r.open(t)
+		l := storetest.Account(t, s, &log, crash, false)
+		closeIt(t, s)
+		all.Finished += l.Finished
+		all.InWindow += l.InWindow
+		all.Late += l.Late
+		all.Oldest = max(all.Oldest, l.Oldest)
+	}
+	t.Logf("%d records finished; lost within the window: %d, later: %d; the oldest had finished %v before", all.Finished, all.InWindow, all.Late, all.Oldest)
+	if all.Finished == 0 || all.Oldest > time.Second {
+		t.Errorf("%+v", all)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	if err := judge(map[string]string{}); err != nil {
+		t.Errorf("settings that nobody tells are judged: %v", err)
+	}
+}
