@@ -13,8 +13,8 @@ const MaxArguments = 1 << 20
 
 // Fixed is what an action's parameters are, package < binding < action, ready to be laid under any caller's arguments.
 type Fixed struct {
-	All    Pairs // in their order, those for /init too
-	pairs  Pairs // those for /run
+	All    Pairs          // in their order, those for /init too
+	pairs  Pairs          // those for /run
 	index  map[string]int // of pairs, by key
 	whole  []byte         // an object of all of them
 	locked bool           // none may be overridden

@@ -36,14 +36,18 @@ var guest = Key{access.Key{
 	Secret: "123zO3xZCLrMN6v2BKK1dXYFpXlPkccOFqm12CdAsMgRU4VrNZ9lyGVCGuMDGIwP",
 }, true}
 
-// LoadKey returns the key for a listener at that address: the well-known guest key on loopback; elsewhere the one in file, which is
-// generated at first start and readable by its owner only.
-func LoadKey(listen, file string) (Key, error) {
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return Key{}, fmt.Errorf("listen address %q: want host:port: %w", listen, err)
+// LoadKey returns the key for listeners at those addresses: the well-known guest key if all are on loopback; else the one in file, which
+// is generated at first start and readable by its owner only.
+func LoadKey(file string, addresses ...string) (Key, error) {
+	here := true
+	for _, address := range addresses {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return Key{}, fmt.Errorf("listen address %q: want host:port: %w", address, err)
+		}
+		here = here && isLoopback(host)
 	}
-	if isLoopback(host) {
+	if here {
 		return guest, nil
 	}
 	content, err := os.ReadFile(file)
