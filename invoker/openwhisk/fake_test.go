@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/embedded"
@@ -114,6 +115,7 @@ type client struct {
 	api      *API
 	node     *fakeNode
 	registry *prometheus.Registry
+	key      access.Key
 }
 
 func newClient(t testing.TB) *client {
@@ -123,7 +125,7 @@ func newClient(t testing.TB) *client {
 
 func newClientOf(t testing.TB, cfg Config) *client {
 	t.Helper()
-	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}, registry: prometheus.NewRegistry()}
+	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}, registry: prometheus.NewRegistry(), key: guest.Key}
 	cfg.Key = guest
 	if cfg.Store == nil {
 		cfg.Store = openStore(t, filepath.Join(t.TempDir(), "store"))
@@ -163,7 +165,7 @@ func (c *client) do(method, path, body string) reached {
 		path = "/namespaces/_/" + path
 	}
 	r := httptest.NewRequest(method, "http://127.0.0.1:3233/api/v1"+path, strings.NewReader(body))
-	r.SetBasicAuth(guest.UUID, guest.Secret)
+	r.SetBasicAuth(c.key.UUID, c.key.Secret)
 	return c.send(r)
 }
 
