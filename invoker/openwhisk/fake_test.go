@@ -42,16 +42,18 @@ type fakeNode struct {
 	stops  chan string
 
 	forgetful bool // keeps no runs
+	obedient  bool // does nothing that was called off
 }
 
 func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.starts = append(n.starts, in)
-	if n.start != nil {
-		return n.start(in)
+	start := n.start
+	n.live[in.Id] = start == nil
+	n.mu.Unlock()
+	if start != nil {
+		return start(in)
 	}
-	n.live[in.Id] = true
 	now := time.Now().UnixNano()
 	return &api.StartReply{
 		Id: in.Id, Driver: "sim", Vf: "0000:01:10.0", InitStatus: 200,
@@ -62,6 +64,10 @@ func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.Call
 
 func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
 	n.mu.Lock()
+	if n.obedient && ctx.Err() != nil {
+		n.mu.Unlock()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 	live, run := n.live[in.Id], n.run
 	if !n.forgetful {
 		n.runs = append(n.runs, in)
