@@ -61,3 +61,6 @@ func (u *Usage) Fire(now time.Time, l Limits) error {
 	}
 	return nil
 }
+
+// UnderWay is how many invocations were admitted and have not ended.
+func (u *Usage) UnderWay() int { return int(u.underWay.Load()) }

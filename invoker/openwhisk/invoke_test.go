@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -276,36 +275,4 @@ func TestLogsAreCutAtTheLimit(t *testing.T) {
 	if !strings.Contains(logs, "truncated") || strings.Contains(logs, "xxx") || strings.Contains(logs, "unheard") || !strings.Contains(logs, "ran") {
 		t.Errorf("%d bytes of logs: %.300s", len(logs), logs)
 	}
-}
-
-// A client that sends its request line and stalls is dropped; the limits are those of the server that the product runs.
-func TestServerTimesOutSlowClients(t *testing.T) {
-	c := newClient(t)
-	server := c.api.Server()
-	if server.ReadHeaderTimeout == 0 || server.ReadTimeout == 0 || server.IdleTimeout == 0 || server.WriteTimeout <= c.api.cfg.Blocking {
-		t.Errorf("the server has no limits: %+v", server)
-	}
-	server.ReadHeaderTimeout = 20 * time.Millisecond
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	conn, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprint(conn, "GET /api/v1 HTTP/1.1\r\n")
-	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
-		t.Errorf("the stalled client was not dropped: %v", err)
-	}
-	if err := server.Close(); err != nil {
-		t.Error(err)
-	}
-	<-served
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -170,7 +171,7 @@ func TestWhatCloseKeepsFromBeingSentStaysPromised(t *testing.T) {
 		c.api.Close()
 	}()
 	for !c.api.closing.Load() { // Close has begun, and waits for the start
-		time.Sleep(time.Millisecond)
+		runtime.Gosched()
 	}
 	close(gate)
 	<-closed
