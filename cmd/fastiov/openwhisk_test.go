@@ -21,7 +21,7 @@ func endpoint(t *testing.T) (url, secureURL, key string, flags []string) {
 	flags = []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state")}
 	must(t, append([]string{"up", "--sandbox", "sim", "--listen", listen, "--https", secure, "--metrics", listenLater(t)}, flags...)...)
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
-	guest, err := openwhisk.LoadKey("", listen)
+	guest, err := openwhisk.LoadKey(listen, "")
 	if err != nil {
 		t.Fatal(err)
 	}
