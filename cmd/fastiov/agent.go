@@ -2,7 +2,6 @@ package main
 
 import (
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
-	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -44,7 +42,7 @@ func invokerCmd() *cobra.Command {
 	i.register(cmd)
 	b.register(cmd)
 	runDir := runDirFlag(cmd)
-	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key")
+	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key, the store and the certificate")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 		poolConfig, err := i.pool(3 * time.Minute)
@@ -69,24 +67,12 @@ func invokerCmd() *cobra.Command {
 			defer sandboxes.Close()
 			return b.serve(cmd.Context(), nodes, sandboxes, i.host(), log)
 		}
-		key, err := openwhisk.LoadKey(i.listen, keyFile(*stateDir))
+		front, err := i.open(cmd.Context(), *runDir, *stateDir, log)
 		if err != nil {
 			return err
 		}
-		listener, err := net.Listen("tcp", i.listen)
-		if err != nil {
-			return err
-		}
-		defer listener.Close()
-		if err := noteListen(*runDir, listener); err != nil {
-			return err
-		}
-		whisk, err := openwhisk.New(openwhisk.Config{Version: version, Key: key, APIHost: i.host(), Pool: poolConfig}, nil, prometheus.NewRegistry())
-		if err != nil {
-			return err
-		}
-		defer whisk.Close()
-		return serveUntil(cmd.Context(), whisk.Server(), listener, log)
+		defer front.close()
+		return front.serve(cmd.Context(), poolConfig, nil, prometheus.NewRegistry())
 	}
 	return cmd
 }

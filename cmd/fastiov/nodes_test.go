@@ -109,7 +109,7 @@ func TestOneInvokerAndTwoNodes(t *testing.T) {
 			return 0
 		}
 		request.Header.Set("Content-Type", "application/json")
-		request.SetBasicAuth(key.User, key.Secret)
+		request.SetBasicAuth(key.UUID, key.Secret)
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			t.Error(err)

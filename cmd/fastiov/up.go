@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,43 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fastiov/fastiov/invoker/openwhisk"
-	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
-
-// invokerFlags are what an invoker is told.
-type invokerFlags struct {
-	listen    string
-	apiHost   string
-	keepAlive time.Duration
-	policy    string
-	pause     time.Duration
-	wait      time.Duration
-}
-
-func (i *invokerFlags) register(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.StringVar(&i.listen, "listen", "127.0.0.1:3233", "where the OpenWhisk API is served; other than on loopback it takes only the key it made at first start")
-	f.StringVar(&i.apiHost, "api-host", "", "what functions get as __OW_API_HOST (default: http:// and the listen address)")
-	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute, "how long a warm sandbox waits for another call")
-	f.StringVar(&i.policy, "keep-alive-policy", "fixed", "fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls have been apart, --keep-alive where they say nothing")
-	f.DurationVar(&i.pause, "pause-after", 10*time.Second, "how long a warm sandbox waits before it is paused; 0: it never is")
-	f.DurationVar(&i.wait, "wait", time.Minute, "how long a call queues for a sandbox before it is refused with the reason")
-}
-
-// pool is how the nodes are used; start is how long a start may take.
-func (i *invokerFlags) pool(start time.Duration) (pool.Config, error) {
-	cfg := pool.Config{KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: start}
-	switch i.policy {
-	case "fixed":
-	case "histogram":
-		cfg.Policy = pool.Histogram{Otherwise: i.keepAlive}
-	default:
-		return cfg, fmt.Errorf("--keep-alive-policy %q: there are fixed and histogram", i.policy)
-	}
-	return cfg, nil
-}
 
 // upCmd runs invoker and agent in one process: on this machine if it can be a node, else in the testbed.
 func upCmd() *cobra.Command {
@@ -77,7 +41,7 @@ func upCmd() *cobra.Command {
 		if err := detach(cmd.Context(), n.runDir); err != nil {
 			return err
 		}
-		key, err := openwhisk.LoadKey(i.listen, keyFile(n.stateDir))
+		key, err := i.key(n.stateDir)
 		if err != nil {
 			return err
 		}
@@ -93,18 +57,11 @@ func upCmd() *cobra.Command {
 // serveAll runs a node and its invoker until ctx ends.
 func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Writer) error {
 	log := slog.New(slog.NewTextHandler(logTo, nil))
-	key, err := openwhisk.LoadKey(i.listen, keyFile(n.stateDir))
+	front, err := i.open(ctx, n.runDir, n.stateDir, log)
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", i.listen) // first: a port that is taken is found before anything is started
-	if err != nil {
-		return fmt.Errorf("OpenWhisk API: %w; choose another address with --listen", err)
-	}
-	defer listener.Close()
-	if err := noteListen(n.runDir, listener); err != nil {
-		return err
-	}
+	defer front.close()
 	stopTraces, err := exportTraces(ctx)
 	if err != nil {
 		return err
@@ -123,15 +80,8 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Write
 	if err != nil {
 		return err
 	}
-	whisk, err := openwhisk.New(openwhisk.Config{Version: version, Key: key, APIHost: i.host(), Pool: poolConfig}, client, node.registry)
-	if err != nil {
-		return err
-	}
-	defer whisk.Close()
-	return serveUntil(ctx, whisk.Server(), listener, log)
+	return front.serve(ctx, poolConfig, client, node.registry)
 }
-
-func keyFile(stateDir string) string { return filepath.Join(stateDir, "key") }
 
 // The address at which an invoker serves is noted in the run directory, for the commands that call it.
 func listenFile(runDir string) string { return filepath.Join(runDir, "listen") }
@@ -151,13 +101,6 @@ func readListen(runDir string) (string, error) {
 	return string(b), nil
 }
 
-func (i *invokerFlags) host() string {
-	if i.apiHost != "" {
-		return i.apiHost
-	}
-	return "http://" + i.listen
-}
-
 // endStrangers stops the sandboxes that the agent adopted: this invoker is new and knows not what they hold.
 func endStrangers(ctx context.Context, node api.NodeClient, log *slog.Logger) error {
 	st, err := node.Status(ctx, &api.StatusRequest{})
@@ -169,24 +112,6 @@ func endStrangers(ctx context.Context, node api.NodeClient, log *slog.Logger) er
 		if _, err := node.Stop(ctx, &api.StopRequest{Id: s.Id}); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-func serveUntil(ctx context.Context, server *http.Server, listener net.Listener, log *slog.Logger) error {
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
-	log.Info("OpenWhisk API ready", "address", listener.Addr())
-	tellParent()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	patience, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := server.Shutdown(patience); err != nil {
-		server.Close()
 	}
 	return nil
 }

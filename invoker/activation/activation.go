@@ -6,9 +6,10 @@
 package activation
 
 import (
-	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"math/rand/v2"
 	"time"
 )
 
@@ -44,7 +45,8 @@ type Limits struct {
 }
 
 // A Record is one finished activation. Its times cover init and run, not the wait for a sandbox, which is Wait. The tags are those of
-// its stored form, see stored.go; clients get MarshalJSON's.
+// its stored form, see stored.go; clients get those of
+// json.go.
 type Record struct {
 	ID        string        `json:"id"`
 	Namespace string        `json:"ns"`
@@ -52,7 +54,10 @@ type Record struct {
 	Version   string        `json:"v,omitzero"`
 	Subject   string        `json:"sub,omitzero"`
 	Kind      string        `json:"k,omitzero"`
-	Path      string        `json:"p,omitzero"` // namespace/name of the action
+	Path      string        `json:"p,omitzero"`  // namespace/name of the action
+	Binding   string        `json:"b,omitzero"`  // namespace/name of the package binding it was called by
+	Cause     string        `json:"of,omitzero"` // id of the activation that caused it
+	CausedBy  string        `json:"cb,omitzero"` // what that one was: "sequence"
 	Limits    Limits        `json:"lim,omitzero"`
 	Start     time.Time     `json:"t,omitzero"`
 	End       time.Time     `json:"e,omitzero"`
@@ -64,96 +69,12 @@ type Record struct {
 	Cold      *ColdStart    `json:"c,omitempty"` // nil: a warm sandbox was reused, or none was reached
 }
 
-// NewID returns a fresh activation id: 32 hexadecimal digits.
+// NewID returns a fresh activation id: 32 hexadecimal digits. It has to be unique, not secret.
 func NewID() string {
 	var id [16]byte
-	rand.Read(id[:]) // cannot fail
+	binary.NativeEndian.PutUint64(id[:8], rand.Uint64())
+	binary.NativeEndian.PutUint64(id[8:], rand.Uint64())
 	return hex.EncodeToString(id[:])
-}
-
-type annotation struct {
-	Key   string `json:"key"`
-	Value any    `json:"value"`
-}
-
-func (r *Record) annotations() []annotation {
-	list := []annotation{
-		{"path", r.Path},
-		{"kind", r.Kind},
-		{"limits", r.Limits},
-		{"timeout", r.TimedOut},
-		{"waitTime", r.Wait.Milliseconds()},
-	}
-	if r.Cold != nil {
-		list = append(list, annotation{"initTime", r.Init.Milliseconds()}, annotation{"coldStart", r.Cold})
-	}
-	return list
-}
-
-type responseJSON struct {
-	Status  string          `json:"status"`
-	Success bool            `json:"success"`
-	Result  json.RawMessage `json:"result"`
-	Size    int             `json:"size"`
-}
-
-type base struct {
-	ActivationID string       `json:"activationId"`
-	Namespace    string       `json:"namespace"`
-	Name         string       `json:"name"`
-	Version      string       `json:"version"`
-	Subject      string       `json:"subject"`
-	Start        int64        `json:"start"`
-	End          int64        `json:"end"`
-	Duration     int64        `json:"duration"`
-	Publish      bool         `json:"publish"`
-	Annotations  []annotation `json:"annotations"`
-}
-
-func (r *Record) base() base {
-	return base{
-		ActivationID: r.ID, Namespace: r.Namespace, Name: r.Name, Version: r.Version, Subject: r.Subject,
-		Start: r.Start.UnixMilli(), End: r.End.UnixMilli(), Duration: r.End.Sub(r.Start).Milliseconds(),
-		Annotations: r.annotations(),
-	}
-}
-
-// MarshalJSON writes the full form.
-func (r *Record) MarshalJSON() ([]byte, error) {
-	logs := r.Logs
-	if logs == nil {
-		logs = []string{}
-	}
-	return json.Marshal(struct {
-		base
-		Response responseJSON `json:"response"`
-		Logs     []string     `json:"logs"`
-	}{r.base(), r.responseJSON(), logs})
-}
-
-func (r *Record) responseJSON() responseJSON {
-	return responseJSON{
-		Status: r.Response.Status.String(), Success: r.Response.Status == Success,
-		Result: r.Response.Result, Size: len(r.Response.Result),
-	}
-}
-
-// Summary is a list's row.
-func (r *Record) Summary() any {
-	return struct {
-		base
-		StatusCode Status `json:"statusCode"`
-	}{r.base(), r.Response.Status}
-}
-
-// Outcome is the body of GET activations/ID/result.
-func (r *Record) Outcome() any {
-	full := r.responseJSON()
-	return struct {
-		Result  json.RawMessage `json:"result"`
-		Success bool            `json:"success"`
-		Status  string          `json:"status"`
-	}{full.Result, full.Success, full.Status}
 }
 
 // Size is about what the record takes in memory.

@@ -131,6 +131,35 @@ func TestFullFormIsOpenWhisks(t *testing.T) {
 	}
 }
 
+func TestFullFormNamesItsCause(t *testing.T) {
+	r := record()
+	r.Cause, r.CausedBy, r.Binding, r.Logs = "cafe", "sequence", "guest/mine", []string{"\xff\n\"<"}
+	m := decoded(t, r)
+	notes := annotations(m)
+	if m["cause"] != "cafe" || notes["causedBy"] != "sequence" || notes["binding"] != "guest/mine" {
+		t.Errorf("got %v", m)
+	}
+	if got := m["logs"].([]any)[0]; got != "\ufffd\n\"<" {
+		t.Errorf("a line of the log became %q", got)
+	}
+}
+
+func TestATriggerHasNoKind(t *testing.T) {
+	if notes := annotations(decoded(t, &Record{Name: "t", Path: "guest/t"})); len(notes) != 1 {
+		t.Errorf("got %v", notes)
+	}
+}
+
+func BenchmarkAppendJSON(b *testing.B) {
+	r := record()
+	r.Cold = nil
+	var buffer []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		buffer = r.AppendJSON(buffer[:0])
+	}
+}
+
 func TestColdStartAddsUp(t *testing.T) {
 	cold := annotations(decoded(t, record()))["coldStart"].(map[string]any)
 	want := map[string]any{"queue": 10.0, "app-init": 40.0, "first-byte": 40.0, "unattributed": 10.0}

@@ -56,6 +56,9 @@ func failure(status Status, format string, args ...any) Response {
 }
 
 func hasError(body []byte) bool {
+	if !bytes.Contains(body, []byte("error")) && !bytes.Contains(body, []byte(`\u`)) {
+		return false // however it is nested or escaped: most answers need no second look
+	}
 	var object map[string]json.RawMessage
 	if json.Unmarshal(body, &object) != nil {
 		return false
@@ -73,6 +76,9 @@ func errorObject(body []byte) json.RawMessage {
 }
 
 func compact(body []byte) []byte {
+	if !bytes.ContainsAny(body, " \t\r\n") {
+		return body
+	}
 	var out bytes.Buffer
 	if json.Compact(&out, body) != nil {
 		return body

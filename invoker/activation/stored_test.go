@@ -15,6 +15,7 @@ func TestStoredFormKeepsEverything(t *testing.T) {
 	full := record()
 	full.Response = Response{ApplicationError, json.RawMessage("{\"a\": \"<b>\",\n \"c\":1}")}
 	full.TimedOut = true
+	full.Binding, full.Cause, full.CausedBy = "guest/mine", NewID(), "sequence"
 	everyFieldIsSet(t, reflect.ValueOf(*full), "Record")
 	for _, r := range []*Record{full, {ID: "only"}} {
 		data, err := r.MarshalBinary()

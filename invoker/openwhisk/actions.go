@@ -1,142 +1,160 @@
 package openwhisk
 
 import (
-	"cmp"
+	"context"
+	"errors"
 	"net/http"
-	"regexp"
 	"slices"
-	"sync"
 	"time"
+
+	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// actions is where actions are kept.
-type actions struct {
-	mu        sync.Mutex
-	byPath    map[string]*action
-	revisions int
-	size      int // of all code
+const (
+	maxActionBody = entity.MaxCode*4/3 + 4*entity.MaxParameters // the code as base64, and the rest
+	maxEntityBody = 4 * entity.MaxParameters
+)
+
+// named is the entity in the request's path.
+func (rq *request) named(r *http.Request) (entity.Path, error) {
+	p := entity.Path{Namespace: rq.namespace, Package: r.PathValue("package"), Name: r.PathValue("name")}
+	err := entity.CheckName(p.Name)
+	if p.Package != "" {
+		err = errors.Join(entity.CheckName(p.Package), err)
+	}
+	return p, err
 }
 
-var validName = regexp.MustCompile(`^[\w]([\w@ .&-]{0,254}[\w@.&-])?$`)
-
-func (s *actions) get(namespace, name string) (*action, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if a := s.byPath[namespace+"/"+name]; a != nil {
-		return a, nil
+// ownNamed is the same for changes, which are made in the caller's own namespace.
+func (rq *request) ownNamed(r *http.Request) (entity.Path, error) {
+	if _, err := rq.own(); err != nil {
+		return entity.Path{}, err
 	}
-	return nil, notFound("there is no action %q", name)
+	return rq.named(r)
 }
 
-// put creates the action or, with overwrite, changes it; old is what it was.
-func (s *actions) put(namespace, name string, by change, overwrite bool, now time.Time) (put, old *action, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	old = s.byPath[namespace+"/"+name]
-	if old != nil && !overwrite {
-		return nil, nil, fail(http.StatusConflict, "the action %q exists already; overwrite=true changes it", name)
-	}
-	from := old
-	if from == nil {
-		from = &action{Namespace: namespace, Name: name}
-	}
-	if put, err = from.changed(by, now); err != nil {
-		return nil, nil, err
-	}
-	size := s.size - len(from.Exec.code()) + len(put.Exec.code())
-	if size > codeBytes {
-		return nil, nil, fail(http.StatusRequestEntityTooLarge, "the code of all actions together would have %d bytes; at most %d, delete some", size, codeBytes)
-	}
-	s.revisions++
-	put.revision = s.revisions
-	s.byPath[put.path()], s.size = put, size
-	return put, old, nil
-}
-
-func (s *actions) delete(namespace, name string) (*action, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a := s.byPath[namespace+"/"+name]
-	if a == nil {
-		return nil, notFound("there is no action %q", name)
-	}
-	delete(s.byPath, a.path())
-	s.size -= len(a.Exec.code())
-	return a, nil
-}
-
-// current reports whether the action is still what its name stands for.
-func (s *actions) current(a *action) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.byPath[a.path()] == a
-}
-
-// list is the namespace's actions, newest first.
-func (s *actions) list(namespace string) []*action {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var list []*action
-	for _, a := range s.byPath {
-		if a.Namespace == namespace {
-			list = append(list, a)
-		}
-	}
-	slices.SortFunc(list, func(a, b *action) int { return cmp.Compare(b.revision, a.revision) })
-	return list
-}
-
-func (a *API) putAction(w http.ResponseWriter, r *http.Request, namespace string) error {
-	name := r.PathValue("name")
-	if !validName.MatchString(name) {
-		return badRequest("%q is no name for an action: 1 to 256 of letters, digits and _@ .&-, beginning with a letter, digit or _, not ending in a blank", name)
+func (a *API) putAction(w http.ResponseWriter, r *http.Request, rq *request) error {
+	path, err := rq.ownNamed(r)
+	if err != nil {
+		return err
 	}
 	overwrite, err := flag(r.URL.Query(), "overwrite", false)
 	if err != nil {
 		return err
 	}
-	body, err := readBody(w, r, maxPutBody)
+	if err := a.holdsActions(path); err != nil {
+		return err
+	}
+	var by entity.ActionChange
+	if err := readInto(w, r, maxActionBody, &by); err != nil {
+		return err
+	}
+	var code []byte
+	rules := entity.Rules{Runtimes: a.cfg.Runtimes, Limits: a.cfg.Bounds}
+	put, err := change(r.Context(), a.catalog, &a.catalog.actions, path.Namespace, path.Local(), func(old *action) (made *entity.Action, _ []byte, err error) {
+		if err := overwriting(old != nil, overwrite, "action", path.Local()); err != nil {
+			return nil, nil, err
+		}
+		from := &entity.Action{Common: entity.Named(path)}
+		if old != nil {
+			from = old.Action
+		}
+		made, code, err = from.Changed(by, rules, time.Now())
+		return made, code, err
+	})
 	if err != nil {
 		return err
 	}
-	var by change
-	if err := decode(body, &by); err != nil {
-		return err
-	}
-	put, old, err := a.actions.put(namespace, name, by, overwrite, time.Now())
-	if err != nil {
-		return err
-	}
-	if old != nil {
-		a.pool.Retire(old.group())
-	}
-	answer(w, http.StatusOK, put.shown(true))
+	answer(w, http.StatusOK, put.Shown(code))
 	return nil
 }
 
-func (a *API) getAction(w http.ResponseWriter, r *http.Request, namespace string) error {
-	code, err := flag(r.URL.Query(), "code", true)
+// holdsActions refuses to put an action where none can be.
+func (a *API) holdsActions(path entity.Path) error {
+	if path.Package == "" {
+		return nil
+	}
+	pkg, err := a.catalog.packages.find(path.Namespace, path.Package)
+	if err == nil && pkg.Bound() {
+		err = badRequest("%s is a binding; put the action into the package that it binds", pkg.Path())
+	}
+	return err
+}
+
+func (a *API) getAction(w http.ResponseWriter, r *http.Request, rq *request) error {
+	path, err := rq.named(r)
 	if err != nil {
 		return err
 	}
-	found, err := a.actions.get(namespace, r.PathValue("name"))
+	withCode, err := flag(r.URL.Query(), "code", true)
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, found.shown(code))
+	found, err := a.resolve(rq.user, path)
+	if err != nil {
+		return err
+	}
+	var code []byte
+	if withCode {
+		if code, err = a.code(r.Context(), found.action); err != nil {
+			return err
+		}
+	}
+	shown := found.Shown(code)
+	shown.Parameters = found.fixed.All
+	answer(w, http.StatusOK, shown)
 	return nil
 }
 
-func (a *API) deleteAction(w http.ResponseWriter, r *http.Request, namespace string) error {
-	deleted, err := a.actions.delete(namespace, r.PathValue("name"))
+// code asks the store for an action's source; there may be none.
+func (a *API) code(ctx context.Context, of *action) ([]byte, error) {
+	code, err := a.cfg.Store.Code(ctx, a.catalog.actions.key(of.path.Namespace, of.path.Local()))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	return code, err
+}
+
+func (a *API) deleteAction(w http.ResponseWriter, r *http.Request, rq *request) error {
+	path, err := rq.ownNamed(r)
 	if err != nil {
 		return err
 	}
-	a.pool.Retire(deleted.group())
-	answer(w, http.StatusOK, deleted.shown(true))
-	return nil
+	if err := a.holdsActions(path); err != nil {
+		return err
+	}
+	deleted, err := remove(r.Context(), a.catalog, &a.catalog.actions, path.Namespace, path.Local(), func(*action) error { return nil })
+	if err == nil {
+		answer(w, http.StatusOK, deleted.Action)
+	}
+	return err
 }
 
-func (a *API) listActions(w http.ResponseWriter, r *http.Request, namespace string) error {
-	return page(w, r, "actions", a.actions.list(namespace), (*action).summary)
+func (a *API) listActions(w http.ResponseWriter, r *http.Request, rq *request) error {
+	namespace, err := rq.own()
+	if err != nil {
+		return err
+	}
+	return answerList(w, r, "actions", a.catalog.actions.list(namespace, ""), summary)
+}
+
+// listPackageActions lists what is in a package, or in the one that it binds.
+func (a *API) listPackageActions(w http.ResponseWriter, r *http.Request, rq *request) error {
+	_, provider, err := a.visible(rq.user, entity.Path{Namespace: rq.namespace, Package: r.PathValue("package")})
+	if err != nil {
+		return err
+	}
+	return answerList(w, r, "actions", a.catalog.actions.list(provider.Namespace, provider.Name+"/"), summary)
+}
+
+func summary(a *action) any { return a.Summary() }
+
+// bodies are the entities of actions.
+func bodies(list []*action) []*entity.Action {
+	entities := make([]*entity.Action, len(list))
+	for i, a := range list {
+		entities[i] = a.Action
+	}
+	return slices.Clip(entities)
 }

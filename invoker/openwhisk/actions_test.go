@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/fastiov/fastiov/invoker/entity"
 )
 
 func TestActionLives(t *testing.T) {
@@ -22,7 +24,7 @@ func TestActionLives(t *testing.T) {
 	}
 	got := c.want(200, c.do("GET", "actions/hello", ""))
 	exec := got["exec"].(map[string]any)
-	if exec["code"] != "def main(args): return args" || exec["binary"] != false || exec["kind"] != "python:default" {
+	if exec["code"] != "def main(args): return args" || exec["binary"] != false || exec["kind"] != "python:3" {
 		t.Errorf("got: %v", got)
 	}
 	without := c.want(200, c.do("GET", "actions/hello?code=false", ""))["exec"].(map[string]any)
@@ -45,7 +47,7 @@ func TestUpdateMergesAnnotations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `[{"key":"provide-api-key","value":false},{"key":"y","value":3},{"key":"exec","value":"python:default"}]`
+	want := `[{"key":"provide-api-key","value":false},{"key":"y","value":3},{"key":"exec","value":"python:3"}]`
 	if string(content) != want {
 		t.Errorf("got %s, want %s", content, want)
 	}
@@ -119,9 +121,10 @@ func TestBadInputIsRefused(t *testing.T) {
 		{"a bad name", "PUT", "actions/%20a", hello, 400, "no name"},
 		{"a long name", "PUT", "actions/" + strings.Repeat("a", 257), hello, 400, "no name"},
 		{"a bad flag", "PUT", "actions/a?overwrite=maybe", hello, 400, "overwrite"},
-		{"a huge body", "PUT", "actions/a", strings.Repeat(" ", maxPutBody+1), 413, "larger than"},
+		{"a huge body", "PUT", "actions/a", strings.Repeat(" ", maxActionBody+1), 413, "at most"},
 		{"huge parameters", "PUT", "actions/a", strings.Replace(hello, "{", `{"parameters":[{"key":"k","value":"`+strings.Repeat("x", 1<<20)+`"}],`, 1), 413, "parameters"},
-		{"a huge payload", "POST", "actions/hello", strings.Repeat(" ", maxPayload+1), 413, "larger than"},
+		{"a huge payload", "POST", "actions/hello", strings.Repeat(" ", entity.MaxArguments+1), 413, "at most"},
+		{"a name twice in the arguments", "POST", "actions/hello", `{"a":1,"a":2}`, 400, "duplicate"},
 		{"arguments that are no object", "POST", "actions/hello", "[1]", 400, "malformed"},
 		{"deep arguments", "POST", "actions/hello", deep, 400, "malformed"},
 		{"too long a wait", "POST", "actions/hello?blocking=true&timeout=60000", "{}", 400, "timeout"},
@@ -130,8 +133,11 @@ func TestBadInputIsRefused(t *testing.T) {
 		{"a negative skip", "GET", "activations?skip=-1", "", 400, "skip"},
 		{"a bad time", "GET", "activations?since=yesterday", "", 400, "since"},
 		{"another's namespace", "GET", "/namespaces/other/actions", "", 403, "other"},
-		{"a package's action", "GET", "actions/pkg/hello", "", 404, "not served"},
-		{"no such activation", "GET", "activations/0123", "", 404, "no activation"},
+		{"a package's action", "GET", "actions/pkg/hello", "", 404, "no package"},
+		{"what is not served", "GET", "apis", "", 404, "not served"},
+		{"what cannot be done", "PUT", "activations", "", 405, "not supported"},
+		{"no activation's id", "GET", "activations/0123", "", 400, "no activation's id"},
+		{"no such activation", "GET", "activations/00112233445566778899aabbccddeeff", "", 404, "no activation"},
 	} {
 		t.Run(b.about, func(t *testing.T) {
 			c := *c
@@ -150,7 +156,7 @@ func TestBadInputIsRefused(t *testing.T) {
 func TestContentTypeMustBeJSON(t *testing.T) {
 	c := newClient(t)
 	r := httptest.NewRequest("PUT", "http://localhost/api/v1/namespaces/_/actions/a", strings.NewReader(hello))
-	r.SetBasicAuth(guest.User, guest.Secret)
+	r.SetBasicAuth(guest.UUID, guest.Secret)
 	r.Header.Set("Content-Type", "text/plain")
 	c.want(415, c.send(r))
 }

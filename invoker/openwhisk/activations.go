@@ -1,66 +1,122 @@
 package openwhisk
 
 import (
+	"encoding/hex"
+	"errors"
 	"math"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
-func (a *API) listActivations(w http.ResponseWriter, r *http.Request, namespace string) error {
+func (a *API) listActivations(w http.ResponseWriter, r *http.Request, rq *request) error {
+	namespace, err := rq.own()
+	if err != nil {
+		return err
+	}
 	query := r.URL.Query()
-	// Names may come qualified, as /guest/hello or guest/hello.
-	name := query.Get("name")
-	name = name[strings.LastIndex(name, "/")+1:]
-	filter := activation.Filter{Namespace: namespace, Name: name}
-	for parameter, bound := range map[string]*time.Time{"since": &filter.Since, "upto": &filter.Upto} {
-		ms, err := number(query, parameter, 0, 0, math.MaxInt64/int64(time.Millisecond))
-		if err != nil {
-			return err
-		}
-		if ms > 0 {
-			*bound = time.UnixMilli(ms)
-		}
+	filter, err := readFilter(query, namespace)
+	if err != nil {
+		return err
+	}
+	p, err := readWindow(query)
+	if err != nil {
+		return err
 	}
 	full, err := flag(query, "docs", false)
 	if err != nil {
 		return err
 	}
-	show := (*activation.Record).Summary
-	if full {
-		show = func(r *activation.Record) any { return r }
+	if p.count {
+		if full {
+			return badRequest("the query parameters count and docs cannot both be true")
+		}
+		n, err := a.cfg.Store.Count(r.Context(), filter)
+		if err == nil {
+			answer(w, http.StatusOK, map[string]int{"activations": max(n-p.skip, 0)})
+		}
+		return err
 	}
-	return page(w, r, "activations", a.activations.List(filter), show)
+	records, err := a.cfg.Store.List(r.Context(), filter, p.skip, p.limit)
+	if err != nil {
+		return err
+	}
+	content := []byte{'['}
+	for i, record := range records {
+		if i > 0 {
+			content = append(content, ',')
+		}
+		if full {
+			content = record.AppendJSON(content)
+		} else {
+			content = record.AppendSummary(content)
+		}
+	}
+	answerJSON(w, http.StatusOK, append(content, ']'))
+	return nil
 }
 
-func (a *API) activation(r *http.Request, namespace string) (*activation.Record, error) {
+// readFilter reads name, since and upto. A name may be an action's, package/action, or either fully qualified.
+func readFilter(query url.Values, namespace string) (f activation.Filter, err error) {
+	f.Namespace, f.Name = namespace, query.Get("name")
+	if rest, qualified := strings.CutPrefix(f.Name, "/"); qualified {
+		_, f.Name, _ = strings.Cut(rest, "/")
+	}
+	if parts := strings.Split(f.Name, "/"); len(parts) == 3 {
+		f.Name = parts[1] + "/" + parts[2]
+	} else if len(parts) > 3 {
+		return f, badRequest("the query parameter name is %.300q; it must be an action's or package/action", query.Get("name"))
+	}
+	for parameter, bound := range map[string]*time.Time{"since": &f.Since, "upto": &f.Upto} {
+		ms, err := number(query, parameter, 0, 0, math.MaxInt64/int64(time.Millisecond))
+		if err != nil {
+			return f, err
+		}
+		if ms > 0 {
+			*bound = time.UnixMilli(ms)
+		}
+	}
+	return f, nil
+}
+
+func (a *API) activation(r *http.Request, rq *request) (*activation.Record, error) {
+	namespace, err := rq.own()
+	if err != nil {
+		return nil, err
+	}
 	id := r.PathValue("id")
-	if record := a.activations.Get(namespace, id); record != nil {
-		return record, nil
+	if raw, err := hex.DecodeString(id); err != nil || len(raw) != 16 {
+		return nil, badRequest("%.100q is no activation's id, which is 32 hexadecimal digits", id)
 	}
-	return nil, notFound("there is no activation %q; it may not have finished yet, or be too old", id)
+	record, err := a.cfg.Store.Get(r.Context(), namespace, id)
+	if errors.Is(err, store.ErrNotFound) {
+		err = notFound("there is no activation %q; it may not have finished yet, or be too old", id)
+	}
+	return record, err
 }
 
-func (a *API) getActivation(w http.ResponseWriter, r *http.Request, namespace string) error {
-	record, err := a.activation(r, namespace)
+func (a *API) getActivation(w http.ResponseWriter, r *http.Request, rq *request) error {
+	record, err := a.activation(r, rq)
 	if err == nil {
-		answer(w, http.StatusOK, record)
+		answerJSON(w, http.StatusOK, record.AppendJSON(nil))
 	}
 	return err
 }
 
-func (a *API) getLogs(w http.ResponseWriter, r *http.Request, namespace string) error {
-	record, err := a.activation(r, namespace)
+func (a *API) getLogs(w http.ResponseWriter, r *http.Request, rq *request) error {
+	record, err := a.activation(r, rq)
 	if err == nil {
 		answer(w, http.StatusOK, map[string][]string{"logs": append([]string{}, record.Logs...)})
 	}
 	return err
 }
 
-func (a *API) getResult(w http.ResponseWriter, r *http.Request, namespace string) error {
-	record, err := a.activation(r, namespace)
+func (a *API) getResult(w http.ResponseWriter, r *http.Request, rq *request) error {
+	record, err := a.activation(r, rq)
 	if err == nil {
 		answer(w, http.StatusOK, record.Outcome())
 	}

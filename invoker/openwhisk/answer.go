@@ -1,28 +1,23 @@
 package openwhisk
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 
+	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/entity"
 )
 
-// A failure is an error with its HTTP status; its message is for the caller.
-type failure struct {
-	status  int
-	message string
-}
-
-func (f *failure) Error() string { return f.message }
-
 func fail(status int, format string, args ...any) error {
-	return &failure{status, fmt.Sprintf(format, args...)}
+	return entity.Refuse(status, format, args...)
 }
 
 func badRequest(format string, args ...any) error {
@@ -35,37 +30,94 @@ func answer(w http.ResponseWriter, status int, body any) {
 	if err != nil {
 		panic(err) // every body is made of types that marshal
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
+	answerJSON(w, status, content)
+}
+
+// Header values that never differ, made once; their names are in the form that needs no canonicalising.
+var (
+	jsonType = []string{"application/json"}
+	noSniff  = []string{"nosniff"}
+)
+
+func answerJSON(w http.ResponseWriter, status int, content []byte) {
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	h["X-Content-Type-Options"] = noSniff
 	w.WriteHeader(status)
 	_, _ = w.Write(content) // the caller has gone: nobody is left to tell
 }
 
 // answerError writes OpenWhisk's error form. Clients want both keys; the code names the transaction.
 func answerError(w http.ResponseWriter, err error) {
-	status := http.StatusInternalServerError
-	var f *failure
-	if errors.As(err, &f) {
-		status = f.status
+	status := statusOf(err)
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
 	}
-	answer(w, status, map[string]string{"error": err.Error(), "code": w.Header().Get("X-Request-ID")})
+	answer(w, status, map[string]string{"error": err.Error(), "code": w.Header().Get(requestID)})
 }
 
-// begin gives the request its transaction id, which is the answer's too.
-func begin(w http.ResponseWriter) (transaction string) {
-	transaction = activation.NewID()
-	w.Header().Set("X-Request-ID", transaction)
+// statusOf is the HTTP status of an error; 0 where there is none.
+func statusOf(err error) int {
+	var refusal *entity.Refusal
+	var tooMany *access.TooMany
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &refusal):
+		return refusal.Status
+	case errors.As(err, &tooMany):
+		return http.StatusTooManyRequests
+	}
+	return http.StatusInternalServerError
+}
+
+const requestID = "X-Request-Id" // in canonical form
+
+// begin gives the request its transaction id, which is the answer's too: the caller's own, or a fresh one.
+func begin(w http.ResponseWriter, r *http.Request) (transaction string) {
+	transaction = r.Header.Get(requestID)
+	if !plain(transaction) {
+		transaction = activation.NewID()
+	}
+	w.Header()[requestID] = []string{transaction}
 	return transaction
 }
 
+func plain(id string) bool {
+	for _, c := range []byte(id) {
+		if c != '-' && c != '_' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') {
+			return false
+		}
+	}
+	return len(id) > 0 && len(id) <= 64
+}
+
+// A body that is larger than most is read by few at once, so that they bound the memory together.
+const smallBody = entity.MaxArguments + 1
+
+var largeBodies = make(chan struct{}, 8)
+
 // readBody reads a JSON body of at most limit bytes.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	if kind := r.Header.Get("Content-Type"); kind != "" {
-		if media, _, err := mime.ParseMediaType(kind); err != nil || media != "application/json" {
+	if kind := r.Header.Get("Content-Type"); kind != "" && kind != jsonType[0] {
+		if media, _, err := mime.ParseMediaType(kind); err != nil || media != jsonType[0] {
 			return nil, fail(http.StatusUnsupportedMediaType, "the content type is %q; application/json is supported", kind)
 		}
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if r.ContentLength > limit {
+		w.Header().Set("Connection", "close") // the rest is not worth reading
+		return nil, fail(http.StatusRequestEntityTooLarge, "the request has %d bytes; at most %d", r.ContentLength, limit)
+	}
+	if r.ContentLength == 0 {
+		return nil, nil
+	}
+	body := make([]byte, max(r.ContentLength, 0), max(r.ContentLength, 512))
+	var err error
+	if r.ContentLength > 0 && r.ContentLength <= smallBody {
+		_, err = io.ReadFull(r.Body, body)
+	} else {
+		body, err = readLarge(w, r, limit)
+	}
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
@@ -76,12 +128,32 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	return body, nil
 }
 
-// decode reads JSON that must be valid as a whole.
-func decode(body []byte, into any) error {
-	if err := json.Unmarshal(body, into); err != nil {
-		return badRequest("the request content is malformed: %v", err)
+func readLarge(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	var body bytes.Buffer
+	rest := http.MaxBytesReader(w, r.Body, limit)
+	if n, err := io.CopyN(&body, rest, smallBody); n < smallBody {
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		return body.Bytes(), err
 	}
-	return nil
+	select {
+	case largeBodies <- struct{}{}:
+		defer func() { <-largeBodies }()
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	_, err := io.Copy(&body, rest)
+	return body.Bytes(), err
+}
+
+// readInto reads a JSON body that must be valid as a whole.
+func readInto(w http.ResponseWriter, r *http.Request, limit int64, into any) error {
+	body, err := readBody(w, r, limit)
+	if err != nil {
+		return err
+	}
+	return entity.Decode(body, into)
 }
 
 // number reads a query parameter within [least, most].
@@ -110,34 +182,48 @@ func flag(query url.Values, name string, otherwise bool) (bool, error) {
 	return value, nil
 }
 
-// page cuts a list to what limit and skip ask for; with count=true it answers the number of items instead.
-func page[T any](w http.ResponseWriter, r *http.Request, collection string, list []T, show func(T) any) error {
+// A window is the part of a list that a caller asks for.
+type window struct {
+	skip, limit int
+	count       bool // only how many there are
+}
+
+func readWindow(query url.Values) (p window, err error) {
 	const most = 200
-	query := r.URL.Query()
 	limit, err := number(query, "limit", 30, 0, most)
 	if err != nil {
-		return err
+		return p, err
 	}
 	skip, err := number(query, "skip", 0, 0, 1<<31)
 	if err != nil {
-		return err
-	}
-	count, err := flag(query, "count", false)
-	if err != nil {
-		return err
-	}
-	list = list[min(int(skip), len(list)):]
-	if count {
-		answer(w, http.StatusOK, map[string]int{collection: len(list)})
-		return nil
+		return p, err
 	}
 	if limit == 0 {
 		limit = most
 	}
+	p.skip, p.limit = int(skip), int(limit)
+	p.count, err = flag(query, "count", false)
+	return p, err
+}
+
+// answerList cuts a list to what limit and skip ask for; with count=true it answers the number of items instead.
+func answerList[T any](w http.ResponseWriter, r *http.Request, collection string, list []T, show func(T) any) error {
+	p, err := readWindow(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	list = list[min(p.skip, len(list)):]
+	if p.count {
+		answer(w, http.StatusOK, map[string]int{collection: len(list)})
+		return nil
+	}
 	rows := []any{}
-	for _, item := range list[:min(int(limit), len(list))] {
+	for _, item := range list[:min(p.limit, len(list))] {
 		rows = append(rows, show(item))
 	}
 	answer(w, http.StatusOK, rows)
 	return nil
 }
+
+// buffers are for answers that are written many times a second.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}

@@ -1,134 +1,149 @@
 package openwhisk
 
 import (
-	"fmt"
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/entity"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 // Config is what an API is made of.
 type Config struct {
-	Version  string        // of the product, as GET /api/v1 reports it
-	Key      Key           // who may call; see LoadKey
-	APIHost  string        // what actions get as __OW_API_HOST, e.g. http://10.0.2.2:3233
-	Blocking time.Duration // how long a blocking call waits at most, and by default; 0: 60 s, as OpenWhisk's
-	InFlight int           // how many activations may be under way; 0: 1000
+	Version  string           // of the product, as GET /api/v1 reports it
+	Key      Key              // opens the namespace guest; see LoadKey
+	APIHost  string           // what actions get as __OW_API_HOST, e.g. http://10.0.2.2:3233
+	Blocking time.Duration    // how long a blocking call waits at most, and by default; 0: 60 s, as OpenWhisk's
+	Limits   access.Limits    // of namespaces without their own; 0: access.Defaults
+	Bounds   entity.Bounds    // of actions; zero: OpenWhisk's
+	Runtimes *entity.Runtimes // nil: those whose images this product makes
+	Store    store.Store      // is not closed by Close
+	Invoker  string           // names this one among those of the store
 	Pool     pool.Config
+	Log      *slog.Logger // nil: the default
 }
 
 // An API is the HTTP handler and what it remembers. Close ends it.
 type API struct {
-	cfg         Config
-	mux         *http.ServeMux
-	pool        *pool.Pool
-	actions     actions
-	activations *activation.Store
-	metrics     *metrics
-	inFlight    atomic.Int64
-	running     sync.WaitGroup
+	cfg       Config
+	mux       *http.ServeMux
+	pool      *pool.Pool
+	catalog   *catalog
+	directory *access.Directory
+	metrics   *metrics
+	running   sync.WaitGroup
+	closing   atomic.Bool
+	unwatch   context.CancelFunc
 }
 
-// Together these bound what the API keeps: the newest activations, and the code of all actions.
-const (
-	activationBytes = 256 << 20
-	codeBytes       = 1 << 30
-)
-
-// New returns an API that runs its actions on node and counts in registry.
-func New(cfg Config, node pool.Node, registry prometheus.Registerer) (*API, error) {
-	if cfg.Blocking == 0 {
-		cfg.Blocking = time.Minute
-	}
-	if cfg.InFlight == 0 {
-		cfg.InFlight = 1000
-	}
+// New returns an API that runs its actions on node and counts in registry. It takes up what the store says was promised.
+func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, err error) {
 	if cfg.Key.Secret == "" {
-		return nil, fmt.Errorf("openwhisk: no key given; make one with LoadKey")
+		return nil, errors.New("openwhisk: no key given; make one with LoadKey")
 	}
+	cfg.Blocking = cmp.Or(cfg.Blocking, time.Minute)
+	cfg.Bounds = cmp.Or(cfg.Bounds, entity.OpenWhisks)
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
+	if cfg.Runtimes == nil {
+		cfg.Runtimes = entity.Standard()
+	}
+	ctx, unwatch := context.WithCancel(context.Background())
 	a := &API{
-		cfg:         cfg,
-		pool:        pool.New(cfg.Pool, node),
-		actions:     actions{byPath: map[string]*action{}},
-		activations: activation.NewStore(activationBytes),
+		cfg: cfg, pool: pool.New(cfg.Pool, node), catalog: newCatalog(cfg.Store), directory: access.NewDirectory(cfg.Limits), unwatch: unwatch,
 	}
-	var err error
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
 	if a.metrics, err = newMetrics(registry, a.pool.Depth); err != nil {
-		a.pool.Close()
+		return nil, err
+	}
+	if err := a.directory.Add(cfg.Key.subject()); err != nil {
+		return nil, err
+	}
+	if err := cfg.Store.Watch(ctx, a.see); err != nil {
 		return nil, err
 	}
 	a.routes()
-	return a, nil
+	return a, a.keepPromises(ctx)
+}
+
+// see takes in a change of the store.
+func (a *API) see(doc store.Doc) {
+	if err := errors.Join(a.catalog.see(doc, a.retire), a.directory.See(doc)); err != nil {
+		a.cfg.Log.Error("a document of the store cannot be used", "err", err)
+	}
+}
+
+// Register changes who may call.
+func (a *API) Register() *access.Register {
+	return &access.Register{Entities: a.cfg.Store, Directory: a.directory}
 }
 
 func (a *API) routes() {
-	const base = "/api/v1"
 	a.mux = http.NewServeMux()
+	a.mux.HandleFunc("GET /{$}", a.info)
 	a.mux.HandleFunc("GET "+base, a.info)
-	for pattern, serve := range map[string]func(w http.ResponseWriter, r *http.Request, namespace string) error{
-		"GET /namespaces":                                     a.listNamespaces,
-		"GET /namespaces/{namespace}/actions":                 a.listActions,
-		"PUT /namespaces/{namespace}/actions/{name}":          a.putAction,
-		"GET /namespaces/{namespace}/actions/{name}":          a.getAction,
-		"DELETE /namespaces/{namespace}/actions/{name}":       a.deleteAction,
-		"POST /namespaces/{namespace}/actions/{name}":         a.invoke,
-		"GET /namespaces/{namespace}/activations":             a.listActivations,
-		"GET /namespaces/{namespace}/activations/{id}":        a.getActivation,
-		"GET /namespaces/{namespace}/activations/{id}/logs":   a.getLogs,
-		"GET /namespaces/{namespace}/activations/{id}/result": a.getResult,
-		"GET /namespaces/{namespace}/packages":                a.listNothing,
-		"GET /namespaces/{namespace}/triggers":                a.listNothing,
-		"GET /namespaces/{namespace}/rules":                   a.listNothing,
+	a.mux.HandleFunc("GET "+base+"/{$}", a.info)
+	for path, methods := range map[string]map[string]handler{
+		"/namespaces":                                      {"GET": a.listNamespaces},
+		"/namespaces/{namespace}/limits":                   {"GET": a.getLimits},
+		"/namespaces/{namespace}/actions":                  {"GET": a.listActions},
+		"/namespaces/{namespace}/actions/{name}":           {"PUT": a.putAction, "GET": a.getAction, "DELETE": a.deleteAction, "POST": a.invoke},
+		"/namespaces/{namespace}/actions/{package}/{$}":    {"GET": a.listPackageActions},
+		"/namespaces/{namespace}/actions/{package}/{name}": {"PUT": a.putAction, "GET": a.getAction, "DELETE": a.deleteAction, "POST": a.invoke},
+		"/namespaces/{namespace}/packages":                 {"GET": a.listPackages},
+		"/namespaces/{namespace}/packages/{name}":          {"PUT": a.putPackage, "GET": a.getPackage, "DELETE": a.deletePackage, "POST": a.refreshPackages},
+		"/namespaces/{namespace}/triggers":                 {"GET": a.listTriggers},
+		"/namespaces/{namespace}/triggers/{name}":          {"PUT": a.putTrigger, "GET": a.getTrigger, "DELETE": a.deleteTrigger, "POST": a.fireTrigger},
+		"/namespaces/{namespace}/rules":                    {"GET": a.listRules},
+		"/namespaces/{namespace}/rules/{name}":             {"PUT": a.putRule, "GET": a.getRule, "DELETE": a.deleteRule, "POST": a.setRule},
+		"/namespaces/{namespace}/activations":              {"GET": a.listActivations},
+		"/namespaces/{namespace}/activations/{id}":         {"GET": a.getActivation},
+		"/namespaces/{namespace}/activations/{id}/logs":    {"GET": a.getLogs},
+		"/namespaces/{namespace}/activations/{id}/result":  {"GET": a.getResult},
 	} {
-		var method, path string
-		fmt.Sscan(pattern, &method, &path) // a literal: cannot fail
-		a.mux.Handle(method+" "+base+path, a.authenticated(serve))
+		for method, serve := range methods {
+			a.mux.Handle(method+" "+base+path, a.authenticated(serve))
+		}
+		if !strings.HasSuffix(path, "{$}") {
+			a.mux.Handle(base+path, a.authenticated(notAllowed))
+		}
 	}
-	a.mux.Handle("/", a.authenticated(func(_ http.ResponseWriter, r *http.Request, _ string) error {
-		return notFound("%s %s is not served; this is the part of OpenWhisk's API for actions and activations", r.Method, r.URL.Path)
+	a.mux.Handle("/", a.authenticated(func(_ http.ResponseWriter, r *http.Request, _ *request) error {
+		return notFound("%s %s is not served", r.Method, r.URL.Path)
 	}))
 }
 
-func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
-
-// Server returns a server for the API that no slow client can hold: headers, bodies and answers have their time.
-func (a *API) Server() *http.Server {
-	const transfer = 2 * time.Minute // of 64 MB of code, at worst
-	return &http.Server{
-		Handler:           a,
-		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       transfer,
-		WriteTimeout:      transfer + a.cfg.Blocking + transfer,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    32 << 10,
-	}
+func notAllowed(_ http.ResponseWriter, r *http.Request, _ *request) error {
+	return fail(http.StatusMethodNotAllowed, "%s is not supported for %s", r.Method, r.URL.Path)
 }
 
-// Close cancels what is under way, ends every sandbox and returns when that is done and recorded.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodOptions { // a browser asks before it sends the key
+		a.shareWith(w, r)
+		return
+	}
+	a.mux.ServeHTTP(w, r)
+}
+
+// Close cancels what is under way, ends every sandbox and returns when that is done and recorded. What was promised and not sent is
+// left to the next invoker of that name.
 func (a *API) Close() {
+	a.closing.Store(true)
 	a.pool.Close()
 	a.running.Wait()
-}
-
-func (a *API) info(w http.ResponseWriter, _ *http.Request) {
-	answer(w, http.StatusOK, map[string]any{
-		"description": "fastiov, a subset of the OpenWhisk API", "api_version": "1.0.0", "api_version_path": "v1",
-		"build": a.cfg.Version, "buildno": a.cfg.Version,
-	})
-}
-
-func (a *API) listNamespaces(w http.ResponseWriter, _ *http.Request, namespace string) error {
-	answer(w, http.StatusOK, []string{namespace})
-	return nil
-}
-
-func (a *API) listNothing(w http.ResponseWriter, _ *http.Request, _ string) error {
-	answer(w, http.StatusOK, []any{})
-	return nil
+	a.unwatch()
 }

@@ -1,48 +1,53 @@
 package openwhisk
 
 import (
-	"crypto/rand"
-	"crypto/subtle"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// A Key is what callers prove themselves with, by HTTP's Basic scheme, and who they then are.
+// A Key is the one that an invoker is started with; it opens the namespace guest.
 type Key struct {
-	User      string
-	Secret    string
-	Namespace string
+	access.Key
 	wellKnown bool
+}
+
+// guestNamespace is the namespace of that key, and its subject.
+const guestNamespace = "guest"
+
+func (k Key) subject() *access.Subject {
+	return &access.Subject{Name: guestNamespace, Namespaces: []access.Namespace{k.Owned(guestNamespace)}}
 }
 
 // The key that every OpenWhisk test installation and client knows. Whoever can reach the listener knows it too, so only loopback
 // listeners take it.
-var guest = Key{
-	User:      "23bc46b1-71f6-4ed5-8c54-816aa4f8c502",
-	Secret:    "123zO3xZCLrMN6v2BKK1dXYFpXlPkccOFqm12CdAsMgRU4VrNZ9lyGVCGuMDGIwP",
-	Namespace: "guest",
-	wellKnown: true,
-}
+var guest = Key{access.Key{
+	UUID:   "23bc46b1-71f6-4ed5-8c54-816aa4f8c502",
+	Secret: "123zO3xZCLrMN6v2BKK1dXYFpXlPkccOFqm12CdAsMgRU4VrNZ9lyGVCGuMDGIwP",
+}, true}
 
-// String is the key as clients take it: user:secret.
-func (k Key) String() string { return k.User + ":" + k.Secret }
-
-// LoadKey returns the key for a listener at that address: the well-known guest key on loopback; elsewhere the one in file, which is
-// generated at first start and readable by its owner only.
-func LoadKey(listen, file string) (Key, error) {
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return Key{}, fmt.Errorf("listen address %q: want host:port: %w", listen, err)
+// LoadKey returns the key for a listener at that address, and others: the well-known guest key if all are on loopback; else the one in
+// file, which is generated at first start and readable by its owner only.
+func LoadKey(listen, file string, others ...string) (Key, error) {
+	here := true
+	for _, address := range append([]string{listen}, others...) {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return Key{}, fmt.Errorf("listen address %q: want host:port: %w", address, err)
+		}
+		here = here && isLoopback(host)
 	}
-	if isLoopback(host) {
+	if here {
 		return guest, nil
 	}
 	content, err := os.ReadFile(file)
@@ -59,13 +64,11 @@ func LoadKey(listen, file string) (Key, error) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm()&0o077 != 0 {
 		return Key{}, fmt.Errorf("%s can be read by others; chmod 600 it", file)
 	}
-	return Key{User: user, Secret: secret, Namespace: guest.Namespace}, nil
+	return Key{Key: access.Key{UUID: user, Secret: secret}}, nil
 }
 
 func generateKey(file string) (Key, error) {
-	var random [48]byte
-	rand.Read(random[:]) // cannot fail
-	key := Key{User: hex.EncodeToString(random[:16]), Secret: hex.EncodeToString(random[16:]), Namespace: guest.Namespace}
+	key := Key{Key: access.NewKey()}
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return Key{}, fmt.Errorf("the API key cannot be kept: %w", err)
 	}
@@ -89,13 +92,33 @@ func isLoopback(host string) bool {
 	return err == nil && address.Unmap().IsLoopback()
 }
 
-// authenticated serves requests that carry the key, within the namespace that is theirs.
-func (a *API) authenticated(serve func(w http.ResponseWriter, r *http.Request, namespace string) error) http.Handler {
+// A request is what every handler knows of its call.
+type request struct {
+	user        *access.Identity
+	key         access.Key // as the caller sent it: some actions are given it
+	namespace   string     // the one in the path; "_" is the caller's own
+	transaction string
+	accepted    time.Time
+}
+
+// own is the caller's namespace, which the path must name.
+func (rq *request) own() (string, error) {
+	if rq.namespace != rq.user.Namespace {
+		return "", fail(http.StatusForbidden, "the key does not open the namespace %q", rq.namespace)
+	}
+	return rq.namespace, nil
+}
+
+type handler func(w http.ResponseWriter, r *http.Request, rq *request) error
+
+// authenticated serves requests that carry a key.
+func (a *API) authenticated(serve handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		begin(w)
-		namespace, err := a.admit(w, r)
+		rq := request{accepted: time.Now(), transaction: begin(w, r)}
+		a.shareWith(w, r)
+		err := a.admit(w, r, &rq)
 		if err == nil {
-			err = serve(w, r, namespace)
+			err = serve(w, r, &rq)
 		}
 		if err != nil {
 			answerError(w, err)
@@ -103,22 +126,47 @@ func (a *API) authenticated(serve func(w http.ResponseWriter, r *http.Request, n
 	})
 }
 
-func (a *API) admit(w http.ResponseWriter, r *http.Request) (namespace string, err error) {
+func (a *API) admit(w http.ResponseWriter, r *http.Request, rq *request) (err error) {
 	// A page of some web site whose name was made to resolve to 127.0.0.1 knows the well-known key as well.
 	if a.cfg.Key.wellKnown && !isLoopback(hostOf(r)) {
-		return "", fail(http.StatusForbidden, "this API answers on loopback names only, not as %q", r.Host)
+		return fail(http.StatusForbidden, "this API answers on loopback names only, not as %q", r.Host)
 	}
-	user, secret, _ := r.BasicAuth()
-	same := subtle.ConstantTimeCompare([]byte(user), []byte(a.cfg.Key.User)) & subtle.ConstantTimeCompare([]byte(secret), []byte(a.cfg.Key.Secret))
-	if same != 1 {
+	rq.key.UUID, rq.key.Secret, _ = r.BasicAuth()
+	rq.user, err = a.directory.Identify(rq.key.UUID, rq.key.Secret)
+	switch {
+	case errors.Is(err, access.ErrBlocked):
+		return fail(http.StatusForbidden, "%v", err)
+	case err != nil:
 		w.Header().Set("WWW-Authenticate", `Basic realm="fastiov"`)
-		return "", fail(http.StatusUnauthorized, "the supplied authentication is invalid; send the API key by HTTP Basic authentication")
+		return fail(http.StatusUnauthorized, "%v", err)
 	}
-	namespace = a.cfg.Key.Namespace
-	if asked := r.PathValue("namespace"); asked != "" && asked != "_" && asked != namespace {
-		return "", fail(http.StatusForbidden, "the key does not open the namespace %q", asked)
+	if rq.namespace = r.PathValue("namespace"); rq.namespace == "" || rq.namespace == "_" {
+		rq.namespace = rq.user.Namespace
 	}
-	return namespace, nil
+	return nil
+}
+
+// shareWith lets pages of other sites read the answer, as OpenWhisk does; where the well-known key opens, only pages from this machine:
+// else any site that its user visits could call functions here.
+func (a *API) shareWith(w http.ResponseWriter, r *http.Request) {
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return
+	}
+	h := w.Header()
+	if a.cfg.Key.wellKnown {
+		from, err := url.Parse(origin)
+		if err != nil || !isLoopback(from.Hostname()) {
+			return
+		}
+		h.Set("Vary", "Origin")
+	} else {
+		origin = "*"
+	}
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Set("Access-Control-Allow-Headers", "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent")
+	h.Set("Access-Control-Allow-Methods", "GET, DELETE, POST, PUT, HEAD, OPTIONS")
+	h.Set("Access-Control-Expose-Headers", "X-Request-ID, X-Openwhisk-Activation-Id")
 }
 
 func hostOf(r *http.Request) string {

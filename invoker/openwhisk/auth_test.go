@@ -55,7 +55,7 @@ func TestLoadKeyRefusesABadFile(t *testing.T) {
 		if err := os.Chmod(file, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := LoadKey("0.0.0.0:1", file); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := LoadKey("127.0.0.1:1", file, "0.0.0.0:1"); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q %o: %v", c.content, c.mode, err)
 		}
 	}
@@ -66,7 +66,7 @@ func TestLoadKeyRefusesABadFile(t *testing.T) {
 
 func TestOnlyTheKeyOpens(t *testing.T) {
 	c := newClient(t)
-	for _, credentials := range [][2]string{{"", ""}, {guest.User, "wrong"}, {"wrong", guest.Secret}} {
+	for _, credentials := range [][2]string{{"", ""}, {guest.UUID, "wrong"}, {"wrong", guest.Secret}} {
 		r := httptest.NewRequest("GET", "http://127.0.0.1/api/v1/namespaces", nil)
 		if credentials[0] != "" {
 			r.SetBasicAuth(credentials[0], credentials[1])
@@ -82,7 +82,7 @@ func TestOnlyTheKeyOpens(t *testing.T) {
 	}
 	// The well-known key does not open the door to a web site whose name was made to point here.
 	r := httptest.NewRequest("GET", "http://rebound.example/api/v1/namespaces", nil)
-	r.SetBasicAuth(guest.User, guest.Secret)
+	r.SetBasicAuth(guest.UUID, guest.Secret)
 	c.want(403, c.send(r))
 }
 

@@ -1,15 +1,27 @@
-// Package openwhisk serves the part of OpenWhisk's API that creates, invokes and looks back at actions, under /api/v1.
+// Package openwhisk serves OpenWhisk's API under /api/v1: actions, packages, bindings, triggers, rules and activations.
 //
-// An invocation is accepted and given an id here; the pool finds or starts its sandbox; what the runtime answered becomes an
-// activation record, kept in memory and, where the caller blocks, sent back. An activation runs on when its caller goes away, as
-// OpenWhisk's do: its record can be asked for. Actions live in memory as long as the process.
+// A call is accepted and given an id here; the pool finds or starts its sandbox; what the runtime answered becomes an activation
+// record, kept in the store and, where the caller blocks, sent back. An activation runs on when its caller goes away, as OpenWhisk's
+// do: its record can be asked for.
 //
+//	api.go          what an API is made of, and its routes
 //	answer.go       JSON in and out, and its bounds
-//	auth.go         who may call
-//	action.go       what an action is: parsing, checking, merging, showing
-//	actions.go      PUT, GET, DELETE and the list of actions
+//	auth.go         who calls, and from where
+//	info.go         what the endpoint says about itself
+//
+//	catalog.go      the entities, decoded in memory; changes by compare-and-swap
+//	resolve.go      from a name to an action with its parameters, and who is entitled to it
+//	actions.go      PUT, GET, DELETE and lists: actions
+//	packages.go     … packages and bindings
+//	triggers.go     … triggers, and firing them
+//	rules.go        … rules
+//	activations.go  … activations
+//
 //	invoke.go       POST: from the request to the HTTP answer
-//	run.go          from the invocation to its activation record
-//	activations.go  GET and the list of activations
+//	call.go         starting a call and waiting for it, by a blocking caller or by nobody
+//	promise.go      what was promised is kept, across a crash too
+//	run.go          from a call to the node and back
+//	record.go       how that went
 //	metrics.go      what Prometheus sees
+//	server.go       listeners, HTTPS, and their bounds
 package openwhisk

@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -17,11 +19,17 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/embedded"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A connection whose request was refused unread lingers for half a second, so that the client gets the answer.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // fakeNode answers /run with run, and keeps what it was asked.
 type fakeNode struct {
@@ -35,16 +43,20 @@ type fakeNode struct {
 	starts []*api.StartRequest
 	runs   []*api.RunRequest
 	stops  chan string
+
+	forgetful bool // keeps no runs
+	obedient  bool // does nothing that was called off
 }
 
 func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.starts = append(n.starts, in)
-	if n.start != nil {
-		return n.start(in)
+	start := n.start
+	n.live[in.Id] = start == nil
+	n.mu.Unlock()
+	if start != nil {
+		return start(in)
 	}
-	n.live[in.Id] = true
 	now := time.Now().UnixNano()
 	return &api.StartReply{
 		Id: in.Id, Driver: "sim", Vf: "0000:01:10.0", InitStatus: 200,
@@ -55,8 +67,14 @@ func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.Call
 
 func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
 	n.mu.Lock()
+	if n.obedient && ctx.Err() != nil {
+		n.mu.Unlock()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 	live, run := n.live[in.Id], n.run
-	n.runs = append(n.runs, in)
+	if !n.forgetful {
+		n.runs = append(n.runs, in)
+	}
 	n.mu.Unlock()
 	if !live {
 		return nil, status.Error(codes.NotFound, "no such sandbox")
@@ -106,6 +124,7 @@ type client struct {
 	api      *API
 	node     *fakeNode
 	registry *prometheus.Registry
+	key      access.Key
 }
 
 func newClient(t testing.TB) *client {
@@ -115,14 +134,32 @@ func newClient(t testing.TB) *client {
 
 func newClientOf(t testing.TB, cfg Config) *client {
 	t.Helper()
-	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}, registry: prometheus.NewRegistry()}
+	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}, registry: prometheus.NewRegistry(), key: guest.Key}
 	cfg.Key = guest
+	if cfg.Store == nil {
+		cfg.Store = openStore(t, filepath.Join(t.TempDir(), "store"))
+	}
 	var err error
 	if c.api, err = New(cfg, c.node, c.registry); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.api.Close)
 	return c
+}
+
+// openStore opens a store that closes with the test, if it was not closed before.
+func openStore(t testing.TB, path string) store.Store {
+	t.Helper()
+	s, err := embedded.Open(path, 64<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
 
 type reached struct {
@@ -137,7 +174,7 @@ func (c *client) do(method, path, body string) reached {
 		path = "/namespaces/_/" + path
 	}
 	r := httptest.NewRequest(method, "http://127.0.0.1:3233/api/v1"+path, strings.NewReader(body))
-	r.SetBasicAuth(guest.User, guest.Secret)
+	r.SetBasicAuth(c.key.UUID, c.key.Secret)
 	return c.send(r)
 }
 

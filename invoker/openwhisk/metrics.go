@@ -13,9 +13,9 @@ type metrics struct {
 	stage       *prometheus.HistogramVec
 	coverage    *prometheus.HistogramVec
 	activations *prometheus.CounterVec
+	ended       [4]prometheus.Counter // of activations, by status
+	refused     prometheus.Counter
 }
-
-const refusedLabel = "refused"
 
 func newMetrics(registry prometheus.Registerer, depth func() int) (*metrics, error) {
 	seconds := prometheus.ExponentialBuckets(0.001, 2, 18) // 1 ms to 131 s
@@ -37,9 +37,9 @@ func newMetrics(registry prometheus.Registerer, depth func() int) (*metrics, err
 		}, []string{"status"}),
 	}
 	for _, status := range activation.Statuses {
-		m.activations.WithLabelValues(status.String())
+		m.ended[status] = m.activations.WithLabelValues(status.String())
 	}
-	m.activations.WithLabelValues(refusedLabel)
+	m.refused = m.activations.WithLabelValues("refused")
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "fastiov_queue_depth", Help: "Activations that wait in the invoker for a sandbox.",
 	}, func() float64 { return float64(depth()) })
@@ -52,11 +52,11 @@ func newMetrics(registry prometheus.Registerer, depth func() int) (*metrics, err
 }
 
 func (m *metrics) observe(r *activation.Record, refused bool) {
-	label := r.Response.Status.String()
 	if refused {
-		label = refusedLabel
+		m.refused.Inc()
+	} else {
+		m.ended[r.Response.Status].Inc()
 	}
-	m.activations.WithLabelValues(label).Inc()
 	cold := r.Cold
 	if cold == nil || !cold.Answered {
 		return

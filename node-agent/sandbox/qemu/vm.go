@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -37,9 +38,20 @@ type vm struct {
 func newVM(spec sandbox.Spec, cell *jail.Cell) *vm {
 	v := &vm{Life: life.New(), spec: spec, cell: cell, resumed: make(chan time.Time, 1)}
 	v.runtime = post.To(func(ctx context.Context) (net.Conn, error) {
-		return vsock.DialContext(ctx, uint32(cell.User), wire.RuntimePort, nil)
+		return dialRuntime(ctx, uint32(cell.User))
 	})
 	return v
+}
+
+// dialRuntime calls the guest's runtime as long as ctx allows: the kernel gives a guest two seconds to take a call, and one that shares its
+// CPU with many others may need longer.
+func dialRuntime(ctx context.Context, cid uint32) (net.Conn, error) {
+	for {
+		conn, err := vsock.DialContext(ctx, cid, wire.RuntimePort, nil)
+		if !errors.Is(err, unix.ETIMEDOUT) || ctx.Err() != nil {
+			return conn, err
+		}
+	}
 }
 
 // watch starts the goroutine that notices the end, or brings it about, and takes everything down.

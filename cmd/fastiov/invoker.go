@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/open"
+)
+
+// invokerFlags are what an invoker is told.
+type invokerFlags struct {
+	listen    string
+	https     string
+	tlsCert   string
+	tlsKey    string
+	apiHost   string
+	name      string
+	store     storeFlags
+	runtimes  string
+	limits    access.Limits
+	keepAlive time.Duration
+	policy    string
+	pause     time.Duration
+	wait      time.Duration
+}
+
+func (i *invokerFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&i.listen, "listen", "127.0.0.1:3233", "where the OpenWhisk API is served; other than on loopback it takes only keys that were made here")
+	f.StringVar(&i.https, "https", "", "where it is served by HTTPS as well, e.g. 0.0.0.0:3443 (default: nowhere)")
+	f.StringVar(&i.tlsCert, "tls-cert", "", "certificate for --https, PEM (default: one that is made at first start; clients must be told to trust it, as by `wsk -i`)")
+	f.StringVar(&i.tlsKey, "tls-key", "", "its key, PEM")
+	f.StringVar(&i.apiHost, "api-host", "", "what functions get as __OW_API_HOST (default: http:// and the listen address)")
+	f.StringVar(&i.name, "name", hostname(), "what this invoker is called among those that share its store")
+	i.store.register(cmd)
+	f.StringVar(&i.runtimes, "runtimes", "", "a runtimes.json in OpenWhisk's format (default: the runtimes that `fastiov image` makes)")
+	f.IntVar(&i.limits.InvocationsPerMinute, "invocations-per-minute", access.Defaults.InvocationsPerMinute, "how many calls a namespace may make in a minute")
+	f.IntVar(&i.limits.ConcurrentInvocations, "concurrent-invocations", access.Defaults.ConcurrentInvocations, "how many calls a namespace may have under way")
+	f.IntVar(&i.limits.FiresPerMinute, "fires-per-minute", access.Defaults.FiresPerMinute, "how many triggers a namespace may fire in a minute")
+	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute, "how long a warm sandbox waits for another call")
+	f.StringVar(&i.policy, "keep-alive-policy", "fixed", "fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls have been apart, --keep-alive where they say nothing")
+	f.DurationVar(&i.pause, "pause-after", 10*time.Second, "how long a warm sandbox waits before it is paused; 0: it never is")
+	f.DurationVar(&i.wait, "wait", time.Minute, "how long a call queues for a sandbox before it is refused with the reason")
+}
+
+// storeFlags name what an invoker must not forget.
+type storeFlags struct {
+	where  string
+	retain int
+}
+
+func (s *storeFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.where, "store", "", "where entities and activations are kept: a file, or redis://host:port (default: invoker.db in --state-dir)")
+	cmd.Flags().IntVar(&s.retain, "retain", 1024, "MiB of activation records to retain; the oldest are forgotten")
+}
+
+func (s *storeFlags) open(ctx context.Context, stateDir string, log *slog.Logger) (store.Store, error) {
+	where := s.where
+	if where == "" {
+		if err := os.MkdirAll(stateDir, 0o700); err != nil {
+			return nil, err
+		}
+		where = filepath.Join(stateDir, "invoker.db")
+	}
+	return open.Store(ctx, where, int64(s.retain)<<20, log)
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "invoker"
+	}
+	return name
+}
+
+// pool is how the nodes are used; start is how long a start may take.
+func (i *invokerFlags) pool(start time.Duration) (pool.Config, error) {
+	cfg := pool.Config{KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: start}
+	switch i.policy {
+	case "fixed":
+	case "histogram":
+		cfg.Policy = pool.Histogram{Otherwise: i.keepAlive}
+	default:
+		return cfg, fmt.Errorf("--keep-alive-policy %q: there are fixed and histogram", i.policy)
+	}
+	return cfg, nil
+}
+
+func (i *invokerFlags) host() string {
+	if i.apiHost != "" {
+		return i.apiHost
+	}
+	return "http://" + i.listen
+}
+
+// key is the one that the invoker starts with: the well-known one only where every listener is on loopback.
+func (i *invokerFlags) key(stateDir string) (openwhisk.Key, error) {
+	if i.https == "" {
+		return openwhisk.LoadKey(i.listen, keyFile(stateDir))
+	}
+	return openwhisk.LoadKey(i.listen, keyFile(stateDir), i.https)
+}
+
+func keyFile(stateDir string) string { return filepath.Join(stateDir, "key") }
+
+// A front is what an invoker has before it has nodes: found first, so that a port that is taken and a store that is not there are said
+// before anything is started.
+type front struct {
+	cfg     openwhisk.Config
+	plain   net.Listener
+	secure  net.Listener // nil: none
+	runDir  string
+	closers []func()
+}
+
+func (f *front) onClose(close func()) { f.closers = append(f.closers, close) }
+
+func (f *front) close() {
+	for n := len(f.closers) - 1; n >= 0; n-- {
+		f.closers[n]()
+	}
+}
+
+func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *slog.Logger) (_ *front, err error) {
+	f := &front{runDir: runDir}
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	f.cfg = openwhisk.Config{Version: version, APIHost: i.host(), Limits: i.limits, Invoker: i.name, Log: log, Runtimes: entity.Standard()}
+	if f.cfg.Key, err = i.key(stateDir); err != nil {
+		return nil, err
+	}
+	if i.runtimes != "" {
+		content, err := os.ReadFile(i.runtimes)
+		if err != nil {
+			return nil, fmt.Errorf("--runtimes: %w", err)
+		}
+		if f.cfg.Runtimes, err = entity.ParseRuntimes(content); err != nil {
+			return nil, fmt.Errorf("--runtimes %s: %w", i.runtimes, err)
+		}
+	}
+	if f.plain, err = f.listen(i.listen, "listen"); err != nil {
+		return nil, err
+	}
+	if i.https != "" {
+		certificate, err := openwhisk.LoadCertificate(i.tlsCert, i.tlsKey, stateDir, i.https)
+		if err != nil {
+			return nil, err
+		}
+		listener, err := f.listen(i.https, "https")
+		if err != nil {
+			return nil, err
+		}
+		f.secure = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
+	}
+	if err := noteListen(runDir, f.plain); err != nil {
+		return nil, err
+	}
+	f.cfg.Store, err = i.store.open(ctx, stateDir, log)
+	if err != nil {
+		return nil, err
+	}
+	f.onClose(func() {
+		if err := f.cfg.Store.Close(); err != nil {
+			log.Error("store", "err", err)
+		}
+	})
+	return f, nil
+}
+
+func (f *front) listen(address, flag string) (net.Listener, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("OpenWhisk API: %w; choose another address with --%s", err, flag)
+	}
+	f.onClose(func() { listener.Close() })
+	return listener, nil
+}
+
+// serve runs the invoker until ctx ends.
+func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, registry prometheus.Registerer) error {
+	f.cfg.Pool = nodes
+	f.cfg.Pool.StemCells = stemCells(f.cfg.Runtimes, f.cfg.APIHost)
+	whisk, err := openwhisk.New(f.cfg, node, registry)
+	if err != nil {
+		return err
+	}
+	defer whisk.Close()
+	admin, err := listenRoot(filepath.Join(f.runDir, invokerSocket))
+	if err != nil {
+		return err
+	}
+	servers := []*http.Server{{Handler: whisk.Register(), ReadHeaderTimeout: 10 * time.Second}, whisk.Server()}
+	listeners := []net.Listener{admin, f.plain}
+	if f.secure != nil {
+		servers, listeners = append(servers, whisk.Server()), append(listeners, f.secure)
+	}
+	return serveUntil(ctx, servers, listeners, f.cfg.Log)
+}
+
+// stemCells are the sandboxes that runtimes.json wants ready before anybody calls.
+func stemCells(runtimes *entity.Runtimes, apiHost string) (cells []pool.StemCell) {
+	for _, family := range runtimes.Families() {
+		for _, runtime := range family {
+			for _, cell := range runtime.StemCells {
+				cells = append(cells, pool.StemCell{
+					Image: runtime.Image.String(), MemoryMiB: int(cell.Memory), Count: cell.Count, Env: map[string]string{"__OW_API_HOST": apiHost},
+				})
+			}
+		}
+	}
+	return cells
+}
+
+// listenRoot listens on a Unix socket that nobody but this user and root can open, from the first moment.
+func listenRoot(socket string) (net.Listener, error) {
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	old := unix.Umask(0o177)
+	defer unix.Umask(old)
+	return net.Listen("unix", socket)
+}
+
+func serveUntil(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
+	failed := make(chan error, len(servers))
+	for n, server := range servers {
+		go func() { failed <- server.Serve(listeners[n]) }()
+		log.Info("API ready", "address", listeners[n].Addr())
+	}
+	tellParent()
+	var err error
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+	}
+	patience, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	for _, server := range servers {
+		if server.Shutdown(patience) != nil {
+			server.Close()
+		}
+	}
+	return err
+}

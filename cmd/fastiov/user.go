@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+const invokerSocket = "invoker.sock" // in the run directory
+
+// userCmd makes and changes who may call. It speaks to the invoker that runs here, by a socket that only root can open; where none runs,
+// it does what the invoker would.
+func userCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "user", Short: "Create, list, block and delete those who may call"}
+	create := userDoes("create NAME", "Create a subject with a namespace, and print its key, which is not shown again", cobra.ExactArgs(1))
+	var wish access.Wish
+	f := create.Flags()
+	f.StringVar(&wish.Namespace, "namespace", "", "its namespace (default: called as the subject)")
+	f.IntVar(&wish.Limits.InvocationsPerMinute, "invocations-per-minute", 0, "calls in a minute (default: as the invoker's)")
+	f.IntVar(&wish.Limits.ConcurrentInvocations, "concurrent-invocations", 0, "calls under way (default: as the invoker's)")
+	f.IntVar(&wish.Limits.FiresPerMinute, "fires-per-minute", 0, "triggers fired in a minute (default: as the invoker's)")
+	create.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
+		wish.Subject = args[0]
+		var made struct {
+			Key string `json:"key"`
+		}
+		err := r.ask(ctx, http.MethodPost, "/subjects", wish, &made)
+		if err == nil {
+			fmt.Fprintln(cmd.OutOrStdout(), made.Key)
+		}
+		return err
+	})
+	list := userDoes("list", "List the subjects, their namespaces and who is blocked", cobra.NoArgs)
+	list.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, _ []string) error {
+		var subjects []access.Subject
+		if err := r.ask(ctx, http.MethodGet, "/subjects", nil, &subjects); err != nil {
+			return err
+		}
+		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+		fmt.Fprintln(w, "SUBJECT\tNAMESPACE\tUUID\tSTATE")
+		for _, s := range subjects {
+			for _, n := range s.Namespaces {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, n.Name, n.UUID, map[bool]string{true: "blocked", false: "active"}[s.Blocked])
+			}
+		}
+		return w.Flush()
+	})
+	get := userDoes("get NAME", "Show a subject as JSON", cobra.ExactArgs(1))
+	get.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
+		var subject access.Subject
+		err := r.ask(ctx, http.MethodGet, "/subjects/"+url.PathEscape(args[0]), nil, &subject)
+		if err == nil {
+			err = json.NewEncoder(cmd.OutOrStdout()).Encode(subject)
+		}
+		return err
+	})
+	cmd.AddCommand(create.Command, list.Command, get.Command)
+	for _, c := range []struct{ use, short, method, path string }{
+		{"delete NAME", "Delete a subject; what its namespaces hold stays", http.MethodDelete, ""},
+		{"block NAME", "Keep a subject out", http.MethodPost, "/block"},
+		{"unblock NAME", "Let a subject in again", http.MethodPost, "/unblock"},
+	} {
+		u := userDoes(c.use, c.short, cobra.ExactArgs(1))
+		u.does(func(ctx context.Context, _ *cobra.Command, r *registerClient, args []string) error {
+			return r.ask(ctx, c.method, "/subjects/"+url.PathEscape(args[0])+c.path, nil, &struct{}{})
+		})
+		cmd.AddCommand(u.Command)
+	}
+	return cmd
+}
+
+// A userCommand is one that needs the register.
+type userCommand struct {
+	*cobra.Command
+	runDir   *string
+	stateDir *string
+	store    storeFlags
+}
+
+func userDoes(use, short string, args cobra.PositionalArgs) *userCommand {
+	u := &userCommand{Command: &cobra.Command{Use: use, Short: short, Args: args}}
+	u.runDir = runDirFlag(u.Command)
+	u.stateDir = u.Flags().String("state-dir", "/var/lib/fastiov", "where the invoker keeps its store")
+	u.store.register(u.Command)
+	return u
+}
+
+func (u *userCommand) does(run func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error) {
+	u.RunE = func(cmd *cobra.Command, args []string) error {
+		if flags := cmd.Flags(); !flags.Changed("run-dir") && !flags.Changed("state-dir") && !flags.Changed("store") { // who names one means this machine
+			if away, err := inTestbed(cmd.Context(), *u.runDir); away {
+				return err
+			}
+		}
+		socket := filepath.Join(*u.runDir, invokerSocket)
+		if conn, err := net.Dial("unix", socket); err == nil {
+			conn.Close()
+			return run(cmd.Context(), cmd, newRegisterClient(socket), args)
+		} else if errors.Is(err, os.ErrPermission) {
+			return fmt.Errorf("%s: only root may ask the invoker; use sudo", socket)
+		}
+		return u.withStore(cmd.Context(), func(socket string) error {
+			return run(cmd.Context(), cmd, newRegisterClient(socket), args)
+		})
+	}
+}
+
+// withStore serves the register from the store itself, for as long as do takes.
+func (u *userCommand) withStore(ctx context.Context, do func(socket string) error) (err error) {
+	kept, err := u.store.open(ctx, *u.stateDir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return fmt.Errorf("no invoker runs here, and its store: %w", err)
+	}
+	defer func() { err = errors.Join(err, kept.Close()) }()
+	directory := access.NewDirectory(access.Limits{})
+	var unread error
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := kept.Watch(ctx, func(doc store.Doc) { unread = errors.Join(unread, directory.See(doc)) }); err != nil || unread != nil {
+		return errors.Join(err, unread)
+	}
+	dir, err := os.MkdirTemp("", "fastiov-user-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	listener, err := listenRoot(filepath.Join(dir, invokerSocket))
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: &access.Register{Entities: kept, Directory: directory}, ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	err = do(listener.Addr().String())
+	server.Close()
+	<-served
+	return err
+}
+
+// A registerClient asks the register behind a socket.
+type registerClient struct{ http http.Client }
+
+func newRegisterClient(socket string) *registerClient {
+	return &registerClient{http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}}
+}
+
+func (r *registerClient) ask(ctx context.Context, method, path string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://invoker"+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		var failure struct {
+			Error string `json:"error"`
+		}
+		if err := json.NewDecoder(resp.Body).Decode(&failure); err != nil {
+			return fmt.Errorf("the invoker answered HTTP %d: %w", resp.StatusCode, err)
+		}
+		return errors.New(failure.Error)
+	}
+	return json.NewDecoder(resp.Body).Decode(out)
+}

@@ -1,0 +1,167 @@
+package access
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// An Identity is a caller in one namespace. It is shared by all its calls.
+type Identity struct {
+	Subject   string
+	Namespace string
+	UUID      string
+	Limits    Limits
+	Blocked   bool
+	*Usage    // outlives a change of the subject
+
+	hash [sha256.Size]byte
+}
+
+// Who calls is one of these.
+var (
+	ErrUnknown = errors.New("the supplied authentication is invalid; send uuid:key by HTTP Basic authentication")
+	ErrBlocked = errors.New("the subject is blocked")
+)
+
+// A Directory finds identities. Finding takes no lock.
+type Directory struct {
+	defaults Limits
+	byUUID   sync.Map // *Identity
+	byName   sync.Map // *Identity, by namespace
+
+	mu       sync.Mutex
+	subjects map[string]kept
+	usage    map[string]*Usage // by namespace
+}
+
+type kept struct {
+	Subject
+	revision uint64 // in the store; 0: in none
+}
+
+// NewDirectory returns an empty directory; defaults are the limits of those who have none of their own.
+func NewDirectory(defaults Limits) *Directory {
+	return &Directory{defaults: defaults.Over(Defaults), subjects: map[string]kept{}, usage: map[string]*Usage{}}
+}
+
+// Identify finds who the key is of.
+func (d *Directory) Identify(uuid, secret string) (*Identity, error) {
+	found, known := d.byUUID.Load(uuid)
+	if !known {
+		return nil, ErrUnknown // a uuid is no secret: that it is unknown may be seen
+	}
+	identity := found.(*Identity)
+	switch {
+	case !opens(secret, &identity.hash):
+		return nil, ErrUnknown
+	case identity.Blocked:
+		return nil, ErrBlocked
+	}
+	return identity, nil
+}
+
+// Owner finds whose a namespace is: anonymous calls of what it publishes count as its own.
+func (d *Directory) Owner(namespace string) (*Identity, error) {
+	found, known := d.byName.Load(namespace)
+	if !known {
+		return nil, fmt.Errorf("there is no namespace %q", namespace)
+	}
+	if identity := found.(*Identity); !identity.Blocked {
+		return identity, nil
+	}
+	return nil, ErrBlocked
+}
+
+// See takes in a change of the store; documents of other kinds are none of its business.
+func (d *Directory) See(doc store.Doc) error {
+	if doc.Kind != store.Subjects {
+		return nil
+	}
+	if doc.Body == nil {
+		d.know(&Subject{Name: doc.Name}, nil, 0)
+		return nil
+	}
+	var s Subject
+	if err := json.Unmarshal(doc.Body, &s); err != nil {
+		return fmt.Errorf("subject %q: %w", doc.Name, err)
+	}
+	s.Name = doc.Name
+	return d.add(&s, doc.Revision)
+}
+
+// Add makes a subject known that is in no store.
+func (d *Directory) Add(s *Subject) error { return d.add(s, 0) }
+
+func (d *Directory) add(s *Subject, revision uint64) error {
+	identities := make([]*Identity, len(s.Namespaces))
+	for i, n := range s.Namespaces {
+		identity := &Identity{Subject: s.Name, Namespace: n.Name, UUID: n.UUID, Limits: s.Limits.Over(d.defaults), Blocked: s.Blocked}
+		if hash, err := hex.DecodeString(n.Hash); err != nil || copy(identity.hash[:], hash) != sha256.Size {
+			return fmt.Errorf("subject %q: the hash of the key of %q is none", s.Name, n.Name)
+		}
+		identities[i] = identity
+	}
+	d.know(s, identities, revision)
+	return nil
+}
+
+// know puts what is known of a subject in the place of what was; without identities it is gone.
+func (d *Directory) know(s *Subject, identities []*Identity, revision uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	keep := map[string]bool{}
+	for _, identity := range identities {
+		usage := d.usage[identity.Namespace]
+		if usage == nil {
+			usage = &Usage{}
+			d.usage[identity.Namespace] = usage
+		}
+		identity.Usage = usage
+		d.byUUID.Store(identity.UUID, identity)
+		d.byName.Store(identity.Namespace, identity)
+		keep[identity.UUID], keep[identity.Namespace] = true, true
+	}
+	for _, n := range d.subjects[s.Name].Namespaces {
+		if !keep[n.UUID] {
+			d.byUUID.Delete(n.UUID)
+		}
+		if !keep[n.Name] {
+			d.byName.Delete(n.Name)
+		}
+	}
+	if identities == nil {
+		delete(d.subjects, s.Name)
+	} else {
+		d.subjects[s.Name] = kept{*s, revision}
+	}
+}
+
+// subject is what is known of a subject by its name.
+func (d *Directory) subject(name string) (kept, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k, found := d.subjects[name]
+	return k, found
+}
+
+// List is every subject, by name.
+func (d *Directory) List() []Subject {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list := []Subject{}
+	for _, name := range slices.Sorted(maps.Keys(d.subjects)) {
+		list = append(list, d.subjects[name].Subject)
+	}
+	return list
+}
+
+// Defaults are the limits of those who have none of their own.
+func (d *Directory) Defaults() Limits { return d.defaults }

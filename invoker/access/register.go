@@ -1,0 +1,159 @@
+package access
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// A Register makes and changes the subjects of a store, which the directory watches.
+type Register struct {
+	Entities  store.Entities
+	Directory *Directory
+}
+
+// Errors of a Register.
+var (
+	ErrExists = errors.New("it exists already")
+	ErrNobody = errors.New("there is no such subject")
+	ErrFixed  = errors.New("it is built in: this invoker was started with its key")
+)
+
+var subjectName = regexp.MustCompile(`^\w([\w@ .&-]{0,254}[\w@.&-])?$`)
+
+// Key is where a store keeps a subject. No namespace is called "_".
+func storeKey(name string) store.Key {
+	return store.Key{Kind: store.Subjects, Namespace: "_", Name: name}
+}
+
+// Create makes a subject with one namespace and returns the key that opens it, which nobody can tell again.
+func (r *Register) Create(ctx context.Context, name, namespace string, limits Limits) (Key, error) {
+	for _, text := range []string{name, namespace} {
+		if !subjectName.MatchString(text) || text == "_" {
+			return Key{}, fmt.Errorf("%.300q is no name: letters, digits and _@ .&-, beginning with a letter, digit or _", text)
+		}
+	}
+	if _, found := r.Directory.subject(name); found {
+		return Key{}, fmt.Errorf("subject %q: %w", name, ErrExists)
+	}
+	if _, taken := r.Directory.byName.Load(namespace); taken {
+		return Key{}, fmt.Errorf("namespace %q: %w", namespace, ErrExists)
+	}
+	key := NewKey()
+	err := r.put(ctx, kept{Subject: Subject{Name: name, Namespaces: []Namespace{key.Owned(namespace)}, Limits: limits}})
+	if errors.Is(err, store.ErrConflict) {
+		err = ErrExists
+	}
+	if err != nil {
+		return Key{}, fmt.Errorf("subject %q: %w", name, err)
+	}
+	return key, nil
+}
+
+func (r *Register) put(ctx context.Context, k kept) error {
+	body, err := json.Marshal(&k.Subject)
+	if err != nil {
+		return err
+	}
+	_, err = r.Entities.Put(ctx, store.Doc{Key: storeKey(k.Name), Revision: k.revision, Body: body}, nil)
+	return err
+}
+
+func (r *Register) find(name string) (kept, error) {
+	k, found := r.Directory.subject(name)
+	if !found {
+		return k, fmt.Errorf("subject %q: %w", name, ErrNobody)
+	}
+	return k, nil
+}
+
+// Block keeps a subject out, or lets it in again.
+func (r *Register) Block(ctx context.Context, name string, blocked bool) error {
+	k, err := r.find(name)
+	if err == nil && k.revision == 0 {
+		err = fmt.Errorf("subject %q: %w", name, ErrFixed)
+	}
+	if err != nil || k.Blocked == blocked {
+		return err
+	}
+	k.Blocked = blocked
+	return r.put(ctx, k)
+}
+
+// Delete forgets a subject. What its namespaces hold stays, for whoever is given them again.
+func (r *Register) Delete(ctx context.Context, name string) error {
+	k, err := r.find(name)
+	if err == nil && k.revision == 0 {
+		err = fmt.Errorf("subject %q: %w", name, ErrFixed)
+	}
+	if err != nil {
+		return err
+	}
+	return r.Entities.Delete(ctx, storeKey(name), k.revision)
+}
+
+// A Wish is the body of the POST that makes a subject.
+type Wish struct {
+	Subject   string `json:"subject"`
+	Namespace string `json:"namespace"`
+	Limits    Limits `json:"limits,omitzero"`
+}
+
+// ServeHTTP is the register for the commands of this machine. It asks nobody who they are: it is to be reached through a socket that
+// only root can open.
+//
+//	GET    /subjects                         POST /subjects
+//	GET    /subjects/{name}                  DELETE /subjects/{name}
+//	POST   /subjects/{name}/block            POST /subjects/{name}/unblock
+func (r *Register) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	mux := http.NewServeMux()
+	serve := func(pattern string, do func(name string) (any, error)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
+			answer, err := do(req.PathValue("name"))
+			reply(w, answer, err)
+		})
+	}
+	serve("GET /subjects", func(string) (any, error) { return r.Directory.List(), nil })
+	serve("GET /subjects/{name}", func(name string) (any, error) {
+		k, err := r.find(name)
+		return k.Subject, err
+	})
+	serve("DELETE /subjects/{name}", func(name string) (any, error) { return struct{}{}, r.Delete(req.Context(), name) })
+	serve("POST /subjects/{name}/block", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, true) })
+	serve("POST /subjects/{name}/unblock", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, false) })
+	serve("POST /subjects", func(string) (any, error) {
+		var wish Wish
+		if err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 1<<16)).Decode(&wish); err != nil {
+			return nil, err
+		}
+		if wish.Namespace == "" {
+			wish.Namespace = wish.Subject
+		}
+		key, err := r.Create(req.Context(), wish.Subject, wish.Namespace, wish.Limits)
+		return map[string]string{"key": key.String()}, err
+	})
+	mux.ServeHTTP(w, req)
+}
+
+func reply(w http.ResponseWriter, answer any, err error) {
+	status := http.StatusOK
+	switch {
+	case errors.Is(err, ErrNobody), errors.Is(err, store.ErrNotFound):
+		status = http.StatusNotFound
+	case errors.Is(err, ErrExists), errors.Is(err, ErrFixed), errors.Is(err, store.ErrConflict):
+		status = http.StatusConflict
+	case err != nil:
+		status = http.StatusBadRequest
+	}
+	if err != nil {
+		answer = map[string]string{"error": err.Error()}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(answer) // the caller has gone: nobody is left to tell
+}

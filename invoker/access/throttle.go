@@ -1,0 +1,66 @@
+package access
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// TooMany is the error of a call that exceeds a limit.
+type TooMany struct{ Why string }
+
+func (t *TooMany) Error() string { return t.Why }
+
+// A rate counts what happens in a minute of the clock. It is a word, so that callers do not wait for each other: the minute and,
+// in its lower half, the count.
+type rate struct{ word atomic.Uint64 }
+
+// add counts one more, unless the limit is reached; minutes are numbered from 1970.
+func (r *rate) add(now time.Time, limit int) (count int, ok bool) {
+	minute := uint64(now.Unix()/60) << 32
+	for {
+		old := r.word.Load()
+		count := uint64(0)
+		if old>>32<<32 == minute {
+			count = old << 32 >> 32
+		}
+		if count >= uint64(limit) {
+			return int(count), false
+		}
+		if r.word.CompareAndSwap(old, minute|(count+1)) {
+			return int(count) + 1, true
+		}
+	}
+}
+
+// A Usage is what a namespace uses. The zero value is one that uses nothing.
+type Usage struct {
+	calls, fires rate
+	underWay     atomic.Int64
+}
+
+// Call admits an invocation, by its rate and then by those under way; it ends with Done.
+func (u *Usage) Call(now time.Time, l Limits) error {
+	if count, ok := u.calls.add(now, l.InvocationsPerMinute); !ok {
+		return &TooMany{fmt.Sprintf("too many requests in this minute: %d, and %d are allowed", count, l.InvocationsPerMinute)}
+	}
+	if count := u.underWay.Add(1); count > int64(l.ConcurrentInvocations) {
+		u.underWay.Add(-1)
+		return &TooMany{fmt.Sprintf("too many concurrent requests in flight: %d, and %d are allowed", count-1, l.ConcurrentInvocations)}
+	}
+	return nil
+}
+
+// Done ends an invocation that was admitted.
+func (u *Usage) Done() { u.underWay.Add(-1) }
+
+// Fire admits the fire of a trigger.
+func (u *Usage) Fire(now time.Time, l Limits) error {
+	if count, ok := u.fires.add(now, l.FiresPerMinute); !ok {
+		return &TooMany{fmt.Sprintf("too many triggers fired in this minute: %d, and %d are allowed", count, l.FiresPerMinute)}
+	}
+	return nil
+}
+
+// UnderWay is how many invocations were admitted and have not ended.
+func (u *Usage) UnderWay() int { return int(u.underWay.Load()) }

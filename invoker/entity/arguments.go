@@ -1,0 +1,146 @@
+package entity
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// MaxArguments bounds what a caller sends, and what an action gets beside its parameters.
+const MaxArguments = 1 << 20
+
+// Fixed is what an action's parameters are, package < binding < action, ready to be laid under any caller's arguments.
+type Fixed struct {
+	All    Pairs          // in their order, those for /init too
+	pairs  Pairs          // those for /run
+	index  map[string]int // of pairs, by key
+	whole  []byte         // an object of all of them
+	locked bool           // none may be overridden
+	Init   map[string]string
+}
+
+// Fix lays parameters over each other. Those marked for /init become the action's environment.
+func Fix(locked bool, layers ...Pairs) *Fixed {
+	var all Pairs
+	for _, layer := range layers {
+		all = all.With(layer...)
+	}
+	f := &Fixed{All: all, locked: locked, index: map[string]int{}}
+	for _, p := range all {
+		if !p.Init {
+			f.index[p.Key] = len(f.pairs)
+			f.pairs = append(f.pairs, p)
+			continue
+		}
+		if f.Init == nil {
+			f.Init = map[string]string{}
+		}
+		f.Init[p.Key] = text(p.Value)
+	}
+	f.whole = append(f.appendAll([]byte{'{'}, nil), '}')
+	return f
+}
+
+// text is a value as an environment variable: a text as it is, anything else as its JSON.
+func text(value json.RawMessage) string {
+	var s string
+	if json.Unmarshal(value, &s) == nil {
+		return s
+	}
+	return string(value)
+}
+
+// appendAll writes the pairs, without those that are overridden, as members of an object.
+func (f *Fixed) appendAll(to []byte, overridden []bool) []byte {
+	first := true
+	for i, p := range f.pairs {
+		if overridden != nil && overridden[i] {
+			continue
+		}
+		if !first {
+			to = append(to, ',')
+		}
+		first = false
+		to, _ = jsontext.AppendQuote(to, p.Key) // text that is no UTF-8 was refused when it came in
+		to = append(append(to, ':'), p.Value...)
+	}
+	return to
+}
+
+// Under lays the parameters under a caller's arguments, which are an object or nothing, and does not write either anew: what it
+// returns is made of their bytes, and may be body itself.
+func (f *Fixed) Under(body []byte) ([]byte, error) {
+	body = bytes.TrimSpace(body)
+	if len(body) == 0 || string(body) == "null" {
+		return f.whole, nil
+	}
+	if len(body) > MaxArguments {
+		return nil, Refuse(http.StatusRequestEntityTooLarge, "the arguments have %d bytes; at most %d", len(body), MaxArguments)
+	}
+	if body[0] != '{' {
+		return nil, bad("the request content is malformed: arguments are a JSON object")
+	}
+	if len(f.pairs) == 0 {
+		if err := valid(body); err != nil {
+			return nil, err
+		}
+		return body, nil
+	}
+	overridden := make([]bool, len(f.pairs))
+	names, err := members(body, func(name string) error {
+		i, fixed := f.index[name]
+		if fixed && f.locked {
+			return bad("the request sets the parameter %.100q, which this action does not let callers set", name)
+		}
+		if fixed {
+			overridden[i] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	laid := append(make([]byte, 0, len(f.whole)+len(body)), '{')
+	if laid = f.appendAll(laid, overridden); len(laid) > 1 && names > 0 {
+		laid = append(laid, ',')
+	}
+	return append(laid, body[1:]...), nil
+}
+
+// valid refuses what is not one JSON value with each name once.
+func valid(body []byte) error {
+	if jsontext.Value(body).IsValid() {
+		return nil
+	}
+	_, err := members(body, func(string) error { return nil }) // says why
+	return err
+}
+
+// members shows each name in an object, which must be all there is, and counts them.
+func members(body []byte, see func(name string) error) (count int, err error) {
+	d := jsontext.NewDecoder(bytes.NewBuffer(body))
+	if _, err := d.ReadToken(); err != nil {
+		return 0, malformed(err)
+	}
+	for ; d.PeekKind() == '"'; count++ {
+		name, err := d.ReadToken()
+		if err != nil {
+			return 0, malformed(err)
+		}
+		if err := see(name.String()); err != nil {
+			return 0, err
+		}
+		if err := d.SkipValue(); err != nil {
+			return 0, malformed(err)
+		}
+	}
+	if _, err := d.ReadToken(); err != nil {
+		return 0, malformed(err)
+	}
+	if rest := bytes.TrimSpace(body[d.InputOffset():]); len(rest) > 0 {
+		return 0, bad("the request content is malformed: %.40q follows the object", rest)
+	}
+	return count, nil
+}

@@ -1,0 +1,95 @@
+package openwhisk
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/entity"
+)
+
+// A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a step of a composition.
+type call struct {
+	user        *access.Identity
+	key         access.Key // as the caller sent it, for actions that ask for it
+	on          *resolved
+	arguments   []byte // a JSON object, parameters included
+	transaction string
+	accepted    time.Time
+	cause       string // the id of the activation that this one is a step of
+	causedBy    string // what that one is
+}
+
+// An outcome is how a call ended. A refused one has a record too, for those who look for its id.
+type outcome struct {
+	record  *activation.Record
+	refused error
+}
+
+// Started is a call under way, or at its end where that was waited for.
+type started struct {
+	id  string
+	end *outcome
+}
+
+// start runs a call that was admitted and waits for its end, at most as long as is said. It goes on when the waiting is over, and when
+// the caller has gone: then it has been promised, durably, that there will be a record of it.
+func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, error) {
+	v := a.invocation(c)
+	if wait <= 0 {
+		if err := v.promise(ctx); err != nil {
+			c.user.Done()
+			return started{}, err
+		}
+	}
+	done := make(chan outcome, 1)
+	a.running.Go(func() {
+		defer c.user.Done()
+		done <- v.run()
+	})
+	if wait <= 0 {
+		return started{id: v.id}, nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case end := <-done:
+		return started{v.id, &end}, nil
+	case <-timer.C:
+	case <-ctx.Done():
+		return started{id: v.id}, nil // nobody is left to be promised anything
+	}
+	if err := v.promise(ctx); err != nil {
+		return started{id: v.id}, err
+	}
+	return started{id: v.id}, nil
+}
+
+// An invocation is a call on its way to its record.
+type invocation struct {
+	call
+	api *API
+	id  string
+	promised
+}
+
+func (a *API) invocation(c call) *invocation {
+	return &invocation{call: c, api: a, id: activation.NewID()}
+}
+
+// run runs the action, by its kind, and keeps the record.
+func (v *invocation) run() outcome {
+	var end outcome
+	switch v.on.Exec.Kind {
+	case entity.Sequence:
+		end = outcome{record: v.failed(activation.InternalError, "this endpoint does not run sequences"), refused: fail(http.StatusNotImplemented, "this endpoint does not run sequences")}
+	default:
+		end = v.runInSandbox()
+	}
+	if v.finish(end.record) {
+		v.api.metrics.observe(end.record, end.refused != nil)
+	}
+	return end
+}

@@ -1,0 +1,126 @@
+package openwhisk
+
+import (
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/entity"
+)
+
+func (a *API) putPackage(w http.ResponseWriter, r *http.Request, rq *request) error {
+	path, err := rq.ownNamed(r)
+	if err != nil {
+		return err
+	}
+	if path.Name == "default" {
+		return badRequest("a package cannot be called default: that is how web URLs name none")
+	}
+	overwrite, err := flag(r.URL.Query(), "overwrite", false)
+	if err != nil {
+		return err
+	}
+	var by entity.PackageChange
+	if err := readInto(w, r, maxEntityBody, &by); err != nil {
+		return err
+	}
+	put, err := change(r.Context(), a.catalog, &a.catalog.packages, path.Namespace, path.Name, func(old *entity.Package) (*entity.Package, []byte, error) {
+		if err := overwriting(old != nil, overwrite, "package", path.Name); err != nil {
+			return nil, nil, err
+		}
+		if old == nil {
+			old = &entity.Package{Common: entity.Named(path)}
+		}
+		made, err := old.Changed(by, time.Now())
+		if err == nil && by.Binding != nil && made.Bound() {
+			err = a.bindable(rq, made.Binding.Path())
+		}
+		return made, nil, err
+	})
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, put)
+	return nil
+}
+
+// bindable refuses a package that is not there, or not for the caller, or a binding itself.
+func (a *API) bindable(rq *request, path entity.Path) error {
+	if err := entity.CheckName(path.Name); err != nil {
+		return err
+	}
+	pkg, err := a.readable(rq.user, path.Namespace, path.Name)
+	switch {
+	case err != nil && path.Namespace == rq.user.Namespace:
+		return badRequest("the package %s, which is to be bound, does not exist", path)
+	case err == nil && pkg.Bound():
+		return badRequest("the package %s is a binding, which cannot be bound itself", path)
+	}
+	return err
+}
+
+func (a *API) getPackage(w http.ResponseWriter, r *http.Request, rq *request) error {
+	path, err := rq.named(r)
+	if err != nil {
+		return err
+	}
+	pkg, provider, err := a.visible(rq.user, entity.Path{Namespace: path.Namespace, Package: path.Name})
+	if err != nil {
+		return err
+	}
+	var bound *entity.Package
+	if provider != pkg {
+		bound = provider
+	}
+	answer(w, http.StatusOK, pkg.Shown(bound, bodies(a.catalog.actions.list(provider.Namespace, provider.Name+"/"))))
+	return nil
+}
+
+// deletePackage deletes a package that is empty, or with force=true what is in it as well.
+func (a *API) deletePackage(w http.ResponseWriter, r *http.Request, rq *request) error {
+	path, err := rq.ownNamed(r)
+	if err != nil {
+		return err
+	}
+	force, err := flag(r.URL.Query(), "force", false)
+	if err != nil {
+		return err
+	}
+	deleted, err := remove(r.Context(), a.catalog, &a.catalog.packages, path.Namespace, path.Name, func(pkg *entity.Package) error {
+		for _, inside := range a.catalog.actions.list(path.Namespace, path.Name+"/") {
+			if !force {
+				return conflict("the package %q is not empty; delete what is in it, or set force=true", path.Name)
+			}
+			if _, err := remove(r.Context(), a.catalog, &a.catalog.actions, path.Namespace, inside.path.Local(), func(*action) error { return nil }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		answer(w, http.StatusOK, deleted)
+	}
+	return err
+}
+
+// listPackages lists the caller's packages; of another namespace, its public ones.
+func (a *API) listPackages(w http.ResponseWriter, r *http.Request, rq *request) error {
+	list := a.catalog.packages.list(rq.namespace, "")
+	if rq.namespace != rq.user.Namespace {
+		list = slices.DeleteFunc(list, func(p *entity.Package) bool { return !p.Publish })
+	}
+	return answerList(w, r, "packages", list, (*entity.Package).Summary)
+}
+
+// refreshPackages answers POST packages/refresh, the only POST there is: clients ask for it after something was bound. Nothing is ever
+// stale here.
+func (a *API) refreshPackages(w http.ResponseWriter, r *http.Request, rq *request) error {
+	if r.PathValue("name") != "refresh" {
+		return notAllowed(w, r, rq)
+	}
+	if _, err := rq.own(); err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string][]string{"added": {}, "updated": {}, "deleted": {}})
+	return nil
+}

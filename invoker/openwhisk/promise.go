@@ -1,0 +1,149 @@
+package openwhisk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// A caller who does not wait is promised a record, and the promise outlives this process. So it is written down before the caller
+// hears of it, and that its /run leaves is written down before it does. The three happen in any order, each once:
+//
+//	promise   the caller is told that it need not wait: now, or when it has waited long enough
+//	leave     the /run is about to be sent; a promise made later says so from the start
+//	finish    the record is there, and the promise kept
+type promised struct {
+	mu         sync.Mutex
+	made, sent bool
+	over       bool
+}
+
+// A note is what a promise is kept by after a crash.
+type note struct {
+	Subject     string          `json:"subject"`
+	Namespace   string          `json:"namespace"`
+	Action      entity.Path     `json:"action"` // as it was named
+	Version     string          `json:"version"`
+	Kind        string          `json:"kind"`
+	Transaction string          `json:"transaction"`
+	Cause       string          `json:"cause,omitempty"`
+	CausedBy    string          `json:"causedBy,omitempty"`
+	Key         *access.Key     `json:"key,omitempty"` // only where the action asks for it
+	Arguments   json.RawMessage `json:"arguments"`
+}
+
+func (v *invocation) promise(ctx context.Context) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.made || v.over {
+		return nil
+	}
+	n := note{
+		Subject: v.user.Subject, Namespace: v.user.Namespace, Action: v.on.named(), Version: v.on.Version, Kind: v.on.Exec.Kind,
+		Transaction: v.transaction, Cause: v.cause, CausedBy: v.causedBy, Arguments: v.arguments,
+	}
+	if v.wantsKey() {
+		n.Key = &v.key
+	}
+	body, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	err = v.api.cfg.Store.Accept(ctx, store.Accepted{ID: v.id, Invoker: v.api.cfg.Invoker, At: v.accepted, Sent: v.sent, Body: body})
+	if err != nil {
+		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v", err)
+	}
+	v.made = true
+	return nil
+}
+
+// leave is called when the /run is about to be sent.
+func (v *invocation) leave(ctx context.Context) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.sent = true
+	if !v.made {
+		return nil
+	}
+	return v.api.cfg.Store.Sent(ctx, v.id)
+}
+
+// finish keeps the record. A promise that the end of this process keeps from being sent is kept by the next: then there is none yet.
+func (v *invocation) finish(r *activation.Record) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.made && !v.sent && v.api.closing.Load() {
+		return false
+	}
+	v.over = true
+	v.api.cfg.Store.Finish(r)
+	return true
+}
+
+// named is the path that leads to the action, through the binding if there was one.
+func (r *resolved) named() entity.Path {
+	path := r.path
+	if r.binding != "" {
+		path.Namespace, path.Package, _ = strings.Cut(r.binding, "/")
+	}
+	return path
+}
+
+// keepPromises takes up what was promised and not finished when this invoker last ended: what was not sent is run, what may have been
+// is recorded as failed, for it is never run again.
+func (a *API) keepPromises(ctx context.Context) error {
+	left, err := a.cfg.Store.Unfinished(ctx, a.cfg.Invoker)
+	if err != nil {
+		return fmt.Errorf("what was promised: %w", err)
+	}
+	for _, accepted := range left {
+		a.keepPromise(accepted)
+	}
+	if len(left) > 0 {
+		a.cfg.Log.Info("activations that were promised before the restart are taken up", "count", len(left))
+	}
+	return nil
+}
+
+func (a *API) keepPromise(p store.Accepted) {
+	var n note
+	err := json.Unmarshal(p.Body, &n)
+	if err != nil {
+		err = fmt.Errorf("what was kept of it cannot be read: %w", err)
+	} else if p.Sent {
+		err = errors.New("the invoker ended while it ran; it is not run twice")
+	}
+	user, on := &access.Identity{Subject: n.Subject, Namespace: n.Namespace, Usage: &access.Usage{}}, (*resolved)(nil)
+	if err == nil {
+		on, err = a.resolve(user, n.Action)
+	}
+	if err != nil {
+		now := time.Now()
+		a.cfg.Store.Finish(&activation.Record{
+			ID: p.ID, Namespace: n.Namespace, Name: n.Action.Name, Version: n.Version, Subject: n.Subject, Kind: n.Kind,
+			Path: n.Action.String()[1:], Cause: n.Cause, CausedBy: n.CausedBy, Start: now, End: now, Wait: now.Sub(p.At),
+			Response: activation.Failed(activation.InternalError, err.Error()),
+		})
+		return
+	}
+	v := &invocation{
+		api: a, id: p.ID, promised: promised{made: true},
+		call: call{
+			user: user, on: on, arguments: n.Arguments, transaction: n.Transaction, accepted: p.At, cause: n.Cause, causedBy: n.CausedBy,
+		},
+	}
+	if n.Key != nil {
+		v.key = *n.Key
+	}
+	a.running.Go(func() { v.run() })
+}
