@@ -120,7 +120,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	active := false
 	for _, rule := range a.rulesOf(trigger) {
 		active = active || rule.Status == entity.Active
-		line, err := json.Marshal(a.fire(r, rq, rule, arguments))
+		line, err := json.Marshal(a.fire(r, rq, rule, arguments, record.ID))
 		if err != nil {
 			return err
 		}
@@ -137,13 +137,13 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	return nil
 }
 
-func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte) fired {
+func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte, cause string) fired {
 	f := fired{Rule: rule.Namespace + "/" + rule.Name, Action: rule.Action.String()[1:]}
 	if rule.Status != entity.Active {
 		f.StatusCode, f.Error = activation.ApplicationError, "the rule "+f.Rule+" is not active: "+f.Action+" was not invoked"
 		return f
 	}
-	id, err := a.invokeFor(r, rq, rule.Action, body)
+	id, err := a.invokeFor(r, rq, rule.Action, body, cause)
 	switch {
 	case err != nil:
 		f.StatusCode, f.Error = activation.InternalError, err.Error()
@@ -157,8 +157,8 @@ func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte)
 }
 
 // invokeFor promises an invocation that a rule asks for.
-func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []byte) (id string, err error) {
-	on, err := a.resolve(rq.user, path)
+func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []byte, cause string) (id string, err error) {
+	on, err := a.invocable(rq.user, path)
 	if err != nil {
 		return "", err
 	}
@@ -169,6 +169,8 @@ func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []b
 	if err := rq.user.Call(rq.accepted, rq.user.Limits); err != nil {
 		return "", err
 	}
-	started, err := a.start(r.Context(), rq.call(on, arguments), 0)
+	c := rq.call(on, arguments)
+	c.cause = cause
+	started, err := a.start(r.Context(), c, 0)
 	return started.id, err
 }
