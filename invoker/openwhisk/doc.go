@@ -23,6 +23,7 @@
 //	sequence.go     … that a sequence names when it is put
 //	conductor.go    … that a conductor names one by one
 //	web.go          a web action: from any HTTP request to its arguments
+//	webarguments.go … what it is told of the request
 //	page.go         … and from its result to an HTTP answer
 //	promise.go      what was promised is kept, across a crash too
 //	run.go          from a call to the node and back
