@@ -13,10 +13,10 @@ SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(
 OUT         ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help up build test lint generate test-chaos test-full clean-cache clean
+.PHONY: help up build test lint generate test-openwhisk test-chaos test-full clean-cache clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
 	bin/fastiov up
@@ -43,6 +43,12 @@ generate: ## Regenerate the Go code of node-agent/api from node.proto
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto
+
+test-openwhisk: ## Run every command of wsk ($WSK, or the one on PATH) against fastiov; without one, Apache's JavaScript client
+	@.ci/bootstrap test
+	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
+		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
+	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient$$' ./cmd/fastiov
 
 test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
 	@.ci/bootstrap test

@@ -110,8 +110,9 @@ func announce(out io.Writer, url, metrics, key string) {
 	fmt.Fprintf(out, `
 OpenWhisk API   %s
 metrics         %s/metrics
+wsk             wsk property set --apihost %s --auth %s
 deploy          %s -X PUT '%s?overwrite=true' -d '%s'
 call            %s -X POST '%s?blocking=true&result=true' -d '{"name":"you"}'
 
-`, url, metrics, curl, action, helloAction, curl, action)
+`, url, metrics, url, key, curl, action, helloAction, curl, action)
 }

@@ -48,7 +48,7 @@ func burstCmd() *cobra.Command {
 				return err
 			}
 		}
-		key, err := openwhisk.LoadKey(keyFile(stateDir), listen)
+		key, err := openwhisk.LoadKey(listen, keyFile(stateDir))
 		if err != nil {
 			return err
 		}

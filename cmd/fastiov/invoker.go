@@ -112,11 +112,10 @@ func (i *invokerFlags) host() string {
 
 // key is the one that the invoker starts with: the well-known one only where every listener is on loopback.
 func (i *invokerFlags) key(stateDir string) (openwhisk.Key, error) {
-	addresses := []string{i.listen}
-	if i.https != "" {
-		addresses = append(addresses, i.https)
+	if i.https == "" {
+		return openwhisk.LoadKey(i.listen, keyFile(stateDir))
 	}
-	return openwhisk.LoadKey(keyFile(stateDir), addresses...)
+	return openwhisk.LoadKey(i.listen, keyFile(stateDir), i.https)
 }
 
 func keyFile(stateDir string) string { return filepath.Join(stateDir, "key") }

@@ -36,11 +36,11 @@ var guest = Key{access.Key{
 	Secret: "123zO3xZCLrMN6v2BKK1dXYFpXlPkccOFqm12CdAsMgRU4VrNZ9lyGVCGuMDGIwP",
 }, true}
 
-// LoadKey returns the key for listeners at those addresses: the well-known guest key if all are on loopback; else the one in file, which
-// is generated at first start and readable by its owner only.
-func LoadKey(file string, addresses ...string) (Key, error) {
+// LoadKey returns the key for a listener at that address, and others: the well-known guest key if all are on loopback; else the one in
+// file, which is generated at first start and readable by its owner only.
+func LoadKey(listen, file string, others ...string) (Key, error) {
 	here := true
-	for _, address := range addresses {
+	for _, address := range append([]string{listen}, others...) {
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
 			return Key{}, fmt.Errorf("listen address %q: want host:port: %w", address, err)

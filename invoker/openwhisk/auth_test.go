@@ -13,7 +13,7 @@ import (
 func TestLoadKey(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "new", "api-key")
 	for _, listen := range []string{"127.0.0.1:3233", "localhost:3233", "[::1]:0", "127.8.8.8:1"} {
-		key, err := LoadKey(file, listen)
+		key, err := LoadKey(listen, file)
 		if err != nil || key != guest {
 			t.Errorf("%s: %v, %v; want the guest key", listen, key, err)
 		}
@@ -23,7 +23,7 @@ func TestLoadKey(t *testing.T) {
 	}
 	var made Key
 	for _, listen := range []string{"0.0.0.0:3233", ":3233", "[::]:3233", "example.org:80", "10.0.3.15:1"} {
-		key, err := LoadKey(file, listen)
+		key, err := LoadKey(listen, file)
 		if err != nil || key.Secret == guest.Secret || len(key.Secret) < 32 {
 			t.Fatalf("%s: %v, %v", listen, key, err)
 		}
@@ -55,11 +55,11 @@ func TestLoadKeyRefusesABadFile(t *testing.T) {
 		if err := os.Chmod(file, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := LoadKey(file, "127.0.0.1:1", "0.0.0.0:1"); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := LoadKey("127.0.0.1:1", file, "0.0.0.0:1"); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q %o: %v", c.content, c.mode, err)
 		}
 	}
-	if _, err := LoadKey(file, "nonsense"); err == nil {
+	if _, err := LoadKey("nonsense", file); err == nil {
 		t.Error("an address without a port was taken")
 	}
 }

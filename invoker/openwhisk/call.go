@@ -35,10 +35,6 @@ type started struct {
 	end *outcome
 }
 
-// perform runs a call and returns how it ended. It is what everything goes through that runs an action; whoever wants more than
-// waiting calls start.
-func (a *API) perform(c call) outcome { return a.invocation(c).run() }
-
 // start runs a call that was admitted and waits for its end, at most as long as is said. It goes on when the waiting is over, and when
 // the caller has gone: then it has been promised, durably, that there will be a record of it.
 func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, error) {

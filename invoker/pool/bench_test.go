@@ -1,9 +1,15 @@
 package pool
 
 import (
+	"context"
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 var sizes = []int{10, 100, 1000, 10_000}
@@ -48,10 +54,14 @@ func BenchmarkDecide(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("warm/%d", n), func(b *testing.B) {
 			w := crowd(b, n)
+			jobs := make([]Job, n)
+			for i := range jobs {
+				jobs[i] = groupJob(2 * i)
+			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				w.now = w.now.Add(time.Microsecond)
-				job := groupJob(i % n * 2)
+				job := jobs[i%n]
 				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				do := w.turn(b)
 				if do.kind != Warm {
@@ -105,4 +115,81 @@ func BenchmarkDecide(b *testing.B) {
 			}
 		})
 	}
+}
+
+// instant is a node on which everything is done at once.
+type instant struct{ api.UnimplementedNodeServer }
+
+func (instant) Start(_ context.Context, in *api.StartRequest) (*api.StartReply, error) {
+	return &api.StartReply{Id: in.Id, InitStatus: 200}, nil
+}
+func (instant) Run(context.Context, *api.RunRequest) (*api.RunReply, error) {
+	return &api.RunReply{Status: 200}, nil
+}
+func (instant) Stop(context.Context, *api.StopRequest) (*api.StopReply, error) {
+	return &api.StopReply{}, nil
+}
+func (instant) Status(context.Context, *api.StatusRequest) (*api.StatusReply, error) {
+	return &api.StatusReply{MemoryMib: 1 << 20}, nil
+}
+
+// BenchmarkDo is a whole job on a node in the same process that takes no time: warm, cold, and cold where another must be evicted.
+func BenchmarkDo(b *testing.B) {
+	run := func(name string, keep bool, job func(i int) Job) {
+		b.Run(name, func(b *testing.B) {
+			p := New(Config{KeepAlive: time.Hour, Wait: time.Minute, Start: time.Minute}, api.Local(instant{}))
+			defer p.Close()
+			var n atomic.Int64
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					j := job(int(n.Add(1)))
+					j.Start = func() *api.StartRequest { return &api.StartRequest{} }
+					j.Run = func() *api.RunRequest { return &api.RunRequest{TimeoutMs: 60_000} }
+					j.Keep = func(*api.RunReply) bool { return keep }
+					if _, err := p.Do(context.Background(), j); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+	run("warm", true, func(int) Job { return Job{Group: "a", MemoryMiB: 128} })
+	run("cold", false, func(int) Job { return Job{Group: "a", MemoryMiB: 128} })
+	run("evict", true, groupJob)
+}
+
+// BenchmarkWaiting is the memory of a job that waits, its goroutine included.
+func BenchmarkWaiting(b *testing.B) {
+	const jobs = 10_000
+	p := New(Config{KeepAlive: time.Hour, Wait: time.Hour, Start: time.Minute, Queue: 2 * jobs}, api.Local(full{}))
+	defer p.Close()
+	for b.Loop() {
+		ctx, cancel := context.WithCancel(context.Background())
+		before := memory()
+		var all sync.WaitGroup
+		for i := range jobs {
+			all.Go(func() { _, _ = p.Do(ctx, groupJob(i)) })
+		}
+		for p.Depth() < jobs {
+			time.Sleep(time.Millisecond)
+		}
+		b.ReportMetric(float64(memory()-before)/jobs, "B/job")
+		cancel()
+		all.Wait()
+	}
+}
+
+// full is a node whose VFs are all in quarantine.
+type full struct{ instant }
+
+func (full) Status(context.Context, *api.StatusRequest) (*api.StatusReply, error) {
+	return &api.StatusReply{MemoryMib: 1 << 20, Vfs: []*api.VF{{State: "quarantined"}}}, nil
+}
+
+func memory() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
 }

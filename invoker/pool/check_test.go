@@ -80,6 +80,9 @@ func (w *world) checkWaiting() {
 			continue
 		}
 		g := t.w.group
+		if t.w.alarm.pos == 0 || t.w.alarm.at.After(t.w.deadline) {
+			w.fail("a job of %s waits and nobody would notice its deadline", g.name)
+		}
 		if !w.now.Before(t.w.deadline) {
 			w.fail("a job of %s waits past its deadline", g.name)
 		}

@@ -28,13 +28,16 @@ func (s *state) arrive(w *waiter, job *Job, again bool, now time.Time) (refused 
 		w.inQueue.join(&s.queue)
 	}
 	w.group = g
-	due := w.arrived.Add(s.patience)
-	if w.aged || w.deadline.Before(due) {
-		due = w.deadline
-	}
-	s.alarms.set(&w.alarm, due)
 	s.fileGroup(g, now)
 	return ""
+}
+
+// waiterDue is when a waiter is to be looked at: when it has been overtaken for too long, and when it has waited long enough.
+func (s *state) waiterDue(w *waiter) time.Time {
+	if aged := w.arrived.Add(s.patience); !w.aged && aged.Before(w.deadline) {
+		return aged
+	}
+	return w.deadline
 }
 
 func newWaiter(arrived, deadline time.Time) *waiter {
@@ -144,9 +147,7 @@ func (s *state) learn(g *group, now time.Time) {
 	s.alarms.set(&g.alarm, now.Add(g.window.PreWarm))
 	g.members.all(func(b *box) bool {
 		b.retired = true
-		if b.idles() {
-			s.file(b, now)
-		}
+		s.file(b, now)
 		return true
 	})
 }

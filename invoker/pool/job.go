@@ -135,10 +135,6 @@ func tryElsewhere(err error) error { return &elsewhere{status.Convert(err).Messa
 
 // run gets the sandbox ready and runs the job in it; keep says whether the sandbox is good for another job.
 func (a *attempt) run(ctx context.Context, g grant) (keep bool, err error) {
-	there := a.box.node.to.context()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(there, cancel)()
 	if err := a.ready(ctx, g); err != nil {
 		return g.how == Warming, err // what another job starts is for that job to judge
 	}
@@ -147,7 +143,7 @@ func (a *attempt) run(ctx context.Context, g grant) (keep bool, err error) {
 	}
 	request := a.job.Run()
 	request.Id = a.box.id
-	ctx, stop := context.WithTimeout(ctx, time.Duration(request.TimeoutMs)*time.Millisecond+grace)
+	ctx, stop := a.call(ctx, time.Duration(request.TimeoutMs)*time.Millisecond+grace)
 	defer stop()
 	a.Run, err = a.box.node.to.Run(ctx, request)
 	switch code := status.Code(err); {
@@ -158,6 +154,13 @@ func (a *attempt) run(ctx context.Context, g grant) (keep bool, err error) {
 	default:
 		return false, &CallError{Running, a.box.id, err}
 	}
+}
+
+// call bounds a call to the node, which ends with the node too.
+func (a *attempt) call(ctx context.Context, within time.Duration) (context.Context, func()) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	lost := context.AfterFunc(a.box.node.to.context(), cancel)
+	return ctx, func() { lost(); cancel() }
 }
 
 // grace is what the node may take to report a run that used up its time.
@@ -180,8 +183,8 @@ func (a *attempt) ready(ctx context.Context, g grant) error {
 
 func (a *attempt) startBox(ctx context.Context) error {
 	wait := max(time.Until(a.deadline), 0)
-	ctx, cancel := context.WithTimeout(ctx, wait+a.p.cfg.Start)
-	defer cancel()
+	ctx, stop := a.call(ctx, wait+a.p.cfg.Start)
+	defer stop()
 	request := a.job.Start()
 	request.Id = a.box.id
 	request.MemoryMib = uint32(a.job.MemoryMiB)
@@ -209,8 +212,8 @@ func (a *attempt) started(reply *api.StartReply, err error) error {
 }
 
 func (a *attempt) initStem(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, a.p.cfg.Start)
-	defer cancel()
+	ctx, stop := a.call(ctx, a.p.cfg.Start)
+	defer stop()
 	reply, err := a.box.node.to.Init(ctx, &api.InitRequest{Id: a.box.id, Init: a.job.Start().Init})
 	a.Start = reply
 	switch status.Code(err) {
@@ -239,6 +242,8 @@ func (a *attempt) awaitStart(ctx context.Context) error {
 
 func (a *attempt) resume(ctx context.Context) error {
 	<-a.box.settled // the pausing; it has a deadline
+	ctx, stop := a.call(ctx, a.p.cfg.Start)
+	defer stop()
 	if _, err := a.box.node.to.Resume(ctx, &api.ResumeRequest{Id: a.box.id}); err != nil {
 		return tryElsewhere(err)
 	}

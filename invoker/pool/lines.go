@@ -42,12 +42,12 @@ func (l *line) before(other *line) bool {
 // head is the waiter whose turn it is.
 func (l *line) head() *waiter { return l.groups.first.of.waiting.first.of }
 
-// fileLine has a group stand in its line as long as somebody of it waits.
-func (s *state) fileLine(g *group, waits bool) {
+// fileLine has a group stand in its line, or not.
+func (s *state) fileLine(g *group, stands bool) {
 	switch standing := g.class != nil; {
-	case waits && !standing:
+	case stands && !standing:
 		s.stand(g)
-	case waits:
+	case stands:
 		g.class.lines.fix(s.lineOf(g))
 	case standing:
 		s.leaveLine(g)

@@ -111,6 +111,27 @@ func TestWhatANodeThatGoesAwayTakesWithIt(t *testing.T) {
 	})
 }
 
+// An invoker that is there before its node has its jobs wait.
+func TestANodeThatComesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFake(vfs(1))
+		n.deaf = true
+		p := New(Config{KeepAlive: time.Hour, Wait: 10 * time.Second, Start: time.Minute}, n)
+		defer p.Close()
+		var refused *Refused
+		if end := atOnce(p, work("a"))[0]; !errors.As(end.err, &refused) || !strings.HasPrefix(refused.Why, "no node in reach: local: no route, 0 ahead") {
+			t.Errorf("%+v", end)
+		}
+		go func() {
+			time.Sleep(5 * time.Second)
+			n.setDeaf(false)
+		}()
+		if end := atOnce(p, work("a"))[0]; end.err != nil {
+			t.Error(end.err)
+		}
+	})
+}
+
 func TestADrainingNodeEmpties(t *testing.T) {
 	among(t, Config{}, []*api.StatusReply{vfs(1), vfs(1)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		atOnce(p, work("a"), work("a"))

@@ -109,7 +109,8 @@ func newState(cfg Config, now time.Time) *state {
 		s.resize(st, now)
 	}
 	for _, named := range cfg.Nodes {
-		n := &node{name: named.Name, down: "it has not answered yet"}
+		all := room{unbounded, unbounded} // until it says how much it has, nobody is refused for that
+		n := &node{name: named.Name, down: named.Name + " has not answered yet", capacity: all, free: all}
 		n.alarm.of = n
 		s.nodes = append(s.nodes, n)
 	}

@@ -146,7 +146,7 @@ type key struct {
 type group struct {
 	key
 	space   *space
-	class   *class // nil: nobody waits
+	class   *class // in which it stands in line; nil: it does not
 	image   string
 	slots   int
 	start   func() *api.StartRequest // of its last job, where the policy may have a sandbox started before the next
@@ -255,7 +255,9 @@ func (s *state) file(b *box, now time.Time) {
 		open = &g.open
 	}
 	b.open.join(open)
-	s.alarms.set(&b.alarm, s.boxDue(b))
+	if due := s.boxDue(b); b.phase == gone || b.alarm.pos == 0 || due.Before(b.alarm.at) && !due.IsZero() {
+		s.alarms.set(&b.alarm, due) // one that goes off too early costs less than one that is put off at each use
+	}
 	if g != nil {
 		s.count(b, takes)
 		s.fileGroup(g, now)
@@ -288,20 +290,35 @@ func sign(plus bool) int {
 // fileGroup puts a group where it belongs after any change of its waiters or boxes.
 func (s *state) fileGroup(g *group, now time.Time) {
 	waits := g.waiting.n > 0
+	servable := waits && g.open.n+g.warming.n > 0
 	switch {
-	case waits && g.open.n+g.warming.n > 0:
+	case servable:
 		g.turn.join(&s.servable)
 	case waits && g.live == 0 && g.claim == nil:
 		g.turn.join(&s.starving)
 	default:
 		g.turn.leave()
 	}
-	s.fileLine(g, waits)
+	if waits && !servable {
+		s.setAlarms(g)
+	}
+	s.fileLine(g, waits && !servable) // who is served at once need not stand in line
 	if !waits && g.claim != nil {
 		s.dropClaim(g.claim, now)
 	}
 	if g.jobs == 0 && g.members.n == 0 && !waits {
 		s.forget(g)
+	}
+}
+
+// setAlarms has every waiter of a group looked at in time. Those that come while there is a slot for them get none: they are gone with
+// the next decision. So only the ends of the chain can be without.
+func (s *state) setAlarms(g *group) {
+	for l := g.waiting.last; l != nil && l.of.alarm.pos == 0; l = l.prev {
+		s.alarms.set(&l.of.alarm, s.waiterDue(l.of))
+	}
+	for l := g.waiting.first; l.of.alarm.pos == 0; l = l.next {
+		s.alarms.set(&l.of.alarm, s.waiterDue(l.of))
 	}
 }
 

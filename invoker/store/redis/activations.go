@@ -114,7 +114,7 @@ func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int) 
 	var stored []string
 	if most := pending.First(skip, limit); most > 0 {
 		var err error
-		newest := redis.ZRangeArgs{Key: listKey(f), Start: "[" + low, Stop: "(" + high, ByLex: true, Rev: true, Count: int64(most)}
+		newest := redis.ZRangeArgs{Key: listKey(f), Start: "(" + high, Stop: "[" + low, ByLex: true, Rev: true, Count: int64(most)}
 		if stored, err = s.db.ZRangeArgs(ctx, newest).Result(); err != nil {
 			return nil, s.explain(err)
 		}

@@ -128,3 +128,31 @@ func TestMountOf(t *testing.T) {
 		}
 	}
 }
+
+func TestFrozenProcessesStandStillAndDie(t *testing.T) {
+	r := open(t)
+	g, err := r.Create("frozen", Limits{MemoryMiB: 64, PIDs: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := spawn(t, g)
+	frozen := func() bool {
+		text, err := os.ReadFile(g.path + "/cgroup.events")
+		return err == nil && strings.Contains(string(text), "frozen 1")
+	}
+	for _, step := range []struct {
+		do   func() error
+		want bool
+	}{{g.Thaw, false}, {g.Freeze, true}, {g.Freeze, true}, {g.Thaw, false}, {g.Freeze, true}} {
+		if err := step.do(); err != nil || frozen() != step.want {
+			t.Errorf("frozen is %t, want %t (%v)", frozen(), step.want, err)
+		}
+	}
+	g.Kill()
+	if err := cmd.Wait(); err == nil {
+		t.Error("a frozen process ended well")
+	}
+	if g.Freeze() == nil {
+		t.Error("a cgroup that has gone was frozen")
+	}
+}

@@ -1,0 +1,72 @@
+package qemu
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/life"
+	"github.com/fastiov/fastiov/node-agent/sandbox/post"
+)
+
+const (
+	isRunning = `{"return":{"status":"running","running":true}}` + "\n"
+	isPaused  = `{"return":{"status":"paused","running":false}}` + "\n"
+	isBroken  = `{"return":{"status":"internal-error","running":false}}` + "\n"
+	stopped   = `{"event":"STOP","timestamp":{"seconds":1,"microseconds":0}}` + "\n"
+	done      = `{"return":{}}` + "\n"
+	refused   = `{"error":{"class":"GenericError","desc":"not now"}}` + "\n"
+)
+
+// controlled is a vm whose QEMU gives these answers.
+func controlled(t *testing.T, answers ...string) *vm {
+	t.Helper()
+	v := &vm{Life: life.New(), spec: sandbox.Spec{ID: "f-1"}}
+	v.runtime = post.To(func(context.Context) (net.Conn, error) { return nil, net.ErrClosed })
+	v.qmp = talk(t, v.onEvent, append([]string{done}, answers...)...)
+	if err := v.qmp.hello(); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestAStopThatWasAskedForEndsNothing(t *testing.T) {
+	v := controlled(t, isRunning, stopped+done, isPaused)
+	for range 2 { // the second finds it paused
+		if err := v.Pause(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if v.Cause() != nil {
+		t.Fatalf("paused, and ended: %v", v.Cause())
+	}
+	v.onEvent(event{Name: "STOP"}) // and one that was not
+	if v.Cause() == nil {
+		t.Error("a guest that stopped by itself goes on")
+	}
+}
+
+func TestPausesThatFail(t *testing.T) {
+	for name, c := range map[string]struct {
+		answers []string
+		want    string
+	}{
+		"QEMU refuses":           {[]string{isRunning, refused}, "not now"},
+		"the guest cannot go on": {[]string{isBroken}, "internal-error"},
+	} {
+		v := controlled(t, c.answers...)
+		if err := v.Pause(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		v.onEvent(event{Name: "STOP", At: time.Now()})
+		if v.Cause() == nil {
+			t.Errorf("%s: the next stop counts as asked for", name)
+		}
+		if err := v.Resume(t.Context()); err == nil {
+			t.Errorf("%s: an ended sandbox is resumed", name)
+		}
+	}
+}
