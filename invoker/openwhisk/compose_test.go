@@ -324,7 +324,9 @@ func TestWhatConductorsGetWrong(t *testing.T) {
 	other := c.as("other", access.Limits{})
 	other.want(200, other.do("PUT", "packages/secret", `{}`))
 	other.put("secret/a")
-	answers := map[string]func(map[string]any) string{"fails": says(`{"error":"no"}`)}
+	c.put("deep")
+	deep := strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000)
+	answers := map[string]func(map[string]any) string{"fails": says(`{"error":"no"}`), "deep": says(deep)}
 	for _, k := range []struct {
 		about, answer string
 		status        int
@@ -342,6 +344,8 @@ func TestWhatConductorsGetWrong(t *testing.T) {
 		{"an array", `[1]`, 200, "[1]", 1},
 		{"params that are none", `{"params":3}`, 200, `{"value":3}`, 1},
 		{"params with an error", `{"params":{"error":"said"}}`, 502, "said", 1},
+		{"as deep as can be", `{"action":"a","params":` + strings.Repeat("[", 9_990) + strings.Repeat("]", 9_990) + `}`, 502, "", 2},
+		{"an array as deep as can be", `{"action":"deep"}`, 502, "cannot be passed on", 1},
 		{"a state that is none", `{"action":"a","state":3}`, 502, `{"error":"state 3"}`, 2},
 	} {
 		t.Run(k.about, func(t *testing.T) {

@@ -1,6 +1,8 @@
 package openwhisk
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -87,12 +89,16 @@ type fields map[string]jsontext.Value
 // What actions answer was taken as JSON by the runtime, and is not refused for what could be better.
 var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
+// json puts the values together as they are. Whether the whole is not too deep, say, is for those to see who read it.
 func (f fields) json() []byte {
-	content, err := json.Marshal(f, json.Deterministic(true), lenient)
-	if err != nil {
-		panic(err) // it is made of values that were read before
+	b := []byte{'{'}
+	for i, name := range slices.Sorted(maps.Keys(f)) {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(quoted(b, name), ':'), f[name]...)
 	}
-	return content
+	return append(b, '}')
 }
 
 // boxed is the value if it is an object, else an object of it.

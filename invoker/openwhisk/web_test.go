@@ -116,6 +116,7 @@ func TestBadWebRequestsAreRefused(t *testing.T) {
 		{"what is told, by the body", "POST", "guest/default/echo", `{"__ow_body":2}`, 400},
 		{"malformed", "POST", "guest/default/echo", `{`, 400},
 		{"a name twice", "POST", "guest/default/echo", `{"a":1,"a":2}`, 400},
+		{"as deep as can be", "POST", "guest/default/echo", strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000), 400},
 		{"deep", "POST", "guest/default/echo", deep, 400},
 		{"huge", "POST", "guest/default/echo", strings.Repeat(" ", entity.MaxArguments+1), 413},
 		{"a bad query", "GET", "guest/default/echo?a=%zz", "", 400},
