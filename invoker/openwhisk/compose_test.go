@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/entity"
@@ -407,6 +410,76 @@ func TestConductorsAreBounded(t *testing.T) {
 		}
 		if turns > conductors || components > entity.MaxComponents {
 			t.Errorf("%s: %d turns and %d components", name, turns, components)
+		}
+	}
+}
+
+// Random sequences of functions and of each other: what is put is what the count allows, and what runs is the functions in their order up
+// to the first that fails.
+func TestSequencesRunInOrder(t *testing.T) {
+	c := newClient(t)
+	for _, name := range []string{"a", "b", "fails"} {
+		c.put(name)
+	}
+	c.does(map[string]func(map[string]any) string{"fails": says(`{"error":"no"}`)})
+	round := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		round++
+		flat := map[string][]string{"a": {"a"}, "b": {"b"}, "fails": {"fails"}}
+		known := []string{"a", "b", "a", "b", "fails"}
+		for i := range rapid.IntRange(1, 5).Draw(rt, "sequences") {
+			name := fmt.Sprintf("s%d-%d", round, i)
+			components := rapid.SliceOfN(rapid.SampledFrom(known), 1, 12).Draw(rt, name)
+			var whole []string
+			for _, component := range components {
+				whole = append(whole, flat[component]...)
+			}
+			got := c.putSequence(name, components...)
+			if (got.StatusCode == 200) != (len(whole) <= entity.MaxComponents) {
+				rt.Fatalf("a sequence of %d: HTTP %d %s", len(whole), got.StatusCode, got.body)
+			}
+			if got.StatusCode == 200 {
+				known, flat[name] = append(known, name), whole
+			}
+		}
+		name := known[len(known)-1]
+		want, status := flat[name], 200
+		if i := slices.Index(want, "fails"); i >= 0 {
+			want, status = want[:i+1], 502
+		}
+		before := len(c.ran())
+		answer := c.do("POST", "actions/"+name+"?blocking=true", "{}")
+		if got := c.ran()[before:]; answer.StatusCode != status || !slices.Equal(got, want) {
+			rt.Fatalf("%s: HTTP %d, ran %v; want %d, %v", name, answer.StatusCode, got, status, want)
+		}
+	})
+}
+
+func TestStepsAreGivenTheCallersKey(t *testing.T) {
+	c := newClient(t)
+	c.put("a")
+	c.want(200, c.do("PUT", "actions/b", strings.Replace(hello, "{", `{"annotations":[{"key":"provide-api-key","value":true}],`, 1)))
+	c.want(200, c.putSequence("with", "a", "b"))
+	c.want(200, c.putSequence("outer", "with"))
+	c.want(200, c.putSequence("without", "a"))
+	c.result("actions/outer", "{}")
+	_, runs := c.node.asked()
+	for i, want := range []bool{false, true} {
+		if strings.Contains(string(runs[i].Body), guest.String()) != want {
+			t.Errorf("step %d has the key: %v", i, !want)
+		}
+	}
+	owner, err := c.api.directory.Owner("guest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"a": false, "b": true, "outer": true, "without": false} {
+		on, err := c.api.component(owner, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.api.mayNeedKey(owner, on) != want {
+			t.Errorf("%s may need a key: %v", name, !want)
 		}
 	}
 }
