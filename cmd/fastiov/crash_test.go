@@ -51,6 +51,9 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 		if status := call("PUT", "actions/late?overwrite=true", helloAction, new(any)); status != 200 {
 			t.Fatal(status)
 		}
+		if status := call("PUT", "actions/chain?overwrite=true", `{"exec":{"kind":"sequence","components":["late","late"]}}`, new(any)); status != 200 {
+			t.Fatal(status)
+		}
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		half := make(chan struct{})
@@ -58,7 +61,7 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 			all.Go(func() {
 				var answer struct{ ActivationID string }
 				// Some end before the kill, some are sent and some still queue.
-				if call("POST", "actions/late", fmt.Sprintf(`{"sleep_ms":%d}`, n*20), &answer) != 202 {
+				if call("POST", "actions/"+[]string{"late", "chain"}[n%2], fmt.Sprintf(`{"sleep_ms":%d}`, n*20), &answer) != 202 {
 					return
 				}
 				mu.Lock()

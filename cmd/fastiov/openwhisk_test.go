@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,6 +103,22 @@ func runWsk(t *testing.T, wsk string) {
 			t.Errorf("wsk %s: exit code %d, want %d; it should say %q:\n%.2000s", c.args, code, c.code, c.says, out)
 		}
 	}
+	for secret, status := range map[string]int{"secret": 200, "another": 401} {
+		request, err := http.NewRequest("GET", url+"/api/v1/web/guest/default/page.json/a/path?b=2", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("X-Require-Whisk-Auth", secret)
+		got, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(got.Body)
+		got.Body.Close()
+		if err != nil || got.StatusCode != status || status == 200 && !strings.Contains(string(body), `"__ow_path":"/a/path","b":"2"`) {
+			t.Errorf("the page: HTTP %d %s, %v; want %d", got.StatusCode, body, err, status)
+		}
+	}
 	if saved, err := os.ReadFile(filepath.Join(dir, "saved.py")); err != nil || string(saved) != "def main(args): return args\n" {
 		t.Errorf("what was saved: %q, %v", saved, err)
 	}
@@ -133,8 +151,18 @@ func wskCommands(secureURL, bob string) []wskCommand {
 		{args: "action create boxed --docker someone/image", says: "ok: created"},
 		{args: "action create native hello.py --native", says: "ok: created"},
 		{args: "action create chain --sequence hello,copied", says: "ok: created"},
+		{args: "action create chained --sequence chain,hello", says: "ok: created"},
+		{args: "action create broken --sequence hello,nothing", code: rc(400), says: "missing"},
+		{args: "action update chain --sequence chained", code: rc(400), says: "contain itself"},
+		{args: "action invoke chained -r -p b 2", says: "{\n    \"a\": 1,\n    \"b\": 2\n}"},
+		{args: "action invoke chained -b -p error no", code: rc(502), says: `"topmost"`},
+		{args: "activation list chained", says: "sequence"},
+		{args: "action create conduct hello.py -a conductor true", says: "ok: created"},
+		{args: "action invoke conduct -r -p action hello", says: "{\n    \"a\": 1\n}"},
+		{args: "action invoke conduct -b -p action hello", says: `"conductor"`},
 		{args: "action create page hello.py --web true --web-secure secret", says: "ok: created"},
 		{args: "action create rawpage hello.py --web raw", says: "ok: created"},
+		{args: "action get page --url", says: "/api/v1/web/guest/default/page"},
 		{args: "action create bad hello.py -m 4096", code: rc(400), says: "limits.memory"},
 		{args: "action list", says: "/guest/hello"},
 		{args: "action list --limit 1 --skip 1 --name-sort", says: "actions"},
@@ -206,7 +234,7 @@ func wskCommands(secureURL, bob string) []wskCommand {
 		{args: limited + "action invoke /guest/pk/inner -r", code: rc(429), says: "too many requests"},
 		{args: limited + "action get /guest/hello", code: rc(403), says: "not authorized"},
 		{args: "--auth a:b list", code: rc(401), says: "authentication is invalid"},
-		{args: "api list", code: 1, says: "not served"},
+		{args: "api list", code: 1, says: "there is no web action"},
 		{args: "sdk install docker", code: 1, says: "failed"},
 	}
 }

@@ -66,7 +66,23 @@ type Record struct {
 	TimedOut  bool          `json:"to,omitzero"`
 	Response  Response      `json:"r,omitzero"`
 	Logs      []string      `json:"l,omitempty"`
-	Cold      *ColdStart    `json:"c,omitempty"` // nil: a warm sandbox was reused, or none was reached
+	Cold      *ColdStart    `json:"c,omitempty"`  // nil: a warm sandbox was reused, or none was reached
+	Composed  *Composed     `json:"co,omitempty"` // of a sequence or a conductor, whose Logs are the ids of its steps
+}
+
+// Composed is what is remembered of an activation that consists of others.
+type Composed struct {
+	Topmost   bool          `json:"t,omitzero"` // is a step of none itself
+	Conductor bool          `json:"c,omitzero"`
+	Ran       time.Duration `json:"r,omitzero"` // all its steps together: its duration, for clients
+}
+
+// Duration is what the activation took, without what it waited.
+func (r *Record) Duration() time.Duration {
+	if r.Composed != nil {
+		return r.Composed.Ran
+	}
+	return r.End.Sub(r.Start)
 }
 
 // NewID returns a fresh activation id: 32 hexadecimal digits. It has to be unique, not secret.

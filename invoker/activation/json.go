@@ -70,7 +70,7 @@ func (r *Record) appendBase(b []byte) []byte {
 	for _, number := range [...]struct {
 		name  string
 		value int64
-	}{{`,"start":`, r.Start.UnixMilli()}, {`,"end":`, r.End.UnixMilli()}, {`,"duration":`, r.End.Sub(r.Start).Milliseconds()}} {
+	}{{`,"start":`, r.Start.UnixMilli()}, {`,"end":`, r.End.UnixMilli()}, {`,"duration":`, r.Duration().Milliseconds()}} {
 		b = strconv.AppendInt(append(b, number.name...), number.value, 10)
 	}
 	b = append(b, `,"publish":false,"annotations":[`...)
@@ -100,6 +100,12 @@ func (r *Record) appendAnnotations(b []byte) []byte {
 	}
 	if r.Binding != "" {
 		b = quoted(append(b, `},{"key":"binding","value":`...), r.Binding)
+	}
+	if c := r.Composed; c != nil {
+		b = strconv.AppendBool(append(b, `},{"key":"topmost","value":`...), c.Topmost)
+		if c.Conductor {
+			b = append(b, `},{"key":"conductor","value":true`...)
+		}
 	}
 	if r.Cold != nil {
 		b = strconv.AppendInt(append(b, `},{"key":"initTime","value":`...), r.Init.Milliseconds(), 10)

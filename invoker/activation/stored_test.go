@@ -16,6 +16,7 @@ func TestStoredFormKeepsEverything(t *testing.T) {
 	full.Response = Response{ApplicationError, json.RawMessage("{\"a\": \"<b>\",\n \"c\":1}")}
 	full.TimedOut = true
 	full.Binding, full.Cause, full.CausedBy = "guest/mine", NewID(), "sequence"
+	full.Composed = &Composed{Topmost: true, Conductor: true, Ran: time.Second}
 	everyFieldIsSet(t, reflect.ValueOf(*full), "Record")
 	for _, r := range []*Record{full, {ID: "only"}} {
 		data, err := r.MarshalBinary()

@@ -68,7 +68,9 @@ func (a *Action) Changed(by ActionChange, rules Rules, now time.Time) (*Action, 
 	if err != nil {
 		return nil, nil, err
 	}
-	next.Parameters = given(by.Parameters, next.Parameters)
+	if next.Parameters = given(by.Parameters, next.Parameters); next.Exec.Kind == Sequence {
+		next.Parameters = nil // its components have theirs
+	}
 	if err := next.Parameters.check("parameters"); err != nil {
 		return nil, nil, err
 	}
@@ -141,7 +143,7 @@ func (e *Exec) checkComponents(own string) error {
 		return bad("exec.components is empty; a sequence needs one action or more")
 	}
 	if len(e.Components) > MaxComponents {
-		return Refuse(http.StatusRequestEntityTooLarge, "exec.components names %d actions; at most %d", len(e.Components), MaxComponents)
+		return bad("exec.components names %d actions; at most %d", len(e.Components), MaxComponents)
 	}
 	whole := make([]string, len(e.Components))
 	for i, name := range e.Components {

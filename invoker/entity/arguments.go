@@ -72,12 +72,30 @@ func (f *Fixed) appendAll(to []byte, overridden []bool) []byte {
 // Under lays the parameters under a caller's arguments, which are an object or nothing, and does not write either anew: what it
 // returns is made of their bytes, and may be body itself.
 func (f *Fixed) Under(body []byte) ([]byte, error) {
-	body = bytes.TrimSpace(body)
+	if body = bytes.TrimSpace(body); len(body) > MaxArguments {
+		return nil, Refuse(http.StatusRequestEntityTooLarge, "the arguments have %d bytes; at most %d", len(body), MaxArguments)
+	}
+	return f.under(body, f.Locks)
+}
+
+// Lay is Under for arguments that no caller wrote, as the result of a step before: they override what is locked too, and may be an
+// array, under which nothing can be laid.
+func (f *Fixed) Lay(result []byte) ([]byte, error) {
+	if result = bytes.TrimSpace(result); len(result) > 0 && result[0] == '[' {
+		return result, valid(result)
+	}
+	return f.under(result, func(string) bool { return false })
+}
+
+// Locks tells whether callers may not set a parameter. One that is null is theirs to set.
+func (f *Fixed) Locks(name string) bool {
+	i, fixed := f.index[name]
+	return fixed && f.locked && string(f.pairs[i].Value) != "null"
+}
+
+func (f *Fixed) under(body []byte, locks func(name string) bool) ([]byte, error) {
 	if len(body) == 0 || string(body) == "null" {
 		return f.whole, nil
-	}
-	if len(body) > MaxArguments {
-		return nil, Refuse(http.StatusRequestEntityTooLarge, "the arguments have %d bytes; at most %d", len(body), MaxArguments)
 	}
 	if body[0] != '{' {
 		return nil, bad("the request content is malformed: arguments are a JSON object")
@@ -90,11 +108,10 @@ func (f *Fixed) Under(body []byte) ([]byte, error) {
 	}
 	overridden := make([]bool, len(f.pairs))
 	names, err := members(body, func(name string) error {
-		i, fixed := f.index[name]
-		if fixed && f.locked {
+		if locks(name) {
 			return bad("the request sets the parameter %.100q, which this action does not let callers set", name)
 		}
-		if fixed {
+		if i, fixed := f.index[name]; fixed {
 			overridden[i] = true
 		}
 		return nil

@@ -161,7 +161,7 @@ func TestBadActionsAreRefused(t *testing.T) {
 		{"a lie about the archive", `{"exec":{"kind":"python:3","code":"def","binary":true}}`, 400, "not base64"},
 		{"no image", `{"exec":{"kind":"blackbox"}}`, 400, "reference"},
 		{"an empty sequence", `{"exec":{"kind":"sequence"}}`, 400, "components"},
-		{"a long sequence", `{"exec":{"kind":"sequence","components":["a"` + strings.Repeat(`,"a"`, MaxComponents) + `]}}`, 413, "at most 50"},
+		{"a long sequence", `{"exec":{"kind":"sequence","components":["a"` + strings.Repeat(`,"a"`, MaxComponents) + `]}}`, 400, "at most 50"},
 		{"a bad component", `{"exec":{"kind":"sequence","components":["a/b/c/d"]}}`, 400, "no name"},
 		{"too little time", with(`"limits":{"timeout":99}`), 400, "from 100 to 300000"},
 		{"too much memory", with(`"limits":{"memory":4096}`), 400, "limits.memory"},

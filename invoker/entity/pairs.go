@@ -40,6 +40,16 @@ func (p Pairs) True(key string) bool {
 	return string(value) == "true"
 }
 
+// Truthy tells whether the key is there with a value that is none of false, null, 0 and the empty text.
+func (p Pairs) Truthy(key string) bool {
+	value, found := p.Get(key)
+	switch string(value) {
+	case "false", "null", "0", `""`:
+		return false
+	}
+	return found
+}
+
 // With returns the pairs with others laid over them: a key that is there already moves to the end, with its new value.
 func (p Pairs) With(others ...Pair) Pairs {
 	last := make(map[string]int, len(others))

@@ -60,7 +60,9 @@ func (a *API) putAction(w http.ResponseWriter, r *http.Request, rq *request) err
 		if old != nil {
 			from = old.Action
 		}
-		made, code, err = from.Changed(by, rules, time.Now())
+		if made, code, err = from.Changed(by, rules, time.Now()); err == nil && by.Exec != nil {
+			err = a.composable(rq.user, made)
+		}
 		return made, code, err
 	})
 	if err != nil {

@@ -104,6 +104,11 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 			return nil, fail(http.StatusUnsupportedMediaType, "the content type is %q; application/json is supported", kind)
 		}
 	}
+	return readBytes(w, r, limit)
+}
+
+// readBytes reads a body of at most limit bytes.
+func readBytes(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	if r.ContentLength > limit {
 		w.Header().Set("Connection", "close") // the rest is not worth reading
 		return nil, fail(http.StatusRequestEntityTooLarge, "the request has %d bytes; at most %d", r.ContentLength, limit)

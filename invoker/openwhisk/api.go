@@ -132,6 +132,10 @@ func notAllowed(_ http.ResponseWriter, r *http.Request, _ *request) error {
 }
 
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, webBase) {
+		a.web(w, r)
+		return
+	}
 	if r.Method == http.MethodOptions { // a browser asks before it sends the key
 		a.shareWith(w, r)
 		return

@@ -155,8 +155,7 @@ func (a *API) shareWith(w http.ResponseWriter, r *http.Request) {
 	}
 	h := w.Header()
 	if a.cfg.Key.wellKnown {
-		from, err := url.Parse(origin)
-		if err != nil || !isLoopback(from.Hostname()) {
+		if !fromHere(r) {
 			return
 		}
 		h.Set("Vary", "Origin")
@@ -167,6 +166,13 @@ func (a *API) shareWith(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Headers", "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent")
 	h.Set("Access-Control-Allow-Methods", "GET, DELETE, POST, PUT, HEAD, OPTIONS")
 	h.Set("Access-Control-Expose-Headers", "X-Request-ID, X-Openwhisk-Activation-Id")
+}
+
+// fromHere tells whether no page of another site sent the request.
+func fromHere(r *http.Request) bool {
+	origin := r.Header.Get("Origin")
+	from, err := url.Parse(origin)
+	return origin == "" || err == nil && isLoopback(from.Hostname())
 }
 
 func hostOf(r *http.Request) string {

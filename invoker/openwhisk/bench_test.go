@@ -49,6 +49,28 @@ func benchmarkWarm(b *testing.B, keeps bool) {
 	compare(b, c.api)
 }
 
+// BenchmarkSequence is what a step costs beside a call of its own: a sequence of ten, of whose records each is kept.
+func BenchmarkSequence(b *testing.B) {
+	c := newClientOf(b, Config{Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}})
+	c.put("a")
+	c.want(200, c.putSequence("hello", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a"))
+	answer := &api.RunReply{Status: 200, Body: []byte(`{"hello":"you"}`), BeginNs: 1, EndNs: 2}
+	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) { return answer, nil }
+	c.node.forgetful = true
+	compare(b, c.api)
+}
+
+// BenchmarkWebPage is a web action's answer made of its result.
+func BenchmarkWebPage(b *testing.B) {
+	response := activation.Classify(200, []byte(`{"statusCode":200,"headers":{"Content-Type":"text/html","Set-Cookie":["a=1","b=2"]},"body":"<p>hello</p>"}`))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := interpret("http", response); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkPlainHandler(b *testing.B) {
 	directory := access.NewDirectory(access.Limits{})
 	if err := directory.Add(guest.subject()); err != nil {

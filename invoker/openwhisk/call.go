@@ -2,12 +2,10 @@ package openwhisk
 
 import (
 	"context"
-	"net/http"
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/entity"
 )
 
 // A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a step of a composition.
@@ -15,11 +13,14 @@ type call struct {
 	user        *access.Identity
 	key         access.Key // as the caller sent it, for actions that ask for it
 	on          *resolved
-	arguments   []byte // a JSON object, parameters included
+	arguments   []byte // JSON, parameters included
 	transaction string
 	accepted    time.Time
 	cause       string // the id of the activation that this one is a step of
 	causedBy    string // what that one is
+
+	within    *composition // whose step this is; nil: nobody's
+	conductor bool         // the step is the composition's own conductor, which decides what is next
 }
 
 // An outcome is how a call ended. A refused one has a record too, for those who look for its id.
@@ -79,13 +80,12 @@ func (a *API) invocation(c call) *invocation {
 	return &invocation{call: c, api: a, id: activation.NewID()}
 }
 
-// run runs the action, by its kind, and keeps the record.
+// run runs the action, or the steps that it stands for, and keeps the record.
 func (v *invocation) run() outcome {
 	var end outcome
-	switch v.on.Exec.Kind {
-	case entity.Sequence:
-		end = outcome{record: v.failed(activation.InternalError, "this endpoint does not run sequences"), refused: fail(http.StatusNotImplemented, "this endpoint does not run sequences")}
-	default:
+	if v.on.composed && !v.conductor {
+		end.record = v.compose()
+	} else {
 		end = v.runInSandbox()
 	}
 	if v.finish(end.record) {

@@ -19,6 +19,12 @@
 //
 //	invoke.go       POST: from the request to the HTTP answer
 //	call.go         starting a call and waiting for it, by a blocking caller or by nobody
+//	compose.go      an activation that consists of others, its steps
+//	sequence.go     … that a sequence names when it is put
+//	conductor.go    … that a conductor names one by one
+//	web.go          a web action: from any HTTP request to its arguments
+//	webarguments.go … what it is told of the request
+//	page.go         … and from its result to an HTTP answer
 //	promise.go      what was promised is kept, across a crash too
 //	run.go          from a call to the node and back
 //	record.go       how that went

@@ -203,7 +203,7 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 	}
 	c.api.running.Wait()
 	ran := c.want(200, c.do("GET", "activations/"+lines["guest/r"].ActivationID, ""))
-	if fmt.Sprint(ran["response"].(map[string]any)["result"]) != "map[p:1 q:2]" {
+	if fmt.Sprint(ran["response"].(map[string]any)["result"]) != "map[p:1 q:2]" || ran["cause"] != id {
 		t.Errorf("the action's record: %v", ran)
 	}
 

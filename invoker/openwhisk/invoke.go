@@ -30,7 +30,7 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 	if err != nil {
 		return err
 	}
-	on, err := a.resolve(rq.user, path)
+	on, err := a.invocable(rq.user, path)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func (v *invocation) promise(ctx context.Context) error {
 		Subject: v.user.Subject, Namespace: v.user.Namespace, Action: v.on.named(), Version: v.on.Version, Kind: v.on.Exec.Kind,
 		Transaction: v.transaction, Cause: v.cause, CausedBy: v.causedBy, Arguments: v.arguments,
 	}
-	if v.wantsKey() {
+	if v.api.mayNeedKey(v.user, v.on) {
 		n.Key = &v.key
 	}
 	body, err := json.Marshal(n)
@@ -67,25 +67,39 @@ func (v *invocation) promise(ctx context.Context) error {
 	return nil
 }
 
-// leave is called when the /run is about to be sent.
+// leave is called when the /run is about to be sent: the first of them, where there are several steps.
 func (v *invocation) leave(ctx context.Context) error {
+	v = v.topmost()
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.sent = true
-	if !v.made {
-		return nil
+	if v.made && !v.sent {
+		if err := v.api.cfg.Store.Sent(ctx, v.id); err != nil {
+			return err
+		}
 	}
-	return v.api.cfg.Store.Sent(ctx, v.id)
+	v.sent = true
+	return nil
+}
+
+// topmost is the invocation that is promised: a step is part of what it is a step of.
+func (v *invocation) topmost() *invocation {
+	for v.within != nil {
+		v = v.within.invocation
+	}
+	return v
 }
 
 // finish keeps the record. A promise that the end of this process keeps from being sent is kept by the next: then there is none yet.
 func (v *invocation) finish(r *activation.Record) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.made && !v.sent && v.api.closing.Load() {
+	top := v.topmost()
+	top.mu.Lock()
+	defer top.mu.Unlock()
+	if top.made && !top.sent && v.api.closing.Load() {
 		return false
 	}
-	v.over = true
+	if top == v {
+		v.over = true
+	}
 	v.api.cfg.Store.Finish(r)
 	return true
 }
@@ -125,7 +139,7 @@ func (a *API) keepPromise(p store.Accepted) {
 	}
 	user, on := &access.Identity{Subject: n.Subject, Namespace: n.Namespace, Usage: &access.Usage{}}, (*resolved)(nil)
 	if err == nil {
-		on, err = a.resolve(user, n.Action)
+		on, err = a.invocable(user, n.Action)
 	}
 	if err != nil {
 		now := time.Now()

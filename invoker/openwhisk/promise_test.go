@@ -230,3 +230,23 @@ func TestAPromiseHoldsInAnyOrder(t *testing.T) {
 		}
 	})
 }
+
+// A trigger that was fired has a record, though its invoker ended before that was on the disk: it is not fired again.
+func TestAFiredTriggerIsPromised(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	first := newClientOf(t, patient(unkept{kept}))
+	first.put("hello")
+	first.want(200, first.do("PUT", "triggers/t", `{}`))
+	first.want(200, first.do("PUT", "rules/r", `{"trigger":"/_/t","action":"/_/hello"}`))
+	id := first.want(202, first.do("POST", "triggers/t", `{}`))["activationId"].(string)
+	first.api.running.Wait()
+	next := newClientOf(t, patient(kept))
+	next.api.running.Wait()
+	m := next.want(200, next.do("GET", "activations/"+id, ""))
+	if m["name"] != "t" || m["response"].(map[string]any)["status"] != "whisk internal error" {
+		t.Errorf("the trigger's record: %v", m)
+	}
+	if _, runs := next.node.asked(); len(runs) != 0 {
+		t.Errorf("%d runs", len(runs))
+	}
+}

@@ -18,6 +18,7 @@ type action struct {
 	path     entity.Path
 	full     string // the path as text
 	revision uint64
+	composed bool     // it runs no sandbox but other actions
 	plain    resolved // as its own namespace resolves it, where no package adds parameters
 
 	mu     sync.Mutex
@@ -41,6 +42,7 @@ func decodeAction(doc store.Doc) (*action, error) {
 		e.Exec.Binary = new(bool)
 	}
 	a := &action{Action: e, path: e.Path(), full: e.Path().String(), revision: doc.Revision}
+	a.composed = e.Exec.Kind == entity.Sequence || e.Annotations.Truthy("conductor")
 	a.plain = resolved{action: a, fixed: entity.Fix(e.Annotations.True("final"), e.Parameters), group: fmt.Sprintf("%s@%d", a.full, a.revision)}
 	return a, nil
 }
@@ -89,6 +91,10 @@ func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error
 	if pkg != provider {
 		layers = append(layers, pkg.Parameters)
 		r.binding = pkg.Namespace + "/" + pkg.Name
+	}
+	if found.Exec.Kind == entity.Sequence {
+		r.fixed = found.plain.fixed // a package's parameters are for what is run of it
+		return &r, nil
 	}
 	r.fixed = entity.Fix(found.Annotations.True("final"), append(layers, found.Parameters)...)
 	if len(r.fixed.Init) > 0 { // what a sandbox was initialised with is the package's too

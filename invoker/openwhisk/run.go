@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -67,8 +68,10 @@ func (v *invocation) deadline() string {
 	return strconv.FormatInt(time.Now().Add(v.timeout()).UnixMilli(), 10)
 }
 
-// wantsKey tells whether the action is given its caller's key. An action that says nothing is not.
-func (v *invocation) wantsKey() bool { return v.on.Annotations.True("provide-api-key") }
+// wantsKey tells whether the action is given its caller's key, where there is one. An action that says nothing is not.
+func (v *invocation) wantsKey() bool {
+	return v.on.Annotations.True("provide-api-key") && v.key != (access.Key{})
+}
 
 // startRequest asks for a sandbox of the action's image, initialised with its code.
 func (v *invocation) startRequest(ctx context.Context) (*api.StartRequest, error) {

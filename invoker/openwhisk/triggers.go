@@ -1,12 +1,16 @@
 package openwhisk
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 func (a *API) putTrigger(w http.ResponseWriter, r *http.Request, rq *request) error {
@@ -91,6 +95,14 @@ type fired struct {
 	Error        string            `json:"error,omitempty"`
 }
 
+func (f fired) line() string {
+	content, err := json.Marshal(f)
+	if err != nil {
+		panic(err) // texts, a number and a truth value
+	}
+	return string(content)
+}
+
 // fireTrigger invokes the action of every active rule, without waiting for any, and answers with the id of the trigger's own record;
 // where no rule is active, with nothing.
 func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) error {
@@ -113,23 +125,24 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	if err != nil {
 		return err
 	}
+	rules := a.rulesOf(trigger)
+	if !slices.ContainsFunc(rules, func(r *entity.Rule) bool { return r.Status == entity.Active }) {
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
 	record := &activation.Record{
 		ID: activation.NewID(), Namespace: trigger.Namespace, Name: trigger.Name, Version: trigger.Version, Subject: rq.user.Subject,
 		Path: trigger.Namespace + "/" + trigger.Name, Start: rq.accepted, Response: activation.Response{Result: arguments},
 	}
-	active := false
-	for _, rule := range a.rulesOf(trigger) {
-		active = active || rule.Status == entity.Active
-		line, err := json.Marshal(a.fire(r, rq, rule, arguments))
-		if err != nil {
-			return err
-		}
-		record.Logs = append(record.Logs, string(line))
+	if err := a.promiseFire(r.Context(), record); err != nil {
+		return err
 	}
-	if !active {
-		w.WriteHeader(http.StatusNoContent)
-		return nil
+	record.Logs = make([]string, len(rules))
+	var all sync.WaitGroup
+	for i, rule := range rules {
+		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments, record.ID) }) // their promises share an fsync
 	}
+	all.Wait()
 	record.End = time.Now()
 	a.cfg.Store.Finish(record)
 	w.Header().Set(activationID, record.ID)
@@ -137,13 +150,29 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	return nil
 }
 
-func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte) fired {
+// promiseFire makes sure that there will be a record: if this process ends before there is, the next says that what it fired may have run.
+func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
+	body, err := json.Marshal(note{
+		Subject: r.Subject, Namespace: r.Namespace, Action: entity.Path{Namespace: r.Namespace, Name: r.Name}, Version: r.Version,
+	})
+	if err != nil {
+		return err
+	}
+	err = a.cfg.Store.Accept(ctx, store.Accepted{ID: r.ID, Invoker: a.cfg.Invoker, At: r.Start, Sent: true, Body: body})
+	if err != nil {
+		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v", err)
+	}
+	return nil
+}
+
+// fire invokes the action of one rule and says how that went.
+func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte, cause string) (line string) {
 	f := fired{Rule: rule.Namespace + "/" + rule.Name, Action: rule.Action.String()[1:]}
 	if rule.Status != entity.Active {
 		f.StatusCode, f.Error = activation.ApplicationError, "the rule "+f.Rule+" is not active: "+f.Action+" was not invoked"
-		return f
+		return f.line()
 	}
-	id, err := a.invokeFor(r, rq, rule.Action, body)
+	id, err := a.invokeFor(r, rq, rule.Action, body, cause)
 	switch {
 	case err != nil:
 		f.StatusCode, f.Error = activation.InternalError, err.Error()
@@ -153,12 +182,12 @@ func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte)
 	default:
 		f.ActivationID, f.Success = id, true
 	}
-	return f
+	return f.line()
 }
 
 // invokeFor promises an invocation that a rule asks for.
-func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []byte) (id string, err error) {
-	on, err := a.resolve(rq.user, path)
+func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []byte, cause string) (id string, err error) {
+	on, err := a.invocable(rq.user, path)
 	if err != nil {
 		return "", err
 	}
@@ -169,6 +198,8 @@ func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []b
 	if err := rq.user.Call(rq.accepted, rq.user.Limits); err != nil {
 		return "", err
 	}
-	started, err := a.start(r.Context(), rq.call(on, arguments), 0)
+	c := rq.call(on, arguments)
+	c.cause = cause
+	started, err := a.start(r.Context(), c, 0)
 	return started.id, err
 }

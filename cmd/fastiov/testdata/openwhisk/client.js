@@ -95,6 +95,33 @@ async function triggers () {
   await ow.triggers.delete({ name: 't' })
 }
 
+async function compositions () {
+  assert.deepEqual(await ow.actions.invoke({ name: 'chain', blocking: true, result: true, params: { b: 3 } }), { a: 2, b: 3 })
+  const { activationId, logs, annotations } = await ow.actions.invoke({ name: 'chain', blocking: true })
+  assert.equal(logs.length, 2)
+  assert.equal(annotations.find((a) => a.key === 'topmost').value, true)
+  assert.equal((await ow.activations.get({ name: logs[1] })).cause, activationId)
+  await refused(502, ow.actions.invoke({ name: 'chain', blocking: true, params: { error: 'no' } }))
+  await refused(400, ow.actions.update({ name: 'chain', sequence: ['/_/chain'] }))
+  await refused(400, ow.actions.create({ name: 'broken', sequence: ['/_/nothing'] }))
+  await ow.actions.create({ name: 'conduct', action: code, kind: 'nodejs:default', annotations: { conductor: true } })
+  assert.deepEqual(await ow.actions.invoke({ name: 'conduct', blocking: true, result: true, params: { action: 'hello' } }), { a: 2 })
+  await ow.actions.delete({ name: 'conduct' })
+}
+
+async function web () {
+  await ow.actions.create({ name: 'page', action: code, kind: 'nodejs:default', annotations: { 'web-export': true, final: true }, params: { a: 1 } })
+  const url = `${APIHOST}/api/v1/web/guest/default/page`
+  const told = await (await fetch(`${url}.json/a/path?b=2`)).json()
+  assert.deepEqual([told.a, told.b, told.__ow_method, told.__ow_path], [1, '2', 'get', '/a/path'])
+  const made = await fetch(url, { method: 'POST', body: JSON.stringify({ statusCode: 201, body: { c: 3 }, headers: { 'x-mine': 'yes' } }), headers: { 'content-type': 'application/json' } })
+  assert.deepEqual([made.status, made.headers.get('x-mine'), await made.json()], [201, 'yes', { c: 3 }])
+  assert.equal((await fetch(`${url}?a=2`)).status, 400)
+  assert.equal((await fetch(url, { method: 'OPTIONS' })).headers.get('access-control-allow-origin'), '*')
+  assert.equal((await fetch(`${APIHOST}/api/v1/web/guest/default/hello`)).status, 404)
+  await ow.actions.delete({ name: 'page' })
+}
+
 async function others () {
   assert.deepEqual(await ow.namespaces.list(), ['guest'])
   await refused(401, openwhisk({ api: `${APIHOST}/api/v1/`, api_key: 'a:b' }).namespaces.list())
@@ -106,6 +133,8 @@ async function main () {
   await activations(await actions())
   await packages()
   await triggers()
+  await compositions()
+  await web()
   await others()
   console.log('everything went as it should')
 }

@@ -1,0 +1,114 @@
+package openwhisk
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/entity"
+)
+
+// A composition is an activation that consists of others, its steps, one after another. A sequence says what they are when it is put
+// (sequence.go), a conductor when the step before has ended (conductor.go).
+//
+// Each step is an activation of its own, caused by the composition. What is promised to the caller is the composition: it counts as
+// sent when its first step is, and from then on none of its steps is ever run again.
+type composition struct {
+	*invocation
+	begun  time.Time
+	ran    time.Duration // all steps so far
+	memory int           // the most that one of them may take, in MB
+	steps  []string      // their ids
+
+	// What is left to run is bounded, or functions could call each other for ever.
+	depth  int     // how many compositions this one is within
+	atoms  *int    // functions that a sequence has run, with the sequences in it; nil in a conductor's
+	budget *budget // of the outermost conductor, for all that is within it; nil where there is none
+}
+
+// A budget is what a conductor has used up, with the conductors that it called.
+type budget struct{ components, conductors int }
+
+// With its turns a conductor can run as many components as a sequence may have, and one conductor of its own for each.
+const maxTurns = 2*entity.MaxComponents + 1
+
+// compose runs what the action stands for and returns the record of the whole.
+func (v *invocation) compose() *activation.Record {
+	c := &composition{invocation: v, begun: time.Now()}
+	if above := v.within; above != nil {
+		c.depth, c.atoms, c.budget = above.depth+1, above.atoms, above.budget
+	}
+	var response activation.Response
+	switch {
+	case c.depth > maxTurns: // actions that were changed after they were put into each other
+		response = activation.Failed(activation.ApplicationError, "The composition is too deep: its actions contain each other.")
+	case v.on.Exec.Kind == entity.Sequence:
+		response = c.chain()
+	default:
+		response = c.conduct()
+	}
+	r := v.blank()
+	r.Kind, r.Response, r.Logs = entity.Sequence, response, c.steps
+	r.Start, r.End, r.Wait = c.begun, time.Now(), max(c.begun.Sub(v.accepted), 0)
+	if c.memory > 0 {
+		r.Limits.MemoryMB = c.memory
+	}
+	r.Composed = &activation.Composed{Topmost: v.within == nil, Conductor: v.on.Exec.Kind != entity.Sequence, Ran: c.ran}
+	return r
+}
+
+// step runs an action with the result of the step before, and returns how that ended.
+func (c *composition) step(on *resolved, result []byte, conductor bool) outcome {
+	v := c.api.invocation(call{
+		user: c.user, key: c.key, on: on, transaction: c.transaction, accepted: time.Now(),
+		cause: c.id, causedBy: entity.Sequence, within: c, conductor: conductor,
+	})
+	var end outcome
+	var err error
+	if v.arguments, err = on.fixed.Lay(result); err == nil {
+		end = v.run()
+	} else { // a result may have been JSON to the runtime and be none that we pass on
+		end.record = v.failed(activation.ApplicationError, "The result of the action before cannot be passed on: "+err.Error())
+		v.finish(end.record)
+	}
+	c.steps = append(c.steps, v.id)
+	c.ran += end.record.Duration()
+	c.memory = max(c.memory, end.record.Limits.MemoryMB)
+	return end
+}
+
+// invocable finds an action that the caller may run: where it is a sequence, its components too.
+func (a *API) invocable(user *access.Identity, path entity.Path) (*resolved, error) {
+	on, err := a.resolve(user, path)
+	if err != nil || on.Exec.Kind != entity.Sequence {
+		return on, err
+	}
+	for _, name := range on.Exec.Components {
+		if _, err := a.component(user, name); statusOf(err) == http.StatusForbidden {
+			return nil, err // that one is missing is the step's to say
+		}
+	}
+	return on, nil
+}
+
+func (a *API) component(user *access.Identity, name string) (*resolved, error) {
+	path, err := entity.ParsePath(name, user.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return a.resolve(user, path)
+}
+
+// mayNeedKey tells whether an action, or one that it stands for, is given its caller's key.
+func (a *API) mayNeedKey(user *access.Identity, on *resolved) bool {
+	if on.Annotations.True("provide-api-key") || on.composed && on.Exec.Kind != entity.Sequence {
+		return true // whom a conductor calls is not known beforehand
+	}
+	needs := false
+	_, _ = a.flatten(user, on.Exec.Components, 0, func(r *resolved) error {
+		needs = needs || r.Exec.Kind != entity.Sequence && a.mayNeedKey(user, r)
+		return nil
+	})
+	return needs
+}

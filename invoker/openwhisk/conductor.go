@@ -1,0 +1,132 @@
+package openwhisk
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/entity"
+)
+
+// conduct asks the conductor what is next, runs that, and asks it again with the result and what it wished to be reminded of, until it
+// names nothing, or fails. That a component failed, or cannot be run, is the conductor's to hear.
+func (c *composition) conduct() activation.Response {
+	c.atoms = nil
+	if c.budget == nil {
+		c.budget = &budget{}
+	}
+	payload, state := c.arguments, fields(nil)
+	for {
+		if c.budget.conductors >= maxTurns {
+			return activation.Failed(activation.ApplicationError, "The composition has too many actions.")
+		}
+		c.budget.conductors++
+		turn := c.step(c.on, reminded(payload, state), true).record.Response
+		var wish fields
+		if turn.Status != activation.Success || json.Unmarshal(turn.Result, &wish, lenient) != nil {
+			return turn // an array is a result, too
+		}
+		state = nil
+		if value, is := wish["state"]; is {
+			state = boxed("state", value)
+		}
+		params, is := wish["params"]
+		if is {
+			params = boxed("value", params).json()
+		}
+		name, goesOn := wish["action"]
+		if !goesOn {
+			if is {
+				return activation.Classify(200, params)
+			}
+			return turn
+		}
+		next, problem := c.next(name)
+		if problem != "" {
+			payload = activation.Failed(activation.ApplicationError, problem).Result
+			continue
+		}
+		end := c.step(next, params, false)
+		if end.refused != nil {
+			return activation.Failed(activation.InternalError, "The composition cannot go on: "+end.refused.Error())
+		}
+		payload = end.record.Response.Result
+	}
+}
+
+// next finds what the conductor named, or says what is wrong with it.
+func (c *composition) next(name jsontext.Value) (next *resolved, problem string) {
+	var text string
+	if json.Unmarshal(name, &text) != nil {
+		return nil, "The conductor names as its next action what is no name: " + excerpt(name)
+	}
+	if !strings.HasPrefix(text, "/") && strings.Count(text, "/") < 2 { // in the default namespace, maybe in a package of it
+		text = "/_/" + text
+	}
+	path, err := entity.ParsePath(text, c.user.Namespace)
+	if err != nil {
+		return nil, "The conductor names as its next action what is no name: " + excerpt(name)
+	}
+	if c.budget.components >= entity.MaxComponents {
+		return nil, "The composition has too many actions."
+	}
+	if next, err = c.api.invocable(c.user, path); err != nil {
+		return nil, "The conductor's next action cannot be run: " + err.Error()
+	}
+	if !next.composed || next.Exec.Kind == entity.Sequence {
+		c.budget.components++ // another conductor is counted by its turns
+	}
+	return next, ""
+}
+
+// fields are the members of an object.
+type fields map[string]jsontext.Value
+
+// What actions answer was taken as JSON by the runtime, and is not refused for what could be better.
+var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+
+// json puts the values together as they are. Whether the whole is not too deep, say, is for those to see who read it.
+func (f fields) json() []byte {
+	b := []byte{'{'}
+	for i, name := range slices.Sorted(maps.Keys(f)) {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(quoted(b, name), ':'), f[name]...)
+	}
+	return append(b, '}')
+}
+
+// boxed is the value if it is an object, else an object of it.
+func boxed(name string, value jsontext.Value) fields {
+	var f fields
+	if value.Kind() == '{' && json.Unmarshal(value, &f, lenient) == nil {
+		return f
+	}
+	return fields{name: value}
+}
+
+// reminded is what a conductor is called with: the payload, and over it the state that it left.
+func reminded(payload []byte, state fields) []byte {
+	if len(state) == 0 && len(payload) > 0 && payload[0] == '{' {
+		return payload
+	}
+	whole := boxed("value", payload)
+	for name, value := range state {
+		whole[name] = value
+	}
+	return whole.json()
+}
+
+// excerpt is the begin of what may be too long to be told.
+func excerpt(text []byte) string {
+	const most = 200
+	if len(text) > most {
+		return strings.ToValidUTF8(string(text[:most]), "") + "…"
+	}
+	return string(text)
+}

@@ -1,0 +1,186 @@
+package openwhisk
+
+import (
+	"crypto/subtle"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/entity"
+)
+
+// Web actions are for anybody: whoever knows the URL calls them, in the name of the namespace that they are in and on its account.
+const webBase = base + "/web/"
+
+// A webURL is what follows webBase: namespace/package/name.extension and whatever the action makes of the rest.
+type webURL struct {
+	action    entity.Path
+	extension string
+	rest      string // as it was written, with the slash in front
+}
+
+// parseWebURL reads a path as it was escaped. A name that ends in none of the extensions is one for http.
+func parseWebURL(escaped string) (u webURL, found bool) {
+	parts := strings.SplitN(escaped, "/", 4)
+	if len(parts) < 3 {
+		return u, false
+	}
+	if len(parts) == 4 {
+		u.rest = "/" + parts[3]
+	}
+	for i, to := range [...]*string{&u.action.Namespace, &u.action.Package, &u.action.Name} {
+		text, err := url.PathUnescape(parts[i])
+		if err != nil || entity.CheckName(text) != nil {
+			return u, false
+		}
+		*to = text
+	}
+	if u.action.Package == "default" {
+		u.action.Package = ""
+	}
+	u.extension = "http"
+	if dot := strings.LastIndexByte(u.action.Name, '.'); dot >= 0 && extensions[u.action.Name[dot+1:]] != nil {
+		u.action.Name, u.extension = u.action.Name[:dot], u.action.Name[dot+1:]
+	}
+	return u, entity.CheckName(u.action.Name) == nil
+}
+
+var webMethods = []string{"OPTIONS", "GET", "DELETE", "POST", "PUT", "HEAD", "PATCH"}
+
+// web serves a web action.
+func (a *API) web(w http.ResponseWriter, r *http.Request) {
+	rq := &request{accepted: time.Now(), transaction: begin(w, r)}
+	if err := a.serveWeb(w, r, rq); err != nil {
+		answerError(w, err)
+	}
+}
+
+func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err error) {
+	if !slices.Contains(webMethods, r.Method) {
+		w.Header().Set("Allow", strings.Join(webMethods, ", "))
+		return notAllowed(w, r, rq)
+	}
+	at, on, err := a.findWeb(r, rq)
+	if err != nil {
+		return err
+	}
+	own := on.Annotations.True("web-custom-options")
+	if !own {
+		shareWeb(w, r)
+	}
+	if r.Method == http.MethodOptions && !own {
+		w.WriteHeader(http.StatusOK)
+		return nil
+	}
+	caller := a.caller(r)
+	if r.Method != http.MethodOptions && !lets(on, r, caller) {
+		return fail(http.StatusUnauthorized, "the web action wants another authentication than was supplied")
+	}
+	if err := rq.user.Call(rq.accepted, rq.user.Limits); err != nil {
+		return err
+	}
+	begun := false
+	defer func() {
+		if !begun {
+			rq.user.Done()
+		}
+	}()
+	body, err := readBytes(w, r, entity.MaxArguments)
+	if err != nil {
+		return err
+	}
+	arguments, err := webArguments(on, r, at.rest, caller, body)
+	if err != nil {
+		return err
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // as in invoke
+	begun = true
+	started, err := a.start(r.Context(), rq.call(on, arguments), a.cfg.Blocking)
+	w.Header()[activationID] = []string{started.id}
+	switch {
+	case err != nil:
+		return err
+	case started.end == nil:
+		return fail(http.StatusAccepted, "the action has not answered yet; its activation goes on")
+	case started.end.refused != nil:
+		return started.end.refused
+	}
+	p, err := interpret(at.extension, started.end.record.Response)
+	if err == nil {
+		p.answer(w)
+	}
+	return err
+}
+
+// findWeb finds the action and, as the one who calls it, its namespace. What is not there is not told from what is not exported.
+func (a *API) findWeb(r *http.Request, rq *request) (at webURL, on *resolved, err error) {
+	nothing := notFound("there is no web action at %.300q; its URL is %sNAMESPACE/PACKAGE|default/NAME[.http|.json|.html|.svg|.text]", r.URL.Path, webBase)
+	path, in := strings.CutPrefix(r.URL.EscapedPath(), webBase)
+	at, found := parseWebURL(path)
+	if !in || !found {
+		return at, nil, nothing
+	}
+	if rq.user, err = a.directory.Owner(at.action.Namespace); err != nil {
+		return at, nil, nothing
+	}
+	if on, err = a.invocable(rq.user, at.action); err != nil || !on.Annotations.True("web-export") {
+		return at, nil, nothing
+	}
+	if rq.namespace = rq.user.Namespace; rq.user.UUID == a.cfg.Key.UUID {
+		rq.key = a.cfg.Key.Key // of all others only a hash is known
+	}
+	return at, on, nil
+}
+
+// shareWeb lets pages of any site call: the owner exported the action to everybody.
+func shareWeb(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Allow-Methods", strings.Join(webMethods, ", "))
+	h.Set("Access-Control-Allow-Headers", "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent")
+	if asked := r.Header.Get("Access-Control-Request-Headers"); asked != "" {
+		h.Set("Access-Control-Allow-Headers", asked)
+	}
+}
+
+// caller is who a key says is calling; without one that opens, nobody is. The well-known key says nothing where a page of another site
+// could have sent it.
+func (a *API) caller(r *http.Request) *access.Identity {
+	if a.cfg.Key.wellKnown && (!isLoopback(hostOf(r)) || !fromHere(r)) {
+		return nil
+	}
+	uuid, secret, _ := r.BasicAuth()
+	user, err := a.directory.Identify(uuid, secret)
+	if err != nil {
+		return nil
+	}
+	return user
+}
+
+// lets tells whether the action lets the request in: its annotation require-whisk-auth is a secret that a header must repeat, or true
+// where any key is enough.
+func lets(on *resolved, r *http.Request, caller *access.Identity) bool {
+	wants, found := on.Annotations.Get("require-whisk-auth")
+	if !found {
+		return true
+	}
+	secret := string(wants)
+	switch jsontext.Value(wants).Kind() {
+	case 'f':
+		return true
+	case 't':
+		return caller != nil
+	case '"':
+		secret, _ = asString(jsontext.Value(wants))
+	case '0':
+	default:
+		return false
+	}
+	given := r.Header.Values("X-Require-Whisk-Auth")
+	return len(given) > 0 && subtle.ConstantTimeCompare([]byte(given[0]), []byte(secret)) == 1
+}

@@ -1,0 +1,133 @@
+package openwhisk
+
+import (
+	"encoding/base64"
+	"maps"
+	"mime"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/entity"
+)
+
+// What a web action is told of its request, which the request cannot say itself.
+const (
+	owMethod  = "__ow_method"
+	owHeaders = "__ow_headers"
+	owPath    = "__ow_path"
+	owUser    = "__ow_user"
+	owQuery   = "__ow_query"
+	owBody    = "__ow_body"
+)
+
+// webArguments are the action's parameters, over them those of the query and the body, and what is told of the request. A raw action
+// gets query and body as they came.
+func webArguments(on *resolved, r *http.Request, rest string, caller *access.Identity, body []byte) ([]byte, error) {
+	var given fields
+	if on.Annotations.True("raw-http") {
+		given = fields{owQuery: text(r.URL.RawQuery), owBody: opaque(r, body)}
+	} else {
+		asked, unread, err := parameters(r, body)
+		if err != nil {
+			return nil, err
+		}
+		for name := range asked {
+			switch name {
+			case owMethod, owHeaders, owPath, owUser, owQuery, owBody:
+				return nil, badRequest("the request sets the parameter %s, which is not for requests to set", name)
+			}
+			if on.fixed.Locks(name) {
+				return nil, badRequest("the request sets the parameter %.100q, which this action does not let callers set", name)
+			}
+		}
+		if given = asked; unread != nil {
+			given[owBody] = unread
+		}
+	}
+	given[owMethod], given[owPath] = text(strings.ToLower(r.Method)), text(rest)
+	given[owHeaders] = told(r, caller).json()
+	if caller != nil {
+		given[owUser] = text(caller.Namespace)
+	}
+	return on.fixed.Lay(given.json())
+}
+
+// parameters are those of the query and, over them, of a body that is a form or a JSON object. Any other body is given as it is.
+func parameters(r *http.Request, body []byte) (given fields, unread jsontext.Value, err error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, nil, badRequest("the query cannot be read: %v", err)
+	}
+	given = last(query)
+	media, _ := mediaType(r)
+	switch {
+	case len(body) == 0:
+	case media == "application/x-www-form-urlencoded":
+		form, err := url.ParseQuery(string(body))
+		if err != nil {
+			return nil, nil, badRequest("the form cannot be read: %v", err)
+		}
+		maps.Copy(given, last(form))
+	case isJSON(media):
+		var value jsontext.Value
+		if err := entity.Decode(body, &value); err != nil {
+			return nil, nil, err
+		}
+		if value.Kind() != '{' {
+			return given, value, nil
+		}
+		maps.Copy(given, boxed("", value))
+	default:
+		unread = opaque(r, body)
+	}
+	return given, unread, nil
+}
+
+// last are the values by name; of several the last.
+func last(values url.Values) fields {
+	f := fields{}
+	for name, list := range values {
+		f[strings.ToValidUTF8(name, "\uFFFD")] = text(list[len(list)-1])
+	}
+	return f
+}
+
+// opaque is a body as a text, in base64 where it is binary or JSON.
+func opaque(r *http.Request, body []byte) jsontext.Value {
+	if media, charset := mediaType(r); len(body) > 0 && !isTextual(media) && !charset || media == "application/json" {
+		return text(base64.StdEncoding.EncodeToString(body))
+	}
+	return text(string(body))
+}
+
+func mediaType(r *http.Request) (media string, charset bool) {
+	media, parameters, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return "", false
+	}
+	_, charset = parameters["charset"]
+	return media, charset
+}
+
+// told are the request's headers. A key that opens this endpoint is not handed on: the action hears whose it is.
+func told(r *http.Request, caller *access.Identity) fields {
+	f := fields{"host": text(r.Host)}
+	for name, values := range r.Header {
+		if name == "Authorization" && caller != nil {
+			continue
+		}
+		between := ", "
+		if name == "Cookie" {
+			between = "; "
+		}
+		f[strings.ToLower(name)] = text(strings.Join(values, between))
+	}
+	return f
+}
+
+// text is a value of JSON; what in it is no UTF-8 is replaced.
+func text(s string) jsontext.Value { return quoted(nil, s) }
