@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -32,6 +33,9 @@ const igbVFs = 7
 
 func newJudge(t *testing.T) judge {
 	t.Helper()
+	if out, err := exec.Command("modprobe", "igbvf").CombinedOutput(); err != nil { // who takes VFs that were there before
+		t.Fatalf("igbvf: %v: %s", err, out)
+	}
 	pfs, _ := filepath.Glob("/sys/bus/pci/drivers/igb/*/sriov_totalvfs")
 	if len(pfs) != 1 {
 		t.Fatalf("want one igb PF, found %v", pfs)
