@@ -25,6 +25,9 @@ import (
 // third are sequences. Whatever was answered with 202 ends in exactly one record; a blocking call that was answered may lose its record
 // only if it was answered just before a crash; and between invoker and agent somebody counts that nothing is sent twice.
 func TestACrashBreaksNoPromise(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes ten thousand calls")
+	}
 	const crashes, calls, atOnce = 5, 10_000, 32
 	dir := t.TempDir()
 	background(t, "agent", "--sandbox", "sim", "--metrics", "", "--run-dir", filepath.Join(dir, "agent"), "--state-dir", dir)

@@ -32,6 +32,9 @@ type versions struct {
 // Start runs a broker until the test ends and returns its address. It skips where there is no Java, or no way to get Kafka.
 func Start(t testing.TB) (address string) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("starts a Kafka broker")
+	}
 	if _, err := exec.LookPath("java"); err != nil {
 		t.Skip("no Java here to run Kafka: ", err)
 	}

@@ -31,6 +31,9 @@ type server struct {
 
 func startServer(t testing.TB) *server {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("starts a redis-server")
+	}
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		if os.Getenv("FASTIOV_CI") != "" {
 			t.Fatal(err)
