@@ -44,14 +44,13 @@ func (s *Store) Accept(ctx context.Context, a store.Accepted) error {
 	}
 	id := []byte(a.ID)
 	return s.do(ctx, &call{apply: func(tx *bbolt.Tx) error {
-		switch b := tx.Bucket(promises); {
-		case b.Get(id) != nil:
+		if tx.Bucket(promises).Get(id) != nil {
 			return store.ErrConflict
-		case tx.Bucket(orders).Get(id) != nil:
-			return nil
-		default:
-			return b.Put(id, value)
 		}
+		if record, err := find(tx, a.ID); record != nil || err != nil {
+			return err
+		}
+		return tx.Bucket(promises).Put(id, value)
 	}})
 }
 
@@ -101,13 +100,15 @@ func (s *Store) Unfinished(_ context.Context, invoker string) (list []store.Acce
 func (s *Store) Get(_ context.Context, namespace, id string) (*activation.Record, error) {
 	r := s.records.Get(id)
 	if r == nil {
-		r = new(activation.Record)
 		err := s.db.View(func(tx *bbolt.Tx) error {
-			order := tx.Bucket(orders).Get([]byte(id))
-			if order == nil {
-				return store.ErrNotFound
+			record, err := find(tx, id)
+			if err == nil && record == nil {
+				err = store.ErrNotFound
 			}
-			return r.UnmarshalBinary(tx.Bucket(records).Get(order))
+			if err == nil {
+				r, err = decode(record)
+			}
+			return err
 		})
 		if err != nil {
 			return nil, closed(err)
@@ -124,19 +125,14 @@ func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int) ([
 	onTheWay := s.records.Matching(f) // before the transaction: a record that leaves meanwhile is in the file
 	list := []*activation.Record{}
 	err := s.db.View(func(tx *bbolt.Tx) error {
-		var stored []string
-		most := pending.First(skip, limit)
-		each(tx, f, func(order []byte) bool {
-			if len(stored) < most {
-				stored = append(stored, string(order))
-			}
-			return len(stored) < most
-		})
+		stored, records, err := newest(tx, f, pending.First(skip, limit))
+		if err != nil {
+			return err
+		}
 		for _, order := range pending.Page(onTheWay, stored, skip, limit) {
 			r := onTheWay[order]
 			if r == nil {
-				r = new(activation.Record)
-				if err := r.UnmarshalBinary(tx.Bucket(records).Get([]byte(order))); err != nil {
+				if r, err = decode(records[order]); err != nil {
 					return err
 				}
 			}
@@ -151,9 +147,15 @@ func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int) ([
 func (s *Store) Count(_ context.Context, f activation.Filter) (n int, err error) {
 	onTheWay := s.records.Matching(f)
 	err = s.db.View(func(tx *bbolt.Tx) error {
-		each(tx, f, func([]byte) bool { n++; return true })
-		for order := range onTheWay {
-			if tx.Bucket(records).Get([]byte(order)) == nil {
+		if n, err = count(tx, f); err != nil {
+			return err
+		}
+		for _, r := range onTheWay {
+			record, err := find(tx, r.ID)
+			if err != nil {
+				return err
+			}
+			if record == nil {
 				n++
 			}
 		}
@@ -162,26 +164,9 @@ func (s *Store) Count(_ context.Context, f activation.Filter) (n int, err error)
 	return n, closed(err)
 }
 
-// each gives the Orders that the filter takes, newest first, until more is false.
-func each(tx *bbolt.Tx, f activation.Filter, more func(order []byte) bool) {
-	index, prefix := byNamespace, f.Namespace+"\x00"
-	if f.Name != "" {
-		index, prefix = byName, prefix+f.Name+"\x00"
-	}
-	low, high := f.Range()
-	first, end := []byte(prefix+low), []byte(prefix+high)
-	c := tx.Bucket(index).Cursor()
-	key, _ := c.Seek(end)
-	if key == nil {
-		key, _ = c.Last()
-	}
-	for ; key != nil && bytes.Compare(key, end) >= 0; key, _ = c.Prev() {
-	}
-	for ; key != nil && bytes.Compare(key, first) >= 0; key, _ = c.Prev() {
-		if !more(key[len(prefix):]) {
-			return
-		}
-	}
+func decode(record []byte) (*activation.Record, error) {
+	r := new(activation.Record)
+	return r, r.UnmarshalBinary(record)
 }
 
 func closed(err error) error {

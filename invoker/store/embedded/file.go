@@ -18,24 +18,24 @@ import (
 )
 
 // format is the version of what follows. A file of another one is not touched.
-const format = 1
+const format = 2
 
-// The buckets. ORDER is a record's Order; 0 is a zero byte.
+// The buckets. NUMBER counts up from block to block; 0 is a zero byte.
 var (
-	meta        = []byte("meta")         // "format" → number; "record bytes" → number
-	docs        = []byte("docs")         // kind 0 namespace 0 name → revision, body
-	code        = []byte("code")         // kind 0 namespace 0 name → a bucket of its own, so that a neighbour's change does not copy it
-	promises    = []byte("promises")     // id → see encodePromise
-	records     = []byte("records")      // ORDER → record
-	orders      = []byte("orders")       // id → ORDER
-	byNamespace = []byte("by namespace") // namespace 0 ORDER → nothing
-	byName      = []byte("by name")      // namespace 0 name 0 ORDER → nothing
+	meta     = []byte("meta")     // "format" → number; "record bytes" → number
+	docs     = []byte("docs")     // kind 0 namespace 0 name → revision, body
+	code     = []byte("code")     // kind 0 namespace 0 name → a bucket of its own, so that a neighbour's change does not copy it
+	promises = []byte("promises") // id → see encodePromise
+	heads    = []byte("heads")    // NUMBER → head of the block
+	blocks   = []byte("blocks")   // NUMBER → "table" → its table; "records" → its records
 
-	buckets = [][]byte{meta, docs, code, promises, records, orders, byNamespace, byName}
+	buckets = [][]byte{meta, docs, code, promises, heads, blocks}
 
-	formatKey = []byte("format")
-	bytesKey  = []byte("record bytes")
-	codeKey   = []byte("code")
+	formatKey  = []byte("format")
+	bytesKey   = []byte("record bytes")
+	codeKey    = []byte("code")
+	tableKey   = []byte("table")
+	recordsKey = []byte("records")
 )
 
 func docKey(k store.Key) []byte {

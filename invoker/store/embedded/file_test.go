@@ -42,7 +42,7 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		"a newer format": {func(path string) error {
 			return update(path, func(tx *bbolt.Tx) error { return putNumber(tx.Bucket(meta), formatKey, format+1) })
-		}, "has format 2, this version reads 1"},
+		}, "has format 3, this version reads 2"},
 		"no file of bbolt": {func(path string) error {
 			return os.WriteFile(path, []byte(strings.Repeat("not a store\n", 10_000)), 0o600)
 		}, "damaged or not a store"},
@@ -53,8 +53,8 @@ func TestOpenRefuses(t *testing.T) {
 			})
 		}, "damaged or not a store"},
 		"a missing part": {func(path string) error {
-			return update(path, func(tx *bbolt.Tx) error { return tx.DeleteBucket(orders) })
-		}, `"orders" is missing`},
+			return update(path, func(tx *bbolt.Tx) error { return tx.DeleteBucket(heads) })
+		}, `"heads" is missing`},
 		"a file cut short":        {func(path string) error { return os.Truncate(path, 20<<10) }, "it ends after 20480 of"},
 		"a file cut to its heads": {func(path string) error { return os.Truncate(path, 8<<10) }, "damaged"},
 		"zeroes over its pages": {func(path string) error {
@@ -201,31 +201,44 @@ func kept(t testing.TB, path string) (n int) {
 		for err := range tx.Check() {
 			t.Error(err)
 		}
-		size := int64(0)
-		entries := 0
-		err := tx.Bucket(records).ForEach(func(order, value []byte) error {
-			var r activation.Record
-			if err := r.UnmarshalBinary(value); err != nil {
+		size, opened := int64(0), 0
+		var before block
+		ids := map[string]bool{}
+		err := tx.Bucket(heads).ForEach(func(key, value []byte) error {
+			b, again := block{key: key}, block{key: key}
+			if err := errorsOf(b.decode(value), b.open(tx)); err != nil {
 				return err
 			}
-			size += cost(&r, value)
-			n++
-			inNamespace, underName := places(&r)
-			for bucket, key := range map[string][]byte{string(orders): []byte(r.ID), string(byNamespace): inNamespace, string(byName): underName} {
-				if found, _ := tx.Bucket([]byte(bucket)).Cursor().Seek(key); string(found) == string(key) {
-					entries++
+			if n > 0 {
+				again = *before.next()
+			}
+			again.newestBefore, again.highestBefore = max(again.newestBefore, b.newestBefore), b.highestBefore // of blocks that are gone
+			if b.newestBefore < before.newest || string(b.highestBefore) < string(before.highest) || n > 0 && string(b.key) != string(again.key) {
+				t.Errorf("block %x does not follow %x", b.key, before.key)
+			}
+			e := b.entries()
+			for e.next() {
+				var r activation.Record
+				if err := r.UnmarshalBinary(e.value); err != nil {
+					return err
 				}
+				if ids[r.ID] || tx.Bucket(promises).Get([]byte(r.ID)) != nil {
+					t.Errorf("%s has two records, or a record and a promise", r.ID)
+				}
+				ids[r.ID] = true
+				again.add(&r, e.value)
+				n++
 			}
-			if tx.Bucket(promises).Get([]byte(r.ID)) != nil {
-				t.Errorf("%s has a record and a promise", r.ID)
+			if e.bad || len(e.after) != 0 || string(again.encode()) != string(b.encode()) || string(again.table) != string(b.table) {
+				t.Errorf("the head and the table of block %x are not those of its records", b.key)
 			}
+			size += b.cost()
+			opened++
+			before = b
 			return nil
 		})
-		for _, index := range [][]byte{orders, byNamespace, byName} {
-			entries -= tx.Bucket(index).Stats().KeyN
-		}
-		if counted := number(tx.Bucket(meta), bytesKey); counted != size || entries != 0 {
-			t.Errorf("%d records of %d bytes are counted as %d bytes; entries that belong to none: %d", n, size, counted, -entries)
+		if counted := number(tx.Bucket(meta), bytesKey); counted != size || tx.Bucket(blocks).Stats().KeyN != 3*opened {
+			t.Errorf("%d blocks of %d bytes are counted as %d bytes; there are %d keys", opened, size, counted, tx.Bucket(blocks).Stats().KeyN)
 		}
 		return err
 	})

@@ -1,7 +1,8 @@
 package embedded
 
 import (
-	"fmt"
+	"bytes"
+	"cmp"
 
 	"go.etcd.io/bbolt"
 
@@ -9,105 +10,81 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// keep writes finished records in place of their promises, and drops the oldest of all that retain bytes have no room for. Records that
-// no store can keep are refused: they are counted, and must not hold up the others.
+// keep writes finished records in place of their promises, and drops the oldest blocks of all that retain bytes have no room for. Records
+// that no store can keep are refused: they are counted, and must not hold up the others.
 func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused int, err error) {
-	size := number(tx.Bucket(meta), bytesKey)
-	added := 0
+	if len(finished) == 0 {
+		return 0, nil
+	}
+	b, err := lastBlock(tx)
+	if err != nil {
+		return 0, err
+	}
+	kept := string(b.next().highestBefore) // no record of a higher id is kept yet
+	promised := tx.Bucket(promises)
+	grown, begun := -b.cost(), 0
+	if len(b.table) == 0 {
+		grown = 0
+	}
 	for _, r := range finished {
 		value, err := r.MarshalBinary()
 		if err != nil || store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
 			refused++
 			continue
 		}
-		if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {
+		if err := promised.Delete([]byte(r.ID)); err != nil {
 			return 0, err
 		}
-		if tx.Bucket(orders).Get([]byte(r.ID)) != nil {
-			continue // the first record counts
+		if r.ID <= kept {
+			if earlier, err := find(tx, r.ID); err != nil {
+				return 0, err
+			} else if earlier != nil {
+				continue // the first record counts
+			}
 		}
-		if err := add(tx, r, value); err != nil {
-			return 0, err
+		if b.full() {
+			if err := b.put(tx); err != nil {
+				return 0, err
+			}
+			grown += b.cost()
+			b = b.next()
+			begun++
 		}
-		size += cost(r, value)
-		added++
+		b.add(r, value)
 	}
-	if added == 0 {
+	if len(b.table) == 0 {
 		return refused, nil
 	}
-	freed, err := trim(tx, size-retain, 2*added)
+	if err := b.put(tx); err != nil {
+		return 0, err
+	}
+	grown += b.cost()
+	size := number(tx.Bucket(meta), bytesKey) + grown
+	freed, err := trim(tx, size-retain, 2*(begun+1))
 	if err != nil {
 		return 0, err
 	}
 	return refused, putNumber(tx.Bucket(meta), bytesKey, size-freed)
 }
 
-// trim drops the oldest records until excess bytes are free, but not more than most records, so that a lowered bound is reached step
-// by step and nobody waits for it.
+// trim drops the oldest blocks until excess bytes are free, but not the last one, and not more than most, so that a lowered bound is
+// reached step by step and nobody waits for it.
 func trim(tx *bbolt.Tx, excess int64, most int) (freed int64, err error) {
+	all := tx.Bucket(heads)
+	last, _ := all.Cursor().Last()
 	for ; freed < excess && most > 0; most-- {
-		order, value := tx.Bucket(records).Cursor().First()
-		if order == nil {
+		key, _ := all.Cursor().First()
+		if bytes.Equal(key, last) {
 			break
 		}
-		var r activation.Record
-		if err := r.UnmarshalBinary(value); err != nil {
-			return 0, fmt.Errorf("%w: %w", errDamaged, err)
+		b := block{key: bytes.Clone(key)}
+		if err := b.open(tx); err != nil {
+			return 0, err
 		}
-		freed += cost(&r, value)
-		if err := remove(tx, &r); err != nil {
+		freed += b.cost()
+		if err := cmp.Or(tx.Bucket(blocks).DeleteBucket(b.key), all.Delete(b.key)); err != nil {
 			return 0, err
 		}
 	}
 	return freed, nil
-}
-
-// cost is about what a record takes in the file.
-func cost(r *activation.Record, value []byte) int64 {
-	const keys = 4*16 + 4*activation.OrderPrefix // four entries, each with bbolt's head and an instant
-	return int64(len(value) + keys + 5*len(r.ID) + 2*len(r.Namespace) + len(r.ListName()))
-}
-
-// places are the record's keys in byNamespace and byName.
-func places(r *activation.Record) (inNamespace, underName []byte) {
-	return []byte(r.Namespace + "\x00" + r.Order()), []byte(r.Namespace + "\x00" + r.ListName() + "\x00" + r.Order())
-}
-
-func add(tx *bbolt.Tx, r *activation.Record, value []byte) error {
-	order := []byte(r.Order())
-	inNamespace, underName := places(r)
-	byTime := tx.Bucket(records)
-	byTime.FillPercent = 0.9 // they come in about their order
-	for _, entry := range []struct {
-		bucket     *bbolt.Bucket
-		key, value []byte
-	}{
-		{byTime, order, value},
-		{tx.Bucket(orders), []byte(r.ID), order},
-		{tx.Bucket(byNamespace), inNamespace, nil},
-		{tx.Bucket(byName), underName, nil},
-	} {
-		if err := entry.bucket.Put(entry.key, entry.value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func remove(tx *bbolt.Tx, r *activation.Record) error {
-	inNamespace, underName := places(r)
-	for _, entry := range []struct {
-		bucket *bbolt.Bucket
-		key    []byte
-	}{
-		{tx.Bucket(records), []byte(r.Order())},
-		{tx.Bucket(orders), []byte(r.ID)},
-		{tx.Bucket(byNamespace), inNamespace},
-		{tx.Bucket(byName), underName},
-	} {
-		if err := entry.bucket.Delete(entry.key); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -19,8 +19,8 @@ import (
 // Limit is how much memory the records may take.
 const Limit = 16 << 20
 
-// gather is how long a record waits for others. The rest of the window is for the write.
-const gather = store.Window / 2
+// gather is how long a record waits for others: a write costs about the same for many as for one. The rest of the window is for it.
+const gather = store.Window * 4 / 5
 
 // again is how long a write that failed is not tried again, if only records wait for it.
 const again = time.Second

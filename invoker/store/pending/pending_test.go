@@ -39,7 +39,7 @@ func TestWakesInTimeForTheWindow(t *testing.T) {
 		p.Add(record("b"))
 		time.Sleep(store.Window)
 		synctest.Wait()
-		if fmt.Sprint(woken) != fmt.Sprint([]time.Duration{store.Window / 2}) {
+		if fmt.Sprint(woken) != fmt.Sprint([]time.Duration{gather}) {
 			t.Errorf("woken at %v", woken)
 		}
 	})

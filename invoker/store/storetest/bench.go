@@ -77,7 +77,7 @@ func acceptAll(b *testing.B, s store.Store, n, callers int) {
 // benchRecord is of a warm activation with a short result and a line of log.
 func benchRecord(i int) *activation.Record {
 	return &activation.Record{
-		ID: fmt.Sprintf("%016x%016x", uint64(i)*0x9e3779b97f4a7c15, i), Namespace: "guest", Name: "hello", Version: "0.0.1", Subject: "guest",
+		ID: fmt.Sprintf("%016x%016x", i, uint64(i)*0x9e3779b97f4a7c15), Namespace: "guest", Name: "hello", Version: "0.0.1", Subject: "guest",
 		Kind: "nodejs:20", Path: "guest/hello", Limits: activation.Limits{TimeoutMs: 60_000, MemoryMB: 256, LogsMB: 10, Concurrency: 1},
 		Start: t0.Add(time.Duration(i) * time.Millisecond), End: t0.Add(time.Duration(i+2) * time.Millisecond), Wait: time.Millisecond,
 		Response: activation.Response{Result: []byte(`{"greeting":"Hello stranger!"}`)},

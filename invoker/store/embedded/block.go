@@ -1,0 +1,217 @@
+package embedded
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+)
+
+// A block is records that came one after another. They are kept as one entry, since an entry costs more than what is in it. The last
+// block takes what comes until it has blockSize bytes; the blocks before it do not change, and go as a whole.
+//
+// The table names each record's Order and length; it lies beside the records, in a bucket of the block's own, so that a neighbour's
+// change does not copy them. The heads of all blocks lie together: a search reads them from the newest on, and opens the few blocks
+// that may have what it looks for.
+type block struct {
+	key []byte // its number
+	head
+	table   []byte // of each record: the index of its name, its length, its Order
+	records []byte
+}
+
+const blockSize = 32 << 10
+
+// A head bounds what is in its block, and what is in all blocks before it: ids and starts rise about as the blocks do, so a search
+// seldom goes further than it must.
+type head struct {
+	oldest, newest, newestBefore   uint64 // starts, as in an Order
+	lowest, highest, highestBefore []byte // ids
+	names                          []tally
+}
+
+// A tally is how many records of a name are in the block.
+type tally struct {
+	namespace, name []byte
+	count           uint64
+}
+
+func (h *head) encode() (b []byte) {
+	for _, start := range []uint64{h.oldest, h.newest, h.newestBefore} {
+		b = binary.AppendUvarint(b, start)
+	}
+	for _, id := range [][]byte{h.lowest, h.highest, h.highestBefore} {
+		b = appendText(b, id)
+	}
+	for _, t := range h.names {
+		b = binary.AppendUvarint(appendText(appendText(b, t.namespace), t.name), t.count)
+	}
+	return b
+}
+
+// decode reads a head; its texts are part of value.
+func (h *head) decode(value []byte) error {
+	r := reader{rest: value}
+	h.oldest, h.newest, h.newestBefore = r.number(), r.number(), r.number()
+	h.lowest, h.highest, h.highestBefore = r.text(), r.text(), r.text()
+	h.names = h.names[:0]
+	for len(r.rest) > 0 {
+		h.names = append(h.names, tally{r.text(), r.text(), r.number()})
+	}
+	if r.bad {
+		return errDamaged
+	}
+	return nil
+}
+
+// index of the name in names, where a new one is added.
+func (h *head) index(namespace, name string) int {
+	for i, t := range h.names {
+		if string(t.name) == name && string(t.namespace) == namespace {
+			return i
+		}
+	}
+	h.names = append(h.names, tally{namespace: []byte(namespace), name: []byte(name)})
+	return len(h.names) - 1
+}
+
+func (t *tally) isOf(f *activation.Filter) bool {
+	return string(t.namespace) == f.Namespace && (f.Name == "" || string(t.name) == f.Name)
+}
+
+// add puts a record at the end.
+func (b *block) add(r *activation.Record, value []byte) {
+	id, order := []byte(r.ID), r.Order()
+	start := startOf(order)
+	if len(b.table) == 0 {
+		b.oldest, b.newest, b.lowest, b.highest = start, start, id, id
+	}
+	b.oldest, b.newest = min(b.oldest, start), max(b.newest, start)
+	if bytes.Compare(id, b.lowest) < 0 {
+		b.lowest = id
+	}
+	if bytes.Compare(id, b.highest) > 0 {
+		b.highest = id
+	}
+	i := b.index(r.Namespace, r.ListName())
+	b.names[i].count++
+	b.table = binary.AppendUvarint(binary.AppendUvarint(b.table, uint64(i)), uint64(len(value)))
+	b.table = appendText(b.table, order)
+	b.records = append(b.records, value...)
+}
+
+func (b *block) full() bool { return len(b.records) >= blockSize }
+
+// cost is about what the block takes in the file.
+func (b *block) cost() int64 {
+	const heads = 512 // its own and those of bbolt
+	return int64(len(b.table) + len(b.records) + heads)
+}
+
+// next is an empty block to follow this one.
+func (b *block) next() *block {
+	n := &block{key: binary.BigEndian.AppendUint64(nil, binary.BigEndian.Uint64(b.key)+1)}
+	n.newestBefore, n.highestBefore = max(b.newest, b.newestBefore), b.highestBefore
+	if bytes.Compare(b.highest, n.highestBefore) > 0 {
+		n.highestBefore = b.highest
+	}
+	return n
+}
+
+// lastBlock is the one that takes the next record. Nothing of it lies in the file's pages.
+func lastBlock(tx *bbolt.Tx) (*block, error) {
+	key, value := tx.Bucket(heads).Cursor().Last()
+	if key == nil {
+		return &block{key: make([]byte, 8)}, nil
+	}
+	b := &block{key: bytes.Clone(key)}
+	err := cmp.Or(b.decode(bytes.Clone(value)), b.open(tx))
+	b.table, b.records = bytes.Clone(b.table), bytes.Clone(b.records)
+	return b, err
+}
+
+// open finds the table and the records of the block with that key.
+func (b *block) open(tx *bbolt.Tx) error {
+	if len(b.key) != 8 {
+		return errDamaged
+	}
+	inside := tx.Bucket(blocks).Bucket(b.key)
+	if inside == nil {
+		return errDamaged
+	}
+	b.table, b.records = inside.Get(tableKey), inside.Get(recordsKey)
+	return nil
+}
+
+func (b *block) put(tx *bbolt.Tx) error {
+	inside, err := tx.Bucket(blocks).CreateBucketIfNotExists(b.key)
+	if err != nil {
+		return err
+	}
+	return cmp.Or(inside.Put(tableKey, b.table), inside.Put(recordsKey, b.records), tx.Bucket(heads).Put(b.key, b.encode()))
+}
+
+// entries goes through a block's table.
+type entries struct {
+	reader
+	name  uint64
+	order []byte
+	value []byte // the record
+	after []byte // the records that follow
+}
+
+func (b *block) entries() entries { return entries{reader: reader{rest: b.table}, after: b.records} }
+
+func (e *entries) next() bool {
+	if len(e.rest) == 0 {
+		return false
+	}
+	name, size := e.number(), e.number()
+	order := e.text()
+	if len(order) <= activation.OrderPrefix || size > uint64(len(e.after)) {
+		e.bad = true
+	}
+	if e.bad {
+		return false
+	}
+	e.name, e.order, e.value, e.after = name, order, e.after[:size], e.after[size:]
+	return true
+}
+
+func startOf(order string) uint64 {
+	return binary.BigEndian.Uint64([]byte(order[:activation.OrderPrefix]))
+}
+
+// A reader takes numbers and texts off what is left, nothing once that makes no sense.
+type reader struct {
+	rest []byte
+	bad  bool
+}
+
+func (r *reader) number() uint64 {
+	n, size := binary.Uvarint(r.rest)
+	if size <= 0 {
+		r.rest, r.bad = nil, true
+		return 0
+	}
+	r.rest = r.rest[size:]
+	return n
+}
+
+func (r *reader) text() []byte {
+	size := r.number()
+	if size > uint64(len(r.rest)) {
+		r.rest, r.bad = nil, true
+		return nil
+	}
+	text := r.rest[:size:size]
+	r.rest = r.rest[size:]
+	return text
+}
+
+func appendText[T string | []byte](b []byte, text T) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
+}
