@@ -67,6 +67,9 @@ func New(config Config) *Driver {
 }
 
 func wait(ctx context.Context, d time.Duration) error {
+	if d <= 0 { // a timer takes its time even for none
+		return context.Cause(ctx)
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
