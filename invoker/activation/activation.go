@@ -69,10 +69,11 @@ type Record struct {
 	Cold      *ColdStart    `json:"c,omitempty"` // nil: a warm sandbox was reused, or none was reached
 }
 
-// NewID returns a fresh activation id: 32 hexadecimal digits. It has to be unique, not secret.
+// NewID returns a fresh activation id: 32 hexadecimal digits. It has to be unique, not secret. Ids of one time begin alike, so that a
+// store that files by them writes what comes together into few places.
 func NewID() string {
 	var id [16]byte
-	binary.NativeEndian.PutUint64(id[:8], rand.Uint64())
+	binary.BigEndian.PutUint64(id[:8], uint64(time.Now().UnixMilli())<<16|rand.Uint64()>>48)
 	binary.NativeEndian.PutUint64(id[8:], rand.Uint64())
 	return hex.EncodeToString(id[:])
 }

@@ -76,14 +76,14 @@ func places(r *activation.Record) (inNamespace, underName []byte) {
 func add(tx *bbolt.Tx, r *activation.Record, value []byte) error {
 	order := []byte(r.Order())
 	inNamespace, underName := places(r)
-	byTime := tx.Bucket(records)
-	byTime.FillPercent = 0.9 // they come in about their order
+	byTime, byID := tx.Bucket(records), tx.Bucket(orders)
+	byTime.FillPercent, byID.FillPercent = 0.9, 0.9 // they come in about their order
 	for _, entry := range []struct {
 		bucket     *bbolt.Bucket
 		key, value []byte
 	}{
 		{byTime, order, value},
-		{tx.Bucket(orders), []byte(r.ID), order},
+		{byID, []byte(r.ID), order},
 		{tx.Bucket(byNamespace), inNamespace, nil},
 		{tx.Bucket(byName), underName, nil},
 	} {
