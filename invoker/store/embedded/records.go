@@ -14,14 +14,17 @@ import (
 func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused int, err error) {
 	size := number(tx.Bucket(meta), bytesKey)
 	added := 0
+	promised, _ := tx.Bucket(promises).Cursor().First() // where there is none, none is looked for
 	for _, r := range finished {
 		value, err := r.MarshalBinary()
 		if err != nil || store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
 			refused++
 			continue
 		}
-		if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {
-			return 0, err
+		if promised != nil {
+			if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {
+				return 0, err
+			}
 		}
 		if tx.Bucket(orders).Get([]byte(r.ID)) != nil {
 			continue // the first record counts
