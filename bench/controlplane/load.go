@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -239,13 +238,4 @@ func shared(requests [][]byte, conns int) func(int) []byte {
 		sent[conn]++
 		return own[conn][sent[conn]%len(own[conn])]
 	}
-}
-
-// p99 sorts values in place.
-func p99(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	slices.Sort(values)
-	return values[(len(values)*99+99)/100-1]
 }

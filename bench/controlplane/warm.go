@@ -117,7 +117,7 @@ func (w *Warm) latency(ctx context.Context, b *Bench, ours, theirs *contender) e
 				return err
 			}
 			c.of.all.add(t)
-			*c.to = append(*c.to, p99(latencies))
+			*c.to = append(*c.to, bench.QuantilesOf(latencies).P99)
 		}
 		added = append(added, a[round]-p[round])
 		b.say("warm  round %d/%d  p99 %.2f ms, plain %.2f ms at %.0f/s", round+1, b.Rounds, a[round], p[round], w.Open.Rate)
