@@ -155,6 +155,7 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 var starters = map[string]string{
 	"cmd/fastiov":             "itself, to go on in the background",
 	"bench":                   "itself, to hold VFs",
+	"bench/controlplane":      "itself, as the servers that it measures",
 	"testbed":                 "QEMU",
 	"node-agent/image":        "apt, dpkg-deb, depmod and go build, when an artefact is built",
 	"node-agent/doctor":       "QEMU, to prove KVM",

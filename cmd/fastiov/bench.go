@@ -17,7 +17,7 @@ import (
 
 func benchCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure one part of a cold start by itself"}
-	cmd.AddCommand(benchVFOpen())
+	cmd.AddCommand(benchVFOpen(), benchControlPlane())
 	return cmd
 }
 

@@ -29,7 +29,7 @@ func main() {
 		statusCmd(), drainCmd(), reportCmd(),
 		burstCmd(), benchCmd(), userCmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
-		bareVMMCmd(), vfHolderCmd(),
+		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
 	)
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -37,6 +37,7 @@ import (
 type nodeFlags struct {
 	runDir, stateDir string
 	sandbox          string
+	simStart         time.Duration
 	images           string
 	pfs              []string
 	vfs              vf.Template
@@ -70,6 +71,7 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f.StringVar(&n.runDir, "run-dir", "/run/fastiov", "sockets, leases and sandboxes; on a tmpfs")
 	f.StringVar(&n.stateDir, "state-dir", "/var/lib/fastiov", "reports of failed starts, and the API key")
 	f.StringVar(&n.sandbox, "sandbox", "qemu", "what functions run in: qemu, bare (VFIO without a guest) or sim (simulated stage times)")
+	f.DurationVar(&n.simStart, "sim-start", sim.DefaultTotal, "how long a simulated start takes, shared between its stages as in the FastIOV paper; 0: no time at all")
 	f.StringVar(&n.images, "images", "", "a directory of images made on another machine by `fastiov image export` (default: build them here)")
 	f.StringSliceVar(&n.pfs, "pf", nil, "SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
 	f.IntVar(&n.numVFs, "vfs", 0, "VFs per device (default: as many as it has)")
@@ -175,7 +177,7 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, error) {
 	switch f.sandbox {
 	case "sim":
-		return sim.New(sim.Config{}), nil
+		return sim.New(sim.Config{Stages: sim.Table1(f.simStart)}), nil
 	case "bare":
 		self, err := os.Executable()
 		if err != nil {

@@ -27,9 +27,10 @@ type ColdStart struct {
 // Attribute fills in what follows from the begin, the end and the spans.
 func (c *ColdStart) Attribute() {
 	c.EndToEnd = milliseconds(c.End.Sub(c.Begin))
-	c.Coverage = timeline.Coverage(c.Spans, c.Begin, c.End)
-	c.Stages = map[timeline.Stage]float64{}
-	for stage, share := range timeline.Attribute(c.Spans, c.Begin, c.End) {
+	shares := timeline.Attribute(c.Spans, c.Begin, c.End)
+	c.Coverage = timeline.Coverage(shares, c.Begin, c.End)
+	c.Stages = make(map[timeline.Stage]float64, len(shares))
+	for stage, share := range shares {
 		c.Stages[stage] = milliseconds(share)
 	}
 }

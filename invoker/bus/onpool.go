@@ -46,8 +46,8 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 		Group:     r.Action.ID + "@" + r.Action.Revision,
 		Image:     v.image,
 		MemoryMiB: r.Action.Limits.MemoryMB,
-		Start:     func() *api.StartRequest { return v.start(p.APIHost) },
-		Run:       v.run,
+		Start:     func() (*api.StartRequest, error) { return v.start(p.APIHost), nil },
+		Run:       func() (*api.RunRequest, error) { return v.run(), nil },
 		Keep: func(reply *api.RunReply) bool {
 			s := activation.Classify(int(reply.Status), reply.Body).Status
 			return s == activation.Success || s == activation.ApplicationError

@@ -116,9 +116,10 @@ func readBytes(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, err
 	if r.ContentLength == 0 {
 		return nil, nil
 	}
-	body := make([]byte, max(r.ContentLength, 0), max(r.ContentLength, 512))
+	var body []byte
 	var err error
 	if r.ContentLength > 0 && r.ContentLength <= smallBody {
+		body = make([]byte, r.ContentLength) // no more: it is kept while the call waits
 		_, err = io.ReadFull(r.Body, body)
 	} else {
 		body, err = readLarge(w, r, limit)

@@ -44,15 +44,17 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 			c.user.Done()
 			return started{}, err
 		}
+		a.running.Go(func() {
+			defer v.user.Done()
+			v.run()
+		})
+		return started{id: v.id}, nil
 	}
 	done := make(chan outcome, 1)
 	a.running.Go(func() {
-		defer c.user.Done()
+		defer v.user.Done()
 		done <- v.run()
 	})
-	if wait <= 0 {
-		return started{id: v.id}, nil
-	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
@@ -71,8 +73,9 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 // An invocation is a call on its way to its record.
 type invocation struct {
 	call
-	api *API
-	id  string
+	api    *API
+	id     string
+	answer *activation.Response // the runtime's, where there was one
 	promised
 }
 

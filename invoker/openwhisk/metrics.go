@@ -4,7 +4,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 // metrics is what the invoker counts. The driver label keeps simulated cold starts apart from real ones.
@@ -63,7 +62,7 @@ func (m *metrics) observe(r *activation.Record, refused bool) {
 	}
 	m.coldStart.WithLabelValues(cold.Driver).Observe(cold.End.Sub(cold.Begin).Seconds())
 	m.coverage.WithLabelValues(cold.Driver).Observe(cold.Coverage)
-	for stage, spent := range timeline.Attribute(cold.Spans, cold.Begin, cold.End) {
-		m.stage.WithLabelValues(cold.Driver, string(stage)).Observe(spent.Seconds())
+	for stage, spent := range cold.Stages {
+		m.stage.WithLabelValues(cold.Driver, string(stage)).Observe(spent / 1000)
 	}
 }

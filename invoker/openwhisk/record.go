@@ -31,10 +31,10 @@ func (v *invocation) failed(as activation.Status, why string) *activation.Record
 	return r
 }
 
-// record tells how the call ended: now, unless the sandbox says when. classified is the runtime's answer, where there is one.
-func (v *invocation) record(result pool.Result, err error, classified *activation.Response) *activation.Record {
+// record tells how the call ended: now, unless the sandbox says when.
+func (v *invocation) record(result pool.Result, err error) *activation.Record {
 	r := v.blank()
-	r.Response, r.TimedOut = v.response(result, err, classified)
+	r.Response, r.TimedOut = v.response(result, err)
 	r.Start = time.Now()
 	r.End = r.Start
 	if run := result.Run; run != nil {
@@ -54,15 +54,15 @@ func (v *invocation) record(result pool.Result, err error, classified *activatio
 }
 
 // response is the activation's answer, and whether it took too long.
-func (v *invocation) response(result pool.Result, err error, classified *activation.Response) (activation.Response, bool) {
+func (v *invocation) response(result pool.Result, err error) (activation.Response, bool) {
 	var call *pool.CallError
 	switch {
 	case errors.As(err, &call):
 		return v.failedCall(call)
 	case err != nil:
 		return activation.Failed(activation.InternalError, err.Error()), false
-	case classified != nil:
-		return *classified, false
+	case v.answer != nil:
+		return *v.answer, false
 	default:
 		return activation.ClassifyInit(int(result.Start.InitStatus), result.Start.InitReply), false
 	}

@@ -16,42 +16,35 @@ import (
 
 // runInSandbox has the pool find a sandbox for the action and run it there.
 func (v *invocation) runInSandbox() outcome {
-	// The pool asks for its two requests when it wants to send them. Where one cannot be made, what it would send it with is over.
-	ctx, giveUp := context.WithCancelCause(context.Background())
-	defer giveUp(nil)
-	var classified *activation.Response
-	result, err := v.api.pool.Do(ctx, pool.Job{
+	return v.outcome(v.api.pool.Do(context.Background(), v.job()))
+}
+
+func (v *invocation) outcome(result pool.Result, err error) outcome {
+	return outcome{record: v.record(result, err), refused: refusal(err)}
+}
+
+// job is the invocation as the pool sees it.
+func (v *invocation) job() pool.Job {
+	return pool.Job{
 		Namespace:   v.user.Namespace,
 		Group:       v.on.group,
 		Image:       v.on.Image(v.api.cfg.Runtimes),
 		MemoryMiB:   v.on.Limits.MemoryMB,
 		Concurrency: v.on.Limits.Concurrency,
-		Start: func() *api.StartRequest {
-			request, err := v.startRequest(ctx)
-			if err != nil {
-				giveUp(err)
+		Start:       v.startRequest,
+		Run: func() (*api.RunRequest, error) {
+			if err := v.leave(context.Background()); err != nil {
+				return nil, fmt.Errorf("that it was sent could not be noted: %w", err)
 			}
-			return request
-		},
-		Run: func() *api.RunRequest {
-			if err := v.leave(ctx); err != nil {
-				giveUp(fmt.Errorf("that it was sent could not be noted: %w", err))
-			}
-			return v.runRequest()
+			return v.runRequest(), nil
 		},
 		Keep: func(reply *api.RunReply) bool {
 			response := activation.Classify(int(reply.Status), reply.Body)
-			classified = &response
+			v.answer = &response
 			fine := response.Status == activation.Success || response.Status == activation.ApplicationError
 			return fine && v.api.isCurrent(v.on.action)
 		},
-	})
-	if cause := context.Cause(ctx); cause != nil {
-		err = cause
 	}
-	end := outcome{record: v.record(result, err, classified)}
-	end.refused = refusal(err)
-	return end
 }
 
 // isCurrent reports whether the action is still what its name stands for.
@@ -74,10 +67,10 @@ func (v *invocation) wantsKey() bool {
 }
 
 // startRequest asks for a sandbox of the action's image, initialised with its code.
-func (v *invocation) startRequest(ctx context.Context) (*api.StartRequest, error) {
-	code, err := v.api.code(ctx, v.on.action)
+func (v *invocation) startRequest() (*api.StartRequest, error) {
+	code, err := v.api.code(context.Background(), v.on.action)
 	if err != nil {
-		return &api.StartRequest{}, fmt.Errorf("the action's code: %w", err)
+		return nil, fmt.Errorf("the action's code: %w", err)
 	}
 	environment := map[string]string{}
 	for key, value := range v.on.fixed.Init {

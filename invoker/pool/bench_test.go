@@ -144,8 +144,8 @@ func BenchmarkDo(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
 					j := job(int(n.Add(1)))
-					j.Start = func() *api.StartRequest { return &api.StartRequest{} }
-					j.Run = func() *api.RunRequest { return &api.RunRequest{TimeoutMs: 60_000} }
+					j.Start = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
+					j.Run = func() (*api.RunRequest, error) { return &api.RunRequest{TimeoutMs: 60_000}, nil }
 					j.Keep = func(*api.RunReply) bool { return keep }
 					if _, err := p.Do(context.Background(), j); err != nil {
 						b.Error(err)

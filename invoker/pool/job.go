@@ -19,9 +19,11 @@ type Job struct {
 	Image       string // what Start will name, if a stem cell may serve and nodes that have it are to be preferred
 	MemoryMiB   int
 	Concurrency int                      // how many jobs of the group a sandbox runs at once; 0: one
-	Start       func() *api.StartRequest // made when a sandbox is to be started; id, memory and wait are filled in
-	Run         func() *api.RunRequest   // made when the sandbox is ready; the id is filled in
 	Keep        func(*api.RunReply) bool // whether the sandbox may serve another job after that answer
+
+	// The requests are made when they are to be sent. Where one cannot be made, the job ends with that error.
+	Start func() (*api.StartRequest, error) // id, memory and wait are filled in
+	Run   func() (*api.RunRequest, error)   // the id is filled in
 }
 
 // A Result is how far a job got. Start is nil where another job had started the sandbox, Run where the runtime refused /init.
@@ -55,8 +57,8 @@ func (e *CallError) Error() string {
 }
 func (e *CallError) Unwrap() error { return e.Err }
 
-// Do places the job, starts a sandbox if it must, runs it, and gives the sandbox back. The error is *Refused or *CallError, or the context's
-// where ctx ended while the job waited; the Result holds what had been reached by then.
+// Do places the job, starts a sandbox if it must, runs it, and gives the sandbox back. The error is *Refused or *CallError, that of a
+// request that could not be made, or the context's where ctx ended while the job waited; the Result holds what had been reached by then.
 //
 // A job is tried elsewhere as long as its runtime cannot have seen its /run: when its warm sandbox turns out to have ended, cannot be
 // resumed or cannot be reached, and when its node is out of reach before the start.
@@ -64,37 +66,48 @@ func (p *Pool) Do(ctx context.Context, job Job) (Result, error) {
 	now := time.Now()
 	w := newWaiter(now, now.Add(p.cfg.Wait))
 	for again := false; ; again = true {
-		g := p.place(ctx, &job, w, again)
+		if err := p.arrive(&job, w, again); err != nil {
+			return Result{}, err
+		}
+		g := p.await(ctx, w)
 		if g.err != nil {
 			return Result{}, g.err
 		}
-		a := attempt{p: p, job: &job, box: g.box, deadline: w.deadline}
-		a.Result = Result{Sandbox: g.box.id, Node: g.box.node.name, How: g.how, Placed: time.Now(), Cold: g.how == Cold || g.how == Prewarm}
-		keep, err := a.run(ctx, g)
-		p.release(g.box, keep)
+		a, err := p.attempt(ctx, &job, w, g)
 		if !errors.As(err, &w.failed) {
 			return a.Result, err
 		}
 	}
 }
 
-// place waits for a grant. A waiter that gives up may have been granted a sandbox meanwhile, which it then gives back.
-func (p *Pool) place(ctx context.Context, job *Job, w *waiter, again bool) grant {
+func (p *Pool) arrive(job *Job, w *waiter, again bool) error {
 	var refused string
 	p.happen(func(s *state, now time.Time) { refused = s.arrive(w, job, again, now) })
 	if refused != "" {
-		return grant{err: &Refused{refused, true}}
+		return &Refused{refused, true}
 	}
-	select {
-	case g := <-w.grant:
-		return g
-	default:
+	return nil
+}
+
+// await waits for a grant. What waits here may be ten thousands of goroutines, so it matters what is on their stacks.
+func (p *Pool) await(ctx context.Context, w *waiter) grant {
+	if ctx.Done() == nil {
+		return <-w.grant
 	}
+	return p.awaitOrGiveUp(ctx, w)
+}
+
+func (p *Pool) awaitOrGiveUp(ctx context.Context, w *waiter) grant {
 	select {
 	case g := <-w.grant:
 		return g
 	case <-ctx.Done():
+		return p.giveUp(ctx, w)
 	}
+}
+
+// giveUp ends a wait. A waiter that gives up may have been granted a sandbox meanwhile, which it then gives back.
+func (p *Pool) giveUp(ctx context.Context, w *waiter) grant {
 	p.happen(func(s *state, now time.Time) {
 		if w.waits() {
 			s.leave(w, now)
@@ -126,6 +139,15 @@ type attempt struct {
 	deadline time.Time
 }
 
+// attempt runs a job in the sandbox that it was granted.
+func (p *Pool) attempt(ctx context.Context, job *Job, w *waiter, g grant) (*attempt, error) {
+	a := &attempt{p: p, job: job, box: g.box, deadline: w.deadline}
+	a.Result = Result{Sandbox: g.box.id, Node: g.box.node.name, How: g.how, Placed: time.Now(), Cold: g.how == Cold || g.how == Prewarm}
+	keep, err := a.run(ctx, g)
+	p.release(g.box, keep)
+	return a, err
+}
+
 // elsewhere says why the job has not been run in a sandbox, though it may be in another.
 type elsewhere struct{ why string }
 
@@ -141,7 +163,10 @@ func (a *attempt) run(ctx context.Context, g grant) (keep bool, err error) {
 	if a.Start != nil && a.Start.InitStatus != 200 {
 		return false, nil
 	}
-	request := a.job.Run()
+	request, err := a.job.Run()
+	if err != nil {
+		return true, err // nothing has been sent
+	}
 	request.Id = a.box.id
 	ctx, stop := a.call(ctx, time.Duration(request.TimeoutMs)*time.Millisecond+grace)
 	defer stop()
@@ -182,10 +207,14 @@ func (a *attempt) ready(ctx context.Context, g grant) error {
 }
 
 func (a *attempt) startBox(ctx context.Context) error {
+	request, err := a.job.Start()
+	if err != nil {
+		a.p.over(a.box, nil, err)
+		return err
+	}
 	wait := max(time.Until(a.deadline), 0)
 	ctx, stop := a.call(ctx, wait+a.p.cfg.Start)
 	defer stop()
-	request := a.job.Start()
 	request.Id = a.box.id
 	request.MemoryMib = uint32(a.job.MemoryMiB)
 	request.WaitMs = uint32(wait.Milliseconds())
@@ -212,9 +241,14 @@ func (a *attempt) started(reply *api.StartReply, err error) error {
 }
 
 func (a *attempt) initStem(ctx context.Context) error {
+	request, err := a.job.Start()
+	if err != nil {
+		a.p.over(a.box, nil, err)
+		return err
+	}
 	ctx, stop := a.call(ctx, a.p.cfg.Start)
 	defer stop()
-	reply, err := a.box.node.to.Init(ctx, &api.InitRequest{Id: a.box.id, Init: a.job.Start().Init})
+	reply, err := a.box.node.to.Init(ctx, &api.InitRequest{Id: a.box.id, Init: request.Init})
 	a.Start = reply
 	switch status.Code(err) {
 	case codes.Unavailable, codes.NotFound, codes.Aborted:

@@ -161,9 +161,9 @@ func (p *Pool) perform(do *step, paused bool) {
 			})
 		})
 	case Stem:
-		p.prepare(do.box, do.stem.request())
+		p.prepare(do.box, do.stem.request)
 	case Revive:
-		p.prepare(do.box, do.group.start())
+		p.prepare(do.box, do.group.start)
 	case Note:
 		if n, ok := do.alarm.of.(*node); ok {
 			n.to.hangUp(p.ctx)
@@ -172,9 +172,14 @@ func (p *Pool) perform(do *step, paused bool) {
 }
 
 // prepare starts a sandbox that no job waits for.
-func (p *Pool) prepare(b *box, request *api.StartRequest) {
-	request.Id, request.MemoryMib = b.id, uint32(b.memory-b.node.overhead)
+func (p *Pool) prepare(b *box, made func() (*api.StartRequest, error)) {
 	p.calls.Go(func() {
+		request, err := made()
+		if err != nil {
+			p.over(b, nil, err)
+			return
+		}
+		request.Id, request.MemoryMib = b.id, uint32(b.memory-b.node.overhead)
 		ctx, cancel := context.WithTimeout(b.node.to.context(), p.cfg.Start)
 		defer cancel()
 		reply, err := b.node.to.Start(ctx, request)
@@ -193,7 +198,9 @@ func (p *Pool) over(b *box, reply *api.StartReply, err error) {
 	})
 }
 
-func (s *stem) request() *api.StartRequest { return &api.StartRequest{Image: s.Image, Env: s.Env} }
+func (s *stem) request() (*api.StartRequest, error) {
+	return &api.StartRequest{Image: s.Image, Env: s.Env}, nil
+}
 
 // stop ends a sandbox on its node; where that fails it is tried again when the node is back.
 func (p *Pool) stop(n *node, id string) {

@@ -180,8 +180,8 @@ func in(t *testing.T, cfg Config, status *api.StatusReply, test func(t *testing.
 func work(group string) Job {
 	return Job{
 		Group: group, MemoryMiB: 100,
-		Start: func() *api.StartRequest { return &api.StartRequest{Image: "sim"} },
-		Run:   func() *api.RunRequest { return &api.RunRequest{TimeoutMs: 60_000} },
+		Start: func() (*api.StartRequest, error) { return &api.StartRequest{Image: "sim"}, nil },
+		Run:   func() (*api.RunRequest, error) { return &api.RunRequest{TimeoutMs: 60_000}, nil },
 		Keep:  func(r *api.RunReply) bool { return r.Status == 200 },
 	}
 }

@@ -217,7 +217,7 @@ func (w *world) someJob() Job {
 	i := w.choose(len(kinds))
 	job := kinds[i]
 	job.Group, job.Namespace = fmt.Sprint("g", i), string(rune('x'+w.choose(3)))
-	job.Start = func() *api.StartRequest { return &api.StartRequest{} }
+	job.Start = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
 	return job
 }
 

@@ -20,8 +20,8 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 	if err != nil {
 		return 0, err
 	}
-	kept := string(b.next().highestBefore) // no record of a higher id is kept yet
-	promised := tx.Bucket(promises)
+	kept := string(b.next().highestBefore)              // no record of a higher id is kept yet
+	promised, _ := tx.Bucket(promises).Cursor().First() // where there is none, none is looked for
 	grown, begun := -b.cost(), 0
 	if len(b.table) == 0 {
 		grown = 0
@@ -32,8 +32,10 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 			refused++
 			continue
 		}
-		if err := promised.Delete([]byte(r.ID)); err != nil {
-			return 0, err
+		if promised != nil {
+			if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {
+				return 0, err
+			}
 		}
 		if r.ID <= kept {
 			if earlier, err := find(tx, r.ID); err != nil {

@@ -79,7 +79,7 @@ func (t *Timeline) Spans() []Span {
 // Attribute shares the time between begin and end among the stages of spans: each instant to the innermost stage open at it.
 // The result sums to end − begin exactly.
 func Attribute(spans []Span, begin, end time.Time) map[Stage]time.Duration {
-	cuts := []time.Time{begin, end}
+	cuts := append(make([]time.Time, 0, 2+2*len(spans)), begin, end)
 	for _, s := range spans {
 		cuts = append(cuts, s.Begin, s.End)
 	}
@@ -105,10 +105,10 @@ func innermost(spans []Span, from, to time.Time) Stage {
 	return stage
 }
 
-// Coverage is the share of the time between begin and end that some stage claims: 1 − unattributed ÷ end to end.
-func Coverage(spans []Span, begin, end time.Time) float64 {
+// Coverage is the share of the time between begin and end, as attributed, that some stage claims: 1 − unattributed ÷ end to end.
+func Coverage(shares map[Stage]time.Duration, begin, end time.Time) float64 {
 	if !begin.Before(end) {
 		return 1
 	}
-	return 1 - float64(Attribute(spans, begin, end)[Unattributed])/float64(end.Sub(begin))
+	return 1 - float64(shares[Unattributed])/float64(end.Sub(begin))
 }

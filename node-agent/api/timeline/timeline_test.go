@@ -36,7 +36,7 @@ func TestAttribute(t *testing.T) {
 }
 
 func TestCoverage(t *testing.T) {
-	if got := Coverage([]Span{span(Queue, 0, 95)}, at(0), at(100)); got != 0.95 {
+	if got := Coverage(Attribute([]Span{span(Queue, 0, 95)}, at(0), at(100)), at(0), at(100)); got != 0.95 {
 		t.Errorf("coverage %v, want 0.95", got)
 	}
 	if got := Coverage(nil, at(0), at(0)); got != 1 {

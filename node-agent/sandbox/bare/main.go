@@ -72,7 +72,7 @@ func (p *vmm) serve(l net.Listener) error {
 		if err != nil {
 			return
 		}
-		if status, answer, err := echo.Answer(r.Context(), r.URL.Path, body); err == nil {
+		if status, answer, err := echo.Answer(r.URL.Path, body, func(d time.Duration) error { return echo.Sleep(r.Context(), d) }); err == nil {
 			w.WriteHeader(status)
 			w.Write(answer)
 		}

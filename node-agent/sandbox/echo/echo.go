@@ -20,18 +20,18 @@ type trouble struct {
 	Fail    bool `json:"fail"`
 }
 
-// Answer answers one POST of body to path. It returns early, with an error, if ctx ends.
-func Answer(ctx context.Context, path string, body []byte) (status int, answer []byte, err error) {
+// Answer answers one POST of body to path. Where the answer is to be late, it sleeps first; an error of sleep is its own.
+func Answer(path string, body []byte, sleep func(time.Duration) error) (status int, answer []byte, err error) {
 	switch path {
 	case "/init":
 		return 200, []byte(`{"ok":true}`), nil
 	case "/run":
-		return run(ctx, body)
+		return run(body, sleep)
 	}
 	return 404, []byte(`{"error":"there is /init and /run"}`), nil
 }
 
-func run(ctx context.Context, body []byte) (int, []byte, error) {
+func run(body []byte, sleep func(time.Duration) error) (int, []byte, error) {
 	var r request
 	if err := json.Unmarshal(body, &r); err != nil {
 		return 400, fmt.Appendf(nil, `{"error":%q}`, err), nil
@@ -39,12 +39,8 @@ func run(ctx context.Context, body []byte) (int, []byte, error) {
 	var asked trouble
 	_ = json.Unmarshal(r.Value, &asked) // arguments of another shape ask for none
 	if asked.SleepMS > 0 {
-		late := time.NewTimer(time.Duration(asked.SleepMS) * time.Millisecond)
-		defer late.Stop()
-		select {
-		case <-late.C:
-		case <-ctx.Done():
-			return 0, nil, context.Cause(ctx)
+		if err := sleep(time.Duration(asked.SleepMS) * time.Millisecond); err != nil {
+			return 0, nil, err
 		}
 	}
 	switch {
@@ -54,4 +50,16 @@ func run(ctx context.Context, body []byte) (int, []byte, error) {
 		return 200, []byte(`{}`), nil
 	}
 	return 200, r.Value, nil
+}
+
+// Sleep sleeps for d, or until ctx ends, whose cause is then its error.
+func Sleep(ctx context.Context, d time.Duration) error {
+	late := time.NewTimer(d)
+	defer late.Stop()
+	select {
+	case <-late.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 )
 
 func TestAnswer(t *testing.T) {
@@ -20,7 +21,7 @@ func TestAnswer(t *testing.T) {
 		"no JSON":  {"/run", `{`, `{"error":"unexpected end of JSON input"}`, 400},
 		"no path":  {"/", ``, `{"error":"there is /init and /run"}`, 404},
 	} {
-		status, answer, err := Answer(t.Context(), c.path, []byte(c.body))
+		status, answer, err := Answer(c.path, []byte(c.body), func(d time.Duration) error { return Sleep(t.Context(), d) })
 		if err != nil || status != c.status || string(answer) != c.want {
 			t.Errorf("%s: %d %s %v, want %d %s", name, status, answer, err, c.status, c.want)
 		}
@@ -31,7 +32,7 @@ func TestACallerThatLeavesDoesNotWait(t *testing.T) {
 	why := errors.New("gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
-	if _, _, err := Answer(ctx, "/run", []byte(`{"value":{"sleep_ms":3600000}}`)); !errors.Is(err, why) {
+	if _, _, err := Answer("/run", []byte(`{"value":{"sleep_ms":3600000}}`), func(d time.Duration) error { return Sleep(ctx, d) }); !errors.Is(err, why) {
 		t.Errorf("%v, want %v", err, why)
 	}
 }

@@ -67,14 +67,10 @@ func New(config Config) *Driver {
 }
 
 func wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if d <= 0 { // a timer takes its time even for none
 		return context.Cause(ctx)
 	}
+	return echo.Sleep(ctx, d)
 }
 
 // Start implements sandbox.Driver.
@@ -171,10 +167,12 @@ func (s *simulated) Post(ctx context.Context, path string, body []byte) (int, []
 	if s.Cause() != nil {
 		return 0, nil, errors.New("the simulated sandbox has ended")
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(s.Context(), func() { cancel(s.Cause()) })()
-	status, answer, err := echo.Answer(ctx, path, body)
+	status, answer, err := echo.Answer(path, body, func(d time.Duration) error {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(s.Context(), func() { cancel(s.Cause()) })()
+		return echo.Sleep(ctx, d)
+	})
 	if err == nil && path == "/run" {
 		s.mu.Lock()
 		s.logs = append(s.logs, sandbox.LogLine{Time: time.Now(), Stream: "stdout", Text: fmt.Sprintf("sim: answered %d to %d bytes", status, len(body))})

@@ -1,0 +1,172 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/fastiov/fastiov/bench"
+)
+
+// Cold is calls that each start a sandbox, which ends with the call. They count once their record can be read.
+type Cold struct {
+	Connections int             `json:"connections"`
+	PerSecond   bench.Quantiles `json:"per_second"` // answered and recorded
+	CPU         bench.Quantiles `json:"cpu_us"`     // of a start, of the server alone
+	LoadCPU     bench.Quantiles `json:"load_cpu_us"`
+	Allocations bench.Quantiles `json:"allocations"`
+	Answered    int             `json:"answered"`
+	ColdStarts  int             `json:"cold_starts"`
+	Failed      int             `json:"failed"`
+	Failure     string          `json:"failure,omitempty"` // one of them
+}
+
+func (b *Bench) cold(ctx context.Context) (*Cold, error) {
+	up, err := b.up(ctx, "--keep-alive", "0s")
+	if err != nil {
+		return nil, err
+	}
+	defer up.stop()
+	names, err := up.put(ctx, 100, `"memory":128`)
+	if err != nil {
+		return nil, err
+	}
+	r := &Cold{Connections: connections}
+	c := &contender{server: up, load: load{up.address, connections, http.StatusOK, inTurn(up.invokeEach(names))}}
+	if _, err := c.load.during(ctx, b.Slice); err != nil { // it is brought to what it will be
+		return nil, err
+	}
+	var rates []float64
+	for round := range b.Rounds {
+		before, err := up.recorded()
+		if err != nil {
+			return nil, err
+		}
+		begin := time.Now()
+		s, err := c.measure(ctx, b.Slice)
+		if err != nil {
+			return nil, err
+		}
+		err = up.await(ctx, func() error {
+			n, err := up.recorded()
+			if n < before+int(s.answered) {
+				err = errors.Join(err, fmt.Errorf("of %.0f answered, %d are recorded", s.answered, n-before))
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		rates = append(rates, s.answered/time.Since(begin).Seconds())
+		r.Answered += int(s.answered)
+		r.ColdStarts += int(s.cold)
+		b.say("cold_decisions  round %d/%d  %.0f/s", round+1, b.Rounds, rates[round])
+	}
+	r.Failed, r.Failure = int(c.all.failed), c.all.example
+	r.PerSecond, r.CPU, r.LoadCPU, r.Allocations = bench.QuantilesOf(rates), bench.QuantilesOf(c.cpu), bench.QuantilesOf(c.loadCPU), bench.QuantilesOf(c.allocations)
+	return r, nil
+}
+
+// Flatness is what a call costs beside so many sandboxes that the pool holds.
+type Flatness struct {
+	Points    []Point `json:"points"`
+	WarmRatio float64 `json:"warm_ratio"` // the most of the points' medians to the least
+	ColdRatio float64 `json:"cold_ratio"`
+	Failed    int     `json:"failed"`
+	Failure   string  `json:"failure,omitempty"` // one of them
+}
+
+// A Point is one number of sandboxes, which the node has room for and no more. Figures are µs of the server's CPU time.
+type Point struct {
+	Sandboxes int             `json:"sandboxes"`
+	Warm      bench.Quantiles `json:"warm_cpu_us"`      // a call that finds its sandbox, of all in turn
+	Cold      bench.Quantiles `json:"cold_cpu_us"`      // one that has the longest idle one evicted, and starts its own
+	Evicted   float64         `json:"cold_share"`       // of the latter, those that did
+	Strayed   int             `json:"warm_cold_starts"` // of the former, those that did not
+}
+
+// A held server holds so many sandboxes.
+type held struct {
+	Point
+	warm, cold *contender
+}
+
+func (b *Bench) flatness(ctx context.Context) (*Flatness, error) {
+	var all []*held
+	for _, n := range []int{10, 100, 1000, 10_000} {
+		b.say("flatness  filling %d", n)
+		h, err := b.hold(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		defer h.warm.stop()
+		all = append(all, h)
+	}
+	for round := range b.Rounds {
+		for _, h := range all {
+			s, err := h.warm.measure(ctx, b.Slice)
+			if err != nil {
+				return nil, err
+			}
+			h.Strayed += int(s.cold)
+			b.say("flatness  round %d/%d  %.0f µs a warm call beside %d", round+1, b.Rounds, s.cpu, h.Sandboxes)
+		}
+	}
+	for round := range b.Rounds { // these change who is there, so they come after
+		for _, h := range all {
+			s, err := h.cold.measure(ctx, b.Slice)
+			if err != nil {
+				return nil, err
+			}
+			h.Evicted += s.cold / s.answered / float64(b.Rounds)
+			b.say("flatness  round %d/%d  %.0f µs an eviction and start beside %d", round+1, b.Rounds, s.cpu, h.Sandboxes)
+		}
+	}
+	r := &Flatness{}
+	var warm, cold []float64
+	for _, h := range all {
+		h.Warm, h.Cold = bench.QuantilesOf(h.warm.cpu), bench.QuantilesOf(h.cold.cpu)
+		r.Points = append(r.Points, h.Point)
+		warm, cold = append(warm, h.Warm.Median), append(cold, h.Cold.Median)
+		for _, c := range []*contender{h.warm, h.cold} {
+			r.Failed += int(c.all.failed)
+			if r.Failure == "" {
+				r.Failure = c.all.example
+			}
+		}
+	}
+	r.WarmRatio, r.ColdRatio = slices.Max(warm)/slices.Min(warm), slices.Max(cold)/slices.Min(cold)
+	return r, nil
+}
+
+// hold starts a server and has it start a sandbox for each of n actions.
+func (b *Bench) hold(ctx context.Context, n int) (*held, error) {
+	const conns, more, memory = 4, 16, 128
+	up, err := b.up(ctx, "--keep-alive", "10h", "--memory", fmt.Sprint(n*memory))
+	if err != nil {
+		return nil, err
+	}
+	names, err := up.put(ctx, n+more, fmt.Sprintf(`"memory":%d`, memory))
+	if err != nil {
+		up.stop()
+		return nil, err
+	}
+	calls := up.invokeEach(names)
+	fill := load{up.address, conns, http.StatusOK, inTurn(calls[:n])}
+	t, err := fill.times(ctx, n)
+	if err == nil && t.failed > 0 {
+		err = errors.New(t.example)
+	}
+	if err != nil {
+		up.stop()
+		return nil, err
+	}
+	return &held{
+		Point: Point{Sandboxes: n},
+		warm:  &contender{server: up, load: load{up.address, conns, http.StatusOK, shared(calls[:n], conns)}},
+		cold:  &contender{server: up, load: load{up.address, conns, http.StatusOK, inTurn(slices.Concat(calls[n:], calls[:n]))}},
+	}, nil
+}

@@ -1,0 +1,103 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Memory is the resident memory of `fastiov invoker`, whose agent is a process of its own.
+type Memory struct {
+	Idle               Resident `json:"idle"` // a second after it answers
+	Full               Resident `json:"full"` // with those queued
+	Queued             int      `json:"queued"`
+	QueuedKiB          float64  `json:"queued_kib"` // each
+	QueuedAnonymousKiB float64  `json:"queued_anonymous_kib"`
+	Failed             int      `json:"failed"`
+}
+
+// Resident is what a process has in memory: its own, and pages of files, of which the store and the binary itself are the most.
+type Resident struct {
+	MiB          float64 `json:"mib"`
+	AnonymousMiB float64 `json:"anonymous_mib"`
+}
+
+func (b *Bench) memory(ctx context.Context) (*Memory, error) {
+	var agent *exec.Cmd
+	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
+		agent = exec.CommandContext(ctx, b.Command, "agent", "--sandbox", "sim", "--sim-start", "0", "--memory", "128",
+			"--run-dir", runDir, "--state-dir", stateDir, "--metrics", "")
+		return []string{"invoker", "--run-dir", runDir, "--state-dir", stateDir, "--listen", "127.0.0.1:0", "--wait", "1h",
+			"--invocations-per-minute", unlimited, "--concurrent-invocations", unlimited}
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	if err := agent.Start(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = agent.Process.Kill()
+		_ = agent.Wait()
+	}()
+	if err := s.await(ctx, func() error { _, err := os.Stat(filepath.Join(s.runDir(), "node.sock")); return err }); err != nil {
+		return nil, err
+	}
+	time.Sleep(time.Second)
+	m := &Memory{Queued: 8000}
+	if m.Idle, err = s.resident(); err != nil {
+		return nil, err
+	}
+	if _, err := s.put(ctx, 1, `"memory":128,"timeout":300000`); err != nil {
+		return nil, err
+	}
+	// The first takes the only place on the node, and stays.
+	stay := load{s.address, 1, http.StatusAccepted, always(request(s.key, "POST", "actions/action-0", `{"sleep_ms":290000}`))}
+	queue := load{s.address, connections, http.StatusAccepted, always(request(s.key, "POST", "actions/action-0", `{"name":"you"}`))}
+	for _, l := range []struct {
+		load
+		n int
+	}{{stay, 1}, {queue, m.Queued}} {
+		t, err := l.times(ctx, l.n)
+		if err == nil && t.failed > 0 {
+			err = fmt.Errorf("queueing: %s", t.example)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	time.Sleep(time.Second)
+	if n, err := s.recorded(); err != nil || n > 0 {
+		return nil, fmt.Errorf("%d of those that should queue have ended (%v)", n, err)
+	}
+	if m.Full, err = s.resident(); err != nil {
+		return nil, err
+	}
+	m.QueuedKiB = (m.Full.MiB - m.Idle.MiB) * 1024 / float64(m.Queued)
+	m.QueuedAnonymousKiB = (m.Full.AnonymousMiB - m.Idle.AnonymousMiB) * 1024 / float64(m.Queued)
+	b.say("memory  %.1f MiB idle, %.1f MiB with %d queued", m.Idle.MiB, m.Full.MiB, m.Queued)
+	return m, nil
+}
+
+func (s *server) resident() (r Resident, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	if err != nil {
+		return r, err
+	}
+	for line := range strings.Lines(string(status)) {
+		var kib float64
+		if n, _ := fmt.Sscanf(line, "VmRSS: %f", &kib); n == 1 {
+			r.MiB = kib / 1024
+		}
+		if n, _ := fmt.Sscanf(line, "RssAnon: %f", &kib); n == 1 {
+			r.AnonymousMiB = kib / 1024
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,246 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/openwhisk"
+)
+
+// A server is a process under measurement, with directories of its own.
+type server struct {
+	cmd     *exec.Cmd
+	log     bytes.Buffer
+	dir     string
+	address string
+	metrics string
+	key     string
+	ended   chan error
+}
+
+// runDir is where a server notes its address; in memory, as /run is.
+func (s *server) runDir() string { return filepath.Join(s.dir, "run") }
+
+const unlimited = "1000000000"
+
+// up starts the invoker and its agent in one process, with sandboxes that start in no time.
+func (b *Bench) up(ctx context.Context, flags ...string) (*server, error) {
+	metrics, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
+		return append([]string{
+			"up", "--foreground", "--sandbox", "sim", "--sim-start", "0", "--run-dir", runDir, "--state-dir", stateDir, "--listen", "127.0.0.1:0",
+			"--metrics", metrics, "--invocations-per-minute", unlimited, "--concurrent-invocations", unlimited, "--pause-after", "0",
+		}, flags...)
+	})
+	if err == nil {
+		s.metrics = metrics
+	}
+	return s, err
+}
+
+// plain starts the plain handler.
+func (b *Bench) plain(ctx context.Context) (*server, error) {
+	s, err := b.serve(ctx, func(runDir, _ string) []string { return []string{b.Plain, "--run-dir", runDir} })
+	if err == nil {
+		s.metrics = s.address
+	}
+	return s, err
+}
+
+// serve starts a subcommand that notes where it listens, and waits until it answers there.
+func (b *Bench) serve(ctx context.Context, args func(runDir, stateDir string) []string) (_ *server, err error) {
+	key, err := openwhisk.LoadKey("127.0.0.1:0", "")
+	if err != nil {
+		return nil, err
+	}
+	s := &server{key: key.String(), ended: make(chan error, 1)}
+	if s.dir, err = os.MkdirTemp("/dev/shm", "fastiov-bench-"); err != nil {
+		return nil, err
+	}
+	stateDir, err := os.MkdirTemp("", "fastiov-bench-") // on a disk, where there is one
+	if err != nil {
+		os.RemoveAll(s.dir)
+		return nil, err
+	}
+	s.cmd = exec.CommandContext(ctx, b.Command, args(s.runDir(), stateDir)...)
+	s.cmd.Stderr = &s.log
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		s.ended <- s.cmd.Wait()
+		os.RemoveAll(s.dir)
+		os.RemoveAll(stateDir)
+		close(s.ended)
+	}()
+	defer func() {
+		if err != nil {
+			s.stop()
+		}
+	}()
+	return s, s.await(ctx, func() (err error) {
+		address, err := os.ReadFile(filepath.Join(s.runDir(), "listen"))
+		if err != nil {
+			return err
+		}
+		s.address = string(address)
+		_, err = get("http://" + s.address + "/api/v1")
+		return err
+	})
+}
+
+// await tries until it works, or the process has ended.
+func (s *server) await(ctx context.Context, try func() error) error {
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := try()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-s.ended:
+			return fmt.Errorf("the server ended: %s", lastLine(s.log.String()))
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+// stop ends the process at once: nothing of it is to be kept.
+func (s *server) stop() {
+	_ = s.cmd.Process.Kill()
+	for range s.ended { // until it is closed
+	}
+}
+
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+func get(url string) ([]byte, error) {
+	resp, err := http.Get(url)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
+}
+
+// put deploys so many actions and returns their names.
+func (s *server) put(ctx context.Context, n int, limits string) ([]string, error) {
+	names, requests := make([]string, n), make([][]byte, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("action-%d", i)
+		requests[i] = request(s.key, "PUT", "actions/"+names[i], `{"exec":{"kind":"python:3","code":"def main(a): return a"},"limits":{`+limits+`}}`)
+	}
+	l := load{s.address, 64, http.StatusOK, inTurn(requests)}
+	t, err := l.times(ctx, n)
+	if err == nil && t.failed > 0 {
+		err = fmt.Errorf("deploying: %s", t.example)
+	}
+	return names, err
+}
+
+// invoke is a blocking call of the action whose answer is its result.
+func (s *server) invoke(action string) []byte {
+	return request(s.key, "POST", "actions/"+action+"?blocking=true&result=true", `{"name":"you"}`)
+}
+
+func (s *server) invokeEach(actions []string) (requests [][]byte) {
+	for _, action := range actions {
+		requests = append(requests, s.invoke(action))
+	}
+	return requests
+}
+
+// recorded counts the activation records.
+func (s *server) recorded() (n int, err error) {
+	r, err := http.NewRequest(http.MethodGet, "http://"+s.address+"/api/v1/namespaces/_/activations?count=true", nil)
+	if err != nil {
+		return 0, err
+	}
+	user, secret, _ := strings.Cut(s.key, ":")
+	r.SetBasicAuth(user, secret)
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	var count struct{ Activations int }
+	return count.Activations, json.NewDecoder(resp.Body).Decode(&count)
+}
+
+// A spent is what a server has used up.
+type spent struct {
+	cpu         time.Duration
+	allocations float64
+	coldStarts  float64
+}
+
+func (s *server) spent() (now spent, err error) {
+	text, err := get("http://" + s.metrics + "/metrics")
+	if err != nil {
+		return now, err
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		to := map[string]*float64{
+			"go_memstats_mallocs_total":                      &now.allocations,
+			`fastiov_cold_start_seconds_count{driver="sim"}`: &now.coldStarts,
+		}[name]
+		if to != nil {
+			if *to, err = strconv.ParseFloat(value, 64); err != nil {
+				return now, err
+			}
+		}
+	}
+	now.cpu, err = cpuOf(s.cmd.Process.Pid)
+	return now, err
+}
+
+// cpuOf is what a process has used, in user mode and in the kernel, to a hundredth of a second.
+func cpuOf(pid int) (time.Duration, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // from the third on
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("/proc/%d/stat: %q", pid, stat)
+	}
+	user, err := strconv.Atoi(fields[11])
+	if err != nil {
+		return 0, err
+	}
+	kernel, err := strconv.Atoi(fields[12])
+	const tick = time.Second / 100 // of every Linux that Go runs on
+	return time.Duration(user+kernel) * tick, err
+}

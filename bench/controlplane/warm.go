@@ -1,0 +1,176 @@
+package controlplane
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/fastiov/fastiov/bench"
+)
+
+// Warm compares blocking calls that find a warm sandbox with calls of a plain handler.
+type Warm struct {
+	Connections int             `json:"connections"`
+	Fastiov     Side            `json:"fastiov"`
+	Plain       Side            `json:"plain"`
+	Ratio       bench.Quantiles `json:"ratio"` // of calls per second, by round
+	LoadCPU     bench.Quantiles `json:"load_cpu_us"`
+	Open        Open            `json:"open_loop"`
+	ColdStarts  int             `json:"cold_starts"` // while it was measured
+	Failed      int             `json:"failed"`
+	Failure     string          `json:"failure,omitempty"` // one of them
+}
+
+// A Side is one server. CPU is in µs of a call, of the server alone.
+type Side struct {
+	PerSecond   bench.Quantiles `json:"per_second"`
+	CPU         bench.Quantiles `json:"cpu_us"`
+	Allocations bench.Quantiles `json:"allocations"`
+}
+
+// Open compares latencies at half the calls per second that fastiov answers at most. Each figure is the 99th percentile of a round, in ms.
+type Open struct {
+	Rate    float64         `json:"rate"`
+	Fastiov bench.Quantiles `json:"fastiov_p99_ms"`
+	Plain   bench.Quantiles `json:"plain_p99_ms"`
+	Added   bench.Quantiles `json:"added_p99_ms"` // by round
+}
+
+const connections = 16
+
+func (b *Bench) warm(ctx context.Context) (*Warm, error) {
+	fastiov, err := b.up(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer fastiov.stop()
+	plain, err := b.plain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer plain.stop()
+	names, err := fastiov.put(ctx, 1, `"memory":128`)
+	if err != nil {
+		return nil, err
+	}
+	w := &Warm{Connections: connections}
+	ours := &contender{server: fastiov, load: load{fastiov.address, connections, http.StatusOK, always(fastiov.invoke(names[0]))}}
+	theirs := &contender{server: plain, load: load{plain.address, connections, http.StatusOK, always(plain.invoke(names[0]))}}
+	for _, c := range []*contender{ours, theirs} { // both are brought to what they will be
+		if _, err := c.load.during(ctx, b.Slice); err != nil {
+			return nil, err
+		}
+	}
+	before, err := fastiov.spent()
+	if err != nil {
+		return nil, err
+	}
+	if err := w.throughput(ctx, b, ours, theirs); err != nil {
+		return nil, err
+	}
+	if err := w.latency(ctx, b, ours, theirs); err != nil {
+		return nil, err
+	}
+	after, err := fastiov.spent()
+	w.ColdStarts = int(after.coldStarts - before.coldStarts)
+	for _, c := range []*contender{ours, theirs} {
+		w.Failed += int(c.all.failed)
+		if w.Failure == "" {
+			w.Failure = c.all.example
+		}
+	}
+	return w, err
+}
+
+func (w *Warm) throughput(ctx context.Context, b *Bench, ours, theirs *contender) error {
+	var ratios []float64
+	for round := range b.Rounds {
+		a, err := ours.measure(ctx, b.Slice)
+		if err != nil {
+			return err
+		}
+		p, err := theirs.measure(ctx, b.Slice)
+		if err != nil {
+			return err
+		}
+		ratios = append(ratios, a.perSecond/p.perSecond)
+		b.say("warm  round %d/%d  %.0f/s, plain %.0f/s", round+1, b.Rounds, a.perSecond, p.perSecond)
+	}
+	w.Fastiov, w.Plain = ours.side(), theirs.side()
+	w.Ratio = bench.QuantilesOf(ratios)
+	w.LoadCPU = bench.QuantilesOf(ours.loadCPU)
+	return nil
+}
+
+func (w *Warm) latency(ctx context.Context, b *Bench, ours, theirs *contender) error {
+	w.Open.Rate = w.Fastiov.PerSecond.Median / 2
+	var a, p, added []float64
+	for round := range b.Rounds {
+		for _, c := range []struct {
+			of *contender
+			to *[]float64
+		}{{ours, &a}, {theirs, &p}} {
+			c.of.load.conns = 4 * connections // so that one is free
+			t, latencies, err := c.of.load.at(ctx, w.Open.Rate, b.Slice)
+			if err != nil {
+				return err
+			}
+			c.of.all.add(t)
+			*c.to = append(*c.to, bench.QuantilesOf(latencies).P99)
+		}
+		added = append(added, a[round]-p[round])
+		b.say("warm  round %d/%d  p99 %.2f ms, plain %.2f ms at %.0f/s", round+1, b.Rounds, a[round], p[round], w.Open.Rate)
+	}
+	w.Open.Fastiov, w.Open.Plain, w.Open.Added = bench.QuantilesOf(a), bench.QuantilesOf(p), bench.QuantilesOf(added)
+	return nil
+}
+
+// A contender is a server under a load, and what was seen of it, by round.
+type contender struct {
+	*server
+	load                                 load
+	all                                  tally
+	perSecond, cpu, allocations, loadCPU []float64
+}
+
+// A sample is one round.
+type sample struct {
+	answered, cold, perSecond, cpu float64
+}
+
+func (c *contender) measure(ctx context.Context, d time.Duration) (sample, error) {
+	before, err := c.spent()
+	if err != nil {
+		return sample{}, err
+	}
+	self, err := cpuOf(os.Getpid())
+	if err != nil {
+		return sample{}, err
+	}
+	t, err := c.load.during(ctx, d)
+	if err != nil {
+		return sample{}, err
+	}
+	c.all.add(t)
+	selfAfter, err := cpuOf(os.Getpid())
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := c.spent()
+	calls := float64(max(t.answered, 1))
+	s := sample{
+		answered: float64(t.answered), cold: after.coldStarts - before.coldStarts,
+		perSecond: float64(t.answered) / t.elapsed.Seconds(), cpu: micros(after.cpu-before.cpu) / calls,
+	}
+	c.perSecond, c.cpu = append(c.perSecond, s.perSecond), append(c.cpu, s.cpu)
+	c.loadCPU = append(c.loadCPU, micros(selfAfter-self)/calls)
+	c.allocations = append(c.allocations, (after.allocations-before.allocations)/calls)
+	return s, err
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func (c *contender) side() Side {
+	return Side{bench.QuantilesOf(c.perSecond), bench.QuantilesOf(c.cpu), bench.QuantilesOf(c.allocations)}
+}
