@@ -4,20 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/bus/couch"
 	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/ending"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
-	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 // OnPool runs activations in the sandboxes of a pool.
@@ -41,6 +37,7 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 	if v.arguments, v.init, err = partition(r.Asked.Content, r.Asked.InitArgs); err != nil {
 		return v.ended(record, activation.Failed(activation.InternalError, err.Error()))
 	}
+	var answer *activation.Response
 	result, err := p.Pool.Do(ctx, pool.Job{
 		Namespace: r.Asked.User.Namespace.Name,
 		Group:     r.Action.ID + "@" + r.Action.Revision,
@@ -49,11 +46,12 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 		Start:     func() (*api.StartRequest, error) { return v.start(p.APIHost), nil },
 		Run:       func() (*api.RunRequest, error) { return v.run(), nil },
 		Keep: func(reply *api.RunReply) bool {
-			s := activation.Classify(int(reply.Status), reply.Body).Status
-			return s == activation.Success || s == activation.ApplicationError
+			classified := activation.Classify(int(reply.Status), reply.Body)
+			answer = &classified
+			return answer.Status == activation.Success || answer.Status == activation.ApplicationError
 		},
 	})
-	v.tell(record, result, err)
+	ending.Write(record, v.Asked.Transaction.Start, v.received, result, err, answer)
 	return record
 }
 
@@ -149,88 +147,4 @@ func (v *visit) ended(r *activation.Record, response activation.Response) *activ
 	r.Start, r.End, r.Response = v.received, v.received, response
 	r.Wait = max(r.Start.Sub(v.Asked.Transaction.Start), 0)
 	return r
-}
-
-// tell completes the record by what the pool reports.
-func (v *visit) tell(r *activation.Record, result pool.Result, err error) {
-	now := time.Now()
-	r.Start, r.End = now, now
-	r.Response, r.TimedOut = v.response(result, err)
-	if run := result.Run; run != nil {
-		r.Start, r.End = time.Unix(0, run.BeginNs), time.Unix(0, run.EndNs)
-	} else if !result.Placed.IsZero() && !result.Cold {
-		r.Start = result.Placed
-	}
-	if result.Start != nil {
-		r.Cold = v.coldStart(result, r.End)
-		for _, span := range r.Cold.Spans {
-			if span.Stage == timeline.AppInit {
-				r.Init, r.Start = span.End.Sub(span.Begin), span.Begin
-			}
-		}
-	}
-	r.Wait = max(r.Start.Sub(v.Asked.Transaction.Start), 0)
-	r.Logs = logs(append(result.Start.GetLogs(), result.Run.GetLogs()...), v.Action.Limits.LogsMB<<20)
-}
-
-// response is what the action answered, or whose fault it is that it did not.
-func (v *visit) response(result pool.Result, err error) (_ activation.Response, timedOut bool) {
-	var call *pool.CallError
-	switch {
-	case errors.As(err, &call):
-		code, text := status.Code(call.Err), status.Convert(call.Err).Message()
-		switch {
-		case call.Phase == pool.Running && code == codes.DeadlineExceeded:
-			return activation.TimedOut(v.Action.Limits.TimeoutMs), true
-		case call.Phase == pool.Running && code != codes.Unavailable && code != codes.Canceled:
-			return activation.Failed(activation.DeveloperError, "The action did not produce a valid response and exited unexpectedly: "+text), false
-		case call.Phase == pool.Starting && code == codes.InvalidArgument:
-			return activation.Failed(activation.DeveloperError, "The action cannot be started: "+text), false
-		}
-		return activation.Failed(activation.InternalError, call.Error()), false
-	case err != nil:
-		return activation.Failed(activation.InternalError, err.Error()), false
-	case result.Run == nil:
-		return activation.ClassifyInit(int(result.Start.InitStatus), result.Start.InitReply), false
-	default:
-		return activation.Classify(int(result.Run.Status), result.Run.Body), false
-	}
-}
-
-// coldStart joins the invoker's own stages with the node's.
-func (v *visit) coldStart(result pool.Result, end time.Time) *activation.ColdStart {
-	var tl timeline.Timeline
-	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: v.received, End: result.Placed})
-	for _, s := range result.Start.Spans {
-		tl.Add(timeline.Span{Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs), End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs)})
-	}
-	if run := result.Run; run != nil {
-		tl.Add(timeline.Span{Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs), End: time.Unix(0, run.EndNs)})
-	}
-	cold := &activation.ColdStart{
-		Sandbox: result.Sandbox, Driver: result.Start.Driver, VF: result.Start.Vf, MAC: result.Start.Mac, Address: result.Start.Address,
-		Answered: result.Run != nil, Begin: v.received, End: end, Spans: tl.Spans(),
-	}
-	cold.Attribute()
-	return cold
-}
-
-// logs are the lines in OpenWhisk's form, cut off at the action's limit in bytes.
-func logs(lines []*api.LogLine, limit int) []string {
-	kept, left := []string{}, limit
-	if limit == 0 {
-		return kept
-	}
-	for _, line := range lines {
-		if left -= len(line.Text); left < 0 {
-			return append(kept, logLine(time.Now(), "stderr",
-				fmt.Sprintf("Logs were truncated because the total bytes size exceeds the limit of %d bytes.", limit)))
-		}
-		kept = append(kept, logLine(time.Unix(0, line.TimeNs), line.Stream, line.Text))
-	}
-	return kept
-}
-
-func logLine(at time.Time, stream, text string) string {
-	return fmt.Sprintf("%-30s %s: %s", at.UTC().Format(time.RFC3339Nano), stream, text)
 }

@@ -1,0 +1,127 @@
+// Package ending writes into an activation's record how its way through a sandbox ended: whose fault it was if it failed, what it logged,
+// how long which stage took.
+package ending
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+// Write completes r, whose names and limits are set, by what the pool reported of its job. asked is when its caller sent it, accepted when
+// this invoker took it; answer is how the runtime's answer was classified, nil where there is none.
+func Write(r *activation.Record, asked, accepted time.Time, result pool.Result, err error, answer *activation.Response) {
+	r.Response, r.TimedOut = response(result, err, answer, r.Limits)
+	r.Start = time.Now() // unless the sandbox says when
+	r.End = r.Start
+	if run := result.Run; run != nil {
+		r.Start, r.End = time.Unix(0, run.BeginNs), time.Unix(0, run.EndNs)
+	} else if !result.Placed.IsZero() && !result.Cold {
+		r.Start = result.Placed
+	}
+	if result.Start != nil {
+		r.Cold = coldStart(accepted, result, r.End)
+		if init := initSpan(r.Cold.Spans); init != nil {
+			r.Init, r.Start = init.End.Sub(init.Begin), init.Begin
+		}
+	}
+	r.Wait = max(r.Start.Sub(asked), 0)
+	r.Logs = logs(result, r.Limits.LogsMB<<20)
+}
+
+// response is the activation's answer, and whether it took too long.
+func response(result pool.Result, err error, answer *activation.Response, limits activation.Limits) (activation.Response, bool) {
+	var call *pool.CallError
+	switch {
+	case errors.As(err, &call):
+		return failedCall(call, limits)
+	case err != nil:
+		return activation.Failed(activation.InternalError, err.Error()), false
+	case answer != nil:
+		return *answer, false
+	default:
+		return activation.ClassifyInit(int(result.Start.InitStatus), result.Start.InitReply), false
+	}
+}
+
+// failedCall tells whose fault a failed call to the node was: the action's where the node says that it cannot be started anywhere,
+// or where its sandbox ended or ran out of time while it ran; else ours.
+func failedCall(call *pool.CallError, limits activation.Limits) (activation.Response, bool) {
+	code := status.Code(call.Err)
+	message := status.Convert(call.Err).Message()
+	switch {
+	case call.Phase == pool.Running && code == codes.DeadlineExceeded:
+		return activation.TimedOut(limits.TimeoutMs), true
+	case call.Phase == pool.Running && code != codes.Unavailable && code != codes.Canceled:
+		return activation.Failed(activation.DeveloperError, "The action did not produce a valid response and exited unexpectedly: "+message), false
+	case call.Phase == pool.Starting && code == codes.InvalidArgument:
+		return activation.Failed(activation.DeveloperError, "The action cannot be started: "+message), false
+	default:
+		return activation.Failed(activation.InternalError, call.Error()), false
+	}
+}
+
+// coldStart joins the invoker's own stages with the node's: queue until the node was asked, and the run as the first byte.
+func coldStart(accepted time.Time, result pool.Result, end time.Time) *activation.ColdStart {
+	start := result.Start
+	var tl timeline.Timeline
+	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: accepted, End: result.Placed})
+	for _, s := range start.Spans {
+		tl.Add(timeline.Span{
+			Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs), End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
+		})
+	}
+	if run := result.Run; run != nil {
+		tl.Add(timeline.Span{Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs), End: time.Unix(0, run.EndNs)})
+	}
+	cold := &activation.ColdStart{
+		Sandbox: result.Sandbox, Driver: start.Driver, VF: start.Vf, MAC: start.Mac, Address: start.Address,
+		Answered: result.Run != nil, Begin: accepted, End: end, Spans: tl.Spans(),
+	}
+	cold.Attribute()
+	return cold
+}
+
+func initSpan(spans []timeline.Span) *timeline.Span {
+	for i, s := range spans {
+		if s.Stage == timeline.AppInit {
+			return &spans[i]
+		}
+	}
+	return nil
+}
+
+// logs are the lines of init and run in OpenWhisk's form, cut off at the limit in bytes.
+func logs(result pool.Result, limit int) (logs []string) {
+	left := limit
+	if left == 0 {
+		return nil
+	}
+	for _, lines := range [...][]*api.LogLine{result.Start.GetLogs(), result.Run.GetLogs()} {
+		for _, line := range lines {
+			if left -= len(line.Text); left < 0 {
+				return append(logs, logLine(time.Now(), "stderr",
+					fmt.Sprintf("Logs were truncated because the total bytes size exceeds the limit of %d bytes.", limit)))
+			}
+			logs = append(logs, logLine(time.Unix(0, line.TimeNs), line.Stream, line.Text))
+		}
+	}
+	return logs
+}
+
+// logLine is the time in 30 columns, the stream and the text.
+func logLine(at time.Time, stream, text string) string {
+	b := make([]byte, 0, 40+len(text))
+	for b = at.UTC().AppendFormat(b, time.RFC3339Nano); len(b) < 30; {
+		b = append(b, ' ')
+	}
+	return string(append(append(append(append(b, ' '), stream...), ": "...), text...))
+}
