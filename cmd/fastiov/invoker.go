@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -198,6 +199,11 @@ func (f *front) listen(address, flag string) (net.Listener, error) {
 
 // serve runs the invoker until ctx ends.
 func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, registry prometheus.Registerer) error {
+	if os.Getenv("GOGC") == "" {
+		// The live heap is a few megabytes, the garbage that of thousands of calls a second: by default it would be collected every few
+		// milliseconds, and a call that meets that waits for it.
+		debug.SetGCPercent(400)
+	}
 	f.cfg.Pool = nodes
 	f.cfg.Pool.StemCells = stemCells(f.cfg.Runtimes, f.cfg.APIHost)
 	whisk, err := openwhisk.New(f.cfg, node, registry)
