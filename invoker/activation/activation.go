@@ -6,10 +6,7 @@
 package activation
 
 import (
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
-	"math/rand/v2"
 	"time"
 )
 
@@ -83,15 +80,6 @@ func (r *Record) Duration() time.Duration {
 		return r.Composed.Ran
 	}
 	return r.End.Sub(r.Start)
-}
-
-// NewID returns a fresh activation id: 32 hexadecimal digits, of the time and by chance. It has to be unique, not secret; and ids rise
-// with time, so that a store finds a record where it finds its neighbours.
-func NewID() string {
-	var id [16]byte
-	binary.BigEndian.PutUint64(id[:8], uint64(time.Now().UnixNano()))
-	binary.NativeEndian.PutUint64(id[8:], rand.Uint64())
-	return hex.EncodeToString(id[:])
 }
 
 // Size is about what the record takes in memory.

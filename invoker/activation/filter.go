@@ -17,15 +17,19 @@ type Filter struct {
 
 // Takes tells whether the filter chooses r.
 func (f Filter) Takes(r *Record) bool {
+	if r.Namespace != f.Namespace || f.Name != "" && r.ListName() != f.Name {
+		return false
+	}
 	low, high := f.Range()
 	order := r.Order()
-	return r.Namespace == f.Namespace && (f.Name == "" || r.ListName() == f.Name) && low <= order && order < high
+	return low <= order && order < high
 }
 
 // ListName is the name by which lists find the record: package/action for an action in a package, else its plain name.
 func (r *Record) ListName() string {
-	if parts := strings.Split(r.Path, "/"); len(parts) == 3 {
-		return parts[1] + "/" + r.Name
+	_, local, _ := strings.Cut(r.Path, "/")
+	if pkg, name, found := strings.Cut(local, "/"); found && !strings.Contains(name, "/") {
+		return pkg + "/" + r.Name
 	}
 	return r.Name
 }

@@ -10,17 +10,21 @@ import (
 // stored is the record without its methods: JSON by the tags of its fields, so that a field that is added is kept as well.
 type stored Record
 
-// MarshalBinary gives the form in which stores keep a record: a line of JSON, then the result as it came, which may be large and is
-// not looked at again.
-func (r *Record) MarshalBinary() ([]byte, error) {
+// AppendBinary appends the form in which stores keep a record: a line of JSON, then the result as it came, which may be large and is not
+// looked at again.
+func (r *Record) AppendBinary(b []byte) ([]byte, error) {
 	head, err := json.Marshal((*stored)(r))
 	if err != nil {
-		return nil, err
+		return b, err
 	}
-	return append(append(head, '\n'), r.Response.Result...), nil
+	b = append(append(b, head...), '\n')
+	return append(b, r.Response.Result...), nil
 }
 
-// UnmarshalBinary reads what MarshalBinary wrote.
+// MarshalBinary gives what AppendBinary appends.
+func (r *Record) MarshalBinary() ([]byte, error) { return r.AppendBinary(nil) }
+
+// UnmarshalBinary reads what AppendBinary wrote.
 func (r *Record) UnmarshalBinary(data []byte) error {
 	head, result, found := bytes.Cut(data, []byte{'\n'})
 	if !found {

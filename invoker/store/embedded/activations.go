@@ -97,24 +97,21 @@ func (s *Store) Unfinished(_ context.Context, invoker string) (list []store.Acce
 }
 
 // Get implements store.Activations.
-func (s *Store) Get(_ context.Context, namespace, id string) (*activation.Record, error) {
-	r := s.records.Get(id)
-	if r == nil {
-		err := s.db.View(func(tx *bbolt.Tx) error {
-			record, err := find(tx, id)
-			if err == nil && record == nil {
-				err = store.ErrNotFound
-			}
-			if err == nil {
-				r, err = decode(record)
-			}
-			return err
-		})
-		if err != nil {
-			return nil, closed(err)
+func (s *Store) Get(_ context.Context, namespace, id string) (r *activation.Record, err error) {
+	onTheWay := s.records.Get(id) // before the transaction: a record that leaves meanwhile is in the file
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		record, err := find(tx, id)
+		if err == nil && record != nil {
+			r, err = decode(record)
+		} else {
+			r = onTheWay
 		}
+		return err
+	})
+	if err != nil {
+		return nil, closed(err)
 	}
-	if r.Namespace != namespace {
+	if r == nil || r.Namespace != namespace {
 		return nil, store.ErrNotFound
 	}
 	return r, nil
@@ -122,9 +119,8 @@ func (s *Store) Get(_ context.Context, namespace, id string) (*activation.Record
 
 // List implements store.Activations.
 func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int) ([]*activation.Record, error) {
-	onTheWay := s.records.Matching(f) // before the transaction: a record that leaves meanwhile is in the file
 	list := []*activation.Record{}
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*activation.Record) error {
 		stored, records, err := newest(tx, f, pending.First(skip, limit))
 		if err != nil {
 			return err
@@ -140,28 +136,34 @@ func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int) ([
 		}
 		return nil
 	})
-	return list, closed(err)
+	return list, err
 }
 
 // Count implements store.Activations.
 func (s *Store) Count(_ context.Context, f activation.Filter) (n int, err error) {
-	onTheWay := s.records.Matching(f)
-	err = s.db.View(func(tx *bbolt.Tx) error {
-		if n, err = count(tx, f); err != nil {
-			return err
-		}
-		for _, r := range onTheWay {
-			record, err := find(tx, r.ID)
+	err = s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*activation.Record) (err error) {
+		n, err = count(tx, f)
+		n += len(onTheWay)
+		return err
+	})
+	return n, err
+}
+
+// search gives a transaction and the records that the filter takes, are on their way, and have no record in the file that came first.
+func (s *Store) search(f activation.Filter, do func(*bbolt.Tx, map[string]*activation.Record) error) error {
+	onTheWay := s.records.Matching(f) // before the transaction: a record that leaves meanwhile is in the file
+	return closed(s.db.View(func(tx *bbolt.Tx) error {
+		for order, r := range onTheWay {
+			first, err := find(tx, r.ID)
 			if err != nil {
 				return err
 			}
-			if record == nil {
-				n++
+			if first != nil {
+				delete(onTheWay, order)
 			}
 		}
-		return nil
-	})
-	return n, closed(err)
+		return do(tx, onTheWay)
+	}))
 }
 
 func decode(record []byte) (*activation.Record, error) {

@@ -25,6 +25,11 @@ type block struct {
 
 const blockSize = 32 << 10
 
+// room is that for a block's table and for its records, as far as can be told.
+func room() (table, records []byte) {
+	return make([]byte, 0, blockSize/4), make([]byte, 0, blockSize*9/8)
+}
+
 // A head bounds what is in its block, and what is in all blocks before it: ids and starts rise about as the blocks do, so a search
 // seldom goes further than it must.
 type head struct {
@@ -61,10 +66,7 @@ func (h *head) decode(value []byte) error {
 	for len(r.rest) > 0 {
 		h.names = append(h.names, tally{r.text(), r.text(), r.number()})
 	}
-	if r.bad {
-		return errDamaged
-	}
-	return nil
+	return r.err()
 }
 
 // index of the name in names, where a new one is added.
@@ -82,42 +84,49 @@ func (t *tally) isOf(f *activation.Filter) bool {
 	return string(t.namespace) == f.Namespace && (f.Name == "" || string(t.name) == f.Name)
 }
 
-// add puts a record at the end.
-func (b *block) add(r *activation.Record, value []byte) {
+// add puts a record at the end, unless it cannot be encoded.
+func (b *block) add(r *activation.Record) error {
+	records, err := r.AppendBinary(b.records)
+	if err != nil {
+		return err
+	}
+	size := len(records) - len(b.records)
 	id, order := []byte(r.ID), r.Order()
 	start := startOf(order)
-	if len(b.table) == 0 {
+	if b.empty() {
 		b.oldest, b.newest, b.lowest, b.highest = start, start, id, id
 	}
 	b.oldest, b.newest = min(b.oldest, start), max(b.newest, start)
-	if bytes.Compare(id, b.lowest) < 0 {
+	if b.highest = later(b.highest, id); bytes.Compare(id, b.lowest) < 0 {
 		b.lowest = id
-	}
-	if bytes.Compare(id, b.highest) > 0 {
-		b.highest = id
 	}
 	i := b.index(r.Namespace, r.ListName())
 	b.names[i].count++
-	b.table = binary.AppendUvarint(binary.AppendUvarint(b.table, uint64(i)), uint64(len(value)))
+	b.table = binary.AppendUvarint(binary.AppendUvarint(b.table, uint64(i)), uint64(size))
 	b.table = appendText(b.table, order)
-	b.records = append(b.records, value...)
+	b.records = records
+	return nil
 }
+
+// An empty block is not kept.
+func (b *block) empty() bool { return len(b.table) == 0 }
 
 func (b *block) full() bool { return len(b.records) >= blockSize }
 
 // cost is about what the block takes in the file.
 func (b *block) cost() int64 {
 	const heads = 512 // its own and those of bbolt
+	if b.empty() {
+		return 0
+	}
 	return int64(len(b.table) + len(b.records) + heads)
 }
 
 // next is an empty block to follow this one.
 func (b *block) next() *block {
-	n := &block{key: binary.BigEndian.AppendUint64(nil, binary.BigEndian.Uint64(b.key)+1)}
-	n.newestBefore, n.highestBefore = max(b.newest, b.newestBefore), b.highestBefore
-	if bytes.Compare(b.highest, n.highestBefore) > 0 {
-		n.highestBefore = b.highest
-	}
+	before := head{newestBefore: max(b.newest, b.newestBefore), highestBefore: later(b.highest, b.highestBefore)}
+	n := &block{key: keyOf(numberOf(b.key) + 1), head: before}
+	n.table, n.records = room()
 	return n
 }
 
@@ -125,19 +134,17 @@ func (b *block) next() *block {
 func lastBlock(tx *bbolt.Tx) (*block, error) {
 	key, value := tx.Bucket(heads).Cursor().Last()
 	if key == nil {
-		return &block{key: make([]byte, 8)}, nil
+		return &block{key: keyOf(0)}, nil
 	}
 	b := &block{key: bytes.Clone(key)}
 	err := cmp.Or(b.decode(bytes.Clone(value)), b.open(tx))
-	b.table, b.records = bytes.Clone(b.table), bytes.Clone(b.records)
+	table, records := room()
+	b.table, b.records = append(table, b.table...), append(records, b.records...)
 	return b, err
 }
 
 // open finds the table and the records of the block with that key.
 func (b *block) open(tx *bbolt.Tx) error {
-	if len(b.key) != 8 {
-		return errDamaged
-	}
 	inside := tx.Bucket(blocks).Bucket(b.key)
 	if inside == nil {
 		return errDamaged
@@ -147,6 +154,9 @@ func (b *block) open(tx *bbolt.Tx) error {
 }
 
 func (b *block) put(tx *bbolt.Tx) error {
+	if b.empty() {
+		return nil
+	}
 	inside, err := tx.Bucket(blocks).CreateBucketIfNotExists(b.key)
 	if err != nil {
 		return err
@@ -185,10 +195,28 @@ func startOf(order string) uint64 {
 	return binary.BigEndian.Uint64([]byte(order[:activation.OrderPrefix]))
 }
 
+func keyOf(number uint64) []byte { return binary.BigEndian.AppendUint64(nil, number) }
+
+func numberOf(key []byte) uint64 { return binary.BigEndian.Uint64(key) }
+
+func later(a, b []byte) []byte {
+	if bytes.Compare(a, b) < 0 {
+		return b
+	}
+	return a
+}
+
 // A reader takes numbers and texts off what is left, nothing once that makes no sense.
 type reader struct {
 	rest []byte
 	bad  bool
+}
+
+func (r *reader) err() error {
+	if r.bad {
+		return errDamaged
+	}
+	return nil
 }
 
 func (r *reader) number() uint64 {

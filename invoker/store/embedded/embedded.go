@@ -1,8 +1,10 @@
 // Package embedded is a store in one file, for one invoker, with nothing to start.
 //
 // One goroutine writes. Whatever waits when it looks, changes of documents, promises and finished records, goes into one transaction:
-// who waits for an fsync shares it. A record waits up to half a window for others, or goes with the next call that waits. Reading is
+// who waits for an fsync shares it. A record waits most of a window for others, or goes with the next call that waits. Reading is
 // beside that, from the transaction before, with the records that are still on their way laid over it.
+//
+// Records are kept in blocks (block.go), found by walking their heads (search.go), and forgotten with the oldest block (records.go).
 //
 // The file is bbolt's: copy-on-write pages under two alternating heads, so that a crash leaves the last transaction that was synced.
 // It is locked while open, grows as needed, and never shrinks: space of what was deleted is used again.
@@ -62,6 +64,9 @@ func Open(path string, retain int64, log *slog.Logger) (*Store, error) {
 	s := &Store{
 		path: path, retain: retain, db: db,
 		wakes: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
+	}
+	if err := db.View(riseAbove); err != nil {
+		return nil, errors.Join(err, db.Close())
 	}
 	s.records = pending.New(pending.Limit, s.wake, log)
 	go s.write()

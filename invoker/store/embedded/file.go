@@ -145,10 +145,18 @@ func check(tx *bbolt.Tx, path string) error {
 			return fmt.Errorf("%w: %q is missing", errDamaged, name)
 		}
 	}
-	return tx.Bucket(docs).ForEach(func(key, value []byte) error {
-		_, err := parseDoc(key, value)
-		return err
-	})
+	var h head
+	return cmp.Or(
+		tx.Bucket(docs).ForEach(func(key, value []byte) error {
+			_, err := parseDoc(key, value)
+			return err
+		}),
+		tx.Bucket(heads).ForEach(func(key, value []byte) error {
+			if len(key) != len(keyOf(0)) {
+				return errDamaged
+			}
+			return h.decode(value)
+		}))
 }
 
 // prepare makes an empty file ours.

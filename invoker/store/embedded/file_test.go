@@ -43,6 +43,12 @@ func TestOpenRefuses(t *testing.T) {
 		"a newer format": {func(path string) error {
 			return update(path, func(tx *bbolt.Tx) error { return putNumber(tx.Bucket(meta), formatKey, format+1) })
 		}, "has format 3, this version reads 2"},
+		"a head that is none": {func(path string) error {
+			return update(path, func(tx *bbolt.Tx) error { return tx.Bucket(heads).Put(keyOf(0), []byte{200}) })
+		}, "damaged or not a store"},
+		"a number that is none": {func(path string) error {
+			return update(path, func(tx *bbolt.Tx) error { return tx.Bucket(heads).Put([]byte("0"), nil) })
+		}, "damaged or not a store"},
 		"no file of bbolt": {func(path string) error {
 			return os.WriteFile(path, []byte(strings.Repeat("not a store\n", 10_000)), 0o600)
 		}, "damaged or not a store"},
@@ -226,7 +232,9 @@ func kept(t testing.TB, path string) (n int) {
 					t.Errorf("%s has two records, or a record and a promise", r.ID)
 				}
 				ids[r.ID] = true
-				again.add(&r, e.value)
+				if err := again.add(&r); err != nil {
+					return err
+				}
 				n++
 			}
 			if e.bad || len(e.after) != 0 || string(again.encode()) != string(b.encode()) || string(again.table) != string(b.table) {

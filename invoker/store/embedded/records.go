@@ -20,15 +20,32 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 	if err != nil {
 		return 0, err
 	}
-	kept := string(b.next().highestBefore)              // no record of a higher id is kept yet
-	promised, _ := tx.Bucket(promises).Cursor().First() // where there is none, none is looked for
-	grown, begun := -b.cost(), 0
-	if len(b.table) == 0 {
-		grown = 0
-	}
+	var (
+		known       = string(later(b.highest, b.highestBefore)) // no record of a higher id is kept yet
+		promised, _ = tx.Bucket(promises).Cursor().First()      // where there is none, none is looked for
+		size        = number(tx.Bucket(meta), bytesKey) - b.cost()
+		added       = 1 // blocks
+	)
 	for _, r := range finished {
-		value, err := r.MarshalBinary()
-		if err != nil || store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
+		if store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
+			refused++
+			continue
+		}
+		var earlier []byte // the first record counts
+		if r.ID <= known {
+			if earlier, err = find(tx, r.ID); err != nil {
+				return 0, err
+			}
+		}
+		if b.full() {
+			if err := b.put(tx); err != nil {
+				return 0, err
+			}
+			size += b.cost()
+			b = b.next()
+			added++
+		}
+		if earlier == nil && b.add(r) != nil {
 			refused++
 			continue
 		}
@@ -37,36 +54,29 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 				return 0, err
 			}
 		}
-		if r.ID <= kept {
-			if earlier, err := find(tx, r.ID); err != nil {
-				return 0, err
-			} else if earlier != nil {
-				continue // the first record counts
-			}
-		}
-		if b.full() {
-			if err := b.put(tx); err != nil {
-				return 0, err
-			}
-			grown += b.cost()
-			b = b.next()
-			begun++
-		}
-		b.add(r, value)
-	}
-	if len(b.table) == 0 {
-		return refused, nil
 	}
 	if err := b.put(tx); err != nil {
 		return 0, err
 	}
-	grown += b.cost()
-	size := number(tx.Bucket(meta), bytesKey) + grown
-	freed, err := trim(tx, size-retain, 2*(begun+1))
+	size += b.cost()
+	freed, err := trim(tx, size-retain, 2*added)
 	if err != nil {
 		return 0, err
 	}
 	return refused, putNumber(tx.Bucket(meta), bytesKey, size-freed)
+}
+
+// riseAbove has new ids be higher than those in the file: then none of them is looked for among all that were kept since the clock was
+// wrong.
+func riseAbove(tx *bbolt.Tx) error {
+	key, value := tx.Bucket(heads).Cursor().Last()
+	if key == nil {
+		return nil
+	}
+	var h head
+	err := h.decode(value)
+	activation.RiseAbove(string(later(h.highest, h.highestBefore)))
+	return err
 }
 
 // trim drops the oldest blocks until excess bytes are free, but not the last one, and not more than most, so that a lowered bound is

@@ -1,7 +1,9 @@
 package embedded
 
 import (
+	"cmp"
 	"slices"
+	"sort"
 	"strings"
 
 	"go.etcd.io/bbolt"
@@ -25,29 +27,45 @@ func walk(tx *bbolt.Tx, see func(*block) (more bool, err error)) error {
 	return nil
 }
 
-// find returns the record of that id as it is kept, or nil. Where ids rise with time, as those of NewID do, it opens only blocks that
-// have records of activations older and younger than this one.
+// find returns the record of that id as it is kept, or nil. It begins with the first block that may have it: all that the blocks before
+// hold is lower. Where ids rise with time, as those of NewID do, that is about where it is.
 func find(tx *bbolt.Tx, id string) (record []byte, err error) {
-	err = walk(tx, func(b *block) (bool, error) {
-		if id < string(b.lowest) || id > string(b.highest) {
-			return id <= string(b.highestBefore), nil
-		}
-		if err := b.open(tx); err != nil {
-			return false, err
-		}
-		e := b.entries()
-		for e.next() {
-			if string(e.order[activation.OrderPrefix:]) == id {
-				record = e.value
-				return false, nil
-			}
-		}
-		if e.bad {
-			return false, errDamaged
-		}
-		return id <= string(b.highestBefore), nil
+	c := tx.Bucket(heads).Cursor()
+	first, _ := c.First()
+	last, value := c.Last()
+	if last == nil {
+		return nil, nil
+	}
+	var b block
+	if err := b.decode(value); err != nil || id > string(b.highest) && id > string(b.highestBefore) {
+		return nil, err
+	}
+	seek := func(back int) (key, value []byte) { return c.Seek(keyOf(numberOf(last) - uint64(back))) }
+	back := sort.Search(int(numberOf(last)-numberOf(first)), func(back int) bool {
+		_, value := seek(back)
+		err = cmp.Or(err, b.decode(value))
+		return string(b.highestBefore) < id
 	})
+	for key, value := seek(back); key != nil && record == nil && err == nil; key, value = c.Next() {
+		b.key = key
+		if err = b.decode(value); err == nil && string(b.lowest) <= id && id <= string(b.highest) {
+			record, err = b.find(tx, id)
+		}
+	}
 	return record, err
+}
+
+func (b *block) find(tx *bbolt.Tx, id string) ([]byte, error) {
+	if err := b.open(tx); err != nil {
+		return nil, err
+	}
+	e := b.entries()
+	for e.next() {
+		if string(e.order[activation.OrderPrefix:]) == id {
+			return e.value, nil
+		}
+	}
+	return nil, e.err()
 }
 
 // newest are the Orders of the most newest records that the filter takes, and these and perhaps other records by their Order.
@@ -119,10 +137,7 @@ func (b *block) matching(tx *bbolt.Tx, f *activation.Filter, low, high uint64, s
 			see(&e)
 		}
 	}
-	if e.bad {
-		return errDamaged
-	}
-	return nil
+	return e.err()
 }
 
 // bounds are what the filter takes: starts from low up to, but without, high.

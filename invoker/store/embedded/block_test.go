@@ -1,0 +1,218 @@
+package embedded
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+	"pgregory.net/rapid"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// Records of all sizes come, in and out of order, some of them twice, and fill many blocks. What is found is what came, or, where the
+// bound is small, what came last.
+func TestBlocks(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		dir, err := os.MkdirTemp(t.TempDir(), "")
+		if err != nil {
+			rt.Fatal(err)
+		}
+		path := filepath.Join(dir, "store")
+		retain := rapid.SampledFrom([]int64{plenty, 8 * blockSize, 1}).Draw(rt, "retain")
+		s, err := Open(path, retain, quiet)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer func() { closeIt(t, s) }()
+		var all []*activation.Record // in the order they came
+		came := func(id string) bool {
+			return slices.ContainsFunc(all, func(r *activation.Record) bool { return r.ID == id })
+		}
+		record := func(t *rapid.T) *activation.Record {
+			i := len(all) + rapid.IntRange(-3, 3).Draw(t, "early or late")
+			r := &activation.Record{
+				ID: fmt.Sprintf("%04d", rapid.IntRange(max(i, 0), i+5).Draw(t, "id")), Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"),
+				Namespace: rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "namespace"),
+				Start:     time.UnixMilli(int64(1000 + 10*i + rapid.IntRange(-50, 50).Draw(t, "start"))),
+			}
+			size := rapid.SampledFrom([]int{10, 1000, 10_000, blockSize}).Draw(t, "size")
+			r.Response.Result = json.RawMessage(`"` + strings.Repeat("x", size) + `"`)
+			return r
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"finish": func(t *rapid.T) {
+				for range rapid.IntRange(1, 30).Draw(t, "records") {
+					r := record(t)
+					if retain != plenty && came(r.ID) {
+						continue // the first one may be gone
+					}
+					s.Finish(r)
+					if !came(r.ID) {
+						all = append(all, r)
+					}
+				}
+			},
+			"commit": func(t *rapid.T) {
+				if err := s.Accept(t.Context(), store.Accepted{ID: activation.NewID(), Invoker: "me"}); err != nil {
+					t.Fatal(err)
+				}
+			},
+			"reopen": func(t *rapid.T) {
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if s, err = Open(path, retain, quiet); err != nil {
+					t.Fatal(err)
+				}
+			},
+			"": func(t *rapid.T) {
+				there := all
+				if retain != plenty {
+					for len(there) > 0 {
+						if _, err := s.Get(t.Context(), there[0].Namespace, there[0].ID); !errors.Is(err, store.ErrNotFound) {
+							break
+						}
+						there = there[1:]
+					}
+				}
+				if len(all) > 0 && len(there) == 0 {
+					t.Fatalf("none of %d records is left", len(all))
+				}
+				compareLists(t, s, there)
+			},
+		})
+		if err := s.Close(); err != nil {
+			rt.Fatal(err)
+		}
+		kept(t, path)
+		if t.Failed() {
+			rt.Fatal("see above")
+		}
+	})
+}
+
+// compareLists asks in one way of many.
+func compareLists(t *rapid.T, s *Store, there []*activation.Record) {
+	moment := rapid.Custom(func(t *rapid.T) time.Time {
+		if rapid.Bool().Draw(t, "unbounded") {
+			return time.Time{}
+		}
+		return time.UnixMilli(int64(1000 + 10*rapid.IntRange(0, len(there)+1).Draw(t, "moment")))
+	})
+	f := activation.Filter{
+		Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "none"}).Draw(t, "name"), Since: moment.Draw(t, "since"), Upto: moment.Draw(t, "upto"),
+	}
+	var want []string
+	for _, r := range there {
+		if f.Takes(r) {
+			want = append(want, r.Order())
+		}
+	}
+	if len(there) > 0 {
+		r := rapid.SampledFrom(there).Draw(t, "record")
+		got, err := s.Get(t.Context(), r.Namespace, r.ID)
+		if err != nil || got.Order() != r.Order() || len(got.Response.Result) != len(r.Response.Result) {
+			t.Fatalf("record %s is not the one that came first: %v", r.ID, err)
+		}
+	}
+	if n, err := s.Count(t.Context(), f); n != len(want) || err != nil {
+		t.Fatalf("%d are counted (%v), want %d", n, err, len(want))
+	}
+	slices.SortFunc(want, func(a, b string) int { return cmp.Compare(b, a) })
+	skip, limit := rapid.IntRange(0, 20).Draw(t, "skip"), rapid.IntRange(0, 20).Draw(t, "limit")
+	list, err := s.List(t.Context(), f, skip, limit)
+	var got []string
+	for _, r := range list {
+		got = append(got, r.Order())
+	}
+	want = want[min(skip, len(want)):]
+	if want = want[:min(limit, len(want))]; !slices.Equal(got, want) || err != nil {
+		t.Fatalf("%+v: %q (%v), want %q", f, got, err, want)
+	}
+}
+
+// Whatever stands in a file in place of a head and a table, it is read or refused.
+func FuzzBlock(f *testing.F) {
+	b := block{key: keyOf(0)}
+	for i := range 3 {
+		if err := b.add(finished(i, 5)); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Add(b.encode(), b.table, b.records)
+	f.Add([]byte{1}, []byte{1, 255, 1, 'x'}, []byte{})
+	f.Fuzz(func(t *testing.T, head, table, records []byte) {
+		b := block{table: table, records: records}
+		if b.decode(head) == nil {
+			var again block
+			if err := again.decode(b.encode()); err != nil {
+				t.Error(err)
+			}
+		}
+		size := 0
+		e := b.entries()
+		for e.next() {
+			size += len(e.value)
+			startOf(string(e.order))
+		}
+		if size+len(e.after) != len(records) {
+			t.Errorf("%d of %d bytes are records", size, len(records))
+		}
+	})
+}
+
+// A block that lost its table does not take the others along.
+func TestADamagedBlock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	s := open(t, path)
+	for i := range 10 {
+		s.Finish(finished(i, blockSize))
+	}
+	closeIt(t, s)
+	err := update(path, func(tx *bbolt.Tx) error { return tx.Bucket(blocks).Bucket(keyOf(3)).Put(tableKey, []byte{0, 200}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, path)
+	defer closeIt(t, s)
+	for i := range 10 {
+		if _, err := s.Get(t.Context(), "guest", finished(i, 0).ID); errors.Is(err, errDamaged) != (i == 3) {
+			t.Errorf("record %d: %v", i, err)
+		}
+	}
+	if _, err := s.List(t.Context(), activation.Filter{Namespace: "guest"}, 0, 10); !errors.Is(err, errDamaged) {
+		t.Errorf("a list of all: %v", err)
+	}
+	if list, err := s.List(t.Context(), activation.Filter{Namespace: "guest"}, 0, 5); len(list) != 5 || err != nil {
+		t.Errorf("a list of the newest: %d, %v", len(list), err)
+	}
+}
+
+// The clock may have been ahead when the file was written.
+func TestNewIDsAreAboveThoseInTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	s := open(t, path)
+	now, err := strconv.ParseInt(activation.NewID()[:16], 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := finished(0, 1)
+	r.ID = fmt.Sprintf("%016x%016x", now+int64(time.Hour), 1)
+	s.Finish(r)
+	closeIt(t, s)
+	closeIt(t, open(t, path))
+	if id := activation.NewID(); id <= r.ID {
+		t.Errorf("%s comes after %s", id, r.ID)
+	}
+}
