@@ -21,11 +21,10 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 		return 0, err
 	}
 	var (
-		known    = string(later(b.highest, b.highestBefore)) // no record of a higher id is kept yet
-		promised = tx.Bucket(promises)
-		first, _ = promised.Cursor().First() // where there are no promises, none is looked for
-		size     = number(tx.Bucket(meta), bytesKey) - b.cost()
-		added    = 1 // blocks
+		known       = string(later(b.highest, b.highestBefore)) // no record of a higher id is kept yet
+		promised, _ = tx.Bucket(promises).Cursor().First()      // where there is none, none is looked for
+		size        = number(tx.Bucket(meta), bytesKey) - b.cost()
+		added       = 1 // blocks
 	)
 	for _, r := range finished {
 		if store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
@@ -50,11 +49,10 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 			refused++
 			continue
 		}
-		if first == nil {
-			continue
-		}
-		if err := promised.Delete([]byte(r.ID)); err != nil {
-			return 0, err
+		if promised != nil {
+			if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {
+				return 0, err
+			}
 		}
 	}
 	if err := b.put(tx); err != nil {
