@@ -93,9 +93,10 @@ func pushSelf(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layer, err := tarball.LayerFromReader(archive(t, map[string][]byte{
+	files := archive(t, map[string][]byte{
 		"usr/bin/runtime": self, "etc/passwd": []byte("node:x:1000:1000::/:\n"), "etc/group": []byte("staff:x:50:\n"), "data/.keep": nil,
-	}))
+	})
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +133,7 @@ func config(t *testing.T, img v1.Image) *v1.ConfigFile {
 	return c
 }
 
-func archive(t *testing.T, files map[string][]byte) io.Reader {
+func archive(t *testing.T, files map[string][]byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -151,5 +152,5 @@ func archive(t *testing.T, files map[string][]byte) io.Reader {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return &b
+	return b.Bytes()
 }
