@@ -76,7 +76,7 @@ func TestTheServerHasBounds(t *testing.T) {
 
 func TestSlowClientsAreDropped(t *testing.T) {
 	c := newClient(t)
-	address := c.serve(func(s *http.Server) { s.ReadHeaderTimeout, s.ReadTimeout = 20*time.Millisecond, 40*time.Millisecond })
+	address := c.serve(func(s *http.Server) { s.ReadHeaderTimeout, s.ReadTimeout = 100*time.Millisecond, time.Second })
 	dropped(t, c.dial(address, "GET /api/v1 HTTP/1.1\r\n"))
 	if got := dropped(t, c.dial(address, c.head("PUT", "actions/a", 1000)+"{")); !strings.HasPrefix(got, "HTTP/1.1 400 ") {
 		t.Errorf("a body that never came: %.100q", got)
