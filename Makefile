@@ -13,7 +13,8 @@ SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(
 OUT         ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help up build test lint generate test-openwhisk test-chaos test-full clean-cache clean
+# test-kernel has no place in the help: `make test` runs it.
+.PHONY: help up build test test-kernel lint generate test-openwhisk test-chaos test-full clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +54,10 @@ test-openwhisk: ## Run every command of wsk ($WSK, or the one on PATH) against f
 test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
 	@.ci/bootstrap test
 	@.ci/tiers chaos
+
+test-kernel:
+	@.ci/bootstrap test
+	@.ci/tiers T3
 
 test-full: ## Run T4 by hand: everything, long fuzzing, chaos, all benches; commits nothing, writes bench/figures
 	@.ci/bootstrap test

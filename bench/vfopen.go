@@ -8,19 +8,28 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"text/tabwriter"
 
 	"golang.org/x/sys/unix"
 )
 
-// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier. Between rounds all owners
-// are ended by SIGKILL at once, as by the loss of a node's VMMs: what the kernel then leaves undone is paid in the next round.
+// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier. Before a round that is timed,
+// other owners of these VFs are ended by SIGKILL at once, as by the loss of a node's VMMs: what the kernel then leaves undone is paid in
+// the round. Each round plays all arms, so that what else the machine does hits them alike.
 type VFOpen struct {
 	Holder []string // the command that opens one VF: it gets the VFIO group node and the VF's address as two more arguments
 	VFs    []GroupVF
 	N      []int
 	Rounds int
+	Arms   []Arm     // none: the kernel as it is
 	Out    io.Writer // progress
+}
+
+// An Arm is one way that the kernel opens VFs. Prepare makes it so; it may bind the VFs anew.
+type Arm struct {
+	Name    string
+	Prepare func(vfs []GroupVF) error
 }
 
 // GroupVF is a VF and its VFIO group node.
@@ -33,8 +42,9 @@ type VFOpenResult struct {
 	Points []OpenPoint `json:"points"`
 }
 
-// An OpenPoint is one N. LastFD has one figure a round, PerVF one a VF and round.
+// An OpenPoint is one N of one arm. LastFD has one figure a round, PerVF one a VF and round.
 type OpenPoint struct {
+	Arm    string    `json:"arm,omitempty"`
 	N      int       `json:"n"`
 	LastFD Quantiles `json:"last_fd_ms"`
 	PerVF  Quantiles `json:"per_vf_ms"`
@@ -54,23 +64,42 @@ func (b *VFOpen) Run(ctx context.Context) (*VFOpenResult, error) {
 		return nil, err
 	}
 	r := &VFOpenResult{Kernel: unix.ByteSliceToString(name.Release[:]), Rounds: b.Rounds}
+	arms := b.Arms
+	if len(arms) == 0 {
+		arms = []Arm{{Prepare: func([]GroupVF) error { return nil }}}
+	}
 	for _, n := range b.N {
 		if n > len(b.VFs) {
 			return nil, fmt.Errorf("%d VFs asked for, %d there; give smaller --n or a PF with more VFs", n, len(b.VFs))
 		}
-		var last, each []float64
+		last, each := make([][]float64, len(arms)), make([][]float64, len(arms))
 		for round := range b.Rounds {
-			times, err := b.round(ctx, b.VFs[:n])
-			if err != nil {
-				return nil, fmt.Errorf("n=%d round %d: %w", n, round+1, err)
+			for i, arm := range arms {
+				times, err := b.play(ctx, arm, b.VFs[:n])
+				if err != nil {
+					return nil, fmt.Errorf("%s n=%d round %d: %w", arm.Name, n, round+1, err)
+				}
+				each[i] = append(each[i], times...)
+				last[i] = append(last[i], slices.Max(times))
+				fmt.Fprintf(b.Out, "vf-open  %s  n=%d  round %d/%d  %.1f ms\n", arm.Name, n, round+1, b.Rounds, last[i][round])
 			}
-			each = append(each, times...)
-			last = append(last, QuantilesOf(times).Max)
-			fmt.Fprintf(b.Out, "vf-open  n=%d  round %d/%d  %.1f ms\n", n, round+1, b.Rounds, last[round])
 		}
-		r.Points = append(r.Points, OpenPoint{N: n, LastFD: QuantilesOf(last), PerVF: QuantilesOf(each)})
+		for i, arm := range arms {
+			r.Points = append(r.Points, OpenPoint{Arm: arm.Name, N: n, LastFD: QuantilesOf(last[i]), PerVF: QuantilesOf(each[i])})
+		}
 	}
 	return r, nil
+}
+
+// play prepares an arm and returns the times of the round after the first owners were killed.
+func (b *VFOpen) play(ctx context.Context, arm Arm, vfs []GroupVF) ([]float64, error) {
+	if err := arm.Prepare(vfs); err != nil {
+		return nil, err
+	}
+	if _, err := b.round(ctx, vfs); err != nil {
+		return nil, err
+	}
+	return b.round(ctx, vfs)
 }
 
 // round returns when each VF was open, in milliseconds after the barrier.
@@ -177,9 +206,9 @@ func HoldVF(barrier io.Reader, out io.Writer, open func() error) error {
 func (r *VFOpenResult) Print(w io.Writer) {
 	fmt.Fprintf(w, "kernel %s, %d rounds; ms from the barrier\n", r.Kernel, r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "n\tlast fd median\tmin\tmax\tper VF median\tp99\t")
+	fmt.Fprintln(t, "arm\tn\tlast fd median\tmin\tmax\tper VF median\tp99\t")
 	for _, p := range r.Points {
-		fmt.Fprintf(t, "%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", p.N, p.LastFD.Median, p.LastFD.Min, p.LastFD.Max, p.PerVF.Median, p.PerVF.P99)
+		fmt.Fprintf(t, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", p.Arm, p.N, p.LastFD.Median, p.LastFD.Min, p.LastFD.Max, p.PerVF.Median, p.PerVF.P99)
 	}
 	t.Flush()
 }

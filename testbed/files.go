@@ -13,14 +13,9 @@ import (
 )
 
 // check tells files that cannot be what they should be, which the firmware or the kernel would only show by a hang.
-func check(img image.Boot, kernelIsMine bool) error {
+func check(img image.Boot) error {
 	for _, f := range []struct{ what, path string }{{"kernel", img.Kernel}, {"initrd", img.Initrd}, {"root image", img.Root}} {
-		err := checkImage(f.what, f.path)
-		switch {
-		case err == nil:
-		case f.what == "kernel" && !kernelIsMine:
-			return fmt.Errorf("%w: give a bzImage", err)
-		default:
+		if err := checkImage(f.what, f.path); err != nil {
 			return fmt.Errorf("%w: remove %s and it is made anew", err, filepath.Dir(f.path))
 		}
 	}

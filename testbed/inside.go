@@ -25,6 +25,7 @@ type Needs struct {
 	MemoryMiB int
 	CPUs      int
 	Edu       bool
+	Kernel    string            // PatchedKernel: skipped unless FASTIOV_KERNEL=1 is set, as that kernel may have to be built first
 	Files     map[string]string // name below /share → file of this machine that is copied there
 	Images    []string          // runtimes whose images are made and put, with the guest's kernel and initrd, into ImagesDir
 	Env       []string          // names of this process's environment that the test sees there too
@@ -36,6 +37,7 @@ const ImagesDir = "/share/images"
 const (
 	insideEnv = "FASTIOV_INSIDE"
 	wantEnv   = "FASTIOV_TESTBED"
+	kernelEnv = "FASTIOV_KERNEL"
 	// margin is kept of a test's time for telling how it ended.
 	margin = 10 * time.Second
 )
@@ -55,6 +57,9 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 	if os.Getenv(wantEnv) == "" {
 		t.Skipf("needs a testbed: set %s=1 to boot one", wantEnv)
 	}
+	if needs.Kernel == PatchedKernel && os.Getenv(kernelEnv) == "" {
+		t.Skipf("needs the patched kernel: set %s=1 to boot it", kernelEnv)
+	}
 	ctx := t.Context()
 	if end, ok := t.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -72,6 +77,11 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 	}
 	if len(needs.Images) > 0 {
 		if err := h.putImages(ctx, needs.Images); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if needs.Kernel == PatchedKernel {
+		if err := h.putSelftests(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -109,6 +119,22 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 	}
 	defer cache.Close()
 	return h.Fill(ctx, filepath.Base(ImagesDir), func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
+}
+
+// SelftestsDir is where a test that needs the patched kernel finds that kernel's selftests.
+const SelftestsDir = "/share/selftests"
+
+func (h *Host) putSelftests(ctx context.Context) error {
+	cache, err := image.Open("", os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer cache.Close()
+	patched, err := cache.Patched(ctx)
+	if err != nil {
+		return err
+	}
+	return h.Fill(ctx, filepath.Base(SelftestsDir), func(dir string) error { return os.CopyFS(dir, os.DirFS(patched.Selftests)) })
 }
 
 // test runs one test of this test binary in the host and relays what it prints.

@@ -86,7 +86,7 @@ func (l *launch) undo() {
 
 // prepare lays out what the host finds at /share and finds ports.
 func (l *launch) prepare() error {
-	if err := check(l.img, l.cfg.Kernel == ""); err != nil {
+	if err := check(l.img); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(l.Share(), 0o700); err != nil {

@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -65,6 +66,7 @@ func (c Config) atLeast(needs Needs) Config {
 	c.MemoryMiB = max(c.MemoryMiB, needs.MemoryMiB)
 	c.CPUs = max(c.CPUs, needs.CPUs)
 	c.Edu = c.Edu || needs.Edu
+	c.Kernel = cmp.Or(needs.Kernel, c.Kernel)
 	return c
 }
 

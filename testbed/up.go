@@ -51,11 +51,8 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	}
 	defer cache.Close()
 	l := launch{dir: d, cfg: c, owned: owned, steps: newSteps(w, "testbed")}
-	if l.img, err = cache.Testbed(ctx); err != nil {
+	if l.img, err = boots(ctx, cache, c.Kernel); err != nil {
 		return nil, err
-	}
-	if c.Kernel != "" {
-		l.img.Kernel = c.Kernel
 	}
 	if c.Accel == "" {
 		l.cfg.Accel = "tcg"
@@ -64,6 +61,15 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 		}
 	}
 	return l.boot(ctx)
+}
+
+// boots returns what a host with that kernel boots from.
+func boots(ctx context.Context, cache *image.Cache, kernel string) (image.Boot, error) {
+	if kernel == PatchedKernel {
+		patched, err := cache.Patched(ctx)
+		return patched.Boot, err
+	}
+	return cache.Testbed(ctx)
 }
 
 // reuse returns the host that is up in d, or nil if there is none or one that never got ready, which it ends.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -43,6 +44,7 @@ type nodeFlags struct {
 	vfs              vf.Template
 	numVFs           int
 	hugePages        bool
+	fastiov          string
 	memoryMiB        int
 	subnet           string
 	first            string
@@ -78,6 +80,7 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f.IntVar(&n.vfs.VLAN, "vlan", 0, "VLAN of the VFs")
 	f.IntVar(&n.vfs.MaxRate, "max-rate", 0, "most a VF may send, in Mbit/s")
 	f.BoolVar(&n.hugePages, "huge-pages", false, "guest memory from the 2 MiB huge pages set aside on this machine")
+	f.StringVar(&n.fastiov, "fastiov", "", "what of fastiov's kernel to use: none, all, or axes as in l=hierarchical,r=1,d=pagecache (default: all, on that kernel)")
 	f.IntVar(&n.memoryMiB, "memory", 0, "MiB to give out to sandboxes (default: what is free now, less 512)")
 	f.StringVar(&n.subnet, "subnet", "", "network behind the VFs, e.g. 10.0.2.0/24")
 	f.StringVar(&n.first, "first-address", "", "address of VF 0; VF n has the n-th after it")
@@ -190,6 +193,11 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		n.onClose(d.Close)
 		return d, nil
 	case "qemu":
+		set, err := kernelSet(f)
+		if err != nil {
+			return nil, err
+		}
+		n.log.Info("starting VMs", "fastiov", set)
 		probe, err := kprobe.Open()
 		if err != nil {
 			n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
@@ -198,7 +206,7 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		}
 		d, err := qemu.Open(qemu.Config{
 			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-			HugePages: f.hugePages, Probe: probe, Log: n.log,
+			HugePages: f.hugePages, Defer: set.Defer, Probe: probe, Log: n.log,
 		})
 		if err != nil {
 			return nil, err
@@ -207,6 +215,20 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		return d, nil
 	}
 	return nil, fmt.Errorf("no sandbox driver %q; there are qemu, bare and sim", f.sandbox)
+}
+
+// kernelSet switches the kernel to what the flags ask for, before a VF is bound.
+func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
+	if f.fastiov == "" {
+		set = fastiovd.Default()
+		set.Defer = set.Defer && !f.hugePages
+	} else if set, err = fastiovd.Parse(f.fastiov); err != nil {
+		return set, fmt.Errorf("--fastiov: %w", err)
+	}
+	if set.Defer && f.hugePages {
+		return set, errors.New("--huge-pages has no deferred zeroing: leave it out, or use --fastiov with d=eager")
+	}
+	return set, set.Apply()
 }
 
 func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Driver, images *image.Set) (*agent.Agent, error) {

@@ -73,7 +73,15 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 	if err != nil {
 		return err
 	}
-	if err := writeTestbedInitrd(t, filepath.Join(dir, initrdName)); err != nil {
+	m, err := modulesOf(t)
+	if err != nil {
+		return err
+	}
+	list, err := m.inLoadOrder(testbedBootModules...)
+	if err != nil {
+		return err
+	}
+	if err := writeTestbedInitrd(t, list, filepath.Join(dir, initrdName)); err != nil {
 		return err
 	}
 	kernel, err := readKernel(t, release)
@@ -113,15 +121,7 @@ func keepTestbedModule(name string) bool {
 	return false
 }
 
-func writeTestbedInitrd(t *rootfs.Tree, name string) error {
-	m, err := modulesOf(t)
-	if err != nil {
-		return err
-	}
-	list, err := m.inLoadOrder(testbedBootModules...)
-	if err != nil {
-		return err
-	}
+func writeTestbedInitrd(t *rootfs.Tree, list []module, name string) error {
 	busybox, err := t.Read("bin/busybox")
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ const (
 	vfioGroupSetContainer = 0x3b68
 	vfioGroupGetDeviceFD  = 0x3b6a
 	vfioIOMMUMapDMA       = 0x3b71
+	vfioIOMMUUnmapDMA     = 0x3b72
 
 	type1v2     = 3
 	groupViable = 1
@@ -79,14 +80,34 @@ func (vf *VF) MapRAM(mib int) error {
 	if err != nil {
 		return err
 	}
+	if err := vf.Map(ram); err != nil {
+		return errors.Join(err, unix.Munmap(ram))
+	}
+	return nil // mapped and pinned until the process ends
+}
+
+// Map gives the VF memory for DMA, from address 0 up. The memory must stay where it is until Unmap.
+func (vf *VF) Map(ram []byte) error {
 	m := struct {
 		argsz, flags      uint32
 		vaddr, iova, size uint64
-	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))), size: uint64(size)}
+	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))), size: uint64(len(ram))}
 	if _, err := ioctl(vf.container, vfioIOMMUMapDMA, uintptr(unsafe.Pointer(&m))); err != nil {
-		return errors.Join(fmt.Errorf("map %d MiB for DMA: %w", mib, err), unix.Munmap(ram))
+		return fmt.Errorf("map %d MiB for DMA: %w", len(ram)>>20, err)
 	}
-	return nil // mapped and pinned until the process ends
+	return nil
+}
+
+// Unmap takes back what Map gave.
+func (vf *VF) Unmap(ram []byte) error {
+	m := struct {
+		argsz, flags uint32
+		iova, size   uint64
+	}{argsz: 24, size: uint64(len(ram))}
+	if _, err := ioctl(vf.container, vfioIOMMUUnmapDMA, uintptr(unsafe.Pointer(&m))); err != nil {
+		return fmt.Errorf("unmap %d MiB: %w", len(ram)>>20, err)
+	}
+	return nil
 }
 
 // Close gives the VF back. It may run twice.

@@ -42,6 +42,7 @@ type handed struct {
 	kernel, initrd *os.File // memfds: any process that has them can read them
 	kvm, vsock     *os.File
 	ram            *os.File // a memfd of the guest's size
+	registration   *os.File // of ram, if its zeroing is deferred: the VMM has it so that it lasts as long
 	root           *os.File
 	console        *os.File
 	control        *os.File // listening socket
@@ -59,6 +60,9 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m", fmt.Sprintf("%dM", spec.MemoryMiB))
 	c.add("-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,share=on,align=%d,mem-path=/proc/self/fd/%d", spec.MemoryMiB, hugePage, c.pass(h.ram)))
 	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.kernel)), "-initrd", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.initrd)))
+	if h.registration != nil {
+		c.pass(h.registration)
+	}
 	c.add("-append", strings.Join(parameters, " "))
 	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial", "chardev:console")
 	c.add("-blockdev", "driver=file,node-name=root,read-only=on,locking=off,filename="+c.set(h.root))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -97,13 +98,18 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 	if h.ram, err = memory(spec.MemoryMiB, d.config.HugePages); err != nil {
 		return h, err
 	}
+	if d.config.Defer {
+		if h.registration, err = fastiovd.Register(h.ram, true); err != nil {
+			return h, err
+		}
+	}
 	h.control, err = listen(controlSocket(spec))
 	return h, err
 }
 
 // close drops our side of what is this VMM's alone; kernel and initrd serve the next one too.
 func (h handed) close() {
-	for _, f := range []*os.File{h.kvm, h.vsock, h.ram, h.root, h.console, h.control} {
+	for _, f := range []*os.File{h.kvm, h.vsock, h.ram, h.registration, h.root, h.console, h.control} {
 		if f != nil {
 			f.Close()
 		}

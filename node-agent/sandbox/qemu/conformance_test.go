@@ -16,7 +16,7 @@ import (
 
 const runtimeName = "python:3"
 
-func subject(t *testing.T) sandboxtest.Subject {
+func subject(t *testing.T, deferred bool) (sandboxtest.Subject, *kprobe.Probe) {
 	t.Helper()
 	images, err := image.OpenSet(testbed.ImagesDir)
 	if err != nil {
@@ -35,7 +35,7 @@ func subject(t *testing.T) sandboxtest.Subject {
 	return sandboxtest.Subject{
 		Open: func() (sandbox.Driver, func(), error) {
 			d, err := Open(Config{
-				Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd, Probe: probe,
+				Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd, Defer: deferred, Probe: probe,
 				Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 			})
 			if err != nil {
@@ -50,9 +50,12 @@ func subject(t *testing.T) sandboxtest.Subject {
 		Within:   3 * time.Minute,
 		Survives: true,
 		Log:      "hello NAME",
-	}
+	}, probe
 }
 
 func TestConformance(t *testing.T) {
-	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{runtimeName}}, func(t *testing.T) { subject(t).Run(t) })
+	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{runtimeName}}, func(t *testing.T) {
+		s, _ := subject(t, false)
+		s.Run(t)
+	})
 }

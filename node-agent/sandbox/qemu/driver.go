@@ -39,6 +39,7 @@ type Config struct {
 	Kernel    string
 	Initrd    string
 	HugePages bool          // guest memory from the host's 2 MiB huge pages
+	Defer     bool          // guest memory is zeroed after the VF has it; excludes HugePages
 	Probe     *kprobe.Probe // nil: the stages inside the VMM stay unknown
 	Log       *slog.Logger
 }

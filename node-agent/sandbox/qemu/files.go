@@ -86,7 +86,7 @@ const hugePage = 2 << 20
 // memory makes guest memory: a memfd, from the 2 MiB pages set aside or from ordinary memory (in huge pages, where the host gives them
 // to shared memory). Nothing is allocated yet; whoever touches it first is charged, and that is the VMM.
 func memory(mib int, fromHugePages bool) (*os.File, error) {
-	flags := unix.MFD_CLOEXEC
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if fromHugePages {
 		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
 	}

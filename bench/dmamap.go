@@ -1,0 +1,231 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
+)
+
+// The pages of the memory that is mapped, and when it is zeroed.
+const (
+	SmallPages = "small"
+	HugePages  = "huge"
+
+	Eager     = "eager"
+	PageCache = "pagecache"
+)
+
+// DMAMap times what giving a VF its guest's memory takes, and what the guest's first touches of that memory take afterwards: a cost that
+// is moved is shown where it went. Each round plays all points.
+type DMAMap struct {
+	VF     GroupVF
+	Points []DMAPoint
+	Rounds int
+	Out    io.Writer // progress
+}
+
+// A DMAPoint is a memory and what it cost.
+type DMAPoint struct {
+	SizeMiB int    `json:"size_mib"`
+	Memory  string `json:"memory"`
+	Policy  string `json:"policy"`
+
+	Map      Quantiles `json:"map_ms"`
+	Touch    Quantiles `json:"first_touch_us_per_2mib"` // of all of the memory, once, after it is mapped
+	Demand   Quantiles `json:"demand_zero_us_per_2mib"` // the same where nothing is mapped for DMA: an ordinary first touch
+	Zeroed   Quantiles `json:"zeroed_mib_after_map"`
+	maps     []float64
+	touches  []float64
+	demands  []float64
+	zeroings []float64
+}
+
+// DMAMapResult is what was measured.
+type DMAMapResult struct {
+	Kernel string     `json:"kernel"`
+	Rounds int        `json:"rounds"`
+	Points []DMAPoint `json:"points"`
+}
+
+// Choose makes the points of all combinations.
+func (b *DMAMap) Choose(sizes, memories, policies []string) error {
+	for _, size := range sizes {
+		mib, err := mebibytes(size)
+		if err != nil {
+			return err
+		}
+		for _, memory := range memories {
+			if memory != SmallPages && memory != HugePages {
+				return fmt.Errorf("no memory of %q pages: there are %s and %s", memory, SmallPages, HugePages)
+			}
+			for _, policy := range policies {
+				if policy != Eager && policy != PageCache {
+					return fmt.Errorf("no policy %q: there are %s and %s", policy, Eager, PageCache)
+				}
+				b.Points = append(b.Points, DMAPoint{SizeMiB: mib, Memory: memory, Policy: policy})
+			}
+		}
+	}
+	if len(b.Points) == 0 || b.Rounds < 1 {
+		return fmt.Errorf("--size, --memory, --policies and --rounds want at least one")
+	}
+	return nil
+}
+
+// mebibytes reads a size as QEMU's users write it: 256M or 1G.
+func mebibytes(text string) (int, error) {
+	for suffix, factor := range map[string]int{"M": 1, "G": 1024} {
+		if digits, ok := strings.CutSuffix(text, suffix); ok {
+			if n, err := strconv.Atoi(digits); err == nil && n > 0 && n*factor <= 1<<20 && n*factor%2 == 0 {
+				return n * factor, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("size %q: use an even number of MiB as in 256M, or 1G", text)
+}
+
+// Run runs the benchmark.
+func (b *DMAMap) Run(ctx context.Context) (*DMAMapResult, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return nil, err
+	}
+	vf, err := bare.OpenVF(b.VF.Group, b.VF.BDF)
+	if err != nil {
+		return nil, err
+	}
+	defer vf.Close()
+	for round := range b.Rounds {
+		for i := range b.Points {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			p := &b.Points[i]
+			if err := p.play(vf); err != nil {
+				return nil, fmt.Errorf("%d MiB, %s pages, %s: %w", p.SizeMiB, p.Memory, p.Policy, err)
+			}
+			fmt.Fprintf(b.Out, "dma-map  %d MiB  %s pages  %s  round %d/%d  %.1f ms\n", p.SizeMiB, p.Memory, p.Policy, round+1, b.Rounds, p.maps[round])
+		}
+	}
+	for i := range b.Points {
+		p := &b.Points[i]
+		p.Map, p.Touch, p.Demand, p.Zeroed = QuantilesOf(p.maps), QuantilesOf(p.touches), QuantilesOf(p.demands), QuantilesOf(p.zeroings)
+	}
+	return &DMAMapResult{Kernel: unix.ByteSliceToString(name.Release[:]), Rounds: b.Rounds, Points: b.Points}, nil
+}
+
+// play measures one round: first the memory without a VF, then one with.
+func (p *DMAPoint) play(vf *bare.VF) error {
+	if err := p.with(func(ram []byte, _ *os.File) error {
+		p.demands = append(p.demands, touch(ram))
+		return nil
+	}); err != nil {
+		return err
+	}
+	return p.with(func(ram []byte, memfd *os.File) error {
+		zeroed := func() (float64, error) { return float64(p.SizeMiB), nil }
+		if p.Policy == PageCache {
+			registration, err := fastiovd.Register(memfd, false)
+			if err != nil {
+				return err
+			}
+			defer registration.Close()
+			zeroed = func() (float64, error) {
+				stat, err := fastiovd.Read(registration)
+				return float64(stat.Zeroed) / (1 << 20), err
+			}
+		}
+		begin := time.Now()
+		if err := vf.Map(ram); err != nil {
+			return err
+		}
+		p.maps = append(p.maps, time.Since(begin).Seconds()*1e3)
+		mib, err := zeroed()
+		if err != nil {
+			return err
+		}
+		p.zeroings = append(p.zeroings, mib)
+		p.touches = append(p.touches, touch(ram))
+		return vf.Unmap(ram)
+	})
+}
+
+// with gives f a new memory of the point's kind.
+func (p *DMAPoint) with(f func(ram []byte, memfd *os.File) error) error {
+	const huge = 2 << 20
+	fd, err := unix.MemfdCreate("ram", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return err
+	}
+	memfd := os.NewFile(uintptr(fd), "ram")
+	defer memfd.Close()
+	size := p.SizeMiB << 20
+	if err := memfd.Truncate(int64(size)); err != nil {
+		return err
+	}
+	ram, unmap, err := mapAligned(fd, size, huge)
+	if err != nil {
+		return err
+	}
+	defer unmap()
+	advice := unix.MADV_NOHUGEPAGE
+	if p.Memory == HugePages {
+		advice = unix.MADV_HUGEPAGE
+	}
+	if err := unix.Madvise(ram, advice); err != nil {
+		return err
+	}
+	return f(ram, memfd)
+}
+
+// mapAligned maps a file at an address that is a multiple of align, without which no huge page fits.
+func mapAligned(fd, size, align int) (ram []byte, unmap func(), err error) {
+	space, err := unix.MmapPtr(-1, 0, nil, uintptr(size+align), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, nil, err
+	}
+	at := unsafe.Add(space, -uintptr(space)&uintptr(align-1))
+	if _, err := unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return nil, nil, err
+	}
+	return unsafe.Slice((*byte)(at), size), func() { _ = unix.MunmapPtr(space, uintptr(size+align)) }, nil
+}
+
+// touch writes a byte to every page of ram and returns the time that took for 2 MiB, in microseconds.
+func touch(ram []byte) float64 {
+	const page = 4096
+	begin := time.Now()
+	for i := 0; i < len(ram); i += page {
+		ram[i] = 1
+	}
+	return time.Since(begin).Seconds() * 1e6 / float64(len(ram)>>21)
+}
+
+// Print shows the result as a person reads it, the cost of the first policy of a memory beside the others'.
+func (r *DMAMapResult) Print(w io.Writer) {
+	fmt.Fprintf(w, "kernel %s, %d rounds, medians\n", r.Kernel, r.Rounds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "MiB\tpages\tpolicy\tmap ms\tagainst eager\tMiB zeroed then\tfirst touch µs/2 MiB\tordinary\t")
+	for _, p := range r.Points {
+		against := ""
+		i := slices.IndexFunc(r.Points, func(o DMAPoint) bool { return o.SizeMiB == p.SizeMiB && o.Memory == p.Memory && o.Policy == Eager })
+		if i >= 0 && p.Policy != Eager {
+			against = fmt.Sprintf("-%.1f %%", 100*(1-p.Map.Median/r.Points[i].Map.Median))
+		}
+		fmt.Fprintf(t, "%d\t%s\t%s\t%.1f\t%s\t%.0f\t%.0f\t%.0f\t\n", p.SizeMiB, p.Memory, p.Policy, p.Map.Median, against, p.Zeroed.Median,
+			p.Touch.Median, p.Demand.Median)
+	}
+	t.Flush()
+}

@@ -1,0 +1,10 @@
+// Package kernelmod carries the host's part of fastiov in the kernel: its configuration, the patches to Linux, the module fastiovd and
+// the selftests of all three.
+package kernelmod
+
+import "embed"
+
+// Files is this directory.
+//
+//go:embed host.config patches fastiovd selftests
+var Files embed.FS

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
+/*
+ * /dev/fastiovd: guest memory whose zeroing does not stand in the way of a start.
+ *
+ * A VMM with a passed-through device gives the device all of its guest's memory
+ * at once, and the kernel zeroes every byte of it before it does.  A memfd that
+ * is registered here is given to devices first and zeroed later, and yet no byte
+ * that is not zeroed is ever reachable: the guest, the VMM and every other
+ * process fault at their first access and find zeros, and vfio does not let a
+ * device master the bus before all it can reach is zeroed.
+ *
+ * Who may open the device may register; give it to the node's agent alone.
+ *
+ *	int dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC);
+ *	int ram = memfd_create("ram", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+ *	ftruncate(ram, size);
+ *	fcntl(ram, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+ *	struct fastiovd_register r = {
+ *		.size = sizeof(r), .policy = FASTIOVD_PAGECACHE, .memfd = ram,
+ *		.flags = FASTIOVD_BACKGROUND,
+ *	};
+ *	int memory = ioctl(dev, FASTIOVD_REGISTER, &r);
+ *
+ * and then the VMM maps the memfd, shared, and maps it for DMA as it always did.
+ *
+ * The registration lives as long as the descriptor @memory, its copies included.
+ * When it ends nothing happens to the memory: what was not zeroed then still is
+ * before anybody sees it, but DMA mappings made from then on are of zeroed pages.
+ * While it lives, holes cannot be punched into the memfd (EBUSY): a device would
+ * go on using the pages it has.
+ */
+#ifndef _UAPI_LINUX_FASTIOVD_H
+#define _UAPI_LINUX_FASTIOVD_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/* How zeroing is deferred. */
+enum fastiovd_policy {
+	/*
+	 * DMA mappings take pages from the page cache, allocated but not zeroed;
+	 * a page is zeroed when somebody other than a device first touches it,
+	 * in the background, or at the latest when a device wants the bus.
+	 */
+	FASTIOVD_PAGECACHE = 1,
+};
+
+/*
+ * Zero the memory in the background from the first DMA mapping on, by a thread
+ * of the process that made it: its cgroup pays, and it ends with the process.
+ */
+#define FASTIOVD_BACKGROUND	(1u << 0)
+
+/**
+ * struct fastiovd_register - what FASTIOVD_REGISTER takes
+ * @size: sizeof(struct fastiovd_register)
+ * @policy: one of enum fastiovd_policy
+ * @memfd: the memory: a memfd with F_SEAL_SHRINK, not of hugetlbfs
+ * @flags: FASTIOVD_BACKGROUND or 0
+ */
+struct fastiovd_register {
+	__u32 size;
+	__u32 policy;
+	__s32 memfd;
+	__u32 flags;
+};
+
+/**
+ * struct fastiovd_stat - what FASTIOVD_STAT returns, in bytes
+ * @size: sizeof(struct fastiovd_stat), set by the caller
+ * @reserved: 0
+ * @bytes: the memory's size
+ * @resident: of that, what is allocated
+ * @zeroed: of that, what is zeroed (and perhaps written since)
+ * @background: of that, what the background thread zeroed
+ */
+struct fastiovd_stat {
+	__u32 size;
+	__u32 reserved;
+	__u64 bytes;
+	__u64 resident;
+	__u64 zeroed;
+	__u64 background;
+};
+
+/*
+ * On /dev/fastiovd.  Returns a new descriptor, close-on-exec: the registration.
+ *
+ *	EFAULT		the argument is not readable
+ *	EINVAL		wrong size, unknown policy or flag, or the descriptor is of
+ *			no memfd that is sealed as it has to be
+ *	EBADF		@memfd is no descriptor
+ *	EACCES		@memfd is not open for reading and writing
+ *	EBUSY		the memory is registered already
+ *	ENOMEM, EMFILE, ENFILE
+ */
+#define FASTIOVD_REGISTER	_IOW(0xf1, 0x00, struct fastiovd_register)
+
+/*
+ * On a registration.
+ *
+ *	EFAULT		the argument is not accessible
+ *	EINVAL		wrong size or @reserved not 0
+ */
+#define FASTIOVD_STAT		_IOWR(0xf1, 0x01, struct fastiovd_stat)
+
+/*
+ * On a registration: zero what is allocated and not zeroed yet, and return when
+ * that is done.  May be called again after EINTR, which a signal causes.
+ */
+#define FASTIOVD_ZERO		_IO(0xf1, 0x02)
+
+/* Everything else is ENOTTY. */
+
+#endif

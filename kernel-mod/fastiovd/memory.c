@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A registered memory: one memfd, from FASTIOVD_REGISTER to the last close.
+ *
+ * The kernel proper keeps the promise that nobody sees a page before it is zeroed:
+ * shmem zeroes at the first touch, vfio before a device masters the bus.  Nothing
+ * here is needed for that.  This makes it cheap: pages are zeroed in the
+ * background meanwhile, so that the first touch and the device find it done.
+ *
+ * The background thread belongs to the process whose DMA mapping pinned the first
+ * page (as a vhost worker belongs to its owner), so its time is that process's and
+ * its cgroup's, and it dies with it.  A thread cannot be made where pages are
+ * pinned, under vfio's and the address space's locks; it is made when the process
+ * returns to user space.
+ *
+ *	m->lock		whether m is closed, and its thread
+ *	references	the registration, and a thread about to be made
+ */
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/pagemap.h>
+#include <linux/pagevec.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/vhost_task.h>
+#include <linux/shmem_fs.h>
+#include <linux/slab.h>
+#include <linux/task_work.h>
+
+#include "memory.h"
+#define CREATE_TRACE_POINTS
+#include "trace.h"
+
+struct memory {
+	struct kref refs;
+	struct list_head list;
+	struct file *file;
+	u32 flags;
+	pid_t registrant;
+
+	struct shmem_deferred deferred;
+	unsigned long state;
+#define MEMORY_PINNED	0	/* pages were pinned; a thread is there or coming */
+#define MEMORY_AGAIN	1	/* pages were pinned since the thread began */
+
+	struct mutex lock;
+	bool closed;
+	struct callback_head start;
+	struct vhost_task *thread;
+	pgoff_t next;		/* where the thread goes on */
+	atomic64_t background;	/* bytes it zeroed */
+};
+
+static LIST_HEAD(memories);
+static DEFINE_MUTEX(memories_lock);
+
+static void memory_free(struct kref *refs)
+{
+	struct memory *m = container_of(refs, struct memory, refs);
+
+	fput(m->file);
+	kfree(m);
+}
+
+/*
+ * Visits what is allocated, a batch at a time: calls @each for every folio from
+ * *@next on and leaves there where to go on.  Returns whether there is more.
+ */
+static bool memory_walk(struct memory *m, pgoff_t *next,
+			void (*each)(struct folio *folio, void *arg), void *arg)
+{
+	struct folio_batch batch;
+	unsigned int i, n;
+
+	folio_batch_init(&batch);
+	n = filemap_get_folios(m->file->f_mapping, next, ULONG_MAX - 1, &batch);
+	for (i = 0; i < n; i++)
+		each(batch.folios[i], arg);
+	folio_batch_release(&batch);
+	cond_resched();
+	return n;
+}
+
+static void zero_one(struct folio *folio, void *zeroed)
+{
+	if (folio_test_uptodate(folio))
+		return;
+	shmem_zero_deferred(folio);
+	atomic64_add(folio_size(folio), zeroed);
+}
+
+/* A turn of the background thread; false lets it sleep until it is woken. */
+static bool memory_background(void *data)
+{
+	struct memory *m = data;
+
+	__set_current_state(TASK_RUNNING);
+	if (memory_walk(m, &m->next, zero_one, &m->background))
+		return true;
+	m->next = 0;
+	if (test_and_clear_bit(MEMORY_AGAIN, &m->state))
+		return true;
+	trace_fastiovd_background(m->registrant, atomic64_read(&m->background));
+	set_current_state(TASK_INTERRUPTIBLE);
+	return test_bit(MEMORY_AGAIN, &m->state);
+}
+
+/* The process was killed, and its thread with it; the pages are freed or zeroed by who needs them. */
+static void memory_background_killed(void *data)
+{
+}
+
+static void memory_start_background(struct callback_head *work)
+{
+	struct memory *m = container_of(work, struct memory, start);
+	struct vhost_task *thread;
+
+	mutex_lock(&m->lock);
+	if (m->closed || current->flags & PF_EXITING)
+		goto out;
+	thread = vhost_task_create(memory_background, memory_background_killed,
+				   m, "fastiovd");
+	if (IS_ERR(thread))
+		goto out;	/* no thread to be had: zeroed at first touch */
+	smp_store_release(&m->thread, thread);
+	vhost_task_start(thread);
+out:
+	mutex_unlock(&m->lock);
+	kref_put(&m->refs, memory_free);
+}
+
+/* Called by shmem, under RCU and whatever locks its caller holds. */
+static void memory_pinned(struct shmem_deferred *deferred)
+{
+	struct memory *m = container_of(deferred, struct memory, deferred);
+	struct vhost_task *thread = smp_load_acquire(&m->thread);
+
+	if (!(m->flags & FASTIOVD_BACKGROUND))
+		return;
+	set_bit(MEMORY_AGAIN, &m->state);
+	if (thread) {
+		vhost_task_wake(thread);
+	} else if (!test_and_set_bit(MEMORY_PINNED, &m->state)) {
+		kref_get(&m->refs);
+		if (task_work_add(current, &m->start, TWA_RESUME))
+			kref_put(&m->refs, memory_free);
+	}
+}
+
+/* Takes over the caller's reference to @file if it succeeds. */
+struct memory *memory_register(struct file *file, u32 flags)
+{
+	struct memory *m = kzalloc(sizeof(*m), GFP_KERNEL_ACCOUNT);
+	int ret;
+
+	if (!m)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&m->refs);
+	mutex_init(&m->lock);
+	init_task_work(&m->start, memory_start_background);
+	m->file = file;
+	m->flags = flags;
+	m->registrant = task_tgid_vnr(current);
+	m->deferred.pinned = memory_pinned;
+
+	mutex_lock(&memories_lock);
+	ret = shmem_set_deferred(file, &m->deferred);
+	if (!ret)
+		list_add_tail(&m->list, &memories);
+	mutex_unlock(&memories_lock);
+	if (ret) {
+		kfree(m);
+		return ERR_PTR(ret);
+	}
+	trace_fastiovd_register(m->registrant, i_size_read(file_inode(file)));
+	return m;
+}
+
+void memory_unregister(struct memory *m)
+{
+	mutex_lock(&memories_lock);
+	list_del(&m->list);
+	mutex_unlock(&memories_lock);
+
+	shmem_set_deferred(m->file, NULL);	/* memory_pinned() is not called any more */
+	mutex_lock(&m->lock);
+	m->closed = true;
+	mutex_unlock(&m->lock);
+	if (m->thread)
+		vhost_task_stop(m->thread);
+	kref_put(&m->refs, memory_free);
+}
+
+int memory_zero(struct memory *m)
+{
+	atomic64_t zeroed = ATOMIC64_INIT(0);
+	pgoff_t next = 0;
+
+	while (memory_walk(m, &next, zero_one, &zeroed))
+		if (signal_pending(current))
+			return -EINTR;
+	return 0;
+}
+
+static void count_one(struct folio *folio, void *arg)
+{
+	struct fastiovd_stat *stat = arg;
+
+	stat->resident += folio_size(folio);
+	if (folio_test_uptodate(folio))
+		stat->zeroed += folio_size(folio);
+}
+
+void memory_stat(struct memory *m, struct fastiovd_stat *stat)
+{
+	pgoff_t next = 0;
+
+	*stat = (struct fastiovd_stat) {
+		.size = sizeof(*stat),
+		.bytes = i_size_read(file_inode(m->file)),
+	};
+	while (memory_walk(m, &next, count_one, stat))
+		;
+	stat->background = atomic64_read(&m->background);
+}
+
+/* One line for each registration, as the operator reads it in debugfs. */
+void memory_show_all(struct seq_file *s)
+{
+	struct fastiovd_stat stat;
+	struct memory *m;
+
+	seq_puts(s, "# registrant bytes resident zeroed background\n");
+	mutex_lock(&memories_lock);
+	list_for_each_entry(m, &memories, list) {
+		memory_stat(m, &stat);
+		seq_printf(s, "%d %llu %llu %llu %llu\n", m->registrant, stat.bytes,
+			   stat.resident, stat.zeroed, stat.background);
+	}
+	mutex_unlock(&memories_lock);
+}

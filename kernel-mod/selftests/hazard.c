@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A hostile guest's way to other people's data: it lets its device read pages that
+ * its processors never touched. And an honest guest's way to lose packets: its
+ * device writes to such pages before the processor looks.
+ *
+ * The device is QEMU's edu, which copies between memory and a buffer of its own as
+ * it is told. Free memory is poisoned; a control run with the barrier switched off
+ * must show the poison, or the test proves nothing; then every arrangement that
+ * claims to be safe must show none.
+ */
+#include "vfio.h"
+
+#define SIZE (64 * MiB)
+#define PAGES 8		/* that the device reads */
+#define WRITES 4	/* and that it writes */
+
+#define EDU_BUFFER 0x40000UL
+#define EDU_SOURCE 0x80
+#define EDU_TARGET 0x88
+#define EDU_LENGTH 0x90
+#define EDU_COMMAND 0x98
+#define EDU_START 1
+#define EDU_TO_MEMORY 2
+
+static const char *bdf;
+
+static void barrier(bool on)
+{
+	FILE *f = fopen("/sys/module/vfio_pci_core/parameters/hold_master", "w");
+
+	if (!f || fputs(on ? "Y" : "N", f) < 0 || fclose(f))
+		ksft_exit_fail_msg("the barrier cannot be switched: %s\n", strerror(errno));
+}
+
+static void edu_copy(struct vfio *v, uint64_t source, uint64_t target, bool to_memory)
+{
+	volatile uint64_t *command = (volatile uint64_t *)(v->bar + EDU_COMMAND);
+
+	*(volatile uint64_t *)(v->bar + EDU_SOURCE) = source;
+	*(volatile uint64_t *)(v->bar + EDU_TARGET) = target;
+	*(volatile uint64_t *)(v->bar + EDU_LENGTH) = PAGE;
+	*command = EDU_START | (to_memory ? EDU_TO_MEMORY : 0);
+	for (int i = 0; i < 500; i++) {
+		if (!(*command & EDU_START))
+			return;
+		usleep(10000);
+	}
+	ksft_exit_fail_msg("edu does not finish\n");
+}
+
+/* How many pages of memory that nobody touched showed the device something. */
+static int stale(struct vfio *v, uint8_t *memory, uint64_t iova)
+{
+	int n = 0;
+
+	for (int i = 1; i <= PAGES; i++) {
+		memset(memory, 0x11, PAGE);
+		edu_copy(v, iova + i * 0x700000UL, EDU_BUFFER, false);
+		edu_copy(v, EDU_BUFFER, iova, true);
+		n += count_not(memory, PAGE, 0) != 0;
+	}
+	return n;
+}
+
+/* How many pages that the device wrote before anybody touched them did not have what it wrote. */
+static int lost(struct vfio *v, uint8_t *memory, uint64_t iova)
+{
+	int n = 0;
+
+	memset(memory + PAGE, 0x77, PAGE);
+	for (int i = 1; i <= WRITES; i++) {
+		uint64_t page = i * 0x650000UL;
+
+		edu_copy(v, iova + PAGE, EDU_BUFFER, false);
+		edu_copy(v, EDU_BUFFER, iova + page, true);
+		n += count_not(memory + page, PAGE, 0x77) != 0;
+	}
+	return n;
+}
+
+struct outcome {
+	int stale, lost;
+};
+
+static struct outcome play(struct vfio *v, struct ram *r)
+{
+	vfio_set_command(v, vfio_command(v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	if (!(vfio_command(v) & PCI_COMMAND_MASTER))
+		ksft_exit_fail_msg("bus mastering was asked for and is not shown\n");
+	return (struct outcome){ stale(v, r->at, 0), lost(v, r->at, 0) };
+}
+
+static void expect(const char *what, struct outcome got, bool safe)
+{
+	bool ok = safe ? !got.stale && !got.lost : got.stale == PAGES && got.lost == WRITES;
+
+	ksft_test_result(ok, "%s: %d of %d pages showed old bytes, %d of %d writes were lost\n", what, got.stale, PAGES, got.lost, WRITES);
+}
+
+enum { UNREGISTERED = -1, FOREGROUND = 0 };
+
+static struct outcome run(bool huge, int flags)
+{
+	struct ram r = ram_new(SIZE, huge);
+	struct outcome o;
+	struct vfio v;
+
+	if (flags != UNREGISTERED)
+		r.registration = must(ram_register(r.fd, flags));
+	v = vfio_attach(bdf);
+	must(vfio_map(&v, r.at, 0, SIZE));
+	vfio_open(&v, bdf);
+	o = play(&v, &r);
+	vfio_close(&v);
+	memset(r.at, POISON, SIZE);	/* for the next */
+	ram_free(&r);
+	return o;
+}
+
+/* Memory that is mapped after the device masters the bus. */
+static struct outcome mapped_late(bool huge)
+{
+	struct ram r = ram_new(SIZE, huge);
+	struct vfio v = vfio_attach(bdf);
+	struct outcome o;
+
+	r.registration = must(ram_register(r.fd, 0));
+	vfio_open(&v, bdf);
+	vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	must(vfio_map(&v, r.at, 0, SIZE));
+	o = play(&v, &r);
+	vfio_close(&v);
+	memset(r.at, POISON, SIZE);
+	ram_free(&r);
+	return o;
+}
+
+/* The registration ends while its memory is mapped and the device not yet a master. */
+static struct outcome registration_ends(bool huge)
+{
+	struct ram r = ram_new(SIZE, huge);
+	struct vfio v = vfio_attach(bdf);
+	struct outcome o;
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&v, r.at, 0, SIZE));
+	vfio_open(&v, bdf);
+	close(r.registration);
+	r.registration = -1;
+	o = play(&v, &r);
+	vfio_close(&v);
+	memset(r.at, POISON, SIZE);
+	ram_free(&r);
+	return o;
+}
+
+/* Bus mastering is switched off, on, off and on again before the memory is clean. */
+static struct outcome switched(bool huge)
+{
+	struct ram r = ram_new(SIZE, huge);
+	struct vfio v = vfio_attach(bdf);
+	struct outcome o;
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&v, r.at, 0, SIZE));
+	vfio_open(&v, bdf);
+	for (int i = 0; i < 50; i++) {
+		vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MASTER);
+		vfio_set_command(&v, vfio_command(&v) & ~PCI_COMMAND_MASTER);
+	}
+	if (vfio_command(&v) & PCI_COMMAND_MASTER)
+		ksft_exit_fail_msg("bus mastering was switched off and is on\n");
+	o = play(&v, &r);
+	vfio_close(&v);
+	memset(r.at, POISON, SIZE);
+	ram_free(&r);
+	return o;
+}
+
+/* Free memory is not all poisoned at the first attempt: pages that were never used are zero. */
+static struct outcome control(bool huge)
+{
+	struct outcome o;
+
+	barrier(false);
+	for (int tries = 0; tries < 20; tries++) {
+		o = run(huge, FOREGROUND);
+		if (o.stale == PAGES)
+			break;
+		poison_free_memory();
+	}
+	barrier(true);
+	return o;
+}
+
+int main(void)
+{
+	bdf = device_under_test();
+	ksft_print_header();
+	ksft_set_plan(2 * 7);
+	for (int huge = 0; huge < 2; huge++) {
+		char what[64];
+		const char *pages = huge ? "huge" : "small";
+
+#define ARM(name, safe, call)                                            \
+		do {                                                     \
+			poison_free_memory();                   \
+			snprintf(what, sizeof(what), "%s, %s pages", name, pages); \
+			expect(what, call, safe);                        \
+		} while (0)
+
+		ARM("control: deferred, no barrier", false, control(huge));
+		ARM("eager", true, run(huge, UNREGISTERED));
+		ARM("deferred", true, run(huge, FOREGROUND));
+		ARM("deferred, background zeroing", true, run(huge, FASTIOVD_BACKGROUND));
+		ARM("mapped after the device is a master", true, mapped_late(huge));
+		ARM("registration ended", true, registration_ends(huge));
+		ARM("mastering switched", true, switched(huge));
+	}
+	ksft_finished();
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Everybody at one memory at once: processors that write and check what they wrote,
+ * a second mapping that reads, read(), requests to zero, the background, DMA mappings
+ * that come and go, registrations that come and go, and a device that may or may not
+ * master the bus. A page holds zeros or what its one writer wrote last; anything else,
+ * the poison above all, is a failure.
+ *
+ * SEED and SECONDS in the environment; the seed is printed.
+ */
+#include "vfio.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+#define SIZE (32 * MiB)
+#define PAGES (SIZE / PAGE)
+#define WRITERS 3
+
+static struct ram ram;
+static struct vfio vfio;
+static atomic_bool over;
+static atomic_long wrong, touches, mappings, registrations;
+static uint32_t written[PAGES];	/* by the page's writer alone: what its words hold, 0 for nothing yet */
+static const uint8_t *second;	/* another mapping of the same memory */
+
+static uint64_t next(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state;
+}
+
+static void check(const uint8_t *page, uint32_t want, const char *who)
+{
+	const uint32_t *words = (const uint32_t *)page;
+
+	for (size_t i = 0; i < PAGE / 4; i += 16)
+		if (words[i] != want) {
+			if (!atomic_fetch_add(&wrong, 1))
+				ksft_print_msg("%s found %08x, not %08x\n", who, words[i], want);
+			return;
+		}
+}
+
+/* Writer i owns the pages whose number is i modulo WRITERS + 1; the last share belongs to nobody and stays zero. */
+static void *writer(void *arg)
+{
+	uint64_t state = (uintptr_t)arg * 0x9e3779b97f4a7c15 + 1;
+	uint32_t i = (uintptr_t)arg % (WRITERS + 1);
+
+	while (!over) {
+		uint32_t page = next(&state) % (PAGES / (WRITERS + 1)) * (WRITERS + 1) + i;
+		uint8_t *at = ram.at + page * PAGE;
+
+		check(at, written[page], "a writer");
+		if (next(&state) % 2) {
+			uint32_t value = next(&state) | 1;
+
+			for (size_t j = 0; j < PAGE / 4; j++)
+				((uint32_t *)at)[j] = value;
+			written[page] = value;
+		}
+		touches++;
+	}
+	return NULL;
+}
+
+static void *reader(void *arg)
+{
+	uint64_t state = (uintptr_t)arg + 1;
+	uint8_t copy[PAGE];
+
+	while (!over) {
+		uint32_t page = next(&state) % (PAGES / (WRITERS + 1)) * (WRITERS + 1) + WRITERS;
+
+		if (next(&state) % 2) {
+			check(second + page * PAGE, 0, "a second mapping");
+		} else {
+			must(pread(ram.fd, copy, PAGE, page * PAGE));
+			check(copy, 0, "read()");
+		}
+		touches++;
+	}
+	return NULL;
+}
+
+static void *mapper(void *arg)
+{
+	uint64_t state = (uintptr_t)arg + 1;
+
+	while (!over) {
+		size_t size = (next(&state) % (SIZE / MiB) + 1) * MiB;
+		size_t at = next(&state) % ((SIZE - size) / MiB + 1) * MiB;
+
+		if (vfio_map(&vfio, ram.at + at, at, size)) {
+			if (!atomic_fetch_add(&wrong, 1))
+				ksft_print_msg("mapping %zu MiB at %zu: %s\n", size / MiB, at / MiB, strerror(errno));
+			break;
+		}
+		mappings++;
+		usleep(next(&state) % 3000);
+		must(vfio_unmap(&vfio, at, size));
+	}
+	return NULL;
+}
+
+static void *registrar(void *arg)
+{
+	uint64_t state = (uintptr_t)arg + 1;
+
+	while (!over) {
+		int registration = must(ram_register(ram.fd, next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
+
+		registrations++;
+		usleep(next(&state) % 20000);
+		if (next(&state) % 2)
+			must(ioctl(registration, FASTIOVD_ZERO));
+		close(registration);
+	}
+	return NULL;
+}
+
+/* A container whose device masters the bus defers nothing any more, so a new one takes its place. */
+static void *master(void *arg)
+{
+	const char *bdf = device_under_test();
+	uint64_t state = (uintptr_t)arg + 1;
+
+	while (!over) {
+		struct ram own = ram_new(8 * MiB, next(&state) % 2);
+		struct vfio v = vfio_attach(bdf);
+
+		own.registration = must(ram_register(own.fd, next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
+		must(vfio_map(&v, own.at, 0, own.size));
+		vfio_open(&v, bdf);
+		vfio_set_command(&v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+		if (next(&state) % 2)
+			(void)*(volatile uint32_t *)v.bar;	/* waits for the memory */
+		vfio_close(&v);
+		memset(own.at, POISON, own.size);
+		ram_free(&own);
+	}
+	return NULL;
+}
+
+int main(void)
+{
+	uint64_t seed = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 0) : (uint64_t)time(NULL);
+	int seconds = getenv("SECONDS") ? atoi(getenv("SECONDS")) : 20, n = 0;
+	void *(*const bodies[])(void *) = { reader, registrar, mapper };
+	const char *bdf = device_under_test();
+	pthread_t threads[16];
+
+	ksft_print_header();
+	ksft_set_plan(2);
+	for (int huge = 0; huge < 2; huge++) {
+		atomic_store(&over, false);
+		memset(written, 0, sizeof(written));
+		poison_free_memory();
+		ram = ram_new(SIZE, huge);
+		second = must(mmap(NULL, SIZE, PROT_READ, MAP_SHARED, ram.fd, 0));
+		vfio = vfio_attach(bdf);
+		n = 0;
+		for (uintptr_t i = 0; i < WRITERS; i++)
+			pthread_create(&threads[n++], NULL, writer, (void *)(seed * (WRITERS + 1) + i));
+		for (size_t i = 0; i < sizeof(bodies) / sizeof(*bodies); i++)
+			pthread_create(&threads[n++], NULL, bodies[i], (void *)(seed + i));
+		sleep(seconds);
+		atomic_store(&over, true);
+		while (n)
+			pthread_join(threads[--n], NULL);
+		vfio_close(&vfio);
+		munmap((void *)second, SIZE);
+		ram_free(&ram);
+
+		atomic_store(&over, false);
+		pthread_create(&threads[0], NULL, master, (void *)seed);
+		sleep(seconds / 4);
+		atomic_store(&over, true);
+		pthread_join(threads[0], NULL);
+		ksft_test_result(!wrong, "seed %llu, %s pages: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations\n",
+				 (unsigned long long)seed, huge ? "huge" : "small", wrong, touches, mappings, registrations);
+	}
+	ksft_finished();
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Every error that fastiovd.h documents, and that a refused request leaves nothing behind. */
+#include "vfio.h"
+
+static int dev;
+
+static int request(uint32_t size, uint32_t policy, int memfd, uint32_t flags)
+{
+	struct fastiovd_register r = { .size = size, .policy = policy, .memfd = memfd, .flags = flags };
+	int fd = ioctl(dev, FASTIOVD_REGISTER, &r);
+
+	if (fd < 0)
+		return -errno;
+	close(fd);
+	return 0;
+}
+
+static int memfd(unsigned int flags, unsigned int seals)
+{
+	int fd = must(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
+
+	must(ftruncate(fd, 2 * MiB));
+	if (seals)
+		must(fcntl(fd, F_ADD_SEALS, seals));
+	return fd;
+}
+
+static void expect(const char *what, int got, int want)
+{
+	ksft_test_result(got == want, "%s: %s\n", what, want ? strerror(-want) : "accepted");
+	if (got != want)
+		ksft_print_msg("got %d, not %d\n", got, want);
+}
+
+int main(void)
+{
+	const uint32_t size = sizeof(struct fastiovd_register);
+	struct fastiovd_stat stat = { .size = sizeof(stat) };
+	int sealed, open_ended, pipes[2], reader, first, second;
+	char path[64];
+
+	dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC);
+	if (dev < 0)
+		ksft_exit_skip("no /dev/fastiovd\n");
+	ksft_print_header();
+	ksft_set_plan(22);
+
+	sealed = memfd(0, F_SEAL_SHRINK);
+	open_ended = memfd(0, 0);
+	must(pipe(pipes));
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", sealed);
+	reader = must(open(path, O_RDONLY));
+
+	expect("a sealed memfd", request(size, FASTIOVD_PAGECACHE, sealed, 0), 0);
+	expect("the same again", request(size, FASTIOVD_PAGECACHE, sealed, FASTIOVD_BACKGROUND), 0);
+	expect("a size of 0", request(0, FASTIOVD_PAGECACHE, sealed, 0), -EINVAL);
+	expect("a larger size", request(size + 8, FASTIOVD_PAGECACHE, sealed, 0), -EINVAL);
+	expect("policy 0", request(size, 0, sealed, 0), -EINVAL);
+	expect("an unknown policy", request(size, 99, sealed, 0), -EINVAL);
+	expect("an unknown flag", request(size, FASTIOVD_PAGECACHE, sealed, 1u << 31), -EINVAL);
+	expect("no descriptor", request(size, FASTIOVD_PAGECACHE, -1, 0), -EBADF);
+	expect("a pipe", request(size, FASTIOVD_PAGECACHE, pipes[0], 0), -EACCES);
+	expect("a device", request(size, FASTIOVD_PAGECACHE, must(open("/dev/zero", O_RDWR)), 0), -EINVAL);
+	expect("the device itself", request(size, FASTIOVD_PAGECACHE, dev, 0), -EINVAL);
+	expect("a memfd that may shrink", request(size, FASTIOVD_PAGECACHE, open_ended, 0), -EINVAL);
+	expect("a memfd open for reading", request(size, FASTIOVD_PAGECACHE, reader, 0), -EACCES);
+	expect("an unmapped argument", ioctl(dev, FASTIOVD_REGISTER, (void *)8) < 0 ? -errno : 0, -EFAULT);
+	expect("an unknown ioctl", ioctl(dev, _IO(0xf1, 0x77), 0) < 0 ? -errno : 0, -ENOTTY);
+	expect("a statistic of the device", ioctl(dev, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -ENOTTY);
+
+	first = must(ram_register(sealed, 0));
+	second = ram_register(sealed, 0) < 0 ? -errno : 0;
+	expect("a second registration", second, -EBUSY);
+	stat.size = 8;
+	expect("a statistic of 8 bytes", ioctl(first, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -EINVAL);
+	stat.size = sizeof(stat);
+	expect("a statistic", ioctl(first, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, 0);
+	ksft_test_result(stat.bytes == 2 * MiB, "its size\n");
+	expect("a punched hole", fallocate(sealed, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ? -errno : 0, -EBUSY);
+	close(first);
+	expect("a registration after the first ended", request(size, FASTIOVD_PAGECACHE, sealed, 0), 0);
+	ksft_finished();
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The tests' way to a device through vfio, and to registered memory. Whatever fails here ends the test. */
+#ifndef SELFTEST_VFIO_H
+#define SELFTEST_VFIO_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/pci_regs.h>
+#include <linux/vfio.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../fastiovd/include/uapi/linux/fastiovd.h"
+#include "kselftest.h"
+
+#define MiB (1UL << 20)
+#define PAGE 4096UL
+
+#define must(x)                                                                   \
+	({                                                                        \
+		__typeof__(x) result = (x);                                       \
+		if ((long)result == -1)                                           \
+			ksft_exit_fail_msg("%s: %s\n", #x, strerror(errno));      \
+		result;                                                           \
+	})
+
+/* Results show when they are there, also through a pipe; and no child prints them again. */
+static __attribute__((constructor)) void line_by_line(void)
+{
+	setlinebuf(stdout);
+}
+
+/* The device under test, "0000:00:05.0", from the environment; it is bound to vfio-pci. */
+static inline const char *device_under_test(void)
+{
+	const char *bdf = getenv("FASTIOV_DEVICE");
+
+	if (!bdf)
+		ksft_exit_skip("FASTIOV_DEVICE names no device\n");
+	return bdf;
+}
+
+struct vfio {
+	int container, group, device;
+	uint64_t config;	/* offset of the configuration space in device */
+	volatile uint8_t *bar;	/* BAR 0 */
+	size_t bar_size;
+};
+
+/* An address space with the device in it; the device itself is not open. */
+static inline struct vfio vfio_attach(const char *bdf)
+{
+	char link[256], target[256] = "", node[64];
+	struct vfio v = { .device = -1 };
+
+	snprintf(link, sizeof(link), "/sys/bus/pci/devices/%s/iommu_group", bdf);
+	must(readlink(link, target, sizeof(target) - 1));
+	snprintf(node, sizeof(node), "/dev/vfio/%s", strrchr(target, '/') + 1);
+	v.container = must(open("/dev/vfio/vfio", O_RDWR));
+	v.group = must(open(node, O_RDWR));
+	must(ioctl(v.group, VFIO_GROUP_SET_CONTAINER, &v.container));
+	must(ioctl(v.container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU));
+	return v;
+}
+
+static inline void vfio_open(struct vfio *v, const char *bdf)
+{
+	struct vfio_region_info config = { .argsz = sizeof(config), .index = VFIO_PCI_CONFIG_REGION_INDEX };
+	struct vfio_region_info bar = { .argsz = sizeof(bar), .index = VFIO_PCI_BAR0_REGION_INDEX };
+
+	v->device = must(ioctl(v->group, VFIO_GROUP_GET_DEVICE_FD, bdf));
+	must(ioctl(v->device, VFIO_DEVICE_GET_REGION_INFO, &config));
+	must(ioctl(v->device, VFIO_DEVICE_GET_REGION_INFO, &bar));
+	v->config = config.offset;
+	v->bar_size = bar.size;
+	v->bar = must(mmap(NULL, bar.size, PROT_READ | PROT_WRITE, MAP_SHARED, v->device, bar.offset));
+}
+
+static inline void vfio_close(struct vfio *v)
+{
+	if (v->device >= 0) {
+		munmap((void *)v->bar, v->bar_size);
+		close(v->device);
+	}
+	close(v->group);
+	close(v->container);
+}
+
+static inline uint16_t vfio_command(struct vfio *v)
+{
+	uint16_t command;
+
+	must(pread(v->device, &command, 2, v->config + PCI_COMMAND));
+	return command;
+}
+
+static inline void vfio_set_command(struct vfio *v, uint16_t command)
+{
+	must(pwrite(v->device, &command, 2, v->config + PCI_COMMAND));
+}
+
+static inline int vfio_map(struct vfio *v, void *at, uint64_t iova, size_t size)
+{
+	struct vfio_iommu_type1_dma_map map = {
+		.argsz = sizeof(map), .flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE,
+		.vaddr = (uintptr_t)at, .iova = iova, .size = size,
+	};
+
+	return ioctl(v->container, VFIO_IOMMU_MAP_DMA, &map);
+}
+
+static inline int vfio_unmap(struct vfio *v, uint64_t iova, size_t size)
+{
+	struct vfio_iommu_type1_dma_unmap unmap = { .argsz = sizeof(unmap), .iova = iova, .size = size };
+
+	return ioctl(v->container, VFIO_IOMMU_UNMAP_DMA, &unmap);
+}
+
+/* A memfd that may be registered, and its mapping. */
+struct ram {
+	int fd, registration;
+	uint8_t *at;
+	size_t size;
+};
+
+static inline int ram_register(int memfd, uint32_t flags)
+{
+	struct fastiovd_register r = {
+		.size = sizeof(r), .policy = FASTIOVD_PAGECACHE, .memfd = memfd, .flags = flags,
+	};
+	int dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC), fd;
+
+	if (dev < 0)
+		ksft_exit_skip("no /dev/fastiovd\n");
+	fd = ioctl(dev, FASTIOVD_REGISTER, &r);
+	close(dev);
+	return fd;
+}
+
+/* With huge, in transparent huge pages where the kernel has some. */
+static inline struct ram ram_new(size_t size, bool huge)
+{
+	struct ram r = { .size = size, .registration = -1 };
+	uint8_t *place;
+
+	r.fd = must(memfd_create("ram", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+	must(ftruncate(r.fd, size));
+	must(fcntl(r.fd, F_ADD_SEALS, F_SEAL_SHRINK));
+	place = must(mmap(NULL, size + 2 * MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+	place = (uint8_t *)(((uintptr_t)place + 2 * MiB - 1) & ~(2 * MiB - 1));
+	r.at = must(mmap(place, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r.fd, 0));
+	must(madvise(r.at, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE));
+	return r;
+}
+
+static inline void ram_free(struct ram *r)
+{
+	if (r->registration >= 0)
+		close(r->registration);
+	munmap(r->at, r->size);
+	close(r->fd);
+}
+
+static inline struct fastiovd_stat ram_stat(struct ram *r)
+{
+	struct fastiovd_stat stat = { .size = sizeof(stat) };
+
+	must(ioctl(r->registration, FASTIOVD_STAT, &stat));
+	return stat;
+}
+
+/* Leaves the byte 0xee in most of the memory that is free afterwards. */
+#define POISON 0xee
+static inline void poison_free_memory(void)
+{
+	size_t size = sysconf(_SC_AVPHYS_PAGES) * PAGE / 10 * 9;
+	pid_t child = must(fork());
+	int status;
+
+	if (!child) {
+		uint8_t *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (p == MAP_FAILED)
+			_exit(1);
+		memset(p, POISON, size);
+		_exit(0);
+	}
+	must(waitpid(child, &status, 0));
+	if (status)
+		ksft_exit_fail_msg("%zu MiB could not be poisoned\n", size / MiB);
+}
+
+static inline size_t count_not(const volatile uint8_t *at, size_t size, uint8_t byte)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < size; i++)
+		n += at[i] != byte;
+	return n;
+}
+
+static inline double milliseconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
+}
+
+#endif

@@ -1,0 +1,83 @@
+// Package fastiovd is the node's side of fastiov's host kernel: which of its ways to start a VM are switched on, and guest memory that
+// is registered with the kernel's module of that name.
+package fastiovd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const device = "/dev/fastiovd"
+
+// ErrAbsent is returned where the kernel is not fastiov's.
+var ErrAbsent = errors.New("this kernel defers no zeroing: there is no " + device + "; boot fastiov's kernel and load the module fastiovd")
+
+// From linux/fastiovd.h, which says what they mean.
+const (
+	ioctlRegister   = 0x4010f100
+	ioctlStat       = 0xc028f101
+	policyPageCache = 1
+	flagBackground  = 1 << 0
+)
+
+type register struct {
+	size, policy uint32
+	memfd        int32
+	flags        uint32
+}
+
+// Stat is how much of a memory is zeroed, in bytes.
+type Stat struct {
+	size, _    uint32
+	Bytes      uint64
+	Resident   uint64 // of Bytes, what is allocated
+	Zeroed     uint64 // of Resident, what is zeroed
+	Background uint64 // of Zeroed, what the kernel zeroed in the background
+}
+
+// Register defers the zeroing of a memfd, which gets sealed against shrinking: devices may be given its pages at once, everybody else
+// finds them zeroed at first touch, and the kernel zeroes what is left before a device may use it; with background, it begins with that
+// as soon as a device is given pages. The registration lasts until the last copy of the returned file is closed.
+func Register(memfd *os.File, background bool) (*os.File, error) {
+	dev, err := os.OpenFile(device, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrAbsent
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer dev.Close()
+	if _, err := unix.FcntlInt(memfd.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+		return nil, fmt.Errorf("seal guest memory: %w", err)
+	}
+	r := register{policy: policyPageCache, memfd: int32(memfd.Fd())}
+	if background {
+		r.flags = flagBackground
+	}
+	r.size = uint32(unsafe.Sizeof(r))
+	fd, errno := ioctl(dev, ioctlRegister, unsafe.Pointer(&r))
+	if errno != 0 {
+		return nil, fmt.Errorf("register guest memory: %w", errno)
+	}
+	return os.NewFile(uintptr(fd), "registration"), nil
+}
+
+// Read asks a registration how far its memory is.
+func Read(registration *os.File) (Stat, error) {
+	var s Stat
+	s.size = uint32(unsafe.Sizeof(s))
+	if _, errno := ioctl(registration, ioctlStat, unsafe.Pointer(&s)); errno != 0 {
+		return Stat{}, fmt.Errorf("read a registration of guest memory: %w", errno)
+	}
+	return s, nil
+}
+
+func ioctl(f *os.File, request uintptr, argument unsafe.Pointer) (int, unix.Errno) {
+	result, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(argument))
+	return int(result), errno
+}

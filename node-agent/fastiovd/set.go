@@ -1,0 +1,118 @@
+package fastiovd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// A Set is one point of the ablation: each of fastiov's ways to start a VM, on or off.
+type Set struct {
+	Lock    Lock // L: who waits for whom when VFs are opened
+	Reset   bool // R: a VF that nobody touched since its reset is not reset again
+	Defer   bool // D: guest memory is given to the VF before it is zeroed
+	Barrier bool // the VF masters the bus only when all it can reach is zeroed; off, old data of others can leave: for measuring only
+}
+
+// Lock is a way to lock VFs that are opened at the same time.
+type Lock string
+
+// The locks: that of old kernels, of today's, and of the paper.
+const (
+	Bus          Lock = "bus"          // all VFs of a bus wait for one another
+	PerVF        Lock = "per-vf"       // each VF by itself
+	Hierarchical Lock = "hierarchical" // all VFs of a bus under a lock that opening shares
+)
+
+// The named sets.
+var (
+	None = Set{Lock: PerVF, Barrier: true}                           // a stock kernel
+	All  = Set{Lock: PerVF, Barrier: true, Reset: true, Defer: true} // what a node does if its kernel can
+)
+
+// Parse reads a set's name, "none" or "all", or the axes that differ from none, as in "l=bus,r=1,d=pagecache,barrier=none".
+func Parse(text string) (Set, error) {
+	switch text {
+	case "none":
+		return None, nil
+	case "all":
+		return All, nil
+	}
+	s := None
+	for _, axis := range strings.Split(text, ",") {
+		switch axis {
+		case "l=bus", "l=per-vf", "l=hierarchical":
+			s.Lock = Lock(strings.TrimPrefix(axis, "l="))
+		case "r=0", "r=1":
+			s.Reset = axis == "r=1"
+		case "d=eager", "d=pagecache":
+			s.Defer = axis == "d=pagecache"
+		case "barrier=none", "barrier=strict":
+			s.Barrier = axis == "barrier=strict"
+		default:
+			return Set{}, fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache, "+
+				"barrier=strict|none, joined by commas", axis)
+		}
+	}
+	return s, nil
+}
+
+// String is the set as Parse reads it.
+func (s Set) String() string {
+	switch s {
+	case None:
+		return "none"
+	case All:
+		return "all"
+	}
+	bit := func(b bool, yes, no string) string {
+		if b {
+			return yes
+		}
+		return no
+	}
+	return fmt.Sprintf("l=%s,r=%s,d=%s,barrier=%s", s.Lock, bit(s.Reset, "1", "0"), bit(s.Defer, "pagecache", "eager"), bit(s.Barrier, "strict", "none"))
+}
+
+// Default is All where the kernel is fastiov's, else None.
+func Default() Set {
+	if _, err := os.Stat(device); err != nil {
+		return None
+	}
+	return All
+}
+
+// sysModule is where the kernel's switches are.
+const sysModule = "/sys/module"
+
+// Apply switches the kernel. The lock is that of VFs bound from now on. On a kernel that is not fastiov's only None can be applied.
+func (s Set) Apply() error { return s.apply(sysModule) }
+
+func (s Set) apply(root string) error {
+	for _, p := range []struct {
+		name string
+		on   bool
+	}{
+		{"vfio_pci_core/parameters/shared_vf_devset", s.Lock != PerVF},
+		{"vfio/parameters/exclusive_devset", s.Lock == Bus},
+		{"vfio_pci_core/parameters/elide_reset", s.Reset},
+		{"vfio_pci_core/parameters/hold_master", s.Barrier},
+	} {
+		value := "N"
+		if p.on {
+			value = "Y"
+		}
+		err := os.WriteFile(filepath.Join(root, p.name), []byte(value), 0)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && s == None:
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("--fastiov %s needs fastiov's kernel, and this one has no %s; boot it, or use --fastiov none", s, filepath.Base(p.name))
+		case err != nil:
+			return fmt.Errorf("switch the kernel to --fastiov %s: %w", s, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package qemu
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
+	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
+	"github.com/fastiov/fastiov/testbed"
+)
+
+var onPatchedKernel = testbed.Needs{NICs: 1, Images: []string{runtimeName}, Kernel: testbed.PatchedKernel}
+
+// subjectWith is the driver under test with the kernel switched to set.
+func subjectWith(t *testing.T, set fastiovd.Set) (sandboxtest.Subject, *kprobe.Probe) {
+	t.Helper()
+	if err := set.Apply(); err != nil {
+		t.Fatal(err)
+	}
+	return subject(t, set.Defer)
+}
+
+func TestConformanceOnThePatchedKernel(t *testing.T) {
+	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
+		s, _ := subjectWith(t, fastiovd.All)
+		s.Run(t)
+	})
+}
+
+// Between the begin of a start and its end a VF is reset twice, by its opening and by the VMM's machine reset; not once where the kernel
+// knows that nobody touched it since its last reset. That reset happens when a VMM ends, however it does.
+func TestResetsOnTheWay(t *testing.T) {
+	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
+		for _, c := range []struct {
+			set  fastiovd.Set
+			want uint64
+		}{{fastiovd.None, 2}, {fastiovd.All, 0}} {
+			s, probe := subjectWith(t, c.set)
+			vf := s.Spec(0).VF
+			if warm, err := bare.OpenVF(vf.Group, vf.BDF); err != nil { // what the pool does with a VF that is new to it
+				t.Fatal(err)
+			} else {
+				warm.Close()
+			}
+			for _, how := range []string{"for the first time", "after its VMM was killed"} {
+				before := probe.Resets()[vf.BDF]
+				vm := startOne(t, s)
+				if got := probe.Resets()[vf.BDF] - before; got != c.want {
+					t.Errorf("--fastiov %s, started %s: %d resets on the way, not %d", c.set, how, got, c.want)
+				} else {
+					t.Logf("--fastiov %s, started %s: %d resets on the way", c.set, how, got)
+				}
+				vm.Close()
+			}
+		}
+	})
+}
+
+func startOne(t *testing.T, s sandboxtest.Subject) sandbox.Sandbox {
+	t.Helper()
+	d, release, err := s.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
+	spec := s.Spec(0)
+	spec.ID, spec.Dir = "one", t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	vm, err := d.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vm
+}
