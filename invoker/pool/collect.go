@@ -1,6 +1,10 @@
 package pool
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // What Prometheus finds when it asks a pool.
 var (
@@ -14,6 +18,18 @@ var (
 var Reasons = map[Lack]string{
 	Placeable: "placeable", NoNode: "node", NoVF: "vf", NoPlace: "place", NoMemory: "memory", Reserved: "reserved", MakesRoom: "claim",
 }
+
+// Phases are those of a sandbox, and what a stem cell is in that idles.
+func Phases() []string {
+	names := []string{"stem"}
+	for _, p := range phases {
+		names = append(names, string(p))
+	}
+	return names
+}
+
+// NodeStates are how a node may be: away is one that is out of reach.
+var NodeStates = []string{"up", "draining", "away"}
 
 // Describe implements prometheus.Collector.
 func (p *Pool) Describe(ch chan<- *prometheus.Desc) {
@@ -37,14 +53,15 @@ func (p *Pool) Collect(ch chan<- prometheus.Metric) {
 	for kind, n := range shot.Decisions {
 		ch <- prometheus.MustNewConstMetric(descDecisions, prometheus.CounterValue, float64(n), string(kind))
 	}
-	nodes := map[string]int{"up": 0, "draining": 0, "away": 0}
+	nodes := map[string]int{}
 	for _, n := range shot.Nodes {
-		if _, known := nodes[n.State]; !known {
-			n.State = "away"
+		state := n.State // or the reason why it is out of reach
+		if !slices.Contains(NodeStates, state) {
+			state = "away"
 		}
-		nodes[n.State]++
+		nodes[state]++
 	}
-	for state, n := range nodes {
-		gauge(descNodes, n, state)
+	for _, state := range NodeStates {
+		gauge(descNodes, nodes[state], state)
 	}
 }

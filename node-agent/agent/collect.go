@@ -20,8 +20,8 @@ var (
 	descLease     = prometheus.NewDesc("fastiov_node_vf_lease_age_seconds", "How long ago a VF was leased, by VF; only of those that are.", []string{"vf"}, nil)
 )
 
-// states are those of a sandbox, as Status reports them.
-var states = []string{"starting", "ready", "paused", "ending"}
+// States are those of a sandbox, as Status reports them.
+var States = []string{"starting", "ready", "paused", "ending"}
 
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
@@ -41,7 +41,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		count[e.state]++
 	}
 	a.mu.Unlock()
-	for _, state := range states {
+	for _, state := range States {
 		gauge(descSandboxes, float64(count[state]), state)
 	}
 	const mebi = 1 << 20

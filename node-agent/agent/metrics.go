@@ -38,7 +38,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 		calls: metrics.Seconds("fastiov_node_call_seconds", "Calls of the node API, by method and gRPC status code.", "method", "code"),
 		resets: metrics.Seconds("fastiov_node_vf_reset_seconds", "Times to make a VF ready: to prepare a new one, or to reset one that came back.",
-			"job", "result"),
+			"task", "result"),
 		images: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_node_image_bytes_total", Help: "Bytes fetched to make images: packages from Debian's mirror, container images from registries.",
 		}, []string{"source"}),
@@ -72,14 +72,14 @@ func (m *Metrics) died() { m.deaths.Inc() }
 
 // Settled takes the end of a VF's preparation or reset, as vf.Config tells it.
 func (m *Metrics) Settled(from vf.State, took time.Duration, err error) {
-	job, result := "reset", "ok"
+	task, result := "reset", "ok"
 	if from == vf.Preparing {
-		job = "prepare"
+		task = "prepare"
 	}
 	if err != nil {
 		result = "failed"
 	}
-	m.resets.WithLabelValues(job, result).Observe(took.Seconds())
+	m.resets.WithLabelValues(task, result).Observe(took.Seconds())
 }
 
 // Fetched takes bytes that an image was made of, as image.Cache tells them.

@@ -56,7 +56,7 @@ func TestVFsAreCountedByState(t *testing.T) {
 	m.Settled(vf.Resetting, time.Second, nil)
 	m.Settled(vf.Preparing, time.Second, errors.New("stuck"))
 	text = expose(t, m.resets)
-	if !strings.Contains(text, `_count{job="reset",result="ok"} 1`) || !strings.Contains(text, `_count{job="prepare",result="failed"} 1`) {
+	if !strings.Contains(text, `_count{result="ok",task="reset"} 1`) || !strings.Contains(text, `_count{result="failed",task="prepare"} 1`) {
 		t.Error(text)
 	}
 }
