@@ -13,10 +13,10 @@ SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(
 OUT         ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help up build test lint generate test-openwhisk test-chaos test-full clean-cache clean
+.PHONY: help up build test lint generate dashboards-check test-openwhisk test-chaos test-full clean-cache clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
 	bin/fastiov up
@@ -39,12 +39,19 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 	go tool staticcheck ./...
 	shellcheck $(SCRIPTS)
 
-generate: ## Regenerate the Go code of node-agent/api from node.proto
+generate: ## Regenerate the Go code of the node API, the dashboards and docs/metrics.md
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto
+	@go run ./dashboards/generate $(OUT)
 
-test-openwhisk: ## Run every command of wsk ($WSK, or the one on PATH) against fastiov; without one, Apache's JavaScript client
+dashboards-check: ## Run every query of the dashboards against a Prometheus that scrapes a run over sim, and lint them
+	@.ci/bootstrap test
+	FASTIOV_CI=1 go test -count 1 -v ./dashboards
+	FASTIOV_CI=1 go test -count 1 -v -run '^TestEveryPanelReturnsData$$' ./cmd/fastiov
+
+# Run every command of wsk ($WSK, or the one on PATH) against fastiov; without one, Apache's JavaScript client.
+test-openwhisk:
 	@.ci/bootstrap test
 	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
 		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
@@ -61,5 +68,5 @@ test-full: ## Run T4 by hand: everything, long fuzzing, chaos, all benches; comm
 clean-cache: ## Remove what was built or downloaded into the cache
 	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"
 
-clean: ## Remove bin/
+clean:
 	rm -rf bin
