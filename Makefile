@@ -2,6 +2,7 @@
 # make test    passes the tests, tier by tier
 # make help    lists the rest
 #
+# make up WITH="prometheus redis registry" starts those beside it, from Debian's packages; .ci/beside stop ends them.
 # What is missing on the machine is installed once by .ci/bootstrap; what is built is cached by the hash of its inputs.
 SHELL       := /bin/bash
 export PATH := $(PATH):/usr/local/go/bin
@@ -19,7 +20,8 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
-	bin/fastiov up
+	@[ -z "$(WITH)" ] || .ci/beside $(WITH)
+	bin/fastiov up $(if $(filter redis,$(WITH)),--store redis://127.0.0.1:6379)
 	bin/fastiov burst --n 7
 
 build: ## Build bin/fastiov, and bin/fastiov-init for its guests
