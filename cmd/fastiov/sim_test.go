@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -54,6 +55,11 @@ func TestALifeInSimulation(t *testing.T) {
 			t.Errorf("/metrics has no %s", want)
 		}
 	}
+	for end := time.Now().Add(20 * time.Second); traced(t, metrics) < 40; time.Sleep(50 * time.Millisecond) { // traces are kept by the second
+		if time.Now().After(end) {
+			t.Fatalf("%d of 40 cold starts have left a trace", traced(t, metrics))
+		}
+	}
 
 	must(t, "drain", "--run-dir", run)
 	var status api.StatusReply
@@ -74,6 +80,21 @@ func TestALifeInSimulation(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(run, "sandbox")); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
+}
+
+// traced is how many traces a process keeps.
+func traced(t *testing.T, address string) int {
+	t.Helper()
+	resp, err := http.Get("http://" + address + "/api/traces?service=fastiov&limit=1000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var found struct{ Data []struct{ TraceID string } }
+	if err := json.NewDecoder(resp.Body).Decode(&found); err != nil {
+		t.Fatal(err)
+	}
+	return len(found.Data)
 }
 
 // listenLater is an address that is free now.

@@ -44,6 +44,7 @@ type API struct {
 	catalog   *catalog
 	directory *access.Directory
 	metrics   *Metrics
+	traces    ration
 	running   sync.WaitGroup
 	closing   atomic.Bool
 	unwatch   context.CancelFunc

@@ -13,6 +13,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/entity"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 // Metrics are what the invoker counts. Cold starts are told apart by how they were made, so that simulated ones never count as real, and
@@ -30,6 +31,7 @@ type Metrics struct {
 	functions map[string]*function // by name; at most MostFunctions
 	others    *function
 	swept     time.Time
+	starts    map[metrics.Start]*start // few: what nodes say of themselves
 }
 
 // MostFunctions bounds how many functions are counted by name: those that were called first and have not been deleted. The rest is counted
@@ -44,6 +46,12 @@ type function struct {
 	ended   [4]prometheus.Counter // by activation.Status
 	refused prometheus.Counter
 	took    map[pool.Kind]prometheus.Observer
+}
+
+// A start is the series of one way to make cold starts, looked up once.
+type start struct {
+	whole, coverage prometheus.Observer
+	stages          map[timeline.Stage]prometheus.Observer
 }
 
 // NewMetrics registers the invoker's metrics. exists tells whether there is a function of that name, NAMESPACE/NAME, still.
@@ -68,6 +76,7 @@ func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (
 			Name: "fastiov_throttled_requests_total", Help: "Requests that were refused with 429 or 413, by the limit that they met.",
 		}, []string{"limit"}),
 		functions: map[string]*function{},
+		starts:    map[metrics.Start]*start{},
 	}
 	m.others = m.function("other")
 	for _, limit := range Limits {
@@ -135,30 +144,53 @@ func (m *Metrics) observe(end *outcome, accepted time.Time, traced bool) {
 	} else {
 		f.ended[r.Response.Status].Inc()
 	}
+	var trace prometheus.Labels
+	if traced {
+		trace = prometheus.Labels{"trace_id": r.ID}
+	}
 	if took := f.took[end.how]; took != nil && end.ran {
-		add(took, r.End.Sub(accepted), r.ID, traced)
+		add(took, r.End.Sub(accepted), trace)
 	}
 	cold := r.Cold
 	if cold == nil || !cold.Answered {
 		return
 	}
-	how := metrics.Start{Sandbox: cold.Driver, NetPath: cold.NetPath, FastIOV: cold.FastIOV}
-	labels := how.Values()
-	add(m.coldStart.WithLabelValues(labels...), cold.End.Sub(cold.Begin), r.ID, traced)
-	m.coverage.WithLabelValues(labels...).Observe(cold.Coverage)
+	s := m.made(metrics.Start{Sandbox: cold.Driver, NetPath: cold.NetPath, FastIOV: cold.FastIOV})
+	add(s.whole, cold.End.Sub(cold.Begin), trace)
+	s.coverage.Observe(cold.Coverage)
 	for stage, spent := range cold.Stages {
-		took := time.Duration(spent * float64(time.Millisecond))
-		add(m.stage.WithLabelValues(append([]string{string(stage)}, labels...)...), took, r.ID, traced)
+		if o := s.stages[stage]; o != nil { // a node of another version may know more stages
+			add(o, time.Duration(spent*float64(time.Millisecond)), trace)
+		}
 	}
 }
 
+// made is the series of cold starts that were made that way.
+func (m *Metrics) made(how metrics.Start) *start {
+	m.mu.RLock()
+	s := m.starts[how]
+	m.mu.RUnlock()
+	if s != nil {
+		return s
+	}
+	labels := how.Values()
+	s = &start{m.coldStart.WithLabelValues(labels...), m.coverage.WithLabelValues(labels...), map[timeline.Stage]prometheus.Observer{}}
+	for _, stage := range timeline.Order {
+		s.stages[stage] = m.stage.WithLabelValues(append([]string{string(stage)}, labels...)...)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.starts[how] = s
+	return s
+}
+
 // add counts a time, with its trace as an exemplar where there is one.
-func add(o prometheus.Observer, took time.Duration, trace string, traced bool) {
-	if !traced {
+func add(o prometheus.Observer, took time.Duration, trace prometheus.Labels) {
+	if trace == nil {
 		o.Observe(took.Seconds())
 		return
 	}
-	o.(prometheus.ExemplarObserver).ObserveWithExemplar(took.Seconds(), prometheus.Labels{"trace_id": trace})
+	o.(prometheus.ExemplarObserver).ObserveWithExemplar(took.Seconds(), trace)
 }
 
 // Limits are those that requests are refused for.

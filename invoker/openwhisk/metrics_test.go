@@ -1,6 +1,7 @@
 package openwhisk
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -90,5 +91,54 @@ func TestThrottledRequestsAreCounted(t *testing.T) {
 	c.api.metrics.refuse(fmt.Errorf("something else"))
 	if n := c.counted("fastiov_throttled_requests_total size"); n != 1 {
 		t.Errorf("%v were too large, want 1", n)
+	}
+}
+
+// What it costs to count a warm call, and to count and trace a cold start of fifteen stages.
+func BenchmarkObserve(b *testing.B) {
+	m, err := NewMetrics(prometheus.NewRegistry(), func(string) bool { return true })
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("warm", func(b *testing.B) {
+		b.ReportAllocs()
+		end := ended("guest/hello")
+		for b.Loop() {
+			m.observe(end, end.record.End.Add(-time.Millisecond), false)
+		}
+	})
+	for _, traced := range []bool{false, true} {
+		b.Run(fmt.Sprintf("cold traced=%v", traced), func(b *testing.B) {
+			b.ReportAllocs()
+			provider := sdk.NewTracerProvider(sdk.WithBatcher(tracetest.NewNoopExporter()), sdk.WithIDGenerator(timeline.IDs{}))
+			b.Cleanup(func() { _ = provider.Shutdown(context.Background()) })
+			a, end := &API{cfg: Config{Tracer: provider.Tracer("bench")}}, ended("guest/hello")
+			cold := &activation.ColdStart{Driver: "sim", NetPath: "vf", FastIOV: "none", Answered: true, Begin: time.Now().Add(-time.Second), End: time.Now()}
+			for n, stage := range timeline.Order {
+				begin := cold.Begin.Add(time.Duration(n) * 50 * time.Millisecond)
+				cold.Spans = append(cold.Spans, timeline.Span{Stage: stage, Begin: begin, End: begin.Add(50 * time.Millisecond)})
+			}
+			cold.Attribute()
+			end.record.Cold, end.how = cold, pool.Cold
+			for b.Loop() {
+				if a.traces.spent = 0; !traced {
+					a.traces.spent = MostTraces
+				}
+				m.observe(end, cold.Begin, a.trace(end.record))
+			}
+		})
+	}
+}
+
+func TestTracesAreRationed(t *testing.T) {
+	var b ration
+	now, kept := time.Unix(1000, 0), 0
+	for range MostTraces + 10 {
+		if b.take(now) {
+			kept++
+		}
+	}
+	if kept != MostTraces || !b.take(now.Add(time.Second)) {
+		t.Errorf("%d traces in a second, want %d and more in the next", kept, MostTraces)
 	}
 }

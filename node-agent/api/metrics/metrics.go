@@ -22,6 +22,7 @@ func Seconds(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: name, Help: help, Buckets: Buckets,
 		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160, NativeHistogramMinResetDuration: time.Hour,
+		NativeHistogramMaxExemplars: -1, // those of the classic buckets are taken for both
 	}, labels)
 }
 
