@@ -14,7 +14,7 @@ SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(
 OUT         ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help up build test lint generate dashboards-check test-openwhisk test-chaos test-full clean-cache clean
+.PHONY: help up build test lint generate test-openwhisk test-chaos test-full clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,9 +47,11 @@ generate: ## Regenerate the Go code of the node API, the dashboards and docs/met
 		node-agent/api/node.proto
 	@go run ./dashboards/generate $(OUT)
 
-dashboards-check: ## Run every query of the dashboards against a Prometheus that scrapes a run over sim, and lint them
+.PHONY: dashboards-check
+dashboards-check: ## Run every query of the dashboards against a Prometheus that scraped a run, and lint them
 	@.ci/bootstrap test
-	FASTIOV_CI=1 go test -count 1 -v ./dashboards
+	@mkdir -p bin/grafana && cp dashboards/testdata/grafana/* bin/grafana && npm ci --silent --no-audit --no-fund --ignore-scripts --prefix bin/grafana
+	FASTIOV_CI=1 FASTIOV_GRAFANA_TYPES=$(CURDIR)/bin/grafana go test -count 1 -v ./dashboards
 	FASTIOV_CI=1 go test -count 1 -v -run '^TestEveryPanelReturnsData$$' ./cmd/fastiov
 
 # Run every command of wsk ($WSK, or the one on PATH) against fastiov; without one, Apache's JavaScript client.

@@ -20,7 +20,7 @@ func newBoard(uid, title, about string, variables ...Variable) *board {
 	return &board{Dashboard: Dashboard{
 		UID: "fastiov-" + uid, Title: title, Description: about, Tags: []string{tag}, GraphTooltip: 1, SchemaVersion: 39, Refresh: "10s",
 		Time: TimeRange{"now-30m", "now"}, Templating: Templating{all},
-		Links: []Link{{Title: "fastiov", Type: "dashboards", Tags: []string{tag}, AsDropdown: true, KeepTime: true}},
+		Links: []Link{{Title: "fastiov", Type: "dashboards", Tags: []string{tag}, Icon: "dashboard", Tooltip: "The other dashboards", AsDropdown: true, KeepTime: true}},
 	}}
 }
 
@@ -40,7 +40,7 @@ func labelled(name, text, metric string) Variable {
 func choice(name, text, metric, label string) Variable {
 	values := "label_values(" + metric + ", " + label + ")"
 	return Variable{
-		Name: name, Label: text, Type: "query", Datasource: &prometheusSource, Refresh: 2, Sort: 1, Definition: values,
+		Name: name, Label: text, Type: "query", Datasource: &prometheusSource, Refresh: 2, Sort: 1,
 		Query: map[string]string{"query": values, "refId": name},
 	}
 }

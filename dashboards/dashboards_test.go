@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fastiov/fastiov"
 )
 
 func TestGeneratedFilesAreUpToDate(t *testing.T) {
@@ -143,4 +145,34 @@ func ruleText(t *testing.T) string {
 		b.WriteString(regexp.MustCompile(`\S+:\S+:\S+|(?m)^ +- record:.*$`).ReplaceAllString(string(rules), ""))
 	}
 	return b.String()
+}
+
+// Grafana's own types take the dashboards, and are of the version that docker-compose.yml runs. They come from npm, into the folder that
+// FASTIOV_GRAFANA_TYPES names; make dashboards-check sees to that.
+func TestGrafanasTypesTakeTheDashboards(t *testing.T) {
+	wanted, err := os.ReadFile("testdata/grafana/package.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := regexp.MustCompile(`grafana/schema": "(.*)"`).FindSubmatch(wanted)
+	if of == nil || !strings.Contains(string(fastiov.VersionsYAML), "grafana/grafana: "+string(of[1])+"\n") {
+		t.Errorf("testdata/grafana is of another Grafana (%q) than versions.yaml", of)
+	}
+	types := os.Getenv("FASTIOV_GRAFANA_TYPES")
+	if types == "" {
+		t.Skip("needs Grafana's types from npm; make dashboards-check gets them")
+	}
+	files, err := filepath.Glob("grafana/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for i, file := range files {
+		if files[i], err = filepath.Abs(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := exec.Command("node", append([]string{filepath.Join(types, "check.js")}, files...)...)
+	if out, err := check.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 }

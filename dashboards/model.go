@@ -36,7 +36,6 @@ type Variable struct {
 	Label      string      `json:"label"`
 	Type       string      `json:"type"` // datasource, query or textbox
 	Query      any         `json:"query"`
-	Definition string      `json:"definition,omitempty"`
 	Datasource *Datasource `json:"datasource,omitempty"`
 	Refresh    int         `json:"refresh,omitempty"` // 2: when the time range changes
 	IncludeAll bool        `json:"includeAll,omitempty"`
@@ -63,7 +62,10 @@ type Link struct {
 	Title       string   `json:"title"`
 	Type        string   `json:"type"`
 	Tags        []string `json:"tags"`
+	Icon        string   `json:"icon"`
+	Tooltip     string   `json:"tooltip"`
 	AsDropdown  bool     `json:"asDropdown"`
+	TargetBlank bool     `json:"targetBlank"`
 	IncludeVars bool     `json:"includeVars"`
 	KeepTime    bool     `json:"keepTime"`
 }

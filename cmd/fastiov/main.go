@@ -28,8 +28,9 @@ func rootCmd() *cobra.Command {
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(),
 		statusCmd(), drainCmd(), reportCmd(),
-		burstCmd(), benchCmd(), userCmd(), tracesCmd(),
+		burstCmd(), benchCmd(), userCmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
+		tracesCmd(),
 		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
 	)
 	return root
