@@ -8,12 +8,15 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
@@ -175,4 +178,51 @@ func FuzzCollect(f *testing.F) {
 			t.Errorf("%d spans are kept", s.spans)
 		}
 	})
+}
+
+// What a span costs: to take, and to keep.
+func BenchmarkAdd(b *testing.B) {
+	collected := &collector{}
+	tracer := sdk.NewTracerProvider(sdk.WithSyncer(collected.exporter(b)), sdk.WithIDGenerator(timeline.IDs{})).Tracer("t")
+	stages := make([]timeline.Span, 14)
+	s, heap := New(64<<10), func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for b.Loop() {
+		for i := range stages {
+			stages[i] = timeline.Span{Stage: timeline.Order[i], Begin: time.Now(), End: time.Now()}
+		}
+		collected.batches = nil
+		timeline.Trace(context.Background(), tracer, activation(), stages, time.Now(), time.Now())
+		s.Add(collected.batches)
+	}
+	b.ReportMetric(float64(heap()-before)/float64(s.spans), "B/span")
+	runtime.KeepAlive(s)
+}
+
+func activation() string {
+	id, _ := timeline.IDs{}.NewIDs(context.Background())
+	return id.String()
+}
+
+// A collector keeps what OpenTelemetry's exporter makes of spans.
+type collector struct{ batches []*tracepb.ResourceSpans }
+
+func (c *collector) exporter(b *testing.B) sdk.SpanExporter {
+	exporter, err := otlptrace.New(b.Context(), c)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return exporter
+}
+
+func (c *collector) Start(context.Context) error { return nil }
+func (c *collector) Stop(context.Context) error  { return nil }
+func (c *collector) UploadTraces(_ context.Context, batches []*tracepb.ResourceSpans) error {
+	c.batches = append(c.batches, batches...)
+	return nil
 }
