@@ -3,6 +3,7 @@ package openwhisk
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,8 +51,9 @@ type function struct {
 
 // A start is the series of one way to make cold starts, looked up once.
 type start struct {
+	labels          []string
 	whole, coverage prometheus.Observer
-	stages          map[timeline.Stage]prometheus.Observer
+	stages          sync.Map // prometheus.Observer by timeline.Stage, of those that occur
 }
 
 // NewMetrics registers the invoker's metrics. exists tells whether there is a function of that name, NAMESPACE/NAME, still.
@@ -159,7 +161,7 @@ func (m *Metrics) observe(end *outcome, accepted time.Time, traced bool) {
 	add(s.whole, cold.End.Sub(cold.Begin), trace)
 	s.coverage.Observe(cold.Coverage)
 	for stage, spent := range cold.Stages {
-		if o := s.stages[stage]; o != nil { // a node of another version may know more stages
+		if o := m.during(s, stage); o != nil {
 			add(o, time.Duration(spent*float64(time.Millisecond)), trace)
 		}
 	}
@@ -174,14 +176,24 @@ func (m *Metrics) made(how metrics.Start) *start {
 		return s
 	}
 	labels := how.Values()
-	s = &start{m.coldStart.WithLabelValues(labels...), m.coverage.WithLabelValues(labels...), map[timeline.Stage]prometheus.Observer{}}
-	for _, stage := range timeline.Order {
-		s.stages[stage] = m.stage.WithLabelValues(append([]string{string(stage)}, labels...)...)
-	}
+	s = &start{labels: labels, whole: m.coldStart.WithLabelValues(labels...), coverage: m.coverage.WithLabelValues(labels...)}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.starts[how] = s
 	return s
+}
+
+// during is the series of a stage; nil if there is no such stage here: a node of another version may know more.
+func (m *Metrics) during(s *start, stage timeline.Stage) prometheus.Observer {
+	if o, known := s.stages.Load(stage); known {
+		return o.(prometheus.Observer)
+	}
+	if !slices.Contains(timeline.Order, stage) {
+		return nil
+	}
+	o := m.stage.WithLabelValues(append([]string{string(stage)}, s.labels...)...)
+	s.stages.Store(stage, o)
+	return o
 }
 
 // add counts a time, with its trace as an exemplar where there is one.
