@@ -2,6 +2,7 @@
 # make test    passes the tests, tier by tier
 # make help    lists the rest
 #
+# make up WITH="prometheus redis registry" starts those beside it, from Debian's packages; .ci/beside stop ends them.
 # What is missing on the machine is installed once by .ci/bootstrap; what is built is cached by the hash of its inputs.
 SHELL       := /bin/bash
 export PATH := $(PATH):/usr/local/go/bin
@@ -17,10 +18,11 @@ OUT         ?= .
 .PHONY: help up build test test-kernel lint generate test-openwhisk test-chaos test-full clean-cache clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
-	bin/fastiov up
+	@[ -z "$(WITH)" ] || .ci/beside $(WITH)
+	bin/fastiov up $(if $(filter redis,$(WITH)),--store redis://127.0.0.1:6379)
 	bin/fastiov burst --n 7
 
 build: ## Build bin/fastiov, and bin/fastiov-init for its guests
@@ -40,12 +42,21 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 	go tool staticcheck ./...
 	shellcheck $(SCRIPTS)
 
-generate: ## Regenerate the Go code of node-agent/api from node.proto
+generate: ## Regenerate the Go code of the node API, the dashboards and docs/metrics.md
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto
+	@go run ./dashboards/generate $(OUT)
 
-test-openwhisk: ## Run every command of wsk ($WSK, or the one on PATH) against fastiov; without one, Apache's JavaScript client
+.PHONY: dashboards-check
+dashboards-check: ## Run every query of the dashboards against a Prometheus that scraped a run, and lint them
+	@.ci/bootstrap test
+	@mkdir -p bin/grafana && cp dashboards/testdata/grafana/* bin/grafana && npm ci --silent --no-audit --no-fund --ignore-scripts --prefix bin/grafana
+	FASTIOV_CI=1 FASTIOV_GRAFANA_TYPES=$(CURDIR)/bin/grafana go test -count 1 -v ./dashboards
+	FASTIOV_CI=1 go test -count 1 -v -run '^TestEveryPanelReturnsData$$' ./cmd/fastiov
+
+# Run every command of wsk ($WSK, or the one on PATH) against fastiov; without one, Apache's JavaScript client.
+test-openwhisk:
 	@.ci/bootstrap test
 	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
 		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
@@ -66,5 +77,5 @@ test-full: ## Run T4 by hand: everything, long fuzzing, chaos, all benches; comm
 clean-cache: ## Remove what was built or downloaded into the cache
 	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"
 
-clean: ## Remove bin/
+clean:
 	rm -rf bin

@@ -32,7 +32,7 @@ func (b *Bench) memory(ctx context.Context) (*Memory, error) {
 	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
 		agent = exec.CommandContext(ctx, b.Command, "agent", "--sandbox", "sim", "--sim-start", "0", "--memory", "128",
 			"--run-dir", runDir, "--state-dir", stateDir, "--metrics", "")
-		return []string{"invoker", "--run-dir", runDir, "--state-dir", stateDir, "--listen", "127.0.0.1:0", "--wait", "1h",
+		return []string{"invoker", "--run-dir", runDir, "--state-dir", stateDir, "--listen", "127.0.0.1:0", "--metrics", "", "--wait", "1h",
 			"--invocations-per-minute", unlimited, "--concurrent-invocations", unlimited}
 	})
 	if err != nil {

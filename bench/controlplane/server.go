@@ -212,9 +212,12 @@ func (s *server) spent() (now spent, err error) {
 	}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.HasPrefix(name, "fastiov_cold_start_seconds_count") {
+			name = "cold starts"
+		}
 		to := map[string]*float64{
-			"go_memstats_mallocs_total":                      &now.allocations,
-			`fastiov_cold_start_seconds_count{driver="sim"}`: &now.coldStarts,
+			"go_memstats_mallocs_total": &now.allocations,
+			"cold starts":               &now.coldStarts,
 		}[name]
 		if to != nil {
 			if *to, err = strconv.ParseFloat(value, 64); err != nil {

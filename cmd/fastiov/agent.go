@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/invoker/pool"
@@ -24,6 +23,11 @@ func agentCmd() *cobra.Command {
 			return err
 		}
 		defer node.close()
+		stop, err := serveMetrics(n.metrics, node.registry, nil, node.log)
+		if err != nil {
+			return err
+		}
+		defer stop()
 		tellParent()
 		<-cmd.Context().Done()
 		return nil
@@ -41,6 +45,7 @@ func invokerCmd() *cobra.Command {
 	far.registerKeys(cmd)
 	i.register(cmd)
 	b.register(cmd)
+	metrics := cmd.Flags().String("metrics", "127.0.0.1:9465", metricsHelp)
 	runDir := runDirFlag(cmd)
 	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key, the store and the certificate")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -62,9 +67,21 @@ func invokerCmd() *cobra.Command {
 			poolConfig.Nodes = append(poolConfig.Nodes, pool.Named{Name: address, Node: node})
 			nodes = append(nodes, node)
 		}
+		traces, err := openTraces(cmd.Context())
+		if err != nil {
+			return err
+		}
+		defer traces.stop()
+		registry := newRegistry()
+		stop, err := serveMetrics(*metrics, registry, traces.query, log)
+		if err != nil {
+			return err
+		}
+		defer stop()
 		if b.wanted() {
 			sandboxes := pool.New(poolConfig, nil)
 			defer sandboxes.Close()
+			registry.MustRegister(sandboxes)
 			return b.serve(cmd.Context(), nodes, sandboxes, i.host(), log)
 		}
 		front, err := i.open(cmd.Context(), *runDir, *stateDir, log)
@@ -72,7 +89,8 @@ func invokerCmd() *cobra.Command {
 			return err
 		}
 		defer front.close()
-		return front.serve(cmd.Context(), poolConfig, nil, prometheus.NewRegistry())
+		front.cfg.Tracer = traces.tracer
+		return front.serve(cmd.Context(), poolConfig, nil, registry)
 	}
 	return cmd
 }

@@ -33,7 +33,7 @@ func TestANodeJoinsACluster(t *testing.T) {
 	run := filepath.Join(t.TempDir(), "run")
 	start(t, fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run, "--metrics", listenLater(t)))
 	node := fastiov(t, "invoker", "--run-dir", run, "--bus", "kafka://"+kafka.ListenAddrs()[0], "--invoker-id", "7",
-		"--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path)
+		"--metrics", "", "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path)
 	node.Env = append(node.Env, couchPassword+"="+couchtest.Password)
 	waitForSocket(t, run)
 	start(t, node)

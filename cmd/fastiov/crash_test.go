@@ -37,7 +37,7 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 	if w.key, err = openwhisk.LoadKey(w.address, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.args = []string{"invoker", "--node", filepath.Join(dir, "counted.sock"), "--listen", w.address, "--run-dir", filepath.Join(dir, "run"), "--state-dir", dir}
+	w.args = []string{"invoker", "--node", filepath.Join(dir, "counted.sock"), "--listen", w.address, "--run-dir", filepath.Join(dir, "run"), "--state-dir", dir, "--metrics", ""}
 	w.start()
 	defer func() { w.kill() }()
 	w.put("single", helloAction)

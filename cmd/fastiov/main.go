@@ -16,7 +16,8 @@ import (
 // version is stamped by the build.
 var version = "unknown"
 
-func main() {
+// rootCmd is the command line as a whole.
+func rootCmd() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "fastiov",
 		Short:         "Cold-start functions in microVMs with passed-through SR-IOV virtual functions",
@@ -29,11 +30,15 @@ func main() {
 		statusCmd(), drainCmd(), reportCmd(),
 		burstCmd(), benchCmd(), userCmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
+		tracesCmd(),
 		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
 	)
+	return root
+}
 
+func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := root.ExecuteContext(ctx)
+	err := rootCmd().ExecuteContext(ctx)
 	stop()
 	if err != nil {
 		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {

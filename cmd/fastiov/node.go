@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,8 +14,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -55,6 +52,8 @@ type nodeFlags struct {
 	api              apiFlags
 }
 
+const metricsHelp = "where Prometheus finds /metrics and, with an invoker, Grafana its traces by Jaeger's API; empty: nowhere"
+
 // apiFlags are where else than on its Unix socket a node's API is, and by what the two ends know each other there.
 type apiFlags struct {
 	listen string
@@ -86,7 +85,7 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f.StringVar(&n.first, "first-address", "", "address of VF 0; VF n has the n-th after it")
 	f.StringVar(&n.gateway, "gateway", "", "gateway of that network")
 	f.StringVar(&n.dns, "dns", "", "DNS server of that network")
-	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", "where Prometheus finds /metrics; empty: nowhere")
+	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", metricsHelp)
 	f.StringVar(&n.api.listen, "node-listen", "", "host:port where the node API is served to invokers on other machines, by mutual TLS (default: nowhere)")
 	n.api.registerKeys(cmd)
 	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
@@ -96,6 +95,7 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 type node struct {
 	agent    *agent.Agent
 	registry *prometheus.Registry
+	metrics  *agent.Metrics
 	log      *slog.Logger
 	closers  []func()
 }
@@ -110,7 +110,7 @@ func (n *node) close() {
 
 // openNode builds the node and serves its API on the Unix socket in its run directory.
 func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err error) {
-	n := &node{registry: prometheus.NewRegistry(), log: log}
+	n := &node{registry: newRegistry(), log: log}
 	defer func() {
 		if err != nil {
 			n.close()
@@ -127,7 +127,7 @@ func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err
 		return nil, err
 	}
 	n.onClose(unlock)
-	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	n.metrics = agent.NewMetrics(n.registry)
 	images, err := n.openImages(ctx, f)
 	if err != nil {
 		return nil, err
@@ -139,15 +139,13 @@ func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err
 	if n.agent, err = n.openAgent(ctx, f, driver, images); err != nil {
 		return nil, err
 	}
+	n.registry.MustRegister(n.agent)
 	adopted, ended := n.agent.Adopt(ctx)
 	log.Info("node ready", "driver", f.sandbox, "adopted", adopted, "ended", ended)
 	if err := n.serve(f.runDir); err != nil {
 		return nil, err
 	}
-	if err := n.serveFar(f.api); err != nil {
-		return nil, err
-	}
-	return n, n.serveMetrics(f.metrics)
+	return n, n.serveFar(f.api)
 }
 
 func lockRunDir(dir string) (unlock func(), err error) {
@@ -174,6 +172,7 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 		return nil, err
 	}
 	n.onClose(cache.Close)
+	cache.Fetched = n.metrics.Fetched
 	return cache.Set(ctx)
 }
 
@@ -243,7 +242,7 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 		Reports:   &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
 		Log:       n.log,
 	}
-	cfg := agent.Config{Version: version, Driver: f.sandbox, Starter: starter, Metrics: agent.NewMetrics(n.registry), Log: n.log}
+	cfg := agent.Config{Version: version, Driver: f.sandbox, Starter: starter, Metrics: n.metrics, Log: n.log}
 	if images != nil {
 		cfg.Images = images.Have
 	}
@@ -262,7 +261,7 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 	var a *agent.Agent
 	built := make(chan struct{})
 	pool, err := vf.Open(ctx, vf.Config{
-		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log,
+		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log, Settled: n.metrics.Settled,
 		Lost: func(lease vf.Lease, why string) { <-built; a.Lost(lease, why) },
 	})
 	if err != nil {
@@ -271,7 +270,6 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 	n.onClose(pool.Close)
 	cfg.VFs, cfg.Starter.Owners = pool, pool
 	cfg.Starter.Admission = startup.NewAdmission(memory, pool)
-	agent.CollectPool(n.registry, pool)
 	a = agent.New(cfg)
 	close(built)
 	ctx, stop := context.WithCancel(ctx)
@@ -300,7 +298,7 @@ func (n *node) serve(runDir string) error {
 	if err != nil {
 		return err
 	}
-	n.serveOn(listener, api.NewServer(n.agent))
+	n.serveOn(listener, api.NewServer(n.agent.Measured()))
 	return nil
 }
 
@@ -309,7 +307,7 @@ func (n *node) serveFar(f apiFlags) error {
 	if f.listen == "" {
 		return nil
 	}
-	server, err := api.NewTLSServer(n.agent, f.keys)
+	server, err := api.NewTLSServer(n.agent.Measured(), f.keys)
 	if err != nil {
 		return err
 	}
@@ -334,26 +332,6 @@ func (n *node) serveOn(listener net.Listener, server *grpc.Server) {
 		server.Stop()
 		<-served // which has closed the listener, and so removed its socket
 	})
-}
-
-func (n *node) serveMetrics(address string) error {
-	if address == "" {
-		return nil
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return fmt.Errorf("metrics: %w; choose another address with --metrics", err)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(n.registry, promhttp.HandlerOpts{Registry: n.registry}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			n.log.Error("metrics", "err", err)
-		}
-	}()
-	n.onClose(func() { server.Close() })
-	return nil
 }
 
 // rootsOf finds runtimes in a set of images; without one (sim, bare) every name is good, for nothing is booted.

@@ -93,7 +93,7 @@ func TestOneInvokerAndTwoNodes(t *testing.T) {
 		nodes = append(nodes, "--node", address)
 	}
 	run := filepath.Join(dir, "invoker")
-	background(t, append(append([]string{"invoker", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0"}, trust...), nodes...)...)
+	background(t, append(append([]string{"invoker", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", ""}, trust...), nodes...)...)
 	address, err := readListen(run)
 	if err != nil {
 		t.Fatal(err)

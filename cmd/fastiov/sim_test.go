@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -46,12 +47,17 @@ func TestALifeInSimulation(t *testing.T) {
 	}
 	text := scrape(t, metrics)
 	for _, want := range []string{
-		`fastiov_cold_start_seconds_count{driver="sim"} 40`,
-		`fastiov_node_stage_seconds_count{sandbox="sim",stage="4-vfio-dev"} 40`,
-		`fastiov_activations_total{status="success"} 40`,
+		`fastiov_cold_start_seconds_count{fastiov="none",netpath="none",sandbox="sim"} 40`,
+		`fastiov_node_stage_seconds_count{fastiov="none",netpath="none",sandbox="sim",stage="4-vfio-dev"} 40`,
+		`fastiov_activation_seconds_count{function="guest/burst-2-20",start="cold"} 1`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("/metrics has no %s", want)
+		}
+	}
+	for end := time.Now().Add(20 * time.Second); traced(t, metrics) < 40; time.Sleep(50 * time.Millisecond) { // traces are kept by the second
+		if time.Now().After(end) {
+			t.Fatalf("%d of 40 cold starts have left a trace", traced(t, metrics))
 		}
 	}
 
@@ -74,6 +80,21 @@ func TestALifeInSimulation(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(run, "sandbox")); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
+}
+
+// traced is how many traces a process keeps.
+func traced(t *testing.T, address string) int {
+	t.Helper()
+	resp, err := http.Get("http://" + address + "/api/traces?service=fastiov&limit=1000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var found struct{ Data []struct{ TraceID string } }
+	if err := json.NewDecoder(resp.Body).Decode(&found); err != nil {
+		t.Fatal(err)
+	}
+	return len(found.Data)
 }
 
 // listenLater is an address that is free now.

@@ -62,17 +62,23 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Write
 		return err
 	}
 	defer front.close()
-	stopTraces, err := exportTraces(ctx)
+	traces, err := openTraces(ctx)
 	if err != nil {
 		return err
 	}
-	defer stopTraces()
+	defer traces.stop()
+	front.cfg.Tracer = traces.tracer
 	node, err := openNode(ctx, n, log)
 	if err != nil {
 		return err
 	}
 	defer node.close()
-	client := api.Local(node.agent)
+	stop, err := serveMetrics(n.metrics, node.registry, traces.query, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	client := api.Local(node.agent.Measured())
 	if err := endStrangers(ctx, client, log); err != nil {
 		return err
 	}

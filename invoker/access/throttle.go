@@ -7,7 +7,14 @@ import (
 )
 
 // TooMany is the error of a call that exceeds a limit.
-type TooMany struct{ Why string }
+type TooMany struct{ Limit, Why string }
+
+// The limits that a TooMany names.
+const (
+	CallsPerMinute = "calls per minute"
+	CallsAtOnce    = "calls at once"
+	FiresPerMinute = "fires per minute"
+)
 
 func (t *TooMany) Error() string { return t.Why }
 
@@ -42,11 +49,11 @@ type Usage struct {
 // Call admits an invocation, by its rate and then by those under way; it ends with Done.
 func (u *Usage) Call(now time.Time, l Limits) error {
 	if count, ok := u.calls.add(now, l.InvocationsPerMinute); !ok {
-		return &TooMany{fmt.Sprintf("too many requests in this minute: %d, and %d are allowed", count, l.InvocationsPerMinute)}
+		return &TooMany{CallsPerMinute, fmt.Sprintf("too many requests in this minute: %d, and %d are allowed", count, l.InvocationsPerMinute)}
 	}
 	if count := u.underWay.Add(1); count > int64(l.ConcurrentInvocations) {
 		u.underWay.Add(-1)
-		return &TooMany{fmt.Sprintf("too many concurrent requests in flight: %d, and %d are allowed", count-1, l.ConcurrentInvocations)}
+		return &TooMany{CallsAtOnce, fmt.Sprintf("too many concurrent requests in flight: %d, and %d are allowed", count-1, l.ConcurrentInvocations)}
 	}
 	return nil
 }
@@ -57,7 +64,7 @@ func (u *Usage) Done() { u.underWay.Add(-1) }
 // Fire admits the fire of a trigger.
 func (u *Usage) Fire(now time.Time, l Limits) error {
 	if count, ok := u.fires.add(now, l.FiresPerMinute); !ok {
-		return &TooMany{fmt.Sprintf("too many triggers fired in this minute: %d, and %d are allowed", count, l.FiresPerMinute)}
+		return &TooMany{FiresPerMinute, fmt.Sprintf("too many triggers fired in this minute: %d, and %d are allowed", count, l.FiresPerMinute)}
 	}
 	return nil
 }

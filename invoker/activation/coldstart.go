@@ -11,7 +11,9 @@ import (
 // the last byte of the answer leaving the sandbox; where none came, with the last thing known.
 type ColdStart struct {
 	Sandbox  string                     `json:"sandbox"`
-	Driver   string                     `json:"driver"` // "sim": the times are simulated
+	Driver   string                     `json:"driver"`            // "sim": the times are simulated
+	NetPath  string                     `json:"netpath,omitempty"` // vf or none
+	FastIOV  string                     `json:"fastiov,omitempty"` // the set of FastIOV's optimisations
 	VF       string                     `json:"vf,omitempty"`
 	MAC      string                     `json:"mac,omitempty"`
 	Address  string                     `json:"address,omitempty"`

@@ -83,7 +83,7 @@ func coldStart(accepted time.Time, result pool.Result, end time.Time) *activatio
 		tl.Add(timeline.Span{Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs), End: time.Unix(0, run.EndNs)})
 	}
 	cold := &activation.ColdStart{
-		Sandbox: result.Sandbox, Driver: start.Driver, VF: start.Vf, MAC: start.Mac, Address: start.Address,
+		Sandbox: result.Sandbox, Driver: start.Driver, NetPath: start.NetPath, FastIOV: start.Fastiov, VF: start.Vf, MAC: start.Mac, Address: start.Address,
 		Answered: result.Run != nil, Begin: accepted, End: end, Spans: tl.Spans(),
 	}
 	cold.Attribute()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/entity"
@@ -31,6 +32,7 @@ type Config struct {
 	Store    store.Store      // is not closed by Close
 	Invoker  string           // names this one among those of the store
 	Pool     pool.Config
+	Tracer   trace.Tracer // takes cold starts; nil: none does
 	Log      *slog.Logger // nil: the default
 }
 
@@ -41,7 +43,8 @@ type API struct {
 	pool      *pool.Pool
 	catalog   *catalog
 	directory *access.Directory
-	metrics   *metrics
+	metrics   *Metrics
+	traces    ration
 	running   sync.WaitGroup
 	closing   atomic.Bool
 	unwatch   context.CancelFunc
@@ -67,7 +70,10 @@ func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, er
 			a.Close()
 		}
 	}()
-	if a.metrics, err = newMetrics(registry, a.pool.Depth); err != nil {
+	if a.metrics, err = NewMetrics(registry, a.exists); err != nil {
+		return nil, err
+	}
+	if err := registry.Register(a.pool); err != nil {
 		return nil, err
 	}
 	if err := a.directory.Add(cfg.Key.subject()); err != nil {

@@ -121,6 +121,7 @@ func (a *API) authenticated(serve handler) http.Handler {
 			err = serve(w, r, &rq)
 		}
 		if err != nil {
+			a.metrics.refuse(err)
 			answerError(w, err)
 		}
 	})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/pool"
 )
 
 // A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a step of a composition.
@@ -27,6 +28,8 @@ type call struct {
 type outcome struct {
 	record  *activation.Record
 	refused error
+	how     pool.Kind // it came to its sandbox
+	ran     bool      // there
 }
 
 // Started is a call under way, or at its end where that was waited for.
@@ -92,7 +95,7 @@ func (v *invocation) run() outcome {
 		end = v.runInSandbox()
 	}
 	if v.finish(end.record) {
-		v.api.metrics.observe(end.record, end.refused != nil)
+		v.api.metrics.observe(&end, v.accepted, v.api.trace(end.record))
 	}
 	return end
 }

@@ -29,5 +29,6 @@
 //	run.go          from a call to the node and back
 //	record.go       how that went
 //	metrics.go      what Prometheus sees
+//	trace.go        what a collector of traces sees
 //	server.go       listeners, HTTPS, and their bounds
 package openwhisk

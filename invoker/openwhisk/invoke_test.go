@@ -58,8 +58,9 @@ func TestBlockingInvokeStartsColdThenWarm(t *testing.T) {
 		t.Errorf("the second was cold: %v", warm)
 	}
 	for series, want := range map[string]float64{
-		"fastiov_cold_start_seconds sim": 1, "fastiov_cold_start_coverage_ratio sim": 1, "fastiov_activations_total success": 2,
-		"fastiov_cold_start_stage_seconds sim queue": 1, "fastiov_cold_start_stage_seconds sim first-byte": 1, "fastiov_queue_depth": 0,
+		"fastiov_cold_start_seconds  vf sim": 1, "fastiov_cold_start_coverage_ratio  vf sim": 1, "fastiov_activations_total guest/hello success": 2,
+		"fastiov_cold_start_stage_seconds  vf sim queue": 1, "fastiov_cold_start_stage_seconds  vf sim first-byte": 1,
+		"fastiov_pool_waiting_jobs vf": 0, "fastiov_activation_seconds guest/hello warm": 1, "fastiov_activation_seconds guest/hello cold": 1,
 	} {
 		if n := c.counted(series); n != want {
 			t.Errorf("%s is %v, want %v", series, n, want)
@@ -157,7 +158,7 @@ func TestOutcomes(t *testing.T) {
 			if got.StatusCode != o.status || !strings.Contains(string(got.body), o.says) {
 				t.Errorf("HTTP %d %s; want %d with %q", got.StatusCode, got.body, o.status, o.says)
 			}
-			if n := c.counted("fastiov_activations_total " + o.label); n != 1 {
+			if n := c.counted("fastiov_activations_total guest/hello " + o.label); n != 1 {
 				t.Errorf("%q was counted %v times", o.label, n)
 			}
 			id := got.Header.Get("x-openwhisk-activation-id")

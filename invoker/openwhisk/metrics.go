@@ -1,68 +1,224 @@
 package openwhisk
 
 import (
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// metrics is what the invoker counts. The driver label keeps simulated cold starts apart from real ones.
-type metrics struct {
+// Metrics are what the invoker counts. Cold starts are told apart by how they were made, so that simulated ones never count as real, and
+// two ways to make them can be compared. Functions are counted by name as long as there are few.
+type Metrics struct {
 	coldStart   *prometheus.HistogramVec
 	stage       *prometheus.HistogramVec
 	coverage    *prometheus.HistogramVec
+	activation  *prometheus.HistogramVec
 	activations *prometheus.CounterVec
-	ended       [4]prometheus.Counter // of activations, by status
-	refused     prometheus.Counter
+	throttled   *prometheus.CounterVec
+
+	exists    func(name string) bool
+	mu        sync.RWMutex
+	functions map[string]*function // by name; at most MostFunctions
+	others    *function
+	swept     time.Time
+	starts    map[metrics.Start]*start // few: what nodes say of themselves
 }
 
-func newMetrics(registry prometheus.Registerer, depth func() int) (*metrics, error) {
-	seconds := prometheus.ExponentialBuckets(0.001, 2, 18) // 1 ms to 131 s
-	m := &metrics{
-		coldStart: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "fastiov_cold_start_seconds", Buckets: seconds, NativeHistogramBucketFactor: 1.1,
-			Help: "Cold starts end to end: from accepting the request to the last byte of the answer leaving the sandbox.",
-		}, []string{"driver"}),
-		stage: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "fastiov_cold_start_stage_seconds", Buckets: seconds, NativeHistogramBucketFactor: 1.1,
-			Help: "What each stage takes of a cold start's end-to-end time, each instant given to the innermost stage.",
-		}, []string{"driver", "stage"}),
+// MostFunctions bounds how many functions are counted by name: those that were called first and have not been deleted. The rest is counted
+// as "other".
+const MostFunctions = 64
+
+// Starts are the ways to a sandbox that activations are told apart by.
+var Starts = []pool.Kind{pool.Warm, pool.Warming, pool.Prewarm, pool.Cold}
+
+// A function is the series of one function, looked up once.
+type function struct {
+	ended   [4]prometheus.Counter // by activation.Status
+	refused prometheus.Counter
+	took    map[pool.Kind]prometheus.Observer
+}
+
+// A start is the series of one way to make cold starts, looked up once.
+type start struct {
+	labels          []string
+	whole, coverage prometheus.Observer
+	stages          sync.Map // prometheus.Observer by timeline.Stage, of those that occur
+}
+
+// NewMetrics registers the invoker's metrics. exists tells whether there is a function of that name, NAMESPACE/NAME, still.
+func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (*Metrics, error) {
+	m := &Metrics{
+		exists: exists,
+		coldStart: metrics.Seconds("fastiov_cold_start_seconds",
+			"Cold starts end to end: from accepting the request to the last byte of the answer leaving the sandbox.", metrics.StartLabels...),
+		stage: metrics.Seconds("fastiov_cold_start_stage_seconds",
+			"What each stage takes of a cold start's end-to-end time, each instant given to the innermost stage.",
+			append([]string{"stage"}, metrics.StartLabels...)...),
 		coverage: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fastiov_cold_start_coverage_ratio", Buckets: []float64{0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1},
 			Help: "Share of a cold start's end-to-end time that some stage claims.",
-		}, []string{"driver"}),
+		}, metrics.StartLabels),
+		activation: metrics.Seconds("fastiov_activation_seconds",
+			"Activations that ran, from accepting the request to the last byte of the answer leaving the sandbox.", "function", "start"),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_activations_total", Help: "Activations by how they ended.",
-		}, []string{"status"}),
+		}, []string{"function", "status"}),
+		throttled: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fastiov_throttled_requests_total", Help: "Requests that were refused with 429 or 413, by the limit that they met.",
+		}, []string{"limit"}),
+		functions: map[string]*function{},
+		starts:    map[metrics.Start]*start{},
 	}
-	for _, status := range activation.Statuses {
-		m.ended[status] = m.activations.WithLabelValues(status.String())
+	m.others = m.function("other")
+	for _, limit := range Limits {
+		m.throttled.WithLabelValues(limit)
 	}
-	m.refused = m.activations.WithLabelValues("refused")
-	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "fastiov_queue_depth", Help: "Activations that wait in the invoker for a sandbox.",
-	}, func() float64 { return float64(depth()) })
-	for _, collector := range []prometheus.Collector{m.coldStart, m.stage, m.coverage, m.activations, waiting} {
-		if err := registry.Register(collector); err != nil {
+	for _, c := range []prometheus.Collector{m.coldStart, m.stage, m.coverage, m.activation, m.activations, m.throttled} {
+		if err := registry.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
 }
 
-func (m *metrics) observe(r *activation.Record, refused bool) {
-	if refused {
-		m.refused.Inc()
+func (m *Metrics) function(name string) *function {
+	f := &function{refused: m.activations.WithLabelValues(name, "refused"), took: map[pool.Kind]prometheus.Observer{}}
+	for _, status := range activation.Statuses {
+		f.ended[status] = m.activations.WithLabelValues(name, status.String())
+	}
+	for _, start := range Starts {
+		f.took[start] = m.activation.WithLabelValues(name, string(start))
+	}
+	return f
+}
+
+func (m *Metrics) of(name string) *function {
+	m.mu.RLock()
+	f := m.functions[name]
+	m.mu.RUnlock()
+	if f != nil {
+		return f
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if f = m.functions[name]; f != nil {
+		return f
+	}
+	if len(m.functions) == MostFunctions && time.Since(m.swept) > time.Second {
+		m.sweep()
+	}
+	if len(m.functions) == MostFunctions {
+		return m.others
+	}
+	f = m.function(name)
+	m.functions[name] = f
+	return f
+}
+
+// sweep forgets the functions that have been deleted. Their series stay until their place is needed, so that Prometheus sees how they ended.
+func (m *Metrics) sweep() {
+	m.swept = time.Now()
+	for name := range m.functions {
+		if !m.exists(name) {
+			m.activations.DeletePartialMatch(prometheus.Labels{"function": name})
+			m.activation.DeletePartialMatch(prometheus.Labels{"function": name})
+			delete(m.functions, name)
+		}
+	}
+}
+
+// observe counts an activation that was accepted then. traced: its trace, which has its id, can be looked up.
+func (m *Metrics) observe(end *outcome, accepted time.Time, traced bool) {
+	r, f := end.record, m.of(end.record.Path)
+	if end.refused != nil {
+		f.refused.Inc()
 	} else {
-		m.ended[r.Response.Status].Inc()
+		f.ended[r.Response.Status].Inc()
+	}
+	var trace prometheus.Labels
+	if traced {
+		trace = prometheus.Labels{"trace_id": r.ID}
+	}
+	if took := f.took[end.how]; took != nil && end.ran {
+		add(took, r.End.Sub(accepted), trace)
 	}
 	cold := r.Cold
 	if cold == nil || !cold.Answered {
 		return
 	}
-	m.coldStart.WithLabelValues(cold.Driver).Observe(cold.End.Sub(cold.Begin).Seconds())
-	m.coverage.WithLabelValues(cold.Driver).Observe(cold.Coverage)
+	s := m.made(metrics.Start{Sandbox: cold.Driver, NetPath: cold.NetPath, FastIOV: cold.FastIOV})
+	add(s.whole, cold.End.Sub(cold.Begin), trace)
+	s.coverage.Observe(cold.Coverage)
 	for stage, spent := range cold.Stages {
-		m.stage.WithLabelValues(cold.Driver, string(stage)).Observe(spent / 1000)
+		if o := m.during(s, stage); o != nil {
+			add(o, time.Duration(spent*float64(time.Millisecond)), trace)
+		}
+	}
+}
+
+// made is the series of cold starts that were made that way.
+func (m *Metrics) made(how metrics.Start) *start {
+	m.mu.RLock()
+	s := m.starts[how]
+	m.mu.RUnlock()
+	if s != nil {
+		return s
+	}
+	labels := how.Values()
+	s = &start{labels: labels, whole: m.coldStart.WithLabelValues(labels...), coverage: m.coverage.WithLabelValues(labels...)}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.starts[how] = s
+	return s
+}
+
+// during is the series of a stage; nil if there is no such stage here: a node of another version may know more.
+func (m *Metrics) during(s *start, stage timeline.Stage) prometheus.Observer {
+	if o, known := s.stages.Load(stage); known {
+		return o.(prometheus.Observer)
+	}
+	if !slices.Contains(timeline.Order, stage) {
+		return nil
+	}
+	o := m.stage.WithLabelValues(append([]string{string(stage)}, s.labels...)...)
+	s.stages.Store(stage, o)
+	return o
+}
+
+// add counts a time, with its trace as an exemplar where there is one.
+func add(o prometheus.Observer, took time.Duration, trace prometheus.Labels) {
+	if trace == nil {
+		o.Observe(took.Seconds())
+		return
+	}
+	o.(prometheus.ExemplarObserver).ObserveWithExemplar(took.Seconds(), trace)
+}
+
+// Limits are those that requests are refused for.
+var Limits = []string{access.CallsPerMinute, access.CallsAtOnce, access.FiresPerMinute, "waiting", "size"}
+
+// refuse counts a request that was answered with an error.
+func (m *Metrics) refuse(err error) {
+	var tooMany *access.TooMany
+	var refusal *entity.Refusal
+	switch {
+	case errors.As(err, &tooMany):
+		m.throttled.WithLabelValues(tooMany.Limit).Inc()
+	case !errors.As(err, &refusal):
+	case refusal.Status == http.StatusTooManyRequests:
+		m.throttled.WithLabelValues("waiting").Inc()
+	case refusal.Status == http.StatusRequestEntityTooLarge:
+		m.throttled.WithLabelValues("size").Inc()
 	}
 }

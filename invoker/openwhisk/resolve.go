@@ -65,6 +65,13 @@ func (a *API) retire(old *action) {
 	}
 }
 
+// exists tells whether there is an action of that full name, NAMESPACE/NAME or NAMESPACE/PACKAGE/NAME.
+func (a *API) exists(full string) bool {
+	namespace, local, _ := strings.Cut(full, "/")
+	found, _ := a.catalog.actions.get(namespace, local)
+	return found != nil
+}
+
 // resolve finds the action that a path names for a caller: in a package, through a binding of one, or in none; and refuses what the
 // caller is not entitled to.
 func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error) {

@@ -20,7 +20,7 @@ func (v *invocation) runInSandbox() outcome {
 }
 
 func (v *invocation) outcome(result pool.Result, err error) outcome {
-	return outcome{record: v.record(result, err), refused: refusal(err)}
+	return outcome{record: v.record(result, err), refused: refusal(err), how: result.How, ran: result.Run != nil}
 }
 
 // job is the invocation as the pool sees it.

@@ -89,8 +89,8 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		a.Metrics.startFailed(err)
 		return nil, grpcError(req.Id, err)
 	}
-	a.Metrics.started(a.Driver, st.Spans)
-	reply := startReply(req.Id, a.Driver, st)
+	a.Metrics.started(a.how(st), st.Spans)
+	reply := a.startReply(req.Id, st)
 	if st.InitStatus != 200 {
 		reply.Logs = logLines(st.Logs(ctx))
 		a.Starter.Release(st)

@@ -2,42 +2,60 @@ package agent
 
 import (
 	"errors"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// Metrics are the agent's own: what a cold start spent in which stage, how starts fail, what state the VFs are in.
+// Metrics are what the agent counts as it happens; collect.go has what it is asked for.
 type Metrics struct {
 	stages   *prometheus.HistogramVec
 	failures *prometheus.CounterVec
 	deaths   prometheus.Counter
+	calls    *prometheus.HistogramVec
+	resets   *prometheus.HistogramVec
+	images   *prometheus.CounterVec
 }
+
+// ImageSources are where bytes of images come from.
+var ImageSources = []string{"debian", "registry"}
 
 // NewMetrics registers the agent's metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		stages: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "fastiov_node_stage_seconds", Help: "Length of one stage of a cold start, as begun and ended; stages overlap.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 20), // 0.1 ms to 52 s
-		}, []string{"stage", "sandbox"}),
+		stages: metrics.Seconds("fastiov_node_stage_seconds", "Length of one stage of a cold start, as begun and ended; stages overlap.",
+			append([]string{"stage"}, metrics.StartLabels...)...),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_node_start_failures_total", Help: "Cold starts that were refused for want of room, or failed.",
 		}, []string{"reason"}),
 		deaths: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fastiov_node_sandbox_deaths_total", Help: "Started sandboxes that ended without being stopped.",
 		}),
+		calls: metrics.Seconds("fastiov_node_call_seconds", "Calls of the node API, by method and gRPC status code.", "method", "code"),
+		resets: metrics.Seconds("fastiov_node_vf_reset_seconds", "Times to make a VF ready: to prepare a new one, or to reset one that came back.",
+			"task", "result"),
+		images: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fastiov_node_image_bytes_total", Help: "Bytes fetched to make images: packages from Debian's mirror, container images from registries.",
+		}, []string{"source"}),
 	}
-	reg.MustRegister(m.stages, m.failures, m.deaths)
+	for _, reason := range []string{"refused", "failed"} {
+		m.failures.WithLabelValues(reason)
+	}
+	for _, source := range ImageSources {
+		m.images.WithLabelValues(source)
+	}
+	reg.MustRegister(m.stages, m.failures, m.deaths, m.calls, m.resets, m.images)
 	return m
 }
 
-func (m *Metrics) started(driver string, spans []timeline.Span) {
+func (m *Metrics) started(how metrics.Start, spans []timeline.Span) {
 	for _, s := range spans {
-		m.stages.WithLabelValues(string(s.Stage), driver).Observe(s.End.Sub(s.Begin).Seconds())
+		m.stages.WithLabelValues(append([]string{string(s.Stage)}, how.Values()...)...).Observe(s.End.Sub(s.Begin).Seconds())
 	}
 }
 
@@ -52,37 +70,19 @@ func (m *Metrics) startFailed(err error) {
 
 func (m *Metrics) died() { m.deaths.Inc() }
 
-// poolCollector reads the VF pool when Prometheus asks.
-type poolCollector struct {
-	pool   interface{ Snapshot() []vf.Status }
-	states *prometheus.Desc
-	resets *prometheus.Desc
+// Settled takes the end of a VF's preparation or reset, as vf.Config tells it.
+func (m *Metrics) Settled(from vf.State, took time.Duration, err error) {
+	task, result := "reset", "ok"
+	if from == vf.Preparing {
+		task = "prepare"
+	}
+	if err != nil {
+		result = "failed"
+	}
+	m.resets.WithLabelValues(task, result).Observe(took.Seconds())
 }
 
-// CollectPool registers gauges of the VF pool.
-func CollectPool(reg prometheus.Registerer, pool interface{ Snapshot() []vf.Status }) {
-	reg.MustRegister(&poolCollector{
-		pool:   pool,
-		states: prometheus.NewDesc("fastiov_node_vfs", "Virtual functions by state.", []string{"state"}, nil),
-		resets: prometheus.NewDesc("fastiov_node_vf_reset_failures_total", "Preparations and resets that failed, by VF.", []string{"vf"}, nil),
-	})
-}
-
-func (c *poolCollector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- c.states
-	ch <- c.resets
-}
-
-func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {
-	count := map[vf.State]int{}
-	for _, s := range vf.States {
-		count[s] = 0
-	}
-	for _, v := range c.pool.Snapshot() {
-		count[v.State]++
-		ch <- prometheus.MustNewConstMetric(c.resets, prometheus.CounterValue, float64(v.ResetFailures), v.BDF)
-	}
-	for state, n := range count {
-		ch <- prometheus.MustNewConstMetric(c.states, prometheus.GaugeValue, float64(n), string(state))
-	}
+// Fetched takes bytes that an image was made of, as image.Cache tells them.
+func (m *Metrics) Fetched(source string, bytes int64) {
+	m.images.WithLabelValues(source).Add(float64(bytes))
 }

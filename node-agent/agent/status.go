@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -64,8 +65,24 @@ func (e *entry) status(id string) *api.Sandbox {
 	return s
 }
 
-func startReply(id, driver string, st *startup.Started) *api.StartReply {
-	r := &api.StartReply{Id: id, Driver: driver, InitStatus: int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans)}
+// stockKernel names the one set of FastIOV's optimisations that there is yet: none of them, the kernel as it is and VFs bound once.
+const stockKernel = "none"
+
+// how is by what a start is told apart from others.
+func (a *Agent) how(st *startup.Started) metrics.Start {
+	how := metrics.Start{Sandbox: a.Driver, NetPath: "none", FastIOV: stockKernel}
+	if st.Spec.VF != nil {
+		how.NetPath = "vf"
+	}
+	return how
+}
+
+func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
+	how := a.how(st)
+	r := &api.StartReply{
+		Id: id, Driver: how.Sandbox, NetPath: how.NetPath, Fastiov: how.FastIOV,
+		InitStatus: int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans),
+	}
 	if v := st.Spec.VF; v != nil {
 		r.Vf, r.Mac, r.Address = v.BDF, v.MAC, v.Address.Addr().String()
 	}

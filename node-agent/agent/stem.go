@@ -22,7 +22,7 @@ func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply
 	if err != nil {
 		return nil, runError(req.Id, st, err)
 	}
-	reply := startReply(req.Id, a.Driver, st)
+	reply := a.startReply(req.Id, st)
 	reply.Spans, reply.InitStatus, reply.InitReply = spans(done.Spans), int32(done.Status), done.Reply
 	if done.Status != http.StatusOK {
 		reply.Logs = logLines(st.Logs(ctx))

@@ -126,6 +126,8 @@ type StartReply struct {
 	InitStatus    int32                  `protobuf:"varint,7,opt,name=init_status,json=initStatus,proto3" json:"init_status,omitempty"` // HTTP status of /init; not 200: the function is broken, the sandbox has been stopped
 	InitReply     []byte                 `protobuf:"bytes,8,opt,name=init_reply,json=initReply,proto3" json:"init_reply,omitempty"`
 	Logs          []*LogLine             `protobuf:"bytes,9,rep,name=logs,proto3" json:"logs,omitempty"`
+	NetPath       string                 `protobuf:"bytes,10,opt,name=net_path,json=netPath,proto3" json:"net_path,omitempty"` // how the sandbox reaches the network: vf or none
+	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                // the set of FastIOV's optimisations it was started with: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -221,6 +223,20 @@ func (x *StartReply) GetLogs() []*LogLine {
 		return x.Logs
 	}
 	return nil
+}
+
+func (x *StartReply) GetNetPath() string {
+	if x != nil {
+		return x.NetPath
+	}
+	return ""
+}
+
+func (x *StartReply) GetFastiov() string {
+	if x != nil {
+		return x.Fastiov
+	}
+	return ""
 }
 
 type InitRequest struct {
@@ -1346,7 +1362,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x03env\x18\x06 \x03(\v2&.fastiov.node.v1.StartRequest.EnvEntryR\x03env\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8b\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc0\x02\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
@@ -1359,7 +1375,10 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"initStatus\x12\x1d\n" +
 	"\n" +
 	"init_reply\x18\b \x01(\fR\tinitReply\x12,\n" +
-	"\x04logs\x18\t \x03(\v2\x18.fastiov.node.v1.LogLineR\x04logs\"1\n" +
+	"\x04logs\x18\t \x03(\v2\x18.fastiov.node.v1.LogLineR\x04logs\x12\x19\n" +
+	"\bnet_path\x18\n" +
+	" \x01(\tR\anetPath\x12\x18\n" +
+	"\afastiov\x18\v \x01(\tR\afastiov\"1\n" +
 	"\vInitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04init\x18\x02 \x01(\fR\x04init\"\x1e\n" +

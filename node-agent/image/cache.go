@@ -32,6 +32,8 @@ const maxBytes = 8 << 30
 //
 // It is safe for use by many goroutines and processes. What a Cache has handed out is kept while its process lives or until Close.
 type Cache struct {
+	Fetched func(source string, bytes int64) // is told what comes from where: debian or registry; nil: nobody is
+
 	dir  string
 	out  io.Writer
 	mu   sync.Mutex
@@ -169,6 +171,12 @@ func (c *Cache) build(ctx context.Context, name, key string, build func(context.
 	}
 	s.say("done, %s", megabytes(size(entry)))
 	return nil
+}
+
+func (c *Cache) fetched(source string, bytes int64) {
+	if c.Fetched != nil && bytes > 0 {
+		c.Fetched(source, bytes)
+	}
 }
 
 // room fails where the disk is too full to make an image: tools that run into a full disk half-way try again for minutes.

@@ -76,6 +76,7 @@ func (c *Cache) fetch(ctx context.Context, say func(string, ...any), packages []
 	if err != nil {
 		return nil, err
 	}
+	missing := slices.DeleteFunc(slices.Clone(debs), func(d deb) bool { return size(d.file) > 0 })
 	say("downloading what is missing of %d packages", len(debs))
 	args := append([]string{"install", "--download-only", "--yes", "--quiet"}, packages...)
 	if _, err := a.run(ctx, "apt-get", args...); err != nil {
@@ -86,6 +87,9 @@ func (c *Cache) fetch(ctx context.Context, say func(string, ...any), packages []
 		if err := os.Chtimes(d.file, now, now); err != nil {
 			return nil, fmt.Errorf("package %s was not downloaded: %w", d.name, err)
 		}
+	}
+	for _, d := range missing {
+		c.fetched("debian", size(d.file))
 	}
 	return debs, nil
 }

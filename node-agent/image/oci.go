@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -31,7 +33,7 @@ func (c *Cache) pull(ctx context.Context, ref string) (Runtime, error) {
 		return Runtime{}, fmt.Errorf("image %q is neither one of %s nor an OCI reference: %w", ref, strings.Join(RuntimeNames(), ", "), err)
 	}
 	img, err := remote.Image(reference, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain),
-		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
+		remote.WithTransport(counted{c}), remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
 	if err != nil {
 		return Runtime{}, fmt.Errorf("image %s: %w", ref, err)
 	}
@@ -46,6 +48,28 @@ func (c *Cache) pull(ctx context.Context, ref string) (Runtime, error) {
 		return Runtime{}, err
 	}
 	return readRuntime(dir)
+}
+
+// counted is the way to registries, on which the cache counts what comes in.
+type counted struct{ c *Cache }
+
+func (t counted) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := remote.DefaultTransport.RoundTrip(r)
+	if err == nil {
+		resp.Body = &countedBody{resp.Body, t.c}
+	}
+	return resp, err
+}
+
+type countedBody struct {
+	io.ReadCloser
+	c *Cache
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.c.fetched("registry", int64(n))
+	return n, err
 }
 
 // flatten lays an image's layers over each other and writes what remains.

@@ -21,6 +21,21 @@ type Refused struct{ Reason string }
 
 func (r *Refused) Error() string { return "no room for another sandbox: " + r.Reason }
 
+// A Lack is what starts wait for.
+type Lack string
+
+const (
+	LackMemory Lack = "memory"
+	LackVF     Lack = "vf"
+	LackLink   Lack = "link"  // there are VFs, on a PF without a carrier
+	LackOther  Lack = "other" // the VF pool is closed, or cannot write its journal
+)
+
+// Lacks are all of them.
+var Lacks = []Lack{LackMemory, LackVF, LackLink, LackOther}
+
+var errMemory = errors.New("no memory")
+
 // A Grant is memory and a VF, reserved together and given back together.
 type Grant struct {
 	VF        *vf.Lease // nil on a node without VFs
@@ -34,7 +49,7 @@ type Admission struct {
 	mu        sync.Mutex
 	usedMiB   int
 	waiters   []*waiter
-	throttled string // why the head of the queue waits
+	throttled error // why the head of the queue waits
 }
 
 type waiter struct {
@@ -92,7 +107,7 @@ func (a *Admission) leave(w *waiter) (reason string, g *Grant) {
 	for i, other := range a.waiters {
 		if other == w {
 			a.waiters = append(a.waiters[:i], a.waiters[i+1:]...)
-			return fmt.Sprintf("%s, %d ahead", a.throttled, i), nil
+			return fmt.Sprintf("%v, %d ahead", a.throttled, i), nil
 		}
 	}
 	return "", <-w.granted
@@ -106,7 +121,7 @@ func (a *Admission) Serve() {
 		w := a.waiters[0]
 		g, err := a.reserve(w)
 		if err != nil {
-			a.throttled = err.Error()
+			a.throttled = err
 			return
 		}
 		a.waiters = a.waiters[1:]
@@ -116,7 +131,7 @@ func (a *Admission) Serve() {
 
 func (a *Admission) reserve(w *waiter) (*Grant, error) {
 	if free := a.totalMiB - a.usedMiB; w.memoryMiB > free {
-		return nil, fmt.Errorf("no memory: %d MiB asked, %d of %d free", w.memoryMiB, free, a.totalMiB)
+		return nil, fmt.Errorf("%w: %d MiB asked, %d of %d free", errMemory, w.memoryMiB, free, a.totalMiB)
 	}
 	g := &Grant{MemoryMiB: w.memoryMiB}
 	if a.pool != nil {
@@ -153,4 +168,19 @@ func (a *Admission) Usage() (usedMiB, totalMiB, waiting int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.usedMiB, a.totalMiB, len(a.waiters)
+}
+
+// Lack is what the first of those that wait waits for, and the others with it; where nobody waits, what the last one waited for.
+func (a *Admission) Lack() Lack {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case errors.Is(a.throttled, errMemory):
+		return LackMemory
+	case errors.Is(a.throttled, vf.ErrEmpty):
+		return LackVF
+	case errors.Is(a.throttled, vf.ErrLinkDown):
+		return LackLink
+	}
+	return LackOther
 }

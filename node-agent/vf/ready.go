@@ -32,7 +32,9 @@ func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 	}
 	p.jobs.Go(func() {
 		defer close(done)
+		begin := time.Now()
 		err := p.makeReady(j)
+		p.cfg.Settled(to, time.Since(begin), err)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if v.job == j.number {

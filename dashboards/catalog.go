@@ -1,0 +1,200 @@
+package dashboards
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/node-agent/agent"
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/startup"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+// A Metric is one line of the list.
+type Metric struct {
+	Name, Type, Unit, Help string
+	Labels                 []string
+}
+
+// Metrics are all that fastiov has of its own, by name. Each process has those of Go and of its process besides, go_* and process_*.
+func Metrics() []Metric {
+	var seen recorder
+	if _, err := openwhisk.NewMetrics(&seen, nil); err != nil {
+		panic(err) // a recorder takes everything
+	}
+	agent.NewMetrics(&seen)
+	seen.MustRegister((*pool.Pool)(nil), (*agent.Agent)(nil), metrics.Build(""))
+	var all []Metric
+	for _, c := range seen {
+		all = append(all, described(c)...)
+	}
+	slices.SortFunc(all, func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// A recorder is a registry that only notes what there is.
+type recorder []prometheus.Collector
+
+func (r *recorder) Register(c prometheus.Collector) error {
+	*r = append(*r, c)
+	return nil
+}
+
+func (r *recorder) MustRegister(all ...prometheus.Collector) { *r = append(*r, all...) }
+
+func (r *recorder) Unregister(prometheus.Collector) bool { return false }
+
+// descText is how a Desc shows itself, which is all it shows.
+var descText = regexp.MustCompile(`^Desc\{fqName: "(\w+)", help: ("(?:[^"\\]|\\.)*"), .*constLabels: \{(.*?)\}, variableLabels: \{(.*?)\}\}$`)
+
+func described(c prometheus.Collector) []Metric {
+	ch := make(chan *prometheus.Desc)
+	go func() {
+		c.Describe(ch)
+		close(ch)
+	}()
+	var all []Metric
+	for d := range ch {
+		m := descText.FindStringSubmatch(d.String())
+		if m == nil {
+			panic("a metric describes itself in another way than it did: " + d.String())
+		}
+		help, err := strconv.Unquote(m[2])
+		if err != nil {
+			panic(err)
+		}
+		one := Metric{Name: m[1], Help: help, Type: typeOf(c, m[1]), Unit: unitOf(m[1])}
+		for constant := range strings.SplitSeq(m[3], ",") {
+			if name, _, is := strings.Cut(constant, "="); is {
+				one.Labels = append(one.Labels, name)
+			}
+		}
+		if m[4] != "" {
+			one.Labels = append(one.Labels, strings.Split(m[4], ",")...)
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// typeOf is what c collects under that name. What is collected on demand is a counter if its name says so, and a gauge else.
+func typeOf(c prometheus.Collector, name string) string {
+	if _, is := c.(*prometheus.HistogramVec); is {
+		return "histogram"
+	}
+	if strings.HasSuffix(name, "_total") {
+		return "counter"
+	}
+	return "gauge"
+}
+
+func unitOf(name string) string {
+	for _, unit := range []string{"seconds", "bytes", "ratio"} {
+		if strings.Contains(name, "_"+unit) {
+			return unit
+		}
+	}
+	return ""
+}
+
+// Values are those that a label can have: all of them, or what bounds their number.
+func Values(metric, label string) (all []string, bound string) {
+	if all := finite[metric+" "+label]; all != nil {
+		return all, ""
+	}
+	if all := finite[label]; all != nil {
+		return all, ""
+	}
+	return nil, bounded[label]
+}
+
+var finite = map[string][]string{
+	"stage":   texts(timeline.Order),
+	"sandbox": {"qemu", "bare", "sim"},
+	"netpath": {"vf", "none"},
+	"fastiov": {"none"},
+	"start":   texts(openwhisk.Starts),
+	"status":  append(texts(activation.Statuses), "refused"),
+	"limit":   openwhisk.Limits,
+	"kind":    texts(pool.Kinds),
+	"phase":   pool.Phases(),
+	"method":  {"Start", "Init", "Run", "Pause", "Resume", "Stop", "Status", "Drain", "Report"},
+	"code":    grpcCodes(),
+	"task":    {"prepare", "reset"},
+	"result":  {"ok", "failed"},
+	"source":  agent.ImageSources,
+
+	"fastiov_pool_waiting_jobs reason":         slices.Sorted(maps.Values(pool.Reasons)),
+	"fastiov_pool_nodes state":                 pool.NodeStates,
+	"fastiov_node_waiting_starts reason":       texts(startup.Lacks),
+	"fastiov_node_start_failures_total reason": {"refused", "failed"},
+	"fastiov_node_sandboxes state":             agent.States,
+	"fastiov_node_memory_bytes state":          {"reserved", "free"},
+	"fastiov_node_vfs state":                   texts(vf.States),
+}
+
+var bounded = map[string]string{
+	"function": fmt.Sprintf("NAMESPACE/NAME of at most %d functions, those called first that still exist, and `other`", openwhisk.MostFunctions),
+	"vf":       "the address of each VF of the node",
+	"version":  "one for each process",
+}
+
+func texts[T any](of []T) (all []string) {
+	for _, v := range of {
+		all = append(all, fmt.Sprint(v))
+	}
+	return all
+}
+
+func grpcCodes() (all []string) {
+	for c := codes.OK; c <= codes.Unauthenticated; c++ {
+		all = append(all, c.String())
+	}
+	return all
+}
+
+// MetricsPage is docs/metrics.md.
+func MetricsPage() string {
+	var b strings.Builder
+	b.WriteString(`# Metrics
+
+This page is made from the code by ` + "`make generate`" + `; a test says when it is stale.
+
+An invoker and a node agent each serve ` + "`/metrics`" + ` (` + "`fastiov up`" + ` is both, and serves one page). Beside what is listed here there is what Go's client tells of
+every process (` + "`go_*`, `process_*`" + `). Units are base units. Histograms of times share one layout of buckets, 125 µs to 131 s, each twice the one before;
+a server that asks for native histograms gets those besides. Buckets of ` + "`fastiov_cold_start_seconds`, `fastiov_cold_start_stage_seconds`" + ` and, where a call was cold,
+` + "`fastiov_activation_seconds`" + ` carry exemplars: their ` + "`trace_id`" + ` is the activation's id, and the id of its trace.
+A histogram of one cold start's parts adds up: each instant belongs to one stage, and what none claims is ` + "`unattributed`" + `. Where ` + "`sandbox`" + ` is ` + "`sim`" + `, times are simulated.
+
+`)
+	for _, m := range Metrics() {
+		fmt.Fprintf(&b, "## %s\n%s\n\n- type: %s\n", m.Name, m.Help, m.Type)
+		if m.Unit != "" {
+			fmt.Fprintf(&b, "- unit: %s\n", m.Unit)
+		}
+		for _, label := range m.Labels {
+			all, bound := Values(m.Name, label)
+			if all != nil {
+				bound = fmt.Sprintf("%d values: `%s`", len(all), strings.Join(all, "`, `"))
+				if len(all) == 1 {
+					bound = fmt.Sprintf("1 value: `%s`", all[0])
+				}
+			}
+			fmt.Fprintf(&b, "- label `%s`: %s\n", label, bound)
+		}
+		b.WriteString("\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}

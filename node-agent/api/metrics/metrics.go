@@ -1,0 +1,54 @@
+// Package metrics holds what the metrics of all processes have in common: one layout of buckets, what cold starts are told apart by, which
+// version counts, and the page that Prometheus reads.
+//
+// A metric is named fastiov_SUBJECT_UNIT, in base units; those of a node agent begin with fastiov_node_. docs/metrics.md lists all of them, and
+// for every label how many values it can have.
+package metrics
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Buckets are the bounds of every histogram of times, 125 µs to 131 s, each twice the one before: one layout, so that what one histogram
+// says can be laid beside what another does.
+var Buckets = prometheus.ExponentialBuckets(0.000125, 2, 21)
+
+// Seconds is a histogram of times. Prometheus may read it by its classic buckets or, where it asks for them, by native ones.
+func Seconds(name, help string, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: name, Help: help, Buckets: Buckets,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160, NativeHistogramMinResetDuration: time.Hour,
+		NativeHistogramMaxExemplars: -1, // those of the classic buckets are taken for both
+	}, labels)
+}
+
+// A Start is what cold starts are told apart by, so that two ways to make them can be compared.
+type Start struct {
+	Sandbox string // the driver: qemu, bare or sim
+	NetPath string // how the sandbox reaches the network: vf or none
+	FastIOV string // which of FastIOV's optimisations it was made with, by the name of their set
+}
+
+// StartLabels are the labels that Start fills.
+var StartLabels = []string{"sandbox", "netpath", "fastiov"}
+
+// Values are those of StartLabels.
+func (s Start) Values(more ...string) []string {
+	return append([]string{s.Sandbox, s.NetPath, s.FastIOV}, more...)
+}
+
+// Build says which version of fastiov counts, so that two versions can be compared.
+func Build(version string) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "fastiov_build_info", Help: "1, by the version that counts here.", ConstLabels: prometheus.Labels{"version": version},
+	}, func() float64 { return 1 })
+}
+
+// Page serves registry in whichever format Prometheus asks for: exemplars need OpenMetrics, native histograms its protobuf.
+func Page(registry *prometheus.Registry) http.Handler {
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry, EnableOpenMetrics: true})
+}
