@@ -97,6 +97,7 @@ type node struct {
 	registry *prometheus.Registry
 	metrics  *agent.Metrics
 	log      *slog.Logger
+	set      fastiovd.Set // what of fastiov's kernel is switched on
 	closers  []func()
 }
 
@@ -128,6 +129,9 @@ func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err
 	}
 	n.onClose(unlock)
 	n.metrics = agent.NewMetrics(n.registry)
+	if n.set, err = kernelSet(f); err != nil {
+		return nil, err
+	}
 	images, err := n.openImages(ctx, f)
 	if err != nil {
 		return nil, err
@@ -141,7 +145,7 @@ func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err
 	}
 	n.registry.MustRegister(n.agent)
 	adopted, ended := n.agent.Adopt(ctx)
-	log.Info("node ready", "driver", f.sandbox, "adopted", adopted, "ended", ended)
+	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set, "adopted", adopted, "ended", ended)
 	if err := n.serve(f.runDir); err != nil {
 		return nil, err
 	}
@@ -192,11 +196,6 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		n.onClose(d.Close)
 		return d, nil
 	case "qemu":
-		set, err := kernelSet(f)
-		if err != nil {
-			return nil, err
-		}
-		n.log.Info("starting VMs", "fastiov", set)
 		probe, err := kprobe.Open()
 		if err != nil {
 			n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
@@ -205,7 +204,7 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		}
 		d, err := qemu.Open(qemu.Config{
 			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-			HugePages: f.hugePages, Defer: set.Defer, Probe: probe, Log: n.log,
+			HugePages: f.hugePages, Defer: n.set.Defer, Probe: probe, Log: n.log,
 		})
 		if err != nil {
 			return nil, err
@@ -218,11 +217,18 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 
 // kernelSet switches the kernel to what the flags ask for, before a VF is bound.
 func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
-	if f.fastiov == "" {
+	switch {
+	case f.sandbox == "sim" && f.fastiov != "":
+		return set, errors.New("--fastiov is of the kernel, which sim has no use for: leave it out")
+	case f.sandbox == "sim":
+		return fastiovd.None, nil
+	case f.fastiov == "":
 		set = fastiovd.Default()
 		set.Defer = set.Defer && !f.hugePages
-	} else if set, err = fastiovd.Parse(f.fastiov); err != nil {
-		return set, fmt.Errorf("--fastiov: %w", err)
+	default:
+		if set, err = fastiovd.Parse(f.fastiov); err != nil {
+			return set, fmt.Errorf("--fastiov: %w", err)
+		}
 	}
 	if set.Defer && f.hugePages {
 		return set, errors.New("--huge-pages has no deferred zeroing: leave it out, or use --fastiov with d=eager")
@@ -242,7 +248,7 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 		Reports:   &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
 		Log:       n.log,
 	}
-	cfg := agent.Config{Version: version, Driver: f.sandbox, Starter: starter, Metrics: n.metrics, Log: n.log}
+	cfg := agent.Config{Version: version, Driver: f.sandbox, FastIOV: n.set.String(), Starter: starter, Metrics: n.metrics, Log: n.log}
 	if images != nil {
 		cfg.Images = images.Have
 	}

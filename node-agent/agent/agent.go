@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ type VFs interface {
 type Config struct {
 	Version string
 	Driver  string // its name, as reported
+	FastIOV string // the set of FastIOV's ways to start a VM that is switched on, as reported; "none" if empty
 	Starter *startup.Starter
 	VFs     VFs             // nil on a node without VFs
 	Images  func() []string // the runtime images that are here; nil where none is needed
@@ -59,6 +61,7 @@ type entry struct {
 
 // New returns an agent that knows of no sandboxes; call Adopt before serving it.
 func New(cfg Config) *Agent {
+	cfg.FastIOV = cmp.Or(cfg.FastIOV, "none")
 	a := &Agent{Config: cfg, sandboxes: map[string]*entry{}}
 	a.gone = sync.NewCond(&a.mu)
 	return a

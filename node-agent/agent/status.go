@@ -65,12 +65,9 @@ func (e *entry) status(id string) *api.Sandbox {
 	return s
 }
 
-// stockKernel names the one set of FastIOV's optimisations that there is yet: none of them, the kernel as it is and VFs bound once.
-const stockKernel = "none"
-
 // how is by what a start is told apart from others.
 func (a *Agent) how(st *startup.Started) metrics.Start {
-	how := metrics.Start{Sandbox: a.Driver, NetPath: "none", FastIOV: stockKernel}
+	how := metrics.Start{Sandbox: a.Driver, NetPath: "none", FastIOV: a.FastIOV}
 	if st.Spec.VF != nil {
 		how.NetPath = "vf"
 	}
