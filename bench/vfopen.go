@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier. Before a round that is timed,
+// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier, their groups attached. Before a round that is timed,
 // other owners of these VFs are ended by SIGKILL at once, as by the loss of a node's VMMs: what the kernel then leaves undone is paid in
 // the round. Each round plays all arms, so that what else the machine does hits them alike.
 type VFOpen struct {
@@ -35,7 +35,7 @@ type Arm struct {
 // GroupVF is a VF and its VFIO group node.
 type GroupVF struct{ Group, BDF string }
 
-// VFOpenResult holds, for each N, the times in milliseconds from the barrier, container and group set-up included.
+// VFOpenResult holds, for each N, the times in milliseconds from the barrier to the open VF.
 type VFOpenResult struct {
 	Kernel string      `json:"kernel"`
 	Rounds int         `json:"rounds"`
@@ -184,9 +184,13 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// HoldVF is a holder's body: it waits for the end of barrier, opens the VF, says when, and keeps it open until it is killed.
-func HoldVF(barrier io.Reader, out io.Writer, open func() error) error {
+// HoldVF is a holder's body: it attaches the VF's group, waits for the end of barrier, opens the VF, says when, and keeps it open until
+// it is killed.
+func HoldVF(barrier io.Reader, out io.Writer, attach, open func() error) error {
 	say := json.NewEncoder(out)
+	if err := attach(); err != nil {
+		return say.Encode(Held{Error: err.Error()})
+	}
 	if err := say.Encode(Held{Ready: true}); err != nil {
 		return err
 	}

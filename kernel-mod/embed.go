@@ -6,5 +6,5 @@ import "embed"
 
 // Files is this directory.
 //
-//go:embed host.config patches fastiovd selftests
+//go:embed host.config host-debug.config patches fastiovd selftests
 var Files embed.FS

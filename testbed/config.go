@@ -13,16 +13,17 @@ type Config struct {
 	NVMeVFs   int    // VFs of an NVMe controller, 0: no controller
 	MemoryMiB int    // default 8192
 	CPUs      int    // default 1: with several, QEMU 10.0.2 lost guests in bursts; a race around moving BARs, mended in 10.0.4, is the likely cause
-	Kernel    string // DebianKernel, the default, or PatchedKernel
+	Kernel    string // DebianKernel, the default, PatchedKernel or DebugKernel
 	Accel     string // kvm, tcg, or empty: kvm if it can boot a guest and nest
 	Edu       bool   // QEMU's edu device, whose DMA tests can steer
 	Forward   []int  // TCP ports of the host that appear at the same port of the machine's loopback
 }
 
-// The kernels that a testbed can boot: Debian's, and fastiov's own, which is built when it is first asked for.
+// The kernels that a testbed can boot: Debian's, and fastiov's own, which is built when it is first asked for, also as a debug kernel.
 const (
 	DebianKernel  = "debian"
 	PatchedKernel = "patched"
+	DebugKernel   = "debug"
 )
 
 const (
@@ -60,8 +61,8 @@ func (c Config) check() error {
 	switch {
 	case !nameRule.MatchString(c.Name):
 		return fmt.Errorf("testbed name %q: use up to 32 lower-case letters, digits and dashes", c.Name)
-	case c.Kernel != DebianKernel && c.Kernel != PatchedKernel:
-		return fmt.Errorf("kernel %q: use %s or %s", c.Kernel, DebianKernel, PatchedKernel)
+	case c.Kernel != DebianKernel && c.Kernel != PatchedKernel && c.Kernel != DebugKernel:
+		return fmt.Errorf("kernel %q: use %s, %s or %s", c.Kernel, DebianKernel, PatchedKernel, DebugKernel)
 	case c.NICs < 1 || c.NICs > maxNICs:
 		return fmt.Errorf("%d NICs: a testbed has 1 to %d", c.NICs, maxNICs)
 	case c.NVMeVFs < 0 || c.NVMeVFs > maxNVMeVFs:
@@ -94,8 +95,8 @@ func (c Config) serves(want Config) bool {
 
 func (c Config) String() string {
 	s := fmt.Sprintf("%s, %d CPUs, %d MiB, %d igb VFs", c.Accel, c.CPUs, c.MemoryMiB, c.NICs*vfsPerNIC)
-	if c.Kernel == PatchedKernel {
-		s += ", patched kernel"
+	if c.Kernel != DebianKernel {
+		s += ", " + c.Kernel + " kernel"
 	}
 	if c.NVMeVFs > 0 {
 		s += fmt.Sprintf(", %d NVMe VFs", c.NVMeVFs)

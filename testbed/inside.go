@@ -25,7 +25,7 @@ type Needs struct {
 	MemoryMiB int
 	CPUs      int
 	Edu       bool
-	Kernel    string            // PatchedKernel: skipped unless FASTIOV_KERNEL=1 is set, as that kernel may have to be built first
+	Kernel    string            // PatchedKernel: skipped unless FASTIOV_KERNEL is set, as that kernel may have to be built first; =debug boots its debug variant
 	Files     map[string]string // name below /share → file of this machine that is copied there
 	Images    []string          // runtimes whose images are made and put, with the guest's kernel and initrd, into ImagesDir
 	Env       []string          // names of this process's environment that the test sees there too
@@ -57,8 +57,13 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 	if os.Getenv(wantEnv) == "" {
 		t.Skipf("needs a testbed: set %s=1 to boot one", wantEnv)
 	}
-	if needs.Kernel == PatchedKernel && os.Getenv(kernelEnv) == "" {
-		t.Skipf("needs the patched kernel: set %s=1 to boot it", kernelEnv)
+	if needs.Kernel != "" {
+		switch os.Getenv(kernelEnv) {
+		case "":
+			t.Skipf("needs the patched kernel: set %s=1 to boot it", kernelEnv)
+		case DebugKernel:
+			needs.Kernel = DebugKernel
+		}
 	}
 	ctx := t.Context()
 	if end, ok := t.Deadline(); ok {
@@ -80,7 +85,7 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 			t.Fatal(err)
 		}
 	}
-	if needs.Kernel == PatchedKernel {
+	if needs.Kernel != "" {
 		if err := h.putSelftests(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +135,7 @@ func (h *Host) putSelftests(ctx context.Context) error {
 		return err
 	}
 	defer cache.Close()
-	patched, err := cache.Patched(ctx)
+	patched, err := cache.Patched(ctx, h.Config().Kernel == DebugKernel)
 	if err != nil {
 		return err
 	}

@@ -65,11 +65,11 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 
 // boots returns what a host with that kernel boots from.
 func boots(ctx context.Context, cache *image.Cache, kernel string) (image.Boot, error) {
-	if kernel == PatchedKernel {
-		patched, err := cache.Patched(ctx)
-		return patched.Boot, err
+	if kernel == DebianKernel {
+		return cache.Testbed(ctx)
 	}
-	return cache.Testbed(ctx)
+	patched, err := cache.Patched(ctx, kernel == DebugKernel)
+	return patched.Boot, err
 }
 
 // reuse returns the host that is up in d, or nil if there is none or one that never got ready, which it ends.

@@ -170,13 +170,12 @@ const vfHolder = "vf-holder"
 func vfHolderCmd() *cobra.Command {
 	return &cobra.Command{Use: vfHolder + " GROUP BDF", Hidden: true, Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return bench.HoldVF(os.Stdin, os.Stdout, func() error {
-				_, err := bare.OpenVF(args[0], args[1])
-				if err != nil {
-					return fmt.Errorf("%s: %w", args[1], err)
-				}
-				return nil
-			})
+			var held *bare.VF
+			attach := func() (err error) {
+				held, err = bare.Attach(args[0])
+				return err
+			}
+			return bench.HoldVF(os.Stdin, os.Stdout, attach, func() error { return held.Open(args[1]) })
 		}}
 }
 

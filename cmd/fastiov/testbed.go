@@ -26,7 +26,7 @@ func testbedUp(name *string) *cobra.Command {
 	f.IntVar(&c.NVMeVFs, "nvme-vfs", 0, "VFs of an NVMe controller, up to 127")
 	f.IntVar(&c.MemoryMiB, "memory", 8192, "memory in MiB")
 	f.IntVar(&c.CPUs, "cpus", 1, "CPUs; more than 1 emulated one needs QEMU 10.0.4 or later")
-	f.StringVar(&c.Kernel, "kernel", testbed.DebianKernel, "debian, or patched: fastiov's own, built first if need be")
+	f.StringVar(&c.Kernel, "kernel", testbed.DebianKernel, "debian, or fastiov's own, built first if need be: patched, or debug, which finds its own mistakes")
 	f.StringVar(&c.Accel, "accel", "", "kvm or tcg (default: kvm where it works and nests)")
 	f.BoolVar(&c.Edu, "edu", false, "add QEMU's edu device")
 	f.IntSliceVar(&c.Forward, "forward", nil, "ports of the testbed to reach at the same port of 127.0.0.1")

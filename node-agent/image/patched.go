@@ -35,13 +35,14 @@ type Patched struct {
 }
 
 // Patched returns what the testbed's host boots from with fastiov's kernel: Debian's source with the patches, everything built in, the
-// module fastiovd in the initrd, and Debian's user space. Building the kernel takes a quarter of an hour on two cores, once.
-func (c *Cache) Patched(ctx context.Context) (Patched, error) {
+// module fastiovd in the initrd, and Debian's user space. Building the kernel takes a quarter of an hour on two cores, once; the debug
+// kernel, which finds its own mistakes, is another.
+func (c *Cache) Patched(ctx context.Context, debug bool) (Patched, error) {
 	host, err := c.Testbed(ctx)
 	if err != nil {
 		return Patched{}, err
 	}
-	build, err := c.kernelBuild(ctx)
+	build, err := c.kernelBuild(ctx, debug)
 	if err != nil {
 		return Patched{}, err
 	}
@@ -56,6 +57,15 @@ func (c *Cache) Patched(ctx context.Context) (Patched, error) {
 	p := Patched{Selftests: filepath.Join(dir, "selftests")}
 	p.Kernel, p.Initrd, p.Root = filepath.Join(build, kernelName), filepath.Join(dir, initrdName), host.Root
 	return p, err
+}
+
+// readKernelMod reads a file of kernel-mod.
+func readKernelMod(name string) []byte {
+	b, err := fs.ReadFile(kernelmod.Files, name)
+	if err != nil {
+		panic(err) // it is part of the binary, and the series names no other
+	}
+	return b
 }
 
 // kernelSources is the content of a file or directory of kernel-mod.
@@ -76,9 +86,13 @@ func kernelSources(name string) string {
 }
 
 // kernelBuild returns the directory of a built kernel: the kernel itself, and in "linux" what modules for it are built with.
-func (c *Cache) kernelBuild(ctx context.Context) (string, error) {
-	inputs := []string{"kernel 1", versions().Pins["linux"], kernelSources("host.config"), kernelSources(series)}
-	return c.Get(ctx, "kernel", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+func (c *Cache) kernelBuild(ctx context.Context, debug bool) (string, error) {
+	name, config := "kernel", readKernelMod("host.config")
+	if debug {
+		name, config = "debug-kernel", append(config, readKernelMod("host-debug.config")...)
+	}
+	inputs := []string{"kernel 1", versions().Pins["linux"], string(config), kernelSources(series)}
+	return c.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
 		for tool, pkg := range kernelTools {
 			if _, err := lookPath(tool); err != nil {
 				return fmt.Errorf("%s is missing; install the package %s", tool, pkg)
@@ -88,20 +102,16 @@ func (c *Cache) kernelBuild(ctx context.Context) (string, error) {
 		if err != nil {
 			return err
 		}
-		return buildKernel(ctx, dir, filepath.Join(c.dir, "ccache"), say, debs)
+		return buildKernel(ctx, dir, config, filepath.Join(c.dir, "ccache"), say, debs)
 	})
 }
 
-func buildKernel(ctx context.Context, dir, ccache string, say func(string, ...any), debs []deb) error {
+func buildKernel(ctx context.Context, dir string, config []byte, ccache string, say func(string, ...any), debs []deb) error {
 	tree := filepath.Join(dir, "linux")
 	if err := unpackSource(ctx, tree, say, debs); err != nil {
 		return err
 	}
 	if err := applyPatches(ctx, tree, say); err != nil {
-		return err
-	}
-	config, err := fs.ReadFile(kernelmod.Files, "host.config")
-	if err != nil {
 		return err
 	}
 	fragment := filepath.Join(dir, "host.config")
@@ -155,22 +165,14 @@ func unpackSource(ctx context.Context, tree string, say func(string, ...any), de
 
 // applyPatches applies the series, each patch exactly where it says.
 func applyPatches(ctx context.Context, tree string, say func(string, ...any)) error {
-	list, err := fs.ReadFile(kernelmod.Files, series+"/series")
-	if err != nil {
-		return err
-	}
-	for name := range strings.Lines(string(list)) {
+	for name := range strings.Lines(string(readKernelMod(series + "/series"))) {
 		name = strings.TrimSpace(name)
 		if name == "" || strings.HasPrefix(name, "#") {
 			continue
 		}
-		patch, err := fs.ReadFile(kernelmod.Files, series+"/"+name)
-		if err != nil {
-			return err
-		}
 		say("applying %s", name)
 		cmd := exec.CommandContext(ctx, "patch", "--strip=1", "--fuzz=0", "--batch", "--forward", "--directory", tree)
-		cmd.Stdin = bytes.NewReader(patch)
+		cmd.Stdin = bytes.NewReader(readKernelMod(series + "/" + name))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s does not apply: %w: %s", name, err, lastLine(out))
 		}

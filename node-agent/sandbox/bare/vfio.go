@@ -29,35 +29,53 @@ type VF struct{ container, group, device int }
 
 // OpenVF opens the VF at bdf (0000:01:10.0) through its group node (/dev/vfio/N): container, group, IOMMU, device.
 func OpenVF(group, bdf string) (*VF, error) {
-	vf := &VF{-1, -1, -1}
-	if err := vf.open(group, bdf); err != nil {
+	vf, err := Attach(group)
+	if err != nil {
+		return nil, err
+	}
+	if err := vf.Open(bdf); err != nil {
 		vf.Close()
 		return nil, err
 	}
 	return vf, nil
 }
 
-func (vf *VF) open(group, bdf string) (err error) {
+// Attach takes a group and puts it behind the IOMMU: all of OpenVF but the opening of the device.
+func Attach(group string) (*VF, error) {
+	vf := &VF{-1, -1, -1}
+	if err := vf.attach(group); err != nil {
+		vf.Close()
+		return nil, err
+	}
+	return vf, nil
+}
+
+func (vf *VF) attach(group string) (err error) {
 	if vf.container, err = unix.Open("/dev/vfio/vfio", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("/dev/vfio/vfio: %w (is vfio loaded?)", err)
 	}
 	if vf.group, err = unix.Open(group, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
-		return fmt.Errorf("VFIO group of %s: %s: %w", bdf, group, err)
+		return fmt.Errorf("VFIO group %s: %w", group, err)
 	}
 	status := struct{ argsz, flags uint32 }{argsz: 8}
 	if _, err = ioctl(vf.group, vfioGroupGetStatus, uintptr(unsafe.Pointer(&status))); err != nil {
-		return fmt.Errorf("VFIO group of %s: status: %w", bdf, err)
+		return fmt.Errorf("VFIO group %s: status: %w", group, err)
 	}
 	if status.flags&groupViable == 0 {
-		return fmt.Errorf("VFIO group %s of %s is not viable: another device of it is bound to a host driver", group, bdf)
+		return fmt.Errorf("VFIO group %s is not viable: another device of it is bound to a host driver", group)
 	}
 	container := int32(vf.container)
 	if _, err = ioctl(vf.group, vfioGroupSetContainer, uintptr(unsafe.Pointer(&container))); err != nil {
-		return fmt.Errorf("VFIO container of %s: %w", bdf, err)
+		return fmt.Errorf("VFIO container of %s: %w", group, err)
 	}
 	if _, err = ioctl(vf.container, vfioSetIOMMU, type1v2); err != nil {
-		return fmt.Errorf("IOMMU of %s: %w", bdf, err)
+		return fmt.Errorf("IOMMU of %s: %w", group, err)
 	}
+	return nil
+}
+
+// Open opens the VF at bdf, which is the attached group's.
+func (vf *VF) Open(bdf string) (err error) {
 	name := append([]byte(bdf), 0)
 	if vf.device, err = ioctl(vf.group, vfioGroupGetDeviceFD, uintptr(unsafe.Pointer(&name[0]))); err != nil {
 		return fmt.Errorf("VF %s: open: %w", bdf, err)
