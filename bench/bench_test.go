@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 		if os.Args[3] == "broken" {
 			fail = func() error { return fmt.Errorf("it is broken") }
 		}
-		if err := HoldVF(os.Stdin, os.Stdout, fail); err != nil {
+		if err := HoldVF(os.Stdin, os.Stdout, func() error { return nil }, fail); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 		os.Exit(1)
