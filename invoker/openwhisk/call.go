@@ -6,6 +6,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/pool"
 )
 
 // A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a step of a composition.
@@ -44,16 +45,13 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 			c.user.Done()
 			return started{}, err
 		}
-		a.running.Go(func() {
-			defer v.user.Done()
-			v.run()
-		})
+		v.run(func(outcome) { v.user.Done() })
 		return started{id: v.id}, nil
 	}
 	done := make(chan outcome, 1)
-	a.running.Go(func() {
-		defer v.user.Done()
-		done <- v.run()
+	v.run(func(end outcome) {
+		v.user.Done()
+		done <- end
 	})
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -75,6 +73,7 @@ type invocation struct {
 	call
 	api    *API
 	id     string
+	ended  func(outcome)
 	answer *activation.Response // the runtime's, where there was one
 	promised
 }
@@ -83,16 +82,34 @@ func (a *API) invocation(c call) *invocation {
 	return &invocation{call: c, api: a, id: activation.NewID()}
 }
 
-// run runs the action, or the steps that it stands for, and keeps the record.
-func (v *invocation) run() outcome {
-	var end outcome
+// run runs the action, or the steps that it stands for, and returns at once. When it has ended and its record is kept, ended is called.
+// An action that waits for a sandbox holds no goroutine.
+func (v *invocation) run(ended func(outcome)) {
+	v.ended = ended
+	v.api.running.Add(1)
 	if v.on.composed && !v.conductor {
-		end.record = v.compose()
-	} else {
-		end = v.runInSandbox()
+		go func() { v.end(outcome{record: v.compose()}) }()
+		return
 	}
-	if v.finish(end.record) {
-		v.api.metrics.observe(end.record, end.refused != nil)
+	v.api.pool.Submit(v.job(), v.ran)
+}
+
+// ran is how its way through a sandbox ended.
+func (v *invocation) ran(result pool.Result, err error) {
+	v.end(outcome{record: v.record(result, err), refused: refusal(err)})
+}
+
+func (v *invocation) end(as outcome) {
+	defer v.api.running.Done()
+	if v.finish(as.record) {
+		v.api.metrics.observe(as.record, as.refused != nil)
 	}
-	return end
+	v.ended(as)
+}
+
+// runAndWait is run for who cannot go on before the end.
+func (v *invocation) runAndWait() outcome {
+	done := make(chan outcome, 1)
+	v.run(func(end outcome) { done <- end })
+	return <-done
 }

@@ -67,7 +67,7 @@ func (c *composition) step(on *resolved, result []byte, conductor bool) outcome 
 	var end outcome
 	var err error
 	if v.arguments, err = on.fixed.Lay(result); err == nil {
-		end = v.run()
+		end = v.runAndWait()
 	} else { // a result may have been JSON to the runtime and be none that we pass on
 		end.record = v.failed(activation.ApplicationError, "The result of the action before cannot be passed on: "+err.Error())
 		v.finish(end.record)
