@@ -106,7 +106,7 @@ func newState(cfg Config, now time.Time) *state {
 	for _, cell := range cfg.StemCells {
 		st := newStem(cell)
 		s.stems = append(s.stems, st)
-		s.resize(st, now)
+		s.alarms.set(&st.alarm, st.windowEnd(now))
 	}
 	for _, named := range cfg.Nodes {
 		all := room{unbounded, unbounded} // until it says how much it has, nobody is refused for that
