@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net"
@@ -21,6 +23,7 @@ import (
 // busFlags say which OpenWhisk cluster an invoker joins, instead of serving an API of its own.
 type busFlags struct {
 	kafka    string
+	keys     busKeys
 	couchdb  string
 	instance int
 	prefix   string
@@ -32,7 +35,10 @@ const couchPassword = "FASTIOV_COUCHDB_PASSWORD"
 
 func (b *busFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&b.kafka, "bus", "", "join the OpenWhisk cluster with these brokers, kafka://HOST:PORT[,HOST:PORT…], instead of serving an API")
+	f.StringVar(&b.kafka, "bus", "", "join the OpenWhisk cluster with these brokers, kafka://HOST:PORT[,HOST:PORT…], or kafkas:// by TLS, instead of serving an API")
+	f.StringVar(&b.keys.ca, "bus-ca", "", "with kafkas: CA that the brokers' certificates must be signed by, PEM (default: those that this machine trusts)")
+	f.StringVar(&b.keys.cert, "bus-cert", "", "with kafkas: certificate to show to the brokers, PEM (default: none)")
+	f.StringVar(&b.keys.key, "bus-key", "", "with kafkas: its key, PEM")
 	f.StringVar(&b.couchdb, "couchdb", "", "with --bus: the cluster's CouchDB and the prefix of its databases, http://USER@HOST:PORT/PREFIX; the password is in $"+couchPassword)
 	f.IntVar(&b.instance, "invoker-id", -1, "with --bus: the N of invokerN, which nobody else in the cluster has")
 	f.StringVar(&b.prefix, "topic-prefix", "", "with --bus: what the cluster puts before the names of its topics")
@@ -43,9 +49,16 @@ func (b *busFlags) wanted() bool { return b.kafka != "" }
 
 // parse checks what was given before anything is asked.
 func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
-	hosts, is := strings.CutPrefix(b.kafka, "kafka://")
-	if !is || hosts == "" {
-		return cfg, db, fmt.Errorf("--bus is %q; it must be kafka://HOST:PORT[,HOST:PORT…]", b.kafka)
+	scheme, hosts, _ := strings.Cut(b.kafka, "://")
+	switch {
+	case hosts == "" || scheme != "kafka" && scheme != "kafkas":
+		return cfg, db, fmt.Errorf("--bus is %q; it must be kafka://HOST:PORT[,HOST:PORT…], or kafkas:// for TLS", b.kafka)
+	case scheme == "kafkas":
+		if cfg.TLS, err = b.keys.config(); err != nil {
+			return cfg, db, err
+		}
+	case b.keys != (busKeys{}):
+		return cfg, db, fmt.Errorf("--bus-ca, --bus-cert and --bus-key are for TLS; --bus must be kafkas://%s for that", hosts)
 	}
 	for host := range strings.SplitSeq(strings.TrimSuffix(hosts, "/"), ",") {
 		if _, port, err := net.SplitHostPort(host); err != nil || port == "" {
@@ -65,6 +78,30 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	}
 	cfg.Prefix, cfg.Events = b.prefix, b.events
 	return cfg, couch.Config{URL: at, User: at.User.Username(), Password: os.Getenv(couchPassword)}, nil
+}
+
+// busKeys are the files by which the two ends of a connection to a broker know each other.
+type busKeys struct{ ca, cert, key string }
+
+func (k *busKeys) config() (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if k.ca != "" {
+		text, err := os.ReadFile(k.ca)
+		if err != nil {
+			return nil, fmt.Errorf("--bus-ca: %w", err)
+		}
+		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("--bus-ca: %s holds no certificate in PEM", k.ca)
+		}
+	}
+	if k.cert != "" || k.key != "" {
+		own, err := tls.LoadX509KeyPair(k.cert, k.key)
+		if err != nil {
+			return nil, fmt.Errorf("--bus-cert and --bus-key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{own}
+	}
+	return config, nil
 }
 
 // serve is the life of an invoker in a cluster, over a pool of these nodes.

@@ -111,12 +111,21 @@ func TestBusFlags(t *testing.T) {
 	if err != nil || len(cfg.Brokers) != 2 || cfg.Brokers[1] != "b:9093" || cfg.Prefix != "p-" || db.User != "admin" {
 		t.Errorf("%v %+v %+v", err, cfg, db)
 	}
+	secure := good
+	secure.kafka = "kafkas://a:9093"
+	if cfg, _, err := secure.parse(); err != nil || cfg.TLS == nil || cfg.Brokers[0] != "a:9093" {
+		t.Errorf("%v %+v", err, cfg)
+	}
 	for want, change := range map[string]func(*busFlags){
 		"kafka://HOST":   func(b *busFlags) { b.kafka = "nats://a:1" },
 		"HOST:PORT":      func(b *busFlags) { b.kafka = "kafka://a" },
 		"--invoker-id":   func(b *busFlags) { b.instance = -1 },
 		"--couchdb http": func(b *busFlags) { b.couchdb = "" },
 		couchPassword:    func(b *busFlags) { b.couchdb = "http://admin:secret@couch:5984/" },
+		"kafkas://a":     func(b *busFlags) { b.keys.ca = "ca.pem" },
+		"no certificate": func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "bus_test.go" },
+		"--bus-ca":       func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "absent.pem" },
+		"--bus-cert":     func(b *busFlags) { b.kafka, b.keys.cert = "kafkas://a:9093", "absent.pem" },
 	} {
 		bad := good
 		change(&bad)

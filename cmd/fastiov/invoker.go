@@ -228,9 +228,13 @@ func stemCells(runtimes *entity.Runtimes, apiHost string) (cells []pool.StemCell
 	for _, family := range runtimes.Families() {
 		for _, runtime := range family {
 			for _, cell := range runtime.StemCells {
-				cells = append(cells, pool.StemCell{
+				made := pool.StemCell{
 					Image: runtime.Image.String(), MemoryMiB: int(cell.Memory), Count: cell.Count, Env: map[string]string{"__OW_API_HOST": apiHost},
-				})
+				}
+				if r := cell.Reactive; r != nil {
+					made.Reactive = pool.Reactive{Min: r.Min, Max: r.Max, TTL: time.Duration(r.TTL), Threshold: r.Threshold, Increment: r.Increment}
+				}
+				cells = append(cells, made)
 			}
 		}
 	}

@@ -34,6 +34,9 @@ func userCmd() *cobra.Command {
 	f.IntVar(&wish.Limits.InvocationsPerMinute, "invocations-per-minute", 0, "calls in a minute (default: as the invoker's)")
 	f.IntVar(&wish.Limits.ConcurrentInvocations, "concurrent-invocations", 0, "calls under way (default: as the invoker's)")
 	f.IntVar(&wish.Limits.FiresPerMinute, "fires-per-minute", 0, "triggers fired in a minute (default: as the invoker's)")
+	f.IntVar(&wish.Limits.MaxActionMemory, "max-action-memory", 0, "MB that an action may have (default: as everybody's)")
+	f.IntVar(&wish.Limits.MaxActionTimeout, "max-action-timeout", 0, "milliseconds that an action may take (default: as everybody's)")
+	f.IntVar(&wish.Limits.MaxActionLogs, "max-action-logs", 0, "MB that an action may log (default: as everybody's)")
 	create.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
 		wish.Subject = args[0]
 		var made struct {

@@ -65,7 +65,7 @@ func TestADirectoryFollowsItsStore(t *testing.T) {
 	}
 	see(1, &Subject{Namespaces: []Namespace{old.Owned("a")}, Limits: Limits{FiresPerMinute: 5}})
 	before, err := d.Identify(old.UUID, old.Secret)
-	if err != nil || before.Limits != (Limits{Defaults.InvocationsPerMinute, 7, 5}) {
+	if err != nil || before.Limits != (Limits{InvocationsPerMinute: Defaults.InvocationsPerMinute, ConcurrentInvocations: 7, FiresPerMinute: 5}) {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	see(2, &Subject{Namespaces: []Namespace{fresh.Owned("a")}})

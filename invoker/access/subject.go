@@ -28,6 +28,11 @@ type Limits struct {
 	InvocationsPerMinute  int `json:"invocationsPerMinute,omitempty"`
 	ConcurrentInvocations int `json:"concurrentInvocations,omitempty"`
 	FiresPerMinute        int `json:"firesPerMinute,omitempty"`
+
+	// What one action that it runs may use at most, where that is less than the invoker's bound for everybody.
+	MaxActionMemory  int `json:"maxActionMemory,omitempty"`  // MB
+	MaxActionTimeout int `json:"maxActionTimeout,omitempty"` // ms
+	MaxActionLogs    int `json:"maxActionLogs,omitempty"`    // MB
 }
 
 // Defaults are generous: on a node of one's own it is the pool that says what the machine can carry, so the rates are what no single
@@ -44,6 +49,9 @@ func (l Limits) Over(others Limits) Limits {
 		{l.InvocationsPerMinute, &others.InvocationsPerMinute},
 		{l.ConcurrentInvocations, &others.ConcurrentInvocations},
 		{l.FiresPerMinute, &others.FiresPerMinute},
+		{l.MaxActionMemory, &others.MaxActionMemory},
+		{l.MaxActionTimeout, &others.MaxActionTimeout},
+		{l.MaxActionLogs, &others.MaxActionLogs},
 	} {
 		if limit.set > 0 {
 			*limit.over = limit.set

@@ -42,8 +42,7 @@ type Limits struct {
 }
 
 // A Record is one finished activation. Its times cover init and run, not the wait for a sandbox, which is Wait. The tags are those of
-// its stored form, see stored.go; clients get those of
-// json.go.
+// its stored form, see stored.go; clients get that of json.go.
 type Record struct {
 	ID        string        `json:"id"`
 	Namespace string        `json:"ns"`

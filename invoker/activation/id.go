@@ -24,7 +24,9 @@ func NewID() string {
 		}
 	}
 	binary.NativeEndian.PutUint64(id[8:], rand.Uint64())
-	return hex.EncodeToString(id[:])
+	var text [32]byte
+	hex.Encode(text[:], id[:])
+	return string(text[:])
 }
 
 // RiseAbove has NewID go on above an id that it gave in another process. Any other id changes nothing.

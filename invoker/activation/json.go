@@ -20,14 +20,8 @@ func (r *Record) AppendJSON(b []byte) []byte {
 	b = append(b, r.result()...)
 	b = append(b, `,"size":`...)
 	b = strconv.AppendInt(b, int64(len(r.Response.Result)), 10)
-	b = append(b, `},"logs":[`...)
-	for i, line := range r.Logs {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = quoted(b, line)
-	}
-	return append(b, `]}`...)
+	b = append(b, `},"logs":`...)
+	return append(quotedAll(b, r.Logs), '}')
 }
 
 // MarshalJSON writes the full form.
@@ -84,16 +78,8 @@ func (r *Record) appendAnnotations(b []byte) []byte {
 		return append(b, '}')
 	}
 	b = quoted(append(b, `},{"key":"kind","value":`...), r.Kind)
-	for _, number := range [...]struct {
-		name  string
-		value int
-	}{
-		{`},{"key":"limits","value":{"timeout":`, r.Limits.TimeoutMs}, {`,"memory":`, r.Limits.MemoryMB},
-		{`,"logs":`, r.Limits.LogsMB}, {`,"concurrency":`, r.Limits.Concurrency},
-	} {
-		b = strconv.AppendInt(append(b, number.name...), int64(number.value), 10)
-	}
-	b = strconv.AppendBool(append(b, `}},{"key":"timeout","value":`...), r.TimedOut)
+	b = r.Limits.append(append(b, `},{"key":"limits","value":`...))
+	b = strconv.AppendBool(append(b, `},{"key":"timeout","value":`...), r.TimedOut)
 	b = strconv.AppendInt(append(b, `},{"key":"waitTime","value":`...), r.Wait.Milliseconds(), 10)
 	if r.CausedBy != "" {
 		b = quoted(append(b, `},{"key":"causedBy","value":`...), r.CausedBy)
@@ -116,6 +102,27 @@ func (r *Record) appendAnnotations(b []byte) []byte {
 		b = append(append(b, `},{"key":"coldStart","value":`...), cold...)
 	}
 	return append(b, '}')
+}
+
+func (l Limits) append(b []byte) []byte {
+	for _, number := range [...]struct {
+		name  string
+		value int
+	}{{`{"timeout":`, l.TimeoutMs}, {`,"memory":`, l.MemoryMB}, {`,"logs":`, l.LogsMB}, {`,"concurrency":`, l.Concurrency}} {
+		b = strconv.AppendInt(append(b, number.name...), int64(number.value), 10)
+	}
+	return append(b, '}')
+}
+
+func quotedAll(b []byte, texts []string) []byte {
+	b = append(b, '[')
+	for i, text := range texts {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = quoted(b, text)
+	}
+	return append(b, ']')
 }
 
 // quoted appends a text; what in it is no UTF-8 is replaced.

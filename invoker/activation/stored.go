@@ -5,20 +5,62 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
+	"time"
 )
 
-// stored is the record without its methods: JSON by the tags of its fields, so that a field that is added is kept as well.
-type stored Record
-
-// AppendBinary appends the form in which stores keep a record: a line of JSON, then the result as it came, which may be large and is not
-// looked at again.
+// AppendBinary appends the form in which stores keep a record: a line of JSON by the tags of its fields, what is empty left out, then the
+// result as it came, which may be large and is not looked at again. It is written by hand, as the client's form is, and for the same
+// reason.
 func (r *Record) AppendBinary(b []byte) ([]byte, error) {
-	head, err := json.Marshal((*stored)(r))
-	if err != nil {
-		return b, err
+	b = quoted(append(b, `{"id":`...), r.ID)
+	for _, text := range [...]struct{ name, value string }{
+		{`,"ns":`, r.Namespace}, {`,"n":`, r.Name}, {`,"v":`, r.Version}, {`,"sub":`, r.Subject}, {`,"k":`, r.Kind},
+		{`,"p":`, r.Path}, {`,"b":`, r.Binding}, {`,"of":`, r.Cause}, {`,"cb":`, r.CausedBy},
+	} {
+		if text.value != "" {
+			b = quoted(append(b, text.name...), text.value)
+		}
 	}
-	b = append(append(b, head...), '\n')
-	return append(b, r.Response.Result...), nil
+	if r.Limits != (Limits{}) {
+		b = r.Limits.append(append(b, `,"lim":`...))
+	}
+	for _, moment := range [...]struct {
+		name string
+		time time.Time
+	}{{`,"t":"`, r.Start}, {`,"e":"`, r.End}} {
+		if !moment.time.IsZero() {
+			b = append(moment.time.AppendFormat(append(b, moment.name...), time.RFC3339Nano), '"')
+		}
+	}
+	for _, number := range [...]struct {
+		name  string
+		value int64
+	}{{`,"w":`, int64(r.Wait)}, {`,"i":`, int64(r.Init)}} {
+		if number.value != 0 {
+			b = strconv.AppendInt(append(b, number.name...), number.value, 10)
+		}
+	}
+	if r.TimedOut {
+		b = append(b, `,"to":true`...)
+	}
+	if r.Response.Status != Success {
+		b = append(strconv.AppendInt(append(b, `,"r":{"s":`...), int64(r.Response.Status), 10), '}')
+	}
+	if len(r.Logs) > 0 {
+		b = quotedAll(append(b, `,"l":`...), r.Logs)
+	}
+	if r.Cold != nil || r.Composed != nil {
+		rest, err := json.Marshal(struct {
+			Cold     *ColdStart `json:"c,omitempty"`
+			Composed *Composed  `json:"co,omitempty"`
+		}{r.Cold, r.Composed})
+		if err != nil {
+			return b, err
+		}
+		b = append(append(b, ','), rest[1:len(rest)-1]...)
+	}
+	return append(append(b, "}\n"...), r.Response.Result...), nil
 }
 
 // MarshalBinary gives what AppendBinary appends.
@@ -30,6 +72,7 @@ func (r *Record) UnmarshalBinary(data []byte) error {
 	if !found {
 		return errors.New("a stored record without its end")
 	}
+	type stored Record // without its methods
 	var s stored
 	if err := json.Unmarshal(head, &s); err != nil {
 		return fmt.Errorf("a stored record: %w", err)

@@ -13,9 +13,11 @@ package bus
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,7 +34,8 @@ import (
 // Config says which cluster is joined, and as what.
 type Config struct {
 	Brokers []string
-	Prefix  string // of every topic: whisk.kafka.topics.prefix
+	TLS     *tls.Config // by which brokers are spoken to; nil: in the clear
+	Prefix  string      // of every topic: whisk.kafka.topics.prefix
 	Invoker message.Invoker
 	Slots   int  // how many activations may be under way
 	Events  bool // whether the topic events is told what each activation took
@@ -109,6 +112,10 @@ const maxMessage = 1<<20 + 6068
 
 func (b *Bus) connect() (err error) {
 	base := []kgo.Opt{kgo.SeedBrokers(b.cfg.Brokers...), kgo.ClientID(b.cfg.Invoker.String())}
+	if b.cfg.TLS != nil {
+		base = append(base, kgo.DialTLSConfig(b.cfg.TLS))
+	}
+	base = slices.Clip(base) // each client appends its own
 	// The topics' brokers judge what is too large. An acknowledgement that comes twice does no harm, so producing is not idempotent, which
 	// keeps it within the rights that a cluster gives its invokers, and lets it end in time.
 	if b.producer, err = kgo.NewClient(append(base, kgo.ProducerLinger(0), kgo.ProducerBatchCompression(kgo.NoCompression()),

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"os"
@@ -287,6 +288,32 @@ func TestTheIdOfAnInvokerIsOneProcesss(t *testing.T) {
 		t.Fatal("the first one goes on")
 	}
 	c.acked(c.ask("echo", echo, nil), 1)
+}
+
+func TestBrokersBehindTLS(t *testing.T) {
+	address, secure, client := kafkatest.StartTLS(t)
+	c := newCluster(t, address)
+	cfg := c.config(1)
+	cfg.Brokers, cfg.TLS = []string{secure}, client
+	ctx, cancel := context.WithCancel(t.Context())
+	serve, err := join(ctx, cfg, c.db.URL, c.node, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- serve() }()
+	c.acked(c.ask("echo", c.action("echo", "echo", 10), nil), 1)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+
+	cfg.TLS = &tls.Config{RootCAs: client.RootCAs} // without a certificate of its own
+	short, stop := context.WithTimeout(t.Context(), 2*time.Second)
+	defer stop()
+	if _, err := join(short, cfg, c.db.URL, newNode(), t.Output()); err == nil {
+		t.Error("a broker that asks for a certificate took an invoker without one")
+	}
 }
 
 func TestAClusterThatIsNotThereIsSaidToBe(t *testing.T) {

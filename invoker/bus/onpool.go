@@ -18,7 +18,7 @@ import (
 
 // OnPool runs activations in the sandboxes of a pool.
 type OnPool struct {
-	Pool    *pool.Pool
+	Pool    *pool.Pool                       // the bus's own: it ends with it
 	Image   func(couch.Exec) (string, error) // the node's image for it
 	APIHost string                           // what actions get as __OW_API_HOST
 }
@@ -37,8 +37,9 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 	if v.arguments, v.init, err = partition(r.Asked.Content, r.Asked.InitArgs); err != nil {
 		return v.ended(record, activation.Failed(activation.InternalError, err.Error()))
 	}
+	defer context.AfterFunc(ctx, p.Pool.Close)()
 	var answer *activation.Response
-	result, err := p.Pool.Do(ctx, pool.Job{
+	result, err := p.Pool.Do(pool.Job{
 		Namespace: r.Asked.User.Namespace.Name,
 		Group:     r.Action.ID + "@" + r.Action.Revision,
 		Image:     v.image,

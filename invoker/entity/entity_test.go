@@ -244,7 +244,7 @@ func TestRuntimes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Image("go:1") != "openwhisk/action-golang:nightly" || r.Image("go:2") != "r.io/g" || r.Families()["go"][1].StemCells[0] != (StemCell{2, 256}) {
+	if r.Image("go:1") != "openwhisk/action-golang:nightly" || r.Image("go:2") != "r.io/g" || r.Families()["go"][1].StemCells[0] != (StemCell{Count: 2, Memory: 256}) {
 		t.Errorf("%+v", r)
 	}
 	if kind, err := r.Resolve("go:default"); kind != "go:2" || err != nil {

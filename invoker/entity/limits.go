@@ -23,6 +23,33 @@ func (b *Bounds) Standard() activation.Limits {
 	}
 }
 
+// AtMost are the bounds for who may use no more than that; of what is 0, as much as others.
+func (b Bounds) AtMost(timeoutMs, memoryMB, logsMB int) Bounds {
+	for _, limit := range []struct {
+		bound *Bound
+		most  int
+	}{{&b.TimeoutMs, timeoutMs}, {&b.MemoryMB, memoryMB}, {&b.LogsMB, logsMB}} {
+		if limit.most > 0 {
+			limit.bound.Max = max(min(limit.bound.Max, limit.most), limit.bound.Min)
+			limit.bound.Standard = min(limit.bound.Standard, limit.bound.Max)
+		}
+	}
+	return b
+}
+
+// Allow refuses an action that needs more.
+func (b *Bounds) Allow(l *activation.Limits) error {
+	for _, limit := range [...]struct {
+		name      string
+		has, most int
+	}{{"timeout", l.TimeoutMs, b.TimeoutMs.Max}, {"memory", l.MemoryMB, b.MemoryMB.Max}, {"logs", l.LogsMB, b.LogsMB.Max}} {
+		if limit.has > limit.most {
+			return bad("the action's limits.%s is %d; this namespace may run actions of at most %d", limit.name, limit.has, limit.most)
+		}
+	}
+	return nil
+}
+
 // A LimitsChange is the limits of a PUT.
 type LimitsChange struct {
 	Timeout     *int `json:"timeout"`

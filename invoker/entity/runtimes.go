@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -51,34 +50,6 @@ func (i Image) String() string {
 	return reference
 }
 
-// StemCells are sandboxes of that memory which are started before anybody asks.
-type StemCell struct {
-	Count  int    `json:"initialCount"`
-	Memory Memory `json:"memory"`
-}
-
-// Memory is a number of MiB, written as "256 MB".
-type Memory int
-
-// UnmarshalJSON reads a number with its unit.
-func (m *Memory) UnmarshalJSON(content []byte) error {
-	var text string
-	if err := json.Unmarshal(content, &text); err != nil {
-		return err
-	}
-	number, unit, _ := strings.Cut(strings.TrimSpace(text), " ")
-	n, err := strconv.Atoi(number)
-	factor := map[string]int{"MB": 1, "m": 1, "GB": 1024, "g": 1024}[strings.TrimSpace(unit)]
-	if err != nil || n < 0 || n > 1<<20 || factor == 0 {
-		return fmt.Errorf("memory %q; it must be like 256 MB", text)
-	}
-	*m = Memory(n * factor)
-	return nil
-}
-
-// MarshalJSON writes it as it is read.
-func (m Memory) MarshalJSON() ([]byte, error) { return json.Marshal(fmt.Sprintf("%d MB", m)) }
-
 // Standard are the runtimes whose images this product makes.
 func Standard() *Runtimes {
 	r, err := ParseRuntimes(standard)
@@ -105,6 +76,11 @@ func ParseRuntimes(content []byte) (*Runtimes, error) {
 			}
 			if !imageName.MatchString(one.Image.String()) {
 				return nil, fmt.Errorf("runtimes: kind %s: image %q is no reference", one.Kind, one.Image)
+			}
+			for _, cell := range one.StemCells {
+				if err := cell.check(); err != nil {
+					return nil, fmt.Errorf("runtimes: stem cells of kind %s: %w", one.Kind, err)
+				}
 			}
 			r.kinds[one.Kind], r.images[one.Kind] = one, one.Image.String()
 			if one.Default {

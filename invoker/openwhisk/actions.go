@@ -51,7 +51,7 @@ func (a *API) putAction(w http.ResponseWriter, r *http.Request, rq *request) err
 		return err
 	}
 	var code []byte
-	rules := entity.Rules{Runtimes: a.cfg.Runtimes, Limits: a.cfg.Bounds}
+	rules := entity.Rules{Runtimes: a.cfg.Runtimes, Limits: a.bounds(rq.user)}
 	put, err := change(r.Context(), a.catalog, &a.catalog.actions, path.Namespace, path.Local(), func(old *action) (made *entity.Action, _ []byte, err error) {
 		if err := overwriting(old != nil, overwrite, "action", path.Local()); err != nil {
 			return nil, nil, err

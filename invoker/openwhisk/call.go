@@ -47,16 +47,13 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 			c.user.Done()
 			return started{}, err
 		}
-		a.running.Go(func() {
-			defer v.user.Done()
-			v.run()
-		})
+		v.run(func(outcome) { v.user.Done() })
 		return started{id: v.id}, nil
 	}
 	done := make(chan outcome, 1)
-	a.running.Go(func() {
-		defer v.user.Done()
-		done <- v.run()
+	v.run(func(end outcome) {
+		v.user.Done()
+		done <- end
 	})
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -78,6 +75,7 @@ type invocation struct {
 	call
 	api    *API
 	id     string
+	ended  func(outcome)
 	answer *activation.Response // the runtime's, where there was one
 	promised
 }
@@ -86,16 +84,34 @@ func (a *API) invocation(c call) *invocation {
 	return &invocation{call: c, api: a, id: activation.NewID()}
 }
 
-// run runs the action, or the steps that it stands for, and keeps the record.
-func (v *invocation) run() outcome {
-	var end outcome
+// run runs the action, or the steps that it stands for, and returns at once. When it has ended and its record is kept, ended is called.
+// An action that waits for a sandbox holds no goroutine.
+func (v *invocation) run(ended func(outcome)) {
+	v.ended = ended
+	v.api.running.Add(1)
 	if v.on.composed && !v.conductor {
-		end.record = v.compose()
-	} else {
-		end = v.runInSandbox()
+		go func() { v.end(outcome{record: v.compose()}) }()
+		return
 	}
-	if v.finish(end.record) {
-		v.api.metrics.observe(&end, v.accepted, v.api.trace(end.record))
+	v.api.pool.Submit(v.job(), v.ran)
+}
+
+// ran is how its way through a sandbox ended.
+func (v *invocation) ran(result pool.Result, err error) {
+	v.end(outcome{record: v.record(result, err), refused: refusal(err), how: result.How, ran: result.Run != nil})
+}
+
+func (v *invocation) end(as outcome) {
+	defer v.api.running.Done()
+	if v.finish(as.record) {
+		v.api.metrics.observe(&as, v.accepted, v.api.trace(as.record))
 	}
-	return end
+	v.ended(as)
+}
+
+// runAndWait is run for who cannot go on before the end.
+func (v *invocation) runAndWait() outcome {
+	done := make(chan outcome, 1)
+	v.run(func(end outcome) { done <- end })
+	return <-done
 }

@@ -67,7 +67,7 @@ func (c *composition) step(on *resolved, result []byte, conductor bool) outcome 
 	var end outcome
 	var err error
 	if v.arguments, err = on.fixed.Lay(result); err == nil {
-		end = v.run()
+		end = v.runAndWait()
 	} else { // a result may have been JSON to the runtime and be none that we pass on
 		end.record = v.failed(activation.ApplicationError, "The result of the action before cannot be passed on: "+err.Error())
 		v.finish(end.record)
@@ -80,7 +80,7 @@ func (c *composition) step(on *resolved, result []byte, conductor bool) outcome 
 
 // invocable finds an action that the caller may run: where it is a sequence, its components too.
 func (a *API) invocable(user *access.Identity, path entity.Path) (*resolved, error) {
-	on, err := a.resolve(user, path)
+	on, err := a.allowed(user, path)
 	if err != nil || on.Exec.Kind != entity.Sequence {
 		return on, err
 	}
@@ -97,7 +97,23 @@ func (a *API) component(user *access.Identity, name string) (*resolved, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.resolve(user, path)
+	return a.allowed(user, path)
+}
+
+// allowed resolves an action for one who is going to run it: it may need no more than his namespace may use.
+func (a *API) allowed(user *access.Identity, path entity.Path) (*resolved, error) {
+	on, err := a.resolve(user, path)
+	if err != nil || on.Exec.Kind == entity.Sequence {
+		return on, err
+	}
+	bounds := a.bounds(user)
+	return on, bounds.Allow(&on.Limits)
+}
+
+// bounds are what the limits of an action may be for a user.
+func (a *API) bounds(user *access.Identity) entity.Bounds {
+	l := user.Limits
+	return a.cfg.Bounds.AtMost(l.MaxActionTimeout, l.MaxActionMemory, l.MaxActionLogs)
 }
 
 // mayNeedKey tells whether an action, or one that it stands for, is given its caller's key.

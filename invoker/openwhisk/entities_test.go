@@ -236,6 +236,34 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 	}
 }
 
+func TestASubjectsActionsMayBeBoundedFurther(t *testing.T) {
+	c := newClient(t)
+	c.want(200, c.do("PUT", "packages/pk", `{"publish":true}`))
+	c.put("pk/large")
+	bob := c.as("bob", access.Limits{MaxActionMemory: 128, MaxActionTimeout: 1000, MaxActionLogs: 1})
+	if got := bob.want(200, bob.do("GET", "limits", "")); got["maxActionMemory"] != 128.0 || got["maxActionTimeout"] != 1000.0 || got["maxActionLogs"] != 1.0 || got["minActionMemory"] != 128.0 {
+		t.Errorf("limits: %v", got)
+	}
+	bob.put("hello")
+	if got := bob.want(200, bob.do("GET", "actions/hello", ""))["limits"].(map[string]any); got["memory"] != 128.0 || got["timeout"] != 1000.0 || got["logs"] != 1.0 {
+		t.Errorf("an action that says nothing has %v", got)
+	}
+	bob.want(200, bob.do("POST", "actions/hello?blocking=true", "{}"))
+	for _, limits := range []string{`{"memory":129}`, `{"timeout":1001}`, `{"logs":2}`} {
+		if m := bob.want(400, bob.do("PUT", "actions/hello?overwrite=true", `{"limits":`+limits+`}`)); !strings.Contains(m["error"].(string), "it must be from") {
+			t.Errorf("%s: %v", limits, m)
+		}
+	}
+	bob.want(200, bob.putSequence("fits", "hello"))
+	if m := bob.want(400, bob.putSequence("chain", "hello", "/guest/pk/large")); !strings.Contains(m["error"].(string), "at most 1000") {
+		t.Errorf("a sequence of somebody else's: %v", m)
+	}
+	bob.want(200, bob.do("POST", "actions/fits?blocking=true", "{}"))
+	if m := bob.want(400, bob.do("POST", "/namespaces/guest/actions/pk/large", "{}")); !strings.Contains(m["error"].(string), "at most 1000") {
+		t.Errorf("somebody else's: %v", m)
+	}
+}
+
 func TestLimitsAreToldAndKept(t *testing.T) {
 	c := newClient(t)
 	bob := c.as("bob", access.Limits{InvocationsPerMinute: 2, FiresPerMinute: 1})

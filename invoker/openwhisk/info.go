@@ -43,7 +43,7 @@ func (a *API) getLimits(w http.ResponseWriter, _ *http.Request, rq *request) err
 	if _, err := rq.own(); err != nil {
 		return err
 	}
-	rates, bounds := rq.user.Limits, a.cfg.Bounds
+	rates, bounds := rq.user.Limits, a.bounds(rq.user)
 	answer(w, http.StatusOK, map[string]int{
 		"invocationsPerMinute": rates.InvocationsPerMinute, "concurrentInvocations": rates.ConcurrentInvocations, "firesPerMinute": rates.FiresPerMinute,
 		"minActionMemory": bounds.MemoryMB.Min, "maxActionMemory": bounds.MemoryMB.Max,

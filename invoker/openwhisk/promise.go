@@ -159,5 +159,5 @@ func (a *API) keepPromise(p store.Accepted) {
 	if n.Key != nil {
 		v.key = *n.Key
 	}
-	a.running.Go(func() { v.run() })
+	v.run(func(outcome) {})
 }

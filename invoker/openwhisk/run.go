@@ -14,15 +14,6 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// runInSandbox has the pool find a sandbox for the action and run it there.
-func (v *invocation) runInSandbox() outcome {
-	return v.outcome(v.api.pool.Do(context.Background(), v.job()))
-}
-
-func (v *invocation) outcome(result pool.Result, err error) outcome {
-	return outcome{record: v.record(result, err), refused: refusal(err), how: result.How, ran: result.Run != nil}
-}
-
 // job is the invocation as the pool sees it.
 func (v *invocation) job() pool.Job {
 	return pool.Job{

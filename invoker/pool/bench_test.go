@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -62,7 +61,7 @@ func BenchmarkDecide(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				w.now = w.now.Add(time.Microsecond)
 				job := jobs[i%n]
-				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				w.s.arrive(waiting(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				do := w.turn(b)
 				if do.kind != Warm {
 					b.Fatal(show(do))
@@ -77,7 +76,7 @@ func BenchmarkDecide(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				w.now = w.now.Add(time.Microsecond)
 				job := groupJob(2*n + i)
-				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				w.s.arrive(waiting(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				do := w.turn(b)
 				if do.kind != Cold {
 					b.Fatal(show(do))
@@ -93,7 +92,7 @@ func BenchmarkDecide(b *testing.B) {
 			var busy []*box
 			for i := range n + 8 {
 				job := groupJob(i)
-				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				w.s.arrive(waiting(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				if do := w.turn(b); do.kind == Cold {
 					w.started(do.box, true)
 					busy = append(busy, do.box)
@@ -110,7 +109,7 @@ func BenchmarkDecide(b *testing.B) {
 				w.started(do.box, true)
 				busy[i%8] = do.box
 				job := groupJob(n + 8 + i)
-				w.s.arrive(newWaiter(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				w.s.arrive(waiting(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				w.turn(b)
 			}
 		})
@@ -147,7 +146,7 @@ func BenchmarkDo(b *testing.B) {
 					j.Start = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
 					j.Run = func() (*api.RunRequest, error) { return &api.RunRequest{TimeoutMs: 60_000}, nil }
 					j.Keep = func(*api.RunReply) bool { return keep }
-					if _, err := p.Do(context.Background(), j); err != nil {
+					if _, err := p.Do(j); err != nil {
 						b.Error(err)
 					}
 				}
@@ -159,24 +158,17 @@ func BenchmarkDo(b *testing.B) {
 	run("evict", true, groupJob)
 }
 
-// BenchmarkWaiting is the memory of a job that waits, its goroutine included.
+// BenchmarkWaiting is the memory of a job that waits.
 func BenchmarkWaiting(b *testing.B) {
 	const jobs = 10_000
-	p := New(Config{KeepAlive: time.Hour, Wait: time.Hour, Start: time.Minute, Queue: 2 * jobs}, api.Local(full{}))
-	defer p.Close()
 	for b.Loop() {
-		ctx, cancel := context.WithCancel(context.Background())
+		p := New(Config{KeepAlive: time.Hour, Wait: time.Hour, Start: time.Minute, Queue: 2 * jobs}, api.Local(full{}))
 		before := memory()
-		var all sync.WaitGroup
 		for i := range jobs {
-			all.Go(func() { _, _ = p.Do(ctx, groupJob(i)) })
-		}
-		for p.Depth() < jobs {
-			time.Sleep(time.Millisecond)
+			p.Submit(groupJob(i), func(Result, error) {})
 		}
 		b.ReportMetric(float64(memory()-before)/jobs, "B/job")
-		cancel()
-		all.Wait()
+		p.Close()
 	}
 }
 

@@ -207,6 +207,20 @@ func TestStemCellsFollowTheColdStarts(t *testing.T) {
 	s.want("expire b5", "expire b6") // nobody started cold for a minute
 }
 
+func TestStemCellsBeginAsManyAsAreToBe(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 3, Reactive: Reactive{Min: 1, Max: 3, TTL: time.Minute, Threshold: 1, Increment: 1}}
+	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(5, 1000))
+	for _, b := range s.boxes {
+		s.started(b, true)
+	}
+	s.want()
+	if len(s.boxes) != 3 {
+		t.Errorf("%d stem cells at first, want 3", len(s.boxes))
+	}
+	s.pass(time.Minute)
+	s.want("expire b1", "expire b3") // nobody started cold for a minute, and one is the least
+}
+
 func TestPlacement(t *testing.T) {
 	far, full, near := sized(5, 1000), sized(0, 1000), sized(3, 1000)
 	near.images = map[string]bool{"python": true}

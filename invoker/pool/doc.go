@@ -22,7 +22,7 @@
 // A node that does not answer gets nothing new, and after a while its sandboxes count as lost; one that drains loses its own as they
 // idle. The nodes are a list that does not change.
 //
-//	job.go        what a caller does: Do
+//	job.go        what a caller does: Submit, Do; and a job's way once it has a sandbox
 //	pool.go       the owner, and what its steps do outside
 //	remote.go     nodes: calls, and looking at what they have
 //	state.go      all that is known; file puts it in its place

@@ -40,10 +40,9 @@ func (s *state) waiterDue(w *waiter) time.Time {
 	return w.deadline
 }
 
-func newWaiter(arrived, deadline time.Time) *waiter {
-	w := &waiter{arrived: arrived, deadline: deadline, grant: make(chan grant, 1)}
+func (w *waiter) init(arrived, deadline time.Time) {
+	w.arrived, w.deadline = arrived, deadline
 	w.inGroup.of, w.inSpace.of, w.inQueue.of, w.alarm.of = w, w, w, w
-	return w
 }
 
 // leave takes a waiter out of every queue.
@@ -54,8 +53,6 @@ func (s *state) leave(w *waiter, now time.Time) {
 	s.alarms.set(&w.alarm, time.Time{})
 	s.fileGroup(w.group, now)
 }
-
-func (w *waiter) waits() bool { return w.inQueue.in != nil }
 
 // groupOf is the group of a job, which is new where nobody called it lately. A call ends an idle time.
 func (s *state) groupOf(job *Job, now time.Time) *group {

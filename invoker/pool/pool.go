@@ -106,7 +106,7 @@ func newState(cfg Config, now time.Time) *state {
 	for _, cell := range cfg.StemCells {
 		st := newStem(cell)
 		s.stems = append(s.stems, st)
-		s.resize(st, now)
+		s.alarms.set(&st.alarm, st.windowEnd(now))
 	}
 	for _, named := range cfg.Nodes {
 		all := room{unbounded, unbounded} // until it says how much it has, nobody is refused for that
@@ -144,9 +144,9 @@ func (p *Pool) happen(event func(s *state, now time.Time)) {
 func (p *Pool) perform(do *step, paused bool) {
 	switch do.kind {
 	case Warm, Warming, Prewarm, Cold:
-		do.waiter.grant <- grant{box: do.box, how: do.kind, paused: paused}
+		go do.waiter.errand.granted(grant{box: do.box, how: do.kind, paused: paused})
 	case Refuse:
-		do.waiter.grant <- grant{err: &Refused{Why: do.why}}
+		go do.waiter.errand.granted(grant{err: &Refused{Why: do.why}})
 	case Evict, Expire:
 		p.stop(do.box.node, do.box.id)
 	case Pause:

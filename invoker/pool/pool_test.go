@@ -197,7 +197,7 @@ func atOnce(p *Pool, jobs ...Job) []done {
 	var all sync.WaitGroup
 	for i, job := range jobs {
 		all.Go(func() {
-			ends[i].Result, ends[i].err = p.Do(context.Background(), job)
+			ends[i].Result, ends[i].err = p.Do(job)
 		})
 	}
 	all.Wait()
@@ -379,25 +379,6 @@ func TestRetireEndsTheIdleNowAndTheBusyLater(t *testing.T) {
 	})
 }
 
-func TestWaiterMayGiveUp(t *testing.T) {
-	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
-		busy := make(chan done)
-		go func() { busy <- atOnce(p, work("a"))[0] }()
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		if _, err := p.Do(ctx, work("b")); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
-		}
-		if depth := p.Depth(); depth != 0 {
-			t.Errorf("%d still wait", depth)
-		}
-		if end := <-busy; end.err != nil {
-			t.Error(end.err)
-		}
-	})
-}
-
 func TestCloseCancelsWhatIsUnderWay(t *testing.T) {
 	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		ends := make(chan []done)
@@ -416,7 +397,7 @@ func TestCloseCancelsWhatIsUnderWay(t *testing.T) {
 		if took := time.Since(begin); took > 0 {
 			t.Errorf("closing took %s", took)
 		}
-		if _, err := p.Do(context.Background(), work("a")); fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
+		if _, err := p.Do(work("a")); fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
 			t.Errorf("got %v", err)
 		}
 	})

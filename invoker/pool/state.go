@@ -201,7 +201,7 @@ type waiter struct {
 	inSpace  link[*waiter]
 	inQueue  link[*waiter]
 	alarm    alarm
-	grant    chan grant // of one, so that granting never blocks
+	errand   *errand // whose it is
 }
 
 // A stem is a kind of stem cell and how many of it there are to be on each node.

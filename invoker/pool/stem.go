@@ -13,8 +13,8 @@ type StemCell struct {
 	Reactive  // the zero value keeps Count
 }
 
-// Reactive lets the count follow the cold starts that a stem cell would have spared: after each TTL there are to be Increment for every
-// Threshold of them in that time, between Min and Max. A stem cell beyond that ends when it has idled for TTL.
+// Reactive lets the count follow the cold starts that a stem cell would have spared: it is Count for one TTL; after each TTL there are to
+// be Increment for every Threshold of them in that time, between Min and Max. A stem cell beyond that ends when it has idled for TTL.
 type Reactive struct {
 	Min, Max             int
 	TTL                  time.Duration
@@ -27,6 +27,14 @@ func newStem(cell StemCell) *stem {
 	return st
 }
 
+// windowEnd is when the count is to be thought over; never where it does not change.
+func (st *stem) windowEnd(begin time.Time) time.Time {
+	if st.TTL == 0 {
+		return time.Time{}
+	}
+	return begin.Add(st.TTL)
+}
+
 // resize ends a reactive stem cell's window.
 func (s *state) resize(st *stem, now time.Time) {
 	if st.TTL == 0 || s.closed {
@@ -36,7 +44,7 @@ func (s *state) resize(st *stem, now time.Time) {
 		st.target = min(max(st.Min, st.cold/st.Threshold*st.Increment), max(st.Min, st.Max))
 	}
 	st.cold = 0
-	s.alarms.set(&st.alarm, now.Add(st.TTL))
+	s.alarms.set(&st.alarm, st.windowEnd(now))
 	var idle []*box
 	st.idle.all(func(b *box) bool { idle = append(idle, b); return true })
 	for _, b := range idle {

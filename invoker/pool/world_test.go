@@ -146,6 +146,12 @@ func (w *world) first(who *waiter, of *task) {
 
 func (t *task) waits() bool { return !t.over && t.box == nil }
 
+func waiting(arrived, deadline time.Time) *waiter {
+	w := &waiter{}
+	w.init(arrived, deadline)
+	return w
+}
+
 func (w *world) taskOf(who *waiter) *task {
 	for _, t := range w.jobs {
 		if t.w == who {
@@ -158,7 +164,7 @@ func (w *world) taskOf(who *waiter) *task {
 
 // arrive has a job come.
 func (w *world) arrive(job Job, wait time.Duration) *task {
-	t := &task{w: newWaiter(w.now, w.now.Add(wait)), job: job}
+	t := &task{w: waiting(w.now, w.now.Add(wait)), job: job}
 	w.jobs = append(w.jobs, t)
 	t.over = w.s.arrive(t.w, &t.job, false, w.now) != ""
 	return t
@@ -238,11 +244,6 @@ func (w *world) happen() {
 	case 7, 8, 9:
 		if t, ok := pick(w, w.jobs, runs); ok {
 			w.finish(t, w.choose(5) > 0)
-		}
-	case 10:
-		if t, ok := pick(w, w.jobs, (*task).waits); ok {
-			t.over = true
-			w.s.leave(t.w, w.now)
 		}
 	case 11:
 		w.s.unreached(n, "it does not answer", w.now)

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -21,6 +22,9 @@ const maxMessage = 80 << 20
 // silence is how long a peer that owes an answer may say nothing before it is asked whether it is there, and hung up on.
 const silence = 10 * time.Second
 
+// grace is what a node may take to report a run that used up its time.
+const grace = 10 * time.Second
+
 // Keys are the files by which the two ends of a connection over TCP know each other: each shows its certificate, and takes the other's
 // only if CA has signed it.
 type Keys struct{ Cert, Key, CA string }
@@ -39,12 +43,22 @@ func Dial(address string, keys Keys) (client NodeClient, hangUp func(), err erro
 		secure = credentials.NewTLS(config)
 	}
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(secure),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
+		grpc.WithUnaryInterceptor(boundRun), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
 		return nil, nil, fmt.Errorf("node %s: %w", address, err)
 	}
 	return NewNodeClient(conn), func() { conn.Close() }, nil
+}
+
+// boundRun ends a run that its node has forgotten to end.
+func boundRun(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	if run, is := in.(*RunRequest); is && run.TimeoutMs > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(run.TimeoutMs)*time.Millisecond+grace)
+		defer cancel()
+	}
+	return invoke(ctx, method, in, out, conn, options...)
 }
 
 func isPath(address string) bool { return strings.Contains(address, "/") }

@@ -179,3 +179,28 @@ func TestByUnixSocketAndInProcess(t *testing.T) {
 		}
 	}
 }
+
+// late reports how long a run may take, in milliseconds.
+type late struct{ UnimplementedNodeServer }
+
+func (late) Run(ctx context.Context, _ *RunRequest) (*RunReply, error) {
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		return &RunReply{}, nil
+	}
+	return &RunReply{Status: int32(time.Until(deadline).Milliseconds())}, nil
+}
+
+func TestARunIsGivenUpSomeTimeAfterItsLimit(t *testing.T) {
+	client, hangUp, err := Dial(serve(t, "unix", filepath.Join(t.TempDir(), "socket"), NewServer(late{})), Keys{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangUp()
+	for _, c := range []struct{ limit, least, most int32 }{{0, 0, 0}, {3_600_000, 3_600_000, 3_610_000}} {
+		reply, err := client.Run(t.Context(), &RunRequest{TimeoutMs: uint32(c.limit)})
+		if err != nil || reply.Status < c.least || reply.Status > c.most {
+			t.Errorf("with a limit of %d ms: %v ms left, %v", c.limit, reply, err)
+		}
+	}
+}

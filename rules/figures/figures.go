@@ -1,7 +1,8 @@
 // Package figures ties a measured figure to the sources it was measured on.
 //
 // A figure file is JSON: {"inputs": {"paths": […], "sha256": "…"}, "figures": whatever the bench printed}. The hash covers every
-// source file under the paths, tests, prose and the figures themselves excepted; once it differs the figure is stale and no promise may rest on it.
+// source file under the paths; excepted are tests, packages that only tests use (their names end with test), prose and the figures
+// themselves. Once it differs the figure is stale and no promise may rest on it.
 package figures
 
 import (
@@ -36,6 +37,9 @@ func Hash(root string, paths []string) (string, error) {
 		err := filepath.WalkDir(filepath.Join(root, path), func(name string, entry fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
+			}
+			if err == nil && entry.IsDir() && strings.HasSuffix(entry.Name(), "test") {
+				return fs.SkipDir
 			}
 			if err != nil || !entry.Type().IsRegular() || !isSource(name) {
 				return err

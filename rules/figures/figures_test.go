@@ -38,6 +38,7 @@ func TestCurrentFollowsTheSources(t *testing.T) {
 	}{
 		{"a/x_test.go", "package a", true},
 		{"a/README.md", "prose", true},
+		{"a/atest/server.go", "package atest", true},
 		{"a/figures/b.json", "{}", true},
 		{"b/other.go", "package b", true},
 		{"a/x.go", "package a // changed", false},

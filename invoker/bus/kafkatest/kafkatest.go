@@ -4,8 +4,16 @@ package kafkatest
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -29,26 +37,54 @@ type versions struct {
 	Slf4j  string `yaml:"slf4j"`
 }
 
-// Start runs a broker until the test ends and returns its address. It skips where there is no Java, or no way to get Kafka.
+// Start runs a broker until the test ends and returns its address. Where there is no Java, or no way to get Kafka, it skips, or fails in
+// continuous integration.
 func Start(t testing.TB) (address string) {
+	t.Helper()
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t)}
+	b.start(t)
+	return b.Address
+}
+
+// StartTLS is Start for a broker that listens by TLS too, at secure, to whoever has the client's certificate.
+func StartTLS(t testing.TB) (address, secure string, client *tls.Config) {
+	t.Helper()
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t), Secure: "127.0.0.1:" + freePort(t)}
+	client = b.certify(t)
+	b.start(t)
+	return b.Address, b.Secure, client
+}
+
+// A broker is what its settings are made of.
+type broker struct {
+	Dir                 string
+	Address, Controller string
+	Secure              string // empty: it does not listen by TLS
+	Key, Certificate    string // files
+}
+
+func (b *broker) start(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts a Kafka broker")
 	}
+	lacking := t.Skip
+	if os.Getenv("FASTIOV_CI") != "" {
+		lacking = t.Fatal // there it is installed
+	}
 	if _, err := exec.LookPath("java"); err != nil {
-		t.Skip("no Java here to run Kafka: ", err)
+		lacking("no Java here to run Kafka: ", err)
 	}
 	jars, err := fetched()
 	if err != nil {
-		t.Skip("no Kafka to be had: ", err)
+		lacking("no Kafka to be had: ", err)
 	}
-	dir := t.TempDir()
-	address = "127.0.0.1:" + freePort(t)
-	settings := filepath.Join(dir, "server.properties")
-	if err := os.WriteFile(settings, render(t, properties, map[string]string{"Address": address, "Controller": "127.0.0.1:" + freePort(t), "Dir": dir}), 0o600); err != nil {
+	b.Controller = "127.0.0.1:" + freePort(t)
+	settings := filepath.Join(b.Dir, "server.properties")
+	if err := os.WriteFile(settings, render(t, properties, b), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(dir, "log"))
+	log, err := os.Create(filepath.Join(b.Dir, "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,30 +98,72 @@ func Start(t testing.TB) (address string) {
 	if err := java("kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", settings).Run(); err != nil {
 		t.Fatalf("formatting Kafka's storage: %v\n%s", err, tail(log.Name()))
 	}
-	broker := java("kafka.Kafka", settings)
-	if err := broker.Start(); err != nil {
+	process := java("kafka.Kafka", settings)
+	if err := process.Start(); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- broker.Wait() }()
+	go func() { ended <- process.Wait() }()
 	t.Cleanup(func() {
-		_ = broker.Process.Kill()
+		_ = process.Process.Kill()
 		<-ended
 	})
-	if err := answers(t.Context(), address, ended); err != nil {
+	if err := answers(t.Context(), b.Address, ended); err != nil {
 		t.Fatalf("Kafka does not answer: %v\n%s", err, tail(log.Name()))
 	}
-	return address
+}
+
+// certify makes one certificate, which broker and client both show and both trust.
+func (b *broker) certify(t testing.TB) *tls.Config {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kafkatest"}, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Key, b.Certificate = filepath.Join(b.Dir, "key.pem"), filepath.Join(b.Dir, "certificate.pem")
+	shown := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	if err := os.WriteFile(b.Certificate, shown, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.Key, append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), shown...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	trusted := x509.NewCertPool()
+	trusted.AddCert(certificate)
+	return &tls.Config{RootCAs: trusted, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
 }
 
 const properties = `process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{{.Controller}}
-listeners=PLAINTEXT://{{.Address}},CONTROLLER://{{.Controller}}
-advertised.listeners=PLAINTEXT://{{.Address}}
+listeners=PLAINTEXT://{{.Address}},CONTROLLER://{{.Controller}}{{with .Secure}},SSL://{{.}}{{end}}
+advertised.listeners=PLAINTEXT://{{.Address}}{{with .Secure}},SSL://{{.}}{{end}}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SSL:SSL
+{{if .Secure -}}
+ssl.client.auth=required
+ssl.keystore.type=PEM
+ssl.keystore.location={{.Key}}
+ssl.truststore.type=PEM
+ssl.truststore.location={{.Certificate}}
+{{end -}}
 log.dirs={{.Dir}}/data
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1

@@ -6,13 +6,15 @@ package echo
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 type request struct {
-	Value json.RawMessage `json:"value"`
+	Value jsontext.Value `json:"value"`
 }
 
 type trouble struct {
