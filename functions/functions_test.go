@@ -33,6 +33,7 @@ func TestFunctions(t *testing.T) {
 				stored = functionstest.Get(t, port, output)
 			}
 			functionstest.Check(t, f, result, stored)
+			functionstest.CheckSame(t, f, stored, stored)
 			t.Logf("%v", result["ms"])
 		})
 	}

@@ -164,6 +164,7 @@ var starters = map[string]string{
 	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
 	"node-agent/guest/init":   "the runtime",
 	"invoker/bus/kafkatest":   "a Kafka broker, for the tests of the bus",
+	"functions/functionstest": "python3 and node, to run the functions on this machine",
 }
 
 func TestOnlyStartersStartProcesses(t *testing.T) {

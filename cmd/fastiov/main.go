@@ -27,7 +27,7 @@ func main() {
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(),
 		statusCmd(), drainCmd(), reportCmd(),
-		burstCmd(), benchCmd(), userCmd(),
+		burstCmd(), benchCmd(), userCmd(), storageCmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
 	)
