@@ -13,7 +13,7 @@ SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(
 OUT         ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help up build test lint generate test-openwhisk test-chaos test-full clean-cache clean
+.PHONY: help up build load test lint generate test-openwhisk test-chaos test-full clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ build: ## Build bin/fastiov, and bin/fastiov-init for its guests
 	@.ci/bootstrap run
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-init ./node-agent/guest/init
+
+load: build ## Fire a short burst by k6 at what `make up` started, and show its tail; builds k6 once, which takes some minutes
+	@bin/fastiov k6 run load/burst.js
 
 test: ## Run the test tiers T0 to T3 within FASTIOV_BUDGET minutes (80)
 	@.ci/bootstrap test

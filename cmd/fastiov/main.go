@@ -27,7 +27,7 @@ func main() {
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(),
 		statusCmd(), drainCmd(), reportCmd(),
-		burstCmd(), benchCmd(), userCmd(), storageCmd(),
+		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
 	)
