@@ -51,7 +51,7 @@ test-openwhisk: ## Run every command of wsk ($WSK, or the one on PATH) against f
 	@.ci/bootstrap test
 	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
 		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
-	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient$$' ./cmd/fastiov
+	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient' ./cmd/fastiov
 
 test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
 	@.ci/bootstrap test
