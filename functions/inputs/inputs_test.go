@@ -13,6 +13,9 @@ func TestInputsAreAlwaysTheSame(t *testing.T) {
 	for key, want := range map[string]string{
 		Picture: "40c59060d1dc904f", Document: "f8dd39bb1d14909b", Graph: "77136a430af378d5", Pattern: "655a6a2a24aee495", Weights: "a0286a055cbfdbef",
 	} {
+		if key == Weights && testing.Short() {
+			continue // they take a second or two, and under the race detector half a minute
+		}
 		content := Make(key)
 		sum := sha256.Sum256(content)
 		t.Logf("%s: %d bytes", key, len(content))
@@ -35,6 +38,9 @@ func TestTheDocumentPacksLikeProse(t *testing.T) {
 
 // The network knows patterns that it was not fitted to.
 func TestTheNetworkKnowsPatterns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("computes for some seconds")
+	}
 	network, r := Trained(), numbers("others")
 	right, all := 0, 0
 	for range 3 {
