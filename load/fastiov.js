@@ -113,14 +113,22 @@ export function invoke (action, args = {}) {
 
 // recordOf is the activation record behind an answer: the answer itself, or what there is later where it took longer than a call may.
 function recordOf (reply) {
-  if (reply.status !== 202) return [200, 502, 500].includes(reply.status) ? reply.json() : null
-  const id = reply.json().activationId
+  if (reply.status !== 202) return [200, 502, 500].includes(reply.status) ? read(reply) : null
+  const id = read(reply)?.activationId
   for (let seconds = 0; seconds < 600; seconds++) {
     const found = ask('GET', `activations/${id}`)
-    if (found.status !== 404) return found.status === 200 ? found.json() : null
+    if (found.status !== 404) return found.status === 200 ? read(found) : null
     sleep(1)
   }
   return null
+}
+
+function read (reply) {
+  try {
+    return reply.json()
+  } catch { // whoever that is, it is not fastiov
+    return null
+  }
 }
 
 // summarize is a handleSummary.

@@ -51,6 +51,9 @@ func upCmd() *cobra.Command {
 		if err == nil {
 			announce(cmd.OutOrStdout(), "http://"+address, "http://"+n.metrics, key.String())
 		}
+		if err == nil && storage != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "storage         http://%s\n\n", storage)
+		}
 		return err
 	}
 	return cmd
