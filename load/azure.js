@@ -95,6 +95,6 @@ export function stages (calls, speed = 1) {
     for (same = n + 1; same < counts.length && (counts[same] ?? 0) / step === rate;) same++
     out.push({ target: Math.round(rate), duration: '0s' }, { target: Math.round(rate), duration: `${Math.round((same - n) * step * 1000)}ms` })
   }
-  out.push({ target: out[out.length - 1].target, duration: '1ms' }) // the last call is due at the very end of its stage
+  out.push({ target: 1, duration: '0s' }, { target: 1, duration: '500ms' }) // the last call is due at the very end of its stage, half a call before this one's
   return out
 }
