@@ -31,6 +31,9 @@ func k6Cmd() *cobra.Command {
 				os.Setenv("APIHOST", url)
 				os.Setenv("AUTH", key)
 			}
+			if os.Getenv("K6_NO_USAGE_REPORT") == "" {
+				os.Setenv("K6_NO_USAGE_REPORT", "true") // whoever wants to be counted says so
+			}
 			cache, err := image.Open("", cmd.ErrOrStderr())
 			if err != nil {
 				return err

@@ -82,7 +82,7 @@ func (s summary) called() (all, failed float64) {
 func (x *target) load(script string, args []string, settings ...string) summary {
 	x.t.Helper()
 	file := filepath.Join(x.t.TempDir(), "summary.json")
-	cmd := exec.CommandContext(x.t.Context(), x.k6, append(append([]string{"run", "--quiet", "--no-usage-report"}, args...), script)...)
+	cmd := exec.CommandContext(x.t.Context(), x.k6, append(append([]string{"run", "--quiet", "--no-usage-report", "--address", ""}, args...), script)...)
 	cmd.Dir = loadDir
 	cmd.Env = append(append(os.Environ(), "APIHOST="+x.url, "AUTH="+x.key, "SUMMARY="+file), settings...)
 	var said bytes.Buffer
@@ -106,6 +106,7 @@ func (x *target) load(script string, args []string, settings ...string) summary 
 // A seen is an activation as its record tells it.
 type seen struct {
 	Name        string
+	Response    struct{ Result map[string]any }
 	Annotations []struct {
 		Key   string
 		Value json.RawMessage
@@ -140,12 +141,28 @@ func (x *target) records(prefix string) (all []seen) {
 
 func (x *target) get(url string, into any) {
 	x.t.Helper()
-	req, err := http.NewRequestWithContext(x.t.Context(), http.MethodGet, url, nil)
+	x.ask(http.MethodGet, url, nil, into)
+}
+
+func (x *target) put(action, body string) {
+	x.t.Helper()
+	x.ask(http.MethodPut, x.url+"/api/v1/namespaces/_/actions/"+action, strings.NewReader(body), &struct{}{})
+}
+
+func (x *target) delete(action string) {
+	x.t.Helper()
+	x.ask(http.MethodDelete, x.url+"/api/v1/namespaces/_/actions/"+action, nil, &struct{}{})
+}
+
+func (x *target) ask(method, url string, body io.Reader, into any) {
+	x.t.Helper()
+	req, err := http.NewRequestWithContext(x.t.Context(), method, url, body)
 	if err != nil {
 		x.t.Fatal(err)
 	}
 	user, password, _ := strings.Cut(x.key, ":")
 	req.SetBasicAuth(user, password)
+	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		x.t.Fatal(err)
@@ -196,6 +213,21 @@ func TestLoadScenarios(t *testing.T) {
 			}
 		})
 	}
+	// A function that was deployed is called by copies of it, with its parameters, in turn with the others.
+	x.put("mine", `{"exec":{"kind":"nodejs:18","code":"function main(a) { return a }"},"parameters":[{"key":"own","value":1}]}`)
+	if s := x.load("burst.js", nil, "N=6", "FUNCTIONS=hello,mine"); s.exit != 0 {
+		t.Error(s.text)
+	}
+	copies := x.records("mine-load")
+	for _, r := range copies {
+		if r.Response.Result["own"] != 1.0 {
+			t.Errorf("a copy answered %v", r.Response.Result)
+		}
+	}
+	if len(copies) != 3 {
+		t.Errorf("%d of 6 calls were of the second function", len(copies))
+	}
+	x.delete("mine")
 	var left []struct{ Name string }
 	x.get(x.url+"/api/v1/namespaces/_/actions", &left)
 	if len(left) > 0 {
