@@ -64,7 +64,7 @@ export function copy (name, as) {
     const { exec, parameters, limits } = found.json()
     action = { exec: { kind: exec.kind, code: exec.code, binary: exec.binary, main: exec.main }, parameters, limits }
   } else if (found.status === 404 && name === 'hello') {
-    action = { exec: { kind: 'python:3', code: hello } }
+    action = { exec: { kind: 'python:3', code: hello }, limits: { timeout: 300000 } }
   } else if (found.status === 404) {
     fail(`there is no function ${name}; deploy it by wsk project deploy --manifest functions/${name}/manifest.yaml`)
   } else {
