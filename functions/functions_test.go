@@ -124,6 +124,9 @@ func TestKnativeServices(t *testing.T) {
 				t.Fatalf("%+v", service)
 			}
 			container := spec.Containers[0]
+			if s := container.Security; s.Escalates || !s.NonRoot || len(s.Capabilities.Drop) != 1 || s.Seccomp.Type != "RuntimeDefault" {
+				t.Errorf("%+v", s)
+			}
 			var arguments map[string]string
 			if len(container.Env) != 1 || container.Env[0].Name != "ARGUMENTS" || json.Unmarshal([]byte(container.Env[0].Value), &arguments) != nil {
 				t.Fatalf("%+v", container)
@@ -154,6 +157,12 @@ type service struct {
 				Containers           []struct {
 					Image     string
 					Resources struct{ Limits map[string]string }
+					Security  struct {
+						Escalates    bool `yaml:"allowPrivilegeEscalation"`
+						NonRoot      bool `yaml:"runAsNonRoot"`
+						Capabilities struct{ Drop []string }
+						Seccomp      struct{ Type string } `yaml:"seccompProfile"`
+					} `yaml:"securityContext"`
 					Env       []struct{ Name, Value string }
 				}
 			}
