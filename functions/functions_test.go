@@ -163,7 +163,7 @@ type service struct {
 						Capabilities struct{ Drop []string }
 						Seccomp      struct{ Type string } `yaml:"seccompProfile"`
 					} `yaml:"securityContext"`
-					Env       []struct{ Name, Value string }
+					Env []struct{ Name, Value string }
 				}
 			}
 		}
