@@ -286,3 +286,39 @@ func FuzzKey(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkObject moves an object of 1 MiB in and out, over loopback.
+func BenchmarkObject(b *testing.B) {
+	s, err := Open(b.TempDir(), MaxObject)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	server := httptest.NewServer(s)
+	defer server.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	for _, method := range []string{http.MethodPut, http.MethodGet} {
+		b.Run(method, func(b *testing.B) {
+			b.SetBytes(int64(len(content)))
+			for b.Loop() {
+				req, err := http.NewRequestWithContext(b.Context(), method, server.URL+"/b/k", bytes.NewReader(content))
+				if err != nil {
+					b.Fatal(err)
+				}
+				if method == http.MethodGet {
+					req.Body, req.ContentLength = nil, 0
+				}
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				_, err = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				if err != nil || resp.StatusCode != http.StatusOK {
+					b.Fatalf("%s, %v", resp.Status, err)
+				}
+			}
+		})
+	}
+}
