@@ -32,7 +32,11 @@ var (
 func makeInputs() map[string][]byte {
 	content := map[string][]byte{}
 	for _, key := range inputs.Keys {
-		content[key] = inputs.Make(key)
+		if key == inputs.Weights {
+			content[key] = trained().File() // what Make would make, once more
+		} else {
+			content[key] = inputs.Make(key)
+		}
 	}
 	return content
 }
