@@ -15,7 +15,7 @@ OUT         ?= .
 
 .DEFAULT_GOAL := help
 # test-kernel has no place in the help: `make test` runs it.
-.PHONY: help up build test test-kernel lint generate test-openwhisk test-chaos test-full clean-cache clean
+.PHONY: help up build load test test-kernel lint generate test-openwhisk test-chaos test-full clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ build: ## Build bin/fastiov, and bin/fastiov-init for its guests
 	@.ci/bootstrap run
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-init ./node-agent/guest/init
+
+load: build ## Fire a short burst by k6 at what `make up` started, and show its tail; builds k6 once, which takes some minutes
+	@bin/fastiov k6 run load/burst.js
 
 test: ## Run the test tiers T0 to T3 within FASTIOV_BUDGET minutes (80)
 	@.ci/bootstrap test
@@ -60,7 +63,7 @@ test-openwhisk:
 	@.ci/bootstrap test
 	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
 		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
-	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient$$' ./cmd/fastiov
+	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient' ./cmd/fastiov
 
 test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
 	@.ci/bootstrap test

@@ -1,7 +1,20 @@
-// Package functions holds the sample functions that the tools deploy by themselves.
+// Package functions holds the sample functions: hello, echo-net, and four of the applications that papers on serverless computing are
+// measured by (SeBS calls them thumbnailer, compression, graph-bfs and image-recognition). Each fetches its input from a storage server,
+// computes, and stores what came out; inputs/ makes what they work on, storage/ is a server for it.
+//
+// A folder is a function: its code, manifest.yaml for wsk, service.yaml for kn.
 package functions
 
-import _ "embed"
+import (
+	"embed"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+
+	"gopkg.in/yaml.v3"
+)
 
 // HelloPython and HelloNode greet whoever args.name is.
 var (
@@ -10,3 +23,64 @@ var (
 	//go:embed hello/hello.js
 	HelloNode string
 )
+
+//go:embed hello echo-net image compression scientific inference
+var files embed.FS
+
+// A Function is one action as its manifest tells it.
+type Function struct {
+	Name       string
+	Kind       string
+	Code       string
+	MemoryMB   int
+	TimeoutMs  int
+	Parameters map[string]string
+}
+
+// All are the sample functions, told that the storage server is at the URL storage.
+func All(storage string) (all []Function) {
+	manifests, err := fs.Glob(files, "*/manifest.yaml")
+	if err != nil {
+		panic(err) // the pattern is a good one
+	}
+	for _, file := range manifests {
+		all = append(all, read(file, storage)...)
+	}
+	return all
+}
+
+// read panics on what tests see first: the files are part of the binary.
+func read(file, storage string) (in []Function) {
+	content, err := files.ReadFile(file)
+	if err != nil {
+		panic(err)
+	}
+	var manifest struct {
+		Packages map[string]struct {
+			Actions map[string]struct {
+				Function, Runtime string
+				Limits            struct {
+					MemorySize int `yaml:"memorySize"`
+					Timeout    int
+				}
+				Inputs map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal(content, &manifest); err != nil {
+		panic(file + ": " + err.Error())
+	}
+	actions := manifest.Packages["default"].Actions
+	for _, name := range slices.Sorted(maps.Keys(actions)) {
+		a := actions[name]
+		code, err := files.ReadFile(path.Join(path.Dir(file), a.Function))
+		if err != nil {
+			panic(err)
+		}
+		for parameter, value := range a.Inputs {
+			a.Inputs[parameter] = os.Expand(value, func(name string) string { return map[string]string{"STORAGE": storage}[name] })
+		}
+		in = append(in, Function{name, a.Runtime, string(code), a.Limits.MemorySize, a.Limits.Timeout, a.Inputs})
+	}
+	return in
+}

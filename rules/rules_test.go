@@ -161,13 +161,14 @@ var starters = map[string]string{
 	"bench":                   "itself, to hold VFs",
 	"bench/controlplane":      "itself, as the servers that it measures",
 	"testbed":                 "QEMU",
-	"node-agent/image":        "apt, dpkg-deb, depmod and go build, when an artefact is built",
+	"node-agent/image":        "apt, dpkg-deb, depmod and go, when an artefact is built",
 	"node-agent/doctor":       "QEMU, to prove KVM",
 	"node-agent/sandbox/qemu": "looks for QEMU",
 	"node-agent/sandbox/jail": "the VMM, in its cgroup and under its own uid",
 	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
 	"node-agent/guest/init":   "the runtime",
 	"invoker/bus/kafkatest":   "a Kafka broker, for the tests of the bus",
+	"functions/functionstest": "python3 and node, to run the functions on this machine",
 }
 
 func TestOnlyStartersStartProcesses(t *testing.T) {

@@ -24,14 +24,16 @@ const (
 	awayBinary  = "/share/fastiov"
 	awayImages  = "/share/images"
 	awayAPI     = "10.0.3.15:3233"
+	awayURL     = "http://127.0.0.1:3233"
 	awayMetrics = "10.0.3.15:9464"
+	awayStorage = "10.0.3.15:3234"
 	awayKey     = "/var/lib/fastiov/key"
 )
 
 var (
-	awayPorts = []int{3233, 9464}
+	awayPorts = []int{3233, 3234, 9464}
 	awayFlags = []string{
-		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--api-host", "http://10.0.2.2:3233",
+		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
 		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3", "--boot-deadline", "3m", "--wait", "50s",
 	}
 )
@@ -97,7 +99,8 @@ func runInTestbed(ctx context.Context, host *testbed.Host, keepAlive time.Durati
 	if err := run(&key, "cat", awayKey); err != nil {
 		return err
 	}
-	announce(out, "http://127.0.0.1:3233", "http://127.0.0.1:9464", strings.TrimSpace(key.String()))
+	announce(out, awayURL, "http://127.0.0.1:9464", strings.TrimSpace(key.String()))
+	fmt.Fprint(out, "storage         http://127.0.0.1:3234; functions reach it as http://10.0.2.2:3234\n\n")
 	return nil
 }
 

@@ -167,6 +167,9 @@ func nodeImage(exec couch.Exec) (string, error) {
 	case "nodejs":
 		return "nodejs:18", nil
 	case "python":
+		if exec.Kind == "python:3-ai" {
+			return exec.Kind, nil
+		}
 		return "python:3", nil
 	}
 	return "", fmt.Errorf("this invoker has no runtime for kind %s", exec.Kind)

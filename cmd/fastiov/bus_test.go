@@ -153,7 +153,7 @@ func TestRoom(t *testing.T) {
 }
 
 func TestNodeImage(t *testing.T) {
-	for kind, want := range map[string]string{"nodejs:20": "nodejs:18", "nodejs:default": "nodejs:18", "python:3.11": "python:3", "blackbox": "example/it", "cobol:60": ""} {
+	for kind, want := range map[string]string{"nodejs:20": "nodejs:18", "nodejs:default": "nodejs:18", "python:3.11": "python:3", "python:3-ai": "python:3-ai", "blackbox": "example/it", "cobol:60": ""} {
 		got, err := nodeImage(couch.Exec{Kind: kind, Image: "example/it"})
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q %v", kind, got, err)

@@ -28,7 +28,7 @@ func rootCmd() *cobra.Command {
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(),
 		statusCmd(), drainCmd(), reportCmd(),
-		burstCmd(), benchCmd(), userCmd(),
+		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		tracesCmd(),
 		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),

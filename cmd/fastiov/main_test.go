@@ -74,6 +74,9 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "no SR-IOV device"},
 		{"no huge pages", []string{"agent", "--sandbox", "bare", "--huge-pages", "--subnet", "10.0.2.0/24",
 			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "huge pages"},
+		{"storage port taken", []string{"up", "--foreground", "--sandbox", "sim", "--listen", "127.0.0.1:0", "--metrics", "", "--storage", taken}, nil, "choose another address with --storage"},
+		{"no storage there", []string{"storage", "samples", "http://127.0.0.1:1"}, nil, "start a storage server"},
+		{"no URL", []string{"storage", "samples", "127.0.0.1:1"}, nil, "no URL of a storage server"},
 		{"nothing runs", []string{"status"}, nil, "no agent runs here"},
 		{"nothing to report", []string{"report", "x"}, nil, "no agent runs here"},
 		{"no rounds", []string{"burst", "--rounds", "0"}, nil, "want 1 or more"},
@@ -85,7 +88,7 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 			}
 			runDir := filepath.Join(t.TempDir(), "run")
 			args := c.args
-			if c.name != "unknown flag" {
+			if c.name != "unknown flag" && args[0] != "storage" {
 				args = append(args, "--run-dir", runDir)
 			}
 			cmd := fastiov(t, args...)

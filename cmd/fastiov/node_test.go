@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
 
+	"github.com/fastiov/fastiov/functions"
+	"github.com/fastiov/fastiov/functions/functionstest"
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -82,6 +85,72 @@ func TestAFunctionTalksThroughItsVF(t *testing.T) {
 	if macs := sources(t, host.Wire(0), port); len(macs) != 1 || !macs[cold.MAC] {
 		t.Errorf("the wire saw %v talk to port %d, the VF's MAC is %s", macs, port, cold.MAC)
 	}
+}
+
+// TestTheFunctionsThroughTheirVFs: every sample function, cold, fetches its input through its VF, computes, and stores through its VF what
+// the same code stores when it runs on this machine.
+func TestTheFunctionsThroughTheirVFs(t *testing.T) {
+	host, key := upTestbed(t)
+	port := functionstest.Storage(t)
+	stored := func(f functions.Function) []byte {
+		if f.Parameters["output"] == "" {
+			return nil
+		}
+		return functionstest.Get(t, port, f.Parameters["output"])
+	}
+	natively := functions.All("http://127.0.0.1:" + port)
+	macs := map[string]bool{}
+	for n, f := range functions.All("http://10.0.2.2:" + port) {
+		t.Run(f.Name, func(t *testing.T) {
+			functionstest.Native(t, natively[n])
+			native := stored(f)
+			if native != nil {
+				functionstest.Put(t, port, f.Parameters["output"], nil)
+			}
+			action := "actions/sample-" + f.Name
+			var parameters []map[string]string
+			for name, value := range f.Parameters {
+				parameters = append(parameters, map[string]string{"key": name, "value": value})
+			}
+			status := call(t, key, http.MethodPut, action+"?overwrite=true", map[string]any{
+				"exec": map[string]string{"kind": f.Kind, "code": f.Code}, "parameters": parameters,
+				"limits": map[string]int{"memory": f.MemoryMB, "timeout": f.TimeoutMs},
+			}, nil)
+			if status != http.StatusOK {
+				t.Fatalf("deploying it: %d", status)
+			}
+			defer call(t, key, http.MethodDelete, action, nil, nil)
+			var started struct {
+				ID string `json:"activationId"`
+			}
+			call(t, key, http.MethodPost, action, map[string]any{}, &started)
+			result, cold := await(t, key, started.ID)
+			functionstest.Check(t, f, result, stored(f))
+			functionstest.CheckSame(t, f, native, stored(f))
+			if f.Parameters["storage"] != "" {
+				macs[cold.MAC] = true
+			}
+			t.Logf("%.1f s from the request to the answer, of which its own: %v ms", cold.EndToEnd/1000, result["ms"])
+		})
+	}
+	for mac := range sources(t, host.Wire(0), portNumber(t, port)) {
+		if !macs[mac] {
+			t.Errorf("%s spoke to the storage server, which is no VF of these functions: %v", mac, macs)
+		}
+		delete(macs, mac)
+	}
+	if len(macs) > 0 {
+		t.Errorf("the wire saw nothing of %v", macs)
+	}
+}
+
+func portNumber(t *testing.T, port string) int {
+	t.Helper()
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // call speaks to the invoker in the testbed.

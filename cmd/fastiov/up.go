@@ -25,13 +25,15 @@ func upCmd() *cobra.Command {
 	var n nodeFlags
 	var i invokerFlags
 	var foreground bool
+	var storage string
 	cmd := &cobra.Command{Use: "up", Short: "Start fastiov here, or in a testbed where this machine cannot be a node", Args: cobra.NoArgs}
 	n.register(cmd)
 	i.register(cmd)
+	cmd.Flags().StringVar(&storage, "storage", "", "where functions find a storage server, which keeps its objects in --state-dir; whoever reaches it may read and write them all (default: nowhere)")
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, as a service does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if foreground {
-			return serveAll(cmd.Context(), &n, &i, os.Stderr)
+			return serveAll(cmd.Context(), &n, &i, storage, os.Stderr)
 		}
 		if n.sandbox == "qemu" && n.images == "" {
 			if away, err := upInTestbed(cmd, &i); away {
@@ -49,19 +51,27 @@ func upCmd() *cobra.Command {
 		if err == nil {
 			announce(cmd.OutOrStdout(), "http://"+address, "http://"+n.metrics, key.String())
 		}
+		if err == nil && storage != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "storage         http://%s\n\n", storage)
+		}
 		return err
 	}
 	return cmd
 }
 
-// serveAll runs a node and its invoker until ctx ends.
-func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Writer) error {
+// serveAll runs a node and its invoker until ctx ends, and a storage server if it has an address.
+func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string, logTo io.Writer) error {
 	log := slog.New(slog.NewTextHandler(logTo, nil))
 	front, err := i.open(ctx, n.runDir, n.stateDir, log)
 	if err != nil {
 		return err
 	}
 	defer front.close()
+	stopStorage, err := serveStorage(storage, filepath.Join(n.stateDir, "storage"), log)
+	if err != nil {
+		return err
+	}
+	defer stopStorage()
 	traces, err := openTraces(ctx)
 	if err != nil {
 		return err

@@ -48,7 +48,42 @@ func compilePython(ctx context.Context, t *rootfs.Tree, tmp string) error {
 	if err := compile(append(slices.Clone(common), "-b", filepath.Join(dir, "usr/lib/fastiov"))...); err != nil {
 		return err
 	}
+	packages := filepath.Join(dir, pythonPackages)
+	if _, err := os.Stat(packages); err == nil {
+		if err := compile(append(slices.Clone(common), packages)...); err != nil {
+			return err
+		}
+		const use = "import sys; sys.path.append(sys.argv[1]); import PIL.Image, numpy; PIL.Image.new('L', (1, 1)).resize((2, 2)); numpy.ones((2, 2)) @ numpy.ones((2, 2))"
+		if err := runPython(ctx, dir, "-c", use, packages); err != nil {
+			return err
+		}
+	}
 	return t.Import(dir, "usr/lib", func(name string) bool { return strings.HasSuffix(name, ".pyc") })
+}
+
+// pythonPackages is where Debian's packages put libraries, and of these what no function imports. The names that BLAS and LAPACK are found
+// by are made by maintainer scripts, elsewhere.
+const pythonPackages = "usr/lib/python3/dist-packages"
+
+var (
+	librariesUnused = []string{"numpy/distutils", "numpy/doc", "numpy/f2py", "numpy/core/include", "numpy/core/tests", "numpy/lib/tests",
+		"numpy/linalg/tests", "numpy/ma/tests", "numpy/polynomial/tests", "numpy/random/tests", "numpy/tests", "numpy/typing/tests"}
+	libraryLinks = map[string]string{"libblas.so.3": "blas/libblas.so.3", "liblapack.so.3": "lapack/liblapack.so.3"}
+)
+
+// compilePythonLibraries compiles Python with its site packages, and sees that they can be imported.
+func compilePythonLibraries(ctx context.Context, t *rootfs.Tree, tmp string) error {
+	for _, name := range librariesUnused {
+		if err := t.Remove(pythonPackages + "/" + name); err != nil {
+			return err
+		}
+	}
+	for name, target := range libraryLinks {
+		if err := t.Symlink("usr/lib/x86_64-linux-gnu/"+name, target); err != nil {
+			return err
+		}
+	}
+	return compilePython(ctx, t, tmp)
 }
 
 // runPython runs the Python unpacked in dir, with the dynamic linker and the libraries beside it: it need not be this machine's.
@@ -58,7 +93,7 @@ func runPython(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(libraries, "ld-linux-x86-64.so.2"), command...)
 	cmd.Env = []string{"PYTHONHOME=" + filepath.Join(dir, "usr"), "PYTHONHASHSEED=0", "PYTHONDONTWRITEBYTECODE=1", "LC_ALL=C.UTF-8"}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling the standard library: %w: %s", err, lastLine(out))
+		return fmt.Errorf("the image's Python: %w: %s", err, lastLine(out))
 	}
 	return nil
 }

@@ -50,6 +50,15 @@ var recipes = map[string]runtimeRecipe{
 		command: []string{"/usr/bin/python3.11", "-I", "-S", "-u", "/usr/lib/fastiov/proxy.pyc"},
 		finish:  compilePython,
 	},
+	// python:3 with the libraries that OpenWhisk's kind of that name is known for, those that Debian has small enough.
+	"python:3-ai": {
+		packages: []string{"busybox-static", "ca-certificates", "python3.11", "python3-numpy", "python3-pil"},
+		omits:    append([]string{"python3", "python3-minimal", "libpython3-stdlib", "python3-pkg-resources"}, runtimeOmits...),
+		proxy:    "/usr/lib/fastiov/proxy.py",
+		source:   runtimes.Python3,
+		command:  []string{"/usr/bin/python3.11", "-I", "-u", "/usr/lib/fastiov/proxy.pyc"}, // with the site packages
+		finish:   compilePythonLibraries,
+	},
 	"nodejs:18": {
 		packages: []string{"busybox-static", "ca-certificates", "nodejs"},
 		omits:    runtimeOmits,
@@ -65,7 +74,7 @@ var runtimeApplets = []string{"awk", "basename", "cat", "cp", "cut", "date", "di
 	"tail", "tar", "tee", "touch", "tr", "true", "uname", "uniq", "unzip", "wc", "wget", "which", "xargs"}
 
 // RuntimeNames are the runtimes made of Debian packages; any other name is an OCI reference.
-func RuntimeNames() []string { return []string{"nodejs:18", "python:3"} }
+func RuntimeNames() []string { return []string{"nodejs:18", "python:3", "python:3-ai"} }
 
 // Runtime returns the runtime called name: one of RuntimeNames, or an OCI reference, whose image is pulled.
 func (c *Cache) Runtime(ctx context.Context, name string) (Runtime, error) {
