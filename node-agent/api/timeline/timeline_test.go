@@ -54,6 +54,19 @@ func TestBeginEndsOnce(t *testing.T) {
 	}
 }
 
+func TestProgressShowsWhatIsOpen(t *testing.T) {
+	var tl Timeline
+	tl.Begin(Image)()
+	end := tl.Begin(VMM)
+	if s := tl.Progress(); len(s) != 2 || s[0].Stage != Image || s[1].Stage != VMM || !s[1].End.IsZero() {
+		t.Errorf("%+v; want image, and vmm without an end", s)
+	}
+	end()
+	if s := tl.Progress(); len(s) != 2 || s[1].End.IsZero() {
+		t.Errorf("%+v; want both ended", s)
+	}
+}
+
 func TestAddKeepsABackwardSpanEmpty(t *testing.T) {
 	var tl Timeline
 	tl.Add(span(GuestBoot, 50, 40))
@@ -76,6 +89,13 @@ func TestAttributeSumsToTheWhole(t *testing.T) {
 				t.Fatalf("%s has %v", stage, d)
 			}
 			sum += d
+		}
+		at := at(0)
+		for _, s := range Segments(spans, t0, t0.Add(ms(100))) {
+			if !s.Begin.Equal(at) || !s.End.After(s.Begin) {
+				t.Fatalf("a piece from %v to %v after %v", s.Begin, s.End, at)
+			}
+			at = s.End
 		}
 		if sum != ms(100) {
 			t.Fatalf("the stages of %v sum to %v", spans, sum)
