@@ -248,7 +248,7 @@ func (a *attempt) initStem(ctx context.Context) error {
 	}
 	ctx, stop := a.call(ctx, a.p.cfg.Start)
 	defer stop()
-	reply, err := a.box.node.to.Init(ctx, &api.InitRequest{Id: a.box.id, Init: request.Init})
+	reply, err := a.box.node.to.Init(ctx, &api.InitRequest{Id: a.box.id, Init: request.Init, Call: request.Call})
 	a.Start = reply
 	switch status.Code(err) {
 	case codes.Unavailable, codes.NotFound, codes.Aborted:

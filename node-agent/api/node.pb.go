@@ -127,6 +127,7 @@ type Call struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Action        string                 `protobuf:"bytes,1,opt,name=action,proto3" json:"action,omitempty"`                      // namespace/name or namespace/package/name
 	WaitedNs      uint64                 `protobuf:"varint,2,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"` // how long it had waited when the node was asked
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`                // whose call it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -173,6 +174,13 @@ func (x *Call) GetWaitedNs() uint64 {
 		return x.WaitedNs
 	}
 	return 0
+}
+
+func (x *Call) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
 }
 
 type StartReply struct {
@@ -1627,10 +1635,11 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04call\x18\a \x01(\v2\x15.fastiov.node.v1.CallR\x04call\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\";\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +
 	"\x04Call\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
-	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\"\x8b\x02\n" +
+	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\x8b\x02\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +

@@ -48,6 +48,7 @@ type Timeline struct {
 	mu    sync.Mutex
 	spans []Span
 	open  []*Span // begun, not ended
+	shown []Span  // what Progress tells in their place of stages that are measured only once they are over
 }
 
 // Begin opens a stage now and returns the function that closes it; only its first call counts.
@@ -86,11 +87,27 @@ func (t *Timeline) Spans() []Span {
 	return spans
 }
 
-// Progress returns the spans that Spans does, and those that are open, which have no end, by begin.
+// Show says that a stage begins about now, and that the one shown before is over, to those who look while nothing better is known; with
+// no stage, that from now on something is. It records nothing.
+func (t *Timeline) Show(stage Stage) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if stage == "" {
+		t.shown = nil
+		return
+	}
+	if last := len(t.shown) - 1; last >= 0 {
+		t.shown[last].End = now
+	}
+	t.shown = append(t.shown, Span{Stage: stage, Begin: now})
+}
+
+// Progress returns the spans that Spans does, those that are open, which have no end, and what is shown, by begin.
 func (t *Timeline) Progress() []Span {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	spans := slices.Clone(t.spans)
+	spans := slices.Concat(t.spans, t.shown)
 	for _, s := range t.open {
 		spans = append(spans, *s)
 	}

@@ -67,6 +67,22 @@ func TestProgressShowsWhatIsOpen(t *testing.T) {
 	}
 }
 
+func TestWhatIsShownIsNotRecorded(t *testing.T) {
+	var tl Timeline
+	tl.Show(VMM)
+	tl.Show(GuestBoot)
+	if s := tl.Progress(); len(s) != 2 || s[0].End.IsZero() || !s[1].End.IsZero() {
+		t.Errorf("%+v; want vmm ended and guest-boot open", s)
+	}
+	if s := tl.Spans(); len(s) != 0 {
+		t.Errorf("%+v was recorded", s)
+	}
+	tl.Show("")
+	if s := tl.Progress(); len(s) != 0 {
+		t.Errorf("%+v is still shown", s)
+	}
+}
+
 func TestAddKeepsABackwardSpanEmpty(t *testing.T) {
 	var tl Timeline
 	tl.Add(span(GuestBoot, 50, 40))
