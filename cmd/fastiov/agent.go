@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -53,6 +54,7 @@ func invokerCmd() *cobra.Command {
 			*addresses = []string{filepath.Join(*runDir, nodeSocket)}
 		}
 		var nodes []api.NodeClient
+		var watched []live.Named
 		for _, address := range *addresses {
 			node, hangUp, err := api.Dial(address, far.keys)
 			if err != nil {
@@ -60,6 +62,7 @@ func invokerCmd() *cobra.Command {
 			}
 			defer hangUp()
 			poolConfig.Nodes = append(poolConfig.Nodes, pool.Named{Name: address, Node: node})
+			watched = append(watched, live.Named{Name: address, Node: node})
 			nodes = append(nodes, node)
 		}
 		if b.wanted() {
@@ -72,6 +75,7 @@ func invokerCmd() *cobra.Command {
 			return err
 		}
 		defer front.close()
+		front.watched = watched
 		return front.serve(cmd.Context(), poolConfig, nil, prometheus.NewRegistry())
 	}
 	return cmd

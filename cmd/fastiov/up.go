@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -73,6 +74,7 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Write
 	}
 	defer node.close()
 	client := api.Local(node.agent)
+	front.watched = []live.Named{{Name: "local", Node: client}}
 	if err := endStrangers(ctx, client, log); err != nil {
 		return err
 	}
