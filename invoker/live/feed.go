@@ -169,10 +169,12 @@ func (r *reader) tell(before, now *start) (told Start, differs bool) {
 }
 
 const (
-	slow      = 10 * time.Second // without taking anything: it is dropped
-	quiet     = 15 * time.Second // without news: it is told that we are still there
-	readsLast = 5 * time.Minute  // then a reader must show its key again
+	quiet     = 15 * time.Second // without news: a reader is told that we are still there
+	readsLast = 5 * time.Minute  // then it must show its key again
 )
+
+// slow is a reader that takes nothing for that long: it is dropped. A variable, for tests.
+var slow = 10 * time.Second
 
 // feed sends updates. A reader who is slow is sent fewer: each is made when the one before has left.
 func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
