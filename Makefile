@@ -13,7 +13,7 @@ SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(
 OUT         ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help up build test lint generate test-openwhisk test-chaos test-full clean-cache clean
+.PHONY: help up build test lint generate test-openwhisk test-page test-chaos test-full clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,8 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 	go tool staticcheck ./...
 	shellcheck $(SCRIPTS)
 
-generate: ## Regenerate the Go code of node-agent/api from node.proto
+# generate makes the Go code of node-agent/api from node.proto anew.
+generate:
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto
@@ -49,6 +50,11 @@ test-openwhisk: ## Run every command of wsk ($WSK, or the one on PATH) against f
 	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
 		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
 	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient$$' ./cmd/fastiov
+
+test-page: ## Use the live page in a headless Chromium; FASTIOV_PAGE_OUT names a folder for pictures and figures
+	@.ci/bootstrap test
+	@mkdir -p bin/page && cp cmd/fastiov/testdata/page/* bin/page && npm ci --silent --no-audit --no-fund --prefix bin/page
+	FASTIOV_PAGE_JS=$(CURDIR)/bin/page go test -count 1 -v -run '^TestLivePage$$' ./cmd/fastiov
 
 test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
 	@.ci/bootstrap test

@@ -66,13 +66,13 @@ type Start struct {
 func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 	r := &BurstResult{N: b.N, Rounds: b.Rounds, Errors: map[string]int{}}
 	p := newProgress(b.Out, b.N*b.Rounds)
+	defer p.stop()
 	for round := range b.Rounds {
 		err := b.round(ctx, round, r, p)
 		if err == nil && b.Node != nil {
 			err = b.settle(ctx, r)
 		}
 		if err != nil {
-			p.stop()
 			return nil, fmt.Errorf("round %d: %w", round+1, err)
 		}
 		p.round(fmt.Sprintf("burst  round %d/%d  %d/%d answered  %d leaked", round+1, b.Rounds, r.Answered, r.Requested, r.Leaked))
