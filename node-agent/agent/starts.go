@@ -109,6 +109,11 @@ func (c *coldStart) over(state, why string) {
 	s.now = slices.DeleteFunc(s.now, func(other *coldStart) bool { return other == c })
 	told := c.tell()
 	told.State, told.Why, told.EndNs = state, why, time.Now().UnixNano()
+	for _, span := range told.Spans {
+		if span.EndNs == 0 { // it was cut short
+			span.EndNs = told.EndNs
+		}
+	}
 	if s.ended++; len(s.past) == keepStarts {
 		s.past = s.past[1:] // append moves what is left when it has come to the end of the array
 	}

@@ -126,6 +126,9 @@ export class Tiles {
   }
 
   draw(model) {
+    const many = model.vfs.size > 24
+    if (this.list.classList.toggle('many', many) !== this.many) for (const tile of this.tiles.values()) tile.vf = undefined
+    this.many = many
     const count = new Map()
     const owners = new Map()
     for (const start of model.starts.values()) owners.set(start.id, start)
@@ -149,9 +152,8 @@ export class Tiles {
       tile.element.className = vf.state
       tile.element.title = words
       tile.element.ariaLabel = words
-      tile.element.lastChild.textContent = this.list.classList.contains('many') ? letters[vf.state] ?? '?' : vf.state
+      tile.element.lastChild.textContent = many ? letters[vf.state] ?? '?' : vf.state
     }
-    this.list.classList.toggle('many', model.vfs.size > 24)
     const parts = [...count].sort().map(([state, n]) => `${n} ${state}`)
     const simulated = model.nodes.length > 0 && model.nodes.every(node => node.driver === 'sim')
     this.census.textContent = parts.join(', ') || (simulated ? 'none: the sandboxes are simulated' : 'none')

@@ -29,6 +29,8 @@ function frame() {
   if (dirty) {
     dirty = false
     waterfall.arrange()
+    $('pick').max = Math.max(0, waterfall.shown.length - 1)
+    if (waterfall.picked >= 0) $('pick').value = waterfall.picked
   }
   waterfall.draw()
   const now = performance.now()
@@ -76,12 +78,12 @@ function drawCount(running, ended, bad) {
   const none = model.starts.size === 0
   $('empty').hidden = !none
   $('bars').hidden = none
-  const pick = $('pick')
-  pick.disabled = none
-  pick.max = Math.max(0, waterfall.shown.length - 1)
+  $('pick').disabled = none
 }
 
-// Picking a bar, by the mouse or by the range input that stands for the bars where there is none.
+// Picking a bar, by the mouse or by the range input that stands for the bars where there is none. A click keeps it picked.
+
+let kept = false
 
 function pick(place) {
   if (waterfall.picked === place) return
@@ -110,11 +112,23 @@ function drawPicked() {
   $('pick').setAttribute('aria-valuetext', `${words}. ${spent.map(([place, ms]) => `${model.stages[place]} ${text(ms)}`).join(', ')}`)
 }
 
-$('bars').addEventListener('pointermove', event => pick(waterfall.at(event.offsetX, event.offsetY)))
-$('bars').addEventListener('pointerleave', () => pick(-1))
+$('bars').addEventListener('pointermove', event => kept || pick(waterfall.at(event.offsetX, event.offsetY)))
+$('bars').addEventListener('pointerleave', () => kept || pick(-1))
+$('bars').addEventListener('click', event => {
+  const place = waterfall.at(event.offsetX, event.offsetY)
+  kept = place >= 0 && !(kept && place === waterfall.picked)
+  pick(place)
+})
+$('pick').addEventListener('keydown', event => { // down the page is up the range
+  const by = {ArrowDown: 1, ArrowUp: -1}[event.key]
+  if (!by) return
+  event.preventDefault()
+  event.target.value = +event.target.value + by
+  pick(+event.target.value)
+})
 $('pick').addEventListener('input', event => pick(+event.target.value))
 $('pick').addEventListener('focus', event => pick(+event.target.value))
-$('pick').addEventListener('blur', () => pick(-1))
+$('pick').addEventListener('blur', () => kept || pick(-1))
 for (const order of ['newest', 'slowest']) $(order).addEventListener('change', () => {
   waterfall.order = order
   readAt = 0
@@ -171,10 +185,10 @@ async function read() {
         if (update.vfs || update.hello) tiles.draw(model)
         redraw()
       })
-      if (wait === 1) continue // it ends from time to time
     } catch (error) {
       if (error.status === 401 || error.status === 403) {
         link('signed out')
+        sessionStorage.removeItem('key')
         say(error.message, true)
         signIn(true)
         return
