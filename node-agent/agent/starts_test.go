@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 func startFor(t *testing.T, a *Agent, id string) error {
@@ -129,7 +130,23 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	for range 3 * keepStarts {
 		s.begin("x", nil).ready("")
 	}
-	if len(s.past) != keepStarts || cap(s.past) > 3*keepStarts || s.past[0].Number != 2*keepStarts+1 {
-		t.Errorf("%d starts kept, in an array of %d, from number %d on", len(s.past), cap(s.past), s.past[0].Number)
+	if len(s.past) != keepStarts || cap(s.past) > 3*keepStarts || s.past[0].number != 2*keepStarts+1 {
+		t.Errorf("%d starts kept, in an array of %d, from number %d on", len(s.past), cap(s.past), s.past[0].number)
+	}
+}
+
+// BenchmarkStarts is a look at a node with 200 starts under way.
+func BenchmarkStarts(b *testing.B) {
+	a := &Agent{}
+	for range 200 {
+		c := a.starts.begin("x", &api.Call{Action: "guest/hello", WaitedNs: 1})
+		for _, stage := range timeline.Order[:12] {
+			c.Begin(stage)()
+		}
+	}
+	for b.Loop() {
+		if _, err := a.Starts(b.Context(), &api.StartsRequest{}); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
