@@ -57,10 +57,17 @@ func waterfall(starts []Start, columns int, colours bool) string {
 		}
 		fmt.Fprintf(&out, "%s  %8.1f ms\n", strings.Repeat(" ", wide-bar), float64(length)/float64(time.Millisecond))
 	}
+	line := 0
 	for _, stage := range timeline.Order {
-		if seen[stage] {
-			fmt.Fprintf(&out, "%c %s  ", looks[stage].letter, stage)
+		if !seen[stage] {
+			continue
 		}
+		entry := fmt.Sprintf("%c %s  ", looks[stage].letter, stage)
+		if line += len(entry); line > columns {
+			out.WriteString("\n")
+			line = len(entry)
+		}
+		out.WriteString(entry)
 	}
 	out.WriteString("\n\n")
 	return out.String()
