@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
@@ -63,9 +64,9 @@ func waterfall(starts []Start, columns int, colours bool) string {
 			continue
 		}
 		entry := fmt.Sprintf("%c %s  ", looks[stage].letter, stage)
-		if line += len(entry); line > columns {
+		if line += utf8.RuneCountInString(entry); line > columns {
 			out.WriteString("\n")
-			line = len(entry)
+			line = utf8.RuneCountInString(entry)
 		}
 		out.WriteString(entry)
 	}

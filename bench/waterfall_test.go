@@ -25,7 +25,7 @@ func TestWaterfall(t *testing.T) {
 		"                           0.0 ms",
 		"qqqqqvvvv·               500.0 ms",
 		"qqqqqqqqqqvvvvvvvv··    1000.0 ms",
-		"q queue  v vmm  ", "· unattributed  ", "", "",
+		"q queue  v vmm  · unattributed  ", "", "",
 	}, "\n")
 	if got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
