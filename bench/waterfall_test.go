@@ -13,7 +13,9 @@ import (
 // started is a start that took ms, the first half of it in queue and the rest in vmm, but for the last tenth.
 func started(ms int) Start {
 	t0 := time.Unix(1_000_000, 0)
-	at := func(share float64) time.Time { return t0.Add(time.Duration(share * float64(ms) * float64(time.Millisecond))) }
+	at := func(share float64) time.Time {
+		return t0.Add(time.Duration(share * float64(ms) * float64(time.Millisecond)))
+	}
 	return Start{Begin: t0, End: at(1), EndToEnd: float64(ms), Spans: []timeline.Span{
 		{Stage: timeline.Queue, Begin: t0, End: at(0.5)}, {Stage: timeline.VMM, Begin: at(0.5), End: at(0.9)},
 	}}

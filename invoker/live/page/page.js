@@ -166,7 +166,7 @@ function say(words, bad) {
 
 function signIn(show) {
   $('sign').hidden = !show
-  $('main').hidden = $('burst').hidden = show
+  $('figures').hidden = $('burst').hidden = show
   if (show) $('key').focus()
 }
 

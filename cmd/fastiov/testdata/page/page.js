@@ -15,7 +15,7 @@ function check(right, what) {
 
 // watch opens a page and keeps account of what it loads, says and takes long for.
 async function watch(browser, options) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options })
+  const context = await browser.newContext({ viewport: { width: 1280, height: 960 }, ...options })
   const page = await context.newPage()
   const seen = { bytes: 0, complaints: [] }
   const wire = await context.newCDPSession(page)
@@ -69,7 +69,7 @@ async function focused(page) {
 
 async function signIn(page) {
   await page.locator('#key').waitFor()
-  check(await page.locator('#main').isHidden(), 'without a key, the page shows something')
+  check(await page.locator('#figures').isHidden(), 'without a key, the page shows something')
   await page.keyboard.type('some:thing') // it has the focus
   await page.keyboard.press('Enter')
   await page.locator('#message.bad').waitFor()
