@@ -30,7 +30,7 @@ function svg(parent, tag, attributes, content) {
 
 // drawCurve draws latency over the share of starts that were faster; each nine is as wide as the one before, for the tail is there.
 export function drawCurve(element, took) {
-  const box = {left: 44, right: 392, top: 10, bottom: 142}
+  const box = {left: 50, right: 384, top: 10, bottom: 124}
   const n = took.length
   const nines = Math.max(2, Math.log10(Math.max(n, 1)))
   const x = q => box.left + (box.right - box.left) * Math.min(1, -Math.log10(1 - q) / nines)
@@ -70,16 +70,22 @@ export function byStage(start) {
   return spent
 }
 
-// drawStages fills the table of stages, which is the legend of the bars as well. A start that lacks a stage spent no time in it.
-export function drawStages(body, stages, starts, under) {
-  const all = starts.map(byStage)
-  const seen = new Set(under)
-  for (const spent of all) for (const stage of spent.keys()) seen.add(stage)
+// drawStages fills the table of stages, which is the legend of the bars as well. A start counts for the stages that it has behind it; one that
+// has ended without a stage spent no time in it.
+export function drawStages(body, stages, starts) {
+  const all = starts.map(start => [start, byStage(start)])
+  const seen = new Set()
+  for (const [start, spent] of all) {
+    if (start.current >= 0) seen.add(start.current)
+    for (const stage of spent.keys()) seen.add(stage)
+  }
   const total = starts.reduce((sum, start) => sum + start.sum, 0)
   const rows = []
   stages.forEach((stage, place) => {
     if (!seen.has(place)) return
-    const values = all.map(spent => spent.get(place) ?? 0).sort((a, b) => a - b)
+    const values = []
+    for (const [start, spent] of all) if (start.current < 0 || spent.has(place) && start.current !== place) values.push(spent.get(place) ?? 0)
+    values.sort((a, b) => a - b)
     const share = total ? values.reduce((a, b) => a + b, 0) / total : 0
     const row = document.createElement('tr')
     const head = cell('th', stage)

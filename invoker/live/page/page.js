@@ -17,6 +17,10 @@ let readAt = 0
 
 function redraw() {
   dirty = true
+  animate()
+}
+
+function animate() {
   if (asked) return
   asked = true
   if (calm.matches) setTimeout(frame, 500)
@@ -26,6 +30,10 @@ function redraw() {
 function frame() {
   asked = false
   const running = model.running
+  if (!dirty && running && waterfall.grow()) {
+    later(running)
+    return
+  }
   if (dirty) {
     dirty = false
     waterfall.arrange()
@@ -33,12 +41,17 @@ function frame() {
     if (waterfall.picked >= 0) $('pick').value = waterfall.picked
   }
   waterfall.draw()
+  later(running)
+}
+
+// later does what a frame is followed by: what is to be read, if it is time for it, and the next frame.
+function later(running) {
   const now = performance.now()
   if (now - readAt >= 500) {
     readAt = now
     drawText(running)
   } else if (!running) setTimeout(redraw, 500)
-  if (running) redraw()
+  if (running) animate()
 }
 
 function drawText(running) {
@@ -49,9 +62,7 @@ function drawText(running) {
   const took = answered.map(start => start.sum).sort((a, b) => a - b)
   drawCurve($('curve'), took)
   for (const [id, q] of [['q50', 0.5], ['q90', 0.9], ['q99', 0.99], ['q100', 1]]) $(id).textContent = text(rank(took, q))
-  const under = new Set()
-  for (const start of model.starts.values()) if (start.current >= 0) under.add(start.current)
-  drawStages($('stage-rows'), model.stages, answered, under)
+  drawStages($('stage-rows'), model.stages, [...model.starts.values()].filter(start => !['failed', 'refused'].includes(start.state)))
   if ($('astable').open) drawRows($('rows'), model, waterfall.shown)
   drawPicked()
 }
@@ -65,7 +76,7 @@ function drawNode() {
     if (node.why) words.push(`does not answer: ${node.why}`)
     parts.push(words.filter(Boolean).join(', '))
   }
-  $('node').textContent = [parts.join(' · '), model.version].filter(Boolean).join(' · ')
+  $('node').textContent = [parts.join(' · '), model.version === 'unknown' ? '' : model.version].filter(Boolean).join(' · ')
 }
 
 function drawCount(running, ended, bad) {

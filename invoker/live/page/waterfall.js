@@ -39,8 +39,29 @@ export class Waterfall {
   scale(now) {
     let longest = 1
     for (const start of this.shown) longest = Math.max(longest, this.model.took(start, now))
-    if (longest > this.until || longest < this.until / 2.5) this.until = step(longest * 1.02, 6) * Math.ceil(longest * 1.02 / step(longest * 1.02, 6))
+    if (longest > this.until || longest < this.until / 2.5) {
+      const half = step(longest * 1.02, 6) / 2
+      this.until = half * Math.ceil(longest * 1.02 / half)
+    }
     return this.until
+  }
+
+  // grow lengthens the bars that are under way; it tells whether that is all there was to do since draw.
+  grow() {
+    const {context, model, left, perMs, row, thick} = this
+    const now = model.now
+    if (this.picked >= 0 || this.scale(now) !== this.drawn || this.canvas.clientWidth !== this.wide) return false
+    for (let i = 0; i < this.shown.length; i++) {
+      const start = this.shown[i]
+      if (start.current < 0) continue
+      const end = left + model.took(start, now) * perMs
+      context.fillStyle = this.colours[start.current]
+      context.fillRect(start.drawnTo, axis + i * row, end - start.drawnTo, thick)
+      context.fillStyle = this.text
+      context.fillRect(end, axis + i * row, 1.5, thick)
+      start.drawnTo = end
+    }
+    return true
   }
 
   draw() {
@@ -59,11 +80,11 @@ export class Waterfall {
     const left = named ? names : 4
     const scale = this.scale(now)
     const perMs = (wide - left - 10) / scale
-    Object.assign(this, {row, left})
+    const thick = row > 6 ? row - 2 : row > 4 ? row - 1 : row // many make one picture
+    Object.assign(this, {row, left, perMs, thick, wide, drawn: scale})
     context.setTransform(ratio, 0, 0, ratio, 0, 0)
     context.clearRect(0, 0, wide, high)
     this.drawAxis(left, perMs, scale, high)
-    const thick = row > 6 ? row - 2 : row > 3 ? row - 1 : row - 0.5
     for (let i = 0; i < shown.length; i++) this.drawBar(shown[i], left, axis + i * row, thick, perMs, now)
     if (named) this.drawNames(row)
     if (this.picked >= 0) {
@@ -82,8 +103,7 @@ export class Waterfall {
     const each = step(scale, 6)
     for (let ms = 0; ms <= scale * 1.0001; ms += each) {
       const x = Math.round(left + ms * perMs)
-      context.globalAlpha = 1
-      context.textAlign = ms === 0 ? 'left' : ms + each > scale * 1.0001 ? 'right' : 'center'
+      context.textAlign = ms === 0 ? 'left' : ms > scale * 0.97 ? 'right' : 'center'
       context.fillStyle = this.soft
       context.fillText(tick(ms, scale), x, 12)
       context.fillStyle = this.line
@@ -107,6 +127,7 @@ export class Waterfall {
       context.fillRect(x, y, end - x, thick)
       context.fillStyle = this.text // under way
       context.fillRect(end, y, 1.5, thick)
+      start.drawnTo = end
     } else if (start.state === 'failed' || start.state === 'refused') {
       context.fillStyle = this.bad
       context.fillRect(x + 2, y, Math.max(3, thick), thick)
