@@ -188,7 +188,6 @@ async function read() {
         if (update.hello) {
           signIn(false)
           link('live', true)
-          say('')
           readAt = 0
           wait = 1
         }

@@ -56,7 +56,8 @@ export class Waterfall {
       if (start.current < 0) continue
       const end = left + model.took(start, now) * perMs
       context.fillStyle = this.colours[start.current]
-      context.fillRect(start.drawnTo, axis + i * row, end - start.drawnTo, thick)
+      const from = Math.max(start.drawnFrom, start.drawnTo - 1) // over the soft edge of the last time
+      context.fillRect(from, axis + i * row, end - from, thick)
       context.fillStyle = this.text
       context.fillRect(end, axis + i * row, 1.5, thick)
       start.drawnTo = end
@@ -127,7 +128,7 @@ export class Waterfall {
       context.fillRect(x, y, end - x, thick)
       context.fillStyle = this.text // under way
       context.fillRect(end, y, 1.5, thick)
-      start.drawnTo = end
+      Object.assign(start, {drawnFrom: x, drawnTo: end})
     } else if (start.state === 'failed' || start.state === 'refused') {
       context.fillStyle = this.bad
       context.fillRect(x + 2, y, Math.max(3, thick), thick)
