@@ -11,8 +11,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
-// Told is a stage of a simulated start: what it was told to take, and what the records say it took. Within: each start's figure is within
-// 5 % or 2 ms, whichever is more.
+// Told is a stage of a simulated start: what it was told to take, and how far off that is what the records say. Within: the median is off by
+// no more than 5 % or 2 ms, whichever is more. The worst is news of the machine: of a timer that fired late because others had the CPU.
 type Told struct {
 	Ms        float64 `json:"told_ms"`
 	MedianOff float64 `json:"median_off_ms"`
@@ -34,7 +34,7 @@ func (r *BurstResult) holdAgainst(steps []sim.Step) {
 		slices.SortFunc(off, func(a, b float64) int { return int(math.Copysign(1, math.Abs(a)-math.Abs(b))) })
 		told.WorstOff = off[len(off)-1]
 		told.MedianOff = QuantilesOf(off).Median
-		told.Within = math.Abs(told.WorstOff) <= max(0.05*told.Ms, 2)
+		told.Within = math.Abs(told.MedianOff) <= max(0.05*told.Ms, 2)
 		if r.Told == nil {
 			r.Told = map[timeline.Stage]Told{}
 		}

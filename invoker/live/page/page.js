@@ -82,7 +82,7 @@ function drawNode() {
 function drawCount(running, ended, bad) {
   const parts = []
   if (running) parts.push(`${running} under way`)
-  if (ended) parts.push(`${ended - bad} done`)
+  if (ended > bad) parts.push(`${ended - bad} done`)
   if (bad) parts.push(`${bad} failed or refused`)
   if (model.waiting) parts.push(`${model.waiting} wait for room`)
   $('count').textContent = parts.join(', ')

@@ -1,6 +1,7 @@
 // page.js looks at the live page as its users do, in a real Chromium, and prints what it measured as JSON. What is not as it should be goes to
 // standard error, a line each, and makes it fail. It is told URL, KEY (empty: the page has its own), VFS, CHROMIUM, and SHOTS, a folder for pictures.
 const { chromium } = require('playwright-core')
+const os = require('os')
 const axe = require('axe-core').source
 const { URL: url, KEY: key, SHOTS: shots, CHROMIUM: executablePath } = process.env
 const vfs = +process.env.VFS
@@ -15,7 +16,7 @@ function check(right, what) {
 
 // watch opens a page and keeps account of what it loads, says and takes long for.
 async function watch(browser, options) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 960 }, ...options })
+  const context = await browser.newContext({ viewport: { width: 1280, height: 1020 }, ...options })
   const page = await context.newPage()
   const seen = { bytes: 0, complaints: [] }
   const wire = await context.newCDPSession(page)
@@ -88,6 +89,7 @@ async function burst(browser) {
   check(await page.locator('#tiles .idle').count() === vfs, 'the VFs are not idle at first')
   const opened = seen.bytes
 
+  const load = os.loadavg()[0] // of others: they take what the page is then short of
   await page.getByLabel('Cold starts at once').fill(String(n))
   await page.evaluate(() => { window.long.length = window.frames.length = 0 })
   await page.keyboard.press('Enter')
@@ -114,6 +116,8 @@ async function burst(browser) {
   await page.waitForTimeout(300)
   check(await page.evaluate(() => document.documentElement.scrollWidth) <= 390, 'a narrow page scrolls sideways')
   await page.screenshot({ path: shots + '/narrow.png', fullPage: true })
+  await page.getByRole('button', { name: 'Clear' }).click()
+  await page.locator('#empty').waitFor()
   const expected = key ? 1 : 0 // the browser itself complains of the key that was refused
   check(seen.complaints.length === expected, 'the console says ' + JSON.stringify(seen.complaints))
   await context.close()
@@ -121,14 +125,15 @@ async function burst(browser) {
   return {
     transferred_bytes: { page: opened, with_feed_of_burst: all }, console_errors: seen.complaints.length - expected,
     long_tasks_ms: growing.long.sort((a, b) => b - a), frame_ms: { count: growing.frames.length, median: frame(0.5), p99: frame(0.99), max: frame(1) },
+    chromium: browser.version(), machine: { cpus: os.cpus().length, load_before: Math.round(load * 10) / 10 },
   }
 }
 
 // pictures takes one of a second burst, which is as far as it shows most; the first one was measured, and taking pictures takes time.
 async function pictures(page) {
-  await page.getByRole('button', { name: 'Clear' }).click()
   await page.getByRole('button', { name: 'Burst' }).click()
-  await page.locator('#stage-rows tr', { hasText: 'guest-boot' }).waitFor({ timeout: 30000 })
+  await page.locator('#count', { hasText: `${n} under way` }).waitFor({ timeout: 30000 })
+  await page.waitForTimeout(5200)
   await page.screenshot({ path: shots + '/page-dark.png' })
   await page.locator('#message', { hasText: `${n} of ${n} answered` }).waitFor({ timeout: 60000 })
 }
