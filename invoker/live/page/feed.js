@@ -2,7 +2,10 @@
 
 // A Model is what the feed has told so far: nodes, VFs, and the cold starts by number.
 export class Model {
-  constructor() { this.reset() }
+  constructor() {
+    this.cleared = -Infinity // what began before and has ended is not wanted
+    this.reset()
+  }
 
   reset() {
     this.stages = []
@@ -40,6 +43,7 @@ export class Model {
   start(told) {
     let start = this.starts.get(told.n)
     if (!start) {
+      if (told.c === -1 && told.begin < this.cleared) return
       start = {number: told.n, id: told.id, action: told.action ?? '', begin: told.begin, vf: '', state: '', why: '', pieces: [], sum: 0, current: -1}
       this.starts.set(told.n, start)
     }
@@ -64,6 +68,7 @@ export class Model {
 
   // clear drops those that have ended.
   clear() {
+    this.cleared = this.now
     for (const [number, start] of this.starts) if (start.current < 0) this.starts.delete(number)
   }
 

@@ -28,11 +28,11 @@ export class Waterfall {
   // arrange chooses and sorts what is shown.
   arrange() {
     const now = this.model.now
-    const kept = this.shown[this.picked]
+    const kept = this.shown[this.picked]?.number
     const all = [...this.model.starts.values()].sort((a, b) => b.begin - a.begin || b.number - a.number).slice(0, most)
     if (this.order === 'slowest') all.sort((a, b) => this.model.took(b, now) - this.model.took(a, now))
     this.shown = all
-    this.picked = kept ? all.indexOf(kept) : -1
+    this.picked = kept ? all.findIndex(start => start.number === kept) : -1
   }
 
   // scale is how many milliseconds the axis has. It grows in steps, so that bars grow and the axis seldom does.

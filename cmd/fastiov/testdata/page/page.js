@@ -181,6 +181,9 @@ async function hostile(browser) {
   await page.getByText('The same as a table').click()
   await page.locator('#rows tr').nth(4).waitFor()
   check(await page.locator('#rows tr').count() === 5, 'more starts are kept than the node said it keeps')
+  await page.getByRole('button', { name: 'Clear' }).click()
+  await page.waitForTimeout(2500) // the feed ends at once, and comes again each second with all it had
+  check(/^1 under way, 2 wait/.test(await page.locator('#count').textContent()), 'what was cleared comes back: ' + await page.locator('#count').textContent())
   check(await page.locator('img').count() === 1 && !await page.evaluate(() => window.hacked), 'the name of a function became an element')
   await context.close()
   return seen
