@@ -15,7 +15,7 @@ OUT         ?= .
 
 .DEFAULT_GOAL := help
 # test-kernel has no place in the help: `make test` runs it.
-.PHONY: help up build load test test-kernel lint generate test-openwhisk test-chaos test-full clean-cache clean
+.PHONY: help up build load test test-kernel lint generate test-openwhisk test-page dashboards-check test-chaos test-full clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,13 +45,13 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 	go tool staticcheck ./...
 	shellcheck $(SCRIPTS)
 
-generate: ## Regenerate the Go code of the node API, the dashboards and docs/metrics.md
+# generate makes the Go code of the node API, the dashboards and docs/metrics.md anew.
+generate:
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto
 	@go run ./dashboards/generate $(OUT)
 
-.PHONY: dashboards-check
 dashboards-check: ## Run every query of the dashboards against a Prometheus that scraped a run, and lint them
 	@.ci/bootstrap test
 	@mkdir -p bin/grafana && cp dashboards/testdata/grafana/* bin/grafana && npm ci --silent --no-audit --no-fund --ignore-scripts --prefix bin/grafana
@@ -64,6 +64,11 @@ test-openwhisk:
 	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
 		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
 	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient' ./cmd/fastiov
+
+test-page: ## Use the live page in a headless Chromium; FASTIOV_PAGE_OUT names a folder for pictures and figures
+	@.ci/bootstrap test
+	@mkdir -p bin/page && cp cmd/fastiov/testdata/page/* bin/page && npm ci --silent --no-audit --no-fund --prefix bin/page
+	FASTIOV_PAGE_JS=$(CURDIR)/bin/page go test -count 1 -v -run '^TestLivePage$$' ./cmd/fastiov
 
 test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
 	@.ci/bootstrap test

@@ -15,19 +15,22 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
 // A Burst is Rounds times N invocations of a function nobody has called before, all at once.
 type Burst struct {
-	URL    string // of the invoker, e.g. http://127.0.0.1:3233
-	Key    string // user:password
-	Node   api.NodeClient
+	URL    string         // of the invoker, e.g. http://127.0.0.1:3233
+	Key    string         // user:password
+	Node   api.NodeClient // asked what is left when a round is over; nil: nobody is
+	Name   string         // its functions are called so, and numbered
 	N      int
 	Rounds int
 	Kind   string
 	Code   string
 	Memory int
-	Out    io.Writer // progress
+	Out    io.Writer  // progress
+	Sim    []sim.Step // what the node's sandboxes are simulated by, if the result is to be held against it
 }
 
 // A BurstResult is what a burst saw. Times are in milliseconds.
@@ -44,6 +47,7 @@ type BurstResult struct {
 	EndToEnd      Quantiles                    `json:"end_to_end_ms"`
 	Stages        map[timeline.Stage]Quantiles `json:"stages"` // each instant counted once, for the innermost stage
 	StageCoverage Quantiles                    `json:"stage_coverage"`
+	Told          map[timeline.Stage]Told      `json:"told,omitempty"` // to sim
 	Starts        []Start                      `json:"-"`
 }
 
@@ -53,29 +57,33 @@ type Start struct {
 	EndToEnd float64                    `json:"endToEndMs"`
 	Coverage float64                    `json:"coverage"`
 	StagesMs map[timeline.Stage]float64 `json:"stagesMs"`
+	Begin    time.Time                  `json:"begin"`
+	End      time.Time                  `json:"end"`
+	Spans    []timeline.Span            `json:"spans"`
 }
 
 // Run fires the bursts. An error is one of the benchmark itself; an invocation that fails is a result.
 func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 	r := &BurstResult{N: b.N, Rounds: b.Rounds, Errors: map[string]int{}}
-	begin := time.Now()
+	p := newProgress(b.Out, b.N*b.Rounds)
+	defer p.stop()
 	for round := range b.Rounds {
-		err := b.round(ctx, round, r)
-		if err == nil {
+		err := b.round(ctx, round, r, p)
+		if err == nil && b.Node != nil {
 			err = b.settle(ctx, r)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("round %d: %w", round+1, err)
 		}
-		fmt.Fprintf(b.Out, "burst  round %d/%d  %d/%d answered  %d leaked  %s\n",
-			round+1, b.Rounds, r.Answered, r.Requested, r.Leaked, time.Since(begin).Round(time.Second))
+		p.round(fmt.Sprintf("burst  round %d/%d  %d/%d answered  %d leaked", round+1, b.Rounds, r.Answered, r.Requested, r.Leaked))
 	}
 	r.summarise()
+	r.holdAgainst(b.Sim)
 	return r, nil
 }
 
 // round invokes N functions at once, each for the first time, so that no call finds a warm sandbox of another.
-func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
+func (b *Burst) round(ctx context.Context, round int, r *BurstResult, p *progress) error {
 	actions := make([]string, b.N)
 	defer func() { // also of a burst that was interrupted
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -87,7 +95,7 @@ func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
 		}
 	}()
 	for i := range actions {
-		actions[i] = fmt.Sprintf("burst-%d-%d", round+1, i+1)
+		actions[i] = fmt.Sprintf("%s-%d-%d", b.Name, round+1, i+1)
 		if err := b.put(ctx, actions[i]); err != nil {
 			return err
 		}
@@ -104,6 +112,7 @@ func (b *Burst) round(ctx context.Context, round int, r *BurstResult) error {
 			mu.Lock()
 			defer mu.Unlock()
 			r.count(start, err)
+			p.show(r.Answered, r.Requested-r.Answered)
 		})
 	}
 	close(all)

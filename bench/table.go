@@ -36,6 +36,7 @@ func (r *BurstResult) Print(w io.Writer) {
 	if r.Driver == "sim" {
 		simulated = "  (simulated stage times)"
 	}
+	r.printWaterfall(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "stage\tmedian ms\tp90\tp99\tmax\tshare\t\n")
 	row := func(name string, q Quantiles, share string) {
@@ -50,6 +51,7 @@ func (r *BurstResult) Print(w io.Writer) {
 	t.Flush()
 	fmt.Fprintf(w, "\n%d/%d answered, %d refused for want of room, %d leaked; stage coverage %.3f (median), %.3f (lowest)%s\n",
 		r.Answered, r.Requested, r.Refused, r.Leaked, r.StageCoverage.Median, r.StageCoverage.Min, simulated)
+	r.printTold(w)
 	for e, n := range r.Errors {
 		fmt.Fprintf(w, "%d × %s\n", n, e)
 	}

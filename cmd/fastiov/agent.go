@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -58,6 +59,7 @@ func invokerCmd() *cobra.Command {
 			*addresses = []string{filepath.Join(*runDir, nodeSocket)}
 		}
 		var nodes []api.NodeClient
+		var watched []live.Named
 		for _, address := range *addresses {
 			node, hangUp, err := api.Dial(address, far.keys)
 			if err != nil {
@@ -65,6 +67,7 @@ func invokerCmd() *cobra.Command {
 			}
 			defer hangUp()
 			poolConfig.Nodes = append(poolConfig.Nodes, pool.Named{Name: address, Node: node})
+			watched = append(watched, live.Named{Name: address, Node: node})
 			nodes = append(nodes, node)
 		}
 		traces, err := openTraces(cmd.Context())
@@ -90,6 +93,7 @@ func invokerCmd() *cobra.Command {
 		}
 		defer front.close()
 		front.cfg.Tracer = traces.tracer
+		front.watched = watched
 		return front.serve(cmd.Context(), poolConfig, nil, registry)
 	}
 	return cmd

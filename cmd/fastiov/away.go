@@ -112,10 +112,11 @@ func announce(out io.Writer, url, metrics, key string) {
 	curl := "curl -s -u " + key + " -H 'Content-Type: application/json'"
 	fmt.Fprintf(out, `
 OpenWhisk API   %s
+live page       %s/ui
 metrics         %s/metrics
 wsk             wsk property set --apihost %s --auth %s
 deploy          %s -X PUT '%s?overwrite=true' -d '%s'
 call            %s -X POST '%s?blocking=true&result=true' -d '{"name":"you"}'
 
-`, url, metrics, url, key, curl, action, helloAction, curl, action)
+`, url, url, metrics, url, key, curl, action, helloAction, curl, action)
 }

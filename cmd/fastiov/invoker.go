@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,8 +18,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
@@ -128,6 +132,7 @@ type front struct {
 	plain   net.Listener
 	secure  net.Listener // nil: none
 	runDir  string
+	watched []live.Named // the nodes that the live page shows
 	closers []func()
 }
 
@@ -215,12 +220,32 @@ func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, re
 	if err != nil {
 		return err
 	}
-	servers := []*http.Server{{Handler: whisk.Register(), ReadHeaderTimeout: 10 * time.Second}, whisk.Server()}
+	page := f.livePage(whisk)
+	withPage := func(server *http.Server) *http.Server {
+		server.Handler = page.Over(server.Handler)
+		server.RegisterOnShutdown(page.Close)
+		return server
+	}
+	servers := []*http.Server{{Handler: whisk.Register(), ReadHeaderTimeout: 10 * time.Second}, withPage(whisk.Server())}
 	listeners := []net.Listener{admin, f.plain}
 	if f.secure != nil {
-		servers, listeners = append(servers, whisk.Server()), append(listeners, f.secure)
+		servers, listeners = append(servers, withPage(whisk.Server())), append(listeners, f.secure)
 	}
 	return serveUntil(ctx, servers, listeners, f.cfg.Log)
+}
+
+// livePage is the page of the invoker; its button is `fastiov burst`, with the key of whoever presses it.
+func (f *front) livePage(whisk *openwhisk.API) *live.Page {
+	return live.New(live.Config{
+		Version: version, Nodes: f.watched, Waiting: whisk.Waiting, Admit: whisk.Admit, OpenKey: f.cfg.Key.Open(),
+		Burst: func(ctx context.Context, key string, n int) (any, error) {
+			b := bench.Burst{
+				URL: "http://" + f.plain.Addr().String(), Key: key, Name: "page-burst", N: n, Rounds: 1,
+				Memory: 256, Kind: "python:3", Code: functions.HelloPython, Out: io.Discard,
+			}
+			return b.Run(ctx)
+		},
+	})
 }
 
 // stemCells are the sandboxes that runtimes.json wants ready before anybody calls.

@@ -80,6 +80,7 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 		{"nothing runs", []string{"status"}, nil, "no agent runs here"},
 		{"nothing to report", []string{"report", "x"}, nil, "no agent runs here"},
 		{"no rounds", []string{"burst", "--rounds", "0"}, nil, "want 1 or more"},
+		{"a burst over what it cannot make", []string{"burst", "--sandbox", "qemu"}, nil, "start others by `fastiov up`"},
 		{"unknown flag", []string{"up", "--nonsense"}, nil, "unknown flag"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -89,6 +90,7 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string
 	}
 	defer stop()
 	client := api.Local(node.agent.Measured())
+	front.watched = []live.Named{{Name: "local", Node: client}}
 	if err := endStrangers(ctx, client, log); err != nil {
 		return err
 	}

@@ -126,7 +126,10 @@ func (v *visit) start(apiHost string) *api.StartRequest {
 	if v.Action.Exec.Main != "" {
 		init["main"] = v.Action.Exec.Main
 	}
-	return &api.StartRequest{Image: v.image, Init: message.Encode(map[string]any{"value": init}), Env: map[string]string{"__OW_API_HOST": apiHost}}
+	return &api.StartRequest{
+		Image: v.image, Init: message.Encode(map[string]any{"value": init}), Env: map[string]string{"__OW_API_HOST": apiHost},
+		Call: &api.Call{Action: v.Asked.Action.String(), Namespace: v.Asked.User.Namespace.Name, WaitedNs: uint64(max(time.Since(v.received), 0))},
+	}
 }
 
 func (v *visit) run() *api.RunRequest {

@@ -98,6 +98,9 @@ func (a *API) Register() *access.Register {
 	return &access.Register{Entities: a.cfg.Store, Directory: a.directory}
 }
 
+// Waiting counts the calls that wait for a sandbox.
+func (a *API) Waiting() int { return a.pool.Depth() }
+
 func (a *API) routes() {
 	a.mux = http.NewServeMux()
 	a.mux.HandleFunc("GET /{$}", a.info)

@@ -22,6 +22,14 @@ type Key struct {
 	wellKnown bool
 }
 
+// Open is the key where everybody knows it who can reach the listener, and empty where it is a secret.
+func (k Key) Open() string {
+	if k.wellKnown {
+		return k.String()
+	}
+	return ""
+}
+
 // guestNamespace is the namespace of that key, and its subject.
 const guestNamespace = "guest"
 
@@ -125,6 +133,17 @@ func (a *API) authenticated(serve handler) http.Handler {
 			answerError(w, err)
 		}
 	})
+}
+
+// Admit tells who sends a request that is served beside the API, by the rules of the API. Where it may not, it has been answered, and nil
+// is returned.
+func (a *API) Admit(w http.ResponseWriter, r *http.Request) *access.Identity {
+	rq := request{transaction: begin(w, r)}
+	if err := a.admit(w, r, &rq); err != nil {
+		answerError(w, err)
+		return nil
+	}
+	return rq.user
 }
 
 func (a *API) admit(w http.ResponseWriter, r *http.Request, rq *request) (err error) {

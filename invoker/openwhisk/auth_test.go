@@ -86,6 +86,29 @@ func TestOnlyTheKeyOpens(t *testing.T) {
 	c.want(403, c.send(r))
 }
 
+// What is served beside the API lets in whom the API does.
+func TestAdmit(t *testing.T) {
+	c := newClient(t)
+	for _, k := range []struct {
+		url, secret string
+		status      int
+	}{
+		{"http://127.0.0.1/ui/feed", guest.Secret, 200},
+		{"http://127.0.0.1/ui/feed", "wrong", 401},
+		{"http://rebound.example/ui/feed", guest.Secret, 403},
+	} {
+		r, w := httptest.NewRequest("GET", k.url, nil), httptest.NewRecorder()
+		r.SetBasicAuth(guest.UUID, k.secret)
+		who := c.api.Admit(w, r)
+		if w.Code != k.status || (who != nil) != (k.status == 200) || who != nil && who.Namespace != "guest" {
+			t.Errorf("%s with %.9s: HTTP %d, %+v", k.url, k.secret, w.Code, who)
+		}
+	}
+	if guest.Open() != guest.String() || (Key{Key: guest.Key}).Open() != "" {
+		t.Error("a key is open that is not well known, or the other way round")
+	}
+}
+
 func TestInfoNeedsNoKey(t *testing.T) {
 	c := newClient(t)
 	c.want(200, c.send(httptest.NewRequest("GET", "http://127.0.0.1/api/v1", nil)))

@@ -182,7 +182,7 @@ func TestWhatTheRuntimeIsTold(t *testing.T) {
 	id := c.want(200, c.do("POST", "actions/hello?blocking=true", `{"b":3}`))["activationId"]
 	starts, runs := c.node.asked()
 
-	if s := starts[0]; s.Image != "nodejs:18" || s.MemoryMib != 512 || s.WaitMs == 0 {
+	if s := starts[0]; s.Image != "nodejs:18" || s.MemoryMib != 512 || s.WaitMs == 0 || s.Call.GetAction() != "guest/hello" || s.Call.Namespace != "guest" {
 		t.Errorf("start: %v", s)
 	}
 	var init struct {

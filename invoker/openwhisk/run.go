@@ -84,6 +84,7 @@ func (v *invocation) startRequest() (*api.StartRequest, error) {
 		Image: v.on.Image(v.api.cfg.Runtimes),
 		Init:  initBody(v.on.Name, main, *v.on.Exec.Binary, code, environment),
 		Env:   map[string]string{"__OW_API_HOST": v.api.cfg.APIHost},
+		Call:  &api.Call{Action: v.on.full[1:], Namespace: v.user.Namespace, WaitedNs: uint64(max(time.Since(v.accepted), 0))},
 	}, nil
 }
 

@@ -217,7 +217,7 @@ func (e *errand) initStem() error {
 	}
 	ctx, stop := e.call(e.p.cfg.Start)
 	defer stop()
-	reply, err := e.box.node.to.Init(ctx, &api.InitRequest{Id: e.box.id, Init: request.Init})
+	reply, err := e.box.node.to.Init(ctx, &api.InitRequest{Id: e.box.id, Init: request.Init, Call: request.Call})
 	e.Start = reply
 	switch status.Code(err) {
 	case codes.Unavailable, codes.NotFound, codes.Aborted:

@@ -179,7 +179,7 @@ func (p *Pool) prepare(b *box, made func() (*api.StartRequest, error)) {
 			p.over(b, nil, err)
 			return
 		}
-		request.Id, request.MemoryMib = b.id, uint32(b.memory-b.node.overhead)
+		request.Id, request.MemoryMib, request.Call = b.id, uint32(b.memory-b.node.overhead), nil
 		ctx, cancel := context.WithTimeout(b.node.to.context(), p.cfg.Start)
 		defer cancel()
 		reply, err := b.node.to.Start(ctx, request)

@@ -43,6 +43,7 @@ type Config struct {
 type Agent struct {
 	api.UnimplementedNodeServer
 	Config
+	starts starts
 
 	mu        sync.Mutex
 	sandboxes map[string]*entry
@@ -56,6 +57,7 @@ type entry struct {
 	started time.Time
 	adopted bool
 	st      *startup.Started // nil while starting
+	cold    *coldStart       // until it has answered the call it was started for
 	cancel  context.CancelFunc
 }
 
@@ -83,24 +85,29 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	if err := a.enter(req.Id, e); err != nil {
 		return nil, err
 	}
+	cold := a.starts.begin(req.Id, req.Call)
 	st, err := a.Starter.Start(ctx, startup.Request{
 		ID: req.Id, Image: req.Image, Init: req.Init, MemoryMiB: int(req.MemoryMib),
-		Wait: time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env,
+		Wait: time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env, Timeline: &cold.Timeline,
 	})
 	if err != nil {
+		cold.failed(err)
 		a.leave(req.Id)
 		a.Metrics.startFailed(err)
 		return nil, grpcError(req.Id, err)
 	}
 	a.Metrics.started(a.how(st), st.Spans)
 	reply := a.startReply(req.Id, st)
+	cold.ready(reply.Vf)
 	if st.InitStatus != 200 {
+		cold.failed(badInit(st.InitStatus))
 		reply.Logs = logLines(st.Logs(ctx))
 		a.Starter.Release(st)
 		a.leave(req.Id)
 		return reply, nil
 	}
 	a.ready(req.Id, e, st)
+	a.awaitCall(req.Id, cold)
 	return reply, nil
 }
 
@@ -141,13 +148,16 @@ func (a *Agent) ready(id string, e *entry, st *startup.Started) {
 func (a *Agent) leave(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if e := a.sandboxes[id]; e != nil && e.cold != nil {
+		e.cold.failed(errEnded)
+	}
 	delete(a.sandboxes, id)
 	a.gone.Broadcast()
 }
 
 // Run implements api.NodeServer.
 func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, error) {
-	st, err := a.find(req.Id)
+	st, cold, err := a.claim(req.Id)
 	if err != nil {
 		return nil, err
 	}
@@ -156,8 +166,9 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(req.TimeoutMs)*time.Millisecond)
 		defer cancel()
 	}
-	begin := time.Now()
+	begin, answered := time.Now(), cold.run()
 	code, body, err := st.Post(ctx, "/run", req.Body)
+	answered(err)
 	if err != nil {
 		return nil, runError(req.Id, st, err)
 	}
@@ -191,8 +202,30 @@ func ended(s sandbox.Sandbox) error {
 func (a *Agent) find(id string) (*startup.Started, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	e, err := a.started(id)
+	if err != nil {
+		return nil, err
+	}
+	return e.st, nil
+}
+
+// claim finds a sandbox for a call; the first one finds its cold start, too.
+func (a *Agent) claim(id string) (*startup.Started, *coldStart, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e, err := a.started(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	cold := e.cold
+	e.cold = nil
+	return e.st, cold, nil
+}
+
+// started finds a sandbox that has been started; the caller holds mu.
+func (a *Agent) started(id string) (*entry, error) {
 	if e := a.sandboxes[id]; e != nil && e.st != nil {
-		return e.st, nil
+		return e, nil
 	}
 	return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node", id)
 }

@@ -89,7 +89,10 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 func spans(list []timeline.Span) []*api.Span {
 	out := make([]*api.Span, len(list))
 	for i, s := range list {
-		out[i] = &api.Span{Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(), EndNs: s.End.UnixNano(), ErrorNs: int64(s.Error)}
+		out[i] = &api.Span{Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(), ErrorNs: int64(s.Error)}
+		if !s.End.IsZero() {
+			out[i].EndNs = s.End.UnixNano()
+		}
 	}
 	return out
 }

@@ -18,17 +18,23 @@ func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply
 	if err != nil {
 		return nil, err
 	}
-	done, err := a.Starter.Init(ctx, st, req.Init)
+	cold := a.starts.begin(req.Id, req.Call)
+	done, err := a.Starter.Init(ctx, st, req.Init, &cold.Timeline)
 	if err != nil {
+		cold.failed(err)
 		return nil, runError(req.Id, st, err)
 	}
 	reply := a.startReply(req.Id, st)
 	reply.Spans, reply.InitStatus, reply.InitReply = spans(done.Spans), int32(done.Status), done.Reply
+	cold.ready(reply.Vf)
 	if done.Status != http.StatusOK {
+		cold.failed(badInit(done.Status))
 		reply.Logs = logLines(st.Logs(ctx))
 		_, err = a.Stop(ctx, &api.StopRequest{Id: req.Id})
+		return reply, err
 	}
-	return reply, err
+	a.awaitCall(req.Id, cold)
+	return reply, nil
 }
 
 // Pause implements api.NodeServer.

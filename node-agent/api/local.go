@@ -40,6 +40,10 @@ func (l local) Status(ctx context.Context, in *StatusRequest, _ ...grpc.CallOpti
 	return l.server.Status(ctx, in)
 }
 
+func (l local) Starts(ctx context.Context, in *StartsRequest, _ ...grpc.CallOption) (*StartsReply, error) {
+	return l.server.Starts(ctx, in)
+}
+
 func (l local) Drain(ctx context.Context, in *DrainRequest, _ ...grpc.CallOption) (*DrainReply, error) {
 	return l.server.Drain(ctx, in)
 }

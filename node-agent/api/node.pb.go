@@ -39,6 +39,7 @@ type StartRequest struct {
 	MemoryMib     uint32                 `protobuf:"varint,4,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
 	WaitMs        uint32                 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                                                      // how long the caller queues for a VF and memory; 0 refuses at once
 	Env           map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // environment of the runtime's container, e.g. __OW_API_HOST
+	Call          *Call                  `protobuf:"bytes,7,opt,name=call,proto3" json:"call,omitempty"`                                                                         // the call that waits for the sandbox; absent: none does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -115,6 +116,73 @@ func (x *StartRequest) GetEnv() map[string]string {
 	return nil
 }
 
+func (x *StartRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+type Call struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Action        string                 `protobuf:"bytes,1,opt,name=action,proto3" json:"action,omitempty"`                      // namespace/name or namespace/package/name
+	WaitedNs      uint64                 `protobuf:"varint,2,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"` // how long it had waited when the node was asked
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`                // whose call it is
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Call) Reset() {
+	*x = Call{}
+	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Call) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Call) ProtoMessage() {}
+
+func (x *Call) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Call.ProtoReflect.Descriptor instead.
+func (*Call) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Call) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *Call) GetWaitedNs() uint64 {
+	if x != nil {
+		return x.WaitedNs
+	}
+	return 0
+}
+
+func (x *Call) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
 type StartReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -134,7 +202,7 @@ type StartReply struct {
 
 func (x *StartReply) Reset() {
 	*x = StartReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	mi := &file_node_agent_api_node_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -146,7 +214,7 @@ func (x *StartReply) String() string {
 func (*StartReply) ProtoMessage() {}
 
 func (x *StartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	mi := &file_node_agent_api_node_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -159,7 +227,7 @@ func (x *StartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartReply.ProtoReflect.Descriptor instead.
 func (*StartReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{1}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *StartReply) GetId() string {
@@ -243,13 +311,14 @@ type InitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Init          []byte                 `protobuf:"bytes,2,opt,name=init,proto3" json:"init,omitempty"` // JSON body for the runtime's POST /init
+	Call          *Call                  `protobuf:"bytes,3,opt,name=call,proto3" json:"call,omitempty"` // the call that waits for it; absent: none does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitRequest) Reset() {
 	*x = InitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[2]
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -261,7 +330,7 @@ func (x *InitRequest) String() string {
 func (*InitRequest) ProtoMessage() {}
 
 func (x *InitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[2]
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -274,7 +343,7 @@ func (x *InitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRequest.ProtoReflect.Descriptor instead.
 func (*InitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{2}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *InitRequest) GetId() string {
@@ -291,6 +360,13 @@ func (x *InitRequest) GetInit() []byte {
 	return nil
 }
 
+func (x *InitRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
 type PauseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -300,7 +376,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +388,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +401,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -343,7 +419,7 @@ type PauseReply struct {
 
 func (x *PauseReply) Reset() {
 	*x = PauseReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -355,7 +431,7 @@ func (x *PauseReply) String() string {
 func (*PauseReply) ProtoMessage() {}
 
 func (x *PauseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -368,7 +444,7 @@ func (x *PauseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseReply.ProtoReflect.Descriptor instead.
 func (*PauseReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 type ResumeRequest struct {
@@ -380,7 +456,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +468,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +481,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -423,7 +499,7 @@ type ResumeReply struct {
 
 func (x *ResumeReply) Reset() {
 	*x = ResumeReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -435,7 +511,7 @@ func (x *ResumeReply) String() string {
 func (*ResumeReply) ProtoMessage() {}
 
 func (x *ResumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -448,14 +524,14 @@ func (x *ResumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
 func (*ResumeReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 type Span struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	BeginNs       int64                  `protobuf:"varint,2,opt,name=begin_ns,json=beginNs,proto3" json:"begin_ns,omitempty"` // Unix time, the node's clock
-	EndNs         int64                  `protobuf:"varint,3,opt,name=end_ns,json=endNs,proto3" json:"end_ns,omitempty"`
+	EndNs         int64                  `protobuf:"varint,3,opt,name=end_ns,json=endNs,proto3" json:"end_ns,omitempty"`       // 0: under way, in Starts only
 	ErrorNs       int64                  `protobuf:"varint,4,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -463,7 +539,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -475,7 +551,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -488,7 +564,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Span) GetStage() string {
@@ -530,7 +606,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +618,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +631,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RunRequest) GetId() string {
@@ -592,7 +668,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +680,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +693,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RunReply) GetStatus() int32 {
@@ -666,7 +742,7 @@ type LogLine struct {
 
 func (x *LogLine) Reset() {
 	*x = LogLine{}
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +754,7 @@ func (x *LogLine) String() string {
 func (*LogLine) ProtoMessage() {}
 
 func (x *LogLine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +767,7 @@ func (x *LogLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
 func (*LogLine) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LogLine) GetTimeNs() int64 {
@@ -724,7 +800,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +812,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +825,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StopRequest) GetId() string {
@@ -767,7 +843,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +855,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +868,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 type StatusRequest struct {
@@ -804,7 +880,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -816,7 +892,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -829,7 +905,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -858,7 +934,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +946,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +959,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -979,7 +1055,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1067,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1080,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1079,7 +1155,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1167,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1180,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VF) GetBdf() string {
@@ -1163,6 +1239,218 @@ func (x *VF) GetSinceNs() int64 {
 	return 0
 }
 
+type StartsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartsRequest) Reset() {
+	*x = StartsRequest{}
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartsRequest) ProtoMessage() {}
+
+func (x *StartsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
+func (*StartsRequest) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *StartsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+type StartsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ended         uint64                 `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`              // how many have ever ended: what to ask after next
+	NowNs         int64                  `protobuf:"varint,2,opt,name=now_ns,json=nowNs,proto3" json:"now_ns,omitempty"` // the node's clock
+	Starts        []*ColdStart           `protobuf:"bytes,3,rep,name=starts,proto3" json:"starts,omitempty"`             // by number; of those that ended, at most the last 256
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartsReply) Reset() {
+	*x = StartsReply{}
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartsReply) ProtoMessage() {}
+
+func (x *StartsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
+func (*StartsReply) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *StartsReply) GetEnded() uint64 {
+	if x != nil {
+		return x.Ended
+	}
+	return 0
+}
+
+func (x *StartsReply) GetNowNs() int64 {
+	if x != nil {
+		return x.NowNs
+	}
+	return 0
+}
+
+func (x *StartsReply) GetStarts() []*ColdStart {
+	if x != nil {
+		return x.Starts
+	}
+	return nil
+}
+
+type ColdStart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`                  // counts the node's starts
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`                           // of the sandbox
+	Vf            string                 `protobuf:"bytes,3,opt,name=vf,proto3" json:"vf,omitempty"`                           // once known; empty where it has none
+	Call          *Call                  `protobuf:"bytes,4,opt,name=call,proto3" json:"call,omitempty"`                       // absent: nobody waits, the start is over when the sandbox is ready
+	State         string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`                     // starting; answered (to its call), ready, refused or failed
+	Why           string                 `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`                         // it was refused or failed
+	BeginNs       int64                  `protobuf:"varint,7,opt,name=begin_ns,json=beginNs,proto3" json:"begin_ns,omitempty"` // when its call began to wait
+	EndNs         int64                  `protobuf:"varint,8,opt,name=end_ns,json=endNs,proto3" json:"end_ns,omitempty"`       // 0: under way
+	Spans         []*Span                `protobuf:"bytes,9,rep,name=spans,proto3" json:"spans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ColdStart) Reset() {
+	*x = ColdStart{}
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ColdStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ColdStart) ProtoMessage() {}
+
+func (x *ColdStart) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
+func (*ColdStart) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ColdStart) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ColdStart) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ColdStart) GetVf() string {
+	if x != nil {
+		return x.Vf
+	}
+	return ""
+}
+
+func (x *ColdStart) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *ColdStart) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ColdStart) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *ColdStart) GetBeginNs() int64 {
+	if x != nil {
+		return x.BeginNs
+	}
+	return 0
+}
+
+func (x *ColdStart) GetEndNs() int64 {
+	if x != nil {
+		return x.EndNs
+	}
+	return 0
+}
+
+func (x *ColdStart) GetSpans() []*Span {
+	if x != nil {
+		return x.Spans
+	}
+	return nil
+}
+
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Undo          bool                   `protobuf:"varint,1,opt,name=undo,proto3" json:"undo,omitempty"`
@@ -1173,7 +1461,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1473,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1486,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -1224,7 +1512,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1524,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1537,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -1268,7 +1556,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1568,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1581,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -1312,7 +1600,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1612,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1625,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -1351,7 +1639,7 @@ var File_node_agent_api_node_proto protoreflect.FileDescriptor
 
 const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\xf2\x01\n" +
+	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\x9d\x02\n" +
 	"\fStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -1359,10 +1647,15 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18\x04 \x01(\rR\tmemoryMib\x12\x17\n" +
 	"\await_ms\x18\x05 \x01(\rR\x06waitMs\x128\n" +
-	"\x03env\x18\x06 \x03(\v2&.fastiov.node.v1.StartRequest.EnvEntryR\x03env\x1a6\n" +
+	"\x03env\x18\x06 \x03(\v2&.fastiov.node.v1.StartRequest.EnvEntryR\x03env\x12)\n" +
+	"\x04call\x18\a \x01(\v2\x15.fastiov.node.v1.CallR\x04call\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc0\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +
+	"\x04Call\x12\x16\n" +
+	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
+	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xc0\x02\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
@@ -1378,10 +1671,11 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04logs\x18\t \x03(\v2\x18.fastiov.node.v1.LogLineR\x04logs\x12\x19\n" +
 	"\bnet_path\x18\n" +
 	" \x01(\tR\anetPath\x12\x18\n" +
-	"\afastiov\x18\v \x01(\tR\afastiov\"1\n" +
+	"\afastiov\x18\v \x01(\tR\afastiov\"\\\n" +
 	"\vInitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04init\x18\x02 \x01(\fR\x04init\"\x1e\n" +
+	"\x04init\x18\x02 \x01(\fR\x04init\x12)\n" +
+	"\x04call\x18\x03 \x01(\v2\x15.fastiov.node.v1.CallR\x04call\"\x1e\n" +
 	"\fPauseRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\f\n" +
 	"\n" +
@@ -1450,7 +1744,23 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x0ereset_failures\x18\x05 \x01(\rR\rresetFailures\x12\x0e\n" +
 	"\x02pf\x18\x06 \x01(\tR\x02pf\x12\x10\n" +
 	"\x03mac\x18\a \x01(\tR\x03mac\x12\x19\n" +
-	"\bsince_ns\x18\b \x01(\x03R\asinceNs\":\n" +
+	"\bsince_ns\x18\b \x01(\x03R\asinceNs\"%\n" +
+	"\rStartsRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05after\"n\n" +
+	"\vStartsReply\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\x04R\x05ended\x12\x15\n" +
+	"\x06now_ns\x18\x02 \x01(\x03R\x05nowNs\x122\n" +
+	"\x06starts\x18\x03 \x03(\v2\x1a.fastiov.node.v1.ColdStartR\x06starts\"\xf5\x01\n" +
+	"\tColdStart\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x0e\n" +
+	"\x02vf\x18\x03 \x01(\tR\x02vf\x12)\n" +
+	"\x04call\x18\x04 \x01(\v2\x15.fastiov.node.v1.CallR\x04call\x12\x14\n" +
+	"\x05state\x18\x05 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\x12\x19\n" +
+	"\bbegin_ns\x18\a \x01(\x03R\abeginNs\x12\x15\n" +
+	"\x06end_ns\x18\b \x01(\x03R\x05endNs\x12+\n" +
+	"\x05spans\x18\t \x03(\v2\x15.fastiov.node.v1.SpanR\x05spans\":\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04undo\x18\x01 \x01(\bR\x04undo\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"&\n" +
@@ -1460,7 +1770,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\rReportRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"$\n" +
 	"\vReportReply\x12\x15\n" +
-	"\x06tar_gz\x18\x01 \x01(\fR\x05tarGz2\xf1\x04\n" +
+	"\x06tar_gz\x18\x01 \x01(\fR\x05tarGz2\xb9\x05\n" +
 	"\x04Node\x12C\n" +
 	"\x05Start\x12\x1d.fastiov.node.v1.StartRequest\x1a\x1b.fastiov.node.v1.StartReply\x12A\n" +
 	"\x04Init\x12\x1c.fastiov.node.v1.InitRequest\x1a\x1b.fastiov.node.v1.StartReply\x12=\n" +
@@ -1468,7 +1778,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x05Pause\x12\x1d.fastiov.node.v1.PauseRequest\x1a\x1b.fastiov.node.v1.PauseReply\x12F\n" +
 	"\x06Resume\x12\x1e.fastiov.node.v1.ResumeRequest\x1a\x1c.fastiov.node.v1.ResumeReply\x12@\n" +
 	"\x04Stop\x12\x1c.fastiov.node.v1.StopRequest\x1a\x1a.fastiov.node.v1.StopReply\x12F\n" +
-	"\x06Status\x12\x1e.fastiov.node.v1.StatusRequest\x1a\x1c.fastiov.node.v1.StatusReply\x12C\n" +
+	"\x06Status\x12\x1e.fastiov.node.v1.StatusRequest\x1a\x1c.fastiov.node.v1.StatusReply\x12F\n" +
+	"\x06Starts\x12\x1e.fastiov.node.v1.StartsRequest\x1a\x1c.fastiov.node.v1.StartsReply\x12C\n" +
 	"\x05Drain\x12\x1d.fastiov.node.v1.DrainRequest\x1a\x1b.fastiov.node.v1.DrainReply\x12F\n" +
 	"\x06Report\x12\x1e.fastiov.node.v1.ReportRequest\x1a\x1c.fastiov.node.v1.ReportReplyB+Z)github.com/fastiov/fastiov/node-agent/apib\x06proto3"
 
@@ -1484,61 +1795,72 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),  // 0: fastiov.node.v1.StartRequest
-	(*StartReply)(nil),    // 1: fastiov.node.v1.StartReply
-	(*InitRequest)(nil),   // 2: fastiov.node.v1.InitRequest
-	(*PauseRequest)(nil),  // 3: fastiov.node.v1.PauseRequest
-	(*PauseReply)(nil),    // 4: fastiov.node.v1.PauseReply
-	(*ResumeRequest)(nil), // 5: fastiov.node.v1.ResumeRequest
-	(*ResumeReply)(nil),   // 6: fastiov.node.v1.ResumeReply
-	(*Span)(nil),          // 7: fastiov.node.v1.Span
-	(*RunRequest)(nil),    // 8: fastiov.node.v1.RunRequest
-	(*RunReply)(nil),      // 9: fastiov.node.v1.RunReply
-	(*LogLine)(nil),       // 10: fastiov.node.v1.LogLine
-	(*StopRequest)(nil),   // 11: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),     // 12: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil), // 13: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),   // 14: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),       // 15: fastiov.node.v1.Sandbox
-	(*VF)(nil),            // 16: fastiov.node.v1.VF
-	(*DrainRequest)(nil),  // 17: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),    // 18: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil), // 19: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),   // 20: fastiov.node.v1.ReportReply
-	nil,                   // 21: fastiov.node.v1.StartRequest.EnvEntry
+	(*Call)(nil),          // 1: fastiov.node.v1.Call
+	(*StartReply)(nil),    // 2: fastiov.node.v1.StartReply
+	(*InitRequest)(nil),   // 3: fastiov.node.v1.InitRequest
+	(*PauseRequest)(nil),  // 4: fastiov.node.v1.PauseRequest
+	(*PauseReply)(nil),    // 5: fastiov.node.v1.PauseReply
+	(*ResumeRequest)(nil), // 6: fastiov.node.v1.ResumeRequest
+	(*ResumeReply)(nil),   // 7: fastiov.node.v1.ResumeReply
+	(*Span)(nil),          // 8: fastiov.node.v1.Span
+	(*RunRequest)(nil),    // 9: fastiov.node.v1.RunRequest
+	(*RunReply)(nil),      // 10: fastiov.node.v1.RunReply
+	(*LogLine)(nil),       // 11: fastiov.node.v1.LogLine
+	(*StopRequest)(nil),   // 12: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),     // 13: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil), // 14: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),   // 15: fastiov.node.v1.StatusReply
+	(*Sandbox)(nil),       // 16: fastiov.node.v1.Sandbox
+	(*VF)(nil),            // 17: fastiov.node.v1.VF
+	(*StartsRequest)(nil), // 18: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),   // 19: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),     // 20: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),  // 21: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),    // 22: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil), // 23: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),   // 24: fastiov.node.v1.ReportReply
+	nil,                   // 25: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	21, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
-	7,  // 1: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
-	10, // 2: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
-	10, // 3: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
-	15, // 4: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	16, // 5: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	0,  // 6: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	2,  // 7: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	8,  // 8: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	3,  // 9: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	5,  // 10: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	11, // 11: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	13, // 12: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	17, // 13: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	19, // 14: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	1,  // 15: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	1,  // 16: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	9,  // 17: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	4,  // 18: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	6,  // 19: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	12, // 20: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	14, // 21: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	18, // 22: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	20, // 23: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	15, // [15:24] is the sub-list for method output_type
-	6,  // [6:15] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	25, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	1,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
+	8,  // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
+	11, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
+	1,  // 4: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
+	11, // 5: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
+	16, // 6: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	17, // 7: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	20, // 8: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	1,  // 9: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	8,  // 10: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	0,  // 11: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	3,  // 12: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	9,  // 13: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	4,  // 14: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	6,  // 15: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	12, // 16: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	14, // 17: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	18, // 18: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	21, // 19: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	23, // 20: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	2,  // 21: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	2,  // 22: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	10, // 23: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	5,  // 24: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	7,  // 25: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	13, // 26: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	15, // 27: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	19, // 28: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	22, // 29: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	24, // 30: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	21, // [21:31] is the sub-list for method output_type
+	11, // [11:21] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -1552,7 +1874,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,7 @@ const (
 	Node_Resume_FullMethodName = "/fastiov.node.v1.Node/Resume"
 	Node_Stop_FullMethodName   = "/fastiov.node.v1.Node/Stop"
 	Node_Status_FullMethodName = "/fastiov.node.v1.Node/Status"
+	Node_Starts_FullMethodName = "/fastiov.node.v1.Node/Starts"
 	Node_Drain_FullMethodName  = "/fastiov.node.v1.Node/Drain"
 	Node_Report_FullMethodName = "/fastiov.node.v1.Node/Report"
 )
@@ -58,6 +59,8 @@ type NodeClient interface {
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*StopReply, error)
 	// Status is what the node holds now.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
+	// Starts is the cold starts that are under way on the node, and those that have ended lately.
+	Starts(ctx context.Context, in *StartsRequest, opts ...grpc.CallOption) (*StartsReply, error)
 	// Drain refuses new starts and returns when the last sandbox has gone, with cancel=true after ending them.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	// Report is the bundle that a failed start left: a gzipped tar of console, QMP log, kernel log and stage table.
@@ -142,6 +145,16 @@ func (c *nodeClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *nodeClient) Starts(ctx context.Context, in *StartsRequest, opts ...grpc.CallOption) (*StartsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartsReply)
+	err := c.cc.Invoke(ctx, Node_Starts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DrainReply)
@@ -180,6 +193,8 @@ type NodeServer interface {
 	Stop(context.Context, *StopRequest) (*StopReply, error)
 	// Status is what the node holds now.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
+	// Starts is the cold starts that are under way on the node, and those that have ended lately.
+	Starts(context.Context, *StartsRequest) (*StartsReply, error)
 	// Drain refuses new starts and returns when the last sandbox has gone, with cancel=true after ending them.
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	// Report is the bundle that a failed start left: a gzipped tar of console, QMP log, kernel log and stage table.
@@ -214,6 +229,9 @@ func (UnimplementedNodeServer) Stop(context.Context, *StopRequest) (*StopReply, 
 }
 func (UnimplementedNodeServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedNodeServer) Starts(context.Context, *StartsRequest) (*StartsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Starts not implemented")
 }
 func (UnimplementedNodeServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
@@ -368,6 +386,24 @@ func _Node_Status_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Starts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Starts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Starts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Starts(ctx, req.(*StartsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainRequest)
 	if err := dec(in); err != nil {
@@ -438,6 +474,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Node_Status_Handler,
+		},
+		{
+			MethodName: "Starts",
+			Handler:    _Node_Starts_Handler,
 		},
 		{
 			MethodName: "Drain",

@@ -171,6 +171,7 @@ func TestByUnixSocketAndInProcess(t *testing.T) {
 		"pause":  func() error { _, err := local.Pause(t.Context(), &PauseRequest{}); return err },
 		"resume": func() error { _, err := local.Resume(t.Context(), &ResumeRequest{}); return err },
 		"stop":   func() error { _, err := local.Stop(t.Context(), &StopRequest{}); return err },
+		"starts": func() error { _, err := local.Starts(t.Context(), &StartsRequest{}); return err },
 		"drain":  func() error { _, err := local.Drain(t.Context(), &DrainRequest{}); return err },
 		"report": func() error { _, err := local.Report(t.Context(), &ReportRequest{}); return err },
 	} {

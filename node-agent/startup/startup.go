@@ -1,6 +1,7 @@
 package startup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,7 @@ type Request struct {
 	MemoryMiB int
 	Wait      time.Duration // how long it may queue for memory and a VF
 	Env       map[string]string
+	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
 
 // Root is a runtime's root image and what to start in it.
@@ -78,7 +80,7 @@ type Started struct {
 // Start cold-starts a sandbox. When it fails, nothing of it is left but its report.
 func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	var (
-		tl = &timeline.Timeline{}
+		tl = cmp.Or(req.Timeline, &timeline.Timeline{})
 		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB}, InitStatus: http.StatusOK}
 	)
 	phases := []phase{{
@@ -145,8 +147,7 @@ type Initialised struct {
 }
 
 // Init hands a function to a sandbox that was started without one. The caller ends the sandbox where that fails.
-func (s *Starter) Init(ctx context.Context, st *Started, body []byte) (done Initialised, err error) {
-	tl := &timeline.Timeline{}
+func (s *Starter) Init(ctx context.Context, st *Started, body []byte, tl *timeline.Timeline) (done Initialised, err error) {
 	p := phase{name: "init", stage: timeline.AppInit, deadline: s.Deadlines.Init, do: func(ctx context.Context) error {
 		done.Status, done.Reply, err = st.Post(ctx, "/init", body)
 		return err

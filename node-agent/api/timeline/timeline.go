@@ -47,12 +47,23 @@ type Span struct {
 type Timeline struct {
 	mu    sync.Mutex
 	spans []Span
+	open  []*Span // begun, not ended
+	shown []Span  // what Progress tells in their place of stages that are measured only once they are over
 }
 
 // Begin opens a stage now and returns the function that closes it; only its first call counts.
 func (t *Timeline) Begin(stage Stage) (end func()) {
-	begin := time.Now()
-	return sync.OnceFunc(func() { t.Add(Span{Stage: stage, Begin: begin, End: time.Now()}) })
+	span := &Span{Stage: stage, Begin: time.Now()}
+	t.mu.Lock()
+	t.open = append(t.open, span)
+	t.mu.Unlock()
+	return sync.OnceFunc(func() {
+		end := time.Now()
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.open = slices.DeleteFunc(t.open, func(s *Span) bool { return s == span })
+		t.spans = append(t.spans, Span{Stage: stage, Begin: span.Begin, End: end})
+	})
 }
 
 // Add records finished spans. A span that ends before it begins is one whose clock was off by more than its length: it is kept, empty.
@@ -76,23 +87,64 @@ func (t *Timeline) Spans() []Span {
 	return spans
 }
 
+// Show says that a stage begins about now, and that the one shown before is over, to those who look while nothing better is known; with
+// no stage, that from now on something is. It records nothing.
+func (t *Timeline) Show(stage Stage) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if stage == "" {
+		t.shown = nil
+		return
+	}
+	if last := len(t.shown) - 1; last >= 0 {
+		t.shown[last].End = now
+	}
+	t.shown = append(t.shown, Span{Stage: stage, Begin: now})
+}
+
+// Progress returns the spans that Spans does, those that are open, which have no end, and what is shown, by begin.
+func (t *Timeline) Progress() []Span {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	spans := slices.Concat(t.spans, t.shown)
+	for _, s := range t.open {
+		spans = append(spans, *s)
+	}
+	slices.SortStableFunc(spans, func(a, b Span) int { return a.Begin.Compare(b.Begin) })
+	return spans
+}
+
 // Attribute shares the time between begin and end among the stages of spans: each instant to the innermost stage open at it.
 // The result sums to end − begin exactly.
 func Attribute(spans []Span, begin, end time.Time) map[Stage]time.Duration {
+	shares := map[Stage]time.Duration{}
+	for _, s := range Segments(spans, begin, end) {
+		shares[s.Stage] += s.End.Sub(s.Begin)
+	}
+	return shares
+}
+
+// Segments cuts the time between begin and end into pieces without gap or overlap, each of the innermost stage open in it.
+func Segments(spans []Span, begin, end time.Time) (segments []Span) {
 	cuts := append(make([]time.Time, 0, 2+2*len(spans)), begin, end)
 	for _, s := range spans {
 		cuts = append(cuts, s.Begin, s.End)
 	}
 	slices.SortFunc(cuts, time.Time.Compare)
-	shares := map[Stage]time.Duration{}
 	for i := 1; i < len(cuts); i++ {
 		from, to := cuts[i-1], cuts[i]
 		if from.Before(begin) || to.After(end) || !from.Before(to) {
 			continue
 		}
-		shares[innermost(spans, from, to)] += to.Sub(from)
+		stage := innermost(spans, from, to)
+		if last := len(segments) - 1; last >= 0 && segments[last].Stage == stage {
+			segments[last].End = to
+		} else {
+			segments = append(segments, Span{Stage: stage, Begin: from, End: to})
+		}
 	}
-	return shares
+	return segments
 }
 
 func innermost(spans []Span, from, to time.Time) Stage {

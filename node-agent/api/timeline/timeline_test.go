@@ -54,6 +54,35 @@ func TestBeginEndsOnce(t *testing.T) {
 	}
 }
 
+func TestProgressShowsWhatIsOpen(t *testing.T) {
+	var tl Timeline
+	tl.Begin(Image)()
+	end := tl.Begin(VMM)
+	if s := tl.Progress(); len(s) != 2 || s[0].Stage != Image || s[1].Stage != VMM || !s[1].End.IsZero() {
+		t.Errorf("%+v; want image, and vmm without an end", s)
+	}
+	end()
+	if s := tl.Progress(); len(s) != 2 || s[1].End.IsZero() {
+		t.Errorf("%+v; want both ended", s)
+	}
+}
+
+func TestWhatIsShownIsNotRecorded(t *testing.T) {
+	var tl Timeline
+	tl.Show(VMM)
+	tl.Show(GuestBoot)
+	if s := tl.Progress(); len(s) != 2 || s[0].End.IsZero() || !s[1].End.IsZero() {
+		t.Errorf("%+v; want vmm ended and guest-boot open", s)
+	}
+	if s := tl.Spans(); len(s) != 0 {
+		t.Errorf("%+v was recorded", s)
+	}
+	tl.Show("")
+	if s := tl.Progress(); len(s) != 0 {
+		t.Errorf("%+v is still shown", s)
+	}
+}
+
 func TestAddKeepsABackwardSpanEmpty(t *testing.T) {
 	var tl Timeline
 	tl.Add(span(GuestBoot, 50, 40))
@@ -76,6 +105,13 @@ func TestAttributeSumsToTheWhole(t *testing.T) {
 				t.Fatalf("%s has %v", stage, d)
 			}
 			sum += d
+		}
+		at := at(0)
+		for _, s := range Segments(spans, t0, t0.Add(ms(100))) {
+			if !s.Begin.Equal(at) || !s.End.After(s.Begin) {
+				t.Fatalf("a piece from %v to %v after %v", s.Begin, s.End, at)
+			}
+			at = s.End
 		}
 		if sum != ms(100) {
 			t.Fatalf("the stages of %v sum to %v", spans, sum)

@@ -34,6 +34,7 @@ type boot struct {
 // run takes the steps in order. Whoever calls it ends the vm if it fails.
 func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err error) {
 	v := b.vm
+	b.tl.Show(timeline.VMM)
 	if v.conn, err = b.guests.Expect(uint32(v.cell.User)); err == nil {
 		err = b.launch()
 	}
@@ -50,9 +51,11 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 	if err := b.release(); err != nil {
 		return err
 	}
+	b.tl.Show(timeline.GuestBoot)
 	if _, err := v.conn.Hello(ctx); err != nil {
 		return err
 	}
+	b.tl.Show(timeline.Agent)
 	if err := v.conn.Configure(configuration(v.spec)); err != nil {
 		return err
 	}
@@ -148,6 +151,7 @@ func (b *boot) account(events []kprobe.Event) {
 	if b.resumed.IsZero() {
 		b.resumed = time.Now()
 	}
+	b.tl.Show("")
 	b.tl.Add(timeline.Span{Stage: timeline.VMM, Begin: b.launched, End: b.resumed})
 	b.tl.Add(kprobe.Spans(events)...)
 	for _, s := range b.vm.conn.Spans() {

@@ -1,0 +1,58 @@
+package live
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// mostAtOnce is how many calls a burst may consist of: the paper's.
+const mostAtOnce = 200
+
+// fire makes a burst, in the name and at the cost of whoever asks for it, and answers when it is over. It ends with its caller.
+func (p *Page) fire(w http.ResponseWriter, r *http.Request) {
+	if p.cfg.Admit(w, r) == nil {
+		return
+	}
+	var wish struct {
+		N int `json:"n"`
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<10))
+	if err == nil {
+		err = json.Unmarshal(body, &wish)
+	}
+	if err != nil || wish.N < 1 || wish.N > mostAtOnce {
+		refuse(w, http.StatusBadRequest, fmt.Sprintf(`want {"n": N}, N from 1 to %d`, mostAtOnce))
+		return
+	}
+	select {
+	case p.burst <- struct{}{}:
+		defer func() { <-p.burst }()
+	default:
+		refuse(w, http.StatusConflict, "a burst is under way; wait for its end")
+		return
+	}
+	reply := http.NewResponseController(w)
+	_ = reply.SetReadDeadline(time.Time{})
+	_ = reply.SetWriteDeadline(time.Time{}) // it takes as long as it takes
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-p.closed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	user, secret, _ := r.BasicAuth()
+	result, err := p.cfg.Burst(ctx, user+":"+secret, wish.N)
+	_ = reply.SetWriteDeadline(time.Now().Add(slow))
+	if err != nil {
+		refuse(w, http.StatusBadGateway, err.Error())
+		return
+	}
+	answer(w, http.StatusOK, result)
+}

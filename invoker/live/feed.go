@@ -1,0 +1,262 @@
+package live
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+// An Update is the data of one event.
+type Update struct {
+	Now     float64      `json:"t"`                 // when it was seen, ms since 1970
+	Hello   *Hello       `json:"hello,omitempty"`   // in the first one
+	Nodes   []NodeUpdate `json:"nodes,omitempty"`   // all of them, if one has changed
+	VFs     []VFUpdate   `json:"vfs,omitempty"`     // those that changed
+	Starts  []Start      `json:"starts,omitempty"`  // those that changed
+	Waiting *int         `json:"waiting,omitempty"` // calls that wait in the invoker for a sandbox
+}
+
+// Hello is what does not change.
+type Hello struct {
+	Version   string           `json:"version"`
+	Namespace string           `json:"namespace"` // the reader's
+	Stages    []timeline.Stage `json:"stages"`
+	Keep      int              `json:"keep"` // starts that have ended, of each node; the oldest is forgotten
+}
+
+// NodeUpdate is a node without its VFs and starts.
+type NodeUpdate struct {
+	Name      string `json:"name"`
+	Driver    string `json:"driver"` // sim: simulated times
+	Draining  bool   `json:"draining,omitempty"`
+	Why       string `json:"why,omitempty"` // it does not answer
+	MemoryMiB uint64 `json:"memory"`        // to give out, and given out
+	UsedMiB   uint64 `json:"used"`
+	Waiting   uint32 `json:"waiting"` // starts that wait for a VF or memory
+}
+
+// VFUpdate is a VF.
+type VFUpdate struct {
+	Node  int    `json:"node"`
+	BDF   string `json:"bdf"`
+	State string `json:"state"`           // empty: it is no more
+	Owner string `json:"owner,omitempty"` // id of the sandbox that has it
+}
+
+// Start is a cold start.
+type Start struct {
+	Number  uint64    `json:"n"`
+	ID      string    `json:"id,omitempty"`     // of its sandbox; like action and begin only when it is told for the first time
+	Action  string    `json:"action,omitempty"` // what the reader's own namespace called
+	Begin   float64   `json:"begin,omitempty"`  // ms since 1970
+	VF      string    `json:"vf,omitempty"`
+	State   string    `json:"state,omitempty"` // starting, answered, ready, refused or failed
+	Why     string    `json:"why,omitempty"`   // it was refused or failed
+	Keep    int       `json:"k"`               // as many of the pieces that were told before are still right
+	Pieces  []float64 `json:"s,omitempty"`     // those that follow: stage, ms, stage, ms …
+	Current *int      `json:"c,omitempty"`     // stage that it is in since the last piece; -1: it has ended
+}
+
+type vfName struct {
+	node int
+	bdf  string
+}
+
+// A reader is who reads the feed, and what it has been told.
+type reader struct {
+	namespace string
+	version   string
+	greeted   bool
+	starts    map[uint64]*start
+	nodes     []NodeUpdate
+	vfs       map[vfName]VFUpdate
+	waiting   int
+}
+
+// update is what p has that the reader does not; news tells whether that is anything.
+func (r *reader) update(p *picture) (u Update, news bool) {
+	u.Now = float64(p.at.UnixMicro()) / 1000
+	if !r.greeted {
+		r.greeted, r.waiting = true, -1
+		u.Hello = &Hello{Version: r.version, Namespace: r.namespace, Stages: timeline.Order, Keep: keep}
+	}
+	u.Nodes = r.newNodes(p)
+	vfs := map[vfName]VFUpdate{}
+	starts := make(map[uint64]*start, len(r.starts))
+	for i, n := range p.nodes {
+		for _, v := range n.status.Vfs {
+			name, vf := vfName{i, v.Bdf}, VFUpdate{Node: i, BDF: v.Bdf, State: v.State, Owner: v.Owner}
+			if vfs[name] = vf; r.vfs[name] != vf {
+				u.VFs = append(u.VFs, vf)
+			}
+		}
+		for _, s := range n.starts {
+			starts[s.number] = s
+			if before := r.starts[s.number]; before != s {
+				if told, differs := r.tell(before, s); differs {
+					u.Starts = append(u.Starts, told)
+				}
+			}
+		}
+	}
+	for name := range r.vfs {
+		if _, there := vfs[name]; !there {
+			u.VFs = append(u.VFs, VFUpdate{Node: name.node, BDF: name.bdf})
+		}
+	}
+	r.vfs, r.starts = vfs, starts
+	if r.waiting != p.waiting {
+		r.waiting = p.waiting
+		u.Waiting = &p.waiting
+	}
+	return u, u.Hello != nil || u.Nodes != nil || u.VFs != nil || u.Starts != nil || u.Waiting != nil
+}
+
+// newNodes is what is known of the nodes, if that has changed.
+func (r *reader) newNodes(p *picture) []NodeUpdate {
+	nodes := make([]NodeUpdate, len(p.nodes))
+	same := len(nodes) == len(r.nodes)
+	for i, n := range p.nodes {
+		nodes[i] = NodeUpdate{
+			Name: n.name, Driver: n.status.Driver, Draining: n.status.Draining, Why: n.why,
+			MemoryMiB: n.status.MemoryMib, UsedMiB: n.status.MemoryReservedMib, Waiting: n.status.Waiting,
+		}
+		same = same && nodes[i] == r.nodes[i]
+	}
+	if same {
+		return nil
+	}
+	r.nodes = nodes
+	return nodes
+}
+
+// tell says how a start differs from what the reader has of it, nil being nothing.
+func (r *reader) tell(before, now *start) (told Start, differs bool) {
+	told.Number = now.number
+	if before == nil {
+		told.ID, told.Begin = now.told.Id, now.begin
+		if now.told.Call.GetNamespace() == r.namespace {
+			told.Action = now.told.Call.GetAction()
+		}
+		before, differs = &start{}, true
+		told.State, told.VF = now.told.State, now.told.Vf
+		told.Current = &now.current
+	} else {
+		if before.told.State != now.told.State {
+			told.State, differs = now.told.State, true
+		}
+		if before.told.Vf != now.told.Vf {
+			told.VF, differs = now.told.Vf, true
+		}
+		if before.current != now.current {
+			told.Current, differs = &now.current, true
+		}
+	}
+	if now.told.State == "refused" || now.told.Call.GetNamespace() == r.namespace {
+		told.Why = now.told.Why // that of another's function may name what is the other's
+	}
+	for told.Keep < min(len(before.pieces), len(now.pieces)) && before.pieces[told.Keep] == now.pieces[told.Keep] {
+		told.Keep++
+	}
+	for _, piece := range now.pieces[told.Keep:] {
+		told.Pieces = append(told.Pieces, float64(piece.stage), piece.ms)
+	}
+	return told, differs || told.Pieces != nil || told.Keep < len(before.pieces)
+}
+
+const (
+	quiet     = 15 * time.Second // without news: a reader is told that we are still there
+	readsLast = 5 * time.Minute  // then it must show its key again
+)
+
+// slow is a reader that takes nothing for that long: it is dropped. A variable, for tests.
+var slow = 10 * time.Second
+
+// feed sends updates. A reader who is slow is sent fewer: each is made when the one before has left.
+func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
+	who := p.cfg.Admit(w, r)
+	if who == nil {
+		return
+	}
+	if !p.watch.join() {
+		w.Header().Set("Retry-After", "10")
+		refuse(w, http.StatusServiceUnavailable, "as many pages are open as may be; close one")
+		return
+	}
+	defer p.watch.leave()
+	s := newStream(w, r)
+	over := time.After(readsLast)
+	me := &reader{namespace: who.Namespace, version: p.cfg.Version}
+	for {
+		picture, next := p.watch.picture()
+		if !picture.at.IsZero() {
+			if u, news := me.update(picture); news {
+				if s.send(u) != nil {
+					return
+				}
+			}
+		}
+		select {
+		case <-next:
+		case <-time.After(quiet):
+			if s.beat() != nil {
+				return
+			}
+		case <-over:
+			return
+		case <-r.Context().Done():
+			return
+		case <-p.closed:
+			return
+		}
+	}
+}
+
+// A stream is server-sent events on their way.
+type stream struct {
+	out   io.Writer
+	zip   *gzip.Writer // nil: as they are
+	reply *http.ResponseController
+}
+
+func newStream(w http.ResponseWriter, r *http.Request) *stream {
+	s := &stream{out: w, reply: http.NewResponseController(w)}
+	_ = s.reply.SetReadDeadline(time.Time{}) // the request is here; what the server's bound on it would hit now is the watch for its end
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Vary", "Accept-Encoding")
+	if takesGzip(r) {
+		h.Set("Content-Encoding", "gzip")
+		s.zip = gzip.NewWriter(w)
+		s.out = s.zip
+	}
+	return s
+}
+
+func (s *stream) send(u Update) error {
+	content, err := json.Marshal(u)
+	if err != nil {
+		panic(err) // numbers that are none of NaN and infinity, and texts
+	}
+	return s.write(append(append([]byte("data: "), content...), "\n\n"...))
+}
+
+func (s *stream) beat() error { return s.write([]byte(":\n\n")) }
+
+func (s *stream) write(event []byte) error {
+	_ = s.reply.SetWriteDeadline(time.Now().Add(slow))
+	if _, err := s.out.Write(event); err != nil {
+		return err
+	}
+	if s.zip != nil {
+		if err := s.zip.Flush(); err != nil {
+			return err
+		}
+	}
+	return s.reply.Flush()
+}

@@ -1,0 +1,222 @@
+package live
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+func span(stage string, from, to int64) *api.Span {
+	s := &api.Span{Stage: stage, BeginNs: from * 1e6}
+	if to > 0 {
+		s.EndNs = to * 1e6
+	}
+	return s
+}
+
+func place(stage timeline.Stage) float64 { return float64(slices.Index(timeline.Order, stage)) }
+
+func TestAReaderIsToldWhatChanges(t *testing.T) {
+	n := newNode()
+	n.status.Vfs = []*api.VF{{Bdf: "0000:01:10.0", State: "idle"}, {Bdf: "0000:01:10.1", State: "idle"}}
+	call := &api.Call{Action: "ann/hello", Namespace: "ann"}
+	n.starts = &api.StartsReply{NowNs: 30e6, Starts: []*api.ColdStart{
+		{Number: 1, Id: "fn-1", Call: call, State: "starting", BeginNs: 1e6, Spans: []*api.Span{span("queue", 1, 10), span("vmm", 10, 0)}},
+		{Number: 2, Id: "fn-2", Call: &api.Call{Action: "bob/secret", Namespace: "bob"}, State: "starting", BeginNs: 1e6},
+	}}
+	_, url := serve(t, nil, n)
+	f := follow(t, url, "ann")
+	u := f.next()
+	if u.Hello == nil || u.Hello.Namespace != "ann" || u.Hello.Version != "test" || len(u.Hello.Stages) != 15 || len(u.VFs) != 2 || *u.Waiting != 3 {
+		t.Errorf("at first: %+v", u)
+	}
+	if len(u.Starts) != 2 || u.Starts[0].Action != "ann/hello" || !slices.Equal(u.Starts[0].Pieces, []float64{place(timeline.Queue), 9}) ||
+		*u.Starts[0].Current != int(place(timeline.VMM)) {
+		t.Errorf("a start under way: %+v", u.Starts)
+	}
+	if other := u.Starts[1]; other.Action != "" || *other.Current != int(place(timeline.Unattributed)) {
+		t.Errorf("another's: %+v", other)
+	}
+
+	n.now(func() {
+		n.status = &api.StatusReply{Driver: "sim", Vfs: []*api.VF{{Bdf: "0000:01:10.0", State: "leased", Owner: "fn-1"}}}
+		n.starts = &api.StartsReply{Ended: 1, NowNs: 60e6, Starts: []*api.ColdStart{
+			{Number: 1, Id: "fn-1", Vf: "0000:01:10.0", Call: call, State: "answered", BeginNs: 1e6, EndNs: 50e6,
+				Spans: []*api.Span{span("queue", 1, 10), span("vmm", 10, 40), span("4-vfio-dev", 20, 30), span("first-byte", 40, 50)}},
+		}}
+	})
+	u = f.until(func(u Update) bool { return len(u.Starts) > 0 })
+	if len(u.VFs) != 2 || u.VFs[0].Owner != "fn-1" || u.VFs[1] != (VFUpdate{BDF: "0000:01:10.1"}) {
+		t.Errorf("VFs, of which one has gone: %+v", u.VFs)
+	}
+	want := []float64{place(timeline.VMM), 10, place(timeline.VFIODev), 10, place(timeline.VMM), 10, place(timeline.FirstByte), 10}
+	if s := u.Starts[0]; s.ID != "" || s.Keep != 1 || !slices.Equal(s.Pieces, want) || *s.Current != -1 || s.State != "answered" || s.VF == "" {
+		t.Errorf("its end: %+v, want pieces %v", s, want)
+	}
+
+	n.now(func() { n.err = errors.New("away") })
+	if u := f.until(func(u Update) bool { return len(u.Nodes) > 0 }); u.Nodes[0].Why != "away" {
+		t.Errorf("a node that does not answer: %+v", u.Nodes)
+	}
+}
+
+func TestNobodyLooksWhileNobodyReads(t *testing.T) {
+	n := newNode()
+	page, url := serve(t, nil, n)
+	if n.asked != 0 {
+		t.Errorf("asked %d times before anybody read", n.asked)
+	}
+	first, second := follow(t, url, "ann"), follow(t, url, "bob")
+	first.next()
+	second.next()
+	page.watch.mu.Lock()
+	stopped := page.watch.stopped
+	page.watch.mu.Unlock()
+	page.Close()
+	<-stopped
+	before := n.asked
+	time.Sleep(3 * pace) // nothing happens, which is not to be waited for otherwise
+	if n.asked != before {
+		t.Error("the nodes are asked after the last reader has gone")
+	}
+}
+
+func TestReadersAreBounded(t *testing.T) {
+	page, url := serve(t, nil, newNode())
+	for range mostReads {
+		if !page.watch.join() {
+			t.Fatal("refused too early")
+		}
+	}
+	if resp := request(t, "GET", url+"/ui/feed", "ann", ""); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("one too many: HTTP %d", resp.StatusCode)
+	}
+	for range mostReads {
+		page.watch.leave()
+	}
+	follow(t, url, "ann").next()
+}
+
+// A reader who takes nothing is dropped, and nobody waits for it meanwhile.
+func TestASlowReaderIsDropped(t *testing.T) {
+	defer func(was time.Duration) { slow = was }(slow)
+	slow = 300 * time.Millisecond
+	n := newNode()
+	page, url := serve(t, nil, n)
+	conn, err := net.Dial("tcp", url[len("http://"):])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(conn, "GET /ui/feed HTTP/1.1\r\nHost: x\r\nAuthorization: Basic YW5uOnNlY3JldA==\r\n\r\n")
+	quick := follow(t, url, "bob")
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		for {
+			page.watch.mu.Lock()
+			readers := page.watch.readers
+			page.watch.mu.Unlock()
+			if readers == 1 {
+				return
+			}
+			quick.next() // goes on at its pace
+		}
+	}()
+	number := uint64(0)
+	change := time.NewTicker(pace / 4)
+	defer change.Stop()
+	for end := time.After(20 * time.Second); ; {
+		select {
+		case <-gone:
+			return
+		case <-end:
+			t.Fatal("the slow reader is still there")
+		case <-change.C:
+			n.now(func() { // enough to fill what the kernel keeps for a connection
+				reply := &api.StartsReply{NowNs: time.Now().UnixNano()}
+				for range 2000 {
+					number++
+					reply.Starts = append(reply.Starts, &api.ColdStart{Number: number, Id: fmt.Sprintf("fn-%032d", number), State: "starting"})
+				}
+				n.starts = reply
+			})
+		}
+	}
+}
+
+// What the page makes of the updates is what the node told, whatever the node told before, and however many looks the reader missed.
+func TestUpdatesAddUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := &reader{namespace: "ann"}
+		type known struct {
+			pieces  []float64
+			current int
+			state   string
+		}
+		page := map[uint64]known{}
+		for range rapid.IntRange(1, 8).Draw(t, "looks") {
+			var starts []*start
+			for number := range rapid.Uint64Range(0, 4).Draw(t, "starts") {
+				told := &api.ColdStart{Number: number + 1, Id: "x", State: rapid.SampledFrom([]string{"starting", "answered"}).Draw(t, "state"), BeginNs: 1e6}
+				for range rapid.IntRange(0, 5).Draw(t, "spans") {
+					from := rapid.Int64Range(1, 100).Draw(t, "from")
+					to := from + rapid.Int64Range(0, 50).Draw(t, "length")
+					if rapid.Bool().Draw(t, "open") && told.State == "starting" {
+						to = 0
+					}
+					told.Spans = append(told.Spans, span(string(rapid.SampledFrom(timeline.Order).Draw(t, "stage")), from, to))
+				}
+				if told.State == "answered" {
+					told.EndNs = 200e6
+				}
+				starts = append(starts, newStart(0, told, 120e6, 0))
+			}
+			u, _ := r.update(&picture{at: time.Unix(1, 0), nodes: []seen{{status: &api.StatusReply{}, starts: starts}}})
+			content, err := json.Marshal(u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got Update
+			if err := json.Unmarshal(content, &got); err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range got.Starts {
+				k := page[s.Number]
+				if s.ID != "" {
+					k = known{}
+				}
+				k.pieces = append(slices.Clip(k.pieces[:2*s.Keep]), s.Pieces...)
+				if s.Current != nil {
+					k.current = *s.Current
+				}
+				if s.State != "" {
+					k.state = s.State
+				}
+				page[s.Number] = k
+			}
+			for _, s := range starts {
+				var want []float64
+				for _, p := range s.pieces {
+					want = append(want, float64(p.stage), p.ms)
+				}
+				if k := page[s.number]; !slices.Equal(k.pieces, want) || k.current != s.current || k.state != s.told.State {
+					t.Fatalf("start %d: the page has %+v, the node told %+v", s.number, k, s)
+				}
+			}
+		}
+	})
+}

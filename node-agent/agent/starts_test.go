@@ -1,0 +1,152 @@
+package agent
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+)
+
+func startFor(t *testing.T, a *Agent, id string) error {
+	t.Helper()
+	call := &api.Call{Action: "guest/hello", WaitedNs: uint64(time.Second)}
+	_, err := a.Start(t.Context(), &api.StartRequest{Id: id, MemoryMib: 128, Init: []byte("{}"), Call: call})
+	return err
+}
+
+func looked(t *testing.T, a *Agent, after uint64) *api.StartsReply {
+	t.Helper()
+	reply, err := a.Starts(t.Context(), &api.StartsRequest{After: after})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+func only(t *testing.T, reply *api.StartsReply) *api.ColdStart {
+	t.Helper()
+	if len(reply.Starts) != 1 {
+		t.Fatalf("%d starts, want one: %v", len(reply.Starts), reply)
+	}
+	return reply.Starts[0]
+}
+
+func TestAStartIsOverWhenItsCallIsAnswered(t *testing.T) {
+	a, d, _ := newAgent(t)
+	d.hold = make(chan struct{})
+	done := make(chan error)
+	go func() { done <- startFor(t, a, "x") }()
+	for len(looked(t, a, 0).Starts) == 0 || len(only(t, looked(t, a, 0)).Spans) < 4 { // the caller's queue, ours, image, cni
+		runtime.Gosched()
+	}
+	s := only(t, looked(t, a, 0))
+	if s.State != "starting" || s.EndNs != 0 || s.Call.Action != "guest/hello" || s.Spans[0].EndNs-s.BeginNs != int64(time.Second) {
+		t.Errorf("%v", s)
+	}
+	close(d.hold)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if s := only(t, looked(t, a, 0)); s.State != "starting" || s.Vf != "0000:01:10.0" {
+		t.Errorf("ready, but not called yet: %v", s)
+	}
+	for range 2 { // the second run is no part of the start
+		if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = only(t, looked(t, a, 0))
+	if last := s.Spans[len(s.Spans)-1]; s.State != "answered" || last.Stage != "first-byte" || last.EndNs == 0 || s.EndNs < last.EndNs {
+		t.Errorf("%v", s)
+	}
+	if reply := looked(t, a, 1); reply.Ended != 1 || len(reply.Starts) != 0 {
+		t.Errorf("what was seen is told again: %v", reply)
+	}
+	only(t, looked(t, a, 99)) // asked by who knew a former agent
+	d.boxes["x"].Close()
+	waitGone(a)
+}
+
+func TestHowStartsEnd(t *testing.T) {
+	for _, c := range []struct {
+		state, why string
+		happen     func(a *Agent, d *driver)
+	}{
+		{"ready", "", func(a *Agent, d *driver) {
+			_, _ = start(t, a, "x") // for nobody
+			d.boxes["x"].Close()
+		}},
+		{"failed", "its /init answered HTTP 502", func(a *Agent, d *driver) {
+			d.initial = 502
+			_ = startFor(t, a, "x")
+		}},
+		{"failed", "it ended before it had answered", func(a *Agent, d *driver) {
+			_ = startFor(t, a, "x")
+			d.boxes["x"].Close()
+		}},
+		{"failed", "cut off", func(a *Agent, d *driver) {
+			_ = startFor(t, a, "x")
+			d.boxes["x"].broken = fmt.Errorf("cut off")
+			_, _ = a.Run(t.Context(), &api.RunRequest{Id: "x"})
+			d.boxes["x"].Close()
+		}},
+		{"refused", "reserve: no room for another sandbox: it asks for 2000 MiB and the node has 1000; use less memory or a larger node", func(a *Agent, _ *driver) {
+			_, _ = a.Start(t.Context(), &api.StartRequest{Id: "x", MemoryMib: 2000})
+		}},
+	} {
+		t.Run(c.state+" "+c.why, func(t *testing.T) {
+			a, d, _ := newAgent(t)
+			c.happen(a, d)
+			waitGone(a)
+			if s := only(t, looked(t, a, 0)); s.State != c.state || s.Why != c.why || s.EndNs == 0 {
+				t.Errorf("%v", s)
+			}
+		})
+	}
+}
+
+func TestAStemCellIsStartedTwice(t *testing.T) {
+	a, d, _ := newAgent(t)
+	startStem(t, a)
+	if _, err := a.Init(t.Context(), &api.InitRequest{Id: "x", Init: []byte("{}"), Call: &api.Call{Action: "guest/hello"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); err != nil {
+		t.Fatal(err)
+	}
+	s := looked(t, a, 0).Starts
+	if len(s) != 2 || s[0].State != "ready" || s[1].State != "answered" || s[1].Spans[0].Stage != "app-init" {
+		t.Errorf("%v", s)
+	}
+	d.boxes["x"].Close()
+	waitGone(a)
+}
+
+func TestWhatIsRememberedIsBounded(t *testing.T) {
+	var s starts
+	for range 3 * keepStarts {
+		s.begin("x", nil).ready("")
+	}
+	if len(s.past) != keepStarts || cap(s.past) > 3*keepStarts || s.past[0].number != 2*keepStarts+1 {
+		t.Errorf("%d starts kept, in an array of %d, from number %d on", len(s.past), cap(s.past), s.past[0].number)
+	}
+}
+
+// BenchmarkStarts is a look at a node with 200 starts under way.
+func BenchmarkStarts(b *testing.B) {
+	a := &Agent{}
+	for range 200 {
+		c := a.starts.begin("x", &api.Call{Action: "guest/hello", WaitedNs: 1})
+		for _, stage := range timeline.Order[:12] {
+			c.Begin(stage)()
+		}
+	}
+	for b.Loop() {
+		if _, err := a.Starts(b.Context(), &api.StartsRequest{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
