@@ -169,12 +169,10 @@ func (r *reader) tell(before, now *start) (told Start, differs bool) {
 }
 
 const (
+	slow      = 10 * time.Second // without taking anything: a reader is dropped
 	quiet     = 15 * time.Second // without news: a reader is told that we are still there
 	readsLast = 5 * time.Minute  // then it must show its key again
 )
-
-// slow is a reader that takes nothing for that long: it is dropped. A variable, for tests.
-var slow = 10 * time.Second
 
 // feed sends updates. A reader who is slow is sent fewer: each is made when the one before has left.
 func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
@@ -188,7 +186,7 @@ func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer p.watch.leave()
-	s := newStream(w, r)
+	s := newStream(w, r, p.slow)
 	over := time.After(readsLast)
 	me := &reader{namespace: who.Namespace, version: p.cfg.Version}
 	for {
@@ -221,10 +219,11 @@ type stream struct {
 	out   io.Writer
 	zip   *gzip.Writer // nil: as they are
 	reply *http.ResponseController
+	slow  time.Duration
 }
 
-func newStream(w http.ResponseWriter, r *http.Request) *stream {
-	s := &stream{out: w, reply: http.NewResponseController(w)}
+func newStream(w http.ResponseWriter, r *http.Request, slow time.Duration) *stream {
+	s := &stream{out: w, slow: slow, reply: http.NewResponseController(w)}
 	_ = s.reply.SetReadDeadline(time.Time{}) // the request is here; what the server's bound on it would hit now is the watch for its end
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
@@ -249,7 +248,7 @@ func (s *stream) send(u Update) error {
 func (s *stream) beat() error { return s.write([]byte(":\n\n")) }
 
 func (s *stream) write(event []byte) error {
-	_ = s.reply.SetWriteDeadline(time.Now().Add(slow))
+	_ = s.reply.SetWriteDeadline(time.Now().Add(s.slow))
 	if _, err := s.out.Write(event); err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
 )
@@ -43,6 +44,7 @@ type Page struct {
 	burst  chan struct{} // of one: a burst is under way
 	closed chan struct{}
 	close  sync.Once
+	slow   time.Duration
 }
 
 //go:embed page
@@ -50,7 +52,7 @@ var files embed.FS
 
 // New returns a page. It looks at the nodes while somebody reads, and not before.
 func New(cfg Config) *Page {
-	p := &Page{cfg: cfg, mux: http.NewServeMux(), watch: newWatch(cfg.Nodes, cfg.Waiting), burst: make(chan struct{}, 1), closed: make(chan struct{})}
+	p := &Page{cfg: cfg, mux: http.NewServeMux(), watch: newWatch(cfg.Nodes, cfg.Waiting), burst: make(chan struct{}, 1), closed: make(chan struct{}), slow: slow}
 	entries, err := fs.ReadDir(files, "page")
 	if err != nil {
 		panic(err) // embedded
