@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -203,6 +204,11 @@ func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, re
 		// The live heap is a few megabytes, the garbage that of thousands of calls a second: by default it would be collected every few
 		// milliseconds, and a call that meets that waits for it.
 		debug.SetGCPercent(400)
+	}
+	if os.Getenv("GOMAXPROCS") == "" {
+		// The store's writer waits for the disk in system calls. The runtime takes a processor for blocked only after a while, which may be
+		// 10 ms; as long, calls would have to do with one less than the machine has.
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	}
 	f.cfg.Pool = nodes
 	f.cfg.Pool.StemCells = stemCells(f.cfg.Runtimes, f.cfg.APIHost)
