@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -201,9 +200,10 @@ func (f *front) listen(address, flag string) (net.Listener, error) {
 // serve runs the invoker until ctx ends.
 func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, registry prometheus.Registerer) error {
 	if os.Getenv("GOGC") == "" {
-		// The live heap is a few megabytes, the garbage that of thousands of calls a second: by default it would be collected every few
-		// milliseconds, and a call that meets that waits for it.
-		debug.SetGCPercent(400)
+		// The live heap is a few megabytes, the garbage that of thousands of calls a second: it would be collected many times a second, and
+		// calls that meet that wait for it. A ballast has the collector wait for as much more; nobody touches it, so it takes no memory.
+		ballast := make([]byte, 32<<20)
+		defer runtime.KeepAlive(ballast)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
 		// The store's writer waits for the disk in system calls. The runtime takes a processor for blocked only after a while, which may be
