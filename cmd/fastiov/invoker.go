@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime/debug"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -205,9 +205,15 @@ func (f *front) listen(address, flag string) (net.Listener, error) {
 // serve runs the invoker until ctx ends.
 func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, registry prometheus.Registerer) error {
 	if os.Getenv("GOGC") == "" {
-		// The live heap is a few megabytes, the garbage that of thousands of calls a second: by default it would be collected every few
-		// milliseconds, and a call that meets that waits for it.
-		debug.SetGCPercent(400)
+		// The live heap is a few megabytes, the garbage that of thousands of calls a second: it would be collected many times a second, and
+		// calls that meet that wait for it. A ballast has the collector wait for as much more; nobody touches it, so it takes no memory.
+		ballast := make([]byte, 32<<20)
+		defer runtime.KeepAlive(ballast)
+	}
+	if os.Getenv("GOMAXPROCS") == "" {
+		// The store's writer waits for the disk in system calls. The runtime takes a processor for blocked only after a while, which may be
+		// 10 ms; as long, calls would have to do with one less than the machine has.
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	}
 	f.cfg.Pool = nodes
 	f.cfg.Pool.StemCells = stemCells(f.cfg.Runtimes, f.cfg.APIHost)
