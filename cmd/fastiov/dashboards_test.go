@@ -87,6 +87,9 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		}
 		return nil
 	})
+	if _, err := pool.Lease(vf.Owner{Sandbox: "held"}); err != nil { // leases come and go between two looks; this one stays
+		t.Fatal(err)
+	}
 	starter := &startup.Starter{
 		RunDir: filepath.Join(dir, "vfs"), Driver: sim.New(sim.Config{Stages: sim.Table1(100 * time.Millisecond)}), Images: rootsOf{},
 		Admission: startup.NewAdmission(1<<20, pool), Owners: pool,
