@@ -20,6 +20,11 @@ var pythonUnused = []string{"ensurepip", "idlelib", "lib2to3", "pydoc_data", "te
 // compilePython compiles the standard library and the proxy with the image's own Python, as the packages' maintainer scripts would, but
 // so that importing compares no times: a guest that imports then neither parses nor asks for the source.
 func compilePython(ctx context.Context, t *rootfs.Tree, tmp string) error {
+	return compileAndUsePython(ctx, t, tmp, "")
+}
+
+// compileAndUsePython runs a line of Python, if there is one, in what was compiled.
+func compileAndUsePython(ctx context.Context, t *rootfs.Tree, tmp, use string) error {
 	for _, name := range pythonUnused {
 		if err := t.Remove(pythonLibrary + "/" + name); err != nil {
 			return err
@@ -53,7 +58,8 @@ func compilePython(ctx context.Context, t *rootfs.Tree, tmp string) error {
 		if err := compile(append(slices.Clone(common), packages)...); err != nil {
 			return err
 		}
-		const use = "import sys; sys.path.append(sys.argv[1]); import PIL.Image, numpy; PIL.Image.new('L', (1, 1)).resize((2, 2)); numpy.ones((2, 2)) @ numpy.ones((2, 2))"
+	}
+	if use != "" {
 		if err := runPython(ctx, dir, "-c", use, packages); err != nil {
 			return err
 		}
@@ -71,7 +77,10 @@ var (
 	libraryLinks = map[string]string{"libblas.so.3": "blas/libblas.so.3", "liblapack.so.3": "lapack/liblapack.so.3"}
 )
 
-// compilePythonLibraries compiles Python with its site packages, and sees that they can be imported.
+// useLibraries sees that they can be imported, and find what they are linked with.
+const useLibraries = "import sys; sys.path.append(sys.argv[1]); import PIL.Image, numpy; PIL.Image.new('L', (1, 1)).resize((2, 2)); numpy.ones((2, 2)) @ numpy.ones((2, 2))"
+
+// compilePythonLibraries compiles Python with its site packages, and uses them.
 func compilePythonLibraries(ctx context.Context, t *rootfs.Tree, tmp string) error {
 	for _, name := range librariesUnused {
 		if err := t.Remove(pythonPackages + "/" + name); err != nil {
@@ -83,7 +92,7 @@ func compilePythonLibraries(ctx context.Context, t *rootfs.Tree, tmp string) err
 			return err
 		}
 	}
-	return compilePython(ctx, t, tmp)
+	return compileAndUsePython(ctx, t, tmp, useLibraries)
 }
 
 // runPython runs the Python unpacked in dir, with the dynamic linker and the libraries beside it: it need not be this machine's.
