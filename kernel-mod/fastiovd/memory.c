@@ -134,11 +134,14 @@ out:
 static void memory_pinned(struct shmem_deferred *deferred)
 {
 	struct memory *m = container_of(deferred, struct memory, deferred);
-	struct vhost_task *thread = smp_load_acquire(&m->thread);
+	struct vhost_task *thread;
 
 	if (!(m->flags & FASTIOVD_BACKGROUND))
 		return;
 	set_bit(MEMORY_AGAIN, &m->state);
+	/* A thread that is not there yet finds these pages at its first pass. */
+	smp_mb__after_atomic();
+	thread = smp_load_acquire(&m->thread);	/* as memory_start_background() left it */
 	if (thread) {
 		vhost_task_wake(thread);
 	} else if (!test_and_set_bit(MEMORY_PINNED, &m->state)) {
