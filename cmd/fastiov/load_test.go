@@ -262,7 +262,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 func TestOneSpanOneTail(t *testing.T) {
 	program, err := exec.LookPath("prometheus")
 	if err != nil {
-		t.Skip("needs prometheus: install Debian's package of that name")
+		missing(t, "needs prometheus: install Debian's package of that name")
 	}
 	x := upForLoad(t, 300*time.Millisecond)
 	prometheus := x.prometheus(program)
@@ -380,7 +380,7 @@ func (x *target) query(base, expression string) map[string]float64 {
 func TestTracesAreRead(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {
-		t.Skip("needs node")
+		missing(t, "needs node: install Debian's package nodejs")
 	}
 	dir := t.TempDir()
 	for from, to := range map[string]string{"azure.js": "azure.mjs", "azure.test.mjs": "azure.test.mjs"} {

@@ -45,7 +45,7 @@ func TestLivePage(t *testing.T) {
 	}
 	chromium, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Skip("no chromium on PATH; Debian's package is chromium")
+		missing(t, "no chromium on PATH; Debian's package is chromium")
 	}
 	out := os.Getenv("FASTIOV_PAGE_OUT")
 	if out == "" {
