@@ -83,12 +83,20 @@ struct outcome {
 	int stale, lost;
 };
 
+/* Lets the device do both, and ends device and memory. */
 static struct outcome play(struct vfio *v, struct ram *r)
 {
+	struct outcome o;
+
 	vfio_set_command(v, vfio_command(v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
 	if (!(vfio_command(v) & PCI_COMMAND_MASTER))
 		ksft_exit_fail_msg("bus mastering was asked for and is not shown\n");
-	return (struct outcome){ stale(v, r->at, 0), lost(v, r->at, 0) };
+	o.stale = stale(v, r->at, 0);
+	o.lost = lost(v, r->at, 0);
+	vfio_close(v);
+	memset(r->at, POISON, SIZE);	/* for the next */
+	ram_free(r);
+	return o;
 }
 
 static void expect(const char *what, struct outcome got, bool safe)
@@ -103,7 +111,6 @@ enum { UNREGISTERED = -1, FOREGROUND = 0 };
 static struct outcome run(bool huge, int flags)
 {
 	struct ram r = ram_new(SIZE, huge);
-	struct outcome o;
 	struct vfio v;
 
 	if (flags != UNREGISTERED)
@@ -111,11 +118,7 @@ static struct outcome run(bool huge, int flags)
 	v = vfio_attach(bdf);
 	must(vfio_map(&v, r.at, 0, SIZE));
 	vfio_open(&v, bdf);
-	o = play(&v, &r);
-	vfio_close(&v);
-	memset(r.at, POISON, SIZE);	/* for the next */
-	ram_free(&r);
-	return o;
+	return play(&v, &r);
 }
 
 /* Memory that is mapped after the device masters the bus. */
@@ -123,17 +126,12 @@ static struct outcome mapped_late(bool huge)
 {
 	struct ram r = ram_new(SIZE, huge);
 	struct vfio v = vfio_attach(bdf);
-	struct outcome o;
 
 	r.registration = must(ram_register(r.fd, 0));
 	vfio_open(&v, bdf);
 	vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
 	must(vfio_map(&v, r.at, 0, SIZE));
-	o = play(&v, &r);
-	vfio_close(&v);
-	memset(r.at, POISON, SIZE);
-	ram_free(&r);
-	return o;
+	return play(&v, &r);
 }
 
 /* The registration ends while its memory is mapped and the device not yet a master. */
@@ -141,18 +139,13 @@ static struct outcome registration_ends(bool huge)
 {
 	struct ram r = ram_new(SIZE, huge);
 	struct vfio v = vfio_attach(bdf);
-	struct outcome o;
 
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(&v, r.at, 0, SIZE));
 	vfio_open(&v, bdf);
 	close(r.registration);
 	r.registration = -1;
-	o = play(&v, &r);
-	vfio_close(&v);
-	memset(r.at, POISON, SIZE);
-	ram_free(&r);
-	return o;
+	return play(&v, &r);
 }
 
 /* Bus mastering is switched off, on, off and on again before the memory is clean. */
@@ -160,7 +153,6 @@ static struct outcome switched(bool huge)
 {
 	struct ram r = ram_new(SIZE, huge);
 	struct vfio v = vfio_attach(bdf);
-	struct outcome o;
 
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(&v, r.at, 0, SIZE));
@@ -171,11 +163,7 @@ static struct outcome switched(bool huge)
 	}
 	if (vfio_command(&v) & PCI_COMMAND_MASTER)
 		ksft_exit_fail_msg("bus mastering was switched off and is on\n");
-	o = play(&v, &r);
-	vfio_close(&v);
-	memset(r.at, POISON, SIZE);
-	ram_free(&r);
-	return o;
+	return play(&v, &r);
 }
 
 /* Free memory is not all poisoned at the first attempt: pages that were never used are zero. */
