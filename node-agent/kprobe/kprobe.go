@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"sync"
 	"time"
 
@@ -207,7 +208,7 @@ func (p *Probe) hand(sample []byte) {
 	if binary.Read(bytes.NewReader(sample), binary.NativeEndian, &r) != nil {
 		return
 	}
-	now, mono := time.Now(), monotonic()
+	now, mono := bothClocks()
 	e := Event{Kind: r.Kind, Begin: now.Add(time.Duration(int64(r.Begin) - mono)), End: now.Add(time.Duration(int64(r.End) - mono))}
 	switch r.Kind {
 	case Mapping:
@@ -223,6 +224,20 @@ func (p *Probe) hand(sample []byte) {
 	if w := p.watches[r.TGID]; w != nil {
 		w.events = append(w.events, e)
 	}
+}
+
+// bothClocks reads Go's clock and the kernel's for the same moment. Whoever loses the CPU between the two readings would shift an event
+// by a time slice, so of a few tries the closest counts.
+func bothClocks() (now time.Time, mono int64) {
+	const near = 20 * time.Microsecond
+	for closest, try := time.Duration(math.MaxInt64), 0; try < 8 && closest > near; try++ {
+		before := monotonic()
+		t := time.Now()
+		if apart := time.Duration(monotonic() - before); apart < closest {
+			closest, now, mono = apart, t, before+int64(apart/2)
+		}
+	}
+	return now, mono
 }
 
 func monotonic() int64 {
