@@ -20,17 +20,18 @@ import (
 
 // A Burst is Rounds times N invocations of a function nobody has called before, all at once.
 type Burst struct {
-	URL    string         // of the invoker, e.g. http://127.0.0.1:3233
-	Key    string         // user:password
-	Node   api.NodeClient // asked what is left when a round is over; nil: nobody is
-	Name   string         // its functions are called so, and numbered
-	N      int
-	Rounds int
-	Kind   string
-	Code   string
-	Memory int
-	Out    io.Writer  // progress
-	Sim    []sim.Step // what the node's sandboxes are simulated by, if the result is to be held against it
+	URL     string         // of the invoker, e.g. http://127.0.0.1:3233
+	Key     string         // user:password
+	Node    api.NodeClient // asked what is left when a round is over; nil: nobody is
+	Name    string         // its functions are called so, and numbered
+	N       int
+	Rounds  int
+	Kind    string
+	Code    string
+	Memory  int
+	Out     io.Writer  // progress
+	Sim     []sim.Step // what the node's sandboxes are simulated by, if the result is to be held against it
+	Scraped string     // URL of a Prometheus that scrapes the node, and is held against Sim as well; empty: none
 }
 
 // A BurstResult is what a burst saw. Times are in milliseconds.
@@ -78,7 +79,14 @@ func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 		p.round(fmt.Sprintf("burst  round %d/%d  %d/%d answered  %d leaked", round+1, b.Rounds, r.Answered, r.Requested, r.Leaked))
 	}
 	r.summarise()
-	r.holdAgainst(b.Sim)
+	var scraped map[timeline.Stage]float64
+	if b.Scraped != "" {
+		var err error
+		if scraped, err = byPrometheus(ctx, b.Scraped, r.Answered); err != nil {
+			return nil, err
+		}
+	}
+	r.holdAgainst(b.Sim, scraped)
 	return r, nil
 }
 

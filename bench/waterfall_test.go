@@ -90,12 +90,17 @@ func TestHoldAgainst(t *testing.T) {
 	for _, ms := range []float64{107, 104, 95.5} {
 		r.Starts = append(r.Starts, Start{StagesMs: map[timeline.Stage]float64{timeline.VMM: ms, timeline.VFIODev: 10 + (ms - 100)}})
 	}
-	r.holdAgainst([]sim.Step{{Stage: timeline.VMM, Takes: 100 * time.Millisecond}, {Stage: timeline.VFIODev, Takes: 10 * time.Millisecond}})
-	if got := fmt.Sprint(r.Told[timeline.VMM]); got != "{100 4 7 true}" {
+	told := []sim.Step{{Stage: timeline.VMM, Takes: 100 * time.Millisecond}, {Stage: timeline.VFIODev, Takes: 10 * time.Millisecond}}
+	r.holdAgainst(told, nil)
+	if got := fmt.Sprint(r.Told[timeline.VMM]); got != "{100 4 7 <nil> true}" {
 		t.Errorf("5 ms of 100 are allowed: %s", got)
 	}
 	if r.Told[timeline.VFIODev].Within || r.AsTold() {
 		t.Errorf("2 ms of 10 are allowed: %+v", r.Told[timeline.VFIODev])
+	}
+	r.holdAgainst(told, map[timeline.Stage]float64{timeline.VMM: 106})
+	if got := r.Told[timeline.VMM]; got.Within || *got.PrometheusOff != 6 {
+		t.Errorf("what Prometheus says is held to the same: %+v", got)
 	}
 	if none := (&BurstResult{}); !none.AsTold() {
 		t.Error("who was told nothing did something else")

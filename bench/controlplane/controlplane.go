@@ -33,6 +33,7 @@ type Result struct {
 	ColdDecisions *Cold     `json:"cold_decisions"`
 	Flatness      *Flatness `json:"flatness"`
 	Memory        *Memory   `json:"memory"`
+	Watched       *Watched  `json:"watched"`
 }
 
 // Run measures everything. An error is one of the benchmark itself; a call that fails is a result.
@@ -46,6 +47,7 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 		{"cold_decisions", func() (err error) { r.ColdDecisions, err = b.cold(ctx); return err }},
 		{"flatness", func() (err error) { r.Flatness, err = b.flatness(ctx); return err }},
 		{"memory", func() (err error) { r.Memory, err = b.memory(ctx); return err }},
+		{"watched", func() (err error) { r.Watched, err = b.watched(ctx); return err }},
 	} {
 		if err := part.measure(); err != nil {
 			return nil, fmt.Errorf("%s: %w", part.name, err)
@@ -60,7 +62,7 @@ func (b *Bench) say(format string, args ...any) {
 
 // Failures counts the calls that were answered with another status than they ask for.
 func (r *Result) Failures() int {
-	return r.Warm.Failed + r.ColdDecisions.Failed + r.Flatness.Failed + r.Memory.Failed
+	return r.Warm.Failed + r.ColdDecisions.Failed + r.Flatness.Failed + r.Memory.Failed + r.Watched.Failed
 }
 
 // Print shows the result as a person reads it: medians, and in brackets the least and the most.
@@ -89,6 +91,9 @@ func (r *Result) Print(w io.Writer) {
 		row(fmt.Sprintf("beside %d sandboxes: warm", p.Sandboxes), p.Warm, "µs")
 		row("  evict and start", p.Cold, "µs")
 	}
+	row("watched: CPU of a warm call", r.Watched.Watched, "µs")
+	row("  alone", r.Watched.Alone, "µs")
+	row("  more", r.Watched.Cost, "%")
 	t.Flush()
 	m := r.Memory
 	fmt.Fprintf(w, "most to least: warm %.2f, evict and start %.2f\n", r.Flatness.WarmRatio, r.Flatness.ColdRatio)

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
 
@@ -36,7 +36,7 @@ const unlimited = "1000000000"
 
 // up starts the invoker and its agent in one process, with sandboxes that start in no time.
 func (b *Bench) up(ctx context.Context, flags ...string) (*server, error) {
-	metrics, err := freeAddress()
+	metrics, err := bench.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -136,15 +136,6 @@ func (s *server) stop() {
 	}
 }
 
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
-}
-
 func get(url string) ([]byte, error) {
 	resp, err := http.Get(url)
 	if err != nil {
@@ -206,6 +197,9 @@ type spent struct {
 }
 
 func (s *server) spent() (now spent, err error) {
+	if now.cpu, err = cpuOf(s.cmd.Process.Pid); err != nil || s.metrics == "" {
+		return now, err
+	}
 	text, err := get("http://" + s.metrics + "/metrics")
 	if err != nil {
 		return now, err
@@ -225,8 +219,7 @@ func (s *server) spent() (now spent, err error) {
 			}
 		}
 	}
-	now.cpu, err = cpuOf(s.cmd.Process.Pid)
-	return now, err
+	return now, nil
 }
 
 // cpuOf is what a process has used, in user mode and in the kernel, to a hundredth of a second.

@@ -94,7 +94,7 @@ func invokerCmd() *cobra.Command {
 		defer front.close()
 		front.cfg.Tracer = traces.tracer
 		front.watched = watched
-		return front.serve(cmd.Context(), poolConfig, nil, registry)
+		return front.serve(cmd.Context(), poolConfig, nil, counting(*metrics, registry))
 	}
 	return cmd
 }

@@ -34,7 +34,7 @@ var (
 	awayPorts = []int{3233, 3234, 9464}
 	awayFlags = []string{
 		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
-		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3", "--boot-deadline", "3m", "--wait", "50s",
+		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3", "--boot-deadline", "5m", "--wait", "50s",
 	}
 )
 

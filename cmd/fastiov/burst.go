@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"strings"
 	"time"
 
@@ -45,6 +46,7 @@ func burstCmd() *cobra.Command {
 		if b.N < 1 || b.Rounds < 1 {
 			return errors.New("--n and --rounds want 1 or more")
 		}
+		b.Name, b.Out = "burst", cmd.ErrOrStderr()
 		switch sandbox {
 		case "":
 			if away, err := inTestbed(cmd.Context(), *runDir); away {
@@ -74,7 +76,6 @@ func burstCmd() *cobra.Command {
 		default:
 			return fmt.Errorf("--sandbox %q: a burst makes a node of its own for sim only; start others by `fastiov up`", sandbox)
 		}
-		b.Name, b.Out = "burst", cmd.ErrOrStderr()
 		b.Code = functions.HelloPython
 		if strings.HasPrefix(b.Kind, "nodejs") {
 			b.Code = functions.HelloNode
@@ -102,7 +103,8 @@ func burstCmd() *cobra.Command {
 // paperStart is the average start of 200 at once on stock software in the FastIOV paper, whose shares sim.Table1 has.
 const paperStart = 16200 * time.Millisecond
 
-// simulate aims a burst at an invoker and an agent of its own, over sandboxes that take the paper's shares of total.
+// simulate aims a burst at an invoker and an agent of its own, over sandboxes that take the paper's shares of total, with a Prometheus that
+// scrapes them where there is one on PATH.
 func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end func(), err error) {
 	dir, err := os.MkdirTemp("", "fastiov-burst-")
 	if err != nil {
@@ -125,7 +127,10 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 	words := &cobra.Command{}
 	n.register(words)
 	i.register(words)
-	n.runDir, n.stateDir, n.sandbox, n.simStart, n.metrics, i.listen = dir, dir, "sim", total, "", "127.0.0.1:0"
+	n.runDir, n.stateDir, n.sandbox, n.simStart, i.listen = dir, dir, "sim", total, "127.0.0.1:0"
+	if n.metrics, err = bench.FreeAddress(); err != nil {
+		return nil, err
+	}
 	log := slog.New(slog.DiscardHandler)
 	front, err := i.open(ctx, dir, dir, log)
 	if err != nil {
@@ -137,6 +142,19 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 		return nil, err
 	}
 	closers = append(closers, node.close)
+	stop, err := serveMetrics(n.metrics, node.registry, nil, log)
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, stop)
+	if _, missing := exec.LookPath("prometheus"); missing != nil {
+		fmt.Fprintln(b.Out, "burst  no prometheus on PATH: what one would see is not held against sim; install the package prometheus")
+	} else {
+		if b.Scraped, stop, err = scrapeEverySecond(ctx, n.metrics, dir); err != nil {
+			return nil, err
+		}
+		closers = append(closers, stop)
+	}
 	nodes, err := i.pool(n.boot)
 	if err != nil {
 		return nil, err

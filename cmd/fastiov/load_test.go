@@ -260,12 +260,9 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 // TestOneSpanOneTail: how long cold starts took, from the request to the last byte, by k6's clock, by the records and by Prometheus, in the
 // one layout of buckets that the latter has: each quantile lies in the same bucket or in the next.
 func TestOneSpanOneTail(t *testing.T) {
-	program, err := exec.LookPath("prometheus")
-	if err != nil {
-		missing(t, "needs prometheus: install Debian's package of that name")
-	}
+	needPrometheus(t)
 	x := upForLoad(t, 300*time.Millisecond)
-	prometheus := x.prometheus(program)
+	prometheus := startPrometheus(t, []string{x.metrics}, "--web.enable-remote-write-receiver").url
 	const calls = 150
 	s := x.load("burst.js", []string{"--out", "experimental-prometheus-rw"}, "N="+strconv.Itoa(calls),
 		"K6_PROMETHEUS_RW_SERVER_URL="+prometheus+"/api/v1/write", "K6_PROMETHEUS_RW_TREND_STATS=p(99)")
@@ -313,42 +310,6 @@ func TestOneSpanOneTail(t *testing.T) {
 	}
 	if pushed := x.query(prometheus, `k6_invocation_p99{start="cold"}`); len(pushed) != 1 {
 		t.Errorf("k6 pushed %v", pushed)
-	}
-}
-
-// prometheus runs one that scrapes this target, and takes what k6 pushes.
-func (x *target) prometheus(program string) (base string) {
-	x.t.Helper()
-	dir, at := x.t.TempDir(), listenLater(x.t)
-	config := filepath.Join(dir, "prometheus.yml")
-	text := "scrape_configs:\n- job_name: fastiov\n  scrape_interval: 1s\n  static_configs:\n  - targets: [" + x.metrics + "]\n"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		x.t.Fatal(err)
-	}
-	cmd := exec.Command(program, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+at,
-		"--web.enable-remote-write-receiver", "--log.level=error")
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		x.t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }()
-	x.t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-	for {
-		if resp, err := http.Get("http://" + at + "/-/ready"); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return "http://" + at
-			}
-		}
-		select {
-		case <-ended:
-			x.t.Fatalf("prometheus ended: %s", said.Bytes())
-		case <-x.t.Context().Done():
-			x.t.Fatal(x.t.Context().Err())
-		case <-time.After(50 * time.Millisecond):
-		}
 	}
 }
 

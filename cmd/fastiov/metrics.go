@@ -21,6 +21,14 @@ func newRegistry() *prometheus.Registry {
 	return registry
 }
 
+// counting is where an invoker counts: nowhere, if nobody can ask at that address.
+func counting(address string, registry *prometheus.Registry) prometheus.Registerer {
+	if address == "" {
+		return nil
+	}
+	return registry
+}
+
 // serveMetrics serves what Prometheus and, where there is a query, Grafana ask for; an empty address is nowhere.
 func serveMetrics(address string, registry *prometheus.Registry, query http.Handler, log *slog.Logger) (stop func(), err error) {
 	if address == "" {

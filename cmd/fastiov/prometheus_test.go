@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -37,7 +36,7 @@ func missing(t *testing.T, what string) {
 
 func startPrometheus(t *testing.T, targets []string, flags ...string) *prom {
 	t.Helper()
-	dir, address := t.TempDir(), listenLater(t)
+	dir := t.TempDir()
 	const from = "../../dashboards/prometheus"
 	for _, file := range []string{"prometheus.yml", "recording.yml", "alerts.yml"} {
 		content, err := os.ReadFile(filepath.Join(from, file))
@@ -56,30 +55,12 @@ func startPrometheus(t *testing.T, targets []string, flags ...string) *prom {
 	if err := os.WriteFile(filepath.Join(dir, "targets.yml"), list, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("prometheus", append([]string{"--config.file", filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path", filepath.Join(dir, "data"),
-		"--web.listen-address", address, "--log.level", "warn"}, flags...)...)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
+	at, stop, err := runPrometheus(t.Context(), filepath.Join(dir, "prometheus.yml"), dir, flags...)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("prometheus said:\n%s", said.String())
-		}
-	})
-	p := &prom{"http://" + address}
-	p.until(t, time.Minute, "Prometheus is ready", func() bool {
-		resp, err := http.Get(p.url + "/-/ready")
-		if err != nil {
-			return false
-		}
-		resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
-	return p
+	t.Cleanup(stop)
+	return &prom{at}
 }
 
 // until polls another process, which tells nobody when it is ready.

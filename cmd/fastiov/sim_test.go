@@ -119,12 +119,11 @@ func TestABurstBringsItsOwnSim(t *testing.T) {
 // listenLater is an address that is free now.
 func listenLater(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := bench.FreeAddress()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return address
 }
 
 func scrape(t *testing.T, address string) string {

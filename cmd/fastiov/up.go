@@ -89,7 +89,11 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string
 		return err
 	}
 	defer stop()
-	client := api.Local(node.agent.Measured())
+	var agent api.NodeServer = node.agent
+	if n.metrics != "" {
+		agent = node.agent.Measured()
+	}
+	client := api.Local(agent)
 	front.watched = []live.Named{{Name: "local", Node: client}}
 	if err := endStrangers(ctx, client, log); err != nil {
 		return err
@@ -98,7 +102,7 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string
 	if err != nil {
 		return err
 	}
-	return front.serve(ctx, poolConfig, client, node.registry)
+	return front.serve(ctx, poolConfig, client, counting(n.metrics, node.registry))
 }
 
 // The address at which an invoker serves is noted in the run directory, for the commands that call it.

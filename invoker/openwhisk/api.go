@@ -50,7 +50,7 @@ type API struct {
 	unwatch   context.CancelFunc
 }
 
-// New returns an API that runs its actions on node and counts in registry. It takes up what the store says was promised.
+// New returns an API that runs its actions on node and counts in registry, if there is one. It takes up what the store says was promised.
 func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, err error) {
 	if cfg.Key.Secret == "" {
 		return nil, errors.New("openwhisk: no key given; make one with LoadKey")
@@ -70,11 +70,13 @@ func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, er
 			a.Close()
 		}
 	}()
-	if a.metrics, err = NewMetrics(registry, a.exists); err != nil {
-		return nil, err
-	}
-	if err := registry.Register(a.pool); err != nil {
-		return nil, err
+	if registry != nil {
+		if a.metrics, err = NewMetrics(registry, a.exists); err != nil {
+			return nil, err
+		}
+		if err := registry.Register(a.pool); err != nil {
+			return nil, err
+		}
 	}
 	if err := a.directory.Add(cfg.Key.subject()); err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ import (
 )
 
 // Metrics are what the invoker counts. Cold starts are told apart by how they were made, so that simulated ones never count as real, and
-// two ways to make them can be compared. Functions are counted by name as long as there are few.
+// two ways to make them can be compared. Functions are counted by name as long as there are few. A nil *Metrics counts nothing.
 type Metrics struct {
 	coldStart   *prometheus.HistogramVec
 	stage       *prometheus.HistogramVec
@@ -140,6 +140,9 @@ func (m *Metrics) sweep() {
 
 // observe counts an activation that was accepted then. traced: its trace, which has its id, can be looked up.
 func (m *Metrics) observe(end *outcome, accepted time.Time, traced bool) {
+	if m == nil {
+		return
+	}
 	r, f := end.record, m.of(end.record.Path)
 	if end.refused != nil {
 		f.refused.Inc()
@@ -210,6 +213,9 @@ var Limits = []string{access.CallsPerMinute, access.CallsAtOnce, access.FiresPer
 
 // refuse counts a request that was answered with an error.
 func (m *Metrics) refuse(err error) {
+	if m == nil {
+		return
+	}
 	var tooMany *access.TooMany
 	var refusal *entity.Refusal
 	switch {

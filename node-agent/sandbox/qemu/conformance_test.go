@@ -46,8 +46,8 @@ func subject(t *testing.T, deferred bool) (sandboxtest.Subject, *kprobe.Probe) {
 		Spec: func(n int) sandbox.Spec {
 			return sandbox.Spec{Root: runtime.Root, Program: runtime.Program, MemoryMiB: 192, VF: &vfs[n]}
 		},
-		AtOnce:   len(vfs),
-		Within:   3 * time.Minute,
+		AtOnce:   4, // a burst of as many as there are VFs is the command line's
+		Within:   5 * time.Minute,
 		Survives: true,
 		Log:      "hello NAME",
 	}, probe

@@ -1,0 +1,109 @@
+package controlplane
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/invoker/live"
+)
+
+// Watched is what warm calls pay for being watched: of two servers alike, one is scraped every second and has a reader of its live page, the
+// other counts nothing and shows nobody.
+type Watched struct {
+	Watched bench.Quantiles `json:"watched_cpu_us"`
+	Alone   bench.Quantiles `json:"alone_cpu_us"`
+	Cost    bench.Quantiles `json:"cost_percent"` // what a watched call takes more, by pair
+	Failed  int             `json:"failed"`
+	Failure string          `json:"failure,omitempty"` // one of them
+}
+
+// pairs of slices for each round of other comparisons: the difference is small beside the noise of one.
+const pairs = 3
+
+func (b *Bench) watched(ctx context.Context) (*Watched, error) {
+	both := make([]*contender, 2)
+	for i, flags := range [][]string{nil, {"--metrics", ""}} {
+		up, err := b.up(ctx, flags...)
+		if err != nil {
+			return nil, err
+		}
+		defer up.stop()
+		names, err := up.put(ctx, 1, `"memory":128`)
+		if err != nil {
+			return nil, err
+		}
+		both[i] = &contender{server: up, load: load{up.address, connections, http.StatusOK, always(up.invoke(names[0]))}}
+	}
+	watched, alone := both[0], both[1]
+	alone.metrics = "" // it has none
+	stop, err := watched.watch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	for _, c := range both { // both are brought to what they will be
+		if _, err := c.load.during(ctx, b.Slice); err != nil {
+			return nil, err
+		}
+	}
+	var cost []float64
+	for pair := range pairs * b.Rounds {
+		var cpu [2]float64
+		for turn := range both {
+			i := (pair + turn) % 2 // what has become slower meanwhile falls on both
+			s, err := both[i].measure(ctx, b.Slice)
+			if err != nil {
+				return nil, err
+			}
+			cpu[i] = s.cpu
+		}
+		cost = append(cost, 100*(cpu[0]/cpu[1]-1))
+		b.say("watched  pair %d/%d  %.1f µs a call, alone %.1f", pair+1, pairs*b.Rounds, cpu[0], cpu[1])
+	}
+	w := &Watched{Watched: bench.QuantilesOf(watched.cpu), Alone: bench.QuantilesOf(alone.cpu), Cost: bench.QuantilesOf(cost)}
+	for _, c := range both {
+		w.Failed += int(c.all.failed)
+		if w.Failure == "" {
+			w.Failure = c.all.example
+		}
+	}
+	return w, nil
+}
+
+// watch does to a server what a Prometheus and a browser do, until it is stopped.
+func (s *server) watch(ctx context.Context) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	page, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.address+live.Path+"/feed", nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	user, secret, _ := strings.Cut(s.key, ":")
+	page.SetBasicAuth(user, secret)
+	feed, err := http.DefaultClient.Do(page)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		defer feed.Body.Close()
+		_, _ = io.Copy(io.Discard, feed.Body)
+	})
+	watching.Go(func() {
+		for tick := time.Tick(time.Second); ; {
+			select {
+			case <-tick:
+				_, _ = get("http://" + s.metrics + "/metrics")
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() { cancel(); watching.Wait() }, nil
+}
