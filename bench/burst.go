@@ -48,6 +48,8 @@ type BurstResult struct {
 	EndToEnd      Quantiles                    `json:"end_to_end_ms"`
 	Stages        map[timeline.Stage]Quantiles `json:"stages"` // each instant counted once, for the innermost stage
 	StageCoverage Quantiles                    `json:"stage_coverage"`
+	FastIOV       string                       `json:"fastiov"` // the set of its ways to start that the node has on
+	Memory        map[timeline.Moment]Memory   `json:"memory,omitempty"`
 	Told          map[timeline.Stage]Told      `json:"told,omitempty"` // to sim
 	Starts        []Start                      `json:"-"`
 }
@@ -55,12 +57,14 @@ type BurstResult struct {
 // A Start is one cold start as its activation record tells it.
 type Start struct {
 	VF       string                     `json:"vf"`
+	FastIOV  string                     `json:"fastiov"`
 	EndToEnd float64                    `json:"endToEndMs"`
 	Coverage float64                    `json:"coverage"`
 	StagesMs map[timeline.Stage]float64 `json:"stagesMs"`
 	Begin    time.Time                  `json:"begin"`
 	End      time.Time                  `json:"end"`
 	Spans    []timeline.Span            `json:"spans"`
+	Memory   []timeline.Footprint       `json:"memory"`
 }
 
 // Run fires the bursts. An error is one of the benchmark itself; an invocation that fails is a result.

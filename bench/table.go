@@ -26,6 +26,7 @@ func (r *BurstResult) summarise() {
 		}
 		r.Stages[stage] = QuantilesOf(stages[stage])
 	}
+	r.weigh()
 	r.EndToEnd = QuantilesOf(endToEnd)
 	r.StageCoverage = QuantilesOf(coverage)
 }
@@ -51,6 +52,7 @@ func (r *BurstResult) Print(w io.Writer) {
 	t.Flush()
 	fmt.Fprintf(w, "\n%d/%d answered, %d refused for want of room, %d leaked; stage coverage %.3f (median), %.3f (lowest)%s\n",
 		r.Answered, r.Requested, r.Refused, r.Leaked, r.StageCoverage.Median, r.StageCoverage.Min, simulated)
+	r.printMemory(w)
 	r.printTold(w)
 	for e, n := range r.Errors {
 		fmt.Fprintf(w, "%d × %s\n", n, e)

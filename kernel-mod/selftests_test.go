@@ -26,7 +26,7 @@ func TestSelftests(t *testing.T) {
 	needs := testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel, Env: []string{torturesFor, torturesFrom}}
 	testbed.Inside(t, needs, func(t *testing.T) {
 		edu := bindEdu(t)
-		for _, program := range []string{"uapi", "contents", "hazard", "torture"} {
+		for _, program := range []string{"uapi", "contents", "hazard", "pressure", "torture"} {
 			t.Run(program, func(t *testing.T) { runSelftest(t, program, edu) })
 		}
 		for _, line := range splats(t) {
@@ -102,7 +102,7 @@ func splats(t *testing.T) (found []string) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(log)) {
-		for _, sign := range []string{"BUG:", "WARNING:", "Oops", "general protection", "possible circular locking", "KASAN", "refcount_t:", "hung_task", "Bad page"} {
+		for _, sign := range []string{"BUG:", "WARNING:", "Oops", "general protection", "possible circular locking", "KASAN", "refcount_t:", "blocked for more than", "Bad page"} {
 			if strings.Contains(line, sign) {
 				found = append(found, strings.TrimSpace(line))
 			}

@@ -24,6 +24,7 @@ type ColdStart struct {
 	Coverage float64                    `json:"coverage"`
 	Stages   map[timeline.Stage]float64 `json:"stagesMs"` // each instant given to the innermost stage; sums to EndToEnd
 	Spans    []timeline.Span            `json:"spans"`
+	Memory   []timeline.Footprint       `json:"memory,omitempty"` // how much of the sandbox's there was, and when
 }
 
 // Attribute fills in what follows from the begin, the end and the spans.

@@ -5,6 +5,7 @@ package ending
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -85,6 +86,13 @@ func coldStart(accepted time.Time, result pool.Result, end time.Time) *activatio
 	cold := &activation.ColdStart{
 		Sandbox: result.Sandbox, Driver: start.Driver, NetPath: start.NetPath, FastIOV: start.Fastiov, VF: start.Vf, MAC: start.Mac, Address: start.Address,
 		Answered: result.Run != nil, Begin: accepted, End: end, Spans: tl.Spans(),
+	}
+	for _, f := range append(slices.Clip(start.Memory), result.Run.GetMemory()) {
+		if f != nil {
+			cold.Memory = append(cold.Memory, timeline.Footprint{
+				At: timeline.Moment(f.At), Resident: f.Resident, Zeroed: f.Zeroed, Waited: time.Duration(f.WaitedNs),
+			})
+		}
 	}
 	cold.Attribute()
 	return cold

@@ -6,6 +6,8 @@
  */
 #include "vfio.h"
 
+#include <linux/kvm.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 
 #define SIZE (32 * MiB)
@@ -145,27 +147,147 @@ static void after_the_registration(bool huge)
 	end(&v, &r);
 }
 
-static long vmstat(const char *name)
+/* A peer that was handed the memfd, as vhost-user has it. */
+static void by_a_peer(bool huge)
 {
-	char line[128];
-	FILE *f = fopen("/proc/vmstat", "r");
-	long n = -1;
+	struct vfio v;
+	struct ram r = begin(&v, huge, 0);
+	pid_t child = must(fork());
+	int status;
 
-	while (f && fgets(line, sizeof(line), f))
-		if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ' ')
-			n = atol(line + strlen(name));
-	if (f)
-		fclose(f);
-	return n;
+	if (!child) {
+		const uint8_t *own = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, r.fd, 0);
+
+		_exit(own == MAP_FAILED || !written_is_kept(own) || !untouched_is_zero(own));
+	}
+	must(waitpid(child, &status, 0));
+	ksft_test_result(!status, "a peer's own mapping, %s pages\n", huge ? "huge" : "small");
+	end(&v, &r);
 }
 
-static long pinned(void)
+/* Somebody writes a part of a page through another process: the rest is zero. */
+static void written_through_a_process(bool huge)
 {
-	int refresh = must(open("/proc/sys/vm/stat_refresh", O_WRONLY));
+	struct vfio v;
+	struct ram r = begin(&v, huge, 0);
+	uint8_t *page = r.at + 11 * MiB;
+	char text[] = "a packet";
+	struct iovec here = { text, sizeof(text) }, there = { page + 100, sizeof(text) };
+	pid_t child = must(fork());
+	ssize_t n;
 
-	must(write(refresh, "1", 1));	/* the counters of every processor */
-	close(refresh);
-	return vmstat("nr_foll_pin_acquired") - vmstat("nr_foll_pin_released");
+	if (!child) {
+		pause();
+		_exit(0);
+	}
+	n = process_vm_writev(child, &here, 1, &there, 1, 0);
+	ksft_test_result(n == sizeof(text) && !memcmp(page + 100, text, n) && !count_not(page, 100, 0) &&
+			 !count_not(page + 100 + n, PAGE - 100 - n, 0), "process_vm_writev into a fresh page, %s pages\n",
+			 huge ? "huge" : "small");
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	end(&v, &r);
+}
+
+/* Pages go into a pipe by reference, pinned and not read. */
+static void by_vmsplice(bool huge)
+{
+	struct vfio v;
+	struct ram r = begin(&v, huge, 0);
+	struct iovec pages = { r.at + 6 * MiB, 16 * PAGE };
+	uint8_t copy[16 * PAGE];
+	size_t got = 0;
+	int ends[2];
+
+	must(pipe(ends));
+	must(vmsplice(ends[1], &pages, 1, 0));
+	close(ends[1]);
+	for (ssize_t n; (n = must(read(ends[0], copy + got, sizeof(copy) - got))) > 0; got += n)
+		;
+	close(ends[0]);
+	ksft_test_result(got == sizeof(copy) && !count_not(copy, got, 0), "vmsplice, %s pages\n", huge ? "huge" : "small");
+	end(&v, &r);
+}
+
+/* KVM writes a guest's clock into a page that nobody touched: the page's rest is zero. */
+static void by_kvm(bool huge)
+{
+	struct vfio v;
+	struct ram r = begin(&v, huge, 0);
+	int kvm = open("/dev/kvm", O_RDWR), vm, cpu;
+	struct kvm_userspace_memory_region all = { .memory_size = SIZE, .userspace_addr = (uintptr_t)r.at };
+	struct { struct kvm_msrs head; struct kvm_msr_entry clock; } msrs = {
+		{ .nmsrs = 1 }, { .index = 0x4b564d01 /* MSR_KVM_SYSTEM_TIME_NEW */, .data = 9 * MiB | 1 },
+	};
+	const size_t clock = 32;	/* struct pvclock_vcpu_time_info */
+	uint8_t *page = r.at + 9 * MiB;
+	struct kvm_sregs sregs;
+	struct kvm_regs regs = { .rip = 16 * PAGE, .rflags = 2 };
+	struct kvm_run *run;
+
+	if (kvm < 0) {
+		ksft_test_result_skip("KVM's own write: no /dev/kvm, %s pages\n", huge ? "huge" : "small");
+		end(&v, &r);
+		return;
+	}
+	vm = must(ioctl(kvm, KVM_CREATE_VM, 0));
+	must(ioctl(vm, KVM_SET_USER_MEMORY_REGION, &all));
+	cpu = must(ioctl(vm, KVM_CREATE_VCPU, 0));
+	run = must(mmap(NULL, ioctl(kvm, KVM_GET_VCPU_MMAP_SIZE, 0), PROT_READ | PROT_WRITE, MAP_SHARED, cpu, 0));
+	must(ioctl(cpu, KVM_GET_SREGS, &sregs));
+	sregs.cs.base = sregs.cs.selector = 0;
+	must(ioctl(cpu, KVM_SET_SREGS, &sregs));
+	must(ioctl(cpu, KVM_SET_REGS, &regs));
+	must(ioctl(cpu, KVM_SET_MSRS, &msrs));
+	r.at[regs.rip] = 0xf4;	/* hlt */
+	must(ioctl(cpu, KVM_RUN, 0));
+	ksft_test_result(run->exit_reason == KVM_EXIT_HLT && count_not(page, clock, 0) && !count_not(page + clock, PAGE - clock, 0),
+			 "KVM's own write, %s pages: exit %u\n", huge ? "huge" : "small", run->exit_reason);
+	close(cpu);
+	close(vm);
+	close(kvm);
+	end(&v, &r);
+}
+
+/* A core that is dumped has what was written, and no poison. */
+static void dumped(bool huge)
+{
+	struct vfio v;
+	struct ram r = begin(&v, huge, 0);
+	const char *pattern = "/proc/sys/kernel/core_pattern", *core = "/tmp/fastiov-core";
+	bool kept = false, poison = false;
+	uint8_t page[PAGE];
+	size_t size = 0;
+	pid_t child;
+	FILE *f;
+
+	if (access(pattern, W_OK)) {
+		ksft_test_result_skip("a core dump: this kernel makes none, %s pages\n", huge ? "huge" : "small");
+		end(&v, &r);
+		return;
+	}
+	f = fopen(pattern, "w");
+	fprintf(f, "%s", core);
+	fclose(f);
+	child = must(fork());
+	if (!child) {
+		f = fopen("/proc/self/coredump_filter", "w");
+		fprintf(f, "0x0b");	/* private and shared, anonymous and of files */
+		fclose(f);
+		must(setrlimit(RLIMIT_CORE, &(struct rlimit){ RLIM_INFINITY, RLIM_INFINITY }));
+		abort();
+	}
+	waitpid(child, NULL, 0);
+	f = fopen(core, "r");
+	for (; f && fread(page, PAGE, 1, f) == 1; size += PAGE) {
+		kept |= !count_not(page, 100, 0x5a);
+		poison |= !count_not(page, PAGE, POISON);
+	}
+	if (f)
+		fclose(f);
+	unlink(core);
+	ksft_test_result(size >= SIZE && kept && !poison, "a core dump of %zu MiB, %s pages\n", size / MiB, huge ? "huge" : "small");
+	end(&v, &r);
 }
 
 /* A process is killed in the middle of it: nothing stays pinned. */
@@ -196,7 +318,7 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(2 * 10 + 1);
+	ksft_set_plan(2 * 15 + 1);
 	srand(1);
 	for (int huge = 0; huge < 2; huge++) {
 		poison_free_memory();
@@ -207,6 +329,11 @@ int main(void)
 		by_the_background(huge);
 		on_request(huge);
 		after_the_registration(huge);
+		by_a_peer(huge);
+		written_through_a_process(huge);
+		by_vmsplice(huge);
+		by_kvm(huge);
+		dumped(huge);
 	}
 	killed();
 	ksft_finished();

@@ -9,19 +9,11 @@
  * must show the poison, or the test proves nothing; then every arrangement that
  * claims to be safe must show none.
  */
-#include "vfio.h"
+#include "edu.h"
 
 #define SIZE (64 * MiB)
 #define PAGES 8		/* that the device reads */
 #define WRITES 4	/* and that it writes */
-
-#define EDU_BUFFER 0x40000UL
-#define EDU_SOURCE 0x80
-#define EDU_TARGET 0x88
-#define EDU_LENGTH 0x90
-#define EDU_COMMAND 0x98
-#define EDU_START 1
-#define EDU_TO_MEMORY 2
 
 static const char *bdf;
 
@@ -31,22 +23,6 @@ static void barrier(bool on)
 
 	if (!f || fputs(on ? "Y" : "N", f) < 0 || fclose(f))
 		ksft_exit_fail_msg("the barrier cannot be switched: %s\n", strerror(errno));
-}
-
-static void edu_copy(struct vfio *v, uint64_t source, uint64_t target, bool to_memory)
-{
-	volatile uint64_t *command = (volatile uint64_t *)(v->bar + EDU_COMMAND);
-
-	*(volatile uint64_t *)(v->bar + EDU_SOURCE) = source;
-	*(volatile uint64_t *)(v->bar + EDU_TARGET) = target;
-	*(volatile uint64_t *)(v->bar + EDU_LENGTH) = PAGE;
-	*command = EDU_START | (to_memory ? EDU_TO_MEMORY : 0);
-	for (int i = 0; i < 500; i++) {
-		if (!(*command & EDU_START))
-			return;
-		usleep(10000);
-	}
-	ksft_exit_fail_msg("edu does not finish\n");
 }
 
 /* How many pages of memory that nobody touched showed the device something. */

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -172,11 +173,14 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 	if err != nil {
 		return nil, runError(req.Id, st, err)
 	}
-	end := time.Now()
-	return &api.RunReply{
-		Status: int32(code), Body: body, Logs: logLines(st.Logs(ctx)),
-		BeginNs: begin.UnixNano(), EndNs: end.UnixNano(),
-	}, nil
+	reply := &api.RunReply{Status: int32(code), Body: body, BeginNs: begin.UnixNano(), EndNs: time.Now().UnixNano()}
+	if w, can := st.Sandbox.(sandbox.Weigher); can && cold != nil {
+		if f, err := w.Weigh(timeline.FirstAnswer); err == nil {
+			reply.Memory = footprint(f)
+		}
+	}
+	reply.Logs = logLines(st.Logs(ctx))
+	return reply, nil
 }
 
 // runError tells a runtime that was not reached, and so has seen nothing, from one that failed.

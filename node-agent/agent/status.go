@@ -80,10 +80,17 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 		Id: id, Driver: how.Sandbox, NetPath: how.NetPath, Fastiov: how.FastIOV,
 		InitStatus: int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans),
 	}
+	for _, f := range st.Footprints {
+		r.Memory = append(r.Memory, footprint(f))
+	}
 	if v := st.Spec.VF; v != nil {
 		r.Vf, r.Mac, r.Address = v.BDF, v.MAC, v.Address.Addr().String()
 	}
 	return r
+}
+
+func footprint(f timeline.Footprint) *api.Footprint {
+	return &api.Footprint{At: string(f.At), Resident: f.Resident, Zeroed: f.Zeroed, WaitedNs: int64(f.Waited)}
 }
 
 func spans(list []timeline.Span) []*api.Span {

@@ -196,6 +196,7 @@ type StartReply struct {
 	Logs          []*LogLine             `protobuf:"bytes,9,rep,name=logs,proto3" json:"logs,omitempty"`
 	NetPath       string                 `protobuf:"bytes,10,opt,name=net_path,json=netPath,proto3" json:"net_path,omitempty"` // how the sandbox reaches the network: vf or none
 	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                // the set of FastIOV's optimisations it was started with: none
+	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                  // up to now; empty where the driver cannot tell
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -307,6 +308,81 @@ func (x *StartReply) GetFastiov() string {
 	return ""
 }
 
+func (x *StartReply) GetMemory() []*Footprint {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+type Footprint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            string                 `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`                              // first-instruction, bus-master or first-answer
+	Resident      uint64                 `protobuf:"varint,2,opt,name=resident,proto3" json:"resident,omitempty"`                 // bytes allocated
+	Zeroed        uint64                 `protobuf:"varint,3,opt,name=zeroed,proto3" json:"zeroed,omitempty"`                     // of them, zeroed
+	WaitedNs      int64                  `protobuf:"varint,4,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"` // how long the VF waited for the bus until all that it reaches was zeroed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Footprint) Reset() {
+	*x = Footprint{}
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Footprint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Footprint) ProtoMessage() {}
+
+func (x *Footprint) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Footprint.ProtoReflect.Descriptor instead.
+func (*Footprint) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Footprint) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
+func (x *Footprint) GetResident() uint64 {
+	if x != nil {
+		return x.Resident
+	}
+	return 0
+}
+
+func (x *Footprint) GetZeroed() uint64 {
+	if x != nil {
+		return x.Zeroed
+	}
+	return 0
+}
+
+func (x *Footprint) GetWaitedNs() int64 {
+	if x != nil {
+		return x.WaitedNs
+	}
+	return 0
+}
+
 type InitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -318,7 +394,7 @@ type InitRequest struct {
 
 func (x *InitRequest) Reset() {
 	*x = InitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +406,7 @@ func (x *InitRequest) String() string {
 func (*InitRequest) ProtoMessage() {}
 
 func (x *InitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +419,7 @@ func (x *InitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRequest.ProtoReflect.Descriptor instead.
 func (*InitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *InitRequest) GetId() string {
@@ -376,7 +452,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -388,7 +464,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -401,7 +477,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -419,7 +495,7 @@ type PauseReply struct {
 
 func (x *PauseReply) Reset() {
 	*x = PauseReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +507,7 @@ func (x *PauseReply) String() string {
 func (*PauseReply) ProtoMessage() {}
 
 func (x *PauseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +520,7 @@ func (x *PauseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseReply.ProtoReflect.Descriptor instead.
 func (*PauseReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 type ResumeRequest struct {
@@ -456,7 +532,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -468,7 +544,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -481,7 +557,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -499,7 +575,7 @@ type ResumeReply struct {
 
 func (x *ResumeReply) Reset() {
 	*x = ResumeReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +587,7 @@ func (x *ResumeReply) String() string {
 func (*ResumeReply) ProtoMessage() {}
 
 func (x *ResumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +600,7 @@ func (x *ResumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
 func (*ResumeReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 type Span struct {
@@ -539,7 +615,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +627,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +640,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Span) GetStage() string {
@@ -606,7 +682,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +694,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +707,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RunRequest) GetId() string {
@@ -662,13 +738,14 @@ type RunReply struct {
 	Logs          []*LogLine             `protobuf:"bytes,3,rep,name=logs,proto3" json:"logs,omitempty"`                       // up to this activation's sentinel
 	BeginNs       int64                  `protobuf:"varint,4,opt,name=begin_ns,json=beginNs,proto3" json:"begin_ns,omitempty"` // when the request left for, and the last byte of the answer came from, the sandbox
 	EndNs         int64                  `protobuf:"varint,5,opt,name=end_ns,json=endNs,proto3" json:"end_ns,omitempty"`
+	Memory        *Footprint             `protobuf:"bytes,6,opt,name=memory,proto3" json:"memory,omitempty"` // after the first run; absent after others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +757,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +770,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RunReply) GetStatus() int32 {
@@ -731,6 +808,13 @@ func (x *RunReply) GetEndNs() int64 {
 	return 0
 }
 
+func (x *RunReply) GetMemory() *Footprint {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
 type LogLine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
@@ -742,7 +826,7 @@ type LogLine struct {
 
 func (x *LogLine) Reset() {
 	*x = LogLine{}
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +838,7 @@ func (x *LogLine) String() string {
 func (*LogLine) ProtoMessage() {}
 
 func (x *LogLine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +851,7 @@ func (x *LogLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
 func (*LogLine) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LogLine) GetTimeNs() int64 {
@@ -800,7 +884,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +896,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +909,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StopRequest) GetId() string {
@@ -843,7 +927,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +939,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +952,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 type StatusRequest struct {
@@ -880,7 +964,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -892,7 +976,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -905,7 +989,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -934,7 +1018,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1030,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1043,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -1055,7 +1139,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1151,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1164,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1155,7 +1239,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1251,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1264,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VF) GetBdf() string {
@@ -1248,7 +1332,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1344,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1357,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -1294,7 +1378,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1390,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1403,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -1360,7 +1444,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1456,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1469,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -1461,7 +1545,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1557,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1570,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -1512,7 +1596,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1608,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1621,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -1556,7 +1640,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1652,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1665,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -1600,7 +1684,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1696,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1709,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -1655,7 +1739,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Call\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
 	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
-	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xc0\x02\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xf4\x02\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
@@ -1671,7 +1755,13 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04logs\x18\t \x03(\v2\x18.fastiov.node.v1.LogLineR\x04logs\x12\x19\n" +
 	"\bnet_path\x18\n" +
 	" \x01(\tR\anetPath\x12\x18\n" +
-	"\afastiov\x18\v \x01(\tR\afastiov\"\\\n" +
+	"\afastiov\x18\v \x01(\tR\afastiov\x122\n" +
+	"\x06memory\x18\f \x03(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\"l\n" +
+	"\tFootprint\x12\x0e\n" +
+	"\x02at\x18\x01 \x01(\tR\x02at\x12\x1a\n" +
+	"\bresident\x18\x02 \x01(\x04R\bresident\x12\x16\n" +
+	"\x06zeroed\x18\x03 \x01(\x04R\x06zeroed\x12\x1b\n" +
+	"\twaited_ns\x18\x04 \x01(\x03R\bwaitedNs\"\\\n" +
 	"\vInitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04init\x18\x02 \x01(\fR\x04init\x12)\n" +
@@ -1693,13 +1783,14 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"\x96\x01\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"\xca\x01\n" +
 	"\bRunReply\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\x05R\x06status\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12,\n" +
 	"\x04logs\x18\x03 \x03(\v2\x18.fastiov.node.v1.LogLineR\x04logs\x12\x19\n" +
 	"\bbegin_ns\x18\x04 \x01(\x03R\abeginNs\x12\x15\n" +
-	"\x06end_ns\x18\x05 \x01(\x03R\x05endNs\"N\n" +
+	"\x06end_ns\x18\x05 \x01(\x03R\x05endNs\x122\n" +
+	"\x06memory\x18\x06 \x01(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\"N\n" +
 	"\aLogLine\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x12\n" +
@@ -1795,72 +1886,75 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),  // 0: fastiov.node.v1.StartRequest
 	(*Call)(nil),          // 1: fastiov.node.v1.Call
 	(*StartReply)(nil),    // 2: fastiov.node.v1.StartReply
-	(*InitRequest)(nil),   // 3: fastiov.node.v1.InitRequest
-	(*PauseRequest)(nil),  // 4: fastiov.node.v1.PauseRequest
-	(*PauseReply)(nil),    // 5: fastiov.node.v1.PauseReply
-	(*ResumeRequest)(nil), // 6: fastiov.node.v1.ResumeRequest
-	(*ResumeReply)(nil),   // 7: fastiov.node.v1.ResumeReply
-	(*Span)(nil),          // 8: fastiov.node.v1.Span
-	(*RunRequest)(nil),    // 9: fastiov.node.v1.RunRequest
-	(*RunReply)(nil),      // 10: fastiov.node.v1.RunReply
-	(*LogLine)(nil),       // 11: fastiov.node.v1.LogLine
-	(*StopRequest)(nil),   // 12: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),     // 13: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil), // 14: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),   // 15: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),       // 16: fastiov.node.v1.Sandbox
-	(*VF)(nil),            // 17: fastiov.node.v1.VF
-	(*StartsRequest)(nil), // 18: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),   // 19: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),     // 20: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),  // 21: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),    // 22: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil), // 23: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),   // 24: fastiov.node.v1.ReportReply
-	nil,                   // 25: fastiov.node.v1.StartRequest.EnvEntry
+	(*Footprint)(nil),     // 3: fastiov.node.v1.Footprint
+	(*InitRequest)(nil),   // 4: fastiov.node.v1.InitRequest
+	(*PauseRequest)(nil),  // 5: fastiov.node.v1.PauseRequest
+	(*PauseReply)(nil),    // 6: fastiov.node.v1.PauseReply
+	(*ResumeRequest)(nil), // 7: fastiov.node.v1.ResumeRequest
+	(*ResumeReply)(nil),   // 8: fastiov.node.v1.ResumeReply
+	(*Span)(nil),          // 9: fastiov.node.v1.Span
+	(*RunRequest)(nil),    // 10: fastiov.node.v1.RunRequest
+	(*RunReply)(nil),      // 11: fastiov.node.v1.RunReply
+	(*LogLine)(nil),       // 12: fastiov.node.v1.LogLine
+	(*StopRequest)(nil),   // 13: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),     // 14: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil), // 15: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),   // 16: fastiov.node.v1.StatusReply
+	(*Sandbox)(nil),       // 17: fastiov.node.v1.Sandbox
+	(*VF)(nil),            // 18: fastiov.node.v1.VF
+	(*StartsRequest)(nil), // 19: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),   // 20: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),     // 21: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),  // 22: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),    // 23: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil), // 24: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),   // 25: fastiov.node.v1.ReportReply
+	nil,                   // 26: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	25, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	26, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	1,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
-	8,  // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
-	11, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
-	1,  // 4: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
-	11, // 5: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
-	16, // 6: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	17, // 7: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	20, // 8: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
-	1,  // 9: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
-	8,  // 10: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	0,  // 11: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	3,  // 12: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	9,  // 13: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	4,  // 14: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	6,  // 15: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	12, // 16: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	14, // 17: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	18, // 18: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	21, // 19: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	23, // 20: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	2,  // 21: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	2,  // 22: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	10, // 23: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	5,  // 24: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	7,  // 25: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	13, // 26: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	15, // 27: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	19, // 28: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	22, // 29: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	24, // 30: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	21, // [21:31] is the sub-list for method output_type
-	11, // [11:21] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	9,  // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
+	12, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
+	3,  // 4: fastiov.node.v1.StartReply.memory:type_name -> fastiov.node.v1.Footprint
+	1,  // 5: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
+	12, // 6: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
+	3,  // 7: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
+	17, // 8: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	18, // 9: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	21, // 10: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	1,  // 11: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	9,  // 12: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	0,  // 13: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	4,  // 14: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	10, // 15: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	5,  // 16: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	7,  // 17: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	13, // 18: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	15, // 19: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	19, // 20: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	22, // 21: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	24, // 22: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	2,  // 23: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	2,  // 24: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	11, // 25: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	6,  // 26: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	8,  // 27: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	14, // 28: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	16, // 29: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	20, // 30: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	23, // 31: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	25, // 32: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	23, // [23:33] is the sub-list for method output_type
+	13, // [13:23] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -1874,7 +1968,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,6 +35,7 @@ const (
 	Opening   Kind = iota + 1 // a VF was opened: by its group, or bound to an iommufd
 	Mapping                   // memory was mapped for DMA
 	Resetting                 // a PCI function was reset, by whichever method
+	mastering                 // a VF became a bus master after it had waited for that, which only fastiov's kernel has it do
 )
 
 // An Event is one finished call.
@@ -58,13 +59,14 @@ type Probe struct {
 	mu      sync.Mutex
 	watches map[uint32]*Watch
 	resets  map[string]uint64
+	waited  map[string]time.Duration // by VF
 }
 
 // Open puts the programs into the kernel. An error says why that cannot be; its caller can do without.
 func Open() (*Probe, error) { return open(targets) }
 
 func open(targets []target) (*Probe, error) {
-	p := &Probe{flushed: make(chan struct{}), watches: map[uint32]*Watch{}, resets: map[string]uint64{}}
+	p := &Probe{flushed: make(chan struct{}), watches: map[uint32]*Watch{}, resets: map[string]uint64{}, waited: map[string]time.Duration{}}
 	if err := p.load(targets); err != nil {
 		p.release()
 		return nil, fmt.Errorf("kernel probe: %w", err)
@@ -100,6 +102,7 @@ func (p *Probe) load(targets []target) error {
 	if !hooked {
 		return missing
 	}
+	p.mastered(events)
 	p.reader, err = ringbuf.NewReader(events)
 	return err
 }
@@ -156,6 +159,18 @@ func (p *Probe) kprobe(t target, begun, events *ebpf.Map) error {
 	}
 	p.closers = append(p.closers, hooked...)
 	return nil
+}
+
+// mastered hooks the event of fastiov's kernel. Where there is none nobody waits.
+func (p *Probe) mastered(events *ebpf.Map) {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "fastiov", Type: ebpf.TracePoint, Instructions: masterEvent(events), License: license})
+	if err != nil {
+		return
+	}
+	p.closers = append(p.closers, prog)
+	if l, err := link.Tracepoint("vfio", "vfio_pci_master", prog, nil); err == nil {
+		p.closers = append(p.closers, l)
+	}
 }
 
 func closeAll(closers []io.Closer) (err error) {
@@ -218,8 +233,11 @@ func (p *Probe) hand(sample []byte) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if e.Kind == Resetting {
+	switch e.Kind {
+	case Resetting:
 		p.resets[e.BDF]++
+	case mastering:
+		p.waited[string(bytes.TrimRight(sample[binary.Size(r):], "\x00"))] = e.End.Sub(e.Begin)
 	}
 	if w := p.watches[r.TGID]; w != nil {
 		w.events = append(w.events, e)
@@ -259,6 +277,19 @@ func (p *Probe) Resets() map[string]uint64 {
 		counts[bdf] = n
 	}
 	return counts
+}
+
+// Waited is how long a VF waited to become a bus master, if it has since this was last asked.
+func (p *Probe) Waited(bdf string) time.Duration {
+	if p == nil {
+		return 0
+	}
+	p.flush()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	waited := p.waited[bdf]
+	delete(p.waited, bdf)
+	return waited
 }
 
 // flush returns when all that the kernel has reported until now has been handed out.

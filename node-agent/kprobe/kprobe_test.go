@@ -125,6 +125,11 @@ func theVerifierTakesThePrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer events.Close()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.TracePoint, Instructions: masterEvent(events), License: license})
+	if err != nil {
+		t.Fatalf("master: %+v", err)
+	}
+	prog.Close()
 	for _, target := range targets {
 		for name, code := range map[string]program{"entry": entry(target, kprobeArguments, begun), "exit": exit(target, begun, events)} {
 			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Kprobe, Instructions: code, License: license})

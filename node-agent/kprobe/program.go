@@ -119,6 +119,35 @@ func exit(t target, begun, events *ebpf.Map) program {
 	return code
 }
 
+// masterEvent reports that a VF has become a bus master, from the event vfio:vfio_pci_master, whose name stands behind how long it waited:
+// the report's 32 bytes, and the name.
+func masterEvent(events *ebpf.Map) program {
+	const waited, name, length = 16, 24, 16
+	return program{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.LoadMem(asm.R7, asm.R6, waited, asm.DWord), asm.Mul.Imm(asm.R7, 1000), // from µs
+		asm.FnKtimeGetNs.Call(),
+		asm.Mov.Reg(asm.R9, asm.R0),
+		asm.LoadMapPtr(asm.R1, events.FD()),
+		asm.Mov.Imm(asm.R2, 32+length), asm.Mov.Imm(asm.R3, 0),
+		asm.FnRingbufReserve.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Reg(asm.R8, asm.R0),
+		asm.StoreMem(asm.R8, 8, asm.R9, asm.DWord),
+		asm.Sub.Reg(asm.R9, asm.R7), asm.StoreMem(asm.R8, 0, asm.R9, asm.DWord),
+		asm.StoreImm(asm.R8, 16, 0, asm.Word), asm.StoreImm(asm.R8, 20, int64(mastering), asm.Word),
+		asm.StoreImm(asm.R8, 24, 0, asm.Word), asm.StoreImm(asm.R8, 28, 0, asm.Word),
+		asm.Mov.Reg(asm.R1, asm.R8), asm.Add.Imm(asm.R1, 32),
+		asm.Mov.Imm(asm.R2, length),
+		asm.Mov.Reg(asm.R3, asm.R6), asm.Add.Imm(asm.R3, name),
+		asm.FnProbeReadKernelStr.Call(),
+		asm.Mov.Reg(asm.R1, asm.R8), asm.Mov.Imm(asm.R2, 0),
+		asm.FnRingbufSubmit.Call(),
+		asm.Mov.Imm(asm.R0, 0).WithSymbol("out"),
+		asm.Return(),
+	}
+}
+
 // key puts (thread, kind) on the stack.
 func key(t target) program {
 	return append(program{

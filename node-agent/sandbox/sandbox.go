@@ -73,6 +73,11 @@ type Sandbox interface {
 	Close()
 }
 
+// A Weigher is a sandbox that can tell how much of its memory there is.
+type Weigher interface {
+	Weigh(at timeline.Moment) (timeline.Footprint, error)
+}
+
 // A LogLine is one line that the runtime wrote.
 type LogLine struct {
 	Time   time.Time

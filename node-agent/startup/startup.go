@@ -71,6 +71,7 @@ type Started struct {
 	PID        int // of its VMM; 0 where there is none
 	Grant      *Grant
 	Spans      []timeline.Span
+	Footprints []timeline.Footprint
 	InitStatus int
 	InitReply  []byte
 	madeDir    bool
@@ -131,7 +132,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		},
 	}}
 	err := run(ctx, tl, phases, func(err error) { s.Reports.Write(st.Spec, tl.Spans(), err) })
-	st.Spans = tl.Spans()
+	st.Spans, st.Footprints = tl.Spans(), tl.Footprints()
 	if err != nil {
 		s.Log.Warn("start failed", "sandbox", req.ID, "err", err)
 		return nil, err

@@ -49,6 +49,8 @@ type Timeline struct {
 	spans []Span
 	open  []*Span // begun, not ended
 	shown []Span  // what Progress tells in their place of stages that are measured only once they are over
+
+	footprints []Footprint
 }
 
 // Begin opens a stage now and returns the function that closes it; only its first call counts.

@@ -41,8 +41,7 @@ func (c *command) cmd(binary string, log *os.File) *exec.Cmd {
 type handed struct {
 	kernel, initrd *os.File // memfds: any process that has them can read them
 	kvm, vsock     *os.File
-	ram            *os.File // a memfd of the guest's size
-	registration   *os.File // of ram, if its zeroing is deferred: the VMM has it so that it lasts as long
+	ram            memory
 	root           *os.File
 	console        *os.File
 	control        *os.File // listening socket
@@ -58,10 +57,10 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	c.add("-S") // the first guest instruction is ours to time
 	c.add("-machine", "q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off,hpet=off,i8042=off,graphics=off")
 	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m", fmt.Sprintf("%dM", spec.MemoryMiB))
-	c.add("-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,share=on,align=%d,mem-path=/proc/self/fd/%d", spec.MemoryMiB, hugePage, c.pass(h.ram)))
+	c.add("-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,share=on,align=%d,mem-path=/proc/self/fd/%d", spec.MemoryMiB, hugePage, c.pass(h.ram.memfd)))
 	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.kernel)), "-initrd", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.initrd)))
-	if h.registration != nil {
-		c.pass(h.registration)
+	if h.ram.registration != nil {
+		c.pass(h.ram.registration)
 	}
 	c.add("-append", strings.Join(parameters, " "))
 	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial", "chardev:console")

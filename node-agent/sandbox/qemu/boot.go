@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
-	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -59,7 +58,26 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 	if err := v.conn.Configure(configuration(v.spec)); err != nil {
 		return err
 	}
-	return v.conn.Ready(ctx)
+	if err := v.conn.Ready(ctx); err != nil {
+		return err
+	}
+	if v.spec.VF != nil {
+		b.weigh(timeline.BusMaster) // it was made one when its driver was; all that it reaches has been there since
+	}
+	return nil
+}
+
+// weigh notes how much memory the guest has now. No start is failed for want of a figure.
+func (b *boot) weigh(at timeline.Moment) {
+	f, err := b.vm.ram.weigh(at)
+	if err != nil {
+		b.config.Log.Warn("guest memory cannot be weighed", "sandbox", b.vm.spec.ID, "err", err)
+		return
+	}
+	if at == timeline.BusMaster {
+		f.Waited = b.config.Probe.Waited(b.vm.spec.VF.BDF)
+	}
+	b.tl.Weigh(f)
 }
 
 // launch starts QEMU, which then waits at its control socket.
@@ -67,6 +85,7 @@ func (b *boot) launch() error {
 	spec := b.vm.spec
 	h, err := b.hand(spec)
 	defer h.close()
+	b.vm.ram = h.ram
 	if err != nil {
 		return err
 	}
@@ -98,21 +117,16 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 			return h, err
 		}
 	}
-	if h.ram, err = memory(spec.MemoryMiB, d.config.HugePages); err != nil {
+	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Defer); err != nil {
 		return h, err
-	}
-	if d.config.Defer {
-		if h.registration, err = fastiovd.Register(h.ram, true); err != nil {
-			return h, err
-		}
 	}
 	h.control, err = listen(controlSocket(spec))
 	return h, err
 }
 
-// close drops our side of what is this VMM's alone; kernel and initrd serve the next one too.
+// close drops our side of what is this VMM's alone, but for its memory; kernel and initrd serve the next one too.
 func (h handed) close() {
-	for _, f := range []*os.File{h.kvm, h.vsock, h.ram, h.registration, h.root, h.console, h.control} {
+	for _, f := range []*os.File{h.kvm, h.vsock, h.root, h.console, h.control} {
 		if f != nil {
 			f.Close()
 		}
@@ -135,6 +149,7 @@ func (b *boot) release() error {
 	if err := b.vm.connect(); err != nil {
 		return err
 	}
+	b.weigh(timeline.FirstInstruction)
 	if err := b.vm.qmp.ask("cont", nil); err != nil {
 		return err
 	}

@@ -79,25 +79,3 @@ func printable(r rune) rune {
 	}
 	return -1
 }
-
-// QEMU is told to map guest memory on this boundary: left to itself it maps a memfd on any page, and then no huge page fits.
-const hugePage = 2 << 20
-
-// memory makes guest memory: a memfd, from the 2 MiB pages set aside or from ordinary memory (in huge pages, where the host gives them
-// to shared memory). Nothing is allocated yet; whoever touches it first is charged, and that is the VMM.
-func memory(mib int, fromHugePages bool) (*os.File, error) {
-	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	if fromHugePages {
-		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
-	}
-	fd, err := unix.MemfdCreate("ram", flags)
-	if err != nil {
-		return nil, fmt.Errorf("guest memory: %w", err)
-	}
-	ram := os.NewFile(uintptr(fd), "ram")
-	if err := ram.Truncate(int64(mib) << 20); err != nil {
-		ram.Close()
-		return nil, fmt.Errorf("guest memory of %d MiB: %w", mib, err)
-	}
-	return ram, nil
-}

@@ -49,7 +49,7 @@ func TestResetsOnTheWay(t *testing.T) {
 			}
 			for _, how := range []string{"for the first time", "after its VMM was killed"} {
 				before := resets(probe)
-				vm, release := startOne(t, s)
+				vm, release := startOne(t, s, &timeline.Timeline{})
 				if got := resets(probe) - before; got != c.want {
 					t.Errorf("--fastiov %s, started %s: %d resets on the way, not %d", c.set, how, got, c.want)
 				} else {
@@ -62,6 +62,35 @@ func TestResetsOnTheWay(t *testing.T) {
 	})
 }
 
+// A guest's memory is all there before its first instruction. Zeroed it is by then where that is not deferred, else when its VF is let to it.
+func TestFootprintsOnThePatchedKernel(t *testing.T) {
+	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
+		for _, set := range []fastiovd.Set{fastiovd.None, fastiovd.All} {
+			s, _ := subjectWith(t, set)
+			var tl timeline.Timeline
+			vm, release := startOne(t, s, &tl)
+			whole := uint64(s.Spec(0).MemoryMiB) << 20
+			seen := map[timeline.Moment]timeline.Footprint{}
+			for _, f := range tl.Footprints() {
+				seen[f.At] = f
+				t.Logf("--fastiov %s: %+v", set, f)
+			}
+			first, master := seen[timeline.FirstInstruction], seen[timeline.BusMaster]
+			if first.Resident != whole || master.Resident != whole || master.Zeroed != whole {
+				t.Errorf("--fastiov %s: %+v then %+v, want all of %d bytes", set, first, master, whole)
+			}
+			if (first.Zeroed < whole) != set.Defer || (master.Waited > 0) != set.Defer {
+				t.Errorf("--fastiov %s: %d bytes zeroed at the first instruction, the VF waited %v for the bus", set, first.Zeroed, master.Waited)
+			}
+			if now, err := vm.(sandbox.Weigher).Weigh(timeline.FirstAnswer); err != nil || now.Zeroed != whole {
+				t.Errorf("--fastiov %s: %+v, %v", set, now, err)
+			}
+			vm.Close()
+			release()
+		}
+	})
+}
+
 // resets counts those of all devices: nothing else is under way.
 func resets(probe *kprobe.Probe) (n uint64) {
 	for _, of := range probe.Resets() {
@@ -70,7 +99,7 @@ func resets(probe *kprobe.Probe) (n uint64) {
 	return n
 }
 
-func startOne(t *testing.T, s sandboxtest.Subject) (vm sandbox.Sandbox, release func()) {
+func startOne(t *testing.T, s sandboxtest.Subject, tl *timeline.Timeline) (vm sandbox.Sandbox, release func()) {
 	t.Helper()
 	d, release, err := s.Open()
 	if err != nil {
@@ -80,7 +109,7 @@ func startOne(t *testing.T, s sandboxtest.Subject) (vm sandbox.Sandbox, release 
 	spec.ID, spec.Dir = "one", t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	vm, err = d.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+	vm, err = d.Start(ctx, spec, tl, func(sandbox.Record) error { return nil })
 	if err != nil {
 		release()
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -27,6 +28,7 @@ type vm struct {
 	cell    *jail.Cell
 	conn    *guest.Conn // nil if there was no CID for it
 	runtime *post.Client
+	ram     memory
 	resumed chan time.Time // the guest's first instruction
 
 	mu      sync.Mutex
@@ -82,6 +84,7 @@ func (v *vm) takeDown() {
 		v.conn.Close()
 	}
 	v.disconnect()
+	v.ram.close()
 	_ = os.Remove(controlSocket(v.spec))
 	v.Over(func(cause error) error { return fmt.Errorf("%w%s", cause, evidence(v.spec)) })
 }
@@ -89,6 +92,7 @@ func (v *vm) takeDown() {
 func (v *vm) letGo() {
 	v.End(errors.New("its agent has closed"))
 	v.disconnect()
+	v.ram.close()
 	v.cell.LetGo()
 	v.Over(func(cause error) error { return cause })
 }
@@ -148,6 +152,9 @@ func (v *vm) Post(ctx context.Context, path string, body []byte) (status int, an
 	}
 	return status, answer, err
 }
+
+// Weigh implements sandbox.Weigher.
+func (v *vm) Weigh(at timeline.Moment) (timeline.Footprint, error) { return v.ram.weigh(at) }
 
 // Logs implements sandbox.Sandbox.
 func (v *vm) Logs(ctx context.Context) []sandbox.LogLine { return v.conn.Logs(ctx) }

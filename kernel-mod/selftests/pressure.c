@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The kernel wants memory elsewhere, or back, while a device has it and not all of it
+ * is zeroed: it compacts, collapses, pages out, swaps, and kills who has too much.
+ * The device and the processor go on seeing the same pages, nothing stays pinned, and
+ * nobody ever sees what a page held before.
+ */
+#include "edu.h"
+
+#include <linux/loop.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define SIZE (32 * MiB)
+
+static const char *bdf;
+
+static void tell(const char *path, const char *value)
+{
+	int f = must(open(path, O_WRONLY));
+
+	must(write(f, value, strlen(value)));
+	close(f);
+}
+
+/* What of it is not possible, with pages that are pinned, is refused: that is right too. */
+static void move(struct ram *r)
+{
+	tell("/proc/sys/vm/compact_memory", "1");
+	tell("/proc/sys/vm/drop_caches", "3");
+	madvise(r->at, r->size, MADV_COLLAPSE);
+	madvise(r->at, r->size, MADV_PAGEOUT);
+}
+
+/* Zeros, but for pages of these bytes every 8 MiB from the begin. */
+static bool holds(const struct ram *r, const uint8_t bytes[4])
+{
+	for (size_t at = 0; at < r->size; at += PAGE)
+		if (count_not(r->at + at, PAGE, at % (8 * MiB) ? 0 : bytes[at / (8 * MiB)]))
+			return false;
+	return true;
+}
+
+static void moved(bool huge)
+{
+	struct ram r = ram_new(SIZE, huge);
+	struct vfio v = vfio_attach(bdf);
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&v, r.at, 0, SIZE));
+	vfio_open(&v, bdf);
+	memset(r.at, 0x33, PAGE);
+	memset(r.at + 16 * MiB, 0x44, PAGE);
+	move(&r);
+	vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	edu_copy(&v, 0, EDU_BUFFER, false);
+	move(&r);
+	edu_copy(&v, EDU_BUFFER, 8 * MiB, true);
+	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "the device writes where the processor reads, %s pages\n", huge ? "huge" : "small");
+	vfio_close(&v);
+	move(&r);
+	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "and so it stays without the device, %s pages\n", huge ? "huge" : "small");
+	ram_free(&r);
+}
+
+/* A file as swap space, and back. */
+static const char *swap_on(void)
+{
+	static char device[32];
+	struct { char boot[1024]; uint32_t version, last, bad; uint8_t rest[PAGE - 1036 - 10]; char magic[10]; } __attribute__((packed)) header = {
+		.version = 1, .last = 2 * SIZE / PAGE - 1, .magic = "SWAPSPACE2",
+	};
+	int control = must(open("/dev/loop-control", O_RDWR)), file = must(memfd_create("swap", 0)), loop;
+
+	snprintf(device, sizeof(device), "/dev/loop%d", must(ioctl(control, LOOP_CTL_GET_FREE)));
+	close(control);
+	must(ftruncate(file, 2 * SIZE));
+	must(write(file, &header, sizeof(header)));
+	loop = must(open(device, O_RDWR));
+	must(ioctl(loop, LOOP_SET_FD, file));
+	must(swapon(device, 0));
+	close(loop);
+	close(file);
+	return device;
+}
+
+static void swap_off(const char *device)
+{
+	int loop = must(open(device, O_RDWR));
+
+	must(swapoff(device));
+	must(ioctl(loop, LOOP_CLR_FD));
+	close(loop);
+}
+
+/* What a device has given back before anybody touched it is swapped out: zeros come back. */
+static void swapped(bool huge)
+{
+	struct ram r = ram_new(SIZE, huge);
+	struct vfio v = vfio_attach(bdf);
+	const char *device = swap_on();
+	struct fastiovd_stat stat;
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&v, r.at, 0, SIZE));
+	memset(r.at, 0x33, PAGE);
+	vfio_close(&v);
+	for (size_t at = 0; at < SIZE; at += PAGE)	/* in the page tables, so that they can be asked to go */
+		if (at % (4 * MiB) == 0)
+			(void)*(volatile uint8_t *)(r.at + at);
+	must(madvise(r.at, SIZE, MADV_PAGEOUT));
+	stat = ram_stat(&r);
+	ksft_test_result(stat.resident < SIZE && holds(&r, (uint8_t[]){ 0x33, 0, 0, 0 }), "swapped out, %llu of %lu MiB stayed, %s pages\n",
+			 stat.resident / MiB, SIZE / MiB, huge ? "huge" : "small");
+	ram_free(&r);
+	swap_off(device);
+}
+
+/* A cgroup that is too small for the memory: its process is killed or refused, and nothing stays of it. */
+static void limited(void)
+{
+	const char *group = "/sys/fs/cgroup/fastiov-pressure";
+	long before = pinned();
+	int killed = 0, refused = 0, had_room = 0;
+	char path[128];
+
+	tell("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+	for (int i = 0; i < 12; i++) {
+		pid_t child;
+		int status;
+
+		must(mkdir(group, 0755));
+		snprintf(path, sizeof(path), "%s/memory.max", group);
+		tell(path, "16M");
+		child = must(fork());
+		if (!child) {
+			struct vfio v;
+			struct ram r;
+
+			snprintf(path, sizeof(path), "%s/cgroup.procs", group);
+			tell(path, "0");
+			r = ram_new(SIZE, i % 2);
+			r.registration = must(ram_register(r.fd, i & 2 ? FASTIOVD_BACKGROUND : 0));
+			v = vfio_attach(bdf);
+			_exit(vfio_map(&v, r.at, 0, SIZE) ? 1 : 2);
+		}
+		must(waitpid(child, &status, 0));
+		killed += WIFSIGNALED(status);
+		refused += WIFEXITED(status) && WEXITSTATUS(status) == 1;
+		had_room += WIFEXITED(status) && WEXITSTATUS(status) == 2;
+		for (int tries = 0; rmdir(group) && tries < 200; tries++)
+			usleep(10000);
+	}
+	for (int i = 0; i < 100 && pinned() > before; i++)
+		usleep(10000);
+	ksft_test_result(!had_room && killed + refused == 12 && pinned() <= before && access(group, F_OK),
+			 "a cgroup that is too small: %d killed, %d refused, %d had room; %ld pages pinned before, %ld after\n",
+			 killed, refused, had_room, before, pinned());
+}
+
+int main(void)
+{
+	bdf = device_under_test();
+	ksft_print_header();
+	ksft_set_plan(2 * 3 + 1);
+	for (int huge = 0; huge < 2; huge++) {
+		poison_free_memory();
+		moved(huge);
+		poison_free_memory();
+		swapped(huge);
+	}
+	limited();
+	ksft_finished();
+}
