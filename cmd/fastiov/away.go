@@ -6,10 +6,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/image"
@@ -32,10 +34,11 @@ const (
 
 var (
 	awayPorts = []int{3233, 3234, 9464}
-	awayFlags = []string{
+	awayFlags = []string{ // that follow from where it is
 		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
-		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3", "--boot-deadline", "5m", "--wait", "50s",
+		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3",
 	}
+	awayDefaults = []string{"--boot-deadline", "5m", "--wait", "50s"} // it is slow
 )
 
 // inTestbed runs this very command inside the testbed if there is one and no agent runs on this machine. away tells whether it did.
@@ -54,8 +57,21 @@ func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 	return true, exitAs(host, code, err)
 }
 
+// wordsAway are the flags that were given to this command, for the one that it stands for in the testbed.
+func wordsAway(cmd *cobra.Command) (words []string, err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		switch {
+		case slices.Contains(awayFlags, "--"+f.Name):
+			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed; leave it out", f.Name)
+		case !slices.Contains([]string{"kernel", "store", "run-dir", "state-dir"}, f.Name):
+			words = append(words, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	return words, err
+}
+
 // upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away tells whether it cannot.
-func upInTestbed(cmd *cobra.Command, i *invokerFlags) (away bool, err error) {
+func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
 	cache, err := image.Open("", progress)
 	if err != nil {
@@ -67,7 +83,11 @@ func upInTestbed(cmd *cobra.Command, i *invokerFlags) (away bool, err error) {
 		return false, nil
 	}
 	fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n", report.Err())
-	host, err := bringUp(cmd, testbed.Config{Name: awayName, NVMeVFs: 64, Forward: awayPorts})
+	words, err := wordsAway(cmd)
+	if err != nil {
+		return true, err
+	}
+	host, err := bringUp(cmd, testbed.Config{Name: awayName, Kernel: kernel, NVMeVFs: 64, Forward: awayPorts})
 	if err != nil {
 		return true, err
 	}
@@ -76,12 +96,12 @@ func upInTestbed(cmd *cobra.Command, i *invokerFlags) (away bool, err error) {
 	if err := host.Fill(ctx, "images", export); err != nil {
 		return true, err
 	}
-	return true, runInTestbed(ctx, host, i.keepAlive, cmd.OutOrStdout(), progress)
+	return true, runInTestbed(ctx, host, words, cmd.OutOrStdout(), progress)
 }
 
 // runInTestbed starts a node with its invoker in the testbed and says how to call it. An earlier version that runs there goes first, so
 // that what answers is what was just built.
-func runInTestbed(ctx context.Context, host *testbed.Host, keepAlive time.Duration, out, progress io.Writer) error {
+func runInTestbed(ctx context.Context, host *testbed.Host, words []string, out, progress io.Writer) error {
 	run := func(stdout io.Writer, words ...string) error {
 		code, err := host.Run(ctx, testbed.Quote(words...), nil, stdout, progress)
 		if err == nil && code != 0 {
@@ -92,7 +112,7 @@ func runInTestbed(ctx context.Context, host *testbed.Host, keepAlive time.Durati
 	if err := run(io.Discard, awayBinary, "down"); err != nil {
 		return err
 	}
-	if err := run(io.Discard, append([]string{awayBinary, "up", "--keep-alive", keepAlive.String()}, awayFlags...)...); err != nil {
+	if err := run(io.Discard, slices.Concat([]string{awayBinary, "up"}, awayFlags, awayDefaults, words)...); err != nil {
 		return err
 	}
 	var key strings.Builder

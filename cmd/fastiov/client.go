@@ -25,7 +25,7 @@ func dialNode(runDir string) (api.NodeClient, func(), error) {
 	probe, err := net.Dial("unix", socket)
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
-		return nil, nil, fmt.Errorf("no agent runs here any more (%s is dead); `fastiov up` starts one that adopts what it left, `fastiov down` ends that", socket)
+		return nil, nil, fmt.Errorf("no agent runs here any more (%s is dead); `fastiov up` starts one that ends what it left and takes its VFs back, `fastiov agent` one that adopts it; `fastiov down` ends it", socket)
 	case err != nil:
 		return nil, nil, fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
 	}
@@ -92,9 +92,9 @@ func printStatus(cmd *cobra.Command, st *api.StatusReply) {
 	for _, s := range st.Sandboxes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\n", s.Id, s.State, s.Image, s.Vf, s.Pid, s.MemoryMib, age(s.StartedNs))
 	}
-	fmt.Fprintln(w, "\nVF\tSTATE\tOWNER\tLEASES\tRESET FAILURES\tMAC\tSINCE")
+	fmt.Fprintln(w, "\nVF\tSTATE\tOWNER\tLEASES\tRESET FAILURES\tMAC\tSINCE\tREASON")
 	for _, v := range st.Vfs {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", v.Bdf, v.State, v.Owner, v.Generation, v.ResetFailures, v.Mac, age(v.SinceNs))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", v.Bdf, v.State, v.Owner, v.Generation, v.ResetFailures, v.Mac, age(v.SinceNs), v.Reason)
 	}
 	w.Flush()
 	for _, l := range st.Leftovers {

@@ -26,7 +26,7 @@ func downCmd() *cobra.Command {
 	var undo bool
 	cmd := &cobra.Command{Use: "down", Short: "End fastiov on this machine, or the testbed it runs in", Args: cobra.NoArgs}
 	runDir := runDirFlag(cmd)
-	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers, VFs and sysctls back as they were found")
+	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers and VFs back as they were found")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, out := cmd.Context(), cmd.OutOrStdout()
 		node, hangUp, err := dialNode(*runDir)

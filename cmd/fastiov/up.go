@@ -19,6 +19,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/testbed"
 )
 
 // upCmd runs invoker and agent in one process: on this machine if it can be a node, else in the testbed.
@@ -26,18 +27,19 @@ func upCmd() *cobra.Command {
 	var n nodeFlags
 	var i invokerFlags
 	var foreground bool
-	var storage string
+	var storage, kernel string
 	cmd := &cobra.Command{Use: "up", Short: "Start fastiov here, or in a testbed where this machine cannot be a node", Args: cobra.NoArgs}
 	n.register(cmd)
 	i.register(cmd)
 	cmd.Flags().StringVar(&storage, "storage", "", "where functions find a storage server, which keeps its objects in --state-dir; whoever reaches it may read and write them all (default: nowhere)")
+	cmd.Flags().StringVar(&kernel, "kernel", testbed.DebianKernel, "of the testbed, where one is the node: debian, or patched, fastiov's own, built first if need be")
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, as a service does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if foreground {
 			return serveAll(cmd.Context(), &n, &i, storage, os.Stderr)
 		}
 		if n.sandbox == "qemu" && n.images == "" {
-			if away, err := upInTestbed(cmd, &i); away {
+			if away, err := upInTestbed(cmd, kernel); away {
 				return err
 			}
 		}

@@ -30,7 +30,7 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 		for _, v := range a.VFs.Snapshot() {
 			reply.Vfs = append(reply.Vfs, &api.VF{
 				Bdf: v.BDF, State: string(v.State), Owner: v.Owner.Sandbox, Generation: v.Generation,
-				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC, SinceNs: v.Since.UnixNano(),
+				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC, SinceNs: v.Since.UnixNano(), Reason: v.Reason,
 			})
 		}
 	}

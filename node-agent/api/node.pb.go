@@ -195,7 +195,7 @@ type StartReply struct {
 	InitReply     []byte                 `protobuf:"bytes,8,opt,name=init_reply,json=initReply,proto3" json:"init_reply,omitempty"`
 	Logs          []*LogLine             `protobuf:"bytes,9,rep,name=logs,proto3" json:"logs,omitempty"`
 	NetPath       string                 `protobuf:"bytes,10,opt,name=net_path,json=netPath,proto3" json:"net_path,omitempty"` // how the sandbox reaches the network: vf or none
-	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                // the set of FastIOV's optimisations it was started with: none
+	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                // the set of FastIOV's optimisations it was started with: none, all, or its axes
 	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                  // up to now; empty where the driver cannot tell
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1233,6 +1233,7 @@ type VF struct {
 	Pf            string                 `protobuf:"bytes,6,opt,name=pf,proto3" json:"pf,omitempty"`
 	Mac           string                 `protobuf:"bytes,7,opt,name=mac,proto3" json:"mac,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,8,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it is quarantined, resetting or gone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1321,6 +1322,13 @@ func (x *VF) GetSinceNs() int64 {
 		return x.SinceNs
 	}
 	return 0
+}
+
+func (x *VF) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type StartsRequest struct {
@@ -1824,7 +1832,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"memory_mib\x18\x06 \x01(\rR\tmemoryMib\x12\x1d\n" +
 	"\n" +
 	"started_ns\x18\a \x01(\x03R\tstartedNs\x12\x18\n" +
-	"\aadopted\x18\b \x01(\bR\aadopted\"\xc6\x01\n" +
+	"\aadopted\x18\b \x01(\bR\aadopted\"\xde\x01\n" +
 	"\x02VF\x12\x10\n" +
 	"\x03bdf\x18\x01 \x01(\tR\x03bdf\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
@@ -1835,7 +1843,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x0ereset_failures\x18\x05 \x01(\rR\rresetFailures\x12\x0e\n" +
 	"\x02pf\x18\x06 \x01(\tR\x02pf\x12\x10\n" +
 	"\x03mac\x18\a \x01(\tR\x03mac\x12\x19\n" +
-	"\bsince_ns\x18\b \x01(\x03R\asinceNs\"%\n" +
+	"\bsince_ns\x18\b \x01(\x03R\asinceNs\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\"%\n" +
 	"\rStartsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\"n\n" +
 	"\vStartsReply\x12\x14\n" +

@@ -63,7 +63,7 @@ type NodeClient interface {
 	Starts(ctx context.Context, in *StartsRequest, opts ...grpc.CallOption) (*StartsReply, error)
 	// Drain refuses new starts and returns when the last sandbox has gone, with cancel=true after ending them.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
-	// Report is the bundle that a failed start left: a gzipped tar of console, QMP log, kernel log and stage table.
+	// Report is the bundle that a failed start left: a gzipped tar of cause, console, VMM log, kernel log and stage table.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error)
 }
 
@@ -197,7 +197,7 @@ type NodeServer interface {
 	Starts(context.Context, *StartsRequest) (*StartsReply, error)
 	// Drain refuses new starts and returns when the last sandbox has gone, with cancel=true after ending them.
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
-	// Report is the bundle that a failed start left: a gzipped tar of console, QMP log, kernel log and stage table.
+	// Report is the bundle that a failed start left: a gzipped tar of cause, console, VMM log, kernel log and stage table.
 	Report(context.Context, *ReportRequest) (*ReportReply, error)
 	mustEmbedUnimplementedNodeServer()
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// Reports keeps the bundles of failed starts: console, QMP log, kernel log and stage table of each, the newest Keep of them.
+// Reports keeps the bundles of failed starts: cause, console, VMM log, kernel log and stage table of each, the newest Keep of them.
 type Reports struct {
 	Dir  string
 	Keep int
