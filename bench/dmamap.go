@@ -213,7 +213,7 @@ func touch(ram []byte) float64 {
 	return time.Since(begin).Seconds() * 1e6 / float64(len(ram)>>21)
 }
 
-// Print shows the result as a person reads it, the cost of the first policy of a memory beside the others'.
+// Print shows the result as a person reads it, and what a policy saves or costs against eager.
 func (r *DMAMapResult) Print(w io.Writer) {
 	fmt.Fprintf(w, "kernel %s, %d rounds, medians\n", r.Kernel, r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -222,7 +222,7 @@ func (r *DMAMapResult) Print(w io.Writer) {
 		against := ""
 		i := slices.IndexFunc(r.Points, func(o DMAPoint) bool { return o.SizeMiB == p.SizeMiB && o.Memory == p.Memory && o.Policy == Eager })
 		if i >= 0 && p.Policy != Eager {
-			against = fmt.Sprintf("-%.1f %%", 100*(1-p.Map.Median/r.Points[i].Map.Median))
+			against = fmt.Sprintf("%+.1f %%", 100*(p.Map.Median/r.Points[i].Map.Median-1))
 		}
 		fmt.Fprintf(t, "%d\t%s\t%s\t%.1f\t%s\t%.0f\t%.0f\t%.0f\t\n", p.SizeMiB, p.Memory, p.Policy, p.Map.Median, against, p.Zeroed.Median,
 			p.Touch.Median, p.Demand.Median)

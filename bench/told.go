@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -79,8 +80,7 @@ func (r *BurstResult) holdAgainst(steps []sim.Step, scraped map[timeline.Stage]f
 		if len(off) == 0 {
 			continue
 		}
-		slices.SortFunc(off, func(a, b float64) int { return int(math.Copysign(1, math.Abs(a)-math.Abs(b))) })
-		told.WorstOff = off[len(off)-1]
+		told.WorstOff = slices.MaxFunc(off, func(a, b float64) int { return cmp.Compare(math.Abs(a), math.Abs(b)) })
 		told.MedianOff = QuantilesOf(off).Median
 		allowed := max(0.05*told.Ms, 2)
 		told.Within = math.Abs(told.MedianOff) <= allowed

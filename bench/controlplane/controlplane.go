@@ -62,7 +62,7 @@ func (b *Bench) say(format string, args ...any) {
 
 // Failures counts the calls that were answered with another status than they ask for.
 func (r *Result) Failures() int {
-	return r.Warm.Failed + r.ColdDecisions.Failed + r.Flatness.Failed + r.Memory.Failed + r.Watched.Failed
+	return r.Warm.Failed + r.ColdDecisions.Failed + r.Flatness.Failed + r.Watched.Failed
 }
 
 // Print shows the result as a person reads it: medians, and in brackets the least and the most.

@@ -18,7 +18,6 @@ type Memory struct {
 	Queued             int      `json:"queued"`
 	QueuedKiB          float64  `json:"queued_kib"` // each
 	QueuedAnonymousKiB float64  `json:"queued_anonymous_kib"`
-	Failed             int      `json:"failed"`
 }
 
 // Resident is what a process has in memory: its own, and pages of files, of which the store and the binary itself are the most.

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -90,10 +91,17 @@ func (s *server) watch(ctx context.Context) (stop func(), err error) {
 		cancel()
 		return nil, err
 	}
+	if feed.StatusCode != http.StatusOK {
+		feed.Body.Close()
+		cancel()
+		return nil, fmt.Errorf("the feed of the live page: %s", feed.Status)
+	}
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		defer feed.Body.Close()
-		_, _ = io.Copy(io.Discard, feed.Body)
+		for err := error(nil); err == nil; feed, err = http.DefaultClient.Do(page) { // it ends after some minutes, and a browser comes again
+			_, _ = io.Copy(io.Discard, feed.Body)
+			feed.Body.Close()
+		}
 	})
 	watching.Go(func() {
 		for tick := time.Tick(time.Second); ; {

@@ -57,12 +57,14 @@ func burstCmd() *cobra.Command {
 				return err
 			}
 			defer hangUp()
+			served := []string{listen}
 			if listen == "" {
-				if listen, err = readListen(*runDir); err != nil {
+				if served, err = readListen(*runDir); err != nil {
 					return err
 				}
+				listen = served[0]
 			}
-			key, err := openwhisk.LoadKey(listen, keyFile(stateDir))
+			key, err := openwhisk.LoadKey(listen, keyFile(stateDir), served[1:]...)
 			if err != nil {
 				return err
 			}

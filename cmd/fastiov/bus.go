@@ -112,9 +112,6 @@ func (b *busFlags) serve(ctx context.Context, nodes []api.NodeClient, sandboxes 
 	}
 	memory := 0
 	for _, node := range nodes {
-		if err := endStrangers(ctx, node, log); err != nil {
-			return err
-		}
 		st, err := node.Status(ctx, &api.StatusRequest{})
 		if err != nil {
 			return err
@@ -147,13 +144,7 @@ func room(st *api.StatusReply) (slots, memoryMB int) {
 		if len(st.Vfs) == 0 {
 			return n
 		}
-		vfs := 0
-		for _, vf := range st.Vfs {
-			if vf.State != "quarantined" && vf.State != "gone" {
-				vfs++
-			}
-		}
-		return min(n, vfs)
+		return min(n, st.SoundVFs())
 	}
 	return fit(smallest), max(fit(usual)*usual, smallest)
 }

@@ -50,10 +50,11 @@ func newScene(t *testing.T) *scene {
 	invokerRun, ofInvoker := filepath.Join(dir, "invoker"), listenLater(t)
 	background(t, "invoker", "--node", filepath.Join(s.run, nodeSocket), "--node", socket, "--run-dir", invokerRun, "--state-dir", dir,
 		"--listen", "127.0.0.1:0", "--metrics", ofInvoker, "--wait", "2s", "--concurrent-invocations", "12", "--invocations-per-minute", "100000")
-	address, err := readListen(invokerRun)
+	addresses, err := readListen(invokerRun)
 	if err != nil {
 		t.Fatal(err)
 	}
+	address := addresses[0]
 	if s.key, err = openwhisk.LoadKey(address, keyFile(dir)); err != nil {
 		t.Fatal(err)
 	}

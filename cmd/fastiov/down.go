@@ -43,7 +43,7 @@ func downCmd() *cobra.Command {
 		if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true}); err != nil {
 			return err
 		}
-		if err := endServer(ctx, filepath.Join(*runDir, "node.sock")); err != nil {
+		if err := endServer(ctx, filepath.Join(*runDir, nodeSocket)); err != nil {
 			return err
 		}
 		fmt.Fprintln(out, "fastiov is down")

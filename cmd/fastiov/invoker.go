@@ -167,6 +167,7 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 	if f.plain, err = f.listen(i.listen, "listen"); err != nil {
 		return nil, err
 	}
+	served := []net.Listener{f.plain}
 	if i.https != "" {
 		certificate, err := openwhisk.LoadCertificate(i.tlsCert, i.tlsKey, stateDir, i.https)
 		if err != nil {
@@ -176,9 +177,10 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 		if err != nil {
 			return nil, err
 		}
+		served = append(served, listener)
 		f.secure = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
 	}
-	if err := noteListen(runDir, f.plain); err != nil {
+	if err := noteListen(runDir, served...); err != nil {
 		return nil, err
 	}
 	f.cfg.Store, err = i.store.open(ctx, stateDir, log)

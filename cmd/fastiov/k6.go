@@ -51,12 +51,12 @@ func k6Cmd() *cobra.Command {
 func whatRunsHere(ctx context.Context) (url, key string, err error) {
 	const runDir, stateDir = "/run/fastiov", "/var/lib/fastiov"
 	if _, err := os.Stat(filepath.Join(runDir, nodeSocket)); err == nil {
-		listen, err := readListen(runDir)
+		served, err := readListen(runDir)
 		if err != nil {
 			return "", "", err
 		}
-		key, err := openwhisk.LoadKey(listen, keyFile(stateDir))
-		return "http://" + listen, key.String(), err
+		key, err := openwhisk.LoadKey(served[0], keyFile(stateDir), served[1:]...)
+		return "http://" + served[0], key.String(), err
 	}
 	host, err := testbed.Open(ctx, awayName)
 	if err != nil {

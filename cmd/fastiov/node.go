@@ -294,13 +294,7 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 }
 
 func (n *node) serve(runDir string) error {
-	socket := filepath.Join(runDir, nodeSocket)
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	old := unix.Umask(0o177) // nobody but root, from the first moment
-	listener, err := net.Listen("unix", socket)
-	unix.Umask(old)
+	listener, err := listenRoot(filepath.Join(runDir, nodeSocket))
 	if err != nil {
 		return err
 	}

@@ -94,10 +94,11 @@ func TestOneInvokerAndTwoNodes(t *testing.T) {
 	}
 	run := filepath.Join(dir, "invoker")
 	background(t, append(append([]string{"invoker", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", ""}, trust...), nodes...)...)
-	address, err := readListen(run)
+	addresses, err := readListen(run)
 	if err != nil {
 		t.Fatal(err)
 	}
+	address := addresses[0]
 	key, err := openwhisk.LoadKey(address, keyFile(dir))
 	if err != nil {
 		t.Fatal(err)

@@ -48,7 +48,8 @@ func openStorage(address, flag, dir string) (*http.Server, net.Listener, error) 
 		kept.Close()
 		return nil, nil, fmt.Errorf("storage: %w; choose another address with --%s", err, flag)
 	}
-	server := &http.Server{Handler: kept, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Minute, IdleTimeout: 2 * time.Minute}
+	const transfer = 10 * time.Minute // of the largest object
+	server := &http.Server{Handler: kept, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: transfer, WriteTimeout: 2 * transfer, IdleTimeout: 2 * time.Minute}
 	return server, listener, nil
 }
 

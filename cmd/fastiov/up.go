@@ -50,9 +50,9 @@ func upCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		address, err := readListen(n.runDir)
+		addresses, err := readListen(n.runDir)
 		if err == nil {
-			announce(cmd.OutOrStdout(), "http://"+address, "http://"+n.metrics, key.String())
+			announce(cmd.OutOrStdout(), "http://"+addresses[0], "http://"+n.metrics, key.String())
 		}
 		if err == nil && storage != "" {
 			fmt.Fprintf(cmd.OutOrStdout(), "storage         http://%s\n\n", storage)
@@ -97,9 +97,6 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string
 	}
 	client := api.Local(agent)
 	front.watched = []live.Named{{Name: "local", Node: client}}
-	if err := endStrangers(ctx, client, log); err != nil {
-		return err
-	}
 	poolConfig, err := i.pool(n.boot + 2*time.Minute)
 	if err != nil {
 		return err
@@ -110,34 +107,24 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string
 // The address at which an invoker serves is noted in the run directory, for the commands that call it.
 func listenFile(runDir string) string { return filepath.Join(runDir, "listen") }
 
-func noteListen(runDir string, l net.Listener) error {
+func noteListen(runDir string, listeners ...net.Listener) error {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(listenFile(runDir), []byte(l.Addr().String()), 0o644)
+	var addresses []string
+	for _, l := range listeners {
+		addresses = append(addresses, l.Addr().String())
+	}
+	return os.WriteFile(listenFile(runDir), []byte(strings.Join(addresses, " ")), 0o644)
 }
 
-func readListen(runDir string) (string, error) {
+// readListen is where the API is served: without TLS, and where that is so, with it. The key depends on both.
+func readListen(runDir string) ([]string, error) {
 	b, err := os.ReadFile(listenFile(runDir))
 	if err != nil {
-		return "", fmt.Errorf("no invoker runs here: %w; start one with `fastiov up`, or say where it is with --listen", err)
+		return nil, fmt.Errorf("no invoker runs here: %w; start one with `fastiov up`, or say where it is with --listen", err)
 	}
-	return string(b), nil
-}
-
-// endStrangers stops the sandboxes that the agent adopted: this invoker is new and knows not what they hold.
-func endStrangers(ctx context.Context, node api.NodeClient, log *slog.Logger) error {
-	st, err := node.Status(ctx, &api.StatusRequest{})
-	if err != nil {
-		return err
-	}
-	for _, s := range st.Sandboxes {
-		log.Info("ending a sandbox of a former invoker", "sandbox", s.Id)
-		if _, err := node.Stop(ctx, &api.StopRequest{Id: s.Id}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return strings.Fields(string(b)), nil
 }
 
 // readyFD is inherited by a detached process; a line on it says that it is ready, its end without one that it is not.

@@ -18,6 +18,7 @@ import (
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
 )
 
 // A Store keeps the spans that came last. It may be used by any number of goroutines.
@@ -49,7 +50,10 @@ func New(spans int) *Store {
 	return &Store{most: spans, traces: map[string]*kept{}}
 }
 
-// Add takes spans as OTLP carries them. One without valid ids is left out: nobody could find it.
+// mostOfSpan bounds what is kept of one, in bytes; ours have some hundred.
+const mostOfSpan = 8 << 10
+
+// Add takes spans as OTLP carries them. One without valid ids, which nobody could find, and one that is too large are left out.
 func (s *Store) Add(batches []*tracepb.ResourceSpans) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +66,7 @@ func (s *Store) Add(batches []*tracepb.ResourceSpans) {
 		}
 		for _, scope := range of.GetScopeSpans() {
 			for _, sp := range scope.GetSpans() {
-				if len(sp.GetTraceId()) == 16 && len(sp.GetSpanId()) == 8 {
+				if len(sp.GetTraceId()) == 16 && len(sp.GetSpanId()) == 8 && proto.Size(sp) <= mostOfSpan {
 					s.add(service, sp)
 				}
 			}

@@ -121,6 +121,16 @@ func TestTheOldestTracesGo(t *testing.T) {
 	}
 }
 
+func TestASpanThatIsTooLargeIsLeftOut(t *testing.T) {
+	s := New(10)
+	exporter := sdk.NewTracerProvider(sdk.WithSyncer(otlp(t, s)))
+	_, span := exporter.Tracer("t").Start(t.Context(), strings.Repeat("x", mostOfSpan))
+	span.End()
+	if s.spans != 0 {
+		t.Errorf("%d spans", s.spans)
+	}
+}
+
 func otlp(t *testing.T, s *Store) sdk.SpanExporter {
 	t.Helper()
 	exporter, err := otlptracehttp.New(t.Context(), otlptracehttp.WithEndpointURL(serve(t, s).URL+"/v1/traces"))

@@ -14,6 +14,10 @@ const mostAtOnce = 200
 
 // fire makes a burst, in the name and at the cost of whoever asks for it, and answers when it is over. It ends with its caller.
 func (p *Page) fire(w http.ResponseWriter, r *http.Request) {
+	if err := new(http.CrossOriginProtection).Check(r); err != nil { // a form of another site may carry a key in its URL
+		refuse(w, http.StatusForbidden, err.Error())
+		return
+	}
 	if p.cfg.Admit(w, r) == nil {
 		return
 	}

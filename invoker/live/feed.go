@@ -137,7 +137,7 @@ func (r *reader) newNodes(p *picture) []NodeUpdate {
 // tell says how a start differs from what the reader has of it, nil being nothing.
 func (r *reader) tell(before, now *start) (told Start, differs bool) {
 	told.Number = now.number
-	if before == nil {
+	if before == nil || before.told.Id != now.told.Id { // the other one was of an agent that has gone
 		told.ID, told.Begin = now.told.Id, now.begin
 		if now.told.Call.GetNamespace() == r.namespace {
 			told.Action = now.told.Call.GetAction()

@@ -126,6 +126,17 @@ func TestBurst(t *testing.T) {
 	if got := content(t, request(t, "POST", url+"/ui/burst", "ann", `{"n":7}`)); got != `{"key":"ann:secret","n":7}` {
 		t.Errorf("the burst was fired with %s", got)
 	}
+	foreign, err := http.NewRequestWithContext(t.Context(), "POST", url+"/ui/burst", strings.NewReader(`{"n":7}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign.SetBasicAuth("ann", "secret")
+	foreign.Header.Set("Sec-Fetch-Site", "cross-site")
+	if resp, err := http.DefaultClient.Do(foreign); err != nil || resp.StatusCode != http.StatusForbidden {
+		t.Errorf("a form of another site: %v %v", resp, err)
+	} else {
+		resp.Body.Close()
+	}
 	first := make(chan *http.Response)
 	send := func() { first <- request(t, "POST", url+"/ui/burst", "ann", `{"n":200}`) }
 	go send()

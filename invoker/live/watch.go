@@ -55,7 +55,7 @@ type seen struct {
 	name   string
 	why    string // it did not answer; the rest is what was seen last
 	status *api.StatusReply
-	starts []*start // by number
+	starts []*start // those under way by number, those that have ended in that order
 }
 
 // A watched node. It is looked at by one goroutine.
@@ -112,6 +112,9 @@ func (w *watch) run(ctx context.Context, before <-chan struct{}, stopped chan<- 
 	if before != nil {
 		<-before
 	}
+	for _, n := range w.nodes {
+		n.ended, n.past = 0, nil // while nobody looked they may have become others
+	}
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for {
@@ -155,6 +158,7 @@ func (n *watched) look(ctx context.Context) seen {
 		starts, err = n.Starts(ctx, &api.StartsRequest{After: n.ended})
 	}
 	if err != nil {
+		n.ended, n.past = 0, nil // it may be another one that answers next
 		n.last.why = status.Convert(err).Message()
 		return n.last
 	}

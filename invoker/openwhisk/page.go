@@ -54,6 +54,8 @@ func (p *page) answer(w http.ResponseWriter) {
 	for name, values := range p.header {
 		h[name] = values
 	}
+	// What an action shows is its author's, and the live page, where keys are entered, has the same origin: as if from another it is shown.
+	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
 	w.WriteHeader(p.status)
 	if len(p.body) > 0 {
 		_, _ = w.Write(p.body) // the caller has gone, or the status allows no body

@@ -10,8 +10,8 @@ package pool
 // So the one who has waited longest of those with nothing waits for patience, for the claims before his, and for the longest run of a
 // sandbox that ends for him; everybody else goes on meanwhile with what is not claimed.
 
-// window is how many of a node's busy sandboxes are looked at for a claim.
-const window = 64
+// mostLookedAt is how many of a node's busy sandboxes are looked at for a claim.
+const mostLookedAt = 64
 
 // redeem is the start of the job that a claim has made room for, or the end of a claim that cannot be had.
 func (s *state) redeem(n *node, c *claim) (step, bool) {
@@ -87,7 +87,7 @@ func (n *node) yield(g *group, fair bool) (boxes []*box) {
 
 // next is the sandbox to end: of the namespace that holds most, the longest busy.
 func (n *node) next(used map[*box]bool, taken map[*space]int) (next *box) {
-	left, most := window, 0
+	left, most := mostLookedAt, 0
 	n.busy.all(func(b *box) bool {
 		if used[b] {
 			return true

@@ -169,8 +169,13 @@ func (e *errand) ready(g grant) error {
 		return e.initStem()
 	case g.how == Warming:
 		return e.awaitStart()
-	case g.paused:
-		return e.resume()
+	case g.mine:
+		g.wake.err = e.resume()
+		close(g.wake.over)
+		return g.wake.err
+	case g.wake != nil:
+		<-g.wake.over
+		return g.wake.err
 	}
 	return nil
 }

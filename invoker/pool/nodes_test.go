@@ -243,6 +243,48 @@ func TestAPausedSandboxIsResumedOrReplaced(t *testing.T) {
 	})
 }
 
+func TestJobsThatShareAPausedSandboxAwaitItsWaking(t *testing.T) {
+	in(t, Config{PauseAfter: 10 * time.Second}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
+		shared := work("a")
+		shared.Concurrency = 4
+		atOnce(p, shared)
+		time.Sleep(11 * time.Second)
+		n.waking = 3 * time.Second
+		begin := time.Now()
+		for _, end := range atOnce(p, repeat(shared, 4)...) {
+			if end.err != nil || end.How != Warm {
+				t.Errorf("%+v", end)
+			}
+		}
+		if took := time.Since(begin); took != n.waking+runTime || n.resumes != 1 {
+			t.Errorf("%d resumes, %s", n.resumes, took)
+		}
+	})
+}
+
+// What a node holds when a pool meets it is a former pool's, which nobody would ever end; what it holds later is not.
+func TestStrangersAreEnded(t *testing.T) {
+	status := vfs(2)
+	status.Sandboxes = []*api.Sandbox{{Id: "old"}}
+	synctest.Test(t, func(t *testing.T) {
+		n := newFake(status)
+		n.live["old"] = true
+		p := New(Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Minute}, n)
+		synctest.Wait()
+		if live, stopped := n.count(); live != 0 || stopped != 1 {
+			t.Errorf("%d live, %d stopped", live, stopped)
+		}
+		n.mu.Lock()
+		n.live["old"] = true
+		n.mu.Unlock()
+		time.Sleep(3 * heartbeat)
+		if live, _ := n.count(); live != 1 {
+			t.Error("ended by who knew the node")
+		}
+		p.Close()
+	})
+}
+
 // A run is sent once, unless the runtime cannot have seen it.
 func TestARunIsNotRepeated(t *testing.T) {
 	for code, runs := range map[codes.Code]int{codes.Internal: 1, codes.Unavailable: 1, codes.DeadlineExceeded: 1, codes.Aborted: 2} {

@@ -14,7 +14,7 @@ import (
 // Config says how the pool uses its nodes.
 type Config struct {
 	Nodes      []Named       // besides the one that New is given, if it is
-	KeepAlive  time.Duration // how long a sandbox idles before it is stopped
+	KeepAlive  time.Duration // how long a sandbox idles before it is stopped; a paused one: from when it was paused
 	Policy     Policy        // how long instead, by function; nil: Fixed(KeepAlive)
 	PauseAfter time.Duration // how long a sandbox idles before it is paused; 0: it never is
 	StemCells  []StemCell
@@ -39,6 +39,12 @@ type Refused struct {
 
 func (r *Refused) Error() string { return "no sandbox for it: " + r.Why }
 
+// A wake is the resuming of a paused sandbox. The first job brings it about; others that get a place in it meanwhile wait for that.
+type wake struct {
+	over chan struct{}
+	err  error // once over
+}
+
 // A Pool places jobs on the sandboxes of its nodes.
 type Pool struct {
 	cfg    Config
@@ -55,10 +61,11 @@ type Pool struct {
 
 // A grant is what a waiter gets: a sandbox, to be started first or not, or a refusal.
 type grant struct {
-	box    *box
-	how    Kind
-	paused bool
-	err    error
+	box  *box
+	how  Kind
+	wake *wake // to be over before the sandbox is used; nil: there is none to wait for
+	mine bool  // this job is to bring it about
+	err  error
 }
 
 // New returns a running pool, which has asked its nodes how much they hold; Close ends it. node may be nil where cfg names others.
@@ -144,7 +151,10 @@ func (p *Pool) happen(event func(s *state, now time.Time)) {
 func (p *Pool) perform(do *step, paused bool) {
 	switch do.kind {
 	case Warm, Warming, Prewarm, Cold:
-		go do.waiter.errand.granted(grant{box: do.box, how: do.kind, paused: paused})
+		if paused {
+			do.box.wake = &wake{over: make(chan struct{})}
+		}
+		go do.waiter.errand.granted(grant{box: do.box, how: do.kind, wake: do.box.wake, mine: paused})
 	case Refuse:
 		go do.waiter.errand.granted(grant{err: &Refused{Why: do.why}})
 	case Evict, Expire:
@@ -173,13 +183,14 @@ func (p *Pool) perform(do *step, paused bool) {
 
 // prepare starts a sandbox that no job waits for.
 func (p *Pool) prepare(b *box, made func() (*api.StartRequest, error)) {
+	memory := uint32(b.memory - b.node.overhead) // now, while the owner is here
 	p.calls.Go(func() {
 		request, err := made()
 		if err != nil {
 			p.over(b, nil, err)
 			return
 		}
-		request.Id, request.MemoryMib, request.Call = b.id, uint32(b.memory-b.node.overhead), nil
+		request.Id, request.MemoryMib, request.Call = b.id, memory, nil
 		ctx, cancel := context.WithTimeout(b.node.to.context(), p.cfg.Start)
 		defer cancel()
 		reply, err := b.node.to.Start(ctx, request)

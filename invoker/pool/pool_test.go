@@ -33,6 +33,7 @@ type fakeNode struct {
 	paused  map[string]bool
 	inits   int
 	resumes int
+	waking  time.Duration // how long it takes to resume
 	starts  []*api.StartRequest
 	stopped int
 	most    int // of live at once
@@ -79,7 +80,8 @@ func (n *fakeNode) Pause(_ context.Context, in *api.PauseRequest, _ ...grpc.Call
 	return &api.PauseReply{}, nil
 }
 
-func (n *fakeNode) Resume(_ context.Context, in *api.ResumeRequest, _ ...grpc.CallOption) (*api.ResumeReply, error) {
+func (n *fakeNode) Resume(ctx context.Context, in *api.ResumeRequest, _ ...grpc.CallOption) (*api.ResumeReply, error) {
+	_ = sleep(ctx, n.waking)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.resumes++

@@ -26,6 +26,7 @@ type Node interface {
 type remote struct {
 	Node
 	asked chan struct{} // of one: somebody would like to know what the node has now
+	met   bool          // it has answered; what it held until then is a former pool's. Only look uses it
 
 	mu     sync.Mutex
 	ctx    context.Context
@@ -100,7 +101,8 @@ func (p *Pool) watch(n *node) {
 func (p *Pool) look(n *node) {
 	ctx, cancel := context.WithTimeout(p.ctx, lookFor)
 	defer cancel()
-	reply, err := n.to.Status(ctx, &api.StatusRequest{Brief: true})
+	met := n.to.met
+	reply, err := n.to.Status(ctx, &api.StatusRequest{Brief: met})
 	if p.ctx.Err() != nil {
 		return
 	}
@@ -110,11 +112,17 @@ func (p *Pool) look(n *node) {
 			return
 		}
 		s.looked(n, viewOf(reply), now)
+		if !met {
+			for _, stranger := range reply.Sandboxes {
+				p.stop(n, stranger.Id)
+			}
+		}
 		for _, id := range n.orphans {
 			p.stop(n, id)
 		}
 		n.orphans = nil
 	})
+	n.to.met = met || err == nil
 }
 
 // viewOf is what the node can hold: memory, and as many sandboxes as it has VFs in order, where it has VFs at all.
@@ -126,12 +134,7 @@ func viewOf(reply *api.StatusReply) view {
 		v.capacity.memory = int(min(reply.MemoryMib, unbounded))
 	}
 	if v.hasVFs {
-		v.capacity.sandboxes = 0
-	}
-	for _, vf := range reply.Vfs {
-		if vf.State != "quarantined" && vf.State != "gone" {
-			v.capacity.sandboxes++
-		}
+		v.capacity.sandboxes = reply.SoundVFs()
 	}
 	if len(reply.Images) > 0 {
 		v.images = map[string]bool{}

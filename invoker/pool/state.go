@@ -125,6 +125,7 @@ type box struct {
 	ready   chan struct{} // closed when its start is over
 	start   outcome       // how it was; to be read after ready
 	settled chan struct{} // closed when its pausing is over
+	wake    *wake         // its last resuming; nil: it was never paused
 }
 
 func (b *box) move(to phase, now time.Time) {

@@ -133,6 +133,9 @@ func (a *Agent) ready(id string, e *entry, st *startup.Started) {
 	go func() {
 		<-st.Done()
 		err := st.Err()
+		if errors.Is(err, sandbox.ErrLetGo) {
+			return // its record and its lease are the later agent's
+		}
 		if err != nil {
 			a.Log.Warn("sandbox ended", "sandbox", id, "err", err)
 			a.Metrics.died()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -234,6 +235,21 @@ func TestASandboxThatDiesGivesBackItsVF(t *testing.T) {
 			t.Errorf("%v: faults %v", cause, v.faults)
 		}
 	}
+}
+
+// When the agent closes, its driver lets sandboxes go that live on: record and lease are for the agent that comes after.
+func TestASandboxThatIsLetGoKeepsItsVF(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, d, v := newAgent(t)
+		if _, err := start(t, a, "x"); err != nil {
+			t.Fatal(err)
+		}
+		d.boxes["x"].end(sandbox.ErrLetGo)
+		synctest.Wait()
+		if _, err := os.Stat(a.Starter.Dir("x")); err != nil || len(v.returned) != 0 {
+			t.Errorf("%v, returned %v", err, v.returned)
+		}
+	})
 }
 
 func waitGone(a *Agent) {

@@ -88,6 +88,9 @@ type LogLine struct {
 // ErrUnreached is the error of a Post that found nobody to send to: the runtime has seen nothing of it.
 var ErrUnreached = errors.New("not reached")
 
+// ErrLetGo is the Err of a sandbox whose driver was closed: it lives on, for a later agent to adopt.
+var ErrLetGo = errors.New("its agent has closed")
+
 // A VFFault is the Err of a sandbox that ended because its VF reported an error.
 type VFFault struct{ Why string }
 

@@ -42,7 +42,7 @@ export class Model {
 
   start(told) {
     let start = this.starts.get(told.n)
-    if (!start) {
+    if (!start || told.id) { // told with the id, it is a new one: another agent counts from 1 again
       if (told.c === -1 && told.begin < this.cleared) return
       start = {number: told.n, id: told.id, action: told.action ?? '', begin: told.begin, vf: '', state: '', why: '', pieces: [], sum: 0, current: -1}
       this.starts.set(told.n, start)

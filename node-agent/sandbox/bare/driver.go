@@ -170,7 +170,7 @@ func (d *Driver) watch(h *holder) {
 	d.holders.Go(func() {
 		select {
 		case <-d.closing:
-			h.End(errors.New("its agent has closed"))
+			h.End(sandbox.ErrLetGo)
 			h.cell.LetGo()
 		case <-h.Context().Done():
 			h.takeDown()

@@ -12,7 +12,8 @@ import (
 // fills its rings and is then dropped.
 
 // Pause implements sandbox.Sandbox. The connection to the runtime is closed: the guest could not keep its end of it.
-func (v *vm) Pause(context.Context) error {
+func (v *vm) Pause(ctx context.Context) error {
+	defer v.bounded(ctx)()
 	v.runtime.Close()
 	state, err := v.state()
 	if err != nil || state == "paused" {
@@ -28,6 +29,7 @@ func (v *vm) Pause(context.Context) error {
 
 // Resume implements sandbox.Sandbox.
 func (v *vm) Resume(ctx context.Context) error {
+	defer v.bounded(ctx)()
 	state, err := v.state()
 	if err != nil || state == "running" {
 		return err
@@ -36,6 +38,11 @@ func (v *vm) Resume(ctx context.Context) error {
 		return err
 	}
 	return v.conn.Wake(ctx)
+}
+
+// bounded ends a sandbox whose VMM has not answered by the end of ctx: that closes its connection, which releases who waits for an answer.
+func (v *vm) bounded(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { v.End(fmt.Errorf("its VMM does not answer: %w", context.Cause(ctx))) })
 }
 
 func (v *vm) expectStop(yes bool) {

@@ -90,7 +90,7 @@ func (v *vm) takeDown() {
 }
 
 func (v *vm) letGo() {
-	v.End(errors.New("its agent has closed"))
+	v.End(sandbox.ErrLetGo)
 	v.disconnect()
 	v.ram.close()
 	v.cell.LetGo()
