@@ -19,6 +19,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mm.h>
+#include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/pagemap.h>
 #include <linux/pagevec.h>
@@ -27,6 +28,7 @@
 #include <linux/shmem_fs.h>
 #include <linux/slab.h>
 #include <linux/task_work.h>
+#include <linux/workqueue.h>
 
 #include "memory.h"
 #define CREATE_TRACE_POINTS
@@ -47,8 +49,10 @@ struct memory {
 	struct mutex lock;
 	bool closed;
 	struct callback_head start;
+	struct work_struct stop;
 	struct vhost_task *thread;
-	pgoff_t next;		/* where the thread goes on */
+	bool walking;		/* the thread is in the middle of a pass */
+	pgoff_t next;		/* where it goes on */
 	atomic64_t background;	/* bytes it zeroed */
 };
 
@@ -90,23 +94,28 @@ static void zero_one(struct folio *folio, void *zeroed)
 	atomic64_add(folio_size(folio), zeroed);
 }
 
-/* A turn of the background thread; false lets it sleep until it is woken. */
+/*
+ * A turn of the background thread; false lets it sleep until it is woken.  It is
+ * called as one that is about to sleep, and looked for a stop after it became so:
+ * where there is nothing to do it has to stay so, or the wake-up of a stop is lost.
+ */
 static bool memory_background(void *data)
 {
 	struct memory *m = data;
 
+	if (!m->walking && !test_and_clear_bit(MEMORY_AGAIN, &m->state))
+		return false;
 	__set_current_state(TASK_RUNNING);
-	if (memory_walk(m, &m->next, zero_one, &m->background))
-		return true;
-	m->next = 0;
-	if (test_and_clear_bit(MEMORY_AGAIN, &m->state))
-		return true;
-	trace_fastiovd_background(m->registrant, atomic64_read(&m->background));
-	set_current_state(TASK_INTERRUPTIBLE);
-	return test_bit(MEMORY_AGAIN, &m->state);
+	m->walking = memory_walk(m, &m->next, zero_one, &m->background);
+	if (!m->walking) {
+		m->next = 0;
+		trace_fastiovd_background(m->registrant,
+					  atomic64_read(&m->background));
+	}
+	return true;
 }
 
-/* The process was killed, and its thread with it; the pages are freed or zeroed by who needs them. */
+/* The process was killed, and its thread with it: whoever needs a page zeroes it. */
 static void memory_background_killed(void *data)
 {
 }
@@ -121,13 +130,16 @@ static void memory_start_background(struct callback_head *work)
 		goto out;
 	thread = vhost_task_create(memory_background, memory_background_killed,
 				   m, "fastiovd");
-	if (IS_ERR(thread))
-		goto out;	/* no thread to be had: zeroed at first touch */
-	smp_store_release(&m->thread, thread);
+	if (IS_ERR(thread)) {	/* a signal came first, perhaps: at the next mapping */
+		clear_bit(MEMORY_PINNED, &m->state);
+		goto out;
+	}
+	smp_store_release(&m->thread, thread);	/* for memory_pinned() */
 	vhost_task_start(thread);
 out:
 	mutex_unlock(&m->lock);
 	kref_put(&m->refs, memory_free);
+	module_put(THIS_MODULE);
 }
 
 /* Called by shmem, under RCU and whatever locks its caller holds. */
@@ -146,9 +158,22 @@ static void memory_pinned(struct shmem_deferred *deferred)
 		vhost_task_wake(thread);
 	} else if (!test_and_set_bit(MEMORY_PINNED, &m->state)) {
 		kref_get(&m->refs);
-		if (task_work_add(current, &m->start, TWA_RESUME))
+		__module_get(THIS_MODULE);	/* the registration has one still */
+		if (task_work_add(current, &m->start, TWA_RESUME)) {
+			module_put(THIS_MODULE);
 			kref_put(&m->refs, memory_free);
+		}
 	}
+}
+
+/* A thread whose process is stopped stops when that goes on: nobody's close() waits. */
+static void memory_stop_background(struct work_struct *work)
+{
+	struct memory *m = container_of(work, struct memory, stop);
+
+	vhost_task_stop(m->thread);
+	kref_put(&m->refs, memory_free);
+	module_put(THIS_MODULE);
 }
 
 /* Takes over the caller's reference to @file if it succeeds. */
@@ -162,6 +187,7 @@ struct memory *memory_register(struct file *file, u32 flags)
 	kref_init(&m->refs);
 	mutex_init(&m->lock);
 	init_task_work(&m->start, memory_start_background);
+	INIT_WORK(&m->stop, memory_stop_background);
 	m->file = file;
 	m->flags = flags;
 	m->registrant = task_tgid_vnr(current);
@@ -190,9 +216,12 @@ void memory_unregister(struct memory *m)
 	mutex_lock(&m->lock);
 	m->closed = true;
 	mutex_unlock(&m->lock);
-	if (m->thread)
-		vhost_task_stop(m->thread);
-	kref_put(&m->refs, memory_free);
+	if (m->thread) {
+		__module_get(THIS_MODULE);
+		queue_work(system_unbound_wq, &m->stop);
+	} else {
+		kref_put(&m->refs, memory_free);
+	}
 }
 
 int memory_zero(struct memory *m)
