@@ -64,6 +64,9 @@ func TestOpenWhiskClientDeploysTheSamples(t *testing.T) {
 
 // TestTheSamplesCanBeFetched: `up --storage` serves what `storage samples` put there.
 func TestTheSamplesCanBeFetched(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes the weights of a network")
+	}
 	dir := t.TempDir()
 	run, at := filepath.Join(dir, "run"), listenLater(t)
 	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", "", "--storage", at)
