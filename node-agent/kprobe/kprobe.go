@@ -168,7 +168,7 @@ func (p *Probe) mastered(events *ebpf.Map) {
 		return
 	}
 	p.closers = append(p.closers, prog)
-	if l, err := link.Tracepoint("vfio", "vfio_pci_master", prog, nil); err == nil {
+	if l, err := link.Tracepoint("vfio_pci", "vfio_pci_master", prog, nil); err == nil {
 		p.closers = append(p.closers, l)
 	}
 }

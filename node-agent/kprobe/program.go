@@ -119,7 +119,7 @@ func exit(t target, begun, events *ebpf.Map) program {
 	return code
 }
 
-// masterEvent reports that a VF has become a bus master, from the event vfio:vfio_pci_master, whose name stands behind how long it waited:
+// masterEvent reports that a VF has become a bus master, from the event vfio_pci:vfio_pci_master, whose name stands behind how long it waited:
 // the report's 32 bytes, and the name.
 func masterEvent(events *ebpf.Map) program {
 	const waited, name, length = 16, 24, 16
