@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
@@ -222,21 +224,10 @@ func (s *server) spent() (now spent, err error) {
 	return now, nil
 }
 
-// cpuOf is what a process has used, in user mode and in the kernel, to a hundredth of a second.
+// cpuOf is what a process has used, in user mode and in the kernel, by its own clock.
 func cpuOf(pid int) (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // from the third on
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat: %q", pid, stat)
-	}
-	user, err := strconv.Atoi(fields[11])
-	if err != nil {
-		return 0, err
-	}
-	kernel, err := strconv.Atoi(fields[12])
-	const tick = time.Second / 100 // of every Linux that Go runs on
-	return time.Duration(user+kernel) * tick, err
+	const scheduled = 2 // CPUCLOCK_SCHED: all of a process's threads, as the scheduler counts
+	var t unix.Timespec
+	err := unix.ClockGettime(int32(^pid<<3|scheduled), &t)
+	return time.Duration(t.Nano()), err
 }

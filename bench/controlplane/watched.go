@@ -23,8 +23,12 @@ type Watched struct {
 	Failure string          `json:"failure,omitempty"` // one of them
 }
 
-// pairs of slices for each round of other comparisons: the difference is small beside the noise of one.
-const pairs = 3
+// The difference is small beside what the machine's other guests do to one slice, and they change from second to second: so there are many
+// pairs, each short, for each round of other comparisons.
+const (
+	pairs  = 20
+	shorts = 10 // to a slice
+)
 
 func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 	both := make([]*contender, 2)
@@ -57,14 +61,16 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 		var cpu [2]float64
 		for turn := range both {
 			i := (pair + turn) % 2 // what has become slower meanwhile falls on both
-			s, err := both[i].measure(ctx, b.Slice)
+			s, err := both[i].measure(ctx, b.Slice/shorts)
 			if err != nil {
 				return nil, err
 			}
 			cpu[i] = s.cpu
 		}
 		cost = append(cost, 100*(cpu[0]/cpu[1]-1))
-		b.say("watched  pair %d/%d  %.1f µs a call, alone %.1f", pair+1, pairs*b.Rounds, cpu[0], cpu[1])
+		if (pair+1)%pairs == 0 {
+			b.say("watched  pair %d/%d  %.1f µs a call, alone %.1f", pair+1, pairs*b.Rounds, cpu[0], cpu[1])
+		}
 	}
 	w := &Watched{Watched: bench.QuantilesOf(watched.cpu), Alone: bench.QuantilesOf(alone.cpu), Cost: bench.QuantilesOf(cost)}
 	for _, c := range both {
