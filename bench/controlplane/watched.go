@@ -45,12 +45,12 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 		both[i] = &contender{server: up, load: load{up.address, connections, http.StatusOK, always(up.invoke(names[0]))}}
 	}
 	watched, alone := both[0], both[1]
-	alone.metrics = "" // it has none
 	stop, err := watched.watch(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
+	watched.metrics, alone.metrics = "", "" // the one has none, and the other is scraped enough
 	for _, c := range both { // both are brought to what they will be
 		if _, err := c.load.during(ctx, b.Slice); err != nil {
 			return nil, err
@@ -103,6 +103,7 @@ func (s *server) watch(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("the feed of the live page: %s", feed.Status)
 	}
 	var watching sync.WaitGroup
+	metrics := "http://" + s.metrics + "/metrics"
 	watching.Go(func() {
 		for err := error(nil); err == nil; feed, err = http.DefaultClient.Do(page) { // it ends after some minutes, and a browser comes again
 			_, _ = io.Copy(io.Discard, feed.Body)
@@ -113,7 +114,7 @@ func (s *server) watch(ctx context.Context) (stop func(), err error) {
 		for tick := time.Tick(time.Second); ; {
 			select {
 			case <-tick:
-				_, _ = get("http://" + s.metrics + "/metrics")
+				_, _ = get(metrics)
 			case <-ctx.Done():
 				return
 			}
