@@ -51,7 +51,7 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 	}
 	defer stop()
 	watched.metrics, alone.metrics = "", "" // the one has none, and the other is scraped enough
-	for _, c := range both { // both are brought to what they will be
+	for _, c := range both {                // both are brought to what they will be
 		if _, err := c.load.during(ctx, b.Slice); err != nil {
 			return nil, err
 		}
