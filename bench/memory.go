@@ -17,12 +17,11 @@ type Memory struct {
 	WaitedMs    Quantiles `json:"waited_ms"`
 }
 
-// weigh turns the footprints into quantiles by moment, and notes which of the kernel's ways were on.
+// weigh turns the footprints into quantiles by moment.
 func (r *BurstResult) weigh() {
 	for _, at := range timeline.Moments {
 		var resident, zeroed, waited []float64
 		for _, s := range r.Starts {
-			r.FastIOV = s.FastIOV
 			for _, f := range s.Memory {
 				if f.At == at {
 					resident, zeroed = append(resident, float64(f.Resident)/(1<<20)), append(zeroed, float64(f.Zeroed)/(1<<20))

@@ -13,6 +13,7 @@ func (r *BurstResult) summarise() {
 	var endToEnd, coverage []float64
 	stages := map[timeline.Stage][]float64{}
 	for _, s := range r.Starts {
+		r.FastIOV = s.FastIOV // all of one node
 		endToEnd = append(endToEnd, s.EndToEnd)
 		coverage = append(coverage, s.Coverage)
 		for stage := range s.StagesMs {

@@ -63,7 +63,11 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 		case slices.Contains(awayFlags, "--"+f.Name):
 			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed; leave it out", f.Name)
 		case !slices.Contains([]string{"kernel", "store", "run-dir", "state-dir"}, f.Name):
-			words = append(words, "--"+f.Name+"="+f.Value.String())
+			value := f.Value.String()
+			if list, is := f.Value.(pflag.SliceValue); is {
+				value = strings.Join(list.GetSlice(), ",")
+			}
+			words = append(words, "--"+f.Name+"="+value)
 		}
 	})
 	return words, err

@@ -72,25 +72,38 @@ static void by_read(bool huge)
 	end(&v, &r);
 }
 
+/* A process with the same memory, through which others can look. */
+static pid_t bystander(void)
+{
+	pid_t child = must(fork());
+
+	if (!child) {
+		pause();
+		_exit(0);
+	}
+	return child;
+}
+
+static void dismiss(pid_t child)
+{
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+}
+
 static void by_another_process(bool huge)
 {
 	struct vfio v;
 	struct ram r = begin(&v, huge, 0);
 	uint8_t *copy = malloc(SIZE);
 	struct iovec here = { copy, SIZE }, there = { r.at, SIZE };
-	pid_t child = must(fork());
+	pid_t child = bystander();
 	ssize_t n;
 
-	if (!child) {
-		pause();
-		_exit(0);
-	}
 	n = process_vm_readv(child, &here, 1, &there, 1, 0);
 	ksft_test_result(n == (ssize_t)SIZE && written_is_kept(copy) && untouched_is_zero(copy),
 			 "process_vm_readv of a child, %s pages: %s\n",
 			 huge ? "huge" : "small", n < 0 ? strerror(errno) : "all read");
-	kill(child, SIGKILL);
-	waitpid(child, NULL, 0);
+	dismiss(child);
 	free(copy);
 	end(&v, &r);
 }
@@ -173,19 +186,14 @@ static void written_through_a_process(bool huge)
 	uint8_t *page = r.at + 11 * MiB;
 	char text[] = "a packet";
 	struct iovec here = { text, sizeof(text) }, there = { page + 100, sizeof(text) };
-	pid_t child = must(fork());
+	pid_t child = bystander();
 	ssize_t n;
 
-	if (!child) {
-		pause();
-		_exit(0);
-	}
 	n = process_vm_writev(child, &here, 1, &there, 1, 0);
 	ksft_test_result(n == sizeof(text) && !memcmp(page + 100, text, n) && !count_not(page, 100, 0) &&
 			 !count_not(page + 100 + n, PAGE - 100 - n, 0), "process_vm_writev into a fresh page, %s pages\n",
 			 huge ? "huge" : "small");
-	kill(child, SIGKILL);
-	waitpid(child, NULL, 0);
+	dismiss(child);
 	end(&v, &r);
 }
 
