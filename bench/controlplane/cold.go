@@ -20,22 +20,17 @@ type Cold struct {
 	Allocations bench.Quantiles `json:"allocations"`
 	Answered    int             `json:"answered"`
 	ColdStarts  int             `json:"cold_starts"`
-	Failed      int             `json:"failed"`
-	Failure     string          `json:"failure,omitempty"` // one of them
+	failures
 }
 
 func (b *Bench) cold(ctx context.Context) (*Cold, error) {
-	up, err := b.up(ctx, "--keep-alive", "0s")
+	up, calls, err := b.deployed(ctx, 100, 128, "--keep-alive", "0s")
 	if err != nil {
 		return nil, err
 	}
 	defer up.stop()
-	names, err := up.put(ctx, 100, `"memory":128`)
-	if err != nil {
-		return nil, err
-	}
 	r := &Cold{Connections: connections}
-	c := &contender{server: up, load: load{up.address, connections, http.StatusOK, inTurn(up.invokeEach(names))}}
+	c := &contender{server: up, load: load{up.address, connections, http.StatusOK, inTurn(calls)}}
 	if _, err := c.load.during(ctx, b.Slice); err != nil { // it is brought to what it will be
 		return nil, err
 	}
@@ -65,7 +60,7 @@ func (b *Bench) cold(ctx context.Context) (*Cold, error) {
 		r.ColdStarts += int(s.cold)
 		b.say("cold_decisions  round %d/%d  %.0f/s", round+1, b.Rounds, rates[round])
 	}
-	r.Failed, r.Failure = int(c.all.failed), c.all.example
+	r.count(c)
 	r.PerSecond, r.CPU, r.LoadCPU, r.Allocations = bench.QuantilesOf(rates), bench.QuantilesOf(c.cpu), bench.QuantilesOf(c.loadCPU), bench.QuantilesOf(c.allocations)
 	return r, nil
 }
@@ -75,8 +70,7 @@ type Flatness struct {
 	Points    []Point `json:"points"`
 	WarmRatio float64 `json:"warm_ratio"` // the most of the points' medians to the least
 	ColdRatio float64 `json:"cold_ratio"`
-	Failed    int     `json:"failed"`
-	Failure   string  `json:"failure,omitempty"` // one of them
+	failures
 }
 
 // A Point is one number of sandboxes, which the node has room for and no more. Figures are µs of the server's CPU time.
@@ -131,12 +125,7 @@ func (b *Bench) flatness(ctx context.Context) (*Flatness, error) {
 		h.Warm, h.Cold = bench.QuantilesOf(h.warm.cpu), bench.QuantilesOf(h.cold.cpu)
 		r.Points = append(r.Points, h.Point)
 		warm, cold = append(warm, h.Warm.Median), append(cold, h.Cold.Median)
-		for _, c := range []*contender{h.warm, h.cold} {
-			r.Failed += int(c.all.failed)
-			if r.Failure == "" {
-				r.Failure = c.all.example
-			}
-		}
+		r.count(h.warm, h.cold)
 	}
 	r.WarmRatio, r.ColdRatio = slices.Max(warm)/slices.Min(warm), slices.Max(cold)/slices.Min(cold)
 	return r, nil
@@ -145,16 +134,10 @@ func (b *Bench) flatness(ctx context.Context) (*Flatness, error) {
 // hold starts a server and has it start a sandbox for each of n actions.
 func (b *Bench) hold(ctx context.Context, n int) (*held, error) {
 	const conns, more, memory = 4, 16, 128
-	up, err := b.up(ctx, "--keep-alive", "10h", "--memory", fmt.Sprint(n*memory))
+	up, calls, err := b.deployed(ctx, n+more, memory, "--keep-alive", "10h", "--memory", fmt.Sprint(n*memory))
 	if err != nil {
 		return nil, err
 	}
-	names, err := up.put(ctx, n+more, fmt.Sprintf(`"memory":%d`, memory))
-	if err != nil {
-		up.stop()
-		return nil, err
-	}
-	calls := up.invokeEach(names)
 	fill := load{up.address, conns, http.StatusOK, inTurn(calls[:n])}
 	t, err := fill.times(ctx, n)
 	if err == nil && t.failed > 0 {

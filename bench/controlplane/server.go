@@ -162,16 +162,27 @@ func (s *server) put(ctx context.Context, n int, limits string) ([]string, error
 	return names, err
 }
 
+// deployed starts the invoker with so many actions, and has a call of each.
+func (b *Bench) deployed(ctx context.Context, n, memoryMiB int, flags ...string) (*server, [][]byte, error) {
+	s, err := b.up(ctx, flags...)
+	if err != nil {
+		return nil, nil, err
+	}
+	names, err := s.put(ctx, n, fmt.Sprintf(`"memory":%d`, memoryMiB))
+	if err != nil {
+		s.stop()
+		return nil, nil, err
+	}
+	calls := make([][]byte, n)
+	for i, name := range names {
+		calls[i] = s.invoke(name)
+	}
+	return s, calls, nil
+}
+
 // invoke is a blocking call of the action whose answer is its result.
 func (s *server) invoke(action string) []byte {
 	return request(s.key, "POST", "actions/"+action+"?blocking=true&result=true", `{"name":"you"}`)
-}
-
-func (s *server) invokeEach(actions []string) (requests [][]byte) {
-	for _, action := range actions {
-		requests = append(requests, s.invoke(action))
-	}
-	return requests
 }
 
 // recorded counts the activation records.

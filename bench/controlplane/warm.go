@@ -18,8 +18,7 @@ type Warm struct {
 	LoadCPU     bench.Quantiles `json:"load_cpu_us"`
 	Open        Open            `json:"open_loop"`
 	ColdStarts  int             `json:"cold_starts"` // while it was measured
-	Failed      int             `json:"failed"`
-	Failure     string          `json:"failure,omitempty"` // one of them
+	failures
 }
 
 // A Side is one server. CPU is in µs of a call, of the server alone.
@@ -40,23 +39,19 @@ type Open struct {
 const connections = 16
 
 func (b *Bench) warm(ctx context.Context) (*Warm, error) {
-	fastiov, err := b.up(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer fastiov.stop()
 	plain, err := b.plain(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer plain.stop()
-	names, err := fastiov.put(ctx, 1, `"memory":128`)
+	fastiov, calls, err := b.deployed(ctx, 1, 128)
 	if err != nil {
 		return nil, err
 	}
+	defer fastiov.stop()
 	w := &Warm{Connections: connections}
-	ours := &contender{server: fastiov, load: load{fastiov.address, connections, http.StatusOK, always(fastiov.invoke(names[0]))}}
-	theirs := &contender{server: plain, load: load{plain.address, connections, http.StatusOK, always(plain.invoke(names[0]))}}
+	ours := &contender{server: fastiov, load: load{fastiov.address, connections, http.StatusOK, always(calls[0])}}
+	theirs := &contender{server: plain, load: load{plain.address, connections, http.StatusOK, always(plain.invoke("action-0"))}}
 	for _, c := range []*contender{ours, theirs} { // both are brought to what they will be
 		if _, err := c.load.during(ctx, b.Slice); err != nil {
 			return nil, err
@@ -74,12 +69,7 @@ func (b *Bench) warm(ctx context.Context) (*Warm, error) {
 	}
 	after, err := fastiov.spent()
 	w.ColdStarts = int(after.coldStarts - before.coldStarts)
-	for _, c := range []*contender{ours, theirs} {
-		w.Failed += int(c.all.failed)
-		if w.Failure == "" {
-			w.Failure = c.all.example
-		}
-	}
+	w.count(ours, theirs)
 	return w, err
 }
 
@@ -132,6 +122,21 @@ type contender struct {
 	load                                 load
 	all                                  tally
 	perSecond, cpu, allocations, loadCPU []float64
+}
+
+// Failures are the calls that were answered with another status than they ask for.
+type failures struct {
+	Failed  int    `json:"failed"`
+	Failure string `json:"failure,omitempty"` // one of them
+}
+
+func (f *failures) count(of ...*contender) {
+	for _, c := range of {
+		f.Failed += int(c.all.failed)
+		if f.Failure == "" {
+			f.Failure = c.all.example
+		}
+	}
 }
 
 // A sample is one round.

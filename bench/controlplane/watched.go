@@ -19,8 +19,7 @@ type Watched struct {
 	Watched bench.Quantiles `json:"watched_cpu_us"`
 	Alone   bench.Quantiles `json:"alone_cpu_us"`
 	Cost    bench.Quantiles `json:"cost_percent"` // what a watched call takes more, by pair
-	Failed  int             `json:"failed"`
-	Failure string          `json:"failure,omitempty"` // one of them
+	failures
 }
 
 // The difference is small beside what the machine's other guests do to one slice, and they change from second to second: so there are many
@@ -33,16 +32,12 @@ const (
 func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 	both := make([]*contender, 2)
 	for i, flags := range [][]string{nil, {"--metrics", ""}} {
-		up, err := b.up(ctx, flags...)
+		up, calls, err := b.deployed(ctx, 1, 128, flags...)
 		if err != nil {
 			return nil, err
 		}
 		defer up.stop()
-		names, err := up.put(ctx, 1, `"memory":128`)
-		if err != nil {
-			return nil, err
-		}
-		both[i] = &contender{server: up, load: load{up.address, connections, http.StatusOK, always(up.invoke(names[0]))}}
+		both[i] = &contender{server: up, load: load{up.address, connections, http.StatusOK, always(calls[0])}}
 	}
 	watched, alone := both[0], both[1]
 	stop, err := watched.watch(ctx)
@@ -73,12 +68,7 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 		}
 	}
 	w := &Watched{Watched: bench.QuantilesOf(watched.cpu), Alone: bench.QuantilesOf(alone.cpu), Cost: bench.QuantilesOf(cost)}
-	for _, c := range both {
-		w.Failed += int(c.all.failed)
-		if w.Failure == "" {
-			w.Failure = c.all.example
-		}
-	}
+	w.count(both...)
 	return w, nil
 }
 

@@ -11,6 +11,9 @@ import (
 // MaxArguments bounds what a caller sends, and what an action gets beside its parameters.
 const MaxArguments = 1 << 20
 
+// space is what JSON takes for white space, which is less than what Go does.
+const space = " \t\r\n"
+
 // Fixed is what an action's parameters are, package < binding < action, ready to be laid under any caller's arguments.
 type Fixed struct {
 	All    Pairs          // in their order, those for /init too
@@ -72,7 +75,7 @@ func (f *Fixed) appendAll(to []byte, overridden []bool) []byte {
 // Under lays the parameters under a caller's arguments, which are an object or nothing, and does not write either anew: what it
 // returns is made of their bytes, and may be body itself.
 func (f *Fixed) Under(body []byte) ([]byte, error) {
-	if body = bytes.TrimSpace(body); len(body) > MaxArguments {
+	if body = bytes.Trim(body, space); len(body) > MaxArguments {
 		return nil, Refuse(http.StatusRequestEntityTooLarge, "the arguments have %d bytes; at most %d", len(body), MaxArguments)
 	}
 	return f.under(body, f.Locks)
@@ -81,7 +84,7 @@ func (f *Fixed) Under(body []byte) ([]byte, error) {
 // Lay is Under for arguments that no caller wrote, as the result of a step before: they override what is locked too, and may be an
 // array, under which nothing can be laid.
 func (f *Fixed) Lay(result []byte) ([]byte, error) {
-	if result = bytes.TrimSpace(result); len(result) > 0 && result[0] == '[' {
+	if result = bytes.Trim(result, space); len(result) > 0 && result[0] == '[' {
 		return result, valid(result)
 	}
 	return f.under(result, func(string) bool { return false })
@@ -156,7 +159,7 @@ func members(body []byte, see func(name string) error) (count int, err error) {
 	if _, err := d.ReadToken(); err != nil {
 		return 0, malformed(err)
 	}
-	if rest := bytes.TrimSpace(body[d.InputOffset():]); len(rest) > 0 {
+	if rest := bytes.Trim(body[d.InputOffset():], space); len(rest) > 0 {
 		return 0, bad("the request content is malformed: %.40q follows the object", rest)
 	}
 	return count, nil

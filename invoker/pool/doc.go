@@ -24,6 +24,7 @@
 //
 //	job.go        what a caller does: Submit, Do; and a job's way once it has a sandbox
 //	pool.go       the owner, and what its steps do outside
+//	hands.go      the goroutines that jobs go on in
 //	remote.go     nodes: calls, and looking at what they have
 //	state.go      all that is known; file puts it in its place
 //	events.go     what happens to it

@@ -102,7 +102,7 @@ func (e *errand) arrive(again bool) {
 	}
 }
 
-// granted goes on where the waiting has ended. It has a goroutine of its own.
+// granted goes on where the waiting has ended, in one of the pool's hands.
 func (e *errand) granted(g grant) {
 	if g.err != nil {
 		e.ended(Result{}, g.err)

@@ -57,6 +57,7 @@ type Pool struct {
 	once   sync.Once
 	ctx    context.Context
 	cancel context.CancelFunc // ends what jobs have under way
+	hands  hands
 }
 
 // A grant is what a waiter gets: a sandbox, to be started first or not, or a refusal.
@@ -75,6 +76,7 @@ func New(cfg Config, node Node) *Pool {
 		cfg.Nodes = append([]Named{{"local", node}}, cfg.Nodes...)
 	}
 	p := &Pool{cfg: cfg, closed: make(chan struct{}), state: newState(cfg, time.Now())}
+	p.hands = hands{turns: make(chan turn), over: p.closed}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.timer = time.AfterFunc(time.Hour, func() { p.happen(func(*state, time.Time) { p.armed = time.Time{} }) })
 	p.timer.Stop()
@@ -154,9 +156,9 @@ func (p *Pool) perform(do *step, paused bool) {
 		if paused {
 			do.box.wake = &wake{over: make(chan struct{})}
 		}
-		go do.waiter.errand.granted(grant{box: do.box, how: do.kind, wake: do.box.wake, mine: paused})
+		p.hands.give(turn{do.waiter.errand, grant{box: do.box, how: do.kind, wake: do.box.wake, mine: paused}})
 	case Refuse:
-		go do.waiter.errand.granted(grant{err: &Refused{Why: do.why}})
+		p.hands.give(turn{do.waiter.errand, grant{err: &Refused{Why: do.why}}})
 	case Evict, Expire:
 		p.stop(do.box.node, do.box.id)
 	case Pause:
