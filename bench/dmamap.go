@@ -22,9 +22,6 @@ import (
 const (
 	SmallPages = "small"
 	HugePages  = "huge"
-
-	Eager     = "eager"
-	PageCache = "pagecache"
 )
 
 // DMAMap times what giving a VF its guest's memory takes, and what the guest's first touches of that memory take afterwards: a cost that
@@ -38,9 +35,9 @@ type DMAMap struct {
 
 // A DMAPoint is a memory and what it cost.
 type DMAPoint struct {
-	SizeMiB int    `json:"size_mib"`
-	Memory  string `json:"memory"`
-	Policy  string `json:"policy"`
+	SizeMiB int             `json:"size_mib"`
+	Memory  string          `json:"memory"`
+	Policy  fastiovd.Policy `json:"policy"`
 
 	Map      Quantiles `json:"map_ms"`
 	Touch    Quantiles `json:"first_touch_us_per_2mib"` // of all of the memory, once, after it is mapped
@@ -71,10 +68,11 @@ func (b *DMAMap) Choose(sizes, memories, policies []string) error {
 				return fmt.Errorf("no memory of %q pages: there are %s and %s", memory, SmallPages, HugePages)
 			}
 			for _, policy := range policies {
-				if policy != Eager && policy != PageCache {
-					return fmt.Errorf("no policy %q: there are %s and %s", policy, Eager, PageCache)
+				p := DMAPoint{SizeMiB: mib, Memory: memory, Policy: fastiovd.Policy(policy)}
+				if !slices.Contains(fastiovd.Policies, p.Policy) {
+					return fmt.Errorf("no policy %q: there are %v", policy, fastiovd.Policies)
 				}
-				b.Points = append(b.Points, DMAPoint{SizeMiB: mib, Memory: memory, Policy: policy})
+				b.Points = append(b.Points, p)
 			}
 		}
 	}
@@ -136,8 +134,8 @@ func (p *DMAPoint) play(vf *bare.VF) error {
 	}
 	return p.with(func(ram []byte, memfd *os.File) error {
 		zeroed := func() (float64, error) { return float64(p.SizeMiB), nil }
-		if p.Policy == PageCache {
-			registration, err := fastiovd.Register(memfd, false)
+		if p.Policy != fastiovd.Eager {
+			registration, err := fastiovd.Register(memfd, p.Policy, false)
 			if err != nil {
 				return err
 			}
@@ -220,8 +218,10 @@ func (r *DMAMapResult) Print(w io.Writer) {
 	fmt.Fprintln(t, "MiB\tpages\tpolicy\tmap ms\tagainst eager\tMiB zeroed then\tfirst touch µs/2 MiB\tordinary\t")
 	for _, p := range r.Points {
 		against := ""
-		i := slices.IndexFunc(r.Points, func(o DMAPoint) bool { return o.SizeMiB == p.SizeMiB && o.Memory == p.Memory && o.Policy == Eager })
-		if i >= 0 && p.Policy != Eager {
+		i := slices.IndexFunc(r.Points, func(o DMAPoint) bool {
+			return o.SizeMiB == p.SizeMiB && o.Memory == p.Memory && o.Policy == fastiovd.Eager
+		})
+		if i >= 0 && p.Policy != fastiovd.Eager {
 			against = fmt.Sprintf("%+.1f %%", 100*(p.Map.Median/r.Points[i].Map.Median-1))
 		}
 		fmt.Fprintf(t, "%d\t%s\t%s\t%.1f\t%s\t%.0f\t%.0f\t%.0f\t\n", p.SizeMiB, p.Memory, p.Policy, p.Map.Median, against, p.Zeroed.Median,

@@ -26,7 +26,7 @@ func TestSelftests(t *testing.T) {
 	needs := testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel, Env: []string{torturesFor, torturesFrom}}
 	testbed.Inside(t, needs, func(t *testing.T) {
 		edu := bindEdu(t)
-		for _, program := range []string{"uapi", "contents", "hazard", "pressure", "torture"} {
+		for _, program := range []string{"uapi", "contents", "touchmap", "hazard", "pressure", "torture"} {
 			t.Run(program, func(t *testing.T) { runSelftest(t, program, edu) })
 		}
 		for _, line := range splats(t) {

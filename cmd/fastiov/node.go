@@ -204,7 +204,7 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		}
 		d, err := qemu.Open(qemu.Config{
 			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-			HugePages: f.hugePages, Defer: n.set.Defer, Probe: probe, Log: n.log,
+			HugePages: f.hugePages, Memory: n.set.Memory, Probe: probe, Log: n.log,
 		})
 		if err != nil {
 			return nil, err
@@ -224,13 +224,15 @@ func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
 		return fastiovd.None, nil
 	case f.fastiov == "":
 		set = fastiovd.Default()
-		set.Defer = set.Defer && !f.hugePages
+		if f.hugePages {
+			set.Memory = fastiovd.Eager
+		}
 	default:
 		if set, err = fastiovd.Parse(f.fastiov); err != nil {
 			return set, fmt.Errorf("--fastiov: %w", err)
 		}
 	}
-	if set.Defer && f.hugePages {
+	if set.Memory != fastiovd.Eager && f.hugePages {
 		return set, errors.New("--huge-pages has no deferred zeroing: leave it out, or use --fastiov with d=eager")
 	}
 	return set, set.Apply()

@@ -55,8 +55,7 @@ static long fastiovd_register(struct fastiovd_register __user *user)
 
 	if (copy_from_user(&r, user, sizeof(r)))
 		return -EFAULT;
-	if (r.size != sizeof(r) || r.policy != FASTIOVD_PAGECACHE ||
-	    r.flags & ~FASTIOVD_BACKGROUND)
+	if (r.size != sizeof(r))
 		return -EINVAL;
 	file = fget(r.memfd);
 	if (!file)
@@ -64,7 +63,7 @@ static long fastiovd_register(struct fastiovd_register __user *user)
 	fd = -EACCES;
 	if ((file->f_mode & (FMODE_READ | FMODE_WRITE)) != (FMODE_READ | FMODE_WRITE))
 		goto err_file;
-	m = memory_register(file, r.flags);
+	m = memory_register(file, r.policy, r.flags);
 	fd = PTR_ERR(m);
 	if (IS_ERR(m))
 		goto err_file;

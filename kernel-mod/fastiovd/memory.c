@@ -2,6 +2,9 @@
 /*
  * A registered memory: one memfd, from FASTIOVD_REGISTER to the last close.
  *
+ * FASTIOVD_TOUCHMAP is shmem's and vfio's work altogether; here is only counted
+ * that the host can back it.  The rest is about FASTIOVD_PAGECACHE.
+ *
  * The kernel proper keeps the promise that nobody sees a page before it is zeroed:
  * shmem zeroes at the first touch, vfio before a device masters the bus.  Nothing
  * here is needed for that.  This makes it cheap: pages are zeroed in the
@@ -38,6 +41,7 @@ struct memory {
 	struct kref refs;
 	struct list_head list;
 	struct file *file;
+	u32 policy;
 	u32 flags;
 	pid_t registrant;
 
@@ -176,8 +180,41 @@ static void memory_stop_background(struct work_struct *work)
 	module_put(THIS_MODULE);
 }
 
+/* Whether the host can give all FASTIOVD_TOUCHMAP what they do not have yet, and m too. */
+static bool memory_can_back(struct memory *m)
+{
+	long pages = i_size_read(file_inode(m->file)) >> PAGE_SHIFT;
+	struct memory *other;
+
+	list_for_each_entry(other, &memories, list) {
+		struct inode *inode = file_inode(other->file);
+
+		if (other->policy == FASTIOVD_TOUCHMAP)
+			pages += (i_size_read(inode) >> PAGE_SHIFT) -
+				 (READ_ONCE(inode->i_blocks) >> (PAGE_SHIFT - 9));
+	}
+	return pages <= si_mem_available();
+}
+
+static int memory_defer(struct memory *m)
+{
+	switch (m->policy) {
+	case FASTIOVD_PAGECACHE:
+		if (m->flags & ~FASTIOVD_BACKGROUND)
+			return -EINVAL;
+		return shmem_set_deferred(m->file, &m->deferred);
+	case FASTIOVD_TOUCHMAP:
+		if (m->flags)
+			return -EINVAL;
+		if (!memory_can_back(m))
+			return -ENOMEM;
+		return shmem_set_touch(m->file);
+	}
+	return -EINVAL;
+}
+
 /* Takes over the caller's reference to @file if it succeeds. */
-struct memory *memory_register(struct file *file, u32 flags)
+struct memory *memory_register(struct file *file, u32 policy, u32 flags)
 {
 	struct memory *m = kzalloc(sizeof(*m), GFP_KERNEL_ACCOUNT);
 	int ret;
@@ -189,12 +226,13 @@ struct memory *memory_register(struct file *file, u32 flags)
 	init_task_work(&m->start, memory_start_background);
 	INIT_WORK(&m->stop, memory_stop_background);
 	m->file = file;
+	m->policy = policy;
 	m->flags = flags;
 	m->registrant = task_tgid_vnr(current);
 	m->deferred.pinned = memory_pinned;
 
 	mutex_lock(&memories_lock);
-	ret = shmem_set_deferred(file, &m->deferred);
+	ret = memory_defer(m);
 	if (!ret)
 		list_add_tail(&m->list, &memories);
 	mutex_unlock(&memories_lock);
@@ -212,7 +250,8 @@ void memory_unregister(struct memory *m)
 	list_del(&m->list);
 	mutex_unlock(&memories_lock);
 
-	shmem_set_deferred(m->file, NULL);	/* memory_pinned() is not called any more */
+	if (m->policy == FASTIOVD_PAGECACHE)	/* memory_pinned() is not called any more */
+		shmem_set_deferred(m->file, NULL);
 	mutex_lock(&m->lock);
 	m->closed = true;
 	mutex_unlock(&m->lock);

@@ -9,7 +9,7 @@
 
 struct memory;
 
-struct memory *memory_register(struct file *file, u32 flags);
+struct memory *memory_register(struct file *file, u32 policy, u32 flags);
 void memory_unregister(struct memory *m);
 int memory_zero(struct memory *m);
 void memory_stat(struct memory *m, struct fastiovd_stat *stat);

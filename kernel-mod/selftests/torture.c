@@ -4,11 +4,12 @@
  * a second mapping that reads, read(), requests to zero, the background, DMA mappings
  * that come and go, registrations that come and go, and a device that may or may not
  * master the bus. A page holds zeros or what its one writer wrote last; anything else,
- * the poison above all, is a failure.
+ * the poison above all, is a failure. So is a device that finds something else in the
+ * end, by a mapping that was made meanwhile.
  *
  * SEED and SECONDS in the environment; the seed is printed.
  */
-#include "vfio.h"
+#include "edu.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -20,7 +21,7 @@
 
 static struct ram ram;
 static struct vfio vfio;
-static atomic_bool over;
+static atomic_bool over, settled;	/* settled: mappings do not change any more */
 static atomic_long wrong, touches, mappings, registrations;
 static uint32_t written[PAGES];	/* by the page's writer alone: what its words hold, 0 for nothing yet */
 static const uint8_t *second;	/* another mapping of the same memory */
@@ -91,7 +92,7 @@ static void *mapper(void *arg)
 {
 	uint64_t state = (uintptr_t)arg + 1;
 
-	while (!over) {
+	while (!settled) {
 		size_t size = (next(&state) % (SIZE / MiB) + 1) * MiB;
 		size_t at = next(&state) % ((SIZE - size) / MiB + 1) * MiB;
 
@@ -104,7 +105,27 @@ static void *mapper(void *arg)
 		usleep(next(&state) % 3000);
 		must(vfio_unmap(&vfio, at, size));
 	}
+	must(vfio_map(&vfio, ram.at, 0, SIZE));
 	return NULL;
+}
+
+/* The device copies some written pages to one that nobody writes: they arrive as they were written. */
+static void check_by_device(uint64_t state)
+{
+	const size_t copy = WRITERS * PAGE;
+
+	vfio_open(&vfio, device_under_test());
+	vfio_set_command(&vfio, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	for (int i = 0; i < 8; i++) {
+		uint32_t page = next(&state) % (PAGES / (WRITERS + 1)) * (WRITERS + 1) + i % WRITERS;
+
+		check(ram.at + copy, i ? 0x11111111 : 0, "the processor");
+		(void)*(volatile uint8_t *)(ram.at + page * PAGE);
+		edu_copy(&vfio, page * PAGE, EDU_BUFFER, false);
+		edu_copy(&vfio, EDU_BUFFER, copy, true);
+		check(ram.at + copy, written[page], "the device");
+		memset(ram.at + copy, 0x11, PAGE);
+	}
 }
 
 static void *registrar(void *arg)
@@ -133,7 +154,7 @@ static void *master(void *arg)
 		struct ram own = ram_new(8 * MiB, next(&state) % 2);
 		struct vfio v = vfio_attach(bdf);
 
-		own.registration = must(ram_register(own.fd, next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
+		own.registration = must(ram_register(own.fd, policy == FASTIOVD_PAGECACHE && next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
 		must(vfio_map(&v, own.at, 0, own.size));
 		vfio_open(&v, bdf);
 		vfio_set_command(&v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
@@ -150,28 +171,37 @@ int main(void)
 {
 	uint64_t seed = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 0) : (uint64_t)time(NULL);
 	int seconds = getenv("SECONDS") ? atoi(getenv("SECONDS")) : 20, n = 0;
-	void *(*const bodies[])(void *) = { reader, registrar, mapper };
+	void *(*const bodies[])(void *) = { registrar, reader, mapper };
 	const char *bdf = device_under_test();
 	pthread_t threads[16];
 
 	ksft_print_header();
-	ksft_set_plan(2);
-	for (int huge = 0; huge < 2; huge++) {
+	ksft_set_plan(4);
+	for (int kind = 0; kind < 4; kind++) {
+		bool huge = kind % 2;
+
+		policy = kind / 2 ? FASTIOVD_TOUCHMAP : FASTIOVD_PAGECACHE;
 		atomic_store(&over, false);
+		atomic_store(&settled, false);
 		memset(written, 0, sizeof(written));
 		poison_free_memory();
 		ram = ram_new(SIZE, huge);
+		if (policy == FASTIOVD_TOUCHMAP)	/* once, and for good */
+			ram.registration = must(ram_register(ram.fd, 0));
 		second = must(mmap(NULL, SIZE, PROT_READ, MAP_SHARED, ram.fd, 0));
 		vfio = vfio_attach(bdf);
 		n = 0;
 		for (uintptr_t i = 0; i < WRITERS; i++)
 			pthread_create(&threads[n++], NULL, writer, (void *)(seed * (WRITERS + 1) + i));
-		for (size_t i = 0; i < sizeof(bodies) / sizeof(*bodies); i++)
+		for (size_t i = policy == FASTIOVD_TOUCHMAP; i < sizeof(bodies) / sizeof(*bodies); i++)
 			pthread_create(&threads[n++], NULL, bodies[i], (void *)(seed + i));
 		sleep(seconds);
+		atomic_store(&settled, true);
+		usleep(200000);
 		atomic_store(&over, true);
 		while (n)
 			pthread_join(threads[--n], NULL);
+		check_by_device(seed);
 		vfio_close(&vfio);
 		munmap((void *)second, SIZE);
 		ram_free(&ram);
@@ -181,8 +211,9 @@ int main(void)
 		sleep(seconds / 4);
 		atomic_store(&over, true);
 		pthread_join(threads[0], NULL);
-		ksft_test_result(!wrong, "seed %llu, %s pages: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations\n",
-				 (unsigned long long)seed, huge ? "huge" : "small", wrong, touches, mappings, registrations);
+		ksft_test_result(!wrong, "seed %llu, %s pages%s: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations\n",
+				 (unsigned long long)seed, huge ? "huge" : "small", policy == FASTIOVD_TOUCHMAP ? " on touch" : "",
+				 wrong, touches, mappings, registrations);
 	}
 	ksft_finished();
 }

@@ -36,14 +36,14 @@ int main(void)
 {
 	const uint32_t size = sizeof(struct fastiovd_register);
 	struct fastiovd_stat stat = { .size = sizeof(stat) };
-	int sealed, open_ended, pipes[2], reader, first, second;
+	int sealed, open_ended, touched, pipes[2], reader, first, second;
 	char path[64];
 
 	dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC);
 	if (dev < 0)
 		ksft_exit_skip("no /dev/fastiovd\n");
 	ksft_print_header();
-	ksft_set_plan(22);
+	ksft_set_plan(30);
 
 	sealed = memfd(0, F_SEAL_SHRINK);
 	open_ended = memfd(0, 0);
@@ -67,6 +67,21 @@ int main(void)
 	expect("an unmapped argument", ioctl(dev, FASTIOVD_REGISTER, (void *)8) < 0 ? -errno : 0, -EFAULT);
 	expect("an unknown ioctl", ioctl(dev, _IO(0xf1, 0x77), 0) < 0 ? -errno : 0, -ENOTTY);
 	expect("a statistic of the device", ioctl(dev, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -ENOTTY);
+
+	expect("on touch, with a background", request(size, FASTIOVD_TOUCHMAP, memfd(0, F_SEAL_SHRINK), FASTIOVD_BACKGROUND), -EINVAL);
+	expect("on touch, a memfd that may shrink", request(size, FASTIOVD_TOUCHMAP, open_ended, 0), -EINVAL);
+	expect("on touch, a memfd of huge pages", request(size, FASTIOVD_TOUCHMAP, memfd(MFD_HUGETLB, F_SEAL_SHRINK), 0), -EINVAL);
+	touched = memfd(0, F_SEAL_SHRINK);
+	must(pwrite(touched, "x", 1, 0));
+	expect("on touch, a memfd that is not empty", request(size, FASTIOVD_TOUCHMAP, touched, 0), -EINVAL);
+	touched = memfd(0, F_SEAL_SHRINK);
+	must(ftruncate(touched, (off_t)sysconf(_SC_PHYS_PAGES) * PAGE));
+	expect("on touch, as much as the host has", request(size, FASTIOVD_TOUCHMAP, touched, 0), -ENOMEM);
+	touched = memfd(0, F_SEAL_SHRINK);
+	expect("on touch", request(size, FASTIOVD_TOUCHMAP, touched, 0), 0);
+	expect("the same again, which it stays", request(size, FASTIOVD_PAGECACHE, touched, 0), -EBUSY);
+	expect("a hole in it, after the registration",
+	       fallocate(touched, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ? -errno : 0, -EBUSY);
 
 	first = must(ram_register(sealed, 0));
 	second = ram_register(sealed, 0) < 0 ? -errno : 0;

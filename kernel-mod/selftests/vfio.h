@@ -134,11 +134,11 @@ struct ram {
 	size_t size;
 };
 
+static uint32_t policy = FASTIOVD_PAGECACHE;	/* of what is registered from now on */
+
 static inline int ram_register(int memfd, uint32_t flags)
 {
-	struct fastiovd_register r = {
-		.size = sizeof(r), .policy = FASTIOVD_PAGECACHE, .memfd = memfd, .flags = flags,
-	};
+	struct fastiovd_register r = { .size = sizeof(r), .policy = policy, .memfd = memfd, .flags = flags };
 	int dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC), fd;
 
 	if (dev < 0)

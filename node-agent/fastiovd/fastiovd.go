@@ -19,11 +19,25 @@ var ErrAbsent = errors.New("this kernel defers no zeroing: there is no " + devic
 
 // From linux/fastiovd.h, which says what they mean.
 const (
-	ioctlRegister   = 0x4010f100
-	ioctlStat       = 0xc028f101
-	policyPageCache = 1
-	flagBackground  = 1 << 0
+	ioctlRegister  = 0x4010f100
+	ioctlStat      = 0xc028f101
+	flagBackground = 1 << 0
 )
+
+// A Policy is when guest memory that devices may use is allocated and zeroed.
+type Policy string
+
+// The policies.
+const (
+	Eager     Policy = "eager"     // before a device has it, as a stock kernel does
+	PageCache Policy = "pagecache" // allocated before; zeroed when it is touched, or at the latest when a device may use it
+	TouchMap  Policy = "touchmap"  // when it is touched, and not before: for guests that touch what they give to a device
+)
+
+// Policies are all there are.
+var Policies = []Policy{Eager, PageCache, TouchMap}
+
+var policyNumbers = map[Policy]uint32{PageCache: 1, TouchMap: 2}
 
 type register struct {
 	size, policy uint32
@@ -40,10 +54,9 @@ type Stat struct {
 	Background uint64 // of Zeroed, what the kernel zeroed in the background
 }
 
-// Register defers the zeroing of a memfd, which gets sealed against shrinking: devices may be given its pages at once, everybody else
-// finds them zeroed at first touch, and the kernel zeroes what is left before a device may use it; with background, it begins with that
-// as soon as a device is given pages. The registration lasts until the last copy of the returned file is closed.
-func Register(memfd *os.File, background bool) (*os.File, error) {
+// Register defers the zeroing of an empty memfd by a policy other than Eager; it gets sealed against shrinking. With background, PageCache
+// begins to zero as soon as a device is given pages. The registration lasts until the last copy of the returned file is closed.
+func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) {
 	dev, err := os.OpenFile(device, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrAbsent
@@ -55,13 +68,16 @@ func Register(memfd *os.File, background bool) (*os.File, error) {
 	if _, err := unix.FcntlInt(memfd.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
 		return nil, fmt.Errorf("seal guest memory: %w", err)
 	}
-	r := register{policy: policyPageCache, memfd: int32(memfd.Fd())}
-	if background {
+	r := register{policy: policyNumbers[policy], memfd: int32(memfd.Fd())}
+	if background && policy == PageCache {
 		r.flags = flagBackground
 	}
 	r.size = uint32(unsafe.Sizeof(r))
 	fd, errno := ioctl(dev, ioctlRegister, unsafe.Pointer(&r))
-	if errno != 0 {
+	switch {
+	case errno == unix.ENOMEM && policy == TouchMap:
+		return nil, fmt.Errorf("register guest memory: the host cannot back it beside what others may still touch: %w", errno)
+	case errno != 0:
 		return nil, fmt.Errorf("register guest memory: %w", errno)
 	}
 	return os.NewFile(uintptr(fd), "registration"), nil

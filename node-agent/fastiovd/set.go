@@ -11,10 +11,10 @@ import (
 
 // A Set is one point of the ablation: each of fastiov's ways to start a VM, on or off.
 type Set struct {
-	Lock    Lock // L: who waits for whom when VFs are opened
-	Reset   bool // R: a VF that nobody touched since its reset is not reset again
-	Defer   bool // D: guest memory is given to the VF before it is zeroed
-	Barrier bool // the VF masters the bus only when all it can reach is zeroed; off, old data of others can leave: for measuring only
+	Lock    Lock   // L: who waits for whom when VFs are opened
+	Reset   bool   // R: a VF that nobody touched since its reset is not reset again
+	Memory  Policy // D: when guest memory is zeroed
+	Barrier bool   // the VF masters the bus only when all it can reach is zeroed; off, old data of others can leave: for measuring only
 }
 
 // Lock is a way to lock VFs that are opened at the same time.
@@ -29,8 +29,8 @@ const (
 
 // The named sets.
 var (
-	None = Set{Lock: PerVF, Barrier: true}                           // a stock kernel
-	All  = Set{Lock: PerVF, Barrier: true, Reset: true, Defer: true} // what a node does if its kernel can
+	None = Set{Lock: PerVF, Memory: Eager, Barrier: true}                  // a stock kernel
+	All  = Set{Lock: PerVF, Memory: PageCache, Barrier: true, Reset: true} // what a node does if its kernel can
 )
 
 // Parse reads a set's name, "none" or "all", or the axes that differ from none, as in "l=bus,r=1,d=pagecache,barrier=none".
@@ -48,12 +48,12 @@ func Parse(text string) (Set, error) {
 			s.Lock = Lock(strings.TrimPrefix(axis, "l="))
 		case "r=0", "r=1":
 			s.Reset = axis == "r=1"
-		case "d=eager", "d=pagecache":
-			s.Defer = axis == "d=pagecache"
+		case "d=eager", "d=pagecache", "d=touchmap":
+			s.Memory = Policy(strings.TrimPrefix(axis, "d="))
 		case "barrier=none", "barrier=strict":
 			s.Barrier = axis == "barrier=strict"
 		default:
-			return Set{}, fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache, "+
+			return Set{}, fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap, "+
 				"barrier=strict|none, joined by commas", axis)
 		}
 	}
@@ -74,7 +74,7 @@ func (s Set) String() string {
 		}
 		return no
 	}
-	return fmt.Sprintf("l=%s,r=%s,d=%s,barrier=%s", s.Lock, bit(s.Reset, "1", "0"), bit(s.Defer, "pagecache", "eager"), bit(s.Barrier, "strict", "none"))
+	return fmt.Sprintf("l=%s,r=%s,d=%s,barrier=%s", s.Lock, bit(s.Reset, "1", "0"), s.Memory, bit(s.Barrier, "strict", "none"))
 }
 
 // Default is All where the kernel is fastiov's, else None.

@@ -10,10 +10,12 @@ import (
 
 func TestASetReadsWhatItPrints(t *testing.T) {
 	for _, lock := range []Lock{Bus, PerVF, Hierarchical} {
-		for bits := range 8 {
-			s := Set{Lock: lock, Reset: bits&1 > 0, Defer: bits&2 > 0, Barrier: bits&4 > 0}
-			if got, err := Parse(s.String()); err != nil || got != s {
-				t.Errorf("%+v prints as %s and reads as %+v, %v", s, s, got, err)
+		for _, memory := range Policies {
+			for bits := range 4 {
+				s := Set{Lock: lock, Memory: memory, Reset: bits&1 > 0, Barrier: bits&2 > 0}
+				if got, err := Parse(s.String()); err != nil || got != s {
+					t.Errorf("%+v prints as %s and reads as %+v, %v", s, s, got, err)
+				}
 			}
 		}
 	}
@@ -45,7 +47,7 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := (Set{Lock: Hierarchical, Reset: true, Barrier: true}).apply(root); err != nil {
+	if err := (Set{Lock: Hierarchical, Memory: Eager, Reset: true, Barrier: true}).apply(root); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range parameters {

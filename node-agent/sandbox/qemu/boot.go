@@ -117,7 +117,7 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 			return h, err
 		}
 	}
-	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Defer); err != nil {
+	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Memory); err != nil {
 		return h, err
 	}
 	h.control, err = listen(controlSocket(spec))

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -16,7 +17,7 @@ import (
 
 const runtimeName = "python:3"
 
-func subject(t *testing.T, deferred bool) (sandboxtest.Subject, *kprobe.Probe) {
+func subject(t *testing.T, memory fastiovd.Policy) (sandboxtest.Subject, *kprobe.Probe) {
 	t.Helper()
 	images, err := image.OpenSet(testbed.ImagesDir)
 	if err != nil {
@@ -35,7 +36,7 @@ func subject(t *testing.T, deferred bool) (sandboxtest.Subject, *kprobe.Probe) {
 	return sandboxtest.Subject{
 		Open: func() (sandbox.Driver, func(), error) {
 			d, err := Open(Config{
-				Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd, Defer: deferred, Probe: probe,
+				Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd, Memory: memory, Probe: probe,
 				Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 			})
 			if err != nil {
@@ -55,7 +56,7 @@ func subject(t *testing.T, deferred bool) (sandboxtest.Subject, *kprobe.Probe) {
 
 func TestConformance(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{runtimeName}}, func(t *testing.T) {
-		s, _ := subject(t, false)
+		s, _ := subject(t, fastiovd.Eager)
 		s.Run(t)
 	})
 }

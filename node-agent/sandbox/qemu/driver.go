@@ -19,8 +19,10 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -38,9 +40,9 @@ type Config struct {
 	Binary    string // qemu-system-x86_64, looked up in PATH if it has no slash
 	Kernel    string
 	Initrd    string
-	HugePages bool          // guest memory from the host's 2 MiB huge pages
-	Defer     bool          // guest memory is zeroed after the VF has it; excludes HugePages
-	Probe     *kprobe.Probe // nil: the stages inside the VMM stay unknown
+	HugePages bool            // guest memory from the host's 2 MiB huge pages
+	Memory    fastiovd.Policy // other than Eager excludes HugePages
+	Probe     *kprobe.Probe   // nil: the stages inside the VMM stay unknown
 	Log       *slog.Logger
 }
 
@@ -80,6 +82,9 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.parameters = parametersFor(string(cpuinfo))
+	if d.config.Memory == fastiovd.TouchMap {
+		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"}) // what the guest gives to a device it has touched
+	}
 	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {
 		return err
 	}

@@ -22,13 +22,19 @@ func subjectWith(t *testing.T, set fastiovd.Set) (sandboxtest.Subject, *kprobe.P
 	if err := set.Apply(); err != nil {
 		t.Fatal(err)
 	}
-	return subject(t, set.Defer)
+	return subject(t, set.Memory)
 }
 
 func TestConformanceOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
-		s, _ := subjectWith(t, fastiovd.All)
-		s.Run(t)
+		for _, policy := range []fastiovd.Policy{fastiovd.PageCache, fastiovd.TouchMap} {
+			set := fastiovd.All
+			set.Memory = policy
+			t.Run(string(policy), func(t *testing.T) {
+				s, _ := subjectWith(t, set)
+				s.Run(t)
+			})
+		}
 	})
 }
 
@@ -62,10 +68,13 @@ func TestResetsOnTheWay(t *testing.T) {
 	})
 }
 
-// A guest's memory is all there before its first instruction. Zeroed it is by then where that is not deferred, else when its VF is let to it.
+// A guest's memory is all there before its first instruction, and zeroed by then or when its VF is let to it; or, on touch, there is only
+// what somebody needed.
 func TestFootprintsOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
-		for _, set := range []fastiovd.Set{fastiovd.None, fastiovd.All} {
+		for _, policy := range fastiovd.Policies {
+			set := fastiovd.All
+			set.Memory = policy
 			s, _ := subjectWith(t, set)
 			var tl timeline.Timeline
 			vm, release := startOne(t, s, &tl)
@@ -76,14 +85,24 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 				t.Logf("--fastiov %s: %+v", set, f)
 			}
 			first, master := seen[timeline.FirstInstruction], seen[timeline.BusMaster]
-			if first.Resident != whole || master.Resident != whole || master.Zeroed != whole {
-				t.Errorf("--fastiov %s: %+v then %+v, want all of %d bytes", set, first, master, whole)
+			now, err := vm.(sandbox.Weigher).Weigh(timeline.FirstAnswer)
+			if err != nil {
+				t.Error(err)
 			}
-			if (first.Zeroed < whole) != set.Defer || (master.Waited > 0) != set.Defer {
-				t.Errorf("--fastiov %s: %d bytes zeroed at the first instruction, the VF waited %v for the bus", set, first.Zeroed, master.Waited)
-			}
-			if now, err := vm.(sandbox.Weigher).Weigh(timeline.FirstAnswer); err != nil || now.Zeroed != whole {
-				t.Errorf("--fastiov %s: %+v, %v", set, now, err)
+			if policy == fastiovd.TouchMap {
+				for _, f := range []timeline.Footprint{first, master, now} {
+					if f.Zeroed != f.Resident || f.Resident >= whole || f.Waited > 0 {
+						t.Errorf("--fastiov %s: %+v of %d bytes", set, f, whole)
+					}
+				}
+			} else {
+				deferred := policy == fastiovd.PageCache
+				if first.Resident != whole || master.Resident != whole || master.Zeroed != whole || now.Zeroed != whole {
+					t.Errorf("--fastiov %s: %+v, %+v, %+v, want all of %d bytes", set, first, master, now, whole)
+				}
+				if (first.Zeroed < whole) != deferred || (master.Waited > 0) != deferred {
+					t.Errorf("--fastiov %s: %d bytes zeroed at the first instruction, the VF waited %v for the bus", set, first.Zeroed, master.Waited)
+				}
 			}
 			vm.Close()
 			release()

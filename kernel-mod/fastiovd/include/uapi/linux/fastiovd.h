@@ -24,8 +24,11 @@
  * and then the VMM maps the memfd, shared, and maps it for DMA as it always did.
  *
  * The registration lives as long as the descriptor @memory, its copies included.
- * When it ends nothing happens to the memory: what was not zeroed then still is
- * before anybody sees it, but DMA mappings made from then on are of zeroed pages.
+ * When one with FASTIOVD_PAGECACHE ends nothing happens to the memory: what was
+ * not zeroed then still is before anybody sees it, but DMA mappings made from then
+ * on are of zeroed pages.  With FASTIOVD_TOUCHMAP the memory stays what it is
+ * until the memfd is gone; what ends is that memory is kept back for it.
+ *
  * While it lives, holes cannot be punched into the memfd (EBUSY): a device would
  * go on using the pages it has.
  */
@@ -43,6 +46,18 @@ enum fastiovd_policy {
 	 * in the background, or at the latest when a device wants the bus.
 	 */
 	FASTIOVD_PAGECACHE = 1,
+	/*
+	 * DMA mappings allocate nothing: a page is allocated, zeroed, pinned and
+	 * mapped for DMA when somebody first touches it, and before anybody sees
+	 * it.  A device's access to a page that nobody has touched fails, and is
+	 * lost, so this is for guests that touch what they hand to a device, as
+	 * Linux does with init_on_alloc=1.  All of a DMA mapping counts as locked
+	 * memory when it is made.  None of the memory is swapped, and userfaultfd
+	 * does not fill it (EINVAL).  An IOMMU that is not alone in its container
+	 * gets mappings at once, as without a registration; one cannot be added
+	 * to a container that has mappings made on touch (EBUSY).
+	 */
+	FASTIOVD_TOUCHMAP = 2,
 };
 
 /*
@@ -55,8 +70,9 @@ enum fastiovd_policy {
  * struct fastiovd_register - what FASTIOVD_REGISTER takes
  * @size: sizeof(struct fastiovd_register)
  * @policy: one of enum fastiovd_policy
- * @memfd: the memory: a memfd with F_SEAL_SHRINK, not of hugetlbfs
- * @flags: FASTIOVD_BACKGROUND or 0
+ * @memfd: the memory: a memfd with F_SEAL_SHRINK, not of hugetlbfs; for
+ *	FASTIOVD_TOUCHMAP an empty one, of its final size
+ * @flags: FASTIOVD_BACKGROUND, with FASTIOVD_PAGECACHE, or 0
  */
 struct fastiovd_register {
 	__u32 size;
@@ -88,11 +104,13 @@ struct fastiovd_stat {
  *
  *	EFAULT		the argument is not readable
  *	EINVAL		wrong size, unknown policy or flag, or the descriptor is of
- *			no memfd that is sealed as it has to be
+ *			no memfd that is sealed, and empty, as it has to be
  *	EBADF		@memfd is no descriptor
  *	EACCES		@memfd is not open for reading and writing
  *	EBUSY		the memory is registered already
- *	ENOMEM, EMFILE, ENFILE
+ *	ENOMEM		also: the host has less memory available than what all of
+ *			FASTIOVD_TOUCHMAP may still take
+ *	EMFILE, ENFILE
  */
 #define FASTIOVD_REGISTER	_IOW(0xf1, 0x00, struct fastiovd_register)
 
