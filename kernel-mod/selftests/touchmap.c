@@ -176,12 +176,28 @@ static void not_collapsed(bool huge)
 	end(&v, &r);
 }
 
+/* Who gets a memory that cannot be written any more gets none that a device writes. */
+static void not_sealed(bool huge)
+{
+	struct vfio v;
+	struct ram r = begin(&v, huge);
+	int mapped, unmapped;
+
+	must(vfio_map(&v, r.at, 0, SIZE));
+	munmap(r.at, SIZE);
+	mapped = fcntl(r.fd, F_ADD_SEALS, F_SEAL_WRITE) ? errno : 0;
+	must(vfio_unmap(&v, 0, SIZE));
+	unmapped = fcntl(r.fd, F_ADD_SEALS, F_SEAL_WRITE) ? errno : 0;
+	ksft_test_result(mapped == EBUSY && !unmapped, "not sealed against writing before it is unmapped, %s pages\n", pages);
+	end(&v, &r);
+}
+
 int main(void)
 {
 	bdf = device_under_test();
 	policy = FASTIOVD_TOUCHMAP;
 	ksft_print_header();
-	ksft_set_plan(2 * 18);
+	ksft_set_plan(2 * 19);
 	for (int huge = 0; huge < 2; huge++) {
 		pages = huge ? "huge" : "small";
 		poison_free_memory();
@@ -189,6 +205,7 @@ int main(void)
 		by_everybody(huge);
 		at_every_address(huge);
 		not_collapsed(huge);
+		not_sealed(huge);
 	}
 	ksft_finished();
 }

@@ -34,7 +34,7 @@ static void expect(const char *what, int got, int want)
 
 int main(void)
 {
-	const uint32_t size = sizeof(struct fastiovd_register);
+	const uint32_t size = sizeof(struct fastiovd_register), fixed = F_SEAL_SHRINK | F_SEAL_GROW;
 	struct fastiovd_stat stat = { .size = sizeof(stat) };
 	int sealed, open_ended, touched, pipes[2], reader, first, second;
 	char path[64];
@@ -43,7 +43,7 @@ int main(void)
 	if (dev < 0)
 		ksft_exit_skip("no /dev/fastiovd\n");
 	ksft_print_header();
-	ksft_set_plan(30);
+	ksft_set_plan(31);
 
 	sealed = memfd(0, F_SEAL_SHRINK);
 	open_ended = memfd(0, 0);
@@ -68,16 +68,18 @@ int main(void)
 	expect("an unknown ioctl", ioctl(dev, _IO(0xf1, 0x77), 0) < 0 ? -errno : 0, -ENOTTY);
 	expect("a statistic of the device", ioctl(dev, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -ENOTTY);
 
-	expect("on touch, with a background", request(size, FASTIOVD_TOUCHMAP, memfd(0, F_SEAL_SHRINK), FASTIOVD_BACKGROUND), -EINVAL);
-	expect("on touch, a memfd that may shrink", request(size, FASTIOVD_TOUCHMAP, open_ended, 0), -EINVAL);
-	expect("on touch, a memfd of huge pages", request(size, FASTIOVD_TOUCHMAP, memfd(MFD_HUGETLB, F_SEAL_SHRINK), 0), -EINVAL);
-	touched = memfd(0, F_SEAL_SHRINK);
+	expect("on touch, with a background", request(size, FASTIOVD_TOUCHMAP, memfd(0, fixed), FASTIOVD_BACKGROUND), -EINVAL);
+	expect("on touch, a memfd that may shrink", request(size, FASTIOVD_TOUCHMAP, memfd(0, F_SEAL_GROW), 0), -EINVAL);
+	expect("on touch, a memfd that may grow", request(size, FASTIOVD_TOUCHMAP, sealed, 0), -EINVAL);
+	expect("on touch, a memfd of huge pages", request(size, FASTIOVD_TOUCHMAP, memfd(MFD_HUGETLB, fixed), 0), -EINVAL);
+	touched = memfd(0, fixed);
 	must(pwrite(touched, "x", 1, 0));
 	expect("on touch, a memfd that is not empty", request(size, FASTIOVD_TOUCHMAP, touched, 0), -EINVAL);
-	touched = memfd(0, F_SEAL_SHRINK);
+	touched = memfd(0, 0);
 	must(ftruncate(touched, (off_t)sysconf(_SC_PHYS_PAGES) * PAGE));
+	must(fcntl(touched, F_ADD_SEALS, fixed));
 	expect("on touch, as much as the host has", request(size, FASTIOVD_TOUCHMAP, touched, 0), -ENOMEM);
-	touched = memfd(0, F_SEAL_SHRINK);
+	touched = memfd(0, fixed);
 	expect("on touch", request(size, FASTIOVD_TOUCHMAP, touched, 0), 0);
 	expect("the same again, which it stays", request(size, FASTIOVD_PAGECACHE, touched, 0), -EBUSY);
 	expect("a hole in it, after the registration",

@@ -156,7 +156,7 @@ static inline struct ram ram_new(size_t size, bool huge)
 
 	r.fd = must(memfd_create("ram", MFD_CLOEXEC | MFD_ALLOW_SEALING));
 	must(ftruncate(r.fd, size));
-	must(fcntl(r.fd, F_ADD_SEALS, F_SEAL_SHRINK));
+	must(fcntl(r.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
 	place = must(mmap(NULL, size + 2 * MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 	place = (uint8_t *)(((uintptr_t)place + 2 * MiB - 1) & ~(2 * MiB - 1));
 	r.at = must(mmap(place, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r.fd, 0));

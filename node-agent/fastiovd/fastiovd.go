@@ -54,7 +54,7 @@ type Stat struct {
 	Background uint64 // of Zeroed, what the kernel zeroed in the background
 }
 
-// Register defers the zeroing of an empty memfd by a policy other than Eager; it gets sealed against shrinking. With background, PageCache
+// Register defers the zeroing of an empty memfd by a policy other than Eager; its size is sealed. With background, PageCache
 // begins to zero as soon as a device is given pages. The registration lasts until the last copy of the returned file is closed.
 func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) {
 	dev, err := os.OpenFile(device, os.O_RDWR, 0)
@@ -65,7 +65,7 @@ func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) 
 		return nil, err
 	}
 	defer dev.Close()
-	if _, err := unix.FcntlInt(memfd.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+	if _, err := unix.FcntlInt(memfd.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW); err != nil {
 		return nil, fmt.Errorf("seal guest memory: %w", err)
 	}
 	r := register{policy: policyNumbers[policy], memfd: int32(memfd.Fd())}

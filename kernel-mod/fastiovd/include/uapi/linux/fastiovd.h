@@ -52,8 +52,9 @@ enum fastiovd_policy {
 	 * it.  A device's access to a page that nobody has touched fails, and is
 	 * lost, so this is for guests that touch what they hand to a device, as
 	 * Linux does with init_on_alloc=1.  All of a DMA mapping counts as locked
-	 * memory when it is made.  None of the memory is swapped, and userfaultfd
-	 * does not fill it (EINVAL).  An IOMMU that is not alone in its container
+	 * memory when it is made, and until it is gone the memfd cannot be sealed
+	 * against writing.  None of the memory is swapped, and userfaultfd does
+	 * not fill it (EINVAL).  An IOMMU that is not alone in its container
 	 * gets mappings at once, as without a registration; one cannot be added
 	 * to a container that has mappings made on touch (EBUSY).
 	 */
@@ -71,7 +72,7 @@ enum fastiovd_policy {
  * @size: sizeof(struct fastiovd_register)
  * @policy: one of enum fastiovd_policy
  * @memfd: the memory: a memfd with F_SEAL_SHRINK, not of hugetlbfs; for
- *	FASTIOVD_TOUCHMAP an empty one, of its final size
+ *	FASTIOVD_TOUCHMAP an empty one with F_SEAL_GROW too
  * @flags: FASTIOVD_BACKGROUND, with FASTIOVD_PAGECACHE, or 0
  */
 struct fastiovd_register {
