@@ -2,12 +2,17 @@ package kernelmod_test
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gopacket/gopacket/pcapgo"
+	"github.com/vishvananda/netlink"
 
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -20,10 +25,13 @@ const (
 	torturesFrom = "FASTIOV_TORTURE_SEED"
 )
 
+var patched = testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel}
+
 // TestSelftests runs the programs of the directory selftests on the patched kernel; each of their results is a subtest here. QEMU's edu
 // is the device: it does the DMA it is told to.
 func TestSelftests(t *testing.T) {
-	needs := testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel, Env: []string{torturesFor, torturesFrom}}
+	needs := patched
+	needs.Env = []string{torturesFor, torturesFrom}
 	testbed.Inside(t, needs, func(t *testing.T) {
 		edu := bindEdu(t)
 		for _, program := range []string{"uapi", "contents", "touchmap", "hazard", "pressure", "torture"} {
@@ -35,6 +43,99 @@ func TestSelftests(t *testing.T) {
 	})
 }
 
+// What a VF transmits of memory that nobody touched is read off the wire: frames of selftests/wire, by the arrangement that they name.
+func TestTheWireOnThePatchedKernel(t *testing.T) {
+	needs := patched
+	needs.Outside = func(h *testbed.Host) {
+		sent, stale := onTheWire(t, h.Wire(0))
+		for arrangement := range 10 {
+			t.Logf("arrangement %d: %d of %d frames had old bytes", arrangement, stale[arrangement], sent[arrangement])
+			control := arrangement < 2
+			if sent[arrangement] < 8 || control && stale[arrangement] < 8 || !control && stale[arrangement] > 0 {
+				t.Errorf("arrangement %d: %d of %d frames had old bytes", arrangement, stale[arrangement], sent[arrangement])
+			}
+		}
+	}
+	testbed.Inside(t, needs, func(t *testing.T) {
+		runSelftest(t, "wire", bindVF(t))
+		for _, line := range splats(t) {
+			t.Error("the kernel complains: ", line)
+		}
+	})
+}
+
+// onTheWire counts the frames, and those with a byte of the poison, that free memory was filled with.
+func onTheWire(t *testing.T, pcap string) (sent, stale map[int]int) {
+	t.Helper()
+	f, err := os.Open(pcap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := pcapgo.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const header, poison = 14, 0xee
+	mark := []byte("fastiov")
+	sent, stale = map[int]int{}, map[int]int{}
+	for {
+		frame, _, err := r.ReadPacketData()
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return sent, stale
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(frame) < 1000 || !bytes.HasPrefix(frame[header:], mark) {
+			continue
+		}
+		arrangement, page := int(frame[header+len(mark)]), frame[header+len(mark)+2:]
+		sent[arrangement]++
+		if bytes.IndexByte(page, poison) >= 0 {
+			stale[arrangement]++
+		}
+	}
+}
+
+// bindVF makes a VF of the igb card and gives it to vfio-pci.
+func bindVF(t *testing.T) (bdf string) {
+	t.Helper()
+	netdevs, _ := filepath.Glob("/sys/bus/pci/drivers/igb/0000:*/net/*")
+	if len(netdevs) != 1 {
+		t.Fatalf("igb has the netdevs %v", netdevs)
+	}
+	link, err := netlink.LinkByName(filepath.Base(netdevs[0]))
+	if err == nil {
+		err = netlink.LinkSetUp(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	pf := filepath.Dir(filepath.Dir(netdevs[0]))
+	write(t, pf+"/sriov_drivers_autoprobe", "0")
+	write(t, pf+"/sriov_numvfs", "1")
+	vf, err := filepath.EvalSymlinks(pf + "/virtfn0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	toVFIO(t, vf)
+	return filepath.Base(vf)
+}
+
+func toVFIO(t *testing.T, device string) {
+	t.Helper()
+	write(t, device+"/driver_override", "vfio-pci")
+	write(t, "/sys/bus/pci/drivers_probe", filepath.Base(device))
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func bindEdu(t *testing.T) (bdf string) {
 	t.Helper()
 	devices, _ := filepath.Glob("/sys/bus/pci/devices/*")
@@ -42,14 +143,8 @@ func bindEdu(t *testing.T) (bdf string) {
 		if id, err := os.ReadFile(device + "/device"); err != nil || strings.TrimSpace(string(id)) != "0x11e8" {
 			continue
 		}
-		bdf = filepath.Base(device)
-		if err := os.WriteFile(device+"/driver_override", []byte("vfio-pci"), 0); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile("/sys/bus/pci/drivers_probe", []byte(bdf), 0); err != nil {
-			t.Fatal(err)
-		}
-		return bdf
+		toVFIO(t, device)
+		return filepath.Base(device)
 	}
 	t.Fatal("the testbed has no edu device")
 	return ""

@@ -29,6 +29,7 @@ type Needs struct {
 	Files     map[string]string // name below /share → file of this machine that is copied there
 	Images    []string          // runtimes whose images are made and put, with the guest's kernel and initrd, into ImagesDir
 	Env       []string          // names of this process's environment that the test sees there too
+	Outside   func(h *Host)     // called here, when the body has passed there
 }
 
 // ImagesDir is where a test finds the set of images that it needs.
@@ -98,6 +99,9 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 		t.Skip("skipped in the testbed, see above")
 	case verdict == failed:
 		t.Fatal("failed in the testbed, see above")
+	}
+	if needs.Outside != nil {
+		needs.Outside(h)
 	}
 }
 

@@ -17,14 +17,6 @@
 
 static const char *bdf;
 
-static void barrier(bool on)
-{
-	FILE *f = fopen("/sys/module/vfio_pci_core/parameters/hold_master", "w");
-
-	if (!f || fputs(on ? "Y" : "N", f) < 0 || fclose(f))
-		ksft_exit_fail_msg("the barrier cannot be switched: %s\n", strerror(errno));
-}
-
 /* How many pages of memory that nobody touched showed the device something. */
 static int stale(struct vfio *v, uint8_t *memory, uint64_t iova)
 {
@@ -162,14 +154,14 @@ static struct outcome control(bool huge)
 {
 	struct outcome o;
 
-	barrier(false);
+	hold_master(false);
 	for (int tries = 0; tries < 20; tries++) {
 		o = run(huge, FOREGROUND);
 		if (o.stale == PAGES)
 			break;
 		poison_free_memory();
 	}
-	barrier(true);
+	hold_master(true);
 	return o;
 }
 

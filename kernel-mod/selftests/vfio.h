@@ -201,6 +201,15 @@ static inline void poison_free_memory(void)
 		ksft_exit_fail_msg("%zu MiB could not be poisoned\n", size / MiB);
 }
 
+/* Whether no device masters the bus before its memory is zeroed. */
+static inline void hold_master(bool on)
+{
+	FILE *f = fopen("/sys/module/vfio_pci_core/parameters/hold_master", "w");
+
+	if (!f || fputs(on ? "Y" : "N", f) < 0 || fclose(f))
+		ksft_exit_fail_msg("the barrier cannot be switched: %s\n", strerror(errno));
+}
+
 static inline size_t count_not(const volatile uint8_t *at, size_t size, uint8_t byte)
 {
 	size_t n = 0;
