@@ -12,6 +12,7 @@
 //	  - idle → leased: the longest idle VF is chosen, and the lease is in the journal before the caller has it.
 //	  - leased → resetting: Return. The caller has ended the sandbox before; a VF whose vfio group some process still holds is not touched.
 //	  - idle → resetting: the VF reported an error though nobody used it.
+//	  - leased → resetting → quarantined: the IOMMU refused its DMA again and again.
 //	  - → quarantined: a step failed. The VF is shown with its reason and prepared again after a backoff.
 //	  - → gone: the PF took the VF away (its driver went, or its VFs were removed). A lease on it stays until it is returned.
 //
@@ -25,6 +26,6 @@
 // The journal lies in the run directory, one file per VF, each replaced by rename. No microVM outlives a boot, so no lease does: a
 // tmpfs is as durable as the leases are, and nothing is synced on the path.
 //
-// table.go decides, pool.go applies, journal.go remembers, sysfs.go is the one file that touches the device tree, kernel.go and
+// table.go decides, pool.go applies, storm.go ends what the IOMMU cannot, journal.go remembers, sysfs.go is the one file that touches the device tree, kernel.go and
 // network.go are the seams below it, undo.go puts a host back as it was found.
 package vf

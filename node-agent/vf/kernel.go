@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,9 @@ type Kernel interface {
 	// Watch sends whenever PCI devices or network links may have changed, until ctx ends; then it closes the channel. Changes that
 	// come faster than they are received are sent as one.
 	Watch(ctx context.Context) (<-chan struct{}, error)
+	// Refusals sends the address of a device when the kernel logs that the IOMMU refused an access of it, until ctx ends; then it closes
+	// the channel.
+	Refusals(ctx context.Context) (<-chan string, error)
 }
 
 // linux is the kernel this program runs on.
@@ -75,6 +79,40 @@ func (linux) Watch(ctx context.Context) (<-chan struct{}, error) {
 		close(changed)
 	}()
 	return changed, nil
+}
+
+func (linux) Refusals(ctx context.Context) (<-chan string, error) {
+	log, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := log.Seek(0, io.SeekEnd); err != nil {
+		log.Close()
+		return nil, err
+	}
+	refused := make(chan string)
+	stop := context.AfterFunc(ctx, func() { log.Close() })
+	go func() {
+		defer close(refused)
+		defer stop()
+		record := make([]byte, 8<<10)
+		for {
+			n, err := log.Read(record)
+			if errors.Is(err, unix.EPIPE) {
+				continue // some were overwritten before they were read
+			}
+			if err != nil {
+				return
+			}
+			if bdf, ok := refusedDevice(string(record[:n])); ok {
+				select {
+				case refused <- bdf:
+				case <-ctx.Done():
+				}
+			}
+		}
+	}()
+	return refused, nil
 }
 
 func subscribe(protocol int, groups uint32) (*os.File, error) {

@@ -65,6 +65,12 @@ func (p *Pool) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	refused, err := p.cfg.Kernel.Refusals(p.ctx)
+	if err != nil {
+		p.cfg.Log.Warn("VFs that the IOMMU refuses again and again will not be noticed", "err", err)
+	} else {
+		p.jobs.Go(func() { p.calm(refused) })
+	}
 	err = p.takePFs(ctx, addresses)
 	p.jobs.Go(func() { p.follow(events) })
 	if err != nil {

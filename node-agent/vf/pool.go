@@ -83,10 +83,15 @@ type function struct {
 	job        uint64 // counts prepare and reset jobs; one that was overtaken does not count when it ends
 	failures   int    // in a row
 	failed     int    // ever
-	faults     int    // reported by VMMs
-	retry      *time.Timer
-	retryAt    time.Time
-	log        *slog.Logger
+	faults     int    // reported by VMMs, or storms
+
+	refusedSince time.Time // the first of
+	refusals     int       // what the IOMMU refused it
+	stormy       bool      // so many that it is quarantined when it has been reset
+
+	retry   *time.Timer
+	retryAt time.Time
+	log     *slog.Logger
 }
 
 func (v *function) lease() Lease {

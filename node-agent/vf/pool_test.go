@@ -195,6 +195,43 @@ func TestFault(t *testing.T) {
 	})
 }
 
+// Some refusals by the IOMMU are borne; a storm ends the tenant, and the VF is reset, and then quarantined for a while.
+func TestStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		tree.Refused = make(chan string) // of this bubble
+		cfg := tree.Config()
+		lost := ""
+		var p *vf.Pool
+		cfg.Lost = func(l vf.Lease, why string) { lost = why; p.Return(l) }
+		p = open(t, cfg)
+		l := lease(t, p, "a")
+		refuse := func(n int) {
+			for range n {
+				tree.Refused <- l.BDF
+				tree.Refused <- "0000:ff:1f.7"
+			}
+			synctest.Wait()
+		}
+		for range 3 {
+			refuse(4)
+			if s := status(t, p, l.BDF); s.State != vf.Leased || lost != "" {
+				t.Fatalf("after some refusals the VF is %+v", s)
+			}
+			time.Sleep(11 * time.Second)
+		}
+		refuse(30)
+		if s := status(t, p, l.BDF); s.State != vf.Quarantined || s.Faults != 1 || !strings.Contains(lost, "IOMMU") {
+			t.Errorf("after a storm the VF is %+v, its tenant was told %q", s, lost)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if s := status(t, p, l.BDF); s.State != vf.Idle {
+			t.Errorf("the VF is %+v", s)
+		}
+	})
+}
+
 // A VF that answers its reset and is not what it was then is not leased.
 func TestCheckAfterReset(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -1,6 +1,7 @@
 package vf
 
 import (
+	"errors"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/failpoint"
@@ -80,6 +81,10 @@ func (p *Pool) wire(j job) error {
 // finish takes the end of a job: v is idle, or quarantined until its next try. The lock is held.
 func (p *Pool) finish(v *function, err error) {
 	now := time.Now()
+	if err == nil && v.stormy {
+		err = errors.New(stormy)
+	}
+	v.stormy = false
 	if err == nil {
 		v.failures = 0
 		p.note(v, Idle)

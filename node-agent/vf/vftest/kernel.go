@@ -248,6 +248,23 @@ func (h *Tree) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return c, nil
 }
 
+// Refusals relays Refused.
+func (h *Tree) Refusals(ctx context.Context) (<-chan string, error) {
+	c := make(chan string)
+	go func() {
+		defer close(c)
+		for {
+			select {
+			case bdf := <-h.Refused:
+				c <- bdf
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return c, nil
+}
+
 func (h *Tree) changed() {
 	for c := range h.watchers {
 		select {

@@ -28,11 +28,12 @@ type Tree struct {
 	mu        sync.Mutex    // guards the files against each other
 	refuse    atomic.Pointer[func(op, bdf string) error]
 	watchers  map[chan struct{}]struct{} // who is told of changes
+	Refused   chan string                // DMA accesses that the IOMMU refused, by device
 }
 
 // New makes an empty host under dir, or goes on with the one that is there.
 func New(dir string) (*Tree, error) {
-	h := &Tree{Dir: dir, watchers: map[chan struct{}]struct{}{}}
+	h := &Tree{Dir: dir, watchers: map[chan struct{}]struct{}{}, Refused: make(chan string)}
 	for _, d := range []string{"sys/bus/pci/devices", "sys/bus/pci/drivers/vfio-pci", "sys/kernel/iommu_groups", "dev/vfio", "settings", "run"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, err

@@ -1,0 +1,65 @@
+package vf
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// The IOMMU keeps a VF from memory that is not its guest's, and each access that it refuses costs the host an interrupt. The kernel logs
+// some of them and lets the device go on. One refusal is a mistake; a storm of them is a guest that does it on purpose or a VF that is
+// broken: its sandbox is ended, and the VF rests in quarantine before it is used again.
+const (
+	storm       = 5 // of those that are logged, which with Intel's driver are about three in five seconds: it goes on, then
+	stormWithin = 10 * time.Second
+)
+
+// refusal is what Intel's and AMD's drivers log.
+var refusal = regexp.MustCompile(`DMAR: \[DMA \w+ .*Request device \[([0-9a-f:.]+)\]|AMD-Vi: Event logged \[IO_PAGE_FAULT device=([0-9a-f:.]+)`)
+
+// refusedDevice reads a record of the kernel's log, as in "3,1234,5678,-;DMAR: …". Only the kernel's own count: a process can write to
+// the log too.
+func refusedDevice(record string) (bdf string, ok bool) {
+	var priority int
+	if _, err := fmt.Sscanf(record, "%d,", &priority); err != nil || priority>>3 != 0 {
+		return "", false
+	}
+	m := refusal.FindStringSubmatch(record)
+	if m == nil {
+		return "", false
+	}
+	if bdf = m[1] + m[2]; len(bdf) == len("00:00.0") {
+		bdf = "0000:" + bdf
+	}
+	return bdf, true
+}
+
+// calm ends storms, until the channel is closed.
+func (p *Pool) calm(refused <-chan string) {
+	for bdf := range refused {
+		if p.storms(bdf, time.Now()) {
+			p.Fault(bdf, stormy)
+		}
+	}
+}
+
+const stormy = "the IOMMU refused its DMA again and again"
+
+// storms counts a refusal and tells whether it makes a storm.
+func (p *Pool) storms(bdf string, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.find(bdf)
+	if v == nil {
+		return false
+	}
+	if now.Sub(v.refusedSince) > stormWithin {
+		v.refusedSince, v.refusals = now, 0
+	}
+	v.refusals++
+	if v.refusals != storm {
+		return false
+	}
+	v.stormy = true
+	return true
+}
