@@ -34,7 +34,7 @@ func newMemory(mib int, fromHugePages bool, policy fastiovd.Policy) (m memory, e
 	m.memfd = os.NewFile(uintptr(fd), "ram")
 	if err = m.memfd.Truncate(int64(mib) << 20); err != nil {
 		err = fmt.Errorf("guest memory of %d MiB: %w", mib, err)
-	} else if policy != fastiovd.Eager {
+	} else if policy == fastiovd.PageCache || policy == fastiovd.TouchMap {
 		m.registration, err = fastiovd.Register(m.memfd, policy, true)
 	}
 	if err != nil {
