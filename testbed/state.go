@@ -156,11 +156,16 @@ func (d dir) removeIfIdle() {
 	}
 }
 
-func (d dir) openLock() (*os.File, error) {
-	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return nil, err
+func (d dir) openLock() (f *os.File, err error) {
+	for range 100 { // for another command may remove the directory before the lock is in it
+		if err = os.MkdirAll(string(d), 0o700); err != nil {
+			continue
+		}
+		if f, err = os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600); err == nil {
+			return f, nil
+		}
 	}
-	return os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	return nil, err
 }
 
 // stillThere tells whether f is the lock, and not that of a directory that was removed while we waited for it.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -210,6 +211,7 @@ func TestLockOfARemovedDirectoryIsTakenAnew(t *testing.T) {
 		release, err := d.hold(t.Context())
 		if err != nil {
 			t.Error(err)
+			release = func() {}
 		}
 		second <- release
 	}()
@@ -227,6 +229,32 @@ func TestLockOfARemovedDirectoryIsTakenAnew(t *testing.T) {
 	if _, err := os.Stat(string(d)); err == nil {
 		t.Error("an idle directory stays")
 	}
+}
+
+func TestLockOfADirectoryThatGoesAndComes(t *testing.T) {
+	d := dir(filepath.Join(t.TempDir(), "x"))
+	var removing sync.WaitGroup
+	done := make(chan struct{})
+	removing.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				d.removeIfIdle()
+			}
+		}
+	})
+	for range 1000 {
+		release, err := d.hold(t.Context())
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		release()
+	}
+	close(done)
+	removing.Wait()
 }
 
 func TestRelayReadsTheVerdict(t *testing.T) {

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -15,12 +14,12 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
-	"github.com/gopacket/gopacket/pcapgo"
 
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/functions/functionstest"
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/testbed"
+	"github.com/fastiov/fastiov/testbed/wire"
 )
 
 // These tests run against the node that `fastiov up` has brought up in the testbed.
@@ -215,31 +214,19 @@ func await(t *testing.T, key, id string) (result map[string]any, cold activation
 }
 
 // sources lists the MACs that sent to a TCP port, by what was captured on the wire.
-func sources(t *testing.T, pcap string, port int) map[string]bool {
+func sources(t *testing.T, recording string, port int) map[string]bool {
 	t.Helper()
-	f, err := os.Open(pcap)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	r, err := pcapgo.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
 	macs := map[string]bool{}
-	for {
-		data, _, err := r.ReadPacketData()
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // the last frame may be half written
-			return macs
-		}
+	for frame, err := range wire.Frames(recording) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := gopacket.NewPacket(data, layers.LayerTypeEthernet, gopacket.Default)
+		p := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default)
 		eth, isEth := p.LinkLayer().(*layers.Ethernet)
 		tcp, isTCP := p.TransportLayer().(*layers.TCP)
 		if isEth && isTCP && int(tcp.DstPort) == port {
 			macs[eth.SrcMAC.String()] = true
 		}
 	}
+	return macs
 }

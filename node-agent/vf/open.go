@@ -69,7 +69,7 @@ func (p *Pool) open(ctx context.Context) error {
 	if err != nil {
 		p.cfg.Log.Warn("VFs that the IOMMU refuses again and again will not be noticed", "err", err)
 	} else {
-		p.jobs.Go(func() { p.calm(refused) })
+		p.jobs.Go(func() { p.watchRefusals(refused) })
 	}
 	err = p.takePFs(ctx, addresses)
 	p.jobs.Go(func() { p.follow(events) })

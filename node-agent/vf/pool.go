@@ -87,7 +87,7 @@ type function struct {
 
 	refusedSince time.Time // the first of
 	refusals     int       // what the IOMMU refused it
-	stormy       bool      // so many that it is quarantined when it has been reset
+	storm        bool      // so many that it is quarantined when it has been reset
 
 	retry   *time.Timer
 	retryAt time.Time

@@ -81,10 +81,10 @@ func (p *Pool) wire(j job) error {
 // finish takes the end of a job: v is idle, or quarantined until its next try. The lock is held.
 func (p *Pool) finish(v *function, err error) {
 	now := time.Now()
-	if err == nil && v.stormy {
-		err = errors.New(stormy)
+	if err == nil && v.storm {
+		err = errors.New(afterStorm)
 	}
-	v.stormy = false
+	v.storm = false
 	if err == nil {
 		v.failures = 0
 		p.note(v, Idle)

@@ -10,7 +10,7 @@ import (
 // some of them and lets the device go on. One refusal is a mistake; a storm of them is a guest that does it on purpose or a VF that is
 // broken: its sandbox is ended, and the VF rests in quarantine before it is used again.
 const (
-	storm       = 5 // of those that are logged, which with Intel's driver are about three in five seconds: it goes on, then
+	stormCount  = 5 // of those that are logged, which with Intel's driver are about three in five seconds: it goes on, then
 	stormWithin = 10 * time.Second
 )
 
@@ -34,19 +34,19 @@ func refusedDevice(record string) (bdf string, ok bool) {
 	return bdf, true
 }
 
-// calm ends storms, until the channel is closed.
-func (p *Pool) calm(refused <-chan string) {
+// watchRefusals ends storms, until the channel is closed.
+func (p *Pool) watchRefusals(refused <-chan string) {
 	for bdf := range refused {
-		if p.storms(bdf, time.Now()) {
-			p.Fault(bdf, stormy)
+		if p.isStorm(bdf, time.Now()) {
+			p.Fault(bdf, afterStorm)
 		}
 	}
 }
 
-const stormy = "the IOMMU refused its DMA again and again"
+const afterStorm = "the IOMMU refused its DMA again and again"
 
-// storms counts a refusal and tells whether it makes a storm.
-func (p *Pool) storms(bdf string, now time.Time) bool {
+// isStorm counts a refusal and tells whether it makes a storm.
+func (p *Pool) isStorm(bdf string, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	v := p.find(bdf)
@@ -57,9 +57,9 @@ func (p *Pool) storms(bdf string, now time.Time) bool {
 		v.refusedSince, v.refusals = now, 0
 	}
 	v.refusals++
-	if v.refusals != storm {
+	if v.refusals != stormCount {
 		return false
 	}
-	v.stormy = true
+	v.storm = true
 	return true
 }
