@@ -86,7 +86,7 @@ func benchDMAMap() *cobra.Command {
 	f := cmd.Flags()
 	f.StringSliceVar(&sizes, "size", []string{"256M", "512M", "1G"}, "sizes of memory")
 	f.StringSliceVar(&memories, "memory", []string{bench.SmallPages, bench.HugePages}, "pages of the memory: small (4 KiB) or huge (transparent, 2 MiB)")
-	f.StringSliceVar(&policies, "policies", []string{"eager", "pagecache", "touchmap"}, "when it is zeroed, of these")
+	f.StringSliceVar(&policies, "policies", []string{"eager", "pagecache", "touchmap", "table"}, "when it is zeroed, of these")
 	f.IntVar(&b.Rounds, "rounds", 10, "how many times each")
 	f.StringVar(&pf, "pf", "nvme", "whose VF: a device's address, driver or netdev")
 	f.BoolVar(&asJSON, "json", false, "print JSON")

@@ -18,6 +18,7 @@ static long registration_ioctl(struct file *file, unsigned int cmd, unsigned lon
 {
 	struct fastiovd_stat stat, __user *user = (void __user *)arg;
 	struct memory *m = file->private_data;
+	struct fastiovd_range range;
 
 	switch (cmd) {
 	case FASTIOVD_STAT:
@@ -29,6 +30,10 @@ static long registration_ioctl(struct file *file, unsigned int cmd, unsigned lon
 		return copy_to_user(user, &stat, sizeof(stat)) ? -EFAULT : 0;
 	case FASTIOVD_ZERO:
 		return memory_zero(m);
+	case FASTIOVD_INSTANT:
+		if (copy_from_user(&range, (void __user *)arg, sizeof(range)))
+			return -EFAULT;
+		return memory_instant(m, &range);
 	}
 	return -ENOTTY;
 }

@@ -3,7 +3,8 @@
  * A registered memory: one memfd, from FASTIOVD_REGISTER to the last close.
  *
  * FASTIOVD_TOUCHMAP is shmem's and vfio's work altogether; here is only counted
- * that the host can back it.  The rest is about FASTIOVD_PAGECACHE.
+ * that the host can back it.  FASTIOVD_TABLE is in table.c, and zeroed in the
+ * background as the rest is, which is about FASTIOVD_PAGECACHE.
  *
  * The kernel proper keeps the promise that nobody sees a page before it is zeroed:
  * shmem zeroes at the first touch, vfio before a device masters the bus.  Nothing
@@ -34,6 +35,7 @@
 #include <linux/workqueue.h>
 
 #include "memory.h"
+#include "table.h"
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
@@ -45,6 +47,7 @@ struct memory {
 	u32 flags;
 	pid_t registrant;
 
+	struct table *table;	/* of FASTIOVD_TABLE */
 	struct shmem_deferred deferred;
 	unsigned long state;
 #define MEMORY_PINNED	0	/* pages were pinned; a thread is there or coming */
@@ -67,6 +70,8 @@ static void memory_free(struct kref *refs)
 {
 	struct memory *m = container_of(refs, struct memory, refs);
 
+	if (m->table)
+		table_free(m->table);
 	fput(m->file);
 	kfree(m);
 }
@@ -90,12 +95,31 @@ static bool memory_walk(struct memory *m, pgoff_t *next,
 	return n;
 }
 
-static void zero_one(struct folio *folio, void *zeroed)
+static bool memory_is_zeroed(struct memory *m, struct folio *folio)
 {
-	if (folio_test_uptodate(folio))
+	return m->table ? table_is_zeroed(m->table, folio) : folio_test_uptodate(folio);
+}
+
+static void zero_one(struct folio *folio, void *arg)
+{
+	struct memory *m = arg;
+
+	if (memory_is_zeroed(m, folio))
 		return;
-	shmem_zero_deferred(folio);
-	atomic64_add(folio_size(folio), zeroed);
+	if (m->table)
+		table_zero(m->table, folio);
+	else
+		shmem_zero_deferred(folio);
+}
+
+static void zero_one_in_background(struct folio *folio, void *arg)
+{
+	struct memory *m = arg;
+
+	if (memory_is_zeroed(m, folio))
+		return;
+	zero_one(folio, m);
+	atomic64_add(folio_size(folio), &m->background);
 }
 
 /*
@@ -110,7 +134,7 @@ static bool memory_background(void *data)
 	if (!m->walking && !test_and_clear_bit(MEMORY_AGAIN, &m->state))
 		return false;
 	__set_current_state(TASK_RUNNING);
-	m->walking = memory_walk(m, &m->next, zero_one, &m->background);
+	m->walking = memory_walk(m, &m->next, zero_one_in_background, m);
 	if (!m->walking) {
 		m->next = 0;
 		trace_fastiovd_background(m->registrant,
@@ -147,11 +171,14 @@ out:
 }
 
 /* Called by shmem, under RCU and whatever locks its caller holds. */
-static void memory_pinned(struct shmem_deferred *deferred)
+static void memory_pinned(struct shmem_deferred *deferred,
+			  struct vm_area_struct *vma, struct folio *folio)
 {
 	struct memory *m = container_of(deferred, struct memory, deferred);
 	struct vhost_task *thread;
 
+	if (m->table)
+		table_pinned(m->table, vma, folio);
 	if (!(m->flags & FASTIOVD_BACKGROUND))
 		return;
 	set_bit(MEMORY_AGAIN, &m->state);
@@ -198,11 +225,23 @@ static bool memory_can_back(struct memory *m)
 
 static int memory_defer(struct memory *m)
 {
+	int ret;
+
 	switch (m->policy) {
 	case FASTIOVD_PAGECACHE:
 		if (m->flags & ~FASTIOVD_BACKGROUND)
 			return -EINVAL;
 		return shmem_set_deferred(m->file, &m->deferred);
+	case FASTIOVD_TABLE:
+		if (m->flags & ~FASTIOVD_BACKGROUND)
+			return -EINVAL;
+		m->table = table_new(m->file);
+		if (IS_ERR(m->table))
+			return PTR_ERR(m->table);
+		ret = shmem_set_deferred(m->file, &m->deferred);
+		if (ret)
+			table_free(m->table);
+		return ret;
 	case FASTIOVD_TOUCHMAP:
 		if (m->flags)
 			return -EINVAL;
@@ -250,7 +289,7 @@ void memory_unregister(struct memory *m)
 	list_del(&m->list);
 	mutex_unlock(&memories_lock);
 
-	if (m->policy == FASTIOVD_PAGECACHE)	/* memory_pinned() is not called any more */
+	if (m->policy != FASTIOVD_TOUCHMAP)	/* memory_pinned() is not called any more */
 		shmem_set_deferred(m->file, NULL);
 	mutex_lock(&m->lock);
 	m->closed = true;
@@ -265,33 +304,43 @@ void memory_unregister(struct memory *m)
 
 int memory_zero(struct memory *m)
 {
-	atomic64_t zeroed = ATOMIC64_INIT(0);
 	pgoff_t next = 0;
 
-	while (memory_walk(m, &next, zero_one, &zeroed))
+	while (memory_walk(m, &next, zero_one, m))
 		if (signal_pending(current))
 			return -EINTR;
 	return 0;
 }
 
+int memory_instant(struct memory *m, const struct fastiovd_range *range)
+{
+	return m->table ? table_instant(m->table, range) : -EINVAL;
+}
+
+struct count {
+	struct memory *m;
+	struct fastiovd_stat *stat;
+};
+
 static void count_one(struct folio *folio, void *arg)
 {
-	struct fastiovd_stat *stat = arg;
+	struct count *c = arg;
 
-	stat->resident += folio_size(folio);
-	if (folio_test_uptodate(folio))
-		stat->zeroed += folio_size(folio);
+	c->stat->resident += folio_size(folio);
+	if (memory_is_zeroed(c->m, folio))
+		c->stat->zeroed += folio_size(folio);
 }
 
 void memory_stat(struct memory *m, struct fastiovd_stat *stat)
 {
+	struct count c = { m, stat };
 	pgoff_t next = 0;
 
 	*stat = (struct fastiovd_stat) {
 		.size = sizeof(*stat),
 		.bytes = i_size_read(file_inode(m->file)),
 	};
-	while (memory_walk(m, &next, count_one, stat))
+	while (memory_walk(m, &next, count_one, &c))
 		;
 	stat->background = atomic64_read(&m->background);
 }

@@ -12,6 +12,7 @@ struct memory;
 struct memory *memory_register(struct file *file, u32 policy, u32 flags);
 void memory_unregister(struct memory *m);
 int memory_zero(struct memory *m);
+int memory_instant(struct memory *m, const struct fastiovd_range *range);
 void memory_stat(struct memory *m, struct fastiovd_stat *stat);
 void memory_show_all(struct seq_file *s);
 

@@ -4,9 +4,8 @@
  * and zeros elsewhere: never what the page held before. Free memory is poisoned first,
  * so that zeros are somebody's work.
  */
-#include "vfio.h"
+#include "kvm.h"
 
-#include <linux/kvm.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
 
@@ -230,38 +229,21 @@ static void by_kvm(bool huge)
 {
 	struct vfio v;
 	struct ram r = begin(&v, huge, 0);
-	int kvm = open("/dev/kvm", O_RDWR), vm, cpu;
-	struct kvm_userspace_memory_region all = { .memory_size = SIZE, .userspace_addr = (uintptr_t)r.at };
+	struct guest g = guest_new();
 	struct { struct kvm_msrs head; struct kvm_msr_entry clock; } msrs = {
 		{ .nmsrs = 1 }, { .index = 0x4b564d01 /* MSR_KVM_SYSTEM_TIME_NEW */, .data = 9 * MiB | 1 },
 	};
 	const size_t clock = 32;	/* struct pvclock_vcpu_time_info */
 	uint8_t *page = r.at + 9 * MiB;
-	struct kvm_sregs sregs;
-	struct kvm_regs regs = { .rip = 16 * PAGE, .rflags = 2 };
-	struct kvm_run *run;
+	uint32_t exit;
 
-	if (kvm < 0) {
-		ksft_test_result_skip("KVM's own write: no /dev/kvm, %s\n", kind(huge));
-		end(&v, &r);
-		return;
-	}
-	vm = must(ioctl(kvm, KVM_CREATE_VM, 0));
-	must(ioctl(vm, KVM_SET_USER_MEMORY_REGION, &all));
-	cpu = must(ioctl(vm, KVM_CREATE_VCPU, 0));
-	run = must(mmap(NULL, ioctl(kvm, KVM_GET_VCPU_MMAP_SIZE, 0), PROT_READ | PROT_WRITE, MAP_SHARED, cpu, 0));
-	must(ioctl(cpu, KVM_GET_SREGS, &sregs));
-	sregs.cs.base = sregs.cs.selector = 0;
-	must(ioctl(cpu, KVM_SET_SREGS, &sregs));
-	must(ioctl(cpu, KVM_SET_REGS, &regs));
-	must(ioctl(cpu, KVM_SET_MSRS, &msrs));
-	r.at[regs.rip] = 0xf4;	/* hlt */
-	must(ioctl(cpu, KVM_RUN, 0));
-	ksft_test_result(run->exit_reason == KVM_EXIT_HLT && count_not(page, clock, 0) && !count_not(page + clock, PAGE - clock, 0),
-			 "KVM's own write, %s: exit %u\n", kind(huge), run->exit_reason);
-	close(cpu);
-	close(vm);
-	close(kvm);
+	guest_memory(&g, 0, r.at, SIZE);
+	must(ioctl(g.cpu, KVM_SET_MSRS, &msrs));
+	r.at[16 * PAGE] = 0xf4;	/* hlt */
+	exit = guest_run(&g, 16 * PAGE);
+	ksft_test_result(exit == KVM_EXIT_HLT && count_not(page, clock, 0) && !count_not(page + clock, PAGE - clock, 0),
+			 "KVM's own write, %s: exit %u\n", kind(huge), exit);
+	guest_end(&g);
 	end(&v, &r);
 }
 

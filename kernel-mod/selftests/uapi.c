@@ -43,7 +43,7 @@ int main(void)
 	if (dev < 0)
 		ksft_exit_skip("no /dev/fastiovd\n");
 	ksft_print_header();
-	ksft_set_plan(31);
+	ksft_set_plan(33);
 
 	sealed = memfd(0, F_SEAL_SHRINK);
 	open_ended = memfd(0, 0);
@@ -85,6 +85,8 @@ int main(void)
 	expect("a hole in it, after the registration",
 	       fallocate(touched, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ? -errno : 0, -EBUSY);
 
+	expect("a table, which is not allowed", request(size, FASTIOVD_TABLE, sealed, 0), -EPERM);
+
 	first = must(ram_register(sealed, 0));
 	second = ram_register(sealed, 0) < 0 ? -errno : 0;
 	expect("a second registration", second, -EBUSY);
@@ -93,6 +95,7 @@ int main(void)
 	stat.size = sizeof(stat);
 	expect("a statistic", ioctl(first, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, 0);
 	ksft_test_result(stat.bytes == 2 * MiB, "its size\n");
+	expect("an instant range, of no table", ioctl(first, FASTIOVD_INSTANT, &(struct fastiovd_range){ 0, PAGE }) < 0 ? -errno : 0, -EINVAL);
 	expect("a punched hole", fallocate(sealed, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ? -errno : 0, -EBUSY);
 	close(first);
 	expect("a registration after the first ended", request(size, FASTIOVD_PAGECACHE, sealed, 0), 0);

@@ -201,13 +201,27 @@ static inline void poison_free_memory(void)
 		ksft_exit_fail_msg("%zu MiB could not be poisoned\n", size / MiB);
 }
 
+static inline void set_parameter(const char *parameter, bool on)
+{
+	char path[128];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/sys/module/%s", parameter);
+	f = fopen(path, "w");
+	if (!f || fputs(on ? "Y" : "N", f) < 0 || fclose(f))
+		ksft_exit_fail_msg("%s cannot be switched: %s\n", path, strerror(errno));
+}
+
 /* Whether no device masters the bus before its memory is zeroed. */
 static inline void hold_master(bool on)
 {
-	FILE *f = fopen("/sys/module/vfio_pci_core/parameters/hold_master", "w");
+	set_parameter("vfio_pci_core/parameters/hold_master", on);
+}
 
-	if (!f || fputs(on ? "Y" : "N", f) < 0 || fclose(f))
-		ksft_exit_fail_msg("the barrier cannot be switched: %s\n", strerror(errno));
+/* Whether memory may be registered with the policy that is not safe. */
+static inline void allow_table(bool on)
+{
+	set_parameter("fastiovd/parameters/allow_table", on);
 }
 
 static inline size_t count_not(const volatile uint8_t *at, size_t size, uint8_t byte)

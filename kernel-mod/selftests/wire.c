@@ -3,8 +3,8 @@
  * A hostile guest's way out: its VF transmits pages that its processors never touched.
  * What leaves is read off the wire, by who runs this: for each arrangement frames of
  * ethertype 0x88b5 are sent that hold "fastiov", the number of the arrangement, that of
- * the page, and then the begin of the page. Only the control, with the barrier off, may
- * show the poison that free memory is filled with.
+ * the page, and then the begin of the page. Only the controls, the barrier off and the
+ * table, may show the poison that free memory is filled with.
  *
  * The device is a VF of an igb (Intel 82576), driven as its driver does: it asks its PF
  * by the mailbox to be let transmit, and is given a ring of descriptors.
@@ -156,12 +156,13 @@ int main(void)
 		int flags;
 	} arrangements[] = {
 		{ "control: deferred, no barrier", FASTIOVD_PAGECACHE, 0 },
+		{ "control: table, with barrier", FASTIOVD_TABLE, 0 },
 		{ "eager", 0, 0 },
 		{ "deferred", FASTIOVD_PAGECACHE, 0 },
 		{ "deferred, background zeroing", FASTIOVD_PAGECACHE, FASTIOVD_BACKGROUND },
 		{ "on touch", FASTIOVD_TOUCHMAP, 0 },
 	};
-	const int n = sizeof(arrangements) / sizeof(*arrangements);
+	const int n = sizeof(arrangements) / sizeof(*arrangements), controls = 2;
 
 	bdf = device_under_test();
 	ksft_print_header();
@@ -169,14 +170,16 @@ int main(void)
 	for (int huge = 0; huge < 2; huge++)
 		for (int i = 0; i < n; i++) {
 			/* free memory is not all poisoned at once: pages that were never used are zero */
-			int tries = i ? 1 : 4, sent = 0;
+			int tries = i < controls ? 4 : 1, sent = 0;
 
-			hold_master(i);
+			hold_master(i != 0);
+			allow_table(arrangements[i].policy == FASTIOVD_TABLE);
 			for (int t = 0; t < tries; t++) {
 				poison_free_memory();
 				sent = run(huge, arrangements[i].policy, arrangements[i].flags, 2 * i + huge);
 			}
 			hold_master(true);
+			allow_table(false);
 			ksft_test_result(sent == PAGES, "sent %d of %d pages, arrangement %d: %s, %s pages\n", sent, PAGES, 2 * i + huge,
 					 arrangements[i].name, huge ? "huge" : "small");
 		}

@@ -21,6 +21,7 @@ var ErrAbsent = errors.New("this kernel defers no zeroing: there is no " + devic
 const (
 	ioctlRegister  = 0x4010f100
 	ioctlStat      = 0xc028f101
+	ioctlInstant   = 0x4010f103
 	flagBackground = 1 << 0
 )
 
@@ -32,12 +33,16 @@ const (
 	Eager     Policy = "eager"     // before a device has it, as a stock kernel does
 	PageCache Policy = "pagecache" // allocated before; zeroed when it is touched, or at the latest when a device may use it
 	TouchMap  Policy = "touchmap"  // when it is touched, and not before: for guests that touch what they give to a device
+	Table     Policy = "table"     // allocated before; zeroed when the guest touches it: devices read old data of others, for measuring only
 )
 
 // Policies are all there are.
-var Policies = []Policy{Eager, PageCache, TouchMap}
+var Policies = []Policy{Eager, PageCache, TouchMap, Table}
 
-var policyNumbers = map[Policy]uint32{PageCache: 1, TouchMap: 2}
+var policyNumbers = map[Policy]uint32{PageCache: 1, TouchMap: 2, Table: 3}
+
+// A Range is a part of a memory, in bytes.
+type Range struct{ Offset, Length uint64 }
 
 type register struct {
 	size, policy uint32
@@ -54,8 +59,8 @@ type Stat struct {
 	Background uint64 // of Zeroed, what the kernel zeroed in the background
 }
 
-// Register defers the zeroing of an empty memfd by a policy other than Eager; its size is sealed. With background, PageCache
-// begins to zero as soon as a device is given pages. The registration lasts until the last copy of the returned file is closed.
+// Register defers the zeroing of an empty memfd by a policy other than Eager; its size is sealed. With background, the kernel
+// begins to zero as soon as a device is given pages, where the policy is not to leave that to who touches them. The registration lasts until the last copy of the returned file is closed.
 func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) {
 	dev, err := os.OpenFile(device, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +74,7 @@ func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) 
 		return nil, fmt.Errorf("seal guest memory: %w", err)
 	}
 	r := register{policy: policyNumbers[policy], memfd: int32(memfd.Fd())}
-	if background && policy == PageCache {
+	if background && policy != TouchMap {
 		r.flags = flagBackground
 	}
 	r.size = uint32(unsafe.Sizeof(r))
@@ -81,6 +86,15 @@ func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) 
 		return nil, fmt.Errorf("register guest memory: %w", errno)
 	}
 	return os.NewFile(uintptr(fd), "registration"), nil
+}
+
+// Instant has a part of a Table zeroed when a device is given it, because the VMM writes there before its guest runs. It
+// comes before the first mapping.
+func Instant(registration *os.File, part Range) error {
+	if _, errno := ioctl(registration, ioctlInstant, unsafe.Pointer(&part)); errno != 0 {
+		return fmt.Errorf("keep %#x bytes at %#x of guest memory: %w", part.Length, part.Offset, errno)
+	}
+	return nil
 }
 
 // Read asks a registration how far its memory is.

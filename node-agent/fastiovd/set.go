@@ -48,14 +48,17 @@ func Parse(text string) (Set, error) {
 			s.Lock = Lock(strings.TrimPrefix(axis, "l="))
 		case "r=0", "r=1":
 			s.Reset = axis == "r=1"
-		case "d=eager", "d=pagecache", "d=touchmap":
+		case "d=eager", "d=pagecache", "d=touchmap", "d=table":
 			s.Memory = Policy(strings.TrimPrefix(axis, "d="))
 		case "barrier=none", "barrier=strict":
 			s.Barrier = axis == "barrier=strict"
 		default:
-			return Set{}, fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap, "+
+			return Set{}, fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap|table, "+
 				"barrier=strict|none, joined by commas", axis)
 		}
+	}
+	if s.Memory == Table && s.Barrier {
+		return Set{}, errors.New("with d=table devices read old data of others, and no barrier helps: say barrier=none too, or use d=pagecache")
 	}
 	return s, nil
 }
@@ -85,8 +88,11 @@ func Default() Set {
 	return All
 }
 
-// sysModule is where the kernel's switches are.
-const sysModule = "/sys/module"
+// sysModule is where the kernel's switches are, allowTable one that is used alone too.
+const (
+	sysModule  = "/sys/module"
+	allowTable = "fastiovd/parameters/allow_table"
+)
 
 // Apply switches the kernel. The lock is that of VFs bound from now on. On a kernel that is not fastiov's only None can be applied.
 func (s Set) Apply() error { return s.apply(sysModule) }
@@ -100,12 +106,9 @@ func (s Set) apply(root string) error {
 		{"vfio/parameters/exclusive_devset", s.Lock == Bus},
 		{"vfio_pci_core/parameters/elide_reset", s.Reset},
 		{"vfio_pci_core/parameters/hold_master", s.Barrier},
+		{allowTable, s.Memory == Table},
 	} {
-		value := "N"
-		if p.on {
-			value = "Y"
-		}
-		err := os.WriteFile(filepath.Join(root, p.name), []byte(value), 0)
+		err := turn(root, p.name, p.on)
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && s == None:
 		case errors.Is(err, fs.ErrNotExist):
@@ -115,4 +118,15 @@ func (s Set) apply(root string) error {
 		}
 	}
 	return nil
+}
+
+// AllowTable has the kernel take memory with the policy Table, or refuse it, as it does at first.
+func AllowTable(on bool) error { return turn(sysModule, allowTable, on) }
+
+func turn(root, name string, on bool) error {
+	value := "N"
+	if on {
+		value = "Y"
+	}
+	return os.WriteFile(filepath.Join(root, name), []byte(value), 0)
 }

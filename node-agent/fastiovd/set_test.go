@@ -12,7 +12,7 @@ func TestASetReadsWhatItPrints(t *testing.T) {
 	for _, lock := range []Lock{Bus, PerVF, Hierarchical} {
 		for _, memory := range Policies {
 			for bits := range 4 {
-				s := Set{Lock: lock, Memory: memory, Reset: bits&1 > 0, Barrier: bits&2 > 0}
+				s := Set{Lock: lock, Memory: memory, Reset: bits&1 > 0, Barrier: bits&2 > 0 && memory != Table}
 				if got, err := Parse(s.String()); err != nil || got != s {
 					t.Errorf("%+v prints as %s and reads as %+v, %v", s, s, got, err)
 				}
@@ -22,10 +22,16 @@ func TestASetReadsWhatItPrints(t *testing.T) {
 }
 
 func TestASetThatIsNoneSaysWhatThereIs(t *testing.T) {
-	for _, text := range []string{"", "paper", "l=", "l=bus;r=1", "d=table", "r=1,"} {
+	for _, text := range []string{"", "paper", "l=", "l=bus;r=1", "d=tables", "r=1,"} {
 		if s, err := Parse(text); err == nil || !strings.Contains(err.Error(), "use none, all") {
 			t.Errorf("%q reads as %v, %v", text, s, err)
 		}
+	}
+}
+
+func TestTheTableIsChosenKnowingly(t *testing.T) {
+	if s, err := Parse("d=table"); err == nil || !strings.Contains(err.Error(), "barrier=none") {
+		t.Errorf("d=table reads as %v, %v", s, err)
 	}
 }
 
@@ -38,7 +44,7 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 		t.Errorf("a stock kernel was switched: %v", err)
 	}
 	parameters := map[string]string{"vfio_pci_core/parameters/shared_vf_devset": "Y", "vfio/parameters/exclusive_devset": "N",
-		"vfio_pci_core/parameters/elide_reset": "Y", "vfio_pci_core/parameters/hold_master": "Y"}
+		"vfio_pci_core/parameters/elide_reset": "Y", "vfio_pci_core/parameters/hold_master": "Y", "fastiovd/parameters/allow_table": "N"}
 	for name := range parameters {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755); err != nil {
 			t.Fatal(err)
@@ -62,6 +68,7 @@ func TestIoctlNumbers(t *testing.T) {
 	for _, c := range []struct{ got, direction, size, number uintptr }{
 		{ioctlRegister, 1, unsafe.Sizeof(register{}), 0},
 		{ioctlStat, 3, unsafe.Sizeof(Stat{}), 1},
+		{ioctlInstant, 1, unsafe.Sizeof(Range{}), 3},
 	} {
 		if want := c.direction<<30 | c.size<<16 | 0xf1<<8 | c.number; c.got != want {
 			t.Errorf("%#x, not %#x", c.got, want)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -119,6 +120,11 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 	}
 	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Memory); err != nil {
 		return h, err
+	}
+	if d.config.Memory == fastiovd.Table {
+		if err = h.ram.keep(spec.MemoryMiB, d.kernel, d.initrd); err != nil {
+			return h, err
+		}
 	}
 	h.control, err = listen(controlSocket(spec))
 	return h, err

@@ -82,7 +82,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.parameters = parametersFor(string(cpuinfo))
-	if d.config.Memory == fastiovd.TouchMap {
+	if d.config.Memory == fastiovd.TouchMap || d.config.Memory == fastiovd.Table {
 		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"}) // what the guest gives to a device it has touched
 	}
 	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {

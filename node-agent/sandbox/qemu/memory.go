@@ -34,13 +34,35 @@ func newMemory(mib int, fromHugePages bool, policy fastiovd.Policy) (m memory, e
 	m.memfd = os.NewFile(uintptr(fd), "ram")
 	if err = m.memfd.Truncate(int64(mib) << 20); err != nil {
 		err = fmt.Errorf("guest memory of %d MiB: %w", mib, err)
-	} else if policy == fastiovd.PageCache || policy == fastiovd.TouchMap {
+	} else if policy != "" && policy != fastiovd.Eager {
 		m.registration, err = fastiovd.Register(m.memfd, policy, true)
 	}
 	if err != nil {
 		m.close()
 	}
 	return m, err
+}
+
+// keep tells a Table what QEMU and its firmware write before the guest's processor touches it: the first MiB, the kernel above
+// that, and the initrd and the firmware's tables at the end of the memory below 4 GiB.
+func (m memory) keep(mib int, kernel, initrd *os.File) error {
+	const tables = 4 << 20
+	low := uint64(mib) << 20
+	if mib >= 2816 {
+		low = 2 << 30 // as QEMU divides what would reach into the place of its devices
+	}
+	head, err := kernel.Stat()
+	if err != nil {
+		return err
+	}
+	tail, err := initrd.Stat()
+	if err != nil {
+		return err
+	}
+	atEnd := min(low, uint64(tail.Size())+tables)
+	return errors.Join(
+		fastiovd.Instant(m.registration, fastiovd.Range{Length: min(low, 1<<20+uint64(head.Size()))}),
+		fastiovd.Instant(m.registration, fastiovd.Range{Offset: low - atEnd, Length: atEnd}))
 }
 
 func (m memory) close() {

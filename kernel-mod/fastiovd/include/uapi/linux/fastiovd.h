@@ -59,6 +59,17 @@ enum fastiovd_policy {
 	 * to a container that has mappings made on touch (EBUSY).
 	 */
 	FASTIOVD_TOUCHMAP = 2,
+	/*
+	 * For measuring only; the module's parameter allow_table=Y allows it.
+	 * DMA mappings take pages as with FASTIOVD_PAGECACHE, but everybody gets
+	 * to see them: devices, before they are zeroed, and the VMM and other
+	 * processes too.  They are zeroed when a virtual processor of KVM first
+	 * touches them, or in the background.  What anybody else has written by
+	 * then is lost, other than to the ranges given to FASTIOVD_INSTANT.  The
+	 * registration has to live as long as the VM, which is the process that
+	 * makes the first DMA mapping, and has the memory mapped once.
+	 */
+	FASTIOVD_TABLE = 3,
 };
 
 /*
@@ -73,7 +84,7 @@ enum fastiovd_policy {
  * @policy: one of enum fastiovd_policy
  * @memfd: the memory: a memfd with F_SEAL_SHRINK, not of hugetlbfs; for
  *	FASTIOVD_TOUCHMAP an empty one with F_SEAL_GROW too
- * @flags: FASTIOVD_BACKGROUND, with FASTIOVD_PAGECACHE, or 0
+ * @flags: FASTIOVD_BACKGROUND, but with FASTIOVD_TOUCHMAP, or 0
  */
 struct fastiovd_register {
 	__u32 size;
@@ -109,6 +120,7 @@ struct fastiovd_stat {
  *	EBADF		@memfd is no descriptor
  *	EACCES		@memfd is not open for reading and writing
  *	EBUSY		the memory is registered already
+ *	EPERM		FASTIOVD_TABLE is not allowed
  *	ENOMEM		also: the host has less memory available than what all of
  *			FASTIOVD_TOUCHMAP may still take
  *	EMFILE, ENFILE
@@ -128,6 +140,26 @@ struct fastiovd_stat {
  * that is done.  May be called again after EINTR, which a signal causes.
  */
 #define FASTIOVD_ZERO		_IO(0xf1, 0x02)
+
+/**
+ * struct fastiovd_range - what FASTIOVD_INSTANT takes, in bytes
+ * @offset: where it begins in the memory
+ * @length: how long it is
+ */
+struct fastiovd_range {
+	__u64 offset;
+	__u64 length;
+};
+
+/*
+ * On a registration with FASTIOVD_TABLE: zero the pages of a range when they are
+ * pinned, as a VMM writes there before its guest runs.
+ *
+ *	EFAULT		the argument is not readable
+ *	EINVAL		the range is empty or not in the memory, or the policy is another
+ *	EBUSY		the memory is mapped for DMA already
+ */
+#define FASTIOVD_INSTANT	_IOW(0xf1, 0x03, struct fastiovd_range)
 
 /* Everything else is ENOTTY. */
 
