@@ -11,12 +11,18 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && os.Args[1] == "hold" { // this binary as a holder
-		fail := func() error { return nil }
-		if os.Args[3] == "broken" {
-			fail = func() error { return fmt.Errorf("it is broken") }
+	if len(os.Args) == 3 && os.Args[1] == "hold" { // this binary as a holder
+		var hold Hold
+		if err := json.Unmarshal([]byte(os.Args[2]), &hold); err != nil {
+			panic(err)
 		}
-		if err := HoldVF(os.Stdin, os.Stdout, func() error { return nil }, fail); err != nil {
+		open := func() error {
+			if hold.BDF == "broken" {
+				return fmt.Errorf("it is broken")
+			}
+			return nil
+		}
+		if err := HoldVF(hold, func() error { return nil }, open); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 		os.Exit(1)
@@ -50,7 +56,7 @@ func TestVFOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, n := range b.N {
-		if p := r.Points[i]; p.N != n || p.LastFD.Count != 2 || p.PerVF.Count != 2*n || p.PerVF.Min < 0 {
+		if p := r.Points[i]; p.N != n || p.LastFD.Count != 2 || p.PerVF.Count != 2*n || p.PerVF.Min <= 0 || p.Attached.LastFD.Count != 2 || p.Attached.PerVF.Count != 2*n {
 			t.Errorf("n=%d: %+v", n, p)
 		}
 	}

@@ -106,10 +106,11 @@ func (b *DMAMap) Run(ctx context.Context) (*DMAMapResult, error) {
 	}
 	defer vf.Close()
 	if slices.ContainsFunc(b.Points, func(p DMAPoint) bool { return p.Policy == fastiovd.Table }) {
-		if err := fastiovd.AllowTable(true); err != nil {
+		restore, err := fastiovd.AllowTable()
+		if err != nil {
 			return nil, err
 		}
-		defer fastiovd.AllowTable(false)
+		defer restore()
 	}
 	for round := range b.Rounds {
 		for i := range b.Points {

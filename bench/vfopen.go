@@ -9,16 +9,20 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 	"text/tabwriter"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier, their groups attached. Before a round that is timed,
+// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier: once from nothing, container and
+// group included, and once with the group attached already, which leaves what the kernel's locks and resets are about. Before either,
 // other owners of these VFs are ended by SIGKILL at once, as by the loss of a node's VMMs: what the kernel then leaves undone is paid in
 // the round. Each round plays all arms, so that what else the machine does hits them alike.
 type VFOpen struct {
-	Holder []string // the command that opens one VF: it gets the VFIO group node and the VF's address as two more arguments
+	Holder []string // the command that opens one VF: it gets a Hold as one more argument, in JSON
 	VFs    []GroupVF
 	N      []int
 	Rounds int
@@ -35,6 +39,13 @@ type Arm struct {
 // GroupVF is a VF and its VFIO group node.
 type GroupVF struct{ Group, BDF string }
 
+// A Hold is what one holder does.
+type Hold struct {
+	GroupVF
+	Slot     int  // where on the board it notes the time
+	Attached bool // it attaches the group before the barrier
+}
+
 // VFOpenResult holds, for each N, the times in milliseconds from the barrier to the open VF.
 type VFOpenResult struct {
 	Kernel string      `json:"kernel"`
@@ -42,20 +53,28 @@ type VFOpenResult struct {
 	Points []OpenPoint `json:"points"`
 }
 
-// An OpenPoint is one N of one arm. LastFD has one figure a round, PerVF one a VF and round.
+// An OpenPoint is one N of one arm.
 type OpenPoint struct {
-	Arm    string    `json:"arm,omitempty"`
-	N      int       `json:"n"`
-	LastFD Quantiles `json:"last_fd_ms"`
-	PerVF  Quantiles `json:"per_vf_ms"`
+	Arm string `json:"arm,omitempty"`
+	N   int    `json:"n"`
+	OpenTimes
+	Attached OpenTimes `json:"attached"` // when the groups were attached before the barrier
 }
 
-// Held is what a holder prints, on one line each: first that it is ready, then when the VF was open, by CLOCK_MONOTONIC.
-type Held struct {
-	Ready  bool   `json:"ready,omitempty"`
-	OpenNs int64  `json:"open_ns,omitempty"`
-	Error  string `json:"error,omitempty"`
+// OpenTimes run from the barrier to the open VF. LastFD has one figure a round, PerVF one a VF and round.
+type OpenTimes struct {
+	LastFD Quantiles `json:"last_fd_ms"`
+	PerVF  Quantiles `json:"per_vf_ms"`
+
+	last, each []float64
 }
+
+func (o *OpenTimes) add(times []float64) {
+	o.each = append(o.each, times...)
+	o.last = append(o.last, slices.Max(times))
+}
+
+func (o *OpenTimes) sum() { o.LastFD, o.PerVF = QuantilesOf(o.last), QuantilesOf(o.each) }
 
 // Run runs the benchmark.
 func (b *VFOpen) Run(ctx context.Context) (*VFOpenResult, error) {
@@ -72,43 +91,60 @@ func (b *VFOpen) Run(ctx context.Context) (*VFOpenResult, error) {
 		if n > len(b.VFs) {
 			return nil, fmt.Errorf("%d VFs asked for, %d there; give smaller --n or a PF with more VFs", n, len(b.VFs))
 		}
-		last, each := make([][]float64, len(arms)), make([][]float64, len(arms))
+		points := make([]OpenPoint, len(arms))
+		for i, arm := range arms {
+			points[i] = OpenPoint{Arm: arm.Name, N: n}
+		}
 		for round := range b.Rounds {
 			for i, arm := range arms {
-				times, err := b.play(ctx, arm, b.VFs[:n])
-				if err != nil {
+				p := &points[i]
+				if err := b.play(ctx, arm, b.VFs[:n], p); err != nil {
 					return nil, fmt.Errorf("%s n=%d round %d: %w", arm.Name, n, round+1, err)
 				}
-				each[i] = append(each[i], times...)
-				last[i] = append(last[i], slices.Max(times))
-				fmt.Fprintf(b.Out, "vf-open  %s  n=%d  round %d/%d  %.1f ms\n", arm.Name, n, round+1, b.Rounds, last[i][round])
+				fmt.Fprintf(b.Out, "vf-open  %s  n=%d  round %d/%d  %.1f ms, attached %.1f\n", arm.Name, n, round+1, b.Rounds, p.last[round], p.Attached.last[round])
 			}
 		}
-		for i, arm := range arms {
-			r.Points = append(r.Points, OpenPoint{Arm: arm.Name, N: n, LastFD: QuantilesOf(last[i]), PerVF: QuantilesOf(each[i])})
+		for i := range points {
+			points[i].sum()
+			points[i].Attached.sum()
 		}
+		r.Points = append(r.Points, points...)
 	}
 	return r, nil
 }
 
-// play prepares an arm and returns the times of the round after the first owners were killed.
-func (b *VFOpen) play(ctx context.Context, arm Arm, vfs []GroupVF) ([]float64, error) {
+// play prepares an arm, and times it when its first owners, and then its second, were killed.
+func (b *VFOpen) play(ctx context.Context, arm Arm, vfs []GroupVF, p *OpenPoint) error {
 	if err := arm.Prepare(vfs); err != nil {
-		return nil, err
+		return err
 	}
-	if _, err := b.round(ctx, vfs); err != nil {
-		return nil, err
+	if _, err := b.round(ctx, vfs, false); err != nil {
+		return err
 	}
-	return b.round(ctx, vfs)
+	times, err := b.round(ctx, vfs, false)
+	if err != nil {
+		return err
+	}
+	p.add(times)
+	if times, err = b.round(ctx, vfs, true); err != nil {
+		return err
+	}
+	p.Attached.add(times)
+	return nil
 }
 
 // round returns when each VF was open, in milliseconds after the barrier.
-func (b *VFOpen) round(ctx context.Context, vfs []GroupVF) (times []float64, err error) {
+func (b *VFOpen) round(ctx context.Context, vfs []GroupVF, attached bool) (times []float64, err error) {
 	barrier, release, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer barrier.Close()
+	board, err := newBoard(len(vfs))
+	if err != nil {
+		return nil, err
+	}
+	defer board.close()
 	var holders []*holder
 	defer func() {
 		release.Close()
@@ -119,26 +155,33 @@ func (b *VFOpen) round(ctx context.Context, vfs []GroupVF) (times []float64, err
 			_ = h.cmd.Wait()
 		}
 	}()
-	for _, v := range vfs {
-		h, err := b.start(ctx, v, barrier)
+	for i, v := range vfs {
+		h, err := b.start(ctx, Hold{GroupVF: v, Slot: i, Attached: attached}, barrier, board.File)
 		if err != nil {
 			return nil, err
 		}
 		holders = append(holders, h)
 	}
 	for _, h := range holders {
-		if _, err := h.next(); err != nil {
+		if err := h.ready(); err != nil {
 			return nil, err
 		}
 	}
+	failed := make(chan error, len(holders))
+	for _, h := range holders {
+		go func() { failed <- h.ended() }()
+	}
 	begin := monotonic()
 	release.Close() // end of file for every holder at once
-	for _, h := range holders {
-		held, err := h.next()
-		if err != nil {
+	for !board.full() {
+		select {
+		case err := <-failed:
 			return nil, err
+		case <-time.After(20 * time.Millisecond): // seldom, for it takes the CPU from them
 		}
-		times = append(times, float64(held.OpenNs-begin)/1e6)
+	}
+	for slot := range vfs {
+		times = append(times, float64(board.slots[slot].Load()-begin)/1e6)
 	}
 	return times, nil
 }
@@ -149,10 +192,15 @@ type holder struct {
 	says *bufio.Scanner
 }
 
-func (b *VFOpen) start(ctx context.Context, v GroupVF, barrier *os.File) (*holder, error) {
-	cmd := exec.CommandContext(ctx, b.Holder[0], append(b.Holder[1:len(b.Holder):len(b.Holder)], v.Group, v.BDF)...)
+func (b *VFOpen) start(ctx context.Context, hold Hold, barrier, board *os.File) (*holder, error) {
+	what, err := json.Marshal(hold)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, b.Holder[0], append(b.Holder[1:len(b.Holder):len(b.Holder)], string(what))...)
 	cmd.Stdin = barrier
 	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = []*os.File{board}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -160,20 +208,27 @@ func (b *VFOpen) start(ctx context.Context, v GroupVF, barrier *os.File) (*holde
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	return &holder{cmd: cmd, vf: v.BDF, says: bufio.NewScanner(out)}, nil
+	return &holder{cmd: cmd, vf: hold.BDF, says: bufio.NewScanner(out)}, nil
 }
 
-func (h *holder) next() (held Held, err error) {
+const holderReady = "ready"
+
+func (h *holder) ready() error {
 	if !h.says.Scan() {
-		return held, fmt.Errorf("the holder of %s ended early", h.vf)
+		return h.ended()
 	}
-	if err := json.Unmarshal(h.says.Bytes(), &held); err != nil {
-		return held, fmt.Errorf("the holder of %s said %q: %w", h.vf, h.says.Text(), err)
+	if said := h.says.Text(); said != holderReady {
+		return fmt.Errorf("opening %s: %s", h.vf, said)
 	}
-	if held.Error != "" {
-		return held, fmt.Errorf("opening %s: %s", h.vf, held.Error)
+	return nil
+}
+
+// ended waits for what a holder has to say of its failure: it has nothing else to say, and does not end by itself.
+func (h *holder) ended() error {
+	if h.says.Scan() {
+		return fmt.Errorf("opening %s: %s", h.vf, h.says.Text())
 	}
-	return held, nil
+	return fmt.Errorf("the holder of %s ended early", h.vf)
 }
 
 func monotonic() int64 {
@@ -184,35 +239,104 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// HoldVF is a holder's body: it attaches the VF's group, waits for the end of barrier, opens the VF, says when, and keeps it open until
-// it is killed.
-func HoldVF(barrier io.Reader, out io.Writer, attach, open func() error) error {
-	say := json.NewEncoder(out)
-	if err := attach(); err != nil {
-		return say.Encode(Held{Error: err.Error()})
+// A board is memory where each holder notes when its VF was open, by CLOCK_MONOTONIC. Were it said through a pipe, we would wake up to
+// hear it, on a CPU that the others want.
+type board struct {
+	*os.File
+	slots []atomic.Int64
+}
+
+func newBoard(slots int) (*board, error) {
+	fd, err := unix.MemfdCreate("board", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
 	}
-	if err := say.Encode(Held{Ready: true}); err != nil {
+	f := os.NewFile(uintptr(fd), "board")
+	if err := f.Truncate(int64(slots) * 8); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return openBoard(f)
+}
+
+// openBoard maps all of f, which it closes where that fails.
+func openBoard(f *os.File) (*board, error) {
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	at, err := unix.MmapPtr(int(f.Fd()), 0, nil, uintptr(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("the holders' board: %w", err)
+	}
+	return &board{f, unsafe.Slice((*atomic.Int64)(at), info.Size()/8)}, nil
+}
+
+func (b *board) close() {
+	_ = unix.MunmapPtr(unsafe.Pointer(&b.slots[0]), uintptr(len(b.slots)*8))
+	b.File.Close()
+}
+
+func (b *board) full() bool {
+	for i := range b.slots {
+		if b.slots[i].Load() == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// boardFD is the board in a holder.
+const boardFD = 3
+
+// HoldVF is a holder's body: it waits for the end of its standard input, opens the VF, notes when, and keeps it open until it is killed.
+// What fails is said on its standard output.
+func HoldVF(h Hold, attach, open func() error) error {
+	board, err := openBoard(os.NewFile(boardFD, "board"))
+	if err != nil {
 		return err
 	}
-	if _, err := io.Copy(io.Discard, barrier); err != nil {
-		return err
-	}
-	if err := open(); err != nil {
-		return say.Encode(Held{Error: err.Error()})
-	}
-	if err := say.Encode(Held{OpenNs: monotonic()}); err != nil {
-		return err
+	if err := h.run(board, attach, open); err != nil {
+		fmt.Println(err)
 	}
 	select {} // killed here
+}
+
+func (h Hold) run(board *board, attach, open func() error) error {
+	if h.Attached {
+		if err := attach(); err != nil {
+			return err
+		}
+	}
+	fmt.Println(holderReady)
+	if _, err := unix.Read(0, make([]byte, 1)); err != nil {
+		return err
+	}
+	if !h.Attached {
+		if err := attach(); err != nil {
+			return err
+		}
+	}
+	if err := open(); err != nil {
+		return err
+	}
+	board.slots[h.Slot].Store(monotonic())
+	return nil
 }
 
 // Print shows the result as a person reads it.
 func (r *VFOpenResult) Print(w io.Writer) {
 	fmt.Fprintf(w, "kernel %s, %d rounds; ms from the barrier\n", r.Kernel, r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "arm\tn\tlast fd median\tmin\tmax\tper VF median\tp99\t")
+	fmt.Fprintln(t, "arm\tn\tlast fd median\tmin\tmax\tper VF median\tp99\tattached: last fd\tmin\tmax\tper VF\tp99\t")
 	for _, p := range r.Points {
-		fmt.Fprintf(t, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", p.Arm, p.N, p.LastFD.Median, p.LastFD.Min, p.LastFD.Max, p.PerVF.Median, p.PerVF.P99)
+		fmt.Fprintf(t, "%s\t%d\t", p.Arm, p.N)
+		for _, o := range []OpenTimes{p.OpenTimes, p.Attached} {
+			fmt.Fprintf(t, "%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t", o.LastFD.Median, o.LastFD.Min, o.LastFD.Max, o.PerVF.Median, o.PerVF.P99)
+		}
+		fmt.Fprintln(t)
 	}
 	t.Flush()
 }

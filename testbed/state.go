@@ -148,7 +148,7 @@ func (d dir) removeIfIdle() {
 		return
 	}
 	defer f.Close()
-	if flock(f, unix.LOCK_EX|unix.LOCK_NB) != nil {
+	if flock(f, unix.LOCK_EX|unix.LOCK_NB) != nil || !d.stillThere(f) {
 		return
 	}
 	if r, err := d.load(); r == nil && err == nil {
@@ -158,14 +158,14 @@ func (d dir) removeIfIdle() {
 
 func (d dir) openLock() (f *os.File, err error) {
 	for range 100 { // for another command may remove the directory before the lock is in it
-		if err = os.MkdirAll(string(d), 0o700); err != nil {
-			continue
+		if err = os.MkdirAll(string(d), 0o700); err == nil {
+			f, err = os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600)
 		}
-		if f, err = os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600); err == nil {
-			return f, nil
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
+			break
 		}
 	}
-	return nil, err
+	return f, err
 }
 
 // stillThere tells whether f is the lock, and not that of a directory that was removed while we waited for it.

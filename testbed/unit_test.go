@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -235,21 +236,27 @@ func TestLockOfADirectoryThatGoesAndComes(t *testing.T) {
 	d := dir(filepath.Join(t.TempDir(), "x"))
 	var removing sync.WaitGroup
 	done := make(chan struct{})
-	removing.Go(func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-				d.removeIfIdle()
+	for range 2 {
+		removing.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					d.removeIfIdle()
+				}
 			}
-		}
-	})
+		})
+	}
 	for range 1000 {
 		release, err := d.hold(t.Context())
 		if err != nil {
 			t.Error(err)
 			break
+		}
+		runtime.Gosched()
+		if _, err := os.Stat(d.lock()); err != nil {
+			t.Error("removed while it is held:", err)
 		}
 		release()
 	}

@@ -168,14 +168,18 @@ const vfHolder = "vf-holder"
 
 // vfHolderCmd is a process of bench vf-open.
 func vfHolderCmd() *cobra.Command {
-	return &cobra.Command{Use: vfHolder + " GROUP BDF", Hidden: true, Args: cobra.ExactArgs(2),
+	return &cobra.Command{Use: vfHolder + " HOLD", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var held *bare.VF
-			attach := func() (err error) {
-				held, err = bare.Attach(args[0])
+			var hold bench.Hold
+			if err := json.Unmarshal([]byte(args[0]), &hold); err != nil {
 				return err
 			}
-			return bench.HoldVF(os.Stdin, os.Stdout, attach, func() error { return held.Open(args[1]) })
+			var held *bare.VF
+			attach := func() (err error) {
+				held, err = bare.Attach(hold.Group)
+				return err
+			}
+			return bench.HoldVF(hold, attach, func() error { return held.Open(hold.BDF) })
 		}}
 }
 

@@ -97,19 +97,17 @@ static bool memory_walk(struct memory *m, pgoff_t *next,
 
 static bool memory_is_zeroed(struct memory *m, struct folio *folio)
 {
-	return m->table ? table_is_zeroed(m->table, folio) : folio_test_uptodate(folio);
+	return folio_test_uptodate(folio) && (!m->table || table_is_zeroed(m->table, folio));
 }
 
 static void zero_one(struct folio *folio, void *arg)
 {
 	struct memory *m = arg;
 
-	if (memory_is_zeroed(m, folio))
-		return;
+	if (!folio_test_uptodate(folio))
+		shmem_zero_deferred(folio);
 	if (m->table)
 		table_zero(m->table, folio);
-	else
-		shmem_zero_deferred(folio);
 }
 
 static void zero_one_in_background(struct folio *folio, void *arg)
@@ -239,8 +237,10 @@ static int memory_defer(struct memory *m)
 		if (IS_ERR(m->table))
 			return PTR_ERR(m->table);
 		ret = shmem_set_deferred(m->file, &m->deferred);
-		if (ret)
+		if (ret) {
+			table_end(m->table);
 			table_free(m->table);
+		}
 		return ret;
 	case FASTIOVD_TOUCHMAP:
 		if (m->flags)
@@ -285,12 +285,19 @@ struct memory *memory_register(struct file *file, u32 policy, u32 flags)
 
 void memory_unregister(struct memory *m)
 {
+	pgoff_t next = 0;
+
 	mutex_lock(&memories_lock);
 	list_del(&m->list);
 	mutex_unlock(&memories_lock);
 
 	if (m->policy != FASTIOVD_TOUCHMAP)	/* memory_pinned() is not called any more */
 		shmem_set_deferred(m->file, NULL);
+	if (m->table) {
+		while (memory_walk(m, &next, zero_one, m))
+			;	/* while a guest's page faults still wait for it */
+		table_end(m->table);
+	}
 	mutex_lock(&m->lock);
 	m->closed = true;
 	mutex_unlock(&m->lock);

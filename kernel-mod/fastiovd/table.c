@@ -18,12 +18,14 @@
  *			virtual processor waits for the first
  */
 #include <linux/bitmap.h>
+#include <linux/fcntl.h>
 #include <linux/hashtable.h>
 #include <linux/highmem.h>
 #include <linux/kvm_host.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
+#include <linux/shmem_fs.h>
 #include <linux/slab.h>
 #include <linux/tracepoint.h>
 
@@ -61,22 +63,21 @@ static void clear_folio(struct folio *folio)
 	flush_dcache_folio(folio);
 }
 
-/* Returns whether it had to be zeroed. */
-bool table_zero(struct table *t, struct folio *folio)
-{
-	bool unclean;
-
-	spin_lock(&t->lock);
-	unclean = __test_and_clear_bit(folio->index, t->unclean);
-	if (unclean)
-		clear_folio(folio);
-	spin_unlock(&t->lock);
-	return unclean;
-}
-
 bool table_is_zeroed(struct table *t, struct folio *folio)
 {
-	return folio_test_uptodate(folio) && !test_bit(folio->index, t->unclean);
+	/* fallocate() may have put folios beyond the end of the file */
+	return folio->index >= t->npages || !test_bit(folio->index, t->unclean);
+}
+
+void table_zero(struct table *t, struct folio *folio)
+{
+	spin_lock(&t->lock);
+	if (!table_is_zeroed(t, folio)) {
+		clear_folio(folio);
+		smp_mb__before_atomic();	/* for who finds the bit cleared */
+		clear_bit(folio->index, t->unclean);
+	}
+	spin_unlock(&t->lock);
 }
 
 /* A guest's page fault, with two-dimensional paging. */
@@ -89,8 +90,7 @@ static void table_touched(void *unused, struct kvm_vcpu *vcpu, u64 gpa, u64 erro
 	if (kvm_is_error_hva(addr))
 		return;
 	hash_for_each_possible_rcu(tables, t, node, (unsigned long)current->mm) {
-		if (t->mm != current->mm || addr < t->start ||
-		    addr - t->start >= t->npages << PAGE_SHIFT)
+		if (t->mm != current->mm || addr - t->start >= t->npages << PAGE_SHIFT)
 			continue;
 		folio = filemap_get_folio(t->file->f_mapping,
 					  (addr - t->start) >> PAGE_SHIFT);
@@ -121,16 +121,18 @@ static bool table_is_of(struct table *t, struct vm_area_struct *vma)
 void table_pinned(struct table *t, struct vm_area_struct *vma, struct folio *folio)
 {
 	unsigned long end = min(folio_next_index(folio), t->npages);
+	bool ours;
 
-	if (folio_test_uptodate(folio))
-		return;
 	spin_lock(&t->lock);
-	if (!table_is_of(t, vma) || find_next_bit(t->instant, end, folio->index) < end)
-		clear_folio(folio);
-	else
-		__set_bit(folio->index, t->unclean);
+	ours = table_is_of(t, vma);
+	if (!folio_test_uptodate(folio)) {
+		if (!ours || find_next_bit(t->instant, end, folio->index) < end)
+			clear_folio(folio);
+		else
+			set_bit(folio->index, t->unclean);
+		folio_mark_uptodate(folio);
+	}
 	spin_unlock(&t->lock);
-	folio_mark_uptodate(folio);
 }
 
 int table_instant(struct table *t, const struct fastiovd_range *range)
@@ -174,18 +176,26 @@ static void stop_listening(void)
 	tracepoint_synchronize_unregister();	/* nor is a fault going on */
 }
 
+/* Of a memfd whose size is fixed: there is a bit for each of its pages. */
 struct table *table_new(struct file *file)
 {
+	struct inode *inode = file_inode(file);
+	unsigned long npages = DIV_ROUND_UP(i_size_read(inode), PAGE_SIZE);
 	struct table *t;
 	int ret = -ENOMEM;
 
 	if (!READ_ONCE(allow_table))
 		return ERR_PTR(-EPERM);
+	if (!shmem_mapping(inode->i_mapping) ||
+	    ~SHMEM_I(inode)->seals & (F_SEAL_SHRINK | F_SEAL_GROW))
+		return ERR_PTR(-EINVAL);
+	if (npages > totalram_pages())
+		return ERR_PTR(ret);
 	t = kzalloc(sizeof(*t), GFP_KERNEL_ACCOUNT);
 	if (!t)
 		return ERR_PTR(ret);
 	t->file = file;
-	t->npages = i_size_read(file_inode(file)) >> PAGE_SHIFT;
+	t->npages = npages;
 	spin_lock_init(&t->lock);
 	t->unclean = kvcalloc(BITS_TO_LONGS(t->npages), sizeof(long), GFP_KERNEL_ACCOUNT);
 	t->instant = kvcalloc(BITS_TO_LONGS(t->npages), sizeof(long), GFP_KERNEL_ACCOUNT);
@@ -199,8 +209,8 @@ struct table *table_new(struct file *file)
 	return ERR_PTR(ret);
 }
 
-/* Nothing is pinned for it any more. */
-void table_free(struct table *t)
+/* Nothing is pinned for it any more, and after this nothing looked up. */
+void table_end(struct table *t)
 {
 	if (t->mm) {
 		spin_lock(&tables_lock);
@@ -208,6 +218,10 @@ void table_free(struct table *t)
 		spin_unlock(&tables_lock);
 	}
 	stop_listening();
+}
+
+void table_free(struct table *t)
+{
 	if (t->mm)
 		mmdrop(t->mm);
 	kvfree(t->unclean);

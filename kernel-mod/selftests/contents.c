@@ -239,8 +239,8 @@ static void by_kvm(bool huge)
 
 	guest_memory(&g, 0, r.at, SIZE);
 	must(ioctl(g.cpu, KVM_SET_MSRS, &msrs));
-	r.at[16 * PAGE] = 0xf4;	/* hlt */
-	exit = guest_run(&g, 16 * PAGE);
+	r.at[8 * PAGE] = 0xf4;	/* hlt */
+	exit = guest_run(&g, 8 * PAGE);
 	ksft_test_result(exit == KVM_EXIT_HLT && count_not(page, clock, 0) && !count_not(page + clock, PAGE - clock, 0),
 			 "KVM's own write, %s: exit %u\n", kind(huge), exit);
 	guest_end(&g);

@@ -120,8 +120,18 @@ func (s Set) apply(root string) error {
 	return nil
 }
 
-// AllowTable has the kernel take memory with the policy Table, or refuse it, as it does at first.
-func AllowTable(on bool) error { return turn(sysModule, allowTable, on) }
+// AllowTable has the kernel take memory with the policy Table, which it refuses at first, until restore.
+func AllowTable() (restore func(), err error) {
+	path := filepath.Join(sysModule, allowTable)
+	before, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrAbsent
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = os.WriteFile(path, before, 0) }, turn(sysModule, allowTable, true)
+}
 
 func turn(root, name string, on bool) error {
 	value := "N"

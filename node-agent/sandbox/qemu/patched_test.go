@@ -134,10 +134,13 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 			open := s.Open
 			s.Open = func() (sandbox.Driver, func(), error) {
 				d, release, err := open()
-				if parameters := &d.(*Driver).parameters; err == nil && !slices.Contains(*parameters, "init_on_alloc=1") {
+				if err != nil {
+					return nil, nil, err
+				}
+				if parameters := &d.(*Driver).parameters; !slices.Contains(*parameters, "init_on_alloc=1") {
 					*parameters = slices.Concat(*parameters, []string{"init_on_alloc=1"}) // the same for each
 				}
-				return d, release, err
+				return d, release, nil
 			}
 			vm, release := startOne(t, s, &timeline.Timeline{})
 			call := func(path, body string) {

@@ -4,8 +4,8 @@
  *
  * A VMM with a passed-through device gives the device all of its guest's memory
  * at once, and the kernel zeroes every byte of it before it does.  A memfd that
- * is registered here is given to devices first and zeroed later, and yet no byte
- * that is not zeroed is ever reachable: the guest, the VMM and every other
+ * is registered here is given to devices first and zeroed later, and yet, but with
+ * FASTIOVD_TABLE, no byte that is not zeroed is ever reachable: the guest, the VMM and every other
  * process fault at their first access and find zeros, and vfio does not let a
  * device master the bus before all it can reach is zeroed.
  *
@@ -27,7 +27,8 @@
  * When one with FASTIOVD_PAGECACHE ends nothing happens to the memory: what was
  * not zeroed then still is before anybody sees it, but DMA mappings made from then
  * on are of zeroed pages.  With FASTIOVD_TOUCHMAP the memory stays what it is
- * until the memfd is gone; what ends is that memory is kept back for it.
+ * until the memfd is gone; what ends is that memory is kept back for it.  With
+ * FASTIOVD_TABLE what was not zeroed then is zeroed as it ends.
  *
  * While it lives, holes cannot be punched into the memfd (EBUSY): a device would
  * go on using the pages it has.
@@ -65,9 +66,13 @@ enum fastiovd_policy {
 	 * to see them: devices, before they are zeroed, and the VMM and other
 	 * processes too.  They are zeroed when a virtual processor of KVM first
 	 * touches them, or in the background.  What anybody else has written by
-	 * then is lost, other than to the ranges given to FASTIOVD_INSTANT.  The
-	 * registration has to live as long as the VM, which is the process that
-	 * makes the first DMA mapping, and has the memory mapped once.
+	 * then is lost, other than to the ranges given to FASTIOVD_INSTANT.
+	 *
+	 * The VM is the process that makes the first DMA mapping.  It has the
+	 * memory mapped once, gives its guest all of it for writing, makes its
+	 * DMA mappings before the guest runs, and keeps them as long as the
+	 * registration.  KVM has to use its TDP MMU and no nested guest; what it
+	 * reads and writes for a guest by itself counts as the host's.
 	 */
 	FASTIOVD_TABLE = 3,
 };
@@ -83,7 +88,8 @@ enum fastiovd_policy {
  * @size: sizeof(struct fastiovd_register)
  * @policy: one of enum fastiovd_policy
  * @memfd: the memory: a memfd with F_SEAL_SHRINK, not of hugetlbfs; for
- *	FASTIOVD_TOUCHMAP an empty one with F_SEAL_GROW too
+ *	FASTIOVD_TABLE and FASTIOVD_TOUCHMAP with F_SEAL_GROW too, and for the
+ *	latter an empty one
  * @flags: FASTIOVD_BACKGROUND, but with FASTIOVD_TOUCHMAP, or 0
  */
 struct fastiovd_register {
@@ -122,7 +128,8 @@ struct fastiovd_stat {
  *	EBUSY		the memory is registered already
  *	EPERM		FASTIOVD_TABLE is not allowed
  *	ENOMEM		also: the host has less memory available than what all of
- *			FASTIOVD_TOUCHMAP may still take
+ *			FASTIOVD_TOUCHMAP may still take, or less in all than
+ *			FASTIOVD_TABLE would
  *	EMFILE, ENFILE
  */
 #define FASTIOVD_REGISTER	_IOW(0xf1, 0x00, struct fastiovd_register)
