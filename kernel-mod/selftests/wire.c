@@ -170,7 +170,7 @@ int main(void)
 	for (int huge = 0; huge < 2; huge++)
 		for (int i = 0; i < n; i++) {
 			/* free memory is not all poisoned at once: pages that were never used are zero */
-			int tries = i < controls ? 4 : 1, sent = 0;
+			int tries = i < controls ? 6 : 1, sent = 0;
 
 			hold_master(i != 0);
 			allow_table(arrangements[i].policy == FASTIOVD_TABLE);
