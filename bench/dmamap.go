@@ -18,11 +18,14 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 )
 
-// The pages of the memory that is mapped, and when it is zeroed.
+// The pages of the memory that is mapped.
 const (
-	SmallPages = "small"
-	HugePages  = "huge"
+	SmallPages   = "small"
+	HugePages    = "huge"    // transparent ones
+	HugeTLBPages = "hugetlb" // set aside for hugetlbfs
 )
+
+const hugePage = 2 << 20
 
 // DMAMap times what giving a VF its guest's memory takes, and what the guest's first touches of that memory take afterwards: a cost that
 // is moved is shown where it went. Each round plays all points.
@@ -56,7 +59,7 @@ type DMAMapResult struct {
 	Points []DMAPoint `json:"points"`
 }
 
-// Choose makes the points of all combinations.
+// Choose makes the points of all combinations that there are.
 func (b *DMAMap) Choose(sizes, memories, policies []string) error {
 	for _, size := range sizes {
 		mib, err := mebibytes(size)
@@ -64,13 +67,16 @@ func (b *DMAMap) Choose(sizes, memories, policies []string) error {
 			return err
 		}
 		for _, memory := range memories {
-			if memory != SmallPages && memory != HugePages {
-				return fmt.Errorf("no memory of %q pages: there are %s and %s", memory, SmallPages, HugePages)
+			if kinds := []string{SmallPages, HugePages, HugeTLBPages}; !slices.Contains(kinds, memory) {
+				return fmt.Errorf("no memory of %q pages: there are %v", memory, kinds)
 			}
 			for _, policy := range policies {
 				p := DMAPoint{SizeMiB: mib, Memory: memory, Policy: fastiovd.Policy(policy)}
 				if !slices.Contains(fastiovd.Policies, p.Policy) {
 					return fmt.Errorf("no policy %q: there are %v", policy, fastiovd.Policies)
+				}
+				if memory == HugeTLBPages && p.Policy == fastiovd.TouchMap {
+					continue
 				}
 				b.Points = append(b.Points, p)
 			}
@@ -112,6 +118,11 @@ func (b *DMAMap) Run(ctx context.Context) (*DMAMapResult, error) {
 		}
 		defer restore()
 	}
+	restore, err := setAside(b.Points)
+	if err != nil {
+		return nil, err
+	}
+	defer restore()
 	for round := range b.Rounds {
 		for i := range b.Points {
 			if err := ctx.Err(); err != nil {
@@ -129,6 +140,37 @@ func (b *DMAMap) Run(ctx context.Context) (*DMAMapResult, error) {
 		p.Map, p.Touch, p.Demand, p.Zeroed = QuantilesOf(p.maps), QuantilesOf(p.touches), QuantilesOf(p.demands), QuantilesOf(p.zeroings)
 	}
 	return &DMAMapResult{Kernel: unix.ByteSliceToString(name.Release[:]), Rounds: b.Rounds, Points: b.Points}, nil
+}
+
+// setAside sets pages aside for the largest memory of them.
+func setAside(points []DMAPoint) (restore func(), err error) {
+	const path = "/proc/sys/vm/nr_hugepages"
+	pages := 0
+	for _, p := range points {
+		if p.Memory == HugeTLBPages {
+			pages = max(pages, p.SizeMiB<<20/hugePage)
+		}
+	}
+	if pages == 0 {
+		return func() {}, nil
+	}
+	before, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	restore = func() { _ = os.WriteFile(path, before, 0) }
+	if err := os.WriteFile(path, []byte(strconv.Itoa(pages)), 0); err != nil {
+		return nil, err
+	}
+	got, err := os.ReadFile(path)
+	if err == nil && strings.TrimSpace(string(got)) != strconv.Itoa(pages) {
+		err = fmt.Errorf("of %d huge pages the host has %s to set aside: choose a smaller --size", pages, strings.TrimSpace(string(got)))
+	}
+	if err != nil {
+		restore()
+		return nil, err
+	}
+	return restore, nil
 }
 
 // play measures one round: first the memory without a VF, then one with.
@@ -171,8 +213,11 @@ func (p *DMAPoint) play(vf *bare.VF) error {
 
 // with gives f a new memory of the point's kind.
 func (p *DMAPoint) with(f func(ram []byte, memfd *os.File) error) error {
-	const huge = 2 << 20
-	fd, err := unix.MemfdCreate("ram", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	if p.Memory == HugeTLBPages {
+		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
+	}
+	fd, err := unix.MemfdCreate("ram", flags)
 	if err != nil {
 		return err
 	}
@@ -182,16 +227,18 @@ func (p *DMAPoint) with(f func(ram []byte, memfd *os.File) error) error {
 	if err := memfd.Truncate(int64(size)); err != nil {
 		return err
 	}
-	ram, unmap, err := mapAligned(fd, size, huge)
+	ram, unmap, err := mapAligned(fd, size, hugePage)
 	if err != nil {
 		return err
 	}
 	defer unmap()
-	advice := unix.MADV_NOHUGEPAGE
-	if p.Memory == HugePages {
-		advice = unix.MADV_HUGEPAGE
+	switch p.Memory {
+	case SmallPages:
+		err = unix.Madvise(ram, unix.MADV_NOHUGEPAGE)
+	case HugePages:
+		err = unix.Madvise(ram, unix.MADV_HUGEPAGE)
 	}
-	if err := unix.Madvise(ram, advice); err != nil {
+	if err != nil {
 		return err
 	}
 	return f(ram, memfd)

@@ -85,7 +85,7 @@ func benchDMAMap() *cobra.Command {
 	cmd := &cobra.Command{Use: "dma-map", Short: "Time what mapping guest memory for DMA takes, and where the rest of it went", Args: cobra.NoArgs}
 	f := cmd.Flags()
 	f.StringSliceVar(&sizes, "size", []string{"256M", "512M", "1G"}, "sizes of memory")
-	f.StringSliceVar(&memories, "memory", []string{bench.SmallPages, bench.HugePages}, "pages of the memory: small (4 KiB) or huge (transparent, 2 MiB)")
+	f.StringSliceVar(&memories, "memory", []string{bench.SmallPages, bench.HugePages}, "pages of the memory: small (4 KiB), huge (transparent, 2 MiB) or hugetlb (2 MiB, which are set aside for it)")
 	f.StringSliceVar(&policies, "policies", []string{"eager", "pagecache", "touchmap", "table"}, "when it is zeroed, of these")
 	f.IntVar(&b.Rounds, "rounds", 10, "how many times each")
 	f.StringVar(&pf, "pf", "nvme", "whose VF: a device's address, driver or netdev")

@@ -224,16 +224,13 @@ func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
 		return fastiovd.None, nil
 	case f.fastiov == "":
 		set = fastiovd.Default()
-		if f.hugePages {
-			set.Memory = fastiovd.Eager
-		}
 	default:
 		if set, err = fastiovd.Parse(f.fastiov); err != nil {
 			return set, fmt.Errorf("--fastiov: %w", err)
 		}
 	}
-	if set.Memory != fastiovd.Eager && f.hugePages {
-		return set, errors.New("--huge-pages has no deferred zeroing: leave it out, or use --fastiov with d=eager")
+	if set.Memory == fastiovd.TouchMap && f.hugePages {
+		return set, errors.New("--huge-pages are not made when they are touched: leave it out, or use --fastiov with d=pagecache")
 	}
 	return set, set.Apply()
 }

@@ -21,7 +21,9 @@
 #include <linux/fcntl.h>
 #include <linux/hashtable.h>
 #include <linux/highmem.h>
+#include <linux/hugetlb.h>
 #include <linux/kvm_host.h>
+#include <linux/magic.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
@@ -176,7 +178,18 @@ static void stop_listening(void)
 	tracepoint_synchronize_unregister();	/* nor is a fault going on */
 }
 
-/* Of a memfd whose size is fixed: there is a bit for each of its pages. */
+static bool is_memfd_of_fixed_size(struct inode *inode)
+{
+	unsigned int seals = 0;
+
+	if (shmem_mapping(inode->i_mapping))
+		seals = SHMEM_I(inode)->seals;
+	else if (inode->i_sb->s_magic == HUGETLBFS_MAGIC)
+		seals = HUGETLBFS_I(inode)->seals;
+	return !(~seals & (F_SEAL_SHRINK | F_SEAL_GROW));
+}
+
+/* There is a bit for each of a memfd's pages. */
 struct table *table_new(struct file *file)
 {
 	struct inode *inode = file_inode(file);
@@ -186,8 +199,7 @@ struct table *table_new(struct file *file)
 
 	if (!READ_ONCE(allow_table))
 		return ERR_PTR(-EPERM);
-	if (!shmem_mapping(inode->i_mapping) ||
-	    ~SHMEM_I(inode)->seals & (F_SEAL_SHRINK | F_SEAL_GROW))
+	if (!is_memfd_of_fixed_size(inode))
 		return ERR_PTR(-EINVAL);
 	if (npages > totalram_pages())
 		return ERR_PTR(ret);

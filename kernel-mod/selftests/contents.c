@@ -13,22 +13,26 @@
 
 static const char *bdf;
 
-static const char *kind(bool huge)
+static const char *kind(enum pages pages)
 {
-	static const char *const kinds[][2] = { { "small pages", "huge pages" }, { "small pages on touch", "huge pages on touch" } };
+	static char text[64];
 
-	return kinds[policy == FASTIOVD_TOUCHMAP][huge];
+	snprintf(text, sizeof(text), "%s%s", pages_are[pages], policy == FASTIOVD_TOUCHMAP ? " on touch" : "");
+	return text;
 }
 
 /* New memory, written at its begin and at 5 MiB, mapped for DMA. */
-static struct ram begin(struct vfio *v, bool huge, uint32_t flags)
+static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 {
-	struct ram r = ram_new(SIZE, huge);
+	struct ram r = ram_new(SIZE, pages);
 
 	r.registration = must(ram_register(r.fd, flags));
 	*v = vfio_attach(bdf);
 	memset(r.at, 0x5a, 100);
-	must(pwrite(r.fd, "kernel", 6, 5 * MiB));
+	if (pages == RESERVED)	/* of which no file can be written */
+		memcpy(r.at + 5 * MiB, "kernel", 6);
+	else
+		must(pwrite(r.fd, "kernel", 6, 5 * MiB));
 	must(vfio_map(v, r.at, 0, SIZE));
 	return r;
 }
@@ -49,32 +53,36 @@ static bool written_is_kept(const uint8_t *at)
 	return !count_not(at, 100, 0x5a) && !count_not(at + 100, PAGE - 100, 0) && !memcmp(at + 5 * MiB, "kernel", 6);
 }
 
-static void result(const char *who, bool huge, const uint8_t *at)
+static void result(const char *who, enum pages pages, const uint8_t *at)
 {
-	ksft_test_result(written_is_kept(at) && untouched_is_zero(at), "%s, %s\n", who, kind(huge));
+	ksft_test_result(written_is_kept(at) && untouched_is_zero(at), "%s, %s\n", who, kind(pages));
 }
 
-static void by_the_processor(bool huge)
+static void by_the_processor(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	struct fastiovd_stat stat = ram_stat(&r);
+	uint64_t zeroed;
 
 	ksft_test_result(policy == FASTIOVD_TOUCHMAP ? stat.resident == stat.zeroed && stat.zeroed <= 6 * MiB :
 						       stat.resident == SIZE && stat.zeroed < SIZE / 2,
-			 "mapped, not zeroed: %llu of %llu MiB are, %s\n", stat.zeroed / MiB, stat.resident / MiB, kind(huge));
-	result("the processor", huge, r.at);
+			 "mapped, not zeroed: %llu of %llu MiB are, %s\n", stat.zeroed / MiB, stat.resident / MiB, kind(pages));
+	(void)*(volatile uint8_t *)(r.at + 20 * MiB);
+	zeroed = ram_stat(&r).zeroed - stat.zeroed;
+	ksft_test_result(zeroed == folio_size[pages], "a touch zeroes %llu KiB, %s\n", (unsigned long long)zeroed >> 10, kind(pages));
+	result("the processor", pages, r.at);
 	end(&v, &r);
 }
 
-static void by_read(bool huge)
+static void by_read(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	uint8_t *copy = malloc(SIZE);
 
 	must(pread(r.fd, copy, SIZE, 0));
-	result("read()", huge, copy);
+	result("read()", pages, copy);
 	free(copy);
 	end(&v, &r);
 }
@@ -97,10 +105,10 @@ static void dismiss(pid_t child)
 	waitpid(child, NULL, 0);
 }
 
-static void by_another_process(bool huge)
+static void by_another_process(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	uint8_t *copy = malloc(SIZE);
 	struct iovec here = { copy, SIZE }, there = { r.at, SIZE };
 	pid_t child = bystander();
@@ -109,29 +117,29 @@ static void by_another_process(bool huge)
 	n = process_vm_readv(child, &here, 1, &there, 1, 0);
 	ksft_test_result(n == (ssize_t)SIZE && written_is_kept(copy) && untouched_is_zero(copy),
 			 "process_vm_readv of a child, %s: %s\n",
-			 kind(huge), n < 0 ? strerror(errno) : "all read");
+			 kind(pages), n < 0 ? strerror(errno) : "all read");
 	dismiss(child);
 	free(copy);
 	end(&v, &r);
 }
 
-static void by_a_private_mapping(bool huge)
+static void by_a_private_mapping(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	uint8_t *copy = must(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE, r.fd, 0));
 
 	for (size_t i = 7 * MiB; i < 8 * MiB; i += PAGE)
 		copy[i + 1] = 0;	/* copies the page before anybody read it */
-	result("a private copy", huge, copy);
+	result("a private copy", pages, copy);
 	munmap(copy, SIZE);
 	end(&v, &r);
 }
 
-static void by_the_background(bool huge)
+static void by_the_background(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, FASTIOVD_BACKGROUND);
+	struct ram r = begin(&v, pages, FASTIOVD_BACKGROUND);
 	double since = milliseconds();
 	struct fastiovd_stat stat;
 
@@ -139,39 +147,39 @@ static void by_the_background(bool huge)
 		stat = ram_stat(&r);
 	} while (stat.zeroed < SIZE && milliseconds() - since < 20000);
 	ksft_test_result(stat.zeroed == SIZE && stat.background > SIZE / 2, "zeroed in the background: %llu MiB, %s\n",
-			 stat.background / MiB, kind(huge));
-	result("the background", huge, r.at);
+			 stat.background / MiB, kind(pages));
+	result("the background", pages, r.at);
 	end(&v, &r);
 }
 
-static void on_request(bool huge)
+static void on_request(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 
 	must(ioctl(r.registration, FASTIOVD_ZERO));
-	ksft_test_result(ram_stat(&r).zeroed == ram_stat(&r).resident, "zeroed on request, %s\n", kind(huge));
-	result("a request", huge, r.at);
+	ksft_test_result(ram_stat(&r).zeroed == ram_stat(&r).resident, "zeroed on request, %s\n", kind(pages));
+	result("a request", pages, r.at);
 	end(&v, &r);
 }
 
 /* What was not zeroed when the registration ended is still zeroed before it is seen. */
-static void after_the_registration(bool huge)
+static void after_the_registration(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 
 	close(r.registration);
 	r.registration = -1;
-	result("after the registration", huge, r.at);
+	result("after the registration", pages, r.at);
 	end(&v, &r);
 }
 
 /* A peer that was handed the memfd, as vhost-user has it. */
-static void by_a_peer(bool huge)
+static void by_a_peer(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	pid_t child = must(fork());
 	int status;
 
@@ -181,15 +189,15 @@ static void by_a_peer(bool huge)
 		_exit(own == MAP_FAILED || !written_is_kept(own) || !untouched_is_zero(own));
 	}
 	must(waitpid(child, &status, 0));
-	ksft_test_result(!status, "a peer's own mapping, %s\n", kind(huge));
+	ksft_test_result(!status, "a peer's own mapping, %s\n", kind(pages));
 	end(&v, &r);
 }
 
 /* Somebody writes a part of a page through another process: the rest is zero. */
-static void written_through_a_process(bool huge)
+static void written_through_a_process(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	uint8_t *page = r.at + 11 * MiB;
 	char text[] = "a packet";
 	struct iovec here = { text, sizeof(text) }, there = { page + 100, sizeof(text) };
@@ -199,36 +207,36 @@ static void written_through_a_process(bool huge)
 	n = process_vm_writev(child, &here, 1, &there, 1, 0);
 	ksft_test_result(n == sizeof(text) && !memcmp(page + 100, text, n) && !count_not(page, 100, 0) &&
 			 !count_not(page + 100 + n, PAGE - 100 - n, 0), "process_vm_writev into a fresh page, %s\n",
-			 kind(huge));
+			 kind(pages));
 	dismiss(child);
 	end(&v, &r);
 }
 
 /* Pages go into a pipe by reference, pinned and not read. */
-static void by_vmsplice(bool huge)
+static void by_vmsplice(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
-	struct iovec pages = { r.at + 6 * MiB, 16 * PAGE };
+	struct ram r = begin(&v, pages, 0);
+	struct iovec shown = { r.at + 6 * MiB, 16 * PAGE };
 	uint8_t copy[16 * PAGE];
 	size_t got = 0;
 	int ends[2];
 
 	must(pipe(ends));
-	must(vmsplice(ends[1], &pages, 1, 0));
+	must(vmsplice(ends[1], &shown, 1, 0));
 	close(ends[1]);
 	for (ssize_t n; (n = must(read(ends[0], copy + got, sizeof(copy) - got))) > 0; got += n)
 		;
 	close(ends[0]);
-	ksft_test_result(got == sizeof(copy) && !count_not(copy, got, 0), "vmsplice, %s\n", kind(huge));
+	ksft_test_result(got == sizeof(copy) && !count_not(copy, got, 0), "vmsplice, %s\n", kind(pages));
 	end(&v, &r);
 }
 
 /* KVM writes a guest's clock into a page that nobody touched: the page's rest is zero. */
-static void by_kvm(bool huge)
+static void by_kvm(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	struct guest g = guest_new();
 	struct { struct kvm_msrs head; struct kvm_msr_entry clock; } msrs = {
 		{ .nmsrs = 1 }, { .index = 0x4b564d01 /* MSR_KVM_SYSTEM_TIME_NEW */, .data = 9 * MiB | 1 },
@@ -242,16 +250,16 @@ static void by_kvm(bool huge)
 	r.at[8 * PAGE] = 0xf4;	/* hlt */
 	exit = guest_run(&g, 8 * PAGE);
 	ksft_test_result(exit == KVM_EXIT_HLT && count_not(page, clock, 0) && !count_not(page + clock, PAGE - clock, 0),
-			 "KVM's own write, %s: exit %u\n", kind(huge), exit);
+			 "KVM's own write, %s: exit %u\n", kind(pages), exit);
 	guest_end(&g);
 	end(&v, &r);
 }
 
 /* A core that is dumped has what was written, and no poison. */
-static void dumped(bool huge)
+static void dumped(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, huge, 0);
+	struct ram r = begin(&v, pages, 0);
 	const char *pattern = "/proc/sys/kernel/core_pattern", *core = "/tmp/fastiov-core";
 	bool kept = false, poison = false;
 	uint8_t page[PAGE];
@@ -259,18 +267,11 @@ static void dumped(bool huge)
 	pid_t child;
 	FILE *f;
 
-	if (access(pattern, W_OK)) {
-		ksft_test_result_skip("a core dump: this kernel makes none, %s\n", kind(huge));
-		end(&v, &r);
-		return;
-	}
-	f = fopen(pattern, "w");
-	fprintf(f, "%s", core);
-	fclose(f);
+	tell(pattern, core);
 	child = must(fork());
 	if (!child) {
 		f = fopen("/proc/self/coredump_filter", "w");
-		fprintf(f, "0x0b");	/* private and shared, anonymous and of files */
+		fprintf(f, "0x4b");	/* private and shared, anonymous, of files and hugetlbfs */
 		fclose(f);
 		must(setrlimit(RLIMIT_CORE, &(struct rlimit){ RLIM_INFINITY, RLIM_INFINITY }));
 		abort();
@@ -284,7 +285,7 @@ static void dumped(bool huge)
 	if (f)
 		fclose(f);
 	unlink(core);
-	ksft_test_result(size >= SIZE && kept && !poison, "a core dump of %zu MiB, %s\n", size / MiB, kind(huge));
+	ksft_test_result(size >= SIZE && kept && !poison, "a core dump of %zu MiB, %s\n", size / MiB, kind(pages));
 	end(&v, &r);
 }
 
@@ -316,24 +317,24 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(2 * 15 + 2 * 13 + 2);
+	ksft_set_plan(4 * 16 + 3 * 14 + 2);
 	srand(1);
 	for (policy = FASTIOVD_PAGECACHE; policy <= FASTIOVD_TOUCHMAP; policy++) {
-		for (int huge = 0; huge < 2; huge++) {
+		for (enum pages pages = SMALL; pages <= (policy == FASTIOVD_TOUCHMAP ? MIDDLE : RESERVED); pages++) {
 			poison_free_memory();
-			by_the_processor(huge);
-			by_read(huge);
-			by_another_process(huge);
-			by_a_private_mapping(huge);
+			by_the_processor(pages);
+			by_read(pages);
+			by_another_process(pages);
+			by_a_private_mapping(pages);
 			if (policy == FASTIOVD_PAGECACHE)
-				by_the_background(huge);
-			on_request(huge);
-			after_the_registration(huge);
-			by_a_peer(huge);
-			written_through_a_process(huge);
-			by_vmsplice(huge);
-			by_kvm(huge);
-			dumped(huge);
+				by_the_background(pages);
+			on_request(pages);
+			after_the_registration(pages);
+			by_a_peer(pages);
+			written_through_a_process(pages);
+			by_vmsplice(pages);
+			by_kvm(pages);
+			dumped(pages);
 		}
 		killed();
 	}

@@ -80,9 +80,9 @@ static void expect(const char *what, struct outcome got, struct outcome want)
 
 enum { UNREGISTERED = -1, FOREGROUND = 0 };
 
-static struct outcome run(bool huge, int flags)
+static struct outcome run(enum pages pages, int flags)
 {
-	struct ram r = ram_new(SIZE, huge);
+	struct ram r = ram_new(SIZE, pages);
 	struct vfio v;
 
 	if (flags != UNREGISTERED)
@@ -94,9 +94,9 @@ static struct outcome run(bool huge, int flags)
 }
 
 /* Memory that is mapped after the device masters the bus. */
-static struct outcome mapped_late(bool huge)
+static struct outcome mapped_late(enum pages pages)
 {
-	struct ram r = ram_new(SIZE, huge);
+	struct ram r = ram_new(SIZE, pages);
 	struct vfio v = vfio_attach(bdf);
 
 	r.registration = must(ram_register(r.fd, 0));
@@ -107,9 +107,9 @@ static struct outcome mapped_late(bool huge)
 }
 
 /* The registration ends while its memory is mapped and the device not yet a master. */
-static struct outcome registration_ends(bool huge)
+static struct outcome registration_ends(enum pages pages)
 {
-	struct ram r = ram_new(SIZE, huge);
+	struct ram r = ram_new(SIZE, pages);
 	struct vfio v = vfio_attach(bdf);
 
 	r.registration = must(ram_register(r.fd, 0));
@@ -121,9 +121,9 @@ static struct outcome registration_ends(bool huge)
 }
 
 /* Bus mastering is switched off, on, off and on again before the memory is clean. */
-static struct outcome switched(bool huge)
+static struct outcome switched(enum pages pages)
 {
-	struct ram r = ram_new(SIZE, huge);
+	struct ram r = ram_new(SIZE, pages);
 	struct vfio v = vfio_attach(bdf);
 
 	r.registration = must(ram_register(r.fd, 0));
@@ -139,23 +139,23 @@ static struct outcome switched(bool huge)
 }
 
 /* On touch a device has no page that nobody touched: it reads nothing there, and what it writes is lost. */
-static struct outcome on_touch(bool huge)
+static struct outcome on_touch(enum pages pages)
 {
 	struct outcome o;
 
 	policy = FASTIOVD_TOUCHMAP;
-	o = run(huge, FOREGROUND);
+	o = run(pages, FOREGROUND);
 	policy = FASTIOVD_PAGECACHE;
 	return o;
 }
 
 /* Free memory is not all poisoned at the first attempt: pages that were never used are zero. */
-static struct outcome until_it_shows(bool huge)
+static struct outcome until_it_shows(enum pages pages)
 {
 	struct outcome o;
 
 	for (int tries = 0; tries < 20; tries++) {
-		o = run(huge, FOREGROUND);
+		o = run(pages, FOREGROUND);
 		if (o.stale == PAGES)
 			break;
 		poison_free_memory();
@@ -163,24 +163,24 @@ static struct outcome until_it_shows(bool huge)
 	return o;
 }
 
-static struct outcome control(bool huge)
+static struct outcome control(enum pages pages)
 {
 	struct outcome o;
 
 	hold_master(false);
-	o = until_it_shows(huge);
+	o = until_it_shows(pages);
 	hold_master(true);
 	return o;
 }
 
 /* What was published: the barrier finds nothing to zero. That the host's first touch zeroes nothing keeps the device's writes here. */
-static struct outcome table(bool huge)
+static struct outcome table(enum pages pages)
 {
 	struct outcome o;
 
 	allow_table(true);
 	policy = FASTIOVD_TABLE;
-	o = until_it_shows(huge);
+	o = until_it_shows(pages);
 	policy = FASTIOVD_PAGECACHE;
 	allow_table(false);
 	return o;
@@ -190,27 +190,27 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(2 * 9);
-	for (int huge = 0; huge < 2; huge++) {
+	ksft_set_plan(4 * 9 - 1);
+	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		char what[64];
-		const char *pages = huge ? "huge" : "small";
 
 #define ARM(name, want, call)                                            \
 		do {                                                     \
 			poison_free_memory();                   \
-			snprintf(what, sizeof(what), "%s, %s pages", name, pages); \
+			snprintf(what, sizeof(what), "%s, %s", name, pages_are[pages]); \
 			expect(what, call, want);                        \
 		} while (0)
 
-		ARM("control: deferred, no barrier", hole, control(huge));
-		ARM("control: table, with barrier", published, table(huge));
-		ARM("eager", safe, run(huge, UNREGISTERED));
-		ARM("deferred", safe, run(huge, FOREGROUND));
-		ARM("deferred, background zeroing", safe, run(huge, FASTIOVD_BACKGROUND));
-		ARM("mapped after the device is a master", safe, mapped_late(huge));
-		ARM("registration ended", safe, registration_ends(huge));
-		ARM("mastering switched", safe, switched(huge));
-		ARM("on touch", touch_first, on_touch(huge));
+		ARM("control: deferred, no barrier", hole, control(pages));
+		ARM("control: table, with barrier", published, table(pages));
+		ARM("eager", safe, run(pages, UNREGISTERED));
+		ARM("deferred", safe, run(pages, FOREGROUND));
+		ARM("deferred, background zeroing", safe, run(pages, FASTIOVD_BACKGROUND));
+		ARM("mapped after the device is a master", safe, mapped_late(pages));
+		ARM("registration ended", safe, registration_ends(pages));
+		ARM("mastering switched", safe, switched(pages));
+		if (pages != RESERVED)
+			ARM("on touch", touch_first, on_touch(pages));
 	}
 	ksft_finished();
 }

@@ -19,14 +19,6 @@
 
 static const char *bdf;
 
-static void tell(const char *path, const char *value)
-{
-	int f = must(open(path, O_WRONLY));
-
-	must(write(f, value, strlen(value)));
-	close(f);
-}
-
 /* What of it is not possible, with pages that are pinned, is refused: that is right too. */
 static void move(struct ram *r)
 {
@@ -45,9 +37,9 @@ static bool holds(const struct ram *r, const uint8_t bytes[4])
 	return true;
 }
 
-static void moved(bool huge)
+static void moved(enum pages pages)
 {
-	struct ram r = ram_new(SIZE, huge);
+	struct ram r = ram_new(SIZE, pages);
 	struct vfio v = vfio_attach(bdf);
 
 	r.registration = must(ram_register(r.fd, 0));
@@ -60,10 +52,10 @@ static void moved(bool huge)
 	edu_copy(&v, 0, EDU_BUFFER, false);
 	move(&r);
 	edu_copy(&v, EDU_BUFFER, 8 * MiB, true);
-	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "the device writes where the processor reads, %s pages\n", huge ? "huge" : "small");
+	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "the device writes where the processor reads, %s\n", pages_are[pages]);
 	vfio_close(&v);
 	move(&r);
-	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "and so it stays without the device, %s pages\n", huge ? "huge" : "small");
+	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "and so it stays without the device, %s\n", pages_are[pages]);
 	ram_free(&r);
 }
 
@@ -98,7 +90,7 @@ static void swap_off(const char *device)
 }
 
 /* What a device has given back before anybody touched it is swapped out: zeros come back. */
-static void swapped(bool huge)
+static void swapped(enum pages pages)
 {
 	const char *group = "/sys/fs/cgroup/fastiov-swapped", *device = swap_on();
 	struct fastiovd_stat stat;
@@ -109,7 +101,7 @@ static void swapped(bool huge)
 	tell("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
 	must(mkdir(group, 0755));
 	tell("/sys/fs/cgroup/fastiov-swapped/cgroup.procs", "0");
-	r = ram_new(SIZE, huge);
+	r = ram_new(SIZE, pages);
 	v = vfio_attach(bdf);
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(&v, r.at, 0, SIZE));
@@ -120,8 +112,8 @@ static void swapped(bool huge)
 		write(reclaim, "32M", 3);	/* EAGAIN: not all of it */
 	close(reclaim);
 	stat = ram_stat(&r);
-	ksft_test_result(stat.resident <= SIZE / 2 && holds(&r, (uint8_t[]){ 0x33, 0, 0, 0 }), "swapped out, %llu of %lu MiB stayed, %s pages\n",
-			 stat.resident / MiB, SIZE / MiB, huge ? "huge" : "small");
+	ksft_test_result(stat.resident <= SIZE / 2 && holds(&r, (uint8_t[]){ 0x33, 0, 0, 0 }), "swapped out, %llu of %lu MiB stayed, %s\n",
+			 stat.resident / MiB, SIZE / MiB, pages_are[pages]);
 	ram_free(&r);
 	swap_off(device);
 	tell("/sys/fs/cgroup/cgroup.procs", "0");
@@ -175,12 +167,13 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(2 * 3 + 1);
-	for (int huge = 0; huge < 2; huge++) {
+	ksft_set_plan(4 * 2 + 3 + 1);
+	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		poison_free_memory();
-		moved(huge);
+		moved(pages);
 		poison_free_memory();
-		swapped(huge);
+		if (pages != RESERVED)	/* is never swapped */
+			swapped(pages);
 	}
 	limited();
 	ksft_finished();

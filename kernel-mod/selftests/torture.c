@@ -167,25 +167,28 @@ static void *master(void *arg)
 	return NULL;
 }
 
+static const struct { uint32_t policy; enum pages pages; } arrangements[] = {
+	{ FASTIOVD_PAGECACHE, SMALL }, { FASTIOVD_PAGECACHE, HUGE }, { FASTIOVD_PAGECACHE, MIDDLE }, { FASTIOVD_PAGECACHE, RESERVED },
+	{ FASTIOVD_TOUCHMAP, SMALL }, { FASTIOVD_TOUCHMAP, HUGE }, { FASTIOVD_TOUCHMAP, MIDDLE },
+};
+
 int main(void)
 {
 	uint64_t seed = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 0) : (uint64_t)time(NULL);
-	int seconds = getenv("SECONDS") ? atoi(getenv("SECONDS")) : 20, n = 0;
+	int seconds = getenv("SECONDS") ? atoi(getenv("SECONDS")) : 12, n = 0;
 	void *(*const bodies[])(void *) = { registrar, reader, mapper };
 	const char *bdf = device_under_test();
 	pthread_t threads[16];
 
 	ksft_print_header();
-	ksft_set_plan(4);
-	for (int kind = 0; kind < 4; kind++) {
-		bool huge = kind % 2;
-
-		policy = kind / 2 ? FASTIOVD_TOUCHMAP : FASTIOVD_PAGECACHE;
+	ksft_set_plan(sizeof(arrangements) / sizeof(*arrangements));
+	for (size_t kind = 0; kind < sizeof(arrangements) / sizeof(*arrangements); kind++) {
+		policy = arrangements[kind].policy;
 		atomic_store(&over, false);
 		atomic_store(&settled, false);
 		memset(written, 0, sizeof(written));
 		poison_free_memory();
-		ram = ram_new(SIZE, huge);
+		ram = ram_new(SIZE, arrangements[kind].pages);
 		if (policy == FASTIOVD_TOUCHMAP)	/* once, and for good */
 			ram.registration = must(ram_register(ram.fd, 0));
 		second = must(mmap(NULL, SIZE, PROT_READ, MAP_SHARED, ram.fd, 0));
@@ -211,8 +214,8 @@ int main(void)
 		sleep(seconds / 4);
 		atomic_store(&over, true);
 		pthread_join(threads[0], NULL);
-		ksft_test_result(!wrong, "seed %llu, %s pages%s: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations\n",
-				 (unsigned long long)seed, huge ? "huge" : "small", policy == FASTIOVD_TOUCHMAP ? " on touch" : "",
+		ksft_test_result(!wrong, "seed %llu, %s%s: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations\n",
+				 (unsigned long long)seed, pages_are[arrangements[kind].pages], policy == FASTIOVD_TOUCHMAP ? " on touch" : "",
 				 wrong, touches, mappings, registrations);
 	}
 	ksft_finished();

@@ -36,17 +36,18 @@ int main(void)
 {
 	const uint32_t size = sizeof(struct fastiovd_register), fixed = F_SEAL_SHRINK | F_SEAL_GROW;
 	struct fastiovd_stat stat = { .size = sizeof(stat) };
-	int sealed, open_ended, touched, pipes[2], reader, first, second;
+	int sealed, open_ended, huge, touched, pipes[2], reader, first, second;
 	char path[64];
 
 	dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC);
 	if (dev < 0)
 		ksft_exit_skip("no /dev/fastiovd\n");
 	ksft_print_header();
-	ksft_set_plan(33);
+	ksft_set_plan(36);
 
 	sealed = memfd(0, F_SEAL_SHRINK);
 	open_ended = memfd(0, 0);
+	huge = memfd(MFD_HUGETLB, fixed);
 	must(pipe(pipes));
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", sealed);
 	reader = must(open(path, O_RDONLY));
@@ -63,6 +64,8 @@ int main(void)
 	expect("a device", request(size, FASTIOVD_PAGECACHE, must(open("/dev/zero", O_RDWR)), 0), -EINVAL);
 	expect("the device itself", request(size, FASTIOVD_PAGECACHE, dev, 0), -EINVAL);
 	expect("a memfd that may shrink", request(size, FASTIOVD_PAGECACHE, open_ended, 0), -EINVAL);
+	expect("a memfd of huge pages", request(size, FASTIOVD_PAGECACHE, huge, 0), 0);
+	expect("a memfd of huge pages that may shrink", request(size, FASTIOVD_PAGECACHE, memfd(MFD_HUGETLB, 0), 0), -EINVAL);
 	expect("a memfd open for reading", request(size, FASTIOVD_PAGECACHE, reader, 0), -EACCES);
 	expect("an unmapped argument", ioctl(dev, FASTIOVD_REGISTER, (void *)8) < 0 ? -errno : 0, -EFAULT);
 	expect("an unknown ioctl", ioctl(dev, _IO(0xf1, 0x77), 0) < 0 ? -errno : 0, -ENOTTY);
@@ -71,7 +74,7 @@ int main(void)
 	expect("on touch, with a background", request(size, FASTIOVD_TOUCHMAP, memfd(0, fixed), FASTIOVD_BACKGROUND), -EINVAL);
 	expect("on touch, a memfd that may shrink", request(size, FASTIOVD_TOUCHMAP, memfd(0, F_SEAL_GROW), 0), -EINVAL);
 	expect("on touch, a memfd that may grow", request(size, FASTIOVD_TOUCHMAP, sealed, 0), -EINVAL);
-	expect("on touch, a memfd of huge pages", request(size, FASTIOVD_TOUCHMAP, memfd(MFD_HUGETLB, fixed), 0), -EINVAL);
+	expect("on touch, a memfd of huge pages", request(size, FASTIOVD_TOUCHMAP, huge, 0), -EINVAL);
 	touched = memfd(0, fixed);
 	must(pwrite(touched, "x", 1, 0));
 	expect("on touch, a memfd that is not empty", request(size, FASTIOVD_TOUCHMAP, touched, 0), -EINVAL);
@@ -97,6 +100,9 @@ int main(void)
 	ksft_test_result(stat.bytes == 2 * MiB, "its size\n");
 	expect("an instant range, of no table", ioctl(first, FASTIOVD_INSTANT, &(struct fastiovd_range){ 0, PAGE }) < 0 ? -errno : 0, -EINVAL);
 	expect("a punched hole", fallocate(sealed, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ? -errno : 0, -EBUSY);
+	close(first);
+	first = must(ram_register(huge, 0));
+	expect("a hole in huge pages", fallocate(huge, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 * MiB) < 0 ? -errno : 0, -EBUSY);
 	close(first);
 	expect("a registration after the first ended", request(size, FASTIOVD_PAGECACHE, sealed, 0), 0);
 	ksft_finished();

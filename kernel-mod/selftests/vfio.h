@@ -41,6 +41,15 @@ static __attribute__((constructor)) void line_by_line(void)
 	setlinebuf(stdout);
 }
 
+static inline void tell(const char *path, const char *text)
+{
+	int fd = must(open(path, O_WRONLY));
+
+	if (write(fd, text, strlen(text)) < 0)
+		ksft_exit_fail_msg("%s: \"%s\": %s\n", path, text, strerror(errno));
+	close(fd);
+}
+
 /* The device under test, "0000:00:05.0", from the environment; it is bound to vfio-pci. */
 static inline const char *device_under_test(void)
 {
@@ -127,6 +136,11 @@ static inline int vfio_unmap(struct vfio *v, uint64_t iova, size_t size)
 	return ioctl(v->container, VFIO_IOMMU_UNMAP_DMA, &unmap);
 }
 
+/* What a memory is made of; of huge pages the kernel may have none left. */
+enum pages { SMALL, HUGE, MIDDLE, RESERVED };
+static const char *const pages_are[] = { "small pages", "huge pages", "64 KiB pages", "hugetlbfs pages" };
+static const size_t folio_size[] = { PAGE, 2 * MiB, 64 << 10, 2 * MiB };
+
 /* A memfd that may be registered, and its mapping. */
 struct ram {
 	int fd, registration;
@@ -148,19 +162,41 @@ static inline int ram_register(int memfd, uint32_t flags)
 	return fd;
 }
 
-/* With huge, in transparent huge pages where the kernel has some. */
-static inline struct ram ram_new(size_t size, bool huge)
+#define POISON 0xee
+
+/* Room in hugetlbfs for a memory and a copy of it; what its pages hold is the poison. */
+static inline void reserve(size_t size)
+{
+	int fd = must(memfd_create("poison", MFD_CLOEXEC | MFD_HUGETLB));
+	char pages[32];
+	void *at;
+
+	snprintf(pages, sizeof(pages), "%zu", 2 * size / (2 * MiB));
+	tell("/proc/sys/vm/nr_hugepages", pages);
+	must(ftruncate(fd, 2 * size));
+	at = must(mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+	memset(at, POISON, 2 * size);
+	munmap(at, 2 * size);
+	close(fd);
+}
+
+static inline struct ram ram_new(size_t size, enum pages pages)
 {
 	struct ram r = { .size = size, .registration = -1 };
 	uint8_t *place;
 
-	r.fd = must(memfd_create("ram", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+	if (pages == RESERVED)
+		reserve(size);
+	r.fd = must(memfd_create("ram", MFD_CLOEXEC | MFD_ALLOW_SEALING | (pages == RESERVED ? MFD_HUGETLB : 0)));
 	must(ftruncate(r.fd, size));
 	must(fcntl(r.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
 	place = must(mmap(NULL, size + 2 * MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 	place = (uint8_t *)(((uintptr_t)place + 2 * MiB - 1) & ~(2 * MiB - 1));
 	r.at = must(mmap(place, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r.fd, 0));
-	must(madvise(r.at, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE));
+	if (pages != RESERVED)
+		must(madvise(r.at, size, pages == SMALL ? MADV_NOHUGEPAGE : MADV_HUGEPAGE));
+	tell("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled", pages == MIDDLE ? "never" : "advise");
+	tell("/sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled", pages == MIDDLE ? "advise" : "never");
 	return r;
 }
 
@@ -180,8 +216,7 @@ static inline struct fastiovd_stat ram_stat(struct ram *r)
 	return stat;
 }
 
-/* Leaves the byte 0xee in most of the memory that is free afterwards. */
-#define POISON 0xee
+/* Leaves the poison in most of the memory that is free afterwards. */
 static inline void poison_free_memory(void)
 {
 	size_t size = sysconf(_SC_AVPHYS_PAGES) * PAGE / 10 * 9;
@@ -204,12 +239,9 @@ static inline void poison_free_memory(void)
 static inline void set_parameter(const char *parameter, bool on)
 {
 	char path[128];
-	FILE *f;
 
 	snprintf(path, sizeof(path), "/sys/module/%s", parameter);
-	f = fopen(path, "w");
-	if (!f || fputs(on ? "Y" : "N", f) < 0 || fclose(f))
-		ksft_exit_fail_msg("%s cannot be switched: %s\n", path, strerror(errno));
+	tell(path, on ? "Y" : "N");
 }
 
 /* Whether no device masters the bus before its memory is zeroed. */

@@ -17,7 +17,8 @@ import (
 
 const runtimeName = "python:3"
 
-func subject(t *testing.T, memory fastiovd.Policy) (sandboxtest.Subject, *kprobe.Probe) {
+// subject is a driver under test, of memory as config says.
+func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 	t.Helper()
 	images, err := image.OpenSet(testbed.ImagesDir)
 	if err != nil {
@@ -33,12 +34,11 @@ func subject(t *testing.T, memory fastiovd.Policy) (sandboxtest.Subject, *kprobe
 		t.Fatal(err)
 	}
 	t.Cleanup(probe.Close)
+	config.Binary, config.Kernel, config.Initrd = "qemu-system-x86_64", images.Guest.Kernel, images.Guest.Initrd
+	config.Probe, config.Log = probe, slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return sandboxtest.Subject{
 		Open: func() (sandbox.Driver, func(), error) {
-			d, err := Open(Config{
-				Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd, Memory: memory, Probe: probe,
-				Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-			})
+			d, err := Open(config)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -56,7 +56,7 @@ func subject(t *testing.T, memory fastiovd.Policy) (sandboxtest.Subject, *kprobe
 
 func TestConformance(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{runtimeName}}, func(t *testing.T) {
-		s, _ := subject(t, fastiovd.Eager)
+		s, _ := subject(t, Config{Memory: fastiovd.Eager})
 		s.Run(t)
 	})
 }

@@ -41,7 +41,7 @@ type Config struct {
 	Kernel    string
 	Initrd    string
 	HugePages bool            // guest memory from the host's 2 MiB huge pages
-	Memory    fastiovd.Policy // zero: Eager, the only one there is with HugePages
+	Memory    fastiovd.Policy // zero: Eager; with HugePages not TouchMap
 	Probe     *kprobe.Probe   // nil: the stages inside the VMM stay unknown
 	Log       *slog.Logger
 }

@@ -22,12 +22,12 @@ import (
 var onPatchedKernel = testbed.Needs{NICs: 1, Images: []string{runtimeName}, Kernel: testbed.PatchedKernel}
 
 // subjectWith is the driver under test with the kernel switched to set.
-func subjectWith(t *testing.T, set fastiovd.Set) (sandboxtest.Subject, *kprobe.Probe) {
+func subjectWith(t *testing.T, set fastiovd.Set, hugePages bool) (sandboxtest.Subject, *kprobe.Probe) {
 	t.Helper()
 	if err := set.Apply(); err != nil {
 		t.Fatal(err)
 	}
-	return subject(t, set.Memory)
+	return subject(t, Config{Memory: set.Memory, HugePages: hugePages})
 }
 
 func TestConformanceOnThePatchedKernel(t *testing.T) {
@@ -36,7 +36,7 @@ func TestConformanceOnThePatchedKernel(t *testing.T) {
 			set := fastiovd.All
 			set.Memory, set.Barrier = policy, policy != fastiovd.Table
 			t.Run(string(policy), func(t *testing.T) {
-				s, _ := subjectWith(t, set)
+				s, _ := subjectWith(t, set, false)
 				s.Run(t)
 			})
 		}
@@ -51,7 +51,7 @@ func TestResetsOnTheWay(t *testing.T) {
 			set  fastiovd.Set
 			want uint64
 		}{{fastiovd.None, 2}, {fastiovd.All, 0}} {
-			s, probe := subjectWith(t, c.set)
+			s, probe := subjectWith(t, c.set, false)
 			vf := s.Spec(0).VF
 			if warm, err := bare.OpenVF(vf.Group, vf.BDF); err != nil { // what the pool does with a VF that is new to it
 				t.Fatal(err)
@@ -77,17 +77,19 @@ func TestResetsOnTheWay(t *testing.T) {
 // touch, there is only what somebody needed.
 func TestFootprintsOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
-		for _, policy := range fastiovd.Policies {
+		setAside(t, 192)
+		for i, policy := range append(slices.Clone(fastiovd.Policies), fastiovd.PageCache) {
+			hugePages := i == len(fastiovd.Policies)
 			set := fastiovd.All
 			set.Memory, set.Barrier = policy, policy != fastiovd.Table
-			s, _ := subjectWith(t, set)
+			s, _ := subjectWith(t, set, hugePages)
 			var tl timeline.Timeline
 			vm, release := startOne(t, s, &tl)
 			whole := uint64(s.Spec(0).MemoryMiB) << 20
 			seen := map[timeline.Moment]timeline.Footprint{}
 			for _, f := range tl.Footprints() {
 				seen[f.At] = f
-				t.Logf("--fastiov %s: %+v", set, f)
+				t.Logf("--fastiov %s, huge pages %v: %+v", set, hugePages, f)
 			}
 			first, master := seen[timeline.FirstInstruction], seen[timeline.BusMaster]
 			now, err := vm.(sandbox.Weigher).Weigh(timeline.FirstAnswer)
@@ -120,6 +122,15 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 	})
 }
 
+// setAside sets 2 MiB pages aside for a guest.
+func setAside(t *testing.T, mib int) {
+	const path = "/proc/sys/vm/nr_hugepages"
+	if err := os.WriteFile(path, []byte(strconv.Itoa(mib/2)), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.WriteFile(path, []byte("0"), 0) })
+}
+
 // Once a function is warm no policy costs it anything: KVM takes no page fault of its guest, and what the guest has touched is in KVM's page
 // tables, and in the IOMMU's, in pages as large as where all was there from the start. The IOMMU's are counted by the pages of its
 // page tables: a 2 MiB mapping that were one of small pages needs one more.
@@ -130,7 +141,7 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 		for _, policy := range fastiovd.Policies {
 			set := fastiovd.All
 			set.Memory, set.Barrier = policy, policy != fastiovd.Table
-			s, _ := subjectWith(t, set)
+			s, _ := subjectWith(t, set, false)
 			open := s.Open
 			s.Open = func() (sandbox.Driver, func(), error) {
 				d, release, err := open()
