@@ -128,7 +128,9 @@ void table_pinned(struct table *t, struct vm_area_struct *vma, struct folio *fol
 	spin_lock(&t->lock);
 	ours = table_is_of(t, vma);
 	if (!folio_test_uptodate(folio)) {
-		if (!ours || find_next_bit(t->instant, end, folio->index) < end)
+		/* hugetlbfs files grow by being mapped, whatever their seals */
+		if (!ours || folio->index >= t->npages ||
+		    find_next_bit(t->instant, end, folio->index) < end)
 			clear_folio(folio);
 		else
 			set_bit(folio->index, t->unclean);
@@ -184,8 +186,10 @@ static bool is_memfd_of_fixed_size(struct inode *inode)
 
 	if (shmem_mapping(inode->i_mapping))
 		seals = SHMEM_I(inode)->seals;
+#ifdef CONFIG_HUGETLBFS
 	else if (inode->i_sb->s_magic == HUGETLBFS_MAGIC)
 		seals = HUGETLBFS_I(inode)->seals;
+#endif
 	return !(~seals & (F_SEAL_SHRINK | F_SEAL_GROW));
 }
 

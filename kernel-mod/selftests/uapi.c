@@ -43,7 +43,7 @@ int main(void)
 	if (dev < 0)
 		ksft_exit_skip("no /dev/fastiovd\n");
 	ksft_print_header();
-	ksft_set_plan(36);
+	ksft_set_plan(37);
 
 	sealed = memfd(0, F_SEAL_SHRINK);
 	open_ended = memfd(0, 0);
@@ -66,6 +66,7 @@ int main(void)
 	expect("a memfd that may shrink", request(size, FASTIOVD_PAGECACHE, open_ended, 0), -EINVAL);
 	expect("a memfd of huge pages", request(size, FASTIOVD_PAGECACHE, huge, 0), 0);
 	expect("a memfd of huge pages that may shrink", request(size, FASTIOVD_PAGECACHE, memfd(MFD_HUGETLB, 0), 0), -EINVAL);
+	expect("a memfd of 1 GiB pages", request(size, FASTIOVD_PAGECACHE, must(memfd_create("test", MFD_ALLOW_SEALING | MFD_HUGETLB | 30U << 26 /* MFD_HUGE_1GB */)), 0), -EINVAL);
 	expect("a memfd open for reading", request(size, FASTIOVD_PAGECACHE, reader, 0), -EACCES);
 	expect("an unmapped argument", ioctl(dev, FASTIOVD_REGISTER, (void *)8) < 0 ? -errno : 0, -EFAULT);
 	expect("an unknown ioctl", ioctl(dev, _IO(0xf1, 0x77), 0) < 0 ? -errno : 0, -ENOTTY);

@@ -87,7 +87,8 @@ enum fastiovd_policy {
  * struct fastiovd_register - what FASTIOVD_REGISTER takes
  * @size: sizeof(struct fastiovd_register)
  * @policy: one of enum fastiovd_policy
- * @memfd: the memory: a memfd with F_SEAL_SHRINK; for FASTIOVD_TABLE and
+ * @memfd: the memory: a memfd with F_SEAL_SHRINK, of ordinary pages or of huge
+ *	pages of the smallest size (2 MiB on x86-64); for FASTIOVD_TABLE and
  *	FASTIOVD_TOUCHMAP with F_SEAL_GROW too, and for the latter an empty one,
  *	not of hugetlbfs
  * @flags: FASTIOVD_BACKGROUND, but with FASTIOVD_TOUCHMAP, or 0
