@@ -25,6 +25,12 @@ const (
 	HugeTLBPages = "hugetlb" // set aside for hugetlbfs
 )
 
+// What makes the VF's address space.
+const (
+	Type1   = "type1" // a container of vfio's
+	IOMMUFD = "iommufd"
+)
+
 const hugePage = 2 << 20
 
 // DMAMap times what giving a VF its guest's memory takes, and what the guest's first touches of that memory take afterwards: a cost that
@@ -38,6 +44,7 @@ type DMAMap struct {
 
 // A DMAPoint is a memory and what it cost.
 type DMAPoint struct {
+	IOMMU   string          `json:"iommu"`
 	SizeMiB int             `json:"size_mib"`
 	Memory  string          `json:"memory"`
 	Policy  fastiovd.Policy `json:"policy"`
@@ -60,7 +67,22 @@ type DMAMapResult struct {
 }
 
 // Choose makes the points of all combinations that there are.
-func (b *DMAMap) Choose(sizes, memories, policies []string) error {
+func (b *DMAMap) Choose(iommus, sizes, memories, policies []string) error {
+	for _, iommu := range iommus {
+		if kinds := []string{Type1, IOMMUFD}; !slices.Contains(kinds, iommu) {
+			return fmt.Errorf("no address space by %q: there are %v", iommu, kinds)
+		}
+		if err := b.choose(iommu, sizes, memories, policies); err != nil {
+			return err
+		}
+	}
+	if len(b.Points) == 0 || b.Rounds < 1 {
+		return fmt.Errorf("--iommu, --size, --memory, --policies and --rounds want at least one")
+	}
+	return nil
+}
+
+func (b *DMAMap) choose(iommu string, sizes, memories, policies []string) error {
 	for _, size := range sizes {
 		mib, err := mebibytes(size)
 		if err != nil {
@@ -71,7 +93,7 @@ func (b *DMAMap) Choose(sizes, memories, policies []string) error {
 				return fmt.Errorf("no memory of %q pages: there are %v", memory, kinds)
 			}
 			for _, policy := range policies {
-				p := DMAPoint{SizeMiB: mib, Memory: memory, Policy: fastiovd.Policy(policy)}
+				p := DMAPoint{IOMMU: iommu, SizeMiB: mib, Memory: memory, Policy: fastiovd.Policy(policy)}
 				if !slices.Contains(fastiovd.Policies, p.Policy) {
 					return fmt.Errorf("no policy %q: there are %v", policy, fastiovd.Policies)
 				}
@@ -81,9 +103,6 @@ func (b *DMAMap) Choose(sizes, memories, policies []string) error {
 				b.Points = append(b.Points, p)
 			}
 		}
-	}
-	if len(b.Points) == 0 || b.Rounds < 1 {
-		return fmt.Errorf("--size, --memory, --policies and --rounds want at least one")
 	}
 	return nil
 }
@@ -106,11 +125,6 @@ func (b *DMAMap) Run(ctx context.Context) (*DMAMapResult, error) {
 	if err := unix.Uname(&name); err != nil {
 		return nil, err
 	}
-	vf, err := bare.OpenVF(b.VF.Group, b.VF.BDF)
-	if err != nil {
-		return nil, err
-	}
-	defer vf.Close()
 	if slices.ContainsFunc(b.Points, func(p DMAPoint) bool { return p.Policy == fastiovd.Table }) {
 		restore, err := fastiovd.AllowTable()
 		if err != nil {
@@ -129,10 +143,10 @@ func (b *DMAMap) Run(ctx context.Context) (*DMAMapResult, error) {
 				return nil, err
 			}
 			p := &b.Points[i]
-			if err := p.play(vf); err != nil {
-				return nil, fmt.Errorf("%d MiB, %s pages, %s: %w", p.SizeMiB, p.Memory, p.Policy, err)
+			if err := b.play(p); err != nil {
+				return nil, fmt.Errorf("%s, %d MiB, %s pages, %s: %w", p.IOMMU, p.SizeMiB, p.Memory, p.Policy, err)
 			}
-			fmt.Fprintf(b.Out, "dma-map  %d MiB  %s pages  %s  round %d/%d  %.1f ms\n", p.SizeMiB, p.Memory, p.Policy, round+1, b.Rounds, p.maps[round])
+			fmt.Fprintf(b.Out, "dma-map  %s  %d MiB  %s pages  %s  round %d/%d  %.1f ms\n", p.IOMMU, p.SizeMiB, p.Memory, p.Policy, round+1, b.Rounds, p.maps[round])
 		}
 	}
 	for i := range b.Points {
@@ -174,7 +188,16 @@ func setAside(points []DMAPoint) (restore func(), err error) {
 }
 
 // play measures one round: first the memory without a VF, then one with.
-func (p *DMAPoint) play(vf *bare.VF) error {
+func (b *DMAMap) play(p *DMAPoint) error {
+	open := func() (*bare.VF, error) { return bare.OpenVF(b.VF.Group, b.VF.BDF) }
+	if p.IOMMU == IOMMUFD {
+		open = func() (*bare.VF, error) { return bare.OpenVFUnderIOMMUFD(b.VF.BDF) }
+	}
+	vf, err := open()
+	if err != nil {
+		return err
+	}
+	defer vf.Close()
 	if err := p.with(func(ram []byte, _ *os.File) error {
 		p.demands = append(p.demands, touch(ram))
 		return nil
@@ -271,11 +294,11 @@ func touch(ram []byte) float64 {
 func (r *DMAMapResult) Print(w io.Writer) {
 	fmt.Fprintf(w, "kernel %s, %d rounds, medians\n", r.Kernel, r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "MiB\tpages\tpolicy\tmap ms\tagainst eager\tMiB zeroed then\tfirst touch µs/2 MiB\tordinary\t")
+	fmt.Fprintln(t, "MiB\tpages\tIOMMU\tpolicy\tmap ms\tagainst eager\tMiB zeroed then\tfirst touch µs/2 MiB\tordinary\t")
 	for _, p := range r.Points {
 		against := ""
 		i := slices.IndexFunc(r.Points, func(o DMAPoint) bool {
-			return o.SizeMiB == p.SizeMiB && o.Memory == p.Memory && o.Policy == fastiovd.Eager
+			return o.IOMMU == p.IOMMU && o.SizeMiB == p.SizeMiB && o.Memory == p.Memory && o.Policy == fastiovd.Eager
 		})
 		if i >= 0 && p.Policy != fastiovd.Eager {
 			against = fmt.Sprintf("%+.1f %%", 100*(p.Map.Median/r.Points[i].Map.Median-1))
@@ -284,7 +307,7 @@ func (r *DMAMapResult) Print(w io.Writer) {
 		if p.Touch.Count > 0 {
 			touched = fmt.Sprintf("%.0f", p.Touch.Median)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%.1f\t%s\t%.0f\t%s\t%.0f\t\n", p.SizeMiB, p.Memory, p.Policy, p.Map.Median, against, p.Zeroed.Median,
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%.1f\t%s\t%.0f\t%s\t%.0f\t\n", p.SizeMiB, p.Memory, p.IOMMU, p.Policy, p.Map.Median, against, p.Zeroed.Median,
 			touched, p.Demand.Median)
 	}
 	t.Flush()

@@ -26,20 +26,24 @@ const (
 
 var patched = testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel}
 
-// TestSelftests runs the programs of the directory selftests on the patched kernel; each of their results is a subtest here. QEMU's edu
-// is the device: it does the DMA it is told to.
+// TestSelftests runs the programs of the directory selftests on the patched kernel, with the device in a container of vfio's and under
+// iommufd; each of their results is a subtest here. QEMU's edu is the device: it does the DMA it is told to.
 func TestSelftests(t *testing.T) {
 	needs := patched
 	needs.Env = []string{torturesFor, torturesFrom}
-	testbed.Inside(t, needs, func(t *testing.T) {
-		edu := bindEdu(t)
-		for _, program := range []string{"uapi", "contents", "touchmap", "table", "hazard", "pressure", "torture"} {
-			t.Run(program, func(t *testing.T) { runSelftest(t, program, edu) })
-		}
-		for _, line := range splats(t) {
-			t.Error("the kernel complains: ", line)
-		}
-	})
+	for _, iommu := range []string{"type1", "iommufd"} {
+		t.Run(iommu, func(t *testing.T) {
+			testbed.Inside(t, needs, func(t *testing.T) {
+				edu := bindEdu(t)
+				for _, program := range []string{"uapi", "contents", "touchmap", "table", "hazard", "pressure", "torture"} {
+					t.Run(program, func(t *testing.T) { runSelftest(t, program, edu, "FASTIOV_IOMMU="+iommu) })
+				}
+				for _, line := range splats(t) {
+					t.Error("the kernel complains: ", line)
+				}
+			})
+		})
+	}
 }
 
 // What a VF transmits of memory that nobody touched is read off the wire: frames of selftests/wire, by the arrangement that they name. On
@@ -141,9 +145,9 @@ func bindEdu(t *testing.T) (bdf string) {
 }
 
 // runSelftest runs a program and reads its results, which are in the format of TAP.
-func runSelftest(t *testing.T, program, device string) {
+func runSelftest(t *testing.T, program, device string, env ...string) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(testbed.SelftestsDir, program))
-	cmd.Env = append(os.Environ(), "FASTIOV_DEVICE="+device)
+	cmd.Env = append(append(os.Environ(), "FASTIOV_DEVICE="+device), env...)
 	for variable, from := range map[string]string{"SECONDS": torturesFor, "SEED": torturesFrom} {
 		if value := os.Getenv(from); value != "" {
 			cmd.Env = append(cmd.Env, variable+"="+value)

@@ -106,6 +106,69 @@ static struct outcome mapped_late(enum pages pages)
 	return play(&v, &r);
 }
 
+/* An address space of the same iommufd, with memory that no device reaches yet. */
+static uint32_t elsewhere(struct vfio *v, struct ram *r)
+{
+	struct vfio other = { .container = v->container, .ioas = ioas_new(v->container) };
+
+	r->registration = must(ram_register(r->fd, 0));
+	must(vfio_map(&other, r->at, 0, SIZE));
+	vfio_open(v, bdf);
+	vfio_set_command(v, vfio_command(v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	return other.ioas;
+}
+
+/* Puts a part of another address space's memory into the device's. */
+static void ioas_copy(struct vfio *v, uint32_t from, uint64_t iova, size_t size)
+{
+	struct iommu_ioas_copy copy = {
+		.size = sizeof(copy), .flags = IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_READABLE | IOMMU_IOAS_MAP_WRITEABLE,
+		.src_ioas_id = from, .src_iova = iova, .dst_ioas_id = v->ioas, .dst_iova = iova, .length = size,
+	};
+
+	must(ioctl(v->container, IOMMU_IOAS_COPY, &copy));
+}
+
+/* Memory of another address space comes to a device that masters the bus. */
+static struct outcome copied_late(enum pages pages)
+{
+	struct ram r = ram_new(SIZE, pages);
+	struct vfio v = vfio_attach(bdf);
+
+	ioas_copy(&v, elsewhere(&v, &r), 0, SIZE);
+	return play(&v, &r);
+}
+
+/* Of one mapping, the second half is pinned after other memory was put there: what is zeroed are the pages, not what is there. */
+static struct outcome copied_in_halves(void)
+{
+	const size_t half = 35 * MiB;	/* in the middle of a huge page, and where the device looks */
+	struct ram r = ram_new(SIZE, HUGE), other = ram_new(SIZE, HUGE);
+	struct vfio v = vfio_attach(bdf), away = { .container = v.container, .ioas = ioas_new(v.container) };
+	struct outcome o;
+
+	r.registration = must(ram_register(r.fd, 0));
+	other.registration = must(ram_register(other.fd, 0));
+	must(vfio_map(&away, r.at, 0, SIZE));
+	ioas_copy(&v, away.ioas, 0, half);
+	must(mmap(r.at + half, SIZE - half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, other.fd, half));
+	ioas_copy(&v, away.ioas, half, SIZE - half);
+	vfio_open(&v, bdf);
+	o = play(&v, &r);
+	ram_free(&other);
+	return o;
+}
+
+/* A device that masters the bus comes to other memory. */
+static struct outcome attached_late(enum pages pages)
+{
+	struct ram r = ram_new(SIZE, pages);
+	struct vfio v = vfio_attach(bdf);
+
+	ioas_attach(v.device, elsewhere(&v, &r));
+	return play(&v, &r);
+}
+
 /* The registration ends while its memory is mapped and the device not yet a master. */
 static struct outcome registration_ends(enum pages pages)
 {
@@ -149,7 +212,17 @@ static struct outcome on_touch(enum pages pages)
 	return o;
 }
 
-/* Free memory is not all poisoned at the first attempt: pages that were never used are zero. */
+/* A process does not get every page that a device gets: unmovable ones are kept apart. So they are poisoned as a device's. */
+static void poison_unmovable_memory(enum pages pages)
+{
+	uint32_t tested = policy;
+
+	policy = FASTIOVD_PAGECACHE;
+	run(pages, FOREGROUND);
+	policy = tested;
+}
+
+/* Free memory is not all poisoned at the first attempt: pages that were never used are zero, or were wiped by the attempt before. */
 static struct outcome until_it_shows(enum pages pages)
 {
 	struct outcome o;
@@ -159,6 +232,7 @@ static struct outcome until_it_shows(enum pages pages)
 		if (o.stale == PAGES)
 			break;
 		poison_free_memory();
+		poison_unmovable_memory(pages);
 	}
 	return o;
 }
@@ -190,7 +264,7 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 9 - 1);
+	ksft_set_plan(4 * 9 - 1 + (under_iommufd ? 4 * 2 + 1 : 0));
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		char what[64];
 
@@ -209,6 +283,12 @@ int main(void)
 		ARM("mapped after the device is a master", safe, mapped_late(pages));
 		ARM("registration ended", safe, registration_ends(pages));
 		ARM("mastering switched", safe, switched(pages));
+		if (under_iommufd) {
+			ARM("copied to a master", safe, copied_late(pages));
+			ARM("attached to a master", safe, attached_late(pages));
+			if (pages == HUGE)
+				ARM("copied in halves", safe, copied_in_halves());
+		}
 		if (pages != RESERVED)
 			ARM("on touch", touch_first, on_touch(pages));
 	}

@@ -59,7 +59,7 @@ static long locked_kib(void)
 	long n = -1;
 
 	while (f && fgets(line, sizeof(line), f))
-		sscanf(line, "VmLck: %ld", &n);
+		sscanf(line, under_iommufd ? "VmPin: %ld" : "VmLck: %ld", &n);	/* each has its account */
 	if (f)
 		fclose(f);
 	return n;

@@ -5,8 +5,10 @@
 
 #define _GNU_SOURCE
 #include <errno.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/iommufd.h>
 #include <linux/pci_regs.h>
 #include <linux/vfio.h>
 #include <signal.h>
@@ -60,19 +62,68 @@ static inline const char *device_under_test(void)
 	return bdf;
 }
 
+/* Whether address spaces are iommufd's, not a container's: from the environment. */
+static bool under_iommufd;
+
+static __attribute__((constructor)) void choose_iommu(void)
+{
+	const char *iommu = getenv("FASTIOV_IOMMU");
+
+	under_iommufd = iommu && !strcmp(iommu, "iommufd");
+}
+
 struct vfio {
-	int container, group, device;
+	int container, group, device;	/* container: or the iommufd */
+	uint32_t ioas;
 	uint64_t config;	/* offset of the configuration space in device */
 	volatile uint8_t *bar;	/* BAR 0 */
 	size_t bar_size;
 };
 
-/* An address space with the device in it; the device itself is not open. */
+/* An address space of an iommufd. */
+static inline uint32_t ioas_new(int iommufd)
+{
+	struct iommu_ioas_alloc alloc = { .size = sizeof(alloc) };
+
+	must(ioctl(iommufd, IOMMU_IOAS_ALLOC, &alloc));
+	return alloc.out_ioas_id;
+}
+
+/* Lets the device reach that address space, and no other. */
+static inline void ioas_attach(int device, uint32_t ioas)
+{
+	struct vfio_device_attach_iommufd_pt attach = { .argsz = sizeof(attach), .pt_id = ioas };
+
+	must(ioctl(device, VFIO_DEVICE_ATTACH_IOMMUFD_PT, &attach));
+}
+
+static inline struct vfio vfio_attach_iommufd(const char *bdf)
+{
+	struct vfio v = { .container = must(open("/dev/iommu", O_RDWR)), .group = -1 };
+	struct vfio_device_bind_iommufd bind = { .argsz = sizeof(bind), .iommufd = v.container };
+	char path[300];
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/vfio-dev", bdf);
+	dir = opendir(path);
+	for (struct dirent *e; dir && (e = readdir(dir));)
+		snprintf(path, sizeof(path), "/dev/vfio/devices/%s", e->d_name[0] == '.' ? "" : e->d_name);
+	closedir(dir);
+	v.device = must(open(path, O_RDWR));
+	must(ioctl(v.device, VFIO_DEVICE_BIND_IOMMUFD, &bind));
+	v.ioas = ioas_new(v.container);
+	ioas_attach(v.device, v.ioas);
+	return v;
+}
+
+/* An address space with the device in it; a container's device itself is not open. */
 static inline struct vfio vfio_attach(const char *bdf)
 {
 	char link[256], target[256] = "", node[64];
 	struct vfio v = { .device = -1 };
 
+	if (under_iommufd)
+		return vfio_attach_iommufd(bdf);
 	snprintf(link, sizeof(link), "/sys/bus/pci/devices/%s/iommu_group", bdf);
 	must(readlink(link, target, sizeof(target) - 1));
 	snprintf(node, sizeof(node), "/dev/vfio/%s", strrchr(target, '/') + 1);
@@ -88,7 +139,8 @@ static inline void vfio_open(struct vfio *v, const char *bdf)
 	struct vfio_region_info config = { .argsz = sizeof(config), .index = VFIO_PCI_CONFIG_REGION_INDEX };
 	struct vfio_region_info bar = { .argsz = sizeof(bar), .index = VFIO_PCI_BAR0_REGION_INDEX };
 
-	v->device = must(ioctl(v->group, VFIO_GROUP_GET_DEVICE_FD, bdf));
+	if (!under_iommufd)
+		v->device = must(ioctl(v->group, VFIO_GROUP_GET_DEVICE_FD, bdf));
 	must(ioctl(v->device, VFIO_DEVICE_GET_REGION_INFO, &config));
 	must(ioctl(v->device, VFIO_DEVICE_GET_REGION_INFO, &bar));
 	v->config = config.offset;
@@ -98,10 +150,9 @@ static inline void vfio_open(struct vfio *v, const char *bdf)
 
 static inline void vfio_close(struct vfio *v)
 {
-	if (v->device >= 0) {
+	if (v->bar)
 		munmap((void *)v->bar, v->bar_size);
-		close(v->device);
-	}
+	close(v->device);
 	close(v->group);
 	close(v->container);
 }
@@ -125,15 +176,20 @@ static inline int vfio_map(struct vfio *v, void *at, uint64_t iova, size_t size)
 		.argsz = sizeof(map), .flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE,
 		.vaddr = (uintptr_t)at, .iova = iova, .size = size,
 	};
+	struct iommu_ioas_map ioas_map = {
+		.size = sizeof(ioas_map), .flags = IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_READABLE | IOMMU_IOAS_MAP_WRITEABLE,
+		.ioas_id = v->ioas, .user_va = (uintptr_t)at, .iova = iova, .length = size,
+	};
 
-	return ioctl(v->container, VFIO_IOMMU_MAP_DMA, &map);
+	return under_iommufd ? ioctl(v->container, IOMMU_IOAS_MAP, &ioas_map) : ioctl(v->container, VFIO_IOMMU_MAP_DMA, &map);
 }
 
 static inline int vfio_unmap(struct vfio *v, uint64_t iova, size_t size)
 {
 	struct vfio_iommu_type1_dma_unmap unmap = { .argsz = sizeof(unmap), .iova = iova, .size = size };
+	struct iommu_ioas_unmap ioas_unmap = { .size = sizeof(ioas_unmap), .ioas_id = v->ioas, .iova = iova, .length = size };
 
-	return ioctl(v->container, VFIO_IOMMU_UNMAP_DMA, &unmap);
+	return under_iommufd ? ioctl(v->container, IOMMU_IOAS_UNMAP, &ioas_unmap) : ioctl(v->container, VFIO_IOMMU_UNMAP_DMA, &unmap);
 }
 
 /* What a memory is made of; of huge pages the kernel may have none left. */

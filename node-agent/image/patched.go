@@ -134,7 +134,7 @@ func buildKernel(ctx context.Context, dir string, config []byte, ccache string, 
 		}
 	}
 	say("compiling the kernel")
-	if err := runMake(ctx, tree, count, append(compiler, fmt.Sprintf("-j%d", runtime.NumCPU()), "bzImage", "modules")...); err != nil {
+	if err := runMake(ctx, tree, count, append(compiler, fmt.Sprintf("-j%d", runtime.NumCPU()), "bzImage", "modules", "headers")...); err != nil {
 		return err
 	}
 	if err := os.Rename(filepath.Join(tree, "arch/x86/boot/bzImage"), filepath.Join(dir, kernelName)); err != nil {
@@ -228,7 +228,7 @@ func runMake(ctx context.Context, dir string, see func(line string), args ...str
 
 // prune leaves of a built tree what the build of a module and of the selftests reads.
 func prune(tree string) error {
-	keep := []string{"include/", "scripts/", "arch/x86/include/", "tools/objtool/objtool", "tools/testing/selftests/kselftest"}
+	keep := []string{"include/", "usr/include/", "scripts/", "arch/x86/include/", "tools/objtool/objtool", "tools/testing/selftests/kselftest"}
 	return filepath.WalkDir(tree, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err

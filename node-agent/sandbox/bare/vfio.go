@@ -25,7 +25,10 @@ const (
 )
 
 // A VF is one opened through VFIO. Its files are all there is to it: closing them, or dying, gives it back.
-type VF struct{ container, group, device int }
+type VF struct {
+	container, group, device int    // container: or the iommufd, and no group then
+	ioas                     uint32 // the iommufd's address space
+}
 
 // OpenVF opens the VF at bdf (0000:01:10.0) through its group node (/dev/vfio/N): container, group, IOMMU, device.
 func OpenVF(group, bdf string) (*VF, error) {
@@ -42,7 +45,7 @@ func OpenVF(group, bdf string) (*VF, error) {
 
 // Attach takes a group and puts it behind the IOMMU: all of OpenVF but the opening of the device.
 func Attach(group string) (*VF, error) {
-	vf := &VF{-1, -1, -1}
+	vf := &VF{container: -1, group: -1, device: -1}
 	if err := vf.attach(group); err != nil {
 		vf.Close()
 		return nil, err
@@ -110,7 +113,13 @@ func (vf *VF) Map(ram []byte) error {
 		argsz, flags      uint32
 		vaddr, iova, size uint64
 	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))), size: uint64(len(ram))}
-	if _, err := ioctl(vf.container, vfioIOMMUMapDMA, uintptr(unsafe.Pointer(&m))); err != nil {
+	var err error
+	if vf.ioas != 0 {
+		err = vf.mapIOAS(ram)
+	} else {
+		_, err = ioctl(vf.container, vfioIOMMUMapDMA, uintptr(unsafe.Pointer(&m)))
+	}
+	if err != nil {
 		return fmt.Errorf("map %d MiB for DMA: %w", len(ram)>>20, err)
 	}
 	return nil
@@ -122,7 +131,13 @@ func (vf *VF) Unmap(ram []byte) error {
 		argsz, flags uint32
 		iova, size   uint64
 	}{argsz: 24, size: uint64(len(ram))}
-	if _, err := ioctl(vf.container, vfioIOMMUUnmapDMA, uintptr(unsafe.Pointer(&m))); err != nil {
+	var err error
+	if vf.ioas != 0 {
+		err = vf.unmapIOAS(ram)
+	} else {
+		_, err = ioctl(vf.container, vfioIOMMUUnmapDMA, uintptr(unsafe.Pointer(&m)))
+	}
+	if err != nil {
 		return fmt.Errorf("unmap %d MiB: %w", len(ram)>>20, err)
 	}
 	return nil
