@@ -146,7 +146,7 @@ var finite = map[string][]string{
 
 var bounded = map[string]string{
 	"function": fmt.Sprintf("NAMESPACE/NAME of at most %d functions, those called first that still exist, and `other`", openwhisk.MostFunctions),
-	"fastiov":  "at most 24: `none`, `all`, or the axes of --fastiov, as in l=bus,r=0,d=eager,barrier=strict",
+	"fastiov":  "at most 48: `none`, `all`, or the axes of --fastiov, as in l=bus,r=0,d=eager,barrier=strict",
 	"vf":       "the address of each VF of the node",
 	"version":  "one for each process",
 }

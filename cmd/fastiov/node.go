@@ -204,7 +204,7 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		}
 		d, err := qemu.Open(qemu.Config{
 			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-			HugePages: f.hugePages, Memory: n.set.Memory, Probe: probe, Log: n.log,
+			HugePages: f.hugePages, Set: n.set, Probe: probe, Log: n.log,
 		})
 		if err != nil {
 			return nil, err

@@ -11,10 +11,10 @@ import (
 
 // A Set is one point of the ablation: each of fastiov's ways to start a VM, on or off.
 type Set struct {
-	Lock    Lock   // L: who waits for whom when VFs are opened
-	Reset   bool   // R: a VF that nobody touched since its reset is not reset again
-	Memory  Policy // D: when guest memory is zeroed
-	Barrier bool   // the VF masters the bus only when all it can reach is zeroed; off, old data of others can leave: for measuring only
+	Lock    Lock    // L: who waits for whom when VFs are opened
+	Reset   bool    // R: a VF that nobody touched since its reset is not reset again
+	Memory  Policy  // D: when guest memory is zeroed
+	Barrier Barrier // who keeps the VF from memory that is not
 }
 
 // Lock is a way to lock VFs that are opened at the same time.
@@ -27,10 +27,20 @@ const (
 	Hierarchical Lock = "hierarchical" // all VFs of a bus under a lock that opening shares
 )
 
+// Barrier is who keeps a VF from memory that is not zeroed.
+type Barrier string
+
+// The barriers. But for Strict, old data of others can leave the host through a VF.
+const (
+	Strict    Barrier = "strict" // the kernel: the VF masters the bus only when all it can reach is zeroed
+	Coop      Barrier = "coop"   // the guest, which touches what it gives to its VF: for guests that are trusted
+	NoBarrier Barrier = "none"   // nobody: for measuring only
+)
+
 // The named sets.
 var (
-	None = Set{Lock: PerVF, Memory: Eager, Barrier: true}                  // a stock kernel
-	All  = Set{Lock: PerVF, Memory: PageCache, Barrier: true, Reset: true} // what a node does if its kernel can
+	None = Set{Lock: PerVF, Memory: Eager, Barrier: Strict}                  // a stock kernel
+	All  = Set{Lock: PerVF, Memory: PageCache, Barrier: Strict, Reset: true} // what a node does if its kernel can
 )
 
 // Parse reads a set's name, "none" or "all", or the axes that differ from none, as in "l=bus,r=1,d=pagecache,barrier=none".
@@ -50,17 +60,25 @@ func Parse(text string) (Set, error) {
 			s.Reset = axis == "r=1"
 		case "d=eager", "d=pagecache", "d=touchmap", "d=table":
 			s.Memory = Policy(strings.TrimPrefix(axis, "d="))
-		case "barrier=none", "barrier=strict":
-			s.Barrier = axis == "barrier=strict"
+		case "barrier=strict", "barrier=coop", "barrier=none":
+			s.Barrier = Barrier(strings.TrimPrefix(axis, "barrier="))
 		default:
 			return Set{}, fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap|table, "+
-				"barrier=strict|none, joined by commas", axis)
+				"barrier=strict|coop|none, joined by commas", axis)
 		}
 	}
-	if s.Memory == Table && s.Barrier {
+	switch {
+	case s.Memory == Table && s.Barrier != NoBarrier:
 		return Set{}, errors.New("with d=table devices read old data of others, and no barrier helps: say barrier=none too, or use d=pagecache")
+	case s.Barrier == Coop && s.Memory != PageCache:
+		return Set{}, fmt.Errorf("with d=%s there is nothing for a guest to keep its VF from: barrier=coop is for d=pagecache", s.Memory)
 	}
 	return s, nil
+}
+
+// TouchFirst says that the guest has to touch memory before it gives it to its VF.
+func (s Set) TouchFirst() bool {
+	return s.Memory == TouchMap || s.Memory == Table || s.Barrier == Coop
 }
 
 // String is the set as Parse reads it.
@@ -71,13 +89,11 @@ func (s Set) String() string {
 	case All:
 		return "all"
 	}
-	bit := func(b bool, yes, no string) string {
-		if b {
-			return yes
-		}
-		return no
+	reset := "0"
+	if s.Reset {
+		reset = "1"
 	}
-	return fmt.Sprintf("l=%s,r=%s,d=%s,barrier=%s", s.Lock, bit(s.Reset, "1", "0"), s.Memory, bit(s.Barrier, "strict", "none"))
+	return fmt.Sprintf("l=%s,r=%s,d=%s,barrier=%s", s.Lock, reset, s.Memory, s.Barrier)
 }
 
 // Default is All where the kernel is fastiov's, else None.
@@ -105,7 +121,7 @@ func (s Set) apply(root string) error {
 		{"vfio_pci_core/parameters/shared_vf_devset", s.Lock != PerVF},
 		{"vfio/parameters/exclusive_devset", s.Lock == Bus},
 		{"vfio_pci_core/parameters/elide_reset", s.Reset},
-		{"vfio_pci_core/parameters/hold_master", s.Barrier},
+		{"vfio_pci_core/parameters/hold_master", s.Barrier == Strict},
 		{allowTable, s.Memory == Table},
 	} {
 		err := turn(root, p.name, p.on)

@@ -11,10 +11,14 @@ import (
 func TestASetReadsWhatItPrints(t *testing.T) {
 	for _, lock := range []Lock{Bus, PerVF, Hierarchical} {
 		for _, memory := range Policies {
-			for bits := range 4 {
-				s := Set{Lock: lock, Memory: memory, Reset: bits&1 > 0, Barrier: bits&2 > 0 && memory != Table}
-				if got, err := Parse(s.String()); err != nil || got != s {
-					t.Errorf("%+v prints as %s and reads as %+v, %v", s, s, got, err)
+			for _, barrier := range []Barrier{Strict, Coop, NoBarrier} {
+				for _, reset := range []bool{false, true} {
+					s := Set{Lock: lock, Memory: memory, Reset: reset, Barrier: barrier}
+					got, err := Parse(s.String())
+					refused := memory == Table && barrier != NoBarrier || memory != PageCache && barrier == Coop
+					if (err != nil) != refused || !refused && got != s {
+						t.Errorf("%+v prints as %s and reads as %+v, %v", s, s, got, err)
+					}
 				}
 			}
 		}
@@ -29,9 +33,11 @@ func TestASetThatIsNoneSaysWhatThereIs(t *testing.T) {
 	}
 }
 
-func TestTheTableIsChosenKnowingly(t *testing.T) {
-	if s, err := Parse("d=table"); err == nil || !strings.Contains(err.Error(), "barrier=none") {
-		t.Errorf("d=table reads as %v, %v", s, err)
+func TestARefusedSetSaysWhatToDo(t *testing.T) {
+	for text, want := range map[string]string{"d=table": "barrier=none", "d=table,barrier=coop": "barrier=none", "barrier=coop": "d=pagecache"} {
+		if s, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s reads as %v, %v", text, s, err)
+		}
 	}
 }
 
@@ -53,7 +59,7 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := (Set{Lock: Hierarchical, Memory: Eager, Reset: true, Barrier: true}).apply(root); err != nil {
+	if err := (Set{Lock: Hierarchical, Memory: Eager, Reset: true, Barrier: Strict}).apply(root); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range parameters {

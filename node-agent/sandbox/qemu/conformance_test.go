@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -56,7 +55,7 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 
 func TestConformance(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{runtimeName}}, func(t *testing.T) {
-		s, _ := subject(t, Config{Memory: fastiovd.Eager})
+		s, _ := subject(t, Config{})
 		s.Run(t)
 	})
 }

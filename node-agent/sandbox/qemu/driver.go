@@ -40,9 +40,9 @@ type Config struct {
 	Binary    string // qemu-system-x86_64, looked up in PATH if it has no slash
 	Kernel    string
 	Initrd    string
-	HugePages bool            // guest memory from the host's 2 MiB huge pages
-	Memory    fastiovd.Policy // zero: Eager; with HugePages not TouchMap
-	Probe     *kprobe.Probe   // nil: the stages inside the VMM stay unknown
+	HugePages bool          // guest memory from the host's 2 MiB huge pages
+	Set       fastiovd.Set  // zero: memory is Eager; with HugePages not TouchMap
+	Probe     *kprobe.Probe // nil: the stages inside the VMM stay unknown
 	Log       *slog.Logger
 }
 
@@ -82,7 +82,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.parameters = parametersFor(string(cpuinfo))
-	if d.config.Memory == fastiovd.TouchMap || d.config.Memory == fastiovd.Table {
+	if d.config.Set.TouchFirst() {
 		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"}) // what the guest gives to a device it has touched
 	}
 	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {

@@ -22,7 +22,7 @@ type memory struct {
 
 // newMemory makes guest memory: a memfd, from the 2 MiB pages set aside or from ordinary memory (in huge pages, where the host gives them
 // to shared memory). Nothing is allocated yet; whoever touches it first is charged, and that is the VMM.
-func newMemory(mib int, fromHugePages bool, policy fastiovd.Policy) (m memory, err error) {
+func newMemory(mib int, fromHugePages bool, set fastiovd.Set) (m memory, err error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if fromHugePages {
 		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
@@ -34,8 +34,8 @@ func newMemory(mib int, fromHugePages bool, policy fastiovd.Policy) (m memory, e
 	m.memfd = os.NewFile(uintptr(fd), "ram")
 	if err = m.memfd.Truncate(int64(mib) << 20); err != nil {
 		err = fmt.Errorf("guest memory of %d MiB: %w", mib, err)
-	} else if policy != "" && policy != fastiovd.Eager {
-		m.registration, err = fastiovd.Register(m.memfd, policy, true)
+	} else if set.Memory != "" && set.Memory != fastiovd.Eager {
+		m.registration, err = fastiovd.Register(m.memfd, set.Memory, set.Barrier != fastiovd.Coop)
 	}
 	if err != nil {
 		m.close()

@@ -27,15 +27,32 @@ func subjectWith(t *testing.T, set fastiovd.Set, hugePages bool) (sandboxtest.Su
 	if err := set.Apply(); err != nil {
 		t.Fatal(err)
 	}
-	return subject(t, Config{Memory: set.Memory, HugePages: hugePages})
+	return subject(t, Config{Set: set, HugePages: hugePages})
+}
+
+// all is fastiovd.All with another policy, and with the barrier that there is for that.
+func all(policy fastiovd.Policy) fastiovd.Set {
+	set := fastiovd.All
+	set.Memory = policy
+	if policy == fastiovd.Table {
+		set.Barrier = fastiovd.NoBarrier
+	}
+	return set
+}
+
+// trusting is fastiovd.All for guests that are trusted.
+func trusting() fastiovd.Set {
+	set := fastiovd.All
+	set.Barrier = fastiovd.Coop
+	return set
 }
 
 func TestConformanceOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
-		for _, policy := range []fastiovd.Policy{fastiovd.PageCache, fastiovd.TouchMap, fastiovd.Table} {
-			set := fastiovd.All
-			set.Memory, set.Barrier = policy, policy != fastiovd.Table
-			t.Run(string(policy), func(t *testing.T) {
+		for name, set := range map[string]fastiovd.Set{
+			"pagecache": fastiovd.All, "coop": trusting(), "touchmap": all(fastiovd.TouchMap), "table": all(fastiovd.Table),
+		} {
+			t.Run(name, func(t *testing.T) {
 				s, _ := subjectWith(t, set, false)
 				s.Run(t)
 			})
@@ -78,10 +95,14 @@ func TestResetsOnTheWay(t *testing.T) {
 func TestFootprintsOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		setAside(t, 192)
-		for i, policy := range append(slices.Clone(fastiovd.Policies), fastiovd.PageCache) {
-			hugePages := i == len(fastiovd.Policies)
-			set := fastiovd.All
-			set.Memory, set.Barrier = policy, policy != fastiovd.Table
+		for _, c := range []struct {
+			set       fastiovd.Set
+			hugePages bool
+		}{
+			{all(fastiovd.Eager), false}, {fastiovd.All, false}, {trusting(), false}, {all(fastiovd.TouchMap), false}, {all(fastiovd.Table), false},
+			{fastiovd.All, true},
+		} {
+			set, hugePages := c.set, c.hugePages
 			s, _ := subjectWith(t, set, hugePages)
 			var tl timeline.Timeline
 			vm, release := startOne(t, s, &tl)
@@ -96,19 +117,23 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			switch policy {
-			case fastiovd.TouchMap:
+			switch {
+			case set.Memory == fastiovd.TouchMap:
 				for _, f := range []timeline.Footprint{first, master, now} {
 					if f.Zeroed != f.Resident || f.Resident >= whole || f.Waited > 0 {
 						t.Errorf("--fastiov %s: %+v of %d bytes", set, f, whole)
 					}
 				}
-			case fastiovd.Table:
+			case set.Barrier == fastiovd.Coop:
+				if first.Resident != whole || now.Zeroed >= whole || master.Waited > 0 {
+					t.Errorf("--fastiov %s: %+v, %+v, %+v of %d bytes", set, first, master, now, whole)
+				}
+			case set.Memory == fastiovd.Table:
 				if first.Resident != whole || master.Waited > 0 {
 					t.Errorf("--fastiov %s: %+v, %+v of %d bytes", set, first, master, whole)
 				}
 			default:
-				deferred := policy == fastiovd.PageCache
+				deferred := set.Memory == fastiovd.PageCache
 				if first.Resident != whole || master.Resident != whole || master.Zeroed != whole || now.Zeroed != whole {
 					t.Errorf("--fastiov %s: %+v, %+v, %+v, want all of %d bytes", set, first, master, now, whole)
 				}
@@ -139,8 +164,7 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 		none := counter(t, "/proc/vmstat", "nr_iommu_pages")
 		var eager pageTables
 		for _, policy := range fastiovd.Policies {
-			set := fastiovd.All
-			set.Memory, set.Barrier = policy, policy != fastiovd.Table
+			set := all(policy)
 			s, _ := subjectWith(t, set, false)
 			open := s.Open
 			s.Open = func() (sandbox.Driver, func(), error) {
