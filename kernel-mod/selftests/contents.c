@@ -5,6 +5,7 @@
  * so that zeros are somebody's work.
  */
 #include "kvm.h"
+#include "vhost.h"
 
 #include <sys/resource.h>
 #include <sys/uio.h>
@@ -232,6 +233,38 @@ static void by_vmsplice(enum pages pages)
 	end(&v, &r);
 }
 
+/* The host's kernel writes a packet's head into a page that nobody touched: the page's rest is zero. */
+static void by_vhost(enum pages pages)
+{
+	struct vfio v;
+	struct ram r = begin(&v, pages, 0);
+	const size_t at = 10 * MiB + 100, head = sizeof(struct virtio_vsock_hdr);
+	struct virtio_vsock_hdr want = { .src_cid = VMADDR_CID_HOST, .dst_cid = 42 };
+
+	vhost_packet(r.at, SIZE, at, want.dst_cid);
+	ksft_test_result(!memcmp(r.at + at, &want, 16) && !count_not(r.at + 10 * MiB, 100, 0) &&
+			 !count_not(r.at + at + head, PAGE - 100 - head, 0), "a packet from vhost, %s\n", kind(pages));
+	end(&v, &r);
+}
+
+/* What a file's blocks go to directly is a page that nobody touched, a part of it: the rest is zero. */
+static void by_direct_io(enum pages pages)
+{
+	struct vfio v;
+	struct ram r = begin(&v, pages, 0);
+	int disk = must(open("/dev/vda", O_RDONLY | O_DIRECT));
+	uint8_t *page = r.at + 12 * MiB, block[512];
+
+	must(pread(disk, page + 1024, sizeof(block), 1024));	/* of a file system's head */
+	close(disk);
+	disk = must(open("/dev/vda", O_RDONLY));
+	must(pread(disk, block, sizeof(block), 1024));
+	close(disk);
+	ksft_test_result(count_not(block, sizeof(block), 0) && !memcmp(page + 1024, block, sizeof(block)) && !count_not(page, 1024, 0) &&
+			 !count_not(page + 1536, PAGE - 1536, 0), "direct reads from a disk, %s\n", kind(pages));
+	end(&v, &r);
+}
+
 /* KVM writes a guest's clock into a page that nobody touched: the page's rest is zero. */
 static void by_kvm(enum pages pages)
 {
@@ -317,7 +350,7 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 16 + 3 * 14 + 2);
+	ksft_set_plan(4 * 18 + 3 * 16 + 2);
 	srand(1);
 	for (policy = FASTIOVD_PAGECACHE; policy <= FASTIOVD_TOUCHMAP; policy++) {
 		for (enum pages pages = SMALL; pages <= (policy == FASTIOVD_TOUCHMAP ? MIDDLE : RESERVED); pages++) {
@@ -333,6 +366,8 @@ int main(void)
 			by_a_peer(pages);
 			written_through_a_process(pages);
 			by_vmsplice(pages);
+			by_vhost(pages);
+			by_direct_io(pages);
 			by_kvm(pages);
 			dumped(pages);
 		}

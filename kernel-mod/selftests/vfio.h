@@ -228,9 +228,15 @@ static inline void reserve(size_t size)
 	void *at;
 
 	snprintf(pages, sizeof(pages), "%zu", 2 * size / (2 * MiB));
-	tell("/proc/sys/vm/nr_hugepages", pages);
 	must(ftruncate(fd, 2 * size));
-	at = must(mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+	for (int tries = 0; tries < 200; tries++) {	/* the one before is let go when its background thread has ended */
+		tell("/proc/sys/vm/nr_hugepages", pages);
+		at = mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (at != MAP_FAILED)
+			break;
+		usleep(10000);
+	}
+	must(at);
 	memset(at, POISON, 2 * size);
 	munmap(at, 2 * size);
 	close(fd);
