@@ -38,10 +38,23 @@ static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 	return r;
 }
 
+/* What is let go is poisoned, as the next is likely to get the same pages. */
 static void end(struct vfio *v, struct ram *r)
 {
 	vfio_close(v);
+	memset(r->at, POISON, SIZE);
 	ram_free(r);
+}
+
+/* A process does not get every page that a device gets: unmovable ones are kept apart. */
+static void poison(enum pages pages)
+{
+	struct vfio v;
+	struct ram r;
+
+	poison_free_memory();
+	r = begin(&v, pages, 0);
+	end(&v, &r);
 }
 
 static bool untouched_is_zero(const uint8_t *at)
@@ -354,7 +367,7 @@ int main(void)
 	srand(1);
 	for (policy = FASTIOVD_PAGECACHE; policy <= FASTIOVD_TOUCHMAP; policy++) {
 		for (enum pages pages = SMALL; pages <= (policy == FASTIOVD_TOUCHMAP ? MIDDLE : RESERVED); pages++) {
-			poison_free_memory();
+			poison(pages);
 			by_the_processor(pages);
 			by_read(pages);
 			by_another_process(pages);

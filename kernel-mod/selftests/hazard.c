@@ -118,15 +118,20 @@ static uint32_t elsewhere(struct vfio *v, struct ram *r)
 	return other.ioas;
 }
 
-/* Puts a part of another address space's memory into the device's. */
-static void ioas_copy(struct vfio *v, uint32_t from, uint64_t iova, size_t size)
+/* Puts a part of another address space's memory into this one. */
+static void ioas_copy_to(struct vfio *v, uint32_t from, uint64_t at, uint64_t iova, size_t size)
 {
 	struct iommu_ioas_copy copy = {
 		.size = sizeof(copy), .flags = IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_READABLE | IOMMU_IOAS_MAP_WRITEABLE,
-		.src_ioas_id = from, .src_iova = iova, .dst_ioas_id = v->ioas, .dst_iova = iova, .length = size,
+		.src_ioas_id = from, .src_iova = at, .dst_ioas_id = v->ioas, .dst_iova = iova, .length = size,
 	};
 
 	must(ioctl(v->container, IOMMU_IOAS_COPY, &copy));
+}
+
+static void ioas_copy(struct vfio *v, uint32_t from, uint64_t at, size_t size)
+{
+	ioas_copy_to(v, from, at, at, size);
 }
 
 /* Memory of another address space comes to a device that masters the bus. */
@@ -166,6 +171,36 @@ static struct outcome attached_late(enum pages pages)
 	struct vfio v = vfio_attach(bdf);
 
 	ioas_attach(v.device, elsewhere(&v, &r));
+	return play(&v, &r);
+}
+
+/*
+ * Zeroing has begun and is not done when a page is pinned once more, of a huge page that was put there: the pages after it are none of
+ * that, and are zeroed too.
+ */
+static struct outcome pinned_meanwhile(void)
+{
+	const size_t page = 34 * MiB;	/* the device looks 1 MiB after it */
+	const uint64_t whole = 1UL << 30;
+	struct ram r = ram_new(SIZE, SMALL);
+	struct vfio v = vfio_attach(bdf), away = { .container = v.container, .ioas = ioas_new(v.container) }, other = away;
+	struct iommu_hwpt_alloc domain = { .size = sizeof(domain), .dev_id = v.id };
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&away, r.at, 0, SIZE));
+	other.ioas = domain.pt_id = ioas_new(v.container);
+	must(ioctl(v.container, IOMMU_HWPT_ALLOC, &domain));
+	ioas_copy_to(&v, away.ioas, 0, whole, SIZE);
+	ioas_copy(&v, away.ioas, 0, page);
+	ioas_copy(&v, away.ioas, page + PAGE, SIZE - page - PAGE);
+	vfio_open(&v, bdf);
+	vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MASTER);
+	vfio_set_command(&v, vfio_command(&v) & ~PCI_COMMAND_MASTER);
+	must(vfio_unmap(&v, whole, SIZE));	/* the last that had that page */
+	must(mmap(r.at + page, 2 * MiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+	must(madvise(r.at + page, 2 * MiB, MADV_HUGEPAGE));
+	r.at[page] = 1;
+	ioas_copy(&other, away.ioas, page, PAGE);
 	return play(&v, &r);
 }
 
@@ -264,7 +299,7 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 9 - 1 + (under_iommufd ? 4 * 2 + 1 : 0));
+	ksft_set_plan(4 * 9 - 1 + (under_iommufd ? 4 * 2 + 2 : 0));
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		char what[64];
 
@@ -286,6 +321,8 @@ int main(void)
 		if (under_iommufd) {
 			ARM("copied to a master", safe, copied_late(pages));
 			ARM("attached to a master", safe, attached_late(pages));
+			if (pages == SMALL)
+				ARM("pinned meanwhile", safe, pinned_meanwhile());
 			if (pages == HUGE)
 				ARM("copied in halves", safe, copied_in_halves());
 		}

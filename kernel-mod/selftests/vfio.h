@@ -74,7 +74,7 @@ static __attribute__((constructor)) void choose_iommu(void)
 
 struct vfio {
 	int container, group, device;	/* container: or the iommufd */
-	uint32_t ioas;
+	uint32_t ioas, id;		/* of the address space and the device, in the iommufd */
 	uint64_t config;	/* offset of the configuration space in device */
 	volatile uint8_t *bar;	/* BAR 0 */
 	size_t bar_size;
@@ -111,6 +111,7 @@ static inline struct vfio vfio_attach_iommufd(const char *bdf)
 	closedir(dir);
 	v.device = must(open(path, O_RDWR));
 	must(ioctl(v.device, VFIO_DEVICE_BIND_IOMMUFD, &bind));
+	v.id = bind.out_devid;
 	v.ioas = ioas_new(v.container);
 	ioas_attach(v.device, v.ioas);
 	return v;

@@ -10,6 +10,7 @@
 #include <linux/virtio_ring.h>
 #include <linux/virtio_vsock.h>
 #include <linux/vm_sockets.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
@@ -53,9 +54,9 @@ static inline void vhost_packet(uint8_t *memory, size_t size, uint64_t address, 
 	}
 	must(ioctl(vhost, VHOST_VSOCK_SET_RUNNING, &running));
 	s = must(socket(AF_VSOCK, SOCK_STREAM | SOCK_NONBLOCK, 0));
-	connect(s, (struct sockaddr *)&there, sizeof(there));
-	must(read(called, &features, sizeof(features)));
-	if (used->idx != 1)
+	if (!connect(s, (struct sockaddr *)&there, sizeof(there)) || errno != EINPROGRESS)
+		ksft_exit_fail_msg("connecting to the guest: %s\n", strerror(errno));
+	if (poll(&(struct pollfd){ called, POLLIN, 0 }, 1, 10000) != 1 || used->idx != 1)
 		ksft_exit_fail_msg("vhost used %u buffers\n", used->idx);
 	close(s);
 	close(called);

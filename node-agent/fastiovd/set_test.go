@@ -59,12 +59,15 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := (Set{Lock: Hierarchical, Memory: Eager, Reset: true, Barrier: Strict}).apply(root); err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range parameters {
-		if got, err := os.ReadFile(filepath.Join(root, name)); string(got) != want {
-			t.Errorf("%s is %q, not %s (%v)", name, got, want, err)
+	for barrier, hold := range map[Barrier]string{Strict: "Y", Coop: "N", NoBarrier: "N"} {
+		if err := (Set{Lock: Hierarchical, Memory: PageCache, Reset: true, Barrier: barrier}).apply(root); err != nil {
+			t.Fatal(err)
+		}
+		parameters["vfio_pci_core/parameters/hold_master"] = hold
+		for name, want := range parameters {
+			if got, err := os.ReadFile(filepath.Join(root, name)); string(got) != want {
+				t.Errorf("with barrier=%s %s is %q, not %s (%v)", barrier, name, got, want, err)
+			}
 		}
 	}
 }
