@@ -23,12 +23,7 @@ const (
 
 // OpenVFUnderIOMMUFD opens the VF at bdf (0000:01:10.0) by its own node, with an address space of an iommufd: no container, no group.
 func OpenVFUnderIOMMUFD(bdf string) (*VF, error) {
-	vf := &VF{container: -1, group: -1, device: -1}
-	if err := vf.bind(bdf); err != nil {
-		vf.Close()
-		return nil, err
-	}
-	return vf, nil
+	return opened(func(vf *VF) error { return vf.bind(bdf) })
 }
 
 func (vf *VF) bind(bdf string) (err error) {
@@ -62,20 +57,17 @@ func (vf *VF) bind(bdf string) (err error) {
 	return nil
 }
 
-func (vf *VF) mapIOAS(ram []byte) error {
-	m := struct {
+// ioasMap is the request to map ram from address 0 up, and ioasUnmap that to take it back.
+func (vf *VF) ioasMap(ram []byte) unsafe.Pointer {
+	return unsafe.Pointer(&struct {
 		size, flags, ioas, _ uint32
 		va, length, iova     uint64
-	}{size: 40, flags: ioasFixed | ioasRead | ioasWrite, ioas: vf.ioas, va: uint64(uintptr(unsafe.Pointer(&ram[0]))), length: uint64(len(ram))}
-	_, err := ioctl(vf.container, iommuIOASMap, uintptr(unsafe.Pointer(&m)))
-	return err
+	}{size: 40, flags: ioasFixed | ioasRead | ioasWrite, ioas: vf.ioas, va: uint64(uintptr(unsafe.Pointer(&ram[0]))), length: uint64(len(ram))})
 }
 
-func (vf *VF) unmapIOAS(ram []byte) error {
-	m := struct {
+func (vf *VF) ioasUnmap(ram []byte) unsafe.Pointer {
+	return unsafe.Pointer(&struct {
 		size, ioas   uint32
 		iova, length uint64
-	}{size: 24, ioas: vf.ioas, length: uint64(len(ram))}
-	_, err := ioctl(vf.container, iommuIOASUnmap, uintptr(unsafe.Pointer(&m)))
-	return err
+	}{size: 24, ioas: vf.ioas, length: uint64(len(ram))})
 }

@@ -32,21 +32,23 @@ type VF struct {
 
 // OpenVF opens the VF at bdf (0000:01:10.0) through its group node (/dev/vfio/N): container, group, IOMMU, device.
 func OpenVF(group, bdf string) (*VF, error) {
-	vf, err := Attach(group)
-	if err != nil {
-		return nil, err
-	}
-	if err := vf.Open(bdf); err != nil {
-		vf.Close()
-		return nil, err
-	}
-	return vf, nil
+	return opened(func(vf *VF) error {
+		if err := vf.attach(group); err != nil {
+			return err
+		}
+		return vf.Open(bdf)
+	})
 }
 
 // Attach takes a group and puts it behind the IOMMU: all of OpenVF but the opening of the device.
 func Attach(group string) (*VF, error) {
+	return opened(func(vf *VF) error { return vf.attach(group) })
+}
+
+// opened is the VF that how opens, all of it or nothing.
+func opened(how func(*VF) error) (*VF, error) {
 	vf := &VF{container: -1, group: -1, device: -1}
-	if err := vf.attach(group); err != nil {
+	if err := how(vf); err != nil {
 		vf.Close()
 		return nil, err
 	}
@@ -109,17 +111,14 @@ func (vf *VF) MapRAM(mib int) error {
 
 // Map gives the VF memory for DMA, from address 0 up. The memory must stay where it is until Unmap.
 func (vf *VF) Map(ram []byte) error {
-	m := struct {
+	command, request := uint(vfioIOMMUMapDMA), unsafe.Pointer(&struct {
 		argsz, flags      uint32
 		vaddr, iova, size uint64
-	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))), size: uint64(len(ram))}
-	var err error
+	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))), size: uint64(len(ram))})
 	if vf.ioas != 0 {
-		err = vf.mapIOAS(ram)
-	} else {
-		_, err = ioctl(vf.container, vfioIOMMUMapDMA, uintptr(unsafe.Pointer(&m)))
+		command, request = iommuIOASMap, vf.ioasMap(ram)
 	}
-	if err != nil {
+	if _, err := ioctl(vf.container, command, uintptr(request)); err != nil {
 		return fmt.Errorf("map %d MiB for DMA: %w", len(ram)>>20, err)
 	}
 	return nil
@@ -127,17 +126,14 @@ func (vf *VF) Map(ram []byte) error {
 
 // Unmap takes back what Map gave.
 func (vf *VF) Unmap(ram []byte) error {
-	m := struct {
+	command, request := uint(vfioIOMMUUnmapDMA), unsafe.Pointer(&struct {
 		argsz, flags uint32
 		iova, size   uint64
-	}{argsz: 24, size: uint64(len(ram))}
-	var err error
+	}{argsz: 24, size: uint64(len(ram))})
 	if vf.ioas != 0 {
-		err = vf.unmapIOAS(ram)
-	} else {
-		_, err = ioctl(vf.container, vfioIOMMUUnmapDMA, uintptr(unsafe.Pointer(&m)))
+		command, request = iommuIOASUnmap, vf.ioasUnmap(ram)
 	}
-	if err != nil {
+	if _, err := ioctl(vf.container, command, uintptr(request)); err != nil {
 		return fmt.Errorf("unmap %d MiB: %w", len(ram)>>20, err)
 	}
 	return nil
@@ -153,6 +149,9 @@ func (vf *VF) Close() {
 	}
 }
 
+// The argument may be a pointer: it stays where it is until the kernel is done with it.
+//
+//go:uintptrescapes
 func ioctl(fd int, command uint, argument uintptr) (int, error) {
 	for {
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(command), argument)
