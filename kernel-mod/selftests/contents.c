@@ -207,6 +207,18 @@ static void by_a_peer(enum pages pages)
 	end(&v, &r);
 }
 
+/* Small page table entries, none of them there, are made one huge one, without a fault. */
+static void collapsed(enum pages pages)
+{
+	struct vfio v;
+	struct ram r = begin(&v, pages, 0);
+
+	for (size_t at = 0; at < SIZE; at += 2 * MiB)
+		madvise(r.at + at, 2 * MiB, MADV_COLLAPSE);	/* refused, mostly */
+	result("a collapse", pages, r.at);
+	end(&v, &r);
+}
+
 /* Somebody writes a part of a page through another process: the rest is zero. */
 static void written_through_a_process(enum pages pages)
 {
@@ -363,7 +375,7 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 18 + 3 * 16 + 2);
+	ksft_set_plan(4 * 19 + 3 * 17 + 2);
 	srand(1);
 	for (policy = FASTIOVD_PAGECACHE; policy <= FASTIOVD_TOUCHMAP; policy++) {
 		for (enum pages pages = SMALL; pages <= (policy == FASTIOVD_TOUCHMAP ? MIDDLE : RESERVED); pages++) {
@@ -377,6 +389,7 @@ int main(void)
 			on_request(pages);
 			after_the_registration(pages);
 			by_a_peer(pages);
+			collapsed(pages);
 			written_through_a_process(pages);
 			by_vmsplice(pages);
 			by_vhost(pages);

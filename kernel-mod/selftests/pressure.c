@@ -11,10 +11,6 @@
 #include <sys/stat.h>
 #include <sys/swap.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
-
 #define SIZE (32 * MiB)
 
 static const char *bdf;

@@ -8,10 +8,6 @@
 
 #include <sys/uio.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
-
 #define SIZE (32 * MiB)
 #define SCRATCH (SIZE - PAGE)	/* a page that is touched, for what the device has read */
 

@@ -26,6 +26,10 @@
 #include "../fastiovd/include/uapi/linux/fastiovd.h"
 #include "kselftest.h"
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 #define MiB (1UL << 20)
 #define PAGE 4096UL
 
