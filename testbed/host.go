@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -110,13 +111,17 @@ func makeKey(private, authorized string) error {
 const killTime = 5 * time.Second
 
 // Run runs a shell command in the host's /share and returns its exit code. When ctx ends, so does the command, with all of its
-// process group. stdin may be nil.
+// process group. stdin may be nil; stdout and stderr may be one writer, which then need not bear two writes at once.
 func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
 	s, err := h.client.NewSession()
 	if err != nil {
 		return 0, fmt.Errorf("testbed host: %w", err)
 	}
 	defer s.Close()
+	if stdout == stderr {
+		both := &inTurn{w: stdout}
+		stdout, stderr = both, both
+	}
 	s.Stdout = stdout
 	errPipe, err := s.StderrPipe()
 	if err != nil {
@@ -146,6 +151,17 @@ func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout,
 	}
 	h.kill(strings.TrimSpace(group), ended)
 	return 0, context.Cause(ctx)
+}
+
+type inTurn struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (t *inTurn) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.w.Write(b)
 }
 
 // feed connects stdin without making the end of the command wait for the end of its input.

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -218,7 +217,6 @@ func (h *Host) putSelf(ctx context.Context) (string, error) {
 
 // A relay passes on a test's output line by line and reads its verdict from it.
 type relay struct {
-	mu      sync.Mutex
 	w       io.Writer
 	test    string
 	all     bool // also what go test shows only with -v
@@ -228,8 +226,6 @@ type relay struct {
 }
 
 func (r *relay) Write(b []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.rest = append(r.rest, b...)
 	for {
 		line, rest, found := bytes.Cut(r.rest, []byte("\n"))
@@ -242,8 +238,6 @@ func (r *relay) Write(b []byte) (int, error) {
 }
 
 func (r *relay) flush() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if len(r.rest) > 0 {
 		r.line(string(r.rest))
 		r.rest = nil
