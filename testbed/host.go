@@ -13,7 +13,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -111,16 +110,17 @@ func makeKey(private, authorized string) error {
 const killTime = 5 * time.Second
 
 // Run runs a shell command in the host's /share and returns its exit code. When ctx ends, so does the command, with all of its
-// process group. stdin may be nil; stdout and stderr may be one writer, which then need not bear two writes at once.
+// process group. stdin may be nil; stdout and stderr may be the same.
 func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
 	s, err := h.client.NewSession()
 	if err != nil {
 		return 0, fmt.Errorf("testbed host: %w", err)
 	}
 	defer s.Close()
+	start := "echo $$ >&2; cd /share; PATH=/share:$PATH; "
 	if stdout == stderr {
-		both := &inTurn{w: stdout}
-		stdout, stderr = both, both
+		start += "exec 2>&1; " // in the order in which they are said, and one writer here
+		stderr = io.Discard
 	}
 	s.Stdout = stdout
 	errPipe, err := s.StderrPipe()
@@ -131,7 +131,7 @@ func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout,
 		return 0, err
 	}
 	// The shell tells its pid, which is also that of its process group, on the first line of stderr.
-	if err := s.Start("echo $$ >&2; cd /share; PATH=/share:$PATH; " + command); err != nil {
+	if err := s.Start(start + command); err != nil {
 		return 0, fmt.Errorf("testbed host: %w", err)
 	}
 	said := bufio.NewReader(errPipe)
@@ -151,17 +151,6 @@ func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout,
 	}
 	h.kill(strings.TrimSpace(group), ended)
 	return 0, context.Cause(ctx)
-}
-
-type inTurn struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (t *inTurn) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.w.Write(b)
 }
 
 // feed connects stdin without making the end of the command wait for the end of its input.
