@@ -33,17 +33,3 @@ func TestClockErrorIsABound(t *testing.T) {
 		}
 	})
 }
-
-func TestThrottle(t *testing.T) {
-	start := time.Now()
-	var r throttled
-	if wait := r.charge(start, hearBurst); wait > 0 {
-		t.Errorf("a burst waits %v", wait)
-	}
-	if wait := r.charge(start, hearRate/2); wait != time.Second/2 {
-		t.Errorf("half a second's bytes over the burst wait %v", wait)
-	}
-	if wait := r.charge(start.Add(time.Minute), hearBurst); wait > 0 {
-		t.Errorf("a burst after a pause waits %v", wait)
-	}
-}

@@ -28,6 +28,7 @@ const (
 // of goroutines.
 type Conn struct {
 	forget  func()
+	node    *bucket // of all guests' lines
 	since   time.Time
 	logs    *logs
 	called  chan struct{} // closed when hello came
@@ -54,8 +55,11 @@ type heard struct {
 	at time.Time
 }
 
-func newConn(forget func()) *Conn {
-	return &Conn{forget: forget, since: time.Now(), logs: newLogs(), called: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{})}
+func newConn(forget func(), node *bucket) *Conn {
+	return &Conn{
+		forget: forget, node: node, since: time.Now(), logs: newLogs(),
+		called: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}),
+	}
 }
 
 // Hello waits for the guest's call. Its Ready says that a former agent configured this guest, which then must not be configured again.
@@ -194,7 +198,7 @@ func (c *Conn) ping() error {
 
 // hear takes messages until the guest hangs up, and returns why it did.
 func (c *Conn) hear(nc net.Conn) error {
-	messages := wire.NewReader(&throttled{Reader: nc, gone: c.done})
+	messages := wire.NewReader(newThrottled(nc, c.done, c.node))
 	for {
 		var up wire.Up
 		err := messages.Next(&up)

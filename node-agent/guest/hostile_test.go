@@ -71,7 +71,7 @@ func FuzzGuest(f *testing.F) {
 		`{"log":{"stream":"stdout","text":"` + wire.Sentinel + `"}}` + "\n" + `{"pong":{"id":1,"boot":-1}}` + "\n" + `{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		host, guest := net.Pipe()
-		c := newConn(func() {})
+		c := newConn(func() {}, newBucket(nodeRate, nodeBurst))
 		c.attach(host)
 		go io.Copy(io.Discard, guest)
 		go c.ping()

@@ -6,7 +6,7 @@
 //
 // A guest is known by its vsock CID, which the host kernel vouches for; whoever dials from a CID that nobody expects is hung up on.
 // After that nothing a guest says is trusted: messages have a bound, and so have the spans, steps and log lines kept of one guest and
-// the rate at which it is listened to; a guest names no stage but its own; its times are held between the moment it was expected
+// the rates at which it, and all guests together, are listened to; a guest names no stage but its own; its times are held between the moment it was expected
 // and the moment they were heard; and each guest has its own goroutine, so that it can slow down none but itself.
 package guest
 
@@ -33,6 +33,7 @@ type Transport interface {
 // A Listener takes the calls of all guests of one agent.
 type Listener struct {
 	transport Transport
+	node      *bucket
 	accepting sync.WaitGroup
 
 	mu       sync.Mutex
@@ -52,7 +53,9 @@ func Listen() (*Listener, error) {
 
 // On takes the calls of guests that come over transport.
 func On(transport Transport) *Listener {
-	l := &Listener{transport: transport, expected: map[uint32]*Conn{}}
+	l := &Listener{
+		transport: transport, node: newBucket(nodeRate, nodeBurst), expected: map[uint32]*Conn{},
+	}
 	l.accepting.Go(l.accept)
 	return l
 }
@@ -67,7 +70,7 @@ func (l *Listener) Expect(cid uint32) (*Conn, error) {
 	if l.expected[cid] != nil {
 		return nil, fmt.Errorf("vsock CID %d belongs to another sandbox of this agent", cid)
 	}
-	c := newConn(func() { l.forget(cid) })
+	c := newConn(func() { l.forget(cid) }, l.node)
 	l.expected[cid] = c
 	return c, nil
 }

@@ -2,28 +2,81 @@ package guest
 
 import (
 	"io"
+	"sync"
 	"time"
 )
 
-// A guest is heard at this rate, and at any rate for as much as two takes of logs; more than that it waits, by vsock's own flow control.
+// Decoding costs the host time, and guests must not choose how much. So a guest is heard at hearRate
+// at most, and all guests of the node together at nodeRate, beyond what each of them is sure of:
+// that is more than a guest says which does nothing but start and work, so that one which says
+// little is heard at once, however loud the others are. Who says too much waits, by vsock's own flow
+// control, and those who wait are heard in turn, by the same amount.
 const (
 	hearRate  = 2 << 20 // bytes a second
-	hearBurst = 2 << 20
+	hearBurst = 2 << 20 // as much as two takes of logs
+	sureRate  = 16 << 10
+	sureBurst = 64 << 10
+	nodeRate  = 8 << 20 // decoding that much takes half a core at worst, of the shortest lines
+	nodeBurst = 32 << 20
+	hearMost  = 4 << 10 // at once
 )
 
-// throttled is a reader that holds its peer to hearRate: decoding costs the host time, and a guest must not choose how much.
+// A bucket lets bytes pass at a rate, and a burst of them at any rate.
+type bucket struct {
+	rate, burst int
+
+	mu    sync.Mutex
+	level float64 // bytes that may pass now; less than none: they have passed already
+	at    time.Time
+}
+
+func newBucket(rate, burst int) *bucket {
+	return &bucket{rate: rate, burst: burst, level: float64(burst)}
+}
+
+// fill is called with mu held.
+func (b *bucket) fill(now time.Time) {
+	if !b.at.IsZero() {
+		b.level = min(float64(b.burst), b.level+now.Sub(b.at).Seconds()*float64(b.rate))
+	}
+	b.at = now
+}
+
+// takes books n bytes if they may pass now.
+func (b *bucket) takes(now time.Time, n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fill(now)
+	if b.level < float64(n) {
+		return false
+	}
+	b.level -= float64(n)
+	return true
+}
+
+// charge books n bytes that have passed and returns for how long no more should.
+func (b *bucket) charge(now time.Time, n int) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fill(now)
+	b.level -= float64(n)
+	return time.Duration(-b.level / float64(b.rate) * float64(time.Second))
+}
+
+// throttled is a reader that holds its peer to its rates.
 type throttled struct {
 	io.Reader
-	gone <-chan struct{} // ends a wait
+	gone            <-chan struct{} // ends a wait
+	own, sure, node *bucket
+}
 
-	since time.Time
-	spent time.Duration // what the bytes read since then should have taken
+func newThrottled(r io.Reader, gone <-chan struct{}, node *bucket) *throttled {
+	return &throttled{r, gone, newBucket(hearRate, hearBurst), newBucket(sureRate, sureBurst), node}
 }
 
 func (t *throttled) Read(p []byte) (int, error) {
-	n, err := t.Reader.Read(p)
-	now := time.Now()
-	if wait := t.charge(now, n); wait > 0 {
+	n, err := t.Reader.Read(p[:min(len(p), hearMost)])
+	if wait := t.charge(time.Now(), n); wait > 0 {
 		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		select {
@@ -36,11 +89,9 @@ func (t *throttled) Read(p []byte) (int, error) {
 
 // charge books n bytes read now and returns for how long no more should be read.
 func (t *throttled) charge(now time.Time, n int) time.Duration {
-	passed := now.Sub(t.since)
-	if t.since.IsZero() || passed > t.spent {
-		passed, t.spent = 0, 0
+	wait := t.own.charge(now, n)
+	if t.sure.takes(now, n) {
+		return wait
 	}
-	t.spent += time.Duration(n)*time.Second/hearRate - passed
-	t.since = now
-	return t.spent - hearBurst*time.Second/hearRate
+	return max(wait, t.node.charge(now, n))
 }

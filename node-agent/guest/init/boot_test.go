@@ -23,7 +23,7 @@ func TestBoot(t *testing.T) {
 	files := artefacts(t)
 	t.Run("ready", func(t *testing.T) {
 		m, conn := emulate(t, files, "")
-		err := makeReady(t, conn, wire.Config{Hostname: "sandbox-1", Program: wire.Program{Command: []string{"runtime"}, Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000}})
+		err := makeReady(t, conn, wire.Config{Secret: testSecret, Hostname: "sandbox-1", Program: wire.Program{Command: []string{"runtime"}, Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +44,7 @@ func TestBoot(t *testing.T) {
 	})
 	t.Run("the runtime ends", func(t *testing.T) {
 		m, conn := emulate(t, files, "")
-		err := makeReady(t, conn, wire.Config{Program: wire.Program{Command: []string{"runtime"}, Env: map[string]string{"EXIT": "yes"}}})
+		err := makeReady(t, conn, wire.Config{Secret: testSecret, Program: wire.Program{Command: []string{"runtime"}, Env: map[string]string{"EXIT": "yes"}}})
 		if err == nil || !strings.Contains(err.Error(), "the runtime runtime ended with status 3") {
 			t.Errorf("ready with %v", err)
 		}
@@ -55,7 +55,7 @@ func TestBoot(t *testing.T) {
 	})
 	t.Run("no such VF", func(t *testing.T) {
 		m, conn := emulate(t, files, "")
-		err := makeReady(t, conn, wire.Config{Program: wire.Program{Command: []string{"runtime"}}, VF: testVF})
+		err := makeReady(t, conn, wire.Config{Secret: testSecret, Program: wire.Program{Command: []string{"runtime"}}, VF: testVF})
 		if err == nil || !strings.Contains(err.Error(), "no network device has this MAC") {
 			t.Errorf("ready with %v", err)
 		}
@@ -67,7 +67,7 @@ func TestBoot(t *testing.T) {
 			t.Fatal(err)
 		}
 		m, conn := emulate(t, broken, "")
-		if err := makeReady(t, conn, wire.Config{}); err == nil || !strings.Contains(err.Error(), "does not mount as erofs") {
+		if err := makeReady(t, conn, wire.Config{Secret: testSecret}); err == nil || !strings.Contains(err.Error(), "does not mount as erofs") {
 			t.Errorf("ready with %v", err)
 		}
 		m.end(t)

@@ -13,10 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 const testCID = 3
+
+var testSecret = door.Secret{1, 2, 3}
 
 // local is a transport over a unix socket, whose guests all have testCID.
 type local struct{ net.Listener }

@@ -102,7 +102,10 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	}
 	linked := make(chan error, 1)
 	go func() { linked <- bringUp(config.VF, vfDrivers, rec, linkWithin) }()
-	if err := spliceRuntime(); err != nil {
+	if err := spliceRuntime(config.Secret); err != nil {
+		return err
+	}
+	if err := rec.step("inside", func() error { return staysInside("/sys/fs/cgroup") }); err != nil {
 		return err
 	}
 	program, err := startRuntime(config, h)

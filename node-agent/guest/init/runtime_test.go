@@ -216,3 +216,13 @@ func TestLoadModules(t *testing.T) {
 		t.Errorf("a missing module: %v", err)
 	}
 }
+
+func TestTheRuntimeIsNotToldTheSecret(t *testing.T) {
+	config := wire.Config{Secret: testSecret, Program: wire.Program{Env: map[string]string{"A": "b"}}}
+	secret, _ := testSecret.MarshalText()
+	for _, variable := range environment(&config) {
+		if strings.Contains(variable, string(secret)) {
+			t.Errorf("it has %s", variable)
+		}
+	}
+}

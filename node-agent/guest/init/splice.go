@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
@@ -41,14 +43,20 @@ func stream(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "socket"), nil
 }
 
-// spliceRuntime connects each caller of the guest's vsock port to the runtime's own.
-func spliceRuntime() error {
+// spliceRuntime connects the agent, when it calls the guest's vsock port, to the runtime's own.
+func spliceRuntime(secret door.Secret) error {
+	if secret.IsZero() {
+		return errors.New("the host gave no secret by which the guest could know it again")
+	}
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: wire.RuntimePort})
 	}
 	if err == nil {
-		err = unix.Listen(fd, 64)
+		err = bufferOf(fd, strangerBuffer)
+	}
+	if err == nil {
+		err = unix.Listen(fd, 128)
 	}
 	if err == unix.EAFNOSUPPORT { // no vsock in this guest: the runtime is reached by the network alone
 		return nil
@@ -56,11 +64,11 @@ func spliceRuntime() error {
 	if err != nil {
 		return fmt.Errorf("vsock port %d cannot be listened on: %w", wire.RuntimePort, err)
 	}
-	go acceptAll(fd, dialRuntime)
+	go acceptAll(fd, &porter{secret: secret}, dialRuntime)
 	return nil
 }
 
-func acceptAll(fd int, dial func() (*os.File, error)) {
+func acceptAll(fd int, porter *porter, dial func() (*os.File, error)) {
 	for {
 		conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
 		if err != nil {
@@ -71,8 +79,12 @@ func acceptAll(fd int, dial func() (*os.File, error)) {
 		if err != nil {
 			continue
 		}
+		place := porter.arrive(caller)
 		go func() {
 			defer caller.Close()
+			if !porter.admits(caller, place) {
+				return
+			}
 			if runtime, err := dial(); err == nil {
 				defer runtime.Close()
 				splice(caller, runtime)

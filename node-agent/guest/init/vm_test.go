@@ -15,6 +15,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/testbed"
@@ -40,7 +41,7 @@ func TestMicroVM(t *testing.T) {
 		}
 		files := map[string]string{"kernel": "/share/kernel", "initrd": "/share/initrd", "root.erofs": "/share/root.erofs"}
 		m := start(t, files, "", "-accel", "kvm", "-cpu", "host", "-device", "vhost-vsock-pci,guest-cid=3", "-device", "vfio-pci,host="+lease.BDF)
-		config := wire.Config{Hostname: "sandbox-1", Program: wire.Program{Command: []string{"runtime"}, UID: 1000, GID: 1000}, VF: &wire.VF{
+		config := wire.Config{Secret: testSecret, Hostname: "sandbox-1", Program: wire.Program{Command: []string{"runtime"}, UID: 1000, GID: 1000}, VF: &wire.VF{
 			MAC: lease.MAC, Address: netip.MustParsePrefix("10.0.2.77/24"), Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
 		}}
 		if err := makeReady(t, conn, config); err != nil {
@@ -113,7 +114,11 @@ func lastEnd(conn *guest.Conn) (last time.Time) {
 func activate(t *testing.T, conn *guest.Conn) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return vsock.Dial(testCID, wire.RuntimePort, nil)
+		conn, err := vsock.Dial(testCID, wire.RuntimePort, nil)
+		if err == nil {
+			err = door.Enter(conn, testSecret)
+		}
+		return conn, err
 	}}}
 	reply, err := client.Get("http://guest/run")
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package wire is what the agent and the guest's process 1 say to each other over vsock.
 //
-// The guest dials the host (CID 2, port 1024) and both sides write JSON objects, one a line, each with exactly one field set:
+// The guest dials the host (CID 2, ControlPort) and both sides write JSON objects, one a line, each with exactly one field set:
 // the guest Up, the host Down. The guest is hostile: a line has a bound (MaxLine), the messages hold no lists, and a line that
 // does not decode ends the connection. Fields that a reader does not know are ignored, so that a guest image may be older or
 // newer than the agent.
@@ -20,12 +20,14 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 )
 
 const (
 	HostCID     = 2
-	ControlPort = 1024 // vsock, on the host: this protocol
-	RuntimePort = 8080 // vsock, in the guest, and TCP on the guest's 127.0.0.1: the runtime's HTTP
+	ControlPort = 1023 // vsock, on the host: this protocol. Below 1024 only CAP_NET_BIND_SERVICE binds
+	RuntimePort = 8080 // vsock, in the guest, behind package door; TCP, on its 127.0.0.1: runtime
 
 	MaxLine = 128 << 10 // of one encoded message, newline included
 	MaxText = 16 << 10  // of one Log before encoding; a longer line is sent in pieces. Six times this, the worst of JSON, fits MaxLine
@@ -105,10 +107,11 @@ type Poweroff struct{}
 
 // Config is all that the guest is told.
 type Config struct {
-	Time     int64  `json:"time"`    // Unix nanoseconds at sending
-	Entropy  []byte `json:"entropy"` // credited to the kernel's random pool
-	Hostname string `json:"hostname"`
-	VF       *VF    `json:"vf,omitempty"`
+	Time     int64       `json:"time"`    // Unix nanoseconds at sending
+	Entropy  []byte      `json:"entropy"` // credited to the kernel's random pool
+	Secret   door.Secret `json:"secret"`  // who knows it may speak to the runtime
+	Hostname string      `json:"hostname"`
+	VF       *VF         `json:"vf,omitempty"`
 	Program
 }
 

@@ -82,3 +82,23 @@ func TestNobodyListens(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A call to a runtime that was called before opens no connection: what that costs is paid once.
+func TestTheConnectionIsKept(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer server.Close()
+	dialled := 0
+	c := To(func(ctx context.Context) (net.Conn, error) {
+		dialled++
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
+	defer c.Close()
+	for range 100 {
+		if _, _, err := c.Post(t.Context(), "/run", []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if dialled != 1 {
+		t.Errorf("100 calls opened %d connections", dialled)
+	}
+}
