@@ -7,10 +7,12 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -63,6 +65,7 @@ func (a apt) config(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("apt-config: %w", err)
 	}
+	dir, methods := a.seen()
 	return string(out) + fmt.Sprintf(`
 Dir %[1]q;
 Dir::State %[1]q;
@@ -80,12 +83,49 @@ Dir::Etc::trustedparts "-";
 APT::Architecture "amd64";
 APT::Architectures "amd64";
 APT::Install-Recommends "false";
-APT::Sandbox::User "";
+APT::Sandbox::User %[2]q;
 APT::Keep-Downloaded-Packages "true";
 Acquire::Languages "none";
 Acquire::Retries "3";
 Debug::NoLocking "true";
-`, a.dir), nil
+`, dir, methods), nil
+}
+
+// methodsUser is apt's own user for what speaks to mirrors. Root's files are often below a directory
+// that nobody else may pass, so apt gets a mount namespace where they are seen in place of its own.
+const methodsUser = "_apt"
+
+// aptsPlace is a directory that every machine with apt has and everybody may pass.
+const aptsPlace = "/var/cache/apt"
+
+// apart tells whether what a mirror sends can be left to methodsUser: where root runs apt.
+var apart = sync.OnceValue(func() bool {
+	if _, err := user.Lookup(methodsUser); err != nil || os.Geteuid() != 0 {
+		return false
+	}
+	return exec.Command("unshare", "--mount", "mount", "--bind", aptsPlace, aptsPlace).Run() == nil
+})
+
+// seen is where apt sees its directory, and whose rights its methods have.
+func (a apt) seen() (dir, methods string) {
+	if apart() {
+		return aptsPlace, methodsUser
+	}
+	return a.dir, ""
+}
+
+// command is one of apt's tools, where it sees its directory.
+func (a apt) command(ctx context.Context, tool string, args ...string) *exec.Cmd {
+	dir, _ := a.seen()
+	words := append([]string{tool}, args...)
+	if dir != a.dir {
+		const bind = `mount --bind "$0" "$1" && shift && exec "$@"`
+		words = append([]string{"unshare", "--mount", "sh", "-c", bind, a.dir, dir}, words...)
+	}
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(dir, "apt.conf"), "LC_ALL=C",
+		"DEBIAN_FRONTEND=noninteractive")
+	return cmd
 }
 
 func (a apt) sources() string {
@@ -130,8 +170,7 @@ func (a apt) resolve(ctx context.Context, packages []string) ([]deb, error) {
 }
 
 func (a apt) run(ctx context.Context, tool string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, tool, args...)
-	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(a.dir, "apt.conf"), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
+	cmd := a.command(ctx, tool, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
 // building is what the name of a builder's lock ends in.
@@ -30,15 +32,28 @@ const maxBytes = 8 << 30
 //	tmp/NAME-HASH/         being built; what no live builder holds is swept
 //	debian/                package index and downloaded packages, under the lock of that name
 //
-// It is safe for use by many goroutines and processes. What a Cache has handed out is kept while its process lives or until Close.
+// It is safe for use by many goroutines and processes. What a Cache makes of Debian's packages is
+// kept, once handed out, while its process lives or until Close; what it pulls, until it is released.
 type Cache struct {
 	Fetched func(source string, bytes int64) // is told what comes from where: debian or registry; nil: nobody is
+	Pulled  func(err error)                  // is told how a pull ended; nil: nobody is
+	Source  oci.Source                       // of images that are pulled
 
-	dir  string
-	out  io.Writer
-	mu   sync.Mutex
-	held map[string]*os.File // locks of entries handed out, by key
-	made map[string]Runtime  // runtimes handed out, by name: a cold start that needs one again asks no disk and no registry
+	dir      string
+	out      io.Writer
+	limit    int64
+	mu       sync.Mutex
+	held     map[string]*holding // entries in use, by key
+	full     bool                // there was more than the limit when last looked, all of it in use
+	building int64               // bytes that builds under way may take
+	made     map[string]Runtime  // handed out, by name: a cold start that needs one again asks no disk
+	pulls    *pulls
+}
+
+// A holding is an entry in use.
+type holding struct {
+	lock  *os.File
+	users int
 }
 
 // DefaultDir is $FASTIOV_CACHE, or fastiov in the user's cache directory.
@@ -66,39 +81,70 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 			return nil, fmt.Errorf("image cache: %w; set FASTIOV_CACHE to a directory you may write", err)
 		}
 	}
-	return &Cache{dir: dir, out: &lockedWriter{w: out}, held: map[string]*os.File{}, made: map[string]Runtime{}}, nil
+	c := &Cache{
+		dir: dir, out: &lockedWriter{w: out}, limit: maxBytes,
+		held: map[string]*holding{}, made: map[string]Runtime{}, pulls: newPulls(),
+	}
+	c.Source = c.defaultSource()
+	return c, nil
 }
 
-// Close lets go of the entries handed out.
+// Close ends what is being pulled and lets go of the entries handed out.
 func (c *Cache) Close() {
+	c.pulls.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key, lock := range c.held {
-		lock.Close()
+	for key, h := range c.held {
+		h.lock.Close()
 		delete(c.held, key)
 	}
 	clear(c.made)
 }
 
-// Get returns the directory of the entry called name that was made from inputs, building it first if it is absent. build fills the
-// empty directory dir; what it says through say is shown with the time elapsed.
+// A recipe is how an entry is made: by what it is called and found again, how much of the disk it
+// takes while it is being made, and what fills its empty directory. What that says through say is
+// shown with the time elapsed.
+type recipe struct {
+	name   string
+	inputs []string
+	needs  int64
+	build  func(ctx context.Context, dir string, say func(string, ...any)) error
+}
+
+// Get returns the directory of the entry called name that was made from inputs, building it first if
+// it is absent. It stays in use.
 func (c *Cache) Get(ctx context.Context, name string, inputs []string, build func(ctx context.Context, dir string, say func(string, ...any)) error) (string, error) {
-	key := fileName(name) + "-" + hash(inputs)
-	entry := filepath.Join(c.dir, "entries", key)
-	for {
-		found, err := c.hold(ctx, key, entry)
-		if err != nil || found {
-			return entry, err
+	dir, _, err := c.take(ctx, recipe{name, inputs, needed, build})
+	return dir, err
+}
+
+// take is Get for an entry that is released one day.
+func (c *Cache) take(ctx context.Context, r recipe) (dir string, release func(), err error) {
+	key := fileName(r.name) + "-" + hash(r.inputs)
+	for built := false; ; built = true {
+		found, err := c.hold(ctx, key)
+		if err != nil {
+			return "", nil, err
 		}
-		if err := c.build(ctx, name, key, build); err != nil {
+		if found {
+			if built { // and is held: it is not itself what has to go
+				c.evict(c.limit)
+			}
+			return c.entry(key), c.releaseOf(key), nil
+		}
+		if err := c.build(ctx, r, key); err != nil {
 			if errors.Is(err, unix.ENOSPC) {
 				err = fmt.Errorf("%w; free some of the disk of %s, or set FASTIOV_CACHE to a directory on another", err, c.dir)
 			}
-			return "", fmt.Errorf("image %s: %w", name, err)
+			if refused := (*oci.Refusal)(nil); errors.As(err, &refused) { // which names the image
+				return "", nil, err
+			}
+			return "", nil, fmt.Errorf("image %s: %w", r.name, err)
 		}
-		c.evict(maxBytes)
 	}
 }
+
+func (c *Cache) entry(key string) string { return filepath.Join(c.dir, "entries", key) }
 
 func hash(inputs []string) string {
 	h := sha256.New()
@@ -109,50 +155,89 @@ func hash(inputs []string) string {
 }
 
 // hold takes the entry into use if it exists.
-func (c *Cache) hold(ctx context.Context, key, entry string) (bool, error) {
-	c.mu.Lock()
-	_, have := c.held[key]
-	c.mu.Unlock()
-	if have {
+func (c *Cache) hold(ctx context.Context, key string) (bool, error) {
+	if c.holdAgain(key, nil) {
 		return true, nil
 	}
 	lock, err := c.lock(ctx, key, unix.LOCK_SH)
 	if err != nil {
 		return false, err
 	}
-	if _, err := os.Stat(entry); err != nil {
+	if _, err := os.Stat(c.entry(key)); err != nil {
 		lock.Close()
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 		return false, err
 	}
-	now := time.Now()
-	_ = os.Chtimes(entry, now, now) // the time of last use, for eviction; a read-only cache does without
+	c.used(key)
+	return c.holdAgain(key, lock), nil
+}
+
+// holdAgain counts one more user of an entry that is in use, or is now by that lock.
+func (c *Cache) holdAgain(key string, lock *os.File) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, have := c.held[key]; have {
+	h := c.held[key]
+	switch {
+	case h != nil && lock != nil:
 		lock.Close()
-	} else {
-		c.held[key] = lock
+	case h == nil && lock == nil:
+		return false
+	case h == nil:
+		h = &holding{lock: lock}
+		c.held[key] = h
 	}
-	return true, nil
+	h.users++
+	return true
+}
+
+// used notes the time of last use, for eviction; a read-only cache does without.
+func (c *Cache) used(key string) {
+	now := time.Now()
+	_ = os.Chtimes(c.entry(key), now, now)
+}
+
+// releaseOf gives back one use of the entry, which has been taken; a second call does nothing.
+func (c *Cache) releaseOf(key string) func() {
+	c.mu.Lock()
+	h := c.held[key]
+	c.mu.Unlock()
+	if h == nil { // the cache has been closed
+		return func() {}
+	}
+	return sync.OnceFunc(func() {
+		c.mu.Lock()
+		h.users--
+		unused := h.users == 0 && c.held[key] == h
+		if unused {
+			c.used(key)
+			h.lock.Close()
+			delete(c.held, key)
+		}
+		full := unused && c.full
+		c.mu.Unlock()
+		if full {
+			c.evict(c.limit)
+		}
+	})
 }
 
 // build makes the entry unless somebody else did while it waited for the lock.
-func (c *Cache) build(ctx context.Context, name, key string, build func(context.Context, string, func(string, ...any)) error) (err error) {
+func (c *Cache) build(ctx context.Context, r recipe, key string) (err error) {
 	lock, err := c.lock(ctx, key+building, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	entry := filepath.Join(c.dir, "entries", key)
-	if _, err := os.Stat(entry); err == nil {
+	if _, err := os.Stat(c.entry(key)); err == nil {
 		return nil
 	}
-	if err := c.room(); err != nil {
+	give, err := c.room(r.needs)
+	if err != nil {
 		return err
 	}
+	defer give()
 	tmp := filepath.Join(c.dir, "tmp", key)
 	if err := os.RemoveAll(tmp); err != nil { // of a builder that died: its lock is ours now
 		return err
@@ -161,15 +246,15 @@ func (c *Cache) build(ctx context.Context, name, key string, build func(context.
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	s := newStep(c.out, name)
+	s := newStep(c.out, r.name)
 	defer s.end()
-	if err := build(ctx, tmp, s.say); err != nil {
+	if err := r.build(ctx, tmp, s.say); err != nil {
 		return err
 	}
-	if err := publish(tmp, entry); err != nil {
+	if err := publish(tmp, c.entry(key)); err != nil {
 		return err
 	}
-	s.say("done, %s", megabytes(size(entry)))
+	s.say("done, %s", megabytes(size(c.entry(key))))
 	return nil
 }
 
@@ -179,17 +264,28 @@ func (c *Cache) fetched(source string, bytes int64) {
 	}
 }
 
-// room fails where the disk is too full to make an image: tools that run into a full disk half-way try again for minutes.
-func (c *Cache) room() error {
-	const needed = 1 << 30
+// needed is what it may take to make an image.
+const needed = 1 << 30
+
+// room fails where the disk is too full to make an image beside those that are being made: tools
+// that run into a full disk half-way try again for minutes. It is taken until given back.
+func (c *Cache) room(needs int64) (give func(), err error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(c.dir, &disk); err != nil {
-		return err
+		return nil, err
 	}
-	if free := int64(disk.Bavail) * disk.Bsize; free < needed {
-		return fmt.Errorf("it may take %s to make and %s are free: %w", megabytes(needed), megabytes(free), unix.ENOSPC)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if free := int64(disk.Bavail)*disk.Bsize - c.building; free < needs {
+		return nil, fmt.Errorf("it may take %s to make and %s are free: %w",
+			megabytes(needs), megabytes(max(free, 0)), unix.ENOSPC)
 	}
-	return nil
+	c.building += needs
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.building -= needs
+	}, nil
 }
 
 // publish gives a finished directory its name, once its files are on the disk: an entry is whole after a power cut too.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(asForger) != "" {
+		serveForgeries()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func open(t testing.TB, dir string) *Cache {
 	t.Helper()
@@ -47,8 +54,8 @@ func TestOneBuildForAll(t *testing.T) {
 	for n := range 16 {
 		wg.Go(func() {
 			got, err := caches[n%2].Get(t.Context(), "a:b/c", []string{"1"}, filling(10, &count))
-			if err != nil || size(got) != 10 {
-				t.Errorf("%s: %d bytes, %v", got, size(got), err)
+			if err != nil || !slices.Equal(children(got), []string{"f"}) {
+				t.Errorf("%s holds %v, %v", got, children(got), err)
 			}
 		})
 	}
@@ -140,7 +147,7 @@ func TestEvictionTakesTheLongestUnused(t *testing.T) {
 	dir, count := t.TempDir(), atomic.Int32{}
 	user, idle := open(t, dir), open(t, dir)
 	get := func(c *Cache, name string) string {
-		entry, err := c.Get(t.Context(), name, nil, filling(1000, &count))
+		entry, err := c.Get(t.Context(), name, nil, filling(1<<20, &count))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +158,7 @@ func TestEvictionTakesTheLongestUnused(t *testing.T) {
 	age(t, held, 3*time.Hour)
 	age(t, old, 2*time.Hour)
 	age(t, young, time.Hour)
-	user.evict(2500)
+	user.evict(5 << 19)
 	for entry, want := range map[string]bool{held: true, old: false, young: true} {
 		if _, err := os.Stat(entry); (err == nil) != want {
 			t.Errorf("%s: there is %v, want %v", filepath.Base(entry), err == nil, want)
@@ -163,6 +170,41 @@ func TestEvictionTakesTheLongestUnused(t *testing.T) {
 	user.Close()
 	if err := idle.Clean(); err != nil || size(dir) != 0 {
 		t.Errorf("%d bytes after cleaning, %v", size(dir), err)
+	}
+}
+
+// TestWhatIsInUseMayExceedTheBound: an entry that is new stays although older ones take all.
+func TestWhatIsInUseMayExceedTheBound(t *testing.T) {
+	c, count := open(t, t.TempDir()), atomic.Int32{}
+	c.limit = 3 << 19
+	fill := filling(1<<20, &count)
+	for _, name := range []string{"first", "second"} {
+		dir, err := c.Get(t.Context(), name, nil, func(ctx context.Context, dir string, say func(string, ...any)) error {
+			if count.Load() > 2 {
+				return errors.New("built again")
+			}
+			return fill(ctx, dir, say)
+		})
+		if err != nil || !slices.Equal(children(dir), []string{"f"}) {
+			t.Fatalf("%s: %s holds %v, %v", name, dir, children(dir), err)
+		}
+	}
+	if !c.full {
+		t.Error("the cache does not know that it holds more than its bound")
+	}
+}
+
+func TestHolesTakeNothing(t *testing.T) {
+	dir := t.TempDir()
+	sparse := filepath.Join(dir, "root.erofs")
+	if err := os.WriteFile(sparse, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(sparse, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	if got := size(dir); got >= 1<<20 {
+		t.Errorf("a file of one hole takes %d bytes", got)
 	}
 }
 

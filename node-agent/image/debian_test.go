@@ -5,9 +5,11 @@ import (
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
@@ -262,6 +265,37 @@ func mirror(t *testing.T) {
 	}
 	if c != nil {
 		c.Close()
+	}
+}
+
+// TestMirrorsAreReadWithoutRoot: apt's methods have apt's own user where root runs it, and a real
+// download leaves the directory theirs.
+func TestMirrorsAreReadWithoutRoot(t *testing.T) {
+	if !apart() {
+		t.Skip("needs root, apt's user and a mount namespace")
+	}
+	a := apt{dir: filepath.Join(t.TempDir(), packagesKey), from: versions()}
+	config, err := a.config(t.Context())
+	if err != nil || !strings.Contains(config, `APT::Sandbox::User "_apt";`) {
+		t.Errorf("%v, %s", err, config)
+	}
+	mirror(t)
+	if err := a.prepare(t.Context(), func(string, ...any) {}); err != nil {
+		t.Fatal(err)
+	}
+	methods, err := user.Lookup(methodsUser)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var partial unix.Stat_t
+	if err := unix.Stat(filepath.Join(a.dir, "lists/partial"), &partial); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(partial.Uid) != methods.Uid {
+		t.Errorf("downloads are user %d's, want %s's", partial.Uid, methods.Uid)
+	}
+	if lists := children(filepath.Join(a.dir, "lists")); len(lists) < 3 {
+		t.Errorf("the index has %v", lists)
 	}
 }
 

@@ -35,6 +35,9 @@ func (c *Cache) evict(limit int64) {
 	if total > limit {
 		c.removeUnused(packagesKey, packagesKey)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.full = total > limit // whoever releases an entry tries again
 }
 
 // Clean removes everything that is not in use by a process, downloaded packages included.
@@ -87,14 +90,14 @@ func children(dir string) []string {
 	return found
 }
 
-// size is what the files below dir take.
+// size is what the files below dir take of the disk: holes in them take nothing.
 func size(dir string) int64 {
 	var total int64
-	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
-			if info, err := d.Info(); err == nil {
-				total += info.Size()
-			}
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		var file unix.Stat_t
+		if err == nil && d.Type().IsRegular() && unix.Lstat(path, &file) == nil {
+			const block = 512 // whatever the file system's own are
+			total += file.Blocks * block
 		}
 		return nil
 	})

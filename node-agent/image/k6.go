@@ -27,9 +27,8 @@ func (c *Cache) K6(ctx context.Context) (program string, err error) {
 // HasK6 returns the program if it has been built.
 func (c *Cache) HasK6(ctx context.Context) (program string, built bool) {
 	key := "k6-" + hash(k6Inputs())
-	entry := filepath.Join(c.dir, "entries", key)
-	built, err := c.hold(ctx, key, entry)
-	return filepath.Join(entry, "k6"), built && err == nil
+	built, err := c.hold(ctx, key)
+	return filepath.Join(c.entry(key), "k6"), built && err == nil
 }
 
 func k6Inputs() []string {

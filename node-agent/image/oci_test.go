@@ -3,7 +3,7 @@ package image
 import (
 	"archive/tar"
 	"bytes"
-	"fmt"
+	"errors"
 	"io"
 	"log"
 	"net/http/httptest"
@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
-	"github.com/fastiov/fastiov/node-agent/image/rootfs"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
 // newRegistry serves a registry on the loopback and returns its host.
@@ -32,6 +32,19 @@ func newRegistry(t *testing.T) string {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(server.Close)
 	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// openFor opens a cache that may pull from the registry at host, without TLS.
+func openFor(t testing.TB, dir, ref string) *Cache {
+	t.Helper()
+	host, _, _ := strings.Cut(ref, "/")
+	registries, err := oci.ParseRegistries([]string{"http://" + host})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, dir)
+	c.Source.Registries = registries
+	return c
 }
 
 func layer(t *testing.T, headers ...tar.Header) v1.Layer {
@@ -66,10 +79,20 @@ func file(name, content string) tar.Header {
 // push puts an image of two layers, made by change, into the registry.
 func push(t *testing.T, host string, change func(*v1.ConfigFile)) string {
 	t.Helper()
-	img, err := mutate.AppendLayers(empty.Image,
+	return pushAs(t, host+"/team/action:1", change)
+}
+
+func pushAs(t *testing.T, as string, change func(*v1.ConfigFile)) string {
+	t.Helper()
+	return pushLayers(t, as, change,
 		layer(t, file("app/run", "#!/bin/sh\n"), file("app/secret", "lower"), tar.Header{Name: "dev/sda", Typeflag: tar.TypeBlock},
 			tar.Header{Name: "etc/up", Typeflag: tar.TypeSymlink, Linkname: "../../../.."}),
 		layer(t, file("app/.wh.secret", ""), file("etc/up/landed", "inside"), file("../../escaped", "inside too")))
+}
+
+func pushLayers(t *testing.T, as string, change func(*v1.ConfigFile), layers ...v1.Layer) string {
+	t.Helper()
+	img, err := mutate.AppendLayers(empty.Image, layers...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +107,7 @@ func push(t *testing.T, host string, change func(*v1.ConfigFile)) string {
 	if img, err = mutate.ConfigFile(img, config); err != nil {
 		t.Fatal(err)
 	}
-	ref, err := name.ParseReference(host + "/team/action:1")
+	ref, err := name.ParseReference(as)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +119,7 @@ func push(t *testing.T, host string, change func(*v1.ConfigFile)) string {
 
 func TestPullFlattensLayers(t *testing.T) {
 	ref := push(t, newRegistry(t), func(*v1.ConfigFile) {})
-	r, err := open(t, t.TempDir()).Runtime(t.Context(), ref)
+	r, err := openFor(t, t.TempDir(), ref).Runtime(t.Context(), ref)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,37 +142,10 @@ func TestPullFlattensLayers(t *testing.T) {
 	}
 }
 
-func TestAnImagesUser(t *testing.T) {
-	tree, err := rootfs.New(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tree.Close()
-	accounts := map[string]string{"etc/passwd": "root:x:0:0::/root:/bin/sh\nnode:x:1000:1001::/:\n", "etc/group": "staff:x:50:\n"}
-	for name, content := range accounts {
-		if err := tree.Write(name, 0o644, []byte(content)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for user, want := range map[string]string{
-		"": "0 0", "node": "1000 1001", "1000": "1000 1001", "node:staff": "1000 50", "7": "7 0", "7:8": "7 8",
-		"nobody": "not in its /etc/passwd", "node:nobody": "not in its /etc/group", "-1": "not in its /etc/passwd", "4294967296": "not in its",
-	} {
-		uid, gid, err := lookUp(tree, user)
-		got := fmt.Sprint(uid, gid)
-		if err != nil {
-			got = err.Error()
-		}
-		if !strings.Contains(got, want) {
-			t.Errorf("%q: got %s, want %s", user, got, want)
-		}
-	}
-}
-
 func TestPulledImageIsKept(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	ref := push(t, strings.TrimPrefix(server.URL, "http://"), func(*v1.ConfigFile) {})
-	c := open(t, t.TempDir())
+	c := openFor(t, t.TempDir(), ref)
 	first, err := c.Runtime(t.Context(), ref)
 	if err != nil {
 		t.Fatal(err)
@@ -169,11 +165,33 @@ func TestPullRefusals(t *testing.T) {
 		"no command":       push(t, newRegistry(t), func(c *v1.ConfigFile) { c.Config.Entrypoint, c.Config.Cmd = nil, nil }),
 	} {
 		dir := t.TempDir()
-		if _, err := open(t, dir).Runtime(t.Context(), ref); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := openFor(t, dir, strings.ReplaceAll(ref, " ", "")).Runtime(t.Context(), ref); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", ref, err, want)
 		}
 		if left := size(filepath.Join(dir, "tmp")); left != 0 {
 			t.Errorf("%s: %d bytes left", ref, left)
 		}
+	}
+}
+
+// TestAnImageUnpacksToWhatIsReserved: a file that its archive announces is more than the disk was
+// looked at for.
+func TestAnImageUnpacksToWhatIsReserved(t *testing.T) {
+	var b bytes.Buffer
+	announced := tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Mode: 0o644, Size: needed/2 + 1}
+	if err := tar.NewWriter(&b).WriteHeader(&announced); err != nil {
+		t.Fatal(err)
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(b.Bytes())), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := pushLayers(t, newRegistry(t)+"/team/bomb:1", func(*v1.ConfigFile) {}, l)
+	_, _, err = openFor(t, t.TempDir(), ref).Pull(t.Context(), ref, "")
+	var refused *oci.Refusal
+	if !errors.As(err, &refused) || refused.Reason != oci.TooLarge {
+		t.Errorf("got %v, want that it is too large", err)
 	}
 }

@@ -24,10 +24,6 @@ const (
 	series        = "patches/6.12"
 )
 
-// kernelTools are what a kernel is built with. ccache makes the next one, of a changed patch, a matter of minutes.
-var kernelTools = map[string]string{"gcc": "gcc", "ccache": "ccache", "make": "make", "flex": "flex", "bison": "bison", "bc": "bc",
-	"patch": "patch", "xz": "xz-utils"}
-
 // Patched is the testbed's host with the patched kernel.
 type Patched struct {
 	Boot
@@ -48,6 +44,9 @@ func (c *Cache) Patched(ctx context.Context, debug bool) (Patched, error) {
 	}
 	inputs := []string{"fastiovd 1", versions().inputs(), filepath.Base(build), string(testbedInitrd), kernelSources("fastiovd"), kernelSources("selftests")}
 	dir, err := c.Get(ctx, "fastiovd", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+		if err := install(ctx, say, kernelTools); err != nil {
+			return err
+		}
 		debs, err := c.fetch(ctx, say, []string{"busybox-static"})
 		if err != nil {
 			return err
@@ -93,10 +92,8 @@ func (c *Cache) kernelBuild(ctx context.Context, debug bool) (string, error) {
 	}
 	inputs := []string{"kernel 1", versions().Pins["linux"], string(config), kernelSources(series)}
 	return c.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
-		for tool, pkg := range kernelTools {
-			if _, err := lookPath(tool); err != nil {
-				return fmt.Errorf("%s is missing; install the package %s", tool, pkg)
-			}
+		if err := install(ctx, say, kernelTools); err != nil {
+			return err
 		}
 		debs, err := c.fetch(ctx, say, []string{sourcePackage})
 		if err != nil {

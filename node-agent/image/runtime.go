@@ -76,8 +76,13 @@ var runtimeApplets = []string{"awk", "basename", "cat", "cp", "cut", "date", "di
 // RuntimeNames are the runtimes made of Debian packages; any other name is an OCI reference.
 func RuntimeNames() []string { return []string{"nodejs:18", "python:3", "python:3-ai"} }
 
-// Runtime returns the runtime called name: one of RuntimeNames, or an OCI reference, whose image is pulled.
+// Runtime returns the runtime called name: one of RuntimeNames, or an OCI reference, whose image is
+// pulled in nobody's name. It stays in use.
 func (c *Cache) Runtime(ctx context.Context, name string) (Runtime, error) {
+	if isReference(name) {
+		r, _, err := c.Pull(ctx, name, "")
+		return r, err
+	}
 	c.mu.Lock()
 	r, ok := c.made[name]
 	c.mu.Unlock()
@@ -95,16 +100,15 @@ func (c *Cache) Runtime(ctx context.Context, name string) (Runtime, error) {
 
 // runtimes are the names of those that are made or pulled.
 func (c *Cache) runtimes() []string {
+	refs := c.pulls.pulled()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Sorted(maps.Keys(c.made))
+	return slices.Compact(slices.Sorted(slices.Values(slices.AppendSeq(refs, maps.Keys(c.made)))))
 }
 
+// makeRuntime makes one of Debian's packages.
 func (c *Cache) makeRuntime(ctx context.Context, name string) (Runtime, error) {
-	r, ok := recipes[name]
-	if !ok {
-		return c.pull(ctx, name)
-	}
+	r := recipes[name]
 	config, err := json.Marshal(wire.Program{Command: r.command, Env: r.env})
 	if err != nil {
 		return Runtime{}, err

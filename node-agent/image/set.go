@@ -24,6 +24,8 @@ type Set struct {
 	Guest Boot
 	find  func(ctx context.Context, name string) (Runtime, error)
 	have  func() []string
+	from  *Cache // what is pulled comes from it; nil: nothing is
+	dir   string // of a set that was exported
 }
 
 // Have lists the runtimes that are here already: finding one of them makes and fetches nothing.
@@ -32,18 +34,45 @@ func (s *Set) Have() []string { return s.have() }
 // Runtime returns the runtime called name.
 func (s *Set) Runtime(ctx context.Context, name string) (Runtime, error) { return s.find(ctx, name) }
 
+// Use returns the runtime called name for the namespace. It is in use until released.
+func (s *Set) Use(ctx context.Context, name, namespace string) (r Runtime, release func(), err error) {
+	if s.from == nil || !isReference(name) || s.dir != "" && isDir(s.inDir(name)) {
+		r, err = s.find(ctx, name)
+		return r, func() {}, err
+	}
+	return s.from.Pull(ctx, name, namespace)
+}
+
+func (s *Set) inDir(name string) string { return filepath.Join(s.dir, "runtimes", fileName(name)) }
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// Hold takes a root image into use that a former process had, until released.
+func (s *Set) Hold(ctx context.Context, root string) (release func(), err error) {
+	if s.from == nil {
+		return nil, nil
+	}
+	return s.from.Hold(ctx, root)
+}
+
 // Set makes the guest and returns the set of everything the cache can make.
 func (c *Cache) Set(ctx context.Context) (*Set, error) {
 	guest, err := c.Guest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &Set{Guest: guest, find: c.Runtime, have: c.runtimes}, nil
+	return &Set{Guest: guest, find: c.Runtime, have: c.runtimes, from: c}, nil
 }
+
+// PullTo has images that are not in the set pulled to a cache.
+func (s *Set) PullTo(c *Cache) { s.from = c }
 
 // OpenSet opens a set that Export wrote.
 func OpenSet(dir string) (*Set, error) {
-	s := &Set{Guest: Boot{Kernel: filepath.Join(dir, "guest", kernelName), Initrd: filepath.Join(dir, "guest", initrdName)}}
+	s := &Set{dir: dir, Guest: Boot{Kernel: filepath.Join(dir, "guest", kernelName), Initrd: filepath.Join(dir, "guest", initrdName)}}
 	for _, file := range []string{s.Guest.Kernel, s.Guest.Initrd} {
 		if _, err := os.Stat(file); err != nil {
 			return nil, fmt.Errorf("%s is no set of images: %w; export it anew", dir, err)
@@ -57,7 +86,7 @@ func OpenSet(dir string) (*Set, error) {
 		if r, ok := read.Load(name); ok {
 			return r.(Runtime), nil
 		}
-		r, err := readRuntime(filepath.Join(dir, "runtimes", fileName(name)))
+		r, err := readRuntime(s.inDir(name))
 		if errors.Is(err, fs.ErrNotExist) {
 			have := strings.Join(children(filepath.Join(dir, "runtimes")), ", ")
 			return r, fmt.Errorf("no runtime image %s in %s, which has %s; export it there", name, dir, have)
@@ -75,6 +104,11 @@ func OpenSet(dir string) (*Set, error) {
 			}
 		}
 		read.Range(func(name, _ any) bool { names[name.(string)] = true; return true })
+		if s.from != nil {
+			for _, ref := range s.from.pulls.pulled() {
+				names[ref] = true
+			}
+		}
 		return slices.Sorted(maps.Keys(names))
 	}
 	return s, nil

@@ -67,6 +67,11 @@ func (t *Tree) WriteImage(name string) (err error) {
 			err = e
 		}
 	}()
+	return t.WriteTo(f)
+}
+
+// WriteTo writes the tree as an EROFS image to the empty file f.
+func (t *Tree) WriteTo(f *os.File) error {
 	l := t.layOut()
 	if err := f.Truncate(int64(l.blocks) * blockSize); err != nil {
 		return err
@@ -143,19 +148,38 @@ func (t *Tree) writeContents(f *os.File, l *layout) error {
 	return w.Flush()
 }
 
+// writeMeta writes the inodes with what is inline, which ascend through the meta blocks.
 func (t *Tree) writeMeta(f *os.File, l *layout) error {
-	area := make([]byte, int64(l.blocks-l.meta)*blockSize)
+	start := int64(l.meta) * blockSize
+	w := bufio.NewWriterSize(io.NewOffsetWriter(f, start), 1<<20)
+	at, end := int64(0), int64(l.blocks)*blockSize-start
+	var zeros [blockSize]byte
 	for _, i := range l.inodes {
-		at := area[i.nid*slotSize:]
-		l.encode(at, i)
-		if i.inline() {
-			if _, err := io.ReadFull(t.stored(l, i), at[inodeSize:inodeSize+i.size]); err != nil {
-				return err
-			}
+		place := int64(i.nid) * slotSize
+		if _, err := w.Write(zeros[:place-at]); err != nil {
+			return err
+		}
+		var b [inodeSize]byte
+		l.encode(b[:], i)
+		if _, err := w.Write(b[:]); err != nil {
+			return err
+		}
+		at = place + inodeSize
+		if !i.inline() {
+			continue
+		}
+		n, err := io.Copy(w, t.stored(l, i))
+		if at += n; err == nil && n != i.size {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return err
 		}
 	}
-	_, err := f.WriteAt(area, int64(l.meta)*blockSize)
-	return err
+	if _, err := w.Write(zeros[:end-at]); err != nil {
+		return err
+	}
+	return w.Flush()
 }
 
 // encode writes struct erofs_inode_extended.

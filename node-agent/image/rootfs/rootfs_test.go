@@ -145,9 +145,9 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := newTree(t)
-			tree.Limit(4096, 8)
+			tree.Limit(4096, 8, 1<<20)
 			if name == "deep" {
-				tree.Limit(4096, 1<<20)
+				tree.Limit(4096, 1<<20, 1<<20)
 			}
 			input := archive(t, c.entries...)
 			if c.entries == nil {
@@ -315,7 +315,7 @@ func FuzzLayer(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer tree.Close()
-		tree.Limit(1<<20, 1000)
+		tree.Limit(1<<20, 1000, 1<<20)
 		_ = tree.Layer(bytes.NewReader(b))
 		name := filepath.Join(dir, fmt.Sprint("image-", os.Getpid()))
 		if err := errors.Join(tree.WriteImage(name), os.Remove(name)); err != nil {

@@ -113,6 +113,9 @@ func (t *Tree) add(name string, h *tar.Header, content io.Reader) error {
 		return t.addDir(name, n)
 	case tar.TypeReg:
 		n.mode |= syscall.S_IFREG
+		if h.Size > t.maxBytes-t.end { // which it does not take reading them to find out
+			return fmt.Errorf("%s: %w: the contents exceed %d MB", name, ErrTooLarge, t.maxBytes>>20)
+		}
 		return t.file(name, n, content)
 	case tar.TypeSymlink:
 		if h.Linkname == "" || len(h.Linkname) >= blockSize {

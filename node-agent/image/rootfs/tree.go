@@ -34,8 +34,8 @@ type Tree struct {
 	spool *os.File
 	end   int64
 
-	names              int64 // put so far
-	maxBytes, maxNames int64
+	names, naming                 int64 // put so far; bytes of their names and of links' targets
+	maxBytes, maxNames, maxNaming int64
 }
 
 type node struct {
@@ -60,11 +60,38 @@ func New(dir string) (*Tree, error) {
 		spool.Close()
 		return nil, err
 	}
-	return &Tree{root: newDir(0o755), spool: spool, maxBytes: math.MaxInt64, maxNames: math.MaxInt64}, nil
+	return On(spool), nil
 }
 
-// Limit bounds what archives may bring: bytes of content and names, counted also where they are replaced.
-func (t *Tree) Limit(bytes, names int64) { t.maxBytes, t.maxNames = bytes, names }
+// On returns an empty tree whose spool is an empty file.
+func On(spool *os.File) *Tree {
+	return &Tree{
+		root: newDir(0o755), spool: spool,
+		maxBytes: math.MaxInt64, maxNames: math.MaxInt64, maxNaming: math.MaxInt64,
+	}
+}
+
+// ErrTooLarge is what Limit and ReadUpTo are exceeded with.
+var ErrTooLarge = errors.New("too large")
+
+// Limit bounds what archives may bring, counted also where it is replaced: bytes of content, names,
+// and bytes that the names and the targets of links have.
+func (t *Tree) Limit(bytes, names, naming int64) {
+	t.maxBytes, t.maxNames, t.maxNaming = bytes, names, naming
+}
+
+// count takes a new name into account.
+func (t *Tree) count(name, base, target string) error {
+	t.names++
+	t.naming += int64(len(base) + len(target))
+	switch {
+	case t.names > t.maxNames:
+		return fmt.Errorf("%s: %w: more than %d names", name, ErrTooLarge, t.maxNames)
+	case t.naming > t.maxNaming:
+		return fmt.Errorf("%s: %w: names of more than %d MB", name, ErrTooLarge, t.maxNaming>>20)
+	}
+	return nil
+}
 
 // Close frees the contents; the tree is of no use after it.
 func (t *Tree) Close() error { return t.spool.Close() }
@@ -110,13 +137,19 @@ func (t *Tree) Remove(name string) error {
 }
 
 // Read returns the content of the regular file name, following links.
-func (t *Tree) Read(name string) ([]byte, error) {
+func (t *Tree) Read(name string) ([]byte, error) { return t.ReadUpTo(name, math.MaxInt64) }
+
+// ReadUpTo is Read for a file of at most so many bytes.
+func (t *Tree) ReadUpTo(name string, most int64) ([]byte, error) {
 	n, err := t.find(name)
 	if err != nil {
 		return nil, err
 	}
 	if !n.is(syscall.S_IFREG) {
 		return nil, &fs.PathError{Op: "read", Path: name, Err: fs.ErrInvalid}
+	}
+	if n.size > most {
+		return nil, fmt.Errorf("%s: %w: more than %d bytes", name, ErrTooLarge, most)
 	}
 	return io.ReadAll(t.content(n))
 }
@@ -184,7 +217,7 @@ func (t *Tree) file(name string, n *node, content io.Reader) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if t.end+size >= t.maxBytes {
-		return fmt.Errorf("%s: the contents exceed %d MB", name, t.maxBytes>>20)
+		return fmt.Errorf("%s: %w: the contents exceed %d MB", name, ErrTooLarge, t.maxBytes>>20)
 	}
 	n.off, n.size = t.end, size
 	t.end += size
@@ -197,8 +230,8 @@ func (t *Tree) put(name string, n *node) error {
 	if err != nil {
 		return err
 	}
-	if t.names++; t.names > t.maxNames {
-		return fmt.Errorf("%s: more than %d names", name, t.maxNames)
+	if err := t.count(name, base, n.target); err != nil {
+		return err
 	}
 	if old := dir.children[base]; old != nil {
 		unlink(old)
@@ -274,8 +307,8 @@ func (t *Tree) resolve(name string, create bool) (*node, error) {
 		case next == nil && !create:
 			return nil, &fs.PathError{Op: "resolve", Path: name, Err: fs.ErrNotExist}
 		case next == nil:
-			if t.names++; t.names > t.maxNames {
-				return nil, fmt.Errorf("%s: more than %d names", name, t.maxNames)
+			if err := t.count(name, element, ""); err != nil {
+				return nil, err
 			}
 			next = newDir(0o755)
 			at.children[element] = next

@@ -1,0 +1,61 @@
+// Package beside finds the programs of ours that are not the running one: a build or an
+// installation puts them beside it.
+package beside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/fastiov/fastiov"
+
+// A Program is a file name, and the module's folder that it is made of.
+type Program struct{ Name, source string }
+
+var (
+	Init     = Program{"fastiov-init", "node-agent/guest/init"}      // process 1 of a guest
+	Launcher = Program{"fastiov-vmm", "node-agent/sandbox/jail/vmm"} // becomes the VMM of a sandbox
+)
+
+// Open opens the program. A test's program stands alone but runs in the module's source, so for it
+// the program is built, and gone when it is closed. Any other would build what lies in the directory
+// where somebody happened to start it, and run that as root.
+func (p Program) Open(ctx context.Context) (*os.File, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(filepath.Dir(self), p.Name)
+	program, err := os.Open(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return program, err
+	}
+	if !testing.Testing() {
+		return nil, fmt.Errorf("the program %s is missing; install the one of this release there, or run make build", path)
+	}
+	return p.build(ctx)
+}
+
+func (p Program) build(ctx context.Context) (*os.File, error) {
+	dir, err := os.MkdirTemp("", "fastiov-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	built := filepath.Join(dir, p.Name)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", built,
+		module+"/"+p.source)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		return nil, fmt.Errorf("building %s: %w: %s", p.Name, err, lines[len(lines)-1])
+	}
+	return os.Open(built)
+}

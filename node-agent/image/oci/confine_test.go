@@ -1,0 +1,128 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// statusOf waits until the process has given up what it gives up, and returns its /proc status.
+func statusOf(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	for range 20_000 {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := map[string]string{}
+		for line := range strings.Lines(string(b)) {
+			key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+			fields[key] = strings.Join(strings.Fields(value), " ")
+		}
+		if fields["NoNewPrivs"] == "1" {
+			return fields
+		}
+	}
+	t.Fatal("the process that unpacks was never confined")
+	return nil
+}
+
+func startIdle(t *testing.T) *unpacker {
+	t.Helper()
+	u, err := startUnpacker(context.Background(), filepath.Join(t.TempDir(), "root.erofs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		u.in.Close()
+		_, _ = u.wait()
+		if _, err := os.Stat(u.cell); err == nil {
+			t.Error("its empty root is left over")
+		}
+	})
+	return u
+}
+
+func TestWhoUnpacksHasNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("without root it runs as the same user")
+	}
+	u := startIdle(t)
+	pid := u.cmd.Process.Pid
+	fields := statusOf(t, pid)
+	nobody := fmt.Sprintf("%[1]d %[1]d %[1]d %[1]d", unpackerUser)
+	for key, want := range map[string]string{
+		"Uid": nobody, "Gid": nobody, "Groups": "", "CapEff": "0000000000000000",
+		"CapPrm": "0000000000000000", "NoNewPrivs": "1",
+	} {
+		if fields[key] != want {
+			t.Errorf("%s: %q, want %q", key, fields[key], want)
+		}
+	}
+	if root, err := os.Readlink(fmt.Sprintf("/proc/%d/root", pid)); err != nil || root != u.cell {
+		t.Errorf("its root is %q, %v; want %q", root, err, u.cell)
+	}
+	for _, ns := range []string{"net", "ipc", "uts", "pid"} {
+		theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, ns))
+		ours, _ := os.Readlink("/proc/self/ns/" + ns)
+		if err != nil || theirs == ours {
+			t.Errorf("its %s namespace is %s, ours %s (%v)", ns, theirs, ours, err)
+		}
+	}
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+	for _, want := range []string{
+		fmt.Sprintf("Max data size %d %[1]d bytes", maxMemory), "Max core file size 0 0 bytes",
+		fmt.Sprintf("Max file size %d %[1]d bytes", int64(maxFile)), "Max open files 32 32 files",
+		fmt.Sprintf("Max cpu time %d %[1]d seconds", maxSeconds), "Max processes 128 128 processes",
+	} {
+		if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), want) {
+			t.Errorf("no %q in its limits (%v)", want, err)
+		}
+	}
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, file := range files {
+		to, _ := os.Readlink(file)
+		known := strings.HasPrefix(to, filepath.Dir(u.cell)) || // the image, and the spool
+			to == os.DevNull || strings.HasPrefix(to, "pipe:") || strings.HasPrefix(to, "anon_inode:") ||
+			strings.HasPrefix(to, "/sys/fs/cgroup/") // Go's runtime, which reads its limits there
+		if !known {
+			t.Errorf("it has %s open", to)
+		}
+	}
+	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if got := len(bytes.Split(bytes.Trim(environment, "\x00"), []byte{0})); got != len(unpackerEnv) {
+		t.Errorf("its environment is %q", environment)
+	}
+}
+
+// TestABombEndsItsProcess: what takes too much memory ends that process, and the error says so.
+func TestABombEndsItsProcess(t *testing.T) {
+	if testing.Short() {
+		t.Skip("fills 640 MB of memory")
+	}
+	u := startIdle(t)
+	statusOf(t, u.cmd.Process.Pid)
+	length := binary.BigEndian.AppendUint32(nil, 1<<31) // an order that has no end
+	if _, err := u.in.Write(length); err != nil {
+		t.Fatal(err)
+	}
+	piece, _ := json.Marshal(strings.Repeat("x", 1<<20))
+	_, err := u.in.Write([]byte(`{"Config":"`))
+	for err == nil {
+		_, err = u.in.Write(piece[1 : len(piece)-1])
+	}
+	_, err = u.wait()
+	var why because
+	if b, is := err.(because); is {
+		why = b
+	}
+	if why.Reason != TooLarge || !strings.Contains(fmt.Sprint(err), "640 MB of memory") {
+		t.Errorf("it ended with %v", err)
+	}
+}

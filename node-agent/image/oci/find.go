@@ -1,0 +1,230 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// What an image may be made of.
+const (
+	maxConfig = 4 << 20
+	maxLayers = 512
+)
+
+// A Source is where images come from.
+type Source struct {
+	Registries  *Registries
+	Credentials Credentials
+	Fetched     func(bytes int64) // is told what comes in
+}
+
+// An Image is one whose manifest is here and is what was asked for. Close it.
+type Image struct {
+	Repository string // registry and name in it
+	Digest     string
+	Bytes      int64 // of all its layers, as they are sent
+	ref        string
+	manifest   v1.Manifest
+	road       *road
+	client     *http.Client
+	at         name.Repository
+	scheme     string
+}
+
+// Find asks the registry what ref stands for, in the name of namespace.
+func (s *Source) Find(ctx context.Context, ref, namespace string) (*Image, error) {
+	i, err := s.find(ctx, ref, namespace)
+	return i, refusal(ref, err)
+}
+
+func (s *Source) find(ctx context.Context, ref, namespace string) (i *Image, err error) {
+	reference, err := s.Registries.parse(ref)
+	if err != nil {
+		return nil, err
+	}
+	repository := reference.Context()
+	auth, secrets := s.Credentials.of(namespace, repository.RegistryStr())
+	way := newRoad(s.Registries, repository.RegistryStr(), secrets, s.Fetched)
+	i = &Image{Repository: repository.String(), ref: ref, road: way, at: repository}
+	defer func() {
+		if err != nil {
+			way.http.CloseIdleConnections()
+		}
+	}()
+	scopes := []string{repository.Scope(transport.PullScope)}
+	authorized, err := transport.NewWithContext(ctx, repository.Registry, auth, way, scopes)
+	if err != nil {
+		return nil, err
+	}
+	i.client = &http.Client{Transport: authorized}
+	i.scheme = way.schemeTo(repository.RegistryStr())
+	if err := i.resolve(ctx, reference); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+func (r *Registries) schemeTo(host string) string {
+	if r.told[dialled(host, "http")] == "http" {
+		return "http"
+	}
+	return "https"
+}
+
+// Close lets go of the connections to the registry.
+func (i *Image) Close() { i.road.http.CloseIdleConnections() }
+
+// resolve finds the manifest for linux/amd64, by way of an index where the reference leads to one.
+func (i *Image) resolve(ctx context.Context, reference name.Reference) error {
+	raw, kind, err := i.fetchManifest(ctx, reference.Identifier())
+	if err != nil {
+		return err
+	}
+	if kind.IsIndex() {
+		digest, err := choose(raw)
+		if err != nil {
+			return err
+		}
+		if raw, kind, err = i.fetchManifest(ctx, digest.String()); err != nil {
+			return err
+		}
+	}
+	if !kind.IsImage() {
+		return refuse(Unusable, "its manifest is of type %q", kind)
+	}
+	i.Digest = digestOf(raw)
+	if err := json.Unmarshal(raw, &i.manifest); err != nil {
+		return refuse(Unusable, "its manifest: %w", err)
+	}
+	return i.bound()
+}
+
+// bound refuses what the manifest itself says is too much.
+func (i *Image) bound() error {
+	m := &i.manifest
+	if m.Config.Size > maxConfig {
+		return refuse(TooLarge, "its configuration has %d bytes, more than %d", m.Config.Size, maxConfig)
+	}
+	if len(m.Layers) > maxLayers {
+		return refuse(TooLarge, "it has %d layers, more than %d", len(m.Layers), maxLayers)
+	}
+	for _, d := range append([]v1.Descriptor{m.Config}, m.Layers...) {
+		if d.Size < 0 || d.Digest.Algorithm != "sha256" {
+			return refuse(Unusable, "a part of %d bytes, known by %q", d.Size, d.Digest)
+		}
+		if i.Bytes += d.Size; i.Bytes > maxContent {
+			return refuse(TooLarge, "it has more than %d MB", maxContent>>20)
+		}
+	}
+	return nil
+}
+
+func choose(raw []byte) (v1.Hash, error) {
+	index, err := v1.ParseIndexManifest(bytes.NewReader(raw))
+	if err != nil {
+		return v1.Hash{}, refuse(Unusable, "its index: %w", err)
+	}
+	for _, m := range index.Manifests {
+		if p := m.Platform; p != nil && p.OS == "linux" && p.Architecture == "amd64" {
+			return m.Digest, nil
+		}
+	}
+	return v1.Hash{}, refuse(Unusable, "it is not made for linux/amd64, which microVMs are")
+}
+
+var manifestTypes = []types.MediaType{
+	types.OCIManifestSchema1, types.DockerManifestSchema2, types.OCIImageIndex, types.DockerManifestList,
+}
+
+// fetchManifest reads a manifest or an index by tag or by digest; the latter is what it then has.
+func (i *Image) fetchManifest(ctx context.Context, by string) ([]byte, types.MediaType, error) {
+	resp, err := i.get(ctx, "manifests", by)
+	if err != nil {
+		return nil, "", err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, "", err
+	}
+	if strings.Contains(by, ":") && by != digestOf(raw) {
+		return nil, "", refuse(NotItself, "its manifest %s has the digest %s", by, digestOf(raw))
+	}
+	var stated struct {
+		MediaType types.MediaType `json:"mediaType"`
+	}
+	if err := json.Unmarshal(raw, &stated); err != nil {
+		return nil, "", refuse(Unusable, "its manifest: %w", err)
+	}
+	if stated.MediaType == "" { // OCI lets it be left out; the answer's header has it then
+		stated.MediaType = types.MediaType(resp.Header.Get("Content-Type"))
+	}
+	return raw, stated.MediaType, nil
+}
+
+func (i *Image) get(ctx context.Context, kind, by string) (*http.Response, error) {
+	u := url.URL{
+		Scheme: i.scheme, Host: i.at.RegistryStr(),
+		Path: fmt.Sprintf("/v2/%s/%s/%s", i.at.RepositoryStr(), kind, by),
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range manifestTypes {
+		if kind == "manifests" {
+			req.Header.Add("Accept", string(t))
+		}
+	}
+	resp, err := i.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := transport.CheckError(resp, http.StatusOK); err != nil {
+		resp.Body.Close()
+		return nil, err
+	}
+	return resp, nil
+}
+
+// blob passes a blob to w as it comes. It has failed unless w was given what the manifest names.
+func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
+	resp, err := i.get(ctx, "blobs", d.Digest.String())
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if body, bounded := resp.Body.(*answer); bounded {
+		body.lift(d.Size)
+	}
+	h := sha256.New()
+	n, err := io.Copy(io.MultiWriter(h, w), resp.Body)
+	if because, is := err.(because); is && because.error == errLong {
+		return refuse(NotItself, "%s has more than the %d bytes it should have", d.Digest, d.Size)
+	}
+	if err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); n != d.Size || got != d.Digest.Hex {
+		return refuse(NotItself, "%s came as sha256:%s, %d bytes instead of %d", d.Digest, got, n, d.Size)
+	}
+	return nil
+}
+
+func digestOf(raw []byte) string {
+	sum := sha256.Sum256(raw)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}

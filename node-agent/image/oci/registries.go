@@ -1,0 +1,101 @@
+package oci
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// DefaultRegistries are those that a node pulls from unless it is told others.
+var DefaultRegistries = []string{"docker.io", "ghcr.io", "quay.io"}
+
+// Registries are those that may be pulled from. An entry is a host, host:port, or *.example.org; it
+// is then spoken to by HTTPS, at public addresses. An entry with a scheme, https://HOST[:PORT] or
+// http://HOST[:PORT], may be at a private address as well, and with http:// it is spoken to
+// without TLS.
+type Registries struct {
+	names []string          // hosts and patterns
+	told  map[string]string // host:port as it is dialled → scheme
+}
+
+// ParseRegistries reads entries as --image-registries has them.
+func ParseRegistries(entries []string) (*Registries, error) {
+	r := &Registries{told: map[string]string{}}
+	for _, entry := range entries {
+		host, scheme := entry, ""
+		if u, err := url.Parse(entry); err == nil && u.Host != "" {
+			host, scheme = u.Host, u.Scheme
+			if strings.Trim(u.Path, "/")+u.RawQuery+u.Fragment != "" || u.User != nil {
+				return nil, badRegistry(entry)
+			}
+		}
+		reg, err := name.NewRegistry(strings.TrimPrefix(host, "*."))
+		if err != nil || host == "" || strings.ContainsAny(strings.TrimPrefix(host, "*."), "/*") {
+			return nil, badRegistry(entry)
+		}
+		switch scheme {
+		case "":
+		case "http", "https":
+			r.told[dialled(host, scheme)] = scheme
+		default:
+			return nil, badRegistry(entry)
+		}
+		if !strings.HasPrefix(host, "*.") {
+			host = reg.RegistryStr()
+		}
+		r.names = append(r.names, host)
+	}
+	return r, nil
+}
+
+func badRegistry(entry string) error {
+	return fmt.Errorf("--image-registries: %q is no registry; give HOST, HOST:PORT, *.DOMAIN, "+
+		"https://HOST for one at a private address, http://HOST for one without TLS", entry)
+}
+
+// dialled is the address at which a host is reached by the scheme.
+func dialled(host, scheme string) string {
+	if _, _, err := net.SplitHostPort(host); err == nil {
+		return host
+	}
+	port := map[string]string{"http": "80", "https": "443"}[scheme]
+	return net.JoinHostPort(strings.Trim(host, "[]"), port)
+}
+
+// InFull is ref with its registry, and with its digest alone where it has a tag as well; what is no
+// reference stays as it is.
+func InFull(ref string) string {
+	reference, err := name.ParseReference(ref)
+	if err != nil {
+		return ref
+	}
+	return reference.Name()
+}
+
+// parse reads a reference whose registry is allowed.
+func (r *Registries) parse(ref string) (name.Reference, error) {
+	reference, err := name.ParseReference(ref)
+	if err != nil {
+		return nil, refuse(Unusable, "it is neither a runtime of ours nor an OCI reference: %w", err)
+	}
+	host := reference.Context().RegistryStr()
+	if !slices.ContainsFunc(r.names, func(pattern string) bool { return matches(pattern, host) }) {
+		return nil, refuse(NotAllowed, "%s is not among %s; the operator adds it to --image-registries",
+			host, strings.Join(r.names, ", "))
+	}
+	if r.told[dialled(host, "http")] == "http" {
+		return name.ParseReference(ref, name.Insecure)
+	}
+	return reference, nil
+}
+
+func matches(pattern, host string) bool {
+	if domain, is := strings.CutPrefix(pattern, "*"); is {
+		return strings.HasSuffix(host, domain)
+	}
+	return pattern == host
+}

@@ -1,0 +1,84 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// A tool is a command of this machine, or a file of it, and the package that brings it.
+type tool struct{ name, pkg string }
+
+// kernelTools are what a kernel is built with. ccache makes the next one, of a changed patch, a
+// matter of minutes.
+var kernelTools = []tool{
+	{"gcc", "gcc"}, {"/usr/include/stdlib.h", "libc6-dev"}, {"/usr/include/libelf.h", "libelf-dev"},
+	{"make", "make"}, {"flex", "flex"}, {"bison", "bison"}, {"bc", "bc"}, {"patch", "patch"},
+	{"xz", "xz-utils"}, {"ccache", "ccache"},
+}
+
+// missing are the packages of the tools that this machine lacks.
+func missing(tools []tool) (packages []string) {
+	for _, t := range tools {
+		find := lookPath
+		if filepath.IsAbs(t.name) {
+			find = func(file string) (string, error) { _, err := os.Stat(file); return file, err }
+		}
+		if _, err := find(t.name); err != nil {
+			packages = append(packages, t.pkg)
+		}
+	}
+	return packages
+}
+
+// install has this machine's apt bring the tools that are missing. Where it cannot, the error names
+// their packages.
+func install(ctx context.Context, say func(string, ...any), tools []tool) error {
+	packages := missing(tools)
+	if len(packages) == 0 {
+		return nil
+	}
+	names := strings.Join(packages, " ")
+	apt := []string{"apt-get"}
+	if os.Geteuid() != 0 {
+		apt = []string{"sudo", "--", "apt-get"}
+	}
+	for _, program := range []string{apt[0], "apt-get"} {
+		if _, err := lookPath(program); err != nil {
+			return fmt.Errorf("missing here: %s, and %s to install it with; install those packages",
+				names, program)
+		}
+	}
+	say("installing %s", names)
+	apt = append(apt, "-qq", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
+	get := append([]string{"install", "--yes", "--no-install-recommends"}, packages...)
+	for _, words := range [][]string{{"update"}, get} {
+		if err := runApt(ctx, slices.Concat(apt, words)); err != nil {
+			return fmt.Errorf("installing %s: %w; install it by hand", names, err)
+		}
+	}
+	if still := missing(tools); len(still) > 0 {
+		return fmt.Errorf("%s is installed, but what it brings is not found; is PATH complete?",
+			strings.Join(still, " "))
+	}
+	return nil
+}
+
+// runApt runs an apt that asks nothing. When ctx ends, apt is asked to end, not killed.
+func runApt(ctx context.Context, words []string) error {
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("apt-get: %w: %s", err, complaint(stderr.Bytes()))
+	}
+	return nil
+}
