@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
@@ -34,9 +35,13 @@ type VF struct {
 
 // A Record is what the journal keeps of a running sandbox, enough for a restarted agent to adopt or end it.
 type Record struct {
+	Version    int // of what a record holds and of how its guest is spoken to
 	Spec       Spec
 	PID        int
 	StartTicks uint64 // /proc/PID/stat field 22: with PID it names one process, also after PID reuse
+
+	// Secret is what the sandbox's guest and the agent know. Nobody else may read the record.
+	Secret door.Secret `json:",omitzero"`
 }
 
 // A Driver starts sandboxes. Implementations are safe for use by many goroutines.

@@ -23,10 +23,14 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-func subject(atOnce int, vf func(n int) *sandbox.VF) sandboxtest.Subject {
+func subject(t *testing.T, atOnce int, vf func(n int) *sandbox.VF) sandboxtest.Subject {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	return sandboxtest.Subject{
 		Open: func() (sandbox.Driver, func(), error) {
-			d, err := Open(Config{Command: []string{os.Args[0], program}, Log: slog.New(slog.DiscardHandler)})
+			d, err := Open(Config{Command: []string{self, program}, Rooms: atOnce, BestEffort: true, Log: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				return nil, nil, err
 			}
@@ -43,13 +47,13 @@ func TestConformanceWithoutVF(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	subject(16, func(int) *sandbox.VF { return nil }).Run(t)
+	subject(t, 16, func(int) *sandbox.VF { return nil }).Run(t)
 }
 
 func TestConformanceWithVFs(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1}, func(t *testing.T) {
 		vfs := sandboxtest.VFs(t)
-		subject(len(vfs), func(n int) *sandbox.VF { return &vfs[n] }).Run(t)
+		subject(t, len(vfs), func(n int) *sandbox.VF { return &vfs[n] }).Run(t)
 	})
 }
 

@@ -30,8 +30,10 @@ const OverheadMiB = 64
 
 // Config says how to start the program.
 type Config struct {
-	Command []string // a command that runs Main with the arguments that follow it
-	Log     *slog.Logger
+	Command    []string // a command that runs Main with the arguments that follow it; its first word is a path
+	Rooms      int      // how many rooms for its processes are kept ready
+	BestEffort bool     // also where the host cannot enforce all limits
+	Log        *slog.Logger
 }
 
 // A Driver starts bare sandboxes.
@@ -44,7 +46,9 @@ type Driver struct {
 
 // Open prepares the host.
 func Open(config Config) (*Driver, error) {
-	host, err := jail.Open("fastiov", config.Log)
+	host, err := jail.Open(jail.Config{
+		Name: "fastiov", Program: config.Command[0], Rooms: config.Rooms, BestEffort: config.BestEffort, Log: config.Log,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -57,6 +61,12 @@ func (d *Driver) Close() {
 	d.holders.Wait() // else one of them might see its process end later, and end what then bears its name
 	d.host.Close()
 }
+
+// Confinement says how the processes are held, for people.
+func (d *Driver) Confinement() string { return d.host.Confinement() }
+
+// MadeOnPath counts the rooms that starts had to wait for.
+func (d *Driver) MadeOnPath() int64 { return d.host.MadeOnPath() }
 
 func controlSocket(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "bare.sock") }
 
@@ -120,11 +130,9 @@ func (d *Driver) launch(h *holder) error {
 	defer said.Close()
 	args := append(append([]string{}, d.command...), h.spec.ID, strconv.Itoa(h.spec.MemoryMiB))
 	if vf := h.spec.VF; vf != nil {
-		args = append(args, vf.Group, vf.BDF)
+		args = append(args, jail.Group(vf.Group), vf.BDF)
 	}
-	// Whoever may not open the way to our binary may still run it: the kernel follows this link by itself.
-	const self = "/proc/self/exe"
-	cmd := &exec.Cmd{Path: self, Args: args, Env: []string{}, Stdout: said, Stderr: said, ExtraFiles: []*os.File{control}}
+	cmd := &exec.Cmd{Args: args, Stdout: said, Stderr: said, ExtraFiles: []*os.File{control}}
 	return h.cell.Start(cmd, h.spec.MemoryMiB+1)
 }
 

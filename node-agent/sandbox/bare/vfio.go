@@ -90,16 +90,7 @@ func (vf *VF) Open(bdf string) (err error) {
 
 // MapRAM gives the VF mib MiB of memory for DMA, from address 0 up, as a VMM does with its guest's.
 func (vf *VF) MapRAM(mib int) error {
-	size := mib << 20
-	fd, err := unix.MemfdCreate("ram", unix.MFD_CLOEXEC)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	if err := unix.Ftruncate(fd, int64(size)); err != nil {
-		return err
-	}
-	ram, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	ram, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}

@@ -8,27 +8,43 @@ package cgroup
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Limits bound one sandbox. Those whose controller the host does not offer are not set: see Root.Missing.
+// Limits bound one sandbox. Those that the host does not offer are not set: see Root.Missing and
+// Root.Unweighted. Where processors or disks are short, a sandbox's part of them is as its part of
+// the memory.
 type Limits struct {
 	MemoryMiB int
 	PIDs      int
 }
 
+// weight is 100 for 256 MiB, in the kernel's bounds.
+func (l Limits) weight() int { return min(max(l.MemoryMiB*100/256, 1), 10000) }
+
+// Required are the controllers without which a sandbox is not bounded. Those of processors and
+// disks only share out what is short; a kernel may have the controller of disks and no weights.
+var Required = []string{"memory", "pids"}
+
+// needed are the files by which limits are set; the name of each begins with its controller's.
+var needed = []string{"cpu.weight", "io.weight", "memory.max", "pids.max"}
+
 // A Root is the directory under which the sandboxes' cgroups live.
 type Root struct {
-	path    string
-	Missing []string // controllers that the host does not offer in version 2: their limits are not enforced
+	path       string
+	Missing    []string // required controllers that cannot be used: their limits are not enforced
+	Why        error    // the first of them cannot
+	Unweighted []string // controllers by whose weights nothing is shared out
 }
 
 // Open makes (or finds) the directory name in the host's version 2 hierarchy and turns on the controllers it needs.
@@ -46,14 +62,38 @@ func Open(name string) (*Root, error) {
 	if err := os.Mkdir(r.path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("cgroup %s cannot be made (root is needed, or a delegated hierarchy): %w", r.path, err)
 	}
-	for _, controller := range []string{"memory", "pids"} {
-		enable := []byte("+" + controller)
-		if os.WriteFile(filepath.Join(top, "cgroup.subtree_control"), enable, 0) != nil ||
-			os.WriteFile(filepath.Join(r.path, "cgroup.subtree_control"), enable, 0) != nil {
+	r.look(top)
+	return r, nil
+}
+
+// look turns on the controllers and notes those that cannot be used.
+func (r *Root) look(top string) {
+	for _, file := range needed {
+		controller, _, _ := strings.Cut(file, ".")
+		switch err := r.enable(top, controller, file); {
+		case err == nil:
+		case slices.Contains(Required, controller):
 			r.Missing = append(r.Missing, controller)
+			r.Why = cmp.Or(r.Why, err)
+		default:
+			r.Unweighted = append(r.Unweighted, controller)
 		}
 	}
-	return r, nil
+}
+
+// enable turns on a controller below top and the root, which then has the file.
+func (r *Root) enable(top, controller, file string) error {
+	for _, dir := range []string{top, r.path} {
+		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0)
+		if err != nil {
+			return err
+		}
+	}
+	path := filepath.Join(r.path, file)
+	if err := unix.Access(path, unix.W_OK); err != nil {
+		return &os.PathError{Op: "access", Path: path, Err: err}
+	}
+	return nil
 }
 
 // mountOf returns where cgroup2 is mounted: /sys/fs/cgroup, or /sys/fs/cgroup/unified where version 1 is mounted beside it.
@@ -65,6 +105,13 @@ func mountOf(mountinfo *bufio.Scanner) string {
 		}
 	}
 	return ""
+}
+
+// ID is the kernel's number for the directory.
+func (r *Root) ID() (uint64, error) {
+	var s unix.Stat_t
+	err := unix.Stat(r.path, &s)
+	return s.Ino, err
 }
 
 // Remove takes the root directory away, if no sandbox is left in it.
@@ -91,23 +138,33 @@ func (r *Root) Create(name string, limits Limits) (*Group, error) {
 	if err := os.Mkdir(g.path, 0o755); err != nil {
 		return nil, fmt.Errorf("cgroup of sandbox %s: %w", name, err)
 	}
-	missing := strings.Join(r.Missing, " ")
-	set := func(controller, file, value string) error {
-		if strings.Contains(missing, controller) {
-			return nil
-		}
-		return g.write(file, value)
-	}
-	err := errors.Join(
-		set("memory", "memory.max", strconv.Itoa(limits.MemoryMiB<<20)),
-		set("memory", "memory.oom.group", "1"),
-		set("pids", "pids.max", strconv.Itoa(limits.PIDs)),
-	)
-	if err != nil {
+	if err := g.limit(limits, slices.Concat(r.Missing, r.Unweighted)); err != nil {
 		g.Kill()
 		return nil, fmt.Errorf("limits of sandbox %s: %w", name, err)
 	}
 	return g, nil
+}
+
+func (g *Group) limit(limits Limits, missing []string) error {
+	set := func(file, value string) error {
+		controller, _, _ := strings.Cut(file, ".")
+		if slices.Contains(missing, controller) {
+			return nil
+		}
+		return g.write(file, value)
+	}
+	weight := strconv.Itoa(limits.weight())
+	swap := set("memory.swap.max", "0")
+	if errors.Is(swap, fs.ErrNotExist) {
+		swap = nil // a kernel without swap
+	}
+	return errors.Join(
+		set("memory.max", strconv.Itoa(limits.MemoryMiB<<20)), swap,
+		set("memory.oom.group", "1"),
+		set("pids.max", strconv.Itoa(limits.PIDs)),
+		set("cpu.weight", weight),
+		set("io.weight", weight),
+	)
 }
 
 // A Group is the cgroup of one sandbox.

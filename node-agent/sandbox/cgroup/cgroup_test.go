@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -103,15 +104,47 @@ func TestLimitsAreSetWhereTheHostOffersThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Kill()
-	for controller, want := range map[string][2]string{"memory": {"memory.max", "67108864"}, "pids": {"pids.max", "16"}} {
-		got, err := os.ReadFile(g.path + "/" + want[0])
+	for file, want := range map[string]string{"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "16", "cpu.weight": "25",
+		"io.weight": "default 25"} {
+		controller, _, _ := strings.Cut(file, ".")
+		got, err := os.ReadFile(g.path + "/" + file)
 		switch {
-		case slices.Contains(r.Missing, controller):
+		case slices.Contains(slices.Concat(r.Missing, r.Unweighted), controller):
 			if err == nil {
-				t.Errorf("%s is called missing but has a file", controller)
+				t.Errorf("%s is called missing but has %s", controller, file)
 			}
-		case strings.TrimSpace(string(got)) != want[1]:
-			t.Errorf("%s is %q, want %s", want[0], got, want[1])
+		case strings.TrimSpace(string(got)) != want && file != "memory.swap.max": // which a kernel without swap has not
+			t.Errorf("%s is %q, want %s", file, got, want)
+		}
+	}
+}
+
+func TestWeightsAreNoConfinement(t *testing.T) {
+	for name, c := range map[string]struct {
+		files               []string
+		missing, unweighted []string
+	}{
+		"all":             {needed, nil, nil},
+		"no disk weights": {[]string{"cpu.weight", "memory.max", "pids.max"}, nil, []string{"io"}},
+		"no memory":       {[]string{"cpu.weight", "io.weight", "pids.max"}, []string{"memory"}, nil},
+		"nothing":         {nil, []string{"memory", "pids"}, []string{"cpu", "io"}},
+	} {
+		top := t.TempDir()
+		r := &Root{path: filepath.Join(top, "fastiov")}
+		if err := os.Mkdir(r.path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range c.files {
+			if err := os.WriteFile(filepath.Join(r.path, file), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.look(top)
+		if !slices.Equal(r.Missing, c.missing) || !slices.Equal(r.Unweighted, c.unweighted) {
+			t.Errorf("%s: missing %v, unweighted %v", name, r.Missing, r.Unweighted)
+		}
+		if (r.Why != nil) != (len(c.missing) > 0) {
+			t.Errorf("%s: %v", name, r.Why)
 		}
 	}
 }

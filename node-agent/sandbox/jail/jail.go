@@ -1,78 +1,253 @@
-// Package jail confines the one process of a sandbox: its own user, its own cgroup, and of all VFIO nodes only its own.
+// Package jail confines the one process of a sandbox, its VMM: a user and a cgroup of its own, a
+// room in which there is nothing but what it needs, limits, and no system call that it has no use
+// for.
 //
-//	Build   cgroup made, user chosen, VFIO node handed to that user      nothing runs yet
-//	Start   the process is born inside the cgroup as that user           it waits for the driver before it touches the VF
-//	Close   cgroup killed, VFIO node given back to root, user free again
+//	Build   cgroup made, user chosen                                        nothing runs yet
+//	Start   the launcher is born inside the cgroup, as process 1 of a pid   it waits for the driver before it touches the VF
+//	        namespace; it goes into a room that was made ahead, makes the
+//	        node of its VFIO group there, and becomes the VMM
+//	Close   cgroup killed, room gone with its process, user free again
 //
-// A user is a slot: a number that no other living sandbox has. The kernel keeps the register. A slot is taken by binding the
-// abstract socket fastiov/slot/N and passing that socket to the process, so it is free exactly when the process is gone,
-// whoever died first, agent or VMM. The uid, the gid and the vsock CID of a sandbox are all this one number.
+// What takes long is made ahead: the house (house.go), which all share, and the rooms (room.go). On
+// the path are a clone, the launcher's exec (vmm/), four changes of namespace, a mknod and the
+// VMM's exec; no mount.
+//
+// A user is a slot: a number that no other living sandbox has (slot.go). The uid, the gid and the
+// vsock CID of a sandbox are all this one number.
 package jail
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/beside"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
 )
 
-const maxPIDs = 128 // a VMM's threads: one per CPU, its main loop, and up to 64 workers that the guest's disk requests may call up
+// A VMM's threads: one per CPU, its main loop, and up to 64 workers that the guest's disk requests
+// may call up.
+const maxPIDs = 128
 
 var goodID = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)
 
-// A Host is where sandboxes are built: one per agent.
-type Host struct{ root *cgroup.Root }
+// Config says what runs in a host's cells.
+type Config struct {
+	Name       string   // of the cgroup directory
+	Program    string   // the VMM: a path
+	Data       []string // files and directories that it reads
+	Rooms      int      // how many are kept ready
+	BestEffort bool     // also where required controllers are missing: rlimits stand in
+	Log        *slog.Logger
+}
 
-// Open prepares the host under the cgroup directory name. Limits that the host cannot enforce are said once, here.
-func Open(name string, log *slog.Logger) (*Host, error) {
-	root, err := cgroup.Open(name)
+// A Host is where sandboxes are built: one per agent.
+type Host struct {
+	root     *cgroup.Root
+	program  string
+	launcher *os.File
+	calls    filter.Filter
+	filter   *os.File // its instructions
+	house    house
+	stock    *stock
+	relax    func(*order) // tests take one measure away by it
+
+	mu    sync.Mutex
+	users map[string]int // of sandboxes that live, as far as is known, whoever started them
+}
+
+// Open prepares the host. Limits that it cannot enforce are an error, unless best effort will do.
+func Open(config Config) (*Host, error) {
+	h := &Host{users: map[string]int{}}
+	if err := h.open(config); err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (h *Host) open(config Config) (err error) {
+	if h.root, err = cgroup.Open(config.Name); err != nil {
+		return err
+	}
+	if err := h.enforceable(config); err != nil {
+		return err
+	}
+	for _, id := range h.root.Names() {
+		for _, pid := range h.root.Group(id).PIDs() {
+			h.occupy(id, userOf(pid))
+		}
+	}
+	if h.program, err = filepath.EvalSymlinks(config.Program); err != nil {
+		return err
+	}
+	if h.launcher, err = beside.Launcher.Open(context.Background()); err != nil {
+		return err
+	}
+	if h.calls, err = filter.For(h.program); err != nil {
+		return err
+	}
+	if !h.calls.Known() {
+		config.Log.Warn("the VMM is of no known build: it may make all but the dangerous system calls; "+
+			"fastiov doctor names the known ones", "program", h.program)
+	}
+	if h.filter, err = sealed(h.calls); err != nil {
+		return err
+	}
+	if h.house, err = newHouse(slices.Concat([]string{h.program}, config.Data)); err != nil {
+		return err
+	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return os.NewSyscallError("getrlimit", err)
+	}
+	rooms := stockable(config.Rooms, files.Cur)
+	if rooms < config.Rooms {
+		config.Log.Warn("fewer rooms are kept ready than wanted; raise the limit of open files (ulimit -n)",
+			"rooms", rooms, "wanted", config.Rooms, "limit", files.Cur)
+	}
+	h.stock = newStock(h.house.newRoom, rooms, config.Log)
+	return nil
+}
+
+// enforceable is an error if a limit cannot be enforced and best effort will not do.
+func (h *Host) enforceable(config Config) error {
+	missing, why := h.root.Missing, h.root.Why
+	switch {
+	case len(missing) == 0:
+		return nil
+	case !config.BestEffort:
+		return fmt.Errorf("limits of sandboxes cannot be enforced: of cgroup v2's controllers %q cannot be "+
+			"used: %w; boot with systemd.unified_cgroup_hierarchy=1, or accept rlimits in their place by "+
+			"--limits=best-effort", missing, why)
+	default:
+		config.Log.Warn("sandboxes run without some limits: controllers of cgroup v2 cannot be used",
+			"missing", missing, "err", why)
+		return nil
+	}
+}
+
+// sealed is the filter as the launcher reads it.
+func sealed(f filter.Filter) (*os.File, error) {
+	code, err := f.Bytes()
 	if err != nil {
 		return nil, err
 	}
-	if len(root.Missing) > 0 {
-		log.Warn("sandboxes run without some limits: the host's cgroup v2 hierarchy lacks controllers", "missing", root.Missing)
+	fd, err := unix.MemfdCreate("filter", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	return &Host{root: root}, nil
+	file := os.NewFile(uintptr(fd), "filter")
+	if _, err = file.Write(code); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	}
+	return file, err
 }
 
+// Confinement says how VMMs are held, for people.
+func (h *Host) Confinement() string {
+	says := h.calls.Says
+	if missing := h.root.Missing; len(missing) > 0 {
+		says += fmt.Sprintf("; limits best effort, without %q", missing)
+	}
+	if unweighted := h.root.Unweighted; len(unweighted) > 0 {
+		says += fmt.Sprintf("; no weights of %q", unweighted)
+	}
+	return says
+}
+
+// MadeOnPath counts the rooms that starts had to wait for, since the stock had none.
+func (h *Host) MadeOnPath() int64 { return h.stock.onPath.Load() }
+
+// Stocked tells whether all rooms that are kept ready are.
+func (h *Host) Stocked() bool { return len(h.stock.rooms) == cap(h.stock.rooms) }
+
 // Close removes the cgroup directory if no sandbox is left in it.
-func (h *Host) Close() { h.root.Remove() }
+func (h *Host) Close() {
+	if h.stock != nil {
+		h.stock.close()
+	}
+	for _, f := range []*os.File{h.launcher, h.filter, h.house.mounts} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if h.root != nil {
+		h.root.Remove()
+	}
+}
+
+func (h *Host) occupy(id string, user int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if isUser(user) {
+		h.users[id] = user
+	}
+}
+
+func (h *Host) vacate(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.users, id)
+}
+
+func (h *Host) lives(user int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, u := range h.users {
+		if u == user {
+			return true
+		}
+	}
+	return false
+}
 
 // A Cell is the confinement of one sandbox.
 type Cell struct {
-	User  int // uid, gid and vsock CID
-	group *cgroup.Group
-	slot  *os.File
-	node  string // /dev/vfio/N, or empty
-	proc  *process
-	close sync.Once
+	User   int // uid, gid and vsock CID
+	host   *Host
+	id     string
+	group  *cgroup.Group
+	slot   *slot
+	vf     *sandbox.VF
+	device int // of the VF's group
+	proc   *process
+	close  sync.Once
 }
 
-// Build makes the cell of a sandbox that may use memoryMiB in all: the guest's memory and the VMM's own.
+// Build makes the cell of a sandbox that may use memoryMiB in all: the guest's memory and the VMM's
+// own.
 func (h *Host) Build(spec sandbox.Spec, memoryMiB int) (*Cell, error) {
 	if !goodID.MatchString(spec.ID) {
 		return nil, fmt.Errorf("sandbox id %q: want %s", spec.ID, goodID)
 	}
-	group, err := h.root.Create(spec.ID, cgroup.Limits{MemoryMiB: memoryMiB, PIDs: maxPIDs})
-	if err != nil {
+	c := &Cell{host: h, id: spec.ID, vf: spec.VF}
+	if c.vf != nil {
+		var node unix.Stat_t
+		if err := unix.Stat(c.vf.Group, &node); err != nil {
+			return nil, fmt.Errorf("VF %s cannot be handed over: %w", c.vf.BDF, &os.PathError{Op: "stat", Path: c.vf.Group, Err: err})
+		}
+		c.device = int(node.Rdev)
+	}
+	var err error
+	if c.group, err = h.root.Create(spec.ID, cgroup.Limits{MemoryMiB: memoryMiB, PIDs: maxPIDs}); err != nil {
 		return nil, err
 	}
-	c := &Cell{group: group}
-	if c.User, c.slot, err = takeSlot(); err != nil {
+	if c.slot, err = takeSlot(h.lives); err != nil {
 		c.Close()
 		return nil, err
 	}
-	if spec.VF != nil {
-		c.node = spec.VF.Group
-		if err := own(c.node, c.User); err != nil {
-			c.Close()
-			return nil, fmt.Errorf("VF %s cannot be handed over: %w", spec.VF.BDF, err)
-		}
-	}
+	c.User = c.slot.user
+	h.occupy(spec.ID, c.User)
 	return c, nil
 }
 
@@ -84,42 +259,53 @@ func (c *Cell) Close() {
 			<-c.proc.done
 			c.proc.release()
 		}
-		if c.node != "" {
-			_ = own(c.node, 0)
-		}
 		if c.slot != nil {
-			c.slot.Close()
+			c.slot.release()
 		}
+		giveBack(c.vf)
+		c.host.vacate(c.id)
 	})
 }
 
-// Freeze stops the cell's process where it is; Thaw lets it go on, and bears that it was not stopped.
+// Freeze stops the cell's process where it is; Thaw lets it go on, and bears that it was not
+// stopped.
 func (c *Cell) Freeze() error { return c.group.Freeze() }
 
 // Thaw undoes Freeze.
 func (c *Cell) Thaw() error { return c.group.Thaw() }
 
 // LetGo leaves the cell as it is to a later agent.
-func (c *Cell) LetGo() {
-	c.close.Do(func() {
-		if c.slot != nil {
-			c.slot.Close()
-		}
-	})
-}
+func (c *Cell) LetGo() { c.close.Do(func() { c.slot.file.Close() }) }
 
-// End does what Close does for a sandbox that a former agent left. It cannot fail and may run twice.
-func (h *Host) End(spec sandbox.Spec) {
-	h.root.Group(spec.ID).Kill()
-	if spec.VF != nil {
-		_ = own(spec.VF.Group, 0)
-	}
-}
-
-// own gives a VFIO group node to one user alone.
-func own(node string, user int) error {
-	if err := os.Chmod(node, 0o600); err != nil {
+// End ends what is left of a sandbox under the cgroup directory name, where there is no Host. It
+// may run twice.
+func End(name string, spec sandbox.Spec) error {
+	root, err := cgroup.Open(name)
+	if err != nil {
 		return err
 	}
-	return os.Chown(node, user, user)
+	root.Group(spec.ID).Kill()
+	giveBack(spec.VF)
+	root.Remove()
+	return nil
+}
+
+// End does what Close does for a sandbox that a former agent left. It cannot fail and may run
+// twice.
+func (h *Host) End(spec sandbox.Spec) {
+	h.root.Group(spec.ID).Kill()
+	giveBack(spec.VF)
+	h.vacate(spec.ID)
+}
+
+// giveBack makes root the owner of the VF's node again, which a former version gave to the user of
+// its sandbox. A room has a node of its own.
+func giveBack(vf *sandbox.VF) {
+	if vf == nil {
+		return
+	}
+	var node unix.Stat_t
+	if unix.Lstat(vf.Group, &node) == nil && isUser(int(node.Uid)) {
+		_ = unix.Lchown(vf.Group, 0, 0)
+	}
 }

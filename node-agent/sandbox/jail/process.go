@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -30,49 +29,22 @@ func (p *process) release() {
 	}
 }
 
-// Start runs cmd inside the cell with the slot as one more inherited file. If it has a VF it may pin memoryMiB for DMA.
-func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
-	dir, err := c.group.Open()
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	cmd.ExtraFiles = append(cmd.ExtraFiles, c.slot)
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		UseCgroupFD: true,
-		CgroupFD:    int(dir.Fd()),
-		Setsid:      true,
-		Credential:  &syscall.Credential{Uid: uint32(c.User), Gid: uint32(c.User)},
-	}
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start %s: %w", cmd.Path, err)
-	}
+// child is the process of cmd, which has been started.
+func child(cmd *exec.Cmd) *process {
 	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
-	c.proc = p
 	go func() {
 		_ = cmd.Wait() // how it ended is in ProcessState
 		p.how = cmd.ProcessState.String()
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == unix.SIGSYS {
+			p.how = bySeccomp(p.pid)
+		}
 		close(p.done)
 	}()
-	if p.ticks, err = startTicks(p.pid); err != nil {
-		return fmt.Errorf("%s ended at once: %w", filepath.Base(cmd.Path), err)
-	}
-	if c.node == "" {
-		return nil
-	}
-	return mayPin(p.pid, memoryMiB)
+	return p
 }
 
-// mayPin lets a process pin memory for DMA, which exec.Cmd cannot set beforehand. The process does not touch its VF before it is told.
-func mayPin(pid, memoryMiB int) error {
-	lock := uint64(memoryMiB) << 20
-	if err := unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: lock, Max: lock}, nil); err != nil {
-		return fmt.Errorf("process %d cannot be allowed to pin %d MiB for its VF (CAP_SYS_RESOURCE is needed): %w", pid, memoryMiB, err)
-	}
-	return nil
-}
-
-// Adopt takes over the cell of a process that a former agent started, if pid, start time and cgroup all agree with the record.
+// Adopt takes over the cell of a process that a former agent started, if pid, start time and cgroup
+// all agree with the record.
 func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 	fd, err := unix.PidfdOpen(rec.PID, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -85,16 +57,17 @@ func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 		p.release()
 		return nil, err
 	}
-	c := &Cell{User: uid, group: group, proc: p}
-	if rec.Spec.VF != nil {
-		c.node = rec.Spec.VF.Group
+	c := &Cell{
+		User: uid, host: h, id: rec.Spec.ID, group: group, slot: &slot{user: uid}, vf: rec.Spec.VF, proc: p,
 	}
+	h.occupy(c.id, uid)
 	p.ticks = rec.StartTicks
 	go p.watch()
 	return c, nil
 }
 
-// verify is called with the process's pidfd open: what it finds cannot change to another process under it unnoticed.
+// verify is called with the process's pidfd open: what it finds cannot change to another process
+// under it unnoticed.
 func (h *Host) verify(rec sandbox.Record, members []int) (uid int, err error) {
 	ticks, err := startTicks(rec.PID)
 	if err != nil {
@@ -142,9 +115,15 @@ func (c *Cell) Done() <-chan struct{} {
 }
 
 // How says how the process ended, after Done.
-func (c *Cell) How() string { return c.proc.how }
+func (c *Cell) How() string {
+	if c.proc == nil {
+		return "never started"
+	}
+	return c.proc.how
+}
 
-// startTicks is field 22 of /proc/PID/stat. The command in field 2 may hold anything, also spaces and parentheses.
+// startTicks is field 22 of /proc/PID/stat. The command in field 2 may hold anything, also spaces
+// and parentheses.
 func startTicks(pid int) (uint64, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -4,37 +4,78 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	firstUser = 1_900_000_000 // above every range that distributions, containers and systemd give out; valid as a vsock CID too
+	// Above every range that distributions, containers and systemd give out; valid as a vsock CID.
+	firstUser = 1_900_000_000
 	slots     = 10_000
+	slotDir   = "/run/fastiov/slot" // root's alone, so that nobody else can take one
 )
 
-var lastSlot atomic.Int64 // where the search begins: the slot released longest ago is the likeliest to be free
+// A slot is a user that no other living sandbox of this host has. It is a locked file, open in the
+// agent and in the process: the kernel unlocks it when both have gone.
+type slot struct {
+	user int
+	file *os.File
+}
 
-// takeSlot returns a user that no living sandbox has, and the file that holds it as long as anyone has it open.
-func takeSlot() (user int, slot *os.File, err error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, nil, fmt.Errorf("socket of a slot: %w", err)
+// lastSlot is where the search begins: the slot released longest ago is the likeliest to be free.
+var lastSlot atomic.Int64
+
+// takeSlot returns a slot whose user is not known to live: a process may close its file and live
+// on.
+func takeSlot(lives func(user int) bool) (*slot, error) {
+	if err := os.MkdirAll(filepath.Dir(slotDir), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(slotDir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
 	}
 	for range slots {
-		n := int(lastSlot.Add(1) % slots)
-		err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("@fastiov/slot/%d", n)})
-		if err == nil {
-			return firstUser + n, os.NewFile(uintptr(fd), "slot"), nil
+		user := firstUser + int(lastSlot.Add(1)%slots)
+		if lives(user) {
+			continue
 		}
-		if !errors.Is(err, unix.EADDRINUSE) {
-			unix.Close(fd)
-			return 0, nil, fmt.Errorf("slot %d: %w", n, err)
+		if s, err := lockSlot(user); s != nil || err != nil {
+			return s, err
 		}
 	}
-	unix.Close(fd)
-	return 0, nil, fmt.Errorf("all %d slots are taken: end some sandboxes", slots)
+	return nil, fmt.Errorf("all %d slots are taken: end some sandboxes", slots)
+}
+
+// lockSlot returns nil if somebody has the slot of user.
+func lockSlot(user int) (*slot, error) {
+	path := filepath.Join(slotDir, strconv.Itoa(user-firstUser))
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case err == unix.EWOULDBLOCK:
+		f.Close()
+		return nil, nil
+	case err != nil:
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	var locked, named unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &locked) != nil || unix.Stat(path, &named) != nil || locked.Ino != named.Ino {
+		f.Close() // whoever had it removed it just now
+		return nil, nil
+	}
+	return &slot{user, f}, nil
+}
+
+// release makes the slot free. Its process must have gone.
+func (s *slot) release() {
+	_ = os.Remove(filepath.Join(slotDir, strconv.Itoa(s.user-firstUser)))
+	s.file.Close()
 }
 
 func isUser(uid int) bool { return uid >= firstUser && uid < firstUser+slots }

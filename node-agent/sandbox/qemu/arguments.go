@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
 // A command is QEMU's command line while it grows, with the files that QEMU inherits. QEMU runs as a user who may open next to
@@ -34,7 +35,7 @@ func (c *command) set(f *os.File) string {
 
 // cmd is the process to start: no shell, no environment, what it says goes to log.
 func (c *command) cmd(binary string, log *os.File) *exec.Cmd {
-	return &exec.Cmd{Path: binary, Args: append([]string{binary}, c.args...), Env: []string{}, Stdout: log, Stderr: log, ExtraFiles: c.files}
+	return &exec.Cmd{Args: append([]string{binary}, c.args...), Stdout: log, Stderr: log, ExtraFiles: c.files}
 }
 
 // handed is what one VMM inherits.
@@ -68,7 +69,7 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
 	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid, c.pass(h.vsock)))
 	if spec.VF != nil {
-		c.add("-device", "vfio-pci,id=vf,rombar=0,host="+spec.VF.BDF)
+		c.add("-device", "vfio-pci,id=vf,rombar=0,sysfsdev="+jail.Device(spec.VF.BDF)) // a room has no sysfs
 	}
 	return c
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -26,6 +27,7 @@ func vmmLog(spec sandbox.Spec) string        { return filepath.Join(spec.Dir, "v
 type boot struct {
 	*Driver
 	vm       *vm
+	vsock    *os.File // the device that has the guest's CID, until QEMU has it
 	tl       *timeline.Timeline
 	launched time.Time
 	resumed  time.Time
@@ -34,6 +36,7 @@ type boot struct {
 // run takes the steps in order. Whoever calls it ends the vm if it fails.
 func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err error) {
 	v := b.vm
+	defer b.vsock.Close()
 	b.tl.Show(timeline.VMM)
 	if v.conn, err = b.guests.Expect(uint32(v.cell.User)); err == nil {
 		err = b.launch()
@@ -42,7 +45,9 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 	if err != nil {
 		return err
 	}
-	if err := owned(v.cell.Record(v.spec)); err != nil {
+	rec := v.cell.Record(v.spec)
+	rec.Secret = v.secret
+	if err := owned(rec); err != nil {
 		return err
 	}
 	seen := b.config.Probe.Watch(v.cell.PID())
@@ -52,11 +57,11 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 		return err
 	}
 	b.tl.Show(timeline.GuestBoot)
-	if _, err := v.conn.Hello(ctx); err != nil {
+	if _, err := v.greet(ctx); err != nil {
 		return err
 	}
 	b.tl.Show(timeline.Agent)
-	if err := v.conn.Configure(configuration(v.spec)); err != nil {
+	if err := v.conn.Configure(configuration(v.spec, v.secret)); err != nil {
 		return err
 	}
 	if err := v.conn.Ready(ctx); err != nil {
@@ -85,6 +90,7 @@ func (b *boot) weigh(at timeline.Moment) {
 func (b *boot) launch() error {
 	spec := b.vm.spec
 	h, err := b.hand(spec)
+	h.vsock = b.vsock
 	defer h.close()
 	b.vm.ram = h.ram
 	if err != nil {
@@ -110,7 +116,6 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 		flags int
 	}{
 		{&h.kvm, "/dev/kvm", os.O_RDWR},
-		{&h.vsock, "/dev/vhost-vsock", os.O_RDWR},
 		{&h.root, spec.Root, os.O_RDONLY},
 		{&h.console, consoleLog(spec), os.O_WRONLY | os.O_CREATE | os.O_APPEND},
 	} {
@@ -132,7 +137,7 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 
 // close drops our side of what is this VMM's alone, but for its memory; kernel and initrd serve the next one too.
 func (h handed) close() {
-	for _, f := range []*os.File{h.kvm, h.vsock, h.root, h.console, h.control} {
+	for _, f := range []*os.File{h.kvm, h.root, h.console, h.control} {
 		if f != nil {
 			f.Close()
 		}
@@ -183,8 +188,8 @@ func (b *boot) account(events []kprobe.Event) {
 	}
 }
 
-func configuration(spec sandbox.Spec) wire.Config {
-	c := wire.Config{Hostname: spec.ID, Program: spec.Program}
+func configuration(spec sandbox.Spec, secret door.Secret) wire.Config {
+	c := wire.Config{Secret: secret, Hostname: spec.ID, Program: spec.Program}
 	if vf := spec.VF; vf != nil {
 		c.VF = &wire.VF{MAC: vf.MAC, Address: vf.Address, Gateway: vf.Gateway, DNS: vf.DNS}
 	}

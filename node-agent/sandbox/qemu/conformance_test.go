@@ -2,11 +2,18 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"net/http"
 	"os"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -34,6 +41,7 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 	}
 	t.Cleanup(probe.Close)
 	config.Binary, config.Kernel, config.Initrd = "qemu-system-x86_64", images.Guest.Kernel, images.Guest.Initrd
+	config.Rooms = 4
 	config.Probe, config.Log = probe, slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return sandboxtest.Subject{
 		Open: func() (sandbox.Driver, func(), error) {
@@ -56,6 +64,93 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 func TestConformance(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{runtimeName}}, func(t *testing.T) {
 		s, _ := subject(t, Config{})
+		traced := trace(t)
 		s.Run(t)
+		t.Run("a VMM that cannot start says why", func(t *testing.T) { cannotStart(t, s) })
+		t.Run("a VMM that was stopped goes on", func(t *testing.T) { halted(t, s) })
+		traced.hold(t)
 	})
+}
+
+// begin starts a sandbox of the subject as change makes it.
+func begin(t *testing.T, s sandboxtest.Subject, change func(*sandbox.Spec)) (sandbox.Sandbox, error) {
+	t.Helper()
+	d, leave, err := s.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(leave)
+	spec := s.Spec(0)
+	spec.ID, spec.Dir = "single", t.TempDir()
+	change(&spec)
+	ctx, cancel := context.WithTimeout(t.Context(), s.Within)
+	defer cancel()
+	return d.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+}
+
+// slowClock makes the host's one that only the kernel can read, for the rest of the test.
+func slowClock(t *testing.T) {
+	const dir = "/sys/devices/system/clocksource/clocksource0/"
+	const current = dir + "current_clocksource"
+	before, err := os.ReadFile(current)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := os.ReadFile(dir + "available_clocksource")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range strings.Fields(string(all)) {
+		if name == "hpet" || name == "acpi_pm" {
+			if err := os.WriteFile(current, []byte(name), 0); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.WriteFile(current, before, 0) })
+			return
+		}
+	}
+	t.Fatalf("the host has no slow clock among %s", all)
+}
+
+func cannotStart(t *testing.T, s sandboxtest.Subject) {
+	sb, err := begin(t, s, func(spec *sandbox.Spec) { spec.Root = t.TempDir() })
+	if err == nil {
+		sb.Close()
+		t.Fatal("it started from a directory")
+	}
+	if !strings.Contains(err.Error(), "QEMU says:") {
+		t.Error(err)
+	}
+}
+
+// halted has the kernel interrupt all that the VMM waits in, which each thread then takes up again, and has it ask the kernel what
+// time it is, as on hosts whose clock cannot be read without that.
+func halted(t *testing.T, s sandboxtest.Subject) {
+	sb, err := begin(t, s, func(*sandbox.Spec) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	slowClock(t)
+	ctx, cancel := context.WithTimeout(t.Context(), s.Within)
+	defer cancel()
+	post := func(path, body string) {
+		t.Helper()
+		if status, _, err := sb.Post(ctx, path, []byte(body)); err != nil || status != http.StatusOK {
+			t.Fatal(path, status, err)
+		}
+	}
+	post("/init", sandboxtest.Init) // reads the disk, whose workers then wait for more
+	for range 10 {
+		for _, signal := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
+			if err := unix.Kill(sb.(*vm).cell.PID(), signal); err != nil {
+				t.Fatal(err)
+			}
+			runtime.Gosched()
+		}
+	}
+	if err := errors.Join(sb.Pause(ctx), sb.Resume(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	post("/run", `{"value":{"name":"again"}}`)
 }

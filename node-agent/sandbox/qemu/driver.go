@@ -20,10 +20,12 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
@@ -37,13 +39,15 @@ const MinMemoryMiB = 128
 
 // Config says what microVMs are made of.
 type Config struct {
-	Binary    string // qemu-system-x86_64, looked up in PATH if it has no slash
-	Kernel    string
-	Initrd    string
-	HugePages bool          // guest memory from the host's 2 MiB huge pages
-	Set       fastiovd.Set  // zero: memory is Eager; with HugePages not TouchMap
-	Probe     *kprobe.Probe // nil: the stages inside the VMM stay unknown
-	Log       *slog.Logger
+	Binary     string // qemu-system-x86_64, looked up in PATH if it has no slash
+	Kernel     string
+	Initrd     string
+	Rooms      int           // how many rooms for VMMs are kept ready
+	BestEffort bool          // also where the host cannot enforce all limits
+	HugePages  bool          // guest memory from the host's 2 MiB huge pages
+	Set        fastiovd.Set  // zero: memory is Eager; with HugePages not TouchMap
+	Probe      *kprobe.Probe // nil: the stages inside the VMM stay unknown
+	Log        *slog.Logger
 }
 
 // A Driver starts microVMs.
@@ -91,12 +95,38 @@ func (d *Driver) open() (err error) {
 	if d.initrd, err = hold("initrd", d.config.Initrd); err != nil {
 		return err
 	}
-	if d.host, err = jail.Open("fastiov", d.config.Log); err != nil {
+	data, err := dataOf(d.binary)
+	if err != nil {
+		return err
+	}
+	if d.host, err = jail.Open(jail.Config{
+		Name: "fastiov", Program: d.binary, Data: data, Rooms: d.config.Rooms, BestEffort: d.config.BestEffort, Log: d.config.Log,
+	}); err != nil {
 		return err
 	}
 	d.guests, err = guest.Listen()
 	return err
 }
+
+// dataOf is where a QEMU looks for its firmware, as far as that is there.
+func dataOf(binary string) (dirs []string, err error) {
+	out, err := exec.Command(binary, "-L", "help").Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s -L help: %w", binary, err)
+	}
+	for _, dir := range strings.Fields(string(out)) {
+		if _, err := os.Stat(dir); err == nil {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, nil
+}
+
+// Confinement says how VMMs are held, for people.
+func (d *Driver) Confinement() string { return d.host.Confinement() }
+
+// MadeOnPath counts the rooms that starts had to wait for.
+func (d *Driver) MadeOnPath() int64 { return d.host.MadeOnPath() }
 
 // Close stops listening to guests. It does not end them: a later agent may adopt them.
 func (d *Driver) Close() {
@@ -119,12 +149,12 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 		return nil, fmt.Errorf("sandbox %s: %d MiB of memory is too little for a microVM, ask for %d or more", spec.ID, spec.MemoryMiB, MinMemoryMiB)
 	}
 	endCgroup := tl.Begin(timeline.Cgroup)
-	cell, err := d.host.Build(spec, spec.MemoryMiB+OverheadMiB)
+	cell, vsock, err := d.confine(spec)
 	endCgroup()
 	if err != nil {
 		return nil, err
 	}
-	b := &boot{Driver: d, vm: newVM(spec, cell), tl: tl}
+	b := &boot{Driver: d, vm: newVM(spec, cell, door.NewSecret()), vsock: vsock, tl: tl}
 	if err := b.vm.Begin(ctx, func() error { return b.run(ctx, owned) }); err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
@@ -137,7 +167,7 @@ func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox
 	if err != nil {
 		return nil, err
 	}
-	v := newVM(rec.Spec, cell)
+	v := newVM(rec.Spec, cell, rec.Secret)
 	if err := v.Begin(ctx, func() error { return d.rejoin(ctx, v) }); err != nil {
 		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, err)
 	}
@@ -160,7 +190,7 @@ func (d *Driver) rejoin(ctx context.Context, v *vm) (err error) {
 	if err != nil {
 		return err
 	}
-	hello, err := v.conn.Hello(ctx)
+	hello, err := v.greet(ctx)
 	switch {
 	case err != nil:
 		return err

@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/mdlayher/vsock"
-	"golang.org/x/sys/unix"
-
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest"
-	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
@@ -26,6 +23,7 @@ type vm struct {
 	*life.Life
 	spec    sandbox.Spec
 	cell    *jail.Cell
+	secret  door.Secret // what its guest and we know
 	conn    *guest.Conn // nil if there was no CID for it
 	runtime *post.Client
 	ram     memory
@@ -37,23 +35,10 @@ type vm struct {
 	pausing bool // we asked for the next STOP
 }
 
-func newVM(spec sandbox.Spec, cell *jail.Cell) *vm {
-	v := &vm{Life: life.New(), spec: spec, cell: cell, resumed: make(chan time.Time, 1)}
-	v.runtime = post.To(func(ctx context.Context) (net.Conn, error) {
-		return dialRuntime(ctx, uint32(cell.User))
-	})
+func newVM(spec sandbox.Spec, cell *jail.Cell, secret door.Secret) *vm {
+	v := &vm{Life: life.New(), spec: spec, cell: cell, secret: secret, resumed: make(chan time.Time, 1)}
+	v.runtime = post.To(v.callRuntime)
 	return v
-}
-
-// dialRuntime calls the guest's runtime as long as ctx allows: the kernel gives a guest two seconds to take a call, and one that shares its
-// CPU with many others may need longer.
-func dialRuntime(ctx context.Context, cid uint32) (net.Conn, error) {
-	for {
-		conn, err := vsock.DialContext(ctx, cid, wire.RuntimePort, nil)
-		if !errors.Is(err, unix.ETIMEDOUT) || ctx.Err() != nil {
-			return conn, err
-		}
-	}
 }
 
 // watch starts the goroutine that notices the end, or brings it about, and takes everything down.
@@ -86,7 +71,15 @@ func (v *vm) takeDown() {
 	v.disconnect()
 	v.ram.close()
 	_ = os.Remove(controlSocket(v.spec))
-	v.Over(func(cause error) error { return fmt.Errorf("%w%s", cause, evidence(v.spec)) })
+	v.Over(func(cause error) error { return fmt.Errorf("%w%s%s", cause, v.refused(cause), evidence(v.spec)) })
+}
+
+// refused says that a filter ended the VMM, where the cause was another that followed from that, as a connection that closed.
+func (v *vm) refused(cause error) string {
+	if how := v.cell.How(); strings.HasPrefix(how, jail.BySeccomp) && !strings.Contains(cause.Error(), how) {
+		return "; its VMM was " + how
+	}
+	return ""
 }
 
 func (v *vm) letGo() {

@@ -1,0 +1,222 @@
+package jail
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// A house is the file system that all rooms share, read-only: programs, their libraries and their
+// data, each mounted where it is on the host, and a /proc in which a process sees itself alone. It
+// is a mount namespace without a process; a room is a copy.
+type house struct{ mounts *os.File }
+
+// vfDir is where a room has the directory of its VF, as sysfs has it on the host.
+const vfDir = "/dev/pci"
+
+func newHouse(paths []string) (h house, err error) {
+	parts, err := partsOf(paths)
+	if err != nil {
+		return h, err
+	}
+	err = apart(func(spaces int) (err error) {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		if err := build(parts); err != nil {
+			return err
+		}
+		h.mounts, err = openSpace(spaces, "mnt")
+		return err
+	})
+	if err != nil {
+		return h, fmt.Errorf("root file system of VMMs: %w", err)
+	}
+	return h, nil
+}
+
+// apart runs f on a thread of its own, which ends with it; spaces is the directory of that thread's
+// namespaces.
+func apart(f func(spaces int) error) error {
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread is not fit for anything else
+		// But the first one cannot end, and is the process in /proc: hold it, take another.
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			failed <- apart(f)
+			return
+		}
+		spaces, err := unix.Open("/proc/thread-self/ns", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			failed <- os.NewSyscallError("open /proc/thread-self/ns", err)
+			return
+		}
+		defer unix.Close(spaces)
+		failed <- f(spaces)
+	}()
+	return <-failed
+}
+
+func openSpace(spaces int, name string) (*os.File, error) {
+	fd, err := unix.Openat(spaces, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("open namespace "+name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// build makes the thread's mount namespace the house: parts on a tmpfs, which becomes the root, and
+// of the host nothing else.
+func build(parts []string) error {
+	const site = "/sys" // a directory that every host has and that holds no part
+	var todo script
+	todo.mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	todo.mount("tmpfs", site, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m,nr_inodes=4k")
+	for _, dir := range []string{"/dev", "/proc"} {
+		todo.do("", func() error { return os.Mkdir(site+dir, 0o755) })
+	}
+	todo.mount("proc", site+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "hidepid=ptraceable,subset=pid")
+	for _, part := range parts {
+		todo.do("", func() error { return point(part, site+part) })
+		todo.mount(part, site+part, "", unix.MS_BIND, "")
+	}
+	todo.do("chdir", func() error { return unix.Chdir(site) })
+	todo.do("pivot_root", func() error { return unix.PivotRoot(".", ".") })
+	todo.do("umount", func() error { return unix.Unmount(".", unix.MNT_DETACH) })
+	todo.do("mount_setattr", func() error {
+		return unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE,
+			&unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV})
+	})
+	return todo.failed
+}
+
+// point makes what a part is mounted on.
+func point(part, at string) error {
+	info, err := os.Stat(part)
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return os.MkdirAll(at, 0o755)
+	}
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(at, os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// A script is steps of which the first that fails is the last: those after it may be meant for
+// another root than the one they would find.
+type script struct{ failed error }
+
+// do does a step; call is the system call that it is, if it is one.
+func (s *script) do(call string, step func() error) {
+	if s.failed != nil {
+		return
+	}
+	if s.failed = step(); call != "" {
+		s.failed = os.NewSyscallError(call, s.failed)
+	}
+}
+
+func (s *script) mount(source, target, kind string, flags uintptr, options string) {
+	s.do("", func() error {
+		if err := unix.Mount(source, target, kind, flags, options); err != nil {
+			return &os.PathError{Op: "mount", Path: target, Err: err}
+		}
+		return nil
+	})
+}
+
+// libraryCache is by what the loader finds libraries in directories that are not its own.
+const libraryCache = "/etc/ld.so.cache"
+
+// libraryPath is a path in what the dynamic loader says about one library.
+var libraryPath = regexp.MustCompile(`(?m)(?:=> |^\s)(/\S+) \(0x`)
+
+// partsOf is paths, where they lead by symbolic links, and what the programs among them load.
+func partsOf(paths []string) (parts []string, err error) {
+	seen := map[string]bool{}
+	add := func(path string) {
+		if !seen[path] {
+			seen[path] = true
+			parts = append(parts, path)
+		}
+	}
+	for _, given := range paths {
+		path, err := filepath.EvalSymlinks(given)
+		if err != nil {
+			return nil, err
+		}
+		add(path)
+		add(given) // as the program asks for it
+		loader, err := loaderOf(path)
+		if err != nil {
+			return nil, err
+		}
+		if loader == "" {
+			continue
+		}
+		add(loader)
+		if _, err := os.Stat(libraryCache); err == nil {
+			add(libraryCache)
+		}
+		libraries, err := librariesOf(path, loader)
+		if err != nil {
+			return nil, err
+		}
+		for _, library := range libraries {
+			add(library)
+		}
+	}
+	return parts, nil
+}
+
+// librariesOf is what the loader finds for the program without an environment: it has none in a
+// room either.
+func librariesOf(program, loader string) (paths []string, err error) {
+	cmd := exec.Command(loader, "--list", program)
+	cmd.Env = []string{}
+	said, err := cmd.CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("libraries of %s: %w: %s", program, err, bytes.TrimSpace(said))
+	}
+	for _, found := range libraryPath.FindAllSubmatch(said, -1) {
+		paths = append(paths, string(found[1]))
+	}
+	return paths, nil
+}
+
+// loaderOf is the dynamic loader that a program asks for; empty for what is no program or needs
+// none.
+func loaderOf(path string) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return "", err
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		return "", nil // it is data
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			name, err := io.ReadAll(p.Open())
+			return string(bytes.TrimRight(name, "\x00")), err
+		}
+	}
+	return "", nil
+}

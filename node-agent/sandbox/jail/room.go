@@ -1,0 +1,158 @@
+package jail
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A room is what one VMM sees of the host: a network without interfaces, no IPC objects, a host
+// name, and the house with a /dev of its own. It serves once and goes with who lives in it.
+type room struct{ network, ipc, uts, mounts *os.File }
+
+func (r room) files() []*os.File { return []*os.File{r.network, r.ipc, r.uts, r.mounts} }
+
+func (r room) close() {
+	for _, f := range r.files() {
+		f.Close()
+	}
+}
+
+// newRoom makes a room, with the thread's own priority less nice.
+func (h house) newRoom(nice int) (r room, err error) {
+	err = apart(func(spaces int) (err error) {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice) // of this thread; a room that is made sooner than need be does no harm
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		if err := unix.Setns(int(h.mounts.Fd()), unix.CLONE_NEWNS); err != nil {
+			return os.NewSyscallError("setns", err)
+		}
+		const apart = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+		if err := unix.Unshare(apart); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		if err := furnish(); err != nil {
+			return err
+		}
+		for _, space := range []struct {
+			name string
+			file **os.File
+		}{{"net", &r.network}, {"ipc", &r.ipc}, {"uts", &r.uts}, {"mnt", &r.mounts}} {
+			if *space.file, err = openSpace(spaces, space.name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		r.close()
+		return room{}, fmt.Errorf("room for a VMM: %w", err)
+	}
+	return r, nil
+}
+
+// furnish gives the thread's room its name and its /dev, to which the launcher adds the VMM's VFIO
+// group.
+func furnish() error {
+	var todo script
+	todo.do("sethostname", func() error { return unix.Sethostname([]byte("vmm")) })
+	todo.do("setdomainname", func() error { return unix.Setdomainname(nil) })
+	todo.mount("tmpfs", "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=64k,nr_inodes=32")
+	for _, dir := range []string{"/dev/vfio", vfDir} {
+		todo.do("", func() error { return os.Mkdir(dir, 0o755) })
+	}
+	for path, device := range map[string]uint64{"/dev/null": unix.Mkdev(1, 3), "/dev/vfio/vfio": unix.Mkdev(10, 196)} {
+		todo.do("mknod "+path, func() error { return unix.Mknod(path, unix.S_IFCHR|0o666, int(device)) })
+		todo.do("", func() error { return os.Chmod(path, 0o666) }) // whatever the umask
+	}
+	return todo.failed
+}
+
+// A stock holds rooms that were made ahead. Who finds it empty makes a room himself.
+type stock struct {
+	make   func(nice int) (room, error)
+	rooms  chan room
+	onPath atomic.Int64 // rooms that a start had to make
+	stop   chan struct{}
+	maker  sync.WaitGroup
+}
+
+func newStock(newRoom func(nice int) (room, error), size int, log *slog.Logger) *stock {
+	s := &stock{make: newRoom, rooms: make(chan room, size), stop: make(chan struct{})}
+	if size > 0 {
+		s.maker.Go(func() { s.fill(log) })
+	}
+	return s
+}
+
+// stockable is how many of size rooms may be kept: their files are at most a quarter of those that
+// this process may open.
+func stockable(size int, mayOpen uint64) int {
+	files := len(room{}.files())
+	return int(min(uint64(size), mayOpen/4/uint64(files)))
+}
+
+// fill keeps the stock full, when the processor has nothing better to do. Where no room can be
+// made it tries again, after a pause that grows.
+func (s *stock) fill(log *slog.Logger) {
+	const (
+		idle     = 19
+		shortest = time.Second
+		longest  = time.Minute
+	)
+	pause := shortest
+	for {
+		r, err := s.make(idle)
+		if err != nil {
+			if pause == shortest {
+				log.Warn("no room can be made ahead; each start makes its own meanwhile", "err", err)
+			}
+			select {
+			case <-time.After(pause):
+			case <-s.stop:
+				return
+			}
+			pause = min(2*pause, longest)
+			continue
+		}
+		if pause > shortest {
+			log.Info("rooms are made ahead again")
+		}
+		pause = shortest
+		select {
+		case s.rooms <- r:
+		case <-s.stop:
+			r.close()
+			return
+		}
+	}
+}
+
+func (s *stock) take() (room, error) {
+	select {
+	case r := <-s.rooms:
+		return r, nil
+	default:
+		s.onPath.Add(1)
+		return s.make(0)
+	}
+}
+
+func (s *stock) close() {
+	close(s.stop)
+	s.maker.Wait()
+	for {
+		select {
+		case r := <-s.rooms:
+			r.close()
+		default:
+			return
+		}
+	}
+}

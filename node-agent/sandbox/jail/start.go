@@ -1,0 +1,104 @@
+package jail
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/beside"
+)
+
+// An order is what the launcher is told, and with what flags it is born.
+type order struct {
+	user   int
+	limits []limit
+	room   room
+	filter *os.File
+	flags  uintptr
+}
+
+// A limit is one of the process's, which nothing in the room can raise.
+type limit struct {
+	resource int
+	value    uint64
+}
+
+// limits holds beside those of the cgroup. A core of 1 byte is none: 0 would not keep it from a
+// program that takes cores. A VMM's logs are on the file system of leases and records: what it may
+// write there is bounded.
+func limits() []limit {
+	return []limit{
+		{unix.RLIMIT_CORE, 1},
+		{unix.RLIMIT_FSIZE, 8 << 20},
+		{unix.RLIMIT_NOFILE, 512},
+		{unix.RLIMIT_NPROC, maxPIDs},
+	}
+}
+
+// Start runs the host's program inside the cell, with cmd's arguments and files; the slot is one
+// more inherited file. If it has a VF it may pin memoryMiB for DMA.
+func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
+	dir, err := c.group.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	r, err := c.host.stock.take()
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	o := order{c.User, limits(), r, c.host.filter, unix.CLONE_NEWPID}
+	if c.vf != nil {
+		o.limits = append(o.limits, limit{unix.RLIMIT_MEMLOCK, uint64(memoryMiB) << 20})
+	}
+	if c.host.relax != nil {
+		c.host.relax(&o)
+	}
+	c.order(cmd, o)
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Setsid: true, Cloneflags: o.flags}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", c.host.program, err)
+	}
+	c.proc = child(cmd)
+	if c.proc.ticks, err = startTicks(c.proc.pid); err != nil {
+		return fmt.Errorf("%s ended at once: %w", filepath.Base(c.host.program), err)
+	}
+	return nil
+}
+
+// launcherEnv keeps Go's runtime small in the launcher, and signals away from its last two calls.
+var launcherEnv = []string{"GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1,containermaxprocs=0,updatemaxprocs=0"}
+
+// order makes cmd the launcher's command: see vmm.
+func (c *Cell) order(cmd *exec.Cmd, o order) {
+	var bounds []string
+	for _, l := range o.limits {
+		bounds = append(bounds, fmt.Sprintf("%d=%d", l.resource, l.value))
+	}
+	vf := ""
+	if c.vf != nil {
+		vf = fmt.Sprintf("%s,%d,%s", Group(c.vf.Group), c.device, Device(c.vf.BDF))
+	}
+	cmd.ExtraFiles = append(cmd.ExtraFiles, c.slot.file)
+	first := 3 + len(cmd.ExtraFiles)
+	cmd.ExtraFiles = slices.Concat(cmd.ExtraFiles, o.room.files(), []*os.File{o.filter})
+	cmd.Args = slices.Concat([]string{beside.Launcher.Name, strconv.Itoa(o.user), strings.Join(bounds, ","), strconv.Itoa(first), vf,
+		c.host.program}, cmd.Args)
+	cmd.Path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.host.launcher.Fd()) // the one we opened, whatever is beside us by now
+	cmd.Env = launcherEnv
+}
+
+// Group is where a room has the node of a VFIO group, and Device where it has the directory of a
+// VF: as in sysfs, its name is the VF's address, and it has a link to the group.
+func Group(node string) string { return "/dev/vfio/" + filepath.Base(node) }
+
+// Device is where a room has the directory of the VF at bdf.
+func Device(bdf string) string { return vfDir + "/" + bdf }

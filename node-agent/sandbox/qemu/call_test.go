@@ -1,0 +1,159 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/post"
+)
+
+// answering dials whoever plays the guest.
+func answering(guest func(net.Conn)) func(context.Context) (net.Conn, error) {
+	return func(context.Context) (net.Conn, error) {
+		agent, other := net.Pipe()
+		go func() { defer other.Close(); guest(other) }()
+		return agent, nil
+	}
+}
+
+// A VM that took the CID of a dead one gets nothing of the call that was for that one: no path, no
+// body, and nothing that it could prove itself with.
+func TestAThiefOfACIDHearsNoCall(t *testing.T) {
+	for name, claim := range map[string]func(io.ReadWriter) error{
+		"with another's secret": func(c io.ReadWriter) error { return door.Admit(c, door.NewSecret()) },
+		"as a runtime": func(c io.ReadWriter) error {
+			io.ReadFull(c, make([]byte, 32))
+			_, err := io.WriteString(c, strings.Repeat("HTTP/1.1 200 OK\r\n", 8))
+			return err
+		},
+		"with what it hears": func(c io.ReadWriter) error {
+			heard := make([]byte, 32)
+			io.ReadFull(c, heard)
+			_, err := c.Write(append(heard, heard...))
+			return err
+		},
+	} {
+		heard := make(chan []byte, 1)
+		secret := door.NewSecret()
+		runtime := post.To(func(ctx context.Context) (net.Conn, error) {
+			return enter(ctx, secret, answering(func(c net.Conn) {
+				var all bytes.Buffer
+				claim(struct {
+					io.Reader
+					io.Writer
+				}{io.TeeReader(c, &all), c})
+				io.Copy(&all, c)
+				heard <- all.Bytes()
+			}))
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		_, _, err := runtime.Post(ctx, "/run", []byte(`{"value":{"password":"tenant's own"}}`))
+		cancel()
+		runtime.Close()
+		if !errors.Is(err, sandbox.ErrUnreached) || !errors.Is(err, door.ErrStranger) {
+			t.Errorf("%s: %v", name, err)
+		}
+		all := <-heard
+		if len(all) > 32 || bytes.Contains(all, []byte("tenant")) || bytes.Contains(all, secret[:]) {
+			t.Errorf("%s: it hears %q", name, all)
+		}
+	}
+}
+
+func TestACrowdAtTheGuestsDoorIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		secret := door.NewSecret()
+		tries := []func(context.Context) (net.Conn, error){
+			func(context.Context) (net.Conn, error) { return nil, unix.ETIMEDOUT },
+			func(context.Context) (net.Conn, error) { return nil, unix.ECONNRESET },
+			answering(func(c net.Conn) { io.ReadFull(c, make([]byte, 32)) }), // and hangs up, to make room
+			answering(func(c net.Conn) { door.Admit(c, secret); io.WriteString(c, "runtime") }),
+		}
+		conn, err := enter(t.Context(), secret, func(ctx context.Context) (net.Conn, error) {
+			try := tries[0]
+			tries = tries[1:]
+			return try(ctx)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said, _ := io.ReadAll(conn); string(said) != "runtime" {
+			t.Errorf("behind the door: %q", said)
+		}
+	})
+}
+
+func TestACallEndsWithItsContext(t *testing.T) {
+	why := errors.New("the sandbox has ended")
+	for name, dial := range map[string]func(context.Context) (net.Conn, error){
+		"a full queue":         func(context.Context) (net.Conn, error) { return nil, unix.ECONNRESET },
+		"a guest that hangs":   answering(func(c net.Conn) { io.Copy(io.Discard, c) }),
+		"one that is half out": answering(func(c net.Conn) { c.Write(make([]byte, 40)); io.Copy(io.Discard, c) }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(time.Minute, func() { cancel(why) })
+				if _, err := enter(ctx, door.NewSecret(), dial); !errors.Is(err, why) {
+					t.Errorf("%v, want %v", err, why)
+				}
+			})
+		})
+	}
+	gone := func(context.Context) (net.Conn, error) { return nil, unix.ENODEV }
+	if _, err := enter(t.Context(), door.NewSecret(), gone); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("nobody has the CID: %v", err)
+	}
+}
+
+// calls is a transport over which one guest calls.
+type calls chan net.Conn
+
+func (c calls) Accept() (net.Conn, uint32, error) {
+	conn, open := <-c
+	if !open {
+		return nil, 0, net.ErrClosed
+	}
+	return conn, 7, nil
+}
+
+func (c calls) Close() error { close(c); return nil }
+
+// The CID of a VM that dies is free before anybody else sees that it has died: who calls from it
+// then is not greeted, and hears nothing.
+func TestWhoCallsAsTheVMMDiesIsNotGreeted(t *testing.T) {
+	for state, greeted := range map[string]bool{isRunning: true, isBroken: false} {
+		v := controlled(t, state)
+		transport := make(calls)
+		l := guest.On(transport)
+		var err error
+		if v.conn, err = l.Expect(7); err != nil {
+			t.Fatal(err)
+		}
+		agent, caller := net.Pipe()
+		transport <- agent
+		if err := wire.Write(caller, wire.Up{Hello: &wire.Hello{Boot: 1}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := v.greet(t.Context()); (err == nil) != greeted {
+			t.Errorf("QEMU says %s, and the caller is greeted with %v", strings.TrimSpace(state), err)
+		}
+		l.Close()
+		if said, _ := io.ReadAll(caller); len(said) > 0 {
+			t.Errorf("the caller hears %q", said)
+		}
+	}
+}
