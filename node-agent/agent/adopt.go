@@ -54,10 +54,12 @@ func leaseOf(leases []vf.Lease, id string) *vf.Lease {
 	return nil
 }
 
-func (a *Agent) adopt(ctx context.Context, rec sandbox.Record, lease *vf.Lease) (*startup.Started, error) {
+func (a *Agent) adopt(
+	ctx context.Context, rec startup.Found, lease *vf.Lease,
+) (*startup.Started, error) {
 	switch {
-	case rec.PID == 0:
-		return nil, fmt.Errorf("its start was not finished")
+	case rec.Err != nil:
+		return nil, rec.Err
 	case (rec.Spec.VF == nil) != (lease == nil):
 		return nil, fmt.Errorf("its record and the VF journal disagree on whether it has a VF")
 	case lease != nil && lease.Gone:
@@ -67,11 +69,15 @@ func (a *Agent) adopt(ctx context.Context, rec sandbox.Record, lease *vf.Lease) 
 	case lease != nil && (lease.Owner.PID != rec.PID || lease.Owner.StartTicks != rec.StartTicks):
 		return nil, fmt.Errorf("its record names process %d and the VF journal %d", rec.PID, lease.Owner.PID)
 	}
-	sb, err := a.Starter.Driver.Adopt(ctx, rec)
+	sb, err := a.Starter.Driver.Adopt(ctx, rec.Record)
 	if err != nil {
 		return nil, err
 	}
+	letGo, err := a.Starter.Images.Hold(ctx, rec.Spec.Root)
+	if err != nil { // the file is open in its VMM, so it outlives its name
+		a.Log.Warn("an adopted sandbox's image is not held in the cache", "sandbox", rec.Spec.ID, "err", err)
+	}
 	grant := &startup.Grant{VF: lease, MemoryMiB: rec.Spec.MemoryMiB + a.Starter.OverheadMiB}
 	a.Starter.Admission.Adopt(grant)
-	return &startup.Started{Sandbox: sb, Spec: rec.Spec, PID: rec.PID, Grant: grant}, nil
+	return &startup.Started{Sandbox: sb, Spec: rec.Spec, PID: rec.PID, Grant: grant, LetGo: letGo}, nil
 }

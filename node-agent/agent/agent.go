@@ -15,6 +15,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -88,7 +89,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	}
 	cold := a.starts.begin(req.Id, req.Call)
 	st, err := a.Starter.Start(ctx, startup.Request{
-		ID: req.Id, Image: req.Image, Init: req.Init, MemoryMiB: int(req.MemoryMib),
+		ID: req.Id, Image: req.Image, Namespace: req.Namespace, Init: req.Init, MemoryMiB: int(req.MemoryMib),
 		Wait: time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env, Timeline: &cold.Timeline,
 	})
 	if err != nil {
@@ -313,9 +314,14 @@ func (a *Agent) Report(_ context.Context, req *api.ReportRequest) (*api.ReportRe
 // grpcError gives err the code that the node API documents.
 func grpcError(id string, err error) error {
 	var refused *startup.Refused
+	var image *oci.Refusal
 	switch {
 	case errors.As(err, &refused):
 		return status.Error(codes.ResourceExhausted, refused.Error())
+	case errors.As(err, &image) && image.Passing():
+		return status.Error(codes.Aborted, image.Terse())
+	case errors.As(err, &image):
+		return status.Error(codes.InvalidArgument, image.Terse())
 	case errors.Is(err, context.Canceled):
 		return status.Errorf(codes.Canceled, "sandbox %s: %v", id, err)
 	case errors.Is(err, context.DeadlineExceeded):

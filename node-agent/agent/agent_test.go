@@ -19,6 +19,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -136,7 +137,10 @@ func (b *box) end(err error) {
 
 type images struct{}
 
-func (images) Root(context.Context, string) (startup.Root, error) { return startup.Root{}, nil }
+func (images) Root(context.Context, string, string) (startup.Root, error) {
+	return startup.Root{}, nil
+}
+func (images) Hold(context.Context, string) (func(), error) { return nil, nil }
 
 func newAgent(t *testing.T) (*Agent, *driver, *vfs) {
 	t.Helper()
@@ -379,5 +383,52 @@ func TestAdopt(t *testing.T) {
 				t.Error("its directory is still there")
 			}
 		})
+	}
+}
+
+// unpulled are images that a registry refuses.
+type unpulled struct {
+	images
+	reason oci.Reason
+}
+
+func (u unpulled) Root(context.Context, string, string) (startup.Root, error) {
+	return startup.Root{}, &oci.Refusal{
+		Image: "x/y:1", Reason: u.reason, Err: errors.New("GET https://10.0.0.1/v2/ of the operator"),
+	}
+}
+
+// TestARegistryThatIsAwayIsNoFaultOfTheAction: nor is it one of the node, which is not taken out.
+func TestARegistryThatIsAwayIsNoFaultOfTheAction(t *testing.T) {
+	for _, reason := range oci.Reasons {
+		a, _, _ := newAgent(t)
+		a.Starter.Images = unpulled{reason: reason}
+		want := codes.InvalidArgument
+		if reason == oci.Late || reason == oci.Unreachable {
+			want = codes.Aborted
+		}
+		if _, err := start(t, a, "x"); status.Code(err) != want {
+			t.Errorf("%s: %v, want %s", reason, err, want)
+		}
+	}
+}
+
+func TestCallersHearNoMoreThanWhyAnImageWasRefused(t *testing.T) {
+	a, _, v := newAgent(t)
+	a.Starter.Images = unpulled{reason: oci.NotFound}
+	_, err := start(t, a, "x")
+	const terse = "the image x/y:1 could not be pulled: not found"
+	if status.Code(err) != codes.InvalidArgument || status.Convert(err).Message() != terse {
+		t.Errorf("the caller hears %v", err)
+	}
+	if starts, _ := a.Starts(t.Context(), &api.StartsRequest{}); starts.Starts[0].Why != terse {
+		t.Errorf("the live page shows %q", starts.Starts[0].Why)
+	}
+	report, err := a.Starter.Reports.Read("x")
+	if err != nil || len(report) == 0 {
+		t.Errorf("the operator finds no report: %v", err)
+	}
+	if len(v.returned) != 0 {
+		t.Errorf("VFs %v were leased", v.returned)
 	}
 }

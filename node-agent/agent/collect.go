@@ -14,6 +14,7 @@ var (
 	descSandboxes = prometheus.NewDesc("fastiov_node_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
 	descMemory    = prometheus.NewDesc("fastiov_node_memory_bytes", "Memory that sandboxes may have: reserved, or free.", []string{"state"}, nil)
 	descWaiting   = prometheus.NewDesc("fastiov_node_waiting_starts", "Starts that wait in the node, by what the first of them waits for.", []string{"reason"}, nil)
+	descRooms     = prometheus.NewDesc("fastiov_node_rooms_made_late_total", "Rooms for VMMs that a start had to make, as none was ready.", nil, nil)
 	descVFs       = prometheus.NewDesc("fastiov_node_vfs", "Virtual functions by state.", []string{"state"}, nil)
 	descFailures  = prometheus.NewDesc("fastiov_node_vf_reset_failures_total", "Preparations and resets that failed, by VF.", []string{"vf"}, nil)
 	descFaults    = prometheus.NewDesc("fastiov_node_vf_faults_total", "Errors that the users of a VF reported, by VF.", []string{"vf"}, nil)
@@ -25,7 +26,7 @@ var States = []string{"starting", "ready", "paused", "ending"}
 
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descSandboxes, descMemory, descWaiting, descVFs, descFailures, descFaults, descLease} {
+	for _, d := range []*prometheus.Desc{descSandboxes, descMemory, descWaiting, descRooms, descVFs, descFailures, descFaults, descLease} {
 		ch <- d
 	}
 }
@@ -56,6 +57,11 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(descWaiting, float64(n), string(lack))
 	}
+	late := int64(0) // where sandboxes are no processes they need no rooms
+	if c, ok := a.Starter.Driver.(confiner); ok {
+		late = c.MadeOnPath()
+	}
+	ch <- prometheus.MustNewConstMetric(descRooms, prometheus.CounterValue, float64(late))
 	if a.VFs != nil {
 		collectVFs(ch, gauge, a.VFs.Snapshot(), time.Now())
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
@@ -20,6 +21,17 @@ type Metrics struct {
 	calls    *prometheus.HistogramVec
 	resets   *prometheus.HistogramVec
 	images   *prometheus.CounterVec
+	pulls    *prometheus.CounterVec
+}
+
+// PullResults are what a pull of a container image ends with.
+var PullResults = append([]string{"ok", "failed"}, pullReasons()...)
+
+func pullReasons() (all []string) {
+	for _, reason := range oci.Reasons {
+		all = append(all, string(reason))
+	}
+	return all
 }
 
 // ImageSources are where bytes of images come from.
@@ -42,6 +54,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		images: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_node_image_bytes_total", Help: "Bytes fetched to make images: packages from Debian's mirror, container images from registries.",
 		}, []string{"source"}),
+		pulls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fastiov_node_image_pulls_total",
+			Help: "Pulls of container images that ended: well, for a reason of the image or its registry, or by a failure of the node.",
+		}, []string{"result"}),
+	}
+	for _, result := range PullResults {
+		m.pulls.WithLabelValues(result)
 	}
 	for _, reason := range []string{"refused", "failed"} {
 		m.failures.WithLabelValues(reason)
@@ -49,7 +68,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	for _, source := range ImageSources {
 		m.images.WithLabelValues(source)
 	}
-	reg.MustRegister(m.stages, m.failures, m.deaths, m.calls, m.resets, m.images)
+	reg.MustRegister(m.stages, m.failures, m.deaths, m.calls, m.resets, m.images, m.pulls)
 	return m
 }
 
@@ -85,4 +104,17 @@ func (m *Metrics) Settled(from vf.State, took time.Duration, err error) {
 // Fetched takes bytes that an image was made of, as image.Cache tells them.
 func (m *Metrics) Fetched(source string, bytes int64) {
 	m.images.WithLabelValues(source).Add(float64(bytes))
+}
+
+// Pulled takes the end of a pull, as image.Cache tells it.
+func (m *Metrics) Pulled(err error) {
+	result := "ok"
+	var refused *oci.Refusal
+	switch {
+	case errors.As(err, &refused):
+		result = string(refused.Reason)
+	case err != nil:
+		result = "failed"
+	}
+	m.pulls.WithLabelValues(result).Inc()
 }

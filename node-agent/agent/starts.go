@@ -11,6 +11,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
@@ -97,6 +98,11 @@ func (c *coldStart) failed(err error) {
 	var refused *startup.Refused
 	if errors.As(err, &refused) {
 		state = "refused"
+	}
+	var image *oci.Refusal
+	if errors.As(err, &image) { // its caller sees the page
+		c.over(state, image.Terse())
+		return
 	}
 	c.over(state, err.Error())
 }

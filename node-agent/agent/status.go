@@ -12,6 +12,12 @@ import (
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
+// A confiner is a driver whose sandboxes are processes, each in a room.
+type confiner interface {
+	Confinement() string
+	MadeOnPath() int64
+}
+
 // Status implements api.NodeServer.
 func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusReply, error) {
 	used, total, waiting := a.Starter.Admission.Usage()
@@ -19,6 +25,9 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 		Version: a.Version, Driver: a.Driver,
 		MemoryMib: uint64(total), MemoryReservedMib: uint64(used), Waiting: uint32(waiting),
 		OverheadMib: uint32(a.Starter.OverheadMiB),
+	}
+	if c, ok := a.Starter.Driver.(confiner); ok {
+		reply.Confinement = c.Confinement()
 	}
 	a.mu.Lock()
 	reply.Draining = a.draining

@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Local is a client of a server in the same process: a call is a call, without a message being encoded. What is handed over belongs to
@@ -22,6 +24,11 @@ func (l local) Init(ctx context.Context, in *InitRequest, _ ...grpc.CallOption) 
 
 func (l local) Run(ctx context.Context, in *RunRequest, _ ...grpc.CallOption) (*RunReply, error) {
 	return l.server.Run(ctx, in)
+}
+
+// Runs is for those to whom a call costs something.
+func (l local) Runs(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[RunsRequest, RunsReply], error) {
+	return nil, status.Error(codes.Unimplemented, "a node in the same process has no use for a stream")
 }
 
 func (l local) Pause(ctx context.Context, in *PauseRequest, _ ...grpc.CallOption) (*PauseReply, error) {

@@ -31,7 +31,7 @@ type Keys struct{ Cert, Key, CA string }
 
 // Dial returns a client of the node at address, which is the path of a Unix socket, where who may open it is the authentication, or
 // host:port. It does not wait for the node to answer.
-func Dial(address string, keys Keys) (client NodeClient, hangUp func(), err error) {
+func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error) {
 	secure, target := insecure.NewCredentials(), "unix:"+address
 	if !isPath(address) {
 		target = "dns:///" + address
@@ -48,17 +48,25 @@ func Dial(address string, keys Keys) (client NodeClient, hangUp func(), err erro
 	if err != nil {
 		return nil, nil, fmt.Errorf("node %s: %w", address, err)
 	}
-	return NewNodeClient(conn), func() { conn.Close() }, nil
+	ctx, cancel := context.WithCancel(context.Background())
+	return &client{NodeClient: NewNodeClient(conn), ctx: ctx}, func() { cancel(); conn.Close() }, nil
 }
 
 // boundRun ends a run that its node has forgotten to end.
 func boundRun(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
-	if run, is := in.(*RunRequest); is && run.TimeoutMs > 0 {
+	if run, is := in.(*RunRequest); is {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(run.TimeoutMs)*time.Millisecond+grace)
+		ctx, cancel = bounded(ctx, run)
 		defer cancel()
 	}
 	return invoke(ctx, method, in, out, conn, options...)
+}
+
+func bounded(ctx context.Context, run *RunRequest) (context.Context, context.CancelFunc) {
+	if run.TimeoutMs == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Duration(run.TimeoutMs)*time.Millisecond+grace)
 }
 
 func isPath(address string) bool { return strings.Contains(address, "/") }
@@ -79,7 +87,7 @@ func NewTLSServer(node NodeServer, keys Keys) (*grpc.Server, error) {
 func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
-	RegisterNodeServer(server, node)
+	RegisterNodeServer(server, streaming{node})
 	return server
 }
 

@@ -89,8 +89,10 @@ func TestChecksOfFiles(t *testing.T) {
 		{"nothing to group", groups, nil, No, "no VF"},
 		{"vsock", vsock, map[string]string{"dev/vhost-vsock": ""}, OK, ""},
 		{"no vsock", vsock, nil, No, "no /dev/vhost-vsock"},
-		{"cgroup", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/cgroup.kill": "", "sys/fs/cgroup/cgroup.controllers": "cpu memory"}, OK, "v2 on /sys/fs/cgroup"},
-		{"no memory controller", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/cgroup.kill": ""}, Note, "without the memory"},
+		{"cgroup", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/cgroup.kill": "", "sys/fs/cgroup/cgroup.controllers": "cpu io memory pids"}, OK, "v2 on /sys/fs/cgroup"},
+		{"no memory controller", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/cgroup.kill": ""}, Note, "without the controllers memory, pids"},
+		{"no weights", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/cgroup.kill": "",
+			"sys/fs/cgroup/cgroup.controllers": "memory pids"}, OK, "v2 on /sys/fs/cgroup"},
 		{"old kernel", cgroup, map[string]string{"proc/self/mountinfo": mountinfo, "sys/fs/cgroup/a/tasks": ""}, No, "no cgroup.kill"},
 		{"v1", cgroup, map[string]string{"proc/self/mountinfo": "29 1 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw"}, No, "no cgroup v2"},
 		{"unlimited", memlock, map[string]string{"proc/self/limits": "Max locked memory         unlimited            unlimited            bytes"}, OK, "unlimited"},
@@ -109,6 +111,19 @@ func TestChecksOfFiles(t *testing.T) {
 		if f.Verdict == No && f.Remedy == "" && c.name != "nothing to group" {
 			t.Errorf("%s: says no and not what to do", c.name)
 		}
+	}
+}
+
+func TestAnUnknownVMMIsNoted(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := confined(self); f.Verdict != Note || !strings.Contains(f.Remedy, "QEMU-") {
+		t.Errorf("this program as a VMM: %s %q; %s", f.Verdict, f.Found, f.Remedy)
+	}
+	if f := confined("/etc/passwd"); f.Verdict != No {
+		t.Errorf("what is no program: %s %q", f.Verdict, f.Found)
 	}
 }
 

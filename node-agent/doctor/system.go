@@ -6,8 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	cgroups "github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
 )
 
 func user(uid int) Finding {
@@ -21,6 +25,23 @@ func vmm() Finding {
 	path, err := exec.LookPath(qemu)
 	if err != nil {
 		return no("vmm", "install QEMU (Debian: apt-get install qemu-system-x86)", "no %s", qemu)
+	}
+	return confined(path)
+}
+
+// confined tells whether the VMM is one whose system calls are known.
+func confined(path string) Finding {
+	f, err := filter.For(path)
+	if err != nil {
+		return no("vmm", "install QEMU (Debian: apt-get install qemu-system-x86)", "%v", err)
+	}
+	known, err := filter.Programs()
+	if err != nil {
+		return no("vmm", "run make build", "%v", err)
+	}
+	if !f.Known() {
+		return note("vmm", "install a build that is known: Debian's "+strings.Join(known, ", "),
+			"%s is of no known build: it may make all but the dangerous system calls", path)
 	}
 	return ok("vmm", "%s", path)
 }
@@ -42,10 +63,16 @@ func cgroup(root string) Finding {
 	if !canKill(filepath.Join(root, mount)) {
 		return no("cgroup", "run Linux 5.14 or newer, as root", "cgroup v2 on %s has no cgroup.kill", mount)
 	}
-	controllers := read(root, mount, "cgroup.controllers")
-	if !strings.Contains(controllers, "memory") {
-		return note("cgroup", "boot with systemd.unified_cgroup_hierarchy=1 to bound the memory of a VMM",
-			"v2 on %s with cgroup.kill, without the memory controller", mount)
+	controllers := strings.Fields(read(root, mount, "cgroup.controllers"))
+	var missing []string
+	for _, required := range cgroups.Required {
+		if !slices.Contains(controllers, required) {
+			missing = append(missing, required)
+		}
+	}
+	if len(missing) > 0 {
+		return note("cgroup", "boot with systemd.unified_cgroup_hierarchy=1, or start with --limits=best-effort, by which rlimits stand in",
+			"v2 on %s with cgroup.kill, without the controllers %s: limits of VMMs cannot be enforced", mount, strings.Join(missing, ", "))
 	}
 	return ok("cgroup", "v2 on %s with cgroup.kill", mount)
 }

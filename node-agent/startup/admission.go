@@ -63,10 +63,18 @@ func NewAdmission(totalMiB int, pool VFPool) *Admission {
 	return &Admission{pool: pool, totalMiB: totalMiB}
 }
 
+// Fits refuses what the node could not carry if it were empty.
+func (a *Admission) Fits(memoryMiB int) error {
+	if memoryMiB > a.totalMiB {
+		return &Refused{fmt.Sprintf("it asks for %d MiB and the node has %d; use less memory or a larger node", memoryMiB, a.totalMiB)}
+	}
+	return nil
+}
+
 // Acquire reserves memory and a VF for the sandbox id, waiting at most wait for them.
 func (a *Admission) Acquire(ctx context.Context, id string, memoryMiB int, wait time.Duration) (*Grant, error) {
-	if memoryMiB > a.totalMiB {
-		return nil, &Refused{fmt.Sprintf("it asks for %d MiB and the node has %d; use less memory or a larger node", memoryMiB, a.totalMiB)}
+	if err := a.Fits(memoryMiB); err != nil {
+		return nil, err
 	}
 	w := &waiter{id: id, memoryMiB: memoryMiB, granted: make(chan *Grant, 1)}
 	a.mu.Lock()

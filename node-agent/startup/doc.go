@@ -1,11 +1,12 @@
-// Package startup is the cold start itself: a chain of phases from a reservation to a runtime that answers.
+// Package startup is the cold start itself: a chain of phases from an image to a runtime that answers.
 //
-//		reserve ──→ image ──→ wire ──→ boot ──→ init ──→ ready
+//		image ──→ reserve ──→ wire ──→ boot ──→ init ──→ ready
 //		  │           │         │        │        │
 //		  └───────────┴─────────┴────────┴────────┴──→ undone in reverse, reported, refused or failed
 //
+//	  - image finds the root image of the runtime, which may take a registry its time: nothing that
+//	    others wait for is held meanwhile. The image stays in the cache until the sandbox has ended.
 //	  - reserve takes memory and a VF together, in order of arrival, or waits with a reason. Nothing below it can find the node full.
-//	  - image finds the root image of the runtime.
 //	  - wire makes the run directory and gives the VF its address.
 //	  - boot starts the VMM; as soon as there is a process, the record by which it can be adopted is on disk and in the VF's journal.
 //	  - init hands the function to its runtime.

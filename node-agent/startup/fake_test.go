@@ -137,7 +137,9 @@ func (b *box) Close() {
 
 type images struct{ err error }
 
-func (i images) Root(context.Context, string) (Root, error) {
+func (i images) Hold(context.Context, string) (func(), error) { return nil, nil }
+
+func (i images) Root(context.Context, string, string) (Root, error) {
 	return Root{Path: "/root.erofs", Program: wire.Program{Command: []string{"run"}, Env: map[string]string{"A": "image", "B": "image"}}}, i.err
 }
 

@@ -2,6 +2,7 @@ package startup
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,8 +12,13 @@ import (
 
 const recordFile = "record.json"
 
+// recordVersion is that of the records that WriteRecord writes. Those of the first version bore no
+// number: their guests have no secret, and call where nobody listens any more.
+const recordVersion = 2
+
 // WriteRecord puts rec into its sandbox's run directory, whole or not at all.
 func WriteRecord(rec sandbox.Record) error {
+	rec.Version = recordVersion
 	b, err := json.Marshal(rec)
 	if err != nil {
 		return err
@@ -24,32 +30,47 @@ func WriteRecord(rec sandbox.Record) error {
 	return os.Rename(path+".new", path)
 }
 
-// ReadRecord reads what WriteRecord wrote into dir.
+// ReadRecord reads what WriteRecord wrote into dir. With the error that it is of another version
+// comes what of the record can be understood.
 func ReadRecord(dir string) (rec sandbox.Record, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {
 		return rec, err
 	}
-	if err := json.Unmarshal(b, &rec); err != nil {
+	err = json.Unmarshal(b, &rec)
+	switch {
+	case rec.Version > recordVersion:
+		return rec, fmt.Errorf("it is of a later version of fastiov: "+
+			"its record's is %d, this one knows %d", rec.Version, recordVersion)
+	case err != nil:
 		return rec, fmt.Errorf("%s: %w", filepath.Join(dir, recordFile), err)
-	}
-	if rec.Spec.Dir != dir {
-		return rec, fmt.Errorf("%s is the record of %s", dir, rec.Spec.Dir)
+	case rec.Spec.Dir != dir:
+		return sandbox.Record{}, fmt.Errorf("%s is the record of %s", dir, rec.Spec.Dir)
+	case rec.Version < recordVersion:
+		return rec, errors.New("it is of a former version of fastiov, " +
+			"whose guests this one does not speak to")
 	}
 	return rec, nil
 }
 
-// Records returns a record for every run directory that a former agent left. One that was never written, or cannot be read, names
-// the sandbox but no process: such a sandbox can only be ended.
-func (s *Starter) Records() []sandbox.Record {
+// A Found record is that of a sandbox which a former agent left.
+type Found struct {
+	sandbox.Record
+	Err error // why the sandbox can only be ended; nil: it can be adopted
+}
+
+// Records returns a record for every run directory that a former agent left. One that was never
+// written, or cannot be read, names the sandbox alone.
+func (s *Starter) Records() []Found {
 	dirs, _ := os.ReadDir(filepath.Join(s.RunDir, "sandbox"))
-	records := make([]sandbox.Record, len(dirs))
+	records := make([]Found, len(dirs))
 	for i, d := range dirs {
 		rec, err := ReadRecord(s.Dir(d.Name()))
-		if err != nil {
-			rec = sandbox.Record{Spec: sandbox.Spec{ID: d.Name(), Dir: s.Dir(d.Name())}}
+		rec.Spec.ID, rec.Spec.Dir = d.Name(), s.Dir(d.Name())
+		if err == nil && rec.PID == 0 {
+			err = errors.New("its start was not finished")
 		}
-		records[i] = rec
+		records[i] = Found{rec, err}
 	}
 	return records
 }

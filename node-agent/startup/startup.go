@@ -22,6 +22,7 @@ import (
 type Request struct {
 	ID        string
 	Image     string
+	Namespace string // in whose name the image is pulled
 	Init      []byte // body of the runtime's /init; empty: leave the runtime uninitialised
 	MemoryMiB int
 	Wait      time.Duration // how long it may queue for memory and a VF
@@ -29,15 +30,18 @@ type Request struct {
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
 
-// Root is a runtime's root image and what to start in it.
+// Root is a runtime's root image and what to start in it. It stays until it is released.
 type Root struct {
 	Path    string
 	Program wire.Program
+	Release func() // nil: there is nothing to be done
 }
 
-// Images finds the root image of a runtime.
+// Images finds the root images of runtimes.
 type Images interface {
-	Root(ctx context.Context, name string) (Root, error)
+	Root(ctx context.Context, name, namespace string) (Root, error)
+	// Hold keeps a root image that a sandbox has had since before this agent.
+	Hold(ctx context.Context, path string) (release func(), err error)
 }
 
 // Owners is told who holds a lease, once there is a process to name.
@@ -75,6 +79,7 @@ type Started struct {
 	InitStatus int
 	InitReply  []byte
 	madeDir    bool
+	LetGo      func() // of its root image; nil: there is nothing to be done
 	release    sync.Once
 }
 
@@ -84,24 +89,30 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		tl = cmp.Or(req.Timeline, &timeline.Timeline{})
 		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB}, InitStatus: http.StatusOK}
 	)
+	memory := req.MemoryMiB + s.OverheadMiB
 	phases := []phase{{
+		name: "reserve", // what can never be is not worth an image
+		do:   func(context.Context) error { return s.Admission.Fits(memory) },
+	}, {
+		name: "image", stage: timeline.Image, deadline: s.Deadlines.Image,
+		do: func(ctx context.Context) error {
+			root, err := s.Images.Root(ctx, req.Image, req.Namespace)
+			st.LetGo = root.Release
+			st.Spec.Root, st.Spec.Program = root.Path, root.Program
+			st.Spec.Program.Env = merge(root.Program.Env, req.Env)
+			return err
+		},
+		undo: st.letGo,
+	}, {
 		name: "reserve", stage: timeline.Queue,
 		do: func(ctx context.Context) (err error) {
-			st.Grant, err = s.Admission.Acquire(ctx, req.ID, req.MemoryMiB+s.OverheadMiB, req.Wait)
+			st.Grant, err = s.Admission.Acquire(ctx, req.ID, memory, req.Wait)
 			return err
 		},
 		undo: func() {
 			if st.Grant != nil {
 				s.Admission.Release(st.Grant)
 			}
-		},
-	}, {
-		name: "image", stage: timeline.Image, deadline: s.Deadlines.Image,
-		do: func(ctx context.Context) error {
-			root, err := s.Images.Root(ctx, req.Image)
-			st.Spec.Root, st.Spec.Program = root.Path, root.Program
-			st.Spec.Program.Env = merge(root.Program.Env, req.Env)
-			return err
 		},
 	}, {
 		name: "wire", stage: timeline.CNI, deadline: s.Deadlines.Wire,
@@ -198,7 +209,14 @@ func (s *Starter) Release(st *Started) {
 		st.Close()
 		os.RemoveAll(st.Spec.Dir)
 		s.Admission.Release(st.Grant)
+		st.letGo()
 	})
+}
+
+func (st *Started) letGo() {
+	if st.LetGo != nil {
+		st.LetGo()
+	}
 }
 
 // End ends what a former agent left of a sandbox.

@@ -10,7 +10,9 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -44,7 +46,7 @@ func TestStart(t *testing.T) {
 	for _, span := range st.Spans {
 		stages = append(stages, string(span.Stage))
 	}
-	if got, want := strings.Join(stages, " "), "queue image cni vmm app-init"; got != want {
+	if got, want := strings.Join(stages, " "), "image queue cni vmm app-init"; got != want {
 		t.Errorf("stages %q, want %q", got, want)
 	}
 	s.Release(st)
@@ -80,7 +82,7 @@ func TestAFailedStartLeavesItsReportAndNothingElse(t *testing.T) {
 			}
 			nothingLeft(t, s, p, d)
 			files := readReport(t, s.Reports, "a")
-			if !strings.Contains(files["cause.txt"], err.Error()) || !strings.Contains(files["stages.txt"], "queue") {
+			if !strings.Contains(files["cause.txt"], err.Error()) || !strings.Contains(files["stages.txt"], "image") {
 				t.Errorf("report: %q", files)
 			}
 		})
@@ -183,4 +185,66 @@ func TestReportsAreBounded(t *testing.T) {
 	if _, err := r.Read("nobody"); err == nil || !strings.Contains(err.Error(), "no report") {
 		t.Errorf("error %v", err)
 	}
+}
+
+// A tarpit is a registry that answers nobody.
+type tarpit struct{ images }
+
+func (tarpit) Root(ctx context.Context, _, _ string) (Root, error) {
+	<-ctx.Done()
+	return Root{}, context.Cause(ctx)
+}
+
+func TestASlowRegistryHoldsNoVF(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, d := newPool(2), &driver{}
+		slow, quick := newStarter(t, p, d), newStarter(t, p, d)
+		slow.Admission, slow.Images = quick.Admission, tarpit{}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var calls sync.WaitGroup
+		for n := range 200 {
+			calls.Go(func() { _, _ = slow.Start(ctx, request(fmt.Sprint("slow-", n))) })
+		}
+		synctest.Wait() // all of them are held up by the registry
+		used, _, waiting := slow.Admission.Usage()
+		if p.held() != 0 || used != 0 || waiting != 0 {
+			t.Errorf("%d VFs leased, %d MiB reserved, %d waiting; want none", p.held(), used, waiting)
+		}
+		st, err := quick.Start(t.Context(), request("other"))
+		if err != nil {
+			t.Fatalf("another tenant's start meanwhile: %v", err)
+		}
+		quick.Release(st)
+		cancel(&Refused{"the test ends"}) // of which no report is written
+		calls.Wait()
+		nothingLeft(t, quick, p, d)
+	})
+}
+
+func TestTheImageIsHeldAsLongAsTheSandbox(t *testing.T) {
+	for _, fail := range []string{"", "boot", "init"} {
+		var held int
+		s := newStarter(t, newPool(1), &driver{fail: fail})
+		s.Images = counted{held: &held}
+		st, err := s.Start(t.Context(), request("a"))
+		if err == nil {
+			if held != 1 {
+				t.Errorf("%d holds while it runs, want 1", held)
+			}
+			s.Release(st)
+		}
+		if held != 0 {
+			t.Errorf("after it ended (%q): %d holds, want 0", fail, held)
+		}
+	}
+}
+
+type counted struct {
+	images
+	held *int
+}
+
+func (c counted) Root(context.Context, string, string) (Root, error) {
+	*c.held++
+	return Root{Path: "/root.erofs", Release: func() { *c.held-- }}, nil
 }

@@ -3,6 +3,7 @@ package vf
 import (
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 )
 
@@ -14,8 +15,14 @@ const (
 	stormWithin = 10 * time.Second
 )
 
-// refusal is what Intel's and AMD's drivers log.
-var refusal = regexp.MustCompile(`DMAR: \[DMA \w+ .*Request device \[([0-9a-f:.]+)\]|AMD-Vi: Event logged \[IO_PAGE_FAULT device=([0-9a-f:.]+)`)
+// refusals are what Intel's and AMD's drivers log, each with the device's address. AMD's driver
+// names a device that the kernel knows in front of the line, as all messages about a device do,
+// and any other one by "device=". A line that says "callbacks suppressed" names none.
+var refusals = []*regexp.Regexp{
+	regexp.MustCompile(`;DMAR: \[DMA \w+(?: [\w ]+)?\] Request device \[([0-9a-fx:.]+)\]`),
+	regexp.MustCompile(`;\S+ ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): AMD-Vi: Event logged \[\w+ domain=`),
+	regexp.MustCompile(`AMD-Vi: Event logged \[\w+ device=([0-9a-f:.]+)`),
+}
 
 // refusedDevice reads a record of the kernel's log, as in "3,1234,5678,-;DMAR: …". Only the kernel's own count: a process can write to
 // the log too.
@@ -24,14 +31,17 @@ func refusedDevice(record string) (bdf string, ok bool) {
 	if _, err := fmt.Sscanf(record, "%d,", &priority); err != nil || priority>>3 != 0 {
 		return "", false
 	}
-	m := refusal.FindStringSubmatch(record)
-	if m == nil {
-		return "", false
+	for _, form := range refusals {
+		m := form.FindStringSubmatch(record)
+		if m == nil {
+			continue
+		}
+		if bdf = strings.ReplaceAll(m[1], "0x", ""); len(bdf) == len("00:00.0") {
+			bdf = "0000:" + bdf
+		}
+		return bdf, true
 	}
-	if bdf = m[1] + m[2]; len(bdf) == len("00:00.0") {
-		bdf = "0000:" + bdf
-	}
-	return bdf, true
+	return "", false
 }
 
 // watchRefusals ends storms, until the channel is closed.

@@ -48,7 +48,11 @@ func Build(version string) prometheus.Collector {
 	}, func() float64 { return 1 })
 }
 
-// Page serves registry in whichever format Prometheus asks for: exemplars need OpenMetrics, native histograms its protobuf.
-func Page(registry *prometheus.Registry) http.Handler {
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry, EnableOpenMetrics: true})
+// Page serves registry, and what others have beside it, in whichever format Prometheus asks for: exemplars need OpenMetrics, native
+// histograms its protobuf. Where one of the others does not answer, the rest is served.
+func Page(registry *prometheus.Registry, others ...prometheus.Gatherer) http.Handler {
+	all := append(prometheus.Gatherers{registry}, others...)
+	return promhttp.HandlerFor(all, promhttp.HandlerOpts{
+		Registry: registry, EnableOpenMetrics: true, ErrorHandling: promhttp.ContinueOnError,
+	})
 }

@@ -1,0 +1,250 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unicode/utf8"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// A call of its own per run costs more than all that the invoker and the agent do for a warm one: headers,
+// a stream, its goroutine and its trailers. So runs share a stream, Runs.
+
+// streaming answers Runs by a node's Run.
+type streaming struct{ NodeServer }
+
+// Runs implements NodeServer.
+func (s streaming) Runs(stream grpc.BidiStreamingServer[RunsRequest, RunsReply]) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	all, end := context.WithCancel(stream.Context())
+	defer end()
+	var sending sync.Mutex
+	var cancels sync.Map // of the runs under way, by number
+	for {
+		in, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if in.Run == nil {
+			if cancel, is := cancels.Load(in.Number); is {
+				cancel.(context.CancelFunc)()
+			}
+			continue
+		}
+		ctx, cancel := bounded(all, in.Run)
+		cancels.Store(in.Number, cancel)
+		running.Go(func() {
+			defer cancel()
+			reply, err := s.Run(ctx, in.Run)
+			cancels.Delete(in.Number)
+			out := replyTo(in.Number, reply, err)
+			sending.Lock()
+			defer sending.Unlock()
+			_ = stream.Send(out) // whoever has gone needs no answer
+		})
+	}
+}
+
+// replyTo is how a run ended, in a form that can be sent: an error in sending ends the stream, and with it
+// the runs of others.
+func replyTo(number uint64, reply *RunReply, err error) *RunsReply {
+	out := &RunsReply{Number: number, Run: reply}
+	for _, line := range reply.GetLogs() {
+		line.Stream, line.Text = valid(line.Stream), valid(line.Text)
+	}
+	if err == nil && proto.Size(out) > maxMessage {
+		err = status.Errorf(codes.Internal, "the answer of the run is larger than %d MiB", maxMessage>>20)
+	}
+	if err != nil {
+		failure := status.Convert(err)
+		out = &RunsReply{Number: number, Code: int32(failure.Code()), Message: valid(failure.Message())}
+	}
+	return out
+}
+
+// valid is text as a message takes it.
+func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+
+// sendable refuses a run that would end the stream.
+func sendable(in *RunRequest) error {
+	switch {
+	case !utf8.ValidString(in.Id):
+		return status.Errorf(codes.InvalidArgument, "the id %q is no UTF-8", in.Id)
+	case proto.Size(in) > maxMessage-64: // with its number
+		return status.Errorf(codes.InvalidArgument, "the run is larger than %d MiB", maxMessage>>20)
+	}
+	return nil
+}
+
+// A client sends its runs over one stream, which is opened again once it has broken.
+type client struct {
+	NodeClient
+	ctx   context.Context // ends when it hangs up
+	unary atomic.Bool     // the node is of a version without Runs
+
+	mu   sync.Mutex
+	runs *runs
+}
+
+// Run implements NodeClient.
+func (c *client) Run(ctx context.Context, in *RunRequest, options ...grpc.CallOption) (*RunReply, error) {
+	if !c.unary.Load() {
+		reply, err := c.stream().run(ctx, in)
+		if status.Code(err) != codes.Unimplemented {
+			return reply, err
+		}
+		c.unary.Store(true)
+	}
+	return c.NodeClient.Run(ctx, in, options...)
+}
+
+func (c *client) stream() *runs {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.runs == nil || c.runs.broken() {
+		c.runs = &runs{opened: make(chan struct{}), answers: map[uint64]chan<- answer{}}
+		go c.runs.serve(c.ctx, c.NodeClient)
+	}
+	return c.runs
+}
+
+// runs are those under way on one stream.
+type runs struct {
+	opened  chan struct{} // closed when there is a stream, or an error
+	sending sync.Mutex
+	stream  grpc.BidiStreamingClient[RunsRequest, RunsReply]
+
+	mu      sync.Mutex
+	last    uint64
+	answers map[uint64]chan<- answer
+	err     error // it has broken
+}
+
+type answer struct {
+	reply *RunsReply
+	err   error
+}
+
+// serve opens the stream and hands out what comes, until it breaks.
+func (r *runs) serve(ctx context.Context, node NodeClient) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := node.Runs(ctx)
+	if err != nil {
+		r.breakUp(err)
+		close(r.opened)
+		return
+	}
+	r.stream = stream
+	close(r.opened)
+	for {
+		reply, err := stream.Recv()
+		if err != nil {
+			r.breakUp(err)
+			return
+		}
+		if waits := r.take(reply.Number); waits != nil {
+			waits <- answer{reply: reply}
+		}
+	}
+}
+
+// breakUp tells all who wait that nothing more comes.
+func (r *runs) breakUp(err error) {
+	if errors.Is(err, io.EOF) {
+		err = status.Error(codes.Unavailable, "the node has ended the stream of runs")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+	for _, waits := range r.answers {
+		waits <- answer{err: err}
+	}
+	r.answers = nil
+}
+
+func (r *runs) broken() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err != nil
+}
+
+// expect makes a number for a run; its answer, or the stream's error, comes once.
+func (r *runs) expect(waits chan<- answer) (uint64, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return 0, r.err
+	}
+	r.last++
+	r.answers[r.last] = waits
+	return r.last, nil
+}
+
+func (r *runs) take(number uint64) chan<- answer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	waits := r.answers[number]
+	delete(r.answers, number)
+	return waits
+}
+
+func (r *runs) send(in *RunsRequest) {
+	r.sending.Lock()
+	defer r.sending.Unlock()
+	_ = r.stream.Send(in) // a stream that takes nothing has broken, which serve tells
+}
+
+func (r *runs) run(ctx context.Context, in *RunRequest) (*RunReply, error) {
+	if err := sendable(in); err != nil {
+		return nil, err
+	}
+	ctx, cancel := bounded(ctx, in)
+	defer cancel()
+	select {
+	case <-r.opened:
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	waits := make(chan answer, 1)
+	number, err := r.expect(waits)
+	if err != nil {
+		return nil, err
+	}
+	r.send(&RunsRequest{Number: number, Run: in})
+	select {
+	case a := <-waits:
+		return a.run()
+	case <-ctx.Done():
+		if r.take(number) == nil { // it comes just now
+			a := <-waits
+			return a.run()
+		}
+		r.send(&RunsRequest{Number: number})
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+func (a answer) run() (*RunReply, error) {
+	switch {
+	case a.err != nil:
+		return nil, a.err
+	case a.reply.Code != 0:
+		return nil, status.Error(codes.Code(a.reply.Code), a.reply.Message)
+	case a.reply.Run == nil:
+		return nil, status.Error(codes.Internal, "the node has answered a run with nothing")
+	}
+	return a.reply.Run, nil
+}

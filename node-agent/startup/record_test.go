@@ -1,0 +1,76 @@
+package startup
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+func TestARecordIsKeptWholeAndPrivate(t *testing.T) {
+	s := &Starter{RunDir: t.TempDir()}
+	dir := s.Dir("a")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	rec := sandbox.Record{Spec: sandbox.Spec{ID: "a", Dir: dir}, PID: 7, StartTicks: 8, Secret: door.NewSecret()}
+	if err := WriteRecord(rec); err != nil {
+		t.Fatal(err)
+	}
+	read, err := ReadRecord(dir)
+	if err != nil || read.PID != rec.PID || read.Secret != rec.Secret {
+		t.Errorf("%+v, %v", read, err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, recordFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
+// A record of another version, or one that cannot be read, names its sandbox and says why that can
+// only be ended.
+func TestRecordsOfOthers(t *testing.T) {
+	s := &Starter{RunDir: t.TempDir()}
+	record := func(version int) string {
+		spec := sandbox.Spec{ID: "a", Dir: s.Dir("a"), VF: &sandbox.VF{Group: "/dev/vfio/7"}}
+		rec := sandbox.Record{Version: version, Spec: spec, PID: 7}
+		text, err := json.Marshal(rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	if err := os.MkdirAll(s.Dir("a"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		text, want string
+		vf         bool
+	}{
+		{record(recordVersion), "", true},
+		{strings.Replace(record(0), `"Version":0,`, "", 1), "of a former version", true},
+		{record(99), "of a later version", true},
+		{strings.Replace(record(99), `"PID":7`, `"PID":"seven"`, 1), "of a later version", true},
+		{strings.Replace(record(recordVersion), `"PID":7`, `"PID":0`, 1), "was not finished", true},
+		{strings.Replace(record(recordVersion), s.Dir("a"), "/elsewhere", 1), "record of /elsewhere", false},
+		{`{"Version":`, "unexpected end", false},
+	} {
+		if err := os.WriteFile(filepath.Join(s.Dir("a"), recordFile), []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		found := s.Records()
+		if len(found) != 1 {
+			t.Fatalf("%s: found %+v", c.text, found)
+		}
+		spec, err := found[0].Spec, found[0].Err
+		if spec.ID != "a" || spec.Dir != s.Dir("a") || (spec.VF != nil) != c.vf {
+			t.Errorf("%s: found %+v", c.text, spec)
+		}
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.text, err, c.want)
+		}
+	}
+}
