@@ -1,11 +1,12 @@
 package access
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/embedded"
 )
 
 func known(t testing.TB, d *Directory, s *Subject) {
@@ -65,7 +67,7 @@ func TestADirectoryFollowsItsStore(t *testing.T) {
 	}
 	see(1, &Subject{Namespaces: []Namespace{old.Owned("a")}, Limits: Limits{FiresPerMinute: 5}})
 	before, err := d.Identify(old.UUID, old.Secret)
-	if err != nil || before.Limits != (Limits{InvocationsPerMinute: Defaults.InvocationsPerMinute, ConcurrentInvocations: 7, FiresPerMinute: 5}) {
+	if err != nil || before.Limits != (Limits{ConcurrentInvocations: 7, FiresPerMinute: 5}).Over(Defaults) {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	see(2, &Subject{Namespaces: []Namespace{fresh.Owned("a")}})
@@ -135,6 +137,12 @@ func TestThrottlesSayWhichLimit(t *testing.T) {
 	says(u.Call(now.Add(time.Minute), limits), "")
 	says(u.Fire(now, limits), "")
 	says(u.Fire(now, limits), "fired")
+	limits.ChangesPerMinute, limits.ReadsPerMinute = 1, 2
+	says(u.Change(now, limits), "")
+	says(u.Change(now, limits), "changes of entities")
+	says(u.Read(now, limits), "")
+	says(u.Read(now, limits), "")
+	says(u.Read(now, limits), "too many reads")
 }
 
 func TestConcurrencyIsExactUnderLoad(t *testing.T) {
@@ -163,40 +171,29 @@ func TestConcurrencyIsExactUnderLoad(t *testing.T) {
 	}
 }
 
-// memory is a store of documents for these tests.
-type memory struct {
-	store.Entities
-	docs map[store.Key]store.Doc
-	see  func(store.Doc)
-}
-
-func (m *memory) Put(_ context.Context, doc store.Doc, _ []byte) (uint64, error) {
-	if m.docs[doc.Key].Revision != doc.Revision {
-		return 0, store.ErrConflict
+// register is one over a store in a file.
+func register(t *testing.T) (*Register, *Directory) {
+	t.Helper()
+	s, err := embedded.Open(filepath.Join(t.TempDir(), "store"), 1<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
 	}
-	doc.Revision++
-	m.docs[doc.Key] = doc
-	m.see(doc)
-	return doc.Revision, nil
-}
-
-func (m *memory) Delete(_ context.Context, key store.Key, revision uint64) error {
-	if m.docs[key].Revision != revision {
-		return store.ErrConflict
-	}
-	delete(m.docs, key)
-	m.see(store.Doc{Key: key})
-	return nil
-}
-
-func TestTheRegisterByHTTP(t *testing.T) {
+	t.Cleanup(func() { _ = s.Close() })
 	d := NewDirectory(Limits{})
-	known(t, d, &Subject{Name: "guest", Namespaces: []Namespace{NewKey().Owned("guest")}})
-	r := &Register{Directory: d, Entities: &memory{docs: map[store.Key]store.Doc{}, see: func(doc store.Doc) {
+	err = s.Watch(t.Context(), func(doc store.Doc) {
 		if err := d.See(doc); err != nil {
 			t.Error(err)
 		}
-	}}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Register{Store: s, Directory: d}, d
+}
+
+func TestTheRegisterByHTTP(t *testing.T) {
+	r, d := register(t)
+	known(t, d, &Subject{Name: "guest", Namespaces: []Namespace{NewKey().Owned("guest")}})
 	do := func(status int, method, path, body string) string {
 		t.Helper()
 		w := httptest.NewRecorder()
@@ -234,6 +231,20 @@ func TestTheRegisterByHTTP(t *testing.T) {
 	do(200, "POST", "/subjects/ann/unblock", "")
 	do(200, "DELETE", "/subjects/ann", "")
 	do(http.StatusNotFound, "GET", "/subjects/ann", "")
+
+	// What ann had is given to nobody before it is purged.
+	if why := do(400, "POST", "/subjects", `{"subject":"ann"}`); !strings.Contains(why, "--purge") {
+		t.Error(why)
+	}
+	do(409, "POST", "/subjects/guest/purge", "")
+	do(404, "POST", "/subjects/bob/purge", "")
+	if last := do(200, "POST", "/subjects/ann/purge", ""); !strings.Contains(last, `"done":true`) {
+		t.Error(last)
+	}
+	do(404, "POST", "/subjects/ann/purge", "")
+	do(200, "POST", "/subjects", `{"subject":"ann"}`)
+	do(409, "POST", "/subjects/ann/purge", "")
+	do(409, "POST", "/subjects", `{"subject":"you","namespace":"guest"}`)
 }
 
 func BenchmarkIdentify(b *testing.B) {

@@ -39,6 +39,7 @@ type Directory struct {
 
 	mu       sync.Mutex
 	subjects map[string]kept
+	claims   map[string]claim  // by namespace
 	usage    map[string]*Usage // by namespace
 }
 
@@ -49,7 +50,10 @@ type kept struct {
 
 // NewDirectory returns an empty directory; defaults are the limits of those who have none of their own.
 func NewDirectory(defaults Limits) *Directory {
-	return &Directory{defaults: defaults.Over(Defaults), subjects: map[string]kept{}, usage: map[string]*Usage{}}
+	return &Directory{
+		defaults: defaults.Over(Defaults),
+		subjects: map[string]kept{}, claims: map[string]claim{}, usage: map[string]*Usage{},
+	}
 }
 
 // Identify finds who the key is of.
@@ -68,6 +72,22 @@ func (d *Directory) Identify(uuid, secret string) (*Identity, error) {
 	return identity, nil
 }
 
+// Enter counts a request that may leave something in its caller's namespace; it ends with Leave. A purge
+// waits for it. So a request that is let in here was sent by who has the namespace until it has left.
+func (d *Directory) Enter(who *Identity) error {
+	who.requests.Add(1) // first: who is deleted from now on has it counted
+	found, known := d.byUUID.Load(who.UUID)
+	switch {
+	case !known:
+		who.Leave()
+		return ErrUnknown
+	case found.(*Identity).Blocked:
+		who.Leave()
+		return ErrBlocked
+	}
+	return nil
+}
+
 // Owner finds whose a namespace is: anonymous calls of what it publishes count as its own.
 func (d *Directory) Owner(namespace string) (*Identity, error) {
 	found, known := d.byName.Load(namespace)
@@ -80,8 +100,19 @@ func (d *Directory) Owner(namespace string) (*Identity, error) {
 	return nil, ErrBlocked
 }
 
+// Space returns the bounds of what a namespace's entities may take.
+func (d *Directory) Space(namespace string) store.Space {
+	if found, known := d.byName.Load(namespace); known {
+		return found.(*Identity).Limits.Space()
+	}
+	return d.defaults.Space()
+}
+
 // See takes in a change of the store; documents of other kinds are none of its business.
 func (d *Directory) See(doc store.Doc) error {
+	if doc.Kind == store.Claims {
+		return d.seeClaim(doc)
+	}
 	if doc.Kind != store.Subjects {
 		return nil
 	}
@@ -119,12 +150,7 @@ func (d *Directory) know(s *Subject, identities []*Identity, revision uint64) {
 	defer d.mu.Unlock()
 	keep := map[string]bool{}
 	for _, identity := range identities {
-		usage := d.usage[identity.Namespace]
-		if usage == nil {
-			usage = &Usage{}
-			d.usage[identity.Namespace] = usage
-		}
-		identity.Usage = usage
+		identity.Usage = d.usageOf(identity.Namespace)
 		d.byUUID.Store(identity.UUID, identity)
 		d.byName.Store(identity.Namespace, identity)
 		keep[identity.UUID], keep[identity.Namespace] = true, true
@@ -142,6 +168,22 @@ func (d *Directory) know(s *Subject, identities []*Identity, revision uint64) {
 	} else {
 		d.subjects[s.Name] = kept{*s, revision}
 	}
+}
+
+// Usage returns the counters of a namespace.
+func (d *Directory) Usage(namespace string) *Usage {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.usageOf(namespace)
+}
+
+func (d *Directory) usageOf(namespace string) *Usage {
+	usage := d.usage[namespace]
+	if usage == nil {
+		usage = &Usage{}
+		d.usage[namespace] = usage
+	}
+	return usage
 }
 
 // subject is what is known of a subject by its name.

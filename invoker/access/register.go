@@ -13,7 +13,7 @@ import (
 
 // A Register makes and changes the subjects of a store, which the directory watches.
 type Register struct {
-	Entities  store.Entities
+	Store     store.Store
 	Directory *Directory
 }
 
@@ -38,16 +38,23 @@ func (r *Register) Create(ctx context.Context, name, namespace string, limits Li
 			return Key{}, fmt.Errorf("%.300q is no name: letters, digits and _@ .&-, beginning with a letter, digit or _", text)
 		}
 	}
+	if name == Guest || namespace == Guest {
+		return Key{}, fmt.Errorf("%q: %w", Guest, ErrFixed)
+	}
 	if _, found := r.Directory.subject(name); found {
 		return Key{}, fmt.Errorf("subject %q: %w", name, ErrExists)
 	}
-	if _, taken := r.Directory.byName.Load(namespace); taken {
-		return Key{}, fmt.Errorf("namespace %q: %w", namespace, ErrExists)
+	c, err := r.take(ctx, namespace, name)
+	if err != nil {
+		return Key{}, err
 	}
 	key := NewKey()
-	err := r.put(ctx, kept{Subject: Subject{Name: name, Namespaces: []Namespace{key.Owned(namespace)}, Limits: limits}})
+	err = r.put(ctx, kept{Subject: Subject{Name: name, Namespaces: []Namespace{key.Owned(namespace)}, Limits: limits}})
 	if errors.Is(err, store.ErrConflict) {
 		err = ErrExists
+		if unclaimed := r.Store.Delete(ctx, claimKey(namespace), c.revision); unclaimed != nil {
+			err = fmt.Errorf("%w; the claim to its namespace could not be undone: %v", err, unclaimed)
+		}
 	}
 	if err != nil {
 		return Key{}, fmt.Errorf("subject %q: %w", name, err)
@@ -60,7 +67,8 @@ func (r *Register) put(ctx context.Context, k kept) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.Entities.Put(ctx, store.Doc{Key: storeKey(k.Name), Revision: k.revision, Body: body}, nil)
+	doc := store.Doc{Key: storeKey(k.Name), Revision: k.revision, Body: body}
+	_, err = r.Store.Put(ctx, doc, nil, store.Unbounded)
 	return err
 }
 
@@ -85,7 +93,7 @@ func (r *Register) Block(ctx context.Context, name string, blocked bool) error {
 	return r.put(ctx, k)
 }
 
-// Delete forgets a subject. What its namespaces hold stays, for whoever is given them again.
+// Delete forgets a subject. What its namespaces hold stays, and nobody is given them, until it is purged.
 func (r *Register) Delete(ctx context.Context, name string) error {
 	k, err := r.find(name)
 	if err == nil && k.revision == 0 {
@@ -94,7 +102,13 @@ func (r *Register) Delete(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return r.Entities.Delete(ctx, storeKey(name), k.revision)
+	for _, n := range k.Namespaces { // a former version made no claims
+		_, err := r.putClaim(ctx, n.Name, claim{Subject: name})
+		if err != nil && !errors.Is(err, store.ErrConflict) {
+			return fmt.Errorf("subject %q: %w", name, err)
+		}
+	}
+	return r.Store.Delete(ctx, storeKey(name), k.revision)
 }
 
 // A Wish is the body of the POST that makes a subject.
@@ -110,6 +124,7 @@ type Wish struct {
 //	GET    /subjects                         POST /subjects
 //	GET    /subjects/{name}                  DELETE /subjects/{name}
 //	POST   /subjects/{name}/block            POST /subjects/{name}/unblock
+//	POST   /subjects/{name}/purge
 func (r *Register) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	mux := http.NewServeMux()
 	serve := func(pattern string, do func(name string) (any, error)) {
@@ -126,6 +141,7 @@ func (r *Register) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	serve("DELETE /subjects/{name}", func(name string) (any, error) { return struct{}{}, r.Delete(req.Context(), name) })
 	serve("POST /subjects/{name}/block", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, true) })
 	serve("POST /subjects/{name}/unblock", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, false) })
+	serve("POST /subjects/{name}/purge", func(name string) (any, error) { return r.Purge(req.Context(), name) })
 	serve("POST /subjects", func(string) (any, error) {
 		var wish Wish
 		if err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 1<<16)).Decode(&wish); err != nil {

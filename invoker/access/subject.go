@@ -6,7 +6,12 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"fmt"
+
+	"github.com/fastiov/fastiov/invoker/store"
 )
+
+// Guest is the subject, and the namespace, that every invoker has, in no store.
+const Guest = "guest"
 
 // A Subject is somebody who may call. It never changes once it is shared.
 type Subject struct {
@@ -28,6 +33,13 @@ type Limits struct {
 	InvocationsPerMinute  int `json:"invocationsPerMinute,omitempty"`
 	ConcurrentInvocations int `json:"concurrentInvocations,omitempty"`
 	FiresPerMinute        int `json:"firesPerMinute,omitempty"`
+	ChangesPerMinute      int `json:"changesPerMinute,omitempty"` // of entities
+	ReadsPerMinute        int `json:"readsPerMinute,omitempty"`   // of entities and records
+
+	// What its entities may take.
+	MaxEntities int `json:"maxEntities,omitempty"` // how many
+	MaxEntityMB int `json:"maxEntityMB,omitempty"` // without their code: they are kept in memory
+	MaxCodeMB   int `json:"maxCodeMB,omitempty"`
 
 	// What one action that it runs may use at most, where that is less than the invoker's bound for everybody.
 	MaxActionMemory  int `json:"maxActionMemory,omitempty"`  // MB
@@ -38,7 +50,20 @@ type Limits struct {
 // Defaults are generous: on a node of one's own it is the pool that says what the machine can carry, so the rates are what no single
 // machine answers and the concurrency is what it can queue in memory. An operator who shares the node sets them lower, OpenWhisk's
 // being 60, 30 and 60: with those, a burst of 200 would be refused.
-var Defaults = Limits{InvocationsPerMinute: 6_000_000, ConcurrentInvocations: 10_000, FiresPerMinute: 60_000}
+//
+// What entities may take is what the invoker can hold: decoded, a document takes three to four times its
+// bytes of memory.
+var Defaults = Limits{
+	InvocationsPerMinute: 6_000_000, ConcurrentInvocations: 10_000, FiresPerMinute: 60_000,
+	ChangesPerMinute: 6_000, ReadsPerMinute: 600_000, MaxEntities: 10_000, MaxEntityMB: 64, MaxCodeMB: 1024,
+}
+
+// Space returns the bounds of what the entities may take.
+func (l Limits) Space() store.Space {
+	return store.Space{
+		Entities: int64(l.MaxEntities), Documents: int64(l.MaxEntityMB) << 20, Code: int64(l.MaxCodeMB) << 20,
+	}
+}
 
 // Over lays the limits that are set over others.
 func (l Limits) Over(others Limits) Limits {
@@ -49,6 +74,11 @@ func (l Limits) Over(others Limits) Limits {
 		{l.InvocationsPerMinute, &others.InvocationsPerMinute},
 		{l.ConcurrentInvocations, &others.ConcurrentInvocations},
 		{l.FiresPerMinute, &others.FiresPerMinute},
+		{l.ChangesPerMinute, &others.ChangesPerMinute},
+		{l.ReadsPerMinute, &others.ReadsPerMinute},
+		{l.MaxEntities, &others.MaxEntities},
+		{l.MaxEntityMB, &others.MaxEntityMB},
+		{l.MaxCodeMB, &others.MaxCodeMB},
 		{l.MaxActionMemory, &others.MaxActionMemory},
 		{l.MaxActionTimeout, &others.MaxActionTimeout},
 		{l.MaxActionLogs, &others.MaxActionLogs},

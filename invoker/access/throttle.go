@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/fastiov/fastiov/invoker/share"
 )
 
 // TooMany is the error of a call that exceeds a limit.
@@ -11,9 +13,13 @@ type TooMany struct{ Limit, Why string }
 
 // The limits that a TooMany names.
 const (
-	CallsPerMinute = "calls per minute"
-	CallsAtOnce    = "calls at once"
-	FiresPerMinute = "fires per minute"
+	CallsPerMinute   = "calls per minute"
+	CallsAtOnce      = "calls at once"
+	FiresPerMinute   = "fires per minute"
+	ChangesPerMinute = "changes per minute"
+	ReadsPerMinute   = "reads per minute"
+	BytesAtOnce      = "bytes at once"
+	BytesOfAll       = "bytes of all at once" // not the caller's own fault
 )
 
 func (t *TooMany) Error() string { return t.Why }
@@ -42,8 +48,10 @@ func (r *rate) add(now time.Time, limit int) (count int, ok bool) {
 
 // A Usage is what a namespace uses. The zero value is one that uses nothing.
 type Usage struct {
-	calls, fires rate
-	underWay     atomic.Int64
+	calls, fires, changes, reads rate
+	underWay                     atomic.Int64
+	requests                     atomic.Int64 // that may leave something in the namespace
+	Bytes                        share.Part   // of what all namespaces have sent that is held in memory
 }
 
 // Call admits an invocation, by its rate and then by those under way; it ends with Done.
@@ -58,6 +66,9 @@ func (u *Usage) Call(now time.Time, l Limits) error {
 	return nil
 }
 
+// Resume counts an invocation that was admitted before this process began; it ends with Done, too.
+func (u *Usage) Resume() { u.underWay.Add(1) }
+
 // Done ends an invocation that was admitted.
 func (u *Usage) Done() { u.underWay.Add(-1) }
 
@@ -68,6 +79,27 @@ func (u *Usage) Fire(now time.Time, l Limits) error {
 	}
 	return nil
 }
+
+// Change admits the change of an entity.
+func (u *Usage) Change(now time.Time, l Limits) error {
+	if count, ok := u.changes.add(now, l.ChangesPerMinute); !ok {
+		return &TooMany{ChangesPerMinute, fmt.Sprintf(
+			"too many changes of entities in this minute: %d, and %d are allowed", count, l.ChangesPerMinute)}
+	}
+	return nil
+}
+
+// Read admits a request that reads entities or records.
+func (u *Usage) Read(now time.Time, l Limits) error {
+	if count, ok := u.reads.add(now, l.ReadsPerMinute); !ok {
+		return &TooMany{ReadsPerMinute, fmt.Sprintf(
+			"too many reads in this minute: %d, and %d are allowed", count, l.ReadsPerMinute)}
+	}
+	return nil
+}
+
+// Leave ends a request that was let in by Enter.
+func (u *Usage) Leave() { u.requests.Add(-1) }
 
 // UnderWay is how many invocations were admitted and have not ended.
 func (u *Usage) UnderWay() int { return int(u.underWay.Load()) }

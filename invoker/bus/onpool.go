@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -44,7 +45,8 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 		Group:     r.Action.ID + "@" + r.Action.Revision,
 		Image:     v.image,
 		MemoryMiB: r.Action.Limits.MemoryMB,
-		Start:     func() (*api.StartRequest, error) { return v.start(p.APIHost), nil },
+		Start:     func() (*api.StartRequest, error) { return v.start(p.APIHost, v.call()), nil },
+		Again:     v.again(p.APIHost),
 		Run:       func() (*api.RunRequest, error) { return v.run(), nil },
 		Keep: func(reply *api.RunReply) bool {
 			classified := activation.Classify(int(reply.Status), reply.Body)
@@ -97,16 +99,21 @@ func partition(content json.RawMessage, forInit []string) (arguments json.RawMes
 	return message.Encode(all), init, nil
 }
 
-// environment is what the action finds about itself: /init gives it as environment, /run as fields.
-func (v *visit) environment() map[string]any {
-	env := map[string]any{
+// place is what the action finds about itself: /init gives it as environment, /run as fields.
+func (v *visit) place() map[string]any {
+	return map[string]any{
 		"namespace":      v.Asked.User.Namespace.Name,
 		"action_name":    "/" + v.Asked.Action.String(),
 		"action_version": v.Action.Version,
-		"activation_id":  v.Asked.ID,
-		"transaction_id": v.Asked.Transaction.ID,
-		"deadline":       strconv.FormatInt(time.Now().Add(v.timeout()).UnixMilli(), 10),
 	}
+}
+
+// call is that and what it finds about its call.
+func (v *visit) call() map[string]any {
+	env := v.place()
+	env["activation_id"] = v.Asked.ID
+	env["transaction_id"] = v.Asked.Transaction.ID
+	env["deadline"] = strconv.FormatInt(time.Now().Add(v.timeout()).UnixMilli(), 10)
 	if key := v.Asked.User.AuthKey.APIKey; key != "" && v.Action.Truthy("provide-api-key", true) {
 		env["api_key"] = key
 	}
@@ -117,23 +124,34 @@ func (v *visit) timeout() time.Duration {
 	return time.Duration(v.Action.Limits.TimeoutMs) * time.Millisecond
 }
 
-func (v *visit) start(apiHost string) *api.StartRequest {
-	env := v.init
-	for key, value := range v.environment() {
+// again asks for a sandbox before the next call, with what it holds of this one: who may call what.
+func (v *visit) again(apiHost string) func() (*api.StartRequest, error) {
+	asked := message.Activation{Action: v.Asked.Action, User: v.Asked.User}
+	next := visit{Request: Request{Asked: &asked, Action: v.Action}, image: v.image, init: v.init}
+	return func() (*api.StartRequest, error) {
+		next.received = time.Now()
+		return next.start(apiHost, next.place()), nil
+	}
+}
+
+func (v *visit) start(apiHost string, environment map[string]any) *api.StartRequest {
+	env := maps.Clone(v.init)
+	for key, value := range environment {
 		env["__OW_"+strings.ToUpper(key)] = value.(string)
 	}
 	init := map[string]any{"name": v.Action.Name, "main": "main", "code": v.Action.Exec.Code, "binary": v.Action.Exec.Binary, "env": env}
 	if v.Action.Exec.Main != "" {
 		init["main"] = v.Action.Exec.Main
 	}
+	owner, _, _ := strings.Cut(v.Action.Namespace, "/") // of its package, if it is in one
 	return &api.StartRequest{
-		Image: v.image, Init: message.Encode(map[string]any{"value": init}), Env: map[string]string{"__OW_API_HOST": apiHost},
+		Namespace: owner, Image: v.image, Init: message.Encode(map[string]any{"value": init}), Env: map[string]string{"__OW_API_HOST": apiHost},
 		Call: &api.Call{Action: v.Asked.Action.String(), Namespace: v.Asked.User.Namespace.Name, WaitedNs: uint64(max(time.Since(v.received), 0))},
 	}
 }
 
 func (v *visit) run() *api.RunRequest {
-	body := v.environment()
+	body := v.call()
 	body["value"] = v.arguments
 	return &api.RunRequest{Body: message.Encode(body), TimeoutMs: uint32(v.Action.Limits.TimeoutMs)}
 }

@@ -47,7 +47,7 @@ func (a *API) putAction(w http.ResponseWriter, r *http.Request, rq *request) err
 		return err
 	}
 	var by entity.ActionChange
-	if err := readInto(w, r, maxActionBody, &by); err != nil {
+	if err := rq.readInto(w, r, maxActionBody, &by); err != nil {
 		return err
 	}
 	var code []byte
@@ -100,6 +100,9 @@ func (a *API) getAction(w http.ResponseWriter, r *http.Request, rq *request) err
 	var code []byte
 	if withCode {
 		if code, err = a.code(r.Context(), found.action); err != nil {
+			return err
+		}
+		if err := rq.bytes.upTo(2 * int64(len(code))); err != nil { // it, and it as JSON
 			return err
 		}
 	}

@@ -41,23 +41,14 @@ func (a *API) listActivations(w http.ResponseWriter, r *http.Request, rq *reques
 		}
 		return err
 	}
-	records, err := a.cfg.Store.List(r.Context(), filter, p.skip, p.limit)
-	if err != nil {
-		return err
-	}
-	content := []byte{'['}
-	for i, record := range records {
-		if i > 0 {
-			content = append(content, ',')
-		}
+	out := list{w: w}
+	err = a.cfg.Store.List(r.Context(), filter, p.skip, p.limit, func(record *activation.Record) error {
 		if full {
-			content = record.AppendJSON(content)
-		} else {
-			content = record.AppendSummary(content)
+			return out.row(record.AppendJSON)
 		}
-	}
-	answerJSON(w, http.StatusOK, append(content, ']'))
-	return nil
+		return out.row(record.AppendSummary)
+	})
+	return out.end(err)
 }
 
 // readFilter reads name, since and upto. A name may be an action's, package/action, or either fully qualified.
@@ -101,10 +92,15 @@ func (a *API) activation(r *http.Request, rq *request) (*activation.Record, erro
 
 func (a *API) getActivation(w http.ResponseWriter, r *http.Request, rq *request) error {
 	record, err := a.activation(r, rq)
-	if err == nil {
-		answerJSON(w, http.StatusOK, record.AppendJSON(nil))
+	if err != nil {
+		return err
 	}
-	return err
+	content := record.AppendJSON(nil)
+	if err := rq.bytes.upTo(2 * int64(len(content))); err != nil { // it, and the record
+		return err
+	}
+	answerJSON(w, http.StatusOK, content)
+	return nil
 }
 
 func (a *API) getLogs(w http.ResponseWriter, r *http.Request, rq *request) error {

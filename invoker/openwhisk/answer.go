@@ -1,11 +1,8 @@
 package openwhisk
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
-	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -60,12 +57,17 @@ func answerError(w http.ResponseWriter, err error) {
 func statusOf(err error) int {
 	var refusal *entity.Refusal
 	var tooMany *access.TooMany
+	var full *overfull
 	switch {
 	case err == nil:
 		return 0
+	case errors.As(err, &full):
+		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &refusal):
 		return refusal.Status
-	case errors.As(err, &tooMany):
+	case errors.As(err, &tooMany) && tooMany.Limit == access.BytesOfAll:
+		return http.StatusServiceUnavailable
+	case tooMany != nil:
 		return http.StatusTooManyRequests
 	}
 	return http.StatusInternalServerError
@@ -90,76 +92,6 @@ func plain(id string) bool {
 		}
 	}
 	return len(id) > 0 && len(id) <= 64
-}
-
-// A body that is larger than most is read by few at once, so that they bound the memory together.
-const smallBody = entity.MaxArguments + 1
-
-var largeBodies = make(chan struct{}, 8)
-
-// readBody reads a JSON body of at most limit bytes.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	if kind := r.Header.Get("Content-Type"); kind != "" && kind != jsonType[0] {
-		if media, _, err := mime.ParseMediaType(kind); err != nil || media != jsonType[0] {
-			return nil, fail(http.StatusUnsupportedMediaType, "the content type is %q; application/json is supported", kind)
-		}
-	}
-	return readBytes(w, r, limit)
-}
-
-// readBytes reads a body of at most limit bytes.
-func readBytes(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	if r.ContentLength > limit {
-		w.Header().Set("Connection", "close") // the rest is not worth reading
-		return nil, fail(http.StatusRequestEntityTooLarge, "the request has %d bytes; at most %d", r.ContentLength, limit)
-	}
-	if r.ContentLength == 0 {
-		return nil, nil
-	}
-	var body []byte
-	var err error
-	if r.ContentLength > 0 && r.ContentLength <= smallBody {
-		body = make([]byte, r.ContentLength) // no more: it is kept while the call waits
-		_, err = io.ReadFull(r.Body, body)
-	} else {
-		body, err = readLarge(w, r, limit)
-	}
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		return nil, fail(http.StatusRequestEntityTooLarge, "the request is larger than %d bytes", limit)
-	case err != nil:
-		return nil, badRequest("the request could not be read: %v", err)
-	}
-	return body, nil
-}
-
-func readLarge(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	var body bytes.Buffer
-	rest := http.MaxBytesReader(w, r.Body, limit)
-	if n, err := io.CopyN(&body, rest, smallBody); n < smallBody {
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
-		return body.Bytes(), err
-	}
-	select {
-	case largeBodies <- struct{}{}:
-		defer func() { <-largeBodies }()
-	case <-r.Context().Done():
-		return nil, r.Context().Err()
-	}
-	_, err := io.Copy(&body, rest)
-	return body.Bytes(), err
-}
-
-// readInto reads a JSON body that must be valid as a whole.
-func readInto(w http.ResponseWriter, r *http.Request, limit int64, into any) error {
-	body, err := readBody(w, r, limit)
-	if err != nil {
-		return err
-	}
-	return entity.Decode(body, into)
 }
 
 // number reads a query parameter within [least, most].
@@ -213,22 +145,27 @@ func readWindow(query url.Values) (p window, err error) {
 }
 
 // answerList cuts a list to what limit and skip ask for; with count=true it answers the number of items instead.
-func answerList[T any](w http.ResponseWriter, r *http.Request, collection string, list []T, show func(T) any) error {
+func answerList[T any](w http.ResponseWriter, r *http.Request, collection string, all []T, show func(T) any) error {
 	p, err := readWindow(r.URL.Query())
 	if err != nil {
 		return err
 	}
-	list = list[min(p.skip, len(list)):]
+	all = all[min(p.skip, len(all)):]
 	if p.count {
-		answer(w, http.StatusOK, map[string]int{collection: len(list)})
+		answer(w, http.StatusOK, map[string]int{collection: len(all)})
 		return nil
 	}
-	rows := []any{}
-	for _, item := range list[:min(p.limit, len(list))] {
-		rows = append(rows, show(item))
+	out := list{w: w}
+	for _, item := range all[:min(p.limit, len(all))] {
+		row, err := json.Marshal(show(item))
+		if err == nil {
+			err = out.row(func(b []byte) []byte { return append(b, row...) })
+		}
+		if err != nil {
+			return out.end(err)
+		}
 	}
-	answer(w, http.StatusOK, rows)
-	return nil
+	return out.end(nil)
 }
 
 // buffers are for answers that are written many times a second.

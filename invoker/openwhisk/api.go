@@ -17,6 +17,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/entity"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/share"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -24,16 +25,20 @@ import (
 type Config struct {
 	Version  string           // of the product, as GET /api/v1 reports it
 	Key      Key              // opens the namespace guest; see LoadKey
+	Seal     *Seal            // for keys in promises; nil: one that ends with this process
 	APIHost  string           // what actions get as __OW_API_HOST, e.g. http://10.0.2.2:3233
 	Blocking time.Duration    // how long a blocking call waits at most, and by default; 0: 60 s, as OpenWhisk's
 	Limits   access.Limits    // of namespaces without their own; 0: access.Defaults
 	Bounds   entity.Bounds    // of actions; zero: OpenWhisk's
+	Bodies   int64            // bytes that all requests and waiting calls may hold; 0: 1 GiB
 	Runtimes *entity.Runtimes // nil: those whose images this product makes
 	Store    store.Store      // is not closed by Close
 	Invoker  string           // names this one among those of the store
 	Pool     pool.Config
 	Tracer   trace.Tracer // takes cold starts; nil: none does
 	Log      *slog.Logger // nil: the default
+
+	Connections *share.Connections // of its listeners, to be counted; nil: they have no bound
 }
 
 // An API is the HTTP handler and what it remembers. Close ends it.
@@ -43,7 +48,10 @@ type API struct {
 	pool      *pool.Pool
 	catalog   *catalog
 	directory *access.Directory
+	bodies    *share.Whole
+	foresees  bool // the pool may start sandboxes before anybody calls
 	metrics   *Metrics
+	denials   denials
 	traces    ration
 	running   sync.WaitGroup
 	closing   atomic.Bool
@@ -57,14 +65,19 @@ func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, er
 	}
 	cfg.Blocking = cmp.Or(cfg.Blocking, time.Minute)
 	cfg.Bounds = cmp.Or(cfg.Bounds, entity.OpenWhisks)
+	cfg.Bodies = cmp.Or(cfg.Bodies, 1<<30)
 	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	if cfg.Runtimes == nil {
 		cfg.Runtimes = entity.Standard()
 	}
+	cfg.Seal = cmp.Or(cfg.Seal, newSeal())
 	ctx, unwatch := context.WithCancel(context.Background())
 	a := &API{
-		cfg: cfg, pool: pool.New(cfg.Pool, node), catalog: newCatalog(cfg.Store), directory: access.NewDirectory(cfg.Limits), unwatch: unwatch,
+		cfg: cfg, pool: pool.New(cfg.Pool, node), directory: access.NewDirectory(cfg.Limits),
+		bodies: share.Of(cfg.Bodies), unwatch: unwatch,
+		foresees: cfg.Pool.Policy != nil && cfg.Pool.Policy.Remembers() > 0,
 	}
+	a.catalog = newCatalog(cfg.Store, a.directory.Space)
 	defer func() {
 		if err != nil {
 			a.Close()
@@ -74,8 +87,10 @@ func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, er
 		if a.metrics, err = NewMetrics(registry, a.exists); err != nil {
 			return nil, err
 		}
-		if err := registry.Register(a.pool); err != nil {
-			return nil, err
+		for _, c := range []prometheus.Collector{a.pool, a} {
+			if err := registry.Register(c); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if err := a.directory.Add(cfg.Key.subject()); err != nil {
@@ -93,11 +108,14 @@ func (a *API) see(doc store.Doc) {
 	if err := errors.Join(a.catalog.see(doc, a.retire), a.directory.See(doc)); err != nil {
 		a.cfg.Log.Error("a document of the store cannot be used", "err", err)
 	}
+	if namespace, is := access.Purged(doc); is {
+		a.pool.RetireAll(namespace)
+	}
 }
 
 // Register changes who may call.
 func (a *API) Register() *access.Register {
-	return &access.Register{Entities: a.cfg.Store, Directory: a.directory}
+	return &access.Register{Store: a.cfg.Store, Directory: a.directory}
 }
 
 // Waiting counts the calls that wait for a sandbox.

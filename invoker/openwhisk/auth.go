@@ -3,6 +3,7 @@ package openwhisk
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/invoker/access"
 )
@@ -30,11 +33,8 @@ func (k Key) Open() string {
 	return ""
 }
 
-// guestNamespace is the namespace of that key, and its subject.
-const guestNamespace = "guest"
-
 func (k Key) subject() *access.Subject {
-	return &access.Subject{Name: guestNamespace, Namespaces: []access.Namespace{k.Owned(guestNamespace)}}
+	return &access.Subject{Name: access.Guest, Namespaces: []access.Namespace{k.Owned(access.Guest)}}
 }
 
 // The key that every OpenWhisk test installation and client knows. Whoever can reach the listener knows it too, so only loopback
@@ -58,7 +58,7 @@ func LoadKey(listen, file string, others ...string) (Key, error) {
 	if here {
 		return guest, nil
 	}
-	content, err := os.ReadFile(file)
+	content, err := readKey(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return generateKey(file)
 	}
@@ -69,10 +69,33 @@ func LoadKey(listen, file string, others ...string) (Key, error) {
 	if !found || user == "" || len(secret) < 32 {
 		return Key{}, fmt.Errorf("%s holds no API key (user:secret, the secret of 32 characters or more); remove it to have one made", file)
 	}
-	if info, err := os.Stat(file); err != nil || info.Mode().Perm()&0o077 != 0 {
-		return Key{}, fmt.Errorf("%s can be read by others; chmod 600 it", file)
-	}
 	return Key{Key: access.Key{UUID: user, Secret: secret}}, nil
+}
+
+// readKey reads a file of root's or of this user's own, and only that: others may write to its directory, and what they name so could
+// be any file of ours. Its group may read it.
+func readKey(file string) ([]byte, error) {
+	in, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%s is a symbolic link; put the key itself there", file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(in.Fd()), &st); err != nil {
+		return nil, err
+	}
+	switch {
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return nil, fmt.Errorf("%s belongs to user %d; it must be yours or root's", file, st.Uid)
+	case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1:
+		return nil, fmt.Errorf("%s is not a file of one name; remove it to have one made", file)
+	case st.Mode&0o037 != 0:
+		return nil, fmt.Errorf("%s can be read by others; chmod 600 it", file)
+	}
+	return io.ReadAll(io.LimitReader(in, 4<<10))
 }
 
 func generateKey(file string) (Key, error) {
@@ -107,6 +130,7 @@ type request struct {
 	namespace   string     // the one in the path; "_" is the caller's own
 	transaction string
 	accepted    time.Time
+	bytes       holding // what it has in memory
 }
 
 // own is the caller's namespace, which the path must name.
@@ -117,22 +141,58 @@ func (rq *request) own() (string, error) {
 	return rq.namespace, nil
 }
 
+// ration counts what reads and what changes entities; a POST counts itself.
+func (rq *request) ration(method string) error {
+	switch method {
+	case http.MethodGet, http.MethodHead:
+		return rq.user.Read(rq.accepted, rq.user.Limits)
+	case http.MethodPut, http.MethodDelete:
+		return rq.user.Change(rq.accepted, rq.user.Limits)
+	}
+	return nil
+}
+
 type handler func(w http.ResponseWriter, r *http.Request, rq *request) error
 
 // authenticated serves requests that carry a key.
 func (a *API) authenticated(serve handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rq := request{accepted: time.Now(), transaction: begin(w, r)}
+		defer rq.bytes.end()
 		a.shareWith(w, r)
 		err := a.admit(w, r, &rq)
 		if err == nil {
-			err = serve(w, r, &rq)
+			err = a.serve(serve, w, r, &rq)
 		}
 		if err != nil {
-			a.metrics.refuse(err)
+			a.metrics.refuse("api", err)
 			answerError(w, err)
 		}
 	})
+}
+
+// serve has a handler serve a request that was admitted. Its body may take a while: what changes anything
+// is counted, so that the namespace does not become somebody else's meanwhile.
+func (a *API) serve(serve handler, w http.ResponseWriter, r *http.Request, rq *request) error {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		if err := a.directory.Enter(rq.user); err != nil {
+			return refused(w, err)
+		}
+		defer rq.user.Leave()
+	}
+	if err := rq.ration(r.Method); err != nil {
+		return err
+	}
+	return serve(w, r, rq)
+}
+
+// refused is why a key does not open.
+func refused(w http.ResponseWriter, err error) error {
+	if errors.Is(err, access.ErrBlocked) {
+		return fail(http.StatusForbidden, "%v", err)
+	}
+	w.Header().Set("WWW-Authenticate", `Basic realm="fastiov"`)
+	return fail(http.StatusUnauthorized, "%v", err)
 }
 
 // Admit tells who sends a request that is served beside the API, by the rules of the API. Where it may not, it has been answered, and nil
@@ -140,6 +200,7 @@ func (a *API) authenticated(serve handler) http.Handler {
 func (a *API) Admit(w http.ResponseWriter, r *http.Request) *access.Identity {
 	rq := request{transaction: begin(w, r)}
 	if err := a.admit(w, r, &rq); err != nil {
+		a.metrics.refuse("page", err)
 		answerError(w, err)
 		return nil
 	}
@@ -153,13 +214,13 @@ func (a *API) admit(w http.ResponseWriter, r *http.Request, rq *request) (err er
 	}
 	rq.key.UUID, rq.key.Secret, _ = r.BasicAuth()
 	rq.user, err = a.directory.Identify(rq.key.UUID, rq.key.Secret)
-	switch {
-	case errors.Is(err, access.ErrBlocked):
-		return fail(http.StatusForbidden, "%v", err)
-	case err != nil:
-		w.Header().Set("WWW-Authenticate", `Basic realm="fastiov"`)
-		return fail(http.StatusUnauthorized, "%v", err)
+	if err != nil && r.Header.Get("Authorization") != "" {
+		a.denials.tell(a.cfg.Log, r, err, time.Now())
 	}
+	if err != nil {
+		return refused(w, err)
+	}
+	rq.bytes = a.holding(rq.user)
 	if rq.namespace = r.PathValue("namespace"); rq.namespace == "" || rq.namespace == "_" {
 		rq.namespace = rq.user.Namespace
 	}

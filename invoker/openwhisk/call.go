@@ -14,7 +14,8 @@ type call struct {
 	user        *access.Identity
 	key         access.Key // as the caller sent it, for actions that ask for it
 	on          *resolved
-	arguments   []byte // JSON, parameters included
+	arguments   []byte  // JSON, parameters included
+	bytes       holding // of the arguments, until the call has ended
 	transaction string
 	accepted    time.Time
 	cause       string // the id of the activation that this one is a step of
@@ -44,7 +45,8 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 	v := a.invocation(c)
 	if wait <= 0 {
 		if err := v.promise(ctx); err != nil {
-			c.user.Done()
+			v.bytes.end()
+			v.user.Done()
 			return started{}, err
 		}
 		v.run(func(outcome) { v.user.Done() })
@@ -106,6 +108,7 @@ func (v *invocation) end(as outcome) {
 	if v.finish(as.record) {
 		v.api.metrics.observe(&as, v.accepted, v.api.trace(as.record))
 	}
+	v.bytes.end()
 	v.ended(as)
 }
 

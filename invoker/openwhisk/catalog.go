@@ -19,14 +19,15 @@ import (
 // ever made it.
 type catalog struct {
 	entities store.Entities
+	most     func(namespace string) store.Space // that its entities may take
 	actions  collection[action]
 	packages collection[entity.Package]
 	triggers collection[entity.Trigger]
 	rules    collection[entity.Rule]
 }
 
-func newCatalog(entities store.Entities) *catalog {
-	c := &catalog{entities: entities}
+func newCatalog(entities store.Entities, most func(namespace string) store.Space) *catalog {
+	c := &catalog{entities: entities, most: most}
 	c.actions = collection[action]{kind: store.Actions, noun: "action", decode: decodeAction}
 	c.packages = collection[entity.Package]{kind: store.Packages, noun: "package", decode: decoded[entity.Package]}
 	c.triggers = collection[entity.Trigger]{kind: store.Triggers, noun: "trigger", decode: decoded[entity.Trigger]}
@@ -147,9 +148,13 @@ func change[V, E any](ctx context.Context, c *catalog, in *collection[V], namesp
 		if doc.Body, err = json.Marshal(made); err != nil {
 			return nil, err
 		}
-		doc.Revision, err = c.entities.Put(ctx, doc, code)
+		doc.Revision, err = c.entities.Put(ctx, doc, code, c.most(namespace))
 		if err == nil {
 			return in.decode(doc)
+		}
+		var full *store.Full
+		if errors.As(err, &full) {
+			return nil, &overfull{full}
 		}
 		if !errors.Is(err, store.ErrConflict) {
 			return nil, fmt.Errorf("the %s could not be kept: %w", in.noun, err)
@@ -177,6 +182,16 @@ func remove[V any](ctx context.Context, c *catalog, in *collection[V], namespace
 		}
 	}
 	return nil, conflict("the %s %q is changed by too many at once; try again", in.noun, name)
+}
+
+// An overfull error is a 413, and says what its reader can do.
+type overfull struct{ *store.Full }
+
+func (o *overfull) Error() string {
+	flag := map[string]string{
+		store.ManyEntities: "max-entities", store.LargeEntities: "max-entity-mb", store.MuchCode: "max-code-mb",
+	}[o.What]
+	return fmt.Sprintf("too large: %v; delete some, or have the operator raise --%s", o.Full, flag)
 }
 
 func conflict(format string, args ...any) error { return fail(http.StatusConflict, format, args...) }

@@ -62,11 +62,14 @@ func (v *invocation) compose() *activation.Record {
 func (c *composition) step(on *resolved, result []byte, conductor bool) outcome {
 	v := c.api.invocation(call{
 		user: c.user, key: c.key, on: on, transaction: c.transaction, accepted: time.Now(),
-		cause: c.id, causedBy: entity.Sequence, within: c, conductor: conductor,
+		cause: c.id, causedBy: entity.Sequence, within: c, conductor: conductor, bytes: c.api.holding(c.user),
 	})
 	var end outcome
 	var err error
 	if v.arguments, err = on.fixed.Lay(result); err == nil {
+		err = v.bytes.upTo(int64(len(v.arguments)))
+	}
+	if err == nil {
 		end = v.runAndWait()
 	} else { // a result may have been JSON to the runtime and be none that we pass on
 		end.record = v.failed(activation.ApplicationError, "The result of the action before cannot be passed on: "+err.Error())

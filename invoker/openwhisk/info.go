@@ -24,6 +24,9 @@ func (a *API) limitsInfo() map[string]int {
 	info := map[string]int{
 		"actions_per_minute": rates.InvocationsPerMinute, "triggers_per_minute": rates.FiresPerMinute,
 		"concurrent_actions": rates.ConcurrentInvocations, "sequence_length": entity.MaxComponents,
+		"changes_per_minute": rates.ChangesPerMinute, "reads_per_minute": rates.ReadsPerMinute,
+		"max_entities": rates.MaxEntities, "max_entity_bytes": rates.MaxEntityMB * mb,
+		"max_code_bytes": rates.MaxCodeMB * mb,
 	}
 	for _, prefix := range []string{"", "default_"} {
 		info[prefix+"min_action_duration"], info[prefix+"max_action_duration"] = bounds.TimeoutMs.Min, bounds.TimeoutMs.Max
@@ -46,6 +49,8 @@ func (a *API) getLimits(w http.ResponseWriter, _ *http.Request, rq *request) err
 	rates, bounds := rq.user.Limits, a.bounds(rq.user)
 	answer(w, http.StatusOK, map[string]int{
 		"invocationsPerMinute": rates.InvocationsPerMinute, "concurrentInvocations": rates.ConcurrentInvocations, "firesPerMinute": rates.FiresPerMinute,
+		"changesPerMinute": rates.ChangesPerMinute, "readsPerMinute": rates.ReadsPerMinute,
+		"maxEntities": rates.MaxEntities, "maxEntityMB": rates.MaxEntityMB, "maxCodeMB": rates.MaxCodeMB,
 		"minActionMemory": bounds.MemoryMB.Min, "maxActionMemory": bounds.MemoryMB.Max,
 		"minActionLogs": bounds.LogsMB.Min, "maxActionLogs": bounds.LogsMB.Max,
 		"minActionTimeout": bounds.TimeoutMs.Min, "maxActionTimeout": bounds.TimeoutMs.Max,

@@ -34,11 +34,15 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 	if err != nil {
 		return err
 	}
-	body, err := readBody(w, r, entity.MaxArguments)
+	body, err := rq.readBody(w, r, entity.MaxArguments)
 	if err != nil {
 		return err
 	}
 	arguments, err := on.fixed.Under(body)
+	if err != nil {
+		return err
+	}
+	c, err := rq.callWith(on, arguments)
 	if err != nil {
 		return err
 	}
@@ -47,7 +51,7 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
 	begun = true
-	started, err := a.start(r.Context(), rq.call(on, arguments), how.wait)
+	started, err := a.start(r.Context(), c, how.wait)
 	w.Header()[activationID] = []string{started.id}
 	switch {
 	case err != nil:
@@ -56,7 +60,18 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 		answer(w, http.StatusAccepted, map[string]string{"activationId": started.id})
 		return nil
 	}
+	rq.bytes.force(int64(len(started.end.record.Response.Result))) // until it is written
 	return answerOutcome(w, started.end, how.bare)
+}
+
+// callWith is the call that a request asks for. What the request holds in memory is the call's then.
+func (rq *request) callWith(on *resolved, arguments []byte) (c call, err error) {
+	if err := rq.bytes.upTo(int64(len(arguments))); err != nil {
+		return c, err
+	}
+	c = rq.call(on, arguments)
+	c.bytes = rq.bytes.passOn()
+	return c, nil
 }
 
 func (rq *request) call(on *resolved, arguments []byte) call {

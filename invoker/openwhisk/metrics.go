@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -26,6 +27,7 @@ type Metrics struct {
 	activation  *prometheus.HistogramVec
 	activations *prometheus.CounterVec
 	throttled   *prometheus.CounterVec
+	denied      *prometheus.CounterVec
 
 	exists    func(name string) bool
 	mu        sync.RWMutex
@@ -77,6 +79,10 @@ func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (
 		throttled: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_throttled_requests_total", Help: "Requests that were refused with 429 or 413, by the limit that they met.",
 		}, []string{"limit"}),
+		denied: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fastiov_denied_requests_total",
+			Help: "Requests that were refused with 401 or 403: by no key that opens, or for what it does not open.",
+		}, []string{"route", "code"}),
 		functions: map[string]*function{},
 		starts:    map[metrics.Start]*start{},
 	}
@@ -84,7 +90,14 @@ func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (
 	for _, limit := range Limits {
 		m.throttled.WithLabelValues(limit)
 	}
-	for _, c := range []prometheus.Collector{m.coldStart, m.stage, m.coverage, m.activation, m.activations, m.throttled} {
+	for _, route := range Routes {
+		for _, code := range DeniedCodes {
+			m.denied.WithLabelValues(route, code)
+		}
+	}
+	for _, c := range []prometheus.Collector{
+		m.coldStart, m.stage, m.coverage, m.activation, m.activations, m.throttled, m.denied,
+	} {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}
@@ -209,16 +222,32 @@ func add(o prometheus.Observer, took time.Duration, trace prometheus.Labels) {
 }
 
 // Limits are those that requests are refused for.
-var Limits = []string{access.CallsPerMinute, access.CallsAtOnce, access.FiresPerMinute, "waiting", "size"}
+var Limits = []string{
+	access.CallsPerMinute, access.CallsAtOnce, access.FiresPerMinute, access.ChangesPerMinute,
+	access.ReadsPerMinute, access.BytesAtOnce, access.BytesOfAll, "waiting", "size", "quota",
+}
+
+// Routes are the doors that requests come by: the API, web actions, and the live page.
+var Routes = []string{"api", "web", "page"}
+
+// DeniedCodes lists the statuses of requests that are denied.
+var DeniedCodes = []string{"401", "403"}
 
 // refuse counts a request that was answered with an error.
-func (m *Metrics) refuse(err error) {
+func (m *Metrics) refuse(route string, err error) {
 	if m == nil {
+		return
+	}
+	if status := statusOf(err); status == http.StatusUnauthorized || status == http.StatusForbidden {
+		m.denied.WithLabelValues(route, strconv.Itoa(status)).Inc()
 		return
 	}
 	var tooMany *access.TooMany
 	var refusal *entity.Refusal
+	var full *overfull
 	switch {
+	case errors.As(err, &full):
+		m.throttled.WithLabelValues("quota").Inc()
 	case errors.As(err, &tooMany):
 		m.throttled.WithLabelValues(tooMany.Limit).Inc()
 	case !errors.As(err, &refusal):

@@ -86,9 +86,9 @@ func TestAColdStartLeavesATrace(t *testing.T) {
 func TestThrottledRequestsAreCounted(t *testing.T) {
 	c := newClient(t)
 	c.put("hello")
-	c.api.metrics.refuse(fail(413, "too large"))
-	c.api.metrics.refuse(fail(404, "nothing there"))
-	c.api.metrics.refuse(fmt.Errorf("something else"))
+	c.api.metrics.refuse("api", fail(413, "too large"))
+	c.api.metrics.refuse("api", fail(404, "nothing there"))
+	c.api.metrics.refuse("api", fmt.Errorf("something else"))
 	if n := c.counted("fastiov_throttled_requests_total size"); n != 1 {
 		t.Errorf("%v were too large, want 1", n)
 	}

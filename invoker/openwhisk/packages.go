@@ -21,7 +21,7 @@ func (a *API) putPackage(w http.ResponseWriter, r *http.Request, rq *request) er
 		return err
 	}
 	var by entity.PackageChange
-	if err := readInto(w, r, maxEntityBody, &by); err != nil {
+	if err := rq.readInto(w, r, maxEntityBody, &by); err != nil {
 		return err
 	}
 	put, err := change(r.Context(), a.catalog, &a.catalog.packages, path.Namespace, path.Name, func(old *entity.Package) (*entity.Package, []byte, error) {

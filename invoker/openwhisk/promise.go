@@ -38,8 +38,20 @@ type note struct {
 	Transaction string          `json:"transaction"`
 	Cause       string          `json:"cause,omitempty"`
 	CausedBy    string          `json:"causedBy,omitempty"`
-	Key         *access.Key     `json:"key,omitempty"` // only where the action asks for it
+	Sealed      *sealed         `json:"sealed,omitempty"` // the caller's key, only where the action asks for it
+	Key         *access.Key     `json:"key,omitempty"`    // of a former version, which kept it in clear
 	Arguments   json.RawMessage `json:"arguments"`
+}
+
+// key is the caller's, which only some promises keep.
+func (n *note) key(seal *Seal, id string) (access.Key, error) {
+	switch {
+	case n.Sealed != nil:
+		return seal.open(n.Sealed, id)
+	case n.Key != nil:
+		return *n.Key, nil
+	}
+	return access.Key{}, nil
 }
 
 func (v *invocation) promise(ctx context.Context) error {
@@ -53,13 +65,15 @@ func (v *invocation) promise(ctx context.Context) error {
 		Transaction: v.transaction, Cause: v.cause, CausedBy: v.causedBy, Arguments: v.arguments,
 	}
 	if v.api.mayNeedKey(v.user, v.on) {
-		n.Key = &v.key
+		n.Sealed = v.api.cfg.Seal.close(v.key, v.id)
 	}
 	body, err := json.Marshal(n)
 	if err != nil {
 		return err
 	}
-	err = v.api.cfg.Store.Accept(ctx, store.Accepted{ID: v.id, Invoker: v.api.cfg.Invoker, At: v.accepted, Sent: v.sent, Body: body})
+	err = v.api.cfg.Store.Accept(ctx, store.Accepted{
+		ID: v.id, Invoker: v.api.cfg.Invoker, Namespace: v.user.Namespace, At: v.accepted, Sent: v.sent, Body: body,
+	})
 	if err != nil {
 		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v", err)
 	}
@@ -137,7 +151,12 @@ func (a *API) keepPromise(p store.Accepted) {
 	} else if p.Sent {
 		err = errors.New("the invoker ended while it ran; it is not run twice")
 	}
-	user, on := &access.Identity{Subject: n.Subject, Namespace: n.Namespace, Usage: &access.Usage{}}, (*resolved)(nil)
+	var key access.Key
+	if err == nil {
+		key, err = n.key(a.cfg.Seal, p.ID)
+	}
+	usage := a.directory.Usage(n.Namespace)
+	user, on := &access.Identity{Subject: n.Subject, Namespace: n.Namespace, Usage: usage}, (*resolved)(nil)
 	if err == nil {
 		on, err = a.invocable(user, n.Action)
 	}
@@ -153,11 +172,11 @@ func (a *API) keepPromise(p store.Accepted) {
 	v := &invocation{
 		api: a, id: p.ID, promised: promised{made: true},
 		call: call{
-			user: user, on: on, arguments: n.Arguments, transaction: n.Transaction, accepted: p.At, cause: n.Cause, causedBy: n.CausedBy,
+			user: user, key: key, on: on, arguments: n.Arguments, transaction: n.Transaction, accepted: p.At, cause: n.Cause, causedBy: n.CausedBy,
 		},
 	}
-	if n.Key != nil {
-		v.key = *n.Key
-	}
-	v.run(func(outcome) {})
+	v.bytes = a.holding(user)
+	v.bytes.force(int64(len(n.Arguments)))
+	user.Resume()
+	v.run(func(outcome) { user.Done() })
 }

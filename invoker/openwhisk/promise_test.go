@@ -250,3 +250,34 @@ func TestAFiredTriggerIsPromised(t *testing.T) {
 		t.Errorf("%d runs", len(runs))
 	}
 }
+
+// What is taken up counts as under way until it has a record, so a purge of its namespace waits for it.
+func TestWhatIsTakenUpIsUnderWay(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	first := newClientOf(t, patient(kept))
+	first.put("hello")
+	reached, gate := first.held(true)
+	first.want(202, first.do("POST", "actions/hello", "{}"))
+	<-reached
+	node := &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}
+	again, let := (&client{node: node}).held(true)
+	cfg := patient(kept)
+	cfg.Key = guest
+	next, err := New(cfg, node, nil) // as if the first had been killed here
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	<-again
+	usage := next.directory.Usage("guest")
+	if n := usage.UnderWay(); n != 1 {
+		t.Errorf("%d are under way when one was taken up", n)
+	}
+	close(let)
+	next.running.Wait()
+	if n := usage.UnderWay(); n != 0 {
+		t.Errorf("%d are under way at the end", n)
+	}
+	close(gate)
+	first.api.running.Wait()
+}

@@ -17,7 +17,7 @@ func (a *API) putRule(w http.ResponseWriter, r *http.Request, rq *request) error
 		return err
 	}
 	var by entity.RuleChange
-	if err := readInto(w, r, maxEntityBody, &by); err != nil {
+	if err := rq.readInto(w, r, maxEntityBody, &by); err != nil {
 		return err
 	}
 	put, err := change(r.Context(), a.catalog, &a.catalog.rules, path.Namespace, path.Name, func(old *entity.Rule) (*entity.Rule, []byte, error) {
@@ -58,10 +58,13 @@ func (a *API) setRule(w http.ResponseWriter, r *http.Request, rq *request) error
 	if err != nil {
 		return err
 	}
+	if err := rq.user.Change(rq.accepted, rq.user.Limits); err != nil {
+		return err
+	}
 	var wish struct {
 		Status string `json:"status"`
 	}
-	if err := readInto(w, r, maxEntityBody, &wish); err != nil {
+	if err := rq.readInto(w, r, maxEntityBody, &wish); err != nil {
 		return err
 	}
 	status, err := entity.ParseStatus(wish.Status)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -16,7 +17,12 @@ import (
 
 // job is the invocation as the pool sees it.
 func (v *invocation) job() pool.Job {
+	var again func() (*api.StartRequest, error)
+	if v.api.foresees {
+		again = v.api.again(v.user.Namespace, v.on)
+	}
 	return pool.Job{
+		Again:       again,
 		Namespace:   v.user.Namespace,
 		Group:       v.on.group,
 		Image:       v.on.Image(v.api.cfg.Runtimes),
@@ -57,35 +63,56 @@ func (v *invocation) wantsKey() bool {
 	return v.on.Annotations.True("provide-api-key") && v.key != (access.Key{})
 }
 
-// startRequest asks for a sandbox of the action's image, initialised with its code.
+// startRequest asks for a sandbox for the call.
 func (v *invocation) startRequest() (*api.StartRequest, error) {
-	code, err := v.api.code(context.Background(), v.on.action)
-	if err != nil {
-		return nil, fmt.Errorf("the action's code: %w", err)
-	}
-	environment := map[string]string{}
-	for key, value := range v.on.fixed.Init {
-		environment[key] = value
-	}
-	for key, value := range map[string]string{
-		"__OW_NAMESPACE": v.user.Namespace, "__OW_ACTION_NAME": v.on.full, "__OW_ACTION_VERSION": v.on.Version,
+	environment := map[string]string{
 		"__OW_ACTIVATION_ID": v.id, "__OW_TRANSACTION_ID": v.transaction, "__OW_DEADLINE": v.deadline(),
-	} {
-		environment[key] = value
 	}
 	if v.wantsKey() {
 		environment["__OW_API_KEY"] = v.key.String()
 	}
-	main := v.on.Exec.Main
+	request, err := v.api.startRequest(v.user.Namespace, v.on, environment)
+	if err == nil {
+		request.Call.WaitedNs = uint64(max(time.Since(v.accepted), 0))
+	}
+	return request, err
+}
+
+// again asks for a sandbox before anybody calls.
+func (a *API) again(namespace string, on *resolved) func() (*api.StartRequest, error) {
+	return func() (*api.StartRequest, error) { return a.startRequest(namespace, on, map[string]string{}) }
+}
+
+// startRequest asks for a sandbox of the action's image, initialised with its code. The environment is
+// what the call adds to that of the action.
+func (a *API) startRequest(namespace string, on *resolved, environment map[string]string) (*api.StartRequest, error) {
+	code, err := a.code(context.Background(), on.action)
+	if err != nil {
+		return nil, fmt.Errorf("the action's code: %w", err)
+	}
+	for key, value := range on.fixed.Init {
+		if _, ours := environment[key]; !ours {
+			environment[key] = value
+		}
+	}
+	environment["__OW_NAMESPACE"] = namespace
+	environment["__OW_ACTION_NAME"], environment["__OW_ACTION_VERSION"] = on.full, on.Version
+	main := on.Exec.Main
 	if main == "" {
 		main = "main"
 	}
 	return &api.StartRequest{
-		Image: v.on.Image(v.api.cfg.Runtimes),
-		Init:  initBody(v.on.Name, main, *v.on.Exec.Binary, code, environment),
-		Env:   map[string]string{"__OW_API_HOST": v.api.cfg.APIHost},
-		Call:  &api.Call{Action: v.on.full[1:], Namespace: v.user.Namespace, WaitedNs: uint64(max(time.Since(v.accepted), 0))},
+		Image: on.Image(a.cfg.Runtimes), Namespace: owner(on.full),
+		Init: initBody(on.Name, main, *on.Exec.Binary, code, environment),
+		Env:  map[string]string{"__OW_API_HOST": a.cfg.APIHost},
+		Call: &api.Call{Action: on.full[1:], Namespace: namespace},
 	}, nil
+}
+
+// owner is the namespace of an action by its full name, /namespace/….
+func owner(full string) string {
+	namespace, _, _ := strings.Cut(strings.TrimPrefix(full, "/"), "/")
+	return namespace
 }
 
 func initBody(name, main string, binary bool, code []byte, environment map[string]string) []byte {

@@ -23,7 +23,7 @@ func (a *API) putTrigger(w http.ResponseWriter, r *http.Request, rq *request) er
 		return err
 	}
 	var by entity.TriggerChange
-	if err := readInto(w, r, maxEntityBody, &by); err != nil {
+	if err := rq.readInto(w, r, maxEntityBody, &by); err != nil {
 		return err
 	}
 	put, err := change(r.Context(), a.catalog, &a.catalog.triggers, path.Namespace, path.Name, func(old *entity.Trigger) (*entity.Trigger, []byte, error) {
@@ -117,7 +117,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	if err != nil {
 		return err
 	}
-	body, err := readBody(w, r, entity.MaxArguments)
+	body, err := rq.readBody(w, r, entity.MaxArguments)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 	if err != nil {
 		return err
 	}
-	err = a.cfg.Store.Accept(ctx, store.Accepted{ID: r.ID, Invoker: a.cfg.Invoker, At: r.Start, Sent: true, Body: body})
+	err = a.cfg.Store.Accept(ctx, store.Accepted{ID: r.ID, Invoker: a.cfg.Invoker, Namespace: r.Namespace, At: r.Start, Sent: true, Body: body})
 	if err != nil {
 		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v", err)
 	}
@@ -199,7 +199,11 @@ func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []b
 		return "", err
 	}
 	c := rq.call(on, arguments)
-	c.cause = cause
+	c.cause, c.bytes = cause, a.holding(rq.user)
+	if err := c.bytes.upTo(int64(len(arguments))); err != nil {
+		rq.user.Done()
+		return "", err
+	}
 	started, err := a.start(r.Context(), c, 0)
 	return started.id, err
 }

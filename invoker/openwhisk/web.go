@@ -55,8 +55,9 @@ var webMethods = []string{"OPTIONS", "GET", "DELETE", "POST", "PUT", "HEAD", "PA
 // web serves a web action.
 func (a *API) web(w http.ResponseWriter, r *http.Request) {
 	rq := &request{accepted: time.Now(), transaction: begin(w, r)}
+	defer rq.bytes.end()
 	if err := a.serveWeb(w, r, rq); err != nil {
-		a.metrics.refuse(err)
+		a.metrics.refuse("web", err)
 		answerError(w, err)
 	}
 }
@@ -91,7 +92,7 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 			rq.user.Done()
 		}
 	}()
-	body, err := readBytes(w, r, entity.MaxArguments)
+	body, err := rq.readBytes(w, r, entity.MaxArguments)
 	if err != nil {
 		return err
 	}
@@ -99,9 +100,13 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	if err != nil {
 		return err
 	}
+	c, err := rq.callWith(on, arguments)
+	if err != nil {
+		return err
+	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // as in invoke
 	begun = true
-	started, err := a.start(r.Context(), rq.call(on, arguments), a.cfg.Blocking)
+	started, err := a.start(r.Context(), c, a.cfg.Blocking)
 	w.Header()[activationID] = []string{started.id}
 	switch {
 	case err != nil:
@@ -111,6 +116,7 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	case started.end.refused != nil:
 		return started.end.refused
 	}
+	rq.bytes.force(int64(len(started.end.record.Response.Result))) // until it is written
 	p, err := interpret(at.extension, started.end.record.Response)
 	if err == nil {
 		p.answer(w)
@@ -129,6 +135,7 @@ func (a *API) findWeb(r *http.Request, rq *request) (at webURL, on *resolved, er
 	if rq.user, err = a.directory.Owner(at.action.Namespace); err != nil {
 		return at, nil, nothing
 	}
+	rq.bytes = a.holding(rq.user)
 	if on, err = a.invocable(rq.user, at.action); err != nil || !on.Annotations.True("web-export") {
 		return at, nil, nothing
 	}

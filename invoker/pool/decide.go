@@ -208,7 +208,7 @@ func (s *state) due(a *alarm, now time.Time) step {
 
 // spare is a node with room for a sandbox that is to be called soon, if nobody else wants it.
 func (s *state) spare(g *group) *node {
-	if s.closed || g.start == nil || g.live > 0 || s.queue.n > 0 {
+	if s.closed || g.again == nil || g.live > 0 || s.queue.n > 0 {
 		return nil
 	}
 	if n := s.best(g); n != nil && n.free.fits(g.memory+n.overhead) {

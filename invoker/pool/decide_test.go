@@ -62,7 +62,7 @@ func (s scene) idling(job Job) *box {
 }
 
 func of(group string, memory int) Job {
-	return Job{Namespace: "x", Group: group, MemoryMiB: memory, Start: func() (*api.StartRequest, error) { return nil, nil }}
+	return Job{Namespace: "x", Group: group, MemoryMiB: memory, Again: func() (*api.StartRequest, error) { return nil, nil }}
 }
 
 func with(job Job, change func(*Job)) Job { change(&job); return job }

@@ -73,7 +73,7 @@ func (s *state) groupOf(job *Job, now time.Time) *group {
 		g.window = s.policy.Window(g.idles)
 	}
 	if g.idles != nil {
-		g.start = job.Start
+		g.again = job.Again
 		if g.jobs == 0 && g.waiting.n == 0 && !g.ended.IsZero() {
 			g.idles.add(now.Sub(g.ended))
 		}
@@ -149,13 +149,13 @@ func (s *state) learn(g *group, now time.Time) {
 	})
 }
 
-// retire ends the sandboxes of a name, the busy ones after what they run.
-func (s *state) retire(name string, now time.Time) {
+// retire ends the sandboxes of some groups, the busy ones after what they run.
+func (s *state) retire(which func(key) bool, now time.Time) {
 	for k, g := range s.groups {
-		if k.name != name {
+		if !which(k) {
 			continue
 		}
-		g.start = nil
+		g.again = nil
 		g.members.all(func(b *box) bool {
 			b.retired = true
 			s.file(b, now)

@@ -24,6 +24,10 @@ type Job struct {
 	// The requests are made when they are to be sent. Where one cannot be made, the job ends with that error.
 	Start func() (*api.StartRequest, error) // id, memory and wait are filled in
 	Run   func() (*api.RunRequest, error)   // the id is filled in
+
+	// Again is Start for a sandbox that is there before the next job, which the policy may ask for hours
+	// later: it must hold nothing of this one. Where it is nil there is no such sandbox.
+	Again func() (*api.StartRequest, error)
 }
 
 // A Result is how far a job got. Start is nil where another job had started the sandbox, Run where the runtime refused /init.

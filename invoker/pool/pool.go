@@ -175,7 +175,7 @@ func (p *Pool) perform(do *step, paused bool) {
 	case Stem:
 		p.prepare(do.box, do.stem.request)
 	case Revive:
-		p.prepare(do.box, do.group.start)
+		p.prepare(do.box, do.group.again)
 	case Note:
 		if n, ok := do.alarm.of.(*node); ok {
 			n.to.hangUp(p.ctx)
@@ -242,7 +242,16 @@ func (p *Pool) brief(call func(ctx context.Context) error) error {
 
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run.
 func (p *Pool) Retire(group string) {
-	p.happen(func(s *state, now time.Time) { s.retire(group, now) })
+	p.happen(func(s *state, now time.Time) {
+		s.retire(func(k key) bool { return k.name == group }, now)
+	})
+}
+
+// RetireAll does that with all groups of a namespace.
+func (p *Pool) RetireAll(namespace string) {
+	p.happen(func(s *state, now time.Time) {
+		s.retire(func(k key) bool { return k.namespace == namespace }, now)
+	})
 }
 
 // Depth counts the jobs that wait for a sandbox.

@@ -150,7 +150,7 @@ type group struct {
 	class   *class // in which it stands in line; nil: it does not
 	image   string
 	slots   int
-	start   func() (*api.StartRequest, error) // of its last job, where the policy may have a sandbox started before the next
+	again   func() (*api.StartRequest, error) // of its last job, where the policy may have a sandbox started before the next
 	waiting chain[*waiter]
 	open    chain[*box] // ready, with a free slot; the one used last is the last
 	warming chain[*box] // starting, with a free slot

@@ -254,7 +254,8 @@ func (w *world) happen() {
 		v.draining = w.choose(2) == 0
 		w.s.looked(n, v, w.now)
 	case 14:
-		w.s.retire(fmt.Sprint("g", w.choose(5)), w.now)
+		name := fmt.Sprint("g", w.choose(5))
+		w.s.retire(func(k key) bool { return k.name == name }, w.now)
 	case 15:
 		if t, ok := pick(w, w.jobs, func(t *task) bool { return runs(t) && t.box.phase == running }); ok {
 			w.tryAgain(t)

@@ -23,6 +23,7 @@ const (
 	Triggers Kind = "triggers"
 	Rules    Kind = "rules"
 	Subjects Kind = "subjects"
+	Claims   Kind = "claims" // whose a namespace is
 )
 
 // A Key names a document. The name of an action in a package is "package/action".
@@ -54,20 +55,24 @@ type Entities interface {
 	Watch(ctx context.Context, see func(Doc)) error
 	// Put keeps a document durably and returns its new revision. doc.Revision is the one it replaces, 0 where it must be new.
 	// code, what an action's source is, is kept beside the body and out of memory; nil leaves it as it was, empty drops it.
-	Put(ctx context.Context, doc Doc, code []byte) (revision uint64, err error)
+	// It is a *Full, and nothing changes, where the namespace would then take more than most, and more than before.
+	Put(ctx context.Context, doc Doc, code []byte, most Space) (revision uint64, err error)
 	// Delete removes a document of that revision, and its code. Who watches sees it without a body, under a new revision.
 	Delete(ctx context.Context, key Key, revision uint64) error
 	// Code is what was put with the document; ErrNotFound where there is none.
 	Code(ctx context.Context, key Key) ([]byte, error)
+	// Used is what the documents of a namespace take. It is kept as they change, not counted when asked.
+	Used(ctx context.Context, namespace string) (Space, error)
 }
 
 // An Accepted activation was promised to a caller who does not wait for it.
 type Accepted struct {
-	ID      string
-	Invoker string // whose it is to finish
-	At      time.Time
-	Sent    bool   // its /run may have been sent: it must never be run again
-	Body    []byte // what is needed to run it, as the invoker wrote it
+	ID        string
+	Invoker   string // whose it is to finish
+	Namespace string // whose call it is
+	At        time.Time
+	Sent      bool   // its /run may have been sent: it must never be run again
+	Body      []byte // what is needed to run it, as the invoker wrote it
 }
 
 // Activations are what was promised and what came of it.
@@ -84,15 +89,24 @@ type Activations interface {
 	// Unfinished are the promises of an invoker that no record has answered, oldest first.
 	Unfinished(ctx context.Context, invoker string) ([]Accepted, error)
 	Get(ctx context.Context, namespace, id string) (*activation.Record, error)
-	// List gives the records that the filter takes, newest first, without the first skip, at most limit; Count counts them all.
-	List(ctx context.Context, f activation.Filter, skip, limit int) ([]*activation.Record, error)
+	// List shows the records that the filter takes, newest first, without the first skip, at most limit,
+	// until see has an error, which it returns; Count counts them all. It has few in memory at once, and
+	// holds up nobody while see takes its time.
+	List(ctx context.Context, f activation.Filter, skip, limit int, see func(*activation.Record) error) error
 	Count(ctx context.Context, f activation.Filter) (int, error)
+	// Forget drops records and promises of a namespace, a portion of them that takes about a second at
+	// most, and returns how many it met; 0: none is left.
+	Forget(ctx context.Context, namespace string) (int, error)
 }
+
+// Portion is about how many bytes of records a list has in memory at once.
+const Portion = 1 << 20
 
 // Window is how long a record that nobody was promised may take to be durable: what a crash can lose.
 const Window = 50 * time.Millisecond
 
-// A Store is both. A change whose call failed, or was given up by its ctx, may have been made all the same.
+// A Store is both. Of the records it keeps as many as it has room for; then a namespace that holds
+// more than the average loses its oldest. A change whose call failed, or was given up by its ctx, may have been made all the same.
 type Store interface {
 	Entities
 	Activations

@@ -118,25 +118,53 @@ func (s *Store) Get(_ context.Context, namespace, id string) (r *activation.Reco
 }
 
 // List implements store.Activations.
-func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int) ([]*activation.Record, error) {
-	list := []*activation.Record{}
+func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int, see func(*activation.Record) error) error {
+	var orders []string
+	var ahead map[string]*activation.Record
 	err := s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*activation.Record) error {
-		stored, records, err := newest(tx, f, pending.First(skip, limit))
-		if err != nil {
-			return err
+		from, most := pending.Stored(onTheWay, skip, limit)
+		stored, err := page(tx, f, from, most)
+		orders, ahead = pending.Page(onTheWay, stored, skip, limit), onTheWay
+		return err
+	})
+	for len(orders) > 0 && err == nil {
+		var some []*activation.Record
+		if some, orders, err = s.portion(ahead, orders); err != nil {
+			break
 		}
-		for _, order := range pending.Page(onTheWay, stored, skip, limit) {
-			r := onTheWay[order]
+		for _, r := range some {
+			if err := see(r); err != nil {
+				return err
+			}
+		}
+	}
+	return closed(err)
+}
+
+// portion reads some of the records with these Orders, and tells what is left. Those that were dropped
+// meanwhile, because they were the oldest, are left out.
+func (s *Store) portion(ahead map[string]*activation.Record, orders []string) (some []*activation.Record, left []string, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		for size := 0; len(orders) > 0 && size < store.Portion; orders = orders[1:] {
+			r := ahead[orders[0]]
 			if r == nil {
-				if r, err = decode(records[order]); err != nil {
+				record, err := find(tx, orders[0][activation.OrderPrefix:])
+				if err != nil {
+					return err
+				}
+				if record == nil {
+					continue
+				}
+				if r, err = decode(record); err != nil {
 					return err
 				}
 			}
-			list = append(list, r)
+			some = append(some, r)
+			size += r.Size()
 		}
 		return nil
 	})
-	return list, err
+	return some, orders, err
 }
 
 // Count implements store.Activations.

@@ -11,7 +11,7 @@ import (
 )
 
 // A block is records that came one after another. They are kept as one entry, since an entry costs more than what is in it. The last
-// block takes what comes until it has blockSize bytes; the blocks before it do not change, and go as a whole.
+// block takes what comes until it has blockSize bytes; from the blocks before it records only go, those of a namespace at a time.
 //
 // The table names each record's Order and length; it lies beside the records, in a bucket of the block's own, so that a neighbour's
 // change does not copy them. The heads of all blocks lie together: a search reads them from the newest on, and opens the few blocks
@@ -91,8 +91,14 @@ func (b *block) add(r *activation.Record) error {
 		return err
 	}
 	size := len(records) - len(b.records)
-	id, order := []byte(r.ID), r.Order()
-	start := startOf(order)
+	b.records = records
+	b.enter(b.index(r.Namespace, r.ListName()), []byte(r.Order()), size)
+	return nil
+}
+
+// enter notes in the head and the table that the record at the end is of that name and size.
+func (b *block) enter(name int, order []byte, size int) {
+	id, start := order[activation.OrderPrefix:], startOf(order)
 	if b.empty() {
 		b.oldest, b.newest, b.lowest, b.highest = start, start, id, id
 	}
@@ -100,12 +106,43 @@ func (b *block) add(r *activation.Record) error {
 	if b.highest = later(b.highest, id); bytes.Compare(id, b.lowest) < 0 {
 		b.lowest = id
 	}
-	i := b.index(r.Namespace, r.ListName())
-	b.names[i].count++
-	b.table = binary.AppendUvarint(binary.AppendUvarint(b.table, uint64(i)), uint64(size))
+	b.names[name].count++
+	b.table = binary.AppendUvarint(binary.AppendUvarint(b.table, uint64(name)), uint64(size))
 	b.table = appendText(b.table, order)
-	b.records = records
-	return nil
+}
+
+// take puts the records of another block at the end, but not those of the names that are left out.
+func (b *block) take(from *block, out []bool) error {
+	names := make([]int, len(from.names))
+	for i, t := range from.names {
+		if !out[i] {
+			names[i] = b.index(string(t.namespace), string(t.name))
+		}
+	}
+	e := from.entries()
+	for e.next() {
+		if e.name >= uint64(len(out)) {
+			return errDamaged
+		}
+		if !out[e.name] {
+			b.records = append(b.records, e.value...)
+			b.enter(names[e.name], e.order, len(e.value))
+		}
+	}
+	return e.err()
+}
+
+// sizes are the bytes of the records of each name, as shares count them.
+func (b *block) sizes() ([]int64, error) {
+	sizes := make([]int64, len(b.names))
+	e := b.entries()
+	for e.next() {
+		if e.name >= uint64(len(sizes)) {
+			return nil, errDamaged
+		}
+		sizes[e.name] += int64(len(e.order) + len(e.value))
+	}
+	return sizes, e.err()
 }
 
 // An empty block is not kept.
@@ -153,6 +190,11 @@ func (b *block) open(tx *bbolt.Tx) error {
 	return nil
 }
 
+// drop takes the block out of the file.
+func (b *block) drop(tx *bbolt.Tx) error {
+	return cmp.Or(tx.Bucket(blocks).DeleteBucket(b.key), tx.Bucket(heads).Delete(b.key))
+}
+
 func (b *block) put(tx *bbolt.Tx) error {
 	if b.empty() {
 		return nil
@@ -191,7 +233,7 @@ func (e *entries) next() bool {
 	return true
 }
 
-func startOf(order string) uint64 {
+func startOf[T string | []byte](order T) uint64 {
 	return binary.BigEndian.Uint64([]byte(order[:activation.OrderPrefix]))
 }
 

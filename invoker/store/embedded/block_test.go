@@ -18,11 +18,14 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
 // Records of all sizes come, in and out of order, some of them twice, and fill many blocks. What is found is what came, or, where the
 // bound is small, what came last.
 func TestBlocks(t *testing.T) {
+	defer func(few int) { fewSkipped = few }(fewSkipped)
+	fewSkipped = 3
 	rapid.Check(t, func(rt *rapid.T) {
 		dir, err := os.MkdirTemp(t.TempDir(), "")
 		if err != nil {
@@ -50,6 +53,11 @@ func TestBlocks(t *testing.T) {
 			r.Response.Result = json.RawMessage(`"` + strings.Repeat("x", size) + `"`)
 			return r
 		}
+		commit := func(t *rapid.T) {
+			if err := s.Accept(t.Context(), store.Accepted{ID: activation.NewID(), Invoker: "me"}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"finish": func(t *rapid.T) {
 				for range rapid.IntRange(1, 30).Draw(t, "records") {
@@ -63,10 +71,23 @@ func TestBlocks(t *testing.T) {
 					}
 				}
 			},
-			"commit": func(t *rapid.T) {
-				if err := s.Accept(t.Context(), store.Accepted{ID: activation.NewID(), Invoker: "me"}); err != nil {
-					t.Fatal(err)
+			"commit": commit,
+			"forget": func(t *rapid.T) {
+				if rapid.IntRange(0, 3).Draw(t, "seldom") > 0 {
+					return
 				}
+				namespace := rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "forgotten")
+				commit(t) // a second one of an id, on its way, would be the first after that
+				for n := 1; n > 0; {
+					var err error
+					if n, err = s.Forget(t.Context(), namespace); err != nil {
+						t.Fatal(err)
+					}
+				}
+				all = slices.DeleteFunc(all, func(r *activation.Record) bool {
+					_, err := s.Get(t.Context(), r.Namespace, r.ID)
+					return r.Namespace == namespace || retain != plenty && errors.Is(err, store.ErrNotFound)
+				})
 			},
 			"reopen": func(t *rapid.T) {
 				if err := s.Close(); err != nil {
@@ -78,18 +99,14 @@ func TestBlocks(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				there := all
-				if retain != plenty {
-					for len(there) > 0 {
-						if _, err := s.Get(t.Context(), there[0].Namespace, there[0].ID); !errors.Is(err, store.ErrNotFound) {
-							break
-						}
-						there = there[1:]
-					}
+				if retain != plenty { // of each namespace, the newest are left
+					there = slices.DeleteFunc(slices.Clone(all), oldestGone(t, s))
 				}
 				if len(all) > 0 && len(there) == 0 {
 					t.Fatalf("none of %d records is left", len(all))
 				}
 				compareLists(t, s, there)
+				compareShares(t, s)
 			},
 		})
 		if err := s.Close(); err != nil {
@@ -100,6 +117,44 @@ func TestBlocks(t *testing.T) {
 			rt.Fatal("see above")
 		}
 	})
+}
+
+// oldestGone tells, asked of records in the order they came, which are gone from a store: the first
+// ones of a namespace.
+func oldestGone(t *rapid.T, s *Store) func(*activation.Record) bool {
+	left := map[string]bool{}
+	return func(r *activation.Record) bool {
+		_, err := s.Get(t.Context(), r.Namespace, r.ID)
+		if errors.Is(err, store.ErrNotFound) && left[r.Namespace] {
+			t.Fatalf("record %s of %s is gone, older ones are not", r.ID, r.Namespace)
+		}
+		left[r.Namespace] = left[r.Namespace] || err == nil
+		return !left[r.Namespace]
+	}
+}
+
+// compareShares counts what every namespace holds.
+func compareShares(t *rapid.T, s *Store) {
+	s.watching.Lock()
+	defer s.watching.Unlock()
+	if s.shares == nil {
+		return
+	}
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		want, err := countShares(tx)
+		if err != nil || want.bytes != s.shares.bytes || len(want.by) != len(s.shares.by) {
+			t.Fatalf("the shares are %+v, not %+v (%v)", s.shares, want, err)
+		}
+		for namespace, of := range want.by {
+			if got := s.shares.by[namespace]; got.bytes != of.bytes || !slices.Equal(got.blocks, of.blocks) {
+				t.Fatalf("the share of %s is %+v, not %+v", namespace, got, of)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // compareLists asks in one way of many.
@@ -131,7 +186,7 @@ func compareLists(t *rapid.T, s *Store, there []*activation.Record) {
 	}
 	slices.SortFunc(want, func(a, b string) int { return cmp.Compare(b, a) })
 	skip, limit := rapid.IntRange(0, 20).Draw(t, "skip"), rapid.IntRange(0, 20).Draw(t, "limit")
-	list, err := s.List(t.Context(), f, skip, limit)
+	list, err := storetest.List(s, t.Context(), f, skip, limit)
 	var got []string
 	for _, r := range list {
 		got = append(got, r.Order())
@@ -191,10 +246,10 @@ func TestADamagedBlock(t *testing.T) {
 			t.Errorf("record %d: %v", i, err)
 		}
 	}
-	if _, err := s.List(t.Context(), activation.Filter{Namespace: "guest"}, 0, 10); !errors.Is(err, errDamaged) {
+	if _, err := storetest.List(s, t.Context(), activation.Filter{Namespace: "guest"}, 0, 10); !errors.Is(err, errDamaged) {
 		t.Errorf("a list of all: %v", err)
 	}
-	if list, err := s.List(t.Context(), activation.Filter{Namespace: "guest"}, 0, 5); len(list) != 5 || err != nil {
+	if list, err := storetest.List(s, t.Context(), activation.Filter{Namespace: "guest"}, 0, 5); len(list) != 5 || err != nil {
 		t.Errorf("a list of the newest: %d, %v", len(list), err)
 	}
 }
@@ -215,4 +270,17 @@ func TestNewIDsAreAboveThoseInTheFile(t *testing.T) {
 	if id := activation.NewID(); id <= r.ID {
 		t.Errorf("%s comes after %s", id, r.ID)
 	}
+}
+
+func TestRecordsAreShared(t *testing.T) {
+	const retain = 2 << 20
+	path := filepath.Join(t.TempDir(), "store")
+	storetest.Shares(t, func() store.Store {
+		s, err := Open(path, retain, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}, retain)
+	kept(t, path)
 }

@@ -4,13 +4,18 @@
 // who waits for an fsync shares it. A record waits most of a window for others, or goes with the next call that waits. Reading is
 // beside that, from the transaction before, with the records that are still on their way laid over it.
 //
-// Records are kept in blocks (block.go), found by walking their heads (search.go), and forgotten with the oldest block (records.go).
+// Records are kept in blocks (block.go) and found by walking their heads (search.go); where there is no
+// more room for them, the namespaces that hold most lose their oldest (share.go).
+//
+// What the documents and the records of each namespace take is counted when the file is opened, and
+// then as they change (ledger.go), so the file says nothing of it.
 //
 // The file is bbolt's: copy-on-write pages under two alternating heads, so that a crash leaves the last transaction that was synced.
 // It is locked while open, grows as needed, and never shrinks: space of what was deleted is used again.
 package embedded
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,13 +48,15 @@ type Store struct {
 	watching sync.Mutex // held from before a transaction until its changes were seen
 	watches  []watch
 	broken   error // why nothing can be written any more; the writer's own
+	used     ledger[store.Space]
+	shares   *shares // of the records; nil: to be counted
 	commits  atomic.Int64
 }
 
 // A call is a change that somebody waits for.
 type call struct {
 	ctx    context.Context
-	apply  func(*bbolt.Tx) error // ErrConflict and ErrNotFound are its own; it has written nothing then
+	apply  func(*bbolt.Tx) error // ErrConflict, ErrNotFound and Full are its own; it has written nothing then
 	change *store.Doc            // to be seen by those who watch
 	err    error
 	done   chan struct{}
@@ -64,8 +71,15 @@ func Open(path string, retain int64, log *slog.Logger) (*Store, error) {
 	s := &Store{
 		path: path, retain: retain, db: db,
 		wakes: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
+		used: newLedger[store.Space](),
 	}
-	if err := db.View(riseAbove); err != nil {
+	err = db.View(func(tx *bbolt.Tx) (err error) {
+		if err = cmp.Or(riseAbove(tx), s.countUsed(tx)); err == nil {
+			s.shares, err = countShares(tx)
+		}
+		return err
+	})
+	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
 	s.records = pending.New(pending.Limit, s.wake, log)
@@ -153,12 +167,15 @@ func (s *Store) commit() {
 				}
 			}
 			var err error
-			refused, err = keep(tx, records, s.retain)
+			refused, err = s.keep(tx, records)
 			return err
 		})
 	}
+	s.used.end(err == nil)
 	if err == nil {
 		s.tell(calls)
+	} else {
+		s.shares = nil // the transaction may have changed them
 	}
 	s.watching.Unlock()
 
@@ -183,7 +200,8 @@ func (c *call) run(tx *bbolt.Tx) error {
 		return nil
 	}
 	c.err = c.apply(tx)
-	if errors.Is(c.err, store.ErrConflict) || errors.Is(c.err, store.ErrNotFound) {
+	var full *store.Full
+	if errors.Is(c.err, store.ErrConflict) || errors.Is(c.err, store.ErrNotFound) || errors.As(c.err, &full) {
 		return nil
 	}
 	return c.err

@@ -54,7 +54,9 @@ func (s *Store) tell(calls []*call) {
 }
 
 // Put implements store.Entities.
-func (s *Store) Put(ctx context.Context, doc store.Doc, source []byte) (uint64, error) {
+func (s *Store) Put(
+	ctx context.Context, doc store.Doc, source []byte, most store.Space,
+) (uint64, error) {
 	if err := doc.Check(); err != nil {
 		return 0, err
 	}
@@ -63,6 +65,14 @@ func (s *Store) Put(ctx context.Context, doc store.Doc, source []byte) (uint64, 
 	c.apply = func(tx *bbolt.Tx) error {
 		if revision(tx, key) != doc.Revision {
 			return store.ErrConflict
+		}
+		before := taken(tx, key)
+		after := store.Space{Entities: 1, Documents: int64(len(doc.Body)), Code: before.Code}
+		if source != nil {
+			after.Code = int64(len(source))
+		}
+		if err := s.grow(doc.Namespace, before, after, most); err != nil {
+			return err
 		}
 		changed := doc
 		changed.Body = bytes.Clone(doc.Body)
@@ -93,6 +103,9 @@ func (s *Store) Delete(ctx context.Context, k store.Key, old uint64) error {
 		case old:
 		default:
 			return store.ErrConflict
+		}
+		if err := s.grow(k.Namespace, taken(tx, key), store.Space{}, store.Unbounded); err != nil {
+			return err
 		}
 		revision, err := tx.Bucket(docs).NextSequence()
 		if err != nil {

@@ -1,20 +1,22 @@
 package embedded
 
 import (
-	"bytes"
-	"cmp"
-
 	"go.etcd.io/bbolt"
 
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// keep writes finished records in place of their promises, and drops the oldest blocks of all that retain bytes have no room for. Records
+// keep writes finished records in place of their promises, and drops what retain bytes have no room for. Records
 // that no store can keep are refused: they are counted, and must not hold up the others.
-func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused int, err error) {
+func (s *Store) keep(tx *bbolt.Tx, finished []*activation.Record) (refused int, err error) {
 	if len(finished) == 0 {
 		return 0, nil
+	}
+	if s.shares == nil {
+		if s.shares, err = countShares(tx); err != nil {
+			return 0, err
+		}
 	}
 	b, err := lastBlock(tx)
 	if err != nil {
@@ -25,6 +27,7 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 		promised, _ = tx.Bucket(promises).Cursor().First()      // where there is none, none is looked for
 		size        = number(tx.Bucket(meta), bytesKey) - b.cost()
 		added       = 1 // blocks
+		full        []*block
 	)
 	for _, r := range finished {
 		if store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
@@ -42,6 +45,7 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 				return 0, err
 			}
 			size += b.cost()
+			full = append(full, b)
 			b = b.next()
 			added++
 		}
@@ -59,7 +63,15 @@ func keep(tx *bbolt.Tx, finished []*activation.Record, retain int64) (refused in
 		return 0, err
 	}
 	size += b.cost()
-	freed, err := trim(tx, size-retain, 2*added)
+	if len(full) > 0 && b.empty() { // no record came after all
+		full = full[:len(full)-1]
+	}
+	for _, b := range full {
+		if err := s.shares.add(b); err != nil {
+			return 0, err
+		}
+	}
+	freed, err := s.shares.lose(tx, size-s.retain, 8*added)
 	if err != nil {
 		return 0, err
 	}
@@ -77,26 +89,4 @@ func riseAbove(tx *bbolt.Tx) error {
 	err := h.decode(value)
 	activation.RiseAbove(string(later(h.highest, h.highestBefore)))
 	return err
-}
-
-// trim drops the oldest blocks until excess bytes are free, but not the last one, and not more than most, so that a lowered bound is
-// reached step by step and nobody waits for it.
-func trim(tx *bbolt.Tx, excess int64, most int) (freed int64, err error) {
-	all := tx.Bucket(heads)
-	last, _ := all.Cursor().Last()
-	for ; freed < excess && most > 0; most-- {
-		key, _ := all.Cursor().First()
-		if bytes.Equal(key, last) {
-			break
-		}
-		b := block{key: bytes.Clone(key)}
-		if err := b.open(tx); err != nil {
-			return 0, err
-		}
-		freed += b.cost()
-		if err := cmp.Or(tx.Bucket(blocks).DeleteBucket(b.key), all.Delete(b.key)); err != nil {
-			return 0, err
-		}
-	}
-	return freed, nil
 }

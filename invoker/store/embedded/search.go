@@ -2,6 +2,7 @@ package embedded
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -68,22 +69,25 @@ func (b *block) find(tx *bbolt.Tx, id string) ([]byte, error) {
 	return nil, e.err()
 }
 
-// newest are the Orders of the most newest records that the filter takes, and these and perhaps other records by their Order.
-func newest(tx *bbolt.Tx, f activation.Filter, most int) (orders []string, records map[string][]byte, err error) {
-	records = map[string][]byte{}
-	if most == 0 {
-		return nil, records, nil
-	}
+// page are the Orders of the most newest records that the filter takes, without the first skip.
+func page(tx *bbolt.Tx, f activation.Filter, skip, most int) (orders []string, err error) {
 	low, high := bounds(f)
+	if skip > fewSkipped && low < high {
+		var skipped int
+		if skipped, high, err = leap(tx, &f, low, high, skip); err != nil {
+			return nil, err
+		}
+		skip -= skipped
+	}
+	if most == 0 || low >= high {
+		return nil, nil
+	}
+	most += skip
 	err = walk(tx, func(b *block) (bool, error) {
 		if b.newest < low || b.oldest >= high {
 			return b.newestBefore >= low, nil
 		}
-		err := b.matching(tx, &f, low, high, func(e *entries) {
-			order := string(e.order)
-			orders = append(orders, order)
-			records[order] = e.value
-		})
+		err := b.matching(tx, &f, low, high, func(e *entries) { orders = append(orders, string(e.order)) })
 		if len(orders) >= most {
 			slices.SortFunc(orders, func(a, b string) int { return strings.Compare(b, a) })
 			orders = orders[:most]
@@ -91,7 +95,69 @@ func newest(tx *bbolt.Tx, f activation.Filter, most int) (orders []string, recor
 		}
 		return b.newestBefore >= low, err
 	})
-	return orders, records, err
+	slices.SortFunc(orders, func(a, b string) int { return strings.Compare(b, a) })
+	return orders[min(skip, len(orders)):], err
+}
+
+// fewSkipped are collected and left out; of more, most are counted only.
+var fewSkipped = 1000
+
+// A span is what a block's head says of the records that a filter takes.
+type span struct {
+	key            []byte
+	oldest, newest uint64
+	count          int
+}
+
+// leap counts what is to be skipped, by the tallies of the blocks: skip records or fewer started at end
+// or later, and more than skip at any time before it. If all are, end is low.
+func leap(tx *bbolt.Tx, f *activation.Filter, low, high uint64, skip int) (skipped int, end uint64, err error) {
+	var spans []span
+	first, last := uint64(math.MaxUint64-1), uint64(0)
+	err = walk(tx, func(b *block) (bool, error) {
+		s := span{key: b.key, oldest: b.oldest, newest: b.newest}
+		for _, t := range b.names {
+			if t.isOf(f) {
+				s.count += int(t.count)
+			}
+		}
+		if s.count > 0 && s.newest >= low && s.oldest < high {
+			spans = append(spans, s)
+			first, last = min(first, s.oldest), max(last, s.newest)
+		}
+		return b.newestBefore >= low, nil
+	})
+	if len(spans) == 0 || err != nil {
+		return 0, low, err
+	}
+	low, high = max(low, first), min(high, last+1)
+	from := func(start uint64) (n int) {
+		for _, s := range spans {
+			switch {
+			case s.newest < start || err != nil:
+			case s.oldest >= start && s.newest < high:
+				n += s.count
+			default:
+				var some int
+				some, err = within(tx, f, s.key, start, high)
+				n += some
+			}
+		}
+		return n
+	}
+	back := sort.Search(int(high-low), func(back int) bool { return from(high-1-uint64(back)) > skip })
+	end = high - uint64(back)
+	return from(end), end, err
+}
+
+// within counts those of a block that the filter takes.
+func within(tx *bbolt.Tx, f *activation.Filter, key []byte, low, high uint64) (n int, err error) {
+	b := block{key: key}
+	if err := b.decode(tx.Bucket(heads).Get(key)); err != nil {
+		return 0, err
+	}
+	err = b.matching(tx, f, low, high, func(*entries) { n++ })
+	return n, err
 }
 
 // count is how many the filter takes.

@@ -173,21 +173,29 @@ func (p *Records) Matching(f activation.Filter) map[string]*activation.Record {
 	return found
 }
 
-// Page lays the Orders of pending records over those in the store (newest first, at least the first skip+limit of them, each in either
-// or in both) and returns the asked-for part, newest first.
+// Stored is which part of a list is needed from a store that has none of the pending records: as many
+// may come before it as there are pending ones.
+func Stored(pending map[string]*activation.Record, skip, limit int) (from, most int) {
+	const far = 1 << 30
+	skip, limit = min(max(skip, 0), far), min(max(limit, 0), far)
+	if limit == 0 {
+		return 0, 0
+	}
+	from = max(skip-len(pending), 0)
+	return from, skip - from + limit
+}
+
+// Page lays the Orders of pending records over that part and returns what was asked for, newest first.
 func Page(pending map[string]*activation.Record, stored []string, skip, limit int) []string {
+	from, most := Stored(pending, skip, limit)
+	if most == 0 {
+		return nil
+	}
 	all := slices.Clone(stored)
 	for order := range pending {
 		all = append(all, order)
 	}
 	slices.SortFunc(all, func(a, b string) int { return strings.Compare(b, a) })
-	all = slices.Compact(all)
-	skip = min(max(skip, 0), len(all))
-	return all[skip:][:min(max(limit, 0), len(all)-skip)]
-}
-
-// First is how many Orders Page needs from the store.
-func First(skip, limit int) int {
-	const most = 1 << 30
-	return min(max(skip, 0), most) + min(max(limit, 0), most)
+	all = slices.Compact(all) // one that came to the store meanwhile
+	return all[min(max(skip, 0)-from, len(all)):min(most, len(all))]
 }

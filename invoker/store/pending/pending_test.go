@@ -132,9 +132,14 @@ func TestNothingVanishes(t *testing.T) {
 }
 
 func TestPage(t *testing.T) {
-	pending := map[string]*activation.Record{"e": nil, "b": nil, "c": nil}
-	stored := []string{"f", "d", "c", "a"}
+	pending := map[string]*activation.Record{"e": nil, "b": nil}
+	all := []string{"f", "d", "c", "a"}
 	for skip, want := range []string{"fe", "ed", "dc", "cb", "ba", "a", "", ""} {
+		from, most := Stored(pending, skip, 2)
+		if most > 2+len(pending) {
+			t.Errorf("skip %d: %d are asked for", skip, most)
+		}
+		stored := all[min(from, len(all)):min(from+most, len(all))]
 		if got := strings.Join(Page(pending, stored, skip, 2), ""); got != want {
 			t.Errorf("skip %d: %s, want %s", skip, got, want)
 		}

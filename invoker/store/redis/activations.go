@@ -12,11 +12,11 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/pending"
 )
 
-// KEYS: promise, promises of the invoker, record. ARGV: id, invoker, at, at in microseconds, sent, body
+// KEYS: promise, promises of the invoker, record. ARGV: id, invoker, at, at in microseconds, sent, body, namespace
 var acceptScript = redis.NewScript(`
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
-redis.call('HSET', KEYS[1], 'invoker', ARGV[2], 'at', ARGV[3], 'sent', ARGV[5], 'body', ARGV[6])
+redis.call('HSET', KEYS[1], 'invoker', ARGV[2], 'at', ARGV[3], 'sent', ARGV[5], 'body', ARGV[6], 'namespace', ARGV[7])
 redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
 return 1
 `)
@@ -35,7 +35,7 @@ func (s *Store) Accept(ctx context.Context, a store.Accepted) error {
 	}
 	keys := []string{promiseKey + a.ID, promisesKey + a.Invoker, recordKey + a.ID}
 	at := a.At.Format(time.RFC3339Nano)
-	made, err := acceptScript.Run(ctx, s.db, keys, a.ID, a.Invoker, at, a.At.UnixMicro(), a.Sent, a.Body).Bool()
+	made, err := acceptScript.Run(ctx, s.db, keys, a.ID, a.Invoker, at, a.At.UnixMicro(), a.Sent, a.Body, a.Namespace).Bool()
 	if err == nil && !made {
 		return store.ErrConflict
 	}
@@ -81,7 +81,10 @@ func (s *Store) Unfinished(ctx context.Context, invoker string) ([]store.Accepte
 			if err != nil {
 				return nil, s.explain(err)
 			}
-			list = append(list, store.Accepted{ID: id, Invoker: invoker, At: at, Sent: fields["sent"] == "1", Body: []byte(fields["body"])})
+			list = append(list, store.Accepted{
+				ID: id, Invoker: invoker, Namespace: fields["namespace"], At: at,
+				Sent: fields["sent"] == "1", Body: []byte(fields["body"]),
+			})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b store.Accepted) int { return a.At.Compare(b.At) })
@@ -108,70 +111,116 @@ func (s *Store) Get(ctx context.Context, namespace, id string) (*activation.Reco
 }
 
 // List implements store.Activations.
-func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int) ([]*activation.Record, error) {
+func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int, see func(*activation.Record) error) error {
 	onTheWay := s.records.Matching(f) // first: a record that leaves meanwhile is in Redis
-	low, high := f.Range()
+	count, newer, err := s.bounds(ctx, f, onTheWay)
+	if err != nil {
+		return s.explain(err)
+	}
 	var stored []string
-	if most := pending.First(skip, limit); most > 0 {
-		var err error
-		newest := redis.ZRangeArgs{Key: listKey(f), Start: "(" + high, Stop: "[" + low, ByLex: true, Rev: true, Count: int64(most)}
+	from, most := pending.Stored(onTheWay, skip, limit)
+	if most = min(most, count-from); most > 0 {
+		first := int64(newer + from)
+		newest := redis.ZRangeArgs{Key: listKey(f), Start: first, Stop: first + int64(most) - 1, Rev: true}
 		if stored, err = s.db.ZRangeArgs(ctx, newest).Result(); err != nil {
-			return nil, s.explain(err)
+			return s.explain(err)
 		}
 	}
-	list := []*activation.Record{}
-	for some := range slices.Chunk(pending.Page(onTheWay, stored, skip, limit), batch) {
-		values := map[string]*redis.StringCmd{}
-		_, err := s.db.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for _, order := range some {
-				if onTheWay[order] == nil {
-					values[order] = p.HGet(ctx, recordKey+order[activation.OrderPrefix:], "record")
-				}
-			}
-			return nil
-		})
-		if err != nil && err != redis.Nil { // Nil: one was the oldest, and went
-			return nil, s.explain(err)
+	for orders := pending.Page(onTheWay, stored, skip, limit); len(orders) > 0; {
+		var some []*activation.Record
+		if some, orders, err = s.portion(ctx, onTheWay, orders); err != nil {
+			return s.explain(err)
 		}
-		for _, order := range some {
-			r := onTheWay[order]
-			if r == nil {
-				value, err := values[order].Bytes()
-				if err == redis.Nil {
-					continue
-				}
-				r = new(activation.Record)
-				if err := r.UnmarshalBinary(value); err != nil {
-					return nil, s.explain(err)
-				}
+		for _, r := range some {
+			if err := see(r); err != nil {
+				return err
 			}
-			list = append(list, r)
 		}
 	}
-	return list, nil
+	return nil
+}
+
+// bounds are how many records in Redis the filter takes, and how many of its list are newer than those.
+// What is there already is no longer on the way.
+func (s *Store) bounds(ctx context.Context, f activation.Filter, onTheWay map[string]*activation.Record) (count, newer int, err error) {
+	low, high := f.Range()
+	var taken, after *redis.IntCmd
+	arrived := map[string]*redis.IntCmd{}
+	_, err = s.db.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+		taken = tx.ZLexCount(ctx, listKey(f), "["+low, "("+high)
+		after = tx.ZLexCount(ctx, listKey(f), "["+high, "+")
+		for order, r := range onTheWay {
+			arrived[order] = tx.Exists(ctx, recordKey+r.ID)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	for order, there := range arrived {
+		if there.Val() > 0 {
+			delete(onTheWay, order)
+		}
+	}
+	return int(taken.Val()), int(after.Val()), nil
+}
+
+// portion reads some of the records with these Orders, and tells what is left. Those that were dropped
+// meanwhile, because they were the oldest, are left out.
+func (s *Store) portion(ctx context.Context, ahead map[string]*activation.Record, orders []string) (some []*activation.Record, left []string, err error) {
+	now := orders[:min(batch, len(orders))]
+	sizes := make([]*redis.StringCmd, len(now))
+	_, err = s.db.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, order := range now {
+			sizes[i] = p.HGet(ctx, recordKey+order[activation.OrderPrefix:], "bytes")
+		}
+		return nil
+	})
+	if err != nil && err != redis.Nil {
+		return nil, nil, err
+	}
+	n := 0
+	for size := int64(0); n < len(now) && size < store.Portion; n++ {
+		bytes, _ := sizes[n].Int64()
+		size += bytes
+	}
+	values := map[string]*redis.StringCmd{}
+	_, err = s.db.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, order := range now[:n] {
+			if ahead[order] == nil {
+				values[order] = p.HGet(ctx, recordKey+order[activation.OrderPrefix:], "record")
+			}
+		}
+		return nil
+	})
+	if err != nil && err != redis.Nil {
+		return nil, nil, err
+	}
+	for _, order := range now[:n] {
+		r := ahead[order]
+		if r == nil {
+			value, err := values[order].Bytes()
+			if err == redis.Nil {
+				continue
+			}
+			r = new(activation.Record)
+			if err := r.UnmarshalBinary(value); err != nil {
+				return nil, nil, err
+			}
+		}
+		some = append(some, r)
+	}
+	return some, orders[n:], nil
 }
 
 // Count implements store.Activations.
 func (s *Store) Count(ctx context.Context, f activation.Filter) (int, error) {
 	onTheWay := s.records.Matching(f)
-	low, high := f.Range()
-	var stored *redis.IntCmd
-	var arrived []*redis.IntCmd
-	_, err := s.db.TxPipelined(ctx, func(tx redis.Pipeliner) error {
-		stored = tx.ZLexCount(ctx, listKey(f), "["+low, "("+high)
-		for _, r := range onTheWay {
-			arrived = append(arrived, tx.Exists(ctx, recordKey+r.ID))
-		}
-		return nil
-	})
+	stored, _, err := s.bounds(ctx, f, onTheWay)
 	if err != nil {
 		return 0, s.explain(err)
 	}
-	n := int(stored.Val()) + len(arrived)
-	for _, there := range arrived {
-		n -= int(there.Val())
-	}
-	return n, nil
+	return stored + len(onTheWay), nil
 }
 
 func listKey(f activation.Filter) string {

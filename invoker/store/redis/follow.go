@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,9 +41,9 @@ func (s *Store) Watch(ctx context.Context, see func(store.Doc)) error {
 	}
 	s.watches = append(s.watches, watch{ctx, see, last})
 	if s.known == nil {
-		s.known = map[string]bool{}
+		s.known, s.gone = map[string]uint64{}, map[string]uint64{}
 		for _, doc := range docs {
-			s.known[field(doc.Key)] = true
+			s.known[field(doc.Key)] = doc.Revision
 		}
 		s.move(true, last)
 		s.running.Go(s.follow)
@@ -62,16 +63,25 @@ func (s *Store) all(ctx context.Context) (docs []store.Doc, last uint64, err err
 		return nil, 0, err
 	}
 	for field, value := range fields.Val() {
-		number, body, _ := strings.Cut(value, " ")
-		n, err := strconv.ParseUint(number, 10, 64)
+		doc, err := parseDoc(field, value)
 		if err != nil {
-			return nil, 0, fmt.Errorf("%s: the document %q has no revision", docsKey, field)
+			return nil, 0, err
 		}
-		docs = append(docs, store.Doc{Key: parseField(field), Revision: n, Body: []byte(body)})
+		docs = append(docs, doc)
 	}
 	slices.SortFunc(docs, func(a, b store.Doc) int { return cmp.Compare(a.Revision, b.Revision) })
 	last, _ = revision.Uint64()
 	return docs, last, nil
+}
+
+// parseDoc reads a document as it lies in docs.
+func parseDoc(field, value string) (store.Doc, error) {
+	number, body, _ := strings.Cut(value, " ")
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return store.Doc{}, fmt.Errorf("%s: the document %q has no revision", docsKey, field)
+	}
+	return store.Doc{Key: parseField(field), Revision: n, Body: []byte(body)}, nil
 }
 
 // follow shows changes as they come, until the store is closed.
@@ -102,28 +112,78 @@ func (s *Store) follow() {
 	}
 }
 
-// showChanges shows the next changes, and tells whether none was missing.
+// showChanges shows the next changes, and tells whether none was missing. What a document is now, is
+// what is shown of it: later than its change, perhaps, and then not again when that comes.
 func (s *Store) showChanges(entries []redis.XMessage) bool {
 	s.watching.Lock()
 	defer s.watching.Unlock()
+	now, last, err := s.current(entries)
+	if err != nil {
+		return false
+	}
 	for _, entry := range entries {
 		number, _, _ := strings.Cut(entry.ID, "-")
 		revision, err := strconv.ParseUint(number, 10, 64)
-		if err != nil || revision != s.seen()+1 {
+		if err != nil || before(entry, revision) != s.seen() {
 			return false
 		}
 		field, _ := entry.Values["field"].(string)
-		doc := store.Doc{Key: parseField(field), Revision: revision}
-		if body, found := entry.Values["body"].(string); found {
-			doc.Body = []byte(body)
-			s.known[field] = true
+		if doc, found := now[field]; max(s.known[field], s.gone[field]) >= revision {
+			// It was seen before its turn.
+		} else if found {
+			s.known[field] = doc.Revision
+			s.show(doc)
 		} else {
 			delete(s.known, field)
+			s.gone[field] = last
+			s.show(store.Doc{Key: parseField(field), Revision: last})
 		}
-		s.show(doc)
 		s.move(true, revision)
 	}
+	maps.DeleteFunc(s.gone, func(_ string, revision uint64) bool { return revision <= s.seen() })
 	return true
+}
+
+// before is the revision that went before a change. A former version wrote no such thing, and a body.
+func before(entry redis.XMessage, revision uint64) uint64 {
+	after, found := entry.Values["after"].(string)
+	if !found {
+		return revision - 1
+	}
+	n, err := strconv.ParseUint(after, 10, 64)
+	if err != nil {
+		return revision // none that was seen
+	}
+	return n
+}
+
+// current reads the documents that entries name, and the last revision that was given.
+func (s *Store) current(entries []redis.XMessage) (docs map[string]store.Doc, last uint64, err error) {
+	var fields []string
+	for _, entry := range entries {
+		if field, _ := entry.Values["field"].(string); !slices.Contains(fields, field) {
+			fields = append(fields, field)
+		}
+	}
+	var values *redis.SliceCmd
+	var revision *redis.StringCmd
+	_, err = s.db.TxPipelined(s.ctx, func(tx redis.Pipeliner) error {
+		values, revision = tx.HMGet(s.ctx, docsKey, fields...), tx.Get(s.ctx, lastKey)
+		return nil
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	docs = map[string]store.Doc{}
+	for i, field := range fields {
+		if value, found := values.Val()[i].(string); found {
+			if docs[field], err = parseDoc(field, value); err != nil {
+				return nil, 0, err
+			}
+		}
+	}
+	last, err = revision.Uint64()
+	return docs, last, err
 }
 
 // showAll shows what changed since the last change that was seen, from the documents themselves.
@@ -134,24 +194,26 @@ func (s *Store) showAll() error {
 	if err != nil {
 		return err
 	}
-	before := s.seen()
-	if last < before { // this Redis has forgotten something, or is another one
-		before = 0
+	before := s.known
+	if last < s.seen() { // this Redis has forgotten something, or is another one
+		before = map[string]uint64{}
 		for i := range s.watches {
 			s.watches[i].from = 0
 		}
 	}
-	gone := s.known
-	s.known = map[string]bool{}
+	were := s.known
+	s.known, s.gone = map[string]uint64{}, map[string]uint64{}
 	for _, doc := range docs {
-		delete(gone, field(doc.Key))
-		s.known[field(doc.Key)] = true
-		if doc.Revision > before {
+		field := field(doc.Key)
+		s.known[field] = doc.Revision
+		if doc.Revision > before[field] {
 			s.show(doc)
 		}
 	}
-	for field := range gone {
-		s.show(store.Doc{Key: parseField(field), Revision: last})
+	for field := range were {
+		if s.known[field] == 0 {
+			s.show(store.Doc{Key: parseField(field), Revision: last})
+		}
 	}
 	s.move(true, last)
 	return nil

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -14,13 +15,35 @@ import (
 // batch is how many commands are sent before their answers are read.
 const batch = 256
 
-// What ends a promise and begins a record, and drops the oldest records that there is no room for: two at most, so that a lowered bound
-// is reached step by step. The record that came first counts.
+// dropping is the part of a script that drops a record, of a namespace, by its Order. What a former
+// version kept is in no namespace's account but in a list of all such records.
+const dropping = `
+local prefix = ARGV[1]
+local all, held, records = prefix .. 'records', prefix .. 'held', prefix .. 'records:'
+
+local function drop(namespace, order)
+  local record = prefix .. 'record:' .. string.sub(order, 9)
+  local r = redis.call('HMGET', record, 'name', 'bytes')
+  local list = records .. namespace
+  redis.call('ZREM', list, order)
+  local former = redis.call('ZREM', all, order) == 1
+  if not r[1] then return end
+  redis.call('ZREM', list .. '\0' .. r[1], order)
+  redis.call('DEL', record)
+  redis.call('DECRBY', prefix .. 'bytes', r[2])
+  if not former then redis.call('ZINCRBY', held, '-' .. r[2], namespace) end
+  if redis.call('EXISTS', list) == 0 then redis.call('ZREM', held, namespace) end
+end
+`
+
+// What ends a promise and begins a record, and drops records where there is no room: two at most, so that
+// a lowered bound is reached step by step. Those of a former version go first, then the oldest of the
+// namespace that holds most. The record that came first counts.
 //
 // ARGV: prefix, id, namespace, name in lists, Order, record, bytes it takes, bytes to retain
-var finishScript = redis.NewScript(`
-local prefix, id = ARGV[1], ARGV[2]
-local promise, record, all = prefix .. 'promise:' .. id, prefix .. 'record:' .. id, prefix .. 'records'
+var finishScript = redis.NewScript(dropping + `
+local id, namespace = ARGV[2], ARGV[3]
+local promise, record = prefix .. 'promise:' .. id, prefix .. 'record:' .. id
 local invoker = redis.call('HGET', promise, 'invoker')
 if invoker then
   redis.call('DEL', promise)
@@ -28,24 +51,72 @@ if invoker then
 end
 if redis.call('EXISTS', record) == 1 then return end
 
-local function lists(namespace, name)
-  return {all, all .. ':' .. namespace, all .. ':' .. namespace .. '\0' .. name}
-end
-redis.call('HSET', record, 'namespace', ARGV[3], 'name', ARGV[4], 'bytes', ARGV[7], 'record', ARGV[6])
-for _, list in ipairs(lists(ARGV[3], ARGV[4])) do redis.call('ZADD', list, 0, ARGV[5]) end
+redis.call('HSET', record, 'namespace', namespace, 'name', ARGV[4], 'bytes', ARGV[7], 'record', ARGV[6])
+redis.call('ZADD', records .. namespace, 0, ARGV[5])
+redis.call('ZADD', records .. namespace .. '\0' .. ARGV[4], 0, ARGV[5])
+redis.call('ZINCRBY', held, ARGV[7], namespace)
 
 local bytes = redis.call('INCRBY', prefix .. 'bytes', ARGV[7])
 for _ = 1, 2 do
   if bytes <= tonumber(ARGV[8]) then return end
   local oldest = redis.call('ZRANGE', all, 0, 0)[1]
-  if not oldest then return end
-  record = prefix .. 'record:' .. string.sub(oldest, 9)
-  local r = redis.call('HMGET', record, 'namespace', 'name', 'bytes')
-  for _, list in ipairs(lists(r[1], r[2])) do redis.call('ZREM', list, oldest) end
-  redis.call('DEL', record)
-  bytes = redis.call('DECRBY', prefix .. 'bytes', r[3])
+  local of = oldest and redis.call('HGET', prefix .. 'record:' .. string.sub(oldest, 9), 'namespace')
+  if oldest and not of then
+    redis.call('ZREM', all, oldest)
+  else
+    of = of or redis.call('ZREVRANGE', held, 0, 0)[1]
+    oldest = oldest or redis.call('ZRANGE', records .. of, 0, 0)[1]
+    if oldest then drop(of, oldest) else redis.call('ZREM', held, of) end
+  end
+  bytes = tonumber(redis.call('GET', prefix .. 'bytes'))
 end
 `)
+
+// What drops the oldest records of a namespace. ARGV: prefix, namespace, how many
+var forgetScript = redis.NewScript(dropping + `
+local some = redis.call('ZRANGE', records .. ARGV[2], 0, ARGV[3] - 1)
+for _, order in ipairs(some) do drop(ARGV[2], order) end
+return #some
+`)
+
+// Forget implements store.Activations.
+func (s *Store) Forget(ctx context.Context, namespace string) (n int, err error) {
+	n = len(s.records.Matching(activation.Filter{Namespace: namespace})) // they are on their way
+	records, err := forgetScript.Run(ctx, s.db, nil, prefix, namespace, portion).Int()
+	if err != nil {
+		return 0, s.explain(err)
+	}
+	promises, err := s.forgetPromises(ctx, namespace)
+	return n + records + promises, s.explain(err)
+}
+
+// portion is how many records one Forget drops: all others wait for as long.
+const portion = 1000
+
+func (s *Store) forgetPromises(ctx context.Context, namespace string) (n int, err error) {
+	each := s.db.Scan(ctx, 0, promiseKey+"*", batch).Iterator()
+	for each.Next(ctx) {
+		fields, err := s.db.HMGet(ctx, each.Val(), "namespace", "invoker").Result()
+		if err != nil {
+			return n, err
+		}
+		of, _ := fields[0].(string)
+		invoker, _ := fields[1].(string)
+		if of != namespace {
+			continue
+		}
+		_, err = s.db.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+			tx.Del(ctx, each.Val())
+			tx.ZRem(ctx, promisesKey+invoker, strings.TrimPrefix(each.Val(), promiseKey))
+			return nil
+		})
+		if err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, each.Err()
+}
 
 // Finish implements store.Activations.
 func (s *Store) Finish(r *activation.Record) { s.records.Add(r) }
@@ -108,6 +179,6 @@ func (s *Store) send(ctx context.Context, some []*activation.Record) (done, refu
 
 // cost is about what a record takes in Redis's memory.
 func cost(r *activation.Record, value []byte) int {
-	const keys = 600 // a hash of four fields and three entries of sorted sets
+	const keys = 600 // a hash of four fields and two entries of sorted sets, or a former version's three
 	return len(value) + keys + 5*len(r.ID) + len(r.Namespace) + len(r.ListName())
 }

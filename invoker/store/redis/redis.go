@@ -9,7 +9,7 @@
 // and the invoker's changes fail until it is back. It is one Redis, 7.0 or newer, without cluster.
 //
 // Every change is one Lua script: all of it or nothing. All changes of documents are numbered, and their numbers are their revisions and
-// their ids in a stream, which every invoker follows; where the next number is missing, it reads everything again. Nothing is tried
+// their ids in a stream, which every invoker follows; where one is missing, it reads everything again. Nothing is tried
 // twice behind the caller's back. Finished records go in the background, many at a time.
 package redis
 
@@ -46,7 +46,8 @@ type Store struct {
 
 	watching sync.Mutex // held while changes are seen
 	watches  []watch
-	known    map[string]bool // the fields of docs as of position; nil: nobody follows yet
+	known    map[string]uint64 // the revision of each document that was seen; nil: nobody follows yet
+	gone     map[string]uint64 // of what was seen to be deleted, and is still to come in the stream
 
 	place    sync.Mutex
 	follows  bool          // somebody watches, or is about to
@@ -126,12 +127,14 @@ const (
 	docsKey   = prefix + "docs"     // hash: field → revision, blank, body
 	codeKey   = prefix + "code"     // hash: field → source
 	lastKey   = prefix + "revision" // the last one given
-	changes   = prefix + "changes"  // stream: revision-1 → field, body or nothing
+	changes   = prefix + "changes"  // stream: revision-1 → field, the revision before
+	usedKey   = prefix + "used"     // hash: part, zero byte, namespace → how much; "revision" → as of which
 
 	promiseKey  = prefix + "promise:"  // + id: hash
 	promisesKey = prefix + "promises:" // + invoker: sorted set of ids
 	recordKey   = prefix + "record:"   // + id: hash
-	recordsKey  = prefix + "records"   // sorted set of Orders; + ":" + namespace: of one namespace; + zero byte + name: of one name in it
+	recordsKey  = prefix + "records"   // + ":" + namespace: sorted set of Orders; + zero byte + name: of one name in it
+	heldKey     = prefix + "held"      // sorted set of namespaces by the bytes of their records
 )
 
 // field is a document's in docs and code.

@@ -102,7 +102,7 @@ func (r *server) fresh(t testing.TB) func() (open func() store.Store) {
 func put(t testing.TB, s *Store, name string, revision uint64) uint64 {
 	t.Helper()
 	doc := store.Doc{Key: key(name), Revision: revision, Body: fmt.Appendf(nil, "after %d", revision)}
-	revision, err := s.Put(t.Context(), doc, nil)
+	revision, err := s.Put(t.Context(), doc, nil, store.Unbounded)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func TestInvokersSeeEachOthersChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen.await(t, "0", 0)
-	if _, err := other.Put(t.Context(), store.Doc{Key: key("1"), Revision: last[1] - 1, Body: []byte("{}")}, nil); !errors.Is(err, store.ErrConflict) {
+	if _, err := other.Put(t.Context(), store.Doc{Key: key("1"), Revision: last[1] - 1, Body: []byte("{}")}, nil, store.Unbounded); !errors.Is(err, store.ErrConflict) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -174,7 +174,7 @@ func TestTheOldestRecordsGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if list, err := s.List(t.Context(), activation.Filter{Namespace: "guest"}, 0, 1000); err != nil || len(list) != left ||
+		if list, err := storetest.List(s, t.Context(), activation.Filter{Namespace: "guest"}, 0, 1000); err != nil || len(list) != left ||
 			list[0].ID != fmt.Sprintf("%032d", first+n-1) {
 			t.Errorf("%d are listed (%v)", len(list), err)
 		}
@@ -273,4 +273,16 @@ func TestJudge(t *testing.T) {
 	if err := judge(map[string]string{}); err != nil {
 		t.Errorf("settings that nobody tells are judged: %v", err)
 	}
+}
+
+func TestRecordsAreShared(t *testing.T) {
+	const retain = 1 << 20
+	r := startServer(t)
+	storetest.Shares(t, func() store.Store {
+		s, err := Open(t.Context(), r.url(), retain, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}, retain)
 }

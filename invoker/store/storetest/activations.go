@@ -102,7 +102,7 @@ func oneRecord(t *testing.T, s store.Store) {
 	ok(t, s.Accept(ctx, store.Accepted{ID: "end", Invoker: "me"}))
 	s.Finish(record("3", "guest", "a", 3))
 	equal(t, "records", must[int](t)(s.Count(ctx, activation.Filter{Namespace: "guest"})), 10)
-	equal(t, "list", ids(must[[]*activation.Record](t)(s.List(ctx, activation.Filter{Namespace: "guest"}, 0, 100))), "[9 8 7 6 5 4 3 2 1 0]")
+	equal(t, "list", ids(must[[]*activation.Record](t)(List(s, ctx, activation.Filter{Namespace: "guest"}, 0, 100))), "[9 8 7 6 5 4 3 2 1 0]")
 }
 
 func lists(t *testing.T, s store.Store) {
@@ -141,7 +141,7 @@ func lists(t *testing.T, s store.Store) {
 			{activation.Filter{Namespace: "guest", Name: "a", Since: at(1)}, 0, 10, "[3]", 1},
 		} {
 			what := fmt.Sprintf("%+v skip %d limit %d", c.f, c.skip, c.limit)
-			equal(t, what, ids(must[[]*activation.Record](t)(s.List(t.Context(), c.f, c.skip, c.limit))), c.want)
+			equal(t, what, ids(must[[]*activation.Record](t)(List(s, t.Context(), c.f, c.skip, c.limit))), c.want)
 			equal(t, what+" count", must[int](t)(s.Count(t.Context(), c.f)), c.count)
 		}
 		_ = s.Accept(t.Context(), store.Accepted{ID: "p", Invoker: "me"})
@@ -156,7 +156,7 @@ func listsWhileRecordsCome(t *testing.T, s store.Store) {
 		s.Finish(record(fmt.Sprint(i), "guest", "a", i))
 		if i%10 == 0 {
 			equal(t, "count", must[int](t)(s.Count(ctx, f)), i+1)
-			list := ids(must[[]*activation.Record](t)(s.List(ctx, f, 0, n)))
+			list := ids(must[[]*activation.Record](t)(List(s, ctx, f, 0, n)))
 			if len(list) != i+1 || list[0] != fmt.Sprint(i) || list[i] != "0" {
 				t.Fatalf("after %d: %v", i, list)
 			}

@@ -49,7 +49,7 @@ func Benchmark(b *testing.B, fresh Fresh, fsyncs func(store.Store) int64) {
 			s.Finish(benchRecord(i))
 		}
 		for b.Loop() {
-			list, err := s.List(context.Background(), activation.Filter{Namespace: "guest", Name: "hello"}, 100, 30)
+			list, err := List(s, context.Background(), activation.Filter{Namespace: "guest", Name: "hello"}, 100, 30)
 			if err != nil || len(list) != 30 {
 				b.Fatal(len(list), err)
 			}

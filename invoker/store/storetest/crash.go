@@ -3,6 +3,7 @@ package storetest
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -57,7 +58,7 @@ func Load(ctx context.Context, s store.Store, round string, seed uint64, log io.
 					say("finished %s %d", id, time.Now().UnixNano())
 				}
 				if random.IntN(10) == 0 {
-					if revision, err = s.Put(ctx, doc(name, revision, id), make([]byte, random.IntN(30_000))); err == nil {
+					if revision, err = s.Put(ctx, doc(name, revision, id), make([]byte, random.IntN(30_000)), store.Unbounded); err == nil {
 						say("put %s %d", name, revision)
 					}
 				}
@@ -84,13 +85,14 @@ func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, shared
 		unfinished[a.ID] = a
 	}
 	recorded := map[string]bool{}
-	for _, id := range ids(must[[]*activation.Record](t)(s.List(ctx, activation.Filter{Namespace: "guest"}, 0, 1<<30))) {
+	for _, id := range ids(must[[]*activation.Record](t)(List(s, ctx, activation.Filter{Namespace: "guest"}, 0, 1<<30))) {
 		if _, both := unfinished[id]; both || recorded[id] {
 			t.Errorf("%s has two records, or a record and a promise", id)
 		}
 		recorded[id] = true
 	}
 	docs := watch(ctx, t, s)
+	equal(t, "used", must[store.Space](t)(s.Used(ctx, "guest")), docs.takes(s))
 
 	before := map[string][]string{} // what had finished when the change was asked for
 	var finished []string
@@ -144,4 +146,19 @@ func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, shared
 		}
 	}
 	return l
+}
+
+// takes is what the documents of the namespace take that were seen, counted.
+func (w *seen) takes(s store.Store) (all store.Space) {
+	for key, doc := range w.docs {
+		if doc.Body == nil || key.Namespace != "guest" {
+			continue
+		}
+		code, err := s.Code(w.t.Context(), key)
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			w.t.Error(err)
+		}
+		all = all.Plus(store.Space{Entities: 1, Documents: int64(len(doc.Body)), Code: int64(len(code))})
+	}
+	return all
 }

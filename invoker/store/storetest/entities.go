@@ -13,15 +13,15 @@ import (
 
 func compareAndSwap(t *testing.T, s store.Store) {
 	ctx := t.Context()
-	first := must[uint64](t)(s.Put(ctx, doc("a", 0, "1"), nil))
-	second := must[uint64](t)(s.Put(ctx, doc("a", first, "2"), nil))
+	first := must[uint64](t)(s.Put(ctx, doc("a", 0, "1"), nil, store.Unbounded))
+	second := must[uint64](t)(s.Put(ctx, doc("a", first, "2"), nil, store.Unbounded))
 	if first == 0 || second <= first {
 		t.Errorf("revisions %d, %d", first, second)
 	}
 	for what, err := range map[string]error{
-		"create what exists":        errorOf(s.Put(ctx, doc("a", 0, "x"), nil)),
-		"replace an old revision":   errorOf(s.Put(ctx, doc("a", first, "x"), []byte("x"))),
-		"replace what is not there": errorOf(s.Put(ctx, doc("b", first, "x"), nil)),
+		"create what exists":        errorOf(s.Put(ctx, doc("a", 0, "x"), nil, store.Unbounded)),
+		"replace an old revision":   errorOf(s.Put(ctx, doc("a", first, "x"), []byte("x"), store.Unbounded)),
+		"replace what is not there": errorOf(s.Put(ctx, doc("b", first, "x"), nil, store.Unbounded)),
 		"delete an old revision":    s.Delete(ctx, key("a"), first),
 	} {
 		if !errors.Is(err, store.ErrConflict) {
@@ -32,7 +32,7 @@ func compareAndSwap(t *testing.T, s store.Store) {
 		t.Errorf("delete what is not there: %v", err)
 	}
 	ok(t, s.Delete(ctx, key("a"), second))
-	if third := must[uint64](t)(s.Put(ctx, doc("a", 0, "3"), nil)); third <= second {
+	if third := must[uint64](t)(s.Put(ctx, doc("a", 0, "3"), nil, store.Unbounded)); third <= second {
 		t.Errorf("created anew, revision %d came after %d", third, second)
 	}
 }
@@ -44,7 +44,7 @@ func oneOfManyWins(t *testing.T, s store.Store) {
 	var wg sync.WaitGroup
 	errs := make([]error, callers)
 	for i := range callers {
-		wg.Go(func() { _, errs[i] = s.Put(t.Context(), doc("a", 0, fmt.Sprint(i)), nil) })
+		wg.Go(func() { _, errs[i] = s.Put(t.Context(), doc("a", 0, fmt.Sprint(i)), nil, store.Unbounded) })
 	}
 	wg.Wait()
 	won := 0
@@ -66,11 +66,11 @@ func refusedDocuments(t *testing.T, s store.Store) {
 		doc("zero\x00byte", 0, "{}"),
 		doc(string(bytes.Repeat([]byte("x"), 5000)), 0, "{}"),
 	} {
-		if _, err := s.Put(t.Context(), d, nil); err == nil {
+		if _, err := s.Put(t.Context(), d, nil, store.Unbounded); err == nil {
 			t.Errorf("%.20q was kept", d.Name)
 		}
 	}
-	must[uint64](t)(s.Put(t.Context(), doc("well", 0, ""), nil))
+	must[uint64](t)(s.Put(t.Context(), doc("well", 0, ""), nil, store.Unbounded))
 }
 
 // seen is what a watcher saw. It checks the order of each key.
@@ -108,7 +108,7 @@ func watchBeginsWithAll(t *testing.T, s store.Store) {
 	want := map[string]uint64{}
 	for i := range 20 {
 		name := fmt.Sprint(i)
-		want[name] = must[uint64](t)(s.Put(t.Context(), doc(name, 0, name), nil))
+		want[name] = must[uint64](t)(s.Put(t.Context(), doc(name, 0, name), nil, store.Unbounded))
 	}
 	ok(t, s.Delete(t.Context(), key("7"), want["7"]))
 	delete(want, "7")
@@ -123,11 +123,11 @@ func watchBeginsWithAll(t *testing.T, s store.Store) {
 
 func watchSeesOwnChanges(t *testing.T, s store.Store) {
 	w := watch(t.Context(), t, s)
-	revision := must[uint64](t)(s.Put(t.Context(), doc("a", 0, "1"), nil))
+	revision := must[uint64](t)(s.Put(t.Context(), doc("a", 0, "1"), nil, store.Unbounded))
 	if d := w.last("a"); d.Revision != revision || string(d.Body) != "1" {
 		t.Errorf("created: %+v", d)
 	}
-	revision = must[uint64](t)(s.Put(t.Context(), doc("a", revision, ""), []byte("code")))
+	revision = must[uint64](t)(s.Put(t.Context(), doc("a", revision, ""), []byte("code"), store.Unbounded))
 	if d := w.last("a"); d.Revision != revision || d.Body == nil || len(d.Body) != 0 {
 		t.Errorf("changed: %+v", d)
 	}
@@ -146,7 +146,7 @@ func watchersSeeOrder(t *testing.T, s store.Store) {
 			revision := uint64(0)
 			for i := range changes {
 				var err error
-				if revision, err = s.Put(t.Context(), doc(fmt.Sprint(k), revision, fmt.Sprint(i)), nil); err != nil {
+				if revision, err = s.Put(t.Context(), doc(fmt.Sprint(k), revision, fmt.Sprint(i)), nil, store.Unbounded); err != nil {
 					t.Error(err)
 					return
 				}
@@ -168,9 +168,9 @@ func watchersSeeOrder(t *testing.T, s store.Store) {
 func watchEnds(t *testing.T, s store.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended, going := watch(ctx, t, s), watch(t.Context(), t, s)
-	must[uint64](t)(s.Put(t.Context(), doc("a", 0, "{}"), nil))
+	must[uint64](t)(s.Put(t.Context(), doc("a", 0, "{}"), nil, store.Unbounded))
 	cancel()
-	must[uint64](t)(s.Put(t.Context(), doc("b", 0, "{}"), nil))
+	must[uint64](t)(s.Put(t.Context(), doc("b", 0, "{}"), nil, store.Unbounded))
 	equal(t, "seen by who ended and who did not", []int{ended.n, going.n}, "[1 2]")
 	if err := s.Watch(ctx, func(store.Doc) { t.Error("seen after the end") }); err == nil {
 		t.Error("a watch that had ended began")
@@ -188,7 +188,7 @@ func codeGoesWithDocument(t *testing.T, s store.Store) {
 		return fmt.Sprintf("%.10s, %d", source, len(source))
 	}
 	equal(t, "no document", code(), "none")
-	revision := must[uint64](t)(s.Put(ctx, doc("a", 0, "1"), nil))
+	revision := must[uint64](t)(s.Put(ctx, doc("a", 0, "1"), nil, store.Unbounded))
 	equal(t, "no code", code(), "none")
 	for _, step := range []struct {
 		code []byte
@@ -200,15 +200,15 @@ func codeGoesWithDocument(t *testing.T, s store.Store) {
 		{[]byte{}, "none"},
 		{[]byte("again"), "again, 5"},
 	} {
-		revision = must[uint64](t)(s.Put(ctx, doc("a", revision, "2"), step.code))
+		revision = must[uint64](t)(s.Put(ctx, doc("a", revision, "2"), step.code, store.Unbounded))
 		equal(t, "code", code(), step.want)
 	}
-	if _, err := s.Put(ctx, doc("a", revision+1000, "3"), []byte("lost")); err == nil {
+	if _, err := s.Put(ctx, doc("a", revision+1000, "3"), []byte("lost"), store.Unbounded); err == nil {
 		t.Error("no conflict")
 	}
 	equal(t, "after a conflict", code(), "again, 5")
 	ok(t, s.Delete(ctx, key("a"), revision))
 	equal(t, "deleted", code(), "none")
-	must[uint64](t)(s.Put(ctx, doc("a", 0, "4"), nil))
+	must[uint64](t)(s.Put(ctx, doc("a", 0, "4"), nil, store.Unbounded))
 	equal(t, "created anew", code(), "none")
 }

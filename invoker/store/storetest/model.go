@@ -3,6 +3,7 @@ package storetest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +35,7 @@ func likeTheModel(t *testing.T, fresh Fresh) {
 		m.start(t)
 		defer func() { closeStore(t, m.s) }()
 		rt.Repeat(map[string]func(*rapid.T){
-			"put": m.put, "delete": m.delete, "accept": m.accept, "sent": m.sent, "finish": m.finish,
+			"put": m.put, "delete": m.delete, "accept": m.accept, "sent": m.sent, "finish": m.finish, "forget": m.forget,
 			"reopen": func(*rapid.T) { closeStore(t, m.s); m.start(t) },
 			"":       m.compare,
 		})
@@ -50,14 +51,22 @@ func (m *model) put(t *rapid.T) {
 	name := names.Draw(t, "name")
 	old := m.docs[name].Revision
 	if rapid.IntRange(0, 3).Draw(t, "conflict") == 0 {
-		if _, err := m.s.Put(t.Context(), doc(name, old+100, "{}"), nil); !errors.Is(err, store.ErrConflict) {
+		if _, err := m.s.Put(t.Context(), doc(name, old+100, "{}"), nil, store.Unbounded); !errors.Is(err, store.ErrConflict) {
 			t.Fatalf("no conflict: %v", err)
 		}
 		return
 	}
 	body := rapid.StringN(0, 10, 20).Draw(t, "body")
 	code := rapid.SampledFrom([][]byte{nil, {}, []byte("x"), make([]byte, 70_000)}).Draw(t, "code")
-	revision, err := m.s.Put(t.Context(), doc(name, old, body), code)
+	most := rapid.SampledFrom([]store.Space{{}, {Entities: 2}, {Documents: 20}, {Code: 100_000}}).Draw(t, "most")
+	then, now := m.with(name, body, code), m.used()
+	revision, err := m.s.Put(t.Context(), doc(name, old, body), code, most)
+	if want := most.Allow(now, then); want != nil {
+		if err == nil || err.Error() != want.Error() {
+			t.Fatalf("%v, want %v", err, want)
+		}
+		return
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +74,23 @@ func (m *model) put(t *rapid.T) {
 	if code != nil {
 		m.code[name] = string(code)
 	}
+}
+
+// with is what the documents would take with one more, or one changed.
+func (m *model) with(name, body string, code []byte) store.Space {
+	then := model{docs: maps.Clone(m.docs), code: maps.Clone(m.code)}
+	then.docs[name] = doc(name, 0, body)
+	if code != nil {
+		then.code[name] = string(code)
+	}
+	return then.used()
+}
+
+func (m *model) used() (u store.Space) {
+	for name, d := range m.docs {
+		u = u.Plus(store.Space{Entities: 1, Documents: int64(len(d.Body)), Code: int64(len(m.code[name]))})
+	}
+	return u
 }
 
 func (m *model) delete(t *rapid.T) {
@@ -80,7 +106,7 @@ func (m *model) delete(t *rapid.T) {
 func (m *model) accept(t *rapid.T) {
 	m.clock++
 	a := store.Accepted{
-		ID: fmt.Sprint(m.clock), Invoker: "me", At: t0.Add(time.Duration(m.clock) * time.Nanosecond), Body: []byte(names.Draw(t, "body")),
+		ID: fmt.Sprint(m.clock), Invoker: "me", Namespace: "guest", At: t0.Add(time.Duration(m.clock) * time.Nanosecond), Body: []byte(names.Draw(t, "body")),
 	}
 	if err := m.s.Accept(t.Context(), a); err != nil {
 		t.Fatal(err)
@@ -116,6 +142,18 @@ func (m *model) finish(t *rapid.T) {
 	m.records[id] = r
 }
 
+func (m *model) forget(t *rapid.T) {
+	namespace := rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "forgotten")
+	for n := 1; n > 0; {
+		var err error
+		if n, err = m.s.Forget(t.Context(), namespace); err != nil {
+			t.Fatal(err)
+		}
+	}
+	maps.DeleteFunc(m.records, func(_ string, r *activation.Record) bool { return r.Namespace == namespace })
+	m.promises = slices.DeleteFunc(m.promises, func(a store.Accepted) bool { return a.Namespace == namespace })
+}
+
 func (m *model) compare(rt *rapid.T) {
 	ctx := rt.Context()
 	for _, name := range []string{"a", "b", "pkg/a"} {
@@ -127,6 +165,8 @@ func (m *model) compare(rt *rapid.T) {
 			rt.Fatalf("code of %s: %q, %v, want %q", name, code, err, m.code[name])
 		}
 	}
+	used, err := m.s.Used(ctx, "guest")
+	same(rt, "used", fmt.Sprint(used, err), fmt.Sprint(m.used(), nil))
 	unfinished, err := m.s.Unfinished(ctx, "me")
 	same(rt, "unfinished", fmt.Sprint(unfinished, err), fmt.Sprint(m.promises, nil))
 
@@ -149,7 +189,7 @@ func (m *model) compare(rt *rapid.T) {
 	count, err := m.s.Count(ctx, f)
 	same(rt, "count", fmt.Sprint(count, err), fmt.Sprint(len(want), nil))
 	skip, limit := rapid.IntRange(0, 5).Draw(rt, "skip"), rapid.IntRange(0, 5).Draw(rt, "limit")
-	list, err := m.s.List(ctx, f, skip, limit)
+	list, err := List(m.s, ctx, f, skip, limit)
 	want = want[min(skip, len(want)):]
 	same(rt, "list", fmt.Sprint(ids(list), err), fmt.Sprint(ids(want[:min(limit, len(want))]), nil))
 	if lost := m.s.Lost(); lost != 0 {

@@ -36,6 +36,11 @@ func Run(t *testing.T, fresh Fresh) {
 		"counts and lists while records come":      listsWhileRecordsCome,
 		"records that cannot be kept":              refusedRecords,
 		"calls that were given up":                 givenUp,
+		"a namespace that is full":                 fullNamespace,
+		"a quota is exact":                         quotaIsExact,
+		"what is forgotten":                        forget,
+		"a namespace is one subject's":             oneOwner,
+		"a purge where nobody claimed":             purgeWithoutClaim,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := fresh()()
@@ -45,6 +50,7 @@ func Run(t *testing.T, fresh Fresh) {
 	}
 	t.Run("everything is there after reopening", func(t *testing.T) { reopen(t, fresh()) })
 	t.Run("a closed store says so", func(t *testing.T) { afterClose(t, fresh()()) })
+	t.Run("a purge", func(t *testing.T) { purge(t, fresh()) })
 	t.Run("like the model", func(t *testing.T) { likeTheModel(t, fresh) })
 }
 
@@ -122,7 +128,7 @@ func equal(t testing.TB, what string, got, want any) {
 func reopen(t *testing.T, open func() store.Store) {
 	ctx := t.Context()
 	s := open()
-	revision := must[uint64](t)(s.Put(ctx, doc("a", 0, "{}"), []byte("code")))
+	revision := must[uint64](t)(s.Put(ctx, doc("a", 0, "{}"), []byte("code"), store.Unbounded))
 	ok(t, s.Accept(ctx, store.Accepted{ID: "kept", Invoker: "me", At: t0, Body: []byte("body\nof two lines")}))
 	ok(t, s.Accept(ctx, store.Accepted{ID: "sent", Invoker: "me", At: t0.Add(time.Second), Body: []byte("b")}))
 	ok(t, s.Sent(ctx, "sent"))
@@ -142,7 +148,7 @@ func reopen(t *testing.T, open func() store.Store) {
 		t.Errorf("got %+v", unfinished)
 	}
 	equal(t, "code", string(must[[]byte](t)(s.Code(ctx, key("a")))), "code")
-	if next := must[uint64](t)(s.Put(ctx, doc("a", revision, "{}"), nil)); next <= revision {
+	if next := must[uint64](t)(s.Put(ctx, doc("a", revision, "{}"), nil, store.Unbounded)); next <= revision {
 		t.Errorf("revision %d came after %d", next, revision)
 	}
 }
@@ -153,15 +159,17 @@ func afterClose(t *testing.T, s store.Store) {
 	closeStore(t, s)
 	s.Finish(record("late", "guest", "a", 0))
 	equal(t, "lost", s.Lost(), 1)
-	_, put := s.Put(ctx, doc("a", 0, "{}"), nil)
+	_, put := s.Put(ctx, doc("a", 0, "{}"), nil, store.Unbounded)
 	_, code := s.Code(ctx, key("a"))
 	_, unfinished := s.Unfinished(ctx, "me")
-	_, list := s.List(ctx, activation.Filter{Namespace: "guest"}, 0, 1)
+	_, list := List(s, ctx, activation.Filter{Namespace: "guest"}, 0, 1)
 	_, count := s.Count(ctx, activation.Filter{Namespace: "guest"})
 	_, get := s.Get(ctx, "guest", "x")
 	watch := s.Watch(ctx, func(store.Doc) {})
+	_, used := s.Used(ctx, "guest")
+	_, forget := s.Forget(ctx, "guest")
 	for i, err := range []error{
-		put, code, unfinished, list, count, get, watch, s.Delete(ctx, key("a"), 1), s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"),
+		used, forget, put, code, unfinished, list, count, get, watch, s.Delete(ctx, key("a"), 1), s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"),
 	} {
 		if err != store.ErrClosed {
 			t.Errorf("call %d: %v", i, err)
@@ -172,7 +180,7 @@ func afterClose(t *testing.T, s store.Store) {
 func givenUp(t *testing.T, s store.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, put := s.Put(ctx, doc("a", 0, "{}"), nil)
+	_, put := s.Put(ctx, doc("a", 0, "{}"), nil, store.Unbounded)
 	for _, err := range []error{put, s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"), s.Delete(ctx, key("a"), 1)} {
 		if err == nil {
 			t.Error("a call that was given up succeeded")
@@ -182,4 +190,13 @@ func givenUp(t *testing.T, s store.Store) {
 	if list := promised(must[[]store.Accepted](t)(s.Unfinished(t.Context(), "me"))); !slices.Contains(list, "y") {
 		t.Errorf("unfinished: %v", list)
 	}
+}
+
+// List collects what a store lists.
+func List(s store.Activations, ctx context.Context, f activation.Filter, skip, limit int) (all []*activation.Record, err error) {
+	err = s.List(ctx, f, skip, limit, func(r *activation.Record) error {
+		all = append(all, r)
+		return nil
+	})
+	return all, err
 }

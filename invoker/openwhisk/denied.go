@@ -1,0 +1,34 @@
+package openwhisk
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// denials tells of keys that open nothing: who tries them, at most once in a while, and how many there
+// were since. What was tried is told to nobody.
+type denials struct {
+	mu     sync.Mutex
+	told   time.Time
+	untold int
+}
+
+// between is how often somebody is named at most.
+const between = 10 * time.Second
+
+func (d *denials) tell(log *slog.Logger, r *http.Request, why error, now time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.untold++; now.Sub(d.told) < between {
+		return
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		host = r.RemoteAddr
+	}
+	log.Warn("a key was refused", "address", host, "reason", why, "refused", d.untold)
+	d.told, d.untold = now, 0
+}

@@ -1,0 +1,68 @@
+package openwhisk
+
+import (
+	"errors"
+	"net/http"
+)
+
+// maxList bounds an answer that is a list. Beyond it there are fewer rows than were asked for, as there
+// may be anyhow; the last one is whole.
+const maxList = 16 << 20
+
+// A list is an answer that is sent as it is made: a row, and some small ones, are in memory at once.
+type list struct {
+	w    http.ResponseWriter
+	rows int
+	sent int
+	part []byte
+}
+
+// errEnough ends a list that has become too long.
+var errEnough = errors.New("the list is long enough")
+
+// row appends a row.
+func (l *list) row(appended func([]byte) []byte) error {
+	if l.sent+len(l.part) >= maxList {
+		return errEnough
+	}
+	between := byte(',')
+	if l.rows == 0 {
+		between = '['
+	}
+	l.rows++
+	l.part = appended(append(l.part, between))
+	if len(l.part) < 64<<10 {
+		return nil
+	}
+	return l.send()
+}
+
+func (l *list) send() error {
+	if l.sent == 0 {
+		h := l.w.Header()
+		h["Content-Type"], h["X-Content-Type-Options"] = jsonType, noSniff
+	}
+	n, err := l.w.Write(l.part)
+	l.sent += n
+	if l.part = l.part[:0]; cap(l.part) > 1<<20 {
+		l.part = nil // a large row is not kept for small ones
+	}
+	return err
+}
+
+// end ends the answer. After an error in the middle it ends the connection: half a list is none.
+func (l *list) end(err error) error {
+	switch {
+	case err == nil || errors.Is(err, errEnough):
+	case l.sent > 0:
+		panic(http.ErrAbortHandler)
+	default:
+		return err
+	}
+	if l.rows == 0 {
+		l.part = append(l.part, '[')
+	}
+	l.part = append(l.part, ']')
+	_ = l.send() // the caller has gone: nobody is left to tell
+	return nil
+}
