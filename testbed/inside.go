@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
 // Needs is what a test wants of the host it runs in; the zero value is content with any.
@@ -126,6 +127,15 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 		return err
 	}
 	defer cache.Close()
+	var told []string // registries of the tests' own, on the loopback
+	for _, name := range runtimes {
+		if host, _, _ := strings.Cut(name, "/"); strings.HasPrefix(host, "127.0.0.1:") {
+			told = append(told, "http://"+host)
+		}
+	}
+	if cache.Source.Registries, err = oci.ParseRegistries(told); err != nil {
+		return err
+	}
 	return h.Fill(ctx, filepath.Base(ImagesDir), func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
 }
 
@@ -210,6 +220,9 @@ func (h *Host) putSelf(ctx context.Context) (string, error) {
 		if p.Type == elf.PT_INTERP {
 			return "", errors.New("the test binary needs shared libraries that the host has not: run go test with CGO_ENABLED=0")
 		}
+	}
+	if err := h.PutLauncher(ctx); err != nil {
+		return "", err
 	}
 	h.tests = true
 	return "/share/" + name, h.Put(ctx, name, self)

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/beside"
 )
 
 // Put gives the host a copy of the file src as /share/name.
@@ -17,6 +19,16 @@ func (h *Host) Put(ctx context.Context, name, src string) error {
 		return nil
 	}
 	return h.replace(ctx, name, func(fresh string) error { return place(src, fresh) })
+}
+
+// PutLauncher gives the host, beside a program that starts VMMs, the launcher that it needs for that.
+func (h *Host) PutLauncher(ctx context.Context) error {
+	launcher, err := beside.Launcher.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer launcher.Close()
+	return h.Put(ctx, beside.Launcher.Name, fmt.Sprintf("/proc/self/fd/%d", launcher.Fd()))
 }
 
 // Fill gives the host the directory /share/name with what fill writes to dir, in place of what was there.

@@ -11,6 +11,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
 // agentCmd runs a node without an invoker. Its sandboxes outlive it: the next agent on the same run directory adopts them.
@@ -19,17 +20,19 @@ func agentCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Run the node agent alone, in the foreground", Args: cobra.NoArgs}
 	n.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		node, err := openNode(cmd.Context(), &n, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
+		n.group = groupOfSockets()
+		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+		node, err := openNode(cmd.Context(), &n, newRegistry(asAgent), log)
 		if err != nil {
 			return err
 		}
 		defer node.close()
-		stop, err := serveMetrics(n.metrics, node.registry, nil, node.log)
+		stop, err := serveMetrics(n.metrics, n.group, metrics.Page(node.registry), nil, node.log)
 		if err != nil {
 			return err
 		}
 		defer stop()
-		tellParent()
+		tellParent(ready)
 		<-cmd.Context().Done()
 		return nil
 	}
@@ -46,11 +49,17 @@ func invokerCmd() *cobra.Command {
 	far.registerKeys(cmd)
 	i.register(cmd)
 	b.register(cmd)
-	metrics := cmd.Flags().String("metrics", "127.0.0.1:9465", metricsHelp)
+	address := cmd.Flags().String("metrics", "127.0.0.1:9465", metricsHelp)
 	runDir := runDirFlag(cmd)
 	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key, the store and the certificate")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	beside := cmd.Flags().String("agent-metrics", "", "a Unix socket that an agent has as its --metrics, to show what is there as well")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		leash, err := takeLeash()
+		if err != nil {
+			return err
+		}
+		defer func() { err = leash.tell(err) }()
+		log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("process", "invoker")
 		poolConfig, err := i.pool(3 * time.Minute)
 		if err != nil {
 			return err
@@ -75,8 +84,8 @@ func invokerCmd() *cobra.Command {
 			return err
 		}
 		defer traces.stop()
-		registry := newRegistry()
-		stop, err := serveMetrics(*metrics, registry, traces.query, log)
+		registry := newRegistry(asInvoker)
+		stop, err := serveMetrics(*address, groupOfSockets(), metrics.Page(registry, metrics.Remote(*beside)...), traces.query, log)
 		if err != nil {
 			return err
 		}
@@ -94,7 +103,11 @@ func invokerCmd() *cobra.Command {
 		defer front.close()
 		front.cfg.Tracer = traces.tracer
 		front.watched = watched
-		return front.serve(cmd.Context(), poolConfig, nil, counting(*metrics, registry))
+		ctx, err := leash.await(cmd.Context(), log)
+		if err != nil {
+			return err
+		}
+		return front.serve(ctx, poolConfig, nil, counting(*address, registry))
 	}
 	return cmd
 }

@@ -29,6 +29,7 @@ const (
 	awayMetrics = "10.0.3.15:9464"
 	awayStorage = "10.0.3.15:3234"
 	awayKey     = "/var/lib/fastiov/key"
+	awayMachine = "10.0.3.2" // this machine's loopback, as the testbed reaches it
 )
 
 var (
@@ -62,12 +63,12 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 		switch {
 		case slices.Contains(awayFlags, "--"+f.Name):
 			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed; leave it out", f.Name)
-		case !slices.Contains([]string{"kernel", "store", "run-dir", "state-dir"}, f.Name):
-			value := f.Value.String()
-			if list, is := f.Value.(pflag.SliceValue); is {
-				value = strings.Join(list.GetSlice(), ",")
+		case f.Name == "image-registries":
+			for _, word := range wordsOf(f) {
+				words = append(words, strings.ReplaceAll(word, "://127.0.0.1:", "://"+awayMachine+":"))
 			}
-			words = append(words, "--"+f.Name+"="+value)
+		case !slices.Contains([]string{"kernel", "store", "store-password-file", "run-dir", "state-dir"}, f.Name):
+			words = append(words, wordsOf(f)...)
 		}
 	})
 	return words, err

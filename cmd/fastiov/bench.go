@@ -20,7 +20,7 @@ import (
 
 func benchCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure one part of a cold start by itself"}
-	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane())
+	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane(), benchAB(), benchJail())
 	return cmd
 }
 
@@ -110,6 +110,30 @@ func benchDMAMap() *cobra.Command {
 			result.Print(cmd.OutOrStdout())
 			return nil
 		})
+	}
+	return cmd
+}
+
+// benchJail needs root and no VF; it runs beside an agent.
+func benchJail() *cobra.Command {
+	b := bench.Jail{Out: os.Stderr}
+	var asJSON bool
+	cmd := &cobra.Command{Use: "jail", Short: "Time what the jail adds to the start of a VMM", Args: cobra.NoArgs}
+	cmd.Flags().IntVar(&b.Rounds, "rounds", 100, "how many starts with and without it")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if b.Rounds < 1 {
+			return errors.New("--rounds wants 1 or more")
+		}
+		result, err := b.Run(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(result)
+		}
+		result.Print(cmd.OutOrStdout())
+		return nil
 	}
 	return cmd
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
@@ -139,12 +140,12 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 		return nil, err
 	}
 	closers = append(closers, front.close)
-	node, err := openNode(ctx, &n, log)
+	node, err := openNode(ctx, &n, newRegistry(asBoth), log)
 	if err != nil {
 		return nil, err
 	}
 	closers = append(closers, node.close)
-	stop, err := serveMetrics(n.metrics, node.registry, nil, log)
+	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), nil, log)
 	if err != nil {
 		return nil, err
 	}

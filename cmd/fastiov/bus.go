@@ -25,13 +25,11 @@ type busFlags struct {
 	kafka    string
 	keys     busKeys
 	couchdb  string
+	password string // the file that holds it
 	instance int
 	prefix   string
 	events   bool
 }
-
-// couchPassword is the environment variable with the password to the cluster's CouchDB; the user is in its URL.
-const couchPassword = "FASTIOV_COUCHDB_PASSWORD"
 
 func (b *busFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
@@ -39,7 +37,8 @@ func (b *busFlags) register(cmd *cobra.Command) {
 	f.StringVar(&b.keys.ca, "bus-ca", "", "with kafkas: CA that the brokers' certificates must be signed by, PEM (default: those that this machine trusts)")
 	f.StringVar(&b.keys.cert, "bus-cert", "", "with kafkas: certificate to show to the brokers, PEM (default: none)")
 	f.StringVar(&b.keys.key, "bus-key", "", "with kafkas: its key, PEM")
-	f.StringVar(&b.couchdb, "couchdb", "", "with --bus: the cluster's CouchDB and the prefix of its databases, http://USER@HOST:PORT/PREFIX; the password is in $"+couchPassword)
+	f.StringVar(&b.couchdb, "couchdb", "", "with --bus: the cluster's CouchDB and the prefix of its databases, http://USER@HOST:PORT/PREFIX")
+	f.StringVar(&b.password, "couchdb-password-file", "", "the file with the password to --couchdb")
 	f.IntVar(&b.instance, "invoker-id", -1, "with --bus: the N of invokerN, which nobody else in the cluster has")
 	f.StringVar(&b.prefix, "topic-prefix", "", "with --bus: what the cluster puts before the names of its topics")
 	f.BoolVar(&b.events, "user-events", false, "with --bus: tell the topic events what each activation took")
@@ -69,15 +68,19 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	if b.instance < 0 {
 		return cfg, db, fmt.Errorf("--bus needs --invoker-id: the number by which the controllers know this invoker, counted from 0")
 	}
-	at, err := url.Parse(b.couchdb)
+	where, err := withPassword("couchdb", b.couchdb, b.password)
+	if err != nil {
+		return cfg, db, err
+	}
+	at, err := url.Parse(where)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
 		return cfg, db, fmt.Errorf("--bus needs --couchdb http://USER@HOST:PORT/PREFIX; it is %q", b.couchdb)
 	}
-	if _, told := at.User.Password(); told {
-		return cfg, db, fmt.Errorf("--couchdb has a password in it, which every user of this machine can read; give it in $%s", couchPassword)
-	}
+	user := at.User
+	at.User = nil
+	password, _ := user.Password()
 	cfg.Prefix, cfg.Events = b.prefix, b.events
-	return cfg, couch.Config{URL: at, User: at.User.Username(), Password: os.Getenv(couchPassword)}, nil
+	return cfg, couch.Config{URL: at, User: user.Username(), Password: password}, nil
 }
 
 // busKeys are the files by which the two ends of a connection to a broker know each other.
@@ -131,7 +134,7 @@ func (b *busFlags) serve(ctx context.Context, nodes []api.NodeClient, sandboxes 
 		return err
 	}
 	log.Info("joined the cluster", "invoker", cfg.Invoker, "brokers", cfg.Brokers, "slots", cfg.Slots, "memory", cfg.Invoker.UserMemory)
-	tellParent()
+	tellParent(ready)
 	return member.Serve(ctx)
 }
 

@@ -33,8 +33,8 @@ func TestANodeJoinsACluster(t *testing.T) {
 	run := filepath.Join(t.TempDir(), "run")
 	start(t, fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run, "--metrics", listenLater(t)))
 	node := fastiov(t, "invoker", "--run-dir", run, "--bus", "kafka://"+kafka.ListenAddrs()[0], "--invoker-id", "7",
-		"--metrics", "", "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path)
-	node.Env = append(node.Env, couchPassword+"="+couchtest.Password)
+		"--metrics", "", "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path,
+		"--couchdb-password-file", fileOf(t, couchtest.Password))
 	waitForSocket(t, run)
 	start(t, node)
 
@@ -117,15 +117,15 @@ func TestBusFlags(t *testing.T) {
 		t.Errorf("%v %+v", err, cfg)
 	}
 	for want, change := range map[string]func(*busFlags){
-		"kafka://HOST":   func(b *busFlags) { b.kafka = "nats://a:1" },
-		"HOST:PORT":      func(b *busFlags) { b.kafka = "kafka://a" },
-		"--invoker-id":   func(b *busFlags) { b.instance = -1 },
-		"--couchdb http": func(b *busFlags) { b.couchdb = "" },
-		couchPassword:    func(b *busFlags) { b.couchdb = "http://admin:secret@couch:5984/" },
-		"kafkas://a":     func(b *busFlags) { b.keys.ca = "ca.pem" },
-		"no certificate": func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "bus_test.go" },
-		"--bus-ca":       func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "absent.pem" },
-		"--bus-cert":     func(b *busFlags) { b.kafka, b.keys.cert = "kafkas://a:9093", "absent.pem" },
+		"kafka://HOST":            func(b *busFlags) { b.kafka = "nats://a:1" },
+		"HOST:PORT":               func(b *busFlags) { b.kafka = "kafka://a" },
+		"--invoker-id":            func(b *busFlags) { b.instance = -1 },
+		"--couchdb http":          func(b *busFlags) { b.couchdb = "" },
+		"--couchdb-password-file": func(b *busFlags) { b.couchdb = "http://admin:secret@couch:5984/" },
+		"kafkas://a":              func(b *busFlags) { b.keys.ca = "ca.pem" },
+		"no certificate":          func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "bus_test.go" },
+		"--bus-ca":                func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "absent.pem" },
+		"--bus-cert":              func(b *busFlags) { b.kafka, b.keys.cert = "kafkas://a:9093", "absent.pem" },
 	} {
 		bad := good
 		change(&bad)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
@@ -26,11 +27,18 @@ func dialNode(runDir string) (api.NodeClient, func(), error) {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return nil, nil, fmt.Errorf("no agent runs here any more (%s is dead); `fastiov up` starts one that ends what it left and takes its VFs back, `fastiov agent` one that adopts it; `fastiov down` ends it", socket)
+	case errors.Is(err, os.ErrPermission):
+		return nil, nil, notOfGroup(socket)
 	case err != nil:
 		return nil, nil, fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
 	}
 	probe.Close()
 	return api.Dial(socket, api.Keys{})
+}
+
+// notOfGroup says to a user who may not open a socket how to come to it.
+func notOfGroup(socket string) error {
+	return fmt.Errorf("%s is for root and the group %s: use sudo, or have root run `usermod -aG %[2]s USER` and log in again", socket, frontGroup)
 }
 
 // onNode is a command that speaks to the agent of this machine, or, where only a testbed runs, to the one inside it.
@@ -87,6 +95,9 @@ func printStatus(cmd *cobra.Command, st *api.StatusReply) {
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "fastiov %s, driver %s%s; memory %d of %d MiB reserved; %d starts waiting\n\n",
 		st.Version, st.Driver, draining, st.MemoryReservedMib, st.MemoryMib, st.Waiting)
+	if st.Confinement != "" {
+		fmt.Fprintf(out, "confinement: %s\n\n", st.Confinement)
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tPID\tMEMORY\tAGE")
 	for _, s := range st.Sandboxes {

@@ -73,7 +73,7 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	if err := tree.AddPF(vftest.IGB); err != nil {
 		t.Fatal(err)
 	}
-	registry := newRegistry()
+	registry := newRegistry(asAgent)
 	counts := agent.NewMetrics(registry)
 	cfg := tree.Config()
 	cfg.Settled = counts.Settled

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -21,7 +20,7 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// downCmd ends what `up` or `agent` started: the sandboxes, then the process, then, if asked, what it did to the machine.
+// downCmd ends what `up` or `agent` started: the invoker, the sandboxes, then the agent, then, if asked, what it did to the machine.
 func downCmd() *cobra.Command {
 	var undo bool
 	cmd := &cobra.Command{Use: "down", Short: "End fastiov on this machine, or the testbed it runs in", Args: cobra.NoArgs}
@@ -40,10 +39,7 @@ func downCmd() *cobra.Command {
 			return vf.Undo(vf.Config{Run: *runDir})
 		}
 		defer hangUp()
-		if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true}); err != nil {
-			return err
-		}
-		if err := endServer(ctx, filepath.Join(*runDir, nodeSocket)); err != nil {
+		if err := endNode(ctx, node, *runDir, patience, cmd.ErrOrStderr()); err != nil {
 			return err
 		}
 		fmt.Fprintln(out, "fastiov is down")
@@ -53,6 +49,24 @@ func downCmd() *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+// patience is how long a process may take to end that was told to.
+const patience = 30 * time.Second
+
+// endNode ends the invoker, the sandboxes and the agent. An invoker that does not end in time is ended by its
+// agent, which kills it where need be.
+func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker time.Duration, warn io.Writer) error {
+	err := endFront(ctx, runDir, forInvoker)
+	if errors.Is(err, errStays) {
+		fmt.Fprintf(warn, "the invoker: %v; it ends with the agent\n", err)
+	} else if err != nil {
+		return err
+	}
+	if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true}); err != nil {
+		return err
+	}
+	return endServer(ctx, filepath.Join(runDir, nodeSocket), patience)
 }
 
 // endOrphans ends the sandboxes that an agent left which was killed.
@@ -67,13 +81,10 @@ func endOrphans(runDir string, out io.Writer) error {
 		return err
 	}
 	defer unlock()
-	host, err := jail.Open("fastiov", slog.New(slog.DiscardHandler))
-	if err != nil {
-		return err
-	}
-	defer host.Close()
 	for _, rec := range orphans {
-		host.End(rec.Spec)
+		if err := jail.End("fastiov", rec.Spec); err != nil {
+			return err
+		}
 		if err := os.RemoveAll(rec.Spec.Dir); err != nil {
 			return err
 		}
@@ -82,8 +93,33 @@ func endOrphans(runDir string, out io.Writer) error {
 	return nil
 }
 
+// endFront ends the invoker where it is a process of its own, so that it answers what it has while there are sandboxes.
+func endFront(ctx context.Context, runDir string, patience time.Duration) error {
+	agent, process, err := serverOf(filepath.Join(runDir, nodeSocket))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(process)
+	if err := unix.PidfdSendSignal(process, 0, nil, 0); err != nil {
+		return fmt.Errorf("process %d is not yours to end (%w); use sudo", agent, err)
+	}
+	socket := filepath.Join(runDir, invokerSocket)
+	invoker, theirs, err := serverOf(socket)
+	if err != nil {
+		return nil // there is none
+	}
+	unix.Close(theirs)
+	if invoker == agent {
+		return nil
+	}
+	return endServer(ctx, socket, patience)
+}
+
+// errStays is the error of a process that does not end, though it may yet.
+var errStays = errors.New("it has not ended in time")
+
 // endServer ends the process that listens on a Unix socket: the kernel knows who that is, whatever any file says.
-func endServer(ctx context.Context, socket string) error {
+func endServer(ctx context.Context, socket string, patience time.Duration) error {
 	pid, process, err := serverOf(socket)
 	if err != nil {
 		return fmt.Errorf("the process behind %s: %w", socket, err)
@@ -92,7 +128,6 @@ func endServer(ctx context.Context, socket string) error {
 	if err := unix.PidfdSendSignal(process, unix.SIGTERM, nil, 0); err != nil {
 		return err
 	}
-	const patience = 30 * time.Second
 	ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
 	for deadline := time.Now().Add(patience); ctx.Err() == nil; {
 		n, err := unix.Poll(ended, int(time.Until(deadline).Milliseconds()))
@@ -102,7 +137,7 @@ func endServer(ctx context.Context, socket string) error {
 		if n == 1 {
 			return nil
 		}
-		return fmt.Errorf("process %d has not ended within %s of SIGTERM; its log says why", pid, patience)
+		return fmt.Errorf("process %d: %w: %s after SIGTERM; its log says why", pid, errStays, patience)
 	}
 	return ctx.Err()
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/functions"
@@ -25,6 +23,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/share"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/open"
 )
@@ -38,6 +37,8 @@ type invokerFlags struct {
 	apiHost   string
 	name      string
 	store     storeFlags
+	storage   string
+	user      string // of a process of its own; empty: the agent's
 	runtimes  string
 	limits    access.Limits
 	keepAlive time.Duration
@@ -55,10 +56,20 @@ func (i *invokerFlags) register(cmd *cobra.Command) {
 	f.StringVar(&i.apiHost, "api-host", "", "what functions get as __OW_API_HOST (default: http:// and the listen address)")
 	f.StringVar(&i.name, "name", hostname(), "what this invoker is called among those that share its store")
 	i.store.register(cmd)
+	f.StringVar(&i.storage, "storage", "", "where functions find a storage server, which keeps its objects in --state-dir;"+
+		" whoever reaches it may read and write them all (default: nowhere)")
 	f.StringVar(&i.runtimes, "runtimes", "", "a runtimes.json in OpenWhisk's format (default: the runtimes that `fastiov image` makes)")
 	f.IntVar(&i.limits.InvocationsPerMinute, "invocations-per-minute", access.Defaults.InvocationsPerMinute, "how many calls a namespace may make in a minute")
 	f.IntVar(&i.limits.ConcurrentInvocations, "concurrent-invocations", access.Defaults.ConcurrentInvocations, "how many calls a namespace may have under way")
 	f.IntVar(&i.limits.FiresPerMinute, "fires-per-minute", access.Defaults.FiresPerMinute, "how many triggers a namespace may fire in a minute")
+	f.IntVar(&i.limits.ChangesPerMinute, "changes-per-minute", access.Defaults.ChangesPerMinute,
+		"how many entities a namespace may change in a minute")
+	f.IntVar(&i.limits.ReadsPerMinute, "reads-per-minute", access.Defaults.ReadsPerMinute,
+		"how many requests of a namespace may read entities and records in a minute")
+	f.IntVar(&i.limits.MaxEntities, "max-entities", access.Defaults.MaxEntities, "how many entities a namespace may have")
+	f.IntVar(&i.limits.MaxEntityMB, "max-entity-mb", access.Defaults.MaxEntityMB,
+		"MB that they may take without their code; the invoker needs three to four times as much memory for them")
+	f.IntVar(&i.limits.MaxCodeMB, "max-code-mb", access.Defaults.MaxCodeMB, "MB that their code may take in the store")
 	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute, "how long a warm sandbox waits for another call")
 	f.StringVar(&i.policy, "keep-alive-policy", "fixed", "fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls have been apart, --keep-alive where they say nothing")
 	f.DurationVar(&i.pause, "pause-after", 10*time.Second, "how long a warm sandbox waits before it is paused; 0: it never is")
@@ -67,17 +78,22 @@ func (i *invokerFlags) register(cmd *cobra.Command) {
 
 // storeFlags name what an invoker must not forget.
 type storeFlags struct {
-	where  string
-	retain int
+	where    string
+	password string // the file that holds it
+	retain   int
 }
 
 func (s *storeFlags) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.where, "store", "", "where entities and activations are kept: a file, or redis://host:port (default: invoker.db in --state-dir)")
+	cmd.Flags().StringVar(&s.password, "store-password-file", "", "the file with the password to --store")
 	cmd.Flags().IntVar(&s.retain, "retain", 1024, "MiB of activation records to retain; the oldest are forgotten")
 }
 
 func (s *storeFlags) open(ctx context.Context, stateDir string, log *slog.Logger) (store.Store, error) {
-	where := s.where
+	where, err := withPassword("store", s.where, s.password)
+	if err != nil {
+		return nil, err
+	}
 	if where == "" {
 		if err := os.MkdirAll(stateDir, 0o700); err != nil {
 			return nil, err
@@ -155,6 +171,9 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 	if f.cfg.Key, err = i.key(stateDir); err != nil {
 		return nil, err
 	}
+	if f.cfg.Seal, err = openwhisk.LoadSeal(filepath.Join(stateDir, "promises.key")); err != nil {
+		return nil, err
+	}
 	if i.runtimes != "" {
 		content, err := os.ReadFile(i.runtimes)
 		if err != nil {
@@ -164,24 +183,36 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 			return nil, fmt.Errorf("--runtimes %s: %w", i.runtimes, err)
 		}
 	}
-	if f.plain, err = f.listen(i.listen, "listen"); err != nil {
+	memory, err := memoryLimit()
+	if err != nil {
 		return nil, err
 	}
+	most, err := mostConnections(memory)
+	if err != nil {
+		return nil, err
+	}
+	f.cfg.Bodies, f.cfg.Connections = int64(bodyShare*float64(memory)), share.NewConnections(most)
+	if f.plain, err = f.open(whatListen, "listen", i.listen); err != nil {
+		return nil, err
+	}
+	f.plain = f.cfg.Connections.Bound(f.plain, openwhisk.NoConnection)
 	served := []net.Listener{f.plain}
 	if i.https != "" {
 		certificate, err := openwhisk.LoadCertificate(i.tlsCert, i.tlsKey, stateDir, i.https)
 		if err != nil {
 			return nil, err
 		}
-		listener, err := f.listen(i.https, "https")
+		listener, err := f.open(whatListen, "https", i.https)
 		if err != nil {
 			return nil, err
 		}
 		served = append(served, listener)
-		f.secure = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
+		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
 	}
-	if err := noteListen(runDir, served...); err != nil {
-		return nil, err
+	if len(inheritedDoors()) == 0 { // else whoever opened them has noted it
+		if err := noteListen(runDir, served...); err != nil {
+			return nil, err
+		}
 	}
 	f.cfg.Store, err = i.store.open(ctx, stateDir, log)
 	if err != nil {
@@ -192,16 +223,22 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 			log.Error("store", "err", err)
 		}
 	})
+	stop, err := serveStorage(i.storage, filepath.Join(stateDir, "storage"), log)
+	if err != nil {
+		return nil, err
+	}
+	f.onClose(stop)
 	return f, nil
 }
 
-func (f *front) listen(address, flag string) (net.Listener, error) {
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("OpenWhisk API: %w; choose another address with --%s", err, flag)
+const whatListen = "OpenWhisk API"
+
+func (f *front) open(what, flag, address string) (net.Listener, error) {
+	listener, err := openDoor(what, flag, address)
+	if err == nil {
+		f.onClose(func() { listener.Close() })
 	}
-	f.onClose(func() { listener.Close() })
-	return listener, nil
+	return listener, err
 }
 
 // serve runs the invoker until ctx ends.
@@ -209,7 +246,7 @@ func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, re
 	if os.Getenv("GOGC") == "" {
 		// The live heap is a few megabytes, the garbage that of thousands of calls a second: it would be collected many times a second, and
 		// calls that meet that wait for it. A ballast has the collector wait for as much more; nobody touches it, so it takes no memory.
-		ballast := make([]byte, 32<<20)
+		ballast := make([]byte, ballastBytes)
 		defer runtime.KeepAlive(ballast)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
@@ -224,7 +261,7 @@ func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, re
 		return err
 	}
 	defer whisk.Close()
-	admin, err := listenRoot(filepath.Join(f.runDir, invokerSocket))
+	admin, err := openUserDoor(f.runDir, groupOfSockets())
 	if err != nil {
 		return err
 	}
@@ -274,23 +311,13 @@ func stemCells(runtimes *entity.Runtimes, apiHost string) (cells []pool.StemCell
 	return cells
 }
 
-// listenRoot listens on a Unix socket that nobody but this user and root can open, from the first moment.
-func listenRoot(socket string) (net.Listener, error) {
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	old := unix.Umask(0o177)
-	defer unix.Umask(old)
-	return net.Listen("unix", socket)
-}
-
 func serveUntil(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
 	failed := make(chan error, len(servers))
 	for n, server := range servers {
 		go func() { failed <- server.Serve(listeners[n]) }()
 		log.Info("API ready", "address", listeners[n].Addr())
 	}
-	tellParent()
+	tellParent(ready)
 	var err error
 	select {
 	case err = <-failed:

@@ -69,10 +69,12 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 		{"no such policy", []string{"invoker", "--listen", "127.0.0.1:0", "--keep-alive-policy", "guess"}, nil, "there are fixed and histogram"},
 		{"no images", []string{"agent", "--images", "/nonexistent"}, nil, "/nonexistent is no set of images"},
 		{"a damaged kernel", []string{"agent", "--images", damagedImages(t)}, nil, "guest/kernel is damaged"},
-		{"no network given", []string{"agent", "--sandbox", "bare"}, nil, "--subnet"},
-		{"no such PF", []string{"agent", "--sandbox", "bare", "--pf", "nobody", "--subnet", "10.0.2.0/24",
+		{"no such limits", []string{"agent", "--sandbox", "bare", "--limits", "some"}, nil,
+			"best-effort"},
+		{"no network given", []string{"agent", "--sandbox", "bare", "--limits", "best-effort"}, nil, "--subnet"},
+		{"no such PF", []string{"agent", "--sandbox", "bare", "--limits", "best-effort", "--pf", "nobody", "--subnet", "10.0.2.0/24",
 			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "no SR-IOV device"},
-		{"no huge pages", []string{"agent", "--sandbox", "bare", "--huge-pages", "--subnet", "10.0.2.0/24",
+		{"no huge pages", []string{"agent", "--sandbox", "bare", "--limits", "best-effort", "--huge-pages", "--subnet", "10.0.2.0/24",
 			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "huge pages"},
 		{"storage port taken", []string{"up", "--foreground", "--sandbox", "sim", "--listen", "127.0.0.1:0", "--metrics", "", "--storage", taken}, nil, "choose another address with --storage"},
 		{"no storage there", []string{"storage", "samples", "http://127.0.0.1:1"}, nil, "start a storage server"},
@@ -158,4 +160,14 @@ func worldRun(t *testing.T, cmd *exec.Cmd) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// fileOf is a file with that content, for this user alone.
+func fileOf(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

@@ -2,10 +2,10 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,10 +14,25 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
+// What a process is to those who look at its memory: one of them, or both.
+const (
+	asAgent   = "agent"
+	asInvoker = "invoker"
+	asBoth    = "both"
+)
+
 // newRegistry is what a process counts in: at first, what every process of ours tells of itself.
-func newRegistry() *prometheus.Registry {
+func newRegistry(process string) *prometheus.Registry {
+	registry := ofProcess(process)
+	registry.MustRegister(metrics.Build(version))
+	return registry
+}
+
+// ofProcess leaves out the version: it is for an agent whose invoker shows what both count.
+func ofProcess(process string) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics.Build(version), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	prometheus.WrapRegistererWith(prometheus.Labels{"process": process}, registry).MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }
 
@@ -29,17 +44,25 @@ func counting(address string, registry *prometheus.Registry) prometheus.Register
 	return registry
 }
 
-// serveMetrics serves what Prometheus and, where there is a query, Grafana ask for; an empty address is nowhere.
-func serveMetrics(address string, registry *prometheus.Registry, query http.Handler, log *slog.Logger) (stop func(), err error) {
-	if address == "" {
+const whatMetrics = "metrics"
+
+// serveMetrics serves what Prometheus and, where there is a query, Grafana ask for. The address is host:port, or the path of a Unix socket
+// that a group may open; an empty one is nowhere.
+func serveMetrics(address string, group int, page, query http.Handler, log *slog.Logger) (stop func(), err error) {
+	var listener net.Listener
+	switch {
+	case address == "":
 		return func() {}, nil
+	case filepath.IsAbs(address):
+		listener, err = listenLocal(address, group)
+	default:
+		listener, err = openDoor(whatMetrics, "metrics", address)
 	}
-	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("metrics: %w; choose another address with --metrics", err)
+		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics.Page(registry))
+	mux.Handle("GET /metrics", page)
 	if query != nil {
 		mux.Handle("GET /api/", query)
 	}

@@ -37,6 +37,7 @@ type nodeFlags struct {
 	sandbox          string
 	simStart         time.Duration
 	images           string
+	registries       registryFlags
 	pfs              []string
 	vfs              vf.Template
 	numVFs           int
@@ -48,7 +49,9 @@ type nodeFlags struct {
 	gateway          string
 	dns              string
 	metrics          string
+	group            int // that may open the sockets
 	boot             time.Duration
+	limits           string
 	api              apiFlags
 }
 
@@ -74,6 +77,7 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f.StringVar(&n.sandbox, "sandbox", "qemu", "what functions run in: qemu, bare (VFIO without a guest) or sim (simulated stage times)")
 	f.DurationVar(&n.simStart, "sim-start", sim.DefaultTotal, "how long a simulated start takes, shared between its stages as in the FastIOV paper; 0: no time at all")
 	f.StringVar(&n.images, "images", "", "a directory of images made on another machine by `fastiov image export` (default: build them here)")
+	n.registries.register(cmd)
 	f.StringSliceVar(&n.pfs, "pf", nil, "SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
 	f.IntVar(&n.numVFs, "vfs", 0, "VFs per device (default: as many as it has)")
 	f.IntVar(&n.vfs.VLAN, "vlan", 0, "VLAN of the VFs")
@@ -88,7 +92,28 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", metricsHelp)
 	f.StringVar(&n.api.listen, "node-listen", "", "host:port where the node API is served to invokers on other machines, by mutual TLS (default: nowhere)")
 	n.api.registerKeys(cmd)
+	f.StringVar(&n.limits, "limits", limitsEnforced, "of sandboxes: enforced, by cgroup v2's controllers of memory and processes, or best-effort, by rlimits where those are missing")
 	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
+}
+
+const (
+	limitsEnforced   = "enforced"
+	limitsBestEffort = "best-effort"
+)
+
+// bestEffort tells whether limits may be missing.
+func (n *nodeFlags) bestEffort() (bool, error) {
+	if n.limits != limitsEnforced && n.limits != limitsBestEffort {
+		return false, fmt.Errorf("--limits %q: there are %s and %s", n.limits, limitsEnforced, limitsBestEffort)
+	}
+	return n.limits == limitsBestEffort, nil
+}
+
+// rooms is how many rooms for VMMs are kept ready: as many as there is memory for sandboxes, up to a burst.
+func (n *nodeFlags) rooms() (int, error) {
+	const burst = 256
+	memory, err := memoryToGive(n)
+	return min(burst, memory/(qemu.MinMemoryMiB+overheadMiB(n))), err
 }
 
 // A node is the agent and all it stands on. It is built in order and taken down in reverse; sandboxes outlive it, to be adopted.
@@ -110,15 +135,15 @@ func (n *node) close() {
 }
 
 // openNode builds the node and serves its API on the Unix socket in its run directory.
-func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err error) {
-	n := &node{registry: newRegistry(), log: log}
+func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, log *slog.Logger) (_ *node, err error) {
+	n := &node{registry: registry, log: log}
 	defer func() {
 		if err != nil {
 			n.close()
 		}
 	}()
-	if os.Geteuid() != 0 && f.sandbox != "sim" {
-		return nil, errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
+	if err := checkRoot(f); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(f.runDir, 0o755); err != nil {
 		return nil, err
@@ -146,10 +171,18 @@ func openNode(ctx context.Context, f *nodeFlags, log *slog.Logger) (_ *node, err
 	n.registry.MustRegister(n.agent)
 	adopted, ended := n.agent.Adopt(ctx)
 	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set, "adopted", adopted, "ended", ended)
-	if err := n.serve(f.runDir); err != nil {
+	if err := n.serve(f.runDir, f.group); err != nil {
 		return nil, err
 	}
 	return n, n.serveFar(f.api)
+}
+
+// checkRoot says who can run such a node.
+func checkRoot(f *nodeFlags) error {
+	if os.Geteuid() != 0 && f.sandbox != "sim" {
+		return errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
+	}
+	return nil
 }
 
 func lockRunDir(dir string) (unlock func(), err error) {
@@ -165,22 +198,42 @@ func lockRunDir(dir string) (unlock func(), err error) {
 }
 
 func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error) {
-	switch {
-	case f.sandbox != "qemu":
+	if f.sandbox != "qemu" {
 		return nil, nil // nothing boots
-	case f.images != "":
-		return image.OpenSet(f.images)
 	}
 	cache, err := image.Open("", os.Stderr)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		n.onClose(cache.Close)
+		cache.Fetched, cache.Pulled = n.metrics.Fetched, n.metrics.Pulled
+		if err := f.registries.apply(cache); err != nil {
+			return nil, err
+		}
 	}
-	n.onClose(cache.Close)
-	cache.Fetched = n.metrics.Fetched
-	return cache.Set(ctx)
+	switch {
+	case f.images == "" && err != nil:
+		return nil, err
+	case f.images == "":
+		return cache.Set(ctx)
+	case err != nil:
+		n.log.Warn("no container images will be pulled", "err", err)
+		return image.OpenSet(f.images)
+	}
+	set, err := image.OpenSet(f.images)
+	if err == nil {
+		set.PullTo(cache)
+	}
+	return set, err
 }
 
 func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, error) {
+	bestEffort, err := f.bestEffort()
+	if err != nil {
+		return nil, err
+	}
+	rooms, err := f.rooms()
+	if err != nil {
+		return nil, err
+	}
 	switch f.sandbox {
 	case "sim":
 		return sim.New(sim.Config{Stages: sim.Table1(f.simStart)}), nil
@@ -189,7 +242,7 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		if err != nil {
 			return nil, err
 		}
-		d, err := bare.Open(bare.Config{Command: []string{self, bareVMM}, Log: n.log})
+		d, err := bare.Open(bare.Config{Command: []string{self, bareVMM}, Rooms: rooms, BestEffort: bestEffort, Log: n.log})
 		if err != nil {
 			return nil, err
 		}
@@ -204,7 +257,7 @@ func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, erro
 		}
 		d, err := qemu.Open(qemu.Config{
 			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-			HugePages: f.hugePages, Set: n.set, Probe: probe, Log: n.log,
+			Rooms: rooms, BestEffort: bestEffort, HugePages: f.hugePages, Set: n.set, Probe: probe, Log: n.log,
 		})
 		if err != nil {
 			return nil, err
@@ -292,8 +345,8 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 	return a, nil
 }
 
-func (n *node) serve(runDir string) error {
-	listener, err := listenRoot(filepath.Join(runDir, nodeSocket))
+func (n *node) serve(runDir string, group int) error {
+	listener, err := listenLocal(filepath.Join(runDir, nodeSocket), group)
 	if err != nil {
 		return err
 	}
@@ -336,12 +389,19 @@ func (n *node) serveOn(listener net.Listener, server *grpc.Server) {
 // rootsOf finds runtimes in a set of images; without one (sim, bare) every name is good, for nothing is booted.
 type rootsOf struct{ set *image.Set }
 
-func (r rootsOf) Root(ctx context.Context, name string) (startup.Root, error) {
+func (r rootsOf) Root(ctx context.Context, name, namespace string) (startup.Root, error) {
 	if r.set == nil {
 		return startup.Root{}, nil
 	}
-	rt, err := r.set.Runtime(ctx, name)
-	return startup.Root{Path: rt.Root, Program: rt.Program}, err
+	rt, release, err := r.set.Use(ctx, name, namespace)
+	return startup.Root{Path: rt.Root, Program: rt.Program, Release: release}, err
+}
+
+func (r rootsOf) Hold(ctx context.Context, path string) (release func(), err error) {
+	if r.set == nil {
+		return nil, nil
+	}
+	return r.set.Hold(ctx, path)
 }
 
 func (f *nodeFlags) network() (n startup.Network, err error) {

@@ -55,7 +55,12 @@ func selfSigned(t *testing.T) api.Keys {
 // background starts a command that runs until the test ends, and returns when it says that it is ready.
 func background(t *testing.T, args ...string) {
 	t.Helper()
-	cmd := fastiov(t, args...)
+	serving(t, fastiov(t, args...))
+}
+
+// serving starts a command that serves, and ends it with the test.
+func serving(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
 	ready, theirs, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +74,7 @@ func background(t *testing.T, args ...string) {
 	theirs.Close()
 	t.Cleanup(func() { end(t, cmd, &said) })
 	if n, err := ready.Read(make([]byte, 1)); n == 0 {
-		t.Fatalf("fastiov %v is not ready: %v", args, err)
+		t.Fatalf("%v is not ready: %v", cmd.Args, err)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/fastiov/fastiov/functions/storage"
 )
 
-// storageCmd serves what functions fetch and store. `up --storage` does so too, in its own process.
+// storageCmd serves what functions fetch and store. An invoker does so too, by --storage.
 func storageCmd() *cobra.Command {
 	var listen string
 	cmd := &cobra.Command{Use: "storage DIR", Short: "Serve a directory to functions by HTTP: GET and PUT of /bucket/key, as in S3", Args: cobra.ExactArgs(1)}
@@ -43,10 +43,10 @@ func openStorage(address, flag, dir string) (*http.Server, net.Listener, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	listener, err := net.Listen("tcp", address)
+	listener, err := openDoor(whatStorage, flag, address)
 	if err != nil {
 		kept.Close()
-		return nil, nil, fmt.Errorf("storage: %w; choose another address with --%s", err, flag)
+		return nil, nil, err
 	}
 	const transfer = 10 * time.Minute // of the largest object
 	server := &http.Server{Handler: kept, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: transfer, WriteTimeout: 2 * transfer, IdleTimeout: 2 * time.Minute}
@@ -92,6 +92,8 @@ func putObject(ctx context.Context, url string, content []byte) error {
 	}
 	return nil
 }
+
+const whatStorage = "storage"
 
 // serveStorage runs a storage server beside whatever else the process does. An empty address is none.
 func serveStorage(address, dir string, log *slog.Logger) (stop func(), err error) {

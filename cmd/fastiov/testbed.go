@@ -54,7 +54,7 @@ func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := host.Put(cmd.Context(), "fastiov", self); err != nil {
+	if err := errors.Join(host.Put(cmd.Context(), "fastiov", self), host.PutLauncher(cmd.Context())); err != nil {
 		host.Close()
 		return nil, err
 	}

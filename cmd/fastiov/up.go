@@ -16,27 +16,36 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// upCmd runs invoker and agent in one process: on this machine if it can be a node, else in the testbed.
+// upCmd runs an agent and its invoker: on this machine if it can be a node, else in the testbed.
 func upCmd() *cobra.Command {
 	var n nodeFlags
 	var i invokerFlags
 	var foreground bool
-	var storage, kernel string
+	var kernel string
 	cmd := &cobra.Command{Use: "up", Short: "Start fastiov here, or in a testbed where this machine cannot be a node", Args: cobra.NoArgs}
 	n.register(cmd)
 	i.register(cmd)
-	cmd.Flags().StringVar(&storage, "storage", "", "where functions find a storage server, which keeps its objects in --state-dir; whoever reaches it may read and write them all (default: nowhere)")
+	cmd.Flags().StringVar(&i.user, "invoker-user", "",
+		"who the invoker runs as, in a process of its own (default: "+frontUser+"; with sim, the agent's process)")
 	cmd.Flags().StringVar(&kernel, "kernel", testbed.DebianKernel, "of the testbed, where one is the node: debian, or patched, fastiov's own, built first if need be")
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, as a service does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if foreground {
-			return serveAll(cmd.Context(), &n, &i, storage, os.Stderr)
+		if i.user == "" && n.sandbox != "sim" {
+			i.user = frontUser
+		}
+		switch {
+		case foreground && i.user != "":
+			return serveApart(cmd.Context(), cmd, &n, &i, os.Stderr)
+		case foreground:
+			return serveAll(cmd.Context(), &n, &i, os.Stderr)
 		}
 		if n.sandbox == "qemu" && n.images == "" {
 			if away, err := upInTestbed(cmd, kernel); away {
@@ -54,39 +63,34 @@ func upCmd() *cobra.Command {
 		if err == nil {
 			announce(cmd.OutOrStdout(), "http://"+addresses[0], "http://"+n.metrics, key.String())
 		}
-		if err == nil && storage != "" {
-			fmt.Fprintf(cmd.OutOrStdout(), "storage         http://%s\n\n", storage)
+		if err == nil && i.storage != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "storage         http://%s\n\n", i.storage)
 		}
 		return err
 	}
 	return cmd
 }
 
-// serveAll runs a node and its invoker until ctx ends, and a storage server if it has an address.
-func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string, logTo io.Writer) error {
+// serveAll runs a node and its invoker in this process until ctx ends.
+func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Writer) error {
 	log := slog.New(slog.NewTextHandler(logTo, nil))
 	front, err := i.open(ctx, n.runDir, n.stateDir, log)
 	if err != nil {
 		return err
 	}
 	defer front.close()
-	stopStorage, err := serveStorage(storage, filepath.Join(n.stateDir, "storage"), log)
-	if err != nil {
-		return err
-	}
-	defer stopStorage()
 	traces, err := openTraces(ctx)
 	if err != nil {
 		return err
 	}
 	defer traces.stop()
 	front.cfg.Tracer = traces.tracer
-	node, err := openNode(ctx, n, log)
+	node, err := openNode(ctx, n, newRegistry(asBoth), log)
 	if err != nil {
 		return err
 	}
 	defer node.close()
-	stop, err := serveMetrics(n.metrics, node.registry, traces.query, log)
+	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), traces.query, log)
 	if err != nil {
 		return err
 	}
@@ -107,7 +111,7 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, storage string
 // The address at which an invoker serves is noted in the run directory, for the commands that call it.
 func listenFile(runDir string) string { return filepath.Join(runDir, "listen") }
 
-func noteListen(runDir string, listeners ...net.Listener) error {
+func noteListen[L net.Listener](runDir string, listeners ...L) error {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return err
 	}
@@ -127,14 +131,30 @@ func readListen(runDir string) ([]string, error) {
 	return strings.Fields(string(b)), nil
 }
 
-// readyFD is inherited by a detached process; a line on it says that it is ready, its end without one that it is not.
+// readyFD is inherited by a process that another one waits for; the line "ready" on it says that it is, its end without one that it is not.
 const readyFD = "FASTIOV_READY_FD"
 
-func tellParent() {
-	if os.Getenv(readyFD) != "" {
-		f := os.NewFile(3, "ready")
-		fmt.Fprintln(f, "ready")
-		f.Close()
+// A parent waits for this process; fd is where it listens, or -1 where nobody does (any more).
+type parent struct{ fd int }
+
+var waiting = func() *parent {
+	if os.Getenv(readyFD) == "" {
+		return &parent{-1}
+	}
+	return &parent{3}
+}()
+
+// tellParent says how far this process is. After ready it has nothing more to say.
+func tellParent(word string) { waiting.tell(word) }
+
+func (p *parent) tell(word string) {
+	if p.fd < 0 {
+		return
+	}
+	_, _ = unix.Write(p.fd, []byte(word+"\n"))
+	if word == ready {
+		unix.Close(p.fd)
+		p.fd = -1 // the number may be another file's next
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 
 const invokerSocket = "invoker.sock" // in the run directory
 
-// userCmd makes and changes who may call. It speaks to the invoker that runs here, by a socket that only root can open; where none runs,
+// userCmd makes and changes who may call. It speaks to the invoker that runs here, by a socket for root and a group; where none runs,
 // it does what the invoker would.
 func userCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "user", Short: "Create, list, block and delete those who may call"}
@@ -34,6 +34,12 @@ func userCmd() *cobra.Command {
 	f.IntVar(&wish.Limits.InvocationsPerMinute, "invocations-per-minute", 0, "calls in a minute (default: as the invoker's)")
 	f.IntVar(&wish.Limits.ConcurrentInvocations, "concurrent-invocations", 0, "calls under way (default: as the invoker's)")
 	f.IntVar(&wish.Limits.FiresPerMinute, "fires-per-minute", 0, "triggers fired in a minute (default: as the invoker's)")
+	f.IntVar(&wish.Limits.ChangesPerMinute, "changes-per-minute", 0, "entities changed in a minute (default: as the invoker's)")
+	f.IntVar(&wish.Limits.ReadsPerMinute, "reads-per-minute", 0,
+		"requests in a minute that read entities and records (default: as the invoker's)")
+	f.IntVar(&wish.Limits.MaxEntities, "max-entities", 0, "entities that it may have (default: as the invoker's)")
+	f.IntVar(&wish.Limits.MaxEntityMB, "max-entity-mb", 0, "MB of them, without code (default: as the invoker's)")
+	f.IntVar(&wish.Limits.MaxCodeMB, "max-code-mb", 0, "MB of their code (default: as the invoker's)")
 	f.IntVar(&wish.Limits.MaxActionMemory, "max-action-memory", 0, "MB that an action may have (default: as everybody's)")
 	f.IntVar(&wish.Limits.MaxActionTimeout, "max-action-timeout", 0, "milliseconds that an action may take (default: as everybody's)")
 	f.IntVar(&wish.Limits.MaxActionLogs, "max-action-logs", 0, "MB that an action may log (default: as everybody's)")
@@ -72,9 +78,8 @@ func userCmd() *cobra.Command {
 		}
 		return err
 	})
-	cmd.AddCommand(create.Command, list.Command, get.Command)
+	cmd.AddCommand(create.Command, list.Command, get.Command, userDeletes())
 	for _, c := range []struct{ use, short, method, path string }{
-		{"delete NAME", "Delete a subject; what its namespaces hold stays", http.MethodDelete, ""},
 		{"block NAME", "Keep a subject out", http.MethodPost, "/block"},
 		{"unblock NAME", "Let a subject in again", http.MethodPost, "/unblock"},
 	} {
@@ -93,6 +98,54 @@ type userCommand struct {
 	runDir   *string
 	stateDir *string
 	store    storeFlags
+}
+
+// userDeletes is `fastiov user delete`.
+func userDeletes() *cobra.Command {
+	u := userDoes("delete NAME", "Delete a subject; what its namespaces hold stays, and nobody is given them, until"+
+		" it is purged", cobra.ExactArgs(1))
+	purge := u.Flags().Bool("purge", false,
+		"delete what its namespaces hold as well, also of a subject that is deleted already: code, entities, records")
+	u.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
+		subject := "/subjects/" + url.PathEscape(args[0])
+		err := r.ask(ctx, http.MethodDelete, subject, nil, &struct{}{})
+		var refused *refusedByRegister
+		if !*purge || err != nil && !(errors.As(err, &refused) && refused.status == http.StatusNotFound) {
+			return err
+		}
+		return userPurges(ctx, cmd, r, subject)
+	})
+	return u.Command
+}
+
+// userPurges has the register purge, step by step, and says how far it is.
+func userPurges(ctx context.Context, cmd *cobra.Command, r *registerClient, subject string) error {
+	const pause = 200 * time.Millisecond // where there is nothing to do but to wait
+	var entities, records int
+	for said := ""; ; {
+		var p access.Purge
+		if err := r.ask(ctx, http.MethodPost, subject+"/purge", nil, &p); err != nil {
+			return err
+		}
+		entities, records = entities+p.Entities, records+p.Records
+		if p.Done {
+			fmt.Fprintf(cmd.OutOrStdout(), "deleted %d entities and %d records\n", entities, records)
+			return nil
+		}
+		say := fmt.Sprintf("%s: deleted %d entities and %d records so far; %d calls or changes are under way",
+			p.Namespace, entities, records, p.UnderWay)
+		if say != said {
+			fmt.Fprintln(cmd.ErrOrStderr(), say)
+			said = say
+		}
+		if p.Entities+p.Records == 0 {
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
 }
 
 func userDoes(use, short string, args cobra.PositionalArgs) *userCommand {
@@ -115,7 +168,7 @@ func (u *userCommand) does(run func(ctx context.Context, cmd *cobra.Command, r *
 			conn.Close()
 			return run(cmd.Context(), cmd, newRegisterClient(socket), args)
 		} else if errors.Is(err, os.ErrPermission) {
-			return fmt.Errorf("%s: only root may ask the invoker; use sudo", socket)
+			return notOfGroup(socket)
 		}
 		return u.withStore(cmd.Context(), func(socket string) error {
 			return run(cmd.Context(), cmd, newRegisterClient(socket), args)
@@ -125,6 +178,11 @@ func (u *userCommand) does(run func(ctx context.Context, cmd *cobra.Command, r *
 
 // withStore serves the register from the store itself, for as long as do takes.
 func (u *userCommand) withStore(ctx context.Context, do func(socket string) error) (err error) {
+	if u.store.where == "" {
+		if err := becomeOwner(*u.stateDir); err != nil {
+			return err
+		}
+	}
 	kept, err := u.store.open(ctx, *u.stateDir, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return fmt.Errorf("no invoker runs here, and its store: %w", err)
@@ -142,11 +200,11 @@ func (u *userCommand) withStore(ctx context.Context, do func(socket string) erro
 		return err
 	}
 	defer os.RemoveAll(dir)
-	listener, err := listenRoot(filepath.Join(dir, invokerSocket))
+	listener, err := listenLocal(filepath.Join(dir, invokerSocket), nobodyElse)
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: &access.Register{Entities: kept, Directory: directory}, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: &access.Register{Store: kept, Directory: directory}, ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	err = do(listener.Addr().String())
@@ -188,7 +246,14 @@ func (r *registerClient) ask(ctx context.Context, method, path string, in, out a
 		if err := json.NewDecoder(resp.Body).Decode(&failure); err != nil {
 			return fmt.Errorf("the invoker answered HTTP %d: %w", resp.StatusCode, err)
 		}
-		return errors.New(failure.Error)
+		return &refusedByRegister{resp.StatusCode, failure.Error}
 	}
 	return json.NewDecoder(resp.Body).Decode(out)
 }
+
+type refusedByRegister struct {
+	status int
+	why    string
+}
+
+func (r *refusedByRegister) Error() string { return r.why }

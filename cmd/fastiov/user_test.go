@@ -32,6 +32,27 @@ func opens(t *testing.T, address, key string) (status int, namespaces []string) 
 	return resp.StatusCode, namespaces
 }
 
+// put makes an action.
+func put(t *testing.T, address, key, name string) {
+	t.Helper()
+	body := `{"exec":{"kind":"nodejs:default","code":"function main() {}"}}`
+	url := "http://" + address + "/api/v1/namespaces/_/actions/" + name
+	req, err := http.NewRequest(http.MethodPut, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuid, secret, _ := strings.Cut(key, ":")
+	req.SetBasicAuth(uuid, secret)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("PUT %s: HTTP %d", name, resp.StatusCode)
+	}
+}
+
 // TestUsers: subjects made before the invoker runs, while it runs and after it ended are the same subjects.
 func TestUsers(t *testing.T) {
 	dir := t.TempDir()
@@ -74,6 +95,20 @@ func TestUsers(t *testing.T) {
 	user("unblock", "ann")
 	user("delete", "bob")
 	wrong("no such subject", "get", "bob")
+	wrong("fastiov user delete \"bob\" --purge", "create", "bob")
+	if out := user("delete", "bob", "--purge"); out != "deleted 0 entities and 0 records" {
+		t.Errorf("purge: %s", out)
+	}
+	wrong("nothing of it is left", "delete", "bob", "--purge")
+	bob = user("create", "bob", "--max-entities", "5")
+	put(t, address, bob, "hello")
+	user("delete", "bob")
+	must(t, "down", "--run-dir", filepath.Join(dir, "run"))
+	wrong("built in", "create", "guest")
+	if out := user("delete", "bob", "--purge"); out != "deleted 1 entities and 0 records" {
+		t.Errorf("purge without an invoker: %s", out)
+	}
+	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""}, flags...)...)
 	wrong("built in", "delete", "guest")
 	wrong("no name", "create", "a/b")
 
