@@ -75,7 +75,10 @@ func (r *Result) Print(w io.Writer) {
 	row("warm calls", warm.Fastiov.PerSecond, "/s")
 	row("  plain handler", warm.Plain.PerSecond, "/s")
 	row("  ratio", warm.Ratio, "")
+	row("  agent and invoker apart", warm.Apart.PerSecond, "/s")
+	row("  ratio to one process", warm.Apart.Ratio, "")
 	row("  CPU of a call", warm.Fastiov.CPU, "µs")
+	row("  apart, of both", warm.Apart.CPU, "µs")
 	row("  plain handler", warm.Plain.CPU, "µs")
 	row("  the load's own", warm.LoadCPU, "µs")
 	row("  allocations of a call", warm.Fastiov.Allocations, "")
@@ -97,7 +100,7 @@ func (r *Result) Print(w io.Writer) {
 	t.Flush()
 	m := r.Memory
 	fmt.Fprintf(w, "most to least: warm %.2f, evict and start %.2f\n", r.Flatness.WarmRatio, r.Flatness.ColdRatio)
-	fmt.Fprintf(w, "an idle invoker: %.1f MiB, %.1f of them anonymous; a queued activation: %.2f KiB, %.2f of them anonymous (%d queued)\n",
-		m.Idle.MiB, m.Idle.AnonymousMiB, m.QueuedKiB, m.QueuedAnonymousKiB, m.Queued)
+	fmt.Fprintf(w, "an idle invoker: %.1f MiB, %.1f of them anonymous; its idle agent: %.1f MiB, %.1f; a queued activation: %.2f KiB, %.2f of them anonymous (%d queued)\n",
+		m.Idle.MiB, m.Idle.AnonymousMiB, m.IdleAgent.MiB, m.IdleAgent.AnonymousMiB, m.QueuedKiB, m.QueuedAnonymousKiB, m.Queued)
 	fmt.Fprintf(w, "%d CPUs, shared with the load; medians (least … most); %d calls failed\n", r.CPUs, r.Failures())
 }

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -14,6 +13,7 @@ import (
 // Memory is the resident memory of `fastiov invoker`, whose agent is a process of its own.
 type Memory struct {
 	Idle               Resident `json:"idle"` // a second after it answers
+	IdleAgent          Resident `json:"idle_agent"`
 	Full               Resident `json:"full"` // with those queued
 	Queued             int      `json:"queued"`
 	QueuedKiB          float64  `json:"queued_kib"` // each
@@ -27,30 +27,17 @@ type Resident struct {
 }
 
 func (b *Bench) memory(ctx context.Context) (*Memory, error) {
-	var agent *exec.Cmd
-	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
-		agent = exec.CommandContext(ctx, b.Command, "agent", "--sandbox", "sim", "--sim-start", "0", "--memory", "128",
-			"--run-dir", runDir, "--state-dir", stateDir, "--metrics", "")
-		return []string{"invoker", "--run-dir", runDir, "--state-dir", stateDir, "--listen", "127.0.0.1:0", "--metrics", "", "--wait", "1h",
-			"--invocations-per-minute", unlimited, "--concurrent-invocations", unlimited}
-	})
+	s, err := b.apart(ctx, []string{"--memory", "128"}, []string{"--metrics", "", "--wait", "1h"})
 	if err != nil {
 		return nil, err
 	}
 	defer s.stop()
-	if err := agent.Start(); err != nil {
-		return nil, err
-	}
-	defer func() {
-		_ = agent.Process.Kill()
-		_ = agent.Wait()
-	}()
-	if err := s.await(ctx, func() error { _, err := os.Stat(filepath.Join(s.runDir(), "node.sock")); return err }); err != nil {
-		return nil, err
-	}
 	time.Sleep(time.Second)
 	m := &Memory{Queued: 8000}
-	if m.Idle, err = s.resident(); err != nil {
+	if m.Idle, err = residentOf(s.cmd); err != nil {
+		return nil, err
+	}
+	if m.IdleAgent, err = residentOf(s.agent); err != nil {
 		return nil, err
 	}
 	if _, err := s.put(ctx, 1, `"memory":128,"timeout":300000`); err != nil {
@@ -75,17 +62,17 @@ func (b *Bench) memory(ctx context.Context) (*Memory, error) {
 	if n, err := s.recorded(); err != nil || n > 0 {
 		return nil, fmt.Errorf("%d of those that should queue have ended (%v)", n, err)
 	}
-	if m.Full, err = s.resident(); err != nil {
+	if m.Full, err = residentOf(s.cmd); err != nil {
 		return nil, err
 	}
 	m.QueuedKiB = (m.Full.MiB - m.Idle.MiB) * 1024 / float64(m.Queued)
 	m.QueuedAnonymousKiB = (m.Full.AnonymousMiB - m.Idle.AnonymousMiB) * 1024 / float64(m.Queued)
-	b.say("memory  %.1f MiB idle, %.1f MiB with %d queued", m.Idle.MiB, m.Full.MiB, m.Queued)
+	b.say("memory  %.1f MiB idle, its agent %.1f, %.1f MiB with %d queued", m.Idle.MiB, m.IdleAgent.MiB, m.Full.MiB, m.Queued)
 	return m, nil
 }
 
-func (s *server) resident() (r Resident, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+func residentOf(cmd *exec.Cmd) (r Resident, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 	if err != nil {
 		return r, err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +24,7 @@ import (
 // A server is a process under measurement, with directories of its own.
 type server struct {
 	cmd     *exec.Cmd
+	agent   *exec.Cmd // nil: in the same process
 	log     bytes.Buffer
 	dir     string
 	address string
@@ -50,6 +52,31 @@ func (b *Bench) up(ctx context.Context, flags ...string) (*server, error) {
 	})
 	if err == nil {
 		s.metrics = metrics
+	}
+	return s, err
+}
+
+// apart starts the invoker and its agent as two processes, joined by the agent's socket.
+func (b *Bench) apart(ctx context.Context, ofAgent, ofInvoker []string) (*server, error) {
+	var agent *exec.Cmd
+	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
+		dirs := []string{"--run-dir", runDir, "--state-dir", stateDir}
+		agent = exec.CommandContext(ctx, b.Command, slices.Concat(
+			[]string{"agent", "--sandbox", "sim", "--sim-start", "0", "--metrics", ""}, dirs, ofAgent)...)
+		return slices.Concat([]string{"invoker", "--listen", "127.0.0.1:0", "--invocations-per-minute", unlimited,
+			"--concurrent-invocations", unlimited, "--pause-after", "0"}, dirs, ofInvoker)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := agent.Start(); err != nil {
+		s.stop()
+		return nil, err
+	}
+	s.agent = agent
+	err = s.await(ctx, func() error { _, err := os.Stat(filepath.Join(s.runDir(), "node.sock")); return err })
+	if err != nil {
+		s.stop()
 	}
 	return s, err
 }
@@ -134,6 +161,10 @@ func lastLine(text string) string {
 // stop ends the process at once: nothing of it is to be kept.
 func (s *server) stop() {
 	_ = s.cmd.Process.Kill()
+	if s.agent != nil {
+		_ = s.agent.Process.Kill()
+		_ = s.agent.Wait()
+	}
 	for range s.ended { // until it is closed
 	}
 }
@@ -168,16 +199,22 @@ func (b *Bench) deployed(ctx context.Context, n, memoryMiB int, flags ...string)
 	if err != nil {
 		return nil, nil, err
 	}
+	calls, err := s.deploy(ctx, n, memoryMiB)
+	return s, calls, err
+}
+
+// deploy puts so many actions, and has a call of each. It stops a server that does not take them.
+func (s *server) deploy(ctx context.Context, n, memoryMiB int) ([][]byte, error) {
 	names, err := s.put(ctx, n, fmt.Sprintf(`"memory":%d`, memoryMiB))
 	if err != nil {
 		s.stop()
-		return nil, nil, err
+		return nil, err
 	}
 	calls := make([][]byte, n)
 	for i, name := range names {
 		calls[i] = s.invoke(name)
 	}
-	return s, calls, nil
+	return calls, nil
 }
 
 // invoke is a blocking call of the action whose answer is its result.
@@ -210,8 +247,18 @@ type spent struct {
 }
 
 func (s *server) spent() (now spent, err error) {
-	if now.cpu, err = cpuOf(s.cmd.Process.Pid); err != nil || s.metrics == "" {
+	if now.cpu, err = cpuOf(s.cmd.Process.Pid); err != nil {
 		return now, err
+	}
+	if s.agent != nil {
+		ofAgent, err := cpuOf(s.agent.Process.Pid)
+		if err != nil {
+			return now, err
+		}
+		now.cpu += ofAgent
+	}
+	if s.metrics == "" {
+		return now, nil
 	}
 	text, err := get("http://" + s.metrics + "/metrics")
 	if err != nil {
@@ -219,12 +266,10 @@ func (s *server) spent() (now spent, err error) {
 	}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if strings.HasPrefix(name, "fastiov_cold_start_seconds_count") {
-			name = "cold starts"
-		}
+		name, _, _ = strings.Cut(name, "{")
 		to := map[string]*float64{
-			"go_memstats_mallocs_total": &now.allocations,
-			"cold starts":               &now.coldStarts,
+			"go_memstats_mallocs_total":        &now.allocations,
+			"fastiov_cold_start_seconds_count": &now.coldStarts,
 		}[name]
 		if to != nil {
 			if *to, err = strconv.ParseFloat(value, 64); err != nil {
@@ -241,4 +286,30 @@ func cpuOf(pid int) (time.Duration, error) {
 	var t unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|scheduled), &t)
 	return time.Duration(t.Nano()), err
+}
+
+// descriptors is how many the process has open: the least of a while, for those of connections that
+// were closed are closed a moment later.
+func (s *server) descriptors() (least int, err error) {
+	for try := range 50 {
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.cmd.Process.Pid))
+		if err != nil {
+			return 0, err
+		}
+		if try == 0 || len(open) < least {
+			least = len(open)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return least, nil
+}
+
+// childFaults are the page faults of the processes that the server has started and that have ended.
+func (s *server) childFaults() (n int, err error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	afterName := stat[bytes.LastIndexByte(stat, ')')+1:]
+	return strconv.Atoi(strings.Fields(string(afterName))[8]) // cminflt of proc(5)
 }

@@ -15,6 +15,7 @@ type Warm struct {
 	Fastiov     Side            `json:"fastiov"`
 	Plain       Side            `json:"plain"`
 	Ratio       bench.Quantiles `json:"ratio"` // of calls per second, by round
+	Apart       Apart           `json:"apart"`
 	LoadCPU     bench.Quantiles `json:"load_cpu_us"`
 	Open        Open            `json:"open_loop"`
 	ColdStarts  int             `json:"cold_starts"` // while it was measured
@@ -26,6 +27,14 @@ type Side struct {
 	PerSecond   bench.Quantiles `json:"per_second"`
 	CPU         bench.Quantiles `json:"cpu_us"`
 	Allocations bench.Quantiles `json:"allocations"`
+}
+
+// Apart is an invoker whose agent is another process. Ratio is of its calls per second to those in one process, by round. CPU is of both
+// processes, in µs of a call.
+type Apart struct {
+	PerSecond bench.Quantiles `json:"per_second"`
+	CPU       bench.Quantiles `json:"cpu_us"`
+	Ratio     bench.Quantiles `json:"ratio"`
 }
 
 // Open compares latencies at half the calls per second that fastiov answers at most. Each figure is the 99th percentile of a round, in ms.
@@ -52,7 +61,12 @@ func (b *Bench) warm(ctx context.Context) (*Warm, error) {
 	w := &Warm{Connections: connections}
 	ours := &contender{server: fastiov, load: load{fastiov.address, connections, http.StatusOK, always(calls[0])}}
 	theirs := &contender{server: plain, load: load{plain.address, connections, http.StatusOK, always(plain.invoke("action-0"))}}
-	for _, c := range []*contender{ours, theirs} { // both are brought to what they will be
+	apart, err := b.warmApart(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer apart.stop()
+	for _, c := range []*contender{ours, theirs, apart} { // all are brought to what they will be
 		if _, err := c.load.during(ctx, b.Slice); err != nil {
 			return nil, err
 		}
@@ -61,7 +75,7 @@ func (b *Bench) warm(ctx context.Context) (*Warm, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := w.throughput(ctx, b, ours, theirs); err != nil {
+	if err := w.throughput(ctx, b, ours, theirs, apart); err != nil {
 		return nil, err
 	}
 	if err := w.latency(ctx, b, ours, theirs); err != nil {
@@ -69,12 +83,25 @@ func (b *Bench) warm(ctx context.Context) (*Warm, error) {
 	}
 	after, err := fastiov.spent()
 	w.ColdStarts = int(after.coldStarts - before.coldStarts)
-	w.count(ours, theirs)
+	w.count(ours, theirs, apart)
 	return w, err
 }
 
-func (w *Warm) throughput(ctx context.Context, b *Bench, ours, theirs *contender) error {
-	var ratios []float64
+func (b *Bench) warmApart(ctx context.Context) (*contender, error) {
+	metrics, err := bench.FreeAddress() // it counts as the other one does
+	if err != nil {
+		return nil, err
+	}
+	s, err := b.apart(ctx, nil, []string{"--metrics", metrics})
+	if err != nil {
+		return nil, err
+	}
+	calls, err := s.deploy(ctx, 1, 128)
+	return &contender{server: s, load: load{s.address, connections, http.StatusOK, always(calls[0])}}, err
+}
+
+func (w *Warm) throughput(ctx context.Context, b *Bench, ours, theirs, apart *contender) error {
+	var ratios, joined []float64
 	for round := range b.Rounds {
 		a, err := ours.measure(ctx, b.Slice)
 		if err != nil {
@@ -84,11 +111,18 @@ func (w *Warm) throughput(ctx context.Context, b *Bench, ours, theirs *contender
 		if err != nil {
 			return err
 		}
+		two, err := apart.measure(ctx, b.Slice)
+		if err != nil {
+			return err
+		}
 		ratios = append(ratios, a.perSecond/p.perSecond)
-		b.say("warm  round %d/%d  %.0f/s, plain %.0f/s", round+1, b.Rounds, a.perSecond, p.perSecond)
+		joined = append(joined, two.perSecond/a.perSecond)
+		b.say("warm  round %d/%d  %.0f/s, plain %.0f/s, apart %.0f/s", round+1, b.Rounds, a.perSecond, p.perSecond, two.perSecond)
 	}
 	w.Fastiov, w.Plain = ours.side(), theirs.side()
 	w.Ratio = bench.QuantilesOf(ratios)
+	side := apart.side()
+	w.Apart = Apart{side.PerSecond, side.CPU, bench.QuantilesOf(joined)}
 	w.LoadCPU = bench.QuantilesOf(ours.loadCPU)
 	return nil
 }
