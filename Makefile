@@ -9,40 +9,50 @@ export PATH := $(PATH):/usr/local/go/bin
 # A distribution's Go may be older than go.mod asks for and pinned to itself; let it fetch the one named there.
 export GOTOOLCHAIN := auto
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# The packages with files behind a build tag.
+TAGS         = failpoint,trust
+TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust)\b' . | xargs -n1 dirname | sort -u)
 SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(ba)?sh' . )
 # Where `make generate` writes; the test that generated files are up to date names another folder.
 OUT         ?= .
 
 .DEFAULT_GOAL := help
 # test-kernel has no place in the help: `make test` runs it.
-.PHONY: help up build load test test-kernel lint generate test-openwhisk test-page dashboards-check test-chaos test-full clean-cache clean
+.PHONY: help up build load test test-trust test-kernel lint generate test-openwhisk test-page dashboards-check test-chaos test-full clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
 	@[ -z "$(WITH)" ] || .ci/beside $(WITH)
-	bin/fastiov up $(if $(filter redis,$(WITH)),--store redis://127.0.0.1:6379)
+	bin/fastiov up $(if $(filter redis,$(WITH)),--store redis://127.0.0.1:6379) $(if $(filter registry,$(WITH)),$(addprefix --image-registries=,docker.io ghcr.io quay.io http://127.0.0.1:5000))
 	bin/fastiov burst --n 7
 
-build: ## Build bin/fastiov, and bin/fastiov-init for its guests
+build: ## Build bin/fastiov, bin/fastiov-init for its guests and bin/fastiov-vmm, which starts their VMMs
 	@.ci/bootstrap run
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-init ./node-agent/guest/init
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-vmm ./node-agent/sandbox/jail/vmm
 
 load: build ## Fire a short burst by k6 at what `make up` started, and show its tail; builds k6 once, which takes some minutes
 	@bin/fastiov k6 run load/burst.js
 
-test: ## Run the test tiers T0 to T3 within FASTIOV_BUDGET minutes (80)
+test: ## Compile, and run the test tiers T0 to T3, within FASTIOV_BUDGET minutes (80)
 	@.ci/bootstrap test
-	@.ci/tiers T0 T1 T2 T3
+	@.ci/tiers compile T0 T1 T2 trust kernel T3
 
+test-trust: ## Run all of the hostile tests between tenants; `make test` runs their quick part
+	@.ci/bootstrap test
+	@.ci/tiers trust-full
+
+# lint compiles as build does, so that each finds in Go's cache what the other compiled.
 lint: ## Check formatting, vet, staticcheck and the shell scripts
 	@.ci/bootstrap test
 	@bad=$$(gofmt -l $$(find . -name '*.go' -not -path './.git/*')); [ -z "$$bad" ] || { echo "not formatted, run gofmt -w on:" $$bad; exit 1; }
-	go vet ./...
-	go vet -tags failpoint ./...
-	go tool staticcheck ./...
+	CGO_ENABLED=0 go vet -trimpath ./...
+	CGO_ENABLED=0 go vet -trimpath -tags $(TAGS) $(TAGGED)
+	CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -trimpath" go tool staticcheck ./...
+	CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -trimpath" go tool staticcheck -tags $(TAGS) $(TAGGED)
 	shellcheck $(SCRIPTS)
 
 # generate makes the Go code of the node API, the dashboards and docs/metrics.md anew.
@@ -76,11 +86,11 @@ test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHA
 
 test-kernel:
 	@.ci/bootstrap test
-	@.ci/tiers T3
+	@.ci/tiers kernel T3
 
 test-full: ## Run T4 by hand: everything, long fuzzing, chaos, all benches; commits nothing, writes bench/figures
 	@.ci/bootstrap test
-	@.ci/tiers T0 T1 T2 T3 chaos T4
+	@.ci/tiers compile T0 T1 T2 trust kernel T3 trust-full chaos T4
 
 clean-cache: ## Remove what was built or downloaded into the cache
 	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"
