@@ -35,7 +35,7 @@ func Metrics() []Metric {
 		panic(err) // a recorder takes everything
 	}
 	agent.NewMetrics(&seen)
-	seen.MustRegister((*pool.Pool)(nil), (*agent.Agent)(nil), metrics.Build(""))
+	seen.MustRegister((*pool.Pool)(nil), (*openwhisk.API)(nil), (*agent.Agent)(nil), metrics.Build(""))
 	var all []Metric
 	for _, c := range seen {
 		all = append(all, described(c)...)
@@ -135,10 +135,16 @@ var finite = map[string][]string{
 	"result":  {"ok", "failed"},
 	"source":  agent.ImageSources,
 
+	"route":                                    openwhisk.Routes,
+	"bound":                                    openwhisk.ConnectionBounds,
+	"fastiov_denied_requests_total code":       openwhisk.DeniedCodes,
+	"fastiov_body_bytes state":                 openwhisk.BodyStates,
+	"fastiov_connections state":                openwhisk.ConnectionStates,
 	"fastiov_pool_waiting_jobs reason":         slices.Sorted(maps.Values(pool.Reasons)),
 	"fastiov_pool_nodes state":                 pool.NodeStates,
 	"fastiov_node_waiting_starts reason":       texts(startup.Lacks),
 	"fastiov_node_start_failures_total reason": {"refused", "failed"},
+	"fastiov_node_image_pulls_total result":    agent.PullResults,
 	"fastiov_node_sandboxes state":             agent.States,
 	"fastiov_node_memory_bytes state":          {"reserved", "free"},
 	"fastiov_node_vfs state":                   texts(vf.States),
@@ -173,7 +179,7 @@ func MetricsPage() string {
 This page is made from the code by ` + "`make generate`" + `; a test says when it is stale.
 
 An invoker and a node agent each serve ` + "`/metrics`" + ` (` + "`fastiov up`" + ` is both, and serves one page). Beside what is listed here there is what Go's client tells of
-every process (` + "`go_*`, `process_*`" + `). Units are base units. Histograms of times share one layout of buckets, 125 µs to 131 s, each twice the one before;
+every process (` + "`go_*`, `process_*`" + `); their label ` + "`process`" + ` is agent, invoker or, where one process is both, both. Units are base units. Histograms of times share one layout of buckets, 125 µs to 131 s, each twice the one before;
 a server that asks for native histograms gets those besides. Buckets of ` + "`fastiov_cold_start_seconds`, `fastiov_cold_start_stage_seconds`" + ` and, where a call was cold,
 ` + "`fastiov_activation_seconds`" + ` carry exemplars: their ` + "`trace_id`" + ` is the activation's id, and the id of its trace.
 A histogram of one cold start's parts adds up: each instant belongs to one stage, and what none claims is ` + "`unattributed`" + `. Where ` + "`sandbox`" + ` is ` + "`sim`" + `, times are simulated.

@@ -25,9 +25,12 @@ func node() Dashboard {
 		query{quantile("0.99", "fastiov_node_stage_seconds", on, window, "stage, sandbox"), "{{stage}} {{sandbox}}"})
 	b.panel(lines, 12, 9, "bytes", "Image bytes", "Bytes fetched to make images in the last five minutes, by where they came from.",
 		query{`sum by (source) (increase(fastiov_node_image_bytes_total` + on + `[5m]))`, "{{source}}"})
-	b.panel(lines, 12, 9, "percentunit", "CPU of the process", "Cores that the agent uses; in one process with an invoker, both.", query{`rate(process_cpu_seconds_total` + on + `[$__rate_interval])`, "{{instance}}"})
-	b.panel(lines, 12, 9, "bytes", "Memory of the process", "Resident memory of the agent.", query{`process_resident_memory_bytes` + on, "{{instance}}"})
+	b.panel(lines, 12, 9, "short", "Pulls of container images", "Pulls that ended in the last five minutes, by how.",
+		query{`sum by (result) (increase(fastiov_node_image_pulls_total` + on + `[5m]))`, "{{result}}"})
+	b.panel(lines, 12, 9, "percentunit", "CPU of the process", "Cores that the agent uses, and its invoker, whose page shows both.", query{`rate(process_cpu_seconds_total` + on + `[$__rate_interval])`, "{{instance}} {{process}}"})
+	b.panel(lines, 12, 9, "bytes", "Memory of the process", "Resident memory of the agent, and of its invoker.",
+		query{`process_resident_memory_bytes` + on, "{{instance}} {{process}}"})
 	b.panel(lines, 12, 9, "short", "Goroutines and files", "What leaks show in first.",
-		query{`go_goroutines` + on, "goroutines {{instance}}"}, query{`process_open_fds` + on, "open files {{instance}}"})
+		query{`go_goroutines` + on, "goroutines {{instance}} {{process}}"}, query{`process_open_fds` + on, "open files {{instance}} {{process}}"})
 	return b.Dashboard
 }
