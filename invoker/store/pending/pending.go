@@ -176,13 +176,18 @@ func (p *Records) Matching(f activation.Filter) map[string]*activation.Record {
 // Stored is which part of a list is needed from a store that has none of the pending records: as many
 // may come before it as there are pending ones.
 func Stored(pending map[string]*activation.Record, skip, limit int) (from, most int) {
-	const far = 1 << 30
-	skip, limit = min(max(skip, 0), far), min(max(limit, 0), far)
+	skip, limit = Bounded(skip, limit)
 	if limit == 0 {
 		return 0, 0
 	}
 	from = max(skip-len(pending), 0)
 	return from, skip - from + limit
+}
+
+// Bounded returns a page's bounds as numbers that may be added.
+func Bounded(skip, limit int) (int, int) {
+	const far = 1 << 30
+	return min(max(skip, 0), far), min(max(limit, 0), far)
 }
 
 // Page lays the Orders of pending records over that part and returns what was asked for, newest first.

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -110,21 +111,32 @@ func (s *Store) Get(ctx context.Context, namespace, id string) (*activation.Reco
 	return r, nil
 }
 
+// What a list has of a page, in one step, because records come while it is read: 0 or 1 for each
+// record on the way, 1 where it has come; how many records the filter takes; and the Orders of those
+// among them that pending.Stored asks for, newest first.
+//
+// KEYS: list, record… ARGV: the first and last Order of the filter, skip, limit
+var pageScript = redis.NewScript(`
+local list, skip, most = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[4])
+local come, ahead = {}, 0
+for i = 2, #KEYS do
+  come[i - 1] = redis.call('EXISTS', KEYS[i])
+  ahead = ahead + 1 - come[i - 1]
+end
+local taken = redis.call('ZLEXCOUNT', list, '[' .. ARGV[1], '(' .. ARGV[2])
+local from = math.max(skip - ahead, 0)
+most = math.min(skip - from + most, taken - from)
+if tonumber(ARGV[4]) == 0 or most <= 0 then return {come, taken, {}} end
+from = from + redis.call('ZLEXCOUNT', list, '[' .. ARGV[2], '+')
+return {come, taken, redis.call('ZREVRANGE', list, from, from + most - 1)}
+`)
+
 // List implements store.Activations.
-func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int, see func(*activation.Record) error) error {
-	onTheWay := s.records.Matching(f) // first: a record that leaves meanwhile is in Redis
-	count, newer, err := s.bounds(ctx, f, onTheWay)
+func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int,
+	see func(*activation.Record) error) error {
+	onTheWay, _, stored, err := s.page(ctx, f, skip, limit)
 	if err != nil {
 		return s.explain(err)
-	}
-	var stored []string
-	from, most := pending.Stored(onTheWay, skip, limit)
-	if most = min(most, count-from); most > 0 {
-		first := int64(newer + from)
-		newest := redis.ZRangeArgs{Key: listKey(f), Start: first, Stop: first + int64(most) - 1, Rev: true}
-		if stored, err = s.db.ZRangeArgs(ctx, newest).Result(); err != nil {
-			return s.explain(err)
-		}
 	}
 	for orders := pending.Page(onTheWay, stored, skip, limit); len(orders) > 0; {
 		var some []*activation.Record
@@ -140,29 +152,30 @@ func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int, 
 	return nil
 }
 
-// bounds are how many records in Redis the filter takes, and how many of its list are newer than those.
-// What is there already is no longer on the way.
-func (s *Store) bounds(ctx context.Context, f activation.Filter, onTheWay map[string]*activation.Record) (count, newer int, err error) {
+// page returns the records on the way to Redis that the filter takes, how many it takes in Redis, and
+// which of those a page needs.
+func (s *Store) page(ctx context.Context, f activation.Filter, skip, limit int) (
+	onTheWay map[string]*activation.Record, taken int, stored []string, err error) {
+	onTheWay = s.records.Matching(f) // first: a record that leaves meanwhile is in Redis
 	low, high := f.Range()
-	var taken, after *redis.IntCmd
-	arrived := map[string]*redis.IntCmd{}
-	_, err = s.db.TxPipelined(ctx, func(tx redis.Pipeliner) error {
-		taken = tx.ZLexCount(ctx, listKey(f), "["+low, "("+high)
-		after = tx.ZLexCount(ctx, listKey(f), "["+high, "+")
-		for order, r := range onTheWay {
-			arrived[order] = tx.Exists(ctx, recordKey+r.ID)
-		}
-		return nil
-	})
+	orders, keys := slices.Collect(maps.Keys(onTheWay)), []string{listKey(f)}
+	for _, order := range orders {
+		keys = append(keys, recordKey+onTheWay[order].ID)
+	}
+	skip, limit = pending.Bounded(skip, limit)
+	answer, err := pageScript.Run(ctx, s.db, keys, low, high, skip, limit).Slice()
 	if err != nil {
-		return 0, 0, err
+		return nil, 0, nil, err
 	}
-	for order, there := range arrived {
-		if there.Val() > 0 {
-			delete(onTheWay, order)
+	for i, come := range answer[0].([]any) {
+		if come.(int64) == 1 {
+			delete(onTheWay, orders[i])
 		}
 	}
-	return int(taken.Val()), int(after.Val()), nil
+	for _, order := range answer[2].([]any) {
+		stored = append(stored, order.(string))
+	}
+	return onTheWay, int(answer[1].(int64)), stored, nil
 }
 
 // portion reads some of the records with these Orders, and tells what is left. Those that were dropped
@@ -215,12 +228,8 @@ func (s *Store) portion(ctx context.Context, ahead map[string]*activation.Record
 
 // Count implements store.Activations.
 func (s *Store) Count(ctx context.Context, f activation.Filter) (int, error) {
-	onTheWay := s.records.Matching(f)
-	stored, _, err := s.bounds(ctx, f, onTheWay)
-	if err != nil {
-		return 0, s.explain(err)
-	}
-	return stored + len(onTheWay), nil
+	onTheWay, taken, _, err := s.page(ctx, f, 0, 0)
+	return taken + len(onTheWay), s.explain(err)
 }
 
 func listKey(f activation.Filter) string {
