@@ -28,6 +28,7 @@ type abLoad struct {
 	actions int
 	conns   int
 	flags   []string
+	cold    bool // each call starts a sandbox
 	slice   func(l *load, ctx context.Context, d time.Duration) (tally, error)
 }
 
@@ -37,8 +38,8 @@ const (
 )
 
 var (
-	warmCalls = abLoad{"control-plane", 1, connections, nil, (*load).during}
-	simBurst  = abLoad{"burst", atOnce, atOnce, eachCold, (*load).bursts}
+	warmCalls = abLoad{"control-plane", 1, connections, nil, false, (*load).during}
+	simBurst  = abLoad{"burst", atOnce, atOnce, eachCold, true, (*load).bursts}
 	eachCold  = []string{"--keep-alive", "0s", "--memory", "51200"}
 )
 
@@ -127,11 +128,26 @@ func (ab *AB) side(ctx context.Context, load abLoad, command string) (_ *side, e
 	if s.counts.Idle, err = up.descriptors(); err != nil {
 		return nil, err
 	}
-	if _, err = load.slice(&s.load, ctx, 4*ab.Slice); err != nil {
-		return nil, err
+	return s, s.warmUp(ctx, load, ab.Slice)
+}
+
+// warmUp puts the server under the load until it starts no more sandboxes, or, where each call
+// starts one, once.
+func (s *side) warmUp(ctx context.Context, load abLoad, slice time.Duration) (err error) {
+	const most = 50
+	for range most {
+		cold := s.begin.coldStarts
+		if _, err = load.slice(&s.load, ctx, 2*slice); err != nil {
+			return err
+		}
+		if s.begin, err = s.spent(); err != nil {
+			return err
+		}
+		if load.cold || s.begin.coldStarts == cold {
+			break
+		}
 	}
-	s.begin, err = up.spent()
-	return s, err
+	return nil
 }
 
 // turn has the server under load for a slice.

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -31,8 +32,9 @@ func TestBenchAB(t *testing.T) {
 			t.Errorf("%s: %+v", load, c)
 		}
 		wantCold := map[string]float64{"burst": 1}[load]
+		const few = 0.01 // a sandbox is on its way back to the pool when the next call comes
 		for side, counts := range map[string]controlplane.Counts{"base": c.Base, "head": c.Head} {
-			if counts.ColdStarts != wantCold || counts.ChildFaults > 0 {
+			if math.Abs(counts.ColdStarts-wantCold) > few || counts.ChildFaults > 0 {
 				t.Errorf("%s, %s: %+v; want %v cold starts of a call, no process", load, side, counts, wantCold)
 			}
 			if counts.Allocations <= 0 || counts.Idle == 0 || counts.After == 0 {
