@@ -170,6 +170,7 @@ var starters = map[string]string{
 	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
 	"node-agent/guest/init":   "the runtime",
 	"invoker/bus/kafkatest":   "a Kafka broker, for the tests of the bus",
+	"rules/record":            "go, to list what tests depend on",
 	"functions/functionstest": "python3 and node, to run the functions on this machine",
 }
 

@@ -26,7 +26,8 @@ func TestTheTiersOfMakeTestFitItsBudget(t *testing.T) {
 		t.Fatal("make test runs no tiers")
 	}
 	sum := 0
-	for tier := range strings.FieldsSeq(recipe[1]) {
+	for name := range strings.FieldsSeq(recipe[1]) {
+		tier := strings.Trim(name, "'?")
 		worst := regexp.MustCompile(`\[` + tier + `\]=(\d+)`).FindStringSubmatch(script)
 		if worst == nil {
 			t.Fatalf(".ci/tiers has no worst case of %s", tier)
@@ -112,6 +113,24 @@ func TestWhatAFuzzerFindsFailsItsStep(t *testing.T) {
 			own() { step it bash -c "$FUZZ" bash . ` + fuzzer + ` FuzzX 3s /nonexistent; }`
 		if out, _ := tiers(t, 5, own, "own"); !strings.Contains(out, want) {
 			t.Errorf("%s: no %q in\n%s", said, want, out)
+		}
+	}
+}
+
+// A tier with a question mark is left out, aloud, while its record holds; without one it runs.
+func TestATierIsLeftOutByItsRecord(t *testing.T) {
+	const own = `WORST=([slow]=4); RECORD=([slow]=slow)
+		recorded_slow() { echo ./slow; }
+		slow() { step it true; }
+		go() { echo "$2 $3 $4 $5"; [ -n "$HOLDS" ]; }`
+	for _, c := range []struct{ holds, name, want string }{
+		{"yes", "'slow?'", "LEFT OUT: slow, by its record: ./rules/record -holds .ci/records/slow.json"},
+		{"", "'slow?'", "1 passed, 0 failed"},
+		{"yes", "slow", "1 passed, 0 failed"},
+	} {
+		out, _ := tiers(t, 5, "HOLDS="+c.holds+"; "+own, c.name)
+		if !strings.Contains(out, c.want) {
+			t.Errorf("%+v:\n%s", c, out)
 		}
 	}
 }

@@ -1,0 +1,168 @@
+// Command record keeps what a slow test tier has shown: how many tests passed, and the hash of all
+// that they depend on. While that hash holds, the tier may be left out.
+//
+//	record RECORD TESTS MINUTES PACKAGE…   write RECORD; refused where a former run had more tests
+//	record -holds RECORD PACKAGE…          say whether RECORD holds; exit 0 if it does
+//
+// It runs in the repository's root.
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// besides are what the tests of every tier depend on, beside their packages.
+var besides = []string{"go.mod", "go.sum", "versions.yaml", ".ci/tiers"}
+
+// A Record is the content of a record's file.
+type Record struct {
+	Date     string   `json:"date"`
+	Tests    int      `json:"tests"`
+	Minutes  int      `json:"minutes"`
+	Packages []string `json:"packages"`
+	SHA256   string   `json:"sha256"`
+}
+
+func main() {
+	said, err := run(os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "record:", err)
+		os.Exit(1)
+	}
+	fmt.Println(said)
+}
+
+func run(args []string) (said string, err error) {
+	if len(args) > 2 && args[0] == "-holds" {
+		return holds(args[1], args[2:])
+	}
+	if len(args) > 3 {
+		tests, errTests := strconv.Atoi(args[1])
+		minutes, errMinutes := strconv.Atoi(args[2])
+		if err := errors.Join(errTests, errMinutes); err != nil {
+			return "", err
+		}
+		return write(args[0], tests, minutes, args[3:])
+	}
+	return "", errors.New("usage: record RECORD TESTS MINUTES PACKAGE… or record -holds RECORD PACKAGE…")
+}
+
+func read(file string) (r Record, err error) {
+	content, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(content, &r)
+	}
+	return r, err
+}
+
+func holds(file string, packages []string) (said string, err error) {
+	r, err := read(file)
+	if err != nil {
+		return "", err
+	}
+	slices.Sort(packages)
+	if !slices.Equal(r.Packages, packages) {
+		return "", fmt.Errorf("%s is of other packages: %s", file, strings.Join(r.Packages, " "))
+	}
+	now, err := hash(packages)
+	if err != nil {
+		return "", err
+	}
+	if now != r.SHA256 {
+		return "", fmt.Errorf("%s is of other sources", file)
+	}
+	return fmt.Sprintf("on %s %d tests passed in %d minutes on these very sources (%s)",
+		r.Date, r.Tests, r.Minutes, file), nil
+}
+
+func write(file string, tests, minutes int, packages []string) (said string, err error) {
+	former, err := read(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	if tests < former.Tests {
+		return "", fmt.Errorf("%d tests ran, and %s has %d; delete it if tests were taken out on purpose",
+			tests, file, former.Tests)
+	}
+	slices.Sort(packages)
+	r := Record{time.Now().UTC().Format(time.DateOnly), tests, minutes, packages, ""}
+	if r.SHA256, err = hash(packages); err != nil {
+		return "", err
+	}
+	content, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return "", err
+	}
+	return file + " is written", os.WriteFile(file, append(content, '\n'), 0o644)
+}
+
+// hash covers each file in the folders of the packages, of what they import and of what their tests
+// import, but for prose: more than the tests depend on, and nothing less.
+func hash(packages []string) (string, error) {
+	const ours = "{{if .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}"
+	list := append([]string{"list", "-deps", "-test", "-f", ours}, packages...)
+	out, err := exec.Command("go", list...).Output()
+	if err != nil {
+		return "", fmt.Errorf("go list %s: %w", strings.Join(packages, " "), err)
+	}
+	root, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	files := slices.Clone(besides)
+	for dir := range strings.FieldsSeq(string(out)) {
+		of, err := filesOf(root, dir)
+		if err != nil {
+			return "", err
+		}
+		files = append(files, of...)
+	}
+	slices.Sort(files)
+	sum := sha256.New()
+	for _, file := range slices.Compact(files) {
+		content, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", filepath.ToSlash(file), len(content), content)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// filesOf lists the files of a package's folder and of those below it: a program that a test builds
+// lies there, and what is embedded. Of the root it lists the folder's own.
+func filesOf(root, dir string) (files []string, err error) {
+	err = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && dir == root && name != root, entry.Name() == "rapid":
+			return fs.SkipDir
+		case !entry.Type().IsRegular() || strings.HasSuffix(name, ".md"),
+			dir == root && filepath.Ext(name) != ".go":
+			return nil
+		}
+		relative, err := filepath.Rel(root, name)
+		files = append(files, relative)
+		return err
+	})
+	return files, err
+}
