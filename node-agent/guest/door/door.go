@@ -3,13 +3,16 @@
 //	agent                                  guest
 //	32 bytes, a  ────────────────────────▶
 //	             ◀──────────────────────── 32 bytes, g, and HMAC(secret, "guest" a g)
-//	HMAC(secret, "agent" a g) ───────────▶ from here on the connection is the runtime's
+//	HMAC(secret, "agent" a g) ───────────▶
+//	             ◀──────────────────────── 1 byte: from here on the connection is the runtime's
 //
 // Both know the sandbox's secret: the agent makes it, and gives it to the guest with its
 // configuration. Any process of the host may connect to a guest, and a VMM that is broken out may
 // take the CID of a guest that has died. So neither side shows anything before the other has
 // proved itself: the secret itself is never sent, what was proved on one connection proves nothing
-// on another, and one side's proof is never the other's.
+// on another, and one side's proof is never the other's. The last byte says that the guest has not
+// hung up to make room for another caller while the agent's proof was on its way: without it the
+// agent calls again, before it has sent a request.
 //
 // The package is part of the guest's process 1, so it stays small.
 package door
@@ -82,12 +85,16 @@ func Enter(conn io.ReadWriter, secret Secret) error {
 	if err := expect(conn, proof(secret, "guest", nonces)); err != nil {
 		return err
 	}
-	_, err := conn.Write(proof(secret, "agent", nonces))
+	if _, err := conn.Write(proof(secret, "agent", nonces)); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(conn, make([]byte, len(welcome)))
 	return err
 }
 
-// Admit is the guest's side. When it returns nil, who called is the agent; what comes next is for
-// the runtime.
+var welcome = []byte{1}
+
+// Admit is the guest's side. When it returns nil, who called is the agent, and waits for Welcome.
 func Admit(conn io.ReadWriter, secret Secret) error {
 	if secret.IsZero() {
 		return errNoSecret
@@ -102,6 +109,12 @@ func Admit(conn io.ReadWriter, secret Secret) error {
 		return err
 	}
 	return expect(conn, proof(secret, "agent", nonces))
+}
+
+// Welcome tells the agent that it is in; what comes next is for the runtime.
+func Welcome(conn io.Writer) error {
+	_, err := conn.Write(welcome)
+	return err
 }
 
 // expect reads a proof.

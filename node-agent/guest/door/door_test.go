@@ -27,7 +27,12 @@ func entering(s Secret) func(io.ReadWriter) error {
 }
 
 func admitting(s Secret) func(io.ReadWriter) error {
-	return func(c io.ReadWriter) error { return Admit(c, s) }
+	return func(c io.ReadWriter) error {
+		if err := Admit(c, s); err != nil {
+			return err
+		}
+		return Welcome(c)
+	}
 }
 
 func TestWhoKnowsTheSecretMeets(t *testing.T) {
@@ -44,6 +49,18 @@ func TestWhoDoesNotKnowTheSecretIsRefused(t *testing.T) {
 	}
 	if agent, guest := meet(entering(Secret{}), admitting(Secret{})); agent == nil || guest == nil {
 		t.Errorf("no secret: agent %v, guest %v", agent, guest)
+	}
+}
+
+// Where the guest hung up after the agent's proof was sent, the agent is not in.
+func TestWhoIsNotWelcomedIsNotIn(t *testing.T) {
+	secret := NewSecret()
+	admit := func(c io.ReadWriter) error {
+		defer c.(io.Closer).Close()
+		return Admit(c, secret)
+	}
+	if agent, guest := meet(entering(secret), admit); !errors.Is(agent, io.EOF) || guest != nil {
+		t.Errorf("agent: %v, guest: %v", agent, guest)
 	}
 }
 

@@ -13,7 +13,8 @@ import (
 
 // Any process of the host may call the guest. A caller that has not proved to be the agent gets
 // little memory and little time, and makes room for those that come after it: however many call,
-// the agent, which needs two short messages, comes through.
+// the agent, which needs two short messages, comes through; where it was hung up on between them,
+// it is not welcomed and calls again.
 const (
 	strangers      = 64
 	strangerTime   = 10 * time.Second
@@ -36,6 +37,9 @@ func (p *porter) admits(caller *os.File, place int) bool {
 	caller.SetDeadline(time.Now().Add(strangerTime))
 	err := door.Admit(caller, p.secret)
 	if !p.leave(place, caller) || err != nil {
+		return false
+	}
+	if door.Welcome(caller) != nil {
 		return false
 	}
 	caller.SetDeadline(time.Time{})

@@ -80,7 +80,7 @@ func TestACrowdAtTheGuestsDoorIsWaitedFor(t *testing.T) {
 			func(context.Context) (net.Conn, error) { return nil, unix.ETIMEDOUT },
 			func(context.Context) (net.Conn, error) { return nil, unix.ECONNRESET },
 			answering(func(c net.Conn) { io.ReadFull(c, make([]byte, 32)) }), // and hangs up, to make room
-			answering(func(c net.Conn) { door.Admit(c, secret); io.WriteString(c, "runtime") }),
+			answering(func(c net.Conn) { door.Admit(c, secret); door.Welcome(c); io.WriteString(c, "runtime") }),
 		}
 		conn, err := enter(t.Context(), secret, func(ctx context.Context) (net.Conn, error) {
 			try := tries[0]
