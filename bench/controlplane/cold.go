@@ -134,7 +134,8 @@ func (b *Bench) flatness(ctx context.Context) (*Flatness, error) {
 // hold starts a server and has it start a sandbox for each of n actions.
 func (b *Bench) hold(ctx context.Context, n int) (*held, error) {
 	const conns, more, memory = 4, 16, 128
-	up, calls, err := b.deployed(ctx, n+more, memory, "--keep-alive", "10h", "--memory", fmt.Sprint(n*memory))
+	up, calls, err := b.deployed(ctx, n+more, memory, "--keep-alive", "10h",
+		"--memory", fmt.Sprint(n*memory), "--changes-per-minute", unlimited, "--max-entities", unlimited)
 	if err != nil {
 		return nil, err
 	}

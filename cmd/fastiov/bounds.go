@@ -18,8 +18,19 @@ var bodyShare = 1. / 4
 // connectionBytes is about what a connection takes: its buffers, and the stacks that serve it.
 const connectionBytes = 32 << 10
 
-// ballastBytes are never touched, see serve.
+// Nobody touches the ballast, so it takes no memory.
 const ballastBytes = 32 << 20
+
+var ballast []byte
+
+// collectSeldom has the garbage collector wait until as much garbage as the ballast is there. The
+// live heap has a few megabytes, and thousands of calls a second would have it collected many times
+// a second; calls that meet a collection wait for it.
+func collectSeldom() {
+	if os.Getenv("GOGC") == "" && ballast == nil {
+		ballast = make([]byte, ballastBytes)
+	}
+}
 
 // memoryLimit is how much memory this process may use: GOMEMLIMIT, else what its cgroup may, else a
 // quarter of the machine's, since the rest is for sandboxes. Unless GOMEMLIMIT says when, garbage is

@@ -243,12 +243,7 @@ func (f *front) open(what, flag, address string) (net.Listener, error) {
 
 // serve runs the invoker until ctx ends.
 func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, registry prometheus.Registerer) error {
-	if os.Getenv("GOGC") == "" {
-		// The live heap is a few megabytes, the garbage that of thousands of calls a second: it would be collected many times a second, and
-		// calls that meet that wait for it. A ballast has the collector wait for as much more; nobody touches it, so it takes no memory.
-		ballast := make([]byte, ballastBytes)
-		defer runtime.KeepAlive(ballast)
-	}
+	collectSeldom()
 	if os.Getenv("GOMAXPROCS") == "" {
 		// The store's writer waits for the disk in system calls. The runtime takes a processor for blocked only after a while, which may be
 		// 10 ms; as long, calls would have to do with one less than the machine has.

@@ -136,6 +136,7 @@ func (n *node) close() {
 
 // openNode builds the node and serves its API on the Unix socket in its run directory.
 func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, log *slog.Logger) (_ *node, err error) {
+	collectSeldom()
 	n := &node{registry: registry, log: log}
 	defer func() {
 		if err != nil {

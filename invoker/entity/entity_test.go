@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -312,4 +313,19 @@ func keeps(t *testing.T, made, into any) {
 	if again := asJSON(t, into); again != kept {
 		t.Fatalf("%s became %s", kept, again)
 	}
+}
+
+// FuzzName compares the names that are taken with the expression that OpenWhisk gives for them.
+func FuzzName(f *testing.F) {
+	segment := regexp.MustCompile(`^\w([\w@ .&-]{0,254}[\w@.&-])?$`)
+	for _, name := range []string{
+		"", "a", " ", "a ", "_", "@", "a@", "a b", "-a", "a\n", "é", strings.Repeat("x", 256), strings.Repeat("x", 257),
+	} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if taken := CheckName(name) == nil; taken != segment.MatchString(name) {
+			t.Errorf("%q is taken: %v", name, taken)
+		}
+	})
 }

@@ -2,18 +2,29 @@ package entity
 
 import (
 	"encoding/json"
-	"regexp"
 	"strings"
 )
 
-var segment = regexp.MustCompile(`^\w([\w@ .&-]{0,254}[\w@.&-])?$`)
-
 // CheckName refuses what no entity can be called.
 func CheckName(name string) error {
-	if !segment.MatchString(name) {
+	if !isName(name) {
 		return bad("%.300q is no name: 1 to 256 of letters, digits and _@ .&-, beginning with a letter, digit or _, not ending in a blank", name)
 	}
 	return nil
+}
+
+// isName matches ^\w([\w@ .&-]{0,254}[\w@.&-])?$. Each call asks it, so it is no regexp.
+func isName(s string) bool {
+	if s == "" || len(s) > 256 || s[len(s)-1] == ' ' || strings.IndexByte("@ .&-", s[0]) >= 0 {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+			strings.IndexByte("_@ .&-", c) >= 0) {
+			return false
+		}
+	}
+	return true
 }
 
 // A Path names an entity: /Namespace/Name, or /Namespace/Package/Name.

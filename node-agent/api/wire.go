@@ -19,6 +19,10 @@ import (
 // maxMessage bounds a message: 48 MB of action code as base64, and room for what is around it.
 const maxMessage = 80 << 20
 
+// window is how much may be under way on a connection and is not read yet. That it is said spares
+// the pings that would find it out: one for each few messages.
+const window = 16 << 20
+
 // silence is how long a peer that owes an answer may say nothing before it is asked whether it is there, and hung up on.
 const silence = 10 * time.Second
 
@@ -44,6 +48,7 @@ func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error)
 	}
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(secure),
 		grpc.WithUnaryInterceptor(boundRun), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
 		return nil, nil, fmt.Errorf("node %s: %w", address, err)
@@ -85,7 +90,8 @@ func NewTLSServer(node NodeServer, keys Keys) (*grpc.Server, error) {
 }
 
 func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
-	server := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+	server := grpc.NewServer(append(options, grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
 	RegisterNodeServer(server, streaming{node})
 	return server
