@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,8 +62,8 @@ func (b *Bench) apart(ctx context.Context, ofAgent, ofInvoker []string) (*server
 	var agent *exec.Cmd
 	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
 		dirs := []string{"--run-dir", runDir, "--state-dir", stateDir}
-		agent = exec.CommandContext(ctx, b.Command, slices.Concat(
-			[]string{"agent", "--sandbox", "sim", "--sim-start", "0", "--metrics", ""}, dirs, ofAgent)...)
+		agent = b.command(ctx, slices.Concat(
+			[]string{"agent", "--sandbox", "sim", "--sim-start", "0", "--metrics", ""}, dirs, ofAgent))
 		return slices.Concat([]string{"invoker", "--listen", "127.0.0.1:0", "--invocations-per-minute", unlimited,
 			"--concurrent-invocations", unlimited, "--pause-after", "0"}, dirs, ofInvoker)
 	})
@@ -79,6 +80,13 @@ func (b *Bench) apart(ctx context.Context, ofAgent, ofInvoker []string) (*server
 		s.stop()
 	}
 	return s, err
+}
+
+// command does not outlive the bench, which may end by a signal: who reads its output may stop.
+func (b *Bench) command(ctx context.Context, args []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, b.Command, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
 }
 
 // plain starts the plain handler.
@@ -105,7 +113,7 @@ func (b *Bench) serve(ctx context.Context, args func(runDir, stateDir string) []
 		os.RemoveAll(s.dir)
 		return nil, err
 	}
-	s.cmd = exec.CommandContext(ctx, b.Command, args(s.runDir(), stateDir)...)
+	s.cmd = b.command(ctx, args(s.runDir(), stateDir))
 	s.cmd.Stderr = &s.log
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
