@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -10,30 +11,38 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// Adopt settles what a former agent left: every sandbox whose record, VF lease and own answer agree is taken over, every other one is
-// ended by its cgroup, and only then is its VF returned. It runs before the node API is served.
+// adoptWithin bounds how long a sandbox may take to answer a new agent.
+const adoptWithin = 15 * time.Second
+
+// Adopt settles what a former agent left: every sandbox whose record, VF lease and own answer agree is
+// taken over, every other one is ended by its cgroup, and only then is its VF returned. It runs before
+// the node API is served. Sandboxes are asked side by side, so that a silent one delays no other.
 func (a *Agent) Adopt(ctx context.Context) (adopted, ended int) {
 	var leases []vf.Lease
 	if a.VFs != nil {
+		a.expectLosses(true)
+		defer a.expectLosses(false)
 		leases = a.VFs.Found()
 	}
 	kept := map[string]bool{}
+	var mu sync.Mutex // guards kept and ended
+	var asked sync.WaitGroup
 	for _, rec := range a.Starter.Records() {
-		id := rec.Spec.ID
-		st, err := a.adopt(ctx, rec, leaseOf(leases, id))
-		if err != nil {
-			ended++
-			a.Log.Warn("ending a sandbox that cannot be adopted", "sandbox", id, "err", err)
-			a.Starter.End(rec.Spec)
-			continue
-		}
-		adopted++
-		kept[id] = true
-		a.Log.Info("adopted", "sandbox", id, "pid", rec.PID)
-		e := &entry{started: time.Now(), adopted: true}
-		a.sandboxes[id] = e
-		a.ready(id, e, st)
+		asked.Go(func() {
+			id := rec.Spec.ID
+			err := a.takeOver(ctx, rec, leaseOf(leases, id))
+			if err != nil {
+				a.Log.Warn("ending a sandbox that cannot be adopted", "sandbox", id, "err", err)
+				a.Starter.End(rec.Spec)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if kept[id] = err == nil; err != nil {
+				ended++
+			}
+		})
 	}
+	asked.Wait()
 	for _, lease := range leases {
 		if id := lease.Owner.Sandbox; !kept[id] {
 			if id != "" { // the journal entry could be read
@@ -42,7 +51,37 @@ func (a *Agent) Adopt(ctx context.Context) (adopted, ended int) {
 			a.VFs.Return(lease)
 		}
 	}
-	return adopted, ended
+	return len(kept) - ended, ended
+}
+
+// expectLosses has Lost remember the sandboxes that are not known yet.
+func (a *Agent) expectLosses(begin bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lost = nil
+	if begin {
+		a.lost = map[string]bool{}
+	}
+}
+
+// takeOver makes a sandbox of a former agent one of this agent's.
+func (a *Agent) takeOver(ctx context.Context, rec startup.Found, lease *vf.Lease) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, adoptWithin,
+		fmt.Errorf("it has not answered within %v", adoptWithin))
+	defer cancel()
+	st, err := a.adopt(ctx, rec, lease)
+	if err != nil {
+		return err
+	}
+	id := rec.Spec.ID
+	a.Log.Info("adopted", "sandbox", id, "pid", rec.PID)
+	e := &entry{started: time.Now(), adopted: true, cancel: func() {}}
+	a.mu.Lock()
+	a.sandboxes[id] = e
+	e.ending = a.lost[id]
+	a.mu.Unlock()
+	a.ready(id, e, st)
+	return nil
 }
 
 func leaseOf(leases []vf.Lease, id string) *vf.Lease {

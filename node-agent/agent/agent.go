@@ -50,7 +50,8 @@ type Agent struct {
 	mu        sync.Mutex
 	sandboxes map[string]*entry
 	draining  bool
-	gone      *sync.Cond // a sandbox has gone
+	gone      *sync.Cond      // a sandbox has gone
+	lost      map[string]bool // sandboxes that lost their VF before they were adopted
 }
 
 type entry struct {
@@ -61,6 +62,7 @@ type entry struct {
 	st      *startup.Started // nil while starting
 	cold    *coldStart       // until it has answered the call it was started for
 	cancel  context.CancelFunc
+	ending  bool // somebody wants it to end
 }
 
 // New returns an agent that knows of no sandboxes; call Adopt before serving it.
@@ -108,7 +110,10 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		a.leave(req.Id)
 		return reply, nil
 	}
-	a.ready(req.Id, e, st)
+	if !a.ready(req.Id, e, st) {
+		cold.failed(errEnded)
+		return nil, status.Errorf(codes.Canceled, "sandbox %s was ended while it started", req.Id)
+	}
 	a.awaitCall(req.Id, cold)
 	return reply, nil
 }
@@ -126,28 +131,38 @@ func (a *Agent) enter(id string, e *entry) error {
 	return nil
 }
 
-// ready publishes a started sandbox and watches for its end.
-func (a *Agent) ready(id string, e *entry, st *startup.Started) {
+// ready publishes a started sandbox and watches for its end. It returns false, and ends the sandbox,
+// where somebody has wanted its end meanwhile.
+func (a *Agent) ready(id string, e *entry, st *startup.Started) bool {
 	a.mu.Lock()
-	e.state, e.st = "ready", st
-	a.mu.Unlock()
-	go func() {
-		<-st.Done()
-		err := st.Err()
-		if errors.Is(err, sandbox.ErrLetGo) {
-			return // its record and its lease are the later agent's
-		}
-		if err != nil {
-			a.Log.Warn("sandbox ended", "sandbox", id, "err", err)
-			a.Metrics.died()
-		}
-		var fault *sandbox.VFFault
-		if errors.As(err, &fault) {
-			a.VFs.Fault(st.Spec.VF.BDF, fault.Why)
-		}
-		a.Starter.Release(st)
-		a.leave(id)
-	}()
+	defer a.mu.Unlock()
+	go a.watch(id, st)
+	e.st, e.state = st, "ready"
+	wanted := !e.ending
+	if !wanted {
+		e.ending = false
+		a.end(id)
+	}
+	return wanted
+}
+
+// watch waits for the end of a sandbox and gives back what it had.
+func (a *Agent) watch(id string, st *startup.Started) {
+	<-st.Done()
+	err := st.Err()
+	if errors.Is(err, sandbox.ErrLetGo) {
+		return // its record and its lease are the later agent's
+	}
+	if err != nil {
+		a.Log.Warn("sandbox ended", "sandbox", id, "err", err)
+		a.Metrics.died()
+	}
+	var fault *sandbox.VFFault
+	if errors.As(err, &fault) {
+		a.VFs.Fault(st.Spec.VF.BDF, fault.Why)
+	}
+	a.Starter.Release(st)
+	a.leave(id)
 }
 
 func (a *Agent) leave(id string) {
@@ -177,7 +192,8 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 	if err != nil {
 		return nil, runError(req.Id, st, err)
 	}
-	reply := &api.RunReply{Status: int32(code), Body: body, BeginNs: begin.UnixNano(), EndNs: time.Now().UnixNano()}
+	reply := &api.RunReply{Status: int32(code), Body: body, BeginNs: begin.UnixNano(),
+		EndNs: begin.Add(time.Since(begin)).UnixNano()} // the clock may be set meanwhile
 	if w, can := st.Sandbox.(sandbox.Weigher); can && cold != nil {
 		if f, err := w.Weigh(timeline.FirstAnswer); err == nil {
 			reply.Memory = footprint(f)
@@ -239,27 +255,49 @@ func (a *Agent) started(id string) (*entry, error) {
 }
 
 // Stop implements api.NodeServer.
-func (a *Agent) Stop(_ context.Context, req *api.StopRequest) (*api.StopReply, error) {
+func (a *Agent) Stop(ctx context.Context, req *api.StopRequest) (*api.StopReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	e := a.sandboxes[req.Id]
 	a.end(req.Id)
-	for a.sandboxes[req.Id] != nil {
-		a.gone.Wait()
+	if err := a.await(ctx, func() bool { return e == nil || a.sandboxes[req.Id] != e }); err != nil {
+		return nil, status.Errorf(status.FromContextError(err).Code(),
+			"sandbox %s has not ended yet; `fastiov status` shows when it has", req.Id)
 	}
 	return &api.StopReply{}, nil
 }
 
-// end makes a sandbox end; the caller holds mu and waits for gone.
+// await waits for sandboxes to go until enough is true, as long as ctx allows; the caller holds mu.
+func (a *Agent) await(ctx context.Context, enough func() bool) error {
+	stop := context.AfterFunc(ctx, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.gone.Broadcast()
+	})
+	defer stop()
+	for !enough() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		a.gone.Wait()
+	}
+	return nil
+}
+
+// end makes a sandbox end, once; the caller holds mu. A sandbox that starts ends when its start sees
+// its context, or becomes ready.
 func (a *Agent) end(id string) {
 	e := a.sandboxes[id]
-	switch {
-	case e == nil:
-	case e.st == nil:
-		e.cancel()
-	default:
-		e.state = "ending"
-		go e.st.Close()
+	if e == nil || e.ending {
+		return
 	}
+	e.ending = true
+	if e.st == nil {
+		e.cancel()
+		return
+	}
+	e.state = "ending"
+	go e.st.Close()
 }
 
 // Lost ends the sandbox of a lease whose VF failed or has gone; its release follows.
@@ -267,6 +305,9 @@ func (a *Agent) Lost(lease vf.Lease, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.Log.Warn("ending a sandbox that lost its VF", "sandbox", lease.Owner.Sandbox, "vf", lease.BDF, "why", why)
+	if a.lost != nil {
+		a.lost[lease.Owner.Sandbox] = true
+	}
 	a.end(lease.Owner.Sandbox)
 }
 
@@ -279,22 +320,17 @@ func (a *Agent) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainRep
 		return &api.DrainReply{}, nil
 	}
 	reply := &api.DrainReply{Stopped: uint32(len(a.sandboxes))}
-	stop := context.AfterFunc(ctx, func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.gone.Broadcast()
-	})
-	defer stop()
-	for len(a.sandboxes) > 0 {
-		if ctx.Err() != nil {
-			return nil, status.Errorf(codes.DeadlineExceeded, "%d sandboxes still run; give more time, or --cancel to end them", len(a.sandboxes))
-		}
-		if req.Cancel {
-			for id := range a.sandboxes {
+	enough := func() bool {
+		for id := range a.sandboxes {
+			if req.Cancel {
 				a.end(id)
 			}
 		}
-		a.gone.Wait()
+		return len(a.sandboxes) == 0
+	}
+	if a.await(ctx, enough) != nil {
+		return nil, status.Errorf(codes.DeadlineExceeded,
+			"%d sandboxes still run; give more time, or --cancel to end them", len(a.sandboxes))
 	}
 	return reply, nil
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -69,6 +70,9 @@ type driver struct {
 	ended   []string
 	boxes   map[string]*box
 	initial int // status of /init
+
+	initializing func()                               // during /init
+	adopting     func(ctx context.Context, id string) // during Adopt
 }
 
 func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
@@ -88,19 +92,27 @@ func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 func (d *driver) box(id string) *box {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	b := &box{done: make(chan struct{}), initial: d.initial}
+	b := &box{done: make(chan struct{}), initial: d.initial, initializing: d.initializing}
 	d.boxes[id] = b
 	return b
 }
 
-func (d *driver) Adopt(_ context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
+func (d *driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
+	if d.adopting != nil {
+		d.adopting(ctx, rec.Spec.ID)
+	}
 	if !d.adopts[rec.Spec.ID] {
-		return nil, errors.New("it does not answer")
+		return nil, cmp.Or(context.Cause(ctx), errors.New("it does not answer"))
 	}
 	return d.box(rec.Spec.ID), nil
 }
 
-func (d *driver) End(spec sandbox.Spec)              { d.ended = append(d.ended, spec.ID) }
+func (d *driver) End(spec sandbox.Spec) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = append(d.ended, spec.ID)
+}
+
 func (d *driver) Leftovers(map[string]bool) []string { return nil }
 
 type box struct {
@@ -109,11 +121,16 @@ type box struct {
 	err     error
 	initial int
 	broken  error // of every Post
+
+	initializing func()
 }
 
 func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error) {
 	if b.broken != nil {
 		return 0, nil, b.broken
+	}
+	if path == "/init" && b.initializing != nil {
+		b.initializing()
 	}
 	if path == "/init" && b.initial != 0 {
 		return b.initial, []byte("{}"), nil

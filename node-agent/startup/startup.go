@@ -142,7 +142,11 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 			return err
 		},
 	}}
-	err := run(ctx, tl, phases, func(err error) { s.Reports.Write(st.Spec, tl.Spans(), err) })
+	err := run(ctx, tl, phases, func(err error) {
+		if ctx.Err() == nil { // nothing went wrong with a start that was given up
+			s.Reports.Write(st.Spec, tl.Spans(), err)
+		}
+	})
 	st.Spans, st.Footprints = tl.Spans(), tl.Footprints()
 	if err != nil {
 		s.Log.Warn("start failed", "sandbox", req.ID, "err", err)
