@@ -290,16 +290,16 @@ func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
 }
 
 func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Driver, images *image.Set) (*agent.Agent, error) {
-	memory, err := memoryToGive(f)
-	if err != nil {
-		return nil, err
-	}
 	starter := &startup.Starter{
 		OverheadMiB: overheadMiB(f),
 		RunDir:      f.runDir, Driver: driver, Images: rootsOf{images},
 		Deadlines: startup.Deadlines{Image: 5 * time.Minute, Wire: 10 * time.Second, Boot: f.boot, Init: time.Minute},
 		Reports:   &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
 		Log:       n.log,
+	}
+	memory, err := f.capacity(len(starter.Records()) > 0)
+	if err != nil {
+		return nil, err
 	}
 	cfg := agent.Config{Version: version, Driver: f.sandbox, FastIOV: n.set.String(), Starter: starter, Metrics: n.metrics, Log: n.log}
 	if images != nil {
