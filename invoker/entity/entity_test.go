@@ -166,6 +166,7 @@ func TestBadActionsAreRefused(t *testing.T) {
 		{"a bad component", `{"exec":{"kind":"sequence","components":["a/b/c/d"]}}`, 400, "no name"},
 		{"too little time", with(`"limits":{"timeout":99}`), 400, "from 100 to 300000"},
 		{"too much memory", with(`"limits":{"memory":4096}`), 400, "limits.memory"},
+		{"two calls at once", with(`"limits":{"concurrency":2}`), 400, "limits.concurrency is 2; it must be from 1 to 1"},
 		{"a text for a number", with(`"limits":{"memory":"a"}`), 400, "malformed"},
 		{"a bad version", with(`"version":"new"`), 400, "version"},
 		{"an empty key", with(`"annotations":[{"key":""}]`), 400, "key is empty"},

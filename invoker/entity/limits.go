@@ -8,12 +8,13 @@ type Bound struct{ Min, Standard, Max int }
 // Bounds are what the limits of an action may be.
 type Bounds struct{ TimeoutMs, MemoryMB, LogsMB, Concurrency Bound }
 
-// OpenWhisks are its own bounds, but for the calls that one sandbox may serve at once, which OpenWhisk leaves to its operator.
+// OpenWhisks are its own bounds. The runtimes serve one call at a time, so that more would only queue
+// in their sandbox while the time of each call runs.
 var OpenWhisks = Bounds{
 	TimeoutMs:   Bound{100, 60_000, 300_000},
 	MemoryMB:    Bound{128, 256, 512},
 	LogsMB:      Bound{0, 10, 10},
-	Concurrency: Bound{1, 1, 200},
+	Concurrency: Bound{1, 1, 1},
 }
 
 // Standard are the limits of an action that names none.
