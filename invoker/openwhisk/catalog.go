@@ -59,6 +59,9 @@ type collection[V any] struct {
 	noun   string
 	decode func(store.Doc) (*V, error)
 	docs   sync.Map // slot[V] by store.Key
+
+	mu    sync.RWMutex                   // held while docs and names change
+	names map[string]map[string]struct{} // by namespace, so that a list costs nothing for others
 }
 
 type slot[V any] struct {
@@ -77,19 +80,37 @@ func (c *collection[V]) key(namespace, name string) store.Key {
 
 func (c *collection[V]) see(doc store.Doc) (old *V, err error) {
 	if doc.Body == nil {
-		if gone, was := c.docs.LoadAndDelete(doc.Key); was {
-			old = gone.(slot[V]).value
-		}
-		return old, nil
+		return c.forget(doc.Key), nil
 	}
 	value, err := c.decode(doc)
 	if err != nil {
 		return nil, fmt.Errorf("%s /%s/%s, revision %d: %w", c.noun, doc.Namespace, doc.Name, doc.Revision, err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if was, replaced := c.docs.Swap(doc.Key, slot[V]{value, doc.Revision}); replaced {
-		old = was.(slot[V]).value
+		return was.(slot[V]).value, nil
 	}
-	return old, nil
+	if c.names == nil {
+		c.names = map[string]map[string]struct{}{}
+	}
+	if c.names[doc.Namespace] == nil {
+		c.names[doc.Namespace] = map[string]struct{}{}
+	}
+	c.names[doc.Namespace][doc.Name] = struct{}{}
+	return nil, nil
+}
+
+func (c *collection[V]) forget(key store.Key) (old *V) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if delete(c.names[key.Namespace], key.Name); len(c.names[key.Namespace]) == 0 {
+		delete(c.names, key.Namespace)
+	}
+	if gone, was := c.docs.LoadAndDelete(key); was {
+		return gone.(slot[V]).value
+	}
+	return nil
 }
 
 // get returns nil where there is none.
@@ -116,12 +137,14 @@ func (c *collection[V]) list(namespace, prefix string) []*V {
 		name string
 	}
 	var rows []row
-	c.docs.Range(func(k, v any) bool {
-		if key := k.(store.Key); key.Namespace == namespace && strings.HasPrefix(key.Name, prefix) {
-			rows = append(rows, row{v.(slot[V]), key.Name})
+	c.mu.RLock()
+	for name := range c.names[namespace] {
+		if strings.HasPrefix(name, prefix) {
+			found, _ := c.docs.Load(c.key(namespace, name))
+			rows = append(rows, row{found.(slot[V]), name})
 		}
-		return true
-	})
+	}
+	c.mu.RUnlock()
 	slices.SortFunc(rows, func(a, b row) int {
 		return cmp.Or(cmp.Compare(b.revision, a.revision), cmp.Compare(a.name, b.name))
 	})
