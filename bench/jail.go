@@ -162,7 +162,7 @@ func startAlone(root *cgroup.Root, program, id string) (time.Duration, error) {
 		}
 		dir, err := group.Open()
 		if err != nil {
-			return group.Kill, err
+			return func() { _ = group.Kill() }, err
 		}
 		defer dir.Close()
 		const nobody = 65534
@@ -171,7 +171,7 @@ func startAlone(root *cgroup.Root, program, id string) (time.Duration, error) {
 			UseCgroupFD: true, CgroupFD: int(dir.Fd()), Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
 		}
 		err = cmd.Start()
-		return func() { _ = cmd.Wait(); group.Kill() }, err
+		return func() { _ = cmd.Wait(); _ = group.Kill() }, err
 	})
 }
 

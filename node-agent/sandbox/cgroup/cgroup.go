@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -139,8 +140,7 @@ func (r *Root) Create(name string, limits Limits) (*Group, error) {
 		return nil, fmt.Errorf("cgroup of sandbox %s: %w", name, err)
 	}
 	if err := g.limit(limits, slices.Concat(r.Missing, r.Unweighted)); err != nil {
-		g.Kill()
-		return nil, fmt.Errorf("limits of sandbox %s: %w", name, err)
+		return nil, fmt.Errorf("limits of sandbox %s: %w", name, errors.Join(err, g.Kill()))
 	}
 	return g, nil
 }
@@ -195,19 +195,24 @@ func (g *Group) PIDs() []int {
 	return pids
 }
 
-// Kill ends every process of the cgroup, waits until they have released all they held, and removes the cgroup. It cannot fail
-// and may run twice, also at the same time.
-func (g *Group) Kill() {
-	for range 3 { // a frozen process dies too; one that was just being born may make one more round necessary
+// Kill ends every process of the cgroup, waits until they have released all they held, and removes
+// the cgroup. It may run twice, also at the same time. Its error says that the cgroup stays.
+func (g *Group) Kill() error {
+	for range 3 { // a frozen process dies too; one just being born may need one more round
 		if g.write("cgroup.kill", "1") != nil {
 			break // gone already
 		}
-		g.await("populated 0")
+		if err := g.await("populated 0"); err != nil {
+			return fmt.Errorf("%w; pids %v are still in it: see their /proc/PID/stack", err, g.PIDs())
+		}
 		if err := unix.Rmdir(g.path); err == nil || errors.Is(err, unix.ENOENT) {
-			return
+			return nil
 		}
 	}
-	_ = unix.Rmdir(g.path)
+	if err := unix.Rmdir(g.path); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("cgroup %s stays: %w; remove it with rmdir", g.path, err)
+	}
+	return nil
 }
 
 // Freeze stops the cgroup's processes where they are and returns when all have stopped; Thaw lets them go on.
@@ -220,30 +225,41 @@ func (g *Group) freeze(value string) error {
 	if err := g.write("cgroup.freeze", value); err != nil {
 		return err
 	}
-	g.await("frozen " + value)
-	return nil
+	return g.await("frozen " + value)
 }
 
-// await blocks until the kernel reports that state of the cgroup, or the cgroup has gone. The watch is set before the first look: no
-// event is missed.
-func (g *Group) await(state string) {
-	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+const (
+	patience = 30 * time.Second // a VMM that unpins much memory takes seconds to die
+	lookAt   = time.Second      // whoever removes the cgroup may take its last event with it
+)
+
+// await returns when the kernel reports that state of the cgroup, or the cgroup has gone. The kernel
+// wakes the poller of an open cgroup.events at each change since that file was last read.
+func (g *Group) await(state string) error {
+	events, err := os.Open(filepath.Join(g.path, "cgroup.events"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
-		return
+		return err
 	}
-	notify := os.NewFile(uintptr(fd), "inotify")
-	defer notify.Close()
-	events := filepath.Join(g.path, "cgroup.events")
-	if _, err := unix.InotifyAddWatch(fd, events, unix.IN_MODIFY|unix.IN_DELETE_SELF); err != nil {
-		return
+	defer events.Close()
+	raw, err := events.SyscallConn()
+	if err != nil {
+		return err
 	}
-	for buf := make([]byte, 4096); ; {
-		text, err := os.ReadFile(events)
-		if err != nil || strings.Contains(string(text), state) {
-			return
+	buf := make([]byte, 256)
+	reached := func(fd uintptr) bool {
+		n, err := unix.Pread(int(fd), buf, 0)
+		return err != nil || strings.Contains(string(buf[:n]), state)
+	}
+	for begin := time.Now(); time.Since(begin) < patience; {
+		if err := events.SetReadDeadline(time.Now().Add(lookAt)); err != nil {
+			return err
 		}
-		if _, err := notify.Read(buf); err != nil {
-			return
+		if err := raw.Read(reached); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
 		}
 	}
+	return fmt.Errorf("cgroup %s is not %q after %s", g.path, state, patience)
 }

@@ -31,11 +31,18 @@ func open(t *testing.T) *Root {
 	t.Cleanup(func() {
 		for _, name := range r.Names() {
 			t.Errorf("cgroup %s left over", name)
-			r.Group(name).Kill()
+			killed(t, r.Group(name))
 		}
 		r.Remove()
 	})
 	return r
+}
+
+func killed(t *testing.T, g *Group) {
+	t.Helper()
+	if err := g.Kill(); err != nil {
+		t.Error(err)
+	}
 }
 
 // spawn starts a shell with a background child inside g and returns once both run.
@@ -73,7 +80,7 @@ func TestKillEndsTheWholeTree(t *testing.T) {
 	}
 	var both sync.WaitGroup
 	for range 2 {
-		both.Go(g.Kill)
+		both.Go(func() { killed(t, g) })
 	}
 	both.Wait()
 	if names := r.Names(); len(names) != 0 {
@@ -82,7 +89,7 @@ func TestKillEndsTheWholeTree(t *testing.T) {
 	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
 		t.Errorf("shell ended with %v, want killed", err)
 	}
-	g.Kill()
+	killed(t, g)
 }
 
 func TestCreateRefusesASecondOwner(t *testing.T) {
@@ -91,7 +98,7 @@ func TestCreateRefusesASecondOwner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Kill()
+	defer killed(t, g)
 	if _, err := r.Create("one", Limits{}); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("second Create: %v, want ErrExist", err)
 	}
@@ -103,7 +110,7 @@ func TestLimitsAreSetWhereTheHostOffersThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Kill()
+	defer killed(t, g)
 	for file, want := range map[string]string{"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "16", "cpu.weight": "25",
 		"io.weight": "default 25"} {
 		controller, _, _ := strings.Cut(file, ".")
@@ -181,11 +188,45 @@ func TestFrozenProcessesStandStillAndDie(t *testing.T) {
 			t.Errorf("frozen is %t, want %t (%v)", frozen(), step.want, err)
 		}
 	}
-	g.Kill()
+	killed(t, g)
 	if err := cmd.Wait(); err == nil {
 		t.Error("a frozen process ended well")
 	}
 	if g.Freeze() == nil {
 		t.Error("a cgroup that has gone was frozen")
+	}
+}
+
+// As many end at once as a burst that failed leaves: each is gone when its Kill returns.
+func TestHundredsEndAtOnce(t *testing.T) {
+	r := open(t)
+	const many = 300
+	var groups []*Group
+	for i := range many {
+		g, err := r.Create(fmt.Sprintf("many%d", i), Limits{MemoryMiB: 64, PIDs: 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := g.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+		err = cmd.Start()
+		dir.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Wait()
+		groups = append(groups, g)
+	}
+	var all sync.WaitGroup
+	for _, g := range groups {
+		all.Go(func() { killed(t, g) })
+	}
+	all.Wait()
+	if names := r.Names(); len(names) != 0 {
+		t.Errorf("%d of %d cgroups are left", len(names), many)
 	}
 }

@@ -52,6 +52,7 @@ type Config struct {
 
 // A Host is where sandboxes are built: one per agent.
 type Host struct {
+	log      *slog.Logger
 	root     *cgroup.Root
 	program  string
 	launcher *os.File
@@ -67,7 +68,7 @@ type Host struct {
 
 // Open prepares the host. Limits that it cannot enforce are an error, unless best effort will do.
 func Open(config Config) (*Host, error) {
-	h := &Host{users: map[string]int{}}
+	h := &Host{log: config.Log, users: map[string]int{}}
 	if err := h.open(config); err != nil {
 		h.Close()
 		return nil, err
@@ -254,7 +255,7 @@ func (h *Host) Build(spec sandbox.Spec, memoryMiB int) (*Cell, error) {
 // Close ends the sandbox's process and returns when nothing of the cell is left. It may run twice.
 func (c *Cell) Close() {
 	c.close.Do(func() {
-		c.group.Kill()
+		c.host.kill(c.group, c.id)
 		if c.proc != nil {
 			<-c.proc.done
 			c.proc.release()
@@ -284,16 +285,16 @@ func End(name string, spec sandbox.Spec) error {
 	if err != nil {
 		return err
 	}
-	root.Group(spec.ID).Kill()
+	err = root.Group(spec.ID).Kill()
 	giveBack(spec.VF)
 	root.Remove()
-	return nil
+	return err
 }
 
 // End does what Close does for a sandbox that a former agent left. It cannot fail and may run
 // twice.
 func (h *Host) End(spec sandbox.Spec) {
-	h.root.Group(spec.ID).Kill()
+	h.kill(h.root.Group(spec.ID), spec.ID)
 	giveBack(spec.VF)
 	h.vacate(spec.ID)
 }
@@ -307,5 +308,12 @@ func giveBack(vf *sandbox.VF) {
 	var node unix.Stat_t
 	if unix.Lstat(vf.Group, &node) == nil && isUser(int(node.Uid)) {
 		_ = unix.Lchown(vf.Group, 0, 0)
+	}
+}
+
+// kill ends what runs in a sandbox's cgroup, and logs what stays.
+func (h *Host) kill(group *cgroup.Group, id string) {
+	if err := group.Kill(); err != nil {
+		h.log.Error("a sandbox has not ended in full", "sandbox", id, "error", err)
 	}
 }
