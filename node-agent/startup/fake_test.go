@@ -48,7 +48,7 @@ func (p *pool) Lease(owner vf.Owner) (vf.Lease, error) {
 		panic(bdf + " is leased to " + other.Sandbox)
 	}
 	p.leased[bdf] = owner
-	return vf.Lease{BDF: bdf, Index: i, Owner: owner, MAC: fmt.Sprintf("02:fa:00:00:00:%02x", i)}, nil
+	return vf.Lease{BDF: bdf, Ordinal: i, Owner: owner, MAC: fmt.Sprintf("02:fa:00:00:00:%02x", i)}, nil
 }
 
 func (p *pool) SetOwner(l vf.Lease, owner vf.Owner) error {
@@ -65,7 +65,7 @@ func (p *pool) Return(l vf.Lease) {
 		panic(l.BDF + " was returned twice")
 	}
 	delete(p.leased, l.BDF)
-	p.free = append(p.free, l.Index)
+	p.free = append(p.free, l.Ordinal)
 }
 
 func (p *pool) held() int {

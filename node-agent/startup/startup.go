@@ -183,7 +183,7 @@ func (s *Starter) wire(st *Started) error {
 	}
 	st.madeDir = true
 	if lease := st.Grant.VF; lease != nil {
-		address, err := s.Network.Address(lease.Index)
+		address, err := s.Network.Address(lease.Ordinal)
 		if err != nil {
 			return err
 		}

@@ -82,11 +82,17 @@ func (p *Pool) open(ctx context.Context) error {
 // takePFs brings each PF, adds its VFs and waits until they have been prepared.
 func (p *Pool) takePFs(ctx context.Context, addresses []string) error {
 	var preparing []<-chan struct{}
+	first := 0
 	for _, bdf := range addresses {
 		if err := p.bring(bdf); err != nil {
 			return err
 		}
-		pf := &physical{bdf: bdf}
+		total, err := p.sys.readInt(bdf, "sriov_totalvfs")
+		if err != nil {
+			return err
+		}
+		pf := &physical{bdf: bdf, first: first}
+		first += total // and not those it has now, which may change
 		seen := p.sys.look(bdf)
 		p.mu.Lock()
 		p.pfs = append(p.pfs, pf)

@@ -29,6 +29,7 @@ type Lease struct {
 	PF         string
 	Netdev     string // the PF's, empty where it has none
 	Index      int    // of the VF on its PF
+	Ordinal    int    // of the VF among those its PFs can have: the same after a restart
 	MAC        string // empty where the PF has no netdev
 	Owner      Owner
 	Gone       bool // only from Found: the VF is not there any more
@@ -56,6 +57,7 @@ type Pool struct {
 type physical struct {
 	bdf     string
 	netdev  string
+	first   int  // ordinal of its VF 0
 	present bool // it has a driver
 	linkUp  bool
 }
@@ -95,7 +97,8 @@ type function struct {
 }
 
 func (v *function) lease() Lease {
-	return Lease{BDF: v.bdf, Generation: v.generation, Group: v.group, PF: v.pf.bdf, Netdev: v.pf.netdev, Index: v.index, MAC: v.mac, Owner: v.owner}
+	return Lease{BDF: v.bdf, Generation: v.generation, Group: v.group, PF: v.pf.bdf, Netdev: v.pf.netdev, Index: v.index,
+		Ordinal: v.pf.first + v.index, MAC: v.mac, Owner: v.owner}
 }
 
 // record writes what is known of v to the journal.

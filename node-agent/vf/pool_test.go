@@ -564,3 +564,23 @@ func BenchmarkLease(b *testing.B) {
 		b.StartTimer()
 	}
 }
+
+// An address is that of an ordinal, so no two VFs may have one, on whichever PF they are.
+func TestEachVFHasItsOrdinal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		second := vftest.IGB
+		second.BDF, second.Netdev = "0000:02:00.0", "eth9"
+		tree := makeTree(t, vftest.IGB, second)
+		cfg := tree.Config()
+		cfg.PFs = []string{second.BDF, vftest.IGB.BDF}
+		p := open(t, cfg)
+		had := map[int]string{}
+		for range p.Snapshot() {
+			l := lease(t, p, "a")
+			if other, twice := had[l.Ordinal]; twice {
+				t.Errorf("%s and %s are both number %d", other, l.BDF, l.Ordinal)
+			}
+			had[l.Ordinal] = l.BDF
+		}
+	})
+}
