@@ -70,3 +70,31 @@ func TestPausesThatFail(t *testing.T) {
 		}
 	}
 }
+
+// A VMM may say STOP as its connection is refused: the reader is then in that event.
+func TestAnEndedVMTakesNoConnectionAndWaitsForNoLock(t *testing.T) {
+	ours, theirs := net.Pipe()
+	v := &vm{Life: life.New(), gone: true}
+	hearing := make(chan struct{})
+	var q *qmp
+	q = newQMP(ours, func(e event) {
+		close(hearing)
+		<-q.quit.Done()
+		v.onEvent(e)
+	})
+	defer theirs.Close()
+	if _, err := theirs.Write([]byte(stopped)); err != nil {
+		t.Fatal(err)
+	}
+	<-hearing
+	taken := make(chan bool, 1)
+	go func() { taken <- v.take(q) }()
+	select {
+	case kept := <-taken:
+		if kept {
+			t.Error("it kept the connection")
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("take waits for the reader, which waits for take's lock")
+	}
+}

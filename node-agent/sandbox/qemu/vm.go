@@ -104,13 +104,15 @@ func (v *vm) disconnect() {
 // take keeps the control connection, or closes it if the vm has ended meanwhile.
 func (v *vm) take(q *qmp) bool {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.gone {
-		q.close()
-		return false
+	gone := v.gone
+	if !gone {
+		v.qmp = q
 	}
-	v.qmp = q
-	return true
+	v.mu.Unlock()
+	if gone {
+		q.close() // waits for the reader, whose event may want the lock
+	}
+	return !gone
 }
 
 // onEvent hears what QEMU tells unasked.
