@@ -66,6 +66,9 @@ func (s *Store) Sent(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
+		if a.Sent {
+			return store.ErrConflict
+		}
 		a.Sent = true
 		if value, err = encodePromise(a); err != nil {
 			return err
@@ -80,13 +83,13 @@ func (s *Store) Finish(r *activation.Record) { s.records.Add(r) }
 // Lost implements store.Store.
 func (s *Store) Lost() uint64 { return s.records.Lost() }
 
-// Unfinished implements store.Activations.
-func (s *Store) Unfinished(_ context.Context, invoker string) (list []store.Accepted, err error) {
+// Unfinished implements store.Activations. Whoever has the file open finishes what it promises, under whatever name.
+func (s *Store) Unfinished(context.Context, string) (list []store.Accepted, err error) {
 	answered := s.records.IDs()
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(promises).ForEach(func(_, value []byte) error {
 			a, err := decodePromise(value)
-			if err == nil && a.Invoker == invoker && !answered[a.ID] {
+			if err == nil && !answered[a.ID] {
 				list = append(list, a)
 			}
 			return err

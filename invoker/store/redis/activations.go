@@ -22,11 +22,13 @@ redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
 return 1
 `)
 
-// KEYS: promise
+// Whether it is promised, and was not sent before. KEYS: promise
 var sentScript = redis.NewScript(`
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local sent = redis.call('HGET', KEYS[1], 'sent')
+if not sent then return {0, 0} end
+if sent == '1' then return {1, 0} end
 redis.call('HSET', KEYS[1], 'sent', '1')
-return 1
+return {1, 1}
 `)
 
 // Accept implements store.Activations.
@@ -48,11 +50,16 @@ func (s *Store) Sent(ctx context.Context, id string) error {
 	if s.records.Get(id) != nil {
 		return store.ErrNotFound
 	}
-	found, err := sentScript.Run(ctx, s.db, []string{promiseKey + id}).Bool()
-	if err == nil && !found {
+	is, err := sentScript.Run(ctx, s.db, []string{promiseKey + id}).Int64Slice()
+	switch {
+	case err != nil:
+		return s.explain(err)
+	case is[0] == 0:
 		return store.ErrNotFound
+	case is[1] == 0:
+		return store.ErrConflict
 	}
-	return s.explain(err)
+	return nil
 }
 
 // Unfinished implements store.Activations.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -285,4 +286,52 @@ func TestRecordsAreShared(t *testing.T) {
 		}
 		return s
 	}, retain)
+}
+
+func TestPromisesOfANameAreTakenUpByThatName(t *testing.T) {
+	s := startServer(t).open(t)
+	defer closeIt(t, s)
+	for id, invoker := range map[string]string{"a": "me", "b": "you"} {
+		if err := s.Accept(t.Context(), store.Accepted{ID: id, Invoker: invoker}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for invoker, want := range map[string]int{"me": 1, "you": 1, "he": 0} {
+		if list, err := s.Unfinished(t.Context(), invoker); err != nil || len(list) != want {
+			t.Errorf("%s has %v (%v), want %d", invoker, list, err, want)
+		}
+	}
+}
+
+// Of several that send a promise at once, one may.
+func TestAPromiseIsSentOnce(t *testing.T) {
+	r := startServer(t)
+	s, other := r.open(t), r.open(t)
+	defer closeIt(t, s)
+	defer closeIt(t, other)
+	const promises = 200
+	var sent, refused atomic.Int64
+	for i := range promises {
+		id := fmt.Sprint(i)
+		if err := s.Accept(t.Context(), store.Accepted{ID: id, Invoker: "me"}); err != nil {
+			t.Fatal(err)
+		}
+		var both sync.WaitGroup
+		for _, who := range []*Store{s, other} {
+			both.Go(func() {
+				switch err := who.Sent(t.Context(), id); {
+				case err == nil:
+					sent.Add(1)
+				case errors.Is(err, store.ErrConflict):
+					refused.Add(1)
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		both.Wait()
+	}
+	if sent.Load() != promises || refused.Load() != promises {
+		t.Errorf("of %d promises, %d were sent, and %d sends were refused", promises, sent.Load(), refused.Load())
+	}
 }

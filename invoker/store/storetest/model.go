@@ -119,8 +119,9 @@ func (m *model) sent(t *rapid.T) {
 		return
 	}
 	i := rapid.IntRange(0, len(m.promises)-1).Draw(t, "which")
-	if err := m.s.Sent(t.Context(), m.promises[i].ID); err != nil {
-		t.Fatal(err)
+	err := m.s.Sent(t.Context(), m.promises[i].ID)
+	if before := m.promises[i].Sent; before != errors.Is(err, store.ErrConflict) || !before && err != nil {
+		t.Fatalf("sent, where sent before is %v: %v", before, err)
 	}
 	m.promises[i].Sent = true
 }
