@@ -25,7 +25,18 @@ import (
 type promised struct {
 	mu         sync.Mutex
 	made, sent bool
-	over       bool
+	over       bool // its record is there
+	elsewhere  bool // another process sent it and has its record
+}
+
+// expiry is how long a promise is good for. What has not been sent by then never is.
+const expiry = time.Hour
+
+// noteWithin bounds the wait for the store, which goes on when the caller has gone.
+const noteWithin = 10 * time.Second
+
+func noting(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), noteWithin)
 }
 
 // A note is what a promise is kept by after a crash.
@@ -54,6 +65,8 @@ func (n *note) key(seal *Seal, id string) (access.Key, error) {
 	return access.Key{}, nil
 }
 
+// promise fails where the promise may or may not have been written. The record of that failure takes the
+// promise back, and a call that has not been sent by then never is.
 func (v *invocation) promise(ctx context.Context) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -71,13 +84,26 @@ func (v *invocation) promise(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = v.api.cfg.Store.Accept(ctx, store.Accepted{
-		ID: v.id, Invoker: v.api.cfg.Invoker, Namespace: v.user.Namespace, At: v.accepted, Sent: v.sent, Body: body,
-	})
+	err = v.api.accept(ctx, store.Accepted{ID: v.id, Namespace: v.user.Namespace, At: v.accepted, Sent: v.sent, Body: body})
 	if err != nil {
-		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v", err)
+		if !v.sent {
+			v.over = true
+			v.api.cfg.Store.Finish(v.failed(activation.InternalError, err.Error()))
+		}
+		return err
 	}
 	v.made = true
+	return nil
+}
+
+// accept has the store keep a promise of this invoker, also for a caller who goes away meanwhile.
+func (a *API) accept(ctx context.Context, p store.Accepted) error {
+	ctx, stop := noting(ctx)
+	defer stop()
+	p.Invoker = a.cfg.Invoker
+	if err := a.cfg.Store.Accept(ctx, p); err != nil {
+		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v; try again", err)
+	}
 	return nil
 }
 
@@ -86,9 +112,16 @@ func (v *invocation) leave(ctx context.Context) error {
 	v = v.topmost()
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.over {
+		return errors.New("its caller was told that it would not run")
+	}
 	if v.made && !v.sent {
-		if err := v.api.cfg.Store.Sent(ctx, v.id); err != nil {
-			return err
+		ctx, stop := noting(ctx)
+		defer stop()
+		err := v.api.cfg.Store.Sent(ctx, v.id)
+		v.elsewhere = errors.Is(err, store.ErrConflict)
+		if err != nil {
+			return fmt.Errorf("that it was sent could not be noted: %w", err)
 		}
 	}
 	v.sent = true
@@ -108,10 +141,13 @@ func (v *invocation) finish(r *activation.Record) bool {
 	top := v.topmost()
 	top.mu.Lock()
 	defer top.mu.Unlock()
-	if top.made && !top.sent && v.api.closing.Load() {
+	if top.elsewhere || top.made && !top.sent && v.api.closing.Load() {
 		return false
 	}
 	if top == v {
+		if v.over {
+			return true
+		}
 		v.over = true
 	}
 	v.api.cfg.Store.Finish(r)
@@ -150,6 +186,8 @@ func (a *API) keepPromise(p store.Accepted) {
 		err = fmt.Errorf("what was kept of it cannot be read: %w", err)
 	} else if p.Sent {
 		err = errors.New("the invoker ended while it ran; it is not run twice")
+	} else if time.Since(p.At) > expiry {
+		err = fmt.Errorf("expired, never started: it was promised more than %v ago; call it again", expiry)
 	}
 	var key access.Key
 	if err == nil {

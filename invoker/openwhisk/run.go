@@ -31,7 +31,7 @@ func (v *invocation) job() pool.Job {
 		Start:       v.startRequest,
 		Run: func() (*api.RunRequest, error) {
 			if err := v.leave(context.Background()); err != nil {
-				return nil, fmt.Errorf("that it was sent could not be noted: %w", err)
+				return nil, err
 			}
 			return v.runRequest(), nil
 		},

@@ -158,11 +158,13 @@ func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 	if err != nil {
 		return err
 	}
-	err = a.cfg.Store.Accept(ctx, store.Accepted{ID: r.ID, Invoker: a.cfg.Invoker, Namespace: r.Namespace, At: r.Start, Sent: true, Body: body})
+	err = a.accept(ctx, store.Accepted{ID: r.ID, Namespace: r.Namespace, At: r.Start, Sent: true, Body: body})
 	if err != nil {
-		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v", err)
+		refused := *r
+		refused.End, refused.Response = time.Now(), activation.Failed(activation.InternalError, err.Error())
+		a.cfg.Store.Finish(&refused)
 	}
-	return nil
+	return err
 }
 
 // fire invokes the action of one rule and says how that went.

@@ -1,0 +1,183 @@
+package openwhisk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// abandoned is a store whose caller leaves while a promise is being written.
+type abandoned struct {
+	store.Store
+	leave context.CancelFunc
+}
+
+func (s abandoned) Accept(ctx context.Context, a store.Accepted) error {
+	s.leave()
+	if err := s.Store.Accept(context.WithoutCancel(ctx), a); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+func TestAClientThatLeavesDuringThePromiseIsPromised(t *testing.T) {
+	client, leave := context.WithCancel(t.Context())
+	c := newClientOf(t, patient(abandoned{openStore(t, filepath.Join(t.TempDir(), "store")), leave}))
+	c.put("hello")
+	r := httptest.NewRequest("POST", "http://127.0.0.1:3233/api/v1/namespaces/_/actions/hello", strings.NewReader("{}"))
+	r.SetBasicAuth(c.key.UUID, c.key.Secret)
+	c.want(202, c.send(r.WithContext(client)))
+	c.api.running.Wait()
+	if _, runs := c.node.asked(); len(runs) != 1 || len(c.promises()) != 0 {
+		t.Errorf("%d runs, still promised: %+v", len(runs), c.promises())
+	}
+}
+
+// uncertain is a store whose answer is lost after the promise was written.
+type uncertain struct{ store.Store }
+
+func (s uncertain) Accept(ctx context.Context, a store.Accepted) error {
+	return errors.Join(s.Store.Accept(ctx, a), errors.New("i/o timeout"))
+}
+
+func TestWhatWasRefusedForAnUncertainPromiseNeverRuns(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	first := newClientOf(t, patient(uncertain{kept}))
+	first.put("hello")
+	first.want(200, first.do("PUT", "triggers/t", `{}`))
+	first.want(200, first.do("PUT", "rules/r", `{"trigger":"/_/t","action":"/_/hello"}`))
+	first.want(503, first.do("POST", "actions/hello", "{}"))
+	first.want(503, first.do("POST", "triggers/t", "{}"))
+	if left := first.promises(); len(left) != 0 {
+		t.Errorf("still promised: %+v", left)
+	}
+	next := newClientOf(t, patient(kept)) // as if the first had been killed here
+	next.api.running.Wait()
+	if _, runs := next.node.asked(); len(runs) != 0 {
+		t.Errorf("%d runs after the caller was told no", len(runs))
+	}
+	n, err := kept.Count(t.Context(), activation.Filter{Namespace: "guest"})
+	if n != 2 || err != nil {
+		t.Errorf("%d records of two refusals, %v", n, err)
+	}
+}
+
+// starts has the node's starts succeed when the gate is opened.
+func (c *client) starts() (reached, gate chan struct{}) {
+	reached, gate = make(chan struct{}, 16), make(chan struct{})
+	c.node.start = func(in *api.StartRequest) (*api.StartReply, error) {
+		reached <- struct{}{}
+		<-gate
+		return &api.StartReply{Id: in.Id, InitStatus: 200}, nil
+	}
+	return reached, gate
+}
+
+func TestABlockingCallRefusedForAnUncertainPromiseIsNotSentAfterwards(t *testing.T) {
+	c := newClientOf(t, patient(uncertain{openStore(t, filepath.Join(t.TempDir(), "store"))}))
+	c.put("hello")
+	reached, gate := c.starts()
+	c.want(503, c.do("POST", "actions/hello?blocking=true&timeout=1", "{}"))
+	<-reached
+	close(gate)
+	c.api.running.Wait()
+	if _, runs := c.node.asked(); len(runs) != 0 {
+		t.Errorf("%d runs after the caller was told no", len(runs))
+	}
+	if left := c.promises(); len(left) != 0 {
+		t.Errorf("still promised: %+v", left)
+	}
+}
+
+func TestOfTwoProcessesWithOneNameOneRunsAPromise(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	first := newClientOf(t, patient(kept))
+	first.put("hello")
+	reached, gate := first.starts()
+	id := first.want(202, first.do("POST", "actions/hello", `{"n":1}`))["activationId"].(string)
+	<-reached
+
+	node := &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}
+	second := &client{t: t, node: node, key: guest.Key}
+	sent, let := second.held(false)
+	cfg := patient(kept)
+	cfg.Key = guest
+	var err error
+	if second.api, err = New(cfg, node, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(second.api.Close)
+	<-sent // by the second, which has no answer yet
+	close(gate)
+	first.api.running.Wait()
+	close(let)
+	second.api.running.Wait()
+	_, runs := first.node.asked()
+	if _, more := node.asked(); len(runs) != 0 || len(more) != 1 {
+		t.Errorf("%d runs by the first, %d by the second", len(runs), len(more))
+	}
+	r, err := kept.Get(t.Context(), "guest", id)
+	if err != nil || r.Response.Status != activation.Success {
+		t.Errorf("the record is not that of the run: %+v, %v", r, err)
+	}
+}
+
+// promisedBy has the store hold a promise of an invoker, made at that time and not sent.
+func promisedBy(t *testing.T, kept store.Store, invoker string, at time.Time) (id string) {
+	t.Helper()
+	body, err := json.Marshal(note{
+		Subject: "guest", Namespace: "guest", Action: entity.Path{Namespace: "guest", Name: "hello"}, Arguments: []byte("{}"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id = activation.NewID()
+	a := store.Accepted{ID: id, Invoker: invoker, Namespace: "guest", At: at, Body: body}
+	if err := kept.Accept(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func TestAPromiseOlderThanAnHourExpires(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	newClientOf(t, patient(kept)).put("hello")
+	old := promisedBy(t, kept, "one", time.Now().Add(-61*time.Minute))
+	young := promisedBy(t, kept, "one", time.Now().Add(-59*time.Minute))
+	next := newClientOf(t, patient(kept))
+	next.api.running.Wait()
+	if _, runs := next.node.asked(); len(runs) != 1 {
+		t.Errorf("%d runs", len(runs))
+	}
+	r, err := kept.Get(t.Context(), "guest", old)
+	if err != nil || !strings.Contains(string(r.Response.Result), "expired, never started") {
+		t.Errorf("the old one's record: %+v, %v", r, err)
+	}
+	if r, err := kept.Get(t.Context(), "guest", young); err != nil || r.Response.Status != activation.Success {
+		t.Errorf("the young one's record: %+v, %v", r, err)
+	}
+	if left := next.promises(); len(left) != 0 {
+		t.Errorf("still promised: %+v", left)
+	}
+}
+
+func TestARenamedInvokerKeepsItsPromises(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	newClientOf(t, patient(kept)).put("hello")
+	id := promisedBy(t, kept, "the name before", time.Now())
+	next := newClientOf(t, patient(kept))
+	next.api.running.Wait()
+	if r, err := kept.Get(t.Context(), "guest", id); err != nil || r.Response.Status != activation.Success {
+		t.Errorf("its record: %+v, %v", r, err)
+	}
+}
