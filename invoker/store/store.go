@@ -80,15 +80,15 @@ type Activations interface {
 	// Accept returns when the promise is durable; promises made at the same time share an fsync. It is ErrConflict to promise an id
 	// twice, and nothing to do where the record is there already.
 	Accept(ctx context.Context, a Accepted) error
-	// Sent returns when it is durable that the activation's /run may have been sent; ErrNotFound where it is not promised, ErrConflict
-	// where it was sent already: then another process runs it.
+	// Sent returns when it is durable that the activation's /run may have been sent; ErrNotFound where it is
+	// not promised, ErrConflict where it was sent already: then another process runs it.
 	Sent(ctx context.Context, id string) error
 	// Finish keeps the record and drops the promise, both or neither. It does not wait: the record is found by Get and List at once and
 	// is durable within Window. It waits only while more records are on their way to the disk than memory should hold. The first
 	// record of an id counts.
 	Finish(r *activation.Record)
-	// Unfinished are the promises that no record has answered and that are the invoker's to finish, oldest first: those of its name, or
-	// all of them in a store that only one invoker can open.
+	// Unfinished returns the promises that no record has answered and that the invoker is to finish, oldest
+	// first: those of its name, or all of them in a store that only one invoker can open.
 	Unfinished(ctx context.Context, invoker string) ([]Accepted, error)
 	Get(ctx context.Context, namespace, id string) (*activation.Record, error)
 	// List shows the records that the filter takes, newest first, without the first skip, at most limit,

@@ -83,7 +83,8 @@ func (s *Store) Finish(r *activation.Record) { s.records.Add(r) }
 // Lost implements store.Store.
 func (s *Store) Lost() uint64 { return s.records.Lost() }
 
-// Unfinished implements store.Activations. Whoever has the file open finishes what it promises, under whatever name.
+// Unfinished implements store.Activations. Who has the file open finishes all that it promises, whatever
+// the invoker's name is.
 func (s *Store) Unfinished(context.Context, string) (list []store.Accepted, err error) {
 	answered := s.records.IDs()
 	err = s.db.View(func(tx *bbolt.Tx) error {
