@@ -18,8 +18,9 @@ type call struct {
 	bytes       holding // of the arguments, until the call has ended
 	transaction string
 	accepted    time.Time
-	cause       string // the id of the activation that this one is a step of
-	causedBy    string // what that one is
+	wait        time.Duration // for a sandbox, at most; 0: as the pool has it
+	cause       string        // the id of the activation that this one is a step of
+	causedBy    string        // what that one is
 
 	within    *composition // whose step this is; nil: nobody's
 	conductor bool         // the step is the composition's own conductor, which decides what is next
@@ -42,6 +43,7 @@ type started struct {
 // start runs a call that was admitted and waits for its end, at most as long as is said. It goes on when the waiting is over, and when
 // the caller has gone: then it has been promised, durably, that there will be a record of it.
 func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, error) {
+	c.wait = a.queueing(&c, wait)
 	v := a.invocation(c)
 	if wait <= 0 {
 		if err := v.promise(ctx); err != nil {
@@ -70,6 +72,16 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 		return started{id: v.id}, err
 	}
 	return started{id: v.id}, nil
+}
+
+// queueing returns how long a call may wait for a sandbox, where its caller waits that long for its end.
+// A caller who waits as long as one may is told in time that there is no sandbox. Any other is promised a
+// record, and its call may wait until the promise expires.
+func (a *API) queueing(c *call, wait time.Duration) time.Duration {
+	if wait >= a.cfg.Blocking {
+		return min(a.cfg.Pool.Wait, a.cfg.Blocking-a.cfg.Blocking/20)
+	}
+	return max(time.Until(c.accepted.Add(expiry)), 1)
 }
 
 // An invocation is a call on its way to its record.

@@ -63,6 +63,7 @@ func (c *composition) step(on *resolved, result []byte, conductor bool) outcome 
 	v := c.api.invocation(call{
 		user: c.user, key: c.key, on: on, transaction: c.transaction, accepted: time.Now(),
 		cause: c.id, causedBy: entity.Sequence, within: c, conductor: conductor, bytes: c.api.holding(c.user),
+		wait: c.wait,
 	})
 	var end outcome
 	var err error

@@ -213,6 +213,7 @@ func (a *API) keepPromise(p store.Accepted) {
 			user: user, key: key, on: on, arguments: n.Arguments, transaction: n.Transaction, accepted: p.At, cause: n.Cause, causedBy: n.CausedBy,
 		},
 	}
+	v.wait = a.queueing(&v.call, 0)
 	v.bytes = a.holding(user)
 	v.bytes.force(int64(len(n.Arguments)))
 	user.Resume()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -179,5 +180,29 @@ func TestARenamedInvokerKeepsItsPromises(t *testing.T) {
 	next.api.running.Wait()
 	if r, err := kept.Get(t.Context(), "guest", id); err != nil || r.Response.Status != activation.Success {
 		t.Errorf("its record: %+v, %v", r, err)
+	}
+}
+
+// A promised call may wait for a sandbox until the promise expires; a blocking caller is told in time that
+// there is none.
+func TestHowLongACallQueues(t *testing.T) {
+	const wait = time.Minute
+	c := newClientOf(t, Config{Blocking: wait, Pool: pool.Config{KeepAlive: time.Minute, Wait: wait, Start: time.Minute}})
+	now := time.Now()
+	for _, q := range []struct {
+		accepted time.Time
+		wait     time.Duration
+		from, to time.Duration
+	}{
+		{now, 0, 59 * time.Minute, time.Hour},
+		{now.Add(-50 * time.Minute), 0, 9 * time.Minute, 10 * time.Minute},
+		{now.Add(-2 * time.Hour), 0, 1, 1},
+		{now, time.Second, 59 * time.Minute, time.Hour},
+		{now, wait, 50 * time.Second, wait - time.Second},
+	} {
+		got := c.api.queueing(&call{accepted: q.accepted}, q.wait)
+		if got < q.from || got > q.to {
+			t.Errorf("accepted %v ago, waited for %v: queues for %v", now.Sub(q.accepted), q.wait, got)
+		}
 	}
 }

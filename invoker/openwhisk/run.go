@@ -27,6 +27,7 @@ func (v *invocation) job() pool.Job {
 		Group:       v.on.group,
 		Image:       v.on.Image(v.api.cfg.Runtimes),
 		MemoryMiB:   v.on.Limits.MemoryMB,
+		Wait:        v.wait,
 		Concurrency: 1, // whatever the limits of an action say that is older than the bound of 1
 		Start:       v.startRequest,
 		Run: func() (*api.RunRequest, error) {

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ type Job struct {
 	Group       string
 	Image       string // what Start will name, if a stem cell may serve and nodes that have it are to be preferred
 	MemoryMiB   int
+	Wait        time.Duration            // in the pool's queue, at most; 0: Config.Wait, the node's part included
 	Concurrency int                      // how many jobs of the group a sandbox runs at once; 0: one
 	Keep        func(*api.RunReply) bool // whether the sandbox may serve another job after that answer
 
@@ -72,7 +74,7 @@ func (e *CallError) Unwrap() error { return e.Err }
 func (p *Pool) Submit(job Job, ended func(Result, error)) {
 	e := &errand{p: p, job: job, ended: ended}
 	now := time.Now()
-	e.waiter.init(now, now.Add(p.cfg.Wait))
+	e.waiter.init(now, now.Add(cmp.Or(job.Wait, p.cfg.Wait)))
 	e.waiter.errand = e
 	e.arrive(false)
 }
@@ -190,7 +192,7 @@ func (e *errand) startBox() error {
 		e.p.over(e.box, nil, err)
 		return err
 	}
-	wait := max(time.Until(e.waiter.deadline), 0)
+	wait := min(max(time.Until(e.waiter.deadline), 0), e.p.cfg.Wait)
 	ctx, stop := e.call(wait + e.p.cfg.Start)
 	defer stop()
 	request.Id = e.box.id

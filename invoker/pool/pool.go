@@ -18,7 +18,7 @@ type Config struct {
 	Policy     Policy        // how long instead, by function; nil: Fixed(KeepAlive)
 	PauseAfter time.Duration // how long a sandbox idles before it is paused; 0: it never is
 	StemCells  []StemCell
-	Wait       time.Duration // how long a job waits for a sandbox, in the pool's queue and the node's together
+	Wait       time.Duration // how long a job waits for a sandbox, in the queue and on the node; see Job.Wait
 	Start      time.Duration // how long a start may take after that wait
 	Patience   time.Duration // how long a job may be overtaken by others that need less; 0: 1 s
 	Queue      int           // how many jobs of one namespace may wait; 0: 10,000

@@ -281,6 +281,35 @@ func TestFullNodeRefusesWithTheReason(t *testing.T) {
 	})
 }
 
+// A job's own wait is the queue's; the node's is the pool's.
+func TestAJobWaitsAsLongAsItSays(t *testing.T) {
+	in(t, Config{Wait: 3 * time.Second}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
+		brief, patient := work("a"), work("b")
+		brief.Wait, patient.Wait = time.Second, time.Hour
+		brief.Keep = func(*api.RunReply) bool { return false }
+		patient.Keep = brief.Keep
+		jobs := append(repeat(patient, 20), repeat(brief, 20)...)
+		refusals := 0
+		for i, end := range atOnce(p, jobs...) {
+			var refused *Refused
+			switch {
+			case i < 20 && end.err != nil:
+				t.Errorf("patient job %d: %v", i, end.err)
+			case i >= 20 && errors.As(end.err, &refused):
+				refusals++
+			}
+		}
+		if refusals < 18 {
+			t.Errorf("%d of 20 brief jobs were refused", refusals)
+		}
+		for _, start := range n.starts {
+			if start.WaitMs > 3000 {
+				t.Errorf("a start may wait %d ms on the node", start.WaitMs)
+			}
+		}
+	})
+}
+
 func TestAnotherGroupEvictsTheIdle(t *testing.T) {
 	in(t, Config{}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		atOnce(p, work("a"))
