@@ -80,6 +80,22 @@ func TestInputsMakeTheKey(t *testing.T) {
 	}
 }
 
+func TestLongNamesAreKept(t *testing.T) {
+	c := open(t, t.TempDir())
+	var count atomic.Int32
+	long := "registry.example/" + strings.Repeat("a/", 400)
+	for range 2 {
+		for _, name := range []string{long + ":one", long + ":two"} {
+			if _, err := c.Get(t.Context(), name, []string{name}, filling(10, &count)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if count.Load() != 2 {
+		t.Errorf("%d builds of two images", count.Load())
+	}
+}
+
 func TestFailedBuildLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	c, broken := open(t, dir), errors.New("disk on fire")

@@ -192,12 +192,20 @@ func readRuntime(dir string) (Runtime, error) {
 	return r, checkRoot(r.Root)
 }
 
-// fileName makes a runtime's name fit for a file.
+// maxFileName leaves room, in the 255 bytes that a file's name may have, for what is put around it.
+const maxFileName = 200
+
+// fileName makes a runtime's name fit for a file. The end of a long one gives way to a hash of it.
 func fileName(name string) string {
-	return strings.Map(func(r rune) rune {
+	fit := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
 			return r
 		}
 		return '_'
 	}, name)
+	if len(fit) > maxFileName {
+		sum := hash([]string{name})
+		fit = fit[:maxFileName-len(sum)-1] + "-" + sum
+	}
+	return fit
 }
