@@ -191,6 +191,17 @@ func sortedKeys(m map[string]string) []string {
 	return keys
 }
 
+// TestNothingIsSkippedInCI: a test that lacks something installable is no pass there.
+func TestNothingIsSkippedInCI(t *testing.T) {
+	bare := regexp.MustCompile(`\.Skip\(err\)`)
+	sources(t, func(path string) {
+		text := read(t, path)
+		if bare.MatchString(text) && !strings.Contains(text, "FASTIOV_CI") {
+			t.Errorf("%s skips for an error: have it fail where FASTIOV_CI is set", path)
+		}
+	})
+}
+
 func TestFilesStayReadable(t *testing.T) {
 	const most = 600
 	sources(t, func(path string) {

@@ -259,7 +259,7 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 	}
 	dir, err := os.MkdirTemp(base, "fastiov-test-")
 	if err != nil {
-		t.Skipf("no memory cgroup can be made: %v", err)
+		missing(t, "no memory cgroup can be made: "+err.Error())
 	}
 	t.Cleanup(func() {
 		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -272,7 +272,7 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 		}
 	})
 	if err := os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0); err != nil {
-		t.Skipf("no memory cgroup can be given a limit: %v", err)
+		missing(t, "no memory cgroup can be given a limit: "+err.Error())
 	}
 	return memoryGroup(dir)
 }
