@@ -20,6 +20,11 @@ func agentCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Run the node agent alone, in the foreground", Args: cobra.NoArgs}
 	n.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		unlock, err := n.lock()
+		if err != nil {
+			return err
+		}
+		defer unlock()
 		n.group = groupOfSockets()
 		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 		node, err := openNode(cmd.Context(), &n, newRegistry(asAgent), log)

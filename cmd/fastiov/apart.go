@@ -28,9 +28,11 @@ const metricsSocket = "metrics.sock" // in the run directory: what an agent coun
 // asked of an agent that ends.
 func serveApart(ctx context.Context, up *cobra.Command, n *nodeFlags, i *invokerFlags, logTo io.Writer) error {
 	log := slog.New(slog.NewTextHandler(logTo, nil)).With("process", "agent")
-	if err := checkRoot(n); err != nil {
+	unlock, err := n.lock()
+	if err != nil {
 		return err
 	}
+	defer unlock()
 	as, err := accountOf(i.user, log)
 	if err != nil {
 		return err

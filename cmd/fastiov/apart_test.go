@@ -391,3 +391,19 @@ func TestAParentIsToldNothingAfterReady(t *testing.T) {
 		t.Errorf("the parent was told %q, %v", told[:max(n, 0)], err)
 	}
 }
+
+// TestASecondUpLeavesTheFirstAlone: what it would write is read by those who call the first.
+func TestASecondUpLeavesTheFirstAlone(t *testing.T) {
+	a := upApart(t, "--listen", "127.0.0.1:0")
+	for _, user := range []string{nobody, ""} {
+		out, err := fastiov(t, "up", "--foreground", "--sandbox", "sim", "--invoker-user", user, "--run-dir", a.run,
+			"--state-dir", filepath.Join(reachable(t), "state"), "--listen", "127.0.0.1:0", "--metrics", "").CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "an agent runs on") {
+			t.Errorf("as %q: %v, %s", user, err, out)
+		}
+		if now, err := readListen(a.run); err != nil || now[0] != a.address {
+			t.Errorf("as %q: the first is at %s, and the note says %v (%v)", user, a.address, now, err)
+		}
+	}
+	a.burst(t, 1)
+}

@@ -135,6 +135,7 @@ func (n *node) close() {
 }
 
 // openNode builds the node and serves its API on the Unix socket in its run directory.
+// Whoever calls it holds the lock of that directory.
 func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, log *slog.Logger) (_ *node, err error) {
 	collectSeldom()
 	n := &node{registry: registry, log: log}
@@ -143,17 +144,6 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 			n.close()
 		}
 	}()
-	if err := checkRoot(f); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(f.runDir, 0o755); err != nil {
-		return nil, err
-	}
-	unlock, err := lockRunDir(f.runDir)
-	if err != nil {
-		return nil, err
-	}
-	n.onClose(unlock)
 	n.metrics = agent.NewMetrics(n.registry)
 	if n.set, err = kernelSet(f); err != nil {
 		return nil, err
@@ -178,15 +168,18 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 	return n, n.serveFar(f.api)
 }
 
-// checkRoot says who can run such a node.
-func checkRoot(f *nodeFlags) error {
-	if os.Geteuid() != 0 && f.sandbox != "sim" {
-		return errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
+// lock makes the run directory this process's own, before anything is written to it.
+func (n *nodeFlags) lock() (unlock func(), err error) {
+	if os.Geteuid() != 0 && n.sandbox != "sim" {
+		return nil, errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
 	}
-	return nil
+	return lockRunDir(n.runDir)
 }
 
 func lockRunDir(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err

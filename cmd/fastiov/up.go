@@ -74,6 +74,11 @@ func upCmd() *cobra.Command {
 // serveAll runs a node and its invoker in this process until ctx ends.
 func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Writer) error {
 	log := slog.New(slog.NewTextHandler(logTo, nil))
+	unlock, err := n.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	front, err := i.open(ctx, n.runDir, n.stateDir, log)
 	if err != nil {
 		return err
