@@ -207,7 +207,9 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 			return nil, err
 		}
 		served = append(served, listener)
-		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
+		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), &tls.Config{
+			GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+		})
 	}
 	if len(inheritedDoors()) == 0 { // else whoever opened them has noted it
 		if err := noteListen(runDir, served...); err != nil {

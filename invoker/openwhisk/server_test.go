@@ -139,6 +139,38 @@ func TestHalfClosedConnections(t *testing.T) {
 	}
 }
 
+// presented is the certificate that a client sees now.
+func presented(t *testing.T, c *Certificate) string {
+	t.Helper()
+	now, err := c.Get(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(now.Certificate[0])
+}
+
+func TestARenewedCertificateIsShown(t *testing.T) {
+	dir := t.TempDir()
+	c, err := LoadCertificate("", "", dir, "127.0.0.1:3443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := presented(t, c)
+	if err := signOneself(c.certFile, c.keyFile, "127.0.0.1:3443", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	renewed := presented(t, c)
+	if renewed == first {
+		t.Error("the former one is shown")
+	}
+	if err := os.WriteFile(c.keyFile, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if presented(t, c) != renewed {
+		t.Error("while its files are replaced, another one is shown")
+	}
+}
+
 func TestACertificateOfOnesOwn(t *testing.T) {
 	dir := t.TempDir()
 	first, err := LoadCertificate("", "", dir, "127.0.0.1:3443")
@@ -146,7 +178,7 @@ func TestACertificateOfOnesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := LoadCertificate("", "", dir, "127.0.0.1:3443")
-	if err != nil || string(again.Certificate[0]) != string(first.Certificate[0]) {
+	if err != nil || presented(t, again) != presented(t, first) {
 		t.Errorf("another one at the second start: %v", err)
 	}
 	if info, err := os.Stat(filepath.Join(dir, "tls-key.pem")); err != nil || info.Mode().Perm() != 0o600 {
@@ -160,7 +192,7 @@ func TestACertificateOfOnesOwn(t *testing.T) {
 	}
 
 	c := newClient(t)
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{first}})
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: first.Get})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +201,7 @@ func TestACertificateOfOnesOwn(t *testing.T) {
 	go func() { served <- server.Serve(listener) }()
 	defer func() { server.Close(); <-served }()
 	trusted := x509.NewCertPool()
-	leaf, err := x509.ParseCertificate(first.Certificate[0])
+	leaf, err := x509.ParseCertificate([]byte(presented(t, first)))
 	if err != nil {
 		t.Fatal(err)
 	}

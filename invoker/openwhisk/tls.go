@@ -15,28 +15,50 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 )
 
+// A Certificate is that of an HTTPS listener, as its files hold it when a client connects. While
+// they hold none, as between the writing of the two, the last one serves.
+type Certificate struct {
+	certFile, keyFile string
+	last              atomic.Pointer[tls.Certificate]
+}
+
 // LoadCertificate reads the certificate of an HTTPS listener at that address. Where none is named, one is made that signs itself, once:
 // it stays in dir, so that a client that was told to trust it need not be told again.
-func LoadCertificate(certFile, keyFile, dir, listen string) (tls.Certificate, error) {
+func LoadCertificate(certFile, keyFile, dir, listen string) (*Certificate, error) {
 	if (certFile == "") != (keyFile == "") {
-		return tls.Certificate{}, errors.New("a certificate needs its key and a key its certificate: give both --tls-cert and --tls-key")
+		return nil, errors.New("a certificate needs its key and a key its certificate: give both --tls-cert and --tls-key")
 	}
 	if certFile == "" {
 		certFile, keyFile = filepath.Join(dir, "tls-cert.pem"), filepath.Join(dir, "tls-key.pem")
 		if _, err := os.Stat(certFile); errors.Is(err, fs.ErrNotExist) {
 			if err := signOneself(certFile, keyFile, listen, time.Now()); err != nil {
-				return tls.Certificate{}, fmt.Errorf("a certificate for HTTPS: %w", err)
+				return nil, fmt.Errorf("a certificate for HTTPS: %w", err)
 			}
 		}
 	}
-	certificate, err := tls.LoadX509KeyPair(certFile, keyFile)
-	if err != nil {
-		return certificate, fmt.Errorf("the certificate for HTTPS, %s: %w", certFile, err)
+	c := &Certificate{certFile: certFile, keyFile: keyFile}
+	if err := c.read(); err != nil {
+		return nil, fmt.Errorf("the certificate for HTTPS, %s: %w", certFile, err)
 	}
-	return certificate, nil
+	return c, nil
+}
+
+func (c *Certificate) read() error {
+	certificate, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	if err == nil {
+		c.last.Store(&certificate)
+	}
+	return err
+}
+
+// Get is a tls.Config's GetCertificate.
+func (c *Certificate) Get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	_ = c.read()
+	return c.last.Load(), nil
 }
 
 // signOneself makes a certificate for this machine's names, good for ten years.

@@ -6,8 +6,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -39,12 +41,10 @@ func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error)
 	secure, target := insecure.NewCredentials(), "unix:"+address
 	if !isPath(address) {
 		target = "dns:///" + address
-		config, err := keys.config()
-		if err != nil {
+		var err error
+		if secure, err = keys.credentials(); err != nil {
 			return nil, nil, fmt.Errorf("node %s: %w", address, err)
 		}
-		config.RootCAs = config.ClientCAs
-		secure = credentials.NewTLS(config)
 	}
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(secure),
 		grpc.WithUnaryInterceptor(boundRun), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
@@ -81,12 +81,11 @@ func NewServer(node NodeServer) *grpc.Server { return newServer(node) }
 
 // NewTLSServer returns a gRPC server of node for TCP, which takes no client without a certificate that keys.CA has signed.
 func NewTLSServer(node NodeServer, keys Keys) (*grpc.Server, error) {
-	config, err := keys.config()
+	secure, err := keys.credentials()
 	if err != nil {
 		return nil, err
 	}
-	config.ClientAuth = tls.RequireAndVerifyClientCert
-	return newServer(node, grpc.Creds(credentials.NewTLS(config))), nil
+	return newServer(node, grpc.Creds(secure)), nil
 }
 
 func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
@@ -97,7 +96,43 @@ func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
 	return server
 }
 
-// config reads the files. A certificate that is renewed is taken with the next start.
+// renewing are credentials by what the files of keys hold as a connection is made. While they hold
+// nothing that fits together, as between the writing of two of them, the last that did serves.
+type renewing struct {
+	credentials.TransportCredentials // of the keys as they were at first: its protocol
+	keys                             Keys
+	last                             atomic.Pointer[credentials.TransportCredentials]
+}
+
+func (k Keys) credentials() (credentials.TransportCredentials, error) {
+	config, err := k.config()
+	if err != nil {
+		return nil, err
+	}
+	r := &renewing{TransportCredentials: credentials.NewTLS(config), keys: k}
+	r.last.Store(&r.TransportCredentials)
+	return r, nil
+}
+
+func (r *renewing) now() credentials.TransportCredentials {
+	if config, err := r.keys.config(); err == nil {
+		fresh := credentials.NewTLS(config)
+		r.last.Store(&fresh)
+	}
+	return *r.last.Load()
+}
+
+func (r *renewing) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return r.now().ClientHandshake(ctx, authority, raw)
+}
+
+func (r *renewing) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return r.now().ServerHandshake(raw)
+}
+
+func (r *renewing) Clone() credentials.TransportCredentials { return r }
+
+// config reads the files, for either side.
 func (k Keys) config() (*tls.Config, error) {
 	if k.Cert == "" || k.Key == "" || k.CA == "" {
 		return nil, errors.New("the node API over TCP needs a certificate, its key and the CA of the other side: --node-cert, --node-key, --node-ca")
@@ -114,5 +149,8 @@ func (k Keys) config() (*tls.Config, error) {
 	if !pool.AppendCertsFromPEM(text) {
 		return nil, fmt.Errorf("CA of the node API: %s holds no certificate in PEM", k.CA)
 	}
-	return &tls.Config{Certificates: []tls.Certificate{own}, ClientCAs: pool, MinVersion: tls.VersionTLS13}, nil
+	return &tls.Config{
+		Certificates: []tls.Certificate{own}, RootCAs: pool,
+		ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
+	}, nil
 }

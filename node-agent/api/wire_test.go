@@ -139,6 +139,50 @@ func TestOverTCPBothSidesShowWhoTheyAre(t *testing.T) {
 	}
 }
 
+// TestRenewedKeysAreTaken: both sides show and trust what their files hold when they connect.
+func TestRenewedKeysAreTaken(t *testing.T) {
+	ours, next := newAuthority(t), newAuthority(t)
+	keys, mine := ours.keys("node", ours), ours.keys("invoker", ours)
+	s, err := NewTLSServer(server{}, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, "tcp", "127.0.0.1:0", s)
+	client, hangUp, err := Dial(address, mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangUp()
+	replace(t, keys, next.keys("node", next))
+	replace(t, mine, next.keys("invoker", next))
+	if _, err := client.Status(t.Context(), &StatusRequest{}); err != nil {
+		t.Errorf("by the renewed certificates: %v", err)
+	}
+	if err := ask(t, address, next.keys("invoker", next)); err != nil {
+		t.Errorf("an invoker of the new authority: %v", err)
+	}
+	if err := os.WriteFile(keys.Cert, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask(t, address, mine); err != nil {
+		t.Errorf("while a certificate is being replaced: %v", err)
+	}
+}
+
+// replace puts the files of other keys in the place of those of keys.
+func replace(t *testing.T, keys, other Keys) {
+	t.Helper()
+	for from, to := range map[string]string{other.Cert: keys.Cert, other.Key: keys.Key, other.CA: keys.CA} {
+		content, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(to, content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestKeysThatAreNone(t *testing.T) {
 	ours := newAuthority(t)
 	good := ours.keys("node", ours)
