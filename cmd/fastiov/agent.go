@@ -1,7 +1,6 @@
 package main
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -17,16 +16,21 @@ import (
 // agentCmd runs a node without an invoker. Its sandboxes outlive it: the next agent on the same run directory adopts them.
 func agentCmd() *cobra.Command {
 	var n nodeFlags
+	var logs logFlags
 	cmd := &cobra.Command{Use: "agent", Short: "Run the node agent alone, in the foreground", Args: cobra.NoArgs}
 	n.register(cmd)
+	logs.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log, err := logs.open(cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
 		unlock, err := n.lock()
 		if err != nil {
 			return err
 		}
 		defer unlock()
 		n.group = groupOfSockets()
-		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 		node, err := openNode(cmd.Context(), &n, newRegistry(asAgent), log)
 		if err != nil {
 			return err
@@ -49,11 +53,13 @@ func invokerCmd() *cobra.Command {
 	var i invokerFlags
 	var b busFlags
 	var far apiFlags
+	var logs logFlags
 	cmd := &cobra.Command{Use: "invoker", Short: "Run the invoker alone, in the foreground, for the agents of this machine and others", Args: cobra.NoArgs}
 	addresses := cmd.Flags().StringArray("node", nil, "an agent: host:port, or the path of its Unix socket; once for each (default: the one of this machine)")
 	far.registerKeys(cmd)
 	i.register(cmd)
 	b.register(cmd)
+	logs.register(cmd)
 	address := cmd.Flags().String("metrics", "127.0.0.1:9465", metricsHelp)
 	runDir := runDirFlag(cmd)
 	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key, the store and the certificate")
@@ -64,7 +70,11 @@ func invokerCmd() *cobra.Command {
 			return err
 		}
 		defer func() { err = leash.tell(err) }()
-		log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("process", "invoker")
+		log, err := logs.open(os.Stderr)
+		if err != nil {
+			return err
+		}
+		log = log.With("process", "invoker")
 		poolConfig, err := i.pool(3 * time.Minute)
 		if err != nil {
 			return err

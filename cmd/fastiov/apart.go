@@ -26,8 +26,10 @@ const metricsSocket = "metrics.sock" // in the run directory: what an agent coun
 // serveApart runs a node in this process and its invoker in another one, as another user, until ctx ends.
 // The invoker comes first and goes first: what it lacks is said before a VF is touched, and nothing is
 // asked of an agent that ends.
-func serveApart(ctx context.Context, up *cobra.Command, n *nodeFlags, i *invokerFlags, logTo io.Writer) error {
-	log := slog.New(slog.NewTextHandler(logTo, nil)).With("process", "agent")
+func serveApart(
+	ctx context.Context, up *cobra.Command, n *nodeFlags, i *invokerFlags, log *slog.Logger, logTo io.Writer,
+) error {
+	log = log.With("process", "agent")
 	unlock, err := n.lock()
 	if err != nil {
 		return err

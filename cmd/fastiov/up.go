@@ -28,11 +28,13 @@ import (
 func upCmd() *cobra.Command {
 	var n nodeFlags
 	var i invokerFlags
+	var logs logFlags
 	var foreground bool
 	var kernel string
 	cmd := &cobra.Command{Use: "up", Short: "Start fastiov here, or in a testbed where this machine cannot be a node", Args: cobra.NoArgs}
 	n.register(cmd)
 	i.register(cmd)
+	logs.register(cmd)
 	cmd.Flags().StringVar(&i.user, "invoker-user", "",
 		"who the invoker runs as, in a process of its own (default: "+frontUser+"; with sim, the agent's process)")
 	cmd.Flags().StringVar(&kernel, "kernel", testbed.DebianKernel, "of the testbed, where one is the node: debian, or patched, fastiov's own, built first if need be")
@@ -41,11 +43,15 @@ func upCmd() *cobra.Command {
 		if i.user == "" && n.sandbox != "sim" {
 			i.user = frontUser
 		}
+		log, err := logs.open(os.Stderr)
+		if err != nil {
+			return err
+		}
 		switch {
 		case foreground && i.user != "":
-			return serveApart(cmd.Context(), cmd, &n, &i, os.Stderr)
+			return serveApart(cmd.Context(), cmd, &n, &i, log, os.Stderr)
 		case foreground:
-			return serveAll(cmd.Context(), &n, &i, os.Stderr)
+			return serveAll(cmd.Context(), &n, &i, log)
 		}
 		if n.sandbox == "qemu" && n.images == "" {
 			if away, err := upInTestbed(cmd, kernel); away {
@@ -72,8 +78,7 @@ func upCmd() *cobra.Command {
 }
 
 // serveAll runs a node and its invoker in this process until ctx ends.
-func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, logTo io.Writer) error {
-	log := slog.New(slog.NewTextHandler(logTo, nil))
+func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, log *slog.Logger) error {
 	unlock, err := n.lock()
 	if err != nil {
 		return err
