@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 )
 
@@ -93,6 +95,7 @@ func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
 	RegisterNodeServer(server, streaming{node})
+	healthpb.RegisterHealthServer(server, health.NewServer()) // which says SERVING
 	return server
 }
 

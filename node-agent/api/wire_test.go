@@ -18,6 +18,8 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 )
 
@@ -247,5 +249,19 @@ func TestARunIsGivenUpSomeTimeAfterItsLimit(t *testing.T) {
 		if err != nil || reply.Status < c.least || reply.Status > c.most {
 			t.Errorf("with a limit of %d ms: %v ms left, %v", c.limit, reply, err)
 		}
+	}
+}
+
+func TestAServerSaysThatItServes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.sock")
+	serve(t, "unix", path, NewServer(server{}))
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	reply, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil || reply.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Errorf("%v, %v", reply, err)
 	}
 }
