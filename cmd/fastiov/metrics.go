@@ -63,6 +63,12 @@ func serveMetrics(address string, group int, page, query http.Handler, log *slog
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", page)
+	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {}) // 200: it answers
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !serves.Load() {
+			http.Error(w, "not ready: it is still starting; its log says how far it is", http.StatusServiceUnavailable)
+		}
+	})
 	if query != nil {
 		mux.Handle("GET /api/", query)
 	}

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -154,8 +155,16 @@ var waiting = func() *parent {
 	return &parent{3}
 }()
 
+// serves is set once this process serves.
+var serves atomic.Bool
+
 // tellParent says how far this process is. After ready it has nothing more to say.
-func tellParent(word string) { waiting.tell(word) }
+func tellParent(word string) {
+	if word == ready {
+		serves.Store(true)
+	}
+	waiting.tell(word)
+}
 
 func (p *parent) tell(word string) {
 	if p.fd < 0 {
