@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,19 +10,20 @@ import (
 // it is what the former agent had: what is free now lacks what they use, and they are counted again
 // when they are adopted.
 func (f *nodeFlags) capacity(occupied bool) (mib int, err error) {
-	noted := filepath.Join(f.runDir, "capacity") // a reboot empties the directory, and the memory
 	if occupied && f.memoryMiB == 0 {
-		if text, err := os.ReadFile(noted); err == nil {
+		if text, err := os.ReadFile(f.capacityFile()); err == nil {
 			if mib, err := strconv.Atoi(string(text)); err == nil {
 				return mib, nil
 			}
 		}
 	}
-	if mib, err = memoryToGive(f); err != nil {
-		return 0, err
-	}
-	if err := os.WriteFile(noted, []byte(strconv.Itoa(mib)), 0o644); err != nil {
-		return 0, fmt.Errorf("the node's capacity: %w", err)
-	}
-	return mib, nil
+	return memoryToGive(f)
+}
+
+// capacityFile is in the run directory: a reboot empties that, and the memory.
+func (f *nodeFlags) capacityFile() string { return filepath.Join(f.runDir, "capacity") }
+
+// noteCapacity keeps it for the next agent.
+func (f *nodeFlags) noteCapacity(mib int) error {
+	return os.WriteFile(f.capacityFile(), []byte(strconv.Itoa(mib)), 0o644)
 }

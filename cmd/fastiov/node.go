@@ -160,6 +160,10 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 		return nil, err
 	}
 	n.registry.MustRegister(n.agent)
+	_, capacity, _ := n.agent.Starter.Admission.Usage()
+	if err := f.noteCapacity(capacity); err != nil {
+		return nil, err
+	}
 	adopted, ended := n.agent.Adopt(ctx)
 	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set, "adopted", adopted, "ended", ended)
 	if err := n.serve(f.runDir, f.group); err != nil {
