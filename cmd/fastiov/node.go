@@ -123,6 +123,7 @@ type node struct {
 	metrics  *agent.Metrics
 	log      *slog.Logger
 	set      fastiovd.Set // what of fastiov's kernel is switched on
+	empty    int          // MiB that admission may hand out, where that was measured on an empty node
 	closers  []func()
 }
 
@@ -160,9 +161,10 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 		return nil, err
 	}
 	n.registry.MustRegister(n.agent)
-	_, capacity, _ := n.agent.Starter.Admission.Usage()
-	if err := f.noteCapacity(capacity); err != nil {
-		return nil, err
+	if n.empty > 0 {
+		if err := f.noteCapacity(n.empty); err != nil {
+			return nil, err
+		}
 	}
 	adopted, ended := n.agent.Adopt(ctx)
 	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set, "adopted", adopted, "ended", ended)
@@ -294,9 +296,12 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 		Reports:   &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
 		Log:       n.log,
 	}
-	memory, err := f.capacity(len(starter.Records()) > 0)
+	memory, empty, err := f.capacity(len(starter.Records()) > 0)
 	if err != nil {
 		return nil, err
+	}
+	if empty {
+		n.empty = memory
 	}
 	cfg := agent.Config{Version: version, Driver: f.sandbox, FastIOV: n.set.String(), Starter: starter, Metrics: n.metrics, Log: n.log}
 	if images != nil {

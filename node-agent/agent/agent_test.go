@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,6 +122,7 @@ type box struct {
 	err     error
 	initial int
 	broken  error // of every Post
+	closes  atomic.Int32
 
 	initializing func()
 }
@@ -144,7 +146,10 @@ func (b *box) Pause(context.Context) error  { return nil }
 func (b *box) Resume(context.Context) error { return nil }
 func (b *box) Done() <-chan struct{}        { return b.done }
 func (b *box) Err() error                   { return b.err }
-func (b *box) Close()                       { b.end(nil) }
+func (b *box) Close() {
+	b.closes.Add(1)
+	b.end(nil)
+}
 func (b *box) end(err error) {
 	b.once.Do(func() {
 		b.err = err

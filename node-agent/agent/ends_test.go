@@ -76,6 +76,26 @@ func TestAStopEndsWithItsCaller(t *testing.T) {
 	})
 }
 
+// A drain that ends all sandboxes closes each of them once, however many end before it.
+func TestADrainEndsEachOnce(t *testing.T) {
+	a, d, _ := newAgent(t)
+	a.Starter.Admission = startup.NewAdmission(10_000, nil)
+	const n = 50
+	for i := range n {
+		if _, err := start(t, a, fmt.Sprint("x", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := a.Drain(t.Context(), &api.DrainRequest{Cancel: true}); err != nil {
+		t.Fatal(err)
+	}
+	for id, b := range d.boxes {
+		if closes := b.closes.Load(); closes > 2 { // the drain's, and that of its release
+			t.Errorf("%s was closed %d times", id, closes)
+		}
+	}
+}
+
 // However starts, stops, drains and losses of VFs meet: none is stuck, and nothing is left over.
 func TestRacesOfEnds(t *testing.T) {
 	rounds := 10_000
