@@ -121,6 +121,10 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	if err != nil {
 		return err
 	}
+	payload, err := entity.Fix(false, nil).Under(body)
+	if err != nil {
+		return err
+	}
 	arguments, err := entity.Fix(false, trigger.Parameters).Under(body)
 	if err != nil {
 		return err
@@ -132,7 +136,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	}
 	record := &activation.Record{
 		ID: activation.NewID(), Namespace: trigger.Namespace, Name: trigger.Name, Version: trigger.Version, Subject: rq.user.Subject,
-		Path: trigger.Namespace + "/" + trigger.Name, Start: rq.accepted, Response: activation.Response{Result: arguments},
+		Path: trigger.Namespace + "/" + trigger.Name, Start: rq.accepted, Response: activation.Response{Result: payload},
 	}
 	if err := a.promiseFire(r.Context(), record); err != nil {
 		return err
@@ -140,7 +144,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	record.Logs = make([]string, len(rules))
 	var all sync.WaitGroup
 	for i, rule := range rules {
-		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments, record.ID) }) // their promises share an fsync
+		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments) }) // their promises share an fsync
 	}
 	all.Wait()
 	record.End = time.Now()
@@ -168,13 +172,13 @@ func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 }
 
 // fire invokes the action of one rule and says how that went.
-func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte, cause string) (line string) {
+func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte) (line string) {
 	f := fired{Rule: rule.Namespace + "/" + rule.Name, Action: rule.Action.String()[1:]}
 	if rule.Status != entity.Active {
 		f.StatusCode, f.Error = activation.ApplicationError, "the rule "+f.Rule+" is not active: "+f.Action+" was not invoked"
 		return f.line()
 	}
-	id, err := a.invokeFor(r, rq, rule.Action, body, cause)
+	id, err := a.invokeFor(r, rq, rule.Action, body)
 	switch {
 	case err != nil:
 		f.StatusCode, f.Error = activation.InternalError, err.Error()
@@ -188,7 +192,7 @@ func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte,
 }
 
 // invokeFor promises an invocation that a rule asks for.
-func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []byte, cause string) (id string, err error) {
+func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []byte) (id string, err error) {
 	on, err := a.invocable(rq.user, path)
 	if err != nil {
 		return "", err
@@ -201,7 +205,7 @@ func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []b
 		return "", err
 	}
 	c := rq.call(on, arguments)
-	c.cause, c.bytes = cause, a.holding(rq.user)
+	c.bytes = a.holding(rq.user)
 	if err := c.bytes.upTo(int64(len(arguments))); err != nil {
 		rq.user.Done()
 		return "", err
