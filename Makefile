@@ -10,15 +10,16 @@ export PATH := $(PATH):/usr/local/go/bin
 export GOTOOLCHAIN := auto
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # The packages with files behind a build tag.
-TAGS         = failpoint,trust
-TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust)\b' . | xargs -n1 dirname | sort -u)
+TAGS         = failpoint,trust,qemu,patched,openwhisk,dashboards,page,load,node
+TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust|patched|openwhisk)\b' . | xargs -n1 dirname | sort -u)
 SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(ba)?sh' . )
 # Where `make generate` writes; the test that generated files are up to date names another folder.
 OUT         ?= .
 
 .DEFAULT_GOAL := help
-# test-kernel has no place in the help: `make test` runs it.
-.PHONY: help up build load test test-trust test-kernel lint generate test-openwhisk test-page dashboards-check test-chaos test-full clean-cache clean
+# The tiers that `make test` runs; ONLY names others: `.ci/tiers` lists them.
+ONLY        ?= compile T0 T1 T2 trust kernel? T3?
+.PHONY: help up build load test lint generate clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,23 +38,20 @@ build: ## Build bin/fastiov, bin/fastiov-init for its guests and bin/fastiov-vmm
 load: build ## Fire a short burst by k6 at what `make up` started, and show its tail; builds k6 once, which takes some minutes
 	@bin/fastiov k6 run load/burst.js
 
-test: ## Compile, and run the test tiers T0 to T3, within FASTIOV_BUDGET minutes (80)
+test: ## Compile, and run the test tiers within FASTIOV_BUDGET minutes (80); ONLY="TIER…" runs some
 	@.ci/bootstrap test
-	@.ci/tiers compile T0 T1 T2 trust 'kernel?' 'T3?'
-
-test-trust: ## Run all of the hostile tests between tenants; `make test` runs their quick part
-	@.ci/bootstrap test
-	@.ci/tiers trust-full
+	@.ci/tiers $(foreach tier,$(ONLY),'$(tier)')
 
 # lint compiles as build does, so that each finds in Go's cache what the other compiled.
 lint: ## Check formatting, vet, staticcheck and the shell scripts
 	@.ci/bootstrap test
 	@bad=$$(gofmt -l $$(find . -name '*.go' -not -path './.git/*')); [ -z "$$bad" ] || { echo "not formatted, run gofmt -w on:" $$bad; exit 1; }
+	@go mod tidy -diff || { echo "go.mod is not tidy, run go mod tidy"; exit 1; }
 	CGO_ENABLED=0 go vet -trimpath ./...
 	CGO_ENABLED=0 go vet -trimpath -tags $(TAGS) $(TAGGED)
 	CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -trimpath" go tool staticcheck ./...
 	CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -trimpath" go tool staticcheck -tags $(TAGS) $(TAGGED)
-	shellcheck $(SCRIPTS)
+	shellcheck $(SCRIPTS) $$(find .ci/tier .ci/tests -type f)
 
 # generate makes the Go code of the node API, the dashboards and docs/metrics.md anew.
 generate:
@@ -61,36 +59,6 @@ generate:
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto
 	@go run ./dashboards/generate $(OUT)
-
-dashboards-check: ## Run every query of the dashboards against a Prometheus that scraped a run, and lint them
-	@.ci/bootstrap test
-	@mkdir -p bin/grafana && cp dashboards/testdata/grafana/* bin/grafana && npm ci --silent --no-audit --no-fund --ignore-scripts --prefix bin/grafana
-	FASTIOV_CI=1 FASTIOV_GRAFANA_TYPES=$(CURDIR)/bin/grafana go test -count 1 -v ./dashboards
-	FASTIOV_CI=1 go test -count 1 -v -run '^TestEveryPanelReturnsData$$' ./cmd/fastiov
-
-# Run every command of wsk ($WSK, or the one on PATH) against fastiov; without one, Apache's JavaScript client.
-test-openwhisk:
-	@.ci/bootstrap test
-	@[ -n "$${WSK:=$$(type -P wsk)}" ] || { mkdir -p bin/openwhisk && cp cmd/fastiov/testdata/openwhisk/* bin/openwhisk && \
-		npm ci --silent --no-audit --no-fund --prefix bin/openwhisk; }
-	FASTIOV_OPENWHISK_JS=$(CURDIR)/bin/openwhisk go test -count 1 -v -run '^TestOpenWhiskClient' ./cmd/fastiov
-
-test-page: ## Use the live page in a headless Chromium; FASTIOV_PAGE_OUT names a folder for pictures and figures
-	@.ci/bootstrap test
-	@mkdir -p bin/page && cp cmd/fastiov/testdata/page/* bin/page && npm ci --silent --no-audit --no-fund --prefix bin/page
-	FASTIOV_PAGE_JS=$(CURDIR)/bin/page go test -count 1 -v -run '^TestLivePage$$' ./cmd/fastiov
-
-test-chaos: ## Kill the agent at seeded failpoints; prints its seed, FASTIOV_CHAOS_SEED sets it
-	@.ci/bootstrap test
-	@.ci/tiers chaos
-
-test-kernel:
-	@.ci/bootstrap test
-	@.ci/tiers kernel T3
-
-test-full: ## Run T4 by hand: everything, long fuzzing, chaos, all benches; commits nothing, writes bench/figures
-	@.ci/bootstrap test
-	@.ci/tiers compile T0 T1 T2 trust kernel T3 trust-full chaos T4
 
 clean-cache: ## Remove what was built or downloaded into the cache
 	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"

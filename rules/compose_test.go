@@ -108,6 +108,25 @@ func TestComposeIsForThisMachineOnly(t *testing.T) {
 	}
 }
 
+// An invoker finds what it promised under its name, which is its host's where it is given none: a
+// container that replaces another has another.
+func TestAnInvokerInAContainerHasAName(t *testing.T) {
+	invokers := 0
+	for name, s := range compose(t).Services {
+		if len(s.Command) == 0 || s.Command[0] != "invoker" {
+			continue
+		}
+		invokers++
+		named := func(word string) bool { return strings.HasPrefix(word, "--name=") && word != "--name=" }
+		if !slices.ContainsFunc(s.Command, named) {
+			t.Errorf("%s has no --name", name)
+		}
+	}
+	if invokers == 0 {
+		t.Error("there is no invoker")
+	}
+}
+
 // What Grafana and Prometheus are told to reach is there under that name, at a port that it serves.
 func TestComposePointsAtItself(t *testing.T) {
 	project := compose(t)

@@ -29,7 +29,7 @@ func TestPromisesCiteCurrentFigures(t *testing.T) {
 			if err != nil {
 				t.Errorf("SPECIFICATION.md cites %s: %v", file, err)
 			} else if !current && !admitted.MatchString(line) {
-				t.Errorf("SPECIFICATION.md cites %s, measured on other sources: measure again (make test-full) or mark the promise stale", file)
+				t.Errorf("SPECIFICATION.md cites %s, measured on other sources: measure again (make test ONLY=full/benches) or mark the promise stale", file)
 			}
 		}
 	}

@@ -22,15 +22,15 @@ const (
 )
 
 type pkg struct {
-	ImportPath, Name, Doc              string
-	Imports, TestImports, XTestImports []string
+	ImportPath, Name, Doc                    string
+	Imports, TestImports, XTestImports, Deps []string
 }
 
 // short is the import path without the module's.
 func (p pkg) short() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
 
 var packages = sync.OnceValues(func() ([]pkg, error) {
-	list := exec.Command("go", "list", "-e", "-json=ImportPath,Name,Doc,Imports,TestImports,XTestImports", "./...")
+	list := exec.Command("go", "list", "-e", "-json=ImportPath,Name,Doc,Imports,TestImports,XTestImports,Deps", "./...")
 	list.Dir = root
 	out, err := list.Output()
 	if err != nil {
@@ -155,6 +155,19 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 	})
 }
 
+// TestNoProgramLinksTesting, which brings flags and a way to tell a test from the product.
+func TestNoProgramLinksTesting(t *testing.T) {
+	imports := map[string]bool{}
+	eachPackage(t, func(p pkg) { imports[p.ImportPath] = slices.Contains(p.Imports, "testing") })
+	eachPackage(t, func(p pkg) {
+		if p.Name != "main" || !slices.Contains(p.Deps, "testing") {
+			return
+		}
+		by := slices.DeleteFunc(slices.Clone(p.Deps), func(dep string) bool { return !imports[dep] })
+		t.Errorf("%s links testing, by %q: put what tests alone need into a package of its own", p.short(), by)
+	})
+}
+
 // Who may start processes, and which. Nothing else may: an exec on the cold-start path is what makes its tail.
 var starters = map[string]string{
 	"cmd/fastiov":             "itself, to go on in the background",
@@ -170,6 +183,9 @@ var starters = map[string]string{
 	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
 	"node-agent/guest/init":   "the runtime",
 	"invoker/bus/kafkatest":   "a Kafka broker, for the tests of the bus",
+
+	"invoker/store/redis/redistest": "a Redis, for the tests of what uses one",
+
 	"rules/record":            "go, to list what tests depend on",
 	"functions/functionstest": "python3 and node, to run the functions on this machine",
 }

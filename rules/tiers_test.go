@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// All that `make test` runs fits its budget, whatever the caches hold: no tier is left out.
+// All that `make test` runs fits its budget, whatever the caches hold, but for tiers with a record.
 func TestTheTiersOfMakeTestFitItsBudget(t *testing.T) {
 	script := read(t, ".ci/tiers")
 	budget := regexp.MustCompile(`FASTIOV_BUDGET:-(\d+)`).FindStringSubmatch(script)[1]
@@ -20,23 +20,20 @@ func TestTheTiersOfMakeTestFitItsBudget(t *testing.T) {
 			t.Errorf("%s does not name the budget of %d minutes that .ci/tiers has", file, most)
 		}
 	}
-	runs := regexp.MustCompile(`(?m)^test:.*\n(?:\t.*\n)*?\t@\.ci/tiers (.*)\n`)
-	recipe := runs.FindStringSubmatch(read(t, "Makefile"))
-	if recipe == nil {
+	only := regexp.MustCompile(`(?m)^ONLY +\?= (.*)$`).FindStringSubmatch(read(t, "Makefile"))
+	if only == nil {
 		t.Fatal("make test runs no tiers")
 	}
 	sum := 0
-	for name := range strings.FieldsSeq(recipe[1]) {
-		tier := strings.Trim(name, "'?")
-		worst := regexp.MustCompile(`\[` + tier + `\]=(\d+)`).FindStringSubmatch(script)
+	for name := range strings.FieldsSeq(only[1]) {
+		tier, recorded := strings.CutSuffix(name, "?")
+		worst := regexp.MustCompile(`(?m)^MINUTES=(\d+)$`).FindStringSubmatch(read(t, ".ci/tier/"+tier))
 		if worst == nil {
-			t.Fatalf(".ci/tiers has no worst case of %s", tier)
+			t.Fatalf(".ci/tier/%s has no worst case", tier)
 		}
 		minutes, _ := strconv.Atoi(worst[1])
-		sum += minutes
-		inHead := regexp.MustCompile(`(?m)^#   ` + tier + ` .*(\n#     +.*)*\b` + worst[1] + `\b`)
-		if !inHead.MatchString(script) {
-			t.Errorf("the head of .ci/tiers does not give %s its %d minutes", tier, minutes)
+		if !recorded { // such a one is left out, aloud, where it does not fit
+			sum += minutes
 		}
 	}
 	if sum >= most { // what the tiers do between them takes seconds
@@ -45,32 +42,46 @@ func TestTheTiersOfMakeTestFitItsBudget(t *testing.T) {
 }
 
 // tiers runs the script with tiers of the test's own, each worth so many minutes of the budget.
-func tiers(t *testing.T, budget int, own, names string) (out string, err error) {
+func tiers(t *testing.T, budget int, own map[string]string, names string) (out string, err error) {
 	t.Helper()
-	body, _, found := strings.Cut(read(t, ".ci/tiers"), "\nmain \"$@\"\n")
-	if !found {
-		t.Fatal(`.ci/tiers does not end with main "$@"`)
+	dir := t.TempDir()
+	for name, content := range own {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
-	cmd := exec.Command("bash", "-c", body+"\n"+own+"\nmain "+names, root+"/.ci/tiers")
+	body, rest, found := strings.Cut(read(t, ".ci/tiers"), "\nTIERS=.ci/tier\n")
+	if !found {
+		t.Fatal(".ci/tiers has no folder of tiers")
+	}
+	script := body + "\nTIERS=" + dir + "\n" + rest
+	cmd := exec.Command("bash", "-c", script, root+"/.ci/tiers")
+	cmd.Args = append(cmd.Args, strings.Fields(names)...)
 	cmd.Env = append(cmd.Environ(), "FASTIOV_BUDGET="+strconv.Itoa(budget))
 	raw, err := cmd.CombinedOutput()
 	return string(raw), err
 }
 
 func TestATierMayUseWhatThoseBeforeItLeftOver(t *testing.T) {
-	const own = `WORST=([first]=2 [last]=4 [chaos]=9)
-		first() { step it true; }; last() { first; }; chaos() { first; }`
+	own := map[string]string{}
+	for name, minutes := range map[string]string{"first": "2", "last": "4", "full/chaos": "9"} {
+		own[name] = "MINUTES=" + minutes + "\ntier() { step it true; }\n"
+	}
 	for _, c := range []struct {
 		budget int
 		want   []string
 	}{
-		{10, []string{"first (at most 6:00)", "last (at most 10:00)", "chaos (at most 9:00)",
+		{10, []string{"first (at most 6:00)", "last (at most 10:00)", "full/chaos (at most 9:00)",
 			"3 passed, 0 failed"}},
 		{7, []string{"first (at most 3:00)", "last (at most 7:00)", "3 passed, 0 failed"}},
 		{3, []string{"first (at most 2:00)", "2 passed, 0 failed",
 			"not run: last: it may take 4:00, 3:00 of the budget is left"}},
 	} {
-		out, err := tiers(t, c.budget, own, "first last chaos")
+		out, err := tiers(t, c.budget, own, "first last full/chaos")
 		almost := regexp.MustCompile(`\b(\d):5\d\b`) // seconds have passed
 		out = almost.ReplaceAllStringFunc(out, func(s string) string {
 			minutes, _ := strconv.Atoi(s[:1])
@@ -86,10 +97,11 @@ func TestATierMayUseWhatThoseBeforeItLeftOver(t *testing.T) {
 
 func TestATierThatFindsNoTestsFails(t *testing.T) {
 	for _, tier := range []string{
-		`own() { step "no such test" go test -run '^$' ./rules/figures; }`,
-		`own() { local packages=(); some "${packages[@]}"; }`,
+		`step "no such test" go test -run '^$' ./rules/figures`,
+		`tagged nobody "no such tag"`,
 	} {
-		out, err := tiers(t, 5, "WORST[own]=4; "+tier, "own")
+		own := map[string]string{"own": "MINUTES=4\ntier() { " + tier + "; }\n"}
+		out, err := tiers(t, 5, own, "own")
 		if err == nil || !strings.Contains(out, "0 passed, 1 failed") {
 			t.Errorf("%s ended with %v:\n%s", tier, err, out)
 		}
@@ -109,28 +121,46 @@ func TestWhatAFuzzerFindsFailsItsStep(t *testing.T) {
 		if err := os.WriteFile(fuzzer, []byte("#!/bin/sh\n"+said+"\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		own := `WORST[own]=4
-			own() { step it bash -c "$FUZZ" bash . ` + fuzzer + ` FuzzX 3s /nonexistent; }`
+		own := map[string]string{"own": "MINUTES=4\n" +
+			`tier() { step it bash -c "$FUZZ" bash . ` + fuzzer + " FuzzX 3s /nonexistent; }\n"}
 		if out, _ := tiers(t, 5, own, "own"); !strings.Contains(out, want) {
 			t.Errorf("%s: no %q in\n%s", said, want, out)
 		}
 	}
 }
 
-// A tier with a question mark is left out, aloud, while its record holds; without one it runs.
+// A tier with a question mark is left out, aloud, while its record holds; without one it runs. Its
+// record counts tests, not steps.
 func TestATierIsLeftOutByItsRecord(t *testing.T) {
-	const own = `WORST=([slow]=4); RECORD=([slow]=slow)
-		recorded_slow() { echo ./slow; }
-		slow() { step it true; }
-		go() { echo "$2 $3 $4 $5"; [ -n "$HOLDS" ]; }`
 	for _, c := range []struct{ holds, name, want string }{
-		{"yes", "'slow?'", "LEFT OUT: slow, by its record: ./rules/record -holds .ci/records/slow.json"},
-		{"", "'slow?'", "1 passed, 0 failed"},
-		{"yes", "slow", "1 passed, 0 failed"},
+		{"yes", "slow?", "LEFT OUT: slow, by its record: -tags=T ./rules/record -holds .ci/records/slow.json"},
+		{"", "slow?", "-tags=T ./rules/record .ci/records/slow.json 2 1"},
+		{"", "slow?", "4 passed, 0 failed"}, // the step, its two tests, the record
+		{"yes", "slow", "4 passed, 0 failed"},
 	} {
-		out, _ := tiers(t, 5, "HOLDS="+c.holds+"; "+own, c.name)
+		own := map[string]string{"slow": "MINUTES=4\nRECORDED=T\nHOLDS=" + c.holds + `
+			timeout() { shift 3; "$@"; }
+			go() { echo "${GOFLAGS##* } $2 $3 $4 ${5:-}"; [ -n "$HOLDS" ] || [ "$3" != -holds ]; }
+			tier() {
+				step build true
+				step "two tests" printf '%s\n' '--- PASS: TestA' '--- PASS: TestB'
+			}` + "\n"}
+		out, _ := tiers(t, 5, own, c.name)
 		if !strings.Contains(out, c.want) {
 			t.Errorf("%+v:\n%s", c, out)
 		}
 	}
+}
+
+// Tiers choose tests by package and build tag: a test that is renamed is run all the same.
+func TestTiersNameNoTests(t *testing.T) {
+	names := regexp.MustCompile(`-run[ =]'?\^?\w`)
+	sources(t, func(path string) {
+		if path != "Makefile" && !strings.HasPrefix(path, ".ci/") {
+			return
+		}
+		if found := names.FindString(read(t, path)); found != "" {
+			t.Errorf("%s names a test: %s; give its file a build tag", path, found)
+		}
+	})
 }

@@ -1,20 +1,29 @@
 // Package figures ties a measured figure to the sources it was measured on.
 //
-// A figure file is JSON: {"inputs": {"paths": […], "sha256": "…"}, "figures": whatever the bench printed}. The hash covers every
-// source file under the paths; excepted are tests, packages that only tests use (their names end with test), prose and the figures
-// themselves. Once it differs the figure is stale and no promise may rest on it.
+// A figure file is JSON: {"inputs": {"paths": […], "sha256": "…"}, "figures": whatever the bench
+// printed}. The hash covers every source file under the paths; excepted are tests, packages that only
+// tests use (their names end with test), prose and the figures themselves. Once it differs the figure
+// is stale and no promise may rest on it.
+//
+// Go counts by its syntax: a comment, the shape of a line, the name of a package and the folder it
+// lies in leave the hash as it is.
 package figures
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -30,27 +39,33 @@ type File struct {
 	Figures json.RawMessage `json:"figures"`
 }
 
-// Hash is the hash of the sources under paths. A path that does not exist counts as an empty folder, so that a package may go.
+// Hash returns the hash of the sources under paths. A path that does not exist counts as an empty
+// folder, so that a package may go.
 func Hash(root string, paths []string) (string, error) {
-	sum := sha256.New()
+	var files []string
 	for _, path := range paths {
-		err := filepath.WalkDir(filepath.Join(root, path), func(name string, entry fs.DirEntry, err error) error {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			if err == nil && entry.IsDir() && strings.HasSuffix(entry.Name(), "test") {
-				return fs.SkipDir
-			}
-			if err != nil || !entry.Type().IsRegular() || !isSource(name) {
+		err := filepath.WalkDir(filepath.Join(root, path),
+			func(name string, entry fs.DirEntry, err error) error {
+				if errors.Is(err, fs.ErrNotExist) {
+					return nil
+				}
+				if err == nil && entry.IsDir() && strings.HasSuffix(entry.Name(), "test") {
+					return fs.SkipDir
+				}
+				if err != nil || !entry.Type().IsRegular() || !isSource(name) {
+					return err
+				}
+				file, err := digest(name)
+				files = append(files, file)
 				return err
-			}
-			return add(sum, root, name)
-		})
+			})
 		if err != nil {
 			return "", err
 		}
 	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	slices.Sort(files) // where they lie does not count
+	sum := sha256.Sum256([]byte(strings.Join(files, "\n")))
+	return hex.EncodeToString(sum[:]), nil
 }
 
 func isSource(name string) bool {
@@ -59,17 +74,61 @@ func isSource(name string) bool {
 		!strings.Contains(name, "/figures/") && !strings.Contains(name, "/testdata/") && !strings.Contains(name, "/__pycache__/")
 }
 
-func add(sum io.Writer, root, name string) error {
+// digest returns a file's name without its folder, and the hash of what it says.
+func digest(name string) (string, error) {
 	content, err := os.ReadFile(name)
-	if err != nil {
-		return err
+	if err == nil && filepath.Ext(name) == ".go" {
+		content, err = syntax(name, content)
 	}
-	relative, err := filepath.Rel(root, name)
+	return fmt.Sprintf("%s %x", filepath.Base(name), sha256.Sum256(content)), err
+}
+
+// syntax returns what the compiler sees of a Go file: its directives and its syntax tree, without the
+// package's name and what it imports from this module.
+func syntax(name string, content []byte) ([]byte, error) {
+	file, err := parser.ParseFile(token.NewFileSet(), name, content,
+		parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = fmt.Fprintf(sum, "%s %d\n%s", filepath.ToSlash(relative), len(content), content)
-	return err
+	var seen bytes.Buffer
+	for _, group := range file.Comments {
+		for _, comment := range group.List {
+			if strings.HasPrefix(comment.Text, "//go:") {
+				fmt.Fprintln(&seen, comment.Text)
+			}
+		}
+	}
+	for _, declaration := range file.Decls {
+		imports, ok := declaration.(*ast.GenDecl)
+		if !ok || imports.Tok != token.IMPORT {
+			continue
+		}
+		imports.Specs = slices.DeleteFunc(imports.Specs, func(s ast.Spec) bool {
+			return strings.HasPrefix(s.(*ast.ImportSpec).Path.Value, `"github.com/fastiov/fastiov/`)
+		})
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) { // of these positions it counts whether they are there
+		case *ast.CallExpr:
+			n.Ellipsis = min(n.Ellipsis, 1)
+		case *ast.Ellipsis:
+			n.Ellipsis = 1
+		case *ast.TypeSpec:
+			n.Assign = min(n.Assign, 1)
+		}
+		return true
+	})
+	err = ast.Fprint(&seen, nil, file.Decls, func(field string, value reflect.Value) bool {
+		switch field {
+		case "Doc", "Comment":
+			return false
+		case "Ellipsis", "Assign":
+			return true
+		}
+		return value.Type() != reflect.TypeFor[token.Pos]()
+	})
+	return seen.Bytes(), err
 }
 
 // Current reports whether the figure file's inputs are still what they were.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -41,9 +42,10 @@ func TestCurrentFollowsTheSources(t *testing.T) {
 		{"a/atest/server.go", "package atest", true},
 		{"a/figures/b.json", "{}", true},
 		{"b/other.go", "package b", true},
-		{"a/x.go", "package a // changed", false},
+		{"a/x.go", "package a // changed", true},
+		{"a/x.go", "//go:build other\n\npackage a", false},
 		{"a/x.go", "package a", true},
-		{"a/new.go", "package a", false},
+		{"a/text.lua", "1", false},
 	} {
 		write(t, root, change.name, change.content)
 		current, err := Current(root, "f.json")
@@ -61,5 +63,60 @@ func TestCurrentRefusesWhatIsNoFigure(t *testing.T) {
 		if current, err := Current(root, file); err == nil || current {
 			t.Errorf("%s: current = %v, %v; want an error", file, current, err)
 		}
+	}
+}
+
+// What the compiler does not see of a file, and where it lies, leave a figure current; all else does not.
+func TestGoCountsByItsSyntax(t *testing.T) {
+	const source = `package a
+
+import (
+	"fmt"
+
+	"github.com/fastiov/fastiov/b"
+)
+
+type A struct{ n []int }
+
+func f(a ...int) { fmt.Println(a, b.C[1:], 2 > 1) }
+`
+	hash := func(name, content string) string {
+		root := t.TempDir()
+		write(t, root, name, content)
+		sum, err := Hash(root, []string{"x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sum
+	}
+	want := hash("x/a.go", source)
+	for _, same := range [][2]string{
+		{"package a", "// Package a is.\npackage a"},
+		{"package a", "package main"},
+		{"fastiov/b", "fastiov/deep/b"},
+		{"func f", "// f does.\nfunc f"},
+		{"struct{ n []int }", "struct {\n\tn []int // of f\n}"},
+		{"Println(a, b.C[1:], 2 > 1)", "Println(\na, b.C[1:],\n2 > 1,\n)"},
+	} {
+		if hash("x/moved/a.go", strings.Replace(source, same[0], same[1], 1)) != want {
+			t.Errorf("%q instead of %q makes a figure stale", same[1], same[0])
+		}
+	}
+	for _, other := range [][2]string{
+		{`"fmt"`, `fmt "log"`},
+		{"type A struct", "type A = struct"},
+		{"b.C[1:]", "b.C[:1]"},
+		{"2 > 1", "2 < 1"},
+		{"2 > 1", "2 > 3"},
+		{"Println(a, b.C[1:], 2 > 1)", "Println(a...)"},
+		{"func f", "//go:noinline\nfunc f"},
+	} {
+		if hash("x/a.go", strings.Replace(source, other[0], other[1], 1)) == want {
+			t.Errorf("%q instead of %q leaves a figure current", other[1], other[0])
+		}
+	}
+	if hash("x/a.go", strings.Replace(source, "(a, b.C[1:], 2 > 1)", "(a)", 1)) ==
+		hash("x/a.go", strings.Replace(source, "(a, b.C[1:], 2 > 1)", "(a...)", 1)) {
+		t.Error("f(a) and f(a...) are the same")
 	}
 }

@@ -23,8 +23,11 @@ import (
 	"time"
 )
 
-// besides are what the tests of every tier depend on, beside their packages.
-var besides = []string{"go.mod", "go.sum", "versions.yaml", ".ci/tiers"}
+// besides returns what the tests of a tier depend on, beside their packages.
+func besides(record string) []string {
+	tier := strings.TrimSuffix(filepath.Base(record), ".json")
+	return []string{"go.mod", "go.sum", "versions.yaml", ".ci/tier/" + tier}
+}
 
 // A Record is the content of a record's file.
 type Record struct {
@@ -76,7 +79,7 @@ func holds(file string, packages []string) (said string, err error) {
 	if !slices.Equal(r.Packages, packages) {
 		return "", fmt.Errorf("%s is of other packages: %s", file, strings.Join(r.Packages, " "))
 	}
-	now, err := hash(packages)
+	now, err := hash(file, packages)
 	if err != nil {
 		return "", err
 	}
@@ -98,7 +101,7 @@ func write(file string, tests, minutes int, packages []string) (said string, err
 	}
 	slices.Sort(packages)
 	r := Record{time.Now().UTC().Format(time.DateOnly), tests, minutes, packages, ""}
-	if r.SHA256, err = hash(packages); err != nil {
+	if r.SHA256, err = hash(file, packages); err != nil {
 		return "", err
 	}
 	content, err := json.MarshalIndent(r, "", "  ")
@@ -113,7 +116,7 @@ func write(file string, tests, minutes int, packages []string) (said string, err
 
 // hash covers each file in the folders of the packages, of what they import and of what their tests
 // import, but for prose: more than the tests depend on, and nothing less.
-func hash(packages []string) (string, error) {
+func hash(record string, packages []string) (string, error) {
 	const ours = "{{if .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}"
 	list := append([]string{"list", "-deps", "-test", "-f", ours}, packages...)
 	out, err := exec.Command("go", list...).Output()
@@ -124,7 +127,7 @@ func hash(packages []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	files := slices.Clone(besides)
+	files := besides(record)
 	for dir := range strings.FieldsSeq(string(out)) {
 		of, err := filesOf(root, dir)
 		if err != nil {

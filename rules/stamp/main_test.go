@@ -20,7 +20,7 @@ func TestStampedFigureIsCurrentUntilItsSourcesChange(t *testing.T) {
 	if current, err := figures.Current(".", file); err != nil || !current {
 		t.Errorf("fresh: %v, %v", current, err)
 	}
-	if err := os.WriteFile("code.go", []byte("package other"), 0o644); err != nil {
+	if err := os.WriteFile("code.go", []byte("package code\n\nvar x int"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if current, err := figures.Current(".", file); err != nil || current {
