@@ -1,3 +1,5 @@
+//go:build patched
+
 package kernelmod_test
 
 import (

@@ -5,13 +5,13 @@ import (
 	"context"
 	"debug/elf"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/image"
@@ -43,13 +43,25 @@ const (
 	margin = 10 * time.Second
 )
 
+// A test is what Inside asks of a *testing.T: the product links this package, and not testing.
+type test interface {
+	Helper()
+	Name() string
+	Context() context.Context
+	Deadline() (time.Time, bool)
+	Skip(...any)
+	Skipf(string, ...any)
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
 // Inside runs body in a booted host. The test that calls it runs twice: here, where Inside boots the package's host, copies the test
 // binary in and starts the same test there; and there, where Inside just calls body. What the test prints there is printed here, and
 // its end is this test's end. It is skipped unless FASTIOV_TESTBED=1 is set: a plain go test boots nothing.
 //
 // A package that uses Inside has `func TestMain(m *testing.M) { testbed.Main(m) }`. The test binary must be static (CGO_ENABLED=0).
 // A test calls Inside once; subtests may each call it.
-func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
+func Inside[T test](t T, needs Needs, body func(t T)) {
 	t.Helper()
 	if os.Getenv(insideEnv) != "" {
 		body(t)
@@ -91,7 +103,8 @@ func Inside(t *testing.T, needs Needs, body func(t *testing.T)) {
 			t.Fatal(err)
 		}
 	}
-	verdict, err := h.test(ctx, t.Name(), needs.Env, testing.Verbose(), os.Stdout)
+	verbose := flag.Lookup("test.v").Value.String() != "false"
+	verdict, err := h.test(ctx, t.Name(), needs.Env, verbose, os.Stdout)
 	switch {
 	case err != nil:
 		t.Fatalf("in the testbed: %v", err)

@@ -77,8 +77,19 @@ func TestQEMUArguments(t *testing.T) {
 	if strings.Contains(full, "kernel-irqchip") {
 		t.Error("an emulated machine has no interrupt controller to split")
 	}
-	small := line(Config{MemoryMiB: 1024, Accel: "kvm"})
-	for _, not := range []string{"pc-dimm", "nvme", "edu", "tcg"} {
+	small := line(Config{NICs: 1, MemoryMiB: 1024, Accel: "kvm"})
+	for args, cards := range map[string]int{full: 2, small: 1} {
+		for _, each := range []string{"igb,bus=", "filter-dump,", "netdev=wire"} {
+			want := cards
+			if each == "netdev=wire" {
+				want = 2 * cards // of the card and of its recording
+			}
+			if n := strings.Count(args, each); n != want {
+				t.Errorf("%d times %q for %d cards in %s", n, each, cards, args)
+			}
+		}
+	}
+	for _, not := range []string{"pc-dimm", "nvme", "edu", "tcg", "wire1", "nic1port", "127.0.0.1:3233"} {
 		if strings.Contains(small, not) {
 			t.Errorf("%q in %s", not, small)
 		}

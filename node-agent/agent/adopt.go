@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -14,109 +16,174 @@ import (
 // adoptWithin bounds how long a sandbox may take to answer a new agent.
 const adoptWithin = 15 * time.Second
 
-// Adopt settles what a former agent left: every sandbox whose record, VF lease and own answer agree is
-// taken over, every other one is ended by its cgroup, and only then is its VF returned. It runs before
-// the node API is served. Sandboxes are asked side by side, so that a silent one delays no other.
-func (a *Agent) Adopt(ctx context.Context) (adopted, ended int) {
-	var leases []vf.Lease
-	if a.VFs != nil {
-		a.expectLosses(true)
-		defer a.expectLosses(false)
-		leases = a.VFs.Found()
+// A former sandbox is one that a former agent left. Its grant is what it holds, adopted or not,
+// until it has ended.
+type former struct {
+	startup.Found
+	grant *startup.Grant
+	entry *entry
+}
+
+// Adopt begins to settle what a former agent left: every sandbox whose record, VF lease and own
+// answer agree is taken over, every other one is ended by its cgroup, and only then is its VF
+// returned. They are asked side by side, so that a silent one delays no other. When Adopt returns,
+// all of them are known, with what they hold, and the API can be served; settled waits for the last
+// of them. If ctx ends, with the cause sandbox.ErrLetGo, those that are still being adopted are
+// left to a later agent.
+func (a *Agent) Adopt(ctx context.Context) (settled func() (adopted, ended int)) {
+	found, unknown := a.found()
+	for _, f := range found {
+		a.Starter.Admission.Adopt(f.grant)
+		a.mu.Lock()
+		a.sandboxes[f.Spec.ID] = f.entry
+		a.mu.Unlock()
 	}
-	kept := map[string]bool{}
-	var mu sync.Mutex // guards kept and ended
-	var asked sync.WaitGroup
-	for _, rec := range a.Starter.Records() {
+	var adopted, ended atomic.Int32
+	var asked, done sync.WaitGroup
+	for _, f := range found {
 		asked.Go(func() {
-			id := rec.Spec.ID
-			err := a.takeOver(ctx, rec, leaseOf(leases, id))
-			if err != nil {
-				a.Log.Warn("ending a sandbox that cannot be adopted", "sandbox", id, "err", err)
-				a.Starter.End(rec.Spec)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if kept[id] = err == nil; err != nil {
-				ended++
+			switch err := a.settle(ctx, f); {
+			case err == nil:
+				adopted.Add(1)
+			case !errors.Is(err, sandbox.ErrLetGo):
+				ended.Add(1)
 			}
 		})
 	}
-	asked.Wait()
-	for _, lease := range leases {
-		if id := lease.Owner.Sandbox; !kept[id] {
-			if id != "" { // the journal entry could be read
-				a.Starter.End(sandbox.Spec{ID: id, Dir: a.Starter.Dir(id)})
+	done.Go(func() {
+		asked.Wait()
+		for _, lease := range unknown {
+			if ctx.Err() == nil { // else one of their sandboxes may live on
+				a.VFs.Return(lease)
 			}
-			a.VFs.Return(lease)
+		}
+	})
+	return func() (int, int) {
+		done.Wait()
+		return int(adopted.Load()), int(ended.Load())
+	}
+}
+
+// found is what a former agent left: its sandboxes, and the leases of which the journal cannot say
+// whose they are.
+func (a *Agent) found() (found []*former, unknown []vf.Lease) {
+	leases := map[string]*vf.Lease{}
+	if a.VFs != nil {
+		for _, lease := range a.VFs.Found() {
+			if id := lease.Owner.Sandbox; id == "" || leases[id] != nil {
+				unknown = append(unknown, lease)
+			} else {
+				leases[id] = &lease
+			}
 		}
 	}
-	return len(kept) - ended, ended
-}
-
-// expectLosses has Lost remember the sandboxes that are not known yet.
-func (a *Agent) expectLosses(begin bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.lost = nil
-	if begin {
-		a.lost = map[string]bool{}
+	meet := func(rec startup.Found, lease *vf.Lease) {
+		e := &entry{started: time.Now(), adopted: true, spec: rec.Spec, pid: rec.PID}
+		f := &former{rec, &startup.Grant{VF: lease}, e}
+		if rec.Spec.MemoryMiB > 0 { // else its record could not be read
+			f.grant.MemoryMiB = rec.Spec.MemoryMiB + a.Starter.OverheadMiB
+		}
+		e.become(adopting, "")
+		found = append(found, f)
 	}
+	for _, rec := range a.Starter.Records() {
+		id := rec.Spec.ID
+		meet(rec, leases[id])
+		delete(leases, id)
+	}
+	for id, lease := range leases {
+		rec := startup.Found{Err: errors.New("there is no record of it")}
+		rec.Spec.ID, rec.Spec.Dir = id, a.Starter.Dir(id)
+		meet(rec, lease)
+	}
+	return found, unknown
 }
 
-// takeOver makes a sandbox of a former agent one of this agent's.
-func (a *Agent) takeOver(ctx context.Context, rec startup.Found, lease *vf.Lease) error {
+// settle adopts a sandbox, or ends it and says why not.
+func (a *Agent) settle(ctx context.Context, f *former) error {
+	id := f.Spec.ID
+	st, err := a.takeOver(ctx, f)
+	switch {
+	case err == nil:
+		if !a.ready(id, f.entry, st) {
+			return errEndedFirst
+		}
+		a.Log.Info("adopted", "sandbox", id, "pid", f.PID)
+		return nil
+	case ctx.Err() != nil:
+		return sandbox.ErrLetGo
+	}
+	a.cannotAdopt(f, err)
+	a.Starter.End(f.Spec)
+	a.Starter.Admission.Release(f.grant)
+	a.leave(id)
+	return err
+}
+
+// takeOver asks a sandbox, as long as it may take and nobody wants it to end. One that does not
+// answer in time is ending from then on, though its process may take longer to die.
+func (a *Agent) takeOver(ctx context.Context, f *former) (*startup.Started, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWithin,
 		fmt.Errorf("it has not answered within %v", adoptWithin))
 	defer cancel()
-	st, err := a.adopt(ctx, rec, lease)
-	if err != nil {
-		return err
+	if !a.mayEnd(f.entry, cancel) {
+		return nil, errEndedFirst
 	}
-	id := rec.Spec.ID
-	a.Log.Info("adopted", "sandbox", id, "pid", rec.PID)
-	e := &entry{started: time.Now(), adopted: true, cancel: func() {}}
+	late := context.AfterFunc(ctx, func() { a.cannotAdopt(f, context.Cause(ctx)) })
+	defer late()
+	return a.adopt(ctx, f)
+}
+
+var errEndedFirst = errors.New("somebody wanted its end before it was adopted")
+
+// mayEnd gives whoever wants a sandbox to end the means; false: somebody does already.
+func (a *Agent) mayEnd(e *entry, cancel context.CancelFunc) bool {
 	a.mu.Lock()
-	a.sandboxes[id] = e
-	e.ending = a.lost[id]
-	a.mu.Unlock()
-	a.ready(id, e, st)
-	return nil
+	defer a.mu.Unlock()
+	e.cancel = cancel
+	return e.state != ending
 }
 
-func leaseOf(leases []vf.Lease, id string) *vf.Lease {
-	for _, l := range leases {
-		if l.Owner.Sandbox == id {
-			return &l
-		}
+// cannotAdopt says why a sandbox ends, where nobody has wanted it to.
+func (a *Agent) cannotAdopt(f *former, why error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if f.entry.state == ending || errors.Is(why, sandbox.ErrLetGo) {
+		return
 	}
-	return nil
+	a.Log.Warn("ending a sandbox that cannot be adopted", "sandbox", f.Spec.ID, "err", why)
+	f.entry.become(ending, why.Error())
+	a.changed.Broadcast()
 }
 
-func (a *Agent) adopt(
-	ctx context.Context, rec startup.Found, lease *vf.Lease,
-) (*startup.Started, error) {
+func (a *Agent) adopt(ctx context.Context, f *former) (*startup.Started, error) {
+	rec, lease := f.Record, f.grant.VF
 	switch {
-	case rec.Err != nil:
-		return nil, rec.Err
-	case (rec.Spec.VF == nil) != (lease == nil):
-		return nil, fmt.Errorf("its record and the VF journal disagree on whether it has a VF")
+	case f.Err != nil:
+		return nil, f.Err
+	case rec.Spec.VF == nil && lease != nil:
+		return nil, fmt.Errorf("its record has no VF and the journal gives it %s", lease.BDF)
+	case rec.Spec.VF != nil && lease == nil:
+		return nil, fmt.Errorf("it has VF %s, which the journal does not give it, or cannot be read",
+			rec.Spec.VF.BDF)
 	case lease != nil && lease.Gone:
 		return nil, fmt.Errorf("its VF %s has gone", lease.BDF)
 	case lease != nil && rec.Spec.VF.BDF != lease.BDF:
 		return nil, fmt.Errorf("it has VF %s and the journal gives it %s", rec.Spec.VF.BDF, lease.BDF)
 	case lease != nil && (lease.Owner.PID != rec.PID || lease.Owner.StartTicks != rec.StartTicks):
-		return nil, fmt.Errorf("its record names process %d and the VF journal %d", rec.PID, lease.Owner.PID)
+		return nil, fmt.Errorf("its record names process %d and the VF journal %d",
+			rec.PID, lease.Owner.PID)
 	}
-	sb, err := a.Starter.Driver.Adopt(ctx, rec.Record)
+	sb, err := a.Starter.Driver.Adopt(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
 	letGo, err := a.Starter.Images.Hold(ctx, rec.Spec.Root)
 	if err != nil { // the file is open in its VMM, so it outlives its name
-		a.Log.Warn("an adopted sandbox's image is not held in the cache", "sandbox", rec.Spec.ID, "err", err)
+		a.Log.Warn("an adopted sandbox's image is not held in the cache",
+			"sandbox", rec.Spec.ID, "err", err)
 	}
-	grant := &startup.Grant{VF: lease, MemoryMiB: rec.Spec.MemoryMiB + a.Starter.OverheadMiB}
-	a.Starter.Admission.Adopt(grant)
-	return &startup.Started{Sandbox: sb, Spec: rec.Spec, PID: rec.PID, Grant: grant, LetGo: letGo}, nil
+	return &startup.Started{
+		Sandbox: sb, Spec: rec.Spec, PID: rec.PID, Grant: f.grant, LetGo: letGo,
+	}, nil
 }

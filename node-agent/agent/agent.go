@@ -5,12 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"regexp"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -35,8 +40,9 @@ type Config struct {
 	Driver  string // its name, as reported
 	FastIOV string // the set of FastIOV's ways to start a VM that is switched on, as reported; "none" if empty
 	Starter *startup.Starter
-	VFs     VFs             // nil on a node without VFs
-	Images  func() []string // the runtime images that are here; nil where none is needed
+	VFs     VFs                         // nil on a node without VFs
+	Images  func() []string             // the runtime images that are here; nil where none is needed
+	Cache   func() (holds, limit int64) // bytes of images; nil where there is no cache
 	Metrics *Metrics
 	Log     *slog.Logger
 }
@@ -50,26 +56,45 @@ type Agent struct {
 	mu        sync.Mutex
 	sandboxes map[string]*entry
 	draining  bool
-	gone      *sync.Cond      // a sandbox has gone
-	lost      map[string]bool // sandboxes that lost their VF before they were adopted
+	health    *health.Server
+	changed   *sync.Cond // a sandbox has gone, or is no longer being adopted
 }
 
 type entry struct {
 	state   string
+	since   time.Time // it is in that state
+	reason  string    // it is ending
 	image   string
 	started time.Time
 	adopted bool
-	st      *startup.Started // nil while starting
-	cold    *coldStart       // until it has answered the call it was started for
-	cancel  context.CancelFunc
-	ending  bool // somebody wants it to end
+	spec    sandbox.Spec // while starting, its zero value
+	pid     int
+	st      *startup.Started   // nil while starting or being adopted
+	cold    *coldStart         // until it has answered the call it was started for
+	cancel  context.CancelFunc // ends its start or its adoption
 }
+
+// The states of a sandbox, as Status reports them.
+const (
+	starting = "starting"
+	adopting = "adopting"
+	ready    = "ready"
+	paused   = "paused"
+	ending   = "ending"
+)
+
+// States are all of them.
+var States = []string{starting, adopting, ready, paused, ending}
+
+func (e *entry) become(state, reason string) { e.state, e.since, e.reason = state, time.Now(), reason }
 
 // New returns an agent that knows of no sandboxes; call Adopt before serving it.
 func New(cfg Config) *Agent {
 	cfg.FastIOV = cmp.Or(cfg.FastIOV, "none")
-	a := &Agent{Config: cfg, sandboxes: map[string]*entry{}}
-	a.gone = sync.NewCond(&a.mu)
+	a := &Agent{Config: cfg, sandboxes: map[string]*entry{}, health: health.NewServer()}
+	a.changed = sync.NewCond(&a.mu)
+	_, err := os.Stat(a.drainFile())
+	a.drain(err == nil)
 	return a
 }
 
@@ -85,7 +110,8 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	e := &entry{state: "starting", image: req.Image, started: time.Now(), cancel: cancel}
+	e := &entry{image: req.Image, started: time.Now(), cancel: cancel}
+	e.become(starting, "")
 	if err := a.enter(req.Id, e); err != nil {
 		return nil, err
 	}
@@ -105,7 +131,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	cold.ready(reply.Vf)
 	if st.InitStatus != 200 {
 		cold.failed(badInit(st.InitStatus))
-		reply.Logs = logLines(st.Logs(ctx))
+		reply.Logs = refusalLogs(ctx, st)
 		a.Starter.Release(st)
 		a.leave(req.Id)
 		return reply, nil
@@ -118,11 +144,19 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	return reply, nil
 }
 
+// refusalLogs are what a runtime wrote that refused its function. Not every one ends them with
+// sentinels: who waited for those would keep the VF, and the answer, until the caller's patience ends.
+func refusalLogs(ctx context.Context, st *startup.Started) []*api.LogLine {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return logLines(st.Logs(ctx))
+}
+
 func (a *Agent) enter(id string, e *entry) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.draining {
-		return status.Error(codes.Unavailable, "the node drains and takes no new sandboxes; `fastiov drain --undo` lets it")
+		return status.Error(codes.Unavailable, errDrains.Error())
 	}
 	if _, known := a.sandboxes[id]; known {
 		return status.Errorf(codes.AlreadyExists, "a sandbox %s exists already; choose another id", id)
@@ -137,13 +171,14 @@ func (a *Agent) ready(id string, e *entry, st *startup.Started) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	go a.watch(id, st)
-	e.st, e.state = st, "ready"
-	wanted := !e.ending
-	if !wanted {
-		e.ending = false
-		a.end(id)
+	e.st, e.spec, e.pid = st, st.Spec, st.PID
+	a.changed.Broadcast()
+	if e.state == ending {
+		go st.Close()
+		return false
 	}
-	return wanted
+	e.become(ready, "")
+	return true
 }
 
 // watch waits for the end of a sandbox and gives back what it had.
@@ -156,6 +191,7 @@ func (a *Agent) watch(id string, st *startup.Started) {
 	if err != nil {
 		a.Log.Warn("sandbox ended", "sandbox", id, "err", err)
 		a.Metrics.died()
+		a.Starter.Reports.Write(st.Spec, st.Spans, err)
 	}
 	var fault *sandbox.VFFault
 	if errors.As(err, &fault) {
@@ -172,12 +208,12 @@ func (a *Agent) leave(id string) {
 		e.cold.failed(errEnded)
 	}
 	delete(a.sandboxes, id)
-	a.gone.Broadcast()
+	a.changed.Broadcast()
 }
 
 // Run implements api.NodeServer.
 func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, error) {
-	st, cold, err := a.claim(req.Id)
+	st, cold, err := a.claim(ctx, req.Id)
 	if err != nil {
 		return nil, err
 	}
@@ -223,10 +259,10 @@ func ended(s sandbox.Sandbox) error {
 	}
 }
 
-func (a *Agent) find(id string) (*startup.Started, error) {
+func (a *Agent) find(ctx context.Context, id string) (*startup.Started, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e, err := a.started(id)
+	e, err := a.started(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -234,10 +270,10 @@ func (a *Agent) find(id string) (*startup.Started, error) {
 }
 
 // claim finds a sandbox for a call; the first one finds its cold start, too.
-func (a *Agent) claim(id string) (*startup.Started, *coldStart, error) {
+func (a *Agent) claim(ctx context.Context, id string) (*startup.Started, *coldStart, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e, err := a.started(id)
+	e, err := a.started(ctx, id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -246,12 +282,24 @@ func (a *Agent) claim(id string) (*startup.Started, *coldStart, error) {
 	return e.st, cold, nil
 }
 
-// started finds a sandbox that has been started; the caller holds mu.
-func (a *Agent) started(id string) (*entry, error) {
-	if e := a.sandboxes[id]; e != nil && e.st != nil {
-		return e, nil
+// started finds a sandbox that has been started, and waits for one that is being adopted, which is
+// bounded. One that is ending is none: a call there would be cut off, elsewhere it is not. The caller
+// holds mu.
+func (a *Agent) started(ctx context.Context, id string) (*entry, error) {
+	e := a.sandboxes[id]
+	if e != nil && e.state == adopting {
+		if err := a.await(ctx, func() bool { return e.state != adopting }); err != nil {
+			return nil, status.Errorf(status.FromContextError(err).Code(),
+				"sandbox %s is still being adopted; call again", id)
+		}
 	}
-	return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node", id)
+	switch {
+	case e == nil || e.st == nil && e.reason == "":
+		return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node", id)
+	case e.st == nil || e.state == ending:
+		return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node: %s", id, e.reason)
+	}
+	return e, nil
 }
 
 // Stop implements api.NodeServer.
@@ -259,7 +307,7 @@ func (a *Agent) Stop(ctx context.Context, req *api.StopRequest) (*api.StopReply,
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e := a.sandboxes[req.Id]
-	a.end(req.Id)
+	a.end(req.Id, "it was stopped")
 	if err := a.await(ctx, func() bool { return e == nil || a.sandboxes[req.Id] != e }); err != nil {
 		return nil, status.Errorf(status.FromContextError(err).Code(),
 			"sandbox %s has not ended yet; `fastiov status` shows when it has", req.Id)
@@ -272,32 +320,33 @@ func (a *Agent) await(ctx context.Context, enough func() bool) error {
 	stop := context.AfterFunc(ctx, func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.gone.Broadcast()
+		a.changed.Broadcast()
 	})
 	defer stop()
 	for !enough() {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		a.gone.Wait()
+		a.changed.Wait()
 	}
 	return nil
 }
 
-// end makes a sandbox end, once; the caller holds mu. A sandbox that starts ends when its start sees
-// its context, or becomes ready.
-func (a *Agent) end(id string) {
+// end makes a sandbox end, once; the caller holds mu. A sandbox that starts or is being adopted ends
+// when that sees its context, or has come to its end.
+func (a *Agent) end(id, why string) {
 	e := a.sandboxes[id]
-	if e == nil || e.ending {
+	if e == nil || e.state == ending {
 		return
 	}
-	e.ending = true
-	if e.st == nil {
+	e.become(ending, why)
+	a.changed.Broadcast()
+	switch {
+	case e.st != nil:
+		go e.st.Close()
+	case e.cancel != nil:
 		e.cancel()
-		return
 	}
-	e.state = "ending"
-	go e.st.Close()
 }
 
 // Lost ends the sandbox of a lease whose VF failed or has gone; its release follows.
@@ -305,17 +354,60 @@ func (a *Agent) Lost(lease vf.Lease, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.Log.Warn("ending a sandbox that lost its VF", "sandbox", lease.Owner.Sandbox, "vf", lease.BDF, "why", why)
-	if a.lost != nil {
-		a.lost[lease.Owner.Sandbox] = true
-	}
-	a.end(lease.Owner.Sandbox)
+	a.end(lease.Owner.Sandbox, fmt.Sprintf("it lost its VF %s: %s", lease.BDF, why))
 }
+
+// drainFile says by being there that the node drains, to the next agent too.
+func (a *Agent) drainFile() string { return filepath.Join(a.Starter.RunDir, "draining") }
+
+// noteDrain keeps for the next agent what req asks for.
+func (a *Agent) noteDrain(req *api.DrainRequest) error {
+	var err error
+	switch {
+	case req.Undo:
+		err = os.Remove(a.drainFile())
+	case !req.Once:
+		err = os.WriteFile(a.drainFile(), nil, 0o644)
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) && req.Undo {
+		return nil
+	}
+	return status.Errorf(codes.Internal, "whether the node drains cannot be noted: %v; make that possible", err)
+}
+
+// drain makes the node drain, or not any more. The caller holds mu, or is New.
+func (a *Agent) drain(draining bool) {
+	a.draining = draining
+	says := healthpb.HealthCheckResponse_SERVING
+	if draining {
+		says = healthpb.HealthCheckResponse_NOT_SERVING
+	}
+	a.health.SetServingStatus("", says)
+}
+
+// Health is what gRPC's health checks are answered with: a node that drains does not serve.
+func (a *Agent) Health() *health.Server { return a.health }
+
+// Ready tells why nothing should be sent here now.
+func (a *Agent) Ready() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.draining {
+		return errDrains
+	}
+	return nil
+}
+
+var errDrains = errors.New("the node drains and takes no new sandboxes; `fastiov drain --undo` lets it")
 
 // Drain implements api.NodeServer.
 func (a *Agent) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.draining = !req.Undo
+	if err := a.noteDrain(req); err != nil {
+		return nil, err
+	}
+	a.drain(!req.Undo)
 	if req.Undo {
 		return &api.DrainReply{}, nil
 	}
@@ -323,7 +415,7 @@ func (a *Agent) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainRep
 	enough := func() bool {
 		for id := range a.sandboxes {
 			if req.Cancel {
-				a.end(id)
+				a.end(id, "the node was drained")
 			}
 		}
 		return len(a.sandboxes) == 0
@@ -337,6 +429,13 @@ func (a *Agent) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainRep
 
 // Report implements api.NodeServer.
 func (a *Agent) Report(_ context.Context, req *api.ReportRequest) (*api.ReportReply, error) {
+	if req.Id == "" {
+		reply := &api.ReportReply{}
+		for _, k := range a.Starter.Reports.List() {
+			reply.Kept = append(reply.Kept, &api.KeptReport{Id: k.ID, TimeNs: k.Time.UnixNano(), Why: k.Why})
+		}
+		return reply, nil
+	}
 	if !validID.MatchString(req.Id) {
 		return nil, status.Errorf(codes.InvalidArgument, "sandbox id %q: want 1 to 40 of a-z, 0-9 and -", req.Id)
 	}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -74,6 +75,7 @@ type driver struct {
 
 	initializing func()                               // during /init
 	adopting     func(ctx context.Context, id string) // during Adopt
+	ending       func(id string)                      // during End
 }
 
 func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
@@ -109,6 +111,9 @@ func (d *driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox
 }
 
 func (d *driver) End(spec sandbox.Spec) {
+	if d.ending != nil {
+		d.ending(spec.ID)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ended = append(d.ended, spec.ID)
@@ -192,7 +197,11 @@ func TestALife(t *testing.T) {
 	if err != nil || string(run.Body) != `{"path":"/run"}` || len(run.Logs) != 1 || run.EndNs < run.BeginNs {
 		t.Errorf("%+v, %v", run, err)
 	}
+	a.Cache = func() (int64, int64) { return 3 << 20, 8 << 30 }
 	st, _ := a.Status(t.Context(), &api.StatusRequest{})
+	if st.CacheMib != 3 || st.CacheLimitMib != 8192 {
+		t.Errorf("its cache holds %d of %d MiB", st.CacheMib, st.CacheLimitMib)
+	}
 	if len(st.Sandboxes) != 1 || st.Sandboxes[0].Vf != "0000:01:10.0" || st.MemoryReservedMib != 128 {
 		t.Errorf("%+v", st)
 	}
@@ -241,7 +250,7 @@ func TestAFunctionThatFailsItsInitIsStopped(t *testing.T) {
 	if err != nil || reply.InitStatus != 502 || len(reply.Logs) != 1 {
 		t.Fatalf("%+v, %v", reply, err)
 	}
-	if _, err := a.find("x"); len(v.returned) != 1 || err == nil {
+	if _, err := a.find(t.Context(), "x"); len(v.returned) != 1 || err == nil {
 		t.Error("it still holds its VF")
 	}
 }
@@ -256,6 +265,13 @@ func TestASandboxThatDiesGivesBackItsVF(t *testing.T) {
 		waitGone(a)
 		if len(v.returned) != 1 {
 			t.Errorf("%v: returned %v", cause, v.returned)
+		}
+		list, err := a.Report(t.Context(), &api.ReportRequest{})
+		if err != nil || len(list.Kept) != 1 || list.Kept[0].Id != "x" || list.Kept[0].Why != cause.Error() {
+			t.Errorf("%v: its reports are %v, %v", cause, list, err)
+		}
+		if report, err := a.Report(t.Context(), &api.ReportRequest{Id: "x"}); err != nil || len(report.TarGz) == 0 {
+			t.Errorf("%v: its report: %v", cause, err)
 		}
 		if fault := errors.As(cause, new(*sandbox.VFFault)); fault != (len(v.faults) == 1) {
 			t.Errorf("%v: faults %v", cause, v.faults)
@@ -282,7 +298,27 @@ func waitGone(a *Agent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(a.sandboxes) > 0 {
-		a.gone.Wait()
+		a.changed.Wait()
+	}
+}
+
+// A sandbox takes a while to end. What is sent to it meanwhile has not run, and can run elsewhere.
+func TestASandboxThatEndsTakesNoCalls(t *testing.T) {
+	a, _, _ := newAgent(t)
+	if _, err := start(t, a, "x"); err != nil {
+		t.Fatal(err)
+	}
+	defer a.Stop(t.Context(), &api.StopRequest{Id: "x"})
+	become := func(state string) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.sandboxes["x"].become(state, "it lost its VF")
+	}
+	become(ending)
+	defer become(ready)
+	_, err := a.Run(t.Context(), &api.RunRequest{Id: "x"})
+	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "it lost its VF") {
+		t.Errorf("a run in a sandbox that ends: %v", err)
 	}
 }
 
@@ -300,7 +336,7 @@ func TestStopEndsAStart(t *testing.T) {
 	d.hold = make(chan struct{})
 	failed := make(chan error)
 	go func() { _, err := start(t, a, "x"); failed <- err }()
-	for a.starting("x") == false {
+	for a.knows("x") == false {
 		time.Sleep(time.Millisecond)
 	}
 	if _, err := a.Stop(t.Context(), &api.StopRequest{Id: "x"}); err != nil {
@@ -314,7 +350,7 @@ func TestStopEndsAStart(t *testing.T) {
 	}
 }
 
-func (a *Agent) starting(id string) bool {
+func (a *Agent) knows(id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.sandboxes[id] != nil
@@ -387,7 +423,7 @@ func TestAdopt(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			adopted, _ := a.Adopt(t.Context())
+			adopted, _ := a.Adopt(t.Context())()
 			if (adopted == 1) != c.adopted || len(v.returned) != c.back {
 				t.Errorf("%d adopted, returned %v", adopted, v.returned)
 			}

@@ -21,9 +21,6 @@ var (
 	descLease     = prometheus.NewDesc("fastiov_node_vf_lease_age_seconds", "How long ago a VF was leased, by VF; only of those that are.", []string{"vf"}, nil)
 )
 
-// States are those of a sandbox, as Status reports them.
-var States = []string{"starting", "ready", "paused", "ending"}
-
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descSandboxes, descMemory, descWaiting, descRooms, descVFs, descFailures, descFaults, descLease} {

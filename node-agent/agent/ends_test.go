@@ -107,9 +107,8 @@ func TestRacesOfEnds(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	a, _, v := newAgent(t)
 	a.Starter.Driver = sim.New(sim.Config{Stages: sim.Table1(0)})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	for round := range rounds {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		id := fmt.Sprint("x", round)
 		ends := []func() error{
 			func() error { _, err := a.Stop(ctx, &api.StopRequest{Id: id}); return err },
@@ -136,8 +135,9 @@ func TestRacesOfEnds(t *testing.T) {
 		if stopped != nil || undone != nil {
 			t.Fatalf("round %d: %v, %v", round, stopped, undone)
 		}
+		cancel()
 	}
-	now, _ := a.Status(ctx, &api.StatusRequest{})
+	now, _ := a.Status(t.Context(), &api.StatusRequest{})
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(now.Sandboxes) != 0 || now.MemoryReservedMib != 0 || v.lease != nil {
@@ -148,14 +148,22 @@ func TestRacesOfEnds(t *testing.T) {
 func recordsOf(t *testing.T, a *Agent, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
-		dir := a.Starter.Dir(id)
-		rec := sandbox.Record{Spec: sandbox.Spec{ID: id, Dir: dir, MemoryMiB: 128}, PID: 1}
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := startup.WriteRecord(rec); err != nil {
-			t.Fatal(err)
-		}
+		recordOf(t, a, id, "")
+	}
+}
+
+// recordOf writes the record of a sandbox that has the VF at bdf; none where that is empty.
+func recordOf(t *testing.T, a *Agent, id, bdf string) {
+	t.Helper()
+	spec := sandbox.Spec{ID: id, Dir: a.Starter.Dir(id), MemoryMiB: 128}
+	if bdf != "" {
+		spec.VF = &sandbox.VF{BDF: bdf}
+	}
+	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := startup.WriteRecord(sandbox.Record{Spec: spec, PID: 1}); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -175,7 +183,7 @@ func TestASilentSandboxDelaysNoAdoption(t *testing.T) {
 				t.Errorf("the one that answers is adopted after %v", waited)
 			}
 		}
-		adopted, ended := a.Adopt(t.Context())
+		adopted, ended := a.Adopt(t.Context())()
 		if adopted != 1 || ended != 2 || time.Since(begin) != adoptWithin {
 			t.Errorf("%d adopted, %d ended after %v", adopted, ended, time.Since(begin))
 		}
@@ -195,7 +203,7 @@ func TestALossDuringAdoptionIsNoticed(t *testing.T) {
 		a.Lost(vf.Lease{Owner: vf.Owner{Sandbox: id}}, "gone")
 	}
 	a.VFs = v
-	a.Adopt(t.Context())
+	a.Adopt(t.Context())()
 	select {
 	case <-d.boxes["x"].Done():
 	case <-time.After(10 * time.Second):

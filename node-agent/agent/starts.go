@@ -138,7 +138,7 @@ func (c *coldStart) tell(ended bool) *api.ColdStart {
 	if !ended {
 		return told
 	}
-	told.State, told.Why, told.EndNs = c.state, c.why, c.end.UnixNano()
+	told.State, told.Why, told.EndNs = c.state, c.why, told.BeginNs+int64(c.end.Sub(begin))
 	for _, span := range told.Spans {
 		if span.EndNs == 0 { // it was cut short
 			span.EndNs = told.EndNs

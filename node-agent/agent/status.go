@@ -44,6 +44,10 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 		}
 	}
 	if !req.Brief {
+		if a.Cache != nil {
+			holds, limit := a.Cache()
+			reply.CacheMib, reply.CacheLimitMib = uint64(holds>>20), uint64(limit>>20)
+		}
 		a.detail(reply)
 	}
 	return reply, nil
@@ -63,13 +67,13 @@ func (a *Agent) detail(reply *api.StatusReply) {
 }
 
 func (e *entry) status(id string) *api.Sandbox {
-	s := &api.Sandbox{Id: id, State: e.state, Image: e.image, StartedNs: e.started.UnixNano(), Adopted: e.adopted}
-	if e.st != nil {
-		s.Pid = int32(e.st.PID)
-		s.MemoryMib = uint32(e.st.Spec.MemoryMiB)
-		if e.st.Spec.VF != nil {
-			s.Vf = e.st.Spec.VF.BDF
-		}
+	s := &api.Sandbox{
+		Id: id, State: e.state, SinceNs: e.since.UnixNano(), Reason: e.reason, Image: e.image,
+		StartedNs: e.started.UnixNano(), Adopted: e.adopted,
+		Pid: int32(e.pid), MemoryMib: uint32(e.spec.MemoryMiB),
+	}
+	if e.spec.VF != nil {
+		s.Vf = e.spec.VF.BDF
 	}
 	return s
 }
@@ -107,7 +111,7 @@ func spans(list []timeline.Span) []*api.Span {
 	for i, s := range list {
 		out[i] = &api.Span{Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(), ErrorNs: int64(s.Error)}
 		if !s.End.IsZero() {
-			out[i].EndNs = s.End.UnixNano()
+			out[i].EndNs = out[i].BeginNs + int64(s.End.Sub(s.Begin)) // the clock may be set meanwhile
 		}
 	}
 	return out

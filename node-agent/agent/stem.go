@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,7 +13,7 @@ import (
 
 // Init implements api.NodeServer.
 func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply, error) {
-	st, err := a.find(req.Id)
+	st, err := a.find(ctx, req.Id)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +29,7 @@ func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply
 	cold.ready(reply.Vf)
 	if done.Status != http.StatusOK {
 		cold.failed(badInit(done.Status))
-		reply.Logs = logLines(st.Logs(ctx))
+		reply.Logs = refusalLogs(ctx, st)
 		_, err = a.Stop(ctx, &api.StopRequest{Id: req.Id})
 		return reply, err
 	}
@@ -40,30 +39,27 @@ func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply
 
 // Pause implements api.NodeServer.
 func (a *Agent) Pause(ctx context.Context, req *api.PauseRequest) (*api.PauseReply, error) {
-	return &api.PauseReply{}, a.turn(ctx, req.Id, "paused", (*startup.Started).Pause)
+	return &api.PauseReply{}, a.turn(ctx, req.Id, paused, (*startup.Started).Pause)
 }
 
 // Resume implements api.NodeServer.
 func (a *Agent) Resume(ctx context.Context, req *api.ResumeRequest) (*api.ResumeReply, error) {
-	return &api.ResumeReply{}, a.turn(ctx, req.Id, "ready", (*startup.Started).Resume)
+	return &api.ResumeReply{}, a.turn(ctx, req.Id, ready, (*startup.Started).Resume)
 }
 
 // turn does to a sandbox what brings it to state.
 func (a *Agent) turn(ctx context.Context, id, state string, do func(*startup.Started, context.Context) error) error {
-	st, err := a.find(id)
+	st, err := a.find(ctx, id)
 	if err != nil {
 		return err
 	}
-	const within = 10 * time.Second // a VMM that does not answer in that time is not going to
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
 	if err := do(st, ctx); err != nil {
 		return status.Errorf(codes.Internal, "sandbox %s cannot become %s: %v", id, state, err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if e := a.sandboxes[id]; e != nil && e.state != "ending" {
-		e.state = state
+	if e := a.sandboxes[id]; e != nil && e.state != ending {
+		e.become(state, "")
 	}
 	return nil
 }

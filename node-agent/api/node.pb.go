@@ -1137,11 +1137,13 @@ type StatusReply struct {
 	Vfs               []*VF                  `protobuf:"bytes,5,rep,name=vfs,proto3" json:"vfs,omitempty"`
 	MemoryMib         uint64                 `protobuf:"varint,6,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"` // what admission may give out
 	MemoryReservedMib uint64                 `protobuf:"varint,7,opt,name=memory_reserved_mib,json=memoryReservedMib,proto3" json:"memory_reserved_mib,omitempty"`
-	Waiting           uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`                             // starts queued for a VF or memory
-	OverheadMib       uint32                 `protobuf:"varint,10,opt,name=overhead_mib,json=overheadMib,proto3" json:"overhead_mib,omitempty"` // what a sandbox takes of it beside its own memory
-	Leftovers         []string               `protobuf:"bytes,9,rep,name=leftovers,proto3" json:"leftovers,omitempty"`                          // what no live sandbox owns: processes, cgroups, sockets, netdevs, run directories, one line each
-	Images            []string               `protobuf:"bytes,11,rep,name=images,proto3" json:"images,omitempty"`                               // runtime images that are here: a start from one of them fetches nothing
-	Confinement       string                 `protobuf:"bytes,12,opt,name=confinement,proto3" json:"confinement,omitempty"`                     // how VMMs are held: which filter of system calls, and limits that are missing; empty: there are none
+	Waiting           uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`                                     // starts queued for a VF or memory
+	OverheadMib       uint32                 `protobuf:"varint,10,opt,name=overhead_mib,json=overheadMib,proto3" json:"overhead_mib,omitempty"`         // what a sandbox takes of it beside its own memory
+	Leftovers         []string               `protobuf:"bytes,9,rep,name=leftovers,proto3" json:"leftovers,omitempty"`                                  // what no live sandbox owns: processes, cgroups, sockets, netdevs, run directories, one line each
+	Images            []string               `protobuf:"bytes,11,rep,name=images,proto3" json:"images,omitempty"`                                       // runtime images that are here: a start from one of them fetches nothing
+	CacheMib          uint64                 `protobuf:"varint,13,opt,name=cache_mib,json=cacheMib,proto3" json:"cache_mib,omitempty"`                  // what the cache of images holds
+	CacheLimitMib     uint64                 `protobuf:"varint,14,opt,name=cache_limit_mib,json=cacheLimitMib,proto3" json:"cache_limit_mib,omitempty"` // and may hold; 0: there is no cache
+	Confinement       string                 `protobuf:"bytes,12,opt,name=confinement,proto3" json:"confinement,omitempty"`                             // how VMMs are held: which filter of system calls, and limits that are missing; empty: there are none
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1253,6 +1255,20 @@ func (x *StatusReply) GetImages() []string {
 	return nil
 }
 
+func (x *StatusReply) GetCacheMib() uint64 {
+	if x != nil {
+		return x.CacheMib
+	}
+	return 0
+}
+
+func (x *StatusReply) GetCacheLimitMib() uint64 {
+	if x != nil {
+		return x.CacheLimitMib
+	}
+	return 0
+}
+
 func (x *StatusReply) GetConfinement() string {
 	if x != nil {
 		return x.Confinement
@@ -1263,13 +1279,15 @@ func (x *StatusReply) GetConfinement() string {
 type Sandbox struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // starting, adopting (by an agent that was started again), ready, paused or ending
 	Image         string                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
 	Vf            string                 `protobuf:"bytes,4,opt,name=vf,proto3" json:"vf,omitempty"`
 	Pid           int32                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
 	MemoryMib     uint32                 `protobuf:"varint,6,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
 	StartedNs     int64                  `protobuf:"varint,7,opt,name=started_ns,json=startedNs,proto3" json:"started_ns,omitempty"`
 	Adopted       bool                   `protobuf:"varint,8,opt,name=adopted,proto3" json:"adopted,omitempty"`
+	SinceNs       int64                  `protobuf:"varint,9,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // when it came into its state
+	Reason        string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`                  // why it is ending
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1358,6 +1376,20 @@ func (x *Sandbox) GetAdopted() bool {
 		return x.Adopted
 	}
 	return false
+}
+
+func (x *Sandbox) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *Sandbox) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type VF struct {
@@ -1682,8 +1714,9 @@ func (x *ColdStart) GetSpans() []*Span {
 
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Undo          bool                   `protobuf:"varint,1,opt,name=undo,proto3" json:"undo,omitempty"`
-	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	Undo          bool                   `protobuf:"varint,1,opt,name=undo,proto3" json:"undo,omitempty"`     // resume taking starts
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"` // end the running sandboxes too
+	Once          bool                   `protobuf:"varint,3,opt,name=once,proto3" json:"once,omitempty"`     // of an agent that is about to end: the next one does not drain because of it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1728,6 +1761,13 @@ func (x *DrainRequest) GetUndo() bool {
 func (x *DrainRequest) GetCancel() bool {
 	if x != nil {
 		return x.Cancel
+	}
+	return false
+}
+
+func (x *DrainRequest) GetOnce() bool {
+	if x != nil {
+		return x.Once
 	}
 	return false
 }
@@ -1823,6 +1863,7 @@ func (x *ReportRequest) GetId() string {
 type ReportReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TarGz         []byte                 `protobuf:"bytes,1,opt,name=tar_gz,json=tarGz,proto3" json:"tar_gz,omitempty"`
+	Kept          []*KeptReport          `protobuf:"bytes,2,rep,name=kept,proto3" json:"kept,omitempty"` // where no id was given: all there are, the newest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1862,6 +1903,73 @@ func (x *ReportReply) GetTarGz() []byte {
 		return x.TarGz
 	}
 	return nil
+}
+
+func (x *ReportReply) GetKept() []*KeptReport {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+type KeptReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,2,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // when the sandbox failed
+	Why           string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptReport) Reset() {
+	*x = KeptReport{}
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptReport) ProtoMessage() {}
+
+func (x *KeptReport) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
+func (*KeptReport) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *KeptReport) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *KeptReport) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *KeptReport) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
 }
 
 var File_node_agent_api_node_proto protoreflect.FileDescriptor
@@ -1953,7 +2061,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\v\n" +
 	"\tStopReply\"%\n" +
 	"\rStatusRequest\x12\x14\n" +
-	"\x05brief\x18\x01 \x01(\bR\x05brief\"\x9e\x03\n" +
+	"\x05brief\x18\x01 \x01(\bR\x05brief\"\xe3\x03\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x1a\n" +
@@ -1967,8 +2075,10 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\foverhead_mib\x18\n" +
 	" \x01(\rR\voverheadMib\x12\x1c\n" +
 	"\tleftovers\x18\t \x03(\tR\tleftovers\x12\x16\n" +
-	"\x06images\x18\v \x03(\tR\x06images\x12 \n" +
-	"\vconfinement\x18\f \x01(\tR\vconfinement\"\xbf\x01\n" +
+	"\x06images\x18\v \x03(\tR\x06images\x12\x1b\n" +
+	"\tcache_mib\x18\r \x01(\x04R\bcacheMib\x12&\n" +
+	"\x0fcache_limit_mib\x18\x0e \x01(\x04R\rcacheLimitMib\x12 \n" +
+	"\vconfinement\x18\f \x01(\tR\vconfinement\"\xf2\x01\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
@@ -1979,7 +2089,10 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"memory_mib\x18\x06 \x01(\rR\tmemoryMib\x12\x1d\n" +
 	"\n" +
 	"started_ns\x18\a \x01(\x03R\tstartedNs\x12\x18\n" +
-	"\aadopted\x18\b \x01(\bR\aadopted\"\xde\x01\n" +
+	"\aadopted\x18\b \x01(\bR\aadopted\x12\x19\n" +
+	"\bsince_ns\x18\t \x01(\x03R\asinceNs\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\"\xde\x01\n" +
 	"\x02VF\x12\x10\n" +
 	"\x03bdf\x18\x01 \x01(\tR\x03bdf\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
@@ -2007,17 +2120,24 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x03why\x18\x06 \x01(\tR\x03why\x12\x19\n" +
 	"\bbegin_ns\x18\a \x01(\x03R\abeginNs\x12\x15\n" +
 	"\x06end_ns\x18\b \x01(\x03R\x05endNs\x12+\n" +
-	"\x05spans\x18\t \x03(\v2\x15.fastiov.node.v1.SpanR\x05spans\":\n" +
+	"\x05spans\x18\t \x03(\v2\x15.fastiov.node.v1.SpanR\x05spans\"N\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04undo\x18\x01 \x01(\bR\x04undo\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"&\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12\x12\n" +
+	"\x04once\x18\x03 \x01(\bR\x04once\"&\n" +
 	"\n" +
 	"DrainReply\x12\x18\n" +
 	"\astopped\x18\x01 \x01(\rR\astopped\"\x1f\n" +
 	"\rReportRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"$\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"U\n" +
 	"\vReportReply\x12\x15\n" +
-	"\x06tar_gz\x18\x01 \x01(\fR\x05tarGz2\xff\x05\n" +
+	"\x06tar_gz\x18\x01 \x01(\fR\x05tarGz\x12/\n" +
+	"\x04kept\x18\x02 \x03(\v2\x1b.fastiov.node.v1.KeptReportR\x04kept\"G\n" +
+	"\n" +
+	"KeptReport\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why2\xff\x05\n" +
 	"\x04Node\x12C\n" +
 	"\x05Start\x12\x1d.fastiov.node.v1.StartRequest\x1a\x1b.fastiov.node.v1.StartReply\x12A\n" +
 	"\x04Init\x12\x1c.fastiov.node.v1.InitRequest\x1a\x1b.fastiov.node.v1.StartReply\x12=\n" +
@@ -2043,7 +2163,7 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),  // 0: fastiov.node.v1.StartRequest
 	(*Call)(nil),          // 1: fastiov.node.v1.Call
@@ -2073,10 +2193,11 @@ var file_node_agent_api_node_proto_goTypes = []any{
 	(*DrainReply)(nil),    // 25: fastiov.node.v1.DrainReply
 	(*ReportRequest)(nil), // 26: fastiov.node.v1.ReportRequest
 	(*ReportReply)(nil),   // 27: fastiov.node.v1.ReportReply
-	nil,                   // 28: fastiov.node.v1.StartRequest.EnvEntry
+	(*KeptReport)(nil),    // 28: fastiov.node.v1.KeptReport
+	nil,                   // 29: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	28, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	29, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	1,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
 	9,  // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
 	14, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
@@ -2091,33 +2212,34 @@ var file_node_agent_api_node_proto_depIdxs = []int32{
 	23, // 12: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
 	1,  // 13: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
 	9,  // 14: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	0,  // 15: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	4,  // 16: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	10, // 17: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	12, // 18: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
-	5,  // 19: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	7,  // 20: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	15, // 21: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	17, // 22: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	21, // 23: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	24, // 24: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	26, // 25: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	2,  // 26: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	2,  // 27: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	11, // 28: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	13, // 29: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	6,  // 30: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	8,  // 31: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	16, // 32: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	18, // 33: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	22, // 34: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	25, // 35: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	27, // 36: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	26, // [26:37] is the sub-list for method output_type
-	15, // [15:26] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	28, // 15: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	0,  // 16: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	4,  // 17: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	10, // 18: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	12, // 19: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
+	5,  // 20: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	7,  // 21: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	15, // 22: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	17, // 23: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	21, // 24: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	24, // 25: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	26, // 26: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	2,  // 27: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	2,  // 28: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	11, // 29: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	13, // 30: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	6,  // 31: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	8,  // 32: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	16, // 33: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	18, // 34: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	22, // 35: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	25, // 36: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	27, // 37: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	27, // [27:38] is the sub-list for method output_type
+	16, // [16:27] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -2131,7 +2253,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -67,6 +67,7 @@ type NodeClient interface {
 	// Starts is the cold starts that are under way on the node, and those that have ended lately.
 	Starts(ctx context.Context, in *StartsRequest, opts ...grpc.CallOption) (*StartsReply, error)
 	// Drain refuses new starts and returns when the last sandbox has gone, with cancel=true after ending them.
+	// The node drains until that is undone, also when its agent is started again.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	// Report is the bundle that a failed start left: a gzipped tar of cause, console, VMM log, kernel log and stage table.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error)
@@ -217,6 +218,7 @@ type NodeServer interface {
 	// Starts is the cold starts that are under way on the node, and those that have ended lately.
 	Starts(context.Context, *StartsRequest) (*StartsReply, error)
 	// Drain refuses new starts and returns when the last sandbox has gone, with cancel=true after ending them.
+	// The node drains until that is undone, also when its agent is started again.
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	// Report is the bundle that a failed start left: a gzipped tar of cause, console, VMM log, kernel log and stage table.
 	Report(context.Context, *ReportRequest) (*ReportReply, error)

@@ -23,14 +23,68 @@ type streaming struct{ NodeServer }
 
 // Runs implements NodeServer.
 func (s streaming) Runs(stream grpc.BidiStreamingServer[RunsRequest, RunsReply]) error {
+	return serveRuns(stream.Context(), s.NodeServer, &inTurn{BidiStreamingServer: stream})
+}
+
+// inTurn is a stream that many may send on.
+type inTurn struct {
+	grpc.BidiStreamingServer[RunsRequest, RunsReply]
+	sending sync.Mutex
+}
+
+// Send implements asker.
+func (t *inTurn) Send(out *RunsReply) error {
+	t.sending.Lock()
+	defer t.sending.Unlock()
+	return t.BidiStreamingServer.Send(out)
+}
+
+// An asker sends runs and takes answers, by gRPC or by frames.
+type asker interface {
+	Recv() (*RunsRequest, error)
+	Send(*RunsReply) error
+}
+
+// What one asker may have under way: runs, and bytes of requests and of answers it has not taken.
+// More is refused, so an asker who takes no answers does not fill the node's memory.
+const (
+	mostRuns = 1 << 14
+	mostHeld = 4 * maxMessage
+)
+
+// mostIdle is how many goroutines wait for an asker's next run: their stacks have grown.
+const mostIdle = 64
+
+// A table is the runs of one asker that are under way.
+type table struct {
+	node  NodeServer
+	asker asker
+	next  chan task // to a goroutine that is idle
+	idle  atomic.Int32
+
+	mu      sync.Mutex
+	cancels map[uint64]context.CancelFunc
+	held    int
+}
+
+type task struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	in     *RunsRequest
+	held   int
+}
+
+// serveRuns runs what it is asked to until the asker, or ctx, ends.
+func serveRuns(ctx context.Context, node NodeServer, by asker) error {
+	t := &table{node: node, asker: by, next: make(chan task)}
+	t.cancels = map[uint64]context.CancelFunc{}
 	var running sync.WaitGroup
 	defer running.Wait()
-	all, end := context.WithCancel(stream.Context())
+	defer close(t.next)
+	ctx, end := context.WithCancel(ctx)
 	defer end()
-	var sending sync.Mutex
-	var cancels sync.Map // of the runs under way, by number
 	for {
-		in, err := stream.Recv()
+		in, err := by.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -38,22 +92,73 @@ func (s streaming) Runs(stream grpc.BidiStreamingServer[RunsRequest, RunsReply])
 			return err
 		}
 		if in.Run == nil {
-			if cancel, is := cancels.Load(in.Number); is {
-				cancel.(context.CancelFunc)()
-			}
+			t.cancel(in.Number)
 			continue
 		}
-		ctx, cancel := bounded(all, in.Run)
-		cancels.Store(in.Number, cancel)
-		running.Go(func() {
-			defer cancel()
-			reply, err := s.Run(ctx, in.Run)
-			cancels.Delete(in.Number)
-			out := replyTo(in.Number, reply, err)
-			sending.Lock()
-			defer sending.Unlock()
-			_ = stream.Send(out) // whoever has gone needs no answer
-		})
+		task, err := t.begin(ctx, in)
+		if err != nil {
+			_ = by.Send(replyTo(in.Number, nil, err)) // whoever has gone needs no answer
+			continue
+		}
+		select {
+		case t.next <- task:
+		default:
+			running.Go(func() { t.work(task) })
+		}
+	}
+}
+
+// work runs this task, and then others while there are.
+func (t *table) work(task task) {
+	for more := true; more; {
+		t.run(task)
+		if t.idle.Add(1) > mostIdle {
+			more = false
+		} else {
+			task, more = <-t.next
+		}
+		t.idle.Add(-1)
+	}
+}
+
+func (t *table) begin(ctx context.Context, in *RunsRequest) (task, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	held := len(in.Run.Body)
+	switch {
+	case t.cancels[in.Number] != nil:
+		return task{}, status.Errorf(codes.InvalidArgument, "a run of number %d is under way", in.Number)
+	case len(t.cancels) == mostRuns || t.held+held > mostHeld:
+		return task{}, status.Errorf(codes.Unavailable,
+			"%d runs of %d MiB are under way for one invoker; the most are %d of %d MiB",
+			len(t.cancels), t.held>>20, mostRuns, mostHeld>>20)
+	}
+	ctx, cancel := context.WithCancel(ctx) // no timer: the node knows the limit, and so does the asker
+	t.cancels[in.Number] = cancel
+	t.held += held
+	return task{ctx, cancel, in, held}, nil
+}
+
+func (t *table) run(task task) {
+	reply, err := t.node.Run(task.ctx, task.in.Run)
+	task.cancel()
+	out := replyTo(task.in.Number, reply, err)
+	answer := proto.Size(out)
+	t.mu.Lock()
+	t.held += answer
+	t.mu.Unlock()
+	_ = t.asker.Send(out) // whoever has gone needs no answer
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.cancels, task.in.Number)
+	t.held -= task.held + answer
+}
+
+func (t *table) cancel(number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if cancel := t.cancels[number]; cancel != nil {
+		cancel()
 	}
 }
 
@@ -89,10 +194,12 @@ func sendable(in *RunRequest) error {
 }
 
 // A client sends its runs over one stream, which is opened again once it has broken.
+// Over a Unix socket, the stream is frames.
 type client struct {
 	NodeClient
-	ctx   context.Context // ends when it hangs up
-	unary atomic.Bool     // the node is of a version without Runs
+	ctx    context.Context // ends when it hangs up
+	socket string          // the node's, where it has one
+	unary  atomic.Bool     // the node is of a version without Runs
 
 	mu   sync.Mutex
 	runs *runs
@@ -115,16 +222,32 @@ func (c *client) stream() *runs {
 	defer c.mu.Unlock()
 	if c.runs == nil || c.runs.broken() {
 		c.runs = &runs{opened: make(chan struct{}), answers: map[uint64]chan<- answer{}}
-		go c.runs.serve(c.ctx, c.NodeClient)
+		go c.runs.serve(c.ctx, c.open)
 	}
 	return c.runs
+}
+
+// A carrier takes runs to a node, by gRPC or by frames.
+type carrier interface {
+	Send(*RunsRequest) error
+	Recv() (*RunsReply, error)
+}
+
+func (c *client) open(ctx context.Context) (carrier, error) {
+	if c.socket != "" {
+		node, err := dialFrames(ctx, c.socket)
+		if !errors.Is(err, errNoFrames) {
+			return node, err
+		}
+	}
+	return c.Runs(ctx)
 }
 
 // runs are those under way on one stream.
 type runs struct {
 	opened  chan struct{} // closed when there is a stream, or an error
 	sending sync.Mutex
-	stream  grpc.BidiStreamingClient[RunsRequest, RunsReply]
+	stream  carrier
 
 	mu      sync.Mutex
 	last    uint64
@@ -138,10 +261,10 @@ type answer struct {
 }
 
 // serve opens the stream and hands out what comes, until it breaks.
-func (r *runs) serve(ctx context.Context, node NodeClient) {
+func (r *runs) serve(ctx context.Context, open func(context.Context) (carrier, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := node.Runs(ctx)
+	stream, err := open(ctx)
 	if err != nil {
 		r.breakUp(err)
 		close(r.opened)

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"sync"
@@ -41,6 +42,19 @@ func (r *runner) Run(ctx context.Context, in *RunRequest) (*RunReply, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// quiet is a server that keeps to itself what it logs.
+func quiet(node NodeServer) *Server { return NewServer(node, slog.New(slog.DiscardHandler)) }
+
+// byEach runs a test by frames, and by the gRPC stream that a former version has.
+func byEach(t *testing.T, test func(t *testing.T, serverOf func(NodeServer) served)) {
+	t.Run("frames", func(t *testing.T) {
+		test(t, func(node NodeServer) served { return quiet(node) })
+	})
+	t.Run("stream", func(t *testing.T) {
+		test(t, func(node NodeServer) served { return newServer(node) })
+	})
 }
 
 // streams counts the calls that reach a server, by method.
@@ -104,9 +118,11 @@ func TestRunsShareAStream(t *testing.T) {
 	}
 }
 
-func TestARunEndsWithItsCaller(t *testing.T) {
+func TestARunEndsWithItsCaller(t *testing.T) { byEach(t, testARunEndsWithItsCaller) }
+
+func testARunEndsWithItsCaller(t *testing.T, serverOf func(NodeServer) served) {
 	node := newRunner()
-	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), NewServer(node)))
+	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), serverOf(node)))
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-node.begun; cancel() }()
 	if _, err := client.Run(ctx, &RunRequest{Id: "endless"}); status.Code(err) != codes.Canceled {
@@ -119,13 +135,15 @@ func TestARunEndsWithItsCaller(t *testing.T) {
 	}
 }
 
-func TestAStreamThatBreaksIsOpenedAgain(t *testing.T) {
+func TestAStreamThatBreaksIsOpenedAgain(t *testing.T) { byEach(t, testAStreamThatBreaksIsOpenedAgain) }
+
+func testAStreamThatBreaksIsOpenedAgain(t *testing.T, serverOf func(NodeServer) served) {
 	socket, first := filepath.Join(t.TempDir(), "socket"), newRunner()
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := NewServer(first)
+	server := serverOf(first)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(l) }()
 	client := dialed(t, socket)
@@ -136,7 +154,7 @@ func TestAStreamThatBreaksIsOpenedAgain(t *testing.T) {
 	<-served
 	second := newRunner()
 	close(second.let)
-	serve(t, "unix", socket, NewServer(second))
+	serve(t, "unix", socket, serverOf(second))
 	for { // gRPC tries again after a while
 		reply, err := client.Run(t.Context(), &RunRequest{Body: []byte("x")})
 		if err == nil && string(reply.Body) == "x" {
@@ -179,6 +197,10 @@ func (a answers) Run(ctx context.Context, in *RunRequest) (*RunReply, error) {
 
 // What cannot be sent is one run's failure, not the end of those that share its stream.
 func TestARunThatCannotBeSentEndsNoOther(t *testing.T) {
+	byEach(t, testARunThatCannotBeSentEndsNoOther)
+}
+
+func testARunThatCannotBeSentEndsNoOther(t *testing.T, serverOf func(NodeServer) served) {
 	const bad = "\xff\xfe"
 	node := answers{newRunner(), map[string]func() (*RunReply, error){
 		"message": func() (*RunReply, error) { return nil, status.Error(codes.Aborted, bad) },
@@ -187,7 +209,7 @@ func TestARunThatCannotBeSentEndsNoOther(t *testing.T) {
 		},
 		"large": func() (*RunReply, error) { return &RunReply{Body: make([]byte, maxMessage)}, nil },
 	}}
-	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), NewServer(node)))
+	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), serverOf(node)))
 	other := make(chan error, 1)
 	go func() {
 		_, err := client.Run(t.Context(), &RunRequest{Id: "other"})
@@ -224,7 +246,7 @@ func BenchmarkRun(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	server := NewServer(echo{})
+	server := quiet(echo{})
 	go func() { _ = server.Serve(l) }()
 	defer server.Stop()
 	client, hangUp, err := Dial(l.Addr().String(), Keys{})

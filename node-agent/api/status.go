@@ -9,3 +9,13 @@ func (r *StatusReply) SoundVFs() (n int) {
 	}
 	return n
 }
+
+// Settled tells whether no sandbox is being adopted or is ending. It is for a reply that is not brief.
+func (r *StatusReply) Settled() bool {
+	for _, s := range r.Sandboxes {
+		if s.State == "adopting" || s.State == "ending" {
+			return false
+		}
+	}
+	return true
+}

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -40,9 +41,9 @@ type Keys struct{ Cert, Key, CA string }
 // Dial returns a client of the node at address, which is the path of a Unix socket, where who may open it is the authentication, or
 // host:port. It does not wait for the node to answer.
 func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error) {
-	secure, target := insecure.NewCredentials(), "unix:"+address
+	secure, target, socket := insecure.NewCredentials(), "unix:"+address, address
 	if !isPath(address) {
-		target = "dns:///" + address
+		target, socket = "dns:///"+address, ""
 		var err error
 		if secure, err = keys.credentials(); err != nil {
 			return nil, nil, fmt.Errorf("node %s: %w", address, err)
@@ -56,7 +57,7 @@ func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error)
 		return nil, nil, fmt.Errorf("node %s: %w", address, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &client{NodeClient: NewNodeClient(conn), ctx: ctx}, func() { cancel(); conn.Close() }, nil
+	return &client{NodeClient: NewNodeClient(conn), ctx: ctx, socket: socket}, func() { cancel(); conn.Close() }, nil
 }
 
 // boundRun ends a run that its node has forgotten to end.
@@ -78,16 +79,19 @@ func bounded(ctx context.Context, run *RunRequest) (context.Context, context.Can
 
 func isPath(address string) bool { return strings.Contains(address, "/") }
 
-// NewServer returns a gRPC server of node for Unix sockets.
-func NewServer(node NodeServer) *grpc.Server { return newServer(node) }
+// NewServer returns a server of node for Unix sockets.
+func NewServer(node NodeServer, log *slog.Logger) *Server {
+	socket := newSocket(node, log)
+	return &Server{newServer(node, grpc.Creds(socket)), socket}
+}
 
-// NewTLSServer returns a gRPC server of node for TCP, which takes no client without a certificate that keys.CA has signed.
-func NewTLSServer(node NodeServer, keys Keys) (*grpc.Server, error) {
+// NewTLSServer returns a server of node for TCP, which takes no client without a certificate that keys.CA has signed.
+func NewTLSServer(node NodeServer, keys Keys) (*Server, error) {
 	secure, err := keys.credentials()
 	if err != nil {
 		return nil, err
 	}
-	return newServer(node, grpc.Creds(secure)), nil
+	return &Server{grpc: newServer(node, grpc.Creds(secure))}, nil
 }
 
 func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
@@ -95,8 +99,16 @@ func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
 	RegisterNodeServer(server, streaming{node})
-	healthpb.RegisterHealthServer(server, health.NewServer()) // which says SERVING
+	healthpb.RegisterHealthServer(server, healthOf(node))
 	return server
+}
+
+// healthOf is what node says of its health; of one that says nothing, that it serves.
+func healthOf(node NodeServer) healthpb.HealthServer {
+	if h, says := node.(interface{ Health() *health.Server }); says {
+		return h.Health()
+	}
+	return health.NewServer()
 }
 
 // renewing are credentials by what the files of keys hold as a connection is made. While they hold

@@ -92,7 +92,13 @@ func (a *authority) keys(name string, trusts *authority) Keys {
 	return Keys{Cert: filepath.Join(a.dir, name+".pem"), Key: filepath.Join(a.dir, name+".key"), CA: filepath.Join(trusts.dir, "ca.pem")}
 }
 
-func serve(t *testing.T, network, address string, s *grpc.Server) string {
+// A served is this package's server, or gRPC's alone, as an earlier version's was.
+type served interface {
+	Serve(net.Listener) error
+	Stop()
+}
+
+func serve(t *testing.T, network, address string, s served) string {
 	t.Helper()
 	l, err := net.Listen(network, address)
 	if err != nil {
@@ -202,7 +208,7 @@ func TestKeysThatAreNone(t *testing.T) {
 
 func TestByUnixSocketAndInProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.sock")
-	serve(t, "unix", path, NewServer(server{}))
+	serve(t, "unix", path, quiet(server{}))
 	if err := ask(t, path, Keys{}); err != nil {
 		t.Error(err)
 	}
@@ -238,23 +244,28 @@ func (late) Run(ctx context.Context, _ *RunRequest) (*RunReply, error) {
 	return &RunReply{Status: int32(time.Until(deadline).Milliseconds())}, nil
 }
 
+// Over a stream the node is told by a message; of a call of its own it knows the deadline.
 func TestARunIsGivenUpSomeTimeAfterItsLimit(t *testing.T) {
-	client, hangUp, err := Dial(serve(t, "unix", filepath.Join(t.TempDir(), "socket"), NewServer(late{})), Keys{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer hangUp()
+	calledOneByOne := grpc.NewServer()
+	RegisterNodeServer(calledOneByOne, late{})
+	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), calledOneByOne))
 	for _, c := range []struct{ limit, least, most int32 }{{0, 0, 0}, {3_600_000, 3_600_000, 3_610_000}} {
-		reply, err := client.Run(t.Context(), &RunRequest{TimeoutMs: uint32(c.limit)})
+		run := &RunRequest{TimeoutMs: uint32(c.limit)}
+		reply, err := client.Run(t.Context(), run)
 		if err != nil || reply.Status < c.least || reply.Status > c.most {
 			t.Errorf("with a limit of %d ms: %v ms left, %v", c.limit, reply, err)
+		}
+		ctx, cancel := bounded(t.Context(), run)
+		defer cancel()
+		if reply, _ := (late{}).Run(ctx, run); reply.Status < c.least || reply.Status > c.most {
+			t.Errorf("with a limit of %d ms, a stream's caller waits %d ms", c.limit, reply.Status)
 		}
 	}
 }
 
 func TestAServerSaysThatItServes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.sock")
-	serve(t, "unix", path, NewServer(server{}))
+	serve(t, "unix", path, quiet(server{}))
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

@@ -5,13 +5,13 @@ package beside
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"testing"
 )
 
 const module = "github.com/fastiov/fastiov"
@@ -37,7 +37,7 @@ func (p Program) Open(ctx context.Context) (*os.File, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return program, err
 	}
-	if !testing.Testing() {
+	if flag.Lookup("test.v") == nil { // no test: each defines that flag
 		return nil, fmt.Errorf("the program %s is missing; install the one of this release there, or run make build", path)
 	}
 	return p.build(ctx)

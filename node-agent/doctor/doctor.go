@@ -85,6 +85,12 @@ func Check(ctx context.Context, kernel Kernel) Report {
 		cgroup(root),
 		memlock(root),
 		hugePages(root),
+		sharedPages(root),
+		manyVFs(root),
+		storms(root),
+		tracing(root),
+		runRoom(),
+		cache(),
 		arms(root),
 	}
 	return Report{append(findings, kvm(ctx, root, kernel))}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,8 @@ const (
 	vf0 = "sys/bus/pci/devices/0000:01:10.0/"
 )
 
+const shmem = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
 var card0 = map[string]string{
 	pf + "sriov_totalvfs": "7", pf + "sriov_numvfs": "0", pf + "class": "0x020000", pf + "driver": "→../../drivers/igb",
 	pf + "iommu_group/devices/0000:01:00.0": "", "sys/kernel/iommu_groups/1/x": "", "sys/class/iommu/dmar0/x": "",
@@ -101,12 +104,25 @@ func TestChecksOfFiles(t *testing.T) {
 		{"huge", hugePages, map[string]string{"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "8", "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": "3"}, OK, "3 of 8"},
 		{"none reserved", hugePages, map[string]string{"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "0"}, Note, "none of 2 MiB reserved"},
 		{"no huge pages", hugePages, nil, Note, "none of 2 MiB"},
+		{"huge shared pages", sharedPages, map[string]string{shmem: "always within_size [advise] never deny force"}, OK, "advise"},
+		{"small shared pages", sharedPages, map[string]string{shmem: "always within_size advise [never] deny force"}, Note, "4 KiB"},
+		{"few VFs", manyVFs, card0, OK, "no card has more"},
+		{"too many VFs", manyVFs, with(card0, pf+"sriov_totalvfs", "1024"), Note, "1024 VFs"},
+		{"storms seen", storms, map[string]string{"dev/kmsg": ""}, OK, "/dev/kmsg"},
+		{"storms unseen", storms, nil, Note, "not ended"},
+		{"no yama", tracing, nil, Note, "may trace"},
+		{"yama off", tracing, map[string]string{"proc/sys/kernel/yama/ptrace_scope": "0"}, Note, "may trace"},
+		{"yama", tracing, map[string]string{"proc/sys/kernel/yama/ptrace_scope": "1"}, OK, "scope 1"},
+		{"vsock of namespaces", vsock, map[string]string{"dev/vhost-vsock": "", "proc/sys/net/vsock/ns_mode": "local"}, OK, "local"},
 		{"stock", arms, nil, Note, "none"},
 		{"ours", arms, map[string]string{"dev/fastiovd": ""}, OK, "fastiovd"},
 	} {
 		f := c.check(machine(t, c.files))
 		if f.Verdict != c.want || !strings.Contains(f.Found, c.found) {
 			t.Errorf("%s: %s %q, want %s with %q", c.name, f.Verdict, f.Found, c.want, c.found)
+		}
+		if f.Verdict == Note && f.Remedy == "" && !slices.Contains([]string{"no huge pages", "stock"}, c.name) {
+			t.Errorf("%s: notes and says not what to do", c.name)
 		}
 		if f.Verdict == No && f.Remedy == "" && c.name != "nothing to group" {
 			t.Errorf("%s: says no and not what to do", c.name)
@@ -124,6 +140,16 @@ func TestAnUnknownVMMIsNoted(t *testing.T) {
 	}
 	if f := confined("/etc/passwd"); f.Verdict != No {
 		t.Errorf("what is no program: %s %q", f.Verdict, f.Found)
+	}
+}
+
+func TestRoomOfAFileSystem(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "not", "there", "yet")
+	if f := roomIn("x", dir, "make room", 1); f.Verdict != OK {
+		t.Errorf("%+v", f)
+	}
+	if f := roomIn("x", dir, "make room", 1<<60); f.Verdict != Note || f.Remedy != "make room" {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -51,6 +51,9 @@ func vsock(root string) Finding {
 	if !exists(root, device) {
 		return no("vsock", "modprobe vhost_vsock", "no /%s", device)
 	}
+	if mode := read(root, "proc/sys/net/vsock/ns_mode"); mode != "" {
+		return ok("vsock", "/%s, network namespaces: %s", device, mode)
+	}
 	return ok("vsock", "/%s", device)
 }
 

@@ -47,7 +47,7 @@ type Conn struct {
 	pingedAt time.Time
 	clock    clock
 	events   []heard
-	waking   chan struct{} // closed when the guest has set its clock; nil: nobody waits for that
+	waking   []chan struct{} // each closed when the guest has set its clock, in the order it was told to
 }
 
 type heard struct {
@@ -86,15 +86,23 @@ func (c *Conn) Configure(config wire.Config) error {
 // Ready waits until the guest's VF is up, its runtime accepts requests on the guest's vsock port wire.RuntimePort, and its clock is mapped.
 func (c *Conn) Ready(ctx context.Context) error { return c.await(ctx, c.ready, "is not ready") }
 
-// Logs takes what the runtime wrote since the last take, up to and without the sentinels that end an activation, waiting for them until
-// ctx ends. A caller that gets less than it waited for should close the sandbox: a sentinel that comes later would end the wrong activation.
-func (c *Conn) Logs(ctx context.Context) []sandbox.LogLine { return c.logs.take(ctx, c.done) }
+// Logs takes what the runtime wrote since the last take, up to and without the sentinels that end an
+// activation. It waits for them until ctx ends, for a runtime that has never written them one second;
+// a last line says that they did not come.
+func (c *Conn) Logs(ctx context.Context) []sandbox.LogLine {
+	complete := c.logs.await(ctx, c.done)
+	lines := c.logs.cutOff()
+	if !complete && c.Err() == nil {
+		lines = append(lines, sandbox.LogLine{Time: time.Now(), Stream: "stderr", Text: incomplete})
+	}
+	return lines
+}
 
 // Wake tells a guest that was stopped the time, and returns when its time of day is right.
 func (c *Conn) Wake(ctx context.Context) error {
 	woken := make(chan struct{})
 	c.mu.Lock()
-	c.waking = woken
+	c.waking = append(c.waking, woken)
 	c.mu.Unlock()
 	if err := c.send(wire.Down{Wake: &wire.Wake{Time: time.Now().UnixNano()}}); err != nil {
 		return fmt.Errorf("the guest is not told the time: %w", err)
@@ -232,9 +240,9 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 	switch {
 	case up.Event != nil:
 		return c.keep(heard{*up.Event, now})
-	case up.Woken != nil && c.waking != nil:
-		close(c.waking)
-		c.waking = nil
+	case up.Woken != nil && len(c.waking) > 0:
+		close(c.waking[0])
+		c.waking = c.waking[1:]
 		return nil
 	case up.Ready != nil && !c.isReady:
 		c.isReady = true

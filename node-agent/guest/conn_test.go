@@ -227,6 +227,32 @@ func TestReadyWaitsForTheClock(t *testing.T) {
 	<-played
 }
 
+// Two that wake one guest are told one after the other, and neither takes the other's answer.
+func TestTwoWakes(t *testing.T) {
+	p, _, c := expect(t)
+	g := p.dial(t, cid)
+	g.say(hello)
+	if _, err := c.Hello(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	woken := make(chan error, 2)
+	for range 2 {
+		go func() { woken <- c.Wake(t.Context()) }()
+	}
+	for range 2 {
+		if g.hear().Wake == nil {
+			t.Fatal("the guest is told something else than the time")
+		}
+	}
+	for range 2 {
+		g.say(wire.Up{Woken: &wire.Woken{}})
+		if err := <-woken; err != nil {
+			t.Error(err)
+		}
+	}
+	c.Close()
+}
+
 func TestUnexpectedCallsAreHungUp(t *testing.T) {
 	p, l, c := expect(t)
 	p.dial(t, cid+1).hungUp()
@@ -244,6 +270,24 @@ func TestUnexpectedCallsAreHungUp(t *testing.T) {
 	}
 	if _, err := l.Expect(cid); err != nil {
 		t.Errorf("a CID is not free again: %v", err)
+	}
+}
+
+// A Conn that is closed twice leaves the guest alone that has its CID by then.
+func TestTheSecondCloseFreesNobodyElsesCID(t *testing.T) {
+	p, l, first := expect(t)
+	first.Close()
+	second, err := l.Expect(cid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	first.Close()
+	p.dial(t, cid).say(hello)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := second.Hello(ctx); err != nil {
+		t.Error(err)
 	}
 }
 

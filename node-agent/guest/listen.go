@@ -70,7 +70,8 @@ func (l *Listener) Expect(cid uint32) (*Conn, error) {
 	if l.expected[cid] != nil {
 		return nil, fmt.Errorf("vsock CID %d belongs to another sandbox of this agent", cid)
 	}
-	c := newConn(func() { l.forget(cid) }, l.node)
+	var c *Conn
+	c = newConn(func() { l.forget(cid, c) }, l.node)
 	l.expected[cid] = c
 	return c, nil
 }
@@ -91,10 +92,13 @@ func (l *Listener) Close() {
 	}
 }
 
-func (l *Listener) forget(cid uint32) {
+// forget frees the CID, unless it was freed before and is another's by now.
+func (l *Listener) forget(cid uint32, c *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.expected, cid)
+	if l.expected[cid] == c {
+		delete(l.expected, cid)
+	}
 }
 
 func (l *Listener) accept() {

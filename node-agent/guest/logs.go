@@ -28,6 +28,7 @@ type logs struct {
 	cost    int
 	cut     bool // the marker stands
 	ended   [len(streams)]int
+	known   bool          // its runtime writes sentinels
 	changed chan struct{} // closed and replaced when a sentinel comes
 }
 
@@ -93,27 +94,45 @@ func (l *logs) end(stream int) {
 	l.changed = make(chan struct{})
 }
 
-// take returns, in the order heard, each stream's lines up to and without its first sentinel, after waiting until both have one, ctx
-// ends or the guest is gone.
-func (l *logs) take(ctx context.Context, gone <-chan struct{}) []sandbox.LogLine {
+// sentinelsWithin is how long a runtime is waited for that has never ended an activation on both
+// streams: OpenWhisk's runtimes write their sentinels with the answer, others write none.
+const sentinelsWithin = time.Second
+
+// incomplete is what OpenWhisk adds to logs whose sentinels did not come.
+const incomplete = "There was an issue while collecting your logs. Data might be missing."
+
+// await waits until both streams have a sentinel. It returns false where it gave up: ctx has ended, the
+// guest is gone, or its runtime seems to write none.
+func (l *logs) await(ctx context.Context, gone <-chan struct{}) bool {
+	unheard := time.NewTimer(sentinelsWithin)
+	defer unheard.Stop()
 	for {
 		l.mu.Lock()
-		complete, changed := l.ended[0] > 0 && l.ended[1] > 0, l.changed
+		l.known = l.known || l.complete()
+		complete, known, changed := l.complete(), l.known, l.changed
 		l.mu.Unlock()
 		if complete {
-			break
+			return true
+		}
+		giveUp := unheard.C
+		if known {
+			giveUp = nil
 		}
 		select {
 		case <-changed:
-			continue
+		case <-giveUp:
+			return false
 		case <-gone:
+			return false
 		case <-ctx.Done():
+			return false
 		}
-		break
 	}
-	return l.cutOff()
 }
 
+func (l *logs) complete() bool { return l.ended[0] > 0 && l.ended[1] > 0 }
+
+// cutOff takes, in the order heard, each stream's lines up to and without its first sentinel.
 func (l *logs) cutOff() []sandbox.LogLine {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -21,6 +22,11 @@ func now() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
+}
+
+func (l *logs) take(ctx context.Context, gone <-chan struct{}) []sandbox.LogLine {
+	l.await(ctx, gone)
+	return l.cutOff()
 }
 
 func texts(lines []sandbox.LogLine) []string {
@@ -87,6 +93,38 @@ func TestTakeEndsWithTheGuest(t *testing.T) {
 	if got := texts(l.take(context.Background(), gone)); !slices.Equal(got, []string{"err Traceback"}) {
 		t.Errorf("taken: %q", got)
 	}
+}
+
+// An image need not write OpenWhisk's sentinels. Its answers wait a second for them, and say so.
+func TestARuntimeWithoutSentinels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConn(func() {}, newBucket(nodeRate, nodeBurst))
+		log := func(stream, text string) {
+			if err := c.logs.add(time.Now(), wire.Log{Stream: stream, Text: text}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		take := func(waits time.Duration, want ...string) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			begin := time.Now()
+			if got := texts(c.Logs(ctx)); !slices.Equal(got, want) || time.Since(begin) != waits {
+				t.Errorf("after %v: %q, want %q after %v", time.Since(begin), got, want, waits)
+			}
+		}
+		for range 2 {
+			log("stdout", "hello")
+			take(sentinelsWithin, "out hello", "err "+incomplete)
+		}
+		go func() {
+			time.Sleep(sentinelsWithin / 2)
+			log("stdout", end)
+			log("stderr", end)
+		}()
+		take(sentinelsWithin / 2)
+		take(time.Minute, "err "+incomplete) // it writes them
+	})
 }
 
 func TestFlood(t *testing.T) {

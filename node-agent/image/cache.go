@@ -21,8 +21,8 @@ import (
 // building is what the name of a builder's lock ends in.
 const building = ".build"
 
-// maxBytes is what the cache may hold; above it the entries unused for longest go, those in use excepted.
-const maxBytes = 8 << 30
+// CacheLimit is what the cache may hold; above it the entries unused for longest go, those in use excepted.
+const CacheLimit = 8 << 30
 
 // A Cache is a directory of finished images:
 //
@@ -56,12 +56,18 @@ type holding struct {
 	users int
 }
 
+// systemDir is the cache where root has no home, as in a service of systemd.
+const systemDir = "/var/cache/fastiov"
+
 // DefaultDir is $FASTIOV_CACHE, or fastiov in the user's cache directory.
 func DefaultDir() (string, error) {
 	if dir := os.Getenv("FASTIOV_CACHE"); dir != "" {
 		return filepath.Abs(dir)
 	}
 	dir, err := os.UserCacheDir()
+	if err != nil && os.Geteuid() == 0 {
+		return systemDir, nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("no place for the image cache: %w; set FASTIOV_CACHE to a directory", err)
 	}
@@ -82,7 +88,7 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 		}
 	}
 	c := &Cache{
-		dir: dir, out: &lockedWriter{w: out}, limit: maxBytes,
+		dir: dir, out: &lockedWriter{w: out}, limit: CacheLimit,
 		held: map[string]*holding{}, made: map[string]Runtime{}, pulls: newPulls(),
 	}
 	c.Source = c.defaultSource()

@@ -47,6 +47,43 @@ func filling(n int, count *atomic.Int32) builder {
 	}
 }
 
+// TestHalfAnEntryIsNone: the removal of an entry stops in its middle, as when the machine does; the
+// entry is made anew, not handed out without what was removed already.
+func TestHalfAnEntryIsNone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to have a directory that cannot be removed")
+	}
+	dir, count := t.TempDir(), atomic.Int32{}
+	build := func(ctx context.Context, dir string, say func(string, ...any)) error {
+		if err := os.Mkdir(filepath.Join(dir, "stays"), 0o755); err != nil {
+			return err
+		}
+		return filling(10, &count)(ctx, dir, say)
+	}
+	c := open(t, dir)
+	entry, err := c.Get(t.Context(), "a", nil, build)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", filepath.Join(entry, "stays"), "tmpfs", 0, "size=4k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		mounts, _ := filepath.Glob(filepath.Join(dir, "*", "*", "stays"))
+		for _, mount := range mounts {
+			_ = syscall.Unmount(mount, 0)
+		}
+	})
+	c.Close()
+	if c.removeEntry(filepath.Base(entry)) {
+		t.Fatal("it was removed whole")
+	}
+	again, err := open(t, dir).Get(t.Context(), "a", nil, build)
+	if err != nil || !slices.Equal(children(again), []string{"f", "stays"}) || count.Load() != 2 {
+		t.Errorf("made %d times, it holds %v, %v", count.Load(), children(again), err)
+	}
+}
+
 func TestOneBuildForAll(t *testing.T) {
 	dir, count := t.TempDir(), atomic.Int32{}
 	caches := []*Cache{open(t, dir), open(t, dir)} // locks are of open files, so these two meet as two processes do
@@ -251,6 +288,15 @@ func TestDefaultDir(t *testing.T) {
 	t.Setenv("FASTIOV_CACHE", "")
 	t.Setenv("XDG_CACHE_HOME", "/home/x/.cache")
 	if dir, err := DefaultDir(); dir != "/home/x/.cache/fastiov" || err != nil {
+		t.Errorf("got %s, %v", dir, err)
+	}
+	t.Setenv("XDG_CACHE_HOME", "") // as in a service of systemd
+	t.Setenv("HOME", "")
+	dir, err := DefaultDir()
+	switch root := os.Geteuid() == 0; {
+	case root && (dir != "/var/cache/fastiov" || err != nil):
+		t.Errorf("got %s, %v", dir, err)
+	case !root && (err == nil || !strings.Contains(err.Error(), "FASTIOV_CACHE")):
 		t.Errorf("got %s, %v", dir, err)
 	}
 }

@@ -25,7 +25,7 @@ func (c *Cache) evict(limit int64) {
 		if total <= limit {
 			break
 		}
-		if c.removeUnused(e.key, "entries", e.key) {
+		if c.removeEntry(e.key) {
 			total -= e.size
 		}
 	}
@@ -40,11 +40,14 @@ func (c *Cache) evict(limit int64) {
 	c.full = total > limit // whoever releases an entry tries again
 }
 
+// Usage is how many bytes the cache holds, and may hold.
+func (c *Cache) Usage() (holds, limit int64) { return size(c.dir), c.limit }
+
 // Clean removes everything that is not in use by a process, downloaded packages included.
 func (c *Cache) Clean() error {
 	c.Close()
 	for _, e := range c.entries() {
-		c.removeUnused(e.key, "entries", e.key)
+		c.removeEntry(e.key)
 	}
 	c.evict(-1)
 	if left := c.entries(); len(left) > 0 {
@@ -67,9 +70,29 @@ func (c *Cache) entries() []entry {
 	return list
 }
 
-// removeUnused removes a path in the cache unless the lock called key is taken. The lock's file stays: removing it would let two processes
-// hold locks of one name.
+// removeEntry removes an entry that nobody uses. It moves first: where the removal is interrupted,
+// half an entry would be taken for a whole one.
+func (c *Cache) removeEntry(key string) bool {
+	return c.unused(key, func() error {
+		gone := filepath.Join(c.dir, "tmp", key+".gone")
+		if err := os.RemoveAll(gone); err != nil {
+			return err
+		}
+		if err := os.Rename(c.entry(key), gone); err != nil {
+			return err
+		}
+		return os.RemoveAll(gone)
+	})
+}
+
+// removeUnused removes a path in the cache unless the lock called key is taken.
 func (c *Cache) removeUnused(key string, path ...string) bool {
+	return c.unused(key, func() error { return os.RemoveAll(filepath.Join(c.dir, filepath.Join(path...))) })
+}
+
+// unused runs remove unless the lock called key is taken. The lock's file stays: removing it would
+// let two processes hold locks of one name.
+func (c *Cache) unused(key string, remove func() error) bool {
 	lock, err := os.OpenFile(filepath.Join(c.dir, "locks", key), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return false
@@ -78,7 +101,7 @@ func (c *Cache) removeUnused(key string, path ...string) bool {
 	if flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return false
 	}
-	return os.RemoveAll(filepath.Join(c.dir, filepath.Join(path...))) == nil
+	return remove() == nil
 }
 
 func children(dir string) []string {

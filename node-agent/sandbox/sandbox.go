@@ -51,7 +51,7 @@ type Driver interface {
 	// error from owned ends the start.
 	Start(ctx context.Context, spec Spec, tl *timeline.Timeline, owned func(Record) error) (Sandbox, error)
 	// Adopt takes over a sandbox that a former agent started. It fails if pid, start time and the sandbox's own answer do not
-	// all agree with the record; the caller then calls End.
+	// all agree with the record; the caller then calls End. Where ctx ends with the cause ErrLetGo, it lets go of the sandbox.
 	Adopt(ctx context.Context, rec Record) (Sandbox, error)
 	// End kills whatever a former agent left of the sandbox (by its cgroup, not by pid) and returns when it is gone. It cannot
 	// fail and may run twice.
@@ -65,11 +65,13 @@ type Sandbox interface {
 	// Post sends body to the runtime at path (/init or /run) and returns its answer.
 	Post(ctx context.Context, path string, body []byte) (status int, answer []byte, err error)
 	// Pause takes the CPU from the sandbox, which keeps all else. Nothing may be under way in it. Pausing twice is pausing once.
+	// A Pause or Resume that has begun is done also when its caller gives up; a sandbox that does not
+	// answer within the driver's own bound is ended.
 	Pause(ctx context.Context) error
 	// Resume gives it back and returns when the sandbox can take a Post and tells the right time. It bears not having been paused.
 	Resume(ctx context.Context) error
-	// Logs takes what the runtime has logged since the last call, up to and without the end-of-activation sentinels, waiting for
-	// them until ctx ends.
+	// Logs takes what the runtime has logged since the last call, up to and without the end-of-activation
+	// sentinels. It waits for them until ctx ends, or one second where the runtime never wrote any.
 	Logs(ctx context.Context) []LogLine
 	// Done is closed when the sandbox has ended, by whatever cause; Err then says why (nil: Close).
 	Done() <-chan struct{}

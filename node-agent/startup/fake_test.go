@@ -25,6 +25,7 @@ type pool struct {
 	mu     sync.Mutex
 	free   []int
 	leased map[string]vf.Owner // by BDF
+	faults []string            // of those that were leased then
 }
 
 func newPool(n int) *pool {
@@ -56,6 +57,14 @@ func (p *pool) SetOwner(l vf.Lease, owner vf.Owner) error {
 	defer p.mu.Unlock()
 	p.leased[l.BDF] = owner
 	return nil
+}
+
+func (p *pool) Fault(bdf, why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, taken := p.leased[bdf]; taken {
+		p.faults = append(p.faults, why)
+	}
 }
 
 func (p *pool) Return(l vf.Lease) {
@@ -90,6 +99,9 @@ func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	if d.hang {
 		<-ctx.Done()
 		return nil, errors.New("broken by the cancel")
+	}
+	if d.fail == "vf" {
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, &sandbox.VFFault{Why: "AER"})
 	}
 	if d.fail == "boot" {
 		return nil, errors.New("the VMM ended: no such file")

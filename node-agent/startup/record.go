@@ -13,7 +13,8 @@ import (
 const recordFile = "record.json"
 
 // recordVersion is that of the records that WriteRecord writes. Those of the first version bore no
-// number: their guests have no secret, and call where nobody listens any more.
+// number: their guests have no secret, and call where nobody listens any more. A field may be added
+// within a version if whoever does not know it may ignore it.
 const recordVersion = 2
 
 // WriteRecord puts rec into its sandbox's run directory, whole or not at all.

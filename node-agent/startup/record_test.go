@@ -51,6 +51,7 @@ func TestRecordsOfOthers(t *testing.T) {
 		vf         bool
 	}{
 		{record(recordVersion), "", true},
+		{strings.Replace(record(recordVersion), `"PID"`, `"Later":{"A":1},"PID"`, 1), "", true},
 		{strings.Replace(record(0), `"Version":0,`, "", 1), "of a former version", true},
 		{record(99), "of a later version", true},
 		{strings.Replace(record(99), `"PID":7`, `"PID":"seven"`, 1), "of a later version", true},

@@ -21,7 +21,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// Reports keeps the bundles of failed starts: cause, console, VMM log, kernel log and stage table of each, the newest Keep of them.
+// Reports keeps the bundles of sandboxes that failed, as they started or later: cause, console, VMM log,
+// kernel log, stage table and what else their driver left to be read, the newest Keep of them.
 type Reports struct {
 	Dir  string
 	Keep int
@@ -30,7 +31,7 @@ type Reports struct {
 // maxReportFile bounds what one file of a sandbox may add to its bundle: a guest writes its own console.
 const maxReportFile = 1 << 20
 
-// Write leaves the bundle of a start that failed with cause. It must run while the sandbox's run directory still exists.
+// Write leaves the bundle of a sandbox that failed with cause. It must run while the sandbox's run directory still exists.
 func (r *Reports) Write(spec sandbox.Spec, spans []timeline.Span, cause error) {
 	var refused *Refused
 	if errors.As(cause, &refused) { // nothing was started, there is nothing to look into
@@ -40,9 +41,11 @@ func (r *Reports) Write(spec sandbox.Spec, spans []timeline.Span, cause error) {
 	bundle.add("cause.txt", []byte(cause.Error()+"\n"))
 	bundle.add("stages.txt", stageTable(spans))
 	bundle.add("kernel.log", kernelLog())
-	files, _ := filepath.Glob(filepath.Join(spec.Dir, "*.log"))
-	for _, f := range files {
-		bundle.add(filepath.Base(f), tail(f))
+	for _, kind := range []string{"*.log", "*.txt"} {
+		files, _ := filepath.Glob(filepath.Join(spec.Dir, kind))
+		for _, f := range files {
+			bundle.add(filepath.Base(f), tail(f))
+		}
 	}
 	if err := os.MkdirAll(r.Dir, 0o700); err == nil {
 		_ = os.WriteFile(r.path(spec.ID), bundle.bytes(), 0o600) // a full disk must not turn one failure into two
@@ -50,16 +53,60 @@ func (r *Reports) Write(spec sandbox.Spec, spans []timeline.Span, cause error) {
 	r.prune()
 }
 
-// Read returns the bundle of a failed start.
+// A Kept report is one that can be read.
+type Kept struct {
+	ID   string
+	Time time.Time
+	Why  string
+}
+
+// List is of all reports, the newest first.
+func (r *Reports) List() []Kept {
+	entries, _ := os.ReadDir(r.Dir)
+	var all []Kept
+	for _, e := range entries {
+		id, is := strings.CutSuffix(e.Name(), reportSuffix)
+		info, err := e.Info()
+		if !is || err != nil {
+			continue
+		}
+		all = append(all, Kept{id, info.ModTime(), causeIn(r.path(id))})
+	}
+	slices.SortFunc(all, func(a, b Kept) int { return b.Time.Compare(a.Time) })
+	return all
+}
+
+// causeIn reads the first file of a bundle.
+func causeIn(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return fmt.Sprintf("the report is damaged: %v", err)
+	}
+	t := tar.NewReader(z)
+	if _, err := t.Next(); err != nil {
+		return fmt.Sprintf("the report is damaged: %v", err)
+	}
+	cause, _ := io.ReadAll(io.LimitReader(t, maxReportFile))
+	return strings.TrimSpace(string(cause))
+}
+
+// Read returns the bundle of a sandbox that failed.
 func (r *Reports) Read(id string) ([]byte, error) {
 	b, err := os.ReadFile(r.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no report of %q; there is one for each of the last %d starts that failed, in %s", id, r.Keep, r.Dir)
+		return nil, fmt.Errorf("no report of %q; there is one for each of the last %d sandboxes that failed, in %s; `fastiov report` lists them", id, r.Keep, r.Dir)
 	}
 	return b, err
 }
 
-func (r *Reports) path(id string) string { return filepath.Join(r.Dir, id+".tar.gz") }
+const reportSuffix = ".tar.gz"
+
+func (r *Reports) path(id string) string { return filepath.Join(r.Dir, id+reportSuffix) }
 
 func (r *Reports) prune() {
 	entries, _ := os.ReadDir(r.Dir)

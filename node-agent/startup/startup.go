@@ -3,6 +3,7 @@ package startup
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -44,9 +45,10 @@ type Images interface {
 	Hold(ctx context.Context, path string) (release func(), err error)
 }
 
-// Owners is told who holds a lease, once there is a process to name.
+// Owners is told who holds a lease, once there is a process to name, and whom the VF failed.
 type Owners interface {
 	SetOwner(vf.Lease, vf.Owner) error
+	Fault(bdf, why string)
 }
 
 // Deadlines bounds each phase.
@@ -145,6 +147,10 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	err := run(ctx, tl, phases, func(err error) {
 		if ctx.Err() == nil { // nothing went wrong with a start that was given up
 			s.Reports.Write(st.Spec, tl.Spans(), err)
+		}
+		var fault *sandbox.VFFault
+		if errors.As(err, &fault) && s.Owners != nil && st.Spec.VF != nil { // as long as it is leased
+			s.Owners.Fault(st.Spec.VF.BDF, fault.Why)
 		}
 	})
 	st.Spans, st.Footprints = tl.Spans(), tl.Footprints()

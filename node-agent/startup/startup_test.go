@@ -116,6 +116,19 @@ func readReport(t *testing.T, r *Reports, id string) map[string]string {
 	}
 }
 
+// A VF may fail its tenant before that is ready. The pool hears of it while it knows the tenant.
+func TestAVFThatFailsAStartIsTold(t *testing.T) {
+	p, d := newPool(1), &driver{fail: "vf"}
+	s := newStarter(t, p, d)
+	if _, err := s.Start(t.Context(), request("a")); err == nil {
+		t.Fatal("it has started")
+	}
+	if len(p.faults) != 1 || p.faults[0] != "AER" {
+		t.Errorf("its faults are %q", p.faults)
+	}
+	nothingLeft(t, s, p, d)
+}
+
 func TestACallerThatGoesAwayFreesWhatItHeld(t *testing.T) {
 	p, d := newPool(1), &driver{hang: true}
 	s := newStarter(t, p, d)

@@ -15,7 +15,6 @@ type Config struct {
 	PFs    []string // which physical functions: each an address, a driver or a netdev; none: the only one there is
 	NumVFs int      // VFs per PF; 0: as many as it has
 	VF     Template
-	Dummy  bool   // keep a dummy netdev per VF, with the VF's MAC, for runtimes that must see one
 	Node   string // what tells this node from others on its network, for the MACs: the machine id
 
 	Run     string  // run directory: /run/fastiov
@@ -86,9 +85,6 @@ func (t Template) mac(node, bdf string) (string, error) {
 func (t Template) settings(mac string) Settings {
 	return Settings{MAC: mac, VLAN: t.VLAN, MinRate: t.MinRate, MaxRate: t.MaxRate, SpoofCheck: true}
 }
-
-// dummyName is the dummy netdev that stands for a VF: 0000:01:10.0 is fv00000110.0.
-func dummyName(bdf string) string { return "fv" + strings.ReplaceAll(bdf, ":", "") }
 
 // choosePFs turns selectors into the addresses of PFs, each once.
 func (s sysfs) choosePFs(selectors []string) ([]string, error) {

@@ -12,7 +12,8 @@
 //	  - idle → leased: the longest idle VF is chosen, and the lease is in the journal before the caller has it.
 //	  - leased → resetting: Return. The caller has ended the sandbox before; a VF whose vfio group some process still holds is not touched.
 //	  - idle → resetting: the VF reported an error though nobody used it.
-//	  - leased → resetting → quarantined: the IOMMU refused its DMA again and again.
+//	  - leased → resetting → quarantined: the IOMMU refused its DMA again and again, or the VF failed
+//	    three tenants in a row.
 //	  - → quarantined: a step failed. The VF is shown with its reason and prepared again after a backoff.
 //	  - → gone: the PF took the VF away (its driver went, or its VFs were removed). A lease on it stays until it is returned.
 //

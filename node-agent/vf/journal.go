@@ -1,7 +1,6 @@
 package vf
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +14,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
+// journalVersion is that of the entries, and of undo.json. A field may be added within a version if
+// whoever does not know it may ignore it; else the version rises. So an agent reads what a former or
+// a later one of its version wrote, and nothing else.
 const (
 	journalVersion = 1
 	journalMax     = 64 << 10
@@ -29,23 +31,23 @@ type entry struct {
 	State      State  `json:"state"`
 	Generation uint64 `json:"generation"`
 	Owner      *Owner `json:"owner,omitempty"`
+
+	refused string // why the file cannot be understood: then the owner is unknown
 }
 
-// decodeEntry reads an entry strictly: what it does not understand in full is an error, because a VF that somebody else's agent
-// leased must not be touched on a guess.
+// decodeEntry reads an entry of this version. Any other is an error, because a VF that somebody
+// else's agent leased must not be touched on a guess.
 func decodeEntry(data []byte, bdf string) (entry, error) {
 	var e entry
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&e); err != nil {
-		return entry{}, fmt.Errorf("unreadable: %w", err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return entry{}, errors.New("unreadable: more than one value")
-	}
+	err := json.Unmarshal(data, &e)
 	switch {
-	case e.Version != journalVersion:
-		return entry{}, fmt.Errorf("version %d, this agent reads %d", e.Version, journalVersion)
+	case e.Version > journalVersion: // be it that its other fields cannot be read
+		return entry{}, fmt.Errorf("it is of a later version of fastiov: it is %d, this one knows %d",
+			e.Version, journalVersion)
+	case err != nil:
+		return entry{}, fmt.Errorf("unreadable: %w", err)
+	case e.Version < journalVersion:
+		return entry{}, fmt.Errorf("version %d: there has been none before %d", e.Version, journalVersion)
 	case e.BDF != bdf:
 		return entry{}, fmt.Errorf("it is about %q", e.BDF)
 	case !slices.Contains(States, e.State):
@@ -95,7 +97,7 @@ func (j journal) read(warn func(bdf string, err error)) (map[string]entry, error
 		e, err := j.readOne(bdf)
 		if err != nil {
 			warn(bdf, err)
-			e = entry{BDF: bdf, State: Leased}
+			e = entry{BDF: bdf, State: Leased, refused: err.Error()}
 		}
 		entries[bdf] = e
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -40,9 +41,9 @@ func TestJournalRefusesToGuess(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty":            ``,
 		"cut":              `{"version":1,"bdf":"0000:01:10.0","sta`,
-		"newer version":    `{"version":2,"bdf":"0000:01:10.0","state":"idle","generation":1}`,
+		"later version":    `{"version":2,"bdf":"0000:01:10.0","state":"idle","generation":1}`,
+		"of later fields":  `{"version":2,"bdf":["0000:01:10.0"],"state":{"lent":true}}`,
 		"no version":       `{"bdf":"0000:01:10.0","state":"idle","generation":1}`,
-		"unknown field":    `{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":1,"shared":true}`,
 		"other VF":         `{"version":1,"bdf":"0000:01:10.1","state":"idle","generation":1}`,
 		"unknown state":    `{"version":1,"bdf":"0000:01:10.0","state":"lent","generation":1}`,
 		"leased by none":   `{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":1}`,
@@ -62,6 +63,41 @@ func TestJournalRefusesToGuess(t *testing.T) {
 				t.Errorf("read %+v, %v; warned: %t", e, err, warned)
 			}
 		})
+	}
+}
+
+// An agent understands what a former or a later one of its version wrote; of one of a later version
+// it says why not. The former's is as it was written before unknown fields were borne.
+func TestJournalsOfOtherAgents(t *testing.T) {
+	want := entry{
+		Version: 1, BDF: someBDF, State: Leased, Generation: 7,
+		Owner: &Owner{Sandbox: "a", PID: 188, StartTicks: 5808},
+	}
+	for file, refused := range map[string]string{
+		"former.json":        "",
+		"later-fields.json":  "",
+		"later-version.json": "of a later version of fastiov: it is 2, this one knows 1",
+	} {
+		text, err := os.ReadFile(filepath.Join("testdata", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := journal(t.TempDir())
+		if err := os.WriteFile(j.path(someBDF), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		warned := ""
+		got, err := j.read(func(_ string, err error) { warned = err.Error() })
+		if err != nil || (warned == "") != (refused == "") || !strings.Contains(warned, refused) {
+			t.Errorf("%s: %v, says %q, want %q", file, err, warned, refused)
+		}
+		e := got[someBDF]
+		if refused == "" && !reflect.DeepEqual(e, want) {
+			t.Errorf("%s: read %+v, want %+v", file, e, want)
+		}
+		if refused != "" && (e.State != Leased || e.Owner != nil || e.refused != warned) {
+			t.Errorf("%s: read %+v, want a lease by an unknown owner", file, e)
+		}
 	}
 }
 

@@ -65,17 +65,27 @@ func (p *Pool) bring(pf string) error {
 		return err
 	}
 	failpoint.Hit(failpoint.OpenAutoprobe)
-	if netdev := p.sys.netdev(pf); netdev != "" && !p.sys.isUp(pf, netdev) {
-		if err := p.cfg.Network.SetUp(netdev, true); err != nil {
-			return err
-		}
+	if err := p.up(pf); err != nil {
+		return err
 	}
 	begin := time.Now()
 	if err := p.sys.create(pf, p.cfg.NumVFs); err != nil {
 		return err
 	}
+	// A driver that was just bound may not have made its netdev before; create waited for it.
+	if err := p.up(pf); err != nil {
+		return err
+	}
 	failpoint.Hit(failpoint.OpenCreated)
 	p.cfg.Log.Info("VFs are there", "pf", pf, "took", time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// up sets the netdev of a PF up, if there is one.
+func (p *Pool) up(pf string) error {
+	if netdev := p.sys.netdev(pf); netdev != "" && !p.sys.isUp(pf, netdev) {
+		return p.cfg.Network.SetUp(netdev, true)
+	}
 	return nil
 }
 
@@ -154,7 +164,7 @@ func (v *function) remember(e entry) {
 	if e.Owner != nil {
 		v.owner = *e.Owner
 	} else {
-		v.generation, v.reason = uint64(v.since.Unix()), "its journal entry cannot be read: leased by an unknown owner"
+		v.generation, v.reason = uint64(v.since.Unix()), "leased by an unknown owner: "+e.refused
 	}
 }
 
@@ -173,11 +183,6 @@ func (p *Pool) gone(v *function) {
 // vanish ends the lease, if any, of a VF that is gone; if it has come back since, it is prepared. The journal keeps its generation.
 func (p *Pool) vanish(v *function) {
 	p.note(v, Gone)
-	if p.cfg.Dummy && v.mac != "" {
-		if err := p.cfg.Network.SetDummy(dummyName(v.bdf), ""); err != nil {
-			p.cfg.Log.Warn("dummy netdev", "error", err)
-		}
-	}
 	if v.pf.bdf == "" { // of a PF that this pool does not have
 		p.found[v.bdf] = entry{BDF: v.bdf, State: Gone, Generation: v.generation}
 		p.vfs = slices.DeleteFunc(p.vfs, func(other *function) bool { return other == v })

@@ -1,11 +1,12 @@
 package vf
 
 import (
-	"errors"
 	"fmt"
 	"net"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 )
 
 // Settings are what a PF enforces for one of its VFs, whatever the VF's tenant does.
@@ -20,38 +21,68 @@ type Settings struct {
 
 // A Network reads and writes what PFs keep for their VFs. Tests put an emulation here.
 type Network interface {
-	VF(netdev string, index int) (Settings, error)
-	// SetVF changes what differs from want, and nothing else.
+	// VFs are the settings of all VFs of a PF, by index.
+	VFs(netdev string) (map[int]Settings, error)
+	// SetVF makes one VF's settings so. What a driver refuses to set must be as wanted already.
 	SetVF(netdev string, index int, want Settings) error
 	SetUp(netdev string, up bool) error
-	// SetDummy makes sure that a dummy netdev with that name and MAC exists; with an empty MAC, that none does.
-	SetDummy(name, mac string) error
 }
 
 // rtnetlink is the Network of the kernel this program runs on.
 type rtnetlink struct{}
 
-func (rtnetlink) VF(netdev string, index int) (Settings, error) {
-	_, s, err := find(netdev, index)
-	return s, err
-}
+// What a question for a link asks for beside the link itself. All VFs are in one attribute, whose
+// length has 16 bits: with their statistics, 221 VFs fit; without, more than 256.
+const (
+	withVFs      = nl.RTEXT_FILTER_VF
+	withoutStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+)
 
-func find(netdev string, index int) (netlink.Link, Settings, error) {
-	pf, err := netlink.LinkByName(netdev)
+// ask asks the kernel for a link, and for nothing of its VFs that filter does not ask for.
+func ask(netdev string, filter uint32) (netlink.Link, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_ACK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(filter)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(netdev)))
+	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	if err != nil {
-		return nil, Settings{}, fmt.Errorf("%s: %w", netdev, err)
+		return nil, fmt.Errorf("%s: %w", netdev, err)
 	}
-	for _, v := range pf.Attrs().Vfs {
-		if v.ID == index {
-			return pf, Settings{MAC: v.Mac.String(), VLAN: v.Vlan, MinRate: int(v.MinTxRate), MaxRate: int(v.MaxTxRate),
-				SpoofCheck: v.Spoofchk, Trust: v.Trust == 1}, nil // a driver without trust reports all ones
-		}
-	}
-	return nil, Settings{}, fmt.Errorf("%s does not know its VF %d; does its driver (see ethtool -i %s) support VF settings?", netdev, index, netdev)
+	return linkOf(netdev, replies)
 }
 
-func (rtnetlink) SetVF(netdev string, index int, want Settings) error {
-	pf, have, err := find(netdev, index)
+func linkOf(netdev string, replies [][]byte) (netlink.Link, error) {
+	if len(replies) != 1 {
+		return nil, fmt.Errorf("%s: the kernel answers with %d links", netdev, len(replies))
+	}
+	link, err := netlink.LinkDeserialize(nil, replies[0])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", netdev, err)
+	}
+	return link, nil
+}
+
+func (rtnetlink) VFs(netdev string) (map[int]Settings, error) {
+	pf, err := ask(netdev, withVFs|withoutStats)
+	if err != nil {
+		return nil, err
+	}
+	return settingsOf(pf), nil
+}
+
+func settingsOf(pf netlink.Link) map[int]Settings {
+	all := map[int]Settings{}
+	for _, v := range pf.Attrs().Vfs {
+		all[v.ID] = Settings{MAC: v.Mac.String(), VLAN: v.Vlan, MinRate: int(v.MinTxRate), MaxRate: int(v.MaxTxRate),
+			SpoofCheck: v.Spoofchk, Trust: v.Trust == 1} // a driver without trust reports all ones
+	}
+	return all
+}
+
+// SetVF sets all without reading first: a reading is of all VFs of the PF, and many are set at once.
+// Only a refusal makes it read. igb refuses any rate without a link, and some drivers know no trust.
+func (n rtnetlink) SetVF(netdev string, index int, want Settings) error {
+	pf, err := ask(netdev, 0)
 	if err != nil {
 		return err
 	}
@@ -61,64 +92,52 @@ func (rtnetlink) SetVF(netdev string, index int, want Settings) error {
 	}
 	steps := []struct {
 		name string
-		same bool
-		set  func() error
+		same func(have Settings) bool
+		err  error
 	}{
-		{"MAC " + want.MAC, have.MAC == want.MAC, func() error { return netlink.LinkSetVfHardwareAddr(pf, index, mac) }},
-		{fmt.Sprintf("VLAN %d", want.VLAN), have.VLAN == want.VLAN, func() error { return netlink.LinkSetVfVlan(pf, index, want.VLAN) }},
-		{fmt.Sprintf("rate %d to %d Mbit/s", want.MinRate, want.MaxRate), have.MinRate == want.MinRate && have.MaxRate == want.MaxRate,
-			func() error { return netlink.LinkSetVfRate(pf, index, want.MinRate, want.MaxRate) }},
-		{fmt.Sprintf("spoof check %t", want.SpoofCheck), have.SpoofCheck == want.SpoofCheck,
-			func() error { return netlink.LinkSetVfSpoofchk(pf, index, want.SpoofCheck) }},
-		{fmt.Sprintf("trust %t", want.Trust), have.Trust == want.Trust, func() error { return netlink.LinkSetVfTrust(pf, index, want.Trust) }},
+		{"MAC " + want.MAC, func(have Settings) bool { return have.MAC == want.MAC },
+			netlink.LinkSetVfHardwareAddr(pf, index, mac)},
+		{fmt.Sprintf("VLAN %d", want.VLAN), func(have Settings) bool { return have.VLAN == want.VLAN },
+			netlink.LinkSetVfVlan(pf, index, want.VLAN)},
+		{fmt.Sprintf("rate %d to %d Mbit/s", want.MinRate, want.MaxRate),
+			func(have Settings) bool { return have.MinRate == want.MinRate && have.MaxRate == want.MaxRate },
+			netlink.LinkSetVfRate(pf, index, want.MinRate, want.MaxRate)},
+		{fmt.Sprintf("spoof check %t", want.SpoofCheck),
+			func(have Settings) bool { return have.SpoofCheck == want.SpoofCheck },
+			netlink.LinkSetVfSpoofchk(pf, index, want.SpoofCheck)},
+		{fmt.Sprintf("trust %t", want.Trust), func(have Settings) bool { return have.Trust == want.Trust },
+			netlink.LinkSetVfTrust(pf, index, want.Trust)},
 	}
+	var have Settings
+	read := false
 	for _, step := range steps {
-		if step.same {
+		if step.err == nil {
 			continue
 		}
-		if err := step.set(); err != nil {
-			return fmt.Errorf("%s refuses %s for its VF %d: %w", netdev, step.name, index, err)
+		if !read {
+			all, err := n.VFs(netdev)
+			if err != nil {
+				return err
+			}
+			if have, read = all[index]; !read {
+				return fmt.Errorf("%s does not know its VF %d; does its driver (see ethtool -i %s) support VF settings?",
+					netdev, index, netdev)
+			}
+		}
+		if !step.same(have) {
+			return fmt.Errorf("%s refuses %s for its VF %d: %w", netdev, step.name, index, step.err)
 		}
 	}
 	return nil
 }
 
 func (rtnetlink) SetUp(netdev string, up bool) error {
-	link, err := netlink.LinkByName(netdev)
+	link, err := ask(netdev, 0)
 	if err != nil {
-		return fmt.Errorf("%s: %w", netdev, err)
+		return err
 	}
 	if up {
 		return netlink.LinkSetUp(link)
 	}
 	return netlink.LinkSetDown(link)
-}
-
-func (rtnetlink) SetDummy(name, mac string) error {
-	link, err := netlink.LinkByName(name)
-	if missing := (netlink.LinkNotFoundError{}); err != nil && !errors.As(err, &missing) {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if mac == "" || link != nil && (link.Type() != "dummy" || link.Attrs().HardwareAddr.String() != mac) {
-		if link != nil && link.Type() != "dummy" {
-			return fmt.Errorf("a netdev %s exists already and is no dummy; rename it", name)
-		}
-		if link != nil {
-			if err := netlink.LinkDel(link); err != nil {
-				return fmt.Errorf("delete %s: %w", name, err)
-			}
-		}
-		link = nil
-	}
-	if mac == "" || link != nil {
-		return nil
-	}
-	address, err := net.ParseMAC(mac)
-	if err != nil {
-		return err
-	}
-	if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: address}}); err != nil {
-		return fmt.Errorf("add dummy netdev %s: %w; is the module dummy loaded?", name, err)
-	}
-	return nil
 }

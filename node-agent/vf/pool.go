@@ -86,10 +86,12 @@ type function struct {
 	failures   int    // in a row
 	failed     int    // ever
 	faults     int    // reported by VMMs, or storms
+	faulty     int    // leases in a row that ended with a fault
+	fault      bool   // in this lease
+	rest       string // why it is quarantined when it has been reset; empty: it is not
 
 	refusedSince time.Time // the first of
 	refusals     int       // what the IOMMU refused it
-	storm        bool      // so many that it is quarantined when it has been reset
 
 	retry   *time.Timer
 	retryAt time.Time
@@ -174,6 +176,7 @@ func (p *Pool) Return(lease Lease) {
 	}
 	failpoint.Hit(failpoint.ReturnBegin)
 	v.owner, v.leased = Owner{}, false
+	v.count()
 	if v.state == Gone {
 		p.vanish(v)
 		return
@@ -212,11 +215,24 @@ func (p *Pool) Fault(bdf, why string) {
 	p.cfg.Log.Warn("VF error", "vf", bdf, "state", v.state, "owner", v.owner.Sandbox, "error", why)
 	switch v.state {
 	case Leased:
-		v.reason = why
+		v.reason, v.fault = why, true
 		p.lost(v, why)
 	case Idle:
 		p.note(v, Resetting)
 		p.start(v, Resetting, why)
+	}
+}
+
+// count takes note of how a lease ended: a VF that failed one tenant after the other has to rest.
+func (v *function) count() {
+	if !v.fault {
+		v.faulty = 0
+		return
+	}
+	v.fault = false
+	v.faulty++
+	if v.faulty >= faultsBorne && v.rest == "" {
+		v.rest = fmt.Sprintf("it failed %d tenants in a row: %s", v.faulty, v.reason)
 	}
 }
 

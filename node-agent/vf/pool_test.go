@@ -139,12 +139,8 @@ func TestGoneAndBack(t *testing.T) {
 		cfg := tree.Config()
 		lost := make(chan vf.Lease, 1)
 		cfg.Lost = func(l vf.Lease, _ string) { lost <- l }
-		cfg.Dummy = true
 		p := open(t, cfg)
 		l := lease(t, p, "a")
-		if tree.Dummy("fv"+strings.ReplaceAll(l.BDF, ":", "")) != l.MAC {
-			t.Error("the dummy netdev is missing")
-		}
 		if err := tree.Unload(vftest.IGB.BDF); err != nil {
 			t.Fatal(err)
 		}
@@ -166,68 +162,6 @@ func TestGoneAndBack(t *testing.T) {
 		synctest.Wait()
 		if n := count(p, vf.Idle); n != 7 {
 			t.Errorf("%d VFs are idle again, want 7: %+v", n, p.Snapshot())
-		}
-	})
-}
-
-func TestFault(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tree := makeTree(t, vftest.IGB)
-		tree.ResetTime = 100 * time.Millisecond
-		cfg := tree.Config()
-		var p *vf.Pool
-		cfg.Lost = func(l vf.Lease, why string) { p.Return(l) }
-		p = open(t, cfg)
-		l := lease(t, p, "a")
-		idle := p.Snapshot()[1]
-		for _, bdf := range []string{l.BDF, idle.BDF, "0000:ff:1f.7"} {
-			p.Fault(bdf, "uncorrectable error")
-		}
-		synctest.Wait()
-		if n := count(p, vf.Resetting); n != 2 {
-			t.Errorf("%d VFs are reset after their faults, want 2", n)
-		}
-		time.Sleep(tree.ResetTime)
-		synctest.Wait()
-		if s := status(t, p, l.BDF); s.State != vf.Idle || s.Faults != 1 {
-			t.Errorf("the VF is %+v", s)
-		}
-	})
-}
-
-// Some refusals by the IOMMU are borne; a storm ends the tenant, and the VF is reset, and then quarantined for a while.
-func TestStorm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tree := makeTree(t, vftest.IGB)
-		tree.Refused = make(chan string) // of this bubble
-		cfg := tree.Config()
-		lost := ""
-		var p *vf.Pool
-		cfg.Lost = func(l vf.Lease, why string) { lost = why; p.Return(l) }
-		p = open(t, cfg)
-		l := lease(t, p, "a")
-		refuse := func(n int) {
-			for range n {
-				tree.Refused <- l.BDF
-				tree.Refused <- "0000:ff:1f.7"
-			}
-			synctest.Wait()
-		}
-		for range 3 {
-			refuse(4)
-			if s := status(t, p, l.BDF); s.State != vf.Leased || lost != "" {
-				t.Fatalf("after some refusals the VF is %+v", s)
-			}
-			time.Sleep(11 * time.Second)
-		}
-		refuse(30)
-		if s := status(t, p, l.BDF); s.State != vf.Quarantined || s.Faults != 1 || !strings.Contains(lost, "IOMMU") {
-			t.Errorf("after a storm the VF is %+v, its tenant was told %q", s, lost)
-		}
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		if s := status(t, p, l.BDF); s.State != vf.Idle {
-			t.Errorf("the VF is %+v", s)
 		}
 	})
 }
@@ -463,6 +397,28 @@ func upVFs(tree *vftest.Tree) error {
 		err = errors.Join(err, tree.SetUp(filepath.Base(netdev), true))
 	}
 	return err
+}
+
+// A driver that was just bound makes its netdev when it is there already: VFs are made after that.
+func TestAPFWhoseNetdevComesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		net := filepath.Join(tree.Dir, "sys/bus/pci/devices", vftest.IGB.BDF, "net")
+		if err := os.Rename(net, net+"-later"); err != nil {
+			t.Fatal(err)
+		}
+		tree.Refuse(func(op, _ string) error {
+			if op == "numvfs" {
+				return os.Rename(net+"-later", net)
+			}
+			return nil
+		})
+		p := open(t, tree.Config())
+		synctest.Wait()
+		if _, err := p.Lease(vf.Owner{Sandbox: "a"}); err != nil {
+			t.Errorf("its netdev was not set up: %v", err)
+		}
+	})
 }
 
 // One VF that the host uses itself does not keep the others from being used, nor does one in a shared group.

@@ -69,11 +69,6 @@ func (p *Pool) wire(j job) error {
 	if err := p.cfg.Network.SetVF(j.netdev, j.index, p.cfg.VF.settings(j.mac)); err != nil {
 		return err
 	}
-	if p.cfg.Dummy {
-		if err := p.cfg.Network.SetDummy(dummyName(j.bdf), j.mac); err != nil {
-			return err
-		}
-	}
 	failpoint.Hit(failpoint.PrepareNetwork)
 	return nil
 }
@@ -81,10 +76,10 @@ func (p *Pool) wire(j job) error {
 // finish takes the end of a job: v is idle, or quarantined until its next try. The lock is held.
 func (p *Pool) finish(v *function, err error) {
 	now := time.Now()
-	if err == nil && v.storm {
-		err = errors.New(afterStorm)
+	if err == nil && v.rest != "" {
+		err = errors.New(v.rest)
 	}
-	v.storm = false
+	v.rest = ""
 	if err == nil {
 		v.failures = 0
 		p.note(v, Idle)
@@ -94,7 +89,7 @@ func (p *Pool) finish(v *function, err error) {
 	}
 	v.failures++
 	v.failed++
-	v.retryAt = retryAt(v.failures, now)
+	v.retryAt = retryAt(max(v.failures, v.faulty), now)
 	p.note(v, Quarantined)
 	v.move(Quarantined, err.Error(), now)
 	p.cfg.Log.Warn("VF quarantined", "vf", v.bdf, "reason", err, "failures", v.failures, "retry_in", v.retryAt.Sub(now))

@@ -63,7 +63,7 @@ func realRun(t *testing.T) string {
 
 // What the PF enforces is what the pool was told, and survives the VF's reset.
 func realSettings(t *testing.T) {
-	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), VF: vf.Template{VLAN: 42, MaxRate: 100}, Dummy: true})
+	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), VF: vf.Template{VLAN: 42, MaxRate: 100}})
 	l := lease(t, p, "a")
 	check := func() {
 		t.Helper()

@@ -70,6 +70,6 @@ func (p *Pool) isStorm(bdf string, now time.Time) bool {
 	if v.refusals != stormCount {
 		return false
 	}
-	v.storm = true
+	v.rest = afterStorm
 	return true
 }

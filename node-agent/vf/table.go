@@ -82,8 +82,9 @@ func census(vfs []*function) string {
 }
 
 const (
-	firstRetry = time.Second
-	lastRetry  = 5 * time.Minute
+	firstRetry  = time.Second
+	lastRetry   = 5 * time.Minute
+	faultsBorne = 3 // in a row; the VF is quarantined then
 )
 
 // retryAt is when a VF that failed that many times in a row is tried again: after 1 s, 2 s, 4 s …, at most 5 min.

@@ -93,6 +93,12 @@ func observe(sys sysfs, network Network, pf string) (foundPF, error) {
 		return f, err
 	}
 	vfs := sys.vfs(pf)
+	var settings map[int]Settings
+	if f.Netdev != "" && len(vfs) > 0 {
+		if settings, err = network.VFs(f.Netdev); err != nil {
+			return f, err
+		}
+	}
 	for _, bdf := range slices.Sorted(maps.Keys(vfs)) {
 		v := foundVF{BDF: bdf, Index: vfs[bdf], Driver: sys.driver(bdf)}
 		if v.Override, err = sys.read(bdf, "driver_override"); err != nil {
@@ -102,9 +108,10 @@ func observe(sys sysfs, network Network, pf string) (foundPF, error) {
 			v.Override = ""
 		}
 		if f.Netdev != "" {
-			s, err := network.VF(f.Netdev, v.Index)
-			if err != nil {
-				return f, err
+			s, known := settings[v.Index]
+			if !known {
+				return f, fmt.Errorf("%s does not know its VF %d; does its driver (see ethtool -i %s) support VF settings?",
+					f.Netdev, v.Index, f.Netdev)
 			}
 			v.Settings = &s
 		}
@@ -201,13 +208,6 @@ func unheld(sys sysfs, bdf string) error {
 func restorePF(sys sysfs, network Network, pf foundPF) error {
 	if !sys.exists(pf.BDF) {
 		return nil
-	}
-	if pf.Netdev != "" {
-		for bdf := range sys.vfs(pf.BDF) {
-			if err := network.SetDummy(dummyName(bdf), ""); err != nil {
-				return err
-			}
-		}
 	}
 	have, err := sys.readInt(pf.BDF, "sriov_numvfs")
 	if err != nil {

@@ -49,7 +49,6 @@ vmx) kvm=kvm_intel ;;
 esac
 [ -z "$kvm" ] || modprobe "$kvm" nested=1 || say "$kvm does not load: no nested microVMs"
 modprobe -aq vfio_iommu_type1 vfio_pci igb nvme vhost_vsock vhost_net tun 8021q virtio_rng || say "a node module is missing"
-modprobe -q dummy numdummies=0
 chmod 666 /dev/kvm /dev/vhost-vsock 2>/dev/null
 # Guest memory in huge pages: fewer faults, fewer IOMMU mappings, shorter nested page walks.
 echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled

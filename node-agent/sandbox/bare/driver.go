@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -179,11 +178,13 @@ func (d *Driver) watch(h *holder) {
 		select {
 		case <-d.closing:
 			h.End(sandbox.ErrLetGo)
-			h.cell.LetGo()
 		case <-h.Context().Done():
-			h.takeDown()
 		case <-h.cell.Done():
 			h.End(fmt.Errorf("its process ended by itself: %s", h.cell.How()))
+		}
+		if h.Cause() == sandbox.ErrLetGo {
+			h.cell.LetGo()
+		} else {
 			h.takeDown()
 		}
 		h.runtime.Close()
@@ -207,8 +208,6 @@ func (h *holder) Resume(context.Context) error { return h.cell.Thaw() }
 
 // identify asks the process who it is.
 func (h *holder) identify(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	status, id, err := h.runtime.Post(ctx, "/id", nil)
 	switch {
 	case err != nil:

@@ -43,6 +43,7 @@ var needed = []string{"cpu.weight", "io.weight", "memory.max", "pids.max"}
 // A Root is the directory under which the sandboxes' cgroups live.
 type Root struct {
 	path       string
+	patience   time.Duration
 	Missing    []string // required controllers that cannot be used: their limits are not enforced
 	Why        error    // the first of them cannot
 	Unweighted []string // controllers by whose weights nothing is shared out
@@ -59,7 +60,7 @@ func Open(name string) (*Root, error) {
 	if top == "" {
 		return nil, errors.New("no cgroup version 2 hierarchy is mounted: mount -t cgroup2 none /sys/fs/cgroup")
 	}
-	r := &Root{path: filepath.Join(top, name)}
+	r := &Root{path: filepath.Join(top, name), patience: patience}
 	if err := os.Mkdir(r.path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("cgroup %s cannot be made (root is needed, or a delegated hierarchy): %w", r.path, err)
 	}
@@ -131,7 +132,9 @@ func (r *Root) Names() []string {
 }
 
 // Group is the cgroup called name, whether it exists or not.
-func (r *Root) Group(name string) *Group { return &Group{path: filepath.Join(r.path, name)} }
+func (r *Root) Group(name string) *Group {
+	return &Group{path: filepath.Join(r.path, name), patience: r.patience}
+}
 
 // Create makes a new cgroup; that it exists already is an error, because it then belongs to someone.
 func (r *Root) Create(name string, limits Limits) (*Group, error) {
@@ -168,7 +171,10 @@ func (g *Group) limit(limits Limits, missing []string) error {
 }
 
 // A Group is the cgroup of one sandbox.
-type Group struct{ path string }
+type Group struct {
+	path     string
+	patience time.Duration
+}
 
 func (g *Group) write(file, value string) error {
 	return os.WriteFile(filepath.Join(g.path, file), []byte(value), 0)
@@ -193,6 +199,18 @@ func (g *Group) PIDs() []int {
 		}
 	}
 	return pids
+}
+
+// Events is what the kernel counted of the limits that the cgroup met, such as oom_kill, in a line for
+// each controller that the host has.
+func (g *Group) Events() string {
+	said := ""
+	for _, file := range []string{"memory.events", "pids.events"} {
+		if text, err := os.ReadFile(filepath.Join(g.path, file)); err == nil {
+			said += file + ": " + strings.Join(strings.Fields(string(text)), " ") + "\n"
+		}
+	}
+	return said
 }
 
 // Kill ends every process of the cgroup, waits until they have released all they held, and removes
@@ -253,7 +271,7 @@ func (g *Group) await(state string) error {
 		n, err := unix.Pread(int(fd), buf, 0)
 		return err != nil || strings.Contains(string(buf[:n]), state)
 	}
-	for begin := time.Now(); time.Since(begin) < patience; {
+	for begin := time.Now(); time.Since(begin) < g.patience; {
 		if err := events.SetReadDeadline(time.Now().Add(lookAt)); err != nil {
 			return err
 		}
@@ -261,5 +279,5 @@ func (g *Group) await(state string) error {
 			return err
 		}
 	}
-	return fmt.Errorf("cgroup %s is not %q after %s", g.path, state, patience)
+	return fmt.Errorf("cgroup %s is not %q after %s", g.path, state, g.patience)
 }

@@ -223,6 +223,7 @@ type Cell struct {
 	device int // of the VF's group
 	proc   *process
 	close  sync.Once
+	events string // of its cgroup, once it has been closed
 }
 
 // Build makes the cell of a sandbox that may use memoryMiB in all: the guest's memory and the VMM's
@@ -255,6 +256,7 @@ func (h *Host) Build(spec sandbox.Spec, memoryMiB int) (*Cell, error) {
 // Close ends the sandbox's process and returns when nothing of the cell is left. It may run twice.
 func (c *Cell) Close() {
 	c.close.Do(func() {
+		c.events = c.group.Events()
 		c.host.kill(c.group, c.id)
 		if c.proc != nil {
 			<-c.proc.done
@@ -267,6 +269,9 @@ func (c *Cell) Close() {
 		c.host.vacate(c.id)
 	})
 }
+
+// Events is what the kernel counted of the cell's limits, after Close.
+func (c *Cell) Events() string { return c.events }
 
 // Freeze stops the cell's process where it is; Thaw lets it go on, and bears that it was not
 // stopped.

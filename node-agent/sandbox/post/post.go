@@ -11,12 +11,18 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 // maxAnswer is above what any platform passes on (OpenWhisk: 1 MiB), so that the caller can tell "too long" from "cut off".
 const maxAnswer = 8 << 20
+
+// idle is how long a connection is kept for the next request: less than a runtime keeps it (Node.js:
+// 5 s), which may close it just when a request is under way. That request could not be sent again,
+// since the runtime may have seen it.
+const idle = 3 * time.Second
 
 // A Client is one sandbox's runtime.
 type Client struct{ http http.Client }
@@ -32,6 +38,7 @@ func To(dial func(ctx context.Context) (net.Conn, error)) *Client {
 				}
 				return conn, err
 			},
+			IdleConnTimeout:        idle,
 			DisableCompression:     true,
 			MaxResponseHeaderBytes: 16 << 10,
 		},

@@ -1,6 +1,7 @@
 package post
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -37,6 +40,43 @@ func TestPost(t *testing.T) {
 	if err != nil || status != 502 || string(answer) != "POST /run application/json {}" {
 		t.Errorf("%d %q %v", status, answer, err)
 	}
+}
+
+// TestNoCallMeetsARuntimeThatHangsUp: Node.js closes what idles for 5 s, and may do so just when a
+// call is on its way.
+func TestNoCallMeetsARuntimeThatHangsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dialled := 0
+		c := To(func(context.Context) (net.Conn, error) {
+			dialled++
+			ours, theirs := net.Pipe()
+			go func() {
+				defer theirs.Close()
+				for requests := bufio.NewReader(theirs); ; {
+					r, err := http.ReadRequest(requests)
+					if err != nil {
+						return
+					}
+					io.Copy(io.Discard, r.Body)
+					io.WriteString(theirs, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+				}
+			}()
+			return ours, nil
+		})
+		defer c.Close()
+		for _, call := range []struct {
+			after time.Duration
+			want  int
+		}{{0, 1}, {time.Second, 1}, {time.Second, 1}, {5 * time.Second, 2}} {
+			time.Sleep(call.after)
+			if _, _, err := c.Post(t.Context(), "/run", []byte("{}")); err != nil {
+				t.Fatal(err)
+			}
+			if dialled != call.want {
+				t.Errorf("%s after a call: %d connections were made, want %d", call.after, dialled, call.want)
+			}
+		}
+	})
 }
 
 func TestAnAnswerHasABound(t *testing.T) {

@@ -102,6 +102,7 @@ func (b *boot) launch() error {
 	}
 	defer log.Close()
 	cmd := describe(spec, b.vm.cell.User, b.parameters, h).cmd(b.binary, log)
+	b.vm.args = cmd.Args
 	b.launched = time.Now()
 	const beside = 64 // what VFIO maps beside the guest's memory: firmware, option ROMs
 	return b.vm.cell.Start(cmd, spec.MemoryMiB+beside)

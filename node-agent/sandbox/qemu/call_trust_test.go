@@ -94,8 +94,10 @@ func TestNobodySpeaksToAGuestButTheAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer closeDriver()
-		v := oneGuest(t, driver, subject.Spec(0))
+		v := oneGuest(t, driver, subject, 0)
 		defer v.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), subject.Within)
+		defer cancel()
 		cid := uint32(v.cell.User)
 		for _, uid := range []int{sandboxtest.Nobody, v.cell.User, v.cell.User + 1} {
 			for _, path := range []string{"/init", "/run"} {
@@ -108,17 +110,17 @@ func TestNobodySpeaksToAGuestButTheAgent(t *testing.T) {
 			t.Errorf("with the secret, which is all that kept it out: %q", said)
 		}
 		v.Logs(brief(t)) // of that call
-		status, answer, err := v.Post(t.Context(), "/init", []byte(sandboxtest.Init))
+		status, answer, err := v.Post(ctx, "/init", []byte(sandboxtest.Init))
 		if err != nil || status != 200 { // a runtime is initialised once
 			t.Errorf("/init: %d %s %v", status, answer, err)
 		}
-		_, answer, err = v.Post(t.Context(), "/run", []byte(`{"value":{"name":"us"}}`))
+		_, answer, err = v.Post(ctx, "/run", []byte(`{"value":{"name":"us"}}`))
 		if err != nil || !strings.Contains(string(answer), "us") {
 			t.Errorf("/run: %s %v", answer, err)
 		}
 		shownNowhere(t, v)
-		costs(t, v)
-		thefts(t, driver, subject.Spec(1), v)
+		costs(ctx, t, v)
+		thefts(t, driver, subject, v)
 	})
 }
 
@@ -128,12 +130,17 @@ func brief(t *testing.T) context.Context {
 	return ctx
 }
 
-func oneGuest(t *testing.T, driver sandbox.Driver, spec sandbox.Spec) *vm {
+// oneGuest starts the subject's i-th sandbox, or shows all that its guest's console said.
+func oneGuest(t *testing.T, driver sandbox.Driver, subject sandboxtest.Subject, i int) *vm {
 	t.Helper()
+	spec := subject.Spec(i)
 	spec.ID, spec.Dir = fmt.Sprintf("door-%d", time.Now().UnixNano()), t.TempDir()
-	s, err := driver.Start(t.Context(), spec, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+	ctx, cancel := context.WithTimeout(t.Context(), subject.Within)
+	defer cancel()
+	s, err := driver.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
 	if err != nil {
-		t.Fatal(err)
+		console, _ := os.ReadFile(consoleLog(spec))
+		t.Fatalf("sandbox %d does not start within %s: %v; its console:\n%s", i, subject.Within, err, console)
 	}
 	return s.(*vm)
 }
@@ -161,6 +168,11 @@ func strangerSays(t *testing.T, uid int, cid uint32, path string, secret *door.S
 			return
 		}
 		defer unix.Close(fd)
+		silence := unix.Timeval{Sec: 60} // then the guest says nothing any more
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &silence); err != nil {
+			t.Error(err)
+			return
+		}
 		if err := unix.Connect(fd, &unix.SockaddrVM{CID: cid, Port: wire.RuntimePort}); err != nil {
 			t.Error(err)
 			return
@@ -183,7 +195,7 @@ func strangerSays(t *testing.T, uid int, cid uint32, path string, secret *door.S
 }
 
 // thefts: whoever has an open /dev/vhost-vsock takes what CIDs it can.
-func thefts(t *testing.T, driver sandbox.Driver, spec sandbox.Spec, running *vm) {
+func thefts(t *testing.T, driver sandbox.Driver, subject sandboxtest.Subject, running *vm) {
 	thief, err := os.OpenFile("/dev/vhost-vsock", os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +208,7 @@ func thefts(t *testing.T, driver sandbox.Driver, spec sandbox.Spec, running *vm)
 	if err := setCID(thief, next); err != nil {
 		t.Fatalf("the next CID, to get in the way: %v", err)
 	}
-	v := oneGuest(t, driver, spec)
+	v := oneGuest(t, driver, subject, 1)
 	defer v.Close()
 	if uint64(v.cell.User) == next {
 		t.Error("a sandbox has the CID that a thief holds")
@@ -204,7 +216,7 @@ func thefts(t *testing.T, driver sandbox.Driver, spec sandbox.Spec, running *vm)
 }
 
 // costs says what the handshake costs, on a connection over vsock to a guest that idles.
-func costs(t *testing.T, v *vm) {
+func costs(ctx context.Context, t *testing.T, v *vm) {
 	const times = 50
 	began := time.Now()
 	for range times {
@@ -217,7 +229,7 @@ func costs(t *testing.T, v *vm) {
 	bare := time.Since(began)
 	began = time.Now()
 	for range times {
-		conn, err := v.callRuntime(t.Context())
+		conn, err := v.callRuntime(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +238,7 @@ func costs(t *testing.T, v *vm) {
 	t.Logf("a connection takes %v, with both proofs %v", bare/times, time.Since(began)/times)
 	began = time.Now()
 	for range times {
-		if _, _, err := v.Post(t.Context(), "/run", []byte(`{"value":{}}`)); err != nil {
+		if _, _, err := v.Post(ctx, "/run", []byte(`{"value":{}}`)); err != nil {
 			t.Fatal(err)
 		}
 	}

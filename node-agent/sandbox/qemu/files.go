@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"unicode"
 
@@ -38,6 +39,15 @@ func hold(what, path string) (*os.File, error) {
 		return nil, fmt.Errorf("guest %s: %w", what, err)
 	}
 	return held, nil
+}
+
+// testify writes down beside the logs, for the report of a sandbox that failed, what is gone with it.
+func testify(spec sandbox.Spec, args []string, events string) {
+	for name, text := range map[string]string{"qemu.txt": strings.Join(args, "\n"), "limits.txt": events} {
+		if text != "" { // a report that lacks it is better than none
+			_ = os.WriteFile(filepath.Join(spec.Dir, name), []byte(text), 0o600)
+		}
+	}
 }
 
 // evidence is what the VMM and the guest's console said last, to put behind the cause of an end.

@@ -1,3 +1,5 @@
+//go:build patched
+
 package qemu
 
 import (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // A paused guest does not know that it was. Its monotonic clock may have counted on (the CPU's own counter does) or stood still (the
@@ -11,9 +12,13 @@ import (
 // told the time and sets it, and only when it says so may a function run. The VF stays with the guest; what arrives for it meanwhile
 // fills its rings and is then dropped.
 
+// answersWithin is a VMM's and its guest's; one that has not answered by then is not going to.
+const answersWithin = 10 * time.Second
+
 // Pause implements sandbox.Sandbox. The connection to the runtime is closed: the guest could not keep its end of it.
-func (v *vm) Pause(ctx context.Context) error {
-	defer v.bounded(ctx)()
+func (v *vm) Pause(ctx context.Context) error { return v.turn(ctx, v.pause) }
+
+func (v *vm) pause(context.Context) error {
 	v.runtime.Close()
 	state, err := v.state()
 	if err != nil || state == "paused" {
@@ -28,8 +33,9 @@ func (v *vm) Pause(ctx context.Context) error {
 }
 
 // Resume implements sandbox.Sandbox.
-func (v *vm) Resume(ctx context.Context) error {
-	defer v.bounded(ctx)()
+func (v *vm) Resume(ctx context.Context) error { return v.turn(ctx, v.resume) }
+
+func (v *vm) resume(ctx context.Context) error {
 	state, err := v.state()
 	if err != nil || state == "running" {
 		return err
@@ -40,9 +46,22 @@ func (v *vm) Resume(ctx context.Context) error {
 	return v.conn.Wake(ctx)
 }
 
-// bounded ends a sandbox whose VMM has not answered by the end of ctx: that closes its connection, which releases who waits for an answer.
-func (v *vm) bounded(ctx context.Context) (stop func() bool) {
-	return context.AfterFunc(ctx, func() { v.End(fmt.Errorf("its VMM does not answer: %w", context.Cause(ctx))) })
+// turn does one pause or resume at a time, each to its end: a caller that gives up must not leave a
+// guest that runs and has the wrong time. A VMM or a guest that does not answer ends the sandbox;
+// that closes the connections, which releases whoever waits for an answer.
+func (v *vm) turn(ctx context.Context, do func(context.Context) error) error {
+	select {
+	case v.turning <- struct{}{}:
+		defer func() { <-v.turning }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answersWithin)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		v.End(fmt.Errorf("its VMM or its guest has not answered within %v", answersWithin))
+	})()
+	return do(ctx)
 }
 
 func (v *vm) expectStop(yes bool) {

@@ -2,11 +2,15 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
 	"github.com/fastiov/fastiov/node-agent/sandbox/post"
@@ -24,7 +28,7 @@ const (
 // controlled is a vm whose QEMU gives these answers.
 func controlled(t *testing.T, answers ...string) *vm {
 	t.Helper()
-	v := &vm{Life: life.New(), spec: sandbox.Spec{ID: "f-1"}}
+	v := newVM(sandbox.Spec{ID: "f-1"}, nil, door.Secret{})
 	v.runtime = post.To(func(context.Context) (net.Conn, error) { return nil, net.ErrClosed })
 	v.qmp = talk(t, v.onEvent, append([]string{done}, answers...)...)
 	if err := v.qmp.hello(); err != nil {
@@ -46,6 +50,51 @@ func TestAStopThatWasAskedForEndsNothing(t *testing.T) {
 	v.onEvent(event{Name: "STOP"}) // and one that was not
 	if v.Cause() == nil {
 		t.Error("a guest that stopped by itself goes on")
+	}
+}
+
+// QEMU says on its standard error which of a guest's parts failed, and then STOP.
+func TestAVFsErrorIsAFault(t *testing.T) {
+	const reported = "qemu-system-x86_64: vfio_err_notifier_handler(0000:01:10.0) Unrecoverable error " +
+		"detected. Please collect any data possible and then kill the guest\n"
+	for name, c := range map[string]struct {
+		log   string
+		vf    *sandbox.VF
+		fault bool
+	}{
+		"the VF's error":        {"before\n" + reported, &sandbox.VF{}, true},
+		"KVM's error":           {"KVM internal error. Suberror: 1\nemulation failure\n", &sandbox.VF{}, false},
+		"nothing is said":       {"", &sandbox.VF{}, false},
+		"no VF, whatever it is": {reported, nil, false},
+	} {
+		v := controlled(t, isRunning+stopped)
+		v.spec.Dir, v.spec.VF = t.TempDir(), c.vf
+		if err := os.WriteFile(vmmLog(v.spec), []byte(c.log), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := v.state(); err != nil { // the event comes behind its answer
+			t.Fatal(err)
+		}
+		<-v.Context().Done()
+		var fault *sandbox.VFFault
+		if errors.As(v.Cause(), &fault) != c.fault {
+			t.Errorf("%s: %v", name, v.Cause())
+		}
+		if c.fault && !strings.Contains(fault.Why, "0000:01:10.0") {
+			t.Errorf("%s: %v", name, fault)
+		}
+	}
+}
+
+// What a report needs of a VMM that has gone is in its run directory.
+func TestAVMMLeavesItsArgumentsAndLimits(t *testing.T) {
+	spec := sandbox.Spec{Dir: t.TempDir()}
+	testify(spec, []string{"qemu", "-S"}, "memory.events: oom_kill 1\n")
+	testify(spec, nil, "") // of an adopted one whose cgroup has gone
+	for name, want := range map[string]string{"qemu.txt": "qemu\n-S", "limits.txt": "memory.events: oom_kill 1\n"} {
+		if text, err := os.ReadFile(filepath.Join(spec.Dir, name)); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
 	}
 }
 

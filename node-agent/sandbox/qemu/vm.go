@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,9 @@ type vm struct {
 	conn    *guest.Conn // nil if there was no CID for it
 	runtime *post.Client
 	ram     memory
+	args    []string       // of its VMM; nil where it was adopted
 	resumed chan time.Time // the guest's first instruction
+	turning chan struct{}  // holds one while a pause or resume is under way
 
 	mu      sync.Mutex
 	qmp     *qmp // nil until connected
@@ -36,7 +39,8 @@ type vm struct {
 }
 
 func newVM(spec sandbox.Spec, cell *jail.Cell, secret door.Secret) *vm {
-	v := &vm{Life: life.New(), spec: spec, cell: cell, secret: secret, resumed: make(chan time.Time, 1)}
+	v := &vm{Life: life.New(), spec: spec, cell: cell, secret: secret,
+		resumed: make(chan time.Time, 1), turning: make(chan struct{}, 1)}
 	v.runtime = post.To(v.callRuntime)
 	return v
 }
@@ -52,14 +56,14 @@ func (v *vm) watch() {
 		case <-v.Context().Done():
 		case <-v.cell.Done():
 			v.End(fmt.Errorf("its VMM ended by itself: %s", v.cell.How()))
-		case <-hungUp:
-			if v.conn.Err() == nil { // it was us: the driver has been closed, and leaves this vm to a later agent
-				v.letGo()
-				return
-			}
-			v.End(v.conn.Err())
+		case <-hungUp: // without an error by us, who have closed the driver: this vm is a later agent's
+			v.End(cmp.Or(v.conn.Err(), sandbox.ErrLetGo))
 		}
-		v.takeDown()
+		if v.Cause() == sandbox.ErrLetGo {
+			v.letGo()
+		} else {
+			v.takeDown()
+		}
 	}()
 }
 
@@ -71,7 +75,10 @@ func (v *vm) takeDown() {
 	v.disconnect()
 	v.ram.close()
 	_ = os.Remove(controlSocket(v.spec))
-	v.Over(func(cause error) error { return fmt.Errorf("%w%s%s", cause, v.refused(cause), evidence(v.spec)) })
+	v.Over(func(cause error) error {
+		testify(v.spec, v.args, v.cell.Events())
+		return fmt.Errorf("%w%s%s", cause, v.refused(cause), evidence(v.spec))
+	})
 }
 
 // refused says that a filter ended the VMM, where the cause was another that followed from that, as a connection that closed.
@@ -83,7 +90,9 @@ func (v *vm) refused(cause error) string {
 }
 
 func (v *vm) letGo() {
-	v.End(sandbox.ErrLetGo)
+	if v.conn != nil {
+		v.conn.Close()
+	}
 	v.disconnect()
 	v.ram.close()
 	v.cell.LetGo()
@@ -132,10 +141,23 @@ func (v *vm) onEvent(e event) {
 		asked := v.pausing
 		v.pausing = false
 		v.mu.Unlock()
-		if !asked { // the VF reported an error, or KVM could not go on
-			v.End(errors.New("its VMM stopped the guest: the VF or KVM reported an error"))
+		if !asked {
+			v.End(whyStopped(v.spec))
 		}
 	}
+}
+
+// vfFailed is in the line that QEMU's VFIO driver writes before it stops a guest whose VF reported an
+// error. A guest that KVM cannot run is stopped too; its own code may bring that about, so it must not
+// count against the VF.
+const vfFailed = "Unrecoverable error detected"
+
+// whyStopped says why a VMM stopped its guest unasked.
+func whyStopped(spec sandbox.Spec) error {
+	if last := lastLines(vmmLog(spec), 1); spec.VF != nil && strings.Contains(last, vfFailed) {
+		return &sandbox.VFFault{Why: "QEMU stopped the guest: " + last}
+	}
+	return errors.New("its VMM stopped the guest: KVM cannot run it")
 }
 
 // Post implements sandbox.Sandbox.

@@ -338,6 +338,11 @@ func adopted(b *bench) {
 	if _, err := b.driver.Adopt(b.Context(), wrong); err == nil {
 		b.Error("adopted a process that started at another time")
 	}
+	leaving, leave := context.WithCancelCause(b.Context())
+	leave(sandbox.ErrLetGo)
+	if _, err := b.driver.Adopt(leaving, rec); !errors.Is(err, sandbox.ErrLetGo) {
+		b.Errorf("an agent that ends while it adopts: %v; it leaves the sandbox to a later one", err)
+	}
 	ctx, cancel := b.context()
 	defer cancel()
 	a, err := b.driver.Adopt(ctx, rec)

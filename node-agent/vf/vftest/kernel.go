@@ -95,7 +95,7 @@ func (h *Tree) addVF(pf string, i int) error {
 	copy(config, []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0x10, 0})
 	err := errors.Join(
 		h.putAll(device(bdf), map[string]string{"driver_override": "(null)"}),
-		os.WriteFile(h.path(device(bdf), "config"), config, 0o644),
+		h.replace(filepath.Join(device(bdf), "config"), config),
 		h.link("../"+pf, device(bdf), "physfn"),
 		h.link("../../../../kernel/iommu_groups/"+group, device(bdf), "iommu_group"),
 		h.putAll(filepath.Join("sys/kernel/iommu_groups", group, "devices"), map[string]string{bdf: ""}),
@@ -119,7 +119,7 @@ func (h *Tree) removeVF(pf string, i int) error {
 	group := strconv.Itoa(groupOf(bdf))
 	netdev := firstNetdev(h.path(device(pf), "net"))
 	return errors.Join(
-		os.RemoveAll(h.settingsFile(netdev, i)),
+		os.RemoveAll(h.path(settingsFile(netdev, i))),
 		os.Remove(h.path(device(pf), fmt.Sprintf("virtfn%d", i))),
 		os.RemoveAll(h.path(device(bdf))),
 		os.RemoveAll(h.path("sys/kernel/iommu_groups", group)),

@@ -14,16 +14,37 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-func (h *Tree) settingsFile(netdev string, index int) string {
-	return h.path("settings", fmt.Sprintf("%s.%d", netdev, index))
+func settingsFile(netdev string, index int) string {
+	return filepath.Join("settings", fmt.Sprintf("%s.%d", netdev, index))
 }
 
 // VF is what the PF keeps for a VF; a fresh one has no MAC and its spoof check on, as with igb.
 func (h *Tree) VF(netdev string, index int) (vf.Settings, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.settings(netdev, index)
+}
+
+// VFs is what the PF keeps for all of its VFs.
+func (h *Tree) VFs(netdev string) (map[int]vf.Settings, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	found, err := filepath.Glob(h.path("sys/bus/pci/devices/*/net", netdev))
+	if err != nil || len(found) != 1 {
+		return nil, fmt.Errorf("%s: no such netdev", netdev)
+	}
+	all := map[int]vf.Settings{}
+	for index := range h.count(filepath.Base(filepath.Dir(filepath.Dir(found[0])))) {
+		if all[index], err = h.settings(netdev, index); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (h *Tree) settings(netdev string, index int) (vf.Settings, error) {
 	s := vf.Settings{MAC: "00:00:00:00:00:00", SpoofCheck: true}
-	data, err := os.ReadFile(h.settingsFile(netdev, index))
+	data, err := os.ReadFile(h.path(settingsFile(netdev, index)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
@@ -48,7 +69,7 @@ func (h *Tree) SetVF(netdev string, index int, want vf.Settings) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(h.settingsFile(netdev, index), data, 0o644)
+	return h.replace(settingsFile(netdev, index), data)
 }
 
 // SetUp sets a netdev up or down; its carrier follows, if its cable is in.
@@ -89,21 +110,6 @@ func (h *Tree) setNetdev(netdev string, files map[string]string) error {
 	}
 	return h.putAll(rel, files)
 }
-
-func (h *Tree) SetDummy(name, mac string) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if mac == "" {
-		if err := os.Remove(h.path("settings", name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
-	return h.put(filepath.Join("settings", name), mac)
-}
-
-// Dummy is the MAC of a dummy netdev, or "".
-func (h *Tree) Dummy(name string) string { return h.get(filepath.Join("settings", name)) }
 
 // Unload takes the PF's driver away, and with it its VFs and its netdev; Load brings the driver back, without VFs.
 func (h *Tree) Unload(pf string) error {

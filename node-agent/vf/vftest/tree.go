@@ -8,6 +8,7 @@ package vftest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -133,8 +134,21 @@ func device(bdf string) string { return filepath.Join("sys/bus/pci/devices", bdf
 
 func (h *Tree) path(elem ...string) string { return filepath.Join(h.Dir, filepath.Join(elem...)) }
 
-func (h *Tree) put(path, text string) error {
-	return os.WriteFile(h.path(path), []byte(text+"\n"), 0o644)
+func (h *Tree) put(path, text string) error { return h.replace(path, []byte(text+"\n")) }
+
+// replace writes a file whole: the process may be killed at any time, and a real sysfs has no half of
+// a value.
+func (h *Tree) replace(path string, data []byte) error {
+	f, err := os.CreateTemp(h.Dir, ".new-") // no directory of the tree may ever list it
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), h.path(path))
 }
 
 func (h *Tree) putAll(dir string, files map[string]string) error {

@@ -1,0 +1,149 @@
+package qemu
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// A played VMM runs its guest or does not, and answers each command when the test lets it.
+type played struct {
+	*vm
+	answer  chan struct{}
+	running bool
+}
+
+// play makes a vm of a VMM and a guest that the test plays; end takes it down.
+func play(t *testing.T, running bool) (p *played, guestEnd net.Conn, end func()) {
+	t.Helper()
+	p = &played{answer: make(chan struct{}), running: running}
+	p.vm = newVM(sandbox.Spec{ID: "f-1"}, nil, door.Secret{})
+	ours, theirs := net.Pipe()
+	go p.serve(theirs)
+	p.qmp = newQMP(ours, p.onEvent)
+
+	calls := line{make(chan net.Conn), make(chan struct{})}
+	listener := guest.On(calls)
+	var err error
+	if p.conn, err = listener.Expect(3); err != nil {
+		t.Fatal(err)
+	}
+	host, guestEnd := net.Pipe()
+	calls.calls <- host
+	say(t, guestEnd, wire.Up{Hello: &wire.Hello{}})
+	return p, guestEnd, func() {
+		p.qmp.close()
+		listener.Close()
+		guestEnd.Close()
+	}
+}
+
+func (p *played) serve(theirs net.Conn) {
+	defer theirs.Close()
+	for commands := bufio.NewScanner(theirs); commands.Scan(); {
+		<-p.answer
+		switch said := commands.Text(); {
+		case strings.Contains(said, "query-status") && p.running:
+			fmt.Fprint(theirs, isRunning)
+		case strings.Contains(said, "query-status"):
+			fmt.Fprint(theirs, isPaused)
+		case strings.Contains(said, "cont"):
+			p.running = true
+			fmt.Fprint(theirs, done)
+		default:
+			p.running = false
+			fmt.Fprint(theirs, stopped+done)
+		}
+	}
+}
+
+// A line is a guest.Transport of calls that the test makes.
+type line struct {
+	calls chan net.Conn
+	ended chan struct{}
+}
+
+func (l line) Accept() (net.Conn, uint32, error) {
+	select {
+	case c := <-l.calls:
+		return c, 3, nil
+	case <-l.ended:
+		return nil, 0, net.ErrClosed
+	}
+}
+
+func (l line) Close() error { close(l.ended); return nil }
+
+func say(t *testing.T, to net.Conn, up wire.Up) {
+	t.Helper()
+	if err := wire.Write(to, up); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAPauseOutlivesItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, end := play(t, true)
+		defer end()
+		ctx, hangUp := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Pause(ctx) }()
+		synctest.Wait()
+		hangUp()
+		synctest.Wait()
+		close(p.answer)
+		if err := <-ended; err != nil || p.running || p.Cause() != nil {
+			t.Errorf("paused: %v, runs: %t, ended by: %v", err, p.running, p.Cause())
+		}
+	})
+}
+
+func TestAVMMThatDoesNotAnswerIsEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, end := play(t, true)
+		defer close(p.answer)
+		begin := time.Now()
+		go func() { <-p.Context().Done(); end() }()
+		err := p.Pause(t.Context())
+		if err == nil || p.Cause() == nil || time.Since(begin) != answersWithin {
+			t.Errorf("after %v: %v, ended by: %v", time.Since(begin), err, p.Cause())
+		}
+	})
+}
+
+// The second of two that resume a sandbox returns when the clock is right, as the first does.
+func TestTwoResumesWaitForTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, guestEnd, end := play(t, false)
+		defer end()
+		close(p.answer)
+		resumed := make(chan error, 2)
+		for range 2 {
+			go func() { resumed <- p.Resume(t.Context()) }()
+		}
+		var told wire.Down
+		if err := wire.NewReader(guestEnd).Next(&told); err != nil || told.Wake == nil {
+			t.Fatal(told, err)
+		}
+		synctest.Wait()
+		if len(resumed) != 0 {
+			t.Errorf("a Resume returned before the clock was set: %v", <-resumed)
+		}
+		say(t, guestEnd, wire.Up{Woken: &wire.Woken{}})
+		for range 2 {
+			if err := <-resumed; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
