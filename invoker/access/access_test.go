@@ -50,7 +50,7 @@ func TestOnlyTheSecretOpens(t *testing.T) {
 }
 
 func TestADirectoryFollowsItsStore(t *testing.T) {
-	d := NewDirectory(Limits{ConcurrentInvocations: 7})
+	d := NewDirectory(Limits{"concurrentInvocations": 7})
 	old, fresh := NewKey(), NewKey()
 	see := func(revision uint64, s *Subject) {
 		t.Helper()
@@ -65,9 +65,9 @@ func TestADirectoryFollowsItsStore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	see(1, &Subject{Namespaces: []Namespace{old.Owned("a")}, Limits: Limits{FiresPerMinute: 5}})
+	see(1, &Subject{Namespaces: []Namespace{old.Owned("a")}, Limits: Limits{"firesPerMinute": 5}})
 	before, err := d.Identify(old.UUID, old.Secret)
-	if err != nil || before.Limits != (Limits{ConcurrentInvocations: 7, FiresPerMinute: 5}).Over(Defaults) {
+	if err != nil || before.Limits != (Limits{"concurrentInvocations": 7, "firesPerMinute": 5}).Over(Defaults) {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	see(2, &Subject{Namespaces: []Namespace{fresh.Owned("a")}})
@@ -119,7 +119,7 @@ func TestRates(t *testing.T) {
 
 func TestThrottlesSayWhichLimit(t *testing.T) {
 	now := time.Unix(120, 0)
-	limits := Limits{InvocationsPerMinute: 3, ConcurrentInvocations: 2, FiresPerMinute: 1}
+	limits := Allowance{InvocationsPerMinute: 3, ConcurrentInvocations: 2, FiresPerMinute: 1}
 	var u Usage
 	says := func(err error, want string) {
 		t.Helper()
@@ -150,7 +150,7 @@ func TestConcurrencyIsExactUnderLoad(t *testing.T) {
 	var all sync.WaitGroup
 	var most, passed int
 	var mu sync.Mutex
-	limits := Limits{InvocationsPerMinute: 600, ConcurrentInvocations: 3}
+	limits := Allowance{InvocationsPerMinute: 600, ConcurrentInvocations: 3}
 	for range 8 {
 		all.Go(func() {
 			for range 100 {
@@ -229,6 +229,21 @@ func TestTheRegisterByHTTP(t *testing.T) {
 		t.Errorf("blocked: %v", err)
 	}
 	do(200, "POST", "/subjects/ann/unblock", "")
+	do(200, "POST", "/subjects/ann/limits", `{"firesPerMinute":0}`)
+	if id, err := d.Identify(uuid, secret); err != nil || id.Limits.FiresPerMinute != 0 {
+		t.Errorf("limited: %+v, %v", id, err)
+	}
+	do(400, "POST", "/subjects/ann/limits", `{"firesPerMinute":-1}`)
+	do(409, "POST", "/subjects/guest/limits", `{"firesPerMinute":1}`)
+	do(200, "DELETE", "/subjects/ann/limits", "")
+	if id, err := d.Identify(uuid, secret); err != nil || id.Limits != Defaults {
+		t.Errorf("no longer limited: %+v, %v", id, err)
+	}
+	do(404, "POST", "/subjects/ann/revoke", `{"namespace":"other"}`)
+	do(200, "POST", "/subjects/ann/revoke", `{}`)
+	if _, err := d.Identify(uuid, secret); !errors.Is(err, ErrUnknown) {
+		t.Errorf("revoked: %v", err)
+	}
 	do(200, "DELETE", "/subjects/ann", "")
 	do(http.StatusNotFound, "GET", "/subjects/ann", "")
 

@@ -18,7 +18,7 @@ type Identity struct {
 	Subject   string
 	Namespace string
 	UUID      string
-	Limits    Limits
+	Limits    Allowance
 	Blocked   bool
 	*Usage    // outlives a change of the subject
 
@@ -33,7 +33,7 @@ var (
 
 // A Directory finds identities. Finding takes no lock.
 type Directory struct {
-	defaults Limits
+	defaults Allowance
 	byUUID   sync.Map // *Identity
 	byName   sync.Map // *Identity, by namespace
 
@@ -206,4 +206,4 @@ func (d *Directory) List() []Subject {
 }
 
 // Defaults are the limits of those who have none of their own.
-func (d *Directory) Defaults() Limits { return d.defaults }
+func (d *Directory) Defaults() Allowance { return d.defaults }

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"regexp"
+	"slices"
 
 	"github.com/fastiov/fastiov/invoker/store"
 )
@@ -40,6 +42,9 @@ func (r *Register) Create(ctx context.Context, name, namespace string, limits Li
 	}
 	if name == Guest || namespace == Guest {
 		return Key{}, fmt.Errorf("%q: %w", Guest, ErrFixed)
+	}
+	if err := limits.check(); err != nil {
+		return Key{}, err
 	}
 	if _, found := r.Directory.subject(name); found {
 		return Key{}, fmt.Errorf("subject %q: %w", name, ErrExists)
@@ -80,12 +85,18 @@ func (r *Register) find(name string) (kept, error) {
 	return k, nil
 }
 
-// Block keeps a subject out, or lets it in again.
-func (r *Register) Block(ctx context.Context, name string, blocked bool) error {
+// changeable finds a subject that is in the store.
+func (r *Register) changeable(name string) (kept, error) {
 	k, err := r.find(name)
 	if err == nil && k.revision == 0 {
 		err = fmt.Errorf("subject %q: %w", name, ErrFixed)
 	}
+	return k, err
+}
+
+// Block keeps a subject out, or lets it in again.
+func (r *Register) Block(ctx context.Context, name string, blocked bool) error {
+	k, err := r.changeable(name)
 	if err != nil || k.Blocked == blocked {
 		return err
 	}
@@ -93,12 +104,54 @@ func (r *Register) Block(ctx context.Context, name string, blocked bool) error {
 	return r.put(ctx, k)
 }
 
+// Revoke gives a subject another key to its namespace: the old one opens nothing from then on. All
+// else stays. What was promised before runs with the key that it was promised with.
+func (r *Register) Revoke(ctx context.Context, name, namespace string) (key Key, err error) {
+	k, err := r.changeable(name)
+	if err != nil {
+		return key, err
+	}
+	i := slices.IndexFunc(k.Namespaces, func(n Namespace) bool {
+		return n.Name == namespace || namespace == ""
+	})
+	if i < 0 {
+		return key, fmt.Errorf("subject %q has no namespace %q: %w", name, namespace, ErrNobody)
+	}
+	key = NewKey()
+	k.Namespaces = slices.Clone(k.Namespaces) // the directory's own are read meanwhile
+	k.Namespaces[i] = key.Owned(k.Namespaces[i].Name)
+	return key, r.put(ctx, k)
+}
+
+// Limit sets some limits of a subject, for what it does from then on.
+func (r *Register) Limit(ctx context.Context, name string, limits Limits) error {
+	k, err := r.changeable(name)
+	if err == nil {
+		err = limits.check()
+	}
+	if err != nil {
+		return err
+	}
+	all := Limits{}
+	maps.Copy(all, k.Limits)
+	maps.Copy(all, limits)
+	k.Limits = all
+	return r.put(ctx, k)
+}
+
+// Unlimit has the invoker's limits hold for a subject again.
+func (r *Register) Unlimit(ctx context.Context, name string) error {
+	k, err := r.changeable(name)
+	if err != nil {
+		return err
+	}
+	k.Limits = nil
+	return r.put(ctx, k)
+}
+
 // Delete forgets a subject. What its namespaces hold stays, and nobody is given them, until it is purged.
 func (r *Register) Delete(ctx context.Context, name string) error {
-	k, err := r.find(name)
-	if err == nil && k.revision == 0 {
-		err = fmt.Errorf("subject %q: %w", name, ErrFixed)
-	}
+	k, err := r.changeable(name)
 	if err != nil {
 		return err
 	}
@@ -111,11 +164,11 @@ func (r *Register) Delete(ctx context.Context, name string) error {
 	return r.Store.Delete(ctx, storeKey(name), k.revision)
 }
 
-// A Wish is the body of the POST that makes a subject.
+// A Wish is the body of the POST that makes a subject, or that revokes its key.
 type Wish struct {
 	Subject   string `json:"subject"`
 	Namespace string `json:"namespace"`
-	Limits    Limits `json:"limits,omitzero"`
+	Limits    Limits `json:"limits,omitempty"`
 }
 
 // ServeHTTP is the register for the commands of this machine. It asks nobody who they are: it is to be reached through a socket that
@@ -124,7 +177,8 @@ type Wish struct {
 //	GET    /subjects                         POST /subjects
 //	GET    /subjects/{name}                  DELETE /subjects/{name}
 //	POST   /subjects/{name}/block            POST /subjects/{name}/unblock
-//	POST   /subjects/{name}/purge
+//	POST   /subjects/{name}/purge            POST /subjects/{name}/revoke
+//	POST   /subjects/{name}/limits           DELETE /subjects/{name}/limits
 func (r *Register) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	mux := http.NewServeMux()
 	serve := func(pattern string, do func(name string) (any, error)) {
@@ -142,9 +196,30 @@ func (r *Register) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	serve("POST /subjects/{name}/block", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, true) })
 	serve("POST /subjects/{name}/unblock", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, false) })
 	serve("POST /subjects/{name}/purge", func(name string) (any, error) { return r.Purge(req.Context(), name) })
+	read := func(to any) error {
+		return json.NewDecoder(http.MaxBytesReader(w, req.Body, 1<<16)).Decode(to)
+	}
+	serve("POST /subjects/{name}/limits", func(name string) (any, error) {
+		var limits Limits
+		if err := read(&limits); err != nil {
+			return nil, err
+		}
+		return struct{}{}, r.Limit(req.Context(), name, limits)
+	})
+	serve("DELETE /subjects/{name}/limits", func(name string) (any, error) {
+		return struct{}{}, r.Unlimit(req.Context(), name)
+	})
+	serve("POST /subjects/{name}/revoke", func(name string) (any, error) {
+		var wish Wish
+		if err := read(&wish); err != nil {
+			return nil, err
+		}
+		key, err := r.Revoke(req.Context(), name, wish.Namespace)
+		return map[string]string{"key": key.String()}, err
+	})
 	serve("POST /subjects", func(string) (any, error) {
 		var wish Wish
-		if err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 1<<16)).Decode(&wish); err != nil {
+		if err := read(&wish); err != nil {
 			return nil, err
 		}
 		if wish.Namespace == "" {

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"fmt"
+	"slices"
 
 	"github.com/fastiov/fastiov/invoker/store"
 )
@@ -18,7 +19,7 @@ type Subject struct {
 	Name       string      `json:"subject"`
 	Blocked    bool        `json:"blocked,omitempty"`
 	Namespaces []Namespace `json:"namespaces"`
-	Limits     Limits      `json:"limits,omitzero"`
+	Limits     Limits      `json:"limits,omitempty"`
 }
 
 // A Namespace is one that the subject owns, and what opens it.
@@ -28,23 +29,24 @@ type Namespace struct {
 	Hash string `json:"sha256"` // of the secret, in hexadecimal
 }
 
-// Limits are what a namespace may use. Zero is the invoker's default.
-type Limits struct {
-	InvocationsPerMinute  int `json:"invocationsPerMinute,omitempty"`
-	ConcurrentInvocations int `json:"concurrentInvocations,omitempty"`
-	FiresPerMinute        int `json:"firesPerMinute,omitempty"`
-	ChangesPerMinute      int `json:"changesPerMinute,omitempty"` // of entities
-	ReadsPerMinute        int `json:"readsPerMinute,omitempty"`   // of entities and records
+// An Allowance is what a namespace may use.
+type Allowance struct {
+	InvocationsPerMinute  int
+	ConcurrentInvocations int
+	FiresPerMinute        int
+	ChangesPerMinute      int // of entities
+	ReadsPerMinute        int // of entities and records
 
 	// What its entities may take.
-	MaxEntities int `json:"maxEntities,omitempty"` // how many
-	MaxEntityMB int `json:"maxEntityMB,omitempty"` // without their code: they are kept in memory
-	MaxCodeMB   int `json:"maxCodeMB,omitempty"`
+	MaxEntities int // how many
+	MaxEntityMB int // without their code: they are kept in memory
+	MaxCodeMB   int
 
-	// What one action that it runs may use at most, where that is less than the invoker's bound for everybody.
-	MaxActionMemory  int `json:"maxActionMemory,omitempty"`  // MB
-	MaxActionTimeout int `json:"maxActionTimeout,omitempty"` // ms
-	MaxActionLogs    int `json:"maxActionLogs,omitempty"`    // MB
+	// What one action that it runs may use at most, where that is less than the invoker's bound for
+	// everybody; 0: that.
+	MaxActionMemory  int // MB
+	MaxActionTimeout int // ms
+	MaxActionLogs    int // MB
 }
 
 // Defaults are generous: on a node of one's own it is the pool that says what the machine can carry, so the rates are what no single
@@ -53,42 +55,88 @@ type Limits struct {
 //
 // What entities may take is what the invoker can hold: decoded, a document takes three to four times its
 // bytes of memory.
-var Defaults = Limits{
+var Defaults = Allowance{
 	InvocationsPerMinute: 6_000_000, ConcurrentInvocations: 10_000, FiresPerMinute: 60_000,
 	ChangesPerMinute: 6_000, ReadsPerMinute: 600_000, MaxEntities: 10_000, MaxEntityMB: 64, MaxCodeMB: 1024,
 }
 
-// Space returns the bounds of what the entities may take.
-func (l Limits) Space() store.Space {
-	return store.Space{
-		Entities: int64(l.MaxEntities), Documents: int64(l.MaxEntityMB) << 20, Code: int64(l.MaxCodeMB) << 20,
+// Space returns the bounds of what the entities may take. A store takes 0 for any number; what may
+// take nothing is bounded to one byte, which no document and no code is as small as.
+func (a Allowance) Space() store.Space {
+	space := store.Space{
+		Entities: int64(a.MaxEntities), Documents: max(int64(a.MaxEntityMB)<<20, 1),
+		Code: max(int64(a.MaxCodeMB)<<20, 1),
 	}
+	if a.MaxEntities == 0 {
+		space.Documents = 1
+	}
+	return space
 }
 
-// Over lays the limits that are set over others.
-func (l Limits) Over(others Limits) Limits {
-	for _, limit := range []struct {
-		set  int
-		over *int
-	}{
-		{l.InvocationsPerMinute, &others.InvocationsPerMinute},
-		{l.ConcurrentInvocations, &others.ConcurrentInvocations},
-		{l.FiresPerMinute, &others.FiresPerMinute},
-		{l.ChangesPerMinute, &others.ChangesPerMinute},
-		{l.ReadsPerMinute, &others.ReadsPerMinute},
-		{l.MaxEntities, &others.MaxEntities},
-		{l.MaxEntityMB, &others.MaxEntityMB},
-		{l.MaxCodeMB, &others.MaxCodeMB},
-		{l.MaxActionMemory, &others.MaxActionMemory},
-		{l.MaxActionTimeout, &others.MaxActionTimeout},
-		{l.MaxActionLogs, &others.MaxActionLogs},
-	} {
-		if limit.set > 0 {
-			*limit.over = limit.set
+// A Limit is one that can be set.
+type Limit struct {
+	Name  string // in JSON
+	What  string // it bounds
+	Least int
+	of    func(*Allowance) *int
+}
+
+// Settable lists every Limit.
+var Settable = []Limit{
+	{"invocationsPerMinute", "calls in a minute", 0,
+		func(a *Allowance) *int { return &a.InvocationsPerMinute }},
+	{"concurrentInvocations", "calls under way", 0,
+		func(a *Allowance) *int { return &a.ConcurrentInvocations }},
+	{"firesPerMinute", "triggers fired in a minute", 0,
+		func(a *Allowance) *int { return &a.FiresPerMinute }},
+	{"changesPerMinute", "entities changed in a minute", 0,
+		func(a *Allowance) *int { return &a.ChangesPerMinute }},
+	{"readsPerMinute", "requests in a minute that read entities and records", 0,
+		func(a *Allowance) *int { return &a.ReadsPerMinute }},
+	{"maxEntities", "entities", 0, func(a *Allowance) *int { return &a.MaxEntities }},
+	{"maxEntityMB", "MB of entities, without their code", 0,
+		func(a *Allowance) *int { return &a.MaxEntityMB }},
+	{"maxCodeMB", "MB of code", 0, func(a *Allowance) *int { return &a.MaxCodeMB }},
+	{"maxActionMemory", "MB that an action may have", 1,
+		func(a *Allowance) *int { return &a.MaxActionMemory }},
+	{"maxActionTimeout", "milliseconds that an action may take", 1,
+		func(a *Allowance) *int { return &a.MaxActionTimeout }},
+	{"maxActionLogs", "MB that an action may log", 1,
+		func(a *Allowance) *int { return &a.MaxActionLogs }},
+}
+
+// Of is how much of that is allowed.
+func (l Limit) Of(a Allowance) int { return *l.of(&a) }
+
+// Limits holds the limits of one subject by name. 0 allows nothing. A limit that is not here is the
+// default of all subjects.
+type Limits map[string]int
+
+// Over lays the limits over what is allowed to others. Those that are not known are another version's.
+func (l Limits) Over(others Allowance) Allowance {
+	for _, limit := range Settable {
+		if most, set := l[limit.Name]; set {
+			*limit.of(&others) = most
 		}
 	}
 	return others
 }
+
+// check refuses limits that cannot be set.
+func (l Limits) check() error {
+	for name, most := range l {
+		i := slices.IndexFunc(Settable, func(s Limit) bool { return s.Name == name })
+		if i < 0 {
+			return fmt.Errorf("there is no limit %.100q", name)
+		}
+		if least := Settable[i].Least; most < least || most > maxLimit {
+			return fmt.Errorf("%s is %d: it must be from %d to %d", name, most, least, maxLimit)
+		}
+	}
+	return nil
+}
+
+const maxLimit = 1<<31 - 1
 
 // A Key is what a caller proves itself with, by HTTP's Basic scheme.
 type Key struct{ UUID, Secret string }

@@ -55,7 +55,7 @@ type Usage struct {
 }
 
 // Call admits an invocation, by its rate and then by those under way; it ends with Done.
-func (u *Usage) Call(now time.Time, l Limits) error {
+func (u *Usage) Call(now time.Time, l Allowance) error {
 	if count, ok := u.calls.add(now, l.InvocationsPerMinute); !ok {
 		return &TooMany{CallsPerMinute, fmt.Sprintf("too many requests in this minute: %d, and %d are allowed", count, l.InvocationsPerMinute)}
 	}
@@ -73,7 +73,7 @@ func (u *Usage) Resume() { u.underWay.Add(1) }
 func (u *Usage) Done() { u.underWay.Add(-1) }
 
 // Fire admits the fire of a trigger.
-func (u *Usage) Fire(now time.Time, l Limits) error {
+func (u *Usage) Fire(now time.Time, l Allowance) error {
 	if count, ok := u.fires.add(now, l.FiresPerMinute); !ok {
 		return &TooMany{FiresPerMinute, fmt.Sprintf("too many triggers fired in this minute: %d, and %d are allowed", count, l.FiresPerMinute)}
 	}
@@ -81,7 +81,7 @@ func (u *Usage) Fire(now time.Time, l Limits) error {
 }
 
 // Change admits the change of an entity.
-func (u *Usage) Change(now time.Time, l Limits) error {
+func (u *Usage) Change(now time.Time, l Allowance) error {
 	if count, ok := u.changes.add(now, l.ChangesPerMinute); !ok {
 		return &TooMany{ChangesPerMinute, fmt.Sprintf(
 			"too many changes of entities in this minute: %d, and %d are allowed", count, l.ChangesPerMinute)}
@@ -90,7 +90,7 @@ func (u *Usage) Change(now time.Time, l Limits) error {
 }
 
 // Read admits a request that reads entities or records.
-func (u *Usage) Read(now time.Time, l Limits) error {
+func (u *Usage) Read(now time.Time, l Allowance) error {
 	if count, ok := u.reads.add(now, l.ReadsPerMinute); !ok {
 		return &TooMany{ReadsPerMinute, fmt.Sprintf(
 			"too many reads in this minute: %d, and %d are allowed", count, l.ReadsPerMinute)}

@@ -56,7 +56,7 @@ type Record struct {
 	CausedBy  string        `json:"cb,omitzero"` // what that one was: "sequence"
 	Limits    Limits        `json:"lim,omitzero"`
 	Start     time.Time     `json:"t,omitzero"`
-	End       time.Time     `json:"e,omitzero"`
+	End       time.Time     `json:"e,omitzero"` // zero: of a trigger, which runs nothing
 	Wait      time.Duration `json:"w,omitzero"` // from accepting the request to init, or to run where the sandbox was warm
 	Init      time.Duration `json:"i,omitzero"` // of a cold start; with Cold set it is reported even when 0
 	TimedOut  bool          `json:"to,omitzero"`
@@ -73,12 +73,13 @@ type Composed struct {
 	Ran       time.Duration `json:"r,omitzero"` // all its steps together: its duration, for clients
 }
 
-// Duration is what the activation took, without what it waited.
+// Duration returns how long the activation ran, without the time it waited. Start and End may come
+// from different processes, so it returns 0 where the clock was set back between them.
 func (r *Record) Duration() time.Duration {
 	if r.Composed != nil {
 		return r.Composed.Ran
 	}
-	return r.End.Sub(r.Start)
+	return max(r.End.Sub(r.Start), 0)
 }
 
 // Size is about what the record takes in memory.

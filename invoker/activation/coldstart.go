@@ -29,6 +29,9 @@ type ColdStart struct {
 
 // Attribute fills in what follows from the begin, the end and the spans.
 func (c *ColdStart) Attribute() {
+	if c.End.Before(c.Begin) {
+		c.End = c.Begin // the clock was set back between what two processes saw
+	}
 	c.EndToEnd = milliseconds(c.End.Sub(c.Begin))
 	shares := timeline.Attribute(c.Spans, c.Begin, c.End)
 	c.Coverage = timeline.Coverage(shares, c.Begin, c.End)

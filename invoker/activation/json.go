@@ -29,8 +29,11 @@ func (r *Record) MarshalJSON() ([]byte, error) { return r.AppendJSON(nil), nil }
 
 // AppendSummary appends a list's row.
 func (r *Record) AppendSummary(b []byte) []byte {
-	b = append(r.appendBase(b), `,"statusCode":`...)
-	return append(strconv.AppendInt(b, int64(r.Response.Status), 10), '}')
+	b = r.appendBase(b)
+	if !r.End.IsZero() {
+		b = strconv.AppendInt(append(b, `,"statusCode":`...), int64(r.Response.Status), 10)
+	}
+	return append(b, '}')
 }
 
 // Summary is a list's row.
@@ -61,11 +64,10 @@ func (r *Record) appendBase(b []byte) []byte {
 	if r.Cause != "" {
 		b = quoted(append(b, `,"cause":`...), r.Cause)
 	}
-	for _, number := range [...]struct {
-		name  string
-		value int64
-	}{{`,"start":`, r.Start.UnixMilli()}, {`,"end":`, r.End.UnixMilli()}, {`,"duration":`, r.Duration().Milliseconds()}} {
-		b = strconv.AppendInt(append(b, number.name...), number.value, 10)
+	b = strconv.AppendInt(append(b, `,"start":`...), r.Start.UnixMilli(), 10)
+	if !r.End.IsZero() {
+		b = strconv.AppendInt(append(b, `,"end":`...), r.End.UnixMilli(), 10)
+		b = strconv.AppendInt(append(b, `,"duration":`...), r.Duration().Milliseconds(), 10)
 	}
 	b = append(b, `,"publish":false,"annotations":[`...)
 	return append(r.appendAnnotations(b), ']')

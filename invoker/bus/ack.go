@@ -46,6 +46,7 @@ func (b *Bus) acknowledge(ctx context.Context, asked *message.Activation, record
 			err = b.send(ctx, topic, ack.Shrunk())
 		}
 		if err != nil {
+			b.counts.acks.Add(1)
 			b.cfg.Log.Error("the controller cannot be told of an activation; it will take it for lost", "topic", b.topic(topic), "activation", asked.ID, "error", err)
 		}
 	}

@@ -8,7 +8,7 @@
 // than there is room for: what waits, waits in Kafka, where another invoker of this id would find it.
 //
 // The files: feed.go takes messages, handle.go makes activations of them, ack.go tells what came of it, actions.go remembers code,
-// onpool.go runs an activation in a sandbox.
+// onpool.go runs an activation in a sandbox, collect.go counts.
 package bus
 
 import (
@@ -37,10 +37,14 @@ type Config struct {
 	TLS     *tls.Config // by which brokers are spoken to; nil: in the clear
 	Prefix  string      // of every topic: whisk.kafka.topics.prefix
 	Invoker message.Invoker
-	Slots   int  // how many activations may be under way
+	Slots   int  // how many activations may be under way, at first
+	Room    Room // asked before each ping; nil: it stays as it is
 	Events  bool // whether the topic events is told what each activation took
 	Log     *slog.Logger
 }
+
+// A Room says how many activations may be under way now, and how much memory that is to controllers.
+type Room func(ctx context.Context) (slots, memoryMB int, err error)
 
 // A Runner runs one activation and tells how that went, whatever happened. It ends when ctx does.
 type Runner interface {
@@ -62,12 +66,13 @@ type Bus struct {
 	consumer *kgo.Client
 	producer *kgo.Client
 	watcher  *kgo.Client // of cacheInvalidation
-	slots    chan struct{}
+	places   *places
 	stores   chan struct{} // records on their way to the database
 	running  sync.WaitGroup
 	blocked  atomic.Pointer[map[string]bool] // namespaces
 	usurped  chan struct{}                   // closed when another process took this invoker's id
 	once     sync.Once
+	counts   counts
 }
 
 // ErrUsurped is how Serve ends when another process joined with the same invoker id.
@@ -86,8 +91,9 @@ const (
 func Join(ctx context.Context, cfg Config, db *couch.Client, runner Runner) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, db: db, runner: runner, actions: newActions(db),
-		slots: make(chan struct{}, cfg.Slots), stores: make(chan struct{}, maxStores), usurped: make(chan struct{}),
+		places: newPlaces(cfg.Slots), stores: make(chan struct{}, maxStores), usurped: make(chan struct{}),
 	}
+	b.counts.offer(cfg.Slots, int(cfg.Invoker.UserMemory))
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := db.Check(ctx); err != nil {
@@ -159,7 +165,7 @@ func (b *Bus) Serve(ctx context.Context) error {
 	ctx, leave := context.WithCancel(ctx)
 	defer leave()
 	var background sync.WaitGroup
-	for _, do := range []func(context.Context){b.ping, b.watch, b.watchBlocked} {
+	for _, do := range []func(context.Context){b.ping, b.watch, b.watchBlocked, b.watchLag} {
 		background.Go(func() { do(ctx) })
 	}
 	stop := make(chan struct{})
@@ -214,11 +220,23 @@ func (b *Bus) noteUsurped(err error) bool {
 func (b *Bus) ping(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	silent := false
+	silent, offer, slots := false, b.cfg.Invoker, b.cfg.Slots
 	send := func(enabled bool) {
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		err := b.send(limit, "health", message.Ping{Name: b.cfg.Invoker, Enabled: enabled})
+		if b.cfg.Room != nil && enabled {
+			now, memory, err := b.cfg.Room(limit)
+			switch {
+			case err != nil:
+				b.cfg.Log.Error("what the nodes can hold is as it was told last", "error", err)
+			case now != slots:
+				b.cfg.Log.Info("the room of the nodes has changed", "slots", now, "memory", memory)
+				b.places.set(now)
+				slots, offer.UserMemory = now, message.Megabytes(memory)
+				b.counts.offer(now, memory)
+			}
+		}
+		err := b.send(limit, "health", message.Ping{Name: offer, Enabled: enabled && slots > 0})
 		if err != nil && !silent {
 			b.cfg.Log.Error("the controllers cannot be pinged", "error", err)
 		}

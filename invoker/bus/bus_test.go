@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -270,7 +272,7 @@ func TestTheIdOfAnInvokerIsOneProcesss(t *testing.T) {
 	c := newCluster(t, kafkatest.Start(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	first, err := join(ctx, c.config(1), c.db.URL, newNode(), t.Output())
+	_, first, err := join(ctx, c.config(1), c.db.URL, newNode(), t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +298,7 @@ func TestBrokersBehindTLS(t *testing.T) {
 	cfg := c.config(1)
 	cfg.Brokers, cfg.TLS = []string{secure}, client
 	ctx, cancel := context.WithCancel(t.Context())
-	serve, err := join(ctx, cfg, c.db.URL, c.node, t.Output())
+	_, serve, err := join(ctx, cfg, c.db.URL, c.node, t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +313,7 @@ func TestBrokersBehindTLS(t *testing.T) {
 	cfg.TLS = &tls.Config{RootCAs: client.RootCAs} // without a certificate of its own
 	short, stop := context.WithTimeout(t.Context(), 2*time.Second)
 	defer stop()
-	if _, err := join(short, cfg, c.db.URL, newNode(), t.Output()); err == nil {
+	if _, _, err := join(short, cfg, c.db.URL, newNode(), t.Output()); err == nil {
 		t.Error("a broker that asks for a certificate took an invoker without one")
 	}
 }
@@ -322,12 +324,12 @@ func TestAClusterThatIsNotThereIsSaidToBe(t *testing.T) {
 	cfg.Brokers = []string{"127.0.0.1:1"}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := join(ctx, cfg, c.db.URL, newNode(), t.Output()); err == nil || !strings.Contains(err.Error(), "test-invoker3") {
+	if _, _, err := join(ctx, cfg, c.db.URL, newNode(), t.Output()); err == nil || !strings.Contains(err.Error(), "test-invoker3") {
 		t.Error(err)
 	}
 	wrong := *c.db.URL
 	wrong.Host = "127.0.0.1:1"
-	if _, err := join(t.Context(), c.config(1), &wrong, newNode(), t.Output()); err == nil || !strings.Contains(err.Error(), "couchdb") {
+	if _, _, err := join(t.Context(), c.config(1), &wrong, newNode(), t.Output()); err == nil || !strings.Contains(err.Error(), "couchdb") {
 		t.Error(err)
 	}
 }
@@ -342,6 +344,67 @@ func TestABlockedNamespaceIsAnsweredAndNotRun(t *testing.T) {
 	if outcome := got[0].Response.Record.Response; kinds(got) != "combined" || outcome.StatusCode != activation.ApplicationError || c.db.Activations() != 0 || c.db.Gets("guest/echo") != 0 {
 		t.Errorf("%s %s", kinds(got), message.Encode(outcome))
 	}
+}
+
+// An action that a controller lets have ten calls at once has a sandbox for each.
+func TestASandboxHasOneCallAtOnceWhateverTheControllerAllows(t *testing.T) {
+	c := newCluster(t, kafkaInProcess(t)...)
+	revision := c.actionOf("meet", "meet 2", 10, 10)
+	c.invoke(2)
+	for _, id := range []string{c.ask("meet", revision, blocking), c.ask("meet", revision, blocking)} {
+		if got := c.acked(id, 1); got[0].Response.Record.Response.StatusCode != activation.Success {
+			t.Errorf("%s", message.Encode(got[0]))
+		}
+	}
+	c.node.mu.Lock()
+	defer c.node.mu.Unlock()
+	if len(c.node.starts) != 2 {
+		t.Errorf("two calls at once had %d sandboxes", len(c.node.starts))
+	}
+}
+
+// VFs are quarantined and come back: the controllers are told, and no more runs at once than there is
+// room for.
+func TestRoomThatComesAndGoes(t *testing.T) {
+	c := newCluster(t, kafkaInProcess(t)...)
+	slow, meet := c.action("slow", "slow 50", 10), c.action("meet", "meet 2", 10)
+	var slots atomic.Int64
+	slots.Store(4)
+	cfg := c.config(4)
+	cfg.Room = func(context.Context) (int, int, error) {
+		n := int(slots.Load())
+		return n, 256 * n, nil
+	}
+	c.invokeAs(cfg)
+	told := func(n int, enabled bool) {
+		t.Helper()
+		slots.Store(int64(n))
+		c.until(fmt.Sprint("the offer of ", n), func() bool {
+			last := c.pings[len(c.pings)-1:]
+			return len(last) == 1 && int(last[0].Name.UserMemory) == 256*n && last[0].Enabled == enabled
+		})
+	}
+	c.until("a ping", func() bool { return len(c.pings) > 0 })
+	told(1, true)
+	var ids []string
+	for range 12 {
+		ids = append(ids, c.ask("slow", slow, nil))
+	}
+	for _, id := range ids {
+		c.acked(id, 1)
+	}
+	c.node.mu.Lock()
+	top := c.node.top
+	c.node.mu.Unlock()
+	if top != 1 {
+		t.Errorf("%d ran at once where there was room for one", top)
+	}
+	told(0, false)
+	first := c.ask("meet", meet, nil)
+	told(2, true)
+	second := c.ask("meet", meet, nil)
+	c.acked(first, 1)
+	c.acked(second, 1)
 }
 
 // A commit that fails decides who runs the messages: this process once it succeeds, or whoever gets them again. Never both.

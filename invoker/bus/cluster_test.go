@@ -35,6 +35,7 @@ import (
 //	refuse    do not initialise
 //	large N   answer with N bytes
 //	slow N    wait N milliseconds, then echo
+//	meet N    wait until N runs are under way, then echo
 //	note F    append the activation's id to the file F, then echo
 type node struct {
 	pool.Node // what this one does not do is not asked of it
@@ -42,9 +43,29 @@ type node struct {
 	code      map[string]string
 	starts    []*api.StartRequest
 	now, top  int // runs under way, and the most there were
+	more      *sync.Cond
 }
 
-func newNode() *node { return &node{code: map[string]string{}} }
+func newNode() *node {
+	n := &node{code: map[string]string{}}
+	n.more = sync.NewCond(&n.mu)
+	return n
+}
+
+// meet waits until that many runs have been under way at once.
+func (n *node) meet(ctx context.Context, most int) error {
+	defer context.AfterFunc(ctx, func() {
+		n.mu.Lock() // who looked before waits by now
+		defer n.mu.Unlock()
+		n.more.Broadcast()
+	})()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for n.top < most && ctx.Err() == nil {
+		n.more.Wait()
+	}
+	return ctx.Err()
+}
 
 func (n *node) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
 	n.mu.Lock()
@@ -68,6 +89,7 @@ func (n *node) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption
 	word, argument, _ := strings.Cut(n.code[in.Id], " ")
 	n.now++
 	n.top = max(n.top, n.now)
+	n.more.Broadcast()
 	n.mu.Unlock()
 	defer func() { n.mu.Lock(); n.now--; n.mu.Unlock() }()
 	var body struct {
@@ -94,6 +116,11 @@ func (n *node) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
+	case "meet":
+		most, _ := strconv.Atoi(argument)
+		if err := n.meet(ctx, most); err != nil {
+			return nil, err
+		}
 	case "note":
 		f, err := os.OpenFile(argument, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		if err != nil {
@@ -118,17 +145,20 @@ func (n *node) Status(context.Context, *api.StatusRequest, ...grpc.CallOption) (
 }
 
 // join starts an invoker on n; serving ends with ctx.
-func join(ctx context.Context, cfg Config, at *url.URL, n *node, log io.Writer) (serve func() error, err error) {
+func join(
+	ctx context.Context, cfg Config, at *url.URL, n *node, log io.Writer,
+) (b *Bus, serve func() error, err error) {
 	db := couch.New(couch.Config{URL: at, User: couchtest.User, Password: couchtest.Password})
 	p := pool.New(pool.Config{KeepAlive: time.Minute, Wait: 30 * time.Second, Start: 10 * time.Second}, n)
 	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
-	b, err := Join(ctx, cfg, db, &OnPool{Pool: p, Image: func(e couch.Exec) (string, error) { return e.Kind, nil }, APIHost: "http://api"})
+	image := func(e couch.Exec) (string, error) { return e.Kind, nil }
+	b, err = Join(ctx, cfg, db, &OnPool{Pool: p, Image: image, APIHost: "http://api"})
 	closeAll := func() { p.Close(); db.Close() }
 	if err != nil {
 		closeAll()
-		return nil, err
+		return nil, nil, err
 	}
-	return func() error { defer closeAll(); return b.Serve(ctx) }, nil
+	return b, func() error { defer closeAll(); return b.Serve(ctx) }, nil
 }
 
 // A cluster is the rest of an OpenWhisk: its controller 0, its database, and one invoker unless a test has its own.
@@ -138,7 +168,8 @@ type cluster struct {
 	db      *couchtest.Server
 	kafka   *kgo.Client
 	node    *node
-	leave   func() error // ends the invoker
+	bus     *Bus         // the invoker
+	leave   func() error // ends it
 	next    int
 	mu      sync.Mutex
 	seen    *sync.Cond
@@ -182,12 +213,18 @@ func (c *cluster) config(slots int) Config {
 // invoke starts the cluster's invoker, in this process.
 func (c *cluster) invoke(slots int) {
 	c.t.Helper()
+	c.invokeAs(c.config(slots))
+}
+
+func (c *cluster) invokeAs(cfg Config) {
+	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	serve, err := join(ctx, c.config(slots), c.db.URL, c.node, c.t.Output())
+	b, serve, err := join(ctx, cfg, c.db.URL, c.node, c.t.Output())
 	if err != nil {
 		cancel()
 		c.t.Fatal(err)
 	}
+	c.bus = b
 	done := make(chan error, 1)
 	go func() { done <- serve() }()
 	c.leave = sync.OnceValue(func() error { cancel(); return <-done })
@@ -288,9 +325,15 @@ func (c *cluster) look(what string, found func() bool) {
 // action creates guest/NAME with that code and log limit.
 func (c *cluster) action(name, code string, logsMB int) (revision string) {
 	c.t.Helper()
+	return c.actionOf(name, code, logsMB, 1)
+}
+
+// actionOf may let a sandbox have several calls at once.
+func (c *cluster) actionOf(name, code string, logsMB, concurrency int) (revision string) {
+	c.t.Helper()
 	return c.db.PutAction(fmt.Sprintf(`{"namespace":"guest","name":%q,"exec":{"kind":"nodejs:20","code":%q,"binary":false},"parameters":[],
-	 "limits":{"timeout":60000,"memory":128,"logs":%d,"concurrency":1},"version":"0.0.1","publish":false,
-	 "annotations":[{"key":"provide-api-key","value":false}],"updated":1700000000000,"entityType":"action"}`, name, code, logsMB), nil)
+	 "limits":{"timeout":60000,"memory":128,"logs":%d,"concurrency":%d},"version":"0.0.1","publish":false,
+	 "annotations":[{"key":"provide-api-key","value":false}],"updated":1700000000000,"entityType":"action"}`, name, code, logsMB, concurrency), nil)
 }
 
 // ask has the action run; change is what is particular about it.

@@ -13,14 +13,12 @@ import (
 // consume takes messages as long as ctx lives and there is room; each is handled by itself, under run.
 func (b *Bus) consume(ctx, run context.Context) {
 	for {
-		room := b.takeSlots(ctx)
+		room, fewer := b.places.take(ctx)
 		if room == 0 {
 			return
 		}
-		records, err := b.poll(ctx, room)
-		for range room - len(records) {
-			<-b.slots
-		}
+		records, err := b.poll(ctx, room, fewer)
+		b.places.give(room - len(records))
 		for _, r := range records {
 			b.running.Go(func() { b.handle(run, r.Value) })
 		}
@@ -34,29 +32,17 @@ func (b *Bus) consume(ctx, run context.Context) {
 	}
 }
 
-// takeSlots waits for one free slot, and takes all that are free; none when ctx ends.
-func (b *Bus) takeSlots(ctx context.Context) (taken int) {
-	select {
-	case b.slots <- struct{}{}:
-	case <-ctx.Done():
-		return 0
-	}
-	for taken = 1; ; taken++ {
-		select {
-		case b.slots <- struct{}{}:
-		default:
-			return taken
-		}
-	}
-}
-
 // poll gives messages whose offsets are committed: from here on they are this process's alone, and will never be delivered again. Where
 // the commit fails because the group went on without this member, they will be, to whoever is the member then; so they are not given.
-func (b *Bus) poll(ctx context.Context, most int) ([]*kgo.Record, error) {
-	fetches := b.consumer.PollRecords(ctx, most)
+// It gives none, too, where room for fewer was left while it waited.
+func (b *Bus) poll(ctx context.Context, most int, fewer <-chan struct{}) ([]*kgo.Record, error) {
+	fetches := b.fetch(ctx, most, fewer)
 	defer b.consumer.AllowRebalance()
 	records := fetches.Records()
 	if len(records) == 0 {
+		if errors.Is(fetches.Err(), context.Canceled) && ctx.Err() == nil {
+			return nil, nil
+		}
 		return nil, fetches.Err()
 	}
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
@@ -73,6 +59,26 @@ func (b *Bus) poll(ctx context.Context, most int) ([]*kgo.Record, error) {
 		b.cfg.Log.Error("the offset cannot be committed; trying again", "error", err)
 		wait(ctx, pause)
 	}
+}
+
+// fetch waits for messages, until there is room for fewer. Who said so waits for its end.
+func (b *Bus) fetch(ctx context.Context, most int, fewer <-chan struct{}) kgo.Fetches {
+	defer b.places.fetch()() // before fewer is looked at
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	select {
+	case <-fewer:
+		stop()
+	default:
+	}
+	go func() {
+		select {
+		case <-fewer:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	return b.consumer.PollRecords(ctx, most)
 }
 
 // outOfGroup tells whether a commit failed because this member's session is over.

@@ -20,7 +20,8 @@ const (
 
 // handle does all that a message asks for, in one slot, which it gives back when the controller knows that the activation is over.
 func (b *Bus) handle(ctx context.Context, value []byte) {
-	release := func() { <-b.slots }
+	b.counts.running.Add(1)
+	release := func() { b.counts.running.Add(-1); b.places.give(1) }
 	asked, err := message.DecodeActivation(value)
 	if err != nil {
 		b.cfg.Log.Error("a message is no activation, and names nobody who could be told", "error", err, "bytes", len(value))
@@ -83,6 +84,7 @@ func (b *Bus) store(ctx context.Context, asked *message.Activation, record *acti
 	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
 	defer cancel()
 	if err := b.db.PutActivation(limit, message.NewRecord(record, asked), time.Now()); err != nil {
+		b.counts.records.Add(1)
 		b.cfg.Log.Error("the record of an activation is lost", "activation", asked.ID, "namespace", record.Namespace, "error", err)
 	}
 }

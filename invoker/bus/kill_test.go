@@ -31,7 +31,7 @@ func child() {
 	if err == nil {
 		cfg := Config{Brokers: []string{os.Getenv(childBroker)}, Prefix: prefix, Invoker: message.NewInvoker(3, 1024), Slots: killSlots}
 		var serve func() error
-		if serve, err = join(ctx, cfg, at, newNode(), os.Stderr); err == nil {
+		if _, serve, err = join(ctx, cfg, at, newNode(), os.Stderr); err == nil {
 			err = serve()
 		}
 	}

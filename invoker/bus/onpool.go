@@ -45,9 +45,11 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 		Group:     r.Action.ID + "@" + r.Action.Revision,
 		Image:     v.image,
 		MemoryMiB: r.Action.Limits.MemoryMB,
-		Start:     func() (*api.StartRequest, error) { return v.start(p.APIHost, v.call()), nil },
-		Again:     v.again(p.APIHost),
-		Run:       func() (*api.RunRequest, error) { return v.run(), nil },
+		// A controller may allow several calls at once; the node's runtimes serve one.
+		Concurrency: 1,
+		Start:       func() (*api.StartRequest, error) { return v.start(p.APIHost, v.call()), nil },
+		Again:       v.again(p.APIHost),
+		Run:         func() (*api.RunRequest, error) { return v.run(), nil },
 		Keep: func(reply *api.RunReply) bool {
 			classified := activation.Classify(int(reply.Status), reply.Body)
 			answer = &classified

@@ -34,6 +34,9 @@ func Write(r *activation.Record, asked, accepted time.Time, result pool.Result, 
 			r.Init, r.Start = init.End.Sub(init.Begin), init.Begin
 		}
 	}
+	if r.End.Before(r.Start) {
+		r.End = r.Start // the clock was set back between what two processes saw
+	}
 	r.Wait = max(r.Start.Sub(asked), 0)
 	r.Logs = logs(result, r.Limits.LogsMB<<20)
 }
@@ -74,7 +77,9 @@ func failedCall(call *pool.CallError, limits activation.Limits) (activation.Resp
 func coldStart(accepted time.Time, result pool.Result, end time.Time) *activation.ColdStart {
 	start := result.Start
 	var tl timeline.Timeline
-	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: accepted, End: result.Placed})
+	begin := accepted.Round(0) // by the wall's clock, as all that the node says; what lies between, not
+	queued := result.Placed.Sub(accepted)
+	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: begin, End: begin.Add(queued)})
 	for _, s := range start.Spans {
 		tl.Add(timeline.Span{
 			Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs), End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
@@ -85,7 +90,7 @@ func coldStart(accepted time.Time, result pool.Result, end time.Time) *activatio
 	}
 	cold := &activation.ColdStart{
 		Sandbox: result.Sandbox, Driver: start.Driver, NetPath: start.NetPath, FastIOV: start.Fastiov, VF: start.Vf, MAC: start.Mac, Address: start.Address,
-		Answered: result.Run != nil, Begin: accepted, End: end, Spans: tl.Spans(),
+		Answered: result.Run != nil, Begin: begin, End: end, Spans: tl.Spans(),
 	}
 	for _, f := range append(slices.Clip(start.Memory), result.Run.GetMemory()) {
 		if f != nil {

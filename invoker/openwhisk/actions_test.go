@@ -1,13 +1,17 @@
 package openwhisk
 
 import (
+	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 func TestActionLives(t *testing.T) {
@@ -180,4 +184,43 @@ func FuzzPutAction(f *testing.F) {
 			t.Fatalf("HTTP %d %s", got.StatusCode, got.body)
 		}
 	})
+}
+
+// An action of a former version may allow ten calls at once in a sandbox; its runtime serves one.
+func TestAnOldActionHasOneCallASandbox(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	c := newClientOf(t, patient(kept))
+	c.put("old")
+	watch, end := context.WithCancel(t.Context())
+	var doc store.Doc
+	if err := kept.Watch(watch, func(d store.Doc) {
+		if d.Kind == store.Actions && doc.Body == nil {
+			doc = d
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	now, old := []byte(`"concurrency":1`), []byte(`"concurrency":10`)
+	if !bytes.Contains(doc.Body, now) {
+		t.Fatalf("%s", doc.Body)
+	}
+	doc.Body = bytes.Replace(doc.Body, now, old, 1)
+	if _, err := kept.Put(t.Context(), doc, nil, store.Unbounded); err != nil {
+		t.Fatal(err)
+	}
+	limits := c.want(200, c.do("GET", "actions/old", ""))["limits"].(map[string]any)
+	if limits["concurrency"] != 10.0 {
+		t.Fatalf("limits: %v", limits)
+	}
+	reached, gate := c.held(false)
+	for range 2 {
+		c.want(202, c.do("POST", "actions/old", "{}"))
+	}
+	<-reached
+	<-reached
+	if starts, _ := c.node.asked(); len(starts) != 2 {
+		t.Errorf("two calls at once had %d sandboxes", len(starts))
+	}
+	close(gate)
 }

@@ -46,6 +46,9 @@ func answerJSON(w http.ResponseWriter, status int, content []byte) {
 
 // answerError writes OpenWhisk's error form. Clients want both keys; the code names the transaction.
 func answerError(w http.ResponseWriter, err error) {
+	if errors.Is(err, errUnknown) {
+		panic(http.ErrAbortHandler) // closes the connection
+	}
 	status := statusOf(err)
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")

@@ -54,6 +54,8 @@ type API struct {
 	denials   denials
 	traces    ration
 	running   sync.WaitGroup
+	adopting  sync.WaitGroup
+	sent      atomic.Int64 // calls whose /run has left, and that have not ended
 	closing   atomic.Bool
 	unwatch   context.CancelFunc
 }
@@ -100,11 +102,23 @@ func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, er
 		return nil, err
 	}
 	a.routes()
-	return a, a.keepPromises(ctx)
+	if err := cfg.Store.Take(ctx, cfg.Invoker); err != nil {
+		return nil, err
+	}
+	if err := a.keepPromises(ctx); err != nil {
+		return nil, err
+	}
+	a.adopting.Go(func() { a.adoptPromises(ctx) })
+	return a, nil
 }
 
 // see takes in a change of the store.
 func (a *API) see(doc store.Doc) {
+	if doc.Kind == store.Packages {
+		if old, _ := a.catalog.packages.get(doc.Namespace, doc.Name); old != nil {
+			defer a.retireOf(old)
+		}
+	}
 	if err := errors.Join(a.catalog.see(doc, a.retire), a.directory.See(doc)); err != nil {
 		a.cfg.Log.Error("a document of the store cannot be used", "err", err)
 	}
@@ -170,13 +184,4 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	a.mux.ServeHTTP(w, r)
-}
-
-// Close cancels what is under way, ends every sandbox and returns when that is done and recorded. What was promised and not sent is
-// left to the next invoker of that name.
-func (a *API) Close() {
-	a.closing.Store(true)
-	a.pool.Close()
-	a.running.Wait()
-	a.unwatch()
 }

@@ -32,6 +32,7 @@ type outcome struct {
 	refused error
 	how     pool.Kind // it came to its sandbox
 	ran     bool      // there
+	took    time.Duration
 }
 
 // Started is a call under way, or at its end where that was waited for.
@@ -43,6 +44,11 @@ type started struct {
 // start runs a call that was admitted and waits for its end, at most as long as is said. It goes on when the waiting is over, and when
 // the caller has gone: then it has been promised, durably, that there will be a record of it.
 func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, error) {
+	if err := a.refuses(); err != nil {
+		c.bytes.end()
+		c.user.Done()
+		return started{}, err
+	}
 	c.wait = a.queueing(&c, wait)
 	v := a.invocation(c)
 	if wait <= 0 {
@@ -81,7 +87,7 @@ func (a *API) queueing(c *call, wait time.Duration) time.Duration {
 	if wait >= a.cfg.Blocking {
 		return min(a.cfg.Pool.Wait, a.cfg.Blocking-a.cfg.Blocking/20)
 	}
-	return max(time.Until(c.accepted.Add(expiry)), 1)
+	return max(expiry-age(c.accepted), 1)
 }
 
 // An invocation is a call on its way to its record.
@@ -112,13 +118,17 @@ func (v *invocation) run(ended func(outcome)) {
 
 // ran is how its way through a sandbox ended.
 func (v *invocation) ran(result pool.Result, err error) {
-	v.end(outcome{record: v.record(result, err), refused: refusal(err), how: result.How, ran: result.Run != nil})
+	end := outcome{how: result.How, ran: result.Run != nil}
+	end.took = age(v.accepted)
+	end.record, end.refused = v.record(result, err), refusal(err)
+	v.end(end)
 }
 
 func (v *invocation) end(as outcome) {
 	defer v.api.running.Done()
+	defer v.arrive()
 	if v.finish(as.record) {
-		v.api.metrics.observe(&as, v.accepted, v.api.trace(as.record))
+		v.api.metrics.observe(&as, v.api.trace(as.record))
 	}
 	v.bytes.end()
 	v.ended(as)

@@ -60,8 +60,8 @@ type collection[V any] struct {
 	decode func(store.Doc) (*V, error)
 	docs   sync.Map // slot[V] by store.Key
 
-	mu    sync.RWMutex                   // held while docs and names change
-	names map[string]map[string]struct{} // by namespace, so that a list costs nothing for others
+	mu sync.RWMutex                  // held while docs and of change
+	of map[string]map[string]slot[V] // the same by namespace: a list costs nothing for others
 }
 
 type slot[V any] struct {
@@ -88,24 +88,25 @@ func (c *collection[V]) see(doc store.Doc) (old *V, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if was, replaced := c.docs.Swap(doc.Key, slot[V]{value, doc.Revision}); replaced {
+	now := slot[V]{value, doc.Revision}
+	if c.of == nil {
+		c.of = map[string]map[string]slot[V]{}
+	}
+	if c.of[doc.Namespace] == nil {
+		c.of[doc.Namespace] = map[string]slot[V]{}
+	}
+	c.of[doc.Namespace][doc.Name] = now
+	if was, replaced := c.docs.Swap(doc.Key, now); replaced {
 		return was.(slot[V]).value, nil
 	}
-	if c.names == nil {
-		c.names = map[string]map[string]struct{}{}
-	}
-	if c.names[doc.Namespace] == nil {
-		c.names[doc.Namespace] = map[string]struct{}{}
-	}
-	c.names[doc.Namespace][doc.Name] = struct{}{}
 	return nil, nil
 }
 
 func (c *collection[V]) forget(key store.Key) (old *V) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if delete(c.names[key.Namespace], key.Name); len(c.names[key.Namespace]) == 0 {
-		delete(c.names, key.Namespace)
+	if delete(c.of[key.Namespace], key.Name); len(c.of[key.Namespace]) == 0 {
+		delete(c.of, key.Namespace)
 	}
 	if gone, was := c.docs.LoadAndDelete(key); was {
 		return gone.(slot[V]).value
@@ -138,10 +139,9 @@ func (c *collection[V]) list(namespace, prefix string) []*V {
 	}
 	var rows []row
 	c.mu.RLock()
-	for name := range c.names[namespace] {
+	for name, found := range c.of[namespace] {
 		if strings.HasPrefix(name, prefix) {
-			found, _ := c.docs.Load(c.key(namespace, name))
-			rows = append(rows, row{found.(slot[V]), name})
+			rows = append(rows, row{found, name})
 		}
 	}
 	c.mu.RUnlock()

@@ -16,6 +16,8 @@ var (
 		"Connections that were closed at once, by the bound that they met.", []string{"bound"}, nil)
 	descLost = prometheus.NewDesc("fastiov_lost_records_total",
 		"Activation records that could be kept neither on disk nor in memory.", nil, nil)
+	descBroken = prometheus.NewDesc("fastiov_store_broken",
+		"1 while the store takes no writes, or another process has the invoker's name; else 0.", nil, nil)
 )
 
 // The values of their labels.
@@ -27,7 +29,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (a *API) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBodies, descConnections, descRefused, descLost} {
+	for _, d := range []*prometheus.Desc{descBodies, descConnections, descRefused, descLost, descBroken} {
 		ch <- d
 	}
 }
@@ -48,4 +50,9 @@ func (a *API) Collect(ch chan<- prometheus.Metric) {
 	pair(descConnections, prometheus.GaugeValue, ConnectionStates, float64(open), float64(most-open))
 	pair(descRefused, prometheus.CounterValue, ConnectionBounds, float64(refused.Address), float64(refused.All))
 	ch <- prometheus.MustNewConstMetric(descLost, prometheus.CounterValue, float64(a.cfg.Store.Lost()))
+	broken := 0.0
+	if a.cfg.Store.Broken() != nil {
+		broken = 1
+	}
+	ch <- prometheus.MustNewConstMetric(descBroken, prometheus.GaugeValue, broken)
 }

@@ -50,7 +50,8 @@ func (v *invocation) compose() *activation.Record {
 	}
 	r := v.blank()
 	r.Kind, r.Response, r.Logs = entity.Sequence, response, c.steps
-	r.Start, r.End, r.Wait = c.begun, time.Now(), max(c.begun.Sub(v.accepted), 0)
+	r.Start, r.End = c.begun, c.begun.Add(time.Since(c.begun)) // the clock may be set meanwhile
+	r.Wait = max(c.begun.Sub(v.accepted), 0)
 	if c.memory > 0 {
 		r.Limits.MemoryMB = c.memory
 	}

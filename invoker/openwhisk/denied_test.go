@@ -48,7 +48,7 @@ func TestWhatAnInvokerHasIsCounted(t *testing.T) {
 	c := newClient(t)
 	for _, series := range []string{
 		"fastiov_body_bytes held", "fastiov_connections open", "fastiov_refused_connections_total all",
-		"fastiov_refused_connections_total address", "fastiov_lost_records_total",
+		"fastiov_refused_connections_total address", "fastiov_lost_records_total", "fastiov_store_broken",
 	} {
 		if n := c.counted(series); n != 0 {
 			t.Errorf("%s: %v", series, n)

@@ -162,6 +162,49 @@ func TestSandboxesAreNotSharedBetweenNamespaces(t *testing.T) {
 	}
 }
 
+// However often a package or a binding of it changes, an action has as many groups of sandboxes as it
+// has names, and the sandboxes of older versions end.
+func TestVersionsOfAPackageLeaveNothing(t *testing.T) {
+	c := newClient(t)
+	const parameters = `"parameters":[{"key":"HOME","value":"/%d","init":true}]`
+	c.want(200, c.do("PUT", "packages/pk", fmt.Sprintf(`{`+parameters+`}`, 0)))
+	c.want(200, c.do("PUT", "packages/mine", `{"binding":{"namespace":"_","name":"pk"}}`))
+	c.want(200, c.do("PUT", "actions/pk/hello", hello))
+	action, _ := c.api.catalog.actions.get("guest", "pk/hello")
+	groups := func(want int) {
+		t.Helper()
+		action.mu.Lock()
+		defer action.mu.Unlock()
+		if len(action.groups) != want {
+			t.Errorf("%d groups, want %d: %v", len(action.groups), want, action.groups)
+		}
+	}
+	call := func() {
+		t.Helper()
+		c.result("actions/pk/hello", "")
+		c.result("actions/mine/hello", "")
+		groups(2)
+	}
+	call()
+	for version := range 20 {
+		c.want(200, c.do("PUT", "packages/pk?overwrite=true", fmt.Sprintf(`{`+parameters+`}`, version)))
+		groups(0)
+		<-c.node.stops
+		<-c.node.stops
+		call()
+		c.want(200, c.do("PUT", "packages/mine?overwrite=true", fmt.Sprintf(`{`+parameters+`}`, version)))
+		groups(1)
+		<-c.node.stops
+		c.result("actions/mine/hello", "")
+	}
+	c.want(200, c.do("DELETE", "packages/mine", ""))
+	groups(1)
+	<-c.node.stops
+	if starts, _ := c.node.asked(); len(starts) != 2+20*3 {
+		t.Errorf("%d sandboxes started", len(starts))
+	}
+}
+
 func TestTriggersFireTheirActiveRules(t *testing.T) {
 	c := newClient(t)
 	c.put("hello")
@@ -178,7 +221,11 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 	}
 	c.want(200, c.do("PUT", "rules/idle", `{"trigger":"/_/t","action":"/_/hello","status":"inactive"}`))
 
-	got := c.do("POST", "triggers/t", `{"q":2}`)
+	const url = "http://127.0.0.1/api/v1/namespaces/_/triggers/t"
+	fire := httptest.NewRequest("POST", url, strings.NewReader(`{"q":2}`))
+	fire.SetBasicAuth(c.key.UUID, c.key.Secret)
+	fire.Header.Set("Foo", "Bar")
+	got := c.send(fire)
 	id := c.want(202, got)["activationId"]
 	if got.Header.Get("x-openwhisk-activation-id") != id {
 		t.Error("the header names another activation")
@@ -186,6 +233,13 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 	record := c.want(200, c.do("GET", "activations/"+id.(string), ""))
 	if fmt.Sprint(record["response"].(map[string]any)["result"]) != "map[q:2]" || record["name"] != "t" {
 		t.Errorf("the trigger's record: %v", record)
+	}
+	if _, ended := record["end"]; ended || record["duration"] != nil || record["start"] == nil {
+		t.Errorf("a trigger has a start alone: %v", record)
+	}
+	row := c.rows(c.do("GET", "activations?name=t", ""))[0]
+	if _, ended := row["end"]; ended || row["duration"] != nil || row["statusCode"] != nil {
+		t.Errorf("a trigger's row: %v", row)
 	}
 	lines := map[string]fired{}
 	for _, text := range record["logs"].([]any) {
@@ -198,12 +252,19 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 	if ran := lines["guest/r"]; !ran.Success || ran.Action != "guest/hello" || ran.StatusCode != 0 {
 		t.Errorf("log: %+v", lines)
 	}
-	if idle := lines["guest/idle"]; idle.Success || idle.StatusCode != 1 || !strings.Contains(idle.Error, "not active") {
+	inactive := "Rule 'guest/idle' is inactive, action 'guest/hello' was not activated."
+	if idle := lines["guest/idle"]; idle.Success || idle.StatusCode != 1 || idle.Error != inactive {
 		t.Errorf("log: %+v", lines)
 	}
 	c.api.running.Wait()
 	ran := c.want(200, c.do("GET", "activations/"+lines["guest/r"].ActivationID, ""))
-	if fmt.Sprint(ran["response"].(map[string]any)["result"]) != "map[p:1 q:2]" || ran["cause"] != nil {
+	result := ran["response"].(map[string]any)["result"].(map[string]any)
+	headers := result["__ow_headers"].(map[string]any)
+	if headers["foo"] != "Bar" || headers["authorization"] != nil {
+		t.Errorf("the headers that the action got: %v", headers)
+	}
+	delete(result, "__ow_headers")
+	if fmt.Sprint(result) != "map[p:1 q:2]" || ran["cause"] != nil {
 		t.Errorf("the action's record: %v", ran)
 	}
 
@@ -240,7 +301,7 @@ func TestASubjectsActionsMayBeBoundedFurther(t *testing.T) {
 	c := newClient(t)
 	c.want(200, c.do("PUT", "packages/pk", `{"publish":true}`))
 	c.put("pk/large")
-	bob := c.as("bob", access.Limits{MaxActionMemory: 128, MaxActionTimeout: 1000, MaxActionLogs: 1})
+	bob := c.as("bob", access.Limits{"maxActionMemory": 128, "maxActionTimeout": 1000, "maxActionLogs": 1})
 	if got := bob.want(200, bob.do("GET", "limits", "")); got["maxActionMemory"] != 128.0 || got["maxActionTimeout"] != 1000.0 || got["maxActionLogs"] != 1.0 || got["minActionMemory"] != 128.0 {
 		t.Errorf("limits: %v", got)
 	}
@@ -266,7 +327,7 @@ func TestASubjectsActionsMayBeBoundedFurther(t *testing.T) {
 
 func TestLimitsAreToldAndKept(t *testing.T) {
 	c := newClient(t)
-	bob := c.as("bob", access.Limits{InvocationsPerMinute: 2, FiresPerMinute: 1})
+	bob := c.as("bob", access.Limits{"invocationsPerMinute": 2, "firesPerMinute": 1})
 	if got := bob.want(200, bob.do("GET", "limits", "")); got["invocationsPerMinute"] != 2.0 || got["concurrentInvocations"] != float64(access.Defaults.ConcurrentInvocations) {
 		t.Errorf("limits: %v", got)
 	}

@@ -252,7 +252,7 @@ func TestSevenAtOnceStartSeven(t *testing.T) {
 }
 
 func TestTooManyInFlight(t *testing.T) {
-	c := newClientOf(t, Config{Limits: access.Limits{ConcurrentInvocations: 1}, Pool: pool.Config{Wait: time.Second, Start: time.Second}})
+	c := newClientOf(t, Config{Limits: access.Limits{"concurrentInvocations": 1}, Pool: pool.Config{Wait: time.Second, Start: time.Second}})
 	c.put("hello")
 	gate := make(chan struct{})
 	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {

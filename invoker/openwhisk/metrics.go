@@ -72,7 +72,8 @@ func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (
 			Help: "Share of a cold start's end-to-end time that some stage claims.",
 		}, metrics.StartLabels),
 		activation: metrics.Seconds("fastiov_activation_seconds",
-			"Activations that ran, from accepting the request to the last byte of the answer leaving the sandbox.", "function", "start"),
+			"Activations that ran, from accepting the request to the sandbox's reply being back at the invoker.",
+			"function", "start"),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_activations_total", Help: "Activations by how they ended.",
 		}, []string{"function", "status"}),
@@ -151,8 +152,8 @@ func (m *Metrics) sweep() {
 	}
 }
 
-// observe counts an activation that was accepted then. traced: its trace, which has its id, can be looked up.
-func (m *Metrics) observe(end *outcome, accepted time.Time, traced bool) {
+// observe counts an activation. traced: its trace, which has its id, can be looked up.
+func (m *Metrics) observe(end *outcome, traced bool) {
 	if m == nil {
 		return
 	}
@@ -167,7 +168,7 @@ func (m *Metrics) observe(end *outcome, accepted time.Time, traced bool) {
 		trace = prometheus.Labels{"trace_id": r.ID}
 	}
 	if took := f.took[end.how]; took != nil && end.ran {
-		add(took, r.End.Sub(accepted), trace)
+		add(took, end.took, trace)
 	}
 	cold := r.Cold
 	if cold == nil || !cold.Answered {

@@ -49,13 +49,18 @@ func interpret(extension string, response activation.Response) (*page, error) {
 	return extensions[extension](result)
 }
 
+// What a web action answers is its author's, and the live page, where keys are entered, has the same
+// origin. So a browser shows it as if it came from another origin.
+const policy = "Content-Security-Policy"
+
+var asAnother = []string{"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"}
+
 func (p *page) answer(w http.ResponseWriter) {
 	h := w.Header()
+	p.header[policy] = append(p.header[policy], asAnother...) // a browser obeys each of them
 	for name, values := range p.header {
 		h[name] = values
 	}
-	// What an action shows is its author's, and the live page, where keys are entered, has the same origin: as if from another it is shown.
-	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
 	w.WriteHeader(p.status)
 	if len(p.body) > 0 {
 		_, _ = w.Write(p.body) // the caller has gone, or the status allows no body

@@ -32,6 +32,10 @@ type promised struct {
 // expiry is how long a promise is good for. What has not been sent by then never is.
 const expiry = time.Hour
 
+// age is how long ago a call was accepted: by the monotonic clock where this process accepted it,
+// by the wall clock where that was read back. That one may have been set back: no age is negative.
+func age(accepted time.Time) time.Duration { return max(time.Since(accepted), 0) }
+
 // noteWithin bounds the wait for the store, which goes on when the caller has gone.
 const noteWithin = 10 * time.Second
 
@@ -85,12 +89,12 @@ func (v *invocation) promise(ctx context.Context) error {
 		return err
 	}
 	err = v.api.accept(ctx, store.Accepted{ID: v.id, Namespace: v.user.Namespace, At: v.accepted, Sent: v.sent, Body: body})
-	if err != nil {
-		if !v.sent {
-			v.over = true
-			v.api.cfg.Store.Finish(v.failed(activation.InternalError, err.Error()))
-		}
-		return err
+	switch {
+	case err != nil && v.sent: // it runs; who is told no would call again
+		return fmt.Errorf("%w: %w", errUnknown, err)
+	case err != nil:
+		v.over = true
+		return v.api.takeBack(ctx, v.failed(activation.InternalError, err.Error()), err)
 	}
 	v.made = true
 	return nil
@@ -101,10 +105,44 @@ func (a *API) accept(ctx context.Context, p store.Accepted) error {
 	ctx, stop := noting(ctx)
 	defer stop()
 	p.Invoker = a.cfg.Invoker
-	if err := a.cfg.Store.Accept(ctx, p); err != nil {
-		return fail(http.StatusServiceUnavailable, "the activation could not be promised: %v; try again", err)
+	err := a.cfg.Store.Accept(ctx, p)
+	if err == nil {
+		return nil
 	}
-	return nil
+	refusal := fail(http.StatusServiceUnavailable, "the activation could not be promised: %v; try again", err)
+	return &unpromised{refusal, err}
+}
+
+// unpromised is a promise that could not be made, in words for its caller and for what the store said.
+type unpromised struct {
+	error
+	why error
+}
+
+func (u *unpromised) Unwrap() []error { return []error{u.error, u.why} }
+
+// errUnknown is the error of a call of which nobody knows whether it is promised. Its caller gets no answer:
+// whatever it was, it could turn out wrong after a crash.
+var errUnknown = errors.New("it is not known whether the activation is promised")
+
+// settleWithin bounds the wait of a caller for the store to forget a promise.
+const settleWithin = 20 * time.Second
+
+// takeBack returns once a promise that could not be made, or only perhaps, is none for good: then its
+// caller may be told so.
+func (a *API) takeBack(ctx context.Context, refused *activation.Record, why error) error {
+	if errors.Is(why, store.ErrNotKept) {
+		a.cfg.Store.Finish(refused)
+		return why
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), settleWithin)
+	defer stop()
+	if err := a.cfg.Store.Refuse(ctx, refused); err != nil {
+		a.cfg.Log.Error("a caller is left without an answer; check the store",
+			"activation", refused.ID, "err", fmt.Errorf("%w: %w", errUnknown, err))
+		return fmt.Errorf("%w: %w", errUnknown, why)
+	}
+	return why
 }
 
 // leave is called when the /run is about to be sent: the first of them, where there are several steps.
@@ -116,16 +154,34 @@ func (v *invocation) leave(ctx context.Context) error {
 		return errors.New("its caller was told that it would not run")
 	}
 	if v.made && !v.sent {
+		if v.api.closing.Load() {
+			return errors.New("it is left to the next invoker")
+		}
 		ctx, stop := noting(ctx)
 		defer stop()
 		err := v.api.cfg.Store.Sent(ctx, v.id)
-		v.elsewhere = errors.Is(err, store.ErrConflict)
+		v.elsewhere = errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrReplaced)
 		if err != nil {
 			return fmt.Errorf("that it was sent could not be noted: %w", err)
 		}
 	}
+	if !v.sent {
+		v.api.sent.Add(1)
+	}
 	v.sent = true
 	return nil
+}
+
+// arrive is called at the end of what leave was called for.
+func (v *invocation) arrive() {
+	if v.within != nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.sent {
+		v.api.sent.Add(-1)
+	}
 }
 
 // topmost is the invocation that is promised: a step is part of what it is a step of.
@@ -179,6 +235,34 @@ func (a *API) keepPromises(ctx context.Context) error {
 	return nil
 }
 
+// adoptEvery is how often this invoker looks for promises of others that are no more.
+const adoptEvery = 5 * time.Second
+
+func (a *API) adoptPromises(ctx context.Context) {
+	each := time.NewTicker(adoptEvery)
+	defer each.Stop()
+	for {
+		select {
+		case <-each.C:
+			a.adopt(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// adopt takes up what invokers that are no more have promised. Where the store does not answer, the next
+// look finds what this one did not.
+func (a *API) adopt(ctx context.Context) {
+	adopted, _ := a.cfg.Store.Adopt(ctx)
+	for _, accepted := range adopted {
+		a.keepPromise(accepted)
+	}
+	if len(adopted) > 0 {
+		a.cfg.Log.Info("activations that another invoker promised, which is no more, are taken up", "count", len(adopted))
+	}
+}
+
 func (a *API) keepPromise(p store.Accepted) {
 	var n note
 	err := json.Unmarshal(p.Body, &n)
@@ -186,7 +270,7 @@ func (a *API) keepPromise(p store.Accepted) {
 		err = fmt.Errorf("what was kept of it cannot be read: %w", err)
 	} else if p.Sent {
 		err = errors.New("the invoker ended while it ran; it is not run twice")
-	} else if time.Since(p.At) > expiry {
+	} else if age(p.At) > expiry {
 		err = fmt.Errorf("expired, never started: it was promised more than %v ago; call it again", expiry)
 	}
 	var key access.Key
@@ -202,7 +286,8 @@ func (a *API) keepPromise(p store.Accepted) {
 		now := time.Now()
 		a.cfg.Store.Finish(&activation.Record{
 			ID: p.ID, Namespace: n.Namespace, Name: n.Action.Name, Version: n.Version, Subject: n.Subject, Kind: n.Kind,
-			Path: n.Action.String()[1:], Cause: n.Cause, CausedBy: n.CausedBy, Start: now, End: now, Wait: now.Sub(p.At),
+			Path: n.Action.String()[1:], Cause: n.Cause, CausedBy: n.CausedBy,
+			Start: now, End: now, Wait: age(p.At),
 			Response: activation.Failed(activation.InternalError, err.Error()),
 		})
 		return

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
@@ -14,6 +17,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/entity"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/redis"
+	"github.com/fastiov/fastiov/invoker/store/redis/redistest"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -172,15 +177,200 @@ func TestAPromiseOlderThanAnHourExpires(t *testing.T) {
 	}
 }
 
-func TestARenamedInvokerKeepsItsPromises(t *testing.T) {
+// The clock was set back by two hours after a promise was made: to the next process it is as one
+// made now, and no record tells of less than no time.
+func TestAPromiseFromTheFutureIsNew(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
 	newClientOf(t, patient(kept)).put("hello")
-	id := promisedBy(t, kept, "the name before", time.Now())
+	ahead := time.Now().Add(2 * time.Hour)
+	unsent := promisedBy(t, kept, "one", ahead)
+	sent := promisedBy(t, kept, "one", ahead)
+	if err := kept.Sent(t.Context(), sent); err != nil {
+		t.Fatal(err)
+	}
 	next := newClientOf(t, patient(kept))
 	next.api.running.Wait()
-	if r, err := kept.Get(t.Context(), "guest", id); err != nil || r.Response.Status != activation.Success {
-		t.Errorf("its record: %+v, %v", r, err)
+	for id, want := range map[string]activation.Status{
+		unsent: activation.Success, sent: activation.InternalError,
+	} {
+		r, err := kept.Get(t.Context(), "guest", id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Response.Status != want || r.End.Before(r.Start) || r.Wait < 0 || r.Init < 0 {
+			t.Errorf("%+v", r)
+		}
 	}
+}
+
+// The clock is set back while a fire is refused: its record does not end before it starts.
+func TestARefusedFireTakesNoLessThanNoTime(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	c := newClientOf(t, patient(brokenPromises{kept}))
+	fired := &activation.Record{
+		ID: activation.NewID(), Namespace: "guest", Name: "t",
+		Start: time.Now().Add(time.Hour).Round(0),
+	}
+	if c.api.promiseFire(t.Context(), fired) == nil {
+		t.Fatal("a full disk took a promise")
+	}
+	r, err := kept.Get(t.Context(), "guest", fired.ID)
+	if err != nil || r.End.Before(r.Start) {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// accepting tells of the times at which calls were accepted.
+type accepting struct {
+	store.Store
+	at chan time.Time
+}
+
+func (s accepting) Accept(ctx context.Context, a store.Accepted) error {
+	s.at <- a.At
+	return s.Store.Accept(ctx, a)
+}
+
+// What this process promises has a reading of the monotonic clock, and ages by that. What it reads
+// back has none.
+func TestWhatAPromiseAgesBy(t *testing.T) {
+	kept := accepting{openStore(t, filepath.Join(t.TempDir(), "store")), make(chan time.Time, 1)}
+	c := newClientOf(t, patient(kept))
+	c.put("hello")
+	reached, gate := c.held(true)
+	c.want(202, c.do("POST", "actions/hello", "{}"))
+	<-reached
+	made, left := <-kept.at, c.promises()
+	close(gate)
+	c.api.running.Wait()
+	if made == made.Round(0) {
+		t.Errorf("a promise was made at %v, by the wall clock alone", made)
+	}
+	if len(left) != 1 || left[0].At != left[0].At.Round(0) || !left[0].At.Equal(made) {
+		t.Errorf("what was promised at %v was read back as %+v", made, left)
+	}
+}
+
+// openRedis opens a store that closes with the test, if it was not closed before.
+func openRedis(t *testing.T, server *redistest.Server) store.Store {
+	t.Helper()
+	s, err := redis.Open(t.Context(), server.URL(), 64<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestARenamedInvokerKeepsItsPromises(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+		renamed(t, func() store.Store { return kept }, func(store.Store) {})
+	})
+	t.Run("redis", func(t *testing.T) {
+		server := redistest.Start(t)
+		renamed(t, func() store.Store { return openRedis(t, server) }, func(s store.Store) {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+}
+
+func renamed(t *testing.T, open func() store.Store, end func(store.Store)) {
+	kept := open()
+	newClientOf(t, patient(kept)).put("hello") // by "one", which lives on
+	former := open()
+	if err := former.Take(t.Context(), "the name before"); err != nil {
+		t.Fatal(err)
+	}
+	id := promisedBy(t, former, "the name before", time.Now())
+	end(former)
+	cfg := patient(open())
+	cfg.Invoker = "the name now"
+	newClientOf(t, cfg)
+	for late := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		r, err := kept.Get(t.Context(), "guest", id)
+		switch {
+		case err == nil && r.Response.Status == activation.Success:
+			return
+		case err == nil || time.Now().After(late):
+			t.Fatalf("its record: %+v, %v", r, err)
+		}
+	}
+}
+
+func TestWhoWasReplacedAcceptsNoMoreCalls(t *testing.T) {
+	server := redistest.Start(t)
+	first := newClientOf(t, patient(openRedis(t, server)))
+	first.put("hello")
+	first.result("actions/hello", "{}")
+	second := newClientOf(t, patient(openRedis(t, server)))
+	first.want(503, first.do("POST", "actions/hello", "{}")) // by which it learns that
+	first.want(503, first.do("POST", "actions/hello?blocking=true", "{}"))
+	if _, runs := first.node.asked(); len(runs) != 1 {
+		t.Errorf("%d runs by the first", len(runs))
+	}
+	second.result("actions/hello", "{}")
+}
+
+// doomed is a store that a crash ends before a record is on its way to the disk.
+type doomed struct{ store.Store }
+
+func (doomed) Finish(*activation.Record) {}
+
+func TestACrashAfterANoRunsNothing(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	first := newClientOf(t, patient(doomed{uncertain{kept}}))
+	first.put("hello")
+	first.want(503, first.do("POST", "actions/hello", "{}"))
+	next := newClientOf(t, patient(kept))
+	next.api.running.Wait()
+	if _, runs := next.node.asked(); len(runs) != 0 {
+		t.Errorf("%d runs after the caller was told no", len(runs))
+	}
+}
+
+// away is a store that cannot even be told to forget a promise.
+type away struct{ store.Store }
+
+func (away) Refuse(context.Context, *activation.Record) error { return errors.New("i/o timeout") }
+
+// A caller has waited long enough for a run, and cannot be promised its record.
+func TestWhoseCallRunsIsNotToldNo(t *testing.T) {
+	for wait := 1; ; wait *= 2 { // until its run is sent by then
+		c := newClientOf(t, patient(uncertain{openStore(t, filepath.Join(t.TempDir(), "store"))}))
+		c.put("hello")
+		_, gate := c.held(false)
+		gone := func() (gone any) {
+			defer func() { gone = recover() }()
+			c.do("POST", fmt.Sprintf("actions/hello?blocking=true&timeout=%d", wait), "{}")
+			return nil
+		}()
+		close(gate)
+		c.api.running.Wait()
+		if _, runs := c.node.asked(); len(runs) == 0 {
+			continue
+		}
+		if left := c.promises(); gone != http.ErrAbortHandler || len(left) != 0 {
+			t.Errorf("the connection is not closed: %v; still promised: %+v", gone, left)
+		}
+		return
+	}
+}
+
+func TestWhoMayBePromisedIsNotToldNo(t *testing.T) {
+	c := newClientOf(t, patient(away{uncertain{openStore(t, filepath.Join(t.TempDir(), "store"))}}))
+	c.put("hello")
+	defer func() {
+		if gone := recover(); gone != http.ErrAbortHandler {
+			t.Errorf("the connection is not closed: %v", gone)
+		}
+		if _, runs := c.node.asked(); len(runs) != 0 {
+			t.Errorf("%d runs", len(runs))
+		}
+	}()
+	c.do("POST", "actions/hello", "{}")
 }
 
 // A promised call may wait for a sandbox until the promise expires; a blocking caller is told in time that
@@ -197,6 +387,7 @@ func TestHowLongACallQueues(t *testing.T) {
 		{now, 0, 59 * time.Minute, time.Hour},
 		{now.Add(-50 * time.Minute), 0, 9 * time.Minute, 10 * time.Minute},
 		{now.Add(-2 * time.Hour), 0, 1, 1},
+		{now.Add(2 * time.Hour).Round(0), 0, time.Hour, time.Hour},
 		{now, time.Second, 59 * time.Minute, time.Hour},
 		{now, wait, 50 * time.Second, wait - time.Second},
 	} {

@@ -15,7 +15,7 @@ import (
 func TestANamespaceIsFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	c := newClientOf(t, patient(openStore(t, path)))
-	ann := c.as("ann", access.Limits{MaxEntities: 3, MaxEntityMB: 1, MaxCodeMB: 1})
+	ann := c.as("ann", access.Limits{"maxEntities": 3, "maxEntityMB": 1, "maxCodeMB": 1})
 	refused := func(why string, got reached) {
 		t.Helper()
 		if m := c.want(413, got); !strings.Contains(m["error"].(string), why) {
@@ -57,7 +57,7 @@ func TestANamespaceIsFull(t *testing.T) {
 
 func TestChangesAndReadsHaveARate(t *testing.T) {
 	c := newClient(t)
-	ann := c.as("ann", access.Limits{ChangesPerMinute: 2, ReadsPerMinute: 2})
+	ann := c.as("ann", access.Limits{"changesPerMinute": 2, "readsPerMinute": 2})
 	for method, path := range map[string]string{
 		"PUT": "actions/a?overwrite=true", "DELETE": "actions/a", "POST": "rules/r",
 		"GET": "actions", "HEAD": "activations",

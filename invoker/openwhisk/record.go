@@ -25,7 +25,7 @@ func (v *invocation) blank() *activation.Record {
 func (v *invocation) failed(as activation.Status, why string) *activation.Record {
 	r := v.blank()
 	r.Start = time.Now()
-	r.End, r.Wait, r.Response = r.Start, r.Start.Sub(v.accepted), activation.Failed(as, why)
+	r.End, r.Wait, r.Response = r.Start, age(v.accepted), activation.Failed(as, why)
 	return r
 }
 

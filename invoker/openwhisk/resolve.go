@@ -3,7 +3,6 @@ package openwhisk
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 
@@ -22,7 +21,7 @@ type action struct {
 	plain    resolved // as its own namespace resolves it, where no package adds parameters
 
 	mu     sync.Mutex
-	groups []string // beside plain's, of sandboxes that were initialised with a package's parameters
+	groups map[string]string // of sandboxes with a package's parameters, beside plain's: by binding
 }
 
 // A resolved action is what a name stands for, for one who calls.
@@ -47,23 +46,55 @@ func decodeAction(doc store.Doc) (*action, error) {
 	return a, nil
 }
 
-// note remembers a group, to retire it with the action.
-func (a *action) note(group string) {
+// note remembers the group of an action that is named through a binding, or through none. It returns
+// the one in its place, which had the parameters of another version.
+func (a *action) note(binding, group string) (old string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if group != a.plain.group && !slices.Contains(a.groups, group) {
-		a.groups = append(a.groups, group)
+	if old = a.groups[binding]; old == group {
+		return ""
 	}
+	if a.groups == nil {
+		a.groups = map[string]string{}
+	}
+	a.groups[binding] = group
+	return old
+}
+
+// forget drops the group of a binding, or all groups where none is named, and returns what it dropped.
+func (a *action) forget(binding string) (groups []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for of, group := range a.groups {
+		if of == binding || binding == "" {
+			groups = append(groups, group)
+			delete(a.groups, of)
+		}
+	}
+	return groups
 }
 
 // retire ends the sandboxes that hold an action which was replaced.
 func (a *API) retire(old *action) {
-	old.mu.Lock()
-	defer old.mu.Unlock()
-	for _, group := range append([]string{old.plain.group}, old.groups...) {
+	for _, group := range append(old.forget(""), old.plain.group) {
 		a.pool.Retire(group)
 	}
 }
+
+// retireOf ends the sandboxes that have parameters of a package, or a binding, that was replaced.
+func (a *API) retireOf(old *entity.Package) {
+	provider, binding := entity.Binding{Namespace: old.Namespace, Name: old.Name}, ""
+	if old.Bound() {
+		provider, binding = old.Binding, bindingName(old)
+	}
+	for _, action := range a.catalog.actions.list(provider.Namespace, provider.Name+"/") {
+		for _, group := range action.forget(binding) {
+			a.pool.Retire(group)
+		}
+	}
+}
+
+func bindingName(p *entity.Package) string { return p.Namespace + "/" + p.Name }
 
 // exists tells whether there is an action of that full name, NAMESPACE/NAME or NAMESPACE/PACKAGE/NAME.
 func (a *API) exists(full string) bool {
@@ -97,7 +128,7 @@ func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error
 	r := resolved{action: found, group: found.plain.group}
 	if pkg != provider {
 		layers = append(layers, pkg.Parameters)
-		r.binding = pkg.Namespace + "/" + pkg.Name
+		r.binding = bindingName(pkg)
 	}
 	if found.Exec.Kind == entity.Sequence {
 		r.fixed = found.plain.fixed // a package's parameters are for what is run of it
@@ -106,7 +137,9 @@ func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error
 	r.fixed = entity.Fix(found.Annotations.True("final"), append(layers, found.Parameters)...)
 	if len(r.fixed.Init) > 0 { // what a sandbox was initialised with is the package's too
 		r.group += fmt.Sprintf(" of %s %s as %s %s", provider.Name, provider.Version, r.binding, pkg.Version)
-		found.note(r.group)
+		if old := found.note(r.binding, r.group); old != "" {
+			a.pool.Retire(old)
+		}
 	}
 	return &r, nil
 }

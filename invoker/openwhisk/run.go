@@ -74,7 +74,7 @@ func (v *invocation) startRequest() (*api.StartRequest, error) {
 	}
 	request, err := v.api.startRequest(v.user.Namespace, v.on, environment)
 	if err == nil {
-		request.Call.WaitedNs = uint64(max(time.Since(v.accepted), 0))
+		request.Call.WaitedNs = uint64(age(v.accepted))
 	}
 	return request, err
 }

@@ -3,6 +3,7 @@ package openwhisk
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"sync"
@@ -103,8 +104,10 @@ func (f fired) line() string {
 	return string(content)
 }
 
-// fireTrigger invokes the action of every active rule, without waiting for any, and answers with the id of the trigger's own record;
-// where no rule is active, with nothing.
+// fireTrigger invokes the action of every active rule, without waiting for any, and answers with the id
+// of the trigger's own record; where no rule is active, with nothing. OpenWhisk answers before it
+// invokes anything. Here the answer comes once all that is invoked is promised. The record has no end:
+// nothing ran.
 func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) error {
 	path, err := rq.ownNamed(r)
 	if err != nil {
@@ -125,7 +128,8 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	if err != nil {
 		return err
 	}
-	arguments, err := entity.Fix(false, trigger.Parameters).Under(body)
+	headers := entity.Pairs{{Key: owHeaders, Value: told(r, rq.user).json()}}
+	arguments, err := entity.Fix(false, trigger.Parameters, headers).Under(body)
 	if err != nil {
 		return err
 	}
@@ -147,7 +151,6 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments) }) // their promises share an fsync
 	}
 	all.Wait()
-	record.End = time.Now()
 	a.cfg.Store.Finish(record)
 	w.Header().Set(activationID, record.ID)
 	answer(w, http.StatusAccepted, map[string]string{"activationId": record.ID})
@@ -165,7 +168,8 @@ func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 	err = a.accept(ctx, store.Accepted{ID: r.ID, Namespace: r.Namespace, At: r.Start, Sent: true, Body: body})
 	if err != nil {
 		refused := *r
-		refused.End, refused.Response = time.Now(), activation.Failed(activation.InternalError, err.Error())
+		refused.End = r.Start.Add(age(r.Start)) // the clock may be set meanwhile
+		refused.Response = activation.Failed(activation.InternalError, err.Error())
 		a.cfg.Store.Finish(&refused)
 	}
 	return err
@@ -175,7 +179,8 @@ func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte) (line string) {
 	f := fired{Rule: rule.Namespace + "/" + rule.Name, Action: rule.Action.String()[1:]}
 	if rule.Status != entity.Active {
-		f.StatusCode, f.Error = activation.ApplicationError, "the rule "+f.Rule+" is not active: "+f.Action+" was not invoked"
+		f.StatusCode, f.Error = activation.ApplicationError, fmt.Sprintf(
+			"Rule '%s' is inactive, action '%s' was not activated.", f.Rule, f.Action) // OpenWhisk's words
 		return f.line()
 	}
 	id, err := a.invokeFor(r, rq, rule.Action, body)

@@ -56,6 +56,7 @@ var webMethods = []string{"OPTIONS", "GET", "DELETE", "POST", "PUT", "HEAD", "PA
 func (a *API) web(w http.ResponseWriter, r *http.Request) {
 	rq := &request{accepted: time.Now(), transaction: begin(w, r)}
 	defer rq.bytes.end()
+	w.Header()[policy] = asAnother
 	if err := a.serveWeb(w, r, rq); err != nil {
 		a.metrics.refuse("web", err)
 		answerError(w, err)

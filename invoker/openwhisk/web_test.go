@@ -198,7 +198,7 @@ func TestWebActionsAreSharedWithEverySite(t *testing.T) {
 
 func TestWebActionsCountAsTheirOwners(t *testing.T) {
 	c := newClient(t)
-	poor := c.as("poor", access.Limits{InvocationsPerMinute: 1})
+	poor := c.as("poor", access.Limits{"invocationsPerMinute": 1})
 	poor.putWeb("echo", "", "")
 	minute := time.Now().Minute()
 	first, second := c.web("GET", "poor/default/echo.json", ""), c.web("GET", "poor/default/echo.json", "")

@@ -61,7 +61,17 @@ func (w *world) checkSums() {
 			w.fail("%s: %+v free, %d sandboxes, %d MiB idle; counted %+v, %+v", n.name, n.free, n.boxes, n.idling, free, nodes[n])
 		}
 	}
+	named := 0
+	for _, groups := range w.s.named {
+		named += len(groups)
+	}
+	if named != len(w.s.groups) {
+		w.fail("%d groups have names, of %d", named, len(w.s.groups))
+	}
 	for _, g := range w.s.groups {
+		if w.s.named[g.name][g.key] != g {
+			w.fail("the group %v is not found by its name", g.key)
+		}
 		if g.live != live[g] || g.space.held != held[g.space] {
 			w.fail("group %s: %d alive and %d MiB held, counted %d and %d", g.name, g.live, g.space.held, live[g], held[g.space])
 		}

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -303,4 +304,31 @@ func TestMoveRefusesWhatIsNotAllowed(t *testing.T) {
 		}
 	}()
 	(&box{phase: gone}).move(idle, t0)
+}
+
+// Who retires an action's sandboxes looks at the groups of its name, however many others there are.
+func TestRetiringLooksAtNoOthers(t *testing.T) {
+	s := newScene(t, Config{KeepAlive: time.Hour})
+	for n := range 1000 {
+		s.idling(of(fmt.Sprint("other", n), 100))
+	}
+	mine := s.idling(of("mine", 100))
+	yours := s.idling(with(of("mine", 100), func(j *Job) { j.Namespace = "y" }))
+	if looked := len(s.s.named["mine"]); looked != 2 {
+		t.Errorf("looks at %d groups, want those of two namespaces", looked)
+	}
+	s.s.retire(maps.Values(s.s.named["mine"]), s.now)
+	s.settle()
+	if !mine.retired || !yours.retired {
+		t.Error("a sandbox of the name goes on")
+	}
+	for k, g := range s.s.groups {
+		g.members.all(func(b *box) bool {
+			if b.retired && k.name != "mine" {
+				t.Errorf("a sandbox of %s ends", k.name)
+			}
+			return true
+		})
+	}
+	s.check()
 }

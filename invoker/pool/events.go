@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"iter"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -67,6 +68,10 @@ func (s *state) groupOf(job *Job, now time.Time) *group {
 		}
 		g.space.groups++
 		s.groups[k] = g
+		if s.named[k.name] == nil {
+			s.named[k.name] = map[key]*group{}
+		}
+		s.named[k.name][k] = g
 		if s.policy.Remembers() > 0 {
 			g.idles = &Idles{}
 		}
@@ -150,11 +155,8 @@ func (s *state) learn(g *group, now time.Time) {
 }
 
 // retire ends the sandboxes of some groups, the busy ones after what they run.
-func (s *state) retire(which func(key) bool, now time.Time) {
-	for k, g := range s.groups {
-		if !which(k) {
-			continue
-		}
+func (s *state) retire(groups iter.Seq[*group], now time.Time) {
+	for g := range groups {
 		g.again = nil
 		g.members.all(func(b *box) bool {
 			b.retired = true
@@ -177,9 +179,18 @@ type view struct {
 func (s *state) looked(n *node, v view, now time.Time) {
 	n.free = room{n.free.sandboxes + v.capacity.sandboxes - n.capacity.sandboxes, n.free.memory + v.capacity.memory - n.capacity.memory}
 	n.capacity, n.overhead, n.hasVFs, n.images = v.capacity, v.overhead, v.hasVFs, v.images
-	n.down = ""
+	n.down, n.silent = "", false
 	s.alarms.set(&n.alarm, time.Time{})
 	s.turnNode(n, !v.draining, v.draining, now)
+}
+
+// silent takes in that a node did not answer a look. Once may be its machine's trouble: whether it lives is
+// asked again, and unless it does not answer then either nothing changes.
+func (s *state) silent(n *node, why string, now time.Time) {
+	if n.silent || !n.up {
+		s.unreached(n, why, now)
+	}
+	n.silent = true
 }
 
 // unreached takes in that a node did not answer. It gets nothing new; if it stays away its sandboxes are given up.

@@ -89,6 +89,31 @@ func TestANodeOutOfReachLosesItsSandboxesInTheEnd(t *testing.T) {
 	})
 }
 
+// A node that does not answer one look, under load perhaps, keeps its sandboxes and gets calls.
+func TestANodeThatIsSilentOnceStays(t *testing.T) {
+	among(t, Config{}, []*api.StatusReply{vfs(1)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+		n := nodes[0]
+		down := func() string { return p.Snapshot().Nodes[0].State }
+		looked := func(deaf bool) {
+			n.setDeaf(deaf)
+			p.look(p.state.nodes[0])
+		}
+		for range 3 { // not one after the other
+			if looked(true); down() != "up" {
+				t.Errorf("silent once, it is %s", down())
+			}
+			looked(false)
+		}
+		looked(true)
+		if looked(true); down() == "up" {
+			t.Error("silent twice, it is up")
+		}
+		if looked(false); down() != "up" {
+			t.Errorf("it answers, and is %s", down())
+		}
+	})
+}
+
 // A job whose node cannot be reached for the start starts elsewhere; one that runs there when the node is given up fails, once.
 func TestWhatANodeThatGoesAwayTakesWithIt(t *testing.T) {
 	among(t, Config{LostAfter: 10 * time.Second}, []*api.StatusReply{vfs(3), vfs(2)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {

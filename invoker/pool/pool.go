@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ type Config struct {
 	Patience   time.Duration // how long a job may be overtaken by others that need less; 0: 1 s
 	Queue      int           // how many jobs of one namespace may wait; 0: 10,000
 	LostAfter  time.Duration // how long a node is out of reach before its sandboxes are given up; 0: 30 s
+	Left       []Left        // what the pool before it has left, see Leave
 }
 
 // Named is a node and what to call it.
@@ -110,7 +112,12 @@ func (cfg *Config) defaults() {
 func newState(cfg Config, now time.Time) *state {
 	s := &state{
 		policy: cfg.Policy, pauseAfter: cfg.PauseAfter, patience: cfg.Patience, mostQueued: cfg.Queue, lostAfter: cfg.LostAfter,
-		spaces: map[string]*space{}, groups: map[key]*group{}, counts: map[Kind]uint64{}, newID: newID,
+		spaces: map[string]*space{}, groups: map[key]*group{},
+		named: map[string]map[key]*group{}, counts: map[Kind]uint64{}, newID: newID,
+		left: map[[2]string]Left{},
+	}
+	for _, l := range cfg.Left {
+		s.left[[2]string{l.Node, l.Sandbox}] = l
 	}
 	for _, cell := range cfg.StemCells {
 		st := newStem(cell)
@@ -243,14 +250,20 @@ func (p *Pool) brief(call func(ctx context.Context) error) error {
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run.
 func (p *Pool) Retire(group string) {
 	p.happen(func(s *state, now time.Time) {
-		s.retire(func(k key) bool { return k.name == group }, now)
+		s.retire(maps.Values(s.named[group]), now)
 	})
 }
 
 // RetireAll does that with all groups of a namespace.
 func (p *Pool) RetireAll(namespace string) {
 	p.happen(func(s *state, now time.Time) {
-		s.retire(func(k key) bool { return k.namespace == namespace }, now)
+		s.retire(func(yield func(*group) bool) {
+			for k, g := range s.groups {
+				if k.namespace == namespace && !yield(g) {
+					return
+				}
+			}
+		}, now)
 	})
 }
 

@@ -108,14 +108,13 @@ func (p *Pool) look(n *node) {
 	}
 	p.happen(func(s *state, now time.Time) {
 		if err != nil {
-			s.unreached(n, n.name+": "+status.Convert(err).Message(), now)
+			s.silent(n, n.name+": "+status.Convert(err).Message(), now)
+			n.to.ask() // soon
 			return
 		}
 		s.looked(n, viewOf(reply), now)
 		if !met {
-			for _, stranger := range reply.Sandboxes {
-				p.stop(n, stranger.Id)
-			}
+			p.meet(s, n, reply.Sandboxes, now)
 		}
 		for _, id := range n.orphans {
 			p.stop(n, id)

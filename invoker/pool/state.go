@@ -22,7 +22,8 @@ type state struct {
 	nodes    []*node
 	spaces   map[string]*space
 	groups   map[key]*group
-	classes  []*class // those with waiters, the least memory first
+	named    map[string]map[key]*group // the same, by name
+	classes  []*class                  // those with waiters, the least memory first
 	stems    []*stem
 	queue    chain[*waiter] // all of them, by arrival
 	servable chain[*group]  // have a waiter, and a sandbox with a slot for it
@@ -33,6 +34,7 @@ type state struct {
 	newID    func() string
 	arrivals uint64
 	counts   map[Kind]uint64
+	left     map[[2]string]Left // by node and id
 }
 
 // room is how much of a node there is, in all or still free.
@@ -58,6 +60,7 @@ type node struct {
 	up       bool            // in reach, and takes sandboxes
 	draining bool
 	down     string      // why it is out of reach
+	silent   bool        // it did not answer the last look
 	free     room        // of capacity
 	idle     chain[*box] // the stem cells, then the others, the longest idle first: the order in which they are evicted
 	idling   int         // MiB in idle sandboxes
@@ -329,6 +332,9 @@ func (s *state) forget(g *group) {
 		return
 	}
 	delete(s.groups, g.key)
+	if delete(s.named[g.name], g.key); len(s.named[g.name]) == 0 {
+		delete(s.named, g.name)
+	}
 	if g.space.groups--; g.space.groups == 0 {
 		delete(s.spaces, g.space.name)
 	}

@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -255,7 +256,7 @@ func (w *world) happen() {
 		w.s.looked(n, v, w.now)
 	case 14:
 		name := fmt.Sprint("g", w.choose(5))
-		w.s.retire(func(k key) bool { return k.name == name }, w.now)
+		w.s.retire(maps.Values(w.s.named[name]), w.now)
 	case 15:
 		if t, ok := pick(w, w.jobs, func(t *task) bool { return runs(t) && t.box.phase == running }); ok {
 			w.tryAgain(t)

@@ -46,6 +46,19 @@ var ErrConflict = errors.New("changed by somebody else meanwhile")
 // ErrNotFound is the answer to a question for what is not there.
 var ErrNotFound = errors.New("not found")
 
+// ErrReplaced is the answer to a process whose invoker's name another process has taken.
+var ErrReplaced = errors.New("another process has taken this invoker's name")
+
+// ErrNotKept is in an error where it is sure that nothing was changed.
+var ErrNotKept = errors.New("nothing was kept")
+
+// NotKept is err, with ErrNotKept in it.
+func NotKept(err error) error { return notKept{err} }
+
+type notKept struct{ error }
+
+func (e notKept) Unwrap() []error { return []error{e.error, ErrNotKept} }
+
 // Entities are the documents.
 type Entities interface {
 	// Watch calls see with every document there is and returns; from then on with every change, one after another in the order of
@@ -77,6 +90,11 @@ type Accepted struct {
 
 // Activations are what was promised and what came of it.
 type Activations interface {
+	// Take makes this process the only one of the invoker's name, until Close. One that had it before is
+	// refused its promises from then on: ErrReplaced.
+	Take(ctx context.Context, invoker string) error
+	// Adopt returns promises of invokers that are no more, which are those of this one's name from then on.
+	Adopt(ctx context.Context) ([]Accepted, error)
 	// Accept returns when the promise is durable; promises made at the same time share an fsync. It is ErrConflict to promise an id
 	// twice, and nothing to do where the record is there already.
 	Accept(ctx context.Context, a Accepted) error
@@ -87,6 +105,10 @@ type Activations interface {
 	// is durable within Window. It waits only while more records are on their way to the disk than memory should hold. The first
 	// record of an id counts.
 	Finish(r *activation.Record)
+	// Refuse is Finish that returns when the record is durable. From then on there is no such promise,
+	// also where an Accept of it is still on its way. It is ErrConflict, and nothing changes, where
+	// another process has sent it.
+	Refuse(ctx context.Context, r *activation.Record) error
 	// Unfinished returns the promises that no record has answered and that the invoker is to finish, oldest
 	// first: those of its name, or all of them in a store that only one invoker can open.
 	Unfinished(ctx context.Context, invoker string) ([]Accepted, error)
@@ -112,6 +134,8 @@ const Window = 50 * time.Millisecond
 type Store interface {
 	Entities
 	Activations
+	// Broken is why the store keeps nothing at the moment, as far as it knows; nil: it does.
+	Broken() error
 	// Lost counts the records that could be kept neither on disk, because it was full or out of reach, nor in memory.
 	Lost() uint64
 	// Close makes durable what is on its way.

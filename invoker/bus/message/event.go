@@ -37,7 +37,7 @@ type Usage struct {
 // NewEvent tells of r, which by ran for who asked.
 func NewEvent(r *activation.Record, asked *Activation, by Invoker, now time.Time) Event {
 	usage := Usage{
-		Name: r.Path, ActivationID: r.ID, StatusCode: r.Response.Status, Duration: r.End.Sub(r.Start).Milliseconds(),
+		Name: r.Path, ActivationID: r.ID, StatusCode: r.Response.Status, Duration: r.Duration().Milliseconds(),
 		WaitTime: r.Wait.Milliseconds(), InitTime: r.Init.Milliseconds(), Kind: r.Kind, Memory: r.Limits.MemoryMB,
 		Size: len(r.Response.Result), UserStatus: userStatus(r.Response.Result),
 	}

@@ -44,7 +44,7 @@ func NewRecord(r *activation.Record, asked *Activation) Record {
 	}
 	return Record{
 		Namespace: r.Namespace, Name: r.Name, Subject: r.Subject, ActivationID: r.ID, Cause: asked.Cause, Version: r.Version,
-		Start: r.Start.UnixMilli(), End: r.End.UnixMilli(), Duration: r.End.Sub(r.Start).Milliseconds(),
+		Start: r.Start.UnixMilli(), End: r.End.UnixMilli(), Duration: r.Duration().Milliseconds(),
 		Response: Outcome{r.Response.Status, r.Response.Result, len(r.Response.Result)},
 		Logs:     logs, Annotations: annotations(r, asked),
 	}

@@ -77,8 +77,22 @@ func (s *Store) Sent(ctx context.Context, id string) error {
 	}})
 }
 
+// Take implements store.Activations. Who has the file open is alone.
+func (s *Store) Take(context.Context, string) error { return nil }
+
+// Adopt implements store.Activations. All that is promised is in Unfinished.
+func (s *Store) Adopt(context.Context) ([]store.Accepted, error) { return nil, nil }
+
 // Finish implements store.Activations.
 func (s *Store) Finish(r *activation.Record) { s.records.Add(r) }
+
+// Refuse implements store.Activations. A promise that was asked for before is in a transaction before.
+func (s *Store) Refuse(ctx context.Context, r *activation.Record) error {
+	return s.records.Write(ctx, r)
+}
+
+// Broken implements store.Store.
+func (s *Store) Broken() error { return s.records.Failed() }
 
 // Lost implements store.Store.
 func (s *Store) Lost() uint64 { return s.records.Lost() }

@@ -153,12 +153,15 @@ func (s *Store) commit() {
 	s.calls = nil
 	s.mu.Unlock()
 	records := s.records.All()
-	if len(calls) == 0 && len(records) == 0 {
+	if len(calls) == 0 && len(records) == 0 && s.records.Failed() == nil { // else: is there room again?
 		return
 	}
 
 	s.watching.Lock()
-	refused, err := 0, s.broken
+	refused, err := 0, error(nil)
+	if s.broken != nil {
+		err = store.NotKept(s.broken)
+	}
 	if err == nil {
 		err = s.db.Update(func(tx *bbolt.Tx) error {
 			for _, c := range calls {
@@ -211,7 +214,10 @@ func (c *call) run(tx *bbolt.Tx) error {
 // holds, and only reading it afresh tells.
 func (s *Store) explain(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG) {
-		return fmt.Errorf("store: %w; nothing was kept, free some space", err)
+		return fmt.Errorf("store: %w; %w, free some space", err, store.ErrNotKept)
+	}
+	if errors.Is(err, store.ErrNotKept) {
+		return err
 	}
 	if s.broken == nil {
 		s.broken = fmt.Errorf("store %s: %w; nothing more is written to it, check the disk and start again", s.path, err)

@@ -6,6 +6,9 @@
 package pending
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -41,19 +44,21 @@ type Records struct {
 	rest   time.Time // until when a write that failed is not tried again
 	closed bool
 	lost   uint64
+	moved  chan struct{} // closed when the queue has changed
 }
 
 // New returns an empty queue. wake is called when it is time to write; it must not block.
 func New(limit int, wake func(), log *slog.Logger) *Records {
-	p := &Records{wake: wake, log: log, limit: limit, byID: map[string]*activation.Record{}}
+	p := &Records{wake: wake, log: log, limit: limit, byID: map[string]*activation.Record{}, moved: make(chan struct{})}
 	p.room.L = &p.mu
 	p.timer = time.AfterFunc(time.Hour, wake)
 	p.timer.Stop()
 	return p
 }
 
-// Add queues a record. The first of an id counts. It waits while there is no room, unless waiting cannot help.
-func (p *Records) Add(r *activation.Record) {
+// Add queues a record, unless it is lost. The first of an id counts. It waits while there is no room,
+// unless waiting cannot help.
+func (p *Records) Add(r *activation.Record) (queued bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	size := r.Size()
@@ -63,10 +68,10 @@ func (p *Records) Add(r *activation.Record) {
 	}
 	if p.closed || p.failed != nil && p.size+size > p.limit {
 		p.lost++
-		return
+		return false
 	}
 	if p.byID[r.ID] != nil {
-		return
+		return true
 	}
 	p.byID[r.ID] = r
 	p.queue = append(p.queue, r)
@@ -74,6 +79,38 @@ func (p *Records) Add(r *activation.Record) {
 	if len(p.queue) == 1 {
 		p.timer.Reset(gather)
 	}
+	return true
+}
+
+// Write adds a record and returns when the store has it.
+func (p *Records) Write(ctx context.Context, r *activation.Record) error {
+	queued := p.Add(r)
+	for {
+		p.mu.Lock()
+		written, closed, failed, moved := p.byID[r.ID] == nil, p.closed, p.failed, p.moved
+		p.mu.Unlock()
+		switch {
+		case closed:
+			return store.ErrClosed
+		case !queued:
+			return fmt.Errorf("there is no room for its record: %w", failed)
+		case written:
+			return nil
+		}
+		p.wake()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), failed)
+		}
+	}
+}
+
+// tell has those who wait look again.
+func (p *Records) tell() {
+	p.room.Broadcast()
+	close(p.moved)
+	p.moved = make(chan struct{})
 }
 
 // All are the records to write now, oldest first: none for a while after Fail. They stay visible until Done.
@@ -103,7 +140,7 @@ func (p *Records) Done(n, refused int) {
 	if len(p.queue) > 0 {
 		p.timer.Reset(gather)
 	}
-	p.room.Broadcast()
+	p.tell()
 }
 
 // Fail says that the store could not write them.
@@ -116,7 +153,7 @@ func (p *Records) Fail(err error) {
 	p.failed = err
 	p.rest = time.Now().Add(again)
 	p.timer.Reset(again)
-	p.room.Broadcast()
+	p.room.Broadcast() // wakes Write, which checks its context and waits on
 }
 
 // Close loses what comes from now on.
@@ -125,7 +162,7 @@ func (p *Records) Close() {
 	defer p.mu.Unlock()
 	p.closed = true
 	p.timer.Stop()
-	p.room.Broadcast()
+	p.tell()
 }
 
 // Left is how many no store has yet.
@@ -133,6 +170,13 @@ func (p *Records) Left() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.queue)
+}
+
+// Failed is why the last write failed; nil: it did not.
+func (p *Records) Failed() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failed
 }
 
 // Lost counts the records that no store will ever have.

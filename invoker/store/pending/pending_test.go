@@ -149,5 +149,5 @@ func TestPage(t *testing.T) {
 func BenchmarkPendingRecord(b *testing.B) {
 	p := New(Limit, func() {}, quiet)
 	defer p.Close()
-	storetest.PendingBytes(b, p.Add)
+	storetest.PendingBytes(b, func(r *activation.Record) { p.Add(r) })
 }

@@ -13,22 +13,25 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/pending"
 )
 
-// KEYS: promise, promises of the invoker, record. ARGV: id, invoker, at, at in microseconds, sent, body, namespace
-var acceptScript = redis.NewScript(`
+// KEYS: promise, invokers, promises of the invoker, record. ARGV: invoker, its epoch, id, at, at in
+// microseconds, sent, body, namespace
+var acceptScript = redis.NewScript(fencing + `
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
-redis.call('HSET', KEYS[1], 'invoker', ARGV[2], 'at', ARGV[3], 'sent', ARGV[5], 'body', ARGV[6], 'namespace', ARGV[7])
-redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+if redis.call('EXISTS', KEYS[4]) == 1 then return 1 end
+redis.call('HSET', KEYS[1], 'invoker', ARGV[1], 'at', ARGV[4], 'sent', ARGV[6], 'body', ARGV[7],
+  'namespace', ARGV[8])
+redis.call('ZADD', KEYS[3], ARGV[5], ARGV[3])
+if ARGV[2] ~= '0' then redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[2]) end -- or nobody would adopt it
 return 1
 `)
 
-// Whether it is promised, and was not sent before. KEYS: promise
-var sentScript = redis.NewScript(`
-local sent = redis.call('HGET', KEYS[1], 'sent')
-if not sent then return {0, 0} end
-if sent == '1' then return {1, 0} end
+// KEYS: promise, invokers. ARGV: invoker, its epoch
+var sentScript = redis.NewScript(fencing + `
+local promise = redis.call('HMGET', KEYS[1], 'sent', 'invoker')
+if not promise[1] then return -1 end
+if promise[1] == '1' or ARGV[1] ~= '' and ARGV[1] ~= promise[2] then return 0 end
 redis.call('HSET', KEYS[1], 'sent', '1')
-return {1, 1}
+return 1
 `)
 
 // Accept implements store.Activations.
@@ -36,13 +39,10 @@ func (s *Store) Accept(ctx context.Context, a store.Accepted) error {
 	if err := store.CheckNames(a.ID, a.Invoker); err != nil {
 		return err
 	}
-	keys := []string{promiseKey + a.ID, promisesKey + a.Invoker, recordKey + a.ID}
+	keys := []string{promiseKey + a.ID, invokersKey, promisesKey + a.Invoker, recordKey + a.ID}
 	at := a.At.Format(time.RFC3339Nano)
-	made, err := acceptScript.Run(ctx, s.db, keys, a.ID, a.Invoker, at, a.At.UnixMicro(), a.Sent, a.Body, a.Namespace).Bool()
-	if err == nil && !made {
-		return store.ErrConflict
-	}
-	return s.explain(err)
+	return s.told(acceptScript.Run(ctx, s.db, keys, a.Invoker, s.lease.epoch, a.ID, at, a.At.UnixMicro(),
+		a.Sent, a.Body, a.Namespace).Int())
 }
 
 // Sent implements store.Activations.
@@ -50,22 +50,19 @@ func (s *Store) Sent(ctx context.Context, id string) error {
 	if s.records.Get(id) != nil {
 		return store.ErrNotFound
 	}
-	is, err := sentScript.Run(ctx, s.db, []string{promiseKey + id}).Int64Slice()
-	switch {
-	case err != nil:
-		return s.explain(err)
-	case is[0] == 0:
-		return store.ErrNotFound
-	case is[1] == 0:
-		return store.ErrConflict
-	}
-	return nil
+	keys := []string{promiseKey + id, invokersKey}
+	return s.told(sentScript.Run(ctx, s.db, keys, s.lease.name, s.lease.epoch).Int())
 }
 
 // Unfinished implements store.Activations.
 func (s *Store) Unfinished(ctx context.Context, invoker string) ([]store.Accepted, error) {
+	return s.unfinished(ctx, invoker, 0)
+}
+
+// unfinished are the first of them; most 0: all.
+func (s *Store) unfinished(ctx context.Context, invoker string, most int64) ([]store.Accepted, error) {
 	answered := s.records.IDs()
-	ids, err := s.db.ZRange(ctx, promisesKey+invoker, 0, -1).Result()
+	ids, err := s.db.ZRange(ctx, promisesKey+invoker, 0, most-1).Result()
 	if err != nil {
 		return nil, s.explain(err)
 	}

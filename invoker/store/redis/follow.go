@@ -93,10 +93,10 @@ func (s *Store) follow() {
 			Streams: []string{changes, fmt.Sprintf("%d-1", s.seen())}, Count: 100, Block: patience,
 		}).Result()
 		switch {
-		case errors.Is(err, redis.Nil): // no change for so long
+		case errors.Is(err, redis.Nil) && !s.forgotten(): // no change for so long
 		case err == nil && whole && s.showChanges(entries[0].Messages):
 		default:
-			if err == nil {
+			if err == nil || errors.Is(err, redis.Nil) {
 				err = errors.New("changes are missing from the stream")
 			}
 			if whole && s.ctx.Err() == nil {
@@ -110,6 +110,12 @@ func (s *Store) follow() {
 			}
 		}
 	}
+}
+
+// forgotten tells whether Redis gives lower revisions than were seen: it was emptied, or is another one.
+func (s *Store) forgotten() bool {
+	last, err := s.db.Get(s.ctx, lastKey).Uint64()
+	return (err == nil || errors.Is(err, redis.Nil)) && last < s.seen()
 }
 
 // showChanges shows the next changes, and tells whether none was missing. What a document is now, is
@@ -210,9 +216,9 @@ func (s *Store) showAll() error {
 			s.show(doc)
 		}
 	}
-	for field := range were {
+	for field, revision := range were {
 		if s.known[field] == 0 {
-			s.show(store.Doc{Key: parseField(field), Revision: last})
+			s.show(store.Doc{Key: parseField(field), Revision: max(last, revision+1)})
 		}
 	}
 	s.move(true, last)

@@ -42,7 +42,7 @@ redis.call('INCRBY', 'fastiov:bytes', #ARGV[5])
 
 func (r *server) former(t *testing.T, script *redis.Script, args ...any) uint64 {
 	t.Helper()
-	n, err := script.Run(t.Context(), r.admin, []string{docsKey, codeKey, lastKey, changes}, args...).Uint64()
+	n, err := script.Run(t.Context(), r.Admin, []string{docsKey, codeKey, lastKey, changes}, args...).Uint64()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestTheStreamIsSmallAndAGapToAFormerVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	entries, err := r.admin.XRange(t.Context(), changes, fmt.Sprintf("(%d-1", last), "+").Result()
+	entries, err := r.Admin.XRange(t.Context(), changes, fmt.Sprintf("(%d-1", last), "+").Result()
 	if err != nil || len(entries) != 5 {
 		t.Fatalf("%d entries, %v", len(entries), err)
 	}
@@ -127,7 +127,7 @@ func TestRecordsOfAFormerVersionGoFirst(t *testing.T) {
 		}
 		r.former(t, formerFinish, old.ID, old.Namespace, old.Name, old.Order(), value)
 	}
-	s, err := Open(t.Context(), r.url(), retain, quiet)
+	s, err := Open(t.Context(), r.URL(), retain, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,9 +144,9 @@ func TestRecordsOfAFormerVersionGoFirst(t *testing.T) {
 	for more := 1; more > 0 && err == nil; {
 		more, err = s.Forget(t.Context(), "guest")
 	}
-	left, _ := r.admin.Keys(t.Context(), recordsKey+"*").Result()
-	held, _ := r.admin.ZCard(t.Context(), heldKey).Result()
-	bytes, _ := r.admin.Get(t.Context(), prefix+"bytes").Int()
+	left, _ := r.Admin.Keys(t.Context(), recordsKey+"*").Result()
+	held, _ := r.Admin.ZCard(t.Context(), heldKey).Result()
+	bytes, _ := r.Admin.Get(t.Context(), prefix+"bytes").Int()
 	if len(left) != 0 || held != 0 || bytes != 0 || err != nil {
 		t.Errorf("left behind: %q, %d namespaces, %d bytes (%v)", left, held, bytes, err)
 	}

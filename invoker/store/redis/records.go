@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +28,7 @@ local function drop(namespace, order)
   local list = records .. namespace
   redis.call('ZREM', list, order)
   local former = redis.call('ZREM', all, order) == 1
-  if not r[1] then return end
+  if not r[1] or not r[2] then return end -- it is gone: evicted, or not restored
   redis.call('ZREM', list .. '\0' .. r[1], order)
   redis.call('DEL', record)
   redis.call('DECRBY', prefix .. 'bytes', r[2])
@@ -41,7 +42,9 @@ end
 // namespace that holds most. The record that came first counts.
 //
 // ARGV: prefix, id, namespace, name in lists, Order, record, bytes it takes, bytes to retain
-var finishScript = redis.NewScript(dropping + `
+var finishScript = redis.NewScript(finishing)
+
+const finishing = dropping + `
 local id, namespace = ARGV[2], ARGV[3]
 local promise, record = prefix .. 'promise:' .. id, prefix .. 'record:' .. id
 local invoker = redis.call('HGET', promise, 'invoker')
@@ -65,12 +68,24 @@ for _ = 1, 2 do
     redis.call('ZREM', all, oldest)
   else
     of = of or redis.call('ZREVRANGE', held, 0, 0)[1]
+    if not of then -- none is left: the sum is that of records that are gone
+      redis.call('SET', prefix .. 'bytes', 0)
+      return
+    end
     oldest = oldest or redis.call('ZRANGE', records .. of, 0, 0)[1]
     if oldest then drop(of, oldest) else redis.call('ZREM', held, of) end
   end
   bytes = tonumber(redis.call('GET', prefix .. 'bytes'))
 end
-`)
+`
+
+// A promise that another process has sent, or whose record another has made, is not to be refused: its
+// caller would be told no for what has run. The same record again is this process's own.
+var refuseScript = redis.NewScript(`
+local kept = redis.call('HGET', ARGV[1] .. 'record:' .. ARGV[2], 'record')
+local sent = redis.call('HGET', ARGV[1] .. 'promise:' .. ARGV[2], 'sent')
+if kept and kept ~= ARGV[6] or sent == '1' then return 0 end
+` + finishing)
 
 // What drops the oldest records of a namespace. ARGV: prefix, namespace, how many
 var forgetScript = redis.NewScript(dropping + `
@@ -121,6 +136,49 @@ func (s *Store) forgetPromises(ctx context.Context, namespace string) (n int, er
 // Finish implements store.Activations.
 func (s *Store) Finish(r *activation.Record) { s.records.Add(r) }
 
+// Refuse implements store.Activations. What Redis does not answer is asked again until ctx ends.
+func (s *Store) Refuse(ctx context.Context, r *activation.Record) error {
+	value, err := r.MarshalBinary()
+	if err = errors.Join(err, store.CheckNames(r.ID, r.Namespace, r.ListName())); err != nil {
+		return err
+	}
+	again := time.NewTicker(time.Second)
+	defer again.Stop()
+	for {
+		refused, err := refuseScript.Run(ctx, s.db, nil, s.finishes(r, value)...).Int()
+		switch {
+		case err == redis.Nil: // it is
+			return nil
+		case err == nil:
+			return s.told(refused, nil)
+		case s.ctx.Err() != nil:
+			return store.ErrClosed
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			s.Finish(r)
+			return errors.Join(ctx.Err(), s.explain(err))
+		}
+	}
+}
+
+// finishes are the arguments of finishScript.
+func (s *Store) finishes(r *activation.Record, value []byte) []any {
+	return []any{prefix, r.ID, r.Namespace, r.ListName(), r.Order(), value, cost(r, value), s.retain}
+}
+
+// Broken implements store.Store.
+func (s *Store) Broken() error {
+	if s.lease.replaced.Load() {
+		return store.ErrReplaced
+	}
+	if err := s.lease.failed.Load(); err != nil {
+		return *err
+	}
+	return s.records.Failed()
+}
+
 // Lost implements store.Store.
 func (s *Store) Lost() uint64 { return s.records.Lost() }
 
@@ -162,7 +220,7 @@ func (s *Store) send(ctx context.Context, some []*activation.Record) (done, refu
 			refused++
 			continue
 		}
-		run(ctx, pipe, nil, prefix, r.ID, r.Namespace, r.ListName(), r.Order(), value, cost(r, value), s.retain)
+		run(ctx, pipe, nil, s.finishes(r, value)...)
 		run = finishScript.EvalSha
 	}
 	answers, err := pipe.Exec(ctx)

@@ -18,8 +18,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -28,6 +30,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/pending"
 )
+
+// patience is how long an answer of Redis is waited for: a disk may stall for seconds.
+const patience = 10 * time.Second
 
 // Store is a connection to a Redis.
 type Store struct {
@@ -39,6 +44,7 @@ type Store struct {
 
 	records *pending.Records
 	wakes   chan struct{}
+	lease   lease
 
 	ctx     context.Context // ends with Close
 	end     context.CancelFunc
@@ -66,11 +72,12 @@ func Open(ctx context.Context, url string, retain int64, log *slog.Logger) (*Sto
 	options.DialerRetries = 1
 	options.MaxRetries = -1 // a change that was made and not acknowledged would meet itself
 	options.PoolSize = 128  // callers share an fsync as far as they have connections
+	options.ReadTimeout, options.WriteTimeout = patience, patience
 	options.ContextTimeoutEnabled = true
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled} // of a hosted service
 	s := &Store{
 		db: redis.NewClient(options), feed: redis.NewClient(options), where: options.Addr, retain: retain, log: log,
-		wakes: make(chan struct{}, 1), moved: make(chan struct{}),
+		wakes: make(chan struct{}, 1), moved: make(chan struct{}), lease: lease{missFor: missFor},
 	}
 	if err := s.check(ctx); err != nil {
 		_ = errors.Join(s.db.Close(), s.feed.Close())
@@ -98,6 +105,7 @@ func (s *Store) Close() error {
 	s.end()
 	_ = s.feed.Close() // ends the wait for changes
 	s.running.Wait()
+	s.giveUp()
 	err := s.db.Close()
 	if left := s.records.Left(); left > 0 {
 		err = fmt.Errorf("store redis %s: %d activation records could not be written", s.where, left)
@@ -117,7 +125,15 @@ func (s *Store) explain(err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
+	if refused := redis.Error(nil); errors.As(err, &refused) || errors.Is(err, redis.ErrPoolTimeout) || notDialled(err) {
+		err = store.NotKept(err) // a script fails before its first write or not at all
+	}
 	return fmt.Errorf("store redis %s: %w", s.where, err)
+}
+
+func notDialled(err error) bool {
+	var of *net.OpError
+	return errors.As(err, &of) && of.Op == "dial"
 }
 
 // The keys.
@@ -130,6 +146,8 @@ const (
 	changes   = prefix + "changes"  // stream: revision-1 → field, the revision before
 	usedKey   = prefix + "used"     // hash: part, zero byte, namespace → how much; "revision" → as of which
 
+	invokersKey = prefix + "invokers"  // hash: name → epoch of its process
+	leaseKey    = prefix + "lease:"    // + invoker: the epoch of its process, as long as that lives
 	promiseKey  = prefix + "promise:"  // + id: hash
 	promisesKey = prefix + "promises:" // + invoker: sorted set of ids
 	recordKey   = prefix + "record:"   // + id: hash

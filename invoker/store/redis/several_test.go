@@ -63,6 +63,24 @@ func (f *follower) await(t *testing.T, name string, revision uint64) {
 	}
 }
 
+// awaitGone waits until the document was seen as deleted, under whichever revision.
+func (f *follower) awaitGone(t *testing.T, name string) {
+	t.Helper()
+	for limit := time.After(time.Minute); ; {
+		f.mu.Lock()
+		d, found := f.docs[key(name)]
+		f.mu.Unlock()
+		if found && d.Body == nil {
+			return
+		}
+		select {
+		case <-f.news:
+		case <-limit:
+			t.Fatalf("%s is still seen: %q", name, d.Body)
+		}
+	}
+}
+
 func TestInvokersSeeEachOthersChanges(t *testing.T) {
 	r := startServer(t)
 	one, other := r.open(t), r.open(t)
@@ -102,7 +120,7 @@ func TestAChangeIsNotLostWithTheConnection(t *testing.T) {
 	seen.await(t, "gone", gone)
 
 	other.watching.Lock() // it reads, but does not get on
-	if err := r.admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+	if err := r.Admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := one.Delete(t.Context(), key("gone"), gone); err != nil {
@@ -112,7 +130,7 @@ func TestAChangeIsNotLostWithTheConnection(t *testing.T) {
 		changed = put(t, one, "changed", changed)
 	}
 	added := put(t, one, "added", 0)
-	if err := r.admin.XTrimMaxLen(t.Context(), changes, 2).Err(); err != nil {
+	if err := r.Admin.XTrimMaxLen(t.Context(), changes, 2).Err(); err != nil {
 		t.Fatal(err)
 	}
 	other.watching.Unlock()
@@ -131,16 +149,16 @@ func TestARestartOfRedisIsSurvived(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	r.kill()
+	r.Kill()
 	err := s.Accept(t.Context(), store.Accepted{ID: "q", Invoker: "me"})
-	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "store redis "+r.socket()) {
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "store redis "+r.Socket()) {
 		t.Errorf("got %v", err)
 	}
 	s.Finish(&activation.Record{ID: "p", Namespace: "guest", Name: "a"})
 	if _, err := s.Get(t.Context(), "guest", "p"); err != nil {
 		t.Errorf("a record that waits: %v", err)
 	}
-	r.start(t)
+	r.Restart(t)
 
 	revision = put(t, other, "a", revision)
 	seen.await(t, "a", revision)
@@ -158,7 +176,7 @@ func TestTheOldestRecordsGo(t *testing.T) {
 	r := startServer(t)
 	const retain = 1 << 20
 	count := func(retain int64, first, n int) int {
-		s, err := Open(t.Context(), r.url(), retain, quiet)
+		s, err := Open(t.Context(), r.URL(), retain, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +205,7 @@ func TestTheOldestRecordsGo(t *testing.T) {
 	if left := count(retain/4, 1000, 100); left > 25 || left < 20 {
 		t.Errorf("%d records of 10 KiB in 256 KiB", left)
 	}
-	if keys, err := r.admin.Keys(t.Context(), recordKey+"*").Result(); err != nil || len(keys) > 25 {
+	if keys, err := r.Admin.Keys(t.Context(), recordKey+"*").Result(); err != nil || len(keys) > 25 {
 		t.Errorf("%d records are left behind (%v)", len(keys), err)
 	}
 }
@@ -195,7 +213,7 @@ func TestTheOldestRecordsGo(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	r := startServer(t)
 	set := func(name, value string) {
-		if err := r.admin.ConfigSet(t.Context(), name, value).Err(); err != nil {
+		if err := r.Admin.ConfigSet(t.Context(), name, value).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -211,22 +229,22 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 	set("appendfsync", "everysec")
-	refused(r.url(), "do CONFIG SET appendfsync always")
+	refused(r.URL(), "do CONFIG SET appendfsync always")
 	set("appendfsync", "always")
 	set("no-appendfsync-on-rewrite", "yes")
-	refused(r.url(), "do CONFIG SET no-appendfsync-on-rewrite no")
+	refused(r.URL(), "do CONFIG SET no-appendfsync-on-rewrite no")
 	set("no-appendfsync-on-rewrite", "no")
 	set("maxmemory", "100mb")
 	set("maxmemory-policy", "allkeys-lru")
-	refused(r.url(), "do CONFIG SET maxmemory-policy noeviction")
+	refused(r.URL(), "do CONFIG SET maxmemory-policy noeviction")
 	set("maxmemory", "0")
 	closeIt(t, r.open(t))
-	if err := r.admin.Set(t.Context(), formatKey, "2", 0).Err(); err != nil {
+	if err := r.Admin.Set(t.Context(), formatKey, "2", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	refused(r.url(), "this version reads 1")
+	refused(r.URL(), "this version reads 1")
 	set("appendonly", "no")
-	refused(r.url(), "do CONFIG SET appendonly yes")
+	refused(r.URL(), "do CONFIG SET appendonly yes")
 	refused("unix:///nowhere/socket", "is it running")
 	refused("redis://user:secret@[::1", "the address of a Redis is")
 	refused("redis://user:secret@127.0.0.1:1", "store redis 127.0.0.1:1: ")
@@ -251,11 +269,11 @@ func TestACrashOfRedisLosesNothingPromised(t *testing.T) {
 		}()
 		time.Sleep(time.Duration(50+random.IntN(200)) * time.Millisecond)
 		crash := time.Now()
-		r.kill()
+		r.Kill()
 		<-done
 		cancel()
 		_ = s.Close() // with the records that were on their way, as if the invoker had ended as well
-		r.start(t)
+		r.Restart(t)
 		s = r.open(t)
 		l := storetest.Account(t, s, &log, crash, false)
 		closeIt(t, s)
@@ -280,7 +298,7 @@ func TestRecordsAreShared(t *testing.T) {
 	const retain = 1 << 20
 	r := startServer(t)
 	storetest.Shares(t, func() store.Store {
-		s, err := Open(t.Context(), r.url(), retain, quiet)
+		s, err := Open(t.Context(), r.URL(), retain, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}

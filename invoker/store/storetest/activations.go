@@ -68,6 +68,25 @@ func promisesAreMadeOnce(t *testing.T, s store.Store) {
 	}
 }
 
+// Whether a promise is made before or after it was refused: there is a record, and no promise.
+func refusals(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	ok(t, s.Accept(ctx, store.Accepted{ID: "before", Invoker: "me", At: t0}))
+	for _, id := range []string{"before", "after"} {
+		ok(t, s.Refuse(ctx, record(id, "guest", "a", 0)))
+	}
+	ok(t, s.Accept(ctx, store.Accepted{ID: "after", Invoker: "me", At: t0}))
+	equal(t, "unfinished", promised(must[[]store.Accepted](t)(s.Unfinished(ctx, "me"))), "[]")
+	equal(t, "records", must[int](t)(s.Count(ctx, activation.Filter{Namespace: "guest"})), 2)
+	if err := s.Broken(); err != nil {
+		t.Errorf("a store that keeps everything is broken: %v", err)
+	}
+	closeStore(t, s)
+	if err := s.Refuse(ctx, record("late", "guest", "a", 0)); !errors.Is(err, store.ErrClosed) {
+		t.Errorf("refused by a closed store: %v", err)
+	}
+}
+
 func unfinishedInOrder(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	var wg sync.WaitGroup

@@ -32,6 +32,7 @@ func Run(t *testing.T, fresh Fresh) {
 		"promises are made once":                   promisesAreMadeOnce,
 		"unfinished, oldest first, by invoker":     unfinishedInOrder,
 		"one record of an id":                      oneRecord,
+		"what was refused is not promised":         refusals,
 		"lists":                                    lists,
 		"counts and lists while records come":      listsWhileRecordsCome,
 		"records that cannot be kept":              refusedRecords,

@@ -1,0 +1,80 @@
+package pool
+
+import (
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// A Left is a sandbox that a pool leaves idle on its node for the pool after it.
+type Left struct {
+	Node      string
+	Sandbox   string
+	Namespace string
+	Group     string
+	Image     string
+	MemoryMiB int
+	Slots     int
+	Paused    bool
+}
+
+// Leave closes the pool, but for sandboxes that idle and have a function: they stay.
+func (p *Pool) Leave() (left []Left) {
+	p.happen(func(s *state, now time.Time) { left = s.leaveIdle(now) })
+	p.Close()
+	return left
+}
+
+func (s *state) leaveIdle(now time.Time) (left []Left) {
+	for _, n := range s.nodes {
+		if !n.up {
+			continue
+		}
+		s.eachBox(n, func(b *box) {
+			if b.place.in != &n.idle || b.group == nil {
+				return
+			}
+			left = append(left, Left{
+				Node: n.name, Sandbox: b.id, Namespace: b.group.namespace, Group: b.group.name, Image: b.group.image,
+				MemoryMiB: b.group.memory, Slots: b.slots, Paused: b.phase == paused,
+			})
+			s.drop(b, now)
+		})
+	}
+	return left
+}
+
+// meet takes in what a node held when the pool met it: what the pool before it left there, if it is as it
+// was left. All else ends.
+func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
+	for _, h := range held {
+		l, known := s.left[[2]string{n.name, h.Id}]
+		if !known || h.State != leftAs(l.Paused) || int(h.MemoryMib) != l.MemoryMiB {
+			p.stop(n, h.Id)
+			continue
+		}
+		s.takeOver(n, l, now)
+	}
+}
+
+// leftAs returns the state that the node reports for a sandbox that was left warm.
+func leftAs(isPaused bool) string {
+	if isPaused {
+		return "paused"
+	}
+	return "ready"
+}
+
+func (s *state) takeOver(n *node, l Left, now time.Time) {
+	g := s.groupOf(&Job{Namespace: l.Namespace, Group: l.Group, Image: l.Image, MemoryMiB: l.MemoryMiB, Concurrency: l.Slots}, now)
+	b := s.newBox(n, g, nil, now)
+	b.id = l.Sandbox
+	s.started(b, outcome{reply: &api.StartReply{Id: b.id, InitStatus: 200}}, now)
+	if l.Paused {
+		settled := make(chan struct{})
+		close(settled)
+		b.settled = settled
+		b.move(paused, now)
+		s.file(b, now)
+	}
+}

@@ -1,0 +1,90 @@
+// Package redistest is a redis-server of a test's own, which it may kill and stall.
+package redistest
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Server listens on a socket in a directory of its own, with the settings that promises need.
+type Server struct {
+	Admin   *redis.Client
+	dir     string
+	process *exec.Cmd
+}
+
+// Start starts one that ends with the test, which is skipped where there is no redis-server.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts a redis-server")
+	}
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		if os.Getenv("FASTIOV_CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	dir, err := os.MkdirTemp("", "fastiov-redis") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{dir: dir}
+	s.Admin = redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket(), MaxRetries: -1})
+	s.Restart(t)
+	t.Cleanup(func() {
+		s.Kill()
+		_ = s.Admin.Close()
+		_ = os.RemoveAll(dir)
+	})
+	return s
+}
+
+// Socket is where it listens.
+func (s *Server) Socket() string { return filepath.Join(s.dir, "socket") }
+
+// URL names it to a store.
+func (s *Server) URL() string { return "unix://" + s.Socket() }
+
+// Restart starts it again after Kill.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.process = exec.Command("redis-server", "--port", "0", "--unixsocket", s.Socket(), "--dir", s.dir, "--save", "",
+		"--appendonly", "yes", "--appendfsync", "always", "--logfile", filepath.Join(s.dir, "log"))
+	if err := s.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for s.Admin.Ping(context.Background()).Err() != nil {
+		if s.process.ProcessState != nil || t.Context().Err() != nil {
+			log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+			t.Fatalf("redis-server does not answer:\n%s", log)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Kill ends it as a crash does.
+func (s *Server) Kill() {
+	_ = s.process.Process.Kill()
+	_ = s.process.Wait()
+}
+
+// Stop has it do nothing until Continue, as a stalled disk does.
+func (s *Server) Stop(t testing.TB) { s.signal(t, syscall.SIGSTOP) }
+
+// Continue ends that.
+func (s *Server) Continue(t testing.TB) { s.signal(t, syscall.SIGCONT) }
+
+func (s *Server) signal(t testing.TB, signal syscall.Signal) {
+	t.Helper()
+	if err := s.process.Process.Signal(signal); err != nil {
+		t.Error(err)
+	}
+}
