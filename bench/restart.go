@@ -1,0 +1,186 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// Restart measures what becomes of a node whose agent is killed beside N sandboxes and started
+// again.
+type Restart struct {
+	Agent   []string // the agent's command line
+	Socket  string   // where it serves its API
+	N       int
+	Stopped int       // of them, so many VMMs are stopped by a signal while no agent runs
+	Out     io.Writer // progress
+}
+
+// A RestartResult has times in ms since the second agent was started; 0: that was never.
+type RestartResult struct {
+	Driver         string  `json:"driver"` // sim: nothing survives its agent
+	N              int     `json:"n"`
+	Stopped        int     `json:"stopped"`
+	Serves         float64 `json:"serves_ms"` // its first answer
+	FirstAdopted   float64 `json:"first_adopted_ms"`
+	LastAdopted    float64 `json:"last_adopted_ms"`
+	Settled        float64 `json:"settled_ms"` // nothing is being adopted or ending any more
+	Adopted        int     `json:"adopted"`
+	Ended          int     `json:"ended"`
+	CapacityBefore uint64  `json:"capacity_before_mib"`
+	CapacityAfter  uint64  `json:"capacity_after_mib"`
+	ReservedBefore uint64  `json:"reserved_before_mib"`
+	ReservedAtOnce uint64  `json:"reserved_at_first_answer_mib"`
+}
+
+// Run starts an agent and its sandboxes, kills it, and starts it again.
+func (b *Restart) Run(ctx context.Context) (*RestartResult, error) {
+	former, _, err := b.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	before, err := b.fill(ctx, former.node)
+	if err != nil {
+		b.end(former)
+		return nil, err
+	}
+	former.kill()
+	for _, s := range before.Sandboxes[:b.Stopped] {
+		if err := syscall.Kill(int(s.Pid), syscall.SIGSTOP); err != nil {
+			fmt.Fprintf(b.Out, "restart  process %d of %s: %v\n", s.Pid, s.Id, err)
+		}
+	}
+	began := time.Now()
+	ms := func(at time.Time) float64 { return float64(at.Sub(began).Microseconds()) / 1000 }
+	agent, now, err := b.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer b.end(agent)
+	r := &RestartResult{
+		Driver: before.Driver, N: b.N, Stopped: b.Stopped, Serves: ms(time.Now()),
+		CapacityBefore: before.MemoryMib, CapacityAfter: now.MemoryMib,
+		ReservedBefore: before.MemoryReservedMib, ReservedAtOnce: now.MemoryReservedMib,
+	}
+	fmt.Fprintf(b.Out, "restart  it serves after %.0f ms\n", r.Serves)
+	for !now.Settled() {
+		if now, err = look(ctx, agent.node); err != nil {
+			return nil, err
+		}
+	}
+	r.Settled = ms(time.Now())
+	var adopted []float64
+	for _, s := range now.Sandboxes {
+		adopted = append(adopted, ms(time.Unix(0, s.SinceNs)))
+	}
+	if r.Adopted, r.Ended = len(adopted), b.N-len(adopted); r.Adopted > 0 {
+		r.FirstAdopted, r.LastAdopted = slices.Min(adopted), slices.Max(adopted)
+	}
+	return r, nil
+}
+
+// An agentProcess is an agent that serves.
+type agentProcess struct {
+	cmd    *exec.Cmd
+	node   api.NodeClient
+	hangUp func()
+}
+
+func (a *agentProcess) kill() {
+	a.hangUp()
+	_ = a.cmd.Process.Kill()
+	_ = a.cmd.Wait()
+}
+
+// begin starts an agent and returns its first answer.
+func (b *Restart) begin(ctx context.Context) (*agentProcess, *api.StatusReply, error) {
+	cmd := exec.Command(b.Agent[0], b.Agent[1:]...)
+	cmd.Stderr = b.Out
+	if err := cmd.Start(); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	for {
+		a := &agentProcess{cmd, nil, func() {}}
+		probe, err := net.Dial("unix", b.Socket) // a client would wait before it tried again
+		if err == nil {
+			probe.Close()
+			a.node, a.hangUp, err = api.Dial(b.Socket, api.Keys{})
+		}
+		if err == nil {
+			var st *api.StatusReply
+			if st, err = look(ctx, a.node); err == nil {
+				return a, st, nil
+			}
+			a.hangUp()
+		}
+		select {
+		case <-ctx.Done():
+			a.kill()
+			return nil, nil, fmt.Errorf("the agent does not serve: %w", err)
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+const lookEvery = 5 * time.Millisecond
+
+// look asks for the status, a moment after the last time.
+func look(ctx context.Context, node api.NodeClient) (*api.StatusReply, error) {
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(lookEvery):
+	}
+	return node.Status(ctx, &api.StatusRequest{})
+}
+
+// fill starts the sandboxes, a few at once.
+func (b *Restart) fill(ctx context.Context, node api.NodeClient) (*api.StatusReply, error) {
+	g, started := errgroup.WithContext(ctx)
+	g.SetLimit(8)
+	for n := range b.N {
+		g.Go(func() error {
+			_, err := node.Start(started, &api.StartRequest{
+				Id: fmt.Sprintf("restart-%d", n), MemoryMib: 64, WaitMs: 60_000,
+			})
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(b.Out, "restart  %d sandboxes are started\n", b.N)
+	return node.Status(ctx, &api.StatusRequest{})
+}
+
+// end ends the sandboxes and the agent.
+func (b *Restart) end(a *agentProcess) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	_, err := a.node.Drain(ctx, &api.DrainRequest{Cancel: true, Once: true})
+	if err != nil {
+		fmt.Fprintln(b.Out, "restart  sandboxes are left:", err)
+	}
+	a.kill()
+}
+
+// Print shows the result as a person reads it.
+func (r *RestartResult) Print(w io.Writer) {
+	fmt.Fprintf(w, "%d %s sandboxes, %d of them stopped: %d adopted, %d ended\n",
+		r.N, r.Driver, r.Stopped, r.Adopted, r.Ended)
+	fmt.Fprintf(w, "serves after %.0f ms, first adopted %.0f, last %.0f, settled %.0f\n",
+		r.Serves, r.FirstAdopted, r.LastAdopted, r.Settled)
+	fmt.Fprintf(w, "capacity %d → %d MiB, of it reserved %d → %d at its first answer\n",
+		r.CapacityBefore, r.CapacityAfter, r.ReservedBefore, r.ReservedAtOnce)
+}
