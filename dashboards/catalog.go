@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/bus"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/agent"
@@ -35,7 +36,8 @@ func Metrics() []Metric {
 		panic(err) // a recorder takes everything
 	}
 	agent.NewMetrics(&seen)
-	seen.MustRegister((*pool.Pool)(nil), (*openwhisk.API)(nil), (*agent.Agent)(nil), metrics.Build(""))
+	seen.MustRegister((*pool.Pool)(nil), (*bus.Bus)(nil), (*openwhisk.API)(nil), (*agent.Agent)(nil),
+		metrics.Build(""))
 	var all []Metric
 	for _, c := range seen {
 		all = append(all, described(c)...)

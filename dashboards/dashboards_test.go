@@ -148,7 +148,7 @@ func ruleText(t *testing.T) string {
 }
 
 // Grafana's own types take the dashboards, and are of the version that docker-compose.yml runs. They come from npm, into the folder that
-// FASTIOV_GRAFANA_TYPES names; make dashboards-check sees to that.
+// FASTIOV_GRAFANA_TYPES names; make test ONLY=full/dashboards sees to that.
 func TestGrafanasTypesTakeTheDashboards(t *testing.T) {
 	wanted, err := os.ReadFile("testdata/grafana/package.json")
 	if err != nil {
@@ -160,7 +160,7 @@ func TestGrafanasTypesTakeTheDashboards(t *testing.T) {
 	}
 	types := os.Getenv("FASTIOV_GRAFANA_TYPES")
 	if types == "" {
-		t.Skip("needs Grafana's types from npm; make dashboards-check gets them")
+		t.Skip("needs Grafana's types from npm; make test ONLY=full/dashboards gets them")
 	}
 	files, err := filepath.Glob("grafana/*.json")
 	if err != nil || len(files) == 0 {

@@ -22,5 +22,14 @@ func functions() Dashboard {
 	b.panel(stacked, 12, 9, "short", "Sandboxes by phase", "As the invoker sees them, on all nodes.", query{`sum by (phase) (fastiov_pool_sandboxes)`, "{{phase}}"})
 	b.panel(lines, 12, 9, "ops", "Decisions of the pool", "What the pool does per second, by kind.", query{`sum by (kind) (rate(fastiov_pool_decisions_total[$__rate_interval]))`, "{{kind}}"})
 	b.panel(lines, 24, 7, "short", "Nodes", "Nodes of this invoker by state; away: out of reach.", query{`sum by (state) (fastiov_pool_nodes)`, "{{state}}"})
+	b.panel(lines, 12, 9, "short", "Activations in a cluster",
+		"Of an invoker with --bus: under way, room for them, and what waits in its topic.",
+		query{`sum by (instance) (fastiov_bus_running_activations)`, "under way {{instance}}"},
+		query{`sum by (instance) (fastiov_bus_offered_slots)`, "room {{instance}}"},
+		query{`sum by (instance) (fastiov_bus_waiting_messages)`, "in Kafka {{instance}}"})
+	b.panel(lines, 12, 9, "short", "Lost in a cluster",
+		"Of an invoker with --bus, in the last five minutes: acknowledgements and activation records.",
+		query{`sum by (instance) (increase(fastiov_bus_lost_acks_total[5m]))`, "acknowledgements {{instance}}"},
+		query{`sum by (instance) (increase(fastiov_bus_lost_records_total[5m]))`, "records {{instance}}"})
 	return b.Dashboard
 }
