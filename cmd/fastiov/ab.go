@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -47,11 +46,7 @@ func benchAB() *cobra.Command {
 			return err
 		}
 		result.Base, result.Head = base.Commit, version
-		if asJSON {
-			err = json.NewEncoder(cmd.OutOrStdout()).Encode(result)
-		} else {
-			result.Print(cmd.OutOrStdout())
-		}
+		err = show(cmd, result, asJSON)
 		if failed := result.Failures(); err == nil && failed > 0 {
 			err = fmt.Errorf("%d calls failed", failed)
 		}

@@ -36,7 +36,7 @@ func agentCmd() *cobra.Command {
 			return err
 		}
 		defer node.close()
-		stop, err := serveMetrics(n.metrics, n.group, metrics.Page(node.registry), nil, node.log)
+		stop, err := serveMetrics(n.metrics, n.group, metrics.Page(node.registry), nil, node.agent.Ready, node.log)
 		if err != nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func invokerCmd() *cobra.Command {
 		}
 		defer traces.stop()
 		registry := newRegistry(asInvoker)
-		stop, err := serveMetrics(*address, groupOfSockets(), metrics.Page(registry, metrics.Remote(*beside)...), traces.query, log)
+		stop, err := serveMetrics(*address, groupOfSockets(), metrics.Page(registry, metrics.Remote(*beside)...), traces.query, nil, log)
 		if err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func invokerCmd() *cobra.Command {
 			sandboxes := pool.New(poolConfig, nil)
 			defer sandboxes.Close()
 			registry.MustRegister(sandboxes)
-			return b.serve(cmd.Context(), nodes, sandboxes, i.host(), log)
+			return b.serve(cmd.Context(), nodes, sandboxes, i.host(), registry, log)
 		}
 		front, err := i.open(cmd.Context(), *runDir, *stateDir, log)
 		if err != nil {
@@ -118,6 +118,9 @@ func invokerCmd() *cobra.Command {
 		defer front.close()
 		front.cfg.Tracer = traces.tracer
 		front.watched = watched
+		if leash == nil { // else its sandboxes end with the agent
+			front.warm = leftFile(*runDir)
+		}
 		ctx, err := leash.await(cmd.Context(), log)
 		if err != nil {
 			return err

@@ -46,7 +46,7 @@ func serveApart(
 		return err
 	}
 	n.group = as.gid
-	front := &companion{words: wordsOfInvoker(up, n), as: as, log: log, logTo: logTo}
+	front := &companion{words: wordsOfInvoker(up, n), as: as, drain: i.drain, log: log, logTo: logTo}
 	if err := front.openDoors(n, i); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func serveApart(
 	}
 	defer node.close()
 	page := metrics.Page(node.registry)
-	stop, err := serveMetrics(filepath.Join(n.runDir, metricsSocket), n.group, page, nil, log)
+	stop, err := serveMetrics(filepath.Join(n.runDir, metricsSocket), n.group, page, nil, node.agent.Ready, log)
 	if err != nil {
 		return err
 	}
@@ -104,6 +104,7 @@ type companion struct {
 	words []string
 	as    account
 	doors doors
+	drain time.Duration
 	log   *slog.Logger
 	logTo io.Writer
 	*running
@@ -116,6 +117,7 @@ type running struct {
 	tells *os.File
 	told  *bufio.Reader
 	leash *os.File
+	drain time.Duration // how long its stop may wait for calls
 	ended chan struct{}
 	err   error // once it has ended
 }
@@ -160,7 +162,7 @@ func (c *companion) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := &running{ended: make(chan struct{})}
+	r := &running{ended: make(chan struct{}), drain: c.drain}
 	var theirTells, theirLeash *os.File
 	if r.tells, theirTells, err = os.Pipe(); err != nil {
 		return err
@@ -222,7 +224,7 @@ func (r *running) await(word string) error {
 
 // end ends the invoker, with the time it takes to answer what it has.
 func (r *running) end() {
-	const patience = 20 * time.Second
+	patience := r.drain + 15*time.Second
 	_ = r.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-r.ended:

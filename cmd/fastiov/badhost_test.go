@@ -2,14 +2,19 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -32,7 +37,7 @@ func complains(t *testing.T, env []string, args ...string) string {
 func TestAFullDisk(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skip("needs to mount a small disk: ", err)
+		missing(t, "needs to mount a small disk: "+err.Error())
 	}
 	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 	for _, dir := range []string{"run", "cache"} {
@@ -48,6 +53,71 @@ func TestAFullDisk(t *testing.T) {
 	said = complains(t, nil, "up", "--foreground", "--sandbox", "sim", "--listen", "127.0.0.1:0", "--run-dir", filepath.Join(disk, "run"))
 	if !strings.Contains(said, "no space left on device; free some there") {
 		t.Errorf("with a full run directory: %q", said)
+	}
+}
+
+// A store whose disk is full says so, to who asks whether the invoker is ready and to Prometheus, and
+// takes writes again once there is room.
+func TestABrokenStoreSaysSo(t *testing.T) {
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=8m"); err != nil {
+		missing(t, "needs to mount a small disk: "+err.Error())
+	}
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	state, metrics, listen := filepath.Join(disk, "state"), listenLater(t), listenLater(t)
+	background(t, "up", "--foreground", "--sandbox", "sim", "--listen", listen, "--metrics", metrics,
+		"--run-dir", filepath.Join(t.TempDir(), "run"), "--state-dir", state)
+	key, err := openwhisk.LoadKey(listen, keyFile(state))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready := func() (status int, said string) {
+		resp, err := http.Get("http://" + metrics + "/readyz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	if status, said := ready(); status != http.StatusOK {
+		t.Fatalf("%d %s", status, said)
+	}
+	filler := filepath.Join(disk, "all")
+	if err := os.WriteFile(filler, make([]byte, 8<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	code := strings.Repeat(" ", 1<<20)
+	eventually(t, func() bool {
+		req, err := http.NewRequest(http.MethodPut, "http://"+listen+"/api/v1/namespaces/_/actions/large?overwrite=true",
+			strings.NewReader(`{"exec":{"kind":"nodejs:default","code":"`+code+`function main() {}"}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.SetBasicAuth(key.UUID, key.Secret)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		status, said := ready()
+		return status == http.StatusServiceUnavailable && strings.Contains(said, "free some space")
+	})
+	if page := scrape(t, metrics); !strings.Contains(page, "\nfastiov_store_broken 1\n") {
+		t.Error("Prometheus is not told that the store is broken")
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		status, _ := ready()
+		return status == http.StatusOK
+	})
+	if page := scrape(t, metrics); !strings.Contains(page, "\nfastiov_store_broken 0\n") {
+		t.Error("the store has room again, and Prometheus is not told")
 	}
 }
 

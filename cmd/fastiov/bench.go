@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -20,7 +21,7 @@ import (
 
 func benchCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure one part of a cold start by itself"}
-	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane(), benchAB(), benchJail())
+	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane(), benchAB(), benchJail(), benchRestart())
 	return cmd
 }
 
@@ -64,11 +65,7 @@ func benchVFOpen() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(result)
-			}
-			result.Print(cmd.OutOrStdout())
-			return nil
+			return show(cmd, result, asJSON)
 		})
 	}
 	return cmd
@@ -104,11 +101,7 @@ func benchDMAMap() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(result)
-			}
-			result.Print(cmd.OutOrStdout())
-			return nil
+			return show(cmd, result, asJSON)
 		})
 	}
 	return cmd
@@ -129,11 +122,7 @@ func benchJail() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(result)
-		}
-		result.Print(cmd.OutOrStdout())
-		return nil
+		return show(cmd, result, asJSON)
 	}
 	return cmd
 }
@@ -214,4 +203,13 @@ const bareVMM = "bare-vmm"
 func bareVMMCmd() *cobra.Command {
 	return &cobra.Command{Use: bareVMM + " ID MEMORY-MIB [GROUP BDF]", Hidden: true,
 		RunE: func(_ *cobra.Command, args []string) error { return bare.Main(args) }}
+}
+
+// show prints a result for a person, or as JSON.
+func show(cmd *cobra.Command, result interface{ Print(io.Writer) }, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(result)
+	}
+	result.Print(cmd.OutOrStdout())
+	return nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -87,11 +86,7 @@ func burstCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			err = json.NewEncoder(cmd.OutOrStdout()).Encode(result)
-		} else {
-			result.Print(cmd.OutOrStdout())
-		}
+		err = show(cmd, result, asJSON)
 		if err == nil && (result.Answered+result.Refused < result.Requested || result.Leaked > 0) {
 			return fmt.Errorf("%d of %d not answered, %d leaked", result.Requested-result.Answered-result.Refused, result.Requested, result.Leaked)
 		}
@@ -145,7 +140,7 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 		return nil, err
 	}
 	closers = append(closers, node.close)
-	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), nil, log)
+	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), nil, nil, log)
 	if err != nil {
 		return nil, err
 	}

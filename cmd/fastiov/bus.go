@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/invoker/bus"
@@ -108,23 +110,21 @@ func (k *busKeys) config() (*tls.Config, error) {
 }
 
 // serve is the life of an invoker in a cluster, over a pool of these nodes.
-func (b *busFlags) serve(ctx context.Context, nodes []api.NodeClient, sandboxes *pool.Pool, apiHost string, log *slog.Logger) error {
+func (b *busFlags) serve(
+	ctx context.Context, nodes []api.NodeClient, sandboxes *pool.Pool, apiHost string,
+	registry prometheus.Registerer, log *slog.Logger,
+) error {
 	cfg, dbCfg, err := b.parse()
 	if err != nil {
 		return err
 	}
 	memory := 0
-	for _, node := range nodes {
-		st, err := node.Status(ctx, &api.StatusRequest{})
-		if err != nil {
-			return err
-		}
-		slots, offer := room(st)
-		if slots == 0 {
-			return fmt.Errorf("a node can hold no sandbox: it has %d MiB and %d VFs; see `fastiov status`", st.MemoryMib, len(st.Vfs))
-		}
-		cfg.Slots += slots
-		memory += offer
+	cfg.Room = roomOf(nodes)
+	if cfg.Slots, memory, err = cfg.Room(ctx); err != nil {
+		return err
+	}
+	if cfg.Slots == 0 {
+		return errors.New("the nodes can hold no sandbox; `fastiov status` shows their memory and VFs")
 	}
 	cfg.Log, cfg.Invoker = log, message.NewInvoker(b.instance, memory)
 	db := couch.New(dbCfg)
@@ -133,9 +133,28 @@ func (b *busFlags) serve(ctx context.Context, nodes []api.NodeClient, sandboxes 
 	if err != nil {
 		return err
 	}
+	registry.MustRegister(member)
 	log.Info("joined the cluster", "invoker", cfg.Invoker, "brokers", cfg.Brokers, "slots", cfg.Slots, "memory", cfg.Invoker.UserMemory)
 	tellParent(ready)
 	return member.Serve(ctx)
+}
+
+// roomOf returns a function that adds up the room of all nodes.
+func roomOf(nodes []api.NodeClient) bus.Room {
+	return func(ctx context.Context) (slots, memoryMB int, err error) {
+		for _, node := range nodes {
+			st, err := node.Status(ctx, &api.StatusRequest{})
+			if err != nil {
+				return 0, 0, err
+			}
+			holds, offers := room(st)
+			if holds == 0 {
+				continue // its VFs are quarantined, perhaps
+			}
+			slots, memoryMB = slots+holds, memoryMB+offers
+		}
+		return slots, memoryMB, nil
+	}
 }
 
 // room is how many of the smallest actions the node can hold, and what it offers its controllers: they count in memory and know nothing

@@ -193,7 +193,7 @@ func (j *judge) drained(node api.NodeClient) {
 	j.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true}); err != nil {
+	if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true, Once: true}); err != nil {
 		j.t.Fatalf("drain: %v", err)
 	}
 	var st *api.StatusReply

@@ -50,15 +50,6 @@ func TestChaosOfTheAgentWithABareVMM(t *testing.T) {
 	})
 }
 
-func TestChaosOfTheAgentWithQEMU(t *testing.T) {
-	testbed.Inside(t, testbed.Needs{NICs: 1, Images: []string{"python:3"}, Env: []string{chaosSeed, chaosQEMU}}, func(t *testing.T) {
-		c := newChaos(t, chaosQEMU, 20, "--sandbox", "qemu", "--images", testbed.ImagesDir, "--boot-deadline", "3m")
-		c.request = &api.StartRequest{Image: "python:3", MemoryMib: 192}
-		c.workers, c.turns = 2, 6
-		c.run()
-	})
-}
-
 // A chaos is one run of it: the player's part. What it knows of the sandboxes is what the agents told it.
 type chaos struct {
 	t       *testing.T
@@ -287,7 +278,8 @@ func (p *process) killed(t *testing.T, arm string) bool {
 	return met
 }
 
-// dial returns the agent's API once it is served, nil if the agent ends before.
+// dial returns the agent's API once it is served and what a former agent left is settled, nil if the
+// agent ends before.
 func (p *process) dial(t *testing.T) (node api.NodeClient, hangUp func()) {
 	t.Helper()
 	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(20 * time.Millisecond) {
@@ -299,12 +291,12 @@ func (p *process) dial(t *testing.T) (node api.NodeClient, hangUp func()) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		_, err = node.Status(ctx, &api.StatusRequest{})
+		st, err := node.Status(ctx, &api.StatusRequest{})
 		cancel()
-		if err == nil {
+		if err == nil && st.Settled() {
 			return node, hangUp
 		}
-		hangUp() // the socket is the one of an agent that was killed
+		hangUp() // it is not settled, or the socket is the one of an agent that was killed
 	}
 	p.end()
 	t.Fatalf("the agent does not answer:\n%s", p.log.String())

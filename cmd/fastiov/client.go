@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -98,10 +100,14 @@ func printStatus(cmd *cobra.Command, st *api.StatusReply) {
 	if st.Confinement != "" {
 		fmt.Fprintf(out, "confinement: %s\n\n", st.Confinement)
 	}
+	if st.CacheLimitMib > 0 {
+		fmt.Fprintf(out, "images: %d of %d MiB\n\n", st.CacheMib, st.CacheLimitMib)
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tPID\tMEMORY\tAGE")
+	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tPID\tMEMORY\tAGE\tSINCE\tREASON")
 	for _, s := range st.Sandboxes {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\n", s.Id, s.State, s.Image, s.Vf, s.Pid, s.MemoryMib, age(s.StartedNs))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\t%s\t%s\n",
+			s.Id, s.State, s.Image, s.Vf, s.Pid, s.MemoryMib, age(s.StartedNs), age(s.SinceNs), s.Reason)
 	}
 	fmt.Fprintln(w, "\nVF\tSTATE\tOWNER\tLEASES\tRESET FAILURES\tMAC\tSINCE\tREASON")
 	for _, v := range st.Vfs {
@@ -135,14 +141,32 @@ func drainCmd() *cobra.Command {
 }
 
 func reportCmd() *cobra.Command {
-	cmd := onNode("report ID", "Write the bundle that a failed start left to standard output, a .tar.gz", func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error {
-		reply, err := node.Report(ctx, &api.ReportRequest{Id: args[0]})
+	const short = "Write the bundle that a failed sandbox left to standard output, a .tar.gz; without ID, list them"
+	cmd := onNode("report [ID]", short, func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error {
+		var id string
+		if len(args) > 0 {
+			id = args[0]
+		}
+		reply, err := node.Report(ctx, &api.ReportRequest{Id: id})
 		if err != nil {
 			return err
+		}
+		if id == "" {
+			return printReports(cmd.OutOrStdout(), reply.Kept)
 		}
 		_, err = cmd.OutOrStdout().Write(reply.TarGz)
 		return err
 	})
-	cmd.Args = cobra.ExactArgs(1)
+	cmd.Args = cobra.MaximumNArgs(1)
 	return cmd
+}
+
+func printReports(out io.Writer, kept []*api.KeptReport) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SANDBOX\tWHEN\tWHY")
+	for _, k := range kept {
+		why, _, _ := strings.Cut(k.Why, "\n")
+		fmt.Fprintf(w, "%s\t%s\t%s\n", k.Id, time.Unix(0, k.TimeNs).Format(time.DateTime), why)
+	}
+	return w.Flush()
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -35,11 +34,7 @@ func benchControlPlane() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			err = json.NewEncoder(cmd.OutOrStdout()).Encode(result)
-		} else {
-			result.Print(cmd.OutOrStdout())
-		}
+		err = show(cmd, result, asJSON)
 		if failed := result.Failures(); err == nil && failed > 0 {
 			err = fmt.Errorf("%d calls failed", failed)
 		}

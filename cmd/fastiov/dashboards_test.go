@@ -1,3 +1,5 @@
+//go:build dashboards
+
 package main
 
 import (
@@ -18,7 +20,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kfake"
+
 	"github.com/fastiov/fastiov/dashboards"
+	"github.com/fastiov/fastiov/invoker/bus/couch/couchtest"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -58,8 +63,26 @@ func newScene(t *testing.T) *scene {
 	if s.key, err = openwhisk.LoadKey(address, keyFile(dir)); err != nil {
 		t.Fatal(err)
 	}
-	s.url, s.targets = "http://"+address+"/api/v1/namespaces/_/", []string{metricsOf, withVFs, ofInvoker}
+	s.url = "http://" + address + "/api/v1/namespaces/_/"
+	s.targets = []string{metricsOf, withVFs, ofInvoker, invokerInCluster(t, s.run)}
 	return s
+}
+
+// invokerInCluster starts one over the node of that run directory. Nothing is asked of it.
+func invokerInCluster(t *testing.T, run string) (metricsAddress string) {
+	t.Helper()
+	kafka, err := kfake.NewCluster(kfake.NumBrokers(1),
+		kfake.SeedTopics(1, "completed0", "health", "cacheInvalidation"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(kafka.Close)
+	db, metricsAddress := couchtest.New(t), listenLater(t)
+	background(t, "invoker", "--run-dir", run,
+		"--bus", "kafka://"+kafka.ListenAddrs()[0], "--invoker-id", "0",
+		"--metrics", metricsAddress, "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path,
+		"--couchdb-password-file", fileOf(t, couchtest.Password))
+	return metricsAddress
 }
 
 // nodeWithVFs serves a node agent on a Unix socket and its metrics over HTTP. One of its VFs cannot be reset any more once it was used.
@@ -105,7 +128,7 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := api.NewServer(a.Measured())
+	server := api.NewServer(a.Measured(), starter.Log)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	page := httptest.NewServer(metrics.Page(registry))

@@ -40,11 +40,12 @@ type invokerFlags struct {
 	storage   string
 	user      string // of a process of its own; empty: the agent's
 	runtimes  string
-	limits    access.Limits
+	limits    func() access.Limits
 	keepAlive time.Duration
 	policy    string
 	pause     time.Duration
 	wait      time.Duration
+	drain     time.Duration
 }
 
 func (i *invokerFlags) register(cmd *cobra.Command) {
@@ -59,21 +60,12 @@ func (i *invokerFlags) register(cmd *cobra.Command) {
 	f.StringVar(&i.storage, "storage", "", "where functions find a storage server, which keeps its objects in --state-dir;"+
 		" whoever reaches it may read and write them all (default: nowhere)")
 	f.StringVar(&i.runtimes, "runtimes", "", "a runtimes.json in OpenWhisk's format (default: the runtimes that `fastiov image` makes)")
-	f.IntVar(&i.limits.InvocationsPerMinute, "invocations-per-minute", access.Defaults.InvocationsPerMinute, "how many calls a namespace may make in a minute")
-	f.IntVar(&i.limits.ConcurrentInvocations, "concurrent-invocations", access.Defaults.ConcurrentInvocations, "how many calls a namespace may have under way")
-	f.IntVar(&i.limits.FiresPerMinute, "fires-per-minute", access.Defaults.FiresPerMinute, "how many triggers a namespace may fire in a minute")
-	f.IntVar(&i.limits.ChangesPerMinute, "changes-per-minute", access.Defaults.ChangesPerMinute,
-		"how many entities a namespace may change in a minute")
-	f.IntVar(&i.limits.ReadsPerMinute, "reads-per-minute", access.Defaults.ReadsPerMinute,
-		"how many requests of a namespace may read entities and records in a minute")
-	f.IntVar(&i.limits.MaxEntities, "max-entities", access.Defaults.MaxEntities, "how many entities a namespace may have")
-	f.IntVar(&i.limits.MaxEntityMB, "max-entity-mb", access.Defaults.MaxEntityMB,
-		"MB that they may take without their code; the invoker needs three to four times as much memory for them")
-	f.IntVar(&i.limits.MaxCodeMB, "max-code-mb", access.Defaults.MaxCodeMB, "MB that their code may take in the store")
+	i.limits = limitFlags(f, access.Defaults)
 	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute, "how long a warm sandbox waits for another call")
 	f.StringVar(&i.policy, "keep-alive-policy", "fixed", "fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls have been apart, --keep-alive where they say nothing")
 	f.DurationVar(&i.pause, "pause-after", 10*time.Second, "how long a warm sandbox waits before it is paused; 0: it never is")
 	f.DurationVar(&i.wait, "wait", time.Minute, "how long a call queues for a sandbox before it is refused with the reason")
+	f.DurationVar(&i.drain, "drain", 15*time.Second, "how long a stop waits for calls that run, and for callers who wait, before they are ended")
 }
 
 // storeFlags name what an invoker must not forget.
@@ -148,6 +140,8 @@ type front struct {
 	plain   net.Listener
 	secure  net.Listener // nil: none
 	runDir  string
+	drain   time.Duration
+	warm    string       // the file that says which sandboxes were left for the next; empty: none are
 	watched []live.Named // the nodes that the live page shows
 	closers []func()
 }
@@ -161,13 +155,16 @@ func (f *front) close() {
 }
 
 func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *slog.Logger) (_ *front, err error) {
-	f := &front{runDir: runDir}
+	f := &front{runDir: runDir, drain: i.drain}
 	defer func() {
 		if err != nil {
 			f.close()
 		}
 	}()
-	f.cfg = openwhisk.Config{Version: version, APIHost: i.host(), Limits: i.limits, Invoker: i.name, Log: log, Runtimes: entity.Standard()}
+	f.cfg = openwhisk.Config{
+		Version: version, APIHost: i.host(), Limits: i.limits(), Invoker: i.name, Log: log,
+		Runtimes: entity.Standard(),
+	}
 	if f.cfg.Key, err = i.key(stateDir); err != nil {
 		return nil, err
 	}
@@ -252,6 +249,7 @@ func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, re
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	}
 	f.cfg.Pool = nodes
+	f.cfg.Pool.Left = takeLeft(f.warm, f.cfg.Log)
 	f.cfg.Pool.StemCells = stemCells(f.cfg.Runtimes, f.cfg.APIHost)
 	whisk, err := openwhisk.New(f.cfg, node, registry)
 	if err != nil {
@@ -273,7 +271,10 @@ func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, re
 	if f.secure != nil {
 		servers, listeners = append(servers, withPage(whisk.Server())), append(listeners, f.secure)
 	}
-	return serveUntil(ctx, servers, listeners, f.cfg.Log)
+	storeOf.Store(&f.cfg.Store)
+	err = serve(ctx, servers, listeners, f.cfg.Log)
+	f.stop(servers, whisk)
+	return err
 }
 
 // livePage is the page of the invoker; its button is `fastiov burst`, with the key of whoever presses it.
@@ -308,24 +309,34 @@ func stemCells(runtimes *entity.Runtimes, apiHost string) (cells []pool.StemCell
 	return cells
 }
 
+// serveUntil serves until ctx ends or a server fails.
 func serveUntil(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
+	err := serve(ctx, servers, listeners, log)
+	shutDown(servers, 5*time.Second)
+	return err
+}
+
+func serve(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
 	failed := make(chan error, len(servers))
 	for n, server := range servers {
 		go func() { failed <- server.Serve(listeners[n]) }()
 		log.Info("API ready", "address", listeners[n].Addr())
 	}
 	tellParent(ready)
-	var err error
 	select {
-	case err = <-failed:
+	case err := <-failed:
+		return err
 	case <-ctx.Done():
+		return nil
 	}
-	patience, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+}
+
+func shutDown(servers []*http.Server, within time.Duration) {
+	patience, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	for _, server := range servers {
 		if server.Shutdown(patience) != nil {
 			server.Close()
 		}
 	}
-	return err
 }

@@ -1,3 +1,5 @@
+//go:build load
+
 package main
 
 import (
@@ -12,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,11 +21,8 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
-	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/image"
 )
-
-const loadDir = "../../load"
 
 // A target is a fastiov over simulated sandboxes, for k6 to shoot at.
 type target struct {
@@ -37,9 +35,6 @@ type target struct {
 // upForLoad needs k6, which nobody builds for a test: it takes minutes.
 func upForLoad(t *testing.T, start time.Duration) *target {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("runs k6 for some seconds")
-	}
 	cache, err := image.Open("", io.Discard)
 	if err != nil {
 		t.Fatal(err)
@@ -47,13 +42,13 @@ func upForLoad(t *testing.T, start time.Duration) *target {
 	t.Cleanup(cache.Close)
 	k6, built := cache.HasK6(t.Context())
 	if !built {
-		t.Skip("k6 has not been built; `fastiov k6 version` builds it, as `make load` does")
+		t.Fatal("k6 has not been built; `fastiov k6 version` builds it, as `make load` does")
 	}
 	dir := t.TempDir()
 	x := &target{t: t, k6: k6, metrics: listenLater(t)}
 	listen, run := listenLater(t), filepath.Join(dir, "run")
-	must(t, "up", "--sandbox", "sim", "--sim-start", start.String(), "--run-dir", run, "--state-dir", dir, "--listen", listen, "--metrics", x.metrics)
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+	must(t, "up", "--sandbox", "sim", "--sim-start", start.String(), "--run-dir", run, "--state-dir", dir, "--listen", listen, "--metrics", x.metrics)
 	key, err := openwhisk.LoadKey(listen, "")
 	if err != nil {
 		t.Fatal(err)
@@ -335,70 +330,4 @@ func (x *target) query(base, expression string) map[string]float64 {
 		values[r.Metric["le"]] = value
 	}
 	return values
-}
-
-// TestTracesAreRead runs the parser's own tests, by Node.js: k6 is not needed for it.
-func TestTracesAreRead(t *testing.T) {
-	node, err := exec.LookPath("node")
-	if err != nil {
-		missing(t, "needs node: install Debian's package nodejs")
-	}
-	dir := t.TempDir()
-	for from, to := range map[string]string{"azure.js": "azure.mjs", "azure.test.mjs": "azure.test.mjs"} {
-		content, err := os.ReadFile(filepath.Join(loadDir, from))
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, to), content, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.CopyFS(filepath.Join(dir, "traces"), os.DirFS(filepath.Join(loadDir, "traces"))); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.CommandContext(t.Context(), node, filepath.Join(dir, "azure.test.mjs")).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
-// TestTheSmallTracesAreMadeByTheirScript: what is in the repository is what the script makes.
-func TestTheSmallTracesAreMadeByTheirScript(t *testing.T) {
-	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "python3", filepath.Join(loadDir, "traces/make.py"), dir).CombinedOutput(); err != nil {
-		t.Skipf("needs python3: %v %s", err, out)
-	}
-	made, err := filepath.Glob(filepath.Join(dir, "*.csv"))
-	if err != nil || len(made) != 4 {
-		t.Fatalf("%v, %v", made, err)
-	}
-	for _, file := range made {
-		want, _ := os.ReadFile(file)
-		got, _ := os.ReadFile(filepath.Join(loadDir, "traces", filepath.Base(file)))
-		if !bytes.Equal(got, want) {
-			t.Errorf("load/traces/%s is not what make.py makes; run it and commit that", filepath.Base(file))
-		}
-	}
-}
-
-// TestLoadKnowsTheStages: the summary lists the stages that there are, in their order.
-func TestLoadKnowsTheStages(t *testing.T) {
-	content, err := os.ReadFile(filepath.Join(loadDir, "fastiov.js"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	list := regexp.MustCompile(`(?s)const STAGES = \[(.*?)\]`).FindSubmatch(content)
-	if list == nil {
-		t.Fatal("load/fastiov.js lists no stages")
-	}
-	var want []string
-	for _, stage := range timeline.Order {
-		want = append(want, string(stage))
-	}
-	var got []string
-	for _, quoted := range regexp.MustCompile(`'([^']+)'`).FindAllSubmatch(list[1], -1) {
-		got = append(got, string(quoted[1]))
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("load/fastiov.js lists %v; fastiov has %v", got, want)
-	}
 }

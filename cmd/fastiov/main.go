@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 )
 
@@ -38,7 +39,9 @@ func rootCmd() *cobra.Command {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	untold := context.AfterFunc(ctx, func() { tellManager(daemon.SdNotifyStopping, "it ends") })
 	err := rootCmd().ExecuteContext(ctx)
+	untold()
 	stop()
 	if err != nil {
 		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {

@@ -6,11 +6,13 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
@@ -46,9 +48,30 @@ func counting(address string, registry *prometheus.Registry) prometheus.Register
 
 const whatMetrics = "metrics"
 
+// storeOf is the store of this process's invoker, once that serves.
+var storeOf atomic.Pointer[store.Store]
+
+// notReady tells why nothing should be sent to this process; also is what else it asks, once it serves.
+func notReady(also func() error) error {
+	if !serves.Load() {
+		return errors.New("it is starting or stopping; its log says how far it is")
+	}
+	if kept := storeOf.Load(); kept != nil {
+		if err := (*kept).Broken(); err != nil {
+			return err
+		}
+	}
+	if also != nil {
+		return also()
+	}
+	return nil
+}
+
 // serveMetrics serves what Prometheus and, where there is a query, Grafana ask for. The address is host:port, or the path of a Unix socket
-// that a group may open; an empty one is nowhere.
-func serveMetrics(address string, group int, page, query http.Handler, log *slog.Logger) (stop func(), err error) {
+// that a group may open; an empty one is nowhere. Its /readyz asks also, once this process serves.
+func serveMetrics(
+	address string, group int, page, query http.Handler, also func() error, log *slog.Logger,
+) (stop func(), err error) {
 	var listener net.Listener
 	switch {
 	case address == "":
@@ -65,8 +88,8 @@ func serveMetrics(address string, group int, page, query http.Handler, log *slog
 	mux.Handle("GET /metrics", page)
 	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {}) // 200: it answers
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !serves.Load() {
-			http.Error(w, "not ready: it is still starting; its log says how far it is", http.StatusServiceUnavailable)
+		if why := notReady(also); why != nil {
+			http.Error(w, "not ready: "+why.Error(), http.StatusServiceUnavailable)
 		}
 	})
 	if query != nil {

@@ -14,7 +14,7 @@ func TestAProcessIsReadyWhenItServes(t *testing.T) {
 	defer serves.Store(was)
 	address := listenLater(t)
 	page := metrics.Page(newRegistry(asAgent))
-	stop, err := serveMetrics(address, nobodyElse, page, nil, slog.New(slog.DiscardHandler))
+	stop, err := serveMetrics(address, nobodyElse, page, nil, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -123,6 +123,7 @@ type node struct {
 	metrics  *agent.Metrics
 	log      *slog.Logger
 	set      fastiovd.Set // what of fastiov's kernel is switched on
+	cache    *image.Cache // nil where nothing is pulled
 	empty    int          // MiB that admission may hand out, where that was measured on an empty node
 	closers  []func()
 }
@@ -166,12 +167,29 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 			return nil, err
 		}
 	}
-	adopted, ended := n.agent.Adopt(ctx)
-	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set, "adopted", adopted, "ended", ended)
 	if err := n.serve(f.runDir, f.group); err != nil {
 		return nil, err
 	}
+	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set)
 	return n, n.serveFar(f.api)
+}
+
+// adopt begins to settle what a former agent left. What is not settled when the node closes is left to
+// the next agent.
+func (n *node) adopt(a *agent.Agent) {
+	ctx, letGo := context.WithCancelCause(context.Background())
+	settled := a.Adopt(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if adopted, ended := settled(); adopted+ended > 0 {
+			n.log.Info("what a former agent left is settled", "adopted", adopted, "ended", ended)
+		}
+	}()
+	n.onClose(func() {
+		letGo(sandbox.ErrLetGo)
+		<-done
+	})
 }
 
 // lock makes the run directory this process's own, before anything is written to it.
@@ -204,6 +222,7 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	cache, err := image.Open("", os.Stderr)
 	if err == nil {
 		n.onClose(cache.Close)
+		n.cache = cache
 		cache.Fetched, cache.Pulled = n.metrics.Fetched, n.metrics.Pulled
 		if err := f.registries.apply(cache); err != nil {
 			return nil, err
@@ -307,9 +326,14 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 	if images != nil {
 		cfg.Images = images.Have
 	}
+	if n.cache != nil {
+		cfg.Cache = n.cache.Usage
+	}
 	if f.sandbox == "sim" {
 		starter.Admission = startup.NewAdmission(memory, nil)
-		return agent.New(cfg), nil
+		a := agent.New(cfg)
+		n.adopt(a)
+		return a, nil
 	}
 	if starter.Network, err = f.network(); err != nil {
 		return nil, err
@@ -332,6 +356,7 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 	cfg.VFs, cfg.Starter.Owners = pool, pool
 	cfg.Starter.Admission = startup.NewAdmission(memory, pool)
 	a = agent.New(cfg)
+	n.adopt(a) // from here on it knows who loses a VF
 	close(built)
 	ctx, stop := context.WithCancel(ctx)
 	n.onClose(stop)
@@ -353,7 +378,7 @@ func (n *node) serve(runDir string, group int) error {
 	if err != nil {
 		return err
 	}
-	n.serveOn(listener, api.NewServer(n.agent.Measured()))
+	n.serveOn(listener, api.NewServer(n.agent.Measured(), n.log))
 	return nil
 }
 
@@ -375,7 +400,7 @@ func (n *node) serveFar(f apiFlags) error {
 	return nil
 }
 
-func (n *node) serveOn(listener net.Listener, server *grpc.Server) {
+func (n *node) serveOn(listener net.Listener, server *api.Server) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

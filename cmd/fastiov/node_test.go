@@ -1,3 +1,5 @@
+//go:build node
+
 package main
 
 import (
@@ -25,9 +27,6 @@ import (
 // These tests run against the node that `fastiov up` has brought up in the testbed.
 func upTestbed(t *testing.T) (host *testbed.Host, key string) {
 	t.Helper()
-	if os.Getenv("FASTIOV_NODE") == "" {
-		t.Skip("needs a node in the testbed: bring it up with `fastiov up` and set FASTIOV_NODE=1")
-	}
 	host, err := testbed.Open(t.Context(), awayName)
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +88,9 @@ func TestAFunctionTalksThroughItsVF(t *testing.T) {
 // TestTheFunctionsThroughTheirVFs: every sample function, cold, fetches its input through its VF, computes, and stores through its VF what
 // the same code stores when it runs on this machine.
 func TestTheFunctionsThroughTheirVFs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs every sample function, cold")
+	}
 	host, key := upTestbed(t)
 	port := functionstest.Storage(t)
 	stored := func(f functions.Function) []byte {

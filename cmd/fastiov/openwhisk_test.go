@@ -1,7 +1,10 @@
+//go:build openwhisk
+
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,26 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/functions"
 )
 
-// endpoint runs fastiov over simulated sandboxes until the test ends.
-func endpoint(t *testing.T) (url, secureURL, key string, flags []string) {
-	t.Helper()
-	dir := t.TempDir()
-	listen, secure := listenLater(t), listenLater(t)
-	flags = []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state")}
-	must(t, append([]string{"up", "--sandbox", "sim", "--listen", listen, "--https", secure, "--metrics", listenLater(t)}, flags...)...)
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
-	guest, err := openwhisk.LoadKey(listen, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return "http://" + listen, "https://" + secure, guest.String(), flags
-}
-
 // TestOpenWhiskClient runs OpenWhisk's own client through all its commands: wsk, or where there is none Apache's JavaScript client in the
-// folder that FASTIOV_OPENWHISK_JS names. `make test-openwhisk` finds one or the other.
+// folder that FASTIOV_OPENWHISK_JS names. `make test ONLY=full/openwhisk` finds one or the other.
 func TestOpenWhiskClient(t *testing.T) {
 	if wsk := findWsk(); wsk != "" {
 		runWsk(t, wsk)
@@ -39,7 +27,7 @@ func TestOpenWhiskClient(t *testing.T) {
 	}
 	folder := os.Getenv("FASTIOV_OPENWHISK_JS")
 	if folder == "" {
-		t.Skip("no wsk on PATH, and no JavaScript client: run make test-openwhisk")
+		t.Fatal("no wsk on PATH, and no JavaScript client: run make test ONLY=full/openwhisk")
 	}
 	url, secureURL, key, _ := endpoint(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -236,5 +224,53 @@ func wskCommands(secureURL, bob string) []wskCommand {
 		{args: "--auth a:b list", code: rc(401), says: "authentication is invalid"},
 		{args: "api list", code: 1, says: "there is no web action"},
 		{args: "sdk install docker", code: 1, says: "failed"},
+	}
+}
+
+// TestOpenWhiskClientDeploysTheSamples: the manifests of the sample functions, deployed by wsk, are the actions that they say.
+func TestOpenWhiskClientDeploysTheSamples(t *testing.T) {
+	wsk := findWsk()
+	if wsk == "" {
+		t.Skip("no wsk on PATH: set WSK to one")
+	}
+	url, _, key, _ := endpoint(t)
+	props := filepath.Join(t.TempDir(), "wskprops")
+	if err := os.WriteFile(props, []byte("APIHOST="+url+"\nAUTH="+key+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) []byte {
+		cmd := exec.CommandContext(t.Context(), wsk, args...)
+		cmd.Env = append(os.Environ(), "WSK_CONFIG_FILE="+props, "STORAGE=http://10.0.2.2:3234")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("wsk %v: %v\n%s", args, err, out)
+		}
+		return out
+	}
+	manifests, err := filepath.Glob("../../functions/*/manifest.yaml")
+	if err != nil || len(manifests) == 0 {
+		t.Fatalf("%v, %v", manifests, err)
+	}
+	for _, manifest := range manifests {
+		run("project", "deploy", "--manifest", manifest)
+	}
+	for _, f := range functions.All("http://10.0.2.2:3234") {
+		_, said, _ := strings.Cut(string(run("action", "get", f.Name)), "\n") // a line for people, then JSON
+		var got struct {
+			Exec       struct{ Kind string }
+			Limits     struct{ Memory, Timeout int }
+			Parameters []struct{ Key, Value string }
+		}
+		if err := json.Unmarshal([]byte(said), &got); err != nil {
+			t.Fatalf("%s: %v", said, err)
+		}
+		for _, p := range got.Parameters {
+			if f.Parameters[p.Key] != p.Value {
+				t.Errorf("%s: %s is %q, want %q", f.Name, p.Key, p.Value, f.Parameters[p.Key])
+			}
+		}
+		if got.Exec.Kind != f.Kind || got.Limits.Memory != f.MemoryMB || got.Limits.Timeout != f.TimeoutMs || len(got.Parameters) != len(f.Parameters) {
+			t.Errorf("%s is %+v, want %+v", f.Name, got, f)
+		}
 	}
 }

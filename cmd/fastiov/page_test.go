@@ -1,26 +1,22 @@
+//go:build page
+
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
-	"io"
 	"log/slog"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
-	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
@@ -36,12 +32,12 @@ import (
 const pageVFs = 200
 
 // TestLivePage looks at the page of a real invoker over a real agent, with simulated sandboxes and the VF pool of an emulated host, in a
-// headless Chromium. `make test-page` says where that and the script's libraries are. FASTIOV_PAGE_OUT names a folder that keeps what it measured
+// headless Chromium. `make test ONLY=full/page` says where that and the script's libraries are. FASTIOV_PAGE_OUT names a folder that keeps what it measured
 // and the pictures.
 func TestLivePage(t *testing.T) {
 	folder := os.Getenv("FASTIOV_PAGE_JS")
 	if folder == "" {
-		t.Skip("needs Chromium and its libraries: run make test-page")
+		t.Fatal("needs Chromium and its libraries: run make test ONLY=full/page")
 	}
 	chromium, err := exec.LookPath("chromium")
 	if err != nil {
@@ -151,50 +147,4 @@ func agentWithVFs(t *testing.T, dir string, registry *prometheus.Registry) *agen
 	}()
 	t.Cleanup(func() { close(stop); <-served })
 	return agent.New(agent.Config{Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: agent.NewMetrics(registry), Log: starter.Log})
-}
-
-// TestTheLivePageIsThere: `fastiov up` serves it, and what its button starts is what its feed then tells of.
-func TestTheLivePageIsThere(t *testing.T) {
-	url, _, key, _ := endpoint(t)
-	ask := func(method, path, body string) *http.Response {
-		r, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		user, secret, _ := strings.Cut(key, ":")
-		r.SetBasicAuth(user, secret)
-		resp, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { resp.Body.Close() })
-		return resp
-	}
-	if page, err := io.ReadAll(ask("GET", "/ui", "").Body); err != nil || !strings.Contains(string(page), key) {
-		t.Errorf("the page has not the key that everybody has: %v, %s", err, page)
-	}
-	var result bench.BurstResult
-	if err := json.NewDecoder(ask("POST", "/ui/burst", `{"n":5}`).Body).Decode(&result); err != nil || result.Answered != 5 {
-		t.Fatalf("%+v, %v", result, err)
-	}
-	feed := bufio.NewScanner(ask("GET", "/ui/feed", "").Body)
-	feed.Buffer(nil, 1<<20)
-	answered := map[string]bool{}
-	for len(answered) < 5 && feed.Scan() {
-		data, is := strings.CutPrefix(feed.Text(), "data: ")
-		var u live.Update
-		if is && json.Unmarshal([]byte(data), &u) != nil {
-			t.Fatal(data)
-		}
-		for _, s := range u.Starts {
-			if s.State == "answered" {
-				answered[s.Action] = true
-			}
-		}
-	}
-	for i := range 5 {
-		if name := fmt.Sprintf("guest/page-burst-1-%d", i+1); !answered[name] {
-			t.Errorf("the feed tells nothing of %s: %v, %v", name, answered, feed.Err())
-		}
-	}
 }

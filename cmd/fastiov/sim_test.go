@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +14,8 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/invoker/live"
+	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
@@ -33,8 +37,8 @@ func TestALifeInSimulation(t *testing.T) {
 	dir := t.TempDir()
 	run := filepath.Join(dir, "run")
 	metrics := listenLater(t)
-	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", metrics)
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", metrics)
 
 	var burst bench.BurstResult
 	if err := json.Unmarshal([]byte(must(t, "burst", "--n", "20", "--rounds", "2", "--json", "--run-dir", run, "--state-dir", dir)), &burst); err != nil {
@@ -73,6 +77,9 @@ func TestALifeInSimulation(t *testing.T) {
 	must(t, "drain", "--undo", "--run-dir", run)
 	if out, err := fastiov(t, "report", "nobody", "--run-dir", run).CombinedOutput(); err == nil || !strings.Contains(string(out), "no report of") {
 		t.Errorf("report of an unknown sandbox: %v, %s", err, out)
+	}
+	if out := must(t, "report", "--run-dir", run); !strings.HasPrefix(out, "SANDBOX") {
+		t.Errorf("the list of reports: %s", out)
 	}
 	if out, err := fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run).CombinedOutput(); err == nil || !strings.Contains(string(out), "runs on") {
 		t.Errorf("a second agent on one run directory: %v, %s", err, out)
@@ -138,4 +145,65 @@ func scrape(t *testing.T, address string) string {
 		t.Fatal(err)
 	}
 	return string(body)
+}
+
+// TestTheLivePageIsThere: `fastiov up` serves it, and what its button starts is what its feed then tells of.
+func TestTheLivePageIsThere(t *testing.T) {
+	url, _, key, _ := endpoint(t)
+	ask := func(method, path, body string) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		user, secret, _ := strings.Cut(key, ":")
+		r.SetBasicAuth(user, secret)
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	if page, err := io.ReadAll(ask("GET", "/ui", "").Body); err != nil || !strings.Contains(string(page), key) {
+		t.Errorf("the page has not the key that everybody has: %v, %s", err, page)
+	}
+	var result bench.BurstResult
+	if err := json.NewDecoder(ask("POST", "/ui/burst", `{"n":5}`).Body).Decode(&result); err != nil || result.Answered != 5 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	feed := bufio.NewScanner(ask("GET", "/ui/feed", "").Body)
+	feed.Buffer(nil, 1<<20)
+	answered := map[string]bool{}
+	for len(answered) < 5 && feed.Scan() {
+		data, is := strings.CutPrefix(feed.Text(), "data: ")
+		var u live.Update
+		if is && json.Unmarshal([]byte(data), &u) != nil {
+			t.Fatal(data)
+		}
+		for _, s := range u.Starts {
+			if s.State == "answered" {
+				answered[s.Action] = true
+			}
+		}
+	}
+	for i := range 5 {
+		if name := fmt.Sprintf("guest/page-burst-1-%d", i+1); !answered[name] {
+			t.Errorf("the feed tells nothing of %s: %v, %v", name, answered, feed.Err())
+		}
+	}
+}
+
+// endpoint runs fastiov over simulated sandboxes until the test ends.
+func endpoint(t *testing.T) (url, secureURL, key string, flags []string) {
+	t.Helper()
+	dir := t.TempDir()
+	listen, secure := listenLater(t), listenLater(t)
+	flags = []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state")}
+	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
+	must(t, append([]string{"up", "--sandbox", "sim", "--listen", listen, "--https", secure, "--metrics", listenLater(t)}, flags...)...)
+	guest, err := openwhisk.LoadKey(listen, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "http://" + listen, "https://" + secure, guest.String(), flags
 }

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -101,7 +102,7 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, log *slog.Logg
 		return err
 	}
 	defer node.close()
-	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), traces.query, log)
+	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), traces.query, node.agent.Ready, log)
 	if err != nil {
 		return err
 	}
@@ -162,8 +163,14 @@ var serves atomic.Bool
 func tellParent(word string) {
 	if word == ready {
 		serves.Store(true)
+		tellManager(daemon.SdNotifyReady, "it serves")
 	}
 	waiting.tell(word)
+}
+
+// tellManager tells the service manager that started this process, if one did, what it has come to.
+func tellManager(state, status string) {
+	_, _ = daemon.SdNotify(false, state+"\nSTATUS="+status) // nothing depends on its hearing
 }
 
 func (p *parent) tell(word string) {

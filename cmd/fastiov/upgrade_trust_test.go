@@ -3,8 +3,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/startup"
-	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/testbed"
 )
 
@@ -96,7 +93,7 @@ func upgrade(t *testing.T, request *api.StartRequest, sandbox, old, fresh []stri
 	}, sandbox...)
 	defer must(t, "down", "--undo", "--run-dir", upgradeRun)
 	before := exec.Command(formerDir+"/fastiov", append(flags, old...)...)
-	agent := upgrading(t, before)
+	agent := serveAgent(t, upgradeRun, before)
 	var ids []string
 	for n := range 2 {
 		request.Id = fmt.Sprintf("former-%d", n)
@@ -116,8 +113,9 @@ func upgrade(t *testing.T, request *api.StartRequest, sandbox, old, fresh []stri
 	}
 
 	began := time.Now()
-	agent = upgrading(t, fastiov(t, append(flags, fresh...)...))
+	agent = serveAgent(t, upgradeRun, fastiov(t, append(flags, fresh...)...))
 	t.Logf("the new agent serves after %v", time.Since(began).Round(time.Millisecond))
+	agent.settled()
 	for id, pid := range pids {
 		if err := syscall.Kill(pid, 0); err == nil {
 			t.Errorf("process %d of %s lives", pid, id)
@@ -137,77 +135,4 @@ func upgrade(t *testing.T, request *api.StartRequest, sandbox, old, fresh []stri
 			t.Errorf("of %s is said:\n%s", id, said)
 		}
 	}
-}
-
-// An upgraded agent is one that serves.
-type upgraded struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	log  bytes.Buffer // to be read once it has ended
-	node api.NodeClient
-}
-
-func upgrading(t *testing.T, cmd *exec.Cmd) *upgraded {
-	t.Helper()
-	a := &upgraded{t: t, cmd: cmd}
-	cmd.Stdout, cmd.Stderr = &a.log, &a.log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for late := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		node, hangUp, err := dialNode(upgradeRun)
-		if err == nil {
-			if _, err = node.Status(t.Context(), &api.StatusRequest{Brief: true}); err == nil {
-				t.Cleanup(hangUp)
-				a.node = node
-				return a
-			}
-			hangUp() // the socket is the one of an agent that was killed
-		}
-		if time.Now().After(late) {
-			a.kill()
-			t.Fatalf("the agent does not serve: %v\n%s", err, a.log.String())
-		}
-	}
-}
-
-func (a *upgraded) kill() {
-	_ = a.cmd.Process.Kill()
-	_ = a.cmd.Wait()
-}
-
-func (a *upgraded) start(request *api.StartRequest) {
-	a.t.Helper()
-	ctx, cancel := context.WithTimeout(a.t.Context(), 3*time.Minute)
-	defer cancel()
-	request.WaitMs = 60_000
-	if _, err := a.node.Start(ctx, request); err != nil {
-		a.kill()
-		a.t.Fatalf("%v\n%s", err, a.log.String())
-	}
-}
-
-// allIdle waits until no sandbox, no leased VF and nothing else is left.
-func (a *upgraded) allIdle() {
-	a.t.Helper()
-	var wrong []string
-	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(20 * time.Millisecond) {
-		st, err := a.node.Status(a.t.Context(), &api.StatusRequest{})
-		if err != nil {
-			a.t.Fatal(err)
-		}
-		wrong = st.Leftovers
-		for _, s := range st.Sandboxes {
-			wrong = append(wrong, "sandbox "+s.Id)
-		}
-		for _, v := range st.Vfs {
-			if v.State != string(vf.Idle) {
-				wrong = append(wrong, v.Bdf+" is "+v.State)
-			}
-		}
-		if len(wrong) == 0 {
-			return
-		}
-	}
-	a.t.Errorf("left: %v", wrong)
 }

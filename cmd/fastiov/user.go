@@ -12,10 +12,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/store"
@@ -31,24 +34,21 @@ func userCmd() *cobra.Command {
 	var wish access.Wish
 	f := create.Flags()
 	f.StringVar(&wish.Namespace, "namespace", "", "its namespace (default: called as the subject)")
-	f.IntVar(&wish.Limits.InvocationsPerMinute, "invocations-per-minute", 0, "calls in a minute (default: as the invoker's)")
-	f.IntVar(&wish.Limits.ConcurrentInvocations, "concurrent-invocations", 0, "calls under way (default: as the invoker's)")
-	f.IntVar(&wish.Limits.FiresPerMinute, "fires-per-minute", 0, "triggers fired in a minute (default: as the invoker's)")
-	f.IntVar(&wish.Limits.ChangesPerMinute, "changes-per-minute", 0, "entities changed in a minute (default: as the invoker's)")
-	f.IntVar(&wish.Limits.ReadsPerMinute, "reads-per-minute", 0,
-		"requests in a minute that read entities and records (default: as the invoker's)")
-	f.IntVar(&wish.Limits.MaxEntities, "max-entities", 0, "entities that it may have (default: as the invoker's)")
-	f.IntVar(&wish.Limits.MaxEntityMB, "max-entity-mb", 0, "MB of them, without code (default: as the invoker's)")
-	f.IntVar(&wish.Limits.MaxCodeMB, "max-code-mb", 0, "MB of their code (default: as the invoker's)")
-	f.IntVar(&wish.Limits.MaxActionMemory, "max-action-memory", 0, "MB that an action may have (default: as everybody's)")
-	f.IntVar(&wish.Limits.MaxActionTimeout, "max-action-timeout", 0, "milliseconds that an action may take (default: as everybody's)")
-	f.IntVar(&wish.Limits.MaxActionLogs, "max-action-logs", 0, "MB that an action may log (default: as everybody's)")
+	limits := limitFlags(f, access.Allowance{})
+	revoke := f.Bool("revoke", false, "revoke the key that the subject has, and print another")
 	create.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
-		wish.Subject = args[0]
+		wish.Subject, wish.Limits = args[0], limits()
+		path := "/subjects"
+		if *revoke {
+			if len(wish.Limits) > 0 {
+				return errors.New("--revoke changes no limits; `fastiov user limits set` does")
+			}
+			path = subjectPath(args[0]) + "/revoke"
+		}
 		var made struct {
 			Key string `json:"key"`
 		}
-		err := r.ask(ctx, http.MethodPost, "/subjects", wish, &made)
+		err := r.ask(ctx, http.MethodPost, path, wish, &made)
 		if err == nil {
 			fmt.Fprintln(cmd.OutOrStdout(), made.Key)
 		}
@@ -72,20 +72,20 @@ func userCmd() *cobra.Command {
 	get := userDoes("get NAME", "Show a subject as JSON", cobra.ExactArgs(1))
 	get.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
 		var subject access.Subject
-		err := r.ask(ctx, http.MethodGet, "/subjects/"+url.PathEscape(args[0]), nil, &subject)
+		err := r.ask(ctx, http.MethodGet, subjectPath(args[0]), nil, &subject)
 		if err == nil {
 			err = json.NewEncoder(cmd.OutOrStdout()).Encode(subject)
 		}
 		return err
 	})
-	cmd.AddCommand(create.Command, list.Command, get.Command, userDeletes())
+	cmd.AddCommand(create.Command, list.Command, get.Command, userDeletes(), userLimits())
 	for _, c := range []struct{ use, short, method, path string }{
 		{"block NAME", "Keep a subject out", http.MethodPost, "/block"},
 		{"unblock NAME", "Let a subject in again", http.MethodPost, "/unblock"},
 	} {
 		u := userDoes(c.use, c.short, cobra.ExactArgs(1))
 		u.does(func(ctx context.Context, _ *cobra.Command, r *registerClient, args []string) error {
-			return r.ask(ctx, c.method, "/subjects/"+url.PathEscape(args[0])+c.path, nil, &struct{}{})
+			return r.ask(ctx, c.method, subjectPath(args[0])+c.path, nil, &struct{}{})
 		})
 		cmd.AddCommand(u.Command)
 	}
@@ -100,6 +100,73 @@ type userCommand struct {
 	store    storeFlags
 }
 
+func subjectPath(name string) string { return "/subjects/" + url.PathEscape(name) }
+
+// limitFlags are flags for the limits. What they return are those that were given. The defaults are
+// said where there are any; else the invoker's hold.
+func limitFlags(f *pflag.FlagSet, defaults access.Allowance) func() access.Limits {
+	type flag struct {
+		name  string
+		value *int
+	}
+	flags := map[string]flag{}
+	whose := " (default: as the invoker's)"
+	if defaults != (access.Allowance{}) {
+		whose = " of a namespace"
+	}
+	for _, limit := range access.Settable {
+		standard := limit.Of(defaults)
+		if standard == 0 && defaults != (access.Allowance{}) {
+			continue // nobody has it unless it is set
+		}
+		name := strings.ToLower(capitals.ReplaceAllString(limit.Name, "-$0"))
+		flags[limit.Name] = flag{name, f.Int(name, standard, "how many "+limit.What+whose)}
+	}
+	return func() access.Limits {
+		given := access.Limits{}
+		for limit, flag := range flags {
+			if f.Changed(flag.name) {
+				given[limit] = *flag.value
+			}
+		}
+		return given
+	}
+}
+
+var capitals = regexp.MustCompile("[A-Z]+")
+
+// userLimits is `fastiov user limits`.
+func userLimits() *cobra.Command {
+	cmd := &cobra.Command{Use: "limits", Short: "Show, set and delete the limits of a subject"}
+	get := userDoes("get NAME", "Show the limits that were set", cobra.ExactArgs(1))
+	get.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
+		var subject access.Subject
+		if err := r.ask(ctx, http.MethodGet, subjectPath(args[0]), nil, &subject); err != nil {
+			return err
+		}
+		if len(subject.Limits) == 0 {
+			fmt.Fprintln(cmd.OutOrStdout(), "no limits are set: the invoker's hold")
+			return nil
+		}
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(subject.Limits)
+	})
+	set := userDoes("set NAME", "Set limits, from now on; 0 allows none", cobra.ExactArgs(1))
+	limits := limitFlags(set.Flags(), access.Allowance{})
+	set.does(func(ctx context.Context, _ *cobra.Command, r *registerClient, args []string) error {
+		given := limits()
+		if len(given) == 0 {
+			return errors.New("no limit is given; `fastiov user limits set --help` lists them")
+		}
+		return r.ask(ctx, http.MethodPost, subjectPath(args[0])+"/limits", given, &struct{}{})
+	})
+	remove := userDoes("delete NAME", "Have the invoker's limits hold again", cobra.ExactArgs(1))
+	remove.does(func(ctx context.Context, _ *cobra.Command, r *registerClient, args []string) error {
+		return r.ask(ctx, http.MethodDelete, subjectPath(args[0])+"/limits", nil, &struct{}{})
+	})
+	cmd.AddCommand(get.Command, set.Command, remove.Command)
+	return cmd
+}
+
 // userDeletes is `fastiov user delete`.
 func userDeletes() *cobra.Command {
 	u := userDoes("delete NAME", "Delete a subject; what its namespaces hold stays, and nobody is given them, until"+
@@ -107,7 +174,7 @@ func userDeletes() *cobra.Command {
 	purge := u.Flags().Bool("purge", false,
 		"delete what its namespaces hold as well, also of a subject that is deleted already: code, entities, records")
 	u.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
-		subject := "/subjects/" + url.PathEscape(args[0])
+		subject := subjectPath(args[0])
 		err := r.ask(ctx, http.MethodDelete, subject, nil, &struct{}{})
 		var refused *refusedByRegister
 		if !*purge || err != nil && !(errors.As(err, &refused) && refused.status == http.StatusNotFound) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,8 +73,8 @@ func TestUsers(t *testing.T) {
 	wrong("exists already", "create", "ann")
 
 	address := listenLater(t)
-	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""}, flags...)...)
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
+	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""}, flags...)...)
 	if status, namespaces := opens(t, address, ann); status != 200 || len(namespaces) != 1 || namespaces[0] != "a" {
 		t.Errorf("ann: HTTP %d, %v", status, namespaces)
 	}
@@ -89,10 +90,31 @@ func TestUsers(t *testing.T) {
 		t.Errorf("list:\n%s", list)
 	}
 	var subject access.Subject
-	if err := json.Unmarshal([]byte(user("get", "ann")), &subject); err != nil || subject.Limits.FiresPerMinute != 7 {
+	err := json.Unmarshal([]byte(user("get", "ann")), &subject)
+	if err != nil || subject.Limits["firesPerMinute"] != 7 {
 		t.Errorf("ann: %+v, %v", subject, err)
 	}
 	user("unblock", "ann")
+	user("limits", "set", "ann", "--changes-per-minute", "0", "--max-action-memory", "256")
+	want := `{"changesPerMinute":0,"firesPerMinute":7,"maxActionMemory":256}`
+	if got := user("limits", "get", "ann"); got != want {
+		t.Errorf("limits: %s", got)
+	}
+	wrong("from 0", "limits", "set", "ann", "--changes-per-minute", "-1")
+	wrong("no limit is given", "limits", "set", "ann")
+	user("limits", "delete", "ann")
+	if got := user("limits", "get", "ann"); !strings.HasPrefix(got, "no limits are set") {
+		t.Errorf("limits: %s", got)
+	}
+	revoked := ann
+	ann = user("create", "ann", "--revoke")
+	if status, _ := opens(t, address, revoked); status != 401 {
+		t.Errorf("the revoked key: HTTP %d", status)
+	}
+	if status, namespaces := opens(t, address, ann); status != 200 || !slices.Equal(namespaces, []string{"a"}) {
+		t.Errorf("another key: HTTP %d, %v", status, namespaces)
+	}
+	wrong("no such subject", "create", "eve", "--revoke")
 	user("delete", "bob")
 	wrong("no such subject", "get", "bob")
 	wrong("fastiov user delete \"bob\" --purge", "create", "bob")
