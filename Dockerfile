@@ -6,7 +6,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=dev
-RUN CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$VERSION" -o /fastiov ./cmd/fastiov
+RUN CGO_ENABLED=0 go build -trimpath -ldflags "-X github.com/fastiov/fastiov/command.version=$VERSION" -o /fastiov ./cmd/fastiov
 
 FROM debian:12.11-slim AS fastiov
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl && rm -rf /var/lib/apt/lists/*

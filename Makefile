@@ -31,7 +31,7 @@ up: build ## Start fastiov here, or in a testbed where this machine cannot be a 
 
 build: ## Build bin/fastiov, bin/fastiov-init for its guests and bin/fastiov-vmm, which starts their VMMs
 	@.ci/bootstrap run
-	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-X github.com/fastiov/fastiov/command.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-init ./node-agent/guest/init
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-vmm ./node-agent/sandbox/jail/vmm
 

@@ -170,7 +170,7 @@ func TestNoProgramLinksTesting(t *testing.T) {
 
 // Who may start processes, and which. Nothing else may: an exec on the cold-start path is what makes its tail.
 var starters = map[string]string{
-	"cmd/fastiov":             "itself, to go on in the background",
+	"command":                 "itself, to go on in the background",
 	"bench":                   "itself, to hold VFs",
 	"bench/controlplane":      "itself, and a commit that git and make build, as the servers that it measures",
 	"testbed":                 "QEMU",

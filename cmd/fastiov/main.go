@@ -1,53 +1,7 @@
-// Command fastiov is the node agent, its invoker, its testbed and its tools: every subcommand is one process of the system.
+// Command fastiov is the node agent, its invoker, its testbed and its tools: every subcommand is one
+// process of the system.
 package main
 
-import (
-	"context"
-	"errors"
-	"fmt"
-	"os"
-	"os/signal"
-	"strings"
-	"syscall"
+import "github.com/fastiov/fastiov/command"
 
-	"github.com/coreos/go-systemd/v22/daemon"
-	"github.com/spf13/cobra"
-)
-
-// version is stamped by the build.
-var version = "unknown"
-
-// rootCmd is the command line as a whole.
-func rootCmd() *cobra.Command {
-	root := &cobra.Command{
-		Use:           "fastiov",
-		Short:         "Cold-start functions in microVMs with passed-through SR-IOV virtual functions",
-		Version:       version,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-	}
-	root.AddCommand(
-		upCmd(), downCmd(), agentCmd(), invokerCmd(),
-		statusCmd(), drainCmd(), reportCmd(),
-		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
-		doctorCmd(), testbedCmd(), imageCmd(),
-		tracesCmd(),
-		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
-	)
-	return root
-}
-
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	untold := context.AfterFunc(ctx, func() { tellManager(daemon.SdNotifyStopping, "it ends") })
-	err := rootCmd().ExecuteContext(ctx)
-	untold()
-	stop()
-	if err != nil {
-		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {
-			err = fmt.Errorf("%w; free some there", err)
-		}
-		fmt.Fprintln(os.Stderr, "fastiov:", err)
-		os.Exit(1)
-	}
-}
+func main() { command.Main() }

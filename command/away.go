@@ -1,0 +1,146 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fastiov/fastiov/node-agent/doctor"
+	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/testbed"
+)
+
+// Where a machine cannot be a node, the testbed is the node: the same commands then run inside it, by the same binary.
+
+// The testbed that `up` boots, and its network as QEMU makes it: the API's ports are reached by its management address.
+const (
+	awayName    = "default"
+	awayBinary  = "/share/fastiov"
+	awayImages  = "/share/images"
+	awayAPI     = "10.0.3.15:3233"
+	awayURL     = "http://127.0.0.1:3233"
+	awayMetrics = "10.0.3.15:9464"
+	awayStorage = "10.0.3.15:3234"
+	awayKey     = "/var/lib/fastiov/key"
+	awayMachine = "10.0.3.2" // this machine's loopback, as the testbed reaches it
+)
+
+var (
+	awayPorts = []int{3233, 3234, 9464}
+	awayFlags = []string{ // that follow from where it is
+		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
+		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3",
+	}
+	awayDefaults = []string{"--boot-deadline", "5m", "--wait", "50s"} // it is slow
+)
+
+// inTestbed runs this very command inside the testbed if there is one and no agent runs on this machine. away tells whether it did.
+func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
+	if _, err := os.Stat(filepath.Join(runDir, nodeSocket)); err == nil {
+		return false, nil
+	}
+	if s, err := testbed.Look(awayName); err != nil || s.State != "ready" {
+		return false, nil
+	}
+	host, err := testbed.Open(ctx, awayName)
+	if err != nil {
+		return true, err
+	}
+	code, err := host.Run(ctx, testbed.Quote(append([]string{awayBinary}, os.Args[1:]...)...), os.Stdin, os.Stdout, os.Stderr)
+	return true, exitAs(host, code, err)
+}
+
+// wordsAway are the flags that were given to this command, for the one that it stands for in the testbed.
+func wordsAway(cmd *cobra.Command) (words []string, err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		switch {
+		case slices.Contains(awayFlags, "--"+f.Name):
+			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed; leave it out", f.Name)
+		case f.Name == "image-registries":
+			for _, word := range wordsOf(f) {
+				words = append(words, strings.ReplaceAll(word, "://127.0.0.1:", "://"+awayMachine+":"))
+			}
+		case !slices.Contains([]string{"kernel", "store", "store-password-file", "run-dir", "state-dir"}, f.Name):
+			words = append(words, wordsOf(f)...)
+		}
+	})
+	return words, err
+}
+
+// upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away tells whether it cannot.
+func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
+	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
+	cache, err := image.Open("", progress)
+	if err != nil {
+		return true, err
+	}
+	defer cache.Close()
+	report := doctor.Check(ctx, func(ctx context.Context) (string, error) { return ordinaryKernel(ctx, progress) })
+	if report.Node() {
+		return false, nil
+	}
+	fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n", report.Err())
+	words, err := wordsAway(cmd)
+	if err != nil {
+		return true, err
+	}
+	host, err := bringUp(cmd, testbed.Config{Name: awayName, Kernel: kernel, NVMeVFs: 64, Forward: awayPorts})
+	if err != nil {
+		return true, err
+	}
+	defer host.Close()
+	export := func(dir string) error { return cache.Export(ctx, dir, image.RuntimeNames()...) }
+	if err := host.Fill(ctx, "images", export); err != nil {
+		return true, err
+	}
+	return true, runInTestbed(ctx, host, words, cmd.OutOrStdout(), progress)
+}
+
+// runInTestbed starts a node with its invoker in the testbed and says how to call it. An earlier version that runs there goes first, so
+// that what answers is what was just built.
+func runInTestbed(ctx context.Context, host *testbed.Host, words []string, out, progress io.Writer) error {
+	run := func(stdout io.Writer, words ...string) error {
+		code, err := host.Run(ctx, testbed.Quote(words...), nil, stdout, progress)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("%q failed in the testbed (exit code %d)", words[1], code)
+		}
+		return err
+	}
+	if err := run(io.Discard, awayBinary, "down"); err != nil {
+		return err
+	}
+	if err := run(io.Discard, slices.Concat([]string{awayBinary, "up"}, awayFlags, awayDefaults, words)...); err != nil {
+		return err
+	}
+	var key strings.Builder
+	if err := run(&key, "cat", awayKey); err != nil {
+		return err
+	}
+	announce(out, awayURL, "http://127.0.0.1:9464", strings.TrimSpace(key.String()))
+	fmt.Fprint(out, "storage         http://127.0.0.1:3234; functions reach it as http://10.0.2.2:3234\n\n")
+	return nil
+}
+
+const helloAction = `{"exec":{"kind":"python:3","code":"def main(args): return {\"hello\": args.get(\"name\", \"world\")}"}}`
+
+// announce says where the API is and how to call it.
+func announce(out io.Writer, url, metrics, key string) {
+	action := url + "/api/v1/namespaces/_/actions/hello"
+	curl := "curl -s -u " + key + " -H 'Content-Type: application/json'"
+	fmt.Fprintf(out, `
+OpenWhisk API   %s
+live page       %s/ui
+metrics         %s/metrics
+wsk             wsk property set --apihost %s --auth %s
+deploy          %s -X PUT '%s?overwrite=true' -d '%s'
+call            %s -X POST '%s?blocking=true&result=true' -d '{"name":"you"}'
+
+`, url, url, metrics, url, key, curl, action, helloAction, curl, action)
+}

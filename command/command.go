@@ -1,0 +1,55 @@
+// Package command is the command line of fastiov: one file for each of its verbs, and files for what
+// several of them share.
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+)
+
+// version is stamped by the build.
+var version = "unknown"
+
+// rootCmd is the command line as a whole.
+func rootCmd() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "fastiov",
+		Short:         "Cold-start functions in microVMs with passed-through SR-IOV virtual functions",
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(
+		upCmd(), downCmd(), agentCmd(), invokerCmd(),
+		statusCmd(), drainCmd(), reportCmd(),
+		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
+		doctorCmd(), testbedCmd(), imageCmd(),
+		tracesCmd(),
+		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
+	)
+	return root
+}
+
+// Main runs the command that the arguments of this process name, and exits with 1 where it fails.
+func Main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	untold := context.AfterFunc(ctx, func() { tellManager(daemon.SdNotifyStopping, "it ends") })
+	err := rootCmd().ExecuteContext(ctx)
+	untold()
+	stop()
+	if err != nil {
+		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {
+			err = fmt.Errorf("%w; free some there", err)
+		}
+		fmt.Fprintln(os.Stderr, "fastiov:", err)
+		os.Exit(1)
+	}
+}

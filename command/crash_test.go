@@ -1,0 +1,478 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/store/redis/redistest"
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// TestACrashBreaksNoPromise calls an invoker while it is killed without warning and started again, under
+// other names too, and some clients leave. Over Redis there are two invokers, each with its own node; Redis
+// stalls, and both have one name for a while. A third of the calls block, a third do not, a third are
+// sequences.
+//
+// Whatever was answered with 202 ends in exactly one record; a blocking call that was answered has one at
+// most, and none only if it was answered just before a crash. Nothing is sent twice, and nothing is sent
+// whose caller was told no.
+func TestACrashBreaksNoPromise(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes hundreds of calls")
+	}
+	t.Run("embedded", func(t *testing.T) {
+		c := newCrashes(t, "")
+		c.invoker()
+		c.callWhile(c.kill, c.rename, c.kill, c.rename, c.kill)
+	})
+	t.Run("redis", func(t *testing.T) {
+		server := redistest.Start(t)
+		c := newCrashes(t, server.URL())
+		c.invoker()
+		c.invoker()
+		c.callWhile(c.kill, c.rename, c.twins, c.rename, c.kill,
+			func() { // a stall in which calls give Redis up, and a crash as soon as a caller is told no
+				from, before := time.Now().Add(-time.Second), c.toldNo()
+				server.Stop(t)
+				for end := from.Add(13 * time.Second); c.toldNo() == before && time.Now().Before(end); {
+					time.Sleep(time.Millisecond)
+				}
+				for _, w := range c.invokers {
+					w.kill()
+				}
+				c.kills = append(c.kills, crash{from, time.Now()})
+				server.Continue(t)
+				for _, w := range c.invokers {
+					w.start()
+				}
+			},
+			func() {
+				server.Stop(t)
+				time.Sleep(5 * time.Second)
+				server.Continue(t)
+				for _, w := range c.invokers { // what was answered meanwhile is in Redis before that
+					c.settle(w)
+				}
+			})
+	})
+}
+
+// crashes are calls, what became of them, and what befalls those who are called.
+type crashes struct {
+	t        *testing.T
+	seed     uint64
+	random   *rand.Rand
+	dir      string
+	store    string
+	runs     *runCounter
+	invokers []*whisk
+	names    int
+	kills    []crash
+
+	mu       sync.Mutex           // guards what follows
+	promised []string             // ids
+	answered map[string]time.Time // ids of blocking calls
+	refused  []int64              // numbers
+	done     atomic.Int64         // calls that were answered
+}
+
+// A crash loses the records of blocking calls that were answered within it.
+type crash struct{ from, to time.Time }
+
+func newCrashes(t *testing.T, store string) *crashes {
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("FASTIOV_CHAOS_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("FASTIOV_CHAOS_SEED=%d", seed)
+	return &crashes{
+		t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), store: store,
+		runs: &runCounter{runs: map[string]int{}, of: map[int64]int{}}, answered: map[string]time.Time{},
+	}
+}
+
+// invoker starts one more, with its own node, whose agent has these flags too.
+func (c *crashes) invoker(node ...string) {
+	n := fmt.Sprint(len(c.invokers))
+	agent, state := filepath.Join(c.dir, "agent"+n), filepath.Join(c.dir, "state")
+	background(c.t, append([]string{"agent", "--sandbox", "sim", "--metrics", "",
+		"--run-dir", agent, "--state-dir", filepath.Join(c.dir, "node"+n)}, node...)...)
+	counted := filepath.Join(c.dir, "counted"+n)
+	c.runs.stand(c.t, filepath.Join(agent, nodeSocket), counted)
+	w := &whisk{t: c.t, address: listenLater(c.t)}
+	var err error
+	if w.key, err = openwhisk.LoadKey(w.address, ""); err != nil {
+		c.t.Fatal(err)
+	}
+	w.args = []string{"invoker", "--node", counted, "--listen", w.address, "--run-dir", filepath.Join(c.dir, "run"+n),
+		"--state-dir", state, "--metrics", "", "--store", c.store}
+	w.name = c.name()
+	w.start()
+	c.t.Cleanup(w.kill)
+	c.invokers = append(c.invokers, w)
+}
+
+func (c *crashes) name() string {
+	c.names++
+	return fmt.Sprint("host-", c.names)
+}
+
+func (c *crashes) any() *whisk { return c.invokers[c.random.IntN(len(c.invokers))] }
+
+func (c *crashes) crash(w *whisk) {
+	w.kill()
+	now := time.Now()
+	c.kills = append(c.kills, crash{now.Add(-time.Second), now}) // far above the window: this machine may be busy
+}
+
+func (c *crashes) kill() {
+	w := c.any()
+	c.crash(w)
+	w.start()
+}
+
+func (c *crashes) rename() {
+	w := c.any()
+	c.crash(w)
+	w.name = c.name()
+	w.start()
+}
+
+// twins has one invoker take the other's name, which then tells every caller no, until it gets a new one.
+func (c *crashes) twins() {
+	first, second := c.invokers[0], c.invokers[1]
+	c.crash(second)
+	second.name = first.name
+	second.start()
+	for late := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if _, status := first.invoke(c.t.Context(), "single?blocking=true", "{}"); status == http.StatusServiceUnavailable {
+			break
+		} else if time.Now().After(late) {
+			c.t.Errorf("who was replaced answers %d", status)
+			break
+		}
+	}
+	c.crash(first)
+	first.name = c.name()
+	first.start()
+}
+
+// callWhile makes as many calls at least, has all of that happen meanwhile, in some order, and judges.
+func (c *crashes) callWhile(happens ...func()) {
+	t, calls := c.t, int64(600)
+	if text := os.Getenv("FASTIOV_CRASH_CALLS"); text != "" {
+		var err error
+		if calls, err = strconv.ParseInt(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.invokers[0].put("single", helloAction)
+	c.invokers[0].put("chain", `{"exec":{"kind":"sequence","components":["single","single"]}}`)
+	for _, w := range c.invokers { // which may hear of it later
+		for w.call(t.Context(), "GET", "actions/chain", "", new(any)) != http.StatusOK {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	var next, most atomic.Int64 // of the calls that are answered there are at most so many yet
+	var over atomic.Bool
+	var callers sync.WaitGroup
+	for caller := range 32 {
+		random := rand.New(rand.NewPCG(c.seed, uint64(caller+1)))
+		callers.Go(func() {
+			for !over.Load() || c.done.Load() < calls {
+				if c.done.Load() < most.Load() {
+					c.call(next.Add(1), random)
+				}
+				time.Sleep(time.Duration(random.IntN(100)) * time.Millisecond)
+			}
+		})
+	}
+	c.random.Shuffle(len(happens), func(i, j int) { happens[i], happens[j] = happens[j], happens[i] })
+	for _, happen := range happens {
+		at := c.done.Load() + calls/int64(len(happens)+1)
+		most.Store(at + calls/4)
+		for c.done.Load() < at {
+			time.Sleep(time.Millisecond)
+		}
+		happen()
+	}
+	over.Store(true)
+	most.Store(math.MaxInt64)
+	callers.Wait()
+	c.judge()
+}
+
+func (c *crashes) toldNo() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.refused)
+}
+
+// settle returns when all that an invoker has recorded is in the store.
+func (c *crashes) settle(w *whisk) {
+	id, status := w.invoke(c.t.Context(), "single", "{}")
+	if status != http.StatusAccepted {
+		c.t.Errorf("a call after a stall is answered with %d", status)
+	}
+	w.await(id, time.Now().Add(2*time.Minute))
+}
+
+func (c *crashes) call(n int64, random *rand.Rand) {
+	ctx, leave := c.t.Context(), context.CancelFunc(func() {})
+	if random.IntN(10) == 0 {
+		ctx, leave = context.WithTimeout(ctx, time.Duration(random.IntN(20))*time.Millisecond)
+	}
+	defer leave()
+	path := []string{"single?blocking=true", "single", "chain"}[n%3]
+	w := c.invokers[random.IntN(len(c.invokers))]
+	id, status := w.invoke(ctx, path, fmt.Sprintf(`{"n":%d,"sleep_ms":%d}`, n, n%7))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch status {
+	case http.StatusAccepted:
+		c.promised = append(c.promised, id)
+		c.done.Add(1)
+	case http.StatusOK, http.StatusInternalServerError: // where its code could not be read
+		c.answered[id] = time.Now()
+		c.done.Add(1)
+	case http.StatusServiceUnavailable:
+		c.refused = append(c.refused, n)
+	case 0: // it is down, or this client has left
+	default:
+		c.t.Errorf("call %d of %s is answered with %d", n, path, status)
+	}
+}
+
+func (c *crashes) judge() {
+	t := c.t
+	records := c.invokers[0].records(c.promised)
+	for id, n := range records {
+		if n > 1 {
+			t.Errorf("%s has %d records", id, n)
+		}
+	}
+	for _, id := range c.promised {
+		if records[id] == 0 {
+			t.Errorf("%s was promised and has no record", id)
+		}
+	}
+	lost := 0
+	for id, at := range c.answered {
+		if records[id] > 0 {
+			continue
+		}
+		lost++
+		if !slices.ContainsFunc(c.kills, func(k crash) bool { return at.After(k.from) && at.Before(k.to) }) {
+			t.Errorf("%s was answered at %v, not just before a crash, and has no record", id, at)
+		}
+	}
+	c.runs.mu.Lock()
+	defer c.runs.mu.Unlock()
+	for id, n := range c.runs.runs {
+		if n > 1 {
+			t.Errorf("%s was sent %d times", id, n)
+		}
+	}
+	for _, n := range c.refused {
+		if c.runs.of[n] > 0 {
+			t.Errorf("call %d was sent, and its caller was told no", n)
+		}
+	}
+	t.Logf("%d crashes: %d promised, each with one record; %d blocking ones answered, %d of them lost their record in a crash;"+
+		" %d told no; %d runs sent, none twice", len(c.kills), len(c.promised), len(c.answered), lost, len(c.refused), len(c.runs.runs))
+}
+
+// A whisk is an invoker that is killed and started again, and its API.
+type whisk struct {
+	t       *testing.T
+	address string
+	key     openwhisk.Key
+	name    string
+	metrics string
+	args    []string
+	cmd     *exec.Cmd
+}
+
+func (w *whisk) start() {
+	w.t.Helper()
+	w.cmd = fastiov(w.t, append(w.args[:len(w.args):len(w.args)], "--name", w.name)...)
+	ready, theirs, err := os.Pipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer ready.Close()
+	var said bytes.Buffer
+	w.cmd.Stderr, w.cmd.ExtraFiles, w.cmd.Env = &said, []*os.File{theirs}, append(w.cmd.Env, readyFD+"=3")
+	if err := w.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	theirs.Close()
+	if n, err := ready.Read(make([]byte, 1)); n == 0 {
+		_ = w.cmd.Wait()
+		w.t.Fatalf("the invoker is not ready: %v\n%s", err, said.String())
+	}
+}
+
+func (w *whisk) kill() {
+	_ = w.cmd.Process.Kill()
+	_ = w.cmd.Wait()
+}
+
+// call returns the status, 0 if the invoker died over it.
+func (w *whisk) call(ctx context.Context, method, path, body string, into any) (status int) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://"+w.address+"/api/v1/namespaces/_/"+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	request.SetBasicAuth(w.key.UUID, w.key.Secret)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0
+	}
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	if err != nil || json.Unmarshal(content, into) != nil {
+		return 0
+	}
+	return response.StatusCode
+}
+
+func (w *whisk) put(name, action string) {
+	w.t.Helper()
+	if status := w.call(w.t.Context(), "PUT", "actions/"+name, action, new(any)); status != http.StatusOK {
+		w.t.Fatalf("PUT %s: %d", name, status)
+	}
+}
+
+func (w *whisk) invoke(ctx context.Context, path, arguments string) (id string, status int) {
+	var answer struct{ ActivationID string }
+	status = w.call(ctx, "POST", "actions/"+path, arguments, &answer)
+	return answer.ActivationID, status
+}
+
+// records waits until every promise has a record and counts the records by their id.
+func (w *whisk) records(promises []string) map[string]int {
+	w.t.Helper()
+	late := time.Now().Add(2 * time.Minute)
+	for _, id := range promises {
+		w.await(id, late)
+	}
+	counts := map[string]int{}
+	for skip := 0; ; {
+		var page []struct{ ActivationID string }
+		if status := w.call(w.t.Context(), "GET", fmt.Sprintf("activations?limit=200&skip=%d", skip), "", &page); status != http.StatusOK {
+			w.t.Fatalf("the list of activations from %d on: %d", skip, status)
+		}
+		for _, a := range page {
+			counts[a.ActivationID]++
+		}
+		if len(page) == 0 {
+			return counts
+		}
+		skip += len(page)
+	}
+}
+
+// await returns when an activation has a record, or it is late.
+func (w *whisk) await(id string, late time.Time) {
+	for w.call(w.t.Context(), "GET", "activations/"+id, "", new(any)) != http.StatusOK && time.Now().Before(late) {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A runCounter stands between an invoker and its agent, passes everything on and counts what is run.
+type runCounter struct {
+	mu   sync.Mutex
+	runs map[string]int // by activation
+	of   map[int64]int  // by the number of the call
+
+	turns chan struct{} // each lets one run through that waits; nil: none waits
+}
+
+// A counted agent is one behind it.
+type counted struct {
+	api.UnimplementedNodeServer
+	to api.NodeClient
+	by *runCounter
+}
+
+func (c *runCounter) stand(t *testing.T, agent, socket string) {
+	t.Helper()
+	client, hangUp, err := api.Dial(agent, api.Keys{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := api.NewServer(&counted{to: client, by: c}, slog.New(slog.DiscardHandler))
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { server.Stop(); hangUp() })
+}
+
+func (c *counted) Run(ctx context.Context, r *api.RunRequest) (*api.RunReply, error) {
+	var body struct {
+		ID    string `json:"activation_id"`
+		Value struct{ N int64 }
+	}
+	if err := json.Unmarshal(r.Body, &body); err != nil {
+		return nil, err
+	}
+	c.by.mu.Lock()
+	c.by.runs[body.ID]++
+	c.by.of[body.Value.N]++
+	c.by.mu.Unlock()
+	if c.by.turns != nil {
+		select {
+		case <-c.by.turns:
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	return c.to.Run(ctx, r)
+}
+
+func (c *counted) Start(ctx context.Context, r *api.StartRequest) (*api.StartReply, error) {
+	return c.to.Start(ctx, r)
+}
+func (c *counted) Init(ctx context.Context, r *api.InitRequest) (*api.StartReply, error) {
+	return c.to.Init(ctx, r)
+}
+func (c *counted) Stop(ctx context.Context, r *api.StopRequest) (*api.StopReply, error) {
+	return c.to.Stop(ctx, r)
+}
+func (c *counted) Status(ctx context.Context, r *api.StatusRequest) (*api.StatusReply, error) {
+	return c.to.Status(ctx, r)
+}
+func (c *counted) Pause(ctx context.Context, r *api.PauseRequest) (*api.PauseReply, error) {
+	return c.to.Pause(ctx, r)
+}
+func (c *counted) Resume(ctx context.Context, r *api.ResumeRequest) (*api.ResumeReply, error) {
+	return c.to.Resume(ctx, r)
+}

@@ -1,0 +1,245 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
+	"github.com/fastiov/fastiov/node-agent/startup"
+	"github.com/fastiov/fastiov/node-agent/vf"
+	"github.com/fastiov/fastiov/testbed"
+)
+
+// downCmd ends what `up` or `agent` started: the invoker, the sandboxes, then the agent, then, if asked, what it did to the machine.
+func downCmd() *cobra.Command {
+	var undo, force bool
+	cmd := &cobra.Command{Use: "down", Short: "End fastiov on this machine, or the testbed it runs in", Args: cobra.NoArgs}
+	runDir := runDirFlag(cmd)
+	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers and VFs back as they were found")
+	cmd.Flags().BoolVar(&force, "force", false, "kill the agent, the invoker and all sandboxes, whether they answer or not")
+	within := cmd.Flags().Duration("timeout", 2*time.Minute, "how long the node may take to end")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, cancel := context.WithTimeout(cmd.Context(), *within)
+		defer cancel()
+		out := cmd.OutOrStdout()
+		if force {
+			if err := endByForce(ctx, *runDir, out); err != nil || !undo {
+				return err
+			}
+			return vf.Undo(vf.Config{Run: *runDir})
+		}
+		node, hangUp, err := dialNode(*runDir)
+		if err != nil {
+			if s, err := testbed.Look(awayName); err == nil && s.State == "ready" {
+				return testbed.Down(ctx, awayName, cmd.ErrOrStderr())
+			}
+			if err := endOrphans(*runDir, out); err != nil || !undo {
+				return err
+			}
+			return vf.Undo(vf.Config{Run: *runDir})
+		}
+		defer hangUp()
+		err = endNode(ctx, node, *runDir, patience, cmd.ErrOrStderr())
+		if errors.Is(err, errStays) || ctx.Err() != nil {
+			return fmt.Errorf("the node has not ended: %w; `fastiov down --force` kills what is left of it", err)
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(out, "fastiov is down")
+		if undo {
+			return vf.Undo(vf.Config{Run: *runDir})
+		}
+		return nil
+	}
+	return cmd
+}
+
+// patience is how long a process may take to end that was told to.
+const patience = 30 * time.Second
+
+// endNode ends the invoker, the sandboxes and the agent. An invoker that does not end in time is ended by its
+// agent, which kills it where need be.
+func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker time.Duration, warn io.Writer) error {
+	err := endFront(ctx, runDir, forInvoker)
+	if errors.Is(err, errStays) {
+		fmt.Fprintf(warn, "the invoker: %v; it ends with the agent\n", err)
+	} else if err != nil {
+		return err
+	}
+	if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true, Once: true}); err != nil {
+		return err
+	}
+	return endServer(ctx, filepath.Join(runDir, nodeSocket), patience)
+}
+
+// endByForce kills whoever listens on the sockets of the run directory, without a word, and then ends
+// the sandboxes that it has records of.
+func endByForce(ctx context.Context, runDir string, out io.Writer) error {
+	killed := map[int]bool{}
+	for _, socket := range []string{nodeSocket, invokerSocket} { // an agent would start its invoker again
+		socket = filepath.Join(runDir, socket)
+		pid, process, err := serverOf(socket)
+		switch {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ESRCH):
+			continue // it is dead, or was never there
+		case err != nil: // as where it hangs and as many wait for it as may
+			return fmt.Errorf("who listens on %s cannot be told: %w; see `ss -xlp`, kill it, and try again",
+				socket, err)
+		}
+		unix.Close(process)
+		if err := signalServer(ctx, socket, unix.SIGKILL, patience); err != nil {
+			return err
+		}
+		killed[pid] = true
+	}
+	ended, err := endRecorded(runDir)
+	fmt.Fprintf(out, "killed processes %v and ended %d sandboxes\n", slices.Sorted(maps.Keys(killed)), ended)
+	return err
+}
+
+// endOrphans ends the sandboxes that an agent left which was killed.
+func endOrphans(runDir string, out io.Writer) error {
+	ended, err := endRecorded(runDir)
+	switch {
+	case err != nil:
+		return err
+	case ended == 0:
+		fmt.Fprintln(out, "nothing was up")
+	default:
+		fmt.Fprintf(out, "ended %d sandboxes of an agent that was killed\n", ended)
+	}
+	return nil
+}
+
+// endRecorded ends the sandboxes that the run directory has records of, and says how many those were.
+func endRecorded(runDir string) (int, error) {
+	orphans := (&startup.Starter{RunDir: runDir}).Records()
+	if len(orphans) == 0 {
+		return 0, nil
+	}
+	unlock, err := lockRunDir(runDir) // an agent that is just starting would adopt them
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	errs := make([]error, len(orphans))
+	var ending sync.WaitGroup
+	for i, rec := range orphans { // side by side: each may take its time
+		ending.Go(func() {
+			if errs[i] = jail.End("fastiov", rec.Spec); errs[i] == nil {
+				errs[i] = os.RemoveAll(rec.Spec.Dir)
+			}
+		})
+	}
+	ending.Wait()
+	failed := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	return len(orphans) - len(failed), errors.Join(failed...)
+}
+
+// endFront ends the invoker where it is a process of its own, so that it answers what it has while there are sandboxes.
+func endFront(ctx context.Context, runDir string, patience time.Duration) error {
+	agent, process, err := serverOf(filepath.Join(runDir, nodeSocket))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(process)
+	if err := unix.PidfdSendSignal(process, 0, nil, 0); err != nil {
+		return fmt.Errorf("process %d is not yours to end (%w); use sudo", agent, err)
+	}
+	socket := filepath.Join(runDir, invokerSocket)
+	invoker, theirs, err := serverOf(socket)
+	if err != nil {
+		return nil // there is none
+	}
+	unix.Close(theirs)
+	if invoker == agent {
+		return nil
+	}
+	return endServer(ctx, socket, patience)
+}
+
+// errStays is the error of a process that does not end, though it may yet.
+var errStays = errors.New("it has not ended in time")
+
+// endServer ends the process that listens on a Unix socket: the kernel knows who that is, whatever any file says.
+func endServer(ctx context.Context, socket string, patience time.Duration) error {
+	return signalServer(ctx, socket, unix.SIGTERM, patience)
+}
+
+func signalServer(ctx context.Context, socket string, signal unix.Signal, patience time.Duration) error {
+	pid, process, err := serverOf(socket)
+	if err != nil {
+		return fmt.Errorf("the process behind %s: %w", socket, err)
+	}
+	defer unix.Close(process)
+	if err := unix.PidfdSendSignal(process, signal, nil, 0); err != nil {
+		return err
+	}
+	ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
+	deadline := time.Now().Add(patience)
+	if its, has := ctx.Deadline(); has && its.Before(deadline) {
+		deadline = its
+	}
+	for ctx.Err() == nil {
+		n, err := unix.Poll(ended, int(time.Until(deadline).Milliseconds()))
+		if err == unix.EINTR {
+			continue
+		}
+		if n == 1 {
+			return nil
+		}
+		return fmt.Errorf("process %d: %w after %s; its log says why", pid, errStays, unix.SignalName(signal))
+	}
+	return ctx.Err()
+}
+
+// serverOf returns the pid and a pidfd of the process that listens on socket.
+func serverOf(socket string) (pid, process int, err error) {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, 0, err
+	}
+	controlErr := raw.Control(func(fd uintptr) { pid, process, err = peerOf(int(fd)) })
+	return pid, process, errors.Join(controlErr, err)
+}
+
+// peerOf returns the pid and a pidfd of the process that has called listen. A socket outlives it where
+// another process has it open, too; its number may be a stranger's then. The pidfd is never one's.
+func peerOf(socket int) (pid, process int, err error) {
+	peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, 0, err
+	}
+	pid = int(peer.Pid)
+	process, err = unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if errors.Is(err, unix.ENOPROTOOPT) { // before Linux 6.5 there is the number alone
+		process, err = unix.PidfdOpen(pid, 0)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("process %d: %w", pid, err)
+	}
+	if unix.PidfdSendSignal(process, 0, nil, 0) == unix.ESRCH {
+		unix.Close(process)
+		return 0, 0, fmt.Errorf("process %d has ended: %w", pid, unix.ESRCH)
+	}
+	return pid, process, nil
+}

@@ -1,0 +1,80 @@
+package command
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/user"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A leash joins an invoker to the agent that started it. An invoker that somebody else started has none.
+type leash struct{ heard *bufio.Reader }
+
+// takeLeash confines this process if an agent has started it.
+func takeLeash() (*leash, error) {
+	if inherited()[0] == "" {
+		return nil, nil
+	}
+	unix.CloseOnExec(firstInherited)
+	inheritedDoors() // now, so that no number of theirs is taken for another file
+	return &leash{bufio.NewReader(os.NewFile(firstInherited, "leash"))}, confine()
+}
+
+// await returns when the agent is there. From then on, the context ends with it.
+func (l *leash) await(ctx context.Context, log *slog.Logger) (context.Context, error) {
+	if l == nil {
+		return ctx, nil
+	}
+	tellParent(opened)
+	heard := make(chan string, 1)
+	next := func() { line, _ := l.heard.ReadString('\n'); heard <- strings.TrimSpace(line) }
+	go next()
+	select {
+	case word := <-heard:
+		if word != begin {
+			return ctx, errors.New("the agent has ended before it was ready")
+		}
+	case <-ctx.Done():
+		return ctx, ctx.Err()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go next()
+	go func() {
+		defer cancel()
+		select {
+		case <-heard:
+			log.Error("the agent has ended, and the invoker ends with it")
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, nil
+}
+
+// tell tells the agent why the invoker ends, and what to do where a file is not for the user of this process.
+func (l *leash) tell(err error) error {
+	if l == nil || err == nil {
+		return err
+	}
+	var path *fs.PathError
+	if errors.As(err, &path) && errors.Is(err, fs.ErrPermission) {
+		err = ofOtherUser(err)
+	}
+	tellParent(err.Error())
+	return err
+}
+
+func ofOtherUser(err error) error {
+	name := fmt.Sprint(os.Getuid())
+	if u, unknown := user.LookupId(name); unknown == nil {
+		name = u.Username
+	}
+	return fmt.Errorf("%w; the invoker runs as user %s, who must be able to reach it:"+
+		" chgrp it to the user's group and chmod g+r", err, name)
+}

@@ -1,0 +1,105 @@
+package command
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/node-agent/api/metrics"
+)
+
+// What a process is to those who look at its memory: one of them, or both.
+const (
+	asAgent   = "agent"
+	asInvoker = "invoker"
+	asBoth    = "both"
+)
+
+// newRegistry is what a process counts in: at first, what every process of ours tells of itself.
+func newRegistry(process string) *prometheus.Registry {
+	registry := ofProcess(process)
+	registry.MustRegister(metrics.Build(version))
+	return registry
+}
+
+// ofProcess leaves out the version: it is for an agent whose invoker shows what both count.
+func ofProcess(process string) *prometheus.Registry {
+	registry := prometheus.NewRegistry()
+	prometheus.WrapRegistererWith(prometheus.Labels{"process": process}, registry).MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return registry
+}
+
+// counting is where an invoker counts: nowhere, if nobody can ask at that address.
+func counting(address string, registry *prometheus.Registry) prometheus.Registerer {
+	if address == "" {
+		return nil
+	}
+	return registry
+}
+
+const whatMetrics = "metrics"
+
+// storeOf is the store of this process's invoker, once that serves.
+var storeOf atomic.Pointer[store.Store]
+
+// notReady tells why nothing should be sent to this process; also is what else it asks, once it serves.
+func notReady(also func() error) error {
+	if !serves.Load() {
+		return errors.New("it is starting or stopping; its log says how far it is")
+	}
+	if kept := storeOf.Load(); kept != nil {
+		if err := (*kept).Broken(); err != nil {
+			return err
+		}
+	}
+	if also != nil {
+		return also()
+	}
+	return nil
+}
+
+// serveMetrics serves what Prometheus and, where there is a query, Grafana ask for. The address is host:port, or the path of a Unix socket
+// that a group may open; an empty one is nowhere. Its /readyz asks also, once this process serves.
+func serveMetrics(
+	address string, group int, page, query http.Handler, also func() error, log *slog.Logger,
+) (stop func(), err error) {
+	var listener net.Listener
+	switch {
+	case address == "":
+		return func() {}, nil
+	case filepath.IsAbs(address):
+		listener, err = listenLocal(address, group)
+	default:
+		listener, err = openDoor(whatMetrics, "metrics", address)
+	}
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", page)
+	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {}) // 200: it answers
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := notReady(also); why != nil {
+			http.Error(w, "not ready: "+why.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	if query != nil {
+		mux.Handle("GET /api/", query)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("metrics", "err", err)
+		}
+	}()
+	return func() { server.Close() }, nil
+}

@@ -1,0 +1,505 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/fastiov/fastiov/node-agent/agent"
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
+	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
+	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
+	"github.com/fastiov/fastiov/node-agent/startup"
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+// nodeFlags are what a node is told.
+type nodeFlags struct {
+	runDir, stateDir string
+	sandbox          string
+	simStart         time.Duration
+	images           string
+	registries       registryFlags
+	pfs              []string
+	vfs              vf.Template
+	numVFs           int
+	hugePages        bool
+	fastiov          string
+	memoryMiB        int
+	subnet           string
+	first            string
+	gateway          string
+	dns              string
+	metrics          string
+	group            int // that may open the sockets
+	boot             time.Duration
+	limits           string
+	api              apiFlags
+}
+
+const metricsHelp = "where Prometheus finds /metrics and, with an invoker, Grafana its traces by Jaeger's API; empty: nowhere"
+
+// apiFlags are where else than on its Unix socket a node's API is, and by what the two ends know each other there.
+type apiFlags struct {
+	listen string
+	keys   api.Keys
+}
+
+func (a *apiFlags) registerKeys(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&a.keys.Cert, "node-cert", "", "certificate that this side of the node API shows over TCP, PEM")
+	f.StringVar(&a.keys.Key, "node-key", "", "its key, PEM")
+	f.StringVar(&a.keys.CA, "node-ca", "", "CA that the other side's certificate must be signed by, PEM")
+}
+
+func (n *nodeFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&n.runDir, "run-dir", "/run/fastiov", "sockets, leases and sandboxes; on a tmpfs")
+	f.StringVar(&n.stateDir, "state-dir", "/var/lib/fastiov", "reports of failed starts, and the API key")
+	f.StringVar(&n.sandbox, "sandbox", "qemu", "what functions run in: qemu, bare (VFIO without a guest) or sim (simulated stage times)")
+	f.DurationVar(&n.simStart, "sim-start", sim.DefaultTotal, "how long a simulated start takes, shared between its stages as in the FastIOV paper; 0: no time at all")
+	f.StringVar(&n.images, "images", "", "a directory of images made on another machine by `fastiov image export` (default: build them here)")
+	n.registries.register(cmd)
+	f.StringSliceVar(&n.pfs, "pf", nil, "SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
+	f.IntVar(&n.numVFs, "vfs", 0, "VFs per device (default: as many as it has)")
+	f.IntVar(&n.vfs.VLAN, "vlan", 0, "VLAN of the VFs")
+	f.IntVar(&n.vfs.MaxRate, "max-rate", 0, "most a VF may send, in Mbit/s")
+	f.BoolVar(&n.hugePages, "huge-pages", false, "guest memory from the 2 MiB huge pages set aside on this machine")
+	f.StringVar(&n.fastiov, "fastiov", "", "what of fastiov's kernel to use: none, all, or axes as in l=hierarchical,r=1,d=pagecache (default: all, on that kernel)")
+	f.IntVar(&n.memoryMiB, "memory", 0, "MiB to give out to sandboxes (default: what is free now, less 512)")
+	f.StringVar(&n.subnet, "subnet", "", "network behind the VFs, e.g. 10.0.2.0/24")
+	f.StringVar(&n.first, "first-address", "", "address of VF 0; VF n has the n-th after it")
+	f.StringVar(&n.gateway, "gateway", "", "gateway of that network")
+	f.StringVar(&n.dns, "dns", "", "DNS server of that network")
+	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", metricsHelp)
+	f.StringVar(&n.api.listen, "node-listen", "", "host:port where the node API is served to invokers on other machines, by mutual TLS (default: nowhere)")
+	n.api.registerKeys(cmd)
+	f.StringVar(&n.limits, "limits", limitsEnforced, "of sandboxes: enforced, by cgroup v2's controllers of memory and processes, or best-effort, by rlimits where those are missing")
+	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
+}
+
+const (
+	limitsEnforced   = "enforced"
+	limitsBestEffort = "best-effort"
+)
+
+// bestEffort tells whether limits may be missing.
+func (n *nodeFlags) bestEffort() (bool, error) {
+	if n.limits != limitsEnforced && n.limits != limitsBestEffort {
+		return false, fmt.Errorf("--limits %q: there are %s and %s", n.limits, limitsEnforced, limitsBestEffort)
+	}
+	return n.limits == limitsBestEffort, nil
+}
+
+// rooms is how many rooms for VMMs are kept ready: as many as there is memory for sandboxes, up to a burst.
+func (n *nodeFlags) rooms() (int, error) {
+	const burst = 256
+	memory, err := memoryToGive(n)
+	return min(burst, memory/(qemu.MinMemoryMiB+overheadMiB(n))), err
+}
+
+// A node is the agent and all it stands on. It is built in order and taken down in reverse; sandboxes outlive it, to be adopted.
+type node struct {
+	agent    *agent.Agent
+	registry *prometheus.Registry
+	metrics  *agent.Metrics
+	log      *slog.Logger
+	set      fastiovd.Set // what of fastiov's kernel is switched on
+	cache    *image.Cache // nil where nothing is pulled
+	empty    int          // MiB that admission may hand out, where that was measured on an empty node
+	closers  []func()
+}
+
+func (n *node) onClose(f func()) { n.closers = append(n.closers, f) }
+
+func (n *node) close() {
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		n.closers[i]()
+	}
+}
+
+// openNode builds the node and serves its API on the Unix socket in its run directory.
+// Whoever calls it holds the lock of that directory.
+func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, log *slog.Logger) (_ *node, err error) {
+	collectSeldom()
+	n := &node{registry: registry, log: log}
+	defer func() {
+		if err != nil {
+			n.close()
+		}
+	}()
+	n.metrics = agent.NewMetrics(n.registry)
+	if n.set, err = kernelSet(f); err != nil {
+		return nil, err
+	}
+	images, err := n.openImages(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := n.openDriver(f, images)
+	if err != nil {
+		return nil, err
+	}
+	if n.agent, err = n.openAgent(ctx, f, driver, images); err != nil {
+		return nil, err
+	}
+	n.registry.MustRegister(n.agent)
+	if n.empty > 0 {
+		if err := f.noteCapacity(n.empty); err != nil {
+			return nil, err
+		}
+	}
+	if err := n.serve(f.runDir, f.group); err != nil {
+		return nil, err
+	}
+	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set)
+	return n, n.serveFar(f.api)
+}
+
+// adopt begins to settle what a former agent left. What is not settled when the node closes is left to
+// the next agent.
+func (n *node) adopt(a *agent.Agent) {
+	ctx, letGo := context.WithCancelCause(context.Background())
+	settled := a.Adopt(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if adopted, ended := settled(); adopted+ended > 0 {
+			n.log.Info("what a former agent left is settled", "adopted", adopted, "ended", ended)
+		}
+	}()
+	n.onClose(func() {
+		letGo(sandbox.ErrLetGo)
+		<-done
+	})
+}
+
+// lock makes the run directory this process's own, before anything is written to it.
+func (n *nodeFlags) lock() (unlock func(), err error) {
+	if os.Geteuid() != 0 && n.sandbox != "sim" {
+		return nil, errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
+	}
+	return lockRunDir(n.runDir)
+}
+
+func lockRunDir(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("an agent runs on %s already; `fastiov status` shows it, `fastiov down` ends it", dir)
+	}
+	return func() { f.Close() }, nil
+}
+
+func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error) {
+	if f.sandbox != "qemu" {
+		return nil, nil // nothing boots
+	}
+	cache, err := image.Open("", os.Stderr)
+	if err == nil {
+		n.onClose(cache.Close)
+		n.cache = cache
+		cache.Fetched, cache.Pulled = n.metrics.Fetched, n.metrics.Pulled
+		if err := f.registries.apply(cache); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case f.images == "" && err != nil:
+		return nil, err
+	case f.images == "":
+		return cache.Set(ctx)
+	case err != nil:
+		n.log.Warn("no container images will be pulled", "err", err)
+		return image.OpenSet(f.images)
+	}
+	set, err := image.OpenSet(f.images)
+	if err == nil {
+		set.PullTo(cache)
+	}
+	return set, err
+}
+
+func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, error) {
+	bestEffort, err := f.bestEffort()
+	if err != nil {
+		return nil, err
+	}
+	rooms, err := f.rooms()
+	if err != nil {
+		return nil, err
+	}
+	switch f.sandbox {
+	case "sim":
+		return sim.New(sim.Config{Stages: sim.Table1(f.simStart)}), nil
+	case "bare":
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		d, err := bare.Open(bare.Config{Command: []string{self, bareVMM}, Rooms: rooms, BestEffort: bestEffort, Log: n.log})
+		if err != nil {
+			return nil, err
+		}
+		n.onClose(d.Close)
+		return d, nil
+	case "qemu":
+		probe, err := kprobe.Open()
+		if err != nil {
+			n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
+		} else {
+			n.onClose(probe.Close)
+		}
+		d, err := qemu.Open(qemu.Config{
+			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
+			Rooms: rooms, BestEffort: bestEffort, HugePages: f.hugePages, Set: n.set, Probe: probe, Log: n.log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		n.onClose(d.Close)
+		return d, nil
+	}
+	return nil, fmt.Errorf("no sandbox driver %q; there are qemu, bare and sim", f.sandbox)
+}
+
+// kernelSet switches the kernel to what the flags ask for, before a VF is bound.
+func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
+	switch {
+	case f.sandbox == "sim" && f.fastiov != "":
+		return set, errors.New("--fastiov is of the kernel, which sim has no use for: leave it out")
+	case f.sandbox == "sim":
+		return fastiovd.None, nil
+	case f.fastiov == "":
+		set = fastiovd.Default()
+	default:
+		if set, err = fastiovd.Parse(f.fastiov); err != nil {
+			return set, fmt.Errorf("--fastiov: %w", err)
+		}
+	}
+	if set.Memory == fastiovd.TouchMap && f.hugePages {
+		return set, errors.New("--huge-pages are not made when they are touched: leave it out, or use --fastiov with d=pagecache")
+	}
+	return set, set.Apply()
+}
+
+func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Driver, images *image.Set) (*agent.Agent, error) {
+	starter := &startup.Starter{
+		OverheadMiB: overheadMiB(f),
+		RunDir:      f.runDir, Driver: driver, Images: rootsOf{images},
+		Deadlines: startup.Deadlines{Image: 5 * time.Minute, Wire: 10 * time.Second, Boot: f.boot, Init: time.Minute},
+		Reports:   &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
+		Log:       n.log,
+	}
+	memory, empty, err := f.capacity(len(starter.Records()) > 0)
+	if err != nil {
+		return nil, err
+	}
+	if empty {
+		n.empty = memory
+	}
+	cfg := agent.Config{Version: version, Driver: f.sandbox, FastIOV: n.set.String(), Starter: starter, Metrics: n.metrics, Log: n.log}
+	if images != nil {
+		cfg.Images = images.Have
+	}
+	if n.cache != nil {
+		cfg.Cache = n.cache.Usage
+	}
+	if f.sandbox == "sim" {
+		starter.Admission = startup.NewAdmission(memory, nil)
+		a := agent.New(cfg)
+		n.adopt(a)
+		return a, nil
+	}
+	if starter.Network, err = f.network(); err != nil {
+		return nil, err
+	}
+	return n.withVFs(ctx, f, cfg, memory)
+}
+
+// withVFs completes an agent by its VF pool. The pool tells the agent what it loses, and the admission what has come back.
+func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memory int) (*agent.Agent, error) {
+	var a *agent.Agent
+	built := make(chan struct{})
+	pool, err := vf.Open(ctx, vf.Config{
+		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log, Settled: n.metrics.Settled,
+		Lost: func(lease vf.Lease, why string) { <-built; a.Lost(lease, why) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(pool.Close)
+	cfg.VFs, cfg.Starter.Owners = pool, pool
+	cfg.Starter.Admission = startup.NewAdmission(memory, pool)
+	a = agent.New(cfg)
+	n.adopt(a) // from here on it knows who loses a VF
+	close(built)
+	ctx, stop := context.WithCancel(ctx)
+	n.onClose(stop)
+	go func() {
+		for {
+			select {
+			case <-pool.Idle():
+				cfg.Starter.Admission.Serve()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return a, nil
+}
+
+func (n *node) serve(runDir string, group int) error {
+	listener, err := listenLocal(filepath.Join(runDir, nodeSocket), group)
+	if err != nil {
+		return err
+	}
+	n.serveOn(listener, api.NewServer(n.agent.Measured(), n.log))
+	return nil
+}
+
+// serveFar serves the node API to other machines.
+func (n *node) serveFar(f apiFlags) error {
+	if f.listen == "" {
+		return nil
+	}
+	server, err := api.NewTLSServer(n.agent.Measured(), f.keys)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return fmt.Errorf("node API: %w; choose another address with --node-listen", err)
+	}
+	n.log.Info("node API ready", "address", listener.Addr())
+	n.serveOn(listener, server)
+	return nil
+}
+
+func (n *node) serveOn(listener net.Listener, server *api.Server) {
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			n.log.Error("node API", "err", err)
+		}
+	}()
+	n.onClose(func() {
+		server.Stop()
+		<-served // which has closed the listener, and so removed its socket
+	})
+}
+
+// rootsOf finds runtimes in a set of images; without one (sim, bare) every name is good, for nothing is booted.
+type rootsOf struct{ set *image.Set }
+
+func (r rootsOf) Root(ctx context.Context, name, namespace string) (startup.Root, error) {
+	if r.set == nil {
+		return startup.Root{}, nil
+	}
+	rt, release, err := r.set.Use(ctx, name, namespace)
+	return startup.Root{Path: rt.Root, Program: rt.Program, Release: release}, err
+}
+
+func (r rootsOf) Hold(ctx context.Context, path string) (release func(), err error) {
+	if r.set == nil {
+		return nil, nil
+	}
+	return r.set.Hold(ctx, path)
+}
+
+func (f *nodeFlags) network() (n startup.Network, err error) {
+	if n.Subnet, err = netip.ParsePrefix(f.subnet); err != nil {
+		return n, fmt.Errorf("--subnet %q: %w; it is the network behind the VFs, e.g. 10.0.2.0/24", f.subnet, err)
+	}
+	for _, a := range []struct {
+		flag, value string
+		to          *netip.Addr
+	}{{"first-address", f.first, &n.First}, {"gateway", f.gateway, &n.Gateway}, {"dns", f.dns, &n.DNS}} {
+		if *a.to, err = netip.ParseAddr(a.value); err != nil {
+			return n, fmt.Errorf("--%s %q: %w", a.flag, a.value, err)
+		}
+	}
+	return n, nil
+}
+
+// memoryToGive is what admission may hand out: as told, or what is free now without the part that the host itself will want.
+func memoryToGive(f *nodeFlags) (int, error) {
+	if f.memoryMiB > 0 {
+		return f.memoryMiB, nil
+	}
+	if f.sandbox == "sim" { // takes none
+		return math.MaxInt32, nil
+	}
+	if f.hugePages {
+		pages, err := meminfo("HugePages_Free")
+		if err == nil && pages == 0 {
+			err = errors.New("no huge pages are free; set some aside (sysctl vm.nr_hugepages=1024), or leave --huge-pages out")
+		}
+		return pages * 2, err
+	}
+	kib, err := meminfo("MemAvailable")
+	free := kib / 1024
+	if err != nil {
+		return 0, err
+	}
+	const forTheHost = 512
+	if free <= forTheHost {
+		return 0, fmt.Errorf("%d MiB of memory are free, too little for a sandbox; free some, or set --memory", free)
+	}
+	return free - forTheHost, nil
+}
+
+// overheadMiB is what a sandbox needs of the memory to give beside its own: that of its VMM, where both are ordinary memory.
+func overheadMiB(f *nodeFlags) int {
+	switch {
+	case f.sandbox == "bare":
+		return bare.OverheadMiB
+	case f.sandbox == "qemu" && !f.hugePages:
+		return qemu.OverheadMiB
+	}
+	return 0
+}
+
+func meminfo(key string) (int, error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		var value int
+		if n, _ := fmt.Sscanf(line, key+": %d", &value); n == 1 {
+			return value, nil
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo has no %s", key)
+}
+
+func machineID() string {
+	b, _ := os.ReadFile("/etc/machine-id") // without one, all nodes derive the same MACs; their networks are their own
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,234 @@
+//go:build node
+
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/fastiov/fastiov/functions"
+	"github.com/fastiov/fastiov/functions/functionstest"
+	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/testbed"
+	"github.com/fastiov/fastiov/testbed/wire"
+)
+
+// These tests run against the node that `fastiov up` has brought up in the testbed.
+func upTestbed(t *testing.T) (host *testbed.Host, key string) {
+	t.Helper()
+	host, err := testbed.Open(t.Context(), awayName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(host.Close)
+	var out bytes.Buffer
+	if code, err := host.Run(t.Context(), "cat "+awayKey, nil, &out, os.Stderr); err != nil || code != 0 {
+		t.Fatalf("no key: exit code %d, %v", code, err)
+	}
+	return host, strings.TrimSpace(out.String())
+}
+
+const fetch = `
+def main(args):
+    import socket
+    with socket.create_connection((args["host"], args["port"]), 60) as s:
+        s.sendall(b"which way?")
+        return {"answer": s.recv(100).decode(), "from": s.getsockname()[0]}
+`
+
+// TestAFunctionTalksThroughItsVF: a function reaches a server outside of the node, and what is on the wire there bears the MAC of the VF
+// that its record names.
+func TestAFunctionTalksThroughItsVF(t *testing.T) {
+	host, key := upTestbed(t)
+	server, err := net.Listen("tcp", "127.0.0.1:0") // which the emulated network shows as 10.0.2.2
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		c, err := server.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		question := make([]byte, 100)
+		if _, err := c.Read(question); err == nil {
+			_, _ = c.Write([]byte("through the VF"))
+		}
+	}()
+	port := server.Addr().(*net.TCPAddr).Port
+
+	call(t, key, http.MethodPut, "actions/fetch?overwrite=true", map[string]any{"exec": map[string]string{"kind": "python:3", "code": fetch}}, nil)
+	t.Cleanup(func() { call(t, key, http.MethodDelete, "actions/fetch", nil, nil) })
+	var started struct {
+		ID string `json:"activationId"`
+	}
+	call(t, key, http.MethodPost, "actions/fetch", map[string]any{"host": "10.0.2.2", "port": port}, &started)
+	result, cold := await(t, key, started.ID)
+
+	if result["answer"] != "through the VF" || result["from"] != cold.Address {
+		t.Errorf("the function got %v; its VF's address is %s", result, cold.Address)
+	}
+	if macs := sources(t, host.Wire(0), port); len(macs) != 1 || !macs[cold.MAC] {
+		t.Errorf("the wire saw %v talk to port %d, the VF's MAC is %s", macs, port, cold.MAC)
+	}
+}
+
+// TestTheFunctionsThroughTheirVFs: every sample function, cold, fetches its input through its VF, computes, and stores through its VF what
+// the same code stores when it runs on this machine.
+func TestTheFunctionsThroughTheirVFs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs every sample function, cold")
+	}
+	host, key := upTestbed(t)
+	port := functionstest.Storage(t)
+	stored := func(f functions.Function) []byte {
+		if f.Parameters["output"] == "" {
+			return nil
+		}
+		return functionstest.Get(t, port, f.Parameters["output"])
+	}
+	natively := functions.All("http://127.0.0.1:" + port)
+	macs := map[string]bool{}
+	for n, f := range functions.All("http://10.0.2.2:" + port) {
+		t.Run(f.Name, func(t *testing.T) {
+			functionstest.Native(t, natively[n])
+			native := stored(f)
+			if native != nil {
+				functionstest.Put(t, port, f.Parameters["output"], nil)
+			}
+			action := "actions/sample-" + f.Name
+			var parameters []map[string]string
+			for name, value := range f.Parameters {
+				parameters = append(parameters, map[string]string{"key": name, "value": value})
+			}
+			status := call(t, key, http.MethodPut, action+"?overwrite=true", map[string]any{
+				"exec": map[string]string{"kind": f.Kind, "code": f.Code}, "parameters": parameters,
+				"limits": map[string]int{"memory": f.MemoryMB, "timeout": f.TimeoutMs},
+			}, nil)
+			if status != http.StatusOK {
+				t.Fatalf("deploying it: %d", status)
+			}
+			defer call(t, key, http.MethodDelete, action, nil, nil)
+			var started struct {
+				ID string `json:"activationId"`
+			}
+			call(t, key, http.MethodPost, action, map[string]any{}, &started)
+			result, cold := await(t, key, started.ID)
+			functionstest.Check(t, f, result, stored(f))
+			functionstest.CheckSame(t, f, native, stored(f))
+			if f.Parameters["storage"] != "" {
+				macs[cold.MAC] = true
+			}
+			t.Logf("%.1f s from the request to the answer, of which its own: %v ms", cold.EndToEnd/1000, result["ms"])
+		})
+	}
+	for mac := range sources(t, host.Wire(0), portNumber(t, port)) {
+		if !macs[mac] {
+			t.Errorf("%s spoke to the storage server, which is no VF of these functions: %v", mac, macs)
+		}
+		delete(macs, mac)
+	}
+	if len(macs) > 0 {
+		t.Errorf("the wire saw nothing of %v", macs)
+	}
+}
+
+func portNumber(t *testing.T, port string) int {
+	t.Helper()
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// call speaks to the invoker in the testbed.
+func call(t *testing.T, key, method, path string, in, out any) int {
+	t.Helper()
+	body, err := json.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequest(method, "http://127.0.0.1:3233/api/v1/namespaces/_/"+path, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	user, secret, _ := strings.Cut(key, ":")
+	req.SetBasicAuth(user, secret)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out != nil && resp.StatusCode < 300 {
+		if err := json.Unmarshal(answer, out); err != nil {
+			t.Fatalf("%s %s: %s: %v", method, path, answer, err)
+		}
+	}
+	return resp.StatusCode
+}
+
+// await returns the result and the cold start of an activation once it has ended.
+func await(t *testing.T, key, id string) (result map[string]any, cold activation.ColdStart) {
+	t.Helper()
+	var record struct {
+		Response struct {
+			Result map[string]any `json:"result"`
+		} `json:"response"`
+		Annotations []struct {
+			Key   string          `json:"key"`
+			Value json.RawMessage `json:"value"`
+		} `json:"annotations"`
+	}
+	for end := time.Now().Add(5 * time.Minute); call(t, key, http.MethodGet, "activations/"+id, nil, &record) != http.StatusOK; {
+		if time.Now().After(end) {
+			t.Fatalf("activation %s has no record", id)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	for _, a := range record.Annotations {
+		if a.Key == "coldStart" {
+			if err := json.Unmarshal(a.Value, &cold); err != nil {
+				t.Fatal(err)
+			}
+			return record.Response.Result, cold
+		}
+	}
+	t.Fatalf("activation %s: no cold start: %v", id, record.Response.Result)
+	return nil, cold
+}
+
+// sources lists the MACs that sent to a TCP port, by what was captured on the wire.
+func sources(t *testing.T, recording string, port int) map[string]bool {
+	t.Helper()
+	macs := map[string]bool{}
+	for frame, err := range wire.Frames(recording) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default)
+		eth, isEth := p.LinkLayer().(*layers.Ethernet)
+		tcp, isTCP := p.TransportLayer().(*layers.TCP)
+		if isEth && isTCP && int(tcp.DstPort) == port {
+			macs[eth.SrcMAC.String()] = true
+		}
+	}
+	return macs
+}
