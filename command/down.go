@@ -30,7 +30,8 @@ func downCmd() *cobra.Command {
 	runDir := runDirFlag(cmd)
 	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers and VFs back as they were found")
 	cmd.Flags().BoolVar(&force, "force", false, "kill the agent, the invoker and all sandboxes, whether they answer or not")
-	within := cmd.Flags().Duration("timeout", 2*time.Minute, "how long the node may take to end")
+	within := cmd.Flags().Duration("timeout", 2*time.Minute,
+		"how long the node may take to end; its invoker has a quarter of that")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), *within)
 		defer cancel()
@@ -52,7 +53,7 @@ func downCmd() *cobra.Command {
 			return vf.Undo(vf.Config{Run: *runDir})
 		}
 		defer hangUp()
-		err = endNode(ctx, node, *runDir, patience, cmd.ErrOrStderr())
+		err = endNode(ctx, node, *runDir, *within/4, cmd.ErrOrStderr())
 		if errors.Is(err, errStays) || ctx.Err() != nil {
 			return fmt.Errorf("the node has not ended: %w; `fastiov down --force` kills what is left of it", err)
 		}
