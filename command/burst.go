@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/bench/scraper"
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -148,7 +149,7 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 	if _, missing := exec.LookPath("prometheus"); missing != nil {
 		fmt.Fprintln(b.Out, "burst  no prometheus on PATH: what one would see is not held against sim; install the package prometheus")
 	} else {
-		if b.Scraped, stop, err = scrapeEverySecond(ctx, n.metrics, dir); err != nil {
+		if b.Scraped, stop, err = scraper.EverySecond(ctx, n.metrics, dir); err != nil {
 			return nil, err
 		}
 		closers = append(closers, stop)

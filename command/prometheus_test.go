@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fastiov/fastiov/bench/scraper"
 )
 
 // A prom is a real Prometheus with our own configuration, which it scrapes by every second instead of every five.
@@ -48,7 +50,7 @@ func startPrometheus(t *testing.T, targets []string, flags ...string) *prom {
 	if err := os.WriteFile(filepath.Join(dir, "targets.yml"), list, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	at, stop, err := runPrometheus(t.Context(), filepath.Join(dir, "prometheus.yml"), dir, flags...)
+	at, stop, err := scraper.Run(t.Context(), filepath.Join(dir, "prometheus.yml"), dir, flags...)
 	if err != nil {
 		t.Fatal(err)
 	}

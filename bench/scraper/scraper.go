@@ -1,4 +1,5 @@
-package command
+// Package scraper runs a Prometheus that scrapes what is measured, and can be asked for it.
+package scraper
 
 import (
 	"bytes"
@@ -15,14 +16,18 @@ import (
 	"github.com/fastiov/fastiov/bench"
 )
 
-// runPrometheus runs one with this configuration, which keeps what it scrapes below dir, and returns when it is ready to be asked.
-func runPrometheus(ctx context.Context, config, dir string, flags ...string) (url string, stop func(), err error) {
+// Run runs a Prometheus with this configuration, which keeps what it scrapes below dir, and
+// returns when it can be asked.
+func Run(
+	ctx context.Context, config, dir string, flags ...string,
+) (url string, stop func(), err error) {
 	address, err := bench.FreeAddress()
 	if err != nil {
 		return "", nil, err
 	}
 	cmd := exec.Command("prometheus", append([]string{
-		"--config.file", config, "--storage.tsdb.path", filepath.Join(dir, "data"), "--web.listen-address", address, "--log.level", "warn",
+		"--config.file", config, "--storage.tsdb.path", filepath.Join(dir, "data"),
+		"--web.listen-address", address, "--log.level", "warn",
 	}, flags...)...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
@@ -53,12 +58,13 @@ func runPrometheus(ctx context.Context, config, dir string, flags ...string) (ur
 	}
 }
 
-// scrapeEverySecond runs a Prometheus that looks at one target.
-func scrapeEverySecond(ctx context.Context, target, dir string) (url string, stop func(), err error) {
+// EverySecond runs a Prometheus that scrapes one target every second.
+func EverySecond(ctx context.Context, target, dir string) (url string, stop func(), err error) {
 	config := filepath.Join(dir, "prometheus.yml")
-	text := "scrape_configs:\n- job_name: fastiov\n  scrape_interval: 1s\n  static_configs:\n  - targets: [" + target + "]\n"
+	text := "scrape_configs:\n- job_name: fastiov\n  scrape_interval: 1s\n" +
+		"  static_configs:\n  - targets: [" + target + "]\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return "", nil, err
 	}
-	return runPrometheus(ctx, config, dir)
+	return Run(ctx, config, dir)
 }
