@@ -78,7 +78,7 @@ func (x *target) load(script string, args []string, settings ...string) summary 
 	x.t.Helper()
 	file := filepath.Join(x.t.TempDir(), "summary.json")
 	cmd := exec.CommandContext(x.t.Context(), x.k6, append(append([]string{"run", "--quiet", "--no-usage-report", "--address", ""}, args...), script)...)
-	cmd.Dir = loadDir
+	cmd.Dir = "../load"
 	cmd.Env = append(append(os.Environ(), "APIHOST="+x.url, "AUTH="+x.key, "SUMMARY="+file), settings...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
