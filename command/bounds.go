@@ -13,7 +13,7 @@ import (
 
 // bodyShare is the part of the memory that what callers send may take. While a call runs, or is
 // promised, up to three copies of its arguments are on their way, to the node and to the disk.
-var bodyShare = 1. / 4
+const bodyShare = 1. / 4
 
 // connectionBytes is about what a connection takes: its buffers, and the stacks that serve it.
 const connectionBytes = 32 << 10

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
@@ -12,7 +13,10 @@ import (
 func TestAProcessIsReadyWhenItServes(t *testing.T) {
 	was := serves.Load()
 	defer serves.Store(was)
-	address := listenLater(t)
+	address, err := bench.FreeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
 	page := metrics.Page(newRegistry(asAgent))
 	stop, err := serveMetrics(address, nobodyElse, page, nil, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -35,19 +39,5 @@ func TestAProcessIsReadyWhenItServes(t *testing.T) {
 				t.Errorf("serving %v: %s answers %d, want %d", now.serving, path, resp.StatusCode, want)
 			}
 		}
-	}
-}
-
-// TestAllThatServesIsReady: as `+"`up`"+` starts them.
-func TestAllThatServesIsReady(t *testing.T) {
-	a := upApart(t, "--listen", "127.0.0.1:0")
-	resp, err := http.Get("http://" + a.metrics + "/readyz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	http.DefaultClient.CloseIdleConnections()
-	if resp.StatusCode != 200 {
-		t.Errorf("/readyz answers %d", resp.StatusCode)
 	}
 }

@@ -41,9 +41,6 @@ func TestAStrangerWithTheNumberOfADeadInvokerIsLeftAlone(t *testing.T) {
 	}
 }
 
-// listensAndDies makes the test binary listen on the socket that it inherits, and end.
-const listensAndDies = "FASTIOV_TEST_LISTENS"
-
 // startAs starts a process of that number, which others take, too.
 func startAs(t *testing.T, pid int) int {
 	t.Helper()

@@ -16,5 +16,5 @@
 //	traces/        the store that traces go to
 //
 // A dashboard is right when it has no lint and when every query of it returned data from a Prometheus that had scraped a real run:
-// command has that test, `make test ONLY=full/dashboards` runs it.
+// e2e has that test, `make test ONLY=full/dashboards` runs it.
 package dashboards

@@ -1,12 +1,11 @@
 //go:build dashboards
 
-package command
+package e2e
 
 import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -20,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/fastiov/fastiov/dashboards"
@@ -33,6 +33,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/node-agent/vf/vftest"
 )
+
+// version is that of a binary that no build has stamped.
+const version = "unknown"
 
 // A scene is what docker-compose.yml starts, as processes: an invoker, a node agent over sim, a store of traces; and a second node, which has
 // VFs: the real agent over the real VF pool, whose kernel is files. Something of everything happens there for as long as the test runs.
@@ -55,11 +58,8 @@ func newScene(t *testing.T) *scene {
 	invokerRun, ofInvoker := filepath.Join(dir, "invoker"), listenLater(t)
 	background(t, "invoker", "--node", filepath.Join(s.run, nodeSocket), "--node", socket, "--run-dir", invokerRun, "--state-dir", dir,
 		"--listen", "127.0.0.1:0", "--metrics", ofInvoker, "--wait", "2s", "--concurrent-invocations", "12", "--invocations-per-minute", "100000")
-	addresses, err := readListen(invokerRun)
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := addresses[0]
+	address := readListen(t, invokerRun)
+	var err error
 	if s.key, err = openwhisk.LoadKey(address, keyFile(dir)); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,8 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	if err := tree.AddPF(vftest.IGB); err != nil {
 		t.Fatal(err)
 	}
-	registry := newRegistry(asAgent)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(metrics.Build(version))
 	counts := agent.NewMetrics(registry)
 	cfg := tree.Config()
 	cfg.Settled = counts.Settled
@@ -115,7 +116,7 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		t.Fatal(err)
 	}
 	starter := &startup.Starter{
-		RunDir: filepath.Join(dir, "vfs"), Driver: sim.New(sim.Config{Stages: sim.Table1(100 * time.Millisecond)}), Images: rootsOf{},
+		RunDir: filepath.Join(dir, "vfs"), Driver: sim.New(sim.Config{Stages: sim.Table1(100 * time.Millisecond)}), Images: noImages{},
 		Admission: startup.NewAdmission(1<<20, pool), Owners: pool,
 		Network:   startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100")},
 		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
@@ -124,13 +125,7 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	a := agent.New(agent.Config{Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: counts, Log: starter.Log})
 	registry.MustRegister(a)
 	socket = filepath.Join(dir, "vfs.sock")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := api.NewServer(a.Measured(), starter.Log)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
+	serveNode(t, socket, a.Measured())
 	page := httptest.NewServer(metrics.Page(registry))
 	t.Cleanup(page.Close)
 	return socket, strings.TrimPrefix(page.URL, "http://")

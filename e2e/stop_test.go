@@ -1,4 +1,4 @@
-package command
+package e2e
 
 import (
 	"fmt"
@@ -165,7 +165,7 @@ func TestTheNextPoolHasWhatWasLeftWarm(t *testing.T) {
 			w.start()
 			cold(1)
 			<-w.stop()
-			if _, err := os.Stat(leftFile(filepath.Join(dir, "run"))); err != nil {
+			if _, err := os.Stat(filepath.Join(dir, "run", "warm.json")); err != nil {
 				t.Error(err)
 			}
 		})

@@ -1,6 +1,6 @@
 //go:build openwhisk
 
-package command
+package e2e
 
 import (
 	"context"

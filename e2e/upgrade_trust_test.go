@@ -1,6 +1,6 @@
 //go:build trust
 
-package command
+package e2e
 
 import (
 	"fmt"

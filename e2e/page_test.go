@@ -1,12 +1,13 @@
 //go:build page
 
-package command
+package e2e
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -15,13 +16,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/cobra"
 
-	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/agent"
-	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -47,9 +44,9 @@ func TestLivePage(t *testing.T) {
 	if out == "" {
 		out = t.TempDir()
 	}
-	for name, key := range map[string]openwhisk.Key{"well-known": {}, "secret": {Key: access.NewKey()}} {
+	for name, listen := range map[string]string{"well-known": "127.0.0.1:0", "secret": "0.0.0.0:0"} {
 		t.Run(name, func(t *testing.T) {
-			url, secret := servePage(t, key)
+			url, secret := servePage(t, listen)
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 			defer cancel()
 			script := exec.CommandContext(ctx, "node", "page.js")
@@ -71,44 +68,32 @@ func TestLivePage(t *testing.T) {
 	}
 }
 
-// servePage serves an invoker with its page until the test ends; with a key of its own it is one that the page does not have.
-func servePage(t *testing.T, key openwhisk.Key) (url, secret string) {
+// servePage serves an invoker with its page until the test ends. Other than on loopback it makes a
+// key, which the page does not have.
+func servePage(t *testing.T, listen string) (url, secret string) {
 	t.Helper()
 	dir := t.TempDir()
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	log := slog.New(slog.DiscardHandler)
-	var flags invokerFlags
-	flags.register(&cobra.Command{})
-	flags.listen = "127.0.0.1:0"
-	front, err := flags.open(ctx, dir, dir, log)
+	run, socket := filepath.Join(dir, "run"), filepath.Join(dir, "vfs.sock")
+	serveNode(t, socket, agentWithVFs(t, dir))
+	background(t, "invoker", "--node", socket, "--listen", listen, "--run-dir", run,
+		"--state-dir", dir, "--metrics", "")
+	address := readListen(t, run)
+	key, err := openwhisk.LoadKey(address, keyFile(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(front.close)
-	if key != (openwhisk.Key{}) {
-		front.cfg.Key, secret = key, key.String()
+	if key.Open() == "" {
+		secret = key.String()
 	}
-	registry := prometheus.NewRegistry()
-	node := api.Local(agentWithVFs(t, dir, registry))
-	front.watched = []live.Named{{Name: "local", Node: node}}
-	nodes, err := flags.pool(time.Minute)
+	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := make(chan error, 1)
-	go func() { served <- front.serve(ctx, nodes, node, registry) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	return "http://" + front.plain.Addr().String(), secret
+	return "http://127.0.0.1:" + port, secret
 }
 
 // agentWithVFs is an agent over sim whose starts each lease a VF of an emulated host.
-func agentWithVFs(t *testing.T, dir string, registry *prometheus.Registry) *agent.Agent {
+func agentWithVFs(t *testing.T, dir string) *agent.Agent {
 	t.Helper()
 	host := vftest.Make(t)
 	host.ResetTime = 200 * time.Millisecond
@@ -128,7 +113,7 @@ func agentWithVFs(t *testing.T, dir string, registry *prometheus.Registry) *agen
 	}
 	t.Cleanup(pool.Close)
 	starter := &startup.Starter{
-		RunDir: dir, Driver: sim.New(sim.Config{Stages: sim.Table1(6 * time.Second)}), Images: rootsOf{}, Admission: startup.NewAdmission(1<<20, pool), Owners: pool,
+		RunDir: dir, Driver: sim.New(sim.Config{Stages: sim.Table1(6 * time.Second)}), Images: noImages{}, Admission: startup.NewAdmission(1<<20, pool), Owners: pool,
 		Network: startup.Network{Subnet: netip.MustParsePrefix("10.0.0.0/16"), First: netip.MustParseAddr("10.0.1.0")},
 		Reports: &startup.Reports{Dir: dir, Keep: 1}, Log: slog.New(slog.DiscardHandler),
 		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
@@ -146,5 +131,5 @@ func agentWithVFs(t *testing.T, dir string, registry *prometheus.Registry) *agen
 		}
 	}()
 	t.Cleanup(func() { close(stop); <-served })
-	return agent.New(agent.Config{Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: agent.NewMetrics(registry), Log: starter.Log})
+	return agent.New(agent.Config{Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: agent.NewMetrics(prometheus.NewRegistry()), Log: starter.Log})
 }

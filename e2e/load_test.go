@@ -1,6 +1,6 @@
 //go:build load
 
-package command
+package e2e
 
 import (
 	"bytes"

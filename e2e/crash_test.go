@@ -1,4 +1,4 @@
-package command
+package e2e
 
 import (
 	"bytes"
@@ -427,13 +427,20 @@ func (c *runCounter) stand(t *testing.T, agent, socket string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(hangUp)
+	serveNode(t, socket, &counted{to: client, by: c})
+}
+
+// serveNode serves a node's API on a Unix socket until the test ends.
+func serveNode(t *testing.T, socket string, node api.NodeServer) {
+	t.Helper()
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := api.NewServer(&counted{to: client, by: c}, slog.New(slog.DiscardHandler))
+	server := api.NewServer(node, slog.New(slog.DiscardHandler))
 	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); hangUp() })
+	t.Cleanup(server.Stop)
 }
 
 func (c *counted) Run(ctx context.Context, r *api.RunRequest) (*api.RunReply, error) {

@@ -1,4 +1,4 @@
-package command
+package e2e
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
 
 // TestIdleConnectionsKeepNobodyFromCalling opens more idle connections from one address than the
@@ -64,7 +65,7 @@ func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 // guest is the key of an invoker on loopback.
 func guest(t *testing.T) access.Key {
 	t.Helper()
-	key, err := (&invokerFlags{listen: "127.0.0.1:0"}).key("")
+	key, err := openwhisk.LoadKey("127.0.0.1:0", "")
 	if err != nil {
 		t.Fatal(err)
 	}

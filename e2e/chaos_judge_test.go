@@ -1,6 +1,6 @@
 //go:build failpoint
 
-package command
+package e2e
 
 import (
 	"context"

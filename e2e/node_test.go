@@ -1,6 +1,6 @@
 //go:build node
 
-package command
+package e2e
 
 import (
 	"bytes"
@@ -27,13 +27,13 @@ import (
 // These tests run against the node that `fastiov up` has brought up in the testbed.
 func upTestbed(t *testing.T) (host *testbed.Host, key string) {
 	t.Helper()
-	host, err := testbed.Open(t.Context(), awayName)
+	host, err := testbed.Open(t.Context(), "default")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(host.Close)
 	var out bytes.Buffer
-	if code, err := host.Run(t.Context(), "cat "+awayKey, nil, &out, os.Stderr); err != nil || code != 0 {
+	if code, err := host.Run(t.Context(), "cat /var/lib/fastiov/key", nil, &out, os.Stderr); err != nil || code != 0 {
 		t.Fatalf("no key: exit code %d, %v", code, err)
 	}
 	return host, strings.TrimSpace(out.String())

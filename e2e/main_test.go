@@ -1,4 +1,4 @@
-package command
+package e2e
 
 import (
 	"bytes"
@@ -11,8 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/fastiov/fastiov/command"
 	"github.com/fastiov/fastiov/testbed"
 )
 
@@ -21,13 +20,7 @@ const asCommand = "FASTIOV_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" || len(os.Args) > 1 && os.Args[1] == bareVMM { // the bare VMM has no environment
-		Main()
-		return
-	}
-	if os.Getenv(listensAndDies) != "" {
-		if err := unix.Listen(3, unix.SOMAXCONN); err != nil {
-			os.Exit(1)
-		}
+		command.Main()
 		return
 	}
 	if os.Getenv(watched) == "" {

@@ -1,6 +1,6 @@
 //go:build dashboards || load
 
-package command
+package e2e
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package command
+package e2e
 
 import (
 	"bytes"
@@ -99,11 +99,7 @@ func TestOneInvokerAndTwoNodes(t *testing.T) {
 	}
 	run := filepath.Join(dir, "invoker")
 	background(t, append(append([]string{"invoker", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", ""}, trust...), nodes...)...)
-	addresses, err := readListen(run)
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := addresses[0]
+	address := readListen(t, run)
 	key, err := openwhisk.LoadKey(address, keyFile(dir))
 	if err != nil {
 		t.Fatal(err)

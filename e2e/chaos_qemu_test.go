@@ -1,6 +1,6 @@
 //go:build failpoint && qemu
 
-package command
+package e2e
 
 import (
 	"testing"
