@@ -21,8 +21,6 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
-const metricsSocket = "metrics.sock" // in the run directory: what an agent counts whose invoker is another process
-
 // serveApart runs a node in this process and its invoker in another one, as another user, until ctx ends.
 // The invoker comes first and goes first: what it lacks is said before a VF is touched, and nothing is
 // asked of an agent that ends.

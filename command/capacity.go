@@ -1,10 +1,16 @@
 package command
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
+	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
 )
 
 // capacity returns how much memory admission may hand out. Where sandboxes of a former agent are there,
@@ -39,4 +45,56 @@ func (f *nodeFlags) noteCapacity(mib int) error {
 		return fmt.Errorf("the node's capacity could not be noted: %w; make room there", err)
 	}
 	return nil
+}
+
+// memoryToGive is what admission may hand out: as told, or what is free now without the part that the host itself will want.
+func memoryToGive(f *nodeFlags) (int, error) {
+	if f.memoryMiB > 0 {
+		return f.memoryMiB, nil
+	}
+	if f.sandbox == "sim" { // takes none
+		return math.MaxInt32, nil
+	}
+	if f.hugePages {
+		pages, err := meminfo("HugePages_Free")
+		if err == nil && pages == 0 {
+			err = errors.New("no huge pages are free; set some aside (sysctl vm.nr_hugepages=1024), or leave --huge-pages out")
+		}
+		return pages * 2, err
+	}
+	kib, err := meminfo("MemAvailable")
+	free := kib / 1024
+	if err != nil {
+		return 0, err
+	}
+	const forTheHost = 512
+	if free <= forTheHost {
+		return 0, fmt.Errorf("%d MiB of memory are free, too little for a sandbox; free some, or set --memory", free)
+	}
+	return free - forTheHost, nil
+}
+
+// overheadMiB is what a sandbox needs of the memory to give beside its own: that of its VMM, where both are ordinary memory.
+func overheadMiB(f *nodeFlags) int {
+	switch {
+	case f.sandbox == "bare":
+		return bare.OverheadMiB
+	case f.sandbox == "qemu" && !f.hugePages:
+		return qemu.OverheadMiB
+	}
+	return 0
+}
+
+func meminfo(key string) (int, error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		var value int
+		if n, _ := fmt.Sscanf(line, key+": %d", &value); n == 1 {
+			return value, nil
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo has no %s", key)
 }

@@ -1,0 +1,256 @@
+package command
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/functions"
+	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/live"
+	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/share"
+)
+
+// A front is what an invoker has before it has nodes: found first, so that a port that is taken and a store that is not there are said
+// before anything is started.
+type front struct {
+	cfg     openwhisk.Config
+	plain   net.Listener
+	secure  net.Listener // nil: none
+	runDir  string
+	drain   time.Duration
+	warm    string       // the file that says which sandboxes were left for the next; empty: none are
+	watched []live.Named // the nodes that the live page shows
+	closers []func()
+}
+
+func (f *front) onClose(close func()) { f.closers = append(f.closers, close) }
+
+func (f *front) close() {
+	for n := len(f.closers) - 1; n >= 0; n-- {
+		f.closers[n]()
+	}
+}
+
+func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *slog.Logger) (_ *front, err error) {
+	f := &front{runDir: runDir, drain: i.drain}
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	f.cfg = openwhisk.Config{
+		Version: version, APIHost: i.host(), Limits: i.limits(), Invoker: i.name, Log: log,
+		Runtimes: entity.Standard(),
+	}
+	if f.cfg.Key, err = i.key(stateDir); err != nil {
+		return nil, err
+	}
+	if f.cfg.Seal, err = openwhisk.LoadSeal(filepath.Join(stateDir, "promises.key")); err != nil {
+		return nil, err
+	}
+	if i.runtimes != "" {
+		content, err := os.ReadFile(i.runtimes)
+		if err != nil {
+			return nil, fmt.Errorf("--runtimes: %w", err)
+		}
+		if f.cfg.Runtimes, err = entity.ParseRuntimes(content); err != nil {
+			return nil, fmt.Errorf("--runtimes %s: %w", i.runtimes, err)
+		}
+	}
+	memory, err := memoryLimit()
+	if err != nil {
+		return nil, err
+	}
+	most, err := mostConnections(memory)
+	if err != nil {
+		return nil, err
+	}
+	f.cfg.Bodies, f.cfg.Connections = int64(bodyShare*float64(memory)), share.NewConnections(most)
+	if f.plain, err = f.open(whatListen, "listen", i.listen); err != nil {
+		return nil, err
+	}
+	f.plain = f.cfg.Connections.Bound(f.plain, openwhisk.NoConnection)
+	served := []net.Listener{f.plain}
+	if i.https != "" {
+		certificate, err := openwhisk.LoadCertificate(i.tlsCert, i.tlsKey, stateDir, i.https)
+		if err != nil {
+			return nil, err
+		}
+		listener, err := f.open(whatListen, "https", i.https)
+		if err != nil {
+			return nil, err
+		}
+		served = append(served, listener)
+		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), &tls.Config{
+			GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+		})
+	}
+	if len(inheritedDoors()) == 0 { // else whoever opened them has noted it
+		if err := noteListen(runDir, served...); err != nil {
+			return nil, err
+		}
+	}
+	f.cfg.Store, err = i.store.open(ctx, stateDir, log)
+	if err != nil {
+		return nil, err
+	}
+	f.onClose(func() {
+		if err := f.cfg.Store.Close(); err != nil {
+			log.Error("store", "err", err)
+		}
+	})
+	stop, err := serveStorage(i.storage, filepath.Join(stateDir, "storage"), log)
+	if err != nil {
+		return nil, err
+	}
+	f.onClose(stop)
+	return f, nil
+}
+
+const whatListen = "OpenWhisk API"
+
+func (f *front) open(what, flag, address string) (net.Listener, error) {
+	listener, err := openDoor(what, flag, address)
+	if err == nil {
+		f.onClose(func() { listener.Close() })
+	}
+	return listener, err
+}
+
+// serve runs the invoker until ctx ends.
+func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, registry prometheus.Registerer) error {
+	collectSeldom()
+	if os.Getenv("GOMAXPROCS") == "" {
+		// The store's writer waits for the disk in system calls. The runtime takes a processor for blocked only after a while, which may be
+		// 10 ms; as long, calls would have to do with one less than the machine has.
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
+	}
+	f.cfg.Pool = nodes
+	f.cfg.Pool.Left = takeLeft(f.warm, f.cfg.Log)
+	f.cfg.Pool.StemCells = stemCells(f.cfg.Runtimes, f.cfg.APIHost)
+	whisk, err := openwhisk.New(f.cfg, node, registry)
+	if err != nil {
+		return err
+	}
+	defer whisk.Close()
+	admin, err := openUserDoor(f.runDir, groupOfSockets())
+	if err != nil {
+		return err
+	}
+	page := f.livePage(whisk)
+	withPage := func(server *http.Server) *http.Server {
+		server.Handler = page.Over(server.Handler)
+		server.RegisterOnShutdown(page.Close)
+		return server
+	}
+	servers := []*http.Server{{Handler: whisk.Register(), ReadHeaderTimeout: 10 * time.Second}, withPage(whisk.Server())}
+	listeners := []net.Listener{admin, f.plain}
+	if f.secure != nil {
+		servers, listeners = append(servers, withPage(whisk.Server())), append(listeners, f.secure)
+	}
+	storeOf.Store(&f.cfg.Store)
+	err = serve(ctx, servers, listeners, f.cfg.Log)
+	f.stop(servers, whisk)
+	return err
+}
+
+// livePage is the page of the invoker; its button is `fastiov burst`, with the key of whoever presses it.
+func (f *front) livePage(whisk *openwhisk.API) *live.Page {
+	return live.New(live.Config{
+		Version: version, Nodes: f.watched, Waiting: whisk.Waiting, Admit: whisk.Admit, OpenKey: f.cfg.Key.Open(),
+		Burst: func(ctx context.Context, key string, n int) (any, error) {
+			b := bench.Burst{
+				URL: "http://" + f.plain.Addr().String(), Key: key, Name: "page-burst", N: n, Rounds: 1,
+				Memory: 256, Kind: "python:3", Code: functions.HelloPython, Out: io.Discard,
+			}
+			return b.Run(ctx)
+		},
+	})
+}
+
+// stemCells are the sandboxes that runtimes.json wants ready before anybody calls.
+func stemCells(runtimes *entity.Runtimes, apiHost string) (cells []pool.StemCell) {
+	for _, family := range runtimes.Families() {
+		for _, runtime := range family {
+			for _, cell := range runtime.StemCells {
+				made := pool.StemCell{
+					Image: runtime.Image.String(), MemoryMiB: int(cell.Memory), Count: cell.Count, Env: map[string]string{"__OW_API_HOST": apiHost},
+				}
+				if r := cell.Reactive; r != nil {
+					made.Reactive = pool.Reactive{Min: r.Min, Max: r.Max, TTL: time.Duration(r.TTL), Threshold: r.Threshold, Increment: r.Increment}
+				}
+				cells = append(cells, made)
+			}
+		}
+	}
+	return cells
+}
+
+// serveUntil serves until ctx ends or a server fails.
+func serveUntil(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
+	err := serve(ctx, servers, listeners, log)
+	shutDown(servers, 5*time.Second)
+	return err
+}
+
+func serve(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
+	failed := make(chan error, len(servers))
+	for n, server := range servers {
+		go func() { failed <- server.Serve(listeners[n]) }()
+		log.Info("API ready", "address", listeners[n].Addr())
+	}
+	tellParent(ready)
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func shutDown(servers []*http.Server, within time.Duration) {
+	patience, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	for _, server := range servers {
+		if server.Shutdown(patience) != nil {
+			server.Close()
+		}
+	}
+}
+
+// stop ends what an invoker serves. It is not ready any more and takes no call; callers who wait, and calls
+// that run, have the time of --drain. What runs then is ended, and its callers hear that.
+func (f *front) stop(servers []*http.Server, whisk *openwhisk.API) {
+	serves.Store(false)
+	f.cfg.Log.Info("stopping: no call is taken any more, and those under way may end", "within", f.drain)
+	whisk.Stop()
+	drain, cancel := context.WithTimeout(context.Background(), f.drain)
+	defer cancel()
+	var answered sync.WaitGroup
+	for _, server := range servers {
+		answered.Go(func() { _ = server.Shutdown(drain) })
+	}
+	answered.Wait()
+	whisk.Await(drain)
+	if f.warm == "" {
+		whisk.Close()
+	} else if err := noteLeft(f.warm, whisk.Leave()); err != nil {
+		f.cfg.Log.Error("which sandboxes are warm cannot be noted; the next invoker ends them", "err", err)
+	}
+	shutDown(servers, 5*time.Second)
+}

@@ -1,0 +1,123 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/open"
+)
+
+// invokerFlags are what an invoker is told.
+type invokerFlags struct {
+	listen    string
+	https     string
+	tlsCert   string
+	tlsKey    string
+	apiHost   string
+	name      string
+	store     storeFlags
+	storage   string
+	user      string // of a process of its own; empty: the agent's
+	runtimes  string
+	limits    func() access.Limits
+	keepAlive time.Duration
+	policy    string
+	pause     time.Duration
+	wait      time.Duration
+	drain     time.Duration
+}
+
+func (i *invokerFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&i.listen, "listen", "127.0.0.1:3233", "where the OpenWhisk API is served; other than on loopback it takes only keys that were made here")
+	f.StringVar(&i.https, "https", "", "where it is served by HTTPS as well, e.g. 0.0.0.0:3443 (default: nowhere)")
+	f.StringVar(&i.tlsCert, "tls-cert", "", "certificate for --https, PEM (default: one that is made at first start; clients must be told to trust it, as by `wsk -i`)")
+	f.StringVar(&i.tlsKey, "tls-key", "", "its key, PEM")
+	f.StringVar(&i.apiHost, "api-host", "", "what functions get as __OW_API_HOST (default: http:// and the listen address)")
+	f.StringVar(&i.name, "name", hostname(), "what this invoker is called among those that share its store")
+	i.store.register(cmd)
+	f.StringVar(&i.storage, "storage", "", "where functions find a storage server, which keeps its objects in --state-dir;"+
+		" whoever reaches it may read and write them all (default: nowhere)")
+	f.StringVar(&i.runtimes, "runtimes", "", "a runtimes.json in OpenWhisk's format (default: the runtimes that `fastiov image` makes)")
+	i.limits = limitFlags(f, access.Defaults)
+	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute, "how long a warm sandbox waits for another call")
+	f.StringVar(&i.policy, "keep-alive-policy", "fixed", "fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls have been apart, --keep-alive where they say nothing")
+	f.DurationVar(&i.pause, "pause-after", 10*time.Second, "how long a warm sandbox waits before it is paused; 0: it never is")
+	f.DurationVar(&i.wait, "wait", time.Minute, "how long a call queues for a sandbox before it is refused with the reason")
+	f.DurationVar(&i.drain, "drain", 15*time.Second, "how long a stop waits for calls that run, and for callers who wait, before they are ended")
+}
+
+// storeFlags name what an invoker must not forget.
+type storeFlags struct {
+	where    string
+	password string // the file that holds it
+	retain   int
+}
+
+func (s *storeFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.where, "store", "", "where entities and activations are kept: a file, or redis://host:port (default: invoker.db in --state-dir)")
+	cmd.Flags().StringVar(&s.password, "store-password-file", "", "the file with the password to --store")
+	cmd.Flags().IntVar(&s.retain, "retain", 1024, "MiB of activation records to retain; the oldest are forgotten")
+}
+
+func (s *storeFlags) open(ctx context.Context, stateDir string, log *slog.Logger) (store.Store, error) {
+	where, err := withPassword("store", s.where, s.password)
+	if err != nil {
+		return nil, err
+	}
+	if where == "" {
+		if err := os.MkdirAll(stateDir, 0o700); err != nil {
+			return nil, err
+		}
+		where = filepath.Join(stateDir, "invoker.db")
+	}
+	return open.Store(ctx, where, int64(s.retain)<<20, log)
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "invoker"
+	}
+	return name
+}
+
+// pool is how the nodes are used; start is how long a start may take.
+func (i *invokerFlags) pool(start time.Duration) (pool.Config, error) {
+	cfg := pool.Config{KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: start}
+	switch i.policy {
+	case "fixed":
+	case "histogram":
+		cfg.Policy = pool.Histogram{Otherwise: i.keepAlive}
+	default:
+		return cfg, fmt.Errorf("--keep-alive-policy %q: there are fixed and histogram", i.policy)
+	}
+	return cfg, nil
+}
+
+func (i *invokerFlags) host() string {
+	if i.apiHost != "" {
+		return i.apiHost
+	}
+	return "http://" + i.listen
+}
+
+// key is the one that the invoker starts with: the well-known one only where every listener is on loopback.
+func (i *invokerFlags) key(stateDir string) (openwhisk.Key, error) {
+	if i.https == "" {
+		return openwhisk.LoadKey(i.listen, keyFile(stateDir))
+	}
+	return openwhisk.LoadKey(i.listen, keyFile(stateDir), i.https)
+}
+
+func keyFile(stateDir string) string { return filepath.Join(stateDir, "key") }

@@ -1,0 +1,83 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// errStays is the error of a process that does not end, though it may yet.
+var errStays = errors.New("it has not ended in time")
+
+// endServer ends the process that listens on a Unix socket: the kernel knows who that is, whatever any file says.
+func endServer(ctx context.Context, socket string, patience time.Duration) error {
+	return signalServer(ctx, socket, unix.SIGTERM, patience)
+}
+
+func signalServer(ctx context.Context, socket string, signal unix.Signal, patience time.Duration) error {
+	pid, process, err := serverOf(socket)
+	if err != nil {
+		return fmt.Errorf("the process behind %s: %w", socket, err)
+	}
+	defer unix.Close(process)
+	if err := unix.PidfdSendSignal(process, signal, nil, 0); err != nil {
+		return err
+	}
+	ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
+	deadline := time.Now().Add(patience)
+	if its, has := ctx.Deadline(); has && its.Before(deadline) {
+		deadline = its
+	}
+	for ctx.Err() == nil {
+		n, err := unix.Poll(ended, int(time.Until(deadline).Milliseconds()))
+		if err == unix.EINTR {
+			continue
+		}
+		if n == 1 {
+			return nil
+		}
+		return fmt.Errorf("process %d: %w after %s; its log says why", pid, errStays, unix.SignalName(signal))
+	}
+	return ctx.Err()
+}
+
+// serverOf returns the pid and a pidfd of the process that listens on socket.
+func serverOf(socket string) (pid, process int, err error) {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, 0, err
+	}
+	controlErr := raw.Control(func(fd uintptr) { pid, process, err = peerOf(int(fd)) })
+	return pid, process, errors.Join(controlErr, err)
+}
+
+// peerOf returns the pid and a pidfd of the process that has called listen. A socket outlives it where
+// another process has it open, too; its number may be a stranger's then. The pidfd is never one's.
+func peerOf(socket int) (pid, process int, err error) {
+	peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, 0, err
+	}
+	pid = int(peer.Pid)
+	process, err = unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if errors.Is(err, unix.ENOPROTOOPT) { // before Linux 6.5 there is the number alone
+		process, err = unix.PidfdOpen(pid, 0)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("process %d: %w", pid, err)
+	}
+	if unix.PidfdSendSignal(process, 0, nil, 0) == unix.ESRCH {
+		unix.Close(process)
+		return 0, 0, fmt.Errorf("process %d has ended: %w", pid, unix.ESRCH)
+	}
+	return pid, process, nil
+}
