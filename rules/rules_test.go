@@ -2,6 +2,7 @@ package rules
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -122,7 +123,8 @@ func TestNoReplaceInGoMod(t *testing.T) {
 	}
 }
 
-// Three floors: cmd over invoker and bench over node-agent and testbed. An arrow that is not listed here is free.
+// Four floors: e2e and cmd over command, that over invoker, bench and dashboards, those over
+// node-agent and testbed. An arrow that is not listed here is free.
 var barred = []struct{ from, to, except string }{
 	{"node-agent", "invoker", ""},
 	{"node-agent", "bench", ""},
@@ -135,7 +137,15 @@ var barred = []struct{ from, to, except string }{
 	{"bench", "dashboards", ""},
 	{"invoker", "testbed", ""},
 	{"invoker", "node-agent", "node-agent/api"},
-	{"", "cmd", ""},
+	{"cmd", "", "command"},
+}
+
+// Rooms with few importers, which are listed: tests that run the product are nobody's library, and
+// what the command does is not for those below it.
+var importers = map[string][]string{
+	"cmd":     nil,
+	"e2e":     nil,
+	"command": {"cmd", "e2e"},
 }
 
 func within(path, folder string) bool {
@@ -148,7 +158,15 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 			to, ours := strings.CutPrefix(imported, module+"/")
 			for _, bar := range barred {
 				if ours && within(p.short(), bar.from) && within(to, bar.to) && (bar.except == "" || !within(to, bar.except)) {
-					t.Errorf("%s imports %s: %s may not see %s", p.short(), to, bar.from, bar.to)
+					barred := cmp.Or(bar.to, "anything but "+bar.except)
+					t.Errorf("%s imports %s: %s may not see %s", p.short(), to, bar.from, barred)
+				}
+			}
+			for room, allowed := range importers {
+				inside := func(room string) bool { return within(p.short(), room) }
+				if ours && within(to, room) && !inside(room) && !slices.ContainsFunc(allowed, inside) {
+					by := strings.Join(append(slices.Clone(allowed), "nothing else"), ", ")
+					t.Errorf("%s imports %s: %s is imported by %s", p.short(), to, room, by)
 				}
 			}
 		}
@@ -173,6 +191,7 @@ var starters = map[string]string{
 	"command":                 "itself, to go on in the background",
 	"bench":                   "itself, to hold VFs",
 	"bench/controlplane":      "itself, and a commit that git and make build, as the servers that it measures",
+	"bench/scraper":           "Prometheus, which scrapes what is measured",
 	"testbed":                 "QEMU",
 	"node-agent/image":        "apt, dpkg-deb, depmod and go, when an artefact is built",
 	"node-agent/image/oci":    "itself, confined, to unpack an image of a stranger",
