@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -24,8 +25,9 @@ import (
 // Reports keeps the bundles of sandboxes that failed, as they started or later: cause, console, VMM log,
 // kernel log, stage table and what else their driver left to be read, the newest Keep of them.
 type Reports struct {
-	Dir  string
-	Keep int
+	Dir   string
+	Keep  int
+	begin sync.Once // what a crash left of a report is removed before the first is written
 }
 
 // maxReportFile bounds what one file of a sandbox may add to its bundle: a guest writes its own console.
@@ -47,10 +49,43 @@ func (r *Reports) Write(spec sandbox.Spec, spans []timeline.Span, cause error) {
 			bundle.add(filepath.Base(f), tail(f))
 		}
 	}
-	if err := os.MkdirAll(r.Dir, 0o700); err == nil {
-		_ = os.WriteFile(r.path(spec.ID), bundle.bytes(), 0o600) // a full disk must not turn one failure into two
-	}
+	_ = r.keep(spec.ID, bundle.bytes()) // a full disk must not turn one failure into two
 	r.prune()
+}
+
+// keep writes a report beside its place, so that there it is whole or not at all.
+func (r *Reports) keep(id string, content []byte) error {
+	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
+		return err
+	}
+	r.begin.Do(r.sweep)
+	path := r.path(id)
+	err := written(path+unfinished, content)
+	if err == nil {
+		err = os.Rename(path+unfinished, path)
+	}
+	if err != nil {
+		_ = os.Remove(path + unfinished)
+	}
+	return err
+}
+
+// written is on the disk when it returns: a name must not outlive its content.
+func written(path string, content []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// sweep removes what was being written when a former agent crashed.
+func (r *Reports) sweep() {
+	left, _ := filepath.Glob(filepath.Join(r.Dir, "*"+unfinished))
+	for _, path := range left {
+		_ = os.Remove(path)
+	}
 }
 
 // A Kept report is one that can be read.
@@ -104,12 +139,18 @@ func (r *Reports) Read(id string) ([]byte, error) {
 	return b, err
 }
 
-const reportSuffix = ".tar.gz"
+const (
+	reportSuffix = ".tar.gz"
+	unfinished   = ".new"
+)
 
 func (r *Reports) path(id string) string { return filepath.Join(r.Dir, id+reportSuffix) }
 
 func (r *Reports) prune() {
 	entries, _ := os.ReadDir(r.Dir)
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool {
+		return strings.HasSuffix(e.Name(), unfinished) // somebody writes it just now
+	})
 	age := func(e os.DirEntry) time.Time {
 		info, err := e.Info()
 		if err != nil {

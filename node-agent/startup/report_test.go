@@ -1,7 +1,9 @@
 package startup
 
 import (
+	"bytes"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,5 +41,41 @@ func TestReportsAreListed(t *testing.T) {
 	}
 	if len(why) != 2 || why["a"] != "its VMM ended" || !strings.Contains(why["b"], "damaged") {
 		t.Errorf("%v", why)
+	}
+}
+
+// A report is whole from the moment it has its name, and what a crash left of one is none.
+func TestAReportIsWholeOrNone(t *testing.T) {
+	dir := t.TempDir()
+	former := &Reports{Dir: dir, Keep: 3}
+	former.Write(sandbox.Spec{ID: "kept"}, nil, errors.New("it failed"))
+	before, err := former.Read("kept")
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := filepath.Join(dir, "half.tar.gz"+unfinished)
+	if err := os.WriteFile(half, []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &Reports{Dir: dir, Keep: 3}
+	if list := r.List(); len(list) != 1 || list[0].ID != "kept" {
+		t.Errorf("listed: %v", list)
+	}
+	if err := os.Mkdir(r.path("kept")+unfinished, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r.path("kept")+unfinished, "x"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.Write(sandbox.Spec{ID: "kept"}, nil, errors.New("it failed again")) // where none can be written
+	if after, err := r.Read("kept"); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("what was there is harmed: %v", err)
+	}
+	r.Write(sandbox.Spec{ID: "next"}, nil, errors.New("another"))
+	if _, err := os.Stat(half); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what a crash left stays: %v", err)
+	}
+	if list := r.List(); len(list) != 2 {
+		t.Errorf("listed: %v", list)
 	}
 }
