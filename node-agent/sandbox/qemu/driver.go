@@ -183,23 +183,27 @@ func (d *Driver) rejoin(ctx context.Context, v *vm) (err error) {
 	if err := v.connect(); err != nil {
 		return err
 	}
+	return v.goOn(ctx)
+}
+
+// goOn makes the guest of a former agent one that runs and tells the right time. One that runs is told
+// the time too: the former agent may have died after it let it run, before it told it.
+func (v *vm) goOn(ctx context.Context) error {
 	state, err := v.state()
-	if err == nil && state == "paused" { // by a former agent; a paused guest does not call
+	if err == nil && state == "paused" { // a paused guest does not call
 		err = v.qmp.ask("cont", nil)
 	}
 	if err != nil {
 		return err
 	}
 	hello, err := v.greet(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !hello.Ready:
-		return errors.New("its guest was not ready yet")
-	case state == "paused":
-		return v.conn.Wake(ctx)
 	}
-	return nil
+	if !hello.Ready {
+		return errors.New("its guest was not ready yet")
+	}
+	return v.conn.Wake(ctx)
 }
 
 // End implements sandbox.Driver.

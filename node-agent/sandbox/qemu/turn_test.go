@@ -40,7 +40,7 @@ func play(t *testing.T, running bool) (p *played, guestEnd net.Conn, end func())
 	}
 	host, guestEnd := net.Pipe()
 	calls.calls <- host
-	say(t, guestEnd, wire.Up{Hello: &wire.Hello{}})
+	say(t, guestEnd, wire.Up{Hello: &wire.Hello{Ready: true}})
 	return p, guestEnd, func() {
 		p.qmp.close()
 		listener.Close()
@@ -146,4 +146,29 @@ func TestTwoResumesWaitForTheClock(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A former agent may have died after it let a guest run and before it told it the time.
+func TestAnAdoptedGuestIsToldTheTime(t *testing.T) {
+	for _, running := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			p, guestEnd, end := play(t, running)
+			defer end()
+			close(p.answer)
+			adopted := make(chan error, 1)
+			go func() { adopted <- p.goOn(t.Context()) }()
+			synctest.Wait()
+			if len(adopted) != 0 {
+				t.Fatalf("running %t: adopted with the clock as it was: %v", running, <-adopted)
+			}
+			var told wire.Down
+			if err := wire.NewReader(guestEnd).Next(&told); err != nil || told.Wake == nil {
+				t.Fatal(told, err)
+			}
+			say(t, guestEnd, wire.Up{Woken: &wire.Woken{}})
+			if err := <-adopted; err != nil || !p.running {
+				t.Errorf("running %t: runs now: %t, %v", running, p.running, err)
+			}
+		})
+	}
 }
