@@ -199,17 +199,20 @@ type client struct {
 	NodeClient
 	ctx    context.Context // ends when it hangs up
 	socket string          // the node's, where it has one
-	unary  atomic.Bool     // the node is of a version without Runs
+	unary  atomic.Bool     // the node has no stream of runs
 
 	mu   sync.Mutex
 	runs *runs
 }
 
+// errNoRuns says that a node is of a version without the stream, so it has run nothing of what was sent.
+var errNoRuns = errors.New("the node has no stream of runs")
+
 // Run implements NodeClient.
 func (c *client) Run(ctx context.Context, in *RunRequest, options ...grpc.CallOption) (*RunReply, error) {
 	if !c.unary.Load() {
 		reply, err := c.stream().run(ctx, in)
-		if status.Code(err) != codes.Unimplemented {
+		if !errors.Is(err, errNoRuns) {
 			return reply, err
 		}
 		c.unary.Store(true)
@@ -272,8 +275,11 @@ func (r *runs) serve(ctx context.Context, open func(context.Context) (carrier, e
 	}
 	r.stream = stream
 	close(r.opened)
-	for {
+	for answered := false; ; answered = true {
 		reply, err := stream.Recv()
+		if status.Code(err) == codes.Unimplemented && !answered {
+			err = errNoRuns
+		}
 		if err != nil {
 			r.breakUp(err)
 			return

@@ -182,6 +182,24 @@ func TestANodeOfAnEarlierVersionIsCalledRunByRun(t *testing.T) {
 	}
 }
 
+// An error of a run is its answer, whatever its code: the run may have had its effect.
+func TestARunThatFailedIsSentOnce(t *testing.T) { byEach(t, testARunThatFailedIsSentOnce) }
+
+func testARunThatFailedIsSentOnce(t *testing.T, serverOf func(NodeServer) served) {
+	var ran atomic.Int64
+	node := answers{newRunner(), map[string]func() (*RunReply, error){
+		"unknown": func() (*RunReply, error) {
+			ran.Add(1)
+			return nil, status.Error(codes.Unimplemented, "by the sandbox")
+		},
+	}}
+	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), serverOf(node)))
+	_, err := client.Run(t.Context(), &RunRequest{Id: "unknown"})
+	if status.Code(err) != codes.Unimplemented || ran.Load() != 1 {
+		t.Errorf("it ran %d times: %v", ran.Load(), err)
+	}
+}
+
 // answers answers runs by their id, at once; "other" is one that goes on meanwhile.
 type answers struct {
 	*runner
