@@ -15,9 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
-	"github.com/fastiov/fastiov/invoker/bus"
-	"github.com/fastiov/fastiov/invoker/bus/couch"
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )

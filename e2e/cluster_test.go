@@ -13,8 +13,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/fastiov/fastiov/invoker/bus/couch/couchtest"
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch/couchtest"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 

@@ -23,8 +23,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/fastiov/fastiov/dashboards"
-	"github.com/fastiov/fastiov/invoker/bus/couch/couchtest"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch/couchtest"
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"

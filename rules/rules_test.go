@@ -201,9 +201,9 @@ var starters = map[string]string{
 	"node-agent/beside":       "go, to build a program of ours for a test",
 	"node-agent/sandbox/bare": "the VFIO program that stands for a VMM",
 	"node-agent/guest/init":   "the runtime",
-	"invoker/bus/kafkatest":   "a Kafka broker, for the tests of the bus",
 
-	"invoker/store/redis/redistest": "a Redis, for the tests of what uses one",
+	"invoker/openwhisk/bus/kafkatest": "a Kafka broker, for the tests of the bus",
+	"invoker/store/redis/redistest":   "a Redis, for the tests of what uses one",
 
 	"rules/record":            "go, to list what tests depend on",
 	"functions/functionstest": "python3 and node, to run the functions on this machine",

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 // conduct asks the conductor what is next, runs that, and asks it again with the result and what it wished to be reminded of, until it

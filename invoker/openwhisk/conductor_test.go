@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 func (c *client) putConductor(name string) {

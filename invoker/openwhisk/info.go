@@ -3,7 +3,7 @@ package openwhisk
 import (
 	"net/http"
 
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 const base = "/api/v1"

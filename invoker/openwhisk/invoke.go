@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 const activationID = "X-Openwhisk-Activation-Id"

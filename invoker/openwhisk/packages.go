@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 func (a *API) putPackage(w http.ResponseWriter, r *http.Request, rq *request) error {

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/ending"
+	"github.com/fastiov/fastiov/invoker/openwhisk/ending"
 	"github.com/fastiov/fastiov/invoker/pool"
 )
 

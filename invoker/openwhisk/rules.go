@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 func (a *API) putRule(w http.ResponseWriter, r *http.Request, rq *request) error {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 // chain runs the components of a sequence, each on the result of the one before. An error ends it.

@@ -11,7 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
 // Web actions are for anybody: whoever knows the URL calls them, in the name of the namespace that they are in and on its account.

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fastiov/fastiov/invoker/bus/couch"
-	"github.com/fastiov/fastiov/invoker/bus/couch/couchtest"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch/couchtest"
 )
 
 func openActions(t *testing.T) (*couchtest.Server, *actions) {

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/bus/couch"
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 )
 
 // What callers read where an action was not run, in the words that they know from OpenWhisk.

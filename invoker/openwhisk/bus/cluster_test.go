@@ -20,9 +20,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/fastiov/fastiov/invoker/bus/couch"
-	"github.com/fastiov/fastiov/invoker/bus/couch/couchtest"
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch/couchtest"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )

@@ -15,8 +15,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/bus/couch/couchtest"
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch/couchtest"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"github.com/fastiov/fastiov/invoker/bus/couch"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
 )
 
 // maxCode bounds the code that is remembered.

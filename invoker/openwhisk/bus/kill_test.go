@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fastiov/fastiov/invoker/bus/kafkatest"
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/kafkatest"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/bus/couch"
-	"github.com/fastiov/fastiov/invoker/bus/message"
-	"github.com/fastiov/fastiov/invoker/ending"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/ending"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )

@@ -21,8 +21,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/invoker/activation"
-	"github.com/fastiov/fastiov/invoker/bus/kafkatest"
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/kafkatest"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 )
 
 func TestMain(m *testing.M) {

@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 )
 
 // attempts is how often a write is tried, by OpenWhisk's default.
