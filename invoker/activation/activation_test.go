@@ -2,7 +2,6 @@ package activation
 
 import (
 	"encoding/json"
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -183,46 +182,5 @@ func TestSummaryHasTheStatusAsNumber(t *testing.T) {
 	m := decoded(t, r.Summary())
 	if m["statusCode"] != 2.0 || m["response"] != nil || m["logs"] != nil {
 		t.Errorf("got %v", m)
-	}
-}
-
-func TestStoreFiltersAndListsNewestFirst(t *testing.T) {
-	s := NewStore(1 << 20)
-	for i := range 4 {
-		s.Add(&Record{ID: fmt.Sprint(i), Namespace: "guest", Name: []string{"even", "odd"}[i%2], Start: at(i * 1000)})
-	}
-	for _, c := range []struct {
-		filter Filter
-		want   string
-	}{
-		{Filter{Namespace: "guest"}, "[3 2 1 0]"},
-		{Filter{Namespace: "other"}, "[]"},
-		{Filter{Namespace: "guest", Name: "odd"}, "[3 1]"},
-		{Filter{Namespace: "guest", Since: at(1000), Upto: at(2000)}, "[2 1]"},
-	} {
-		ids := []string{}
-		for _, r := range s.List(c.filter) {
-			ids = append(ids, r.ID)
-		}
-		if got := fmt.Sprint(ids); got != c.want {
-			t.Errorf("%+v: %s, want %s", c.filter, got, c.want)
-		}
-	}
-	if s.Get("guest", "2") == nil || s.Get("other", "2") != nil || s.Get("guest", "9") != nil {
-		t.Error("Get does not keep to the namespace")
-	}
-}
-
-func TestStoreForgetsTheOldest(t *testing.T) {
-	s := NewStore(10 << 20)
-	big := json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)
-	for i := range 30 {
-		s.Add(&Record{ID: fmt.Sprint(i), Response: Response{Result: big}})
-	}
-	if got := len(s.List(Filter{})); got != 9 {
-		t.Errorf("%d records of 1 MB kept in 10 MB", got)
-	}
-	if s.Get("", "29") == nil || s.Get("", "0") != nil {
-		t.Error("not the oldest was forgotten")
 	}
 }
