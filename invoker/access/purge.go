@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -81,7 +80,7 @@ func (r *Register) holds(ctx context.Context, namespace string) (bool, error) {
 	if err != nil || used.Entities > 0 {
 		return true, err
 	}
-	records, err := r.Store.Count(ctx, activation.Filter{Namespace: namespace})
+	records, err := r.Store.Count(ctx, store.Filter{Namespace: namespace})
 	return records > 0, err
 }
 

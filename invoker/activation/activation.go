@@ -81,16 +81,3 @@ func (r *Record) Duration() time.Duration {
 	}
 	return max(r.End.Sub(r.Start), 0)
 }
-
-// Size is about what the record takes in memory.
-func (r *Record) Size() int {
-	const fixed = 2048
-	size := fixed + len(r.Response.Result)
-	for _, line := range r.Logs {
-		size += len(line) + 16
-	}
-	if r.Cold != nil {
-		size += 128 * len(r.Cold.Spans)
-	}
-	return size
-}

@@ -82,7 +82,7 @@ func record() *Record {
 	}
 	cold.Attribute()
 	return &Record{
-		ID: NewID(), Namespace: "guest", Name: "hello", Version: "0.0.1", Subject: "guest", Kind: "python:3", Path: "guest/hello",
+		ID: "beef", Namespace: "guest", Name: "hello", Version: "0.0.1", Subject: "guest", Kind: "python:3", Path: "guest/hello",
 		Limits: Limits{60_000, 256, 10, 1}, Start: at(20), End: at(100), Wait: 20 * time.Millisecond, Init: 40 * time.Millisecond,
 		Response: Response{Success, json.RawMessage(`{"a":1}`)}, Logs: []string{"line"}, Cold: cold,
 	}

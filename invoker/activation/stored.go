@@ -6,8 +6,35 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/fastiov/fastiov/invoker/store"
 )
+
+// Kept returns the record as a store keeps it. One that cannot be written has no body, and the store
+// refuses and counts it.
+func (r *Record) Kept() *store.Record {
+	size := 512 + len(r.Response.Result)
+	for _, line := range r.Logs {
+		size += len(line) + 8
+	}
+	body, err := r.AppendBinary(make([]byte, 0, size))
+	if err != nil {
+		body = nil
+	}
+	index := store.Indexed{ID: r.ID, Namespace: r.Namespace, Name: r.ListName(), Start: r.Start}
+	return &store.Record{Indexed: index, Body: body}
+}
+
+// ListName is the name by which lists find the record: package/action for an action in a package, else its plain name.
+func (r *Record) ListName() string {
+	_, local, _ := strings.Cut(r.Path, "/")
+	if pkg, name, found := strings.Cut(local, "/"); found && !strings.Contains(name, "/") {
+		return pkg + "/" + r.Name
+	}
+	return r.Name
+}
 
 // AppendBinary appends the form in which stores keep a record: a line of JSON by the tags of its fields, what is empty left out, then the
 // result as it came, which may be large and is not looked at again. It is written by hand, as the client's form is, and for the same

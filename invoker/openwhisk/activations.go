@@ -42,7 +42,11 @@ func (a *API) listActivations(w http.ResponseWriter, r *http.Request, rq *reques
 		return err
 	}
 	out := list{w: w}
-	err = a.cfg.Store.List(r.Context(), filter, p.skip, p.limit, func(record *activation.Record) error {
+	err = a.cfg.Store.List(r.Context(), filter, p.skip, p.limit, func(body []byte) error {
+		var record activation.Record
+		if err := record.UnmarshalBinary(body); err != nil {
+			return err
+		}
 		if full {
 			return out.row(record.AppendJSON)
 		}
@@ -52,7 +56,7 @@ func (a *API) listActivations(w http.ResponseWriter, r *http.Request, rq *reques
 }
 
 // readFilter reads name, since and upto. A name may be an action's, package/action, or either fully qualified.
-func readFilter(query url.Values, namespace string) (f activation.Filter, err error) {
+func readFilter(query url.Values, namespace string) (f store.Filter, err error) {
 	f.Namespace, f.Name = namespace, query.Get("name")
 	if rest, qualified := strings.CutPrefix(f.Name, "/"); qualified {
 		_, f.Name, _ = strings.Cut(rest, "/")
@@ -74,17 +78,20 @@ func readFilter(query url.Values, namespace string) (f activation.Filter, err er
 	return f, nil
 }
 
-func (a *API) activation(r *http.Request, rq *request) (*activation.Record, error) {
+func (a *API) activation(r *http.Request, rq *request) (record activation.Record, err error) {
 	namespace, err := rq.own()
 	if err != nil {
-		return nil, err
+		return record, err
 	}
 	id := r.PathValue("id")
 	if raw, err := hex.DecodeString(id); err != nil || len(raw) != 16 {
-		return nil, badRequest("%.100q is no activation's id, which is 32 hexadecimal digits", id)
+		return record, badRequest("%.100q is no activation's id, which is 32 hexadecimal digits", id)
 	}
-	record, err := a.cfg.Store.Get(r.Context(), namespace, id)
-	if errors.Is(err, store.ErrNotFound) {
+	body, err := a.cfg.Store.Get(r.Context(), namespace, id)
+	switch {
+	case err == nil:
+		err = record.UnmarshalBinary(body)
+	case errors.Is(err, store.ErrNotFound):
 		err = notFound("there is no activation %q; it may not have finished yet, or be too old", id)
 	}
 	return record, err

@@ -9,8 +9,8 @@ import (
 	"sync"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 func fail(status int, format string, args ...any) error {
@@ -82,7 +82,7 @@ const requestID = "X-Request-Id" // in canonical form
 func begin(w http.ResponseWriter, r *http.Request) (transaction string) {
 	transaction = r.Header.Get(requestID)
 	if !plain(transaction) {
-		transaction = activation.NewID()
+		transaction = store.NewID()
 	}
 	w.Header()[requestID] = []string{transaction}
 	return transaction

@@ -33,7 +33,7 @@ func BenchmarkWarmInvoke(b *testing.B) {
 // unkept is a store that forgets every record: what the invoker costs without the writing.
 type unkept struct{ store.Store }
 
-func (unkept) Finish(*activation.Record) {}
+func (unkept) Finish(*store.Record) {}
 
 func benchmarkWarm(b *testing.B, keeps bool) {
 	kept := openStore(b, filepath.Join(b.TempDir(), "store"))

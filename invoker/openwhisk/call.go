@@ -7,6 +7,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 // A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a step of a composition.
@@ -101,7 +102,7 @@ type invocation struct {
 }
 
 func (a *API) invocation(c call) *invocation {
-	return &invocation{call: c, api: a, id: activation.NewID()}
+	return &invocation{call: c, api: a, id: store.NewID()}
 }
 
 // run runs the action, or the steps that it stands for, and returns at once. When it has ended and its record is kept, ended is called.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/embedded"
@@ -229,4 +230,14 @@ func (c *client) counted(series string) float64 {
 	}
 	c.t.Fatalf("there is no series %q", series)
 	return 0
+}
+
+// recordIn reads a record of the guest's.
+func recordIn(t testing.TB, s store.Activations, id string) (r activation.Record, err error) {
+	t.Helper()
+	body, err := s.Get(t.Context(), "guest", id)
+	if err == nil {
+		err = r.UnmarshalBinary(body)
+	}
+	return r, err
 }

@@ -14,12 +14,13 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 func ended(path string) *outcome {
-	return &outcome{record: &activation.Record{ID: activation.NewID(), Path: path, End: time.Now()}, how: pool.Warm, ran: true}
+	return &outcome{record: &activation.Record{ID: store.NewID(), Path: path, End: time.Now()}, how: pool.Warm, ran: true}
 }
 
 // However many functions are called, there are not more series than there may be; one that was deleted makes place for another.

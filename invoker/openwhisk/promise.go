@@ -132,12 +132,12 @@ const settleWithin = 20 * time.Second
 // caller may be told so.
 func (a *API) takeBack(ctx context.Context, refused *activation.Record, why error) error {
 	if errors.Is(why, store.ErrNotKept) {
-		a.cfg.Store.Finish(refused)
+		a.cfg.Store.Finish(refused.Kept())
 		return why
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), settleWithin)
 	defer stop()
-	if err := a.cfg.Store.Refuse(ctx, refused); err != nil {
+	if err := a.cfg.Store.Refuse(ctx, refused.Kept()); err != nil {
 		a.cfg.Log.Error("a caller is left without an answer; check the store",
 			"activation", refused.ID, "err", fmt.Errorf("%w: %w", errUnknown, err))
 		return fmt.Errorf("%w: %w", errUnknown, why)
@@ -206,7 +206,7 @@ func (v *invocation) finish(r *activation.Record) bool {
 		}
 		v.over = true
 	}
-	v.api.cfg.Store.Finish(r)
+	v.api.cfg.Store.Finish(r.Kept())
 	return true
 }
 
@@ -284,12 +284,13 @@ func (a *API) keepPromise(p store.Accepted) {
 	}
 	if err != nil {
 		now := time.Now()
-		a.cfg.Store.Finish(&activation.Record{
+		failed := &activation.Record{
 			ID: p.ID, Namespace: n.Namespace, Name: n.Action.Name, Version: n.Version, Subject: n.Subject, Kind: n.Kind,
 			Path: n.Action.String()[1:], Cause: n.Cause, CausedBy: n.CausedBy,
 			Start: now, End: now, Wait: age(p.At),
 			Response: activation.Failed(activation.InternalError, err.Error()),
-		})
+		}
+		a.cfg.Store.Finish(failed.Kept())
 		return
 	}
 	v := &invocation{

@@ -72,7 +72,7 @@ func TestWhatWasRefusedForAnUncertainPromiseNeverRuns(t *testing.T) {
 	if _, runs := next.node.asked(); len(runs) != 0 {
 		t.Errorf("%d runs after the caller was told no", len(runs))
 	}
-	n, err := kept.Count(t.Context(), activation.Filter{Namespace: "guest"})
+	n, err := kept.Count(t.Context(), store.Filter{Namespace: "guest"})
 	if n != 2 || err != nil {
 		t.Errorf("%d records of two refusals, %v", n, err)
 	}
@@ -132,7 +132,7 @@ func TestOfTwoProcessesWithOneNameOneRunsAPromise(t *testing.T) {
 	if _, more := node.asked(); len(runs) != 0 || len(more) != 1 {
 		t.Errorf("%d runs by the first, %d by the second", len(runs), len(more))
 	}
-	r, err := kept.Get(t.Context(), "guest", id)
+	r, err := recordIn(t, kept, id)
 	if err != nil || r.Response.Status != activation.Success {
 		t.Errorf("the record is not that of the run: %+v, %v", r, err)
 	}
@@ -147,7 +147,7 @@ func promisedBy(t *testing.T, kept store.Store, invoker string, at time.Time) (i
 	if err != nil {
 		t.Fatal(err)
 	}
-	id = activation.NewID()
+	id = store.NewID()
 	a := store.Accepted{ID: id, Invoker: invoker, Namespace: "guest", At: at, Body: body}
 	if err := kept.Accept(t.Context(), a); err != nil {
 		t.Fatal(err)
@@ -165,11 +165,11 @@ func TestAPromiseOlderThanAnHourExpires(t *testing.T) {
 	if _, runs := next.node.asked(); len(runs) != 1 {
 		t.Errorf("%d runs", len(runs))
 	}
-	r, err := kept.Get(t.Context(), "guest", old)
+	r, err := recordIn(t, kept, old)
 	if err != nil || !strings.Contains(string(r.Response.Result), "expired, never started") {
 		t.Errorf("the old one's record: %+v, %v", r, err)
 	}
-	if r, err := kept.Get(t.Context(), "guest", young); err != nil || r.Response.Status != activation.Success {
+	if r, err := recordIn(t, kept, young); err != nil || r.Response.Status != activation.Success {
 		t.Errorf("the young one's record: %+v, %v", r, err)
 	}
 	if left := next.promises(); len(left) != 0 {
@@ -193,7 +193,7 @@ func TestAPromiseFromTheFutureIsNew(t *testing.T) {
 	for id, want := range map[string]activation.Status{
 		unsent: activation.Success, sent: activation.InternalError,
 	} {
-		r, err := kept.Get(t.Context(), "guest", id)
+		r, err := recordIn(t, kept, id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -208,13 +208,13 @@ func TestARefusedFireTakesNoLessThanNoTime(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
 	c := newClientOf(t, patient(brokenPromises{kept}))
 	fired := &activation.Record{
-		ID: activation.NewID(), Namespace: "guest", Name: "t",
+		ID: store.NewID(), Namespace: "guest", Name: "t",
 		Start: time.Now().Add(time.Hour).Round(0),
 	}
 	if c.api.promiseFire(t.Context(), fired) == nil {
 		t.Fatal("a full disk took a promise")
 	}
-	r, err := kept.Get(t.Context(), "guest", fired.ID)
+	r, err := recordIn(t, kept, fired.ID)
 	if err != nil || r.End.Before(r.Start) {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -290,7 +290,7 @@ func renamed(t *testing.T, open func() store.Store, end func(store.Store)) {
 	cfg.Invoker = "the name now"
 	newClientOf(t, cfg)
 	for late := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		r, err := kept.Get(t.Context(), "guest", id)
+		r, err := recordIn(t, kept, id)
 		switch {
 		case err == nil && r.Response.Status == activation.Success:
 			return
@@ -317,7 +317,7 @@ func TestWhoWasReplacedAcceptsNoMoreCalls(t *testing.T) {
 // doomed is a store that a crash ends before a record is on its way to the disk.
 type doomed struct{ store.Store }
 
-func (doomed) Finish(*activation.Record) {}
+func (doomed) Finish(*store.Record) {}
 
 func TestACrashAfterANoRunsNothing(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
@@ -334,7 +334,7 @@ func TestACrashAfterANoRunsNothing(t *testing.T) {
 // away is a store that cannot even be told to forget a promise.
 type away struct{ store.Store }
 
-func (away) Refuse(context.Context, *activation.Record) error { return errors.New("i/o timeout") }
+func (away) Refuse(context.Context, *store.Record) error { return errors.New("i/o timeout") }
 
 // A caller has waited long enough for a run, and cannot be promised its record.
 func TestWhoseCallRunsIsNotToldNo(t *testing.T) {

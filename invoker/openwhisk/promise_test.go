@@ -94,10 +94,10 @@ func TestWhatWasPromisedIsKeptByTheNext(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := openStore(t, path)
-	if n, err := again.Count(t.Context(), activation.Filter{Namespace: "guest"}); n != 2 || err != nil {
+	if n, err := again.Count(t.Context(), store.Filter{Namespace: "guest"}); n != 2 || err != nil {
 		t.Errorf("%d records of two activations, %v", n, err)
 	}
-	if r, err := again.Get(t.Context(), "guest", sent); err != nil || r.Response.Status != activation.InternalError {
+	if r, err := recordIn(t, again, sent); err != nil || r.Response.Status != activation.InternalError {
 		t.Errorf("a second record took the place of the first: %+v, %v", r, err)
 	}
 }

@@ -171,7 +171,7 @@ func TestSealsRotateAndGetLost(t *testing.T) {
 	if _, runs := c.node.asked(); len(runs) != 0 {
 		t.Errorf("%d runs without the key", len(runs))
 	}
-	r, err := kept.Get(t.Context(), "guest", id)
+	r, err := recordIn(t, kept, id)
 	if err != nil || !strings.Contains(string(r.Response.Result), "does not hold") || strings.Contains(string(r.Response.Result), "\n") {
 		t.Errorf("the record: %+v, %v", r, err)
 	}

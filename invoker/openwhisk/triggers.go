@@ -139,7 +139,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 		return nil
 	}
 	record := &activation.Record{
-		ID: activation.NewID(), Namespace: trigger.Namespace, Name: trigger.Name, Version: trigger.Version, Subject: rq.user.Subject,
+		ID: store.NewID(), Namespace: trigger.Namespace, Name: trigger.Name, Version: trigger.Version, Subject: rq.user.Subject,
 		Path: trigger.Namespace + "/" + trigger.Name, Start: rq.accepted, Response: activation.Response{Result: payload},
 	}
 	if err := a.promiseFire(r.Context(), record); err != nil {
@@ -151,7 +151,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments) }) // their promises share an fsync
 	}
 	all.Wait()
-	a.cfg.Store.Finish(record)
+	a.cfg.Store.Finish(record.Kept())
 	w.Header().Set(activationID, record.ID)
 	answer(w, http.StatusAccepted, map[string]string{"activationId": record.ID})
 	return nil
@@ -170,7 +170,7 @@ func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 		refused := *r
 		refused.End = r.Start.Add(age(r.Start)) // the clock may be set meanwhile
 		refused.Response = activation.Failed(activation.InternalError, err.Error())
-		a.cfg.Store.Finish(&refused)
+		a.cfg.Store.Finish(refused.Kept())
 	}
 	return err
 }

@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/fastiov/fastiov/invoker/activation"
 )
 
 // Kind is a collection of documents.
@@ -104,20 +102,21 @@ type Activations interface {
 	// Finish keeps the record and drops the promise, both or neither. It does not wait: the record is found by Get and List at once and
 	// is durable within Window. It waits only while more records are on their way to the disk than memory should hold. The first
 	// record of an id counts.
-	Finish(r *activation.Record)
+	Finish(r *Record)
 	// Refuse is Finish that returns when the record is durable. From then on there is no such promise,
 	// also where an Accept of it is still on its way. It is ErrConflict, and nothing changes, where
 	// another process has sent it.
-	Refuse(ctx context.Context, r *activation.Record) error
+	Refuse(ctx context.Context, r *Record) error
 	// Unfinished returns the promises that no record has answered and that the invoker is to finish, oldest
 	// first: those of its name, or all of them in a store that only one invoker can open.
 	Unfinished(ctx context.Context, invoker string) ([]Accepted, error)
-	Get(ctx context.Context, namespace, id string) (*activation.Record, error)
-	// List shows the records that the filter takes, newest first, without the first skip, at most limit,
-	// until see has an error, which it returns; Count counts them all. It has few in memory at once, and
-	// holds up nobody while see takes its time.
-	List(ctx context.Context, f activation.Filter, skip, limit int, see func(*activation.Record) error) error
-	Count(ctx context.Context, f activation.Filter) (int, error)
+	// Get returns the body of a record.
+	Get(ctx context.Context, namespace, id string) ([]byte, error)
+	// List shows the bodies of the records that the filter takes, newest first, without the first skip,
+	// at most limit, until see has an error, which it returns; Count counts them all. It has few in
+	// memory at once, and holds up nobody while see takes its time.
+	List(ctx context.Context, f Filter, skip, limit int, see func(body []byte) error) error
+	Count(ctx context.Context, f Filter) (int, error)
 	// Forget drops records and promises of a namespace, a portion of them that takes about a second at
 	// most, and returns how many it met; 0: none is left.
 	Forget(ctx context.Context, namespace string) (int, error)

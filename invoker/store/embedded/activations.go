@@ -11,7 +11,6 @@ import (
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/pending"
 )
@@ -47,7 +46,7 @@ func (s *Store) Accept(ctx context.Context, a store.Accepted) error {
 		if tx.Bucket(promises).Get(id) != nil {
 			return store.ErrConflict
 		}
-		if record, err := find(tx, a.ID); record != nil || err != nil {
+		if record, _, err := find(tx, a.ID); record != nil || err != nil {
 			return err
 		}
 		return tx.Bucket(promises).Put(id, value)
@@ -84,10 +83,10 @@ func (s *Store) Take(context.Context, string) error { return nil }
 func (s *Store) Adopt(context.Context) ([]store.Accepted, error) { return nil, nil }
 
 // Finish implements store.Activations.
-func (s *Store) Finish(r *activation.Record) { s.records.Add(r) }
+func (s *Store) Finish(r *store.Record) { s.records.Add(r) }
 
 // Refuse implements store.Activations. A promise that was asked for before is in a transaction before.
-func (s *Store) Refuse(ctx context.Context, r *activation.Record) error {
+func (s *Store) Refuse(ctx context.Context, r *store.Record) error {
 	return s.records.Write(ctx, r)
 }
 
@@ -115,43 +114,42 @@ func (s *Store) Unfinished(context.Context, string) (list []store.Accepted, err 
 }
 
 // Get implements store.Activations.
-func (s *Store) Get(_ context.Context, namespace, id string) (r *activation.Record, err error) {
+func (s *Store) Get(_ context.Context, namespace, id string) (body []byte, err error) {
 	onTheWay := s.records.Get(id) // before the transaction: a record that leaves meanwhile is in the file
 	err = s.db.View(func(tx *bbolt.Tx) error {
-		record, err := find(tx, id)
-		if err == nil && record != nil {
-			r, err = decode(record)
-		} else {
-			r = onTheWay
+		record, of, err := find(tx, id)
+		switch {
+		case err != nil:
+			return err
+		case record != nil && string(of) == namespace:
+			body = bytes.Clone(record)
+		case record == nil && onTheWay != nil && onTheWay.Namespace == namespace:
+			body = onTheWay.Body
+		default:
+			return store.ErrNotFound
 		}
-		return err
+		return nil
 	})
-	if err != nil {
-		return nil, closed(err)
-	}
-	if r == nil || r.Namespace != namespace {
-		return nil, store.ErrNotFound
-	}
-	return r, nil
+	return body, closed(err)
 }
 
 // List implements store.Activations.
-func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int, see func(*activation.Record) error) error {
+func (s *Store) List(_ context.Context, f store.Filter, skip, limit int, see func([]byte) error) error {
 	var orders []string
-	var ahead map[string]*activation.Record
-	err := s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*activation.Record) error {
+	var ahead map[string]*store.Record
+	err := s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*store.Record) error {
 		from, most := pending.Stored(onTheWay, skip, limit)
 		stored, err := page(tx, f, from, most)
 		orders, ahead = pending.Page(onTheWay, stored, skip, limit), onTheWay
 		return err
 	})
 	for len(orders) > 0 && err == nil {
-		var some []*activation.Record
+		var some [][]byte
 		if some, orders, err = s.portion(ahead, orders); err != nil {
 			break
 		}
-		for _, r := range some {
-			if err := see(r); err != nil {
+		for _, body := range some {
+			if err := see(body); err != nil {
 				return err
 			}
 		}
@@ -161,24 +159,24 @@ func (s *Store) List(_ context.Context, f activation.Filter, skip, limit int, se
 
 // portion reads some of the records with these Orders, and tells what is left. Those that were dropped
 // meanwhile, because they were the oldest, are left out.
-func (s *Store) portion(ahead map[string]*activation.Record, orders []string) (some []*activation.Record, left []string, err error) {
+func (s *Store) portion(ahead map[string]*store.Record, orders []string) (some [][]byte, left []string, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		for size := 0; len(orders) > 0 && size < store.Portion; orders = orders[1:] {
-			r := ahead[orders[0]]
-			if r == nil {
-				record, err := find(tx, orders[0][activation.OrderPrefix:])
+			var body []byte
+			if r := ahead[orders[0]]; r != nil {
+				body = r.Body
+			} else {
+				record, _, err := find(tx, orders[0][store.OrderPrefix:])
 				if err != nil {
 					return err
 				}
 				if record == nil {
 					continue
 				}
-				if r, err = decode(record); err != nil {
-					return err
-				}
+				body = bytes.Clone(record)
 			}
-			some = append(some, r)
-			size += r.Size()
+			some = append(some, body)
+			size += len(body)
 		}
 		return nil
 	})
@@ -186,8 +184,8 @@ func (s *Store) portion(ahead map[string]*activation.Record, orders []string) (s
 }
 
 // Count implements store.Activations.
-func (s *Store) Count(_ context.Context, f activation.Filter) (n int, err error) {
-	err = s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*activation.Record) (err error) {
+func (s *Store) Count(_ context.Context, f store.Filter) (n int, err error) {
+	err = s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*store.Record) (err error) {
 		n, err = count(tx, f)
 		n += len(onTheWay)
 		return err
@@ -196,11 +194,11 @@ func (s *Store) Count(_ context.Context, f activation.Filter) (n int, err error)
 }
 
 // search gives a transaction and the records that the filter takes, are on their way, and have no record in the file that came first.
-func (s *Store) search(f activation.Filter, do func(*bbolt.Tx, map[string]*activation.Record) error) error {
+func (s *Store) search(f store.Filter, do func(*bbolt.Tx, map[string]*store.Record) error) error {
 	onTheWay := s.records.Matching(f) // before the transaction: a record that leaves meanwhile is in the file
 	return closed(s.db.View(func(tx *bbolt.Tx) error {
 		for order, r := range onTheWay {
-			first, err := find(tx, r.ID)
+			first, _, err := find(tx, r.ID)
 			if err != nil {
 				return err
 			}
@@ -210,11 +208,6 @@ func (s *Store) search(f activation.Filter, do func(*bbolt.Tx, map[string]*activ
 		}
 		return do(tx, onTheWay)
 	}))
-}
-
-func decode(record []byte) (*activation.Record, error) {
-	r := new(activation.Record)
-	return r, r.UnmarshalBinary(record)
 }
 
 func closed(err error) error {

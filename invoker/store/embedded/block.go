@@ -7,7 +7,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 // A block is records that came one after another. They are kept as one entry, since an entry costs more than what is in it. The last
@@ -80,25 +80,19 @@ func (h *head) index(namespace, name string) int {
 	return len(h.names) - 1
 }
 
-func (t *tally) isOf(f *activation.Filter) bool {
+func (t *tally) isOf(f *store.Filter) bool {
 	return string(t.namespace) == f.Namespace && (f.Name == "" || string(t.name) == f.Name)
 }
 
-// add puts a record at the end, unless it cannot be encoded.
-func (b *block) add(r *activation.Record) error {
-	records, err := r.AppendBinary(b.records)
-	if err != nil {
-		return err
-	}
-	size := len(records) - len(b.records)
-	b.records = records
-	b.enter(b.index(r.Namespace, r.ListName()), []byte(r.Order()), size)
-	return nil
+// add puts a record at the end.
+func (b *block) add(r *store.Record) {
+	b.records = append(b.records, r.Body...)
+	b.enter(b.index(r.Namespace, r.Name), []byte(r.Order()), len(r.Body))
 }
 
 // enter notes in the head and the table that the record at the end is of that name and size.
 func (b *block) enter(name int, order []byte, size int) {
-	id, start := order[activation.OrderPrefix:], startOf(order)
+	id, start := order[store.OrderPrefix:], startOf(order)
 	if b.empty() {
 		b.oldest, b.newest, b.lowest, b.highest = start, start, id, id
 	}
@@ -223,7 +217,7 @@ func (e *entries) next() bool {
 	}
 	name, size := e.number(), e.number()
 	order := e.text()
-	if len(order) <= activation.OrderPrefix || size > uint64(len(e.after)) {
+	if len(order) <= store.OrderPrefix || size > uint64(len(e.after)) {
 		e.bad = true
 	}
 	if e.bad {
@@ -234,7 +228,7 @@ func (e *entries) next() bool {
 }
 
 func startOf[T string | []byte](order T) uint64 {
-	return binary.BigEndian.Uint64([]byte(order[:activation.OrderPrefix]))
+	return binary.BigEndian.Uint64([]byte(order[:store.OrderPrefix]))
 }
 
 func keyOf(number uint64) []byte { return binary.BigEndian.AppendUint64(nil, number) }

@@ -1,22 +1,20 @@
 package embedded
 
 import (
+	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"go.etcd.io/bbolt"
 	"pgregory.net/rapid"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
@@ -38,23 +36,23 @@ func TestBlocks(t *testing.T) {
 			rt.Fatal(err)
 		}
 		defer func() { closeIt(t, s) }()
-		var all []*activation.Record // in the order they came
+		var all []*store.Record // in the order they came
 		came := func(id string) bool {
-			return slices.ContainsFunc(all, func(r *activation.Record) bool { return r.ID == id })
+			return slices.ContainsFunc(all, func(r *store.Record) bool { return r.ID == id })
 		}
-		record := func(t *rapid.T) *activation.Record {
+		record := func(t *rapid.T) *store.Record {
 			i := len(all) + rapid.IntRange(-3, 3).Draw(t, "early or late")
-			r := &activation.Record{
+			size := rapid.SampledFrom([]int{10, 1000, 10_000, blockSize}).Draw(t, "size")
+			r := &store.Record{Indexed: store.Indexed{
 				ID: fmt.Sprintf("%04d", rapid.IntRange(max(i, 0), i+5).Draw(t, "id")), Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"),
 				Namespace: rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "namespace"),
 				Start:     time.UnixMilli(int64(1000 + 10*i + rapid.IntRange(-50, 50).Draw(t, "start"))),
-			}
-			size := rapid.SampledFrom([]int{10, 1000, 10_000, blockSize}).Draw(t, "size")
-			r.Response.Result = json.RawMessage(`"` + strings.Repeat("x", size) + `"`)
+			}}
+			r.Body = storetest.Body(r.ID, size)
 			return r
 		}
 		commit := func(t *rapid.T) {
-			if err := s.Accept(t.Context(), store.Accepted{ID: activation.NewID(), Invoker: "me"}); err != nil {
+			if err := s.Accept(t.Context(), store.Accepted{ID: store.NewID(), Invoker: "me"}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -84,7 +82,7 @@ func TestBlocks(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				all = slices.DeleteFunc(all, func(r *activation.Record) bool {
+				all = slices.DeleteFunc(all, func(r *store.Record) bool {
 					_, err := s.Get(t.Context(), r.Namespace, r.ID)
 					return r.Namespace == namespace || retain != plenty && errors.Is(err, store.ErrNotFound)
 				})
@@ -121,9 +119,9 @@ func TestBlocks(t *testing.T) {
 
 // oldestGone tells, asked of records in the order they came, which are gone from a store: the first
 // ones of a namespace.
-func oldestGone(t *rapid.T, s *Store) func(*activation.Record) bool {
+func oldestGone(t *rapid.T, s *Store) func(*store.Record) bool {
 	left := map[string]bool{}
-	return func(r *activation.Record) bool {
+	return func(r *store.Record) bool {
 		_, err := s.Get(t.Context(), r.Namespace, r.ID)
 		if errors.Is(err, store.ErrNotFound) && left[r.Namespace] {
 			t.Fatalf("record %s of %s is gone, older ones are not", r.ID, r.Namespace)
@@ -158,39 +156,39 @@ func compareShares(t *rapid.T, s *Store) {
 }
 
 // compareLists asks in one way of many.
-func compareLists(t *rapid.T, s *Store, there []*activation.Record) {
+func compareLists(t *rapid.T, s *Store, there []*store.Record) {
 	moment := rapid.Custom(func(t *rapid.T) time.Time {
 		if rapid.Bool().Draw(t, "unbounded") {
 			return time.Time{}
 		}
 		return time.UnixMilli(int64(1000 + 10*rapid.IntRange(0, len(there)+1).Draw(t, "moment")))
 	})
-	f := activation.Filter{
+	f := store.Filter{
 		Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "none"}).Draw(t, "name"), Since: moment.Draw(t, "since"), Upto: moment.Draw(t, "upto"),
 	}
-	var want []string
+	var found []string // Orders
 	for _, r := range there {
-		if f.Takes(r) {
-			want = append(want, r.Order())
+		if f.Takes(&r.Indexed) {
+			found = append(found, r.Order())
 		}
 	}
 	if len(there) > 0 {
 		r := rapid.SampledFrom(there).Draw(t, "record")
 		got, err := s.Get(t.Context(), r.Namespace, r.ID)
-		if err != nil || got.Order() != r.Order() || len(got.Response.Result) != len(r.Response.Result) {
+		if err != nil || !bytes.Equal(got, r.Body) {
 			t.Fatalf("record %s is not the one that came first: %v", r.ID, err)
 		}
 	}
-	if n, err := s.Count(t.Context(), f); n != len(want) || err != nil {
-		t.Fatalf("%d are counted (%v), want %d", n, err, len(want))
+	if n, err := s.Count(t.Context(), f); n != len(found) || err != nil {
+		t.Fatalf("%d are counted (%v), want %d", n, err, len(found))
 	}
-	slices.SortFunc(want, func(a, b string) int { return cmp.Compare(b, a) })
+	slices.SortFunc(found, func(a, b string) int { return cmp.Compare(b, a) })
+	var want []string
+	for _, order := range found {
+		want = append(want, order[store.OrderPrefix:])
+	}
 	skip, limit := rapid.IntRange(0, 20).Draw(t, "skip"), rapid.IntRange(0, 20).Draw(t, "limit")
-	list, err := storetest.List(s, t.Context(), f, skip, limit)
-	var got []string
-	for _, r := range list {
-		got = append(got, r.Order())
-	}
+	got, err := storetest.List(s, t.Context(), f, skip, limit)
 	want = want[min(skip, len(want)):]
 	if want = want[:min(limit, len(want))]; !slices.Equal(got, want) || err != nil {
 		t.Fatalf("%+v: %q (%v), want %q", f, got, err, want)
@@ -201,9 +199,7 @@ func compareLists(t *rapid.T, s *Store, there []*activation.Record) {
 func FuzzBlock(f *testing.F) {
 	b := block{key: keyOf(0)}
 	for i := range 3 {
-		if err := b.add(finished(i, 5)); err != nil {
-			f.Fatal(err)
-		}
+		b.add(finished(i, 5))
 	}
 	f.Add(b.encode(), b.table, b.records)
 	f.Add([]byte{1}, []byte{1, 255, 1, 'x'}, []byte{})
@@ -219,7 +215,7 @@ func FuzzBlock(f *testing.F) {
 		e := b.entries()
 		for e.next() {
 			size += len(e.value)
-			startOf(string(e.order))
+			startOf(e.order)
 		}
 		if size+len(e.after) != len(records) {
 			t.Errorf("%d of %d bytes are records", size, len(records))
@@ -246,10 +242,10 @@ func TestADamagedBlock(t *testing.T) {
 			t.Errorf("record %d: %v", i, err)
 		}
 	}
-	if _, err := storetest.List(s, t.Context(), activation.Filter{Namespace: "guest"}, 0, 10); !errors.Is(err, errDamaged) {
+	if _, err := storetest.List(s, t.Context(), store.Filter{Namespace: "guest"}, 0, 10); !errors.Is(err, errDamaged) {
 		t.Errorf("a list of all: %v", err)
 	}
-	if list, err := storetest.List(s, t.Context(), activation.Filter{Namespace: "guest"}, 0, 5); len(list) != 5 || err != nil {
+	if list, err := storetest.List(s, t.Context(), store.Filter{Namespace: "guest"}, 0, 5); len(list) != 5 || err != nil {
 		t.Errorf("a list of the newest: %d, %v", len(list), err)
 	}
 }
@@ -258,7 +254,7 @@ func TestADamagedBlock(t *testing.T) {
 func TestNewIDsAreAboveThoseInTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	s := open(t, path)
-	now, err := strconv.ParseInt(activation.NewID()[:16], 16, 64)
+	now, err := strconv.ParseInt(store.NewID()[:16], 16, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +263,7 @@ func TestNewIDsAreAboveThoseInTheFile(t *testing.T) {
 	s.Finish(r)
 	closeIt(t, s)
 	closeIt(t, open(t, path))
-	if id := activation.NewID(); id <= r.ID {
+	if id := store.NewID(); id <= r.ID {
 		t.Errorf("%s comes after %s", id, r.ID)
 	}
 }

@@ -6,12 +6,12 @@ import (
 
 	"go.etcd.io/bbolt"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 // Forget implements store.Activations.
 func (s *Store) Forget(ctx context.Context, namespace string) (n int, err error) {
-	onTheWay := len(s.records.Matching(activation.Filter{Namespace: namespace}))
+	onTheWay := len(s.records.Matching(store.Filter{Namespace: namespace}))
 	err = s.do(ctx, &call{apply: func(tx *bbolt.Tx) error {
 		promises, err := forgetPromises(tx, namespace)
 		if err != nil {

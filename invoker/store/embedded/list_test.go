@@ -4,11 +4,9 @@ import (
 	"errors"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
@@ -32,14 +30,14 @@ func TestSkippingCostsLittle(t *testing.T) {
 		r.Start = r.Start.Add(time.Duration(i) * time.Millisecond)
 		s.Finish(r)
 	}
-	if err := s.Accept(t.Context(), store.Accepted{ID: activation.NewID(), Invoker: "me"}); err != nil {
+	if err := s.Accept(t.Context(), store.Accepted{ID: store.NewID(), Invoker: "me"}); err != nil {
 		t.Fatal(err)
 	}
-	f := activation.Filter{Namespace: "guest"}
+	f := store.Filter{Namespace: "guest"}
 	for _, c := range []struct{ skip, want int }{{0, 30}, {records / 2, 30}, {records - 1, 1}, {records, 0}, {1 << 31, 0}} {
 		bytes := allocated(func() {
 			list, err := storetest.List(s, t.Context(), f, c.skip, 30)
-			if err != nil || len(list) != c.want || c.want > 0 && list[0].ID != finished(records-1-c.skip, 0).ID {
+			if err != nil || len(list) != c.want || c.want > 0 && list[0] != finished(records-1-c.skip, 0).ID {
 				t.Errorf("skip %d: %d are listed, %v", c.skip, len(list), err)
 			}
 		})
@@ -60,10 +58,10 @@ func TestSkippingKeepsToTheTime(t *testing.T) {
 		late.Start = time.Unix(2000, 0)
 		s.Finish(late)
 	}
-	if err := s.Accept(t.Context(), store.Accepted{ID: activation.NewID(), Invoker: "me"}); err != nil {
+	if err := s.Accept(t.Context(), store.Accepted{ID: store.NewID(), Invoker: "me"}); err != nil {
 		t.Fatal(err)
 	}
-	f := activation.Filter{Namespace: "guest", Upto: time.Unix(1000, 0)}
+	f := store.Filter{Namespace: "guest", Upto: time.Unix(1000, 0)}
 	if list, err := storetest.List(s, t.Context(), f, fewSkipped+1, 30); len(list) > 0 || err != nil {
 		t.Errorf("%d are listed, %v", len(list), err)
 	}
@@ -75,16 +73,14 @@ func TestALongListIsReadInPortions(t *testing.T) {
 	defer closeIt(t, s)
 	const records = 40
 	for i := range records {
-		r := finished(i, 10)
-		r.Logs = []string{strings.Repeat("x", store.Portion)}
-		s.Finish(r)
+		s.Finish(finished(i, store.Portion))
 	}
-	if err := s.Accept(t.Context(), store.Accepted{ID: activation.NewID(), Invoker: "me"}); err != nil {
+	if err := s.Accept(t.Context(), store.Accepted{ID: store.NewID(), Invoker: "me"}); err != nil {
 		t.Fatal(err)
 	}
 	enough, seen := errors.New("enough"), 0
 	bytes := allocated(func() {
-		err := s.List(t.Context(), activation.Filter{Namespace: "guest"}, 0, 200, func(*activation.Record) error {
+		err := s.List(t.Context(), store.Filter{Namespace: "guest"}, 0, 200, func([]byte) error {
 			if n := s.db.Stats().OpenTxN; n != 0 {
 				t.Errorf("%d transactions are open while a record is shown", n)
 			}

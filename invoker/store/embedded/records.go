@@ -3,13 +3,12 @@ package embedded
 import (
 	"go.etcd.io/bbolt"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
 // keep writes finished records in place of their promises, and drops what retain bytes have no room for. Records
 // that no store can keep are refused: they are counted, and must not hold up the others.
-func (s *Store) keep(tx *bbolt.Tx, finished []*activation.Record) (refused int, err error) {
+func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err error) {
 	if len(finished) == 0 {
 		return 0, nil
 	}
@@ -30,13 +29,13 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*activation.Record) (refused int, 
 		full        []*block
 	)
 	for _, r := range finished {
-		if store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
+		if r.Check() != nil {
 			refused++
 			continue
 		}
 		var earlier []byte // the first record counts
 		if r.ID <= known {
-			if earlier, err = find(tx, r.ID); err != nil {
+			if earlier, _, err = find(tx, r.ID); err != nil {
 				return 0, err
 			}
 		}
@@ -49,9 +48,8 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*activation.Record) (refused int, 
 			b = b.next()
 			added++
 		}
-		if earlier == nil && b.add(r) != nil {
-			refused++
-			continue
+		if earlier == nil {
+			b.add(r)
 		}
 		if promised != nil {
 			if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {
@@ -87,6 +85,6 @@ func riseAbove(tx *bbolt.Tx) error {
 	}
 	var h head
 	err := h.decode(value)
-	activation.RiseAbove(string(later(h.highest, h.highestBefore)))
+	store.RiseAbove(string(later(h.highest, h.highestBefore)))
 	return err
 }

@@ -9,7 +9,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/store"
 )
 
 // walk shows the blocks, newest first, until more is false. They are not opened yet.
@@ -28,18 +28,18 @@ func walk(tx *bbolt.Tx, see func(*block) (more bool, err error)) error {
 	return nil
 }
 
-// find returns the record of that id as it is kept, or nil. It begins with the first block that may have it: all that the blocks before
+// find returns the record of that id as it lies in the file, and its namespace, or nil. It begins with the first block that may have it: all that the blocks before
 // hold is lower. Where ids rise with time, as those of NewID do, that is about where it is.
-func find(tx *bbolt.Tx, id string) (record []byte, err error) {
+func find(tx *bbolt.Tx, id string) (record, namespace []byte, err error) {
 	c := tx.Bucket(heads).Cursor()
 	first, _ := c.First()
 	last, value := c.Last()
 	if last == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	var b block
 	if err := b.decode(value); err != nil || id > string(b.highest) && id > string(b.highestBefore) {
-		return nil, err
+		return nil, nil, err
 	}
 	seek := func(back int) (key, value []byte) { return c.Seek(keyOf(numberOf(last) - uint64(back))) }
 	back := sort.Search(int(numberOf(last)-numberOf(first)), func(back int) bool {
@@ -50,27 +50,31 @@ func find(tx *bbolt.Tx, id string) (record []byte, err error) {
 	for key, value := seek(back); key != nil && record == nil && err == nil; key, value = c.Next() {
 		b.key = key
 		if err = b.decode(value); err == nil && string(b.lowest) <= id && id <= string(b.highest) {
-			record, err = b.find(tx, id)
+			record, namespace, err = b.find(tx, id)
 		}
 	}
-	return record, err
+	return record, namespace, err
 }
 
-func (b *block) find(tx *bbolt.Tx, id string) ([]byte, error) {
+func (b *block) find(tx *bbolt.Tx, id string) (record, namespace []byte, err error) {
 	if err := b.open(tx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	e := b.entries()
 	for e.next() {
-		if string(e.order[activation.OrderPrefix:]) == id {
-			return e.value, nil
+		if string(e.order[store.OrderPrefix:]) != id {
+			continue
 		}
+		if e.name >= uint64(len(b.names)) {
+			return nil, nil, errDamaged
+		}
+		return e.value, b.names[e.name].namespace, nil
 	}
-	return nil, e.err()
+	return nil, nil, e.err()
 }
 
 // page are the Orders of the most newest records that the filter takes, without the first skip.
-func page(tx *bbolt.Tx, f activation.Filter, skip, most int) (orders []string, err error) {
+func page(tx *bbolt.Tx, f store.Filter, skip, most int) (orders []string, err error) {
 	low, high := bounds(f)
 	if skip > fewSkipped && low < high {
 		var skipped int
@@ -111,7 +115,7 @@ type span struct {
 
 // leap counts what is to be skipped, by the tallies of the blocks: skip records or fewer started at end
 // or later, and more than skip at any time before it. If all are, end is low.
-func leap(tx *bbolt.Tx, f *activation.Filter, low, high uint64, skip int) (skipped int, end uint64, err error) {
+func leap(tx *bbolt.Tx, f *store.Filter, low, high uint64, skip int) (skipped int, end uint64, err error) {
 	var spans []span
 	first, last := uint64(math.MaxUint64-1), uint64(0)
 	err = walk(tx, func(b *block) (bool, error) {
@@ -151,7 +155,7 @@ func leap(tx *bbolt.Tx, f *activation.Filter, low, high uint64, skip int) (skipp
 }
 
 // within counts those of a block that the filter takes.
-func within(tx *bbolt.Tx, f *activation.Filter, key []byte, low, high uint64) (n int, err error) {
+func within(tx *bbolt.Tx, f *store.Filter, key []byte, low, high uint64) (n int, err error) {
 	b := block{key: key}
 	if err := b.decode(tx.Bucket(heads).Get(key)); err != nil {
 		return 0, err
@@ -161,7 +165,7 @@ func within(tx *bbolt.Tx, f *activation.Filter, key []byte, low, high uint64) (n
 }
 
 // count is how many the filter takes.
-func count(tx *bbolt.Tx, f activation.Filter) (n int, err error) {
+func count(tx *bbolt.Tx, f store.Filter) (n int, err error) {
 	low, high := bounds(f)
 	err = walk(tx, func(b *block) (bool, error) {
 		var err error
@@ -182,7 +186,7 @@ func count(tx *bbolt.Tx, f activation.Filter) (n int, err error) {
 }
 
 // matching shows the records that the filter takes and that started from low up to, but without, high.
-func (b *block) matching(tx *bbolt.Tx, f *activation.Filter, low, high uint64, see func(*entries)) error {
+func (b *block) matching(tx *bbolt.Tx, f *store.Filter, low, high uint64, see func(*entries)) error {
 	taken, some := make([]bool, len(b.names)), false
 	for i, t := range b.names {
 		taken[i] = t.isOf(f)
@@ -199,7 +203,7 @@ func (b *block) matching(tx *bbolt.Tx, f *activation.Filter, low, high uint64, s
 		if e.name >= uint64(len(taken)) {
 			return errDamaged
 		}
-		if start := startOf(string(e.order)); taken[e.name] && low <= start && start < high {
+		if start := startOf(e.order); taken[e.name] && low <= start && start < high {
 			see(&e)
 		}
 	}
@@ -207,7 +211,7 @@ func (b *block) matching(tx *bbolt.Tx, f *activation.Filter, low, high uint64, s
 }
 
 // bounds are what the filter takes: starts from low up to, but without, high.
-func bounds(f activation.Filter) (low, high uint64) {
+func bounds(f store.Filter) (low, high uint64) {
 	first, end := f.Range()
 	return startOf(first), startOf(end)
 }

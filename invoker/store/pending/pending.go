@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -35,8 +34,8 @@ type Records struct {
 
 	mu     sync.Mutex
 	room   sync.Cond
-	queue  []*activation.Record
-	byID   map[string]*activation.Record
+	queue  []*store.Record
+	byID   map[string]*store.Record
 	size   int
 	limit  int
 	timer  *time.Timer
@@ -49,7 +48,7 @@ type Records struct {
 
 // New returns an empty queue. wake is called when it is time to write; it must not block.
 func New(limit int, wake func(), log *slog.Logger) *Records {
-	p := &Records{wake: wake, log: log, limit: limit, byID: map[string]*activation.Record{}, moved: make(chan struct{})}
+	p := &Records{wake: wake, log: log, limit: limit, byID: map[string]*store.Record{}, moved: make(chan struct{})}
 	p.room.L = &p.mu
 	p.timer = time.AfterFunc(time.Hour, wake)
 	p.timer.Stop()
@@ -58,7 +57,7 @@ func New(limit int, wake func(), log *slog.Logger) *Records {
 
 // Add queues a record, unless it is lost. The first of an id counts. It waits while there is no room,
 // unless waiting cannot help.
-func (p *Records) Add(r *activation.Record) (queued bool) {
+func (p *Records) Add(r *store.Record) (queued bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	size := r.Size()
@@ -83,7 +82,7 @@ func (p *Records) Add(r *activation.Record) (queued bool) {
 }
 
 // Write adds a record and returns when the store has it.
-func (p *Records) Write(ctx context.Context, r *activation.Record) error {
+func (p *Records) Write(ctx context.Context, r *store.Record) error {
 	queued := p.Add(r)
 	for {
 		p.mu.Lock()
@@ -114,7 +113,7 @@ func (p *Records) tell() {
 }
 
 // All are the records to write now, oldest first: none for a while after Fail. They stay visible until Done.
-func (p *Records) All() []*activation.Record {
+func (p *Records) All() []*store.Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed != nil && !p.closed && time.Now().Before(p.rest) {
@@ -187,7 +186,7 @@ func (p *Records) Lost() uint64 {
 }
 
 // Get returns the record of that id, or nil.
-func (p *Records) Get(id string) *activation.Record {
+func (p *Records) Get(id string) *store.Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.byID[id]
@@ -205,12 +204,12 @@ func (p *Records) IDs() map[string]bool {
 }
 
 // Matching are the records that the filter takes, by their Order.
-func (p *Records) Matching(f activation.Filter) map[string]*activation.Record {
+func (p *Records) Matching(f store.Filter) map[string]*store.Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	found := map[string]*activation.Record{}
+	found := map[string]*store.Record{}
 	for _, r := range p.queue {
-		if f.Takes(r) {
+		if f.Takes(&r.Indexed) {
 			found[r.Order()] = r
 		}
 	}
@@ -219,7 +218,7 @@ func (p *Records) Matching(f activation.Filter) map[string]*activation.Record {
 
 // Stored is which part of a list is needed from a store that has none of the pending records: as many
 // may come before it as there are pending ones.
-func Stored(pending map[string]*activation.Record, skip, limit int) (from, most int) {
+func Stored(pending map[string]*store.Record, skip, limit int) (from, most int) {
 	skip, limit = Bounded(skip, limit)
 	if limit == 0 {
 		return 0, 0
@@ -235,7 +234,7 @@ func Bounded(skip, limit int) (int, int) {
 }
 
 // Page lays the Orders of pending records over that part and returns what was asked for, newest first.
-func Page(pending map[string]*activation.Record, stored []string, skip, limit int) []string {
+func Page(pending map[string]*store.Record, stored []string, skip, limit int) []string {
 	from, most := Stored(pending, skip, limit)
 	if most == 0 {
 		return nil

@@ -13,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
@@ -22,8 +21,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var quiet = slog.New(slog.DiscardHandler)
 
-func record(id string) *activation.Record {
-	return &activation.Record{ID: id, Namespace: "guest", Name: "a"}
+func record(id string) *store.Record {
+	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: []byte("body")}
 }
 
 var size = record("x").Size()
@@ -132,7 +131,7 @@ func TestNothingVanishes(t *testing.T) {
 }
 
 func TestPage(t *testing.T) {
-	pending := map[string]*activation.Record{"e": nil, "b": nil}
+	pending := map[string]*store.Record{"e": nil, "b": nil}
 	all := []string{"f", "d", "c", "a"}
 	for skip, want := range []string{"fe", "ed", "dc", "cb", "ba", "a", "", ""} {
 		from, most := Stored(pending, skip, 2)
@@ -149,5 +148,5 @@ func TestPage(t *testing.T) {
 func BenchmarkPendingRecord(b *testing.B) {
 	p := New(Limit, func() {}, quiet)
 	defer p.Close()
-	storetest.PendingBytes(b, func(r *activation.Record) { p.Add(r) })
+	storetest.PendingBytes(b, func(r *store.Record) { p.Add(r) })
 }

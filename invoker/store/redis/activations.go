@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/pending"
 )
@@ -97,22 +96,22 @@ func (s *Store) unfinished(ctx context.Context, invoker string, most int64) ([]s
 }
 
 // Get implements store.Activations.
-func (s *Store) Get(ctx context.Context, namespace, id string) (*activation.Record, error) {
-	r := s.records.Get(id)
-	if r == nil {
-		value, err := s.db.HGet(ctx, recordKey+id, "record").Bytes()
-		if err != nil {
-			return nil, s.explain(err)
+func (s *Store) Get(ctx context.Context, namespace, id string) ([]byte, error) {
+	if r := s.records.Get(id); r != nil {
+		if r.Namespace != namespace {
+			return nil, store.ErrNotFound
 		}
-		r = new(activation.Record)
-		if err := r.UnmarshalBinary(value); err != nil {
-			return nil, s.explain(err)
-		}
+		return r.Body, nil
 	}
-	if r.Namespace != namespace {
+	fields, err := s.db.HMGet(ctx, recordKey+id, "namespace", "record").Result()
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	body, found := fields[1].(string)
+	if !found || fields[0] != namespace {
 		return nil, store.ErrNotFound
 	}
-	return r, nil
+	return []byte(body), nil
 }
 
 // What a list has of a page, in one step, because records come while it is read: 0 or 1 for each
@@ -136,19 +135,19 @@ return {come, taken, redis.call('ZREVRANGE', list, from, from + most - 1)}
 `)
 
 // List implements store.Activations.
-func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int,
-	see func(*activation.Record) error) error {
+func (s *Store) List(ctx context.Context, f store.Filter, skip, limit int,
+	see func([]byte) error) error {
 	onTheWay, _, stored, err := s.page(ctx, f, skip, limit)
 	if err != nil {
 		return s.explain(err)
 	}
 	for orders := pending.Page(onTheWay, stored, skip, limit); len(orders) > 0; {
-		var some []*activation.Record
+		var some [][]byte
 		if some, orders, err = s.portion(ctx, onTheWay, orders); err != nil {
 			return s.explain(err)
 		}
-		for _, r := range some {
-			if err := see(r); err != nil {
+		for _, body := range some {
+			if err := see(body); err != nil {
 				return err
 			}
 		}
@@ -158,8 +157,8 @@ func (s *Store) List(ctx context.Context, f activation.Filter, skip, limit int,
 
 // page returns the records on the way to Redis that the filter takes, how many it takes in Redis, and
 // which of those a page needs.
-func (s *Store) page(ctx context.Context, f activation.Filter, skip, limit int) (
-	onTheWay map[string]*activation.Record, taken int, stored []string, err error) {
+func (s *Store) page(ctx context.Context, f store.Filter, skip, limit int) (
+	onTheWay map[string]*store.Record, taken int, stored []string, err error) {
 	onTheWay = s.records.Matching(f) // first: a record that leaves meanwhile is in Redis
 	low, high := f.Range()
 	orders, keys := slices.Collect(maps.Keys(onTheWay)), []string{listKey(f)}
@@ -184,12 +183,13 @@ func (s *Store) page(ctx context.Context, f activation.Filter, skip, limit int) 
 
 // portion reads some of the records with these Orders, and tells what is left. Those that were dropped
 // meanwhile, because they were the oldest, are left out.
-func (s *Store) portion(ctx context.Context, ahead map[string]*activation.Record, orders []string) (some []*activation.Record, left []string, err error) {
+func (s *Store) portion(ctx context.Context, ahead map[string]*store.Record, orders []string) (
+	some [][]byte, left []string, err error) {
 	now := orders[:min(batch, len(orders))]
 	sizes := make([]*redis.StringCmd, len(now))
 	_, err = s.db.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, order := range now {
-			sizes[i] = p.HGet(ctx, recordKey+order[activation.OrderPrefix:], "bytes")
+			sizes[i] = p.HGet(ctx, recordKey+order[store.OrderPrefix:], "bytes")
 		}
 		return nil
 	})
@@ -205,7 +205,7 @@ func (s *Store) portion(ctx context.Context, ahead map[string]*activation.Record
 	_, err = s.db.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, order := range now[:n] {
 			if ahead[order] == nil {
-				values[order] = p.HGet(ctx, recordKey+order[activation.OrderPrefix:], "record")
+				values[order] = p.HGet(ctx, recordKey+order[store.OrderPrefix:], "record")
 			}
 		}
 		return nil
@@ -214,29 +214,28 @@ func (s *Store) portion(ctx context.Context, ahead map[string]*activation.Record
 		return nil, nil, err
 	}
 	for _, order := range now[:n] {
-		r := ahead[order]
-		if r == nil {
-			value, err := values[order].Bytes()
-			if err == redis.Nil {
-				continue
-			}
-			r = new(activation.Record)
-			if err := r.UnmarshalBinary(value); err != nil {
-				return nil, nil, err
-			}
+		if r := ahead[order]; r != nil {
+			some = append(some, r.Body)
+			continue
 		}
-		some = append(some, r)
+		body, err := values[order].Bytes()
+		if err == redis.Nil {
+			continue
+		} else if err != nil {
+			return nil, nil, err
+		}
+		some = append(some, body)
 	}
 	return some, orders[n:], nil
 }
 
 // Count implements store.Activations.
-func (s *Store) Count(ctx context.Context, f activation.Filter) (int, error) {
+func (s *Store) Count(ctx context.Context, f store.Filter) (int, error) {
 	onTheWay, taken, _, err := s.page(ctx, f, 0, 0)
 	return taken + len(onTheWay), s.explain(err)
 }
 
-func listKey(f activation.Filter) string {
+func listKey(f store.Filter) string {
 	if f.Name == "" {
 		return recordsKey + ":" + f.Namespace
 	}

@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"testing"
 	"time"
-
-	"github.com/fastiov/fastiov/invoker/activation"
 )
 
 // Records that are listed are gone, as where Redis evicts what it was not to. Others are written all the same.
@@ -20,7 +18,8 @@ func TestARecordThatIsGoneHoldsUpNone(t *testing.T) {
 	}
 	for i := range 30 {
 		id := fmt.Sprintf("%032d", i)
-		record := &activation.Record{ID: id, Namespace: "guest", Name: "a", Start: time.Unix(1_800_000_000, int64(i))}
+		record := record(id)
+		record.Start = time.Unix(1_800_000_000, int64(i))
 		if err := s.Refuse(t.Context(), record); err != nil {
 			t.Fatal(err)
 		}

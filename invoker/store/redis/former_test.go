@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
@@ -114,18 +113,14 @@ func TestTheStreamIsSmallAndAGapToAFormerVersion(t *testing.T) {
 func TestRecordsOfAFormerVersionGoFirst(t *testing.T) {
 	const retain, n = 1 << 20, 200
 	r := startServer(t)
-	finished := func(i int) *activation.Record {
-		return &activation.Record{
-			ID: fmt.Sprintf("%032d", i), Namespace: "guest", Name: "a", Logs: []string{strings.Repeat("x", 4000)},
-		}
+	finished := func(i int) *store.Record {
+		r := record(fmt.Sprintf("%032d", i))
+		r.Body = storetest.Body(r.ID, 4000)
+		return r
 	}
 	for i := range n {
 		old := finished(i)
-		value, err := old.MarshalBinary()
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.former(t, formerFinish, old.ID, old.Namespace, old.Name, old.Order(), value)
+		r.former(t, formerFinish, old.ID, old.Namespace, old.Name, old.Order(), old.Body)
 	}
 	s, err := Open(t.Context(), r.URL(), retain, quiet)
 	if err != nil {
@@ -137,9 +132,9 @@ func TestRecordsOfAFormerVersionGoFirst(t *testing.T) {
 	closeIt(t, s)
 	s = r.open(t)
 	defer closeIt(t, s)
-	list, err := storetest.List(s, t.Context(), activation.Filter{Namespace: "guest"}, 0, 2*n)
-	if err != nil || len(list) > retain/4000 || len(list) < n || list[n-1].ID != finished(n).ID {
-		t.Errorf("%d records are left, the %d. is %s (%v)", len(list), n, list[n-1].ID, err)
+	list, err := storetest.List(s, t.Context(), store.Filter{Namespace: "guest"}, 0, 2*n)
+	if err != nil || len(list) > retain/4000 || len(list) < n || list[n-1] != finished(n).ID {
+		t.Errorf("%d records are left, the %d. is %s (%v)", len(list), n, list[n-1], err)
 	}
 	for more := 1; more > 0 && err == nil; {
 		more, err = s.Forget(t.Context(), "guest")

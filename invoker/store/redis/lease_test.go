@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -91,7 +90,7 @@ func TestAnOlderEpochIsRefused(t *testing.T) {
 	if err := errors.Join(second.Sent(t.Context(), "b"), second.renew(t.Context()), second.Broken()); err != nil {
 		t.Errorf("the second: %v", err)
 	}
-	first.Finish(&activation.Record{ID: "a", Namespace: "guest", Name: "a"}) // which it ran
+	first.Finish(record("a")) // which it ran
 	closeIt(t, first)
 	if _, err := second.Get(t.Context(), "guest", "a"); err != nil {
 		t.Errorf("the record of what the first ran: %v", err)
@@ -204,7 +203,7 @@ func TestAnAdoptionWithoutAnAnswerIsAskedForAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	two.lease.from, two.lease.moving = "one", list
-	done := &activation.Record{ID: "c", Namespace: "guest", Name: "a"}
+	done := record("c")
 	if err := two.records.Write(t.Context(), done); err != nil {
 		t.Fatal(err)
 	}
@@ -222,11 +221,8 @@ func TestWhatAnotherHasSentIsNotRefused(t *testing.T) {
 	if err := errors.Join(again.Sent(t.Context(), "ran"), again.Sent(t.Context(), "runs")); err != nil {
 		t.Fatal(err)
 	}
-	record := func(id string) *activation.Record {
-		return &activation.Record{ID: id, Namespace: "guest", Name: "a"}
-	}
 	ran := record("ran")
-	ran.Response.Result = []byte(`{"ran":true}`)
+	ran.Body = []byte("ran")
 	if err := again.records.Write(t.Context(), ran); err != nil {
 		t.Fatal(err)
 	}

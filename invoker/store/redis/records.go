@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -96,7 +95,7 @@ return #some
 
 // Forget implements store.Activations.
 func (s *Store) Forget(ctx context.Context, namespace string) (n int, err error) {
-	n = len(s.records.Matching(activation.Filter{Namespace: namespace})) // they are on their way
+	n = len(s.records.Matching(store.Filter{Namespace: namespace})) // they are on their way
 	records, err := forgetScript.Run(ctx, s.db, nil, prefix, namespace, portion).Int()
 	if err != nil {
 		return 0, s.explain(err)
@@ -134,18 +133,17 @@ func (s *Store) forgetPromises(ctx context.Context, namespace string) (n int, er
 }
 
 // Finish implements store.Activations.
-func (s *Store) Finish(r *activation.Record) { s.records.Add(r) }
+func (s *Store) Finish(r *store.Record) { s.records.Add(r) }
 
 // Refuse implements store.Activations. What Redis does not answer is asked again until ctx ends.
-func (s *Store) Refuse(ctx context.Context, r *activation.Record) error {
-	value, err := r.MarshalBinary()
-	if err = errors.Join(err, store.CheckNames(r.ID, r.Namespace, r.ListName())); err != nil {
+func (s *Store) Refuse(ctx context.Context, r *store.Record) error {
+	if err := r.Check(); err != nil {
 		return err
 	}
 	again := time.NewTicker(time.Second)
 	defer again.Stop()
 	for {
-		refused, err := refuseScript.Run(ctx, s.db, nil, s.finishes(r, value)...).Int()
+		refused, err := refuseScript.Run(ctx, s.db, nil, s.finishes(r)...).Int()
 		switch {
 		case err == redis.Nil: // it is
 			return nil
@@ -164,8 +162,8 @@ func (s *Store) Refuse(ctx context.Context, r *activation.Record) error {
 }
 
 // finishes are the arguments of finishScript.
-func (s *Store) finishes(r *activation.Record, value []byte) []any {
-	return []any{prefix, r.ID, r.Namespace, r.ListName(), r.Order(), value, cost(r, value), s.retain}
+func (s *Store) finishes(r *store.Record) []any {
+	return []any{prefix, r.ID, r.Namespace, r.Name, r.Order(), r.Body, cost(r), s.retain}
 }
 
 // Broken implements store.Store.
@@ -211,16 +209,15 @@ func (s *Store) flush(ctx context.Context) {
 }
 
 // send writes records in their order, and tells how many of them are done with.
-func (s *Store) send(ctx context.Context, some []*activation.Record) (done, refused int, err error) {
+func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused int, err error) {
 	pipe := s.db.Pipeline()
 	run := finishScript.Eval // after it, this Redis knows the script, even one that has just started
 	for _, r := range some {
-		value, err := r.MarshalBinary()
-		if err != nil || store.CheckNames(r.ID, r.Namespace, r.ListName()) != nil {
+		if r.Check() != nil {
 			refused++
 			continue
 		}
-		run(ctx, pipe, nil, s.finishes(r, value)...)
+		run(ctx, pipe, nil, s.finishes(r)...)
 		run = finishScript.EvalSha
 	}
 	answers, err := pipe.Exec(ctx)
@@ -236,7 +233,7 @@ func (s *Store) send(ctx context.Context, some []*activation.Record) (done, refu
 }
 
 // cost is about what a record takes in Redis's memory.
-func cost(r *activation.Record, value []byte) int {
+func cost(r *store.Record) int {
 	const keys = 600 // a hash of four fields and two entries of sorted sets, or a former version's three
-	return len(value) + keys + 5*len(r.ID) + len(r.Namespace) + len(r.ListName())
+	return len(r.Body) + keys + 5*len(r.ID) + len(r.Namespace) + len(r.Name)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/redis/redistest"
+	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -54,6 +55,10 @@ func put(t testing.TB, s *Store, name string, revision uint64) uint64 {
 
 func key(name string) store.Key {
 	return store.Key{Kind: store.Actions, Namespace: "guest", Name: name}
+}
+
+func record(id string) *store.Record {
+	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: storetest.Body(id, 0)}
 }
 
 func closeIt(t testing.TB, s *Store) {

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
@@ -154,7 +153,7 @@ func TestARestartOfRedisIsSurvived(t *testing.T) {
 	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "store redis "+r.Socket()) {
 		t.Errorf("got %v", err)
 	}
-	s.Finish(&activation.Record{ID: "p", Namespace: "guest", Name: "a"})
+	s.Finish(record("p"))
 	if _, err := s.Get(t.Context(), "guest", "p"); err != nil {
 		t.Errorf("a record that waits: %v", err)
 	}
@@ -164,7 +163,7 @@ func TestARestartOfRedisIsSurvived(t *testing.T) {
 	seen.await(t, "a", revision)
 	put(t, s, "a", revision)
 	closeIt(t, s) // with the record
-	if n, err := other.Count(t.Context(), activation.Filter{Namespace: "guest"}); err != nil || n != 1 {
+	if n, err := other.Count(t.Context(), store.Filter{Namespace: "guest"}); err != nil || n != 1 {
 		t.Errorf("%d records (%v)", n, err)
 	}
 	if list, err := other.Unfinished(t.Context(), "me"); err != nil || len(list) != 0 || s.Lost() != 0 {
@@ -181,20 +180,20 @@ func TestTheOldestRecordsGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range n {
-			s.Finish(&activation.Record{
-				ID: fmt.Sprintf("%032d", first+i), Namespace: "guest", Name: "a", Start: time.Unix(1_800_000_000, int64(first+i)),
-				Response: activation.Response{Result: bytes.Repeat([]byte("1"), 10<<10)},
-			})
+			record := record(fmt.Sprintf("%032d", first+i))
+			record.Start = time.Unix(1_800_000_000, int64(first+i))
+			record.Body = storetest.Body(record.ID, 10<<10)
+			s.Finish(record)
 		}
 		closeIt(t, s)
 		s = r.open(t)
 		defer closeIt(t, s)
-		left, err := s.Count(t.Context(), activation.Filter{Namespace: "guest", Name: "a"})
+		left, err := s.Count(t.Context(), store.Filter{Namespace: "guest", Name: "a"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if list, err := storetest.List(s, t.Context(), activation.Filter{Namespace: "guest"}, 0, 1000); err != nil || len(list) != left ||
-			list[0].ID != fmt.Sprintf("%032d", first+n-1) {
+		if list, err := storetest.List(s, t.Context(), store.Filter{Namespace: "guest"}, 0, 1000); err != nil || len(list) != left ||
+			list[0] != fmt.Sprintf("%032d", first+n-1) {
 			t.Errorf("%d are listed (%v)", len(list), err)
 		}
 		return left

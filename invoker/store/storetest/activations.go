@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -28,10 +27,7 @@ func promiseEndsWithRecord(t *testing.T, s store.Store) {
 		t.Errorf("sent twice: %v", err)
 	}
 	s.Finish(record("a", "guest", "pkg/hello", 5))
-	r := must[*activation.Record](t)(s.Get(ctx, "guest", "a"))
-	if r.Name != "hello" || r.Path != "owner/pkg/hello" || string(r.Response.Result) != `{"id":"a"}` || !r.Start.Equal(t0.Add(5*time.Millisecond)) {
-		t.Errorf("got %+v", r)
-	}
+	equal(t, "body", must[[]byte](t)(s.Get(ctx, "guest", "a")), Body("a", 0))
 	if _, err := s.Get(ctx, "other", "a"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("found in another namespace: %v", err)
 	}
@@ -41,6 +37,10 @@ func promiseEndsWithRecord(t *testing.T, s store.Store) {
 	}
 	ok(t, s.Accept(ctx, store.Accepted{ID: "b", Invoker: "me"})) // has the file keep what came before
 	unfinished("[b]")
+	equal(t, "body, kept", must[[]byte](t)(s.Get(ctx, "guest", "a")), Body("a", 0))
+	if _, err := s.Get(ctx, "other", "a"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("kept in another namespace: %v", err)
+	}
 	if err := s.Sent(ctx, "a"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("sent after its record: %v", err)
 	}
@@ -77,7 +77,7 @@ func refusals(t *testing.T, s store.Store) {
 	}
 	ok(t, s.Accept(ctx, store.Accepted{ID: "after", Invoker: "me", At: t0}))
 	equal(t, "unfinished", promised(must[[]store.Accepted](t)(s.Unfinished(ctx, "me"))), "[]")
-	equal(t, "records", must[int](t)(s.Count(ctx, activation.Filter{Namespace: "guest"})), 2)
+	equal(t, "records", must[int](t)(s.Count(ctx, store.Filter{Namespace: "guest"})), 2)
 	if err := s.Broken(); err != nil {
 		t.Errorf("a store that keeps everything is broken: %v", err)
 	}
@@ -121,12 +121,12 @@ func oneRecord(t *testing.T, s store.Store) {
 	wg.Wait()
 	ok(t, s.Accept(ctx, store.Accepted{ID: "end", Invoker: "me"}))
 	s.Finish(record("3", "guest", "a", 3))
-	equal(t, "records", must[int](t)(s.Count(ctx, activation.Filter{Namespace: "guest"})), 10)
-	equal(t, "list", ids(must[[]*activation.Record](t)(List(s, ctx, activation.Filter{Namespace: "guest"}, 0, 100))), "[9 8 7 6 5 4 3 2 1 0]")
+	equal(t, "records", must[int](t)(s.Count(ctx, store.Filter{Namespace: "guest"})), 10)
+	equal(t, "list", must[[]string](t)(List(s, ctx, store.Filter{Namespace: "guest"}, 0, 100)), "[9 8 7 6 5 4 3 2 1 0]")
 }
 
 func lists(t *testing.T, s store.Store) {
-	for _, r := range []*activation.Record{
+	for _, r := range []*store.Record{
 		record("0", "guest", "a", 0), record("1", "guest", "b", 1000), record("2", "guest", "pkg/a", 2000), record("3", "guest", "a", 3000),
 		record("4", "guest", "aa", 3000), record("5", "other", "a", 4000), record("6", "gues", "ta", 5000), record("old", "guest", "a", -80*365*24*3600*1000),
 	} {
@@ -136,32 +136,32 @@ func lists(t *testing.T, s store.Store) {
 	// on their way, and then from the disk
 	for range 2 {
 		for _, c := range []struct {
-			f           activation.Filter
+			f           store.Filter
 			skip, limit int
 			want        string
 			count       int
 		}{
-			{activation.Filter{Namespace: "guest"}, 0, 10, "[4 3 2 1 0 old]", 6},
-			{activation.Filter{Namespace: "guest"}, 1, 2, "[3 2]", 6},
-			{activation.Filter{Namespace: "guest"}, 5, 10, "[old]", 6},
-			{activation.Filter{Namespace: "guest"}, 6, 10, "[]", 6},
-			{activation.Filter{Namespace: "guest"}, 99, 10, "[]", 6},
-			{activation.Filter{Namespace: "guest"}, 0, 0, "[]", 6},
-			{activation.Filter{Namespace: "guest"}, 0, int(^uint(0) >> 1), "[4 3 2 1 0 old]", 6},
-			{activation.Filter{Namespace: "guest", Name: "a"}, 0, 10, "[3 0 old]", 3},
-			{activation.Filter{Namespace: "guest", Name: "pkg/a"}, 0, 10, "[2]", 1},
-			{activation.Filter{Namespace: "guest", Name: "pkg"}, 0, 10, "[]", 0},
-			{activation.Filter{Namespace: "nobody"}, 0, 10, "[]", 0},
-			{activation.Filter{Namespace: "other"}, 0, 10, "[5]", 1},
-			{activation.Filter{Namespace: "guest", Since: at(1000)}, 0, 10, "[4 3 2 1]", 4},
-			{activation.Filter{Namespace: "guest", Since: at(1001)}, 0, 10, "[4 3 2]", 3},
-			{activation.Filter{Namespace: "guest", Upto: at(2000)}, 0, 10, "[2 1 0 old]", 4},
-			{activation.Filter{Namespace: "guest", Upto: at(1999)}, 0, 10, "[1 0 old]", 3},
-			{activation.Filter{Namespace: "guest", Since: at(1), Upto: at(3000)}, 1, 2, "[3 2]", 4},
-			{activation.Filter{Namespace: "guest", Name: "a", Since: at(1)}, 0, 10, "[3]", 1},
+			{store.Filter{Namespace: "guest"}, 0, 10, "[4 3 2 1 0 old]", 6},
+			{store.Filter{Namespace: "guest"}, 1, 2, "[3 2]", 6},
+			{store.Filter{Namespace: "guest"}, 5, 10, "[old]", 6},
+			{store.Filter{Namespace: "guest"}, 6, 10, "[]", 6},
+			{store.Filter{Namespace: "guest"}, 99, 10, "[]", 6},
+			{store.Filter{Namespace: "guest"}, 0, 0, "[]", 6},
+			{store.Filter{Namespace: "guest"}, 0, int(^uint(0) >> 1), "[4 3 2 1 0 old]", 6},
+			{store.Filter{Namespace: "guest", Name: "a"}, 0, 10, "[3 0 old]", 3},
+			{store.Filter{Namespace: "guest", Name: "pkg/a"}, 0, 10, "[2]", 1},
+			{store.Filter{Namespace: "guest", Name: "pkg"}, 0, 10, "[]", 0},
+			{store.Filter{Namespace: "nobody"}, 0, 10, "[]", 0},
+			{store.Filter{Namespace: "other"}, 0, 10, "[5]", 1},
+			{store.Filter{Namespace: "guest", Since: at(1000)}, 0, 10, "[4 3 2 1]", 4},
+			{store.Filter{Namespace: "guest", Since: at(1001)}, 0, 10, "[4 3 2]", 3},
+			{store.Filter{Namespace: "guest", Upto: at(2000)}, 0, 10, "[2 1 0 old]", 4},
+			{store.Filter{Namespace: "guest", Upto: at(1999)}, 0, 10, "[1 0 old]", 3},
+			{store.Filter{Namespace: "guest", Since: at(1), Upto: at(3000)}, 1, 2, "[3 2]", 4},
+			{store.Filter{Namespace: "guest", Name: "a", Since: at(1)}, 0, 10, "[3]", 1},
 		} {
 			what := fmt.Sprintf("%+v skip %d limit %d", c.f, c.skip, c.limit)
-			equal(t, what, ids(must[[]*activation.Record](t)(List(s, t.Context(), c.f, c.skip, c.limit))), c.want)
+			equal(t, what, must[[]string](t)(List(s, t.Context(), c.f, c.skip, c.limit)), c.want)
 			equal(t, what+" count", must[int](t)(s.Count(t.Context(), c.f)), c.count)
 		}
 		_ = s.Accept(t.Context(), store.Accepted{ID: "p", Invoker: "me"})
@@ -170,17 +170,17 @@ func lists(t *testing.T, s store.Store) {
 
 // A list and a count that run while records move to the disk miss none and show none twice.
 func listsWhileRecordsCome(t *testing.T, s store.Store) {
-	ctx, f := t.Context(), activation.Filter{Namespace: "guest"}
+	ctx, f := t.Context(), store.Filter{Namespace: "guest"}
 	const n = 400
 	for i := range n {
 		s.Finish(record(fmt.Sprint(i), "guest", "a", i))
 		if i%10 == 0 {
 			equal(t, "count", must[int](t)(s.Count(ctx, f)), i+1)
-			list := ids(must[[]*activation.Record](t)(List(s, ctx, f, 0, n)))
+			list := must[[]string](t)(List(s, ctx, f, 0, n))
 			if len(list) != i+1 || list[0] != fmt.Sprint(i) || list[i] != "0" {
 				t.Fatalf("after %d: %v", i, list)
 			}
-			must[*activation.Record](t)(s.Get(ctx, "guest", fmt.Sprint(i)))
+			must[[]byte](t)(s.Get(ctx, "guest", fmt.Sprint(i)))
 		}
 	}
 }
@@ -191,10 +191,13 @@ func refusedRecords(t *testing.T, s store.Store) {
 	s.Finish(record("", "guest", "a", 0))
 	s.Finish(record("zero", "gu\x00est", "a", 0))
 	s.Finish(record("long", "guest", strings.Repeat("x", 1<<16), 0))
+	empty := record("empty", "guest", "a", 0)
+	empty.Body = nil
+	s.Finish(empty)
 	s.Finish(record("well", "guest", "a", 0))
 	ok(t, s.Accept(ctx, store.Accepted{ID: "next", Invoker: "me"}))
-	must[*activation.Record](t)(s.Get(ctx, "guest", "well"))
+	must[[]byte](t)(s.Get(ctx, "guest", "well"))
 	equal(t, "unfinished", promised(must[[]store.Accepted](t)(s.Unfinished(ctx, "me"))), "[next]")
 	closeStore(t, s) // nothing is on its way any more
-	equal(t, "lost", s.Lost(), 3)
+	equal(t, "lost", s.Lost(), 4)
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -49,7 +48,7 @@ func Benchmark(b *testing.B, fresh Fresh, fsyncs func(store.Store) int64) {
 			s.Finish(benchRecord(i))
 		}
 		for b.Loop() {
-			list, err := List(s, context.Background(), activation.Filter{Namespace: "guest", Name: "hello"}, 100, 30)
+			list, err := List(s, context.Background(), store.Filter{Namespace: "guest", Name: "hello"}, 100, 30)
 			if err != nil || len(list) != 30 {
 				b.Fatal(len(list), err)
 			}
@@ -64,7 +63,7 @@ func acceptAll(b *testing.B, s store.Store, n, callers int) {
 	for range callers {
 		wg.Go(func() {
 			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-				if err := s.Accept(context.Background(), store.Accepted{ID: activation.NewID(), Invoker: "me", At: time.Now(), Body: body}); err != nil {
+				if err := s.Accept(context.Background(), store.Accepted{ID: store.NewID(), Invoker: "me", At: time.Now(), Body: body}); err != nil {
 					b.Error(err)
 					return
 				}
@@ -74,19 +73,17 @@ func acceptAll(b *testing.B, s store.Store, n, callers int) {
 	wg.Wait()
 }
 
-// benchRecord is of a warm activation with a short result and a line of log.
-func benchRecord(i int) *activation.Record {
-	return &activation.Record{
-		ID: fmt.Sprintf("%016x%016x", i, uint64(i)*0x9e3779b97f4a7c15), Namespace: "guest", Name: "hello", Version: "0.0.1", Subject: "guest",
-		Kind: "nodejs:20", Path: "guest/hello", Limits: activation.Limits{TimeoutMs: 60_000, MemoryMB: 256, LogsMB: 10, Concurrency: 1},
-		Start: t0.Add(time.Duration(i) * time.Millisecond), End: t0.Add(time.Duration(i+2) * time.Millisecond), Wait: time.Millisecond,
-		Response: activation.Response{Result: []byte(`{"greeting":"Hello stranger!"}`)},
-		Logs:     []string{"2026-01-01T00:00:00.123456789Z stdout: hello"},
+// benchRecord is as large as that of a warm activation with a short result and a line of log.
+func benchRecord(i int) *store.Record {
+	index := store.Indexed{
+		ID: fmt.Sprintf("%016x%016x", i, uint64(i)*0x9e3779b97f4a7c15), Namespace: "guest", Name: "hello",
+		Start: t0.Add(time.Duration(i) * time.Millisecond),
 	}
+	return &store.Record{Indexed: index, Body: Body(index.ID, 350)}
 }
 
 // PendingBytes is what a record takes in memory until it is on the disk: add queues n of them.
-func PendingBytes(b *testing.B, add func(*activation.Record)) {
+func PendingBytes(b *testing.B, add func(*store.Record)) {
 	const n = 5000
 	runtime.GC()
 	var before, after runtime.MemStats

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -74,7 +73,7 @@ func holds(t *testing.T, s store.Store, namespace string) string {
 			promises++
 		}
 	}
-	records := must[int](t)(s.Count(t.Context(), activation.Filter{Namespace: namespace}))
+	records := must[int](t)(s.Count(t.Context(), store.Filter{Namespace: namespace}))
 	return fmt.Sprint(must[store.Space](t)(s.Used(t.Context(), namespace)).Entities, records, promises)
 }
 

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -85,7 +84,7 @@ func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, shared
 		unfinished[a.ID] = a
 	}
 	recorded := map[string]bool{}
-	for _, id := range ids(must[[]*activation.Record](t)(List(s, ctx, activation.Filter{Namespace: "guest"}, 0, 1<<30))) {
+	for _, id := range must[[]string](t)(List(s, ctx, store.Filter{Namespace: "guest"}, 0, 1<<30)) {
 		if _, both := unfinished[id]; both || recorded[id] {
 			t.Errorf("%s has two records, or a record and a promise", id)
 		}

@@ -11,7 +11,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -23,7 +22,7 @@ type model struct {
 	docs     map[string]store.Doc
 	code     map[string]string
 	promises []store.Accepted // by At
-	records  map[string]*activation.Record
+	records  map[string]*store.Record
 	clock    int
 }
 
@@ -31,7 +30,7 @@ var names = rapid.SampledFrom([]string{"a", "b", "pkg/a"})
 
 func likeTheModel(t *testing.T, fresh Fresh) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := &model{open: fresh(), docs: map[string]store.Doc{}, code: map[string]string{}, records: map[string]*activation.Record{}}
+		m := &model{open: fresh(), docs: map[string]store.Doc{}, code: map[string]string{}, records: map[string]*store.Record{}}
 		m.start(t)
 		defer func() { closeStore(t, m.s) }()
 		rt.Repeat(map[string]func(*rapid.T){
@@ -151,7 +150,7 @@ func (m *model) forget(t *rapid.T) {
 			t.Fatal(err)
 		}
 	}
-	maps.DeleteFunc(m.records, func(_ string, r *activation.Record) bool { return r.Namespace == namespace })
+	maps.DeleteFunc(m.records, func(_ string, r *store.Record) bool { return r.Namespace == namespace })
 	m.promises = slices.DeleteFunc(m.promises, func(a store.Accepted) bool { return a.Namespace == namespace })
 }
 
@@ -171,28 +170,32 @@ func (m *model) compare(rt *rapid.T) {
 	unfinished, err := m.s.Unfinished(ctx, "me")
 	same(rt, "unfinished", fmt.Sprint(unfinished, err), fmt.Sprint(m.promises, nil))
 
-	f := activation.Filter{Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "pkg/a"}).Draw(rt, "filter")}
+	f := store.Filter{Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "pkg/a"}).Draw(rt, "filter")}
 	if rapid.Bool().Draw(rt, "bounded") {
 		f.Since, f.Upto = t0.Add(20*time.Millisecond), t0.Add(70*time.Millisecond)
 	}
-	var want []*activation.Record
+	var found []*store.Record
 	for _, r := range m.records {
-		if f.Takes(r) {
-			want = append(want, r)
+		if f.Takes(&r.Indexed) {
+			found = append(found, r)
 		}
 	}
-	slices.SortFunc(want, func(a, b *activation.Record) int {
+	slices.SortFunc(found, func(a, b *store.Record) int {
 		if byTime := b.Start.Compare(a.Start); byTime != 0 {
 			return byTime
 		}
 		return strings.Compare(b.ID, a.ID)
 	})
+	want := []string{}
+	for _, r := range found {
+		want = append(want, r.ID)
+	}
 	count, err := m.s.Count(ctx, f)
 	same(rt, "count", fmt.Sprint(count, err), fmt.Sprint(len(want), nil))
 	skip, limit := rapid.IntRange(0, 5).Draw(rt, "skip"), rapid.IntRange(0, 5).Draw(rt, "limit")
 	list, err := List(m.s, ctx, f, skip, limit)
 	want = want[min(skip, len(want)):]
-	same(rt, "list", fmt.Sprint(ids(list), err), fmt.Sprint(ids(want[:min(limit, len(want))]), nil))
+	same(rt, "list", fmt.Sprint(list, err), fmt.Sprint(want[:min(limit, len(want))], nil))
 	if lost := m.s.Lost(); lost != 0 {
 		rt.Fatalf("%d records lost", lost)
 	}

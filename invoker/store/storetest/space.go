@@ -3,11 +3,9 @@ package storetest
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -83,11 +81,11 @@ func forget(t *testing.T, s store.Store) {
 			ok(t, s.Accept(ctx, store.Accepted{ID: "p" + id, Invoker: "me", Namespace: namespace, At: t0}))
 		}
 		r := record(id, namespace, "a", i)
-		r.Logs = []string{strings.Repeat("x", 1000)}
+		r.Body = Body(id, 1000)
 		s.Finish(r)
 	}
 	count := func(namespace string) int {
-		return must[int](t)(s.Count(ctx, activation.Filter{Namespace: namespace}))
+		return must[int](t)(s.Count(ctx, store.Filter{Namespace: namespace}))
 	}
 	for must[int](t)(s.Forget(ctx, "ann")) > 0 {
 	}
@@ -105,7 +103,7 @@ func forget(t *testing.T, s store.Store) {
 	equal(t, "left of all", []int{count("ann"), count("bob")}, "[0 0]")
 	s.Finish(record("0000", "ann", "a", 0))
 	ok(t, s.Accept(ctx, store.Accepted{ID: "end", Invoker: "me"}))
-	equal(t, "begun anew", ids(must[[]*activation.Record](t)(List(s, ctx, activation.Filter{Namespace: "ann"}, 0, 10))), "[0000]")
+	equal(t, "begun anew", must[[]string](t)(List(s, ctx, store.Filter{Namespace: "ann"}, 0, 10)), "[0000]")
 }
 
 // Shares is for a store that retains few records, about retain bytes: those of who calls little stay,
@@ -117,12 +115,12 @@ func Shares(t *testing.T, open func() store.Store, retain int) {
 	n := 0
 	finish := func(namespace string) {
 		r := record(fmt.Sprintf("%032d", n), namespace, "a", n)
-		r.Logs = []string{strings.Repeat("x", size)}
+		r.Body = Body(r.ID, size)
 		s.Finish(r)
 		n++
 	}
 	left := func(namespace string) []string {
-		return ids(must[[]*activation.Record](t)(List(s, ctx, activation.Filter{Namespace: namespace}, 0, 1<<20)))
+		return must[[]string](t)(List(s, ctx, store.Filter{Namespace: namespace}, 0, 1<<20))
 	}
 	restart := func() {
 		closeStore(t, s)

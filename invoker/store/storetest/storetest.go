@@ -3,13 +3,12 @@ package storetest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -90,25 +89,14 @@ func doc(name string, revision uint64, body string) store.Doc {
 var t0 = time.Date(2026, 1, 1, 0, 0, 0, 123456789, time.UTC)
 
 // record of an activation that started that many milliseconds after t0.
-func record(id, namespace, path string, ms int) *activation.Record {
-	name := path
-	for i, c := range path {
-		if c == '/' {
-			name = path[i+1:]
-		}
-	}
-	return &activation.Record{
-		ID: id, Namespace: namespace, Name: name, Path: "owner/" + path, Start: t0.Add(time.Duration(ms) * time.Millisecond),
-		Response: activation.Response{Result: json.RawMessage(`{"id":"` + id + `"}`)},
-	}
+func record(id, namespace, name string, ms int) *store.Record {
+	start := t0.Add(time.Duration(ms) * time.Millisecond)
+	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: namespace, Name: name, Start: start}, Body: Body(id, 0)}
 }
 
-func ids(records []*activation.Record) []string {
-	list := []string{}
-	for _, r := range records {
-		list = append(list, r.ID)
-	}
-	return list
+// Body returns a record's body for tests: its id and that many bytes more.
+func Body(id string, more int) []byte {
+	return fmt.Appendf(nil, "%s\n%s", id, strings.Repeat("x", more))
 }
 
 func promised(list []store.Accepted) []string {
@@ -142,7 +130,7 @@ func reopen(t *testing.T, open func() store.Store) {
 
 	s = open()
 	defer closeStore(t, s)
-	equal(t, "records", must[int](t)(s.Count(ctx, activation.Filter{Namespace: "guest"})), 101)
+	equal(t, "records", must[int](t)(s.Count(ctx, store.Filter{Namespace: "guest"})), 101)
 	unfinished := must[[]store.Accepted](t)(s.Unfinished(ctx, "me"))
 	equal(t, "unfinished", promised(unfinished), "[kept sent]")
 	if k, sent := unfinished[0], unfinished[1]; string(k.Body) != "body\nof two lines" || !k.At.Equal(t0) || k.Invoker != "me" || k.Sent || !sent.Sent {
@@ -163,8 +151,8 @@ func afterClose(t *testing.T, s store.Store) {
 	_, put := s.Put(ctx, doc("a", 0, "{}"), nil, store.Unbounded)
 	_, code := s.Code(ctx, key("a"))
 	_, unfinished := s.Unfinished(ctx, "me")
-	_, list := List(s, ctx, activation.Filter{Namespace: "guest"}, 0, 1)
-	_, count := s.Count(ctx, activation.Filter{Namespace: "guest"})
+	_, list := List(s, ctx, store.Filter{Namespace: "guest"}, 0, 1)
+	_, count := s.Count(ctx, store.Filter{Namespace: "guest"})
 	_, get := s.Get(ctx, "guest", "x")
 	watch := s.Watch(ctx, func(store.Doc) {})
 	_, used := s.Used(ctx, "guest")
@@ -193,11 +181,12 @@ func givenUp(t *testing.T, s store.Store) {
 	}
 }
 
-// List collects what a store lists.
-func List(s store.Activations, ctx context.Context, f activation.Filter, skip, limit int) (all []*activation.Record, err error) {
-	err = s.List(ctx, f, skip, limit, func(r *activation.Record) error {
-		all = append(all, r)
+// List returns the ids of a list, as they stand in Bodies.
+func List(s store.Activations, ctx context.Context, f store.Filter, skip, limit int) (ids []string, err error) {
+	err = s.List(ctx, f, skip, limit, func(body []byte) error {
+		id, _, _ := strings.Cut(string(body), "\n")
+		ids = append(ids, id)
 		return nil
 	})
-	return all, err
+	return ids, err
 }

@@ -1,4 +1,4 @@
-package activation
+package store
 
 import (
 	"encoding/binary"
