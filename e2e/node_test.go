@@ -19,7 +19,7 @@ import (
 
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/functions/functionstest"
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/coldstart"
 	"github.com/fastiov/fastiov/testbed"
 	"github.com/fastiov/fastiov/testbed/wire"
 )
@@ -186,7 +186,7 @@ func call(t *testing.T, key, method, path string, in, out any) int {
 }
 
 // await returns the result and the cold start of an activation once it has ended.
-func await(t *testing.T, key, id string) (result map[string]any, cold activation.ColdStart) {
+func await(t *testing.T, key, id string) (result map[string]any, cold coldstart.Record) {
 	t.Helper()
 	var record struct {
 		Response struct {

@@ -7,6 +7,7 @@ package activation
 
 import (
 	"encoding/json"
+	"github.com/fastiov/fastiov/invoker/coldstart"
 	"time"
 )
 
@@ -44,26 +45,26 @@ type Limits struct {
 // A Record is one finished activation. Its times cover init and run, not the wait for a sandbox, which is Wait. The tags are those of
 // its stored form, see stored.go; clients get that of json.go.
 type Record struct {
-	ID        string        `json:"id"`
-	Namespace string        `json:"ns"`
-	Name      string        `json:"n"`
-	Version   string        `json:"v,omitzero"`
-	Subject   string        `json:"sub,omitzero"`
-	Kind      string        `json:"k,omitzero"`
-	Path      string        `json:"p,omitzero"`  // namespace/name of the action
-	Binding   string        `json:"b,omitzero"`  // namespace/name of the package binding it was called by
-	Cause     string        `json:"of,omitzero"` // id of the activation that caused it
-	CausedBy  string        `json:"cb,omitzero"` // what that one was: "sequence"
-	Limits    Limits        `json:"lim,omitzero"`
-	Start     time.Time     `json:"t,omitzero"`
-	End       time.Time     `json:"e,omitzero"` // zero: of a trigger, which runs nothing
-	Wait      time.Duration `json:"w,omitzero"` // from accepting the request to init, or to run where the sandbox was warm
-	Init      time.Duration `json:"i,omitzero"` // of a cold start; with Cold set it is reported even when 0
-	TimedOut  bool          `json:"to,omitzero"`
-	Response  Response      `json:"r,omitzero"`
-	Logs      []string      `json:"l,omitempty"`
-	Cold      *ColdStart    `json:"c,omitempty"`  // nil: a warm sandbox was reused, or none was reached
-	Composed  *Composed     `json:"co,omitempty"` // of a sequence or a conductor, whose Logs are the ids of its steps
+	ID        string            `json:"id"`
+	Namespace string            `json:"ns"`
+	Name      string            `json:"n"`
+	Version   string            `json:"v,omitzero"`
+	Subject   string            `json:"sub,omitzero"`
+	Kind      string            `json:"k,omitzero"`
+	Path      string            `json:"p,omitzero"`  // namespace/name of the action
+	Binding   string            `json:"b,omitzero"`  // namespace/name of the package binding it was called by
+	Cause     string            `json:"of,omitzero"` // id of the activation that caused it
+	CausedBy  string            `json:"cb,omitzero"` // what that one was: "sequence"
+	Limits    Limits            `json:"lim,omitzero"`
+	Start     time.Time         `json:"t,omitzero"`
+	End       time.Time         `json:"e,omitzero"` // zero: of a trigger, which runs nothing
+	Wait      time.Duration     `json:"w,omitzero"` // from accepting the request to init, or to run where the sandbox was warm
+	Init      time.Duration     `json:"i,omitzero"` // of a cold start; with Cold set it is reported even when 0
+	TimedOut  bool              `json:"to,omitzero"`
+	Response  Response          `json:"r,omitzero"`
+	Logs      []string          `json:"l,omitempty"`
+	Cold      *coldstart.Record `json:"c,omitempty"`  // nil: a warm sandbox was reused, or none was reached
+	Composed  *Composed         `json:"co,omitempty"` // of a sequence or a conductor, whose Logs are the ids of its steps
 }
 
 // Composed is what is remembered of an activation that consists of others.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fastiov/fastiov/invoker/coldstart"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
@@ -72,7 +73,7 @@ func FuzzClassify(f *testing.F) {
 }
 
 func record() *Record {
-	cold := &ColdStart{
+	cold := &coldstart.Record{
 		Sandbox: "fn-1", Driver: "sim", Answered: true, Begin: at(0), End: at(100),
 		Spans: []timeline.Span{
 			{Stage: timeline.Queue, Begin: at(0), End: at(10)},

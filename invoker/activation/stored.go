@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fastiov/fastiov/invoker/coldstart"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -79,8 +80,8 @@ func (r *Record) AppendBinary(b []byte) ([]byte, error) {
 	}
 	if r.Cold != nil || r.Composed != nil {
 		rest, err := json.Marshal(struct {
-			Cold     *ColdStart `json:"c,omitempty"`
-			Composed *Composed  `json:"co,omitempty"`
+			Cold     *coldstart.Record `json:"c,omitempty"`
+			Composed *Composed         `json:"co,omitempty"`
 		}{r.Cold, r.Composed})
 		if err != nil {
 			return b, err

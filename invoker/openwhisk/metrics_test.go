@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/coldstart"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -115,7 +116,7 @@ func BenchmarkObserve(b *testing.B) {
 			provider := sdk.NewTracerProvider(sdk.WithBatcher(tracetest.NewNoopExporter()), sdk.WithIDGenerator(timeline.IDs{}))
 			b.Cleanup(func() { _ = provider.Shutdown(context.Background()) })
 			a, end := &API{cfg: Config{Tracer: provider.Tracer("bench")}}, ended("guest/hello")
-			cold := &activation.ColdStart{Driver: "sim", NetPath: "vf", FastIOV: "none", Answered: true, Begin: time.Now().Add(-time.Second), End: time.Now()}
+			cold := &coldstart.Record{Driver: "sim", NetPath: "vf", FastIOV: "none", Answered: true, Begin: time.Now().Add(-time.Second), End: time.Now()}
 			for n, stage := range timeline.Order {
 				begin := cold.Begin.Add(time.Duration(n) * 50 * time.Millisecond)
 				cold.Spans = append(cold.Spans, timeline.Span{Stage: stage, Begin: begin, End: begin.Add(50 * time.Millisecond)})

@@ -5,13 +5,13 @@ package ending
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/coldstart"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -29,7 +29,7 @@ func Write(r *activation.Record, asked, accepted time.Time, result pool.Result, 
 		r.Start = result.Placed
 	}
 	if result.Start != nil {
-		r.Cold = coldStart(accepted, result, r.End)
+		r.Cold = coldstart.Of(accepted, result, r.End)
 		if init := initSpan(r.Cold.Spans); init != nil {
 			r.Init, r.Start = init.End.Sub(init.Begin), init.Begin
 		}
@@ -71,36 +71,6 @@ func failedCall(call *pool.CallError, limits activation.Limits) (activation.Resp
 	default:
 		return activation.Failed(activation.InternalError, call.Error()), false
 	}
-}
-
-// coldStart joins the invoker's own stages with the node's: queue until the node was asked, and the run as the first byte.
-func coldStart(accepted time.Time, result pool.Result, end time.Time) *activation.ColdStart {
-	start := result.Start
-	var tl timeline.Timeline
-	begin := accepted.Round(0) // by the wall's clock, as all that the node says; what lies between, not
-	queued := result.Placed.Sub(accepted)
-	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: begin, End: begin.Add(queued)})
-	for _, s := range start.Spans {
-		tl.Add(timeline.Span{
-			Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs), End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
-		})
-	}
-	if run := result.Run; run != nil {
-		tl.Add(timeline.Span{Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs), End: time.Unix(0, run.EndNs)})
-	}
-	cold := &activation.ColdStart{
-		Sandbox: result.Sandbox, Driver: start.Driver, NetPath: start.NetPath, FastIOV: start.Fastiov, VF: start.Vf, MAC: start.Mac, Address: start.Address,
-		Answered: result.Run != nil, Begin: begin, End: end, Spans: tl.Spans(),
-	}
-	for _, f := range append(slices.Clip(start.Memory), result.Run.GetMemory()) {
-		if f != nil {
-			cold.Memory = append(cold.Memory, timeline.Footprint{
-				At: timeline.Moment(f.At), Resident: f.Resident, Zeroed: f.Zeroed, Waited: time.Duration(f.WaitedNs),
-			})
-		}
-	}
-	cold.Attribute()
-	return cold
 }
 
 func initSpan(spans []timeline.Span) *timeline.Span {

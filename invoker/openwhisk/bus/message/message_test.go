@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/coldstart"
 )
 
 const id = "0123456789abcdef0123456789abcdef"
@@ -147,7 +148,7 @@ func invalidation(t *testing.T, text string) Invalidation {
 
 func TestAColdStartTellsItsInitTime(t *testing.T) {
 	r := record()
-	r.Cold, r.Init = &activation.ColdStart{}, 30*time.Millisecond
+	r.Cold, r.Init = &coldstart.Record{}, 30*time.Millisecond
 	if text := string(Encode(NewRecord(r, decode(t, asked)))); !strings.Contains(text, `{"key":"initTime","value":30}`) {
 		t.Error(text)
 	}
