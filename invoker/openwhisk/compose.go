@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 

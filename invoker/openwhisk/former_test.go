@@ -14,7 +14,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/embedded"
 	"github.com/fastiov/fastiov/invoker/store/redis"

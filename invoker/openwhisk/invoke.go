@@ -5,7 +5,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 

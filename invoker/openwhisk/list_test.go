@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
 // A list of large records is sent as it is read, and ends where it has become long enough.

@@ -12,8 +12,8 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/coldstart"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api"

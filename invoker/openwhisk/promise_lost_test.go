@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"

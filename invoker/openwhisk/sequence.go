@@ -4,7 +4,7 @@ import (
 	"net/http"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/store"
 )

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 )

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
 // The kinds that no runtime family has: an image that the action names itself, and a chain of other actions.

@@ -1,6 +1,6 @@
 package entity
 
-import "github.com/fastiov/fastiov/invoker/activation"
+import "github.com/fastiov/fastiov/invoker/openwhisk/activation"
 
 // A Bound is what one limit may be.
 type Bound struct{ Min, Standard, Max int }

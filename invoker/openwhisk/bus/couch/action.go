@@ -11,7 +11,7 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
 // An Action is what can be run, with its code.

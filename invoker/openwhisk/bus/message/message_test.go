@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fastiov/fastiov/invoker/activation"
 	"github.com/fastiov/fastiov/invoker/coldstart"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
 const id = "0123456789abcdef0123456789abcdef"

@@ -3,7 +3,7 @@ package message
 import (
 	"encoding/json"
 
-	"github.com/fastiov/fastiov/invoker/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
 // A Record is an activation as OpenWhisk keeps it: the outcome is a number, times are Unix milliseconds.

@@ -7,8 +7,9 @@ package activation
 
 import (
 	"encoding/json"
-	"github.com/fastiov/fastiov/invoker/coldstart"
 	"time"
+
+	"github.com/fastiov/fastiov/invoker/coldstart"
 )
 
 // Status is how an activation ended, by OpenWhisk's numbers.
