@@ -173,6 +173,30 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 	})
 }
 
+// A wing is an API of the invoker. Wings are equals, and what they have in common knows none of them.
+var wings = []string{"invoker/openwhisk"}
+
+// TestOnlyWhatIsAboveKnowsAWing: its packages are imported by itself and by those who put the product
+// together, measure it or show it. Within a wing, no room imports the API above it.
+func TestOnlyWhatIsAboveKnowsAWing(t *testing.T) {
+	above := []string{"cmd", "bench", "dashboards", "examples"}
+	eachPackage(t, func(p pkg) {
+		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			to, _ := strings.CutPrefix(imported, module+"/")
+			for _, wing := range wings {
+				inside := within(p.short(), wing)
+				isAbove := slices.ContainsFunc(above, func(folder string) bool { return within(p.short(), folder) })
+				switch {
+				case within(to, wing) && !inside && !isAbove:
+					t.Errorf("%s imports %s: only %s may see what is in %s", p.short(), to, strings.Join(above, ", "), wing)
+				case to == wing && inside && p.short() != wing:
+					t.Errorf("%s imports %s, which is above it", p.short(), to)
+				}
+			}
+		}
+	})
+}
+
 // TestNoProgramLinksTesting, which brings flags and a way to tell a test from the product.
 func TestNoProgramLinksTesting(t *testing.T) {
 	imports := map[string]bool{}
