@@ -3,7 +3,6 @@ package openwhisk
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -34,7 +34,8 @@ func (v *invocation) job() pool.Job {
 			if err := v.leave(context.Background()); err != nil {
 				return nil, err
 			}
-			return v.runRequest(), nil
+			body := runtime.Run(v.about(), v.arguments)
+			return &api.RunRequest{Body: body, TimeoutMs: uint32(v.on.Limits.TimeoutMs)}, nil
 		},
 		Keep: func(reply *api.RunReply) bool {
 			response := activation.Classify(int(reply.Status), reply.Body)
@@ -55,24 +56,31 @@ func (v *invocation) timeout() time.Duration {
 	return time.Duration(v.on.Limits.TimeoutMs) * time.Millisecond
 }
 
-func (v *invocation) deadline() string {
-	return strconv.FormatInt(time.Now().Add(v.timeout()).UnixMilli(), 10)
-}
-
 // wantsKey tells whether the action is given its caller's key, where there is one. An action that says nothing is not.
 func (v *invocation) wantsKey() bool {
 	return v.on.Annotations.True("provide-api-key") && v.key != (access.Key{})
 }
 
-// startRequest asks for a sandbox for the call.
-func (v *invocation) startRequest() (*api.StartRequest, error) {
-	environment := map[string]string{
-		"__OW_ACTIVATION_ID": v.id, "__OW_TRANSACTION_ID": v.transaction, "__OW_DEADLINE": v.deadline(),
+// place is what the action finds about itself, whoever calls.
+func (r *resolved) place(namespace string) runtime.Place {
+	return runtime.Place{Namespace: namespace, Action: r.full, Version: r.Version}
+}
+
+// about is what the action finds about its call.
+func (v *invocation) about() runtime.Call {
+	c := runtime.Call{
+		Place: v.on.place(v.user.Namespace), Activation: v.id, Transaction: v.transaction,
+		Deadline: time.Now().Add(v.timeout()),
 	}
 	if v.wantsKey() {
-		environment["__OW_API_KEY"] = v.key.String()
+		c.Key = v.key.String()
 	}
-	request, err := v.api.startRequest(v.user.Namespace, v.on, environment)
+	return c
+}
+
+// startRequest asks for a sandbox for the call.
+func (v *invocation) startRequest() (*api.StartRequest, error) {
+	request, err := v.api.startRequest(v.on, v.about())
 	if err == nil {
 		request.Call.WaitedNs = uint64(age(v.accepted))
 	}
@@ -81,32 +89,23 @@ func (v *invocation) startRequest() (*api.StartRequest, error) {
 
 // again asks for a sandbox before anybody calls.
 func (a *API) again(namespace string, on *resolved) func() (*api.StartRequest, error) {
-	return func() (*api.StartRequest, error) { return a.startRequest(namespace, on, map[string]string{}) }
+	return func() (*api.StartRequest, error) {
+		return a.startRequest(on, runtime.Call{Place: on.place(namespace)})
+	}
 }
 
-// startRequest asks for a sandbox of the action's image, initialised with its code. The environment is
-// what the call adds to that of the action.
-func (a *API) startRequest(namespace string, on *resolved, environment map[string]string) (*api.StartRequest, error) {
+// startRequest asks for a sandbox of the action's image, initialised with its code.
+func (a *API) startRequest(on *resolved, c runtime.Call) (*api.StartRequest, error) {
 	code, err := a.code(context.Background(), on.action)
 	if err != nil {
 		return nil, fmt.Errorf("the action's code: %w", err)
 	}
-	for key, value := range on.fixed.Init {
-		if _, ours := environment[key]; !ours {
-			environment[key] = value
-		}
-	}
-	environment["__OW_NAMESPACE"] = namespace
-	environment["__OW_ACTION_NAME"], environment["__OW_ACTION_VERSION"] = on.full, on.Version
-	main := on.Exec.Main
-	if main == "" {
-		main = "main"
-	}
+	program := runtime.Program[[]byte]{Name: on.Name, Main: on.Exec.Main, Binary: *on.Exec.Binary, Code: code}
 	return &api.StartRequest{
 		Image: on.Image(a.cfg.Runtimes), Namespace: owner(on.full),
-		Init: initBody(on.Name, main, *on.Exec.Binary, code, environment),
+		Init: runtime.Init(program, c, on.fixed.Init),
 		Env:  map[string]string{"__OW_API_HOST": a.cfg.APIHost},
-		Call: &api.Call{Action: on.full[1:], Namespace: namespace},
+		Call: &api.Call{Action: on.full[1:], Namespace: c.Namespace},
 	}, nil
 }
 
@@ -114,40 +113,6 @@ func (a *API) startRequest(namespace string, on *resolved, environment map[strin
 func owner(full string) string {
 	namespace, _, _ := strings.Cut(strings.TrimPrefix(full, "/"), "/")
 	return namespace
-}
-
-func initBody(name, main string, binary bool, code []byte, environment map[string]string) []byte {
-	b := make([]byte, 0, len(code)+len(code)/8+1024)
-	b = quoted(append(b, `{"value":{"name":`...), name)
-	b = quoted(append(b, `,"main":`...), main)
-	b = strconv.AppendBool(append(b, `,"binary":`...), binary)
-	b, _ = jsontext.AppendQuote(append(b, `,"code":`...), code)
-	b = append(b, `,"env":{`...)
-	first := true
-	for key, value := range environment {
-		if !first {
-			b = append(b, ',')
-		}
-		first = false
-		b = quoted(append(quoted(b, key), ':'), value)
-	}
-	return append(b, `}}}`...)
-}
-
-// runRequest splices the arguments into the fields around them, unread.
-func (v *invocation) runRequest() *api.RunRequest {
-	b := make([]byte, 0, len(v.arguments)+384)
-	b = append(append(b, `{"value":`...), v.arguments...)
-	for _, field := range [...]struct{ name, value string }{
-		{`,"namespace":`, v.user.Namespace}, {`,"action_name":`, v.on.full}, {`,"action_version":`, v.on.Version},
-		{`,"activation_id":`, v.id}, {`,"transaction_id":`, v.transaction}, {`,"deadline":`, v.deadline()},
-	} {
-		b = quoted(append(b, field.name...), field.value)
-	}
-	if v.wantsKey() {
-		b = quoted(append(b, `,"api_key":`...), v.key.String())
-	}
-	return &api.RunRequest{Body: append(b, '}'), TimeoutMs: uint32(v.on.Limits.TimeoutMs)}
 }
 
 func quoted(b []byte, text string) []byte {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 	"github.com/fastiov/fastiov/invoker/openwhisk/ending"
+	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -101,25 +100,23 @@ func partition(content json.RawMessage, forInit []string) (arguments json.RawMes
 	return message.Encode(all), init, nil
 }
 
-// place is what the action finds about itself: /init gives it as environment, /run as fields.
-func (v *visit) place() map[string]any {
-	return map[string]any{
-		"namespace":      v.Asked.User.Namespace.Name,
-		"action_name":    "/" + v.Asked.Action.String(),
-		"action_version": v.Action.Version,
+// place is what the action finds about itself.
+func (v *visit) place() runtime.Place {
+	return runtime.Place{
+		Namespace: v.Asked.User.Namespace.Name, Action: "/" + v.Asked.Action.String(), Version: v.Action.Version,
 	}
 }
 
 // call is that and what it finds about its call.
-func (v *visit) call() map[string]any {
-	env := v.place()
-	env["activation_id"] = v.Asked.ID
-	env["transaction_id"] = v.Asked.Transaction.ID
-	env["deadline"] = strconv.FormatInt(time.Now().Add(v.timeout()).UnixMilli(), 10)
-	if key := v.Asked.User.AuthKey.APIKey; key != "" && v.Action.Truthy("provide-api-key", true) {
-		env["api_key"] = key
+func (v *visit) call() runtime.Call {
+	c := runtime.Call{
+		Place: v.place(), Activation: v.Asked.ID, Transaction: v.Asked.Transaction.ID,
+		Deadline: time.Now().Add(v.timeout()),
 	}
-	return env
+	if v.Action.Truthy("provide-api-key", true) {
+		c.Key = v.Asked.User.AuthKey.APIKey
+	}
+	return c
 }
 
 func (v *visit) timeout() time.Duration {
@@ -132,30 +129,27 @@ func (v *visit) again(apiHost string) func() (*api.StartRequest, error) {
 	next := visit{Request: Request{Asked: &asked, Action: v.Action}, image: v.image, init: v.init}
 	return func() (*api.StartRequest, error) {
 		next.received = time.Now()
-		return next.start(apiHost, next.place()), nil
+		return next.start(apiHost, runtime.Call{Place: next.place()}), nil
 	}
 }
 
-func (v *visit) start(apiHost string, environment map[string]any) *api.StartRequest {
-	env := maps.Clone(v.init)
-	for key, value := range environment {
-		env["__OW_"+strings.ToUpper(key)] = value.(string)
-	}
-	init := map[string]any{"name": v.Action.Name, "main": "main", "code": v.Action.Exec.Code, "binary": v.Action.Exec.Binary, "env": env}
-	if v.Action.Exec.Main != "" {
-		init["main"] = v.Action.Exec.Main
-	}
+func (v *visit) start(apiHost string, c runtime.Call) *api.StartRequest {
+	exec := v.Action.Exec
+	program := runtime.Program[string]{Name: v.Action.Name, Main: exec.Main, Binary: exec.Binary, Code: exec.Code}
 	owner, _, _ := strings.Cut(v.Action.Namespace, "/") // of its package, if it is in one
 	return &api.StartRequest{
-		Namespace: owner, Image: v.image, Init: message.Encode(map[string]any{"value": init}), Env: map[string]string{"__OW_API_HOST": apiHost},
-		Call: &api.Call{Action: v.Asked.Action.String(), Namespace: v.Asked.User.Namespace.Name, WaitedNs: uint64(max(time.Since(v.received), 0))},
+		Namespace: owner, Image: v.image, Init: runtime.Init(program, c, v.init),
+		Env: map[string]string{"__OW_API_HOST": apiHost},
+		Call: &api.Call{
+			Action: v.Asked.Action.String(), Namespace: c.Namespace, WaitedNs: uint64(max(time.Since(v.received), 0)),
+		},
 	}
 }
 
 func (v *visit) run() *api.RunRequest {
-	body := v.call()
-	body["value"] = v.arguments
-	return &api.RunRequest{Body: message.Encode(body), TimeoutMs: uint32(v.Action.Limits.TimeoutMs)}
+	return &api.RunRequest{
+		Body: runtime.Run(v.call(), v.arguments), TimeoutMs: uint32(v.Action.Limits.TimeoutMs),
+	}
 }
 
 // record is what is known before anything ran.
