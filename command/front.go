@@ -18,7 +18,6 @@ import (
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/functions"
-	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"

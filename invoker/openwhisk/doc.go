@@ -31,4 +31,6 @@
 //	metrics.go      what Prometheus sees
 //	trace.go        what a collector of traces sees
 //	server.go       listeners, HTTPS, and their bounds
+//
+// Below it lie the rooms of OpenWhisk that need no HTTP: entity, activation, ending, runtime and bus.
 package openwhisk
