@@ -100,7 +100,9 @@ func (a *API) startRequest(on *resolved, c runtime.Call) (*api.StartRequest, err
 	if err != nil {
 		return nil, fmt.Errorf("the action's code: %w", err)
 	}
-	program := runtime.Program[[]byte]{Name: on.Name, Main: on.Exec.Main, Binary: *on.Exec.Binary, Code: code}
+	program := runtime.Program[[]byte]{
+		Name: on.Name, Main: on.Exec.Main, Binary: *on.Exec.Binary, Code: code,
+	}
 	return &api.StartRequest{
 		Image: on.Image(a.cfg.Runtimes), Namespace: owner(on.full),
 		Init: runtime.Init(program, c, on.fixed.Init),

@@ -103,7 +103,8 @@ func partition(content json.RawMessage, forInit []string) (arguments json.RawMes
 // place is what the action finds about itself.
 func (v *visit) place() runtime.Place {
 	return runtime.Place{
-		Namespace: v.Asked.User.Namespace.Name, Action: "/" + v.Asked.Action.String(), Version: v.Action.Version,
+		Namespace: v.Asked.User.Namespace.Name, Action: "/" + v.Asked.Action.String(),
+		Version: v.Action.Version,
 	}
 }
 
@@ -135,13 +136,16 @@ func (v *visit) again(apiHost string) func() (*api.StartRequest, error) {
 
 func (v *visit) start(apiHost string, c runtime.Call) *api.StartRequest {
 	exec := v.Action.Exec
-	program := runtime.Program[string]{Name: v.Action.Name, Main: exec.Main, Binary: exec.Binary, Code: exec.Code}
+	program := runtime.Program[string]{
+		Name: v.Action.Name, Main: exec.Main, Binary: exec.Binary, Code: exec.Code,
+	}
 	owner, _, _ := strings.Cut(v.Action.Namespace, "/") // of its package, if it is in one
 	return &api.StartRequest{
 		Namespace: owner, Image: v.image, Init: runtime.Init(program, c, v.init),
 		Env: map[string]string{"__OW_API_HOST": apiHost},
 		Call: &api.Call{
-			Action: v.Asked.Action.String(), Namespace: c.Namespace, WaitedNs: uint64(max(time.Since(v.received), 0)),
+			Action: v.Asked.Action.String(), Namespace: c.Namespace,
+			WaitedNs: uint64(max(time.Since(v.received), 0)),
 		},
 	}
 }

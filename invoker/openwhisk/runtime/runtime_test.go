@@ -7,7 +7,8 @@ import (
 
 var call = Call{
 	Place:      Place{Namespace: "guest", Action: "/owner/pkg/hello", Version: "0.0.2"},
-	Activation: "cafe", Transaction: "t\"1", Deadline: time.UnixMilli(1_800_000_000_000), Key: "uuid:key",
+	Activation: "cafe", Transaction: "t\"1",
+	Deadline: time.UnixMilli(1_800_000_000_000), Key: "uuid:key",
 }
 
 func TestInit(t *testing.T) {
@@ -15,9 +16,11 @@ func TestInit(t *testing.T) {
 	place := Call{Place: call.Place}
 	for want, got := range map[string][]byte{
 		`{"value":{"name":"hello","main":"main","binary":false,"code":"x => \"x\"","env":{` +
-			`"__OW_ACTION_NAME":"/owner/pkg/hello","__OW_ACTION_VERSION":"0.0.2","__OW_ACTIVATION_ID":"cafe",` +
+			`"__OW_ACTION_NAME":"/owner/pkg/hello","__OW_ACTION_VERSION":"0.0.2",` +
+			`"__OW_ACTIVATION_ID":"cafe",` +
 			`"__OW_API_KEY":"uuid:key","__OW_DEADLINE":"1800000000000","__OW_NAMESPACE":"guest",` +
-			`"__OW_TRANSACTION_ID":"t\"1","a":"b` + "\ufffd" + `"}}}`: Init(Program[string]{Name: "hello", Code: `x => "x"`}, call, fixed),
+			`"__OW_TRANSACTION_ID":"t\"1","a":"b` + "\ufffd" + `"}}}`: Init(
+			Program[string]{Name: "hello", Code: `x => "x"`}, call, fixed),
 		`{"value":{"name":"hello","main":"go","binary":true,"code":"AA==","env":{` +
 			`"__OW_ACTION_NAME":"/owner/pkg/hello","__OW_ACTION_VERSION":"0.0.2","__OW_NAMESPACE":"guest"` +
 			`}}}`: Init(Program[[]byte]{"hello", "go", true, []byte("AA==")}, place, nil),

@@ -134,7 +134,8 @@ func (s *Store) Get(_ context.Context, namespace, id string) (body []byte, err e
 }
 
 // List implements store.Activations.
-func (s *Store) List(_ context.Context, f store.Filter, skip, limit int, see func([]byte) error) error {
+func (s *Store) List(_ context.Context, f store.Filter, skip, limit int,
+	see func([]byte) error) error {
 	var orders []string
 	var ahead map[string]*store.Record
 	err := s.search(f, func(tx *bbolt.Tx, onTheWay map[string]*store.Record) error {
@@ -159,7 +160,8 @@ func (s *Store) List(_ context.Context, f store.Filter, skip, limit int, see fun
 
 // portion reads some of the records with these Orders, and tells what is left. Those that were dropped
 // meanwhile, because they were the oldest, are left out.
-func (s *Store) portion(ahead map[string]*store.Record, orders []string) (some [][]byte, left []string, err error) {
+func (s *Store) portion(ahead map[string]*store.Record, orders []string) (
+	some [][]byte, left []string, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		for size := 0; len(orders) > 0 && size < store.Portion; orders = orders[1:] {
 			var body []byte
