@@ -2,7 +2,6 @@ package api
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -16,6 +15,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -28,6 +28,11 @@ import (
 //
 // Who sends leaves a frame, and waits only where the peer takes nothing. A goroutine begins when
 // there is a first one, and writes until none is left: what comes meanwhile goes by one write.
+//
+// A node has a budget for all of its connections. A large frame waits for room there before it is
+// read, and nothing else of its connection is read meanwhile; where no room comes it is skipped,
+// and its run refused. What is held is given back when the answer has been written. Whoever stalls
+// within a frame, or takes nothing of what is written, is hung up on, and holds room no longer.
 
 // greeting is as long as HTTP/2's own: an earlier version's server does not wait for more.
 const greeting = "fastiov runs, version 1\n"
@@ -44,42 +49,51 @@ var errNoFrames = errors.New("the node carries no frames")
 
 // frames is one end of a connection.
 type frames struct {
-	conn  net.Conn
-	in    *bufio.Reader
-	heard atomic.Bool // something has come since it was last asked
+	conn   net.Conn
+	in     *bufio.Reader
+	budget *budget       // a node's
+	heard  atomic.Bool   // something has come since it was last asked
+	parts  uint64        // of frames that had to be waited for
+	coming atomic.Uint64 // the part that is waited for; 0: none
 
 	mu      sync.Mutex
 	room    sync.Cond // less is unsent, or the connection has ended
 	unsent  []byte
+	held    int    // of the budget, by what is unsent
 	spare   []byte // the other buffer
 	writing bool   // a goroutine writes, and goes on until nothing is unsent
+	writes  uint64 // so far, with the one under way
 	err     error  // why it has ended
 }
 
-func newFrames(conn net.Conn) *frames {
-	f := &frames{conn: conn, in: bufio.NewReaderSize(conn, readAhead)}
+func newFrames(conn net.Conn, budget *budget) *frames {
+	f := &frames{conn: conn, in: bufio.NewReaderSize(conn, readAhead), budget: budget}
 	f.room.L = &f.mu
 	return f
 }
 
-// send is for many at once. It returns before the frame is written.
-func (f *frames) send(m proto.Message) error {
+// send is for many at once. It returns before the frame is written; when it is, or cannot be, held
+// is given back to the budget.
+func (f *frames) send(m proto.Message, held int) error {
 	f.mu.Lock()
 	for len(f.unsent) > mostUnsent && f.err == nil {
 		f.room.Wait()
 	}
 	if f.err != nil {
 		defer f.mu.Unlock()
+		f.budget.give(held)
 		return f.err
 	}
 	begin := len(f.unsent)
 	whole, err := proto.MarshalOptions{}.MarshalAppend(append(f.unsent, 0, 0, 0, 0), m)
 	if err != nil {
 		f.mu.Unlock()
+		f.budget.give(held)
 		return f.end(err)
 	}
 	binary.BigEndian.PutUint32(whole[begin:], uint32(len(whole)-begin-lengthBytes))
 	f.unsent = whole
+	f.held += held
 	f.begin()
 	f.mu.Unlock()
 	return nil
@@ -107,10 +121,12 @@ func (f *frames) write() {
 		f.mu.Unlock()
 		runtime.Gosched() // whoever is about to send joins in: a write costs more than that
 		f.mu.Lock()
-		out := f.unsent
-		f.unsent, f.spare = f.spare[:0], nil
+		out, held := f.unsent, f.held
+		f.unsent, f.spare, f.held = f.spare[:0], nil, 0
+		f.writes++
 		f.mu.Unlock()
 		_, err := f.conn.Write(out)
+		f.budget.give(held)
 		f.mu.Lock()
 		if err != nil && f.err == nil {
 			f.err = err
@@ -122,6 +138,8 @@ func (f *frames) write() {
 		f.room.Broadcast()
 	}
 	f.writing = false
+	f.budget.give(f.held)
+	f.held = 0
 }
 
 // end closes the connection and returns why it ended first.
@@ -136,46 +154,141 @@ func (f *frames) end(why error) error {
 	return f.err
 }
 
-// receive reads the next message, and what is empty: m is as it was then. An error ends the
-// connection.
-func (f *frames) receive(m proto.Message) (empty bool, err error) {
-	content, err := f.next()
+// receive reads the next message, and what is empty: m is as it was then. A large one holds a part
+// of the budget. An error ends the connection, but for that of one for which there was no room.
+func (f *frames) receive(m proto.Message) (empty bool, held int, err error) {
+	content, held, err := f.next()
 	if err == nil && len(content) > 0 {
 		err = proto.Unmarshal(content, m)
 	}
-	if err != nil {
-		return false, f.end(err)
+	if err == nil {
+		return len(content) == 0, held, nil
 	}
-	return len(content) == 0, nil
+	if crowded := (*noRoom)(nil); errors.As(err, &crowded) {
+		return false, 0, crowded
+	}
+	f.budget.give(held)
+	return false, 0, f.end(err)
 }
 
+// noRoom is the error of a frame that was skipped, with the run's number.
+type noRoom struct{ number uint64 }
+
+func (n *noRoom) Error() string { return errNoRoom.Error() }
+
 // next returns what is in the next frame, which stays as it is until the one after.
-func (f *frames) next() ([]byte, error) {
+func (f *frames) next() (content []byte, held int, err error) {
+	if _, err := f.in.Peek(1); err != nil {
+		return nil, 0, err // between frames it may take as long as it likes
+	}
+	if f.in.Buffered() < lengthBytes {
+		defer f.part()()
+	}
 	head, err := f.in.Peek(lengthBytes)
 	if err != nil {
-		if len(head) > 0 {
-			err = torn(err)
-		}
-		return nil, err
+		return nil, 0, torn(err)
 	}
 	length := int(binary.BigEndian.Uint32(head))
 	if length > maxMessage {
-		return nil, fmt.Errorf("a frame of %d bytes; the most is %d", length, maxMessage)
+		return nil, 0, fmt.Errorf("a frame of %d bytes; the most is %d", length, maxMessage)
 	}
 	_, _ = f.in.Discard(lengthBytes) // which were seen
 	if length > f.in.Size() {
-		var large bytes.Buffer // it grows by what comes, not by what was announced
-		if _, err := io.CopyN(&large, f.in, int64(length)); err != nil {
-			return nil, torn(err)
-		}
-		return large.Bytes(), nil
+		return f.large(length)
 	}
-	content, err := f.in.Peek(length)
+	if f.in.Buffered() < length {
+		defer f.part()()
+	}
+	content, err = f.in.Peek(length)
 	if err != nil {
-		return nil, torn(err)
+		return nil, 0, torn(err)
 	}
 	_, _ = f.in.Discard(length)
-	return content, nil
+	return content, 0, nil
+}
+
+// part says that a part of a frame is waited for, until it is told that it came.
+func (f *frames) part() (came func()) {
+	f.parts++
+	f.coming.Store(f.parts)
+	return func() { f.coming.Store(0) }
+}
+
+// large reads a frame once there is room for it, or skips it. The buffer grows by what comes, not
+// by what was announced.
+func (f *frames) large(length int) (content []byte, held int, err error) {
+	if f.budget != nil {
+		f.coming.Store(0) // it is not the peer who takes long now
+		held = length + runCost
+		if !f.budget.await(held) {
+			return nil, 0, f.skip(length)
+		}
+	}
+	defer f.part()()
+	for len(content) < length {
+		if len(content) == cap(content) {
+			grown := make([]byte, len(content), min(max(2*cap(content), f.in.Size()), length))
+			copy(grown, content)
+			content = grown
+		}
+		n, err := f.in.Read(content[len(content):cap(content)])
+		content = content[:len(content)+n]
+		if err != nil {
+			return nil, held, torn(err)
+		}
+	}
+	return content, held, nil
+}
+
+// skip passes over a frame and says which run it was: its number comes first.
+func (f *frames) skip(length int) error {
+	defer f.part()()
+	head, err := f.in.Peek(binary.MaxVarintLen64 + 1)
+	if err != nil {
+		return torn(err)
+	}
+	field, kind, tag := protowire.ConsumeTag(head)
+	number, _ := protowire.ConsumeVarint(head[max(tag, 0):])
+	if field != 1 || kind != protowire.VarintType {
+		number = 0 // as it is where it is left out
+	}
+	if _, err := f.in.Discard(length); err != nil {
+		return torn(err)
+	}
+	return &noRoom{number}
+}
+
+// guard hangs up on a peer that takes from one look to the next for a part of a frame, or for what
+// is written to it.
+func (f *frames) guard(ended <-chan struct{}, tick <-chan time.Time) {
+	var coming, going uint64
+	for {
+		select {
+		case <-ended:
+			return
+		case <-tick:
+		}
+		part, write := f.coming.Load(), f.going()
+		switch {
+		case part != 0 && part == coming:
+			_ = f.end(fmt.Errorf("it has stalled within a frame for %v", silence))
+			return
+		case write != 0 && write == going:
+			_ = f.end(fmt.Errorf("it has taken no answer for %v", silence))
+			return
+		}
+		coming, going = part, write
+	}
+}
+
+// going is the write under way; 0: none.
+func (f *frames) going() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.writing {
+		return 0
+	}
+	return f.writes
 }
 
 // torn is the error of a connection that ended within a frame.
@@ -199,7 +312,7 @@ func dialFrames(ctx context.Context, socket string) (*toNode, error) {
 	if err != nil {
 		return nil, status.Errorf(codes.Unavailable, "node %s: %v", socket, err)
 	}
-	f := newFrames(conn)
+	f := newFrames(conn, nil)
 	context.AfterFunc(ctx, func() { _ = f.end(context.Canceled) })
 	if err := f.greet(); err != nil {
 		conn.Close()
@@ -256,13 +369,13 @@ func (f *frames) watch(ctx context.Context, tick <-chan time.Time) {
 }
 
 // Send implements carrier.
-func (n *toNode) Send(in *RunsRequest) error { return n.send(in) }
+func (n *toNode) Send(in *RunsRequest) error { return n.send(in, 0) }
 
 // Recv implements carrier.
 func (n *toNode) Recv() (*RunsReply, error) {
 	for {
 		reply := &RunsReply{}
-		empty, err := n.receive(reply)
+		empty, _, err := n.receive(reply)
 		switch {
 		case n.ctx.Err() != nil:
 			return nil, status.FromContextError(n.ctx.Err()).Err()
@@ -282,18 +395,23 @@ func (n *toNode) Recv() (*RunsReply, error) {
 type toInvoker struct{ *frames }
 
 // Send implements asker.
-func (i toInvoker) Send(out *RunsReply) error { return i.send(out) }
+func (i toInvoker) Send(out *RunsReply, held int) { _ = i.send(out, held) }
 
 // Recv implements asker.
-func (i toInvoker) Recv() (*RunsRequest, error) {
+func (i toInvoker) Recv() (*RunsRequest, int, error) {
 	for {
 		in := &RunsRequest{}
-		empty, err := i.receive(in)
-		if err != nil || !empty {
-			return in, err
+		empty, held, err := i.receive(in)
+		if err == nil && !empty {
+			return in, held, nil
 		}
-		if err := i.send(&RunsReply{}); err != nil { // it is there
-			return nil, err
+		if err == nil {
+			err = i.send(&RunsReply{}, 0) // it is there
+		} else if crowded := (*noRoom)(nil); errors.As(err, &crowded) {
+			err = i.send(replyTo(crowded.number, nil, errNoRoom), 0)
+		}
+		if err != nil {
+			return nil, 0, err
 		}
 	}
 }

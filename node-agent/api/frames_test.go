@@ -49,7 +49,7 @@ func greeted(t *testing.T, socket string) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	if err := newFrames(conn).greet(); err != nil {
+	if err := newFrames(conn, nil).greet(); err != nil {
 		t.Fatal(err)
 	}
 	return conn
@@ -264,7 +264,7 @@ func TestWhoTakesNoAnswersIsNotHeard(t *testing.T) {
 			var m runtime.MemStats
 			runtime.GC()
 			runtime.ReadMemStats(&m)
-			if runs := node.runs.Load(); runs > mostRuns || m.HeapAlloc > 64<<20 {
+			if runs := node.runs.Load(); runs > mostHeld/runCost || m.HeapAlloc > 64<<20 {
 				t.Errorf("%d runs and %d MiB for who takes no answer", runs, m.HeapAlloc>>20)
 			}
 			return
@@ -277,14 +277,18 @@ func TestWhoTakesNoAnswersIsNotHeard(t *testing.T) {
 func TestLogsThatNobodyTakesAreBounded(t *testing.T) {
 	node := &answering{logs: strings.Repeat("x", 10<<20)}
 	by := &deaf{gone: make(chan struct{})}
-	table := &table{node: node, asker: by, cancels: map[uint64]context.CancelFunc{}}
+	table := &table{node: node, asker: by, budget: newBudget()}
+	table.cancels = map[uint64]context.CancelFunc{}
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer close(by.gone)
 	for n := range uint64(2 * mostHeld / (10 << 20)) {
-		task, err := table.begin(t.Context(), &RunsRequest{Number: n, Run: &RunRequest{}})
-		if err != nil {
+		if table.budget.free.Load() <= 0 {
 			return
+		}
+		task, err := table.begin(t.Context(), &RunsRequest{Number: n, Run: &RunRequest{}}, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
 		by.asked.Add(1)
 		running.Go(func() { table.run(task) })
@@ -299,37 +303,17 @@ type deaf struct {
 	gone  chan struct{}
 }
 
-func (d *deaf) Recv() (*RunsRequest, error) { return nil, io.EOF }
+func (d *deaf) Recv() (*RunsRequest, int, error) { return nil, 0, io.EOF }
 
-func (d *deaf) Send(*RunsReply) error {
+func (d *deaf) Send(*RunsReply, int) {
 	d.asked.Done()
 	<-d.gone
-	return net.ErrClosed
 }
 
-func TestRunsUnderWayAreBounded(t *testing.T) {
-	begin := func(runs int, body []byte) (begun int, err error) {
-		table := &table{cancels: map[uint64]context.CancelFunc{}}
-		for n := range runs {
-			in := &RunsRequest{Number: uint64(n), Run: &RunRequest{Body: body}}
-			task, err := table.begin(t.Context(), in)
-			if err != nil {
-				return n, err
-			}
-			defer task.cancel()
-		}
-		return runs, nil
-	}
-	largest := make([]byte, maxMessage)
-	if n, err := begin(mostRuns+1, nil); n != mostRuns || status.Code(err) != codes.Unavailable {
-		t.Errorf("%d runs begin, then %v", n, err)
-	}
-	if n, err := begin(5, largest); n != mostHeld/maxMessage || status.Code(err) != codes.Unavailable {
-		t.Errorf("%d of the largest runs begin, then %v", n, err)
-	}
-	table := &table{cancels: map[uint64]context.CancelFunc{}}
+func TestANumberIsOneRuns(t *testing.T) {
+	table := &table{budget: newBudget(), cancels: map[uint64]context.CancelFunc{}}
 	for _, want := range []codes.Code{codes.OK, codes.InvalidArgument} {
-		task, err := table.begin(t.Context(), &RunsRequest{Number: 1, Run: &RunRequest{}})
+		task, err := table.begin(t.Context(), &RunsRequest{Number: 1, Run: &RunRequest{}}, 0)
 		if status.Code(err) != want {
 			t.Errorf("a run of number 1: %v, want %v", err, want)
 		}
@@ -390,7 +374,7 @@ func TestHangingUpEndsRuns(t *testing.T) {
 // A node that is there answers when asked; one that is stopped does not, and is hung up on.
 func TestANodeThatSaysNothingIsHungUpOn(t *testing.T) {
 	watched := func(near net.Conn, ticks int) *frames {
-		f := newFrames(near)
+		f := newFrames(near, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		tick, done := make(chan time.Time), make(chan struct{})
 		go func() { defer close(done); f.watch(ctx, tick) }()
@@ -408,7 +392,7 @@ func TestANodeThatSaysNothingIsHungUpOn(t *testing.T) {
 	}
 	socket, _ := framed(t, echo{})
 	f = watched(greeted(t, socket), 1)
-	if content, err := f.next(); err != nil || len(content) > 0 {
+	if content, _, err := f.next(); err != nil || len(content) > 0 {
 		t.Errorf("a node that was asked whether it is there: %q, %v", content, err)
 	}
 }
@@ -430,18 +414,19 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		near, far := net.Pipe()
 		defer far.Close()
-		from := newFrames(near)
+		from := newFrames(near, newBudget())
 		from.in = bufio.NewReaderSize(bytes.NewReader(data), small)
 		for {
 			in := &RunsRequest{}
-			empty, err := from.receive(in)
+			empty, held, err := from.receive(in)
+			from.budget.give(held)
 			if err != nil {
 				return
 			}
-			again := newFrames(near)
+			again := newFrames(near, nil)
 			again.in = bufio.NewReaderSize(bytes.NewReader(frame(t, in)), small)
 			out := &RunsRequest{}
-			if _, err := again.receive(out); err != nil || !proto.Equal(in, out) {
+			if _, _, err := again.receive(out); err != nil || !proto.Equal(in, out) {
 				t.Errorf("%v is read as %v, %v (empty: %v)", in, out, err, empty)
 			}
 		}

@@ -19,52 +19,61 @@ import (
 // a stream, its goroutine and its trailers. So runs share a stream, Runs.
 
 // streaming answers Runs by a node's Run.
-type streaming struct{ NodeServer }
+type streaming struct {
+	NodeServer
+	budget *budget
+}
 
 // Runs implements NodeServer.
 func (s streaming) Runs(stream grpc.BidiStreamingServer[RunsRequest, RunsReply]) error {
-	return serveRuns(stream.Context(), s.NodeServer, &inTurn{BidiStreamingServer: stream})
+	by := &inTurn{BidiStreamingServer: stream, budget: s.budget}
+	return serveRuns(stream.Context(), s.NodeServer, by, s.budget)
 }
 
 // inTurn is a stream that many may send on.
 type inTurn struct {
 	grpc.BidiStreamingServer[RunsRequest, RunsReply]
+	budget  *budget
 	sending sync.Mutex
 }
 
 // Send implements asker.
-func (t *inTurn) Send(out *RunsReply) error {
+func (t *inTurn) Send(out *RunsReply, held int) {
+	defer t.budget.give(held)
 	t.sending.Lock()
 	defer t.sending.Unlock()
-	return t.BidiStreamingServer.Send(out)
+	_ = t.BidiStreamingServer.Send(out)
 }
 
-// An asker sends runs and takes answers, by gRPC or by frames.
+// Recv implements asker.
+func (t *inTurn) Recv() (*RunsRequest, int, error) {
+	in, err := t.BidiStreamingServer.Recv()
+	return in, 0, err
+}
+
+// An asker sends runs and takes answers, by gRPC or by frames. With a run comes what it holds of
+// the budget already; when its answer has been sent, or cannot be, what both hold is given back.
 type asker interface {
-	Recv() (*RunsRequest, error)
-	Send(*RunsReply) error
+	Recv() (in *RunsRequest, held int, err error)
+	Send(out *RunsReply, held int)
 }
 
-// What one asker may have under way: runs, and bytes of requests and of answers it has not taken.
-// More is refused, so an asker who takes no answers does not fill the node's memory.
-const (
-	mostRuns = 1 << 14
-	mostHeld = 4 * maxMessage
-)
+var errNoRoom = status.Errorf(codes.Unavailable,
+	"the node has no room for the run: those under way, for all invokers, hold %d MiB", mostHeld>>20)
 
 // mostIdle is how many goroutines wait for an asker's next run: their stacks have grown.
 const mostIdle = 64
 
 // A table is the runs of one asker that are under way.
 type table struct {
-	node  NodeServer
-	asker asker
-	next  chan task // to a goroutine that is idle
-	idle  atomic.Int32
+	node   NodeServer
+	asker  asker
+	budget *budget
+	next   chan task // to a goroutine that is idle
+	idle   atomic.Int32
 
 	mu      sync.Mutex
 	cancels map[uint64]context.CancelFunc
-	held    int
 }
 
 type task struct {
@@ -75,8 +84,8 @@ type task struct {
 }
 
 // serveRuns runs what it is asked to until the asker, or ctx, ends.
-func serveRuns(ctx context.Context, node NodeServer, by asker) error {
-	t := &table{node: node, asker: by, next: make(chan task)}
+func serveRuns(ctx context.Context, node NodeServer, by asker, budget *budget) error {
+	t := &table{node: node, asker: by, budget: budget, next: make(chan task)}
 	t.cancels = map[uint64]context.CancelFunc{}
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -84,7 +93,7 @@ func serveRuns(ctx context.Context, node NodeServer, by asker) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	for {
-		in, err := by.Recv()
+		in, held, err := by.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -93,11 +102,12 @@ func serveRuns(ctx context.Context, node NodeServer, by asker) error {
 		}
 		if in.Run == nil {
 			t.cancel(in.Number)
+			budget.give(held)
 			continue
 		}
-		task, err := t.begin(ctx, in)
+		task, err := t.begin(ctx, in, held)
 		if err != nil {
-			_ = by.Send(replyTo(in.Number, nil, err)) // whoever has gone needs no answer
+			by.Send(replyTo(in.Number, nil, err), 0)
 			continue
 		}
 		select {
@@ -121,21 +131,21 @@ func (t *table) work(task task) {
 	}
 }
 
-func (t *table) begin(ctx context.Context, in *RunsRequest) (task, error) {
+// begin waits for room, where the run has none yet: until then its asker is not heard.
+func (t *table) begin(ctx context.Context, in *RunsRequest, held int) (task, error) {
+	if held == 0 {
+		if held = len(in.Run.Body) + runCost; !t.budget.await(held) {
+			return task{}, errNoRoom
+		}
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	held := len(in.Run.Body)
-	switch {
-	case t.cancels[in.Number] != nil:
+	if t.cancels[in.Number] != nil {
+		t.budget.give(held)
 		return task{}, status.Errorf(codes.InvalidArgument, "a run of number %d is under way", in.Number)
-	case len(t.cancels) == mostRuns || t.held+held > mostHeld:
-		return task{}, status.Errorf(codes.Unavailable,
-			"%d runs of %d MiB are under way for one invoker; the most are %d of %d MiB",
-			len(t.cancels), t.held>>20, mostRuns, mostHeld>>20)
 	}
 	ctx, cancel := context.WithCancel(ctx) // no timer: the node knows the limit, and so does the asker
 	t.cancels[in.Number] = cancel
-	t.held += held
 	return task{ctx, cancel, in, held}, nil
 }
 
@@ -144,14 +154,11 @@ func (t *table) run(task task) {
 	task.cancel()
 	out := replyTo(task.in.Number, reply, err)
 	answer := proto.Size(out)
-	t.mu.Lock()
-	t.held += answer
-	t.mu.Unlock()
-	_ = t.asker.Send(out) // whoever has gone needs no answer
+	t.budget.owe(answer)
+	t.asker.Send(out, task.held+answer)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.cancels, task.in.Number)
-	t.held -= task.held + answer
 }
 
 func (t *table) cancel(number uint64) {
@@ -205,7 +212,7 @@ type client struct {
 	runs *runs
 }
 
-// errNoRuns says that a node is of a version without the stream, so it has run nothing of what was sent.
+// errNoRuns says that a node is of a version without the stream: it has run nothing that was sent.
 var errNoRuns = errors.New("the node has no stream of runs")
 
 // Run implements NodeClient.

@@ -53,7 +53,7 @@ func byEach(t *testing.T, test func(t *testing.T, serverOf func(NodeServer) serv
 		test(t, func(node NodeServer) served { return quiet(node) })
 	})
 	t.Run("stream", func(t *testing.T) {
-		test(t, func(node NodeServer) served { return newServer(node) })
+		test(t, func(node NodeServer) served { return newServer(node, newBudget()) })
 	})
 }
 
@@ -93,7 +93,8 @@ func dialed(t *testing.T, socket string) NodeClient {
 
 func TestRunsShareAStream(t *testing.T) {
 	node, seen := newRunner(), &streams{}
-	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), newServer(node, seen.options()...)))
+	server := newServer(node, newBudget(), seen.options()...)
+	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), server))
 	var running sync.WaitGroup
 	for n := range 50 {
 		running.Go(func() {

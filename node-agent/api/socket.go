@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -21,7 +22,12 @@ type Server struct {
 }
 
 // Serve serves until the listener fails or the server is stopped.
-func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
+func (s *Server) Serve(l net.Listener) error {
+	if s.socket != nil {
+		l = &entrance{l, s.socket}
+	}
+	return s.grpc.Serve(l)
+}
 
 // Stop closes the listeners and the connections, which ends what is under way.
 func (s *Server) Stop() {
@@ -31,27 +37,88 @@ func (s *Server) Stop() {
 	s.grpc.Stop()
 }
 
+// mostConns is how many connections one user may have: the invoker finds room beside any other.
+const mostConns = 64
+
 // socket is how a node meets clients on a Unix socket, where who may open it is the authentication.
 // gRPC hands it each connection; it keeps those that begin with the greeting.
 type socket struct {
 	credentials.TransportCredentials
-	node NodeServer
-	log  *slog.Logger
+	node   NodeServer
+	log    *slog.Logger
+	budget *budget
 
 	mu      sync.Mutex
-	conns   map[net.Conn]bool // that gRPC does not know of: they have not begun, or carry frames
+	conns   map[*visitor]bool
+	users   map[uint32]int // how many connections each has
 	stopped bool
 }
 
 func newSocket(node NodeServer, log *slog.Logger) *socket {
-	return &socket{insecure.NewCredentials(), node, log, sync.Mutex{}, map[net.Conn]bool{}, false}
+	return &socket{
+		TransportCredentials: insecure.NewCredentials(), node: node, log: log, budget: newBudget(),
+		conns: map[*visitor]bool{}, users: map[uint32]int{},
+	}
+}
+
+// An entrance is a listener that knows the connections of each user until they are closed, whoever
+// has them by then.
+type entrance struct {
+	net.Listener
+	socket *socket
+}
+
+// Accept implements net.Listener.
+func (e *entrance) Accept() (net.Conn, error) {
+	for {
+		conn, err := e.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		v := &visitor{Conn: conn, socket: e.socket, user: userOf(conn)}
+		if e.socket.enter(v) {
+			return v, nil
+		}
+		conn.Close()
+	}
+}
+
+// A visitor is a connection of a user.
+type visitor struct {
+	net.Conn
+	socket *socket
+	user   uint32
+	left   sync.Once
+}
+
+// Close implements net.Conn.
+func (v *visitor) Close() error {
+	v.left.Do(func() { v.socket.leave(v) })
+	return v.Conn.Close()
+}
+
+// userOf is who has connected. Those of whom the kernel does not say it count as one.
+func userOf(conn net.Conn) uint32 {
+	const nobody = 1<<32 - 1
+	peer, is := conn.(*net.UnixConn)
+	if !is {
+		return nobody
+	}
+	raw, err := peer.SyscallConn()
+	if err != nil {
+		return nobody
+	}
+	user := uint32(nobody)
+	_ = raw.Control(func(fd uintptr) {
+		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			user = who.Uid
+		}
+	})
+	return user
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (s *socket) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	if !s.enter(conn) {
-		return nil, nil, net.ErrClosed
-	}
 	begin := make([]byte, len(greeting))
 	n, err := conn.Read(begin[:1])
 	if err == nil && begin[0] == greeting[0] {
@@ -63,7 +130,6 @@ func (s *socket) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 			err = errors.New("it greets in no language that is known here")
 		}
 	}
-	s.leave(conn)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -75,11 +141,10 @@ func (s *socket) Clone() credentials.TransportCredentials { return s }
 
 // serve serves the frames of a connection.
 func (s *socket) serve(conn net.Conn) {
-	defer s.leave(conn)
 	defer conn.Close()
 	_, err := io.WriteString(conn, greeting)
 	if err == nil {
-		err = serveRuns(context.Background(), s.node, toInvoker{newFrames(conn)})
+		err = s.serveFrames(newFrames(conn, s.budget))
 	}
 	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, unix.ECONNRESET) {
 		s.log.Warn("an invoker's connection is closed, what it ran is ended; it may connect again",
@@ -87,27 +152,45 @@ func (s *socket) serve(conn net.Conn) {
 	}
 }
 
-func (s *socket) enter(conn net.Conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.stopped {
-		s.conns[conn] = true
-	}
-	return !s.stopped
+func (s *socket) serveFrames(f *frames) error {
+	tick := time.NewTicker(silence)
+	defer tick.Stop()
+	ended := make(chan struct{})
+	defer close(ended)
+	go f.guard(ended, tick.C)
+	return serveRuns(context.Background(), s.node, toInvoker{f}, s.budget)
 }
 
-func (s *socket) leave(conn net.Conn) {
+func (s *socket) enter(v *visitor) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.conns, conn)
+	switch {
+	case s.stopped:
+		return false
+	case s.users[v.user] == mostConns:
+		s.log.Warn("a connection too many of one user is closed", "user", v.user, "most", mostConns)
+		return false
+	}
+	s.users[v.user]++
+	s.conns[v] = true
+	return true
+}
+
+func (s *socket) leave(v *visitor) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, v)
+	if s.users[v.user]--; s.users[v.user] == 0 {
+		delete(s.users, v.user)
+	}
 }
 
 func (s *socket) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopped = true
-	for conn := range s.conns {
-		conn.Close()
+	for v := range s.conns {
+		v.Conn.Close() // whoever has it leaves
 	}
 }
 

@@ -82,7 +82,7 @@ func isPath(address string) bool { return strings.Contains(address, "/") }
 // NewServer returns a server of node for Unix sockets.
 func NewServer(node NodeServer, log *slog.Logger) *Server {
 	socket := newSocket(node, log)
-	return &Server{newServer(node, grpc.Creds(socket)), socket}
+	return &Server{newServer(node, socket.budget, grpc.Creds(socket)), socket}
 }
 
 // NewTLSServer returns a server of node for TCP, which takes no client without a certificate that keys.CA has signed.
@@ -91,14 +91,14 @@ func NewTLSServer(node NodeServer, keys Keys) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{grpc: newServer(node, grpc.Creds(secure))}, nil
+	return &Server{grpc: newServer(node, newBudget(), grpc.Creds(secure))}, nil
 }
 
-func newServer(node NodeServer, options ...grpc.ServerOption) *grpc.Server {
+func newServer(node NodeServer, budget *budget, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append(options, grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
-	RegisterNodeServer(server, streaming{node})
+	RegisterNodeServer(server, streaming{node, budget})
 	healthpb.RegisterHealthServer(server, healthOf(node))
 	return server
 }
