@@ -186,8 +186,8 @@ func (d *Driver) rejoin(ctx context.Context, v *vm) (err error) {
 	return v.goOn(ctx)
 }
 
-// goOn makes the guest of a former agent one that runs and tells the right time. One that runs is told
-// the time too: the former agent may have died after it let it run, before it told it.
+// goOn makes the guest of a former agent one that runs and tells the right time. One that runs is
+// told the time too: the former agent may have died after it let it run, before it told it.
 func (v *vm) goOn(ctx context.Context) error {
 	state, err := v.state()
 	if err == nil && state == "paused" { // a paused guest does not call
