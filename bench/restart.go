@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/exec"
 	"slices"
 	"syscall"
@@ -36,6 +37,7 @@ type RestartResult struct {
 	Settled        float64 `json:"settled_ms"` // nothing is being adopted or ending any more
 	Adopted        int     `json:"adopted"`
 	Ended          int     `json:"ended"`
+	CPU            float64 `json:"cpu_ms"` // of all processors, from the start to settled
 	CapacityBefore uint64  `json:"capacity_before_mib"`
 	CapacityAfter  uint64  `json:"capacity_after_mib"`
 	ReservedBefore uint64  `json:"reserved_before_mib"`
@@ -59,6 +61,10 @@ func (b *Restart) Run(ctx context.Context) (*RestartResult, error) {
 			fmt.Fprintf(b.Out, "restart  process %d of %s: %v\n", s.Pid, s.Id, err)
 		}
 	}
+	busyBefore, err := busy()
+	if err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	ms := func(at time.Time) float64 { return float64(at.Sub(began).Microseconds()) / 1000 }
 	agent, now, err := b.begin(ctx)
@@ -73,11 +79,16 @@ func (b *Restart) Run(ctx context.Context) (*RestartResult, error) {
 	}
 	fmt.Fprintf(b.Out, "restart  it serves after %.0f ms\n", r.Serves)
 	for !now.Settled() {
-		if now, err = look(ctx, agent.node); err != nil {
+		if now, err = look(ctx, agent.node, seldom); err != nil {
 			return nil, err
 		}
 	}
 	r.Settled = ms(time.Now())
+	busyAfter, err := busy()
+	if err != nil {
+		return nil, err
+	}
+	r.CPU = float64((busyAfter - busyBefore).Milliseconds())
 	var adopted []float64
 	for _, s := range now.Sandboxes {
 		adopted = append(adopted, ms(time.Unix(0, s.SinceNs)))
@@ -119,7 +130,7 @@ func (b *Restart) begin(ctx context.Context) (*agentProcess, *api.StatusReply, e
 		}
 		if err == nil {
 			var st *api.StatusReply
-			if st, err = look(ctx, a.node); err == nil {
+			if st, err = look(ctx, a.node, often); err == nil {
 				return a, st, nil
 			}
 			a.hangUp()
@@ -128,21 +139,38 @@ func (b *Restart) begin(ctx context.Context) (*agentProcess, *api.StatusReply, e
 		case <-ctx.Done():
 			a.kill()
 			return nil, nil, fmt.Errorf("the agent does not serve: %w", err)
-		case <-time.After(lookEvery):
+		case <-time.After(often):
 		}
 	}
 }
 
-const lookEvery = 5 * time.Millisecond
+// Once the agent serves, it is asked seldom: each answer takes processor time from the adoptions.
+const (
+	often  = 5 * time.Millisecond
+	seldom = 200 * time.Millisecond
+)
 
-// look asks for the status, a moment after the last time.
-func look(ctx context.Context, node api.NodeClient) (*api.StatusReply, error) {
+// look asks for the status, that long after the last time.
+func look(ctx context.Context, node api.NodeClient, after time.Duration) (*api.StatusReply, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-time.After(lookEvery):
+	case <-time.After(after):
 	}
 	return node.Status(ctx, &api.StatusRequest{})
+}
+
+// busy is how long the processors of this machine have not been idle, since it was booted.
+func busy() (time.Duration, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	var user, nice, system, idle, iowait, irq, softirq time.Duration
+	_, err = fmt.Sscanf(string(text), "cpu %d %d %d %d %d %d %d",
+		&user, &nice, &system, &idle, &iowait, &irq, &softirq)
+	const tick = 10 * time.Millisecond
+	return (user + nice + system + irq + softirq) * tick, err
 }
 
 // fill starts the sandboxes, a few at once.
@@ -181,6 +209,7 @@ func (r *RestartResult) Print(w io.Writer) {
 		r.N, r.Driver, r.Stopped, r.Adopted, r.Ended)
 	fmt.Fprintf(w, "serves after %.0f ms, first adopted %.0f, last %.0f, settled %.0f\n",
 		r.Serves, r.FirstAdopted, r.LastAdopted, r.Settled)
+	fmt.Fprintf(w, "the processors worked for %.0f ms\n", r.CPU)
 	fmt.Fprintf(w, "capacity %d → %d MiB, of it reserved %d → %d at its first answer\n",
 		r.CapacityBefore, r.CapacityAfter, r.ReservedBefore, r.ReservedAtOnce)
 }
