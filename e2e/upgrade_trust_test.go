@@ -33,7 +33,7 @@ func TestAnUpgradeEndsWhatAFormerVersionLeft(t *testing.T) {
 	}
 	needs := testbed.Needs{NICs: 1, Images: []string{"python:3"}}
 	if os.Getenv("FASTIOV_TESTBED") != "" {
-		needs.Files = former(t)
+		needs.Files = former(t, formerCommit, filepath.Base(formerDir))
 	}
 	testbed.Inside(t, needs, func(t *testing.T) {
 		t.Run("bare", func(t *testing.T) {
@@ -47,8 +47,8 @@ func TestAnUpgradeEndsWhatAFormerVersionLeft(t *testing.T) {
 	})
 }
 
-// former builds the former version, as files for the testbed.
-func former(t *testing.T) map[string]string {
+// former builds the version of a commit, as files of that folder for the testbed.
+func former(t *testing.T, commit, folder string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
 	source := filepath.Join(dir, "source")
@@ -60,14 +60,14 @@ func former(t *testing.T) map[string]string {
 		}
 		return nil
 	}
-	if err := run(".", "git", "rev-parse", "--verify", formerCommit+"^{commit}"); err != nil {
+	if err := run(".", "git", "rev-parse", "--verify", commit+"^{commit}"); err != nil {
 		t.Skipf("the former version is not in this clone's history: %v", err)
 	}
 	if err := run(".", "git", "clone", "--quiet", "--shared", "--no-checkout", "..", source); err != nil {
 		t.Fatal(err)
 	}
 	for _, step := range [][]string{
-		{"git", "checkout", "--quiet", formerCommit},
+		{"git", "checkout", "--quiet", commit},
 		{"go", "build", "-trimpath", "-o", dir + "/fastiov", "./cmd/fastiov"},
 		{"go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/fastiov-init", "./node-agent/guest/init"},
 		{dir + "/fastiov", "image", "export", dir + "/images", "python:3"},
@@ -76,11 +76,18 @@ func former(t *testing.T) map[string]string {
 			t.Fatal(err)
 		}
 	}
-	files := map[string]string{"former/fastiov": dir + "/fastiov"}
+	files := map[string]string{folder + "/fastiov": dir + "/fastiov"}
 	for _, name := range []string{
 		"guest/kernel", "guest/initrd", "runtimes/python_3/root.erofs", "runtimes/python_3/config.json",
 	} {
-		files["former/images/"+name] = dir + "/images/" + name
+		files[folder+"/images/"+name] = dir + "/images/" + name
+	}
+	const launcher = "node-agent/sandbox/jail/vmm" // of the versions that have one
+	if _, err := os.Stat(filepath.Join(source, launcher)); err == nil {
+		if err := run(source, "go", "build", "-o", dir+"/fastiov-vmm", "./"+launcher); err != nil {
+			t.Fatal(err)
+		}
+		files[folder+"/fastiov-vmm"] = dir + "/fastiov-vmm"
 	}
 	return files
 }
