@@ -154,7 +154,7 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 		}
 		closers = append(closers, stop)
 	}
-	nodes, err := i.pool(n.boot)
+	nodes, err := i.pool()
 	if err != nil {
 		return nil, err
 	}

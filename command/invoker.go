@@ -3,7 +3,6 @@ package command
 import (
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +39,7 @@ func invokerCmd() *cobra.Command {
 			return err
 		}
 		log = log.With("process", "invoker")
-		poolConfig, err := i.pool(3 * time.Minute)
+		poolConfig, err := i.pool()
 		if err != nil {
 			return err
 		}

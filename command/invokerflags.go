@@ -92,9 +92,15 @@ func hostname() string {
 	return name
 }
 
-// pool is how the nodes are used; start is how long a start may take.
-func (i *invokerFlags) pool(start time.Duration) (pool.Config, error) {
-	cfg := pool.Config{KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: start}
+// startWithin is longer than the deadlines of an agent's stages together. An agent that keeps to
+// its own says which stage was late; this one is for an agent that does not answer at all.
+const startWithin = 15 * time.Minute
+
+// pool returns how the nodes are used.
+func (i *invokerFlags) pool() (pool.Config, error) {
+	cfg := pool.Config{
+		KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: startWithin,
+	}
 	switch i.policy {
 	case "fixed":
 	case "histogram":

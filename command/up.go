@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -102,7 +101,7 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, log *slog.Logg
 	}
 	client := api.Local(agent)
 	front.watched = []live.Named{{Name: "local", Node: client}}
-	poolConfig, err := i.pool(n.boot + 2*time.Minute)
+	poolConfig, err := i.pool()
 	if err != nil {
 		return err
 	}
