@@ -1,6 +1,6 @@
 //go:build trust
 
-package main
+package e2e
 
 import (
 	"cmp"
