@@ -152,7 +152,7 @@ func (p *Records) Fail(err error) {
 	p.failed = err
 	p.rest = time.Now().Add(again)
 	p.timer.Reset(again)
-	p.room.Broadcast() // wakes Write, which checks its context and waits on
+	p.room.Broadcast() // wakes who waits for room in Add
 }
 
 // Close loses what comes from now on.
