@@ -179,7 +179,7 @@ var wings = []string{"invoker/openwhisk"}
 // TestOnlyWhatIsAboveKnowsAWing: its packages are imported by itself and by those who put the product
 // together, measure it or show it. Within a wing, no room imports the API above it.
 func TestOnlyWhatIsAboveKnowsAWing(t *testing.T) {
-	above := []string{"cmd", "bench", "dashboards", "examples"}
+	above := []string{"command", "e2e", "bench", "dashboards", "examples"}
 	eachPackage(t, func(p pkg) {
 		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 			to, _ := strings.CutPrefix(imported, module+"/")
