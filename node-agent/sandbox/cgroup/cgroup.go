@@ -233,9 +233,6 @@ func (g *Group) Kill() error {
 	return nil
 }
 
-// Remove takes the cgroup away, if nothing is in it.
-func (g *Group) Remove() { _ = unix.Rmdir(g.path) }
-
 // Freeze stops the cgroup's processes where they are and returns when all have stopped; Thaw lets them go on.
 func (g *Group) Freeze() error { return g.freeze("1") }
 

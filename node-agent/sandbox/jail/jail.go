@@ -25,7 +25,6 @@ import (
 	"regexp"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -51,9 +50,6 @@ type Config struct {
 	Log        *slog.Logger
 }
 
-// patience is with a process of which the cgroup is empty, or that its kill has given up on.
-const patience = 5 * time.Second
-
 // A Host is where sandboxes are built: one per agent.
 type Host struct {
 	log      *slog.Logger
@@ -65,7 +61,6 @@ type Host struct {
 	house    house
 	stock    *stock
 	relax    func(*order) // tests take one measure away by it
-	patience time.Duration
 
 	mu    sync.Mutex
 	users map[string]int // of sandboxes that live, as far as is known, whoever started them
@@ -73,7 +68,7 @@ type Host struct {
 
 // Open prepares the host. Limits that it cannot enforce are an error, unless best effort will do.
 func Open(config Config) (*Host, error) {
-	h := &Host{log: config.Log, users: map[string]int{}, patience: patience}
+	h := &Host{log: config.Log, users: map[string]int{}}
 	if err := h.open(config); err != nil {
 		h.Close()
 		return nil, err
@@ -228,8 +223,7 @@ type Cell struct {
 	device int // of the VF's group
 	proc   *process
 	close  sync.Once
-	events string        // of its cgroup, once it has been closed
-	left   chan struct{} // closed when a process that outlived Close has gone; nil: none did
+	events string // of its cgroup, once it has been closed
 }
 
 // Build makes the cell of a sandbox that may use memoryMiB in all: the guest's memory and the VMM's
@@ -259,40 +253,21 @@ func (h *Host) Build(spec sandbox.Spec, memoryMiB int) (*Cell, error) {
 	return c, nil
 }
 
-// Close ends the sandbox's process and returns when nothing of the cell is left, or the process has
-// outlived its end for too long: the log says so then, and its user stays taken until it goes. It
-// may run twice.
+// Close ends the sandbox's process and returns when nothing of the cell is left. It may run twice.
 func (c *Cell) Close() {
 	c.close.Do(func() {
 		c.events = c.group.Events()
 		c.host.kill(c.group, c.id)
-		giveBack(c.vf)
-		if c.proc == nil || c.proc.goes(c.host.patience) {
-			c.free()
-			return
-		}
-		c.left = make(chan struct{})
-		c.host.log.Error("a sandbox's process has not ended and is left to the kernel; until it goes it "+
-			"keeps its user, and its VF cannot be reset: see its /proc/PID/stack",
-			"sandbox", c.id, "pid", c.proc.pid, "user", c.User)
-		go func() {
-			defer close(c.left)
+		if c.proc != nil {
 			<-c.proc.done
-			c.group.Remove()
-			c.free()
-		}()
+			c.proc.release()
+		}
+		if c.slot != nil {
+			c.slot.release()
+		}
+		giveBack(c.vf)
+		c.host.vacate(c.id)
 	})
-}
-
-// free gives back what a process that has gone had.
-func (c *Cell) free() {
-	if c.proc != nil {
-		c.proc.release()
-	}
-	if c.slot != nil {
-		c.slot.release()
-	}
-	c.host.vacate(c.id)
 }
 
 // Events is what the kernel counted of the cell's limits, after Close.
@@ -324,11 +299,9 @@ func End(name string, spec sandbox.Spec) error {
 // End does what Close does for a sandbox that a former agent left. It cannot fail and may run
 // twice.
 func (h *Host) End(spec sandbox.Spec) {
-	ended := h.kill(h.root.Group(spec.ID), spec.ID)
+	h.kill(h.root.Group(spec.ID), spec.ID)
 	giveBack(spec.VF)
-	if ended {
-		h.vacate(spec.ID)
-	}
+	h.vacate(spec.ID)
 }
 
 // giveBack makes root the owner of the VF's node again, which a former version gave to the user of
@@ -344,10 +317,8 @@ func giveBack(vf *sandbox.VF) {
 }
 
 // kill ends what runs in a sandbox's cgroup, and logs what stays.
-func (h *Host) kill(group *cgroup.Group, id string) (ended bool) {
-	err := group.Kill()
-	if err != nil {
+func (h *Host) kill(group *cgroup.Group, id string) {
+	if err := group.Kill(); err != nil {
 		h.log.Error("a sandbox has not ended in full", "sandbox", id, "error", err)
 	}
-	return err == nil
 }

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -191,45 +190,6 @@ func TestTheUserOfWhoLivesIsNotGivenTwice(t *testing.T) {
 	if c.User == s.User {
 		t.Errorf("user %d is given twice", c.User)
 	}
-}
-
-// A process that outlives its kill is left, with its user, and cleared away when it goes.
-func TestCloseGivesUp(t *testing.T) {
-	h := host(t)
-	h.patience = time.Millisecond
-	var said bytes.Buffer
-	h.log = slog.New(slog.NewTextHandler(&said, nil))
-	c, err := h.Build(sandbox.Spec{ID: "stays"}, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.proc = &process{pid: 7, done: make(chan struct{})} // that no kill ends
-	closed := make(chan struct{})
-	go func() { defer close(closed); c.Close() }()
-	select {
-	case <-closed:
-	case <-time.After(10 * time.Second): // no measure of anything
-		t.Error("Close waits for a process that does not go")
-		close(c.proc.done)
-		<-closed
-		return
-	}
-	if !h.lives(c.User) || !strings.Contains(said.String(), "pid=7") {
-		t.Errorf("its user lives: %t; said: %s", h.lives(c.User), said.String())
-	}
-	if how := c.How(); how != "not ended yet" {
-		t.Errorf("it is said to have %s", how)
-	}
-	close(c.proc.done)
-	<-c.left
-	if h.lives(c.User) {
-		t.Error("the user of who has gone is taken")
-	}
-	taken, err := lockSlot(c.User)
-	if taken == nil {
-		t.Fatalf("the slot of who has gone is taken (%v)", err)
-	}
-	taken.release()
 }
 
 func TestSlotsAreRoots(t *testing.T) {

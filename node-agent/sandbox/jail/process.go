@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,21 +26,6 @@ type process struct {
 func (p *process) release() {
 	if p.pidfd != nil {
 		p.pidfd.Close()
-	}
-}
-
-// goes tells whether the process has ended within that time.
-func (p *process) goes(within time.Duration) bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-	}
-	select {
-	case <-p.done:
-		return true
-	case <-time.After(within):
-		return false
 	}
 }
 
@@ -130,13 +114,10 @@ func (c *Cell) Done() <-chan struct{} {
 	return c.proc.done
 }
 
-// How says how the process ended.
+// How says how the process ended, after Done.
 func (c *Cell) How() string {
-	switch {
-	case c.proc == nil:
+	if c.proc == nil {
 		return "never started"
-	case !c.proc.goes(0):
-		return "not ended yet"
 	}
 	return c.proc.how
 }
