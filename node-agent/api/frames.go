@@ -218,9 +218,8 @@ func (f *frames) part() (came func()) {
 // by what was announced.
 func (f *frames) large(length int) (content []byte, held int, err error) {
 	if f.budget != nil {
-		f.coming.Store(0) // it is not the peer who takes long now
 		held = length + runCost
-		if !f.budget.await(held) {
+		if !f.budget.take(held) {
 			return nil, 0, f.skip(length)
 		}
 	}

@@ -131,10 +131,10 @@ func (t *table) work(task task) {
 	}
 }
 
-// begin waits for room, where the run has none yet: until then its asker is not heard.
+// begin takes room, where the run has none yet.
 func (t *table) begin(ctx context.Context, in *RunsRequest, held int) (task, error) {
 	if held == 0 {
-		if held = len(in.Run.Body) + runCost; !t.budget.await(held) {
+		if held = len(in.Run.Body) + runCost; !t.budget.take(held) {
 			return task{}, errNoRoom
 		}
 	}

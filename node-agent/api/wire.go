@@ -97,6 +97,7 @@ func NewTLSServer(node NodeServer, keys Keys) (*Server, error) {
 func newServer(node NodeServer, budget *budget, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append(options, grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: silence, Timeout: silence}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
 	RegisterNodeServer(server, streaming{node, budget})
 	healthpb.RegisterHealthServer(server, healthOf(node))
