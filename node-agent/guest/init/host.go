@@ -35,7 +35,7 @@ type host struct {
 }
 
 func newHost(start int64) *host {
-	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1), wake: setClock, down: make(chan error, 1)}
+	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1), wake: catchUp, down: make(chan error, 1)}
 	h.changed = sync.NewCond(&h.mu)
 	return h
 }

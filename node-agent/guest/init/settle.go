@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,22 @@ func settle(config *wire.Config) error {
 		return err
 	}
 	return writeNames("/etc", config)
+}
+
+// catchUp sets the clock of a guest that is woken. One that was paused is behind. One that ran is
+// ahead, by the time that the message took, and keeps its clock: nobody in it sees time go back.
+func catchUp(unixNano int64) error {
+	if cameLate(time.Now(), time.Unix(0, unixNano)) {
+		return nil
+	}
+	return setClock(unixNano)
+}
+
+// cameLate tells whether a message of that time came late to a clock that is right: the agent gives
+// an adoption, of which it is a part, no longer.
+func cameLate(now, told time.Time) bool {
+	ahead := now.Sub(told)
+	return ahead >= 0 && ahead < 15*time.Second
 }
 
 func setClock(unixNano int64) error {
