@@ -38,7 +38,7 @@ var (
 		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
 		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3",
 	}
-	awayDefaults = []string{"--boot-deadline", "5m", "--wait", "50s"} // it is slow
+	awayDefaults = []string{"--boot-deadline", "10m", "--wait", "50s"} // it is slow
 )
 
 // inTestbed runs this very command inside the testbed if there is one and no agent runs on this machine. away tells whether it did.
