@@ -94,7 +94,7 @@ func hostname() string {
 
 // startWithin is longer than the deadlines of an agent's stages together. An agent that keeps to
 // its own says which stage was late; this one is for an agent that does not answer at all.
-const startWithin = 15 * time.Minute
+const startWithin = 20 * time.Minute
 
 // pool returns how the nodes are used.
 func (i *invokerFlags) pool() (pool.Config, error) {
