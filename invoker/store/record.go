@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding"
 	"encoding/binary"
 	"errors"
 	"math"
@@ -15,25 +16,45 @@ type Indexed struct {
 	Start     time.Time
 }
 
-// A Record is what is kept of a finished activation. Its body is for whoever wrote it: the store does
-// not look into it.
+// A Record is what is kept of a finished activation. The store does not look into its body, and asks
+// for the bytes when it writes them or is asked for them: so the caller of Finish pays nothing for
+// them, and must not change the body any more.
 type Record struct {
 	Indexed
-	Body []byte
+	Body Body
 }
+
+// A Body is what its writer keeps of an activation.
+type Body interface {
+	encoding.BinaryAppender
+	Size() int // about what it takes in memory
+}
+
+// Bytes are a body that is encoded already.
+type Bytes []byte
+
+// AppendBinary implements encoding.BinaryAppender.
+func (b Bytes) AppendBinary(to []byte) ([]byte, error) { return append(to, b...), nil }
+
+// Size implements Body.
+func (b Bytes) Size() int { return len(b) }
 
 // Size returns about what the record takes in memory.
 func (r *Record) Size() int {
 	const fixed = 512
-	return fixed + len(r.Body)
+	return fixed + r.Body.Size()
 }
 
-// Check refuses what no store can keep.
-func (r *Record) Check() error {
-	if len(r.Body) == 0 {
-		return errors.New("a record without a body")
+// Append appends the bytes of the record's body to b. It refuses a record that no store can keep.
+func (r *Record) Append(b []byte) ([]byte, error) {
+	if err := CheckNames(r.ID, r.Namespace, r.Name); err != nil {
+		return b, err
 	}
-	return CheckNames(r.ID, r.Namespace, r.Name)
+	longer, err := r.Body.AppendBinary(b)
+	if err == nil && len(longer) == len(b) {
+		err = errors.New("a record without a body")
+	}
+	return longer, err
 }
 
 // A Filter chooses records: of one namespace, of one name where Name is set, that started within

@@ -13,19 +13,23 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// Kept returns the record as a store keeps it. One that cannot be written has no body, and the store
-// refuses and counts it.
+// Kept returns the record as a store keeps it. The record must not change any more.
 func (r *Record) Kept() *store.Record {
-	size := 512 + len(r.Response.Result)
-	for _, line := range r.Logs {
-		size += len(line) + 8
-	}
-	body, err := r.AppendBinary(make([]byte, 0, size))
-	if err != nil {
-		body = nil
-	}
 	index := store.Indexed{ID: r.ID, Namespace: r.Namespace, Name: r.ListName(), Start: r.Start}
-	return &store.Record{Indexed: index, Body: body}
+	return &store.Record{Indexed: index, Body: r}
+}
+
+// Size implements store.Body.
+func (r *Record) Size() int {
+	const fixed = 1536
+	size := fixed + len(r.Response.Result)
+	for _, line := range r.Logs {
+		size += len(line) + 16
+	}
+	if r.Cold != nil {
+		size += 128 * len(r.Cold.Spans)
+	}
+	return size
 }
 
 // ListName is the name by which lists find the record: package/action for an action in a package, else its plain name.

@@ -124,11 +124,11 @@ func (s *Store) Get(_ context.Context, namespace, id string) (body []byte, err e
 		case record != nil && string(of) == namespace:
 			body = bytes.Clone(record)
 		case record == nil && onTheWay != nil && onTheWay.Namespace == namespace:
-			body = onTheWay.Body
+			body, err = onTheWay.Append(nil)
 		default:
 			return store.ErrNotFound
 		}
-		return nil
+		return err
 	})
 	return body, closed(err)
 }
@@ -166,7 +166,10 @@ func (s *Store) portion(ahead map[string]*store.Record, orders []string) (
 		for size := 0; len(orders) > 0 && size < store.Portion; orders = orders[1:] {
 			var body []byte
 			if r := ahead[orders[0]]; r != nil {
-				body = r.Body
+				var refused error
+				if body, refused = r.Append(nil); refused != nil {
+					continue
+				}
 			} else {
 				record, _, err := find(tx, orders[0][store.OrderPrefix:])
 				if err != nil {

@@ -84,10 +84,16 @@ func (t *tally) isOf(f *store.Filter) bool {
 	return string(t.namespace) == f.Namespace && (f.Name == "" || string(t.name) == f.Name)
 }
 
-// add puts a record at the end.
-func (b *block) add(r *store.Record) {
-	b.records = append(b.records, r.Body...)
-	b.enter(b.index(r.Namespace, r.Name), []byte(r.Order()), len(r.Body))
+// add puts a record at the end, unless no store can keep it.
+func (b *block) add(r *store.Record) error {
+	records, err := r.Append(b.records)
+	if err != nil {
+		return err
+	}
+	size := len(records) - len(b.records)
+	b.records = records
+	b.enter(b.index(r.Namespace, r.Name), []byte(r.Order()), size)
+	return nil
 }
 
 // enter notes in the head and the table that the record at the end is of that name and size.

@@ -175,7 +175,7 @@ func compareLists(t *rapid.T, s *Store, there []*store.Record) {
 	if len(there) > 0 {
 		r := rapid.SampledFrom(there).Draw(t, "record")
 		got, err := s.Get(t.Context(), r.Namespace, r.ID)
-		if err != nil || !bytes.Equal(got, r.Body) {
+		if err != nil || !bytes.Equal(got, r.Body.(store.Bytes)) {
 			t.Fatalf("record %s is not the one that came first: %v", r.ID, err)
 		}
 	}

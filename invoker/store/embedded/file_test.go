@@ -227,7 +227,7 @@ func kept(t testing.TB, path string) (n int) {
 				of := b.names[e.name]
 				r := store.Record{Indexed: store.Indexed{
 					ID: id, Namespace: string(of.namespace), Name: string(of.name), Start: time.Unix(0, int64(startOf(e.order))),
-				}, Body: e.value}
+				}, Body: store.Bytes(e.value)}
 				if ids[r.ID] || tx.Bucket(promises).Get([]byte(r.ID)) != nil {
 					t.Errorf("%s has two records, or a record and a promise", r.ID)
 				}

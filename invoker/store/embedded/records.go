@@ -29,10 +29,6 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err e
 		full        []*block
 	)
 	for _, r := range finished {
-		if r.Check() != nil {
-			refused++
-			continue
-		}
 		var earlier []byte // the first record counts
 		if r.ID <= known {
 			if earlier, _, err = find(tx, r.ID); err != nil {
@@ -48,8 +44,9 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err e
 			b = b.next()
 			added++
 		}
-		if earlier == nil {
-			b.add(r)
+		if earlier == nil && b.add(r) != nil {
+			refused++
+			continue
 		}
 		if promised != nil {
 			if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var quiet = slog.New(slog.DiscardHandler)
 
 func record(id string) *store.Record {
-	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: []byte("body")}
+	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: store.Bytes("body")}
 }
 
 var size = record("x").Size()

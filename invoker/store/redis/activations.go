@@ -101,7 +101,7 @@ func (s *Store) Get(ctx context.Context, namespace, id string) ([]byte, error) {
 		if r.Namespace != namespace {
 			return nil, store.ErrNotFound
 		}
-		return r.Body, nil
+		return r.Append(nil)
 	}
 	fields, err := s.db.HMGet(ctx, recordKey+id, "namespace", "record").Result()
 	if err != nil {
@@ -215,7 +215,9 @@ func (s *Store) portion(ctx context.Context, ahead map[string]*store.Record, ord
 	}
 	for _, order := range now[:n] {
 		if r := ahead[order]; r != nil {
-			some = append(some, r.Body)
+			if body, refused := r.Append(nil); refused == nil {
+				some = append(some, body)
+			}
 			continue
 		}
 		body, err := values[order].Bytes()

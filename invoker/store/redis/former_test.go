@@ -120,7 +120,7 @@ func TestRecordsOfAFormerVersionGoFirst(t *testing.T) {
 	}
 	for i := range n {
 		old := finished(i)
-		r.former(t, formerFinish, old.ID, old.Namespace, old.Name, old.Order(), old.Body)
+		r.former(t, formerFinish, old.ID, old.Namespace, old.Name, old.Order(), []byte(old.Body.(store.Bytes)))
 	}
 	s, err := Open(t.Context(), r.URL(), retain, quiet)
 	if err != nil {

@@ -222,7 +222,7 @@ func TestWhatAnotherHasSentIsNotRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	ran := record("ran")
-	ran.Body = []byte("ran")
+	ran.Body = store.Bytes("ran")
 	if err := again.records.Write(t.Context(), ran); err != nil {
 		t.Fatal(err)
 	}

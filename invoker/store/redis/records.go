@@ -137,13 +137,14 @@ func (s *Store) Finish(r *store.Record) { s.records.Add(r) }
 
 // Refuse implements store.Activations. What Redis does not answer is asked again until ctx ends.
 func (s *Store) Refuse(ctx context.Context, r *store.Record) error {
-	if err := r.Check(); err != nil {
+	arguments, err := s.finishes(r)
+	if err != nil {
 		return err
 	}
 	again := time.NewTicker(time.Second)
 	defer again.Stop()
 	for {
-		refused, err := refuseScript.Run(ctx, s.db, nil, s.finishes(r)...).Int()
+		refused, err := refuseScript.Run(ctx, s.db, nil, arguments...).Int()
 		switch {
 		case err == redis.Nil: // it is
 			return nil
@@ -161,9 +162,11 @@ func (s *Store) Refuse(ctx context.Context, r *store.Record) error {
 	}
 }
 
-// finishes are the arguments of finishScript.
-func (s *Store) finishes(r *store.Record) []any {
-	return []any{prefix, r.ID, r.Namespace, r.Name, r.Order(), r.Body, cost(r), s.retain}
+// finishes returns the arguments of finishScript for a record that can be kept.
+func (s *Store) finishes(r *store.Record) ([]any, error) {
+	body, err := r.Append(nil)
+	size := cost(&r.Indexed, len(body))
+	return []any{prefix, r.ID, r.Namespace, r.Name, r.Order(), body, size, s.retain}, err
 }
 
 // Broken implements store.Store.
@@ -213,11 +216,12 @@ func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused i
 	pipe := s.db.Pipeline()
 	run := finishScript.Eval // after it, this Redis knows the script, even one that has just started
 	for _, r := range some {
-		if r.Check() != nil {
+		arguments, err := s.finishes(r)
+		if err != nil {
 			refused++
 			continue
 		}
-		run(ctx, pipe, nil, s.finishes(r)...)
+		run(ctx, pipe, nil, arguments...)
 		run = finishScript.EvalSha
 	}
 	answers, err := pipe.Exec(ctx)
@@ -233,7 +237,7 @@ func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused i
 }
 
 // cost is about what a record takes in Redis's memory.
-func cost(r *store.Record) int {
+func cost(r *store.Indexed, body int) int {
 	const keys = 600 // a hash of four fields and two entries of sorted sets, or a former version's three
-	return len(r.Body) + keys + 5*len(r.ID) + len(r.Namespace) + len(r.Name)
+	return body + keys + 5*len(r.ID) + len(r.Namespace) + len(r.Name)
 }

@@ -192,7 +192,7 @@ func refusedRecords(t *testing.T, s store.Store) {
 	s.Finish(record("zero", "gu\x00est", "a", 0))
 	s.Finish(record("long", "guest", strings.Repeat("x", 1<<16), 0))
 	empty := record("empty", "guest", "a", 0)
-	empty.Body = nil
+	empty.Body = store.Bytes(nil)
 	s.Finish(empty)
 	s.Finish(record("well", "guest", "a", 0))
 	ok(t, s.Accept(ctx, store.Accepted{ID: "next", Invoker: "me"}))

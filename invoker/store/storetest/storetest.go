@@ -95,7 +95,7 @@ func record(id, namespace, name string, ms int) *store.Record {
 }
 
 // Body returns a record's body for tests: its id and that many bytes more.
-func Body(id string, more int) []byte {
+func Body(id string, more int) store.Bytes {
 	return fmt.Appendf(nil, "%s\n%s", id, strings.Repeat("x", more))
 }
 
