@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,6 +37,7 @@ type node struct {
 	set      fastiovd.Set // what of fastiov's kernel is switched on
 	cache    *image.Cache // nil where nothing is pulled
 	empty    int          // MiB that admission may hand out, where that was measured on an empty node
+	adopt    func()
 	closers  []func()
 }
 
@@ -81,25 +83,27 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 	if err := n.serve(f.runDir, f.group); err != nil {
 		return nil, err
 	}
+	n.adopt() // now that the API answers
 	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set)
 	return n, n.serveFar(f.api)
 }
 
-// adopt begins to settle what a former agent left. What is not settled when the node closes is left to
-// the next agent.
-func (n *node) adopt(a *agent.Agent) {
+// enter takes note of what a former agent left; n.adopt settles that, beside all else. What is not
+// settled when the node closes is left to the next agent.
+func (n *node) enter(a *agent.Agent) {
 	ctx, letGo := context.WithCancelCause(context.Background())
-	settled := a.Adopt(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if adopted, ended := settled(); adopted+ended > 0 {
-			n.log.Info("what a former agent left is settled", "adopted", adopted, "ended", ended)
-		}
-	}()
+	settle := a.Adopt(ctx)
+	var settling sync.WaitGroup
+	n.adopt = func() {
+		settling.Go(func() {
+			if adopted, ended := settle(); adopted+ended > 0 {
+				n.log.Info("what a former agent left is settled", "adopted", adopted, "ended", ended)
+			}
+		})
+	}
 	n.onClose(func() {
 		letGo(sandbox.ErrLetGo)
-		<-done
+		settling.Wait()
 	})
 }
 
@@ -220,7 +224,7 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 	if f.sandbox == "sim" {
 		starter.Admission = startup.NewAdmission(memory, nil)
 		a := agent.New(cfg)
-		n.adopt(a)
+		n.enter(a)
 		return a, nil
 	}
 	if starter.Network, err = f.network(); err != nil {
@@ -244,7 +248,7 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 	cfg.VFs, cfg.Starter.Owners = pool, pool
 	cfg.Starter.Admission = startup.NewAdmission(memory, pool)
 	a = agent.New(cfg)
-	n.adopt(a) // from here on it knows who loses a VF
+	n.enter(a) // from here on it knows who loses a VF
 	close(built)
 	ctx, stop := context.WithCancel(ctx)
 	n.onClose(stop)

@@ -24,13 +24,13 @@ type former struct {
 	entry *entry
 }
 
-// Adopt begins to settle what a former agent left: every sandbox whose record, VF lease and own
-// answer agree is taken over, every other one is ended by its cgroup, and only then is its VF
-// returned. They are asked side by side, so that a silent one delays no other. When Adopt returns,
-// all of them are known, with what they hold, and the API can be served; settled waits for the last
-// of them. If ctx ends, with the cause sandbox.ErrLetGo, those that are still being adopted are
-// left to a later agent.
-func (a *Agent) Adopt(ctx context.Context) (settled func() (adopted, ended int)) {
+// Adopt enters what a former agent left, with what it holds, so the API can be served. settle, which
+// is called then, asks the sandboxes and returns when the last of them is settled: every one whose
+// record, VF lease and own answer agree is taken over, every other one is ended by its cgroup, and
+// only then is its VF returned. They are asked side by side, so a silent one delays no other. If ctx
+// ends, with the cause sandbox.ErrLetGo, those that are still being adopted are left to a later
+// agent.
+func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) {
 	found, unknown := a.found()
 	for _, f := range found {
 		a.Starter.Admission.Adopt(f.grant)
@@ -38,28 +38,25 @@ func (a *Agent) Adopt(ctx context.Context) (settled func() (adopted, ended int))
 		a.sandboxes[f.Spec.ID] = f.entry
 		a.mu.Unlock()
 	}
-	var adopted, ended atomic.Int32
-	var asked, done sync.WaitGroup
-	for _, f := range found {
-		asked.Go(func() {
-			switch err := a.settle(ctx, f); {
-			case err == nil:
-				adopted.Add(1)
-			case !errors.Is(err, sandbox.ErrLetGo):
-				ended.Add(1)
-			}
-		})
-	}
-	done.Go(func() {
+	return func() (int, int) {
+		var adopted, ended atomic.Int32
+		var asked sync.WaitGroup
+		for _, f := range found {
+			asked.Go(func() {
+				switch err := a.settle(ctx, f); {
+				case err == nil:
+					adopted.Add(1)
+				case !errors.Is(err, sandbox.ErrLetGo):
+					ended.Add(1)
+				}
+			})
+		}
 		asked.Wait()
 		for _, lease := range unknown {
 			if ctx.Err() == nil { // else one of their sandboxes may live on
 				a.VFs.Return(lease)
 			}
 		}
-	})
-	return func() (int, int) {
-		done.Wait()
 		return int(adopted.Load()), int(ended.Load())
 	}
 }

@@ -87,7 +87,7 @@ func TestTheAPIServesWhileSandboxesAreAdopted(t *testing.T) {
 			}
 			<-answer
 		}
-		settled := a.Adopt(t.Context())
+		settled := inBackground(a.Adopt(t.Context()))
 		began := time.Now()
 		for _, id := range []string{"well", "mute"} {
 			s := statusOf(t, a, id)
@@ -164,7 +164,7 @@ func TestOneThatDiesSlowlyIsEndingMeanwhile(t *testing.T) {
 			}
 		}
 		began := time.Now()
-		settled := a.Adopt(t.Context())
+		settled := inBackground(a.Adopt(t.Context()))
 		synctest.Wait()
 		if s := statusOf(t, a, "undead"); s.GetState() != "ending" || s.Reason != "it does not answer" {
 			t.Errorf("one that cannot be adopted: %v", s)
@@ -193,6 +193,20 @@ func TestOneThatDiesSlowlyIsEndingMeanwhile(t *testing.T) {
 	})
 }
 
+// inBackground begins to settle, and returns what waits for the end of that.
+func inBackground(settle func() (adopted, ended int)) func() (adopted, ended int) {
+	var a, e int
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a, e = settle()
+	}()
+	return func() (int, int) {
+		<-done
+		return a, e
+	}
+}
+
 // An agent that ends while it adopts leaves what it has not adopted to the next one.
 func TestAnAgentThatEndsLeavesWhatItAdopts(t *testing.T) {
 	a, d, v := newAgent(t)
@@ -200,7 +214,7 @@ func TestAnAgentThatEndsLeavesWhatItAdopts(t *testing.T) {
 	v.found = []vf.Lease{{BDF: "0000:01:10.0"}}
 	d.adopting = func(ctx context.Context, _ string) { <-ctx.Done() }
 	ctx, letGo := context.WithCancelCause(t.Context())
-	settled := a.Adopt(ctx)
+	settled := inBackground(a.Adopt(ctx))
 	letGo(sandbox.ErrLetGo)
 	adopted, ended := settled()
 	if adopted != 0 || ended != 0 || len(d.ended) != 0 || len(v.returned) != 0 {
@@ -283,7 +297,7 @@ func raceOfAdoption(t *testing.T, random *rand.Rand) {
 		}
 	}
 	d.ending = func(id string) { time.Sleep(slow[id]) }
-	settled := a.Adopt(t.Context())
+	settled := inBackground(a.Adopt(t.Context()))
 	st, _ := a.Status(t.Context(), &api.StatusRequest{})
 	if len(st.Sandboxes) != n || st.MemoryReservedMib != n*128 {
 		t.Errorf("the first answer: %v", st)
