@@ -85,7 +85,7 @@ func replace(t *testing.T, request *api.StartRequest, sandbox, old, fresh []stri
 	}
 	agent = agent.replacedBy(former())
 	agent = agent.replacedBy(present())
-	if _, err := agent.node.Drain(t.Context(), &api.DrainRequest{Cancel: true}); err != nil {
+	if _, err := agent.node.Drain(t.Context(), &api.DrainRequest{Cancel: true, Once: true}); err != nil {
 		t.Error(err)
 	}
 	agent.allIdle()
