@@ -11,8 +11,9 @@ import (
 // latest is the time in the last id, in nanoseconds since 1970.
 var latest atomic.Int64
 
-// NewID returns a fresh activation id: 32 hexadecimal digits, half of them the time, half of them chance. It has to be unique, not
-// secret. Each is higher than the one before, even where the clock is set back, so that a store finds a record among its neighbours.
+// NewID returns a fresh activation id: 32 hexadecimal digits, half of them the time and half of
+// them random. It must be unique, not secret. Each id is higher than the one before, even where the
+// clock was set back, so that a store finds a record among its neighbours.
 func NewID() string {
 	var id [16]byte
 	for {
@@ -29,9 +30,10 @@ func NewID() string {
 	return string(text[:])
 }
 
-// RiseAbove has NewID go on above an id that it gave in another process. Any other id changes nothing.
+// RiseAbove makes later ids higher than an id that NewID returned in another process. Any other id
+// changes nothing.
 func RiseAbove(id string) {
-	const centuries = 1 << 62 // nobody's clock
+	const centuries = 1 << 62 // further ahead than any clock
 	raw, err := hex.DecodeString(id)
 	if err != nil || len(raw) != 16 {
 		return

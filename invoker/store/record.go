@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// Indexed is what a finished activation is found by.
+// Indexed holds the fields by which a finished activation is found.
 type Indexed struct {
 	ID        string
 	Namespace string
-	Name      string // by which lists find it
+	Name      string // lists find the activation by it
 	Start     time.Time
 }
 
-// A Record is what is kept of a finished activation. The store does not look into its body, and asks
-// for the bytes when it writes them or is asked for them: so the caller of Finish pays nothing for
-// them, and must not change the body any more.
+// A Record is what a store keeps of a finished activation. The store does not look into its body. It
+// asks for the body's bytes when it writes or shows them, so Finish copies nothing and its caller
+// must not change the body any more.
 type Record struct {
 	Indexed
 	Body Body
 }
 
-// A Body is what its writer keeps of an activation.
+// A Body holds what its writer keeps of an activation.
 type Body interface {
 	encoding.BinaryAppender
 	Size() int // about what it takes in memory
@@ -39,7 +39,7 @@ func (b Bytes) AppendBinary(to []byte) ([]byte, error) { return append(to, b...)
 // Size implements Body.
 func (b Bytes) Size() int { return len(b) }
 
-// Size returns about what the record takes in memory.
+// Size returns about how much memory the record takes.
 func (r *Record) Size() int {
 	const fixed = 512
 	return fixed + r.Body.Size()
@@ -65,7 +65,7 @@ type Filter struct {
 	Since, Upto time.Time // zero: unbounded
 }
 
-// Takes tells whether the filter chooses the record.
+// Takes reports whether the filter chooses the record.
 func (f Filter) Takes(i *Indexed) bool {
 	if i.Namespace != f.Namespace || f.Name != "" && i.Name != f.Name {
 		return false
@@ -75,14 +75,14 @@ func (f Filter) Takes(i *Indexed) bool {
 	return low <= order && order < high
 }
 
-// Order sorts records as bytes: by start, and by id where that is equal. Its length is OrderPrefix and
-// the id's.
+// Order returns a key that sorts records as bytes: by start, and by id where the starts are equal.
+// Its length is OrderPrefix and the length of the id.
 func (i *Indexed) Order() string { return instant(nanoseconds(i.Start)) + i.ID }
 
-// OrderPrefix is how many bytes of an Order stand before the id.
+// OrderPrefix is the number of bytes before the id in an Order.
 const OrderPrefix = 8
 
-// Range bounds the Orders of what the filter takes: from low up to, but without, high.
+// Range bounds the Orders of the records that the filter takes: from low up to high, without high.
 func (f Filter) Range() (low, high string) {
 	const ms = uint64(time.Millisecond)
 	last := uint64(math.MaxUint64)
@@ -94,7 +94,7 @@ func (f Filter) Range() (low, high string) {
 
 func instant(ns uint64) string { return string(binary.BigEndian.AppendUint64(nil, ns)) }
 
-// nanoseconds since 1970; what is before that, as the zero time, is 0.
+// nanoseconds returns the time since 1970. An earlier time, such as the zero time, returns 0.
 func nanoseconds(t time.Time) uint64 {
 	if t.Unix() < 0 {
 		return 0

@@ -18,16 +18,24 @@ func TestOrderAndRange(t *testing.T) {
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		f := Filter{Since: moments.Draw(t, "since"), Upto: moments.Draw(t, "upto")}
-		a := &Indexed{ID: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "a"), Start: moments.Draw(t, "start of a")}
-		b := &Indexed{ID: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "b"), Start: moments.Draw(t, "start of b")}
+		a := &Indexed{
+			ID:    rapid.SampledFrom([]string{"a", "b"}).Draw(t, "a"),
+			Start: moments.Draw(t, "start of a"),
+		}
+		b := &Indexed{
+			ID:    rapid.SampledFrom([]string{"a", "b"}).Draw(t, "b"),
+			Start: moments.Draw(t, "start of b"),
+		}
 		ms := max(a.Start.UnixMilli(), 0)
-		want := (f.Since.IsZero() || ms >= f.Since.UnixMilli()) && (f.Upto.IsZero() || ms <= f.Upto.UnixMilli())
+		want := (f.Since.IsZero() || ms >= f.Since.UnixMilli()) &&
+			(f.Upto.IsZero() || ms <= f.Upto.UnixMilli())
 		if f.Takes(a) != want {
 			t.Fatalf("%v in [%v, %v]: %v", a.Start, f.Since, f.Upto, !want)
 		}
 		since1970 := func(at time.Time) time.Duration { return max(at.Sub(time.Unix(0, 0)), 0) }
 		byTime := since1970(a.Start) - since1970(b.Start)
-		if order := strings.Compare(a.Order(), b.Order()); byTime > 0 && order <= 0 || byTime == 0 && order != strings.Compare(a.ID, b.ID) {
+		if order := strings.Compare(a.Order(), b.Order()); byTime > 0 && order <= 0 ||
+			byTime == 0 && order != strings.Compare(a.ID, b.ID) {
 			t.Fatalf("%v %v sort as %d", a.Start, b.Start, order)
 		}
 	})

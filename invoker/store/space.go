@@ -2,28 +2,29 @@ package store
 
 import "fmt"
 
-// A Space is what the documents of a namespace take, or may take: then 0 is any number.
+// A Space is what the documents of a namespace take, or the most that they may take. In a bound, 0
+// means no bound.
 type Space struct {
 	Entities  int64 // how many there are
 	Documents int64 // bytes of their bodies, which every invoker keeps decoded in memory
 	Code      int64 // bytes of their code
 }
 
-// Unbounded is the Space of a Put that nothing bounds.
+// Unbounded is the Space of a Put without a bound.
 var Unbounded Space
 
-// Plus is the sum of both.
+// Plus returns the sum of both.
 func (s Space) Plus(t Space) Space {
 	return Space{s.Entities + t.Entities, s.Documents + t.Documents, s.Code + t.Code}
 }
 
-// A Full is the error of a Put that its namespace has no room for.
+// Full is the error of a Put for which the namespace has no room.
 type Full struct {
 	What       string // one of the following
 	Then, Most int64
 }
 
-// What a namespace can be full of, in the order of a Space.
+// The parts of a Space that a namespace can run out of, in the order of the fields of Space.
 const (
 	ManyEntities  = "entities"
 	LargeEntities = "bytes of entities"
@@ -34,7 +35,7 @@ func (f *Full) Error() string {
 	return fmt.Sprintf("the namespace would hold %d %s; at most %d", f.Then, f.What, f.Most)
 }
 
-// Allow is a *Full where a namespace that takes now may not take then.
+// Allow returns a *Full if a namespace that takes now may not take then.
 func (most Space) Allow(now, then Space) error {
 	for _, bound := range [...]struct {
 		what            string
