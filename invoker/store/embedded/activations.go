@@ -76,16 +76,17 @@ func (s *Store) Sent(ctx context.Context, id string) error {
 	}})
 }
 
-// Take implements store.Activations. Who has the file open is alone.
+// Take implements store.Activations. Only one process can have the file open.
 func (s *Store) Take(context.Context, string) error { return nil }
 
-// Adopt implements store.Activations. All that is promised is in Unfinished.
+// Adopt implements store.Activations. Unfinished returns all promises of the file already.
 func (s *Store) Adopt(context.Context) ([]store.Accepted, error) { return nil, nil }
 
 // Finish implements store.Activations.
 func (s *Store) Finish(r *store.Record) { s.records.Add(r) }
 
-// Refuse implements store.Activations. A promise that was asked for before is in a transaction before.
+// Refuse implements store.Activations. A promise that was asked for earlier is in an earlier
+// transaction.
 func (s *Store) Refuse(ctx context.Context, r *store.Record) error {
 	return s.records.Write(ctx, r)
 }
@@ -96,8 +97,8 @@ func (s *Store) Broken() error { return s.records.Failed() }
 // Lost implements store.Store.
 func (s *Store) Lost() uint64 { return s.records.Lost() }
 
-// Unfinished implements store.Activations. Who has the file open finishes all that it promises, whatever
-// the invoker's name is.
+// Unfinished implements store.Activations. It ignores the invoker's name: the process that has the
+// file open finishes everything that the file promises.
 func (s *Store) Unfinished(context.Context, string) (list []store.Accepted, err error) {
 	answered := s.records.IDs()
 	err = s.db.View(func(tx *bbolt.Tx) error {
@@ -115,7 +116,8 @@ func (s *Store) Unfinished(context.Context, string) (list []store.Accepted, err 
 
 // Get implements store.Activations.
 func (s *Store) Get(_ context.Context, namespace, id string) (body []byte, err error) {
-	onTheWay := s.records.Get(id) // before the transaction: a record that leaves meanwhile is in the file
+	// before the transaction: a record that leaves pending meanwhile is in the file
+	onTheWay := s.records.Get(id)
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		record, of, err := find(tx, id)
 		switch {
@@ -158,8 +160,8 @@ func (s *Store) List(_ context.Context, f store.Filter, skip, limit int,
 	return closed(err)
 }
 
-// portion reads some of the records with these Orders, and tells what is left. Those that were dropped
-// meanwhile, because they were the oldest, are left out.
+// portion reads some of the records with these Orders and returns the rest of the Orders. It leaves
+// out records that were dropped meanwhile because they were the oldest.
 func (s *Store) portion(ahead map[string]*store.Record, orders []string) (
 	some [][]byte, left []string, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
@@ -198,9 +200,11 @@ func (s *Store) Count(_ context.Context, f store.Filter) (n int, err error) {
 	return n, err
 }
 
-// search gives a transaction and the records that the filter takes, are on their way, and have no record in the file that came first.
+// search calls do with a transaction and with the pending records that the filter takes, except
+// those for whose id the file already has an earlier record.
 func (s *Store) search(f store.Filter, do func(*bbolt.Tx, map[string]*store.Record) error) error {
-	onTheWay := s.records.Matching(f) // before the transaction: a record that leaves meanwhile is in the file
+	// before the transaction: a record that leaves pending meanwhile is in the file
+	onTheWay := s.records.Matching(f)
 	return closed(s.db.View(func(tx *bbolt.Tx) error {
 		for order, r := range onTheWay {
 			first, _, err := find(tx, r.ID)

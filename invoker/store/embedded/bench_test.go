@@ -10,7 +10,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
-// A transaction of bbolt syncs its pages, then its head.
+// bbolt syncs a transaction's pages, then its head.
 const fsyncsPerCommit = 2
 
 func BenchmarkStore(b *testing.B) {
@@ -21,11 +21,13 @@ func BenchmarkStore(b *testing.B) {
 		}
 		return func() store.Store { return open(b, filepath.Join(dir, "store")) }
 	}
-	storetest.Benchmark(b, fresh, func(s store.Store) int64 { return fsyncsPerCommit * s.(*Store).commits.Load() })
+	storetest.Benchmark(b, fresh, func(s store.Store) int64 {
+		return fsyncsPerCommit * s.(*Store).commits.Load()
+	})
 }
 
-// BenchmarkFull measures records that take the place of others, whose namespaces take turns, a loud one
-// every second time.
+// BenchmarkFull measures records that displace others. The namespaces take turns; every second
+// record is of the loudest one.
 func BenchmarkFull(b *testing.B) {
 	for _, namespaces := range []int{1, 100, 10_000} {
 		b.Run(fmt.Sprintf("namespaces=%d", namespaces), func(b *testing.B) {

@@ -10,12 +10,14 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A block is records that came one after another. They are kept as one entry, since an entry costs more than what is in it. The last
-// block takes what comes until it has blockSize bytes; from the blocks before it records only go, those of a namespace at a time.
+// A block holds records that came one after another. It is one entry of the file, since an entry
+// costs more than the record in it. The last block takes records until it has blockSize bytes. The
+// blocks before it only lose records, all of one namespace at a time.
 //
-// The table names each record's Order and length; it lies beside the records, in a bucket of the block's own, so that a neighbour's
-// change does not copy them. The heads of all blocks lie together: a search reads them from the newest on, and opens the few blocks
-// that may have what it looks for.
+// The table names each record's Order and length. It lies beside the records in a bucket of the
+// block's own, so that a change of a neighbour does not copy it. The heads of all blocks lie
+// together: a search reads them from the newest on, and opens the few blocks that may contain what
+// it looks for.
 type block struct {
 	key []byte // its number
 	head
@@ -25,20 +27,22 @@ type block struct {
 
 const blockSize = 32 << 10
 
-// room is that for a block's table and for its records, as far as can be told.
+// room returns empty buffers for a block's table and records, as large as the block will probably
+// need.
 func room() (table, records []byte) {
 	return make([]byte, 0, blockSize/4), make([]byte, 0, blockSize*9/8)
 }
 
-// A head bounds what is in its block, and what is in all blocks before it: ids and starts rise about as the blocks do, so a search
-// seldom goes further than it must.
+// A head bounds the starts and ids in its block, and the highest ones in all blocks before it.
+// Starts and ids rise roughly from block to block, so a search seldom reads more blocks than it
+// must.
 type head struct {
 	oldest, newest, newestBefore   uint64 // starts, as in an Order
 	lowest, highest, highestBefore []byte // ids
 	names                          []tally
 }
 
-// A tally is how many records of a name are in the block.
+// A tally counts the records of one name in a block.
 type tally struct {
 	namespace, name []byte
 	count           uint64
@@ -57,7 +61,7 @@ func (h *head) encode() (b []byte) {
 	return b
 }
 
-// decode reads a head; its texts are part of value.
+// decode reads a head. Its texts share memory with value.
 func (h *head) decode(value []byte) error {
 	r := reader{rest: value}
 	h.oldest, h.newest, h.newestBefore = r.number(), r.number(), r.number()
@@ -69,7 +73,7 @@ func (h *head) decode(value []byte) error {
 	return r.err()
 }
 
-// index of the name in names, where a new one is added.
+// index returns the index of the name in names, and adds the name if it is new.
 func (h *head) index(namespace, name string) int {
 	for i, t := range h.names {
 		if string(t.name) == name && string(t.namespace) == namespace {
@@ -96,7 +100,7 @@ func (b *block) add(r *store.Record) error {
 	return nil
 }
 
-// enter notes in the head and the table that the record at the end is of that name and size.
+// enter adds the last record to the head and the table: its name, Order and size.
 func (b *block) enter(name int, order []byte, size int) {
 	id, start := order[store.OrderPrefix:], startOf(order)
 	if b.empty() {
@@ -111,7 +115,7 @@ func (b *block) enter(name int, order []byte, size int) {
 	b.table = appendText(b.table, order)
 }
 
-// take puts the records of another block at the end, but not those of the names that are left out.
+// take appends the records of another block, except those of the names marked in out.
 func (b *block) take(from *block, out []bool) error {
 	names := make([]int, len(from.names))
 	for i, t := range from.names {
@@ -132,7 +136,7 @@ func (b *block) take(from *block, out []bool) error {
 	return e.err()
 }
 
-// sizes are the bytes of the records of each name, as shares count them.
+// sizes returns the bytes of each name's records, as shares counts them.
 func (b *block) sizes() ([]int64, error) {
 	sizes := make([]int64, len(b.names))
 	e := b.entries()
@@ -145,29 +149,33 @@ func (b *block) sizes() ([]int64, error) {
 	return sizes, e.err()
 }
 
-// An empty block is not kept.
+// empty reports whether the block has no records. An empty block is not kept.
 func (b *block) empty() bool { return len(b.table) == 0 }
 
 func (b *block) full() bool { return len(b.records) >= blockSize }
 
-// cost is about what the block takes in the file.
+// cost returns about how many bytes the block takes in the file.
 func (b *block) cost() int64 {
-	const heads = 512 // its own and those of bbolt
+	const heads = 512 // its own head and those of bbolt
 	if b.empty() {
 		return 0
 	}
 	return int64(len(b.table) + len(b.records) + heads)
 }
 
-// next is an empty block to follow this one.
+// next returns an empty block that follows this one.
 func (b *block) next() *block {
-	before := head{newestBefore: max(b.newest, b.newestBefore), highestBefore: later(b.highest, b.highestBefore)}
+	before := head{
+		newestBefore:  max(b.newest, b.newestBefore),
+		highestBefore: later(b.highest, b.highestBefore),
+	}
 	n := &block{key: keyOf(numberOf(b.key) + 1), head: before}
 	n.table, n.records = room()
 	return n
 }
 
-// lastBlock is the one that takes the next record. Nothing of it lies in the file's pages.
+// lastBlock returns a copy of the block that takes the next record. It shares no memory with the
+// file's pages.
 func lastBlock(tx *bbolt.Tx) (*block, error) {
 	key, value := tx.Bucket(heads).Cursor().Last()
 	if key == nil {
@@ -180,7 +188,7 @@ func lastBlock(tx *bbolt.Tx) (*block, error) {
 	return b, err
 }
 
-// open finds the table and the records of the block with that key.
+// open reads the table and the records of the block with its key.
 func (b *block) open(tx *bbolt.Tx) error {
 	inside := tx.Bucket(blocks).Bucket(b.key)
 	if inside == nil {
@@ -190,7 +198,7 @@ func (b *block) open(tx *bbolt.Tx) error {
 	return nil
 }
 
-// drop takes the block out of the file.
+// drop removes the block from the file.
 func (b *block) drop(tx *bbolt.Tx) error {
 	return cmp.Or(tx.Bucket(blocks).DeleteBucket(b.key), tx.Bucket(heads).Delete(b.key))
 }
@@ -203,10 +211,11 @@ func (b *block) put(tx *bbolt.Tx) error {
 	if err != nil {
 		return err
 	}
-	return cmp.Or(inside.Put(tableKey, b.table), inside.Put(recordsKey, b.records), tx.Bucket(heads).Put(b.key, b.encode()))
+	return cmp.Or(inside.Put(tableKey, b.table), inside.Put(recordsKey, b.records),
+		tx.Bucket(heads).Put(b.key, b.encode()))
 }
 
-// entries goes through a block's table.
+// entries iterates over a block's table.
 type entries struct {
 	reader
 	name  uint64
@@ -215,7 +224,9 @@ type entries struct {
 	after []byte // the records that follow
 }
 
-func (b *block) entries() entries { return entries{reader: reader{rest: b.table}, after: b.records} }
+func (b *block) entries() entries {
+	return entries{reader: reader{rest: b.table}, after: b.records}
+}
 
 func (e *entries) next() bool {
 	if len(e.rest) == 0 {
@@ -248,7 +259,8 @@ func later(a, b []byte) []byte {
 	return a
 }
 
-// A reader takes numbers and texts off what is left, nothing once that makes no sense.
+// A reader takes numbers and texts from the front of rest. After the first malformed one it returns
+// zero values.
 type reader struct {
 	rest []byte
 	bad  bool

@@ -19,8 +19,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
-// Records of all sizes come, in and out of order, some of them twice, and fill many blocks. What is found is what came, or, where the
-// bound is small, what came last.
+// Records of all sizes come, in and out of order, some of them twice, and fill many blocks. The
+// store finds exactly those that came or, with a small bound, those that came last.
 func TestBlocks(t *testing.T) {
 	defer func(few int) { fewSkipped = few }(fewSkipped)
 	fewSkipped = 3
@@ -36,7 +36,7 @@ func TestBlocks(t *testing.T) {
 			rt.Fatal(err)
 		}
 		defer func() { closeIt(t, s) }()
-		var all []*store.Record // in the order they came
+		var all []*store.Record // in order of arrival
 		came := func(id string) bool {
 			return slices.ContainsFunc(all, func(r *store.Record) bool { return r.ID == id })
 		}
@@ -44,15 +44,18 @@ func TestBlocks(t *testing.T) {
 			i := len(all) + rapid.IntRange(-3, 3).Draw(t, "early or late")
 			size := rapid.SampledFrom([]int{10, 1000, 10_000, blockSize}).Draw(t, "size")
 			r := &store.Record{Indexed: store.Indexed{
-				ID: fmt.Sprintf("%04d", rapid.IntRange(max(i, 0), i+5).Draw(t, "id")), Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"),
+				ID:        fmt.Sprintf("%04d", rapid.IntRange(max(i, 0), i+5).Draw(t, "id")),
+				Name:      rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"),
 				Namespace: rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "namespace"),
-				Start:     time.UnixMilli(int64(1000 + 10*i + rapid.IntRange(-50, 50).Draw(t, "start"))),
+				Start: time.UnixMilli(int64(1000 + 10*i +
+					rapid.IntRange(-50, 50).Draw(t, "start"))),
 			}}
 			r.Body = storetest.Body(r.ID, size)
 			return r
 		}
 		commit := func(t *rapid.T) {
-			if err := s.Accept(t.Context(), store.Accepted{ID: store.NewID(), Invoker: "me"}); err != nil {
+			if err := s.Accept(t.Context(),
+				store.Accepted{ID: store.NewID(), Invoker: "me"}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -75,7 +78,8 @@ func TestBlocks(t *testing.T) {
 					return
 				}
 				namespace := rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "forgotten")
-				commit(t) // a second one of an id, on its way, would be the first after that
+				// a second record of a pending id would count as the first one after the restart
+				commit(t)
 				for n := 1; n > 0; {
 					var err error
 					if n, err = s.Forget(t.Context(), namespace); err != nil {
@@ -84,7 +88,8 @@ func TestBlocks(t *testing.T) {
 				}
 				all = slices.DeleteFunc(all, func(r *store.Record) bool {
 					_, err := s.Get(t.Context(), r.Namespace, r.ID)
-					return r.Namespace == namespace || retain != plenty && errors.Is(err, store.ErrNotFound)
+					return r.Namespace == namespace ||
+						retain != plenty && errors.Is(err, store.ErrNotFound)
 				})
 			},
 			"reopen": func(t *rapid.T) {
@@ -97,7 +102,7 @@ func TestBlocks(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				there := all
-				if retain != plenty { // of each namespace, the newest are left
+				if retain != plenty { // the newest of each namespace are left
 					there = slices.DeleteFunc(slices.Clone(all), oldestGone(t, s))
 				}
 				if len(all) > 0 && len(there) == 0 {
@@ -117,8 +122,8 @@ func TestBlocks(t *testing.T) {
 	})
 }
 
-// oldestGone tells, asked of records in the order they came, which are gone from a store: the first
-// ones of a namespace.
+// oldestGone returns a function that reports whether a record is gone from the store. It must be
+// asked in order of arrival; only the first records of a namespace may be gone.
 func oldestGone(t *rapid.T, s *Store) func(*store.Record) bool {
 	left := map[string]bool{}
 	return func(r *store.Record) bool {
@@ -131,7 +136,7 @@ func oldestGone(t *rapid.T, s *Store) func(*store.Record) bool {
 	}
 }
 
-// compareShares counts what every namespace holds.
+// compareShares compares shares with a count of what every namespace holds.
 func compareShares(t *rapid.T, s *Store) {
 	s.watching.Lock()
 	defer s.watching.Unlock()
@@ -144,7 +149,8 @@ func compareShares(t *rapid.T, s *Store) {
 			t.Fatalf("the shares are %+v, not %+v (%v)", s.shares, want, err)
 		}
 		for namespace, of := range want.by {
-			if got := s.shares.by[namespace]; got.bytes != of.bytes || !slices.Equal(got.blocks, of.blocks) {
+			if got := s.shares.by[namespace]; got.bytes != of.bytes ||
+				!slices.Equal(got.blocks, of.blocks) {
 				t.Fatalf("the share of %s is %+v, not %+v", namespace, got, of)
 			}
 		}
@@ -155,7 +161,7 @@ func compareShares(t *rapid.T, s *Store) {
 	}
 }
 
-// compareLists asks in one way of many.
+// compareLists compares one random list with the model.
 func compareLists(t *rapid.T, s *Store, there []*store.Record) {
 	moment := rapid.Custom(func(t *rapid.T) time.Time {
 		if rapid.Bool().Draw(t, "unbounded") {
@@ -164,7 +170,8 @@ func compareLists(t *rapid.T, s *Store, there []*store.Record) {
 		return time.UnixMilli(int64(1000 + 10*rapid.IntRange(0, len(there)+1).Draw(t, "moment")))
 	})
 	f := store.Filter{
-		Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "none"}).Draw(t, "name"), Since: moment.Draw(t, "since"), Upto: moment.Draw(t, "upto"),
+		Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "none"}).Draw(t, "name"),
+		Since: moment.Draw(t, "since"), Upto: moment.Draw(t, "upto"),
 	}
 	var found []string // Orders
 	for _, r := range there {
@@ -195,7 +202,7 @@ func compareLists(t *rapid.T, s *Store, there []*store.Record) {
 	}
 }
 
-// Whatever stands in a file in place of a head and a table, it is read or refused.
+// Open reads or refuses whatever bytes stand in place of a head and a table.
 func FuzzBlock(f *testing.F) {
 	b := block{key: keyOf(0)}
 	for i := range 3 {
@@ -223,7 +230,7 @@ func FuzzBlock(f *testing.F) {
 	})
 }
 
-// A block that lost its table does not take the others along.
+// A block that lost its table does not damage the others.
 func TestADamagedBlock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	s := open(t, path)
@@ -231,21 +238,26 @@ func TestADamagedBlock(t *testing.T) {
 		s.Finish(finished(i, blockSize))
 	}
 	closeIt(t, s)
-	err := update(path, func(tx *bbolt.Tx) error { return tx.Bucket(blocks).Bucket(keyOf(3)).Put(tableKey, []byte{0, 200}) })
+	err := update(path, func(tx *bbolt.Tx) error {
+		return tx.Bucket(blocks).Bucket(keyOf(3)).Put(tableKey, []byte{0, 200})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s = open(t, path)
 	defer closeIt(t, s)
 	for i := range 10 {
-		if _, err := s.Get(t.Context(), "guest", finished(i, 0).ID); errors.Is(err, errDamaged) != (i == 3) {
+		if _, err := s.Get(t.Context(), "guest",
+			finished(i, 0).ID); errors.Is(err, errDamaged) != (i == 3) {
 			t.Errorf("record %d: %v", i, err)
 		}
 	}
-	if _, err := storetest.List(s, t.Context(), store.Filter{Namespace: "guest"}, 0, 10); !errors.Is(err, errDamaged) {
+	if _, err := storetest.List(s, t.Context(),
+		store.Filter{Namespace: "guest"}, 0, 10); !errors.Is(err, errDamaged) {
 		t.Errorf("a list of all: %v", err)
 	}
-	if list, err := storetest.List(s, t.Context(), store.Filter{Namespace: "guest"}, 0, 5); len(list) != 5 || err != nil {
+	if list, err := storetest.List(s, t.Context(),
+		store.Filter{Namespace: "guest"}, 0, 5); len(list) != 5 || err != nil {
 		t.Errorf("a list of the newest: %d, %v", len(list), err)
 	}
 }

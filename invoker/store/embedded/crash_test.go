@@ -18,7 +18,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
-// crashing is set in the process that TestACrashLosesNothingPromised kills: the file, and which round it is.
+// crashing is set in the process that TestACrashLosesNothingPromised kills. It names the file and
+// the round.
 const crashing = "FASTIOV_STORE_CRASH"
 
 func TestMain(m *testing.M) {
@@ -36,8 +37,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// A process is killed in the middle of its work, again and again, over the same file. What the page cache holds outlives it, so this
-// shows that no moment is a wrong one; that the disk has it as well is what the fsyncs are for.
+// A process is killed in the middle of its work, again and again, over the same file. The page
+// cache survives the process, so this shows that no moment of a kill is harmful; the fsyncs make
+// sure that the disk has the data too.
 func TestACrashLosesNothingPromised(t *testing.T) {
 	const rounds = 25
 	seed := uint64(time.Now().UnixNano())
@@ -46,7 +48,8 @@ func TestACrashLosesNothingPromised(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	var all storetest.Losses
 	for round := range rounds {
-		log, crash := killedAfter(t, path, fmt.Sprint(round), time.Duration(random.IntN(120))*time.Millisecond)
+		log, crash := killedAfter(t, path, fmt.Sprint(round),
+			time.Duration(random.IntN(120))*time.Millisecond)
 		s := open(t, path)
 		l := storetest.Account(t, s, log, crash, true)
 		closeIt(t, s)
@@ -59,17 +62,23 @@ func TestACrashLosesNothingPromised(t *testing.T) {
 			t.Fatalf("round %d", round)
 		}
 	}
-	t.Logf("%d records finished; lost within the window: %d, later: %d; the oldest had finished %v before", all.Finished, all.InWindow, all.Late, all.Oldest)
+	t.Logf(
+		"%d records finished; lost within the window: %d, later: %d; the oldest had finished %v before",
+		all.Finished, all.InWindow, all.Late, all.Oldest)
 	if all.Finished == 0 {
 		t.Error("nothing was tried")
 	}
-	if all.Oldest > time.Second { // a disk or a scheduler that stalls stretches the window, not by that much
+	// a stalled disk or scheduler stretches the window, but not by that much
+	if all.Oldest > time.Second {
 		t.Errorf("a record that had finished %v before a crash was lost", all.Oldest)
 	}
 }
 
-// killedAfter runs the load in a process of its own and kills it that long after its first acknowledgement.
-func killedAfter(t *testing.T, path, round string, after time.Duration) (log io.Reader, crash time.Time) {
+// killedAfter runs the load in another process and kills it that long after its first
+// acknowledgement.
+func killedAfter(
+	t *testing.T, path, round string, after time.Duration,
+) (log io.Reader, crash time.Time) {
 	t.Helper()
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), crashing+"="+path+"|"+round)

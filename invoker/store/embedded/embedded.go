@@ -1,17 +1,19 @@
 // Package embedded is a store in one file, for one invoker, with nothing to start.
 //
-// One goroutine writes. Whatever waits when it looks, changes of documents, promises and finished records, goes into one transaction:
-// who waits for an fsync shares it. A record waits most of a window for others, or goes with the next call that waits. Reading is
-// beside that, from the transaction before, with the records that are still on their way laid over it.
+// One goroutine writes. It puts everything that waits into one transaction: changes of documents,
+// promises and finished records. So all waiting callers share one fsync. A record waits most of a
+// window for others, or goes with the next call that waits. Readers use the previous transaction at
+// the same time, and add the records that are still pending.
 //
-// Records are kept in blocks (block.go) and found by walking their heads (search.go); where there is no
-// more room for them, the namespaces that hold most lose their oldest (share.go).
+// Records are kept in blocks (block.go) and found by walking the heads of blocks (search.go). When
+// the room for records is used up, the namespaces that hold most lose their oldest ones (share.go).
 //
-// What the documents and the records of each namespace take is counted when the file is opened, and
-// then as they change (ledger.go), so the file says nothing of it.
+// The documents and records of each namespace are counted when the file is opened, and then as they
+// change (ledger.go), so the file does not store the counts.
 //
-// The file is bbolt's: copy-on-write pages under two alternating heads, so that a crash leaves the last transaction that was synced.
-// It is locked while open, grows as needed, and never shrinks: space of what was deleted is used again.
+// The file is bbolt's: copy-on-write pages under two alternating heads, so that a crash leaves the
+// last transaction that was synced. It is locked while open. It grows as needed and never shrinks:
+// the space of deleted data is used again.
 package embedded
 
 import (
@@ -30,14 +32,14 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/pending"
 )
 
-// Store is the open file.
+// Store is an open file.
 type Store struct {
 	path   string
 	retain int64
 	db     *bbolt.DB
 
 	records *pending.Records
-	wakes   chan struct{} // holds one when there is something to write
+	wakes   chan struct{} // holds a value while there is something to write
 	quit    chan struct{}
 	done    chan struct{}
 
@@ -45,24 +47,26 @@ type Store struct {
 	calls  []*call
 	closed bool
 
-	watching sync.Mutex // held from before a transaction until its changes were seen
+	watching sync.Mutex // held from before a transaction until watchers have seen its changes
 	watches  []watch
-	broken   error // why nothing can be written any more; the writer's own
+	broken   error // why nothing can be written any more; only the writer uses it
 	used     ledger[store.Space]
-	shares   *shares // of the records; nil: to be counted
+	shares   *shares // of the records; nil: must be counted
 	commits  atomic.Int64
 }
 
-// A call is a change that somebody waits for.
+// A call is a change that a caller waits for.
 type call struct {
-	ctx    context.Context
-	apply  func(*bbolt.Tx) error // ErrConflict, ErrNotFound and Full are its own; it has written nothing then
-	change *store.Doc            // to be seen by those who watch
+	ctx context.Context
+	// its errors ErrConflict, ErrNotFound and Full mean that it has written nothing
+	apply  func(*bbolt.Tx) error
+	change *store.Doc // the change that watchers are to see
 	err    error
 	done   chan struct{}
 }
 
-// Open opens the file or makes a new one. Of the activation records, the newest are retained, as many as fit in about retain bytes.
+// Open opens the file or makes a new one. It retains the newest activation records, as many as fit
+// in about retain bytes.
 func Open(path string, retain int64, log *slog.Logger) (*Store, error) {
 	db, err := openFile(path)
 	if err != nil {
@@ -87,7 +91,7 @@ func Open(path string, retain int64, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-// Close writes what is on its way and gives the file free.
+// Close writes what is pending and unlocks the file.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -102,7 +106,8 @@ func (s *Store) Close() error {
 	<-s.done
 	err := s.db.Close()
 	if left := s.records.Left(); left > 0 {
-		err = fmt.Errorf("store %s: %d activation records could not be written; free some space", s.path, left)
+		err = fmt.Errorf("store %s: %d activation records could not be written; free some space",
+			s.path, left)
 	}
 	return err
 }
@@ -114,7 +119,7 @@ func (s *Store) wake() {
 	}
 }
 
-// do has the writer apply a change, and returns when it is durable or refused.
+// do passes a change to the writer, and returns when the change is durable or refused.
 func (s *Store) do(ctx context.Context, c *call) error {
 	c.ctx, c.done = ctx, make(chan struct{})
 	s.mu.Lock()
@@ -146,14 +151,15 @@ func (s *Store) write() {
 	}
 }
 
-// commit writes everything that waits, in one transaction.
+// commit writes everything that waits in one transaction.
 func (s *Store) commit() {
 	s.mu.Lock()
 	calls := s.calls
 	s.calls = nil
 	s.mu.Unlock()
 	records := s.records.All()
-	if len(calls) == 0 && len(records) == 0 && s.records.Failed() == nil { // else: is there room again?
+	// otherwise commit tries whether there is room again
+	if len(calls) == 0 && len(records) == 0 && s.records.Failed() == nil {
 		return
 	}
 
@@ -178,7 +184,7 @@ func (s *Store) commit() {
 	if err == nil {
 		s.tell(calls)
 	} else {
-		s.shares = nil // the transaction may have changed them
+		s.shares = nil // the failed transaction may have changed them
 	}
 	s.watching.Unlock()
 
@@ -197,30 +203,34 @@ func (s *Store) commit() {
 	}
 }
 
-// run applies a call that is still waited for. Its error ends the transaction.
+// run applies a call whose caller still waits. Its error ends the transaction.
 func (c *call) run(tx *bbolt.Tx) error {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return nil
 	}
 	c.err = c.apply(tx)
 	var full *store.Full
-	if errors.Is(c.err, store.ErrConflict) || errors.Is(c.err, store.ErrNotFound) || errors.As(c.err, &full) {
+	if errors.Is(c.err, store.ErrConflict) || errors.Is(c.err, store.ErrNotFound) ||
+		errors.As(c.err, &full) {
 		return nil
 	}
 	return c.err
 }
 
-// explain says what a failed transaction means. A full disk may have room again; after any other failure nobody knows what the disk
-// holds, and only reading it afresh tells.
+// explain returns the meaning of a failed transaction. A full disk may have room again. After any
+// other failure the content of the disk is unknown until the file is read again.
 func (s *Store) explain(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG) {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) ||
+		errors.Is(err, syscall.EFBIG) {
 		return fmt.Errorf("store: %w; %w, free some space", err, store.ErrNotKept)
 	}
 	if errors.Is(err, store.ErrNotKept) {
 		return err
 	}
 	if s.broken == nil {
-		s.broken = fmt.Errorf("store %s: %w; nothing more is written to it, check the disk and start again", s.path, err)
+		s.broken = fmt.Errorf(
+			"store %s: %w; nothing more is written to it, check the disk and start again",
+			s.path, err)
 	}
 	return s.broken
 }

@@ -16,7 +16,8 @@ type watch struct {
 	see func(store.Doc)
 }
 
-// Watch implements store.Entities. No transaction comes between what it reads and the changes that follow.
+// Watch implements store.Entities. No transaction comes between the documents that it reads and the
+// changes that follow.
 func (s *Store) Watch(ctx context.Context, see func(store.Doc)) error {
 	s.watching.Lock()
 	defer s.watching.Unlock()
@@ -38,7 +39,7 @@ func (s *Store) Watch(ctx context.Context, see func(store.Doc)) error {
 	return closed(err)
 }
 
-// tell shows the changes that were made to those who watch.
+// tell shows the changes to all watchers.
 func (s *Store) tell(calls []*call) {
 	s.watches = slices.DeleteFunc(s.watches, func(w watch) bool { return w.ctx.Err() != nil })
 	for _, c := range calls {
@@ -80,7 +81,8 @@ func (s *Store) Put(
 		if changed.Revision, err = tx.Bucket(docs).NextSequence(); err != nil {
 			return err
 		}
-		if err := tx.Bucket(docs).Put(key, append(binary.BigEndian.AppendUint64(nil, changed.Revision), doc.Body...)); err != nil {
+		if err := tx.Bucket(docs).Put(key,
+			append(binary.BigEndian.AppendUint64(nil, changed.Revision), doc.Body...)); err != nil {
 			return err
 		}
 		c.change = &changed
@@ -133,7 +135,7 @@ func (s *Store) Code(_ context.Context, k store.Key) (source []byte, err error) 
 	return source, closed(err)
 }
 
-// revision of the document, 0 where there is none.
+// revision returns the revision of the document, or 0 if it does not exist.
 func revision(tx *bbolt.Tx, key []byte) uint64 {
 	if value := tx.Bucket(docs).Get(key); value != nil {
 		return binary.BigEndian.Uint64(value)

@@ -17,14 +17,16 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// format is the version of what follows. A file of another one is not touched.
+// format is the version of the layout below. A file of another version is left untouched.
 const format = 2
 
-// The buckets. NUMBER counts up from block to block; 0 is a zero byte.
+// The buckets. NUMBER counts blocks upwards; 0 is a zero byte.
 var (
-	meta     = []byte("meta")     // "format" → number; "record bytes" → number
-	docs     = []byte("docs")     // kind 0 namespace 0 name → revision, body
-	code     = []byte("code")     // kind 0 namespace 0 name → a bucket of its own, so that a neighbour's change does not copy it
+	meta = []byte("meta") // "format" → number; "record bytes" → number
+	docs = []byte("docs") // kind 0 namespace 0 name → revision, body
+	// kind 0 namespace 0 name → a bucket of its own, so that a change of a neighbour does not copy
+	// it
+	code     = []byte("code")
 	promises = []byte("promises") // id → see encodePromise
 	heads    = []byte("heads")    // NUMBER → head of the block
 	blocks   = []byte("blocks")   // NUMBER → "table" → its table; "records" → its records
@@ -70,13 +72,17 @@ func openFile(path string) (*bbolt.DB, error) {
 		return db, nil
 	}
 	if isNew {
-		_ = os.Remove(path) // half a file would be taken for a damaged one
+		_ = os.Remove(path) // half a file would look like a damaged one
 	}
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, fmt.Errorf("store %s is in use by another process; end that one, or name another file", path)
-	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, errDamaged):
-		return nil, fmt.Errorf("store %s is damaged or not a store (%w); restore it from a copy, or move it away to begin with an empty one", path, err)
+		return nil, fmt.Errorf(
+			"store %s is in use by another process; end that one, or name another file", path)
+	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum),
+		errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, errDamaged):
+		return nil, fmt.Errorf(
+			"store %s is damaged or not a store (%w); restore it from a copy, or move it away to begin with an empty one",
+			path, err)
 	default:
 		return nil, fmt.Errorf("store: %w", err)
 	}
@@ -84,7 +90,8 @@ func openFile(path string) (*bbolt.DB, error) {
 
 var errDamaged = errors.New("its pages make no sense")
 
-// tryOpen reads the file before it opens it for writing, so that one that is not ours is left as it is.
+// tryOpen reads the file before it opens it for writing, so that a file of another program stays
+// unchanged.
 func tryOpen(path string) (*bbolt.DB, error) {
 	options := bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType}
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
@@ -105,10 +112,13 @@ func tryOpen(path string) (*bbolt.DB, error) {
 	})
 }
 
-func openAnd(path string, options *bbolt.Options, do func(*bbolt.DB) error) (db *bbolt.DB, err error) {
+func openAnd(
+	path string, options *bbolt.Options, do func(*bbolt.DB) error,
+) (db *bbolt.DB, err error) {
 	defer func() {
-		if reason := recover(); reason != nil { // how bbolt answers to a page that is none
-			err = fmt.Errorf("%w: %.80s", errDamaged, strings.ReplaceAll(fmt.Sprint(reason), "\n", " "))
+		if reason := recover(); reason != nil { // bbolt panics on a page that is not one of its own
+			err = fmt.Errorf("%w: %.80s", errDamaged,
+				strings.ReplaceAll(fmt.Sprint(reason), "\n", " "))
 		}
 		if err != nil && db != nil {
 			_ = db.Close()
@@ -121,7 +131,7 @@ func openAnd(path string, options *bbolt.Options, do func(*bbolt.DB) error) (db 
 	return db, do(db)
 }
 
-// check looks at what can be looked at without reading everything.
+// check checks what can be checked without reading everything.
 func check(tx *bbolt.Tx, path string) error {
 	file, err := os.Stat(path)
 	if err != nil {
@@ -138,7 +148,9 @@ func check(tx *bbolt.Tx, path string) error {
 		return nil
 	}
 	if found := number(b, formatKey); found != format {
-		return fmt.Errorf("%s has format %d, this version reads %d; use the fastiov that wrote it, or another file", path, found, format)
+		return fmt.Errorf(
+			"%s has format %d, this version reads %d; use the fastiov that wrote it, or another file",
+			path, found, format)
 	}
 	for _, name := range buckets {
 		if tx.Bucket(name) == nil {
@@ -159,7 +171,7 @@ func check(tx *bbolt.Tx, path string) error {
 		}))
 }
 
-// prepare makes an empty file ours.
+// prepare gives an empty file our format.
 func prepare(tx *bbolt.Tx) error {
 	if tx.Bucket(meta) != nil {
 		return nil
@@ -172,7 +184,7 @@ func prepare(tx *bbolt.Tx) error {
 	return putNumber(tx.Bucket(meta), formatKey, format)
 }
 
-// syncDir makes durable that the file has its name.
+// syncDir makes the file's name durable.
 func syncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

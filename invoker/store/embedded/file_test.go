@@ -20,7 +20,9 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func put(t testing.TB, s *Store, name string) {
 	t.Helper()
-	doc := store.Doc{Key: store.Key{Kind: store.Actions, Namespace: "guest", Name: name}, Body: []byte("{}")}
+	doc := store.Doc{
+		Key: store.Key{Kind: store.Actions, Namespace: "guest", Name: name}, Body: []byte("{}"),
+	}
 	if _, err := s.Put(t.Context(), doc, []byte("code"), store.Unbounded); err != nil {
 		t.Fatal(err)
 	}
@@ -33,20 +35,26 @@ func closeIt(t testing.TB, s *Store) {
 	}
 }
 
-// Each file that cannot be used is refused with one line that says why and what to do.
+// Each unusable file is refused with one line that says why and what to do.
 func TestOpenRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(path string) error
 		want  string
 	}{
 		"a newer format": {func(path string) error {
-			return update(path, func(tx *bbolt.Tx) error { return putNumber(tx.Bucket(meta), formatKey, format+1) })
+			return update(path, func(tx *bbolt.Tx) error {
+				return putNumber(tx.Bucket(meta), formatKey, format+1)
+			})
 		}, "has format 3, this version reads 2"},
 		"a head that is none": {func(path string) error {
-			return update(path, func(tx *bbolt.Tx) error { return tx.Bucket(heads).Put(keyOf(0), []byte{200}) })
+			return update(path, func(tx *bbolt.Tx) error {
+				return tx.Bucket(heads).Put(keyOf(0), []byte{200})
+			})
 		}, "damaged or not a store"},
 		"a number that is none": {func(path string) error {
-			return update(path, func(tx *bbolt.Tx) error { return tx.Bucket(heads).Put([]byte("0"), nil) })
+			return update(path, func(tx *bbolt.Tx) error {
+				return tx.Bucket(heads).Put([]byte("0"), nil)
+			})
 		}, "damaged or not a store"},
 		"no file of bbolt": {func(path string) error {
 			return os.WriteFile(path, []byte(strings.Repeat("not a store\n", 10_000)), 0o600)
@@ -60,14 +68,19 @@ func TestOpenRefuses(t *testing.T) {
 		"a missing part": {func(path string) error {
 			return update(path, func(tx *bbolt.Tx) error { return tx.DeleteBucket(heads) })
 		}, `"heads" is missing`},
-		"a file cut short":        {func(path string) error { return os.Truncate(path, 20<<10) }, "it ends after 20480 of"},
-		"a file cut to its heads": {func(path string) error { return os.Truncate(path, 8<<10) }, "damaged"},
+		"a file cut short": {func(path string) error { return os.Truncate(path, 20<<10) },
+			"it ends after 20480 of"},
+		"a file cut to its heads": {func(path string) error {
+			return os.Truncate(path, 8<<10)
+		}, "damaged"},
 		"zeroes over its pages": {func(path string) error {
 			content, err := os.ReadFile(path)
 			clear(content[8<<10:])
 			return errorsOf(err, os.WriteFile(path, content, 0o600))
 		}, "damaged or not a store"},
-		"a directory": {func(path string) error { return errorsOf(os.Remove(path), os.Mkdir(path, 0o700)) }, "damaged or not a store"},
+		"a directory": {func(path string) error {
+			return errorsOf(os.Remove(path), os.Mkdir(path, 0o700))
+		}, "damaged or not a store"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "store")
@@ -85,7 +98,8 @@ func TestOpenRefuses(t *testing.T) {
 				closeIt(t, s)
 				t.Fatal("it was opened")
 			}
-			if message := err.Error(); !strings.Contains(message, c.want) || strings.Contains(message, "\n") || !strings.Contains(message, path) {
+			if message := err.Error(); !strings.Contains(message, c.want) ||
+				strings.Contains(message, "\n") || !strings.Contains(message, path) {
 				t.Errorf("got %q, want %q", message, c.want)
 			}
 			if after, _ := os.ReadFile(path); string(after) != string(before) {
@@ -113,17 +127,19 @@ func errorsOf(errs ...error) error {
 }
 
 func TestOpenNeedsItsDirectory(t *testing.T) {
-	if _, err := Open("/nowhere/store", plenty, quiet); err == nil || err.Error() != "store: open /nowhere/store: no such file or directory" {
+	if _, err := Open("/nowhere/store", plenty, quiet); err == nil ||
+		err.Error() != "store: open /nowhere/store: no such file or directory" {
 		t.Errorf("got %v", err)
 	}
 }
 
-// A lock belongs to an open file, so a second opening here meets what another process would.
+// A lock belongs to an open file, so a second Open in this process fails as in another process.
 func TestASecondOpenerIsTurnedAway(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	s := open(t, path)
 	defer closeIt(t, s)
-	if _, err := Open(path, plenty, quiet); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+	if _, err := Open(path, plenty, quiet); err == nil ||
+		!strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -147,7 +163,8 @@ func TestOnlyTheOwnerMayReadTheFile(t *testing.T) {
 
 func finished(i int, size int) *store.Record {
 	index := store.Indexed{
-		ID: fmt.Sprintf("%032x", i), Namespace: "guest", Name: "a", Start: time.Unix(1_800_000_000, int64(i)),
+		ID: fmt.Sprintf("%032x", i), Namespace: "guest", Name: "a",
+		Start: time.Unix(1_800_000_000, int64(i)),
 	}
 	return &store.Record{Indexed: index, Body: storetest.Body(index.ID, size)}
 }
@@ -194,7 +211,7 @@ func TestTheOldestRecordsGo(t *testing.T) {
 	}
 }
 
-// kept counts the records, and checks that everything that is kept of them agrees.
+// kept counts the records, and checks that all counts and bounds in the file agree.
 func kept(t testing.TB, path string) (n int) {
 	t.Helper()
 	db, err := openFile(path)
@@ -217,8 +234,11 @@ func kept(t testing.TB, path string) (n int) {
 			if n > 0 {
 				again = *before.next()
 			}
-			again.newestBefore, again.highestBefore = max(again.newestBefore, b.newestBefore), b.highestBefore // of blocks that are gone
-			if b.newestBefore < before.newest || string(b.highestBefore) < string(before.highest) || n > 0 && string(b.key) < string(again.key) {
+			// of blocks that are gone
+			again.newestBefore, again.highestBefore = max(again.newestBefore, b.newestBefore),
+				b.highestBefore
+			if b.newestBefore < before.newest || string(b.highestBefore) < string(before.highest) ||
+				n > 0 && string(b.key) < string(again.key) {
 				t.Errorf("block %x does not follow %x", b.key, before.key)
 			}
 			e := b.entries()
@@ -226,7 +246,8 @@ func kept(t testing.TB, path string) (n int) {
 				id, _, _ := strings.Cut(string(e.value), "\n")
 				of := b.names[e.name]
 				r := store.Record{Indexed: store.Indexed{
-					ID: id, Namespace: string(of.namespace), Name: string(of.name), Start: time.Unix(0, int64(startOf(e.order))),
+					ID: id, Namespace: string(of.namespace), Name: string(of.name),
+					Start: time.Unix(0, int64(startOf(e.order))),
 				}, Body: store.Bytes(e.value)}
 				if ids[r.ID] || tx.Bucket(promises).Get([]byte(r.ID)) != nil {
 					t.Errorf("%s has two records, or a record and a promise", r.ID)
@@ -235,7 +256,8 @@ func kept(t testing.TB, path string) (n int) {
 				again.add(&r)
 				n++
 			}
-			if e.bad || len(e.after) != 0 || string(again.encode()) != string(b.encode()) || string(again.table) != string(b.table) {
+			if e.bad || len(e.after) != 0 || string(again.encode()) != string(b.encode()) ||
+				string(again.table) != string(b.table) {
 				t.Errorf("the head and the table of block %x are not those of its records", b.key)
 			}
 			size += b.cost()
@@ -243,8 +265,10 @@ func kept(t testing.TB, path string) (n int) {
 			before = b
 			return nil
 		})
-		if counted := number(tx.Bucket(meta), bytesKey); counted != size || tx.Bucket(blocks).Stats().KeyN != 3*opened {
-			t.Errorf("%d blocks of %d bytes are counted as %d bytes; there are %d keys", opened, size, counted, tx.Bucket(blocks).Stats().KeyN)
+		if counted := number(tx.Bucket(meta), bytesKey); counted != size ||
+			tx.Bucket(blocks).Stats().KeyN != 3*opened {
+			t.Errorf("%d blocks of %d bytes are counted as %d bytes; there are %d keys",
+				opened, size, counted, tx.Bucket(blocks).Stats().KeyN)
 		}
 		return err
 	})
@@ -254,10 +278,11 @@ func kept(t testing.TB, path string) (n int) {
 	return n
 }
 
-// smallDisk is a file system of that many bytes.
+// smallDisk returns the path of a file system of that many bytes.
 func smallDisk(t *testing.T, size int) string {
 	dir := t.TempDir()
-	if err := syscall.Mount("fastiov-test", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
+	if err := syscall.Mount("fastiov-test", dir, "tmpfs", 0,
+		fmt.Sprintf("size=%d", size)); err != nil {
 		t.Skipf("a small disk needs the right to mount: %v", err)
 	}
 	t.Cleanup(func() {
@@ -301,17 +326,19 @@ func TestADiskThatIsFullForAWhile(t *testing.T) {
 	put(t, s, "before")
 	fill(t, dir)
 
-	// Promises are refused once the free pages of the file are used up, and what was promised stays.
+	// Promises are refused once the file has no free pages, and earlier promises stay.
 	accepted := 0
 	var err error
 	for ; err == nil && accepted < 1000; accepted++ {
-		err = s.Accept(t.Context(), store.Accepted{ID: fmt.Sprint("p", accepted), Invoker: "me", Body: make([]byte, 10_000)})
+		err = s.Accept(t.Context(), store.Accepted{
+			ID: fmt.Sprint("p", accepted), Invoker: "me", Body: make([]byte, 10_000),
+		})
 	}
 	accepted--
 	if err == nil || !strings.Contains(err.Error(), "no space left on device; nothing was kept") {
 		t.Fatalf("got %v", err)
 	}
-	// Records stay in memory, as many as it holds; nobody waits.
+	// Records stay in memory, as many as it holds, and no caller waits.
 	const n, size = 64, 512 << 10
 	for i := range n {
 		s.Finish(finished(i, size))
@@ -329,7 +356,7 @@ func TestADiskThatIsFullForAWhile(t *testing.T) {
 		t.Errorf("%d unfinished (%v), want %d", len(unfinished), err, accepted)
 	}
 
-	// With room again, everything goes on.
+	// Once there is room again, everything goes on.
 	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +378,8 @@ func TestClosingOnAFullDiskSaysWhatIsLost(t *testing.T) {
 	for i := range 3 {
 		s.Finish(finished(i, 512<<10))
 	}
-	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "3 activation records could not be written") {
+	if err := s.Close(); err == nil ||
+		!strings.Contains(err.Error(), "3 activation records could not be written") {
 		t.Errorf("got %v", err)
 	}
 }

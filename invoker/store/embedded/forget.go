@@ -24,7 +24,7 @@ func (s *Store) Forget(ctx context.Context, namespace string) (n int, err error)
 	return n, err
 }
 
-// portion is how many blocks or promises one Forget changes: their bytes are few megabytes.
+// portion is the number of blocks or promises that one Forget changes: a few megabytes.
 const portion = 128
 
 func forgetPromises(tx *bbolt.Tx, namespace string) (n int, err error) {
@@ -48,7 +48,7 @@ func forgetPromises(tx *bbolt.Tx, namespace string) (n int, err error) {
 }
 
 func (s *Store) forgetRecords(tx *bbolt.Tx, namespace string) (n int, err error) {
-	s.shares = nil // counted anew: for this, the last block is one that may lose records
+	s.shares = nil // count again, because here the last block may lose records too
 	all, err := countShares(tx)
 	if err != nil {
 		return 0, err
@@ -66,7 +66,8 @@ func (s *Store) forgetRecords(tx *bbolt.Tx, namespace string) (n int, err error)
 		if of == nil {
 			break
 		}
-		gone, space, err := all.sift(tx, of.blocks[0], func(of string) bool { return of == namespace })
+		gone, space, err := all.sift(tx, of.blocks[0],
+			func(of string) bool { return of == namespace })
 		if err != nil {
 			return 0, err
 		}

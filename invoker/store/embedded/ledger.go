@@ -1,10 +1,10 @@
 package embedded
 
-// A ledger is what is known of each namespace beside the file. It changes within transactions, and
-// what one that failed has changed is undone.
+// A ledger holds a value for each namespace, beside the file. It changes within transactions, and
+// undoes the changes of a failed one.
 type ledger[V comparable] struct {
 	now    map[string]V
-	before map[string]V // of what the transaction under way has changed
+	before map[string]V // the values before the current transaction
 }
 
 func newLedger[V comparable]() ledger[V] {
@@ -27,7 +27,7 @@ func (l *ledger[V]) put(namespace string, v V) {
 	}
 }
 
-// end is the end of a transaction.
+// end ends a transaction.
 func (l *ledger[V]) end(kept bool) {
 	if !kept {
 		for namespace, v := range l.before {

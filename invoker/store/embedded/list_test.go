@@ -11,7 +11,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
-// allocated is how many bytes do asks for.
+// allocated returns how many bytes do allocates.
 func allocated(do func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -20,7 +20,8 @@ func allocated(do func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// What is skipped is counted, not collected: that costs the same for few as for all there is.
+// A list counts the records that it skips and does not collect them, so the cost is the same for
+// few and many.
 func TestSkippingCostsLittle(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "store"))
 	defer closeIt(t, s)
@@ -34,10 +35,12 @@ func TestSkippingCostsLittle(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := store.Filter{Namespace: "guest"}
-	for _, c := range []struct{ skip, want int }{{0, 30}, {records / 2, 30}, {records - 1, 1}, {records, 0}, {1 << 31, 0}} {
+	for _, c := range []struct{ skip, want int }{{0, 30}, {records / 2, 30}, {records - 1, 1},
+		{records, 0}, {1 << 31, 0}} {
 		bytes := allocated(func() {
 			list, err := storetest.List(s, t.Context(), f, c.skip, 30)
-			if err != nil || len(list) != c.want || c.want > 0 && list[0] != finished(records-1-c.skip, 0).ID {
+			if err != nil || len(list) != c.want ||
+				c.want > 0 && list[0] != finished(records-1-c.skip, 0).ID {
 				t.Errorf("skip %d: %d are listed, %v", c.skip, len(list), err)
 			}
 		})
@@ -47,7 +50,7 @@ func TestSkippingCostsLittle(t *testing.T) {
 	}
 }
 
-// Where all that is to be skipped started outside of the filter's time, nothing is listed.
+// If all records to be skipped started outside the filter's time, the list is empty.
 func TestSkippingKeepsToTheTime(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "store"))
 	defer closeIt(t, s)
@@ -62,12 +65,14 @@ func TestSkippingKeepsToTheTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := store.Filter{Namespace: "guest", Upto: time.Unix(1000, 0)}
-	if list, err := storetest.List(s, t.Context(), f, fewSkipped+1, 30); len(list) > 0 || err != nil {
+	if list, err := storetest.List(s, t.Context(), f, fewSkipped+1, 30); len(list) > 0 ||
+		err != nil {
 		t.Errorf("%d are listed, %v", len(list), err)
 	}
 }
 
-// A list has a portion of large records in memory, and keeps no transaction open while it is read.
+// A list holds one portion of large records in memory, and has no transaction open while its reader
+// reads.
 func TestALongListIsReadInPortions(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "store"))
 	defer closeIt(t, s)

@@ -6,8 +6,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// keep writes finished records in place of their promises, and drops what retain bytes have no room for. Records
-// that no store can keep are refused: they are counted, and must not hold up the others.
+// keep writes finished records in place of their promises, and drops the records for which retain
+// bytes have no room. It refuses and counts records that no store can keep, so that they do not
+// block the others.
 func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err error) {
 	if len(finished) == 0 {
 		return 0, nil
@@ -22,10 +23,11 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err e
 		return 0, err
 	}
 	var (
-		known       = string(later(b.highest, b.highestBefore)) // no record of a higher id is kept yet
-		promised, _ = tx.Bucket(promises).Cursor().First()      // where there is none, none is looked for
+		known = string(later(b.highest, b.highestBefore)) // no kept record has a higher id
+		// if there are no promises, keep looks for none
+		promised, _ = tx.Bucket(promises).Cursor().First()
 		size        = number(tx.Bucket(meta), bytesKey) - b.cost()
-		added       = 1 // blocks
+		added       = 1 // the number of blocks
 		full        []*block
 	)
 	for _, r := range finished {
@@ -58,7 +60,7 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err e
 		return 0, err
 	}
 	size += b.cost()
-	if len(full) > 0 && b.empty() { // no record came after all
+	if len(full) > 0 && b.empty() { // no record was added after all
 		full = full[:len(full)-1]
 	}
 	for _, b := range full {
@@ -73,8 +75,8 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err e
 	return refused, putNumber(tx.Bucket(meta), bytesKey, size-freed)
 }
 
-// riseAbove has new ids be higher than those in the file: then none of them is looked for among all that were kept since the clock was
-// wrong.
+// riseAbove makes new ids higher than those in the file. Otherwise, after the clock was wrong, each
+// new id would be searched for among all records since then.
 func riseAbove(tx *bbolt.Tx) error {
 	key, value := tx.Bucket(heads).Cursor().Last()
 	if key == nil {

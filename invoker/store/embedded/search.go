@@ -12,7 +12,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// walk shows the blocks, newest first, until more is false. They are not opened yet.
+// walk calls see with the blocks, newest first, until more is false. The blocks are not opened yet.
 func walk(tx *bbolt.Tx, see func(*block) (more bool, err error)) error {
 	var b block
 	c := tx.Bucket(heads).Cursor()
@@ -28,8 +28,9 @@ func walk(tx *bbolt.Tx, see func(*block) (more bool, err error)) error {
 	return nil
 }
 
-// find returns the record of that id as it lies in the file, and its namespace, or nil. It begins with the first block that may have it: all that the blocks before
-// hold is lower. Where ids rise with time, as those of NewID do, that is about where it is.
+// find returns the record of that id as it lies in the file, and its namespace, or nil. It starts
+// at the first block that may contain the id, since all earlier blocks hold lower ids only. If ids
+// rise with time, as those of NewID do, the record is near that block.
 func find(tx *bbolt.Tx, id string) (record, namespace []byte, err error) {
 	c := tx.Bucket(heads).Cursor()
 	first, _ := c.First()
@@ -38,10 +39,13 @@ func find(tx *bbolt.Tx, id string) (record, namespace []byte, err error) {
 		return nil, nil, nil
 	}
 	var b block
-	if err := b.decode(value); err != nil || id > string(b.highest) && id > string(b.highestBefore) {
+	if err := b.decode(value); err != nil ||
+		id > string(b.highest) && id > string(b.highestBefore) {
 		return nil, nil, err
 	}
-	seek := func(back int) (key, value []byte) { return c.Seek(keyOf(numberOf(last) - uint64(back))) }
+	seek := func(back int) (key, value []byte) {
+		return c.Seek(keyOf(numberOf(last) - uint64(back)))
+	}
 	back := sort.Search(int(numberOf(last)-numberOf(first)), func(back int) bool {
 		_, value := seek(back)
 		err = cmp.Or(err, b.decode(value))
@@ -73,7 +77,7 @@ func (b *block) find(tx *bbolt.Tx, id string) (record, namespace []byte, err err
 	return nil, nil, e.err()
 }
 
-// page are the Orders of the most newest records that the filter takes, without the first skip.
+// page returns the Orders of the most newest records that the filter takes, without the first skip.
 func page(tx *bbolt.Tx, f store.Filter, skip, most int) (orders []string, err error) {
 	low, high := bounds(f)
 	if skip > fewSkipped && low < high {
@@ -91,7 +95,8 @@ func page(tx *bbolt.Tx, f store.Filter, skip, most int) (orders []string, err er
 		if b.newest < low || b.oldest >= high {
 			return b.newestBefore >= low, nil
 		}
-		err := b.matching(tx, &f, low, high, func(e *entries) { orders = append(orders, string(e.order)) })
+		err := b.matching(tx, &f, low, high,
+			func(e *entries) { orders = append(orders, string(e.order)) })
 		if len(orders) >= most {
 			slices.SortFunc(orders, func(a, b string) int { return strings.Compare(b, a) })
 			orders = orders[:most]
@@ -103,19 +108,22 @@ func page(tx *bbolt.Tx, f store.Filter, skip, most int) (orders []string, err er
 	return orders[min(skip, len(orders)):], err
 }
 
-// fewSkipped are collected and left out; of more, most are counted only.
+// Up to fewSkipped records are collected and left out; of more records, most are only counted.
 var fewSkipped = 1000
 
-// A span is what a block's head says of the records that a filter takes.
+// A span bounds the records of a block that a filter may take, as far as the block's head shows.
 type span struct {
 	key            []byte
 	oldest, newest uint64
 	count          int
 }
 
-// leap counts what is to be skipped, by the tallies of the blocks: skip records or fewer started at end
-// or later, and more than skip at any time before it. If all are, end is low.
-func leap(tx *bbolt.Tx, f *store.Filter, low, high uint64, skip int) (skipped int, end uint64, err error) {
+// leap uses the tallies of the blocks to count records that are to be skipped. At most skip records
+// started at end or later, and more than skip at any time before end. If all records are to be
+// skipped, end is low.
+func leap(
+	tx *bbolt.Tx, f *store.Filter, low, high uint64, skip int,
+) (skipped int, end uint64, err error) {
 	var spans []span
 	first, last := uint64(math.MaxUint64-1), uint64(0)
 	err = walk(tx, func(b *block) (bool, error) {
@@ -149,12 +157,13 @@ func leap(tx *bbolt.Tx, f *store.Filter, low, high uint64, skip int) (skipped in
 		}
 		return n
 	}
-	back := sort.Search(int(high-low), func(back int) bool { return from(high-1-uint64(back)) > skip })
+	back := sort.Search(int(high-low),
+		func(back int) bool { return from(high-1-uint64(back)) > skip })
 	end = high - uint64(back)
 	return from(end), end, err
 }
 
-// within counts those of a block that the filter takes.
+// within counts the records of a block that the filter takes.
 func within(tx *bbolt.Tx, f *store.Filter, key []byte, low, high uint64) (n int, err error) {
 	b := block{key: key}
 	if err := b.decode(tx.Bucket(heads).Get(key)); err != nil {
@@ -164,7 +173,7 @@ func within(tx *bbolt.Tx, f *store.Filter, key []byte, low, high uint64) (n int,
 	return n, err
 }
 
-// count is how many the filter takes.
+// count returns how many records the filter takes.
 func count(tx *bbolt.Tx, f store.Filter) (n int, err error) {
 	low, high := bounds(f)
 	err = walk(tx, func(b *block) (bool, error) {
@@ -185,8 +194,11 @@ func count(tx *bbolt.Tx, f store.Filter) (n int, err error) {
 	return n, err
 }
 
-// matching shows the records that the filter takes and that started from low up to, but without, high.
-func (b *block) matching(tx *bbolt.Tx, f *store.Filter, low, high uint64, see func(*entries)) error {
+// matching calls see with the records that the filter takes and that started from low up to high,
+// without high.
+func (b *block) matching(
+	tx *bbolt.Tx, f *store.Filter, low, high uint64, see func(*entries),
+) error {
 	taken, some := make([]bool, len(b.names)), false
 	for i, t := range b.names {
 		taken[i] = t.isOf(f)
@@ -210,7 +222,7 @@ func (b *block) matching(tx *bbolt.Tx, f *store.Filter, low, high uint64, see fu
 	return e.err()
 }
 
-// bounds are what the filter takes: starts from low up to, but without, high.
+// bounds returns the starts that the filter takes: from low up to high, without high.
 func bounds(f store.Filter) (low, high uint64) {
 	first, end := f.Range()
 	return startOf(first), startOf(end)

@@ -10,28 +10,28 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Where there is no more room for records, the namespaces that hold more than the average lose theirs,
-// each its oldest first. So nobody loses what fits in an equal share, however much others call, and who
-// is alone has all the room. What counts are the blocks before the last one, since only these lose
-// anything.
+// When the room for records is used up, the namespaces that hold more than the average lose
+// records, each its oldest first. So a namespace keeps what fits in an equal share, however much
+// others call, and a single namespace has all the room. Only the blocks before the last one lose
+// records, so only these are counted.
 //
-// A block that lost some of its records stays where it is, so that ids and starts rise from block to
-// block as they did. Small ones that come one after another become one.
+// A block that lost some of its records stays in its place, so that ids and starts still rise from
+// block to block. Small neighbouring blocks are joined.
 type shares struct {
 	by      map[string]*share
 	loudest byBytes
-	bytes   int64 // all of them
+	bytes   int64 // of all namespaces
 }
 
-// A share is what a namespace holds.
+// A share is what one namespace holds.
 type share struct {
 	namespace string
 	bytes     int64
-	blocks    []uint64 // where, by number
-	place     int      // in byBytes
+	blocks    []uint64 // the numbers of its blocks
+	place     int      // its index in byBytes
 }
 
-// byBytes is a heap, the one who holds most at its top.
+// byBytes is a heap; the namespace that holds most is at the top.
 type byBytes []*share
 
 func (h byBytes) Len() int           { return len(h) }
@@ -64,7 +64,7 @@ func countShares(tx *bbolt.Tx) (*shares, error) {
 		}
 		err := cmp.Or(b.decode(value), b.open(tx), s.add(&b))
 		if errors.Is(err, errDamaged) {
-			err = nil // it keeps what it has
+			err = nil // a damaged block keeps what it has
 		}
 		return err
 	})
@@ -98,7 +98,7 @@ func (s *shares) grow(namespace []byte, number uint64, bytes int64) {
 	heap.Fix(&s.loudest, of.place)
 }
 
-// shrink counts off what a block had of a namespace.
+// shrink subtracts a block's bytes from a namespace.
 func (s *shares) shrink(namespace []byte, number uint64, bytes int64) {
 	of := s.by[string(namespace)]
 	if i, found := slices.BinarySearch(of.blocks, number); found && i == 0 {
@@ -114,12 +114,12 @@ func (s *shares) shrink(namespace []byte, number uint64, bytes int64) {
 	}
 }
 
-// move notes that what a block had of a namespace is in the next one.
+// move records that what a namespace had in one block is now in the next one.
 func (s *shares) move(namespace []byte, from, to uint64) {
 	of := s.by[string(namespace)]
 	i, found := slices.BinarySearch(of.blocks, from)
 	switch {
-	case !found: // of another name
+	case !found: // the block has no record of this namespace
 	case i+1 < len(of.blocks) && of.blocks[i+1] == to:
 		of.blocks = slices.Delete(of.blocks, i, i+1)
 	default:
@@ -127,8 +127,8 @@ func (s *shares) move(namespace []byte, from, to uint64) {
 	}
 }
 
-// lose drops records until excess bytes are free, in at most so many steps that a lowered bound is reached
-// little by little and nobody waits for it.
+// lose drops records until excess bytes are free, in at most steps steps. So a lowered bound is
+// reached gradually, and no caller waits for it.
 func (s *shares) lose(tx *bbolt.Tx, excess int64, steps int) (freed int64, err error) {
 	for ; freed < excess && steps > 0 && len(s.loudest) > 0; steps-- {
 		number, average := s.loudest[0].blocks[0], s.bytes/int64(len(s.loudest))
@@ -144,8 +144,11 @@ func (s *shares) lose(tx *bbolt.Tx, excess int64, steps int) (freed int64, err e
 	return freed, nil
 }
 
-// sift drops some namespaces' records of a block, and returns how many and what space that frees.
-func (s *shares) sift(tx *bbolt.Tx, number uint64, loses func(string) bool) (n int, freed int64, err error) {
+// sift drops the records of some namespaces from a block, and returns how many they were and how
+// much space they free.
+func (s *shares) sift(
+	tx *bbolt.Tx, number uint64, loses func(string) bool,
+) (n int, freed int64, err error) {
 	b := block{key: keyOf(number)}
 	if err := cmp.Or(b.decode(bytes.Clone(tx.Bucket(heads).Get(b.key))), b.open(tx)); err != nil {
 		return 0, 0, err
@@ -179,13 +182,14 @@ func (s *shares) sift(tx *bbolt.Tx, number uint64, loses func(string) bool) (n i
 	return n, freed + space, cmp.Or(err, rest.put(tx))
 }
 
-// alike is an empty block in the place of this one, with room for records of so many bytes.
+// alike returns an empty block that replaces this one, with room for records of size bytes.
 func (b *block) alike(size int) block {
 	before := head{newestBefore: b.newestBefore, highestBefore: b.highestBefore}
 	return block{key: b.key, head: before, records: make([]byte, 0, size)}
 }
 
-// join puts the block before, if it is small and sound, in front of this one, and returns what space that frees.
+// join puts the preceding block in front of this one, if that block is small and readable, and
+// returns how much space that frees.
 func (s *shares) join(tx *bbolt.Tx, b *block) (freed int64, err error) {
 	c := tx.Bucket(heads).Cursor()
 	c.Seek(b.key)

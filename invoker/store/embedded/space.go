@@ -10,12 +10,13 @@ import (
 
 // Used implements store.Entities.
 func (s *Store) Used(_ context.Context, namespace string) (store.Space, error) {
-	s.watching.Lock() // no transaction is under way
+	s.watching.Lock() // makes sure that no transaction is under way
 	defer s.watching.Unlock()
 	return s.used.now[namespace], closed(s.db.View(func(*bbolt.Tx) error { return nil }))
 }
 
-// grow notes that a document of the namespace takes after in place of before, unless that is too much.
+// grow changes what a document of the namespace takes from before to after, unless that is too
+// much.
 func (s *Store) grow(namespace string, before, after, most store.Space) error {
 	now := s.used.now[namespace]
 	then := store.Space{
