@@ -40,7 +40,8 @@ func (s *Store) Accept(ctx context.Context, a store.Accepted) error {
 	}
 	keys := []string{promiseKey + a.ID, invokersKey, promisesKey + a.Invoker, recordKey + a.ID}
 	at := a.At.Format(time.RFC3339Nano)
-	return s.told(acceptScript.Run(ctx, s.db, keys, a.Invoker, s.lease.epoch, a.ID, at, a.At.UnixMicro(),
+	return s.told(acceptScript.Run(ctx, s.db, keys, a.Invoker, s.lease.epoch, a.ID, at,
+		a.At.UnixMicro(),
 		a.Sent, a.Body, a.Namespace).Int())
 }
 
@@ -58,8 +59,10 @@ func (s *Store) Unfinished(ctx context.Context, invoker string) ([]store.Accepte
 	return s.unfinished(ctx, invoker, 0)
 }
 
-// unfinished are the first of them; most 0: all.
-func (s *Store) unfinished(ctx context.Context, invoker string, most int64) ([]store.Accepted, error) {
+// unfinished returns the oldest promises, at most most; 0 means all.
+func (s *Store) unfinished(
+	ctx context.Context, invoker string, most int64,
+) ([]store.Accepted, error) {
 	answered := s.records.IDs()
 	ids, err := s.db.ZRange(ctx, promisesKey+invoker, 0, most-1).Result()
 	if err != nil {
@@ -78,7 +81,7 @@ func (s *Store) unfinished(ctx context.Context, invoker string, most int64) ([]s
 		}
 		for i, id := range some {
 			fields := promises[i].(*redis.MapStringStringCmd).Val()
-			if len(fields) == 0 || answered[id] { // a record came meanwhile
+			if len(fields) == 0 || answered[id] { // the promise was answered meanwhile
 				continue
 			}
 			at, err := time.Parse(time.RFC3339Nano, fields["at"])
@@ -114,9 +117,10 @@ func (s *Store) Get(ctx context.Context, namespace, id string) ([]byte, error) {
 	return []byte(body), nil
 }
 
-// What a list has of a page, in one step, because records come while it is read: 0 or 1 for each
-// record on the way, 1 where it has come; how many records the filter takes; and the Orders of those
-// among them that pending.Stored asks for, newest first.
+// pageScript reads what a list needs for a page in one step, because records come while the page is
+// read. It returns for each pending record 1 if it is in Redis by now, else 0; the number of
+// records that the filter takes; and the Orders of those that pending.Stored asks for, newest
+// first.
 //
 // KEYS: list, record… ARGV: the first and last Order of the filter, skip, limit
 var pageScript = redis.NewScript(`
@@ -155,11 +159,11 @@ func (s *Store) List(ctx context.Context, f store.Filter, skip, limit int,
 	return nil
 }
 
-// page returns the records on the way to Redis that the filter takes, how many it takes in Redis, and
-// which of those a page needs.
+// page returns the pending records that the filter takes, the number of records in Redis that it
+// takes, and the Orders that a page needs of those.
 func (s *Store) page(ctx context.Context, f store.Filter, skip, limit int) (
 	onTheWay map[string]*store.Record, taken int, stored []string, err error) {
-	onTheWay = s.records.Matching(f) // first: a record that leaves meanwhile is in Redis
+	onTheWay = s.records.Matching(f) // first: a record that leaves pending meanwhile is in Redis
 	low, high := f.Range()
 	orders, keys := slices.Collect(maps.Keys(onTheWay)), []string{listKey(f)}
 	for _, order := range orders {
@@ -181,8 +185,8 @@ func (s *Store) page(ctx context.Context, f store.Filter, skip, limit int) (
 	return onTheWay, int(answer[1].(int64)), stored, nil
 }
 
-// portion reads some of the records with these Orders, and tells what is left. Those that were dropped
-// meanwhile, because they were the oldest, are left out.
+// portion reads some of the records with these Orders and returns the rest of the Orders. It leaves
+// out records that were dropped meanwhile because they were the oldest.
 func (s *Store) portion(ctx context.Context, ahead map[string]*store.Record, orders []string) (
 	some [][]byte, left []string, err error) {
 	now := orders[:min(batch, len(orders))]

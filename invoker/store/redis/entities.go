@@ -10,16 +10,17 @@ import (
 
 var documentKeys = []string{docsKey, codeKey, lastKey, changes, usedKey}
 
-// What the scripts answer: one of these, or the new revision. After full, what of, and how much.
+// The scripts return one of these or the new revision. full is followed by the part that is full,
+// and by how much the namespace takes.
 const conflict, notFound, full = 0, -1, -2
 
-// changing is the part of a script that changes documents. Who changes one has used be right before: a
-// former version changes documents without it, which the revision in it tells, and then all of them
-// are counted again.
+// changing is the part of a script that changes documents. A script that changes a document first
+// makes sure that the counts in used are right. A former version changes documents without updating
+// used; the revision in used shows that, and then all documents are counted again.
 //
-// An entry of the stream names the document and the revision that went before; its body is in docs.
-// A former version knows entries with a body, each one revision above the last. It takes a step of two
-// for a gap, and reads all documents again.
+// An entry of the stream names the document and its previous revision; the body is in docs. A
+// former version expects entries with a body, each one revision above the last. It takes a step of
+// two for a gap, and reads all documents again.
 const changing = `
 local docs, code, last, changes, used = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local parts = {'entities', 'documents', 'code'}
@@ -101,8 +102,11 @@ end
 return answer
 `)
 
-// change runs a script that changes a document, and returns when the change was seen here.
-func (s *Store) change(ctx context.Context, script *redis.Script, args ...any) (answer []int64, err error) {
+// change runs a script that changes a document, and returns when this invoker's watcher has seen
+// the change.
+func (s *Store) change(
+	ctx context.Context, script *redis.Script, args ...any,
+) (answer []int64, err error) {
 	answer, err = script.Run(ctx, s.db, documentKeys, args...).Int64Slice()
 	switch {
 	case err != nil:
@@ -131,7 +135,8 @@ func (s *Store) Put(
 	case len(code) == 0:
 		what = "drop"
 	}
-	answer, err := s.change(ctx, putScript, field(doc.Key), doc.Namespace, doc.Revision, doc.Body, what, code,
+	answer, err := s.change(ctx, putScript, field(doc.Key), doc.Namespace, doc.Revision,
+		doc.Body, what, code,
 		most.Entities, most.Documents, most.Code)
 	if err != nil {
 		return 0, err
@@ -139,7 +144,8 @@ func (s *Store) Put(
 	if answer[0] == full {
 		part := answer[1] - 1
 		return 0, &store.Full{
-			What: []string{store.ManyEntities, store.LargeEntities, store.MuchCode}[part], Then: answer[2],
+			What: []string{store.ManyEntities, store.LargeEntities, store.MuchCode}[part],
+			Then: answer[2],
 			Most: []int64{most.Entities, most.Documents, most.Code}[part],
 		}
 	}

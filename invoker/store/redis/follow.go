@@ -19,7 +19,7 @@ import (
 type watch struct {
 	ctx  context.Context
 	see  func(store.Doc)
-	from uint64 // what this revision left was seen when the watch began
+	from uint64 // the watch began with the documents as of this revision
 }
 
 // Watch implements store.Entities.
@@ -27,7 +27,7 @@ func (s *Store) Watch(ctx context.Context, see func(store.Doc)) error {
 	s.watching.Lock()
 	defer s.watching.Unlock()
 	if s.known == nil {
-		s.move(true, 0) // from before the documents are read, changes wait to be seen
+		s.move(true, 0) // changes wait from before the documents are read
 	}
 	docs, last, err := s.all(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *Store) Watch(ctx context.Context, see func(store.Doc)) error {
 	return nil
 }
 
-// all reads every document, by revision, and the last revision that was given.
+// all returns every document, by revision, and the last revision that was assigned.
 func (s *Store) all(ctx context.Context) (docs []store.Doc, last uint64, err error) {
 	var fields *redis.MapStringStringCmd
 	var revision *redis.StringCmd
@@ -59,7 +59,7 @@ func (s *Store) all(ctx context.Context) (docs []store.Doc, last uint64, err err
 		fields, revision = tx.HGetAll(ctx, docsKey), tx.Get(ctx, lastKey)
 		return nil
 	})
-	if err != nil && !errors.Is(err, redis.Nil) { // Nil: nothing was ever put
+	if err != nil && !errors.Is(err, redis.Nil) { // Nil: no document was ever put
 		return nil, 0, err
 	}
 	for field, value := range fields.Val() {
@@ -84,7 +84,7 @@ func parseDoc(field, value string) (store.Doc, error) {
 	return store.Doc{Key: parseField(field), Revision: n, Body: []byte(body)}, nil
 }
 
-// follow shows changes as they come, until the store is closed.
+// follow shows changes to the watcher as they come, until the store is closed.
 func (s *Store) follow() {
 	const patience, pause = 5 * time.Second, 100 * time.Millisecond
 	whole := true
@@ -93,7 +93,7 @@ func (s *Store) follow() {
 			Streams: []string{changes, fmt.Sprintf("%d-1", s.seen())}, Count: 100, Block: patience,
 		}).Result()
 		switch {
-		case errors.Is(err, redis.Nil) && !s.forgotten(): // no change for so long
+		case errors.Is(err, redis.Nil) && !s.forgotten(): // no change came within the time
 		case err == nil && whole && s.showChanges(entries[0].Messages):
 		default:
 			if err == nil || errors.Is(err, redis.Nil) {
@@ -112,14 +112,16 @@ func (s *Store) follow() {
 	}
 }
 
-// forgotten tells whether Redis gives lower revisions than were seen: it was emptied, or is another one.
+// forgotten reports whether Redis assigns lower revisions than the watcher has seen: it was
+// emptied, or is another one.
 func (s *Store) forgotten() bool {
 	last, err := s.db.Get(s.ctx, lastKey).Uint64()
 	return (err == nil || errors.Is(err, redis.Nil)) && last < s.seen()
 }
 
-// showChanges shows the next changes, and tells whether none was missing. What a document is now, is
-// what is shown of it: later than its change, perhaps, and then not again when that comes.
+// showChanges shows the next changes, and reports whether none was missing. It shows the document
+// as it is now, which may be newer than the change. The change that made it so is then not shown
+// again.
 func (s *Store) showChanges(entries []redis.XMessage) bool {
 	s.watching.Lock()
 	defer s.watching.Unlock()
@@ -135,7 +137,7 @@ func (s *Store) showChanges(entries []redis.XMessage) bool {
 		}
 		field, _ := entry.Values["field"].(string)
 		if doc, found := now[field]; max(s.known[field], s.gone[field]) >= revision {
-			// It was seen before its turn.
+			// The watcher has seen this revision or a later one already.
 		} else if found {
 			s.known[field] = doc.Revision
 			s.show(doc)
@@ -150,7 +152,8 @@ func (s *Store) showChanges(entries []redis.XMessage) bool {
 	return true
 }
 
-// before is the revision that went before a change. A former version wrote no such thing, and a body.
+// before returns the revision before a change. Entries of a former version hold a body and no such
+// revision: there it is the change's own less one.
 func before(entry redis.XMessage, revision uint64) uint64 {
 	after, found := entry.Values["after"].(string)
 	if !found {
@@ -158,13 +161,15 @@ func before(entry redis.XMessage, revision uint64) uint64 {
 	}
 	n, err := strconv.ParseUint(after, 10, 64)
 	if err != nil {
-		return revision // none that was seen
+		return revision // not seen yet, so it counts as a gap
 	}
 	return n
 }
 
-// current reads the documents that entries name, and the last revision that was given.
-func (s *Store) current(entries []redis.XMessage) (docs map[string]store.Doc, last uint64, err error) {
+// current returns the documents that entries name, and the last revision that was assigned.
+func (s *Store) current(
+	entries []redis.XMessage,
+) (docs map[string]store.Doc, last uint64, err error) {
 	var fields []string
 	for _, entry := range entries {
 		if field, _ := entry.Values["field"].(string); !slices.Contains(fields, field) {
@@ -192,7 +197,8 @@ func (s *Store) current(entries []redis.XMessage) (docs map[string]store.Doc, la
 	return docs, last, err
 }
 
-// showAll shows what changed since the last change that was seen, from the documents themselves.
+// showAll shows everything that changed since the last change that was seen, by reading the
+// documents themselves.
 func (s *Store) showAll() error {
 	s.watching.Lock()
 	defer s.watching.Unlock()
@@ -201,7 +207,7 @@ func (s *Store) showAll() error {
 		return err
 	}
 	before := s.known
-	if last < s.seen() { // this Redis has forgotten something, or is another one
+	if last < s.seen() { // this Redis has forgotten changes, or is another one
 		before = map[string]uint64{}
 		for i := range s.watches {
 			s.watches[i].from = 0
@@ -248,7 +254,7 @@ func (s *Store) move(follows bool, position uint64) {
 	s.moved = make(chan struct{})
 }
 
-// awaitSeen waits until those who watch have seen the revision.
+// awaitSeen waits until the watcher has seen the revision.
 func (s *Store) awaitSeen(ctx context.Context, revision uint64) error {
 	for {
 		s.place.Lock()

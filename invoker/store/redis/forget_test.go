@@ -8,11 +8,13 @@ import (
 	"time"
 )
 
-// Records that are listed are gone, as where Redis evicts what it was not to. Others are written all the same.
+// A record may be missing although it is listed, for example after Redis evicted it against its
+// settings. Other records are written nevertheless.
 func TestARecordThatIsGoneHoldsUpNone(t *testing.T) {
 	r := startServer(t)
 	var said bytes.Buffer
-	s, err := Open(t.Context(), r.URL(), 4000, slog.New(slog.NewTextHandler(&said, nil))) // a few records
+	// room for a few records
+	s, err := Open(t.Context(), r.URL(), 4000, slog.New(slog.NewTextHandler(&said, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,8 +12,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
-// What a former version runs, which counted no space, held records in one list, and read the bodies of
-// documents from the stream. KEYS: docs, code, revision, changes. ARGV: field, body
+// The scripts of a former version, which did not count space, listed all records in one list, and
+// read the bodies of documents from the stream. KEYS: docs, code, revision, changes. ARGV: field,
+// body
 var formerPut = redis.NewScript(`
 local new = string.format('%.0f', redis.call('INCR', KEYS[3]))
 redis.call('HSET', KEYS[1], ARGV[1], new .. ' ' .. ARGV[2])
@@ -41,14 +42,16 @@ redis.call('INCRBY', 'fastiov:bytes', #ARGV[5])
 
 func (r *server) former(t *testing.T, script *redis.Script, args ...any) uint64 {
 	t.Helper()
-	n, err := script.Run(t.Context(), r.Admin, []string{docsKey, codeKey, lastKey, changes}, args...).Uint64()
+	n, err := script.Run(t.Context(), r.Admin,
+		[]string{docsKey, codeKey, lastKey, changes}, args...).Uint64()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// A former version changes documents of the same Redis: its changes are seen, and counted with the rest.
+// If a former version changes documents of the same Redis, its changes are seen and counted with
+// the others.
 func TestAFormerVersionChangesDocuments(t *testing.T) {
 	r := startServer(t)
 	r.former(t, formerPut, field(key("before")), "12345")
@@ -69,7 +72,8 @@ func TestAFormerVersionChangesDocuments(t *testing.T) {
 	}
 	doc := store.Doc{Key: key("one too many"), Body: []byte("{}")}
 	var full *store.Full
-	if _, err := s.Put(t.Context(), doc, nil, store.Space{Entities: 24}); !errors.As(err, &full) || full.Then != 25 {
+	if _, err := s.Put(t.Context(), doc, nil, store.Space{Entities: 24}); !errors.As(err, &full) ||
+		full.Then != 25 {
 		t.Errorf("got %v", err)
 	}
 	used(store.Space{Entities: 24, Documents: 5 + 3*6 + 20*7})
@@ -78,8 +82,8 @@ func TestAFormerVersionChangesDocuments(t *testing.T) {
 	used(store.Space{Entities: 23, Documents: 3*6 + 20*7})
 }
 
-// An entry of the stream carries no body. A former version, which would take it for a deletion, finds a
-// gap before it, and reads all documents again.
+// An entry of the stream has no body. A former version would take that for a deletion, but it finds
+// a gap before the entry and reads all documents again.
 func TestTheStreamIsSmallAndAGapToAFormerVersion(t *testing.T) {
 	r := startServer(t)
 	s := r.open(t)
@@ -109,7 +113,7 @@ func TestTheStreamIsSmallAndAGapToAFormerVersion(t *testing.T) {
 	}
 }
 
-// What a former version kept goes first, and leaves nothing behind.
+// Records of a former version are dropped first, and completely.
 func TestRecordsOfAFormerVersionGoFirst(t *testing.T) {
 	const retain, n = 1 << 20, 200
 	r := startServer(t)

@@ -12,23 +12,27 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A lease is what a process has of its invoker's name. Whoever starts under a name gets a higher epoch
-// than the one before, which is fenced then: Redis refuses its promises. A process renews its lease
-// while it lives. Where a lease is gone, other invokers adopt the promises of that name.
+// A lease is a process's claim to its invoker's name. A process that starts under a name gets a
+// higher epoch than the process before, which is fenced from then on: Redis refuses its promises. A
+// process renews its lease while it lives. If a name has no lease, other invokers adopt its
+// promises.
 //
-// A lease that runs out fences nobody. Redis may have stalled, or its clock may have been set: its
-// process renews it then. So others wait for that, by their own clock, before they adopt.
+// A lease that expires does not fence its process. Redis may have stalled, or its clock may have
+// been set: then the process renews the lease. So other invokers wait for a renewal, by their own
+// clocks, before they adopt.
 type lease struct {
-	name     string // empty: this process took none, and may use any
+	name     string // empty: this process took no name, and may use any
 	epoch    int64
 	replaced atomic.Bool
-	failed   atomic.Pointer[error] // why it could not be renewed; nil: it was
+	failed   atomic.Pointer[error] // why the lease could not be renewed; nil: it was
 
 	adopting sync.Mutex
-	missFor  time.Duration        // how long others are without a lease before their promises are adopted
-	missed   map[string]time.Time // names without a lease, and since when
-	from     string               // whose promises may have been moved to this name; empty: nobody's
-	moving   []store.Accepted     // they
+	// how long a name must have no lease before its promises are adopted
+	missFor time.Duration
+	missed  map[string]time.Time // names without a lease, and since when they have none
+	// the name whose promises may have been moved to this one; empty: none
+	from   string
+	moving []store.Accepted // the promises that may have been moved
 }
 
 const (
@@ -37,15 +41,16 @@ const (
 	missFor    = 10 * time.Second
 )
 
-// fencing is the part of a script that refuses a process that was replaced. KEYS: _, invokers. ARGV: its
+// fencing is the part of a script that refuses a replaced process. KEYS: _, invokers. ARGV: its
 // invoker, its epoch
 const fencing = `
 if (tonumber(redis.call('HGET', KEYS[2], ARGV[1])) or 0) > tonumber(ARGV[2]) then return -2 end
 `
 
-// An epoch is higher than all before, also where Redis has forgotten them: it begins with the time.
+// takeScript gives out an epoch that is higher than all before. It begins with the time, so this
+// also holds after Redis has forgotten the earlier epochs.
 //
-// KEYS: lease, invokers. ARGV: invoker, milliseconds that the lease is for
+// KEYS: lease, invokers. ARGV: invoker, milliseconds until the lease expires
 var takeScript = redis.NewScript(`
 local time = redis.call('TIME')
 local epoch = tonumber(redis.call('HGET', KEYS[2], ARGV[1])) or 0
@@ -68,10 +73,11 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
 `)
 
-// What moves promises to another invoker where their own has no lease, and returns which are that
-// one's now. A name that has none left is forgotten.
+// moveScript moves promises to another invoker if their own has no lease, and returns the promises
+// that are now the other one's. It forgets a name without promises.
 //
-// KEYS: lease of who had them, invokers. ARGV: who takes them, its epoch, prefix, who had them, ids…
+// KEYS: lease of the former owner, invokers. ARGV: the new owner, its epoch, prefix, the former
+// owner, ids…
 var moveScript = redis.NewScript(fencing + `
 local to, prefix, from = ARGV[1], ARGV[3], ARGV[4]
 local theirs, ours = prefix .. 'promises:' .. from, prefix .. 'promises:' .. to
@@ -92,7 +98,7 @@ if gone and redis.call('EXISTS', theirs) == 0 then redis.call('HDEL', KEYS[2], f
 return moved
 `)
 
-// told gives the answers of scripts the store's words.
+// told translates the answers of scripts into the store's errors.
 func (s *Store) told(answer int, err error) error {
 	switch {
 	case err != nil:
@@ -145,17 +151,19 @@ func (s *Store) keepLease() {
 
 func (s *Store) renew(ctx context.Context) error {
 	keys := []string{leaseKey + s.lease.name, invokersKey}
-	return s.told(renewScript.Run(ctx, s.db, keys, s.lease.name, s.lease.epoch, leaseFor.Milliseconds()).Int())
+	return s.told(renewScript.Run(ctx, s.db, keys, s.lease.name, s.lease.epoch,
+		leaseFor.Milliseconds()).Int())
 }
 
-// giveUp tells the others at once that this process is no more.
+// giveUp ends the lease, so that others need not wait until it expires.
 func (s *Store) giveUp() {
 	if s.lease.name == "" {
 		return
 	}
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
-	_ = giveUpScript.Run(ctx, s.db, []string{leaseKey + s.lease.name}, s.lease.epoch).Err() // it runs out anyway
+	// otherwise it expires
+	_ = giveUpScript.Run(ctx, s.db, []string{leaseKey + s.lease.name}, s.lease.epoch).Err()
 }
 
 // Adopt implements store.Activations.
@@ -181,7 +189,7 @@ func (s *Store) Adopt(ctx context.Context) (adopted []store.Accepted, err error)
 	return adopted, err
 }
 
-// missed are the names that have had no lease for long enough.
+// missed returns the names that have had no lease for long enough.
 func (s *Store) missed(ctx context.Context) (names []string, err error) {
 	all, err := s.db.HKeys(ctx, invokersKey).Result()
 	if err != nil {
@@ -212,14 +220,16 @@ func (s *Store) missed(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// moveHere makes promises those of this name. Where its answer is lost, the next Adopt asks again.
+// moveHere moves promises to this invoker's name. If the answer of Redis is lost, the next Adopt
+// asks again.
 func (s *Store) moveHere(ctx context.Context) (moved []store.Accepted, err error) {
 	l := &s.lease
 	args := []any{l.name, l.epoch, prefix, l.from}
 	for _, a := range l.moving {
 		args = append(args, a.ID)
 	}
-	answer, err := moveScript.Run(ctx, s.db, []string{leaseKey + l.from, invokersKey}, args...).Result()
+	answer, err := moveScript.Run(ctx, s.db,
+		[]string{leaseKey + l.from, invokersKey}, args...).Result()
 	if err != nil {
 		return nil, s.explain(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// taken is a store whose process has taken an invoker's name. It adopts without waiting.
+// taken returns a store whose process has taken an invoker's name. It adopts without waiting.
 func taken(t *testing.T, r *server, name string, log *slog.Logger) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), r.URL(), plenty, log)
@@ -27,20 +27,22 @@ func taken(t *testing.T, r *server, name string, log *slog.Logger) *Store {
 	return s
 }
 
-// die ends the process of a store as a crash does: nothing more is heard of it.
+// die ends a store's process as a crash does: Redis hears nothing from it any more.
 func (s *Store) die() { _ = errors.Join(s.db.Close(), s.feed.Close()) }
 
 func accept(t *testing.T, s *Store, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
-		a := store.Accepted{ID: id, Invoker: s.lease.name, Namespace: "guest", At: time.Now(), Body: []byte(id)}
+		a := store.Accepted{
+			ID: id, Invoker: s.lease.name, Namespace: "guest", At: time.Now(), Body: []byte(id),
+		}
 		if err := s.Accept(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// adopts wants so many promises adopted.
+// adopts checks that Adopt returns want promises.
 func adopts(t *testing.T, s *Store, want int) (adopted []store.Accepted) {
 	t.Helper()
 	adopted, err := s.Adopt(t.Context())
@@ -80,17 +82,19 @@ func TestAnOlderEpochIsRefused(t *testing.T) {
 	if err := first.Broken(); !errors.Is(err, store.ErrReplaced) {
 		t.Errorf("the first says %v", err)
 	}
-	if n := bytes.Count(said.Bytes(), []byte("\n")); n != 1 || !bytes.Contains(said.Bytes(), []byte("accepts no more calls")) {
+	if n := bytes.Count(said.Bytes(), []byte("\n")); n != 1 ||
+		!bytes.Contains(said.Bytes(), []byte("accepts no more calls")) {
 		t.Errorf("it says in %d lines: %s", n, &said)
 	}
 	list, err := second.Unfinished(t.Context(), "one")
 	if err != nil || len(list) != 3 {
 		t.Errorf("the second finds %v (%v)", list, err)
 	}
-	if err := errors.Join(second.Sent(t.Context(), "b"), second.renew(t.Context()), second.Broken()); err != nil {
+	if err := errors.Join(second.Sent(t.Context(), "b"), second.renew(t.Context()),
+		second.Broken()); err != nil {
 		t.Errorf("the second: %v", err)
 	}
-	first.Finish(record("a")) // which it ran
+	first.Finish(record("a")) // the process ran it
 	closeIt(t, first)
 	if _, err := second.Get(t.Context(), "guest", "a"); err != nil {
 		t.Errorf("the record of what the first ran: %v", err)
@@ -116,7 +120,8 @@ func TestPromisesWithoutALeaseAreAdopted(t *testing.T) {
 	r.unlease(t, "one")
 	adopted := append(adopts(t, two, batch), adopts(t, two, n-batch)...)
 	for i, a := range adopted {
-		if a.ID != fmt.Sprint(i) || string(a.Body) != a.ID || a.Invoker != "two" || a.Sent != (i == 0) {
+		if a.ID != fmt.Sprint(i) || string(a.Body) != a.ID || a.Invoker != "two" ||
+			a.Sent != (i == 0) {
 			t.Fatalf("adopted %+v", a)
 		}
 	}
@@ -128,12 +133,13 @@ func TestPromisesWithoutALeaseAreAdopted(t *testing.T) {
 	if err != nil || len(list) != n {
 		t.Errorf("%d are two's (%v)", len(list), err)
 	}
-	if names, err := r.Admin.HKeys(t.Context(), invokersKey).Result(); err != nil || len(names) != 1 {
+	if names, err := r.Admin.HKeys(t.Context(), invokersKey).Result(); err != nil ||
+		len(names) != 1 {
 		t.Errorf("known are %v (%v)", names, err)
 	}
 }
 
-// What a former version promised, which had no leases, is for an invoker of that name alone.
+// A former version had no leases. Only an invoker of the same name takes up its promises.
 func TestPromisesOfAFormerVersionAreNotAdopted(t *testing.T) {
 	r := startServer(t)
 	former := r.open(t)
@@ -142,12 +148,13 @@ func TestPromisesOfAFormerVersionAreNotAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	adopts(t, taken(t, r, "new", quiet), 0)
-	if list, err := taken(t, r, "old", quiet).Unfinished(t.Context(), "old"); err != nil || len(list) != 1 {
+	if list, err := taken(t, r, "old", quiet).Unfinished(t.Context(), "old"); err != nil ||
+		len(list) != 1 {
 		t.Errorf("old finds %v (%v)", list, err)
 	}
 }
 
-// Its lease has run out, because Redis stalled or its clock was set; it lives.
+// The lease expired because Redis stalled or its clock was set, but the process lives.
 func TestALateLeaseFencesNobody(t *testing.T) {
 	r := startServer(t)
 	one, two := taken(t, r, "one", quiet), taken(t, r, "two", quiet)
@@ -160,24 +167,26 @@ func TestALateLeaseFencesNobody(t *testing.T) {
 	}
 	adopts(t, two, 0)
 	two.lease.missFor = 0
-	adopts(t, two, 0) // since it has one again
+	adopts(t, two, 0) // because it has a lease again
 	if err := one.Sent(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
 
-	// It is late even for that. What was adopted is not its own any more, and all else is.
+	// It renews too late even for that. It has lost the adopted promises and keeps all others.
 	r.unlease(t, "one")
 	adopts(t, two, 3)
 	if err := one.Sent(t.Context(), "b"); !errors.Is(err, store.ErrConflict) {
 		t.Errorf("sent what another has adopted: %v", err)
 	}
 	accept(t, one, "d")
-	if err := errors.Join(one.renew(t.Context()), one.Sent(t.Context(), "d"), one.Broken()); err != nil {
+	if err := errors.Join(one.renew(t.Context()),
+		one.Sent(t.Context(), "d"), one.Broken()); err != nil {
 		t.Error(err)
 	}
 }
 
-// A name without promises is forgotten with its lease. Its process lives, promises, and is killed.
+// A name without promises is forgotten together with its lease. Later its process, which still
+// lives, makes a promise and is killed.
 func TestAPromiseOfAForgottenNameIsAdopted(t *testing.T) {
 	r := startServer(t)
 	one, two := taken(t, r, "one", quiet), taken(t, r, "two", quiet)
@@ -188,12 +197,12 @@ func TestAPromiseOfAForgottenNameIsAdopted(t *testing.T) {
 	adopts(t, two, 1)
 }
 
-// The answer to an adoption is lost: who adopts does not know what it has.
+// The answer to an adoption is lost, so the adopting process does not know what it has adopted.
 func TestAnAdoptionWithoutAnAnswerIsAskedForAgain(t *testing.T) {
 	r := startServer(t)
 	one, two := taken(t, r, "one", quiet), taken(t, r, "two", quiet)
 	accept(t, one, "a", "b", "c")
-	closeIt(t, one) // which gives its lease up
+	closeIt(t, one) // Close gives its lease up
 	list, err := two.unfinished(t.Context(), "one", batch)
 	if err != nil {
 		t.Fatal(err)
@@ -211,14 +220,15 @@ func TestAnAdoptionWithoutAnAnswerIsAskedForAgain(t *testing.T) {
 	adopts(t, two, 0)
 }
 
-// The answer to a promise was lost. Whoever has it by now may have sent it: then its caller is not told
-// no.
+// The answer to a promise was lost. Another process may have adopted and sent the promise by now:
+// then it must not be refused.
 func TestWhatAnotherHasSentIsNotRefused(t *testing.T) {
 	r := startServer(t)
 	one := taken(t, r, "one", quiet)
 	accept(t, one, "ran", "runs", "waits")
 	again := taken(t, r, "one", quiet)
-	if err := errors.Join(again.Sent(t.Context(), "ran"), again.Sent(t.Context(), "runs")); err != nil {
+	if err := errors.Join(again.Sent(t.Context(), "ran"),
+		again.Sent(t.Context(), "runs")); err != nil {
 		t.Fatal(err)
 	}
 	ran := record("ran")
@@ -245,7 +255,7 @@ func TestWhatAnotherHasSentIsNotRefused(t *testing.T) {
 	}
 }
 
-// Epochs rise also where Redis has forgotten them, and a living process keeps its own.
+// Epochs rise even after Redis has forgotten them, and a living process keeps its own.
 func TestAFlushFencesNobody(t *testing.T) {
 	r := startServer(t)
 	one := taken(t, r, "one", quiet)
@@ -265,7 +275,7 @@ func TestAFlushFencesNobody(t *testing.T) {
 	}
 }
 
-// Redis does nothing for five seconds, while its clock goes on.
+// Redis stalls for five seconds while its clock goes on.
 func TestAStallOfRedisFencesNobodyAndLosesNoCall(t *testing.T) {
 	r := startServer(t)
 	s, other := taken(t, r, "one", quiet), taken(t, r, "two", quiet)

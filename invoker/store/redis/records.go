@@ -12,11 +12,11 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// batch is how many commands are sent before their answers are read.
+// batch is the number of commands that are sent before their answers are read.
 const batch = 256
 
-// dropping is the part of a script that drops a record, of a namespace, by its Order. What a former
-// version kept is in no namespace's account but in a list of all such records.
+// dropping is the part of a script that drops a record of a namespace by its Order. Records of a
+// former version are in no namespace's account. They are in one list.
 const dropping = `
 local prefix = ARGV[1]
 local all, held, records = prefix .. 'records', prefix .. 'held', prefix .. 'records:'
@@ -36,11 +36,12 @@ local function drop(namespace, order)
 end
 `
 
-// What ends a promise and begins a record, and drops records where there is no room: two at most, so that
-// a lowered bound is reached step by step. Those of a former version go first, then the oldest of the
-// namespace that holds most. The record that came first counts.
+// finishing ends a promise, adds its record, and drops records when the room is used up: at most
+// two, so that a lowered bound is reached step by step. Records of a former version are dropped
+// first, then the oldest of the namespace that holds most. Of several records with one id, the
+// first one counts.
 //
-// ARGV: prefix, id, namespace, name in lists, Order, record, bytes it takes, bytes to retain
+// ARGV: prefix, id, namespace, name in lists, Order, record, its bytes, bytes to retain
 var finishScript = redis.NewScript(finishing)
 
 const finishing = dropping + `
@@ -78,15 +79,16 @@ for _ = 1, 2 do
 end
 `
 
-// A promise that another process has sent, or whose record another has made, is not to be refused: its
-// caller would be told no for what has run. The same record again is this process's own.
+// refuseScript does not refuse a promise that another process has sent or whose record another
+// process has made: its caller would get a refusal for an activation that has run. The same record
+// again comes from this process.
 var refuseScript = redis.NewScript(`
 local kept = redis.call('HGET', ARGV[1] .. 'record:' .. ARGV[2], 'record')
 local sent = redis.call('HGET', ARGV[1] .. 'promise:' .. ARGV[2], 'sent')
 if kept and kept ~= ARGV[6] or sent == '1' then return 0 end
 ` + finishing)
 
-// What drops the oldest records of a namespace. ARGV: prefix, namespace, how many
+// forgetScript drops the oldest records of a namespace. ARGV: prefix, namespace, how many
 var forgetScript = redis.NewScript(dropping + `
 local some = redis.call('ZRANGE', records .. ARGV[2], 0, ARGV[3] - 1)
 for _, order in ipairs(some) do drop(ARGV[2], order) end
@@ -95,7 +97,7 @@ return #some
 
 // Forget implements store.Activations.
 func (s *Store) Forget(ctx context.Context, namespace string) (n int, err error) {
-	n = len(s.records.Matching(store.Filter{Namespace: namespace})) // they are on their way
+	n = len(s.records.Matching(store.Filter{Namespace: namespace})) // they are still pending
 	records, err := forgetScript.Run(ctx, s.db, nil, prefix, namespace, portion).Int()
 	if err != nil {
 		return 0, s.explain(err)
@@ -104,7 +106,8 @@ func (s *Store) Forget(ctx context.Context, namespace string) (n int, err error)
 	return n + records + promises, s.explain(err)
 }
 
-// portion is how many records one Forget drops: all others wait for as long.
+// portion is the number of records that one Forget drops: all other clients of Redis wait for that
+// long.
 const portion = 1000
 
 func (s *Store) forgetPromises(ctx context.Context, namespace string) (n int, err error) {
@@ -135,7 +138,7 @@ func (s *Store) forgetPromises(ctx context.Context, namespace string) (n int, er
 // Finish implements store.Activations.
 func (s *Store) Finish(r *store.Record) { s.records.Add(r) }
 
-// Refuse implements store.Activations. What Redis does not answer is asked again until ctx ends.
+// Refuse implements store.Activations. If Redis does not answer, Refuse asks again until ctx ends.
 func (s *Store) Refuse(ctx context.Context, r *store.Record) error {
 	arguments, err := s.finishes(r)
 	if err != nil {
@@ -146,7 +149,7 @@ func (s *Store) Refuse(ctx context.Context, r *store.Record) error {
 	for {
 		refused, err := refuseScript.Run(ctx, s.db, nil, arguments...).Int()
 		switch {
-		case err == redis.Nil: // it is
+		case err == redis.Nil: // the promise was refused
 			return nil
 		case err == nil:
 			return s.told(refused, nil)
@@ -183,7 +186,7 @@ func (s *Store) Broken() error {
 // Lost implements store.Store.
 func (s *Store) Lost() uint64 { return s.records.Lost() }
 
-// write sends records until the store is closed, and then what is left.
+// write sends records until the store is closed, and then the remaining ones.
 func (s *Store) write() {
 	for {
 		select {
@@ -211,10 +214,11 @@ func (s *Store) flush(ctx context.Context) {
 	}
 }
 
-// send writes records in their order, and tells how many of them are done with.
+// send writes records in their order, and returns how many of them are done.
 func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused int, err error) {
 	pipe := s.db.Pipeline()
-	run := finishScript.Eval // after it, this Redis knows the script, even one that has just started
+	// after an Eval, this Redis knows the script, even if it has just started
+	run := finishScript.Eval
 	for _, r := range some {
 		arguments, err := s.finishes(r)
 		if err != nil {
@@ -229,15 +233,17 @@ func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused i
 		return len(some), refused, nil
 	}
 	if refused == 0 {
-		for done < len(answers) && (answers[done].Err() == nil || answers[done].Err() == redis.Nil) {
+		for done < len(answers) && (answers[done].Err() == nil ||
+			answers[done].Err() == redis.Nil) {
 			done++
 		}
 	}
 	return done, 0, s.explain(err)
 }
 
-// cost is about what a record takes in Redis's memory.
+// cost returns about how much of Redis's memory a record takes.
 func cost(r *store.Indexed, body int) int {
-	const keys = 600 // a hash of four fields and two entries of sorted sets, or a former version's three
+	// a hash of four fields and two entries of sorted sets, or the three of a former version
+	const keys = 600
 	return body + keys + 5*len(r.ID) + len(r.Namespace) + len(r.Name)
 }

@@ -45,7 +45,9 @@ func (r *server) fresh(t testing.TB) func() (open func() store.Store) {
 
 func put(t testing.TB, s *Store, name string, revision uint64) uint64 {
 	t.Helper()
-	doc := store.Doc{Key: key(name), Revision: revision, Body: fmt.Appendf(nil, "after %d", revision)}
+	doc := store.Doc{
+		Key: key(name), Revision: revision, Body: fmt.Appendf(nil, "after %d", revision),
+	}
 	revision, err := s.Put(t.Context(), doc, nil, store.Unbounded)
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +60,9 @@ func key(name string) store.Key {
 }
 
 func record(id string) *store.Record {
-	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: storetest.Body(id, 0)}
+	return &store.Record{
+		Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: storetest.Body(id, 0),
+	}
 }
 
 func closeIt(t testing.TB, s *Store) {

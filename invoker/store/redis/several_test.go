@@ -16,7 +16,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/storetest"
 )
 
-// follower is what another invoker saw.
+// follower records what another invoker has seen.
 type follower struct {
 	mu   sync.Mutex
 	docs map[store.Key]store.Doc
@@ -44,25 +44,27 @@ func follow(t *testing.T, s *Store) *follower {
 	return f
 }
 
-// await waits until the document was seen in that revision, or, for 0, as deleted.
+// await waits until the follower has seen the document in that revision, or, for 0, as deleted.
 func (f *follower) await(t *testing.T, name string, revision uint64) {
 	t.Helper()
 	for limit := time.After(20 * time.Second); ; {
 		f.mu.Lock()
 		d := f.docs[key(name)]
 		f.mu.Unlock()
-		if revision > 0 && d.Revision == revision || revision == 0 && d.Revision > 0 && d.Body == nil {
+		if revision > 0 && d.Revision == revision ||
+			revision == 0 && d.Revision > 0 && d.Body == nil {
 			return
 		}
 		select {
 		case <-f.news:
 		case <-limit:
-			t.Fatalf("%s was not seen as revision %d, but %d %q", name, revision, d.Revision, d.Body)
+			t.Fatalf("%s was not seen as revision %d, but %d %q",
+				name, revision, d.Revision, d.Body)
 		}
 	}
 }
 
-// awaitGone waits until the document was seen as deleted, under whichever revision.
+// awaitGone waits until the follower has seen the document as deleted, under any revision.
 func (f *follower) awaitGone(t *testing.T, name string) {
 	t.Helper()
 	for limit := time.After(time.Minute); ; {
@@ -103,12 +105,14 @@ func TestInvokersSeeEachOthersChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen.await(t, "0", 0)
-	if _, err := other.Put(t.Context(), store.Doc{Key: key("1"), Revision: last[1] - 1, Body: []byte("{}")}, nil, store.Unbounded); !errors.Is(err, store.ErrConflict) {
+	if _, err := other.Put(t.Context(), store.Doc{Key: key("1"), Revision: last[1] - 1,
+		Body: []byte("{}")}, nil, store.Unbounded); !errors.Is(err, store.ErrConflict) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// What another invoker changes while this one cannot read the stream, and more of it than the stream holds, is seen all the same.
+// While this invoker cannot read the stream, another one makes more changes than the stream holds.
+// This invoker sees them all nevertheless.
 func TestAChangeIsNotLostWithTheConnection(t *testing.T) {
 	r := startServer(t)
 	one, other := r.open(t), r.open(t)
@@ -118,8 +122,9 @@ func TestAChangeIsNotLostWithTheConnection(t *testing.T) {
 	seen := follow(t, other)
 	seen.await(t, "gone", gone)
 
-	other.watching.Lock() // it reads, but does not get on
-	if err := r.Admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+	other.watching.Lock() // it reads, but cannot show what it read
+	if err := r.Admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal",
+		"SKIPME", "yes").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := one.Delete(t.Context(), key("gone"), gone); err != nil {
@@ -150,7 +155,8 @@ func TestARestartOfRedisIsSurvived(t *testing.T) {
 
 	r.Kill()
 	err := s.Accept(t.Context(), store.Accepted{ID: "q", Invoker: "me"})
-	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "store redis "+r.Socket()) {
+	if err == nil || strings.Contains(err.Error(), "\n") ||
+		!strings.Contains(err.Error(), "store redis "+r.Socket()) {
 		t.Errorf("got %v", err)
 	}
 	s.Finish(record("p"))
@@ -162,11 +168,12 @@ func TestARestartOfRedisIsSurvived(t *testing.T) {
 	revision = put(t, other, "a", revision)
 	seen.await(t, "a", revision)
 	put(t, s, "a", revision)
-	closeIt(t, s) // with the record
+	closeIt(t, s) // which also writes the record
 	if n, err := other.Count(t.Context(), store.Filter{Namespace: "guest"}); err != nil || n != 1 {
 		t.Errorf("%d records (%v)", n, err)
 	}
-	if list, err := other.Unfinished(t.Context(), "me"); err != nil || len(list) != 0 || s.Lost() != 0 {
+	if list, err := other.Unfinished(t.Context(), "me"); err != nil || len(list) != 0 ||
+		s.Lost() != 0 {
 		t.Errorf("unfinished %v (%v), lost %d", list, err, s.Lost())
 	}
 }
@@ -192,7 +199,8 @@ func TestTheOldestRecordsGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if list, err := storetest.List(s, t.Context(), store.Filter{Namespace: "guest"}, 0, 1000); err != nil || len(list) != left ||
+		if list, err := storetest.List(s, t.Context(),
+			store.Filter{Namespace: "guest"}, 0, 1000); err != nil || len(list) != left ||
 			list[0] != fmt.Sprintf("%032d", first+n-1) {
 			t.Errorf("%d are listed (%v)", len(list), err)
 		}
@@ -204,7 +212,8 @@ func TestTheOldestRecordsGo(t *testing.T) {
 	if left := count(retain/4, 1000, 100); left > 25 || left < 20 {
 		t.Errorf("%d records of 10 KiB in 256 KiB", left)
 	}
-	if keys, err := r.Admin.Keys(t.Context(), recordKey+"*").Result(); err != nil || len(keys) > 25 {
+	if keys, err := r.Admin.Keys(t.Context(), recordKey+"*").Result(); err != nil ||
+		len(keys) > 25 {
 		t.Errorf("%d records are left behind (%v)", len(keys), err)
 	}
 }
@@ -223,7 +232,8 @@ func TestOpenRefuses(t *testing.T) {
 			closeIt(t, s)
 			t.Fatalf("it was opened, want %q", want)
 		}
-		if message := err.Error(); !strings.Contains(message, want) || strings.Contains(message, "\n") || strings.Contains(message, "secret") {
+		if message := err.Error(); !strings.Contains(message, want) ||
+			strings.Contains(message, "\n") || strings.Contains(message, "secret") {
 			t.Errorf("got %q, want %q", message, want)
 		}
 	}
@@ -249,7 +259,8 @@ func TestOpenRefuses(t *testing.T) {
 	refused("redis://user:secret@127.0.0.1:1", "store redis 127.0.0.1:1: ")
 }
 
-// A Redis is killed in the middle of the work, and what it had acknowledged is there when it is back.
+// Redis is killed in the middle of the work. Everything that it acknowledged is there when it is
+// back.
 func TestACrashOfRedisLosesNothingPromised(t *testing.T) {
 	const rounds = 6
 	seed := uint64(time.Now().UnixNano())
@@ -271,7 +282,7 @@ func TestACrashOfRedisLosesNothingPromised(t *testing.T) {
 		r.Kill()
 		<-done
 		cancel()
-		_ = s.Close() // with the records that were on their way, as if the invoker had ended as well
+		_ = s.Close() // so the pending records are lost as well, as if the invoker had ended
 		r.Restart(t)
 		s = r.open(t)
 		l := storetest.Account(t, s, &log, crash, false)
@@ -281,7 +292,9 @@ func TestACrashOfRedisLosesNothingPromised(t *testing.T) {
 		all.Late += l.Late
 		all.Oldest = max(all.Oldest, l.Oldest)
 	}
-	t.Logf("%d records finished; lost within the window: %d, later: %d; the oldest had finished %v before", all.Finished, all.InWindow, all.Late, all.Oldest)
+	t.Logf(
+		"%d records finished; lost within the window: %d, later: %d; the oldest had finished %v before",
+		all.Finished, all.InWindow, all.Late, all.Oldest)
 	if all.Finished == 0 || all.Oldest > time.Second {
 		t.Errorf("%+v", all)
 	}
@@ -320,7 +333,7 @@ func TestPromisesOfANameAreTakenUpByThatName(t *testing.T) {
 	}
 }
 
-// Of several that send a promise at once, one may.
+// If several invokers send one promise at once, one of them succeeds.
 func TestAPromiseIsSentOnce(t *testing.T) {
 	r := startServer(t)
 	s, other := r.open(t), r.open(t)
@@ -349,6 +362,7 @@ func TestAPromiseIsSentOnce(t *testing.T) {
 		both.Wait()
 	}
 	if sent.Load() != promises || refused.Load() != promises {
-		t.Errorf("of %d promises, %d were sent, and %d sends were refused", promises, sent.Load(), refused.Load())
+		t.Errorf("of %d promises, %d were sent, and %d sends were refused",
+			promises, sent.Load(), refused.Load())
 	}
 }
