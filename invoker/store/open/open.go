@@ -12,8 +12,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/redis"
 )
 
-// Store opens the embedded store in the file, or the Redis, that where names: a path, redis://…, rediss://… or unix://…. Of the activation
-// records, the newest are retained, as many as fit in about retain bytes.
+// Store opens the store that where names: a path for the embedded store in that file, or redis://…,
+// rediss:// or unix://… for a Redis. It retains the newest activation records, as many as fit in
+// about retain bytes.
 func Store(ctx context.Context, where string, retain int64, log *slog.Logger) (store.Store, error) {
 	scheme, _, isURL := strings.Cut(where, "://")
 	switch {
@@ -24,11 +25,13 @@ func Store(ctx context.Context, where string, retain int64, log *slog.Logger) (s
 	case scheme == "redis" || scheme == "rediss" || scheme == "unix":
 		return opened(redis.Open(ctx, where, retain, log))
 	default:
-		return nil, fmt.Errorf("a store is a file, redis://, rediss:// or unix://, not %s://", scheme)
+		return nil, fmt.Errorf("a store is a file, redis://, rediss:// or unix://, not %s://",
+			scheme)
 	}
 }
 
-// opened keeps a store that is none from looking like one.
+// opened returns a nil interface if there is an error, so that a nil *Store never looks like a
+// store.
 func opened[S store.Store](s S, err error) (store.Store, error) {
 	if err != nil {
 		return nil, err

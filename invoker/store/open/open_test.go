@@ -14,7 +14,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestStore(t *testing.T) {
-	s, err := Store(t.Context(), filepath.Join(t.TempDir(), "store"), 1<<20, slog.New(slog.DiscardHandler))
+	s, err := Store(t.Context(), filepath.Join(t.TempDir(), "store"), 1<<20,
+		slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
