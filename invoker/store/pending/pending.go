@@ -1,8 +1,9 @@
-// Package pending holds the records that are on their way to a store: bounded, found at once by whoever asks, taken away when the store
-// has them.
+// Package pending holds the records that a store has not written yet. Its memory is bounded. Get
+// finds a record at once, and Done removes the records that the store has written.
 //
-// Records come one by one (Add) and leave in the order they came, as many as one write keeps (All, Done). While the store cannot write
-// (Fail), nobody is made to wait: what does not fit is lost, and counted.
+// Records are added one by one (Add) and leave in the same order, as many as one write keeps (All,
+// Done). While the store cannot write (Fail), no caller waits: a record that does not fit is lost
+// and counted.
 package pending
 
 import (
@@ -18,13 +19,14 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// Limit is how much memory the records may take.
+// Limit bounds the memory of the records.
 const Limit = 16 << 20
 
-// gather is how long a record waits for others: a write costs about the same for many as for one. The rest of the window is for it.
+// gather is how long a record waits for others, since a write of many costs about as much as a
+// write of one. The rest of the window is for the write.
 const gather = store.Window * 4 / 5
 
-// again is how long a write that failed is not tried again, if only records wait for it.
+// again is the pause after a failed write, if only records wait for the next one.
 const again = time.Second
 
 // Records is the queue. Its owner writes when the function it gave to New is called.
@@ -40,23 +42,27 @@ type Records struct {
 	limit  int
 	timer  *time.Timer
 	failed error
-	rest   time.Time // until when a write that failed is not tried again
+	rest   time.Time // until then, a failed write is not tried again
 	closed bool
 	lost   uint64
 	moved  chan struct{} // closed when the queue has changed
 }
 
-// New returns an empty queue. wake is called when it is time to write; it must not block.
+// New returns an empty queue. It calls wake when it is time to write; wake must not block.
 func New(limit int, wake func(), log *slog.Logger) *Records {
-	p := &Records{wake: wake, log: log, limit: limit, byID: map[string]*store.Record{}, moved: make(chan struct{})}
+	p := &Records{
+		wake: wake, log: log, limit: limit, byID: map[string]*store.Record{},
+		moved: make(chan struct{}),
+	}
 	p.room.L = &p.mu
 	p.timer = time.AfterFunc(time.Hour, wake)
 	p.timer.Stop()
 	return p
 }
 
-// Add queues a record, unless it is lost. The first of an id counts. It waits while there is no room,
-// unless waiting cannot help.
+// Add queues a record, or loses it if the queue is closed or full while the store cannot write. Of
+// several records with one id, the first one counts. While there is no room, Add waits, unless
+// waiting cannot help.
 func (p *Records) Add(r *store.Record) (queued bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,14 +111,15 @@ func (p *Records) Write(ctx context.Context, r *store.Record) error {
 	}
 }
 
-// tell has those who wait look again.
+// tell makes all waiters look again.
 func (p *Records) tell() {
 	p.room.Broadcast()
 	close(p.moved)
 	p.moved = make(chan struct{})
 }
 
-// All are the records to write now, oldest first: none for a while after Fail. They stay visible until Done.
+// All returns the records to write now, oldest first. For a while after Fail it returns none. The
+// records stay visible until Done.
 func (p *Records) All() []*store.Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,7 +129,7 @@ func (p *Records) All() []*store.Record {
 	return p.queue[:len(p.queue):len(p.queue)]
 }
 
-// Done takes away the n oldest records: the store has them, or refused some for good.
+// Done removes the n oldest records: the store has them, or has refused some of them for good.
 func (p *Records) Done(n, refused int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,20 +149,22 @@ func (p *Records) Done(n, refused int) {
 	p.tell()
 }
 
-// Fail says that the store could not write them.
+// Fail reports that the store could not write them.
 func (p *Records) Fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed == nil {
-		p.log.Error("activation records cannot be written; the newest are lost once the memory kept for them is full", "reason", err)
+		p.log.Error(
+			"activation records cannot be written; the newest are lost once the memory kept for them is full",
+			"reason", err)
 	}
 	p.failed = err
 	p.rest = time.Now().Add(again)
 	p.timer.Reset(again)
-	p.room.Broadcast() // wakes who waits for room in Add
+	p.room.Broadcast() // wakes callers that wait for room in Add
 }
 
-// Close loses what comes from now on.
+// Close makes later Adds lose their records.
 func (p *Records) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,14 +173,14 @@ func (p *Records) Close() {
 	p.tell()
 }
 
-// Left is how many no store has yet.
+// Left returns how many records no store has yet.
 func (p *Records) Left() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.queue)
 }
 
-// Failed is why the last write failed; nil: it did not.
+// Failed returns why the last write failed, or nil.
 func (p *Records) Failed() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,7 +201,7 @@ func (p *Records) Get(id string) *store.Record {
 	return p.byID[id]
 }
 
-// IDs are those of the records that are here now.
+// IDs returns the ids of the records in the queue.
 func (p *Records) IDs() map[string]bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,7 +212,7 @@ func (p *Records) IDs() map[string]bool {
 	return ids
 }
 
-// Matching are the records that the filter takes, by their Order.
+// Matching returns the records that the filter takes, by their Order.
 func (p *Records) Matching(f store.Filter) map[string]*store.Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,8 +225,8 @@ func (p *Records) Matching(f store.Filter) map[string]*store.Record {
 	return found
 }
 
-// Stored is which part of a list is needed from a store that has none of the pending records: as many
-// may come before it as there are pending ones.
+// Stored returns which part of a list is needed from a store that has none of the pending records.
+// Any pending record may come before the page, so the part begins that many records earlier.
 func Stored(pending map[string]*store.Record, skip, limit int) (from, most int) {
 	skip, limit = Bounded(skip, limit)
 	if limit == 0 {
@@ -233,7 +242,8 @@ func Bounded(skip, limit int) (int, int) {
 	return min(max(skip, 0), far), min(max(limit, 0), far)
 }
 
-// Page lays the Orders of pending records over that part and returns what was asked for, newest first.
+// Page merges the Orders of pending records into that part and returns the requested ones, newest
+// first.
 func Page(pending map[string]*store.Record, stored []string, skip, limit int) []string {
 	from, most := Stored(pending, skip, limit)
 	if most == 0 {
@@ -244,6 +254,6 @@ func Page(pending map[string]*store.Record, stored []string, skip, limit int) []
 		all = append(all, order)
 	}
 	slices.SortFunc(all, func(a, b string) int { return strings.Compare(b, a) })
-	all = slices.Compact(all) // one that came to the store meanwhile
+	all = slices.Compact(all) // one that the store has written meanwhile
 	return all[min(max(skip, 0)-from, len(all)):min(most, len(all))]
 }

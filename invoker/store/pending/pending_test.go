@@ -22,7 +22,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var quiet = slog.New(slog.DiscardHandler)
 
 func record(id string) *store.Record {
-	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: store.Bytes("body")}
+	return &store.Record{
+		Indexed: store.Indexed{ID: id, Namespace: "guest", Name: "a"}, Body: store.Bytes("body"),
+	}
 }
 
 var size = record("x").Size()
@@ -100,7 +102,8 @@ func TestNobodyWaitsForAStoreThatFails(t *testing.T) {
 	})
 }
 
-// Whatever happens, what was added is here, was taken away, or was lost, and memory is bounded.
+// Whatever happens, an added record is in the queue, was removed by Done, or was lost, and memory
+// is bounded.
 func TestNothingVanishes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const room = 5
@@ -122,8 +125,10 @@ func TestNothingVanishes(t *testing.T) {
 			},
 			"fail": func(*rapid.T) { p.Fail(errors.New("full")) },
 			"": func(t *rapid.T) {
-				if p.Left()+done+int(p.Lost()) != added || p.Left() > room || p.size != p.Left()*size || len(p.byID) != p.Left() {
-					t.Fatalf("added %d: %d here (%d bytes), %d done, %d lost", added, p.Left(), p.size, done, p.Lost())
+				if p.Left()+done+int(p.Lost()) != added || p.Left() > room ||
+					p.size != p.Left()*size || len(p.byID) != p.Left() {
+					t.Fatalf("added %d: %d here (%d bytes), %d done, %d lost",
+						added, p.Left(), p.size, done, p.Lost())
 				}
 			},
 		})
