@@ -1,4 +1,4 @@
-// Package redistest is a redis-server of a test's own, which it may kill and stall.
+// Package redistest starts a redis-server for a test, which the test may kill and stall.
 package redistest
 
 import (
@@ -20,7 +20,8 @@ type Server struct {
 	process *exec.Cmd
 }
 
-// Start starts one that ends with the test, which is skipped where there is no redis-server.
+// Start starts a server that ends with the test. Without redis-server on this machine, the test is
+// skipped.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	if testing.Short() {
@@ -32,7 +33,8 @@ func Start(t testing.TB) *Server {
 		}
 		t.Skip(err)
 	}
-	dir, err := os.MkdirTemp("", "fastiov-redis") // t.TempDir may be too long for a socket
+	// the path of t.TempDir may be too long for a socket
+	dir, err := os.MkdirTemp("", "fastiov-redis")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,16 +49,17 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// Socket is where it listens.
+// Socket returns the path of the server's socket.
 func (s *Server) Socket() string { return filepath.Join(s.dir, "socket") }
 
-// URL names it to a store.
+// URL returns the server's address for a store.
 func (s *Server) URL() string { return "unix://" + s.Socket() }
 
-// Restart starts it again after Kill.
+// Restart starts the server again after Kill.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
-	s.process = exec.Command("redis-server", "--port", "0", "--unixsocket", s.Socket(), "--dir", s.dir, "--save", "",
+	s.process = exec.Command("redis-server", "--port", "0", "--unixsocket", s.Socket(), "--dir",
+		s.dir, "--save", "",
 		"--appendonly", "yes", "--appendfsync", "always", "--logfile", filepath.Join(s.dir, "log"))
 	if err := s.process.Start(); err != nil {
 		t.Fatal(err)
@@ -70,16 +73,16 @@ func (s *Server) Restart(t testing.TB) {
 	}
 }
 
-// Kill ends it as a crash does.
+// Kill ends the server as a crash does.
 func (s *Server) Kill() {
 	_ = s.process.Process.Kill()
 	_ = s.process.Wait()
 }
 
-// Stop has it do nothing until Continue, as a stalled disk does.
+// Stop makes the server do nothing until Continue, like a stalled disk.
 func (s *Server) Stop(t testing.TB) { s.signal(t, syscall.SIGSTOP) }
 
-// Continue ends that.
+// Continue ends a Stop.
 func (s *Server) Continue(t testing.TB) { s.signal(t, syscall.SIGCONT) }
 
 func (s *Server) signal(t testing.TB, signal syscall.Signal) {
