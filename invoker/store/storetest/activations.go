@@ -35,7 +35,8 @@ func promiseEndsWithRecord(t *testing.T, s store.Store) {
 	if err := s.Sent(ctx, "a"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("sent after its record: %v", err)
 	}
-	ok(t, s.Accept(ctx, store.Accepted{ID: "b", Invoker: "me"})) // has the file keep what came before
+	// makes the file keep everything before it
+	ok(t, s.Accept(ctx, store.Accepted{ID: "b", Invoker: "me"}))
 	unfinished("[b]")
 	equal(t, "body, kept", must[[]byte](t)(s.Get(ctx, "guest", "a")), Body("a", 0))
 	if _, err := s.Get(ctx, "other", "a"); !errors.Is(err, store.ErrNotFound) {
@@ -50,7 +51,8 @@ func promisesAreMadeOnce(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	ok(t, s.Accept(ctx, store.Accepted{ID: "a", Invoker: "me", At: t0, Body: []byte("first")}))
 	ok(t, s.Sent(ctx, "a"))
-	if err := s.Accept(ctx, store.Accepted{ID: "a", Invoker: "you", At: t0, Body: []byte("second")}); !errors.Is(err, store.ErrConflict) {
+	if err := s.Accept(ctx, store.Accepted{ID: "a", Invoker: "you", At: t0,
+		Body: []byte("second")}); !errors.Is(err, store.ErrConflict) {
 		t.Errorf("promised twice: %v", err)
 	}
 	list := must[[]store.Accepted](t)(s.Unfinished(ctx, "me"))
@@ -68,7 +70,7 @@ func promisesAreMadeOnce(t *testing.T, s store.Store) {
 	}
 }
 
-// Whether a promise is made before or after it was refused: there is a record, and no promise.
+// Whether a promise is made before or after its refusal: there is a record and no promise.
 func refusals(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	ok(t, s.Accept(ctx, store.Accepted{ID: "before", Invoker: "me", At: t0}))
@@ -93,7 +95,9 @@ func unfinishedInOrder(t *testing.T, s store.Store) {
 	for i := range 30 {
 		at := t0.Add(time.Duration(i*7%30) * time.Microsecond)
 		wg.Go(func() {
-			a := store.Accepted{ID: fmt.Sprintf("%02d", i*7%30), Invoker: "me", At: at, Sent: i%3 == 0}
+			a := store.Accepted{
+				ID: fmt.Sprintf("%02d", i*7%30), Invoker: "me", At: at, Sent: i%3 == 0,
+			}
 			if err := s.Accept(ctx, a); err != nil {
 				t.Error(err)
 			}
@@ -112,7 +116,8 @@ func oneRecord(t *testing.T, s store.Store) {
 		wg.Go(func() {
 			s.Finish(record(fmt.Sprint(i%10), "guest", "a", i%10))
 			if i%5 == 0 {
-				if err := s.Accept(ctx, store.Accepted{ID: fmt.Sprint("p", i), Invoker: "me"}); err != nil {
+				if err := s.Accept(ctx,
+					store.Accepted{ID: fmt.Sprint("p", i), Invoker: "me"}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -122,18 +127,23 @@ func oneRecord(t *testing.T, s store.Store) {
 	ok(t, s.Accept(ctx, store.Accepted{ID: "end", Invoker: "me"}))
 	s.Finish(record("3", "guest", "a", 3))
 	equal(t, "records", must[int](t)(s.Count(ctx, store.Filter{Namespace: "guest"})), 10)
-	equal(t, "list", must[[]string](t)(List(s, ctx, store.Filter{Namespace: "guest"}, 0, 100)), "[9 8 7 6 5 4 3 2 1 0]")
+	equal(t, "list", must[[]string](t)(List(s, ctx, store.Filter{Namespace: "guest"}, 0, 100)),
+		"[9 8 7 6 5 4 3 2 1 0]")
 }
 
 func lists(t *testing.T, s store.Store) {
 	for _, r := range []*store.Record{
-		record("0", "guest", "a", 0), record("1", "guest", "b", 1000), record("2", "guest", "pkg/a", 2000), record("3", "guest", "a", 3000),
-		record("4", "guest", "aa", 3000), record("5", "other", "a", 4000), record("6", "gues", "ta", 5000), record("old", "guest", "a", -80*365*24*3600*1000),
+		record("0", "guest", "a", 0), record("1", "guest", "b", 1000),
+		record("2", "guest", "pkg/a", 2000), record("3", "guest", "a", 3000),
+		record("4", "guest", "aa", 3000), record("5", "other", "a", 4000),
+		record("6", "gues", "ta", 5000), record("old", "guest", "a", -80*365*24*3600*1000),
 	} {
 		s.Finish(r)
 	}
-	at := func(ms int) time.Time { return t0.Truncate(time.Millisecond).Add(time.Duration(ms) * time.Millisecond) }
-	// on their way, and then from the disk
+	at := func(ms int) time.Time {
+		return t0.Truncate(time.Millisecond).Add(time.Duration(ms) * time.Millisecond)
+	}
+	// first while they are pending, then from the disk
 	for range 2 {
 		for _, c := range []struct {
 			f           store.Filter
@@ -168,7 +178,7 @@ func lists(t *testing.T, s store.Store) {
 	}
 }
 
-// A list and a count that run while records move to the disk miss none and show none twice.
+// A list and a count that run while records move to the disk miss none and count none twice.
 func listsWhileRecordsCome(t *testing.T, s store.Store) {
 	ctx, f := t.Context(), store.Filter{Namespace: "guest"}
 	const n = 400
@@ -198,6 +208,6 @@ func refusedRecords(t *testing.T, s store.Store) {
 	ok(t, s.Accept(ctx, store.Accepted{ID: "next", Invoker: "me"}))
 	must[[]byte](t)(s.Get(ctx, "guest", "well"))
 	equal(t, "unfinished", promised(must[[]store.Accepted](t)(s.Unfinished(ctx, "me"))), "[next]")
-	closeStore(t, s) // nothing is on its way any more
+	closeStore(t, s) // no record is pending any more
 	equal(t, "lost", s.Lost(), 4)
 }

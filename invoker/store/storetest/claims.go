@@ -10,7 +10,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// register is that of an invoker of the store.
+// register returns the Register of an invoker that uses the store.
 func register(t *testing.T, s store.Store) *access.Register {
 	t.Helper()
 	r := &access.Register{Store: s, Directory: access.NewDirectory(access.Limits{})}
@@ -22,14 +22,16 @@ func register(t *testing.T, s store.Store) *access.Register {
 	return r
 }
 
-// Of many subjects that are made at once for one namespace, by two invokers, one gets it.
+// Two invokers make many subjects for one namespace at once. One subject gets it.
 func oneOwner(t *testing.T, s store.Store) {
 	registers := []*access.Register{register(t, s), register(t, s)}
 	var wg sync.WaitGroup
 	for i := range 16 {
 		wg.Go(func() {
-			_, err := registers[i%2].Create(t.Context(), fmt.Sprint("subject", i), "shared", access.Limits{})
-			// A claim is seen before its subject, so the namespace may look left for a moment.
+			_, err := registers[i%2].Create(t.Context(), fmt.Sprint("subject", i), "shared",
+				access.Limits{})
+			// Watchers see a claim before its subject, so for a moment the namespace may look
+			// abandoned.
 			refused := err == nil || strings.Contains(err.Error(), access.ErrExists.Error()) ||
 				strings.Contains(err.Error(), "--purge")
 			if !refused {
@@ -62,7 +64,8 @@ func fill(t *testing.T, s store.Store, namespace string, entities, records int) 
 	for i := range records {
 		s.Finish(record(fmt.Sprint(namespace, i), namespace, "a", i))
 	}
-	ok(t, s.Accept(t.Context(), store.Accepted{ID: namespace + "p", Invoker: "me", Namespace: namespace}))
+	ok(t, s.Accept(t.Context(),
+		store.Accepted{ID: namespace + "p", Invoker: "me", Namespace: namespace}))
 }
 
 func holds(t *testing.T, s store.Store, namespace string) string {
@@ -74,11 +77,13 @@ func holds(t *testing.T, s store.Store, namespace string) string {
 		}
 	}
 	records := must[int](t)(s.Count(t.Context(), store.Filter{Namespace: namespace}))
-	return fmt.Sprint(must[store.Space](t)(s.Used(t.Context(), namespace)).Entities, records, promises)
+	return fmt.Sprint(must[store.Space](t)(s.Used(t.Context(), namespace)).Entities,
+		records, promises)
 }
 
-// What a subject leaves is given to nobody, purged step by step, also by the invoker after a crash in
-// between, and the neighbour keeps what it has.
+// No other subject gets the namespace of a deleted subject until a purge has emptied it. The purge
+// goes step by step, an invoker that starts after a crash continues it, and a neighbouring
+// namespace keeps everything.
 func purge(t *testing.T, open func() store.Store) {
 	const entities, records = 1100, 700
 	ctx := t.Context()
@@ -98,12 +103,14 @@ func purge(t *testing.T, open func() store.Store) {
 			t.Error("given to somebody else")
 		}
 	}
-	if _, err := r.Purge(ctx, "ann"); err == nil || holds(t, s, "a") != fmt.Sprint(entities, records, 1) {
+	if _, err := r.Purge(ctx, "ann"); err == nil ||
+		holds(t, s, "a") != fmt.Sprint(entities, records, 1) {
 		t.Errorf("purged while there is a subject: %v, holds %s", err, holds(t, s, "a"))
 	}
 	ok(t, r.Delete(ctx, "ann"))
 	refused("fastiov user delete \"ann\" --purge")
-	if p := must[access.Purge](t)(r.Purge(ctx, "ann")); p.Done || p.Entities == 0 || p.Entities == entities {
+	if p := must[access.Purge](t)(r.Purge(ctx, "ann")); p.Done || p.Entities == 0 ||
+		p.Entities == entities {
 		t.Errorf("the first step: %+v", p)
 	}
 	refused("is being purged")
@@ -117,19 +124,23 @@ func purge(t *testing.T, open func() store.Store) {
 	for steps := 0; !done && steps < 100; steps++ {
 		done = must[access.Purge](t)(r.Purge(ctx, "ann")).Done
 	}
-	equal(t, "done, what a holds, what b holds", fmt.Sprint(done, " ", holds(t, s, "a"), " ", holds(t, s, "b")), "true 0 0 0 8 9 1")
-	if _, err := r.Purge(ctx, "ann"); err == nil || !strings.Contains(err.Error(), access.ErrNobody.Error()) {
+	equal(t, "done, what a holds, what b holds",
+		fmt.Sprint(done, " ", holds(t, s, "a"), " ", holds(t, s, "b")), "true 0 0 0 8 9 1")
+	if _, err := r.Purge(ctx, "ann"); err == nil ||
+		!strings.Contains(err.Error(), access.ErrNobody.Error()) {
 		t.Errorf("purged again: %v", err)
 	}
 	must[access.Key](t)(r.Create(ctx, "eve", "a", access.Limits{}))
 }
 
-// A former version made no claims: what its subjects left is kept from others, and purged, all the same.
+// A former version made no claims. The namespaces that its subjects left are protected and purged
+// as well.
 func purgeWithoutClaim(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	fill(t, s, "left", 4, 5)
 	r := register(t, s)
-	if _, err := r.Create(ctx, "eve", "left", access.Limits{}); err == nil || !strings.Contains(err.Error(), "--purge") {
+	if _, err := r.Create(ctx, "eve", "left", access.Limits{}); err == nil ||
+		!strings.Contains(err.Error(), "--purge") {
 		t.Errorf("given to somebody: %v", err)
 	}
 	for !must[access.Purge](t)(r.Purge(ctx, "left")).Done {

@@ -15,10 +15,12 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// Load writes to a store until something fails: activations, promised and not, and documents. It says what it is about to do and what
-// was acknowledged in lines for Account, each of them before it goes on.
+// Load writes activations, with and without a promise, and documents to a store until something
+// fails. It logs lines for Account: what it is about to do, and what was acknowledged, each line
+// before it goes on.
 //
-//	asking ID       accepted ID       sent ID       finishing ID       finished ID NANOSECONDS       put NAME REVISION
+//	asking ID       accepted ID       sent ID       finishing ID       finished ID NANOSECONDS
+//	put NAME REVISION
 func Load(ctx context.Context, s store.Store, round string, seed uint64, log io.Writer) {
 	var mu sync.Mutex
 	say := func(format string, args ...any) {
@@ -38,7 +40,8 @@ func Load(ctx context.Context, s store.Store, round string, seed uint64, log io.
 				if end > 0 {
 					say("asking %s", id)
 					body := make([]byte, random.IntN(3000))
-					if err = s.Accept(ctx, store.Accepted{ID: id, Invoker: "me", At: time.Now(), Body: body}); err != nil {
+					if err = s.Accept(ctx, store.Accepted{ID: id, Invoker: "me",
+						At: time.Now(), Body: body}); err != nil {
 						break
 					}
 					say("accepted %s", id)
@@ -57,7 +60,8 @@ func Load(ctx context.Context, s store.Store, round string, seed uint64, log io.
 					say("finished %s %d", id, time.Now().UnixNano())
 				}
 				if random.IntN(10) == 0 {
-					if revision, err = s.Put(ctx, doc(name, revision, id), make([]byte, random.IntN(30_000)), store.Unbounded); err == nil {
+					if revision, err = s.Put(ctx, doc(name, revision, id),
+						make([]byte, random.IntN(30_000)), store.Unbounded); err == nil {
 						say("put %s %d", name, revision)
 					}
 				}
@@ -67,16 +71,21 @@ func Load(ctx context.Context, s store.Store, round string, seed uint64, log io.
 	wg.Wait()
 }
 
-// Losses counts the records that nobody was promised, or whose promise is still there, that a crash took.
+// Losses counts the records that a crash may lose and did lose: those without a promise, or with a
+// promise that is still there.
 type Losses struct {
 	Finished, InWindow, Late int
-	Oldest                   time.Duration // how long before the crash the oldest of them finished
+	// how long before the crash the oldest lost record finished
+	Oldest time.Duration
 }
 
-// Account checks what a store has against what Load said before the crash: what was acknowledged is there, and no activation has a
-// promise and a record, or neither. Where changes share the way of records to the disk, one that was asked for after a record
-// finished and then acknowledged has brought that record along.
-func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, sharedWay bool) (l Losses) {
+// Account compares a store with the log of Load. Everything acknowledged is there, and each
+// activation has either a promise or a record. With sharedWay, changes take the same way to the
+// disk as records: then a change that was asked for after a record finished, and was acknowledged,
+// has made that record durable too.
+func Account(
+	t testing.TB, s store.Store, log io.Reader, crash time.Time, sharedWay bool,
+) (l Losses) {
 	t.Helper()
 	ctx := t.Context()
 	unfinished := map[string]store.Accepted{}
@@ -93,7 +102,7 @@ func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, shared
 	docs := watch(ctx, t, s)
 	equal(t, "used", must[store.Space](t)(s.Used(ctx, "guest")), docs.takes(s))
 
-	before := map[string][]string{} // what had finished when the change was asked for
+	before := map[string][]string{} // the records that had finished when the change was asked for
 	var finished []string
 	finishing := map[string]bool{}
 	for lines := bufio.NewScanner(log); lines.Scan(); {
@@ -113,7 +122,8 @@ func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, shared
 			}
 			for _, earlier := range before[id] {
 				if sharedWay && !recorded[earlier] {
-					t.Errorf("%s finished before %s was promised, and its record is gone", earlier, id)
+					t.Errorf("%s finished before %s was promised, and its record is gone",
+						earlier, id)
 				}
 			}
 		case "sent":
@@ -140,14 +150,16 @@ func Account(t testing.TB, s store.Store, log io.Reader, crash time.Time, shared
 		}
 	}
 	for id := range recorded {
-		if round, _, _ := strings.Cut(id, "-"); !finishing[id] && len(finished) > 0 && strings.HasPrefix(finished[0], round+"-") {
+		if round, _, _ := strings.Cut(id, "-"); !finishing[id] && len(finished) > 0 &&
+			strings.HasPrefix(finished[0], round+"-") {
 			t.Errorf("%s has a record and did not finish", id)
 		}
 	}
 	return l
 }
 
-// takes is what the documents of the namespace take that were seen, counted.
+// takes returns the space of all documents that the watcher saw in the namespace, and compares it
+// with Used.
 func (w *seen) takes(s store.Store) (all store.Space) {
 	for key, doc := range w.docs {
 		if doc.Body == nil || key.Namespace != "guest" {
@@ -157,7 +169,9 @@ func (w *seen) takes(s store.Store) (all store.Space) {
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			w.t.Error(err)
 		}
-		all = all.Plus(store.Space{Entities: 1, Documents: int64(len(doc.Body)), Code: int64(len(code))})
+		all = all.Plus(store.Space{
+			Entities: 1, Documents: int64(len(doc.Body)), Code: int64(len(code)),
+		})
 	}
 	return all
 }

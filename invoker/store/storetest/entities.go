@@ -19,10 +19,12 @@ func compareAndSwap(t *testing.T, s store.Store) {
 		t.Errorf("revisions %d, %d", first, second)
 	}
 	for what, err := range map[string]error{
-		"create what exists":        errorOf(s.Put(ctx, doc("a", 0, "x"), nil, store.Unbounded)),
-		"replace an old revision":   errorOf(s.Put(ctx, doc("a", first, "x"), []byte("x"), store.Unbounded)),
-		"replace what is not there": errorOf(s.Put(ctx, doc("b", first, "x"), nil, store.Unbounded)),
-		"delete an old revision":    s.Delete(ctx, key("a"), first),
+		"create what exists": errorOf(s.Put(ctx, doc("a", 0, "x"), nil, store.Unbounded)),
+		"replace an old revision": errorOf(s.Put(ctx, doc("a", first, "x"), []byte("x"),
+			store.Unbounded)),
+		"replace what is not there": errorOf(s.Put(ctx, doc("b", first, "x"), nil,
+			store.Unbounded)),
+		"delete an old revision": s.Delete(ctx, key("a"), first),
 	} {
 		if !errors.Is(err, store.ErrConflict) {
 			t.Errorf("%s: %v", what, err)
@@ -32,7 +34,8 @@ func compareAndSwap(t *testing.T, s store.Store) {
 		t.Errorf("delete what is not there: %v", err)
 	}
 	ok(t, s.Delete(ctx, key("a"), second))
-	if third := must[uint64](t)(s.Put(ctx, doc("a", 0, "3"), nil, store.Unbounded)); third <= second {
+	if third := must[uint64](t)(s.Put(ctx, doc("a", 0, "3"), nil,
+		store.Unbounded)); third <= second {
 		t.Errorf("created anew, revision %d came after %d", third, second)
 	}
 }
@@ -44,7 +47,9 @@ func oneOfManyWins(t *testing.T, s store.Store) {
 	var wg sync.WaitGroup
 	errs := make([]error, callers)
 	for i := range callers {
-		wg.Go(func() { _, errs[i] = s.Put(t.Context(), doc("a", 0, fmt.Sprint(i)), nil, store.Unbounded) })
+		wg.Go(func() {
+			_, errs[i] = s.Put(t.Context(), doc("a", 0, fmt.Sprint(i)), nil, store.Unbounded)
+		})
 	}
 	wg.Wait()
 	won := 0
@@ -73,11 +78,11 @@ func refusedDocuments(t *testing.T, s store.Store) {
 	must[uint64](t)(s.Put(t.Context(), doc("well", 0, ""), nil, store.Unbounded))
 }
 
-// seen is what a watcher saw. It checks the order of each key.
+// seen records what a watcher saw. It checks the order of each key's revisions.
 type seen struct {
 	t    testing.TB
 	mu   sync.Mutex
-	docs map[store.Key]store.Doc // the last of each
+	docs map[store.Key]store.Doc // the latest of each
 	n    int
 }
 
@@ -127,7 +132,8 @@ func watchSeesOwnChanges(t *testing.T, s store.Store) {
 	if d := w.last("a"); d.Revision != revision || string(d.Body) != "1" {
 		t.Errorf("created: %+v", d)
 	}
-	revision = must[uint64](t)(s.Put(t.Context(), doc("a", revision, ""), []byte("code"), store.Unbounded))
+	revision = must[uint64](t)(s.Put(t.Context(), doc("a", revision, ""), []byte("code"),
+		store.Unbounded))
 	if d := w.last("a"); d.Revision != revision || d.Body == nil || len(d.Body) != 0 {
 		t.Errorf("changed: %+v", d)
 	}
@@ -146,7 +152,8 @@ func watchersSeeOrder(t *testing.T, s store.Store) {
 			revision := uint64(0)
 			for i := range changes {
 				var err error
-				if revision, err = s.Put(t.Context(), doc(fmt.Sprint(k), revision, fmt.Sprint(i)), nil, store.Unbounded); err != nil {
+				if revision, err = s.Put(t.Context(), doc(fmt.Sprint(k), revision, fmt.Sprint(i)),
+					nil, store.Unbounded); err != nil {
 					t.Error(err)
 					return
 				}
@@ -203,7 +210,8 @@ func codeGoesWithDocument(t *testing.T, s store.Store) {
 		revision = must[uint64](t)(s.Put(ctx, doc("a", revision, "2"), step.code, store.Unbounded))
 		equal(t, "code", code(), step.want)
 	}
-	if _, err := s.Put(ctx, doc("a", revision+1000, "3"), []byte("lost"), store.Unbounded); err == nil {
+	if _, err := s.Put(ctx, doc("a", revision+1000, "3"), []byte("lost"),
+		store.Unbounded); err == nil {
 		t.Error("no conflict")
 	}
 	equal(t, "after a conflict", code(), "again, 5")

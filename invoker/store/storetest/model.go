@@ -14,7 +14,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// model is a store as one would write it who need not keep anything.
+// model is the simplest store that keeps everything in memory.
 type model struct {
 	open     func() store.Store
 	s        store.Store
@@ -30,11 +30,15 @@ var names = rapid.SampledFrom([]string{"a", "b", "pkg/a"})
 
 func likeTheModel(t *testing.T, fresh Fresh) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := &model{open: fresh(), docs: map[string]store.Doc{}, code: map[string]string{}, records: map[string]*store.Record{}}
+		m := &model{
+			open: fresh(), docs: map[string]store.Doc{}, code: map[string]string{},
+			records: map[string]*store.Record{},
+		}
 		m.start(t)
 		defer func() { closeStore(t, m.s) }()
 		rt.Repeat(map[string]func(*rapid.T){
-			"put": m.put, "delete": m.delete, "accept": m.accept, "sent": m.sent, "finish": m.finish, "forget": m.forget,
+			"put": m.put, "delete": m.delete, "accept": m.accept, "sent": m.sent,
+			"finish": m.finish, "forget": m.forget,
 			"reopen": func(*rapid.T) { closeStore(t, m.s); m.start(t) },
 			"":       m.compare,
 		})
@@ -50,14 +54,16 @@ func (m *model) put(t *rapid.T) {
 	name := names.Draw(t, "name")
 	old := m.docs[name].Revision
 	if rapid.IntRange(0, 3).Draw(t, "conflict") == 0 {
-		if _, err := m.s.Put(t.Context(), doc(name, old+100, "{}"), nil, store.Unbounded); !errors.Is(err, store.ErrConflict) {
+		if _, err := m.s.Put(t.Context(), doc(name, old+100, "{}"), nil,
+			store.Unbounded); !errors.Is(err, store.ErrConflict) {
 			t.Fatalf("no conflict: %v", err)
 		}
 		return
 	}
 	body := rapid.StringN(0, 10, 20).Draw(t, "body")
 	code := rapid.SampledFrom([][]byte{nil, {}, []byte("x"), make([]byte, 70_000)}).Draw(t, "code")
-	most := rapid.SampledFrom([]store.Space{{}, {Entities: 2}, {Documents: 20}, {Code: 100_000}}).Draw(t, "most")
+	most := rapid.SampledFrom([]store.Space{{}, {Entities: 2}, {Documents: 20},
+		{Code: 100_000}}).Draw(t, "most")
 	then, now := m.with(name, body, code), m.used()
 	revision, err := m.s.Put(t.Context(), doc(name, old, body), code, most)
 	if want := most.Allow(now, then); want != nil {
@@ -75,7 +81,7 @@ func (m *model) put(t *rapid.T) {
 	}
 }
 
-// with is what the documents would take with one more, or one changed.
+// with returns what the documents would take with one more or one changed document.
 func (m *model) with(name, body string, code []byte) store.Space {
 	then := model{docs: maps.Clone(m.docs), code: maps.Clone(m.code)}
 	then.docs[name] = doc(name, 0, body)
@@ -87,7 +93,9 @@ func (m *model) with(name, body string, code []byte) store.Space {
 
 func (m *model) used() (u store.Space) {
 	for name, d := range m.docs {
-		u = u.Plus(store.Space{Entities: 1, Documents: int64(len(d.Body)), Code: int64(len(m.code[name]))})
+		u = u.Plus(store.Space{
+			Entities: 1, Documents: int64(len(d.Body)), Code: int64(len(m.code[name])),
+		})
 	}
 	return u
 }
@@ -105,7 +113,9 @@ func (m *model) delete(t *rapid.T) {
 func (m *model) accept(t *rapid.T) {
 	m.clock++
 	a := store.Accepted{
-		ID: fmt.Sprint(m.clock), Invoker: "me", Namespace: "guest", At: t0.Add(time.Duration(m.clock) * time.Nanosecond), Body: []byte(names.Draw(t, "body")),
+		ID: fmt.Sprint(m.clock), Invoker: "me", Namespace: "guest",
+		At:   t0.Add(time.Duration(m.clock) * time.Nanosecond),
+		Body: []byte(names.Draw(t, "body")),
 	}
 	if err := m.s.Accept(t.Context(), a); err != nil {
 		t.Fatal(err)
@@ -119,13 +129,14 @@ func (m *model) sent(t *rapid.T) {
 	}
 	i := rapid.IntRange(0, len(m.promises)-1).Draw(t, "which")
 	err := m.s.Sent(t.Context(), m.promises[i].ID)
-	if before := m.promises[i].Sent; before != errors.Is(err, store.ErrConflict) || !before && err != nil {
+	if before := m.promises[i].Sent; before != errors.Is(err, store.ErrConflict) ||
+		!before && err != nil {
 		t.Fatalf("sent, where sent before is %v: %v", before, err)
 	}
 	m.promises[i].Sent = true
 }
 
-// finish answers a promise, or comes without one, or a second time.
+// finish answers a promise, or adds a record without a promise or for the second time.
 func (m *model) finish(t *rapid.T) {
 	m.clock++
 	id := fmt.Sprint(m.clock)
@@ -135,7 +146,8 @@ func (m *model) finish(t *rapid.T) {
 		m.promises = slices.Delete(m.promises, i, i+1)
 	}
 	start := rapid.IntRange(0, 100).Draw(t, "start")
-	r := record(id, rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "namespace"), names.Draw(t, "name"), start)
+	r := record(id, rapid.SampledFrom([]string{"guest", "other"}).Draw(t, "namespace"),
+		names.Draw(t, "name"), start)
 	for range rapid.IntRange(1, 2).Draw(t, "times") {
 		m.s.Finish(r)
 	}
@@ -150,18 +162,23 @@ func (m *model) forget(t *rapid.T) {
 			t.Fatal(err)
 		}
 	}
-	maps.DeleteFunc(m.records, func(_ string, r *store.Record) bool { return r.Namespace == namespace })
-	m.promises = slices.DeleteFunc(m.promises, func(a store.Accepted) bool { return a.Namespace == namespace })
+	maps.DeleteFunc(m.records, func(_ string, r *store.Record) bool {
+		return r.Namespace == namespace
+	})
+	m.promises = slices.DeleteFunc(m.promises,
+		func(a store.Accepted) bool { return a.Namespace == namespace })
 }
 
 func (m *model) compare(rt *rapid.T) {
 	ctx := rt.Context()
 	for _, name := range []string{"a", "b", "pkg/a"} {
 		d := m.docs[name]
-		if seen := m.w.last(name); string(seen.Body) != string(d.Body) || d.Revision != 0 && seen.Revision != d.Revision {
+		if seen := m.w.last(name); string(seen.Body) != string(d.Body) ||
+			d.Revision != 0 && seen.Revision != d.Revision {
 			rt.Fatalf("%s was seen as %+v, want %+v", name, seen, d)
 		}
-		if code, err := m.s.Code(ctx, key(name)); string(code) != m.code[name] || (m.code[name] == "") != errors.Is(err, store.ErrNotFound) {
+		if code, err := m.s.Code(ctx, key(name)); string(code) != m.code[name] ||
+			(m.code[name] == "") != errors.Is(err, store.ErrNotFound) {
 			rt.Fatalf("code of %s: %q, %v, want %q", name, code, err, m.code[name])
 		}
 	}
@@ -170,7 +187,9 @@ func (m *model) compare(rt *rapid.T) {
 	unfinished, err := m.s.Unfinished(ctx, "me")
 	same(rt, "unfinished", fmt.Sprint(unfinished, err), fmt.Sprint(m.promises, nil))
 
-	f := store.Filter{Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "pkg/a"}).Draw(rt, "filter")}
+	f := store.Filter{
+		Namespace: "guest", Name: rapid.SampledFrom([]string{"", "a", "pkg/a"}).Draw(rt, "filter"),
+	}
 	if rapid.Bool().Draw(rt, "bounded") {
 		f.Since, f.Upto = t0.Add(20*time.Millisecond), t0.Add(70*time.Millisecond)
 	}

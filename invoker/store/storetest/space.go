@@ -16,7 +16,7 @@ func in(namespace, name string, revision uint64, body string) store.Doc {
 	}
 }
 
-// A namespace that is full keeps what it has, may shrink it, and is in nobody's way.
+// A full namespace keeps what it has, may shrink it, and does not affect other namespaces.
 func fullNamespace(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	most := store.Space{Entities: 2, Documents: 10, Code: 6}
@@ -33,20 +33,23 @@ func fullNamespace(t *testing.T, s store.Store) {
 	refused(store.LargeEntities, 11, errorOf(s.Put(ctx, in("ann", "b", b, "1234567"), nil, most)))
 	refused(store.MuchCode, 7, errorOf(s.Put(ctx, in("ann", "b", b, ""), []byte("123"), most)))
 	must[uint64](t)(s.Put(ctx, in("bob", "c", 0, "1234567890"), []byte("codes"), most))
-	equal(t, "used", must[store.Space](t)(s.Used(ctx, "ann")), store.Space{Entities: 2, Documents: 8, Code: 4})
+	equal(t, "used", must[store.Space](t)(s.Used(ctx, "ann")), store.Space{
+		Entities: 2, Documents: 8, Code: 4,
+	})
 
-	// Whose bound was lowered may shrink what it has, and nothing else.
+	// After its bound was lowered, a namespace may only shrink.
 	lower := store.Space{Entities: 1, Documents: 2, Code: 1}
 	refused(store.LargeEntities, 9, errorOf(s.Put(ctx, in("ann", "b", b, "12345"), nil, lower)))
 	must[uint64](t)(s.Put(ctx, in("ann", "b", b, "123"), nil, lower))
 	a = must[uint64](t)(s.Put(ctx, in("ann", "a", a, "1234"), []byte("c"), lower))
 	ok(t, s.Delete(ctx, in("ann", "a", 0, "").Key, a))
-	equal(t, "used", must[store.Space](t)(s.Used(ctx, "ann")), store.Space{Entities: 1, Documents: 3})
+	equal(t, "used", must[store.Space](t)(s.Used(ctx, "ann")),
+		store.Space{Entities: 1, Documents: 3})
 	must[uint64](t)(s.Put(ctx, in("ann", "c", 0, "1234567"), []byte("123456"), most))
 	equal(t, "nobody", must[store.Space](t)(s.Used(ctx, "nobody")), store.Space{})
 }
 
-// However many come at once, as many are kept as there is room for.
+// Of many Puts at once, as many succeed as there is room for.
 func quotaIsExact(t *testing.T, s store.Store) {
 	const callers, room = 32, 7
 	var wg sync.WaitGroup
@@ -71,14 +74,15 @@ func quotaIsExact(t *testing.T, s store.Store) {
 	equal(t, "kept", kept, room)
 }
 
-// Forget takes what is of a namespace, record and promise, on its way or kept, and nothing else.
+// Forget drops the records and promises of a namespace, pending or kept, and nothing else.
 func forget(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	for i := range 300 {
 		id := fmt.Sprintf("%04d", i)
 		namespace := []string{"ann", "bob"}[i%3/2]
 		if i%10 == 0 {
-			ok(t, s.Accept(ctx, store.Accepted{ID: "p" + id, Invoker: "me", Namespace: namespace, At: t0}))
+			ok(t, s.Accept(ctx,
+				store.Accepted{ID: "p" + id, Invoker: "me", Namespace: namespace, At: t0}))
 		}
 		r := record(id, namespace, "a", i)
 		r.Body = Body(id, 1000)
@@ -103,11 +107,12 @@ func forget(t *testing.T, s store.Store) {
 	equal(t, "left of all", []int{count("ann"), count("bob")}, "[0 0]")
 	s.Finish(record("0000", "ann", "a", 0))
 	ok(t, s.Accept(ctx, store.Accepted{ID: "end", Invoker: "me"}))
-	equal(t, "begun anew", must[[]string](t)(List(s, ctx, store.Filter{Namespace: "ann"}, 0, 10)), "[0000]")
+	equal(t, "begun anew", must[[]string](t)(List(s, ctx, store.Filter{Namespace: "ann"}, 0, 10)),
+		"[0000]")
 }
 
-// Shares is for a store that retains few records, about retain bytes: those of who calls little stay,
-// however much somebody else calls; who is alone has all the room.
+// Shares tests a store that retains few records, about retain bytes. A namespace with few calls
+// keeps its records, however much others call, and a single namespace has all the room.
 func Shares(t *testing.T, open func() store.Store, retain int) {
 	const size = 2000
 	ctx := t.Context()
@@ -136,15 +141,16 @@ func Shares(t *testing.T, open func() store.Store, retain int) {
 			restart()
 		}
 	}
-	restart() // none is on its way
+	restart() // no record is pending
 	equal(t, "the quiet one's records", len(left("quiet")), quiet)
 	loud := left("loud")
 	if room := retain / size; len(loud) > room || len(loud) < room/2 {
 		t.Errorf("the loud one has %d records, there is room for %d", len(loud), room)
 	}
-	equal(t, "the oldest that is left of the loud one", loud[len(loud)-1], fmt.Sprintf("%032d", n-len(loud)))
+	equal(t, "the oldest that is left of the loud one", loud[len(loud)-1],
+		fmt.Sprintf("%032d", n-len(loud)))
 
-	// A second loud one takes its half from the first, but nothing from the quiet one.
+	// A second busy namespace takes its half from the first, but nothing from the quiet one.
 	for range 10 * retain / size {
 		finish("second")
 		finish("loud")

@@ -1,4 +1,5 @@
-// Package storetest is what every store must do: one suite, and a model that random operations are compared with.
+// Package storetest tests what every store must do: one suite, and a model that random operations
+// are compared with.
 package storetest
 
 import (
@@ -12,8 +13,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// Fresh empties the place where a store keeps its things, and returns how to open a store there. It may be opened again once the one
-// before is closed.
+// Fresh empties the place where a store keeps its data, and returns how to open a store there. The
+// next store may be opened once the one before is closed.
 type Fresh func() (open func() store.Store)
 
 // Run runs the suite.
@@ -88,10 +89,13 @@ func doc(name string, revision uint64, body string) store.Doc {
 
 var t0 = time.Date(2026, 1, 1, 0, 0, 0, 123456789, time.UTC)
 
-// record of an activation that started that many milliseconds after t0.
+// record returns the record of an activation that started that many milliseconds after t0.
 func record(id, namespace, name string, ms int) *store.Record {
 	start := t0.Add(time.Duration(ms) * time.Millisecond)
-	return &store.Record{Indexed: store.Indexed{ID: id, Namespace: namespace, Name: name, Start: start}, Body: Body(id, 0)}
+	return &store.Record{
+		Indexed: store.Indexed{ID: id, Namespace: namespace, Name: name, Start: start},
+		Body:    Body(id, 0),
+	}
 }
 
 // Body returns a record's body for tests: its id and that many bytes more.
@@ -118,8 +122,10 @@ func reopen(t *testing.T, open func() store.Store) {
 	ctx := t.Context()
 	s := open()
 	revision := must[uint64](t)(s.Put(ctx, doc("a", 0, "{}"), []byte("code"), store.Unbounded))
-	ok(t, s.Accept(ctx, store.Accepted{ID: "kept", Invoker: "me", At: t0, Body: []byte("body\nof two lines")}))
-	ok(t, s.Accept(ctx, store.Accepted{ID: "sent", Invoker: "me", At: t0.Add(time.Second), Body: []byte("b")}))
+	ok(t, s.Accept(ctx,
+		store.Accepted{ID: "kept", Invoker: "me", At: t0, Body: []byte("body\nof two lines")}))
+	ok(t, s.Accept(ctx, store.Accepted{ID: "sent", Invoker: "me", At: t0.Add(time.Second),
+		Body: []byte("b")}))
 	ok(t, s.Sent(ctx, "sent"))
 	ok(t, s.Accept(ctx, store.Accepted{ID: "answered", Invoker: "me", At: t0}))
 	for i := range 100 {
@@ -133,11 +139,13 @@ func reopen(t *testing.T, open func() store.Store) {
 	equal(t, "records", must[int](t)(s.Count(ctx, store.Filter{Namespace: "guest"})), 101)
 	unfinished := must[[]store.Accepted](t)(s.Unfinished(ctx, "me"))
 	equal(t, "unfinished", promised(unfinished), "[kept sent]")
-	if k, sent := unfinished[0], unfinished[1]; string(k.Body) != "body\nof two lines" || !k.At.Equal(t0) || k.Invoker != "me" || k.Sent || !sent.Sent {
+	if k, sent := unfinished[0], unfinished[1]; string(k.Body) != "body\nof two lines" ||
+		!k.At.Equal(t0) || k.Invoker != "me" || k.Sent || !sent.Sent {
 		t.Errorf("got %+v", unfinished)
 	}
 	equal(t, "code", string(must[[]byte](t)(s.Code(ctx, key("a")))), "code")
-	if next := must[uint64](t)(s.Put(ctx, doc("a", revision, "{}"), nil, store.Unbounded)); next <= revision {
+	if next := must[uint64](t)(s.Put(ctx, doc("a", revision, "{}"), nil,
+		store.Unbounded)); next <= revision {
 		t.Errorf("revision %d came after %d", next, revision)
 	}
 }
@@ -158,7 +166,8 @@ func afterClose(t *testing.T, s store.Store) {
 	_, used := s.Used(ctx, "guest")
 	_, forget := s.Forget(ctx, "guest")
 	for i, err := range []error{
-		used, forget, put, code, unfinished, list, count, get, watch, s.Delete(ctx, key("a"), 1), s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"),
+		used, forget, put, code, unfinished, list, count, get, watch, s.Delete(ctx, key("a"), 1),
+		s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"),
 	} {
 		if err != store.ErrClosed {
 			t.Errorf("call %d: %v", i, err)
@@ -170,19 +179,25 @@ func givenUp(t *testing.T, s store.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, put := s.Put(ctx, doc("a", 0, "{}"), nil, store.Unbounded)
-	for _, err := range []error{put, s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"), s.Delete(ctx, key("a"), 1)} {
+	for _, err := range []error{
+		put, s.Accept(ctx, store.Accepted{ID: "x", Invoker: "me"}), s.Sent(ctx, "x"),
+		s.Delete(ctx, key("a"), 1),
+	} {
 		if err == nil {
 			t.Error("a call that was given up succeeded")
 		}
 	}
 	ok(t, s.Accept(t.Context(), store.Accepted{ID: "y", Invoker: "me"}))
-	if list := promised(must[[]store.Accepted](t)(s.Unfinished(t.Context(), "me"))); !slices.Contains(list, "y") {
+	if list := promised(must[[]store.Accepted](t)(
+		s.Unfinished(t.Context(), "me"))); !slices.Contains(list, "y") {
 		t.Errorf("unfinished: %v", list)
 	}
 }
 
 // List returns the ids of a list, as they stand in Bodies.
-func List(s store.Activations, ctx context.Context, f store.Filter, skip, limit int) (ids []string, err error) {
+func List(
+	s store.Activations, ctx context.Context, f store.Filter, skip, limit int,
+) (ids []string, err error) {
 	err = s.List(ctx, f, skip, limit, func(body []byte) error {
 		id, _, _ := strings.Cut(string(body), "\n")
 		ids = append(ids, id)
