@@ -29,7 +29,8 @@ func TestOnlyTheSecretOpens(t *testing.T) {
 	d := NewDirectory(Limits{})
 	key, other := NewKey(), NewKey()
 	known(t, d, &Subject{Name: "ann", Namespaces: []Namespace{key.Owned("a"), other.Owned("b")}})
-	for _, k := range []Key{{key.UUID, other.Secret}, {other.UUID, key.Secret}, {"", ""}, {key.UUID, ""}, {key.UUID, key.Secret[:63]}} {
+	for _, k := range []Key{{key.UUID, other.Secret}, {other.UUID, key.Secret}, {"", ""},
+		{key.UUID, ""}, {key.UUID, key.Secret[:63]}} {
 		if _, err := d.Identify(k.UUID, k.Secret); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%v: %v", k, err)
 		}
@@ -67,7 +68,8 @@ func TestADirectoryFollowsItsStore(t *testing.T) {
 	}
 	see(1, &Subject{Namespaces: []Namespace{old.Owned("a")}, Limits: Limits{"firesPerMinute": 5}})
 	before, err := d.Identify(old.UUID, old.Secret)
-	if err != nil || before.Limits != (Limits{"concurrentInvocations": 7, "firesPerMinute": 5}).Over(Defaults) {
+	if err != nil ||
+		before.Limits != (Limits{"concurrentInvocations": 7, "firesPerMinute": 5}).Over(Defaults) {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	see(2, &Subject{Namespaces: []Namespace{fresh.Owned("a")}})
@@ -83,10 +85,12 @@ func TestADirectoryFollowsItsStore(t *testing.T) {
 		t.Errorf("blocked: %v", err)
 	}
 	see(4, nil)
-	if _, err := d.Identify(fresh.UUID, fresh.Secret); !errors.Is(err, ErrUnknown) || len(d.List()) != 0 {
+	if _, err := d.Identify(fresh.UUID, fresh.Secret); !errors.Is(err, ErrUnknown) ||
+		len(d.List()) != 0 {
 		t.Errorf("deleted: %v", err)
 	}
-	for _, body := range []string{`{`, `{"namespaces":[{"name":"a","uuid":"u","sha256":"00"}]}`, `{"namespaces":[{"name":"a","uuid":"u","sha256":"zz"}]}`} {
+	for _, body := range []string{`{`, `{"namespaces":[{"name":"a","uuid":"u","sha256":"00"}]}`,
+		`{"namespaces":[{"name":"a","uuid":"u","sha256":"zz"}]}`} {
 		if err := d.See(store.Doc{Key: storeKey("bob"), Body: []byte(body)}); err == nil {
 			t.Errorf("%s was taken", body)
 		}
@@ -96,7 +100,7 @@ func TestADirectoryFollowsItsStore(t *testing.T) {
 	}
 }
 
-// Within one minute of the clock as many pass as are allowed, and the next minute begins anew.
+// Within one minute of the clock, as many calls pass as are allowed; the next minute begins at 0.
 func TestRates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.IntRange(0, 5).Draw(t, "limit")
@@ -108,7 +112,8 @@ func TestRates(t *testing.T) {
 			minute := now.Unix() / 60
 			_, ok := r.add(now, limit)
 			if ok != (passed[minute] < limit) {
-				t.Fatalf("minute %d: %d of %d have passed, the next: %v", minute, passed[minute], limit, ok)
+				t.Fatalf("minute %d: %d of %d have passed, the next: %v",
+					minute, passed[minute], limit, ok)
 			}
 			if ok {
 				passed[minute]++
@@ -124,7 +129,8 @@ func TestThrottlesSayWhichLimit(t *testing.T) {
 	says := func(err error, want string) {
 		t.Helper()
 		var many *TooMany
-		if want == "" && err != nil || want != "" && (!errors.As(err, &many) || !strings.Contains(err.Error(), want)) {
+		if want == "" && err != nil ||
+			want != "" && (!errors.As(err, &many) || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}
@@ -171,10 +177,11 @@ func TestConcurrencyIsExactUnderLoad(t *testing.T) {
 	}
 }
 
-// register is one over a store in a file.
+// register returns a Register over a store in a file.
 func register(t *testing.T) (*Register, *Directory) {
 	t.Helper()
-	s, err := embedded.Open(filepath.Join(t.TempDir(), "store"), 1<<20, slog.New(slog.DiscardHandler))
+	s, err := embedded.Open(filepath.Join(t.TempDir(), "store"), 1<<20,
+		slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +211,8 @@ func TestTheRegisterByHTTP(t *testing.T) {
 		return w.Body.String()
 	}
 	var made struct{ Key string }
-	if err := json.Unmarshal([]byte(do(200, "POST", "/subjects", `{"subject":"ann","limits":{"firesPerMinute":3}}`)), &made); err != nil {
+	if err := json.Unmarshal([]byte(do(200, "POST", "/subjects",
+		`{"subject":"ann","limits":{"firesPerMinute":3}}`)), &made); err != nil {
 		t.Fatal(err)
 	}
 	uuid, secret, _ := strings.Cut(made.Key, ":")
@@ -212,7 +220,8 @@ func TestTheRegisterByHTTP(t *testing.T) {
 	if err != nil || id.Namespace != "ann" || id.Limits.FiresPerMinute != 3 {
 		t.Fatalf("%+v, %v", id, err)
 	}
-	if list := do(200, "GET", "/subjects", ""); !strings.Contains(list, `"ann"`) || strings.Contains(list, secret) {
+	if list := do(200, "GET", "/subjects", ""); !strings.Contains(list, `"ann"`) ||
+		strings.Contains(list, secret) {
 		t.Errorf("list: %s", list)
 	}
 	do(200, "GET", "/subjects/ann", "")
@@ -247,7 +256,7 @@ func TestTheRegisterByHTTP(t *testing.T) {
 	do(200, "DELETE", "/subjects/ann", "")
 	do(http.StatusNotFound, "GET", "/subjects/ann", "")
 
-	// What ann had is given to nobody before it is purged.
+	// Nobody gets ann's namespace before it is purged.
 	if why := do(400, "POST", "/subjects", `{"subject":"ann"}`); !strings.Contains(why, "--purge") {
 		t.Error(why)
 	}

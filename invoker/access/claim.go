@@ -9,9 +9,10 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A claim says who has, or had, a namespace. It is a document of the namespace's own, so of two who want
-// one name at once only one gets it. It stays when its subject is deleted, for as long as the namespace
-// may hold anything: what somebody left behind is nobody else's.
+// A claim names the present or former owner of a namespace. Each namespace has one such document,
+// so of two subjects that want one name at once only one gets it. The claim stays when its subject
+// is deleted, for as long as the namespace may hold anything, so that nobody else gets what the
+// subject left behind.
 type claim struct {
 	Subject string `json:"subject"`
 	Purging bool   `json:"purging,omitempty"` // what the namespace holds is being deleted
@@ -19,7 +20,7 @@ type claim struct {
 	revision uint64
 }
 
-// claimKey is where a store keeps whose a namespace is.
+// claimKey returns the key under which a store keeps the claim to a namespace.
 func claimKey(namespace string) store.Key {
 	return store.Key{Kind: store.Claims, Namespace: "_", Name: namespace}
 }
@@ -32,7 +33,7 @@ func parseClaim(doc store.Doc) (c claim, err error) {
 	return c, err
 }
 
-// Purged tells which namespace a document of the store says is being purged.
+// Purged returns the namespace that is being purged according to a document of the store.
 func Purged(doc store.Doc) (namespace string, is bool) {
 	if doc.Kind != store.Claims || doc.Body == nil {
 		return "", false
@@ -65,7 +66,7 @@ func (d *Directory) claim(namespace string) (claim, bool) {
 	return c, found
 }
 
-// left is a namespace that a subject had, and nobody has now.
+// left returns a namespace that a deleted subject had and that has no owner now.
 func (d *Directory) left(subject string) (namespace string, c claim, found bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -77,17 +78,17 @@ func (d *Directory) left(subject string) (namespace string, c claim, found bool)
 	return "", claim{}, false
 }
 
-// underWay is how many calls and other requests of a namespace have not ended, here.
+// underWay returns how many calls and other requests of a namespace this process has not ended.
 func (d *Directory) underWay(namespace string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if usage := d.usage[namespace]; usage != nil {
-		return max(usage.UnderWay(), int(usage.requests.Load())) // a call may be both
+		return max(usage.UnderWay(), int(usage.requests.Load())) // one call may be counted in both
 	}
 	return 0
 }
 
-// putClaim is store.ErrConflict where somebody else was first.
+// putClaim returns store.ErrConflict if somebody else was first.
 func (r *Register) putClaim(ctx context.Context, namespace string, c claim) (claim, error) {
 	body, err := json.Marshal(c)
 	if err != nil {
@@ -98,7 +99,7 @@ func (r *Register) putClaim(ctx context.Context, namespace string, c claim) (cla
 	return c, err
 }
 
-// free refuses a namespace that somebody has, or has left something in.
+// free returns an error for a namespace that has an owner or still holds something.
 func (r *Register) free(ctx context.Context, namespace string) error {
 	if _, taken := r.Directory.byName.Load(namespace); taken {
 		return fmt.Errorf("namespace %q: %w", namespace, ErrExists)
@@ -120,7 +121,7 @@ func (r *Register) free(ctx context.Context, namespace string) error {
 	return err
 }
 
-// take claims a namespace that is free.
+// take claims a free namespace.
 func (r *Register) take(ctx context.Context, namespace, subject string) (claim, error) {
 	if err := r.free(ctx, namespace); err != nil {
 		return claim{}, err

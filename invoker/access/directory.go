@@ -13,7 +13,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// An Identity is a caller in one namespace. It is shared by all its calls.
+// An Identity is a caller in one namespace. All calls of the caller share it.
 type Identity struct {
 	Subject   string
 	Namespace string
@@ -25,13 +25,14 @@ type Identity struct {
 	hash [sha256.Size]byte
 }
 
-// Who calls is one of these.
+// Errors of Identify, Enter and Owner.
 var (
-	ErrUnknown = errors.New("the supplied authentication is invalid; send uuid:key by HTTP Basic authentication")
+	ErrUnknown = errors.New(
+		"the supplied authentication is invalid; send uuid:key by HTTP Basic authentication")
 	ErrBlocked = errors.New("the subject is blocked")
 )
 
-// A Directory finds identities. Finding takes no lock.
+// A Directory finds identities. A look-up takes no lock.
 type Directory struct {
 	defaults Allowance
 	byUUID   sync.Map // *Identity
@@ -45,10 +46,11 @@ type Directory struct {
 
 type kept struct {
 	Subject
-	revision uint64 // in the store; 0: in none
+	revision uint64 // in the store; 0: in no store
 }
 
-// NewDirectory returns an empty directory; defaults are the limits of those who have none of their own.
+// NewDirectory returns an empty directory. defaults are the limits of subjects without limits of
+// their own.
 func NewDirectory(defaults Limits) *Directory {
 	return &Directory{
 		defaults: defaults.Over(Defaults),
@@ -56,11 +58,11 @@ func NewDirectory(defaults Limits) *Directory {
 	}
 }
 
-// Identify finds who the key is of.
+// Identify returns the identity that a key proves.
 func (d *Directory) Identify(uuid, secret string) (*Identity, error) {
 	found, known := d.byUUID.Load(uuid)
 	if !known {
-		return nil, ErrUnknown // a uuid is no secret: that it is unknown may be seen
+		return nil, ErrUnknown // a uuid is not secret: the answer may show that it is unknown
 	}
 	identity := found.(*Identity)
 	switch {
@@ -72,10 +74,11 @@ func (d *Directory) Identify(uuid, secret string) (*Identity, error) {
 	return identity, nil
 }
 
-// Enter counts a request that may leave something in its caller's namespace; it ends with Leave. A purge
-// waits for it. So a request that is let in here was sent by who has the namespace until it has left.
+// Enter counts a request that may leave something in its caller's namespace, until Leave. A purge
+// waits for such requests. So until the request leaves, its caller still owns the namespace.
 func (d *Directory) Enter(who *Identity) error {
-	who.requests.Add(1) // first: who is deleted from now on has it counted
+	// counted first: a purge of an owner that is deleted from now on waits for it
+	who.requests.Add(1)
 	found, known := d.byUUID.Load(who.UUID)
 	switch {
 	case !known:
@@ -88,7 +91,8 @@ func (d *Directory) Enter(who *Identity) error {
 	return nil
 }
 
-// Owner finds whose a namespace is: anonymous calls of what it publishes count as its own.
+// Owner returns the identity that owns a namespace. Anonymous calls of what the namespace publishes
+// count as the owner's.
 func (d *Directory) Owner(namespace string) (*Identity, error) {
 	found, known := d.byName.Load(namespace)
 	if !known {
@@ -108,7 +112,7 @@ func (d *Directory) Space(namespace string) store.Space {
 	return d.defaults.Space()
 }
 
-// See takes in a change of the store; documents of other kinds are none of its business.
+// See adopts a change of the store. It ignores documents of other kinds.
 func (d *Directory) See(doc store.Doc) error {
 	if doc.Kind == store.Claims {
 		return d.seeClaim(doc)
@@ -128,14 +132,18 @@ func (d *Directory) See(doc store.Doc) error {
 	return d.add(&s, doc.Revision)
 }
 
-// Add makes a subject known that is in no store.
+// Add adds a subject that is in no store.
 func (d *Directory) Add(s *Subject) error { return d.add(s, 0) }
 
 func (d *Directory) add(s *Subject, revision uint64) error {
 	identities := make([]*Identity, len(s.Namespaces))
 	for i, n := range s.Namespaces {
-		identity := &Identity{Subject: s.Name, Namespace: n.Name, UUID: n.UUID, Limits: s.Limits.Over(d.defaults), Blocked: s.Blocked}
-		if hash, err := hex.DecodeString(n.Hash); err != nil || copy(identity.hash[:], hash) != sha256.Size {
+		identity := &Identity{
+			Subject: s.Name, Namespace: n.Name, UUID: n.UUID, Limits: s.Limits.Over(d.defaults),
+			Blocked: s.Blocked,
+		}
+		if hash, err := hex.DecodeString(n.Hash); err != nil ||
+			copy(identity.hash[:], hash) != sha256.Size {
 			return fmt.Errorf("subject %q: the hash of the key of %q is none", s.Name, n.Name)
 		}
 		identities[i] = identity
@@ -144,7 +152,7 @@ func (d *Directory) add(s *Subject, revision uint64) error {
 	return nil
 }
 
-// know puts what is known of a subject in the place of what was; without identities it is gone.
+// know replaces what is known of a subject; without identities the subject is gone.
 func (d *Directory) know(s *Subject, identities []*Identity, revision uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -186,7 +194,7 @@ func (d *Directory) usageOf(namespace string) *Usage {
 	return usage
 }
 
-// subject is what is known of a subject by its name.
+// subject returns what is known of the subject with that name.
 func (d *Directory) subject(name string) (kept, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,7 +202,7 @@ func (d *Directory) subject(name string) (kept, bool) {
 	return k, found
 }
 
-// List is every subject, by name.
+// List returns every subject, by name.
 func (d *Directory) List() []Subject {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -205,5 +213,5 @@ func (d *Directory) List() []Subject {
 	return list
 }
 
-// Defaults are the limits of those who have none of their own.
+// Defaults returns the limits of subjects without limits of their own.
 func (d *Directory) Defaults() Allowance { return d.defaults }

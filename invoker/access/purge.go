@@ -9,20 +9,21 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A Purge is what one step of a purge has done.
+// A Purge reports what one step of a purge has done.
 type Purge struct {
 	Namespace string `json:"namespace"`
 	Entities  int    `json:"entities"` // deleted
 	Records   int    `json:"records"`  // deleted, with promises
-	UnderWay  int    `json:"underWay"` // calls and changes that may still leave something
+	UnderWay  int    `json:"underWay"` // calls and changes that may still add something
 	Done      bool   `json:"done"`     // nothing of the subject is left
 }
 
-// Purge deletes some of what a deleted subject left: entities, with their code, records and promises. It is
-// called until that is Done. A namespace that is being purged is marked as such before anything is
-// deleted; once nothing is left in it and no call is under way here, it is free. Each step changes the
-// mark, so who works on what meanwhile belongs to somebody else stops. Calls that another invoker still
-// runs may leave records after that; then the namespace is not free, and is purged again.
+// Purge deletes some of what a deleted subject left: entities with their code, records and
+// promises. The caller repeats it until it is Done. A namespace is marked as being purged before
+// anything in it is deleted. Once it is empty and this process has no call of it under way, it is
+// free. Each step changes the mark, so a purge stops once somebody else has the namespace. A call
+// that another invoker still runs may add a record later; then the namespace is not free, and is
+// purged again.
 func (r *Register) Purge(ctx context.Context, subject string) (p Purge, err error) {
 	namespace, c, err := r.leftBy(ctx, subject)
 	if err != nil {
@@ -47,8 +48,8 @@ func (r *Register) Purge(ctx context.Context, subject string) (p Purge, err erro
 	return p, err
 }
 
-// leftBy is a namespace that a subject left. What a former version left is claimed by nobody: it is in the
-// namespace that is called as the subject.
+// leftBy returns a namespace that a subject left. A former version made no claims; its namespaces
+// have the subject's name.
 func (r *Register) leftBy(ctx context.Context, subject string) (string, claim, error) {
 	if namespace, c, found := r.Directory.left(subject); found {
 		return namespace, c, nil
@@ -69,12 +70,13 @@ func (r *Register) leftBy(ctx context.Context, subject string) (string, claim, e
 		}
 	}
 	if !holds {
-		return "", claim{}, fmt.Errorf("subject %q: %w, and nothing of it is left", subject, ErrNobody)
+		return "", claim{}, fmt.Errorf("subject %q: %w, and nothing of it is left",
+			subject, ErrNobody)
 	}
 	return subject, claim{Subject: subject}, nil
 }
 
-// holds tells whether there is anything in a namespace.
+// holds reports whether there is anything in a namespace.
 func (r *Register) holds(ctx context.Context, namespace string) (bool, error) {
 	used, err := r.Store.Used(ctx, namespace)
 	if err != nil || used.Entities > 0 {
@@ -85,7 +87,8 @@ func (r *Register) holds(ctx context.Context, namespace string) (bool, error) {
 }
 
 func (r *Register) purge(ctx context.Context, p *Purge) (err error) {
-	p.UnderWay = r.Directory.underWay(p.Namespace) // before: the records of those that end now are found
+	// counted before the deletion, so that the records of calls that end now are found
+	p.UnderWay = r.Directory.underWay(p.Namespace)
 	if p.Entities, err = r.purgeEntities(ctx, p.Namespace); err != nil || p.Entities > 0 {
 		return err
 	}
@@ -97,7 +100,7 @@ func (r *Register) purge(ctx context.Context, p *Purge) (err error) {
 func (r *Register) purgeEntities(ctx context.Context, namespace string) (int, error) {
 	const most, atOnce = 1000, 64
 	watch, end := context.WithCancel(ctx)
-	var mu sync.Mutex // what is seen once all are listed comes from another goroutine
+	var mu sync.Mutex // changes that come after the list come from another goroutine
 	var seen []store.Doc
 	err := r.Store.Watch(watch, func(doc store.Doc) {
 		mu.Lock()
@@ -120,7 +123,7 @@ func (r *Register) purgeEntities(ctx context.Context, namespace string) (int, er
 		all.Go(func() {
 			err := r.Store.Delete(ctx, doc.Key, doc.Revision)
 			if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrNotFound) {
-				errs[i] = err // else it is met again, or gone
+				errs[i] = err // otherwise the next step finds it again, or it is gone
 			}
 			<-places
 		})

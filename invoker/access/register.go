@@ -13,7 +13,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A Register makes and changes the subjects of a store, which the directory watches.
+// A Register creates and changes the subjects of a store. The directory watches that store.
 type Register struct {
 	Store     store.Store
 	Directory *Directory
@@ -28,16 +28,18 @@ var (
 
 var subjectName = regexp.MustCompile(`^\w([\w@ .&-]{0,254}[\w@.&-])?$`)
 
-// Key is where a store keeps a subject. No namespace is called "_".
+// storeKey returns the key under which a store keeps a subject. No namespace is called "_".
 func storeKey(name string) store.Key {
 	return store.Key{Kind: store.Subjects, Namespace: "_", Name: name}
 }
 
-// Create makes a subject with one namespace and returns the key that opens it, which nobody can tell again.
+// Create makes a subject with one namespace and returns the key that opens it. The key cannot be
+// read again later.
 func (r *Register) Create(ctx context.Context, name, namespace string, limits Limits) (Key, error) {
 	for _, text := range []string{name, namespace} {
 		if !subjectName.MatchString(text) || text == "_" {
-			return Key{}, fmt.Errorf("%.300q is no name: letters, digits and _@ .&-, beginning with a letter, digit or _", text)
+			return Key{}, fmt.Errorf(
+				"%.300q is no name: letters, digits and _@ .&-, beginning with a letter, digit or _", text)
 		}
 	}
 	if name == Guest || namespace == Guest {
@@ -54,11 +56,14 @@ func (r *Register) Create(ctx context.Context, name, namespace string, limits Li
 		return Key{}, err
 	}
 	key := NewKey()
-	err = r.put(ctx, kept{Subject: Subject{Name: name, Namespaces: []Namespace{key.Owned(namespace)}, Limits: limits}})
+	err = r.put(ctx,
+		kept{Subject: Subject{Name: name, Namespaces: []Namespace{key.Owned(namespace)},
+			Limits: limits}})
 	if errors.Is(err, store.ErrConflict) {
 		err = ErrExists
 		if unclaimed := r.Store.Delete(ctx, claimKey(namespace), c.revision); unclaimed != nil {
-			err = fmt.Errorf("%w; the claim to its namespace could not be undone: %v", err, unclaimed)
+			err = fmt.Errorf("%w; the claim to its namespace could not be undone: %v",
+				err, unclaimed)
 		}
 	}
 	if err != nil {
@@ -85,7 +90,7 @@ func (r *Register) find(name string) (kept, error) {
 	return k, nil
 }
 
-// changeable finds a subject that is in the store.
+// changeable returns a subject that is in the store.
 func (r *Register) changeable(name string) (kept, error) {
 	k, err := r.find(name)
 	if err == nil && k.revision == 0 {
@@ -94,7 +99,7 @@ func (r *Register) changeable(name string) (kept, error) {
 	return k, err
 }
 
-// Block keeps a subject out, or lets it in again.
+// Block blocks a subject, or unblocks it.
 func (r *Register) Block(ctx context.Context, name string, blocked bool) error {
 	k, err := r.changeable(name)
 	if err != nil || k.Blocked == blocked {
@@ -104,8 +109,8 @@ func (r *Register) Block(ctx context.Context, name string, blocked bool) error {
 	return r.put(ctx, k)
 }
 
-// Revoke gives a subject another key to its namespace: the old one opens nothing from then on. All
-// else stays. What was promised before runs with the key that it was promised with.
+// Revoke gives a subject a new key to its namespace. The old key opens nothing from then on;
+// everything else stays. Earlier promises run with the key that they were made with.
 func (r *Register) Revoke(ctx context.Context, name, namespace string) (key Key, err error) {
 	k, err := r.changeable(name)
 	if err != nil {
@@ -118,12 +123,12 @@ func (r *Register) Revoke(ctx context.Context, name, namespace string) (key Key,
 		return key, fmt.Errorf("subject %q has no namespace %q: %w", name, namespace, ErrNobody)
 	}
 	key = NewKey()
-	k.Namespaces = slices.Clone(k.Namespaces) // the directory's own are read meanwhile
+	k.Namespaces = slices.Clone(k.Namespaces) // the directory's own slice is read meanwhile
 	k.Namespaces[i] = key.Owned(k.Namespaces[i].Name)
 	return key, r.put(ctx, k)
 }
 
-// Limit sets some limits of a subject, for what it does from then on.
+// Limit sets some limits of a subject, for its later requests.
 func (r *Register) Limit(ctx context.Context, name string, limits Limits) error {
 	k, err := r.changeable(name)
 	if err == nil {
@@ -139,7 +144,7 @@ func (r *Register) Limit(ctx context.Context, name string, limits Limits) error 
 	return r.put(ctx, k)
 }
 
-// Unlimit has the invoker's limits hold for a subject again.
+// Unlimit gives a subject the invoker's limits again.
 func (r *Register) Unlimit(ctx context.Context, name string) error {
 	k, err := r.changeable(name)
 	if err != nil {
@@ -149,7 +154,8 @@ func (r *Register) Unlimit(ctx context.Context, name string) error {
 	return r.put(ctx, k)
 }
 
-// Delete forgets a subject. What its namespaces hold stays, and nobody is given them, until it is purged.
+// Delete deletes a subject. The content of its namespaces stays, and nobody else gets them until
+// they are purged.
 func (r *Register) Delete(ctx context.Context, name string) error {
 	k, err := r.changeable(name)
 	if err != nil {
@@ -164,15 +170,15 @@ func (r *Register) Delete(ctx context.Context, name string) error {
 	return r.Store.Delete(ctx, storeKey(name), k.revision)
 }
 
-// A Wish is the body of the POST that makes a subject, or that revokes its key.
+// A Wish is the body of a POST that creates a subject or revokes its key.
 type Wish struct {
 	Subject   string `json:"subject"`
 	Namespace string `json:"namespace"`
 	Limits    Limits `json:"limits,omitempty"`
 }
 
-// ServeHTTP is the register for the commands of this machine. It asks nobody who they are: it is to be reached through a socket that
-// only root can open.
+// ServeHTTP answers the subject commands of this machine. It authenticates nobody, so it must only
+// be reachable through a socket that only root can open.
 //
 //	GET    /subjects                         POST /subjects
 //	GET    /subjects/{name}                  DELETE /subjects/{name}
@@ -192,10 +198,14 @@ func (r *Register) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		k, err := r.find(name)
 		return k.Subject, err
 	})
-	serve("DELETE /subjects/{name}", func(name string) (any, error) { return struct{}{}, r.Delete(req.Context(), name) })
-	serve("POST /subjects/{name}/block", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, true) })
-	serve("POST /subjects/{name}/unblock", func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, false) })
-	serve("POST /subjects/{name}/purge", func(name string) (any, error) { return r.Purge(req.Context(), name) })
+	serve("DELETE /subjects/{name}",
+		func(name string) (any, error) { return struct{}{}, r.Delete(req.Context(), name) })
+	serve("POST /subjects/{name}/block",
+		func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, true) })
+	serve("POST /subjects/{name}/unblock",
+		func(name string) (any, error) { return struct{}{}, r.Block(req.Context(), name, false) })
+	serve("POST /subjects/{name}/purge",
+		func(name string) (any, error) { return r.Purge(req.Context(), name) })
 	read := func(to any) error {
 		return json.NewDecoder(http.MaxBytesReader(w, req.Body, 1<<16)).Decode(to)
 	}
@@ -246,5 +256,5 @@ func reply(w http.ResponseWriter, answer any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(answer) // the caller has gone: nobody is left to tell
+	_ = json.NewEncoder(w).Encode(answer) // if the caller has gone, there is nobody to answer
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// Guest is the subject, and the namespace, that every invoker has, in no store.
+// Guest names the subject and the namespace that every invoker has. They are in no store.
 const Guest = "guest"
 
-// A Subject is somebody who may call. It never changes once it is shared.
+// A Subject is an account that may call. It never changes once it is shared.
 type Subject struct {
 	Name       string      `json:"subject"`
 	Blocked    bool        `json:"blocked,omitempty"`
@@ -22,14 +22,14 @@ type Subject struct {
 	Limits     Limits      `json:"limits,omitempty"`
 }
 
-// A Namespace is one that the subject owns, and what opens it.
+// A Namespace holds the name of one of a subject's namespaces and the hash of its key.
 type Namespace struct {
 	Name string `json:"name"`
 	UUID string `json:"uuid"`
 	Hash string `json:"sha256"` // of the secret, in hexadecimal
 }
 
-// An Allowance is what a namespace may use.
+// An Allowance holds what a namespace may use.
 type Allowance struct {
 	InvocationsPerMinute  int
 	ConcurrentInvocations int
@@ -37,31 +37,33 @@ type Allowance struct {
 	ChangesPerMinute      int // of entities
 	ReadsPerMinute        int // of entities and records
 
-	// What its entities may take.
+	// What the namespace's entities may take.
 	MaxEntities int // how many
 	MaxEntityMB int // without their code: they are kept in memory
 	MaxCodeMB   int
 
-	// What one action that it runs may use at most, where that is less than the invoker's bound for
-	// everybody; 0: that.
+	// What one of its actions may use at most, where that is less than the invoker's bound for all;
+	// 0: the invoker's bound.
 	MaxActionMemory  int // MB
 	MaxActionTimeout int // ms
 	MaxActionLogs    int // MB
 }
 
-// Defaults are generous: on a node of one's own it is the pool that says what the machine can carry, so the rates are what no single
-// machine answers and the concurrency is what it can queue in memory. An operator who shares the node sets them lower, OpenWhisk's
-// being 60, 30 and 60: with those, a burst of 200 would be refused.
+// Defaults are generous. On a node with one user, the pool decides what the machine can carry, so
+// the rates exceed what one machine can answer, and the concurrency is what it can queue in memory.
+// An operator who shares the node sets lower limits. OpenWhisk's are 60, 30 and 60, which would
+// refuse a burst of 200.
 //
-// What entities may take is what the invoker can hold: decoded, a document takes three to four times its
-// bytes of memory.
+// The bounds of entities are what the invoker can hold in memory: decoded, a document takes three
+// to four times its bytes.
 var Defaults = Allowance{
 	InvocationsPerMinute: 6_000_000, ConcurrentInvocations: 10_000, FiresPerMinute: 60_000,
-	ChangesPerMinute: 6_000, ReadsPerMinute: 600_000, MaxEntities: 10_000, MaxEntityMB: 64, MaxCodeMB: 1024,
+	ChangesPerMinute: 6_000, ReadsPerMinute: 600_000, MaxEntities: 10_000, MaxEntityMB: 64,
+	MaxCodeMB: 1024,
 }
 
-// Space returns the bounds of what the entities may take. A store takes 0 for any number; what may
-// take nothing is bounded to one byte, which no document and no code is as small as.
+// Space returns the bounds of what the entities may take. In a store's bounds 0 means no bound. So
+// an allowance of 0 becomes one byte, which is less than any document or code.
 func (a Allowance) Space() store.Space {
 	space := store.Space{
 		Entities: int64(a.MaxEntities), Documents: max(int64(a.MaxEntityMB)<<20, 1),
@@ -73,10 +75,10 @@ func (a Allowance) Space() store.Space {
 	return space
 }
 
-// A Limit is one that can be set.
+// A Limit is a limit that an operator can set.
 type Limit struct {
 	Name  string // in JSON
-	What  string // it bounds
+	What  string // what it bounds
 	Least int
 	of    func(*Allowance) *int
 }
@@ -105,14 +107,15 @@ var Settable = []Limit{
 		func(a *Allowance) *int { return &a.MaxActionLogs }},
 }
 
-// Of is how much of that is allowed.
+// Of returns how much of it is allowed.
 func (l Limit) Of(a Allowance) int { return *l.of(&a) }
 
-// Limits holds the limits of one subject by name. 0 allows nothing. A limit that is not here is the
-// default of all subjects.
+// Limits holds the limits of one subject by name. 0 allows nothing. A limit that is not in the map
+// is the default of all subjects.
 type Limits map[string]int
 
-// Over lays the limits over what is allowed to others. Those that are not known are another version's.
+// Over returns others with these limits in place of its own. It ignores names it does not know,
+// which another version may have set.
 func (l Limits) Over(others Allowance) Allowance {
 	for _, limit := range Settable {
 		if most, set := l[limit.Name]; set {
@@ -122,7 +125,7 @@ func (l Limits) Over(others Allowance) Allowance {
 	return others
 }
 
-// check refuses limits that cannot be set.
+// check returns an error for limits that cannot be set.
 func (l Limits) check() error {
 	for name, most := range l {
 		i := slices.IndexFunc(Settable, func(s Limit) bool { return s.Name == name })
@@ -138,13 +141,13 @@ func (l Limits) check() error {
 
 const maxLimit = 1<<31 - 1
 
-// A Key is what a caller proves itself with, by HTTP's Basic scheme.
+// A Key authenticates a caller by HTTP's Basic scheme.
 type Key struct{ UUID, Secret string }
 
-// String is the key as clients take it.
+// String returns the key as clients take it.
 func (k Key) String() string { return k.UUID + ":" + k.Secret }
 
-// NewKey makes a key.
+// NewKey returns a new random key.
 func NewKey() Key {
 	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_" // 64 of them
 	var id [16]byte
@@ -155,16 +158,17 @@ func NewKey() Key {
 	for i, b := range secret {
 		secret[i] = letters[b%64]
 	}
-	return Key{fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]), string(secret[:])}
+	return Key{fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]),
+		string(secret[:])}
 }
 
-// Owned is the namespace that a key opens.
+// Owned returns the namespace that a key opens.
 func (k Key) Owned(namespace string) Namespace {
 	hash := sha256.Sum256([]byte(k.Secret))
 	return Namespace{Name: namespace, UUID: k.UUID, Hash: hex.EncodeToString(hash[:])}
 }
 
-// opens compares in a time that does not tell how much of the secret was right.
+// opens compares in a time that does not show how much of the secret was right.
 func opens(secret string, hash *[sha256.Size]byte) bool {
 	given := sha256.Sum256([]byte(secret))
 	return subtle.ConstantTimeCompare(given[:], hash[:]) == 1
