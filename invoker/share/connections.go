@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Connections bounds those of some listeners together, and gives each address a share of them: an
-// IPv4 address, or the /64 of an IPv6 one, which is what one caller has.
+// Connections bounds the connections of several listeners together, and gives each address a share
+// of them. An address is an IPv4 address or an IPv6 /64, which is what one caller usually has.
 type Connections struct {
 	whole *Whole
 
@@ -19,25 +19,27 @@ type Connections struct {
 
 // Refused counts connections that were closed at once.
 type Refused struct {
-	Address uint64 // theirs had its share
-	All     uint64 // there was no room for anybody
+	Address uint64 // because the address had used its share
+	All     uint64 // because no connection was free
 }
 
-// NewConnections bounds connections by their number.
+// NewConnections returns a bound of most connections.
 func NewConnections(most int) *Connections {
 	return &Connections{whole: Of(int64(most)), from: map[netip.Prefix]*Part{}}
 }
 
-// Counts are how many connections there may be, how many are open, and which were refused.
+// Counts returns how many connections are allowed and open, and how many were refused.
 func (c *Connections) Counts() (most, open int64, refused Refused) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.whole.Size(), c.whole.Used(), c.refused
 }
 
-// Bound returns the listener without the connections that are too many: they are sent what is told
-// them, if anything, and closed.
-func (c *Connections) Bound(l net.Listener, told []byte) net.Listener { return &listener{l, c, told} }
+// Bound returns the listener without surplus connections: Accept sends them told, if it is not
+// empty, and closes them.
+func (c *Connections) Bound(l net.Listener, told []byte) net.Listener {
+	return &listener{l, c, told}
+}
 
 type listener struct {
 	net.Listener
@@ -55,13 +57,15 @@ func (l *listener) Accept() (net.Conn, error) {
 			return &connection{accepted, end}, nil
 		}
 		if len(l.told) > 0 {
-			_, _ = accepted.Write(l.told) // which fits its buffer: nothing has been sent before
+			// told fits the socket's empty buffer, so this does not block
+			_, _ = accepted.Write(l.told)
 		}
 		_ = accepted.Close()
 	}
 }
 
-// take counts one more from there; end takes it back, once. It is nil where there is no room.
+// take counts one more connection of the address. end gives it back and may be called again. take
+// returns nil if there is no room.
 func (c *Connections) take(from netip.Prefix) (end func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +95,7 @@ func (c *Connections) take(from netip.Prefix) (end func()) {
 func prefix(of net.Addr) netip.Prefix {
 	at, err := netip.ParseAddrPort(of.String())
 	if err != nil {
-		return netip.Prefix{} // all that have no address of the internet count as one
+		return netip.Prefix{} // all peers without an internet address count as one
 	}
 	bits, address := 64, at.Addr().Unmap().WithZone("")
 	if address.Is4() {
@@ -110,8 +114,8 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite tells the other side that nothing more comes: a server does so before it closes, so that
-// its last answer is read.
+// CloseWrite tells the other side that no more data comes. A server does so before it closes, so
+// that its last answer is read.
 func (c *connection) CloseWrite() error {
 	if half, can := c.Conn.(interface{ CloseWrite() error }); can {
 		return half.CloseWrite()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// dial connects from an address of this machine; the connection ends with the test.
+// dial connects from an address of this machine. The connection ends with the test.
 func dial(t *testing.T, from string, to net.Addr) net.Conn {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: 10 * time.Second}
@@ -23,7 +23,8 @@ func dial(t *testing.T, from string, to net.Addr) net.Conn {
 	return conn
 }
 
-// One address has half of the connections at most, another finds one, and one that ends is another's.
+// One address gets half of the connections at most, so another one finds room. A connection that
+// ends is free for others.
 func TestIdleConnectionsLeaveOthersTheirs(t *testing.T) {
 	const most = 16
 	c := NewConnections(most)
@@ -60,7 +61,8 @@ func TestIdleConnectionsLeaveOthersTheirs(t *testing.T) {
 	if from := other.RemoteAddr().(*net.TCPAddr).IP.String(); from != "127.0.0.2" {
 		t.Errorf("%s is given another connection, and it has %d", from, len(idle))
 	}
-	if all, open, refused := c.Counts(); all != most || open != most/2+1 || refused.Address != most/2 || refused.All != 0 {
+	if all, open, refused := c.Counts(); all != most || open != most/2+1 ||
+		refused.Address != most/2 || refused.All != 0 {
 		t.Errorf("%d open of %d, refused %+v", open, all, refused)
 	}
 	for _, conn := range idle {
@@ -87,7 +89,8 @@ func TestWhatIsOneCaller(t *testing.T) {
 		"127.0.0.2:1": "127.0.0.2/32", "[::ffff:127.0.0.2]:1": "127.0.0.2/32",
 		"[2001:db8::1:2:3:4]:1": "2001:db8::/64", "[fe80::1%lo]:1": "fe80::/64",
 	} {
-		if got := prefix(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))).String(); got != want {
+		if got := prefix(net.TCPAddrFromAddrPort(
+			netip.MustParseAddrPort(address))).String(); got != want {
 			t.Errorf("%s: %s, want %s", address, got, want)
 		}
 	}

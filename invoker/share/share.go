@@ -1,9 +1,10 @@
-// Package share divides what there is little of, so that nobody takes it all.
+// Package share divides a scarce resource, so that no user takes all of it.
 //
-// The rule: each may hold as much as it leaves free. So one who is alone gets half at most, a second
-// half of what is left, and n leave a 2^n-th part at least, of which the next can have half. While
-// calls come and go, those who want more than they get come to hold the same. Nothing is set aside,
-// how many there are need not be known, and who holds nothing costs nothing.
+// The rule: each user may hold as much as it leaves free. So a single user gets half at most, a
+// second one gets half of the rest, and n users leave at least a 2^n-th part, of which the next one
+// can have half. While calls come and go, users that want more than they get come to hold equal
+// parts. Nothing is reserved, the number of users need not be known, and a user that holds nothing
+// costs nothing.
 package share
 
 import (
@@ -11,30 +12,31 @@ import (
 	"sync/atomic"
 )
 
-// What a Take is refused for.
+// Take returns one of these errors.
 var (
-	ErrPart  = errors.New("the share is used up")
-	ErrWhole = errors.New("the whole is used up") // one who holds nothing would be refused as well
+	ErrPart = errors.New("the share is used up")
+	// a user that holds nothing would be refused as well
+	ErrWhole = errors.New("the whole is used up")
 )
 
-// A Whole is what is divided. Taking of it costs a few atomic additions and no lock.
+// A Whole is a resource to divide. Taking from it costs a few atomic additions and no lock.
 type Whole struct {
 	size int64
 	used atomic.Int64
 }
 
-// A Part is what one holds of a Whole. The zero value holds nothing.
+// A Part is what one user holds of a Whole. The zero value holds nothing.
 type Part struct{ held atomic.Int64 }
 
 // Of returns a Whole of that size.
 func Of(size int64) *Whole { return &Whole{size: size} }
 
-// Fits tells whether a part could have n more now.
+// Fits returns nil if a part could take n more now, else why not.
 func (w *Whole) Fits(p *Part, n int64) error {
 	return w.judge(p.held.Load()+n, w.used.Load()+n, n)
 }
 
-// judge applies the rule to what would be held and used with the last n.
+// judge applies the rule to the held and used amounts, which include the last n.
 func (w *Whole) judge(held, used, n int64) error {
 	switch free := w.size - used; {
 	case held <= free:
@@ -45,13 +47,13 @@ func (w *Whole) judge(held, used, n int64) error {
 	return ErrPart
 }
 
-// Take gives n more to a part, or nothing and says why.
+// Take adds n to a part, or returns an error and changes nothing.
 //
-// Of several who take at once for one part, the last to be counted sees all the others, so together
-// they never get more than the rule allows.
+// If several goroutines take for one part at once, the last one to be counted sees all the others.
+// So together they never get more than the rule allows.
 func (w *Whole) Take(p *Part, n int64) error {
 	if err := w.Fits(p, n); err != nil {
-		return err // without having been counted, which others would have seen
+		return err // not counted yet, so that others do not see it
 	}
 	p.held.Add(n)
 	used := w.used.Add(n)
@@ -62,7 +64,7 @@ func (w *Whole) Take(p *Part, n int64) error {
 	return err
 }
 
-// Force gives n more to a part, whatever the rule says: for what is there and cannot be refused.
+// Force adds n to a part against the rule, for something that exists already and cannot be refused.
 func (w *Whole) Force(p *Part, n int64) {
 	p.held.Add(n)
 	w.used.Add(n)
@@ -74,11 +76,11 @@ func (w *Whole) Give(p *Part, n int64) {
 	p.held.Add(-n)
 }
 
-// Size is how much there is in all.
+// Size returns the size of the whole.
 func (w *Whole) Size() int64 { return w.size }
 
-// Used is how much is held by all.
+// Used returns how much all parts hold.
 func (w *Whole) Used() int64 { return w.used.Load() }
 
-// Held is how much the part holds.
+// Held returns how much the part holds.
 func (p *Part) Held() int64 { return p.held.Load() }

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever several take and give, nobody gets more than it leaves free, and where n others hold
-// something one who holds nothing gets half of a 2^n-th part of the whole.
+// Whatever the users take and give, no user gets more than it leaves free; and while n others hold
+// something, a user that holds nothing gets half of a 2^n-th part of the whole.
 func TestNobodyTakesAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := Of(rapid.Int64Range(0, 1000).Draw(t, "size"))
@@ -18,7 +18,7 @@ func TestNobodyTakesAll(t *testing.T) {
 			p := &parts[rapid.IntRange(0, len(parts)-1).Draw(t, "part")]
 			n := rapid.Int64Range(0, 400).Draw(t, "n")
 			if rapid.Bool().Draw(t, "all") {
-				n = max((w.Size()-w.Used()-p.Held())/2, 0) // all that it can have
+				n = max((w.Size()-w.Used()-p.Held())/2, 0) // all that this part can have
 			}
 			if rapid.Bool().Draw(t, "gives") {
 				w.Give(p, min(n, p.Held()))
@@ -49,7 +49,7 @@ func TestNobodyTakesAll(t *testing.T) {
 	})
 }
 
-// Those who take at once for one part get no more than one who takes alone.
+// Goroutines that take for one part at once get no more than a single one.
 func TestTakingAtOnceGetsNoMore(t *testing.T) {
 	const size, n = 1000, 3
 	for range 200 {
