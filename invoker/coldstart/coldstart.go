@@ -1,5 +1,4 @@
-// Package coldstart holds the timeline of a start that a call had to wait for, whatever API the call
-// came by.
+// Package coldstart holds the timeline of a start that a call had to wait for, for every API.
 package coldstart
 
 import (
@@ -11,50 +10,61 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// A Record is the timeline of a start. It begins when the request was accepted and ends with the last
-// byte of the answer leaving the sandbox; where none came, with the last thing known.
+// A Record is the timeline of a start. It begins when the request was accepted, and ends when the
+// last byte of the answer left the sandbox. Without an answer, it ends with the last known event.
 type Record struct {
-	Sandbox  string                     `json:"sandbox"`
-	Driver   string                     `json:"driver"`            // "sim": the times are simulated
-	NetPath  string                     `json:"netpath,omitempty"` // vf or none
-	FastIOV  string                     `json:"fastiov,omitempty"` // the set of FastIOV's optimisations
-	VF       string                     `json:"vf,omitempty"`
-	MAC      string                     `json:"mac,omitempty"`
-	Address  string                     `json:"address,omitempty"`
-	Answered bool                       `json:"answered"`
-	Begin    time.Time                  `json:"begin"`
-	End      time.Time                  `json:"end"`
-	EndToEnd float64                    `json:"endToEndMs"`
-	Coverage float64                    `json:"coverage"`
-	Stages   map[timeline.Stage]float64 `json:"stagesMs"` // each instant given to the innermost stage; sums to EndToEnd
-	Spans    []timeline.Span            `json:"spans"`
-	Memory   []timeline.Footprint       `json:"memory,omitempty"` // how much of the sandbox's there was, and when
+	Sandbox string `json:"sandbox"`
+	Driver  string `json:"driver"`            // "sim": the times are simulated
+	NetPath string `json:"netpath,omitempty"` // vf or none
+	// the FastIOV optimisations in use
+	FastIOV  string    `json:"fastiov,omitempty"`
+	VF       string    `json:"vf,omitempty"`
+	MAC      string    `json:"mac,omitempty"`
+	Address  string    `json:"address,omitempty"`
+	Answered bool      `json:"answered"`
+	Begin    time.Time `json:"begin"`
+	End      time.Time `json:"end"`
+	EndToEnd float64   `json:"endToEndMs"`
+	Coverage float64   `json:"coverage"`
+	// each instant counts for the innermost stage; the sum is EndToEnd
+	Stages map[timeline.Stage]float64 `json:"stagesMs"`
+	Spans  []timeline.Span            `json:"spans"`
+	// how much of the sandbox's memory was resident, and when
+	Memory []timeline.Footprint `json:"memory,omitempty"`
 }
 
-// Of joins the invoker's own stages with the node's: queue until the node was asked, and the run as the first byte.
+// Of joins the invoker's stages with the node's: queue until the node was asked, and the run as the
+// first byte.
 func Of(accepted time.Time, result pool.Result, end time.Time) *Record {
 	start := result.Start
 	var tl timeline.Timeline
-	begin := accepted.Round(0) // by the wall's clock, as all that the node says; what lies between, not
+	// wall-clock time, like all times of the node; the durations between them are not
+	begin := accepted.Round(0)
 	queued := result.Placed.Sub(accepted)
 	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: begin, End: begin.Add(queued)})
 	for _, s := range start.Spans {
 		tl.Add(timeline.Span{
-			Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs), End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
+			Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs),
+			End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
 		})
 	}
 	if run := result.Run; run != nil {
-		tl.Add(timeline.Span{Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs), End: time.Unix(0, run.EndNs)})
+		tl.Add(timeline.Span{
+			Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs),
+			End: time.Unix(0, run.EndNs),
+		})
 	}
 	cold := &Record{
-		Sandbox: result.Sandbox, Driver: start.Driver, NetPath: start.NetPath, FastIOV: start.Fastiov,
-		VF: start.Vf, MAC: start.Mac, Address: start.Address,
+		Sandbox: result.Sandbox, Driver: start.Driver, NetPath: start.NetPath,
+		FastIOV: start.Fastiov,
+		VF:      start.Vf, MAC: start.Mac, Address: start.Address,
 		Answered: result.Run != nil, Begin: begin, End: end, Spans: tl.Spans(),
 	}
 	for _, f := range append(slices.Clip(start.Memory), result.Run.GetMemory()) {
 		if f != nil {
 			cold.Memory = append(cold.Memory, timeline.Footprint{
-				At: timeline.Moment(f.At), Resident: f.Resident, Zeroed: f.Zeroed, Waited: time.Duration(f.WaitedNs),
+				At: timeline.Moment(f.At), Resident: f.Resident, Zeroed: f.Zeroed,
+				Waited: time.Duration(f.WaitedNs),
 			})
 		}
 	}
@@ -62,10 +72,10 @@ func Of(accepted time.Time, result pool.Result, end time.Time) *Record {
 	return cold
 }
 
-// Attribute fills in what follows from the begin, the end and the spans.
+// Attribute fills in the fields that follow from the begin, the end and the spans.
 func (c *Record) Attribute() {
 	if c.End.Before(c.Begin) {
-		c.End = c.Begin // the clock was set back between what two processes saw
+		c.End = c.Begin // the clock was set back between the observations of two processes
 	}
 	c.EndToEnd = milliseconds(c.End.Sub(c.Begin))
 	shares := timeline.Attribute(c.Spans, c.Begin, c.End)
