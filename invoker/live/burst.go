@@ -9,12 +9,14 @@ import (
 	"time"
 )
 
-// mostAtOnce is how many calls a burst may consist of: the paper's.
+// mostAtOnce bounds the calls of a burst. The paper's largest burst has 200.
 const mostAtOnce = 200
 
-// fire makes a burst, in the name and at the cost of whoever asks for it, and answers when it is over. It ends with its caller.
+// fire runs a burst with the key, and within the limits, of its caller. It answers when the burst
+// is over. The burst ends when its caller hangs up.
 func (p *Page) fire(w http.ResponseWriter, r *http.Request) {
-	if err := new(http.CrossOriginProtection).Check(r); err != nil { // a form of another site may carry a key in its URL
+	// a form of another site may carry a key in its URL
+	if err := new(http.CrossOriginProtection).Check(r); err != nil {
 		refuse(w, http.StatusForbidden, err.Error())
 		return
 	}
@@ -41,7 +43,8 @@ func (p *Page) fire(w http.ResponseWriter, r *http.Request) {
 	}
 	reply := http.NewResponseController(w)
 	_ = reply.SetReadDeadline(time.Time{})
-	_ = reply.SetWriteDeadline(time.Time{}) // it takes as long as it takes
+	// a burst may take longer than the server's limit for a reply
+	_ = reply.SetWriteDeadline(time.Time{})
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	go func() {

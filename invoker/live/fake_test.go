@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// node tells what a test has it tell, and counts how often it was asked.
+// node is a fake that reports what the test sets, and counts how often it was asked.
 type node struct {
 	mu     sync.Mutex
 	starts *api.StartsReply
@@ -32,7 +32,9 @@ type node struct {
 	asked  int
 }
 
-func (n *node) Starts(_ context.Context, in *api.StartsRequest, _ ...grpc.CallOption) (*api.StartsReply, error) {
+func (n *node) Starts(
+	_ context.Context, in *api.StartsRequest, _ ...grpc.CallOption,
+) (*api.StartsReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.asked++
@@ -45,7 +47,9 @@ func (n *node) Starts(_ context.Context, in *api.StartsRequest, _ ...grpc.CallOp
 	return reply, n.err
 }
 
-func (n *node) Status(context.Context, *api.StatusRequest, ...grpc.CallOption) (*api.StatusReply, error) {
+func (n *node) Status(
+	context.Context, *api.StatusRequest, ...grpc.CallOption,
+) (*api.StatusReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.status, n.err
@@ -58,10 +62,13 @@ func (n *node) now(change func()) {
 }
 
 func newNode() *node {
-	return &node{starts: &api.StartsReply{NowNs: time.Now().UnixNano()}, status: &api.StatusReply{Driver: "sim"}}
+	return &node{
+		starts: &api.StartsReply{NowNs: time.Now().UnixNano()},
+		status: &api.StatusReply{Driver: "sim"},
+	}
 }
 
-// admit knows ann by her password; the user is the namespace.
+// admit accepts ann by her password. The user name is the namespace.
 func admit(w http.ResponseWriter, r *http.Request) *access.Identity {
 	user, password, _ := r.BasicAuth()
 	if password != "secret" {
@@ -72,7 +79,9 @@ func admit(w http.ResponseWriter, r *http.Request) *access.Identity {
 }
 
 // serve serves a page over nodes until the test ends.
-func serve(t *testing.T, burst func(context.Context, string, int) (any, error), nodes ...*node) (page *Page, url string) {
+func serve(
+	t *testing.T, burst func(context.Context, string, int) (any, error), nodes ...*node,
+) (page *Page, url string) {
 	t.Helper()
 	cfg := Config{Version: "test", Waiting: func() int { return 3 }, Admit: admit, Burst: burst}
 	for _, n := range nodes {
@@ -166,7 +175,7 @@ func (f *follower) next() (u Update) {
 	return u
 }
 
-// until reads on to an update that is as wanted.
+// until reads updates up to the first one that is wanted.
 func (f *follower) until(wanted func(Update) bool) Update {
 	f.t.Helper()
 	for {

@@ -12,20 +12,21 @@ import (
 
 // An Update is the data of one event.
 type Update struct {
-	Now     float64      `json:"t"`                 // when it was seen, ms since 1970
-	Hello   *Hello       `json:"hello,omitempty"`   // in the first one
+	Now     float64      `json:"t"`                 // time of the look, ms since 1970
+	Hello   *Hello       `json:"hello,omitempty"`   // in the first update only
 	Nodes   []NodeUpdate `json:"nodes,omitempty"`   // all of them, if one has changed
 	VFs     []VFUpdate   `json:"vfs,omitempty"`     // those that changed
 	Starts  []Start      `json:"starts,omitempty"`  // those that changed
 	Waiting *int         `json:"waiting,omitempty"` // calls that wait in the invoker for a sandbox
 }
 
-// Hello is what does not change.
+// Hello holds what never changes.
 type Hello struct {
 	Version   string           `json:"version"`
 	Namespace string           `json:"namespace"` // the reader's
 	Stages    []timeline.Stage `json:"stages"`
-	Keep      int              `json:"keep"` // starts that have ended, of each node; the oldest is forgotten
+	// how many ended starts of each node are kept; the oldest are dropped
+	Keep int `json:"keep"`
 }
 
 // NodeUpdate is a node without its VFs and starts.
@@ -33,32 +34,34 @@ type NodeUpdate struct {
 	Name      string `json:"name"`
 	Driver    string `json:"driver"` // sim: simulated times
 	Draining  bool   `json:"draining,omitempty"`
-	Why       string `json:"why,omitempty"` // it does not answer
-	MemoryMiB uint64 `json:"memory"`        // to give out, and given out
+	Why       string `json:"why,omitempty"` // the node does not answer, and why
+	MemoryMiB uint64 `json:"memory"`        // available in all, and given out
 	UsedMiB   uint64 `json:"used"`
 	Waiting   uint32 `json:"waiting"` // starts that wait for a VF or memory
 }
 
-// VFUpdate is a VF.
+// VFUpdate describes a VF.
 type VFUpdate struct {
 	Node  int    `json:"node"`
 	BDF   string `json:"bdf"`
-	State string `json:"state"`           // empty: it is no more
-	Owner string `json:"owner,omitempty"` // id of the sandbox that has it
+	State string `json:"state"`           // empty: the VF is gone
+	Owner string `json:"owner,omitempty"` // id of the sandbox that holds it
 }
 
 // Start is a cold start.
 type Start struct {
-	Number  uint64    `json:"n"`
-	ID      string    `json:"id,omitempty"`     // of its sandbox; like action and begin only when it is told for the first time
-	Action  string    `json:"action,omitempty"` // what the reader's own namespace called
-	Begin   float64   `json:"begin,omitempty"`  // ms since 1970
-	VF      string    `json:"vf,omitempty"`
-	State   string    `json:"state,omitempty"` // starting, answered, ready, refused or failed
-	Why     string    `json:"why,omitempty"`   // it was refused or failed
-	Keep    int       `json:"k"`               // as many of the pieces that were told before are still right
-	Pieces  []float64 `json:"s,omitempty"`     // those that follow: stage, ms, stage, ms …
-	Current *int      `json:"c,omitempty"`     // stage that it is in since the last piece; -1: it has ended
+	Number uint64 `json:"n"`
+	// of its sandbox; like action and begin, it is sent only the first time
+	ID     string    `json:"id,omitempty"`
+	Action string    `json:"action,omitempty"` // only for calls of the reader's own namespace
+	Begin  float64   `json:"begin,omitempty"`  // ms since 1970
+	VF     string    `json:"vf,omitempty"`
+	State  string    `json:"state,omitempty"` // starting, answered, ready, refused or failed
+	Why    string    `json:"why,omitempty"`   // why it was refused or failed
+	Keep   int       `json:"k"`               // how many of the pieces sent before still hold
+	Pieces []float64 `json:"s,omitempty"`     // the pieces after those: stage, ms, stage, ms …
+	// the stage since the last piece; -1: the start has ended
+	Current *int `json:"c,omitempty"`
 }
 
 type vfName struct {
@@ -66,7 +69,7 @@ type vfName struct {
 	bdf  string
 }
 
-// A reader is who reads the feed, and what it has been told.
+// A reader reads the feed. It remembers what it has been sent.
 type reader struct {
 	namespace string
 	version   string
@@ -77,19 +80,23 @@ type reader struct {
 	waiting   int
 }
 
-// update is what p has that the reader does not; news tells whether that is anything.
+// update returns what p has and the reader does not; news is false if that is nothing.
 func (r *reader) update(p *picture) (u Update, news bool) {
 	u.Now = float64(p.at.UnixMicro()) / 1000
 	if !r.greeted {
 		r.greeted, r.waiting = true, -1
-		u.Hello = &Hello{Version: r.version, Namespace: r.namespace, Stages: timeline.Order, Keep: keep}
+		u.Hello = &Hello{
+			Version: r.version, Namespace: r.namespace, Stages: timeline.Order, Keep: keep,
+		}
 	}
 	u.Nodes = r.newNodes(p)
 	vfs := map[vfName]VFUpdate{}
 	starts := make(map[uint64]*start, len(r.starts))
 	for i, n := range p.nodes {
 		for _, v := range n.status.Vfs {
-			name, vf := vfName{i, v.Bdf}, VFUpdate{Node: i, BDF: v.Bdf, State: v.State, Owner: v.Owner}
+			name, vf := vfName{i, v.Bdf}, VFUpdate{
+				Node: i, BDF: v.Bdf, State: v.State, Owner: v.Owner,
+			}
 			if vfs[name] = vf; r.vfs[name] != vf {
 				u.VFs = append(u.VFs, vf)
 			}
@@ -113,17 +120,19 @@ func (r *reader) update(p *picture) (u Update, news bool) {
 		r.waiting = p.waiting
 		u.Waiting = &p.waiting
 	}
-	return u, u.Hello != nil || u.Nodes != nil || u.VFs != nil || u.Starts != nil || u.Waiting != nil
+	return u, u.Hello != nil || u.Nodes != nil || u.VFs != nil || u.Starts != nil ||
+		u.Waiting != nil
 }
 
-// newNodes is what is known of the nodes, if that has changed.
+// newNodes returns all nodes, if one has changed.
 func (r *reader) newNodes(p *picture) []NodeUpdate {
 	nodes := make([]NodeUpdate, len(p.nodes))
 	same := len(nodes) == len(r.nodes)
 	for i, n := range p.nodes {
 		nodes[i] = NodeUpdate{
 			Name: n.name, Driver: n.status.Driver, Draining: n.status.Draining, Why: n.why,
-			MemoryMiB: n.status.MemoryMib, UsedMiB: n.status.MemoryReservedMib, Waiting: n.status.Waiting,
+			MemoryMiB: n.status.MemoryMib, UsedMiB: n.status.MemoryReservedMib,
+			Waiting: n.status.Waiting,
 		}
 		same = same && nodes[i] == r.nodes[i]
 	}
@@ -134,10 +143,11 @@ func (r *reader) newNodes(p *picture) []NodeUpdate {
 	return nodes
 }
 
-// tell says how a start differs from what the reader has of it, nil being nothing.
+// tell returns how a start differs from what the reader has of it. A nil before means that the
+// reader has nothing of it.
 func (r *reader) tell(before, now *start) (told Start, differs bool) {
 	told.Number = now.number
-	if before == nil || before.told.Id != now.told.Id { // the other one was of an agent that has gone
+	if before == nil || before.told.Id != now.told.Id { // before belongs to an agent that has gone
 		told.ID, told.Begin = now.told.Id, now.begin
 		if now.told.Call.GetNamespace() == r.namespace {
 			told.Action = now.told.Call.GetAction()
@@ -157,9 +167,10 @@ func (r *reader) tell(before, now *start) (told Start, differs bool) {
 		}
 	}
 	if now.told.State == "refused" || now.told.Call.GetNamespace() == r.namespace {
-		told.Why = now.told.Why // that of another's function may name what is the other's
+		told.Why = now.told.Why // another namespace's reason may name something of that namespace
 	}
-	for told.Keep < min(len(before.pieces), len(now.pieces)) && before.pieces[told.Keep] == now.pieces[told.Keep] {
+	for told.Keep < min(len(before.pieces), len(now.pieces)) &&
+		before.pieces[told.Keep] == now.pieces[told.Keep] {
 		told.Keep++
 	}
 	for _, piece := range now.pieces[told.Keep:] {
@@ -169,12 +180,12 @@ func (r *reader) tell(before, now *start) (told Start, differs bool) {
 }
 
 const (
-	slow      = 10 * time.Second // without taking anything: a reader is dropped
-	quiet     = 15 * time.Second // without news: a reader is told that we are still there
-	readsLast = 5 * time.Minute  // then it must show its key again
+	slow      = 10 * time.Second // a reader that takes nothing for so long is dropped
+	quiet     = 15 * time.Second // after so long without news, a reader gets an empty event
+	readsLast = 5 * time.Minute  // after that, the reader must show its key again
 )
 
-// feed sends updates. A reader who is slow is sent fewer: each is made when the one before has left.
+// feed sends updates. A slow reader gets fewer: each update is made after the one before was sent.
 func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
 	who := p.cfg.Admit(w, r)
 	if who == nil {
@@ -214,17 +225,18 @@ func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A stream is server-sent events on their way.
+// A stream sends server-sent events.
 type stream struct {
 	out   io.Writer
-	zip   *gzip.Writer // nil: as they are
+	zip   *gzip.Writer // nil: not compressed
 	reply *http.ResponseController
 	slow  time.Duration
 }
 
 func newStream(w http.ResponseWriter, r *http.Request, slow time.Duration) *stream {
 	s := &stream{out: w, slow: slow, reply: http.NewResponseController(w)}
-	_ = s.reply.SetReadDeadline(time.Time{}) // the request is here; what the server's bound on it would hit now is the watch for its end
+	// the request has been read; the server's read deadline would now hit the wait for its end
+	_ = s.reply.SetReadDeadline(time.Time{})
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
@@ -240,7 +252,7 @@ func newStream(w http.ResponseWriter, r *http.Request, slow time.Duration) *stre
 func (s *stream) send(u Update) error {
 	content, err := json.Marshal(u)
 	if err != nil {
-		panic(err) // numbers that are none of NaN and infinity, and texts
+		panic(err) // no number is NaN or infinite, and texts can always be marshalled
 	}
 	return s.write(append(append([]byte("data: "), content...), "\n\n"...))
 }

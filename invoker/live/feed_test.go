@@ -29,7 +29,9 @@ func place(stage timeline.Stage) float64 { return float64(slices.Index(timeline.
 
 func TestAReaderIsToldWhatChanges(t *testing.T) {
 	n := newNode()
-	n.status.Vfs = []*api.VF{{Bdf: "0000:01:10.0", State: "idle"}, {Bdf: "0000:01:10.1", State: "idle"}}
+	n.status.Vfs = []*api.VF{
+		{Bdf: "0000:01:10.0", State: "idle"}, {Bdf: "0000:01:10.1", State: "idle"},
+	}
 	call := &api.Call{Action: "ann/hello", Namespace: "ann"}
 	n.starts = &api.StartsReply{NowNs: 30e6, Starts: []*api.ColdStart{
 		{Number: 1, Id: "fn-1", Call: call, State: "starting", BeginNs: 1e6, Spans: []*api.Span{span("queue", 1, 10), span("vmm", 10, 0)}},
@@ -38,30 +40,38 @@ func TestAReaderIsToldWhatChanges(t *testing.T) {
 	_, url := serve(t, nil, n)
 	f := follow(t, url, "ann")
 	u := f.next()
-	if u.Hello == nil || u.Hello.Namespace != "ann" || u.Hello.Version != "test" || len(u.Hello.Stages) != 15 || len(u.VFs) != 2 || *u.Waiting != 3 {
+	if u.Hello == nil || u.Hello.Namespace != "ann" || u.Hello.Version != "test" ||
+		len(u.Hello.Stages) != 15 || len(u.VFs) != 2 || *u.Waiting != 3 {
 		t.Errorf("at first: %+v", u)
 	}
-	if len(u.Starts) != 2 || u.Starts[0].Action != "ann/hello" || !slices.Equal(u.Starts[0].Pieces, []float64{place(timeline.Queue), 9}) ||
+	if len(u.Starts) != 2 || u.Starts[0].Action != "ann/hello" ||
+		!slices.Equal(u.Starts[0].Pieces, []float64{place(timeline.Queue), 9}) ||
 		*u.Starts[0].Current != int(place(timeline.VMM)) {
 		t.Errorf("a start under way: %+v", u.Starts)
 	}
-	if other := u.Starts[1]; other.Action != "" || *other.Current != int(place(timeline.Unattributed)) {
+	if other := u.Starts[1]; other.Action != "" ||
+		*other.Current != int(place(timeline.Unattributed)) {
 		t.Errorf("another's: %+v", other)
 	}
 
 	n.now(func() {
-		n.status = &api.StatusReply{Driver: "sim", Vfs: []*api.VF{{Bdf: "0000:01:10.0", State: "leased", Owner: "fn-1"}}}
+		n.status = &api.StatusReply{
+			Driver: "sim", Vfs: []*api.VF{{Bdf: "0000:01:10.0", State: "leased", Owner: "fn-1"}},
+		}
 		n.starts = &api.StartsReply{Ended: 1, NowNs: 60e6, Starts: []*api.ColdStart{
 			{Number: 1, Id: "fn-1", Vf: "0000:01:10.0", Call: call, State: "answered", BeginNs: 1e6, EndNs: 50e6,
-				Spans: []*api.Span{span("queue", 1, 10), span("vmm", 10, 40), span("4-vfio-dev", 20, 30), span("first-byte", 40, 50)}},
+				Spans: []*api.Span{span("queue", 1, 10), span("vmm", 10, 40),
+					span("4-vfio-dev", 20, 30), span("first-byte", 40, 50)}},
 		}}
 	})
 	u = f.until(func(u Update) bool { return len(u.Starts) > 0 })
 	if len(u.VFs) != 2 || u.VFs[0].Owner != "fn-1" || u.VFs[1] != (VFUpdate{BDF: "0000:01:10.1"}) {
 		t.Errorf("VFs, of which one has gone: %+v", u.VFs)
 	}
-	want := []float64{place(timeline.VMM), 10, place(timeline.VFIODev), 10, place(timeline.VMM), 10, place(timeline.FirstByte), 10}
-	if s := u.Starts[0]; s.ID != "" || s.Keep != 1 || !slices.Equal(s.Pieces, want) || *s.Current != -1 || s.State != "answered" || s.VF == "" {
+	want := []float64{place(timeline.VMM), 10, place(timeline.VFIODev), 10, place(timeline.VMM),
+		10, place(timeline.FirstByte), 10}
+	if s := u.Starts[0]; s.ID != "" || s.Keep != 1 || !slices.Equal(s.Pieces, want) ||
+		*s.Current != -1 || s.State != "answered" || s.VF == "" {
 		t.Errorf("its end: %+v, want pieces %v", s, want)
 	}
 
@@ -86,7 +96,7 @@ func TestNobodyLooksWhileNobodyReads(t *testing.T) {
 	page.Close()
 	<-stopped
 	before := n.asked
-	time.Sleep(3 * pace) // nothing happens, which is not to be waited for otherwise
+	time.Sleep(3 * pace) // nothing happens during this time, and there is no event to wait for
 	if n.asked != before {
 		t.Error("the nodes are asked after the last reader has gone")
 	}
@@ -99,7 +109,9 @@ func TestReadersAreBounded(t *testing.T) {
 			t.Fatal("refused too early")
 		}
 	}
-	if resp := request(t, "GET", url+"/ui/feed", "ann", ""); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+	if resp := request(t, "GET", url+"/ui/feed", "ann",
+		""); resp.StatusCode != http.StatusServiceUnavailable ||
+		resp.Header.Get("Retry-After") == "" {
 		t.Errorf("one too many: HTTP %d", resp.StatusCode)
 	}
 	for range mostReads {
@@ -108,7 +120,7 @@ func TestReadersAreBounded(t *testing.T) {
 	follow(t, url, "ann").next()
 }
 
-// A reader who takes nothing is dropped, and the nodes are looked at meanwhile as ever.
+// A reader that takes nothing is dropped. Meanwhile the nodes are polled as usual.
 func TestASlowReaderIsDropped(t *testing.T) {
 	n := newNode()
 	page, url := serve(t, nil, n)
@@ -121,7 +133,8 @@ func TestASlowReaderIsDropped(t *testing.T) {
 	if err := conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprint(conn, "GET /ui/feed HTTP/1.1\r\nHost: x\r\nAuthorization: Basic YW5uOnNlY3JldA==\r\n\r\n")
+	fmt.Fprint(conn,
+		"GET /ui/feed HTTP/1.1\r\nHost: x\r\nAuthorization: Basic YW5uOnNlY3JldA==\r\n\r\n")
 	reading := func() bool {
 		page.watch.mu.Lock()
 		defer page.watch.mu.Unlock()
@@ -138,11 +151,13 @@ func TestASlowReaderIsDropped(t *testing.T) {
 		case <-end:
 			t.Fatal("the slow reader is still there")
 		case <-change.C:
-			n.now(func() { // enough to fill what the kernel keeps for a connection
+			n.now(func() { // enough to fill the kernel's buffers of a connection
 				reply := &api.StartsReply{NowNs: time.Now().UnixNano()}
 				for range 2000 {
 					number++
-					reply.Starts = append(reply.Starts, &api.ColdStart{Number: number, Id: fmt.Sprintf("fn-%032d", number), State: "starting"})
+					reply.Starts = append(reply.Starts, &api.ColdStart{
+						Number: number, Id: fmt.Sprintf("fn-%032d", number), State: "starting",
+					})
 				}
 				n.starts = reply
 			})
@@ -155,7 +170,8 @@ func TestASlowReaderIsDropped(t *testing.T) {
 	})
 }
 
-// What the page makes of the updates is what the node told, whatever the node told before, and however many looks the reader missed.
+// A page that adds up the updates arrives at what the node reported, whatever it reported before
+// and however many looks the reader missed.
 func TestUpdatesAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := &reader{namespace: "ann"}
@@ -168,21 +184,28 @@ func TestUpdatesAddUp(t *testing.T) {
 		for range rapid.IntRange(1, 8).Draw(t, "looks") {
 			var starts []*start
 			for number := range rapid.Uint64Range(0, 4).Draw(t, "starts") {
-				told := &api.ColdStart{Number: number + 1, Id: "x", State: rapid.SampledFrom([]string{"starting", "answered"}).Draw(t, "state"), BeginNs: 1e6}
+				told := &api.ColdStart{
+					Number: number + 1, Id: "x",
+					State:   rapid.SampledFrom([]string{"starting", "answered"}).Draw(t, "state"),
+					BeginNs: 1e6,
+				}
 				for range rapid.IntRange(0, 5).Draw(t, "spans") {
 					from := rapid.Int64Range(1, 100).Draw(t, "from")
 					to := from + rapid.Int64Range(0, 50).Draw(t, "length")
 					if rapid.Bool().Draw(t, "open") && told.State == "starting" {
 						to = 0
 					}
-					told.Spans = append(told.Spans, span(string(rapid.SampledFrom(timeline.Order).Draw(t, "stage")), from, to))
+					told.Spans = append(told.Spans,
+						span(string(rapid.SampledFrom(timeline.Order).Draw(t, "stage")), from, to))
 				}
 				if told.State == "answered" {
 					told.EndNs = 200e6
 				}
 				starts = append(starts, newStart(0, told, 120e6, 0))
 			}
-			u, _ := r.update(&picture{at: time.Unix(1, 0), nodes: []seen{{status: &api.StatusReply{}, starts: starts}}})
+			u, _ := r.update(&picture{
+				at: time.Unix(1, 0), nodes: []seen{{status: &api.StatusReply{}, starts: starts}},
+			})
 			content, err := json.Marshal(u)
 			if err != nil {
 				t.Fatal(err)
@@ -210,7 +233,8 @@ func TestUpdatesAddUp(t *testing.T) {
 				for _, p := range s.pieces {
 					want = append(want, float64(p.stage), p.ms)
 				}
-				if k := page[s.number]; !slices.Equal(k.pieces, want) || k.current != s.current || k.state != s.told.State {
+				if k := page[s.number]; !slices.Equal(k.pieces, want) || k.current != s.current ||
+					k.state != s.told.State {
 					t.Fatalf("start %d: the page has %+v, the node told %+v", s.number, k, s)
 				}
 			}

@@ -20,20 +20,23 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// Config is what a page is made of.
+// Config holds what a page needs.
 type Config struct {
 	Version string
 	Nodes   []Named
-	Waiting func() int // calls that wait in the invoker for a sandbox
-	// Admit tells who sends a request; where it may not, it has answered and returns nil.
+	Waiting func() int // returns how many calls wait in the invoker for a sandbox
+	// Admit returns the sender of a request. If the sender may not send it, Admit has answered it
+	// and returns nil.
 	Admit func(http.ResponseWriter, *http.Request) *access.Identity
-	// Burst fires n calls at once with the key of whoever asks for it, and returns what came of them, to be shown as JSON.
+	// Burst fires n calls at once with the caller's key, and returns the result, which the page
+	// shows as JSON.
 	Burst func(ctx context.Context, key string, n int) (any, error)
-	// OpenKey is the key that everybody has who can reach the page; empty: there is none, the page asks.
+	// OpenKey is the key that everybody knows who can reach the page. If it is empty, the page asks
+	// for a key.
 	OpenKey string
 }
 
-// Path is where the page is; everything below it belongs to the page.
+// Path is the URL path of the page. Everything below it belongs to the page.
 const Path = "/ui"
 
 // A Page is the handler of everything under Path.
@@ -41,7 +44,7 @@ type Page struct {
 	cfg    Config
 	mux    *http.ServeMux
 	watch  *watch
-	burst  chan struct{} // of one: a burst is under way
+	burst  chan struct{} // has room for one value, which the burst under way puts there
 	closed chan struct{}
 	close  sync.Once
 	slow   time.Duration
@@ -50,12 +53,15 @@ type Page struct {
 //go:embed page
 var files embed.FS
 
-// New returns a page. It looks at the nodes while somebody reads, and not before.
+// New returns a page. It polls the nodes only while somebody reads.
 func New(cfg Config) *Page {
-	p := &Page{cfg: cfg, mux: http.NewServeMux(), watch: newWatch(cfg.Nodes, cfg.Waiting), burst: make(chan struct{}, 1), closed: make(chan struct{}), slow: slow}
+	p := &Page{
+		cfg: cfg, mux: http.NewServeMux(), watch: newWatch(cfg.Nodes, cfg.Waiting),
+		burst: make(chan struct{}, 1), closed: make(chan struct{}), slow: slow,
+	}
 	entries, err := fs.ReadDir(files, "page")
 	if err != nil {
-		panic(err) // embedded
+		panic(err) // the files are embedded, so this cannot fail
 	}
 	for _, entry := range entries {
 		content, err := files.ReadFile("page/" + entry.Name())
@@ -63,7 +69,8 @@ func New(cfg Config) *Page {
 			panic(err)
 		}
 		if entry.Name() == "index.html" {
-			content = bytes.ReplaceAll(content, []byte("{{key}}"), []byte(html.EscapeString(cfg.OpenKey)))
+			content = bytes.ReplaceAll(content, []byte("{{key}}"),
+				[]byte(html.EscapeString(cfg.OpenKey)))
 			p.mux.Handle("GET "+Path, newFile(entry.Name(), content))
 			continue
 		}
@@ -75,10 +82,11 @@ func New(cfg Config) *Page {
 	return p
 }
 
-// Over is a handler that leaves everything but the page to others.
+// Over returns a handler that serves the page and passes all other requests to others.
 func (p *Page) Over(others http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if rest, ours := strings.CutPrefix(r.URL.Path, Path); ours && (rest == "" || rest[0] == '/') {
+		if rest, ours := strings.CutPrefix(r.URL.Path, Path); ours && (rest == "" ||
+			rest[0] == '/') {
 			p.ServeHTTP(w, r)
 			return
 		}
@@ -88,9 +96,11 @@ func (p *Page) Over(others http.Handler) http.Handler {
 
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
-	// Nothing but our own files runs or is loaded, nobody frames the page, no other site is let in, and no URL of it is told to any.
-	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
-		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	// Only our own files run or are loaded, nobody may frame the page, no other site may use it,
+	// and no other site learns a URL of it.
+	h.Set("Content-Security-Policy",
+		"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
+			"base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	h.Set("Referrer-Policy", "no-referrer")
@@ -98,10 +108,10 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mux.ServeHTTP(w, r)
 }
 
-// Close ends what readers and bursts have under way.
+// Close ends all feeds and bursts.
 func (p *Page) Close() { p.close.Do(func() { close(p.closed) }) }
 
-// A file of the page, as it is and compressed.
+// A file of the page, plain and compressed.
 type file struct {
 	kind, tag   string
 	plain, gzip []byte
@@ -109,17 +119,20 @@ type file struct {
 
 func newFile(name string, content []byte) *file {
 	var packed bytes.Buffer
-	z, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression) // the level is one
-	_, _ = z.Write(content)                                    // to memory
+	z, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression) // the level is valid
+	_, _ = z.Write(content)                                    // a write to memory cannot fail
 	_ = z.Close()
 	sum := sha256.Sum256(content)
-	return &file{kind: mime.TypeByExtension(path.Ext(name)), tag: `"` + hex.EncodeToString(sum[:8]) + `"`, plain: content, gzip: packed.Bytes()}
+	return &file{
+		kind: mime.TypeByExtension(path.Ext(name)), tag: `"` + hex.EncodeToString(sum[:8]) + `"`,
+		plain: content, gzip: packed.Bytes(),
+	}
 }
 
 func (f *file) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Type", f.kind)
-	h.Set("Cache-Control", "no-cache") // a browser asks whether it has changed
+	h.Set("Cache-Control", "no-cache") // a browser asks each time whether the file has changed
 	h.Set("ETag", f.tag)
 	h.Set("Vary", "Accept-Encoding")
 	if r.Header.Get("If-None-Match") == f.tag {
@@ -131,7 +144,7 @@ func (f *file) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.Set("Content-Encoding", "gzip")
 		content = f.gzip
 	}
-	_, _ = w.Write(content) // the caller has gone: nobody is left to tell
+	_, _ = w.Write(content) // if the caller has gone, there is nobody to answer
 }
 
 func takesGzip(r *http.Request) bool {
@@ -150,7 +163,7 @@ func refuse(w http.ResponseWriter, status int, why string) {
 func answer(w http.ResponseWriter, status int, body any) {
 	content, err := json.Marshal(body)
 	if err != nil {
-		panic(err) // every body is made of types that marshal
+		panic(err) // every body consists of types that can be marshalled
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")

@@ -21,7 +21,8 @@ func TestTheFilesOfThePage(t *testing.T) {
 	for _, link := range links {
 		resp := request(t, "GET", url+link[1], "", "")
 		kind := resp.Header.Get("Content-Type")
-		if resp.StatusCode != 200 || strings.HasPrefix(kind, "text/html") || content(t, resp) == "" {
+		if resp.StatusCode != 200 || strings.HasPrefix(kind, "text/html") ||
+			content(t, resp) == "" {
 			t.Errorf("%s: HTTP %d, %s", link[1], resp.StatusCode, kind)
 		}
 	}
@@ -46,33 +47,41 @@ func TestTheFilesOfThePage(t *testing.T) {
 	}
 }
 
-// The page runs nothing and loads nothing that is not its own, and nothing in it is written where the policy would forbid it.
+// The page runs and loads only what is its own, and nothing in it is written in a form that the
+// policy forbids.
 func TestNothingOfOthersRuns(t *testing.T) {
 	_, url := serve(t, nil)
 	for _, path := range []string{"/ui", "/ui/page.js", "/ui/feed", "/ui/burst"} {
 		h := request(t, "GET", url+path, "", "").Header
 		policy := h.Get("Content-Security-Policy")
-		if !strings.Contains(policy, "default-src 'none'") || strings.Contains(policy, "unsafe") || !strings.Contains(policy, "frame-ancestors 'none'") {
+		if !strings.Contains(policy, "default-src 'none'") || strings.Contains(policy, "unsafe") ||
+			!strings.Contains(policy, "frame-ancestors 'none'") {
 			t.Errorf("%s: policy %q", path, policy)
 		}
-		if h.Get("Access-Control-Allow-Origin") != "" || h.Get("X-Content-Type-Options") != "nosniff" {
+		if h.Get("Access-Control-Allow-Origin") != "" ||
+			h.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s: %v", path, h)
 		}
 	}
-	inline := regexp.MustCompile(`(?i)<script(?:>|[^>]*[^>]>[^<])|<style|\sstyle=|\son\w+=|javascript:|https?://`)
+	inline := regexp.MustCompile(
+		`(?i)<script(?:>|[^>]*[^>]>[^<])|<style|\sstyle=|\son\w+=|javascript:|https?://`)
 	if found := inline.FindString(content(t, request(t, "GET", url+"/ui", "", ""))); found != "" {
 		t.Errorf("index.html has %q", found)
 	}
-	unsafe := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function`)
+	unsafe := regexp.MustCompile(
+		`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function`)
 	for _, name := range []string{"page.js", "feed.js", "figures.js", "waterfall.js"} {
-		if found := unsafe.FindString(content(t, request(t, "GET", url+"/ui/"+name, "", ""))); found != "" {
+		if found := unsafe.FindString(content(t,
+			request(t, "GET", url+"/ui/"+name, "", ""))); found != "" {
 			t.Errorf("%s has %q: texts of functions become elements", name, found)
 		}
 	}
 }
 
 func TestTheOpenKeyIsGivenAndNoOther(t *testing.T) {
-	for key, want := range map[string]string{"": `name="fastiov-key" content=""`, `a:"b<`: `content="a:&#34;b&lt;"`} {
+	for key, want := range map[string]string{
+		"": `name="fastiov-key" content=""`, `a:"b<`: `content="a:&#34;b&lt;"`,
+	} {
 		w := httptest.NewRecorder()
 		New(Config{OpenKey: key}).ServeHTTP(w, httptest.NewRequest("GET", "/ui", nil))
 		if !strings.Contains(w.Body.String(), want) {
@@ -88,11 +97,13 @@ func TestWhoMayNotInvokeMayNothing(t *testing.T) {
 	}
 	_, url := serve(t, fired, newNode())
 	for _, r := range [][2]string{{"GET", "/ui/feed"}, {"POST", "/ui/burst"}} {
-		if resp := request(t, r[0], url+r[1], "", `{"n":1}`); resp.StatusCode != http.StatusUnauthorized {
+		if resp := request(t, r[0], url+r[1],
+			"", `{"n":1}`); resp.StatusCode != http.StatusUnauthorized {
 			t.Errorf("%s %s without a key: HTTP %d", r[0], r[1], resp.StatusCode)
 		}
 	}
-	if resp := request(t, "GET", url+"/ui/burst", "ann", ""); resp.StatusCode != http.StatusMethodNotAllowed {
+	if resp := request(t, "GET", url+"/ui/burst", "ann",
+		""); resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("a burst by GET: HTTP %d", resp.StatusCode)
 	}
 }
@@ -116,23 +127,27 @@ func TestBurst(t *testing.T) {
 	}
 	page, url := serve(t, fire)
 	for body, want := range map[string]int{
-		`{"n":7}`: 200, `{"n":13}`: 502, `{"n":0}`: 400, `{"n":201}`: 400, `{"n":-1}`: 400, `{"n":"x"}`: 400, `{`: 400, ``: 400,
+		`{"n":7}`: 200, `{"n":13}`: 502, `{"n":0}`: 400, `{"n":201}`: 400, `{"n":-1}`: 400,
+		`{"n":"x"}`: 400, `{`: 400, ``: 400,
 		`{"n":1` + strings.Repeat(" ", 2000) + `}`: 400,
 	} {
 		if resp := request(t, "POST", url+"/ui/burst", "ann", body); resp.StatusCode != want {
 			t.Errorf("%.20s: HTTP %d %s, want %d", body, resp.StatusCode, content(t, resp), want)
 		}
 	}
-	if got := content(t, request(t, "POST", url+"/ui/burst", "ann", `{"n":7}`)); got != `{"key":"ann:secret","n":7}` {
+	if got := content(t, request(t, "POST", url+"/ui/burst",
+		"ann", `{"n":7}`)); got != `{"key":"ann:secret","n":7}` {
 		t.Errorf("the burst was fired with %s", got)
 	}
-	foreign, err := http.NewRequestWithContext(t.Context(), "POST", url+"/ui/burst", strings.NewReader(`{"n":7}`))
+	foreign, err := http.NewRequestWithContext(t.Context(), "POST", url+"/ui/burst",
+		strings.NewReader(`{"n":7}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	foreign.SetBasicAuth("ann", "secret")
 	foreign.Header.Set("Sec-Fetch-Site", "cross-site")
-	if resp, err := http.DefaultClient.Do(foreign); err != nil || resp.StatusCode != http.StatusForbidden {
+	if resp, err := http.DefaultClient.Do(foreign); err != nil ||
+		resp.StatusCode != http.StatusForbidden {
 		t.Errorf("a form of another site: %v %v", resp, err)
 	} else {
 		resp.Body.Close()
@@ -141,7 +156,8 @@ func TestBurst(t *testing.T) {
 	send := func() { first <- request(t, "POST", url+"/ui/burst", "ann", `{"n":200}`) }
 	go send()
 	<-under
-	if resp := request(t, "POST", url+"/ui/burst", "bob", `{"n":1}`); resp.StatusCode != http.StatusConflict {
+	if resp := request(t, "POST", url+"/ui/burst",
+		"bob", `{"n":1}`); resp.StatusCode != http.StatusConflict {
 		t.Errorf("beside another burst: HTTP %d", resp.StatusCode)
 	}
 	close(hold)
@@ -187,7 +203,10 @@ func TestABurstEndsWithItsPage(t *testing.T) {
 }
 
 func TestTakesGzip(t *testing.T) {
-	for header, want := range map[string]bool{"": false, "gzip": true, "deflate, gzip;q=0.5": true, "gzip;q=0": false, "gzip; q=0": false, "br": false} {
+	for header, want := range map[string]bool{
+		"": false, "gzip": true, "deflate, gzip;q=0.5": true, "gzip;q=0": false, "gzip; q=0": false,
+		"br": false,
+	} {
 		r := httptest.NewRequest("GET", "/ui", nil)
 		r.Header.Set("Accept-Encoding", header)
 		if takesGzip(r) != want {

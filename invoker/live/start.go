@@ -8,16 +8,17 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// A start is a cold start as the page shows it: one stage after the other, and the one that it is in.
+// A start is a cold start as the page shows it: its finished stages one after the other, and the
+// present one.
 type start struct {
-	number  uint64 // among those of all nodes
+	number  uint64 // unique among the starts of all nodes
 	told    *api.ColdStart
 	begin   float64 // ms since 1970, by this machine's clock
-	pieces  []piece // that are over
-	current int     // place of the stage that it is in; -1: it has ended
+	pieces  []piece // finished stages
+	current int     // index of the present stage; -1: the start has ended
 }
 
-// A piece is a stage, by its place in timeline.Order, and how long it took.
+// A piece is a stage, by its index in timeline.Order, and its duration.
 type piece struct {
 	stage int
 	ms    float64
@@ -31,9 +32,13 @@ var places = func() map[timeline.Stage]int {
 	return m
 }()
 
-// newStart cuts what a node told at now into pieces. A stage that is not known here counts as one that none claims.
+// newStart cuts what a node reported at now into pieces. Time in an unknown stage counts as
+// unattributed.
 func newStart(node int, told *api.ColdStart, now, ahead int64) *start {
-	s := &start{number: uint64(node)<<40 | told.Number, told: told, begin: float64((told.BeginNs+ahead)/1000) / 1000, current: -1}
+	s := &start{
+		number: uint64(node)<<40 | told.Number, told: told,
+		begin: float64((told.BeginNs+ahead)/1000) / 1000, current: -1,
+	}
 	end := told.EndNs
 	if end == 0 {
 		end = now
@@ -44,10 +49,13 @@ func newStart(node int, told *api.ColdStart, now, ahead int64) *start {
 		if until == 0 {
 			until = end
 		}
-		spans[i] = timeline.Span{Stage: timeline.Stage(span.Stage), Begin: time.Unix(0, span.BeginNs), End: time.Unix(0, until)}
+		spans[i] = timeline.Span{
+			Stage: timeline.Stage(span.Stage), Begin: time.Unix(0, span.BeginNs),
+			End: time.Unix(0, until),
+		}
 	}
 	segments := timeline.Segments(spans, time.Unix(0, told.BeginNs), time.Unix(0, end))
-	if told.EndNs == 0 { // the last one goes on
+	if told.EndNs == 0 { // the last stage goes on
 		s.current = places[timeline.Unattributed]
 		if last := len(segments) - 1; last >= 0 {
 			s.current = placeOf(segments[last].Stage)
@@ -55,7 +63,8 @@ func newStart(node int, told *api.ColdStart, now, ahead int64) *start {
 		}
 	}
 	for _, segment := range segments {
-		s.pieces = append(s.pieces, piece{placeOf(segment.Stage), milliseconds(segment.End.Sub(segment.Begin))})
+		s.pieces = append(s.pieces,
+			piece{placeOf(segment.Stage), milliseconds(segment.End.Sub(segment.Begin))})
 	}
 	return s
 }
@@ -67,5 +76,5 @@ func placeOf(stage timeline.Stage) int {
 	return places[timeline.Unattributed]
 }
 
-// milliseconds are told to a thousandth.
+// milliseconds returns d in milliseconds, rounded to a thousandth.
 func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1000) / 1000 }

@@ -11,26 +11,28 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// Node is what the page asks of a node.
+// Node is the part of a node's API that the page uses.
 type Node interface {
-	Starts(ctx context.Context, in *api.StartsRequest, opts ...grpc.CallOption) (*api.StartsReply, error)
-	Status(ctx context.Context, in *api.StatusRequest, opts ...grpc.CallOption) (*api.StatusReply, error)
+	Starts(ctx context.Context, in *api.StartsRequest,
+		opts ...grpc.CallOption) (*api.StartsReply, error)
+	Status(ctx context.Context, in *api.StatusRequest,
+		opts ...grpc.CallOption) (*api.StatusReply, error)
 }
 
-// Named is a node and what to call it.
+// Named is a node and its name.
 type Named struct {
 	Name string
 	Node
 }
 
 const (
-	pace      = 100 * time.Millisecond // between looks
-	patience  = time.Second            // with a node that does not answer
-	keep      = 256                    // starts that have ended, per node
-	mostReads = 32                     // at once
+	pace      = 100 * time.Millisecond // between two looks
+	patience  = time.Second            // how long a node may take to answer
+	keep      = 256                    // ended starts per node
+	mostReads = 32                     // readers at the same time
 )
 
-// A watch looks at the nodes for as long as it has readers. What it saw is a picture, which nobody changes.
+// A watch polls the nodes while it has readers. The result is a picture, which never changes.
 type watch struct {
 	waiting func() int
 
@@ -43,39 +45,42 @@ type watch struct {
 	stopped chan struct{}
 }
 
-// A picture is what was seen at one look.
+// A picture is the result of one look.
 type picture struct {
 	at      time.Time
 	waiting int
 	nodes   []seen
 }
 
-// What was seen of one node.
+// seen is the part of a picture about one node.
 type seen struct {
 	name   string
-	why    string // it did not answer; the rest is what was seen last
+	why    string // why it did not answer; then the other fields are from an earlier look
 	status *api.StatusReply
-	starts []*start // those under way by number, those that have ended in that order
+	starts []*start // the ended ones in order of their ends, then the running ones
 }
 
-// A watched node. It is looked at by one goroutine.
+// watched is a node that one goroutine polls.
 type watched struct {
 	Named
 	place int
 	ended uint64
-	past  []*start // that have ended
+	past  []*start // ended starts
 	last  seen
 }
 
 func newWatch(nodes []Named, waiting func() int) *watch {
 	w := &watch{waiting: waiting, now: &picture{}, next: make(chan struct{})}
 	for i, n := range nodes {
-		w.nodes = append(w.nodes, &watched{Named: n, place: i, last: seen{name: n.Name, status: &api.StatusReply{}}})
+		w.nodes = append(w.nodes, &watched{
+			Named: n, place: i, last: seen{name: n.Name, status: &api.StatusReply{}},
+		})
 	}
 	return w
 }
 
-// join lets one more read, unless too many do. The first one has to wait for the first look.
+// join adds a reader, or returns false if there are too many. The first reader has to wait for the
+// first look.
 func (w *watch) join() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +89,7 @@ func (w *watch) join() bool {
 	}
 	if w.readers++; w.readers == 1 {
 		ctx, stop := context.WithCancel(context.Background())
-		before := w.stopped // of the one that looks no more
+		before := w.stopped // closed when the previous polling goroutine has ended
 		w.stop, w.stopped = stop, make(chan struct{})
 		go w.run(ctx, before, w.stopped)
 	}
@@ -96,11 +101,12 @@ func (w *watch) leave() {
 	defer w.mu.Unlock()
 	if w.readers--; w.readers == 0 {
 		w.stop()
-		w.now = &picture{} // the next one is not to be shown what was long ago
+		w.now = &picture{} // so that a new reader is not shown an old picture
 	}
 }
 
-// picture is the newest one, and what is closed when there is a newer one. There may be none yet.
+// picture returns the newest picture, and a channel that is closed when there is a newer one. The
+// picture may be empty at first.
 func (w *watch) picture() (now *picture, next <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,7 +119,7 @@ func (w *watch) run(ctx context.Context, before <-chan struct{}, stopped chan<- 
 		<-before
 	}
 	for _, n := range w.nodes {
-		n.ended, n.past = 0, nil // while nobody looked they may have become others
+		n.ended, n.past = 0, nil // while nobody polled, another agent may have started
 	}
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
@@ -130,7 +136,8 @@ func (w *watch) run(ctx context.Context, before <-chan struct{}, stopped chan<- 
 func (w *watch) show(ctx context.Context, p *picture) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if ctx.Err() != nil { // nobody reads; a call that was cut off is no news
+	// the last reader has gone; an interrupted call says nothing about the node
+	if ctx.Err() != nil {
 		return
 	}
 	w.now = p
@@ -158,16 +165,17 @@ func (n *watched) look(ctx context.Context) seen {
 		starts, err = n.Starts(ctx, &api.StartsRequest{After: n.ended})
 	}
 	if err != nil {
-		n.ended, n.past = 0, nil // it may be another one that answers next
+		n.ended, n.past = 0, nil // another agent may answer next
 		n.last.why = status.Convert(err).Message()
 		return n.last
 	}
-	if starts.Ended < n.ended { // another agent, which has told all of its own
+	if starts.Ended < n.ended { // another agent, whose ended starts are all in this answer
 		n.past = nil
 	}
 	n.ended = starts.Ended
 	n.last = seen{name: n.Name, status: nodeStatus}
-	ahead := time.Now().UnixNano() - starts.NowNs // of the node's clock, and the way
+	// how far our clock is ahead of the node's, plus the time that the answer took
+	ahead := time.Now().UnixNano() - starts.NowNs
 	var running []*start
 	for _, told := range starts.Starts {
 		s := newStart(n.place, told, starts.NowNs, ahead)
@@ -180,6 +188,7 @@ func (n *watched) look(ctx context.Context) seen {
 	if extra := len(n.past) - keep; extra > 0 {
 		n.past = append([]*start(nil), n.past[extra:]...)
 	}
-	n.last.starts = append(append(make([]*start, 0, len(n.past)+len(running)), n.past...), running...)
+	n.last.starts = append(append(make([]*start, 0, len(n.past)+len(running)), n.past...),
+		running...)
 	return n.last
 }
