@@ -1,8 +1,9 @@
-// Package functions holds the sample functions: hello, echo-net, and four of the applications that papers on serverless computing are
-// measured by (SeBS calls them thumbnailer, compression, graph-bfs and image-recognition). Each fetches its input from a storage server,
-// computes, and stores what came out; inputs/ makes what they work on, storage/ is a server for it.
+// Package functions holds the sample functions: hello, echo-net, and four of the applications with
+// which papers measure serverless computing (SeBS calls them thumbnailer, compression, graph-bfs
+// and image-recognition). Each of the four fetches its input from a storage server, computes, and
+// stores its result. inputs/ makes the inputs, storage/ is such a server.
 //
-// A folder is a function: its code, manifest.yaml for wsk, service.yaml for kn.
+// Each function has a folder: its code, manifest.yaml for wsk, service.yaml for kn.
 package functions
 
 import (
@@ -16,7 +17,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// HelloPython and HelloNode greet whoever args.name is.
+// HelloPython and HelloNode greet the person named args.name.
 var (
 	//go:embed hello/hello.py
 	HelloPython string
@@ -27,7 +28,7 @@ var (
 //go:embed hello echo-net image compression scientific inference
 var files embed.FS
 
-// A Function is one action as its manifest tells it.
+// A Function is one action as its manifest describes it.
 type Function struct {
 	Name       string
 	Kind       string
@@ -37,11 +38,11 @@ type Function struct {
 	Parameters map[string]string
 }
 
-// All are the sample functions, told that the storage server is at the URL storage.
+// All returns the sample functions. They use the storage server at the URL storage.
 func All(storage string) (all []Function) {
 	manifests, err := fs.Glob(files, "*/manifest.yaml")
 	if err != nil {
-		panic(err) // the pattern is a good one
+		panic(err) // the pattern is valid
 	}
 	for _, file := range manifests {
 		all = append(all, read(file, storage)...)
@@ -49,7 +50,7 @@ func All(storage string) (all []Function) {
 	return all
 }
 
-// read panics on what tests see first: the files are part of the binary.
+// read panics on an error: the files are part of the binary, so a test sees the error first.
 func read(file, storage string) (in []Function) {
 	content, err := files.ReadFile(file)
 	if err != nil {
@@ -78,9 +79,11 @@ func read(file, storage string) (in []Function) {
 			panic(err)
 		}
 		for parameter, value := range a.Inputs {
-			a.Inputs[parameter] = os.Expand(value, func(name string) string { return map[string]string{"STORAGE": storage}[name] })
+			a.Inputs[parameter] = os.Expand(value,
+				func(name string) string { return map[string]string{"STORAGE": storage}[name] })
 		}
-		in = append(in, Function{name, a.Runtime, string(code), a.Limits.MemorySize, a.Limits.Timeout, a.Inputs})
+		in = append(in, Function{name, a.Runtime, string(code), a.Limits.MemorySize,
+			a.Limits.Timeout, a.Inputs})
 	}
 	return in
 }

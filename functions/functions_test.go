@@ -18,8 +18,8 @@ import (
 	"github.com/fastiov/fastiov/functions/inputs"
 )
 
-// TestFunctions runs every sample function on this machine, through the proxy that runs it in a sandbox, against a storage server, and
-// checks what it stored by other means.
+// TestFunctions runs every sample function on this machine, behind the proxy of its sandbox and
+// with a storage server, and checks the stored result in another way.
 func TestFunctions(t *testing.T) {
 	if testing.Short() {
 		t.Skip("computes for some seconds")
@@ -39,7 +39,7 @@ func TestFunctions(t *testing.T) {
 	}
 }
 
-// TestInferenceReadsTheNetworkOffItsWeights: the same program runs a network of ResNet-50's form, here with few channels.
+// The same program runs a network of ResNet-50's form, here with few channels.
 func TestInferenceReadsTheNetworkOffItsWeights(t *testing.T) {
 	if testing.Short() {
 		t.Skip("computes for some seconds")
@@ -58,7 +58,8 @@ func TestInferenceReadsTheNetworkOffItsWeights(t *testing.T) {
 			if result := functionstest.Native(t, f); result["network"] != c.name {
 				t.Errorf("%v", result)
 			}
-			functionstest.CheckScores(t, network, functionstest.Get(t, port, f.Parameters["output"]))
+			functionstest.CheckScores(t, network,
+				functionstest.Get(t, port, f.Parameters["output"]))
 		})
 	}
 }
@@ -74,7 +75,7 @@ func named(t *testing.T, name, port string) functions.Function {
 	return functions.Function{}
 }
 
-// TestFunctionsSayWhatIsWrong: a parameter that is missing and an object that is not there are named in the error.
+// An error names the missing parameter or object.
 func TestFunctionsSayWhatIsWrong(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a process for each")
@@ -86,19 +87,21 @@ func TestFunctionsSayWhatIsWrong(t *testing.T) {
 		}
 		t.Run(f.Name, func(t *testing.T) {
 			f.Parameters["input"] = "samples/nothing"
-			if why := functionstest.NativeError(t, f); !strings.Contains(why, "samples/nothing") || !strings.Contains(why, "404") {
+			if why := functionstest.NativeError(t, f); !strings.Contains(why, "samples/nothing") ||
+				!strings.Contains(why, "404") {
 				t.Errorf("of an object that is not there it says %q", why)
 			}
 			delete(f.Parameters, "storage")
-			if why := functionstest.NativeError(t, f); !strings.Contains(why, "storage") || !strings.Contains(why, "needed") {
+			if why := functionstest.NativeError(t, f); !strings.Contains(why, "storage") ||
+				!strings.Contains(why, "needed") {
 				t.Errorf("without storage it says %q", why)
 			}
 		})
 	}
 }
 
-// TestKnativeServices: each function has a service.yaml that names its image, its memory and its arguments as the manifest for wsk does,
-// and answers behind the server that is in that image.
+// Each function's service.yaml names its image, and the same memory and arguments as the manifest
+// for wsk. The function answers behind the server in that image.
 func TestKnativeServices(t *testing.T) {
 	services, err := filepath.Glob("*/service.yaml")
 	if err != nil || len(services) != 6 {
@@ -119,19 +122,24 @@ func TestKnativeServices(t *testing.T) {
 				t.Fatal(err)
 			}
 			spec := service.Spec.Template.Spec
-			if service.APIVersion != "serving.knative.dev/v1" || service.Kind != "Service" || service.Metadata.Name != name || len(spec.Containers) != 1 ||
+			if service.APIVersion != "serving.knative.dev/v1" || service.Kind != "Service" ||
+				service.Metadata.Name != name || len(spec.Containers) != 1 ||
 				spec.TimeoutSeconds*1000 != f.TimeoutMs || spec.ContainerConcurrency != 1 {
 				t.Fatalf("%+v", service)
 			}
 			container := spec.Containers[0]
-			if s := container.Security; s.Escalates || !s.NonRoot || len(s.Capabilities.Drop) != 1 || s.Seccomp.Type != "RuntimeDefault" {
+			if s := container.Security; s.Escalates || !s.NonRoot ||
+				len(s.Capabilities.Drop) != 1 || s.Seccomp.Type != "RuntimeDefault" {
 				t.Errorf("%+v", s)
 			}
 			var arguments map[string]string
-			if len(container.Env) != 1 || container.Env[0].Name != "ARGUMENTS" || json.Unmarshal([]byte(container.Env[0].Value), &arguments) != nil {
+			if len(container.Env) != 1 || container.Env[0].Name != "ARGUMENTS" ||
+				json.Unmarshal([]byte(container.Env[0].Value), &arguments) != nil {
 				t.Fatalf("%+v", container)
 			}
-			if container.Image != "localhost:5000/fastiov/"+name+":1" || container.Resources.Limits["memory"] != memory(f.MemoryMB) || len(arguments) != len(f.Parameters) {
+			if container.Image != "localhost:5000/fastiov/"+name+":1" ||
+				container.Resources.Limits["memory"] != memory(f.MemoryMB) ||
+				len(arguments) != len(f.Parameters) {
 				t.Errorf("%+v, and wsk's is %+v", container, f)
 			}
 			for parameter, value := range arguments {
@@ -176,7 +184,8 @@ func TestAFunctionBehindKnativesServer(t *testing.T) {
 	}
 	port := functionstest.Storage(t)
 	f := named(t, "scientific", port)
-	base := functionstest.Start(t, functionstest.FreePort(t), functionstest.Python(t, false), "-I", "-u", "knative/serve.py", "scientific/scientific.py")
+	base := functionstest.Start(t, functionstest.FreePort(t), functionstest.Python(t, false),
+		"-I", "-u", "knative/serve.py", "scientific/scientific.py")
 	call := func(body string) (int, map[string]any) {
 		resp, err := http.Post(base, "application/json", strings.NewReader(body))
 		if err != nil {
@@ -204,7 +213,8 @@ func TestAFunctionBehindKnativesServer(t *testing.T) {
 		status int
 		why    string
 	}{{"[]", 400, "JSON object"}, {"{", 400, "JSON object"}, {"{}", 500, "storage"}} {
-		if status, result := call(c.body); status != c.status || !strings.Contains(result["error"].(string), c.why) {
+		if status, result := call(c.body); status != c.status ||
+			!strings.Contains(result["error"].(string), c.why) {
 			t.Errorf("%s: %d %v", c.body, status, result)
 		}
 	}
