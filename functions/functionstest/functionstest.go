@@ -1,4 +1,5 @@
-// Package functionstest runs the sample functions on this machine, and checks what they stored by other means than theirs.
+// Package functionstest runs the sample functions on this machine, and checks their results by
+// other means.
 package functionstest
 
 import (
@@ -8,7 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"image"
-	_ "image/jpeg" // the functions' formats
+	_ "image/jpeg" // decodes one of the functions' formats
 	_ "image/png"
 	"io"
 	"math"
@@ -23,7 +24,7 @@ import (
 	"github.com/fastiov/fastiov/functions/storage"
 )
 
-// Each is made once: it takes a second or two.
+// Each is made only once, since that takes a second or two.
 var (
 	made    = sync.OnceValue(makeInputs)
 	trained = sync.OnceValue(inputs.Trained)
@@ -33,7 +34,7 @@ func makeInputs() map[string][]byte {
 	content := map[string][]byte{}
 	for _, key := range inputs.Keys {
 		if key == inputs.Weights {
-			content[key] = trained().File() // what Make would make, once more
+			content[key] = trained().File() // saves a second training: Make would return the same
 		} else {
 			content[key] = inputs.Make(key)
 		}
@@ -41,7 +42,7 @@ func makeInputs() map[string][]byte {
 	return content
 }
 
-// Storage runs a storage server that holds the inputs, on a loopback port, until the test ends.
+// Storage runs a storage server with the inputs on a loopback port until the test ends.
 func Storage(t *testing.T) (port string) {
 	t.Helper()
 	server, err := storage.Open(t.TempDir(), storage.MaxObject)
@@ -64,7 +65,7 @@ func Storage(t *testing.T) (port string) {
 	return u.Port()
 }
 
-// Put stores an object in the server at a loopback port, Get reads one.
+// Put stores an object in the server at a loopback port. Get reads one.
 func Put(t *testing.T, port, key string, content []byte) {
 	t.Helper()
 	object(t, http.MethodPut, port, key, bytes.NewReader(content))
@@ -77,7 +78,8 @@ func Get(t *testing.T, port, key string) []byte {
 
 func object(t *testing.T, method, port, key string, body io.Reader) []byte {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://127.0.0.1:"+port+"/"+key, body)
+	req, err := http.NewRequestWithContext(t.Context(), method,
+		"http://127.0.0.1:"+port+"/"+key, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +95,7 @@ func object(t *testing.T, method, port, key string, body io.Reader) []byte {
 	return content
 }
 
-// Check tells whether a function's result, and what it stored (nil: nothing), are what they must be.
+// Check checks a function's result and the object that it stored (nil: none).
 func Check(t *testing.T, f functions.Function, result map[string]any, stored []byte) {
 	t.Helper()
 	if f.Parameters["output"] != "" {
@@ -125,7 +127,8 @@ func Check(t *testing.T, f functions.Function, result map[string]any, stored []b
 	case "inference":
 		CheckScores(t, trained(), stored)
 		best, _ := result["classes"].([]any)
-		if len(best) == 0 || best[0].(map[string]any)["label"] != inputs.Labels[1] || result["network"] != trained().Said["name"] {
+		if len(best) == 0 || best[0].(map[string]any)["label"] != inputs.Labels[1] ||
+			result["network"] != trained().Said["name"] {
 			t.Errorf("inference answered %v", result)
 		}
 	default:
@@ -133,8 +136,8 @@ func Check(t *testing.T, f functions.Function, result map[string]any, stored []b
 	}
 }
 
-// CheckSame tells whether a function stored the same here and there. Where another version of a library may have had its hand in it, that
-// is the same picture, the same content, the same scores.
+// CheckSame checks that a function stored the same here and there. Where the versions of a library
+// may differ, only the picture, the content or the scores must be the same.
 func CheckSame(t *testing.T, f functions.Function, here, there []byte) {
 	t.Helper()
 	var same bool
@@ -156,11 +159,12 @@ func CheckSame(t *testing.T, f functions.Function, here, there []byte) {
 		same = bytes.Equal(here, there)
 	}
 	if !same {
-		t.Errorf("%s stored %d bytes here and %d there, and they are not the same", f.Name, len(here), len(there))
+		t.Errorf("%s stored %d bytes here and %d there, and they are not the same",
+			f.Name, len(here), len(there))
 	}
 }
 
-// pixelsOff is by how much of 255 two pictures' pixels differ in the mean.
+// pixelsOff returns the mean difference of two pictures' pixels, of at most 255.
 func pixelsOff(a, b image.Image) (off float64) {
 	if a.Bounds() != b.Bounds() {
 		return 255
@@ -175,7 +179,7 @@ func pixelsOff(a, b image.Image) (off float64) {
 	return off
 }
 
-// Unzip is the content of an archive's only member.
+// Unzip returns the content of an archive's only member.
 func Unzip(t *testing.T, archive []byte) []byte {
 	t.Helper()
 	r, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))
@@ -186,14 +190,14 @@ func Unzip(t *testing.T, archive []byte) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	content, err := io.ReadAll(member) // and checks the CRC
+	content, err := io.ReadAll(member) // also checks the CRC
 	if err != nil {
 		t.Fatal(err)
 	}
 	return content
 }
 
-// checkThumbnail compares each pixel with the mean of those of the picture that it stands for.
+// checkThumbnail compares each pixel with the mean of the pixels of the picture that it represents.
 func checkThumbnail(t *testing.T, picture, thumbnail []byte) {
 	t.Helper()
 	large, small := decode(t, picture), decode(t, thumbnail)
@@ -235,8 +239,9 @@ func rgb(img image.Image, x, y int) [3]float64 {
 	return [3]float64{float64(r >> 8), float64(g >> 8), float64(b >> 8)}
 }
 
-// checkDistances proves distances right without a search: the source has 0 and nobody else; no edge joins two whose distances differ by
-// more than one; every other node that is reached has a neighbour that is nearer by one.
+// checkDistances proves distances right without a search: only the source has distance 0; the
+// distances of an edge's two ends differ by at most one; every other node that was reached has a
+// neighbour that is nearer by one.
 func checkDistances(t *testing.T, graph, stored []byte, result map[string]any) {
 	t.Helper()
 	words, distances := words(graph), words(stored)
@@ -281,7 +286,8 @@ func words(content []byte) []uint32 {
 	return all
 }
 
-// CheckScores compares the scores that inference stored with what the network comes to when it is worked out number by number.
+// CheckScores compares the scores that inference stored with the network's scores, which it
+// computes value by value.
 func CheckScores(t *testing.T, network *inputs.Network, stored []byte) {
 	t.Helper()
 	var answer struct{ Scores []float64 }
@@ -297,7 +303,8 @@ func CheckScores(t *testing.T, network *inputs.Network, stored []byte) {
 		size = max(size, math.Abs(float64(w)))
 	}
 	for n, got := range answer.Scores {
-		if off := math.Abs(got - float64(want[n])); !(off <= 1e-3*size) { // which catches a NaN too
+		// written so that a NaN fails too
+		if off := math.Abs(got - float64(want[n])); !(off <= 1e-3*size) {
 			t.Fatalf("score %d is %g, want %g; the largest is %g", n, got, want[n], size)
 		}
 	}

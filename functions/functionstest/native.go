@@ -18,7 +18,8 @@ import (
 	"github.com/fastiov/fastiov/functions/runtimes"
 )
 
-// Native runs a function on this machine, behind the same proxy as in a sandbox, and returns its result.
+// Native runs a function on this machine, behind the same proxy as in a sandbox, and returns its
+// result.
 func Native(t *testing.T, f functions.Function) map[string]any {
 	t.Helper()
 	result := run(t, f)
@@ -28,7 +29,7 @@ func Native(t *testing.T, f functions.Function) map[string]any {
 	return result
 }
 
-// NativeError runs a function that must fail, and returns why it says it did.
+// NativeError runs a function that must fail, and returns the reason in its error.
 func NativeError(t *testing.T, f functions.Function) string {
 	t.Helper()
 	result := run(t, f)
@@ -51,7 +52,8 @@ func run(t *testing.T, f functions.Function) map[string]any {
 	}
 	port := FreePort(t)
 	base := Start(t, port, append(command, file)...)
-	post(t, base+"/init", map[string]any{"value": map[string]any{"name": f.Name, "main": "main", "code": f.Code}})
+	post(t, base+"/init",
+		map[string]any{"value": map[string]any{"name": f.Name, "main": "main", "code": f.Code}})
 	status, result := post(t, base+"/run", map[string]any{"value": f.Parameters})
 	if status != http.StatusOK {
 		t.Fatalf("%s: %d %v", f.Name, status, result)
@@ -59,11 +61,13 @@ func run(t *testing.T, f functions.Function) map[string]any {
 	return result
 }
 
-// Start runs a server on a loopback port until the test ends, and returns its URL once it accepts connections.
+// Start runs a server on a loopback port until the test ends, and returns its URL once it accepts
+// connections.
 func Start(t *testing.T, port string, command ...string) (base string) {
 	t.Helper()
 	server := exec.Command(command[0], command[1:]...)
-	server.Env = []string{"PORT=" + port, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()} // and no proxy to other networks
+	// no proxy variables: no other network is used
+	server.Env = []string{"PORT=" + port, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}
 	var said bytes.Buffer
 	server.Stdout, server.Stderr = &said, &said
 	if err := server.Start(); err != nil {
@@ -95,7 +99,7 @@ func Start(t *testing.T, port string, command ...string) (base string) {
 	}
 }
 
-// FreePort is a loopback port that is free now.
+// FreePort returns a loopback port that is free now.
 func FreePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -131,7 +135,8 @@ func post(t *testing.T, url string, in any) (status int, out map[string]any) {
 	return resp.StatusCode, out
 }
 
-// interpreter is the command that runs a kind of function here. Where it is missing the test is skipped, and fails in CI.
+// interpreter returns the command that runs a kind of function on this machine. Without it the test
+// is skipped, or fails in CI.
 func interpreter(t *testing.T, kind string) []string {
 	t.Helper()
 	if strings.HasPrefix(kind, "nodejs") {
@@ -144,7 +149,8 @@ func interpreter(t *testing.T, kind string) []string {
 	return []string{Python(t, strings.HasSuffix(kind, "-ai")), "-I", "-u"}
 }
 
-// Python is a Python, if need be one with the libraries of the kind python:3-ai.
+// Python returns a Python interpreter; with libraries, one that has the libraries of the kind
+// python:3-ai.
 func Python(t *testing.T, libraries bool) string {
 	t.Helper()
 	program := "import sys; assert sys.version_info >= (3, 10)"
@@ -152,7 +158,8 @@ func Python(t *testing.T, libraries bool) string {
 		program += "; import PIL.Image, numpy"
 	}
 	for _, name := range []string{"/usr/bin/python3", "python3"} {
-		if path, err := exec.LookPath(name); err == nil && exec.Command(path, "-I", "-c", program).Run() == nil {
+		if path, err := exec.LookPath(name); err == nil &&
+			exec.Command(path, "-I", "-c", program).Run() == nil {
 			return path
 		}
 	}
