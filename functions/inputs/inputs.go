@@ -1,5 +1,6 @@
-// Package inputs makes what the sample functions work on: a picture, a document, a graph, and a network with a pattern for it to look at.
-// They are made, not shipped: the same bytes every time, from a seed.
+// Package inputs makes the inputs of the sample functions: a picture, a document, a graph, and a
+// network with a pattern to recognise. They are computed from a seed, not shipped: the bytes are
+// always the same.
 package inputs
 
 import (
@@ -13,7 +14,7 @@ import (
 	"strings"
 )
 
-// What the inputs are called in the storage server.
+// The names of the inputs in the storage server.
 const (
 	Picture  = "samples/picture.jpg"
 	Document = "samples/document.txt"
@@ -42,14 +43,14 @@ func Make(key string) []byte {
 	panic("inputs: there is no " + key)
 }
 
-// numbers are as random as they need to be, and the same for the same name.
+// numbers returns a random generator that is seeded with the name.
 func numbers(name string) *rand.Rand {
 	var seed [32]byte
 	copy(seed[:], name)
 	return rand.New(rand.NewChaCha8(seed))
 }
 
-// picture is a landscape: a sky, a sun, three ranges of hills and the grain of a film.
+// picture returns a landscape: a sky, a sun, three ranges of hills and the grain of a film.
 func picture(width, height int) []byte {
 	r := numbers(Picture)
 	img := image.NewRGBA(image.Rect(0, 0, width, height))
@@ -57,7 +58,9 @@ func picture(width, height int) []byte {
 		var hills [3]float64
 		for n := range hills {
 			at := float64(x) / float64(width) * 2 * math.Pi
-			hills[n] = float64(height) * (0.45 + 0.15*float64(n) + 0.06*math.Sin(at*(1.3+float64(n))+2*float64(n)) + 0.02*math.Sin(at*(7+3*float64(n))))
+			hills[n] = float64(height) * (0.45 + 0.15*float64(n) +
+				0.06*math.Sin(at*(1.3+float64(n))+2*float64(n)) +
+				0.02*math.Sin(at*(7+3*float64(n))))
 		}
 		for y := range height {
 			c := sky(float64(x)/float64(width), float64(y)/float64(height))
@@ -67,12 +70,13 @@ func picture(width, height int) []byte {
 				}
 			}
 			grain := 6 * (r.Float64() - 0.5)
-			img.SetRGBA(x, y, color.RGBA{shade(c[0] + grain), shade(c[1] + grain), shade(c[2] + grain), 255})
+			img.SetRGBA(x, y,
+				color.RGBA{shade(c[0] + grain), shade(c[1] + grain), shade(c[2] + grain), 255})
 		}
 	}
 	var b bytes.Buffer
 	if err := jpeg.Encode(&b, img, &jpeg.Options{Quality: 90}); err != nil {
-		panic(err) // memory does not refuse
+		panic(err) // a write to memory cannot fail
 	}
 	return b.Bytes()
 }
@@ -86,7 +90,8 @@ func sky(x, y float64) [3]float64 {
 
 func shade(v float64) uint8 { return uint8(min(max(v, 0), 255)) }
 
-// document is prose of made-up words, some of them far more frequent than others, as in any language: it packs as well as English.
+// document returns prose of made-up words. As in any language, some words are far more frequent
+// than others, so it compresses about as well as English.
 func document(size int) []byte {
 	r := numbers(Document)
 	words := make([]string, 5000)
@@ -100,7 +105,8 @@ func document(size int) []byte {
 	}
 	var b bytes.Buffer
 	for column := 0; b.Len() < size; {
-		word := words[int(math.Pow(float64(len(words)), r.Float64()))-1] // the n-th word about 1/n times as often as the first
+		// the n-th word is about 1/n times as frequent as the first
+		word := words[int(math.Pow(float64(len(words)), r.Float64()))-1]
 		end := byte(' ')
 		if column += len(word) + 1; column > 90 {
 			end, column = '\n', 0
@@ -111,11 +117,11 @@ func document(size int) []byte {
 	return b.Bytes()[:size]
 }
 
-// graph is one of n nodes that grew: each new node has joined so many of those before it, and rather those that many had joined, as pages
-// of the web do. Its form is told in scientific/scientific.py.
+// graph returns a graph of n nodes that grew like the web: each new node joins several earlier
+// ones, preferably those that many have joined. scientific/scientific.py describes its format.
 func graph(n, joins int) []byte {
 	r := numbers(Graph)
-	var ends []uint32 // both ends of every edge: who is in there often is chosen often
+	var ends []uint32 // both ends of every edge, so that a well-connected node is chosen often
 	for node := 1; node < n; node++ {
 		known := len(ends)
 		for range min(node, joins) {

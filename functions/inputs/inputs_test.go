@@ -8,13 +8,14 @@ import (
 	"testing"
 )
 
-// What is made is the same everywhere and always; who changes it changes these.
+// The inputs are the same on every machine. A change of an input changes these hashes.
 func TestInputsAreAlwaysTheSame(t *testing.T) {
 	for key, want := range map[string]string{
-		Picture: "40c59060d1dc904f", Document: "f8dd39bb1d14909b", Graph: "77136a430af378d5", Pattern: "655a6a2a24aee495", Weights: "a0286a055cbfdbef",
+		Picture: "40c59060d1dc904f", Document: "f8dd39bb1d14909b", Graph: "77136a430af378d5",
+		Pattern: "655a6a2a24aee495", Weights: "a0286a055cbfdbef",
 	} {
 		if key == Weights && testing.Short() {
-			continue // they take a second or two, and under the race detector half a minute
+			continue // they take a second or two, and half a minute with the race detector
 		}
 		content := Make(key)
 		sum := sha256.Sum256(content)
@@ -36,7 +37,7 @@ func TestTheDocumentPacksLikeProse(t *testing.T) {
 	}
 }
 
-// The network knows patterns that it was not fitted to.
+// The network recognises patterns that it was not trained with.
 func TestTheNetworkKnowsPatterns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("computes for some seconds")

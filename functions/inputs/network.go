@@ -15,14 +15,16 @@ type Tensor struct {
 	Values []float32
 }
 
-// A Network is a residual network by its tensors, named as torchvision's. What it computes is written down here plainly, number by number,
-// so that the function's own arithmetic has something to be checked against.
+// A Network is a residual network, given by its tensors, which have torchvision's names. Its
+// methods compute plainly, value by value, so that the function's own arithmetic can be checked
+// against them.
 type Network struct {
 	Tensors map[string]Tensor
 	Said    map[string]string // name and labels, for the file
 }
 
-// File is the network as a safetensors file: the length of a JSON header, the header, the numbers.
+// File returns the network as a safetensors file: the length of a JSON header, the header, the
+// numbers.
 func (n *Network) File() []byte {
 	type entry struct {
 		Type    string `json:"dtype"`
@@ -37,7 +39,7 @@ func (n *Network) File() []byte {
 	}
 	text, err := json.Marshal(header)
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // strings and numbers can always be marshalled
 	}
 	b := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
 	for _, name := range slices.Sorted(maps.Keys(n.Tensors)) {
@@ -48,7 +50,7 @@ func (n *Network) File() []byte {
 	return b
 }
 
-// An activation is what a layer hands on: channels of rows of columns.
+// An activation is the output of a layer: channels of rows of columns.
 type activation struct {
 	channels, rows, columns int
 	values                  []float32
@@ -66,7 +68,8 @@ func looking(picture []float32, rows, columns int) activation {
 	return activation{3, rows, columns, picture}
 }
 
-// Scores is what the network makes of a picture of rows × columns whose values are already those it expects: one number for each class.
+// Scores returns one number for each class for a picture of rows × columns, whose values are
+// already normalised as the network expects.
 func (n *Network) Scores(picture []float32, rows, columns int) []float32 {
 	features := n.features(looking(picture, rows, columns))
 	weight, bias := n.Tensors["fc.weight"], n.Tensors["fc.bias"]
@@ -81,7 +84,7 @@ func (n *Network) Scores(picture []float32, rows, columns int) []float32 {
 	return scores
 }
 
-// features is the mean of each channel behind the last block.
+// features returns the mean of each channel after the last block.
 func (n *Network) features(x activation) []float64 {
 	x = halve(n.normed("bn1", n.conv("conv1", x, 2, 3), true))
 	for stage := 1; n.has(fmt.Sprintf("layer%d.0.conv1", stage)); stage++ {
@@ -127,7 +130,8 @@ func (n *Network) block(name string, x activation, stride int) activation {
 func (n *Network) conv(name string, x activation, stride, padding int) activation {
 	weight := n.Tensors[name+".weight"]
 	size := weight.Shape[2]
-	out := newActivation(weight.Shape[0], (x.rows+2*padding-size)/stride+1, (x.columns+2*padding-size)/stride+1)
+	out := newActivation(weight.Shape[0], (x.rows+2*padding-size)/stride+1,
+		(x.columns+2*padding-size)/stride+1)
 	for o := range out.channels {
 		to := out.channel(o)
 		for c := range x.channels {
@@ -141,7 +145,8 @@ func (n *Network) conv(name string, x activation, stride, padding int) activatio
 	return out
 }
 
-// addShifted adds to every value of an output channel the input's value at the same place, off by (dy, dx), times w.
+// addShifted adds to every value of an output channel w times the input's value at the same place,
+// shifted by (dy, dx).
 func addShifted(to, from []float32, out, x activation, w float32, dy, dx, stride int) {
 	for row := range out.rows {
 		y := row*stride + dy
@@ -172,7 +177,7 @@ func (n *Network) normed(name string, x activation, rectify bool) activation {
 	return x
 }
 
-// halve takes the largest of each 3 × 3, two steps apart.
+// halve returns the largest value of each 3 × 3 square, in steps of two.
 func halve(x activation) activation {
 	out := newActivation(x.channels, (x.rows+1)/2, (x.columns+1)/2)
 	for c := range x.channels {
@@ -180,7 +185,9 @@ func halve(x activation) activation {
 			for column := range out.columns {
 				most := float32(math.Inf(-1))
 				for y := max(2*row-1, 0); y <= min(2*row+1, x.rows-1); y++ {
-					most = max(most, slices.Max(x.channel(c)[y*x.columns+max(2*column-1, 0):y*x.columns+min(2*column+1, x.columns-1)+1]))
+					most = max(most,
+						slices.Max(x.channel(c)[y*x.columns+max(2*column-1,
+							0):y*x.columns+min(2*column+1, x.columns-1)+1]))
 				}
 				out.channel(c)[row*out.columns+column] = most
 			}

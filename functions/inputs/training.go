@@ -11,7 +11,7 @@ import (
 	"math/rand/v2"
 )
 
-// The patterns that the small network tells apart.
+// The patterns that the small network distinguishes.
 const (
 	horizontal = iota
 	vertical
@@ -22,16 +22,17 @@ const (
 	plain
 )
 
-// Labels names them.
-var Labels = []string{"horizontal stripes", "vertical stripes", "rising stripes", "falling stripes", "a chequerboard", "noise", "one plain colour"}
+// Labels holds their names.
+var Labels = []string{"horizontal stripes", "vertical stripes", "rising stripes", "falling stripes",
+	"a chequerboard", "noise", "one plain colour"}
 
 const (
-	patternHeight = 256 // so that nothing needs to be scaled
+	patternHeight = 256 // so that no picture needs scaling
 	patternWidth  = 320
-	seen          = 224 // the square that networks look at
+	seen          = 224 // the side of the square that networks look at
 )
 
-// drawn is a pattern in two colours, of some width and somewhere, under a little noise.
+// drawn returns a pattern in two colours, of random width and position, with a little noise.
 func drawn(class int, r *rand.Rand) *image.RGBA {
 	img := image.NewRGBA(image.Rect(0, 0, patternWidth, patternHeight))
 	ink, paper := [3]float64{}, [3]float64{}
@@ -62,7 +63,8 @@ func drawn(class int, r *rand.Rand) *image.RGBA {
 				c = ink
 			}
 			grain := 20 * (r.Float64() - 0.5)
-			img.SetRGBA(x, y, color.RGBA{shade(c[0] + grain), shade(c[1] + grain), shade(c[2] + grain), 255})
+			img.SetRGBA(x, y,
+				color.RGBA{shade(c[0] + grain), shade(c[1] + grain), shade(c[2] + grain), 255})
 		}
 	}
 	return img
@@ -71,14 +73,16 @@ func drawn(class int, r *rand.Rand) *image.RGBA {
 func patternFile(class int, r *rand.Rand) []byte {
 	var b bytes.Buffer
 	if err := png.Encode(&b, drawn(class, r)); err != nil {
-		panic(err) // memory does not refuse
+		panic(err) // a write to memory cannot fail
 	}
 	return b.Bytes()
 }
 
-// Pixels are the middle 224 × 224 of a picture 256 high, as networks expect them, and how many rows and columns that is.
+// Pixels returns the middle 224 × 224 pixels of a picture of height 256, normalised as networks
+// expect them, and the numbers of rows and columns.
 func Pixels(img image.Image) (values []float32, rows, columns int) {
-	mean, deviation := [3]float64{0.485, 0.456, 0.406}, [3]float64{0.229, 0.224, 0.225} // of ImageNet
+	// of ImageNet
+	mean, deviation := [3]float64{0.485, 0.456, 0.406}, [3]float64{0.229, 0.224, 0.225}
 	values = make([]float32, 3*seen*seen)
 	left, top := (img.Bounds().Dx()-seen)/2, (img.Bounds().Dy()-seen)/2
 	for y := range seen {
@@ -92,21 +96,24 @@ func Pixels(img image.Image) (values []float32, rows, columns int) {
 	return values, seen, seen
 }
 
-// Trained is the small network. Its convolutions see edges of four directions at first and are random from there on; what its last layer
-// makes of that is fitted to examples by least squares, which needs no more than solving a system of equations.
+// Trained returns the small network. Its first convolutions detect edges of four directions, the
+// others are random. Its last layer is fitted to examples by least squares, which needs no more
+// than solving a system of equations.
 func Trained() *Network {
 	labels, err := json.Marshal(Labels)
 	if err != nil {
-		panic(err) // strings
+		panic(err) // strings can always be marshalled
 	}
-	n := Residual("a small network made by fastiov, which knows patterns only", []int{1, 1}, 8, false, numbers(Weights))
+	n := Residual("a small network made by fastiov, which knows patterns only", []int{1, 1},
+		8, false, numbers(Weights))
 	n.Said["labels"] = string(labels)
 	first := n.Tensors["conv1.weight"]
 	for i := range first.Values {
 		filter, x, y := i/(3*49), float64(i%7-3), float64(i/7%7-3)
 		angle := float64(filter/2) * math.Pi / 4
 		phase := float64(filter%2) * math.Pi / 2
-		first.Values[i] = float32(math.Cos((x*math.Cos(angle)+y*math.Sin(angle))*math.Pi/4+phase) * math.Exp(-(x*x+y*y)/12) / 8)
+		first.Values[i] = float32(math.Cos(
+			(x*math.Cos(angle)+y*math.Sin(angle))*math.Pi/4+phase) * math.Exp(-(x*x+y*y)/12) / 8)
 	}
 	const examples = 10
 	var seenFeatures [][]float64
@@ -124,8 +131,9 @@ func Trained() *Network {
 	return n
 }
 
-// Residual is a network of so many blocks in each stage, of which the first is width channels wide, with random weights that keep the
-// size of what passes through; deep makes its blocks bottlenecks. Residual(name, []int{3, 4, 6, 3}, 64, true, …) has ResNet-50's shape.
+// Residual returns a network with the given number of blocks in each stage and random weights that
+// keep the size of the values that pass through. The first stage is width channels wide; with deep,
+// its blocks are bottlenecks. Residual(name, []int{3, 4, 6, 3}, 64, true, …) has ResNet-50's shape.
 func Residual(name string, stages []int, width int, deep bool, r *rand.Rand) *Network {
 	n := &Network{Tensors: map[string]Tensor{}, Said: map[string]string{}}
 	if name != "" {
@@ -190,8 +198,9 @@ func Residual(name string, stages []int, width int, deep bool, r *rand.Rand) *Ne
 	return n
 }
 
-// fit finds the weights and biases whose sums are nearest to 1 for an example's class and to 0 for the others: the normal equations, with
-// a little weight on small weights, solved by Gauss.
+// fit returns the weights and biases whose sums are nearest to 1 for an example's class and to 0
+// for the other classes. It solves the normal equations by Gauss, with a small penalty on large
+// weights.
 func fit(examples [][]float64, classes []int, count int) (weight, bias []float32) {
 	size := len(examples[0]) + 1
 	rows := make([][]float64, size) // of (XᵀX + λI | XᵀY)
@@ -205,10 +214,11 @@ func fit(examples [][]float64, classes []int, count int) (weight, bias []float32
 			for j := range size {
 				rows[i][j] += x[i] * x[j]
 			}
-			rows[i][size+classes[e]] += 10 * x[i] // 10: the softmax of the right class is then near 1
+			// 10: the softmax of the right class is then near 1
+			rows[i][size+classes[e]] += 10 * x[i]
 		}
 	}
-	for i := range size { // positive definite: no pivot is 0
+	for i := range size { // the matrix is positive definite, so no pivot is 0
 		for j := range size {
 			if j == i {
 				continue
