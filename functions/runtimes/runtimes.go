@@ -1,10 +1,12 @@
-// Package runtimes holds the action proxies: the programs that run one function behind the OpenWhisk container protocol, one for each
-// language. Each is a single file that needs nothing but its language's standard library.
+// Package runtimes holds the action proxies: for each language, a program that runs one function
+// behind the OpenWhisk container protocol. Each is a single file that needs only its language's
+// standard library.
 package runtimes
 
 import _ "embed"
 
-// Python3 and NodeJS are the proxies' sources. Each listens on 127.0.0.1, port $PORT or 8080.
+// Python3 and NodeJS hold the proxies' sources. Each proxy listens on 127.0.0.1, port $PORT or
+// 8080.
 var (
 	//go:embed python3/proxy.py
 	Python3 []byte

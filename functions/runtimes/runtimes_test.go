@@ -21,7 +21,7 @@ import (
 
 const sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 
-// A language is a runtime as the tests see it. Its actions are named alike in every language; see actions.
+// A language is a runtime to test. The actions have the same names in every language; see actions.
 type language struct {
 	name    string
 	command func(t *testing.T) []string
@@ -60,7 +60,8 @@ var languages = []language{{
 		"unicode":  "def main(args):\n    return {'echo': args['s'], 'own': 'é\\u2603'}",
 	},
 	zip: map[string]string{"__main__.py": "from lib.greet import greet\ndef main(args):\n    return {'got': greet(open('data.txt').read())}",
-		"lib/__init__.py": "", "lib/greet.py": "def greet(x):\n    return 'hello ' + x", "data.txt": "zip"},
+		"lib/__init__.py": "", "lib/greet.py": "def greet(x):\n    return 'hello ' + x",
+		"data.txt": "zip"},
 }, {
 	name: "nodejs",
 	command: func(t *testing.T) []string {
@@ -101,7 +102,7 @@ type proxy struct {
 	out     [2]*buffer // stdout, stderr
 }
 
-// A buffer is what a stream has said so far.
+// A buffer holds the output of a stream so far.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -121,7 +122,7 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// lines waits for the nth sentinel and returns all lines up to and with it.
+// lines waits for the nth sentinel and returns all lines up to and including it.
 func (b *buffer) lines(n int) []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,10 +140,14 @@ func start(t *testing.T, l language, env ...string) *proxy {
 	}
 	port := freePort(t)
 	command := append(l.command(t), file)
-	p := &proxy{t: t, url: "http://" + port, ended: make(chan struct{}), out: [2]*buffer{newBuffer(), newBuffer()}}
+	p := &proxy{
+		t: t, url: "http://" + port, ended: make(chan struct{}),
+		out: [2]*buffer{newBuffer(), newBuffer()},
+	}
 	p.process = exec.Command(command[0], command[1:]...)
 	_, number, _ := net.SplitHostPort(port)
-	p.process.Env = append([]string{"PORT=" + number, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}, env...)
+	p.process.Env = append([]string{"PORT=" + number, "PATH=" +
+		os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}, env...)
 	p.process.Stdout, p.process.Stderr = p.out[0], p.out[1]
 	if err := p.process.Start(); err != nil {
 		t.Fatal(err)
@@ -166,7 +171,7 @@ func freePort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// awaitListening dials until somebody accepts: a runtime does not say when it listens.
+// awaitListening dials until the runtime accepts: a runtime does not report when it listens.
 func (p *proxy) awaitListening(address string) {
 	p.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
@@ -213,7 +218,8 @@ func (p *proxy) mustInit(l language, action string) {
 	if !ok {
 		p.t.Skipf("no such case in %s", l.name)
 	}
-	if status, body := p.init(map[string]any{"code": code, "main": "main"}); status != 200 || body != l.initOK {
+	if status, body := p.init(map[string]any{"code": code, "main": "main"}); status != 200 ||
+		body != l.initOK {
 		p.t.Fatalf("init: %d %s, want 200 %s", status, body, l.initOK)
 	}
 }
@@ -224,7 +230,8 @@ func eachLanguage(t *testing.T, f func(t *testing.T, l language)) {
 	}
 }
 
-// answers checks a status and, as JSON, a body; a want that is no JSON is looked for in the body's error.
+// answers checks a status and, as JSON, a body. A want that is not JSON must be part of the body's
+// error.
 func answers(t *testing.T, what string, status int, body string, wantStatus int, want string) {
 	t.Helper()
 	var got, expected any
@@ -291,16 +298,18 @@ func TestInit(t *testing.T) {
 		status int
 		want   string
 	}{
-		"no code":       {map[string]any{"main": "main"}, 403, "no code to execute"},
-		"empty code":    {map[string]any{"code": ""}, 403, "no code to execute"},
-		"no value":      {nil, 403, "no code to execute"},
-		"bad base64":    {map[string]any{"code": "!!", "binary": true}, 400, "cannot decode the request"},
-		"not a zip":     {map[string]any{"code": "bm8gemlw", "binary": true}, 502, "zip"},
-		"syntax error":  {map[string]any{"code": "syntax"}, 502, ""},
-		"absent main":   {map[string]any{"code": "absent"}, 502, ""},
-		"other main":    {map[string]any{"code": "other", "main": "other"}, 200, ""},
-		"default main":  {map[string]any{"code": "echo"}, 200, ""},
-		"null settings": {map[string]any{"code": "echo", "main": nil, "env": nil, "binary": nil}, 200, ""},
+		"no code":    {map[string]any{"main": "main"}, 403, "no code to execute"},
+		"empty code": {map[string]any{"code": ""}, 403, "no code to execute"},
+		"no value":   {nil, 403, "no code to execute"},
+		"bad base64": {map[string]any{"code": "!!", "binary": true}, 400,
+			"cannot decode the request"},
+		"not a zip":    {map[string]any{"code": "bm8gemlw", "binary": true}, 502, "zip"},
+		"syntax error": {map[string]any{"code": "syntax"}, 502, ""},
+		"absent main":  {map[string]any{"code": "absent"}, 502, ""},
+		"other main":   {map[string]any{"code": "other", "main": "other"}, 200, ""},
+		"default main": {map[string]any{"code": "echo"}, 200, ""},
+		"null settings": {map[string]any{"code": "echo", "main": nil, "env": nil, "binary": nil},
+			200, ""},
 	} {
 		eachLanguage(t, func(t *testing.T, l language) {
 			t.Run(name, func(t *testing.T) {
@@ -332,7 +341,7 @@ func TestOrderOfRequests(t *testing.T) {
 		if status, _ := p.init(map[string]any{"code": l.actions["syntax"]}); status != 502 {
 			t.Errorf("broken init: %d", status)
 		}
-		p.mustInit(l, "count") // a failed init leaves the runtime as it was
+		p.mustInit(l, "count") // a failed init does not change the runtime
 		status, body := p.init(map[string]any{"code": l.actions["echo"]})
 		answers(t, "second init", status, body, 403, "Cannot initialize the action more than once.")
 		for n := 1; n <= 3; n++ {
@@ -354,7 +363,8 @@ func TestBrokenActionStaysBroken(t *testing.T) {
 		action string
 		status int
 	}{"python3": {"exit", 500}, "nodejs": {"throw", 403}} {
-		language := languages[slices.IndexFunc(languages, func(x language) bool { return x.name == l })]
+		language := languages[slices.IndexFunc(languages,
+			func(x language) bool { return x.name == l })]
 		t.Run(l, func(t *testing.T) {
 			p := start(t, language)
 			p.mustInit(language, want.action)
@@ -369,11 +379,15 @@ func TestBrokenActionStaysBroken(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	eachLanguage(t, func(t *testing.T, l language) {
 		p := start(t, l, "__OW_API_HOST=http://host")
-		value := map[string]any{"code": l.actions["env"], "env": map[string]any{"SETTING": "s", "__OW_NAMESPACE": "guest"}}
+		value := map[string]any{
+			"code": l.actions["env"],
+			"env":  map[string]any{"SETTING": "s", "__OW_NAMESPACE": "guest"},
+		}
 		if status, body := p.init(value); status != 200 {
 			t.Fatal(status, body)
 		}
-		status, body := p.post("/run", `{"value":{},"activation_id":"0a","deadline":"123","action_name":"/guest/x","api_key":null}`)
+		status, body := p.post("/run",
+			`{"value":{},"activation_id":"0a","deadline":"123","action_name":"/guest/x","api_key":null}`)
 		answers(t, "env", status, body, 200, `{"SETTING":"s","__OW_NAMESPACE":"guest","__OW_API_HOST":"http://host",
 			"__OW_ACTIVATION_ID":"0a","__OW_DEADLINE":"123","__OW_ACTION_NAME":"/guest/x"}`)
 	})
@@ -398,7 +412,8 @@ func TestLogsOfEachRunEndWithTheSentinel(t *testing.T) {
 func TestPackagedAction(t *testing.T) {
 	eachLanguage(t, func(t *testing.T, l language) {
 		p := start(t, l)
-		if status, body := p.init(map[string]any{"code": zipped(t, l.zip), "main": "main", "binary": true}); status != 200 {
+		if status, body := p.init(map[string]any{"code": zipped(t, l.zip), "main": "main",
+			"binary": true}); status != 200 {
 			t.Fatal(status, body)
 		}
 		status, body := p.post("/run", `{}`)
@@ -445,7 +460,8 @@ func zipped(t *testing.T, files map[string]string) string {
 	return base64.StdEncoding.EncodeToString(b.Bytes())
 }
 
-// TestIdleConnectionBlocksNobody holds a connection open that asks nothing while another is served.
+// TestIdleConnectionBlocksNobody holds a connection open without a request while another one is
+// served.
 func TestIdleConnectionBlocksNobody(t *testing.T) {
 	eachLanguage(t, func(t *testing.T, l language) {
 		p := start(t, l)
