@@ -1,10 +1,12 @@
-// Package storage is the server that functions fetch their inputs from and put their results to. Objects are files below one directory,
-// read and written by HTTP the way S3 is when a bucket is part of the path: GET, HEAD, PUT and DELETE of /bucket/key. A signature is not
-// asked for and not looked at: whoever reaches the server's address may read and write all that is in it.
+// Package storage is the server from which functions fetch their inputs and to which they write
+// their results. Objects are files below one directory. Clients use HTTP as with S3 when the bucket
+// is part of the path: GET, HEAD, PUT and DELETE of /bucket/key. Signatures are ignored: whoever
+// reaches the server's address may read and write all its objects.
 //
-// An object is there whole or not at all: what is sent lands in a part file and gets its name by rename when its last byte has come. No
-// key leads out of the directory: os.Root follows no path and no link there. What S3 can do beyond that is answered with 501, so that
-// nothing is stored that was meant otherwise.
+// An object is stored completely or not at all: its bytes go to a part file, which is renamed to
+// the object's name after the last byte. No key leads out of the directory: os.Root follows no path
+// and no link there. Other features of S3 are answered with 501, so that nothing is stored that was
+// meant differently.
 package storage
 
 import (
@@ -23,7 +25,7 @@ import (
 	"unicode/utf8"
 )
 
-// MaxObject is the size of the largest object: weights of a large network fit.
+// MaxObject is the size of the largest object. The weights of a large network fit.
 const MaxObject = 512 << 20
 
 const (
@@ -38,7 +40,8 @@ type Server struct {
 	max  int64
 }
 
-// Open serves the directory dir, which it makes if need be. An object has at most max bytes.
+// Open returns a server of the directory dir, which it makes if necessary. An object has at most
+// max bytes.
 func Open(dir string, max int64) (*Server, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
@@ -47,17 +50,18 @@ func Open(dir string, max int64) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
-	left, _ := filepath.Glob(filepath.Join(dir, part+"*")) // by a server that was killed; the pattern is a good one
+	// left by a server that was killed; the pattern is valid
+	left, _ := filepath.Glob(filepath.Join(dir, part+"*"))
 	for _, name := range left {
 		os.Remove(name)
 	}
 	return &Server{root, max}, nil
 }
 
-// Close lets go of the directory.
+// Close closes the directory.
 func (s *Server) Close() error { return s.root.Close() }
 
-// A refusal is an answer that is no success, with one of S3's codes.
+// A refusal is an unsuccessful answer, with one of S3's codes.
 type refusal struct {
 	status int
 	code   string
@@ -84,7 +88,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(no.status)
-	_ = xml.NewEncoder(w).Encode(struct { // to a client that has gone
+	_ = xml.NewEncoder(w).Encode(struct { // an error means that the client has gone
 		XMLName xml.Name `xml:"Error"`
 		Code    string
 		Message string
@@ -101,19 +105,23 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, key string) error
 		return s.delete(w, key)
 	}
 	w.Header().Set("Allow", "GET, HEAD, PUT, DELETE")
-	return refuse(http.StatusMethodNotAllowed, "MethodNotAllowed", "%s is not served; GET, HEAD, PUT and DELETE of /bucket/key are", r.Method)
+	return refuse(http.StatusMethodNotAllowed, "MethodNotAllowed",
+		"%s is not served; GET, HEAD, PUT and DELETE of /bucket/key are", r.Method)
 }
 
-// keyOf is the name of the object that is meant, which is also that of its file.
+// keyOf returns the name of the requested object, which is also the name of its file.
 func keyOf(r *http.Request) (string, error) {
 	for parameter := range r.URL.Query() {
-		if parameter != "x-id" && !strings.HasPrefix(parameter, "X-Amz-") { // what clients add to an ordinary request
-			return "", refuse(http.StatusNotImplemented, "NotImplemented", "the parameter %.100q is not served; whole objects are, by /bucket/key", parameter)
+		// parameters that clients add to an ordinary request
+		if parameter != "x-id" && !strings.HasPrefix(parameter, "X-Amz-") {
+			return "", refuse(http.StatusNotImplemented, "NotImplemented",
+				"the parameter %.100q is not served; whole objects are, by /bucket/key", parameter)
 		}
 	}
 	key := strings.TrimPrefix(r.URL.Path, "/")
 	if len(key) > maxKey {
-		return "", refuse(http.StatusBadRequest, "KeyTooLongError", "the path has %d bytes; at most %d", len(key), maxKey)
+		return "", refuse(http.StatusBadRequest, "KeyTooLongError",
+			"the path has %d bytes; at most %d", len(key), maxKey)
 	}
 	elements := strings.Split(key, "/")
 	bad := len(elements) < 2 || !utf8.ValidString(key) || strings.ContainsRune(key, 0)
@@ -122,7 +130,8 @@ func keyOf(r *http.Request) (string, error) {
 	}
 	if bad {
 		return "", refuse(http.StatusBadRequest, "InvalidURI",
-			"the path %.100q names no object; it must be /bucket/key, in parts of 1 to %d bytes that do not begin with a dot", r.URL.Path, maxElement)
+			"the path %.100q names no object; it must be /bucket/key, in parts of 1 to %d bytes that do not begin with a dot",
+			r.URL.Path, maxElement)
 	}
 	return key, nil
 }
@@ -148,24 +157,27 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, key string) error {
 		return noSuchKey(key)
 	}
 	w.Header().Set("ETag", tag(info))
-	if path.Ext(key) == "" { // else guessed from the content
+	if path.Ext(key) == "" { // otherwise guessed from the content
 		w.Header().Set("Content-Type", "application/octet-stream")
 	}
 	http.ServeContent(w, r, key, info.ModTime(), f)
 	return nil
 }
 
-// tag tells the versions of an object apart.
+// tag returns an ETag, which differs between versions of an object.
 func tag(info fs.FileInfo) string {
 	return fmt.Sprintf(`"%x-%x"`, info.ModTime().UnixNano(), info.Size())
 }
 
 func (s *Server) put(w http.ResponseWriter, r *http.Request, key string) error {
 	if r.Header.Get("X-Amz-Copy-Source") != "" {
-		return refuse(http.StatusNotImplemented, "NotImplemented", "objects are not copied here; get it and put it")
+		return refuse(http.StatusNotImplemented, "NotImplemented",
+			"objects are not copied here; get it and put it")
 	}
-	if strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-") || strings.Contains(r.Header.Get("Content-Encoding"), "aws-chunked") {
-		return refuse(http.StatusNotImplemented, "NotImplemented", "a body in signed chunks is not read; send it as it is")
+	if strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-") ||
+		strings.Contains(r.Header.Get("Content-Encoding"), "aws-chunked") {
+		return refuse(http.StatusNotImplemented, "NotImplemented",
+			"a body in signed chunks is not read; send it as it is")
 	}
 	if r.ContentLength > s.max {
 		return s.tooLarge()
@@ -204,21 +216,26 @@ func (s *Server) receive(body io.Reader, key string) (info fs.FileInfo, err erro
 }
 
 func (s *Server) tooLarge() error {
-	return refuse(http.StatusRequestEntityTooLarge, "EntityTooLarge", "an object has at most %d bytes", s.max)
+	return refuse(http.StatusRequestEntityTooLarge, "EntityTooLarge",
+		"an object has at most %d bytes", s.max)
 }
 
-// whyNot tells what of a failed PUT is the client's affair.
+// whyNot returns the refusal for a failed PUT if the client caused the failure.
 func (s *Server) whyNot(err error, key string) error {
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
 		return s.tooLarge()
 	case errors.Is(err, syscall.ENOSPC):
-		return refuse(http.StatusInsufficientStorage, "InternalError", "the storage server's disk is full; free some there")
-	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, fs.ErrExist), errors.Is(err, syscall.ENOTEMPTY):
-		return refuse(http.StatusConflict, "InvalidRequest", "%.100q cannot be both an object and the beginning of other keys", key)
+		return refuse(http.StatusInsufficientStorage, "InternalError",
+			"the storage server's disk is full; free some there")
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR),
+		errors.Is(err, fs.ErrExist), errors.Is(err, syscall.ENOTEMPTY):
+		return refuse(http.StatusConflict, "InvalidRequest",
+			"%.100q cannot be both an object and the beginning of other keys", key)
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return refuse(http.StatusBadRequest, "IncompleteBody", "the body ended before its Content-Length")
+		return refuse(http.StatusBadRequest, "IncompleteBody",
+			"the body ended before its Content-Length")
 	}
 	return err
 }
@@ -231,6 +248,6 @@ func (s *Server) delete(w http.ResponseWriter, key string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		return err
 	}
-	w.WriteHeader(http.StatusNoContent) // as in S3, also where there was none
+	w.WriteHeader(http.StatusNoContent) // as in S3, even if there was no object
 	return nil
 }

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serve runs a server over a directory that lies in another, so that an escape has somewhere to land.
+// serve runs a server over a directory inside another one, where a test finds what escaped.
 func serve(t *testing.T, max int64) (url, dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "storage")
@@ -39,7 +39,9 @@ func serve(t *testing.T, max int64) (url, dir string) {
 	return server.URL, dir
 }
 
-func ask(t *testing.T, method, url string, body io.Reader, header ...string) (status int, content []byte, reply http.Header) {
+func ask(
+	t *testing.T, method, url string, body io.Reader, header ...string,
+) (status int, content []byte, reply http.Header) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, body)
 	if err != nil {
@@ -79,25 +81,34 @@ func TestWhatIsPutCanBeGot(t *testing.T) {
 	if status, _, _ := ask(t, "GET", url+"/b/a/b.txt", nil); status != 404 {
 		t.Errorf("before it is there: %d", status)
 	}
-	status, _, put := ask(t, "PUT", url+"/b/a/b.txt", strings.NewReader("0123456789"), "Authorization", "AWS4-HMAC-SHA256 whatever")
+	status, _, put := ask(t, "PUT", url+"/b/a/b.txt", strings.NewReader("0123456789"),
+		"Authorization", "AWS4-HMAC-SHA256 whatever")
 	if status != 200 {
 		t.Fatalf("PUT: %d", status)
 	}
 	status, content, got := ask(t, "GET", url+"/b/a/b.txt?x-id=GetObject&X-Amz-Date=1", nil)
-	if status != 200 || string(content) != "0123456789" || got.Get("ETag") == "" || got.Get("ETag") != put.Get("ETag") {
-		t.Errorf("GET: %d %q, ETag %s, at PUT %s", status, content, got.Get("ETag"), put.Get("ETag"))
+	if status != 200 || string(content) != "0123456789" || got.Get("ETag") == "" ||
+		got.Get("ETag") != put.Get("ETag") {
+		t.Errorf("GET: %d %q, ETag %s, at PUT %s",
+			status, content, got.Get("ETag"), put.Get("ETag"))
 	}
-	if status, content, _ = ask(t, "GET", url+"/b/a/b.txt", nil, "Range", "bytes=2-4"); status != 206 || string(content) != "234" {
+	if status, content, _ = ask(t, "GET", url+"/b/a/b.txt", nil,
+		"Range", "bytes=2-4"); status != 206 || string(content) != "234" {
 		t.Errorf("a range: %d %q", status, content)
 	}
-	if status, _, got = ask(t, "HEAD", url+"/b/a/b.txt", nil); status != 200 || got.Get("Content-Length") != "10" {
+	if status, _, got = ask(t, "HEAD", url+"/b/a/b.txt", nil); status != 200 ||
+		got.Get("Content-Length") != "10" {
 		t.Errorf("HEAD: %d, %s bytes", status, got.Get("Content-Length"))
 	}
-	if status, _, _ = ask(t, "PUT", url+"/b/a/b.txt", io.MultiReader(strings.NewReader("chunked"))); status != 200 { // of unknown length
+	// of unknown length
+	if status, _, _ = ask(t, "PUT", url+"/b/a/b.txt",
+		io.MultiReader(strings.NewReader("chunked"))); status != 200 {
 		t.Errorf("a body in chunks: %d", status)
 	}
-	if _, content, got = ask(t, "GET", url+"/b/a/b.txt", nil); string(content) != "chunked" || got.Get("ETag") == put.Get("ETag") {
-		t.Errorf("after another PUT: %q, ETag the same: %v", content, got.Get("ETag") == put.Get("ETag"))
+	if _, content, got = ask(t, "GET", url+"/b/a/b.txt", nil); string(content) != "chunked" ||
+		got.Get("ETag") == put.Get("ETag") {
+		t.Errorf("after another PUT: %q, ETag the same: %v",
+			content, got.Get("ETag") == put.Get("ETag"))
 	}
 	for range 2 { // the second time there is nothing to delete
 		if status, _, _ = ask(t, "DELETE", url+"/b/a/b.txt", nil); status != 204 {
@@ -140,19 +151,20 @@ func TestRefusals(t *testing.T) {
 		{"a zero", "PUT", "/b/a%00b", "x", 400, "InvalidURI", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			status, content, _ := ask(t, c.method, base+c.path, strings.NewReader(c.body), c.header...)
+			status, content, _ := ask(t, c.method, base+c.path,
+				strings.NewReader(c.body), c.header...)
 			if status != c.status || !strings.Contains(string(content), "<Code>"+c.code+"</Code>") {
 				t.Errorf("%d %s; want %d %s", status, content, c.status, c.code)
 			}
 		})
 	}
-	ask(t, "DELETE", base+"/b/dir", nil) // the beginning of a key is no object
+	ask(t, "DELETE", base+"/b/dir", nil) // a prefix of a key is not an object
 	if got := fmt.Sprint(files(t, dir)); got != "[b/dir/file b/file]" {
 		t.Errorf("files are now %s", got)
 	}
 }
 
-// A path that is sent as it is, for clients tidy theirs up.
+// The path is sent unchanged, since clients normalise theirs.
 func TestNoPathLeadsOut(t *testing.T) {
 	base, dir := serve(t, MaxObject)
 	secret := filepath.Join(filepath.Dir(dir), "secret")
@@ -167,12 +179,15 @@ func TestNoPathLeadsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, path := range []string{"/../secret", "/b/../../secret", "/b/%2e%2e/%2e%2e/secret", "/b/..%2f..%2fsecret", "//secret", "/b/./../../secret",
+	for _, path := range []string{"/../secret", "/b/../../secret", "/b/%2e%2e/%2e%2e/secret",
+		"/b/..%2f..%2fsecret", "//secret", "/b/./../../secret",
 		"/b/link", "/b/up/secret", "/b/up/storage/../secret", `/b\..\..\secret`} {
 		for _, method := range []string{"GET", "PUT"} {
 			t.Run(method+" "+path, func(t *testing.T) {
-				answer := raw(t, base, method+" "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nevil")
-				if bytes.Contains(answer, []byte("secret\n")) || bytes.HasSuffix(answer, []byte("secret")) {
+				answer := raw(t, base,
+					method+" "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nevil")
+				if bytes.Contains(answer, []byte("secret\n")) ||
+					bytes.HasSuffix(answer, []byte("secret")) {
 					t.Errorf("it answered %s", answer)
 				}
 				if content, err := os.ReadFile(secret); err != nil || string(content) != "secret" {
@@ -207,7 +222,8 @@ func raw(t *testing.T, base, request string) []byte {
 	return answer
 }
 
-// TestAnObjectIsWhole: readers beside writers see one version or another, and a PUT that breaks off leaves the one before it.
+// Readers beside writers see one version or another, and an interrupted PUT leaves the version
+// before it.
 func TestAnObjectIsWhole(t *testing.T) {
 	base, dir := serve(t, MaxObject)
 	const size = 1 << 20
@@ -217,8 +233,10 @@ func TestAnObjectIsWhole(t *testing.T) {
 	for n := range 4 {
 		all.Go(func() { ask(t, "PUT", base+"/b/k", bytes.NewReader(version(n))) })
 		all.Go(func() {
-			if _, got, _ := ask(t, "GET", base+"/b/k", nil); len(got) != size || bytes.Count(got, got[:1]) != size {
-				t.Errorf("a reader saw %d bytes, %d of them equal", len(got), bytes.Count(got, got[:1]))
+			if _, got, _ := ask(t, "GET", base+"/b/k", nil); len(got) != size ||
+				bytes.Count(got, got[:1]) != size {
+				t.Errorf("a reader saw %d bytes, %d of them equal",
+					len(got), bytes.Count(got, got[:1]))
 			}
 		})
 	}
@@ -247,7 +265,8 @@ func TestAnObjectIsWhole(t *testing.T) {
 	if _, after, _ := ask(t, "GET", base+"/b/k", nil); !bytes.Equal(before, after) {
 		t.Error("a PUT that broke off changed the object")
 	}
-	// The server notices in its own time that the client has gone; what it had stored goes when the next one opens the directory, at the latest.
+	// The server may notice late that the client has gone. At the latest, the next Open of the
+	// directory removes what it had stored.
 	again, err := Open(dir, MaxObject)
 	if err != nil {
 		t.Fatal(err)
@@ -270,9 +289,10 @@ func TestADirectoryThatCannotBe(t *testing.T) {
 	}
 }
 
-// Whatever the path, it is refused or names a file below the directory.
+// Every path is refused or names a file below the directory.
 func FuzzKey(f *testing.F) {
-	for _, path := range []string{"/b/k", "/../x", "/b/%2e%2e/x", "/b//", "/b/\x00", "/b/k?uploads"} {
+	for _, path := range []string{"/b/k", "/../x", "/b/%2e%2e/x", "/b//", "/b/\x00",
+		"/b/k?uploads"} {
 		f.Add(path)
 	}
 	f.Fuzz(func(t *testing.T, path string) {
@@ -281,13 +301,14 @@ func FuzzKey(f *testing.F) {
 			return
 		}
 		key, err := keyOf(&http.Request{URL: u})
-		if err == nil && (!filepath.IsLocal(key) || !strings.Contains(key, "/") || filepath.Clean(key) != key) {
+		if err == nil && (!filepath.IsLocal(key) || !strings.Contains(key, "/") ||
+			filepath.Clean(key) != key) {
 			t.Errorf("%q names %q", path, key)
 		}
 	})
 }
 
-// BenchmarkObject moves an object of 1 MiB in and out, over loopback.
+// BenchmarkObject writes and reads an object of 1 MiB over loopback.
 func BenchmarkObject(b *testing.B) {
 	s, err := Open(b.TempDir(), MaxObject)
 	if err != nil {
@@ -302,7 +323,8 @@ func BenchmarkObject(b *testing.B) {
 		b.Run(method, func(b *testing.B) {
 			b.SetBytes(int64(len(content)))
 			for b.Loop() {
-				req, err := http.NewRequestWithContext(b.Context(), method, server.URL+"/b/k", bytes.NewReader(content))
+				req, err := http.NewRequestWithContext(b.Context(), method, server.URL+"/b/k",
+					bytes.NewReader(content))
 				if err != nil {
 					b.Fatal(err)
 				}
