@@ -6,21 +6,25 @@ import (
 	"strings"
 )
 
-// A board is a dashboard being put together: panels are added from left to right, and flow into rows.
+// A board is a dashboard under construction: panels are added from left to right, and flow into
+// rows.
 type board struct {
 	Dashboard
 	x, y, row int
 }
 
-// tag is what all our dashboards have, and are linked by.
+// tag marks all our dashboards and links them to each other.
 const tag = "fastiov"
 
 func newBoard(uid, title, about string, variables ...Variable) *board {
-	all := append([]Variable{{Name: "datasource", Label: "Prometheus", Type: "datasource", Query: "prometheus"}}, variables...)
+	all := append([]Variable{{Name: "datasource", Label: "Prometheus", Type: "datasource",
+		Query: "prometheus"}}, variables...)
 	return &board{Dashboard: Dashboard{
-		UID: "fastiov-" + uid, Title: title, Description: about, Tags: []string{tag}, GraphTooltip: 1, SchemaVersion: 39, Refresh: "10s",
+		UID: "fastiov-" + uid, Title: title, Description: about, Tags: []string{tag},
+		GraphTooltip: 1, SchemaVersion: 39, Refresh: "10s",
 		Time: TimeRange{"now-30m", "now"}, Templating: Templating{all},
-		Links: []Link{{Title: "fastiov", Type: "dashboards", Tags: []string{tag}, Icon: "dashboard", Tooltip: "The other dashboards", AsDropdown: true, KeepTime: true}},
+		Links: []Link{{Title: "fastiov", Type: "dashboards", Tags: []string{tag}, Icon: "dashboard",
+			Tooltip: "The other dashboards", AsDropdown: true, KeepTime: true}},
 	}}
 }
 
@@ -29,14 +33,14 @@ var (
 	tracesSource     = Datasource{"jaeger", "${traces}"}
 )
 
-// labelled is a variable of the values that a label has, some or all of them at once.
+// labelled returns a variable over the values of a label; a reader may choose some or all of them.
 func labelled(name, text, metric string) Variable {
 	v := choice(name, text, metric, name)
 	v.IncludeAll, v.AllValue, v.Multi, v.Current = true, ".*", true, &Choice{"All", "$__all"}
 	return v
 }
 
-// choice is a variable of one of the values that a label has.
+// choice returns a variable that is one of a label's values.
 func choice(name, text, metric, label string) Variable {
 	values := "label_values(" + metric + ", " + label + ")"
 	return Variable{
@@ -45,7 +49,7 @@ func choice(name, text, metric, label string) Variable {
 	}
 }
 
-// How a panel shows its queries.
+// A kind is how a panel shows its queries.
 type kind string
 
 const (
@@ -57,17 +61,23 @@ const (
 	table   kind = "table"
 )
 
-// A query is an expression and what its series are called.
+// A query holds an expression and the legend of its series.
 type query struct{ expr, legend string }
 
-// panel adds one. Numbers, bars and tables show their queries once for the whole range, the others along it.
+// panel adds a panel. Numbers, bars and tables evaluate their queries once over the whole range,
+// the others along it.
 func (b *board) panel(how kind, w, h int, unit, title, about string, queries ...query) *Panel {
 	p := Panel{Type: string(how), Title: title, Description: about, Datasource: prometheusSource}
-	p.FieldConfig = FieldConfig{Defaults: Field{Unit: unit, Custom: map[string]any{}}, Overrides: []struct{}{}}
+	p.FieldConfig = FieldConfig{
+		Defaults: Field{Unit: unit, Custom: map[string]any{}}, Overrides: []struct{}{},
+	}
 	p.Options = map[string]any{}
 	once := how == numbers || how == bars || how == table
 	for i, q := range queries {
-		t := Target{RefID: string(rune('A' + i)), Datasource: prometheusSource, Expr: strings.Join(strings.Fields(q.expr), " "), LegendFormat: q.legend}
+		t := Target{
+			RefID: string(rune('A' + i)), Datasource: prometheusSource,
+			Expr: strings.Join(strings.Fields(q.expr), " "), LegendFormat: q.legend,
+		}
 		t.Instant, t.Range = once, !once
 		if how == table {
 			t.Format = "table"
@@ -77,18 +87,28 @@ func (b *board) panel(how kind, w, h int, unit, title, about string, queries ...
 	switch how {
 	case lines, stacked:
 		p.Type = string(lines)
-		p.Options["legend"] = map[string]any{"displayMode": "table", "placement": "bottom", "showLegend": true, "calcs": []string{"lastNotNull", "max"}}
+		p.Options["legend"] = map[string]any{
+			"displayMode": "table", "placement": "bottom", "showLegend": true,
+			"calcs": []string{"lastNotNull", "max"},
+		}
 		p.Options["tooltip"] = map[string]any{"mode": "multi", "sort": "desc"}
-		p.FieldConfig.Defaults.Custom = map[string]any{"showPoints": "auto", "spanNulls": true, "fillOpacity": 0}
+		p.FieldConfig.Defaults.Custom = map[string]any{
+			"showPoints": "auto", "spanNulls": true, "fillOpacity": 0,
+		}
 		if how == stacked {
-			p.FieldConfig.Defaults.Custom["stacking"] = map[string]any{"mode": "normal", "group": "A"}
+			p.FieldConfig.Defaults.Custom["stacking"] = map[string]any{
+				"mode": "normal", "group": "A",
+			}
 			p.FieldConfig.Defaults.Custom["fillOpacity"] = 40
 		}
 	case heat:
 		p.Targets[0].Format = "heatmap"
 		p.Options["calculate"] = false
 		p.Options["yAxis"] = map[string]any{"unit": unit}
-		p.Options["color"] = map[string]any{"mode": "scheme", "scheme": "Oranges", "scale": "exponential", "exponent": 0.5, "steps": 64}
+		p.Options["color"] = map[string]any{
+			"mode": "scheme", "scheme": "Oranges", "scale": "exponential", "exponent": 0.5,
+			"steps": 64,
+		}
 		p.Options["legend"] = map[string]any{"show": true}
 	case numbers, bars:
 		p.Options["reduceOptions"] = map[string]any{"calcs": []string{"lastNotNull"}}
@@ -98,7 +118,7 @@ func (b *board) panel(how kind, w, h int, unit, title, about string, queries ...
 	return &b.Panels[len(b.Panels)-1]
 }
 
-// place puts a panel right of the last one, or below where there is no room.
+// place puts a panel to the right of the last one, or below if there is no room.
 func (b *board) place(p *Panel, w, h int) {
 	if b.x+w > 24 {
 		b.x, b.y, b.row = 0, b.y+b.row, 0
@@ -109,7 +129,7 @@ func (b *board) place(p *Panel, w, h int) {
 	b.Panels = append(b.Panels, *p)
 }
 
-// columns makes a table's queries its columns, joined by a label.
+// columns makes each query a column of the table; the label by joins the rows.
 func (p *Panel) columns(by string) {
 	names, drop := map[string]string{by: by}, map[string]bool{"Time": true}
 	for i, t := range p.Targets {
@@ -122,32 +142,35 @@ func (p *Panel) columns(by string) {
 	}
 }
 
-// exemplars has the first query show those that lead to traces.
+// exemplars makes the first query show exemplars, which lead to traces.
 func (p *Panel) exemplars() { p.Targets[0].Exemplar = true }
 
-// Quantiles that are shown, the tail above all.
-var quantiles = []struct{ q, name string }{{"0.5", "p50"}, {"0.9", "p90"}, {"0.99", "p99"}, {"0.999", "p99.9"}}
+// The quantiles that are shown, mostly of the tail.
+var quantiles = []struct{ q, name string }{{"0.5", "p50"}, {"0.9", "p90"}, {"0.99", "p99"},
+	{"0.999", "p99.9"}}
 
-// window is what rates are taken over along a range, whole is the range itself.
+// window is the time over which rates along a range are taken; whole is the range itself.
 const (
 	window = "$__rate_interval"
 	whole  = "$__range"
 )
 
-// quantile is one of a histogram's, by labels.
+// quantile returns a quantile of a histogram, by labels.
 func quantile(q, histogram, selector, over, by string) string {
-	return "histogram_quantile(" + q + ", sum by (" + strings.TrimSuffix("le, "+by, ", ") + ") (rate(" + histogram + "_bucket" + selector + "[" + over + "])))"
+	return "histogram_quantile(" + q + ", sum by (" + strings.TrimSuffix("le, "+by, ", ") +
+		") (rate(" + histogram + "_bucket" + selector + "[" + over + "])))"
 }
 
-// tail is a query for each quantile, of the legend or, if that is empty, of the quantile's name.
+// tail returns a query for each quantile. An empty legend becomes the quantile's name.
 func tail(histogram, selector, over, by, legend string) (all []query) {
 	for _, q := range quantiles {
-		all = append(all, query{quantile(q.q, histogram, selector, over, by), strings.TrimSpace(q.name + " " + legend)})
+		all = append(all, query{quantile(q.q, histogram, selector, over, by),
+			strings.TrimSpace(q.name + " " + legend)})
 	}
 	return all
 }
 
-// Files are what is generated, by its path in the repository.
+// Files returns what is generated, by path in the repository.
 func Files() (map[string][]byte, error) {
 	files := map[string][]byte{"docs/metrics.md": []byte(MetricsPage())}
 	for name, d := range All() {
@@ -160,7 +183,7 @@ func Files() (map[string][]byte, error) {
 	return files, nil
 }
 
-// All are the dashboards, by the file each is in.
+// All returns the dashboards, by file name.
 func All() map[string]Dashboard {
 	all := map[string]Dashboard{}
 	for _, d := range []Dashboard{tailLatency(), oneColdStart(), vfPool(), node(), functions()} {

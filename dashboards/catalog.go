@@ -23,20 +23,21 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// A Metric is one line of the list.
+// A Metric is one line of the list of metrics.
 type Metric struct {
 	Name, Type, Unit, Help string
 	Labels                 []string
 }
 
-// Metrics are all that fastiov has of its own, by name. Each process has those of Go and of its process besides, go_* and process_*.
+// Metrics returns all metrics of fastiov itself, by name. Each process also has go_* and process_*.
 func Metrics() []Metric {
 	var seen recorder
 	if _, err := openwhisk.NewMetrics(&seen, nil); err != nil {
-		panic(err) // a recorder takes everything
+		panic(err) // a recorder accepts everything
 	}
 	agent.NewMetrics(&seen)
-	seen.MustRegister((*pool.Pool)(nil), (*bus.Bus)(nil), (*openwhisk.API)(nil), (*agent.Agent)(nil),
+	seen.MustRegister((*pool.Pool)(nil), (*bus.Bus)(nil), (*openwhisk.API)(nil),
+		(*agent.Agent)(nil),
 		metrics.Build(""))
 	var all []Metric
 	for _, c := range seen {
@@ -46,7 +47,7 @@ func Metrics() []Metric {
 	return all
 }
 
-// A recorder is a registry that only notes what there is.
+// A recorder is a registry that only lists its collectors.
 type recorder []prometheus.Collector
 
 func (r *recorder) Register(c prometheus.Collector) error {
@@ -58,8 +59,9 @@ func (r *recorder) MustRegister(all ...prometheus.Collector) { *r = append(*r, a
 
 func (r *recorder) Unregister(prometheus.Collector) bool { return false }
 
-// descText is how a Desc shows itself, which is all it shows.
-var descText = regexp.MustCompile(`^Desc\{fqName: "(\w+)", help: ("(?:[^"\\]|\\.)*"), .*constLabels: \{(.*?)\}, variableLabels: \{(.*?)\}\}$`)
+// descText matches a Desc's String, which is the only way to read a Desc.
+var descText = regexp.MustCompile(
+	`^Desc\{fqName: "(\w+)", help: ("(?:[^"\\]|\\.)*"), .*constLabels: \{(.*?)\}, variableLabels: \{(.*?)\}\}$`)
 
 func described(c prometheus.Collector) []Metric {
 	ch := make(chan *prometheus.Desc)
@@ -91,7 +93,8 @@ func described(c prometheus.Collector) []Metric {
 	return all
 }
 
-// typeOf is what c collects under that name. What is collected on demand is a counter if its name says so, and a gauge else.
+// typeOf returns the type of the metric that c collects under that name. A metric that is collected
+// on demand is a counter if its name says so, otherwise a gauge.
 func typeOf(c prometheus.Collector, name string) string {
 	if _, is := c.(*prometheus.HistogramVec); is {
 		return "histogram"
@@ -111,7 +114,7 @@ func unitOf(name string) string {
 	return ""
 }
 
-// Values are those that a label can have: all of them, or what bounds their number.
+// Values returns all values that a label can have, or what bounds their number.
 func Values(metric, label string) (all []string, bound string) {
 	if all := finite[metric+" "+label]; all != nil {
 		return all, ""
@@ -153,10 +156,12 @@ var finite = map[string][]string{
 }
 
 var bounded = map[string]string{
-	"function": fmt.Sprintf("NAMESPACE/NAME of at most %d functions, those called first that still exist, and `other`", openwhisk.MostFunctions),
-	"fastiov":  "at most 48: `none`, `all`, or the axes of --fastiov, as in l=bus,r=0,d=eager,barrier=strict",
-	"vf":       "the address of each VF of the node",
-	"version":  "one for each process",
+	"function": fmt.Sprintf(
+		"NAMESPACE/NAME of at most %d functions, those called first that still exist, and `other`",
+		openwhisk.MostFunctions),
+	"fastiov": "at most 48: `none`, `all`, or the axes of --fastiov, as in l=bus,r=0,d=eager,barrier=strict",
+	"vf":      "the address of each VF of the node",
+	"version": "one for each process",
 }
 
 func texts[T any](of []T) (all []string) {
@@ -173,7 +178,7 @@ func grpcCodes() (all []string) {
 	return all
 }
 
-// MetricsPage is docs/metrics.md.
+// MetricsPage returns docs/metrics.md.
 func MetricsPage() string {
 	var b strings.Builder
 	b.WriteString(`# Metrics

@@ -18,8 +18,10 @@ func TestGeneratedFilesAreUpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range files {
-		if got, err := os.ReadFile(filepath.Join("..", name)); err != nil || string(got) != string(want) {
-			t.Errorf("%s is not what the code makes; run make generate and commit it (%v)", name, err)
+		if got, err := os.ReadFile(filepath.Join("..", name)); err != nil ||
+			string(got) != string(want) {
+			t.Errorf("%s is not what the code makes; run make generate and commit it (%v)",
+				name, err)
 		}
 	}
 	there, err := filepath.Glob("grafana/*.json")
@@ -34,28 +36,48 @@ func TestDashboardsHaveNoLint(t *testing.T) {
 	}
 }
 
-// Each rule of the lint finds what it is there for.
+// Each rule of the lint finds the mistake that it was made for.
 func TestLintFindsWhatIsWrong(t *testing.T) {
 	for want, spoil := range map[string]func(d *Dashboard){
-		"uid":                       func(d *Dashboard) { d.UID = "fastiov-node" },
-		"no title or no desc":       func(d *Dashboard) { d.Description = "" },
-		"its id is not its own":     func(d *Dashboard) { d.Panels[1].ID = d.Panels[0].ID },
-		"its title is not its own":  func(d *Dashboard) { d.Panels[1].Title = d.Panels[0].Title },
-		"it has no description":     func(d *Dashboard) { d.Panels[2].Description = "" },
-		"it has no unit":            func(d *Dashboard) { d.Panels[2].FieldConfig.Defaults.Unit = "" },
-		"it asks nothing":           func(d *Dashboard) { d.Panels[2].Targets = nil },
-		"refId is not its own":      func(d *Dashboard) { d.Panels[0].Targets[1].RefID = "A" },
-		"is no variable":            func(d *Dashboard) { d.Panels[2].Targets[0].Datasource.UID = "prometheus" },
-		"is empty":                  func(d *Dashboard) { d.Panels[2].Targets[0].Expr = "" },
-		"has no legend":             func(d *Dashboard) { d.Panels[2].Targets[0].LegendFormat = "" },
-		"which nobody counts":       func(d *Dashboard) { d.Panels[2].Targets[0].Expr = "sum(fastiov_nonsense_total)" },
-		"once over":                 func(d *Dashboard) { d.Panels[1].Targets[0].Expr = "rate(up[$__rate_interval])" },
-		"nobody is used and not":    func(d *Dashboard) { d.Panels[2].Targets[0].Expr = `up{a="$nobody"}` },
-		"extra is there and not":    func(d *Dashboard) { d.Templating.List = append(d.Templating.List, Variable{Name: "extra"}) },
-		"is there twice":            func(d *Dashboard) { d.Templating.List = append(d.Templating.List, d.Templating.List[0]) },
-		"asks no data source that":  func(d *Dashboard) { d.Templating.List[1].Datasource = &Datasource{"prometheus", "x"} },
-		"is beside the grid":        func(d *Dashboard) { d.Panels[2].GridPos.X = 23 },
-		`lies over "Cold starts in`: func(d *Dashboard) { d.Panels[1].GridPos = d.Panels[0].GridPos },
+		"uid":                      func(d *Dashboard) { d.UID = "fastiov-node" },
+		"no title or no desc":      func(d *Dashboard) { d.Description = "" },
+		"its id is not its own":    func(d *Dashboard) { d.Panels[1].ID = d.Panels[0].ID },
+		"its title is not its own": func(d *Dashboard) { d.Panels[1].Title = d.Panels[0].Title },
+		"it has no description":    func(d *Dashboard) { d.Panels[2].Description = "" },
+		"it has no unit": func(d *Dashboard) {
+			d.Panels[2].FieldConfig.Defaults.Unit = ""
+		},
+		"it asks nothing":      func(d *Dashboard) { d.Panels[2].Targets = nil },
+		"refId is not its own": func(d *Dashboard) { d.Panels[0].Targets[1].RefID = "A" },
+		"is no variable": func(d *Dashboard) {
+			d.Panels[2].Targets[0].Datasource.UID = "prometheus"
+		},
+		"is empty": func(d *Dashboard) { d.Panels[2].Targets[0].Expr = "" },
+		"has no legend": func(d *Dashboard) {
+			d.Panels[2].Targets[0].LegendFormat = ""
+		},
+		"which nobody counts": func(d *Dashboard) {
+			d.Panels[2].Targets[0].Expr = "sum(fastiov_nonsense_total)"
+		},
+		"once over": func(d *Dashboard) {
+			d.Panels[1].Targets[0].Expr = "rate(up[$__rate_interval])"
+		},
+		"nobody is used and not": func(d *Dashboard) {
+			d.Panels[2].Targets[0].Expr = `up{a="$nobody"}`
+		},
+		"extra is there and not": func(d *Dashboard) {
+			d.Templating.List = append(d.Templating.List, Variable{Name: "extra"})
+		},
+		"is there twice": func(d *Dashboard) {
+			d.Templating.List = append(d.Templating.List, d.Templating.List[0])
+		},
+		"asks no data source that": func(d *Dashboard) {
+			d.Templating.List[1].Datasource = &Datasource{"prometheus", "x"}
+		},
+		"is beside the grid": func(d *Dashboard) { d.Panels[2].GridPos.X = 23 },
+		`lies over "Cold starts in`: func(d *Dashboard) {
+			d.Panels[1].GridPos = d.Panels[0].GridPos
+		},
 	} {
 		all := All()
 		d := all["tail.json"]
@@ -68,7 +90,8 @@ func TestLintFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Every metric has a name and a unit after Prometheus' conventions, and every label a bound that is documented.
+// Names and units of metrics follow Prometheus' conventions, and every label has a documented
+// bound.
 func TestMetricsAreNamedAndBounded(t *testing.T) {
 	name := regexp.MustCompile(`^fastiov_(node_|pool_)?[a-z_]+$`)
 	reserved := []string{"job", "instance", "le", "quantile"}
@@ -87,7 +110,8 @@ func TestMetricsAreNamedAndBounded(t *testing.T) {
 		}
 		for _, label := range m.Labels {
 			if all, bound := Values(m.Name, label); len(all) == 0 && bound == "" {
-				t.Errorf("%s: nothing bounds its label %s; say in catalog.go what does", m.Name, label)
+				t.Errorf("%s: nothing bounds its label %s; say in catalog.go what does",
+					m.Name, label)
 			}
 			if slices.Contains(reserved, label) {
 				t.Errorf("%s: the label %s is Prometheus' own", m.Name, label)
@@ -96,7 +120,7 @@ func TestMetricsAreNamedAndBounded(t *testing.T) {
 	}
 }
 
-// promtool tests the rules and checks what Prometheus reads.
+// promtool tests the rules and checks the files that Prometheus reads.
 func TestRulesSpeakWhenTheyShould(t *testing.T) {
 	if _, err := exec.LookPath("promtool"); err != nil {
 		if os.Getenv("FASTIOV_CI") != "" {
@@ -104,7 +128,9 @@ func TestRulesSpeakWhenTheyShould(t *testing.T) {
 		}
 		t.Skip("there is no promtool here; install the package prometheus")
 	}
-	for _, args := range [][]string{{"check", "config", "prometheus.yml"}, {"check", "rules", "--lint-fatal", "recording.yml", "alerts.yml"}, {"test", "rules", "rules_test.yml"}} {
+	for _, args := range [][]string{{"check", "config", "prometheus.yml"},
+		{"check", "rules", "--lint-fatal", "recording.yml", "alerts.yml"},
+		{"test", "rules", "rules_test.yml"}} {
 		check := exec.Command("promtool", args...)
 		check.Dir = "prometheus"
 		if out, err := check.CombinedOutput(); err != nil {
@@ -120,20 +146,22 @@ func TestRulesSpeakWhenTheyShould(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range regexp.MustCompile(`(?m)^ +- (?:record|alert): (\S+)$`).FindAllStringSubmatch(string(rules), -1) {
+		for _, m := range regexp.MustCompile(
+			`(?m)^ +- (?:record|alert): (\S+)$`).FindAllStringSubmatch(string(rules), -1) {
 			if !strings.Contains(string(tests), m[1]) {
 				t.Errorf("%s has no test in rules_test.yml", m[1])
 			}
 		}
 	}
 	for _, of := range ours.FindAllString(ruleText(t), -1) {
-		if !slices.ContainsFunc(Metrics(), func(m Metric) bool { return strings.HasPrefix(of, m.Name) }) {
+		if !slices.ContainsFunc(Metrics(),
+			func(m Metric) bool { return strings.HasPrefix(of, m.Name) }) {
 			t.Errorf("a rule asks for %s, which nobody counts", of)
 		}
 	}
 }
 
-// ruleText is the expressions of the rules without what rules have recorded.
+// ruleText returns the rules' expressions, without the series that rules themselves record.
 func ruleText(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -142,20 +170,23 @@ func ruleText(t *testing.T) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.WriteString(regexp.MustCompile(`\S+:\S+:\S+|(?m)^ +- record:.*$`).ReplaceAllString(string(rules), ""))
+		b.WriteString(regexp.MustCompile(
+			`\S+:\S+:\S+|(?m)^ +- record:.*$`).ReplaceAllString(string(rules), ""))
 	}
 	return b.String()
 }
 
-// Grafana's own types take the dashboards, and are of the version that docker-compose.yml runs. They come from npm, into the folder that
-// FASTIOV_GRAFANA_TYPES names; make test ONLY=full/dashboards sees to that.
+// Grafana's own types accept the dashboards, and have the version that docker-compose.yml runs.
+// They come from npm, in the folder that FASTIOV_GRAFANA_TYPES names. `make test
+// ONLY=full/dashboards` sets it up.
 func TestGrafanasTypesTakeTheDashboards(t *testing.T) {
 	wanted, err := os.ReadFile("testdata/grafana/package.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	of := regexp.MustCompile(`grafana/schema": "(.*)"`).FindSubmatch(wanted)
-	if of == nil || !strings.Contains(string(fastiov.VersionsYAML), "grafana/grafana: "+string(of[1])+"\n") {
+	if of == nil || !strings.Contains(string(fastiov.VersionsYAML),
+		"grafana/grafana: "+string(of[1])+"\n") {
 		t.Errorf("testdata/grafana is of another Grafana (%q) than versions.yaml", of)
 	}
 	types := os.Getenv("FASTIOV_GRAFANA_TYPES")

@@ -8,14 +8,16 @@ import (
 	"strings"
 )
 
-// Lint says what is wrong with the dashboards, one line for each error. What a query returns is another test's.
+// Lint returns the mistakes in the dashboards, one line each. Whether a query returns data is
+// tested elsewhere.
 func Lint(all map[string]Dashboard) []string {
 	var l lint
 	uids, metrics := map[string]string{}, map[string]bool{}
 	for _, m := range Metrics() {
 		metrics[m.Name] = true
 		if m.Type == "histogram" {
-			metrics[m.Name+"_bucket"], metrics[m.Name+"_sum"], metrics[m.Name+"_count"] = true, true, true
+			metrics[m.Name+"_bucket"], metrics[m.Name+"_sum"], metrics[m.Name+"_count"] = true,
+				true, true
 		}
 	}
 	for _, file := range slices.Sorted(maps.Keys(all)) {
@@ -72,7 +74,8 @@ func (l *lint) panel(p *Panel, metrics map[string]bool) {
 		}
 		refs[t.RefID] = true
 		if !strings.HasPrefix(t.Datasource.UID, "${") || t.Datasource != p.Datasource {
-			l.say("query %s: its data source %q is no variable, or not the panel's", t.RefID, t.Datasource.UID)
+			l.say("query %s: its data source %q is no variable, or not the panel's", t.RefID,
+				t.Datasource.UID)
 		}
 		if t.Datasource.Type != prometheusSource.Type {
 			if t.Query == "" && t.Service == "" {
@@ -109,9 +112,11 @@ func (l *lint) expression(t *Target, metrics map[string]bool) {
 	}
 }
 
-// variables finds those that are used and not there, and those that are there and not used.
+// variables finds variables that are used but not defined, or defined but not used.
 func (l *lint) variables(d *Dashboard) {
-	used, there := map[string]bool{}, map[string]bool{"__rate_interval": true, "__range": true, "__all": true}
+	used, there := map[string]bool{}, map[string]bool{
+		"__rate_interval": true, "__range": true, "__all": true,
+	}
 	note := func(text string) {
 		for _, m := range variable.FindAllStringSubmatch(text, -1) {
 			used[m[1]] = true
@@ -144,7 +149,7 @@ func (l *lint) variables(d *Dashboard) {
 	}
 }
 
-// layout finds panels that lie over each other or beside the grid.
+// layout finds panels that overlap or leave the grid.
 func (l *lint) layout(d *Dashboard) {
 	for i, p := range d.Panels {
 		a := p.GridPos

@@ -1,16 +1,16 @@
 package dashboards
 
-// The part of Grafana's dashboard format (schema 39, Grafana 11 and later) that we use. Grafana's own Go types could be taken instead once
-// they are to be had where this is built.
+// The part of Grafana's dashboard format (schema 39, Grafana 11 and later) that we use. Grafana's
+// own Go types could replace it once they are available where fastiov is built.
 
-// A Dashboard is one file of Grafana's.
+// A Dashboard is one dashboard file of Grafana.
 type Dashboard struct {
 	UID           string     `json:"uid"`
 	Title         string     `json:"title"`
 	Description   string     `json:"description"`
 	Tags          []string   `json:"tags"`
 	Editable      bool       `json:"editable"`
-	GraphTooltip  int        `json:"graphTooltip"` // 1: one crosshair for all panels
+	GraphTooltip  int        `json:"graphTooltip"` // 1: one crosshair over all panels
 	SchemaVersion int        `json:"schemaVersion"`
 	Refresh       string     `json:"refresh"`
 	Time          TimeRange  `json:"time"`
@@ -19,7 +19,7 @@ type Dashboard struct {
 	Panels        []Panel    `json:"panels"`
 }
 
-// TimeRange is what is shown at first.
+// TimeRange is the range shown at first.
 type TimeRange struct {
 	From string `json:"from"`
 	To   string `json:"to"`
@@ -30,14 +30,14 @@ type Templating struct {
 	List []Variable `json:"list"`
 }
 
-// A Variable is chosen at the head of a dashboard.
+// A Variable is chosen at the top of a dashboard.
 type Variable struct {
 	Name       string      `json:"name"`
 	Label      string      `json:"label"`
 	Type       string      `json:"type"` // datasource, query or textbox
 	Query      any         `json:"query"`
 	Datasource *Datasource `json:"datasource,omitempty"`
-	Refresh    int         `json:"refresh,omitempty"` // 2: when the time range changes
+	Refresh    int         `json:"refresh,omitempty"` // 2: loaded again when the time range changes
 	IncludeAll bool        `json:"includeAll,omitempty"`
 	AllValue   string      `json:"allValue,omitempty"`
 	Multi      bool        `json:"multi,omitempty"`
@@ -51,13 +51,13 @@ type Choice struct {
 	Value string `json:"value"`
 }
 
-// A Datasource is what a query is sent to; its UID is a variable.
+// A Datasource receives queries. Its UID is a variable.
 type Datasource struct {
 	Type string `json:"type"`
 	UID  string `json:"uid"`
 }
 
-// A Link leads from one dashboard to the others.
+// A Link leads from a dashboard to the others.
 type Link struct {
 	Title       string   `json:"title"`
 	Type        string   `json:"type"`
@@ -84,7 +84,7 @@ type Panel struct {
 	Transformations []map[string]any `json:"transformations,omitempty"`
 }
 
-// GridPos is where a panel is, on a grid 24 wide.
+// GridPos is a panel's position on a grid 24 wide.
 type GridPos struct {
 	H int `json:"h"`
 	W int `json:"w"`
@@ -92,7 +92,8 @@ type GridPos struct {
 	Y int `json:"y"`
 }
 
-// A Target is a query: of Prometheus by Expr, of a store of traces by Query and what is beside it.
+// A Target is a query: to Prometheus by Expr, to a store of traces by Query and the fields beside
+// it.
 type Target struct {
 	RefID        string     `json:"refId"`
 	Datasource   Datasource `json:"datasource"`
@@ -110,13 +111,13 @@ type Target struct {
 	Limit     int    `json:"limit,omitempty"`
 }
 
-// FieldConfig says how values are shown.
+// FieldConfig determines how values are shown.
 type FieldConfig struct {
 	Defaults  Field      `json:"defaults"`
 	Overrides []struct{} `json:"overrides"`
 }
 
-// A Field is a value's unit and drawing.
+// A Field holds a value's unit and style.
 type Field struct {
 	Unit   string         `json:"unit"`
 	Min    *float64       `json:"min,omitempty"`
