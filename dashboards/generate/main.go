@@ -1,4 +1,4 @@
-// Command generate writes the dashboards and the list of metrics, below the folder it is given.
+// Command generate writes the dashboards and the list of metrics below a given folder.
 package main
 
 import (
@@ -11,7 +11,8 @@ import (
 
 func main() {
 	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: generate FOLDER; the root of the repository, or where to write instead")
+		fmt.Fprintln(os.Stderr,
+			"usage: generate FOLDER; the root of the repository, or where to write instead")
 		os.Exit(2)
 	}
 	if err := write(os.Args[1]); err != nil {

@@ -11,10 +11,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// mostBytes bounds a batch, unpacked.
+// mostBytes bounds an unpacked batch.
 const mostBytes = 8 << 20
 
-// Collect takes traces by OTLP over HTTP, as protobuf: POST /v1/traces.
+// Collect serves OTLP over HTTP as protobuf: POST /v1/traces.
 func (s *Store) Collect() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		batch, status, err := read(w, r)
@@ -29,13 +29,16 @@ func (s *Store) Collect() http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/x-protobuf")
-		_, _ = w.Write(answer) // a sender that has gone needs no answer
+		_, _ = w.Write(answer) // if the sender has gone, there is nobody to answer
 	})
 }
 
-func read(w http.ResponseWriter, r *http.Request) (*collectorpb.ExportTraceServiceRequest, int, error) {
+func read(
+	w http.ResponseWriter, r *http.Request,
+) (*collectorpb.ExportTraceServiceRequest, int, error) {
 	if kind := r.Header.Get("Content-Type"); kind != "application/x-protobuf" {
-		return nil, http.StatusUnsupportedMediaType, fmt.Errorf("the content type is %q; OTLP as application/x-protobuf is taken", kind)
+		return nil, http.StatusUnsupportedMediaType,
+			fmt.Errorf("the content type is %q; OTLP as application/x-protobuf is taken", kind)
 	}
 	var body io.Reader = http.MaxBytesReader(w, r.Body, mostBytes)
 	if r.Header.Get("Content-Encoding") == "gzip" {
@@ -48,7 +51,8 @@ func read(w http.ResponseWriter, r *http.Request) (*collectorpb.ExportTraceServi
 	content, err := io.ReadAll(body)
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) || len(content) > mostBytes {
-		return nil, http.StatusRequestEntityTooLarge, fmt.Errorf("the batch is larger than %d bytes; send smaller ones", mostBytes)
+		return nil, http.StatusRequestEntityTooLarge,
+			fmt.Errorf("the batch is larger than %d bytes; send smaller ones", mostBytes)
 	}
 	if err != nil {
 		return nil, http.StatusBadRequest, err

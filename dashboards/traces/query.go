@@ -13,24 +13,27 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 )
 
-// Query serves what Grafana's Jaeger data source asks for: services, operations, a trace by its id, and the last traces of a service.
+// Query serves the requests of Grafana's Jaeger data source: services, operations, a trace by its
+// id, and the last traces of a service.
 func (s *Store) Query() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/services", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, s.names(func(sp span) string { return sp.service }), "")
 	})
-	mux.HandleFunc("GET /api/services/{service}/operations", func(w http.ResponseWriter, r *http.Request) {
-		reply(w, http.StatusOK, s.names(func(sp span) string {
-			if sp.service != r.PathValue("service") {
-				return ""
-			}
-			return sp.name
-		}), "")
-	})
+	mux.HandleFunc("GET /api/services/{service}/operations",
+		func(w http.ResponseWriter, r *http.Request) {
+			reply(w, http.StatusOK, s.names(func(sp span) string {
+				if sp.service != r.PathValue("service") {
+					return ""
+				}
+				return sp.name
+			}), "")
+		})
 	mux.HandleFunc("GET /api/traces/{id}", func(w http.ResponseWriter, r *http.Request) {
 		found := s.find(r.PathValue("id"))
 		if found == nil {
-			reply(w, http.StatusNotFound, nil, "trace not found: it is not kept any more, or its start is not over")
+			reply(w, http.StatusNotFound, nil,
+				"trace not found: it is not kept any more, or its start is not over")
 			return
 		}
 		reply(w, http.StatusOK, []jaegerTrace{*found}, "")
@@ -46,7 +49,7 @@ func (s *Store) Query() http.Handler {
 	return mux
 }
 
-// names are the distinct ones of all spans, sorted.
+// names returns the distinct names of all spans, sorted.
 func (s *Store) names(of func(span) string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +76,7 @@ func (s *Store) find(id string) *jaegerTrace {
 	return &shown
 }
 
-// A search is what /api/traces is asked for.
+// A search holds the parameters of /api/traces.
 type search struct {
 	service, operation string
 	from, to           time.Time
@@ -100,7 +103,9 @@ func parse(q url.Values) (w search, err error) {
 	}
 	micros("start", &w.from)
 	micros("end", &w.to)
-	for name, to := range map[string]*time.Duration{"minDuration": &w.least, "maxDuration": &w.most} {
+	for name, to := range map[string]*time.Duration{
+		"minDuration": &w.least, "maxDuration": &w.most,
+	} {
 		if text := q.Get(name); text != "" && err == nil {
 			*to, err = time.ParseDuration(text)
 		}
@@ -114,7 +119,7 @@ func parse(q url.Values) (w search, err error) {
 	return w, err
 }
 
-// search finds the newest traces that match, the newest first.
+// search returns the newest matching traces, newest first.
 func (s *Store) search(want search) []jaegerTrace {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +135,8 @@ func (s *Store) search(want search) []jaegerTrace {
 func (want search) matches(t *kept) bool {
 	root := t.root()
 	took := root.end.Sub(root.begin)
-	if root.begin.Before(want.from) || root.begin.After(want.to) || took < want.least || want.most > 0 && took > want.most {
+	if root.begin.Before(want.from) || root.begin.After(want.to) || took < want.least ||
+		want.most > 0 && took > want.most {
 		return false
 	}
 	return slices.ContainsFunc(t.spans, func(sp span) bool {
@@ -138,7 +144,9 @@ func (want search) matches(t *kept) bool {
 			return false
 		}
 		for key, value := range want.tags {
-			if !slices.ContainsFunc(sp.about, func(a *commonpb.KeyValue) bool { return a.GetKey() == key && fmt.Sprint(valueOf(a)) == value }) {
+			if !slices.ContainsFunc(sp.about, func(a *commonpb.KeyValue) bool {
+				return a.GetKey() == key && fmt.Sprint(valueOf(a)) == value
+			}) {
 				return false
 			}
 		}
@@ -185,14 +193,16 @@ type (
 func show(t *kept) jaegerTrace {
 	shown := jaegerTrace{TraceID: t.id, Processes: map[string]jaegerProcess{}}
 	spans := slices.Clone(t.spans)
-	slices.SortStableFunc(spans, func(a, b span) int { // the whole before its parts
+	slices.SortStableFunc(spans, func(a, b span) int { // a whole before its parts
 		return cmp.Or(a.begin.Compare(b.begin), cmp.Compare(a.parent, b.parent))
 	})
 	for _, sp := range spans {
 		shown.Processes[sp.service] = jaegerProcess{ServiceName: sp.service, Tags: []jaegerTag{}}
 		js := jaegerSpan{
-			TraceID: t.id, SpanID: sp.id, OperationName: sp.name, References: []jaegerReference{}, StartTime: sp.begin.UnixMicro(),
-			Duration: sp.end.Sub(sp.begin).Microseconds(), Tags: []jaegerTag{}, Logs: []struct{}{}, ProcessID: sp.service,
+			TraceID: t.id, SpanID: sp.id, OperationName: sp.name, References: []jaegerReference{},
+			StartTime: sp.begin.UnixMicro(),
+			Duration:  sp.end.Sub(sp.begin).Microseconds(), Tags: []jaegerTag{}, Logs: []struct{}{},
+			ProcessID: sp.service,
 		}
 		if sp.parent != "" {
 			js.References = append(js.References, jaegerReference{"CHILD_OF", t.id, sp.parent})
@@ -247,5 +257,5 @@ func reply(w http.ResponseWriter, status int, data any, complaint string) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(answer) // a caller that has gone needs no answer
+	_ = json.NewEncoder(w).Encode(answer) // if the caller has gone, there is nobody to answer
 }

@@ -1,10 +1,11 @@
-// Package traces is a small store of traces: the last cold starts, in memory, taken by OTLP and shown by Jaeger's query API, which Grafana
-// speaks with its own Jaeger data source.
+// Package traces is a small store of traces. It holds the last cold starts in memory, receives them
+// by OTLP, and serves Jaeger's query API, which Grafana's Jaeger data source uses.
 //
-// It is there so that every installation has somewhere to look a trace up, also one without containers. It keeps nothing over a restart and
-// searches by looking at everything; whoever wants more points OTEL_EXPORTER_OTLP_ENDPOINT at Jaeger or Tempo instead.
+// With it, every installation can look up a trace, also without containers. It keeps nothing over a
+// restart, and a search looks at every trace. For more, point OTEL_EXPORTER_OTLP_ENDPOINT at Jaeger
+// or Tempo.
 //
-//	traces.go   what is kept, and what goes when there is too much
+//	traces.go   keeps spans, and drops traces when there are too many
 //	collect.go  OTLP over HTTP, in
 //	query.go    Jaeger's JSON, out
 package traces
@@ -21,7 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Store keeps the spans that came last. It may be used by any number of goroutines.
+// A Store keeps the newest spans. Any number of goroutines may use it.
 type Store struct {
 	most   int
 	mu     sync.Mutex
@@ -36,7 +37,7 @@ type kept struct {
 	spans []span
 }
 
-// A span is what is shown of one.
+// A span holds the fields of a span that are shown.
 type span struct {
 	id, parent string
 	service    string
@@ -45,15 +46,17 @@ type span struct {
 	about      []*commonpb.KeyValue
 }
 
-// New returns a store of at most that many spans; whole traces go, the oldest first, when more come.
+// New returns a store of at most that many spans. When more come, it drops whole traces, oldest
+// first.
 func New(spans int) *Store {
 	return &Store{most: spans, traces: map[string]*kept{}}
 }
 
-// mostOfSpan bounds what is kept of one, in bytes; ours have some hundred.
+// mostOfSpan bounds the bytes that are kept of one span; ours have some hundred.
 const mostOfSpan = 8 << 10
 
-// Add takes spans as OTLP carries them. One without valid ids, which nobody could find, and one that is too large are left out.
+// Add adds spans in OTLP's form. It leaves out a span without valid ids, which no search could
+// find, and a span that is too large.
 func (s *Store) Add(batches []*tracepb.ResourceSpans) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,7 +69,8 @@ func (s *Store) Add(batches []*tracepb.ResourceSpans) {
 		}
 		for _, scope := range of.GetScopeSpans() {
 			for _, sp := range scope.GetSpans() {
-				if len(sp.GetTraceId()) == 16 && len(sp.GetSpanId()) == 8 && proto.Size(sp) <= mostOfSpan {
+				if len(sp.GetTraceId()) == 16 && len(sp.GetSpanId()) == 8 &&
+					proto.Size(sp) <= mostOfSpan {
 					s.add(service, sp)
 				}
 			}
@@ -89,25 +93,28 @@ func (s *Store) add(service string, sp *tracepb.Span) {
 		s.oldest = append(s.oldest, t)
 	}
 	t.spans = append(t.spans, span{
-		id: hex.EncodeToString(sp.GetSpanId()), parent: hex.EncodeToString(sp.GetParentSpanId()), service: service, name: sp.GetName(),
-		begin: time.Unix(0, int64(sp.GetStartTimeUnixNano())), end: time.Unix(0, int64(sp.GetEndTimeUnixNano())), about: sp.GetAttributes(),
+		id: hex.EncodeToString(sp.GetSpanId()), parent: hex.EncodeToString(sp.GetParentSpanId()),
+		service: service, name: sp.GetName(),
+		begin: time.Unix(0, int64(sp.GetStartTimeUnixNano())),
+		end:   time.Unix(0, int64(sp.GetEndTimeUnixNano())), about: sp.GetAttributes(),
 	})
 	s.spans++
 }
 
-// Start, Stop and UploadTraces make the store a client of otlptrace, so that a process can keep its own traces.
+// Start, Stop and UploadTraces make the store a client of otlptrace, so that a process can keep its
+// own traces.
 func (s *Store) Start(context.Context) error { return nil }
 
-// Stop is there for otlptrace.
+// Stop implements otlptrace.Client.
 func (s *Store) Stop(context.Context) error { return nil }
 
-// UploadTraces is Add, for otlptrace.
+// UploadTraces is Add for otlptrace.
 func (s *Store) UploadTraces(_ context.Context, batches []*tracepb.ResourceSpans) error {
 	s.Add(batches)
 	return nil
 }
 
-// root is the span that stands for the trace: the one without a parent, or the first to begin.
+// root returns the span that represents the trace: the one without a parent, or the first to begin.
 func (t *kept) root() span {
 	first := t.spans[0]
 	for _, sp := range t.spans {

@@ -53,11 +53,13 @@ func get(t *testing.T, url string, want int) (a answer) {
 
 const id = "17f0c1a2b3c4d5e6f708192a3b4c5d6e"
 
-// TestAColdStartIsFound sends one by OpenTelemetry's own exporter and asks for it as Grafana does.
+// TestAColdStartIsFound sends a cold start with OpenTelemetry's own exporter and looks it up as
+// Grafana does.
 func TestAColdStartIsFound(t *testing.T) {
 	s := New(100)
 	server := serve(t, s)
-	exporter, err := otlptracehttp.New(t.Context(), otlptracehttp.WithEndpointURL(server.URL+"/v1/traces"),
+	exporter, err := otlptracehttp.New(t.Context(),
+		otlptracehttp.WithEndpointURL(server.URL+"/v1/traces"),
 		otlptracehttp.WithCompression(otlptracehttp.GzipCompression))
 	if err != nil {
 		t.Fatal(err)
@@ -77,15 +79,18 @@ func TestAColdStartIsFound(t *testing.T) {
 		t.Fatalf("%+v", found)
 	}
 	whole, vmm := found[0].Spans[0], found[0].Spans[1]
-	if whole.OperationName != "cold start" || whole.StartTime != begin.UnixMicro() || whole.Duration != 1_000_000 || len(whole.References) != 0 {
+	if whole.OperationName != "cold start" || whole.StartTime != begin.UnixMicro() ||
+		whole.Duration != 1_000_000 || len(whole.References) != 0 {
 		t.Errorf("%+v", whole)
 	}
-	if vmm.OperationName != "vmm" || vmm.Duration != 300_000 || vmm.References[0].SpanID != whole.SpanID {
+	if vmm.OperationName != "vmm" || vmm.Duration != 300_000 ||
+		vmm.References[0].SpanID != whole.SpanID {
 		t.Errorf("%+v", vmm)
 	}
 	service := found[0].Processes[whole.ProcessID].ServiceName
 	for query, want := range map[string]int{
-		"": 1, "&operation=vmm": 1, "&operation=nothing": 0, "&minDuration=2s": 0, "&maxDuration=2s": 1, `&tags={"clock.error_ns":"0"}`: 1, "&limit=0": 0,
+		"": 1, "&operation=vmm": 1, "&operation=nothing": 0, "&minDuration=2s": 0,
+		"&maxDuration=2s": 1, `&tags={"clock.error_ns":"0"}`: 1, "&limit=0": 0,
 	} {
 		if n := len(get(t, server.URL+"/api/traces?service="+service+query, 200).Data); n != want {
 			t.Errorf("%q finds %d, want %d", query, n, want)
@@ -95,7 +100,9 @@ func TestAColdStartIsFound(t *testing.T) {
 	if a := get(t, server.URL+"/api/traces/"+strings.Repeat("0", 32), 404); len(a.Errors) != 1 {
 		t.Errorf("%+v", a)
 	}
-	for path, want := range map[string]string{"services": service, "services/" + service + "/operations": "cold start"} {
+	for path, want := range map[string]string{
+		"services": service, "services/" + service + "/operations": "cold start",
+	} {
 		resp, err := http.Get(server.URL + "/api/" + path)
 		if err != nil {
 			t.Fatal(err)
@@ -110,13 +117,17 @@ func TestAColdStartIsFound(t *testing.T) {
 
 func TestTheOldestTracesGo(t *testing.T) {
 	s := New(10)
-	exporter := sdk.NewTracerProvider(sdk.WithIDGenerator(timeline.IDs{}), sdk.WithSyncer(otlp(t, s)))
+	exporter := sdk.NewTracerProvider(sdk.WithIDGenerator(timeline.IDs{}),
+		sdk.WithSyncer(otlp(t, s)))
 	ids := []string{}
 	for i := range 6 {
 		ids = append(ids, strings.Repeat("0", 30)+"1"+string(rune('0'+i)))
-		timeline.Trace(t.Context(), exporter.Tracer("t"), ids[i], []timeline.Span{{Stage: timeline.VMM, Begin: time.Now(), End: time.Now()}}, time.Now(), time.Now())
+		timeline.Trace(t.Context(), exporter.Tracer("t"), ids[i],
+			[]timeline.Span{{Stage: timeline.VMM, Begin: time.Now(), End: time.Now()}},
+			time.Now(), time.Now())
 	}
-	if s.spans > 10 || s.find(ids[0]) != nil || s.find(ids[5]) == nil || len(s.oldest) != len(s.traces) {
+	if s.spans > 10 || s.find(ids[0]) != nil || s.find(ids[5]) == nil ||
+		len(s.oldest) != len(s.traces) {
 		t.Errorf("%d spans, %d traces", s.spans, len(s.traces))
 	}
 }
@@ -133,7 +144,8 @@ func TestASpanThatIsTooLargeIsLeftOut(t *testing.T) {
 
 func otlp(t *testing.T, s *Store) sdk.SpanExporter {
 	t.Helper()
-	exporter, err := otlptracehttp.New(t.Context(), otlptracehttp.WithEndpointURL(serve(t, s).URL+"/v1/traces"))
+	exporter, err := otlptracehttp.New(t.Context(),
+		otlptracehttp.WithEndpointURL(serve(t, s).URL+"/v1/traces"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +169,8 @@ func TestWhatIsNoTraceIsRefused(t *testing.T) {
 		{"application/x-protobuf", "", "", 200},
 	} {
 		if got := post(New(10), c.kind, c.encoding, []byte(c.body)); got != c.want {
-			t.Errorf("%s %s of %d bytes: HTTP %d, want %d", c.kind, c.encoding, len(c.body), got, c.want)
+			t.Errorf("%s %s of %d bytes: HTTP %d, want %d",
+				c.kind, c.encoding, len(c.body), got, c.want)
 		}
 	}
 }
@@ -171,7 +184,7 @@ func post(s *Store, kind, encoding string, body []byte) int {
 	return w.Code
 }
 
-// Whatever is sent, it is taken or refused, and what was taken can be shown.
+// Every input is accepted or refused, and what was accepted can be shown.
 func FuzzCollect(f *testing.F) {
 	f.Add([]byte("\x0a\x02\x12\x00"))
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -190,10 +203,11 @@ func FuzzCollect(f *testing.F) {
 	})
 }
 
-// What a span costs: to take, and to keep.
+// The cost of a span: to add, and to keep.
 func BenchmarkAdd(b *testing.B) {
 	collected := &collector{}
-	tracer := sdk.NewTracerProvider(sdk.WithSyncer(collected.exporter(b)), sdk.WithIDGenerator(timeline.IDs{})).Tracer("t")
+	tracer := sdk.NewTracerProvider(sdk.WithSyncer(collected.exporter(b)),
+		sdk.WithIDGenerator(timeline.IDs{})).Tracer("t")
 	stages := make([]timeline.Span, 14)
 	s, heap := New(64<<10), func() uint64 {
 		runtime.GC()
@@ -219,7 +233,7 @@ func activation() string {
 	return id.String()
 }
 
-// A collector keeps what OpenTelemetry's exporter makes of spans.
+// A collector keeps the output of OpenTelemetry's exporter.
 type collector struct{ batches []*tracepb.ResourceSpans }
 
 func (c *collector) exporter(b *testing.B) sdk.SpanExporter {
