@@ -12,7 +12,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// TestTracesAreRead runs the parser's own tests, by Node.js: k6 is not needed for it.
+// TestTracesAreRead runs the parser's own tests with Node.js; they do not need k6.
 func TestTracesAreRead(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {
@@ -22,7 +22,9 @@ func TestTracesAreRead(t *testing.T) {
 		t.Skip("needs node: install Debian's package nodejs")
 	}
 	dir := t.TempDir()
-	for from, to := range map[string]string{"azure.js": "azure.mjs", "azure.test.mjs": "azure.test.mjs"} {
+	for from, to := range map[string]string{
+		"azure.js": "azure.mjs", "azure.test.mjs": "azure.test.mjs",
+	} {
 		content, err := os.ReadFile(from)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, to), content, 0o600)
@@ -34,15 +36,17 @@ func TestTracesAreRead(t *testing.T) {
 	if err := os.CopyFS(filepath.Join(dir, "traces"), os.DirFS("traces")); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), node, filepath.Join(dir, "azure.test.mjs")).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), node,
+		filepath.Join(dir, "azure.test.mjs")).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// TestTheSmallTracesAreMadeByTheirScript: what is in the repository is what the script makes.
+// The traces in the repository are what the script makes.
 func TestTheSmallTracesAreMadeByTheirScript(t *testing.T) {
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "python3", "traces/make.py", dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "python3",
+		"traces/make.py", dir).CombinedOutput(); err != nil {
 		t.Skipf("needs python3: %v %s", err, out)
 	}
 	made, err := filepath.Glob(filepath.Join(dir, "*.csv"))
@@ -53,12 +57,13 @@ func TestTheSmallTracesAreMadeByTheirScript(t *testing.T) {
 		want, _ := os.ReadFile(file)
 		got, _ := os.ReadFile(filepath.Join("traces", filepath.Base(file)))
 		if !bytes.Equal(got, want) {
-			t.Errorf("load/traces/%s is not what make.py makes; run it and commit that", filepath.Base(file))
+			t.Errorf("load/traces/%s is not what make.py makes; run it and commit that",
+				filepath.Base(file))
 		}
 	}
 }
 
-// TestLoadKnowsTheStages: the summary lists the stages that there are, in their order.
+// The summary lists all stages in their order.
 func TestLoadKnowsTheStages(t *testing.T) {
 	content, err := os.ReadFile("fastiov.js")
 	if err != nil {
