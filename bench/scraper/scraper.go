@@ -1,4 +1,4 @@
-// Package scraper runs a Prometheus that scrapes what is measured, and can be asked for it.
+// Package scraper runs a Prometheus that scrapes a measured process and answers queries about it.
 package scraper
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/fastiov/fastiov/bench"
 )
 
-// Run runs a Prometheus with this configuration, which keeps what it scrapes below dir, and
-// returns when it can be asked.
+// Run runs a Prometheus with this configuration, which keeps its data below dir, and returns when
+// it answers queries.
 func Run(
 	ctx context.Context, config, dir string, flags ...string,
 ) (url string, stop func(), err error) {
