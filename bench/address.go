@@ -2,7 +2,7 @@ package bench
 
 import "net"
 
-// FreeAddress is one on loopback that nobody listens at, for a server that cannot choose its own port.
+// FreeAddress returns a free loopback address, for a server that cannot choose its own port.
 func FreeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == "hold" { // this binary as a holder
+	if len(os.Args) == 3 && os.Args[1] == "hold" { // this binary runs as a holder
 		var hold Hold
 		if err := json.Unmarshal([]byte(os.Args[2]), &hold); err != nil {
 			panic(err)
@@ -50,13 +50,17 @@ func TestVFOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &VFOpen{Holder: []string{self, "hold"}, VFs: []GroupVF{{"g", "a"}, {"g", "b"}, {"g", "broken"}}, N: []int{1, 2}, Rounds: 2, Out: io.Discard}
+	b := &VFOpen{
+		Holder: []string{self, "hold"}, VFs: []GroupVF{{"g", "a"}, {"g", "b"}, {"g", "broken"}},
+		N: []int{1, 2}, Rounds: 2, Out: io.Discard,
+	}
 	r, err := b.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, n := range b.N {
-		if p := r.Points[i]; p.N != n || p.LastFD.Count != 2 || p.PerVF.Count != 2*n || p.PerVF.Min <= 0 || p.Attached.LastFD.Count != 2 || p.Attached.PerVF.Count != 2*n {
+		if p := r.Points[i]; p.N != n || p.LastFD.Count != 2 || p.PerVF.Count != 2*n ||
+			p.PerVF.Min <= 0 || p.Attached.LastFD.Count != 2 || p.Attached.PerVF.Count != 2*n {
 			t.Errorf("n=%d: %+v", n, p)
 		}
 	}

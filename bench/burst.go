@@ -1,4 +1,5 @@
-// Package bench measures the system from the outside, as its users meet it, and prints what it saw as JSON or as a table.
+// Package bench measures the system from the outside, as its users meet it, and prints the results
+// as JSON or as a table.
 package bench
 
 import (
@@ -18,43 +19,49 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
-// A Burst is Rounds times N invocations of a function nobody has called before, all at once.
+// A Burst fires Rounds times N invocations at once, each of a function that nobody has called
+// before.
 type Burst struct {
-	URL     string         // of the invoker, e.g. http://127.0.0.1:3233
-	Key     string         // user:password
-	Node    api.NodeClient // asked what is left when a round is over; nil: nobody is
-	Name    string         // its functions are called so, and numbered
-	N       int
-	Rounds  int
-	Kind    string
-	Code    string
-	Memory  int
-	Out     io.Writer  // progress
-	Sim     []sim.Step // what the node's sandboxes are simulated by, if the result is to be held against it
-	Scraped string     // URL of a Prometheus that scrapes the node, and is held against Sim as well; empty: none
+	URL    string         // of the invoker, e.g. http://127.0.0.1:3233
+	Key    string         // user:password
+	Node   api.NodeClient // the node, which is asked what is left after a round; nil: is not asked
+	Name   string         // prefix of the functions' names; a number follows
+	N      int
+	Rounds int
+	Kind   string
+	Code   string
+	Memory int
+	Out    io.Writer // progress
+	// what simulates the node's sandboxes, if the result is to be compared with it
+	Sim []sim.Step
+	// URL of a Prometheus that scrapes the node and is also compared with Sim; empty: none
+	Scraped string
 }
 
-// A BurstResult is what a burst saw. Times are in milliseconds.
+// A BurstResult is the result of a burst. Times are in milliseconds.
 type BurstResult struct {
-	Driver        string                       `json:"driver"` // sim: the stage times are simulated
-	N             int                          `json:"n"`
-	Rounds        int                          `json:"rounds"`
-	Requested     int                          `json:"requested"`
-	Answered      int                          `json:"answered"`
-	Refused       int                          `json:"refused"` // answered with the reason there was no room
-	Leaked        int                          `json:"leaked"`
-	Leaks         []string                     `json:"leaks,omitempty"`
-	Errors        map[string]int               `json:"errors,omitempty"`
-	EndToEnd      Quantiles                    `json:"end_to_end_ms"`
-	Stages        map[timeline.Stage]Quantiles `json:"stages"` // each instant counted once, for the innermost stage
+	Driver    string `json:"driver"` // sim: the stage times are simulated
+	N         int    `json:"n"`
+	Rounds    int    `json:"rounds"`
+	Requested int    `json:"requested"`
+	Answered  int    `json:"answered"`
+	// answered with the reason why there was no room
+	Refused  int            `json:"refused"`
+	Leaked   int            `json:"leaked"`
+	Leaks    []string       `json:"leaks,omitempty"`
+	Errors   map[string]int `json:"errors,omitempty"`
+	EndToEnd Quantiles      `json:"end_to_end_ms"`
+	// each instant counts once, for the innermost stage
+	Stages        map[timeline.Stage]Quantiles `json:"stages"`
 	StageCoverage Quantiles                    `json:"stage_coverage"`
-	FastIOV       string                       `json:"fastiov"` // the set of its ways to start that the node has on
+	FastIOV       string                       `json:"fastiov"` // the node's FastIOV optimisations
 	Memory        map[timeline.Moment]Memory   `json:"memory,omitempty"`
-	Told          map[timeline.Stage]Told      `json:"told,omitempty"` // to sim
-	Starts        []Start                      `json:"-"`
+	// the stage times that sim was given
+	Told   map[timeline.Stage]Told `json:"told,omitempty"`
+	Starts []Start                 `json:"-"`
 }
 
-// A Start is one cold start as its activation record tells it.
+// A Start is one cold start as its activation record describes it.
 type Start struct {
 	VF       string                     `json:"vf"`
 	FastIOV  string                     `json:"fastiov"`
@@ -67,7 +74,8 @@ type Start struct {
 	Memory   []timeline.Footprint       `json:"memory"`
 }
 
-// Run fires the bursts. An error is one of the benchmark itself; an invocation that fails is a result.
+// Run fires the bursts. An error means that the benchmark itself failed; a failed invocation is a
+// result.
 func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 	r := &BurstResult{N: b.N, Rounds: b.Rounds, Errors: map[string]int{}}
 	p := newProgress(b.Out, b.N*b.Rounds)
@@ -80,7 +88,8 @@ func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 		if err != nil {
 			return nil, fmt.Errorf("round %d: %w", round+1, err)
 		}
-		p.round(fmt.Sprintf("burst  round %d/%d  %d/%d answered  %d leaked", round+1, b.Rounds, r.Answered, r.Requested, r.Leaked))
+		p.round(fmt.Sprintf("burst  round %d/%d  %d/%d answered  %d leaked",
+			round+1, b.Rounds, r.Answered, r.Requested, r.Leaked))
 	}
 	r.summarise()
 	var scraped map[timeline.Stage]float64
@@ -94,15 +103,17 @@ func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 	return r, nil
 }
 
-// round invokes N functions at once, each for the first time, so that no call finds a warm sandbox of another.
+// round invokes N functions at once, each for the first time, so that no call finds another's warm
+// sandbox.
 func (b *Burst) round(ctx context.Context, round int, r *BurstResult, p *progress) error {
 	actions := make([]string, b.N)
-	defer func() { // also of a burst that was interrupted
+	defer func() { // also after an interrupted burst
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
 		for _, action := range actions {
 			if action != "" {
-				_ = b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil) // an action left over is replaced by the next burst
+				// the next burst replaces an action that is left over
+				_ = b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil)
 			}
 		}
 	}()
@@ -147,7 +158,7 @@ func (r *BurstResult) count(start *Start, err error) {
 	}
 }
 
-// settle waits until the node has taken back what the round used, and counts what it has not as leaked.
+// settle waits until the node has taken back what the round used, and counts the rest as leaked.
 func (b *Burst) settle(ctx context.Context, r *BurstResult) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {
@@ -193,7 +204,7 @@ func (b *Burst) put(ctx context.Context, action string) error {
 	return b.call(ctx, http.MethodPut, "actions/"+action+"?overwrite=true", body, nil)
 }
 
-// An activation is what a burst reads of an activation record.
+// An activation holds the fields that a burst reads of an activation record.
 type activation struct {
 	ID       string `json:"activationId"`
 	Response *struct {
@@ -208,7 +219,8 @@ type activation struct {
 
 func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
 	a := &activation{}
-	if err := b.call(ctx, http.MethodPost, "actions/"+action+"?blocking=true&result=false", map[string]any{}, a); err != nil {
+	if err := b.call(ctx, http.MethodPost, "actions/"+action+"?blocking=true&result=false",
+		map[string]any{}, a); err != nil {
 		return nil, err
 	}
 	if a.Response == nil {
@@ -228,8 +240,9 @@ func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
 	return nil, errors.New("it was no cold start")
 }
 
-// await fetches the record of an activation that outlasted the blocking call. It asks seldom: the record holds the times, and on a small
-// node asking would take from the starts what they are measured by.
+// await fetches the record of an activation that took longer than the blocking call. It asks
+// seldom: the record holds the times, and on a small node each request would take CPU time from the
+// starts that are measured.
 func (b *Burst) await(ctx context.Context, a *activation) error {
 	for {
 		err := b.call(ctx, http.MethodGet, "activations/"+a.ID, nil, a)
@@ -254,7 +267,7 @@ func (e *httpError) Error() string {
 	return fmt.Sprintf("%d %s: %s", e.status, http.StatusText(e.status), e.why)
 }
 
-// call speaks to the invoker: a JSON body out, a JSON body in, an error for every status from 300.
+// call sends a JSON body to the invoker and reads a JSON body. Every status from 300 is an error.
 func (b *Burst) call(ctx context.Context, method, path string, in, out any) error {
 	var body bytes.Buffer
 	if in != nil {
@@ -280,7 +293,8 @@ func (b *Burst) call(ctx context.Context, method, path string, in, out any) erro
 	}
 	if resp.StatusCode >= 300 {
 		var said struct {
-			Error string `json:"error"` // without the code beside it, so that equal errors count as one
+			// without the code beside it, so that equal errors count as one
+			Error string `json:"error"`
 		}
 		if json.Unmarshal(answer, &said) != nil || said.Error == "" {
 			said.Error = string(bytes.TrimSpace(answer))

@@ -18,23 +18,24 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 )
 
-// The pages of the memory that is mapped.
+// The page sizes of the mapped memory.
 const (
 	SmallPages   = "small"
 	HugePages    = "huge"    // transparent ones
-	HugeTLBPages = "hugetlb" // set aside for hugetlbfs
+	HugeTLBPages = "hugetlb" // reserved for hugetlbfs
 )
 
 // What makes the VF's address space.
 const (
-	Type1   = "type1" // a container of vfio's
+	Type1   = "type1" // a VFIO container
 	IOMMUFD = "iommufd"
 )
 
 const hugePage = 2 << 20
 
-// DMAMap times what giving a VF its guest's memory takes, and what the guest's first touches of that memory take afterwards: a cost that
-// is moved is shown where it went. Each round plays all points.
+// DMAMap measures how long it takes to map its guest's memory for a VF, and how long the guest's
+// first touches of that memory take afterwards. So a cost that was only moved is shown where it
+// went. Each round measures all points.
 type DMAMap struct {
 	VF     GroupVF
 	Points []DMAPoint
@@ -42,16 +43,18 @@ type DMAMap struct {
 	Out    io.Writer // progress
 }
 
-// A DMAPoint is a memory and what it cost.
+// A DMAPoint is a kind of memory and its costs.
 type DMAPoint struct {
 	IOMMU   string          `json:"iommu"`
 	SizeMiB int             `json:"size_mib"`
 	Memory  string          `json:"memory"`
 	Policy  fastiovd.Policy `json:"policy"`
 
-	Map      Quantiles `json:"map_ms"`
-	Touch    Quantiles `json:"first_touch_us_per_2mib"` // of all of the memory, once, after it is mapped
-	Demand   Quantiles `json:"demand_zero_us_per_2mib"` // the same where nothing is mapped for DMA: an ordinary first touch
+	Map Quantiles `json:"map_ms"`
+	// of all the memory, once, after it is mapped
+	Touch Quantiles `json:"first_touch_us_per_2mib"`
+	// the same without a DMA mapping: an ordinary first touch
+	Demand   Quantiles `json:"demand_zero_us_per_2mib"`
 	Zeroed   Quantiles `json:"zeroed_mib_after_map"`
 	maps     []float64
 	touches  []float64
@@ -59,14 +62,14 @@ type DMAPoint struct {
 	zeroings []float64
 }
 
-// DMAMapResult is what was measured.
+// DMAMapResult is the result of DMAMap.
 type DMAMapResult struct {
 	Kernel string     `json:"kernel"`
 	Rounds int        `json:"rounds"`
 	Points []DMAPoint `json:"points"`
 }
 
-// Choose makes the points of all combinations that there are.
+// Choose makes the points of all possible combinations.
 func (b *DMAMap) Choose(iommus, sizes, memories, policies []string) error {
 	for _, iommu := range iommus {
 		if kinds := []string{Type1, IOMMUFD}; !slices.Contains(kinds, iommu) {
@@ -89,11 +92,14 @@ func (b *DMAMap) choose(iommu string, sizes, memories, policies []string) error 
 			return err
 		}
 		for _, memory := range memories {
-			if kinds := []string{SmallPages, HugePages, HugeTLBPages}; !slices.Contains(kinds, memory) {
+			if kinds := []string{SmallPages,
+				HugePages, HugeTLBPages}; !slices.Contains(kinds, memory) {
 				return fmt.Errorf("no memory of %q pages: there are %v", memory, kinds)
 			}
 			for _, policy := range policies {
-				p := DMAPoint{IOMMU: iommu, SizeMiB: mib, Memory: memory, Policy: fastiovd.Policy(policy)}
+				p := DMAPoint{
+					IOMMU: iommu, SizeMiB: mib, Memory: memory, Policy: fastiovd.Policy(policy),
+				}
 				if !slices.Contains(fastiovd.Policies, p.Policy) {
 					return fmt.Errorf("no policy %q: there are %v", policy, fastiovd.Policies)
 				}
@@ -107,11 +113,12 @@ func (b *DMAMap) choose(iommu string, sizes, memories, policies []string) error 
 	return nil
 }
 
-// mebibytes reads a size as QEMU's users write it: 256M or 1G.
+// mebibytes reads a size in QEMU's notation: 256M or 1G.
 func mebibytes(text string) (int, error) {
 	for suffix, factor := range map[string]int{"M": 1, "G": 1024} {
 		if digits, ok := strings.CutSuffix(text, suffix); ok {
-			if n, err := strconv.Atoi(digits); err == nil && n > 0 && n*factor <= 1<<20 && n*factor%2 == 0 {
+			if n, err := strconv.Atoi(digits); err == nil && n > 0 && n*factor <= 1<<20 &&
+				n*factor%2 == 0 {
 				return n * factor, nil
 			}
 		}
@@ -144,19 +151,23 @@ func (b *DMAMap) Run(ctx context.Context) (*DMAMapResult, error) {
 			}
 			p := &b.Points[i]
 			if err := b.play(p); err != nil {
-				return nil, fmt.Errorf("%s, %d MiB, %s pages, %s: %w", p.IOMMU, p.SizeMiB, p.Memory, p.Policy, err)
+				return nil, fmt.Errorf("%s, %d MiB, %s pages, %s: %w",
+					p.IOMMU, p.SizeMiB, p.Memory, p.Policy, err)
 			}
-			fmt.Fprintf(b.Out, "dma-map  %s  %d MiB  %s pages  %s  round %d/%d  %.1f ms\n", p.IOMMU, p.SizeMiB, p.Memory, p.Policy, round+1, b.Rounds, p.maps[round])
+			fmt.Fprintf(b.Out, "dma-map  %s  %d MiB  %s pages  %s  round %d/%d  %.1f ms\n", p.IOMMU,
+				p.SizeMiB, p.Memory, p.Policy, round+1, b.Rounds, p.maps[round])
 		}
 	}
 	for i := range b.Points {
 		p := &b.Points[i]
-		p.Map, p.Touch, p.Demand, p.Zeroed = QuantilesOf(p.maps), QuantilesOf(p.touches), QuantilesOf(p.demands), QuantilesOf(p.zeroings)
+		p.Map, p.Touch, p.Demand, p.Zeroed = QuantilesOf(p.maps), QuantilesOf(p.touches),
+			QuantilesOf(p.demands), QuantilesOf(p.zeroings)
 	}
-	return &DMAMapResult{Kernel: unix.ByteSliceToString(name.Release[:]), Rounds: b.Rounds, Points: b.Points}, nil
+	return &DMAMapResult{Kernel: unix.ByteSliceToString(name.Release[:]), Rounds: b.Rounds,
+		Points: b.Points}, nil
 }
 
-// setAside sets pages aside for the largest memory of them.
+// setAside reserves pages for the largest memory of the points.
 func setAside(points []DMAPoint) (restore func(), err error) {
 	const path = "/proc/sys/vm/nr_hugepages"
 	pages := 0
@@ -178,7 +189,8 @@ func setAside(points []DMAPoint) (restore func(), err error) {
 	}
 	got, err := os.ReadFile(path)
 	if err == nil && strings.TrimSpace(string(got)) != strconv.Itoa(pages) {
-		err = fmt.Errorf("of %d huge pages the host has %s to set aside: choose a smaller --size", pages, strings.TrimSpace(string(got)))
+		err = fmt.Errorf("of %d huge pages the host has %s to set aside: choose a smaller --size",
+			pages, strings.TrimSpace(string(got)))
 	}
 	if err != nil {
 		restore()
@@ -187,7 +199,7 @@ func setAside(points []DMAPoint) (restore func(), err error) {
 	return restore, nil
 }
 
-// play measures one round: first the memory without a VF, then one with.
+// play measures one round: first the memory without a VF, then with a VF.
 func (b *DMAMap) play(p *DMAPoint) error {
 	open := func() (*bare.VF, error) { return bare.OpenVF(b.VF.Group, b.VF.BDF) }
 	if p.IOMMU == IOMMUFD {
@@ -227,14 +239,15 @@ func (b *DMAMap) play(p *DMAPoint) error {
 			return err
 		}
 		p.zeroings = append(p.zeroings, mib)
-		if p.Policy != fastiovd.Table { // it looks at what a guest touches, and we are none
+		// this policy looks at what a guest touches, and this process is not a guest
+		if p.Policy != fastiovd.Table {
 			p.touches = append(p.touches, touch(ram))
 		}
 		return vf.Unmap(ram)
 	})
 }
 
-// with gives f a new memory of the point's kind.
+// with calls f with a new memory of the point's kind.
 func (p *DMAPoint) with(f func(ram []byte, memfd *os.File) error) error {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if p.Memory == HugeTLBPages {
@@ -267,20 +280,23 @@ func (p *DMAPoint) with(f func(ram []byte, memfd *os.File) error) error {
 	return f(ram, memfd)
 }
 
-// mapAligned maps a file at an address that is a multiple of align, without which no huge page fits.
+// mapAligned maps a file at a multiple of align; otherwise no huge page fits.
 func mapAligned(fd, size, align int) (ram []byte, unmap func(), err error) {
-	space, err := unix.MmapPtr(-1, 0, nil, uintptr(size+align), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	space, err := unix.MmapPtr(-1, 0, nil, uintptr(size+align), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, nil, err
 	}
 	at := unsafe.Add(space, -uintptr(space)&uintptr(align-1))
-	if _, err := unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+	if _, err := unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
 		return nil, nil, err
 	}
-	return unsafe.Slice((*byte)(at), size), func() { _ = unix.MunmapPtr(space, uintptr(size+align)) }, nil
+	return unsafe.Slice((*byte)(at), size),
+		func() { _ = unix.MunmapPtr(space, uintptr(size+align)) }, nil
 }
 
-// touch writes a byte to every page of ram and returns the time that took for 2 MiB, in microseconds.
+// touch writes a byte to every page of ram and returns the time for 2 MiB, in microseconds.
 func touch(ram []byte) float64 {
 	const page = 4096
 	begin := time.Now()
@@ -290,15 +306,17 @@ func touch(ram []byte) float64 {
 	return time.Since(begin).Seconds() * 1e6 / float64(len(ram)>>21)
 }
 
-// Print shows the result as a person reads it, and what a policy saves or costs against eager.
+// Print shows the result for people, with what each policy saves or costs against eager.
 func (r *DMAMapResult) Print(w io.Writer) {
 	fmt.Fprintf(w, "kernel %s, %d rounds, medians\n", r.Kernel, r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "MiB\tpages\tIOMMU\tpolicy\tmap ms\tagainst eager\tMiB zeroed then\tfirst touch µs/2 MiB\tordinary\t")
+	fmt.Fprintln(t,
+		"MiB\tpages\tIOMMU\tpolicy\tmap ms\tagainst eager\tMiB zeroed then\tfirst touch µs/2 MiB\tordinary\t")
 	for _, p := range r.Points {
 		against := ""
 		i := slices.IndexFunc(r.Points, func(o DMAPoint) bool {
-			return o.IOMMU == p.IOMMU && o.SizeMiB == p.SizeMiB && o.Memory == p.Memory && o.Policy == fastiovd.Eager
+			return o.IOMMU == p.IOMMU && o.SizeMiB == p.SizeMiB && o.Memory == p.Memory &&
+				o.Policy == fastiovd.Eager
 		})
 		if i >= 0 && p.Policy != fastiovd.Eager {
 			against = fmt.Sprintf("%+.1f %%", 100*(p.Map.Median/r.Points[i].Map.Median-1))
@@ -307,7 +325,8 @@ func (r *DMAMapResult) Print(w io.Writer) {
 		if p.Touch.Count > 0 {
 			touched = fmt.Sprintf("%.0f", p.Touch.Median)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%.1f\t%s\t%.0f\t%s\t%.0f\t\n", p.SizeMiB, p.Memory, p.IOMMU, p.Policy, p.Map.Median, against, p.Zeroed.Median,
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%.1f\t%s\t%.0f\t%s\t%.0f\t\n", p.SizeMiB, p.Memory, p.IOMMU,
+			p.Policy, p.Map.Median, against, p.Zeroed.Median,
 			touched, p.Demand.Median)
 	}
 	t.Flush()

@@ -17,16 +17,15 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
-// Jail measures what the jail costs a start: a static program that says a word and ends is started
-// in a cell, and beside that with a cgroup and a user alone, in turns. A start is over when the
-// word has come.
+// Jail measures what the jail costs a start. A static program that writes a byte and ends is
+// started in a cell and, in turns, with only a cgroup and a user. A start ends when the byte has
+// come.
 type Jail struct {
 	Rounds int
 	Out    io.Writer // progress
 }
 
-// JailResult is in ms. What each start does for itself is counted by the kernel, in rounds of its
-// own.
+// JailResult holds times in ms. The kernel counts the system calls of a start in separate rounds.
 type JailResult struct {
 	Rounds  int       `json:"rounds"`
 	Without Quantiles `json:"without_ms"`
@@ -40,7 +39,7 @@ type JailResult struct {
 	Limits      string `json:"confinement"`
 }
 
-// JailCalls are system calls of one start, by what is in its cgroup.
+// JailCalls counts the system calls of one start, by all processes in its cgroup.
 type JailCalls struct {
 	Execs  uint64 `json:"execs"`
 	Mounts uint64 `json:"mounts"` // and unmounts, of all kinds
@@ -50,7 +49,7 @@ type JailCalls struct {
 
 const jailBench = "fastiov-bench"
 
-// Run starts rounds pairs.
+// Run starts the given number of pairs.
 func (b *Jail) Run(ctx context.Context) (r *JailResult, err error) {
 	dir, err := os.MkdirTemp("", "fastiov-bench-")
 	if err != nil {
@@ -65,7 +64,8 @@ func (b *Jail) Run(ctx context.Context) (r *JailResult, err error) {
 		return nil, err
 	}
 	host, err := jail.Open(jail.Config{
-		Name: jailBench, Program: program, Rooms: b.Rounds + counted, BestEffort: true, Log: slog.New(slog.NewTextHandler(b.Out, nil)),
+		Name: jailBench, Program: program, Rooms: b.Rounds + counted, BestEffort: true,
+		Log: slog.New(slog.NewTextHandler(b.Out, nil)),
 	})
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (b *Jail) Run(ctx context.Context) (r *JailResult, err error) {
 	return r, nil
 }
 
-// An arm is a way to start the program: it tells how long that took.
+// An arm is a way to start the program. It returns how long the start took.
 type arm func(id string) (time.Duration, error)
 
 // timed starts the program by each arm, in turns.
@@ -108,7 +108,7 @@ func (b *Jail) timed(ctx context.Context, arms [2]arm, r *JailResult) error {
 	for round := range b.Rounds {
 		var pair [2]float64
 		for i := range arms {
-			n := (i + round) % 2 // each goes first in turn
+			n := (i + round) % 2 // each arm goes first every second time
 			took, err := arms[n](fmt.Sprintf("%d-%d", round, n))
 			if err != nil {
 				return err
@@ -128,10 +128,11 @@ func (b *Jail) timed(ctx context.Context, arms [2]arm, r *JailResult) error {
 	return nil
 }
 
-// stocked returns when all rooms are there.
+// stocked returns when all rooms are made.
 func (b *Jail) stocked(ctx context.Context, host *jail.Host) error {
 	for begin := time.Now(); !host.Stocked(); {
-		fmt.Fprintf(b.Out, "jail  rooms are being made, for %.0f s by now\n", time.Since(begin).Seconds())
+		fmt.Fprintf(b.Out, "jail  rooms are being made, for %.0f s by now\n",
+			time.Since(begin).Seconds())
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -168,14 +169,15 @@ func startAlone(root *cgroup.Root, program, id string) (time.Duration, error) {
 		const nobody = 65534
 		cmd.Path, cmd.Args = program, []string{program}
 		cmd.SysProcAttr = &syscall.SysProcAttr{
-			UseCgroupFD: true, CgroupFD: int(dir.Fd()), Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
+			UseCgroupFD: true, CgroupFD: int(dir.Fd()), Setsid: true,
+			Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
 		}
 		err = cmd.Start()
 		return func() { _ = cmd.Wait(); _ = group.Kill() }, err
 	})
 }
 
-// timeWord times start until the program's word has come.
+// timeWord measures start until the program's byte has come.
 func timeWord(start func(cmd *exec.Cmd) (end func(), err error)) (took time.Duration, err error) {
 	word, theirs, err := os.Pipe()
 	if err != nil {
@@ -197,14 +199,16 @@ func timeWord(start func(cmd *exec.Cmd) (end func(), err error)) (took time.Dura
 	return time.Since(begin), nil
 }
 
-// Print shows the result as a person reads it.
+// Print shows the result for people.
 func (r *JailResult) Print(w io.Writer) {
 	row := func(name string, q Quantiles) {
-		fmt.Fprintf(w, "%-8s %6.2f ms median, %6.2f least, %6.2f p90\n", name, q.Median, q.Min, q.P90)
+		fmt.Fprintf(w, "%-8s %6.2f ms median, %6.2f least, %6.2f p90\n", name,
+			q.Median, q.Min, q.P90)
 	}
 	row("without", r.Without)
 	row("with", r.With)
 	row("cost", r.Cost)
 	fmt.Fprintf(w, "execs %d → %d, mounts %d → %d on the path; %d rooms made on it\n%s\n",
-		r.Calls.Without.Execs, r.Calls.With.Execs, r.Calls.Without.Mounts, r.Calls.With.Mounts, r.RoomsOnPath, r.Limits)
+		r.Calls.Without.Execs, r.Calls.With.Execs, r.Calls.Without.Mounts, r.Calls.With.Mounts,
+		r.RoomsOnPath, r.Limits)
 }

@@ -14,17 +14,19 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
 )
 
-// counted is how many starts are counted, none of which is timed.
+// counted is the number of starts whose calls are counted. They are not timed.
 const counted = 4
 
-// countCalls counts the system calls that are made in cgroups below root while starts are made, and
-// returns those of one.
+// countCalls counts the system calls in cgroups below root while starts are made, and returns the
+// calls of one start.
 func countCalls(root *cgroup.Root, start func(n int) error) (c JailCalls, err error) {
 	id, err := root.ID()
 	if err != nil {
 		return c, err
 	}
-	calls, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1024})
+	calls, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1024,
+	})
 	if err != nil {
 		return c, fmt.Errorf("counting system calls: %w", err)
 	}
@@ -46,12 +48,16 @@ func countCalls(root *cgroup.Root, start func(n int) error) (c JailCalls, err er
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("out"),
 		asm.Return(),
 	}
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "GPL", Instructions: instructions})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.RawTracepoint, License: "GPL", Instructions: instructions,
+	})
 	if err != nil {
 		return c, fmt.Errorf("counting system calls: %w", err)
 	}
 	defer program.Close()
-	attached, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "sys_enter", Program: program})
+	attached, err := link.AttachRawTracepoint(link.RawTracepointOptions{
+		Name: "sys_enter", Program: program,
+	})
 	if err != nil {
 		return c, fmt.Errorf("counting system calls: %w", err)
 	}
@@ -62,8 +68,10 @@ func countCalls(root *cgroup.Root, start func(n int) error) (c JailCalls, err er
 		}
 	}
 	for count, numbers := range map[*uint64][]uint32{
-		&c.Execs: {unix.SYS_EXECVE, unix.SYS_EXECVEAT}, &c.Setns: {unix.SYS_SETNS}, &c.Mknods: {unix.SYS_MKNOD, unix.SYS_MKNODAT},
-		&c.Mounts: {unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE, unix.SYS_FSMOUNT,
+		&c.Execs: {unix.SYS_EXECVE, unix.SYS_EXECVEAT}, &c.Setns: {unix.SYS_SETNS},
+		&c.Mknods: {unix.SYS_MKNOD, unix.SYS_MKNODAT},
+		&c.Mounts: {unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_MOVE_MOUNT,
+			unix.SYS_OPEN_TREE, unix.SYS_FSMOUNT,
 			unix.SYS_MOUNT_SETATTR},
 	} {
 		for _, number := range numbers {
@@ -78,7 +86,7 @@ func countCalls(root *cgroup.Root, start func(n int) error) (c JailCalls, err er
 	return c, nil
 }
 
-// wordProgram is a static program, as small as one can be: it writes a byte and ends.
+// wordProgram returns a static program, as small as possible: it writes a byte and ends.
 func wordProgram() []byte {
 	const (
 		base = 0x400000
@@ -98,16 +106,19 @@ func wordProgram() []byte {
 	var b bytes.Buffer
 	for _, part := range []any{
 		elf.Header64{
-			Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
-			Type:  uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: 1, Entry: base + head, Phoff: 64, Ehsize: 64,
+			Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB),
+				byte(elf.EV_CURRENT)},
+			Type: uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: 1,
+			Entry: base + head, Phoff: 64, Ehsize: 64,
 			Phentsize: 56, Phnum: 1,
 		},
 		elf.Prog64{
-			Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: base, Paddr: base, Filesz: size, Memsz: size, Align: 4096,
+			Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: base, Paddr: base,
+			Filesz: size, Memsz: size, Align: 4096,
 		},
 		code,
 	} {
-		_ = binary.Write(&b, binary.LittleEndian, part) // to memory
+		_ = binary.Write(&b, binary.LittleEndian, part) // a write to memory cannot fail
 	}
 	return b.Bytes()
 }

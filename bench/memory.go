@@ -9,22 +9,24 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// Memory is how much of a sandbox's memory there was at a moment of its start: allocated, and of that zeroed. Waited is how long its VF
-// waited for the bus until all that it reaches was zeroed.
+// Memory is how much of a sandbox's memory was allocated at a moment of its start, and how much of
+// that was zeroed. Waited is how long its VF waited for bus mastering until all memory that it
+// reaches was zeroed.
 type Memory struct {
 	ResidentMiB Quantiles `json:"resident_mib"`
 	ZeroedMiB   Quantiles `json:"zeroed_mib"`
 	WaitedMs    Quantiles `json:"waited_ms"`
 }
 
-// weigh turns the footprints into quantiles by moment.
+// weigh computes the footprints' quantiles by moment.
 func (r *BurstResult) weigh() {
 	for _, at := range timeline.Moments {
 		var resident, zeroed, waited []float64
 		for _, s := range r.Starts {
 			for _, f := range s.Memory {
 				if f.At == at {
-					resident, zeroed = append(resident, float64(f.Resident)/(1<<20)), append(zeroed, float64(f.Zeroed)/(1<<20))
+					resident, zeroed = append(resident, float64(f.Resident)/(1<<20)),
+						append(zeroed, float64(f.Zeroed)/(1<<20))
 					waited = append(waited, float64(f.Waited)/float64(time.Millisecond))
 				}
 			}
@@ -47,7 +49,8 @@ func (r *BurstResult) printMemory(w io.Writer) {
 	fmt.Fprintf(t, "memory (--fastiov %s)\tresident MiB\tzeroed MiB\twaited ms\t\n", r.FastIOV)
 	for _, at := range timeline.Moments {
 		if m, seen := r.Memory[at]; seen {
-			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t\n", at, m.ResidentMiB.Median, m.ZeroedMiB.Median, m.WaitedMs.Median)
+			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t\n", at, m.ResidentMiB.Median, m.ZeroedMiB.Median,
+				m.WaitedMs.Median)
 		}
 	}
 	t.Flush()

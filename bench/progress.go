@@ -11,7 +11,8 @@ import (
 	"golang.org/x/term"
 )
 
-// A progress tells people how far a burst is: on a terminal by a bar that grows, elsewhere by a line for each round.
+// A progress shows how far a burst is: on a terminal by a growing bar, elsewhere by a line for each
+// round.
 type progress struct {
 	out   io.Writer
 	total int
@@ -33,7 +34,7 @@ func newProgress(out io.Writer, total int) *progress {
 	return p
 }
 
-// terminal tells whether w is one, and how many columns it has.
+// terminal reports whether w is a terminal, and returns its columns.
 func terminal(w io.Writer) (columns int, is bool) {
 	f, isFile := w.(*os.File)
 	if !isFile || !term.IsTerminal(int(f.Fd())) {
@@ -52,7 +53,8 @@ func (p *progress) show(answered, bad int) {
 	p.done, p.bad = answered, bad
 }
 
-// draw draws the bar ten times a second, in a goroutine of its own: what it shows is not slowed by the terminal.
+// draw draws the bar ten times a second in a goroutine, so that the terminal does not slow the
+// burst.
 func (p *progress) draw() {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -70,11 +72,12 @@ func (p *progress) draw() {
 	}
 }
 
-// barOf is the bar with its figures.
+// barOf returns the bar with its figures.
 func barOf(answered, bad, total int) string {
 	const wide = 40
 	full, broken := wide*answered/total, wide*bad/total
-	line := strings.Repeat("█", full) + strings.Repeat("▒", broken) + strings.Repeat("·", wide-full-broken)
+	line := strings.Repeat("█", full) + strings.Repeat("▒", broken) +
+		strings.Repeat("·", wide-full-broken)
 	line += fmt.Sprintf("  %d/%d answered", answered, total)
 	if bad > 0 {
 		line += fmt.Sprintf(", %d not", bad)
@@ -82,7 +85,7 @@ func barOf(answered, bad, total int) string {
 	return line
 }
 
-// round says how a round ended.
+// round prints how a round ended.
 func (p *progress) round(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// Quantiles of a set of figures, by nearest rank, so that each is a figure that was seen.
+// Quantiles are the quantiles of a set of figures by nearest rank, so each is a figure that
+// occurred.
 type Quantiles struct {
 	Count  int     `json:"count"`
 	Min    float64 `json:"min"`
@@ -21,8 +22,11 @@ func QuantilesOf(values []float64) Quantiles {
 		return Quantiles{}
 	}
 	slices.Sort(values)
-	rank := func(q float64) float64 { return values[max(0, int(math.Ceil(q*float64(len(values))))-1)] }
+	rank := func(q float64) float64 {
+		return values[max(0, int(math.Ceil(q*float64(len(values))))-1)]
+	}
 	return Quantiles{
-		Count: len(values), Min: values[0], Median: rank(0.5), P90: rank(0.9), P99: rank(0.99), Max: values[len(values)-1],
+		Count: len(values), Min: values[0], Median: rank(0.5), P90: rank(0.9), P99: rank(0.99),
+		Max: values[len(values)-1],
 	}
 }

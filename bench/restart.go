@@ -17,25 +17,24 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// Restart measures what becomes of a node whose agent is killed beside N sandboxes and started
-// again.
+// Restart measures a node whose agent is killed beside N sandboxes and started again.
 type Restart struct {
 	Agent   []string // the agent's command line
-	Socket  string   // where it serves its API
+	Socket  string   // where the agent serves its API
 	N       int
-	Stopped int       // of them, so many VMMs are stopped by a signal while no agent runs
+	Stopped int       // how many of the VMMs are stopped by a signal while no agent runs
 	Out     io.Writer // progress
 }
 
-// A RestartResult has times in ms since the second agent was started; 0: that was never.
+// A RestartResult holds times in ms since the second agent was started; 0: it never happened.
 type RestartResult struct {
-	Driver         string  `json:"driver"` // sim: nothing survives its agent
+	Driver         string  `json:"driver"` // sim: its sandboxes end with the agent
 	N              int     `json:"n"`
 	Stopped        int     `json:"stopped"`
-	Serves         float64 `json:"serves_ms"` // its first answer
+	Serves         float64 `json:"serves_ms"` // the agent's first answer
 	FirstAdopted   float64 `json:"first_adopted_ms"`
 	LastAdopted    float64 `json:"last_adopted_ms"`
-	Settled        float64 `json:"settled_ms"` // nothing is being adopted or ending any more
+	Settled        float64 `json:"settled_ms"` // nothing is adopting or ending any more
 	Adopted        int     `json:"adopted"`
 	Ended          int     `json:"ended"`
 	CPU            float64 `json:"cpu_ms"`     // of all processors, from the start to settled
@@ -102,7 +101,7 @@ func (b *Restart) Run(ctx context.Context) (*RestartResult, error) {
 	return r, err
 }
 
-// An agentProcess is an agent that serves.
+// An agentProcess is an agent that serves its API.
 type agentProcess struct {
 	cmd    *exec.Cmd
 	node   api.NodeClient
@@ -126,7 +125,7 @@ func (b *Restart) begin(ctx context.Context) (*agentProcess, *api.StatusReply, e
 	defer cancel()
 	for {
 		a := &agentProcess{cmd, nil, func() {}}
-		probe, err := net.Dial("unix", b.Socket) // a client would wait before it tried again
+		probe, err := net.Dial("unix", b.Socket) // a gRPC client would pause before it tried again
 		if err == nil {
 			probe.Close()
 			a.node, a.hangUp, err = api.Dial(b.Socket, api.Keys{})
@@ -147,13 +146,13 @@ func (b *Restart) begin(ctx context.Context) (*agentProcess, *api.StatusReply, e
 	}
 }
 
-// Once the agent serves, it is asked seldom: each answer takes processor time from the adoptions.
+// A serving agent is asked seldom: each answer takes CPU time from the adoptions.
 const (
 	often  = 5 * time.Millisecond
 	seldom = 200 * time.Millisecond
 )
 
-// look asks for the status, that long after the last time.
+// look asks for the status, but not before after has passed since the last time.
 func look(ctx context.Context, node api.NodeClient, after time.Duration) (*api.StatusReply, error) {
 	select {
 	case <-ctx.Done():
@@ -163,7 +162,7 @@ func look(ctx context.Context, node api.NodeClient, after time.Duration) (*api.S
 	return node.Status(ctx, &api.StatusRequest{})
 }
 
-// busy is how long the processors of this machine have not been idle, since it was booted.
+// busy returns how long this machine's processors have been busy since it was booted.
 func busy() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -176,7 +175,7 @@ func busy() (time.Duration, error) {
 	return (user + nice + system + irq + softirq) * tick, err
 }
 
-// fill starts the sandboxes, a few at once.
+// fill starts the sandboxes, several at once.
 func (b *Restart) fill(ctx context.Context, node api.NodeClient) (*api.StatusReply, error) {
 	g, started := errgroup.WithContext(ctx)
 	g.SetLimit(8)
@@ -207,7 +206,7 @@ func (b *Restart) end(a *agentProcess) error {
 	return nil
 }
 
-// Print shows the result as a person reads it.
+// Print shows the result for people.
 func (r *RestartResult) Print(w io.Writer) {
 	fmt.Fprintf(w, "%d %s sandboxes, %d of them stopped: %d adopted, %d ended\n",
 		r.N, r.Driver, r.Stopped, r.Adopted, r.Ended)

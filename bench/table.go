@@ -8,12 +8,13 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// summarise turns the starts into quantiles by stage. A start that lacks a stage spent no time in it.
+// summarise computes the starts' quantiles by stage. A start that lacks a stage spent no time in
+// it.
 func (r *BurstResult) summarise() {
 	var endToEnd, coverage []float64
 	stages := map[timeline.Stage][]float64{}
 	for _, s := range r.Starts {
-		r.FastIOV = s.FastIOV // all of one node
+		r.FastIOV = s.FastIOV // all starts are of one node
 		endToEnd = append(endToEnd, s.EndToEnd)
 		coverage = append(coverage, s.Coverage)
 		for stage := range s.StagesMs {
@@ -32,7 +33,7 @@ func (r *BurstResult) summarise() {
 	r.StageCoverage = QuantilesOf(coverage)
 }
 
-// Print shows the result as a person reads it.
+// Print shows the result for people.
 func (r *BurstResult) Print(w io.Writer) {
 	simulated := ""
 	if r.Driver == "sim" {
@@ -42,7 +43,8 @@ func (r *BurstResult) Print(w io.Writer) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "stage\tmedian ms\tp90\tp99\tmax\tshare\t\n")
 	row := func(name string, q Quantiles, share string) {
-		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n", name, q.Median, q.P90, q.P99, q.Max, share)
+		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n", name, q.Median, q.P90,
+			q.P99, q.Max, share)
 	}
 	for _, stage := range timeline.Order {
 		if q, seen := r.Stages[stage]; seen {
@@ -51,8 +53,10 @@ func (r *BurstResult) Print(w io.Writer) {
 	}
 	row("end to end", r.EndToEnd, "")
 	t.Flush()
-	fmt.Fprintf(w, "\n%d/%d answered, %d refused for want of room, %d leaked; stage coverage %.3f (median), %.3f (lowest)%s\n",
-		r.Answered, r.Requested, r.Refused, r.Leaked, r.StageCoverage.Median, r.StageCoverage.Min, simulated)
+	fmt.Fprintf(w,
+		"\n%d/%d answered, %d refused for want of room, %d leaked; stage coverage %.3f (median), %.3f (lowest)%s\n",
+		r.Answered, r.Requested, r.Refused, r.Leaked, r.StageCoverage.Median,
+		r.StageCoverage.Min, simulated)
 	r.printMemory(w)
 	r.printTold(w)
 	for e, n := range r.Errors {

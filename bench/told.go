@@ -17,9 +17,10 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
-// Told is a stage of a simulated start: what it was told to take, and how far off that is what the records say, and what Prometheus says where
-// one scraped the node. Within: the records' median and Prometheus' mean are off by no more than 5 % or 2 ms, whichever is more. The worst is
-// news of the machine: of a timer that fired late because others had the CPU.
+// Told is a stage of a simulated start. It holds the time that sim was given, how far the records
+// are off, and how far Prometheus is off, if one scraped the node. Within means that the records'
+// median and Prometheus' mean are off by at most 5 % or 2 ms, whichever is more. The worst start
+// only shows how late the machine's timers fired while others had the CPU.
 type Told struct {
 	Ms            float64  `json:"told_ms"`
 	MedianOff     float64  `json:"median_off_ms"`
@@ -28,7 +29,8 @@ type Told struct {
 	Within        bool     `json:"within"`
 }
 
-// byPrometheus is the mean of each stage in ms, of so many starts, once Prometheus has scraped them all. The node has made no others.
+// byPrometheus returns the mean of each stage in ms once Prometheus has scraped all starts, which
+// are all that the node has made.
 func byPrometheus(ctx context.Context, url string, starts int) (map[timeline.Stage]float64, error) {
 	client, err := api.NewClient(api.Config{Address: url})
 	if err != nil {
@@ -50,7 +52,8 @@ func byPrometheus(ctx context.Context, url string, starts int) (map[timeline.Sta
 			break
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("prometheus: within 30 s it has not seen %d cold starts: %v", starts, seen)
+			return nil, fmt.Errorf("prometheus: within 30 s it has not seen %d cold starts: %v",
+				starts, seen)
 		}
 		select {
 		case <-ctx.Done():
@@ -58,7 +61,8 @@ func byPrometheus(ctx context.Context, url string, starts int) (map[timeline.Sta
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	means, err := ask("1000 * sum by (stage) (fastiov_cold_start_stage_seconds_sum) / sum by (stage) (fastiov_cold_start_stage_seconds_count)")
+	means, err := ask(
+		"1000 * sum by (stage) (fastiov_cold_start_stage_seconds_sum) / sum by (stage) (fastiov_cold_start_stage_seconds_count)")
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +73,8 @@ func byPrometheus(ctx context.Context, url string, starts int) (map[timeline.Sta
 	return stages, nil
 }
 
-// holdAgainst compares what was measured with what sim was told. scraped is nil where there was no Prometheus.
+// holdAgainst compares the measured times with the times that sim was given. scraped is nil without
+// a Prometheus.
 func (r *BurstResult) holdAgainst(steps []sim.Step, scraped map[timeline.Stage]float64) {
 	for _, step := range steps {
 		told := Told{Ms: float64(step.Takes) / float64(time.Millisecond)}
@@ -80,7 +85,8 @@ func (r *BurstResult) holdAgainst(steps []sim.Step, scraped map[timeline.Stage]f
 		if len(off) == 0 {
 			continue
 		}
-		told.WorstOff = slices.MaxFunc(off, func(a, b float64) int { return cmp.Compare(math.Abs(a), math.Abs(b)) })
+		told.WorstOff = slices.MaxFunc(off,
+			func(a, b float64) int { return cmp.Compare(math.Abs(a), math.Abs(b)) })
 		told.MedianOff = QuantilesOf(off).Median
 		allowed := max(0.05*told.Ms, 2)
 		told.Within = math.Abs(told.MedianOff) <= allowed
@@ -96,7 +102,7 @@ func (r *BurstResult) holdAgainst(steps []sim.Step, scraped map[timeline.Stage]f
 	}
 }
 
-// AsTold tells whether sim did what it was told, as far as it was told anything.
+// AsTold reports whether all stages with a given time are within their bounds.
 func (r *BurstResult) AsTold() bool {
 	for _, t := range r.Told {
 		if !t.Within {
@@ -113,7 +119,8 @@ func (r *BurstResult) printTold(w io.Writer) {
 			if !t.Within {
 				verdict = "NOT as told"
 			}
-			fmt.Fprintf(w, "%s: %s, sim was told %.1f ms; off by %+.1f (median), %+.1f (worst)", stage, verdict, t.Ms, t.MedianOff, t.WorstOff)
+			fmt.Fprintf(w, "%s: %s, sim was told %.1f ms; off by %+.1f (median), %+.1f (worst)",
+				stage, verdict, t.Ms, t.MedianOff, t.WorstOff)
 			if t.PrometheusOff != nil {
 				fmt.Fprintf(w, ", %+.1f (mean, by Prometheus)", *t.PrometheusOff)
 			}

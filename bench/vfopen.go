@@ -18,20 +18,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VFOpen times N processes that each open a VF of their own through vfio, all released by one barrier: once from nothing, container and
-// group included, and once with the group attached already, which leaves what the kernel's locks and resets are about. Before either,
-// other owners of these VFs are ended by SIGKILL at once, as by the loss of a node's VMMs: what the kernel then leaves undone is paid in
-// the round. Each round plays all arms, so that what else the machine does hits them alike.
+// VFOpen measures N processes that each open their own VF through vfio. One barrier releases them
+// all: once they begin with container and group, and once the group is attached already, which
+// leaves the kernel's locks and resets. Before each of both, other owners of these VFs are killed
+// with SIGKILL at once, as if the node had lost its VMMs: what the kernel has not cleaned up by
+// then counts in the round. Each round plays all arms, so that other load of the machine affects
+// all of them alike.
 type VFOpen struct {
-	Holder []string // the command that opens one VF: it gets a Hold as one more argument, in JSON
+	Holder []string // the command that opens one VF; a Hold in JSON is its last argument
 	VFs    []GroupVF
 	N      []int
 	Rounds int
-	Arms   []Arm     // none: the kernel as it is
+	Arms   []Arm     // empty: the kernel as it is
 	Out    io.Writer // progress
 }
 
-// An Arm is one way that the kernel opens VFs. Prepare makes it so; it may bind the VFs anew.
+// An Arm is one way in which the kernel opens VFs. Prepare sets it up; it may bind the VFs again.
 type Arm struct {
 	Name    string
 	Prepare func(vfs []GroupVF) error
@@ -40,11 +42,11 @@ type Arm struct {
 // GroupVF is a VF and its VFIO group node.
 type GroupVF struct{ Group, BDF string }
 
-// A Hold is what one holder does.
+// A Hold is what one holder is to do.
 type Hold struct {
 	GroupVF
-	Slot     int  // where on the board it notes the time
-	Attached bool // it attaches the group before the barrier
+	Slot     int  // its place on the board, where it writes the time
+	Attached bool // attach the group before the barrier
 }
 
 // VFOpenResult holds, for each N, the times in milliseconds from the barrier to the open VF.
@@ -54,15 +56,16 @@ type VFOpenResult struct {
 	Points []OpenPoint `json:"points"`
 }
 
-// An OpenPoint is one N of one arm.
+// An OpenPoint is the result for one N of one arm.
 type OpenPoint struct {
 	Arm string `json:"arm,omitempty"`
 	N   int    `json:"n"`
 	OpenTimes
-	Attached OpenTimes `json:"attached"` // when the groups were attached before the barrier
+	Attached OpenTimes `json:"attached"` // with the groups attached before the barrier
 }
 
-// OpenTimes run from the barrier to the open VF. LastFD has one figure a round, PerVF one a VF and round.
+// OpenTimes run from the barrier to the open VF. LastFD has one figure for each round, PerVF one
+// for each VF and round.
 type OpenTimes struct {
 	LastFD Quantiles `json:"last_fd_ms"`
 	PerVF  Quantiles `json:"per_vf_ms"`
@@ -90,7 +93,8 @@ func (b *VFOpen) Run(ctx context.Context) (*VFOpenResult, error) {
 	}
 	for _, n := range b.N {
 		if n > len(b.VFs) {
-			return nil, fmt.Errorf("%d VFs asked for, %d there; give smaller --n or a PF with more VFs", n, len(b.VFs))
+			return nil, fmt.Errorf(
+				"%d VFs asked for, %d there; give smaller --n or a PF with more VFs", n, len(b.VFs))
 		}
 		points := make([]OpenPoint, len(arms))
 		for i, arm := range arms {
@@ -102,7 +106,8 @@ func (b *VFOpen) Run(ctx context.Context) (*VFOpenResult, error) {
 				if err := b.play(ctx, arm, b.VFs[:n], p); err != nil {
 					return nil, fmt.Errorf("%s n=%d round %d: %w", arm.Name, n, round+1, err)
 				}
-				fmt.Fprintf(b.Out, "vf-open  %s  n=%d  round %d/%d  %.1f ms, attached %.1f\n", arm.Name, n, round+1, b.Rounds, p.last[round], p.Attached.last[round])
+				fmt.Fprintf(b.Out, "vf-open  %s  n=%d  round %d/%d  %.1f ms, attached %.1f\n",
+					arm.Name, n, round+1, b.Rounds, p.last[round], p.Attached.last[round])
 			}
 		}
 		for i := range points {
@@ -114,7 +119,8 @@ func (b *VFOpen) Run(ctx context.Context) (*VFOpenResult, error) {
 	return r, nil
 }
 
-// play prepares an arm, and times it when its first owners, and then its second, were killed.
+// play prepares an arm and measures it twice: after its first owners were killed, and after its
+// second.
 func (b *VFOpen) play(ctx context.Context, arm Arm, vfs []GroupVF, p *OpenPoint) error {
 	if err := arm.Prepare(vfs); err != nil {
 		return err
@@ -135,7 +141,9 @@ func (b *VFOpen) play(ctx context.Context, arm Arm, vfs []GroupVF, p *OpenPoint)
 }
 
 // round returns when each VF was open, in milliseconds after the barrier.
-func (b *VFOpen) round(ctx context.Context, vfs []GroupVF, attached bool) (times []float64, err error) {
+func (b *VFOpen) round(
+	ctx context.Context, vfs []GroupVF, attached bool,
+) (times []float64, err error) {
 	barrier, release, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -149,7 +157,7 @@ func (b *VFOpen) round(ctx context.Context, vfs []GroupVF, attached bool) (times
 	var holders []*holder
 	defer func() {
 		release.Close()
-		for _, h := range holders { // all at once, then wait
+		for _, h := range holders { // kill all at once, then wait
 			_ = h.cmd.Process.Kill()
 		}
 		for _, h := range holders {
@@ -173,12 +181,13 @@ func (b *VFOpen) round(ctx context.Context, vfs []GroupVF, attached bool) (times
 		go func() { failed <- h.ended() }()
 	}
 	begin := monotonic()
-	release.Close() // end of file for every holder at once
+	release.Close() // end of file for all holders at once
 	for !board.full() {
 		select {
 		case err := <-failed:
 			return nil, err
-		case <-time.After(20 * time.Millisecond): // seldom, for it takes the CPU from them
+		case <-time.After(20 * time.Millisecond):
+			// seldom, because it takes CPU time from the holders
 		}
 	}
 	for slot := range vfs {
@@ -198,7 +207,8 @@ func (b *VFOpen) start(ctx context.Context, hold Hold, barrier, board *os.File) 
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, b.Holder[0], append(b.Holder[1:len(b.Holder):len(b.Holder)], string(what))...)
+	cmd := exec.CommandContext(ctx, b.Holder[0],
+		append(b.Holder[1:len(b.Holder):len(b.Holder)], string(what))...)
 	cmd.Stdin = barrier
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{board}
@@ -212,15 +222,16 @@ func (b *VFOpen) start(ctx context.Context, hold Hold, barrier, board *os.File) 
 	return &holder{cmd: cmd, vf: hold.BDF, says: bufio.NewScanner(out)}, nil
 }
 
-// startQuiet starts a process of ours whose timers expire late. No VMM has Go's own thread, which looks around every 20 µs while its process
-// runs: 64 of them take as much of the CPU as the opening of the VFs. A holder waits without telling Go, too, or that thread is woken.
+// startQuiet starts a process of ours whose timers expire late. No VMM has Go's own monitor thread,
+// which wakes every 20 µs while its process runs: 64 of them use as much CPU as the opening of the
+// VFs. A holder also waits in a raw system call, since Go would otherwise wake that thread.
 func startQuiet(cmd *exec.Cmd) error {
-	runtime.LockOSThread() // a child has the slack of the thread that made it
+	runtime.LockOSThread() // a child inherits the slack of the thread that made it
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(time.Minute), 0, 0, 0); err != nil {
 		return err
 	}
-	defer unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) // the usual one
+	defer unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) // 0 restores the default
 	return cmd.Start()
 }
 
@@ -236,7 +247,8 @@ func (h *holder) ready() error {
 	return nil
 }
 
-// ended waits for what a holder has to say of its failure: it has nothing else to say, and does not end by itself.
+// ended waits for a holder's message about its failure. A holder sends no other message, and does
+// not end by itself.
 func (h *holder) ended() error {
 	if h.says.Scan() {
 		return fmt.Errorf("opening %s: %s", h.vf, h.says.Text())
@@ -252,8 +264,9 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// A board is memory where each holder notes when its VF was open, by CLOCK_MONOTONIC. Were it said through a pipe, we would wake up to
-// hear it, on a CPU that the others want.
+// A board is memory where each holder writes when its VF was open, by CLOCK_MONOTONIC. If the
+// holders used pipes, this process would wake up to read them, on a CPU that the other holders
+// need.
 type board struct {
 	*os.File
 	slots []atomic.Int64
@@ -272,14 +285,15 @@ func newBoard(slots int) (*board, error) {
 	return openBoard(f)
 }
 
-// openBoard maps all of f, which it closes where that fails.
+// openBoard maps all of f. It closes f if that fails.
 func openBoard(f *os.File) (*board, error) {
 	info, err := f.Stat()
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
-	at, err := unix.MmapPtr(int(f.Fd()), 0, nil, uintptr(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	at, err := unix.MmapPtr(int(f.Fd()), 0, nil, uintptr(info.Size()),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("the holders' board: %w", err)
@@ -301,11 +315,12 @@ func (b *board) full() bool {
 	return true
 }
 
-// boardFD is the board in a holder.
+// boardFD is the board's descriptor in a holder.
 const boardFD = 3
 
-// HoldVF is a holder's body: it waits for the end of its standard input, opens the VF, notes when, and keeps it open until it is killed.
-// What fails is said on its standard output.
+// HoldVF is the body of a holder. It waits for the end of its standard input, opens the VF, writes
+// down the time, and keeps the VF open until it is killed. It reports an error on its standard
+// output.
 func HoldVF(h Hold, attach, open func() error) error {
 	board, err := openBoard(os.NewFile(boardFD, "board"))
 	if err != nil {
@@ -315,7 +330,7 @@ func HoldVF(h Hold, attach, open func() error) error {
 		fmt.Println(err)
 	}
 	for {
-		unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0) // killed here
+		unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0) // it is killed here
 	}
 }
 
@@ -342,15 +357,17 @@ func (h Hold) run(board *board, attach, open func() error) error {
 	return nil
 }
 
-// Print shows the result as a person reads it.
+// Print shows the result for people.
 func (r *VFOpenResult) Print(w io.Writer) {
 	fmt.Fprintf(w, "kernel %s, %d rounds; ms from the barrier\n", r.Kernel, r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "arm\tn\tlast fd median\tmin\tmax\tper VF median\tp99\tattached: last fd\tmin\tmax\tper VF\tp99\t")
+	fmt.Fprintln(t,
+		"arm\tn\tlast fd median\tmin\tmax\tper VF median\tp99\tattached: last fd\tmin\tmax\tper VF\tp99\t")
 	for _, p := range r.Points {
 		fmt.Fprintf(t, "%s\t%d\t", p.Arm, p.N)
 		for _, o := range []OpenTimes{p.OpenTimes, p.Attached} {
-			fmt.Fprintf(t, "%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t", o.LastFD.Median, o.LastFD.Min, o.LastFD.Max, o.PerVF.Median, o.PerVF.P99)
+			fmt.Fprintf(t, "%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t", o.LastFD.Median, o.LastFD.Min,
+				o.LastFD.Max, o.PerVF.Median, o.PerVF.P99)
 		}
 		fmt.Fprintln(t)
 	}

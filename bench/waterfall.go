@@ -11,21 +11,25 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// mostBars is how many starts a terminal shows of a burst.
+// mostBars is how many starts of a burst a terminal shows.
 const mostBars = 24
 
-// How a stage looks on a terminal: a letter, on a colour of the 256 that terminals have.
+// How a stage looks on a terminal: a letter on one of 256 colours.
 var looks = map[timeline.Stage]struct {
 	letter rune
 	colour int
 }{
-	timeline.Queue: {'q', 245}, timeline.Image: {'i', 137}, timeline.CNI: {'c', 106}, timeline.Cgroup: {'0', 67}, timeline.VMM: {'v', 103},
-	timeline.DMARAM: {'1', 209}, timeline.Virtiofs: {'2', 215}, timeline.DMAImage: {'3', 176}, timeline.VFIODev: {'4', 75},
-	timeline.GuestBoot: {'g', 79}, timeline.Agent: {'a', 114}, timeline.VFDriver: {'5', 205}, timeline.AppInit: {'n', 185},
+	timeline.Queue: {'q', 245}, timeline.Image: {'i', 137}, timeline.CNI: {'c', 106},
+	timeline.Cgroup: {'0', 67}, timeline.VMM: {'v', 103},
+	timeline.DMARAM: {'1', 209}, timeline.Virtiofs: {'2', 215}, timeline.DMAImage: {'3', 176},
+	timeline.VFIODev:   {'4', 75},
+	timeline.GuestBoot: {'g', 79}, timeline.Agent: {'a', 114}, timeline.VFDriver: {'5', 205},
+	timeline.AppInit:   {'n', 185},
 	timeline.FirstByte: {'f', 141}, timeline.Unattributed: {'·', 240},
 }
 
-// printWaterfall draws starts as bars on a terminal, from the fastest to the slowest, each from the moment its call came in.
+// printWaterfall draws starts as bars on a terminal, from the fastest to the slowest. Each begins
+// when its call came in.
 func (r *BurstResult) printWaterfall(w io.Writer) {
 	columns, is := terminal(w)
 	if !is || len(r.Starts) == 0 {
@@ -56,7 +60,8 @@ func waterfall(starts []Start, columns int, colours bool) string {
 			out.WriteString(text)
 			bar = upTo
 		}
-		fmt.Fprintf(&out, "%s  %8.1f ms\n", strings.Repeat(" ", wide-bar), float64(length)/float64(time.Millisecond))
+		fmt.Fprintf(&out, "%s  %8.1f ms\n", strings.Repeat(" ", wide-bar),
+			float64(length)/float64(time.Millisecond))
 	}
 	line := 0
 	for _, stage := range timeline.Order {
@@ -78,9 +83,11 @@ func column(d, longest time.Duration, wide int) int {
 	return int(int64(d) * int64(wide) / int64(max(longest, 1)))
 }
 
-// spread is n of the starts, or all if there are fewer: the fastest, the slowest and evenly between.
+// spread returns n of the starts, or all if there are fewer: the fastest, the slowest, and evenly
+// between.
 func spread(starts []Start, n int) []Start {
-	sorted := slices.SortedFunc(slices.Values(starts), func(a, b Start) int { return int(a.End.Sub(a.Begin) - b.End.Sub(b.Begin)) })
+	sorted := slices.SortedFunc(slices.Values(starts),
+		func(a, b Start) int { return int(a.End.Sub(a.Begin) - b.End.Sub(b.Begin)) })
 	if len(sorted) <= n {
 		return sorted
 	}

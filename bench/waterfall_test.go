@@ -10,7 +10,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
-// started is a start that took ms, the first half of it in queue and the rest in vmm, but for the last tenth.
+// started returns a start that took ms: the first half in queue, the rest in vmm except for the
+// last tenth.
 func started(ms int) Start {
 	t0 := time.Unix(1_000_000, 0)
 	at := func(share float64) time.Time {
@@ -32,7 +33,8 @@ func TestWaterfall(t *testing.T) {
 	if got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
-	if coloured := waterfall([]Start{started(1000)}, 33, true); !strings.Contains(coloured, "\x1b[38;5;16;48;5;245mqqqqqqqqqq\x1b[0m") {
+	if coloured := waterfall([]Start{started(1000)}, 33, true); !strings.Contains(coloured,
+		"\x1b[38;5;16;48;5;245mqqqqqqqqqq\x1b[0m") {
 		t.Errorf("%q", coloured)
 	}
 }
@@ -88,9 +90,13 @@ func TestWhereNoTerminalIsProgressIsLines(t *testing.T) {
 func TestHoldAgainst(t *testing.T) {
 	r := &BurstResult{}
 	for _, ms := range []float64{107, 104, 95.5} {
-		r.Starts = append(r.Starts, Start{StagesMs: map[timeline.Stage]float64{timeline.VMM: ms, timeline.VFIODev: 10 + (ms - 100)}})
+		r.Starts = append(r.Starts, Start{StagesMs: map[timeline.Stage]float64{timeline.VMM: ms,
+			timeline.VFIODev: 10 + (ms - 100)}})
 	}
-	told := []sim.Step{{Stage: timeline.VMM, Takes: 100 * time.Millisecond}, {Stage: timeline.VFIODev, Takes: 10 * time.Millisecond}}
+	told := []sim.Step{
+		{Stage: timeline.VMM, Takes: 100 * time.Millisecond},
+		{Stage: timeline.VFIODev, Takes: 10 * time.Millisecond},
+	}
 	r.holdAgainst(told, nil)
 	if got := fmt.Sprint(r.Told[timeline.VMM]); got != "{100 4 7 <nil> true}" {
 		t.Errorf("5 ms of 100 are allowed: %s", got)
