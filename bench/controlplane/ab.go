@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// An AB compares two builds of fastiov: pair by pair, each has its turn under the same load, first
-// the one and then the other, and the next time the other way round. What the machine does beside
-// falls on both. It uses their command line and HTTP alone, so that the base may be old.
+// An AB compares two builds of fastiov. In each pair both have a turn under the same load, in an
+// order that alternates from pair to pair, so that other load of the machine affects both. It uses
+// only their command lines and HTTP, so the base may be old.
 type AB struct {
 	Base, Head string        // the two binaries
 	Slice      time.Duration // how long each side of a pair is under load
 	Within     time.Duration // for all pairs of both loads
-	Out        io.Writer     // progress
+	Out        io.Writer     // progress output
 }
 
-// An abLoad is put on both: how many actions there are, over how many connections they are called,
-// and how for a slice.
+// An abLoad is the load for both builds: how many actions there are, over how many connections they
+// are called, and the requests of a slice.
 type abLoad struct {
 	name    string
 	actions int
@@ -43,7 +43,7 @@ var (
 	eachCold  = []string{"--keep-alive", "0s", "--memory", "51200"}
 )
 
-// Run measures both loads, each in half of the time. A ratio is a result, whatever it is.
+// Run measures both loads, each for half of the time. Every ratio is a result; none is an error.
 func (ab *AB) Run(ctx context.Context) (r *ABResult, err error) {
 	r = &ABResult{CPUs: runtime.NumCPU()}
 	begin := time.Now()
@@ -56,7 +56,7 @@ func (ab *AB) Run(ctx context.Context) (r *ABResult, err error) {
 	return r, nil
 }
 
-// A side is one of the two servers under comparison, with what its slices gave.
+// A side is one of the two compared servers, with the results of its slices.
 type side struct {
 	contender
 	counts         Counts
@@ -83,7 +83,8 @@ func (ab *AB) compare(ctx context.Context, load abLoad, end time.Time) (*Compare
 		}
 		if n := c.Pairs + 1; n%10 == 0 || n == leastPairs {
 			c.weigh(sides)
-			fmt.Fprintf(ab.Out, "ab  %s  pair %d/%d  head to base: %v a second, %v a second of its CPU\n",
+			fmt.Fprintf(ab.Out,
+				"ab  %s  pair %d/%d  head to base: %v a second, %v a second of its CPU\n",
 				load.name, n, mostPairs, c.PerSecond, c.PerCPUSecond)
 		}
 	}
@@ -109,7 +110,7 @@ func (c *Compared) weigh(sides [2]*side) {
 	c.Settled = c.PerSecond.narrow() && c.PerCPUSecond.narrow()
 }
 
-// side starts a server with the actions of the load, and brings it to what it will be.
+// side starts a server with the actions of the load and warms it up.
 func (ab *AB) side(ctx context.Context, load abLoad, command string) (_ *side, err error) {
 	b := Bench{Command: command}
 	flags := append([]string{"--retain", "64"}, load.flags...)
@@ -131,8 +132,8 @@ func (ab *AB) side(ctx context.Context, load abLoad, command string) (_ *side, e
 	return s, s.warmUp(ctx, load, ab.Slice)
 }
 
-// warmUp puts the server under the load until it starts no more sandboxes, or, where each call
-// starts one, once.
+// warmUp puts the server under the load until it starts no more sandboxes. If each call starts one,
+// it does so once.
 func (s *side) warmUp(ctx context.Context, load abLoad, slice time.Duration) (err error) {
 	const most = 50
 	for range most {
@@ -150,7 +151,7 @@ func (s *side) warmUp(ctx context.Context, load abLoad, slice time.Duration) (er
 	return nil
 }
 
-// turn has the server under load for a slice.
+// turn puts the server under load for a slice.
 func (s *side) turn(ctx context.Context, load abLoad, slice time.Duration) error {
 	before, err := cpuOf(s.cmd.Process.Pid)
 	if err != nil {
@@ -173,7 +174,7 @@ func (s *side) turn(ctx context.Context, load abLoad, slice time.Duration) error
 	return nil
 }
 
-// count fills in the counts, once all turns are over.
+// count fills in the counts after all turns.
 func (s *side) count() error {
 	end, err := s.spent()
 	if err != nil {
@@ -194,8 +195,8 @@ func (s *side) count() error {
 	return err
 }
 
-// bursts sends one request on each connection at once, waits for all answers, and does so again,
-// for that time.
+// bursts sends one request on each connection at once, waits for all answers, and repeats that for
+// the given time.
 func (l *load) bursts(ctx context.Context, d time.Duration) (all tally, err error) {
 	for begin := time.Now(); time.Since(begin) < d && err == nil; {
 		var t tally

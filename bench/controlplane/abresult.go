@@ -6,40 +6,40 @@ import (
 	"text/tabwriter"
 )
 
-// An ABResult has the same comparison for each load.
+// An ABResult holds the same comparison for each load.
 type ABResult struct {
 	CPUs         int       `json:"cpus"` // shared by servers and load
 	Base         string    `json:"base"`
 	Head         string    `json:"head"`
 	ControlPlane *Compared `json:"control_plane"` // warm calls of one action
-	Burst        *Compared `json:"burst"`         // cold starts, 200 at once, over sim without cost
+	Burst        *Compared `json:"burst"`         // 200 cold starts at once, over sim without costs
 }
 
-// Compared holds the result of one load. Ratios are head to base; above 1 the head does more.
+// Compared holds the result of one load. Ratios are head to base; above 1 the head does more work.
 type Compared struct {
 	Pairs        int    `json:"pairs"`
 	Settled      bool   `json:"settled"`        // both intervals are ± 1.5 % or narrower
 	PerSecond    Ratio  `json:"per_second"`     // calls
-	PerCPUSecond Ratio  `json:"per_cpu_second"` // calls in a second of the server's CPU time
+	PerCPUSecond Ratio  `json:"per_cpu_second"` // calls per second of the server's CPU time
 	Base         Counts `json:"base"`
 	Head         Counts `json:"head"`
 	failures
 }
 
-// Counts of a server do not depend on the machine's noise.
+// Counts of a server do not depend on the noise of the machine.
 type Counts struct {
-	ColdStarts  float64 `json:"cold_starts"` // of a call
-	Allocations float64 `json:"allocations"` // of a call
+	ColdStarts  float64 `json:"cold_starts"` // per call
+	Allocations float64 `json:"allocations"` // per call
 	Idle        int     `json:"descriptors_idle"`
-	After       int     `json:"descriptors_after"` // once the load's connections are closed
-	ChildFaults int     `json:"child_page_faults"` // 0: it has started no process
+	After       int     `json:"descriptors_after"` // after the load's connections were closed
+	ChildFaults int     `json:"child_page_faults"` // 0: it started no process
 	ResidentMiB float64 `json:"resident_mib"`
 }
 
-// Failures counts the calls that were answered with another status than they ask for.
+// Failures counts the calls whose status was not the expected one.
 func (r *ABResult) Failures() int { return r.ControlPlane.Failed + r.Burst.Failed }
 
-// Print shows the result as a person reads it: ratios of head to base with their 95 % intervals.
+// Print shows the result for people: ratios of head to base with their 95 % intervals.
 func (r *ABResult) Print(w io.Writer) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "\tbase %.12s\thead %s\thead to base\n", r.Base, r.Head)
@@ -65,7 +65,8 @@ func (r *ABResult) Print(w io.Writer) {
 		count("allocations of a call", func(c Counts) float64 { return c.Allocations })
 		count("descriptors, idle", func(c Counts) float64 { return float64(c.Idle) })
 		count("descriptors, after", func(c Counts) float64 { return float64(c.After) })
-		count("page faults of child processes", func(c Counts) float64 { return float64(c.ChildFaults) })
+		count("page faults of child processes",
+			func(c Counts) float64 { return float64(c.ChildFaults) })
 		count("MiB resident", func(c Counts) float64 { return c.ResidentMiB })
 	}
 	t.Flush()

@@ -11,11 +11,12 @@ import (
 	"github.com/fastiov/fastiov/bench"
 )
 
-// Cold is calls that each start a sandbox, which ends with the call. They count once their record can be read.
+// Cold measures calls that each start a sandbox, which ends with the call. A call counts once its
+// record can be read.
 type Cold struct {
 	Connections int             `json:"connections"`
 	PerSecond   bench.Quantiles `json:"per_second"` // answered and recorded
-	CPU         bench.Quantiles `json:"cpu_us"`     // of a start, of the server alone
+	CPU         bench.Quantiles `json:"cpu_us"`     // per start, of the server alone
 	LoadCPU     bench.Quantiles `json:"load_cpu_us"`
 	Allocations bench.Quantiles `json:"allocations"`
 	Answered    int             `json:"answered"`
@@ -31,7 +32,7 @@ func (b *Bench) cold(ctx context.Context) (*Cold, error) {
 	defer up.stop()
 	r := &Cold{Connections: connections}
 	c := &contender{server: up, load: load{up.address, connections, http.StatusOK, inTurn(calls)}}
-	if _, err := c.load.during(ctx, b.Slice); err != nil { // it is brought to what it will be
+	if _, err := c.load.during(ctx, b.Slice); err != nil { // warm up
 		return nil, err
 	}
 	var rates []float64
@@ -48,7 +49,8 @@ func (b *Bench) cold(ctx context.Context) (*Cold, error) {
 		err = up.await(ctx, func() error {
 			n, err := up.recorded()
 			if n < before+int(s.answered) {
-				err = errors.Join(err, fmt.Errorf("of %.0f answered, %d are recorded", s.answered, n-before))
+				err = errors.Join(err, fmt.Errorf("of %.0f answered, %d are recorded",
+					s.answered, n-before))
 			}
 			return err
 		})
@@ -61,25 +63,31 @@ func (b *Bench) cold(ctx context.Context) (*Cold, error) {
 		b.say("cold_decisions  round %d/%d  %.0f/s", round+1, b.Rounds, rates[round])
 	}
 	r.count(c)
-	r.PerSecond, r.CPU, r.LoadCPU, r.Allocations = bench.QuantilesOf(rates), bench.QuantilesOf(c.cpu), bench.QuantilesOf(c.loadCPU), bench.QuantilesOf(c.allocations)
+	r.PerSecond, r.CPU, r.LoadCPU, r.Allocations = bench.QuantilesOf(rates),
+		bench.QuantilesOf(c.cpu), bench.QuantilesOf(c.loadCPU), bench.QuantilesOf(c.allocations)
 	return r, nil
 }
 
-// Flatness is what a call costs beside so many sandboxes that the pool holds.
+// Flatness shows what a call costs while the pool holds so many sandboxes.
 type Flatness struct {
-	Points    []Point `json:"points"`
-	WarmRatio float64 `json:"warm_ratio"` // the most of the points' medians to the least
+	Points []Point `json:"points"`
+	// the largest median of the points divided by the smallest
+	WarmRatio float64 `json:"warm_ratio"`
 	ColdRatio float64 `json:"cold_ratio"`
 	failures
 }
 
-// A Point is one number of sandboxes, which the node has room for and no more. Figures are µs of the server's CPU time.
+// A Point is the result for one number of sandboxes, which just fits on the node. Figures are µs of
+// the server's CPU time.
 type Point struct {
-	Sandboxes int             `json:"sandboxes"`
-	Warm      bench.Quantiles `json:"warm_cpu_us"`      // a call that finds its sandbox, of all in turn
-	Cold      bench.Quantiles `json:"cold_cpu_us"`      // one that has the longest idle one evicted, and starts its own
-	Evicted   float64         `json:"cold_share"`       // of the latter, those that did
-	Strayed   int             `json:"warm_cold_starts"` // of the former, those that did not
+	Sandboxes int `json:"sandboxes"`
+	// a call that finds its sandbox; the calls go to all in turn
+	Warm bench.Quantiles `json:"warm_cpu_us"`
+	// a call that starts a sandbox and evicts the one that was idle longest
+	Cold    bench.Quantiles `json:"cold_cpu_us"`
+	Evicted float64         `json:"cold_share"` // the share of the cold calls that did start one
+	// the number of warm calls that did start one
+	Strayed int `json:"warm_cold_starts"`
 }
 
 // A held server holds so many sandboxes.
@@ -106,17 +114,19 @@ func (b *Bench) flatness(ctx context.Context) (*Flatness, error) {
 				return nil, err
 			}
 			h.Strayed += int(s.cold)
-			b.say("flatness  round %d/%d  %.0f µs a warm call beside %d", round+1, b.Rounds, s.cpu, h.Sandboxes)
+			b.say("flatness  round %d/%d  %.0f µs a warm call beside %d", round+1, b.Rounds,
+				s.cpu, h.Sandboxes)
 		}
 	}
-	for round := range b.Rounds { // these change who is there, so they come after
+	for round := range b.Rounds { // these change which sandboxes there are, so they come last
 		for _, h := range all {
 			s, err := h.cold.measure(ctx, b.Slice)
 			if err != nil {
 				return nil, err
 			}
 			h.Evicted += s.cold / s.answered / float64(b.Rounds)
-			b.say("flatness  round %d/%d  %.0f µs an eviction and start beside %d", round+1, b.Rounds, s.cpu, h.Sandboxes)
+			b.say("flatness  round %d/%d  %.0f µs an eviction and start beside %d", round+1,
+				b.Rounds, s.cpu, h.Sandboxes)
 		}
 	}
 	r := &Flatness{}
@@ -131,11 +141,12 @@ func (b *Bench) flatness(ctx context.Context) (*Flatness, error) {
 	return r, nil
 }
 
-// hold starts a server and has it start a sandbox for each of n actions.
+// hold starts a server and starts a sandbox in it for each of n actions.
 func (b *Bench) hold(ctx context.Context, n int) (*held, error) {
 	const conns, more, memory = 4, 16, 128
 	up, calls, err := b.deployed(ctx, n+more, memory, "--keep-alive", "10h",
-		"--memory", fmt.Sprint(n*memory), "--changes-per-minute", unlimited, "--max-entities", unlimited)
+		"--memory", fmt.Sprint(n*memory), "--changes-per-minute", unlimited,
+		"--max-entities", unlimited)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +161,13 @@ func (b *Bench) hold(ctx context.Context, n int) (*held, error) {
 	}
 	return &held{
 		Point: Point{Sandboxes: n},
-		warm:  &contender{server: up, load: load{up.address, conns, http.StatusOK, shared(calls[:n], conns)}},
-		cold:  &contender{server: up, load: load{up.address, conns, http.StatusOK, inTurn(slices.Concat(calls[n:], calls[:n]))}},
+		warm: &contender{
+			server: up, load: load{up.address, conns, http.StatusOK, shared(calls[:n], conns)},
+		},
+		cold: &contender{
+			server: up,
+			load: load{up.address, conns, http.StatusOK,
+				inTurn(slices.Concat(calls[n:], calls[:n]))},
+		},
 	}, nil
 }

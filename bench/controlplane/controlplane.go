@@ -1,9 +1,11 @@
-// Package controlplane measures what fastiov costs when sandboxes cost nothing: the way of a call through a real `fastiov up` over the
-// sim driver, from its HTTP request to its answer or its record.
+// Package controlplane measures what fastiov itself costs when sandboxes cost nothing: the path of
+// a call through a real `fastiov up` over the sim driver, from its HTTP request to its answer or
+// its record.
 //
-// The load comes from this process, over loopback, and shares the machine's CPUs with the servers. So throughput says how much one machine
-// does of both, and the CPU time of a call is given beside it, of the server alone. What is compared is measured in turns, so that what
-// else the machine does meanwhile falls on both.
+// This process is the load. It uses loopback and shares the machine's CPUs with the servers. So
+// throughput shows how much one machine does of both, and the CPU time of a call is that of the
+// server alone. Compared servers are measured in turns, so that other load of the machine affects
+// both.
 package controlplane
 
 import (
@@ -17,7 +19,7 @@ import (
 	"github.com/fastiov/fastiov/bench"
 )
 
-// A Bench is what is measured, and how long.
+// A Bench holds what to measure and for how long.
 type Bench struct {
 	Command string        // this binary
 	Plain   string        // its subcommand that runs ServePlain
@@ -36,7 +38,8 @@ type Result struct {
 	Watched       *Watched  `json:"watched"`
 }
 
-// Run measures everything. An error is one of the benchmark itself; a call that fails is a result.
+// Run measures everything. An error means that the benchmark itself failed; a failed call is a
+// result.
 func (b *Bench) Run(ctx context.Context) (*Result, error) {
 	r := &Result{CPUs: runtime.NumCPU()}
 	for _, part := range []struct {
@@ -60,12 +63,12 @@ func (b *Bench) say(format string, args ...any) {
 	fmt.Fprintf(b.Out, "control-plane  "+format+"\n", args...)
 }
 
-// Failures counts the calls that were answered with another status than they ask for.
+// Failures counts the calls whose status was not the expected one.
 func (r *Result) Failures() int {
 	return r.Warm.Failed + r.ColdDecisions.Failed + r.Flatness.Failed + r.Watched.Failed
 }
 
-// Print shows the result as a person reads it: medians, and in brackets the least and the most.
+// Print shows the result for people: medians, and in brackets the smallest and the largest.
 func (r *Result) Print(w io.Writer) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(what string, q bench.Quantiles, unit string) {
@@ -99,8 +102,12 @@ func (r *Result) Print(w io.Writer) {
 	row("  more", r.Watched.Cost, "%")
 	t.Flush()
 	m := r.Memory
-	fmt.Fprintf(w, "most to least: warm %.2f, evict and start %.2f\n", r.Flatness.WarmRatio, r.Flatness.ColdRatio)
-	fmt.Fprintf(w, "an idle invoker: %.1f MiB, %.1f of them anonymous; its idle agent: %.1f MiB, %.1f; a queued activation: %.2f KiB, %.2f of them anonymous (%d queued)\n",
-		m.Idle.MiB, m.Idle.AnonymousMiB, m.IdleAgent.MiB, m.IdleAgent.AnonymousMiB, m.QueuedKiB, m.QueuedAnonymousKiB, m.Queued)
-	fmt.Fprintf(w, "%d CPUs, shared with the load; medians (least … most); %d calls failed\n", r.CPUs, r.Failures())
+	fmt.Fprintf(w, "most to least: warm %.2f, evict and start %.2f\n", r.Flatness.WarmRatio,
+		r.Flatness.ColdRatio)
+	fmt.Fprintf(w,
+		"an idle invoker: %.1f MiB, %.1f of them anonymous; its idle agent: %.1f MiB, %.1f; a queued activation: %.2f KiB, %.2f of them anonymous (%d queued)\n",
+		m.Idle.MiB, m.Idle.AnonymousMiB, m.IdleAgent.MiB, m.IdleAgent.AnonymousMiB, m.QueuedKiB,
+		m.QueuedAnonymousKiB, m.Queued)
+	fmt.Fprintf(w, "%d CPUs, shared with the load; medians (least … most); %d calls failed\n",
+		r.CPUs, r.Failures())
 }

@@ -27,17 +27,21 @@ func TestThePlainHandlerChecksTheKeyAndAnswersWithTheBody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for sent, want := range map[string]int{key.String(): http.StatusOK, "who:knows": http.StatusUnauthorized} {
+	for sent, want := range map[string]int{
+		key.String(): http.StatusOK, "who:knows": http.StatusUnauthorized,
+	} {
 		c, err := dial(t.Context(), l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // over one connection
-			if _, err := c.Write(request(sent, "POST", "actions/a?blocking=true", `{"name":"you"}`)); err != nil {
+			if _, err := c.Write(request(sent, "POST", "actions/a?blocking=true",
+				`{"name":"you"}`)); err != nil {
 				t.Fatal(err)
 			}
 			status, body, err := c.answer()
-			if err != nil || status != want || want == http.StatusOK && string(body) != `{"name":"you"}`+"\n" {
+			if err != nil || status != want ||
+				want == http.StatusOK && string(body) != `{"name":"you"}`+"\n" {
 				t.Errorf("%d %q %v, want %d", status, body, err, want)
 			}
 		}
@@ -53,9 +57,11 @@ func TestALoadCountsWhatItSends(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	l := load{strings.TrimPrefix(server.URL, "http://"), 3, http.StatusOK, always(request("a:b", "GET", "", ""))}
+	l := load{strings.TrimPrefix(server.URL, "http://"), 3, http.StatusOK,
+		always(request("a:b", "GET", "", ""))}
 	all, err := l.times(t.Context(), 100)
-	if err != nil || all.answered != 90 || all.failed != 10 || !strings.Contains(all.example, "HTTP 429: every tenth") {
+	if err != nil || all.answered != 90 || all.failed != 10 ||
+		!strings.Contains(all.example, "HTTP 429: every tenth") {
 		t.Errorf("%+v %v", all, err)
 	}
 	all, latencies, err := l.at(t.Context(), 1000, 100*time.Millisecond)
@@ -65,7 +71,11 @@ func TestALoadCountsWhatItSends(t *testing.T) {
 }
 
 func TestAnAnswerThatIsNoneIsAnError(t *testing.T) {
-	for _, answer := range []string{"", "HTTP\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab"} {
+	for _, answer := range []string{
+		"", "HTTP\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab",
+	} {
 		c := connection{answers: bufio.NewReader(strings.NewReader(answer))}
 		if status, body, err := c.answer(); err == nil {
 			t.Errorf("%q: %d %q", answer, status, body)
@@ -88,7 +98,9 @@ func TestRequestsInShares(t *testing.T) {
 
 func TestAServerThatEndsIsSaid(t *testing.T) {
 	b := Bench{Command: "/bin/sh"}
-	_, err := b.serve(context.Background(), func(string, string) []string { return []string{"-c", "echo first >&2; echo the last word >&2"} })
+	_, err := b.serve(context.Background(), func(string, string) []string {
+		return []string{"-c", "echo first >&2; echo the last word >&2"}
+	})
 	if err == nil || !strings.Contains(err.Error(), "the last word") {
 		t.Errorf("%v", err)
 	}

@@ -15,18 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A load is what so many connections send, each one request at a time: bytes made beforehand, answers skipped unread.
+// A load sends requests over several connections, each one at a time. Requests are made beforehand,
+// and answers are skipped unread.
 type load struct {
 	address string
 	conns   int
-	want    int                   // status
+	want    int                   // the expected status
 	next    func(conn int) []byte // the request that a connection sends next
 }
 
-// A tally is what came of a load.
+// A tally counts the answers to a load.
 type tally struct {
 	answered, failed int64
-	example          string // of a failure
+	example          string // of a failure's answer
 	elapsed          time.Duration
 }
 
@@ -38,13 +39,13 @@ func (t *tally) add(other tally) {
 	}
 }
 
-// during sends as much as is answered in that time: a call begins when the last has ended.
+// during sends as much as is answered in that time: a call begins when the one before has ended.
 func (l *load) during(ctx context.Context, d time.Duration) (tally, error) {
 	begin := time.Now()
 	return l.closed(ctx, func() bool { return time.Since(begin) < d })
 }
 
-// times sends so many requests.
+// times sends n requests.
 func (l *load) times(ctx context.Context, n int) (tally, error) {
 	var sent atomic.Int64
 	return l.closed(ctx, func() bool { return sent.Add(1) <= int64(n) })
@@ -64,8 +65,9 @@ func (l *load) closed(ctx context.Context, more func() bool) (tally, error) {
 	return all, err
 }
 
-// at sends so many a second for that time, whether or not they are answered, as long as a connection is free. A call's latency counts
-// from when it was due, so that a server that holds up one call is charged with those behind it. Latencies are in milliseconds.
+// at sends rate calls a second for that time, whether or not they are answered, as long as a
+// connection is free. A call's latency counts from the time when it was due, so a server that
+// delays one call is charged for the calls behind it. Latencies are in milliseconds.
 func (l *load) at(ctx context.Context, rate float64, d time.Duration) (tally, []float64, error) {
 	var (
 		mu        sync.Mutex
@@ -92,7 +94,8 @@ func (l *load) at(ctx context.Context, rate float64, d time.Duration) (tally, []
 	return all, latencies, err
 }
 
-// pace says when each call is due, evenly. It sleeps in the kernel: the runtime's timers are late by up to a millisecond.
+// pace sends the time at which each call is due, at even distances. It sleeps in the kernel, since
+// Go's timers are late by up to a millisecond.
 func pace(ctx context.Context, rate float64, d time.Duration, due chan<- time.Time) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -101,7 +104,8 @@ func pace(ctx context.Context, rate float64, d time.Duration, due chan<- time.Ti
 		at := begin.Add(time.Duration(float64(n) / rate * float64(time.Second)))
 		if ahead := time.Until(at); ahead > 0 {
 			sleep := unix.NsecToTimespec(int64(ahead))
-			_ = unix.Nanosleep(&sleep, nil) // interrupted, it is early, and the next one in time again
+			// after an interruption this call is early, and the next one is on time again
+			_ = unix.Nanosleep(&sleep, nil)
 		}
 		if ctx.Err() != nil {
 			return
@@ -110,8 +114,10 @@ func pace(ctx context.Context, rate float64, d time.Duration, due chan<- time.Ti
 	}
 }
 
-// each runs send on every connection, side by side.
-func (l *load) each(ctx context.Context, send func(conn int, c *connection) (tally, error)) (all tally, failed error) {
+// each runs send on every connection at the same time.
+func (l *load) each(
+	ctx context.Context, send func(conn int, c *connection) (tally, error),
+) (all tally, failed error) {
 	var (
 		wg sync.WaitGroup
 		mu sync.Mutex
@@ -136,7 +142,7 @@ func (l *load) each(ctx context.Context, send func(conn int, c *connection) (tal
 	return all, failed
 }
 
-// A connection is kept open, and says nothing of HTTP but what it must.
+// A connection is kept open. It parses only as much HTTP as it must.
 type connection struct {
 	net.Conn
 	answers *bufio.Reader
@@ -148,7 +154,8 @@ func dial(ctx context.Context, address string) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &connection{conn, bufio.NewReader(conn), context.AfterFunc(ctx, func() { conn.Close() })}, nil
+	return &connection{conn, bufio.NewReader(conn),
+		context.AfterFunc(ctx, func() { conn.Close() })}, nil
 }
 
 func (c *connection) close() {
@@ -174,7 +181,7 @@ func (c *connection) call(request []byte, want int, t *tally) error {
 	return nil
 }
 
-// answer reads one; body holds until the next.
+// answer reads one answer. body is valid until the next one.
 func (c *connection) answer() (status int, body []byte, err error) {
 	length := -1
 	for first := true; ; first = false {
@@ -213,22 +220,24 @@ func number(digits []byte) (n int) {
 	return n
 }
 
-// request is one as it goes over the wire.
+// request returns the bytes of a request.
 func request(key, method, path, body string) []byte {
-	return fmt.Appendf(nil, "%s /api/v1/namespaces/_/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+	return fmt.Appendf(nil,
+		"%s /api/v1/namespaces/_/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 		method, path, base64.StdEncoding.EncodeToString([]byte(key)), len(body), body)
 }
 
-// always sends the same.
+// always returns the same request each time.
 func always(request []byte) func(int) []byte { return func(int) []byte { return request } }
 
-// inTurn sends one after the other, over all connections.
+// inTurn returns the requests one after the other, over all connections.
 func inTurn(requests [][]byte) func(int) []byte {
 	var sent atomic.Int64
 	return func(int) []byte { return requests[int(sent.Add(1)-1)%len(requests)] }
 }
 
-// shared gives every connection its own share of requests, to be sent one after the other, so that no two are under way at once.
+// shared gives every connection its own part of the requests, which it sends one after the other.
+// So no request is under way twice at once.
 func shared(requests [][]byte, conns int) func(int) []byte {
 	own, sent := make([][][]byte, conns), make([]int, conns)
 	for i, r := range requests {

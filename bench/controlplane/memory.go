@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// Memory is the resident memory of `fastiov invoker`, whose agent is a process of its own.
+// Memory is the resident memory of `fastiov invoker`, whose agent is another process.
 type Memory struct {
-	Idle               Resident `json:"idle"` // a second after it answers
+	Idle               Resident `json:"idle"` // a second after it answers for the first time
 	IdleAgent          Resident `json:"idle_agent"`
-	Full               Resident `json:"full"` // with those queued
+	Full               Resident `json:"full"` // with the queued calls
 	Queued             int      `json:"queued"`
-	QueuedKiB          float64  `json:"queued_kib"` // each
+	QueuedKiB          float64  `json:"queued_kib"` // per queued call
 	QueuedAnonymousKiB float64  `json:"queued_anonymous_kib"`
 }
 
-// Resident is what a process has in memory: its own, and pages of files, of which the store and the binary itself are the most.
+// Resident is a process's memory: its own, and pages of files, mostly of the store and the binary.
 type Resident struct {
 	MiB          float64 `json:"mib"`
 	AnonymousMiB float64 `json:"anonymous_mib"`
@@ -43,9 +43,11 @@ func (b *Bench) memory(ctx context.Context) (*Memory, error) {
 	if _, err := s.put(ctx, 1, `"memory":128,"timeout":300000`); err != nil {
 		return nil, err
 	}
-	// The first takes the only place on the node, and stays.
-	stay := load{s.address, 1, http.StatusAccepted, always(request(s.key, "POST", "actions/action-0", `{"sleep_ms":290000}`))}
-	queue := load{s.address, connections, http.StatusAccepted, always(request(s.key, "POST", "actions/action-0", `{"name":"you"}`))}
+	// The first call takes the node's only place, and stays.
+	stay := load{s.address, 1, http.StatusAccepted,
+		always(request(s.key, "POST", "actions/action-0", `{"sleep_ms":290000}`))}
+	queue := load{s.address, connections, http.StatusAccepted,
+		always(request(s.key, "POST", "actions/action-0", `{"name":"you"}`))}
 	for _, l := range []struct {
 		load
 		n int
@@ -67,7 +69,8 @@ func (b *Bench) memory(ctx context.Context) (*Memory, error) {
 	}
 	m.QueuedKiB = (m.Full.MiB - m.Idle.MiB) * 1024 / float64(m.Queued)
 	m.QueuedAnonymousKiB = (m.Full.AnonymousMiB - m.Idle.AnonymousMiB) * 1024 / float64(m.Queued)
-	b.say("memory  %.1f MiB idle, its agent %.1f, %.1f MiB with %d queued", m.Idle.MiB, m.IdleAgent.MiB, m.Full.MiB, m.Queued)
+	b.say("memory  %.1f MiB idle, its agent %.1f, %.1f MiB with %d queued", m.Idle.MiB,
+		m.IdleAgent.MiB, m.Full.MiB, m.Queued)
 	return m, nil
 }
 

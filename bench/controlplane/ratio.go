@@ -9,7 +9,7 @@ import (
 	"github.com/fastiov/fastiov/bench"
 )
 
-// A Ratio is the head's figure to the base's, with the 95 % interval of it.
+// A Ratio is the head's figure divided by the base's, with its 95 % interval.
 type Ratio struct {
 	Ratio float64 `json:"ratio"`
 	Low   float64 `json:"low"`
@@ -22,15 +22,16 @@ func (r Ratio) String() string {
 	return fmt.Sprintf("%.3f (%.3f … %.3f)", r.Ratio, r.Low, r.High)
 }
 
-// narrow tells whether the interval is ± 1.5 % or less.
+// narrow reports whether the interval is ± 1.5 % or less.
 func (r Ratio) narrow() bool {
 	const most = 0.015
 	return r.Ratio > 0 && r.High/r.Ratio-1 <= most && 1-r.Low/r.Ratio <= most
 }
 
-// ratioOf is the mean of the pairs' ratios, as logarithms, without a fifth of them at either end:
-// a slice in which the machine was somewhere else says nothing of the two. The interval is where
-// that mean lies in 95 % of 1,000 draws of as many pairs with repetition, the same ones each time.
+// ratioOf returns the mean of the pairs' ratios, as logarithms, without a fifth of them at either
+// end: a slice in which the machine did something else says nothing about the two. The interval
+// contains that mean in 95 % of 1,000 draws of as many pairs with repetition. The draws are the
+// same each time.
 func ratioOf(base, head []float64) Ratio {
 	logs := make([]float64, len(base))
 	for i := range logs {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// pairsOf are pairs whose true ratio is given, with a noise that both sides of a pair share, one of
-// each side's own, and slices in which the machine was somewhere else.
+// pairsOf returns pairs with a given true ratio. The two sides of a pair share some noise and each
+// has noise of its own; in some slices the machine does something else.
 func pairsOf(random *rand.Rand, n int, ratio float64) (base, head []float64) {
 	for range n {
 		shared := 30_000 * math.Exp(random.NormFloat64()/5)

@@ -22,10 +22,10 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
 
-// A server is a process under measurement, with directories of its own.
+// A server is a measured process with its own directories.
 type server struct {
 	cmd     *exec.Cmd
-	agent   *exec.Cmd // nil: in the same process
+	agent   *exec.Cmd // nil: the agent is in the same process
 	log     bytes.Buffer
 	dir     string
 	address string
@@ -34,12 +34,12 @@ type server struct {
 	ended   chan error
 }
 
-// runDir is where a server notes its address; in memory, as /run is.
+// runDir returns the directory where a server writes its address. It is in memory, as /run is.
 func (s *server) runDir() string { return filepath.Join(s.dir, "run") }
 
 const unlimited = "1000000000"
 
-// up starts the invoker and its agent in one process, with sandboxes that start in no time.
+// up starts the invoker and its agent in one process. Its sandboxes start in no time.
 func (b *Bench) up(ctx context.Context, flags ...string) (*server, error) {
 	metrics, err := bench.FreeAddress()
 	if err != nil {
@@ -47,8 +47,10 @@ func (b *Bench) up(ctx context.Context, flags ...string) (*server, error) {
 	}
 	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
 		return append([]string{
-			"up", "--foreground", "--sandbox", "sim", "--sim-start", "0", "--run-dir", runDir, "--state-dir", stateDir, "--listen", "127.0.0.1:0",
-			"--metrics", metrics, "--invocations-per-minute", unlimited, "--concurrent-invocations", unlimited, "--pause-after", "0",
+			"up", "--foreground", "--sandbox", "sim", "--sim-start", "0", "--run-dir", runDir,
+			"--state-dir", stateDir, "--listen", "127.0.0.1:0",
+			"--metrics", metrics, "--invocations-per-minute", unlimited, "--concurrent-invocations",
+			unlimited, "--pause-after", "0",
 		}, flags...)
 	})
 	if err == nil {
@@ -57,14 +59,16 @@ func (b *Bench) up(ctx context.Context, flags ...string) (*server, error) {
 	return s, err
 }
 
-// apart starts the invoker and its agent as two processes, joined by the agent's socket.
+// apart starts the invoker and its agent as two processes, which are joined by the agent's socket.
 func (b *Bench) apart(ctx context.Context, ofAgent, ofInvoker []string) (*server, error) {
 	var agent *exec.Cmd
 	s, err := b.serve(ctx, func(runDir, stateDir string) []string {
 		dirs := []string{"--run-dir", runDir, "--state-dir", stateDir}
 		agent = b.command(ctx, slices.Concat(
-			[]string{"agent", "--sandbox", "sim", "--sim-start", "0", "--metrics", ""}, dirs, ofAgent))
-		return slices.Concat([]string{"invoker", "--listen", "127.0.0.1:0", "--invocations-per-minute", unlimited,
+			[]string{"agent", "--sandbox", "sim", "--sim-start", "0", "--metrics", ""},
+			dirs, ofAgent))
+		return slices.Concat([]string{"invoker", "--listen", "127.0.0.1:0",
+			"--invocations-per-minute", unlimited,
 			"--concurrent-invocations", unlimited, "--pause-after", "0"}, dirs, ofInvoker)
 	})
 	if err != nil {
@@ -75,14 +79,17 @@ func (b *Bench) apart(ctx context.Context, ofAgent, ofInvoker []string) (*server
 		return nil, err
 	}
 	s.agent = agent
-	err = s.await(ctx, func() error { _, err := os.Stat(filepath.Join(s.runDir(), "node.sock")); return err })
+	err = s.await(ctx, func() error {
+		_, err := os.Stat(filepath.Join(s.runDir(), "node.sock"))
+		return err
+	})
 	if err != nil {
 		s.stop()
 	}
 	return s, err
 }
 
-// command does not outlive the bench, which may end by a signal: who reads its output may stop.
+// command returns a command that is killed when the bench ends, even if a signal ends the bench.
 func (b *Bench) command(ctx context.Context, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, b.Command, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -91,15 +98,19 @@ func (b *Bench) command(ctx context.Context, args []string) *exec.Cmd {
 
 // plain starts the plain handler.
 func (b *Bench) plain(ctx context.Context) (*server, error) {
-	s, err := b.serve(ctx, func(runDir, _ string) []string { return []string{b.Plain, "--run-dir", runDir} })
+	s, err := b.serve(ctx, func(runDir, _ string) []string {
+		return []string{b.Plain, "--run-dir", runDir}
+	})
 	if err == nil {
 		s.metrics = s.address
 	}
 	return s, err
 }
 
-// serve starts a subcommand that notes where it listens, and waits until it answers there.
-func (b *Bench) serve(ctx context.Context, args func(runDir, stateDir string) []string) (_ *server, err error) {
+// serve starts a subcommand that writes down its address, and waits until it answers there.
+func (b *Bench) serve(
+	ctx context.Context, args func(runDir, stateDir string) []string,
+) (_ *server, err error) {
 	key, err := openwhisk.LoadKey("127.0.0.1:0", "")
 	if err != nil {
 		return nil, err
@@ -108,7 +119,7 @@ func (b *Bench) serve(ctx context.Context, args func(runDir, stateDir string) []
 	if s.dir, err = os.MkdirTemp("/dev/shm", "fastiov-bench-"); err != nil {
 		return nil, err
 	}
-	stateDir, err := os.MkdirTemp("", "fastiov-bench-") // on a disk, where there is one
+	stateDir, err := os.MkdirTemp("", "fastiov-bench-") // on a disk if there is one
 	if err != nil {
 		os.RemoveAll(s.dir)
 		return nil, err
@@ -140,7 +151,7 @@ func (b *Bench) serve(ctx context.Context, args func(runDir, stateDir string) []
 	})
 }
 
-// await tries until it works, or the process has ended.
+// await calls try until it succeeds or the process has ended.
 func (s *server) await(ctx context.Context, try func() error) error {
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -166,7 +177,7 @@ func lastLine(text string) string {
 	return lines[len(lines)-1]
 }
 
-// stop ends the process at once: nothing of it is to be kept.
+// stop kills the process, since nothing of it is kept.
 func (s *server) stop() {
 	_ = s.cmd.Process.Kill()
 	if s.agent != nil {
@@ -186,12 +197,13 @@ func get(url string) ([]byte, error) {
 	return io.ReadAll(resp.Body)
 }
 
-// put deploys so many actions and returns their names.
+// put deploys n actions and returns their names.
 func (s *server) put(ctx context.Context, n int, limits string) ([]string, error) {
 	names, requests := make([]string, n), make([][]byte, n)
 	for i := range names {
 		names[i] = fmt.Sprintf("action-%d", i)
-		requests[i] = request(s.key, "PUT", "actions/"+names[i], `{"exec":{"kind":"python:3","code":"def main(a): return a"},"limits":{`+limits+`}}`)
+		requests[i] = request(s.key, "PUT", "actions/"+names[i],
+			`{"exec":{"kind":"python:3","code":"def main(a): return a"},"limits":{`+limits+`}}`)
 	}
 	l := load{s.address, 64, http.StatusOK, inTurn(requests)}
 	t, err := l.times(ctx, n)
@@ -201,8 +213,10 @@ func (s *server) put(ctx context.Context, n int, limits string) ([]string, error
 	return names, err
 }
 
-// deployed starts the invoker with so many actions, and has a call of each.
-func (b *Bench) deployed(ctx context.Context, n, memoryMiB int, flags ...string) (*server, [][]byte, error) {
+// deployed starts the invoker with n actions, and returns a call of each.
+func (b *Bench) deployed(
+	ctx context.Context, n, memoryMiB int, flags ...string,
+) (*server, [][]byte, error) {
 	s, err := b.up(ctx, flags...)
 	if err != nil {
 		return nil, nil, err
@@ -211,7 +225,7 @@ func (b *Bench) deployed(ctx context.Context, n, memoryMiB int, flags ...string)
 	return s, calls, err
 }
 
-// deploy puts so many actions, and has a call of each. It stops a server that does not take them.
+// deploy puts n actions, and returns a call of each. It stops a server that refuses them.
 func (s *server) deploy(ctx context.Context, n, memoryMiB int) ([][]byte, error) {
 	names, err := s.put(ctx, n, fmt.Sprintf(`"memory":%d`, memoryMiB))
 	if err != nil {
@@ -225,14 +239,15 @@ func (s *server) deploy(ctx context.Context, n, memoryMiB int) ([][]byte, error)
 	return calls, nil
 }
 
-// invoke is a blocking call of the action whose answer is its result.
+// invoke returns a blocking call of the action, whose answer is the result alone.
 func (s *server) invoke(action string) []byte {
 	return request(s.key, "POST", "actions/"+action+"?blocking=true&result=true", `{"name":"you"}`)
 }
 
 // recorded counts the activation records.
 func (s *server) recorded() (n int, err error) {
-	r, err := http.NewRequest(http.MethodGet, "http://"+s.address+"/api/v1/namespaces/_/activations?count=true", nil)
+	r, err := http.NewRequest(http.MethodGet,
+		"http://"+s.address+"/api/v1/namespaces/_/activations?count=true", nil)
 	if err != nil {
 		return 0, err
 	}
@@ -247,7 +262,7 @@ func (s *server) recorded() (n int, err error) {
 	return count.Activations, json.NewDecoder(resp.Body).Decode(&count)
 }
 
-// A spent is what a server has used up.
+// A spent is how much of each resource a server has used.
 type spent struct {
 	cpu         time.Duration
 	allocations float64
@@ -288,16 +303,17 @@ func (s *server) spent() (now spent, err error) {
 	return now, nil
 }
 
-// cpuOf is what a process has used, in user mode and in the kernel, by its own clock.
+// cpuOf returns the CPU time of a process in user mode and in the kernel, by the process's own
+// clock.
 func cpuOf(pid int) (time.Duration, error) {
-	const scheduled = 2 // CPUCLOCK_SCHED: all of a process's threads, as the scheduler counts
+	const scheduled = 2 // CPUCLOCK_SCHED: all threads of the process, as the scheduler counts
 	var t unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|scheduled), &t)
 	return time.Duration(t.Nano()), err
 }
 
-// descriptors is how many the process has open: the least of a while, for those of connections that
-// were closed are closed a moment later.
+// descriptors returns how many files the process has open: the minimum over a while, since a server
+// closes its side of a connection a moment later.
 func (s *server) descriptors() (least int, err error) {
 	for try := range 50 {
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.cmd.Process.Pid))
@@ -312,7 +328,7 @@ func (s *server) descriptors() (least int, err error) {
 	return least, nil
 }
 
-// childFaults are the page faults of the processes that the server has started and that have ended.
+// childFaults returns the page faults of the processes that the server started and that have ended.
 func (s *server) childFaults() (n int, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
 	if err != nil {

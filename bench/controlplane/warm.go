@@ -14,30 +14,31 @@ type Warm struct {
 	Connections int             `json:"connections"`
 	Fastiov     Side            `json:"fastiov"`
 	Plain       Side            `json:"plain"`
-	Ratio       bench.Quantiles `json:"ratio"` // of calls per second, by round
+	Ratio       bench.Quantiles `json:"ratio"` // of the calls per second, by round
 	Apart       Apart           `json:"apart"`
 	LoadCPU     bench.Quantiles `json:"load_cpu_us"`
 	Open        Open            `json:"open_loop"`
-	ColdStarts  int             `json:"cold_starts"` // while it was measured
+	ColdStarts  int             `json:"cold_starts"` // during the measurement
 	failures
 }
 
-// A Side is one server. CPU is in µs of a call, of the server alone.
+// A Side is one server. CPU is in µs per call, of the server alone.
 type Side struct {
 	PerSecond   bench.Quantiles `json:"per_second"`
 	CPU         bench.Quantiles `json:"cpu_us"`
 	Allocations bench.Quantiles `json:"allocations"`
 }
 
-// Apart is an invoker whose agent is another process. Ratio is of its calls per second to those in one process, by round. CPU is of both
-// processes, in µs of a call.
+// Apart is an invoker whose agent is another process. Ratio divides its calls per second by those
+// of one process, by round. CPU is that of both processes in µs per call.
 type Apart struct {
 	PerSecond bench.Quantiles `json:"per_second"`
 	CPU       bench.Quantiles `json:"cpu_us"`
 	Ratio     bench.Quantiles `json:"ratio"`
 }
 
-// Open compares latencies at half the calls per second that fastiov answers at most. Each figure is the 99th percentile of a round, in ms.
+// Open compares latencies at half of the most calls per second that fastiov answers. Each figure is
+// the 99th percentile of a round, in ms.
 type Open struct {
 	Rate    float64         `json:"rate"`
 	Fastiov bench.Quantiles `json:"fastiov_p99_ms"`
@@ -59,14 +60,19 @@ func (b *Bench) warm(ctx context.Context) (*Warm, error) {
 	}
 	defer fastiov.stop()
 	w := &Warm{Connections: connections}
-	ours := &contender{server: fastiov, load: load{fastiov.address, connections, http.StatusOK, always(calls[0])}}
-	theirs := &contender{server: plain, load: load{plain.address, connections, http.StatusOK, always(plain.invoke("action-0"))}}
+	ours := &contender{
+		server: fastiov, load: load{fastiov.address, connections, http.StatusOK, always(calls[0])},
+	}
+	theirs := &contender{
+		server: plain,
+		load:   load{plain.address, connections, http.StatusOK, always(plain.invoke("action-0"))},
+	}
 	apart, err := b.warmApart(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer apart.stop()
-	for _, c := range []*contender{ours, theirs, apart} { // all are brought to what they will be
+	for _, c := range []*contender{ours, theirs, apart} { // warm all of them up
 		if _, err := c.load.during(ctx, b.Slice); err != nil {
 			return nil, err
 		}
@@ -88,7 +94,7 @@ func (b *Bench) warm(ctx context.Context) (*Warm, error) {
 }
 
 func (b *Bench) warmApart(ctx context.Context) (*contender, error) {
-	metrics, err := bench.FreeAddress() // it counts as the other one does
+	metrics, err := bench.FreeAddress() // so that it keeps metrics as the other one does
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +103,8 @@ func (b *Bench) warmApart(ctx context.Context) (*contender, error) {
 		return nil, err
 	}
 	calls, err := s.deploy(ctx, 1, 128)
-	return &contender{server: s, load: load{s.address, connections, http.StatusOK, always(calls[0])}}, err
+	return &contender{server: s,
+		load: load{s.address, connections, http.StatusOK, always(calls[0])}}, err
 }
 
 func (w *Warm) throughput(ctx context.Context, b *Bench, ours, theirs, apart *contender) error {
@@ -117,7 +124,8 @@ func (w *Warm) throughput(ctx context.Context, b *Bench, ours, theirs, apart *co
 		}
 		ratios = append(ratios, a.perSecond/p.perSecond)
 		joined = append(joined, two.perSecond/a.perSecond)
-		b.say("warm  round %d/%d  %.0f/s, plain %.0f/s, apart %.0f/s", round+1, b.Rounds, a.perSecond, p.perSecond, two.perSecond)
+		b.say("warm  round %d/%d  %.0f/s, plain %.0f/s, apart %.0f/s", round+1, b.Rounds,
+			a.perSecond, p.perSecond, two.perSecond)
 	}
 	w.Fastiov, w.Plain = ours.side(), theirs.side()
 	w.Ratio = bench.QuantilesOf(ratios)
@@ -135,7 +143,7 @@ func (w *Warm) latency(ctx context.Context, b *Bench, ours, theirs *contender) e
 			of *contender
 			to *[]float64
 		}{{ours, &a}, {theirs, &p}} {
-			c.of.load.conns = 4 * connections // so that one is free
+			c.of.load.conns = 4 * connections // so that a connection is always free
 			t, latencies, err := c.of.load.at(ctx, w.Open.Rate, b.Slice)
 			if err != nil {
 				return err
@@ -144,13 +152,15 @@ func (w *Warm) latency(ctx context.Context, b *Bench, ours, theirs *contender) e
 			*c.to = append(*c.to, bench.QuantilesOf(latencies).P99)
 		}
 		added = append(added, a[round]-p[round])
-		b.say("warm  round %d/%d  p99 %.2f ms, plain %.2f ms at %.0f/s", round+1, b.Rounds, a[round], p[round], w.Open.Rate)
+		b.say("warm  round %d/%d  p99 %.2f ms, plain %.2f ms at %.0f/s", round+1, b.Rounds,
+			a[round], p[round], w.Open.Rate)
 	}
-	w.Open.Fastiov, w.Open.Plain, w.Open.Added = bench.QuantilesOf(a), bench.QuantilesOf(p), bench.QuantilesOf(added)
+	w.Open.Fastiov, w.Open.Plain, w.Open.Added = bench.QuantilesOf(a), bench.QuantilesOf(p),
+		bench.QuantilesOf(added)
 	return nil
 }
 
-// A contender is a server under a load, and what was seen of it, by round.
+// A contender is a server under a load, with its results by round.
 type contender struct {
 	*server
 	load                                 load
@@ -158,10 +168,10 @@ type contender struct {
 	perSecond, cpu, allocations, loadCPU []float64
 }
 
-// Failures are the calls that were answered with another status than they ask for.
+// failures counts the calls whose status was not the expected one.
 type failures struct {
 	Failed  int    `json:"failed"`
-	Failure string `json:"failure,omitempty"` // one of them
+	Failure string `json:"failure,omitempty"` // an example
 }
 
 func (f *failures) count(of ...*contender) {
@@ -200,7 +210,8 @@ func (c *contender) measure(ctx context.Context, d time.Duration) (sample, error
 	calls := float64(max(t.answered, 1))
 	s := sample{
 		answered: float64(t.answered), cold: after.coldStarts - before.coldStarts,
-		perSecond: float64(t.answered) / t.elapsed.Seconds(), cpu: micros(after.cpu-before.cpu) / calls,
+		perSecond: float64(t.answered) / t.elapsed.Seconds(),
+		cpu:       micros(after.cpu-before.cpu) / calls,
 	}
 	c.perSecond, c.cpu = append(c.perSecond, s.perSecond), append(c.cpu, s.cpu)
 	c.loadCPU = append(c.loadCPU, micros(selfAfter-self)/calls)
@@ -211,5 +222,6 @@ func (c *contender) measure(ctx context.Context, d time.Duration) (sample, error
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 func (c *contender) side() Side {
-	return Side{bench.QuantilesOf(c.perSecond), bench.QuantilesOf(c.cpu), bench.QuantilesOf(c.allocations)}
+	return Side{bench.QuantilesOf(c.perSecond), bench.QuantilesOf(c.cpu),
+		bench.QuantilesOf(c.allocations)}
 }

@@ -13,20 +13,22 @@ import (
 	"github.com/fastiov/fastiov/invoker/live"
 )
 
-// Watched is what warm calls pay for being watched: of two servers alike, one is scraped every second and has a reader of its live page, the
-// other counts nothing and shows nobody.
+// Watched measures what it costs warm calls to be observed. Of two equal servers, one is scraped
+// every second and has a reader of its live page; the other has no metrics and no reader.
 type Watched struct {
 	Watched bench.Quantiles `json:"watched_cpu_us"`
 	Alone   bench.Quantiles `json:"alone_cpu_us"`
-	Cost    bench.Quantiles `json:"cost_percent"` // what a watched call takes more, by pair
+	// how much more a call of the observed server costs, by pair
+	Cost bench.Quantiles `json:"cost_percent"`
 	failures
 }
 
-// The difference is small beside what the machine's other guests do to one slice, and they change from second to second: so there are many
-// pairs, each short, for each round of other comparisons.
+// The difference is small beside the effect of the machine's other load on one slice, and that load
+// changes from second to second. So there are many short pairs for each round of the other
+// comparisons.
 const (
 	pairs  = 20
-	shorts = 10 // to a slice
+	shorts = 10 // per slice
 )
 
 func (b *Bench) watched(ctx context.Context) (*Watched, error) {
@@ -37,7 +39,9 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 			return nil, err
 		}
 		defer up.stop()
-		both[i] = &contender{server: up, load: load{up.address, connections, http.StatusOK, always(calls[0])}}
+		both[i] = &contender{
+			server: up, load: load{up.address, connections, http.StatusOK, always(calls[0])},
+		}
 	}
 	watched, alone := both[0], both[1]
 	stop, err := watched.watch(ctx)
@@ -45,8 +49,9 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 		return nil, err
 	}
 	defer stop()
-	watched.metrics, alone.metrics = "", "" // the one has none, and the other is scraped enough
-	for _, c := range both {                // both are brought to what they will be
+	// one server has no metrics, and the other is scraped often enough
+	watched.metrics, alone.metrics = "", ""
+	for _, c := range both { // warm both up
 		if _, err := c.load.during(ctx, b.Slice); err != nil {
 			return nil, err
 		}
@@ -55,7 +60,7 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 	for pair := range pairs * b.Rounds {
 		var cpu [2]float64
 		for turn := range both {
-			i := (pair + turn) % 2 // what has become slower meanwhile falls on both
+			i := (pair + turn) % 2 // so that a growing slowness of the machine affects both
 			s, err := both[i].measure(ctx, b.Slice/shorts)
 			if err != nil {
 				return nil, err
@@ -64,18 +69,23 @@ func (b *Bench) watched(ctx context.Context) (*Watched, error) {
 		}
 		cost = append(cost, 100*(cpu[0]/cpu[1]-1))
 		if (pair+1)%pairs == 0 {
-			b.say("watched  pair %d/%d  %.1f µs a call, alone %.1f", pair+1, pairs*b.Rounds, cpu[0], cpu[1])
+			b.say("watched  pair %d/%d  %.1f µs a call, alone %.1f", pair+1, pairs*b.Rounds,
+				cpu[0], cpu[1])
 		}
 	}
-	w := &Watched{Watched: bench.QuantilesOf(watched.cpu), Alone: bench.QuantilesOf(alone.cpu), Cost: bench.QuantilesOf(cost)}
+	w := &Watched{
+		Watched: bench.QuantilesOf(watched.cpu), Alone: bench.QuantilesOf(alone.cpu),
+		Cost: bench.QuantilesOf(cost),
+	}
 	w.count(both...)
 	return w, nil
 }
 
-// watch does to a server what a Prometheus and a browser do, until it is stopped.
+// watch reads from a server as a Prometheus and a browser do, until stop is called.
 func (s *server) watch(ctx context.Context) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	page, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.address+live.Path+"/feed", nil)
+	page, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://"+s.address+live.Path+"/feed", nil)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -95,7 +105,8 @@ func (s *server) watch(ctx context.Context) (stop func(), err error) {
 	var watching sync.WaitGroup
 	metrics := "http://" + s.metrics + "/metrics"
 	watching.Go(func() {
-		for err := error(nil); err == nil; feed, err = http.DefaultClient.Do(page) { // it ends after some minutes, and a browser comes again
+		// the feed ends after some minutes, and a browser opens it again
+		for err := error(nil); err == nil; feed, err = http.DefaultClient.Do(page) {
 			_, _ = io.Copy(io.Discard, feed.Body)
 			feed.Body.Close()
 		}
