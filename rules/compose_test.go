@@ -13,10 +13,12 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// compose is docker-compose.yml with all its profiles, as `docker compose config` reads it: by its own loader, with its own schema.
+// compose returns docker-compose.yml with all its profiles, as `docker compose config` reads it:
+// with Compose's own loader and schema.
 func compose(t *testing.T) *types.Project {
 	t.Helper()
-	options, err := cli.NewProjectOptions([]string{filepath.Join(root, "docker-compose.yml")}, cli.WithProfiles([]string{"*"}), cli.WithResolvedPaths(true))
+	options, err := cli.NewProjectOptions([]string{filepath.Join(root, "docker-compose.yml")},
+		cli.WithProfiles([]string{"*"}), cli.WithResolvedPaths(true))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +29,7 @@ func compose(t *testing.T) *types.Project {
 	return project
 }
 
-// containerVersions are the images that versions.yaml names.
+// containerVersions returns the images that versions.yaml names.
 func containerVersions(t *testing.T) map[string]string {
 	t.Helper()
 	var versions struct{ Containers map[string]string }
@@ -50,11 +52,13 @@ func TestContainersAreOfThePinnedVersions(t *testing.T) {
 		switch {
 		case s.Build == nil:
 			check(name, s.Image)
-		case s.Build.Target == "" || !strings.Contains(read(t, s.Build.Dockerfile), " AS "+s.Build.Target+"\n"):
+		case s.Build.Target == "" || !strings.Contains(read(t, s.Build.Dockerfile),
+			" AS "+s.Build.Target+"\n"):
 			t.Errorf("%s: %s has no stage %q", name, s.Build.Dockerfile, s.Build.Target)
 		}
 	}
-	for _, from := range regexp.MustCompile(`(?m)^FROM (\S+)`).FindAllStringSubmatch(read(t, "Dockerfile"), -1) {
+	for _, from := range regexp.MustCompile(`(?m)^FROM (\S+)`).FindAllStringSubmatch(read(t,
+		"Dockerfile"), -1) {
 		check("Dockerfile", from[1])
 	}
 	for name := range pinned {
@@ -81,7 +85,8 @@ func TestComposeIsForThisMachineOnly(t *testing.T) {
 		}
 		for _, port := range s.Ports {
 			if port.HostIP != "127.0.0.1" {
-				t.Errorf("%s: port %s is on %q; loopback is the default", name, port.Published, port.HostIP)
+				t.Errorf("%s: port %s is on %q; loopback is the default",
+					name, port.Published, port.HostIP)
 			}
 		}
 		for key, value := range s.Environment {
@@ -108,8 +113,8 @@ func TestComposeIsForThisMachineOnly(t *testing.T) {
 	}
 }
 
-// An invoker finds what it promised under its name, which is its host's where it is given none: a
-// container that replaces another has another.
+// An invoker finds its promises under its name, which defaults to its host's name. A container that
+// replaces another one has another host name.
 func TestAnInvokerInAContainerHasAName(t *testing.T) {
 	invokers := 0
 	for name, s := range compose(t).Services {
@@ -117,7 +122,9 @@ func TestAnInvokerInAContainerHasAName(t *testing.T) {
 			continue
 		}
 		invokers++
-		named := func(word string) bool { return strings.HasPrefix(word, "--name=") && word != "--name=" }
+		named := func(word string) bool {
+			return strings.HasPrefix(word, "--name=") && word != "--name="
+		}
 		if !slices.ContainsFunc(s.Command, named) {
 			t.Errorf("%s has no --name", name)
 		}
@@ -127,19 +134,25 @@ func TestAnInvokerInAContainerHasAName(t *testing.T) {
 	}
 }
 
-// What Grafana and Prometheus are told to reach is there under that name, at a port that it serves.
+// Every address that Grafana and Prometheus are given exists under that name, at a port that is
+// served.
 func TestComposePointsAtItself(t *testing.T) {
 	project := compose(t)
 	for _, file := range []string{
-		"dashboards/grafana/provisioning/datasources/fastiov.yml", "dashboards/prometheus/targets-compose.yml", "docker-compose.yml",
+		"dashboards/grafana/provisioning/datasources/fastiov.yml",
+		"dashboards/prometheus/targets-compose.yml", "docker-compose.yml",
 	} {
-		for _, at := range regexp.MustCompile(`(?:https?://|redis://|")([a-z][a-z0-9-]*):(\d{4})\b`).FindAllStringSubmatch(read(t, file), -1) {
+		for _, at := range regexp.MustCompile(
+			`(?:https?://|redis://|")([a-z][a-z0-9-]*):(\d{4})\b`).FindAllStringSubmatch(read(t,
+			file), -1) {
 			s, there := project.Services[at[1]]
 			if !there {
 				t.Errorf("%s: there is no service %s", file, at[1])
 				continue
 			}
-			known := map[string]string{"redis": "6379", "prometheus": "9090", "registry": "5000", "grafana": "3000"}
+			known := map[string]string{
+				"redis": "6379", "prometheus": "9090", "registry": "5000", "grafana": "3000",
+			}
 			if known[at[1]] != at[2] && !strings.Contains(strings.Join(s.Command, " "), ":"+at[2]) {
 				t.Errorf("%s: %s does not serve port %s", file, at[1], at[2])
 			}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The generated files name the protoc that made them; only the same one makes the same files.
+// The generated files name the protoc that made them. Only the same version makes the same files.
 func TestGeneratedCodeIsUpToDate(t *testing.T) {
 	const grpc = "node-agent/api/node_grpc.pb.go"
 	made := regexp.MustCompile(`protoc +v(\S+)`).FindStringSubmatch(read(t, grpc))

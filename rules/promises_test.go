@@ -12,7 +12,8 @@ import (
 	"github.com/fastiov/fastiov/rules/figures"
 )
 
-// A line of SPECIFICATION.md that cites a figure measured on other sources than these says so: "stale", or "unmet".
+// A line of SPECIFICATION.md that cites a figure of other sources than the present ones says so:
+// "stale" or "unmet".
 func TestPromisesCiteCurrentFigures(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(root, "SPECIFICATION.md"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -29,7 +30,8 @@ func TestPromisesCiteCurrentFigures(t *testing.T) {
 			if err != nil {
 				t.Errorf("SPECIFICATION.md cites %s: %v", file, err)
 			} else if !current && !admitted.MatchString(line) {
-				t.Errorf("SPECIFICATION.md cites %s, measured on other sources: measure again (make test ONLY=full/benches) or mark the promise stale", file)
+				t.Errorf(
+					"SPECIFICATION.md cites %s, measured on other sources: measure again (make test ONLY=full/benches) or mark the promise stale", file)
 			}
 		}
 	}

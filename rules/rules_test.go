@@ -27,11 +27,14 @@ type pkg struct {
 	Imports, TestImports, XTestImports, Deps []string
 }
 
-// short is the import path without the module's.
-func (p pkg) short() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
+// short returns the import path without the module's.
+func (p pkg) short() string {
+	return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+}
 
 var packages = sync.OnceValues(func() ([]pkg, error) {
-	list := exec.Command("go", "list", "-e", "-json=ImportPath,Name,Doc,Imports,TestImports,XTestImports,Deps", "./...")
+	list := exec.Command("go", "list", "-e",
+		"-json=ImportPath,Name,Doc,Imports,TestImports,XTestImports,Deps", "./...")
 	list.Dir = root
 	out, err := list.Output()
 	if err != nil {
@@ -60,7 +63,8 @@ func eachPackage(t *testing.T, check func(p pkg)) {
 	}
 }
 
-// sources calls visit with every file of the repository that someone wrote, by its path from the root.
+// sources calls visit with every file of the repository that is not generated, by its path from the
+// root.
 func sources(t *testing.T, visit func(path string)) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -68,7 +72,8 @@ func sources(t *testing.T, visit func(path string)) {
 			return err
 		}
 		switch name := entry.Name(); {
-		case entry.IsDir() && slices.Contains([]string{".git", "bin", "node_modules", "testdata", "__pycache__"}, name):
+		case entry.IsDir() && slices.Contains([]string{".git", "bin", "node_modules", "testdata",
+			"__pycache__"}, name):
 			return fs.SkipDir
 		case entry.Type().IsRegular() && !strings.HasSuffix(name, ".pb.go"):
 			visit(strings.TrimPrefix(path, root+"/"))
@@ -123,8 +128,8 @@ func TestNoReplaceInGoMod(t *testing.T) {
 	}
 }
 
-// Four floors: e2e and cmd over command, that over invoker, bench and dashboards, those over
-// node-agent and testbed. An arrow that is not listed here is free.
+// Four floors: e2e and cmd over command, command over invoker, bench and dashboards, these over
+// node-agent and testbed. Imports that are not listed here are free.
 var barred = []struct{ from, to, except string }{
 	{"node-agent", "invoker", ""},
 	{"node-agent", "bench", ""},
@@ -140,8 +145,8 @@ var barred = []struct{ from, to, except string }{
 	{"cmd", "", "command"},
 }
 
-// Rooms with few importers, which are listed: tests that run the product are nobody's library, and
-// what the command does is not for those below it.
+// Rooms that only the listed folders may import: nothing uses tests that run the product, and
+// nothing below the command uses it.
 var importers = map[string][]string{
 	"cmd":     nil,
 	"e2e":     nil,
@@ -157,14 +162,16 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 			to, ours := strings.CutPrefix(imported, module+"/")
 			for _, bar := range barred {
-				if ours && within(p.short(), bar.from) && within(to, bar.to) && (bar.except == "" || !within(to, bar.except)) {
+				if ours && within(p.short(), bar.from) && within(to, bar.to) && (bar.except == "" ||
+					!within(to, bar.except)) {
 					barred := cmp.Or(bar.to, "anything but "+bar.except)
 					t.Errorf("%s imports %s: %s may not see %s", p.short(), to, bar.from, barred)
 				}
 			}
 			for room, allowed := range importers {
 				inside := func(room string) bool { return within(p.short(), room) }
-				if ours && within(to, room) && !inside(room) && !slices.ContainsFunc(allowed, inside) {
+				if ours && within(to, room) && !inside(room) &&
+					!slices.ContainsFunc(allowed, inside) {
 					by := strings.Join(append(slices.Clone(allowed), "nothing else"), ", ")
 					t.Errorf("%s imports %s: %s is imported by %s", p.short(), to, room, by)
 				}
@@ -173,10 +180,10 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 	})
 }
 
-// A wing is an API of the invoker. Wings are equals, and what they have in common knows none of them.
+// A wing is an API of the invoker. Wings are equals, and their common rooms import none of them.
 var wings = []string{"invoker/openwhisk"}
 
-// TestOnlyWhatIsAboveKnowsAWing: its packages are imported by itself and by those who put the product
+// A wing's packages are imported by the wing itself and by the folders that put the product
 // together, measure it or show it. Within a wing, no room imports the API above it.
 func TestOnlyWhatIsAboveKnowsAWing(t *testing.T) {
 	above := []string{"command", "e2e", "bench", "dashboards", "examples"}
@@ -185,10 +192,12 @@ func TestOnlyWhatIsAboveKnowsAWing(t *testing.T) {
 			to, _ := strings.CutPrefix(imported, module+"/")
 			for _, wing := range wings {
 				inside := within(p.short(), wing)
-				isAbove := slices.ContainsFunc(above, func(folder string) bool { return within(p.short(), folder) })
+				isAbove := slices.ContainsFunc(above,
+					func(folder string) bool { return within(p.short(), folder) })
 				switch {
 				case within(to, wing) && !inside && !isAbove:
-					t.Errorf("%s imports %s: only %s may see what is in %s", p.short(), to, strings.Join(above, ", "), wing)
+					t.Errorf("%s imports %s: only %s may see what is in %s",
+						p.short(), to, strings.Join(above, ", "), wing)
 				case to == wing && inside && p.short() != wing:
 					t.Errorf("%s imports %s, which is above it", p.short(), to)
 				}
@@ -197,7 +206,7 @@ func TestOnlyWhatIsAboveKnowsAWing(t *testing.T) {
 	})
 }
 
-// TestNoProgramLinksTesting, which brings flags and a way to tell a test from the product.
+// The package testing brings flags and a way to tell a test from the product.
 func TestNoProgramLinksTesting(t *testing.T) {
 	imports := map[string]bool{}
 	eachPackage(t, func(p pkg) { imports[p.ImportPath] = slices.Contains(p.Imports, "testing") })
@@ -205,12 +214,15 @@ func TestNoProgramLinksTesting(t *testing.T) {
 		if p.Name != "main" || !slices.Contains(p.Deps, "testing") {
 			return
 		}
-		by := slices.DeleteFunc(slices.Clone(p.Deps), func(dep string) bool { return !imports[dep] })
-		t.Errorf("%s links testing, by %q: put what tests alone need into a package of its own", p.short(), by)
+		by := slices.DeleteFunc(slices.Clone(p.Deps),
+			func(dep string) bool { return !imports[dep] })
+		t.Errorf("%s links testing, by %q: put what tests alone need into a package of its own",
+			p.short(), by)
 	})
 }
 
-// Who may start processes, and which. Nothing else may: an exec on the cold-start path is what makes its tail.
+// The packages that may start processes, and which processes. No other package may: an exec on the
+// cold-start path causes its tail.
 var starters = map[string]string{
 	"command":                 "itself, to go on in the background",
 	"bench":                   "itself, to hold VFs",
@@ -236,7 +248,8 @@ var starters = map[string]string{
 func TestOnlyStartersStartProcesses(t *testing.T) {
 	eachPackage(t, func(p pkg) {
 		if _, allowed := starters[p.short()]; !allowed && slices.Contains(p.Imports, "os/exec") {
-			t.Errorf("%s imports os/exec: only %s may start processes", p.short(), strings.Join(sortedKeys(starters), ", "))
+			t.Errorf("%s imports os/exec: only %s may start processes",
+				p.short(), strings.Join(sortedKeys(starters), ", "))
 		}
 	})
 }
@@ -250,7 +263,7 @@ func sortedKeys(m map[string]string) []string {
 	return keys
 }
 
-// TestNothingIsSkippedInCI: a test that lacks something installable is no pass there.
+// In CI, a test may not be skipped because something installable is missing.
 func TestNothingIsSkippedInCI(t *testing.T) {
 	bare := regexp.MustCompile(`\.Skip\(err\)`)
 	sources(t, func(path string) {

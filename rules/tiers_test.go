@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// All that `make test` runs fits its budget, whatever the caches hold, but for tiers with a record.
+// All that `make test` runs fits its budget, whatever the caches hold, except tiers with a record.
 func TestTheTiersOfMakeTestFitItsBudget(t *testing.T) {
 	script := read(t, ".ci/tiers")
 	budget := regexp.MustCompile(`FASTIOV_BUDGET:-(\d+)`).FindStringSubmatch(script)[1]
@@ -27,21 +27,23 @@ func TestTheTiersOfMakeTestFitItsBudget(t *testing.T) {
 	sum := 0
 	for name := range strings.FieldsSeq(only[1]) {
 		tier, recorded := strings.CutSuffix(name, "?")
-		worst := regexp.MustCompile(`(?m)^MINUTES=(\d+)$`).FindStringSubmatch(read(t, ".ci/tier/"+tier))
+		worst := regexp.MustCompile(`(?m)^MINUTES=(\d+)$`).FindStringSubmatch(read(t,
+			".ci/tier/"+tier))
 		if worst == nil {
 			t.Fatalf(".ci/tier/%s has no worst case", tier)
 		}
 		minutes, _ := strconv.Atoi(worst[1])
-		if !recorded { // such a one is left out, aloud, where it does not fit
+		if !recorded { // a tier with a record is left out, with a message, if it does not fit
 			sum += minutes
 		}
 	}
-	if sum >= most { // what the tiers do between them takes seconds
+	if sum >= most { // the work between the tiers takes seconds
 		t.Errorf("the tiers of make test may take %d minutes together, the budget is %d", sum, most)
 	}
 }
 
-// tiers runs the script with tiers of the test's own, each worth so many minutes of the budget.
+// tiers runs the script with the test's own tiers, each of which takes so many minutes of the
+// budget.
 func tiers(t *testing.T, budget int, own map[string]string, names string) (out string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -108,7 +110,8 @@ func TestATierThatFindsNoTestsFails(t *testing.T) {
 	}
 }
 
-// A fuzzer that finds an input fails its step; one whose time ends while it minimizes does not.
+// A fuzzer that finds an input fails its step. A fuzzer whose time ends while it minimizes does
+// not.
 func TestWhatAFuzzerFindsFailsItsStep(t *testing.T) {
 	for said, want := range map[string]string{
 		"echo '--- PASS: FuzzX'":                                "1 passed, 0 failed",
@@ -129,8 +132,8 @@ func TestWhatAFuzzerFindsFailsItsStep(t *testing.T) {
 	}
 }
 
-// A tier with a question mark is left out, aloud, while its record holds; without one it runs. Its
-// record counts tests, not steps.
+// A tier with a question mark is left out, with a message, while its record holds; without a record
+// it runs. Its record counts tests, not steps.
 func TestATierIsLeftOutByItsRecord(t *testing.T) {
 	for _, c := range []struct{ holds, name, want string }{
 		{"yes", "slow?", "LEFT OUT: slow, by its record: -tags=T ./rules/record -holds .ci/records/slow.json"},
@@ -152,7 +155,7 @@ func TestATierIsLeftOutByItsRecord(t *testing.T) {
 	}
 }
 
-// Tiers choose tests by package and build tag: a test that is renamed is run all the same.
+// Tiers choose tests by package and build tag, so a renamed test still runs.
 func TestTiersNameNoTests(t *testing.T) {
 	names := regexp.MustCompile(`-run[ =]'?\^?\w`)
 	sources(t, func(path string) {

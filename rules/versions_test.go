@@ -13,7 +13,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// A version pinned in versions.yaml is read from there: no other source may repeat it.
+// A version that is pinned in versions.yaml is read from there: no other source may repeat it.
 func TestVersionsStandInOnePlace(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(root, "versions.yaml"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -30,19 +30,22 @@ func TestVersionsStandInOnePlace(t *testing.T) {
 	code := []string{".go", ".sh", ".py", ".js", ".c", ".h"}
 	sources(t, func(path string) {
 		script := strings.HasPrefix(path, ".ci/") || filepath.Base(path) == "Makefile"
-		if !script && !slices.Contains(code, filepath.Ext(path)) || strings.HasSuffix(path, "_test.go") {
+		if !script && !slices.Contains(code, filepath.Ext(path)) ||
+			strings.HasSuffix(path, "_test.go") {
 			return
 		}
 		text := read(t, path)
 		for _, pin := range pins {
-			if regexp.MustCompile(`(^|[^\w.])` + regexp.QuoteMeta(pin) + `($|[^\w.])`).MatchString(text) {
+			if regexp.MustCompile(`(^|[^\w.])` +
+				regexp.QuoteMeta(pin) + `($|[^\w.])`).MatchString(text) {
 				t.Errorf("%s names the version %s; read it from versions.yaml", path, pin)
 			}
 		}
 	})
 }
 
-// pinned lists the scalars that are versions: numbers with at least two dots, or Debian's with a revision.
+// pinned returns the scalars that are versions: numbers with at least two dots, or Debian's with a
+// revision.
 func pinned(node *yaml.Node) []string {
 	if node.Kind == yaml.ScalarNode {
 		if regexp.MustCompile(`^v?(\d+:)?\d+\.\d+(\.\d+|[+~-])\S*$`).MatchString(node.Value) {
