@@ -1,12 +1,12 @@
-// Package figures ties a measured figure to the sources it was measured on.
+// Package figures ties a measured figure to the sources on which it was measured.
 //
-// A figure file is JSON: {"inputs": {"paths": […], "sha256": "…"}, "figures": whatever the bench
-// printed}. The hash covers every source file under the paths; excepted are tests, packages that only
-// tests use (their names end with test), prose and the figures themselves. Once it differs the figure
+// A figure file is JSON: {"inputs": {"paths": […], "sha256": "…"}, "figures": the bench's output}.
+// The hash covers every source file under the paths, except tests, packages that only tests use
+// (their names end with test), prose and the figures themselves. Once the hash differs, the figure
 // is stale and no promise may rest on it.
 //
-// Go counts by its syntax: a comment, the shape of a line, the name of a package and the folder it
-// lies in leave the hash as it is.
+// Go counts by its syntax: comments, line breaks, the package's name and its folder do not change
+// the hash.
 package figures
 
 import (
@@ -27,7 +27,8 @@ import (
 	"strings"
 )
 
-// Inputs names the files or folders that were measured, relative to the repository's root, and the hash they had.
+// Inputs names the measured files or folders, relative to the repository's root, and the hash they
+// had.
 type Inputs struct {
 	Paths  []string `json:"paths"`
 	SHA256 string   `json:"sha256"`
@@ -40,7 +41,7 @@ type File struct {
 }
 
 // Hash returns the hash of the sources under paths. A path that does not exist counts as an empty
-// folder, so that a package may go.
+// folder, so that a package may be removed.
 func Hash(root string, paths []string) (string, error) {
 	var files []string
 	for _, path := range paths {
@@ -63,18 +64,20 @@ func Hash(root string, paths []string) (string, error) {
 			return "", err
 		}
 	}
-	slices.Sort(files) // where they lie does not count
+	slices.Sort(files) // their folders do not count
 	sum := sha256.Sum256([]byte(strings.Join(files, "\n")))
 	return hex.EncodeToString(sum[:]), nil
 }
 
 func isSource(name string) bool {
 	base := filepath.Base(name)
-	return !strings.HasSuffix(base, "_test.go") && !strings.HasSuffix(base, ".md") && !strings.HasPrefix(base, ".") &&
-		!strings.Contains(name, "/figures/") && !strings.Contains(name, "/testdata/") && !strings.Contains(name, "/__pycache__/")
+	return !strings.HasSuffix(base, "_test.go") && !strings.HasSuffix(base, ".md") &&
+		!strings.HasPrefix(base, ".") &&
+		!strings.Contains(name, "/figures/") && !strings.Contains(name, "/testdata/") &&
+		!strings.Contains(name, "/__pycache__/")
 }
 
-// digest returns a file's name without its folder, and the hash of what it says.
+// digest returns a file's name without its folder, and the hash of its content.
 func digest(name string) (string, error) {
 	content, err := os.ReadFile(name)
 	if err == nil && filepath.Ext(name) == ".go" {
@@ -83,8 +86,8 @@ func digest(name string) (string, error) {
 	return fmt.Sprintf("%s %x", filepath.Base(name), sha256.Sum256(content)), err
 }
 
-// syntax returns what the compiler sees of a Go file: its directives and its syntax tree, without the
-// package's name and what it imports from this module.
+// syntax returns what the compiler sees of a Go file: its directives and its syntax tree, without
+// the package's name and the imports of this module.
 func syntax(name string, content []byte) ([]byte, error) {
 	file, err := parser.ParseFile(token.NewFileSet(), name, content,
 		parser.ParseComments|parser.SkipObjectResolution)
@@ -109,7 +112,7 @@ func syntax(name string, content []byte) ([]byte, error) {
 		})
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
-		switch n := n.(type) { // of these positions it counts whether they are there
+		switch n := n.(type) { // for these positions it counts whether they are set
 		case *ast.CallExpr:
 			n.Ellipsis = min(n.Ellipsis, 1)
 		case *ast.Ellipsis:
@@ -131,7 +134,7 @@ func syntax(name string, content []byte) ([]byte, error) {
 	return seen.Bytes(), err
 }
 
-// Current reports whether the figure file's inputs are still what they were.
+// Current reports whether the figure file's inputs are unchanged.
 func Current(root, file string) (bool, error) {
 	content, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {

@@ -27,7 +27,9 @@ func TestCurrentFollowsTheSources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	content, err := json.Marshal(File{Inputs: Inputs{Paths: paths, SHA256: hash}, Figures: json.RawMessage(`{}`)})
+	content, err := json.Marshal(File{
+		Inputs: Inputs{Paths: paths, SHA256: hash}, Figures: json.RawMessage(`{}`),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +52,8 @@ func TestCurrentFollowsTheSources(t *testing.T) {
 		write(t, root, change.name, change.content)
 		current, err := Current(root, "f.json")
 		if err != nil || current != change.current {
-			t.Errorf("after writing %s: current = %v, %v; want %v", change.name, current, err, change.current)
+			t.Errorf("after writing %s: current = %v, %v; want %v",
+				change.name, current, err, change.current)
 		}
 	}
 }
@@ -66,7 +69,8 @@ func TestCurrentRefusesWhatIsNoFigure(t *testing.T) {
 	}
 }
 
-// What the compiler does not see of a file, and where it lies, leave a figure current; all else does not.
+// A change that the compiler does not see, and a move, leave a figure current; any other change
+// does not.
 func TestGoCountsByItsSyntax(t *testing.T) {
 	const source = `package a
 
