@@ -1,7 +1,7 @@
-// Command record keeps what a slow test tier has shown: how many tests passed, and the hash of all
-// that they depend on. While that hash holds, the tier may be left out.
+// Command record keeps the result of a slow test tier: how many tests passed, and the hash of
+// everything that they depend on. While that hash holds, the tier may be left out.
 //
-//	record RECORD TESTS MINUTES PACKAGE…   write RECORD; refused where a former run had more tests
+//	record RECORD TESTS MINUTES PACKAGE…   write RECORD; refused if a former run had more tests
 //	record -holds RECORD PACKAGE…          say whether RECORD holds; exit 0 if it does
 //
 // It runs in the repository's root.
@@ -23,7 +23,7 @@ import (
 	"time"
 )
 
-// besides returns what the tests of a tier depend on, beside their packages.
+// besides returns what the tests of a tier depend on, besides their packages.
 func besides(record string) []string {
 	tier := strings.TrimSuffix(filepath.Base(record), ".json")
 	return []string{"go.mod", "go.sum", "versions.yaml", ".ci/tier/" + tier}
@@ -59,7 +59,8 @@ func run(args []string) (said string, err error) {
 		}
 		return write(args[0], tests, minutes, args[3:])
 	}
-	return "", errors.New("usage: record RECORD TESTS MINUTES PACKAGE… or record -holds RECORD PACKAGE…")
+	return "",
+		errors.New("usage: record RECORD TESTS MINUTES PACKAGE… or record -holds RECORD PACKAGE…")
 }
 
 func read(file string) (r Record, err error) {
@@ -96,8 +97,9 @@ func write(file string, tests, minutes int, packages []string) (said string, err
 		return "", err
 	}
 	if tests < former.Tests {
-		return "", fmt.Errorf("%d tests ran, and %s has %d; delete it if tests were taken out on purpose",
-			tests, file, former.Tests)
+		return "",
+			fmt.Errorf("%d tests ran, and %s has %d; delete it if tests were taken out on purpose",
+				tests, file, former.Tests)
 	}
 	slices.Sort(packages)
 	r := Record{time.Now().UTC().Format(time.DateOnly), tests, minutes, packages, ""}
@@ -114,8 +116,8 @@ func write(file string, tests, minutes int, packages []string) (said string, err
 	return file + " is written", os.WriteFile(file, append(content, '\n'), 0o644)
 }
 
-// hash covers each file in the folders of the packages, of what they import and of what their tests
-// import, but for prose: more than the tests depend on, and nothing less.
+// hash covers each file, except prose, in the folders of the packages, of their imports and of
+// their tests' imports. That is more than the tests depend on, and never less.
 func hash(record string, packages []string) (string, error) {
 	const ours = "{{if .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}"
 	list := append([]string{"list", "-deps", "-test", "-f", ours}, packages...)
@@ -150,8 +152,8 @@ func hash(record string, packages []string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// filesOf lists the files of a package's folder and of those below it: a program that a test builds
-// lies there, and what is embedded. Of the root it lists the folder's own.
+// filesOf lists the files of a package's folder and of the folders below it, which contain embedded
+// files and programs that a test builds. For the root it lists only the root folder's own files.
 func filesOf(root, dir string) (files []string, err error) {
 	err = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
 		switch {
