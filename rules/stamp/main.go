@@ -1,7 +1,8 @@
-// Command stamp keeps a bench's JSON, read from standard input, as a figure file that names the sources it was measured on.
+// Command stamp reads a bench's JSON from standard input and writes it as a figure file that names
+// the measured sources.
 //
 //	stamp FIGURE PATH…      write FIGURE
-//	stamp -current FIGURE   exit 0 if FIGURE was measured on the sources as they are
+//	stamp -current FIGURE   exit 0 if FIGURE was measured on the present sources
 package main
 
 import (
@@ -22,7 +23,8 @@ func main() {
 		return
 	}
 	if len(os.Args) < 3 {
-		fail(fmt.Errorf("usage: stamp FIGURE PATH… or stamp -current FIGURE, in the repository's root"))
+		fail(fmt.Errorf(
+			"usage: stamp FIGURE PATH… or stamp -current FIGURE, in the repository's root"))
 	}
 	if err := stamp(os.Stdin, os.Args[1], os.Args[2:]); err != nil {
 		fail(err)
