@@ -72,8 +72,8 @@ func sources(t *testing.T, visit func(path string)) {
 			return err
 		}
 		switch name := entry.Name(); {
-		case entry.IsDir() && slices.Contains([]string{".git", "bin", "node_modules", "testdata",
-			"__pycache__"}, name):
+		case entry.IsDir() && slices.Contains(
+			[]string{".git", "bin", "node_modules", "testdata", "__pycache__"}, name):
 			return fs.SkipDir
 		case entry.Type().IsRegular() && !strings.HasSuffix(name, ".pb.go"):
 			visit(strings.TrimPrefix(path, root+"/"))
@@ -162,8 +162,8 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 			to, ours := strings.CutPrefix(imported, module+"/")
 			for _, bar := range barred {
-				if ours && within(p.short(), bar.from) && within(to, bar.to) && (bar.except == "" ||
-					!within(to, bar.except)) {
+				if ours && within(p.short(), bar.from) && within(to, bar.to) &&
+					(bar.except == "" || !within(to, bar.except)) {
 					barred := cmp.Or(bar.to, "anything but "+bar.except)
 					t.Errorf("%s imports %s: %s may not see %s", p.short(), to, bar.from, barred)
 				}
