@@ -1,14 +1,18 @@
-// Package kprobe sees what the kernel does to a VF on behalf of a VMM: opening it, mapping memory for its DMA, resetting it.
+// Package kprobe observes what the kernel does to a VF for a VMM: opening it, mapping memory for
+// its DMA, resetting it.
 //
-// Two small eBPF programs sit on the entry and the exit of the kernel functions in targets. Entry notes the time under (thread,
-// kind); exit turns that into an event in a ring buffer. The reader hands events to whoever watches the process. So the stages inside
-// a VMM are measured where they happen, for any VMM, and cost nothing where nobody does VFIO.
+// Two small eBPF programs are attached to the entry and the exit of the kernel functions in
+// targets. The entry program stores the time under (thread, kind); the exit program turns that into
+// an event in a ring buffer. The reader gives each event to the Watch of its process. So the stages
+// inside a VMM are measured where they happen, for any VMM, at no cost to processes that do not use
+// VFIO.
 //
-// Functions of kernels and modules with BTF are hooked by fentry and fexit, which have no limit on calls in progress: two hundred VFs may
-// be inside their reset at once. Elsewhere kprobe and kretprobe serve, which miss exits beyond max(10, 2 × CPUs) calls in progress;
-// a call whose exit is missed leaves no event.
+// If the kernel or the module has BTF, its functions are hooked by fentry and fexit. These have no
+// limit on calls in progress: two hundred VFs may be in a reset at once. Otherwise kprobe and
+// kretprobe are used. They miss exits beyond max(10, 2 × CPUs) calls in progress, and a call whose
+// exit is missed leaves no event.
 //
-// A nil *Probe is one that sees nothing, for hosts where eBPF is not to be had.
+// A nil *Probe observes nothing. It is for hosts without eBPF.
 package kprobe
 
 import (
@@ -28,14 +32,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Kind says what was done.
+// A Kind is a kind of call.
 type Kind uint32
 
 const (
 	Opening   Kind = iota + 1 // a VF was opened: by its group, or bound to an iommufd
 	Mapping                   // memory was mapped for DMA
-	Resetting                 // a PCI function was reset, by whichever method
-	mastering                 // a VF became a bus master after it had waited for that, which only fastiov's kernel has it do
+	Resetting                 // a PCI function was reset, by any method
+	// a VF became a bus master after it had waited for that; only fastiov's kernel makes it wait
+	mastering
 )
 
 // An Event is one finished call.
@@ -47,14 +52,14 @@ type Event struct {
 	BDF   string // of a Resetting: the function that was reset
 }
 
-// A Probe is the programs in the kernel and the goroutine that reads what they report.
+// A Probe holds the programs in the kernel and the goroutine that reads their reports.
 type Probe struct {
 	closers []io.Closer
 	reader  *ringbuf.Reader
 	reading sync.WaitGroup
 
 	flushing sync.Mutex
-	flushed  chan struct{} // the reader has handed out all that was reported before it was flushed
+	flushed  chan struct{} // the reader has handed out all reports from before the flush
 
 	mu      sync.Mutex
 	watches map[uint32]*Watch
@@ -62,11 +67,15 @@ type Probe struct {
 	waited  map[string]time.Duration // by VF
 }
 
-// Open puts the programs into the kernel. An error says why that cannot be; its caller can do without.
+// Open loads the programs into the kernel. An error says why that is impossible; the caller can do
+// without a Probe.
 func Open() (*Probe, error) { return open(targets) }
 
 func open(targets []target) (*Probe, error) {
-	p := &Probe{flushed: make(chan struct{}), watches: map[uint32]*Watch{}, resets: map[string]uint64{}, waited: map[string]time.Duration{}}
+	p := &Probe{
+		flushed: make(chan struct{}), watches: map[uint32]*Watch{}, resets: map[string]uint64{},
+		waited: map[string]time.Duration{},
+	}
 	if err := p.load(targets); err != nil {
 		p.release()
 		return nil, fmt.Errorf("kernel probe: %w", err)
@@ -76,12 +85,16 @@ func open(targets []target) (*Probe, error) {
 }
 
 func (p *Probe) load(targets []target) error {
-	begun, err := ebpf.NewMap(&ebpf.MapSpec{Name: "fastiov_begun", Type: ebpf.Hash, KeySize: 16, ValueSize: 16, MaxEntries: 16 << 10})
+	begun, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "fastiov_begun", Type: ebpf.Hash, KeySize: 16, ValueSize: 16, MaxEntries: 16 << 10,
+	})
 	if err != nil {
 		return err
 	}
 	p.closers = append(p.closers, begun)
-	events, err := ebpf.NewMap(&ebpf.MapSpec{Name: "fastiov_events", Type: ebpf.RingBuf, MaxEntries: 1 << 20})
+	events, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "fastiov_events", Type: ebpf.RingBuf, MaxEntries: 1 << 20,
+	})
 	if err != nil {
 		return err
 	}
@@ -93,7 +106,7 @@ func (p *Probe) load(targets []target) error {
 		switch {
 		case err == nil:
 			hooked = true
-		case errors.Is(err, fs.ErrNotExist): // not in this kernel
+		case errors.Is(err, fs.ErrNotExist): // this kernel does not have the function
 			missing = fmt.Errorf("%w; %w", missing, err)
 		default:
 			return fmt.Errorf("%s: %w", t.function, err)
@@ -107,7 +120,7 @@ func (p *Probe) load(targets []target) error {
 	return err
 }
 
-// hook puts both programs on one function, by BTF if it has it.
+// hook attaches both programs to one function, by BTF if the function has it.
 func (p *Probe) hook(t target, begun, events *ebpf.Map) error {
 	err := p.trace(t, begun, events)
 	if err == nil {
@@ -124,8 +137,12 @@ func (p *Probe) trace(t target, begun, events *ebpf.Map) error {
 	for _, h := range []struct {
 		at   ebpf.AttachType
 		code program
-	}{{ebpf.AttachTraceFEntry, entry(t, fentryArguments, begun)}, {ebpf.AttachTraceFExit, exit(t, begun, events)}} {
-		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "fastiov", Type: ebpf.Tracing, AttachType: h.at, AttachTo: t.function, Instructions: h.code, License: license})
+	}{{ebpf.AttachTraceFEntry, entry(t, fentryArguments, begun)},
+		{ebpf.AttachTraceFExit, exit(t, begun, events)}} {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "fastiov", Type: ebpf.Tracing, AttachType: h.at, AttachTo: t.function,
+			Instructions: h.code, License: license,
+		})
 		if err != nil {
 			return errors.Join(err, closeAll(hooked))
 		}
@@ -146,7 +163,9 @@ func (p *Probe) kprobe(t target, begun, events *ebpf.Map) error {
 		attach func(string, *ebpf.Program, *link.KprobeOptions) (link.Link, error)
 		code   program
 	}{{link.Kprobe, entry(t, kprobeArguments, begun)}, {link.Kretprobe, exit(t, begun, events)}} {
-		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "fastiov", Type: ebpf.Kprobe, Instructions: h.code, License: license})
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "fastiov", Type: ebpf.Kprobe, Instructions: h.code, License: license,
+		})
 		if err != nil {
 			return errors.Join(err, closeAll(hooked))
 		}
@@ -161,9 +180,12 @@ func (p *Probe) kprobe(t target, begun, events *ebpf.Map) error {
 	return nil
 }
 
-// mastered hooks the event of fastiov's kernel. Where there is none nobody waits.
+// mastered attaches to the event of fastiov's kernel. Under a kernel without that event, no VF
+// waits.
 func (p *Probe) mastered(events *ebpf.Map) {
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "fastiov", Type: ebpf.TracePoint, Instructions: masterEvent(events), License: license})
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "fastiov", Type: ebpf.TracePoint, Instructions: masterEvent(events), License: license,
+	})
 	if err != nil {
 		return
 	}
@@ -180,7 +202,7 @@ func closeAll(closers []io.Closer) (err error) {
 	return err
 }
 
-// Close takes the programs out of the kernel.
+// Close removes the programs from the kernel.
 func (p *Probe) Close() {
 	if p != nil {
 		p.release()
@@ -210,7 +232,7 @@ func (p *Probe) read() {
 	}
 }
 
-// A report is an event as the exit program writes it.
+// A report is an event in the exit program's format.
 type report struct {
 	Begin, End uint64 // CLOCK_MONOTONIC
 	TGID       uint32
@@ -224,7 +246,10 @@ func (p *Probe) hand(sample []byte) {
 		return
 	}
 	now, mono := bothClocks()
-	e := Event{Kind: r.Kind, Begin: now.Add(time.Duration(int64(r.Begin) - mono)), End: now.Add(time.Duration(int64(r.End) - mono))}
+	e := Event{
+		Kind: r.Kind, Begin: now.Add(time.Duration(int64(r.Begin) - mono)),
+		End: now.Add(time.Duration(int64(r.End) - mono)),
+	}
 	switch r.Kind {
 	case Mapping:
 		e.Bytes = r.Detail
@@ -244,8 +269,9 @@ func (p *Probe) hand(sample []byte) {
 	}
 }
 
-// bothClocks reads Go's clock and the kernel's for the same moment. Whoever loses the CPU between the two readings would shift an event
-// by a time slice, so of a few tries the closest counts.
+// bothClocks reads Go's clock and the kernel's for the same moment. If the thread loses the CPU
+// between the two readings, an event would be shifted by a time slice, so the closest of several
+// pairs counts.
 func bothClocks() (now time.Time, mono int64) {
 	const near = 20 * time.Microsecond
 	for closest, try := time.Duration(math.MaxInt64), 0; try < 8 && closest > near; try++ {
@@ -264,7 +290,7 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// Resets counts, since Open, the resets of each PCI function, whoever asked for them.
+// Resets returns the number of resets of each PCI function since Open, whoever asked for them.
 func (p *Probe) Resets() map[string]uint64 {
 	counts := map[string]uint64{}
 	if p == nil {
@@ -279,7 +305,7 @@ func (p *Probe) Resets() map[string]uint64 {
 	return counts
 }
 
-// Waited is how long a VF waited to become a bus master, if it has since this was last asked.
+// Waited returns how long a VF waited to become a bus master, if it has waited since the last call.
 func (p *Probe) Waited(bdf string) time.Duration {
 	if p == nil {
 		return 0
@@ -292,7 +318,7 @@ func (p *Probe) Waited(bdf string) time.Duration {
 	return waited
 }
 
-// flush returns when all that the kernel has reported until now has been handed out.
+// flush returns when all earlier reports of the kernel have been handed out.
 func (p *Probe) flush() {
 	p.flushing.Lock()
 	defer p.flushing.Unlock()
@@ -320,7 +346,7 @@ func (p *Probe) Watch(pid int) *Watch {
 	return w
 }
 
-// Events are the calls that have finished until now, in the order of their ends.
+// Events returns the calls that have finished so far, in the order of their ends.
 func (w *Watch) Events() []Event {
 	if w == nil {
 		return nil

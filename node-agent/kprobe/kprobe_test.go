@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// TestOnAKernelThatTraces goes into a testbed: not every machine lets its kernel be hooked.
+// TestOnAKernelThatTraces runs in a testbed, since not every machine allows hooks in its kernel.
 func TestOnAKernelThatTraces(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
@@ -32,9 +32,10 @@ func TestOnAKernelThatTraces(t *testing.T) {
 	})
 }
 
-// standIn is an ioctl that any process can make, seen through the same programs as VFIO's: SIOCGIFINDEX of a socket, with a size read
-// from where its argument points.
-var standIn = []target{{function: "sock_ioctl", command: unix.SIOCGIFINDEX, kind: Mapping, detail: size, offset: 24}}
+// standIn is an ioctl that any process can make: SIOCGIFINDEX of a socket, with a size that is read
+// from its argument's struct. The same programs observe it as VFIO's.
+var standIn = []target{{function: "sock_ioctl", command: unix.SIOCGIFINDEX, kind: Mapping,
+	detail: size, offset: 24}}
 
 func mustOpen(t *testing.T, targets []target) *Probe {
 	t.Helper()
@@ -65,15 +66,16 @@ func aCallIsSeenWithTimesAndSize(t *testing.T) {
 	copy(argument[:], "lo")
 	argument[24], argument[26] = 0x34, 0x12
 	call(t, unix.SIOCGIFINDEX, &argument)
-	call(t, unix.SIOCGIFFLAGS, &argument) // another command: not seen
+	call(t, unix.SIOCGIFFLAGS, &argument) // another command, which is not observed
 	after := time.Now()
 	events := w.Events()
 	if len(events) != 1 {
 		t.Fatalf("%d events, want 1: %+v", len(events), events)
 	}
-	const slack = time.Millisecond // between reading the two clocks
+	const slack = time.Millisecond // between the readings of the two clocks
 	e := events[0]
-	if e.Kind != Mapping || e.Bytes != 0x120034 || e.Begin.Before(before.Add(-slack)) || e.End.Before(e.Begin) || e.End.After(after.Add(slack)) {
+	if e.Kind != Mapping || e.Bytes != 0x120034 || e.Begin.Before(before.Add(-slack)) ||
+		e.End.Before(e.Begin) || e.End.After(after.Add(slack)) {
 		t.Errorf("%+v, want a mapping of 0x120034 bytes between %v and %v", e, before, after)
 	}
 }
@@ -115,7 +117,9 @@ func otherProcessesAreNotSeen(t *testing.T) {
 }
 
 func theVerifierTakesThePrograms(t *testing.T) {
-	begun, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: 16, MaxEntries: 1})
+	begun, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Hash, KeySize: 16, ValueSize: 16, MaxEntries: 1,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,14 +129,20 @@ func theVerifierTakesThePrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer events.Close()
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.TracePoint, Instructions: masterEvent(events), License: license})
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.TracePoint, Instructions: masterEvent(events), License: license,
+	})
 	if err != nil {
 		t.Fatalf("master: %+v", err)
 	}
 	prog.Close()
 	for _, target := range targets {
-		for name, code := range map[string]program{"entry": entry(target, kprobeArguments, begun), "exit": exit(target, begun, events)} {
-			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Kprobe, Instructions: code, License: license})
+		for name, code := range map[string]program{
+			"entry": entry(target, kprobeArguments, begun), "exit": exit(target, begun, events),
+		} {
+			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Type: ebpf.Kprobe, Instructions: code, License: license,
+			})
 			if err != nil {
 				t.Errorf("%s of %s: %+v", name, target.function, err)
 				continue
@@ -178,9 +188,11 @@ func TestANilProbeSeesNothing(t *testing.T) {
 }
 
 func TestSpans(t *testing.T) {
-	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
+	at := func(ms int) time.Time {
+		return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond)
+	}
 	spans := Spans([]Event{
-		{Kind: Resetting, Begin: at(12), End: at(110)}, // inside the opening
+		{Kind: Resetting, Begin: at(12), End: at(110)}, // during the opening
 		{Kind: Opening, Begin: at(10), End: at(115)},
 		{Kind: Mapping, Begin: at(120), End: at(200)},
 		{Kind: Resetting, Begin: at(210), End: at(310)}, // the machine's reset
@@ -196,7 +208,9 @@ func TestSpans(t *testing.T) {
 }
 
 func TestBDF(t *testing.T) {
-	for d, want := range map[uint64]string{0x1_0180: "0000:01:10.0", 0x1_02ff: "0000:02:1f.7", 0: "unknown"} {
+	for d, want := range map[uint64]string{
+		0x1_0180: "0000:01:10.0", 0x1_02ff: "0000:02:1f.7", 0: "unknown",
+	} {
 		if got := bdf(d); got != want {
 			t.Errorf("%#x: %s, want %s", d, got, want)
 		}

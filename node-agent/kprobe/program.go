@@ -8,44 +8,48 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// license is what the kernel asks of programs that use its tracing helpers.
+// license is the licence that the kernel demands of programs that use its tracing helpers.
 const license = "Dual MIT/GPL"
 
-// A detail is what an event says beside its times.
+// A detail is what an event holds besides its times.
 type detail int
 
 const (
 	none   detail = iota
-	size          // of the mapping that the third argument, a user's struct, asks for
-	device        // which PCI function the first argument is
+	size          // the size of the mapping that the third argument, a user's struct, describes
+	device        // the PCI function that the first argument is
 )
 
-// A target is one kernel function and what a call of it means.
+// A target is a kernel function and the meaning of its calls.
 type target struct {
 	function string
 	command  int32 // the second argument, an ioctl command; 0: any call counts
 	kind     Kind
 	detail   detail
-	offset   int32 // of the size in the user's struct
+	offset   int32 // offset of the size in the user's struct
 }
 
 var targets = []target{
-	{function: "vfio_group_fops_unl_ioctl", command: 0x3b6a, kind: Opening},                        // VFIO_GROUP_GET_DEVICE_FD
-	{function: "vfio_device_fops_unl_ioctl", command: 0x3b76, kind: Opening},                       // VFIO_DEVICE_BIND_IOMMUFD
-	{function: "vfio_iommu_type1_ioctl", command: 0x3b71, kind: Mapping, detail: size, offset: 24}, // VFIO_IOMMU_MAP_DMA
-	{function: "iommufd_fops_ioctl", command: 0x3b85, kind: Mapping, detail: size, offset: 24},     // IOMMU_IOAS_MAP
+	// VFIO_GROUP_GET_DEVICE_FD
+	{function: "vfio_group_fops_unl_ioctl", command: 0x3b6a, kind: Opening},
+	// VFIO_DEVICE_BIND_IOMMUFD
+	{function: "vfio_device_fops_unl_ioctl", command: 0x3b76, kind: Opening},
+	// VFIO_IOMMU_MAP_DMA
+	{function: "vfio_iommu_type1_ioctl", command: 0x3b71, kind: Mapping, detail: size, offset: 24},
+	// IOMMU_IOAS_MAP
+	{function: "iommufd_fops_ioctl", command: 0x3b85, kind: Mapping, detail: size, offset: 24},
 	{function: "__pci_reset_function_locked", kind: Resetting, detail: device},
 }
 
 type program = asm.Instructions
 
-// Where the context of a program holds the first three arguments of the function.
+// The places of the function's first three arguments in a program's context.
 var (
 	fentryArguments = [3]int16{0, 8, 16}
 	kprobeArguments = [3]int16{112, 104, 96} // rdi, rsi, rdx in struct pt_regs of x86-64
 )
 
-// The stack of both programs, below the frame pointer.
+// The stack of both programs, as offsets from the frame pointer.
 const (
 	keyThread = -16 // key: pid_tgid, kind
 	keyKind   = -8
@@ -54,7 +58,7 @@ const (
 	scratch   = -40
 )
 
-// entry notes when a call begins.
+// entry returns a program that stores when a call begins.
 func entry(t target, arguments [3]int16, begun *ebpf.Map) program {
 	code := program{asm.Mov.Reg(asm.R6, asm.R1)}
 	if t.command != 0 {
@@ -89,7 +93,7 @@ func entry(t target, arguments [3]int16, begun *ebpf.Map) program {
 	)
 }
 
-// exit reports the call that ends, if its beginning was noted.
+// exit returns a program that reports the ending call, if its beginning was stored.
 func exit(t target, begun, events *ebpf.Map) program {
 	code := append(key(t),
 		asm.FnKtimeGetNs.Call(),
@@ -105,7 +109,8 @@ func exit(t target, begun, events *ebpf.Map) program {
 		asm.JEq.Imm(asm.R0, 0, "delete"),
 		asm.LoadMem(asm.R1, asm.R7, 0, asm.DWord), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
 		asm.StoreMem(asm.R0, 8, asm.R8, asm.DWord),
-		asm.LoadMem(asm.R1, asm.RFP, keyThread, asm.DWord), asm.RSh.Imm(asm.R1, 32), asm.StoreMem(asm.R0, 16, asm.R1, asm.Word),
+		asm.LoadMem(asm.R1, asm.RFP, keyThread, asm.DWord), asm.RSh.Imm(asm.R1, 32),
+		asm.StoreMem(asm.R0, 16, asm.R1, asm.Word),
 		asm.StoreImm(asm.R0, 20, int64(t.kind), asm.Word),
 		asm.LoadMem(asm.R1, asm.R7, 8, asm.DWord), asm.StoreMem(asm.R0, 24, asm.R1, asm.DWord),
 		asm.Mov.Reg(asm.R1, asm.R0), asm.Mov.Imm(asm.R2, 0),
@@ -119,13 +124,15 @@ func exit(t target, begun, events *ebpf.Map) program {
 	return code
 }
 
-// masterEvent reports that a VF has become a bus master, from the event vfio_pci:vfio_pci_master, whose name stands behind how long it waited:
-// the report's 32 bytes, and the name.
+// masterEvent returns a program that reports that a VF has become a bus master. It reads the event
+// vfio_pci:vfio_pci_master, which holds how long the VF waited and, behind that, the VF's name. The
+// report is its 32 bytes and the name.
 func masterEvent(events *ebpf.Map) program {
 	const waited, name, length = 16, 24, 16
 	return program{
 		asm.Mov.Reg(asm.R6, asm.R1),
-		asm.LoadMem(asm.R7, asm.R6, waited, asm.DWord), asm.Mul.Imm(asm.R7, 1000), // from µs
+		// convert from µs
+		asm.LoadMem(asm.R7, asm.R6, waited, asm.DWord), asm.Mul.Imm(asm.R7, 1000),
 		asm.FnKtimeGetNs.Call(),
 		asm.Mov.Reg(asm.R9, asm.R0),
 		asm.LoadMapPtr(asm.R1, events.FD()),
@@ -148,7 +155,7 @@ func masterEvent(events *ebpf.Map) program {
 	}
 }
 
-// key puts (thread, kind) on the stack.
+// key returns code that puts (thread, kind) on the stack.
 func key(t target) program {
 	return append(program{
 		asm.FnGetCurrentPidTgid.Call(),
@@ -156,12 +163,12 @@ func key(t target) program {
 	}, put(keyKind, int32(t.kind))...)
 }
 
-// put stores a constant in eight bytes of the stack.
+// put returns code that stores a constant in eight bytes of the stack.
 func put(at int16, value int32) program {
 	return program{asm.Mov.Imm(asm.R1, value), asm.StoreMem(asm.RFP, at, asm.R1, asm.DWord)}
 }
 
-// read copies n bytes from the address in R3 to the stack.
+// read returns code that copies n bytes from the address in R3 to the stack.
 func read(helper asm.BuiltinFunc, to int16, n int32) program {
 	return program{
 		asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, int32(to)),
@@ -170,8 +177,9 @@ func read(helper asm.BuiltinFunc, to int16, n int32) program {
 	}
 }
 
-// readDevice puts a PCI function's bus number and devfn on the stack: dev->bus->number, dev->devfn. Where the kernel has no BTF to say
-// where these fields are, the function stays unknown.
+// readDevice returns code that puts a PCI function's bus number and devfn on the stack:
+// dev->bus->number, dev->devfn. If the kernel has no BTF that describes these fields, the function
+// stays unknown.
 func readDevice(arguments [3]int16) program {
 	bus, number, devfn, err := deviceFields()
 	if err != nil {
@@ -182,9 +190,10 @@ func readDevice(arguments [3]int16) program {
 	code = append(code, read(asm.FnProbeReadKernel, about, 1)...)
 	code = append(code, asm.Mov.Reg(asm.R3, asm.R7), asm.Add.Imm(asm.R3, bus))
 	code = append(code, read(asm.FnProbeReadKernel, scratch, 8)...)
-	code = append(code, asm.LoadMem(asm.R3, asm.RFP, scratch, asm.DWord), asm.Add.Imm(asm.R3, number))
+	code = append(code, asm.LoadMem(asm.R3, asm.RFP, scratch, asm.DWord),
+		asm.Add.Imm(asm.R3, number))
 	code = append(code, read(asm.FnProbeReadKernel, about+1, 1)...)
-	return append(code, asm.StoreImm(asm.RFP, about+2, 1, asm.Byte)) // known
+	return append(code, asm.StoreImm(asm.RFP, about+2, 1, asm.Byte)) // marks the function as known
 }
 
 func deviceFields() (bus, number, devfn int32, err error) {
@@ -211,7 +220,7 @@ func deviceFields() (bus, number, devfn int32, err error) {
 	return offset("pci_dev", "bus"), offset("pci_bus", "number"), offset("pci_dev", "devfn"), err
 }
 
-// bdf names the function in a detail that readDevice wrote.
+// bdf returns the address of the function in a detail that readDevice wrote.
 func bdf(d uint64) string {
 	if d>>16&1 == 0 {
 		return "unknown"

@@ -2,8 +2,9 @@ package kprobe
 
 import "github.com/fastiov/fastiov/node-agent/api/timeline"
 
-// Spans are the stages that events make up: mappings are 1-dma-ram, openings 4-vfio-dev. So is a reset that is no part of an
-// opening: the VMM resets its VF once more when it resets its machine, and that is a part of getting the VF ready.
+// Spans returns the stages that events make up: mappings are 1-dma-ram, openings 4-vfio-dev. A
+// reset outside an opening is also 4-vfio-dev: the VMM resets its VF once more when it resets its
+// machine, and that is part of making the VF ready.
 func Spans(events []Event) []timeline.Span {
 	var spans []timeline.Span
 	for _, e := range events {
