@@ -1,5 +1,5 @@
-// Package fastiovd is the node's side of fastiov's host kernel: which of its ways to start a VM are switched on, and guest memory that
-// is registered with the kernel's module of that name.
+// Package fastiovd controls fastiov's host kernel for the node: which of its ways to start a VM are
+// on, and which guest memory is registered with its module fastiovd.
 package fastiovd
 
 import (
@@ -14,10 +14,11 @@ import (
 
 const device = "/dev/fastiovd"
 
-// ErrAbsent is returned where the kernel is not fastiov's.
-var ErrAbsent = errors.New("this kernel defers no zeroing: there is no " + device + "; boot fastiov's kernel and load the module fastiovd")
+// ErrAbsent means that the kernel is not fastiov's.
+var ErrAbsent = errors.New("this kernel defers no zeroing: there is no " + device +
+	"; boot fastiov's kernel and load the module fastiovd")
 
-// From linux/fastiovd.h, which says what they mean.
+// From linux/fastiovd.h, which explains them.
 const (
 	ioctlRegister  = 0x4010f100
 	ioctlStat      = 0xc028f101
@@ -25,18 +26,22 @@ const (
 	flagBackground = 1 << 0
 )
 
-// A Policy is when guest memory that devices may use is allocated and zeroed.
+// A Policy determines when guest memory that devices may use is allocated and zeroed.
 type Policy string
 
 // The policies.
 const (
-	Eager     Policy = "eager"     // before a device has it, as a stock kernel does
-	PageCache Policy = "pagecache" // allocated before; zeroed when it is touched, or at the latest when a device may use it
-	TouchMap  Policy = "touchmap"  // when it is touched, and not before: for guests that touch what they give to a device
-	Table     Policy = "table"     // allocated before; zeroed when the guest touches it: devices read old data of others, for measuring only
+	Eager Policy = "eager" // before a device gets it, as in a stock kernel
+	// allocated before; zeroed when it is touched, and at the latest when a device may use it
+	PageCache Policy = "pagecache"
+	// only when it is touched: for guests that touch the memory that they give to a device
+	TouchMap Policy = "touchmap"
+	// allocated before; zeroed when the guest touches it. Devices can read old data of others: for
+	// measurements only
+	Table Policy = "table"
 )
 
-// Policies are all there are.
+// Policies lists all policies.
 var Policies = []Policy{Eager, PageCache, TouchMap, Table}
 
 var policyNumbers = map[Policy]uint32{PageCache: 1, TouchMap: 2, Table: 3}
@@ -50,17 +55,19 @@ type register struct {
 	flags        uint32
 }
 
-// Stat is how much of a memory is zeroed, in bytes.
+// Stat reports how much of a memory is zeroed, in bytes.
 type Stat struct {
 	size, _    uint32
 	Bytes      uint64
-	Resident   uint64 // of Bytes, what is allocated
-	Zeroed     uint64 // of Resident, what is zeroed
-	Background uint64 // of Zeroed, what the kernel zeroed in the background
+	Resident   uint64 // the allocated part of Bytes
+	Zeroed     uint64 // the zeroed part of Resident
+	Background uint64 // the part of Zeroed that the kernel zeroed in the background
 }
 
-// Register defers the zeroing of an empty memfd by a policy other than Eager; its size is sealed. With background, the kernel
-// begins to zero as soon as a device is given pages, where the policy is not to leave that to who touches them. The registration lasts until the last copy of the returned file is closed.
+// Register defers the zeroing of an empty memfd by a policy other than Eager. It seals the memfd's
+// size. With background, the kernel begins to zero as soon as a device gets pages, unless the
+// policy leaves that to the first touch. The registration lasts until the last copy of the returned
+// file is closed.
 func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) {
 	dev, err := os.OpenFile(device, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -70,7 +77,8 @@ func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) 
 		return nil, err
 	}
 	defer dev.Close()
-	if _, err := unix.FcntlInt(memfd.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW); err != nil {
+	if _, err := unix.FcntlInt(memfd.Fd(), unix.F_ADD_SEALS,
+		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW); err != nil {
 		return nil, fmt.Errorf("seal guest memory: %w", err)
 	}
 	r := register{policy: policyNumbers[policy], memfd: int32(memfd.Fd())}
@@ -81,23 +89,26 @@ func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) 
 	fd, errno := ioctl(dev, ioctlRegister, unsafe.Pointer(&r))
 	switch {
 	case errno == unix.ENOMEM && policy == TouchMap:
-		return nil, fmt.Errorf("register guest memory: the host cannot back it beside what others may still touch: %w", errno)
+		return nil, fmt.Errorf(
+			"register guest memory: the host cannot back it beside what others may still touch: %w",
+			errno)
 	case errno != 0:
 		return nil, fmt.Errorf("register guest memory: %w", errno)
 	}
 	return os.NewFile(uintptr(fd), "registration"), nil
 }
 
-// Instant has a part of a Table zeroed when a device is given it, because the VMM writes there before its guest runs. It
-// comes before the first mapping.
+// Instant makes the kernel zero a part of a Table as soon as a device gets it, because the VMM
+// writes there before its guest runs. Instant must come before the first mapping.
 func Instant(registration *os.File, part Range) error {
 	if _, errno := ioctl(registration, ioctlInstant, unsafe.Pointer(&part)); errno != 0 {
-		return fmt.Errorf("keep %#x bytes at %#x of guest memory: %w", part.Length, part.Offset, errno)
+		return fmt.Errorf("keep %#x bytes at %#x of guest memory: %w",
+			part.Length, part.Offset, errno)
 	}
 	return nil
 }
 
-// Read asks a registration how far its memory is.
+// Read returns how much of a registered memory is zeroed.
 func Read(registration *os.File) (Stat, error) {
 	var s Stat
 	s.size = uint32(unsafe.Sizeof(s))

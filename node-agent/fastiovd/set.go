@@ -9,41 +9,45 @@ import (
 	"strings"
 )
 
-// A Set is one point of the ablation: each of fastiov's ways to start a VM, on or off.
+// A Set is one point of the ablation: it turns each of fastiov's ways to start a VM on or off.
 type Set struct {
-	Lock    Lock    // L: who waits for whom when VFs are opened
-	Reset   bool    // R: a VF that nobody touched since its reset is not reset again
+	Lock    Lock    // L: which opening VFs wait for each other
+	Reset   bool    // R: a VF that nobody has touched since its reset is not reset again
 	Memory  Policy  // D: when guest memory is zeroed
-	Barrier Barrier // who keeps the VF from memory that is not
+	Barrier Barrier // what keeps the VF from memory that is not zeroed
 }
 
 // Lock is a way to lock VFs that are opened at the same time.
 type Lock string
 
-// The locks: that of old kernels, of today's, and of the paper.
+// The locks of old kernels, of today's, and of the paper.
 const (
-	Bus          Lock = "bus"          // all VFs of a bus wait for one another
+	Bus          Lock = "bus"          // all VFs of a bus wait for each other
 	PerVF        Lock = "per-vf"       // each VF by itself
-	Hierarchical Lock = "hierarchical" // all VFs of a bus under a lock that opening shares
+	Hierarchical Lock = "hierarchical" // all VFs of a bus, under a lock that openings share
 )
 
-// Barrier is who keeps a VF from memory that is not zeroed.
+// A Barrier is what keeps a VF from memory that is not zeroed.
 type Barrier string
 
-// The barriers. But for Strict, old data of others can leave the host through a VF.
+// The barriers. Except with Strict, a VF can send old data of others out of the host.
 const (
-	Strict    Barrier = "strict" // the kernel: the VF masters the bus only when all it can reach is zeroed
-	Coop      Barrier = "coop"   // the guest, which touches what it gives to its VF: for guests that are trusted
-	NoBarrier Barrier = "none"   // nobody: for measuring only
+	// the kernel: the VF becomes a bus master only when all memory that it can reach is zeroed
+	Strict Barrier = "strict"
+	// the guest, which touches the memory that it gives to its VF: for trusted guests
+	Coop      Barrier = "coop"
+	NoBarrier Barrier = "none" // nothing: for measurements only
 )
 
 // The named sets.
 var (
-	None = Set{Lock: PerVF, Memory: Eager, Barrier: Strict}                  // a stock kernel
-	All  = Set{Lock: PerVF, Memory: PageCache, Barrier: Strict, Reset: true} // what a node does if its kernel can
+	None = Set{Lock: PerVF, Memory: Eager, Barrier: Strict} // a stock kernel
+	// the default of a node whose kernel supports it
+	All = Set{Lock: PerVF, Memory: PageCache, Barrier: Strict, Reset: true}
 )
 
-// Parse reads a set's name, "none" or "all", or the axes that differ from none, as in "l=bus,r=1,d=pagecache,barrier=none".
+// Parse reads a set's name, "none" or "all", or the axes in which it differs from none, as in
+// "l=bus,r=1,d=pagecache,barrier=none".
 func Parse(text string) (Set, error) {
 	switch text {
 	case "none":
@@ -63,25 +67,29 @@ func Parse(text string) (Set, error) {
 		case "barrier=strict", "barrier=coop", "barrier=none":
 			s.Barrier = Barrier(strings.TrimPrefix(axis, "barrier="))
 		default:
-			return Set{}, fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap|table, "+
-				"barrier=strict|coop|none, joined by commas", axis)
+			return Set{},
+				fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap|table, "+
+					"barrier=strict|coop|none, joined by commas", axis)
 		}
 	}
 	switch {
 	case s.Memory == Table && s.Barrier != NoBarrier:
-		return Set{}, errors.New("with d=table devices read old data of others, and no barrier helps: say barrier=none too, or use d=pagecache")
+		return Set{}, errors.New(
+			"with d=table devices read old data of others, and no barrier helps: say barrier=none too, or use d=pagecache")
 	case s.Barrier == Coop && s.Memory != PageCache:
-		return Set{}, fmt.Errorf("with d=%s there is nothing for a guest to keep its VF from: barrier=coop is for d=pagecache", s.Memory)
+		return Set{}, fmt.Errorf(
+			"with d=%s there is nothing for a guest to keep its VF from: barrier=coop is for d=pagecache",
+			s.Memory)
 	}
 	return s, nil
 }
 
-// TouchFirst says that the guest has to touch memory before it gives it to its VF.
+// TouchFirst reports whether the guest has to touch memory before it gives it to its VF.
 func (s Set) TouchFirst() bool {
 	return s.Memory == TouchMap || s.Memory == Table || s.Barrier == Coop
 }
 
-// String is the set as Parse reads it.
+// String returns the set in Parse's notation.
 func (s Set) String() string {
 	switch s {
 	case None:
@@ -96,7 +104,7 @@ func (s Set) String() string {
 	return fmt.Sprintf("l=%s,r=%s,d=%s,barrier=%s", s.Lock, reset, s.Memory, s.Barrier)
 }
 
-// Default is All where the kernel is fastiov's, else None.
+// Default returns All if the kernel is fastiov's, else None.
 func Default() Set {
 	if _, err := os.Stat(device); err != nil {
 		return None
@@ -104,13 +112,15 @@ func Default() Set {
 	return All
 }
 
-// sysModule is where the kernel's switches are, allowTable one that is used alone too.
+// sysModule is the directory of the kernel's switches. allowTable is a switch that is also used
+// alone.
 const (
 	sysModule  = "/sys/module"
 	allowTable = "fastiovd/parameters/allow_table"
 )
 
-// Apply switches the kernel. The lock is that of VFs bound from now on. On a kernel that is not fastiov's only None can be applied.
+// Apply sets the kernel's switches. The lock applies to VFs that are bound from now on. Under
+// another kernel than fastiov's, only None can be applied.
 func (s Set) Apply() error { return s.apply(sysModule) }
 
 func (s Set) apply(root string) error {
@@ -128,7 +138,9 @@ func (s Set) apply(root string) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && s == None:
 		case errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("--fastiov %s needs fastiov's kernel, and this one has no %s; boot it, or use --fastiov none", s, filepath.Base(p.name))
+			return fmt.Errorf(
+				"--fastiov %s needs fastiov's kernel, and this one has no %s; boot it, or use --fastiov none",
+				s, filepath.Base(p.name))
 		case err != nil:
 			return fmt.Errorf("switch the kernel to --fastiov %s: %w", s, err)
 		}
@@ -136,7 +148,8 @@ func (s Set) apply(root string) error {
 	return nil
 }
 
-// AllowTable has the kernel take memory with the policy Table, which it refuses at first, until restore.
+// AllowTable makes the kernel accept memory with the policy Table until restore is called. By
+// default the kernel refuses it.
 func AllowTable() (restore func(), err error) {
 	path := filepath.Join(sysModule, allowTable)
 	before, err := os.ReadFile(path)

@@ -15,7 +15,8 @@ func TestASetReadsWhatItPrints(t *testing.T) {
 				for _, reset := range []bool{false, true} {
 					s := Set{Lock: lock, Memory: memory, Reset: reset, Barrier: barrier}
 					got, err := Parse(s.String())
-					refused := memory == Table && barrier != NoBarrier || memory != PageCache && barrier == Coop
+					refused := memory == Table && barrier != NoBarrier ||
+						memory != PageCache && barrier == Coop
 					if (err != nil) != refused || !refused && got != s {
 						t.Errorf("%+v prints as %s and reads as %+v, %v", s, s, got, err)
 					}
@@ -34,7 +35,10 @@ func TestASetThatIsNoneSaysWhatThereIs(t *testing.T) {
 }
 
 func TestARefusedSetSaysWhatToDo(t *testing.T) {
-	for text, want := range map[string]string{"d=table": "barrier=none", "d=table,barrier=coop": "barrier=none", "barrier=coop": "d=pagecache"} {
+	for text, want := range map[string]string{
+		"d=table": "barrier=none", "d=table,barrier=coop": "barrier=none",
+		"barrier=coop": "d=pagecache",
+	} {
 		if s, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s reads as %v, %v", text, s, err)
 		}
@@ -49,8 +53,10 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 	if err := All.apply(root); err == nil || !strings.Contains(err.Error(), "fastiov's kernel") {
 		t.Errorf("a stock kernel was switched: %v", err)
 	}
-	parameters := map[string]string{"vfio_pci_core/parameters/shared_vf_devset": "Y", "vfio/parameters/exclusive_devset": "N",
-		"vfio_pci_core/parameters/elide_reset": "Y", "vfio_pci_core/parameters/hold_master": "Y", "fastiovd/parameters/allow_table": "N"}
+	parameters := map[string]string{"vfio_pci_core/parameters/shared_vf_devset": "Y",
+		"vfio/parameters/exclusive_devset":     "N",
+		"vfio_pci_core/parameters/elide_reset": "Y", "vfio_pci_core/parameters/hold_master": "Y",
+		"fastiovd/parameters/allow_table": "N"}
 	for name := range parameters {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755); err != nil {
 			t.Fatal(err)
@@ -60,7 +66,8 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 		}
 	}
 	for barrier, hold := range map[Barrier]string{Strict: "Y", Coop: "N", NoBarrier: "N"} {
-		if err := (Set{Lock: Hierarchical, Memory: PageCache, Reset: true, Barrier: barrier}).apply(root); err != nil {
+		if err := (Set{Lock: Hierarchical, Memory: PageCache, Reset: true,
+			Barrier: barrier}).apply(root); err != nil {
 			t.Fatal(err)
 		}
 		parameters["vfio_pci_core/parameters/hold_master"] = hold
@@ -72,7 +79,7 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 	}
 }
 
-// The numbers are those that the C header gives: direction, size, letter and number.
+// The numbers are those of the C header: direction, size, letter and number.
 func TestIoctlNumbers(t *testing.T) {
 	for _, c := range []struct{ got, direction, size, number uintptr }{
 		{ioctlRegister, 1, unsafe.Sizeof(register{}), 0},
