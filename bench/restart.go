@@ -132,7 +132,7 @@ func (b *Restart) begin(ctx context.Context) (*agentProcess, *api.StatusReply, e
 		}
 		if err == nil {
 			var st *api.StatusReply
-			if st, err = look(ctx, a.node, often); err == nil {
+			if st, err = look(ctx, a.node, 0); err == nil {
 				return a, st, nil
 			}
 			a.hangUp()

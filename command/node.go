@@ -83,9 +83,12 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 	if err := n.serve(f.runDir, f.group); err != nil {
 		return nil, err
 	}
-	n.adopt() // now that the API answers
+	if err := n.serveFar(f.api); err != nil {
+		return nil, err
+	}
 	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set)
-	return n, n.serveFar(f.api)
+	n.adopt() // now that the API answers
+	return n, nil
 }
 
 // enter takes note of what a former agent left; n.adopt settles that, beside all else. What is not

@@ -16,6 +16,10 @@ import (
 // adoptWithin bounds how long a sandbox may take to answer a new agent.
 const adoptWithin = 15 * time.Second
 
+// headStart is what a sandbox has of the processors before the next one is asked: hundreds at once
+// would keep the API from answering.
+const headStart = 5 * time.Millisecond
+
 // A former sandbox is one that a former agent left. Its grant is what it holds, adopted or not,
 // until it has ended.
 type former struct {
@@ -27,7 +31,7 @@ type former struct {
 // Adopt enters what a former agent left, with what it holds, so the API can be served. settle, which
 // is called then, asks the sandboxes and returns when the last of them is settled: every one whose
 // record, VF lease and own answer agree is taken over, every other one is ended by its cgroup, and
-// only then is its VF returned. They are asked side by side, so a silent one delays no other. If ctx
+// only then is its VF returned. A silent one delays no other by more than headStart. If ctx
 // ends, with the cause sandbox.ErrLetGo, those that are still being adopted are left to a later
 // agent.
 func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) {
@@ -42,7 +46,9 @@ func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) 
 		var adopted, ended atomic.Int32
 		var asked sync.WaitGroup
 		for _, f := range found {
+			over := make(chan struct{})
 			asked.Go(func() {
+				defer close(over)
 				switch err := a.settle(ctx, f); {
 				case err == nil:
 					adopted.Add(1)
@@ -50,6 +56,10 @@ func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) 
 					ended.Add(1)
 				}
 			})
+			select {
+			case <-over:
+			case <-time.After(headStart):
+			}
 		}
 		asked.Wait()
 		for _, lease := range unknown {

@@ -165,6 +165,7 @@ func TestOneThatDiesSlowlyIsEndingMeanwhile(t *testing.T) {
 		}
 		began := time.Now()
 		settled := inBackground(a.Adopt(t.Context()))
+		time.Sleep(2 * headStart)
 		synctest.Wait()
 		if s := statusOf(t, a, "undead"); s.GetState() != "ending" || s.Reason != "it does not answer" {
 			t.Errorf("one that cannot be adopted: %v", s)
