@@ -2,6 +2,7 @@ package dashboards
 
 import (
 	"cmp"
+	_ "embed"
 	"fmt"
 	"maps"
 	"regexp"
@@ -178,34 +179,27 @@ func grpcCodes() (all []string) {
 	return all
 }
 
-// MetricsPage returns docs/metrics.md.
+//go:embed metrics.md
+var metricsHead string
+
+// MetricsPage returns docs/metrics.md: its head, then every metric.
 func MetricsPage() string {
 	var b strings.Builder
-	b.WriteString(`# Metrics
-
-This page is made from the code by ` + "`make generate`" + `; a test says when it is stale.
-
-An invoker and a node agent each serve ` + "`/metrics`" + ` (` + "`fastiov up`" + ` is both, and serves one page). Beside what is listed here there is what Go's client tells of
-every process (` + "`go_*`, `process_*`" + `); their label ` + "`process`" + ` is agent, invoker or, where one process is both, both. Units are base units. Histograms of times share one layout of buckets, 125 µs to 131 s, each twice the one before;
-a server that asks for native histograms gets those besides. Buckets of ` + "`fastiov_cold_start_seconds`, `fastiov_cold_start_stage_seconds`" + ` and, where a call was cold,
-` + "`fastiov_activation_seconds`" + ` carry exemplars: their ` + "`trace_id`" + ` is the activation's id, and the id of its trace.
-A histogram of one cold start's parts adds up: each instant belongs to one stage, and what none claims is ` + "`unattributed`" + `. Where ` + "`sandbox`" + ` is ` + "`sim`" + `, times are simulated.
-
-`)
+	b.WriteString(metricsHead)
 	for _, m := range Metrics() {
 		fmt.Fprintf(&b, "## %s\n%s\n\n- type: %s\n", m.Name, m.Help, m.Type)
 		if m.Unit != "" {
 			fmt.Fprintf(&b, "- unit: %s\n", m.Unit)
 		}
+		if len(m.Labels) > 0 {
+			b.WriteString("\n| label | values |\n|---|---|\n")
+		}
 		for _, label := range m.Labels {
 			all, bound := Values(m.Name, label)
 			if all != nil {
-				bound = fmt.Sprintf("%d values: `%s`", len(all), strings.Join(all, "`, `"))
-				if len(all) == 1 {
-					bound = fmt.Sprintf("1 value: `%s`", all[0])
-				}
+				bound = fmt.Sprintf("%d: `%s`", len(all), strings.Join(all, "`, `"))
 			}
-			fmt.Fprintf(&b, "- label `%s`: %s\n", label, bound)
+			fmt.Fprintf(&b, "| `%s` | %s |\n", label, bound)
 		}
 		b.WriteString("\n")
 	}

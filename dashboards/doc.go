@@ -2,6 +2,7 @@
 // the files that Grafana and Prometheus read are generated from it and committed.
 //
 //	catalog.go     all metrics, taken from the code that counts; docs/metrics.md is made of it
+//	metrics.md     the head of docs/metrics.md
 //	model.go       the part of Grafana's dashboard format that we use
 //	board.go       puts a dashboard together: rows of panels with one or a few queries each
 //	tail.go        Tail latency
