@@ -1,0 +1,59 @@
+package rules
+
+import (
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// The documents that still have longer lines than a document may have.
+var wideDocuments = []string{"ARCHITECTURE.md"}
+
+// TestDocumentsAreNarrow: a document has one sentence on a line, and a sentence that is too long for a
+// line is hard to read. The rows of tables and the lines of code blocks may be longer.
+func TestDocumentsAreNarrow(t *testing.T) {
+	const most = 160
+	sources(t, func(path string) {
+		if filepath.Ext(path) != ".md" {
+			return
+		}
+		excepted, wide := slices.Contains(wideDocuments, path), false
+		code, number := false, 0
+		for line := range strings.Lines(read(t, path)) {
+			number++
+			if strings.HasPrefix(strings.TrimSpace(line), "```") {
+				code = !code
+			}
+			columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+			if code || strings.HasPrefix(line, "|") || columns <= most {
+				continue
+			}
+			wide = true
+			if !excepted {
+				t.Errorf("%s:%d has %d columns, at most %d: make two sentences of it, one on each line",
+					path, number, columns, most)
+			}
+		}
+		if excepted && !wide {
+			t.Errorf("%s has no line of more than %d columns: remove it from wideDocuments", path, most)
+		}
+	})
+}
+
+// TestEveryAlertHasARemedy: whoever is woken by an alert finds it in docs/troubleshooting.md.
+func TestEveryAlertHasARemedy(t *testing.T) {
+	alerts := regexp.MustCompile(`(?m)^ +- alert: (\w+)$`).
+		FindAllStringSubmatch(read(t, "dashboards/prometheus/alerts.yml"), -1)
+	if len(alerts) == 0 {
+		t.Fatal("there are no alerts")
+	}
+	page := read(t, "docs/troubleshooting.md")
+	for _, alert := range alerts {
+		if !strings.Contains(page, "| `"+alert[1]+"`") {
+			t.Errorf("docs/troubleshooting.md has no row for the alert %s", alert[1])
+		}
+	}
+}
