@@ -1,12 +1,14 @@
-// Reads the traces that Microsoft published of Azure Functions, in both of their forms:
+// Reads the traces of Azure Functions that Microsoft published, in both of their forms:
 //
-//   2019  one line for each function: how often it was called in each of the day's 1440 minutes; beside it, if given, percentiles of how
-//         long its calls took and how much memory its application had
-//   2021  one line for each call: which function, when it ended and how long it took
+//   2019  one line for each function: how often it was called in each of the day's 1440 minutes.
+//         Two more files, if given, have percentiles of the times that its calls took, and the
+//         memory that its application had.
+//   2021  one line for each call: its function, when it ended and how long it took
 //
-// What comes out is the same for both: calls, each with the second at which it arrives, its function and how many milliseconds it takes.
+// Both become a list of calls, each with the second at which it arrives, its function, and the
+// milliseconds that it takes.
 
-// parse reads a trace. from and minutes cut a piece out of it.
+// parse reads the part of a trace that begins at the minute from and is so many minutes long.
 export function parse (trace, { durations = '', memory = '', from = 0, minutes = 10 } = {}) {
   const rows = table(trace)
   if (!rows.length) throw new Error('the trace is empty')
@@ -29,7 +31,8 @@ function calls2019 (rows, durations, from, minutes) {
   rows.forEach((row, n) => {
     const random = generator(n + 1)
     for (let minute = from; minute < from + minutes && String(minute + 1) in row; minute++) {
-      for (let left = count(row[minute + 1]); left > 0; left--) { // when within the minute, nobody knows
+      // The trace does not say when within the minute.
+      for (let left = count(row[minute + 1]); left > 0; left--) {
         calls.push({ at: 60 * (minute - from + random()), function: row.HashFunction, ms: duration(took[row.HashFunction], random()) })
       }
     }
@@ -52,7 +55,7 @@ function count (text) {
   return value
 }
 
-// duration is where a share of the calls takes less, by the percentiles that are known.
+// duration returns the time below which that share of the calls stays, by the known percentiles.
 function duration (row, share) {
   if (!row) return 0
   const known = [0, 1, 25, 50, 75, 99, 100].map(p => [p / 100, count(row[`percentile_Average_${p}`])])
@@ -63,13 +66,15 @@ function duration (row, share) {
   return known[known.length - 1][1]
 }
 
-// memoryOf is what each function's application had, in MB. Nobody knows it of the 2021 trace.
+// memoryOf returns the memory of each function's application, in MB. The 2021 trace does not have
+// it.
 function memoryOf (rows, memory) {
   const had = Object.fromEntries(memory.map(row => [row.HashApp, count(row.AverageAllocatedMb)]))
   return Object.fromEntries(rows.filter(row => row.HashApp in had).map(row => [row.HashFunction, had[row.HashApp]]))
 }
 
-// generator yields numbers between 0 and 1, the same ones for the same seed: two replays are the same load.
+// generator returns a source of numbers between 0 and 1, the same ones for the same seed, so that
+// two replays are the same load.
 function generator (seed) {
   let state = seed * 2654435761 >>> 0
   return () => {
@@ -80,8 +85,8 @@ function generator (seed) {
   }
 }
 
-// stages are calls as k6's ramping-arrival-rate takes them: so many a second for so long, a tenth of a second each, so that calls that came
-// together go together.
+// stages returns the calls in the form of k6's ramping-arrival-rate: a rate for a length of time.
+// Each stage is a tenth of a second long, so that calls that arrived together are sent together.
 export function stages (calls, speed = 1) {
   const step = 0.1
   const counts = []
@@ -95,6 +100,7 @@ export function stages (calls, speed = 1) {
     for (same = n + 1; same < counts.length && (counts[same] ?? 0) / step === rate;) same++
     out.push({ target: Math.round(rate), duration: '0s' }, { target: Math.round(rate), duration: `${Math.round((same - n) * step * 1000)}ms` })
   }
-  out.push({ target: 1, duration: '0s' }, { target: 1, duration: '500ms' }) // the last call is due at the very end of its stage, half a call before this one's
+  // The last call is due at the very end of its stage; half a call more makes k6 send it.
+  out.push({ target: 1, duration: '0s' }, { target: 1, duration: '500ms' })
   return out
 }

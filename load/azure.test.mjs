@@ -1,4 +1,5 @@
-// node azure.test.mjs, beside azure.mjs and traces/: what the parser makes of the small traces and of broken ones.
+// Tests the parser with the small traces and with broken ones: node azure.test.mjs, in a folder
+// with azure.mjs and traces/.
 import assert from 'assert'
 import fs from 'fs'
 import { parse, stages } from './azure.mjs'
@@ -8,7 +9,7 @@ const calls2019 = read('azure2019-calls.csv')
 const beside = { durations: read('azure2019-durations.csv'), memory: read('azure2019-memory.csv') }
 const calls2021 = read('azure2021.csv')
 
-// As many calls in each minute of each function as the file says, whichever piece is taken.
+// Each function has as many calls in each minute as the file says, whichever part is read.
 for (const [from, minutes] of [[0, 3], [5, 1], [1438, 5], [0, 1440]]) {
   const { calls, memory } = parse(calls2019, { ...beside, from, minutes })
   for (const line of calls2019.trim().split('\n').slice(1)) {
@@ -24,13 +25,13 @@ for (const [from, minutes] of [[0, 3], [5, 1], [1438, 5], [0, 1440]]) {
   assert.deepEqual(parse(calls2019, { ...beside, from, minutes }).calls, calls, 'two replays differ')
 }
 
-// The durations of many calls are spread as the percentiles say.
+// The durations of many calls have the percentiles of the file.
 const row = beside.durations.split('\n')[1].split(',').slice(-7).map(Number)
 const ms = parse(calls2019, { ...beside, minutes: 1440 }).calls.filter(c => c.function === calls2019.split('\n')[1].split(',')[2]).map(c => c.ms).sort((a, b) => a - b)
 assert(ms[0] >= row[0] && ms[ms.length - 1] <= row[6])
 assert(Math.abs(ms[ms.length >> 1] - row[3]) < 0.1 * row[3], `median ${ms[ms.length >> 1]}, said ${row[3]}`)
 
-// A call of 2021 begins its duration before its end.
+// A call of a 2021 trace begins as long before its end as it took.
 const lines = calls2021.trim().split('\n').slice(1).map(line => line.split(','))
 const all = parse(calls2021, { minutes: 10 }).calls
 assert.equal(all.length, lines.length)
@@ -38,7 +39,8 @@ const begins = lines.map(([, , end, duration]) => end - duration).sort((a, b) =>
 all.forEach((call, n) => assert(Math.abs(call.at - (begins[n] - begins[0])) < 1e-6))
 assert.equal(parse(calls2021, { from: 2, minutes: 1 }).calls.length, begins.filter(b => b - begins[0] >= 120 && b - begins[0] < 180).length)
 
-// k6 sends the n-th call when the area under its stages reaches n: that is within a tenth of a second of when it is due.
+// k6 sends the n-th call when the area under its stages reaches n, which is within a tenth of a
+// second of the time at which the call is due.
 for (const speed of [1, 7, 60]) {
   const { calls } = parse(calls2019, { minutes: 10 })
   let [time, area, n] = [0, 0, 0]
@@ -55,7 +57,7 @@ for (const speed of [1, 7, 60]) {
   assert(area < calls.length + 1)
 }
 
-// What is wrong is said.
+// An error names what is wrong with the trace.
 for (const [trace, why] of [
   ['', /empty/], ['a,b\n1', /line 2.*fields/], ['a,b\n1,2', /neither/], ['app,func,end_timestamp,duration\na,b,x,1', /"x".*no number/],
   ['HashOwner,HashApp,HashFunction,Trigger,1\na,b,c,d,-1', /"-1"/], ['HashOwner,HashApp,HashFunction,Trigger,1\na,b,c,d,0', /no calls/]

@@ -1,4 +1,4 @@
-// N calls at once of functions that nobody has called yet, in turn.
+// Calls functions that nobody has called yet, N calls at once, one function after the other.
 //
 //   fastiov k6 run -e N=200 -e FUNCTIONS=hello,image load/burst.js
 import exec from 'k6/execution'

@@ -1,12 +1,14 @@
-// What the scenarios share: how functions are made ready and called, what is measured of a call, and the summary.
+// The scenarios share this: it deploys and calls functions, measures the calls, and writes the
+// summary.
 //
 //   APIHOST, AUTH    where fastiov is and its key, as in ~/.wskprops; `fastiov k6` sets both
-//   FUNCTIONS        which functions are called (hello), by the names that they are deployed under
+//   FUNCTIONS        the functions to call (hello), by the names that they are deployed under
 //   COLD_P99_MS, WARM_P99_MS, FAILED   the thresholds (120000, 5000, 0)
 //   SUMMARY          a file for the summary as JSON
 //
-// Each run calls copies of the functions, under names of its own, so that it begins with nothing warm. A call is cold or warm by what its
-// activation record says. k6 pushes all of it to Prometheus too: -o experimental-prometheus-rw.
+// Each run calls copies of the functions, under names of its own, so that it begins with nothing
+// warm. The activation record says whether a call was cold or warm. k6 also sends the metrics to
+// Prometheus, with -o experimental-prometheus-rw.
 import { fail, sleep } from 'k6'
 import encoding from 'k6/encoding'
 import http from 'k6/http'
@@ -16,16 +18,17 @@ const api = `${__ENV.APIHOST || 'http://127.0.0.1:3233'}/api/v1/namespaces/_`
 const headers = { Authorization: `Basic ${encoding.b64encode(__ENV.AUTH || '')}`, 'Content-Type': 'application/json' }
 const hello = open('../functions/hello/hello.py')
 
-// In the order in which they come, by the names that fastiov gives them.
+// fastiov's names of the stages, in the order in which they come.
 const STAGES = ['queue', 'image', 'cni', '0-cgroup', 'vmm', '1-dma-ram', '2-virtiofs', '3-dma-image', '4-vfio-dev', 'guest-boot', 'agent',
   '5-vf-driver', 'app-init', 'first-byte', 'unattributed']
 const metricOf = stage => 'stage_' + stage.replace(/-/g, '_')
 
-const invocation = new Trend('invocation', true) // from the request to the last byte of its answer, tagged start: cold or warm
+// From the request to the last byte of its answer; the tag start is cold or warm.
+const invocation = new Trend('invocation', true)
 const coverage = new Trend('stage_coverage')
 const stages = Object.fromEntries(STAGES.map(stage => [stage, new Trend(metricOf(stage), true)]))
 const cold = new Rate('cold') // of the calls that ran
-const failed = new Rate('failed') // of all calls, for whichever of these reasons
+const failed = new Rate('failed') // of all calls, for any of these reasons
 const reasons = {
   refused: new Counter('refused'), // 429 and 503: no room, or too many
   broken: new Counter('broken'), // the function failed, or fastiov did
@@ -35,7 +38,7 @@ const reasons = {
 export const number = (name, otherwise) => Number(__ENV[name] || otherwise)
 export const functions = (__ENV.FUNCTIONS || 'hello').split(',')
 
-// options completes those of a scenario.
+// options adds to the options of a scenario what all scenarios have.
 export function options (scenarios, thresholds = {}) {
   return {
     scenarios,
@@ -43,7 +46,7 @@ export function options (scenarios, thresholds = {}) {
       'invocation{start:cold}': [`p(99)<${number('COLD_P99_MS', 120000)}`],
       'invocation{start:warm}': [`p(99)<${number('WARM_P99_MS', 5000)}`],
       failed: [`rate<=${number('FAILED', 0)}`],
-      dropped_iterations: ['count==0'], // else the load was less than it says
+      dropped_iterations: ['count==0'], // else the load was less than asked for
       ...thresholds
     },
     summaryTrendStats: ['count', 'med', 'p(90)', 'p(99)', 'p(99.9)', 'max'],
@@ -79,7 +82,7 @@ export function put (name, action) {
   if (made.status !== 200) fail(`deploying ${name}: ${made.status} ${made.body || made.error}`)
 }
 
-// fresh deploys a copy of each function, as many times as there are rounds, and returns their names by round.
+// fresh deploys a copy of each function for each round, and returns their names by round.
 export function fresh (rounds = 1) {
   const run = Date.now().toString(36)
   return Array.from({ length: rounds }, (_, round) => functions.map(name => copy(name, `${name}-load-${run}-${round}`)))
@@ -111,7 +114,8 @@ export function invoke (action, args = {}) {
   for (const [stage, ms] of Object.entries(said.coldStart.stagesMs)) stages[stage]?.add(ms)
 }
 
-// recordOf is the activation record behind an answer: the answer itself, or what there is later where it took longer than a call may.
+// recordOf returns the activation record behind an answer. It is the answer itself, or, where the
+// call took longer than a blocking call may, it is fetched until it is there.
 function recordOf (reply) {
   if (reply.status !== 202) return [200, 502, 500].includes(reply.status) ? read(reply) : null
   const id = read(reply)?.activationId
@@ -126,12 +130,12 @@ function recordOf (reply) {
 function read (reply) {
   try {
     return reply.json()
-  } catch { // whoever that is, it is not fastiov
+  } catch { // the answer is not JSON, so it is not fastiov's
     return null
   }
 }
 
-// summarize is a handleSummary.
+// summarize returns a handleSummary function for k6.
 export function summarize (name) {
   return data => {
     const text = table(name, data.metrics)

@@ -1,5 +1,5 @@
-// RATE calls a second of functions that are soon warm, and into that, every EVERY seconds, a burst of N calls of functions that are not:
-// what do cold starts do to those who have nothing to do with them?
+// Sends RATE calls a second to functions that are soon warm, and every EVERY seconds a burst of N
+// calls to functions that are not. It shows what cold starts do to the warm calls of others.
 //
 //   fastiov k6 run -e RATE=20 -e N=50 -e BURSTS=5 -e EVERY=20 load/mixed.js
 import exec from 'k6/execution'

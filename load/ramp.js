@@ -1,4 +1,5 @@
-// From one call a second to PEAK a second and back, for DURATION seconds each way: where does the tail begin to grow?
+// Goes from one call a second to PEAK a second and back, in DURATION seconds each way. It shows
+// where the tail begins to grow.
 //
 //   fastiov k6 run -e PEAK=100 -e DURATION=60 load/ramp.js
 import exec from 'k6/execution'

@@ -1,4 +1,4 @@
-// RATE calls a second for DURATION, whether those before them have been answered or not.
+// Sends RATE calls a second for DURATION, whether earlier calls have been answered or not.
 //
 //   fastiov k6 run -e RATE=20 -e DURATION=1m load/steady.js
 import exec from 'k6/execution'

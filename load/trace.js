@@ -1,11 +1,14 @@
-// Replays a trace of Azure Functions: every function of the trace becomes one here, which takes as long as the trace says, and every call
-// comes when it came, or SPEED times as fast. azure.js says which forms of traces there are.
+// Replays a trace of Azure Functions. Every function of the trace becomes a function here, which
+// takes as long as the trace says. Every call arrives at its time in the trace, or SPEED times as
+// fast. azure.js reads the trace.
 //
-//   TRACE                the calls (traces/azure2019-calls.csv); DURATIONS and MEMORY are what 2019 has beside them
-//   FROM, MINUTES        which piece of it (minute 0, 10 minutes)
+//   TRACE                the calls (traces/azure2019-calls.csv)
+//   DURATIONS, MEMORY    the two other files of a 2019 trace
+//   FROM, MINUTES        the part of the trace to replay (minute 0, 10 minutes)
 //   SPEED                how many times as fast (1)
 //
-//   fastiov k6 run -e TRACE=$PWD/AzureFunctionsInvocationTraceForTwoWeeksJan2021.txt -e MINUTES=5 load/trace.js
+//   fastiov k6 run -e MINUTES=5 \
+//     -e TRACE=$PWD/AzureFunctionsInvocationTraceForTwoWeeksJan2021.txt load/trace.js
 import { SharedArray } from 'k6/data'
 import exec from 'k6/execution'
 import { parse, stages as stagesOf } from './azure.js'
@@ -14,7 +17,7 @@ import { invoke, number, options as complete, put, remove, summarize } from './f
 const speed = number('SPEED', 1)
 const sleeper = open('./sleeper.py')
 
-// Read once for all of k6's users, and handed to each call by call.
+// read runs once for all of k6's virtual users. They share the result, and each takes call by call.
 function read () {
   const own = !__ENV.TRACE
   const file = (name, otherwise) => __ENV[name] ? open(__ENV[name]) : own ? open(otherwise) : ''
@@ -25,7 +28,7 @@ function read () {
     minutes: number('MINUTES', 10)
   })
 }
-let trace // of the one that reads
+let trace // only in the virtual user that reads
 const calls = new SharedArray('calls', () => (trace ??= read()).calls)
 const known = new SharedArray('functions', () => {
   const { calls, memory } = trace ??= read()

@@ -1,8 +1,10 @@
-"""Makes the small traces beside this file, in the forms that Microsoft published of Azure Functions in 2019 and 2021.
+"""Makes the small traces beside this file, in the two forms in which Microsoft published traces of
+Azure Functions in 2019 and 2021.
 
     python3 load/traces/make.py [DIR]
 
-Nobody's calls are in them: twelve functions, of which two are called all the time, four by the clock, the others seldom or in bursts.
+The calls are made up. Of twelve functions two are called all the time, four by the clock, and the
+others seldom or in bursts.
 """
 import csv
 import hashlib
@@ -19,7 +21,8 @@ def name(*of):
 
 
 def functions(r):
-    """Yields for each function: its number, its trigger, how often it is called in each minute, and its usual duration in ms."""
+    """Yields for each function: its number, its trigger, how often it is called in each minute, and
+    its usual duration in ms."""
     for n in range(12):
         usual = round(r.lognormvariate(4.5, 1))
         if n < 2:
