@@ -1,8 +1,10 @@
-// Package doctor decides whether this machine can be a node itself, and says why not.
+// Package doctor decides whether this machine can be a node, and explains why not.
 //
-// A check looks at one thing and returns a finding: what is there, whether that will do, and if not, what to do. Checks of files take the
-// directory that stands for "/", so that tests show them other machines. What a file cannot prove is tried: a /dev/kvm that opens may
-// still be unable to run an ordinary kernel, so KVM counts as working only when a probe guest has spoken.
+// A check looks at one thing and returns a finding: what is there, whether that is enough, and if
+// not, what to do. Checks of files take the directory that stands for "/", so that tests can show
+// them other machines. What files cannot prove is tried: a /dev/kvm that can be opened may still be
+// unable to run an ordinary kernel, so KVM counts as working only once a probe guest has printed
+// its message.
 package doctor
 
 import (
@@ -18,8 +20,8 @@ type Verdict string
 
 const (
 	OK   Verdict = "ok"
-	Note Verdict = "note" // a node can live without
-	No   Verdict = "no"   // a node cannot
+	Note Verdict = "note" // a node works without it
+	No   Verdict = "no"   // a node does not work without it
 )
 
 // A Finding is the outcome of one check.
@@ -35,10 +37,10 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
-// Node tells whether the machine can be a node.
+// Node reports whether the machine can be a node.
 func (r Report) Node() bool { return r.against() == nil }
 
-// Err is nil for a machine that can be a node, else one line that says why it cannot.
+// Err returns nil for a machine that can be a node, else one line that says why it cannot.
 func (r Report) Err() error {
 	if against := r.against(); against != nil {
 		return fmt.Errorf("this machine cannot be a node: %s", strings.Join(against, "; "))
@@ -67,10 +69,10 @@ func (r Report) Print(w io.Writer) {
 	}
 }
 
-// A Kernel finds, or makes, the kernel of the probe guest: an ordinary one.
+// A Kernel finds or makes the probe guest's kernel, which is an ordinary one.
 type Kernel func(context.Context) (path string, err error)
 
-// Check examines this machine. The probe of KVM comes last: it alone takes seconds.
+// Check examines this machine. The probe of KVM comes last, since it takes seconds.
 func Check(ctx context.Context, kernel Kernel) Report {
 	const root = "/"
 	findings := []Finding{

@@ -17,7 +17,8 @@ import (
 	"github.com/cavaliergopher/cpio"
 )
 
-// machine is a fake root directory: files by path, a content that begins with → being the target of a symbolic link.
+// machine returns a fake root directory with files by path. A content that begins with → is the
+// target of a symbolic link.
 func machine(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -40,7 +41,7 @@ func machine(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// with is a copy of files with more of them.
+// with returns a copy of files with more of them.
 func with(files map[string]string, more ...string) map[string]string {
 	all := map[string]string{}
 	for name, content := range files {
@@ -60,8 +61,10 @@ const (
 const shmem = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 var card0 = map[string]string{
-	pf + "sriov_totalvfs": "7", pf + "sriov_numvfs": "0", pf + "class": "0x020000", pf + "driver": "→../../drivers/igb",
-	pf + "iommu_group/devices/0000:01:00.0": "", "sys/kernel/iommu_groups/1/x": "", "sys/class/iommu/dmar0/x": "",
+	pf + "sriov_totalvfs": "7", pf + "sriov_numvfs": "0", pf + "class": "0x020000",
+	pf + "driver":                           "→../../drivers/igb",
+	pf + "iommu_group/devices/0000:01:00.0": "", "sys/kernel/iommu_groups/1/x": "",
+	"sys/class/iommu/dmar0/x": "",
 }
 
 func TestChecksOfFiles(t *testing.T) {
@@ -88,7 +91,8 @@ func TestChecksOfFiles(t *testing.T) {
 		{"no ACS", groups, with(card0, pf+"iommu_group/devices/0000:00:01.0", ""), No, "lacks ACS"},
 		{"VF alone", groups, with(card0, pf+"sriov_numvfs", "1", pf+"virtfn0", "→../0000:01:10.0", vf0+"iommu_group/devices/0000:01:10.0", ""), OK, "1 VFs"},
 		{"VF in company", groups, with(card0, pf+"sriov_numvfs", "1", pf+"virtfn0", "→../0000:01:10.0", vf0+"iommu_group/devices/0000:01:10.0", "",
-			vf0+"iommu_group/devices/0000:01:10.2", ""), No, "shares its IOMMU group with 0000:01:10.2"},
+			vf0+"iommu_group/devices/0000:01:10.2", ""), No,
+			"shares its IOMMU group with 0000:01:10.2"},
 		{"nothing to group", groups, nil, No, "no VF"},
 		{"vsock", vsock, map[string]string{"dev/vhost-vsock": ""}, OK, ""},
 		{"no vsock", vsock, nil, No, "no /dev/vhost-vsock"},
@@ -121,7 +125,8 @@ func TestChecksOfFiles(t *testing.T) {
 		if f.Verdict != c.want || !strings.Contains(f.Found, c.found) {
 			t.Errorf("%s: %s %q, want %s with %q", c.name, f.Verdict, f.Found, c.want, c.found)
 		}
-		if f.Verdict == Note && f.Remedy == "" && !slices.Contains([]string{"no huge pages", "stock"}, c.name) {
+		if f.Verdict == Note && f.Remedy == "" &&
+			!slices.Contains([]string{"no huge pages", "stock"}, c.name) {
 			t.Errorf("%s: notes and says not what to do", c.name)
 		}
 		if f.Verdict == No && f.Remedy == "" && c.name != "nothing to group" {
@@ -165,25 +170,29 @@ func TestReport(t *testing.T) {
 		t.Error("a note is no obstacle")
 	}
 	bad := Report{append(good.Findings, no("c", "mend it", "broken"), no("d", "get it", "missing"))}
-	if bad.Node() || bad.Err() == nil || !strings.HasSuffix(bad.Err().Error(), ": broken; missing") {
+	if bad.Node() || bad.Err() == nil ||
+		!strings.HasSuffix(bad.Err().Error(), ": broken; missing") {
 		t.Error(bad.Err())
 	}
 	var out bytes.Buffer
 	bad.Print(&out)
-	if want := "no    c              broken; mend it\n"; !strings.Contains(out.String(), want) || strings.Count(out.String(), "\n") != 4 {
+	if want := "no    c              broken; mend it\n"; !strings.Contains(out.String(), want) ||
+		strings.Count(out.String(), "\n") != 4 {
 		t.Errorf("%s", out.String())
 	}
 }
 
 func TestKVMWithoutADevice(t *testing.T) {
-	if f := kvm(t.Context(), machine(t, nil), nil); f.Verdict != No || !strings.Contains(f.Found, "no /dev/kvm") {
+	if f := kvm(t.Context(), machine(t, nil), nil); f.Verdict != No ||
+		!strings.Contains(f.Found, "no /dev/kvm") {
 		t.Errorf("%+v", f)
 	}
 }
 
 func TestNested(t *testing.T) {
 	for value, want := range map[string]bool{"1": true, "Y": true, "0": false, "N": false} {
-		if got := nested(machine(t, map[string]string{"sys/module/kvm_amd/parameters/nested": value})); got != want {
+		if got := nested(machine(t,
+			map[string]string{"sys/module/kvm_amd/parameters/nested": value})); got != want {
 			t.Errorf("nested=%s: %v", value, got)
 		}
 	}
@@ -193,7 +202,9 @@ func TestNested(t *testing.T) {
 }
 
 func TestEmulatedCPUsAreGivenTime(t *testing.T) {
-	if patienceOf(machine(t, map[string]string{"proc/cpuinfo": "model name : QEMU TCG CPU version 2.5+"})) <= patienceOf(machine(t, nil)) {
+	if patienceOf(
+		machine(t, map[string]string{"proc/cpuinfo": "model name : QEMU TCG CPU version 2.5+"})) <=
+		patienceOf(machine(t, nil)) {
 		t.Error("an emulated CPU is given no more time than a real one")
 	}
 }
@@ -204,17 +215,19 @@ func TestListen(t *testing.T) {
 	if last, err := listen(r, time.Minute, func() {}); err != nil {
 		t.Errorf("a guest that speaks: %q, %v", last, err)
 	}
-	if last, err := listen(strings.NewReader("booting\r\npanic"), time.Minute, func() {}); err == nil || last != "panic" || !strings.Contains(err.Error(), "ended") {
+	if last, err := listen(strings.NewReader("booting\r\npanic"), time.Minute,
+		func() {}); err == nil || last != "panic" || !strings.Contains(err.Error(), "ended") {
 		t.Errorf("a guest that ends: %q, %v", last, err)
 	}
 	r, w = io.Pipe()
 	go fmt.Fprint(w, "Probing EDD\n")
-	if last, err := listen(r, time.Millisecond, func() { w.Close() }); err == nil || !strings.Contains(err.Error(), "hung") {
+	if last, err := listen(r, time.Millisecond, func() { w.Close() }); err == nil ||
+		!strings.Contains(err.Error(), "hung") {
 		t.Errorf("a guest that hangs: %q, %v", last, err)
 	}
 }
 
-// TestProbeInit reads the probe's program and does not run it: it would switch this machine off.
+// TestProbeInit reads the probe's program but does not run it: it would switch this machine off.
 func TestProbeInit(t *testing.T) {
 	f, err := probeInitrd()
 	if err != nil {
@@ -234,7 +247,8 @@ func TestProbeInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, err := elf.NewFile(bytes.NewReader(program))
-	if err != nil || e.Machine != elf.EM_X86_64 || e.Type != elf.ET_EXEC || len(e.Progs) != 1 || e.Progs[0].Filesz != uint64(len(program)) {
+	if err != nil || e.Machine != elf.EM_X86_64 || e.Type != elf.ET_EXEC || len(e.Progs) != 1 ||
+		e.Progs[0].Filesz != uint64(len(program)) {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	if !bytes.HasSuffix(program, []byte(probeWord+"\n")) {
@@ -242,7 +256,8 @@ func TestProbeInit(t *testing.T) {
 	}
 }
 
-// TestProbe boots the probe guest by emulation where there is a kernel to boot, which shows all but KVM itself.
+// TestProbe boots the probe guest under emulation if there is a kernel to boot. That shows
+// everything except KVM itself.
 func TestProbe(t *testing.T) {
 	kernels, _ := filepath.Glob("/boot/vmlinuz-*")
 	if _, err := exec.LookPath(qemu); err != nil || len(kernels) == 0 {

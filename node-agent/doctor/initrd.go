@@ -9,10 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeWord is what the probe guest prints.
+// probeWord is the probe guest's message.
 const probeWord = "fastiov-probe ok"
 
-// probeInitrd is an initramfs whose /init prints probeWord and powers off, in a file that has no name.
+// probeInitrd returns an unnamed file with an initramfs whose /init prints probeWord and powers
+// off.
 func probeInitrd() (*os.File, error) {
 	fd, err := unix.MemfdCreate("initrd", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -21,7 +22,9 @@ func probeInitrd() (*os.File, error) {
 	f := os.NewFile(uintptr(fd), "initrd")
 	init := probeInit()
 	w := cpio.NewWriter(f)
-	err = w.WriteHeader(&cpio.Header{Name: "init", Mode: cpio.TypeReg | 0o755, Size: int64(len(init))})
+	err = w.WriteHeader(&cpio.Header{
+		Name: "init", Mode: cpio.TypeReg | 0o755, Size: int64(len(init)),
+	})
 	if err == nil {
 		_, err = w.Write(init)
 	}
@@ -35,7 +38,8 @@ func probeInitrd() (*os.File, error) {
 	return f, nil
 }
 
-// probeInit is a whole x86-64 program: no compiler is needed where the doctor is, nor anything else of ours.
+// probeInit returns a complete x86-64 program, so the doctor needs neither a compiler nor another
+// program of ours.
 func probeInit() []byte {
 	const (
 		base       = 0x400000
@@ -61,9 +65,11 @@ func probeInit() []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	for _, field := range []any{
-		uint16(exec), uint16(amd), uint32(1), uint64(base + headers), uint64(64), uint64(0), uint32(0), uint16(64), uint16(56), uint16(1),
+		uint16(exec), uint16(amd), uint32(1), uint64(base + headers), uint64(64), uint64(0),
+		uint32(0), uint16(64), uint16(56), uint16(1),
 		uint16(0), uint16(0), uint16(0), // no sections
-		uint32(load), uint32(r | x), uint64(0), uint64(base), uint64(base), size, size, uint64(0x1000),
+		uint32(load), uint32(r | x), uint64(0), uint64(base), uint64(base), size, size,
+		uint64(0x1000),
 	} {
 		_ = binary.Write(&b, binary.LittleEndian, field)
 	}

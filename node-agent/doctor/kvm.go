@@ -16,8 +16,8 @@ import (
 
 const qemu = "qemu-system-x86_64"
 
-// A guest that works always has something to say within a machine's patience; one that hangs has not. An emulated CPU, on which a guest
-// of its own is slow beyond comparison, is given more.
+// A working guest prints something within these times; a hanging guest does not. An emulated CPU
+// gets more time, because a nested guest is very slow on it.
 const (
 	patience         = 10 * time.Second
 	emulatedPatience = time.Minute
@@ -30,16 +30,18 @@ func patienceOf(root string) time.Duration {
 	return patience
 }
 
-// kvm believes in KVM when a guest booted by it has spoken.
+// kvm accepts KVM once a guest that it booted has printed its message.
 func kvm(ctx context.Context, root string, kernel Kernel) Finding {
 	const check, device = "kvm", "dev/kvm"
 	const elsewhere = "use another machine, or `fastiov testbed up`, which emulates one"
 	f, err := os.OpenFile(filepath.Join(root, device), os.O_RDWR, 0)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return no(check, "enable virtualisation in the firmware and modprobe kvm_intel or kvm_amd", "no /%s", device)
+		return no(check, "enable virtualisation in the firmware and modprobe kvm_intel or kvm_amd",
+			"no /%s", device)
 	case errors.Is(err, os.ErrPermission):
-		return no(check, "run as root, or as a member of the group kvm", "/%s may not be opened", device)
+		return no(check, "run as root, or as a member of the group kvm",
+			"/%s may not be opened", device)
 	case err != nil:
 		return no(check, elsewhere, "/%s does not open: %v", device, err)
 	}
@@ -55,7 +57,7 @@ func kvm(ctx context.Context, root string, kernel Kernel) Finding {
 	return ok(check, "ran a guest in %.1f s", took.Seconds())
 }
 
-// Nests tells whether this machine's KVM works and lets its guests use KVM in turn.
+// Nests reports whether this machine's KVM works and lets its guests use KVM too.
 func Nests(ctx context.Context, kernel Kernel) bool {
 	return nested("/") && kvm(ctx, "/", kernel).Verdict == OK
 }
@@ -69,8 +71,10 @@ func nested(root string) bool {
 	return false
 }
 
-// probe boots the guest and returns how long it took to speak.
-func probe(ctx context.Context, accel, kernel string, silence time.Duration) (time.Duration, error) {
+// probe boots the guest and returns how long its message took.
+func probe(
+	ctx context.Context, accel, kernel string, silence time.Duration,
+) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	initrd, err := probeInitrd()
@@ -78,7 +82,8 @@ func probe(ctx context.Context, accel, kernel string, silence time.Duration) (ti
 		return 0, err
 	}
 	defer initrd.Close()
-	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel="+accel, "-cpu", "max", "-m", "256", "-nodefaults", "-no-user-config", "-no-reboot",
+	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel="+accel, "-cpu", "max", "-m",
+		"256", "-nodefaults", "-no-user-config", "-no-reboot",
 		"-display", "none", "-serial", "stdio", "-kernel", kernel, "-initrd", "/proc/self/fd/3",
 		"-append", "console=ttyS0 loglevel=6 panic=-1")
 	cmd.ExtraFiles = []*os.File{initrd}
@@ -104,13 +109,15 @@ func probe(ctx context.Context, accel, kernel string, silence time.Duration) (ti
 	case complaint.Len() > 0:
 		return 0, fmt.Errorf("QEMU: %s", lastLine(complaint.String()))
 	}
-	return 0, fmt.Errorf("a probe guest %w (last console line: %q; QEMU: %v)", err, last, cmd.ProcessState)
+	return 0, fmt.Errorf("a probe guest %w (last console line: %q; QEMU: %v)",
+		err, last, cmd.ProcessState)
 }
 
 var errHung = errors.New("hung")
 
-// listen reads the console until the guest has spoken, ended, or been silent for too long, when it calls stop so that the console ends.
-// It returns the last line read.
+// listen reads the console until the guest has printed its message, has ended, or has been silent
+// for too long; then it calls stop, so that the console ends. It returns the last line that it
+// read.
 func listen(console io.Reader, silence time.Duration, stop func()) (string, error) {
 	var hung atomic.Bool
 	timer := time.AfterFunc(silence, func() { hung.Store(true); stop() })
@@ -124,7 +131,8 @@ func listen(console io.Reader, silence time.Duration, stop func()) (string, erro
 			return probeWord, nil
 		}
 		if hung.Load() {
-			return lastLine(all.String()), fmt.Errorf("%w: it printed nothing for %v", errHung, silence)
+			return lastLine(all.String()), fmt.Errorf("%w: it printed nothing for %v",
+				errHung, silence)
 		}
 		if err != nil {
 			return lastLine(all.String()), fmt.Errorf("ended without a word: %w", err)

@@ -11,16 +11,19 @@ import (
 
 const devices = "sys/bus/pci/devices"
 
-// iommu: without one a VF could reach all of the machine's memory.
+// iommu looks for an IOMMU. Without one, a VF could reach all of the machine's memory.
 func iommu(root string) Finding {
 	units, groups := list(root, "sys/class/iommu"), list(root, "sys/kernel/iommu_groups")
 	if len(groups) == 0 {
-		return no("iommu", "enable VT-d or AMD-Vi in the firmware and boot with intel_iommu=on or amd_iommu=on", "no IOMMU")
+		return no("iommu",
+			"enable VT-d or AMD-Vi in the firmware and boot with intel_iommu=on or amd_iommu=on",
+			"no IOMMU")
 	}
 	return ok("iommu", "%s, %d groups", strings.Join(units, " "), len(groups))
 }
 
-// interrupts: without remapping a VF could raise any interrupt of the machine. The kernel names a remapped interrupt's chip IR-.
+// interrupts looks for interrupt remapping. Without it, a VF could raise any interrupt of the
+// machine. The kernel calls the chip of a remapped interrupt IR-.
 func interrupts(root string) Finding {
 	for _, irq := range list(root, "sys/kernel/irq") {
 		if strings.HasPrefix(read(root, "sys/kernel/irq", irq, "chip_name"), "IR-") {
@@ -28,16 +31,22 @@ func interrupts(root string) Finding {
 		}
 	}
 	if read(root, "sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts") == "Y" {
-		return note("interrupts", "a guest can raise interrupts of the host: enable x2APIC and interrupt remapping in the firmware",
+		return note("interrupts",
+			"a guest can raise interrupts of the host: enable x2APIC and interrupt remapping in the firmware",
 			"not remapped, and vfio is told to accept that")
 	}
-	return no("interrupts", "enable interrupt remapping (x2APIC) in the firmware and do not boot with intremap=off", "interrupts are not remapped")
+	return no("interrupts",
+		"enable interrupt remapping (x2APIC) in the firmware and do not boot with intremap=off",
+		"interrupts are not remapped")
 }
 
 func vfio(root string) Finding {
-	for path, module := range map[string]string{"dev/vfio/vfio": "vfio_iommu_type1", "sys/bus/pci/drivers/vfio-pci": "vfio-pci"} {
+	for path, module := range map[string]string{
+		"dev/vfio/vfio": "vfio_iommu_type1", "sys/bus/pci/drivers/vfio-pci": "vfio-pci",
+	} {
 		if !exists(root, path) {
-			return no("vfio", "modprobe vfio-pci vfio_iommu_type1", "no /%s: the module %s is not loaded", path, module)
+			return no("vfio", "modprobe vfio-pci vfio_iommu_type1",
+				"no /%s: the module %s is not loaded", path, module)
 		}
 	}
 	return ok("vfio", "/dev/vfio/vfio, vfio-pci")
@@ -47,7 +56,7 @@ func vfio(root string) Finding {
 type card struct {
 	bdf, driver string
 	network     bool
-	has, can    int // VFs
+	has, can    int // numbers of VFs
 	vfs         []string
 }
 
@@ -76,7 +85,7 @@ func findCards(root string) []card {
 	return found
 }
 
-// cards wants a network card whose VFs functions can use.
+// cards looks for a network card whose VFs functions can use.
 func cards(root string) Finding {
 	var names []string
 	network := false
@@ -86,16 +95,18 @@ func cards(root string) Finding {
 	}
 	switch {
 	case len(names) == 0:
-		return no("sr-iov", "enable SR-IOV in the firmware, or use a network card that has it", "no device with SR-IOV")
+		return no("sr-iov", "enable SR-IOV in the firmware, or use a network card that has it",
+			"no device with SR-IOV")
 	case !network:
-		return no("sr-iov", "enable SR-IOV of a network card in the firmware", "no network card with SR-IOV, only %s", strings.Join(names, ", "))
+		return no("sr-iov", "enable SR-IOV of a network card in the firmware",
+			"no network card with SR-IOV, only %s", strings.Join(names, ", "))
 	}
 	return ok("sr-iov", "%s", strings.Join(names, ", "))
 }
 
-// groups wants each VF alone in its IOMMU group: a group is what vfio hands out, and what shares it can reach its neighbours without
-// the IOMMU seeing it. Where no VFs exist yet the card tells: if it is grouped with what is above it, its VFs will be too, because
-// a bridge above it lacks ACS.
+// groups checks that each VF is alone in its IOMMU group. vfio gives out whole groups, and devices
+// of one group can reach each other past the IOMMU. If no VFs exist yet, the card is checked: if it
+// shares a group with the bridge above it, its VFs will too, because that bridge lacks ACS.
 func groups(root string) Finding {
 	all := findCards(root)
 	if len(all) == 0 || len(list(root, "sys/kernel/iommu_groups")) == 0 {
@@ -105,14 +116,18 @@ func groups(root string) Finding {
 	for _, c := range all {
 		for _, vf := range c.vfs {
 			if peers := peersOf(root, vf); len(peers) > 0 {
-				return no("iommu groups", "put the card in a slot below a root port with ACS", "VF %s shares its IOMMU group with %s", vf,
+				return no("iommu groups", "put the card in a slot below a root port with ACS",
+					"VF %s shares its IOMMU group with %s", vf,
 					strings.Join(peers, ", "))
 			}
 			single++
 		}
-		if above := slices.DeleteFunc(peersOf(root, c.bdf), func(p string) bool { return sameDevice(p, c.bdf) }); len(c.vfs) == 0 && len(above) > 0 {
+		if above := slices.DeleteFunc(peersOf(root, c.bdf), func(p string) bool {
+			return sameDevice(p, c.bdf)
+		}); len(c.vfs) == 0 && len(above) > 0 {
 			return no("iommu groups", "put the card in a slot below a root port with ACS",
-				"%s shares its IOMMU group with %s, so its VFs would too: a bridge above it lacks ACS", c.bdf, strings.Join(above, ", "))
+				"%s shares its IOMMU group with %s, so its VFs would too: a bridge above it lacks ACS",
+				c.bdf, strings.Join(above, ", "))
 		}
 	}
 	if single == 0 {
@@ -121,18 +136,19 @@ func groups(root string) Finding {
 	return ok("iommu groups", "%d VFs, each alone in its own", single)
 }
 
-// peersOf are the devices in the IOMMU group of bdf other than itself.
+// peersOf returns the other devices in the IOMMU group of bdf.
 func peersOf(root, bdf string) []string {
 	all := list(root, devices, bdf, "iommu_group", "devices")
 	return slices.DeleteFunc(all, func(p string) bool { return p == bdf })
 }
 
-// sameDevice tells functions of one device: their addresses differ after the dot only.
+// sameDevice reports whether both are functions of one device: then their addresses differ only
+// after the dot.
 func sameDevice(a, b string) bool {
 	return strings.TrimRight(a, "01234567") == strings.TrimRight(b, "01234567")
 }
 
-// link is the last element of a symbolic link's target, empty if there is none.
+// link returns the last element of a symbolic link's target, or "" if there is no link.
 func link(path ...string) string {
 	target, err := os.Readlink(filepath.Join(path...))
 	if err != nil {

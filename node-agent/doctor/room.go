@@ -10,7 +10,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-// sharedPages: a guest's memory is shared memory, which has huge pages only where the host allows them.
+// sharedPages checks huge pages of shared memory. A guest's memory is shared, and gets huge pages
+// only if the host allows them.
 func sharedPages(root string) Finding {
 	const file = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 	_, after, _ := strings.Cut(read(root, file), "[")
@@ -22,10 +23,10 @@ func sharedPages(root string) Finding {
 		"no transparent huge pages: each page of 4 KiB is made and mapped for DMA by itself")
 }
 
-// leastRoom is what a hundred sandboxes may write to their logs and records.
+// leastRoom is the most that a hundred sandboxes write to their logs and records.
 const leastRoom = 1 << 30
 
-// roomIn looks at the file system that path is on, or will be.
+// roomIn checks the file system that contains path, or will contain it.
 func roomIn(check, path, remedy string, least int64) Finding {
 	free, total, err := room(path)
 	const mib = 1 << 20
@@ -33,7 +34,8 @@ func roomIn(check, path, remedy string, least int64) Finding {
 	case err != nil:
 		return note(check, remedy, "%s cannot be looked at: %v", path, err)
 	case free < least:
-		return note(check, remedy, "%s has %d of %d MiB free, and may need %d", path, free/mib, total/mib, least/mib)
+		return note(check, remedy, "%s has %d of %d MiB free, and may need %d", path, free/mib,
+			total/mib, least/mib)
 	}
 	return ok(check, "%s has %d of %d MiB free", path, free/mib, total/mib)
 }
@@ -63,20 +65,23 @@ func cache() Finding {
 	return roomIn("image cache", dir, remedy, image.CacheLimit)
 }
 
-// tracing: VMMs of one host have different users, and that alone keeps them from each other's memory.
+// tracing checks who may trace processes. VMMs of one host have different users, and only that
+// keeps them from reading each other's memory.
 func tracing(root string) Finding {
 	const file = "proc/sys/kernel/yama/ptrace_scope"
 	switch scope := read(root, file); scope {
 	case "":
-		return note("tracing", "boot a kernel with Yama", "any process may trace others of its user")
+		return note("tracing", "boot a kernel with Yama",
+			"any process may trace others of its user")
 	case "0":
-		return note("tracing", "sysctl kernel.yama.ptrace_scope=1", "any process may trace others of its user")
+		return note("tracing", "sysctl kernel.yama.ptrace_scope=1",
+			"any process may trace others of its user")
 	default:
 		return ok("tracing", "restricted, scope %s", scope)
 	}
 }
 
-// storms are seen in the kernel's log.
+// storms looks for the kernel's log, /dev/kmsg, in which the agent sees storms of refused accesses.
 func storms(root string) Finding {
 	if !exists(root, "dev/kmsg") {
 		return note("DMA storms", "give the agent /dev/kmsg and CAP_SYSLOG",
@@ -85,7 +90,7 @@ func storms(root string) Finding {
 	return ok("DMA storms", "seen in /dev/kmsg")
 }
 
-// mostVFs is as many as the kernel can tell the settings of in one answer.
+// mostVFs is the number of VFs whose settings fit into one answer of the kernel.
 const mostVFs = 280
 
 func manyVFs(root string) Finding {

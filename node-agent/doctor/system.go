@@ -29,7 +29,7 @@ func vmm() Finding {
 	return confined(path)
 }
 
-// confined tells whether the VMM is one whose system calls are known.
+// confined reports whether the system calls of the VMM are known.
 func confined(path string) Finding {
 	f, err := filter.For(path)
 	if err != nil {
@@ -57,14 +57,16 @@ func vsock(root string) Finding {
 	return ok("vsock", "/%s", device)
 }
 
-// cgroup wants the unified hierarchy, wherever it is mounted, and its one write that ends a whole cgroup.
+// cgroup checks for the unified hierarchy, wherever it is mounted, and for its file that ends a
+// whole cgroup.
 func cgroup(root string) Finding {
 	mount := unified(read(root, "proc/self/mountinfo"))
 	if mount == "" {
 		return no("cgroup", "mount -t cgroup2 none /sys/fs/cgroup", "no cgroup v2 is mounted")
 	}
 	if !canKill(filepath.Join(root, mount)) {
-		return no("cgroup", "run Linux 5.14 or newer, as root", "cgroup v2 on %s has no cgroup.kill", mount)
+		return no("cgroup", "run Linux 5.14 or newer, as root",
+			"cgroup v2 on %s has no cgroup.kill", mount)
 	}
 	controllers := strings.Fields(read(root, mount, "cgroup.controllers"))
 	var missing []string
@@ -74,8 +76,10 @@ func cgroup(root string) Finding {
 		}
 	}
 	if len(missing) > 0 {
-		return note("cgroup", "boot with systemd.unified_cgroup_hierarchy=1, or start with --limits=best-effort, by which rlimits stand in",
-			"v2 on %s with cgroup.kill, without the controllers %s: limits of VMMs cannot be enforced", mount, strings.Join(missing, ", "))
+		return note("cgroup",
+			"boot with systemd.unified_cgroup_hierarchy=1, or start with --limits=best-effort, by which rlimits stand in",
+			"v2 on %s with cgroup.kill, without the controllers %s: limits of VMMs cannot be enforced",
+			mount, strings.Join(missing, ", "))
 	}
 	return ok("cgroup", "v2 on %s with cgroup.kill", mount)
 }
@@ -83,14 +87,16 @@ func cgroup(root string) Finding {
 func unified(mountinfo string) string {
 	for line := range strings.Lines(mountinfo) {
 		before, after, _ := strings.Cut(line, " - ")
-		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") &&
+			len(fields) > 4 {
 			return fields[4]
 		}
 	}
 	return ""
 }
 
-// canKill looks for cgroup.kill below mount, whose own root never has one; where there is no child it makes one to look.
+// canKill looks for cgroup.kill below mount. The root of a hierarchy never has that file; if there
+// is no child, canKill makes one.
 func canKill(mount string) bool {
 	if kills, _ := filepath.Glob(filepath.Join(mount, "*", "cgroup.kill")); len(kills) > 0 {
 		return true
@@ -103,7 +109,8 @@ func canKill(mount string) bool {
 	return exists(trial, "cgroup.kill")
 }
 
-// memlock is about the pages of a microVM, which vfio pins: root raises the limit for each VMM, unless a container took that right away.
+// memlock checks whether root may lock a microVM's memory, which vfio pins. Root raises the limit
+// for each VMM, unless a container took that right away.
 func memlock(root string) Finding {
 	for line := range strings.Lines(read(root, "proc/self/limits")) {
 		if limit, found := strings.CutPrefix(line, "Max locked memory"); found {
@@ -115,12 +122,14 @@ func memlock(root string) Finding {
 	const capSysResource = 24
 	for line := range strings.Lines(read(root, "proc/self/status")) {
 		if mask, found := strings.CutPrefix(line, "CapEff:"); found {
-			if caps, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64); err == nil && caps&(1<<capSysResource) != 0 {
+			if caps, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64); err == nil &&
+				caps&(1<<capSysResource) != 0 {
 				return ok("memlock", "limited, and raised for each VMM")
 			}
 		}
 	}
-	return no("memlock", "ulimit -l unlimited, or grant CAP_SYS_RESOURCE", "locked memory is limited and this user may not raise the limit")
+	return no("memlock", "ulimit -l unlimited, or grant CAP_SYS_RESOURCE",
+		"locked memory is limited and this user may not raise the limit")
 }
 
 func hugePages(root string) Finding {
@@ -130,15 +139,17 @@ func hugePages(root string) Finding {
 	}
 	free, total := read(root, pool, "free_hugepages"), read(root, pool, "nr_hugepages")
 	if total == "0" {
-		return note("huge pages", "for faster DMA mapping write a number to /"+pool+"/nr_hugepages", "none of 2 MiB reserved; microVMs use ordinary pages")
+		return note("huge pages", "for faster DMA mapping write a number to /"+pool+"/nr_hugepages",
+			"none of 2 MiB reserved; microVMs use ordinary pages")
 	}
 	return ok("huge pages", "%s of %s of 2 MiB free", free, total)
 }
 
-// arms are what a kernel of ours does better than a stock one.
+// arms lists what a kernel of ours does better than a stock one.
 func arms(root string) Finding {
 	if !exists(root, "dev/fastiovd") {
-		return note("kernel arms", "", "none: a stock kernel resets each VF when it is opened and zeroes memory when it is pinned")
+		return note("kernel arms", "",
+			"none: a stock kernel resets each VF when it is opened and zeroes memory when it is pinned")
 	}
 	return ok("kernel arms", "fastiovd")
 }
@@ -148,13 +159,13 @@ func exists(path ...string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// read is the trimmed content of a file, empty if there is none.
+// read returns the trimmed content of a file, or "" if there is none.
 func read(path ...string) string {
 	raw, _ := os.ReadFile(filepath.Join(path...))
 	return strings.TrimSpace(string(raw))
 }
 
-// list is the names in a directory, none if there is none.
+// list returns the names in a directory, or nothing if there is none.
 func list(path ...string) []string {
 	entries, _ := os.ReadDir(filepath.Join(path...))
 	var names []string

@@ -17,7 +17,8 @@ func TestTestbedCanBeANode(t *testing.T) {
 		if len(kernels) == 0 {
 			t.Fatal("the host has no kernel in /boot")
 		}
-		report := doctor.Check(t.Context(), func(context.Context) (string, error) { return kernels[0], nil })
+		report := doctor.Check(t.Context(),
+			func(context.Context) (string, error) { return kernels[0], nil })
 		report.Print(t.Output())
 		if err := report.Err(); err != nil {
 			t.Error(err)
