@@ -1,5 +1,5 @@
-// Package beside finds the programs of ours that are not the running one: a build or an
-// installation puts them beside it.
+// Package beside finds our other programs, which a build or an installation puts beside the running
+// one.
 package beside
 
 import (
@@ -16,7 +16,7 @@ import (
 
 const module = "github.com/fastiov/fastiov"
 
-// A Program is a file name, and the module's folder that it is made of.
+// A Program is a file name and the folder of the module that it is built from.
 type Program struct{ Name, source string }
 
 var (
@@ -24,9 +24,10 @@ var (
 	Launcher = Program{"fastiov-vmm", "node-agent/sandbox/jail/vmm"} // becomes the VMM of a sandbox
 )
 
-// Open opens the program. A test's program stands alone but runs in the module's source, so for it
-// the program is built, and gone when it is closed. Any other would build what lies in the directory
-// where somebody happened to start it, and run that as root.
+// Open opens the program. A test's program has no other programs beside it, but it runs in the
+// module's source; so for a test the program is built, and deleted when it is closed. Otherwise
+// nothing is built: the agent would build whatever lies in its working directory and run that as
+// root.
 func (p Program) Open(ctx context.Context) (*os.File, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -37,8 +38,10 @@ func (p Program) Open(ctx context.Context) (*os.File, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return program, err
 	}
-	if flag.Lookup("test.v") == nil { // no test: each defines that flag
-		return nil, fmt.Errorf("the program %s is missing; install the one of this release there, or run make build", path)
+	if flag.Lookup("test.v") == nil { // not a test: every test defines that flag
+		return nil, fmt.Errorf(
+			"the program %s is missing; install the one of this release there, or run make build",
+			path)
 	}
 	return p.build(ctx)
 }
@@ -50,7 +53,8 @@ func (p Program) build(ctx context.Context) (*os.File, error) {
 	}
 	defer os.RemoveAll(dir)
 	built := filepath.Join(dir, p.Name)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", built,
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w",
+		"-o", built,
 		module+"/"+p.source)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -7,10 +7,11 @@ import (
 	"testing"
 )
 
-// TestAnInstalledProgramBuildsNothing: it is started in the module's source, with go at hand.
+// TestAnInstalledProgramBuildsNothing starts one in the module's source, with go available.
 func TestAnInstalledProgramBuildsNothing(t *testing.T) {
 	finder := filepath.Join(t.TempDir(), "finder")
-	if out, err := exec.Command("go", "build", "-o", finder, "./testdata/finder").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", finder,
+		"./testdata/finder").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	said, err := exec.Command(finder).CombinedOutput()
