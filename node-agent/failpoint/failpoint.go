@@ -1,8 +1,10 @@
-// Package failpoint ends the process at a chosen step, so that a test can restart it there and look at what is left.
+// Package failpoint ends the process at a chosen step, so that a test can restart it there and
+// check what is left.
 //
-// Every step at which a crash could lose or double something calls Hit with its name. In an ordinary build Hit is empty and costs
-// nothing. Built with the tag "failpoint", the n-th Hit of the name given by FASTIOV_FAILPOINT=name:n (n counts from 1) kills the
-// process with SIGKILL: no deferred call runs, as if the power of the process had failed.
+// Every step at which a crash could lose or double something calls Hit with its name. In an
+// ordinary build, Hit is empty and costs nothing. With the build tag "failpoint", the n-th Hit of
+// the name in FASTIOV_FAILPOINT=name:n (n counts from 1) kills the process with SIGKILL: no
+// deferred call runs, as if the process had lost its power.
 package failpoint
 
 // Env is the environment variable that arms a failpoint.
@@ -13,33 +15,40 @@ type Name string
 
 // The steps of the VF pool, in the order of a VF's life.
 const (
-	OpenLocked       Name = "vf-open-locked"       // the run directory is ours, nothing else done
-	OpenUndoRecorded Name = "vf-open-undo"         // what was found is recorded, nothing changed yet
-	OpenAutoprobe    Name = "vf-open-autoprobe"    // native drivers no longer claim new VFs
-	OpenCreated      Name = "vf-open-created"      // the VFs exist
-	PrepareUnbound   Name = "vf-prepare-unbound"   // taken from its native driver
-	PrepareOverride  Name = "vf-prepare-override"  // reserved for vfio-pci
-	PrepareBound     Name = "vf-prepare-bound"     // bound to vfio-pci
-	PrepareNetwork   Name = "vf-prepare-network"   // MAC, VLAN, rate, spoof check set
-	ResetBegin       Name = "vf-reset-begin"       // about to be reset
-	ResetDone        Name = "vf-reset-done"        // reset, not yet checked
-	ResetChecked     Name = "vf-reset-checked"     // reset and checked, not yet idle
-	JournalTemp      Name = "vf-journal-temp"      // the new journal entry is written, the old one still counts
-	JournalRenamed   Name = "vf-journal-renamed"   // the new journal entry counts
-	LeaseChosen      Name = "vf-lease-chosen"      // a VF is chosen, the journal does not know
-	LeaseJournalled  Name = "vf-lease-journalled"  // the journal knows, the caller does not
-	OwnerJournalled  Name = "vf-owner-journalled"  // the journal knows the process
-	ReturnBegin      Name = "vf-return-begin"      // the sandbox has ended, the journal still says leased
-	ReturnJournalled Name = "vf-return-journalled" // the journal says resetting, no reset yet
-	UndoBegin        Name = "vf-undo-begin"        // about to put things back
-	UndoVF           Name = "vf-undo-vf"           // one VF is as found, others may not be
-	UndoRestored     Name = "vf-undo-restored"     // all is as found, the record of it is still there
-	UndoForgotten    Name = "vf-undo-forgotten"    // the record is gone, the journal is not yet
+	OpenLocked Name = "vf-open-locked" // the run directory is ours; nothing else is done
+	// the found state is recorded; nothing is changed yet
+	OpenUndoRecorded Name = "vf-open-undo"
+	OpenAutoprobe    Name = "vf-open-autoprobe"   // native drivers no longer claim new VFs
+	OpenCreated      Name = "vf-open-created"     // the VFs exist
+	PrepareUnbound   Name = "vf-prepare-unbound"  // taken from its native driver
+	PrepareOverride  Name = "vf-prepare-override" // reserved for vfio-pci
+	PrepareBound     Name = "vf-prepare-bound"    // bound to vfio-pci
+	PrepareNetwork   Name = "vf-prepare-network"  // MAC, VLAN, rate, spoof check set
+	ResetBegin       Name = "vf-reset-begin"      // about to be reset
+	ResetDone        Name = "vf-reset-done"       // reset, not yet checked
+	ResetChecked     Name = "vf-reset-checked"    // reset and checked, not yet idle
+	// the new journal entry is written; the old one still counts
+	JournalTemp    Name = "vf-journal-temp"
+	JournalRenamed Name = "vf-journal-renamed" // the new journal entry counts
+	LeaseChosen    Name = "vf-lease-chosen"    // a VF is chosen; the journal does not know it yet
+	// the journal knows the lease; the caller does not
+	LeaseJournalled Name = "vf-lease-journalled"
+	OwnerJournalled Name = "vf-owner-journalled" // the journal knows the process
+	// the sandbox has ended; the journal still says leased
+	ReturnBegin      Name = "vf-return-begin"
+	ReturnJournalled Name = "vf-return-journalled" // the journal says resetting; no reset has begun
+	UndoBegin        Name = "vf-undo-begin"        // about to restore what was found
+	UndoVF           Name = "vf-undo-vf"           // one VF is restored; others may not be
+	// everything is restored; its record still exists
+	UndoRestored  Name = "vf-undo-restored"
+	UndoForgotten Name = "vf-undo-forgotten" // the record is deleted; the journal is not yet
 )
 
 // All lists every failpoint.
 var All = []Name{
-	OpenLocked, OpenUndoRecorded, OpenAutoprobe, OpenCreated, PrepareUnbound, PrepareOverride, PrepareBound, PrepareNetwork,
-	ResetBegin, ResetDone, ResetChecked, JournalTemp, JournalRenamed, LeaseChosen, LeaseJournalled, OwnerJournalled,
+	OpenLocked, OpenUndoRecorded, OpenAutoprobe, OpenCreated, PrepareUnbound, PrepareOverride,
+	PrepareBound, PrepareNetwork,
+	ResetBegin, ResetDone, ResetChecked, JournalTemp, JournalRenamed, LeaseChosen, LeaseJournalled,
+	OwnerJournalled,
 	ReturnBegin, ReturnJournalled, UndoBegin, UndoVF, UndoRestored, UndoForgotten,
 }

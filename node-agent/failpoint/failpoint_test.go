@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Every failpoint is listed once, and every one is hit somewhere: a name that no code hits would be a kill that never happens.
+// Every failpoint is listed once, and every one is hit somewhere: a name without a Hit would be a
+// kill that never happens.
 func TestAllAreListedAndHit(t *testing.T) {
 	source, err := os.ReadFile("failpoint.go")
 	if err != nil {
@@ -22,7 +23,8 @@ func TestAllAreListedAndHit(t *testing.T) {
 		listed[name] = true
 	}
 	code := hits(t, "..")
-	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+Name = "([a-z-]+)"`).FindAllStringSubmatch(string(source), -1) {
+	for _, m := range regexp.MustCompile(
+		`(?m)^\t(\w+)\s+Name = "([a-z-]+)"`).FindAllStringSubmatch(string(source), -1) {
 		if !listed[Name(m[2])] {
 			t.Errorf("%s is not in All", m[2])
 		}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// Enabled tells whether this build has failpoints.
+// Enabled reports whether this build has failpoints.
 const Enabled = true
 
 var armed = parse(os.Getenv(Env))
@@ -22,16 +22,17 @@ type arm struct {
 	left atomic.Int64
 }
 
-// Hit marks a step, and ends the process if it is the armed one.
+// Hit marks a step, and kills the process if it is the armed one.
 func Hit(name Name) {
 	if armed == nil || armed.name != name || armed.left.Add(-1) != 0 {
 		return
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // the signal is on its way; nothing after this line may run
+	select {} // the signal was sent; nothing after this line may run
 }
 
-// parse reads name:n. A misspelt failpoint would make a chaos run pass by doing nothing, so it panics.
+// parse reads name:n. It panics on an unknown name: with a misspelt failpoint, a chaos run would
+// pass without testing anything.
 func parse(s string) *arm {
 	if s == "" {
 		return nil

@@ -29,7 +29,8 @@ func TestHitKills(t *testing.T) {
 }
 
 func TestParseRefusesWhatNothingHits(t *testing.T) {
-	for _, s := range []string{"vf-lease-chosen", "vf-lease-chosen:0", "vf-lease-chosen:x", "no-such-point:1"} {
+	for _, s := range []string{"vf-lease-chosen", "vf-lease-chosen:0", "vf-lease-chosen:x",
+		"no-such-point:1"} {
 		func() {
 			defer func() {
 				if recover() == nil {
