@@ -1,9 +1,10 @@
-// Package cgroup keeps the processes of one sandbox together, so that ending them is one write that no fork can outrun.
+// Package cgroup keeps the processes of one sandbox together, so that one write ends them all and
+// no fork can escape it.
 //
-// Each sandbox has a directory fastiov/<id> in the version 2 hierarchy. Its process is born inside it (clone3 with
-// CLONE_INTO_CGROUP), so there is no moment at which the process exists and its cgroup does not know it. Ending is
-// cgroup.kill, then waiting for the kernel to say that the last process is gone, then rmdir. By then every file the
-// process had open is closed: a VF may be reset and leased again.
+// Each sandbox has a directory fastiov/<id> in the version 2 hierarchy. Its process is born inside
+// that cgroup (clone3 with CLONE_INTO_CGROUP), so it is never outside. An end is a write to
+// cgroup.kill, a wait until the kernel reports that the last process is gone, and an rmdir. By then
+// every file that the process had open is closed, so its VF may be reset and leased again.
 package cgroup
 
 import (
@@ -22,34 +23,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bound one sandbox. Those that the host does not offer are not set: see Root.Missing and
-// Root.Unweighted. Where processors or disks are short, a sandbox's part of them is as its part of
-// the memory.
+// Limits bound one sandbox. Limits that the host does not offer are not set: see Root.Missing and
+// Root.Unweighted. When processors or disks are short, each sandbox gets a part in proportion to
+// its memory.
 type Limits struct {
 	MemoryMiB int
 	PIDs      int
 }
 
-// weight is 100 for 256 MiB, in the kernel's bounds.
+// weight returns 100 for 256 MiB, within the kernel's bounds.
 func (l Limits) weight() int { return min(max(l.MemoryMiB*100/256, 1), 10000) }
 
-// Required are the controllers without which a sandbox is not bounded. Those of processors and
-// disks only share out what is short; a kernel may have the controller of disks and no weights.
+// Required lists the controllers without which a sandbox is not bounded. The controllers of
+// processors and disks only divide what is short; a kernel may have the controller of disks without
+// weights.
 var Required = []string{"memory", "pids"}
 
-// needed are the files by which limits are set; the name of each begins with its controller's.
+// needed lists the files that set limits. Each name begins with its controller's name.
 var needed = []string{"cpu.weight", "io.weight", "memory.max", "pids.max"}
 
-// A Root is the directory under which the sandboxes' cgroups live.
+// A Root is the parent directory of the sandboxes' cgroups.
 type Root struct {
-	path       string
-	patience   time.Duration
-	Missing    []string // required controllers that cannot be used: their limits are not enforced
-	Why        error    // the first of them cannot
-	Unweighted []string // controllers by whose weights nothing is shared out
+	path     string
+	patience time.Duration
+	// required controllers that cannot be used, so their limits are not enforced
+	Missing    []string
+	Why        error    // why the first of them cannot be used
+	Unweighted []string // controllers whose weights cannot be used
 }
 
-// Open makes (or finds) the directory name in the host's version 2 hierarchy and turns on the controllers it needs.
+// Open makes or finds the directory name in the host's version 2 hierarchy and turns on the
+// controllers it needs.
 func Open(name string) (*Root, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -58,17 +62,19 @@ func Open(name string) (*Root, error) {
 	defer mounts.Close()
 	top := mountOf(bufio.NewScanner(mounts))
 	if top == "" {
-		return nil, errors.New("no cgroup version 2 hierarchy is mounted: mount -t cgroup2 none /sys/fs/cgroup")
+		return nil, errors.New(
+			"no cgroup version 2 hierarchy is mounted: mount -t cgroup2 none /sys/fs/cgroup")
 	}
 	r := &Root{path: filepath.Join(top, name), patience: patience}
 	if err := os.Mkdir(r.path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("cgroup %s cannot be made (root is needed, or a delegated hierarchy): %w", r.path, err)
+		return nil, fmt.Errorf(
+			"cgroup %s cannot be made (root is needed, or a delegated hierarchy): %w", r.path, err)
 	}
 	r.look(top)
 	return r, nil
 }
 
-// look turns on the controllers and notes those that cannot be used.
+// look turns on the controllers and records those that cannot be used.
 func (r *Root) look(top string) {
 	for _, file := range needed {
 		controller, _, _ := strings.Cut(file, ".")
@@ -83,7 +89,8 @@ func (r *Root) look(top string) {
 	}
 }
 
-// enable turns on a controller below top and the root, which then has the file.
+// enable turns on a controller in top and in the root, so that cgroups below the root have the
+// file.
 func (r *Root) enable(top, controller, file string) error {
 	for _, dir := range []string{top, r.path} {
 		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0)
@@ -98,25 +105,27 @@ func (r *Root) enable(top, controller, file string) error {
 	return nil
 }
 
-// mountOf returns where cgroup2 is mounted: /sys/fs/cgroup, or /sys/fs/cgroup/unified where version 1 is mounted beside it.
+// mountOf returns where cgroup2 is mounted: /sys/fs/cgroup, or /sys/fs/cgroup/unified beside
+// version 1.
 func mountOf(mountinfo *bufio.Scanner) string {
 	for mountinfo.Scan() {
 		before, after, _ := strings.Cut(mountinfo.Text(), " - ")
-		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") &&
+			len(fields) > 4 {
 			return fields[4]
 		}
 	}
 	return ""
 }
 
-// ID is the kernel's number for the directory.
+// ID returns the kernel's number of the directory.
 func (r *Root) ID() (uint64, error) {
 	var s unix.Stat_t
 	err := unix.Stat(r.path, &s)
 	return s.Ino, err
 }
 
-// Remove takes the root directory away, if no sandbox is left in it.
+// Remove removes the root directory if no sandbox is left in it.
 func (r *Root) Remove() { _ = unix.Rmdir(r.path) }
 
 // Names lists the cgroups under the root.
@@ -131,12 +140,13 @@ func (r *Root) Names() []string {
 	return names
 }
 
-// Group is the cgroup called name, whether it exists or not.
+// Group returns the cgroup called name, whether it exists or not.
 func (r *Root) Group(name string) *Group {
 	return &Group{path: filepath.Join(r.path, name), patience: r.patience}
 }
 
-// Create makes a new cgroup; that it exists already is an error, because it then belongs to someone.
+// Create makes a new cgroup. If it exists already, that is an error, because it belongs to another
+// sandbox.
 func (r *Root) Create(name string, limits Limits) (*Group, error) {
 	g := r.Group(name)
 	if err := os.Mkdir(g.path, 0o755); err != nil {
@@ -159,7 +169,7 @@ func (g *Group) limit(limits Limits, missing []string) error {
 	weight := strconv.Itoa(limits.weight())
 	swap := set("memory.swap.max", "0")
 	if errors.Is(swap, fs.ErrNotExist) {
-		swap = nil // a kernel without swap
+		swap = nil // this kernel has no swap
 	}
 	return errors.Join(
 		set("memory.max", strconv.Itoa(limits.MemoryMiB<<20)), swap,
@@ -201,8 +211,8 @@ func (g *Group) PIDs() []int {
 	return pids
 }
 
-// Events is what the kernel counted of the limits that the cgroup met, such as oom_kill, in a line for
-// each controller that the host has.
+// Events returns what the kernel counted when the cgroup met its limits, such as oom_kill, in a
+// line for each controller of the host.
 func (g *Group) Events() string {
 	said := ""
 	for _, file := range []string{"memory.events", "pids.events"} {
@@ -213,15 +223,17 @@ func (g *Group) Events() string {
 	return said
 }
 
-// Kill ends every process of the cgroup, waits until they have released all they held, and removes
-// the cgroup. It may run twice, also at the same time. Its error says that the cgroup stays.
+// Kill ends every process of the cgroup, waits until they have released everything, and removes the
+// cgroup. It may run twice, also at the same time. An error means that the cgroup is still there.
 func (g *Group) Kill() error {
-	for range 3 { // a frozen process dies too; one just being born may need one more round
+	// a frozen process dies too; a process that is just being born may need one more round
+	for range 3 {
 		if g.write("cgroup.kill", "1") != nil {
-			break // gone already
+			break // it has gone already
 		}
 		if err := g.await("populated 0"); err != nil {
-			return fmt.Errorf("%w; pids %v are still in it: see their /proc/PID/stack", err, g.PIDs())
+			return fmt.Errorf("%w; pids %v are still in it: see their /proc/PID/stack",
+				err, g.PIDs())
 		}
 		if err := unix.Rmdir(g.path); err == nil || errors.Is(err, unix.ENOENT) {
 			return nil
@@ -233,10 +245,10 @@ func (g *Group) Kill() error {
 	return nil
 }
 
-// Freeze stops the cgroup's processes where they are and returns when all have stopped; Thaw lets them go on.
+// Freeze stops the cgroup's processes and returns when all have stopped. Thaw lets them go on.
 func (g *Group) Freeze() error { return g.freeze("1") }
 
-// Thaw undoes Freeze. It bears that nothing is frozen.
+// Thaw undoes Freeze. If nothing is frozen, it does nothing.
 func (g *Group) Thaw() error { return g.freeze("0") }
 
 func (g *Group) freeze(value string) error {
@@ -248,11 +260,11 @@ func (g *Group) freeze(value string) error {
 
 const (
 	patience = 30 * time.Second // a VMM that unpins much memory takes seconds to die
-	lookAt   = time.Second      // whoever removes the cgroup may take its last event with it
+	lookAt   = time.Second      // if somebody else removes the cgroup, its last event may be lost
 )
 
-// await returns when the kernel reports that state of the cgroup, or the cgroup has gone. The kernel
-// wakes the poller of an open cgroup.events at each change since that file was last read.
+// await returns when the kernel reports that state of the cgroup, or when the cgroup has gone. The
+// kernel wakes the poller of an open cgroup.events at each change since the file was last read.
 func (g *Group) await(state string) error {
 	events, err := os.Open(filepath.Join(g.path, "cgroup.events"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -45,7 +45,8 @@ func killed(t *testing.T, g *Group) {
 	}
 }
 
-// missing ends a test for want of something that continuous integration has: there it fails.
+// missing skips a test because something is missing on this machine; in continuous integration it
+// fails the test.
 func missing(t *testing.T, why error) {
 	t.Helper()
 	if os.Getenv("FASTIOV_CI") != "" {
@@ -113,7 +114,7 @@ func TestCreateRefusesASecondOwner(t *testing.T) {
 	}
 }
 
-// limited are the files of a cgroup of 64 MiB and 16 processes.
+// limited holds the limit files of a cgroup of 64 MiB and 16 processes.
 var limited = map[string]string{"memory.max": "67108864", "memory.swap.max": "0",
 	"pids.max": "16", "cpu.weight": "25", "io.weight": "default 25"}
 
@@ -128,7 +129,7 @@ func TestAHostThatOffersAllLimitsAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for file, want := range limited {
-		want = strings.TrimPrefix(want, "default ") // which the kernel adds
+		want = strings.TrimPrefix(want, "default ") // the kernel adds that word
 		if got, err := os.ReadFile(filepath.Join(g.path, file)); err != nil || string(got) != want {
 			t.Errorf("%s is %q, want %s (%v)", file, got, want, err)
 		}
@@ -170,8 +171,9 @@ func TestWeightsAreNoConfinement(t *testing.T) {
 	}{
 		"all":             {needed, nil, nil},
 		"no disk weights": {[]string{"cpu.weight", "memory.max", "pids.max"}, nil, []string{"io"}},
-		"no memory":       {[]string{"cpu.weight", "io.weight", "pids.max"}, []string{"memory"}, nil},
-		"nothing":         {nil, []string{"memory", "pids"}, []string{"cpu", "io"}},
+		"no memory": {[]string{"cpu.weight", "io.weight", "pids.max"},
+			[]string{"memory"}, nil},
+		"nothing": {nil, []string{"memory", "pids"}, []string{"cpu", "io"}},
 	} {
 		top := t.TempDir()
 		r := &Root{path: filepath.Join(top, "fastiov")}
@@ -197,7 +199,8 @@ func TestMountOf(t *testing.T) {
 	for name, c := range map[string]struct{ mountinfo, want string }{
 		"unified": {"29 22 0:25 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw", "/sys/fs/cgroup"},
 		"hybrid": {"30 22 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n31 30 0:27 / /sys/fs/cgroup/pids rw shared:4 - cgroup cgroup rw,pids\n" +
-			"32 30 0:28 / /sys/fs/cgroup/unified rw shared:5 - cgroup2 cgroup2 rw", "/sys/fs/cgroup/unified"},
+			"32 30 0:28 / /sys/fs/cgroup/unified rw shared:5 - cgroup2 cgroup2 rw",
+			"/sys/fs/cgroup/unified"},
 		"none": {"31 30 0:27 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids", ""},
 	} {
 		if got := mountOf(bufio.NewScanner(strings.NewReader(c.mountinfo))); got != c.want {
@@ -234,8 +237,8 @@ func TestFrozenProcessesStandStillAndDie(t *testing.T) {
 	}
 }
 
-// TestWhatStaysIsNamed: its tracer holds a killed process where its exit begins, as a driver that
-// does not give memory back would.
+// A tracer holds a killed process at the beginning of its exit, like a driver that does not release
+// memory. The error names that process.
 func TestWhatStaysIsNamed(t *testing.T) {
 	runtime.LockOSThread() // the tracer is a thread
 	defer runtime.UnlockOSThread()
@@ -258,7 +261,7 @@ func TestWhatStaysIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := cmd.Process.Pid
-	stopped := func() { // at its exec, then at its exit
+	stopped := func() { // first at its exec, then at its exit
 		var status syscall.WaitStatus
 		if _, err := syscall.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
 			t.Fatalf("status %#x, %v", status, err)
@@ -271,7 +274,8 @@ func TestWhatStaysIsNamed(t *testing.T) {
 	}
 	err = g.Kill()
 	said := fmt.Sprintf("pids [%d] are still in it", pid)
-	if err == nil || !strings.Contains(err.Error(), g.path) || !strings.Contains(err.Error(), said) {
+	if err == nil || !strings.Contains(err.Error(), g.path) ||
+		!strings.Contains(err.Error(), said) {
 		t.Errorf("%v, want %q", err, said)
 	}
 	if names := r.Names(); len(names) != 1 {

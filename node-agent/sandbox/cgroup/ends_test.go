@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(leakless{m}) }
 
-// leakless fails tests that leave goroutines, where no testbed is up that has some.
+// leakless fails tests that leave goroutines behind, except in a testbed, which has some.
 type leakless struct{ *testing.M }
 
 func (m leakless) Run() int {
@@ -33,10 +33,10 @@ func (m leakless) Run() int {
 	return code
 }
 
-// As many end at once as a burst that failed leaves: each is gone when its Kill returns.
+// As many sandboxes end at once as a failed burst leaves. Each has gone when its Kill returns.
 func TestHundredsEndAtOnce(t *testing.T) { endAtOnce(t, 300) }
 
-// Ends need none of the kernel's inotify instances, of which a user has 128 on most hosts.
+// Kill needs no inotify instance of the kernel, of which a user has only 128 on most hosts.
 func TestHundredsEndWithoutInotify(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		const instances = 16
@@ -44,7 +44,7 @@ func TestHundredsEndWithoutInotify(t *testing.T) {
 		if err := os.WriteFile(limit, []byte(strconv.Itoa(instances)), 0); err != nil {
 			t.Fatal(err)
 		}
-		for range instances { // all that there may be are taken
+		for range instances { // use up all instances
 			if fd, err := unix.InotifyInit1(unix.IN_CLOEXEC); err == nil {
 				defer unix.Close(fd)
 			}
@@ -57,7 +57,7 @@ func TestHundredsEndWithoutInotify(t *testing.T) {
 	})
 }
 
-// A cgroup tells which of its limits its processes met.
+// A cgroup reports which of its limits its processes met.
 func TestEventsNameTheLimit(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		r, err := cgroup.Open("fastiov-events")
@@ -81,14 +81,15 @@ func TestEventsNameTheLimit(t *testing.T) {
 			t.Error("it has two processes")
 		}
 		events := g.Events()
-		if !strings.Contains(events, "memory.events: low 0") || !strings.Contains(events, "pids.events: max ") ||
+		if !strings.Contains(events, "memory.events: low 0") ||
+			!strings.Contains(events, "pids.events: max ") ||
 			strings.Contains(events, "pids.events: max 0") {
 			t.Errorf("%q", events)
 		}
 	})
 }
 
-// endAtOnce ends that many cgroups of one process each.
+// endAtOnce ends many cgroups of one process each.
 func endAtOnce(t *testing.T, many int) {
 	t.Helper()
 	if os.Geteuid() != 0 {
