@@ -1,8 +1,9 @@
-// Package life is the one way a sandbox ends.
+// Package life implements the one way in which a sandbox ends.
 //
-// Many things may end a sandbox: its caller, a cancelled start, a VMM that dies, a guest that powers off. Each of them calls End; the
-// first cause is kept. One goroutine, the driver's, waits for the Context to end, takes down all there is and says Over. Everybody else waits for
-// Done. Whatever a driver blocks on must be released by that taking down; then no wait needs a second way out.
+// Many things may end a sandbox: its caller, a cancelled start, a VMM that dies, a guest that
+// powers off. Each of them calls End, and the first cause is kept. One goroutine of the driver
+// waits for the Context, tears everything down and calls Over. All others wait for Done. The
+// teardown must release everything that a driver blocks on; then no wait needs a second way out.
 package life
 
 import (
@@ -12,7 +13,7 @@ import (
 
 var errClosed = errors.New("closed by its owner")
 
-// A Life is one sandbox's. Its Done, Err and Close are those of sandbox.Sandbox.
+// A Life is the life of one sandbox. Its Done, Err and Close implement those of sandbox.Sandbox.
 type Life struct {
 	ending context.Context
 	cancel context.CancelCauseFunc
@@ -20,23 +21,24 @@ type Life struct {
 	err    error
 }
 
-// New begins a life.
+// New returns the life of a new sandbox.
 func New() *Life {
 	l := &Life{done: make(chan struct{})}
 	l.ending, l.cancel = context.WithCancelCause(context.Background())
 	return l
 }
 
-// End begins the end; the first cause counts. It does not wait.
+// End begins the end of the sandbox. Only the first cause counts. End does not wait.
 func (l *Life) End(cause error) { l.cancel(cause) }
 
-// Context ends with the first End, whose cause is its cause.
+// Context is cancelled by the first End; context.Cause returns that End's cause.
 func (l *Life) Context() context.Context { return l.ending }
 
-// Cause is that of the first End, or nil. Closing has a cause too.
+// Cause returns the cause of the first End, or nil. Close has a cause too.
 func (l *Life) Cause() error { return context.Cause(l.ending) }
 
-// Over says that nothing is left. explain may add what is known to a cause that is not the owner's wish.
+// Over reports that nothing is left of the sandbox. If its owner did not end it, explain may add to
+// the cause.
 func (l *Life) Over(explain func(cause error) error) {
 	if cause := l.Cause(); cause != errClosed {
 		l.err = explain(cause)
@@ -47,7 +49,7 @@ func (l *Life) Over(explain func(cause error) error) {
 // Done is closed when nothing is left of the sandbox.
 func (l *Life) Done() <-chan struct{} { return l.done }
 
-// Err is, after Done, why the sandbox ended; nil if its owner closed it.
+// Err returns, after Done, why the sandbox ended, or nil if its owner closed it.
 func (l *Life) Err() error {
 	select {
 	case <-l.done:
@@ -63,8 +65,9 @@ func (l *Life) Close() {
 	<-l.done
 }
 
-// Begin runs boot, the start of a sandbox whose taking down is set up by boot itself. If boot fails, or ctx ends before boot has
-// returned, the sandbox has ended when Begin returns, and the error is why.
+// Begin runs boot, which starts the sandbox. boot must start the goroutine that tears the sandbox
+// down before it can fail. If boot fails, or ctx ends before boot returns, the sandbox has ended
+// when Begin returns, and the error is the reason.
 func (l *Life) Begin(ctx context.Context, boot func() error) error {
 	stop := context.AfterFunc(ctx, func() { l.End(context.Cause(ctx)) })
 	err := boot()

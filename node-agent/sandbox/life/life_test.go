@@ -13,7 +13,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var errDied = errors.New("died")
 
-// tended is a life whose taking down adds a word to the cause.
+// tended returns a life whose teardown adds a word to the cause.
 func tended() *Life {
 	l := New()
 	go func() {
@@ -51,11 +51,19 @@ func TestBegin(t *testing.T) {
 		boot func(l *Life, leave func()) error
 		want error
 	}{
-		"works":           {func(*Life, func()) error { return nil }, nil},
-		"fails":           {func(*Life, func()) error { return errDied }, errDied},
-		"caller leaves":   {func(l *Life, leave func()) error { leave(); <-l.Done(); return errors.New("woken") }, gone},
+		"works": {func(*Life, func()) error { return nil }, nil},
+		"fails": {func(*Life, func()) error { return errDied }, errDied},
+		"caller leaves": {func(l *Life, leave func()) error {
+			leave()
+			<-l.Done()
+			return errors.New("woken")
+		}, gone},
 		"caller too late": {func(l *Life, leave func()) error { leave(); return nil }, gone},
-		"dies meanwhile":  {func(l *Life, _ func()) error { l.End(errDied); <-l.Done(); return errors.New("woken") }, errDied},
+		"dies meanwhile": {func(l *Life, _ func()) error {
+			l.End(errDied)
+			<-l.Done()
+			return errors.New("woken")
+		}, errDied},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
