@@ -89,8 +89,7 @@ func (r *Root) look(top string) {
 	}
 }
 
-// enable turns on a controller in top and in the root, so that cgroups below the root have the
-// file.
+// enable turns on a controller in top, which gives the root the file, and in the root.
 func (r *Root) enable(top, controller, file string) error {
 	for _, dir := range []string{top, r.path} {
 		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0)
