@@ -17,21 +17,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a program in the VMM's place tries, beside what probe_test.go has. An answer without an
-// error is a success.
+// What a program in the VMM's place tries, in addition to the answers in probe_test.go. An answer
+// without an error means that it succeeded.
 func init() {
 	for verb, try := range map[string]func(string) (string, error){
 		"get":  get,
 		"dial": dial,
 		"bind": bind,
-		"read": func(path string) (string, error) { b, err := os.ReadFile(path); return fmt.Sprint(len(b) > 0), err },
+		"read": func(path string) (string, error) {
+			b, err := os.ReadFile(path)
+			return fmt.Sprint(len(b) > 0), err
+		},
 		"open": func(path string) (string, error) {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			f.Close()
 			return "", err
 		},
-		"make":   func(path string) (string, error) { f, err := os.Create(path); f.Close(); return "", err },
-		"mknod":  func(path string) (string, error) { return "", unix.Mknod(path, unix.S_IFCHR|0o600, 0) },
+		"make": func(path string) (string, error) {
+			f, err := os.Create(path)
+			f.Close()
+			return "", err
+		},
+		"mknod": func(path string) (string, error) {
+			return "", unix.Mknod(path, unix.S_IFCHR|0o600, 0)
+		},
 		"family": family,
 		"call":   call,
 		"fill":   fill,
@@ -41,15 +50,17 @@ func init() {
 		"raise": func(string) (string, error) {
 			return "", unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 1 << 40, Max: 1 << 40})
 		},
-		"become":    func(string) (string, error) { return "", unix.Setuid(0) },
-		"execute":   func(path string) (string, error) { return "", unix.Exec(path, []string{path, probeName}, nil) },
+		"become": func(string) (string, error) { return "", unix.Setuid(0) },
+		"execute": func(path string) (string, error) {
+			return "", unix.Exec(path, []string{path, probeName}, nil)
+		},
 		"executeat": executeAt,
 	} {
 		answers[verb] = try
 	}
 }
 
-// get asks our API as its well-known user.
+// get calls our API as its well-known user.
 func get(address string) (string, error) {
 	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/api/v1/namespaces", nil)
 	if err != nil {
@@ -105,7 +116,7 @@ func family(number string) (string, error) {
 	return "", unix.Close(fd)
 }
 
-// call makes a system call of up to three numbers.
+// call makes a system call with up to three numeric arguments.
 func call(words string) (string, error) {
 	var args [4]uintptr
 	for i, word := range strings.Fields(words) {
@@ -129,7 +140,7 @@ func call(words string) (string, error) {
 	return "", nil
 }
 
-// fill writes 64 MiB to the log that it was given.
+// fill writes 64 MiB to the log that it inherited.
 func fill(string) (string, error) {
 	log := os.NewFile(3, "log")
 	for range 64 {
@@ -140,7 +151,7 @@ func fill(string) (string, error) {
 	return "", nil
 }
 
-// breed forks until it cannot, and says at how many children that was.
+// breed forks until that fails, and reports the number of children.
 func breed(string) (string, error) {
 	for n := 0; ; n++ {
 		child, _, errno := unix.RawSyscall(unix.SYS_FORK, 0, 0, 0)
@@ -163,20 +174,22 @@ func executeAt(path string) (string, error) {
 		return "", err
 	}
 	words := []*byte{name, &[]byte(probeName + "\x00")[0], nil}
-	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, 0, uintptr(unsafe.Pointer(name)), uintptr(unsafe.Pointer(&words[0])), 0, 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, 0, uintptr(unsafe.Pointer(name)),
+		uintptr(unsafe.Pointer(&words[0])), 0, 0, 0)
 	return "", errno
 }
 
-// crash dies as a C program does.
+// crash ends as a crashing C program does.
 func crash(string) (string, error) {
 	var byDefault [4]uint64
-	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSEGV), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSEGV),
+		uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
 	var nowhere *int
 	*nowhere = 1
 	return "", nil
 }
 
-// takeCID gives the vsock that it was given another CID.
+// takeCID sets another CID on the vsock that it inherited.
 func takeCID(cid string) (string, error) {
 	var n uint64
 	if _, err := fmt.Sscan(cid, &n); err != nil {
@@ -187,19 +200,20 @@ func takeCID(cid string) (string, error) {
 
 func setCID(fd int, cid uint64) error {
 	const setGuestCID = 0x4008af60
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), setGuestCID, uintptr(unsafe.Pointer(&cid))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), setGuestCID,
+		uintptr(unsafe.Pointer(&cid))); errno != 0 {
 		return errno
 	}
 	return nil
 }
 
-// The user of every OpenWhisk that was never set up.
+// The well-known user of an OpenWhisk that was never set up.
 const (
 	wellKnownUser = "23bc46b1-71f6-4ed5-8c54-816aa4f8c502"
 	wellKnownKey  = "123zO3xZCLrMN6v2BKK1dXYFpXlPkccOFqm12CdAsMgRU4VrNZ9lyGVCGuMDGIwP"
 )
 
-// api stands for the invoker: it answers to the well-known user alone.
+// api stands for the invoker: it answers only the well-known user.
 func api() (address string, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

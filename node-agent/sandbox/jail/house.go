@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A house is the file system that all rooms share, read-only: programs, their libraries and their
-// data, each mounted where it is on the host, and a /proc in which a process sees itself alone. It
-// is a mount namespace without a process; a room is a copy.
+// A house is the read-only file system that all rooms share: programs, their libraries and their
+// data, each mounted at its path on the host, and a /proc in which a process sees only itself. It
+// is a mount namespace without a process; a room is a copy of it.
 type house struct{ mounts *os.File }
 
-// vfDir is where a room has the directory of its VF, as sysfs has it on the host.
+// vfDir is the directory of a room that contains its VF's directory, as in the host's sysfs.
 const vfDir = "/dev/pci"
 
 func newHouse(paths []string) (h house, err error) {
@@ -43,19 +43,22 @@ func newHouse(paths []string) (h house, err error) {
 	return h, nil
 }
 
-// apart runs f on a thread of its own, which ends with it; spaces is the directory of that thread's
+// apart runs f on a new thread, which ends with f. spaces is the directory of that thread's
 // namespaces.
 func apart(f func(spaces int) error) error {
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread is not fit for anything else
-		// But the first one cannot end, and is the process in /proc: hold it, take another.
+		// never unlocked, because the thread cannot be used for anything else
+		runtime.LockOSThread()
+		// The first thread cannot end, and /proc shows it as the process: keep it and take another
+		// one.
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
 			failed <- apart(f)
 			return
 		}
-		spaces, err := unix.Open("/proc/thread-self/ns", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		spaces, err := unix.Open("/proc/thread-self/ns",
+			unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			failed <- os.NewSyscallError("open /proc/thread-self/ns", err)
 			return
@@ -74,17 +77,19 @@ func openSpace(spaces int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// build makes the thread's mount namespace the house: parts on a tmpfs, which becomes the root, and
-// of the host nothing else.
+// build turns the thread's mount namespace into the house: parts on a tmpfs, which becomes the
+// root, and nothing else of the host.
 func build(parts []string) error {
-	const site = "/sys" // a directory that every host has and that holds no part
+	const site = "/sys" // a directory that every host has and that contains no part
 	var todo script
 	todo.mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
-	todo.mount("tmpfs", site, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m,nr_inodes=4k")
+	todo.mount("tmpfs", site, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
+		"mode=0755,size=1m,nr_inodes=4k")
 	for _, dir := range []string{"/dev", "/proc"} {
 		todo.do("", func() error { return os.Mkdir(site+dir, 0o755) })
 	}
-	todo.mount("proc", site+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "hidepid=ptraceable,subset=pid")
+	todo.mount("proc", site+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+		"hidepid=ptraceable,subset=pid")
 	for _, part := range parts {
 		todo.do("", func() error { return point(part, site+part) })
 		todo.mount(part, site+part, "", unix.MS_BIND, "")
@@ -99,7 +104,7 @@ func build(parts []string) error {
 	return todo.failed
 }
 
-// point makes what a part is mounted on.
+// point makes the mount point of a part.
 func point(part, at string) error {
 	info, err := os.Stat(part)
 	if err != nil {
@@ -118,11 +123,11 @@ func point(part, at string) error {
 	return f.Close()
 }
 
-// A script is steps of which the first that fails is the last: those after it may be meant for
-// another root than the one they would find.
+// A script is a sequence of steps. After the first failure it does no more steps: they could hit
+// another root than the one they are meant for.
 type script struct{ failed error }
 
-// do does a step; call is the system call that it is, if it is one.
+// do does a step. call is the name of the step's system call, or "".
 func (s *script) do(call string, step func() error) {
 	if s.failed != nil {
 		return
@@ -141,13 +146,14 @@ func (s *script) mount(source, target, kind string, flags uintptr, options strin
 	})
 }
 
-// libraryCache is by what the loader finds libraries in directories that are not its own.
+// libraryCache is the file by which the loader finds libraries outside its own directories.
 const libraryCache = "/etc/ld.so.cache"
 
-// libraryPath is a path in what the dynamic loader says about one library.
+// libraryPath matches the path in a line of the dynamic loader's output.
 var libraryPath = regexp.MustCompile(`(?m)(?:=> |^\s)(/\S+) \(0x`)
 
-// partsOf is paths, where they lead by symbolic links, and what the programs among them load.
+// partsOf returns the paths, with symbolic links resolved, and the files that the programs among
+// them load.
 func partsOf(paths []string) (parts []string, err error) {
 	seen := map[string]bool{}
 	add := func(path string) {
@@ -162,7 +168,7 @@ func partsOf(paths []string) (parts []string, err error) {
 			return nil, err
 		}
 		add(path)
-		add(given) // as the program asks for it
+		add(given) // under the name by which the program asks for it
 		loader, err := loaderOf(path)
 		if err != nil {
 			return nil, err
@@ -185,8 +191,8 @@ func partsOf(paths []string) (parts []string, err error) {
 	return parts, nil
 }
 
-// librariesOf is what the loader finds for the program without an environment: it has none in a
-// room either.
+// librariesOf returns the libraries that the loader finds for the program with an empty
+// environment, as in a room.
 func librariesOf(program, loader string) (paths []string, err error) {
 	cmd := exec.Command(loader, "--list", program)
 	cmd.Env = []string{}
@@ -200,8 +206,8 @@ func librariesOf(program, loader string) (paths []string, err error) {
 	return paths, nil
 }
 
-// loaderOf is the dynamic loader that a program asks for; empty for what is no program or needs
-// none.
+// loaderOf returns the dynamic loader that a program asks for, or "" if the file is not a program
+// or needs no loader.
 func loaderOf(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -209,7 +215,7 @@ func loaderOf(path string) (string, error) {
 	}
 	f, err := elf.Open(path)
 	if err != nil {
-		return "", nil // it is data
+		return "", nil // the file is data
 	}
 	defer f.Close()
 	for _, p := range f.Progs {

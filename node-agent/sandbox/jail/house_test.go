@@ -17,7 +17,8 @@ func TestTheEnvironmentFindsNoLibraries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	libc := slices.IndexFunc(want, func(part string) bool { return strings.HasPrefix(filepath.Base(part), "libc.") })
+	libc := slices.IndexFunc(want,
+		func(part string) bool { return strings.HasPrefix(filepath.Base(part), "libc.") })
 	if libc < 0 {
 		t.Skipf("%s loads no libc: %v", shell, want)
 	}
@@ -26,7 +27,8 @@ func TestTheEnvironmentFindsNoLibraries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(other, filepath.Base(want[libc])), content, 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(other, filepath.Base(want[libc])),
+		content, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("LD_LIBRARY_PATH", other)

@@ -1,19 +1,18 @@
-// Package jail confines the one process of a sandbox, its VMM: a user and a cgroup of its own, a
-// room in which there is nothing but what it needs, limits, and no system call that it has no use
-// for.
+// Package jail confines the one process of a sandbox, its VMM. The VMM has its own user and cgroup,
+// a room that contains only what it needs, limits, and only the system calls that it has a use for.
 //
-//	Build   cgroup made, user chosen                                        nothing runs yet
-//	Start   the launcher is born inside the cgroup, as process 1 of a pid   it waits for the driver before it touches the VF
-//	        namespace; it goes into a room that was made ahead, makes the
-//	        node of its VFIO group there, and becomes the VMM
-//	Close   cgroup killed, room gone with its process, user free again
+//	Build   makes the cgroup and chooses the user; nothing runs yet
+//	Start   the launcher is born inside the cgroup, as process 1 of a pid namespace. It enters a
+//	        room that was made ahead, makes the node of its VFIO group there, and becomes the VMM,
+//	        which waits for the driver before it touches the VF
+//	Close   kills the cgroup; the room goes with its process, and the user is free again
 //
-// What takes long is made ahead: the house (house.go), which all share, and the rooms (room.go). On
-// the path are a clone, the launcher's exec (vmm/), four changes of namespace, a mknod and the
-// VMM's exec; no mount.
+// Slow things are made ahead: the house (house.go), which all rooms share, and the rooms (room.go).
+// A start needs only a clone, the launcher's exec (vmm/), four changes of namespace, a mknod and
+// the VMM's exec, but no mount.
 //
-// A user is a slot: a number that no other living sandbox has (slot.go). The uid, the gid and the
-// vsock CID of a sandbox are all this one number.
+// A user is a slot: a number that no other living sandbox has (slot.go). This number is the uid,
+// the gid and the vsock CID of a sandbox.
 package jail
 
 import (
@@ -34,23 +33,23 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
 )
 
-// A VMM's threads: one per CPU, its main loop, and up to 64 workers that the guest's disk requests
-// may call up.
+// The threads of a VMM: one for each CPU, its main loop, and up to 64 workers for the guest's disk
+// requests.
 const maxPIDs = 128
 
 var goodID = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)
 
-// Config says what runs in a host's cells.
+// Config describes what runs in a host's cells.
 type Config struct {
-	Name       string   // of the cgroup directory
-	Program    string   // the VMM: a path
-	Data       []string // files and directories that it reads
-	Rooms      int      // how many are kept ready
-	BestEffort bool     // also where required controllers are missing: rlimits stand in
+	Name       string   // the name of the cgroup directory
+	Program    string   // the path of the VMM
+	Data       []string // files and directories that the VMM reads
+	Rooms      int      // how many rooms are kept ready
+	BestEffort bool     // accept a host without a required controller; rlimits replace it
 	Log        *slog.Logger
 }
 
-// A Host is where sandboxes are built: one per agent.
+// A Host builds sandboxes. An agent has one.
 type Host struct {
 	log      *slog.Logger
 	root     *cgroup.Root
@@ -60,13 +59,14 @@ type Host struct {
 	filter   *os.File // its instructions
 	house    house
 	stock    *stock
-	relax    func(*order) // tests take one measure away by it
+	relax    func(*order) // tests remove a measure with it
 
 	mu    sync.Mutex
-	users map[string]int // of sandboxes that live, as far as is known, whoever started them
+	users map[string]int // users of the sandboxes that are known to live, also of former agents
 }
 
-// Open prepares the host. Limits that it cannot enforce are an error, unless best effort will do.
+// Open prepares the host. It returns an error for limits that it cannot enforce, unless config asks
+// for best effort.
 func Open(config Config) (*Host, error) {
 	h := &Host{log: config.Log, users: map[string]int{}}
 	if err := h.open(config); err != nil {
@@ -120,7 +120,8 @@ func (h *Host) open(config Config) (err error) {
 	return nil
 }
 
-// enforceable is an error if a limit cannot be enforced and best effort will not do.
+// enforceable returns an error if a limit cannot be enforced and config does not ask for best
+// effort.
 func (h *Host) enforceable(config Config) error {
 	missing, why := h.root.Missing, h.root.Why
 	switch {
@@ -137,7 +138,7 @@ func (h *Host) enforceable(config Config) error {
 	}
 }
 
-// sealed is the filter as the launcher reads it.
+// sealed returns the filter in a sealed file for the launcher.
 func sealed(f filter.Filter) (*os.File, error) {
 	code, err := f.Bytes()
 	if err != nil {
@@ -149,12 +150,13 @@ func sealed(f filter.Filter) (*os.File, error) {
 	}
 	file := os.NewFile(uintptr(fd), "filter")
 	if _, err = file.Write(code); err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
+			unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
 	}
 	return file, err
 }
 
-// Confinement says how VMMs are held, for people.
+// Confinement describes for people how VMMs are confined.
 func (h *Host) Confinement() string {
 	says := h.calls.Says
 	if missing := h.root.Missing; len(missing) > 0 {
@@ -166,10 +168,10 @@ func (h *Host) Confinement() string {
 	return says
 }
 
-// MadeOnPath counts the rooms that starts had to wait for, since the stock had none.
+// MadeOnPath counts the rooms that starts had to wait for because the stock was empty.
 func (h *Host) MadeOnPath() int64 { return h.stock.onPath.Load() }
 
-// Stocked tells whether all rooms that are kept ready are.
+// Stocked reports whether the stock of rooms is full.
 func (h *Host) Stocked() bool { return len(h.stock.rooms) == cap(h.stock.rooms) }
 
 // Close removes the cgroup directory if no sandbox is left in it.
@@ -223,10 +225,10 @@ type Cell struct {
 	device int // of the VF's group
 	proc   *process
 	close  sync.Once
-	events string // of its cgroup, once it has been closed
+	events string // events of its cgroup, after Close
 }
 
-// Build makes the cell of a sandbox that may use memoryMiB in all: the guest's memory and the VMM's
+// Build makes the cell of a sandbox that may use memoryMiB for the guest's memory and the VMM's
 // own.
 func (h *Host) Build(spec sandbox.Spec, memoryMiB int) (*Cell, error) {
 	if !goodID.MatchString(spec.ID) {
@@ -236,12 +238,15 @@ func (h *Host) Build(spec sandbox.Spec, memoryMiB int) (*Cell, error) {
 	if c.vf != nil {
 		var node unix.Stat_t
 		if err := unix.Stat(c.vf.Group, &node); err != nil {
-			return nil, fmt.Errorf("VF %s cannot be handed over: %w", c.vf.BDF, &os.PathError{Op: "stat", Path: c.vf.Group, Err: err})
+			return nil, fmt.Errorf("VF %s cannot be handed over: %w", c.vf.BDF, &os.PathError{
+				Op: "stat", Path: c.vf.Group, Err: err,
+			})
 		}
 		c.device = int(node.Rdev)
 	}
 	var err error
-	if c.group, err = h.root.Create(spec.ID, cgroup.Limits{MemoryMiB: memoryMiB, PIDs: maxPIDs}); err != nil {
+	if c.group, err = h.root.Create(spec.ID,
+		cgroup.Limits{MemoryMiB: memoryMiB, PIDs: maxPIDs}); err != nil {
 		return nil, err
 	}
 	if c.slot, err = takeSlot(h.lives); err != nil {
@@ -270,21 +275,20 @@ func (c *Cell) Close() {
 	})
 }
 
-// Events is what the kernel counted of the cell's limits, after Close.
+// Events returns what the kernel counted of the cell's limits, after Close.
 func (c *Cell) Events() string { return c.events }
 
-// Freeze stops the cell's process where it is; Thaw lets it go on, and bears that it was not
-// stopped.
+// Freeze stops the cell's process. Thaw lets it go on.
 func (c *Cell) Freeze() error { return c.group.Freeze() }
 
-// Thaw undoes Freeze.
+// Thaw undoes Freeze. If the process was not frozen, it does nothing.
 func (c *Cell) Thaw() error { return c.group.Thaw() }
 
-// LetGo leaves the cell as it is to a later agent.
+// LetGo leaves the cell to a later agent.
 func (c *Cell) LetGo() { c.close.Do(func() { c.slot.file.Close() }) }
 
-// End ends what is left of a sandbox under the cgroup directory name, where there is no Host. It
-// may run twice.
+// End ends what is left of a sandbox under the cgroup directory name, without a Host. It may run
+// twice.
 func End(name string, spec sandbox.Spec) error {
 	root, err := cgroup.Open(name)
 	if err != nil {
@@ -296,16 +300,15 @@ func End(name string, spec sandbox.Spec) error {
 	return err
 }
 
-// End does what Close does for a sandbox that a former agent left. It cannot fail and may run
-// twice.
+// End does what Close does, for a sandbox of a former agent. It cannot fail and may run twice.
 func (h *Host) End(spec sandbox.Spec) {
 	h.kill(h.root.Group(spec.ID), spec.ID)
 	giveBack(spec.VF)
 	h.vacate(spec.ID)
 }
 
-// giveBack makes root the owner of the VF's node again, which a former version gave to the user of
-// its sandbox. A room has a node of its own.
+// giveBack makes root the owner of the VF's node again. A former version gave the node to the
+// sandbox's user; today a room has its own node.
 func giveBack(vf *sandbox.VF) {
 	if vf == nil {
 		return
@@ -316,7 +319,7 @@ func giveBack(vf *sandbox.VF) {
 	}
 }
 
-// kill ends what runs in a sandbox's cgroup, and logs what stays.
+// kill ends the processes in a sandbox's cgroup, and logs those that stay.
 func (h *Host) kill(group *cgroup.Group, id string) {
 	if err := group.Kill(); err != nil {
 		h.log.Error("a sandbox has not ended in full", "sandbox", id, "error", err)

@@ -36,10 +36,14 @@ func config(t *testing.T) Config {
 		t.Skip("needs root")
 	}
 	name := fmt.Sprintf("fastiov-jail-test-%d", os.Getpid())
-	return Config{Name: name, Program: os.Args[0], Rooms: 1, BestEffort: true, Log: slog.New(slog.DiscardHandler)}
+	return Config{
+		Name: name, Program: os.Args[0], Rooms: 1, BestEffort: true,
+		Log: slog.New(slog.DiscardHandler),
+	}
 }
 
-// missing ends a test for want of something that continuous integration has: there it fails.
+// missing skips a test because something is missing on this machine; in continuous integration it
+// fails the test.
 func missing(t *testing.T, why error) {
 	t.Helper()
 	if os.Getenv("FASTIOV_CI") != "" {
@@ -111,11 +115,14 @@ func TestTheProcessIsConfined(t *testing.T) {
 	s := start(t, h, "confined", nil)
 	user := fmt.Sprint(s.User)
 	s.expect(map[string]string{
-		"status Uid": strings.Repeat(user+" ", 3) + user, "status Gid": strings.Repeat(user+" ", 3) + user, "status Groups": "",
-		"status CapEff": "0000000000000000", "status CapPrm": "0000000000000000", "status CapBnd": "0000000000000000",
+		"status Uid": strings.Repeat(user+" ", 3) + user,
+		"status Gid": strings.Repeat(user+" ", 3) + user, "status Groups": "",
+		"status CapEff": "0000000000000000", "status CapPrm": "0000000000000000",
+		"status CapBnd":     "0000000000000000",
 		"status NoNewPrivs": "1", "status Seccomp": "2",
 		"limit 1": "8388608 8388608", "limit 4": "1 1", "limit 6": "128 128", "limit 7": "512 512",
-		"pid": "1", "name": "vmm", "list /dev": "null pci vfio", "list /dev/vfio": "vfio", "list /sys": "error: open /sys: no such file or directory",
+		"pid": "1", "name": "vmm", "list /dev": "null pci vfio", "list /dev/vfio": "vfio",
+		"list /sys": "error: open /sys: no such file or directory",
 	})
 	for _, kind := range []string{"net", "ipc", "uts", "mnt", "pid"} {
 		ours, err := os.Readlink("/proc/self/ns/" + kind)
@@ -126,7 +133,8 @@ func TestTheProcessIsConfined(t *testing.T) {
 			t.Errorf("its %s namespace is %s, ours %s", kind, theirs, ours)
 		}
 	}
-	if others := strings.Fields(s.ask("list /proc")); len(others) != 3 { // itself, by its number outside, self and thread-self
+	// itself, by its number outside, self and thread-self
+	if others := strings.Fields(s.ask("list /proc")); len(others) != 3 {
 		t.Errorf("in /proc are %v", others)
 	}
 	if !slices.Contains(h.root.Group("confined").PIDs(), s.PID()) {
@@ -150,7 +158,8 @@ func TestTheVFIsInTheRoom(t *testing.T) {
 	}
 	s := start(t, h, "vf", &sandbox.VF{BDF: "0000:01:10.0", Group: group})
 	s.expect(map[string]string{
-		"node /dev/vfio/7": fmt.Sprintf("%d 600", s.User), "limit 8": "33554432 33554432", "list /dev/vfio": "7 vfio",
+		"node /dev/vfio/7": fmt.Sprintf("%d 600", s.User), "limit 8": "33554432 33554432",
+		"list /dev/vfio":                         "7 vfio",
 		"link /dev/pci/0000:01:10.0/iommu_group": "../7",
 	})
 }
@@ -159,7 +168,7 @@ func TestASlotIsHeldByItsProcess(t *testing.T) {
 	h := host(t)
 	s := start(t, h, "holder", nil)
 	user := s.User
-	s.slot.file.Close() // as when the agent dies: now only the process holds it
+	s.slot.file.Close() // as if the agent had died: now only the process holds the slot
 	if taken, err := lockSlot(user); taken != nil || err != nil {
 		t.Errorf("the slot is free while its process lives (%v)", err)
 	}
@@ -181,7 +190,8 @@ func TestTheUserOfWhoLivesIsNotGivenTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer later.Close()
-	lastSlot.Store(int64(s.User - firstUser - 1)) // the next to be tried is the sly one's
+	// so that the user of the process without its file is tried next
+	lastSlot.Store(int64(s.User - firstUser - 1))
 	c, err := later.Build(sandbox.Spec{ID: "next"}, 64)
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +206,8 @@ func TestSlotsAreRoots(t *testing.T) {
 	start(t, host(t), "holder", nil)
 	var dir unix.Stat_t
 	if err := unix.Stat(slotDir, &dir); err != nil || dir.Uid != 0 || dir.Mode&0o777 != 0o700 {
-		t.Errorf("%s is of user %d, mode %o (%v): others can take slots", slotDir, dir.Uid, dir.Mode&0o777, err)
+		t.Errorf("%s is of user %d, mode %o (%v): others can take slots",
+			slotDir, dir.Uid, dir.Mode&0o777, err)
 	}
 }
 
@@ -213,7 +224,8 @@ func TestMissingControllersRefuse(t *testing.T) {
 	if err == nil {
 		h.Close()
 	}
-	if missing != (err != nil) || missing && !strings.Contains(err.Error(), "--limits=best-effort") {
+	if missing != (err != nil) || missing && !strings.Contains(err.Error(),
+		"--limits=best-effort") {
 		t.Errorf("controllers are missing: %t; Open says %v", missing, err)
 	}
 }
@@ -238,7 +250,7 @@ func TestAdopt(t *testing.T) {
 	h := host(t)
 	s := start(t, h, "orphan", nil)
 	spec := sandbox.Spec{ID: "orphan"}
-	s.ask("echo up") // so it is its user by now, no longer root
+	s.ask("echo up") // so the process has changed from root to its user by now
 	rec := s.Record(spec)
 	adopted, err := h.Adopt(rec)
 	if err != nil {
@@ -248,9 +260,10 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("adopted user %d, want %d", adopted.User, s.User)
 	}
 	for name, wrong := range map[string]sandbox.Record{
-		"pid reused":    {Spec: spec, PID: rec.PID, StartTicks: rec.StartTicks + 1},
-		"other sandbox": {Spec: sandbox.Spec{ID: "other"}, PID: rec.PID, StartTicks: rec.StartTicks},
-		"no process":    {Spec: spec, PID: 1 << 22, StartTicks: rec.StartTicks},
+		"pid reused": {Spec: spec, PID: rec.PID, StartTicks: rec.StartTicks + 1},
+		"other sandbox": {Spec: sandbox.Spec{ID: "other"}, PID: rec.PID,
+			StartTicks: rec.StartTicks},
+		"no process": {Spec: spec, PID: 1 << 22, StartTicks: rec.StartTicks},
 	} {
 		if _, err := h.Adopt(wrong); err == nil {
 			t.Errorf("%s: adopted", name)
@@ -296,7 +309,9 @@ func TestRefused(t *testing.T) {
 	if pid, call, ok := refused(record); !ok || pid != 812 || call != 41 {
 		t.Errorf("%d %d %t", pid, call, ok)
 	}
-	for _, other := range []string{"", "5,1,2,-;audit: type=1400 pid=812 syscall=41 ", strings.Replace(record, "5,", "13,", 1)} {
+	for _, other := range []string{
+		"", "5,1,2,-;audit: type=1400 pid=812 syscall=41 ", strings.Replace(record, "5,", "13,", 1),
+	} {
 		if _, _, ok := refused(other); ok {
 			t.Errorf("taken: %s", other)
 		}
@@ -307,7 +322,9 @@ func TestBuildRefuses(t *testing.T) {
 	h := host(t)
 	for name, spec := range map[string]sandbox.Spec{
 		"path in id": {ID: "../x"}, "empty id": {}, "long id": {ID: strings.Repeat("a", 41)},
-		"no VFIO node": {ID: "novf", VF: &sandbox.VF{BDF: "0000:01:10.0", Group: "/dev/vfio/absent"}},
+		"no VFIO node": {ID: "novf", VF: &sandbox.VF{
+			BDF: "0000:01:10.0", Group: "/dev/vfio/absent",
+		}},
 	} {
 		if c, err := h.Build(spec, 64); err == nil {
 			t.Errorf("%s: built", name)
@@ -316,7 +333,7 @@ func TestBuildRefuses(t *testing.T) {
 	}
 }
 
-// TestNodesAreGivenBack: a former version made the user of a sandbox the owner of its VF's node.
+// A former version made the user of a sandbox the owner of its VF's node.
 func TestNodesAreGivenBack(t *testing.T) {
 	h := host(t)
 	node := filepath.Join(t.TempDir(), "7")
@@ -338,7 +355,9 @@ func TestNodesAreGivenBack(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for name, end := range map[string]func(){"End of a host": func() { h.End(spec) }, "End": other, "Close": adopted} {
+	for name, end := range map[string]func(){
+		"End of a host": func() { h.End(spec) }, "End": other, "Close": adopted,
+	} {
 		for owner, want := range map[int]uint32{firstUser + 7: 0, 1000: 1000} {
 			if err := os.Chown(node, owner, owner); err != nil {
 				t.Fatal(err)
@@ -346,7 +365,8 @@ func TestNodesAreGivenBack(t *testing.T) {
 			end()
 			var s unix.Stat_t
 			if err := unix.Stat(node, &s); err != nil || s.Uid != want || s.Gid != want {
-				t.Errorf("%s: the node of %d belongs to %d:%d, want %d (%v)", name, owner, s.Uid, s.Gid, want, err)
+				t.Errorf("%s: the node of %d belongs to %d:%d, want %d (%v)",
+					name, owner, s.Uid, s.Gid, want, err)
 			}
 		}
 	}
@@ -359,7 +379,8 @@ func TestLeftoversNamesWhatNobodyOwns(t *testing.T) {
 		t.Errorf("a live sandbox is called left over: %v", left)
 	}
 	left := strings.Join(h.Leftovers(nil), "\n")
-	if !strings.Contains(left, "cgroup fastiov/lost") || !strings.Contains(left, fmt.Sprintf("process %d", c.proc.pid)) {
+	if !strings.Contains(left, "cgroup fastiov/lost") ||
+		!strings.Contains(left, fmt.Sprintf("process %d", c.proc.pid)) {
 		t.Errorf("leftovers %q name neither cgroup nor process", left)
 	}
 	h.End(sandbox.Spec{ID: "lost"})

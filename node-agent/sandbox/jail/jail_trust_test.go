@@ -21,10 +21,10 @@ import (
 
 func init() { runTests = func(m *testing.M) { testbed.Main(m) } }
 
-// A measure is one of those that confine; a test takes it away.
+// A measure is a part of the confinement; the function removes it.
 type measure func(*attack, *order)
 
-// The measures that the rows below take away.
+// The measures that the rows below remove.
 var (
 	filterOf  measure = func(a *attack, o *order) { o.filter = a.allowAll }
 	networkOf measure = func(a *attack, o *order) { o.room.network = a.ours("net") }
@@ -44,8 +44,8 @@ func limitOf(resource int) measure {
 	}
 }
 
-// A row is what is tried, how the whole jail refuses it, and what becomes of it without measures:
-// done, or what the kernel itself says then, by a rule of its own.
+// A row is an attack, the error with which the whole jail refuses it, and its result without some
+// measures: done, or the error of another rule of the kernel.
 type row struct {
 	name, try string
 	jailed    string // regular expressions
@@ -55,7 +55,7 @@ type row struct {
 type off struct {
 	measures []measure
 	outcome  string
-	rule     string // the kernel's own, where it is not done
+	rule     string // the kernel's other rule, if the attack fails without the measures
 }
 
 const done = "^done"
@@ -64,17 +64,20 @@ func without(outcome, rule string, measures ...measure) off { return off{measure
 
 func table(a *attack) []row {
 	killed := func(call string) string { return `^killed by seccomp: system call ` + call + ` ` }
-	const notPermitted = "^error: .*operation not permitted$" // by the filter: the program is not known
+	// by the filter, since the program is unknown
+	const notPermitted = "^error: .*operation not permitted$"
 	call := func(number int, args ...int) string {
 		return "call " + strings.Trim(fmt.Sprint(append([]int{number}, args...)), "[]")
 	}
 	control := off{[]measure{filterOf}, done, ""}
 	if wire.ControlPort < 1024 {
-		control = without("permission denied", "a port below 1024 needs CAP_NET_BIND_SERVICE", filterOf)
+		control = without("permission denied",
+			"a port below 1024 needs CAP_NET_BIND_SERVICE", filterOf)
 	}
 	return []row{
 		{"our API with the well-known key", "get " + a.api, notPermitted, []off{
-			without("connection refused|unreachable", "another network namespace has another loopback", filterOf),
+			without("connection refused|unreachable",
+				"another network namespace has another loopback", filterOf),
 			without(`^done \["guest"\]`, "", filterOf, networkOf)}},
 		{"another guest over vsock", fmt.Sprintf("dial 1 %d", a.port), notPermitted, []off{without(done, "", filterOf)}},
 		{"the control port", fmt.Sprintf("bind %d", wire.ControlPort), notPermitted, []off{control}},
@@ -95,7 +98,8 @@ func table(a *attack) []row {
 		{"a mount", call(unix.SYS_FSOPEN, 0, 0), killed("fsopen"), []off{without("not permitted", "CAP_SYS_ADMIN is needed", filterOf)}},
 		{"a user namespace", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER), killed("unshare"), []off{
 			without("invalid argument", "only a process of one thread may", filterOf)}},
-		{"another program", "execute /proc/self/exe", killed("execve"), nil}, // the launcher's own rule, which is never taken away
+		// by the launcher's own rule, which is never removed
+		{"another program", "execute /proc/self/exe", killed("execve"), nil},
 		{"another program, otherwise", "executeat /proc/self/exe", killed("execveat"), []off{without(done, "", filterOf)}},
 		{"another VFIO group", "open " + a.group, "no such file", []off{without("permission denied", "the node is root's", mountsOf)}},
 		{"a device node", "mknod /dev/mine", "permission denied|not permitted", []off{without("permission denied|not permitted", "CAP_MKNOD is needed", mountsOf)}},
@@ -105,11 +109,12 @@ func table(a *attack) []row {
 		{"root again", "become", "not permitted", []off{without("not permitted", "CAP_SETUID is needed", filterOf)}},
 		{"forking without end", "breed", killed("fork"), []off{without("after 1..: resource temporarily", "pids.max of its cgroup", filterOf)}},
 		{"a core dump", "crash", "^ended: signal: segmentation fault$", []off{without(`\(core dumped\)$`, "", coreOf)}},
-		{"another guest's CID", fmt.Sprintf("cid %d", otherCID), done, nil}, // told that it is done; see TestTheCIDStays
+		// it only looks done; see TestTheCIDStays
+		{"another guest's CID", fmt.Sprintf("cid %d", otherCID), done, nil},
 	}
 }
 
-// An attack is what the rows need of the host.
+// An attack holds what the rows need of the host.
 type attack struct {
 	*testing.T
 	host     *Host
@@ -138,7 +143,8 @@ func prepare(t *testing.T) *attack {
 		}
 	}
 	c := config(t)
-	c.BestEffort, c.Rooms, c.Program = false, 8, "/usr/local/bin/attack" // where any user may run it, also outside of a room
+	// where any user may run it, even outside a room
+	c.BestEffort, c.Rooms, c.Program = false, 8, "/usr/local/bin/attack"
 	must(os.MkdirAll("/usr/local/bin", 0o755))
 	must(exec.Command("cp", os.Args[0], c.Program).Run())
 	t.Cleanup(func() { os.Remove(c.Program) })
@@ -162,10 +168,12 @@ func prepare(t *testing.T) *attack {
 	must(err)
 	a.allowAll = os.NewFile(uintptr(fd), "allow")
 	t.Cleanup(func() { a.allowAll.Close() })
-	must(binary.Write(a.allowAll, binary.LittleEndian, unix.SockFilter{Code: unix.BPF_RET, K: 0x7fff0000}))
+	must(binary.Write(a.allowAll, binary.LittleEndian,
+		unix.SockFilter{Code: unix.BPF_RET, K: 0x7fff0000}))
 	for file, value := range map[string]string{
-		"core_pattern":     "|/usr/bin/dd of=/dev/null", // a program that takes cores
-		"printk_ratelimit": "0",                         // more is refused here than the kernel logs at a time
+		"core_pattern": "|/usr/bin/dd of=/dev/null", // a program that takes cores
+		// more calls are refused here than the kernel logs at a time by default
+		"printk_ratelimit": "0",
 	} {
 		must(os.WriteFile("/proc/sys/kernel/"+file, []byte(value), 0))
 	}
@@ -174,8 +182,8 @@ func prepare(t *testing.T) *attack {
 
 const otherCID = 1_900_009_999
 
-// try starts a program in the VMM's place, without some measures, has it try, and returns what came
-// of it.
+// try starts a program in the VMM's place without some measures, lets it try what, and returns the
+// result.
 func (a *attack) try(what string, given *os.File, measures ...measure) string {
 	a.Helper()
 	a.host.relax = func(o *order) {
@@ -221,10 +229,10 @@ func read(f *os.File) string {
 	return string(b)
 }
 
-// quick is set in the environment where the rows are tried under the whole jail only.
+// quick names an environment variable: if it is set, the rows are only tried with the whole jail.
 const quick = "FASTIOV_TRUST_QUICK"
 
-// TestAProgramInTheVMMsPlace has it try what a VMM that is broken out would.
+// TestAProgramInTheVMMsPlace tries what a broken VMM could try.
 func TestAProgramInTheVMMsPlace(t *testing.T) {
 	if testing.Short() {
 		t.Setenv(quick, "1")
@@ -265,7 +273,8 @@ func TestAProgramInTheVMMsPlace(t *testing.T) {
 	})
 }
 
-// theCIDStays shows that a VMM that holds a vsock is told that it has another's CID, and has not.
+// theCIDStays shows that a VMM with a vsock that sets another CID sees success, but keeps its own
+// CID.
 func (a *attack) theCIDStays(try string) {
 	for _, c := range []struct {
 		measures []measure
@@ -283,7 +292,8 @@ func (a *attack) theCIDStays(try string) {
 			a.Fatal(err)
 		}
 		if err := setCID(int(other.Fd()), otherCID); (err == nil) != c.free {
-			a.Errorf("another guest's CID, without %d measures: it is free: %t (%v)", len(c.measures), err == nil, err)
+			a.Errorf("another guest's CID, without %d measures: it is free: %t (%v)",
+				len(c.measures), err == nil, err)
 		}
 		other.Close()
 		held.Close()

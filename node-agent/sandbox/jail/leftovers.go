@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Leftovers lists what belongs to no sandbox in live: cgroups, and processes in them.
+// Leftovers lists cgroups, and processes in them, that belong to no sandbox in live.
 func (h *Host) Leftovers(live map[string]bool) []string {
 	var left []string
 	for _, id := range h.root.Names() {
@@ -16,7 +16,8 @@ func (h *Host) Leftovers(live map[string]bool) []string {
 		left = append(left, "cgroup fastiov/"+id)
 		for _, pid := range h.root.Group(id).PIDs() {
 			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-			left = append(left, fmt.Sprintf("process %d (%s) of sandbox %s", pid, strings.TrimSpace(string(name)), id))
+			left = append(left, fmt.Sprintf("process %d (%s) of sandbox %s",
+				pid, strings.TrimSpace(string(name)), id))
 		}
 	}
 	return left

@@ -11,7 +11,7 @@ import (
 
 const probeName = "probe"
 
-// answer is what the program in a cell does when it is asked.
+// answers maps each request to what the program in a cell does for it.
 var answers = map[string]func(argument string) (string, error){
 	"status": func(key string) (string, error) {
 		text, err := os.ReadFile("/proc/self/status")
@@ -56,11 +56,12 @@ var answers = map[string]func(argument string) (string, error){
 		_, err := unix.KeyctlInt(unix.KEYCTL_GET_KEYRING_ID, unix.KEY_SPEC_SESSION_KEYRING, 0, 0, 0)
 		return "", err
 	},
-	"drop": func(string) (string, error) { return "", unix.Close(3) }, // the slot is its only file beside the standard ones
+	// its only file besides the standard ones is the slot
+	"drop": func(string) (string, error) { return "", unix.Close(3) },
 	"echo": func(word string) (string, error) { return word, nil },
 }
 
-// probe answers a line for each line it reads.
+// probe answers each line that it reads with a line.
 func probe() {
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		verb, argument, _ := strings.Cut(in.Text(), " ")

@@ -14,12 +14,12 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// A process is the VMM of a cell, started by us or taken over.
+// A process is the VMM of a cell. This agent has started or adopted it.
 type process struct {
 	pid   int
 	ticks uint64
-	done  chan struct{} // closed when it has ended (and, if it is our child, has been reaped)
-	how   string        // how it ended, once done is closed
+	done  chan struct{} // closed when the process has ended, and a child has been reaped
+	how   string        // how it ended; valid once done is closed
 	pidfd *os.File      // of an adopted process
 }
 
@@ -29,13 +29,14 @@ func (p *process) release() {
 	}
 }
 
-// child is the process of cmd, which has been started.
+// child returns the started process of cmd.
 func child(cmd *exec.Cmd) *process {
 	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // how it ended is in ProcessState
+		_ = cmd.Wait() // ProcessState says how it ended
 		p.how = cmd.ProcessState.String()
-		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == unix.SIGSYS {
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() &&
+			status.Signal() == unix.SIGSYS {
 			p.how = bySeccomp(p.pid)
 		}
 		close(p.done)
@@ -43,8 +44,8 @@ func child(cmd *exec.Cmd) *process {
 	return p
 }
 
-// Adopt takes over the cell of a process that a former agent started, if pid, start time and cgroup
-// all agree with the record.
+// Adopt takes over the cell of a process that a former agent started, if its pid, start time and
+// cgroup agree with the record.
 func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 	fd, err := unix.PidfdOpen(rec.PID, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -58,7 +59,8 @@ func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 		return nil, err
 	}
 	c := &Cell{
-		User: uid, host: h, id: rec.Spec.ID, group: group, slot: &slot{user: uid}, vf: rec.Spec.VF, proc: p,
+		User: uid, host: h, id: rec.Spec.ID, group: group, slot: &slot{user: uid},
+		vf: rec.Spec.VF, proc: p,
 	}
 	h.occupy(c.id, uid)
 	p.ticks = rec.StartTicks
@@ -66,27 +68,30 @@ func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 	return c, nil
 }
 
-// verify is called with the process's pidfd open: what it finds cannot change to another process
-// under it unnoticed.
+// verify compares the process with the record. The caller has opened the process's pidfd, so the
+// pid cannot pass to another process unnoticed.
 func (h *Host) verify(rec sandbox.Record, members []int) (uid int, err error) {
 	ticks, err := startTicks(rec.PID)
 	if err != nil {
 		return 0, err
 	}
 	if ticks != rec.StartTicks {
-		return 0, fmt.Errorf("process %d started at tick %d, the record says %d: another process has that number now", rec.PID, ticks, rec.StartTicks)
+		return 0, fmt.Errorf(
+			"process %d started at tick %d, the record says %d: another process has that number now",
+			rec.PID, ticks, rec.StartTicks)
 	}
 	if !slices.Contains(members, rec.PID) {
 		return 0, fmt.Errorf("process %d is not in the cgroup of sandbox %s", rec.PID, rec.Spec.ID)
 	}
 	uid = userOf(rec.PID)
 	if !isUser(uid) {
-		return 0, fmt.Errorf("process %d runs as user %d, which is none of the sandboxes'", rec.PID, uid)
+		return 0, fmt.Errorf("process %d runs as user %d, which is none of the sandboxes'",
+			rec.PID, uid)
 	}
 	return uid, nil
 }
 
-// watch waits for the end of a process that is not our child: its pidfd becomes readable.
+// watch waits for the end of a process that is not our child: then its pidfd becomes readable.
 func (p *process) watch() {
 	defer close(p.done)
 	p.how = "ended"
@@ -101,12 +106,12 @@ func (p *process) watch() {
 	})
 }
 
-// Record is what the journal keeps of the cell's process.
+// Record returns the journal's record of the cell's process.
 func (c *Cell) Record(spec sandbox.Spec) sandbox.Record {
 	return sandbox.Record{Spec: spec, PID: c.proc.pid, StartTicks: c.proc.ticks}
 }
 
-// Done is closed when the process has ended, for whatever reason; it is nil where none was started.
+// Done is closed when the process has ended for any reason. It is nil if no process was started.
 func (c *Cell) Done() <-chan struct{} {
 	if c.proc == nil {
 		return nil
@@ -114,7 +119,7 @@ func (c *Cell) Done() <-chan struct{} {
 	return c.proc.done
 }
 
-// How says how the process ended, after Done.
+// How describes how the process ended. It is valid after Done.
 func (c *Cell) How() string {
 	if c.proc == nil {
 		return "never started"
@@ -122,8 +127,8 @@ func (c *Cell) How() string {
 	return c.proc.how
 }
 
-// startTicks is field 22 of /proc/PID/stat. The command in field 2 may hold anything, also spaces
-// and parentheses.
+// startTicks returns field 22 of /proc/PID/stat. The command in field 2 may contain spaces and
+// parentheses.
 func startTicks(pid int) (uint64, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -131,12 +136,13 @@ func startTicks(pid int) (uint64, error) {
 	}
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the command, want 20", pid, len(fields))
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the command, want 20",
+			pid, len(fields))
 	}
 	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
-// userOf is the real user of a process, or -1.
+// userOf returns the real user of a process, or -1.
 func userOf(pid int) int {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	_, after, _ := bytes.Cut(status, []byte("\nUid:"))
@@ -151,5 +157,5 @@ func userOf(pid int) int {
 	return uid
 }
 
-// PID is the cell's process.
+// PID returns the cell's process.
 func (c *Cell) PID() int { return c.proc.pid }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A room is what one VMM sees of the host: a network without interfaces, no IPC objects, a host
-// name, and the house with a /dev of its own. It serves once and goes with who lives in it.
+// A room is a VMM's view of the host: a network without interfaces, no IPC objects, a host name,
+// and the house with a /dev of its own. It is used once and disappears with its process.
 type room struct{ network, ipc, uts, mounts *os.File }
 
 func (r room) files() []*os.File { return []*os.File{r.network, r.ipc, r.uts, r.mounts} }
@@ -23,10 +23,11 @@ func (r room) close() {
 	}
 }
 
-// newRoom makes a room, with the thread's own priority less nice.
+// newRoom makes a room. It first lowers the priority of its thread to nice.
 func (h house) newRoom(nice int) (r room, err error) {
 	err = apart(func(spaces int) (err error) {
-		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice) // of this thread; a room that is made sooner than need be does no harm
+		// of this thread only; an error means that the room is made sooner than necessary
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}
@@ -57,28 +58,33 @@ func (h house) newRoom(nice int) (r room, err error) {
 	return r, nil
 }
 
-// furnish gives the thread's room its name and its /dev, to which the launcher adds the VMM's VFIO
-// group.
+// furnish gives the thread's room its host name and its /dev. The launcher adds the VMM's VFIO
+// group later.
 func furnish() error {
 	var todo script
 	todo.do("sethostname", func() error { return unix.Sethostname([]byte("vmm")) })
 	todo.do("setdomainname", func() error { return unix.Setdomainname(nil) })
-	todo.mount("tmpfs", "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=64k,nr_inodes=32")
+	todo.mount("tmpfs", "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC,
+		"mode=0755,size=64k,nr_inodes=32")
 	for _, dir := range []string{"/dev/vfio", vfDir} {
 		todo.do("", func() error { return os.Mkdir(dir, 0o755) })
 	}
-	for path, device := range map[string]uint64{"/dev/null": unix.Mkdev(1, 3), "/dev/vfio/vfio": unix.Mkdev(10, 196)} {
-		todo.do("mknod "+path, func() error { return unix.Mknod(path, unix.S_IFCHR|0o666, int(device)) })
+	for path, device := range map[string]uint64{
+		"/dev/null": unix.Mkdev(1, 3), "/dev/vfio/vfio": unix.Mkdev(10, 196),
+	} {
+		todo.do("mknod "+path, func() error {
+			return unix.Mknod(path, unix.S_IFCHR|0o666, int(device))
+		})
 		todo.do("", func() error { return os.Chmod(path, 0o666) }) // whatever the umask
 	}
 	return todo.failed
 }
 
-// A stock holds rooms that were made ahead. Who finds it empty makes a room himself.
+// A stock holds rooms that were made ahead. A start that finds it empty makes its own room.
 type stock struct {
 	make   func(nice int) (room, error)
 	rooms  chan room
-	onPath atomic.Int64 // rooms that a start had to make
+	onPath atomic.Int64 // counts rooms that a start had to make
 	stop   chan struct{}
 	maker  sync.WaitGroup
 }
@@ -91,15 +97,15 @@ func newStock(newRoom func(nice int) (room, error), size int, log *slog.Logger) 
 	return s
 }
 
-// stockable is how many of size rooms may be kept: their files are at most a quarter of those that
-// this process may open.
+// stockable returns how many of size rooms may be kept: their files are at most a quarter of the
+// files that this process may open.
 func stockable(size int, mayOpen uint64) int {
 	files := len(room{}.files())
 	return int(min(uint64(size), mayOpen/4/uint64(files)))
 }
 
-// fill keeps the stock full, when the processor has nothing better to do. Where no room can be
-// made it tries again, after a pause that grows.
+// fill keeps the stock full at the lowest priority. If a room cannot be made, it tries again after
+// a pause that grows.
 func (s *stock) fill(log *slog.Logger) {
 	const (
 		idle     = 19
@@ -111,7 +117,8 @@ func (s *stock) fill(log *slog.Logger) {
 		r, err := s.make(idle)
 		if err != nil {
 			if pause == shortest {
-				log.Warn("no room can be made ahead; each start makes its own meanwhile", "err", err)
+				log.Warn("no room can be made ahead; each start makes its own meanwhile",
+					"err", err)
 			}
 			select {
 			case <-time.After(pause):

@@ -22,7 +22,7 @@ func TestRoomsAreMadeAheadAgain(t *testing.T) {
 			return room{}, nil
 		}, 1, slog.New(slog.NewTextHandler(&log, nil)))
 		defer s.close()
-		time.Sleep(59 * time.Second) // after 1, 3, 7, 15, 31 s
+		time.Sleep(59 * time.Second) // tries came after 1, 3, 7, 15 and 31 s
 		synctest.Wait()
 		if tries.Load() != 6 {
 			t.Errorf("%d tries in 59 s, want 6", tries.Load())
@@ -47,7 +47,8 @@ func TestTheStockLeavesFilesToOthers(t *testing.T) {
 		want    int
 	}{{8, 1 << 20, 8}, {256, 1024, 64}, {8, 8, 0}} {
 		if got := stockable(c.size, c.mayOpen); got != c.want {
-			t.Errorf("%d rooms where %d files may be open: %d, want %d", c.size, c.mayOpen, got, c.want)
+			t.Errorf("%d rooms where %d files may be open: %d, want %d",
+				c.size, c.mayOpen, got, c.want)
 		}
 	}
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
 )
 
-// refusedCall is what the kernel logs of a process that a filter kills.
+// refusedCall matches the kernel's log of a process that a filter killed.
 var refusedCall = regexp.MustCompile(`type=1326 .*\bpid=(\d+) .*\bsyscall=(\d+) `)
 
-// BySeccomp is how every process ends that a filter killed.
+// BySeccomp is how a process ends that a filter killed.
 const BySeccomp = "killed by seccomp"
 
-// bySeccomp says that a filter killed the process, and for which call, if the kernel's log tells.
-// The log may lag a little.
+// bySeccomp returns that a filter killed the process and, if the kernel's log has it, for which
+// call. The log may lag a little.
 func bySeccomp(pid int) string {
 	const lag = time.Second
 	if call, err := callOf(pid, time.Now().Add(lag)); err == nil {
@@ -40,21 +40,22 @@ func callOf(pid int, until time.Time) (call int, err error) {
 		switch {
 		case err == nil:
 			if p, c, ok := refused(string(record[:n])); ok && p == pid {
-				call = c // the last is the one: a pid may have had a former owner
+				call = c // the last record counts: the pid may have had a former owner
 			}
-		case err == unix.EPIPE || err == unix.EINTR: // records that were overwritten before we came to them
+		case err == unix.EPIPE || err == unix.EINTR: // records were overwritten before we read them
 		case err == unix.EAGAIN && call >= 0:
 			return call, nil
 		case err == unix.EAGAIN && time.Now().Before(until):
-			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(log), Events: unix.POLLIN}}, int(time.Until(until).Milliseconds())+1)
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(log), Events: unix.POLLIN}},
+				int(time.Until(until).Milliseconds())+1)
 		default:
 			return 0, errors.New("the kernel's log says nothing of it")
 		}
 	}
 }
 
-// refused reads a record of the kernel's log, as in "5,1234,5678,-;audit: type=1326 …". Only the
-// kernel's own count: a process can write to the log too.
+// refused parses a record of the kernel's log, as in "5,1234,5678,-;audit: type=1326 …". Only
+// records of the kernel itself count, since a process can write to the log too.
 func refused(record string) (pid, call int, ok bool) {
 	var priority int
 	if _, err := fmt.Sscanf(record, "%d,", &priority); err != nil || priority>>3 != 0 {

@@ -15,21 +15,21 @@ const (
 	// Above every range that distributions, containers and systemd give out; valid as a vsock CID.
 	firstUser = 1_900_000_000
 	slots     = 10_000
-	slotDir   = "/run/fastiov/slot" // root's alone, so that nobody else can take one
+	slotDir   = "/run/fastiov/slot" // only root can write there, so nobody else can take a slot
 )
 
-// A slot is a user that no other living sandbox of this host has. It is a locked file, open in the
-// agent and in the process: the kernel unlocks it when both have gone.
+// A slot is a user that no other living sandbox of this host has. It is a locked file that is open
+// in the agent and in the process: the kernel unlocks it when both have gone.
 type slot struct {
 	user int
 	file *os.File
 }
 
-// lastSlot is where the search begins: the slot released longest ago is the likeliest to be free.
+// lastSlot is where the search begins: the slot that was released longest ago is most likely free.
 var lastSlot atomic.Int64
 
-// takeSlot returns a slot whose user is not known to live: a process may close its file and live
-// on.
+// takeSlot returns a slot whose user is not known to live. A process may close its slot file and
+// live on, so the lock alone is not enough.
 func takeSlot(lives func(user int) bool) (*slot, error) {
 	if err := os.MkdirAll(filepath.Dir(slotDir), 0o755); err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func takeSlot(lives func(user int) bool) (*slot, error) {
 	return nil, fmt.Errorf("all %d slots are taken: end some sandboxes", slots)
 }
 
-// lockSlot returns nil if somebody has the slot of user.
+// lockSlot returns nil if the slot of user is taken.
 func lockSlot(user int) (*slot, error) {
 	path := filepath.Join(slotDir, strconv.Itoa(user-firstUser))
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
@@ -65,14 +65,15 @@ func lockSlot(user int) (*slot, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	var locked, named unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &locked) != nil || unix.Stat(path, &named) != nil || locked.Ino != named.Ino {
-		f.Close() // whoever had it removed it just now
+	if unix.Fstat(int(f.Fd()), &locked) != nil || unix.Stat(path, &named) != nil ||
+		locked.Ino != named.Ino {
+		f.Close() // its former owner has just removed it
 		return nil, nil
 	}
 	return &slot{user, f}, nil
 }
 
-// release makes the slot free. Its process must have gone.
+// release makes the slot free. The slot's process must have gone.
 func (s *slot) release() {
 	_ = os.Remove(filepath.Join(slotDir, strconv.Itoa(s.user-firstUser)))
 	s.file.Close()

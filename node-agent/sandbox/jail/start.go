@@ -15,7 +15,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/beside"
 )
 
-// An order is what the launcher is told, and with what flags it is born.
+// An order holds the launcher's arguments and the flags of its clone.
 type order struct {
 	user   int
 	limits []limit
@@ -24,15 +24,15 @@ type order struct {
 	flags  uintptr
 }
 
-// A limit is one of the process's, which nothing in the room can raise.
+// A limit is a resource limit of the process. Nothing in the room can raise it.
 type limit struct {
 	resource int
 	value    uint64
 }
 
-// limits holds beside those of the cgroup. A core of 1 byte is none: 0 would not keep it from a
-// program that takes cores. A VMM's logs are on the file system of leases and records: what it may
-// write there is bounded.
+// limits returns the limits that apply in addition to the cgroup's. A core size of 1 byte allows no
+// core: 0 would still send it to a program that takes cores. A VMM's logs are on the file system of
+// leases and records, so their size is bounded.
 func limits() []limit {
 	return []limit{
 		{unix.RLIMIT_CORE, 1},
@@ -42,8 +42,8 @@ func limits() []limit {
 	}
 }
 
-// Start runs the host's program inside the cell, with cmd's arguments and files; the slot is one
-// more inherited file. If it has a VF it may pin memoryMiB for DMA.
+// Start runs the host's program inside the cell with cmd's arguments and files, and the slot as one
+// more inherited file. If the cell has a VF, the process may pin memoryMiB for DMA.
 func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
 	dir, err := c.group.Open()
 	if err != nil {
@@ -63,7 +63,9 @@ func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
 		c.host.relax(&o)
 	}
 	c.order(cmd, o)
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Setsid: true, Cloneflags: o.flags}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		UseCgroupFD: true, CgroupFD: int(dir.Fd()), Setsid: true, Cloneflags: o.flags,
+	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", c.host.program, err)
 	}
@@ -74,10 +76,12 @@ func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
 	return nil
 }
 
-// launcherEnv keeps Go's runtime small in the launcher, and signals away from its last two calls.
-var launcherEnv = []string{"GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1,containermaxprocs=0,updatemaxprocs=0"}
+// launcherEnv keeps Go's runtime in the launcher small, and keeps signals away from its last two
+// system calls.
+var launcherEnv = []string{"GOMAXPROCS=1", "GOGC=off",
+	"GODEBUG=asyncpreemptoff=1,containermaxprocs=0,updatemaxprocs=0"}
 
-// order makes cmd the launcher's command: see vmm.
+// order turns cmd into the launcher's command: see vmm.
 func (c *Cell) order(cmd *exec.Cmd, o order) {
 	var bounds []string
 	for _, l := range o.limits {
@@ -90,15 +94,17 @@ func (c *Cell) order(cmd *exec.Cmd, o order) {
 	cmd.ExtraFiles = append(cmd.ExtraFiles, c.slot.file)
 	first := 3 + len(cmd.ExtraFiles)
 	cmd.ExtraFiles = slices.Concat(cmd.ExtraFiles, o.room.files(), []*os.File{o.filter})
-	cmd.Args = slices.Concat([]string{beside.Launcher.Name, strconv.Itoa(o.user), strings.Join(bounds, ","), strconv.Itoa(first), vf,
+	cmd.Args = slices.Concat([]string{beside.Launcher.Name, strconv.Itoa(o.user),
+		strings.Join(bounds, ","), strconv.Itoa(first), vf,
 		c.host.program}, cmd.Args)
-	cmd.Path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.host.launcher.Fd()) // the one we opened, whatever is beside us by now
+	// the launcher that the host opened, even if its file has been replaced since
+	cmd.Path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.host.launcher.Fd())
 	cmd.Env = launcherEnv
 }
 
-// Group is where a room has the node of a VFIO group, and Device where it has the directory of a
-// VF: as in sysfs, its name is the VF's address, and it has a link to the group.
+// Group returns the path of a VFIO group's node in a room. Device returns the path of a VF's
+// directory: as in sysfs, its name is the VF's address, and it contains a link to the group.
 func Group(node string) string { return "/dev/vfio/" + filepath.Base(node) }
 
-// Device is where a room has the directory of the VF at bdf.
+// Device returns the path in a room of the directory of the VF at bdf.
 func Device(bdf string) string { return vfDir + "/" + bdf }
