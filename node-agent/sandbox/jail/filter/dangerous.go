@@ -2,13 +2,13 @@ package filter
 
 import "strings"
 
-// tried are calls as dangerous as the others that some library tries when it starts, and does
-// without. They are refused and end nothing: else no VMM
-// of such a build would start.
+// tried are calls as dangerous as the others that some library tries when it starts and can do
+// without. They return an error and do not end the VMM, since no VMM with such a library would
+// start otherwise.
 var tried = strings.Fields("socket personality sysfs")
 
-// dangerous are the calls that no VMM has a use for and that reach far into the kernel, or out of
-// the room. One of them is the end of the VMM.
+// dangerous are the calls that no VMM has a use for and that reach far into the kernel or out of
+// the room. One of them ends the VMM.
 var dangerous = strings.Fields(`
 	socketpair connect bind
 	ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp process_madvise

@@ -1,14 +1,14 @@
-// Package filter makes the seccomp filter of a VMM: which system calls it may make, whatever else
-// it is allowed.
+// Package filter makes the seccomp filter of a VMM, which determines the system calls that it may
+// make, whatever else it may do.
 //
-// A build of QEMU that is known has a list in calls/, traced over what the driver does with it:
-// these calls and no others. A program that is not known may make all but the dangerous ones, of
-// which those that libraries try are refused with an error. Under both, a clone may make threads
-// only; clone3 and io_uring_setup are absent, so that libraries do without; and the CID of a vsock
-// stays what the agent has made it. What else is refused kills the process.
+// A known build of QEMU has a list in calls/, which was traced while the driver used it: it may
+// make these calls and no others. An unknown program may make all calls except the dangerous ones;
+// those of them that libraries try return an error. Both filters allow a clone only for threads,
+// hide clone3 and io_uring_setup, which libraries can do without, and keep the CID of a vsock as
+// the agent has set it. Any other refused call kills the process.
 //
-// No filter here has execve: the launcher, which has the last word before the VMM, lets its own
-// pass, and it alone.
+// No filter here allows execve: the launcher, which runs last before the VMM, adds a rule that
+// allows its own.
 package filter
 
 import (
@@ -29,14 +29,14 @@ import (
 //go:embed calls
 var lists embed.FS
 
-// A Filter is made for one program.
+// A Filter is a filter for one program.
 type Filter struct {
-	Calls []string // those that are allowed; nil: all but the dangerous ones
-	Says  string   // what it is, for people
+	Calls []string // the allowed calls; nil: all except the dangerous ones
+	Says  string   // a description for people
 	code  []bpf.Instruction
 }
 
-// For makes the filter of the program at path.
+// For returns the filter of the program at path.
 func For(path string) (Filter, error) {
 	build, err := buildID(path)
 	if err != nil {
@@ -54,10 +54,10 @@ func For(path string) (Filter, error) {
 	return denyAll("unknown program: deny list")
 }
 
-// Known tells whether the program is one whose calls are known.
+// Known reports whether the program's calls are known.
 func (f Filter) Known() bool { return f.Calls != nil }
 
-// Programs are those whose calls are known.
+// Programs returns the programs whose calls are known.
 func Programs() (names []string, err error) {
 	known, err := known()
 	for _, l := range known {
@@ -81,8 +81,8 @@ func known() (all []list, err error) {
 	return all, nil
 }
 
-// A list is a file of calls/: words, of which the first two are "build" and the build ID of the
-// program; # begins a comment.
+// A list is a file of calls/. It consists of words, of which the first two are "build" and the
+// program's build ID; # begins a comment.
 type list struct {
 	program, build string
 	calls          []string
@@ -125,7 +125,7 @@ func assemble(policy seccomp.Policy, calls []string, says string) (Filter, error
 	return Filter{Calls: calls, Says: says, code: append(always(), code...)}, nil
 }
 
-// Where struct seccomp_data has what, and the ioctl by which a VMM would take another guest's CID.
+// The offsets in struct seccomp_data, and the ioctl by which a VMM would take another guest's CID.
 const (
 	number       = 0
 	architecture = 4
@@ -136,8 +136,8 @@ const (
 		unix.CLONE_NEWPID | unix.CLONE_NEWNET
 )
 
-// always is what holds under every filter. The kernel reads half of an argument of each of these
-// calls, so half is compared.
+// always returns the rules of every filter. The kernel reads only half of an argument of each of
+// these calls, so only that half is compared.
 func always() []bpf.Instruction {
 	const (
 		allowed = uint32(seccomp.ActionAllow)
@@ -153,7 +153,7 @@ func always() []bpf.Instruction {
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_IOCTL, SkipTrue: 4},
 		load(arguments + 8),
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: setGuestCID, SkipTrue: 1},
-		bpf.RetConstant{Val: errno}, // 0: done, as far as the VMM can see; it was, by the agent
+		bpf.RetConstant{Val: errno}, // 0: the VMM sees success; the agent has done it already
 		load(number),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_IO_URING_SETUP, SkipTrue: 1},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE3, SkipTrue: 1},
@@ -166,7 +166,7 @@ func always() []bpf.Instruction {
 	}
 }
 
-// Bytes are the instructions as the kernel takes them.
+// Bytes returns the instructions in the kernel's format.
 func (f Filter) Bytes() ([]byte, error) {
 	raw, err := bpf.Assemble(f.code)
 	if err != nil {
@@ -177,7 +177,7 @@ func (f Filter) Bytes() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Name is the name of a system call of this architecture.
+// Name returns the name of a system call of this architecture.
 func Name(call int) string {
 	if name, known := arch.X86_64.SyscallNumbers[call]; known {
 		return name
@@ -185,7 +185,7 @@ func Name(call int) string {
 	return "unknown"
 }
 
-// buildID is what a linker calls the program it has made, by its content; empty where it did not.
+// buildID returns the ID that a linker computed from the program's content, or "" if it did not.
 func buildID(path string) (string, error) {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 const (
 	allowed = 0x7fff0000
 	killed  = 0x80000000
-	refused = 0x00050000 // with an errno in its lower half
+	refused = 0x00050000 // plus an errno in its lower half
 )
 
-// all is every filter there is: those of the lists and the one for unknown programs.
+// all returns every filter: those of the lists and the one for unknown programs.
 func all(t *testing.T) map[string]Filter {
 	t.Helper()
 	entries, err := lists.ReadDir("calls")
@@ -40,8 +40,8 @@ func all(t *testing.T) map[string]Filter {
 	return filters
 }
 
-// verdict is what the kernel would do: the machine that runs the filter here reads big-endian, so
-// the data is that.
+// verdict returns what the kernel would do. The machine that runs the filter here reads big-endian,
+// so the data is big-endian.
 func verdict(t *testing.T, f Filter, audit uint32, call int, args ...uint64) uint32 {
 	t.Helper()
 	vm, err := bpf.NewVM(f.code)
@@ -69,7 +69,8 @@ func verdict(t *testing.T, f Filter, audit uint32, call int, args ...uint64) uin
 func TestDangerousCallsAreRefused(t *testing.T) {
 	for name, f := range all(t) {
 		for _, call := range dangerous {
-			if got := verdict(t, f, uint32(arch.X86_64.ID), arch.X86_64.SyscallNames[call]); got != killed {
+			if got := verdict(t, f, uint32(arch.X86_64.ID),
+				arch.X86_64.SyscallNames[call]); got != killed {
 				t.Errorf("%s: %s: %#x", name, call, got)
 			}
 		}
@@ -78,8 +79,9 @@ func TestDangerousCallsAreRefused(t *testing.T) {
 			want = refused | uint32(unix.EPERM)
 		}
 		for _, call := range tried {
-			for first := range uint64(64) { // of a socket, the family
-				if got := verdict(t, f, uint32(arch.X86_64.ID), arch.X86_64.SyscallNames[call], first); got != want {
+			for first := range uint64(64) { // the family of a socket
+				if got := verdict(t, f, uint32(arch.X86_64.ID),
+					arch.X86_64.SyscallNames[call], first); got != want {
 					t.Errorf("%s: %s(%d): %#x, want %#x", name, call, first, got, want)
 				}
 			}
@@ -89,7 +91,8 @@ func TestDangerousCallsAreRefused(t *testing.T) {
 
 func TestArgumentsDecide(t *testing.T) {
 	const x32 = 0x40000000
-	thread := uint64(unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD)
+	thread := uint64(
+		unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD)
 	for name, f := range all(t) {
 		for what, c := range map[string]struct {
 			audit arch.AuditArch
@@ -97,17 +100,26 @@ func TestArgumentsDecide(t *testing.T) {
 			args  []uint64
 			want  uint32
 		}{
-			"a read":                       {arch.X86_64.ID, unix.SYS_READ, nil, allowed},
-			"a thread":                     {arch.X86_64.ID, unix.SYS_CLONE, []uint64{thread}, allowed},
-			"a process":                    {arch.X86_64.ID, unix.SYS_CLONE, []uint64{uint64(unix.SIGCHLD)}, killed},
-			"a thread in a namespace":      {arch.X86_64.ID, unix.SYS_CLONE, []uint64{thread | unix.CLONE_NEWUSER}, killed},
-			"clone3":                       {arch.X86_64.ID, unix.SYS_CLONE3, nil, refused | uint32(unix.ENOSYS)},
-			"io_uring":                     {arch.X86_64.ID, unix.SYS_IO_URING_SETUP, nil, refused | uint32(unix.ENOSYS)},
-			"an ioctl":                     {arch.X86_64.ID, unix.SYS_IOCTL, []uint64{3, 0xae80}, allowed},
-			"a CID":                        {arch.X86_64.ID, unix.SYS_IOCTL, []uint64{3, setGuestCID}, refused},
-			"a CID with bits that are cut": {arch.X86_64.ID, unix.SYS_IOCTL, []uint64{3, 1<<40 | setGuestCID}, refused},
-			"another architecture's read":  {arch.I386.ID, 3, nil, killed},
-			"another ABI's read":           {arch.X86_64.ID, x32 | unix.SYS_READ, nil, refused | uint32(unix.ENOSYS)},
+			"a read": {arch.X86_64.ID, unix.SYS_READ, nil, allowed},
+			"a thread": {arch.X86_64.ID, unix.SYS_CLONE,
+				[]uint64{thread}, allowed},
+			"a process": {arch.X86_64.ID, unix.SYS_CLONE,
+				[]uint64{uint64(unix.SIGCHLD)}, killed},
+			"a thread in a namespace": {arch.X86_64.ID, unix.SYS_CLONE,
+				[]uint64{thread | unix.CLONE_NEWUSER}, killed},
+			"clone3": {arch.X86_64.ID, unix.SYS_CLONE3, nil,
+				refused | uint32(unix.ENOSYS)},
+			"io_uring": {arch.X86_64.ID, unix.SYS_IO_URING_SETUP, nil,
+				refused | uint32(unix.ENOSYS)},
+			"an ioctl": {arch.X86_64.ID, unix.SYS_IOCTL,
+				[]uint64{3, 0xae80}, allowed},
+			"a CID": {arch.X86_64.ID, unix.SYS_IOCTL,
+				[]uint64{3, setGuestCID}, refused},
+			"a CID with bits that are cut": {arch.X86_64.ID, unix.SYS_IOCTL,
+				[]uint64{3, 1<<40 | setGuestCID}, refused},
+			"another architecture's read": {arch.I386.ID, 3, nil, killed},
+			"another ABI's read": {arch.X86_64.ID, x32 | unix.SYS_READ, nil,
+				refused | uint32(unix.ENOSYS)},
 		} {
 			if got := verdict(t, f, uint32(c.audit), c.call, c.args...); got != c.want {
 				t.Errorf("%s: %s: %#x, want %#x", name, what, got, c.want)
@@ -122,7 +134,8 @@ func TestListsAreShort(t *testing.T) {
 		if len(f.Calls) > most {
 			t.Errorf("%s allows %d calls, want %d or fewer", name, len(f.Calls), most)
 		}
-		if sorted := slices.Compact(slices.Sorted(slices.Values(f.Calls))); len(sorted) != len(f.Calls) {
+		if sorted := slices.Compact(
+			slices.Sorted(slices.Values(f.Calls))); len(sorted) != len(f.Calls) {
 			t.Errorf("%s names a call twice", name)
 		}
 	}
