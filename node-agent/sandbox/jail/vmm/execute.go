@@ -11,14 +11,15 @@ import (
 )
 
 const (
-	pageSize     = 4096
-	addressSpace = 1<<47 - pageSize // what x86-64 gives to a process, but for the last page
+	pageSize = 4096
+	// the part that x86-64 gives to a process, without the last page
+	addressSpace = 1<<47 - pageSize
 
 	retKill  = 0x80000000
 	retAllow = 0x7fff0000
 )
 
-// readFilter reads the instructions that the agent has made.
+// readFilter reads the agent's instructions.
 func readFilter(fd int) ([]unix.SockFilter, error) {
 	raw := make([]byte, 64<<10)
 	n, err := unix.Pread(fd, raw, 0)
@@ -30,14 +31,17 @@ func readFilter(fd int) ([]unix.SockFilter, error) {
 	}
 	var calls []unix.SockFilter
 	for raw = raw[:n]; len(raw) > 0; raw = raw[8:] {
-		calls = append(calls, unix.SockFilter{Code: binary.LittleEndian.Uint16(raw), Jt: raw[2], Jf: raw[3], K: binary.LittleEndian.Uint32(raw[4:])})
+		calls = append(calls, unix.SockFilter{
+			Code: binary.LittleEndian.Uint16(raw), Jt: raw[2], Jf: raw[3],
+			K: binary.LittleEndian.Uint32(raw[4:]),
+		})
 	}
 	return calls, nil
 }
 
-// hide puts path where nobody will find it again: at an address that is drawn by lot and goes with
-// this program. A filter that lets execve pass with this address alone lets it pass once, for the
-// VMM would have to guess 47 bits, each guess being its end.
+// hide puts path at a random address, which disappears with this program. A filter that allows
+// execve only with this address allows it once: the VMM would have to guess 47 bits, and each wrong
+// guess ends it.
 func hide(path string) (unsafe.Pointer, error) {
 	for {
 		var random [8]byte
@@ -45,9 +49,13 @@ func hide(path string) (unsafe.Pointer, error) {
 			return nil, os.NewSyscallError("getrandom", err)
 		}
 		address := uintptr(binary.LittleEndian.Uint64(random[:]) % addressSpace)
-		page, err := unix.MmapPtr(-1, 0, *(*unsafe.Pointer)(unsafe.Pointer(&[]uintptr{address &^ (pageSize - 1)}[0])), 2*pageSize,
-			unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
-		if err == unix.EEXIST || err == unix.EPERM || err == unix.ENOMEM { // somebody's place, or too low
+		page, err := unix.MmapPtr(-1, 0,
+			*(*unsafe.Pointer)(unsafe.Pointer(&[]uintptr{address &^ (pageSize - 1)}[0])),
+			2*pageSize,
+			unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
+		// the address is taken or too low
+		if err == unix.EEXIST || err == unix.EPERM || err == unix.ENOMEM {
 			continue
 		}
 		if err != nil {
@@ -59,10 +67,9 @@ func hide(path string) (unsafe.Pointer, error) {
 	}
 }
 
-// execute loads the filter and becomes the program. Nothing but these two calls happens under the
-// filter.
+// execute loads the filter and becomes the program. Only these two calls are made under the filter.
 func execute(secret unsafe.Pointer, args []string, calls []unix.SockFilter) error {
-	const ( // of struct seccomp_data
+	const ( // offsets in struct seccomp_data
 		number   = 0
 		argument = 16
 	)
@@ -86,9 +93,11 @@ func execute(secret unsafe.Pointer, args []string, calls []unix.SockFilter) erro
 	}
 	envp := []*byte{nil}
 	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	if _, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog))); errno != 0 {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0,
+		uintptr(unsafe.Pointer(&prog))); errno != 0 {
 		return os.NewSyscallError("seccomp", errno)
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(secret), uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envp[0])))
+	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(secret),
+		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envp[0])))
 	return os.NewSyscallError("execve "+args[0], errno)
 }

@@ -1,6 +1,6 @@
 // Command vmm goes into a room and becomes the VMM there. It is born as root in the sandbox's
-// cgroup and pid namespace; it enters the room's namespaces, makes the node of its VFIO group, and
-// gives up all that a VMM has no use for, system calls last.
+// cgroup and pid namespace. It enters the room's namespaces, makes the node of its VFIO group, and
+// gives up everything that a VMM has no use for, system calls last.
 //
 // The agent starts it as
 //
@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The files of its own, in their order.
+// Its own files, in order.
 const (
 	network = iota
 	ipc
@@ -34,7 +34,8 @@ const (
 )
 
 func main() {
-	runtime.LockOSThread() // namespaces, credentials and filter are a thread's: the VMM's to be
+	// namespaces, credentials and filter belong to a thread: this one becomes the VMM
+	runtime.LockOSThread()
 	err := become(os.Args)
 	fmt.Fprintln(os.Stderr, "fastiov-vmm:", err)
 	os.Exit(1)
@@ -79,15 +80,16 @@ func become(args []string) error {
 	return execute(secret, args[6:], calls)
 }
 
-// enter changes to the room's namespaces. The one of mounts comes last and brings the root and the
-// working directory along.
+// enter changes to the room's namespaces. The mount namespace comes last, since it changes the root
+// and the working directory too.
 func enter(first int) error {
-	// A thread that shares its root may not change its mounts.
+	// A thread that shares its root with others may not change its mounts.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("root of its own: %w", err)
 	}
 	for _, n := range []struct{ file, kind int }{
-		{network, unix.CLONE_NEWNET}, {ipc, unix.CLONE_NEWIPC}, {uts, unix.CLONE_NEWUTS}, {mounts, unix.CLONE_NEWNS},
+		{network, unix.CLONE_NEWNET}, {ipc, unix.CLONE_NEWIPC}, {uts, unix.CLONE_NEWUTS},
+		{mounts, unix.CLONE_NEWNS},
 	} {
 		if err := unix.Setns(first+n.file, n.kind); err != nil {
 			return fmt.Errorf("namespace %#x of the room: %w", n.kind, err)
@@ -96,8 +98,8 @@ func enter(first int) error {
 	return nil
 }
 
-// furnish makes the node of the one VFIO group that the VMM may open, and the directory by which it
-// learns the group of its VF.
+// furnish makes the node of the only VFIO group that the VMM may open, and the directory that tells
+// it the group of its VF.
 func furnish(vf string, user int) error {
 	if vf == "" {
 		return nil
@@ -123,8 +125,8 @@ func furnish(vf string, user int) error {
 	return unix.Symlink("../"+filepath.Base(group), directory+"/iommu_group")
 }
 
-// limit sets each RESOURCE=VALUE. A write beyond the size of a file is an error to who writes, and
-// not the end of it.
+// limit sets each RESOURCE=VALUE. A write beyond the limit of a file's size returns an error and
+// does not kill the process.
 func limit(limits string) error {
 	signal.Ignore(unix.SIGXFSZ)
 	for word := range strings.SplitSeq(limits, ",") {
@@ -140,14 +142,15 @@ func limit(limits string) error {
 	return nil
 }
 
-// drop gives up privileges, this thread's: all capabilities go with user 0, and none can come back.
+// drop gives up this thread's privileges: all capabilities go with user 0, and none can come back.
 func drop(user int) error {
 	for c := 0; unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0) == nil; c++ {
 	}
 	for _, call := range []struct {
 		number uintptr
 		id     uintptr
-	}{{unix.SYS_SETGROUPS, 0}, {unix.SYS_SETRESGID, uintptr(user)}, {unix.SYS_SETRESUID, uintptr(user)}} {
+	}{{unix.SYS_SETGROUPS, 0}, {unix.SYS_SETRESGID, uintptr(user)},
+		{unix.SYS_SETRESUID, uintptr(user)}} {
 		if _, _, errno := unix.RawSyscall(call.number, call.id, call.id, call.id); errno != 0 {
 			return fmt.Errorf("user %d: %w", user, errno)
 		}
