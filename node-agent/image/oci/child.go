@@ -23,23 +23,23 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// What a stranger's image may unpack to.
+// How large a stranger's image may be when it is unpacked.
 const (
 	maxContent  = 4 << 30
 	maxNames    = 1 << 18
-	maxNaming   = 32 << 20 // bytes of names and of links' targets
-	maxAccounts = 1 << 20  // of its /etc/passwd, and of its /etc/group
+	maxNaming   = 32 << 20 // bytes of names and of the targets of links
+	maxAccounts = 1 << 20  // bytes of its /etc/passwd, and of its /etc/group
 )
 
-// Every program that may pull images is the unpacking process as well, when it is called so.
+// Every program that may pull images is also the unpacking process, if it is called by that name.
 func init() {
 	if len(os.Args) == 1 && os.Args[0] == unpackerName {
 		os.Exit(unpackMain())
 	}
 }
 
-// unpackMain takes an order and layers from its standard input, writes the image to file 3 with
-// file 4 for its notes, and says what came of it on its standard output.
+// unpackMain reads an order and layers from its standard input, writes the image to file 3, uses
+// file 4 as its spool, and writes its verdict to its standard output.
 func unpackMain() int {
 	if err := confine(); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot be confined:", err)
@@ -73,7 +73,8 @@ func unpackFrom(in io.Reader, spool, image *os.File) (p wire.Program, err error)
 		return p, err
 	}
 	var o order
-	if err := json.NewDecoder(io.LimitReader(in, int64(binary.BigEndian.Uint32(length[:])))).Decode(&o); err != nil {
+	if err := json.NewDecoder(io.LimitReader(in,
+		int64(binary.BigEndian.Uint32(length[:])))).Decode(&o); err != nil {
 		return p, err
 	}
 	file, err := v1.ParseConfigFile(bytes.NewReader(o.Config))
@@ -107,8 +108,8 @@ func unpackFrom(in io.Reader, spool, image *os.File) (p wire.Program, err error)
 	return p, t.WriteTo(image)
 }
 
-// overlay lays a layer over the tree, reading it to its end: only there it is known to be what its
-// diff id says, with nothing behind the archive but the zeros it is filled up with.
+// overlay puts a layer over the tree. It reads the layer to its end, because only then its content
+// is known to match its diff id and to have nothing after the archive except padding with zeros.
 func overlay(t *rootfs.Tree, sent io.Reader, diffID v1.Hash) error {
 	content, err := uncompressed(bufio.NewReaderSize(sent, 64<<10))
 	if err != nil {
@@ -131,7 +132,7 @@ func overlay(t *rootfs.Tree, sent io.Reader, diffID v1.Hash) error {
 	return nil
 }
 
-// padding takes what an archive may have behind its end.
+// padding accepts the zeros that may follow an archive.
 type padding struct{ n int }
 
 func (p *padding) Write(b []byte) (int, error) {
@@ -142,7 +143,7 @@ func (p *padding) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// uncompressed reads gzip, zstd, or neither, as the first bytes say.
+// uncompressed reads gzip, zstd, or neither, according to the first bytes.
 func uncompressed(r *bufio.Reader) (io.Reader, error) {
 	magic, _ := r.Peek(4)
 	switch {
@@ -155,13 +156,16 @@ func uncompressed(r *bufio.Reader) (io.Reader, error) {
 	return r, nil
 }
 
-// programOf is what the image says is to be started.
+// programOf returns the program that the image says is to be started.
 func programOf(file *v1.ConfigFile) (p wire.Program, err error) {
 	if file.OS != "linux" || file.Architecture != "amd64" {
-		return p, fmt.Errorf("it is made for %s/%s, and microVMs are linux/amd64", file.OS, file.Architecture)
+		return p, fmt.Errorf("it is made for %s/%s, and microVMs are linux/amd64",
+			file.OS, file.Architecture)
 	}
 	c := file.Config
-	p = wire.Program{Command: append(c.Entrypoint, c.Cmd...), Dir: c.WorkingDir, Env: map[string]string{}}
+	p = wire.Program{
+		Command: append(c.Entrypoint, c.Cmd...), Dir: c.WorkingDir, Env: map[string]string{},
+	}
 	if len(p.Command) == 0 {
 		return p, errors.New("it names no command to run; give it an entrypoint")
 	}
@@ -172,8 +176,8 @@ func programOf(file *v1.ConfigFile) (p wire.Program, err error) {
 	return p, nil
 }
 
-// lookUp finds the numbers of an image's user, which is written user[:group], each by name or by
-// number. The names are the image's own.
+// lookUp returns the numbers of an image's user, which is written user[:group], each by name or by
+// number. The names are those of the image.
 func lookUp(t *rootfs.Tree, user string) (uid, gid uint32, err error) {
 	if user == "" {
 		return 0, 0, nil
@@ -201,7 +205,7 @@ func lookUp(t *rootfs.Tree, user string) (uid, gid uint32, err error) {
 	return uid, gid, err
 }
 
-// accountOf is the line of /etc/passwd or /etc/group whose name or number is key.
+// accountOf returns the line of /etc/passwd or /etc/group whose name or number is key.
 func accountOf(t *rootfs.Tree, file, key string) ([]string, error) {
 	content, err := t.ReadUpTo(file, maxAccounts)
 	if errors.Is(err, rootfs.ErrTooLarge) {
@@ -216,7 +220,7 @@ func accountOf(t *rootfs.Tree, file, key string) ([]string, error) {
 	return nil, nil
 }
 
-// number is a field of an account, or the number that the name itself is.
+// number returns a field of an account, or name itself if it is a number.
 func number(name string, entry []string, field int) (uint32, error) {
 	if len(entry) > field {
 		name = entry[field]

@@ -8,22 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the unpacking process may have.
+// The resources of the unpacking process.
 const (
-	maxMemory  = 640 << 20 // of its own, as RLIMIT_DATA counts it
-	maxFile    = 8 << 30   // blocks are filled up, so that an image has more bytes than its contents
-	maxSeconds = 240       // of processor time
-	// unpackerUser is nobody else: sandboxes have 1.9e9 and more, distributions and containers less.
+	maxMemory  = 640 << 20 // its own memory, as RLIMIT_DATA counts it
+	maxFile    = 8 << 30   // blocks are padded, so an image has more bytes than its contents
+	maxSeconds = 240       // of CPU time
+	// unpackerUser is used for nothing else: sandboxes have 1.9e9 and more, distributions and
+	// containers less.
 	unpackerUser = 1_899_999_998
 )
 
-// unpackerName is what this program is called when it unpacks.
+// unpackerName is the name by which this program is called when it unpacks.
 const unpackerName = "fastiov-unpack"
 
-// The garbage collector keeps well below the limit while what is reachable allows it.
+// The garbage collector stays well below the limit as long as the reachable memory allows it.
 var unpackerEnv = []string{"GOMEMLIMIT=384MiB", "GOMAXPROCS=2", "GOTRACEBACK=none"}
 
-// apart are the namespaces that the process is born into; without root there are none.
+// apart returns the namespaces into which the process is born; without root there are none.
 func apart() *syscall.SysProcAttr {
 	if os.Geteuid() != 0 {
 		return nil
@@ -33,15 +34,18 @@ func apart() *syscall.SysProcAttr {
 	}
 }
 
-// confine gives up, for good, all that unpacking does not take: before a stranger's byte is read.
+// confine gives up for good everything that unpacking does not need. It is called before a
+// stranger's byte is read.
 func confine() error {
 	limits := map[int]uint64{
 		unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_FSIZE: maxFile, unix.RLIMIT_CPU: maxSeconds,
-		unix.RLIMIT_NOFILE: 32, unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0,
+		unix.RLIMIT_NOFILE: 32, unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0,
+		unix.RLIMIT_MSGQUEUE: 0,
 	}
 	root := os.Geteuid() == 0
 	if root {
-		limits[unix.RLIMIT_NPROC] = 128 // threads too, of all that unpack at a time
+		// counts threads too, of all processes that unpack at the same time
+		limits[unix.RLIMIT_NPROC] = 128
 	}
 	for what, most := range limits {
 		if err := unix.Setrlimit(what, &unix.Rlimit{Cur: most, Max: most}); err != nil {
@@ -54,7 +58,7 @@ func confine() error {
 		}
 	}
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0)
-	if errno == syscall.ENOTSUP { // with cgo, which the product is built without
+	if errno == syscall.ENOTSUP { // only with cgo, and the product is built without it
 		return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	}
 	if errno != 0 {
@@ -63,7 +67,7 @@ func confine() error {
 	return nil
 }
 
-// drop makes an empty directory the root and nobody the user.
+// drop makes an empty directory the root, and changes to an unprivileged user.
 func drop() error {
 	if err := unix.Chroot("."); err != nil {
 		return fmt.Errorf("chroot: %w", err)

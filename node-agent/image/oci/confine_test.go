@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// statusOf waits until the process has given up what it gives up, and returns its /proc status.
+// statusOf waits until the process has dropped its privileges, and returns its /proc status.
 func statusOf(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	for range 20_000 {
@@ -84,22 +84,25 @@ func TestWhoUnpacksHasNothing(t *testing.T) {
 		fmt.Sprintf("Max file size %d %[1]d bytes", int64(maxFile)), "Max open files 32 32 files",
 		fmt.Sprintf("Max cpu time %d %[1]d seconds", maxSeconds), "Max processes 128 128 processes",
 	} {
-		if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), want) {
+		if err != nil ||
+			!strings.Contains(strings.Join(strings.Fields(string(limits)), " "), want) {
 			t.Errorf("no %q in its limits (%v)", want, err)
 		}
 	}
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, file := range files {
 		to, _ := os.Readlink(file)
-		known := strings.HasPrefix(to, filepath.Dir(u.cell)) || // the image, and the spool
-			to == os.DevNull || strings.HasPrefix(to, "pipe:") || strings.HasPrefix(to, "anon_inode:") ||
-			strings.HasPrefix(to, "/sys/fs/cgroup/") // Go's runtime, which reads its limits there
+		known := strings.HasPrefix(to, filepath.Dir(u.cell)) || // the image and the spool
+			to == os.DevNull || strings.HasPrefix(to, "pipe:") ||
+			strings.HasPrefix(to, "anon_inode:") ||
+			strings.HasPrefix(to, "/sys/fs/cgroup/") // Go's runtime reads its limits there
 		if !known {
 			t.Errorf("it has %s open", to)
 		}
 	}
 	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if got := len(bytes.Split(bytes.Trim(environment, "\x00"), []byte{0})); got != len(unpackerEnv) {
+	if got := len(bytes.Split(bytes.Trim(environment, "\x00"),
+		[]byte{0})); got != len(unpackerEnv) {
 		t.Errorf("its environment is %q", environment)
 	}
 }
@@ -109,13 +112,14 @@ func underRaceDetector() bool {
 	return known && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// TestABombEndsItsProcess: what takes too much memory ends that process, and the error says so.
+// A process that takes too much memory ends, and the error says so.
 func TestABombEndsItsProcess(t *testing.T) {
 	if testing.Short() {
 		t.Skip("fills 640 MB of memory")
 	}
 	if underRaceDetector() {
-		// Its runtime is in C and crashes where memory ends, before Go's can say so.
+		// The race detector's runtime is in C and crashes at the memory limit before Go can report
+		// it.
 		again := exec.Command("go", "test", "-count=1", "-run", "^"+t.Name()+"$", ".")
 		again.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := again.CombinedOutput(); err != nil {
@@ -125,7 +129,7 @@ func TestABombEndsItsProcess(t *testing.T) {
 	}
 	u := startIdle(t)
 	statusOf(t, u.cmd.Process.Pid)
-	length := binary.BigEndian.AppendUint32(nil, 1<<31) // an order that has no end
+	length := binary.BigEndian.AppendUint32(nil, 1<<31) // an order without an end
 	if _, err := u.in.Write(length); err != nil {
 		t.Fatal(err)
 	}

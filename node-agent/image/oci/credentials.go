@@ -10,10 +10,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// Credentials are what the operator gives namespaces for registries. Nobody else pulls with them.
+// Credentials holds the operator's credentials for registries, by namespace. Other namespaces
+// cannot use them.
 type Credentials map[string]map[string]authn.AuthConfig // by namespace, then by registry
 
-// ReadCredentials reads a file that says, in docker's form by namespace:
+// ReadCredentials reads a file in docker's form for each namespace:
 //
 //	{"NAMESPACE": {"auths": {"ghcr.io": {"username": "…", "password": "…"}}}}
 func ReadCredentials(file string) (Credentials, error) {
@@ -46,7 +47,8 @@ func ReadCredentials(file string) (Credentials, error) {
 		for registry, auth := range given.Auths {
 			reg, err := name.NewRegistry(registry)
 			if err != nil {
-				return nil, fmt.Errorf("--image-credentials: %s of %s: %w", registry, namespace, err)
+				return nil, fmt.Errorf("--image-credentials: %s of %s: %w",
+					registry, namespace, err)
 			}
 			all[namespace][reg.RegistryStr()] = auth
 		}
@@ -54,7 +56,7 @@ func ReadCredentials(file string) (Credentials, error) {
 	return all, nil
 }
 
-// of are the namespace's credentials for the registry, and whether it has any.
+// of returns the namespace's credentials for the registry, and whether it has any.
 func (c Credentials) of(namespace, registry string) (authn.Authenticator, bool) {
 	auth, have := c[namespace][registry]
 	if !have {

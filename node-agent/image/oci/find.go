@@ -18,24 +18,24 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// What an image may be made of.
+// How large an image's config may be in bytes, and how many layers it may have.
 const (
 	maxConfig = 4 << 20
 	maxLayers = 512
 )
 
-// A Source is where images come from.
+// A Source pulls images from registries.
 type Source struct {
 	Registries  *Registries
 	Credentials Credentials
-	Fetched     func(bytes int64) // is told what comes in
+	Fetched     func(bytes int64) // is called with the number of bytes that came in
 }
 
-// An Image is one whose manifest is here and is what was asked for. Close it.
+// An Image is an image whose manifest was fetched and verified. Close it.
 type Image struct {
 	Repository string // registry and name in it
 	Digest     string
-	Bytes      int64 // of all its layers, as they are sent
+	Bytes      int64 // of all its layers as they are transferred
 	ref        string
 	manifest   v1.Manifest
 	road       *road
@@ -44,7 +44,7 @@ type Image struct {
 	scheme     string
 }
 
-// Find asks the registry what ref stands for, in the name of namespace.
+// Find asks the registry for the image that ref names, with the credentials of namespace.
 func (s *Source) Find(ctx context.Context, ref, namespace string) (*Image, error) {
 	i, err := s.find(ctx, ref, namespace)
 	return i, refusal(ref, err)
@@ -84,10 +84,11 @@ func (r *Registries) schemeTo(host string) string {
 	return "https"
 }
 
-// Close lets go of the connections to the registry.
+// Close closes the connections to the registry.
 func (i *Image) Close() { i.road.http.CloseIdleConnections() }
 
-// resolve finds the manifest for linux/amd64, by way of an index where the reference leads to one.
+// resolve finds the manifest for linux/amd64. If the reference leads to an index, it goes by the
+// index.
 func (i *Image) resolve(ctx context.Context, reference name.Reference) error {
 	raw, kind, err := i.fetchManifest(ctx, reference.Identifier())
 	if err != nil {
@@ -112,11 +113,12 @@ func (i *Image) resolve(ctx context.Context, reference name.Reference) error {
 	return i.bound()
 }
 
-// bound refuses what the manifest itself says is too much.
+// bound returns an error if the image is too large according to its manifest.
 func (i *Image) bound() error {
 	m := &i.manifest
 	if m.Config.Size > maxConfig {
-		return refuse(TooLarge, "its configuration has %d bytes, more than %d", m.Config.Size, maxConfig)
+		return refuse(TooLarge, "its configuration has %d bytes, more than %d",
+			m.Config.Size, maxConfig)
 	}
 	if len(m.Layers) > maxLayers {
 		return refuse(TooLarge, "it has %d layers, more than %d", len(m.Layers), maxLayers)
@@ -146,10 +148,12 @@ func choose(raw []byte) (v1.Hash, error) {
 }
 
 var manifestTypes = []types.MediaType{
-	types.OCIManifestSchema1, types.DockerManifestSchema2, types.OCIImageIndex, types.DockerManifestList,
+	types.OCIManifestSchema1, types.DockerManifestSchema2, types.OCIImageIndex,
+	types.DockerManifestList,
 }
 
-// fetchManifest reads a manifest or an index by tag or by digest; the latter is what it then has.
+// fetchManifest reads a manifest or an index by tag or by digest, and checks the digest if it has
+// one.
 func (i *Image) fetchManifest(ctx context.Context, by string) ([]byte, types.MediaType, error) {
 	resp, err := i.get(ctx, "manifests", by)
 	if err != nil {
@@ -169,7 +173,7 @@ func (i *Image) fetchManifest(ctx context.Context, by string) ([]byte, types.Med
 	if err := json.Unmarshal(raw, &stated); err != nil {
 		return nil, "", refuse(Unusable, "its manifest: %w", err)
 	}
-	if stated.MediaType == "" { // OCI lets it be left out; the answer's header has it then
+	if stated.MediaType == "" { // OCI allows an absent media type; then the answer's header has it
 		stated.MediaType = types.MediaType(resp.Header.Get("Content-Type"))
 	}
 	return raw, stated.MediaType, nil
@@ -200,7 +204,8 @@ func (i *Image) get(ctx context.Context, kind, by string) (*http.Response, error
 	return resp, nil
 }
 
-// blob passes a blob to w as it comes. It has failed unless w was given what the manifest names.
+// blob copies a blob to w while it is received. It returns an error unless w got the bytes that the
+// manifest names.
 func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
 	resp, err := i.get(ctx, "blobs", d.Digest.String())
 	if err != nil {
@@ -219,7 +224,8 @@ func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
 		return err
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); n != d.Size || got != d.Digest.Hex {
-		return refuse(NotItself, "%s came as sha256:%s, %d bytes instead of %d", d.Digest, got, n, d.Size)
+		return refuse(NotItself, "%s came as sha256:%s, %d bytes instead of %d", d.Digest,
+			got, n, d.Size)
 	}
 	return nil
 }

@@ -29,22 +29,28 @@ func source(t *testing.T, entries ...string) *Source {
 }
 
 func TestWhichRegistriesAreAllowed(t *testing.T) {
-	r := source(t, "docker.io", "ghcr.io", "*.example.org", "host.example:8443", "http://127.0.0.1:5000").Registries
+	r := source(t, "docker.io", "ghcr.io", "*.example.org", "host.example:8443",
+		"http://127.0.0.1:5000").Registries
 	for ref, want := range map[string]bool{
-		"busybox": true, "library/busybox:1": true, "docker.io/a/b": true, "index.docker.io/a/b": true,
-		"ghcr.io/a/b": true, "ghcr.io:444/a/b": false, "quay.io/a/b": false, "evilghcr.io/a/b": false,
-		"a.example.org/b": true, "a.b.example.org/c": true, "example.org/b": false, "aexample.org/b": false,
+		"busybox": true, "library/busybox:1": true, "docker.io/a/b": true,
+		"index.docker.io/a/b": true,
+		"ghcr.io/a/b":         true, "ghcr.io:444/a/b": false, "quay.io/a/b": false,
+		"evilghcr.io/a/b": false,
+		"a.example.org/b": true, "a.b.example.org/c": true, "example.org/b": false,
+		"aexample.org/b":      false,
 		"host.example:8443/a": true, "host.example/a": false, "127.0.0.1:5000/a": true,
 		"127.0.0.1:5001/a": false, "localhost:5000/a": false,
 	} {
 		_, err := r.parse(ref)
 		var why because
-		if (err == nil) != want || err != nil && (!errors.As(err, &why) || why.Reason != NotAllowed ||
+		if (err == nil) != want || err != nil && (!errors.As(err, &why) ||
+			why.Reason != NotAllowed ||
 			!strings.Contains(err.Error(), "--image-registries")) {
 			t.Errorf("%s: %v, want allowed %v", ref, err, want)
 		}
 	}
-	for _, bad := range []string{"", "ftp://a.b", "http://a.b/c", "a.b/c", "*", "a.*.b", "https://u:p@a.b"} {
+	for _, bad := range []string{"", "ftp://a.b", "http://a.b/c", "a.b/c", "*", "a.*.b",
+		"https://u:p@a.b"} {
 		if _, err := ParseRegistries([]string{bad}); err == nil {
 			t.Errorf("%q was taken for a registry", bad)
 		}
@@ -53,11 +59,13 @@ func TestWhichRegistriesAreAllowed(t *testing.T) {
 
 func TestPublicAddresses(t *testing.T) {
 	for address, want := range map[string]bool{
-		"1.1.1.1": true, "2606:4700::1111": true, "127.0.0.1": false, "::1": false, "10.1.2.3": false,
+		"1.1.1.1": true, "2606:4700::1111": true, "127.0.0.1": false, "::1": false,
+		"10.1.2.3":   false,
 		"172.16.0.1": false, "192.168.1.1": false, "169.254.169.254": false, "fd00:ec2::254": false,
 		"fe80::1": false, "100.64.0.1": false, "0.0.0.0": false, "::": false, "224.0.0.1": false,
 		"255.255.255.255": false, "::ffff:127.0.0.1": false, "::ffff:169.254.169.254": false,
-		"64:ff9b::a9fe:a9fe": false, "198.18.0.1": false, "::127.0.0.1": false, "2002:7f00:1::": false,
+		"64:ff9b::a9fe:a9fe": false, "198.18.0.1": false, "::127.0.0.1": false,
+		"2002:7f00:1::": false,
 	} {
 		if got := public(netip.MustParseAddr(address)); got != want {
 			t.Errorf("%s: public %v, want %v", address, got, want)
@@ -65,7 +73,7 @@ func TestPublicAddresses(t *testing.T) {
 	}
 }
 
-// refused says with which reason, and with what words, a pull is refused.
+// refused checks that a pull is refused with this reason and these words.
 func refused(t *testing.T, s *Source, ref string, why Reason, words string) {
 	t.Helper()
 	_, err := s.Find(t.Context(), ref, "tenant")
@@ -80,11 +88,13 @@ func refused(t *testing.T, s *Source, ref string, why Reason, words string) {
 
 func TestPrivateAddressesAreRefusedUnlessTold(t *testing.T) {
 	var asked int
-	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
+	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		asked++
+	}))
 	defer inside.Close()
 	host := strings.TrimPrefix(inside.URL, "http://")
 	_, port, _ := strings.Cut(host, ":")
-	byName := "localhost:" + port // allowed by its name, which leads to the loopback
+	byName := "localhost:" + port // allowed by its name, which resolves to the loopback
 	refused(t, source(t, byName), byName+"/a:1", NotAllowed, "--image-registries")
 	refused(t, source(t, host), host+"/a:1", NotAllowed, "--image-registries")
 	refused(t, source(t, "https://"+host), host+"/a:1", NotAllowed, "--image-registries")
@@ -119,7 +129,8 @@ func TestRedirectsAndRealmsAreHeldToTheRule(t *testing.T) {
 	defer outer.Close()
 	host := strings.TrimPrefix(outer.URL, "http://")
 	for _, challenge = range []bool{false, true} {
-		for _, to = range []string{"http://localhost:" + port + "/x", "https://localhost:" + port + "/x"} {
+		for _, to = range []string{"http://localhost:" + port + "/x",
+			"https://localhost:" + port + "/x"} {
 			_, err := source(t, outer.URL).Find(t.Context(), host+"/a:1", "tenant")
 			if err == nil {
 				t.Errorf("%s was followed (as a realm: %v)", to, challenge)
@@ -158,7 +169,8 @@ func TestCredentialsAreANamespacesOwn(t *testing.T) {
 		t.Errorf("sent %q, want %q", got, secret)
 	}
 	sent = nil
-	if _, err := s.Find(t.Context(), host+"/a:1", "another"); err == nil || strings.Join(sent, "") != "" {
+	if _, err := s.Find(t.Context(), host+"/a:1", "another"); err == nil ||
+		strings.Join(sent, "") != "" {
 		t.Errorf("another namespace's pull sent %q, %v", sent, err)
 	}
 	if err := os.Chmod(file, 0o644); err != nil {
@@ -218,7 +230,8 @@ func TestAnImagesUser(t *testing.T) {
 	}
 	defer tree.Close()
 	accounts := map[string]string{
-		"etc/passwd": "root:x:0:0::/root:/bin/sh\nnode:x:1000:1001::/:\n", "etc/group": "staff:x:50:\n",
+		"etc/passwd": "root:x:0:0::/root:/bin/sh\nnode:x:1000:1001::/:\n",
+		"etc/group":  "staff:x:50:\n",
 	}
 	for name, content := range accounts {
 		if err := tree.Write(name, 0o644, []byte(content)); err != nil {
@@ -226,7 +239,8 @@ func TestAnImagesUser(t *testing.T) {
 		}
 	}
 	for user, want := range map[string]string{
-		"": "0 0", "node": "1000 1001", "1000": "1000 1001", "node:staff": "1000 50", "7": "7 0", "7:8": "7 8",
+		"": "0 0", "node": "1000 1001", "1000": "1000 1001", "node:staff": "1000 50", "7": "7 0",
+		"7:8":    "7 8",
 		"nobody": "not in its /etc/passwd", "node:nobody": "not in its /etc/group",
 		"-1": "not in its /etc/passwd", "4294967296": "not in its",
 	} {

@@ -9,10 +9,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// A Reason is why an image was not taken, in as many words as a caller is told.
+// A Reason is why an image was refused, in as much detail as a caller may learn.
 type Reason string
 
-// The reasons.
+// The reasons for a refusal.
 const (
 	NotFound     Reason = "not found"
 	Unauthorized Reason = "unauthorized"
@@ -24,12 +24,12 @@ const (
 	Unreachable  Reason = "registry does not answer"
 )
 
-// Reasons are all of them.
+// Reasons lists them all.
 var Reasons = []Reason{
 	NotFound, Unauthorized, NotAllowed, TooLarge, NotItself, Unusable, Late, Unreachable,
 }
 
-// A Refusal says which image was not taken and why: Terse for callers, Error for the operator.
+// A Refusal holds the image that was refused and why: Terse for callers, Error for the operator.
 type Refusal struct {
 	Image  string
 	Reason Reason
@@ -42,15 +42,15 @@ func (r *Refusal) Error() string {
 
 func (r *Refusal) Unwrap() error { return r.Err }
 
-// Terse tells no more than the reason: the rest may name what only the operator is to know.
+// Terse returns the reason alone, since the rest may contain what only the operator may know.
 func (r *Refusal) Terse() string {
 	return fmt.Sprintf("the image %s could not be pulled: %s", r.Image, r.Reason)
 }
 
-// Passing says that the next attempt may well succeed.
+// Passing reports whether the next attempt may succeed.
 func (r *Refusal) Passing() bool { return r.Reason == Late || r.Reason == Unreachable }
 
-// InWordsOf is err with the image's name as a caller wrote it, if err is a refusal.
+// InWordsOf returns err with the image's name as the caller wrote it, if err is a refusal.
 func InWordsOf(ref string, err error) error {
 	var refused *Refusal
 	if !errors.As(err, &refused) {
@@ -59,7 +59,7 @@ func InWordsOf(ref string, err error) error {
 	return &Refusal{ref, refused.Reason, refused.Err}
 }
 
-// because is an error with its reason, on its way to a Refusal.
+// because is an error with its reason, before it becomes a Refusal.
 type because struct {
 	Reason
 	error
@@ -71,8 +71,8 @@ func refuse(why Reason, format string, args ...any) error {
 	return because{why, fmt.Errorf(format, args...)}
 }
 
-// refusal makes err, met while the image was pulled, one of a known reason. What is our own fault,
-// such as a full disk, stays what it is.
+// refusal gives a known reason to err, which occurred while the image was pulled. Our own failures,
+// such as a full disk, stay as they are.
 func refusal(image string, err error) error {
 	var known because
 	var status *transport.Error
@@ -99,7 +99,7 @@ func reasonOf(status int) Reason {
 	return Unreachable
 }
 
-// errOurs marks what is no fault of an image or of its registry.
+// errOurs marks failures that neither an image nor its registry caused.
 var errOurs = errors.New("on this node")
 
 func ours(err error) error {

@@ -10,19 +10,19 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// DefaultRegistries are those that a node pulls from unless it is told others.
+// DefaultRegistries are the registries from which a node pulls by default.
 var DefaultRegistries = []string{"docker.io", "ghcr.io", "quay.io"}
 
-// Registries are those that may be pulled from. An entry is a host, host:port, or *.example.org; it
-// is then spoken to by HTTPS, at public addresses. An entry with a scheme, https://HOST[:PORT] or
-// http://HOST[:PORT], may be at a private address as well, and with http:// it is spoken to
-// without TLS.
+// Registries holds the registries from which a node may pull. An entry is a host, host:port, or
+// *.example.org; the node then uses HTTPS and public addresses only. An entry with a scheme,
+// https://HOST[:PORT] or http://HOST[:PORT], may have a private address too, and with http:// the
+// node uses no TLS.
 type Registries struct {
 	names []string          // hosts and patterns
-	told  map[string]string // host:port as it is dialled → scheme
+	told  map[string]string // dialled host:port → scheme
 }
 
-// ParseRegistries reads entries as --image-registries has them.
+// ParseRegistries reads entries in the form of --image-registries.
 func ParseRegistries(entries []string) (*Registries, error) {
 	r := &Registries{told: map[string]string{}}
 	for _, entry := range entries {
@@ -57,7 +57,7 @@ func badRegistry(entry string) error {
 		"https://HOST for one at a private address, http://HOST for one without TLS", entry)
 }
 
-// dialled is the address at which a host is reached by the scheme.
+// dialled returns the address at which a host is reached by the scheme.
 func dialled(host, scheme string) string {
 	if _, _, err := net.SplitHostPort(host); err == nil {
 		return host
@@ -66,8 +66,8 @@ func dialled(host, scheme string) string {
 	return net.JoinHostPort(strings.Trim(host, "[]"), port)
 }
 
-// InFull is ref with its registry, and with its digest alone where it has a tag as well; what is no
-// reference stays as it is.
+// InFull returns ref with its registry, and without its tag if it has a digest too. It returns an
+// invalid reference unchanged.
 func InFull(ref string) string {
 	reference, err := name.ParseReference(ref)
 	if err != nil {
@@ -80,11 +80,13 @@ func InFull(ref string) string {
 func (r *Registries) parse(ref string) (name.Reference, error) {
 	reference, err := name.ParseReference(ref)
 	if err != nil {
-		return nil, refuse(Unusable, "it is neither a runtime of ours nor an OCI reference: %w", err)
+		return nil, refuse(Unusable,
+			"it is neither a runtime of ours nor an OCI reference: %w", err)
 	}
 	host := reference.Context().RegistryStr()
 	if !slices.ContainsFunc(r.names, func(pattern string) bool { return matches(pattern, host) }) {
-		return nil, refuse(NotAllowed, "%s is not among %s; the operator adds it to --image-registries",
+		return nil, refuse(NotAllowed,
+			"%s is not among %s; the operator adds it to --image-registries",
 			host, strings.Join(r.names, ", "))
 	}
 	if r.told[dialled(host, "http")] == "http" {

@@ -17,23 +17,23 @@ import (
 	"golang.org/x/net/publicsuffix"
 )
 
-// maxAnswer bounds what is read of any answer: manifests, tokens, errors. Only of a blob that was
-// asked for is more read, as much as the manifest says it has.
+// maxAnswer bounds what is read of an answer: a manifest, a token, an error. Only of a requested
+// blob more is read, as much as the manifest says.
 const maxAnswer = 4 << 20
 
-// slowest is what an answer must bring in a window of time, unless it ends: a registry that drips
-// holds a turn that others wait for.
+// slowest is how much an unfinished answer must bring in a window of time: a registry that sends
+// too slowly would block a place that others wait for.
 const (
 	slowest = 64 << 10
 	window  = 30 * time.Second
 )
 
-// A road is the way to one registry, and to where that one sends us for tokens and blobs. Every
-// request takes it, so what holds for the first holds for redirects and token realms as well.
+// A road leads to one registry, and to the hosts where that registry sends us for tokens and blobs.
+// Every request uses it, so redirects and token realms obey the same rules as the first request.
 type road struct {
 	*Registries
 	to      string // the registry
-	secrets bool   // credentials may be sent on it
+	secrets bool   // credentials may be sent over it
 	fetched func(int64)
 	window  time.Duration
 	http    *http.Transport
@@ -44,7 +44,7 @@ func newRoad(r *Registries, to string, secrets bool, fetched func(int64)) *road 
 	w.http = &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            w.dial,
-		DisableCompression:     true, // an answer has the bytes it is known by
+		DisableCompression:     true, // an answer arrives with the bytes that were hashed
 		TLSHandshakeTimeout:    10 * time.Second,
 		ResponseHeaderTimeout:  time.Minute,
 		MaxResponseHeaderBytes: 64 << 10,
@@ -58,7 +58,7 @@ func (w *road) RoundTrip(r *http.Request) (*http.Response, error) {
 	host := r.URL.Host
 	told := w.told[dialled(host, r.URL.Scheme)]
 	switch {
-	case told == "http" && r.URL.Scheme == "https": // which is tried first
+	case told == "http" && r.URL.Scheme == "https": // the scheme that the library tries first
 		return nil, fmt.Errorf("%s is spoken to without TLS, as it was told", host)
 	case told != "" && told != r.URL.Scheme, told == "" && r.URL.Scheme != "https":
 		return nil, refuse(NotAllowed, "%s: not by %s unless --image-registries has %s://%s",
@@ -79,12 +79,12 @@ func (w *road) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// carries tells whether a request may have a namespace's credentials in it.
+// carries reports whether a request may contain a namespace's credentials.
 func (w *road) carries(r *http.Request) bool {
 	return w.secrets && (r.Header.Get("Authorization") != "" || r.Method != http.MethodGet)
 }
 
-// sameSite tells whether two hosts belong to one owner, as auth.docker.io and index.docker.io do.
+// sameSite reports whether two hosts belong to one owner, as auth.docker.io and index.docker.io do.
 func sameSite(a, b string) bool {
 	if a == b {
 		return true
@@ -101,7 +101,7 @@ func hostname(host string) string {
 	return host
 }
 
-// dial looks at the address after its name was resolved, so no name leads to a private one.
+// dial checks the address after its name was resolved, so no name leads to a private address.
 func (w *road) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 30 * time.Second}
 	if w.told[address] == "" && !isProxy(address) {
@@ -116,18 +116,20 @@ func (w *road) dial(ctx context.Context, network, address string) (net.Conn, err
 }
 
 func private(host string) error {
-	return refuse(NotAllowed, "%s is not a public address; one that is meant is told with its scheme "+
-		"in --image-registries, as https://HOST:PORT or http://HOST:PORT", host)
+	return refuse(NotAllowed,
+		"%s is not a public address; one that is meant is told with its scheme "+
+			"in --image-registries, as https://HOST:PORT or http://HOST:PORT", host)
 }
 
-// special are the ranges that are neither public nor found by the methods of netip.Addr.
+// special lists non-public ranges that the methods of netip.Addr do not recognise.
 var special = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
-	netip.MustParsePrefix("100.64.0.0/10"), // carriers' NAT
+	netip.MustParsePrefix("100.64.0.0/10"), // carrier-grade NAT
 	netip.MustParsePrefix("192.0.0.0/24"),
 	netip.MustParsePrefix("198.18.0.0/15"), // benchmarks
 	netip.MustParsePrefix("240.0.0.0/4"),
-	netip.MustParsePrefix("64:ff9b::/96"), // IPv4 behind NAT64: the address inside is not looked at
+	// IPv4 behind NAT64, since the address inside is not checked
+	netip.MustParsePrefix("64:ff9b::/96"),
 	netip.MustParsePrefix("64:ff9b:1::/48"),
 	netip.MustParsePrefix("2002::/16"), // 6to4
 	netip.MustParsePrefix("2001::/32"), // Teredo
@@ -147,14 +149,14 @@ func public(ip netip.Addr) bool {
 
 var probeURL = &url.URL{Scheme: "https", Host: "registry.example.org"}
 
-// isProxy tells whether the environment names the address as the proxy for HTTPS.
+// isProxy reports whether the environment names the address as the proxy for HTTPS.
 func isProxy(address string) bool {
 	probe := &http.Request{Method: http.MethodGet, URL: probeURL}
 	proxy, err := http.ProxyFromEnvironment(probe)
 	return err == nil && proxy != nil && dialled(proxy.Host, proxy.Scheme) == address
 }
 
-// An answer is a body of bounded length and of a least speed.
+// An answer is a body of bounded length that must keep a minimum speed.
 type answer struct {
 	io.ReadCloser
 	left    int64
@@ -167,7 +169,9 @@ type answer struct {
 
 var errLong = errors.New("the answer is longer than it may be")
 
-func newAnswer(body io.ReadCloser, fetched func(int64), window time.Duration, cancel func()) *answer {
+func newAnswer(
+	body io.ReadCloser, fetched func(int64), window time.Duration, cancel func(),
+) *answer {
 	a := &answer{ReadCloser: body, left: maxAnswer, fetched: fetched, cancel: cancel}
 	a.timer = time.AfterFunc(math.MaxInt64, func() {
 		if a.recent.Swap(0) < slowest {
@@ -188,7 +192,7 @@ func (a *answer) Close() error {
 	return a.ReadCloser.Close()
 }
 
-// lift lets n bytes be read.
+// lift allows n bytes to be read.
 func (a *answer) lift(n int64) { a.left = n }
 
 func (a *answer) Read(p []byte) (int, error) {
@@ -201,7 +205,7 @@ func (a *answer) Read(p []byte) (int, error) {
 
 func (a *answer) read(p []byte) (int, error) {
 	if a.left <= 0 {
-		var one [1]byte // it may just have ended
+		var one [1]byte // the body may just have ended
 		if n, err := a.ReadCloser.Read(one[:]); n == 0 {
 			return 0, err
 		}

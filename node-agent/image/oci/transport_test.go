@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestARegistryThatDripsIsLate: one byte after the other, and one that sends enough.
+// One registry sends one byte after the other, and one sends enough.
 func TestARegistryThatDripsIsLate(t *testing.T) {
 	gone := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -35,7 +35,7 @@ func TestARegistryThatDripsIsLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	_, err = io.ReadAll(io.LimitReader(resp.Body, 5000)) // at most 5 s of it
+	_, err = io.ReadAll(io.LimitReader(resp.Body, 5000)) // at most 5 s of the body
 	var why because
 	if !errors.As(err, &why) || why.Reason != Late {
 		t.Errorf("got %v, want that it took too long", err)
@@ -51,7 +51,7 @@ func TestAnAnswerOfSomeSpeedMayLast(t *testing.T) {
 	if n, err := io.Copy(io.Discard, a); n != 2*slowest || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}
-	a.timer.Reset(0) // the end of a window that brought enough
+	a.timer.Reset(0) // a window that brought enough ends
 	for a.recent.Load() != 0 {
 		time.Sleep(time.Millisecond)
 	}

@@ -18,26 +18,25 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// An order is what the unpacking process is sent first; the layers follow, one after the other.
+// An order is sent to the unpacking process first; the layers follow one after the other.
 type order struct {
 	Config  []byte
 	Sizes   []int64 // of the layers
-	Content int64   // what they may unpack to
+	Content int64   // how much they may unpack to
 }
 
-// A verdict is what it says of the image.
+// A verdict is the unpacking process's answer.
 type verdict struct {
 	Program wire.Program
-	Reason  Reason // of what was wrong with the image; empty: nothing was
+	Reason  Reason // what was wrong with the image; empty: nothing
 	Error   string
-	Full    bool // the disk is
+	Full    bool // the disk is full
 }
 
 const maxVerdict = 8 << 20
 
-// Unpack lays the image's layers over each other, writes what remains to the new file root, and
-// returns what the image says is to be started. The disk must have room for twice the content that
-// it may have.
+// Unpack merges the image's layers, writes the result to the new file root, and returns the program
+// that the image says is to be started. The disk needs room for twice the permitted content.
 func (i *Image) Unpack(
 	ctx context.Context, root string, content int64, say func(string, ...any),
 ) (wire.Program, error) {
@@ -63,7 +62,7 @@ func (i *Image) unpack(
 	}
 	v, err := u.wait()
 	switch {
-	case sent != nil && !errors.Is(sent, errGone): // and so it was ended
+	case sent != nil && !errors.Is(sent, errGone): // and therefore we ended the process
 		return p, sent
 	case err != nil:
 		return p, err
@@ -77,7 +76,7 @@ func (i *Image) unpack(
 	return v.Program, nil
 }
 
-// errGone says that the unpacking process did not want more. Why, its verdict says.
+// errGone means that the unpacking process stopped reading. Its verdict says why.
 var errGone = errors.New("the unpacking process ended early")
 
 type pipeTo struct{ w io.Writer }
@@ -99,7 +98,8 @@ func (i *Image) send(ctx context.Context, in io.Writer, o order, say func(string
 		return err
 	}
 	to := pipeTo{in}
-	if _, err := to.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)); err != nil {
+	if _, err := to.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(b))),
+		b...)); err != nil {
 		return err
 	}
 	for n, layer := range i.manifest.Layers {
@@ -112,13 +112,14 @@ func (i *Image) send(ctx context.Context, in io.Writer, o order, say func(string
 	return nil
 }
 
-// An unpacker is the process that unpacks one image. It is this very program, called unpackerName.
+// An unpacker is the process that unpacks one image. It runs this same program under the name
+// unpackerName.
 type unpacker struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    bytes.Buffer
 	errs   bytes.Buffer
-	cell   string // the empty directory that it has for a root
+	cell   string // the empty directory that is its root
 	cancel context.CancelFunc
 	ctx    context.Context
 }
@@ -157,7 +158,7 @@ func startUnpacker(ctx context.Context, root string) (_ *unpacker, err error) {
 	return u, nil
 }
 
-// wait returns what the process says of its image, or what its end says.
+// wait returns the process's verdict on its image, or an error made of how the process ended.
 func (u *unpacker) wait() (v verdict, err error) {
 	defer u.cancel()
 	defer os.Remove(u.cell)
@@ -168,14 +169,17 @@ func (u *unpacker) wait() (v verdict, err error) {
 		return v, context.Cause(u.ctx)
 	case ended == nil && json.Unmarshal(u.out.Bytes(), &v) == nil:
 		return v, nil
-	case strings.Contains(said, "out of memory") || strings.Contains(said, "cannot allocate memory"):
-		return v, refuse(TooLarge, "unpacking it takes more than %d MB of memory: the process that "+
-			"did was ended", maxMemory>>20)
+	case strings.Contains(said, "out of memory") ||
+		strings.Contains(said, "cannot allocate memory"):
+		return v, refuse(TooLarge,
+			"unpacking it takes more than %d MB of memory: the process that "+
+				"did was ended", maxMemory>>20)
 	case strings.Contains(said, "SIGXFSZ"):
 		return v, refuse(TooLarge, "unpacking it writes more than %d MB", maxFile>>20)
 	case strings.Contains(said, "SIGXCPU"), ended != nil && ended.Error() == "signal: killed":
-		return v, refuse(TooLarge, "unpacking it takes more than %d s of processor time, or of the "+
-			"memory its process may have", maxSeconds)
+		return v, refuse(TooLarge,
+			"unpacking it takes more than %d s of processor time, or of the "+
+				"memory its process may have", maxSeconds)
 	}
 	said, _, _ = strings.Cut(said, "\n")
 	return v, refuse(Unusable, "the process that unpacked it ended (%v): %s", ended, said)
