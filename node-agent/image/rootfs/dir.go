@@ -9,8 +9,9 @@ import (
 	"syscall"
 )
 
-// Export writes the directory sub of the tree below the existing directory dir, as files of the caller: owners and special bits are
-// not kept, and links keep their targets, so only a tree of trusted origin may be exported.
+// Export writes the directory sub of the tree below the existing directory dir. The files belong to
+// the caller: Export keeps neither owners nor special bits, and does not change the targets of
+// links. So only a tree of trusted origin may be exported.
 func (t *Tree) Export(sub, dir string) error {
 	n, err := t.dir(sub, false)
 	if err != nil {
@@ -46,20 +47,21 @@ func (t *Tree) export(name string, n *node) error {
 	return f.Close()
 }
 
-// Import adds the regular files below dir/sub to the tree where keep says so. They belong to root.
+// Import adds the regular files below dir/sub for which keep returns true. They belong to root.
 func (t *Tree) Import(dir, sub string, keep func(name string) bool) error {
-	return filepath.WalkDir(filepath.Join(dir, sub), func(name string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		inside := strings.TrimPrefix(name, filepath.Clean(dir))
-		if !keep(inside) {
-			return nil
-		}
-		content, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		return t.Write(inside, 0o644, content)
-	})
+	return filepath.WalkDir(filepath.Join(dir, sub),
+		func(name string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			inside := strings.TrimPrefix(name, filepath.Clean(dir))
+			if !keep(inside) {
+				return nil
+			}
+			content, err := os.ReadFile(name)
+			if err != nil {
+				return err
+			}
+			return t.Write(inside, 0o644, content)
+		})
 }

@@ -9,8 +9,9 @@ import (
 	"syscall"
 )
 
-// A directory's content is a row of blocks, each a table of 12-byte entries followed by their names; all names, "." and ".." among
-// them, ascend through the blocks. The last block ends with its last name.
+// The content of a directory is a series of blocks. Each is a table of 12-byte entries followed by
+// their names. All names, including "." and "..", ascend through the blocks. The last block ends
+// with its last name.
 
 var direntType = map[uint32]byte{syscall.S_IFREG: 1, syscall.S_IFDIR: 2, syscall.S_IFLNK: 7}
 
@@ -40,7 +41,7 @@ func dirSize(dir *node) int64 {
 	return size
 }
 
-// dirents encodes the content of a directory once every inode has its nid.
+// dirents encodes the content of a directory after every inode has its nid.
 func (l *layout) dirents(dir *inode) io.Reader {
 	var out bytes.Buffer
 	for n, block := range dirBlocks(dir.node) {

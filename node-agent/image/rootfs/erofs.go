@@ -12,14 +12,17 @@ import (
 	"syscall"
 )
 
-// The image is written in one pass over a layout made before:
+// The image is written in one pass, after a layout was made:
 //
 //	block 0      superblock at byte 1024
-//	blocks 1…    contents of files, links and directories larger than inlineMax, block-aligned, in path order
-//	meta blocks  64-byte inodes, root first; contents up to inlineMax follow their inode in the same block
+//	blocks 1…    contents of files, links and directories larger than inlineMax, block-aligned,
+//	             in path order
+//	meta blocks  64-byte inodes, root first; contents up to inlineMax follow their inode in the
+//	             same block
 //
-// A node id (nid) is an inode's distance from the first meta block in units of 32 bytes. Nothing is compressed: the reader is a
-// microVM that has little CPU and gets its blocks from the host's page cache.
+// A node id (nid) is an inode's distance from the first meta block in units of 32 bytes. Nothing is
+// compressed: the reader is a microVM that has little CPU and gets its blocks from the host's page
+// cache.
 const (
 	blockSize   = 4096
 	superOffset = 1024
@@ -34,16 +37,17 @@ const (
 	layoutInline  = 2
 )
 
-// imageID is every image's UUID; images are told apart by their content's name in the cache.
+// imageID is every image's UUID. Images differ by their names in the cache, which are made of their
+// contents.
 var imageID = [16]byte{'f', 'a', 's', 't', 'i', 'o', 'v', ' ', 'r', 'o', 'o', 't', 0x80, 0, 0, 1}
 
-// An inode is a node with its place in the image.
+// An inode is a node and its place in the image.
 type inode struct {
 	*node
 	parent *inode
 	size   int64  // of the content as stored, directories included
 	nid    uint64 // in slots from the start of the meta blocks
-	block  uint32 // of the content, where it is not inline
+	block  uint32 // of content that is not inline
 	number uint32
 }
 
@@ -85,7 +89,7 @@ func (t *Tree) WriteTo(f *os.File) error {
 	return t.writeMeta(f, l)
 }
 
-// layOut gives every node its place.
+// layOut assigns every node its place.
 func (t *Tree) layOut() *layout {
 	l := &layout{of: map[*node]*inode{}}
 	root := l.add(t.root, nil)
@@ -131,7 +135,8 @@ func (l *layout) add(n *node, parent *inode) *inode {
 	return i
 }
 
-// writeContents writes what does not fit beside its inode; the layout has it in ascending order without holes between blocks.
+// writeContents writes the content that does not fit beside its inode. In the layout it ascends
+// without holes between blocks.
 func (t *Tree) writeContents(f *os.File, l *layout) error {
 	w := bufio.NewWriterSize(io.NewOffsetWriter(f, blockSize), 1<<20)
 	for _, i := range l.inodes {
@@ -148,7 +153,7 @@ func (t *Tree) writeContents(f *os.File, l *layout) error {
 	return w.Flush()
 }
 
-// writeMeta writes the inodes with what is inline, which ascend through the meta blocks.
+// writeMeta writes the inodes and their inline content, which ascend through the meta blocks.
 func (t *Tree) writeMeta(f *os.File, l *layout) error {
 	start := int64(l.meta) * blockSize
 	w := bufio.NewWriterSize(io.NewOffsetWriter(f, start), 1<<20)
@@ -208,7 +213,7 @@ func (l *layout) encode(b []byte, i *inode) {
 	le.PutUint32(b[44:], links)
 }
 
-// super is struct erofs_super_block.
+// super returns struct erofs_super_block.
 func (l *layout) super() []byte {
 	le, b := binary.LittleEndian, make([]byte, 128)
 	le.PutUint32(b[0:], magic)
@@ -221,7 +226,7 @@ func (l *layout) super() []byte {
 	return b
 }
 
-// stored is an inode's content as it stands in the image.
+// stored returns an inode's content as it is stored in the image.
 func (t *Tree) stored(l *layout, i *inode) io.Reader {
 	switch {
 	case i.children != nil:
@@ -232,7 +237,8 @@ func (t *Tree) stored(l *layout, i *inode) io.Reader {
 	return t.content(i.node)
 }
 
-// Check says why the file is no whole image of this package, from its superblock and its size.
+// Check returns an error if the file is not a complete image of this package. It looks at the
+// superblock and the size.
 func Check(name string) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -250,7 +256,8 @@ func Check(name string) error {
 	case err != nil || le.Uint32(super[:]) != magic:
 		return errors.New("it is no EROFS image")
 	case info.Size() != int64(le.Uint32(super[36:]))*blockSize:
-		return fmt.Errorf("it has %d bytes and should have %d", info.Size(), int64(le.Uint32(super[36:]))*blockSize)
+		return fmt.Errorf("it has %d bytes and should have %d",
+			info.Size(), int64(le.Uint32(super[36:]))*blockSize)
 	}
 	return nil
 }

@@ -26,8 +26,8 @@ func newTree(t testing.TB) *Tree {
 	return tree
 }
 
-// archive makes a tar archive. An entry is "name=content", "name/" for a directory, "name->target" for a symbolic and "name=>old" for a
-// hard link, "name=!" for a device.
+// archive makes a tar archive. An entry is "name=content", "name/" for a directory, "name->target"
+// for a symbolic link, "name=>old" for a hard link, "name=!" for a device.
 func archive(t testing.TB, entries ...string) io.Reader {
 	t.Helper()
 	var b bytes.Buffer
@@ -59,7 +59,7 @@ func archive(t testing.TB, entries ...string) io.Reader {
 	return &b
 }
 
-// listing is the tree in the notation of archive.
+// listing returns the tree in the notation of archive.
 func listing(tree *Tree) string {
 	var list []string
 	walk(tree.root, "", func(name string, n *node) {
@@ -86,15 +86,20 @@ func TestLayers(t *testing.T) {
 		"whiteout of a directory": {[][]string{{"d/", "d/a=1"}, {".wh.d="}}, ""},
 		"whiteout, then anew":     {[][]string{{"d/a=1"}, {".wh.d=", "d/", "d/b=2"}}, "d/ d/b=2"},
 		"own file survives":       {[][]string{{"a=1"}, {"a=2", ".wh.a="}}, "a=2"},
-		"opaque":                  {[][]string{{"d/a=1", "d/s/b=1"}, {"d/", "d/s/", "d/c=2", "d/.wh..wh..opq="}}, "d/ d/c=2 d/s/"},
-		"whiteout of nothing":     {[][]string{{"x/.wh.a="}}, ""},
-		"directory over link":     {[][]string{{"real/", "real/x=1", "l->real"}, {"l/", "l/y=2"}}, "l/ l/y=2 real/ real/x=1"},
-		"file through a link":     {[][]string{{"usr/bin/", "bin->usr/bin"}, {"bin/sh=1"}}, "bin->usr/bin usr/ usr/bin/ usr/bin/sh=1"},
-		"absolute link":           {[][]string{{"usr/lib/", "lib->/usr/lib"}, {"lib/x=1"}}, "lib->/usr/lib usr/ usr/lib/ usr/lib/x=1"},
-		"dots stop at the root":   {[][]string{{"../../etc/x=1", "up->../../..", "up/y=1"}}, "etc/ etc/x=1 up->../../.. y=1"},
-		"device":                  {[][]string{{"dev/sda=!", "a=1"}}, "a=1"},
-		"hard link":               {[][]string{{"a=1", "b=>a"}, {".wh.a="}}, "b=1"},
-		"file over directory":     {[][]string{{"d/a=1"}, {"d=2"}}, "d=2"},
+		"opaque": {[][]string{{"d/a=1", "d/s/b=1"},
+			{"d/", "d/s/", "d/c=2", "d/.wh..wh..opq="}}, "d/ d/c=2 d/s/"},
+		"whiteout of nothing": {[][]string{{"x/.wh.a="}}, ""},
+		"directory over link": {[][]string{{"real/", "real/x=1", "l->real"}, {"l/", "l/y=2"}},
+			"l/ l/y=2 real/ real/x=1"},
+		"file through a link": {[][]string{{"usr/bin/", "bin->usr/bin"}, {"bin/sh=1"}},
+			"bin->usr/bin usr/ usr/bin/ usr/bin/sh=1"},
+		"absolute link": {[][]string{{"usr/lib/", "lib->/usr/lib"}, {"lib/x=1"}},
+			"lib->/usr/lib usr/ usr/lib/ usr/lib/x=1"},
+		"dots stop at the root": {[][]string{{"../../etc/x=1", "up->../../..", "up/y=1"}},
+			"etc/ etc/x=1 up->../../.. y=1"},
+		"device":              {[][]string{{"dev/sda=!", "a=1"}}, "a=1"},
+		"hard link":           {[][]string{{"a=1", "b=>a"}, {".wh.a="}}, "b=1"},
+		"file over directory": {[][]string{{"d/a=1"}, {"d=2"}}, "d=2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := newTree(t)
@@ -113,12 +118,14 @@ func TestLayers(t *testing.T) {
 func TestPackagesMergeThroughLinks(t *testing.T) {
 	tree := newTree(t)
 	for name, target := range map[string]string{"bin": "usr/bin", "lib": "usr/lib"} {
-		if err := errors.Join(tree.Mkdir("usr/"+name, 0o755), tree.Symlink(name, target)); err != nil {
+		if err := errors.Join(tree.Mkdir("usr/"+name, 0o755),
+			tree.Symlink(name, target)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	keep := func(name string) bool { return !strings.HasPrefix(name, "/usr/share/doc/") }
-	if err := tree.Unpack(archive(t, "./", "./bin/", "./bin/sh=1", "./usr/share/doc/x=noise"), keep); err != nil {
+	if err := tree.Unpack(archive(t, "./", "./bin/", "./bin/sh=1", "./usr/share/doc/x=noise"),
+		keep); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := listing(tree), "bin->usr/bin lib->usr/lib usr/ usr/bin/ usr/bin/sh=1 usr/lib/"; got != want {
@@ -140,8 +147,9 @@ func TestRefusals(t *testing.T) {
 		"deep":                 {[]string{strings.Repeat("d/", maxDepth+1) + "f=1"}, "too long"},
 		"whiteout of ..":       {[]string{"d/.wh...="}, "not a file name"},
 		"too much content":     {[]string{"a=" + strings.Repeat("x", 4096)}, "exceed"},
-		"too many names":       {[]string{"a=", "b=", "c=", "d=", "e=", "f=", "g=", "h=", "i="}, "more than 8 names"},
-		"not a tar":            {nil, "archive"},
+		"too many names": {[]string{"a=", "b=", "c=", "d=", "e=", "f=", "g=", "h=", "i="},
+			"more than 8 names"},
+		"not a tar": {nil, "archive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := newTree(t)
@@ -160,7 +168,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// furnish makes a tree that has everything an image can hold: inline and block contents, a directory of many blocks, links.
+// furnish fills a tree with everything that an image can contain: inline and block contents, a
+// directory of many blocks, links.
 func furnish(t testing.TB, tree *Tree) {
 	t.Helper()
 	big := bytes.Repeat([]byte("0123456789abcdef"), 1000)
@@ -181,7 +190,8 @@ func furnish(t testing.TB, tree *Tree) {
 	must(tree.Symlink("long-link", strings.Repeat("x/", 1500)+"end"))
 	must(tree.link("hard", "big"))
 	for i := range 700 {
-		must(tree.Write(fmt.Sprintf("dir/sub/file-%03d-%s", i, strings.Repeat("n", i%60)), 0o644, fmt.Appendf(nil, "%d", i)))
+		must(tree.Write(fmt.Sprintf("dir/sub/file-%03d-%s", i, strings.Repeat("n", i%60)), 0o644,
+			fmt.Appendf(nil, "%d", i)))
 	}
 	must(tree.Layer(archive(t, "owned/")))
 	n, err := tree.dir("owned", false)
@@ -193,8 +203,9 @@ func TestImageIsReproducible(t *testing.T) {
 	var sums [2][32]byte
 	for i := range sums {
 		tree, name := newTree(t), filepath.Join(t.TempDir(), "image")
-		if i == 1 { // what was replaced or removed leaves no trace
-			if err := errors.Join(tree.Write("big", 0o600, []byte("old")), tree.Write("gone", 0o600, []byte("old")), tree.Remove("gone")); err != nil {
+		if i == 1 { // what was replaced or removed leaves nothing in the image
+			if err := errors.Join(tree.Write("big", 0o600, []byte("old")),
+				tree.Write("gone", 0o600, []byte("old")), tree.Remove("gone")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -237,7 +248,8 @@ func TestKernelReadsImage(t *testing.T) {
 	if err := tree.WriteImage(name); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("mount", "-t", "erofs", "-o", "loop,ro", name, at).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-t", "erofs", "-o",
+		"loop,ro", name, at).CombinedOutput(); err != nil {
 		t.Skipf("needs a kernel with erofs and loop devices: %s", out)
 	}
 	defer func() {
@@ -259,7 +271,8 @@ func compare(t *testing.T, tree *Tree, at string) {
 		}
 		st := info.Sys().(*syscall.Stat_t)
 		if st.Mode != n.mode || st.Uid != n.uid || st.Gid != n.gid {
-			t.Errorf("%s: mode %o owner %d:%d, want %o %d:%d", name, st.Mode, st.Uid, st.Gid, n.mode, n.uid, n.gid)
+			t.Errorf("%s: mode %o owner %d:%d, want %o %d:%d",
+				name, st.Mode, st.Uid, st.Gid, n.mode, n.uid, n.gid)
 		}
 		switch {
 		case n.is(syscall.S_IFLNK):
@@ -270,14 +283,16 @@ func compare(t *testing.T, tree *Tree, at string) {
 			got, err := os.ReadFile(filepath.Join(at, name))
 			want, _ := io.ReadAll(tree.content(n))
 			if !bytes.Equal(got, want) || uint64(st.Nlink) != uint64(n.links) {
-				t.Errorf("%s: %d bytes, %d names (%v), want %d bytes, %d names", name, len(got), st.Nlink, err, len(want), n.links)
+				t.Errorf("%s: %d bytes, %d names (%v), want %d bytes, %d names",
+					name, len(got), st.Nlink, err, len(want), n.links)
 			}
 		}
 	})
-	if err := filepath.WalkDir(at, func(string, fs.DirEntry, error) error { count--; return nil }); err != nil {
+	if err := filepath.WalkDir(at,
+		func(string, fs.DirEntry, error) error { count--; return nil }); err != nil {
 		t.Error(err)
 	}
-	if count != -1 { // the mount point itself is not in the tree's walk
+	if count != -1 { // the tree's Walk leaves out the mount point itself
 		t.Errorf("the image holds %d names more than the tree", -1-count)
 	}
 }
@@ -288,10 +303,12 @@ func TestExportImport(t *testing.T) {
 	if err := tree.Export("dir", dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "dir/sub/made"), []byte("by a tool"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "dir/sub/made"),
+		[]byte("by a tool"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := tree.Import(dir, "dir", func(name string) bool { return filepath.Base(name) == "made" }); err != nil {
+	if err := tree.Import(dir, "dir",
+		func(name string) bool { return filepath.Base(name) == "made" }); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := tree.Read("link/made"); string(b) != "by a tool" {
@@ -299,9 +316,10 @@ func TestExportImport(t *testing.T) {
 	}
 }
 
-// FuzzLayer gives a stranger's bytes to Layer and writes an image of whatever came of them.
+// FuzzLayer passes any bytes to Layer, and writes an image of the result.
 func FuzzLayer(f *testing.F) {
-	for _, entries := range [][]string{{"a=1", "b=>a", "c->a"}, {"d/", "d/.wh..wh..opq=", ".wh.d="}, {"l->..", "l/l/x=1"}} {
+	for _, entries := range [][]string{{"a=1", "b=>a", "c->a"}, {"d/", "d/.wh..wh..opq=", ".wh.d="},
+		{"l->..", "l/l/x=1"}} {
 		b, err := io.ReadAll(archive(f, entries...))
 		if err != nil {
 			f.Fatal(err)

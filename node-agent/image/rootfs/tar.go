@@ -10,14 +10,15 @@ import (
 	"syscall"
 )
 
-// The names by which a layer says that something below it is gone.
+// The names by which a layer marks something below it as deleted.
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
 )
 
-// Unpack lays a package's archive over the tree: a directory in it merges with what is there, also through a symbolic link, which is
-// how /bin can be a link to usr/bin. keep decides which names are taken; nil takes all.
+// Unpack merges a package's archive into the tree. A directory merges with an existing one, also
+// through a symbolic link: /bin may be a link to usr/bin. keep decides which names are taken; nil
+// takes all.
 func (t *Tree) Unpack(archive io.Reader, keep func(name string) bool) error {
 	return eachEntry(archive, func(h *tar.Header, content io.Reader) error {
 		name := path.Clean("/" + h.Name)
@@ -26,7 +27,8 @@ func (t *Tree) Unpack(archive io.Reader, keep func(name string) bool) error {
 		}
 		if h.Typeflag == tar.TypeDir {
 			if dir, err := t.dir(name, false); err == nil {
-				dir.mode, dir.uid, dir.gid = syscall.S_IFDIR|uint32(h.Mode&0o7777), uint32(h.Uid), uint32(h.Gid)
+				dir.mode, dir.uid, dir.gid = syscall.S_IFDIR|uint32(h.Mode&0o7777), uint32(h.Uid),
+					uint32(h.Gid)
 				return nil
 			}
 		}
@@ -34,9 +36,10 @@ func (t *Tree) Unpack(archive io.Reader, keep func(name string) bool) error {
 	})
 }
 
-// Layer lays an OCI layer over the tree: whiteouts remove what lower layers brought, and a directory replaces a link of its name.
+// Layer merges an OCI layer into the tree: whiteouts delete what lower layers added, and a
+// directory replaces a link of its name.
 func (t *Tree) Layer(archive io.Reader) error {
-	mine := map[*node]bool{} // what this layer brought, which its own whiteouts do not touch
+	mine := map[*node]bool{} // what this layer has added, which its own whiteouts do not delete
 	return eachEntry(archive, func(h *tar.Header, content io.Reader) error {
 		name := path.Clean("/" + h.Name)
 		dir, base := path.Split(name)
@@ -54,7 +57,7 @@ func (t *Tree) Layer(archive io.Reader) error {
 	})
 }
 
-// claim records that the node at name, if add made one, came with the layer at hand.
+// claim records that the node at name, if add made one, belongs to the current layer.
 func (t *Tree) claim(name string, mine map[*node]bool) {
 	if dir, base, err := t.parent(name, false); err == nil && dir.children[base] != nil {
 		mine[dir.children[base]] = true
@@ -105,7 +108,8 @@ func eachEntry(archive io.Reader, f func(*tar.Header, io.Reader) error) error {
 	}
 }
 
-// add makes one entry. Devices, FIFOs and the like are left out: a root image has no use for them and a stranger's should bring none.
+// add adds one entry. It leaves out devices, FIFOs and the like: a root image needs none, and a
+// stranger's image must not bring any.
 func (t *Tree) add(name string, h *tar.Header, content io.Reader) error {
 	n := &node{mode: uint32(h.Mode & 0o7777), uid: uint32(h.Uid), gid: uint32(h.Gid)}
 	switch h.Typeflag {
@@ -113,13 +117,15 @@ func (t *Tree) add(name string, h *tar.Header, content io.Reader) error {
 		return t.addDir(name, n)
 	case tar.TypeReg:
 		n.mode |= syscall.S_IFREG
-		if h.Size > t.maxBytes-t.end { // which it does not take reading them to find out
-			return fmt.Errorf("%s: %w: the contents exceed %d MB", name, ErrTooLarge, t.maxBytes>>20)
+		if h.Size > t.maxBytes-t.end { // the header shows it already, without reading the content
+			return fmt.Errorf("%s: %w: the contents exceed %d MB",
+				name, ErrTooLarge, t.maxBytes>>20)
 		}
 		return t.file(name, n, content)
 	case tar.TypeSymlink:
 		if h.Linkname == "" || len(h.Linkname) >= blockSize {
-			return fmt.Errorf("%s: a symbolic link with a target of %d bytes", name, len(h.Linkname))
+			return fmt.Errorf("%s: a symbolic link with a target of %d bytes",
+				name, len(h.Linkname))
 		}
 		n.mode, n.target = syscall.S_IFLNK|0o777, h.Linkname
 		return t.put(name, n)
@@ -129,7 +135,8 @@ func (t *Tree) add(name string, h *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// addDir makes name a directory with n's mode and owner, keeping what is in it if it is one already.
+// addDir makes name a directory with n's mode and owner. A directory that exists already keeps its
+// content.
 func (t *Tree) addDir(name string, n *node) error {
 	dir := t.root
 	if name != "/" {

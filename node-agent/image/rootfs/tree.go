@@ -1,12 +1,14 @@
-// Package rootfs makes a root file system image out of packages, layers and single files, without root and without touching the
-// host's file system tree.
+// Package rootfs makes a root file system image out of packages, layers and single files, without
+// root privileges and without touching the host's file system tree.
 //
-// A Tree is a file system in memory: names, modes, owners and links. File contents are spooled to one unnamed temporary file. Archives
-// are laid over it in order (tar.go) and the result is written as an EROFS image (erofs.go) or, where a tool has to run on it, as
-// ordinary files (dir.go).
+// A Tree is a file system in memory: names, modes, owners and links. The contents of files are in
+// one unnamed temporary file, the spool. Archives are merged into the tree in order (tar.go). The
+// result is written as an EROFS image (erofs.go) or, if a tool has to work on it, as ordinary files
+// (dir.go).
 //
-// Invariants: no path leads out of the tree, because symbolic links are resolved inside it and ".." stops at its root; nothing in it
-// carries a time, an inode number or an order of creation, so equal contents give equal images.
+// Invariants: no path leads out of the tree, because symbolic links are resolved inside it and ".."
+// stops at its root. The tree contains no times, inode numbers or order of creation, so equal
+// contents give equal images.
 package rootfs
 
 import (
@@ -24,8 +26,8 @@ import (
 )
 
 const (
-	maxLinks = 40   // followed in one lookup, as in the kernel
-	maxDepth = 1024 // of directories; deeper ones have no path that a program could name
+	maxLinks = 40   // in one lookup, as in the kernel
+	maxDepth = 1024 // of directories; a program could not name a longer path
 )
 
 // A Tree is a file system in memory. It is not safe for concurrent use.
@@ -34,7 +36,8 @@ type Tree struct {
 	spool *os.File
 	end   int64
 
-	names, naming                 int64 // put so far; bytes of their names and of links' targets
+	// counted so far; bytes of the names and of the targets of links
+	names, naming                 int64
 	maxBytes, maxNames, maxNaming int64
 }
 
@@ -44,13 +47,13 @@ type node struct {
 	links    uint32 // names of a regular file in the tree
 	target   string // of a symbolic link
 	children map[string]*node
-	off      int64 // content in the spool
+	off      int64 // its content in the spool
 	size     int64
 }
 
 func (n *node) is(kind uint32) bool { return n.mode&syscall.S_IFMT == kind }
 
-// New returns an empty tree. Close frees its spool, which lies in dir and has no name there.
+// New returns an empty tree. Its spool is an unnamed file in dir, which Close frees.
 func New(dir string) (*Tree, error) {
 	spool, err := os.CreateTemp(dir, "spool-")
 	if err != nil {
@@ -63,7 +66,7 @@ func New(dir string) (*Tree, error) {
 	return On(spool), nil
 }
 
-// On returns an empty tree whose spool is an empty file.
+// On returns an empty tree that uses an empty file as its spool.
 func On(spool *os.File) *Tree {
 	return &Tree{
 		root: newDir(0o755), spool: spool,
@@ -71,16 +74,16 @@ func On(spool *os.File) *Tree {
 	}
 }
 
-// ErrTooLarge is what Limit and ReadUpTo are exceeded with.
+// ErrTooLarge is the error of exceeding Limit or ReadUpTo.
 var ErrTooLarge = errors.New("too large")
 
-// Limit bounds what archives may bring, counted also where it is replaced: bytes of content, names,
-// and bytes that the names and the targets of links have.
+// Limit bounds what archives may bring: bytes of content, names, and bytes of names and of targets
+// of links. Replaced files count too.
 func (t *Tree) Limit(bytes, names, naming int64) {
 	t.maxBytes, t.maxNames, t.maxNaming = bytes, names, naming
 }
 
-// count takes a new name into account.
+// count adds a new name to the counts.
 func (t *Tree) count(name, base, target string) error {
 	t.names++
 	t.naming += int64(len(base) + len(target))
@@ -93,7 +96,7 @@ func (t *Tree) count(name, base, target string) error {
 	return nil
 }
 
-// Close frees the contents; the tree is of no use after it.
+// Close frees the contents. The tree cannot be used after it.
 func (t *Tree) Close() error { return t.spool.Close() }
 
 func newDir(perm uint32) *node {
@@ -120,7 +123,7 @@ func (t *Tree) Symlink(name, target string) error {
 	return t.put(name, &node{mode: syscall.S_IFLNK | 0o777, target: target})
 }
 
-// Remove removes name and what is below it. Removing what does not exist succeeds.
+// Remove removes name and everything below it. It succeeds if name does not exist.
 func (t *Tree) Remove(name string) error {
 	dir, base, err := t.parent(name, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -139,7 +142,7 @@ func (t *Tree) Remove(name string) error {
 // Read returns the content of the regular file name, following links.
 func (t *Tree) Read(name string) ([]byte, error) { return t.ReadUpTo(name, math.MaxInt64) }
 
-// ReadUpTo is Read for a file of at most so many bytes.
+// ReadUpTo is Read for a file of at most most bytes.
 func (t *Tree) ReadUpTo(name string, most int64) ([]byte, error) {
 	n, err := t.find(name)
 	if err != nil {
@@ -154,7 +157,8 @@ func (t *Tree) ReadUpTo(name string, most int64) ([]byte, error) {
 	return io.ReadAll(t.content(n))
 }
 
-// Glob returns the names in the directory dir that match pattern, sorted; none where there is no such directory.
+// Glob returns the names in the directory dir that match pattern, sorted, or none if the directory
+// does not exist.
 func (t *Tree) Glob(dir, pattern string) []string {
 	n, err := t.dir(dir, false)
 	if err != nil {
@@ -169,7 +173,8 @@ func (t *Tree) Glob(dir, pattern string) []string {
 	return found
 }
 
-// Walk calls f with the path of every name below the directory dir, sorted, links unfollowed; dir itself is not among them.
+// Walk calls f with the path of every name below the directory dir, sorted, without following
+// links. It leaves out dir itself.
 func (t *Tree) Walk(dir string, f func(name string)) error {
 	n, err := t.dir(dir, false)
 	if err != nil {
@@ -198,7 +203,7 @@ func names(dir *node) []string {
 	return list
 }
 
-// unlink takes one name from every file at and below n.
+// unlink subtracts one name from every file at and below n.
 func unlink(n *node) {
 	if n.links > 0 {
 		n.links--
@@ -210,9 +215,10 @@ func unlink(n *node) {
 
 func (t *Tree) content(n *node) io.Reader { return io.NewSectionReader(t.spool, n.off, n.size) }
 
-// file spools content into n and gives it the name.
+// file puts content into the spool as n's, and adds n under the name.
 func (t *Tree) file(name string, n *node, content io.Reader) error {
-	size, err := io.Copy(io.NewOffsetWriter(t.spool, t.end), io.LimitReader(content, t.maxBytes-t.end))
+	size, err := io.Copy(io.NewOffsetWriter(t.spool, t.end),
+		io.LimitReader(content, t.maxBytes-t.end))
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -224,7 +230,7 @@ func (t *Tree) file(name string, n *node, content io.Reader) error {
 	return t.put(name, n)
 }
 
-// put gives n the name, replacing what was there, and makes missing parents.
+// put adds n under the name, replacing an existing entry, and makes missing parents.
 func (t *Tree) put(name string, n *node) error {
 	dir, base, err := t.parent(name, true)
 	if err != nil {
@@ -284,8 +290,8 @@ func (t *Tree) dir(name string, create bool) (*node, error) {
 
 func (t *Tree) find(name string) (*node, error) { return t.resolve(name, false) }
 
-// resolve walks name element by element. The stack holds the directories above, so that ".." of a link's target is where the link
-// leads and never above the root.
+// resolve walks name element by element. The stack holds the parent directories, so that ".." in a
+// link's target leads up from that target and never above the root.
 func (t *Tree) resolve(name string, create bool) (*node, error) {
 	stack, rest, links := []*node{t.root}, strings.Split(name, "/"), 0
 	for len(rest) > 0 {
