@@ -1,4 +1,4 @@
-// Package wire reads what the testbed recorded of the wire of a NIC.
+// Package wire reads the testbed's recording of a NIC's wire.
 package wire
 
 import (
@@ -10,7 +10,8 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// Frames are those of a recording, in their order. It may still be written to: half a frame at its end is none yet.
+// Frames returns the frames of a recording in order. The recording may still grow: an incomplete
+// frame at its end is left out.
 func Frames(recording string) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		f, err := os.Open(recording)
