@@ -6,20 +6,24 @@ import (
 	"slices"
 )
 
-// A Config says what host to boot. The zero value of a field asks for its default.
+// A Config describes the host to boot. The zero value of a field means its default.
 type Config struct {
 	Name      string // the testbed's name, default "default"
 	NICs      int    // igb network cards with 7 VFs each, default 1
-	NVMeVFs   int    // VFs of an NVMe controller, 0: no controller
+	NVMeVFs   int    // VFs of an NVMe controller; 0: no controller
 	MemoryMiB int    // default 8192
-	CPUs      int    // default 1: with several, QEMU 10.0.2 lost guests in bursts; a race around moving BARs, mended in 10.0.4, is the likely cause
-	Kernel    string // DebianKernel, the default, PatchedKernel or DebugKernel
-	Accel     string // kvm, tcg, or empty: kvm if it can boot a guest and nest
-	Edu       bool   // QEMU's edu device, whose DMA tests can steer
-	Forward   []int  // TCP ports of the host that appear at the same port of the machine's loopback
+	// default 1: with several, QEMU 10.0.2 lost guests in bursts, probably by a race around moving
+	// BARs that is fixed in 10.0.4
+	CPUs   int
+	Kernel string // DebianKernel, the default, PatchedKernel or DebugKernel
+	Accel  string // kvm, tcg, or empty: kvm if it can boot a guest and nest, else tcg
+	Edu    bool   // QEMU's edu device, whose DMA a test can control
+	// TCP ports of the host that appear at the same ports of this machine's loopback
+	Forward []int
 }
 
-// The kernels that a testbed can boot: Debian's, and fastiov's own, which is built when it is first asked for, also as a debug kernel.
+// The kernels that a testbed can boot: Debian's, fastiov's own, and its debug variant. The latter
+// two are built when they are first asked for.
 const (
 	DebianKernel  = "debian"
 	PatchedKernel = "patched"
@@ -31,8 +35,8 @@ const (
 	maxNICs    = 8
 	maxNVMeVFs = 127
 	minMemory  = 1024
-	// VF BARs work only below 4 GiB, and the firmware puts bridge windows there only while boot memory leaves room: what exceeds
-	// this is plugged in as a DIMM.
+	// VF BARs work only below 4 GiB, and the firmware puts bridge windows there only if boot memory
+	// leaves room. Memory beyond this is plugged in as a DIMM.
 	bootMemory = 2048
 )
 
@@ -60,15 +64,18 @@ func (c Config) withDefaults() Config {
 func (c Config) check() error {
 	switch {
 	case !nameRule.MatchString(c.Name):
-		return fmt.Errorf("testbed name %q: use up to 32 lower-case letters, digits and dashes", c.Name)
+		return fmt.Errorf("testbed name %q: use up to 32 lower-case letters, digits and dashes",
+			c.Name)
 	case c.Kernel != DebianKernel && c.Kernel != PatchedKernel && c.Kernel != DebugKernel:
-		return fmt.Errorf("kernel %q: use %s, %s or %s", c.Kernel, DebianKernel, PatchedKernel, DebugKernel)
+		return fmt.Errorf("kernel %q: use %s, %s or %s",
+			c.Kernel, DebianKernel, PatchedKernel, DebugKernel)
 	case c.NICs < 1 || c.NICs > maxNICs:
 		return fmt.Errorf("%d NICs: a testbed has 1 to %d", c.NICs, maxNICs)
 	case c.NVMeVFs < 0 || c.NVMeVFs > maxNVMeVFs:
 		return fmt.Errorf("%d NVMe VFs: the controller has 0 to %d", c.NVMeVFs, maxNVMeVFs)
 	case c.MemoryMiB < minMemory || c.MemoryMiB > 1<<20 || c.MemoryMiB%128 != 0:
-		return fmt.Errorf("%d MiB of memory: a testbed has %d or more, in steps of 128", c.MemoryMiB, minMemory)
+		return fmt.Errorf("%d MiB of memory: a testbed has %d or more, in steps of 128",
+			c.MemoryMiB, minMemory)
 	case c.CPUs < 1 || c.CPUs > 64:
 		return fmt.Errorf("%d CPUs: a testbed has 1 to 64", c.CPUs)
 	case c.Accel != "" && c.Accel != "kvm" && c.Accel != "tcg":
@@ -89,12 +96,15 @@ func (c Config) serves(want Config) bool {
 			return false
 		}
 	}
-	return c.NICs >= want.NICs && c.NVMeVFs >= want.NVMeVFs && c.MemoryMiB >= want.MemoryMiB && c.CPUs >= want.CPUs &&
-		c.Kernel == want.Kernel && (want.Accel == "" || c.Accel == want.Accel) && (c.Edu || !want.Edu)
+	return c.NICs >= want.NICs && c.NVMeVFs >= want.NVMeVFs && c.MemoryMiB >= want.MemoryMiB &&
+		c.CPUs >= want.CPUs &&
+		c.Kernel == want.Kernel && (want.Accel == "" || c.Accel == want.Accel) &&
+		(c.Edu || !want.Edu)
 }
 
 func (c Config) String() string {
-	s := fmt.Sprintf("%s, %d CPUs, %d MiB, %d igb VFs", c.Accel, c.CPUs, c.MemoryMiB, c.NICs*vfsPerNIC)
+	s := fmt.Sprintf("%s, %d CPUs, %d MiB, %d igb VFs",
+		c.Accel, c.CPUs, c.MemoryMiB, c.NICs*vfsPerNIC)
 	if c.Kernel != DebianKernel {
 		s += ", " + c.Kernel + " kernel"
 	}

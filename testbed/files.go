@@ -12,9 +12,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-// check tells files that cannot be what they should be, which the firmware or the kernel would only show by a hang.
+// check returns an error for files that cannot be what they should be. Otherwise the firmware or
+// the kernel would only hang.
 func check(img image.Boot) error {
-	for _, f := range []struct{ what, path string }{{"kernel", img.Kernel}, {"initrd", img.Initrd}, {"root image", img.Root}} {
+	for _, f := range []struct{ what, path string }{{"kernel", img.Kernel}, {"initrd", img.Initrd},
+		{"root image", img.Root}} {
 		if err := checkImage(f.what, f.path); err != nil {
 			return fmt.Errorf("%w: remove %s and it is made anew", err, filepath.Dir(f.path))
 		}
@@ -46,8 +48,8 @@ func checkImage(what, path string) error {
 	return fmt.Errorf("the testbed's %s is corrupt (%s does not begin like one)", what, path)
 }
 
-// place puts the file src at path so that path is always either absent or whole. It is a copy, not a link:
-// the host may write to what it sees.
+// place puts the file src at path, which is always either absent or complete. It copies, because
+// the host may write to the files that it sees.
 func place(src, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -78,7 +80,7 @@ func copyFile(src, dst string) error {
 	return errors.Join(err, out.Close(), os.Chtimes(dst, time.Time{}, info.ModTime()))
 }
 
-// same tells whether dst is a copy of src.
+// same reports whether dst is a copy of src.
 func same(src, dst string) bool {
 	a, err1 := os.Stat(src)
 	b, err2 := os.Stat(dst)

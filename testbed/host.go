@@ -24,27 +24,28 @@ type Host struct {
 	rec    record
 	client *ssh.Client
 	ended  <-chan struct{} // closed when QEMU has ended; nil if another process started it
-	tests  bool            // the test binary has been put there
+	tests  bool            // the test binary was copied there
 }
 
-// Config is what the host was booted with.
+// Config returns the configuration with which the host was booted.
 func (h *Host) Config() Config { return h.rec.Config }
 
-// Close ends the connection and leaves the host up.
+// Close ends the connection. The host stays up.
 func (h *Host) Close() {
 	if h.client != nil {
 		h.client.Close()
 	}
 }
 
-// Dial connects to addr as seen from inside the host.
+// Dial connects to addr from inside the host.
 func (h *Host) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return h.client.DialContext(ctx, network, addr)
 }
 
 const dialTime = 30 * time.Second
 
-// dial connects to the host's sshd. The first time it takes the host's key on trust, later it demands the same.
+// dial connects to the host's sshd. It accepts any host key the first time, and later only the same
+// one.
 func (h *Host) dial(ctx context.Context) error {
 	if h.client != nil {
 		return nil
@@ -59,7 +60,9 @@ func (h *Host) dial(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", h.key(), err)
 	}
-	config := &ssh.ClientConfig{User: "root", Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, HostKeyCallback: h.checkKey}
+	config := &ssh.ClientConfig{
+		User: "root", Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, HostKeyCallback: h.checkKey,
+	}
 	addr := fmt.Sprintf("127.0.0.1:%d", h.rec.SSHPort)
 	con, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -88,7 +91,7 @@ func (h *Host) checkKey(_ string, _ net.Addr, key ssh.PublicKey) error {
 	return nil
 }
 
-// makeKey makes the pair of keys that opens a host.
+// makeKey makes the key pair that opens a host.
 func makeKey(private, authorized string) error {
 	public, secret, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -106,12 +109,14 @@ func makeKey(private, authorized string) error {
 		os.WriteFile(authorized, ssh.MarshalAuthorizedKey(line), 0o600))
 }
 
-// killTime is how long a cancelled command may take to end by itself.
+// killTime is how long a cancelled command may take to end.
 const killTime = 5 * time.Second
 
-// Run runs a shell command in the host's /share and returns its exit code. When ctx ends, so does the command, with all of its
-// process group. stdin may be nil; stdout and stderr may be the same.
-func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
+// Run runs a shell command in the host's /share and returns its exit code. When ctx ends, it ends
+// the command and all of its process group. stdin may be nil; stdout and stderr may be the same.
+func (h *Host) Run(
+	ctx context.Context, command string, stdin io.Reader, stdout, stderr io.Writer,
+) (int, error) {
 	s, err := h.client.NewSession()
 	if err != nil {
 		return 0, fmt.Errorf("testbed host: %w", err)
@@ -119,7 +124,7 @@ func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout,
 	defer s.Close()
 	start := "echo $$ >&2; cd /share; PATH=/share:$PATH; "
 	if stdout == stderr {
-		start += "exec 2>&1; " // in the order in which they are said, and one writer here
+		start += "exec 2>&1; " // in the order of the writes, and with one writer here
 		stderr = io.Discard
 	}
 	s.Stdout = stdout
@@ -130,7 +135,7 @@ func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout,
 	if err := feed(s, stdin); err != nil {
 		return 0, err
 	}
-	// The shell tells its pid, which is also that of its process group, on the first line of stderr.
+	// The shell writes its pid, which is also its process group, to the first line of stderr.
 	if err := s.Start(start + command); err != nil {
 		return 0, fmt.Errorf("testbed host: %w", err)
 	}
@@ -153,7 +158,7 @@ func (h *Host) Run(ctx context.Context, command string, stdin io.Reader, stdout,
 	return 0, context.Cause(ctx)
 }
 
-// feed connects stdin without making the end of the command wait for the end of its input.
+// feed connects stdin so that the end of the command does not wait for the end of its input.
 func feed(s *ssh.Session, stdin io.Reader) error {
 	if stdin == nil {
 		return nil
@@ -207,6 +212,7 @@ func exitCode(err error) (int, error) {
 	return 0, fmt.Errorf("testbed host: the connection was lost: %w", err)
 }
 
-// signals are the numbers of those signals that ssh has names for.
-var signals = map[string]int{"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12,
+// signals maps the names of ssh's signals to their numbers.
+var signals = map[string]int{"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8,
+	"KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12,
 	"PIPE": 13, "ALRM": 14, "TERM": 15}

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// booted is the package's host as seen from outside.
+// booted returns the package's host, seen from outside.
 func booted(t *testing.T) *Host {
 	t.Helper()
 	if os.Getenv(wantEnv) == "" || os.Getenv(insideEnv) != "" {
@@ -31,13 +31,17 @@ func booted(t *testing.T) *Host {
 
 func TestRunPassesExitCodesAndStreams(t *testing.T) {
 	h := booted(t)
-	for command, want := range map[string]int{"true": 0, "exit 7": 7, "kill -TERM $$": 128 + 15, "no-such-command": 127} {
-		if got, err := h.Run(t.Context(), command, nil, io.Discard, io.Discard); got != want || err != nil {
+	for command, want := range map[string]int{
+		"true": 0, "exit 7": 7, "kill -TERM $$": 128 + 15, "no-such-command": 127,
+	} {
+		if got, err := h.Run(t.Context(), command, nil, io.Discard, io.Discard); got != want ||
+			err != nil {
 			t.Errorf("%q exits with %d, %v; want %d", command, got, err, want)
 		}
 	}
 	var out, complaint bytes.Buffer
-	if _, err := h.Run(t.Context(), "pwd; cat; echo oops >&2", strings.NewReader("a\x00b"), &out, &complaint); err != nil {
+	if _, err := h.Run(t.Context(), "pwd; cat; echo oops >&2", strings.NewReader("a\x00b"),
+		&out, &complaint); err != nil {
 		t.Fatal(err)
 	}
 	if out.String() != "/share\na\x00b" || complaint.String() != "oops\n" {
@@ -65,11 +69,13 @@ func TestCancelledCommandEndsWithAllItStarted(t *testing.T) {
 		cancel(enough)
 		_, _ = io.Copy(io.Discard, r)
 	}()
-	if _, err := h.Run(ctx, "trap '' TERM; sleep 4321 & echo started; sleep 4322", nil, w, io.Discard); !errors.Is(err, enough) {
+	if _, err := h.Run(ctx, "trap '' TERM; sleep 4321 & echo started; sleep 4322", nil,
+		w, io.Discard); !errors.Is(err, enough) {
 		t.Errorf("a cancelled command ends with %v, want the cause", err)
 	}
 	var left bytes.Buffer
-	if _, err := h.Run(t.Context(), "pgrep -f 'sleep 432[12]'", nil, &left, io.Discard); err != nil || left.Len() > 0 {
+	if _, err := h.Run(t.Context(), "pgrep -f 'sleep 432[12]'", nil,
+		&left, io.Discard); err != nil || left.Len() > 0 {
 		t.Errorf("still running: %q, %v", left.String(), err)
 	}
 }
@@ -87,7 +93,8 @@ func TestPutReplacesWhatTheHostHasSeen(t *testing.T) {
 			}
 		}
 		var got bytes.Buffer
-		if _, err := h.Run(t.Context(), "cat put/it", nil, &got, io.Discard); err != nil || got.String() != content {
+		if _, err := h.Run(t.Context(), "cat put/it", nil, &got, io.Discard); err != nil ||
+			got.String() != content {
 			t.Errorf("the host reads %q, %v; want %q", got.String(), err, content)
 		}
 	}
@@ -104,7 +111,8 @@ func TestFillReplacesADirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got bytes.Buffer
-		if _, err := h.Run(t.Context(), "ls filled", nil, &got, io.Discard); err != nil || got.String() != name+"\n" {
+		if _, err := h.Run(t.Context(), "ls filled", nil, &got, io.Discard); err != nil ||
+			got.String() != name+"\n" {
 			t.Errorf("the host lists %q, %v; want %q", got.String(), err, name)
 		}
 	}
@@ -123,10 +131,13 @@ func TestDialReachesAPortOfTheHost(t *testing.T) {
 	}
 }
 
-// TestWireIsRecorded sends a request over the emulated network card to a server of this machine, and finds it on the wire.
+// TestWireIsRecorded sends a request over the emulated network card to a server of this machine,
+// and finds it in the recording.
 func TestWireIsRecorded(t *testing.T) {
 	h := booted(t)
-	server := http.Server{Addr: "127.0.0.1:0", Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
+	server := http.Server{
+		Addr: "127.0.0.1:0", Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute,
+	}
 	port, stop := serve(t, &server)
 	defer stop()
 	const word = "over-the-wire"
@@ -145,13 +156,14 @@ func TestWireIsRecorded(t *testing.T) {
 
 func TestSecondUpFindsTheFirst(t *testing.T) {
 	t.Setenv("FASTIOV_STATE", t.TempDir())
-	booted(t) // for the skip, and so that the images exist
+	booted(t) // skips if there is no testbed, and makes the images exist
 	var hosts [2]*Host
 	var group sync.WaitGroup
 	for i := range hosts {
 		group.Go(func() {
 			var err error
-			if hosts[i], err = Up(t.Context(), Config{Name: "race", MemoryMiB: 1024}, io.Discard); err != nil {
+			if hosts[i], err = Up(t.Context(),
+				Config{Name: "race", MemoryMiB: 1024}, io.Discard); err != nil {
 				t.Error(err)
 			}
 		})
@@ -175,7 +187,8 @@ func TestSecondUpFindsTheFirst(t *testing.T) {
 	if _, err := startTicks(hosts[0].rec.PID); err == nil {
 		t.Error("QEMU outlives Down")
 	}
-	if left, _ := filepath.Glob(filepath.Join(os.Getenv("FASTIOV_STATE"), "*", "*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(os.Getenv("FASTIOV_STATE"), "*",
+		"*")); len(left) > 0 {
 		t.Errorf("left over: %v", left)
 	}
 }
@@ -197,7 +210,8 @@ func TestCancelledUpLeavesTheConsoleLogOnly(t *testing.T) {
 	}
 	left, _ := filepath.Glob(filepath.Join(os.Getenv("FASTIOV_STATE"), "testbed", "cut", "*"))
 	for _, path := range left {
-		if base := filepath.Base(path); base != "lock" && base != "console.log" && base != "qemu.log" {
+		if base := filepath.Base(path); base != "lock" && base != "console.log" &&
+			base != "qemu.log" {
 			t.Errorf("left over: %s", base)
 		}
 	}

@@ -18,32 +18,36 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
-// Needs is what a test wants of the host it runs in; the zero value is content with any.
+// Needs is what a test needs of the host it runs in. Any host satisfies the zero value.
 type Needs struct {
 	NICs      int // igb cards with 7 VFs each
 	NVMeVFs   int
 	MemoryMiB int
 	CPUs      int
 	Edu       bool
-	Kernel    string            // PatchedKernel: skipped unless FASTIOV_KERNEL is set, as that kernel may have to be built first; =debug boots its debug variant
-	Files     map[string]string // name below /share → file of this machine that is copied there
-	Images    []string          // runtimes whose images are made and put, with the guest's kernel and initrd, into ImagesDir
-	Env       []string          // names of this process's environment that the test sees there too
-	Outside   func(h *Host)     // called here, when the body has passed there
+	// PatchedKernel: skipped unless FASTIOV_KERNEL is set, because that kernel may have to be built
+	// first; FASTIOV_KERNEL=debug boots its debug variant
+	Kernel string
+	Files  map[string]string // name below /share → file of this machine that is copied there
+	// runtimes whose images are built and copied to ImagesDir, with the guest's kernel and initrd
+	Images  []string
+	Env     []string      // environment variables of this process that the test gets there too
+	Outside func(h *Host) // called here after the body has passed there
 }
 
-// ImagesDir is where a test finds the set of images that it needs.
+// ImagesDir is where a test finds the images that it needs.
 const ImagesDir = "/share/images"
 
 const (
 	insideEnv = "FASTIOV_INSIDE"
 	wantEnv   = "FASTIOV_TESTBED"
 	kernelEnv = "FASTIOV_KERNEL"
-	// margin is kept of a test's time for telling how it ended.
+	// margin is the part of a test's time that is reserved for reporting how it ended.
 	margin = 10 * time.Second
 )
 
-// A test is what Inside asks of a *testing.T: the product links this package, and not testing.
+// A test is the part of *testing.T that Inside uses: the product links this package, but not
+// testing.
 type test interface {
 	Helper()
 	Name() string
@@ -55,12 +59,13 @@ type test interface {
 	Fatalf(string, ...any)
 }
 
-// Inside runs body in a booted host. The test that calls it runs twice: here, where Inside boots the package's host, copies the test
-// binary in and starts the same test there; and there, where Inside just calls body. What the test prints there is printed here, and
-// its end is this test's end. It is skipped unless FASTIOV_TESTBED=1 is set: a plain go test boots nothing.
+// Inside runs body in a booted host. The test that calls it runs twice. Here, Inside boots the
+// package's host, copies the test binary in and starts the same test there. There, Inside just
+// calls body. What the test prints there is printed here, and its result is this test's result.
+// Without FASTIOV_TESTBED=1 the test is skipped: a plain go test boots nothing.
 //
-// A package that uses Inside has `func TestMain(m *testing.M) { testbed.Main(m) }`. The test binary must be static (CGO_ENABLED=0).
-// A test calls Inside once; subtests may each call it.
+// A package that uses Inside has `func TestMain(m *testing.M) { testbed.Main(m) }`. The test binary
+// must be static (CGO_ENABLED=0). A test calls Inside once; each of its subtests may call it too.
 func Inside[T test](t T, needs Needs, body func(t T)) {
 	t.Helper()
 	if os.Getenv(insideEnv) != "" {
@@ -81,7 +86,8 @@ func Inside[T test](t T, needs Needs, body func(t T)) {
 	ctx := t.Context()
 	if end, ok := t.Deadline(); ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, end.Add(-margin), errors.New("the test's time is up"))
+		ctx, cancel = context.WithDeadlineCause(ctx, end.Add(-margin),
+			errors.New("the test's time is up"))
 		defer cancel()
 	}
 	h, err := shared.host(ctx, needs)
@@ -118,7 +124,8 @@ func Inside[T test](t T, needs Needs, body func(t T)) {
 	}
 }
 
-// Main runs the package's tests and then ends the host that they shared, if any was booted. TestMain calls it.
+// Main runs the package's tests and then ends the host that they shared, if one was booted.
+// TestMain calls it.
 func Main(m interface{ Run() int }) {
 	code := m.Run()
 	shared.end(code != 0)
@@ -140,7 +147,7 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 		return err
 	}
 	defer cache.Close()
-	var told []string // registries of the tests' own, on the loopback
+	var told []string // the tests' own registries, on the loopback
 	for _, name := range runtimes {
 		if host, _, _ := strings.Cut(name, "/"); strings.HasPrefix(host, "127.0.0.1:") {
 			told = append(told, "http://"+host)
@@ -149,10 +156,11 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 	if cache.Source.Registries, err = oci.ParseRegistries(told); err != nil {
 		return err
 	}
-	return h.Fill(ctx, filepath.Base(ImagesDir), func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
+	return h.Fill(ctx, filepath.Base(ImagesDir),
+		func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
 }
 
-// SelftestsDir is where a test that needs the patched kernel finds that kernel's selftests.
+// SelftestsDir is where a test that needs the patched kernel finds the kernel's selftests.
 const SelftestsDir = "/share/selftests"
 
 func (h *Host) putSelftests(ctx context.Context) error {
@@ -165,11 +173,14 @@ func (h *Host) putSelftests(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return h.Fill(ctx, filepath.Base(SelftestsDir), func(dir string) error { return os.CopyFS(dir, os.DirFS(patched.Selftests)) })
+	return h.Fill(ctx, filepath.Base(SelftestsDir),
+		func(dir string) error { return os.CopyFS(dir, os.DirFS(patched.Selftests)) })
 }
 
-// test runs one test of this test binary in the host and relays what it prints.
-func (h *Host) test(ctx context.Context, name string, env []string, verbose bool, w io.Writer) (verdict, error) {
+// test runs one test of this binary in the host and relays its output.
+func (h *Host) test(
+	ctx context.Context, name string, env []string, verbose bool, w io.Writer,
+) (verdict, error) {
 	binary, err := h.putSelf(ctx)
 	if err != nil {
 		return failed, err
@@ -180,7 +191,9 @@ func (h *Host) test(ctx context.Context, name string, env []string, verbose bool
 			variables += " " + name + "=" + Quote(value)
 		}
 	}
-	command := fmt.Sprintf("mkdir -p /tmp/test && cd /tmp/test && %s exec %s -test.v -test.count=1 -test.run %s", variables, binary, Quote(only(name)))
+	command := fmt.Sprintf(
+		"mkdir -p /tmp/test && cd /tmp/test && %s exec %s -test.v -test.count=1 -test.run %s",
+		variables, binary, Quote(only(name)))
 	out := &relay{w: w, test: name, all: verbose}
 	code, err := h.Run(ctx, command, nil, out, out)
 	if err != nil {
@@ -196,7 +209,7 @@ func (h *Host) test(ctx context.Context, name string, env []string, verbose bool
 	return out.verdict, nil
 }
 
-// only is the pattern that go test's -run matches with the named test alone.
+// only returns a pattern for go test's -run that matches only the named test.
 func only(name string) string {
 	var pattern []string
 	for _, part := range strings.Split(name, "/") {
@@ -205,7 +218,7 @@ func only(name string) string {
 	return strings.Join(pattern, "/")
 }
 
-// Quote makes one line of the words of a command that a shell reads as those words.
+// Quote returns one line that a shell reads as these words.
 func Quote(words ...string) string {
 	var quoted []string
 	for _, w := range words {
@@ -214,7 +227,7 @@ func Quote(words ...string) string {
 	return strings.Join(quoted, " ")
 }
 
-// putSelf copies this test binary to the host and returns where it is there.
+// putSelf copies this test binary to the host and returns its path there.
 func (h *Host) putSelf(ctx context.Context) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -231,7 +244,8 @@ func (h *Host) putSelf(ctx context.Context) (string, error) {
 	defer f.Close()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			return "", errors.New("the test binary needs shared libraries that the host has not: run go test with CGO_ENABLED=0")
+			return "", errors.New(
+				"the test binary needs shared libraries that the host has not: run go test with CGO_ENABLED=0")
 		}
 	}
 	if err := h.PutLauncher(ctx); err != nil {
@@ -241,11 +255,11 @@ func (h *Host) putSelf(ctx context.Context) (string, error) {
 	return "/share/" + name, h.Put(ctx, name, self)
 }
 
-// A relay passes on a test's output line by line and reads its verdict from it.
+// A relay passes on a test's output line by line and reads the test's verdict from it.
 type relay struct {
 	w       io.Writer
 	test    string
-	all     bool // also what go test shows only with -v
+	all     bool // also the lines that go test shows only with -v
 	rest    []byte
 	ran     bool
 	verdict verdict
@@ -270,10 +284,13 @@ func (r *relay) flush() {
 	}
 }
 
-// line reads and passes on one line. The framing lines of the test that runs here too are left to go test here.
+// line reads and passes on one line. It leaves the framing lines of the test that also runs here to
+// go test here.
 func (r *relay) line(line string) {
 	trimmed := strings.TrimLeft(line, " ")
-	for prefix, v := range map[string]verdict{"--- PASS: ": passed, "--- SKIP: ": skipped, "--- FAIL: ": failed} {
+	for prefix, v := range map[string]verdict{
+		"--- PASS: ": passed, "--- SKIP: ": skipped, "--- FAIL: ": failed,
+	} {
 		if strings.HasPrefix(trimmed, prefix+r.test+" (") {
 			r.ran, r.verdict = true, v
 		}

@@ -20,31 +20,33 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-// bootDeadline bounds the time from QEMU's start to an accepted ssh connection. It is generous: emulated CPUs on a busy machine are slow.
+// bootDeadline bounds the time from QEMU's start to an accepted ssh connection. It is generous,
+// since emulated CPUs on a busy machine are slow.
 const bootDeadline = 3 * time.Minute
 
-// readyLine is what the host prints when its sshd listens.
+// readyLine is the host's message when its sshd listens.
 const readyLine = "testbed ready"
 
-// A launch is one attempt to boot a host; its methods are the phases of it in their order.
+// A launch is one attempt to boot a host. Its methods are its phases, in order.
 type launch struct {
 	dir
 	cfg   Config
 	img   image.Boot
-	owned bool // the host ends with the process that starts it
+	owned bool // the host ends with the process that started it
 	steps *steps
 
 	sshPort int
 	console net.Conn
 	exited  chan struct{} // closed when QEMU has ended
-	exitErr error         // valid then
+	exitErr error         // valid after that
 	rec     record
 	host    *Host
 }
 
 // boot runs the phases and, if one fails, undoes them.
 func (l *launch) boot(ctx context.Context) (*Host, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, bootDeadline, fmt.Errorf("no answer after %v", bootDeadline))
+	ctx, cancel := context.WithTimeoutCause(ctx, bootDeadline,
+		fmt.Errorf("no answer after %v", bootDeadline))
 	defer cancel()
 	defer l.steps.done()
 	defer func() {
@@ -84,7 +86,7 @@ func (l *launch) undo() {
 	l.sweep(true)
 }
 
-// prepare lays out what the host finds at /share and finds ports.
+// prepare writes the files of the host's /share and finds free ports.
 func (l *launch) prepare() error {
 	if err := check(l.img); err != nil {
 		return err
@@ -106,7 +108,7 @@ func (l *launch) prepare() error {
 	return err
 }
 
-// start runs QEMU with one end of its console in our hands, and puts its process on record.
+// start runs QEMU with one end of its console in this process, and records QEMU's process.
 func (l *launch) start() error {
 	out, err := os.Create(l.qemuLog())
 	if err != nil {
@@ -149,7 +151,7 @@ func (l *launch) start() error {
 	return l.store(l.rec)
 }
 
-// wait reads the console until the host says it is ready.
+// wait reads the console until the host is ready.
 func (l *launch) wait(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { l.console.Close() })
 	defer stop()
@@ -171,7 +173,7 @@ func (l *launch) connect(ctx context.Context) error {
 	if err := l.greet(ctx); err != nil {
 		return l.failed(err)
 	}
-	// Like any machine, the host has the kernel that it runs in /boot.
+	// As on any machine, /boot holds the kernel that the host runs.
 	const install = "mkdir -p /boot && ln -sf /share/vmlinuz /boot/vmlinuz-$(uname -r)"
 	if code, err := l.host.Run(ctx, install, nil, io.Discard, io.Discard); err != nil || code != 0 {
 		return l.failed(fmt.Errorf("it runs no command (exit code %d): %w", code, err))
@@ -180,7 +182,8 @@ func (l *launch) connect(ctx context.Context) error {
 	return l.store(l.host.rec)
 }
 
-// greet dials the host. An sshd that has only just started may drop its first callers, who then call again.
+// greet dials the host. An sshd that has just started may drop its first callers, so greet tries
+// again.
 func (l *launch) greet(ctx context.Context) error {
 	const patience, pause = 10 * time.Second, 250 * time.Millisecond
 	for began := time.Now(); ; {
@@ -198,11 +201,12 @@ func (l *launch) greet(ctx context.Context) error {
 	}
 }
 
-// died explains the end of QEMU by its last words, or by the console's.
+// died returns an error with QEMU's last words, or else the console's.
 func (l *launch) died() error {
 	said := strings.TrimSpace(strings.TrimPrefix(lastLines(l.qemuLog(), 1), qemuBinary+": "))
 	if strings.Contains(said, "Could not set up host forwarding rule") {
-		return fmt.Errorf("a loopback port was taken while the testbed started: try again (%s)", said)
+		return fmt.Errorf("a loopback port was taken while the testbed started: try again (%s)",
+			said)
 	}
 	if said != "" {
 		return fmt.Errorf("QEMU ended: %s", said)
@@ -213,13 +217,15 @@ func (l *launch) died() error {
 	return l.failed(errors.New("it switched itself off"))
 }
 
-// failed adds what the console last showed.
+// failed adds the console's last line to an error.
 func (l *launch) failed(err error) error {
 	tail := lastLines(l.Console(), 5)
 	if tail == "" {
 		tail = "(nothing)"
 	}
-	return fmt.Errorf("the testbed host did not boot: %w; its console is kept in %s and ends with:\n%s", err, l.Console(), tail)
+	return fmt.Errorf(
+		"the testbed host did not boot: %w; its console is kept in %s and ends with:\n%s", err,
+		l.Console(), tail)
 }
 
 func lastLines(path string, n int) string {
@@ -235,7 +241,8 @@ func checkPorts(ports []int) error {
 	for _, p := range ports {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
 		if err != nil {
-			return fmt.Errorf("port %d of 127.0.0.1 is taken: end what listens there, or forward other ports", p)
+			return fmt.Errorf(
+				"port %d of 127.0.0.1 is taken: end what listens there, or forward other ports", p)
 		}
 		l.Close()
 	}
@@ -251,7 +258,7 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// socketpair makes two connected ends: one for us, one for a child.
+// socketpair returns two connected ends: one for this process, one for a child.
 func socketpair() (here net.Conn, there *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

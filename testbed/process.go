@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process is one process for good: the handle keeps meaning it after its pid is used again.
+// A process is a handle of one process. It never means another process that gets the same pid
+// later.
 type process struct{ fd int }
 
-// openProcess takes hold of the process pid if it is the one that started at ticks.
+// openProcess opens the process pid if it started at ticks.
 func openProcess(pid int, ticks uint64) (*process, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -31,12 +32,13 @@ func (p *process) kill() { _ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) 
 
 func (p *process) close() { unix.Close(p.fd) }
 
-// gone waits until the process has ended, at most for d.
+// gone waits until the process has ended, for d at most.
 func (p *process) gone(d time.Duration) bool {
 	end := time.Now().Add(d)
 	for {
 		left := max(time.Until(end), 0)
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}},
+			int(left.Milliseconds()))
 		if n > 0 {
 			return true
 		}
@@ -46,13 +48,13 @@ func (p *process) gone(d time.Duration) bool {
 	}
 }
 
-// startTicks is the time at which the process pid started, in clock ticks since the machine's boot.
+// startTicks returns when the process pid started, in clock ticks since the machine's boot.
 func startTicks(pid int) (uint64, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}
-	// The second field, a name in parentheses, may itself hold spaces and parentheses.
+	// The second field, a name in parentheses, may contain spaces and parentheses.
 	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
 	const start = 22 - 3
 	if len(fields) <= start {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Steps tells on w what is being done, each line with the time since the beginning, and says so again while a step lasts.
+// steps writes what is being done to w, each line with the time since the beginning, and repeats it
+// while a step lasts.
 type steps struct {
 	mu    sync.Mutex
 	w     io.Writer

@@ -13,29 +13,33 @@ import (
 
 const qemuBinary = "qemu-system-x86_64"
 
-// The management network: the host's address and gateway are part of its image.
+// The management network. The host's address and gateway are part of its image.
 const (
 	manageNet  = "10.0.3.0/24"
 	manageAddr = "10.0.3.15"
 	wireNet    = "10.0.2.0/24"
 )
 
-// consoleFD is the descriptor at which QEMU inherits its console.
+// consoleFD is QEMU's descriptor of its console.
 const consoleFD = 3
 
-// qemuArgs is QEMU's command line for the host c in directory d.
+// qemuArgs returns QEMU's command line for the host c in directory d.
 func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	var a args
 	a.machine(c)
 	a.memory(c.MemoryMiB)
 	a.add("-smp", fmt.Sprint(c.CPUs))
-	a.add("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-name", "fastiov-testbed-"+c.Name)
-	a.add("-chardev", fmt.Sprintf("socket,id=con,fd=%d,logfile=%s", consoleFD, esc(d.Console())), "-serial", "chardev:con")
+	a.add("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-name", "fastiov-testbed-"+c.Name)
+	a.add("-chardev", fmt.Sprintf("socket,id=con,fd=%d,logfile=%s", consoleFD, esc(d.Console())),
+		"-serial", "chardev:con")
 	a.add("-qmp", "unix:"+esc(d.qmpSocket())+",server=on,wait=off")
 	a.add("-device", "intel-iommu,intremap=on")
 	a.add("-device", "virtio-rng-pci")
-	a.add("-blockdev", "driver=file,node-name=root,read-only=on,filename="+esc(img.Root), "-device", "virtio-blk-pci,drive=root")
-	a.add("-fsdev", "local,id=share,security_model=mapped-xattr,multidevs=remap,path="+esc(d.Share()),
+	a.add("-blockdev", "driver=file,node-name=root,read-only=on,filename="+esc(img.Root),
+		"-device", "virtio-blk-pci,drive=root")
+	a.add("-fsdev",
+		"local,id=share,security_model=mapped-xattr,multidevs=remap,path="+esc(d.Share()),
 		"-device", "virtio-9p-pci,fsdev=share,mount_tag=share")
 	a.manage(c, sshPort)
 	for i := range c.NICs {
@@ -47,8 +51,9 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	if c.Edu {
 		a.add("-device", "edu")
 	}
-	a.add("-kernel", img.Kernel, "-initrd", img.Initrd, "-append",
-		// no_timer_check: on a busy machine the emulated timer may miss the moment at which the kernel looks for it, and that is a panic.
+	a.add("-kernel", img.Kernel, "-initrd", img.Initrd,
+		"-append", // no_timer_check: on a busy machine the emulated timer may be late when the kernel checks
+		// it, and then the kernel panics.
 		"console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on iommu=pt memhp_default_state=online mitigations=off")
 	return a
 }
@@ -59,11 +64,13 @@ func (a *args) add(s ...string) { *a = append(*a, s...) }
 
 func (a *args) machine(c Config) {
 	if c.Accel == "kvm" {
-		// With KVM's own interrupt controller QEMU cannot remap interrupts; emulation has no such split.
+		// With KVM's own interrupt controller QEMU cannot remap interrupts; emulation has no such
+		// split.
 		a.add("-machine", "q35,accel=kvm,kernel-irqchip=split", "-cpu", "host")
 		return
 	}
-	a.add("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,-erms,-fsrm,-fzrm,-fsrs,-fsrc")
+	a.add("-machine", "q35", "-accel", "tcg,thread=multi",
+		"-cpu", "max,+svm,-erms,-fsrm,-fzrm,-fsrs,-fsrc")
 }
 
 func (a *args) memory(mib int) {
@@ -73,11 +80,13 @@ func (a *args) memory(mib int) {
 	}
 	rest := mib - bootMemory
 	a.add("-m", fmt.Sprintf("%d,slots=1,maxmem=%dM", bootMemory, mib+1024),
-		"-object", fmt.Sprintf("memory-backend-ram,id=more,size=%dM", rest), "-device", "pc-dimm,id=dimm,memdev=more")
+		"-object", fmt.Sprintf("memory-backend-ram,id=more,size=%dM", rest),
+		"-device", "pc-dimm,id=dimm,memdev=more")
 }
 
 func (a *args) manage(c Config, sshPort int) {
-	net := "user,id=manage,ipv6=off,net=" + manageNet + ",dhcpstart=" + manageAddr + forward(sshPort, 22)
+	net := "user,id=manage,ipv6=off,net=" + manageNet + ",dhcpstart=" + manageAddr +
+		forward(sshPort, 22)
 	for _, p := range c.Forward {
 		net += forward(p, p)
 	}
@@ -88,25 +97,28 @@ func forward(here, there int) string {
 	return fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-%s:%d", here, manageAddr, there)
 }
 
-// nic adds an igb on a wire of its own, whose other end is the machine as 10.0.2.2.
+// nic adds an igb on its own wire. At the other end of the wire is this machine as 10.0.2.2.
 func (a *args) nic(i int, pcap string) {
 	port, wire := fmt.Sprintf("nic%dport", i), fmt.Sprintf("wire%d", i)
 	a.add("-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,slot=%d", port, i+1, i+1),
 		"-netdev", "user,id="+wire+",ipv6=off,net="+wireNet,
 		"-object", "filter-dump,id=dump-"+wire+",netdev="+wire+",file="+esc(pcap),
-		"-device", fmt.Sprintf("igb,bus=%s,netdev=%s,romfile=,mac=02:00:00:00:%02x:00", port, wire, i))
+		"-device", fmt.Sprintf("igb,bus=%s,netdev=%s,romfile=,mac=02:00:00:00:%02x:00",
+			port, wire, i))
 }
 
 func (a *args) nvme(slot, vfs int) {
 	a.add("-device", fmt.Sprintf("pcie-root-port,id=nvmeport,chassis=%d,slot=%d", slot+1, slot+1),
 		"-device", "nvme-subsys,id=nvmesub", "-device", fmt.Sprintf("nvme,id=nvme,serial=fastiov,bus=nvmeport,subsys=nvmesub,"+
-			"sriov_max_vfs=%d,sriov_vq_flexible=%d,sriov_vi_flexible=%d,max_ioqpairs=%d,msix_qsize=%d", vfs, 2*vfs, vfs, 2*vfs+2, vfs+1))
+			"sriov_max_vfs=%d,sriov_vq_flexible=%d,sriov_vi_flexible=%d,max_ioqpairs=%d,msix_qsize=%d",
+			vfs, 2*vfs, vfs, 2*vfs+2, vfs+1))
 }
 
-// esc doubles the commas that would end a value of a QEMU option.
+// esc doubles commas, which would end a value of a QEMU option.
 func esc(path string) string { return strings.ReplaceAll(path, ",", ",,") }
 
-// checkQEMU says what to install if there is no QEMU that emulates an SR-IOV card.
+// checkQEMU returns an error that says what to install, if there is no QEMU that emulates an SR-IOV
+// card.
 func checkQEMU(ctx context.Context) error {
 	const remedy = "install QEMU 8.0 or newer (Debian 12: apt-get install -t bookworm-backports qemu-system-x86)"
 	out, err := exec.CommandContext(ctx, qemuBinary, "-version").Output()
@@ -118,11 +130,13 @@ func checkQEMU(ctx context.Context) error {
 	}
 	line, _, _ := bytes.Cut(out, []byte("\n"))
 	var major, minor int
-	if _, err := fmt.Sscanf(string(line), "QEMU emulator version %d.%d", &major, &minor); err != nil {
+	if _, err := fmt.Sscanf(string(line), "QEMU emulator version %d.%d",
+		&major, &minor); err != nil {
 		return fmt.Errorf("%s has no known version (%q): %s", qemuBinary, line, remedy)
 	}
 	if major < 8 {
-		return fmt.Errorf("%s is version %d.%d, which emulates no SR-IOV network card: %s", qemuBinary, major, minor, remedy)
+		return fmt.Errorf("%s is version %d.%d, which emulates no SR-IOV network card: %s",
+			qemuBinary, major, minor, remedy)
 	}
 	return nil
 }

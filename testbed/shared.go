@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// shared is the host that the tests of one package share. It is booted when it is first needed, and anew, larger, when a test needs more
-// than it has.
+// shared is the host that the tests of one package share. It is booted when a test first needs it,
+// and booted again, larger, when a test needs more than it has.
 var shared sharedHost
 
 type sharedHost struct {
@@ -42,7 +42,7 @@ func (s *sharedHost) host(ctx context.Context, needs Needs) (*Host, error) {
 	return h, nil
 }
 
-// end ends the host and, if a test failed, keeps what its console showed.
+// end ends the host. If a test failed, it keeps the console's log.
 func (s *sharedHost) end(failed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,7 +50,8 @@ func (s *sharedHost) end(failed bool) {
 		return
 	}
 	if failed {
-		kept := filepath.Join(os.TempDir(), fmt.Sprintf("fastiov-%s-console.log", s.h.Config().Name))
+		kept := filepath.Join(os.TempDir(), fmt.Sprintf("fastiov-%s-console.log",
+			s.h.Config().Name))
 		if err := place(s.h.Console(), kept); err == nil {
 			fmt.Fprintln(os.Stderr, "testbed: the host's console log is", kept)
 		}
@@ -59,7 +60,7 @@ func (s *sharedHost) end(failed bool) {
 	s.h = nil
 }
 
-// atLeast is c made large enough for needs.
+// atLeast returns c, made large enough for needs.
 func (c Config) atLeast(needs Needs) Config {
 	c.NICs = max(c.NICs, needs.NICs)
 	c.NVMeVFs = max(c.NVMeVFs, needs.NVMeVFs)
@@ -79,7 +80,7 @@ func (h *Host) alive() bool {
 	}
 }
 
-// discard ends a host at once: whatever is in it is of no value.
+// discard ends a host at once: nothing in it has to be saved.
 func (h *Host) discard(ctx context.Context) {
 	h.Close()
 	if p, err := openProcess(h.rec.PID, h.rec.StartTicks); err == nil {
@@ -90,7 +91,8 @@ func (h *Host) discard(ctx context.Context) {
 	os.RemoveAll(string(h.dir))
 }
 
-// sweepTests removes the directories of test hosts whose test was killed; their QEMU died with it.
+// sweepTests removes the directories of test hosts whose test was killed. Their QEMU died with the
+// test.
 func sweepTests() error {
 	pattern, err := StateDir("test-*")
 	if err != nil {

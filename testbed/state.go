@@ -16,12 +16,12 @@ import (
 // A dir is the state directory of one testbed:
 //
 //	lock           held while the testbed is brought up or down
-//	host.json      the record of its QEMU; there is a testbed if and only if the process it names lives
+//	host.json      the record of its QEMU; the testbed exists if and only if that process lives
 //	key            the private key that opens the host
-//	console.log    what the host printed, kept after its end
-//	qemu.log       what QEMU itself had to say
+//	console.log    the host's console, kept after its end
+//	qemu.log       QEMU's own messages
 //	qmp            QEMU's control socket
-//	wire0.pcap …   what went over the wire of each NIC
+//	wire0.pcap …   the traffic of each NIC
 //	share/         the host's /share
 type dir string
 
@@ -32,16 +32,17 @@ func (d dir) qemuLog() string        { return filepath.Join(string(d), "qemu.log
 func (d dir) qmpSocket() string      { return filepath.Join(string(d), "qmp") }
 func (d dir) authorizedKeys() string { return filepath.Join(d.Share(), "authorized_keys") }
 
-// Console is the log of the host's console.
+// Console returns the path of the host's console log.
 func (d dir) Console() string { return filepath.Join(string(d), "console.log") }
 
-// Share is the directory that the host sees as /share.
+// Share returns the directory that the host sees as /share.
 func (d dir) Share() string { return filepath.Join(string(d), "share") }
 
-// Wire is the recording of all that went over the wire of the i-th NIC, in pcap format.
+// Wire returns the path of the recording of the i-th NIC's traffic, in pcap format.
 func (d dir) Wire(i int) string { return filepath.Join(string(d), fmt.Sprintf("wire%d.pcap", i)) }
 
-// StateDir is where the testbed called name lives: below $FASTIOV_STATE, $XDG_STATE_HOME/fastiov or ~/.local/state/fastiov.
+// StateDir returns the directory of the testbed called name: below $FASTIOV_STATE,
+// $XDG_STATE_HOME/fastiov or ~/.local/state/fastiov.
 func StateDir(name string) (string, error) {
 	root := os.Getenv("FASTIOV_STATE")
 	if root == "" {
@@ -49,7 +50,8 @@ func StateDir(name string) (string, error) {
 		if base == "" {
 			home, err := os.UserHomeDir()
 			if err != nil {
-				return "", fmt.Errorf("no place for the testbed's state: %w: set FASTIOV_STATE", err)
+				return "", fmt.Errorf("no place for the testbed's state: %w: set FASTIOV_STATE",
+					err)
 			}
 			base = filepath.Join(home, ".local", "state")
 		}
@@ -57,22 +59,23 @@ func StateDir(name string) (string, error) {
 	}
 	path, err := filepath.Abs(filepath.Join(root, "testbed", name))
 	if err == nil && len(dir(path).qmpSocket()) > 100 {
-		err = fmt.Errorf("%s is too long a path for a socket: set FASTIOV_STATE to a shorter one", path)
+		err = fmt.Errorf("%s is too long a path for a socket: set FASTIOV_STATE to a shorter one",
+			path)
 	}
 	return path, err
 }
 
-// A record is what is kept of a booting or booted host.
+// A record describes a booting or booted host.
 type record struct {
 	PID        int
-	StartTicks uint64 // when the process started: with PID it names one process
+	StartTicks uint64 // when the process started; together with PID it names one process
 	SSHPort    int
 	HostKey    []byte // as first seen; empty while the host boots
 	Config     Config
 	Booted     float64 // seconds that Up took
 }
 
-// load returns the record of the testbed's QEMU, or nil if it has none that lives.
+// load returns the record of the testbed's QEMU, or nil if no recorded QEMU lives.
 func (d dir) load() (*record, error) {
 	raw, err := os.ReadFile(d.record())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,7 +86,9 @@ func (d dir) load() (*record, error) {
 	}
 	var r record
 	if err := json.Unmarshal(raw, &r); err != nil {
-		return nil, fmt.Errorf("%s is damaged (%w): end its QEMU by hand, if one runs, and remove the file", d.record(), err)
+		return nil, fmt.Errorf(
+			"%s is damaged (%w): end its QEMU by hand, if one runs, and remove the file",
+			d.record(), err)
 	}
 	if ticks, err := startTicks(r.PID); err != nil || ticks != r.StartTicks {
 		return nil, nil
@@ -115,7 +120,7 @@ func (d dir) sweep(keep bool) {
 	}
 }
 
-// hold takes the directory's lock, for which it waits, and returns its release.
+// hold waits for the directory's lock, takes it, and returns a function that releases it.
 func (d dir) hold(ctx context.Context) (release func(), err error) {
 	for {
 		f, err := d.openLock()
@@ -128,7 +133,8 @@ func (d dir) hold(ctx context.Context) (release func(), err error) {
 		case err = <-got:
 		case <-ctx.Done():
 			go func() { <-got; f.Close() }()
-			return nil, fmt.Errorf("another command is at work on the testbed in %s: %w", d, context.Cause(ctx))
+			return nil, fmt.Errorf("another command is at work on the testbed in %s: %w",
+				d, context.Cause(ctx))
 		}
 		if err != nil {
 			f.Close()
@@ -141,7 +147,7 @@ func (d dir) hold(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// removeIfIdle removes the directory of a testbed that is not up unless someone is at work on it.
+// removeIfIdle removes the directory of a testbed that is not up, unless another command uses it.
 func (d dir) removeIfIdle() {
 	f, err := d.openLock()
 	if err != nil {
@@ -157,7 +163,7 @@ func (d dir) removeIfIdle() {
 }
 
 func (d dir) openLock() (f *os.File, err error) {
-	for range 100 { // for another command may remove the directory before the lock is in it
+	for range 100 { // another command may remove the directory before the lock is in it
 		if err = os.MkdirAll(string(d), 0o700); err == nil {
 			f, err = os.OpenFile(d.lock(), os.O_CREATE|os.O_RDWR, 0o600)
 		}
@@ -168,7 +174,8 @@ func (d dir) openLock() (f *os.File, err error) {
 	return f, err
 }
 
-// stillThere tells whether f is the lock, and not that of a directory that was removed while we waited for it.
+// stillThere reports whether f is still the lock, and not the lock of a directory that was removed
+// while we waited for it.
 func (d dir) stillThere(f *os.File) bool {
 	mine, err1 := f.Stat()
 	now, err2 := os.Stat(d.lock())
@@ -183,10 +190,13 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// diskFull makes ENOSPC the line a person needs; other errors pass.
+// diskFull turns ENOSPC into an error that tells people what to do. It returns other errors
+// unchanged.
 func diskFull(path string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
-		return fmt.Errorf("the disk that holds %s is full: free some space, or set FASTIOV_STATE to another disk", path)
+		return fmt.Errorf(
+			"the disk that holds %s is full: free some space, or set FASTIOV_STATE to another disk",
+			path)
 	}
 	return err
 }

@@ -12,7 +12,7 @@ func TestMain(m *testing.M) { Main(m) }
 
 const pciDevices = "/sys/bus/pci/devices"
 
-// pf finds the physical function that driver drives.
+// pf returns the address of the physical function that driver drives.
 func pf(t *testing.T, driver string) string {
 	t.Helper()
 	found, _ := filepath.Glob("/sys/bus/pci/drivers/" + driver + "/0000:*/sriov_totalvfs")
@@ -26,7 +26,8 @@ func pf(t *testing.T, driver string) string {
 	return real
 }
 
-// makeVFs creates n VFs without drivers and returns their addresses; they go when the test ends.
+// makeVFs creates n VFs without drivers and returns their addresses. The VFs are removed when the
+// test ends.
 func makeVFs(t *testing.T, pf string, n int) []string {
 	t.Helper()
 	write(t, filepath.Join(pf, "sriov_drivers_autoprobe"), "0")
@@ -50,15 +51,17 @@ func write(t *testing.T, path, value string) {
 	}
 }
 
-// isolated fails unless each VF is alone in its IOMMU group and can be reset by itself.
+// isolated fails the test unless each VF is alone in its IOMMU group and can be reset alone.
 func isolated(t *testing.T, vfs []string) {
 	t.Helper()
 	for _, vf := range vfs {
 		peers, err := os.ReadDir(filepath.Join(pciDevices, vf, "iommu_group", "devices"))
 		if err != nil || len(peers) != 1 {
-			t.Errorf("VF %s: %d devices in its IOMMU group, want it alone (%v)", vf, len(peers), err)
+			t.Errorf("VF %s: %d devices in its IOMMU group, want it alone (%v)",
+				vf, len(peers), err)
 		}
-		if methods, err := os.ReadFile(filepath.Join(pciDevices, vf, "reset_method")); !strings.Contains(string(methods), "flr") {
+		if methods, err := os.ReadFile(filepath.Join(pciDevices, vf,
+			"reset_method")); !strings.Contains(string(methods), "flr") {
 			t.Errorf("VF %s: reset by %q, want flr (%v)", vf, methods, err)
 		}
 		write(t, filepath.Join(pciDevices, vf, "reset"), "1")
@@ -73,7 +76,8 @@ func TestNVMeControllerHasIsolatedVFs(t *testing.T) {
 	Inside(t, Needs{NVMeVFs: 64}, func(t *testing.T) { isolated(t, makeVFs(t, pf(t, "nvme"), 64)) })
 }
 
-// TestVFRegistersAnswer shows that a VF's registers can be reached, which they cannot when the firmware puts them above 4 GiB.
+// TestVFRegistersAnswer shows that a VF's registers can be reached. They cannot if the firmware
+// puts them above 4 GiB.
 func TestVFRegistersAnswer(t *testing.T) {
 	Inside(t, Needs{MemoryMiB: 8192}, func(t *testing.T) {
 		vf := makeVFs(t, pf(t, "igb"), 1)[0]
@@ -82,7 +86,8 @@ func TestVFRegistersAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		var begin, end, flags uint64
-		if _, err := fmt.Sscanf(string(lines), "0x%x 0x%x 0x%x", &begin, &end, &flags); err != nil || begin == 0 || end >= 1<<32 {
+		if _, err := fmt.Sscanf(string(lines), "0x%x 0x%x 0x%x",
+			&begin, &end, &flags); err != nil || begin == 0 || end >= 1<<32 {
 			t.Errorf("BAR 0 of VF %s is at %#x-%#x, want it below 4 GiB (%v)", vf, begin, end, err)
 		}
 	})
@@ -108,7 +113,8 @@ func TestMemoryBeyondBootMemoryIsThere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fmt.Sscanf(string(raw), "MemTotal: %d kB", &kib); err != nil || kib < 7600<<10 {
+		if _, err := fmt.Sscanf(string(raw), "MemTotal: %d kB", &kib); err != nil ||
+			kib < 7600<<10 {
 			t.Errorf("%d MiB of memory, want about 8192 (%v)", kib>>10, err)
 		}
 	})

@@ -32,7 +32,8 @@ func TestConfigIsChecked(t *testing.T) {
 		"port":        {Forward: []int{70000}},
 	} {
 		err := c.withDefaults().check()
-		if complaint == "" && err != nil || complaint != "" && (err == nil || !strings.Contains(err.Error(), complaint)) {
+		if complaint == "" && err != nil ||
+			complaint != "" && (err == nil || !strings.Contains(err.Error(), complaint)) {
 			t.Errorf("%+v: %v, want a word about %q", c, err, complaint)
 		}
 	}
@@ -63,12 +64,17 @@ func TestServes(t *testing.T) {
 
 func TestQEMUArguments(t *testing.T) {
 	d, img := dir("/s,tate"), image.Boot{Kernel: "k", Initrd: "i", Root: "r"}
-	line := func(c Config) string { return strings.Join(qemuArgs(c.withDefaults(), d, img, 2222), " ") }
+	line := func(c Config) string {
+		return strings.Join(qemuArgs(c.withDefaults(), d, img, 2222), " ")
+	}
 	full := line(Config{NICs: 2, NVMeVFs: 127, Edu: true, Forward: []int{3233}, Accel: "tcg"})
 	for _, want := range []string{
-		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 2048,slots=1,maxmem=9216M", "memory-backend-ram,id=more,size=6144M",
-		"intel-iommu,intremap=on", "igb,bus=nic1port,netdev=wire1", "file=/s,,tate/wire1.pcap", "sriov_max_vfs=127",
-		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233", "-device edu", "mount_tag=share",
+		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 2048,slots=1,maxmem=9216M",
+		"memory-backend-ram,id=more,size=6144M",
+		"intel-iommu,intremap=on", "igb,bus=nic1port,netdev=wire1", "file=/s,,tate/wire1.pcap",
+		"sriov_max_vfs=127",
+		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233",
+		"-device edu", "mount_tag=share",
 	} {
 		if !strings.Contains(full, want) {
 			t.Errorf("no %q in %s", want, full)
@@ -82,14 +88,15 @@ func TestQEMUArguments(t *testing.T) {
 		for _, each := range []string{"igb,bus=", "filter-dump,", "netdev=wire"} {
 			want := cards
 			if each == "netdev=wire" {
-				want = 2 * cards // of the card and of its recording
+				want = 2 * cards // the card's and its recording's
 			}
 			if n := strings.Count(args, each); n != want {
 				t.Errorf("%d times %q for %d cards in %s", n, each, cards, args)
 			}
 		}
 	}
-	for _, not := range []string{"pc-dimm", "nvme", "edu", "tcg", "wire1", "nic1port", "127.0.0.1:3233"} {
+	for _, not := range []string{"pc-dimm", "nvme", "edu", "tcg", "wire1", "nic1port",
+		"127.0.0.1:3233"} {
 		if strings.Contains(small, not) {
 			t.Errorf("%q in %s", not, small)
 		}
@@ -113,7 +120,9 @@ func TestQEMUIsChecked(t *testing.T) {
 			write(t, filepath.Join(path, qemuBinary), "#!/bin/sh\n"+script+"\n")
 		}
 		err := checkQEMU(t.Context())
-		if complaint == "" && err != nil || complaint != "" && (err == nil || !strings.Contains(err.Error(), complaint) || !strings.Contains(err.Error(), "install")) {
+		if complaint == "" && err != nil ||
+			complaint != "" && (err == nil || !strings.Contains(err.Error(), complaint) ||
+				!strings.Contains(err.Error(), "install")) {
 			t.Errorf("%q: %v", script, err)
 		}
 	}
@@ -143,7 +152,8 @@ func TestTakenPortIsNamed(t *testing.T) {
 	}
 	defer l.Close()
 	port := l.Addr().(*net.TCPAddr).Port
-	if err := checkPorts([]int{port}); err == nil || !strings.Contains(err.Error(), fmt.Sprint(port)) {
+	if err := checkPorts([]int{port}); err == nil ||
+		!strings.Contains(err.Error(), fmt.Sprint(port)) {
 		t.Errorf("port %d is taken: %v", port, err)
 	}
 }
@@ -155,7 +165,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestRecordNamesOneProcess shows that a record of a process that has ended is no record, whoever has its pid now.
+// TestRecordNamesOneProcess shows that the record of an ended process counts as absent, whichever
+// process has its pid now.
 func TestRecordNamesOneProcess(t *testing.T) {
 	d := dir(t.TempDir())
 	ticks, err := startTicks(os.Getpid())
@@ -227,7 +238,7 @@ func TestLockOfARemovedDirectoryIsTakenAnew(t *testing.T) {
 		}
 		second <- release
 	}()
-	d.removeIfIdle() // it is not: we hold it
+	d.removeIfIdle() // it is not idle, because the test holds the lock
 	if _, err := os.Stat(string(d)); err != nil {
 		t.Fatal("a directory in use was removed")
 	}
@@ -298,7 +309,8 @@ func TestRelayReadsTheVerdict(t *testing.T) {
 		if r.ran != c.ran || r.verdict != c.verdict {
 			t.Errorf("%q: ran %v, verdict %v", c.out, r.ran, r.verdict)
 		}
-		if strings.Contains(shown.String(), "=== RUN") || strings.Contains(shown.String(), "\nPASS") {
+		if strings.Contains(shown.String(), "=== RUN") ||
+			strings.Contains(shown.String(), "\nPASS") {
 			t.Errorf("%q shows framing: %q", c.out, shown.String())
 		}
 	}

@@ -14,16 +14,16 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-// ErrDown is returned for a testbed that is not up.
+// ErrDown means that the testbed is not up.
 var ErrDown = errors.New("the testbed is not up: start it with `fastiov testbed up`")
 
-// Up boots the testbed that c describes, building what it boots from if need be, or returns the testbed if it is up already. One that
-// is up with less than c asks for is an error. Progress goes to w.
+// Up boots the testbed that c describes, and builds what it boots from if necessary. If the testbed
+// is up already, Up returns it, or an error if it has less than c asks for. Progress goes to w.
 func Up(ctx context.Context, c Config, w io.Writer) (*Host, error) {
 	return up(ctx, c, w, false)
 }
 
-// up is Up; an owned host ends with this process.
+// up is Up. An owned host ends with this process.
 func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {
@@ -72,7 +72,7 @@ func boots(ctx context.Context, cache *image.Cache, kernel string) (image.Boot, 
 	return patched.Boot, err
 }
 
-// reuse returns the host that is up in d, or nil if there is none or one that never got ready, which it ends.
+// reuse returns the host that is up in d, or nil. If a host never became ready, reuse ends it.
 func (d dir) reuse(ctx context.Context, want Config) (*Host, error) {
 	r, err := d.load()
 	if r == nil || err != nil {
@@ -84,11 +84,13 @@ func (d dir) reuse(ctx context.Context, want Config) (*Host, error) {
 		return nil, nil
 	}
 	if !r.Config.serves(want) {
-		return nil, fmt.Errorf("testbed %q is up with less than asked for (it has %s): run `fastiov testbed down` first, or use another --name",
-			want.Name, r.Config)
+		return nil,
+			fmt.Errorf("testbed %q is up with less than asked for (it has %s): run `fastiov testbed down` first, or use another --name",
+				want.Name, r.Config)
 	}
 	if err := h.dial(ctx); err != nil {
-		return nil, fmt.Errorf("testbed %q is up but does not answer (%w): run `fastiov testbed down`", want.Name, err)
+		return nil, fmt.Errorf(
+			"testbed %q is up but does not answer (%w): run `fastiov testbed down`", want.Name, err)
 	}
 	return h, nil
 }
@@ -124,7 +126,7 @@ func find(name string) (*Host, error) {
 	return &Host{dir: d, rec: *r}, nil
 }
 
-// A Status is what is known of a testbed without asking its host.
+// A Status is what this machine knows of a testbed without asking its host.
 type Status struct {
 	State   string // ready or booting
 	PID     int
@@ -140,7 +142,8 @@ func Look(name string) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	s := Status{State: "ready", PID: h.rec.PID, SSHPort: h.rec.SSHPort, Dir: string(h.dir), Config: h.rec.Config,
+	s := Status{State: "ready", PID: h.rec.PID, SSHPort: h.rec.SSHPort, Dir: string(h.dir),
+		Config: h.rec.Config,
 		Booted: time.Duration(h.rec.Booted * float64(time.Second))}
 	if len(h.rec.HostKey) == 0 {
 		s.State = "booting"
@@ -171,13 +174,13 @@ func Down(ctx context.Context, name string, w io.Writer) error {
 	return nil
 }
 
-// Each way to end a host is bounded by the time given to it here.
+// The most time that each way to end a host may take.
 const (
 	poweroffTime = 10 * time.Second
 	quitTime     = 5 * time.Second
 )
 
-// end ends the host: politely, then firmly, then by force. It cannot fail.
+// end ends the host: first by poweroff, then by QEMU's quit, then by a kill. It cannot fail.
 func (d dir) end(ctx context.Context, h *Host, s *steps) {
 	defer s.done()
 	defer os.RemoveAll(string(d))
@@ -201,7 +204,7 @@ func (d dir) end(ctx context.Context, h *Host, s *steps) {
 	p.gone(quitTime)
 }
 
-// poweroff asks the host to switch itself off. Its root lives in memory: there is nothing to save.
+// poweroff asks the host to switch itself off. Its root is in memory, so nothing has to be saved.
 func (h *Host) poweroff(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, poweroffTime)
 	defer cancel()

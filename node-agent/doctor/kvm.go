@@ -82,8 +82,8 @@ func probe(
 		return 0, err
 	}
 	defer initrd.Close()
-	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel="+accel, "-cpu", "max", "-m",
-		"256", "-nodefaults", "-no-user-config", "-no-reboot",
+	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel="+accel, "-cpu", "max",
+		"-m", "256", "-nodefaults", "-no-user-config", "-no-reboot",
 		"-display", "none", "-serial", "stdio", "-kernel", kernel, "-initrd", "/proc/self/fd/3",
 		"-append", "console=ttyS0 loglevel=6 panic=-1")
 	cmd.ExtraFiles = []*os.File{initrd}
