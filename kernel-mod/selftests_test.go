@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// FASTIOV_TORTURE_SECONDS and FASTIOV_TORTURE_SEED make the torture long, and repeat one.
+// FASTIOV_TORTURE_SECONDS makes the torture long. FASTIOV_TORTURE_SEED repeats one.
 const (
 	torturesFor  = "FASTIOV_TORTURE_SECONDS"
 	torturesFrom = "FASTIOV_TORTURE_SEED"
@@ -28,8 +28,9 @@ const (
 
 var patched = testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel}
 
-// TestSelftests runs the programs of the directory selftests on the patched kernel, with the device in a container of vfio's and under
-// iommufd; each of their results is a subtest here. QEMU's edu is the device: it does the DMA it is told to.
+// TestSelftests runs the programs of the directory selftests on the patched kernel, with the device
+// in a VFIO container and under iommufd. Each of their results is a subtest here. The device is
+// QEMU's edu, whose DMA a program controls.
 func TestSelftests(t *testing.T) {
 	needs := patched
 	needs.Env = []string{torturesFor, torturesFrom}
@@ -37,8 +38,11 @@ func TestSelftests(t *testing.T) {
 		t.Run(iommu, func(t *testing.T) {
 			testbed.Inside(t, needs, func(t *testing.T) {
 				edu := bindEdu(t)
-				for _, program := range []string{"uapi", "contents", "touchmap", "table", "hazard", "pressure", "torture"} {
-					t.Run(program, func(t *testing.T) { runSelftest(t, program, edu, "FASTIOV_IOMMU="+iommu) })
+				for _, program := range []string{"uapi", "contents", "touchmap", "table", "hazard",
+					"pressure", "torture"} {
+					t.Run(program, func(t *testing.T) {
+						runSelftest(t, program, edu, "FASTIOV_IOMMU="+iommu)
+					})
 				}
 				for _, line := range splats(t) {
 					t.Error("the kernel complains: ", line)
@@ -48,17 +52,21 @@ func TestSelftests(t *testing.T) {
 	}
 }
 
-// What a VF transmits of memory that nobody touched is read off the wire: frames of selftests/wire, by the arrangement that they name. On
-// touch there is no such memory: the IOMMU refuses, and the pool does not bear that for long.
+// The wire's recording shows what a VF transmits of memory that nobody has touched: frames of
+// selftests/wire, which name their arrangement. With touchmap there is no such memory: the IOMMU
+// refuses, and after a while the pool ends the sandbox.
 func TestTheWireOnThePatchedKernel(t *testing.T) {
 	needs := patched
 	needs.Outside = func(h *testbed.Host) {
 		sent, stale := onTheWire(t, h.Wire(0))
 		for arrangement := range 12 {
-			t.Logf("arrangement %d: %d of %d frames had old bytes", arrangement, stale[arrangement], sent[arrangement])
+			t.Logf("arrangement %d: %d of %d frames had old bytes",
+				arrangement, stale[arrangement], sent[arrangement])
 			control := arrangement < 4
-			if sent[arrangement] < 12 || control && stale[arrangement] < 12 || !control && stale[arrangement] > 0 {
-				t.Errorf("arrangement %d: %d of %d frames had old bytes", arrangement, stale[arrangement], sent[arrangement])
+			if sent[arrangement] < 12 || control && stale[arrangement] < 12 ||
+				!control && stale[arrangement] > 0 {
+				t.Errorf("arrangement %d: %d of %d frames had old bytes",
+					arrangement, stale[arrangement], sent[arrangement])
 			}
 		}
 	}
@@ -77,8 +85,9 @@ func TestTheWireOnThePatchedKernel(t *testing.T) {
 		}
 		defer p.Close()
 		lease, err := p.Lease(vf.Owner{Sandbox: "wire", PID: os.Getpid()})
-		for deadline := time.Now().Add(time.Minute); errors.Is(err, vf.ErrLinkDown) && time.Now().Before(deadline); {
-			time.Sleep(100 * time.Millisecond) // it comes up some seconds after its VFs
+		for deadline := time.Now().Add(time.Minute); errors.Is(err, vf.ErrLinkDown) &&
+			time.Now().Before(deadline); {
+			time.Sleep(100 * time.Millisecond) // the interface appears some seconds after its VFs
 			lease, err = p.Lease(vf.Owner{Sandbox: "wire", PID: os.Getpid()})
 		}
 		if err != nil {
@@ -104,7 +113,8 @@ func TestTheWireOnThePatchedKernel(t *testing.T) {
 	})
 }
 
-// onTheWire counts the frames, and those with a byte of the poison, that free memory was filled with.
+// onTheWire counts the frames, and those with a byte of the poison with which free memory was
+// filled.
 func onTheWire(t *testing.T, recording string) (sent, stale map[int]int) {
 	t.Helper()
 	const header, poison = 14, 0xee
@@ -130,7 +140,8 @@ func bindEdu(t *testing.T) (bdf string) {
 	t.Helper()
 	devices, _ := filepath.Glob("/sys/bus/pci/devices/*")
 	for _, device := range devices {
-		if id, err := os.ReadFile(device + "/device"); err != nil || strings.TrimSpace(string(id)) != "0x11e8" {
+		if id, err := os.ReadFile(device + "/device"); err != nil ||
+			strings.TrimSpace(string(id)) != "0x11e8" {
 			continue
 		}
 		bdf = filepath.Base(device)
@@ -146,7 +157,7 @@ func bindEdu(t *testing.T) (bdf string) {
 	return ""
 }
 
-// runSelftest runs a program and reads its results, which are in the format of TAP.
+// runSelftest runs a program and reads its results in TAP format.
 func runSelftest(t *testing.T, program, device string, env ...string) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(testbed.SelftestsDir, program))
 	cmd.Env = append(append(os.Environ(), "FASTIOV_DEVICE="+device), env...)
@@ -175,17 +186,19 @@ func runSelftest(t *testing.T, program, device string, env ...string) {
 		_, what, _ := strings.Cut(strings.TrimPrefix(line, "not "), " ")
 		_, what, _ = strings.Cut(what, " ")
 		t.Run(what, func(t *testing.T) {
-			if !ok || strings.HasPrefix(what, "# SKIP") { // nothing may be skipped: the kernel is ours
+			// no test may be skipped, since the kernel is ours
+			if !ok || strings.HasPrefix(what, "# SKIP") {
 				t.Fail()
 			}
 		})
 	}
 	if err := cmd.Wait(); err != nil || results == 0 {
-		t.Error(errors.Join(err, errors.New("the program did not run to its end without a failure")))
+		t.Error(errors.Join(err,
+			errors.New("the program did not run to its end without a failure")))
 	}
 }
 
-// splats are the lines of the kernel's log that begin a report of something that is wrong in it.
+// splats returns the lines of the kernel's log at which reports of errors in the kernel begin.
 func splats(t *testing.T) (found []string) {
 	t.Helper()
 	log, err := exec.Command("dmesg").Output()
@@ -193,7 +206,9 @@ func splats(t *testing.T) (found []string) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(log)) {
-		for _, sign := range []string{"BUG:", "WARNING:", "Oops", "general protection", "possible circular locking", "KASAN", "refcount_t:", "blocked for more than", "Bad page"} {
+		for _, sign := range []string{"BUG:", "WARNING:", "Oops", "general protection",
+			"possible circular locking", "KASAN", "refcount_t:", "blocked for more than",
+			"Bad page"} {
 			if strings.Contains(line, sign) {
 				found = append(found, strings.TrimSpace(line))
 			}
