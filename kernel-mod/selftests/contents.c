@@ -18,7 +18,8 @@ static const char *kind(enum pages pages)
 {
 	static char text[64];
 
-	snprintf(text, sizeof(text), "%s%s", pages_are[pages], policy == FASTIOVD_TOUCHMAP ? " on touch" : "");
+	snprintf(text, sizeof(text), "%s%s", pages_are[pages],
+		 policy == FASTIOVD_TOUCHMAP ? " on touch" : "");
 	return text;
 }
 
@@ -59,17 +60,20 @@ static void poison(enum pages pages)
 
 static bool untouched_is_zero(const uint8_t *at)
 {
-	return !count_not(at + PAGE, 5 * MiB - PAGE, 0) && !count_not(at + 5 * MiB + PAGE, SIZE - 5 * MiB - PAGE, 0);
+	return !count_not(at + PAGE, 5 * MiB - PAGE, 0) &&
+		!count_not(at + 5 * MiB + PAGE, SIZE - 5 * MiB - PAGE, 0);
 }
 
 static bool written_is_kept(const uint8_t *at)
 {
-	return !count_not(at, 100, 0x5a) && !count_not(at + 100, PAGE - 100, 0) && !memcmp(at + 5 * MiB, "kernel", 6);
+	return !count_not(at, 100, 0x5a) && !count_not(at + 100, PAGE - 100, 0) &&
+		!memcmp(at + 5 * MiB, "kernel", 6);
 }
 
 static void result(const char *who, enum pages pages, const uint8_t *at)
 {
-	ksft_test_result(written_is_kept(at) && untouched_is_zero(at), "%s, %s\n", who, kind(pages));
+	ksft_test_result(written_is_kept(at) && untouched_is_zero(at), "%s, %s\n", who,
+			 kind(pages));
 }
 
 static void by_the_processor(enum pages pages)
@@ -79,12 +83,15 @@ static void by_the_processor(enum pages pages)
 	struct fastiovd_stat stat = ram_stat(&r);
 	uint64_t zeroed;
 
-	ksft_test_result(policy == FASTIOVD_TOUCHMAP ? stat.resident == stat.zeroed && stat.zeroed <= 6 * MiB :
-						       stat.resident == SIZE && stat.zeroed < SIZE / 2,
-			 "mapped, not zeroed: %llu of %llu MiB are, %s\n", stat.zeroed / MiB, stat.resident / MiB, kind(pages));
+	ksft_test_result(policy == FASTIOVD_TOUCHMAP ?
+				 stat.resident == stat.zeroed && stat.zeroed <= 6 * MiB :
+				 stat.resident == SIZE && stat.zeroed < SIZE / 2,
+			 "mapped, not zeroed: %llu of %llu MiB are, %s\n",
+			 stat.zeroed / MiB, stat.resident / MiB, kind(pages));
 	(void)*(volatile uint8_t *)(r.at + 20 * MiB);
 	zeroed = ram_stat(&r).zeroed - stat.zeroed;
-	ksft_test_result(zeroed == folio_size[pages], "a touch zeroes %llu KiB, %s\n", (unsigned long long)zeroed >> 10, kind(pages));
+	ksft_test_result(zeroed == folio_size[pages], "a touch zeroes %llu KiB, %s\n",
+			 (unsigned long long)zeroed >> 10, kind(pages));
 	result("the processor", pages, r.at);
 	end(&v, &r);
 }
@@ -160,7 +167,8 @@ static void by_the_background(enum pages pages)
 	do {
 		stat = ram_stat(&r);
 	} while (stat.zeroed < SIZE && milliseconds() - since < 20000);
-	ksft_test_result(stat.zeroed == SIZE && stat.background > SIZE / 2, "zeroed in the background: %llu MiB, %s\n",
+	ksft_test_result(stat.zeroed == SIZE && stat.background > SIZE / 2,
+			 "zeroed in the background: %llu MiB, %s\n",
 			 stat.background / MiB, kind(pages));
 	result("the background", pages, r.at);
 	end(&v, &r);
@@ -172,7 +180,8 @@ static void on_request(enum pages pages)
 	struct ram r = begin(&v, pages, 0);
 
 	must(ioctl(r.registration, FASTIOVD_ZERO));
-	ksft_test_result(ram_stat(&r).zeroed == ram_stat(&r).resident, "zeroed on request, %s\n", kind(pages));
+	ksft_test_result(ram_stat(&r).zeroed == ram_stat(&r).resident, "zeroed on request, %s\n",
+			 kind(pages));
 	result("a request", pages, r.at);
 	end(&v, &r);
 }
@@ -231,8 +240,10 @@ static void written_through_a_process(enum pages pages)
 	ssize_t n;
 
 	n = process_vm_writev(child, &here, 1, &there, 1, 0);
-	ksft_test_result(n == sizeof(text) && !memcmp(page + 100, text, n) && !count_not(page, 100, 0) &&
-			 !count_not(page + 100 + n, PAGE - 100 - n, 0), "process_vm_writev into a fresh page, %s\n",
+	ksft_test_result(n == sizeof(text) && !memcmp(page + 100, text, n) &&
+			 !count_not(page, 100, 0) &&
+			 !count_not(page + 100 + n, PAGE - 100 - n, 0),
+			 "process_vm_writev into a fresh page, %s\n",
 			 kind(pages));
 	dismiss(child);
 	end(&v, &r);
@@ -254,11 +265,12 @@ static void by_vmsplice(enum pages pages)
 	for (ssize_t n; (n = must(read(ends[0], copy + got, sizeof(copy) - got))) > 0; got += n)
 		;
 	close(ends[0]);
-	ksft_test_result(got == sizeof(copy) && !count_not(copy, got, 0), "vmsplice, %s\n", kind(pages));
+	ksft_test_result(got == sizeof(copy) && !count_not(copy, got, 0), "vmsplice, %s\n",
+			 kind(pages));
 	end(&v, &r);
 }
 
-/* The host's kernel writes a packet's head into a page that nobody touched: the page's rest is zero. */
+/* The host's kernel writes a packet's head into a page that nobody touched: the rest is zero. */
 static void by_vhost(enum pages pages)
 {
 	struct vfio v;
@@ -268,11 +280,12 @@ static void by_vhost(enum pages pages)
 
 	vhost_packet(r.at, SIZE, at, want.dst_cid);
 	ksft_test_result(!memcmp(r.at + at, &want, 16) && !count_not(r.at + 10 * MiB, 100, 0) &&
-			 !count_not(r.at + at + head, PAGE - 100 - head, 0), "a packet from vhost, %s\n", kind(pages));
+			 !count_not(r.at + at + head, PAGE - 100 - head, 0),
+			 "a packet from vhost, %s\n", kind(pages));
 	end(&v, &r);
 }
 
-/* What a file's blocks go to directly is a page that nobody touched, a part of it: the rest is zero. */
+/* Blocks of a file go directly to a part of a page that nobody touched: its rest is zero. */
 static void by_direct_io(enum pages pages)
 {
 	struct vfio v;
@@ -285,8 +298,10 @@ static void by_direct_io(enum pages pages)
 	disk = must(open("/dev/vda", O_RDONLY));
 	must(pread(disk, block, sizeof(block), 1024));
 	close(disk);
-	ksft_test_result(count_not(block, sizeof(block), 0) && !memcmp(page + 1024, block, sizeof(block)) && !count_not(page, 1024, 0) &&
-			 !count_not(page + 1536, PAGE - 1536, 0), "direct reads from a disk, %s\n", kind(pages));
+	ksft_test_result(count_not(block, sizeof(block), 0) &&
+			 !memcmp(page + 1024, block, sizeof(block)) && !count_not(page, 1024, 0) &&
+			 !count_not(page + 1536, PAGE - 1536, 0),
+			 "direct reads from a disk, %s\n", kind(pages));
 	end(&v, &r);
 }
 
@@ -297,7 +312,8 @@ static void by_kvm(enum pages pages)
 	struct ram r = begin(&v, pages, 0);
 	struct guest g = guest_new();
 	struct { struct kvm_msrs head; struct kvm_msr_entry clock; } msrs = {
-		{ .nmsrs = 1 }, { .index = 0x4b564d01 /* MSR_KVM_SYSTEM_TIME_NEW */, .data = 9 * MiB | 1 },
+		{ .nmsrs = 1 },
+		{ .index = 0x4b564d01 /* MSR_KVM_SYSTEM_TIME_NEW */, .data = 9 * MiB | 1 },
 	};
 	const size_t clock = 32;	/* struct pvclock_vcpu_time_info */
 	uint8_t *page = r.at + 9 * MiB;
@@ -307,7 +323,8 @@ static void by_kvm(enum pages pages)
 	must(ioctl(g.cpu, KVM_SET_MSRS, &msrs));
 	r.at[8 * PAGE] = 0xf4;	/* hlt */
 	exit = guest_run(&g, 8 * PAGE);
-	ksft_test_result(exit == KVM_EXIT_HLT && count_not(page, clock, 0) && !count_not(page + clock, PAGE - clock, 0),
+	ksft_test_result(exit == KVM_EXIT_HLT && count_not(page, clock, 0) &&
+			 !count_not(page + clock, PAGE - clock, 0),
 			 "KVM's own write, %s: exit %u\n", kind(pages), exit);
 	guest_end(&g);
 	end(&v, &r);
@@ -343,7 +360,8 @@ static void dumped(enum pages pages)
 	if (f)
 		fclose(f);
 	unlink(core);
-	ksft_test_result(size >= SIZE && kept && !poison, "a core dump of %zu MiB, %s\n", size / MiB, kind(pages));
+	ksft_test_result(size >= SIZE && kept && !poison, "a core dump of %zu MiB, %s\n",
+			 size / MiB, kind(pages));
 	end(&v, &r);
 }
 
@@ -357,7 +375,8 @@ static void killed(void)
 
 		if (!child) {
 			struct vfio v;
-			struct ram r = begin(&v, i % 2, policy == FASTIOVD_PAGECACHE ? FASTIOVD_BACKGROUND : 0);
+			struct ram r = begin(&v, i % 2, policy == FASTIOVD_PAGECACHE ?
+					     FASTIOVD_BACKGROUND : 0);
 
 			for (;;)
 				memset(r.at, i, SIZE);
@@ -368,7 +387,9 @@ static void killed(void)
 	}
 	for (int i = 0; i < 100 && pinned() > before; i++)
 		usleep(10000);
-	ksft_test_result(pinned() <= before, "20 processes killed: %ld pages pinned before, %ld after, %s\n", before, pinned(), kind(0));
+	ksft_test_result(pinned() <= before,
+			 "20 processes killed: %ld pages pinned before, %ld after, %s\n", before,
+			 pinned(), kind(0));
 }
 
 int main(void)
@@ -378,7 +399,8 @@ int main(void)
 	ksft_set_plan(4 * 19 + 3 * 17 + 2);
 	srand(1);
 	for (policy = FASTIOVD_PAGECACHE; policy <= FASTIOVD_TOUCHMAP; policy++) {
-		for (enum pages pages = SMALL; pages <= (policy == FASTIOVD_TOUCHMAP ? MIDDLE : RESERVED); pages++) {
+		for (enum pages pages = SMALL;
+		     pages <= (policy == FASTIOVD_TOUCHMAP ? MIDDLE : RESERVED); pages++) {
 			poison(pages);
 			by_the_processor(pages);
 			by_read(pages);

@@ -69,13 +69,15 @@ static struct outcome play(struct vfio *v, struct ram *r)
 	return o;
 }
 
-static const struct outcome hole = { PAGES, WRITES }, safe, touch_first = { 0, WRITES }, published = { PAGES, 0 };
+static const struct outcome hole = { PAGES, WRITES }, safe, touch_first = { 0, WRITES },
+	published = { PAGES, 0 };
 
 static void expect(const char *what, struct outcome got, struct outcome want)
 {
 	bool ok = got.stale == want.stale && got.lost == want.lost;
 
-	ksft_test_result(ok, "%s: %d of %d pages showed old bytes, %d of %d writes were lost\n", what, got.stale, PAGES, got.lost, WRITES);
+	ksft_test_result(ok, "%s: %d of %d pages showed old bytes, %d of %d writes were lost\n",
+			 what, got.stale, PAGES, got.lost, WRITES);
 }
 
 enum { UNREGISTERED = -1, FOREGROUND = 0 };
@@ -122,8 +124,10 @@ static uint32_t elsewhere(struct vfio *v, struct ram *r)
 static void ioas_copy_to(struct vfio *v, uint32_t from, uint64_t at, uint64_t iova, size_t size)
 {
 	struct iommu_ioas_copy copy = {
-		.size = sizeof(copy), .flags = IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_READABLE | IOMMU_IOAS_MAP_WRITEABLE,
-		.src_ioas_id = from, .src_iova = at, .dst_ioas_id = v->ioas, .dst_iova = iova, .length = size,
+		.size = sizeof(copy), .flags = IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_READABLE |
+		IOMMU_IOAS_MAP_WRITEABLE,
+		.src_ioas_id = from, .src_iova = at, .dst_ioas_id = v->ioas, .dst_iova = iova,
+		.length = size,
 	};
 
 	must(ioctl(v->container, IOMMU_IOAS_COPY, &copy));
@@ -144,19 +148,25 @@ static struct outcome copied_late(enum pages pages)
 	return play(&v, &r);
 }
 
-/* Of one mapping, the second half is pinned after other memory was put there: what is zeroed are the pages, not what is there. */
+/*
+ * The second half of a mapping is pinned after other memory was put there: the pages are zeroed,
+ * and the other memory is not.
+ */
 static struct outcome copied_in_halves(void)
 {
-	const size_t half = 35 * MiB;	/* in the middle of a huge page, and where the device looks */
+	/* in the middle of a huge page, and where the device looks */
+	const size_t half = 35 * MiB;
 	struct ram r = ram_new(SIZE, HUGE), other = ram_new(SIZE, HUGE);
-	struct vfio v = vfio_attach(bdf), away = { .container = v.container, .ioas = ioas_new(v.container) };
+	struct vfio v = vfio_attach(bdf),
+		away = { .container = v.container, .ioas = ioas_new(v.container) };
 	struct outcome o;
 
 	r.registration = must(ram_register(r.fd, 0));
 	other.registration = must(ram_register(other.fd, 0));
 	must(vfio_map(&away, r.at, 0, SIZE));
 	ioas_copy(&v, away.ioas, 0, half);
-	must(mmap(r.at + half, SIZE - half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, other.fd, half));
+	must(mmap(r.at + half, SIZE - half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+		  other.fd, half));
 	ioas_copy(&v, away.ioas, half, SIZE - half);
 	vfio_open(&v, bdf);
 	o = play(&v, &r);
@@ -175,15 +185,16 @@ static struct outcome attached_late(enum pages pages)
 }
 
 /*
- * Zeroing has begun and is not done when a page is pinned once more, of a huge page that was put there: the pages after it are none of
- * that, and are zeroed too.
+ * While zeroing is under way, a page of a huge page that was put there meanwhile is pinned. The
+ * pages after it do not belong to that huge page, and are zeroed too.
  */
 static struct outcome pinned_meanwhile(void)
 {
 	const size_t page = 34 * MiB;	/* the device looks 1 MiB after it */
 	const uint64_t whole = 1UL << 30;
 	struct ram r = ram_new(SIZE, SMALL);
-	struct vfio v = vfio_attach(bdf), away = { .container = v.container, .ioas = ioas_new(v.container) }, other = away;
+	struct vfio v = vfio_attach(bdf),
+		away = { .container = v.container, .ioas = ioas_new(v.container) }, other = away;
 	struct iommu_hwpt_alloc domain = { .size = sizeof(domain), .dev_id = v.id };
 
 	r.registration = must(ram_register(r.fd, 0));
@@ -197,7 +208,8 @@ static struct outcome pinned_meanwhile(void)
 	vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MASTER);
 	vfio_set_command(&v, vfio_command(&v) & ~PCI_COMMAND_MASTER);
 	must(vfio_unmap(&v, whole, SIZE));	/* the last that had that page */
-	must(mmap(r.at + page, 2 * MiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+	must(mmap(r.at + page, 2 * MiB, PROT_READ | PROT_WRITE,
+		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
 	must(madvise(r.at + page, 2 * MiB, MADV_HUGEPAGE));
 	r.at[page] = 1;
 	ioas_copy(&other, away.ioas, page, PAGE);
@@ -236,7 +248,10 @@ static struct outcome switched(enum pages pages)
 	return play(&v, &r);
 }
 
-/* On touch a device has no page that nobody touched: it reads nothing there, and what it writes is lost. */
+/*
+ * With touchmap, a device has no page that nobody touched: it reads nothing there, and what it
+ * writes is lost.
+ */
 static struct outcome on_touch(enum pages pages)
 {
 	struct outcome o;
@@ -247,7 +262,10 @@ static struct outcome on_touch(enum pages pages)
 	return o;
 }
 
-/* A process does not get every page that a device gets: unmovable ones are kept apart. So they are poisoned as a device's. */
+/*
+ * A process does not get every page that a device gets: unmovable ones are kept apart. So they are
+ * poisoned as pages of a device.
+ */
 static void poison_unmovable_memory(enum pages pages)
 {
 	uint32_t tested = policy;
@@ -257,7 +275,10 @@ static void poison_unmovable_memory(enum pages pages)
 	policy = tested;
 }
 
-/* Free memory is not all poisoned at the first attempt: pages that were never used are zero, or were wiped by the attempt before. */
+/*
+ * The first attempt does not poison all free memory: pages that were never used are zero, or the
+ * attempt before has wiped them.
+ */
 static struct outcome until_it_shows(enum pages pages)
 {
 	struct outcome o;
@@ -282,7 +303,10 @@ static struct outcome control(enum pages pages)
 	return o;
 }
 
-/* What was published: the barrier finds nothing to zero. That the host's first touch zeroes nothing keeps the device's writes here. */
+/*
+ * The published design: the barrier finds nothing to zero. The device's writes survive here because
+ * the host's first touch zeroes nothing.
+ */
 static struct outcome table(enum pages pages)
 {
 	struct outcome o;

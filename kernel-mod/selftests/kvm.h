@@ -20,7 +20,8 @@ static inline struct guest guest_new(void)
 
 	g.vm = must(ioctl(g.kvm, KVM_CREATE_VM, 0));
 	g.cpu = must(ioctl(g.vm, KVM_CREATE_VCPU, 0));
-	g.run = must(mmap(NULL, ioctl(g.kvm, KVM_GET_VCPU_MMAP_SIZE, 0), PROT_READ | PROT_WRITE, MAP_SHARED, g.cpu, 0));
+	g.run = must(mmap(NULL, ioctl(g.kvm, KVM_GET_VCPU_MMAP_SIZE, 0), PROT_READ | PROT_WRITE,
+			  MAP_SHARED, g.cpu, 0));
 	must(ioctl(g.cpu, KVM_GET_SREGS, &sregs));
 	sregs.cs.base = sregs.cs.selector = 0;
 	must(ioctl(g.cpu, KVM_SET_SREGS, &sregs));
@@ -30,7 +31,8 @@ static inline struct guest guest_new(void)
 static inline void guest_memory(struct guest *g, uint64_t physical, void *at, size_t size)
 {
 	struct kvm_userspace_memory_region m = {
-		.slot = g->slots++, .guest_phys_addr = physical, .memory_size = size, .userspace_addr = (uintptr_t)at,
+		.slot = g->slots++, .guest_phys_addr = physical, .memory_size = size,
+		.userspace_addr = (uintptr_t)at,
 	};
 
 	must(ioctl(g->vm, KVM_SET_USER_MEMORY_REGION, &m));

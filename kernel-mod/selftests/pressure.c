@@ -48,10 +48,12 @@ static void moved(enum pages pages)
 	edu_copy(&v, 0, EDU_BUFFER, false);
 	move(&r);
 	edu_copy(&v, EDU_BUFFER, 8 * MiB, true);
-	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "the device writes where the processor reads, %s\n", pages_are[pages]);
+	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }),
+			 "the device writes where the processor reads, %s\n", pages_are[pages]);
 	vfio_close(&v);
 	move(&r);
-	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }), "and so it stays without the device, %s\n", pages_are[pages]);
+	ksft_test_result(holds(&r, (uint8_t[]){ 0x33, 0x33, 0x44, 0 }),
+			 "and so it stays without the device, %s\n", pages_are[pages]);
 	ram_free(&r);
 }
 
@@ -59,10 +61,12 @@ static void moved(enum pages pages)
 static const char *swap_on(void)
 {
 	static char device[32];
-	struct { char boot[1024]; uint32_t version, last, bad; uint8_t rest[PAGE - 1036 - 10]; char magic[10]; } __attribute__((packed)) header = {
+	struct { char boot[1024]; uint32_t version, last, bad; uint8_t rest[PAGE - 1036 - 10];
+		char magic[10]; } __attribute__((packed)) header = {
 		.version = 1, .last = 2 * SIZE / PAGE - 1, .magic = "SWAPSPACE2",
 	};
-	int control = must(open("/dev/loop-control", O_RDWR)), file = must(memfd_create("swap", 0)), loop;
+	int control = must(open("/dev/loop-control", O_RDWR)),
+		file = must(memfd_create("swap", 0)), loop;
 
 	snprintf(device, sizeof(device), "/dev/loop%d", must(ioctl(control, LOOP_CTL_GET_FREE)));
 	close(control);
@@ -108,7 +112,8 @@ static void swapped(enum pages pages)
 		write(reclaim, "32M", 3);	/* EAGAIN: not all of it */
 	close(reclaim);
 	stat = ram_stat(&r);
-	ksft_test_result(stat.resident <= SIZE / 2 && holds(&r, (uint8_t[]){ 0x33, 0, 0, 0 }), "swapped out, %llu of %lu MiB stayed, %s\n",
+	ksft_test_result(stat.resident <= SIZE / 2 && holds(&r, (uint8_t[]){ 0x33, 0, 0, 0 }),
+			 "swapped out, %llu of %lu MiB stayed, %s\n",
 			 stat.resident / MiB, SIZE / MiB, pages_are[pages]);
 	ram_free(&r);
 	swap_off(device);
@@ -117,7 +122,7 @@ static void swapped(enum pages pages)
 		usleep(10000);
 }
 
-/* A cgroup that is too small for the memory: its process is killed or refused, and nothing stays of it. */
+/* If a cgroup is too small for the memory, its process is killed or refused, and nothing stays. */
 static void limited(void)
 {
 	const char *group = "/sys/fs/cgroup/fastiov-pressure";
@@ -154,7 +159,8 @@ static void limited(void)
 	}
 	for (int i = 0; i < 100 && pinned() > before; i++)
 		usleep(10000);
-	ksft_test_result(!had_room && killed + refused == 12 && pinned() <= before && access(group, F_OK),
+	ksft_test_result(!had_room && killed + refused == 12 && pinned() <= before &&
+			 access(group, F_OK),
 			 "a cgroup that is too small: %d killed, %d refused, %d had room; %ld pages pinned before, %ld after\n",
 			 killed, refused, had_room, before, pinned());
 }

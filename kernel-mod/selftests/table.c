@@ -44,7 +44,8 @@ static struct vm begin(bool huge, uint32_t flags)
 	must(ioctl(vm.r.registration, FASTIOVD_INSTANT, &instant));
 	must(vfio_map(&vm.v, vm.r.at, 0, SIZE));
 	/* one that was poisoned, if there is any */
-	for (vm.shown = vm.r.at + 8 * MiB; *vm.shown != POISON && vm.shown < vm.r.at + SIZE - 2 * MiB; vm.shown += 2 * MiB)
+	for (vm.shown = vm.r.at + 8 * MiB;
+	     *vm.shown != POISON && vm.shown < vm.r.at + SIZE - 2 * MiB; vm.shown += 2 * MiB)
 		;
 	vm.g = guest_new();
 	guest_memory(&vm.g, 0, vm.r.at, LOOK);
@@ -94,14 +95,19 @@ static void touched(bool huge)
 	size_t instant = huge ? 2 * MiB : MiB;
 	int saw;
 
-	ksft_test_result(before.resident == SIZE && before.zeroed == instant && !count_not(vm.r.at, instant, 0),
-			 "of %lu MiB pinned, what is instant is zeroed, and nothing else, %s pages\n", SIZE / MiB, pages);
+	ksft_test_result(before.resident == SIZE && before.zeroed == instant &&
+			 !count_not(vm.r.at, instant, 0),
+			 "of %lu MiB pinned, what is instant is zeroed, and nothing else, %s pages\n",
+			 SIZE / MiB, pages);
 	memcpy(vm.r.at + CODE, code, sizeof(code));
-	ksft_test_result(!count_not(vm.shown, PAGE, POISON), "the host sees what a page held before, %s pages\n", pages);
+	ksft_test_result(!count_not(vm.shown, PAGE, POISON),
+			 "the host sees what a page held before, %s pages\n", pages);
 	saw = look(&vm);
 	ksft_test_result(!saw, "a guest sees zeros: %#x, %s pages\n", saw, pages);
 	after = ram_stat(&vm.r);
-	ksft_test_result(after.zeroed == before.zeroed + folio, "zeroed for it: %llu bytes, %s pages\n", after.zeroed - before.zeroed, pages);
+	ksft_test_result(after.zeroed == before.zeroed + folio,
+			 "zeroed for it: %llu bytes, %s pages\n",
+			 after.zeroed - before.zeroed, pages);
 	vm.shown[5] = 0x42;
 	must(madvise(vm.shown, folio, MADV_DONTNEED));	/* it faults again */
 	saw = look(&vm);
@@ -117,7 +123,9 @@ static void overwritten(bool huge)
 	memcpy(vm.r.at + CODE, code, sizeof(code));
 	vm.shown[5] = 0x42;
 	saw = look(&vm);
-	ksft_test_result(!saw, "what the host writes where it said nothing is wiped: %#x, %s pages\n", saw, huge ? "huge" : "small");
+	ksft_test_result(!saw,
+			 "what the host writes where it said nothing is wiped: %#x, %s pages\n",
+			 saw, huge ? "huge" : "small");
 	end(&vm);
 }
 
@@ -133,7 +141,8 @@ static void background(bool huge)
 		usleep(10000);
 		stat = ram_stat(&vm.r);
 	}
-	ksft_test_result(stat.zeroed == SIZE && stat.background == SIZE - (huge ? 2 * MiB : MiB) && !count_not(vm.r.at, SIZE, 0),
+	ksft_test_result(stat.zeroed == SIZE && stat.background == SIZE - (huge ? 2 * MiB : MiB) &&
+			 !count_not(vm.r.at, SIZE, 0),
 			 "in the background all is zeroed, %s pages\n", huge ? "huge" : "small");
 	end(&vm);
 }
@@ -196,7 +205,8 @@ static void ended(void)
 	memcpy(vm.r.at + CODE, code, sizeof(code));
 	close(vm.r.registration);
 	vm.r.registration = -1;
-	ksft_test_result(!count_not(vm.r.at + MiB, SIZE - MiB, 0), "when its registration ends all is zeroed\n");
+	ksft_test_result(!count_not(vm.r.at + MiB, SIZE - MiB, 0),
+			 "when its registration ends all is zeroed\n");
 	ksft_test_result(!look(&vm), "a guest goes on without it\n");
 	end(&vm);
 }
@@ -224,7 +234,8 @@ static void killed(void)
 	}
 	for (int i = 0; i < 100 && pinned() > before; i++)
 		usleep(10000);
-	ksft_test_result(ends == 10 && pinned() <= before, "10 VMs killed: %ld pages pinned before, %ld after\n", before, pinned());
+	ksft_test_result(ends == 10 && pinned() <= before,
+			 "10 VMs killed: %ld pages pinned before, %ld after\n", before, pinned());
 }
 
 int main(void)
@@ -246,7 +257,8 @@ int main(void)
 	instant(UINT64_MAX, 2, -EINVAL);
 	too_late();
 	sized("a memfd that may grow", SIZE, F_SEAL_SHRINK, -EINVAL);
-	sized("a memfd larger than the host's memory", 1UL << 45, F_SEAL_SHRINK | F_SEAL_GROW, -ENOMEM);
+	sized("a memfd larger than the host's memory", 1UL << 45,
+	      F_SEAL_SHRINK | F_SEAL_GROW, -ENOMEM);
 	beyond();
 	ended();
 	killed();

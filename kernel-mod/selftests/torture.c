@@ -23,7 +23,8 @@ static struct ram ram;
 static struct vfio vfio;
 static atomic_bool over, settled;	/* settled: mappings do not change any more */
 static atomic_long wrong, touches, mappings, registrations;
-static uint32_t written[PAGES];	/* by the page's writer alone: what its words hold, 0 for nothing yet */
+/* by the page's writer alone: what its words hold, 0 for nothing yet */
+static uint32_t written[PAGES];
 static const uint8_t *second;	/* another mapping of the same memory */
 
 static uint64_t next(uint64_t *state)
@@ -46,7 +47,10 @@ static void check(const uint8_t *page, uint32_t want, const char *who)
 		}
 }
 
-/* Writer i owns the pages whose number is i modulo WRITERS + 1; the last share belongs to nobody and stays zero. */
+/*
+ * Writer i owns the pages whose number is i modulo WRITERS + 1; the last share has no owner and
+ * stays zero.
+ */
 static void *writer(void *arg)
 {
 	uint64_t state = (uintptr_t)arg * 0x9e3779b97f4a7c15 + 1;
@@ -98,7 +102,8 @@ static void *mapper(void *arg)
 
 		if (vfio_map(&vfio, ram.at + at, at, size)) {
 			if (!atomic_fetch_add(&wrong, 1))
-				ksft_print_msg("mapping %zu MiB at %zu: %s\n", size / MiB, at / MiB, strerror(errno));
+				ksft_print_msg("mapping %zu MiB at %zu: %s\n", size / MiB, at / MiB,
+					       strerror(errno));
 			break;
 		}
 		mappings++;
@@ -109,7 +114,7 @@ static void *mapper(void *arg)
 	return NULL;
 }
 
-/* The device copies some written pages to one that nobody writes: they arrive as they were written. */
+/* The device copies written pages to one without a writer: they arrive as they were written. */
 static void check_by_device(uint64_t state)
 {
 	const size_t copy = WRITERS * PAGE;
@@ -117,7 +122,8 @@ static void check_by_device(uint64_t state)
 	vfio_open(&vfio, device_under_test());
 	vfio_set_command(&vfio, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
 	for (int i = 0; i < 8; i++) {
-		uint32_t page = next(&state) % (PAGES / (WRITERS + 1)) * (WRITERS + 1) + i % WRITERS;
+		uint32_t page = next(&state) % (PAGES / (WRITERS + 1)) * (WRITERS + 1) +
+			i % WRITERS;
 
 		check(ram.at + copy, i ? 0x11111111 : 0, "the processor");
 		(void)*(volatile uint8_t *)(ram.at + page * PAGE);
@@ -133,7 +139,8 @@ static void *registrar(void *arg)
 	uint64_t state = (uintptr_t)arg + 1;
 
 	while (!over) {
-		int registration = must(ram_register(ram.fd, next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
+		int registration = must(ram_register(ram.fd,
+						     next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
 
 		registrations++;
 		usleep(next(&state) % 20000);
@@ -144,7 +151,7 @@ static void *registrar(void *arg)
 	return NULL;
 }
 
-/* A container whose device masters the bus defers nothing any more, so a new one takes its place. */
+/* Once its device masters the bus, a container defers nothing any more; a new one replaces it. */
 static void *master(void *arg)
 {
 	const char *bdf = device_under_test();
@@ -154,7 +161,8 @@ static void *master(void *arg)
 		struct ram own = ram_new(8 * MiB, next(&state) % 2);
 		struct vfio v = vfio_attach(bdf);
 
-		own.registration = must(ram_register(own.fd, policy == FASTIOVD_PAGECACHE && next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
+		own.registration = must(ram_register(own.fd, policy == FASTIOVD_PAGECACHE &&
+						     next(&state) % 2 ? FASTIOVD_BACKGROUND : 0));
 		must(vfio_map(&v, own.at, 0, own.size));
 		vfio_open(&v, bdf);
 		vfio_set_command(&v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
@@ -168,7 +176,8 @@ static void *master(void *arg)
 }
 
 static const struct { uint32_t policy; enum pages pages; } arrangements[] = {
-	{ FASTIOVD_PAGECACHE, SMALL }, { FASTIOVD_PAGECACHE, HUGE }, { FASTIOVD_PAGECACHE, MIDDLE }, { FASTIOVD_PAGECACHE, RESERVED },
+	{ FASTIOVD_PAGECACHE, SMALL }, { FASTIOVD_PAGECACHE, HUGE }, { FASTIOVD_PAGECACHE, MIDDLE },
+	{ FASTIOVD_PAGECACHE, RESERVED },
 	{ FASTIOVD_TOUCHMAP, SMALL }, { FASTIOVD_TOUCHMAP, HUGE }, { FASTIOVD_TOUCHMAP, MIDDLE },
 };
 
@@ -195,8 +204,10 @@ int main(void)
 		vfio = vfio_attach(bdf);
 		n = 0;
 		for (uintptr_t i = 0; i < WRITERS; i++)
-			pthread_create(&threads[n++], NULL, writer, (void *)(seed * (WRITERS + 1) + i));
-		for (size_t i = policy == FASTIOVD_TOUCHMAP; i < sizeof(bodies) / sizeof(*bodies); i++)
+			pthread_create(&threads[n++], NULL, writer,
+				       (void *)(seed * (WRITERS + 1) + i));
+		for (size_t i = policy == FASTIOVD_TOUCHMAP;
+		     i < sizeof(bodies) / sizeof(*bodies); i++)
 			pthread_create(&threads[n++], NULL, bodies[i], (void *)(seed + i));
 		sleep(seconds);
 		atomic_store(&settled, true);
@@ -214,8 +225,10 @@ int main(void)
 		sleep(seconds / 4);
 		atomic_store(&over, true);
 		pthread_join(threads[0], NULL);
-		ksft_test_result(!wrong, "seed %llu, %s%s: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations\n",
-				 (unsigned long long)seed, pages_are[arrangements[kind].pages], policy == FASTIOVD_TOUCHMAP ? " on touch" : "",
+		ksft_test_result(!wrong,
+				 "seed %llu, %s%s: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations\n",
+				 (unsigned long long)seed, pages_are[arrangements[kind].pages],
+				 policy == FASTIOVD_TOUCHMAP ? " on touch" : "",
 				 wrong, touches, mappings, registrations);
 	}
 	ksft_finished();

@@ -31,7 +31,10 @@ static void end(struct vfio *v, struct ram *r)
 	ram_free(r);
 }
 
-/* Whether the device reads that byte all over a page, and the processor what the device then writes there. */
+/*
+ * Whether the device reads that byte all over a page, and the processor then reads what the device
+ * writes there.
+ */
 static bool shared(struct vfio *v, struct ram *r, uint64_t iova, size_t page, uint8_t byte)
 {
 	bool read, written;
@@ -55,7 +58,8 @@ static long locked_kib(void)
 	long n = -1;
 
 	while (f && fgets(line, sizeof(line), f))
-		sscanf(line, under_iommufd ? "VmPin: %ld" : "VmLck: %ld", &n);	/* each has its account */
+		/* each has its account */
+		sscanf(line, under_iommufd ? "VmPin: %ld" : "VmLck: %ld", &n);
 	if (f)
 		fclose(f);
 	return n;
@@ -70,18 +74,23 @@ static void only_what_is_touched(bool huge)
 
 	must(vfio_map(&v, r.at, 0, SIZE));
 	stat = ram_stat(&r);
-	ksft_test_result(!stat.resident && pinned() == pins, "mapped: %llu bytes resident, %ld pages pinned, %s pages\n",
+	ksft_test_result(!stat.resident && pinned() == pins,
+			 "mapped: %llu bytes resident, %ld pages pinned, %s pages\n",
 			 stat.resident, pinned() - pins, pages);
-	ksft_test_result(locked_kib() - locked == SIZE / 1024, "all of it counts as locked: %ld KiB, %s pages\n", locked_kib() - locked, pages);
+	ksft_test_result(locked_kib() - locked == SIZE / 1024,
+			 "all of it counts as locked: %ld KiB, %s pages\n",
+			 locked_kib() - locked, pages);
 	for (size_t at = 0; at < SIZE / 2; at += 4 * MiB)
 		r.at[at] = 1;
 	stat = ram_stat(&r);
-	ksft_test_result(stat.resident == stat.zeroed && stat.resident <= (huge ? 8 * MiB : 64 * 1024UL) &&
+	ksft_test_result(stat.resident == stat.zeroed &&
+			 stat.resident <= (huge ? 8 * MiB : 64 * 1024UL) &&
 			 pinned() - pins == (long)(stat.resident / PAGE),
 			 "touched: %llu KiB resident, %llu zeroed, %ld pages pinned, %s pages\n",
 			 stat.resident / 1024, stat.zeroed / 1024, pinned() - pins, pages);
 	must(vfio_unmap(&v, 0, SIZE));
-	ksft_test_result(pinned() == pins && locked_kib() == locked, "unmapped: %ld pages pinned, %ld KiB locked, %s pages\n",
+	ksft_test_result(pinned() == pins && locked_kib() == locked,
+			 "unmapped: %ld pages pinned, %ld KiB locked, %s pages\n",
 			 pinned() - pins, locked_kib() - locked, pages);
 	end(&v, &r);
 }
@@ -97,14 +106,17 @@ static void by_everybody(bool huge)
 
 	memset(r.at, 1, PAGE);
 	must(vfio_map(&v, r.at, 0, SIZE));
-	ksft_test_result(shared(&v, &r, 0, 0, 1), "written before it was mapped, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 0, 1),
+			 "written before it was mapped, %s pages\n", pages);
 	memset(r.at + 3 * MiB, 2, PAGE);
-	ksft_test_result(shared(&v, &r, 0, 3 * MiB, 2), "written by the processor, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 3 * MiB, 2),
+			 "written by the processor, %s pages\n", pages);
 	(void)*(volatile uint8_t *)(r.at + 7 * MiB);
 	ksft_test_result(shared(&v, &r, 0, 7 * MiB, 0), "read by the processor, %s pages\n", pages);
 	memset(page, 3, PAGE);
 	must(pwrite(r.fd, page, PAGE, 11 * MiB));
-	ksft_test_result(shared(&v, &r, 0, 11 * MiB, 3), "written with pwrite(), %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 11 * MiB, 3),
+			 "written with pwrite(), %s pages\n", pages);
 	child = must(fork());
 	if (!child) {
 		uint8_t *own = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, r.fd, 0);
@@ -119,16 +131,20 @@ static void by_everybody(bool huge)
 	there = (struct iovec){ r.at + 19 * MiB, PAGE };
 	must(process_vm_writev(child, &here, 1, &there, 1, 0));
 	usleep(300000);
-	ksft_test_result(shared(&v, &r, 0, 15 * MiB, 4), "written by a peer with a mapping of its own, %s pages\n", pages);
-	ksft_test_result(shared(&v, &r, 0, 19 * MiB, 3), "written through a process, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 15 * MiB, 4),
+			 "written by a peer with a mapping of its own, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 19 * MiB, 3),
+			 "written through a process, %s pages\n", pages);
 	kill(child, SIGKILL);
 	waitpid(child, &status, 0);
 	must(fallocate(r.fd, 0, 23 * MiB, PAGE));
-	ksft_test_result(shared(&v, &r, 0, 23 * MiB, 0), "allocated with fallocate(), %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 23 * MiB, 0),
+			 "allocated with fallocate(), %s pages\n", pages);
 	must(vfio_unmap(&v, 0, SIZE));
 	memset(r.at + 27 * MiB, 5, PAGE);
 	must(vfio_map(&v, r.at, 0, SIZE));
-	ksft_test_result(shared(&v, &r, 0, 27 * MiB, 5), "written between two mappings, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 27 * MiB, 5),
+			 "written between two mappings, %s pages\n", pages);
 	end(&v, &r);
 }
 
@@ -145,13 +161,18 @@ static void at_every_address(bool huge)
 	memset(r.at + 512 * 1024, 1, PAGE);
 	memset(r.at + 700 * 1024, 2, PAGE);
 	memset(r.at + 900 * 1024, 3, PAGE);
-	ksft_test_result(shared(&v, &r, 0, 512 * 1024, 1) && shared(&v, &r, other, 512 * 1024, 0xfe), "at two addresses, %s pages\n", pages);
-	ksft_test_result(shared(&v, &r, 0, 900 * 1024, 3) && shared(&v, &r, other, 700 * 1024, 2), "beside a hole, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 512 * 1024, 1) &&
+			 shared(&v, &r, other, 512 * 1024, 0xfe),
+			 "at two addresses, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 900 * 1024, 3) && shared(&v, &r, other, 700 * 1024, 2),
+			 "beside a hole, %s pages\n", pages);
 	must(vfio_map(&v, r.at + 640 * 1024, 640 * 1024, 128 * 1024));
-	ksft_test_result(shared(&v, &r, 0, 700 * 1024, 0xfd), "in the hole when it is filled, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 700 * 1024, 0xfd),
+			 "in the hole when it is filled, %s pages\n", pages);
 	must(vfio_unmap(&v, other, SIZE));
 	memset(r.at + 9 * MiB, 4, PAGE);
-	ksft_test_result(shared(&v, &r, 0, 9 * MiB, 4), "at one address when the other is gone, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 9 * MiB, 4),
+			 "at one address when the other is gone, %s pages\n", pages);
 	end(&v, &r);
 }
 
@@ -166,9 +187,11 @@ static void not_collapsed(bool huge)
 	memset(r.at + 4 * MiB, 6, PAGE);
 	must(madvise(r.at, SIZE, MADV_HUGEPAGE));	/* now they may be */
 	err = madvise(r.at + 4 * MiB, 2 * MiB, MADV_COLLAPSE) ? errno : 0;
-	ksft_test_result(shared(&v, &r, 0, 4 * MiB, 6) && (huge || err), "not collapsed: %s, %s pages\n", err ? strerror(err) : "done", pages);
+	ksft_test_result(shared(&v, &r, 0, 4 * MiB, 6) && (huge || err),
+			 "not collapsed: %s, %s pages\n", err ? strerror(err) : "done", pages);
 	(void)*(volatile uint8_t *)(r.at + 5 * MiB);
-	ksft_test_result(shared(&v, &r, 0, 5 * MiB, 0), "and the page beside it, %s pages\n", pages);
+	ksft_test_result(shared(&v, &r, 0, 5 * MiB, 0),
+			 "and the page beside it, %s pages\n", pages);
 	end(&v, &r);
 }
 
@@ -184,7 +207,8 @@ static void not_sealed(bool huge)
 	mapped = fcntl(r.fd, F_ADD_SEALS, F_SEAL_WRITE) ? errno : 0;
 	must(vfio_unmap(&v, 0, SIZE));
 	unmapped = fcntl(r.fd, F_ADD_SEALS, F_SEAL_WRITE) ? errno : 0;
-	ksft_test_result(mapped == EBUSY && !unmapped, "not sealed against writing before it is unmapped, %s pages\n", pages);
+	ksft_test_result(mapped == EBUSY && !unmapped,
+			 "not sealed against writing before it is unmapped, %s pages\n", pages);
 	end(&v, &r);
 }
 

@@ -6,7 +6,8 @@ static int dev;
 
 static int request(uint32_t size, uint32_t policy, int memfd, uint32_t flags)
 {
-	struct fastiovd_register r = { .size = size, .policy = policy, .memfd = memfd, .flags = flags };
+	struct fastiovd_register r = { .size = size, .policy = policy, .memfd = memfd,
+		.flags = flags };
 	int fd = ioctl(dev, FASTIOVD_REGISTER, &r);
 
 	if (fd < 0)
@@ -61,33 +62,49 @@ int main(void)
 	expect("an unknown flag", request(size, FASTIOVD_PAGECACHE, sealed, 1u << 31), -EINVAL);
 	expect("no descriptor", request(size, FASTIOVD_PAGECACHE, -1, 0), -EBADF);
 	expect("a pipe", request(size, FASTIOVD_PAGECACHE, pipes[0], 0), -EACCES);
-	expect("a device", request(size, FASTIOVD_PAGECACHE, must(open("/dev/zero", O_RDWR)), 0), -EINVAL);
+	expect("a device", request(size, FASTIOVD_PAGECACHE,
+				   must(open("/dev/zero", O_RDWR)), 0), -EINVAL);
 	expect("the device itself", request(size, FASTIOVD_PAGECACHE, dev, 0), -EINVAL);
-	expect("a memfd that may shrink", request(size, FASTIOVD_PAGECACHE, open_ended, 0), -EINVAL);
+	expect("a memfd that may shrink",
+	       request(size, FASTIOVD_PAGECACHE, open_ended, 0), -EINVAL);
 	expect("a memfd of huge pages", request(size, FASTIOVD_PAGECACHE, huge, 0), 0);
-	expect("a memfd of huge pages that may shrink", request(size, FASTIOVD_PAGECACHE, memfd(MFD_HUGETLB, 0), 0), -EINVAL);
-	expect("a memfd of 1 GiB pages", request(size, FASTIOVD_PAGECACHE, must(memfd_create("test", MFD_ALLOW_SEALING | MFD_HUGETLB | 30U << 26 /* MFD_HUGE_1GB */)), 0), -EINVAL);
+	expect("a memfd of huge pages that may shrink",
+	       request(size, FASTIOVD_PAGECACHE, memfd(MFD_HUGETLB, 0), 0), -EINVAL);
+	expect("a memfd of 1 GiB pages",
+	       request(size, FASTIOVD_PAGECACHE,
+		       must(memfd_create("test", MFD_ALLOW_SEALING | MFD_HUGETLB |
+					 30U << 26 /* MFD_HUGE_1GB */)), 0), -EINVAL);
 	expect("a memfd open for reading", request(size, FASTIOVD_PAGECACHE, reader, 0), -EACCES);
-	expect("an unmapped argument", ioctl(dev, FASTIOVD_REGISTER, (void *)8) < 0 ? -errno : 0, -EFAULT);
+	expect("an unmapped argument",
+	       ioctl(dev, FASTIOVD_REGISTER, (void *)8) < 0 ? -errno : 0, -EFAULT);
 	expect("an unknown ioctl", ioctl(dev, _IO(0xf1, 0x77), 0) < 0 ? -errno : 0, -ENOTTY);
-	expect("a statistic of the device", ioctl(dev, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -ENOTTY);
+	expect("a statistic of the device",
+	       ioctl(dev, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -ENOTTY);
 
-	expect("on touch, with a background", request(size, FASTIOVD_TOUCHMAP, memfd(0, fixed), FASTIOVD_BACKGROUND), -EINVAL);
-	expect("on touch, a memfd that may shrink", request(size, FASTIOVD_TOUCHMAP, memfd(0, F_SEAL_GROW), 0), -EINVAL);
-	expect("on touch, a memfd that may grow", request(size, FASTIOVD_TOUCHMAP, sealed, 0), -EINVAL);
-	expect("on touch, a memfd of huge pages", request(size, FASTIOVD_TOUCHMAP, huge, 0), -EINVAL);
+	expect("on touch, with a background",
+	       request(size, FASTIOVD_TOUCHMAP, memfd(0, fixed), FASTIOVD_BACKGROUND), -EINVAL);
+	expect("on touch, a memfd that may shrink",
+	       request(size, FASTIOVD_TOUCHMAP, memfd(0, F_SEAL_GROW), 0), -EINVAL);
+	expect("on touch, a memfd that may grow",
+	       request(size, FASTIOVD_TOUCHMAP, sealed, 0), -EINVAL);
+	expect("on touch, a memfd of huge pages",
+	       request(size, FASTIOVD_TOUCHMAP, huge, 0), -EINVAL);
 	touched = memfd(0, fixed);
 	must(pwrite(touched, "x", 1, 0));
-	expect("on touch, a memfd that is not empty", request(size, FASTIOVD_TOUCHMAP, touched, 0), -EINVAL);
+	expect("on touch, a memfd that is not empty",
+	       request(size, FASTIOVD_TOUCHMAP, touched, 0), -EINVAL);
 	touched = memfd(0, 0);
 	must(ftruncate(touched, (off_t)sysconf(_SC_PHYS_PAGES) * PAGE));
 	must(fcntl(touched, F_ADD_SEALS, fixed));
-	expect("on touch, as much as the host has", request(size, FASTIOVD_TOUCHMAP, touched, 0), -ENOMEM);
+	expect("on touch, as much as the host has",
+	       request(size, FASTIOVD_TOUCHMAP, touched, 0), -ENOMEM);
 	touched = memfd(0, fixed);
 	expect("on touch", request(size, FASTIOVD_TOUCHMAP, touched, 0), 0);
-	expect("the same again, which it stays", request(size, FASTIOVD_PAGECACHE, touched, 0), -EBUSY);
+	expect("the same again, which it stays",
+	       request(size, FASTIOVD_PAGECACHE, touched, 0), -EBUSY);
 	expect("a hole in it, after the registration",
-	       fallocate(touched, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ? -errno : 0, -EBUSY);
+	       fallocate(touched, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ?
+	       -errno : 0, -EBUSY);
 
 	expect("a table, which is not allowed", request(size, FASTIOVD_TABLE, sealed, 0), -EPERM);
 
@@ -95,16 +112,24 @@ int main(void)
 	second = ram_register(sealed, 0) < 0 ? -errno : 0;
 	expect("a second registration", second, -EBUSY);
 	stat.size = 8;
-	expect("a statistic of 8 bytes", ioctl(first, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -EINVAL);
+	expect("a statistic of 8 bytes",
+	       ioctl(first, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, -EINVAL);
 	stat.size = sizeof(stat);
 	expect("a statistic", ioctl(first, FASTIOVD_STAT, &stat) < 0 ? -errno : 0, 0);
 	ksft_test_result(stat.bytes == 2 * MiB, "its size\n");
-	expect("an instant range, of no table", ioctl(first, FASTIOVD_INSTANT, &(struct fastiovd_range){ 0, PAGE }) < 0 ? -errno : 0, -EINVAL);
-	expect("a punched hole", fallocate(sealed, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ? -errno : 0, -EBUSY);
+	expect("an instant range, of no table",
+	       ioctl(first, FASTIOVD_INSTANT, &(struct fastiovd_range){ 0, PAGE }) < 0 ?
+	       -errno : 0, -EINVAL);
+	expect("a punched hole",
+	       fallocate(sealed, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0 ?
+	       -errno : 0, -EBUSY);
 	close(first);
 	first = must(ram_register(huge, 0));
-	expect("a hole in huge pages", fallocate(huge, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 * MiB) < 0 ? -errno : 0, -EBUSY);
+	expect("a hole in huge pages",
+	       fallocate(huge, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 * MiB) < 0 ?
+	       -errno : 0, -EBUSY);
 	close(first);
-	expect("a registration after the first ended", request(size, FASTIOVD_PAGECACHE, sealed, 0), 0);
+	expect("a registration after the first ended",
+	       request(size, FASTIOVD_PAGECACHE, sealed, 0), 0);
 	ksft_finished();
 }

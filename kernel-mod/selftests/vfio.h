@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The tests' way to a device through vfio, and to registered memory. Whatever fails here ends the test. */
+/* The tests' access to a device through vfio, and to registered memory. A failure ends the test. */
 #ifndef SELFTEST_VFIO_H
 #define SELFTEST_VFIO_H
 
@@ -111,7 +111,8 @@ static inline struct vfio vfio_attach_iommufd(const char *bdf)
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/vfio-dev", bdf);
 	dir = opendir(path);
 	for (struct dirent *e; dir && (e = readdir(dir));)
-		snprintf(path, sizeof(path), "/dev/vfio/devices/%s", e->d_name[0] == '.' ? "" : e->d_name);
+		snprintf(path, sizeof(path), "/dev/vfio/devices/%s",
+			 e->d_name[0] == '.' ? "" : e->d_name);
 	closedir(dir);
 	v.device = must(open(path, O_RDWR));
 	must(ioctl(v.device, VFIO_DEVICE_BIND_IOMMUFD, &bind));
@@ -141,7 +142,8 @@ static inline struct vfio vfio_attach(const char *bdf)
 
 static inline void vfio_open(struct vfio *v, const char *bdf)
 {
-	struct vfio_region_info config = { .argsz = sizeof(config), .index = VFIO_PCI_CONFIG_REGION_INDEX };
+	struct vfio_region_info config = { .argsz = sizeof(config),
+		.index = VFIO_PCI_CONFIG_REGION_INDEX };
 	struct vfio_region_info bar = { .argsz = sizeof(bar), .index = VFIO_PCI_BAR0_REGION_INDEX };
 
 	if (!under_iommufd)
@@ -150,7 +152,8 @@ static inline void vfio_open(struct vfio *v, const char *bdf)
 	must(ioctl(v->device, VFIO_DEVICE_GET_REGION_INFO, &bar));
 	v->config = config.offset;
 	v->bar_size = bar.size;
-	v->bar = must(mmap(NULL, bar.size, PROT_READ | PROT_WRITE, MAP_SHARED, v->device, bar.offset));
+	v->bar = must(mmap(NULL, bar.size, PROT_READ | PROT_WRITE, MAP_SHARED,
+			   v->device, bar.offset));
 }
 
 static inline void vfio_close(struct vfio *v)
@@ -182,24 +185,30 @@ static inline int vfio_map(struct vfio *v, void *at, uint64_t iova, size_t size)
 		.vaddr = (uintptr_t)at, .iova = iova, .size = size,
 	};
 	struct iommu_ioas_map ioas_map = {
-		.size = sizeof(ioas_map), .flags = IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_READABLE | IOMMU_IOAS_MAP_WRITEABLE,
+		.size = sizeof(ioas_map), .flags = IOMMU_IOAS_MAP_FIXED_IOVA |
+		IOMMU_IOAS_MAP_READABLE | IOMMU_IOAS_MAP_WRITEABLE,
 		.ioas_id = v->ioas, .user_va = (uintptr_t)at, .iova = iova, .length = size,
 	};
 
-	return under_iommufd ? ioctl(v->container, IOMMU_IOAS_MAP, &ioas_map) : ioctl(v->container, VFIO_IOMMU_MAP_DMA, &map);
+	return under_iommufd ? ioctl(v->container, IOMMU_IOAS_MAP, &ioas_map) :
+		ioctl(v->container, VFIO_IOMMU_MAP_DMA, &map);
 }
 
 static inline int vfio_unmap(struct vfio *v, uint64_t iova, size_t size)
 {
-	struct vfio_iommu_type1_dma_unmap unmap = { .argsz = sizeof(unmap), .iova = iova, .size = size };
-	struct iommu_ioas_unmap ioas_unmap = { .size = sizeof(ioas_unmap), .ioas_id = v->ioas, .iova = iova, .length = size };
+	struct vfio_iommu_type1_dma_unmap unmap = { .argsz = sizeof(unmap), .iova = iova,
+		.size = size };
+	struct iommu_ioas_unmap ioas_unmap = { .size = sizeof(ioas_unmap), .ioas_id = v->ioas,
+		.iova = iova, .length = size };
 
-	return under_iommufd ? ioctl(v->container, IOMMU_IOAS_UNMAP, &ioas_unmap) : ioctl(v->container, VFIO_IOMMU_UNMAP_DMA, &unmap);
+	return under_iommufd ? ioctl(v->container, IOMMU_IOAS_UNMAP, &ioas_unmap) :
+		ioctl(v->container, VFIO_IOMMU_UNMAP_DMA, &unmap);
 }
 
 /* What a memory is made of; of huge pages the kernel may have none left. */
 enum pages { SMALL, HUGE, MIDDLE, RESERVED };
-static const char *const pages_are[] = { "small pages", "huge pages", "64 KiB pages", "hugetlbfs pages" };
+static const char *const pages_are[] = { "small pages", "huge pages", "64 KiB pages",
+	"hugetlbfs pages" };
 static const size_t folio_size[] = { PAGE, 2 * MiB, 64 << 10, 2 * MiB };
 
 /* A memfd that may be registered, and its mapping. */
@@ -213,7 +222,8 @@ static uint32_t policy = FASTIOVD_PAGECACHE;	/* of what is registered from now o
 
 static inline int ram_register(int memfd, uint32_t flags)
 {
-	struct fastiovd_register r = { .size = sizeof(r), .policy = policy, .memfd = memfd, .flags = flags };
+	struct fastiovd_register r = { .size = sizeof(r), .policy = policy, .memfd = memfd,
+		.flags = flags };
 	int dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC), fd;
 
 	if (dev < 0)
@@ -234,7 +244,8 @@ static inline void reserve(size_t size)
 
 	snprintf(pages, sizeof(pages), "%zu", 2 * size / (2 * MiB));
 	must(ftruncate(fd, 2 * size));
-	for (int tries = 0; tries < 200; tries++) {	/* the one before is let go when its background thread has ended */
+	/* the one before is let go when its background thread has ended */
+	for (int tries = 0; tries < 200; tries++) {
 		tell("/proc/sys/vm/nr_hugepages", pages);
 		at = mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		if (at != MAP_FAILED)
@@ -254,7 +265,8 @@ static inline struct ram ram_new(size_t size, enum pages pages)
 
 	if (pages == RESERVED)
 		reserve(size);
-	r.fd = must(memfd_create("ram", MFD_CLOEXEC | MFD_ALLOW_SEALING | (pages == RESERVED ? MFD_HUGETLB : 0)));
+	r.fd = must(memfd_create("ram", MFD_CLOEXEC | MFD_ALLOW_SEALING |
+				 (pages == RESERVED ? MFD_HUGETLB : 0)));
 	must(ftruncate(r.fd, size));
 	must(fcntl(r.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
 	place = must(mmap(NULL, size + 2 * MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -262,8 +274,10 @@ static inline struct ram ram_new(size_t size, enum pages pages)
 	r.at = must(mmap(place, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r.fd, 0));
 	if (pages != RESERVED)
 		must(madvise(r.at, size, pages == SMALL ? MADV_NOHUGEPAGE : MADV_HUGEPAGE));
-	tell("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled", pages == MIDDLE ? "never" : "advise");
-	tell("/sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled", pages == MIDDLE ? "advise" : "never");
+	tell("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled",
+	     pages == MIDDLE ? "never" : "advise");
+	tell("/sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled",
+	     pages == MIDDLE ? "advise" : "never");
 	return r;
 }
 
@@ -291,7 +305,8 @@ static inline void poison_free_memory(void)
 	int status;
 
 	if (!child) {
-		uint8_t *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		uint8_t *p = mmap(NULL, size, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 		if (p == MAP_FAILED)
 			_exit(1);

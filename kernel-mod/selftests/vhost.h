@@ -14,7 +14,10 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-/* Has the host's kernel write a packet to that address of the guest's memory: somebody connects to a guest with that number. */
+/*
+ * Makes the host's kernel write a packet to that address of the guest's memory: somebody connects
+ * to a guest with that number.
+ */
 static inline void vhost_packet(uint8_t *memory, size_t size, uint64_t address, uint32_t guest)
 {
 	struct { struct vhost_memory head; struct vhost_memory_region all; } table = {
@@ -29,14 +32,17 @@ static inline void vhost_packet(uint8_t *memory, size_t size, uint64_t address, 
 	must(ioctl(vhost, VHOST_SET_FEATURES, &features));
 	must(ioctl(vhost, VHOST_SET_MEM_TABLE, &table));
 	must(ioctl(vhost, VHOST_VSOCK_SET_GUEST_CID, &cid));
-	for (unsigned int i = 2; i-- > 0;) {	/* the queue that sends, and the one that receives */
+	/* the queue that sends, and the one that receives */
+	for (unsigned int i = 2; i-- > 0;) {
 		struct vhost_vring_state number = { i, 8 }, base = { i, 0 };
-		struct vhost_vring_file kick = { i, must(eventfd(0, 0)) }, call = { i, must(eventfd(0, 0)) };
+		struct vhost_vring_file kick = { i, must(eventfd(0, 0)) },
+			call = { i, must(eventfd(0, 0)) };
 		struct vring ring;
 
 		vring_init(&ring, number.num, memory + (i + 1) * 0x10000, PAGE);
 		if (i == 0) {
-			ring.desc[0] = (struct vring_desc){ address, PAGE / 2, VRING_DESC_F_WRITE, 0 };
+			ring.desc[0] = (struct vring_desc){ address, PAGE / 2,
+				VRING_DESC_F_WRITE, 0 };
 			ring.avail->ring[0] = 0;
 			ring.avail->idx = 1;
 			used = ring.used;
@@ -45,7 +51,8 @@ static inline void vhost_packet(uint8_t *memory, size_t size, uint64_t address, 
 		must(ioctl(vhost, VHOST_SET_VRING_NUM, &number));
 		must(ioctl(vhost, VHOST_SET_VRING_BASE, &base));
 		must(ioctl(vhost, VHOST_SET_VRING_ADDR, &(struct vhost_vring_addr){
-			i, 0, (uintptr_t)ring.desc, (uintptr_t)ring.used, (uintptr_t)ring.avail, 0 }));
+			i, 0, (uintptr_t)ring.desc, (uintptr_t)ring.used,
+				(uintptr_t)ring.avail, 0 }));
 		must(ioctl(vhost, VHOST_SET_VRING_KICK, &kick));
 		must(ioctl(vhost, VHOST_SET_VRING_CALL, &call));
 		close(kick.fd);

@@ -99,7 +99,8 @@ static void greet(struct vfio *v, uint8_t mac[6])
 static int transmit(struct vfio *v, uint8_t *memory, uint8_t arrangement, useconds_t pause)
 {
 	struct descriptor *ring = (struct descriptor *)(memory + RING);
-	struct frame f = { .to = { 2, 0, 0, 0, 0xbe, 0xef }, .type = { 0x88, 0xb5 }, .mark = "fastiov", .arrangement = arrangement };
+	struct frame f = { .to = { 2, 0, 0, 0, 0xbe, 0xef }, .type = { 0x88, 0xb5 },
+		.mark = "fastiov", .arrangement = arrangement };
 	int n = 0;
 
 	memset(memory, 0, 2 * PAGE);
@@ -107,7 +108,8 @@ static int transmit(struct vfio *v, uint8_t *memory, uint8_t arrangement, usecon
 	for (int i = 0; i < PAGES; i++) {
 		f.page = i;
 		memcpy(memory + FRAMES + i * sizeof(f), &f, sizeof(f));
-		ring[n++] = (struct descriptor){ FRAMES + i * sizeof(f), TX_DATA | 1 << 25 | sizeof(f), (sizeof(f) + SHOWN) << 14 };
+		ring[n++] = (struct descriptor){ FRAMES + i * sizeof(f),
+			TX_DATA | 1 << 25 | sizeof(f), (sizeof(f) + SHOWN) << 14 };
 		ring[n++] = (struct descriptor){ (i + 1) * 4 * MiB, TX_DATA | TX_END | SHOWN, 0 };
 	}
 	set(v, TX_LENGTH, RING_SIZE * sizeof(*ring));
@@ -169,18 +171,21 @@ int main(void)
 	ksft_set_plan(2 * n);
 	for (int huge = 0; huge < 2; huge++)
 		for (int i = 0; i < n; i++) {
-			/* free memory is not all poisoned at once: pages that were never used are zero */
+			/* some free memory is not poisoned yet: pages never used are zero */
 			int tries = i < controls ? 6 : 1, sent = 0;
 
 			hold_master(i != 0);
 			allow_table(arrangements[i].policy == FASTIOVD_TABLE);
 			for (int t = 0; t < tries; t++) {
 				poison_free_memory();
-				sent = run(huge, arrangements[i].policy, arrangements[i].flags, 2 * i + huge);
+				sent = run(huge, arrangements[i].policy, arrangements[i].flags,
+					   2 * i + huge);
 			}
 			hold_master(true);
 			allow_table(false);
-			ksft_test_result(sent == PAGES, "sent %d of %d pages, arrangement %d: %s, %s pages\n", sent, PAGES, 2 * i + huge,
+			ksft_test_result(sent == PAGES,
+					 "sent %d of %d pages, arrangement %d: %s, %s pages\n",
+					 sent, PAGES, 2 * i + huge,
 					 arrangements[i].name, huge ? "huge" : "small");
 		}
 	ksft_finished();
