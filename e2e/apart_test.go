@@ -19,7 +19,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// nobody is a user that every machine has.
+// nobody is a user that exists on every machine.
 const nobody = "nobody"
 
 // apart is a node and its invoker in two processes, over sim.
@@ -39,7 +39,7 @@ func upApart(t *testing.T, flags ...string) *apart {
 	return a
 }
 
-// reachable is a directory of the test's that other users can reach.
+// reachable returns a directory of the test that other users can reach.
 func reachable(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fastiov-test-")
@@ -83,10 +83,10 @@ func procFile(t *testing.T, pid int, name string) string {
 	return string(content)
 }
 
-// TestTheInvokerIsNotRoot: `up` runs agent and invoker as two processes, the latter with nothing of root's, and all that a user does with
-// the two works as with one.
+// `up` runs agent and invoker as two processes. The invoker has no privileges of root, and
+// everything works for users as with one process.
 func TestTheInvokerIsNotRoot(t *testing.T) {
-	a := upApart(t, "--listen", "0.0.0.0:0") // so that there is a key
+	a := upApart(t, "--listen", "0.0.0.0:0") // this address makes the invoker make a key
 	agent, invoker := a.processes(t)
 	if agent == invoker {
 		t.Fatal("one process")
@@ -121,7 +121,8 @@ func TestTheInvokerIsNotRoot(t *testing.T) {
 	}
 	must(t, "down", "--run-dir", a.run)
 	for _, pid := range []int{agent, invoker} {
-		if words, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(words) > 0 { // one that has ended has none
+		// the arguments of an ended process are empty
+		if words, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(words) > 0 {
 			t.Errorf("process %d is there after `down`", pid)
 		}
 	}
@@ -133,7 +134,7 @@ func TestTheInvokerIsNotRoot(t *testing.T) {
 	}
 }
 
-// TestNoProcessShowsASecret: neither the key nor the password of the store is in the arguments or the environment of any process.
+// Neither the key nor the store's password is in the arguments or the environment of a process.
 func TestNoProcessShowsASecret(t *testing.T) {
 	const inheritedSecret = "hunter2-of-the-environment"
 	t.Setenv("SOME_PASSWORD", inheritedSecret)
@@ -164,7 +165,7 @@ func TestNoProcessShowsASecret(t *testing.T) {
 	}
 }
 
-// TestAnInvokerThatDiesIsStartedAgain: what calls meanwhile waits and is answered; the agent goes on with what it holds.
+// Calls that come meanwhile wait and are answered. The agent keeps its sandboxes.
 func TestAnInvokerThatDiesIsStartedAgain(t *testing.T) {
 	a := upApart(t, "--listen", "127.0.0.1:0")
 	a.burst(t, 2)
@@ -183,7 +184,7 @@ func TestAnInvokerThatDiesIsStartedAgain(t *testing.T) {
 	}
 }
 
-// TestAnInvokerEndsWithItsAgent: nobody has to look for what a killed agent leaves.
+// A killed agent leaves no invoker behind.
 func TestAnInvokerEndsWithItsAgent(t *testing.T) {
 	a := upApart(t, "--listen", "127.0.0.1:0")
 	agent, invoker := a.processes(t)
@@ -208,7 +209,7 @@ func TestAnInvokerEndsWithItsAgent(t *testing.T) {
 	}
 }
 
-// TestAnInvokerThatCannotStartSaysWhy on the last line, and nothing is left.
+// The last line says why, and nothing is left.
 func TestAnInvokerThatCannotStartSaysWhy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to run the invoker as another user")
@@ -233,7 +234,7 @@ func TestAnInvokerThatCannotStartSaysWhy(t *testing.T) {
 	}
 }
 
-// TestAGroupMayAsk: a member of the group reads the status and the users; others are told what to do.
+// A member of the group may read the status and the users. Others are told what to do.
 func TestAGroupMayAsk(t *testing.T) {
 	a := upApart(t, "--listen", "127.0.0.1:0")
 	const nogroup = 65534
@@ -262,10 +263,11 @@ func TestAGroupMayAsk(t *testing.T) {
 	}
 }
 
-// TestTheInvokerHasAUserIDWhereThereIsNoAccount: a machine that takes no account is no reason to be root.
+// On a machine that accepts no new account, the invoker does not run as root.
 func TestTheInvokerHasAUserIDWhereThereIsNoAccount(t *testing.T) {
 	t.Setenv("PATH", "/nonexistent") // without useradd
-	const noAccount = 1_899_999_999  // below those of sandboxes, above those that distributions give out
+	// below the users of sandboxes, above those that distributions assign
+	const noAccount = 1_899_999_999
 	a := upApart(t, "--listen", "127.0.0.1:0", "--invoker-user", "fastiov-no-such-user")
 	_, invoker := a.processes(t)
 	if status := procFile(t, invoker, "status"); !strings.Contains(status, fmt.Sprintf("Uid:\t%d\t", noAccount)) {
@@ -278,7 +280,7 @@ func TestTheInvokerHasAUserIDWhereThereIsNoAccount(t *testing.T) {
 	}
 }
 
-// TestAPortBelow1024: root opens it, so the invoker needs no privilege for it.
+// Root opens the port, so the invoker needs no privilege for it.
 func TestAPortBelow1024(t *testing.T) {
 	port := 0
 	for port = 1023; port > 900; port-- {
@@ -297,7 +299,7 @@ func TestAPortBelow1024(t *testing.T) {
 	}
 }
 
-// awaken has a stopped process go on when the first warning is written.
+// awaken continues a stopped process when the first warning is written.
 type awaken struct {
 	pid    int
 	warned string
@@ -308,14 +310,14 @@ func (a *awaken) Write(p []byte) (int, error) {
 	return len(p), unix.Kill(a.pid, unix.SIGCONT)
 }
 
-// TestANodeEndsWhoseInvokerHangs: an invoker that does not heed SIGTERM keeps no node from ending.
+// An invoker that ignores SIGTERM does not keep its node from ending.
 func TestANodeEndsWhoseInvokerHangs(t *testing.T) {
 	a := upApart(t, "--listen", "127.0.0.1:0")
 	agent, invoker := a.processes(t)
 	if err := unix.Kill(invoker, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	warned := &awaken{pid: invoker} // so that the agent's own patience is not used up
+	warned := &awaken{pid: invoker} // so that the agent's own time limit is not used up
 	down := fastiov(t, "down", "--run-dir", a.run, "--timeout", "20s")
 	down.Stderr = warned
 	if err := down.Run(); err != nil {
@@ -332,7 +334,7 @@ func TestANodeEndsWhoseInvokerHangs(t *testing.T) {
 	}
 }
 
-// TestASecondUpLeavesTheFirstAlone: what it would write is read by those who call the first.
+// A second `up` must not overwrite what callers of the first one read.
 func TestASecondUpLeavesTheFirstAlone(t *testing.T) {
 	a := upApart(t, "--listen", "127.0.0.1:0")
 	for _, user := range []string{nobody, ""} {

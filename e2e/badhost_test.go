@@ -33,7 +33,7 @@ func complains(t *testing.T, env []string, args ...string) string {
 	return lines[len(lines)-1]
 }
 
-// TestAFullDisk: neither the run directory nor the image cache can be on one; both say so at once.
+// A full disk under the run directory or the image cache is an error at once.
 func TestAFullDisk(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"); err != nil {
@@ -56,8 +56,8 @@ func TestAFullDisk(t *testing.T) {
 	}
 }
 
-// A store whose disk is full says so, to who asks whether the invoker is ready and to Prometheus, and
-// takes writes again once there is room.
+// A store whose disk is full reports that to the readiness probe and to Prometheus, and accepts
+// writes again once there is room.
 func TestABrokenStoreSaysSo(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=8m"); err != nil {
@@ -121,7 +121,7 @@ func TestABrokenStoreSaysSo(t *testing.T) {
 	}
 }
 
-// TestAVFThatSomebodyElseHolds: the agent leaves it alone, says so, serves the others, and takes it once it is free.
+// The agent leaves such a VF alone, reports it, serves the others, and takes it once it is free.
 func TestAVFThatSomebodyElseHolds(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1}, func(t *testing.T) {
 		run := filepath.Join(t.TempDir(), "run")

@@ -23,8 +23,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// withoutBounds has the command believe that it may use far more memory than its cgroup has, so that
-// it takes every body. Garbage is collected early all the same: it is not garbage that fills the memory.
+// withoutBounds makes the command believe that it may use far more memory than its cgroup has, so
+// that it accepts every body. Garbage is still collected early: the memory must not be filled by
+// garbage.
 var withoutBounds = []string{"GOMEMLIMIT=1024TiB", "GOGC=10"}
 
 const (
@@ -32,8 +33,8 @@ const (
 	memoryMiB   = 512
 )
 
-// TestLargeCallsLeaveMemoryToOthers has 10,000 callers send a MiB each at once to an invoker whose
-// cgroup has 512 MiB, and another tenant call meanwhile. The callers come from eight addresses.
+// 10,000 callers send a MiB each at once to an invoker whose cgroup has 512 MiB. The callers come
+// from eight addresses. Meanwhile another tenant calls.
 func TestLargeCallsLeaveMemoryToOthers(t *testing.T) {
 	for _, how := range []string{"by one key", "by none"} {
 		t.Run(how, func(t *testing.T) {
@@ -63,7 +64,7 @@ func TestLargeCallsLeaveMemoryToOthers(t *testing.T) {
 	}
 }
 
-// TestWithoutItsBoundsMemoryRunsOut makes the same calls without the bound.
+// The same calls without the bound use up the memory.
 func TestWithoutItsBoundsMemoryRunsOut(t *testing.T) {
 	s := startSmall(t, withoutBounds...)
 	got := s.storm(t, "by one key")
@@ -79,7 +80,8 @@ type small struct {
 	group   memoryGroup
 	ann     access.Key
 	over    chan struct{} // closed when the process has ended
-	peak    int64         // bytes of memory that were seen in use, without what can be read again
+	// the most bytes of memory in use, without memory that can be read again from files
+	peak int64
 }
 
 func startSmall(t *testing.T, env ...string) *small {
@@ -99,7 +101,7 @@ func startSmall(t *testing.T, env ...string) *small {
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		<-s.over // the command has its own limit of time
+		<-s.over // the command has its own time limit
 	})
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(run, invokerSocket)); err == nil {
@@ -144,7 +146,7 @@ func (s *small) do(by *http.Client, method string, key access.Key, path, body st
 	return resp.StatusCode, nil
 }
 
-// meanwhile has ann call, each time by a new connection, until calls is asked how that went.
+// meanwhile makes ann call, on a new connection each time. calls ends that and returns the results.
 func (s *small) meanwhile(t *testing.T) (calls func() (answered int, failed []string)) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 200)}}
 	client := &http.Client{
@@ -182,8 +184,8 @@ func (s *small) meanwhile(t *testing.T) (calls func() (answered int, failed []st
 	}
 }
 
-// storm has all callers send their MiB at once, and counts their answers by status. Each call that is
-// taken keeps its sandbox for 100 ms.
+// storm makes all callers send their MiB at once, and counts their answers by status. Each accepted
+// call keeps its sandbox for 100 ms.
 func (s *small) storm(t *testing.T, how string) map[int]int {
 	t.Helper()
 	var files syscall.Rlimit
@@ -222,8 +224,8 @@ func (s *small) storm(t *testing.T, how string) map[int]int {
 	return got
 }
 
-// caller sends a request when all are ready, and returns the status of its answer: 0 where there is
-// none.
+// caller sends a request when all callers are ready, and returns the status of the answer, or 0
+// without an answer.
 func (s *small) caller(n int, request, body []byte, ready func()) (status int) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+n%8))}, Timeout: 20 * time.Second}
 	conn, err := dialer.DialContext(context.Background(), "tcp", s.address)
@@ -234,7 +236,7 @@ func (s *small) caller(n int, request, body []byte, ready func()) (status int) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := conn.Write(request); err == nil {
-		_, _ = conn.Write(body) // one that is refused is answered before it has sent all
+		_, _ = conn.Write(body) // a refused request is answered before all of it was sent
 	}
 	answer, err := http.ReadResponse(bufio.NewReaderSize(conn, 512), nil)
 	if err != nil {
@@ -243,7 +245,7 @@ func (s *small) caller(n int, request, body []byte, ready func()) (status int) {
 	return answer.StatusCode
 }
 
-// A memoryGroup is a cgroup with a limit, of version 1 or 2, below the test's own.
+// A memoryGroup is a cgroup, version 1 or 2, with a memory limit, below the test's own.
 type memoryGroup string
 
 func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
@@ -258,7 +260,8 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 	}
 	t.Cleanup(func() {
 		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			if err := os.Remove(dir); err == nil || time.Now().After(end) { // busy until the last process is gone
+			// busy until the last process has gone
+			if err := os.Remove(dir); err == nil || time.Now().After(end) {
 				if err != nil {
 					t.Error(err)
 				}
@@ -272,14 +275,14 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 	return memoryGroup(dir)
 }
 
-// command runs in the group from its first instruction.
+// command makes cmd run in the group from its first instruction.
 func (g memoryGroup) command(cmd *exec.Cmd) *exec.Cmd {
 	cmd.Args = append([]string{"sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(string(g), "cgroup.procs"), cmd.Path}, cmd.Args[1:]...)
 	cmd.Path = "/bin/sh"
 	return cmd
 }
 
-// stat is the number after that text in a file of the group; 0 where there is none.
+// stat returns the number after the name in a file of the group, or 0.
 func (g memoryGroup) stat(file, name string) (n int64) {
 	content, _ := os.ReadFile(filepath.Join(string(g), file))
 	for line := range strings.Lines(string(content)) {
@@ -290,7 +293,7 @@ func (g memoryGroup) stat(file, name string) (n int64) {
 	return n
 }
 
-// killed is how many processes of the group were ended for want of memory.
+// killed returns how many processes of the group the kernel killed for lack of memory.
 func (g memoryGroup) killed() int64 {
 	return g.stat("memory.oom_control", "oom_kill ") + g.stat("memory.events", "oom_kill ")
 }

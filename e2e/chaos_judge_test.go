@@ -20,12 +20,13 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// A judge compares what the journal and the agents say with what the kernel says: who has which VF open, what is bound to what.
+// A judge compares the journal and the agents' answers with the kernel's state: which process has
+// which VF open, and which driver is bound to what.
 type judge struct {
 	t              *testing.T
 	pf             string            // its directory in sysfs
 	generations    map[string]uint64 // by VF: they never go back
-	found          string            // the picture that an undo has to restore
+	found          string            // the state that an undo has to restore
 	adopted, ended int               // leases that a new agent found
 }
 
@@ -33,7 +34,8 @@ const igbVFs = 7
 
 func newJudge(t *testing.T) judge {
 	t.Helper()
-	if out, err := exec.Command("modprobe", "igbvf").CombinedOutput(); err != nil { // who takes VFs that were there before
+	// this driver takes VFs that exist before fastiov comes
+	if out, err := exec.Command("modprobe", "igbvf").CombinedOutput(); err != nil {
 		t.Fatalf("igbvf: %v: %s", err, out)
 	}
 	pfs, _ := filepath.Glob("/sys/bus/pci/drivers/igb/*/sriov_totalvfs")
@@ -45,7 +47,7 @@ func newJudge(t *testing.T) judge {
 	return j
 }
 
-// A lease is an entry of the journal that is leased.
+// A lease is an entry of the journal in state leased.
 type lease struct {
 	State      vf.State
 	Generation uint64
@@ -55,7 +57,7 @@ type lease struct {
 
 func (l lease) alive() bool { return l.Owner.PID != 0 && startTicks(l.Owner.PID) == l.Owner.StartTicks }
 
-// startTicks is field 22 of /proc/PID/stat, 0 if there is no such process.
+// startTicks returns field 22 of /proc/PID/stat, or 0 if there is no such process.
 func startTicks(pid int) uint64 {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
@@ -66,7 +68,8 @@ func startTicks(pid int) uint64 {
 	return ticks
 }
 
-// leases reads the journal while no agent runs: every entry can be read, and no generation has gone back.
+// leases reads the journal while no agent runs. It checks that every entry can be read, and that no
+// generation has gone back.
 func (j *judge) leases() map[string]lease {
 	j.t.Helper()
 	files, _ := filepath.Glob(filepath.Join(chaosRun, "vf/*.json"))
@@ -93,8 +96,8 @@ func (j *judge) leases() map[string]lease {
 	return leased
 }
 
-// atRest checks, while no agent runs, that whoever has a VF open is the process to which the journal leases it. Processes that the agent
-// ended just before its own end may take a moment.
+// atRest checks, while no agent runs, that each open VF is open in the process to which the journal
+// leases it. Processes that the agent killed just before its own end may take a moment.
 func (j *judge) atRest() {
 	j.t.Helper()
 	var wrong []string
@@ -113,7 +116,7 @@ func (j *judge) atRest() {
 	j.t.Errorf("the journal and the kernel disagree: %v", wrong)
 }
 
-// holders are the processes that have a VF's group open, which the kernel grants to one at a time.
+// holders returns the processes that have a VF's group open. The kernel allows one at a time.
 func (j *judge) holders() map[string]int {
 	bdfs := map[string]string{}
 	for bdf := range j.vfs() {
@@ -132,8 +135,9 @@ func (j *judge) holders() map[string]int {
 	return holders
 }
 
-// afterStart checks that an agent which has just started took over every lease that it found, or ended its owner; and that it ended none
-// of the ready sandboxes that still lived. From then on those are ready that the agent has.
+// afterStart checks that a new agent adopted every lease that it found, or ended the lease's owner;
+// and that it ended no ready sandbox that still lived. From then on, the ready sandboxes are those
+// of the agent.
 func (j *judge) afterStart(node api.NodeClient, before map[string]lease, ready map[string]bool) {
 	j.t.Helper()
 	st := j.status(node)
@@ -188,7 +192,7 @@ func (j *judge) status(node api.NodeClient) *api.StatusReply {
 	return st
 }
 
-// drained has the agent end every sandbox and waits until all VFs are idle and nothing is left over.
+// drained makes the agent end every sandbox, and waits until all VFs are idle and nothing is left.
 func (j *judge) drained(node api.NodeClient) {
 	j.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -212,7 +216,7 @@ func (j *judge) drained(node api.NodeClient) {
 	j.t.Errorf("after the drain something is missing or left: %v, held: %v", st, j.holders())
 }
 
-// undone checks that the host is as it was found, and makes it one without VFs.
+// undone checks that the host is as it was found, and removes its VFs.
 func (j *judge) undone() {
 	j.t.Helper()
 	if now := j.picture(); now != j.found {
@@ -221,7 +225,8 @@ func (j *judge) undone() {
 	j.setVFs(0)
 }
 
-// createVFs gives the VFs to the kernel's own driver, as somebody else might have before fastiov came.
+// createVFs gives the VFs to the kernel's own driver, as another user might have before fastiov
+// came.
 func (j *judge) createVFs() { j.setVFs(igbVFs) }
 
 func (j *judge) setVFs(n int) {
@@ -236,7 +241,7 @@ func (j *judge) setVFs(n int) {
 	j.found = j.picture()
 }
 
-// vfs are the PF's VFs and where sysfs has them.
+// vfs returns the PF's VFs and their directories in sysfs.
 func (j *judge) vfs() map[string]string {
 	links, _ := filepath.Glob(filepath.Join(j.pf, "virtfn*"))
 	vfs := map[string]string{}
@@ -248,7 +253,7 @@ func (j *judge) vfs() map[string]string {
 	return vfs
 }
 
-// picture is what an undo has to restore, in words.
+// picture describes everything that an undo has to restore.
 func (j *judge) picture() string {
 	var b strings.Builder
 	for _, file := range []string{"sriov_numvfs", "sriov_drivers_autoprobe"} {

@@ -23,11 +23,13 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// The chaos of the whole agent: real VFs, real drivers, VMMs that own them. An agent is worked until it dies at a seeded failpoint, and the
-// next one starts on what is left, again and again. Between two lives and at each start the host is compared with what must hold
-// (chaos_judge_test.go): no VF with two tenants, none lost, every lease adopted or its VF reset.
+// The chaos of the whole agent: real VFs, real drivers, and VMMs that own VFs. An agent works until
+// it dies at a seeded failpoint, and the next one starts with what is left, again and again. After
+// each life and at each start, the host is compared with the invariants (chaos_judge_test.go): no
+// VF has two tenants, none is lost, and every lease is adopted or its VF reset.
 //
-// FASTIOV_CHAOS_SEED repeats a run; FASTIOV_CHAOS_KILLS and FASTIOV_CHAOS_QEMU_KILLS set how long.
+// FASTIOV_CHAOS_SEED repeats a run. FASTIOV_CHAOS_KILLS and FASTIOV_CHAOS_QEMU_KILLS set how long
+// it is.
 
 const (
 	chaosSeed = "FASTIOV_CHAOS_SEED"
@@ -50,19 +52,20 @@ func TestChaosOfTheAgentWithABareVMM(t *testing.T) {
 	})
 }
 
-// A chaos is one run of it: the player's part. What it knows of the sandboxes is what the agents told it.
+// A chaos is one run: the player. It knows of the sandboxes only what the agents told it.
 type chaos struct {
 	t       *testing.T
 	random  *rand.Rand
 	agent   []string          // the command line of every agent
-	request *api.StartRequest // what is started
+	request *api.StartRequest // each start's request
 	workers int
 	turns   int // of each worker in a life
 	wanted  int
 	judge   judge
 
-	mu      sync.Mutex
-	ready   map[string]bool // sandboxes that an agent said it had started and nobody asked to stop
+	mu sync.Mutex
+	// sandboxes that an agent reported as started and that nobody asked to stop
+	ready   map[string]bool
 	started int
 	kills   map[failpoint.Name]int
 }
@@ -83,7 +86,8 @@ func newChaos(t *testing.T, length string, kills int, sandbox ...string) *chaos 
 	}
 }
 
-// run kills as often as wanted, then drains the last agent, checks that every VF is back, and undoes everything.
+// run kills as often as wanted. Then it drains the last agent, checks that every VF is back, and
+// undoes everything.
 func (c *chaos) run() {
 	begin := time.Now()
 	for done := 0; done < c.wanted && !c.t.Failed(); {
@@ -106,7 +110,8 @@ func (c *chaos) run() {
 	}
 }
 
-// kill arms a failpoint of its choice and plays a life towards it; it tells whether the failpoint was reached.
+// kill arms a random failpoint and plays a life that may reach it. It returns whether the failpoint
+// was reached.
 func (c *chaos) kill() bool {
 	name := failpoint.All[c.random.IntN(len(failpoint.All))]
 	arm := func(most int) string { return fmt.Sprintf("%s:%d", name, 1+c.random.IntN(most)) }
@@ -116,7 +121,8 @@ func (c *chaos) kill() bool {
 		killed = c.clearHost(arm(1))
 	case failpoint.OpenUndoRecorded, failpoint.OpenAutoprobe, failpoint.OpenCreated,
 		failpoint.PrepareUnbound, failpoint.PrepareOverride, failpoint.PrepareBound, failpoint.PrepareNetwork:
-		// Steps that only a host as it was found still has to take; half of them find VFs that the kernel's own driver holds.
+		// Some steps are only taken on a host as it was found. Half of the times, the kernel's own
+		// driver holds its VFs.
 		c.clearHost("")
 		if name == failpoint.PrepareUnbound || c.random.IntN(2) == 0 {
 			c.judge.createVFs()
@@ -134,7 +140,8 @@ func (c *chaos) kill() bool {
 	return killed
 }
 
-// life is that of one agent, armed, at work until it dies, or until its workers have had their turns and it is killed all the same.
+// life is the life of one armed agent. It works until it dies or its workers have had their turns;
+// then it is killed.
 func (c *chaos) life(arm string) (killed bool) {
 	before := c.judge.leases()
 	a := c.start(arm)
@@ -148,7 +155,8 @@ func (c *chaos) life(arm string) (killed bool) {
 	return a.killed(c.t, arm)
 }
 
-// work has the workers start and stop sandboxes until they have had their turns or the agent is no more.
+// work makes the workers start and stop sandboxes until they have had their turns or the agent has
+// died.
 func (c *chaos) work(a *process, node api.NodeClient) {
 	var workers sync.WaitGroup
 	for range c.workers {
@@ -180,13 +188,13 @@ func (c *chaos) turn(node api.NodeClient, random *rand.Rand) {
 		c.ready[request.Id] = true
 		c.started++
 		c.mu.Unlock()
-	case codes.ResourceExhausted, codes.Unavailable: // all VFs are leased; the agent is no more
+	case codes.ResourceExhausted, codes.Unavailable: // all VFs are leased, or the agent has died
 	default:
-		c.t.Errorf("start of %s: %v", request.Id, err) // a VF that somebody else holds ends here
+		c.t.Errorf("start of %s: %v", request.Id, err) // a VF that another process holds ends here
 	}
 }
 
-// victim takes one of the ready sandboxes for its end, half of the times.
+// victim returns, half of the times, one of the ready sandboxes to stop.
 func (c *chaos) victim(random *rand.Rand) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,7 +208,8 @@ func (c *chaos) victim(random *rand.Rand) string {
 	return ""
 }
 
-// clearHost ends every sandbox by an agent that nothing kills, and undoes what agents did to the host; the undo is armed.
+// clearHost ends every sandbox with an agent that is never killed, and undoes what agents did to
+// the host. The undo is armed.
 func (c *chaos) clearHost(arm string) (killed bool) {
 	before := c.judge.leases()
 	a := c.start("")
@@ -213,7 +222,8 @@ func (c *chaos) clearHost(arm string) (killed bool) {
 	clear(c.ready)
 	hangUp()
 	a.end()
-	for _, arm := range []string{arm, ""} { // the second finishes what the first did not, or has nothing to do
+	// the second undo finishes what the first did not, or has nothing to do
+	for _, arm := range []string{arm, ""} {
 		undo := c.command(arm, "down", "--undo", "--run-dir", chaosRun)
 		undo.wait()
 		killed = undo.killed(c.t, arm) || killed
@@ -227,9 +237,9 @@ func (c *chaos) start(arm string) *process { return c.command(arm, c.agent...) }
 // A process is this binary as the command, armed or not.
 type process struct {
 	cmd  *exec.Cmd
-	log  bytes.Buffer // to be read once it has ended
+	log  bytes.Buffer // may be read once it has ended
 	done chan struct{}
-	ours bool // we ended it
+	ours bool // the test ended it
 }
 
 func (c *chaos) command(arm string, args ...string) *process {
@@ -267,7 +277,8 @@ func (p *process) end() {
 	p.wait()
 }
 
-// killed tells whether it met its failpoint. Any other end that it did not have from us is an error.
+// killed reports whether it reached its failpoint. Any other end that the test did not cause is an
+// error.
 func (p *process) killed(t *testing.T, arm string) bool {
 	t.Helper()
 	how := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -278,8 +289,8 @@ func (p *process) killed(t *testing.T, arm string) bool {
 	return met
 }
 
-// dial returns the agent's API once it is served and what a former agent left is settled, nil if the
-// agent ends before.
+// dial returns the agent's API once it is served and everything of a former agent is settled. It
+// returns nil if the agent ends before.
 func (p *process) dial(t *testing.T) (node api.NodeClient, hangUp func()) {
 	t.Helper()
 	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(20 * time.Millisecond) {
@@ -296,7 +307,7 @@ func (p *process) dial(t *testing.T) (node api.NodeClient, hangUp func()) {
 		if err == nil && st.Settled() {
 			return node, hangUp
 		}
-		hangUp() // it is not settled, or the socket is the one of an agent that was killed
+		hangUp() // not settled yet, or the socket belongs to a killed agent
 	}
 	p.end()
 	t.Fatalf("the agent does not answer:\n%s", p.log.String())

@@ -12,11 +12,11 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// TestAClockThatStepsBreaksNoPromise has the clock of an emulated host set an hour ahead, an hour
-// behind and right again, while calls are promised, queue, start and run, and the invoker is killed
-// once. Each has one record, none runs twice, none takes less than no time, and none expires: what
-// waits where it was promised ages by the monotonic clock, and the next invoker starts while the
-// wall clock is behind, so that what it reads is less than an hour old.
+// The clock of an emulated host is set an hour ahead, an hour behind and right again, while calls
+// are promised, queue, start and run, and the invoker is killed once. Each call has one record,
+// none runs twice, none takes less than no time, and none expires: a call that waits in the process
+// of its promise ages by the monotonic clock, and the next invoker starts while the wall clock is
+// behind, so what it reads is less than an hour old.
 func TestAClockThatStepsBreaksNoPromise(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		begun := time.Now()
@@ -31,13 +31,13 @@ func TestAClockThatStepsBreaksNoPromise(t *testing.T) {
 
 		c := newCrashes(t, "")
 		c.runs.turns = make(chan struct{})
-		c.invoker("--sim-start", "1s", "--memory", "1024") // room for four
+		c.invoker("--sim-start", "1s", "--memory", "1024") // room for four sandboxes
 		w := c.invokers[0]
-		actions := []string{"one", "other"} // they take each other's room
+		actions := []string{"one", "other"} // each takes the other's room
 		for _, name := range actions {
 			w.put(name, helloAction)
 		}
-		queue := func(calls int) { // more than may run
+		queue := func(calls int) { // more than can run at once
 			t.Helper()
 			var all sync.WaitGroup
 			for n := range calls {
@@ -87,7 +87,7 @@ func TestAClockThatStepsBreaksNoPromise(t *testing.T) {
 			}
 			status := w.call(t.Context(), "GET", "activations/"+id, "", &r)
 			if status != http.StatusOK {
-				continue // as was judged
+				continue // as in judge
 			}
 			if r.End < r.Start || r.Duration < 0 {
 				t.Errorf("%s: from %d to %d, %d ms", id, r.Start, r.End, r.Duration)

@@ -18,7 +18,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// TestANodeJoinsACluster runs an agent and an invoker as commands, and is their cluster: the health test action passes.
+// An agent and an invoker run as commands with this test as their cluster, and the health test
+// action passes.
 func TestANodeJoinsACluster(t *testing.T) {
 	kafka, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "completed0", "health", "invoker7", "cacheInvalidation"))
 	if err != nil {
@@ -73,7 +74,7 @@ func TestANodeJoinsACluster(t *testing.T) {
 	}
 }
 
-// start runs the command in the background and asks it to end when the test does.
+// start runs the command in the background and asks it to end when the test ends.
 func start(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
@@ -86,7 +87,7 @@ func start(t *testing.T, cmd *exec.Cmd) {
 	})
 }
 
-// waitForSocket waits for the agent in run to listen.
+// waitForSocket waits until the agent of run listens.
 func waitForSocket(t *testing.T, run string) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -14,9 +14,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
 
-// TestIdleConnectionsKeepNobodyFromCalling opens more idle connections from one address than the
-// invoker may have files. Calls from another address are answered, and the store, the node and the
-// commands have the files that they need.
+// One address opens more idle connections than the invoker may have files. Calls from another
+// address are answered, and the store, the node and the commands have the files that they need.
 func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an invoker")
@@ -62,7 +61,7 @@ func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 	must(t, "status", "--run-dir", run)
 }
 
-// guest is the key of an invoker on loopback.
+// guest returns the key of an invoker on loopback.
 func guest(t *testing.T) access.Key {
 	t.Helper()
 	key, err := openwhisk.LoadKey("127.0.0.1:0", "")

@@ -29,14 +29,14 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// TestACrashBreaksNoPromise calls an invoker while it is killed without warning and started again, under
-// other names too, and some clients leave. Over Redis there are two invokers, each with its own node; Redis
-// stalls, and both have one name for a while. A third of the calls block, a third do not, a third are
-// sequences.
+// Calls are made while the invoker is killed without warning and started again, also under other
+// names, and while some clients leave. Over Redis there are two invokers, each with its own node;
+// Redis stalls, and for a while both invokers have one name. A third of the calls block, a third do
+// not, a third are sequences.
 //
-// Whatever was answered with 202 ends in exactly one record; a blocking call that was answered has one at
-// most, and none only if it was answered just before a crash. Nothing is sent twice, and nothing is sent
-// whose caller was told no.
+// Each call that was answered with 202 ends in exactly one record. An answered blocking call has at
+// most one record, and none only if it was answered just before a crash. Nothing is sent twice, and
+// nothing is sent after its caller was refused.
 func TestACrashBreaksNoPromise(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes hundreds of calls")
@@ -52,7 +52,9 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 		c.invoker()
 		c.invoker()
 		c.callWhile(c.kill, c.rename, c.twins, c.rename, c.kill,
-			func() { // a stall in which calls give Redis up, and a crash as soon as a caller is told no
+			// a stall in which calls give up waiting for Redis, and a crash as soon as a caller was
+			// refused
+			func() {
 				from, before := time.Now().Add(-time.Second), c.toldNo()
 				server.Stop(t)
 				for end := from.Add(13 * time.Second); c.toldNo() == before && time.Now().Before(end); {
@@ -71,14 +73,14 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 				server.Stop(t)
 				time.Sleep(5 * time.Second)
 				server.Continue(t)
-				for _, w := range c.invokers { // what was answered meanwhile is in Redis before that
+				for _, w := range c.invokers { // then everything answered meanwhile is in Redis
 					c.settle(w)
 				}
 			})
 	})
 }
 
-// crashes are calls, what became of them, and what befalls those who are called.
+// crashes holds calls, their results, and what happens to the called invokers.
 type crashes struct {
 	t        *testing.T
 	seed     uint64
@@ -90,14 +92,14 @@ type crashes struct {
 	names    int
 	kills    []crash
 
-	mu       sync.Mutex           // guards what follows
+	mu       sync.Mutex           // guards the fields below
 	promised []string             // ids
 	answered map[string]time.Time // ids of blocking calls
-	refused  []int64              // numbers
-	done     atomic.Int64         // calls that were answered
+	refused  []int64              // numbers of calls
+	done     atomic.Int64         // counts answered calls
 }
 
-// A crash loses the records of blocking calls that were answered within it.
+// A crash loses the records of blocking calls that were answered during this time.
 type crash struct{ from, to time.Time }
 
 func newCrashes(t *testing.T, store string) *crashes {
@@ -115,7 +117,7 @@ func newCrashes(t *testing.T, store string) *crashes {
 	}
 }
 
-// invoker starts one more, with its own node, whose agent has these flags too.
+// invoker starts one more invoker with its own node. The node's agent gets these flags.
 func (c *crashes) invoker(node ...string) {
 	n := fmt.Sprint(len(c.invokers))
 	agent, state := filepath.Join(c.dir, "agent"+n), filepath.Join(c.dir, "state")
@@ -146,7 +148,8 @@ func (c *crashes) any() *whisk { return c.invokers[c.random.IntN(len(c.invokers)
 func (c *crashes) crash(w *whisk) {
 	w.kill()
 	now := time.Now()
-	c.kills = append(c.kills, crash{now.Add(-time.Second), now}) // far above the window: this machine may be busy
+	// far more than the window, because this machine may be busy
+	c.kills = append(c.kills, crash{now.Add(-time.Second), now})
 }
 
 func (c *crashes) kill() {
@@ -162,7 +165,7 @@ func (c *crashes) rename() {
 	w.start()
 }
 
-// twins has one invoker take the other's name, which then tells every caller no, until it gets a new one.
+// twins gives one invoker the other's name. It then refuses every caller until it gets a new name.
 func (c *crashes) twins() {
 	first, second := c.invokers[0], c.invokers[1]
 	c.crash(second)
@@ -181,7 +184,8 @@ func (c *crashes) twins() {
 	first.start()
 }
 
-// callWhile makes as many calls at least, has all of that happen meanwhile, in some order, and judges.
+// callWhile makes at least that many calls, lets all of happens happen meanwhile in some order, and
+// judges.
 func (c *crashes) callWhile(happens ...func()) {
 	t, calls := c.t, int64(600)
 	if text := os.Getenv("FASTIOV_CRASH_CALLS"); text != "" {
@@ -192,12 +196,12 @@ func (c *crashes) callWhile(happens ...func()) {
 	}
 	c.invokers[0].put("single", helloAction)
 	c.invokers[0].put("chain", `{"exec":{"kind":"sequence","components":["single","single"]}}`)
-	for _, w := range c.invokers { // which may hear of it later
+	for _, w := range c.invokers { // an invoker may learn of it later
 		for w.call(t.Context(), "GET", "actions/chain", "", new(any)) != http.StatusOK {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	var next, most atomic.Int64 // of the calls that are answered there are at most so many yet
+	var next, most atomic.Int64 // next counts calls; at most most of them may be answered so far
 	var over atomic.Bool
 	var callers sync.WaitGroup
 	for caller := range 32 {
@@ -232,7 +236,7 @@ func (c *crashes) toldNo() int {
 	return len(c.refused)
 }
 
-// settle returns when all that an invoker has recorded is in the store.
+// settle returns when all records of an invoker are in the store.
 func (c *crashes) settle(w *whisk) {
 	id, status := w.invoke(c.t.Context(), "single", "{}")
 	if status != http.StatusAccepted {
@@ -256,12 +260,12 @@ func (c *crashes) call(n int64, random *rand.Rand) {
 	case http.StatusAccepted:
 		c.promised = append(c.promised, id)
 		c.done.Add(1)
-	case http.StatusOK, http.StatusInternalServerError: // where its code could not be read
+	case http.StatusOK, http.StatusInternalServerError: // 500: its code could not be read
 		c.answered[id] = time.Now()
 		c.done.Add(1)
 	case http.StatusServiceUnavailable:
 		c.refused = append(c.refused, n)
-	case 0: // it is down, or this client has left
+	case 0: // the invoker is down, or this client has left
 	default:
 		c.t.Errorf("call %d of %s is answered with %d", n, path, status)
 	}
@@ -342,7 +346,7 @@ func (w *whisk) kill() {
 	_ = w.cmd.Wait()
 }
 
-// call returns the status, 0 if the invoker died over it.
+// call returns the status, or 0 if the invoker died during the call.
 func (w *whisk) call(ctx context.Context, method, path, body string, into any) (status int) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://"+w.address+"/api/v1/namespaces/_/"+path, strings.NewReader(body))
 	if err != nil {
@@ -375,7 +379,7 @@ func (w *whisk) invoke(ctx context.Context, path, arguments string) (id string, 
 	return answer.ActivationID, status
 }
 
-// records waits until every promise has a record and counts the records by their id.
+// records waits until every promise has a record, and counts the records by id.
 func (w *whisk) records(promises []string) map[string]int {
 	w.t.Helper()
 	late := time.Now().Add(2 * time.Minute)
@@ -398,23 +402,24 @@ func (w *whisk) records(promises []string) map[string]int {
 	}
 }
 
-// await returns when an activation has a record, or it is late.
+// await returns when an activation has a record, or when it is late.
 func (w *whisk) await(id string, late time.Time) {
 	for w.call(w.t.Context(), "GET", "activations/"+id, "", new(any)) != http.StatusOK && time.Now().Before(late) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// A runCounter stands between an invoker and its agent, passes everything on and counts what is run.
+// A runCounter stands between an invoker and its agent. It passes everything on and counts what is
+// run.
 type runCounter struct {
 	mu   sync.Mutex
 	runs map[string]int // by activation
 	of   map[int64]int  // by the number of the call
 
-	turns chan struct{} // each lets one run through that waits; nil: none waits
+	turns chan struct{} // each value lets one waiting run through; nil: runs do not wait
 }
 
-// A counted agent is one behind it.
+// A counted is an agent behind a runCounter.
 type counted struct {
 	api.UnimplementedNodeServer
 	to api.NodeClient

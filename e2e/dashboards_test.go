@@ -34,11 +34,12 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf/vftest"
 )
 
-// version is that of a binary that no build has stamped.
+// version is the version of a binary that no build has stamped.
 const version = "unknown"
 
-// A scene is what docker-compose.yml starts, as processes: an invoker, a node agent over sim, a store of traces; and a second node, which has
-// VFs: the real agent over the real VF pool, whose kernel is files. Something of everything happens there for as long as the test runs.
+// A scene is the processes of docker-compose.yml: an invoker, a node agent over sim, and a store of
+// traces. A second node has VFs: a real agent over a real VF pool, whose kernel is made of files.
+// Everything that dashboards show happens there while the test runs.
 type scene struct {
 	t       *testing.T
 	url     string
@@ -68,7 +69,7 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// invokerInCluster starts one over the node of that run directory. Nothing is asked of it.
+// invokerInCluster starts an invoker over the node of that run directory. It gets no calls.
 func invokerInCluster(t *testing.T, run string) (metricsAddress string) {
 	t.Helper()
 	kafka, err := kfake.NewCluster(kfake.NumBrokers(1),
@@ -85,7 +86,8 @@ func invokerInCluster(t *testing.T, run string) (metricsAddress string) {
 	return metricsAddress
 }
 
-// nodeWithVFs serves a node agent on a Unix socket and its metrics over HTTP. One of its VFs cannot be reset any more once it was used.
+// nodeWithVFs serves a node agent on a Unix socket and its metrics over HTTP. One of its VFs cannot
+// be reset any more after its first use.
 func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	t.Helper()
 	tree, err := vftest.New(filepath.Join(dir, "host"))
@@ -112,7 +114,8 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		}
 		return nil
 	})
-	if _, err := pool.Lease(vf.Owner{Sandbox: "held"}); err != nil { // leases come and go between two looks; this one stays
+	// other leases come and go between two scrapes; this one stays
+	if _, err := pool.Lease(vf.Owner{Sandbox: "held"}); err != nil {
 		t.Fatal(err)
 	}
 	starter := &startup.Starter{
@@ -149,14 +152,16 @@ func (s *scene) call(method, path, body string) int {
 	return resp.StatusCode
 }
 
-// round is a little of everything: cold starts, warm calls, a failure of the function, a burst above the limit, a refused call of a node.
+// round makes cold starts, warm calls, a failing call, a burst above the limit, and a call that a
+// node refuses.
 func (s *scene) round() {
 	expect := func(want, got int, what string) {
-		if got != want && got != http.StatusServiceUnavailable { // there may be no room: one VF is broken
+		// there may be no room, since one VF is broken
+		if got != want && got != http.StatusServiceUnavailable {
 			s.t.Errorf("%s: HTTP %d, want %d", what, got, want)
 		}
 	}
-	for _, name := range []string{"a", "b", "c"} { // what was deleted starts anew
+	for _, name := range []string{"a", "b", "c"} { // a deleted action starts cold again
 		s.call("DELETE", "actions/"+name, "")
 		expect(200, s.call("PUT", "actions/"+name, helloAction), "put")
 	}
@@ -192,8 +197,8 @@ func (s *scene) round() {
 	}
 }
 
-// TestEveryPanelReturnsData runs every query of every dashboard against a real Prometheus that has scraped a real run, and holds what it
-// scraped against the list of metrics.
+// TestEveryPanelReturnsData runs every query of every dashboard against a real Prometheus that has
+// scraped a real run, and compares the scraped metrics with the list of metrics.
 func TestEveryPanelReturnsData(t *testing.T) {
 	if testing.Short() {
 		t.Skip("half a minute, with a Prometheus")
@@ -202,7 +207,7 @@ func TestEveryPanelReturnsData(t *testing.T) {
 	s := newScene(t)
 	p := startPrometheus(t, s.targets, "--enable-feature=exemplar-storage")
 	native := startPrometheus(t, s.targets, "--enable-feature=native-histograms")
-	for begin := time.Now(); time.Since(begin) < 15*time.Second; { // rates need some scrapes
+	for begin := time.Now(); time.Since(begin) < 15*time.Second; { // rates need several scrapes
 		s.round()
 	}
 	trace := p.aTrace(t)
@@ -234,7 +239,7 @@ func TestEveryPanelReturnsData(t *testing.T) {
 	}
 }
 
-// shows runs one query, and looks whether its legend says something.
+// shows runs one query, and checks that its legend is not empty.
 func (p *prom) shows(t *testing.T, file, title string, q dashboards.Target) {
 	t.Helper()
 	found, err := p.query(q.Expr, q.Instant)
@@ -251,7 +256,7 @@ func (p *prom) shows(t *testing.T, file, title string, q dashboards.Target) {
 	}
 }
 
-// aTrace is the id of a trace that an exemplar leads to.
+// aTrace returns the id of a trace that an exemplar leads to.
 func (p *prom) aTrace(t *testing.T) (id string) {
 	t.Helper()
 	p.until(t, 20*time.Second, "an exemplar of a cold start is stored", func() bool {
@@ -275,7 +280,7 @@ func (p *prom) aTrace(t *testing.T) (id string) {
 	return id
 }
 
-// traced asks the store of traces what Grafana's Jaeger data source would.
+// traced sends the store of traces the requests of Grafana's Jaeger data source.
 func (s *scene) traced(file, title string, q dashboards.Target, values *strings.Replacer) {
 	path := "/" + values.Replace(q.Query)
 	if q.QueryType == "search" {
@@ -300,8 +305,9 @@ func (s *scene) traced(file, title string, q dashboards.Target, values *strings.
 	}
 }
 
-// countsWhatIsListed holds what was scraped against docs/metrics.md: each metric is there, of its type, with its labels and no others, and
-// with no value of a label that is not documented; and nothing else of ours is.
+// countsWhatIsListed compares the scraped metrics with docs/metrics.md. Each listed metric is
+// there, with its type, exactly its labels, and only documented values of them. No other metric of
+// ours is there.
 func (p *prom) countsWhatIsListed(t *testing.T) {
 	t.Helper()
 	var types map[string][]struct{ Type string }
@@ -341,7 +347,8 @@ func (p *prom) countsWhatIsListed(t *testing.T) {
 	}
 }
 
-// rulesWork: every rule is evaluated without an error, and every recorded one has data.
+// rulesWork checks that every rule is evaluated without an error, and that every recorded one has
+// data.
 func (p *prom) rulesWork(t *testing.T) {
 	t.Helper()
 	var rules struct {

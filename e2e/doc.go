@@ -3,8 +3,8 @@
 // and systemd.
 //
 // The test binary is the command: TestMain runs the command when a test starts this binary again.
-// So the tested command has the build tags of the tests, and nothing has to be built before. A
+// So the tested command has the build tags of the tests, and nothing has to be built first. A
 // process that a test leaves running fails the run (left_test.go).
 //
-// The tests know of the command what any user can see (outside_test.go).
+// The tests know only what any user of the command can see (outside_test.go).
 package e2e

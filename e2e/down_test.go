@@ -9,12 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An agent that hangs keeps `down` no longer than it is told, and `down --force` ends it and its invoker.
+// `down` waits no longer than it is told for an agent that hangs, and `down --force` ends that
+// agent and its invoker.
 func TestDownEndsAnAgentThatHangs(t *testing.T) {
 	a := upApart(t)
 	agent, process := serverOf(t, filepath.Join(a.run, nodeSocket))
 	invoker, theirs := serverOf(t, filepath.Join(a.run, invokerSocket))
-	left := filepath.Join(a.run, "sandbox", "left-1") // of a start that had not come to its record
+	// of a start that was killed before its record was written
+	left := filepath.Join(a.run, "sandbox", "left-1")
 	if err := os.MkdirAll(left, 0o755); err != nil {
 		t.Fatal(err)
 	}

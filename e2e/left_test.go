@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tests run in a process of their own, which a watcher starts. What they leave running becomes
-// the watcher's child, whatever program, session or environment it has: the watcher says what it is,
-// ends it, and the run has failed.
+// The tests run in a process of their own, which a watcher starts. Every process that they leave
+// running becomes the watcher's child, whatever its program, session or environment. The watcher
+// names it and ends it, and the run fails.
 const (
 	watched = "FASTIOV_TEST_WATCHED"
-	leaving = "FASTIOV_TEST_LEAVING" // a test of the watcher leaves something on purpose
+	leaving = "FASTIOV_TEST_LEAVING" // the watcher's own test leaves a process on purpose
 )
 
-// watch runs the tests and returns their exit code, or 1 where they left something.
+// watch runs the tests and returns their exit code, or 1 if they left a process.
 func watch() int {
 	runtime.LockOSThread() // the tests end with the thread that started them
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -65,7 +65,7 @@ func watch() int {
 			running = false
 		}
 	}
-	patience := 30 * time.Second // what was told to end may take a while
+	patience := 30 * time.Second // a process that was told to end may take a while
 	if os.Getenv(leaving) != "" {
 		patience = 0
 	}
@@ -75,7 +75,7 @@ func watch() int {
 	return status.ExitStatus()
 }
 
-// leftRunning names and ends the children that are there when patience is over.
+// leftRunning names and ends the children that still live after patience.
 func leftRunning(none <-chan struct{}, patience time.Duration) (some bool) {
 	wait := time.After(patience)
 	for {
@@ -89,11 +89,12 @@ func leftRunning(none <-chan struct{}, patience time.Duration) (some bool) {
 			_ = unix.Kill(pid, unix.SIGKILL)
 			some = true
 		}
-		wait = time.After(time.Second) // for those whose parent that was
+		wait = time.After(time.Second) // for the children of those that just ended
 	}
 }
 
-// children are this process's that live, with their words and the test that started them, if known.
+// children returns the living children of this process, with their arguments and, if known, the
+// test that started them.
 func children() map[int]string {
 	all := map[int]string{}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -119,7 +120,7 @@ func children() map[int]string {
 	return all
 }
 
-// TestWhatTestsLeaveRunningFailsTheRun: a detached command, as `up` starts one, and its own child.
+// The processes are a detached command, as `up` starts one, and its child.
 func TestWhatTestsLeaveRunningFailsTheRun(t *testing.T) {
 	if os.Getenv(leaving) != "" {
 		cmd := exec.Command("sh", "-c", "sleep 1001 & echo; wait")
@@ -132,7 +133,7 @@ func TestWhatTestsLeaveRunningFailsTheRun(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := out.Read(make([]byte, 1)); err != nil { // both run
+		if _, err := out.Read(make([]byte, 1)); err != nil { // both are running now
 			t.Fatal(err)
 		}
 		return

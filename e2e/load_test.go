@@ -24,7 +24,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-// A target is a fastiov over simulated sandboxes, for k6 to shoot at.
+// A target is a fastiov over simulated sandboxes that k6 calls.
 type target struct {
 	t            *testing.T
 	k6           string
@@ -32,7 +32,7 @@ type target struct {
 	key          string
 }
 
-// upForLoad needs k6, which nobody builds for a test: it takes minutes.
+// upForLoad needs k6, which no test builds, since that takes minutes.
 func upForLoad(t *testing.T, start time.Duration) *target {
 	t.Helper()
 	cache, err := image.Open("", io.Discard)
@@ -57,7 +57,7 @@ func upForLoad(t *testing.T, start time.Duration) *target {
 	return x
 }
 
-// A summary is what k6 says at the end of a run.
+// A summary is k6's output at the end of a run.
 type summary struct {
 	Metrics map[string]struct {
 		Values map[string]float64
@@ -68,7 +68,7 @@ type summary struct {
 
 func (s summary) value(metric, of string) float64 { return s.Metrics[metric].Values[of] }
 
-// called is how many calls there were, and how many of them failed.
+// called returns how many calls there were, and how many of them failed.
 func (s summary) called() (all, failed float64) {
 	return s.value("failed", "passes") + s.value("failed", "fails"), s.value("failed", "passes")
 }
@@ -98,7 +98,7 @@ func (x *target) load(script string, args []string, settings ...string) summary 
 	return s
 }
 
-// A seen is an activation as its record tells it.
+// A seen holds the fields of an activation record.
 type seen struct {
 	Name        string
 	Response    struct{ Result map[string]any }
@@ -117,7 +117,7 @@ func (s seen) note(key string, into any) bool {
 	return false
 }
 
-// records are those of all calls of functions whose names begin so.
+// records returns the records of all calls of functions whose names begin with prefix.
 func (x *target) records(prefix string) (all []seen) {
 	x.t.Helper()
 	for skip := 0; ; skip += 200 {
@@ -169,13 +169,14 @@ func (x *target) ask(method, url string, body io.Reader, into any) {
 	}
 }
 
-// TestLoadScenarios runs each scenario, small, and holds what k6 says against the activation records.
+// TestLoadScenarios runs each scenario with few calls, and compares k6's summary with the
+// activation records.
 func TestLoadScenarios(t *testing.T) {
 	x := upForLoad(t, 200*time.Millisecond)
 	for _, c := range []struct {
 		script, prefix string
 		settings       []string
-		called         int // 0: it depends on time
+		called         int // 0: not checked, because the number depends on time
 	}{
 		{"burst.js", "hello-load", []string{"N=40"}, 40},
 		{"steady.js", "hello-load", []string{"RATE=20", "DURATION=3s"}, 0},
@@ -208,7 +209,8 @@ func TestLoadScenarios(t *testing.T) {
 			}
 		})
 	}
-	// A function that was deployed is called by copies of it, with its parameters, in turn with the others.
+	// Copies of a deployed function are called with its parameters, in turn with the other
+	// functions.
 	x.put("mine", `{"exec":{"kind":"nodejs:18","code":"function main(a) { return a }"},"parameters":[{"key":"own","value":1}]}`)
 	if s := x.load("burst.js", nil, "N=6", "FUNCTIONS=hello,mine"); s.exit != 0 {
 		t.Error(s.text)
@@ -230,7 +232,7 @@ func TestLoadScenarios(t *testing.T) {
 	}
 }
 
-// TestLoadSaysWhatIsWrong: a threshold that is missed is k6's exit code 99 and a line; what cannot be called is said.
+// A missed threshold is k6's exit code 99 and a line. A function that cannot be called is named.
 func TestLoadSaysWhatIsWrong(t *testing.T) {
 	x := upForLoad(t, 50*time.Millisecond)
 	for _, c := range []struct {
@@ -252,8 +254,9 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestOneSpanOneTail: how long cold starts took, from the request to the last byte, by k6's clock, by the records and by Prometheus, in the
-// one layout of buckets that the latter has: each quantile lies in the same bucket or in the next.
+// How long cold starts took, from the request to the last byte, is measured by k6, by the records
+// and by Prometheus. In Prometheus's layout of buckets, each quantile lies in the same bucket for
+// all three, or in a neighbouring one.
 func TestOneSpanOneTail(t *testing.T) {
 	needPrometheus(t)
 	x := upForLoad(t, 300*time.Millisecond)
@@ -298,7 +301,8 @@ func TestOneSpanOneTail(t *testing.T) {
 		byPrometheus := x.query(prometheus, fmt.Sprintf("histogram_quantile(%g, sum by (le) (fastiov_cold_start_seconds_bucket))", q))[""]
 		in := []int{bucket(byK6), bucket(byRecords), bucket(byPrometheus)}
 		t.Logf("q %g: k6 %.4f s, records %.4f s, Prometheus %.4f s; buckets %v", q, byK6, byRecords, byPrometheus, in)
-		// The median of a burst is not judged: k6 runs on the CPUs that it measures, and its calls wait for one another on both sides.
+		// The median of a burst is not compared: k6 runs on the CPUs that it measures, and its
+		// calls wait for each other on both sides.
 		if q > 0.5 && slices.Max(in)-slices.Min(in) > 1 {
 			t.Errorf("quantile %g: k6 says %g s, the records %g s, Prometheus %g s; buckets %v", q, byK6, byRecords, byPrometheus, in)
 		}
@@ -308,7 +312,7 @@ func TestOneSpanOneTail(t *testing.T) {
 	}
 }
 
-// query returns the values of an instant query by their label le, the empty one where there is none.
+// query returns the values of an instant query by their label le, or "" without that label.
 func (x *target) query(base, expression string) map[string]float64 {
 	x.t.Helper()
 	var answer struct {

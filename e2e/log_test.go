@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestBothProcessesLogAsTold: each line of agent and invoker is JSON, and none is below the level.
+// Each line of agent and invoker is JSON, and none is below the log level.
 func TestBothProcessesLogAsTold(t *testing.T) {
 	for _, level := range []string{"info", "error"} {
 		a := upApart(t, "--listen", "127.0.0.1:0", "--log-format", "json", "--log-level", level)

@@ -19,7 +19,8 @@ import (
 const asCommand = "FASTIOV_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asCommand) != "" || len(os.Args) > 1 && os.Args[1] == bareVMM { // the bare VMM has no environment
+	// the process of a bare sandbox has no environment
+	if os.Getenv(asCommand) != "" || len(os.Args) > 1 && os.Args[1] == bareVMM {
 		command.Main()
 		return
 	}
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-// fastiov is the command with args, not yet started. It ends with the test.
+// fastiov returns the command with args, not started yet. It ends with the test.
 func fastiov(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -43,7 +44,7 @@ func fastiov(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// must runs the command and returns what it printed.
+// must runs the command and returns its output.
 func must(t *testing.T, args ...string) string {
 	t.Helper()
 	var out, complaint bytes.Buffer
@@ -55,7 +56,8 @@ func must(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// TestWhatIsWrongIsSaidOnOneLine: bad input and bad hosts each end in one line that says what and why, and leave nothing behind.
+// Bad input and bad hosts each end in one line that says what is wrong and why, and leave nothing
+// behind.
 func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 	taken := listen(t)
 	for _, c := range []struct {
@@ -132,7 +134,8 @@ func damagedImages(t *testing.T) string {
 	return dir
 }
 
-// harmless: the lock file and the notes of a process that has ended bind nobody.
+// harmless reports whether the files are only lock files and notes of an ended process, which
+// affect nobody.
 func harmless(files []string) bool {
 	for _, f := range files {
 		switch filepath.Base(f) {
@@ -166,7 +169,7 @@ func worldRun(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// fileOf is a file with that content, for this user alone.
+// fileOf returns a file with that content, which only this user can read.
 func fileOf(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
@@ -176,7 +179,8 @@ func fileOf(t *testing.T, content string) string {
 	return path
 }
 
-// missing ends a test for want of a tool, which continuous integration has: there it fails.
+// missing skips a test because a tool is missing on this machine; in continuous integration it
+// fails the test.
 func missing(t *testing.T, what string) {
 	t.Helper()
 	if os.Getenv("FASTIOV_CI") != "" {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestAllThatServesIsReady: as `+"`up`"+` starts them.
+// All processes are those that `up` starts.
 func TestAllThatServesIsReady(t *testing.T) {
 	a := upApart(t, "--listen", "127.0.0.1:0")
 	resp, err := http.Get("http://" + a.metrics + "/readyz")

@@ -24,7 +24,7 @@ import (
 	"github.com/fastiov/fastiov/testbed/wire"
 )
 
-// These tests run against the node that `fastiov up` has brought up in the testbed.
+// These tests use the node that `fastiov up` has started in the testbed.
 func upTestbed(t *testing.T) (host *testbed.Host, key string) {
 	t.Helper()
 	host, err := testbed.Open(t.Context(), "default")
@@ -47,11 +47,11 @@ def main(args):
         return {"answer": s.recv(100).decode(), "from": s.getsockname()[0]}
 `
 
-// TestAFunctionTalksThroughItsVF: a function reaches a server outside of the node, and what is on the wire there bears the MAC of the VF
-// that its record names.
+// A function reaches a server outside the node, and on the wire its packets have the MAC of the VF
+// in its record.
 func TestAFunctionTalksThroughItsVF(t *testing.T) {
 	host, key := upTestbed(t)
-	server, err := net.Listen("tcp", "127.0.0.1:0") // which the emulated network shows as 10.0.2.2
+	server, err := net.Listen("tcp", "127.0.0.1:0") // the emulated network shows this as 10.0.2.2
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,8 @@ func TestAFunctionTalksThroughItsVF(t *testing.T) {
 	}
 }
 
-// TestTheFunctionsThroughTheirVFs: every sample function, cold, fetches its input through its VF, computes, and stores through its VF what
-// the same code stores when it runs on this machine.
+// Every sample function starts cold, fetches its input through its VF, computes, and stores through
+// its VF what the same code stores on this machine.
 func TestTheFunctionsThroughTheirVFs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs every sample function, cold")
@@ -154,7 +154,7 @@ func portNumber(t *testing.T, port string) int {
 	return n
 }
 
-// call speaks to the invoker in the testbed.
+// call calls the invoker in the testbed.
 func call(t *testing.T, key, method, path string, in, out any) int {
 	t.Helper()
 	body, err := json.Marshal(in)
@@ -215,7 +215,7 @@ func await(t *testing.T, key, id string) (result map[string]any, cold coldstart.
 	return nil, cold
 }
 
-// sources lists the MACs that sent to a TCP port, by what was captured on the wire.
+// sources lists the MACs that sent to a TCP port according to the wire's recording.
 func sources(t *testing.T, recording string, port int) map[string]bool {
 	t.Helper()
 	macs := map[string]bool{}

@@ -23,7 +23,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// selfSigned is a certificate for 127.0.0.1 that is its own CA: whoever has it is one of us.
+// selfSigned returns a certificate for 127.0.0.1 that is its own CA, so each of its holders accepts
+// the others.
 func selfSigned(t *testing.T) api.Keys {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -52,7 +53,7 @@ func selfSigned(t *testing.T) api.Keys {
 	return keys
 }
 
-// background starts a command that runs until the test ends, and returns when it says that it is ready.
+// background starts a command that runs until the test ends, and returns when it is ready.
 func background(t *testing.T, args ...string) {
 	t.Helper()
 	serving(t, fastiov(t, args...))
@@ -85,7 +86,7 @@ func end(t *testing.T, cmd *exec.Cmd, said *bytes.Buffer) {
 	}
 }
 
-// TestOneInvokerAndTwoNodes: an invoker spreads a burst over two agents that it reaches by mutual TLS.
+// An invoker spreads a burst over two agents that it reaches by mutual TLS.
 func TestOneInvokerAndTwoNodes(t *testing.T) {
 	keys := selfSigned(t)
 	trust := []string{"--node-cert", keys.Cert, "--node-key", keys.Key, "--node-ca", keys.CA}

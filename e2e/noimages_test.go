@@ -8,7 +8,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
-// noImages is for an agent over sim: nothing boots there, so every name of an image is good.
+// noImages is for an agent over sim: nothing boots there, so it accepts every image's name.
 type noImages struct{}
 
 func (noImages) Root(context.Context, string, string) (startup.Root, error) {

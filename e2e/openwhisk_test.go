@@ -18,8 +18,9 @@ import (
 	"github.com/fastiov/fastiov/functions"
 )
 
-// TestOpenWhiskClient runs OpenWhisk's own client through all its commands: wsk, or where there is none Apache's JavaScript client in the
-// folder that FASTIOV_OPENWHISK_JS names. `make test ONLY=full/openwhisk` finds one or the other.
+// TestOpenWhiskClient runs all commands of OpenWhisk's own client: wsk or, without it, Apache's
+// JavaScript client in the folder that FASTIOV_OPENWHISK_JS names. `make test ONLY=full/openwhisk`
+// finds one of them.
 func TestOpenWhiskClient(t *testing.T) {
 	if wsk := findWsk(); wsk != "" {
 		runWsk(t, wsk)
@@ -53,10 +54,10 @@ func findWsk() string {
 	return wsk
 }
 
-// The exit code of wsk is the HTTP status, as a byte.
+// The exit code of wsk is the HTTP status in one byte.
 func rc(status int) int { return status & 0xff }
 
-// runWsk runs the commands in order; each is its arguments, its exit code and what it must say.
+// runWsk runs the commands in order. Each has its arguments, its exit code and its expected output.
 func runWsk(t *testing.T, wsk string) {
 	url, secureURL, key, flags := endpoint(t)
 	dir := t.TempDir()
@@ -84,7 +85,7 @@ func runWsk(t *testing.T, wsk string) {
 	for _, c := range wskCommands(secureURL, bob) {
 		out, code := run(strings.Split(c.args, " ")...)
 		for tries := 0; c.soon && tries < 100 && !strings.Contains(out, c.says); tries++ {
-			time.Sleep(50 * time.Millisecond) // a command is all there is to ask with
+			time.Sleep(50 * time.Millisecond) // wsk offers no way to wait
 			out, code = run(strings.Split(c.args, " ")...)
 		}
 		if code != c.code || !strings.Contains(out, c.says) {
@@ -116,7 +117,7 @@ type wskCommand struct {
 	args string
 	code int
 	says string
-	soon bool // what it says comes in a while
+	soon bool // the output is expected after a while
 }
 
 func wskCommands(secureURL, bob string) []wskCommand {
@@ -227,7 +228,7 @@ func wskCommands(secureURL, bob string) []wskCommand {
 	}
 }
 
-// TestOpenWhiskClientDeploysTheSamples: the manifests of the sample functions, deployed by wsk, are the actions that they say.
+// The manifests of the sample functions, deployed by wsk, become the actions that they describe.
 func TestOpenWhiskClientDeploysTheSamples(t *testing.T) {
 	wsk := findWsk()
 	if wsk == "" {
@@ -255,7 +256,8 @@ func TestOpenWhiskClientDeploysTheSamples(t *testing.T) {
 		run("project", "deploy", "--manifest", manifest)
 	}
 	for _, f := range functions.All("http://10.0.2.2:3234") {
-		_, said, _ := strings.Cut(string(run("action", "get", f.Name)), "\n") // a line for people, then JSON
+		// a line for people, then JSON
+		_, said, _ := strings.Cut(string(run("action", "get", f.Name)), "\n")
 		var got struct {
 			Exec       struct{ Kind string }
 			Limits     struct{ Memory, Timeout int }

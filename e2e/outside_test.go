@@ -13,22 +13,22 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// What fastiov shows to those who only see it from outside.
+// What fastiov shows to those who see it only from outside.
 const (
-	nodeSocket    = "node.sock"    // of the agent, in its run directory
-	invokerSocket = "invoker.sock" // of the invoker, in its run directory
+	nodeSocket    = "node.sock"    // the agent's, in its run directory
+	invokerSocket = "invoker.sock" // the invoker's, in its run directory
 
-	readyFD = "FASTIOV_READY_FD" // names a file on which a process says that it is ready
+	readyFD = "FASTIOV_READY_FD" // names a file to which a process writes when it is ready
 	bareVMM = "bare-vmm"         // the process of a bare sandbox
 
 	helloAction = `{"exec":{"kind":"python:3",` +
 		`"code":"def main(args): return {\"hello\": args.get(\"name\", \"world\")}"}}`
 )
 
-// keyFile is where the invoker of that state directory keeps the key that it starts with.
+// keyFile returns the file where the invoker of that state directory keeps its first key.
 func keyFile(stateDir string) string { return filepath.Join(stateDir, "key") }
 
-// readListen returns where the invoker of a run directory serves its API.
+// readListen returns the address at which the invoker of a run directory serves its API.
 func readListen(t *testing.T, runDir string) string {
 	t.Helper()
 	addresses, err := os.ReadFile(filepath.Join(runDir, "listen"))
@@ -38,7 +38,7 @@ func readListen(t *testing.T, runDir string) string {
 	return strings.Fields(string(addresses))[0]
 }
 
-// dialNode connects to the agent of a run directory. It fails where none listens.
+// dialNode connects to the agent of a run directory. It fails if no agent listens.
 func dialNode(runDir string) (api.NodeClient, func(), error) {
 	socket := filepath.Join(runDir, nodeSocket)
 	probe, err := net.Dial("unix", socket)
@@ -49,7 +49,8 @@ func dialNode(runDir string) (api.NodeClient, func(), error) {
 	return api.Dial(socket, api.Keys{})
 }
 
-// serverOf returns the pid and a pidfd of the process that listens on socket, until the test ends.
+// serverOf returns the pid of the process that listens on socket, and a pidfd that is open until
+// the test ends.
 func serverOf(t *testing.T, socket string) (pid, process int) {
 	t.Helper()
 	conn, err := net.Dial("unix", socket)

@@ -28,9 +28,10 @@ import (
 // The VFs of the emulated host: one for each start of a burst.
 const pageVFs = 200
 
-// TestLivePage looks at the page of a real invoker over a real agent, with simulated sandboxes and the VF pool of an emulated host, in a
-// headless Chromium. `make test ONLY=full/page` says where that and the script's libraries are. FASTIOV_PAGE_OUT names a folder that keeps what it measured
-// and the pictures.
+// TestLivePage looks at the page of a real invoker over a real agent, with simulated sandboxes and
+// the VF pool of an emulated host, in a headless Chromium. `make test ONLY=full/page` shows where
+// the browser and the script's libraries come from. FASTIOV_PAGE_OUT names a folder that keeps the
+// measurements and the pictures.
 func TestLivePage(t *testing.T) {
 	folder := os.Getenv("FASTIOV_PAGE_JS")
 	if folder == "" {
@@ -68,8 +69,8 @@ func TestLivePage(t *testing.T) {
 	}
 }
 
-// servePage serves an invoker with its page until the test ends. Other than on loopback it makes a
-// key, which the page does not have.
+// servePage serves an invoker with its page until the test ends. Except on loopback, it makes a
+// key, which the page does not know.
 func servePage(t *testing.T, listen string) (url, secret string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -92,7 +93,7 @@ func servePage(t *testing.T, listen string) (url, secret string) {
 	return "http://127.0.0.1:" + port, secret
 }
 
-// agentWithVFs is an agent over sim whose starts each lease a VF of an emulated host.
+// agentWithVFs returns an agent over sim whose starts each lease a VF of an emulated host.
 func agentWithVFs(t *testing.T, dir string) *agent.Agent {
 	t.Helper()
 	host := vftest.Make(t)

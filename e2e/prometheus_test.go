@@ -18,10 +18,12 @@ import (
 	"github.com/fastiov/fastiov/bench/scraper"
 )
 
-// A prom is a real Prometheus with our own configuration, which it scrapes by every second instead of every five.
+// A prom is a real Prometheus with our own configuration, but it scrapes every second instead of
+// every five.
 type prom struct{ url string }
 
-// needPrometheus skips the test where there is no Prometheus, except in continuous integration, which has one.
+// needPrometheus skips the test without a Prometheus, except in continuous integration, which has
+// one.
 func needPrometheus(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("prometheus"); err != nil {
@@ -58,7 +60,7 @@ func startPrometheus(t *testing.T, targets []string, flags ...string) *prom {
 	return &prom{at}
 }
 
-// until polls another process, which tells nobody when it is ready.
+// until polls another process, which does not report when it is ready.
 func (p *prom) until(t *testing.T, within time.Duration, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(within); !is(); time.Sleep(200 * time.Millisecond) {
@@ -68,7 +70,7 @@ func (p *prom) until(t *testing.T, within time.Duration, what string, is func() 
 	}
 }
 
-// ask calls the HTTP API and decodes what it answers as data.
+// ask calls the HTTP API and decodes the answer's data.
 func (p *prom) ask(path string, values url.Values, data any) error {
 	resp, err := http.Get(p.url + "/api/v1/" + path + "?" + values.Encode())
 	if err != nil {
@@ -88,14 +90,14 @@ func (p *prom) ask(path string, values url.Values, data any) error {
 	return nil
 }
 
-// A series is what a query returned: one sample, or those along a range.
+// A series is a result of a query: one sample, or the samples along a range.
 type series struct {
 	Metric map[string]string
 	Value  []any
 	Values [][]any
 }
 
-// finite counts the samples that are numbers: a quantile of nothing is none.
+// finite counts the samples that are numbers. A quantile of nothing is not a number.
 func (s series) finite() (n int) {
 	for _, sample := range append(s.Values, s.Value) {
 		if len(sample) == 2 && sample[1] != "NaN" && !strings.HasSuffix(sample[1].(string), "Inf") {

@@ -22,14 +22,15 @@ const (
 	replacedDir  = "/share/replaced"
 	replacedRun  = "/run/fastiov-replaced"
 
-	// Its agent adopts before it serves, and knows no frames; its guests are as those of today.
+	// The agent of this commit adopts before it serves, and knows no frames. Its guests are like
+	// those of today.
 	replacedCommit = "229358e"
 )
 
-// TestAnAgentIsReplacedAndReplacedBack kills a former version's agent of seven sandboxes and
-// starts this version's, which has started two of them when it is replaced by the former again,
-// and that by this version's. Each adopts all seven. Where another commit is asked for, it may
-// end some, and its log says why.
+// An agent of a former version with seven sandboxes is killed and replaced by this version's, which
+// stops two of them and starts two; then it is replaced by the former version's again, and that by
+// this version's. Each adopts all seven. If another commit is asked for, it may end some, and its
+// log says why.
 func TestAnAgentIsReplacedAndReplacedBack(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a former version")
@@ -92,7 +93,7 @@ func replace(t *testing.T, request *api.StartRequest, sandbox, old, fresh []stri
 	agent.kill()
 }
 
-// replacedBy kills the agent, starts the next in its place, and looks at what becomes of the
+// replacedBy kills the agent, starts the next one in its place, and checks what happens to the
 // sandboxes.
 func (a *served) replacedBy(cmd *exec.Cmd) *served {
 	a.t.Helper()
@@ -122,7 +123,7 @@ func (a *served) replacedBy(cmd *exec.Cmd) *served {
 	return next
 }
 
-// endedBecause looks, once the agent is over, why it ended a sandbox that it should have adopted.
+// endedBecause shows, once the agent has ended, why it ended a sandbox that it should have adopted.
 func (a *served) endedBecause(id string) {
 	a.t.Cleanup(func() {
 		a.kill()

@@ -28,9 +28,9 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// Of the sandboxes of an agent that was killed, one was stopped by a signal and one was killed: the
-// next agent serves, and adopts the others, while it still waits for the stopped one, which then
-// ends with the reason.
+// Of a killed agent's sandboxes, one was stopped by a signal and one was killed. The next agent
+// serves, and adopts the others, while it still waits for the stopped one, which it then ends with
+// a reason.
 func TestAStoppedVMMDelaysNoRestart(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1}, func(t *testing.T) {
 		const runDir = "/run/fastiov-restart"
@@ -90,7 +90,7 @@ func TestAStoppedVMMDelaysNoRestart(t *testing.T) {
 	})
 }
 
-// A node that drains does so until that is undone, whatever becomes of its agent.
+// A node that drains does so until that is undone, whatever happens to its agent.
 func TestADrainOutlivesTheAgent(t *testing.T) {
 	dir, metrics := t.TempDir(), listenLater(t)
 	runDir := filepath.Join(dir, "run")
@@ -133,12 +133,12 @@ func TestADrainOutlivesTheAgent(t *testing.T) {
 	request := &api.StartRequest{Id: "x", MemoryMib: 64, WaitMs: 60_000}
 	agent := begin()
 	readyz("200")
-	for range 2 { // the second finds the note
+	for range 2 { // the second drain finds the note of the first
 		if _, err := agent.node.Drain(t.Context(), &api.DrainRequest{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for range 2 { // it outlives more than one
+	for range 2 { // the drain outlives more than one agent
 		agent.kill()
 		agent = begin()
 		if _, err := agent.node.Start(t.Context(), request); status.Code(err) != codes.Unavailable {
@@ -155,7 +155,7 @@ func TestADrainOutlivesTheAgent(t *testing.T) {
 	}
 	readyz("200")
 	health(healthpb.HealthCheckResponse_SERVING)
-	must(t, "down", "--run-dir", runDir) // which drains, for itself
+	must(t, "down", "--run-dir", runDir) // this drains the node too
 	agent.kill()
 	agent = begin()
 	defer agent.kill()
@@ -164,7 +164,7 @@ func TestADrainOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// The bench sees what it did: of sim nothing survives, of bare all but the stopped one.
+// The bench reports what it did: of sim no sandbox survives, of bare all but the stopped one.
 func TestARestartIsMeasured(t *testing.T) {
 	result := measureRestart(t, "--sandbox", "sim", "--n", "5")
 	if result.Adopted != 0 || result.Ended != 5 || result.Serves <= 0 || result.CPU <= 0 {
@@ -172,19 +172,19 @@ func TestARestartIsMeasured(t *testing.T) {
 	}
 }
 
-// restartAmong says beside how many bare sandboxes a restart is measured. An emulated host takes
+// restartAmong sets among how many bare sandboxes a restart is measured. An emulated host takes
 // seconds to start each.
 const restartAmong = "FASTIOV_RESTART_AMONG"
 
-// All are adopted but the one that is stopped, which delays no other: the last one after the time
-// of one and 1.3 times what all of them cost the processor, of which there is one. The agent
-// answers before the first, and what the node can hold is known at once.
+// All sandboxes but the stopped one are adopted, and the stopped one delays no other: the last
+// adoption ends within the time of one plus 1.3 times the CPU time of all, on one processor. The
+// agent answers before the first adoption, and then already knows what the node can hold.
 func TestARestartAmongMany(t *testing.T) {
 	n, err := strconv.Atoi(os.Getenv(restartAmong))
 	if err != nil {
 		t.Skipf("takes minutes: set %s, as to 120", restartAmong)
 	}
-	// A sandbox counts with 64 MiB for its VMM, which uses a few of them.
+	// The node counts 64 MiB for a sandbox's VMM, which uses only a few.
 	const counts = 128
 	needs := testbed.Needs{NVMeVFs: n, MemoryMiB: 4096 + counts*(n/2), Env: []string{restartAmong}}
 	testbed.Inside(t, needs, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestARestartAmongMany(t *testing.T) {
 		}
 		full := func(n int) string { return fmt.Sprint("--memory=", counts*n) }
 
-		among(1, 0) // on a node that looks how much memory is free
+		among(1, 0) // on a node that checks how much memory is free
 		one, some := among(1, 0, full(1)), among(n/5, 0, full(n/5))
 		each := (some.CPU - one.CPU) / float64(n/5-1)
 		bound := one.LastAdopted + 1.3*float64(n)*each
@@ -238,11 +238,11 @@ func measureRestart(t *testing.T, args ...string) (r bench.RestartResult) {
 	return r
 }
 
-// A served agent is a process of its own whose API answers.
+// A served is an agent in its own process whose API answers.
 type served struct {
 	t    *testing.T
 	cmd  *exec.Cmd
-	log  bytes.Buffer // to be read once it has ended
+	log  bytes.Buffer // may be read once it has ended
 	node api.NodeClient
 }
 
@@ -261,7 +261,7 @@ func serveAgent(t *testing.T, runDir string, cmd *exec.Cmd) *served {
 				a.node = node
 				return a
 			}
-			hangUp() // the socket is the one of an agent that was killed
+			hangUp() // the socket belongs to a killed agent
 		}
 		if time.Now().After(late) {
 			a.kill()
@@ -303,7 +303,7 @@ func (a *served) sandboxes() map[string]*api.Sandbox {
 	return now
 }
 
-// until waits for what becomes of its sandboxes.
+// until waits until the sandboxes are in the given state.
 func (a *served) until(what string, is func(now map[string]*api.Sandbox) bool) {
 	a.t.Helper()
 	now := a.sandboxes()
@@ -316,7 +316,7 @@ func (a *served) until(what string, is func(now map[string]*api.Sandbox) bool) {
 	}
 }
 
-// settled waits until all that a former agent left is adopted or has ended.
+// settled waits until everything of a former agent is adopted or has ended.
 func (a *served) settled() {
 	a.t.Helper()
 	a.until("all is settled", func(map[string]*api.Sandbox) bool { return a.status().Settled() })

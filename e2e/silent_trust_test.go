@@ -20,8 +20,8 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// An action, root of its guest, stops all threads of process 1, which alone speaks for the guest.
-// Then it says so on the console, and spins.
+// The action runs as root in its guest. It stops all threads of process 1, which is the only one
+// that answers for the guest. Then it writes that to the console, and spins.
 const (
 	isSilent = "process 1 is stopped"
 	silences = `
@@ -49,8 +49,8 @@ def main(args):
 `
 )
 
-// Of three microVMs of an agent that was killed, one spins and is silent: the next agent serves,
-// and adopts the others, while it still waits for that one, which then ends with the reason.
+// Of a killed agent's three microVMs, one spins and is silent. The next agent serves, and adopts
+// the others, while it still waits for that one, which it then ends with a reason.
 func TestASilentGuestDelaysNoRestart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots microVMs")
@@ -100,7 +100,8 @@ func TestASilentGuestDelaysNoRestart(t *testing.T) {
 		spun := processorTime(t, pid) - spunBefore
 		t.Logf("the agent serves after %v, the others are adopted after %v; "+
 			"the silent one spun for %v of that", serves, adopted, spun)
-		if spun < adopted/5 { // it shares one processor with the others, two agents and the test
+		// it shares one processor with the other guests, two agents and the test
+		if spun < adopted/5 {
 			t.Errorf("the silent one does not spin")
 		}
 		const why = "has not answered within"
@@ -165,7 +166,7 @@ func (a *served) silence(id, console string) {
 	}
 }
 
-// greets has a sandbox answer that runs sandboxtest.Init.
+// greets checks that a sandbox with sandboxtest.Init answers.
 func (a *served) greets(id string) {
 	a.t.Helper()
 	body := []byte(`{"value":{"name":"` + id + `"}}`)
@@ -175,10 +176,10 @@ func (a *served) greets(id string) {
 	}
 }
 
-// processorTime is what all threads of a process have had of the processors.
+// processorTime returns the CPU time of all threads of a process.
 func processorTime(t *testing.T, pid int32) time.Duration {
 	t.Helper()
-	const ofProcess = 2 // as clock_getcpuclockid(3) has it
+	const ofProcess = 2 // see clock_getcpuclockid(3)
 	var had unix.Timespec
 	if err := unix.ClockGettime(^pid<<3|ofProcess, &had); err != nil {
 		t.Fatalf("process %d: %v", pid, err)

@@ -32,7 +32,8 @@ func listen(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestALifeInSimulation walks through a node's life by its commands: up, burst, status, report, drain, down.
+// TestALifeInSimulation goes through a node's life by its commands: up, burst, status, report,
+// drain, down.
 func TestALifeInSimulation(t *testing.T) {
 	dir := t.TempDir()
 	run := filepath.Join(dir, "run")
@@ -60,7 +61,8 @@ func TestALifeInSimulation(t *testing.T) {
 			t.Errorf("/metrics has no %s", want)
 		}
 	}
-	for end := time.Now().Add(20 * time.Second); traced(t, metrics) < 40; time.Sleep(50 * time.Millisecond) { // traces are kept by the second
+	// traces are batched for a second
+	for end := time.Now().Add(20 * time.Second); traced(t, metrics) < 40; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d of 40 cold starts have left a trace", traced(t, metrics))
 		}
@@ -90,7 +92,7 @@ func TestALifeInSimulation(t *testing.T) {
 	}
 }
 
-// traced is how many traces a process keeps.
+// traced returns how many traces a process keeps.
 func traced(t *testing.T, address string) int {
 	t.Helper()
 	resp, err := http.Get("http://" + address + "/api/traces?service=fastiov&limit=1000")
@@ -105,12 +107,13 @@ func traced(t *testing.T, address string) int {
 	return len(found.Data)
 }
 
-// TestABurstBringsItsOwnSim: without a node, a burst makes one of its own, and leaves nothing of it.
+// Without a node, a burst starts its own, and leaves nothing of it behind.
 func TestABurstBringsItsOwnSim(t *testing.T) {
 	cmd := fastiov(t, "burst", "--sandbox", "sim", "--sim-start", "100ms", "--n", "20", "--json")
 	tmp := t.TempDir()
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
-	out, err := cmd.Output() // on a busy machine the times are not as told, which is its error
+	// on a busy machine the times are not the programmed ones, which is an error of the command
+	out, err := cmd.Output()
 	var burst bench.BurstResult
 	if json.Unmarshal(out, &burst) != nil || burst.Driver != "sim" || burst.Answered != 20 || burst.Leaked != 0 || len(burst.Told) != len(sim.Table1(1)) {
 		t.Errorf("%v, %s", err, out)
@@ -123,7 +126,7 @@ func TestABurstBringsItsOwnSim(t *testing.T) {
 	}
 }
 
-// listenLater is an address that is free now.
+// listenLater returns an address that is free now.
 func listenLater(t *testing.T) string {
 	t.Helper()
 	address, err := bench.FreeAddress()
@@ -147,7 +150,7 @@ func scrape(t *testing.T, address string) string {
 	return string(body)
 }
 
-// TestTheLivePageIsThere: `fastiov up` serves it, and what its button starts is what its feed then tells of.
+// `fastiov up` serves the page, and the page's feed shows what its button starts.
 func TestTheLivePageIsThere(t *testing.T) {
 	url, _, key, _ := endpoint(t)
 	ask := func(method, path, body string) *http.Response {

@@ -14,7 +14,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
 
-// standing is an invoker of its own over a simulated agent, and where it says that it is ready.
+// standing starts an invoker over a simulated agent, and returns it and the directory where it
+// reports that it is ready.
 func standing(t *testing.T, more ...string) (w *whisk, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -31,7 +32,7 @@ func standing(t *testing.T, more ...string) (w *whisk, dir string) {
 	return w, dir
 }
 
-// stop tells it to end; the channel is closed when it has.
+// stop tells it to end. The channel is closed when it has ended.
 func (w *whisk) stop() (ended chan struct{}) {
 	w.t.Helper()
 	if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -54,7 +55,7 @@ func (w *whisk) readyz() int {
 	return resp.StatusCode
 }
 
-// until waits until that is so.
+// until waits until is returns true.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for late := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
@@ -85,7 +86,7 @@ func (w *whisk) ask(path, arguments string) chan reply {
 	return answer
 }
 
-// runs waits until so many calls are under way at the agent's sandboxes.
+// runs waits until n calls are under way in the agent's sandboxes.
 func (w *whisk) runs(n int) {
 	w.t.Helper()
 	until(w.t, fmt.Sprint(n, " calls run"), func() bool {
@@ -121,7 +122,7 @@ func TestAStopWaitsForWhatRuns(t *testing.T) {
 	}
 }
 
-// What takes longer than the stop waits is ended, and its caller and its record say so.
+// A call that takes longer than the stop waits is ended, and its answer and its record say so.
 func TestAStopEndsWhatTakesTooLong(t *testing.T) {
 	w, _ := standing(t, "--drain", "100ms")
 	w.put("hello", helloAction)
@@ -161,7 +162,7 @@ func TestTheNextPoolHasWhatWasLeftWarm(t *testing.T) {
 			<-w.stop()
 			w.start()
 			cold(0)
-			w.kill() // what a crash leaves may be doing anything
+			w.kill() // a process that a crash leaves may be in any state
 			w.start()
 			cold(1)
 			<-w.stop()
@@ -172,7 +173,7 @@ func TestTheNextPoolHasWhatWasLeftWarm(t *testing.T) {
 	}
 }
 
-// sample is the value of a series that an invoker shows, or -1.
+// sample returns the value of one of an invoker's series, or -1.
 func sample(t *testing.T, address, series string) float64 {
 	t.Helper()
 	for line := range strings.Lines(scrape(t, address)) {

@@ -10,7 +10,7 @@ import (
 	"github.com/fastiov/fastiov/functions/inputs"
 )
 
-// TestTheSamplesCanBeFetched: `up --storage` serves what `storage samples` put there.
+// `up --storage` serves what `storage samples` stored there.
 func TestTheSamplesCanBeFetched(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes the weights of a network")

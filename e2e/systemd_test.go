@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A service manager is told when the agent serves and when it ends.
+// The service manager is told when the agent serves and when it ends.
 func TestTheServiceManagerIsTold(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "notify")

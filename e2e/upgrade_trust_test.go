@@ -17,16 +17,15 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// The last commit whose guests have no secret, and whose records no version.
+// The last commit whose guests have no secret and whose records have no version.
 const (
 	formerCommit = "2ca486c"
 	formerDir    = "/share/former"
 	upgradeRun   = "/run/fastiov-upgrade"
 )
 
-// TestAnUpgradeEndsWhatAFormerVersionLeft starts sandboxes by an agent of the former version, kills
-// that one, and starts this version's in its place: it ends them at once and says why, and each VF
-// is idle again.
+// An agent of the former version with sandboxes is killed and replaced by this version's, which
+// ends them at once and says why; then each VF is idle again.
 func TestAnUpgradeEndsWhatAFormerVersionLeft(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the former version")
@@ -47,7 +46,7 @@ func TestAnUpgradeEndsWhatAFormerVersionLeft(t *testing.T) {
 	})
 }
 
-// former builds the version of a commit, as files of that folder for the testbed.
+// former builds the version of a commit, and returns its files for that folder of the testbed.
 func former(t *testing.T, commit, folder string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -82,7 +81,7 @@ func former(t *testing.T, commit, folder string) map[string]string {
 	} {
 		files[folder+"/images/"+name] = dir + "/images/" + name
 	}
-	const launcher = "node-agent/sandbox/jail/vmm" // of the versions that have one
+	const launcher = "node-agent/sandbox/jail/vmm" // only in versions that have one
 	if _, err := os.Stat(filepath.Join(source, launcher)); err == nil {
 		if err := run(source, "go", "build", "-o", dir+"/fastiov-vmm", "./"+launcher); err != nil {
 			t.Fatal(err)

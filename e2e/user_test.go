@@ -11,7 +11,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// opens asks the endpoint who a key is of; the status is 200 where it opens.
+// opens asks the endpoint to whom a key belongs. The status is 200 if the key is valid.
 func opens(t *testing.T, address, key string) (status int, namespaces []string) {
 	t.Helper()
 	req, err := http.NewRequest(http.MethodGet, "http://"+address+"/api/v1/namespaces", nil)
@@ -54,7 +54,8 @@ func put(t *testing.T, address, key, name string) {
 	}
 }
 
-// TestUsers: subjects made before the invoker runs, while it runs and after it ended are the same subjects.
+// Subjects are the same, whether they were made before the invoker runs, while it runs, or after it
+// ended.
 func TestUsers(t *testing.T) {
 	dir := t.TempDir()
 	flags := []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state")}
