@@ -9,9 +9,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// Memory is how much of a sandbox's memory was allocated at a moment of its start, and how much of
-// that was zeroed. Waited is how long its VF waited for bus mastering until all memory that it
-// reaches was zeroed.
+// Memory holds how much of a sandbox's memory was allocated at a moment of its start, and how much
+// of that was zeroed. Waited is the time that its VF waited for bus mastering, until all memory
+// that it reaches was zeroed.
 type Memory struct {
 	ResidentMiB Quantiles `json:"resident_mib"`
 	ZeroedMiB   Quantiles `json:"zeroed_mib"`

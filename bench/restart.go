@@ -212,7 +212,8 @@ func (r *RestartResult) Print(w io.Writer) {
 		r.N, r.Driver, r.Stopped, r.Adopted, r.Ended)
 	fmt.Fprintf(w, "serves after %.0f ms, first adopted %.0f, last %.0f, settled %.0f\n",
 		r.Serves, r.FirstAdopted, r.LastAdopted, r.Settled)
-	fmt.Fprintf(w, "the processors worked for %.0f ms; all had ended %.0f ms after they were told to\n",
+	fmt.Fprintf(w,
+		"the processors worked for %.0f ms; all had ended %.0f ms after they were told to\n",
 		r.CPU, r.Drained)
 	fmt.Fprintf(w, "capacity %d → %d MiB, of it reserved %d → %d at its first answer\n",
 		r.CapacityBefore, r.CapacityAfter, r.ReservedBefore, r.ReservedAtOnce)

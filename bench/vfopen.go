@@ -42,7 +42,7 @@ type Arm struct {
 // GroupVF is a VF and its VFIO group node.
 type GroupVF struct{ Group, BDF string }
 
-// A Hold is what one holder is to do.
+// A Hold holds the orders for one holder.
 type Hold struct {
 	GroupVF
 	Slot     int  // its place on the board, where it writes the time

@@ -11,7 +11,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// mostBars is how many starts of a burst a terminal shows.
+// mostBars is the number of starts of a burst that a terminal shows.
 const mostBars = 24
 
 // How a stage looks on a terminal: a letter on one of 256 colours.

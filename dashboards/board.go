@@ -49,7 +49,7 @@ func choice(name, text, metric, label string) Variable {
 	}
 }
 
-// A kind is how a panel shows its queries.
+// A kind is a way in which a panel shows its queries.
 type kind string
 
 const (

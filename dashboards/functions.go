@@ -27,10 +27,18 @@ func functions() Dashboard {
 		tail("fastiov_activation_seconds", of, whole, "function", "")...).columns("function")
 	b.panel(bars, 12, 9, "percentunit", "Share of cold calls",
 		"Of the calls of a function that ran, those that a sandbox was started or a stem cell initialised for.",
-		query{`sum by (function) (increase(fastiov_activation_seconds_count{function=~"$function", start=~"cold|prewarm"}[$__range])) / sum by (function) (increase(fastiov_activation_seconds_count` + of + `[$__range]) > 0)`, "{{function}}"})
+		query{
+			`sum by (function) (increase(fastiov_activation_seconds_count{function=~"$function", start=~"cold|prewarm"}[$__range])) / sum by (function) (increase(fastiov_activation_seconds_count` +
+				of + `[$__range]) > 0)`,
+			"{{function}}",
+		})
 	b.panel(bars, 12, 9, "percentunit", "Share that did not succeed",
 		"Activations of a function that ended otherwise than with success.",
-		query{`sum by (function) (increase(fastiov_activations_total{function=~"$function", status!="success"}[$__range])) / (sum by (function) (increase(fastiov_activations_total` + of + `[$__range])) > 0)`, "{{function}}"})
+		query{
+			`sum by (function) (increase(fastiov_activations_total{function=~"$function", status!="success"}[$__range])) / (sum by (function) (increase(fastiov_activations_total` +
+				of + `[$__range])) > 0)`,
+			"{{function}}",
+		})
 
 	b.panel(stacked, 12, 9, "short", "Calls that wait for a sandbox",
 		"In the invoker, by what they wait for.",

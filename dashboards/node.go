@@ -11,7 +11,10 @@ func node() Dashboard {
 			`[$__rate_interval]))`, "{{method}}"})
 	b.panel(lines, 8, 9, "ops", "Errors",
 		"Calls that did not end with OK per second, by method and gRPC status code.",
-		query{`sum by (method, code) (rate(fastiov_node_call_seconds_count{instance=~"$instance", code!="OK"}[$__rate_interval]))`, "{{method}} {{code}}"})
+		query{
+			`sum by (method, code) (rate(fastiov_node_call_seconds_count{instance=~"$instance", code!="OK"}[$__rate_interval]))`,
+			"{{method}} {{code}}",
+		})
 	b.panel(lines, 8, 9, "s", "Durations", "The p50 and p99 of calls of the node API, by method.",
 		query{quantile("0.5", "fastiov_node_call_seconds", on, window, "method"), "p50 {{method}}"},
 		query{quantile("0.99", "fastiov_node_call_seconds", on, window, "method"),

@@ -28,7 +28,10 @@ func tailLatency() Dashboard {
 			`[$__range]))`, "answered"})
 	b.panel(numbers, 4, 4, "percentunit", "Share of cold calls",
 		"Of the calls that got a sandbox, those that one had to be started or initialised for.",
-		query{`sum(increase(fastiov_pool_decisions_total{kind=~"cold|prewarm"}[$__range])) / sum(increase(fastiov_pool_decisions_total{kind=~"warm|warming|prewarm|cold"}[$__range]))`, "cold"})
+		query{
+			`sum(increase(fastiov_pool_decisions_total{kind=~"cold|prewarm"}[$__range])) / sum(increase(fastiov_pool_decisions_total{kind=~"warm|warming|prewarm|cold"}[$__range]))`,
+			"cold",
+		})
 	b.panel(numbers, 4, 4, "percentunit", "Stage coverage",
 		"Median share of a cold start that some stage claims; below 0.95 nobody knows where the time goes.",
 		query{`histogram_quantile(0.5, sum by (le) (rate(fastiov_cold_start_coverage_ratio_bucket` +
@@ -47,7 +50,8 @@ func tailLatency() Dashboard {
 	b.panel(stacked, 12, 11, "s", "Where the time of an average start goes",
 		"Mean time in each stage per cold start; the stages add up to the whole.",
 		query{`sum by (stage) (rate(fastiov_cold_start_stage_seconds_sum` + starts +
-			`[$__rate_interval])) / ignoring (stage) group_left sum(rate(fastiov_cold_start_seconds_count` + starts + `[$__rate_interval]))`, "{{stage}}"})
+			`[$__rate_interval])) / ignoring (stage) group_left sum(rate(fastiov_cold_start_seconds_count` +
+			starts + `[$__rate_interval]))`, "{{stage}}"})
 	for _, q := range quantiles {
 		b.panel(lines, 12, 9, "s", "Stages, "+q.name,
 			"The "+q.name+" of what each stage takes of a cold start.",
@@ -60,7 +64,10 @@ func tailLatency() Dashboard {
 		tail("fastiov_activation_seconds", "", window, "start", "{{start}}")...)
 	b.panel(stacked, 12, 9, "percentunit", "How calls get their sandbox",
 		"Share of each way to a sandbox.",
-		query{`sum by (kind) (rate(fastiov_pool_decisions_total{kind=~"warm|warming|prewarm|cold"}[$__rate_interval])) / ignoring (kind) group_left sum(rate(fastiov_pool_decisions_total{kind=~"warm|warming|prewarm|cold"}[$__rate_interval]))`, "{{kind}}"})
+		query{
+			`sum by (kind) (rate(fastiov_pool_decisions_total{kind=~"warm|warming|prewarm|cold"}[$__rate_interval])) / ignoring (kind) group_left sum(rate(fastiov_pool_decisions_total{kind=~"warm|warming|prewarm|cold"}[$__rate_interval]))`,
+			"{{kind}}",
+		})
 
 	b.panel(bars, 12, 8, "s", "Two versions",
 		"The same quantiles of cold starts by two versions of fastiov, over the range.",
@@ -72,7 +79,10 @@ func tailLatency() Dashboard {
 		"Share of a cold start's time that some stage claims: the median, and what all but one of twenty starts reach.",
 		query{`histogram_quantile(0.5, sum by (le) (rate(fastiov_cold_start_coverage_ratio_bucket` +
 			starts + `[$__rate_interval])))`, "median"},
-		query{`histogram_quantile(0.05, sum by (le) (rate(fastiov_cold_start_coverage_ratio_bucket` + starts + `[$__rate_interval])))`, "p5"})
+		query{
+			`histogram_quantile(0.05, sum by (le) (rate(fastiov_cold_start_coverage_ratio_bucket` +
+				starts + `[$__rate_interval])))`, "p5",
+		})
 	return b.Dashboard
 }
 

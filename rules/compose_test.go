@@ -108,7 +108,8 @@ func TestComposeIsForThisMachineOnly(t *testing.T) {
 			}
 		}
 	}
-	if grafana := project.Services["grafana"].Environment; *grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] != "true" {
+	grafana := project.Services["grafana"].Environment
+	if *grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] != "true" {
 		t.Error("Grafana has an administrator whose password everybody knows")
 	}
 }

@@ -31,7 +31,8 @@ func TestPromisesCiteCurrentFigures(t *testing.T) {
 				t.Errorf("SPECIFICATION.md cites %s: %v", file, err)
 			} else if !current && !admitted.MatchString(line) {
 				t.Errorf(
-					"SPECIFICATION.md cites %s, measured on other sources: measure again (make test ONLY=full/benches) or mark the promise stale", file)
+					"SPECIFICATION.md cites %s, measured on other sources: measure again (make test ONLY=full/benches) or mark the promise stale",
+					file)
 			}
 		}
 	}

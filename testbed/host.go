@@ -109,7 +109,7 @@ func makeKey(private, authorized string) error {
 		os.WriteFile(authorized, ssh.MarshalAuthorizedKey(line), 0o600))
 }
 
-// killTime is how long a cancelled command may take to end.
+// killTime bounds the end of a cancelled command.
 const killTime = 5 * time.Second
 
 // Run runs a shell command in the host's /share and returns its exit code. When ctx ends, it ends

@@ -141,7 +141,8 @@ func TestWireIsRecorded(t *testing.T) {
 	port, stop := serve(t, &server)
 	defer stop()
 	const word = "over-the-wire"
-	line := "ip link set eth1 up && ip addr replace 10.0.2.15/24 dev eth1 && exec 3<>/dev/tcp/10.0.2.2/" + port +
+	line := "ip link set eth1 up && ip addr replace 10.0.2.15/24 dev eth1 && exec 3<>/dev/tcp/10.0.2.2/" +
+		port +
 		" && printf 'GET /" + word + " HTTP/1.0\\r\\n\\r\\n' >&3 && head -1 <&3"
 	var out bytes.Buffer
 	code, err := h.Run(t.Context(), line, nil, &out, &out)

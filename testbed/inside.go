@@ -18,7 +18,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
-// Needs is what a test needs of the host it runs in. Any host satisfies the zero value.
+// Needs lists what a test needs of the host it runs in. Any host satisfies the zero value.
 type Needs struct {
 	NICs      int // igb cards with 7 VFs each
 	NVMeVFs   int
@@ -35,7 +35,7 @@ type Needs struct {
 	Outside func(h *Host) // called here after the body has passed there
 }
 
-// ImagesDir is where a test finds the images that it needs.
+// ImagesDir is the directory where a test finds the images that it needs.
 const ImagesDir = "/share/images"
 
 const (
@@ -132,7 +132,7 @@ func Main(m interface{ Run() int }) {
 	os.Exit(code)
 }
 
-// A verdict is how a test ended.
+// A verdict is the result of a test.
 type verdict int
 
 const (
@@ -160,7 +160,7 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 		func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
 }
 
-// SelftestsDir is where a test that needs the patched kernel finds the kernel's selftests.
+// SelftestsDir is the directory where a test that needs the patched kernel finds its selftests.
 const SelftestsDir = "/share/selftests"
 
 func (h *Host) putSelftests(ctx context.Context) error {

@@ -52,8 +52,9 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 		a.add("-device", "edu")
 	}
 	a.add("-kernel", img.Kernel, "-initrd", img.Initrd,
-		"-append", // no_timer_check: on a busy machine the emulated timer may be late when the kernel checks
+		// no_timer_check: on a busy machine the emulated timer may be late when the kernel checks
 		// it, and then the kernel panics.
+		"-append",
 		"console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on iommu=pt memhp_default_state=online mitigations=off")
 	return a
 }
@@ -109,7 +110,8 @@ func (a *args) nic(i int, pcap string) {
 
 func (a *args) nvme(slot, vfs int) {
 	a.add("-device", fmt.Sprintf("pcie-root-port,id=nvmeport,chassis=%d,slot=%d", slot+1, slot+1),
-		"-device", "nvme-subsys,id=nvmesub", "-device", fmt.Sprintf("nvme,id=nvme,serial=fastiov,bus=nvmeport,subsys=nvmesub,"+
+		"-device", "nvme-subsys,id=nvmesub",
+		"-device", fmt.Sprintf("nvme,id=nvme,serial=fastiov,bus=nvmeport,subsys=nvmesub,"+
 			"sriov_max_vfs=%d,sriov_vq_flexible=%d,sriov_vi_flexible=%d,max_ioqpairs=%d,msix_qsize=%d",
 			vfs, 2*vfs, vfs, 2*vfs+2, vfs+1))
 }

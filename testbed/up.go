@@ -84,9 +84,9 @@ func (d dir) reuse(ctx context.Context, want Config) (*Host, error) {
 		return nil, nil
 	}
 	if !r.Config.serves(want) {
-		return nil,
-			fmt.Errorf("testbed %q is up with less than asked for (it has %s): run `fastiov testbed down` first, or use another --name",
-				want.Name, r.Config)
+		return nil, fmt.Errorf(
+			"testbed %q is up with less than asked for (it has %s): run `fastiov testbed down` first, or use another --name",
+			want.Name, r.Config)
 	}
 	if err := h.dial(ctx); err != nil {
 		return nil, fmt.Errorf(
@@ -126,7 +126,7 @@ func find(name string) (*Host, error) {
 	return &Host{dir: d, rec: *r}, nil
 }
 
-// A Status is what this machine knows of a testbed without asking its host.
+// A Status holds what this machine knows of a testbed without asking its host.
 type Status struct {
 	State   string // ready or booting
 	PID     int

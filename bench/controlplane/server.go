@@ -262,7 +262,7 @@ func (s *server) recorded() (n int, err error) {
 	return count.Activations, json.NewDecoder(resp.Body).Decode(&count)
 }
 
-// A spent is how much of each resource a server has used.
+// A spent holds how much of each resource a server has used.
 type spent struct {
 	cpu         time.Duration
 	allocations float64

@@ -59,9 +59,11 @@ var languages = []language{{
 		"count":    "n = 0\ndef main(args):\n    global n\n    n += 1\n    return {'n': n}",
 		"unicode":  "def main(args):\n    return {'echo': args['s'], 'own': 'é\\u2603'}",
 	},
-	zip: map[string]string{"__main__.py": "from lib.greet import greet\ndef main(args):\n    return {'got': greet(open('data.txt').read())}",
+	zip: map[string]string{
+		"__main__.py":     "from lib.greet import greet\ndef main(args):\n    return {'got': greet(open('data.txt').read())}",
 		"lib/__init__.py": "", "lib/greet.py": "def greet(x):\n    return 'hello ' + x",
-		"data.txt": "zip"},
+		"data.txt": "zip",
+	},
 }, {
 	name: "nodejs",
 	command: func(t *testing.T) []string {

@@ -185,7 +185,8 @@ func TestNoPathLeadsOut(t *testing.T) {
 		for _, method := range []string{"GET", "PUT"} {
 			t.Run(method+" "+path, func(t *testing.T) {
 				answer := raw(t, base,
-					method+" "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nevil")
+					method+" "+path+
+						" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nevil")
 				if bytes.Contains(answer, []byte("secret\n")) ||
 					bytes.HasSuffix(answer, []byte("secret")) {
 					t.Errorf("it answered %s", answer)

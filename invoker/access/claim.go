@@ -102,15 +102,18 @@ func (r *Register) putClaim(ctx context.Context, namespace string, c claim) (cla
 // free returns an error for a namespace that has an owner or still holds something.
 func (r *Register) free(ctx context.Context, namespace string) error {
 	if _, taken := r.Directory.byName.Load(namespace); taken {
-		return fmt.Errorf("namespace %q: %w", namespace, ErrExists)
+		return fmt.Errorf(
+			"namespace %q: %w", namespace, ErrExists)
 	}
 	c, claimed := r.Directory.claim(namespace)
 	if claimed && c.Purging {
-		return fmt.Errorf("namespace %q is being purged; `fastiov user delete %q --purge` finishes that",
+		return fmt.Errorf(
+			"namespace %q is being purged; `fastiov user delete %q --purge` finishes that",
 			namespace, c.Subject)
 	}
 	if claimed {
-		return fmt.Errorf("namespace %q may hold what %q left; `fastiov user delete %[2]q --purge` deletes that",
+		return fmt.Errorf(
+			"namespace %q may hold what %q left; `fastiov user delete %[2]q --purge` deletes that",
 			namespace, c.Subject)
 	}
 	holds, err := r.holds(ctx, namespace)

@@ -39,7 +39,8 @@ func (r *Register) Create(ctx context.Context, name, namespace string, limits Li
 	for _, text := range []string{name, namespace} {
 		if !subjectName.MatchString(text) || text == "_" {
 			return Key{}, fmt.Errorf(
-				"%.300q is no name: letters, digits and _@ .&-, beginning with a letter, digit or _", text)
+				"%.300q is no name: letters, digits and _@ .&-, beginning with a letter, digit or _",
+				text)
 		}
 	}
 	if name == Guest || namespace == Guest {

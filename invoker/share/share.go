@@ -25,7 +25,7 @@ type Whole struct {
 	used atomic.Int64
 }
 
-// A Part is what one user holds of a Whole. The zero value holds nothing.
+// A Part is the amount of a Whole that one user holds. The zero value holds nothing.
 type Part struct{ held atomic.Int64 }
 
 // Of returns a Whole of that size.

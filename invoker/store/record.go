@@ -16,9 +16,9 @@ type Indexed struct {
 	Start     time.Time
 }
 
-// A Record is what a store keeps of a finished activation. The store does not look into its body. It
-// asks for the body's bytes when it writes or shows them, so Finish copies nothing and its caller
-// must not change the body any more.
+// A Record holds what a store keeps of a finished activation. The store does not look into its
+// body. It asks for the body's bytes when it writes or shows them. So Finish copies nothing, and
+// its caller must not change the body any more.
 type Record struct {
 	Indexed
 	Body Body
@@ -27,10 +27,10 @@ type Record struct {
 // A Body holds what its writer keeps of an activation.
 type Body interface {
 	encoding.BinaryAppender
-	Size() int // about what it takes in memory
+	Size() int // about how many bytes of memory it takes
 }
 
-// Bytes are a body that is encoded already.
+// Bytes is a body that is encoded already.
 type Bytes []byte
 
 // AppendBinary implements encoding.BinaryAppender.

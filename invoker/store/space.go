@@ -2,8 +2,8 @@ package store
 
 import "fmt"
 
-// A Space is what the documents of a namespace take, or the most that they may take. In a bound, 0
-// means no bound.
+// A Space measures the documents of a namespace: what they take, or the most that they may take. In
+// a bound, 0 means no bound.
 type Space struct {
 	Entities  int64 // how many there are
 	Documents int64 // bytes of their bodies, which every invoker keeps decoded in memory

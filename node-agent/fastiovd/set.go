@@ -27,7 +27,7 @@ const (
 	Hierarchical Lock = "hierarchical" // all VFs of a bus, under a lock that openings share
 )
 
-// A Barrier is what keeps a VF from memory that is not zeroed.
+// A Barrier keeps a VF from memory that is not zeroed.
 type Barrier string
 
 // The barriers. Except with Strict, a VF can send old data of others out of the host.
@@ -67,8 +67,8 @@ func Parse(text string) (Set, error) {
 		case "barrier=strict", "barrier=coop", "barrier=none":
 			s.Barrier = Barrier(strings.TrimPrefix(axis, "barrier="))
 		default:
-			return Set{},
-				fmt.Errorf("%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap|table, "+
+			return Set{}, fmt.Errorf(
+				"%q is no part of a set: use none, all, or some of l=bus|per-vf|hierarchical, r=0|1, d=eager|pagecache|touchmap|table, "+
 					"barrier=strict|coop|none, joined by commas", axis)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // license is the licence that the kernel demands of programs that use its tracing helpers.
 const license = "Dual MIT/GPL"
 
-// A detail is what an event holds besides its times.
+// A detail says which fact an event holds besides its times.
 type detail int
 
 const (

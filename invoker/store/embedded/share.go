@@ -23,7 +23,7 @@ type shares struct {
 	bytes   int64 // of all namespaces
 }
 
-// A share is what one namespace holds.
+// A share counts the records of one namespace.
 type share struct {
 	namespace string
 	bytes     int64

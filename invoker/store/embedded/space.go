@@ -31,7 +31,7 @@ func (s *Store) grow(namespace string, before, after, most store.Space) error {
 	return err
 }
 
-// taken returns the space of a document, zero if there is none.
+// taken returns the space of a document, or zero without a document.
 func taken(tx *bbolt.Tx, key []byte) (t store.Space) {
 	value := tx.Bucket(docs).Get(key)
 	if value == nil {

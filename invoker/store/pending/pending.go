@@ -22,8 +22,8 @@ import (
 // Limit bounds the memory of the records.
 const Limit = 16 << 20
 
-// gather is how long a record waits for others, since a write of many costs about as much as a
-// write of one. The rest of the window is for the write.
+// gather is the time that a record waits for others, since a write of many costs about as much as
+// a write of one. The rest of the window is for the write.
 const gather = store.Window * 4 / 5
 
 // again is the pause after a failed write, if only records wait for the next one.

@@ -21,7 +21,8 @@ func (s *Store) check(ctx context.Context) error {
 	for _, pattern := range []string{"*append*", "maxmemory*"} {
 		some, err := s.db.ConfigGet(ctx, pattern).Result()
 		if err != nil {
-			s.log.Warn("Redis does not tell its settings; without appendonly yes, appendfsync always and noeviction it may lose what was promised",
+			s.log.Warn(
+				"Redis does not tell its settings; without appendonly yes, appendfsync always and noeviction it may lose what was promised",
 				"redis", s.where, "reason", err)
 			break
 		}

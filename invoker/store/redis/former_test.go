@@ -124,7 +124,8 @@ func TestRecordsOfAFormerVersionGoFirst(t *testing.T) {
 	}
 	for i := range n {
 		old := finished(i)
-		r.former(t, formerFinish, old.ID, old.Namespace, old.Name, old.Order(), []byte(old.Body.(store.Bytes)))
+		r.former(t, formerFinish, old.ID, old.Namespace, old.Name, old.Order(),
+			[]byte(old.Body.(store.Bytes)))
 	}
 	s, err := Open(t.Context(), r.URL(), retain, quiet)
 	if err != nil {

@@ -109,8 +109,9 @@ func (s *Store) told(answer int, err error) error {
 		return store.ErrNotFound
 	case answer == -2:
 		if !s.lease.replaced.Swap(true) {
-			s.log.Error("another process has taken this invoker's name, and this one accepts no more calls;"+
-				" end it, or start it with another --name", "name", s.lease.name)
+			s.log.Error(
+				"another process has taken this invoker's name, and this one accepts no more calls;"+
+					" end it, or start it with another --name", "name", s.lease.name)
 		}
 		return store.NotKept(store.ErrReplaced)
 	}

@@ -35,7 +35,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/pending"
 )
 
-// patience is how long the store waits for an answer of Redis: a disk may stall for seconds.
+// patience is the time that the store waits for an answer of Redis: a disk may stall for seconds.
 const patience = 10 * time.Second
 
 // Store is a connection to a Redis.
@@ -85,7 +85,9 @@ func Open(ctx context.Context, url string, retain int64, log *slog.Logger) (*Sto
 	options.ReadTimeout, options.WriteTimeout = patience, patience
 	options.ContextTimeoutEnabled = true
 	// notifications of hosted services
-	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	options.MaintNotificationsConfig = &maintnotifications.Config{
+		Mode: maintnotifications.ModeDisabled,
+	}
 	s := &Store{
 		db: redis.NewClient(options), feed: redis.NewClient(options), where: options.Addr,
 		retain: retain, log: log,

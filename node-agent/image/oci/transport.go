@@ -21,8 +21,8 @@ import (
 // blob more is read, as much as the manifest says.
 const maxAnswer = 4 << 20
 
-// slowest is how much an unfinished answer must bring in a window of time: a registry that sends
-// too slowly would block a place that others wait for.
+// An unfinished answer must bring slowest bytes in a window of time: a registry that sends too
+// slowly would block a place that others wait for.
 const (
 	slowest = 64 << 10
 	window  = 30 * time.Second

@@ -128,7 +128,8 @@ func TestPackagesMergeThroughLinks(t *testing.T) {
 		keep); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := listing(tree), "bin->usr/bin lib->usr/lib usr/ usr/bin/ usr/bin/sh=1 usr/lib/"; got != want {
+	if got, want := listing(tree),
+		"bin->usr/bin lib->usr/lib usr/ usr/bin/ usr/bin/sh=1 usr/lib/"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

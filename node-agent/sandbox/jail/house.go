@@ -99,7 +99,9 @@ func build(parts []string) error {
 	todo.do("umount", func() error { return unix.Unmount(".", unix.MNT_DETACH) })
 	todo.do("mount_setattr", func() error {
 		return unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE,
-			&unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV})
+			&unix.MountAttr{
+				Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV,
+			})
 	})
 	return todo.failed
 }

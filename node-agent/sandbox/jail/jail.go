@@ -98,8 +98,9 @@ func (h *Host) open(config Config) (err error) {
 		return err
 	}
 	if !h.calls.Known() {
-		config.Log.Warn("the VMM is of no known build: it may make all but the dangerous system calls; "+
-			"fastiov doctor names the known ones", "program", h.program)
+		config.Log.Warn(
+			"the VMM is of no known build: it may make all but the dangerous system calls; "+
+				"fastiov doctor names the known ones", "program", h.program)
 	}
 	if h.filter, err = sealed(h.calls); err != nil {
 		return err
@@ -113,7 +114,8 @@ func (h *Host) open(config Config) (err error) {
 	}
 	rooms := stockable(config.Rooms, files.Cur)
 	if rooms < config.Rooms {
-		config.Log.Warn("fewer rooms are kept ready than wanted; raise the limit of open files (ulimit -n)",
+		config.Log.Warn(
+			"fewer rooms are kept ready than wanted; raise the limit of open files (ulimit -n)",
 			"rooms", rooms, "wanted", config.Rooms, "limit", files.Cur)
 	}
 	h.stock = newStock(h.house.newRoom, rooms, config.Log)
@@ -128,11 +130,13 @@ func (h *Host) enforceable(config Config) error {
 	case len(missing) == 0:
 		return nil
 	case !config.BestEffort:
-		return fmt.Errorf("limits of sandboxes cannot be enforced: of cgroup v2's controllers %q cannot be "+
-			"used: %w; boot with systemd.unified_cgroup_hierarchy=1, or accept rlimits in their place by "+
-			"--limits=best-effort", missing, why)
+		return fmt.Errorf(
+			"limits of sandboxes cannot be enforced: of cgroup v2's controllers %q cannot be "+
+				"used: %w; boot with systemd.unified_cgroup_hierarchy=1, or accept rlimits in their place by "+
+				"--limits=best-effort", missing, why)
 	default:
-		config.Log.Warn("sandboxes run without some limits: controllers of cgroup v2 cannot be used",
+		config.Log.Warn(
+			"sandboxes run without some limits: controllers of cgroup v2 cannot be used",
 			"missing", missing, "err", why)
 		return nil
 	}

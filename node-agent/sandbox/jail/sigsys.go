@@ -15,7 +15,7 @@ import (
 // refusedCall matches the kernel's log of a process that a filter killed.
 var refusedCall = regexp.MustCompile(`type=1326 .*\bpid=(\d+) .*\bsyscall=(\d+) `)
 
-// BySeccomp is how a process ends that a filter killed.
+// BySeccomp describes the end of a process that a filter killed.
 const BySeccomp = "killed by seccomp"
 
 // bySeccomp returns that a filter killed the process and, if the kernel's log has it, for which

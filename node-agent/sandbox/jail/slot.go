@@ -25,7 +25,7 @@ type slot struct {
 	file *os.File
 }
 
-// lastSlot is where the search begins: the slot that was released longest ago is most likely free.
+// The search begins after lastSlot: the slot that was released longest ago is most likely free.
 var lastSlot atomic.Int64
 
 // takeSlot returns a slot whose user is not known to live. A process may close its slot file and

@@ -132,8 +132,8 @@ const (
 	arguments    = 16
 
 	setGuestCID   = 0x4008af60 // VHOST_VSOCK_SET_GUEST_CID
-	newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
-		unix.CLONE_NEWPID | unix.CLONE_NEWNET
+	newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS |
+		unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 )
 
 // always returns the rules of every filter. The kernel reads only half of an argument of each of
