@@ -31,7 +31,7 @@ type Config struct {
 	// Burst fires n calls at once with the caller's key, and returns the result, which the page
 	// shows as JSON.
 	Burst func(ctx context.Context, key string, n int) (any, error)
-	// OpenKey is the key that everybody knows who can reach the page. If it is empty, the page asks
+	// OpenKey is a key that everybody who can reach the page may use. If it is empty, the page asks
 	// for a key.
 	OpenKey string
 }

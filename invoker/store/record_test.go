@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What lies in the filter's Range is what its words say, and Orders sort as times do.
+// An Order lies in the filter's Range exactly if the filter takes the record, and Orders sort as
+// times do.
 func TestOrderAndRange(t *testing.T) {
 	moments := rapid.Custom(func(t *rapid.T) time.Time {
 		if rapid.Bool().Draw(t, "zero") {
