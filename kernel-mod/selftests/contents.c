@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Whoever looks at registered memory that is mapped for DMA finds what was written,
- * and zeros elsewhere: never what the page held before. Free memory is poisoned first,
- * so that zeros are somebody's work.
+ * Every reader of registered memory that is mapped for DMA finds what was written, and
+ * zeros elsewhere: never what the page held before. Free memory is poisoned first, so
+ * that the kernel must have zeroed what reads as zero.
  */
 #include "kvm.h"
 #include "vhost.h"
@@ -23,7 +23,7 @@ static const char *kind(enum pages pages)
 	return text;
 }
 
-/* New memory, written at its begin and at 5 MiB, mapped for DMA. */
+/* Returns new memory, written at its begin and at 5 MiB, mapped for DMA. */
 static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 {
 	struct ram r = ram_new(SIZE, pages);
@@ -39,7 +39,7 @@ static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 	return r;
 }
 
-/* What is let go is poisoned, as the next is likely to get the same pages. */
+/* Poisons memory before it frees it, since the next memory is likely to get the same pages. */
 static void end(struct vfio *v, struct ram *r)
 {
 	vfio_close(v);
@@ -108,7 +108,7 @@ static void by_read(enum pages pages)
 	end(&v, &r);
 }
 
-/* A process with the same memory, through which others can look. */
+/* Starts a process with the same memory, through which others can read it. */
 static pid_t bystander(void)
 {
 	pid_t child = must(fork());
@@ -186,7 +186,7 @@ static void on_request(enum pages pages)
 	end(&v, &r);
 }
 
-/* What was not zeroed when the registration ended is still zeroed before it is seen. */
+/* Pages that were not zeroed when the registration ended are still zeroed before they are seen. */
 static void after_the_registration(enum pages pages)
 {
 	struct vfio v;
@@ -198,7 +198,7 @@ static void after_the_registration(enum pages pages)
 	end(&v, &r);
 }
 
-/* A peer that was handed the memfd, as vhost-user has it. */
+/* A peer reads through its own mapping of the memfd, as with vhost-user. */
 static void by_a_peer(enum pages pages)
 {
 	struct vfio v;
@@ -216,7 +216,7 @@ static void by_a_peer(enum pages pages)
 	end(&v, &r);
 }
 
-/* Small page table entries, none of them there, are made one huge one, without a fault. */
+/* Small page table entries, all empty, become one huge entry without a fault. */
 static void collapsed(enum pages pages)
 {
 	struct vfio v;
@@ -228,7 +228,7 @@ static void collapsed(enum pages pages)
 	end(&v, &r);
 }
 
-/* Somebody writes a part of a page through another process: the rest is zero. */
+/* A process writes a part of another process's page: the rest is zero. */
 static void written_through_a_process(enum pages pages)
 {
 	struct vfio v;
@@ -330,7 +330,7 @@ static void by_kvm(enum pages pages)
 	end(&v, &r);
 }
 
-/* A core that is dumped has what was written, and no poison. */
+/* A core dump contains what was written, and no poison. */
 static void dumped(enum pages pages)
 {
 	struct vfio v;

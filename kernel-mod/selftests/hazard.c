@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A hostile guest's way to other people's data: it lets its device read pages that
- * its processors never touched. And an honest guest's way to lose packets: its
- * device writes to such pages before the processor looks.
+ * How a hostile guest could get other people's data: its device reads pages that its
+ * processors never touched. And how an honest guest could lose packets: its device
+ * writes to such pages before the processor reads them.
  *
  * The device is QEMU's edu, which copies between memory and a buffer of its own as
  * it is told. Free memory is poisoned; a control run with the barrier switched off
@@ -17,7 +17,7 @@
 
 static const char *bdf;
 
-/* How many pages of memory that nobody touched showed the device something. */
+/* Returns how many untouched pages were not zero when the device read them. */
 static int stale(struct vfio *v, uint8_t *memory, uint64_t iova)
 {
 	int n = 0;
@@ -33,7 +33,7 @@ static int stale(struct vfio *v, uint8_t *memory, uint64_t iova)
 	return n;
 }
 
-/* How many pages that the device wrote before anybody touched them did not have what it wrote. */
+/* Returns how many untouched pages did not keep what the device wrote to them. */
 static int lost(struct vfio *v, uint8_t *memory, uint64_t iova)
 {
 	int n = 0;
@@ -53,7 +53,7 @@ struct outcome {
 	int stale, lost;
 };
 
-/* Lets the device do both, and ends device and memory. */
+/* Makes the device do both, and ends device and memory. */
 static struct outcome play(struct vfio *v, struct ram *r)
 {
 	struct outcome o;

@@ -12,7 +12,7 @@ struct guest {
 	struct kvm_run *run;
 };
 
-/* Without /dev/kvm there is none, which fails the test. */
+/* Without /dev/kvm the test fails. */
 static inline struct guest guest_new(void)
 {
 	struct guest g = { .kvm = must(open("/dev/kvm", O_RDWR)) };

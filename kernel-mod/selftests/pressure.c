@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The kernel wants memory elsewhere, or back, while a device has it and not all of it
- * is zeroed: it compacts, collapses, pages out, swaps, and kills who has too much.
- * The device and the processor go on seeing the same pages, nothing stays pinned, and
- * nobody ever sees what a page held before.
+ * The kernel moves memory, or takes it back, while a device has it and not all of it is
+ * zeroed: it compacts, collapses, pages out, swaps, and kills processes with too much
+ * memory. The device and the processor still see the same pages, nothing stays pinned,
+ * and no reader ever sees what a page held before.
  */
 #include "edu.h"
 
@@ -15,7 +15,7 @@
 
 static const char *bdf;
 
-/* What of it is not possible, with pages that are pinned, is refused: that is right too. */
+/* With pinned pages the kernel may refuse this, which is right too. */
 static void move(struct ram *r)
 {
 	tell("/proc/sys/vm/compact_memory", "1");
@@ -24,7 +24,7 @@ static void move(struct ram *r)
 	madvise(r->at, r->size, MADV_PAGEOUT);
 }
 
-/* Zeros, but for pages of these bytes every 8 MiB from the begin. */
+/* Whether all is zero except pages of these bytes, every 8 MiB from the begin. */
 static bool holds(const struct ram *r, const uint8_t bytes[4])
 {
 	for (size_t at = 0; at < r->size; at += PAGE)

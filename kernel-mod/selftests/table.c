@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * FASTIOVD_TABLE does what was published: a guest's processor is shown zeros, and only
- * that; the host finds old bytes. That its devices do too is with the hazards.
+ * FASTIOVD_TABLE does what was published: only a guest's processor is shown zeros; the
+ * host finds old bytes. hazard.c shows that the guest's devices find them too.
  */
 #include "edu.h"
 #include "kvm.h"
@@ -10,7 +10,7 @@
 #define CODE (8 * PAGE)	/* of the guest, at that offset of the memory and of its own */
 #define LOOK 0x80000UL		/* where the guest has the page that it looks at */
 
-/* Ors the bytes of the page at LOOK and puts the result out. */
+/* Ors the bytes of the page at LOOK and writes the result to a port. */
 static const uint8_t code[] = {
 	0xb8, LOOK >> 4 & 0xff, LOOK >> 12,	/* mov ax, LOOK / 16 */
 	0x8e, 0xd8,			/* mov ds, ax */
@@ -147,7 +147,7 @@ static void background(bool huge)
 	end(&vm);
 }
 
-/* What fallocate() puts beyond the end of a file has no place in its table. */
+/* Pages that fallocate() adds beyond the end of a file have no place in its table. */
 static void beyond(void)
 {
 	struct ram r = { .size = MiB, .registration = -1 };

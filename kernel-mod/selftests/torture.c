@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Everybody at one memory at once: processors that write and check what they wrote,
+ * Many users of one memory at once: processors that write and check what they wrote,
  * a second mapping that reads, read(), requests to zero, the background, DMA mappings
  * that come and go, registrations that come and go, and a device that may or may not
  * master the bus. A page holds zeros or what its one writer wrote last; anything else,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Memory that devices get when it is touched. However a page is touched, the device
- * has it from then on, at every address it is mapped at; it has no other, and none is
- * allocated, pinned or mapped before. QEMU's edu is the device.
+ * has it from then on, at every address at which it is mapped. The device has no other
+ * page, and no page is allocated, pinned or mapped before. QEMU's edu is the device.
  */
 #include "edu.h"
 
@@ -176,7 +176,7 @@ static void at_every_address(bool huge)
 	end(&v, &r);
 }
 
-/* A huge page in the place of small ones would be one that the device does not have. */
+/* The device would not have a huge page that replaces small ones. */
 static void not_collapsed(bool huge)
 {
 	struct vfio v;
@@ -195,7 +195,7 @@ static void not_collapsed(bool huge)
 	end(&v, &r);
 }
 
-/* Who gets a memory that cannot be written any more gets none that a device writes. */
+/* Memory that is sealed against writing must not be memory that a device writes. */
 static void not_sealed(bool huge)
 {
 	struct vfio v;

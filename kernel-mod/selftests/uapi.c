@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Every error that fastiovd.h documents, and that a refused request leaves nothing behind. */
+/* Tests every error that fastiovd.h documents, and that a refused request leaves nothing behind. */
 #include "vfio.h"
 
 static int dev;

@@ -41,7 +41,7 @@
 		result;                                                           \
 	})
 
-/* Results show when they are there, also through a pipe; and no child prints them again. */
+/* Prints results at once, also through a pipe; and no child prints them again. */
 static __attribute__((constructor)) void line_by_line(void)
 {
 	setlinebuf(stdout);
