@@ -1,4 +1,5 @@
-// Package fastiov is the root of the module. It holds what every part may read: the versions of everything that enters a build.
+// Package fastiov is the root of the module. It holds what every part may read: the versions of
+// everything that enters a build.
 package fastiov
 
 import _ "embed"

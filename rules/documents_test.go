@@ -12,8 +12,8 @@ import (
 // The documents that still have longer lines than a document may have.
 var wideDocuments = []string{"ARCHITECTURE.md"}
 
-// TestDocumentsAreNarrow: a document has one sentence on a line, and a sentence that is too long for a
-// line is hard to read. The rows of tables and the lines of code blocks may be longer.
+// TestDocumentsAreNarrow: a document has one sentence on a line, and a sentence that is too long
+// for a line is hard to read. The rows of tables and the lines of code blocks may be longer.
 func TestDocumentsAreNarrow(t *testing.T) {
 	const most = 160
 	sources(t, func(path string) {
@@ -33,12 +33,14 @@ func TestDocumentsAreNarrow(t *testing.T) {
 			}
 			wide = true
 			if !excepted {
-				t.Errorf("%s:%d has %d columns, at most %d: make two sentences of it, one on each line",
+				t.Errorf(
+					"%s:%d has %d columns, at most %d: make two sentences of it, one on each line",
 					path, number, columns, most)
 			}
 		}
 		if excepted && !wide {
-			t.Errorf("%s has no line of more than %d columns: remove it from wideDocuments", path, most)
+			t.Errorf("%s has no line of more than %d columns: remove it from wideDocuments",
+				path, most)
 		}
 	})
 }
