@@ -77,7 +77,7 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 // upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away tells whether it cannot.
 func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
-	cache, err := image.Open("", progress)
+	cache, err := image.OpenBuilder("", progress)
 	if err != nil {
 		return true, err
 	}
@@ -96,7 +96,7 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 		return true, err
 	}
 	defer host.Close()
-	export := func(dir string) error { return cache.Export(ctx, dir, image.RuntimeNames()...) }
+	export := func(dir string) error { return cache.Export(ctx, dir, image.Made()...) }
 	if err := host.Fill(ctx, "images", export); err != nil {
 		return true, err
 	}

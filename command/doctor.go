@@ -44,7 +44,7 @@ func ordinaryKernel(ctx context.Context, progress io.Writer) (string, error) {
 			return own, nil
 		}
 	}
-	cache, err := image.Open("", progress)
+	cache, err := image.OpenBuilder("", progress)
 	if err != nil {
 		return "", err
 	}

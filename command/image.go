@@ -1,7 +1,10 @@
 package command
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -10,28 +13,64 @@ import (
 
 func imageCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "image", Short: "The guest's and the runtimes' images"}
-	cmd.AddCommand(imageExport(), imageKernel())
+	cmd.AddCommand(imageBuild(), imageExport(), imageKernel())
+	return cmd
+}
+
+// builder returns the command by which an agent has a thing built: imageBuild without its thing.
+func builder() ([]string, error) {
+	self, err := os.Executable()
+	return []string{self, "image", "build", "--json"}, err
+}
+
+func imageBuild() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:       "build THING",
+		Short:     "Make what a node boots, if the cache lacks it: " + strings.Join(image.Things(), ", "),
+		Args:      cobra.ExactArgs(1),
+		ValidArgs: image.Things(),
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		b, err := image.OpenBuilder("", cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		defer b.Close()
+		var built image.Built
+		b.Fetched = func(_ string, bytes int64) { built.Fetched += bytes }
+		if built.Dir, err = b.Build(cmd.Context(), args[0]); err != nil {
+			return err
+		}
+		if asJSON {
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(built)
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), built.Dir)
+		return err
+	}
 	return cmd
 }
 
 func imageExport() *cobra.Command {
 	var registries registryFlags
 	cmd := &cobra.Command{
-		Use:   "export DIR [RUNTIME...]",
-		Short: "Make the guest and runtimes (default: all built-in ones; an OCI reference is pulled) and put them into DIR, for `fastiov up --images` elsewhere",
-		Args:  cobra.MinimumNArgs(1),
+		Use: "export DIR [RUNTIME...]",
+		Short: "Make the guest and runtimes (default: all built-in ones; an OCI reference is pulled) " +
+			"and put them into DIR, for `fastiov up --images` elsewhere",
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cache, err := image.Open("", cmd.ErrOrStderr())
+			cache, err := image.OpenBuilder("", cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
 			defer cache.Close()
-			if err := registries.apply(cache); err != nil {
+			if err := registries.apply(cache.Cache); err != nil {
 				return err
 			}
 			runtimes := args[1:]
 			if len(runtimes) == 0 {
-				runtimes = image.RuntimeNames()
+				runtimes = image.Made()
 			}
 			if err := cache.Export(cmd.Context(), args[0], runtimes...); err != nil {
 				return err
@@ -51,7 +90,7 @@ func imageKernel() *cobra.Command {
 		Short: "Build fastiov's kernel for the testbed; apt installs what it is built with",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cache, err := image.Open("", cmd.ErrOrStderr())
+			cache, err := image.OpenBuilder("", cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}

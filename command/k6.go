@@ -34,7 +34,7 @@ func k6Cmd() *cobra.Command {
 			if os.Getenv("K6_NO_USAGE_REPORT") == "" {
 				os.Setenv("K6_NO_USAGE_REPORT", "true") // whoever wants to be counted says so
 			}
-			cache, err := image.Open("", cmd.ErrOrStderr())
+			cache, err := image.OpenBuilder("", cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}

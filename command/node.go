@@ -119,6 +119,9 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 		n.onClose(cache.Close)
 		n.cache = cache
 		cache.Fetched, cache.Pulled = n.metrics.Fetched, n.metrics.Pulled
+		if cache.Builder, err = builder(); err != nil {
+			return nil, err
+		}
 		if err := f.registries.apply(cache); err != nil {
 			return nil, err
 		}
@@ -219,7 +222,7 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 	}
 	cfg := agent.Config{Version: version, Driver: f.sandbox, FastIOV: n.set.String(), Starter: starter, Metrics: n.metrics, Log: n.log}
 	if images != nil {
-		cfg.Images = images.Have
+		cfg.Images, cfg.Building = images.Have, images.Building
 	}
 	if n.cache != nil {
 		cfg.Cache = n.cache.Usage

@@ -35,7 +35,7 @@ type target struct {
 // upForLoad needs k6, which no test builds, since that takes minutes.
 func upForLoad(t *testing.T, start time.Duration) *target {
 	t.Helper()
-	cache, err := image.Open("", io.Discard)
+	cache, err := image.OpenBuilder("", io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

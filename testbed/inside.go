@@ -142,7 +142,7 @@ const (
 )
 
 func (h *Host) putImages(ctx context.Context, runtimes []string) error {
-	cache, err := image.Open("", os.Stderr)
+	cache, err := image.OpenBuilder("", os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 const SelftestsDir = "/share/selftests"
 
 func (h *Host) putSelftests(ctx context.Context) error {
-	cache, err := image.Open("", os.Stderr)
+	cache, err := image.OpenBuilder("", os.Stderr)
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	if h, err := d.reuse(ctx, c); h != nil || err != nil {
 		return h, err
 	}
-	cache, err := image.Open("", w)
+	cache, err := image.OpenBuilder("", w)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 }
 
 // boots returns what a host with that kernel boots from.
-func boots(ctx context.Context, cache *image.Cache, kernel string) (image.Boot, error) {
+func boots(ctx context.Context, cache *image.Builder, kernel string) (image.Boot, error) {
 	if kernel == DebianKernel {
 		return cache.Testbed(ctx)
 	}

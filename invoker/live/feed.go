@@ -52,14 +52,15 @@ type VFUpdate struct {
 type Start struct {
 	Number uint64 `json:"n"`
 	// of its sandbox; like action and begin, it is sent only the first time
-	ID     string    `json:"id,omitempty"`
-	Action string    `json:"action,omitempty"` // only for calls of the reader's own namespace
-	Begin  float64   `json:"begin,omitempty"`  // ms since 1970
-	VF     string    `json:"vf,omitempty"`
-	State  string    `json:"state,omitempty"` // starting, answered, ready, refused or failed
-	Why    string    `json:"why,omitempty"`   // why it was refused or failed
-	Keep   int       `json:"k"`               // how many of the pieces sent before still hold
-	Pieces []float64 `json:"s,omitempty"`     // the pieces after those: stage, ms, stage, ms …
+	ID     string  `json:"id,omitempty"`
+	Action string  `json:"action,omitempty"` // only for calls of the reader's own namespace
+	Begin  float64 `json:"begin,omitempty"`  // ms since 1970
+	VF     string  `json:"vf,omitempty"`
+	State  string  `json:"state,omitempty"` // starting, answered, ready, refused or failed
+	// why it was refused or failed, or what makes the image that it waits for
+	Why    string    `json:"why,omitempty"`
+	Keep   int       `json:"k"`           // how many of the pieces sent before still hold
+	Pieces []float64 `json:"s,omitempty"` // the pieces after those: stage, ms, stage, ms …
 	// the stage since the last piece; -1: the start has ended
 	Current *int `json:"c,omitempty"`
 }
@@ -168,6 +169,7 @@ func (r *reader) tell(before, now *start) (told Start, differs bool) {
 	}
 	if now.told.State == "refused" || now.told.Call.GetNamespace() == r.namespace {
 		told.Why = now.told.Why // another namespace's reason may name something of that namespace
+		differs = differs || before.told.GetWhy() != told.Why
 	}
 	for told.Keep < min(len(before.pieces), len(now.pieces)) &&
 		before.pieces[told.Keep] == now.pieces[told.Keep] {

@@ -55,6 +55,19 @@ func TestAReaderIsToldWhatChanges(t *testing.T) {
 	}
 
 	n.now(func() {
+		waiting := &api.StartsReply{NowNs: n.starts.NowNs}
+		for _, s := range n.starts.Starts {
+			waiting.Starts = append(waiting.Starts, &api.ColdStart{Number: s.Number, Id: s.Id, Call: s.Call,
+				State: s.State, BeginNs: s.BeginNs, Spans: s.Spans, Why: "builds python:3"})
+		}
+		n.starts = waiting
+	})
+	u = f.until(func(u Update) bool { return len(u.Starts) > 0 })
+	if len(u.Starts) != 1 || u.Starts[0].Number != 1 || u.Starts[0].Why != "builds python:3" {
+		t.Errorf("what its own start waits for, and another's: %+v", u.Starts)
+	}
+
+	n.now(func() {
 		n.status = &api.StatusReply{
 			Driver: "sim", Vfs: []*api.VF{{Bdf: "0000:01:10.0", State: "leased", Owner: "fn-1"}},
 		}

@@ -45,6 +45,10 @@ type Config struct {
 	Cache   func() (holds, limit int64) // bytes of images; nil where there is no cache
 	Metrics *Metrics
 	Log     *slog.Logger
+
+	// Building says what is being done to make an image that starts wait for. It is empty where
+	// nothing is; nil where no image is needed.
+	Building func(image string) string
 }
 
 // An Agent serves the node API.

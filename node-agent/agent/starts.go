@@ -163,7 +163,11 @@ func (a *Agent) Starts(_ context.Context, req *api.StartsRequest) (*api.StartsRe
 		reply.Starts = append(reply.Starts, c.tell(true))
 	}
 	for _, c := range now {
-		reply.Starts = append(reply.Starts, c.tell(false))
+		told := c.tell(false)
+		a.mu.Lock()
+		told.Why = a.waitsFor(a.sandboxes[c.id])
+		a.mu.Unlock()
+		reply.Starts = append(reply.Starts, told)
 	}
 	reply.NowNs = time.Now().UnixNano()
 	return reply, nil

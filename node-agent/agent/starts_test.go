@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
 func startFor(t *testing.T, a *Agent, id string) error {
@@ -148,5 +150,60 @@ func BenchmarkStarts(b *testing.B) {
 		if _, err := a.Starts(b.Context(), &api.StartsRequest{}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// slowImages are images that take until they are made.
+type slowImages struct {
+	images
+	made chan struct{}
+}
+
+func (i slowImages) Root(context.Context, string, string) (startup.Root, error) {
+	<-i.made
+	return startup.Root{}, nil
+}
+
+// TestAStartSaysWhatMakesItsImage in Starts and in Status, as long as its image is being made.
+func TestAStartSaysWhatMakesItsImage(t *testing.T) {
+	a, d, _ := newAgent(t)
+	slow := slowImages{made: make(chan struct{})}
+	a.Starter.Images, d.hold = slow, make(chan struct{})
+	a.Building = func(image string) string {
+		select {
+		case <-slow.made:
+			return ""
+		default:
+			return "builds " + image
+		}
+	}
+	said := func() (why, reason string) {
+		status, err := a.Status(t.Context(), &api.StatusRequest{})
+		if err != nil || len(status.Sandboxes) != 1 {
+			t.Fatalf("%v, %v", status, err)
+		}
+		return only(t, looked(t, a, 0)).Why, status.Sandboxes[0].Reason
+	}
+	done := make(chan error)
+	go func() {
+		_, err := a.Start(t.Context(), &api.StartRequest{Id: "x", Image: "python:3", MemoryMib: 128})
+		done <- err
+	}()
+	for len(looked(t, a, 0).Starts) == 0 {
+		runtime.Gosched()
+	}
+	if why, reason := said(); why != "builds python:3" || reason != why {
+		t.Errorf("it waits for %q, and status says %q", why, reason)
+	}
+	close(slow.made)
+	if why, reason := said(); why != "" || reason != "" {
+		t.Errorf("it has its image, and waits for %q, %q", why, reason)
+	}
+	close(d.hold)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Stop(t.Context(), &api.StopRequest{Id: "x"}); err != nil {
+		t.Fatal(err)
 	}
 }

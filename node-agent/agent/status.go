@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -59,11 +60,21 @@ func (a *Agent) detail(reply *api.StatusReply) {
 	a.mu.Lock()
 	for id, e := range a.sandboxes {
 		live[id] = true
-		reply.Sandboxes = append(reply.Sandboxes, e.status(id))
+		told := e.status(id)
+		told.Reason = cmp.Or(told.Reason, a.waitsFor(e))
+		reply.Sandboxes = append(reply.Sandboxes, told)
 	}
 	a.mu.Unlock()
 	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int { return strings.Compare(x.Id, y.Id) })
 	reply.Leftovers = append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
+}
+
+// waitsFor says what is being done to make the image of a sandbox that starts. The caller holds mu.
+func (a *Agent) waitsFor(e *entry) string {
+	if e == nil || e.state != starting || a.Building == nil {
+		return ""
+	}
+	return a.Building(e.image)
 }
 
 func (e *entry) status(id string) *api.Sandbox {

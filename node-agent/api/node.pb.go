@@ -1287,7 +1287,7 @@ type Sandbox struct {
 	StartedNs     int64                  `protobuf:"varint,7,opt,name=started_ns,json=startedNs,proto3" json:"started_ns,omitempty"`
 	Adopted       bool                   `protobuf:"varint,8,opt,name=adopted,proto3" json:"adopted,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,9,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // when it came into its state
-	Reason        string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`                  // why it is ending
+	Reason        string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`                  // why it is ending; in its start: what makes its image
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1611,7 +1611,7 @@ type ColdStart struct {
 	Vf            string                 `protobuf:"bytes,3,opt,name=vf,proto3" json:"vf,omitempty"`                           // once known; empty where it has none
 	Call          *Call                  `protobuf:"bytes,4,opt,name=call,proto3" json:"call,omitempty"`                       // absent: nobody waits, the start is over when the sandbox is ready
 	State         string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`                     // starting; answered (to its call), ready, refused or failed
-	Why           string                 `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`                         // it was refused or failed
+	Why           string                 `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`                         // it was refused or failed; in its start: what makes its image
 	BeginNs       int64                  `protobuf:"varint,7,opt,name=begin_ns,json=beginNs,proto3" json:"begin_ns,omitempty"` // when its call began to wait
 	EndNs         int64                  `protobuf:"varint,8,opt,name=end_ns,json=endNs,proto3" json:"end_ns,omitempty"`       // 0: under way
 	Spans         []*Span                `protobuf:"bytes,9,rep,name=spans,proto3" json:"spans,omitempty"`

@@ -43,7 +43,7 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 			return err
 		}
 	}
-	stamp := filepath.Join(a.dir, "updated-"+hash([]string{a.sources()}))
+	stamp := filepath.Join(a.dir, "updated-"+Hash([]string{a.sources()}))
 	info, err := os.Stat(stamp)
 	if err == nil && time.Since(info.ModTime()) < indexAge {
 		return nil

@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +19,9 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
+
+// packagesKey names the package store in the cache and its lock.
+const packagesKey = "debian"
 
 // building is what the name of a builder's lock ends in.
 const building = ".build"
@@ -32,12 +37,14 @@ const CacheLimit = 8 << 30
 //	tmp/NAME-HASH/         being built; what no live builder holds is swept
 //	debian/                package index and downloaded packages, under the lock of that name
 //
-// It is safe for use by many goroutines and processes. What a Cache makes of Debian's packages is
-// kept, once handed out, while its process lives or until Close; what it pulls, until it is released.
+// Many goroutines and processes may use it. What Get and Make return stays in use until Close;
+// what Pull returns, until it is released.
 type Cache struct {
-	Fetched func(source string, bytes int64) // is told what comes from where: debian or registry; nil: nobody is
-	Pulled  func(err error)                  // is told how a pull ended; nil: nobody is
-	Source  oci.Source                       // of images that are pulled
+	// Fetched is called with the bytes that came from a source: debian or registry. nil: not at all.
+	Fetched func(source string, bytes int64)
+	Pulled  func(err error) // is called when a pull has ended; nil: not at all
+	Source  oci.Source      // of images that are pulled
+	Builder []string        // the command that Make runs, without its last argument
 
 	dir      string
 	out      io.Writer
@@ -46,7 +53,7 @@ type Cache struct {
 	held     map[string]*holding // entries in use, by key
 	full     bool                // there was more than the limit when last looked, all of it in use
 	building int64               // bytes that builds under way may take
-	made     map[string]Runtime  // handed out, by name: a cold start that needs one again asks no disk
+	builds   *builds
 	pulls    *pulls
 }
 
@@ -89,22 +96,23 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 	}
 	c := &Cache{
 		dir: dir, out: &lockedWriter{w: out}, limit: CacheLimit,
-		held: map[string]*holding{}, made: map[string]Runtime{}, pulls: newPulls(),
+		held: map[string]*holding{}, builds: newBuilds(), pulls: newPulls(),
 	}
 	c.Source = c.defaultSource()
+	c.sweep()
 	return c, nil
 }
 
-// Close ends what is being pulled and lets go of the entries handed out.
+// Close ends pulls and builders that are under way, and lets go of the entries handed out.
 func (c *Cache) Close() {
 	c.pulls.close()
+	c.builds.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for key, h := range c.held {
 		h.lock.Close()
 		delete(c.held, key)
 	}
-	clear(c.made)
 }
 
 // A recipe is how an entry is made: by what it is called and found again, how much of the disk it
@@ -119,14 +127,57 @@ type recipe struct {
 
 // Get returns the directory of the entry called name that was made from inputs, building it first if
 // it is absent. It stays in use.
-func (c *Cache) Get(ctx context.Context, name string, inputs []string, build func(ctx context.Context, dir string, say func(string, ...any)) error) (string, error) {
+func (c *Cache) Get(
+	ctx context.Context, name string, inputs []string,
+	build func(ctx context.Context, dir string, say func(string, ...any)) error,
+) (string, error) {
 	dir, _, err := c.take(ctx, recipe{name, inputs, needed, build})
 	return dir, err
 }
 
+// Has is Get for an entry that is not to be built.
+func (c *Cache) Has(ctx context.Context, name string, inputs []string) (dir string, has bool) {
+	key := keyOf(name, inputs)
+	has, err := c.hold(ctx, key)
+	return c.entry(key), has && err == nil
+}
+
+// Latest returns the entry of that name that was used last, whatever it was made from. It stays in
+// use.
+func (c *Cache) Latest(ctx context.Context, name string) (dir string, has bool) {
+	for _, e := range slices.Backward(c.entries()) {
+		if of, found := strings.CutPrefix(e.key, fileName(name)+"-"); !found || strings.Contains(of, "-") {
+			continue
+		}
+		if held, err := c.hold(ctx, e.key); held && err == nil {
+			return c.entry(e.key), true
+		}
+	}
+	return "", false
+}
+
+// Packages returns the directory of the package index and of downloaded packages, under its lock.
+func (c *Cache) Packages(ctx context.Context) (dir string, release func(), err error) {
+	lock, err := c.lock(ctx, packagesKey, unix.LOCK_EX)
+	if err != nil {
+		return "", nil, err
+	}
+	return filepath.Join(c.dir, packagesKey), func() { lock.Close() }, nil
+}
+
+// Dir returns the directory of the whole cache.
+func (c *Cache) Dir() string { return c.dir }
+
+// Say prints one line of progress.
+func (c *Cache) Say(name, format string, args ...any) {
+	s := newStep(c.out, name)
+	s.say(format, args...)
+	s.end()
+}
+
 // take is Get for an entry that is released one day.
 func (c *Cache) take(ctx context.Context, r recipe) (dir string, release func(), err error) {
-	key := fileName(r.name) + "-" + hash(r.inputs)
+	key := keyOf(r.name, r.inputs)
 	for built := false; ; built = true {
 		found, err := c.hold(ctx, key)
 		if err != nil {
@@ -152,12 +203,33 @@ func (c *Cache) take(ctx context.Context, r recipe) (dir string, release func(),
 
 func (c *Cache) entry(key string) string { return filepath.Join(c.dir, "entries", key) }
 
-func hash(inputs []string) string {
+func keyOf(name string, inputs []string) string { return fileName(name) + "-" + Hash(inputs) }
+
+// Hash is the part of an entry's key that its inputs decide.
+func Hash(inputs []string) string {
 	h := sha256.New()
 	for _, input := range inputs {
 		fmt.Fprintf(h, "%d:%s", len(input), input)
 	}
 	return hex.EncodeToString(h.Sum(nil))[:16]
+}
+
+// maxFileName leaves room, in the 255 bytes that a file's name may have, for what is put around it.
+const maxFileName = 200
+
+// fileName makes a runtime's name fit for a file. The end of a long one gives way to a hash of it.
+func fileName(name string) string {
+	fit := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
+			return r
+		}
+		return '_'
+	}, name)
+	if len(fit) > maxFileName {
+		sum := Hash([]string{name})
+		fit = fit[:maxFileName-len(sum)-1] + "-" + sum
+	}
+	return fit
 }
 
 // hold takes the entry into use if it exists.
@@ -264,7 +336,8 @@ func (c *Cache) build(ctx context.Context, r recipe, key string) (err error) {
 	return nil
 }
 
-func (c *Cache) fetched(source string, bytes int64) {
+// CountFetched counts bytes that came from a source.
+func (c *Cache) CountFetched(source string, bytes int64) {
 	if c.Fetched != nil && bytes > 0 {
 		c.Fetched(source, bytes)
 	}

@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 		serveForgeries()
 		return
 	}
+	if os.Getenv(asNode) != "" {
+		beNode()
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -154,7 +157,7 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 func TestDeadBuildersLeftoversGo(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir)
-	for _, sub := range []string{"x-" + hash(nil), "other-0123"} {
+	for _, sub := range []string{"x-" + Hash(nil), "other-0123"} {
 		if err := os.MkdirAll(filepath.Join(dir, "tmp", sub, "half"), 0o755); err != nil {
 			t.Fatal(err)
 		}

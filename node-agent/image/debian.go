@@ -14,14 +14,10 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov"
-	"golang.org/x/sys/unix"
 	"gopkg.in/yaml.v3"
 
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
-
-// packagesKey names the package store in the cache and its lock.
-const packagesKey = "debian"
 
 // indexAge is how old a package index may be when something is to be fetched.
 const indexAge = time.Hour
@@ -59,16 +55,16 @@ type deb struct{ name, version, file string }
 
 // fetch downloads packages and all they depend on, but not recommends, and returns them in order of installation. apt works in a
 // directory of its own in the cache, with an empty record of what is installed, and touches nothing of the host's.
-func (c *Cache) fetch(ctx context.Context, say func(string, ...any), packages []string) ([]deb, error) {
+func (b *Builder) fetch(ctx context.Context, say func(string, ...any), packages []string) ([]deb, error) {
 	if err := needTools(); err != nil {
 		return nil, err
 	}
-	lock, err := c.lock(ctx, packagesKey, unix.LOCK_EX)
+	dir, release, err := b.Packages(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer lock.Close()
-	a := apt{dir: filepath.Join(c.dir, packagesKey), from: versions()}
+	defer release()
+	a := apt{dir: dir, from: versions()}
 	if err := a.prepare(ctx, say); err != nil {
 		return nil, err
 	}
@@ -76,7 +72,10 @@ func (c *Cache) fetch(ctx context.Context, say func(string, ...any), packages []
 	if err != nil {
 		return nil, err
 	}
-	missing := slices.DeleteFunc(slices.Clone(debs), func(d deb) bool { return size(d.file) > 0 })
+	missing := slices.DeleteFunc(slices.Clone(debs), func(d deb) bool {
+		_, err := os.Stat(d.file)
+		return err == nil
+	})
 	say("downloading what is missing of %d packages", len(debs))
 	args := append([]string{"install", "--download-only", "--yes", "--quiet"}, packages...)
 	if _, err := a.run(ctx, "apt-get", args...); err != nil {
@@ -89,7 +88,9 @@ func (c *Cache) fetch(ctx context.Context, say func(string, ...any), packages []
 		}
 	}
 	for _, d := range missing {
-		c.fetched("debian", size(d.file))
+		if file, err := os.Stat(d.file); err == nil {
+			b.CountFetched("debian", file.Size())
+		}
 	}
 	return debs, nil
 }

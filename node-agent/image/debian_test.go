@@ -192,60 +192,6 @@ func TestVmlinux(t *testing.T) {
 	}
 }
 
-func TestOpenSetSaysWhatIsMissing(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := OpenSet(dir); err == nil || !strings.Contains(err.Error(), "no set of images") {
-		t.Errorf("got %v", err)
-	}
-	for name, content := range map[string]string{
-		"guest/kernel": string(elfFile("a note that is long enough to be cut")), "guest/initrd": "070701, the files, TRAILER!!!",
-		"runtimes/python_3/config.json": `{"command":["/p"],"env":{"A":"1"}}`,
-	} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	tree, err := rootfs.New(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tree.Close()
-	if err := tree.WriteImage(filepath.Join(dir, "runtimes/python_3/root.erofs")); err != nil {
-		t.Fatal(err)
-	}
-	s, err := OpenSet(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := s.Runtime(t.Context(), "python:3")
-	if err != nil || r.Root != filepath.Join(dir, "runtimes/python_3/root.erofs") || r.Command[0] != "/p" || r.Env["A"] != "1" {
-		t.Errorf("got %+v, %v", r, err)
-	}
-	if _, err := s.Runtime(t.Context(), "team/x:1"); err == nil || !strings.Contains(err.Error(), "which has python_3") {
-		t.Errorf("got %v", err)
-	}
-	for _, name := range []string{"runtimes/python_3/root.erofs", "guest/initrd", "guest/kernel"} { // each found before those cut earlier
-		path := filepath.Join(dir, name)
-		whole, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(path, whole.Size()-1); err != nil {
-			t.Fatal(err)
-		}
-		s, err := OpenSet(dir)
-		if err == nil {
-			_, err = s.Runtime(t.Context(), "python:3")
-		}
-		if err == nil || !strings.Contains(err.Error(), path+" is damaged") {
-			t.Errorf("%s cut short: got %v", name, err)
-		}
-	}
-}
-
 // mirror skips the test where packages cannot be had.
 func mirror(t *testing.T) {
 	t.Helper()
@@ -313,11 +259,12 @@ func TestSamePackagesSameBytes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r, err := open(t, dir).Runtime(t.Context(), "python:3")
+		b := Builder{open(t, dir)}
+		entry, err := b.Build(t.Context(), "python:3")
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := os.Open(r.Root)
+		f, err := os.Open(filepath.Join(entry, RootName))
 		if err != nil {
 			t.Fatal(err)
 		}

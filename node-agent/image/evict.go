@@ -17,8 +17,8 @@ type entry struct {
 	size int64
 }
 
-// evict removes the entries unused for longest until the cache holds no more than limit, and what dead builders left. Entries that a
-// process uses, and builds under way, stay: their lock is taken.
+// evict removes the entries unused for longest until the cache holds no more than limit, and what
+// dead builders left. Entries that a process uses, and builds under way, stay: their lock is taken.
 func (c *Cache) evict(limit int64) {
 	list, total := c.entries(), size(c.dir)
 	for _, e := range list {
@@ -29,15 +29,20 @@ func (c *Cache) evict(limit int64) {
 			total -= e.size
 		}
 	}
-	for _, key := range children(filepath.Join(c.dir, "tmp")) {
-		c.removeUnused(key+building, "tmp", key)
-	}
+	c.sweep()
 	if total > limit {
 		c.removeUnused(packagesKey, packagesKey)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.full = total > limit // whoever releases an entry tries again
+}
+
+// sweep removes what dead builders left.
+func (c *Cache) sweep() {
+	for _, key := range children(filepath.Join(c.dir, "tmp")) {
+		c.removeUnused(key+building, "tmp", key)
+	}
 }
 
 // Usage is how many bytes the cache holds, and may hold.

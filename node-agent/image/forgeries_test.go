@@ -58,13 +58,13 @@ func TestNoForgeryIsAccepted(t *testing.T) {
 	c := openFor(t, dir, host)
 	for n, kind := range slices.Sorted(maps.Keys(forgeries)) {
 		ref := fmt.Sprintf("%s/%d-%d:1", host, n, n)
-		if _, err := c.Runtime(t.Context(), ref); err == nil {
+		if _, err := keep(t, c, ref); err == nil {
 			t.Errorf("%s was accepted", kind)
 		}
 	}
 	nothingKept(t, dir)
 	for seed := range 3 {
-		if _, err := c.Runtime(t.Context(), fmt.Sprintf("%s/sound-%d:1", host, seed)); err != nil {
+		if _, err := keep(t, c, fmt.Sprintf("%s/sound-%d:1", host, seed)); err != nil {
 			t.Errorf("a sound image: %v", err)
 		}
 	}
@@ -94,7 +94,7 @@ func TestASwappedLayerIsRefused(t *testing.T) {
 		swapped = lastLayer(t, ref)
 		evil = append(one(tar.Header{Name: "EVIL", Typeflag: tar.TypeReg}, nil), make([]byte, size)...)
 		dir := t.TempDir()
-		_, err := openFor(t, dir, ref).Runtime(t.Context(), ref)
+		_, err := keep(t, openFor(t, dir, ref), ref)
 		if err == nil {
 			t.Errorf("a layer swapped for one with %d bytes behind it was accepted", size)
 		}

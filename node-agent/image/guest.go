@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
@@ -26,59 +24,43 @@ const (
 
 // Guest returns what a microVM boots from: Debian's kernel and an initrd that holds the guest agent
 // as /init. All that packages are needed for is its base, so another guest agent needs no mirror.
-func (c *Cache) Guest(ctx context.Context) (Boot, error) {
+func (b *Builder) Guest(ctx context.Context) (Boot, error) {
 	program, err := guestAgent(ctx)
 	if err != nil {
 		return Boot{}, err
 	}
 	inputs := []string{"guest base 1", versions().inputs(), strings.Join(guestModules, " ")}
-	return c.guest(ctx, program, recipe{baseName, inputs, needed, c.buildBase})
+	return b.guest(ctx, program, inputs, b.buildBase)
 }
 
-func (c *Cache) guest(ctx context.Context, program []byte, of recipe) (Boot, error) {
-	base, _, err := c.take(ctx, of)
+// guest makes the guest on the base of those inputs, or where that cannot be had, on the base that
+// was used last.
+func (b *Builder) guest(
+	ctx context.Context, program []byte, inputs []string,
+	makeBase func(ctx context.Context, dir string, say func(string, ...any)) error,
+) (Boot, error) {
+	base, err := b.Get(ctx, baseName, inputs, makeBase)
 	if ctx.Err() != nil {
 		return Boot{}, err
 	}
 	if err != nil {
-		former, found := c.formerBase(ctx)
+		former, found := b.Latest(ctx, baseName)
 		if !found {
 			return Boot{}, fmt.Errorf("%w; there is no former kernel in the cache to go on with", err)
 		}
-		s := newStep(c.out, "guest")
-		s.say("going on with the kernel that the cache has: %v", err)
-		s.end()
+		b.Say(guestName, "going on with the kernel that the cache has: %v", err)
 		base = former
 	}
-	inputs := []string{"guest 4", filepath.Base(base), string(program)}
+	of := []string{"guest 4", filepath.Base(base), string(program)}
 	build := func(_ context.Context, dir string, _ func(string, ...any)) error {
 		return buildGuest(dir, base, program)
 	}
-	dir, err := c.Get(ctx, "guest", inputs, build)
-	return Boot{Kernel: filepath.Join(dir, kernelName), Initrd: filepath.Join(dir, initrdName)}, err
+	dir, err := b.Get(ctx, guestName, of, build)
+	return BootIn(dir), err
 }
 
-// formerBase is the base used last of those that the cache has.
-func (c *Cache) formerBase(ctx context.Context) (dir string, found bool) {
-	entries, _ := filepath.Glob(c.entry(baseName + "-*"))
-	slices.SortFunc(entries, func(a, b string) int { return lastUse(b).Compare(lastUse(a)) })
-	for _, entry := range entries {
-		if held, err := c.hold(ctx, filepath.Base(entry)); held && err == nil {
-			return entry, true
-		}
-	}
-	return "", false
-}
-
-func lastUse(entry string) (at time.Time) {
-	if info, err := os.Stat(entry); err == nil {
-		at = info.ModTime()
-	}
-	return at
-}
-
-func (c *Cache) buildBase(ctx context.Context, dir string, say func(string, ...any)) error {
-	debs, err := c.fetch(ctx, say, []string{kernelPackage})
+func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ...any)) error {
+	debs, err := b.fetch(ctx, say, []string{kernelPackage})
 	if err != nil {
 		return err
 	}
@@ -121,7 +103,7 @@ func writeBase(dir string, kernel []byte, list []module) error {
 	}
 	return errors.Join(
 		os.WriteFile(filepath.Join(dir, orderName), []byte(strings.Join(names, "\n")), 0o644),
-		os.WriteFile(filepath.Join(dir, kernelName), kernel, 0o644),
+		os.WriteFile(filepath.Join(dir, KernelName), kernel, 0o644),
 	)
 }
 
@@ -145,7 +127,7 @@ func buildGuest(dir, base string, agent []byte) error {
 	if err != nil {
 		return err
 	}
-	i := newInitrd(filepath.Join(dir, initrdName))
+	i := newInitrd(filepath.Join(dir, InitrdName))
 	for _, name := range []string{"dev", "proc", "sys", "run", "tmp"} {
 		i.dir(name)
 	}
@@ -154,5 +136,5 @@ func buildGuest(dir, base string, agent []byte) error {
 	if err := i.close(); err != nil {
 		return err
 	}
-	return place(dir, filepath.Join(base, kernelName))
+	return Place(dir, filepath.Join(base, KernelName))
 }

@@ -19,16 +19,15 @@ import (
 const k6Module = "go.k6.io/k6"
 
 // K6 is the load generator's program, in the version that versions.yaml names, built if it is not there yet.
-func (c *Cache) K6(ctx context.Context) (program string, err error) {
-	dir, err := c.Get(ctx, "k6", k6Inputs(), buildK6)
+func (b *Builder) K6(ctx context.Context) (program string, err error) {
+	dir, err := b.Get(ctx, "k6", k6Inputs(), buildK6)
 	return filepath.Join(dir, "k6"), err
 }
 
 // HasK6 returns the program if it has been built.
-func (c *Cache) HasK6(ctx context.Context) (program string, built bool) {
-	key := "k6-" + hash(k6Inputs())
-	built, err := c.hold(ctx, key)
-	return filepath.Join(c.entry(key), "k6"), built && err == nil
+func (b *Builder) HasK6(ctx context.Context) (program string, built bool) {
+	dir, built := b.Has(ctx, "k6", k6Inputs())
+	return filepath.Join(dir, "k6"), built
 }
 
 func k6Inputs() []string {

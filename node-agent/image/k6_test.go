@@ -11,7 +11,7 @@ import (
 // Without Go there is no k6, and nothing is left that could be taken for it.
 func TestK6NeedsGo(t *testing.T) {
 	dir := t.TempDir()
-	c, err := Open(dir, io.Discard)
+	c, err := OpenBuilder(dir, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

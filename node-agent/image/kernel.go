@@ -11,19 +11,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-const (
-	kernelName = "kernel"
-	initrdName = "initrd"
-)
-
 // kernelPackage depends on Debian's newest kernel of the suite it is taken from.
 const kernelPackage = "linux-image-amd64"
-
-// A Boot is what a machine boots from.
-type Boot struct {
-	Kernel, Initrd string
-	Root           string // empty where the root is chosen later
-}
 
 // kernel finds the kernel among debs.
 func kernel(debs []deb) (pkg deb, release string, err error) {

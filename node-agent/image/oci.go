@@ -17,7 +17,7 @@ func (c *Cache) defaultSource() oci.Source {
 	}
 	return oci.Source{
 		Registries: registries,
-		Fetched:    func(bytes int64) { c.fetched("registry", bytes) },
+		Fetched:    func(bytes int64) { c.CountFetched("registry", bytes) },
 	}
 }
 
@@ -36,7 +36,7 @@ func (c *Cache) pull(ctx context.Context, ref, namespace string) (Runtime, func(
 		name: ref, inputs: []string{"oci 3", image.Repository, image.Digest},
 		needs: 2 * content, // as it is unpacked, and as an image
 		build: func(ctx context.Context, dir string, say func(string, ...any)) error {
-			p, err := image.Unpack(ctx, filepath.Join(dir, rootName), content, say)
+			p, err := image.Unpack(ctx, filepath.Join(dir, RootName), content, say)
 			if err != nil {
 				return err
 			}
@@ -44,13 +44,13 @@ func (c *Cache) pull(ctx context.Context, ref, namespace string) (Runtime, func(
 			if err != nil {
 				return err
 			}
-			return os.WriteFile(filepath.Join(dir, configName), config, 0o644)
+			return os.WriteFile(filepath.Join(dir, ConfigName), config, 0o644)
 		},
 	})
 	if err != nil {
 		return Runtime{}, nil, err
 	}
-	r, err := readRuntime(dir)
+	r, err := RuntimeIn(dir)
 	if err != nil {
 		release()
 		return Runtime{}, nil, err

@@ -47,6 +47,13 @@ func openFor(t testing.TB, dir, ref string) *Cache {
 	return c
 }
 
+// keep pulls an image in nobody's name, and does not release it.
+func keep(t *testing.T, c *Cache, ref string) (Runtime, error) {
+	t.Helper()
+	r, _, err := c.Pull(t.Context(), ref, "")
+	return r, err
+}
+
 func layer(t *testing.T, headers ...tar.Header) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer
@@ -119,7 +126,7 @@ func pushLayers(t *testing.T, as string, change func(*v1.ConfigFile), layers ...
 
 func TestPullFlattensLayers(t *testing.T) {
 	ref := push(t, newRegistry(t), func(*v1.ConfigFile) {})
-	r, err := openFor(t, t.TempDir(), ref).Runtime(t.Context(), ref)
+	r, err := keep(t, openFor(t, t.TempDir(), ref), ref)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,12 +153,12 @@ func TestPulledImageIsKept(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	ref := push(t, strings.TrimPrefix(server.URL, "http://"), func(*v1.ConfigFile) {})
 	c := openFor(t, t.TempDir(), ref)
-	first, err := c.Runtime(t.Context(), ref)
+	first, err := keep(t, c, ref)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server.Close()
-	if again, err := c.Runtime(t.Context(), ref); err != nil || again.Root != first.Root {
+	if again, err := keep(t, c, ref); err != nil || again.Root != first.Root {
 		t.Errorf("with the registry gone: %+v, %v", again, err)
 	}
 }
@@ -165,7 +172,8 @@ func TestPullRefusals(t *testing.T) {
 		"no command":       push(t, newRegistry(t), func(c *v1.ConfigFile) { c.Config.Entrypoint, c.Config.Cmd = nil, nil }),
 	} {
 		dir := t.TempDir()
-		if _, err := openFor(t, dir, strings.ReplaceAll(ref, " ", "")).Runtime(t.Context(), ref); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := keep(t, openFor(t, dir, strings.ReplaceAll(ref, " ", "")), ref)
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", ref, err, want)
 		}
 		if left := size(filepath.Join(dir, "tmp")); left != 0 {

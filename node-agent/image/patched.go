@@ -33,28 +33,28 @@ type Patched struct {
 // Patched returns what the testbed's host boots from with fastiov's kernel: Debian's source with the patches, everything built in, the
 // module fastiovd in the initrd, and Debian's user space. Building the kernel takes a quarter of an hour on two cores, once; the debug
 // kernel, which finds its own mistakes, is another.
-func (c *Cache) Patched(ctx context.Context, debug bool) (Patched, error) {
-	host, err := c.Testbed(ctx)
+func (b *Builder) Patched(ctx context.Context, debug bool) (Patched, error) {
+	host, err := b.Testbed(ctx)
 	if err != nil {
 		return Patched{}, err
 	}
-	build, err := c.kernelBuild(ctx, debug)
+	build, err := b.kernelBuild(ctx, debug)
 	if err != nil {
 		return Patched{}, err
 	}
 	inputs := []string{"fastiovd 1", versions().inputs(), filepath.Base(build), string(testbedInitrd), kernelSources("fastiovd"), kernelSources("selftests")}
-	dir, err := c.Get(ctx, "fastiovd", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+	dir, err := b.Get(ctx, "fastiovd", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
 		if err := install(ctx, say, kernelTools); err != nil {
 			return err
 		}
-		debs, err := c.fetch(ctx, say, []string{"busybox-static"})
+		debs, err := b.fetch(ctx, say, []string{"busybox-static"})
 		if err != nil {
 			return err
 		}
 		return buildModule(ctx, dir, say, debs, filepath.Join(build, "linux"))
 	})
 	p := Patched{Selftests: filepath.Join(dir, "selftests")}
-	p.Kernel, p.Initrd, p.Root = filepath.Join(build, kernelName), filepath.Join(dir, initrdName), host.Root
+	p.Kernel, p.Initrd, p.Root = filepath.Join(build, KernelName), filepath.Join(dir, InitrdName), host.Root
 	return p, err
 }
 
@@ -85,21 +85,21 @@ func kernelSources(name string) string {
 }
 
 // kernelBuild returns the directory of a built kernel: the kernel itself, and in "linux" what modules for it are built with.
-func (c *Cache) kernelBuild(ctx context.Context, debug bool) (string, error) {
+func (b *Builder) kernelBuild(ctx context.Context, debug bool) (string, error) {
 	name, config := "kernel", readKernelMod("host.config")
 	if debug {
 		name, config = "debug-kernel", append(config, readKernelMod("host-debug.config")...)
 	}
 	inputs := []string{"kernel 1", versions().Pins["linux"], string(config), kernelSources(series)}
-	return c.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+	return b.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
 		if err := install(ctx, say, kernelTools); err != nil {
 			return err
 		}
-		debs, err := c.fetch(ctx, say, []string{sourcePackage})
+		debs, err := b.fetch(ctx, say, []string{sourcePackage})
 		if err != nil {
 			return err
 		}
-		return buildKernel(ctx, dir, config, filepath.Join(c.dir, "ccache"), say, debs)
+		return buildKernel(ctx, dir, config, filepath.Join(b.Dir(), "ccache"), say, debs)
 	})
 }
 
@@ -134,7 +134,7 @@ func buildKernel(ctx context.Context, dir string, config []byte, ccache string, 
 	if err := runMake(ctx, tree, count, append(compiler, fmt.Sprintf("-j%d", runtime.NumCPU()), "bzImage", "modules", "headers")...); err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Join(tree, "arch/x86/boot/bzImage"), filepath.Join(dir, kernelName)); err != nil {
+	if err := os.Rename(filepath.Join(tree, "arch/x86/boot/bzImage"), filepath.Join(dir, KernelName)); err != nil {
 		return err
 	}
 	say("removing what modules are not built with")
@@ -275,7 +275,7 @@ func buildModule(ctx context.Context, dir string, say func(string, ...any), debs
 	if err := unpack(ctx, t, debs, noNoise); err != nil {
 		return err
 	}
-	return writeTestbedInitrd(t, []module{{"fastiovd", fastiovd}}, filepath.Join(dir, initrdName))
+	return writeTestbedInitrd(t, []module{{"fastiovd", fastiovd}}, filepath.Join(dir, InitrdName))
 }
 
 func writeSources(dir, sub string) error {

@@ -3,6 +3,7 @@ package image
 import (
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 )
@@ -53,6 +54,15 @@ func (s *step) print(text string) {
 	if s.last != "" {
 		fmt.Fprintf(s.out, "image  %s  %ds  %s\n", s.name, int(time.Since(s.begin).Seconds()), s.last)
 	}
+}
+
+// stepIn reads a line that a step printed.
+func stepIn(line string) (name, text string, is bool) {
+	fields := strings.SplitN(line, "  ", 4)
+	if len(fields) < 4 || fields[0] != "image" {
+		return "", "", false
+	}
+	return fields[1], fields[3], true
 }
 
 // end stops the repeating. It may run twice.

@@ -300,18 +300,3 @@ func (c *Cache) Hold(ctx context.Context, root string) (release func(), err erro
 	}
 	return c.releaseOf(filepath.Base(entry)), nil
 }
-
-// isReference tells a name that is pulled from one that is made here.
-func isReference(name string) bool {
-	_, made := recipes[name]
-	return !made
-}
-
-// Use returns the runtime called name for the namespace. It is in use until released.
-func (c *Cache) Use(ctx context.Context, name, namespace string) (Runtime, func(), error) {
-	if isReference(name) {
-		return c.Pull(ctx, name, namespace)
-	}
-	r, err := c.Runtime(ctx, name)
-	return r, func() {}, err
-}

@@ -370,7 +370,7 @@ func TestAnImageHasOneNameInFull(t *testing.T) {
 	if entries := c.entries(); len(entries) != 1 {
 		t.Errorf("%d entries of one image", len(entries))
 	}
-	if got, want := c.runtimes(), fmt.Sprintf("%s/team/action:0@%s", host, digest); !slices.Equal(got, []string{want}) {
+	if got, want := c.pulls.pulled(), fmt.Sprintf("%s/team/action:0@%s", host, digest); !slices.Equal(got, []string{want}) {
 		t.Errorf("the cache has %v, want %s", got, want)
 	}
 	absent := host + "/team/absent"

@@ -3,27 +3,13 @@ package image
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/fastiov/fastiov/functions/runtimes"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
-)
-
-// A Runtime is the root image of a function runtime and how it is started.
-type Runtime struct {
-	Root string `json:"-"` // path of the EROFS image
-	wire.Program
-}
-
-const (
-	rootName   = "root.erofs"
-	configName = "config.json"
 )
 
 // A runtimeRecipe makes a runtime's root of Debian packages and our action proxy.
@@ -73,65 +59,27 @@ var runtimeApplets = []string{"awk", "basename", "cat", "cp", "cut", "date", "di
 	"head", "hostname", "id", "ip", "ln", "ls", "mkdir", "mktemp", "mv", "nslookup", "ping", "ps", "pwd", "rm", "sed", "sh", "sleep", "sort",
 	"tail", "tar", "tee", "touch", "tr", "true", "uname", "uniq", "unzip", "wc", "wget", "which", "xargs"}
 
-// RuntimeNames are the runtimes made of Debian packages; any other name is an OCI reference.
-func RuntimeNames() []string { return []string{"nodejs:18", "python:3", "python:3-ai"} }
-
-// Runtime returns the runtime called name: one of RuntimeNames, or an OCI reference, whose image is
-// pulled in nobody's name. It stays in use.
-func (c *Cache) Runtime(ctx context.Context, name string) (Runtime, error) {
-	if isReference(name) {
-		r, _, err := c.Pull(ctx, name, "")
-		return r, err
-	}
-	c.mu.Lock()
-	r, ok := c.made[name]
-	c.mu.Unlock()
-	if ok {
-		return r, nil
-	}
-	r, err := c.makeRuntime(ctx, name)
-	if err == nil {
-		c.mu.Lock()
-		c.made[name] = r
-		c.mu.Unlock()
-	}
-	return r, err
-}
-
-// runtimes are the names of those that are made or pulled.
-func (c *Cache) runtimes() []string {
-	refs := c.pulls.pulled()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Compact(slices.Sorted(slices.Values(slices.AppendSeq(refs, maps.Keys(c.made)))))
-}
-
-// makeRuntime makes one of Debian's packages.
-func (c *Cache) makeRuntime(ctx context.Context, name string) (Runtime, error) {
-	r := recipes[name]
+// runtime makes a runtime of Debian's packages, and returns its entry.
+func (b *Builder) runtime(ctx context.Context, name string, r runtimeRecipe) (dir string, err error) {
 	config, err := json.Marshal(wire.Program{Command: r.command, Env: r.env})
 	if err != nil {
-		return Runtime{}, err
+		return "", err
 	}
 	inputs := []string{"runtime 1", versions().inputs(), strings.Join(r.packages, " "), strings.Join(r.omits, " "),
 		strings.Join(runtimeApplets, " "), r.proxy, string(r.source), string(config)}
-	dir, err := c.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
-		debs, err := c.fetch(ctx, say, r.packages)
+	return b.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+		debs, err := b.fetch(ctx, say, r.packages)
 		if err != nil {
 			return err
 		}
 		if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, configName), config, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, ConfigName), config, 0o644); err != nil {
 			return err
 		}
 		return r.build(ctx, dir, say, without(debs, r.omits...))
 	})
-	if err != nil {
-		return Runtime{}, err
-	}
-	return readRuntime(dir)
 }
 
 func (r runtimeRecipe) build(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
@@ -163,7 +111,7 @@ func (r runtimeRecipe) build(ctx context.Context, dir string, say func(string, .
 		}
 	}
 	say("writing the root image")
-	return t.WriteImage(filepath.Join(dir, rootName))
+	return t.WriteImage(filepath.Join(dir, RootName))
 }
 
 // linkApplets gives busybox's commands names of their own where no package brought one.
@@ -177,35 +125,4 @@ func linkApplets(t *rootfs.Tree, names []string) error {
 		}
 	}
 	return nil
-}
-
-// readRuntime opens a runtime's finished directory.
-func readRuntime(dir string) (Runtime, error) {
-	b, err := os.ReadFile(filepath.Join(dir, configName))
-	if err != nil {
-		return Runtime{}, err
-	}
-	r := Runtime{Root: filepath.Join(dir, rootName)}
-	if err := json.Unmarshal(b, &r); err != nil {
-		return Runtime{}, fmt.Errorf("%s: %w; remove %s to have it made anew", configName, err, dir)
-	}
-	return r, checkRoot(r.Root)
-}
-
-// maxFileName leaves room, in the 255 bytes that a file's name may have, for what is put around it.
-const maxFileName = 200
-
-// fileName makes a runtime's name fit for a file. The end of a long one gives way to a hash of it.
-func fileName(name string) string {
-	fit := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
-			return r
-		}
-		return '_'
-	}, name)
-	if len(fit) > maxFileName {
-		sum := hash([]string{name})
-		fit = fit[:maxFileName-len(sum)-1] + "-" + sum
-	}
-	return fit
 }

@@ -3,6 +3,7 @@ package image
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,66 +14,107 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// A Set is what a node needs to start sandboxes: the guest and its runtimes. It comes from a cache, which makes and pulls what is asked
-// for, or from a directory that another machine exported:
-//
-//	DIR/guest/kernel, initrd
-//	DIR/runtimes/NAME/root.erofs, config.json
+// The files of a machine that boots, and of a runtime.
+const (
+	KernelName = "kernel"
+	InitrdName = "initrd"
+	RootName   = "root.erofs"
+	ConfigName = "config.json"
+)
+
+// A Boot is what a machine boots from.
+type Boot struct {
+	Kernel, Initrd string
+	Root           string // empty where the root is chosen later
+}
+
+// BootIn returns the kernel and the initrd in dir.
+func BootIn(dir string) Boot {
+	return Boot{Kernel: filepath.Join(dir, KernelName), Initrd: filepath.Join(dir, InitrdName)}
+}
+
+// A Runtime is the root image of a function runtime and how it is started.
+type Runtime struct {
+	Root string `json:"-"` // path of the EROFS image
+	wire.Program
+}
+
+// RuntimeIn reads the runtime in dir.
+func RuntimeIn(dir string) (Runtime, error) {
+	b, err := os.ReadFile(filepath.Join(dir, ConfigName))
+	if err != nil {
+		return Runtime{}, err
+	}
+	r := Runtime{Root: filepath.Join(dir, RootName)}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return Runtime{}, fmt.Errorf("%s: %w; remove %s to have it made anew", ConfigName, err, dir)
+	}
+	return r, checkRoot(r.Root)
+}
+
+// Made lists the runtimes that a builder makes. Any other name is an OCI reference.
+func Made() []string { return []string{"nodejs:18", "python:3", "python:3-ai"} }
+
+func isMade(name string) bool { return slices.Contains(Made(), name) }
+
+// A Set is what a node needs to start sandboxes: the guest and its runtimes.
 type Set struct {
-	Guest Boot
-	find  func(ctx context.Context, name string) (Runtime, error)
-	have  func() []string
-	from  *Cache // what is pulled comes from it; nil: nothing is
-	dir   string // of a set that was exported
+	Guest   Boot
+	cache   *Cache // nil: nothing is made or pulled
+	sources []source
+	kept    sync.Map // runtimes that are not released, by name: a cold start reads none twice
 }
 
-// Have lists the runtimes that are here already: finding one of them makes and fetches nothing.
-func (s *Set) Have() []string { return s.have() }
-
-// Runtime returns the runtime called name.
-func (s *Set) Runtime(ctx context.Context, name string) (Runtime, error) { return s.find(ctx, name) }
-
-// Use returns the runtime called name for the namespace. It is in use until released.
-func (s *Set) Use(ctx context.Context, name, namespace string) (r Runtime, release func(), err error) {
-	if s.from == nil || !isReference(name) || s.dir != "" && isDir(s.inDir(name)) {
-		r, err = s.find(ctx, name)
-		return r, func() {}, err
-	}
-	return s.from.Pull(ctx, name, namespace)
+// A source is one way to come by runtimes. A Set asks the first of its sources that offers a name.
+type source struct {
+	offers func(name string) bool
+	here   func() []string // what it has, without making or fetching anything
+	use    func(ctx context.Context, name, namespace string) (r Runtime, release func(), err error)
 }
 
-func (s *Set) inDir(name string) string { return filepath.Join(s.dir, "runtimes", fileName(name)) }
-
-func isDir(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
-}
-
-// Hold takes a root image into use that a former process had, until released.
-func (s *Set) Hold(ctx context.Context, root string) (release func(), err error) {
-	if s.from == nil {
-		return nil, nil
-	}
-	return s.from.Hold(ctx, root)
-}
-
-// Set makes the guest and returns the set of everything the cache can make.
+// Set returns the set of all that a builder makes and of images that the cache pulls. It has the
+// builder make the guest.
 func (c *Cache) Set(ctx context.Context) (*Set, error) {
-	guest, err := c.Guest(ctx)
+	guest, err := c.Make(ctx, "guest")
 	if err != nil {
 		return nil, err
 	}
-	return &Set{Guest: guest, find: c.Runtime, have: c.runtimes, from: c}, nil
+	s := &Set{Guest: BootIn(guest), sources: []source{{
+		offers: isMade,
+		here:   func() []string { return nil },
+		use: func(ctx context.Context, name, _ string) (Runtime, func(), error) {
+			dir, err := c.Make(ctx, name)
+			if err != nil {
+				return Runtime{}, nil, err
+			}
+			r, err := RuntimeIn(dir)
+			return r, nil, err
+		},
+	}}}
+	s.PullTo(c)
+	return s, nil
 }
 
-// PullTo has images that are not in the set pulled to a cache.
-func (s *Set) PullTo(c *Cache) { s.from = c }
+// PullTo lets the set pull images that its other sources do not offer into the cache.
+func (s *Set) PullTo(c *Cache) {
+	s.cache = c
+	s.sources = append(s.sources, source{
+		offers: func(name string) bool { return !isMade(name) },
+		here:   c.pulls.pulled,
+		use:    c.Pull,
+	})
+}
 
-// OpenSet opens a set that Export wrote.
+// OpenSet opens a set that Export wrote:
+//
+//	DIR/guest/kernel, initrd
+//	DIR/runtimes/NAME/root.erofs, config.json
 func OpenSet(dir string) (*Set, error) {
-	s := &Set{dir: dir, Guest: Boot{Kernel: filepath.Join(dir, "guest", kernelName), Initrd: filepath.Join(dir, "guest", initrdName)}}
+	s := &Set{Guest: BootIn(filepath.Join(dir, "guest"))}
 	for _, file := range []string{s.Guest.Kernel, s.Guest.Initrd} {
 		if _, err := os.Stat(file); err != nil {
 			return nil, fmt.Errorf("%s is no set of images: %w; export it anew", dir, err)
@@ -81,63 +123,87 @@ func OpenSet(dir string) (*Set, error) {
 	if err := cmp.Or(checkKernel(s.Guest.Kernel), checkInitrd(s.Guest.Initrd)); err != nil {
 		return nil, err
 	}
-	var read sync.Map // by name: a cold start that needs a runtime again asks no disk
-	s.find = func(_ context.Context, name string) (Runtime, error) {
-		if r, ok := read.Load(name); ok {
-			return r.(Runtime), nil
-		}
-		r, err := readRuntime(s.inDir(name))
-		if errors.Is(err, fs.ErrNotExist) {
-			have := strings.Join(children(filepath.Join(dir, "runtimes")), ", ")
-			return r, fmt.Errorf("no runtime image %s in %s, which has %s; export it there", name, dir, have)
-		}
-		if err == nil {
-			read.Store(name, r)
-		}
-		return r, err
+	all := filepath.Join(dir, "runtimes")
+	has := func(name string) bool {
+		info, err := os.Stat(filepath.Join(all, fileName(name)))
+		return err == nil && info.IsDir()
 	}
-	s.have = func() []string { // a name cannot be told from its file's, so these are the ones made here and those that were asked for
-		names := map[string]bool{}
-		for _, name := range RuntimeNames() {
-			if _, err := os.Stat(filepath.Join(dir, "runtimes", fileName(name))); err == nil {
-				names[name] = true
+	s.sources = []source{{
+		offers: func(name string) bool { return isMade(name) || has(name) },
+		here: func() []string { // the name of a file does not tell the reference that it is of
+			return slices.DeleteFunc(Made(), func(name string) bool { return !has(name) })
+		},
+		use: func(_ context.Context, name, _ string) (Runtime, func(), error) {
+			r, err := RuntimeIn(filepath.Join(all, fileName(name)))
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("no runtime image %s in %s, which has %s; export it there",
+					name, dir, strings.Join(children(all), ", "))
 			}
-		}
-		read.Range(func(name, _ any) bool { names[name.(string)] = true; return true })
-		if s.from != nil {
-			for _, ref := range s.from.pulls.pulled() {
-				names[ref] = true
-			}
-		}
-		return slices.Sorted(maps.Keys(names))
-	}
+			return r, nil, err
+		},
+	}}
 	return s, nil
 }
 
-// Export makes the guest and the named runtimes and writes them to dir as a set, adding to what is there. Files appear there whole.
-func (c *Cache) Export(ctx context.Context, dir string, runtimes ...string) error {
-	guest, err := c.Guest(ctx)
-	if err != nil {
-		return err
+// Use returns the runtime called name for the namespace. It is in use until released; where there is
+// nothing to release, it stays.
+func (s *Set) Use(ctx context.Context, name, namespace string) (r Runtime, release func(), err error) {
+	if r, kept := s.kept.Load(name); kept {
+		return r.(Runtime), nil, nil
 	}
-	if err := place(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd); err != nil {
-		return err
+	from := slices.IndexFunc(s.sources, func(from source) bool { return from.offers(name) })
+	r, release, err = s.sources[max(from, 0)].use(ctx, name, namespace) // the first one says what it lacks
+	if err == nil && release == nil {
+		s.kept.Store(name, r)
 	}
-	for _, name := range runtimes {
-		r, err := c.Runtime(ctx, name)
-		if err != nil {
-			return err
+	return r, release, err
+}
+
+// Have lists the runtimes that are here already: finding one of them makes and fetches nothing.
+func (s *Set) Have() []string {
+	names := map[string]bool{}
+	s.kept.Range(func(name, _ any) bool { names[name.(string)] = true; return true })
+	for _, from := range s.sources {
+		for _, name := range from.here() {
+			names[name] = true
 		}
-		config := filepath.Join(filepath.Dir(r.Root), configName)
-		if err := place(filepath.Join(dir, "runtimes", fileName(name)), r.Root, config); err != nil {
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// Building says what is being done to make a runtime; it is empty where nothing is.
+func (s *Set) Building(name string) string {
+	if s.cache == nil {
+		return ""
+	}
+	return s.cache.builds.doing(name)
+}
+
+// Hold takes a root image into use that a former process had, until released.
+func (s *Set) Hold(ctx context.Context, root string) (release func(), err error) {
+	if s.cache == nil {
+		return nil, nil
+	}
+	return s.cache.Hold(ctx, root)
+}
+
+// Export writes a set to dir, adding to what is there. Files appear there whole.
+func Export(dir string, guest Boot, runtimes map[string]Runtime) error {
+	if err := Place(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd); err != nil {
+		return err
+	}
+	for name, r := range runtimes {
+		config := filepath.Join(filepath.Dir(r.Root), ConfigName)
+		if err := Place(filepath.Join(dir, "runtimes", fileName(name)), r.Root, config); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// place puts files into dir under their own names, by hard link where that can be: an artefact is never written again.
-func place(dir string, files ...string) error {
+// Place puts files into dir under their own names, by hard link where that can be: an artefact is
+// never written again.
+func Place(dir string, files ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

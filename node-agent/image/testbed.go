@@ -43,18 +43,20 @@ var (
 
 // Testbed returns what the testbed's host boots from: Debian's kernel, an initrd that mounts the root image under a tmpfs overlay, and
 // the root image.
-func (c *Cache) Testbed(ctx context.Context) (Boot, error) {
+func (b *Builder) Testbed(ctx context.Context) (Boot, error) {
 	inputs := []string{"testbed 2", versions().inputs(), strings.Join(testbedPackages, " "), strings.Join(testbedOmits, " "),
 		strings.Join(testbedDrivers, " "), strings.Join(applets, " "), strings.Join(testbedBootModules, " "),
 		string(testbedInitrd), string(testbedInit), string(sshdConfig)}
-	dir, err := c.Get(ctx, "testbed", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
-		debs, err := c.fetch(ctx, say, testbedPackages)
+	dir, err := b.Get(ctx, "testbed", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+		debs, err := b.fetch(ctx, say, testbedPackages)
 		if err != nil {
 			return err
 		}
 		return buildTestbed(ctx, dir, say, debs)
 	})
-	return Boot{Kernel: filepath.Join(dir, kernelName), Initrd: filepath.Join(dir, initrdName), Root: filepath.Join(dir, rootName)}, err
+	boot := BootIn(dir)
+	boot.Root = filepath.Join(dir, RootName)
+	return boot, err
 }
 
 func buildTestbed(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
@@ -81,14 +83,14 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 	if err != nil {
 		return err
 	}
-	if err := writeTestbedInitrd(t, list, filepath.Join(dir, initrdName)); err != nil {
+	if err := writeTestbedInitrd(t, list, filepath.Join(dir, InitrdName)); err != nil {
 		return err
 	}
 	kernel, err := readKernel(t, release)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, kernelName), kernel, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, KernelName), kernel, 0o644); err != nil {
 		return err
 	}
 	if err := t.Remove("boot"); err != nil {
@@ -105,7 +107,7 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 	if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
 		return err
 	}
-	return t.WriteImage(filepath.Join(dir, rootName))
+	return t.WriteImage(filepath.Join(dir, RootName))
 }
 
 func keepTestbedModule(name string) bool {

@@ -49,7 +49,7 @@ export class Model {
     }
     start.vf = told.vf ?? start.vf
     start.state = told.state ?? start.state
-    start.why = told.why ?? start.why
+    start.why = told.why ?? ''
     start.current = told.c ?? start.current
     start.pieces.splice(2 * told.k, Infinity, ...(told.s ?? []))
     start.sum = 0

@@ -118,8 +118,8 @@ export function drawRows(body, model, starts) {
 
 // state says in words where a start is.
 export function state(model, start) {
-  if (start.current >= 0) return `in ${model.stages[start.current]}`
-  return start.why ? `${start.state}: ${start.why}` : start.state
+  const where = start.current >= 0 ? `in ${model.stages[start.current]}` : start.state
+  return start.why ? `${where}: ${start.why}` : where
 }
 
 // One letter for each state, for colours alone tell not everybody.

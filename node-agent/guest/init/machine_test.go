@@ -16,7 +16,7 @@ import (
 // artefacts are the files that a test's microVM boots from: the real kernel and initrd, and a root image with a stand-in for a runtime.
 func artefacts(t *testing.T) map[string]string {
 	t.Helper()
-	cache, err := image.Open("", os.Stderr)
+	cache, err := image.OpenBuilder("", os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 		t.Fatal(err)
 	}
 	vfs := sandboxtest.VFs(t)
-	runtime, err := images.Runtime(context.Background(), runtimeName)
+	runtime, _, err := images.Use(context.Background(), runtimeName, "")
 	if err != nil {
 		t.Fatal(err)
 	}

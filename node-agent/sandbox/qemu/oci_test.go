@@ -61,7 +61,7 @@ func TestAnImageFromARegistryBoots(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		runtime, err := images.Runtime(ctx, ref)
+		runtime, _, err := images.Use(ctx, ref, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,65 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+)
+
+// A Builder makes what its cache lacks, in this process.
+type Builder struct{ *Cache }
+
+// OpenBuilder opens the cache in dir, as Open does.
+func OpenBuilder(dir string, out io.Writer) (*Builder, error) {
+	cache, err := Open(dir, out)
+	return &Builder{cache}, err
+}
+
+const guestName = "guest"
+
+// Things lists what a node may ask a builder for.
+func Things() []string { return append(Made(), guestName) }
+
+// Build makes one of Things if the cache lacks it, and returns its entry, which stays in use.
+func (b *Builder) Build(ctx context.Context, thing string) (dir string, err error) {
+	if thing == guestName {
+		boot, err := b.Guest(ctx)
+		return filepath.Dir(boot.Kernel), err
+	}
+	r, known := recipes[thing]
+	if !known {
+		return "", fmt.Errorf("no recipe for %q; there are %s", thing, strings.Join(Things(), ", "))
+	}
+	return b.runtime(ctx, thing, r)
+}
+
+// Export makes the guest and the runtimes, pulls those that are OCI references, and writes all to dir
+// as a set.
+func (b *Builder) Export(ctx context.Context, dir string, names ...string) error {
+	guest, err := b.Guest(ctx)
+	if err != nil {
+		return err
+	}
+	runtimes := map[string]Runtime{}
+	for _, name := range names {
+		if runtimes[name], err = b.runtimeOrPulled(ctx, name); err != nil {
+			return err
+		}
+	}
+	return Export(dir, guest, runtimes)
+}
+
+func (b *Builder) runtimeOrPulled(ctx context.Context, name string) (Runtime, error) {
+	r, made := recipes[name]
+	if !made {
+		pulled, _, err := b.Pull(ctx, name, "") // it stays in use
+		return pulled, err
+	}
+	dir, err := b.runtime(ctx, name, r)
+	if err != nil {
+		return Runtime{}, err
+	}
+	return RuntimeIn(dir)
+}

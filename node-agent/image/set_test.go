@@ -1,0 +1,90 @@
+package image
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
+)
+
+// kernelFile returns an ELF file of one segment.
+func kernelFile(content string) string {
+	var b bytes.Buffer
+	_ = binary.Write(&b, binary.LittleEndian, elf.Header64{
+		Ident: [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, Type: uint16(elf.ET_EXEC),
+		Machine: uint16(elf.EM_X86_64), Version: 1, Ehsize: 64, Phoff: 64, Phentsize: 56, Phnum: 1,
+		Shentsize: 64,
+	})
+	_ = binary.Write(&b, binary.LittleEndian, elf.Prog64{
+		Type: uint32(elf.PT_NOTE), Off: 64 + 56, Filesz: uint64(len(content)),
+	})
+	return b.String() + content
+}
+
+func TestOpenSetSaysWhatIsMissing(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := OpenSet(dir); err == nil || !strings.Contains(err.Error(), "no set of images") {
+		t.Errorf("got %v", err)
+	}
+	for name, content := range map[string]string{
+		"guest/kernel": kernelFile("a note"), "guest/initrd": "070701, the files, TRAILER!!!",
+		"runtimes/python_3/config.json": `{"command":["/p"],"env":{"A":"1"}}`,
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tree, err := rootfs.New(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	if err := tree.WriteImage(filepath.Join(dir, "runtimes/python_3/root.erofs")); err != nil {
+		t.Fatal(err)
+	}
+	s, err := OpenSet(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _, err := s.Use(t.Context(), "python:3", "")
+	root := filepath.Join(dir, "runtimes/python_3/root.erofs")
+	if err != nil || r.Root != root || r.Command[0] != "/p" || r.Env["A"] != "1" {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	for _, absent := range []string{"team/x:1", "nodejs:18"} {
+		_, _, err := s.Use(t.Context(), absent, "")
+		if err == nil || !strings.Contains(err.Error(), "which has python_3") {
+			t.Errorf("%s: got %v", absent, err)
+		}
+	}
+	if have := s.Have(); !slices.Equal(have, []string{"python:3"}) {
+		t.Errorf("it has %q", have)
+	}
+	// Each is found before those that were cut earlier.
+	for _, name := range []string{"runtimes/python_3/root.erofs", "guest/initrd", "guest/kernel"} {
+		path := filepath.Join(dir, name)
+		whole, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, whole.Size()-1); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenSet(dir)
+		if err == nil {
+			_, _, err = s.Use(t.Context(), "python:3", "")
+		}
+		if err == nil || !strings.Contains(err.Error(), path+" is damaged") {
+			t.Errorf("%s cut short: got %v", name, err)
+		}
+	}
+}
