@@ -14,6 +14,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/testbed"
 )
 
@@ -77,7 +78,7 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 // upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away tells whether it cannot.
 func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
-	cache, err := image.OpenBuilder("", progress)
+	cache, err := build.Open("", progress)
 	if err != nil {
 		return true, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/node-agent/doctor"
-	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 )
 
 func doctorCmd() *cobra.Command {
@@ -44,7 +44,7 @@ func ordinaryKernel(ctx context.Context, progress io.Writer) (string, error) {
 			return own, nil
 		}
 	}
-	cache, err := image.OpenBuilder("", progress)
+	cache, err := build.Open("", progress)
 	if err != nil {
 		return "", err
 	}

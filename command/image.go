@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 )
 
 func imageCmd() *cobra.Command {
@@ -27,13 +28,13 @@ func imageBuild() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:       "build THING",
-		Short:     "Make what a node boots, if the cache lacks it: " + strings.Join(image.Things(), ", "),
+		Short:     "Make what a node boots, if the cache lacks it: " + strings.Join(build.Things(), ", "),
 		Args:      cobra.ExactArgs(1),
-		ValidArgs: image.Things(),
+		ValidArgs: build.Things(),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		b, err := image.OpenBuilder("", cmd.ErrOrStderr())
+		b, err := build.Open("", cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
@@ -60,7 +61,7 @@ func imageExport() *cobra.Command {
 			"and put them into DIR, for `fastiov up --images` elsewhere",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cache, err := image.OpenBuilder("", cmd.ErrOrStderr())
+			cache, err := build.Open("", cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -90,7 +91,7 @@ func imageKernel() *cobra.Command {
 		Short: "Build fastiov's kernel for the testbed; apt installs what it is built with",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cache, err := image.OpenBuilder("", cmd.ErrOrStderr())
+			cache, err := build.Open("", cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}

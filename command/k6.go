@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
-	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/testbed"
 )
 
@@ -34,7 +34,7 @@ func k6Cmd() *cobra.Command {
 			if os.Getenv("K6_NO_USAGE_REPORT") == "" {
 				os.Setenv("K6_NO_USAGE_REPORT", "true") // whoever wants to be counted says so
 			}
-			cache, err := image.OpenBuilder("", cmd.ErrOrStderr())
+			cache, err := build.Open("", cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}

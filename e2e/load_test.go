@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
-	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 )
 
 // A target is a fastiov over simulated sandboxes that k6 calls.
@@ -35,7 +35,7 @@ type target struct {
 // upForLoad needs k6, which no test builds, since that takes minutes.
 func upForLoad(t *testing.T, start time.Duration) *target {
 	t.Helper()
-	cache, err := image.OpenBuilder("", io.Discard)
+	cache, err := build.Open("", io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
@@ -142,7 +142,7 @@ const (
 )
 
 func (h *Host) putImages(ctx context.Context, runtimes []string) error {
-	cache, err := image.OpenBuilder("", os.Stderr)
+	cache, err := build.Open("", os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 const SelftestsDir = "/share/selftests"
 
 func (h *Host) putSelftests(ctx context.Context) error {
-	cache, err := image.OpenBuilder("", os.Stderr)
+	cache, err := build.Open("", os.Stderr)
 	if err != nil {
 		return err
 	}

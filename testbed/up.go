@@ -12,6 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 )
 
 // ErrDown means that the testbed is not up.
@@ -45,7 +46,7 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	if h, err := d.reuse(ctx, c); h != nil || err != nil {
 		return h, err
 	}
-	cache, err := image.OpenBuilder("", w)
+	cache, err := build.Open("", w)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +65,7 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 }
 
 // boots returns what a host with that kernel boots from.
-func boots(ctx context.Context, cache *image.Builder, kernel string) (image.Boot, error) {
+func boots(ctx context.Context, cache *build.Builder, kernel string) (image.Boot, error) {
 	if kernel == DebianKernel {
 		return cache.Testbed(ctx)
 	}

@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest"
-	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/build"
 )
 
 // artefacts are the files that a test's microVM boots from: the real kernel and initrd, and a root image with a stand-in for a runtime.
 func artefacts(t *testing.T) map[string]string {
 	t.Helper()
-	cache, err := image.OpenBuilder("", os.Stderr)
+	cache, err := build.Open("", os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

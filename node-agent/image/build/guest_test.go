@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"bytes"
@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 // Another guest agent needs no mirror: of the guest, its base alone is made of packages. Where that
@@ -19,9 +21,8 @@ func TestAnotherAgentNeedsNoMirror(t *testing.T) {
 		return writeBase(dir, []byte("kernel"), modules)
 	}
 	dir := t.TempDir()
-	make := func(init, pins string, base builder) (Boot, error) {
-		b := Builder{open(t, dir)}
-		return b.guest(t.Context(), []byte(init), []string{pins}, base)
+	make := func(init, pins string, base builder) (image.Boot, error) {
+		return open(t, dir).guest(t.Context(), []byte(init), []string{pins}, base)
 	}
 
 	_, err := make("init 1", "pins 1", unreachable)

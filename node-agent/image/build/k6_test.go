@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"io"
@@ -11,7 +11,7 @@ import (
 // Without Go there is no k6, and nothing is left that could be taken for it.
 func TestK6NeedsGo(t *testing.T) {
 	dir := t.TempDir()
-	c, err := OpenBuilder(dir, io.Discard)
+	c, err := Open(dir, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"context"
@@ -6,21 +6,23 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 // A Builder makes what its cache lacks, in this process.
-type Builder struct{ *Cache }
+type Builder struct{ *image.Cache }
 
-// OpenBuilder opens the cache in dir, as Open does.
-func OpenBuilder(dir string, out io.Writer) (*Builder, error) {
-	cache, err := Open(dir, out)
+// Open opens the cache in dir, as Open does.
+func Open(dir string, out io.Writer) (*Builder, error) {
+	cache, err := image.Open(dir, out)
 	return &Builder{cache}, err
 }
 
 const guestName = "guest"
 
 // Things lists what a node may ask a builder for.
-func Things() []string { return append(Made(), guestName) }
+func Things() []string { return append(image.Made(), guestName) }
 
 // Build makes one of Things if the cache lacks it, and returns its entry, which stays in use.
 func (b *Builder) Build(ctx context.Context, thing string) (dir string, err error) {
@@ -42,16 +44,16 @@ func (b *Builder) Export(ctx context.Context, dir string, names ...string) error
 	if err != nil {
 		return err
 	}
-	runtimes := map[string]Runtime{}
+	runtimes := map[string]image.Runtime{}
 	for _, name := range names {
 		if runtimes[name], err = b.runtimeOrPulled(ctx, name); err != nil {
 			return err
 		}
 	}
-	return Export(dir, guest, runtimes)
+	return image.Export(dir, guest, runtimes)
 }
 
-func (b *Builder) runtimeOrPulled(ctx context.Context, name string) (Runtime, error) {
+func (b *Builder) runtimeOrPulled(ctx context.Context, name string) (image.Runtime, error) {
 	r, made := recipes[name]
 	if !made {
 		pulled, _, err := b.Pull(ctx, name, "") // it stays in use
@@ -59,7 +61,7 @@ func (b *Builder) runtimeOrPulled(ctx context.Context, name string) (Runtime, er
 	}
 	dir, err := b.runtime(ctx, name, r)
 	if err != nil {
-		return Runtime{}, err
+		return image.Runtime{}, err
 	}
-	return RuntimeIn(dir)
+	return image.RuntimeIn(dir)
 }

@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"bufio"
@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	kernelmod "github.com/fastiov/fastiov/kernel-mod"
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -26,7 +27,7 @@ const (
 
 // Patched is the testbed's host with the patched kernel.
 type Patched struct {
-	Boot
+	image.Boot
 	Selftests string // the directory of the kernel's selftests, programs that run on it
 }
 
@@ -54,7 +55,7 @@ func (b *Builder) Patched(ctx context.Context, debug bool) (Patched, error) {
 		return buildModule(ctx, dir, say, debs, filepath.Join(build, "linux"))
 	})
 	p := Patched{Selftests: filepath.Join(dir, "selftests")}
-	p.Kernel, p.Initrd, p.Root = filepath.Join(build, KernelName), filepath.Join(dir, InitrdName), host.Root
+	p.Kernel, p.Initrd, p.Root = filepath.Join(build, image.KernelName), filepath.Join(dir, image.InitrdName), host.Root
 	return p, err
 }
 
@@ -134,7 +135,7 @@ func buildKernel(ctx context.Context, dir string, config []byte, ccache string, 
 	if err := runMake(ctx, tree, count, append(compiler, fmt.Sprintf("-j%d", runtime.NumCPU()), "bzImage", "modules", "headers")...); err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Join(tree, "arch/x86/boot/bzImage"), filepath.Join(dir, KernelName)); err != nil {
+	if err := os.Rename(filepath.Join(tree, "arch/x86/boot/bzImage"), filepath.Join(dir, image.KernelName)); err != nil {
 		return err
 	}
 	say("removing what modules are not built with")
@@ -275,7 +276,7 @@ func buildModule(ctx context.Context, dir string, say func(string, ...any), debs
 	if err := unpack(ctx, t, debs, noNoise); err != nil {
 		return err
 	}
-	return writeTestbedInitrd(t, []module{{"fastiovd", fastiovd}}, filepath.Join(dir, InitrdName))
+	return writeTestbedInitrd(t, []module{{"fastiovd", fastiovd}}, filepath.Join(dir, image.InitrdName))
 }
 
 func writeSources(dir, sub string) error {

@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -43,7 +44,7 @@ var (
 
 // Testbed returns what the testbed's host boots from: Debian's kernel, an initrd that mounts the root image under a tmpfs overlay, and
 // the root image.
-func (b *Builder) Testbed(ctx context.Context) (Boot, error) {
+func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
 	inputs := []string{"testbed 2", versions().inputs(), strings.Join(testbedPackages, " "), strings.Join(testbedOmits, " "),
 		strings.Join(testbedDrivers, " "), strings.Join(applets, " "), strings.Join(testbedBootModules, " "),
 		string(testbedInitrd), string(testbedInit), string(sshdConfig)}
@@ -54,8 +55,8 @@ func (b *Builder) Testbed(ctx context.Context) (Boot, error) {
 		}
 		return buildTestbed(ctx, dir, say, debs)
 	})
-	boot := BootIn(dir)
-	boot.Root = filepath.Join(dir, RootName)
+	boot := image.BootIn(dir)
+	boot.Root = filepath.Join(dir, image.RootName)
 	return boot, err
 }
 
@@ -83,14 +84,14 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 	if err != nil {
 		return err
 	}
-	if err := writeTestbedInitrd(t, list, filepath.Join(dir, InitrdName)); err != nil {
+	if err := writeTestbedInitrd(t, list, filepath.Join(dir, image.InitrdName)); err != nil {
 		return err
 	}
 	kernel, err := readKernel(t, release)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, KernelName), kernel, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, image.KernelName), kernel, 0o644); err != nil {
 		return err
 	}
 	if err := t.Remove("boot"); err != nil {
@@ -107,7 +108,7 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 	if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
 		return err
 	}
-	return t.WriteImage(filepath.Join(dir, RootName))
+	return t.WriteImage(filepath.Join(dir, image.RootName))
 }
 
 func keepTestbedModule(name string) bool {

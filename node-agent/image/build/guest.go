@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -24,10 +25,10 @@ const (
 
 // Guest returns what a microVM boots from: Debian's kernel and an initrd that holds the guest agent
 // as /init. All that packages are needed for is its base, so another guest agent needs no mirror.
-func (b *Builder) Guest(ctx context.Context) (Boot, error) {
+func (b *Builder) Guest(ctx context.Context) (image.Boot, error) {
 	program, err := guestAgent(ctx)
 	if err != nil {
-		return Boot{}, err
+		return image.Boot{}, err
 	}
 	inputs := []string{"guest base 1", versions().inputs(), strings.Join(guestModules, " ")}
 	return b.guest(ctx, program, inputs, b.buildBase)
@@ -38,15 +39,15 @@ func (b *Builder) Guest(ctx context.Context) (Boot, error) {
 func (b *Builder) guest(
 	ctx context.Context, program []byte, inputs []string,
 	makeBase func(ctx context.Context, dir string, say func(string, ...any)) error,
-) (Boot, error) {
+) (image.Boot, error) {
 	base, err := b.Get(ctx, baseName, inputs, makeBase)
 	if ctx.Err() != nil {
-		return Boot{}, err
+		return image.Boot{}, err
 	}
 	if err != nil {
 		former, found := b.Latest(ctx, baseName)
 		if !found {
-			return Boot{}, fmt.Errorf("%w; there is no former kernel in the cache to go on with", err)
+			return image.Boot{}, fmt.Errorf("%w; there is no former kernel in the cache to go on with", err)
 		}
 		b.Say(guestName, "going on with the kernel that the cache has: %v", err)
 		base = former
@@ -56,7 +57,7 @@ func (b *Builder) guest(
 		return buildGuest(dir, base, program)
 	}
 	dir, err := b.Get(ctx, guestName, of, build)
-	return BootIn(dir), err
+	return image.BootIn(dir), err
 }
 
 func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ...any)) error {
@@ -103,7 +104,7 @@ func writeBase(dir string, kernel []byte, list []module) error {
 	}
 	return errors.Join(
 		os.WriteFile(filepath.Join(dir, orderName), []byte(strings.Join(names, "\n")), 0o644),
-		os.WriteFile(filepath.Join(dir, KernelName), kernel, 0o644),
+		os.WriteFile(filepath.Join(dir, image.KernelName), kernel, 0o644),
 	)
 }
 
@@ -127,7 +128,7 @@ func buildGuest(dir, base string, agent []byte) error {
 	if err != nil {
 		return err
 	}
-	i := newInitrd(filepath.Join(dir, InitrdName))
+	i := newInitrd(filepath.Join(dir, image.InitrdName))
 	for _, name := range []string{"dev", "proc", "sys", "run", "tmp"} {
 		i.dir(name)
 	}
@@ -136,5 +137,5 @@ func buildGuest(dir, base string, agent []byte) error {
 	if err := i.close(); err != nil {
 		return err
 	}
-	return Place(dir, filepath.Join(base, KernelName))
+	return image.Place(dir, filepath.Join(base, image.KernelName))
 }

@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"bytes"
@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -223,7 +224,7 @@ func TestMirrorsAreReadWithoutRoot(t *testing.T) {
 	if !apart() {
 		t.Skip("needs root, apt's user and a mount namespace")
 	}
-	a := apt{dir: filepath.Join(t.TempDir(), packagesKey), from: versions()}
+	a := apt{dir: filepath.Join(t.TempDir(), "debian"), from: versions()}
 	config, err := a.config(t.Context())
 	if err != nil || !strings.Contains(config, `APT::Sandbox::User "_apt";`) {
 		t.Errorf("%v, %s", err, config)
@@ -243,7 +244,7 @@ func TestMirrorsAreReadWithoutRoot(t *testing.T) {
 	if fmt.Sprint(partial.Uid) != methods.Uid {
 		t.Errorf("downloads are user %d's, want %s's", partial.Uid, methods.Uid)
 	}
-	if lists := children(filepath.Join(a.dir, "lists")); len(lists) < 3 {
+	if lists, _ := os.ReadDir(filepath.Join(a.dir, "lists")); len(lists) < 3 {
 		t.Errorf("the index has %v", lists)
 	}
 }
@@ -255,16 +256,16 @@ func TestSamePackagesSameBytes(t *testing.T) {
 	first := t.TempDir()
 	for i, dir := range []string{first, filepath.Join(t.TempDir(), "another/place")} {
 		if i == 1 { // the packages need not be downloaded again
-			if err := os.CopyFS(filepath.Join(dir, packagesKey), os.DirFS(filepath.Join(first, packagesKey))); err != nil {
+			if err := os.CopyFS(filepath.Join(dir, "debian"), os.DirFS(filepath.Join(first, "debian"))); err != nil {
 				t.Fatal(err)
 			}
 		}
-		b := Builder{open(t, dir)}
+		b := open(t, dir)
 		entry, err := b.Build(t.Context(), "python:3")
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := os.Open(filepath.Join(entry, RootName))
+		f, err := os.Open(filepath.Join(entry, image.RootName))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/fastiov/fastiov/functions/runtimes"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -75,7 +76,7 @@ func (b *Builder) runtime(ctx context.Context, name string, r runtimeRecipe) (di
 		if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, ConfigName), config, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, image.ConfigName), config, 0o644); err != nil {
 			return err
 		}
 		return r.build(ctx, dir, say, without(debs, r.omits...))
@@ -111,7 +112,7 @@ func (r runtimeRecipe) build(ctx context.Context, dir string, say func(string, .
 		}
 	}
 	say("writing the root image")
-	return t.WriteImage(filepath.Join(dir, RootName))
+	return t.WriteImage(filepath.Join(dir, image.RootName))
 }
 
 // linkApplets gives busybox's commands names of their own where no package brought one.

@@ -1,4 +1,4 @@
-package image
+package build
 
 import (
 	"bytes"
@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -43,7 +45,7 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 			return err
 		}
 	}
-	stamp := filepath.Join(a.dir, "updated-"+Hash([]string{a.sources()}))
+	stamp := filepath.Join(a.dir, "updated-"+image.Hash([]string{a.sources()}))
 	info, err := os.Stat(stamp)
 	if err == nil && time.Since(info.ModTime()) < indexAge {
 		return nil
