@@ -151,6 +151,8 @@ var importers = map[string][]string{
 	"cmd":     nil,
 	"e2e":     nil,
 	"command": {"cmd", "e2e"},
+	// An agent runs no apt: it starts a builder, as the command does that it is part of.
+	"node-agent/image/build": {"command", "testbed", "bench", "e2e"},
 }
 
 func within(path, folder string) bool {
@@ -229,7 +231,8 @@ var starters = map[string]string{
 	"bench/controlplane":      "itself, and a commit that git and make build, as the servers that it measures",
 	"bench/scraper":           "Prometheus, which scrapes what is measured",
 	"testbed":                 "QEMU",
-	"node-agent/image":        "apt, dpkg-deb, depmod and go, when an artefact is built",
+	"node-agent/image":        "the command that makes images",
+	"node-agent/image/build":  "apt, dpkg-deb, depmod, make and go, when an artefact is built",
 	"node-agent/image/oci":    "itself, confined, to unpack an image of a stranger",
 	"node-agent/doctor":       "QEMU, to prove KVM",
 	"node-agent/sandbox/qemu": "QEMU, to ask it where its firmware is",

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
@@ -158,6 +159,19 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 	}
 	return h.Fill(ctx, filepath.Base(ImagesDir),
 		func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
+}
+
+// Guest returns what a microVM boots from, for a test that boots one by itself. It is in use until
+// released.
+func Guest(ctx context.Context) (boot image.Boot, release func(), err error) {
+	cache, err := build.Open("", os.Stderr)
+	if err != nil {
+		return boot, nil, err
+	}
+	if boot, err = cache.Guest(ctx); err != nil {
+		cache.Close()
+	}
+	return boot, cache.Close, err
 }
 
 // SelftestsDir is the directory where a test that needs the patched kernel finds its selftests.

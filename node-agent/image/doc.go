@@ -1,8 +1,11 @@
-// Package image builds once, and keeps, everything a machine or a microVM boots from: the testbed host's kernel, initrd and root, the
-// guest's kernel and initrd, and the root images of the function runtimes.
+// Package image holds what a node needs of images: the cache of finished ones, the sets of runtimes
+// that sandboxes boot, and pulls from registries.
 //
-// A recipe (packages, files, versions) is hashed; its result is an entry of the cache under that hash. An entry is built in a directory
-// of its own under a lock and renamed into place, so it is whole or absent, and two builders do not build it twice. The same packages
-// give the same bytes. Nothing here needs root: packages are unpacked into a tree in memory (rootfs) that is written as an EROFS image,
-// and no maintainer script runs.
+//	Set ─ source ┬ a folder of images that Export wrote
+//	             ├ Make ─▶ a builder, a process of its own (image/build) ─▶ Cache
+//	             └ Pull ─▶ a registry (image/oci) ─▶ Cache
+//
+// An entry of the cache is found by the hash of its inputs. It is built in a directory of its own
+// under a lock and renamed into place, so it is whole or absent, and two processes do not build it
+// twice. Entries in use stay; of the others, those unused for longest are evicted.
 package image

@@ -10,21 +10,17 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest"
-	"github.com/fastiov/fastiov/node-agent/image/build"
+	"github.com/fastiov/fastiov/testbed"
 )
 
 // artefacts are the files that a test's microVM boots from: the real kernel and initrd, and a root image with a stand-in for a runtime.
 func artefacts(t *testing.T) map[string]string {
 	t.Helper()
-	cache, err := build.Open("", os.Stderr)
+	boot, release, err := testbed.Guest(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(cache.Close)
-	boot, err := cache.Guest(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(release)
 	dir := t.TempDir()
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/root/bin/runtime", "./testdata/runtime")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
