@@ -63,7 +63,7 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 
 // config keeps the host's ways to the network, such as proxies, and nothing else of its configuration.
 func (a apt) config(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "apt-config", "dump", "Acquire").Output()
+	out, err := command(ctx, "apt-config", "dump", "Acquire").Output()
 	if err != nil {
 		return "", fmt.Errorf("apt-config: %w", err)
 	}
@@ -124,7 +124,7 @@ func (a apt) command(ctx context.Context, tool string, args ...string) *exec.Cmd
 		const bind = `mount --bind "$0" "$1" && shift && exec "$@"`
 		words = append([]string{"unshare", "--mount", "sh", "-c", bind, a.dir, dir}, words...)
 	}
-	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd := command(ctx, words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(dir, "apt.conf"), "LC_ALL=C",
 		"DEBIAN_FRONTEND=noninteractive")
 	return cmd

@@ -4,15 +4,53 @@ import (
 	"context"
 	"io"
 	"maps"
+	"os"
+	"os/exec"
 	"slices"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// asBuilder makes the test binary a builder that runs for long.
+const asBuilder = "FASTIOV_TEST_AS_BUILDER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asBuilder) != "" {
+		sleep := command(context.Background(), "sh", "-c", "echo begun; exec sleep 60")
+		sleep.Stdout = os.Stdout
+		_ = sleep.Run()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// TestWhatABuilderStartsEndsWithIt, also where the builder is killed.
+func TestWhatABuilderStartsEndsWithIt(t *testing.T) {
+	said, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	self := exec.Command("/proc/self/exe")
+	self.Env, self.Stdout = append(os.Environ(), asBuilder+"=1"), out
+	if err := self.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+	_ = said.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := said.Read(make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	_ = self.Process.Kill()
+	_ = self.Wait()
+	if _, err := said.Read(make([]byte, 16)); err != io.EOF { // its end has closed the pipe
+		t.Errorf("what it started is still there: %v", err)
+	}
+}
 
 func open(t *testing.T, dir string) *Builder {
 	t.Helper()

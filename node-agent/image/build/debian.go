@@ -117,7 +117,7 @@ func lookPath(tool string) (string, error) {
 // unpack lays packages over the tree.
 func unpack(ctx context.Context, t *rootfs.Tree, debs []deb, keep func(name string) bool) error {
 	for _, d := range debs {
-		cmd := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", d.file)
+		cmd := command(ctx, "dpkg-deb", "--fsys-tarfile", d.file)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		out, err := cmd.StdoutPipe()

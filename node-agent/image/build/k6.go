@@ -42,7 +42,7 @@ func k6Inputs() []string {
 func buildK6(ctx context.Context, dir string, say func(string, ...any)) error {
 	module := k6Inputs()[0]
 	say("fetching %s and what it needs", module)
-	cmd := exec.CommandContext(ctx, "go", "install", "-v", "-trimpath", module)
+	cmd := command(ctx, "go", "install", "-v", "-trimpath", module)
 	cmd.Dir = dir // in no module: versions are the module's own
 	cmd.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0", "GOTOOLCHAIN=auto")
 	said, err := cmd.StderrPipe()

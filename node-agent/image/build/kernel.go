@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -71,7 +70,7 @@ func indexModules(ctx context.Context, t *rootfs.Tree, release, tmp string) erro
 	if err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, depmod, "-b", dir, release).CombinedOutput(); err != nil {
+	if out, err := command(ctx, depmod, "-b", dir, release).CombinedOutput(); err != nil {
 		return fmt.Errorf("depmod: %w: %s", err, lastLine(out))
 	}
 	return t.Import(dir, where, func(name string) bool { return strings.HasPrefix(filepath.Base(name), "modules.") })

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -72,7 +71,7 @@ func (p patched) unpack(
 		const unpack = `set -o pipefail
 			dpkg-deb --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" |
 			tar -xJ --strip-components=1 -C "$3"`
-		cmd := exec.CommandContext(ctx, "bash", "-c", unpack, "unpack", d.file, p.source, tree)
+		cmd := command(ctx, "bash", "-c", unpack, "unpack", d.file, p.source, tree)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("unpacking %s: %w: %s", filepath.Base(d.file), err, lastLine(out))
 		}
@@ -97,7 +96,7 @@ func (p patched) apply(ctx context.Context, tree string, say func(string, ...any
 			return err
 		}
 		say("applying %s", name)
-		cmd := exec.CommandContext(ctx, "patch", "--strip=1", "--fuzz=0", "--batch", "--forward",
+		cmd := command(ctx, "patch", "--strip=1", "--fuzz=0", "--batch", "--forward",
 			"--directory", tree)
 		cmd.Stdin = bytes.NewReader(patch)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -127,7 +126,7 @@ func contentOf(files fs.FS, name string) string {
 // runMake shows see every line that make prints. When make fails, the error has the first line that
 // says why.
 func runMake(ctx context.Context, dir string, see func(line string), args ...string) error {
-	cmd := exec.CommandContext(ctx, "make", append([]string{"-C", dir}, args...)...)
+	cmd := command(ctx, "make", append([]string{"-C", dir}, args...)...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "KBUILD_BUILD_USER=fastiov",
 		"KBUILD_BUILD_HOST=fastiov", "KBUILD_BUILD_TIMESTAMP=1970-01-01")
 	out, err := cmd.StdoutPipe()
@@ -135,7 +134,7 @@ func runMake(ctx context.Context, dir string, see func(line string), args ...str
 		return err
 	}
 	cmd.Stderr = cmd.Stdout
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its compilers end with it
+	cmd.SysProcAttr.Setpgid = true // its compilers end with it
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	if err := cmd.Start(); err != nil {
 		return err

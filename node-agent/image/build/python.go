@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -98,8 +97,8 @@ func compilePythonLibraries(ctx context.Context, t *rootfs.Tree, tmp string) err
 // runPython runs the Python unpacked in dir, with the dynamic linker and the libraries beside it: it need not be this machine's.
 func runPython(ctx context.Context, dir string, args ...string) error {
 	libraries := filepath.Join(dir, "usr/lib/x86_64-linux-gnu")
-	command := append([]string{"--library-path", libraries, filepath.Join(dir, "usr/bin/python3.11"), "-S", "-s"}, args...)
-	cmd := exec.CommandContext(ctx, filepath.Join(libraries, "ld-linux-x86-64.so.2"), command...)
+	words := append([]string{"--library-path", libraries, filepath.Join(dir, "usr/bin/python3.11"), "-S", "-s"}, args...)
+	cmd := command(ctx, filepath.Join(libraries, "ld-linux-x86-64.so.2"), words...)
 	cmd.Env = []string{"PYTHONHOME=" + filepath.Join(dir, "usr"), "PYTHONHASHSEED=0", "PYTHONDONTWRITEBYTECODE=1", "LC_ALL=C.UTF-8"}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("the image's Python: %w: %s", err, lastLine(out))

@@ -70,7 +70,15 @@ func install(ctx context.Context, say func(string, ...any), tools []tool) error 
 	return nil
 }
 
-// runApt runs an apt that asks nothing. When ctx ends, apt is asked to end, not killed.
+// command returns a command that ends with this process, also where that is killed.
+func command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// runApt runs an apt that asks nothing. When ctx ends, apt is asked to end, not killed: it changes
+// what is installed on this machine.
 func runApt(ctx context.Context, words []string) error {
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
