@@ -83,6 +83,7 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 		{"no huge pages", []string{"agent", "--sandbox", "bare", "--limits", "best-effort", "--huge-pages", "--subnet", "10.0.2.0/24",
 			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "huge pages"},
 		{"storage port taken", []string{"up", "--foreground", "--sandbox", "sim", "--listen", "127.0.0.1:0", "--metrics", "", "--storage", taken}, nil, "choose another address with --storage"},
+		{"no such image", []string{"image", "build", "python:2"}, nil, `no recipe for "python:2"; there are`},
 		{"no storage there", []string{"storage", "samples", "http://127.0.0.1:1"}, nil, "start a storage server"},
 		{"no URL", []string{"storage", "samples", "127.0.0.1:1"}, nil, "no URL of a storage server"},
 		{"nothing runs", []string{"status"}, nil, "no agent runs here"},
@@ -97,7 +98,7 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 			}
 			runDir := filepath.Join(t.TempDir(), "run")
 			args := c.args
-			if c.name != "unknown flag" && args[0] != "storage" {
+			if c.name != "unknown flag" && args[0] != "storage" && args[0] != "image" {
 				args = append(args, "--run-dir", runDir)
 			}
 			cmd := fastiov(t, args...)
