@@ -37,7 +37,6 @@ var notPlainYet = []string{
 	"node-agent/guest/door",
 	"node-agent/guest/init",
 	"node-agent/guest/wire",
-	"node-agent/image",
 	"node-agent/sandbox",
 	"node-agent/sandbox/bare",
 	"node-agent/sandbox/echo",

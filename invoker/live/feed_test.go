@@ -57,8 +57,10 @@ func TestAReaderIsToldWhatChanges(t *testing.T) {
 	n.now(func() {
 		waiting := &api.StartsReply{NowNs: n.starts.NowNs}
 		for _, s := range n.starts.Starts {
-			waiting.Starts = append(waiting.Starts, &api.ColdStart{Number: s.Number, Id: s.Id, Call: s.Call,
-				State: s.State, BeginNs: s.BeginNs, Spans: s.Spans, Why: "builds python:3"})
+			waiting.Starts = append(waiting.Starts, &api.ColdStart{
+				Number: s.Number, Id: s.Id, Call: s.Call, State: s.State, BeginNs: s.BeginNs,
+				Spans: s.Spans, Why: "builds python:3",
+			})
 		}
 		n.starts = waiting
 	})

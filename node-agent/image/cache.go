@@ -23,26 +23,27 @@ import (
 // packagesKey names the package store in the cache and its lock.
 const packagesKey = "debian"
 
-// building is what the name of a builder's lock ends in.
+// building ends the name of a builder's lock.
 const building = ".build"
 
-// CacheLimit is what the cache may hold; above it the entries unused for longest go, those in use excepted.
+// CacheLimit bounds the bytes of the cache. Above it, the entries unused for longest are removed,
+// except those in use.
 const CacheLimit = 8 << 30
 
 // A Cache is a directory of finished images:
 //
 //	entries/NAME-HASH/     one artefact, complete
 //	locks/NAME-HASH        shared: in use by a process; exclusive: being removed
-//	locks/NAME-HASH.build  exclusive: being built. It is another lock because users keep theirs for as long as they live
+//	locks/NAME-HASH.build  exclusive: being built; apart, since users keep theirs while they live
 //	tmp/NAME-HASH/         being built; what no live builder holds is swept
 //	debian/                package index and downloaded packages, under the lock of that name
 //
 // Many goroutines and processes may use it. What Get and Make return stays in use until Close;
 // what Pull returns, until it is released.
 type Cache struct {
-	// Fetched is called with the bytes that came from a source: debian or registry. nil: not at all.
+	// Fetched, if any, is called with the bytes that came from a source: debian or registry.
 	Fetched func(source string, bytes int64)
-	Pulled  func(err error) // is called when a pull has ended; nil: not at all
+	Pulled  func(err error) // is called, if any, when a pull has ended
 	Source  oci.Source      // of images that are pulled
 	Builder []string        // the command that Make runs, without its last argument
 
@@ -76,12 +77,14 @@ func DefaultDir() (string, error) {
 		return systemDir, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("no place for the image cache: %w; set FASTIOV_CACHE to a directory", err)
+		return "", fmt.Errorf("no place for the image cache: %w; "+
+			"set FASTIOV_CACHE to a directory", err)
 	}
 	return filepath.Join(dir, "fastiov"), nil
 }
 
-// Open opens the cache in dir, making it if need be; an empty dir means DefaultDir. Progress lines go to out.
+// Open opens the cache in dir, making it if need be; an empty dir means DefaultDir. Progress
+// lines go to out.
 func Open(dir string, out io.Writer) (*Cache, error) {
 	if dir == "" {
 		var err error
@@ -91,7 +94,8 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 	}
 	for _, sub := range []string{"entries", "locks", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
-			return nil, fmt.Errorf("image cache: %w; set FASTIOV_CACHE to a directory you may write", err)
+			return nil, fmt.Errorf("image cache: %w; "+
+				"set FASTIOV_CACHE to a directory you may write", err)
 		}
 	}
 	c := &Cache{
@@ -115,7 +119,7 @@ func (c *Cache) Close() {
 	}
 }
 
-// A recipe is how an entry is made: by what it is called and found again, how much of the disk it
+// A recipe makes an entry: by what it is called and found again, how much of the disk it
 // takes while it is being made, and what fills its empty directory. What that says through say is
 // shown with the time elapsed.
 type recipe struct {
@@ -125,8 +129,8 @@ type recipe struct {
 	build  func(ctx context.Context, dir string, say func(string, ...any)) error
 }
 
-// Get returns the directory of the entry called name that was made from inputs, building it first if
-// it is absent. It stays in use.
+// Get returns the directory of the entry called name that was made from inputs, building it first
+// if it is absent. It stays in use.
 func (c *Cache) Get(
 	ctx context.Context, name string, inputs []string,
 	build func(ctx context.Context, dir string, say func(string, ...any)) error,
@@ -146,7 +150,8 @@ func (c *Cache) Has(ctx context.Context, name string, inputs []string) (dir stri
 // use.
 func (c *Cache) Latest(ctx context.Context, name string) (dir string, has bool) {
 	for _, e := range slices.Backward(c.entries()) {
-		if of, found := strings.CutPrefix(e.key, fileName(name)+"-"); !found || strings.Contains(of, "-") {
+		of, found := strings.CutPrefix(e.key, fileName(name)+"-")
+		if !found || strings.Contains(of, "-") {
 			continue
 		}
 		if held, err := c.hold(ctx, e.key); held && err == nil {
@@ -191,7 +196,8 @@ func (c *Cache) take(ctx context.Context, r recipe) (dir string, release func(),
 		}
 		if err := c.build(ctx, r, key); err != nil {
 			if errors.Is(err, unix.ENOSPC) {
-				err = fmt.Errorf("%w; free some of the disk of %s, or set FASTIOV_CACHE to a directory on another", err, c.dir)
+				err = fmt.Errorf("%w; free some of the disk of %s, "+
+					"or set FASTIOV_CACHE to a directory on another", err, c.dir)
 			}
 			if refused := (*oci.Refusal)(nil); errors.As(err, &refused) { // which names the image
 				return "", nil, err
@@ -220,7 +226,8 @@ const maxFileName = 200
 // fileName makes a runtime's name fit for a file. The end of a long one gives way to a hash of it.
 func fileName(name string) string {
 	fit := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' ||
+			r == '-' || r == '_' {
 			return r
 		}
 		return '_'
@@ -343,7 +350,7 @@ func (c *Cache) CountFetched(source string, bytes int64) {
 	}
 }
 
-// needed is what it may take to make an image.
+// needed is the room on the disk that an image may take while it is made.
 const needed = 1 << 30
 
 // room fails where the disk is too full to make an image beside those that are being made: tools
@@ -367,7 +374,8 @@ func (c *Cache) room(needs int64) (give func(), err error) {
 	}, nil
 }
 
-// publish gives a finished directory its name, once its files are on the disk: an entry is whole after a power cut too.
+// publish gives a finished directory its name, once its files are on the disk: an entry is whole
+// after a power cut too.
 func publish(tmp, entry string) error {
 	for _, name := range children(tmp) {
 		f, err := os.Open(filepath.Join(tmp, name))

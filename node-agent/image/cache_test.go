@@ -68,7 +68,8 @@ func TestHalfAnEntryIsNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", filepath.Join(entry, "stays"), "tmpfs", 0, "size=4k"); err != nil {
+	stays := filepath.Join(entry, "stays")
+	if err := syscall.Mount("tmpfs", stays, "tmpfs", 0, "size=4k"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -89,7 +90,8 @@ func TestHalfAnEntryIsNone(t *testing.T) {
 
 func TestOneBuildForAll(t *testing.T) {
 	dir, count := t.TempDir(), atomic.Int32{}
-	caches := []*Cache{open(t, dir), open(t, dir)} // locks are of open files, so these two meet as two processes do
+	// Locks are of open files, so these two meet as two processes do.
+	caches := []*Cache{open(t, dir), open(t, dir)}
 	var wg sync.WaitGroup
 	for n := range 16 {
 		wg.Go(func() {
@@ -139,7 +141,9 @@ func TestLongNamesAreKept(t *testing.T) {
 func TestFailedBuildLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	c, broken := open(t, dir), errors.New("disk on fire")
-	_, err := c.Get(t.Context(), "x", nil, func(_ context.Context, dir string, _ func(string, ...any)) error {
+	_, err := c.Get(t.Context(), "x", nil, func(
+		_ context.Context, dir string, _ func(string, ...any),
+	) error {
 		return errors.Join(os.WriteFile(filepath.Join(dir, "half"), []byte("half"), 0o644), broken)
 	})
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "image x") {
@@ -177,7 +181,9 @@ func TestWaitingForABuildCanBeCancelled(t *testing.T) {
 	c, other := open(t, dir), open(t, dir)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("caller left")
-	_, err := c.Get(t.Context(), "x", nil, func(context.Context, string, func(string, ...any)) error {
+	_, err := c.Get(t.Context(), "x", nil, func(
+		context.Context, string, func(string, ...any),
+	) error {
 		cancel(why)
 		_, err := other.Get(ctx, "x", nil, nil)
 		if !errors.Is(err, why) {
@@ -235,7 +241,9 @@ func TestWhatIsInUseMayExceedTheBound(t *testing.T) {
 	c.limit = 3 << 19
 	fill := filling(1<<20, &count)
 	for _, name := range []string{"first", "second"} {
-		dir, err := c.Get(t.Context(), name, nil, func(ctx context.Context, dir string, say func(string, ...any)) error {
+		dir, err := c.Get(t.Context(), name, nil, func(
+			ctx context.Context, dir string, say func(string, ...any),
+		) error {
 			if count.Load() > 2 {
 				return errors.New("built again")
 			}
@@ -265,9 +273,10 @@ func TestHolesTakeNothing(t *testing.T) {
 }
 
 func TestFullDiskSaysWhatToDo(t *testing.T) {
-	_, err := open(t, t.TempDir()).Get(t.Context(), "x", nil, func(context.Context, string, func(string, ...any)) error {
-		return &os.PathError{Op: "write", Path: "root.erofs", Err: syscall.ENOSPC}
-	})
+	_, err := open(t, t.TempDir()).Get(t.Context(), "x", nil,
+		func(context.Context, string, func(string, ...any)) error {
+			return &os.PathError{Op: "write", Path: "root.erofs", Err: syscall.ENOSPC}
+		})
 	if err == nil || !strings.Contains(err.Error(), "no space left on device; free some") {
 		t.Errorf("got %v", err)
 	}
@@ -278,7 +287,8 @@ func TestUnwritableCacheSaysWhatToDo(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(file, io.Discard); err == nil || !strings.Contains(err.Error(), "FASTIOV_CACHE") {
+	if _, err := Open(file, io.Discard); err == nil ||
+		!strings.Contains(err.Error(), "FASTIOV_CACHE") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// A file that was cut short or overwritten would be found by a guest that hangs, minutes later. What each kind says of its own form and
-// length is looked at before a node takes it.
+// A file that was cut short or overwritten would be found by a guest that hangs, minutes later.
+// What each kind says of its own form and length is looked at before a node takes it.
 
 func checkKernel(path string) error {
 	k, err := elf.Open(path)
@@ -25,7 +25,8 @@ func checkKernel(path string) error {
 	}
 	for _, p := range k.Progs {
 		if end := p.Off + p.Filesz; end > uint64(info.Size()) {
-			return damaged(path, fmt.Errorf("it has %d bytes and should have %d or more", info.Size(), end))
+			return damaged(path, fmt.Errorf("it has %d bytes and should have %d or more",
+				info.Size(), end))
 		}
 	}
 	return nil
@@ -37,7 +38,8 @@ func checkInitrd(path string) error {
 		return err
 	}
 	const padding = 512
-	if !bytes.HasPrefix(content, []byte("070701")) || !bytes.Contains(content[max(0, len(content)-padding):], []byte("TRAILER!!!")) {
+	if !bytes.HasPrefix(content, []byte("070701")) ||
+		!bytes.Contains(content[max(0, len(content)-padding):], []byte("TRAILER!!!")) {
 		return damaged(path, errors.New("it is no whole cpio archive"))
 	}
 	return nil

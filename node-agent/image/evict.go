@@ -45,7 +45,7 @@ func (c *Cache) sweep() {
 	}
 }
 
-// Usage is how many bytes the cache holds, and may hold.
+// Usage returns how many bytes the cache holds, and may hold.
 func (c *Cache) Usage() (holds, limit int64) { return size(c.dir), c.limit }
 
 // Clean removes everything that is not in use by a process, downloaded packages included.
@@ -56,7 +56,8 @@ func (c *Cache) Clean() error {
 	}
 	c.evict(-1)
 	if left := c.entries(); len(left) > 0 {
-		return fmt.Errorf("image cache: %d entries in %s are in use and stay, %s the first; end what uses them and clean again",
+		return fmt.Errorf("image cache: %d entries in %s are in use and stay, %s the first; "+
+			"end what uses them and clean again",
 			len(left), c.dir, left[0].key)
 	}
 	return nil
@@ -92,7 +93,9 @@ func (c *Cache) removeEntry(key string) bool {
 
 // removeUnused removes a path in the cache unless the lock called key is taken.
 func (c *Cache) removeUnused(key string, path ...string) bool {
-	return c.unused(key, func() error { return os.RemoveAll(filepath.Join(c.dir, filepath.Join(path...))) })
+	return c.unused(key, func() error {
+		return os.RemoveAll(filepath.Join(c.dir, filepath.Join(path...)))
+	})
 }
 
 // unused runs remove unless the lock called key is taken. The lock's file stays: removing it would
@@ -118,7 +121,7 @@ func children(dir string) []string {
 	return found
 }
 
-// size is what the files below dir take of the disk: holes in them take nothing.
+// size returns the room that the files below dir take on the disk: holes in them take nothing.
 func size(dir string) int64 {
 	var total int64
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

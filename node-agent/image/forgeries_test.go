@@ -78,7 +78,8 @@ func TestASwappedLayerIsRefused(t *testing.T) {
 		var swapped string // the path that is answered wrongly
 		var evil []byte
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if swapped != "" && strings.HasSuffix(r.URL.Path, swapped) && r.Method == http.MethodGet {
+			if swapped != "" && strings.HasSuffix(r.URL.Path, swapped) &&
+				r.Method == http.MethodGet {
 				w.(http.Flusher).Flush() // and so tells no length
 				_, _ = w.Write(evil)
 				return
@@ -90,9 +91,11 @@ func TestASwappedLayerIsRefused(t *testing.T) {
 			random[i] = byte(rand.Uint32())
 		}
 		tag := strings.TrimPrefix(server.URL, "http://") + "/team/action:1"
-		ref := pushLayers(t, tag, func(*v1.ConfigFile) {}, layer(t, file("app/run", string(random))))
+		ref := pushLayers(t, tag, func(*v1.ConfigFile) {},
+			layer(t, file("app/run", string(random))))
 		swapped = lastLayer(t, ref)
-		evil = append(one(tar.Header{Name: "EVIL", Typeflag: tar.TypeReg}, nil), make([]byte, size)...)
+		evil = append(one(tar.Header{Name: "EVIL", Typeflag: tar.TypeReg}, nil),
+			make([]byte, size)...)
 		dir := t.TempDir()
 		_, err := keep(t, openFor(t, dir, ref), ref)
 		if err == nil {

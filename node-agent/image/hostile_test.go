@@ -61,7 +61,8 @@ func (f *forgery) archive() []byte {
 		_ = w.WriteHeader(&h)
 		_, _ = w.Write(content)
 	}
-	put(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("node:x:1000:1001::/:\n"))
+	put(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644},
+		[]byte("node:x:1000:1001::/:\n"))
 	for n := range 1 + f.random.IntN(8) {
 		content := make([]byte, f.random.IntN(8000))
 		for i := range content {
@@ -94,7 +95,8 @@ func gzipped(b []byte) []byte {
 func (f *forgery) pack() {
 	f.layers = nil
 	f.config = &v1.ConfigFile{
-		OS: "linux", Architecture: "amd64", Config: v1.Config{Entrypoint: []string{"/run"}, User: "node"},
+		OS: "linux", Architecture: "amd64",
+		Config: v1.Config{Entrypoint: []string{"/run"}, User: "node"},
 	}
 	f.manifest = &v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1}
 	for _, archive := range f.tars {
@@ -142,13 +144,17 @@ func (f *forgery) resign(archive, sent []byte) {
 	f.sign()
 }
 
-// forgeries are what is done to a sound image.
+// forgeries are changes of a sound image.
 var forgeries = map[string]func(f *forgery){
-	"swapped layer":      func(f *forgery) { f.send(gzipped(f.archive())) },
-	"swapped config":     func(f *forgery) { f.blobs[f.manifest.Config.Digest.String()] = forgedConfig(f) },
+	"swapped layer": func(f *forgery) { f.send(gzipped(f.archive())) },
+	"swapped config": func(f *forgery) {
+		f.blobs[f.manifest.Config.Digest.String()] = forgedConfig(f)
+	},
 	"short layer":        func(f *forgery) { f.send(f.last()[:f.random.IntN(len(f.last()))]) },
 	"garbage sent after": func(f *forgery) { f.send(append(slices.Clone(f.last()), "garbage"...)) },
-	"zeros sent after":   func(f *forgery) { f.send(append(slices.Clone(f.last()), make([]byte, 512)...)) },
+	"zeros sent after": func(f *forgery) {
+		f.send(append(slices.Clone(f.last()), make([]byte, 512)...))
+	},
 	"a flipped bit": func(f *forgery) {
 		b := slices.Clone(f.last())
 		b[f.random.IntN(len(b))] ^= 1 << f.random.IntN(8)
@@ -159,11 +165,17 @@ var forgeries = map[string]func(f *forgery){
 	"config too small": func(f *forgery) { f.manifest.Config.Size++; f.seal() },
 	"a negative size":  func(f *forgery) { f.manifest.Layers[0].Size = -1; f.seal() },
 	"an absurd size":   func(f *forgery) { f.manifest.Layers[0].Size = 1 << 60; f.seal() },
-	"wrong diff id":    func(f *forgery) { f.config.RootFS.DiffIDs[0] = sha([]byte("other")); f.sign() },
-	"no diff id":       func(f *forgery) { f.config.RootFS.DiffIDs = nil; f.sign() },
-	"a weak digest":    func(f *forgery) { f.manifest.Layers[0].Digest.Algorithm = "md5"; f.seal() },
-	"broken JSON":      func(f *forgery) { f.raw = f.raw[:f.random.IntN(len(f.raw))] },
-	"foreign machine":  func(f *forgery) { f.config.Architecture = "arm64"; f.sign() },
+	"wrong diff id": func(f *forgery) {
+		f.config.RootFS.DiffIDs[0] = sha([]byte("other"))
+		f.sign()
+	},
+	"no diff id": func(f *forgery) { f.config.RootFS.DiffIDs = nil; f.sign() },
+	"a weak digest": func(f *forgery) {
+		f.manifest.Layers[0].Digest.Algorithm = "md5"
+		f.seal()
+	},
+	"broken JSON":     func(f *forgery) { f.raw = f.raw[:f.random.IntN(len(f.raw))] },
+	"foreign machine": func(f *forgery) { f.config.Architecture = "arm64"; f.sign() },
 	"bad tar header": func(f *forgery) {
 		b := slices.Clone(f.tars[len(f.tars)-1])
 		b[148] ^= 0x7f // of the first header's checksum
@@ -190,12 +202,14 @@ var forgeries = map[string]func(f *forgery){
 		f.resign(b, gzipped(b))
 	},
 	"passwd bomb": func(f *forgery) {
-		b := one(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Size: 48 << 20}, make([]byte, 48<<20))
+		b := one(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Size: 48 << 20},
+			make([]byte, 48<<20))
 		f.resign(b, gzipped(b))
 	},
 	"file bomb": func(f *forgery) { // of which there is but the beginning
 		var b bytes.Buffer
-		_ = tar.NewWriter(&b).WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Size: 1 << 33})
+		_ = tar.NewWriter(&b).WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg,
+			Size: 1 << 33})
 		f.resign(b.Bytes(), gzipped(b.Bytes()))
 	},
 	"zstd window bomb": func(f *forgery) { // a frame that asks for 2 GiB to be kept
@@ -226,12 +240,14 @@ var hugeForgeries = map[string]func(f *forgery){
 		h := sha256.New()
 		w := tar.NewWriter(io.MultiWriter(z, h))
 		for n := range 1 << 20 {
-			_ = w.WriteHeader(&tar.Header{Name: strconv.Itoa(n>>10) + "/" + strconv.Itoa(n), Typeflag: tar.TypeReg})
+			_ = w.WriteHeader(&tar.Header{Name: strconv.Itoa(n>>10) + "/" + strconv.Itoa(n),
+				Typeflag: tar.TypeReg})
 		}
 		_ = w.Close()
 		_ = z.Close()
 		f.resign(nil, b.Bytes())
-		f.config.RootFS.DiffIDs[len(f.layers)-1] = v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(h.Sum(nil))}
+		f.config.RootFS.DiffIDs[len(f.layers)-1] = v1.Hash{Algorithm: "sha256",
+			Hex: hex.EncodeToString(h.Sum(nil))}
 		f.sign()
 	},
 	"links with long targets": func(f *forgery) {
@@ -240,7 +256,8 @@ var hugeForgeries = map[string]func(f *forgery){
 		w := tar.NewWriter(z)
 		target := strings.Repeat("x/", 2000)
 		for n := range 1 << 15 {
-			_ = w.WriteHeader(&tar.Header{Name: strconv.Itoa(n), Typeflag: tar.TypeSymlink, Linkname: target})
+			_ = w.WriteHeader(&tar.Header{Name: strconv.Itoa(n), Typeflag: tar.TypeSymlink,
+				Linkname: target})
 		}
 		_ = w.Close()
 		_ = z.Close()
@@ -263,7 +280,8 @@ func forgedConfig(f *forgery) []byte {
 	return bytes.Replace(right, []byte("/run"), []byte("/bad"), 1)
 }
 
-// forger is a registry whose repositories are named KIND-SEED, KIND being a forgery's number or sound.
+// forger is a registry whose repositories are named KIND-SEED, KIND being a forgery's number or
+// sound.
 func forger(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(r.URL.Path, "/") // "", v2, REPOSITORY, blobs or manifests, digest
 	if len(parts) < 5 {
@@ -310,7 +328,8 @@ func forged(kind string, seed uint64) *forgery {
 func forgeKind(kind string, seed uint64) *forgery {
 	f := forge(seed)
 	if n, err := strconv.Atoi(kind); err == nil {
-		all := slices.Concat(slices.Sorted(maps.Keys(forgeries)), slices.Sorted(maps.Keys(hugeForgeries)))
+		all := slices.Concat(slices.Sorted(maps.Keys(forgeries)),
+			slices.Sorted(maps.Keys(hugeForgeries)))
 		if change := forgeries[all[n]]; change != nil {
 			change(f)
 		} else {

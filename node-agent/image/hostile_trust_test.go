@@ -17,7 +17,8 @@ import (
 // sound siblings all are, and the process that pulls them takes no more than 64 MiB for it.
 func TestThousandForgeries(t *testing.T) {
 	host := startForger(t)
-	hostile := append(slices.Sorted(maps.Keys(forgeries)), slices.Sorted(maps.Keys(hugeForgeries))...)
+	hostile := append(slices.Sorted(maps.Keys(forgeries)),
+		slices.Sorted(maps.Keys(hugeForgeries))...)
 	dir := t.TempDir()
 	c := openFor(t, dir, host)
 	before := peakMemory(t)
@@ -66,7 +67,8 @@ func TestThousandForgeries(t *testing.T) {
 	}
 	close(seeds)
 	workers.Wait()
-	t.Logf("%d hostile images refused, %d accepted; %d of %d sound ones accepted", refused, accepted, sound, images)
+	t.Logf("%d hostile images refused, %d accepted; %d of %d sound ones accepted", refused,
+		accepted, sound, images)
 	more := peakMemory(t) - before
 	t.Logf("the agent's memory rose by %d KiB", more)
 	if raced := strings.Contains(buildFlags(), "-race=true"); more > 64<<10 && !raced {
@@ -93,7 +95,8 @@ func peakMemory(t *testing.T) (kib int) {
 	return 0
 }
 
-// buildFlags are those of this binary: the race detector takes memory of its own.
+// buildFlags returns the settings that this binary was built with: the race detector takes memory
+// of its own.
 func buildFlags() (flags string) {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {

@@ -30,7 +30,7 @@ const (
 	lastWords     = time.Second      // for the output of a builder that has ended
 )
 
-// Built is what a builder prints at its end, as JSON.
+// Built is the last word of a builder, as JSON.
 type Built struct {
 	Dir     string `json:"dir"`     // the entry
 	Fetched int64  `json:"fetched"` // bytes from Debian's mirror
@@ -76,7 +76,8 @@ func (b *builds) doing(thing string) string {
 	return ""
 }
 
-// Make has the builder make a thing if the cache lacks it, and returns its entry, which stays in use.
+// Make has the builder make a thing if the cache lacks it. It returns the entry, which stays in
+// use.
 func (c *Cache) Make(ctx context.Context, thing string) (dir string, err error) {
 	const tries = 2 // it may be evicted before it is in use
 	for range tries {
@@ -153,7 +154,8 @@ func (c *Cache) runBuilder(
 }
 
 // run runs a builder to its end. As root, the builder is process 1 of a namespace, so all that it
-// has started ends with it; it ends with the thread that started it, which this one keeps until then.
+// has started ends with it. It ends with the thread that started it, so this goroutine keeps the
+// thread until then.
 func run(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -37,8 +37,10 @@ func fakeBuilder(t *testing.T, script string) (builder []string, at, cache strin
 	}
 	for name, content := range map[string]string{
 		"made/" + ConfigName: `{"command":["/p"]}`,
-		"builder": "#!/bin/sh\ncd '" + at + "'\necho $3 >>begun\n" + `echo "image  $3  0s  unpacking" >&2` +
-			"\n" + script + `
+		"builder": "#!/bin/sh\ncd '" + at + "'\n" + `
+			echo $3 >>begun
+			echo "image  $3  0s  unpacking" >&2
+			` + script + `
 			while [ ! -e go ]; do sleep 0.01; done
 			dir="$FASTIOV_CACHE/entries/made-$(echo $3 | tr : _)"
 			cp -r made "$dir"
@@ -108,7 +110,8 @@ func TestARuntimeIsBuiltOnceForAll(t *testing.T) {
 	}
 	const waits = "waits until its builder can start"
 	until(t, "one is built and one waits", func() bool {
-		return doing() == "builds python:3: unpacking, "+waits || doing() == waits+", builds nodejs:18: unpacking"
+		return doing() == "builds python:3: unpacking, "+waits ||
+			doing() == waits+", builds nodejs:18: unpacking"
 	})
 	if begun := lines(t, filepath.Join(at, "begun")); len(begun) != 2 { // the first made the guest
 		t.Errorf("builders of %q at a time", begun)
@@ -137,7 +140,8 @@ func TestABuildOutlivesTheStartThatAskedForIt(t *testing.T) {
 	late := errors.New("too late")
 	ended := make(chan error)
 	go func() { _, _, err := set.Use(ctx, "python:3", ""); ended <- err }()
-	until(t, "it is built", func() bool { return set.Building("python:3") == "builds python:3: unpacking" })
+	const builds = "builds python:3: unpacking"
+	until(t, "it is built", func() bool { return set.Building("python:3") == builds })
 	giveUp(late)
 	if err := <-ended; err != late {
 		t.Errorf("it ended with %v", err)
@@ -151,7 +155,7 @@ func TestABuildOutlivesTheStartThatAskedForIt(t *testing.T) {
 	}
 }
 
-// TestWhyABuilderFailed is what it said last, or how it ended.
+// TestWhyABuilderFailed: the error has its last line, or how it ended.
 func TestWhyABuilderFailed(t *testing.T) {
 	for script, want := range map[string]string{
 		`echo "fastiov: image python:3: no mirror" >&2; exit 1`: "image python:3: no mirror",
@@ -162,13 +166,14 @@ func TestWhyABuilderFailed(t *testing.T) {
 		builder, _, cache := fakeBuilder(t, `if [ "$3" != guest ]; then `+script+"\nfi")
 		set, _ := openSet(t, cache, builder)
 		_, _, err := set.Use(t.Context(), "python:3", "")
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "fastiov:") {
+		if err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "fastiov:") {
 			t.Errorf("%s: %v, want %q", script, err, want)
 		}
 	}
 }
 
-// lingers is what a builder does that has started a process and half an entry.
+// lingers has a builder start a process and half an entry, and wait.
 const lingers = `
 if [ "$3" != guest ]; then
 	mkdir "$FASTIOV_CACHE/tmp/python_3-1"
@@ -220,7 +225,9 @@ func TestABuilderEndsWithAllThatItStarted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			stop := end()
-			until(t, "a builder lingers", func() bool { return sleepers(t, at) >= 3 && len(left()) == 1 })
+			until(t, "a builder lingers", func() bool {
+				return sleepers(t, at) >= 3 && len(left()) == 1
+			})
 			stop()
 			until(t, "all has ended", func() bool { return sleepers(t, at) == 0 })
 			if name == "killed" {

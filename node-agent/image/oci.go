@@ -9,7 +9,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
-// defaultSource is where images come from unless the operator says otherwise.
+// defaultSource returns the registries that images come from unless the operator says otherwise.
 func (c *Cache) defaultSource() oci.Source {
 	registries, err := oci.ParseRegistries(oci.DefaultRegistries)
 	if err != nil {

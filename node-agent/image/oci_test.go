@@ -72,7 +72,9 @@ func layer(t *testing.T, headers ...tar.Header) v1.Layer {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(b.Bytes())), nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +82,8 @@ func layer(t *testing.T, headers ...tar.Header) v1.Layer {
 }
 
 func file(name, content string) tar.Header {
-	return tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, PAXRecords: map[string]string{"test.content": content}}
+	return tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755,
+		PAXRecords: map[string]string{"test.content": content}}
 }
 
 // push puts an image of two layers, made by change, into the registry.
@@ -92,9 +95,11 @@ func push(t *testing.T, host string, change func(*v1.ConfigFile)) string {
 func pushAs(t *testing.T, as string, change func(*v1.ConfigFile)) string {
 	t.Helper()
 	return pushLayers(t, as, change,
-		layer(t, file("app/run", "#!/bin/sh\n"), file("app/secret", "lower"), tar.Header{Name: "dev/sda", Typeflag: tar.TypeBlock},
+		layer(t, file("app/run", "#!/bin/sh\n"), file("app/secret", "lower"),
+			tar.Header{Name: "dev/sda", Typeflag: tar.TypeBlock},
 			tar.Header{Name: "etc/up", Typeflag: tar.TypeSymlink, Linkname: "../../../.."}),
-		layer(t, file("app/.wh.secret", ""), file("etc/up/landed", "inside"), file("../../escaped", "inside too")))
+		layer(t, file("app/.wh.secret", ""), file("etc/up/landed", "inside"),
+			file("../../escaped", "inside too")))
 }
 
 func pushLayers(t *testing.T, as string, change func(*v1.ConfigFile), layers ...v1.Layer) string {
@@ -109,7 +114,8 @@ func pushLayers(t *testing.T, as string, change func(*v1.ConfigFile), layers ...
 	}
 	config = config.DeepCopy()
 	config.OS, config.Architecture = "linux", "amd64"
-	config.Config = v1.Config{Entrypoint: []string{"/app/run"}, Cmd: []string{"-v"}, Env: []string{"A=1", "B=x=y"}, WorkingDir: "/app"}
+	config.Config = v1.Config{Entrypoint: []string{"/app/run"}, Cmd: []string{"-v"},
+		Env: []string{"A=1", "B=x=y"}, WorkingDir: "/app"}
 	change(config)
 	if img, err = mutate.ConfigFile(img, config); err != nil {
 		t.Fatal(err)
@@ -130,7 +136,8 @@ func TestPullFlattensLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Runtime{Root: r.Root, Program: wire.Program{Command: []string{"/app/run", "-v"}, Env: map[string]string{"A": "1", "B": "x=y"}, Dir: "/app"}}
+	want := Runtime{Root: r.Root, Program: wire.Program{Command: []string{"/app/run", "-v"},
+		Env: map[string]string{"A": "1", "B": "x=y"}, Dir: "/app"}}
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, want %+v", r, want)
 	}
@@ -142,7 +149,8 @@ func TestPullFlattensLayers(t *testing.T) {
 	if out, err := exec.Command(fsck, "--extract="+dir, r.Root).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for file, there := range map[string]bool{"app/run": true, "app/secret": false, "landed": true, "escaped": true, "dev/sda": false, "proc": true, "tmp": true} {
+	for file, there := range map[string]bool{"app/run": true, "app/secret": false, "landed": true,
+		"escaped": true, "dev/sda": false, "proc": true, "tmp": true} {
 		if _, err := os.Lstat(filepath.Join(dir, file)); (err == nil) != there {
 			t.Errorf("%s: %v, want there %v", file, err, there)
 		}
@@ -168,8 +176,11 @@ func TestPullRefusals(t *testing.T) {
 	for want, ref := range map[string]string{
 		"an OCI reference": "not a reference!",
 		"UNKNOWN":          host + "/team/absent:1",
-		"linux/arm64":      push(t, newRegistry(t), func(c *v1.ConfigFile) { c.Architecture = "arm64" }),
-		"no command":       push(t, newRegistry(t), func(c *v1.ConfigFile) { c.Config.Entrypoint, c.Config.Cmd = nil, nil }),
+		"linux/arm64": push(t, newRegistry(t),
+			func(c *v1.ConfigFile) { c.Architecture = "arm64" }),
+		"no command": push(t, newRegistry(t), func(c *v1.ConfigFile) {
+			c.Config.Entrypoint, c.Config.Cmd = nil, nil
+		}),
 	} {
 		dir := t.TempDir()
 		_, err := keep(t, openFor(t, dir, strings.ReplaceAll(ref, " ", "")), ref)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// repeatAfter is how long one line may stand before it is said again with a new time.
+// After repeatAfter a line is said again, with a new time.
 const repeatAfter = 10 * time.Second
 
 // A step tells what is being done to one image, with the time it has taken so far:
@@ -27,7 +27,8 @@ type step struct {
 }
 
 func newStep(out io.Writer, name string) *step {
-	s := &step{out: out, name: name, begin: time.Now(), tick: time.NewTicker(repeatAfter), stop: make(chan struct{})}
+	s := &step{out: out, name: name, begin: time.Now(), tick: time.NewTicker(repeatAfter),
+		stop: make(chan struct{})}
 	s.done.Go(func() {
 		for {
 			select {
@@ -52,7 +53,8 @@ func (s *step) print(text string) {
 		s.tick.Reset(repeatAfter)
 	}
 	if s.last != "" {
-		fmt.Fprintf(s.out, "image  %s  %ds  %s\n", s.name, int(time.Since(s.begin).Seconds()), s.last)
+		elapsed := int(time.Since(s.begin).Seconds())
+		fmt.Fprintf(s.out, "image  %s  %ds  %s\n", s.name, elapsed, s.last)
 	}
 }
 

@@ -51,7 +51,7 @@ type pull struct {
 	release func()
 }
 
-// An outcome is what a pull ended with.
+// An outcome is the end of a pull.
 type outcome struct {
 	Runtime
 	ref   string // as whoever asked first wrote it
@@ -105,7 +105,7 @@ func (c *Cache) Pull(ctx context.Context, ref, namespace string) (Runtime, func(
 	}
 }
 
-// known is what a former pull ended with, as long as that counts.
+// known returns the outcome of a former pull, as long as it counts.
 func (s *pulls) known(key asked) (outcome, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,7 +227,7 @@ func (c *Cache) bring(ctx context.Context, key asked) (outcome, func()) {
 	return o, release
 }
 
-// former is what the reference stood for last.
+// former returns the last image that the reference stood for.
 func (s *pulls) former(key asked) (outcome, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

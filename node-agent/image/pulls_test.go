@@ -144,7 +144,8 @@ func TestOneTenantCannotTakeAllPulls(t *testing.T) {
 	ref := push(t, strings.TrimPrefix(quick.URL, "http://"), func(*v1.ConfigFile) {})
 	c := openFor(t, t.TempDir(), ref)
 	var err error
-	c.Source.Registries, err = oci.ParseRegistries([]string{"http://" + host, "http://" + other, quick.URL})
+	c.Source.Registries, err = oci.ParseRegistries([]string{"http://" + host, "http://" + other,
+		quick.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +336,8 @@ func TestNewOutcomesAreRemembered(t *testing.T) {
 		t.Errorf("the registry was asked %d times, want 1", n)
 	}
 	if _, known := c.pulls.known(asked{"a", "0"}); known || len(c.pulls.outcomes) != maxOutcomes {
-		t.Errorf("%d outcomes are remembered, the oldest among them: %t", len(c.pulls.outcomes), known)
+		t.Errorf("%d outcomes are remembered, the oldest among them: %t", len(c.pulls.outcomes),
+			known)
 	}
 }
 
@@ -358,7 +360,8 @@ func TestAnImageHasOneNameInFull(t *testing.T) {
 	clear(r.asked)
 	c := openFor(t, t.TempDir(), ref)
 	for n := range 5 {
-		_, release, err := c.Pull(t.Context(), fmt.Sprintf("%s/team/action:%d@%s", host, n, digest), "a")
+		ref := fmt.Sprintf("%s/team/action:%d@%s", host, n, digest)
+		_, release, err := c.Pull(t.Context(), ref, "a")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -370,11 +373,13 @@ func TestAnImageHasOneNameInFull(t *testing.T) {
 	if entries := c.entries(); len(entries) != 1 {
 		t.Errorf("%d entries of one image", len(entries))
 	}
-	if got, want := c.pulls.pulled(), fmt.Sprintf("%s/team/action:0@%s", host, digest); !slices.Equal(got, []string{want}) {
+	want := fmt.Sprintf("%s/team/action:0@%s", host, digest)
+	if got := c.pulls.pulled(); !slices.Equal(got, []string{want}) {
 		t.Errorf("the cache has %v, want %s", got, want)
 	}
 	absent := host + "/team/absent"
-	if _, _, err := c.Pull(t.Context(), absent, "a"); err == nil || !strings.Contains(err.Error(), absent+" could not") {
+	if _, _, err := c.Pull(t.Context(), absent, "a"); err == nil ||
+		!strings.Contains(err.Error(), absent+" could not") {
 		t.Errorf("a refusal has not the name that was given: %v", err)
 	}
 }

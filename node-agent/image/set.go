@@ -26,7 +26,7 @@ const (
 	ConfigName = "config.json"
 )
 
-// A Boot is what a machine boots from.
+// A Boot holds the files that a machine boots from.
 type Boot struct {
 	Kernel, Initrd string
 	Root           string // empty where the root is chosen later
@@ -61,7 +61,7 @@ func Made() []string { return []string{"nodejs:18", "python:3", "python:3-ai"} }
 
 func isMade(name string) bool { return slices.Contains(Made(), name) }
 
-// A Set is what a node needs to start sandboxes: the guest and its runtimes.
+// A Set has the images that a node needs to start sandboxes: the guest and its runtimes.
 type Set struct {
 	Guest   Boot
 	cache   *Cache // nil: nothing is made or pulled
@@ -145,14 +145,17 @@ func OpenSet(dir string) (*Set, error) {
 	return s, nil
 }
 
-// Use returns the runtime called name for the namespace. It is in use until released; where there is
-// nothing to release, it stays.
-func (s *Set) Use(ctx context.Context, name, namespace string) (r Runtime, release func(), err error) {
+// Use returns the runtime called name for the namespace. It is in use until released; where there
+// is nothing to release, it stays.
+func (s *Set) Use(
+	ctx context.Context, name, namespace string,
+) (r Runtime, release func(), err error) {
 	if r, kept := s.kept.Load(name); kept {
 		return r.(Runtime), nil, nil
 	}
 	from := slices.IndexFunc(s.sources, func(from source) bool { return from.offers(name) })
-	r, release, err = s.sources[max(from, 0)].use(ctx, name, namespace) // the first one says what it lacks
+	// If none offers it, the first one says what it lacks.
+	r, release, err = s.sources[max(from, 0)].use(ctx, name, namespace)
 	if err == nil && release == nil {
 		s.kept.Store(name, r)
 	}
@@ -194,7 +197,8 @@ func Export(dir string, guest Boot, runtimes map[string]Runtime) error {
 	}
 	for name, r := range runtimes {
 		config := filepath.Join(filepath.Dir(r.Root), ConfigName)
-		if err := Place(filepath.Join(dir, "runtimes", fileName(name)), r.Root, config); err != nil {
+		to := filepath.Join(dir, "runtimes", fileName(name))
+		if err := Place(to, r.Root, config); err != nil {
 			return err
 		}
 	}

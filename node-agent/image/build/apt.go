@@ -26,7 +26,8 @@ type apt struct {
 	from debian
 }
 
-// prepare writes the configuration and brings the index up to date. A mirror that cannot be reached is an error only if there is no index.
+// prepare writes the configuration and brings the index up to date. A mirror that cannot be
+// reached is an error only if there is no index.
 func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 	if _, err := os.Stat(keyring); err != nil {
 		return errNoKeyring
@@ -40,7 +41,11 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 	if err != nil {
 		return err
 	}
-	for name, content := range map[string]string{"apt.conf": config, "sources.list": a.sources(), "preferences": a.preferences(), "status": ""} {
+	files := map[string]string{
+		"apt.conf": config, "status": "",
+		"sources.list": a.sources(), "preferences": a.preferences(),
+	}
+	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o644); err != nil {
 			return err
 		}
@@ -61,7 +66,8 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 	return os.WriteFile(stamp, nil, 0o644)
 }
 
-// config keeps the host's ways to the network, such as proxies, and nothing else of its configuration.
+// config keeps the host's ways to the network, such as proxies, and nothing else of its
+// configuration.
 func (a apt) config(ctx context.Context) (string, error) {
 	out, err := command(ctx, "apt-config", "dump", "Acquire").Output()
 	if err != nil {
@@ -93,14 +99,15 @@ Debug::NoLocking "true";
 `, dir, methods), nil
 }
 
-// methodsUser is apt's own user for what speaks to mirrors. Root's files are often below a directory
-// that nobody else may pass, so apt gets a mount namespace where they are seen in place of its own.
+// methodsUser is apt's own user for what speaks to mirrors. Root's files are often below a
+// directory that nobody else may pass, so apt gets a mount namespace where they are seen in place
+// of its own.
 const methodsUser = "_apt"
 
 // aptsPlace is a directory that every machine with apt has and everybody may pass.
 const aptsPlace = "/var/cache/apt"
 
-// apart tells whether what a mirror sends can be left to methodsUser: where root runs apt.
+// apart reports whether methodsUser can read what a mirror sends: where root runs apt.
 var apart = sync.OnceValue(func() bool {
 	if _, err := user.Lookup(methodsUser); err != nil || os.Geteuid() != 0 {
 		return false
@@ -108,7 +115,7 @@ var apart = sync.OnceValue(func() bool {
 	return exec.Command("unshare", "--mount", "mount", "--bind", aptsPlace, aptsPlace).Run() == nil
 })
 
-// seen is where apt sees its directory, and whose rights its methods have.
+// seen returns the directory that apt sees as its own, and the user whose rights its methods have.
 func (a apt) seen() (dir, methods string) {
 	if apart() {
 		return aptsPlace, methodsUser
@@ -132,7 +139,8 @@ func (a apt) command(ctx context.Context, tool string, args ...string) *exec.Cmd
 
 func (a apt) sources() string {
 	line := func(archive, suite string) string {
-		return fmt.Sprintf("deb [signed-by=%s] %s/%s %s main\n", keyring, a.from.Mirror, archive, suite)
+		const source = "deb [signed-by=%s] %s/%s %s main\n"
+		return fmt.Sprintf(source, keyring, a.from.Mirror, archive, suite)
 	}
 	return line("debian", a.from.Suite) + line("debian", a.from.Suite+"-updates") +
 		line("debian-security", a.from.Suite+"-security") + line("debian", a.from.Backports)
@@ -141,10 +149,12 @@ func (a apt) sources() string {
 func (a apt) preferences() string {
 	var b strings.Builder
 	for _, source := range a.from.Sources {
-		fmt.Fprintf(&b, "Package: src:%s\nPin: release n=%s\nPin-Priority: 600\n\n", source, a.from.Backports)
+		const pin = "Package: src:%s\nPin: release n=%s\nPin-Priority: 600\n\n"
+		fmt.Fprintf(&b, pin, source, a.from.Backports)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.from.Pins)) {
-		fmt.Fprintf(&b, "Package: src:%s\nPin: version %s\nPin-Priority: 900\n\n", name, a.from.Pins[name])
+		const pin = "Package: src:%s\nPin: version %s\nPin-Priority: 900\n\n"
+		fmt.Fprintf(&b, pin, name, a.from.Pins[name])
 	}
 	return b.String()
 }

@@ -14,7 +14,8 @@ func newBase(dir string) (*rootfs.Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "proc", "sys", "dev", "run", "var", "mnt", "home"} {
+	for _, name := range []string{"usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "proc",
+		"sys", "dev", "run", "var", "mnt", "home"} {
 		if err == nil {
 			err = t.Mkdir(name, 0o755)
 		}
@@ -44,7 +45,8 @@ func newBase(dir string) (*rootfs.Tree, error) {
 
 // isNoise tells what of a package nobody in an image reads.
 func isNoise(name string) bool {
-	for _, dir := range []string{"/usr/share/doc", "/usr/share/man", "/usr/share/info", "/usr/share/locale", "/usr/share/lintian", "/usr/share/bug"} {
+	for _, dir := range []string{"/usr/share/doc", "/usr/share/man", "/usr/share/info",
+		"/usr/share/locale", "/usr/share/lintian", "/usr/share/bug"} {
 		if strings.HasPrefix(name, dir+"/") {
 			return true
 		}
@@ -54,7 +56,8 @@ func isNoise(name string) bool {
 
 func noNoise(name string) bool { return !isNoise(name) }
 
-// accounts writes the user database, of users as name:id:home:shell, which maintainer scripts would have made.
+// accounts writes the user database, of users as name:id:home:shell, which maintainer scripts
+// would have made.
 func accounts(t *rootfs.Tree, users ...string) error {
 	var passwd, group, shadow strings.Builder
 	for _, user := range users {
@@ -83,7 +86,8 @@ func writeAll(t *rootfs.Tree, files map[string]string) error {
 	return nil
 }
 
-// certificates joins the authorities of the package ca-certificates into the one file that programs read.
+// certificates joins the authorities of the package ca-certificates into the one file that
+// programs read.
 func certificates(t *rootfs.Tree) error {
 	var bundle bytes.Buffer
 	for _, name := range t.Glob("usr/share/ca-certificates/mozilla", "*.crt") {

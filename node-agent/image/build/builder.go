@@ -37,8 +37,8 @@ func (b *Builder) Build(ctx context.Context, thing string) (dir string, err erro
 	return b.runtime(ctx, thing, r)
 }
 
-// Export makes the guest and the runtimes, pulls those that are OCI references, and writes all to dir
-// as a set.
+// Export makes the guest and the runtimes, pulls those that are OCI references, and writes all to
+// dir as a set.
 func (b *Builder) Export(ctx context.Context, dir string, names ...string) error {
 	guest, err := b.Guest(ctx)
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// indexAge is how old a package index may be when something is to be fetched.
+// indexAge bounds the age of a package index when something is to be fetched.
 const indexAge = time.Hour
 
-// debian is where packages come from, as versions.yaml says.
+// A debian is a source of packages, as versions.yaml says.
 type debian struct {
 	Mirror    string            `yaml:"mirror"`
 	Suite     string            `yaml:"suite"`
@@ -41,7 +41,7 @@ func versions() debian {
 	return v.Debian
 }
 
-// inputs is what of versions.yaml decides about packages.
+// inputs returns the part of versions.yaml that decides about packages.
 func (d debian) inputs() string {
 	b, err := yaml.Marshal(d)
 	if err != nil {
@@ -53,9 +53,12 @@ func (d debian) inputs() string {
 // A deb is a downloaded package.
 type deb struct{ name, version, file string }
 
-// fetch downloads packages and all they depend on, but not recommends, and returns them in order of installation. apt works in a
-// directory of its own in the cache, with an empty record of what is installed, and touches nothing of the host's.
-func (b *Builder) fetch(ctx context.Context, say func(string, ...any), packages []string) ([]deb, error) {
+// fetch downloads packages and all they depend on, but not recommends, and returns them in order
+// of installation. apt works in a directory of its own in the cache, with an empty record of what
+// is installed, and touches nothing of the host's.
+func (b *Builder) fetch(
+	ctx context.Context, say func(string, ...any), packages []string,
+) ([]deb, error) {
 	if err := needTools(); err != nil {
 		return nil, err
 	}
@@ -96,7 +99,8 @@ func (b *Builder) fetch(ctx context.Context, say func(string, ...any), packages 
 }
 
 func needTools() error {
-	for tool, pkg := range map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg", "depmod": "kmod"} {
+	tools := map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg", "depmod": "kmod"}
+	for tool, pkg := range tools {
 		if _, err := lookPath(tool); err != nil {
 			return fmt.Errorf("%s is missing; install the package %s", tool, pkg)
 		}
@@ -155,4 +159,5 @@ func lastLine(out []byte) string {
 	return lines[len(lines)-1]
 }
 
-var errNoKeyring = errors.New("the archive keys of Debian are missing; install the package debian-archive-keyring")
+var errNoKeyring = errors.New("the archive keys of Debian are missing; " +
+	"install the package debian-archive-keyring")

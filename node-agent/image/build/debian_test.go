@@ -25,10 +25,12 @@ import (
 
 func TestVersionsAreRead(t *testing.T) {
 	d := versions()
-	if d.Mirror == "" || d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 || len(d.Sources) == 0 {
+	if d.Mirror == "" || d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 ||
+		len(d.Sources) == 0 {
 		t.Errorf("versions.yaml gives %+v", d)
 	}
-	a := apt{from: debian{Backports: "b", Sources: []string{"qemu"}, Pins: map[string]string{"qemu": "1:10"}}}
+	a := apt{from: debian{Backports: "b", Sources: []string{"qemu"},
+		Pins: map[string]string{"qemu": "1:10"}}}
 	want := "Package: src:qemu\nPin: release n=b\nPin-Priority: 600\n\nPackage: src:qemu\nPin: version 1:10\nPin-Priority: 900\n\n"
 	if got := a.preferences(); got != want {
 		t.Errorf("got %q, want %q", got, want)
@@ -46,7 +48,8 @@ Conf libc6 (2.36-9+deb12u14 Debian:12.12/oldstable [amd64])
 	for _, m := range inst.FindAllStringSubmatch(out, -1) {
 		got = append(got, strings.Join(m[1:], " "))
 	}
-	want := []string{"gcc-12-base 12.2.0-14+deb12u1 amd64", "libc6 2.36-9+deb12u14 amd64", "qemu-system-x86 1:10.0.2+ds-2~bpo12+1 amd64"}
+	want := []string{"gcc-12-base 12.2.0-14+deb12u1 amd64", "libc6 2.36-9+deb12u14 amd64",
+		"qemu-system-x86 1:10.0.2+ds-2~bpo12+1 amd64"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -69,7 +72,8 @@ func TestWithout(t *testing.T) {
 	for _, d := range without(debs, "perl*", "python") {
 		got = append(got, d.name)
 	}
-	if want := []string{"libperl5", "python3"}; !slices.Equal(got, want) || len(debs) != 4 || debs[0].name != "perl" {
+	if want := []string{"libperl5", "python3"}; !slices.Equal(got, want) || len(debs) != 4 ||
+		debs[0].name != "perl" {
 		t.Errorf("got %v of %v, want %v", got, debs, want)
 	}
 }
@@ -91,7 +95,8 @@ func TestTestbedKeepsWhatANodeNeeds(t *testing.T) {
 	}
 }
 
-// elfFile makes a 64-bit ELF file with one note segment and one .modinfo section, both with the given content.
+// elfFile makes a 64-bit ELF file with one note segment and one .modinfo section, both with the
+// given content.
 func elfFile(content string) []byte {
 	le, names := binary.LittleEndian, "\x00.modinfo\x00.shstrtab\x00"
 	var b bytes.Buffer
@@ -102,12 +107,15 @@ func elfFile(content string) []byte {
 		}
 	}
 	b.WriteString("\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9))
-	put(uint16(elf.ET_REL), uint16(elf.EM_X86_64), uint32(1), uint64(0), uint64(64), at+uint64(len(content)+len(names)), uint32(0),
+	put(uint16(elf.ET_REL), uint16(elf.EM_X86_64), uint32(1), uint64(0), uint64(64),
+		at+uint64(len(content)+len(names)), uint32(0),
 		uint16(64), uint16(56), uint16(1), uint16(64), uint16(3), uint16(2))
-	put(uint32(elf.PT_NOTE), uint32(4), at, uint64(0), uint64(0), uint64(len(content)), uint64(len(content)), uint64(4))
+	put(uint32(elf.PT_NOTE), uint32(4), at, uint64(0), uint64(0), uint64(len(content)),
+		uint64(len(content)), uint64(4))
 	b.WriteString(content + names)
 	section := func(name, kind uint32, offset, size uint64) {
-		put(name, kind, uint64(0), uint64(0), offset, size, uint32(0), uint32(0), uint64(1), uint64(0))
+		put(name, kind, uint64(0), uint64(0), offset, size, uint32(0), uint32(0), uint64(1),
+			uint64(0))
 	}
 	section(0, 0, 0, 0)
 	section(1, uint32(elf.SHT_PROGBITS), at, uint64(len(content)))
@@ -121,7 +129,8 @@ func TestModulesLoadAfterWhatTheyNeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tree.Close()
-	for name, depends := range map[string]string{"a": "b,c-d", "b": "c_d", "c-d": "", "other": "absent"} {
+	needs := map[string]string{"a": "b,c-d", "b": "c_d", "c-d": "", "other": "absent"}
+	for name, depends := range needs {
 		content := elfFile("license=GPL\x00depends=" + depends + "\x00name=x\x00")
 		if err := tree.Write("/lib/modules/6.12/kernel/"+name+".ko", 0o644, content); err != nil {
 			t.Fatal(err)
@@ -139,7 +148,8 @@ func TestModulesLoadAfterWhatTheyNeed(t *testing.T) {
 	if want := []string{"c_d", "b", "a"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
-	if _, err := m.inLoadOrder("other"); err == nil || !strings.Contains(err.Error(), "no module absent") {
+	_, err = m.inLoadOrder("other")
+	if err == nil || !strings.Contains(err.Error(), "no module absent") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -154,7 +164,8 @@ func TestUnsigned(t *testing.T) {
 	if got := unsigned(signed(9)); string(got) != "module" {
 		t.Errorf("got %q", got)
 	}
-	for _, b := range [][]byte{nil, []byte("plain"), []byte("~Module signature appended~\n"), signed(1 << 31)} {
+	for _, b := range [][]byte{nil, []byte("plain"), []byte("~Module signature appended~\n"),
+		signed(1 << 31)} {
 		if got := unsigned(b); !bytes.Equal(got, b) {
 			t.Errorf("%q became %q", b, got)
 		}
@@ -183,7 +194,7 @@ func TestVmlinux(t *testing.T) {
 	for want, b := range map[string][]byte{
 		"no bzImage":   make([]byte, 4096),
 		"no PVH entry": bzImage(elfFile("nothing of note")),
-		"bad magic":    bzImage([]byte("no ELF file at all, but long enough to be looked at as one......")),
+		"bad magic":    bzImage([]byte(strings.Repeat("no ELF file at all. ", 4))),
 		"outside":      good[:len(good)-8],
 		"zstd":         append(good[:len(good)-40:len(good)-40], make([]byte, 40)...),
 	} {
@@ -256,7 +267,8 @@ func TestSamePackagesSameBytes(t *testing.T) {
 	first := t.TempDir()
 	for i, dir := range []string{first, filepath.Join(t.TempDir(), "another/place")} {
 		if i == 1 { // the packages need not be downloaded again
-			if err := os.CopyFS(filepath.Join(dir, "debian"), os.DirFS(filepath.Join(first, "debian"))); err != nil {
+			packages := os.DirFS(filepath.Join(first, "debian"))
+			if err := os.CopyFS(filepath.Join(dir, "debian"), packages); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -12,12 +12,14 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// guestModules are what a microVM needs beyond what Debian's kernel has built in, in the order of need: its root, the way to the host,
-// its VF. erofs looks for crc32c by its algorithm, not by its module.
-var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay", "vmw_vsock_virtio_transport", "igbvf"}
+// guestModules lists the modules that a microVM needs, since Debian's kernel has them not built in:
+// for its root, for the way to the host, for its VF. erofs looks for crc32c by its algorithm, not
+// by its module.
+var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay",
+	"vmw_vsock_virtio_transport", "igbvf"}
 
-// A guest's base is its kernel and its modules, as files, and the file that names the modules in the
-// order in which they load.
+// A guest's base is its kernel and its modules, as files, and the file that names the modules in
+// the order in which they load.
 const (
 	baseName  = "guest-base"
 	orderName = "order"
@@ -47,7 +49,8 @@ func (b *Builder) guest(
 	if err != nil {
 		former, found := b.Latest(ctx, baseName)
 		if !found {
-			return image.Boot{}, fmt.Errorf("%w; there is no former kernel in the cache to go on with", err)
+			return image.Boot{}, fmt.Errorf("%w; "+
+				"there is no former kernel in the cache to go on with", err)
 		}
 		b.Say(guestName, "going on with the kernel that the cache has: %v", err)
 		base = former

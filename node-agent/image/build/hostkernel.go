@@ -66,7 +66,7 @@ func readKernelMod(name string) []byte {
 	return b
 }
 
-// kernelTree is what modules are built with, in the entry of a kernel.
+// kernelTree names the part of a kernel's entry that modules are built with.
 const kernelTree = "linux"
 
 // kernelBuild returns the entry of the host's kernel: the kernel itself, and kernelTree.

@@ -7,7 +7,8 @@ import (
 	"github.com/cavaliergopher/cpio"
 )
 
-// An initrd is an uncompressed cpio archive being written: decompression costs the guest more than the bytes cost the host.
+// An initrd is an uncompressed cpio archive being written: decompression costs the guest more
+// than the bytes cost the host.
 type initrd struct {
 	file *os.File
 	buf  *bufio.Writer
@@ -21,7 +22,9 @@ func newInitrd(name string) *initrd {
 	return &initrd{file: file, buf: buf, cpio: cpio.NewWriter(buf), err: err}
 }
 
-func (i *initrd) dir(name string) { i.add(cpio.Header{Name: name, Mode: cpio.TypeDir | 0o755}, nil) }
+func (i *initrd) dir(name string) {
+	i.add(cpio.Header{Name: name, Mode: cpio.TypeDir | 0o755}, nil)
+}
 
 func (i *initrd) write(name string, perm cpio.FileMode, content []byte) {
 	i.add(cpio.Header{Name: name, Mode: cpio.TypeReg | perm, Size: int64(len(content))}, content)
@@ -37,7 +40,8 @@ func (i *initrd) add(h cpio.Header, content []byte) {
 	}
 }
 
-// modules writes modules below /lib and the file /modules, which names them one a line in the order in which they load.
+// modules writes modules below /lib and the file /modules, which names them one a line in the
+// order in which they load.
 func (i *initrd) modules(list []module) {
 	i.dir("lib")
 	i.dir("lib/modules")

@@ -18,7 +18,8 @@ import (
 
 const k6Module = "go.k6.io/k6"
 
-// K6 is the load generator's program, in the version that versions.yaml names, built if it is not there yet.
+// K6 is the load generator's program, in the version that versions.yaml names, built if it is not
+// there yet.
 func (b *Builder) K6(ctx context.Context) (program string, err error) {
 	dir, err := b.Get(ctx, "k6", k6Inputs(), buildK6)
 	return filepath.Join(dir, "k6"), err
@@ -38,7 +39,8 @@ func k6Inputs() []string {
 	return []string{k6Module + "@" + v.K6, runtime.GOARCH}
 }
 
-// buildK6 has Go fetch and compile the module: some 900 packages, of which it names each as it goes.
+// buildK6 has Go fetch and compile the module: some 900 packages, of which it names each as it
+// goes.
 func buildK6(ctx context.Context, dir string, say func(string, ...any)) error {
 	module := k6Inputs()[0]
 	say("fetching %s and what it needs", module)

@@ -24,7 +24,9 @@ func kernel(debs []deb) (pkg deb, release string, err error) {
 }
 
 // unpackKernel lays the kernel package over the tree, with the modules that keep says.
-func unpackKernel(ctx context.Context, t *rootfs.Tree, debs []deb, keep func(name string) bool) (release string, err error) {
+func unpackKernel(
+	ctx context.Context, t *rootfs.Tree, debs []deb, keep func(name string) bool,
+) (release string, err error) {
 	pkg, release, err := kernel(debs)
 	if err != nil {
 		return "", err
@@ -39,7 +41,8 @@ func readKernel(t *rootfs.Tree, release string) ([]byte, error) {
 	return t.Read("boot/vmlinuz-" + release)
 }
 
-// indexModules decompresses the tree's modules, which an emulated CPU should not have to, and writes modprobe's index of them.
+// indexModules decompresses the tree's modules, which an emulated CPU should not have to, and
+// writes modprobe's index of them.
 func indexModules(ctx context.Context, t *rootfs.Tree, release, tmp string) error {
 	m, err := modulesOf(t)
 	if err != nil {
@@ -73,5 +76,6 @@ func indexModules(ctx context.Context, t *rootfs.Tree, release, tmp string) erro
 	if out, err := command(ctx, depmod, "-b", dir, release).CombinedOutput(); err != nil {
 		return fmt.Errorf("depmod: %w: %s", err, lastLine(out))
 	}
-	return t.Import(dir, where, func(name string) bool { return strings.HasPrefix(filepath.Base(name), "modules.") })
+	return t.Import(dir, where,
+		func(name string) bool { return strings.HasPrefix(filepath.Base(name), "modules.") })
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// modules are the kernel modules in a tree, by name. A module's own .modinfo section says what it needs, so no index is read.
+// modules are the kernel modules in a tree, by name. A module's own .modinfo section says what it
+// needs, so no index is read.
 type modules struct {
 	tree *rootfs.Tree
 	path map[string]string
@@ -90,10 +91,12 @@ func (m *modules) read(name string) ([]byte, error) {
 	return unsigned(b), nil
 }
 
-// unsigned cuts off the signature that the kernel would check at loading: an emulated CPU is at that far longer than at all else that
-// loading takes, and the initrd is as trusted as the kernel beside it.
+// unsigned cuts off the signature that the kernel would check when it loads the module. On an
+// emulated CPU the check takes far longer than all else of loading, and the initrd is as trusted
+// as the kernel beside it.
 func unsigned(b []byte) []byte {
-	const magic, info = "~Module signature appended~\n", 12 // struct module_signature, whose last field is the signature's length
+	const magic = "~Module signature appended~\n"
+	const info = 12 // bytes of struct module_signature; the last field is the signature's length
 	rest, ok := bytes.CutSuffix(b, []byte(magic))
 	if !ok || len(rest) < info {
 		return b

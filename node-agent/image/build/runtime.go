@@ -24,8 +24,9 @@ type runtimeRecipe struct {
 	finish   func(ctx context.Context, t *rootfs.Tree, tmp string) error
 }
 
-// runtimeOmits are what packages depend on for their maintainer scripts or their documentation.
-var runtimeOmits = []string{"perl*", "libperl*", "debconf*", "dpkg", "adduser", "ucf", "gcc-12-base", "tar", "openssl", "readline-common"}
+// runtimeOmits lists packages that others need for their maintainer scripts or documentation.
+var runtimeOmits = []string{"perl*", "libperl*", "debconf*", "dpkg", "adduser", "ucf",
+	"gcc-12-base", "tar", "openssl", "readline-common"}
 
 var recipes = map[string]runtimeRecipe{
 	"python:3": {
@@ -33,18 +34,23 @@ var recipes = map[string]runtimeRecipe{
 		omits:    runtimeOmits,
 		proxy:    "/usr/lib/fastiov/proxy.py",
 		source:   runtimes.Python3,
-		// Isolated from what the environment says of Python, without the site packages there are none of, unbuffered.
+		// Isolated from what the environment says of Python, without the site packages there are
+		// none of, unbuffered.
 		command: []string{"/usr/bin/python3.11", "-I", "-S", "-u", "/usr/lib/fastiov/proxy.pyc"},
 		finish:  compilePython,
 	},
-	// python:3 with the libraries that OpenWhisk's kind of that name is known for, those that Debian has small enough.
+	// python:3 with the libraries that OpenWhisk's kind of that name is known for, those that
+	// Debian has small enough.
 	"python:3-ai": {
-		packages: []string{"busybox-static", "ca-certificates", "python3.11", "python3-numpy", "python3-pil"},
-		omits:    append([]string{"python3", "python3-minimal", "libpython3-stdlib", "python3-pkg-resources"}, runtimeOmits...),
-		proxy:    "/usr/lib/fastiov/proxy.py",
-		source:   runtimes.Python3,
-		command:  []string{"/usr/bin/python3.11", "-I", "-u", "/usr/lib/fastiov/proxy.pyc"}, // with the site packages
-		finish:   compilePythonLibraries,
+		packages: []string{"busybox-static", "ca-certificates", "python3.11", "python3-numpy",
+			"python3-pil"},
+		omits: append([]string{"python3", "python3-minimal", "libpython3-stdlib",
+			"python3-pkg-resources"}, runtimeOmits...),
+		proxy:  "/usr/lib/fastiov/proxy.py",
+		source: runtimes.Python3,
+		// with the site packages
+		command: []string{"/usr/bin/python3.11", "-I", "-u", "/usr/lib/fastiov/proxy.pyc"},
+		finish:  compilePythonLibraries,
 	},
 	"nodejs:18": {
 		packages: []string{"busybox-static", "ca-certificates", "nodejs"},
@@ -56,34 +62,44 @@ var recipes = map[string]runtimeRecipe{
 }
 
 // runtimeApplets are the busybox commands that an action may expect to find.
-var runtimeApplets = []string{"awk", "basename", "cat", "cp", "cut", "date", "dirname", "env", "expr", "false", "find", "grep", "gunzip", "gzip",
-	"head", "hostname", "id", "ip", "ln", "ls", "mkdir", "mktemp", "mv", "nslookup", "ping", "ps", "pwd", "rm", "sed", "sh", "sleep", "sort",
-	"tail", "tar", "tee", "touch", "tr", "true", "uname", "uniq", "unzip", "wc", "wget", "which", "xargs"}
+var runtimeApplets = []string{
+	"awk", "basename", "cat", "cp", "cut", "date", "dirname", "env", "expr", "false", "find",
+	"grep", "gunzip", "gzip", "head", "hostname", "id", "ip", "ln", "ls", "mkdir", "mktemp", "mv",
+	"nslookup", "ping", "ps", "pwd", "rm", "sed", "sh", "sleep", "sort", "tail", "tar", "tee",
+	"touch", "tr", "true", "uname", "uniq", "unzip", "wc", "wget", "which", "xargs",
+}
 
 // runtime makes a runtime of Debian's packages, and returns its entry.
-func (b *Builder) runtime(ctx context.Context, name string, r runtimeRecipe) (dir string, err error) {
+func (b *Builder) runtime(ctx context.Context, name string, r runtimeRecipe) (string, error) {
 	config, err := json.Marshal(wire.Program{Command: r.command, Env: r.env})
 	if err != nil {
 		return "", err
 	}
-	inputs := []string{"runtime 1", versions().inputs(), strings.Join(r.packages, " "), strings.Join(r.omits, " "),
-		strings.Join(runtimeApplets, " "), r.proxy, string(r.source), string(config)}
-	return b.Get(ctx, name, inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+	inputs := []string{
+		"runtime 1", versions().inputs(), strings.Join(r.packages, " "),
+		strings.Join(r.omits, " "), strings.Join(runtimeApplets, " "), r.proxy, string(r.source),
+		string(config),
+	}
+	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
 		debs, err := b.fetch(ctx, say, r.packages)
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
+		packages := filepath.Join(dir, "packages")
+		if err := os.WriteFile(packages, []byte(manifest(debs)), 0o644); err != nil {
 			return err
 		}
 		if err := os.WriteFile(filepath.Join(dir, image.ConfigName), config, 0o644); err != nil {
 			return err
 		}
 		return r.build(ctx, dir, say, without(debs, r.omits...))
-	})
+	}
+	return b.Get(ctx, name, inputs, make)
 }
 
-func (r runtimeRecipe) build(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
+func (r runtimeRecipe) build(
+	ctx context.Context, dir string, say func(string, ...any), debs []deb,
+) error {
 	t, err := newBase(dir)
 	if err != nil {
 		return err

@@ -11,26 +11,40 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// testbedPackages make up the host that the testbed boots: a node, with what people want when they look at one.
-var testbedPackages = []string{kernelPackage, "bash", "busybox-static", "ca-certificates", "coreutils", "iproute2", "kmod", "mount",
+// testbedPackages make up the host that the testbed boots: a node, with what people want when
+// they look at one.
+var testbedPackages = []string{kernelPackage, "bash", "busybox-static", "ca-certificates",
+	"coreutils", "iproute2", "kmod", "mount",
 	"openssh-server", "pciutils", "procps", "qemu-system-x86", "util-linux"}
 
 // testbedOmits are packages that only maintainer scripts and a package manager need.
-var testbedOmits = []string{kernelPackage, "linux-image-*", "linux-base", "initramfs-tools*", "klibc-utils", "libklibc", "perl*", "libperl*",
-	"debconf*", "dpkg", "adduser", "ucf", "gcc-12-base", "cpio", "logsave", "e2fsprogs", "libtext-*", "libfile-*", "libnumber-*"}
+var testbedOmits = []string{
+	kernelPackage, "linux-image-*", "linux-base", "initramfs-tools*", "klibc-utils", "libklibc",
+	"perl*", "libperl*", "debconf*", "dpkg", "adduser", "ucf", "gcc-12-base", "cpio", "logsave",
+	"e2fsprogs", "libtext-*", "libfile-*", "libnumber-*",
+}
 
-// testbedDrivers are the kernel's driver directories that a host without a screen, disks or radio has a use for; the rest of the kernel
-// is kept whole.
-var testbedDrivers = []string{"acpi", "block", "char", "crypto", "dca", "dma", "hwmon", "i2c", "iommu", "md", "net/dummy.ko", "net/tun.ko",
-	"net/tap.ko", "net/veth.ko", "net/macvlan.ko", "net/macvtap.ko", "net/ipvlan", "net/vxlan", "net/geneve.ko", "net/ifb.ko", "net/bonding",
-	"net/vrf.ko", "net/virtio_net.ko", "net/net_failover.ko", "net/netconsole.ko", "net/nlmon.ko", "net/netkit.ko", "net/wireguard",
-	"net/ethernet/intel", "net/ethernet/mellanox", "nvdimm", "nvme", "pci", "pps", "ptp", "thermal", "vdpa", "vfio", "vhost", "virt", "virtio"}
+// testbedDrivers are the kernel's driver directories that a host without a screen, disks or radio
+// has a use for; the rest of the kernel is kept whole.
+var testbedDrivers = []string{
+	"acpi", "block", "char", "crypto", "dca", "dma", "hwmon", "i2c", "iommu", "md", "net/dummy.ko",
+	"net/tun.ko", "net/tap.ko", "net/veth.ko", "net/macvlan.ko", "net/macvtap.ko", "net/ipvlan",
+	"net/vxlan", "net/geneve.ko", "net/ifb.ko", "net/bonding", "net/vrf.ko", "net/virtio_net.ko",
+	"net/net_failover.ko", "net/netconsole.ko", "net/nlmon.ko", "net/netkit.ko", "net/wireguard",
+	"net/ethernet/intel", "net/ethernet/mellanox", "nvdimm", "nvme", "pci", "pps", "ptp", "thermal",
+	"vdpa", "vfio", "vhost", "virt", "virtio",
+}
 
 // applets are the busybox commands that get a name of their own where no package brings one.
-var applets = []string{"arping", "awk", "clear", "cpio", "diff", "find", "grep", "gunzip", "gzip", "hexdump", "hostname", "less", "nc", "netstat", "nslookup",
-	"ping", "poweroff", "reboot", "sed", "sh", "strings", "tar", "telnet", "traceroute", "unxz", "unzip", "vi", "wget", "which", "xargs", "xxd", "zcat"}
+var applets = []string{
+	"arping", "awk", "clear", "cpio", "diff", "find", "grep", "gunzip", "gzip", "hexdump",
+	"hostname", "less", "nc", "netstat", "nslookup", "ping", "poweroff", "reboot", "sed", "sh",
+	"strings", "tar", "telnet", "traceroute", "unxz", "unzip", "vi", "wget", "which", "xargs",
+	"xxd", "zcat",
+}
 
-// testbedBootModules are needed before the root image is mounted; erofs looks for crc32c by its algorithm, not by its module.
+// testbedBootModules are needed before the root image is mounted; erofs looks for crc32c by its
+// algorithm, not by its module.
 var testbedBootModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay"}
 
 var (
@@ -42,19 +56,26 @@ var (
 	sshdConfig []byte
 )
 
-// Testbed returns what the testbed's host boots from: Debian's kernel, an initrd that mounts the root image under a tmpfs overlay, and
-// the root image.
+// Testbed returns what the testbed's host boots from: Debian's kernel, an initrd that mounts the
+// root image under a tmpfs overlay, and the root image.
 func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
-	inputs := []string{"testbed 2", versions().inputs(), strings.Join(testbedPackages, " "), strings.Join(testbedOmits, " "),
-		strings.Join(testbedDrivers, " "), strings.Join(applets, " "), strings.Join(testbedBootModules, " "),
-		string(testbedInitrd), string(testbedInit), string(sshdConfig)}
-	dir, err := b.Get(ctx, "testbed", inputs, func(ctx context.Context, dir string, say func(string, ...any)) error {
+	inputs := []string{"testbed 2", versions().inputs()}
+	for _, list := range [][]string{
+		testbedPackages, testbedOmits, testbedDrivers, applets, testbedBootModules,
+	} {
+		inputs = append(inputs, strings.Join(list, " "))
+	}
+	for _, file := range [][]byte{testbedInitrd, testbedInit, sshdConfig} {
+		inputs = append(inputs, string(file))
+	}
+	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
 		debs, err := b.fetch(ctx, say, testbedPackages)
 		if err != nil {
 			return err
 		}
 		return buildTestbed(ctx, dir, say, debs)
-	})
+	}
+	dir, err := b.Get(ctx, "testbed", inputs, make)
 	boot := image.BootIn(dir)
 	boot.Root = filepath.Join(dir, image.RootName)
 	return boot, err
@@ -105,7 +126,8 @@ func buildTestbed(ctx context.Context, dir string, say func(string, ...any), deb
 		return err
 	}
 	say("writing the root image")
-	if err := os.WriteFile(filepath.Join(dir, "packages"), []byte(manifest(debs)), 0o644); err != nil {
+	packages := filepath.Join(dir, "packages")
+	if err := os.WriteFile(packages, []byte(manifest(debs)), 0o644); err != nil {
 		return err
 	}
 	return t.WriteImage(filepath.Join(dir, image.RootName))
@@ -141,7 +163,8 @@ func writeTestbedInitrd(t *rootfs.Tree, list []module, name string) error {
 
 // furnishTestbed writes what maintainer scripts would have, and the host's init.
 func furnishTestbed(t *rootfs.Tree) error {
-	if err := accounts(t, "root:0:/root:/bin/bash", "sshd:101:/run/sshd:/usr/sbin/nologin", "nobody:65534:/:/usr/sbin/nologin"); err != nil {
+	if err := accounts(t, "root:0:/root:/bin/bash", "sshd:101:/run/sshd:/usr/sbin/nologin",
+		"nobody:65534:/:/usr/sbin/nologin"); err != nil {
 		return err
 	}
 	if err := certificates(t); err != nil {

@@ -15,8 +15,8 @@ import (
 // A tool is a command of this machine, or a file of it, and the package that brings it.
 type tool struct{ name, pkg string }
 
-// kernelTools are what a kernel is built with. ccache makes the next one, of a changed patch, a
-// matter of minutes.
+// kernelTools lists the tools that build a kernel. With ccache the next one, of a changed patch,
+// takes minutes.
 var kernelTools = []tool{
 	{"gcc", "gcc"}, {"/usr/include/stdlib.h", "libc6-dev"}, {"/usr/include/libelf.h", "libelf-dev"},
 	{"make", "make"}, {"flex", "flex"}, {"bison", "bison"}, {"bc", "bc"}, {"patch", "patch"},

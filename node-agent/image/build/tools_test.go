@@ -70,7 +70,8 @@ func TestToolsThatCannotBeInstalledAreNamed(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			onlyPrograms(t, c.scripts)
 			err := install(t.Context(), noSay, tools)
-			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.Contains(err.Error(), c.want) ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v; want one line with %q", err, c.want)
 			}
 		})

@@ -11,8 +11,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// vmlinux takes the kernel proper out of a bzImage. QEMU boots it through its PVH entry, and so nobody decompresses it: in a nested guest
-// on an emulated CPU that is a quarter of the boot. The price is KASLR, which is the work of the decompressor.
+// vmlinux takes the kernel proper out of a bzImage. QEMU boots it through its PVH entry, and so
+// nobody decompresses it: in a nested guest on an emulated CPU that is a quarter of the boot. The
+// price is KASLR, which is the work of the decompressor.
 func vmlinux(bzImage []byte) ([]byte, error) {
 	const setupSectors, signature, payloadOffset, payloadLength = 0x1f1, 0x202, 0x248, 0x24c
 	if len(bzImage) < 0x250 || string(bzImage[signature:signature+4]) != "HdrS" {
@@ -24,7 +25,8 @@ func vmlinux(bzImage []byte) ([]byte, error) {
 	if begin+length > int64(len(bzImage)) || length < 4 {
 		return nil, errors.New("the kernel's payload lies outside of its file")
 	}
-	payload := bzImage[begin : begin+length-4] // the last four bytes are the size of what it unpacks to
+	// Its last four bytes are the size that it unpacks to.
+	payload := bzImage[begin : begin+length-4]
 	r, err := zstd.NewReader(bytes.NewReader(payload), zstd.WithDecoderMaxMemory(1<<30))
 	if err != nil {
 		return nil, err
@@ -35,7 +37,8 @@ func vmlinux(bzImage []byte) ([]byte, error) {
 		return nil, fmt.Errorf("unpacking the kernel (is it compressed by zstd?): %w", err)
 	}
 	if size := le.Uint32(bzImage[begin+length-4:]); uint32(len(kernel)) != size {
-		return nil, fmt.Errorf("the kernel unpacks to %d bytes, not to the %d it says", len(kernel), size)
+		return nil, fmt.Errorf("the kernel unpacks to %d bytes, not to the %d it says",
+			len(kernel), size)
 	}
 	return kernel, hasPVHEntry(kernel)
 }
