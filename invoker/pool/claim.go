@@ -13,8 +13,9 @@ package pool
 // mostLookedAt is how many of a node's busy sandboxes are looked at for a claim.
 const mostLookedAt = 64
 
-// redeem is the start of the job that a claim has made room for, or the end of a claim that cannot be had.
-func (s *state) redeem(n *node, c *claim) (step, bool) {
+// fulfil returns the start of the job that a claim has made room for, or the end of a claim for which no
+// room can be made.
+func (s *state) fulfil(n *node, c *claim) (step, bool) {
 	need := c.group.memory + n.overhead
 	all := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
 	switch {
@@ -35,8 +36,9 @@ func anyEnds(boxes []*box) bool {
 	return false
 }
 
-// stake makes a claim for the group that has starved longest, or for the first of waits, whose namespace holds less than others.
-func (s *state) stake(waits *line) (step, bool) {
+// newClaim returns a claim for the group that has starved longest, or for the first of waits, whose
+// namespace holds less than others.
+func (s *state) newClaim(waits *line) (step, bool) {
 	if l := s.starving.first; l != nil && l.of.waiting.first.of.aged {
 		if do, ok := s.claimFor(l.of, false); ok {
 			return do, true
@@ -55,15 +57,15 @@ func (s *state) claimFor(g *group, fair bool) (step, bool) {
 		if !n.up || n.claim != nil || !n.capacity.fits(g.memory+n.overhead) {
 			continue
 		}
-		if boxes := n.yield(g, fair); boxes != nil && (best.node == nil || len(boxes) < len(best.boxes)) {
+		if boxes := n.toEnd(g, fair); boxes != nil && (best.node == nil || len(boxes) < len(best.boxes)) {
 			best = step{kind: Claim, group: g, node: n, boxes: boxes}
 		}
 	}
 	return best, best.node != nil
 }
 
-// yield are the busy sandboxes that must end for one of the group; nil if that is not to be had.
-func (n *node) yield(g *group, fair bool) (boxes []*box) {
+// toEnd returns the busy sandboxes that must end for one of the group; nil if ending them is not enough.
+func (n *node) toEnd(g *group, fair bool) (boxes []*box) {
 	need := g.memory + n.overhead
 	have := n.avail()
 	taken := map[*space]int{}

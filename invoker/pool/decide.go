@@ -65,7 +65,7 @@ func decide(s *state, now time.Time) (step, bool) {
 	}
 	for _, n := range s.nodes {
 		if c := n.claim; c != nil {
-			if do, ok := s.redeem(n, c); ok {
+			if do, ok := s.fulfil(n, c); ok {
 				return do, true
 			}
 		}
@@ -95,7 +95,7 @@ func serve(g *group) step {
 
 // makePlace finds a sandbox for somebody who has none to wait for.
 func (s *state) makePlace(now time.Time) (step, bool) {
-	if do, ok := s.hopeless(); ok {
+	if do, ok := s.unplaceable(); ok {
 		return do, true
 	}
 	most := 0
@@ -118,7 +118,7 @@ func (s *state) makePlace(now time.Time) (step, bool) {
 	if turn != nil {
 		return s.start(turn.groups.first.of, nil), true
 	}
-	return s.stake(waits)
+	return s.newClaim(waits)
 }
 
 // start has a group's first waiter start a sandbox on that node, or where it is best; a stem cell is better than that.
@@ -164,8 +164,8 @@ func (n *node) better(other *node, g *group) bool {
 
 func (n *node) has(image string) bool { return n.images == nil || n.images[image] }
 
-// hopeless is a job that no node could ever hold. The largest class tells: it is refused from the top.
-func (s *state) hopeless() (step, bool) {
+// unplaceable returns the refusal of a job that is larger than every node. It looks at the largest class.
+func (s *state) unplaceable() (step, bool) {
 	most, drains := 0, true
 	for _, n := range s.nodes {
 		most = max(most, n.capacity.memory-n.overhead)
@@ -199,15 +199,15 @@ func (s *state) due(a *alarm, now time.Time) step {
 		}
 		return step{kind: Expire, box: of, why: "nobody called it"}
 	case *group:
-		if n := s.spare(of); n != nil {
+		if n := s.roomAhead(of); n != nil {
 			return step{kind: Revive, group: of, node: n, alarm: a}
 		}
 	}
 	return step{kind: Note, alarm: a}
 }
 
-// spare is a node with room for a sandbox that is to be called soon, if nobody else wants it.
-func (s *state) spare(g *group) *node {
+// roomAhead returns a node with free room for a group that will be called soon, if no job waits.
+func (s *state) roomAhead(g *group) *node {
 	if s.closed || g.again == nil || g.live > 0 || s.queue.n > 0 {
 		return nil
 	}

@@ -22,9 +22,9 @@
 // A node that does not answer gets nothing new, and after a while its sandboxes count as lost; one that drains loses its own as they
 // idle. The nodes are a list that does not change.
 //
-//	job.go        what a caller does: Submit, Do; and a job's way once it has a sandbox
+//	lease.go      what a caller does: Submit, Do; and a job's way once it has a sandbox
 //	pool.go       the owner, and what its steps do outside
-//	hands.go      the goroutines that jobs go on in
+//	workers.go    the goroutines that jobs go on in
 //	remote.go     nodes: calls, and looking at what they have
 //	state.go      all that is known; file puts it in its place
 //	events.go     what happens to it

@@ -49,17 +49,17 @@ type wake struct {
 
 // A Pool places jobs on the sandboxes of its nodes.
 type Pool struct {
-	cfg    Config
-	mu     sync.Mutex // who holds it is the owner
-	state  *state
-	timer  *time.Timer
-	armed  time.Time      // when it goes off; zero: it does not
-	calls  sync.WaitGroup // what the pool itself has under way on its nodes
-	closed chan struct{}  // nothing is left
-	once   sync.Once
-	ctx    context.Context
-	cancel context.CancelFunc // ends what jobs have under way
-	hands  hands
+	cfg     Config
+	mu      sync.Mutex // who holds it is the owner
+	state   *state
+	timer   *time.Timer
+	armed   time.Time      // when it goes off; zero: it does not
+	calls   sync.WaitGroup // what the pool itself has under way on its nodes
+	closed  chan struct{}  // nothing is left
+	once    sync.Once
+	ctx     context.Context
+	cancel  context.CancelFunc // ends what jobs have under way
+	workers workers
 }
 
 // A grant is what a waiter gets: a sandbox, to be started first or not, or a refusal.
@@ -78,7 +78,7 @@ func New(cfg Config, node Node) *Pool {
 		cfg.Nodes = append([]Named{{"local", node}}, cfg.Nodes...)
 	}
 	p := &Pool{cfg: cfg, closed: make(chan struct{}), state: newState(cfg, time.Now())}
-	p.hands = hands{turns: make(chan turn), over: p.closed}
+	p.workers = workers{turns: make(chan turn), over: p.closed}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.timer = time.AfterFunc(time.Hour, func() { p.happen(func(*state, time.Time) { p.armed = time.Time{} }) })
 	p.timer.Stop()
@@ -163,9 +163,9 @@ func (p *Pool) perform(do *step, paused bool) {
 		if paused {
 			do.box.wake = &wake{over: make(chan struct{})}
 		}
-		p.hands.give(turn{do.waiter.errand, grant{box: do.box, how: do.kind, wake: do.box.wake, mine: paused}})
+		p.workers.give(turn{do.waiter.errand, grant{box: do.box, how: do.kind, wake: do.box.wake, mine: paused}})
 	case Refuse:
-		p.hands.give(turn{do.waiter.errand, grant{err: &Refused{Why: do.why}}})
+		p.workers.give(turn{do.waiter.errand, grant{err: &Refused{Why: do.why}}})
 	case Evict, Expire:
 		p.stop(do.box.node, do.box.id)
 	case Pause:

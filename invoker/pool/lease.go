@@ -108,7 +108,7 @@ func (e *errand) arrive(again bool) {
 	}
 }
 
-// granted goes on where the waiting has ended, in one of the pool's hands.
+// granted runs the job with what it was granted, in one of the pool's workers.
 func (e *errand) granted(g grant) {
 	if g.err != nil {
 		e.ended(Result{}, g.err)
