@@ -17,7 +17,8 @@ type link[T any] struct {
 	prev, next *link[T]
 }
 
-// join appends l to c, having it leave where it was; it keeps its place where it is in c already. A nil chain is none.
+// join appends l to c, having it leave where it was; it keeps its place where it is in c already. A
+// nil chain is none.
 func (l *link[T]) join(c *chain[T]) {
 	if l.in == c {
 		return
@@ -79,7 +80,8 @@ func (c *chain[T]) all(visit func(T) bool) {
 	}
 }
 
-// An alarm is when something is to be looked at again: a *waiter, a *box, a *group, a *node or a *stem.
+// An alarm is when something is to be looked at again: a *waiter, a *box, a *group, a *node or a
+// *stem.
 type alarm struct {
 	at  time.Time
 	of  any

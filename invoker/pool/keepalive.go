@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// A Policy says how long a sandbox is kept once it idles, from how long its function has idled before. It is a value; what it learns
-// from is kept beside it, in Idles.
+// A Policy says how long a sandbox is kept once it idles, from how long its function has idled
+// before. It is a value; what it learns from is kept beside it, in Idles.
 type Policy interface {
 	Window(h *Idles) Window
 	Remembers() time.Duration // how long the Idles of a function that nobody calls are worth keeping; 0: it learns nothing
 }
 
-// A Window is when a function that just ended should have a sandbox: from PreWarm after that end, for KeepAlive. With a PreWarm of 0 the
-// sandbox it has is kept; else that one ends, and another is started when PreWarm is over.
+// A Window is when a function that just ended should have a sandbox: from PreWarm after that end,
+// for KeepAlive. With a PreWarm of 0 the sandbox it has is kept; else that one ends, and another is
+// started when PreWarm is over.
 type Window struct{ PreWarm, KeepAlive time.Duration }
 
 // Fixed keeps every sandbox for the same time.
@@ -22,9 +23,10 @@ type Fixed time.Duration
 func (f Fixed) Window(*Idles) Window   { return Window{KeepAlive: time.Duration(f)} }
 func (Fixed) Remembers() time.Duration { return 0 }
 
-// Histogram is the policy of "Serverless in the Wild" (Shahrad et al., USENIX ATC 2020): idle times are counted by the minute, up to four
-// hours. A sandbox is there from before the 5th percentile of them until after the 99th, each with a margin of a tenth. Where the counts
-// say nothing — too few, spread evenly, or most of them beyond four hours — Otherwise is for how long a sandbox is kept.
+// Histogram is the policy of "Serverless in the Wild" (Shahrad et al., USENIX ATC 2020): idle times
+// are counted by the minute, up to four hours. A sandbox is there from before the 5th percentile of
+// them until after the 99th, each with a margin of a tenth. Where the counts say nothing — too few,
+// spread evenly, or most of them beyond four hours — Otherwise is for how long a sandbox is kept.
 type Histogram struct{ Otherwise time.Duration }
 
 const (
@@ -59,7 +61,8 @@ type Idles struct {
 	squares int // the sum of the counts' squares
 }
 
-// add counts an idle time. When a count is full all are halved, so that what is new counts for more.
+// add counts an idle time. When a count is full all are halved, so that what is new counts for
+// more.
 func (h *Idles) add(idle time.Duration) {
 	bin := int(idle / binWidth)
 	if bin >= bins {

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Who is next for room that more than one could use: the namespace whose busy sandboxes hold the least memory, and of equals the one
-// whose job has waited longest. So under overload namespaces come to hold the same, whatever they ask for; what one does not want the
-// others share.
+// Who is next for room that more than one could use: the namespace whose busy sandboxes hold the
+// least memory, and of equals the one whose job has waited longest. So under overload namespaces
+// come to hold the same, whatever they ask for; what one does not want the others share.
 
 type lines []*line
 

@@ -2,9 +2,9 @@ package pool
 
 import "time"
 
-// A StemCell is a sandbox that is started before anybody calls, from an image alone: whoever comes first with a function for that image
-// and memory is spared the start. Stem cells are made of what is free, never at the cost of another sandbox, and are the first to end
-// when room is needed.
+// A StemCell is a sandbox that is started before anybody calls, from an image alone: whoever comes
+// first with a function for that image and memory is spared the start. Stem cells are made of what
+// is free, never at the cost of another sandbox, and are the first to end when room is needed.
 type StemCell struct {
 	Image     string
 	MemoryMiB int
@@ -13,8 +13,9 @@ type StemCell struct {
 	Reactive  // the zero value keeps Count
 }
 
-// Reactive lets the count follow the cold starts that a stem cell would have spared: it is Count for one TTL; after each TTL there are to
-// be Increment for every Threshold of them in that time, between Min and Max. A stem cell beyond that ends when it has idled for TTL.
+// Reactive lets the count follow the cold starts that a stem cell would have spared: it is Count
+// for one TTL; after each TTL there are to be Increment for every Threshold of them in that time,
+// between Min and Max. A stem cell beyond that ends when it has idled for TTL.
 type Reactive struct {
 	Min, Max             int
 	TTL                  time.Duration
