@@ -23,6 +23,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/share"
+	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 // A front is what an invoker has before it has nodes: found first, so that a port that is taken and a store that is not there are said
@@ -133,7 +134,9 @@ func (f *front) open(what, flag, address string) (net.Listener, error) {
 }
 
 // serve runs the invoker until ctx ends.
-func (f *front) serve(ctx context.Context, nodes pool.Config, node pool.Node, registry prometheus.Registerer) error {
+func (f *front) serve(
+	ctx context.Context, nodes pool.Config, node api.NodeClient, registry prometheus.Registerer,
+) error {
 	collectSeldom()
 	if os.Getenv("GOMAXPROCS") == "" {
 		// The store's writer waits for the disk in system calls. The runtime takes a processor for blocked only after a while, which may be

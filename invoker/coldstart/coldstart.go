@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
@@ -33,14 +34,14 @@ type Record struct {
 	Memory []timeline.Footprint `json:"memory,omitempty"`
 }
 
-// Of joins the invoker's stages with the node's: queue until the node was asked, and the run as the
-// first byte.
-func Of(accepted time.Time, result pool.Result, end time.Time) *Record {
-	start := result.Start
+// Of joins the invoker's stages with the node's: queue until the node was asked, and the run, which
+// may be nil, as the first byte.
+func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.Time) *Record {
+	start := placed.Start
 	var tl timeline.Timeline
 	// wall-clock time, like all times of the node; the durations between them are not
 	begin := accepted.Round(0)
-	queued := result.Placed.Sub(accepted)
+	queued := placed.Placed.Sub(accepted)
 	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: begin, End: begin.Add(queued)})
 	for _, s := range start.Spans {
 		tl.Add(timeline.Span{
@@ -48,19 +49,19 @@ func Of(accepted time.Time, result pool.Result, end time.Time) *Record {
 			End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
 		})
 	}
-	if run := result.Run; run != nil {
+	if run != nil {
 		tl.Add(timeline.Span{
 			Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs),
 			End: time.Unix(0, run.EndNs),
 		})
 	}
 	cold := &Record{
-		Sandbox: result.Sandbox, Driver: start.Driver, NetPath: start.NetPath,
+		Sandbox: placed.Sandbox, Driver: start.Driver, NetPath: start.NetPath,
 		FastIOV: start.Fastiov,
 		VF:      start.Vf, MAC: start.Mac, Address: start.Address,
-		Answered: result.Run != nil, Begin: begin, End: end, Spans: tl.Spans(),
+		Answered: run != nil, Begin: begin, End: end, Spans: tl.Spans(),
 	}
-	for _, f := range append(slices.Clip(start.Memory), result.Run.GetMemory()) {
+	for _, f := range append(slices.Clip(start.Memory), run.GetMemory()) {
 		if f != nil {
 			cold.Memory = append(cold.Memory, timeline.Footprint{
 				At: timeline.Moment(f.At), Resident: f.Resident, Zeroed: f.Zeroed,

@@ -19,6 +19,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/share"
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 // Config is what an API is made of.
@@ -60,8 +61,11 @@ type API struct {
 	unwatch   context.CancelFunc
 }
 
-// New returns an API that runs its actions on node and counts in registry, if there is one. It takes up what the store says was promised.
-func New(cfg Config, node pool.Node, registry prometheus.Registerer) (_ *API, err error) {
+// New returns an API that runs its actions on node and counts in registry, if there is one. It takes up
+// what the store says was promised.
+func New(
+	cfg Config, node api.NodeClient, registry prometheus.Registerer,
+) (_ *API, err error) {
 	if cfg.Key.Secret == "" {
 		return nil, errors.New("openwhisk: no key given; make one with LoadKey")
 	}

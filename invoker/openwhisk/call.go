@@ -6,11 +6,13 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a step of a composition.
+// A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a
+// step of a composition.
 type call struct {
 	user        *access.Identity
 	key         access.Key // as the caller sent it, for actions that ask for it
@@ -42,8 +44,9 @@ type started struct {
 	end *outcome
 }
 
-// start runs a call that was admitted and waits for its end, at most as long as is said. It goes on when the waiting is over, and when
-// the caller has gone: then it has been promised, durably, that there will be a record of it.
+// start runs a call that was admitted and waits for its end, at most as long as is said. It goes on
+// when the waiting is over, and when the caller has gone: then it has been promised, durably, that
+// there will be a record of it.
 func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, error) {
 	if err := a.refuses(); err != nil {
 		c.bytes.end()
@@ -81,9 +84,9 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 	return started{id: v.id}, nil
 }
 
-// queueing returns how long a call may wait for a sandbox, where its caller waits that long for its end.
-// A caller who waits as long as one may is told in time that there is no sandbox. Any other is promised a
-// record, and its call may wait until the promise expires.
+// queueing returns how long a call may wait for a sandbox, where its caller waits that long for its
+// end. A caller who waits as long as one may is told in time that there is no sandbox. Any other is
+// promised a record, and its call may wait until the promise expires.
 func (a *API) queueing(c *call, wait time.Duration) time.Duration {
 	if wait >= a.cfg.Blocking {
 		return min(a.cfg.Pool.Wait, a.cfg.Blocking-a.cfg.Blocking/20)
@@ -94,10 +97,9 @@ func (a *API) queueing(c *call, wait time.Duration) time.Duration {
 // An invocation is a call on its way to its record.
 type invocation struct {
 	call
-	api    *API
-	id     string
-	ended  func(outcome)
-	answer *activation.Response // the runtime's, where there was one
+	api   *API
+	id    string
+	ended func(outcome)
 	promised
 }
 
@@ -105,8 +107,8 @@ func (a *API) invocation(c call) *invocation {
 	return &invocation{call: c, api: a, id: store.NewID()}
 }
 
-// run runs the action, or the steps that it stands for, and returns at once. When it has ended and its record is kept, ended is called.
-// An action that waits for a sandbox holds no goroutine.
+// run runs the action, or the steps that it stands for, and returns at once. When it has ended and
+// its record is kept, ended is called. An action that waits for a sandbox holds no goroutine.
 func (v *invocation) run(ended func(outcome)) {
 	v.ended = ended
 	v.api.running.Add(1)
@@ -114,11 +116,11 @@ func (v *invocation) run(ended func(outcome)) {
 		go func() { v.end(outcome{record: v.compose()}) }()
 		return
 	}
-	v.api.pool.Submit(v.job(), v.ran)
+	runtime.Submit(v.api.pool, v.demand(), v)
 }
 
-// ran is how its way through a sandbox ended.
-func (v *invocation) ran(result pool.Result, err error) {
+// Ended records how its way through a sandbox ended.
+func (v *invocation) Ended(result runtime.Result, err error) {
 	end := outcome{how: result.How, ran: result.Run != nil}
 	end.took = age(v.accepted)
 	end.record, end.refused = v.record(result, err), refusal(err)

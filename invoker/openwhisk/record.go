@@ -10,6 +10,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/ending"
+	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 )
 
@@ -30,24 +31,25 @@ func (v *invocation) failed(as activation.Status, why string) *activation.Record
 }
 
 // record tells how the call ended.
-func (v *invocation) record(result pool.Result, err error) *activation.Record {
+func (v *invocation) record(result runtime.Result, err error) *activation.Record {
 	r := v.blank()
-	ending.Write(r, v.accepted, v.accepted, result, err, v.answer)
+	ending.Write(r, v.accepted, v.accepted, result, err)
 	return r
 }
 
-// refusal is what a caller is told where nothing was wrong with the action or its start, but there was no place for it.
+// refusal is what a caller is told where nothing was wrong with the action or its start, but there
+// was no place for it.
 func refusal(err error) error {
 	if err == nil {
 		return nil
 	}
 	var refused *pool.Refused
-	var call *pool.CallError
+	var start *pool.StartError
 	if errors.As(err, &refused) && refused.TooMany {
 		return fail(http.StatusTooManyRequests, "%v", err)
 	}
-	if errors.As(err, &call) && call.Phase == pool.Starting {
-		if code := status.Code(call.Err); code == codes.ResourceExhausted || code == codes.Unavailable {
+	if errors.As(err, &start) {
+		if code := status.Code(start.Err); code == codes.ResourceExhausted || code == codes.Unavailable {
 			return fail(http.StatusServiceUnavailable, "%v", err)
 		}
 	}

@@ -9,19 +9,18 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// job is the invocation as the pool sees it.
-func (v *invocation) job() pool.Job {
+// demand says which sandbox the invocation needs.
+func (v *invocation) demand() pool.Demand {
 	var again func() (*api.StartRequest, error)
 	if v.api.foresees {
 		again = v.api.again(v.user.Namespace, v.on)
 	}
-	return pool.Job{
+	return pool.Demand{
 		Again:       again,
 		Namespace:   v.user.Namespace,
 		Group:       v.on.group,
@@ -30,21 +29,20 @@ func (v *invocation) job() pool.Job {
 		Wait:        v.wait,
 		Concurrency: 1, // whatever the limits of an action say that is older than the bound of 1
 		Start:       v.startRequest,
-		Run: func() (*api.RunRequest, error) {
-			if err := v.leave(context.Background()); err != nil {
-				return nil, err
-			}
-			body := runtime.Run(v.about(), v.arguments)
-			return &api.RunRequest{Body: body, TimeoutMs: uint32(v.on.Limits.TimeoutMs)}, nil
-		},
-		Keep: func(reply *api.RunReply) bool {
-			response := activation.Classify(int(reply.Status), reply.Body)
-			v.answer = &response
-			fine := response.Status == activation.Success || response.Status == activation.ApplicationError
-			return fine && v.api.isCurrent(v.on.action)
-		},
 	}
 }
+
+// Run notes that the call is sent, and returns what it sends.
+func (v *invocation) Run() (*api.RunRequest, error) {
+	if err := v.leave(context.Background()); err != nil {
+		return nil, err
+	}
+	body := runtime.Body(v.about(), v.arguments)
+	return &api.RunRequest{Body: body, TimeoutMs: uint32(v.on.Limits.TimeoutMs)}, nil
+}
+
+// Outdated reports whether the action was changed meanwhile.
+func (v *invocation) Outdated() bool { return !v.api.isCurrent(v.on.action) }
 
 // isCurrent reports whether the action is still what its name stands for.
 func (a *API) isCurrent(of *action) bool {
@@ -56,7 +54,8 @@ func (v *invocation) timeout() time.Duration {
 	return time.Duration(v.on.Limits.TimeoutMs) * time.Millisecond
 }
 
-// wantsKey tells whether the action is given its caller's key, where there is one. An action that says nothing is not.
+// wantsKey tells whether the action is given its caller's key, where there is one. An action that
+// says nothing is not.
 func (v *invocation) wantsKey() bool {
 	return v.on.Annotations.True("provide-api-key") && v.key != (access.Key{})
 }

@@ -2,7 +2,8 @@ package pool
 
 import "time"
 
-// apply does a step to the state. What it takes outside of it — telling the job, calling the node — is the owner's.
+// apply does a step to the state. What it takes outside of it — telling the job, calling the node —
+// is the owner's.
 func (s *state) apply(do *step, now time.Time) {
 	s.counts[do.kind]++
 	switch do.kind {
@@ -54,6 +55,9 @@ func (s *state) apply(do *step, now time.Time) {
 func (s *state) give(b *box, w *waiter, now time.Time) {
 	s.leave(w, now)
 	b.used++
+	if w.endless {
+		w.inQueue.join(&b.endless)
+	}
 	w.group.jobs++
 	if b.idles() {
 		b.move(running, now)
@@ -88,7 +92,8 @@ func (s *state) specialise(b *box, g *group, now time.Time) {
 	b.move(starting, now)
 }
 
-// drop forgets a sandbox. Its place counts as free at once; whoever is started in it waits in the node's queue for the VF to come back.
+// drop forgets a sandbox. Its place counts as free at once; whoever is started in it waits in the
+// node's queue for the VF to come back.
 func (s *state) drop(b *box, now time.Time) {
 	b.move(gone, now)
 	b.node.boxes--
@@ -108,6 +113,9 @@ func (s *state) pastDue(a *alarm, now time.Time) {
 		of.aged = true
 		s.alarms.set(a, of.deadline)
 	case *box:
+		if at := s.boxDue(of); !at.IsZero() && !now.Before(at) {
+			of.since = now // its group keeps it: it idles anew
+		}
 		s.alarms.set(a, s.boxDue(of))
 	case *group:
 		if last := of.ended.Add(s.policy.Remembers()); now.Before(last) {

@@ -13,7 +13,8 @@ import (
 
 var sizes = []int{10, 100, 1000, 10_000}
 
-// crowd is a node with n busy sandboxes of n groups, and n that idle, in as many namespaces as n has digits times ten.
+// crowd is a node with n busy sandboxes of n groups, and n that idle, in as many namespaces as n
+// has digits times ten.
 func crowd(b *testing.B, n int) *world {
 	b.Helper()
 	w := newWorld(Config{KeepAlive: time.Hour, Wait: time.Hour}, b.Fatalf, nil, sized(2*n, unbounded))
@@ -32,8 +33,8 @@ func crowd(b *testing.B, n int) *world {
 	return w
 }
 
-func groupJob(i int) Job {
-	return Job{Namespace: fmt.Sprint("n", i%50), Group: fmt.Sprint("g", i), MemoryMiB: 100}
+func groupJob(i int) Demand {
+	return Demand{Namespace: fmt.Sprint("n", i%50), Group: fmt.Sprint("g", i), MemoryMiB: 100}
 }
 
 // turn is all that the owner does for an event.
@@ -47,13 +48,14 @@ func (w *world) turn(b *testing.B) (last step) {
 	return last
 }
 
-// BenchmarkDecide is the cost of one job's decisions, from its arrival to its end, beside so many busy sandboxes and as many idle ones:
-// in a warm sandbox; in a new one for which another is evicted; and the same with a queue as long.
+// BenchmarkDecide is the cost of one job's decisions, from its arrival to its end, beside so many
+// busy sandboxes and as many idle ones: in a warm sandbox; in a new one for which another is
+// evicted; and the same with a queue as long.
 func BenchmarkDecide(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("warm/%d", n), func(b *testing.B) {
 			w := crowd(b, n)
-			jobs := make([]Job, n)
+			jobs := make([]Demand, n)
 			for i := range jobs {
 				jobs[i] = groupJob(2 * i)
 			}
@@ -61,12 +63,13 @@ func BenchmarkDecide(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				w.now = w.now.Add(time.Microsecond)
 				job := jobs[i%n]
-				w.s.arrive(waiting(w.now, w.now.Add(time.Hour)), &job, false, w.now)
+				who := waiting(w.now, w.now.Add(time.Hour))
+				w.s.arrive(who, &job, false, w.now)
 				do := w.turn(b)
 				if do.kind != Warm {
 					b.Fatal(show(do))
 				}
-				w.s.done(do.box, true, w.now)
+				w.s.done(do.box, who, true, w.now)
 				w.turn(b)
 			}
 		})
@@ -82,32 +85,32 @@ func BenchmarkDecide(b *testing.B) {
 					b.Fatal(show(do))
 				}
 				w.started(do.box, true)
-				w.s.done(do.box, true, w.now)
+				w.s.done(do.box, do.waiter, true, w.now)
 				w.turn(b)
 			}
 		})
 		b.Run(fmt.Sprintf("queue/%d", n), func(b *testing.B) {
 			w := newWorld(Config{KeepAlive: time.Hour}, b.Fatalf, nil, sized(8, unbounded))
 			w.s.mostQueued = unbounded
-			var busy []*box
+			var busy []step
 			for i := range n + 8 {
 				job := groupJob(i)
 				w.s.arrive(waiting(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				if do := w.turn(b); do.kind == Cold {
 					w.started(do.box, true)
-					busy = append(busy, do.box)
+					busy = append(busy, do)
 				}
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ { // one ends, another comes: the queue stays as long
 				w.now = w.now.Add(time.Microsecond)
-				w.s.done(busy[i%8], true, w.now)
+				w.s.done(busy[i%8].box, busy[i%8].waiter, true, w.now)
 				do := w.turn(b)
 				if do.kind != Cold {
 					b.Fatal(show(do))
 				}
 				w.started(do.box, true)
-				busy[i%8] = do.box
+				busy[i%8] = do
 				job := groupJob(n + 8 + i)
 				w.s.arrive(waiting(w.now, w.now.Add(time.Hour)), &job, false, w.now)
 				w.turn(b)
@@ -132,9 +135,10 @@ func (instant) Status(context.Context, *api.StatusRequest) (*api.StatusReply, er
 	return &api.StatusReply{MemoryMib: 1 << 20}, nil
 }
 
-// BenchmarkDo is a whole job on a node in the same process that takes no time: warm, cold, and cold where another must be evicted.
+// BenchmarkDo is a whole job on a node in the same process that takes no time: warm, cold, and cold
+// where another must be evicted.
 func BenchmarkDo(b *testing.B) {
-	run := func(name string, keep bool, job func(i int) Job) {
+	run := func(name string, keep bool, job func(i int) Demand) {
 		b.Run(name, func(b *testing.B) {
 			p := New(Config{KeepAlive: time.Hour, Wait: time.Minute, Start: time.Minute}, api.Local(instant{}))
 			defer p.Close()
@@ -142,19 +146,26 @@ func BenchmarkDo(b *testing.B) {
 			b.ReportAllocs()
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					j := job(int(n.Add(1)))
-					j.Start = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
-					j.Run = func() (*api.RunRequest, error) { return &api.RunRequest{TimeoutMs: 60_000}, nil }
-					j.Keep = func(*api.RunReply) bool { return keep }
-					if _, err := p.Do(j); err != nil {
-						b.Error(err)
-					}
+					d := job(int(n.Add(1)))
+					d.Start = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
+					over := make(chan struct{})
+					p.Acquire(d, func(l *Lease, err error) {
+						defer close(over)
+						if err == nil {
+							_, err = l.Client().Run(l.Context(), &api.RunRequest{Id: l.Sandbox})
+							l.Release(keep)
+						}
+						if err != nil {
+							b.Error(err)
+						}
+					})
+					<-over
 				}
 			})
 		})
 	}
-	run("warm", true, func(int) Job { return Job{Group: "a", MemoryMiB: 128} })
-	run("cold", false, func(int) Job { return Job{Group: "a", MemoryMiB: 128} })
+	run("warm", true, func(int) Demand { return Demand{Group: "a", MemoryMiB: 128} })
+	run("cold", false, func(int) Demand { return Demand{Group: "a", MemoryMiB: 128} })
 	run("evict", true, groupJob)
 }
 
@@ -165,7 +176,7 @@ func BenchmarkWaiting(b *testing.B) {
 		p := New(Config{KeepAlive: time.Hour, Wait: time.Hour, Start: time.Minute, Queue: 2 * jobs}, api.Local(full{}))
 		before := memory()
 		for i := range jobs {
-			p.Submit(groupJob(i), func(Result, error) {})
+			p.Acquire(groupJob(i), func(*Lease, error) {})
 		}
 		b.ReportMetric(float64(memory()-before)/jobs, "B/job")
 		p.Close()

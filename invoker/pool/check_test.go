@@ -18,18 +18,28 @@ func (w *world) check() {
 			w.fail("%d jobs of namespace %s wait", sp.waiting.n, sp.name)
 		}
 	}
-	w.s.snapshot()
+	shown := 0
+	for _, n := range w.s.snapshot().Queue {
+		shown += n
+	}
+	if shown != w.s.queue.n {
+		w.fail("%d jobs wait, %d are shown", w.s.queue.n, shown)
+	}
 }
 
 func (w *world) checkSums() {
 	type sum struct{ boxes, memory, idling int }
 	nodes, held, live, used := map[*node]sum{}, map[*space]int{}, map[*group]int{}, map[*box]int{}
+	endless := map[*box]int{}
 	waiting := 0
 	for _, t := range w.jobs {
 		if t.waits() {
 			waiting++
 		} else if !t.over {
 			used[t.box]++
+			if t.job.Endless {
+				endless[t.box]++
+			}
 		}
 	}
 	if waiting != w.s.queue.n {
@@ -41,6 +51,10 @@ func (w *world) checkSums() {
 		}
 		if used[b] != b.used || b.used > b.slots {
 			w.fail("%s has %d of %d slots in use, %d jobs are in it", b.id, b.used, b.slots, used[b])
+		}
+		among := b.place.in == &b.node.endless
+		if endless[b] != b.endless.n || !b.idles() && (endless[b] > 0) != among {
+			w.fail("%s has %d endless leases, %d are known", b.id, endless[b], b.endless.n)
 		}
 		n := nodes[b.node]
 		n.boxes, n.memory = n.boxes+1, n.memory+b.memory
@@ -72,6 +86,9 @@ func (w *world) checkSums() {
 		if w.s.named[g.name][g.key] != g {
 			w.fail("the group %v is not found by its name", g.key)
 		}
+		if g.bounds.Max > 0 && g.members.n > g.bounds.Max {
+			w.fail("group %s has %d sandboxes, and may have %d", g.name, g.members.n, g.bounds.Max)
+		}
 		if g.live != live[g] || g.space.held != held[g.space] {
 			w.fail("group %s: %d alive and %d MiB held, counted %d and %d", g.name, g.live, g.space.held, live[g], held[g.space])
 		}
@@ -97,14 +114,15 @@ func (w *world) checkWaiting() {
 			w.fail("a job of %s waits past its deadline", g.name)
 		}
 		for _, b := range w.boxes {
-			stem := b.group == nil && b.phase == idle && b.node.up && b.stem.Image == g.image && b.stem.MemoryMiB == g.memory
+			stem := b.group == nil && b.phase == idle && b.node.up && !g.full() &&
+				b.stem.Image == g.image && b.stem.MemoryMiB == g.memory
 			if stem || b.group == g && b.takes(w.s) && b.used < b.slots {
 				w.fail("a job of %s waits though %s could take it", g.name, b.id)
 			}
 		}
 		for _, n := range w.s.nodes {
 			need := g.memory + n.overhead
-			if n.up && n.avail().fits(need) {
+			if n.up && n.avail().fits(need) && !g.full() {
 				w.fail("a job of %s waits for %d MiB, and %s has %+v to give", g.name, need, n.name, n.avail())
 			}
 		}
@@ -112,7 +130,8 @@ func (w *world) checkWaiting() {
 	w.checkClaims()
 }
 
-// checkClaims: the one who has waited longest of those with nothing has a claim, if a node could hold him.
+// checkClaims: the one who has waited longest of those with nothing has a claim, if a node could
+// hold him.
 func (w *world) checkClaims() {
 	for _, n := range w.s.nodes {
 		if n.claim != nil && !anyEnds(n.claim.boxes) {
@@ -124,7 +143,8 @@ func (w *world) checkClaims() {
 		return
 	}
 	for _, n := range w.s.nodes {
-		if n.up && n.claim == nil && n.capacity.fits(l.of.memory+n.overhead) && n.busy.n > 0 && n.free.sandboxes >= 0 && n.free.memory >= 0 {
+		able := n.up && n.capacity.fits(l.of.memory+n.overhead) && n.busy.n+n.endless.n > 0
+		if able && n.claim == nil && n.free.sandboxes >= 0 && n.free.memory >= 0 {
 			w.fail("a job of %s has waited too long, and %s makes no room for it", l.of.name, n.name)
 		}
 	}

@@ -1,20 +1,25 @@
 package pool
 
-// No start holds up another: what fits goes. Lest who needs much wait for ever, there are claims. The rule:
+// A start never waits for another that does not fit. Claims keep large jobs from starving. The
+// rule:
 //
-//	Whoever has waited for longer than patience, while his group has no sandbox that could come to serve him, or while his namespace
-//	would still hold no more than the one it is taken from, claims room on a node. There is one claim on a node at a time. As many
-//	of the node's busy sandboxes as it takes, of the namespaces that hold most, the longest busy first, take no more jobs and end
-//	with those they have; what they leave, and what is free, nobody else gets.
+//	A job claims room on a node when it has waited for longer than patience, and either its group
+//	has no sandbox that could come to serve it, or its namespace would still hold no more than the
+//	one from which the room is taken. A node has one claim at a time. As many of its busy
+//	sandboxes as are needed, of the namespaces that hold most, take no more jobs and end with
+//	those they have; nobody else gets what they leave, nor what is free. Of a namespace's
+//	sandboxes the longest busy goes first, and those with endless leases go last: such a lease is
+//	told to end.
 //
-// So the one who has waited longest of those with nothing waits for patience, for the claims before his, and for the longest run of a
-// sandbox that ends for him; everybody else goes on meanwhile with what is not claimed.
+// So of the jobs whose group has nothing, the one that has waited longest waits for patience, for
+// the claims before its own, and for the longest run of a sandbox that ends for it. All others go
+// on meanwhile in what is not claimed.
 
-// mostLookedAt is how many of a node's busy sandboxes are looked at for a claim.
+// mostLookedAt is how many of a node's busy sandboxes, of either sort, are looked at for a claim.
 const mostLookedAt = 64
 
-// fulfil returns the start of the job that a claim has made room for, or the end of a claim for which no
-// room can be made.
+// fulfil returns the start of the job that a claim has made room for, or the end of a claim for
+// which no room can be made.
 func (s *state) fulfil(n *node, c *claim) (step, bool) {
 	need := c.group.memory + n.overhead
 	all := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
@@ -64,7 +69,8 @@ func (s *state) claimFor(g *group, fair bool) (step, bool) {
 	return best, best.node != nil
 }
 
-// toEnd returns the busy sandboxes that must end for one of the group; nil if ending them is not enough.
+// toEnd returns the busy sandboxes that must end for one of the group; nil if ending them is not
+// enough.
 func (n *node) toEnd(g *group, fair bool) (boxes []*box) {
 	need := g.memory + n.overhead
 	have := n.avail()
@@ -87,23 +93,26 @@ func (n *node) toEnd(g *group, fair bool) (boxes []*box) {
 	return boxes
 }
 
-// next is the sandbox to end: of the namespace that holds most, the longest busy.
+// next returns the sandbox to end: of the namespace that holds most, the longest busy.
 func (n *node) next(used map[*box]bool, taken map[*space]int) (next *box) {
-	left, most := mostLookedAt, 0
-	n.busy.all(func(b *box) bool {
-		if used[b] {
-			return true
-		}
-		holds := 0
-		if from := b.space(); from != nil {
-			holds = from.held - taken[from]
-		}
-		if next == nil || holds > most {
-			next, most = b, holds
-		}
-		left--
-		return left > 0
-	})
+	most := 0
+	for _, sort := range []*chain[*box]{&n.busy, &n.endless} {
+		left := mostLookedAt
+		sort.all(func(b *box) bool {
+			if used[b] {
+				return true
+			}
+			holds := 0
+			if from := b.space(); from != nil {
+				holds = from.held - taken[from]
+			}
+			if next == nil || holds > most {
+				next, most = b, holds
+			}
+			left--
+			return left > 0
+		})
+	}
 	return next
 }
 

@@ -16,7 +16,9 @@ var (
 
 // Reasons are what a label calls each Lack.
 var Reasons = map[Lack]string{
-	Placeable: "placeable", NoNode: "node", NoVF: "vf", NoPlace: "place", NoMemory: "memory", Reserved: "reserved", MakesRoom: "claim",
+	Placeable: "placeable", NoNode: "node", NoVF: "vf", NoPlace: "place", NoMemory: "memory",
+	Reserved: "reserved", MakesRoom: "claim",
+	AtMost: "max",
 }
 
 // Phases are those of a sandbox, and what a stem cell is in that idles.

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -40,8 +41,8 @@ type step struct {
 	why    string
 }
 
-// decide says what is to be done now, one step at a time: it changes nothing, and is asked again when its step has been applied, until
-// there is none. In this order:
+// decide says what is to be done now, one step at a time: it changes nothing, and is asked again
+// when its step has been applied, until there is none. In this order:
 //
 //	what time has brought     waits and idling that are over, pauses
 //	what ends anyway          sandboxes that are retired, or on a node that drains
@@ -70,7 +71,7 @@ func decide(s *state, now time.Time) (step, bool) {
 			}
 		}
 	}
-	if s.queue.n > 0 {
+	if len(s.classes) > 0 {
 		return s.makePlace(now)
 	}
 	return s.backfill(now)
@@ -83,8 +84,8 @@ func (s *state) closing() (step, bool) {
 	return step{}, false
 }
 
-// serve gives a group's first waiter the slot of the sandbox that was used last: the likeliest to be warm in every cache, and it lets the
-// others expire.
+// serve gives a group's first waiter the slot of the sandbox that was used last: the likeliest to
+// be warm in every cache, and it lets the others expire.
 func serve(g *group) step {
 	w := g.waiting.first.of
 	if l := g.open.last; l != nil {
@@ -121,7 +122,8 @@ func (s *state) makePlace(now time.Time) (step, bool) {
 	return s.newClaim(waits)
 }
 
-// start has a group's first waiter start a sandbox on that node, or where it is best; a stem cell is better than that.
+// start has a group's first waiter start a sandbox on that node, or where it is best; a stem cell
+// is better than that.
 func (s *state) start(g *group, on *node) step {
 	w := g.waiting.first.of
 	if st := g.class.stem; st != nil && st.idle.n > 0 {
@@ -137,8 +139,8 @@ func (s *state) start(g *group, on *node) step {
 	return step{kind: Cold, waiter: w, node: on}
 }
 
-// best is the node where a sandbox of the group is to be started: where nothing must be evicted for it, that has its image, then the
-// one with the most VFs and memory left, which spreads a burst.
+// best is the node where a sandbox of the group is to be started: where nothing must be evicted for
+// it, that has its image, then the one with the most VFs and memory left, which spreads a burst.
 func (s *state) best(g *group) *node {
 	var best *node
 	for _, n := range s.nodes {
@@ -164,7 +166,8 @@ func (n *node) better(other *node, g *group) bool {
 
 func (n *node) has(image string) bool { return n.images == nil || n.images[image] }
 
-// unplaceable returns the refusal of a job that is larger than every node. It looks at the largest class.
+// unplaceable returns the refusal of a job that is larger than every node. It looks at the largest
+// class.
 func (s *state) unplaceable() (step, bool) {
 	most, drains := 0, true
 	for _, n := range s.nodes {
@@ -194,8 +197,11 @@ func (s *state) due(a *alarm, now time.Time) step {
 		if at := s.boxDue(of); at.IsZero() || now.Before(at) {
 			break
 		}
-		if of.phase == idle && s.pauses(of) && now.Before(s.expires(of)) {
+		if of.phase == idle && s.pauses(of) > 0 && now.Before(s.expires(of)) {
 			return step{kind: Pause, box: of}
+		}
+		if of.counts && of.group.live <= of.group.bounds.Min {
+			break
 		}
 		return step{kind: Expire, box: of, why: "nobody called it"}
 	case *group:
@@ -206,9 +212,10 @@ func (s *state) due(a *alarm, now time.Time) step {
 	return step{kind: Note, alarm: a}
 }
 
-// roomAhead returns a node with free room for a group that will be called soon, if no job waits.
+// roomAhead returns a node with free room for a group that will be called soon, if no job waits for
+// room.
 func (s *state) roomAhead(g *group) *node {
-	if s.closed || g.again == nil || g.live > 0 || s.queue.n > 0 {
+	if s.closed || g.again == nil || g.live > 0 || g.full() || len(s.classes) > 0 {
 		return nil
 	}
 	if n := s.best(g); n != nil && n.free.fits(g.memory+n.overhead) {
@@ -217,13 +224,19 @@ func (s *state) roomAhead(g *group) *node {
 	return nil
 }
 
-func (s *state) pauses(b *box) bool { return s.pauseAfter > 0 && b.group != nil }
+// pauses returns how long a sandbox idles before it is paused; 0 or less: it never is.
+func (s *state) pauses(b *box) time.Duration {
+	if b.group == nil {
+		return 0
+	}
+	return cmp.Or(b.group.bounds.PauseAfter, s.pauseAfter)
+}
 
-// expires is when an idle sandbox has been kept long enough; zero if never.
+// expires returns when an idle sandbox has been kept long enough; zero if never.
 func (s *state) expires(b *box) time.Time {
 	switch {
 	case b.group != nil:
-		return b.since.Add(b.group.window.KeepAlive)
+		return b.since.Add(cmp.Or(b.group.bounds.KeepAlive, b.group.window.KeepAlive))
 	case b.stem.TTL > 0 && b.stem.idle.n > b.stem.target*len(s.nodes):
 		return b.since.Add(b.stem.TTL)
 	}
@@ -236,8 +249,8 @@ func (s *state) boxDue(b *box) time.Time {
 		return time.Time{}
 	}
 	expires := s.expires(b)
-	if pause := b.since.Add(s.pauseAfter); b.phase == idle && s.pauses(b) && pause.Before(expires) {
-		return pause
+	if after := s.pauses(b); b.phase == idle && after > 0 && b.since.Add(after).Before(expires) {
+		return b.since.Add(after)
 	}
 	return expires
 }

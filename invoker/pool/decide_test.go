@@ -36,10 +36,10 @@ func (s scene) want(want ...string) {
 
 func (s scene) pass(d time.Duration) { s.now = s.now.Add(d) }
 
-func (s scene) call(job Job) *task { return s.arrive(job, 30*time.Second) }
+func (s scene) call(job Demand) *task { return s.arrive(job, 30*time.Second) }
 
 // begun is a job that runs.
-func (s scene) begun(job Job) *task {
+func (s scene) begun(job Demand) *task {
 	s.Helper()
 	t := s.call(job)
 	s.settle()
@@ -54,7 +54,7 @@ func (s scene) begun(job Job) *task {
 }
 
 // idling is the sandbox of a job that is over.
-func (s scene) idling(job Job) *box {
+func (s scene) idling(job Demand) *box {
 	s.Helper()
 	t := s.begun(job)
 	s.finish(t, true)
@@ -62,14 +62,15 @@ func (s scene) idling(job Job) *box {
 	return t.box
 }
 
-func of(group string, memory int) Job {
-	return Job{Namespace: "x", Group: group, MemoryMiB: memory, Again: func() (*api.StartRequest, error) { return nil, nil }}
+func of(group string, memory int) Demand {
+	again := func() (*api.StartRequest, error) { return nil, nil }
+	return Demand{Namespace: "x", Group: group, MemoryMiB: memory, Again: again}
 }
 
-func with(job Job, change func(*Job)) Job { change(&job); return job }
+func with(job Demand, change func(*Demand)) Demand { change(&job); return job }
 
 func TestLookupOrder(t *testing.T) {
-	a := with(of("a", 100), func(j *Job) { j.Image, j.Concurrency = "python", 2 })
+	a := with(of("a", 100), func(j *Demand) { j.Image, j.Concurrency = "python", 2 })
 	s := newScene(t, Config{StemCells: []StemCell{{Image: "python", MemoryMiB: 100, Count: 1}}}, sized(5, unbounded))
 	s.started(s.boxes[0], true) // the stem cell
 	s.want()
@@ -104,7 +105,7 @@ func TestABurstStartsAsManyAsItTakes(t *testing.T) {
 		s := newScene(t, Config{}, sized(c.places, unbounded))
 		s.s.mostQueued = unbounded
 		for range c.jobs {
-			s.call(with(of("a", 100), func(j *Job) { j.Concurrency = c.concurrency }))
+			s.call(with(of("a", 100), func(j *Demand) { j.Concurrency = c.concurrency }))
 		}
 		s.settle()
 		if starts := int(s.s.counts[Cold]); starts != c.starts {
@@ -144,6 +145,83 @@ func TestKeepAliveAndPause(t *testing.T) {
 	s.want("expire " + b.id)
 }
 
+func TestAGroupHasItsOwnBounds(t *testing.T) {
+	own := func(group string, b Bounds) Demand {
+		return with(of(group, 100), func(d *Demand) { d.Bounds = b })
+	}
+	cfg := Config{KeepAlive: time.Hour, PauseAfter: time.Minute, Policy: Histogram{time.Hour}}
+	s := newScene(t, cfg)
+	brief := s.idling(own("brief", Bounds{KeepAlive: 10 * time.Second, PauseAfter: 5 * time.Second}))
+	wakeful := s.idling(own("wakeful", Bounds{PauseAfter: -1}))
+	s.pass(5 * time.Second)
+	s.want("pause " + brief.id)
+	s.pass(10 * time.Second)
+	s.want("expire " + brief.id)
+	s.pass(59 * time.Minute)
+	s.want()
+	s.pass(time.Minute)
+	s.want("expire " + wakeful.id)
+
+	for range 3 {
+		s.call(own("many", Bounds{Min: 2, KeepAlive: time.Minute, PauseAfter: -1}))
+	}
+	s.settle()
+	for _, t := range s.jobs[2:] {
+		s.started(t.box, true)
+		s.finish(t, true)
+	}
+	s.pass(time.Minute)
+	s.want("expire b3") // the least are two
+	for range 10 {
+		s.pass(time.Minute)
+		s.want()
+	}
+	s.s.retire(maps.Values(s.s.named["many"]), s.now)
+	s.want("expire b4", "expire b5") // it is wanted no more
+}
+
+// A group that may have no more sandboxes waits for its own, in nobody's way.
+func TestAGroupHasNoMoreThanItMay(t *testing.T) {
+	two := with(of("two", 100), func(d *Demand) { d.Max, d.Image = 2, "python" })
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 1}
+	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(5, unbounded))
+	s.started(s.boxes[0], true)
+	for range 4 {
+		s.call(two)
+	}
+	s.want("prewarm two in b1", "cold two on n0", "stem") // though two wait, there is room for others
+	if why := s.s.why(s.jobs[2].w); why != "its function has as many sandboxes as it may, 0 ahead" {
+		t.Error(why)
+	}
+	if shot := s.s.snapshot(); shot.Queue[AtMost] != 2 {
+		t.Errorf("%v", shot.Queue)
+	}
+	s.started(s.boxes[2], true)
+	s.pass(2 * testPatience)
+	s.want() // nobody has to end for it, and it takes no stem cell
+	s.begun(of("other", 100))
+	s.started(s.jobs[0].box, true)
+	s.finish(s.jobs[0], true)
+	s.want("warm two in b1")
+	s.started(s.jobs[1].box, true)
+	s.finish(s.jobs[1], false)
+	s.want("expire b2", "prewarm two in b3", "stem")
+}
+
+// Of a namespace's sandboxes one that ends by itself makes room before one with an endless lease.
+func TestAnEndlessLeaseMakesRoomLast(t *testing.T) {
+	s := newScene(t, Config{}, sized(2, unbounded))
+	socket := s.begun(with(of("socket", 100), func(d *Demand) { d.Endless = true }))
+	s.pass(time.Second)
+	short := s.begun(of("short", 100))
+	s.call(with(of("other", 100), func(d *Demand) { d.Namespace = "y" }))
+	s.pass(testPatience)
+	s.want("claim other")
+	if socket.box.claimed || !short.box.claimed {
+		t.Error("the endless one is to end")
+	}
+}
+
 func TestAFunctionThatIsForeseen(t *testing.T) {
 	s := newScene(t, Config{Policy: foreseen{}})
 	first := s.begun(of("a", 100))
@@ -166,7 +244,7 @@ func TestAFunctionThatIsForeseen(t *testing.T) {
 
 func TestStemCells(t *testing.T) {
 	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 2}
-	python := with(of("a", 100), func(j *Job) { j.Image = "python" })
+	python := with(of("a", 100), func(j *Demand) { j.Image = "python" })
 	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(3, unbounded))
 	for _, b := range s.boxes {
 		s.started(b, true)
@@ -192,7 +270,7 @@ func TestStemCells(t *testing.T) {
 
 func TestStemCellsFollowTheColdStarts(t *testing.T) {
 	cell := StemCell{Image: "python", MemoryMiB: 100, Reactive: Reactive{Max: 3, TTL: time.Minute, Threshold: 2, Increment: 1}}
-	python := with(of("a", 100), func(j *Job) { j.Image, j.Start = "python", nil })
+	python := with(of("a", 100), func(j *Demand) { j.Image, j.Start = "python", nil })
 	s := newScene(t, Config{StemCells: []StemCell{cell}, KeepAlive: time.Hour})
 	s.want()
 	for range 4 {
@@ -227,7 +305,9 @@ func TestPlacement(t *testing.T) {
 	near.images = map[string]bool{"python": true}
 	far.images = map[string]bool{"node": true}
 	s := newScene(t, Config{}, far, full, near)
-	python := func(group string) Job { return with(of(group, 100), func(j *Job) { j.Image = "python" }) }
+	python := func(group string) Demand {
+		return with(of(group, 100), func(d *Demand) { d.Image = "python" })
+	}
 	s.call(python("a"))
 	s.want("cold a on n2") // its image is there
 	s.call(of("b", 100))
@@ -292,7 +372,7 @@ func TestRefusals(t *testing.T) {
 	if refused := s.call(of("e", 100)); !refused.over {
 		t.Error("a namespace has more jobs waiting than it may")
 	}
-	if other := s.call(with(of("e", 100), func(j *Job) { j.Namespace = "y" })); other.over {
+	if other := s.call(with(of("e", 100), func(j *Demand) { j.Namespace = "y" })); other.over {
 		t.Error("another namespace is refused for it")
 	}
 }
@@ -313,7 +393,7 @@ func TestRetiringLooksAtNoOthers(t *testing.T) {
 		s.idling(of(fmt.Sprint("other", n), 100))
 	}
 	mine := s.idling(of("mine", 100))
-	yours := s.idling(with(of("mine", 100), func(j *Job) { j.Namespace = "y" }))
+	yours := s.idling(with(of("mine", 100), func(j *Demand) { j.Namespace = "y" }))
 	if looked := len(s.s.named["mine"]); looked != 2 {
 		t.Errorf("looks at %d groups, want those of two namespaces", looked)
 	}

@@ -1,35 +1,47 @@
-// Package pool gives each job a sandbox: one that is warm, else one that is on its way, else one started for it, else it waits its turn.
+// Package pool leases sandboxes: a demand gets one that is warm, else one that is on its way, else
+// one started for it, else it waits its turn.
 //
 //	               ┌──────────── reuse ─────────┐
 //	               ▼                            │
-//	starting ─▶ running ─ the last job is over ─▶ idle ─ after a grace ─▶ paused ─ reuse ─▶ running
+//	starting ─▶ running ─ no lease is left ──▶ idle ─ after a grace ─▶ paused ─ reuse ─▶ running
 //	   │  ▲        │                            │ │                         │
 //	   │  └────────┼── a stem cell is taken ────┼─┘                         │
 //	   └───────────┴────────────▶ gone ◀────────┴── keep-alive, evicted ────┘
 //
-// A group is one action at one revision, called by one namespace: its sandboxes are alike. A sandbox runs as many jobs at once as the
-// group's concurrency says. A job whose start is under way keeps that start, so that N jobs at once on a cold group start as many
-// sandboxes as it takes side by side; a job that waits takes the first slot that is free.
+// The pool knows nothing of what is run. Whoever acquires a lease calls the sandbox through it, and
+// gives it back: released, with the word whether the sandbox is good for another, or retried, where
+// nothing reached the runtime and another sandbox should serve. When a sandbox is ready, its demand
+// says.
 //
-// Whom nobody holds up: a waiter of one group stands in no other's way. Where room is short, it goes to the namespace that holds least
-// (lines.go); who is overtaken for too long has room made for him (claim.go); how long a sandbox idles, a policy says (keepalive.go).
+// A group is one function at one revision, called by one namespace: its sandboxes are alike. A
+// sandbox bears as many leases at once as the group's concurrency says. A demand whose start is
+// under way keeps that start, so N demands at once on a cold group start as many sandboxes as they
+// need side by side; a demand that waits takes the first slot that is free. A group may bound how
+// many sandboxes it has, and how long they idle; where it does not, the pool's configuration does.
 //
-// What to do is decided by one function of (state, now), decide, one step at a time; apply does the step to the state. Whoever holds the
-// pool's lock is the owner: he takes in an event, and decides and applies until nothing is left to decide. Whatever talks to a node
-// does so outside of the lock. The state keeps everything where the next decision will look for it, so a decision costs the same for
-// ten sandboxes and for ten thousand.
+// A demand that waits never delays another group. Where room is short, the namespace that holds
+// least is served next (lines.go). Room is made for a demand that was overtaken for too long
+// (claim.go): sandboxes of those who hold most end with what they run. A lease that may last for
+// hours says so, as endless; it is told to end then.
 //
-// A node that does not answer gets nothing new, and after a while its sandboxes count as lost; one that drains loses its own as they
-// idle. The nodes are a list that does not change.
+// decide, a function of (state, now), says what to do, one step at a time; apply does the step to
+// the state. Whoever holds the pool's lock is the owner: it takes in an event, then decides and
+// applies until nothing is left to decide. Calls to a node happen outside of the lock. The state
+// keeps everything where the next decision looks for it, so a decision costs the same for ten
+// sandboxes and for ten thousand.
 //
-//	lease.go      what a caller does: Submit, Do; and a job's way once it has a sandbox
+// A node that does not answer gets nothing new, and after a while its sandboxes count as lost; one
+// that drains loses its sandboxes as they idle. The list of nodes does not change.
+//
+//	lease.go      what a caller does: Acquire, Release, Retry; and how its sandbox gets ready
 //	pool.go       the owner, and what its steps do outside
-//	workers.go    the goroutines that jobs go on in
+//	workers.go    the goroutines in which leases are used
 //	remote.go     nodes: calls, and looking at what they have
 //	state.go      all that is known; file puts it in its place
 //	events.go     what happens to it
 //	decide.go     what is to be done: decide;  lines.go, claim.go, stem.go: its parts
 //	apply.go      the doing
 //	keepalive.go  policies
-//	why.go        what a job waits for, and what the pool shows
+//	why.go        what a demand waits for, and what the pool shows
+//	left.go       what a pool leaves warm for the next
 package pool

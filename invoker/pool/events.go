@@ -9,9 +9,10 @@ import (
 
 // What happens. Each event leaves the state filed; what follows from it, decide says.
 
-// arrive takes in a job that needs a sandbox. again: it had one that turned out to be no good, so it goes before those that came later.
-func (s *state) arrive(w *waiter, job *Job, again bool, now time.Time) (refused string) {
-	g := s.groupOf(job, now)
+// arrive takes in a demand. again: it had a sandbox that did not serve it, so it goes before those
+// that came later.
+func (s *state) arrive(w *waiter, d *Demand, again bool, now time.Time) (refused string) {
+	g := s.groupOf(d, now)
 	if g.space.waiting.n >= s.mostQueued && !again {
 		s.counts[Refuse]++
 		s.fileGroup(g, now)
@@ -33,7 +34,8 @@ func (s *state) arrive(w *waiter, job *Job, again bool, now time.Time) (refused 
 	return ""
 }
 
-// waiterDue is when a waiter is to be looked at: when it has been overtaken for too long, and when it has waited long enough.
+// waiterDue is when a waiter is to be looked at: when it has been overtaken for too long, and when
+// it has waited long enough.
 func (s *state) waiterDue(w *waiter) time.Time {
 	if aged := w.arrived.Add(s.patience); !w.aged && aged.Before(w.deadline) {
 		return aged
@@ -55,9 +57,10 @@ func (s *state) leave(w *waiter, now time.Time) {
 	s.fileGroup(w.group, now)
 }
 
-// groupOf is the group of a job, which is new where nobody called it lately. A call ends an idle time.
-func (s *state) groupOf(job *Job, now time.Time) *group {
-	k := key{job.Namespace, job.Group, job.MemoryMiB}
+// groupOf returns the group of a demand, which is new where nobody needed it lately. A demand ends
+// an idle time.
+func (s *state) groupOf(d *Demand, now time.Time) *group {
+	k := key{d.Namespace, d.Group, d.MemoryMiB}
 	g := s.groups[k]
 	if g == nil {
 		g = &group{key: k, space: s.spaces[k.namespace]}
@@ -78,34 +81,46 @@ func (s *state) groupOf(job *Job, now time.Time) *group {
 		g.window = s.policy.Window(g.idles)
 	}
 	if g.idles != nil {
-		g.again = job.Again
+		g.again, g.ready = d.Again, d.Ready
 		if g.jobs == 0 && g.waiting.n == 0 && !g.ended.IsZero() {
 			g.idles.add(now.Sub(g.ended))
 		}
 		s.alarms.set(&g.alarm, time.Time{})
 	}
-	g.image, g.slots = job.Image, max(job.Concurrency, 1)
+	g.image, g.slots, g.bounds = d.Image, max(d.Concurrency, 1), d.Bounds
 	return g
 }
 
-// An outcome is how a start went.
+// An outcome is how a start went. With an error and a reply it succeeded, but the sandbox is not
+// ready for its demand.
 type outcome struct {
-	reply *api.StartReply // nil if err is not
+	reply *api.StartReply
 	err   error
 }
 
-func (o outcome) ok() bool { return o.err == nil && o.reply.InitStatus == 200 }
+// judged returns the outcome of a start, of which the node says reply and err, and the demand
+// whether that is ready.
+func judged(reply *api.StartReply, err error, ready func(*api.StartReply) error) outcome {
+	if err != nil {
+		return outcome{err: err}
+	}
+	if ready != nil {
+		err = ready(reply)
+	}
+	return outcome{reply, err}
+}
 
-// started takes in the end of a start. One that failed leaves nothing; who waited for it learns that from the box.
+// started takes in the end of a start. One that failed leaves nothing; who waited for it learns
+// that from the box.
 func (s *state) started(b *box, how outcome, now time.Time) {
 	b.start = how
 	close(b.ready)
 	if b.group == nil {
-		s.stemStarted(b.stem, how.ok(), now)
+		s.stemStarted(b.stem, how.err == nil, now)
 	}
 	switch {
 	case b.phase == gone: // its node was lost meanwhile
-	case !how.ok():
+	case how.err != nil:
 		s.drop(b, now)
 	case b.used == 0:
 		b.move(idle, now)
@@ -116,9 +131,11 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	}
 }
 
-// done takes in the end of a job that had a slot of a box; keep says whether the box is good for others.
-func (s *state) done(b *box, keep bool, now time.Time) {
+// done takes in that a waiter's slot of a box is free; keep says whether the box is good for
+// others.
+func (s *state) done(b *box, w *waiter, keep bool, now time.Time) {
 	g := b.group
+	w.inQueue.leave() // of those that are endless
 	g.jobs--
 	g.ended = now
 	if g.jobs == 0 && g.idles != nil {
@@ -139,7 +156,7 @@ func (s *state) done(b *box, keep bool, now time.Time) {
 // learn asks the policy what is to become of a function that has just ended.
 func (s *state) learn(g *group, now time.Time) {
 	g.window = s.policy.Window(g.idles)
-	if g.waiting.n > 0 {
+	if g.waiting.n > 0 || g.bounds.KeepAlive > 0 {
 		return
 	}
 	if g.window.PreWarm == 0 {
@@ -148,6 +165,9 @@ func (s *state) learn(g *group, now time.Time) {
 	}
 	s.alarms.set(&g.alarm, now.Add(g.window.PreWarm))
 	g.members.all(func(b *box) bool {
+		if b.counts && g.live <= g.bounds.Min {
+			return false
+		}
 		b.retired = true
 		s.file(b, now)
 		return true
@@ -184,8 +204,8 @@ func (s *state) looked(n *node, v view, now time.Time) {
 	s.turnNode(n, !v.draining, v.draining, now)
 }
 
-// silent takes in that a node did not answer a look. Once may be its machine's trouble: whether it lives is
-// asked again, and unless it does not answer then either nothing changes.
+// silent takes in that a node did not answer a look. Once may be its machine's trouble: whether it
+// lives is asked again, and unless it does not answer then either nothing changes.
 func (s *state) silent(n *node, why string, now time.Time) {
 	if n.silent || !n.up {
 		s.unreached(n, why, now)
@@ -193,7 +213,8 @@ func (s *state) silent(n *node, why string, now time.Time) {
 	n.silent = true
 }
 
-// unreached takes in that a node did not answer. It gets nothing new; if it stays away its sandboxes are given up.
+// unreached takes in that a node did not answer. It gets nothing new; if it stays away its
+// sandboxes are given up.
 func (s *state) unreached(n *node, why string, now time.Time) {
 	n.down = why
 	if n.alarm.pos == 0 && n.boxes > 0 {
@@ -218,7 +239,7 @@ func (s *state) eachBox(n *node, visit func(*box)) {
 		return true
 	}
 	var all []*box // visiting may move them from chain to chain
-	for _, c := range []*chain[*box]{&n.busy, &n.idle, &s.finished} {
+	for _, c := range []*chain[*box]{&n.busy, &n.endless, &n.idle, &s.finished} {
 		c.all(func(b *box) bool { all = append(all, b); return true })
 	}
 	for _, b := range all {

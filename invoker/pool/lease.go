@@ -13,170 +13,193 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// A Job is one run of a function.
-type Job struct {
-	Namespace   string // whose job it is: sandboxes are not shared between namespaces, room is shared fairly
+// A Demand says for whom a sandbox is needed, and which.
+type Demand struct {
+	Namespace   string // sandboxes are not shared between namespaces, and room is shared fairly
 	Group       string
-	Image       string // what Start will name, if a stem cell may serve and nodes that have it are to be preferred
+	Image       string // which Start will name; empty: no stem cell serves, no node is nearer
 	MemoryMiB   int
-	Wait        time.Duration            // in the pool's queue, at most; 0: Config.Wait, the node's part included
-	Concurrency int                      // how many jobs of the group a sandbox runs at once; 0: one
-	Keep        func(*api.RunReply) bool // whether the sandbox may serve another job after that answer
+	Concurrency int           // how many leases of the group a sandbox bears at once; 0: one
+	Wait        time.Duration // in the pool's queue, at most; 0: Config.Wait
+	Bounds
 
-	// The requests are made when they are to be sent. Where one cannot be made, the job ends with that error.
-	Start func() (*api.StartRequest, error) // id, memory and wait are filled in
-	Run   func() (*api.RunRequest, error)   // the id is filled in
+	// Endless says that the holder may keep the lease for hours, as for a WebSocket. Nobody waits
+	// for its end: where its room is claimed for another job, the lease's Context ends.
+	Endless bool
 
-	// Again is Start for a sandbox that is there before the next job, which the policy may ask for hours
-	// later: it must hold nothing of this one. Where it is nil there is no such sandbox.
+	// Start makes the request that starts the sandbox, when that is to be sent; id, memory and wait
+	// are filled in. Where it cannot be made, the demand ends with that error.
+	Start func() (*api.StartRequest, error)
+
+	// Ready returns why a sandbox that started so is not ready for this group: it ends, and so does
+	// the demand, with that error. Where Ready is nil, what has started is ready.
+	Ready func(*api.StartReply) error
+
+	// Again is Start for a sandbox that is started before the next demand, which the policy may ask
+	// for hours later: like Ready, it must hold nothing of this demand. Where it is nil, none is
+	// started.
 	Again func() (*api.StartRequest, error)
 }
 
-// A Result is how far a job got. Start is nil where another job had started the sandbox, Run where the runtime refused /init.
-type Result struct {
-	Sandbox string
-	Node    string
-	How     Kind      // Warm, Warming, Prewarm or Cold
-	Placed  time.Time // when the job got its sandbox, or leave to start one
-	Cold    bool      // the job itself had the sandbox started, or a stem cell initialised
-	Start   *api.StartReply
-	Run     *api.RunReply
+// Bounds are for all sandboxes of a group, as its last demand says. What is zero is as Config says.
+type Bounds struct {
+	Min        int           // so many stay, however long they idle, until their room is needed
+	Max        int           // so many there are at once, those included that are about to end
+	KeepAlive  time.Duration // in the place of Config.Policy
+	PauseAfter time.Duration // in the place of Config.PauseAfter; negative: they are never paused
 }
 
-// Phase tells in which call to the node a job failed.
-type Phase string
+// A Placement says which sandbox a demand got, and how. It is zero where it got none.
+type Placement struct {
+	Sandbox string
+	Node    string
+	How     Kind            // Warm, Warming, Prewarm or Cold
+	Placed  time.Time       // when the demand got its sandbox, or leave to start one
+	Cold    bool            // the sandbox was started, or a stem cell initialised, for this demand
+	Start   *api.StartReply // to that; nil where another demand had the sandbox started
+}
 
-const (
-	Starting Phase = "start"
-	Running  Phase = "run"
-)
+// A Lease is a slot in a sandbox that is ready, from Acquire until Release or Retry.
+type Lease struct {
+	Placement
+	pool   *Pool
+	demand Demand
+	use    func(*Lease, error)
+	waiter waiter
+	box    *box // nil: it is not held
+	ctx    context.Context
+	end    context.CancelCauseFunc // of ctx, which only an endless lease has
+}
 
-// CallError is a call to the node that failed; it unwraps to the gRPC status.
-type CallError struct {
-	Phase   Phase
+// ErrClaimed is why the Context of an endless lease ends when its room is needed.
+var ErrClaimed = errors.New("pool: the sandbox's room is needed for a job that has waited too long")
+
+// StartError is a start that failed; it unwraps to the gRPC status.
+type StartError struct {
 	Sandbox string
 	Err     error
 }
 
-func (e *CallError) Error() string {
-	return fmt.Sprintf("%s of sandbox %s: %s", e.Phase, e.Sandbox, status.Convert(e.Err).Message())
+func (e *StartError) Error() string {
+	return fmt.Sprintf("start of sandbox %s: %s", e.Sandbox, status.Convert(e.Err).Message())
 }
-func (e *CallError) Unwrap() error { return e.Err }
+func (e *StartError) Unwrap() error { return e.Err }
 
-// Submit has the job placed, run in a sandbox that is started for it if it must be, and the sandbox given back. Then ended is called, in a
-// goroutine of its own or, where the job may not even wait, before Submit returns. Its error is *Refused or *CallError, or that of a
-// request that could not be made; its Result holds what had been reached by then.
+// Acquire has the demand placed, and a sandbox started for it if it must be. Then use is called, in
+// a goroutine of its own or, where the demand may not even wait, before Acquire returns. Where its
+// error is nil, use holds the lease and has to give it back. Else the lease is held by nobody, and
+// the error is *Refused, *StartError, what Ready returned, or that of a request that could not be
+// made.
 //
-// No goroutine waits with the job: ten thousands may.
+// No goroutine waits with the demand: tens of thousands may.
 //
-// A job is tried elsewhere as long as its runtime cannot have seen its /run: when its warm sandbox turns out to have ended, cannot be
-// resumed or cannot be reached, and when its node is out of reach before the start.
-func (p *Pool) Submit(job Job, ended func(Result, error)) {
-	e := &errand{p: p, job: job, ended: ended}
+// A demand is met elsewhere where its warm sandbox cannot be resumed, or its node is out of reach
+// before the start; and where Retry says so.
+func (p *Pool) Acquire(demand Demand, use func(*Lease, error)) {
+	l := &Lease{pool: p, demand: demand, use: use}
 	now := time.Now()
-	e.waiter.init(now, now.Add(cmp.Or(job.Wait, p.cfg.Wait)))
-	e.waiter.errand = e
-	e.arrive(false)
-}
-
-// Do submits a job and waits for its end.
-func (p *Pool) Do(job Job) (result Result, err error) {
-	over := make(chan struct{})
-	p.Submit(job, func(r Result, e error) {
-		result, err = r, e
-		close(over)
-	})
-	<-over
-	return result, err
-}
-
-// An errand is a job on its way.
-type errand struct {
-	Result
-	p      *Pool
-	job    Job
-	ended  func(Result, error)
-	waiter waiter
-	box    *box
-}
-
-func (e *errand) arrive(again bool) {
+	l.waiter.init(now, now.Add(cmp.Or(demand.Wait, p.cfg.Wait)))
+	l.waiter.lease, l.waiter.endless = l, demand.Endless
 	refused := ""
-	e.p.happen(func(s *state, now time.Time) { refused = s.arrive(&e.waiter, &e.job, again, now) })
+	p.happen(func(s *state, now time.Time) { refused = s.arrive(&l.waiter, &l.demand, false, now) })
 	if refused != "" {
-		e.ended(Result{}, &Refused{refused, true})
+		use(l, &Refused{refused, true})
 	}
 }
 
-// granted runs the job with what it was granted, in one of the pool's workers.
-func (e *errand) granted(g grant) {
-	if g.err != nil {
-		e.ended(Result{}, g.err)
-		return
+// Client is the node that has the sandbox. Calls to it end with the lease's Context.
+func (l *Lease) Client() api.NodeClient { return l.box.node.to.NodeClient }
+
+// Context ends when the pool closes or gives the node up; that of an endless lease also when its
+// room is needed. Then the holder has to give the lease back soon: a pool that closes waits for it.
+func (l *Lease) Context() context.Context {
+	if l.ctx != nil {
+		return l.ctx
 	}
-	e.box = g.box
-	e.Result = Result{Sandbox: g.box.id, Node: g.box.node.name, How: g.how, Placed: time.Now(), Cold: g.how == Cold || g.how == Prewarm}
-	keep, err := e.run(g)
-	e.p.release(g.box, keep)
-	if errors.As(err, &e.waiter.failed) {
-		e.arrive(true)
-		return
-	}
-	e.ended(e.Result, err)
+	return l.box.node.to.context()
 }
 
-// release gives a slot of a sandbox back.
-func (p *Pool) release(b *box, keep bool) {
-	p.happen(func(s *state, now time.Time) { s.done(b, keep, now) })
+// Release gives the lease back; keep says whether its sandbox is good for another.
+func (l *Lease) Release(keep bool) { l.giveBack(keep, nil) }
+
+// Retry is for a call to the sandbox that failed with err. Where that says that nothing reached the
+// runtime, as the sandbox had ended while it idled, or is not reached, Retry gives the lease back
+// and returns true: the demand is met by another sandbox, or refused, and use is called again. Else
+// the holder still has the lease.
+func (l *Lease) Retry(err error) bool {
+	if code := status.Code(err); l.Cold || code != codes.NotFound && code != codes.Aborted {
+		return false
+	}
+	l.giveBack(false, &elsewhere{status.Convert(err).Message()})
+	return true
 }
 
-// elsewhere says why the job has not been run in a sandbox, though it may be in another.
+// giveBack ends the lease. Where its sandbox did not serve it, the demand waits once more, before
+// those that came later.
+func (l *Lease) giveBack(keep bool, failed *elsewhere) {
+	b := l.box
+	l.box = nil
+	l.pool.happen(func(s *state, now time.Time) {
+		s.done(b, &l.waiter, keep, now)
+		if l.end != nil {
+			l.end(nil)
+			l.ctx, l.end = nil, nil
+		}
+		if failed != nil {
+			l.waiter.failed = failed
+			s.arrive(&l.waiter, &l.demand, true, now)
+		}
+	})
+}
+
+// elsewhere says why a sandbox did not serve the demand, though another may.
 type elsewhere struct{ why string }
 
 func (e *elsewhere) Error() string { return e.why }
 
 func tryElsewhere(err error) error { return &elsewhere{status.Convert(err).Message()} }
 
-// run gets the sandbox ready and runs the job in it; keep says whether the sandbox is good for another job.
-func (e *errand) run(g grant) (keep bool, err error) {
-	if err := e.ready(g); err != nil {
-		return g.how == Warming, err // what another job starts is for that job to judge
+// granted makes the sandbox ready and has it used, in one of the pool's workers.
+func (l *Lease) granted(g grant) {
+	if g.err != nil {
+		l.Placement = Placement{}
+		l.use(l, g.err)
+		return
 	}
-	if e.Start != nil && e.Start.InitStatus != 200 {
-		return false, nil
+	l.box = g.box
+	l.Placement = Placement{
+		Sandbox: g.box.id, Node: g.box.node.name, How: g.how, Placed: time.Now(),
+		Cold: g.how == Cold || g.how == Prewarm,
 	}
-	request, err := e.job.Run()
-	if err != nil {
-		return true, err // nothing has been sent
+	err := l.ready(g)
+	if err == nil {
+		l.use(l, nil)
+		return
 	}
-	request.Id = e.box.id
-	e.Run, err = e.box.node.to.Run(e.box.node.to.context(), request) // which has its own time limit
-	switch code := status.Code(err); {
-	case err == nil:
-		return e.job.Keep(e.Run), nil
-	case !e.Cold && (code == codes.NotFound || code == codes.Aborted):
-		return false, tryElsewhere(err) // it ended while it idled, or is not reached: nothing has run
-	default:
-		return false, &CallError{Running, e.box.id, err}
+	var failed *elsewhere
+	errors.As(err, &failed)
+	l.giveBack(g.how == Warming, failed) // what another demand starts is for that one to judge
+	if failed == nil {
+		l.use(l, err)
 	}
 }
 
-// call bounds a call to the node, which ends with the node too.
-func (e *errand) call(within time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(e.box.node.to.context(), within)
+// call bounds a call that gets the sandbox ready. It ends with the node, too.
+func (l *Lease) call(within time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(l.box.node.to.context(), within)
 }
 
-// ready makes the sandbox take /run, each in its way.
-func (e *errand) ready(g grant) error {
+// ready returns when the sandbox can be used.
+func (l *Lease) ready(g grant) error {
 	switch {
 	case g.how == Cold:
-		return e.startBox()
+		return l.startBox()
 	case g.how == Prewarm:
-		return e.initStem()
+		return l.initStem()
 	case g.how == Warming:
-		return e.awaitStart()
+		return l.awaitStart()
 	case g.mine:
-		g.wake.err = e.resume()
+		g.wake.err = l.resume()
 		close(g.wake.over)
 		return g.wake.err
 	case g.wake != nil:
@@ -186,75 +209,79 @@ func (e *errand) ready(g grant) error {
 	return nil
 }
 
-func (e *errand) startBox() error {
-	request, err := e.job.Start()
+func (l *Lease) startBox() error {
+	request, err := l.demand.Start()
 	if err != nil {
-		e.p.over(e.box, nil, err)
+		l.pool.over(l.box, outcome{err: err})
 		return err
 	}
-	wait := min(max(time.Until(e.waiter.deadline), 0), e.p.cfg.Wait)
-	ctx, stop := e.call(wait + e.p.cfg.Start)
+	wait := min(max(time.Until(l.waiter.deadline), 0), l.pool.cfg.Wait)
+	ctx, stop := l.call(wait + l.pool.cfg.Start)
 	defer stop()
-	request.Id = e.box.id
-	request.MemoryMib = uint32(e.job.MemoryMiB)
+	request.Id = l.box.id
+	request.MemoryMib = uint32(l.demand.MemoryMiB)
 	request.WaitMs = uint32(wait.Milliseconds())
-	reply, err := e.box.node.to.Start(ctx, request)
-	e.Start = reply
+	reply, err := l.Client().Start(ctx, request)
 	switch status.Code(err) {
 	case codes.Unavailable:
-		e.p.unreachable(e.box.node, err)
+		l.pool.unreachable(l.box.node, err)
 		err = tryElsewhere(err)
 	case codes.ResourceExhausted:
-		e.box.node.to.ask()
+		l.box.node.to.ask()
 	}
-	return e.started(reply, err)
+	return l.started(reply, err)
 }
 
 // started tells the owner, and whoever waits for the same sandbox, how the start went.
-func (e *errand) started(reply *api.StartReply, err error) error {
-	e.p.over(e.box, reply, err)
+func (l *Lease) started(reply *api.StartReply, err error) error {
+	how := judged(reply, err, l.demand.Ready)
+	l.Start = how.reply
+	l.pool.over(l.box, how)
 	var other *elsewhere
-	if err == nil || errors.As(err, &other) {
-		return err
+	if how.err == nil || how.reply != nil || errors.As(err, &other) {
+		return how.err
 	}
-	return &CallError{Starting, e.box.id, err}
+	return &StartError{l.box.id, err}
 }
 
-func (e *errand) initStem() error {
-	request, err := e.job.Start()
+func (l *Lease) initStem() error {
+	request, err := l.demand.Start()
 	if err != nil {
-		e.p.over(e.box, nil, err)
+		l.pool.over(l.box, outcome{err: err})
 		return err
 	}
-	ctx, stop := e.call(e.p.cfg.Start)
+	ctx, stop := l.call(l.pool.cfg.Start)
 	defer stop()
-	reply, err := e.box.node.to.Init(ctx, &api.InitRequest{Id: e.box.id, Init: request.Init, Call: request.Call})
-	e.Start = reply
+	reply, err := l.Client().Init(ctx, &api.InitRequest{
+		Id: l.box.id, Init: request.Init, Call: request.Call,
+	})
 	switch status.Code(err) {
 	case codes.Unavailable, codes.NotFound, codes.Aborted:
 		err = tryElsewhere(err)
 	}
-	return e.started(reply, err)
+	return l.started(reply, err)
 }
 
-// awaitStart waits for the job that starts the sandbox. Where its /init is refused ours would be too; where the start fails for another
-// reason, another may not.
-func (e *errand) awaitStart() error {
-	<-e.box.ready
-	if err := e.box.start.err; err != nil {
-		return tryElsewhere(err)
+// awaitStart waits for the demand that starts the sandbox. One that is not ready for that demand
+// would not be for ours. Where the start failed, another may not.
+func (l *Lease) awaitStart() error {
+	<-l.box.ready
+	switch how := l.box.start; {
+	case how.err == nil:
+		return nil
+	case how.reply != nil:
+		l.Start, l.Cold = how.reply, true
+		return how.err
+	default:
+		return tryElsewhere(how.err)
 	}
-	if e.box.start.reply.InitStatus != 200 {
-		e.Start, e.Cold = e.box.start.reply, true
-	}
-	return nil
 }
 
-func (e *errand) resume() error {
-	<-e.box.settled // the pausing; it has a deadline
-	ctx, stop := e.call(e.p.cfg.Start)
+func (l *Lease) resume() error {
+	<-l.box.settled // the pausing; it has a deadline
+	ctx, stop := l.call(l.pool.cfg.Start)
 	defer stop()
-	if _, err := e.box.node.to.Resume(ctx, &api.ResumeRequest{Id: e.box.id}); err != nil {
+	if _, err := l.Client().Resume(ctx, &api.ResumeRequest{Id: l.box.id}); err != nil {
 		return tryElsewhere(err)
 	}
 	return nil
@@ -262,6 +289,7 @@ func (e *errand) resume() error {
 
 // unreachable takes in that a call found its node gone.
 func (p *Pool) unreachable(n *node, err error) {
-	p.happen(func(s *state, now time.Time) { s.unreached(n, n.name+": "+status.Convert(err).Message(), now) })
+	why := n.name + ": " + status.Convert(err).Message()
+	p.happen(func(s *state, now time.Time) { s.unreached(n, why, now) })
 	n.to.ask()
 }

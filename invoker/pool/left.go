@@ -44,8 +44,8 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 	return left
 }
 
-// meet takes in what a node held when the pool met it: what the pool before it left there, if it is as it
-// was left. All else ends.
+// meet takes in what a node held when the pool met it: what the pool before it left there, if it is
+// as it was left. All else ends.
 func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
 	for _, h := range held {
 		l, known := s.left[[2]string{n.name, h.Id}]
@@ -66,10 +66,13 @@ func leftAs(isPaused bool) string {
 }
 
 func (s *state) takeOver(n *node, l Left, now time.Time) {
-	g := s.groupOf(&Job{Namespace: l.Namespace, Group: l.Group, Image: l.Image, MemoryMiB: l.MemoryMiB, Concurrency: l.Slots}, now)
+	g := s.groupOf(&Demand{
+		Namespace: l.Namespace, Group: l.Group, Image: l.Image, MemoryMiB: l.MemoryMiB,
+		Concurrency: l.Slots,
+	}, now)
 	b := s.newBox(n, g, nil, now)
 	b.id = l.Sandbox
-	s.started(b, outcome{reply: &api.StartReply{Id: b.id, InitStatus: 200}}, now)
+	s.started(b, outcome{}, now)
 	if l.Paused {
 		settled := make(chan struct{})
 		close(settled)

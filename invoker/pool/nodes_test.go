@@ -114,7 +114,8 @@ func TestANodeThatIsSilentOnceStays(t *testing.T) {
 	})
 }
 
-// A job whose node cannot be reached for the start starts elsewhere; one that runs there when the node is given up fails, once.
+// A job whose node cannot be reached for the start starts elsewhere; one that runs there when the
+// node is given up fails, once.
 func TestWhatANodeThatGoesAwayTakesWithIt(t *testing.T) {
 	among(t, Config{LostAfter: 10 * time.Second}, []*api.StatusReply{vfs(3), vfs(2)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		nodes[0].start = func(context.Context, *api.StartRequest) (*api.StartReply, error) {
@@ -130,7 +131,7 @@ func TestWhatANodeThatGoesAwayTakesWithIt(t *testing.T) {
 		}
 		begin := time.Now()
 		end := atOnce(p, work("a"))[0]
-		if !isCall(end.err, Running, codes.Canceled) || time.Since(begin) > 20*time.Second {
+		if status.Code(end.err) != codes.Canceled || time.Since(begin) > 20*time.Second {
 			t.Errorf("%v after %s", end.err, time.Since(begin))
 		}
 	})
@@ -190,7 +191,8 @@ func TestJobsShareASandbox(t *testing.T) {
 	})
 }
 
-// Who waited for a sandbox whose function is broken learns the same; whose start failed otherwise is given another.
+// Who waited for a sandbox whose function is broken learns the same; whose start failed otherwise
+// is given another.
 func TestJobsThatWaitForAStartThatFails(t *testing.T) {
 	shared := work("a")
 	shared.Concurrency = 3
@@ -199,7 +201,7 @@ func TestJobsThatWaitForAStartThatFails(t *testing.T) {
 			return &api.StartReply{Id: in.Id, InitStatus: 502}, sleep(ctx, startTime)
 		}
 		for _, end := range atOnce(p, repeat(shared, 3)...) {
-			if end.err != nil || end.Run != nil || end.Start.GetInitStatus() != 502 {
+			if end.err != errInit || end.run != nil || end.Start.GetInitStatus() != 502 {
 				t.Errorf("%+v", end)
 			}
 		}
@@ -287,7 +289,8 @@ func TestJobsThatShareAPausedSandboxAwaitItsWaking(t *testing.T) {
 	})
 }
 
-// What a node holds when a pool meets it is a former pool's, which nobody would ever end; what it holds later is not.
+// What a node holds when a pool meets it is a former pool's, which nobody would ever end; what it
+// holds later is not.
 func TestStrangersAreEnded(t *testing.T) {
 	status := vfs(2)
 	status.Sandboxes = []*api.Sandbox{{Id: "old"}}

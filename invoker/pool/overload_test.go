@@ -8,15 +8,17 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A load is a function that is called whenever fewer than waiting of its jobs wait: there is always more of it than can be run.
+// A load is a function that is called whenever fewer than waiting of its jobs wait: there is always
+// more of it than can be run.
 type load struct {
-	job     Job
+	job     Demand
 	runs    time.Duration
 	waiting int
 	since   time.Time
 }
 
-// An overload is a world with loads, in ticks: what starts has started a tick later, what runs ends in its time.
+// An overload is a world with loads, in ticks: what starts has started a tick later, what runs ends
+// in its time.
 type overload struct {
 	*world
 	loads  []load
@@ -40,6 +42,8 @@ func (o *overload) tick() {
 	var live []*task
 	for _, t := range o.jobs {
 		switch end, known := o.ends[t]; {
+		case runs(t) && !known && t.job.Endless:
+			o.ends[t] = o.now // it was told to
 		case runs(t) && !known:
 			o.ends[t] = o.now.Add(o.loadOf(t).runs)
 		case known && !o.now.Before(end):
@@ -91,8 +95,8 @@ func still(boxes []*box) (left []*box) {
 	return left
 }
 
-// However many small jobs there are, a large one is started: within patience, and the longest run for each claim that may be before its
-// own, which are as many as there are groups.
+// However many small jobs there are, a large one is started: within patience, and the longest run
+// for each claim that may be before its own, which are as many as there are groups.
 func TestNobodyStarves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pick := func(name string, values ...int) int { return rapid.SampledFrom(values).Draw(t, name) }
@@ -100,7 +104,11 @@ func TestNobodyStarves(t *testing.T) {
 		longest := time.Duration(0)
 		for i := range rapid.IntRange(1, 6).Draw(t, "loads") {
 			l := load{waiting: pick("waiting", 1, 2), runs: time.Duration(pick("runs", 100, 700, 2000)) * time.Millisecond}
-			l.job = Job{Namespace: fmt.Sprint(pick("namespace", 1, 2, 3)), Group: fmt.Sprint("g", i), MemoryMiB: pick("memory", 50, 128, 300), Concurrency: pick("concurrency", 1, 3)}
+			l.job = Demand{
+				Namespace: fmt.Sprint(pick("namespace", 1, 2, 3)), Group: fmt.Sprint("g", i),
+				MemoryMiB: pick("memory", 50, 128, 300), Concurrency: pick("concurrency", 1, 3),
+				Endless: pick("endless", 0, 0, 1) == 1,
+			}
 			loads = append(loads, l)
 			longest = max(longest, l.runs)
 		}
@@ -108,7 +116,8 @@ func TestNobodyStarves(t *testing.T) {
 		for range 60 {
 			o.tick()
 		}
-		large := o.arrive(Job{Namespace: fmt.Sprint(pick("whose", 1, 4)), Group: "large", MemoryMiB: 512}, time.Hour)
+		whose := fmt.Sprint(pick("whose", 1, 4))
+		large := o.arrive(Demand{Namespace: whose, Group: "large", MemoryMiB: 512}, time.Hour)
 		arrived := o.now
 		bound := testPatience + time.Duration(len(loads)+1)*(longest+4*tick)
 		for ; large.waits(); o.tick() {
@@ -119,10 +128,12 @@ func TestNobodyStarves(t *testing.T) {
 	})
 }
 
-// Two namespaces that always want more come to hold the same, whatever they ask for and whoever came first.
+// Two namespaces that always want more come to hold the same, whatever they ask for and whoever
+// came first.
 func TestNamespacesShareFairly(t *testing.T) {
 	calls := func(namespace, group string, memory int, runs time.Duration, waiting int) load {
-		return load{job: Job{Namespace: namespace, Group: group, MemoryMiB: memory}, runs: runs, waiting: waiting}
+		job := Demand{Namespace: namespace, Group: group, MemoryMiB: memory}
+		return load{job: job, runs: runs, waiting: waiting}
 	}
 	late := func(l load) load { l.since = t0.Add(5 * time.Second); return l }
 	for name, loads := range map[string][]load{

@@ -27,13 +27,13 @@ type Config struct {
 	Left       []Left        // what the pool before it has left, see Leave
 }
 
-// Named is a node and what to call it.
+// Named is a node and its name.
 type Named struct {
 	Name string
-	Node
+	Node api.NodeClient
 }
 
-// Refused is the error of a job that got no sandbox, and why.
+// Refused is the error of a demand that got no sandbox, and why.
 type Refused struct {
 	Why     string
 	TooMany bool // the namespace has as many waiting as it may: others are not concerned
@@ -41,7 +41,8 @@ type Refused struct {
 
 func (r *Refused) Error() string { return "no sandbox for it: " + r.Why }
 
-// A wake is the resuming of a paused sandbox. The first job brings it about; others that get a place in it meanwhile wait for that.
+// A wake is the resuming of a paused sandbox. The first job brings it about; others that get a
+// place in it meanwhile wait for that.
 type wake struct {
 	over chan struct{}
 	err  error // once over
@@ -58,27 +59,29 @@ type Pool struct {
 	closed  chan struct{}  // nothing is left
 	once    sync.Once
 	ctx     context.Context
-	cancel  context.CancelFunc // ends what jobs have under way
+	cancel  context.CancelFunc // ends what leases have under way
 	workers workers
 }
 
-// A grant is what a waiter gets: a sandbox, to be started first or not, or a refusal.
+// A grant is what a lease gets: a sandbox, to be started first or not, or a refusal.
 type grant struct {
-	box  *box
-	how  Kind
-	wake *wake // to be over before the sandbox is used; nil: there is none to wait for
-	mine bool  // this job is to bring it about
-	err  error
+	lease *Lease
+	box   *box
+	how   Kind
+	wake  *wake // to be over before the sandbox is used; nil: there is none to wait for
+	mine  bool  // this lease is to bring it about
+	err   error
 }
 
-// New returns a running pool, which has asked its nodes how much they hold; Close ends it. node may be nil where cfg names others.
-func New(cfg Config, node Node) *Pool {
+// New returns a running pool, which has asked its nodes how much they hold; Close ends it. node may
+// be nil where cfg names others.
+func New(cfg Config, node api.NodeClient) *Pool {
 	cfg.defaults()
 	if node != nil {
 		cfg.Nodes = append([]Named{{"local", node}}, cfg.Nodes...)
 	}
 	p := &Pool{cfg: cfg, closed: make(chan struct{}), state: newState(cfg, time.Now())}
-	p.workers = workers{turns: make(chan turn), over: p.closed}
+	p.workers = workers{grants: make(chan grant), over: p.closed}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.timer = time.AfterFunc(time.Hour, func() { p.happen(func(*state, time.Time) { p.armed = time.Time{} }) })
 	p.timer.Stop()
@@ -163,9 +166,17 @@ func (p *Pool) perform(do *step, paused bool) {
 		if paused {
 			do.box.wake = &wake{over: make(chan struct{})}
 		}
-		p.workers.give(turn{do.waiter.errand, grant{box: do.box, how: do.kind, wake: do.box.wake, mine: paused}})
+		l := do.waiter.lease
+		if l.demand.Endless {
+			l.ctx, l.end = context.WithCancelCause(do.box.node.to.context())
+		}
+		p.workers.give(grant{lease: l, box: do.box, how: do.kind, wake: do.box.wake, mine: paused})
 	case Refuse:
-		p.workers.give(turn{do.waiter.errand, grant{err: &Refused{Why: do.why}}})
+		p.workers.give(grant{lease: do.waiter.lease, err: &Refused{Why: do.why}})
+	case Claim:
+		for _, b := range do.boxes {
+			b.endless.all(func(w *waiter) bool { w.lease.end(ErrClaimed); return true })
+		}
 	case Evict, Expire:
 		p.stop(do.box.node, do.box.id)
 	case Pause:
@@ -180,9 +191,9 @@ func (p *Pool) perform(do *step, paused bool) {
 			})
 		})
 	case Stem:
-		p.prepare(do.box, do.stem.request)
+		p.prepare(do.box, do.stem.request, nil)
 	case Revive:
-		p.prepare(do.box, do.group.again)
+		p.prepare(do.box, do.group.again, do.group.ready)
 	case Note:
 		if n, ok := do.alarm.of.(*node); ok {
 			n.to.hangUp(p.ctx)
@@ -191,27 +202,29 @@ func (p *Pool) perform(do *step, paused bool) {
 }
 
 // prepare starts a sandbox that no job waits for.
-func (p *Pool) prepare(b *box, made func() (*api.StartRequest, error)) {
+func (p *Pool) prepare(
+	b *box, made func() (*api.StartRequest, error), ready func(*api.StartReply) error,
+) {
 	memory := uint32(b.memory - b.node.overhead) // now, while the owner is here
 	p.calls.Go(func() {
 		request, err := made()
 		if err != nil {
-			p.over(b, nil, err)
+			p.over(b, outcome{err: err})
 			return
 		}
 		request.Id, request.MemoryMib, request.Call = b.id, memory, nil
 		ctx, cancel := context.WithTimeout(b.node.to.context(), p.cfg.Start)
 		defer cancel()
 		reply, err := b.node.to.Start(ctx, request)
-		p.over(b, reply, err)
+		p.over(b, judged(reply, err, ready))
 	})
 }
 
 // over takes in the end of a start, of whatever kind.
-func (p *Pool) over(b *box, reply *api.StartReply, err error) {
+func (p *Pool) over(b *box, how outcome) {
 	p.happen(func(s *state, now time.Time) {
 		lives := b.phase != gone
-		s.started(b, outcome{reply, err}, now)
+		s.started(b, how, now)
 		if lives && b.phase == gone {
 			p.stop(b.node, b.id)
 		}
@@ -281,7 +294,8 @@ func (p *Pool) Snapshot() Snapshot {
 	return p.state.snapshot()
 }
 
-// Close refuses the jobs that wait, cancels those under way, stops every sandbox and returns when all of that is done.
+// Close refuses the jobs that wait, cancels those under way, stops every sandbox and returns when
+// all of that is done.
 func (p *Pool) Close() {
 	p.cancel()
 	p.happen(func(s *state, now time.Time) { s.close(now) })

@@ -20,8 +20,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeNode starts in startTime and runs in runTime, of the bubble's clock. Its hooks may be replaced.
+// fakeNode starts in startTime and runs in runTime, of the bubble's clock. Its hooks may be
+// replaced.
 type fakeNode struct {
+	api.NodeClient // what no pool asks of it
+
 	start func(ctx context.Context, in *api.StartRequest) (*api.StartReply, error)
 	run   func(ctx context.Context, in *api.RunRequest) (*api.RunReply, error)
 
@@ -157,7 +160,8 @@ func newFake(status *api.StatusReply) *fakeNode {
 	return &fakeNode{live: map[string]bool{}, paused: map[string]bool{}, status: status}
 }
 
-// in runs a test with a pool on a fake node, on a clock of its own, and checks that closing the pool leaves the node empty.
+// in runs a test with a pool on a fake node, on a clock of its own, and checks that closing the
+// pool leaves the node empty.
 func in(t *testing.T, cfg Config, status *api.StatusReply, test func(t *testing.T, p *Pool, n *fakeNode)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -179,37 +183,68 @@ func in(t *testing.T, cfg Config, status *api.StatusReply, test func(t *testing.
 	})
 }
 
-func work(group string) Job {
-	return Job{
+// A job is a demand for a sandbox that runs something once, and is kept where that says 200.
+type job struct {
+	Demand
+	spoils bool // it is not kept
+}
+
+var errInit = errors.New("it refused /init")
+
+func work(group string) job {
+	return job{Demand: Demand{
 		Group: group, MemoryMiB: 100,
 		Start: func() (*api.StartRequest, error) { return &api.StartRequest{Image: "sim"}, nil },
-		Run:   func() (*api.RunRequest, error) { return &api.RunRequest{TimeoutMs: 60_000}, nil },
-		Keep:  func(r *api.RunReply) bool { return r.Status == 200 },
-	}
+		Ready: func(reply *api.StartReply) error {
+			if reply.InitStatus != 200 {
+				return errInit
+			}
+			return nil
+		},
+	}}
 }
 
 type done struct {
-	Result
+	Placement
+	run *api.RunReply
 	err error
 }
 
+// do has a job done and waits for its end.
+func do(p *Pool, j job) (end done) {
+	over := make(chan struct{})
+	p.Acquire(j.Demand, func(l *Lease, err error) {
+		var reply *api.RunReply
+		if err == nil {
+			reply, err = l.Client().Run(l.Context(), &api.RunRequest{Id: l.Sandbox})
+			if err != nil && l.Retry(err) {
+				return
+			}
+			l.Release(err == nil && reply.Status == 200 && !j.spoils)
+		}
+		end = done{l.Placement, reply, err}
+		close(over)
+	})
+	<-over
+	return end
+}
+
 // atOnce runs jobs side by side and returns how they ended.
-func atOnce(p *Pool, jobs ...Job) []done {
+func atOnce(p *Pool, jobs ...job) []done {
 	ends := make([]done, len(jobs))
 	var all sync.WaitGroup
 	for i, job := range jobs {
 		all.Go(func() {
-			ends[i].Result, ends[i].err = p.Do(job)
+			ends[i] = do(p, job)
 		})
 	}
 	all.Wait()
 	return ends
 }
 
-func repeat(job Job, n int) []Job {
-	var jobs []Job
+func repeat(one job, n int) (jobs []job) {
 	for range n {
-		jobs = append(jobs, job)
+		jobs = append(jobs, one)
 	}
 	return jobs
 }
@@ -218,7 +253,7 @@ func TestJobsAtOnceStartSideBySide(t *testing.T) {
 	in(t, Config{}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
 		begin := time.Now()
 		for i, end := range atOnce(p, repeat(work("a"), 7)...) {
-			if end.err != nil || !end.Cold || end.Run == nil {
+			if end.err != nil || !end.Cold || end.run == nil {
 				t.Errorf("job %d: %+v", i, end)
 			}
 		}
@@ -286,8 +321,7 @@ func TestAJobWaitsAsLongAsItSays(t *testing.T) {
 	in(t, Config{Wait: 3 * time.Second}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		brief, patient := work("a"), work("b")
 		brief.Wait, patient.Wait = time.Second, time.Hour
-		brief.Keep = func(*api.RunReply) bool { return false }
-		patient.Keep = brief.Keep
+		brief.spoils, patient.spoils = true, true
 		jobs := append(repeat(patient, 20), repeat(brief, 20)...)
 		refusals := 0
 		for i, end := range atOnce(p, jobs...) {
@@ -326,7 +360,7 @@ func TestAnotherGroupEvictsTheIdle(t *testing.T) {
 func TestWhatIsLeftOfTheWaitGoesToTheNode(t *testing.T) {
 	in(t, Config{Wait: 10 * time.Second}, vfs(1), func(t *testing.T, p *Pool, n *fakeNode) {
 		spoils := work("a")
-		spoils.Keep = func(*api.RunReply) bool { return false }
+		spoils.spoils = true
 		atOnce(p, spoils, spoils)
 		if len(n.starts) != 2 || n.starts[0].WaitMs != 10_000 || n.starts[1].WaitMs != 4_000 || n.starts[0].MemoryMib != 100 {
 			t.Errorf("starts: %v", n.starts)
@@ -352,10 +386,12 @@ func TestFailuresEndTheSandbox(t *testing.T) {
 		run   func(context.Context, *api.RunRequest) (*api.RunReply, error)
 		check func(done) bool
 	}{
-		"init":  {refusedInit, nil, func(d done) bool { return d.err == nil && d.Start.InitStatus == 502 && d.Run == nil }},
-		"full":  {full, nil, func(d done) bool { return isCall(d.err, Starting, codes.ResourceExhausted) }},
-		"crash": {nil, crash, func(d done) bool { return d.err == nil && d.Run.Status == 400 }},
-		"lost":  {nil, lost, func(d done) bool { return isCall(d.err, Running, codes.Internal) }},
+		"init": {refusedInit, nil, func(d done) bool {
+			return d.err == errInit && d.Start.InitStatus == 502 && d.run == nil
+		}},
+		"full":  {full, nil, func(d done) bool { return isStart(d.err, codes.ResourceExhausted) }},
+		"crash": {nil, crash, func(d done) bool { return d.err == nil && d.run.Status == 400 }},
+		"lost":  {nil, lost, func(d done) bool { return status.Code(d.err) == codes.Internal }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, Config{}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
@@ -372,9 +408,9 @@ func TestFailuresEndTheSandbox(t *testing.T) {
 	}
 }
 
-func isCall(err error, phase Phase, code codes.Code) bool {
-	var call *CallError
-	return errors.As(err, &call) && call.Phase == phase && status.Code(call.Err) == code
+func isStart(err error, code codes.Code) bool {
+	var start *StartError
+	return errors.As(err, &start) && status.Code(start.Err) == code
 }
 
 func TestSandboxThatDiedIdleIsReplaced(t *testing.T) {
@@ -428,7 +464,7 @@ func TestCloseCancelsWhatIsUnderWay(t *testing.T) {
 		if took := time.Since(begin); took > 0 {
 			t.Errorf("closing took %s", took)
 		}
-		if _, err := p.Do(work("a")); fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
+		if err := do(p, work("a")).err; fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
 			t.Errorf("got %v", err)
 		}
 	})

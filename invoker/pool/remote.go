@@ -5,26 +5,15 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// Node is what the pool asks of a node agent; api.NodeClient is one, over the wire or, as api.Local, in the same process.
-type Node interface {
-	Start(ctx context.Context, in *api.StartRequest, opts ...grpc.CallOption) (*api.StartReply, error)
-	Init(ctx context.Context, in *api.InitRequest, opts ...grpc.CallOption) (*api.StartReply, error)
-	Run(ctx context.Context, in *api.RunRequest, opts ...grpc.CallOption) (*api.RunReply, error)
-	Pause(ctx context.Context, in *api.PauseRequest, opts ...grpc.CallOption) (*api.PauseReply, error)
-	Resume(ctx context.Context, in *api.ResumeRequest, opts ...grpc.CallOption) (*api.ResumeReply, error)
-	Stop(ctx context.Context, in *api.StopRequest, opts ...grpc.CallOption) (*api.StopReply, error)
-	Status(ctx context.Context, in *api.StatusRequest, opts ...grpc.CallOption) (*api.StatusReply, error)
-}
-
-// A remote is how a node is spoken to. Its context ends what is under way there when the node is given up.
+// A remote is how a node is spoken to. Its context ends what is under way there when the node is
+// given up.
 type remote struct {
-	Node
+	api.NodeClient
 	asked chan struct{} // of one: somebody would like to know what the node has now
 	met   bool          // it has answered; what it held until then is a former pool's. Only look uses it
 
@@ -33,8 +22,8 @@ type remote struct {
 	cancel context.CancelFunc
 }
 
-func newRemote(n Node, parent context.Context) *remote {
-	r := &remote{Node: n, asked: make(chan struct{}, 1)}
+func newRemote(n api.NodeClient, parent context.Context) *remote {
+	r := &remote{NodeClient: n, asked: make(chan struct{}, 1)}
 	r.ctx, r.cancel = context.WithCancel(parent)
 	return r
 }
@@ -124,7 +113,8 @@ func (p *Pool) look(n *node) {
 	n.to.met = met || err == nil
 }
 
-// viewOf is what the node can hold: memory, and as many sandboxes as it has VFs in order, where it has VFs at all.
+// viewOf is what the node can hold: memory, and as many sandboxes as it has VFs in order, where it
+// has VFs at all.
 func viewOf(reply *api.StatusReply) view {
 	v := view{
 		capacity: room{unbounded, unbounded}, overhead: int(reply.OverheadMib), hasVFs: len(reply.Vfs) > 0, draining: reply.Draining,

@@ -9,12 +9,13 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// state is what the owner owns: nodes with their sandboxes, and namespaces with their jobs that wait. Events change it (events.go), decide
-// reads it (decide.go), apply does what was decided (apply.go). After a change, file puts what changed where decide will look for it, so
-// that no decision has to search.
+// state is what the owner owns: nodes with their sandboxes, and namespaces with their jobs that
+// wait. Events change it (events.go), decide reads it (decide.go), apply does what was decided
+// (apply.go). After a change, file puts what changed where decide will look for it, so that no
+// decision has to search.
 type state struct {
 	policy     Policy
-	pauseAfter time.Duration // 0: never
+	pauseAfter time.Duration // 0: never; a group may have its own
 	patience   time.Duration // how long a job may be overtaken
 	mostQueued int           // per namespace
 	lostAfter  time.Duration // how long a node may be out of reach before its sandboxes are given up
@@ -28,6 +29,7 @@ type state struct {
 	queue    chain[*waiter] // all of them, by arrival
 	servable chain[*group]  // have a waiter, and a sandbox with a slot for it
 	starving chain[*group]  // have a waiter, and no sandbox that will ever have a slot for it
+	full     chain[*group]  // have a waiter, no slot, and as many sandboxes as they may
 	finished chain[*box]    // idle, and to end
 	alarms   alarms
 	closed   bool
@@ -43,7 +45,8 @@ type room struct {
 	memory    int // MiB
 }
 
-// unbounded is more than any node has: of what the pool knows no bound of, the node itself queues or refuses.
+// unbounded is more than any node has: of what the pool knows no bound of, the node itself queues
+// or refuses.
 const unbounded = math.MaxInt32
 
 func (r room) less(memory int) room { return room{r.sandboxes - 1, r.memory - memory} }
@@ -65,6 +68,7 @@ type node struct {
 	idle     chain[*box] // the stem cells, then the others, the longest idle first: the order in which they are evicted
 	idling   int         // MiB in idle sandboxes
 	busy     chain[*box]
+	endless  chain[*box] // busy, too, with a lease that may not end by itself
 	boxes    int
 	claim    *claim
 	orphans  []string // sandboxes that may live on there though the pool has given them up
@@ -72,7 +76,8 @@ type node struct {
 	to       *remote  // how it is spoken to; nothing that decides asks it anything
 }
 
-// avail is what could be had for a job at once: what is free, and what idles, without what is claimed.
+// avail is what could be had for a job at once: what is free, and what idles, without what is
+// claimed.
 func (n *node) avail() room {
 	r := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
 	if n.claim != nil {
@@ -81,7 +86,8 @@ func (n *node) avail() room {
 	return r
 }
 
-// A claim is room on a node that is kept for a group whose job has waited too long, and the busy sandboxes that end to make it.
+// A claim is room on a node that is kept for a group whose job has waited too long, and the busy
+// sandboxes that end to make it.
 type claim struct {
 	group *group
 	boxes []*box
@@ -125,10 +131,11 @@ type box struct {
 	open    link[*box]
 	mine    link[*box]
 	alarm   alarm
-	ready   chan struct{} // closed when its start is over
-	start   outcome       // how it was; to be read after ready
-	settled chan struct{} // closed when its pausing is over
-	wake    *wake         // its last resuming; nil: it was never paused
+	ready   chan struct{}  // closed when its start is over
+	start   outcome        // how it was; to be read after ready
+	settled chan struct{}  // closed when its pausing is over
+	endless chain[*waiter] // who hold leases of it that may not end by themselves
+	wake    *wake          // its last resuming; nil: it was never paused
 }
 
 func (b *box) move(to phase, now time.Time) {
@@ -140,7 +147,8 @@ func (b *box) move(to phase, now time.Time) {
 
 func (b *box) idles() bool { return b.phase == idle || b.phase == paused }
 
-// A key names a group: one action at one revision, as one namespace calls it. Its sandboxes are alike.
+// A key names a group: one action at one revision, as one namespace calls it. Its sandboxes are
+// alike.
 type key struct {
 	namespace, name string
 	memory          int
@@ -153,7 +161,9 @@ type group struct {
 	class   *class // in which it stands in line; nil: it does not
 	image   string
 	slots   int
-	again   func() (*api.StartRequest, error) // of its last job, where the policy may have a sandbox started before the next
+	bounds  Bounds
+	again   func() (*api.StartRequest, error) // of the last demand; nil: none starts ahead
+	ready   func(*api.StartReply) error       // like again
 	waiting chain[*waiter]
 	open    chain[*box] // ready, with a free slot; the one used last is the last
 	warming chain[*box] // starting, with a free slot
@@ -178,7 +188,8 @@ type space struct {
 	groups  int
 }
 
-// A class is all jobs that a start of the same size would serve; of those for whose image there are stem cells each has its own.
+// A class is all jobs that a start of the same size would serve; of those for whose image there are
+// stem cells each has its own.
 type class struct {
 	memory int
 	stem   *stem
@@ -193,19 +204,23 @@ type line struct {
 	pos    int
 }
 
+// full tells whether the group has as many sandboxes as it may.
+func (g *group) full() bool { return g.bounds.Max > 0 && g.members.n >= g.bounds.Max }
+
 // A waiter is a job without a sandbox.
 type waiter struct {
 	group    *group
 	arrived  time.Time
 	deadline time.Time
 	number   uint64     // of arrival
-	failed   *elsewhere // why its last sandbox was none
+	failed   *elsewhere // why its last sandbox did not serve it
 	aged     bool       // it has waited for longer than patience
 	inGroup  link[*waiter]
 	inSpace  link[*waiter]
-	inQueue  link[*waiter]
+	inQueue  link[*waiter] // then, if it is endless, of its box
 	alarm    alarm
-	errand   *errand // whose it is
+	endless  bool // its lease may not end by itself
+	lease    *Lease
 }
 
 // A stem is a kind of stem cell and how many of it there are to be on each node.
@@ -227,6 +242,8 @@ func (s *state) file(b *box, now time.Time) {
 	var place *chain[*box]
 	switch {
 	case b.phase == gone:
+	case !b.idles() && b.endless.n > 0:
+		place = &n.endless
 	case !b.idles():
 		place = &n.busy
 	case ends:
@@ -295,9 +312,12 @@ func sign(plus bool) int {
 func (s *state) fileGroup(g *group, now time.Time) {
 	waits := g.waiting.n > 0
 	servable := waits && g.open.n+g.warming.n > 0
+	stands := waits && !servable && !g.full() // who is served at once need not stand in line
 	switch {
 	case servable:
 		g.turn.join(&s.servable)
+	case waits && !stands:
+		g.turn.join(&s.full)
 	case waits && g.live == 0 && g.claim == nil:
 		g.turn.join(&s.starving)
 	default:
@@ -306,8 +326,8 @@ func (s *state) fileGroup(g *group, now time.Time) {
 	if waits && !servable {
 		s.setAlarms(g)
 	}
-	s.fileLine(g, waits && !servable) // who is served at once need not stand in line
-	if !waits && g.claim != nil {
+	s.fileLine(g, stands)
+	if (!waits || g.full()) && g.claim != nil {
 		s.dropClaim(g.claim, now)
 	}
 	if g.jobs == 0 && g.members.n == 0 && !waits {
@@ -315,8 +335,9 @@ func (s *state) fileGroup(g *group, now time.Time) {
 	}
 }
 
-// setAlarms has every waiter of a group looked at in time. Those that come while there is a slot for them get none: they are gone with
-// the next decision. So only the ends of the chain can be without.
+// setAlarms has every waiter of a group looked at in time. Those that come while there is a slot
+// for them get none: they are gone with the next decision. So only the ends of the chain can be
+// without.
 func (s *state) setAlarms(g *group) {
 	for l := g.waiting.last; l != nil && l.of.alarm.pos == 0; l = l.prev {
 		s.alarms.set(&l.of.alarm, s.waiterDue(l.of))

@@ -13,6 +13,7 @@ const (
 	NoMemory  Lack = "no memory"
 	Reserved  Lack = "reserved for a job that has waited longer"
 	MakesRoom Lack = "room is being made for it"
+	AtMost    Lack = "its function has as many sandboxes as it may"
 )
 
 // why says what a waiter waits for, and how many jobs of its namespace wait before it.
@@ -53,8 +54,11 @@ func (s *state) why(w *waiter) string {
 }
 
 func (s *state) lack(g *group) Lack {
-	if g.claim != nil {
+	switch {
+	case g.claim != nil:
 		return MakesRoom
+	case g.full():
+		return AtMost
 	}
 	lack := NoNode
 	for _, n := range s.nodes {
@@ -118,6 +122,7 @@ func (s *state) snapshot() Snapshot {
 			})
 		}
 	}
+	s.full.all(func(g *group) bool { shot.Queue[AtMost] += g.waiting.n; return true })
 	for _, n := range s.nodes {
 		state := "up"
 		switch {

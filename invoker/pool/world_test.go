@@ -14,8 +14,8 @@ import (
 
 var t0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// A world is a pool's state without a pool: events happen to it as chosen, what is decided is applied, and all of it is kept account of
-// a second time, in the simplest way.
+// A world is a pool's state without a pool: events happen to it as chosen, what is decided is
+// applied, and all of it is kept account of a second time, in the simplest way.
 type world struct {
 	fail   func(format string, args ...any)
 	choose func(n int) int // of n
@@ -29,7 +29,7 @@ type world struct {
 // A task is a job and how far it has got.
 type task struct {
 	w     *waiter
-	job   Job
+	job   Demand
 	box   *box
 	again bool
 	over  bool
@@ -123,6 +123,9 @@ func (w *world) carryOut(do step) {
 			w.fail("%s: that sandbox is not to be had", show(do))
 		}
 	}
+	if (do.kind == Expire || do.kind == Evict) && do.box.group != nil {
+		w.checkEnd(do)
+	}
 	if (do.kind == Evict || do.kind == Expire || do.kind == Pause) && do.box.used > 0 {
 		w.fail("%s while it is in use", show(do))
 	}
@@ -133,6 +136,14 @@ func (w *world) carryOut(do step) {
 	}
 	if of != nil {
 		of.box, of.over = do.box, do.kind == Refuse
+	}
+}
+
+// checkEnd checks that a group keeps the sandboxes that it is to keep however long they idle.
+func (w *world) checkEnd(do step) {
+	g := do.box.group
+	if do.kind == Expire && do.box.takes(w.s) && g.live <= g.bounds.Min {
+		w.fail("%s, and its group is to keep %d of %d", show(do), g.bounds.Min, g.live)
 	}
 }
 
@@ -164,17 +175,18 @@ func (w *world) taskOf(who *waiter) *task {
 }
 
 // arrive has a job come.
-func (w *world) arrive(job Job, wait time.Duration) *task {
+func (w *world) arrive(job Demand, wait time.Duration) *task {
 	t := &task{w: waiting(w.now, w.now.Add(wait)), job: job}
+	t.w.endless = job.Endless
 	w.jobs = append(w.jobs, t)
 	t.over = w.s.arrive(t.w, &t.job, false, w.now) != ""
 	return t
 }
 
 func (w *world) started(b *box, ok bool) {
-	how := outcome{reply: &api.StartReply{InitStatus: 200}}
+	how := outcome{}
 	if !ok {
-		how = outcome{err: errors.New("it does not start")}
+		how.err = errors.New("it does not start")
 	}
 	w.s.started(b, how, w.now)
 	if ok {
@@ -190,14 +202,14 @@ func (w *world) started(b *box, ok bool) {
 func (w *world) finish(t *task, keep bool) {
 	b := t.box
 	t.over = true
-	w.s.done(b, keep, w.now)
+	w.s.done(b, t.w, keep, w.now)
 }
 
 // tryAgain is a job whose warm sandbox was none.
 func (w *world) tryAgain(t *task) {
 	b := t.box
 	t.box, t.again = nil, true
-	w.s.done(b, false, w.now)
+	w.s.done(b, t.w, false, w.now)
 	w.s.arrive(t.w, &t.job, true, w.now)
 }
 
@@ -216,16 +228,28 @@ func pick[T any](w *world, from []T, wanted func(T) bool) (one T, ok bool) {
 }
 
 func isStarting(b *box) bool { return b.phase == starting }
-func runs(t *task) bool      { return !t.over && t.box != nil && t.box.phase != starting }
+
+// runs tells whether a job may end: one that is endless does so only if it is told to.
+func runs(t *task) bool {
+	return !t.over && t.box != nil && t.box.phase != starting && (!t.job.Endless || t.box.claimed)
+}
 
 // someJob is one of few groups of few namespaces; its group says what it needs.
-func (w *world) someJob() Job {
-	kinds := []Job{{MemoryMiB: 100, Image: "a"}, {MemoryMiB: 250}, {MemoryMiB: 400, Image: "b"}, {MemoryMiB: 100, Concurrency: 3}, {MemoryMiB: 100, Image: "c"}}
-	i := w.choose(len(kinds))
-	job := kinds[i]
+func (w *world) someJob() Demand {
+	i := w.choose(len(someJobs))
+	job := someJobs[i]
 	job.Group, job.Namespace = fmt.Sprint("g", i), string(rune('x'+w.choose(3)))
-	job.Start = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
+	job.Again = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
 	return job
+}
+
+var someJobs = []Demand{
+	{MemoryMiB: 100, Image: "a"}, {MemoryMiB: 250}, {MemoryMiB: 400, Image: "b"},
+	{MemoryMiB: 100, Concurrency: 3}, {MemoryMiB: 100, Image: "c"},
+	{MemoryMiB: 100, Concurrency: 2, Endless: true},
+	{MemoryMiB: 100, Image: "a", Bounds: Bounds{Max: 2}},
+	{MemoryMiB: 100, Bounds: Bounds{Min: 1, KeepAlive: time.Second, PauseAfter: -1}},
+	{MemoryMiB: 100, Concurrency: 3, Endless: true, Bounds: Bounds{Max: 1, PauseAfter: time.Second}},
 }
 
 // happen lets one thing happen.
@@ -255,10 +279,11 @@ func (w *world) happen() {
 		v.draining = w.choose(2) == 0
 		w.s.looked(n, v, w.now)
 	case 14:
-		name := fmt.Sprint("g", w.choose(5))
+		name := fmt.Sprint("g", w.choose(len(someJobs)))
 		w.s.retire(maps.Values(w.s.named[name]), w.now)
 	case 15:
-		if t, ok := pick(w, w.jobs, func(t *task) bool { return runs(t) && t.box.phase == running }); ok {
+		runs := func(t *task) bool { return !t.over && t.box != nil && t.box.phase == running }
+		if t, ok := pick(w, w.jobs, runs); ok {
 			w.tryAgain(t)
 		}
 	}
@@ -313,7 +338,8 @@ func (w *world) end() {
 		}
 	}
 	w.settle()
-	if !w.s.empty() || len(w.s.classes) > 0 || w.s.servable.n+w.s.starving.n+w.s.finished.n > 0 {
+	filed := w.s.servable.n + w.s.starving.n + w.s.full.n + w.s.finished.n
+	if !w.s.empty() || len(w.s.classes) > 0 || filed > 0 {
 		w.fail("left in a closed pool: %+v", w.s.snapshot())
 	}
 	for _, g := range w.s.groups {

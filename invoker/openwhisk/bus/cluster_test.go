@@ -38,12 +38,12 @@ import (
 //	meet N    wait until N runs are under way, then echo
 //	note F    append the activation's id to the file F, then echo
 type node struct {
-	pool.Node // what this one does not do is not asked of it
-	mu        sync.Mutex
-	code      map[string]string
-	starts    []*api.StartRequest
-	now, top  int // runs under way, and the most there were
-	more      *sync.Cond
+	api.NodeClient // what this one does not do is not asked of it
+	mu             sync.Mutex
+	code           map[string]string
+	starts         []*api.StartRequest
+	now, top       int // runs under way, and the most there were
+	more           *sync.Cond
 }
 
 func newNode() *node {

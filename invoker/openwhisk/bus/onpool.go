@@ -38,8 +38,8 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 		return v.ended(record, activation.Failed(activation.InternalError, err.Error()))
 	}
 	defer context.AfterFunc(ctx, p.Pool.Close)()
-	var answer *activation.Response
-	result, err := p.Pool.Do(pool.Job{
+	v.over = make(chan struct{})
+	runtime.Submit(p.Pool, pool.Demand{
 		Namespace: r.Asked.User.Namespace.Name,
 		Group:     r.Action.ID + "@" + r.Action.Revision,
 		Image:     v.image,
@@ -48,14 +48,9 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 		Concurrency: 1,
 		Start:       func() (*api.StartRequest, error) { return v.start(p.APIHost, v.call()), nil },
 		Again:       v.again(p.APIHost),
-		Run:         func() (*api.RunRequest, error) { return v.run(), nil },
-		Keep: func(reply *api.RunReply) bool {
-			classified := activation.Classify(int(reply.Status), reply.Body)
-			answer = &classified
-			return answer.Status == activation.Success || answer.Status == activation.ApplicationError
-		},
-	})
-	ending.Write(record, v.Asked.Transaction.Start, v.received, result, err, answer)
+	}, &v)
+	<-v.over
+	ending.Write(record, v.Asked.Transaction.Start, v.received, v.result, v.err)
 	return record
 }
 
@@ -66,6 +61,9 @@ type visit struct {
 	image     string
 	arguments json.RawMessage   // an object or an array
 	init      map[string]string // environment
+	over      chan struct{}     // closed when there is a result
+	result    runtime.Result
+	err       error
 }
 
 // partition lays the arguments that are meant for /init apart from the others.
@@ -150,10 +148,20 @@ func (v *visit) start(apiHost string, c runtime.Call) *api.StartRequest {
 	}
 }
 
-func (v *visit) run() *api.RunRequest {
+// Run returns what is sent to the sandbox.
+func (v *visit) Run() (*api.RunRequest, error) {
 	return &api.RunRequest{
-		Body: runtime.Run(v.call(), v.arguments), TimeoutMs: uint32(v.Action.Limits.TimeoutMs),
-	}
+		Body: runtime.Body(v.call(), v.arguments), TimeoutMs: uint32(v.Action.Limits.TimeoutMs),
+	}, nil
+}
+
+// Outdated returns false: an action's next revision is another group.
+func (*visit) Outdated() bool { return false }
+
+// Ended takes in how it ended.
+func (v *visit) Ended(result runtime.Result, err error) {
+	v.result, v.err = result, err
+	close(v.over)
 }
 
 // record is what is known before anything ran.

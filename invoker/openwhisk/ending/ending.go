@@ -1,5 +1,5 @@
-// Package ending writes into an activation's record how its way through a sandbox ended: whose fault it was if it failed, what it logged,
-// how long which stage took.
+// Package ending writes into an activation's record how its way through a sandbox ended: whose
+// fault it was if it failed, what it logged, how long which stage took.
 package ending
 
 import (
@@ -12,15 +12,16 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/coldstart"
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// Write completes r, whose names and limits are set, by what the pool reported of its job. asked is when its caller sent it, accepted when
-// this invoker took it; answer is how the runtime's answer was classified, nil where there is none.
-func Write(r *activation.Record, asked, accepted time.Time, result pool.Result, err error, answer *activation.Response) {
-	r.Response, r.TimedOut = response(result, err, answer, r.Limits)
+// Write completes r, whose names and limits are set, by how its job ended. asked is when its caller
+// sent it, accepted when this invoker took it.
+func Write(r *activation.Record, asked, accepted time.Time, result runtime.Result, err error) {
+	r.Response, r.TimedOut = response(result.Answer, err, r.Limits)
 	r.Start = time.Now() // unless the sandbox says when
 	r.End = r.Start
 	if run := result.Run; run != nil {
@@ -29,7 +30,7 @@ func Write(r *activation.Record, asked, accepted time.Time, result pool.Result, 
 		r.Start = result.Placed
 	}
 	if result.Start != nil {
-		r.Cold = coldstart.Of(accepted, result, r.End)
+		r.Cold = coldstart.Of(accepted, result.Placement, result.Run, r.End)
 		if init := initSpan(r.Cold.Spans); init != nil {
 			r.Init, r.Start = init.End.Sub(init.Begin), init.Begin
 		}
@@ -41,36 +42,33 @@ func Write(r *activation.Record, asked, accepted time.Time, result pool.Result, 
 	r.Logs = logs(result, r.Limits.LogsMB<<20)
 }
 
-// response is the activation's answer, and whether it took too long.
-func response(result pool.Result, err error, answer *activation.Response, limits activation.Limits) (activation.Response, bool) {
-	var call *pool.CallError
-	switch {
-	case errors.As(err, &call):
-		return failedCall(call, limits)
-	case err != nil:
-		return activation.Failed(activation.InternalError, err.Error()), false
-	case answer != nil:
+// response returns the activation's answer, and whether the activation took too long. A failed call
+// to the node is the action's fault where the node says that it cannot be started anywhere, or
+// where its sandbox ended or ran out of time while it ran; else it is ours.
+func response(
+	answer *activation.Response, err error, limits activation.Limits,
+) (_ activation.Response, timedOut bool) {
+	if err == nil {
 		return *answer, false
-	default:
-		return activation.ClassifyInit(int(result.Start.InitStatus), result.Start.InitReply), false
 	}
-}
-
-// failedCall tells whose fault a failed call to the node was: the action's where the node says that it cannot be started anywhere,
-// or where its sandbox ended or ran out of time while it ran; else ours.
-func failedCall(call *pool.CallError, limits activation.Limits) (activation.Response, bool) {
-	code := status.Code(call.Err)
-	message := status.Convert(call.Err).Message()
+	var start *pool.StartError
+	var run *runtime.RunError
 	switch {
-	case call.Phase == pool.Running && code == codes.DeadlineExceeded:
-		return activation.TimedOut(limits.TimeoutMs), true
-	case call.Phase == pool.Running && code != codes.Unavailable && code != codes.Canceled:
-		return activation.Failed(activation.DeveloperError, "The action did not produce a valid response and exited unexpectedly: "+message), false
-	case call.Phase == pool.Starting && code == codes.InvalidArgument:
-		return activation.Failed(activation.DeveloperError, "The action cannot be started: "+message), false
-	default:
-		return activation.Failed(activation.InternalError, call.Error()), false
+	case errors.As(err, &start) && status.Code(start.Err) == codes.InvalidArgument:
+		return activation.Failed(activation.DeveloperError,
+			"The action cannot be started: "+status.Convert(start.Err).Message()), false
+	case errors.As(err, &run):
+		switch failed := status.Convert(run.Err); failed.Code() {
+		case codes.DeadlineExceeded:
+			return activation.TimedOut(limits.TimeoutMs), true
+		case codes.Unavailable, codes.Canceled:
+		default:
+			return activation.Failed(activation.DeveloperError,
+				"The action did not produce a valid response and exited unexpectedly: "+
+					failed.Message()), false
+		}
 	}
+	return activation.Failed(activation.InternalError, err.Error()), false
 }
 
 func initSpan(spans []timeline.Span) *timeline.Span {
@@ -83,7 +81,7 @@ func initSpan(spans []timeline.Span) *timeline.Span {
 }
 
 // logs are the lines of init and run in OpenWhisk's form, cut off at the limit in bytes.
-func logs(result pool.Result, limit int) (logs []string) {
+func logs(result runtime.Result, limit int) (logs []string) {
 	left := limit
 	if left == 0 {
 		return nil
@@ -91,8 +89,9 @@ func logs(result pool.Result, limit int) (logs []string) {
 	for _, lines := range [...][]*api.LogLine{result.Start.GetLogs(), result.Run.GetLogs()} {
 		for _, line := range lines {
 			if left -= len(line.Text); left < 0 {
-				return append(logs, logLine(time.Now(), "stderr",
-					fmt.Sprintf("Logs were truncated because the total bytes size exceeds the limit of %d bytes.", limit)))
+				return append(logs, logLine(time.Now(), "stderr", fmt.Sprintf(
+					"Logs were truncated because the total bytes size exceeds the limit of %d bytes.",
+					limit)))
 			}
 			logs = append(logs, logLine(time.Unix(0, line.TimeNs), line.Stream, line.Text))
 		}

@@ -9,12 +9,13 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
+	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// The node's clock is set back by an hour, before it starts the sandbox, before it runs the action, or
-// while it does either. Nothing took less than no time.
+// The node's clock is set back by an hour, before it starts the sandbox, before it runs the action,
+// or while it does either. Nothing took less than no time.
 func TestNothingTakesLessThanNoTime(t *testing.T) {
 	const hour = int64(time.Hour)
 	accepted := time.Now()
@@ -26,9 +27,10 @@ func TestNothingTakesLessThanNoTime(t *testing.T) {
 		"at the run":  {now + 10, now + 20, now + 30, now - hour},
 	} {
 		for _, cold := range []bool{true, false} {
-			result := pool.Result{
-				Cold: cold, Placed: accepted.Add(time.Microsecond),
-				Run: &api.RunReply{BeginNs: c.runBegin, EndNs: c.runEnd},
+			result := runtime.Result{
+				Placement: pool.Placement{Cold: cold, Placed: accepted.Add(time.Microsecond)},
+				Run:       &api.RunReply{BeginNs: c.runBegin, EndNs: c.runEnd},
+				Answer:    &activation.Response{},
 			}
 			if cold {
 				result.Start = &api.StartReply{Spans: []*api.Span{
@@ -36,7 +38,7 @@ func TestNothingTakesLessThanNoTime(t *testing.T) {
 				}}
 			}
 			r := &activation.Record{}
-			Write(r, accepted, accepted, result, nil, &activation.Response{})
+			Write(r, accepted, accepted, result, nil)
 			if r.Duration() < 0 || r.Wait < 0 || r.Init < 0 || r.End.Before(r.Start) {
 				t.Errorf("%s: %v, waited %v, init %v, from %v to %v",
 					name, r.Duration(), r.Wait, r.Init, r.Start, r.End)
@@ -65,8 +67,8 @@ func TestWhoseFaultAFailedStartIs(t *testing.T) {
 		codes.Aborted:         activation.InternalError,
 		codes.Internal:        activation.InternalError,
 	} {
-		err := &pool.CallError{Phase: pool.Starting, Err: status.Error(code, "why")}
-		if got, timedOut := failedCall(err, activation.Limits{}); got.Status != want || timedOut {
+		err := &pool.StartError{Err: status.Error(code, "why")}
+		if got, timedOut := response(nil, err, activation.Limits{}); got.Status != want || timedOut {
 			t.Errorf("%s: %v (timed out: %t), want %v", code, got.Status, timedOut, want)
 		}
 	}

@@ -1,4 +1,5 @@
-// Package runtime writes what OpenWhisk's runtimes are sent: the bodies of /init and /run.
+// Package runtime runs activations in OpenWhisk's runtimes: it writes the bodies of /init and /run,
+// and sends /run to a sandbox that the pool leases.
 package runtime
 
 import (
@@ -86,8 +87,8 @@ func Init[Code string | []byte](p Program[Code], c Call, environment map[string]
 	return append(b, `}}}`...)
 }
 
-// Run returns the body of /run. The arguments are JSON, and spliced in unread.
-func Run(c Call, arguments []byte) []byte {
+// Body returns the body of /run. The arguments are JSON, and spliced in unread.
+func Body(c Call, arguments []byte) []byte {
 	b := make([]byte, 0, len(arguments)+384)
 	b = append(append(b, `{"value":`...), arguments...)
 	for _, f := range c.facts(make([]fact, 0, mostFacts)) {

@@ -34,14 +34,14 @@ func TestInit(t *testing.T) {
 	}
 }
 
-func TestRun(t *testing.T) {
+func TestBody(t *testing.T) {
 	keyless := call
 	keyless.Key = ""
 	about := `,"namespace":"guest","action_name":"/owner/pkg/hello","action_version":"0.0.2",` +
 		`"activation_id":"cafe","transaction_id":"t\"1","deadline":"1800000000000"`
 	for want, got := range map[string][]byte{
-		`{"value":{"n" : 1}` + about + `,"api_key":"uuid:key"}`: Run(call, []byte(`{"n" : 1}`)),
-		`{"value":[]` + about + `}`:                             Run(keyless, []byte(`[]`)),
+		`{"value":{"n" : 1}` + about + `,"api_key":"uuid:key"}`: Body(call, []byte(`{"n" : 1}`)),
+		`{"value":[]` + about + `}`:                             Body(keyless, []byte(`[]`)),
 	} {
 		if string(got) != want {
 			t.Errorf("got\n%s, want\n%s", got, want)
