@@ -29,8 +29,8 @@ type call struct {
 	conductor bool         // the step is the composition's own conductor, which decides what is next
 }
 
-// An outcome is how a call ended. A refused one has a record too, for those who look for its id.
-type outcome struct {
+// A completion is how a call ended. A refused one has a record too, for those who look for its id.
+type completion struct {
 	record  *activation.Record
 	refused error
 	how     pool.Kind // it came to its sandbox
@@ -41,7 +41,7 @@ type outcome struct {
 // Started is a call under way, or at its end where that was waited for.
 type started struct {
 	id  string
-	end *outcome
+	end *completion
 }
 
 // start runs a call that was admitted and waits for its end, at most as long as is said. It goes on
@@ -61,11 +61,11 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 			v.user.Done()
 			return started{}, err
 		}
-		v.run(func(outcome) { v.user.Done() })
+		v.run(func(completion) { v.user.Done() })
 		return started{id: v.id}, nil
 	}
-	done := make(chan outcome, 1)
-	v.run(func(end outcome) {
+	done := make(chan completion, 1)
+	v.run(func(end completion) {
 		v.user.Done()
 		done <- end
 	})
@@ -99,7 +99,7 @@ type invocation struct {
 	call
 	api   *API
 	id    string
-	ended func(outcome)
+	ended func(completion)
 	promised
 }
 
@@ -109,11 +109,11 @@ func (a *API) invocation(c call) *invocation {
 
 // run runs the action, or the steps that it stands for, and returns at once. When it has ended and
 // its record is kept, ended is called. An action that waits for a sandbox holds no goroutine.
-func (v *invocation) run(ended func(outcome)) {
+func (v *invocation) run(ended func(completion)) {
 	v.ended = ended
 	v.api.running.Add(1)
 	if v.on.composed && !v.conductor {
-		go func() { v.end(outcome{record: v.compose()}) }()
+		go func() { v.end(completion{record: v.compose()}) }()
 		return
 	}
 	runtime.Submit(v.api.pool, v.demand(), v)
@@ -121,13 +121,13 @@ func (v *invocation) run(ended func(outcome)) {
 
 // Ended records how its way through a sandbox ended.
 func (v *invocation) Ended(result runtime.Result, err error) {
-	end := outcome{how: result.How, ran: result.Run != nil}
+	end := completion{how: result.How, ran: result.Run != nil}
 	end.took = age(v.accepted)
 	end.record, end.refused = v.record(result, err), refusal(err)
 	v.end(end)
 }
 
-func (v *invocation) end(as outcome) {
+func (v *invocation) end(as completion) {
 	defer v.api.running.Done()
 	defer v.arrive()
 	if v.finish(as.record) {
@@ -138,8 +138,8 @@ func (v *invocation) end(as outcome) {
 }
 
 // runAndWait is run for who cannot go on before the end.
-func (v *invocation) runAndWait() outcome {
-	done := make(chan outcome, 1)
-	v.run(func(end outcome) { done <- end })
+func (v *invocation) runAndWait() completion {
+	done := make(chan completion, 1)
+	v.run(func(end completion) { done <- end })
 	return <-done
 }

@@ -60,13 +60,13 @@ func (v *invocation) compose() *activation.Record {
 }
 
 // step runs an action with the result of the step before, and returns how that ended.
-func (c *composition) step(on *resolved, result []byte, conductor bool) outcome {
+func (c *composition) step(on *resolved, result []byte, conductor bool) completion {
 	v := c.api.invocation(call{
 		user: c.user, key: c.key, on: on, transaction: c.transaction, accepted: time.Now(),
 		cause: c.id, causedBy: entity.Sequence, within: c, conductor: conductor, bytes: c.api.holding(c.user),
 		wait: c.wait,
 	})
-	var end outcome
+	var end completion
 	var err error
 	if v.arguments, err = on.fixed.Lay(result); err == nil {
 		err = v.bytes.upTo(int64(len(v.arguments)))

@@ -1,8 +1,9 @@
-// Package openwhisk serves OpenWhisk's API under /api/v1: actions, packages, bindings, triggers, rules and activations.
+// Package openwhisk serves OpenWhisk's API under /api/v1: actions, packages, bindings, triggers,
+// rules and activations.
 //
-// A call is accepted and given an id here; the pool finds or starts its sandbox; what the runtime answered becomes an activation
-// record, kept in the store and, where the caller blocks, sent back. An activation runs on when its caller goes away, as OpenWhisk's
-// do: its record can be asked for.
+// A call is accepted and given an id here; the pool finds or starts its sandbox; what the runtime
+// answered becomes an activation record, kept in the store and, where the caller blocks, sent back.
+// An activation runs on when its caller goes away, as OpenWhisk's do: its record can be asked for.
 //
 //	api.go          what an API is made of, and its routes
 //	answer.go       JSON in and out, and its bounds
@@ -32,5 +33,6 @@
 //	trace.go        what a collector of traces sees
 //	server.go       listeners, HTTPS, and their bounds
 //
-// Below it lie the rooms of OpenWhisk that need no HTTP: entity, activation, ending, runtime and bus.
+// Below it lie the rooms of OpenWhisk that need no HTTP: entity, activation, outcome, runtime and
+// bus.
 package openwhisk

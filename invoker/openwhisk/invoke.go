@@ -61,7 +61,7 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 		return nil
 	}
 	rq.bytes.force(int64(len(started.end.record.Response.Result))) // until it is written
-	return answerOutcome(w, started.end, how.bare)
+	return answerCompletion(w, started.end, how.bare)
 }
 
 // callWith is the call that a request asks for. What the request holds in memory is the call's then.
@@ -109,7 +109,7 @@ func (a *API) readManner(u *url.URL) (how manner, err error) {
 	return how, err
 }
 
-func answerOutcome(w http.ResponseWriter, end *outcome, bare bool) error {
+func answerCompletion(w http.ResponseWriter, end *completion, bare bool) error {
 	if end.refused != nil {
 		return end.refused
 	}

@@ -153,7 +153,7 @@ func (m *Metrics) sweep() {
 }
 
 // observe counts an activation. traced: its trace, which has its id, can be looked up.
-func (m *Metrics) observe(end *outcome, traced bool) {
+func (m *Metrics) observe(end *completion, traced bool) {
 	if m == nil {
 		return
 	}

@@ -20,8 +20,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-func ended(path string) *outcome {
-	return &outcome{record: &activation.Record{ID: store.NewID(), Path: path, End: time.Now()}, how: pool.Warm, ran: true}
+func ended(path string) *completion {
+	record := &activation.Record{ID: store.NewID(), Path: path, End: time.Now()}
+	return &completion{record: record, how: pool.Warm, ran: true}
 }
 
 // However many functions are called, there are not more series than there may be; one that was deleted makes place for another.

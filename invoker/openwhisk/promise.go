@@ -303,5 +303,5 @@ func (a *API) keepPromise(p store.Accepted) {
 	v.bytes = a.holding(user)
 	v.bytes.force(int64(len(n.Arguments)))
 	user.Resume()
-	v.run(func(outcome) { user.Done() })
+	v.run(func(completion) { user.Done() })
 }

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
-	"github.com/fastiov/fastiov/invoker/openwhisk/ending"
+	"github.com/fastiov/fastiov/invoker/openwhisk/outcome"
 	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 )
@@ -33,7 +33,7 @@ func (v *invocation) failed(as activation.Status, why string) *activation.Record
 // record tells how the call ended.
 func (v *invocation) record(result runtime.Result, err error) *activation.Record {
 	r := v.blank()
-	ending.Write(r, v.accepted, v.accepted, result, err)
+	outcome.Write(r, v.accepted, v.accepted, result, err)
 	return r
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
-	"github.com/fastiov/fastiov/invoker/openwhisk/ending"
+	"github.com/fastiov/fastiov/invoker/openwhisk/outcome"
 	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -50,7 +50,7 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 		Again:       v.again(p.APIHost),
 	}, &v)
 	<-v.over
-	ending.Write(record, v.Asked.Transaction.Start, v.received, v.result, v.err)
+	outcome.Write(record, v.Asked.Transaction.Start, v.received, v.result, v.err)
 	return record
 }
 

@@ -1,6 +1,6 @@
-// Package ending writes into an activation's record how its way through a sandbox ended: whose
+// Package outcome writes into an activation's record how its way through a sandbox ended: whose
 // fault it was if it failed, what it logged, how long which stage took.
-package ending
+package outcome
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package ending
+package outcome
 
 import (
 	"testing"
