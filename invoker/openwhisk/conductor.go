@@ -1,8 +1,6 @@
 package openwhisk
 
 import (
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -10,6 +8,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
 // conduct asks the conductor what is next, runs that, and asks it again with the result and what it wished to be reminded of, until it
@@ -19,24 +18,24 @@ func (c *composition) conduct() activation.Response {
 	if c.budget == nil {
 		c.budget = &budget{}
 	}
-	payload, state := c.arguments, fields(nil)
+	payload, state := c.arguments, raw.Object(nil)
 	for {
 		if c.budget.conductors >= maxTurns {
 			return activation.Failed(activation.ApplicationError, "The composition has too many actions.")
 		}
 		c.budget.conductors++
 		turn := c.step(c.on, reminded(payload, state), true).record.Response
-		var wish fields
-		if turn.Status != activation.Success || json.Unmarshal(turn.Result, &wish, lenient) != nil {
+		var wish raw.Object
+		if turn.Status != activation.Success || json.Unmarshal(turn.Result, &wish, raw.Lenient) != nil {
 			return turn // an array is a result, too
 		}
 		state = nil
 		if value, is := wish["state"]; is {
-			state = boxed("state", value)
+			state = raw.Box("state", value)
 		}
 		params, is := wish["params"]
 		if is {
-			params = boxed("value", params).json()
+			params = raw.Box("value", params).JSON()
 		}
 		name, goesOn := wish["action"]
 		if !goesOn {
@@ -62,14 +61,14 @@ func (c *composition) conduct() activation.Response {
 func (c *composition) next(name jsontext.Value) (next *resolved, problem string) {
 	var text string
 	if json.Unmarshal(name, &text) != nil {
-		return nil, "The conductor names as its next action what is no name: " + excerpt(name)
+		return nil, "The conductor names as its next action what is no name: " + raw.Excerpt(name)
 	}
 	if !strings.HasPrefix(text, "/") && strings.Count(text, "/") < 2 { // in the default namespace, maybe in a package of it
 		text = "/_/" + text
 	}
 	path, err := entity.ParsePath(text, c.user.Namespace)
 	if err != nil {
-		return nil, "The conductor names as its next action what is no name: " + excerpt(name)
+		return nil, "The conductor names as its next action what is no name: " + raw.Excerpt(name)
 	}
 	if c.budget.components >= entity.MaxComponents {
 		return nil, "The composition has too many actions."
@@ -83,50 +82,14 @@ func (c *composition) next(name jsontext.Value) (next *resolved, problem string)
 	return next, ""
 }
 
-// fields are the members of an object.
-type fields map[string]jsontext.Value
-
-// What actions answer was taken as JSON by the runtime, and is not refused for what could be better.
-var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-
-// json puts the values together as they are. Whether the whole is not too deep, say, is for those to see who read it.
-func (f fields) json() []byte {
-	b := []byte{'{'}
-	for i, name := range slices.Sorted(maps.Keys(f)) {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(append(quoted(b, name), ':'), f[name]...)
-	}
-	return append(b, '}')
-}
-
-// boxed is the value if it is an object, else an object of it.
-func boxed(name string, value jsontext.Value) fields {
-	var f fields
-	if value.Kind() == '{' && json.Unmarshal(value, &f, lenient) == nil {
-		return f
-	}
-	return fields{name: value}
-}
-
 // reminded is what a conductor is called with: the payload, and over it the state that it left.
-func reminded(payload []byte, state fields) []byte {
+func reminded(payload []byte, state raw.Object) []byte {
 	if len(state) == 0 && len(payload) > 0 && payload[0] == '{' {
 		return payload
 	}
-	whole := boxed("value", payload)
+	whole := raw.Box("value", payload)
 	for name, value := range state {
 		whole[name] = value
 	}
-	return whole.json()
-}
-
-// excerpt is the begin of what may be too long to be told.
-func excerpt(text []byte) string {
-	const most = 200
-	if len(text) > most {
-		return strings.ToValidUTF8(string(text[:most]), "") + "…"
-	}
-	return string(text)
+	return whole.JSON()
 }

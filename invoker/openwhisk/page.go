@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
 // A page is what a web action's result is to HTTP.
@@ -42,7 +43,7 @@ func interpret(extension string, response activation.Response) (*page, error) {
 	switch response.Status {
 	case activation.Success:
 	case activation.ApplicationError:
-		result = boxed("error", result)["error"]
+		result = raw.Box("error", result)["error"]
 	default:
 		return nil, badRequest("the action could not process the request; its activation says why")
 	}
@@ -87,7 +88,7 @@ func shown(result jsontext.Value, extension string) (part jsontext.Value, found 
 	if result.Kind() != '{' {
 		return result, len(result) > 0
 	}
-	object := boxed("", result)
+	object := raw.Box("", result)
 	if part, found = object["body"]; !found {
 		part, found = object[extension]
 	}
@@ -96,7 +97,7 @@ func shown(result jsontext.Value, extension string) (part jsontext.Value, found 
 
 func asMarkup(result jsontext.Value, extension, contentType string) (*page, error) {
 	part, _ := shown(result, extension)
-	text, is := asString(part)
+	text, is := raw.Text(part)
 	if !is {
 		return nil, unfit(extension, "neither it nor its body is a text")
 	}
@@ -108,7 +109,7 @@ func asText(result jsontext.Value) (*page, error) {
 	if !found {
 		return nil, notFound("the action's result has neither body nor text")
 	}
-	text, is := asString(part)
+	text, is := raw.Text(part)
 	if !is {
 		var out bytes.Buffer
 		if err := stdjson.Indent(&out, part, "", "  "); err != nil {
@@ -119,16 +120,12 @@ func asText(result jsontext.Value) (*page, error) {
 	return typed("text/plain; charset=UTF-8", []byte(text)), nil
 }
 
-func asString(value jsontext.Value) (text string, is bool) {
-	return text, value.Kind() == '"' && json.Unmarshal(value, &text, lenient) == nil
-}
-
 // asHTTP takes the result for the answer itself: {statusCode, headers, body}, each of which may be absent.
 func asHTTP(result jsontext.Value) (*page, error) {
 	if result.Kind() != '{' {
 		return nil, unfit("http", "it is no object")
 	}
-	object := boxed("", result)
+	object := raw.Box("", result)
 	status, err := readStatus(object)
 	if err != nil {
 		return nil, err
@@ -157,13 +154,13 @@ func asHTTP(result jsontext.Value) (*page, error) {
 }
 
 // readStatus reads a whole number, maybe as a text. Those below 200 are no answers, and those from 600 are none at all.
-func readStatus(object fields) (int, error) {
+func readStatus(object raw.Object) (int, error) {
 	value, found := object["statusCode"]
 	if !found {
 		return 0, nil
 	}
 	status := math.NaN()
-	if text, is := asString(value); is {
+	if text, is := raw.Text(value); is {
 		if n, err := strconv.Atoi(text); err == nil {
 			status = float64(n)
 		}
@@ -173,7 +170,7 @@ func readStatus(object fields) (int, error) {
 		}
 	}
 	if whole := math.Trunc(status); whole != status || whole < 200 || whole > 599 {
-		return 0, unfit("http", "its statusCode is "+excerpt(value)+", and must be a whole number from 200 to 599")
+		return 0, unfit("http", "its statusCode is "+raw.Excerpt(value)+", and must be a whole number from 200 to 599")
 	}
 	return int(status), nil
 }
@@ -184,7 +181,7 @@ var notTheirs = map[string]bool{
 	"Transfer-Encoding": true, "Upgrade": true, requestID: true, activationID: true,
 }
 
-func readHeader(object fields) (http.Header, error) {
+func readHeader(object raw.Object) (http.Header, error) {
 	header := http.Header{}
 	value, found := object["headers"]
 	if !found {
@@ -193,9 +190,9 @@ func readHeader(object fields) (http.Header, error) {
 	if value.Kind() != '{' {
 		return nil, unfit("http", "its headers are no object")
 	}
-	for name, value := range boxed("", value) {
+	for name, value := range raw.Box("", value) {
 		if !httpguts.ValidHeaderFieldName(name) {
-			return nil, unfit("http", strconv.Quote(excerpt([]byte(name)))+" can be no header's name")
+			return nil, unfit("http", strconv.Quote(raw.Excerpt([]byte(name)))+" can be no header's name")
 		}
 		values, err := headerValues(name, value, nil)
 		if err != nil {
@@ -214,7 +211,7 @@ func headerValues(name string, value jsontext.Value, to []string) ([]string, err
 	switch value.Kind() {
 	case '[':
 		var list []jsontext.Value
-		if json.Unmarshal(value, &list, lenient) != nil {
+		if json.Unmarshal(value, &list, raw.Lenient) != nil {
 			break
 		}
 		for _, one := range list {
@@ -228,7 +225,7 @@ func headerValues(name string, value jsontext.Value, to []string) ([]string, err
 		}
 		return to, nil
 	case '"':
-		text, _ = asString(value)
+		text, _ = raw.Text(value)
 		fallthrough
 	case '0', 't', 'f':
 		if httpguts.ValidHeaderFieldValue(text) {
@@ -240,7 +237,7 @@ func headerValues(name string, value jsontext.Value, to []string) ([]string, err
 
 // readPageBody makes bytes of a body: a text is itself, or in base64 where the content type is binary; anything else is JSON.
 func readPageBody(body jsontext.Value, header http.Header) (content []byte, contentType string, err error) {
-	text, isText := asString(body)
+	text, isText := raw.Text(body)
 	if len(body) == 0 || body.Kind() == 'n' || isText && text == "" {
 		return nil, "", nil
 	}
@@ -252,7 +249,7 @@ func readPageBody(body jsontext.Value, header http.Header) (content []byte, cont
 	if _, says := header["Content-Type"]; says {
 		contentType = header.Get("Content-Type")
 		if media, parameters, err = mime.ParseMediaType(contentType); err != nil || !strings.Contains(media, "/") {
-			return nil, "", unfit("http", "its content type is "+strconv.Quote(excerpt([]byte(contentType))))
+			return nil, "", unfit("http", "its content type is "+strconv.Quote(raw.Excerpt([]byte(contentType))))
 		}
 	}
 	_, hasCharset := parameters["charset"]

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
@@ -114,9 +112,4 @@ func (a *API) startRequest(on *resolved, c runtime.Call) (*api.StartRequest, err
 func owner(full string) string {
 	namespace, _, _ := strings.Cut(strings.TrimPrefix(full, "/"), "/")
 	return namespace
-}
-
-func quoted(b []byte, text string) []byte {
-	b, _ = jsontext.AppendQuote(b, text) // its error says that what is no UTF-8 was replaced
-	return b
 }

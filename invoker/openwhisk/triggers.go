@@ -128,7 +128,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	if err != nil {
 		return err
 	}
-	headers := entity.Pairs{{Key: owHeaders, Value: told(r, rq.user).json()}}
+	headers := entity.Pairs{{Key: owHeaders, Value: told(r, rq.user).JSON()}}
 	arguments, err := entity.Fix(false, trigger.Parameters, headers).Under(body)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
 // Web actions are for anybody: whoever knows the URL calls them, in the name of the namespace that they are in and on its account.
@@ -185,7 +186,7 @@ func lets(on *resolved, r *http.Request, caller *access.Identity) bool {
 	case 't':
 		return caller != nil
 	case '"':
-		secret, _ = asString(jsontext.Value(wants))
+		secret, _ = raw.Text(jsontext.Value(wants))
 	case '0':
 	default:
 		return false

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
 // What a web action is told of its request, which the request cannot say itself.
@@ -27,9 +28,9 @@ const (
 // webArguments are the action's parameters, over them those of the query and the body, and what is told of the request. A raw action
 // gets query and body as they came.
 func webArguments(on *resolved, r *http.Request, rest string, caller *access.Identity, body []byte) ([]byte, error) {
-	var given fields
+	var given raw.Object
 	if on.Annotations.True("raw-http") {
-		given = fields{owQuery: text(r.URL.RawQuery), owBody: opaque(r, body)}
+		given = raw.Object{owQuery: raw.Of(r.URL.RawQuery), owBody: opaque(r, body)}
 	} else {
 		asked, unread, err := parameters(r, body)
 		if err != nil {
@@ -48,16 +49,16 @@ func webArguments(on *resolved, r *http.Request, rest string, caller *access.Ide
 			given[owBody] = unread
 		}
 	}
-	given[owMethod], given[owPath] = text(strings.ToLower(r.Method)), text(rest)
-	given[owHeaders] = told(r, caller).json()
+	given[owMethod], given[owPath] = raw.Of(strings.ToLower(r.Method)), raw.Of(rest)
+	given[owHeaders] = told(r, caller).JSON()
 	if caller != nil {
-		given[owUser] = text(caller.Namespace)
+		given[owUser] = raw.Of(caller.Namespace)
 	}
-	return on.fixed.Lay(given.json())
+	return on.fixed.Lay(given.JSON())
 }
 
 // parameters are those of the query and, over them, of a body that is a form or a JSON object. Any other body is given as it is.
-func parameters(r *http.Request, body []byte) (given fields, unread jsontext.Value, err error) {
+func parameters(r *http.Request, body []byte) (given raw.Object, unread jsontext.Value, err error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, nil, badRequest("the query cannot be read: %v", err)
@@ -80,7 +81,7 @@ func parameters(r *http.Request, body []byte) (given fields, unread jsontext.Val
 		if value.Kind() != '{' {
 			return given, value, nil
 		}
-		maps.Copy(given, boxed("", value))
+		maps.Copy(given, raw.Box("", value))
 	default:
 		unread = opaque(r, body)
 	}
@@ -88,10 +89,10 @@ func parameters(r *http.Request, body []byte) (given fields, unread jsontext.Val
 }
 
 // last are the values by name; of several the last.
-func last(values url.Values) fields {
-	f := fields{}
+func last(values url.Values) raw.Object {
+	f := raw.Object{}
 	for name, list := range values {
-		f[strings.ToValidUTF8(name, "\uFFFD")] = text(list[len(list)-1])
+		f[strings.ToValidUTF8(name, "\uFFFD")] = raw.Of(list[len(list)-1])
 	}
 	return f
 }
@@ -99,9 +100,9 @@ func last(values url.Values) fields {
 // opaque is a body as a text, in base64 where it is binary or JSON.
 func opaque(r *http.Request, body []byte) jsontext.Value {
 	if media, charset := mediaType(r); len(body) > 0 && !isTextual(media) && !charset || media == "application/json" {
-		return text(base64.StdEncoding.EncodeToString(body))
+		return raw.Of(base64.StdEncoding.EncodeToString(body))
 	}
-	return text(string(body))
+	return raw.Of(string(body))
 }
 
 func mediaType(r *http.Request) (media string, charset bool) {
@@ -114,8 +115,8 @@ func mediaType(r *http.Request) (media string, charset bool) {
 }
 
 // told are the request's headers. A key that opens this endpoint is not handed on: the action hears whose it is.
-func told(r *http.Request, caller *access.Identity) fields {
-	f := fields{"host": text(r.Host)}
+func told(r *http.Request, caller *access.Identity) raw.Object {
+	f := raw.Object{"host": raw.Of(r.Host)}
 	for name, values := range r.Header {
 		if name == "Authorization" && caller != nil {
 			continue
@@ -124,10 +125,7 @@ func told(r *http.Request, caller *access.Identity) fields {
 		if name == "Cookie" {
 			between = "; "
 		}
-		f[strings.ToLower(name)] = text(strings.Join(values, between))
+		f[strings.ToLower(name)] = raw.Of(strings.Join(values, between))
 	}
 	return f
 }
-
-// text is a value of JSON; what in it is no UTF-8 is replaced.
-func text(s string) jsontext.Value { return quoted(nil, s) }

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
+	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
 // A Place is what an action finds about itself.
@@ -73,16 +73,16 @@ func Init[Code string | []byte](p Program[Code], c Call, environment map[string]
 		p.Main = "main"
 	}
 	b := make([]byte, 0, len(p.Code)+len(p.Code)/8+1024)
-	b = quoted(append(b, `{"value":{"name":`...), p.Name)
-	b = quoted(append(b, `,"main":`...), p.Main)
+	b = raw.Append(append(b, `{"value":{"name":`...), p.Name)
+	b = raw.Append(append(b, `,"main":`...), p.Main)
 	b = strconv.AppendBool(append(b, `,"binary":`...), p.Binary)
-	b = quoted(append(b, `,"code":`...), p.Code)
+	b = raw.Append(append(b, `,"code":`...), p.Code)
 	b = append(b, `,"env":{`...)
 	for i, name := range slices.Sorted(maps.Keys(all)) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = quoted(append(quoted(b, name), ':'), all[name])
+		b = raw.Append(append(raw.Append(b, name), ':'), all[name])
 	}
 	return append(b, `}}}`...)
 }
@@ -92,13 +92,7 @@ func Body(c Call, arguments []byte) []byte {
 	b := make([]byte, 0, len(arguments)+384)
 	b = append(append(b, `{"value":`...), arguments...)
 	for _, f := range c.facts(make([]fact, 0, mostFacts)) {
-		b = quoted(append(append(append(b, `,"`...), f.field...), `":`...), f.value)
+		b = raw.Append(append(append(append(b, `,"`...), f.field...), `":`...), f.value)
 	}
 	return append(b, '}')
-}
-
-// quoted appends a text; what in it is no UTF-8 is replaced.
-func quoted[Text string | []byte](b []byte, text Text) []byte {
-	b, _ = jsontext.AppendQuote(b, text) // its error says that something was replaced
-	return b
 }
