@@ -10,6 +10,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/web"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -53,7 +54,7 @@ func answerError(w http.ResponseWriter, err error) {
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	answer(w, status, map[string]string{"error": err.Error(), "code": w.Header().Get(requestID)})
+	answer(w, status, map[string]string{"error": err.Error(), "code": w.Header().Get(web.RequestID)})
 }
 
 // statusOf is the HTTP status of an error; 0 where there is none.
@@ -76,15 +77,13 @@ func statusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
-const requestID = "X-Request-Id" // in canonical form
-
 // begin gives the request its transaction id, which is the answer's too: the caller's own, or a fresh one.
 func begin(w http.ResponseWriter, r *http.Request) (transaction string) {
-	transaction = r.Header.Get(requestID)
+	transaction = r.Header.Get(web.RequestID)
 	if !plain(transaction) {
 		transaction = store.NewID()
 	}
-	w.Header()[requestID] = []string{transaction}
+	w.Header()[web.RequestID] = []string{transaction}
 	return transaction
 }
 

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -58,17 +57,6 @@ func BenchmarkSequence(b *testing.B) {
 	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) { return answer, nil }
 	c.node.forgetful = true
 	compare(b, c.api)
-}
-
-// BenchmarkWebPage is a web action's answer made of its result.
-func BenchmarkWebPage(b *testing.B) {
-	response := activation.Classify(200, []byte(`{"statusCode":200,"headers":{"Content-Type":"text/html","Set-Cookie":["a=1","b=2"]},"body":"<p>hello</p>"}`))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := interpret("http", response); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 func BenchmarkPlainHandler(b *testing.B) {

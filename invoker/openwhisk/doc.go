@@ -23,9 +23,7 @@
 //	compose.go      an activation that consists of others, its steps
 //	sequence.go     … that a sequence names when it is put
 //	conductor.go    … that a conductor names one by one
-//	web.go          a web action: from any HTTP request to its arguments
-//	webarguments.go … what it is told of the request
-//	page.go         … and from its result to an HTTP answer
+//	web.go          a web action: from any HTTP request to its answer
 //	promise.go      what was promised is kept, across a crash too
 //	run.go          from a call to the node and back
 //	record.go       how that went
@@ -33,6 +31,6 @@
 //	trace.go        what a collector of traces sees
 //	server.go       listeners, HTTPS, and their bounds
 //
-// Below it lie the rooms of OpenWhisk that need no HTTP: entity, activation, outcome, runtime and
-// bus.
+// Below it lie the rooms that need none of this: entity, activation, outcome, raw, runtime and web,
+// of which only web knows HTTP; and bus, which joins a cluster without it.
 package openwhisk

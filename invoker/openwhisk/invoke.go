@@ -7,9 +7,8 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/web"
 )
-
-const activationID = "X-Openwhisk-Activation-Id"
 
 // invoke accepts an invocation. A blocking caller gets its outcome, or after a while its id, like a caller that does not block.
 func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err error) {
@@ -52,7 +51,7 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 	}
 	begun = true
 	started, err := a.start(r.Context(), c, how.wait)
-	w.Header()[activationID] = []string{started.id}
+	w.Header()[web.ActivationID] = []string{started.id}
 	switch {
 	case err != nil:
 		return err

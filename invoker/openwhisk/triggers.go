@@ -11,6 +11,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/web"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -128,7 +129,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	if err != nil {
 		return err
 	}
-	headers := entity.Pairs{{Key: owHeaders, Value: told(r, rq.user).JSON()}}
+	headers := entity.Pairs{{Key: web.OwHeaders, Value: web.Told(r, rq.user).JSON()}}
 	arguments, err := entity.Fix(false, trigger.Parameters, headers).Under(body)
 	if err != nil {
 		return err
@@ -152,7 +153,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	}
 	all.Wait()
 	a.cfg.Store.Finish(record.Kept())
-	w.Header().Set(activationID, record.ID)
+	w.Header().Set(web.ActivationID, record.ID)
 	answer(w, http.StatusAccepted, map[string]string{"activationId": record.ID})
 	return nil
 }

@@ -1,55 +1,19 @@
 package openwhisk
 
 import (
-	"crypto/subtle"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
-	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
+	"github.com/fastiov/fastiov/invoker/openwhisk/web"
 )
 
-// Web actions are for anybody: whoever knows the URL calls them, in the name of the namespace that they are in and on its account.
+// Web actions are for anybody: whoever knows the URL calls them, in the name of the namespace that
+// they are in and on its account.
 const webBase = base + "/web/"
-
-// A webURL is what follows webBase: namespace/package/name.extension and whatever the action makes of the rest.
-type webURL struct {
-	action    entity.Path
-	extension string
-	rest      string // as it was written, with the slash in front
-}
-
-// parseWebURL reads a path as it was escaped. A name that ends in none of the extensions is one for http.
-func parseWebURL(escaped string) (u webURL, found bool) {
-	parts := strings.SplitN(escaped, "/", 4)
-	if len(parts) < 3 {
-		return u, false
-	}
-	if len(parts) == 4 {
-		u.rest = "/" + parts[3]
-	}
-	for i, to := range [...]*string{&u.action.Namespace, &u.action.Package, &u.action.Name} {
-		text, err := url.PathUnescape(parts[i])
-		if err != nil || entity.CheckName(text) != nil {
-			return u, false
-		}
-		*to = text
-	}
-	if u.action.Package == "default" {
-		u.action.Package = ""
-	}
-	u.extension = "http"
-	if dot := strings.LastIndexByte(u.action.Name, '.'); dot >= 0 && extensions[u.action.Name[dot+1:]] != nil {
-		u.action.Name, u.extension = u.action.Name[:dot], u.action.Name[dot+1:]
-	}
-	return u, entity.CheckName(u.action.Name) == nil
-}
 
 var webMethods = []string{"OPTIONS", "GET", "DELETE", "POST", "PUT", "HEAD", "PATCH"}
 
@@ -57,7 +21,7 @@ var webMethods = []string{"OPTIONS", "GET", "DELETE", "POST", "PUT", "HEAD", "PA
 func (a *API) web(w http.ResponseWriter, r *http.Request) {
 	rq := &request{accepted: time.Now(), transaction: begin(w, r)}
 	defer rq.bytes.end()
-	w.Header()[policy] = asAnother
+	web.Confine(w.Header())
 	if err := a.serveWeb(w, r, rq); err != nil {
 		a.metrics.refuse("web", err)
 		answerError(w, err)
@@ -73,6 +37,7 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	if err != nil {
 		return err
 	}
+	does := web.Action{Annotations: on.Annotations, Fixed: on.fixed}
 	own := on.Annotations.True("web-custom-options")
 	if !own {
 		shareWeb(w, r)
@@ -82,7 +47,7 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 		return nil
 	}
 	caller := a.caller(r)
-	if r.Method != http.MethodOptions && !lets(on, r, caller) {
+	if r.Method != http.MethodOptions && !does.Admits(r, caller) {
 		return fail(http.StatusUnauthorized, "the web action wants another authentication than was supplied")
 	}
 	if err := rq.user.Call(rq.accepted, rq.user.Limits); err != nil {
@@ -98,7 +63,7 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	if err != nil {
 		return err
 	}
-	arguments, err := webArguments(on, r, at.rest, caller, body)
+	arguments, err := does.Arguments(r, at.Rest, caller, body)
 	if err != nil {
 		return err
 	}
@@ -109,7 +74,7 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // as in invoke
 	begun = true
 	started, err := a.start(r.Context(), c, a.cfg.Blocking)
-	w.Header()[activationID] = []string{started.id}
+	w.Header()[web.ActivationID] = []string{started.id}
 	switch {
 	case err != nil:
 		return err
@@ -119,26 +84,27 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 		return started.end.refused
 	}
 	rq.bytes.force(int64(len(started.end.record.Response.Result))) // until it is written
-	p, err := interpret(at.extension, started.end.record.Response)
+	p, err := web.Interpret(at.Extension, started.end.record.Response)
 	if err == nil {
-		p.answer(w)
+		p.Answer(w)
 	}
 	return err
 }
 
-// findWeb finds the action and, as the one who calls it, its namespace. What is not there is not told from what is not exported.
-func (a *API) findWeb(r *http.Request, rq *request) (at webURL, on *resolved, err error) {
+// findWeb finds the action and, as the one who calls it, its namespace. What is not there is not
+// told from what is not exported.
+func (a *API) findWeb(r *http.Request, rq *request) (at web.URL, on *resolved, err error) {
 	nothing := notFound("there is no web action at %.300q; its URL is %sNAMESPACE/PACKAGE|default/NAME[.http|.json|.html|.svg|.text]", r.URL.Path, webBase)
 	path, in := strings.CutPrefix(r.URL.EscapedPath(), webBase)
-	at, found := parseWebURL(path)
+	at, found := web.ParseURL(path)
 	if !in || !found {
 		return at, nil, nothing
 	}
-	if rq.user, err = a.directory.Owner(at.action.Namespace); err != nil {
+	if rq.user, err = a.directory.Owner(at.Action.Namespace); err != nil {
 		return at, nil, nothing
 	}
 	rq.bytes = a.holding(rq.user)
-	if on, err = a.invocable(rq.user, at.action); err != nil || !on.Annotations.True("web-export") {
+	if on, err = a.invocable(rq.user, at.Action); err != nil || !on.Annotations.True("web-export") {
 		return at, nil, nothing
 	}
 	if rq.namespace = rq.user.Namespace; rq.user.UUID == a.cfg.Key.UUID {
@@ -158,8 +124,8 @@ func shareWeb(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// caller is who a key says is calling; without one that opens, nobody is. The well-known key says nothing where a page of another site
-// could have sent it.
+// caller is who a key says is calling; without one that opens, nobody is. The well-known key says
+// nothing where a page of another site could have sent it.
 func (a *API) caller(r *http.Request) *access.Identity {
 	if a.cfg.Key.wellKnown && (!isLoopback(hostOf(r)) || !fromHere(r)) {
 		return nil
@@ -170,27 +136,4 @@ func (a *API) caller(r *http.Request) *access.Identity {
 		return nil
 	}
 	return user
-}
-
-// lets tells whether the action lets the request in: its annotation require-whisk-auth is a secret that a header must repeat, or true
-// where any key is enough.
-func lets(on *resolved, r *http.Request, caller *access.Identity) bool {
-	wants, found := on.Annotations.Get("require-whisk-auth")
-	if !found {
-		return true
-	}
-	secret := string(wants)
-	switch jsontext.Value(wants).Kind() {
-	case 'f':
-		return true
-	case 't':
-		return caller != nil
-	case '"':
-		secret, _ = raw.Text(jsontext.Value(wants))
-	case '0':
-	default:
-		return false
-	}
-	given := r.Header.Values("X-Require-Whisk-Auth")
-	return len(given) > 0 && subtle.ConstantTimeCompare([]byte(given[0]), []byte(secret)) == 1
 }

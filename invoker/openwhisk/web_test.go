@@ -12,6 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
+	"github.com/fastiov/fastiov/invoker/openwhisk/web"
 	"github.com/fastiov/fastiov/invoker/pool"
 )
 
@@ -218,7 +219,7 @@ func TestASlowWebActionIsNotReady(t *testing.T) {
 	<-reached
 	close(gate)
 	c.api.running.Wait()
-	c.want(200, c.do("GET", "activations/"+got.Header.Get(activationID), ""))
+	c.want(200, c.do("GET", "activations/"+got.Header.Get(web.ActivationID), ""))
 }
 
 func TestWebSequences(t *testing.T) {
@@ -229,22 +230,4 @@ func TestWebSequences(t *testing.T) {
 	if got := c.web("GET", "guest/default/s?x=hi", ""); got.StatusCode != 200 || string(got.body) != "hi" {
 		t.Errorf("HTTP %d %s", got.StatusCode, got.body)
 	}
-}
-
-// Whatever the URL, what is found of it can name an action, and an extension that is known.
-func FuzzWebURL(f *testing.F) {
-	for _, path := range []string{"guest/default/a.json", "guest/pk/a.b.http/x//y", "g/p/.json", "g/%2e%2e/a", "a/b/c%", "///", "a/b/c.svg.svg"} {
-		f.Add(path)
-	}
-	f.Fuzz(func(t *testing.T, path string) {
-		u, found := parseWebURL(path)
-		if !found {
-			return
-		}
-		p := u.action
-		if extensions[u.extension] == nil || entity.CheckName(p.Namespace) != nil || entity.CheckName(p.Name) != nil ||
-			p.Package != "" && entity.CheckName(p.Package) != nil || u.rest != "" && u.rest[0] != '/' || !strings.HasSuffix(path, u.rest) {
-			t.Fatalf("%q: %+v", path, u)
-		}
-	})
 }

@@ -1,6 +1,7 @@
-package openwhisk
+package web
 
 import (
+	"crypto/subtle"
 	"encoding/base64"
 	"maps"
 	"mime"
@@ -18,18 +19,27 @@ import (
 // What a web action is told of its request, which the request cannot say itself.
 const (
 	owMethod  = "__ow_method"
-	owHeaders = "__ow_headers"
+	OwHeaders = "__ow_headers"
 	owPath    = "__ow_path"
 	owUser    = "__ow_user"
 	owQuery   = "__ow_query"
 	owBody    = "__ow_body"
 )
 
-// webArguments are the action's parameters, over them those of the query and the body, and what is told of the request. A raw action
-// gets query and body as they came.
-func webArguments(on *resolved, r *http.Request, rest string, caller *access.Identity, body []byte) ([]byte, error) {
+// An Action is what a web action says of itself.
+type Action struct {
+	Annotations entity.Pairs
+	Fixed       *entity.Fixed // its parameters
+}
+
+// Arguments returns the action's parameters, over them those of the query and the body, and what is
+// told of the request. A raw action gets query and body as they came. rest is what follows the
+// action in the URL; caller may be nil.
+func (a Action) Arguments(
+	r *http.Request, rest string, caller *access.Identity, body []byte,
+) ([]byte, error) {
 	var given raw.Object
-	if on.Annotations.True("raw-http") {
+	if a.Annotations.True("raw-http") {
 		given = raw.Object{owQuery: raw.Of(r.URL.RawQuery), owBody: opaque(r, body)}
 	} else {
 		asked, unread, err := parameters(r, body)
@@ -38,11 +48,11 @@ func webArguments(on *resolved, r *http.Request, rest string, caller *access.Ide
 		}
 		for name := range asked {
 			switch name {
-			case owMethod, owHeaders, owPath, owUser, owQuery, owBody:
-				return nil, badRequest("the request sets the parameter %s, which is not for requests to set", name)
+			case owMethod, OwHeaders, owPath, owUser, owQuery, owBody:
+				return nil, bad("the request sets the parameter %s, which is not for requests to set", name)
 			}
-			if on.fixed.Locks(name) {
-				return nil, badRequest("the request sets the parameter %.100q, which this action does not let callers set", name)
+			if a.Fixed.Locks(name) {
+				return nil, bad("the request sets the parameter %.100q, which this action does not let callers set", name)
 			}
 		}
 		if given = asked; unread != nil {
@@ -50,18 +60,19 @@ func webArguments(on *resolved, r *http.Request, rest string, caller *access.Ide
 		}
 	}
 	given[owMethod], given[owPath] = raw.Of(strings.ToLower(r.Method)), raw.Of(rest)
-	given[owHeaders] = told(r, caller).JSON()
+	given[OwHeaders] = Told(r, caller).JSON()
 	if caller != nil {
 		given[owUser] = raw.Of(caller.Namespace)
 	}
-	return on.fixed.Lay(given.JSON())
+	return a.Fixed.Lay(given.JSON())
 }
 
-// parameters are those of the query and, over them, of a body that is a form or a JSON object. Any other body is given as it is.
+// parameters are those of the query and, over them, of a body that is a form or a JSON object. Any
+// other body is given as it is.
 func parameters(r *http.Request, body []byte) (given raw.Object, unread jsontext.Value, err error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, nil, badRequest("the query cannot be read: %v", err)
+		return nil, nil, bad("the query cannot be read: %v", err)
 	}
 	given = last(query)
 	media, _ := mediaType(r)
@@ -70,7 +81,7 @@ func parameters(r *http.Request, body []byte) (given raw.Object, unread jsontext
 	case media == "application/x-www-form-urlencoded":
 		form, err := url.ParseQuery(string(body))
 		if err != nil {
-			return nil, nil, badRequest("the form cannot be read: %v", err)
+			return nil, nil, bad("the form cannot be read: %v", err)
 		}
 		maps.Copy(given, last(form))
 	case isJSON(media):
@@ -114,8 +125,9 @@ func mediaType(r *http.Request) (media string, charset bool) {
 	return media, charset
 }
 
-// told are the request's headers. A key that opens this endpoint is not handed on: the action hears whose it is.
-func told(r *http.Request, caller *access.Identity) raw.Object {
+// Told returns the request's headers. A key that opens this endpoint is not handed on: the action
+// hears whose it is.
+func Told(r *http.Request, caller *access.Identity) raw.Object {
 	f := raw.Object{"host": raw.Of(r.Host)}
 	for name, values := range r.Header {
 		if name == "Authorization" && caller != nil {
@@ -128,4 +140,31 @@ func told(r *http.Request, caller *access.Identity) raw.Object {
 		f[strings.ToLower(name)] = raw.Of(strings.Join(values, between))
 	}
 	return f
+}
+
+// Admits reports whether the action lets the request in: its annotation require-whisk-auth is a
+// secret that a header must repeat, or true where any key is enough.
+func (a Action) Admits(r *http.Request, caller *access.Identity) bool {
+	wants, found := a.Annotations.Get("require-whisk-auth")
+	if !found {
+		return true
+	}
+	secret := string(wants)
+	switch jsontext.Value(wants).Kind() {
+	case 'f':
+		return true
+	case 't':
+		return caller != nil
+	case '"':
+		secret, _ = raw.Text(jsontext.Value(wants))
+	case '0':
+	default:
+		return false
+	}
+	given := r.Header.Values("X-Require-Whisk-Auth")
+	return len(given) > 0 && subtle.ConstantTimeCompare([]byte(given[0]), []byte(secret)) == 1
+}
+
+func bad(format string, args ...any) error {
+	return entity.Refuse(http.StatusBadRequest, format, args...)
 }

@@ -1,4 +1,4 @@
-package openwhisk
+package web
 
 import (
 	"bytes"
@@ -15,75 +15,81 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
-// A page is what a web action's result is to HTTP.
-type page struct {
-	status int
-	header http.Header
-	body   []byte
+// A Page is a web action's result as an answer of HTTP.
+type Page struct {
+	Status int
+	Header http.Header
+	Body   []byte
 }
 
 // The extensions of web URLs, and what each makes of a result.
-var extensions = map[string]func(result jsontext.Value) (*page, error){
+var extensions = map[string]func(result jsontext.Value) (*Page, error){
 	"http": asHTTP,
 	"json": asJSON,
-	"html": func(result jsontext.Value) (*page, error) {
+	"html": func(result jsontext.Value) (*Page, error) {
 		return asMarkup(result, "html", "text/html; charset=UTF-8")
 	},
-	"svg":  func(result jsontext.Value) (*page, error) { return asMarkup(result, "svg", "image/svg+xml") },
+	"svg":  func(result jsontext.Value) (*Page, error) { return asMarkup(result, "svg", "image/svg+xml") },
 	"text": asText,
 }
 
-// interpret makes a page of how an activation ended. An action answers by its error, too; that it could not be run is not told to
-// strangers in more detail.
-func interpret(extension string, response activation.Response) (*page, error) {
+// Interpret makes a page of how an activation ended. An action answers by its error, too; strangers
+// are told no more than that it could not be run.
+func Interpret(extension string, response activation.Response) (*Page, error) {
 	result := jsontext.Value(response.Result)
 	switch response.Status {
 	case activation.Success:
 	case activation.ApplicationError:
 		result = raw.Box("error", result)["error"]
 	default:
-		return nil, badRequest("the action could not process the request; its activation says why")
+		return nil, bad("the action could not process the request; its activation says why")
 	}
 	return extensions[extension](result)
 }
 
-// What a web action answers is its author's, and the live page, where keys are entered, has the same
-// origin. So a browser shows it as if it came from another origin.
+// What a web action answers is its author's, and the live page, where keys are entered, has the
+// same origin. So a browser shows it as if it came from another origin.
 const policy = "Content-Security-Policy"
 
 var asAnother = []string{"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"}
 
-func (p *page) answer(w http.ResponseWriter) {
+// Confine sets that policy for an answer that is not a page.
+func Confine(h http.Header) { h[policy] = asAnother }
+
+// Answer writes the page.
+func (p *Page) Answer(w http.ResponseWriter) {
 	h := w.Header()
-	p.header[policy] = append(p.header[policy], asAnother...) // a browser obeys each of them
-	for name, values := range p.header {
+	p.Header[policy] = append(p.Header[policy], asAnother...) // a browser obeys each of them
+	for name, values := range p.Header {
 		h[name] = values
 	}
-	w.WriteHeader(p.status)
-	if len(p.body) > 0 {
-		_, _ = w.Write(p.body) // the caller has gone, or the status allows no body
+	w.WriteHeader(p.Status)
+	if len(p.Body) > 0 {
+		_, _ = w.Write(p.Body) // the caller has gone, or the status allows no body
 	}
 }
 
-func typed(contentType string, body []byte) *page {
-	return &page{http.StatusOK, http.Header{"Content-Type": {contentType}}, body}
+func typed(contentType string, body []byte) *Page {
+	return &Page{http.StatusOK, http.Header{"Content-Type": {contentType}}, body}
 }
 
 func unfit(extension, why string) error {
-	return badRequest("the action's result cannot be shown as .%s: %s", extension, why)
+	return bad("the action's result cannot be shown as .%s: %s", extension, why)
 }
 
-func asJSON(result jsontext.Value) (*page, error) {
+func asJSON(result jsontext.Value) (*Page, error) {
 	if kind := result.Kind(); kind != '{' && kind != '[' {
 		return nil, unfit("json", "it is no object or array")
 	}
 	return typed("application/json", result), nil
 }
 
-// shown is the part of a result that its extension is about: the body, or what is called like the extension; all that is no object.
+// shown is the part of a result that its extension is about: the body, or what is called like the
+// extension; all that is no object.
 func shown(result jsontext.Value, extension string) (part jsontext.Value, found bool) {
 	if result.Kind() != '{' {
 		return result, len(result) > 0
@@ -95,7 +101,7 @@ func shown(result jsontext.Value, extension string) (part jsontext.Value, found 
 	return part, found
 }
 
-func asMarkup(result jsontext.Value, extension, contentType string) (*page, error) {
+func asMarkup(result jsontext.Value, extension, contentType string) (*Page, error) {
 	part, _ := shown(result, extension)
 	text, is := raw.Text(part)
 	if !is {
@@ -104,10 +110,10 @@ func asMarkup(result jsontext.Value, extension, contentType string) (*page, erro
 	return typed(contentType, []byte(text)), nil
 }
 
-func asText(result jsontext.Value) (*page, error) {
+func asText(result jsontext.Value) (*Page, error) {
 	part, found := shown(result, "text")
 	if !found {
-		return nil, notFound("the action's result has neither body nor text")
+		return nil, entity.Refuse(http.StatusNotFound, "the action's result has neither body nor text")
 	}
 	text, is := raw.Text(part)
 	if !is {
@@ -120,8 +126,9 @@ func asText(result jsontext.Value) (*page, error) {
 	return typed("text/plain; charset=UTF-8", []byte(text)), nil
 }
 
-// asHTTP takes the result for the answer itself: {statusCode, headers, body}, each of which may be absent.
-func asHTTP(result jsontext.Value) (*page, error) {
+// asHTTP takes the result for the answer itself: {statusCode, headers, body}, each of which may be
+// absent.
+func asHTTP(result jsontext.Value) (*Page, error) {
 	if result.Kind() != '{' {
 		return nil, unfit("http", "it is no object")
 	}
@@ -150,10 +157,11 @@ func asHTTP(result jsontext.Value) (*page, error) {
 			status = http.StatusOK
 		}
 	}
-	return &page{status, header, body}, nil
+	return &Page{status, header, body}, nil
 }
 
-// readStatus reads a whole number, maybe as a text. Those below 200 are no answers, and those from 600 are none at all.
+// readStatus reads a whole number, maybe as a text. Those below 200 are no answers, and those from
+// 600 are none at all.
 func readStatus(object raw.Object) (int, error) {
 	value, found := object["statusCode"]
 	if !found {
@@ -175,10 +183,18 @@ func readStatus(object raw.Object) (int, error) {
 	return int(status), nil
 }
 
-// Headers that are about the connection, not the answer, or that are ours. What an action says of them counts for nothing.
+// Headers of every answer of the API, in canonical form.
+const (
+	RequestID    = "X-Request-Id"
+	ActivationID = "X-Openwhisk-Activation-Id"
+)
+
+// notTheirs are the headers that are about the connection, not the answer, or that are the API's.
+// What an action says of them counts for nothing.
 var notTheirs = map[string]bool{
-	"Connection": true, "Content-Length": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
-	"Transfer-Encoding": true, "Upgrade": true, requestID: true, activationID: true,
+	"Connection": true, "Content-Length": true, "Keep-Alive": true, "Proxy-Connection": true,
+	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
+	RequestID: true, ActivationID: true,
 }
 
 func readHeader(object raw.Object) (http.Header, error) {
@@ -235,7 +251,8 @@ func headerValues(name string, value jsontext.Value, to []string) ([]string, err
 	return nil, unfit("http", "its header "+name+" is nothing that a header can be set to")
 }
 
-// readPageBody makes bytes of a body: a text is itself, or in base64 where the content type is binary; anything else is JSON.
+// readPageBody makes bytes of a body: a text is itself, or in base64 where the content type is
+// binary; anything else is JSON.
 func readPageBody(body jsontext.Value, header http.Header) (content []byte, contentType string, err error) {
 	text, isText := raw.Text(body)
 	if len(body) == 0 || body.Kind() == 'n' || isText && text == "" {
@@ -286,7 +303,8 @@ func isJSON(media string) bool {
 	return media == "application/json" || strings.HasSuffix(media, "+json")
 }
 
-// isTextual tells which media are text. All others are binary: JSON, where it is asked for as it came, is among them.
+// isTextual tells which media are text. All others are binary: JSON, where it is asked for as it
+// came, is among them.
 func isTextual(media string) bool {
 	switch media {
 	case "application/xml", "application/javascript", "application/x-www-form-urlencoded":
