@@ -39,37 +39,26 @@ func (a *API) putAction(w http.ResponseWriter, r *http.Request, rq *request) err
 	if err != nil {
 		return err
 	}
-	overwrite, err := flag(r.URL.Query(), "overwrite", false)
-	if err != nil {
-		return err
-	}
 	if err := a.holdsActions(path); err != nil {
-		return err
-	}
-	var by entity.ActionChange
-	if err := rq.readInto(w, r, maxActionBody, &by); err != nil {
 		return err
 	}
 	var code []byte
 	rules := entity.Rules{Runtimes: a.cfg.Runtimes, Limits: a.bounds(rq.user)}
-	put, err := change(r.Context(), a.catalog, &a.catalog.actions, path.Namespace, path.Local(), func(old *action) (made *entity.Action, _ []byte, err error) {
-		if err := overwriting(old != nil, overwrite, "action", path.Local()); err != nil {
-			return nil, nil, err
-		}
-		from := &entity.Action{Common: entity.Named(path)}
-		if old != nil {
-			from = old.Action
-		}
-		if made, code, err = from.Changed(by, rules, time.Now()); err == nil && by.Exec != nil {
-			err = a.composable(rq.user, made)
-		}
-		return made, code, err
-	})
-	if err != nil {
-		return err
+	put, err := put(a, w, r, rq, path, &a.catalog.actions, maxActionBody,
+		func(old *action, by entity.ActionChange) (made *entity.Action, _ []byte, err error) {
+			from := &entity.Action{Common: entity.Named(path)}
+			if old != nil {
+				from = old.Action
+			}
+			if made, code, err = from.Changed(by, rules, time.Now()); err == nil && by.Exec != nil {
+				err = a.composable(rq.user, made)
+			}
+			return made, code, err
+		})
+	if err == nil {
+		answer(w, http.StatusOK, put.Shown(code))
 	}
-	answer(w, http.StatusOK, put.Shown(code))
-	return nil
+	return err
 }
 
 // holdsActions refuses to put an action where none can be.
@@ -129,19 +118,11 @@ func (a *API) deleteAction(w http.ResponseWriter, r *http.Request, rq *request) 
 	if err := a.holdsActions(path); err != nil {
 		return err
 	}
-	deleted, err := remove(r.Context(), a.catalog, &a.catalog.actions, path.Namespace, path.Local(), func(*action) error { return nil })
+	deleted, err := remove(r.Context(), a.catalog, &a.catalog.actions, path, always)
 	if err == nil {
 		answer(w, http.StatusOK, deleted.Action)
 	}
 	return err
-}
-
-func (a *API) listActions(w http.ResponseWriter, r *http.Request, rq *request) error {
-	namespace, err := rq.own()
-	if err != nil {
-		return err
-	}
-	return answerList(w, r, "actions", a.catalog.actions.list(namespace, ""), summary)
 }
 
 // listPackageActions lists what is in a package, or in the one that it binds.

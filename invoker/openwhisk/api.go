@@ -61,8 +61,8 @@ type API struct {
 	unwatch   context.CancelFunc
 }
 
-// New returns an API that runs its actions on node and counts in registry, if there is one. It takes up
-// what the store says was promised.
+// New returns an API that runs its actions on node and counts in registry, if there is one. It
+// takes up what the store says was promised.
 func New(
 	cfg Config, node api.NodeClient, registry prometheus.Registerer,
 ) (_ *API, err error) {
@@ -141,26 +141,43 @@ func (a *API) Waiting() int { return a.pool.Depth() }
 
 func (a *API) routes() {
 	a.mux = http.NewServeMux()
+	c := a.catalog
 	a.mux.HandleFunc("GET /{$}", a.info)
 	a.mux.HandleFunc("GET "+base, a.info)
 	a.mux.HandleFunc("GET "+base+"/{$}", a.info)
+	action := map[string]handler{
+		"PUT": a.putAction, "GET": a.getAction, "DELETE": a.deleteAction, "POST": a.invoke,
+	}
 	for path, methods := range map[string]map[string]handler{
-		"/namespaces":                                      {"GET": a.listNamespaces},
-		"/namespaces/{namespace}/limits":                   {"GET": a.getLimits},
-		"/namespaces/{namespace}/actions":                  {"GET": a.listActions},
-		"/namespaces/{namespace}/actions/{name}":           {"PUT": a.putAction, "GET": a.getAction, "DELETE": a.deleteAction, "POST": a.invoke},
+		"/namespaces":                    {"GET": a.listNamespaces},
+		"/namespaces/{namespace}/limits": {"GET": a.getLimits},
+		"/namespaces/{namespace}/actions": {
+			"GET": listing("actions", &c.actions, summary),
+		},
+		"/namespaces/{namespace}/actions/{name}":           action,
 		"/namespaces/{namespace}/actions/{package}/{$}":    {"GET": a.listPackageActions},
-		"/namespaces/{namespace}/actions/{package}/{name}": {"PUT": a.putAction, "GET": a.getAction, "DELETE": a.deleteAction, "POST": a.invoke},
+		"/namespaces/{namespace}/actions/{package}/{name}": action,
 		"/namespaces/{namespace}/packages":                 {"GET": a.listPackages},
-		"/namespaces/{namespace}/packages/{name}":          {"PUT": a.putPackage, "GET": a.getPackage, "DELETE": a.deletePackage, "POST": a.refreshPackages},
-		"/namespaces/{namespace}/triggers":                 {"GET": a.listTriggers},
-		"/namespaces/{namespace}/triggers/{name}":          {"PUT": a.putTrigger, "GET": a.getTrigger, "DELETE": a.deleteTrigger, "POST": a.fireTrigger},
-		"/namespaces/{namespace}/rules":                    {"GET": a.listRules},
-		"/namespaces/{namespace}/rules/{name}":             {"PUT": a.putRule, "GET": a.getRule, "DELETE": a.deleteRule, "POST": a.setRule},
-		"/namespaces/{namespace}/activations":              {"GET": a.listActivations},
-		"/namespaces/{namespace}/activations/{id}":         {"GET": a.getActivation},
-		"/namespaces/{namespace}/activations/{id}/logs":    {"GET": a.getLogs},
-		"/namespaces/{namespace}/activations/{id}/result":  {"GET": a.getResult},
+		"/namespaces/{namespace}/packages/{name}": {
+			"PUT": a.putPackage, "GET": a.getPackage, "DELETE": a.deletePackage,
+			"POST": a.refreshPackages,
+		},
+		"/namespaces/{namespace}/triggers": {
+			"GET": listing("triggers", &c.triggers, (*entity.Trigger).Summary),
+		},
+		"/namespaces/{namespace}/triggers/{name}": {
+			"PUT": a.putTrigger, "GET": getting(&c.triggers, a.withRules),
+			"DELETE": deleting(c, &c.triggers, a.withRules), "POST": a.fireTrigger,
+		},
+		"/namespaces/{namespace}/rules": {"GET": listing("rules", &c.rules, a.effective)},
+		"/namespaces/{namespace}/rules/{name}": {
+			"PUT": a.putRule, "GET": getting(&c.rules, a.effective),
+			"DELETE": deleting(c, &c.rules, deletedRule), "POST": a.setRule,
+		},
+		"/namespaces/{namespace}/activations":             {"GET": a.listActivations},
+		"/namespaces/{namespace}/activations/{id}":        {"GET": a.getActivation},
+		"/namespaces/{namespace}/activations/{id}/logs":   {"GET": a.getLogs},
+		"/namespaces/{namespace}/activations/{id}/result": {"GET": a.getResult},
 	} {
 		for method, serve := range methods {
 			a.mux.Handle(method+" "+base+path, a.authenticated(serve))

@@ -15,8 +15,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A catalog is every entity of the store, decoded. Reading it takes no lock and asks nobody; the store tells it of every change, who
-// ever made it.
+// A catalog is every entity of the store, decoded. Reading it takes no lock and asks nobody; the
+// store tells it of every change, who ever made it.
 type catalog struct {
 	entities store.Entities
 	most     func(namespace string) store.Space // that its entities may take
@@ -159,8 +159,11 @@ func (c *collection[V]) list(namespace, prefix string) []*V {
 const attempts = 16
 
 // change puts what next makes of the current value, which is nil where there is none.
-func change[V, E any](ctx context.Context, c *catalog, in *collection[V], namespace, name string,
-	next func(old *V) (made *E, code []byte, err error)) (*V, error) {
+func change[V, E any](
+	ctx context.Context, c *catalog, in *collection[V], path entity.Path,
+	next func(old *V) (made *E, code []byte, err error),
+) (*V, error) {
+	namespace, name := path.Namespace, path.Local()
 	for range attempts {
 		old, revision := in.get(namespace, name)
 		made, code, err := next(old)
@@ -187,7 +190,10 @@ func change[V, E any](ctx context.Context, c *catalog, in *collection[V], namesp
 }
 
 // remove deletes what check agrees to.
-func remove[V any](ctx context.Context, c *catalog, in *collection[V], namespace, name string, check func(*V) error) (*V, error) {
+func remove[V any](
+	ctx context.Context, c *catalog, in *collection[V], path entity.Path, check func(*V) error,
+) (*V, error) {
+	namespace, name := path.Namespace, path.Local()
 	for range attempts {
 		old, revision := in.get(namespace, name)
 		if old == nil {
@@ -218,11 +224,3 @@ func (o *overfull) Error() string {
 }
 
 func conflict(format string, args ...any) error { return fail(http.StatusConflict, format, args...) }
-
-// overwriting refuses a PUT that may only create.
-func overwriting(exists, overwrite bool, noun, name string) error {
-	if exists && !overwrite {
-		return conflict("the %s %q exists already; overwrite=true changes it", noun, name)
-	}
-	return nil
-}

@@ -12,6 +12,7 @@
 //
 //	catalog.go      the entities, decoded in memory; changes by compare-and-swap
 //	resolve.go      from a name to an action with its parameters, and who is entitled to it
+//	kinds.go        what is served alike for entities of all kinds
 //	actions.go      PUT, GET, DELETE and lists: actions
 //	packages.go     … packages and bindings
 //	triggers.go     … triggers, and firing them

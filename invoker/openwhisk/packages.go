@@ -16,32 +16,21 @@ func (a *API) putPackage(w http.ResponseWriter, r *http.Request, rq *request) er
 	if path.Name == "default" {
 		return badRequest("a package cannot be called default: that is how web URLs name none")
 	}
-	overwrite, err := flag(r.URL.Query(), "overwrite", false)
-	if err != nil {
-		return err
+	pkg, err := put(a, w, r, rq, path, &a.catalog.packages, maxEntityBody,
+		func(old *entity.Package, by entity.PackageChange) (*entity.Package, []byte, error) {
+			if old == nil {
+				old = &entity.Package{Common: entity.Named(path)}
+			}
+			made, err := old.Changed(by, time.Now())
+			if err == nil && by.Binding != nil && made.Bound() {
+				err = a.bindable(rq, made.Binding.Path())
+			}
+			return made, nil, err
+		})
+	if err == nil {
+		answer(w, http.StatusOK, pkg)
 	}
-	var by entity.PackageChange
-	if err := rq.readInto(w, r, maxEntityBody, &by); err != nil {
-		return err
-	}
-	put, err := change(r.Context(), a.catalog, &a.catalog.packages, path.Namespace, path.Name, func(old *entity.Package) (*entity.Package, []byte, error) {
-		if err := overwriting(old != nil, overwrite, "package", path.Name); err != nil {
-			return nil, nil, err
-		}
-		if old == nil {
-			old = &entity.Package{Common: entity.Named(path)}
-		}
-		made, err := old.Changed(by, time.Now())
-		if err == nil && by.Binding != nil && made.Bound() {
-			err = a.bindable(rq, made.Binding.Path())
-		}
-		return made, nil, err
-	})
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, put)
-	return nil
+	return err
 }
 
 // bindable refuses a package that is not there, or not for the caller, or a binding itself.
@@ -86,12 +75,14 @@ func (a *API) deletePackage(w http.ResponseWriter, r *http.Request, rq *request)
 	if err != nil {
 		return err
 	}
-	deleted, err := remove(r.Context(), a.catalog, &a.catalog.packages, path.Namespace, path.Name, func(pkg *entity.Package) error {
-		for _, inside := range a.catalog.actions.list(path.Namespace, path.Name+"/") {
+	c := a.catalog
+	deleted, err := remove(r.Context(), c, &c.packages, path, func(*entity.Package) error {
+		for _, inside := range c.actions.list(path.Namespace, path.Name+"/") {
 			if !force {
-				return conflict("the package %q is not empty; delete what is in it, or set force=true", path.Name)
+				return conflict(
+					"the package %q is not empty; delete what is in it, or set force=true", path.Name)
 			}
-			if _, err := remove(r.Context(), a.catalog, &a.catalog.actions, path.Namespace, inside.path.Local(), func(*action) error { return nil }); err != nil {
+			if _, err := remove(r.Context(), c, &c.actions, inside.path, always); err != nil {
 				return err
 			}
 		}
@@ -112,8 +103,8 @@ func (a *API) listPackages(w http.ResponseWriter, r *http.Request, rq *request) 
 	return answerList(w, r, "packages", list, (*entity.Package).Summary)
 }
 
-// refreshPackages answers POST packages/refresh, the only POST there is: clients ask for it after something was bound. Nothing is ever
-// stale here.
+// refreshPackages answers POST packages/refresh, the only POST there is: clients ask for it after
+// something was bound. Nothing is ever stale here.
 func (a *API) refreshPackages(w http.ResponseWriter, r *http.Request, rq *request) error {
 	if r.PathValue("name") != "refresh" {
 		return notAllowed(w, r, rq)

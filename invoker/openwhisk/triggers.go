@@ -20,30 +20,22 @@ func (a *API) putTrigger(w http.ResponseWriter, r *http.Request, rq *request) er
 	if err != nil {
 		return err
 	}
-	overwrite, err := flag(r.URL.Query(), "overwrite", false)
-	if err != nil {
-		return err
+	trigger, err := put(a, w, r, rq, path, &a.catalog.triggers, maxEntityBody,
+		func(old *entity.Trigger, by entity.TriggerChange) (*entity.Trigger, []byte, error) {
+			if old == nil {
+				old = &entity.Trigger{Common: entity.Named(path)}
+			}
+			made, err := old.Changed(by, time.Now())
+			return made, nil, err
+		})
+	if err == nil {
+		answer(w, http.StatusOK, a.withRules(trigger))
 	}
-	var by entity.TriggerChange
-	if err := rq.readInto(w, r, maxEntityBody, &by); err != nil {
-		return err
-	}
-	put, err := change(r.Context(), a.catalog, &a.catalog.triggers, path.Namespace, path.Name, func(old *entity.Trigger) (*entity.Trigger, []byte, error) {
-		if err := overwriting(old != nil, overwrite, "trigger", path.Name); err != nil {
-			return nil, nil, err
-		}
-		if old == nil {
-			old = &entity.Trigger{Common: entity.Named(path)}
-		}
-		made, err := old.Changed(by, time.Now())
-		return made, nil, err
-	})
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, put.Shown(a.rulesOf(put)))
-	return nil
+	return err
 }
+
+// withRules returns a trigger with the rules that it fires.
+func (a *API) withRules(t *entity.Trigger) any { return t.Shown(a.rulesOf(t)) }
 
 // rulesOf are the rules that a trigger fires.
 func (a *API) rulesOf(t *entity.Trigger) (rules []*entity.Rule) {
@@ -53,38 +45,6 @@ func (a *API) rulesOf(t *entity.Trigger) (rules []*entity.Rule) {
 		}
 	}
 	return rules
-}
-
-func (a *API) getTrigger(w http.ResponseWriter, r *http.Request, rq *request) error {
-	path, err := rq.ownNamed(r)
-	if err != nil {
-		return err
-	}
-	found, err := a.catalog.triggers.find(path.Namespace, path.Name)
-	if err == nil {
-		answer(w, http.StatusOK, found.Shown(a.rulesOf(found)))
-	}
-	return err
-}
-
-func (a *API) deleteTrigger(w http.ResponseWriter, r *http.Request, rq *request) error {
-	path, err := rq.ownNamed(r)
-	if err != nil {
-		return err
-	}
-	deleted, err := remove(r.Context(), a.catalog, &a.catalog.triggers, path.Namespace, path.Name, func(*entity.Trigger) error { return nil })
-	if err == nil {
-		answer(w, http.StatusOK, deleted.Shown(a.rulesOf(deleted)))
-	}
-	return err
-}
-
-func (a *API) listTriggers(w http.ResponseWriter, r *http.Request, rq *request) error {
-	namespace, err := rq.own()
-	if err != nil {
-		return err
-	}
-	return answerList(w, r, "triggers", a.catalog.triggers.list(namespace, ""), (*entity.Trigger).Summary)
 }
 
 // A fired rule is a line in the log of its trigger's activation.
@@ -105,10 +65,10 @@ func (f fired) line() string {
 	return string(content)
 }
 
-// fireTrigger invokes the action of every active rule, without waiting for any, and answers with the id
-// of the trigger's own record; where no rule is active, with nothing. OpenWhisk answers before it
-// invokes anything. Here the answer comes once all that is invoked is promised. The record has no end:
-// nothing ran.
+// fireTrigger invokes the action of every active rule, without waiting for any, and answers with
+// the id of the trigger's own record; where no rule is active, with nothing. OpenWhisk answers
+// before it invokes anything. Here the answer comes once all that is invoked is promised. The
+// record has no end: nothing ran.
 func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) error {
 	path, err := rq.ownNamed(r)
 	if err != nil {
@@ -158,7 +118,8 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	return nil
 }
 
-// promiseFire makes sure that there will be a record: if this process ends before there is, the next says that what it fired may have run.
+// promiseFire makes sure that there will be a record: if this process ends before there is, the
+// next says that what it fired may have run.
 func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 	body, err := json.Marshal(note{
 		Subject: r.Subject, Namespace: r.Namespace, Action: entity.Path{Namespace: r.Namespace, Name: r.Name}, Version: r.Version,
