@@ -24,9 +24,7 @@ var notPlainYet = []string{
 	"invoker/openwhisk/bus/couch/couchtest",
 	"invoker/openwhisk/bus/kafkatest",
 	"invoker/openwhisk/bus/message",
-	"invoker/openwhisk/ending",
 	"invoker/openwhisk/entity",
-	"invoker/openwhisk/runtime",
 	"invoker/pool",
 	"kernel-mod/fastiovd", // its text is part of the key of a kernel that takes long to build
 	"node-agent/agent",

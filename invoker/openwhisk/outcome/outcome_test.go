@@ -68,7 +68,8 @@ func TestWhoseFaultAFailedStartIs(t *testing.T) {
 		codes.Internal:        activation.InternalError,
 	} {
 		err := &pool.StartError{Err: status.Error(code, "why")}
-		if got, timedOut := response(nil, err, activation.Limits{}); got.Status != want || timedOut {
+		got, timedOut := response(nil, err, activation.Limits{})
+		if got.Status != want || timedOut {
 			t.Errorf("%s: %v (timed out: %t), want %v", code, got.Status, timedOut, want)
 		}
 	}

@@ -40,7 +40,7 @@ func Box(name string, value jsontext.Value) Object {
 	return Object{name: value}
 }
 
-// Append appends a text as a value; what in it is no UTF-8 is replaced.
+// Append appends a text as a value; bytes that are not UTF-8 are replaced.
 func Append[Text string | []byte](b []byte, text Text) []byte {
 	b, _ = jsontext.AppendQuote(b, text) // its error says that something was replaced
 	return b

@@ -11,15 +11,15 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
-// A Place is what an action finds about itself.
+// A Place says which action runs, and for whom.
 type Place struct {
 	Namespace string // of its caller
 	Action    string // its full name, /namespace/…
 	Version   string
 }
 
-// A Call is what an action finds about itself and its call. The zero Call of a Place is none: a
-// sandbox is started ahead of it.
+// A Call says for which call an action runs. One with a Place alone is for a sandbox that is
+// started ahead of its first call.
 type Call struct {
 	Place
 	Activation  string
@@ -52,7 +52,7 @@ func (c *Call) facts(to []fact) []fact {
 	return to
 }
 
-// A Program is what /init makes a runtime run.
+// A Program goes to a runtime by /init.
 type Program[Code string | []byte] struct {
 	Name   string
 	Main   string // empty: main

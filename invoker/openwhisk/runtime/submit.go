@@ -23,7 +23,7 @@ type Job interface {
 	Ended(Result, error)
 }
 
-// A Result is how far a job got.
+// A Result says how far a job got.
 type Result struct {
 	pool.Placement
 	Run    *api.RunReply        // nil: no runtime answered to /run

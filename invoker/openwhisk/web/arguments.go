@@ -26,7 +26,7 @@ const (
 	owBody    = "__ow_body"
 )
 
-// An Action is what a web action says of itself.
+// An Action holds what decides how a web action is called.
 type Action struct {
 	Annotations entity.Pairs
 	Fixed       *entity.Fixed // its parameters
@@ -49,10 +49,13 @@ func (a Action) Arguments(
 		for name := range asked {
 			switch name {
 			case owMethod, OwHeaders, owPath, owUser, owQuery, owBody:
-				return nil, bad("the request sets the parameter %s, which is not for requests to set", name)
+				return nil, bad(
+					"the request sets the parameter %s, which is not for requests to set", name)
 			}
 			if a.Fixed.Locks(name) {
-				return nil, bad("the request sets the parameter %.100q, which this action does not let callers set", name)
+				return nil, bad(
+					"the request sets the parameter %.100q, which this action does not let callers set",
+					name)
 			}
 		}
 		if given = asked; unread != nil {
@@ -67,8 +70,8 @@ func (a Action) Arguments(
 	return a.Fixed.Lay(given.JSON())
 }
 
-// parameters are those of the query and, over them, of a body that is a form or a JSON object. Any
-// other body is given as it is.
+// parameters returns those of the query and, over them, of a body that is a form or a JSON object.
+// Any other body is given as it is.
 func parameters(r *http.Request, body []byte) (given raw.Object, unread jsontext.Value, err error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -110,7 +113,8 @@ func last(values url.Values) raw.Object {
 
 // opaque is a body as a text, in base64 where it is binary or JSON.
 func opaque(r *http.Request, body []byte) jsontext.Value {
-	if media, charset := mediaType(r); len(body) > 0 && !isTextual(media) && !charset || media == "application/json" {
+	media, charset := mediaType(r)
+	if len(body) > 0 && !isTextual(media) && !charset || media == "application/json" {
 		return raw.Of(base64.StdEncoding.EncodeToString(body))
 	}
 	return raw.Of(string(body))

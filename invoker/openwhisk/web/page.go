@@ -33,7 +33,9 @@ var extensions = map[string]func(result jsontext.Value) (*Page, error){
 	"html": func(result jsontext.Value) (*Page, error) {
 		return asMarkup(result, "html", "text/html; charset=UTF-8")
 	},
-	"svg":  func(result jsontext.Value) (*Page, error) { return asMarkup(result, "svg", "image/svg+xml") },
+	"svg": func(result jsontext.Value) (*Page, error) {
+		return asMarkup(result, "svg", "image/svg+xml")
+	},
 	"text": asText,
 }
 
@@ -55,7 +57,9 @@ func Interpret(extension string, response activation.Response) (*Page, error) {
 // same origin. So a browser shows it as if it came from another origin.
 const policy = "Content-Security-Policy"
 
-var asAnother = []string{"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"}
+var asAnother = []string{
+	"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads",
+}
 
 // Confine sets that policy for an answer that is not a page.
 func Confine(h http.Header) { h[policy] = asAnother }
@@ -88,9 +92,9 @@ func asJSON(result jsontext.Value) (*Page, error) {
 	return typed("application/json", result), nil
 }
 
-// shown is the part of a result that its extension is about: the body, or what is called like the
-// extension; all that is no object.
-func shown(result jsontext.Value, extension string) (part jsontext.Value, found bool) {
+// renderable returns the part of a result that its extension is about: the body, else the field
+// named like the extension. A result that is not an object is that part itself.
+func renderable(result jsontext.Value, extension string) (part jsontext.Value, found bool) {
 	if result.Kind() != '{' {
 		return result, len(result) > 0
 	}
@@ -102,7 +106,7 @@ func shown(result jsontext.Value, extension string) (part jsontext.Value, found 
 }
 
 func asMarkup(result jsontext.Value, extension, contentType string) (*Page, error) {
-	part, _ := shown(result, extension)
+	part, _ := renderable(result, extension)
 	text, is := raw.Text(part)
 	if !is {
 		return nil, unfit(extension, "neither it nor its body is a text")
@@ -111,9 +115,10 @@ func asMarkup(result jsontext.Value, extension, contentType string) (*Page, erro
 }
 
 func asText(result jsontext.Value) (*Page, error) {
-	part, found := shown(result, "text")
+	part, found := renderable(result, "text")
 	if !found {
-		return nil, entity.Refuse(http.StatusNotFound, "the action's result has neither body nor text")
+		return nil, entity.Refuse(http.StatusNotFound,
+			"the action's result has neither body nor text")
 	}
 	text, is := raw.Text(part)
 	if !is {
@@ -160,8 +165,8 @@ func asHTTP(result jsontext.Value) (*Page, error) {
 	return &Page{status, header, body}, nil
 }
 
-// readStatus reads a whole number, maybe as a text. Those below 200 are no answers, and those from
-// 600 are none at all.
+// readStatus reads a whole number, maybe as a text. A status below 200 does not end a request, and
+// there is none from 600.
 func readStatus(object raw.Object) (int, error) {
 	value, found := object["statusCode"]
 	if !found {
@@ -178,7 +183,8 @@ func readStatus(object raw.Object) (int, error) {
 		}
 	}
 	if whole := math.Trunc(status); whole != status || whole < 200 || whole > 599 {
-		return 0, unfit("http", "its statusCode is "+raw.Excerpt(value)+", and must be a whole number from 200 to 599")
+		return 0, unfit("http", "its statusCode is "+raw.Excerpt(value)+
+			", and must be a whole number from 200 to 599")
 	}
 	return int(status), nil
 }
@@ -208,7 +214,8 @@ func readHeader(object raw.Object) (http.Header, error) {
 	}
 	for name, value := range raw.Box("", value) {
 		if !httpguts.ValidHeaderFieldName(name) {
-			return nil, unfit("http", strconv.Quote(raw.Excerpt([]byte(name)))+" can be no header's name")
+			excerpt := strconv.Quote(raw.Excerpt([]byte(name)))
+			return nil, unfit("http", excerpt+" can be no header's name")
 		}
 		values, err := headerValues(name, value, nil)
 		if err != nil {
@@ -221,7 +228,7 @@ func readHeader(object raw.Object) (http.Header, error) {
 	return header, nil
 }
 
-// headerValues are what a header is set to: one value, or each of an array.
+// headerValues appends what a header is set to: one value, or each of an array.
 func headerValues(name string, value jsontext.Value, to []string) ([]string, error) {
 	text := string(value)
 	switch value.Kind() {
@@ -253,7 +260,9 @@ func headerValues(name string, value jsontext.Value, to []string) ([]string, err
 
 // readPageBody makes bytes of a body: a text is itself, or in base64 where the content type is
 // binary; anything else is JSON.
-func readPageBody(body jsontext.Value, header http.Header) (content []byte, contentType string, err error) {
+func readPageBody(
+	body jsontext.Value, header http.Header,
+) (content []byte, contentType string, err error) {
 	text, isText := raw.Text(body)
 	if len(body) == 0 || body.Kind() == 'n' || isText && text == "" {
 		return nil, "", nil
@@ -265,8 +274,10 @@ func readPageBody(body jsontext.Value, header http.Header) (content []byte, cont
 	media, parameters := contentType, map[string]string{}
 	if _, says := header["Content-Type"]; says {
 		contentType = header.Get("Content-Type")
-		if media, parameters, err = mime.ParseMediaType(contentType); err != nil || !strings.Contains(media, "/") {
-			return nil, "", unfit("http", "its content type is "+strconv.Quote(raw.Excerpt([]byte(contentType))))
+		media, parameters, err = mime.ParseMediaType(contentType)
+		if err != nil || !strings.Contains(media, "/") {
+			excerpt := strconv.Quote(raw.Excerpt([]byte(contentType)))
+			return nil, "", unfit("http", "its content type is "+excerpt)
 		}
 	}
 	_, hasCharset := parameters["charset"]
@@ -287,7 +298,8 @@ func readPageBody(body jsontext.Value, header http.Header) (content []byte, cont
 		return []byte(text), contentType, nil
 	}
 	if content, err = fromBase64(text); err != nil {
-		return nil, "", unfit("http", "its content type "+media+" is binary, and its body not base64")
+		return nil, "", unfit("http",
+			"its content type "+media+" is binary, and its body not base64")
 	}
 	return content, contentType, nil
 }

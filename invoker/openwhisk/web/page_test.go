@@ -79,12 +79,16 @@ func TestPages(t *testing.T) {
 	} {
 		got, err := Interpret(p.extension, activation.Classify(200, []byte(p.result)))
 		if err != nil {
-			if statusOf(err) != p.status || !strings.Contains(err.Error(), p.body) || strings.ContainsAny(err.Error(), "\r\n") {
-				t.Errorf(".%s of %s: %d %v, want %d with %q", p.extension, p.result, statusOf(err), err, p.status, p.body)
+			why, status := err.Error(), statusOf(err)
+			oneLine := !strings.ContainsAny(why, "\r\n")
+			if status != p.status || !strings.Contains(why, p.body) || !oneLine {
+				t.Errorf(".%s of %s: %d %s, want %d with %q",
+					p.extension, p.result, status, why, p.status, p.body)
 			}
 			continue
 		}
-		if got.Status != p.status || got.Header.Get("Content-Type") != p.contentType || string(got.Body) != p.body {
+		media := got.Header.Get("Content-Type")
+		if got.Status != p.status || media != p.contentType || string(got.Body) != p.body {
 			t.Errorf(".%s of %s: %d %v %q", p.extension, p.result, got.Status, got.Header, got.Body)
 		}
 	}
@@ -93,8 +97,11 @@ func TestPages(t *testing.T) {
 // Whatever an action answers, HTTP can say it, or it is refused in one line.
 func FuzzPage(f *testing.F) {
 	for _, result := range []string{
-		`{"statusCode":200,"headers":{"a":["b",1,true]},"body":"x"}`, `{"error":{"statusCode":"404"}}`, `[1]`, `{"text":{"a":[]}}`, `{"html":"\ud800"}`,
-		`{"headers":{"content-type":"application/json"},"body":"e30="}`, `{"body":"a","headers":{"Content-Type":"image/png"}}`, `{"statusCode":1e1}`,
+		`{"statusCode":200,"headers":{"a":["b",1,true]},"body":"x"}`,
+		`{"error":{"statusCode":"404"}}`, `[1]`, `{"text":{"a":[]}}`,
+		`{"html":"\ud800"}`, `{"statusCode":1e1}`,
+		`{"headers":{"content-type":"application/json"},"body":"e30="}`,
+		`{"body":"a","headers":{"Content-Type":"image/png"}}`,
 	} {
 		f.Add(result)
 	}
@@ -103,7 +110,8 @@ func FuzzPage(f *testing.F) {
 		for extension := range extensions {
 			p, err := Interpret(extension, response)
 			if err != nil {
-				if status := statusOf(err); status < 400 || status > 499 || strings.ContainsAny(err.Error(), "\r\n") {
+				status := statusOf(err)
+				if status < 400 || status > 499 || strings.ContainsAny(err.Error(), "\r\n") {
 					t.Fatalf(".%s of %q: %d %q", extension, result, status, err)
 				}
 				continue
@@ -113,7 +121,9 @@ func FuzzPage(f *testing.F) {
 			}
 			for name, values := range p.Header {
 				for _, value := range values {
-					if notTheirs[name] || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+					valid := httpguts.ValidHeaderFieldName(name) &&
+						httpguts.ValidHeaderFieldValue(value)
+					if notTheirs[name] || !valid {
 						t.Fatalf(".%s of %q: %q: %q", extension, result, name, value)
 					}
 				}
@@ -137,7 +147,10 @@ func BenchmarkPage(b *testing.B) {
 
 // Whatever the URL, what is found of it can name an action, and an extension that is known.
 func FuzzURL(f *testing.F) {
-	for _, path := range []string{"guest/default/a.json", "guest/pk/a.b.http/x//y", "g/p/.json", "g/%2e%2e/a", "a/b/c%", "///", "a/b/c.svg.svg"} {
+	for _, path := range []string{
+		"guest/default/a.json", "guest/pk/a.b.http/x//y", "g/p/.json", "g/%2e%2e/a", "a/b/c%",
+		"///", "a/b/c.svg.svg",
+	} {
 		f.Add(path)
 	}
 	f.Fuzz(func(t *testing.T, path string) {
@@ -146,8 +159,17 @@ func FuzzURL(f *testing.F) {
 			return
 		}
 		p := u.Action
-		if extensions[u.Extension] == nil || entity.CheckName(p.Namespace) != nil || entity.CheckName(p.Name) != nil ||
-			p.Package != "" && entity.CheckName(p.Package) != nil || u.Rest != "" && u.Rest[0] != '/' || !strings.HasSuffix(path, u.Rest) {
+		names := []string{p.Namespace, p.Name}
+		if p.Package != "" {
+			names = append(names, p.Package)
+		}
+		for _, name := range names {
+			if entity.CheckName(name) != nil {
+				t.Fatalf("%q names %q", path, name)
+			}
+		}
+		slash := u.Rest == "" || u.Rest[0] == '/'
+		if extensions[u.Extension] == nil || !slash || !strings.HasSuffix(path, u.Rest) {
 			t.Fatalf("%q: %+v", path, u)
 		}
 	})

@@ -10,8 +10,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
-// A URL is what follows /web/: namespace/package/name.extension, and whatever the action makes of
-// the rest.
+// A URL names a web action as namespace/package/name.extension; the rest is for the action.
 type URL struct {
 	Action    entity.Path
 	Extension string
@@ -39,8 +38,9 @@ func ParseURL(escaped string) (u URL, found bool) {
 		u.Action.Package = ""
 	}
 	u.Extension = "http"
-	if dot := strings.LastIndexByte(u.Action.Name, '.'); dot >= 0 && extensions[u.Action.Name[dot+1:]] != nil {
-		u.Action.Name, u.Extension = u.Action.Name[:dot], u.Action.Name[dot+1:]
+	name := u.Action.Name
+	if dot := strings.LastIndexByte(name, '.'); dot >= 0 && extensions[name[dot+1:]] != nil {
+		u.Action.Name, u.Extension = name[:dot], name[dot+1:]
 	}
 	return u, entity.CheckName(u.Action.Name) == nil
 }
