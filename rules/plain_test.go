@@ -25,7 +25,6 @@ var notPlainYet = []string{
 	"invoker/openwhisk/bus/kafkatest",
 	"invoker/openwhisk/bus/message",
 	"invoker/openwhisk/entity",
-	"invoker/pool",
 	"kernel-mod/fastiovd", // its text is part of the key of a kernel that takes long to build
 	"node-agent/agent",
 	"node-agent/api",

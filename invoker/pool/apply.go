@@ -67,7 +67,10 @@ func (s *state) give(b *box, w *waiter, now time.Time) {
 
 // newBox takes a place on a node for a group or, where that is nil, for a stem cell.
 func (s *state) newBox(n *node, g *group, st *stem, now time.Time) *box {
-	b := &box{id: s.newID(), node: n, group: g, stem: st, phase: starting, since: now, ready: make(chan struct{})}
+	b := &box{
+		id: s.newID(), node: n, group: g, stem: st, phase: starting, since: now,
+		ready: make(chan struct{}),
+	}
 	b.place.of, b.open.of, b.mine.of, b.alarm.of = b, b, b, b
 	if g != nil {
 		b.memory, b.slots = g.memory+n.overhead, g.slots

@@ -17,7 +17,8 @@ var sizes = []int{10, 100, 1000, 10_000}
 // has digits times ten.
 func crowd(b *testing.B, n int) *world {
 	b.Helper()
-	w := newWorld(Config{KeepAlive: time.Hour, Wait: time.Hour}, b.Fatalf, nil, sized(2*n, unbounded))
+	cfg := Config{KeepAlive: time.Hour, Wait: time.Hour}
+	w := newWorld(cfg, b.Fatalf, nil, sized(2*n, unbounded))
 	w.s.mostQueued = unbounded
 	for i := range 2 * n {
 		w.jobs = w.jobs[:0]
@@ -140,7 +141,8 @@ func (instant) Status(context.Context, *api.StatusRequest) (*api.StatusReply, er
 func BenchmarkDo(b *testing.B) {
 	run := func(name string, keep bool, job func(i int) Demand) {
 		b.Run(name, func(b *testing.B) {
-			p := New(Config{KeepAlive: time.Hour, Wait: time.Minute, Start: time.Minute}, api.Local(instant{}))
+			cfg := Config{KeepAlive: time.Hour, Wait: time.Minute, Start: time.Minute}
+			p := New(cfg, api.Local(instant{}))
 			defer p.Close()
 			var n atomic.Int64
 			b.ReportAllocs()
@@ -173,7 +175,8 @@ func BenchmarkDo(b *testing.B) {
 func BenchmarkWaiting(b *testing.B) {
 	const jobs = 10_000
 	for b.Loop() {
-		p := New(Config{KeepAlive: time.Hour, Wait: time.Hour, Start: time.Minute, Queue: 2 * jobs}, api.Local(full{}))
+		cfg := Config{KeepAlive: time.Hour, Wait: time.Hour, Start: time.Minute, Queue: 2 * jobs}
+		p := New(cfg, api.Local(full{}))
 		before := memory()
 		for i := range jobs {
 			p.Acquire(groupJob(i), func(*Lease, error) {})

@@ -17,8 +17,8 @@ type link[T any] struct {
 	prev, next *link[T]
 }
 
-// join appends l to c, having it leave where it was; it keeps its place where it is in c already. A
-// nil chain is none.
+// join appends l to c, having it leave where it was; it keeps its place where it is in c already.
+// With a nil chain it only leaves.
 func (l *link[T]) join(c *chain[T]) {
 	if l.in == c {
 		return

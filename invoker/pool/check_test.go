@@ -50,7 +50,8 @@ func (w *world) checkSums() {
 			continue
 		}
 		if used[b] != b.used || b.used > b.slots {
-			w.fail("%s has %d of %d slots in use, %d jobs are in it", b.id, b.used, b.slots, used[b])
+			w.fail("%s has %d of %d slots in use, %d jobs are in it",
+				b.id, b.used, b.slots, used[b])
 		}
 		among := b.place.in == &b.node.endless
 		if endless[b] != b.endless.n || !b.idles() && (endless[b] > 0) != among {
@@ -72,7 +73,8 @@ func (w *world) checkSums() {
 	for _, n := range w.s.nodes {
 		free := room{n.capacity.sandboxes - nodes[n].boxes, n.capacity.memory - nodes[n].memory}
 		if n.free != free || n.boxes != nodes[n].boxes || n.idling != nodes[n].idling {
-			w.fail("%s: %+v free, %d sandboxes, %d MiB idle; counted %+v, %+v", n.name, n.free, n.boxes, n.idling, free, nodes[n])
+			w.fail("%s: %+v free, %d sandboxes, %d MiB idle; counted %+v, %+v",
+				n.name, n.free, n.boxes, n.idling, free, nodes[n])
 		}
 	}
 	named := 0
@@ -90,17 +92,19 @@ func (w *world) checkSums() {
 			w.fail("group %s has %d sandboxes, and may have %d", g.name, g.members.n, g.bounds.Max)
 		}
 		if g.live != live[g] || g.space.held != held[g.space] {
-			w.fail("group %s: %d alive and %d MiB held, counted %d and %d", g.name, g.live, g.space.held, live[g], held[g.space])
+			w.fail("group %s: %d alive and %d MiB held, counted %d and %d",
+				g.name, g.live, g.space.held, live[g], held[g.space])
 		}
 	}
 }
 
-// takes tells whether a sandbox takes jobs, now or when one of its slots is free.
+// takes reports whether a sandbox takes jobs, now or when one of its slots is free.
 func (b *box) takes(s *state) bool {
-	return b.group != nil && b.phase != gone && !b.retired && !b.claimed && b.node.up && !b.node.draining && !s.closed
+	ends := b.retired || b.claimed || b.node.draining || s.closed
+	return b.group != nil && b.phase != gone && b.node.up && !ends
 }
 
-// checkWaiting: who waits has a reason to.
+// checkWaiting checks that each waiting job has a reason to wait.
 func (w *world) checkWaiting() {
 	for _, t := range w.jobs {
 		if !t.waits() {
@@ -123,7 +127,8 @@ func (w *world) checkWaiting() {
 		for _, n := range w.s.nodes {
 			need := g.memory + n.overhead
 			if n.up && n.avail().fits(need) && !g.full() {
-				w.fail("a job of %s waits for %d MiB, and %s has %+v to give", g.name, need, n.name, n.avail())
+				w.fail("a job of %s waits for %d MiB, and %s has %+v to give",
+					g.name, need, n.name, n.avail())
 			}
 		}
 	}
@@ -145,7 +150,8 @@ func (w *world) checkClaims() {
 	for _, n := range w.s.nodes {
 		able := n.up && n.capacity.fits(l.of.memory+n.overhead) && n.busy.n+n.endless.n > 0
 		if able && n.claim == nil && n.free.sandboxes >= 0 && n.free.memory >= 0 {
-			w.fail("a job of %s has waited too long, and %s makes no room for it", l.of.name, n.name)
+			w.fail("a job of %s has waited too long, and %s makes no room for it",
+				l.of.name, n.name)
 		}
 	}
 }

@@ -15,7 +15,7 @@ package pool
 // the claims before its own, and for the longest run of a sandbox that ends for it. All others go
 // on meanwhile in what is not claimed.
 
-// mostLookedAt is how many of a node's busy sandboxes, of either sort, are looked at for a claim.
+// mostLookedAt bounds how many of a node's busy sandboxes, of either sort, a claim looks at.
 const mostLookedAt = 64
 
 // fulfil returns the start of the job that a claim has made room for, or the end of a claim for
@@ -62,7 +62,8 @@ func (s *state) claimFor(g *group, fair bool) (step, bool) {
 		if !n.up || n.claim != nil || !n.capacity.fits(g.memory+n.overhead) {
 			continue
 		}
-		if boxes := n.toEnd(g, fair); boxes != nil && (best.node == nil || len(boxes) < len(best.boxes)) {
+		boxes := n.toEnd(g, fair)
+		if boxes != nil && (best.node == nil || len(boxes) < len(best.boxes)) {
 			best = step{kind: Claim, group: g, node: n, boxes: boxes}
 		}
 	}

@@ -8,20 +8,26 @@ import (
 
 // What Prometheus finds when it asks a pool.
 var (
-	descWaiting   = prometheus.NewDesc("fastiov_pool_waiting_jobs", "Jobs that wait for a sandbox, by what they wait for.", []string{"reason"}, nil)
-	descSandboxes = prometheus.NewDesc("fastiov_pool_sandboxes", "Sandboxes by phase, on all nodes; stem cells that idle as stem.", []string{"phase"}, nil)
-	descDecisions = prometheus.NewDesc("fastiov_pool_decisions_total", "Decisions by kind; warm, warming, prewarm and cold are how jobs got their sandbox.", []string{"kind"}, nil)
-	descNodes     = prometheus.NewDesc("fastiov_pool_nodes", "Nodes by state.", []string{"state"}, nil)
+	descWaiting = described("fastiov_pool_waiting_jobs", "reason",
+		"Jobs that wait for a sandbox, by what they wait for.")
+	descSandboxes = described("fastiov_pool_sandboxes", "phase",
+		"Sandboxes by phase, on all nodes; stem cells that idle as stem.")
+	descDecisions = described("fastiov_pool_decisions_total", "kind",
+		"Decisions by kind; warm, warming, prewarm and cold are how jobs got their sandbox.")
+	descNodes = described("fastiov_pool_nodes", "state", "Nodes by state.")
 )
 
-// Reasons are what a label calls each Lack.
-var Reasons = map[Lack]string{
-	Placeable: "placeable", NoNode: "node", NoVF: "vf", NoPlace: "place", NoMemory: "memory",
-	Reserved: "reserved", MakesRoom: "claim",
-	AtMost: "max",
+func described(name, label, help string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, []string{label}, nil)
 }
 
-// Phases are those of a sandbox, and what a stem cell is in that idles.
+// Reasons holds the label's value for each Lack.
+var Reasons = map[Lack]string{
+	Placeable: "placeable", NoNode: "node", NoVF: "vf", NoPlace: "place", NoMemory: "memory",
+	Reserved: "reserved", MakesRoom: "claim", AtMost: "max",
+}
+
+// Phases returns the phases of a sandbox, and "stem" for a stem cell that idles.
 func Phases() []string {
 	names := []string{"stem"}
 	for _, p := range phases {
@@ -30,7 +36,7 @@ func Phases() []string {
 	return names
 }
 
-// NodeStates are how a node may be: away is one that is out of reach.
+// NodeStates lists the states of a node; one that is out of reach is away.
 var NodeStates = []string{"up", "draining", "away"}
 
 // Describe implements prometheus.Collector.
@@ -53,7 +59,8 @@ func (p *Pool) Collect(ch chan<- prometheus.Metric) {
 		gauge(descSandboxes, n, phase)
 	}
 	for kind, n := range shot.Decisions {
-		ch <- prometheus.MustNewConstMetric(descDecisions, prometheus.CounterValue, float64(n), string(kind))
+		ch <- prometheus.MustNewConstMetric(
+			descDecisions, prometheus.CounterValue, float64(n), string(kind))
 	}
 	nodes := map[string]int{}
 	for _, n := range shot.Nodes {

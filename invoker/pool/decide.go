@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Kind is what a decision does.
+// A Kind of decision, by what it does.
 type Kind string
 
 const (
@@ -25,7 +25,7 @@ const (
 	Note    Kind = "note"   // time has passed for what alarm says; nothing is to be done outside
 )
 
-// Kinds are those that are counted.
+// Kinds lists the kinds that are counted.
 var Kinds = []Kind{Warm, Warming, Prewarm, Cold, Evict, Refuse, Claim, Expire, Pause, Stem, Revive}
 
 // A step is one thing to do and why. What it does it to depends on its kind.
@@ -41,16 +41,17 @@ type step struct {
 	why    string
 }
 
-// decide says what is to be done now, one step at a time: it changes nothing, and is asked again
-// when its step has been applied, until there is none. In this order:
+// decide returns what to do now, one step at a time: it changes nothing, and is called again when
+// its step has been applied, until there is none. In this order:
 //
-//	what time has brought     waits and idling that are over, pauses
-//	what ends anyway          sandboxes that are retired, or on a node that drains
-//	warm, warming             a group with a waiter and a free slot; no room is needed, so nobody else is asked
-//	claims                    room that has been made for the one who waited too long
-//	prewarm, cold, evict      room is free, idles, or a stem cell is there: for whose turn it is among those it is enough for
-//	new claims                who has waited for longer than patience gets a node to make room for him
-//	stem cells                from what nobody waits for and nothing idles in
+//	alarms                waits and idling that are over, pauses
+//	endings               sandboxes that are retired, or on a node that drains
+//	warm, warming         a group with a waiter and a free slot: it needs no room
+//	claims                room that was made for a job that waited too long
+//	prewarm, cold, evict  there is free or idle room, or a stem cell: of the jobs for which it is
+//	                      enough, the one whose turn it is gets it
+//	new claims            a job that has waited for longer than patience has a node make room
+//	stem cells            in room that no job waits for and no idle sandbox occupies
 func decide(s *state, now time.Time) (step, bool) {
 	if len(s.alarms) > 0 && !now.Before(s.alarms[0].at) {
 		return s.due(s.alarms[0], now), true
@@ -112,7 +113,10 @@ func (s *state) makePlace(now time.Time) (step, bool) {
 			if turn == nil || l.before(turn) {
 				turn = l
 			}
-		} else if g := l.groups.first.of; g.claim == nil && l.head().aged && (waits == nil || l.before(waits)) {
+			continue
+		}
+		late := l.groups.first.of.claim == nil && l.head().aged
+		if late && (waits == nil || l.before(waits)) {
 			waits = l
 		}
 	}
@@ -139,12 +143,13 @@ func (s *state) start(g *group, on *node) step {
 	return step{kind: Cold, waiter: w, node: on}
 }
 
-// best is the node where a sandbox of the group is to be started: where nothing must be evicted for
-// it, that has its image, then the one with the most VFs and memory left, which spreads a burst.
+// best returns the node to start a sandbox of the group on: one where nothing must be evicted, then
+// one that has the image, then the one with the most VFs and memory left, which spreads a burst.
 func (s *state) best(g *group) *node {
 	var best *node
 	for _, n := range s.nodes {
-		if need := g.memory + n.overhead; n.up && n.avail().fits(need) && (best == nil || n.better(best, g)) {
+		able := n.up && n.avail().fits(g.memory+n.overhead)
+		if able && (best == nil || n.better(best, g)) {
 			best = n
 		}
 	}
@@ -180,19 +185,23 @@ func (s *state) unplaceable() (step, bool) {
 	case drains:
 		return step{kind: Refuse, waiter: w, why: "every node drains"}, true
 	case c.memory > most:
-		return step{kind: Refuse, waiter: w, why: fmt.Sprintf("it needs %d MiB and no node has more than %d for it", c.memory, max(most, 0))}, true
+		why := fmt.Sprintf(
+			"it needs %d MiB and no node has more than %d for it", c.memory, max(most, 0))
+		return step{kind: Refuse, waiter: w, why: why}, true
 	}
 	return step{}, false
 }
 
-// due is what an alarm is about.
+// due returns what an alarm brings about.
 func (s *state) due(a *alarm, now time.Time) step {
 	switch of := a.of.(type) {
 	case *waiter:
 		if now.Before(of.deadline) {
 			return step{kind: Note, alarm: a} // it has aged
 		}
-		return step{kind: Refuse, waiter: of, why: fmt.Sprintf("%s; waited %s", s.why(of), now.Sub(of.arrived).Round(time.Millisecond))}
+		waited := now.Sub(of.arrived).Round(time.Millisecond)
+		why := fmt.Sprintf("%s; waited %s", s.why(of), waited)
+		return step{kind: Refuse, waiter: of, why: why}
 	case *box:
 		if at := s.boxDue(of); at.IsZero() || now.Before(at) {
 			break

@@ -71,13 +71,15 @@ func with(job Demand, change func(*Demand)) Demand { change(&job); return job }
 
 func TestLookupOrder(t *testing.T) {
 	a := with(of("a", 100), func(j *Demand) { j.Image, j.Concurrency = "python", 2 })
-	s := newScene(t, Config{StemCells: []StemCell{{Image: "python", MemoryMiB: 100, Count: 1}}}, sized(5, unbounded))
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 1}
+	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(5, unbounded))
 	s.started(s.boxes[0], true) // the stem cell
 	s.want()
 	for range 5 {
 		s.call(a)
 	}
-	s.want("prewarm a in b1", "warming a in b1", "cold a on n0", "warming a in b2", "cold a on n0", "stem")
+	s.want("prewarm a in b1", "warming a in b1",
+		"cold a on n0", "warming a in b2", "cold a on n0", "stem")
 	s.started(s.boxes[3], true)
 	one := s.jobs[0]
 	s.started(one.box, true)
@@ -109,7 +111,8 @@ func TestABurstStartsAsManyAsItTakes(t *testing.T) {
 		}
 		s.settle()
 		if starts := int(s.s.counts[Cold]); starts != c.starts {
-			t.Errorf("%d jobs, %d in a sandbox, %d places: %d starts, want %d", c.jobs, c.concurrency, c.places, starts, c.starts)
+			t.Errorf("%d jobs, %d in a sandbox, %d places: %d starts, want %d",
+				c.jobs, c.concurrency, c.places, starts, c.starts)
 		}
 		s.check()
 	}
@@ -151,7 +154,8 @@ func TestAGroupHasItsOwnBounds(t *testing.T) {
 	}
 	cfg := Config{KeepAlive: time.Hour, PauseAfter: time.Minute, Policy: Histogram{time.Hour}}
 	s := newScene(t, cfg)
-	brief := s.idling(own("brief", Bounds{KeepAlive: 10 * time.Second, PauseAfter: 5 * time.Second}))
+	short := Bounds{KeepAlive: 10 * time.Second, PauseAfter: 5 * time.Second}
+	brief := s.idling(own("brief", short))
 	wakeful := s.idling(own("wakeful", Bounds{PauseAfter: -1}))
 	s.pass(5 * time.Second)
 	s.want("pause " + brief.id)
@@ -189,7 +193,7 @@ func TestAGroupHasNoMoreThanItMay(t *testing.T) {
 	for range 4 {
 		s.call(two)
 	}
-	s.want("prewarm two in b1", "cold two on n0", "stem") // though two wait, there is room for others
+	s.want("prewarm two in b1", "cold two on n0", "stem") // two more wait, and take no room
 	if why := s.s.why(s.jobs[2].w); why != "its function has as many sandboxes as it may, 0 ahead" {
 		t.Error(why)
 	}
@@ -269,7 +273,8 @@ func TestStemCells(t *testing.T) {
 }
 
 func TestStemCellsFollowTheColdStarts(t *testing.T) {
-	cell := StemCell{Image: "python", MemoryMiB: 100, Reactive: Reactive{Max: 3, TTL: time.Minute, Threshold: 2, Increment: 1}}
+	cell := StemCell{Image: "python", MemoryMiB: 100}
+	cell.Reactive = Reactive{Max: 3, TTL: time.Minute, Threshold: 2, Increment: 1}
 	python := with(of("a", 100), func(j *Demand) { j.Image, j.Start = "python", nil })
 	s := newScene(t, Config{StemCells: []StemCell{cell}, KeepAlive: time.Hour})
 	s.want()
@@ -287,7 +292,8 @@ func TestStemCellsFollowTheColdStarts(t *testing.T) {
 }
 
 func TestStemCellsBeginAsManyAsAreToBe(t *testing.T) {
-	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 3, Reactive: Reactive{Min: 1, Max: 3, TTL: time.Minute, Threshold: 1, Increment: 1}}
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 3}
+	cell.Reactive = Reactive{Min: 1, Max: 3, TTL: time.Minute, Threshold: 1, Increment: 1}
 	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(5, 1000))
 	for _, b := range s.boxes {
 		s.started(b, true)
@@ -328,7 +334,8 @@ func TestPlacement(t *testing.T) {
 	s.pass(testLost)
 	s.want()
 	if n := s.s.nodes[0]; n.boxes != 0 || len(n.orphans) != 2 {
-		t.Errorf("%d sandboxes left of a lost node, %d to be ended when it is back", n.boxes, len(n.orphans))
+		t.Errorf("%d sandboxes left of a lost node, %d to be ended when it is back",
+			n.boxes, len(n.orphans))
 	}
 	s.s.looked(s.s.nodes[0], far, s.now)
 	s.want("cold d on n0")

@@ -14,7 +14,7 @@
 // says.
 //
 // A group is one function at one revision, called by one namespace: its sandboxes are alike. A
-// sandbox bears as many leases at once as the group's concurrency says. A demand whose start is
+// sandbox has as many leases at once as the group's concurrency says. A demand whose start is
 // under way keeps that start, so N demands at once on a cold group start as many sandboxes as they
 // need side by side; a demand that waits takes the first slot that is free. A group may bound how
 // many sandboxes it has, and how long they idle; where it does not, the pool's configuration does.
@@ -25,7 +25,7 @@
 // hours says so, as endless; it is told to end then.
 //
 // decide, a function of (state, now), says what to do, one step at a time; apply does the step to
-// the state. Whoever holds the pool's lock is the owner: it takes in an event, then decides and
+// the state. The holder of the pool's lock is the owner: it takes in an event, then decides and
 // applies until nothing is left to decide. Calls to a node happen outside of the lock. The state
 // keeps everything where the next decision looks for it, so a decision costs the same for ten
 // sandboxes and for ten thousand.

@@ -91,7 +91,7 @@ func (s *state) groupOf(d *Demand, now time.Time) *group {
 	return g
 }
 
-// An outcome is how a start went. With an error and a reply it succeeded, but the sandbox is not
+// An outcome says how a start went. With an error and a reply it succeeded, but the sandbox is not
 // ready for its demand.
 type outcome struct {
 	reply *api.StartReply
@@ -186,7 +186,7 @@ func (s *state) retire(groups iter.Seq[*group], now time.Time) {
 	}
 }
 
-// A view is what a node says of itself.
+// A view holds what a node said of itself.
 type view struct {
 	capacity room
 	overhead int
@@ -197,7 +197,8 @@ type view struct {
 
 // looked takes in what a node said of itself.
 func (s *state) looked(n *node, v view, now time.Time) {
-	n.free = room{n.free.sandboxes + v.capacity.sandboxes - n.capacity.sandboxes, n.free.memory + v.capacity.memory - n.capacity.memory}
+	n.free.sandboxes += v.capacity.sandboxes - n.capacity.sandboxes
+	n.free.memory += v.capacity.memory - n.capacity.memory
 	n.capacity, n.overhead, n.hasVFs, n.images = v.capacity, v.overhead, v.hasVFs, v.images
 	n.down, n.silent = "", false
 	s.alarms.set(&n.alarm, time.Time{})

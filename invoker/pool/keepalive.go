@@ -9,7 +9,9 @@ import (
 // before. It is a value; what it learns from is kept beside it, in Idles.
 type Policy interface {
 	Window(h *Idles) Window
-	Remembers() time.Duration // how long the Idles of a function that nobody calls are worth keeping; 0: it learns nothing
+	// Remembers returns how long the Idles of a function that nobody calls are worth keeping; 0
+	// where the policy learns nothing.
+	Remembers() time.Duration
 }
 
 // A Window is when a function that just ended should have a sandbox: from PreWarm after that end,

@@ -35,10 +35,12 @@ func TestHistogramWindows(t *testing.T) {
 		{"nothing is known", nil, Window{KeepAlive: otherwise}},
 		{"too little is known", repeated(30, fewest-1), Window{KeepAlive: otherwise}},
 		{"a timer every half hour: gone at once, back after 27 minutes, until the 31st and its margin",
-			repeated(30.5, 20), Window{PreWarm: 27 * time.Minute, KeepAlive: 34*time.Minute + 6*time.Second - 27*time.Minute}},
+			repeated(30.5, 20),
+			Window{PreWarm: 27 * time.Minute, KeepAlive: 7*time.Minute + 6*time.Second}},
 		{"calls within seconds: kept, for one minute and its margin", repeated(0.1, 20), Window{KeepAlive: 66 * time.Second}},
 		{"mostly seconds, a few of an hour: kept through the hour",
-			append(repeated(0.1, 50), repeated(60, 5)...), Window{KeepAlive: 61 * 66 * time.Second}},
+			append(repeated(0.1, 50), repeated(60, 5)...),
+			Window{KeepAlive: 61 * 66 * time.Second}},
 		{"one in a thousand late: not waited for", append(repeated(0.1, 1000), 200), Window{KeepAlive: 66 * time.Second}},
 		{"any idle time is as likely as any other", everyMinute, Window{KeepAlive: otherwise}},
 		{"most are longer than can be counted", append(repeated(30, 10), repeated(1000, 11)...), Window{KeepAlive: otherwise}},
@@ -63,6 +65,7 @@ func TestIdlesForgetByHalves(t *testing.T) {
 		sum, squares = sum+int(n), squares+int(n)*int(n)
 	}
 	if h.within != sum || h.squares != squares || h.counts[0] != 1<<15 {
-		t.Errorf("%d in the first bin; %d and %d kept, %d and %d counted", h.counts[0], h.within, h.squares, sum, squares)
+		t.Errorf("%d in the first bin; %d and %d kept, %d and %d counted",
+			h.counts[0], h.within, h.squares, sum, squares)
 	}
 }

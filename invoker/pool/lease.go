@@ -19,7 +19,7 @@ type Demand struct {
 	Group       string
 	Image       string // which Start will name; empty: no stem cell serves, no node is nearer
 	MemoryMiB   int
-	Concurrency int           // how many leases of the group a sandbox bears at once; 0: one
+	Concurrency int           // how many leases of the group a sandbox has at once; 0: one
 	Wait        time.Duration // in the pool's queue, at most; 0: Config.Wait
 	Bounds
 

@@ -127,7 +127,7 @@ func TestCloseEndsLeases(t *testing.T) {
 
 // A node that is given up ends its leases, those that are endless too.
 func TestALostNodeEndsItsLeases(t *testing.T) {
-	cfg, one := Config{LostAfter: 10 * time.Second}, []*api.StatusReply{vfs(1)}
+	cfg, one := Config{LostAfter: 10 * time.Second}, having(1)
 	among(t, cfg, one, func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		ended := heedful(hold(t, p, webSocket("x", "socket")))
 		nodes[0].setDeaf(true)

@@ -35,8 +35,9 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 				return
 			}
 			left = append(left, Left{
-				Node: n.name, Sandbox: b.id, Namespace: b.group.namespace, Group: b.group.name, Image: b.group.image,
-				MemoryMiB: b.group.memory, Slots: b.slots, Paused: b.phase == paused,
+				Node: n.name, Sandbox: b.id, Namespace: b.group.namespace, Group: b.group.name,
+				Image: b.group.image, MemoryMiB: b.group.memory, Slots: b.slots,
+				Paused: b.phase == paused,
 			})
 			s.drop(b, now)
 		})

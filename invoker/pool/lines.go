@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Who is next for room that more than one could use: the namespace whose busy sandboxes hold the
-// least memory, and of equals the one whose job has waited longest. So under overload namespaces
-// come to hold the same, whatever they ask for; what one does not want the others share.
+// Room that more than one namespace could use goes to the one whose busy sandboxes hold the least
+// memory, and of equals to the one whose job has waited longest. So under overload namespaces come
+// to hold the same, whatever they ask for; what one does not want the others share.
 
 type lines []*line
 
@@ -115,7 +115,9 @@ func (s *state) lineOf(g *group) *line {
 
 func (s *state) classOf(g *group) *class {
 	stem := s.stemOf(g)
-	at, _ := slices.BinarySearchFunc(s.classes, g.memory, func(c *class, memory int) int { return cmp.Compare(c.memory, memory) })
+	at, _ := slices.BinarySearchFunc(s.classes, g.memory, func(c *class, memory int) int {
+		return cmp.Compare(c.memory, memory)
+	})
 	for ; at < len(s.classes) && s.classes[at].memory == g.memory; at++ {
 		if s.classes[at].stem == stem {
 			return s.classes[at]

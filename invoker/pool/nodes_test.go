@@ -15,14 +15,17 @@ import (
 )
 
 // among runs a test with a pool on several fake nodes.
-func among(t *testing.T, cfg Config, statuses []*api.StatusReply, test func(t *testing.T, p *Pool, nodes []*fakeNode)) {
+func among(
+	t *testing.T, cfg Config, statuses []*api.StatusReply,
+	test func(t *testing.T, p *Pool, nodes []*fakeNode),
+) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var nodes []*fakeNode
 		for i, status := range statuses {
 			n := newFake(status)
 			nodes = append(nodes, n)
-			cfg.Nodes = append(cfg.Nodes, Named{string(rune('A' + i)), n})
+			cfg.Nodes = append(cfg.Nodes, Named{string(rune('A' + i)), api.Local(n)})
 		}
 		if cfg.KeepAlive == 0 {
 			cfg.KeepAlive = time.Hour
@@ -39,6 +42,14 @@ func among(t *testing.T, cfg Config, statuses []*api.StatusReply, test func(t *t
 	})
 }
 
+// having returns nodes with so many VFs in order.
+func having(inOrder ...int) (statuses []*api.StatusReply) {
+	for _, n := range inOrder {
+		statuses = append(statuses, vfs(n))
+	}
+	return statuses
+}
+
 func (n *fakeNode) setDeaf(deaf bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -46,7 +57,7 @@ func (n *fakeNode) setDeaf(deaf bool) {
 }
 
 func TestABurstGoesToAllNodes(t *testing.T) {
-	among(t, Config{}, []*api.StatusReply{vfs(4), vfs(4)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+	among(t, Config{}, having(4, 4), func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		begin := time.Now()
 		on := map[string]int{}
 		for _, end := range atOnce(p, repeat(work("a"), 8)...) {
@@ -62,7 +73,8 @@ func TestABurstGoesToAllNodes(t *testing.T) {
 }
 
 func TestANodeOutOfReachLosesItsSandboxesInTheEnd(t *testing.T) {
-	among(t, Config{LostAfter: 20 * time.Second}, []*api.StatusReply{vfs(1), vfs(2)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+	cfg := Config{LostAfter: 20 * time.Second}
+	among(t, cfg, having(1, 2), func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		for _, end := range atOnce(p, repeat(work("a"), 3)...) {
 			if end.err != nil {
 				t.Fatal(end.err)
@@ -73,7 +85,8 @@ func TestANodeOutOfReachLosesItsSandboxesInTheEnd(t *testing.T) {
 		if first := atOnce(p, work("a"))[0]; first.err != nil || first.Node != "A" || first.Cold {
 			t.Errorf("%+v", first)
 		}
-		if shot := p.Snapshot(); shot.Nodes[1].Boxes != 2 || !strings.Contains(shot.Nodes[1].State, "B: ") {
+		shot := p.Snapshot()
+		if shot.Nodes[1].Boxes != 2 || !strings.Contains(shot.Nodes[1].State, "B: ") {
 			t.Errorf("%+v", shot)
 		}
 		time.Sleep(20 * time.Second)
@@ -91,7 +104,7 @@ func TestANodeOutOfReachLosesItsSandboxesInTheEnd(t *testing.T) {
 
 // A node that does not answer one look, under load perhaps, keeps its sandboxes and gets calls.
 func TestANodeThatIsSilentOnceStays(t *testing.T) {
-	among(t, Config{}, []*api.StatusReply{vfs(1)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+	among(t, Config{}, having(1), func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		n := nodes[0]
 		down := func() string { return p.Snapshot().Nodes[0].State }
 		looked := func(deaf bool) {
@@ -117,7 +130,8 @@ func TestANodeThatIsSilentOnceStays(t *testing.T) {
 // A job whose node cannot be reached for the start starts elsewhere; one that runs there when the
 // node is given up fails, once.
 func TestWhatANodeThatGoesAwayTakesWithIt(t *testing.T) {
-	among(t, Config{LostAfter: 10 * time.Second}, []*api.StatusReply{vfs(3), vfs(2)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+	cfg := Config{LostAfter: 10 * time.Second}
+	among(t, cfg, having(3, 2), func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		nodes[0].start = func(context.Context, *api.StartRequest) (*api.StartReply, error) {
 			return nil, status.Error(codes.Unavailable, "connection refused")
 		}
@@ -142,10 +156,13 @@ func TestANodeThatComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newFake(vfs(1))
 		n.deaf = true
-		p := New(Config{KeepAlive: time.Hour, Wait: 10 * time.Second, Start: time.Minute}, n)
+		cfg := Config{KeepAlive: time.Hour, Wait: 10 * time.Second, Start: time.Minute}
+		p := New(cfg, api.Local(n))
 		defer p.Close()
 		var refused *Refused
-		if end := atOnce(p, work("a"))[0]; !errors.As(end.err, &refused) || !strings.HasPrefix(refused.Why, "no node in reach: local: no route, 0 ahead") {
+		const why = "no node in reach: local: no route, 0 ahead"
+		end := atOnce(p, work("a"))[0]
+		if !errors.As(end.err, &refused) || !strings.HasPrefix(refused.Why, why) {
 			t.Errorf("%+v", end)
 		}
 		go func() {
@@ -159,7 +176,7 @@ func TestANodeThatComesLater(t *testing.T) {
 }
 
 func TestADrainingNodeEmpties(t *testing.T) {
-	among(t, Config{}, []*api.StatusReply{vfs(1), vfs(1)}, func(t *testing.T, p *Pool, nodes []*fakeNode) {
+	among(t, Config{}, having(1, 1), func(t *testing.T, p *Pool, nodes []*fakeNode) {
 		atOnce(p, work("a"), work("a"))
 		draining := vfs(1)
 		draining.Draining = true
@@ -226,22 +243,34 @@ func TestJobsThatWaitForAStartThatFails(t *testing.T) {
 }
 
 func TestAStemCellServes(t *testing.T) {
-	cfg := Config{StemCells: []StemCell{{Image: "sim", MemoryMiB: 100, Count: 1, Env: map[string]string{"K": "v"}}}}
+	cell := StemCell{Image: "sim", MemoryMiB: 100, Count: 1, Env: map[string]string{"K": "v"}}
+	cfg := Config{StemCells: []StemCell{cell}}
 	in(t, cfg, vfs(3), func(t *testing.T, p *Pool, n *fakeNode) {
 		time.Sleep(startTime)
 		synctest.Wait()
-		if len(n.starts) != 1 || n.starts[0].Image != "sim" || n.starts[0].MemoryMib != 100 || n.starts[0].Env["K"] != "v" || n.starts[0].Init != nil {
+		if len(n.starts) != 1 {
 			t.Fatalf("%v", n.starts)
+		}
+		asked := n.starts[0]
+		ours := asked.Image == "sim" && asked.MemoryMib == 100 && asked.Env["K"] == "v"
+		if !ours || asked.Init != nil {
+			t.Fatalf("%v", asked)
 		}
 		job := work("a")
 		job.Image = "sim"
 		begin := time.Now()
 		end := atOnce(p, job)[0]
-		if took := time.Since(begin); end.err != nil || end.How != Prewarm || !end.Cold || end.Start == nil || took != initTime+runTime {
+		took := time.Since(begin)
+		prewarmed := end.err == nil && end.How == Prewarm && end.Cold && end.Start != nil
+		if !prewarmed || took != initTime+runTime {
 			t.Errorf("%+v in %s", end, took)
 		}
 		time.Sleep(startTime)
-		if shot := p.Snapshot(); shot.Boxes["stem"] != 1 || shot.Boxes["idle"] != 1 || shot.Decisions[Prewarm] != 1 || shot.Decisions[Stem] != 2 {
+		shot := p.Snapshot()
+		if shot.Boxes["stem"] != 1 || shot.Boxes["idle"] != 1 {
+			t.Errorf("%+v", shot)
+		}
+		if shot.Decisions[Prewarm] != 1 || shot.Decisions[Stem] != 2 {
 			t.Errorf("%+v", shot)
 		}
 		if again := atOnce(p, job)[0]; again.How != Warm || again.Sandbox != end.Sandbox {
@@ -257,7 +286,8 @@ func TestAPausedSandboxIsResumedOrReplaced(t *testing.T) {
 		if shot := p.Snapshot(); shot.Boxes["paused"] != 1 {
 			t.Errorf("%+v", shot)
 		}
-		if second := atOnce(p, work("a"))[0]; second.err != nil || second.Sandbox != first.Sandbox || n.resumes != 1 {
+		second := atOnce(p, work("a"))[0]
+		if second.err != nil || second.Sandbox != first.Sandbox || n.resumes != 1 {
 			t.Errorf("%+v after %d resumes", second, n.resumes)
 		}
 		time.Sleep(11 * time.Second)
@@ -297,7 +327,8 @@ func TestStrangersAreEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newFake(status)
 		n.live["old"] = true
-		p := New(Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Minute}, n)
+		cfg := Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Minute}
+		p := New(cfg, api.Local(n))
 		synctest.Wait()
 		if live, stopped := n.count(); live != 0 || stopped != 1 {
 			t.Errorf("%d live, %d stopped", live, stopped)
@@ -315,7 +346,9 @@ func TestStrangersAreEnded(t *testing.T) {
 
 // A run is sent once, unless the runtime cannot have seen it.
 func TestARunIsNotRepeated(t *testing.T) {
-	for code, runs := range map[codes.Code]int{codes.Internal: 1, codes.Unavailable: 1, codes.DeadlineExceeded: 1, codes.Aborted: 2} {
+	for code, runs := range map[codes.Code]int{
+		codes.Internal: 1, codes.Unavailable: 1, codes.DeadlineExceeded: 1, codes.Aborted: 2,
+	} {
 		in(t, Config{}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
 			atOnce(p, work("a"))
 			sent := 0
@@ -337,7 +370,8 @@ func TestTheReasonIsTold(t *testing.T) {
 		ends := make(chan []done)
 		go func() { ends <- atOnce(p, repeat(work("a"), 3)...) }()
 		synctest.Wait()
-		if shot := p.Snapshot(); shot.Queue[NoVF] != 2 || shot.Boxes["starting"] != 1 || shot.Decisions[Cold] != 1 {
+		shot := p.Snapshot()
+		if shot.Queue[NoVF] != 2 || shot.Boxes["starting"] != 1 || shot.Decisions[Cold] != 1 {
 			t.Errorf("%+v", shot)
 		}
 		var refused *Refused

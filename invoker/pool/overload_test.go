@@ -29,7 +29,8 @@ type overload struct {
 const tick = 50 * time.Millisecond
 
 func newOverload(t interface{ Fatalf(string, ...any) }, capacity view, loads ...load) *overload {
-	return &overload{newWorld(Config{KeepAlive: time.Hour}, t.Fatalf, nil, capacity), loads, map[*task]time.Time{}, map[string]time.Duration{}}
+	w := newWorld(Config{KeepAlive: time.Hour}, t.Fatalf, nil, capacity)
+	return &overload{w, loads, map[*task]time.Time{}, map[string]time.Duration{}}
 }
 
 func (o *overload) tick() {
@@ -99,11 +100,14 @@ func still(boxes []*box) (left []*box) {
 // for each claim that may be before its own, which are as many as there are groups.
 func TestNobodyStarves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		pick := func(name string, values ...int) int { return rapid.SampledFrom(values).Draw(t, name) }
+		pick := func(name string, values ...int) int {
+			return rapid.SampledFrom(values).Draw(t, name)
+		}
 		var loads []load
 		longest := time.Duration(0)
 		for i := range rapid.IntRange(1, 6).Draw(t, "loads") {
-			l := load{waiting: pick("waiting", 1, 2), runs: time.Duration(pick("runs", 100, 700, 2000)) * time.Millisecond}
+			l := load{waiting: pick("waiting", 1, 2)}
+			l.runs = time.Duration(pick("runs", 100, 700, 2000)) * time.Millisecond
 			l.job = Demand{
 				Namespace: fmt.Sprint(pick("namespace", 1, 2, 3)), Group: fmt.Sprint("g", i),
 				MemoryMiB: pick("memory", 50, 128, 300), Concurrency: pick("concurrency", 1, 3),
@@ -112,7 +116,8 @@ func TestNobodyStarves(t *testing.T) {
 			loads = append(loads, l)
 			longest = max(longest, l.runs)
 		}
-		o := newOverload(t, sized(pick("places", 2, 5, unbounded), pick("capacity", 512, 1000, 1700)), loads...)
+		node := sized(pick("places", 2, 5, unbounded), pick("capacity", 512, 1000, 1700))
+		o := newOverload(t, node, loads...)
 		for range 60 {
 			o.tick()
 		}

@@ -14,17 +14,23 @@ import (
 
 // Config says how the pool uses its nodes.
 type Config struct {
-	Nodes      []Named       // besides the one that New is given, if it is
-	KeepAlive  time.Duration // how long a sandbox idles before it is stopped; a paused one: from when it was paused
+	Nodes []Named // besides the one that New is given, if it is
+
+	// How long a sandbox idles before it is stopped, counted anew from when it is paused.
+	KeepAlive  time.Duration
 	Policy     Policy        // how long instead, by function; nil: Fixed(KeepAlive)
 	PauseAfter time.Duration // how long a sandbox idles before it is paused; 0: it never is
 	StemCells  []StemCell
-	Wait       time.Duration // how long a job waits for a sandbox, in the queue and on the node; see Job.Wait
-	Start      time.Duration // how long a start may take after that wait
-	Patience   time.Duration // how long a job may be overtaken by others that need less; 0: 1 s
-	Queue      int           // how many jobs of one namespace may wait; 0: 10,000
-	LostAfter  time.Duration // how long a node is out of reach before its sandboxes are given up; 0: 30 s
-	Left       []Left        // what the pool before it has left, see Leave
+
+	// How long a job waits for a sandbox, in the queue and on the node; see Demand.Wait.
+	Wait     time.Duration
+	Start    time.Duration // how long a start may take after that wait
+	Patience time.Duration // how long a job may be overtaken by others that need less; 0: 1 s
+	Queue    int           // how many jobs of one namespace may wait; 0: 10,000
+
+	// How long a node is out of reach before its sandboxes are given up; 0: 30 s.
+	LostAfter time.Duration
+	Left      []Left // what the pool before it has left, see Leave
 }
 
 // Named is a node and its name.
@@ -63,7 +69,7 @@ type Pool struct {
 	workers workers
 }
 
-// A grant is what a lease gets: a sandbox, to be started first or not, or a refusal.
+// A grant gives a lease its sandbox, to be started first or not, or a refusal.
 type grant struct {
 	lease *Lease
 	box   *box
@@ -83,7 +89,9 @@ func New(cfg Config, node api.NodeClient) *Pool {
 	p := &Pool{cfg: cfg, closed: make(chan struct{}), state: newState(cfg, time.Now())}
 	p.workers = workers{grants: make(chan grant), over: p.closed}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.timer = time.AfterFunc(time.Hour, func() { p.happen(func(*state, time.Time) { p.armed = time.Time{} }) })
+	p.timer = time.AfterFunc(time.Hour, func() {
+		p.happen(func(*state, time.Time) { p.armed = time.Time{} })
+	})
 	p.timer.Stop()
 	var looks sync.WaitGroup
 	for i, n := range p.state.nodes {
@@ -114,7 +122,8 @@ func (cfg *Config) defaults() {
 
 func newState(cfg Config, now time.Time) *state {
 	s := &state{
-		policy: cfg.Policy, pauseAfter: cfg.PauseAfter, patience: cfg.Patience, mostQueued: cfg.Queue, lostAfter: cfg.LostAfter,
+		policy: cfg.Policy, pauseAfter: cfg.PauseAfter, patience: cfg.Patience,
+		mostQueued: cfg.Queue, lostAfter: cfg.LostAfter,
 		spaces: map[string]*space{}, groups: map[key]*group{},
 		named: map[string]map[key]*group{}, counts: map[Kind]uint64{}, newID: newID,
 		left: map[[2]string]Left{},
@@ -128,9 +137,9 @@ func newState(cfg Config, now time.Time) *state {
 		s.alarms.set(&st.alarm, st.windowEnd(now))
 	}
 	for _, named := range cfg.Nodes {
-		all := room{unbounded, unbounded} // until it says how much it has, nobody is refused for that
-		n := &node{name: named.Name, down: named.Name + " has not answered yet", capacity: all, free: all}
-		n.alarm.of = n
+		n := &node{name: named.Name, down: named.Name + " has not answered yet"}
+		n.capacity = room{unbounded, unbounded} // no job is refused for what is not known yet
+		n.free, n.alarm.of = n.capacity, n
 		s.nodes = append(s.nodes, n)
 	}
 	return s
@@ -185,7 +194,7 @@ func (p *Pool) perform(do *step, paused bool) {
 		b.settled = settled
 		p.calls.Go(func() {
 			defer close(settled)
-			p.brief(func(ctx context.Context) error { // one that is not paused after all bears being resumed
+			p.brief(func(ctx context.Context) error { // a failure is harmless: Resume succeeds then
 				_, err := b.node.to.Pause(ctx, &api.PauseRequest{Id: b.id})
 				return err
 			})

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -23,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakeNode starts in startTime and runs in runTime, of the bubble's clock. Its hooks may be
 // replaced.
 type fakeNode struct {
-	api.NodeClient // what no pool asks of it
+	api.UnimplementedNodeServer
 
 	start func(ctx context.Context, in *api.StartRequest) (*api.StartReply, error)
 	run   func(ctx context.Context, in *api.RunRequest) (*api.RunReply, error)
@@ -53,7 +52,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (n *fakeNode) Start(ctx context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
+func (n *fakeNode) Start(ctx context.Context, in *api.StartRequest) (*api.StartReply, error) {
 	n.mu.Lock()
 	n.starts = append(n.starts, in)
 	n.live[in.Id] = true
@@ -65,7 +64,7 @@ func (n *fakeNode) Start(ctx context.Context, in *api.StartRequest, _ ...grpc.Ca
 	return &api.StartReply{Id: in.Id, InitStatus: 200}, sleep(ctx, startTime)
 }
 
-func (n *fakeNode) Init(ctx context.Context, in *api.InitRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
+func (n *fakeNode) Init(ctx context.Context, in *api.InitRequest) (*api.StartReply, error) {
 	n.mu.Lock()
 	n.inits++
 	live := n.live[in.Id]
@@ -76,14 +75,14 @@ func (n *fakeNode) Init(ctx context.Context, in *api.InitRequest, _ ...grpc.Call
 	return &api.StartReply{Id: in.Id, InitStatus: 200}, sleep(ctx, initTime)
 }
 
-func (n *fakeNode) Pause(_ context.Context, in *api.PauseRequest, _ ...grpc.CallOption) (*api.PauseReply, error) {
+func (n *fakeNode) Pause(_ context.Context, in *api.PauseRequest) (*api.PauseReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.paused[in.Id] = true
 	return &api.PauseReply{}, nil
 }
 
-func (n *fakeNode) Resume(ctx context.Context, in *api.ResumeRequest, _ ...grpc.CallOption) (*api.ResumeReply, error) {
+func (n *fakeNode) Resume(ctx context.Context, in *api.ResumeRequest) (*api.ResumeReply, error) {
 	_ = sleep(ctx, n.waking)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -95,7 +94,7 @@ func (n *fakeNode) Resume(ctx context.Context, in *api.ResumeRequest, _ ...grpc.
 	return &api.ResumeReply{}, nil
 }
 
-func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
+func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, error) {
 	n.mu.Lock()
 	live, paused := n.live[in.Id], n.paused[in.Id]
 	n.mu.Unlock()
@@ -111,7 +110,7 @@ func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOp
 	return &api.RunReply{Status: 200}, sleep(ctx, runTime)
 }
 
-func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOption) (*api.StopReply, error) {
+func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest) (*api.StopReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.deaf {
@@ -124,7 +123,7 @@ func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOp
 	return &api.StopReply{}, nil
 }
 
-func (n *fakeNode) Status(context.Context, *api.StatusRequest, ...grpc.CallOption) (*api.StatusReply, error) {
+func (n *fakeNode) Status(context.Context, *api.StatusRequest) (*api.StatusReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.looks++
@@ -136,7 +135,8 @@ func (n *fakeNode) Status(context.Context, *api.StatusRequest, ...grpc.CallOptio
 
 // vfs is the status of a node with that many VFs in order and one that is not.
 func vfs(inOrder int) *api.StatusReply {
-	status := &api.StatusReply{MemoryMib: 4096, OverheadMib: 100, Vfs: []*api.VF{{State: "quarantined"}}}
+	status := &api.StatusReply{MemoryMib: 4096, OverheadMib: 100}
+	status.Vfs = append(status.Vfs, &api.VF{State: "quarantined"})
 	for range inOrder {
 		status.Vfs = append(status.Vfs, &api.VF{State: "idle"})
 	}
@@ -162,7 +162,10 @@ func newFake(status *api.StatusReply) *fakeNode {
 
 // in runs a test with a pool on a fake node, on a clock of its own, and checks that closing the
 // pool leaves the node empty.
-func in(t *testing.T, cfg Config, status *api.StatusReply, test func(t *testing.T, p *Pool, n *fakeNode)) {
+func in(
+	t *testing.T, cfg Config, status *api.StatusReply,
+	test func(t *testing.T, p *Pool, n *fakeNode),
+) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := newFake(status)
@@ -173,7 +176,7 @@ func in(t *testing.T, cfg Config, status *api.StatusReply, test func(t *testing.
 			cfg.Wait = 30 * time.Second
 		}
 		cfg.Start = time.Minute
-		p := New(cfg, n)
+		p := New(cfg, api.Local(n))
 		test(t, p, n)
 		p.Close()
 		p.Close()
@@ -267,7 +270,8 @@ func TestJobsAtOnceStartSideBySide(t *testing.T) {
 }
 
 func TestWarmSandboxIsReusedUntilKeepAliveEnds(t *testing.T) {
-	in(t, Config{KeepAlive: 10 * time.Second}, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
+	cfg := Config{KeepAlive: 10 * time.Second}
+	in(t, cfg, &api.StatusReply{}, func(t *testing.T, p *Pool, n *fakeNode) {
 		first := atOnce(p, work("a"))[0]
 		time.Sleep(9 * time.Second)
 		second := atOnce(p, work("a"))[0]
@@ -310,7 +314,9 @@ func TestFullNodeRefusesWithTheReason(t *testing.T) {
 			first, second = second, first
 		}
 		var refused *Refused
-		if first.err != nil || !errors.As(second.err, &refused) || !strings.Contains(refused.Why, "no VF, 0 ahead; waited 3s") {
+		const why = "no VF, 0 ahead; waited 3s"
+		isRefused := errors.As(second.err, &refused) && strings.Contains(refused.Why, why)
+		if first.err != nil || !isRefused {
 			t.Errorf("got %v and %v", first.err, second.err)
 		}
 	})
@@ -362,7 +368,7 @@ func TestWhatIsLeftOfTheWaitGoesToTheNode(t *testing.T) {
 		spoils := work("a")
 		spoils.spoils = true
 		atOnce(p, spoils, spoils)
-		if len(n.starts) != 2 || n.starts[0].WaitMs != 10_000 || n.starts[1].WaitMs != 4_000 || n.starts[0].MemoryMib != 100 {
+		if len(n.starts) != 2 || n.starts[0].WaitMs != 10_000 || n.starts[1].WaitMs != 4_000 {
 			t.Errorf("starts: %v", n.starts)
 		}
 	})
@@ -464,7 +470,8 @@ func TestCloseCancelsWhatIsUnderWay(t *testing.T) {
 		if took := time.Since(begin); took > 0 {
 			t.Errorf("closing took %s", took)
 		}
-		if err := do(p, work("a")).err; fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
+		err := do(p, work("a")).err
+		if fmt.Sprint(err) != "no sandbox for it: the invoker shuts down" {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -492,7 +499,8 @@ func TestCapacityIsLearntAgain(t *testing.T) {
 		atOnce(p, work("c"))
 		synctest.Wait()
 		var refused *Refused
-		if end := atOnce(p, work("c"))[0]; !errors.As(end.err, &refused) || !strings.Contains(refused.Why, "no VF") {
+		end := atOnce(p, work("c"))[0]
+		if !errors.As(end.err, &refused) || !strings.Contains(refused.Why, "no VF") {
 			t.Errorf("the pool still believes in its VFs: %+v", end)
 		}
 	})

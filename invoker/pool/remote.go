@@ -10,12 +10,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// A remote is how a node is spoken to. Its context ends what is under way there when the node is
-// given up.
+// A remote calls a node. Its context ends what is under way there when the node is given up.
 type remote struct {
 	api.NodeClient
 	asked chan struct{} // of one: somebody would like to know what the node has now
-	met   bool          // it has answered; what it held until then is a former pool's. Only look uses it
+	met   bool          // it has answered: what it held before is not ours. Only look uses it
 
 	mu     sync.Mutex
 	ctx    context.Context
@@ -113,11 +112,12 @@ func (p *Pool) look(n *node) {
 	n.to.met = met || err == nil
 }
 
-// viewOf is what the node can hold: memory, and as many sandboxes as it has VFs in order, where it
-// has VFs at all.
+// viewOf returns what the node can hold: memory, and as many sandboxes as it has VFs in order,
+// where it has VFs at all.
 func viewOf(reply *api.StatusReply) view {
 	v := view{
-		capacity: room{unbounded, unbounded}, overhead: int(reply.OverheadMib), hasVFs: len(reply.Vfs) > 0, draining: reply.Draining,
+		capacity: room{unbounded, unbounded}, overhead: int(reply.OverheadMib),
+		hasVFs: len(reply.Vfs) > 0, draining: reply.Draining,
 	}
 	if reply.MemoryMib > 0 {
 		v.capacity.memory = int(min(reply.MemoryMib, unbounded))

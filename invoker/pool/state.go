@@ -9,16 +9,16 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// state is what the owner owns: nodes with their sandboxes, and namespaces with their jobs that
-// wait. Events change it (events.go), decide reads it (decide.go), apply does what was decided
-// (apply.go). After a change, file puts what changed where decide will look for it, so that no
-// decision has to search.
+// state holds all that the owner decides about: nodes with their sandboxes, and namespaces with
+// their waiting jobs. Events change it (events.go), decide reads it (decide.go), apply does what
+// was decided (apply.go). After a change, file puts what changed where decide will look for it, so
+// that no decision has to search.
 type state struct {
 	policy     Policy
 	pauseAfter time.Duration // 0: never; a group may have its own
 	patience   time.Duration // how long a job may be overtaken
 	mostQueued int           // per namespace
-	lostAfter  time.Duration // how long a node may be out of reach before its sandboxes are given up
+	lostAfter  time.Duration // how long a node may be out of reach and keep its sandboxes
 
 	nodes    []*node
 	spaces   map[string]*space
@@ -39,7 +39,7 @@ type state struct {
 	left     map[[2]string]Left // by node and id
 }
 
-// room is how much of a node there is, in all or still free.
+// A room counts sandboxes and memory of a node, all of it or what is free.
 type room struct {
 	sandboxes int
 	memory    int // MiB
@@ -65,7 +65,7 @@ type node struct {
 	down     string      // why it is out of reach
 	silent   bool        // it did not answer the last look
 	free     room        // of capacity
-	idle     chain[*box] // the stem cells, then the others, the longest idle first: the order in which they are evicted
+	idle     chain[*box] // as they are evicted: the stem cells, then the longest idle first
 	idling   int         // MiB in idle sandboxes
 	busy     chain[*box]
 	endless  chain[*box] // busy, too, with a lease that may not end by itself
@@ -76,7 +76,7 @@ type node struct {
 	to       *remote  // how it is spoken to; nothing that decides asks it anything
 }
 
-// avail is what could be had for a job at once: what is free, and what idles, without what is
+// avail returns what a job could get at once: what is free, and what idles, without what is
 // claimed.
 func (n *node) avail() room {
 	r := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
@@ -154,7 +154,7 @@ type key struct {
 	memory          int
 }
 
-// A group is what waits for, and lives in, sandboxes that are alike.
+// A group has sandboxes that are alike, and jobs that wait for one of them.
 type group struct {
 	key
 	space   *space
@@ -204,7 +204,7 @@ type line struct {
 	pos    int
 }
 
-// full tells whether the group has as many sandboxes as it may.
+// full reports whether the group has as many sandboxes as it may.
 func (g *group) full() bool { return g.bounds.Max > 0 && g.members.n >= g.bounds.Max }
 
 // A waiter is a job without a sandbox.
@@ -276,8 +276,10 @@ func (s *state) file(b *box, now time.Time) {
 		open = &g.open
 	}
 	b.open.join(open)
-	if due := s.boxDue(b); b.phase == gone || b.alarm.pos == 0 || due.Before(b.alarm.at) && !due.IsZero() {
-		s.alarms.set(&b.alarm, due) // one that goes off too early costs less than one that is put off at each use
+	due := s.boxDue(b)
+	sooner := due.Before(b.alarm.at) && !due.IsZero()
+	if b.phase == gone || b.alarm.pos == 0 || sooner {
+		s.alarms.set(&b.alarm, due) // going off too early costs less than being put off at each use
 	}
 	if g != nil {
 		s.count(b, takes)
@@ -381,7 +383,7 @@ func (s *state) next() time.Time {
 	return s.alarms[0].at
 }
 
-// empty tells whether nothing is left of a closed pool.
+// empty reports whether nothing is left of a closed pool.
 func (s *state) empty() bool {
 	for _, n := range s.nodes {
 		if n.boxes > 0 {

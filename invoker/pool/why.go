@@ -2,7 +2,7 @@ package pool
 
 import "fmt"
 
-// A Lack is what a job that waits waits for.
+// A Lack says what a job waits for.
 type Lack string
 
 const (
@@ -86,10 +86,11 @@ func (s *state) lack(g *group) Lack {
 }
 
 func tooMany(s *space) string {
-	return fmt.Sprintf("%d jobs of namespace %q wait already, which is the most that may", s.waiting.n, s.name)
+	return fmt.Sprintf(
+		"%d jobs of namespace %q wait already, which is the most that may", s.waiting.n, s.name)
 }
 
-// A Snapshot is what the pool is doing.
+// A Snapshot shows what the pool is doing.
 type Snapshot struct {
 	Queue     map[Lack]int    // jobs that wait, by what for
 	Boxes     map[string]int  // sandboxes by phase; stem cells that idle as "stem"
@@ -107,7 +108,9 @@ type NodeState struct {
 }
 
 func (s *state) snapshot() Snapshot {
-	shot := Snapshot{Queue: map[Lack]int{}, Boxes: map[string]int{"stem": 0}, Decisions: map[Kind]uint64{}}
+	shot := Snapshot{
+		Queue: map[Lack]int{}, Boxes: map[string]int{"stem": 0}, Decisions: map[Kind]uint64{},
+	}
 	for _, p := range phases {
 		shot.Boxes[string(p)] = 0
 	}
@@ -131,7 +134,9 @@ func (s *state) snapshot() Snapshot {
 		case !n.up:
 			state = n.down
 		}
-		shot.Nodes = append(shot.Nodes, NodeState{n.name, state, n.boxes, n.free.memory, n.free.sandboxes})
+		shot.Nodes = append(shot.Nodes, NodeState{
+			n.name, state, n.boxes, n.free.memory, n.free.sandboxes,
+		})
 		s.eachBox(n, func(b *box) {
 			if b.group == nil && b.idles() {
 				shot.Boxes["stem"]++
