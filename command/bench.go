@@ -21,6 +21,10 @@ func benchCmd() *cobra.Command {
 
 // withVFs takes n VFs of a device and gives them back when f returns.
 func withVFs(ctx context.Context, pf string, n int, f func([]bench.GroupVF) error) error {
+	owner, err := vf.Process(vf.Bench, "bench", os.Getpid())
+	if err != nil {
+		return err
+	}
 	runDir, err := os.MkdirTemp("/run", "fastiov-bench-")
 	if err != nil {
 		return err
@@ -34,7 +38,7 @@ func withVFs(ctx context.Context, pf string, n int, f func([]bench.GroupVF) erro
 	defer pool.Close()
 	var vfs []bench.GroupVF
 	for range n {
-		lease, err := pool.Lease(vf.Owner{Sandbox: "bench"})
+		lease, err := pool.Lease(owner, vf.Want{})
 		if err != nil {
 			return err
 		}

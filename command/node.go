@@ -239,13 +239,10 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 	return n.withVFs(ctx, f, cfg, memory)
 }
 
-// withVFs completes an agent by its VF pool. The pool tells the agent what it loses, and the admission what has come back.
+// withVFs completes an agent by its VF pool.
 func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memory int) (*agent.Agent, error) {
-	var a *agent.Agent
-	built := make(chan struct{})
 	pool, err := vf.Open(ctx, vf.Config{
-		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log, Settled: n.metrics.Settled,
-		Lost: func(lease vf.Lease, why string) { <-built; a.Lost(lease, why) },
+		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log,
 	})
 	if err != nil {
 		return nil, err
@@ -253,22 +250,24 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 	n.onClose(pool.Close)
 	cfg.VFs, cfg.Starter.Owners = pool, pool
 	cfg.Starter.Admission = startup.NewAdmission(memory, pool)
-	a = agent.New(cfg)
-	n.enter(a) // from here on it knows who loses a VF
-	close(built)
-	ctx, stop := context.WithCancel(ctx)
-	n.onClose(stop)
-	go func() {
-		for {
-			select {
-			case <-pool.Idle():
-				cfg.Starter.Admission.Serve()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	a := agent.New(cfg)
+	n.enter(a)
+	n.follow(a)
 	return a, nil
+}
+
+// follow lets the agent act on what happens to its VFs until the node closes.
+func (n *node) follow(a *agent.Agent) {
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.Follow(ctx)
+	}()
+	n.onClose(func() {
+		stop()
+		<-done
+	})
 }
 
 func (n *node) serve(runDir string, group int) error {

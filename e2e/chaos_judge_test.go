@@ -154,8 +154,8 @@ func (j *judge) afterStart(node api.NodeClient, before map[string]lease, ready m
 	}
 	lived := map[string]bool{}
 	for bdf, l := range before {
-		lived[l.Owner.Sandbox] = l.lived
-		switch s := has[l.Owner.Sandbox]; {
+		lived[l.Owner.Name] = l.lived
+		switch s := has[l.Owner.Name]; {
 		case s == nil && l.alive():
 			j.t.Errorf("the lease of %s to %+v was not adopted, and its owner lives", bdf, *l.Owner)
 		case s == nil:

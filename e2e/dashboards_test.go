@@ -101,9 +101,7 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(metrics.Build(version))
 	counts := agent.NewMetrics(registry)
-	cfg := tree.Config()
-	cfg.Settled = counts.Settled
-	pool, err := vf.Open(t.Context(), cfg)
+	pool, err := vf.Open(t.Context(), tree.Config())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,8 +112,8 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		}
 		return nil
 	})
-	// other leases come and go between two scrapes; this one stays
-	if _, err := pool.Lease(vf.Owner{Sandbox: "held"}); err != nil {
+	held := vf.Owner{Kind: vf.Sandbox, Name: "held"} // other leases come and go
+	if _, err := pool.Lease(held, vf.Want{}); err != nil {
 		t.Fatal(err)
 	}
 	starter := &startup.Starter{
@@ -125,7 +123,10 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
 		Reports:   &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
 	}
-	a := agent.New(agent.Config{Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: counts, Log: starter.Log})
+	a := agent.New(agent.Config{
+		Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: counts, Log: starter.Log,
+	})
+	go a.Follow(t.Context())
 	registry.MustRegister(a)
 	socket = filepath.Join(dir, "vfs.sock")
 	serveNode(t, socket, a.Measured())

@@ -119,18 +119,10 @@ func agentWithVFs(t *testing.T, dir string) *agent.Agent {
 		Reports: &startup.Reports{Dir: dir, Keep: 1}, Log: slog.New(slog.DiscardHandler),
 		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
 	}
-	served, stop := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(served)
-		for {
-			select {
-			case <-pool.Idle():
-				starter.Admission.Serve()
-			case <-stop:
-				return
-			}
-		}
-	}()
-	t.Cleanup(func() { close(stop); <-served })
-	return agent.New(agent.Config{Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: agent.NewMetrics(prometheus.NewRegistry()), Log: starter.Log})
+	a := agent.New(agent.Config{
+		Version: "test", Driver: "sim", Starter: starter, VFs: pool,
+		Metrics: agent.NewMetrics(prometheus.NewRegistry()), Log: starter.Log,
+	})
+	go a.Follow(t.Context())
+	return a
 }

@@ -71,33 +71,29 @@ func TestTheWireOnThePatchedKernel(t *testing.T) {
 		}
 	}
 	testbed.Inside(t, needs, func(t *testing.T) {
-		lost := make(chan string, 1)
 		cfg := vf.Config{PFs: []string{"igb"}, NumVFs: 1, Run: t.TempDir(), Node: "wire"}
-		cfg.Lost = func(_ vf.Lease, why string) {
-			select {
-			case lost <- why:
-			default:
-			}
-		}
 		p, err := vf.Open(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		lease, err := p.Lease(vf.Owner{Sandbox: "wire", PID: os.Getpid()})
-		for deadline := time.Now().Add(time.Minute); errors.Is(err, vf.ErrLinkDown) &&
-			time.Now().Before(deadline); {
-			time.Sleep(100 * time.Millisecond) // the interface appears some seconds after its VFs
-			lease, err = p.Lease(vf.Owner{Sandbox: "wire", PID: os.Getpid()})
+		owner, err := vf.Process(vf.Bench, "wire", os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease, err := p.Lease(owner, vf.Want{})
+		late := time.Now().Add(time.Minute)
+		for errors.Is(err, vf.ErrLinkDown) && time.Now().Before(late) {
+			time.Sleep(100 * time.Millisecond) // the link is late
+			lease, err = p.Lease(owner, vf.Want{})
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		runSelftest(t, "wire", lease.BDF)
-		select {
-		case why := <-lost:
+		if why := p.Snapshot()[0].Lost; why != "" {
 			t.Log("the VF is taken away: ", why)
-		default:
+		} else {
 			t.Error("a storm of accesses that the IOMMU refused was not noticed")
 		}
 		p.Return(lease)

@@ -71,16 +71,17 @@ func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) 
 	}
 }
 
-// found is what a former agent left: its sandboxes, and the leases of which the journal cannot say
-// whose they are.
+// found returns what a former agent left: its sandboxes, and the leases of which the journal cannot
+// say whose they are. What others hold is no concern of adoption: it stays theirs.
 func (a *Agent) found() (found []*former, unknown []vf.Lease) {
 	leases := map[string]*vf.Lease{}
 	if a.VFs != nil {
-		for _, lease := range a.VFs.Found() {
-			if id := lease.Owner.Sandbox; id == "" || leases[id] != nil {
+		for _, lease := range a.VFs.Leases() {
+			switch owner := lease.Owner; {
+			case owner.Kind == vf.Sandbox && leases[owner.Name] == nil:
+				leases[owner.Name] = &lease
+			case owner.Kind == vf.Sandbox || owner.Kind == "":
 				unknown = append(unknown, lease)
-			} else {
-				leases[id] = &lease
 			}
 		}
 	}

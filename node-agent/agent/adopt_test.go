@@ -34,7 +34,7 @@ func TestWhatAFormerVersionLeftIsEnded(t *testing.T) {
 	a, d, v := newAgent(t)
 	var log bytes.Buffer
 	a.Log = slog.New(slog.NewTextHandler(&log, nil))
-	owner := vf.Owner{Sandbox: "x", PID: 188, StartTicks: 5808}
+	owner := vf.Owner{Kind: vf.Sandbox, Name: "x", PID: 188, StartTicks: 5808}
 	v.found = []vf.Lease{{BDF: "0000:01:10.0", Owner: owner}}
 	d.adopts["x"] = true // it lives, and would be adopted if it were asked
 	dir := a.Starter.Dir("x")
@@ -234,7 +234,7 @@ type manyVFs struct {
 	free []string
 }
 
-func (v *manyVFs) Lease(owner vf.Owner) (vf.Lease, error) {
+func (v *manyVFs) Lease(owner vf.Owner, _ vf.Want) (vf.Lease, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.free) == 0 {
@@ -242,15 +242,15 @@ func (v *manyVFs) Lease(owner vf.Owner) (vf.Lease, error) {
 	}
 	bdf := v.free[0]
 	v.free = v.free[1:]
-	v.held[bdf] = owner.Sandbox
+	v.held[bdf] = owner.Name
 	return vf.Lease{BDF: bdf, Owner: owner}, nil
 }
 
 func (v *manyVFs) Return(l vf.Lease) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.held[l.BDF] != l.Owner.Sandbox {
-		v.t.Errorf("%s returns %s, which %q holds", l.Owner.Sandbox, l.BDF, v.held[l.BDF])
+	if v.held[l.BDF] != l.Owner.Name {
+		v.t.Errorf("%s returns %s, which %q holds", l.Owner.Name, l.BDF, v.held[l.BDF])
 	}
 	delete(v.held, l.BDF)
 	v.free = append(v.free, l.BDF)
@@ -286,7 +286,7 @@ func raceOfAdoption(t *testing.T, random *rand.Rand) {
 	for i := range n {
 		id, bdf := fmt.Sprint("x", i), fmt.Sprintf("0000:01:10.%d", i)
 		recordOf(t, a, id, bdf)
-		lease := vf.Lease{BDF: bdf, Owner: vf.Owner{Sandbox: id, PID: 1}}
+		lease := vf.Lease{BDF: bdf, Owner: vf.Owner{Kind: vf.Sandbox, Name: id, PID: 1}}
 		pool.found, pool.held[bdf] = append(pool.found, lease), id
 		d.adopts[id], took[id], slow[id] = random.IntN(4) > 0, wait(), wait()
 	}
@@ -324,7 +324,7 @@ func raceOfAdoption(t *testing.T, random *rand.Rand) {
 					t.Error(err)
 				}
 			case 3, 4, 5:
-				a.Lost(vf.Lease{Owner: vf.Owner{Sandbox: id}}, "gone")
+				lose(a, id)
 			case 6:
 				if _, err := a.Drain(t.Context(), &api.DrainRequest{Cancel: true}); err != nil {
 					t.Error(err)

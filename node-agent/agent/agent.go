@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -30,7 +31,8 @@ import (
 type VFs interface {
 	startup.VFPool
 	Snapshot() []vf.Status
-	Found() []vf.Lease // leases that a former agent left, each to be adopted or returned
+	Leases() []vf.Lease
+	Watch(context.Context) iter.Seq[[]vf.News]
 	Fault(bdf, why string)
 }
 
@@ -351,14 +353,6 @@ func (a *Agent) end(id, why string) {
 	case e.cancel != nil:
 		e.cancel()
 	}
-}
-
-// Lost ends the sandbox of a lease whose VF failed or has gone; its release follows.
-func (a *Agent) Lost(lease vf.Lease, why string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.Log.Warn("ending a sandbox that lost its VF", "sandbox", lease.Owner.Sandbox, "vf", lease.BDF, "why", why)
-	a.end(lease.Owner.Sandbox, fmt.Sprintf("it lost its VF %s: %s", lease.BDF, why))
 }
 
 // drainFile says by being there that the node drains, to the next agent too.

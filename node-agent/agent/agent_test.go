@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -37,9 +38,10 @@ type vfs struct {
 	found    []vf.Lease
 	returned []vf.Lease
 	faults   []string
+	news     chan []vf.News
 }
 
-func (v *vfs) Lease(owner vf.Owner) (vf.Lease, error) {
+func (v *vfs) Lease(owner vf.Owner, _ vf.Want) (vf.Lease, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.lease != nil {
@@ -57,7 +59,33 @@ func (v *vfs) Return(l vf.Lease) {
 }
 
 func (v *vfs) Snapshot() []vf.Status { return []vf.Status{{BDF: "0000:01:10.0", State: vf.Idle}} }
-func (v *vfs) Found() []vf.Lease     { return v.found }
+func (v *vfs) Leases() []vf.Lease {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.found
+}
+
+// Watch yields what is sent to news.
+func (v *vfs) Watch(ctx context.Context) iter.Seq[[]vf.News] {
+	return func(yield func([]vf.News) bool) {
+		for {
+			select {
+			case news := <-v.news:
+				if !yield(news) {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// lose takes the VF of a sandbox away.
+func lose(a *Agent, id string) {
+	a.lost(vf.Status{Owner: vf.Owner{Kind: vf.Sandbox, Name: id}, Lost: "gone"})
+}
+
 func (v *vfs) Fault(_, why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -323,11 +351,11 @@ func TestASandboxThatEndsTakesNoCalls(t *testing.T) {
 }
 
 func TestALostVFEndsItsSandbox(t *testing.T) {
-	a, _, v := newAgent(t)
+	a, _, _ := newAgent(t)
 	if _, err := start(t, a, "x"); err != nil {
 		t.Fatal(err)
 	}
-	a.Lost(*v.lease, "the PF was reset")
+	lose(a, "x")
 	waitGone(a)
 }
 
@@ -385,7 +413,9 @@ func TestDrain(t *testing.T) {
 // TestAdopt goes through what a crash can leave: each sandbox is taken over or ended, each lease kept or returned.
 func TestAdopt(t *testing.T) {
 	const bdf = "0000:01:10.0"
-	lease := vf.Lease{BDF: bdf, Owner: vf.Owner{Sandbox: "x", PID: 1}}
+	early := vf.Lease{BDF: bdf, Owner: vf.Owner{Kind: vf.Sandbox, Name: "x"}}
+	lease := early
+	lease.Owner.PID = 1
 	record := func(bdf string) *sandbox.Record {
 		return &sandbox.Record{Spec: sandbox.Spec{ID: "x", MemoryMiB: 128, VF: &sandbox.VF{BDF: bdf}}, PID: 1}
 	}
@@ -402,7 +432,7 @@ func TestAdopt(t *testing.T) {
 		{"it does not answer", record(bdf), false, []vf.Lease{lease}, false, false, 1},
 		{"its lease has ended", record(bdf), false, nil, true, false, 0},
 		{"another VF in the journal", record("0000:01:10.2"), false, []vf.Lease{lease}, true, false, 1},
-		{"killed before the journal knew its process", record(bdf), false, []vf.Lease{{BDF: bdf, Owner: vf.Owner{Sandbox: "x"}}}, true, false, 1},
+		{"killed before the journal knew its PID", record(bdf), false, []vf.Lease{early}, true, false, 1},
 		{"killed before its record", nil, false, []vf.Lease{lease}, true, false, 1},
 		{"killed before its directory", nil, true, []vf.Lease{lease}, true, false, 1},
 		{"a journal entry that could not be read", record(bdf), false, []vf.Lease{{BDF: bdf}}, true, false, 1},

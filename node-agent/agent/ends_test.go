@@ -20,7 +20,6 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
-	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
 // Whoever ends a sandbox in the last moment of its start ends it: the start fails, and nothing is
@@ -29,7 +28,7 @@ func TestAnEndMeetsAStartThatFinishes(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *Agent, *vfs){
 		"stop":  func(ctx context.Context, a *Agent, _ *vfs) { a.Stop(ctx, &api.StopRequest{Id: "x"}) },
 		"drain": func(ctx context.Context, a *Agent, _ *vfs) { a.Drain(ctx, &api.DrainRequest{Cancel: true}) },
-		"lost":  func(_ context.Context, a *Agent, v *vfs) { a.Lost(*v.lease, "gone") },
+		"lost":  func(_ context.Context, a *Agent, v *vfs) { lose(a, "x") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -113,7 +112,7 @@ func TestRacesOfEnds(t *testing.T) {
 		ends := []func() error{
 			func() error { _, err := a.Stop(ctx, &api.StopRequest{Id: id}); return err },
 			func() error { _, err := a.Drain(ctx, &api.DrainRequest{Cancel: true}); return err },
-			func() error { a.Lost(vf.Lease{Owner: vf.Owner{Sandbox: id}}, "gone"); return nil },
+			func() error { lose(a, id); return nil },
 		}
 		var all sync.WaitGroup
 		all.Go(func() { start(t, a, id) })
@@ -201,7 +200,7 @@ func TestALossDuringAdoptionIsNoticed(t *testing.T) {
 	recordsOf(t, a, "x")
 	d.adopts["x"] = true
 	d.adopting = func(_ context.Context, id string) {
-		a.Lost(vf.Lease{Owner: vf.Owner{Sandbox: id}}, "gone")
+		lose(a, id)
 	}
 	a.VFs = v
 	a.Adopt(t.Context())()

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -89,16 +88,18 @@ func (m *Metrics) startFailed(err error) {
 
 func (m *Metrics) died() { m.deaths.Inc() }
 
-// Settled takes the end of a VF's preparation or reset, as vf.Config tells it.
-func (m *Metrics) Settled(from vf.State, took time.Duration, err error) {
-	task, result := "reset", "ok"
-	if from == vf.Preparing {
-		task = "prepare"
+// settled counts preparations and resets of a VF that have ended.
+func (m *Metrics) settled(jobs []vf.Settled) {
+	for _, job := range jobs {
+		task, result := "reset", "ok"
+		if job.From == vf.Preparing {
+			task = "prepare"
+		}
+		if job.Err != nil {
+			result = "failed"
+		}
+		m.resets.WithLabelValues(task, result).Observe(job.Took.Seconds())
 	}
-	if err != nil {
-		result = "failed"
-	}
-	m.resets.WithLabelValues(task, result).Observe(took.Seconds())
 }
 
 // Fetched takes bytes that an image was made of, as image.Cache tells them.

@@ -53,8 +53,10 @@ func TestVFsAreCountedByState(t *testing.T) {
 		}
 	}
 	m := NewMetrics(prometheus.NewRegistry())
-	m.Settled(vf.Resetting, time.Second, nil)
-	m.Settled(vf.Preparing, time.Second, errors.New("stuck"))
+	m.settled([]vf.Settled{
+		{From: vf.Resetting, Took: time.Second},
+		{From: vf.Preparing, Took: time.Second, Err: errors.New("stuck")},
+	})
 	text = expose(t, m.resets)
 	if !strings.Contains(text, `_count{result="ok",task="reset"} 1`) || !strings.Contains(text, `_count{result="failed",task="prepare"} 1`) {
 		t.Error(text)

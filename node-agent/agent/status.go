@@ -39,7 +39,7 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 	if a.VFs != nil {
 		for _, v := range a.VFs.Snapshot() {
 			reply.Vfs = append(reply.Vfs, &api.VF{
-				Bdf: v.BDF, State: string(v.State), Owner: v.Owner.Sandbox, Generation: v.Generation,
+				Bdf: v.BDF, State: string(v.State), Owner: v.Owner.String(), Generation: v.Generation,
 				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC, SinceNs: v.Since.UnixNano(), Reason: v.Reason,
 			})
 		}

@@ -34,6 +34,8 @@ const (
 	// the journal knows the lease; the caller does not
 	LeaseJournalled Name = "vf-lease-journalled"
 	OwnerJournalled Name = "vf-owner-journalled" // the journal knows the process
+	NetdevUnbound   Name = "vf-netdev-unbound"   // taken from vfio-pci for a tenant's netdev
+	NetdevBound     Name = "vf-netdev-bound"     // it is a netdev; its tenant does not know
 	// the sandbox has ended; the journal still says leased
 	ReturnBegin      Name = "vf-return-begin"
 	ReturnJournalled Name = "vf-return-journalled" // the journal says resetting; no reset has begun
@@ -49,6 +51,6 @@ var All = []Name{
 	OpenLocked, OpenUndoRecorded, OpenAutoprobe, OpenCreated, PrepareUnbound, PrepareOverride,
 	PrepareBound, PrepareNetwork,
 	ResetBegin, ResetDone, ResetChecked, JournalTemp, JournalRenamed, LeaseChosen, LeaseJournalled,
-	OwnerJournalled,
+	OwnerJournalled, NetdevUnbound, NetdevBound,
 	ReturnBegin, ReturnJournalled, UndoBegin, UndoVF, UndoRestored, UndoForgotten,
 }

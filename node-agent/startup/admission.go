@@ -12,7 +12,8 @@ import (
 
 // VFPool is what admission needs of the VF pool.
 type VFPool interface {
-	Lease(owner vf.Owner) (vf.Lease, error) // never waits; the error is the reason there is none
+	// Lease never waits for a VF by vfio; the error is the reason there is none.
+	Lease(owner vf.Owner, want vf.Want) (vf.Lease, error)
 	Return(vf.Lease)
 }
 
@@ -143,7 +144,7 @@ func (a *Admission) reserve(w *waiter) (*Grant, error) {
 	}
 	g := &Grant{MemoryMiB: w.memoryMiB}
 	if a.pool != nil {
-		lease, err := a.pool.Lease(vf.Owner{Sandbox: w.id})
+		lease, err := a.pool.Lease(vf.Owner{Kind: vf.Sandbox, Name: w.id}, vf.Want{})
 		if err != nil {
 			return nil, err
 		}

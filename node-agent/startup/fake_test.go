@@ -36,7 +36,7 @@ func newPool(n int) *pool {
 	return p
 }
 
-func (p *pool) Lease(owner vf.Owner) (vf.Lease, error) {
+func (p *pool) Lease(owner vf.Owner, _ vf.Want) (vf.Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.free) == 0 {
@@ -46,7 +46,7 @@ func (p *pool) Lease(owner vf.Owner) (vf.Lease, error) {
 	p.free = p.free[1:]
 	bdf := fmt.Sprintf("0000:01:10.%d", i)
 	if other, taken := p.leased[bdf]; taken {
-		panic(bdf + " is leased to " + other.Sandbox)
+		panic(bdf + " is leased to " + other.Name)
 	}
 	p.leased[bdf] = owner
 	return vf.Lease{BDF: bdf, Ordinal: i, Owner: owner, MAC: fmt.Sprintf("02:fa:00:00:00:%02x", i)}, nil

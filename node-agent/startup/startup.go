@@ -210,7 +210,8 @@ func (s *Starter) own(st *Started, rec sandbox.Record) error {
 	if s.Owners == nil || st.Grant.VF == nil {
 		return nil
 	}
-	return s.Owners.SetOwner(*st.Grant.VF, vf.Owner{Sandbox: rec.Spec.ID, PID: rec.PID, StartTicks: rec.StartTicks})
+	owner := vf.Owner{Kind: vf.Sandbox, Name: rec.Spec.ID, PID: rec.PID, StartTicks: rec.StartTicks}
+	return s.Owners.SetOwner(*st.Grant.VF, owner)
 }
 
 // Release ends a started sandbox and gives back what it held. It may be called twice, at once: the second call waits for the first.

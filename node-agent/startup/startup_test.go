@@ -36,7 +36,8 @@ func TestStart(t *testing.T) {
 	if st.Spec.Program.Env["A"] != "image" || st.Spec.Program.Env["B"] != "caller" {
 		t.Errorf("environment %v, the caller's must win", st.Spec.Program.Env)
 	}
-	if got := p.leased[st.Spec.VF.BDF]; got != (vf.Owner{Sandbox: "a", PID: 4242, StartTicks: 7}) {
+	owner := vf.Owner{Kind: vf.Sandbox, Name: "a", PID: 4242, StartTicks: 7}
+	if got := p.leased[st.Spec.VF.BDF]; got != owner {
 		t.Errorf("the VF's owner is %+v", got)
 	}
 	if rec, err := ReadRecord(s.Dir("a")); err != nil || rec.PID != 4242 {

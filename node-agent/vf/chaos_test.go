@@ -110,7 +110,7 @@ func agent(tree *vftest.Tree, drain bool) error {
 	defer pool.Close()
 	var mu sync.Mutex
 	tenants := []tenant{}
-	for _, l := range pool.Found() {
+	for _, l := range pool.Leases() {
 		if alive(l.Owner) && !drain {
 			tenants = append(tenants, tenant{l, l.Owner})
 			continue
@@ -147,7 +147,12 @@ func turn(tree *vftest.Tree, pool *vf.Pool, random *rand.Rand, mu *sync.Mutex, t
 		return
 	}
 	mu.Unlock()
-	l, err := pool.Lease(vf.Owner{Sandbox: fmt.Sprintf("s%d-%d", os.Getpid(), random.Uint32())})
+	want := vf.Want{}
+	if random.IntN(4) == 0 {
+		want.Driver = vf.Netdev
+	}
+	name := fmt.Sprintf("s%d-%d", os.Getpid(), random.Uint32())
+	l, err := pool.Lease(vf.Owner{Kind: vf.Sandbox, Name: name}, want)
 	if err != nil {
 		return
 	}
@@ -183,11 +188,15 @@ func startHolder(dir string, l vf.Lease) (vf.Owner, gate, error) {
 	if err != nil {
 		return vf.Owner{}, gate{}, err
 	}
-	held, heldWrite, err := os.Pipe()
+	holds, heldWrite, err := os.Pipe()
 	if err != nil {
 		return vf.Owner{}, gate{}, err
 	}
-	cmd := exec.Command(os.Args[0], l.BDF, l.Group, l.Owner.Sandbox)
+	held := l.Group
+	if l.Driver == vf.Netdev { // it has no group; this file of the VF takes a lock as well
+		held = filepath.Join(dir, "sys/bus/pci/devices", l.BDF, "config")
+	}
+	cmd := exec.Command(os.Args[0], l.BDF, held, l.Owner.Name)
 	cmd.Env = []string{chaosRole + "=holder", chaosDir + "=" + dir}
 	cmd.ExtraFiles = []*os.File{wordRead, life} // as 3 and 4
 	cmd.Stdout = heldWrite
@@ -200,7 +209,9 @@ func startHolder(dir string, l vf.Lease) (vf.Owner, gate, error) {
 	}
 	go func() { _ = cmd.Wait() }()
 	ticks, err := startTicks(cmd.Process.Pid)
-	return vf.Owner{Sandbox: l.Owner.Sandbox, PID: cmd.Process.Pid, StartTicks: ticks}, gate{word, held}, err
+	owner := l.Owner
+	owner.PID, owner.StartTicks = cmd.Process.Pid, ticks
+	return owner, gate{word, holds}, err
 }
 
 // startTicks is field 22 of /proc/PID/stat.
@@ -239,18 +250,15 @@ func end(o vf.Owner) {
 
 // drained waits until every VF is idle.
 func drained(pool *vf.Pool) error {
-	late := time.After(30 * time.Second)
-	for {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for range pool.Watch(ctx) {
 		all := pool.Snapshot()
 		if n := count(pool, vf.Idle); n == len(all) && n == vftest.IGB.VFs {
 			return nil
 		}
-		select {
-		case <-pool.Idle():
-		case <-late:
-			return fmt.Errorf("VFs are lost: %+v", all)
-		}
 	}
+	return fmt.Errorf("VFs are lost: %+v", pool.Snapshot())
 }
 
 // Every VF survives every kill, and none ever has two tenants.

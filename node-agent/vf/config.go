@@ -7,7 +7,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 )
 
 // Config says which VFs make the pool and how each is set. The zero value of a field is its default.
@@ -23,9 +22,7 @@ type Config struct {
 	Kernel  Kernel  // the kernel's
 	Network Network // the kernel's, by rtnetlink
 
-	Log     *slog.Logger
-	Settled func(from State, took time.Duration, err error) // a VF's preparation or reset has ended
-	Lost    func(lease Lease, why string)                   // a leased VF failed or is gone, perhaps again: end its sandbox and Return the lease
+	Log *slog.Logger
 }
 
 // A Template is what every VF of the pool is given. Spoof check is always on and trust always off: the tenant is a stranger.
@@ -47,12 +44,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
-	}
-	if c.Lost == nil {
-		c.Lost = func(Lease, string) {}
-	}
-	if c.Settled == nil {
-		c.Settled = func(State, time.Duration, error) {}
 	}
 	if c.VF.VLAN < 0 || c.VF.VLAN > 4094 {
 		return c, fmt.Errorf("VLAN %d is not in 0 … 4094", c.VF.VLAN)

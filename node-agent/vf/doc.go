@@ -10,16 +10,27 @@
 //
 //	  - unbound → preparing: the VF exists; it is bound, given its MAC, VLAN, rate and spoof check, and reset.
 //	  - idle → leased: the longest idle VF is chosen, and the lease is in the journal before the caller has it.
-//	  - leased → resetting: Return. The caller has ended the sandbox before; a VF whose vfio group some process still holds is not touched.
+//	  - leased → resetting: Return. The caller has ended whatever used the VF before; one whose vfio
+//	    group some process still holds is not touched.
+//	  - leased → preparing: Return, where the tenant had the VF by the kernel's own driver. One whose
+//	    netdev is still in another network namespace is not touched.
 //	  - idle → resetting: the VF reported an error though nobody used it.
 //	  - leased → resetting → quarantined: the IOMMU refused its DMA again and again, or the VF failed
 //	    three tenants in a row.
 //	  - → quarantined: a step failed. The VF is shown with its reason and prepared again after a backoff.
 //	  - → gone: the PF took the VF away (its driver went, or its VFs were removed). A lease on it stays until it is returned.
 //
+// A lease has a holder of some kind (owner.go): a sandbox, a pod, a process that has the device to
+// itself, a measurement. Each kind has a rule that tells a dead holder. A living one keeps its VF,
+// also when the agent is started again.
+//
+// Watch (watch.go) shows any number of readers what happens. It shows states and not events, so a
+// slow reader skips some, and nothing is kept for it.
+//
 // Three rules hold at every instant, also across a SIGKILL at any point:
 //
-//   - A lease is journalled before its VF is touched, and the journal names the owner. After a restart every lease is found again.
+//   - A lease is journalled before its VF is touched, and the journal names the holder. After a
+//     restart every lease is found again.
 //   - A VF has at most one tenant. A generation counts its leases; whoever returns one names it, so that a late return cannot touch the
 //     next tenant.
 //   - A VF is leased only after a reset that worked and a check that shows it.

@@ -14,10 +14,8 @@ func TestFault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
 		tree.ResetTime = 100 * time.Millisecond
-		cfg := tree.Config()
-		var p *vf.Pool
-		cfg.Lost = func(l vf.Lease, why string) { p.Return(l) }
-		p = open(t, cfg)
+		p := open(t, tree.Config())
+		returnLost(t, p, func(vf.News) {})
 		l := lease(t, p, "a")
 		idle := p.Snapshot()[1]
 		for _, bdf := range []string{l.BDF, idle.BDF, "0000:ff:1f.7"} {
@@ -40,10 +38,8 @@ func TestFault(t *testing.T) {
 func TestAVFThatFailsTenantAfterTenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
-		cfg := tree.Config()
-		var p *vf.Pool
-		cfg.Lost = func(l vf.Lease, why string) { p.Return(l) }
-		p = open(t, cfg)
+		p := open(t, tree.Config())
+		returnLost(t, p, func(vf.News) {})
 		bdf := p.Snapshot()[0].BDF
 		tenant := func(fails bool) vf.Status {
 			leases := []vf.Lease{lease(t, p, "a")}
@@ -88,11 +84,9 @@ func TestStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
 		tree.Refused = make(chan string) // of this bubble
-		cfg := tree.Config()
 		lost := ""
-		var p *vf.Pool
-		cfg.Lost = func(l vf.Lease, why string) { lost = why; p.Return(l) }
-		p = open(t, cfg)
+		p := open(t, tree.Config())
+		returnLost(t, p, func(n vf.News) { lost = n.Lost })
 		l := lease(t, p, "a")
 		refuse := func(n int) {
 			for range n {

@@ -1,6 +1,7 @@
 package vf
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,11 +15,14 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
-// journalVersion is that of the entries, and of undo.json. A field may be added within a version if
-// whoever does not know it may ignore it; else the version rises. So an agent reads what a former or
-// a later one of its version wrote, and nothing else.
+// The versions of entries. A field may be added within a version if whoever does not know it may
+// ignore it; else the version rises. An agent reads what any former version wrote. An entry is
+// written in the lowest version that can say it: version 1 knows VFs of sandboxes, by vfio. So an
+// agent of that version adopts sandboxes of this one, too; of any other lease it says that it is of
+// a later version, and leaves the VF alone as long as somebody has it.
 const (
-	journalVersion = 1
+	sandboxVersion = 1
+	journalVersion = 2
 	journalMax     = 64 << 10
 )
 
@@ -31,12 +35,21 @@ type entry struct {
 	State      State  `json:"state"`
 	Generation uint64 `json:"generation"`
 	Owner      *Owner `json:"owner,omitempty"`
+	Driver     Driver `json:"driver,omitempty"` // it was given to its tenant by; absent: vfio
 
 	refused string // why the file cannot be understood: then the owner is unknown
 }
 
-// decodeEntry reads an entry of this version. Any other is an error, because a VF that somebody
-// else's agent leased must not be touched on a guess.
+// version returns the lowest version that can say e.
+func (e entry) version() int {
+	if e.Driver != "" || e.Owner != nil && e.Owner.Kind != Sandbox {
+		return journalVersion
+	}
+	return sandboxVersion
+}
+
+// decodeEntry reads an entry of this version or a former one. Any other is an error, because a VF
+// that somebody else's agent leased must not be touched on a guess.
 func decodeEntry(data []byte, bdf string) (entry, error) {
 	var e entry
 	err := json.Unmarshal(data, &e)
@@ -46,16 +59,26 @@ func decodeEntry(data []byte, bdf string) (entry, error) {
 			e.Version, journalVersion)
 	case err != nil:
 		return entry{}, fmt.Errorf("unreadable: %w", err)
-	case e.Version < journalVersion:
-		return entry{}, fmt.Errorf("version %d: there has been none before %d", e.Version, journalVersion)
+	case e.Version < sandboxVersion:
+		return entry{}, fmt.Errorf("version %d: there has been none before %d", e.Version, sandboxVersion)
 	case e.BDF != bdf:
 		return entry{}, fmt.Errorf("it is about %q", e.BDF)
 	case !slices.Contains(States, e.State):
 		return entry{}, fmt.Errorf("state %q is unknown", e.State)
 	case (e.State == Leased) != (e.Owner != nil):
 		return entry{}, fmt.Errorf("state %s does not go with its owner", e.State)
-	case e.Owner != nil && e.Owner.Sandbox == "":
+	case e.Driver != "" && e.Driver != Netdev:
+		return entry{}, fmt.Errorf("driver %q is unknown", e.Driver)
+	case e.Owner == nil:
+		return e, nil
+	case e.Owner.Name == "":
 		return entry{}, errors.New("it is leased by nobody")
+	}
+	if e.Version == sandboxVersion {
+		e.Owner.Kind = cmp.Or(e.Owner.Kind, Sandbox)
+	}
+	if _, known := holders[e.Owner.Kind]; !known {
+		return entry{}, fmt.Errorf("it is leased by a %q, which is unknown", e.Owner.Kind)
 	}
 	return e, nil
 }
@@ -67,7 +90,10 @@ func (j journal) path(bdf string) string { return filepath.Join(string(j), bdf+"
 
 // write replaces the entry of e's VF. When it fails, the former entry counts.
 func (j journal) write(e entry) error {
-	e.Version = journalVersion
+	if e.Driver == VFIO {
+		e.Driver = ""
+	}
+	e.Version = e.version()
 	data, err := json.Marshal(e)
 	if err != nil {
 		return err

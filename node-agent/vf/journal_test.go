@@ -1,6 +1,7 @@
 package vf
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -9,12 +10,18 @@ import (
 	"testing"
 )
 
-const someBDF = "0000:01:10.0"
+const (
+	someBDF  = "0000:01:10.0"
+	leasedBy = `{"version":2,"bdf":"0000:01:10.0","state":"leased","generation":1,"owner":OWNER}`
+)
 
 func TestJournalRemembers(t *testing.T) {
 	j := journal(t.TempDir())
 	want := map[string]entry{
-		someBDF:        {Version: 1, BDF: someBDF, State: Leased, Generation: 7, Owner: &Owner{"a", 12, 34}},
+		someBDF: {
+			Version: 1, BDF: someBDF, State: Leased, Generation: 7,
+			Owner: &Owner{Kind: Sandbox, Name: "a", PID: 12, StartTicks: 34},
+		},
 		"0000:01:10.1": {Version: 1, BDF: "0000:01:10.1", State: Idle, Generation: 3},
 	}
 	for _, e := range want {
@@ -41,14 +48,17 @@ func TestJournalRefusesToGuess(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty":            ``,
 		"cut":              `{"version":1,"bdf":"0000:01:10.0","sta`,
-		"later version":    `{"version":2,"bdf":"0000:01:10.0","state":"idle","generation":1}`,
-		"of later fields":  `{"version":2,"bdf":["0000:01:10.0"],"state":{"lent":true}}`,
+		"later version":    `{"version":3,"bdf":"0000:01:10.0","state":"idle","generation":1}`,
+		"of later fields":  `{"version":3,"bdf":["0000:01:10.0"],"state":{"lent":true}}`,
 		"no version":       `{"bdf":"0000:01:10.0","state":"idle","generation":1}`,
 		"other VF":         `{"version":1,"bdf":"0000:01:10.1","state":"idle","generation":1}`,
 		"unknown state":    `{"version":1,"bdf":"0000:01:10.0","state":"lent","generation":1}`,
 		"leased by none":   `{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":1}`,
 		"leased by ''":     `{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":1,"owner":{"sandbox":""}}`,
 		"idle, but leased": `{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":1,"owner":{"sandbox":"a"}}`,
+		"of no kind":       strings.Replace(leasedBy, "OWNER", `{"sandbox":"a"}`, 1),
+		"unknown kind":     strings.Replace(leasedBy, "OWNER", `{"kind":"host","sandbox":"a"}`, 1),
+		"unknown driver":   `{"version":2,"bdf":"0000:01:10.0","state":"idle","driver":"dpdk"}`,
 		"two values":       `{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":1} {}`,
 		"negative":         `{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":-1}`,
 	} {
@@ -71,12 +81,12 @@ func TestJournalRefusesToGuess(t *testing.T) {
 func TestJournalsOfOtherAgents(t *testing.T) {
 	want := entry{
 		Version: 1, BDF: someBDF, State: Leased, Generation: 7,
-		Owner: &Owner{Sandbox: "a", PID: 188, StartTicks: 5808},
+		Owner: &Owner{Kind: Sandbox, Name: "a", PID: 188, StartTicks: 5808},
 	}
 	for file, refused := range map[string]string{
 		"former.json":        "",
 		"later-fields.json":  "",
-		"later-version.json": "of a later version of fastiov: it is 2, this one knows 1",
+		"later-version.json": "of a later version of fastiov: it is 3, this one knows 2",
 	} {
 		text, err := os.ReadFile(filepath.Join("testdata", file))
 		if err != nil {
@@ -101,6 +111,41 @@ func TestJournalsOfOtherAgents(t *testing.T) {
 	}
 }
 
+// What a former agent can act upon is written as it wrote it; the rest it refuses by its version.
+func TestWhatAFormerAgentReads(t *testing.T) {
+	pod := &Owner{Kind: Pod, Name: "default/web", Netns: "/run/netns/web"}
+	sandbox := &Owner{Kind: Sandbox, Name: "a", PID: 188, StartTicks: 5808}
+	for _, c := range []struct {
+		e    entry
+		want string // its beginning
+	}{
+		{entry{State: Idle, Generation: 3, Driver: VFIO},
+			`{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":3}`},
+		{entry{State: Leased, Owner: sandbox, Driver: VFIO},
+			`{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":0,"owner":{"kind":"sandbox",` +
+				`"sandbox":"a","pid":188,"start_ticks":5808}}`},
+		{entry{State: Leased, Owner: pod, Driver: VFIO}, `{"version":2,`},
+		{entry{State: Leased, Owner: sandbox, Driver: Netdev}, `{"version":2,`},
+		{entry{State: Preparing, Driver: Netdev}, `{"version":2,`},
+	} {
+		j := journal(t.TempDir())
+		c.e.BDF = someBDF
+		if err := j.write(c.e); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(j.path(someBDF))
+		if err != nil || !strings.HasPrefix(string(text), c.want) {
+			t.Errorf("%+v became %s (%v), want %s", c.e, text, err, c.want)
+		}
+		got, err := j.read(func(bdf string, err error) { t.Errorf("%s: %v", bdf, err) })
+		e := got[someBDF]
+		if err != nil || e.State != c.e.State || !reflect.DeepEqual(e.Owner, c.e.Owner) ||
+			cmp.Or(e.Driver, VFIO) != c.e.Driver {
+			t.Errorf("%s is read as %+v, %v", text, e, err)
+		}
+	}
+}
+
 func TestJournalFullDisk(t *testing.T) {
 	j := journal(filepath.Join(t.TempDir(), "missing"))
 	if err := j.write(entry{BDF: someBDF, State: Idle}); err == nil {
@@ -110,6 +155,8 @@ func TestJournalFullDisk(t *testing.T) {
 
 func FuzzDecodeEntry(f *testing.F) {
 	f.Add([]byte(`{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":1,"owner":{"sandbox":"a","pid":1,"start_ticks":2}}`))
+	pod := `{"kind":"pod","sandbox":"p","netns":"/run/netns/p"},"driver":"netdev"`
+	f.Add([]byte(strings.Replace(leasedBy, "OWNER", pod, 1)))
 	f.Add([]byte(`{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":18446744073709551615}`))
 	f.Add([]byte(`{"version":1`))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -117,7 +164,8 @@ func FuzzDecodeEntry(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if (e.State == Leased) != (e.Owner != nil && e.Owner.Sandbox != "") || e.BDF != someBDF {
+		owned := e.Owner != nil && e.Owner.Name != "" && e.Owner.Kind != ""
+		if (e.State == Leased) != owned || e.BDF != someBDF {
 			t.Fatalf("accepted %+v", e)
 		}
 		again, err := json.Marshal(e)

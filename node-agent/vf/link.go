@@ -109,7 +109,7 @@ func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) 
 		}
 		if v.state == Gone && !v.leased {
 			v.pf, v.index, v.mac = pf, seen.vfs[bdf], p.macOf(pf, bdf)
-			v.move(Unbound, "", time.Now())
+			p.move(v, Unbound, "", time.Now())
 		}
 		if v.state == Unbound {
 			preparing = append(preparing, p.start(v, Preparing, ""))
@@ -120,9 +120,12 @@ func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) 
 
 // linkChanged tries again what may have failed for want of a link: igb refuses rates without one.
 func (p *Pool) linkChanged(pf *physical) {
-	wake(p.idle)
 	for _, v := range p.vfs {
-		if v.pf == pf && pf.linkUp && v.state == Quarantined {
+		if v.pf != pf {
+			continue
+		}
+		p.tell(v)
+		if pf.linkUp && v.state == Quarantined {
 			p.start(v, Preparing, "the link is up; before: "+v.reason)
 		}
 	}
@@ -130,7 +133,10 @@ func (p *Pool) linkChanged(pf *physical) {
 
 // add takes a VF into the pool: leased if the journal says so, else unbound.
 func (p *Pool) add(pf *physical, bdf string, index int) *function {
-	v := &function{bdf: bdf, pf: pf, index: index, mac: p.macOf(pf, bdf), state: Unbound, since: time.Now(), log: p.cfg.Log}
+	v := &function{
+		bdf: bdf, pf: pf, index: index, mac: p.macOf(pf, bdf), state: Unbound, since: time.Now(),
+		driver: VFIO, log: p.cfg.Log,
+	}
 	v.group, _ = p.sys.group(bdf) // its absence is reported by the VF's preparation
 	if e, ok := p.found[bdf]; ok {
 		delete(p.found, bdf)
@@ -151,12 +157,13 @@ func (p *Pool) macOf(pf *physical, bdf string) string {
 func (p *Pool) insert(v *function) {
 	i, _ := slices.BinarySearchFunc(p.vfs, v.bdf, func(v *function, bdf string) int { return cmp.Compare(v.bdf, bdf) })
 	p.vfs = slices.Insert(p.vfs, i, v)
+	p.tell(v)
 }
 
 // remember takes over what the journal says of v. Where that is lost, so is the count of leases; it goes on from the clock, which is
 // further than any count can be.
 func (v *function) remember(e entry) {
-	v.generation = e.Generation
+	v.generation, v.driver = e.Generation, cmp.Or(e.Driver, VFIO)
 	if e.State != Leased {
 		return
 	}
@@ -171,10 +178,10 @@ func (v *function) remember(e entry) {
 // gone moves v out of use. A lease on it stays until it is returned, so that its sandbox is not forgotten.
 func (p *Pool) gone(v *function) {
 	v.job++
-	v.move(Gone, "its PF took it away", time.Now())
-	p.cfg.Log.Warn("VF is gone", "vf", v.bdf, "owner", v.owner.Sandbox)
+	p.move(v, Gone, "its PF took it away", time.Now())
+	p.cfg.Log.Warn("VF is gone", "vf", v.bdf, "owner", v.owner)
 	if v.leased {
-		p.lost(v, "the VF is gone")
+		v.lost = "the VF is gone"
 		return
 	}
 	p.vanish(v)
@@ -190,7 +197,7 @@ func (p *Pool) vanish(v *function) {
 	}
 	if index, back := p.sys.vfs(v.pf.bdf)[v.bdf]; back && !p.closed {
 		v.index = index
-		v.move(Unbound, "", time.Now())
+		p.move(v, Unbound, "", time.Now())
 		p.start(v, Preparing, "")
 	}
 }

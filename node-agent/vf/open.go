@@ -28,7 +28,10 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 	failpoint.Hit(failpoint.OpenLocked)
 	_, statErr := os.Stat(hostFile(cfg.Run))
 	fresh := errors.Is(statErr, os.ErrNotExist)
-	p := &Pool{cfg: cfg, sys: sysfs{cfg.Sysfs, cfg.Dev, cfg.Kernel}, journal: journal(dir), lock: lock, idle: make(chan struct{}, 1)}
+	p := &Pool{
+		cfg: cfg, sys: sysfs{cfg.Sysfs, cfg.Dev, cfg.Kernel}, journal: journal(dir), lock: lock,
+		watchers: map[chan struct{}]struct{}{},
+	}
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := p.open(ctx); err != nil {
 		p.stop()

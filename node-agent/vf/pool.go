@@ -14,13 +14,6 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
-// An Owner is who a lease belongs to: a sandbox, and the process that holds the VF once there is one.
-type Owner struct {
-	Sandbox    string `json:"sandbox"`
-	PID        int    `json:"pid,omitempty"`
-	StartTicks uint64 `json:"start_ticks,omitempty"` // /proc/PID/stat field 22: with PID it names one process, also after PID reuse
-}
-
 // A Lease is the right to use one VF until Return.
 type Lease struct {
 	BDF        string
@@ -32,10 +25,20 @@ type Lease struct {
 	Ordinal    int    // of the VF among those its PFs can have: the same after a restart
 	MAC        string // empty where the PF has no netdev
 	Owner      Owner
-	Gone       bool // only from Found: the VF is not there any more
+	Driver     Driver // what the VF is bound to
+	Interface  string // the VF's own netdev as it was made, where Driver is Netdev
+	Gone       bool   // only from Leases: the VF is not there any more
 }
 
-// A Pool holds VFs. Its methods may be called from any goroutine, and none of them waits for hardware except Open and Close.
+// A Want says which VF a lease is to be of, and by which driver it is used. The zero value is any
+// VF, by vfio.
+type Want struct {
+	BDF    string
+	Driver Driver
+}
+
+// A Pool holds VFs. Its methods may be called from any goroutine. Open, Close and a Lease of a
+// netdev wait for hardware, the others never do.
 type Pool struct {
 	cfg     Config
 	sys     sysfs
@@ -44,13 +47,15 @@ type Pool struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	jobs    sync.WaitGroup
-	idle    chan struct{}
+	probing sync.Mutex // held while a PF lets the kernel's own driver have its VFs
 
-	mu     sync.Mutex // guards all below, and the order of the journal's writes
-	closed bool
-	pfs    []*physical
-	vfs    []*function      // by address
-	found  map[string]entry // of the journal, of VFs that are not in vfs
+	mu       sync.Mutex // guards all below, and the order of the journal's writes
+	closed   bool
+	pfs      []*physical
+	vfs      []*function      // by address
+	found    map[string]entry // of the journal, of VFs that are not in vfs
+	changes  uint64           // counts what readers are shown
+	watchers map[chan struct{}]struct{}
 }
 
 // A physical function.
@@ -81,6 +86,8 @@ type function struct {
 	reason     string
 	leased     bool
 	owner      Owner
+	driver     Driver // what it was last given to a tenant by; it is VFIO again when it is idle
+	lost       string // why the tenant has lost it
 	generation uint64
 	job        uint64 // counts prepare and reset jobs; one that was overtaken does not count when it ends
 	failures   int    // in a row
@@ -93,19 +100,25 @@ type function struct {
 	refusedSince time.Time // the first of
 	refusals     int       // what the IOMMU refused it
 
+	changed uint64    // number of its last change
+	settled []Settled // lately
+
 	retry   *time.Timer
 	retryAt time.Time
 	log     *slog.Logger
 }
 
 func (v *function) lease() Lease {
-	return Lease{BDF: v.bdf, Generation: v.generation, Group: v.group, PF: v.pf.bdf, Netdev: v.pf.netdev, Index: v.index,
-		Ordinal: v.pf.first + v.index, MAC: v.mac, Owner: v.owner}
+	return Lease{
+		BDF: v.bdf, Generation: v.generation, Group: v.group, PF: v.pf.bdf, Netdev: v.pf.netdev,
+		Index: v.index, Ordinal: v.pf.first + v.index, MAC: v.mac, Owner: v.owner, Driver: v.driver,
+		Gone: v.state == Gone,
+	}
 }
 
 // record writes what is known of v to the journal.
 func (p *Pool) record(v *function, state State) error {
-	e := entry{BDF: v.bdf, State: state, Generation: v.generation}
+	e := entry{BDF: v.bdf, State: state, Generation: v.generation, Driver: v.driver}
 	if state == Leased {
 		owner := v.owner
 		e.Owner = &owner
@@ -120,31 +133,61 @@ func (p *Pool) note(v *function, state State) {
 	}
 }
 
-// Lease gives owner a VF, or says why none can be had now (ErrEmpty, ErrLinkDown). The lease is in the journal when it returns.
-func (p *Pool) Lease(owner Owner) (Lease, error) {
-	if owner.Sandbox == "" {
-		return Lease{}, errors.New("a lease needs the sandbox's id")
+// Lease gives owner a VF, or says why none can be had now (ErrEmpty, ErrLinkDown). The lease is in
+// the journal when it returns.
+func (p *Pool) Lease(owner Owner, want Want) (Lease, error) {
+	want.Driver = cmp.Or(want.Driver, VFIO)
+	if err := owner.check(); err != nil {
+		return Lease{}, err
 	}
+	if _, known := back[want.Driver]; !known {
+		return Lease{}, fmt.Errorf("a VF is leased by %s or %s, not by %q", VFIO, Netdev, want.Driver)
+	}
+	lease, err := p.lease(owner, want)
+	if err != nil || want.Driver == VFIO {
+		return lease, err
+	}
+	defer p.jobs.Done()
+	if lease.Interface, err = p.giveNetdev(lease); err != nil {
+		p.Return(lease)
+		return Lease{}, fmt.Errorf("VF %s: %w", lease.BDF, err)
+	}
+	return lease, nil
+}
+
+// lease chooses a VF and writes the lease down. Where the VF has to be bound to another driver yet,
+// a job is counted, so that the pool is not closed before.
+func (p *Pool) lease(owner Owner, want Want) (Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return Lease{}, errors.New("the VF pool is closed")
 	}
-	v, err := choose(p.vfs)
+	v, err := choose(p.vfs, want)
 	if err != nil {
 		return Lease{}, err
 	}
 	failpoint.Hit(failpoint.LeaseChosen)
 	v.generation++
-	v.owner = owner
+	v.owner, v.driver = owner, want.Driver
 	if err := p.record(v, Leased); err != nil {
-		v.owner = Owner{}
+		v.owner, v.driver = Owner{}, VFIO
 		return Lease{}, err
 	}
 	v.leased = true
-	v.move(Leased, "", time.Now())
+	if want.Driver != VFIO {
+		p.jobs.Add(1)
+	}
+	p.move(v, Leased, "", time.Now())
 	failpoint.Hit(failpoint.LeaseJournalled)
 	return v.lease(), nil
+}
+
+// giveNetdev binds a leased VF to the kernel's own driver and returns the name of its netdev.
+func (p *Pool) giveNetdev(lease Lease) (string, error) {
+	p.probing.Lock()
+	defer p.probing.Unlock()
+	return p.sys.bindNative(lease.PF, lease.BDF)
 }
 
 // SetOwner completes the owner of a lease, once the process exists that will hold the VF and before it touches the VF.
@@ -153,7 +196,7 @@ func (p *Pool) SetOwner(lease Lease, owner Owner) error {
 	defer p.mu.Unlock()
 	v := p.tenancy(lease)
 	if v == nil {
-		return fmt.Errorf("the lease of %s by %s has ended", lease.BDF, lease.Owner.Sandbox)
+		return fmt.Errorf("the lease of %s by %s has ended", lease.BDF, lease.Owner)
 	}
 	before := v.owner
 	v.owner = owner
@@ -161,6 +204,7 @@ func (p *Pool) SetOwner(lease Lease, owner Owner) error {
 		v.owner = before
 		return err
 	}
+	p.tell(v)
 	failpoint.Hit(failpoint.OwnerJournalled)
 	return nil
 }
@@ -175,15 +219,16 @@ func (p *Pool) Return(lease Lease) {
 		return
 	}
 	failpoint.Hit(failpoint.ReturnBegin)
-	v.owner, v.leased = Owner{}, false
+	v.owner, v.leased, v.lost = Owner{}, false, ""
 	v.count()
+	p.tell(v)
 	if v.state == Gone {
 		p.vanish(v)
 		return
 	}
-	p.note(v, Resetting)
+	p.note(v, back[v.driver])
 	failpoint.Hit(failpoint.ReturnJournalled)
-	p.start(v, Resetting, "")
+	p.start(v, back[v.driver], "")
 }
 
 // tenancy is the VF that lease is still valid for, or nil.
@@ -203,7 +248,8 @@ func (p *Pool) find(bdf string) *function {
 	return p.vfs[i]
 }
 
-// Fault takes an error that a VF's user saw. A leased VF's owner is told by Config.Lost; an idle VF is reset.
+// Fault takes an error that a VF's user saw. The lease of a leased VF is lost then; an idle VF is
+// reset.
 func (p *Pool) Fault(bdf, why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -212,11 +258,11 @@ func (p *Pool) Fault(bdf, why string) {
 		return
 	}
 	v.faults++
-	p.cfg.Log.Warn("VF error", "vf", bdf, "state", v.state, "owner", v.owner.Sandbox, "error", why)
+	p.tell(v)
+	p.cfg.Log.Warn("VF error", "vf", bdf, "state", v.state, "owner", v.owner, "error", why)
 	switch v.state {
 	case Leased:
-		v.reason, v.fault = why, true
-		p.lost(v, why)
+		v.reason, v.fault, v.lost = why, true, why
 	case Idle:
 		p.note(v, Resetting)
 		p.start(v, Resetting, why)
@@ -236,28 +282,17 @@ func (v *function) count() {
 	}
 }
 
-func (p *Pool) lost(v *function, why string) {
-	lease := v.lease()
-	if !p.closed {
-		p.jobs.Go(func() { p.cfg.Lost(lease, why) })
-	}
-}
-
-// Idle is signalled when a Lease that was refused may now succeed. It has one receiver, and one signal may stand for many VFs.
-func (p *Pool) Idle() <-chan struct{} { return p.idle }
-
-// Found lists the leases that Open found in the journal, those not returned yet. The caller decides about each: it is kept as it is if
-// its sandbox lives, else the sandbox is ended and the lease returned. An owner without a sandbox is unknown (its entry was unreadable):
-// return that lease after every unknown sandbox has been ended.
-func (p *Pool) Found() []Lease {
+// Leases returns all leases there are; after Open, those that a former agent left. The caller
+// decides about each: it is kept as long as its holder lives, else whatever uses the VF is ended
+// and the lease returned. An owner without a kind is unknown, since its entry was unreadable: return
+// that lease after every unknown sandbox has been ended.
+func (p *Pool) Leases() []Lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var leases []Lease
 	for _, v := range p.vfs {
 		if v.leased {
-			lease := v.lease()
-			lease.Gone = v.state == Gone
-			leases = append(leases, lease)
+			leases = append(leases, v.lease())
 		}
 	}
 	return leases
@@ -270,6 +305,8 @@ type Status struct {
 	Since         time.Time
 	Reason        string // why it is quarantined, resetting or gone
 	Owner         Owner
+	Driver        Driver
+	Lost          string // why its tenant must end, and return the lease; empty: it need not
 	Generation    uint64
 	ResetFailures int       // failed preparations and resets, ever
 	Faults        int       // errors reported by its users, ever
@@ -277,18 +314,25 @@ type Status struct {
 	LinkUp        bool      // of its PF
 }
 
-// Snapshot is the pool as it is now, by address.
+func (v *function) status() Status {
+	s := Status{
+		BDF: v.bdf, PF: v.pf.bdf, MAC: v.mac, State: v.state, Since: v.since, Reason: v.reason,
+		Owner: v.owner, Driver: v.driver, Lost: v.lost, Generation: v.generation,
+		ResetFailures: v.failed, Faults: v.faults, LinkUp: v.pf.linkUp,
+	}
+	if v.state == Quarantined {
+		s.RetryAt = v.retryAt
+	}
+	return s
+}
+
+// Snapshot returns the pool as it is now, by address.
 func (p *Pool) Snapshot() []Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make([]Status, 0, len(p.vfs))
-	for _, v := range p.vfs {
-		s := Status{BDF: v.bdf, PF: v.pf.bdf, MAC: v.mac, State: v.state, Since: v.since, Reason: v.reason, Owner: v.owner,
-			Generation: v.generation, ResetFailures: v.failed, Faults: v.faults, LinkUp: v.pf.linkUp}
-		if v.state == Quarantined {
-			s.RetryAt = v.retryAt
-		}
-		all = append(all, s)
+	all := make([]Status, len(p.vfs))
+	for i, v := range p.vfs {
+		all[i] = v.status()
 	}
 	return all
 }

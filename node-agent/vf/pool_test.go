@@ -95,7 +95,7 @@ func TestLink(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if _, err := p.Lease(vf.Owner{Sandbox: "b"}); !errors.Is(err, vf.ErrLinkDown) {
+		if _, err := p.Lease(sandbox("b"), vf.Want{}); !errors.Is(err, vf.ErrLinkDown) {
 			t.Errorf("with its cable cut the pool says: %v", err)
 		}
 		if s := status(t, p, kept.BDF); s.State != vf.Leased || s.LinkUp {
@@ -136,17 +136,14 @@ func TestRateNeedsLink(t *testing.T) {
 func TestGoneAndBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
-		cfg := tree.Config()
-		lost := make(chan vf.Lease, 1)
-		cfg.Lost = func(l vf.Lease, _ string) { lost <- l }
-		p := open(t, cfg)
+		p := open(t, tree.Config())
 		l := lease(t, p, "a")
 		if err := tree.Unload(vftest.IGB.BDF); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if got := <-lost; got.BDF != l.BDF || got.Generation != l.Generation {
-			t.Errorf("lost %+v, leased %+v", got, l)
+		if s := status(t, p, l.BDF); s.Lost == "" || s.Generation != l.Generation {
+			t.Errorf("lost %+v, leased %+v", s, l)
 		}
 		if n := count(p, vf.Gone); n != 7 {
 			t.Errorf("%d VFs are gone, want 7", n)
@@ -155,7 +152,7 @@ func TestGoneAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if s := status(t, p, l.BDF); s.State != vf.Gone || s.Owner.Sandbox != "a" || count(p, vf.Idle) != 6 {
+		if s := status(t, p, l.BDF); s.State != vf.Gone || s.Owner.Name != "a" || count(p, vf.Idle) != 6 {
 			t.Errorf("a lost lease became %+v, %d others are idle", s, count(p, vf.Idle))
 		}
 		p.Return(l)
@@ -207,7 +204,7 @@ func TestUnreadableEntry(t *testing.T) {
 		}
 		resets := watchResets(tree)
 		p = open(t, cfg)
-		found := p.Found()
+		found := p.Leases()
 		if len(found) != 1 || found[0].BDF != l.BDF || found[0].Owner != (vf.Owner{}) || found[0].Generation <= l.Generation {
 			t.Fatalf("found %+v", found)
 		}
@@ -251,7 +248,7 @@ func TestStray(t *testing.T) {
 		for stray.PF != vftest.NVMe.BDF {
 			stray = lease(t, p, "stray")
 		}
-		for _, l := range p.Found() {
+		for _, l := range p.Leases() {
 			if l.BDF != stray.BDF {
 				p.Return(l)
 			}
@@ -259,7 +256,7 @@ func TestStray(t *testing.T) {
 		p.Close()
 		cfg.PFs = []string{"igb"}
 		p = open(t, cfg)
-		found := p.Found()
+		found := p.Leases()
 		if len(found) != 1 || found[0].BDF != stray.BDF || !found[0].Gone {
 			t.Fatalf("found %+v, want %+v", found, stray)
 		}
@@ -415,7 +412,7 @@ func TestAPFWhoseNetdevComesLate(t *testing.T) {
 		})
 		p := open(t, tree.Config())
 		synctest.Wait()
-		if _, err := p.Lease(vf.Owner{Sandbox: "a"}); err != nil {
+		if _, err := p.Lease(sandbox("a"), vf.Want{}); err != nil {
 			t.Errorf("its netdev was not set up: %v", err)
 		}
 	})
@@ -475,7 +472,7 @@ func TestJournalFails(t *testing.T) {
 	}
 	oldest := slices.MinFunc(p.Snapshot(), func(a, b vf.Status) int { return a.Since.Compare(b.Since) })
 	for range 7 {
-		l, err := p.Lease(vf.Owner{Sandbox: "a"})
+		l, err := p.Lease(sandbox("a"), vf.Want{})
 		if err != nil {
 			if !strings.Contains(err.Error(), "is there room") {
 				t.Fatal(err)
@@ -505,12 +502,16 @@ func BenchmarkLease(b *testing.B) {
 	}
 	defer p.Close()
 	for b.Loop() {
-		l, err := p.Lease(vf.Owner{Sandbox: "a"})
+		l, err := p.Lease(sandbox("a"), vf.Want{})
 		for errors.Is(err, vf.ErrEmpty) {
 			b.StopTimer()
-			<-p.Idle()
+			for range p.Watch(b.Context()) {
+				if count(p, vf.Idle) > 0 {
+					break
+				}
+			}
 			b.StartTimer()
-			l, err = p.Lease(vf.Owner{Sandbox: "a"})
+			l, err = p.Lease(sandbox("a"), vf.Want{})
 		}
 		if err != nil {
 			b.Fatal(err)

@@ -22,8 +22,12 @@ type act struct {
 	pick int
 }
 
-var acts = []string{"lease", "lease", "lease", "return", "return", "late return", "late return", "own", "fault", "restart", "cable", "unload", "load", "resets fail",
-	"resets work", "wait", "wait", "wait long"}
+var acts = []string{
+	"lease", "lease", "lease", "lease a netdev", "lease a netdev", "lease one of them",
+	"return", "return", "return", "late return", "late return", "own", "fault", "restart",
+	"cable", "unload", "load",
+	"resets fail", "binds fail", "all works", "wait", "wait", "wait long", "read",
+}
 
 // Whatever happens in whatever order, the invariants of the package comment hold after each step, and in the end no VF is lost.
 func TestAnyOrder(t *testing.T) {
@@ -49,6 +53,60 @@ type model struct {
 	live       map[string]vf.Lease // by address
 	old        []vf.Lease
 	generation map[string]uint64
+	readers    []*reader // the first always reads, the second when it is told to
+}
+
+// A reader has what a Watch has shown it.
+type reader struct {
+	turn chan struct{} // it may go on; nil: it always may
+	now  map[string]vf.Status
+	jobs int
+}
+
+func (m *model) watch(t *testing.T) {
+	m.readers = []*reader{{}, {turn: make(chan struct{}, 1)}}
+	for _, r := range m.readers {
+		r.now = map[string]vf.Status{}
+		pool := m.pool
+		go func() {
+			for news := range pool.Watch(t.Context()) {
+				for _, n := range news {
+					r.now[n.BDF] = n.Status
+					r.jobs += len(n.Settled)
+				}
+				if r.turn != nil {
+					select {
+					case <-r.turn:
+					case <-t.Context().Done():
+						return
+					}
+				}
+			}
+		}()
+	}
+}
+
+// read lets the slow reader catch up.
+func (m *model) read() error {
+	r := m.readers[1]
+	for range 3 { // it may have stopped before or after the last change
+		select {
+		case r.turn <- struct{}{}:
+		default:
+		}
+		synctest.Wait()
+	}
+	return m.shown(r)
+}
+
+// shown checks that a reader that has been able to read knows all.
+func (m *model) shown(r *reader) error {
+	for _, s := range m.pool.Snapshot() {
+		if r.now[s.BDF] != s {
+			return fmt.Errorf("a reader was shown %+v, it is %+v", r.now[s.BDF], s)
+		}
+	}
+	return nil
 }
 
 func play(t *testing.T, pf vftest.PF, plan []act) error {
@@ -59,6 +117,7 @@ func play(t *testing.T, pf vftest.PF, plan []act) error {
 	if m.pool, err = vf.Open(t.Context(), m.cfg); err != nil {
 		return err
 	}
+	m.watch(t)
 	defer func() { m.pool.Close() }()
 	for i, a := range plan {
 		if err := m.do(t, a, pf); err != nil {
@@ -75,7 +134,14 @@ func play(t *testing.T, pf vftest.PF, plan []act) error {
 func (m *model) do(t *testing.T, a act, pf vftest.PF) error {
 	switch a.what {
 	case "lease":
-		return m.lease(fmt.Sprintf("s%d", a.pick))
+		return m.lease(anyHolder(t, a.pick), vf.Want{})
+	case "lease a netdev":
+		return m.lease(anyHolder(t, a.pick), vf.Want{Driver: vf.Netdev})
+	case "lease one of them":
+		all := m.pool.Snapshot()
+		return m.lease(anyHolder(t, a.pick), vf.Want{BDF: all[a.pick%len(all)].BDF})
+	case "read":
+		return m.read()
 	case "return":
 		if l, ok := m.pick(a.pick); ok {
 			m.pool.Return(l)
@@ -114,7 +180,14 @@ func (m *model) do(t *testing.T, a act, pf vftest.PF) error {
 			}
 			return nil
 		})
-	case "resets work":
+	case "binds fail":
+		m.tree.Refuse(func(op, _ string) error {
+			if op == "probe" {
+				return unix.EIO
+			}
+			return nil
+		})
+	case "all works":
 		m.tree.Refuse(nil)
 	case "wait":
 		time.Sleep(150 * time.Millisecond)
@@ -134,19 +207,36 @@ func (m *model) pick(n int) (vf.Lease, bool) {
 	return vf.Lease{}, false
 }
 
-func (m *model) lease(sandbox string) error {
-	l, err := m.pool.Lease(vf.Owner{Sandbox: sandbox})
-	if errors.Is(err, vf.ErrEmpty) || errors.Is(err, vf.ErrLinkDown) {
+// anyHolder is one of any kind.
+func anyHolder(t *testing.T, n int) vf.Owner {
+	kind := vf.Kinds[n%len(vf.Kinds)]
+	owner, err := vf.Process(kind, fmt.Sprint("h", n), os.Getpid())
+	if err != nil {
+		t.Error(err)
+	}
+	if kind == vf.Pod {
+		owner = vf.Owner{Kind: kind, Name: owner.Name, Netns: "/proc/self/ns/net"}
+	}
+	return owner
+}
+
+func (m *model) lease(owner vf.Owner, want vf.Want) error {
+	l, err := m.pool.Lease(owner, want)
+	if errors.Is(err, vf.ErrEmpty) || errors.Is(err, vf.ErrLinkDown) || errors.Is(err, unix.EIO) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	if other, taken := m.live[l.BDF]; taken {
-		return fmt.Errorf("%s was leased to %s and is leased to %s", l.BDF, other.Owner.Sandbox, sandbox)
+		return fmt.Errorf("%s was leased to %s and is leased to %s", l.BDF, other.Owner, owner)
 	}
 	if l.Generation <= m.generation[l.BDF] {
 		return fmt.Errorf("generation %d of %s after %d", l.Generation, l.BDF, m.generation[l.BDF])
+	}
+	if driver := m.tree.Driver(l.BDF); (driver == "igbvf") != (want.Driver == vf.Netdev) ||
+		(l.Interface == "") == (want.Driver == vf.Netdev) {
+		return fmt.Errorf("%+v is bound to %s, wanted is %+v", l, driver, want)
 	}
 	m.live[l.BDF], m.generation[l.BDF] = l, l.Generation
 	return nil
@@ -169,12 +259,14 @@ func (m *model) restart(t *testing.T) error {
 		}
 	}
 	m.pool = pool
-	found := pool.Found()
+	m.watch(t)
+	found := pool.Leases()
 	if len(found) != len(m.live) {
 		return fmt.Errorf("found %v, want %v", found, m.live)
 	}
 	for _, l := range found {
-		if want := m.live[l.BDF]; l.Owner != want.Owner || l.Generation != want.Generation {
+		want := m.live[l.BDF]
+		if l.Owner != want.Owner || l.Driver != want.Driver || l.Generation != want.Generation {
 			return fmt.Errorf("found %+v, want %+v", l, want)
 		}
 		if l.Gone {
@@ -189,7 +281,10 @@ func (m *model) holds() error {
 	leased := 0
 	for _, s := range m.pool.Snapshot() {
 		l, live := m.live[s.BDF]
-		if live != (s.Owner.Sandbox != "") || live && s.Owner != l.Owner {
+		if live && s.State == vf.Leased && s.Driver != l.Driver {
+			return fmt.Errorf("%s is leased by %s, the model has %+v", s.BDF, s.Driver, l)
+		}
+		if live != (s.Owner.Name != "") || live && s.Owner != l.Owner {
 			return fmt.Errorf("%s is %s of %+v, the model has %+v", s.BDF, s.State, s.Owner, l)
 		}
 		if live {
@@ -205,7 +300,7 @@ func (m *model) holds() error {
 	if v := m.tree.Violations(); v != "" {
 		return errors.New(v)
 	}
-	return nil
+	return m.shown(m.readers[0])
 }
 
 func (m *model) journalled(l vf.Lease) error {
@@ -244,5 +339,5 @@ func (m *model) end(t *testing.T, pf vftest.PF) error {
 	if n := count(m.pool, vf.Idle); n != pf.VFs {
 		return fmt.Errorf("%d of %d VFs are idle in the end: %+v", n, pf.VFs, m.pool.Snapshot())
 	}
-	return nil
+	return m.read()
 }

@@ -11,6 +11,7 @@ import (
 type job struct {
 	number  uint64
 	prepare bool // bind and set first, not only reset
+	given   Driver
 	bdf     string
 	index   int
 	group   string
@@ -20,12 +21,15 @@ type job struct {
 
 // start moves v to Preparing or Resetting and begins the work; the channel is closed when v has left that state. The lock is held.
 func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
-	v.move(to, reason, time.Now())
+	p.move(v, to, reason, time.Now())
 	if to == Preparing {
 		v.group, _ = p.sys.group(v.bdf) // makeReady asks again and reports
 	}
 	v.job++
-	j := job{number: v.job, prepare: to == Preparing, bdf: v.bdf, index: v.index, group: v.group, netdev: v.pf.netdev, mac: v.mac}
+	j := job{
+		number: v.job, prepare: to == Preparing, given: v.driver, bdf: v.bdf, index: v.index,
+		group: v.group, netdev: v.pf.netdev, mac: v.mac,
+	}
 	done := make(chan struct{})
 	if p.closed { // the journal says resetting: the next Open does it
 		close(done)
@@ -35,9 +39,9 @@ func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 		defer close(done)
 		begin := time.Now()
 		err := p.makeReady(j)
-		p.cfg.Settled(to, time.Since(begin), err)
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		p.settle(v, Settled{From: to, Took: time.Since(begin), Err: err})
 		if v.job == j.number {
 			p.finish(v, err)
 		}
@@ -51,6 +55,11 @@ func (p *Pool) makeReady(j job) error {
 		if _, err := p.sys.group(j.bdf); err != nil {
 			return err
 		}
+		if j.given == Netdev {
+			if err := p.setDown(j.bdf); err != nil {
+				return err
+			}
+		}
 		if err := p.sys.bind(j.bdf); err != nil {
 			return err
 		}
@@ -59,6 +68,15 @@ func (p *Pool) makeReady(j job) error {
 		}
 	}
 	return p.sys.reset(j.bdf, j.group)
+}
+
+// setDown sets the netdev of a VF down that a tenant has returned, if it is in this namespace. One
+// that is in another is still somebody's.
+func (p *Pool) setDown(bdf string) error {
+	if netdev := p.sys.netdev(bdf); netdev != "" && p.sys.isUp(bdf, netdev) {
+		return p.cfg.Network.SetUp(netdev, false)
+	}
+	return nil
 }
 
 // wire sets what the PF enforces for the VF, so that a cold start finds it set.
@@ -81,17 +99,16 @@ func (p *Pool) finish(v *function, err error) {
 	}
 	v.rest = ""
 	if err == nil {
-		v.failures = 0
+		v.failures, v.driver = 0, VFIO
 		p.note(v, Idle)
-		v.move(Idle, "", now)
-		wake(p.idle)
+		p.move(v, Idle, "", now)
 		return
 	}
 	v.failures++
 	v.failed++
 	v.retryAt = retryAt(max(v.failures, v.faulty), now)
 	p.note(v, Quarantined)
-	v.move(Quarantined, err.Error(), now)
+	p.move(v, Quarantined, err.Error(), now)
 	p.cfg.Log.Warn("VF quarantined", "vf", v.bdf, "reason", err, "failures", v.failures, "retry_in", v.retryAt.Sub(now))
 	if p.closed {
 		return

@@ -99,7 +99,7 @@ func realLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-changed
-	if _, err := p.Lease(vf.Owner{Sandbox: "b"}); !errors.Is(err, vf.ErrLinkDown) {
+	if _, err := p.Lease(sandbox("b"), vf.Want{}); !errors.Is(err, vf.ErrLinkDown) {
 		t.Errorf("without a link the pool says: %v", err)
 	}
 	if err := netlink.LinkSetUp(pf); err != nil {
@@ -117,15 +117,16 @@ func drain(c chan struct{}) {
 
 // A PF whose driver is taken away takes its VFs with it; with the driver they come back.
 func realGone(t *testing.T) {
-	lost := make(chan vf.Lease, 1)
-	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), Lost: func(l vf.Lease, _ string) { lost <- l }})
+	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t)})
 	l := lease(t, p, "a")
 	driver := "/sys/bus/pci/drivers/igb/"
 	if err := os.WriteFile(driver+"unbind", []byte(l.PF), 0o200); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-lost; got.BDF != l.BDF {
-		t.Errorf("lost %+v, leased %+v", got, l)
+	for range p.Watch(t.Context()) {
+		if status(t, p, l.BDF).Lost != "" {
+			break
+		}
 	}
 	if n := count(p, vf.Gone); n != 7 {
 		t.Errorf("%d VFs are gone: %+v", n, p.Snapshot())
@@ -147,8 +148,10 @@ func realTimes(t *testing.T) {
 		p := open(t, vf.Config{PFs: []string{driver}, Run: realRun(t)})
 		opened := time.Since(begin)
 		p.Return(lease(t, p, "first")) // waits for the link
-		for count(p, vf.Idle) < len(p.Snapshot()) {
-			<-p.Idle()
+		for range p.Watch(t.Context()) {
+			if count(p, vf.Idle) == len(p.Snapshot()) {
+				break
+			}
 		}
 		var took []time.Duration
 		var leases []vf.Lease

@@ -81,22 +81,41 @@ func open(t *testing.T, cfg vf.Config) *vf.Pool {
 	return p
 }
 
-func lease(t *testing.T, p *vf.Pool, sandbox string) vf.Lease {
+// lease takes a VF for a sandbox as soon as there is one.
+func lease(t *testing.T, p *vf.Pool, name string) vf.Lease {
 	t.Helper()
-	for {
-		l, err := p.Lease(vf.Owner{Sandbox: sandbox})
+	return leaseFor(t, p, sandbox(name), vf.Want{})
+}
+
+func sandbox(name string) vf.Owner { return vf.Owner{Kind: vf.Sandbox, Name: name} }
+
+func leaseFor(t *testing.T, p *vf.Pool, owner vf.Owner, want vf.Want) vf.Lease {
+	t.Helper()
+	for range p.Watch(t.Context()) {
+		l, err := p.Lease(owner, want)
 		if err == nil {
 			return l
 		}
 		if !errors.Is(err, vf.ErrEmpty) && !errors.Is(err, vf.ErrLinkDown) {
 			t.Fatal(err)
 		}
-		select {
-		case <-p.Idle():
-		case <-t.Context().Done():
-			t.Fatal(err)
-		}
 	}
+	t.Fatal("there was no VF before the test had to end")
+	return vf.Lease{}
+}
+
+// returnLost returns each lease that is lost, and tells of it.
+func returnLost(t *testing.T, p *vf.Pool, told func(vf.News)) {
+	go func() {
+		for news := range p.Watch(t.Context()) {
+			for _, n := range news {
+				if n.Lost != "" {
+					told(n)
+					p.Return(vf.Lease{BDF: n.BDF, Generation: n.Generation})
+				}
+			}
+		}
+	}()
 }
 
 func count(p *vf.Pool, state vf.State) (n int) {
@@ -148,7 +167,8 @@ func (b bench) testEmpty(t *testing.T) {
 		seen[l.BDF] = true
 		leases = append(leases, l)
 	}
-	if _, err := p.Lease(vf.Owner{Sandbox: "b"}); !errors.Is(err, vf.ErrEmpty) || !strings.Contains(err.Error(), "leased") {
+	_, err := p.Lease(sandbox("b"), vf.Want{})
+	if !errors.Is(err, vf.ErrEmpty) || !strings.Contains(err.Error(), "leased") {
 		t.Errorf("an empty pool said: %v", err)
 	}
 	for _, l := range leases {
@@ -174,10 +194,10 @@ func (b bench) testLateReturn(t *testing.T) {
 		t.Fatalf("leased %+v after %+v", second, first)
 	}
 	p.Return(first)
-	if err := p.SetOwner(first, vf.Owner{Sandbox: "first", PID: 1}); err == nil {
+	if err := p.SetOwner(first, vf.Owner{Kind: vf.Sandbox, Name: "first", PID: 1}); err == nil {
 		t.Error("an old lease got a new owner")
 	}
-	if s := status(t, p, second.BDF); s.State != vf.Leased || s.Owner.Sandbox != "second" {
+	if s := status(t, p, second.BDF); s.State != vf.Leased || s.Owner.Name != "second" {
 		t.Errorf("a late return touched the next tenant: %+v", s)
 	}
 	for _, l := range append(rest, second) {
@@ -189,17 +209,19 @@ func (b bench) testRestart(t *testing.T) {
 	cfg := b.config(t)
 	p := open(t, cfg)
 	kept, ended := lease(t, p, "kept"), lease(t, p, "ended")
-	if err := p.SetOwner(kept, vf.Owner{Sandbox: "kept", PID: 42, StartTicks: 7}); err != nil {
+	owner := vf.Owner{Kind: vf.Sandbox, Name: "kept", PID: 42, StartTicks: 7}
+	if err := p.SetOwner(kept, owner); err != nil {
 		t.Fatal(err)
 	}
 	p.Close()
 
 	p = open(t, cfg)
 	found := map[string]vf.Lease{}
-	for _, l := range p.Found() {
-		found[l.Owner.Sandbox] = l
+	for _, l := range p.Leases() {
+		found[l.Owner.Name] = l
 	}
-	if l := found["kept"]; l.BDF != kept.BDF || l.Owner != (vf.Owner{Sandbox: "kept", PID: 42, StartTicks: 7}) || l.Group != kept.Group || l.MAC != kept.MAC {
+	kept.Owner = owner
+	if l := found["kept"]; l != kept {
 		t.Errorf("found %+v, leased %+v", l, kept)
 	}
 	if l := found["ended"]; l.BDF != ended.BDF || l.Generation != ended.Generation || len(found) != 2 {

@@ -221,6 +221,38 @@ func (s sysfs) bind(bdf string) error {
 	return nil
 }
 
+// bindNative takes bdf from vfio-pci, gives it to the kernel's own driver and returns the netdev
+// that this makes of it. A VF gets that driver only while its PF lets VFs be probed, so the caller
+// has one VF bound at a time.
+func (s sysfs) bindNative(pf, bdf string) (netdev string, err error) {
+	if driver := s.driver(bdf); driver != "" {
+		if err := s.write(s.bus("drivers", driver, "unbind"), bdf); err != nil {
+			return "", fmt.Errorf("unbind from %s: %w", driver, err)
+		}
+	}
+	if err := s.write(s.device(bdf, "driver_override"), "\n"); err != nil {
+		return "", err
+	}
+	failpoint.Hit(failpoint.NetdevUnbound)
+	autoprobe := s.device(pf, "sriov_drivers_autoprobe")
+	if err := s.write(autoprobe, "1"); err != nil {
+		return "", err
+	}
+	err = s.write(s.bus("drivers_probe"), bdf)
+	if err := errors.Join(err, s.write(autoprobe, "0")); err != nil {
+		return "", fmt.Errorf("bind to its own driver: %w", err)
+	}
+	failpoint.Hit(failpoint.NetdevBound)
+	switch driver, netdev := s.driver(bdf), s.netdev(bdf); {
+	case driver == "":
+		return "", fmt.Errorf("no driver takes it; load the one that lspci -k -s %s names", bdf)
+	case netdev == "":
+		return "", fmt.Errorf("driver %s makes no network interface of it; see the kernel log", driver)
+	default:
+		return netdev, nil
+	}
+}
+
 // reset brings a VF that nobody holds into the state it had when it was new, and checks that.
 func (s sysfs) reset(bdf, group string) error {
 	failpoint.Hit(failpoint.ResetBegin)

@@ -1,6 +1,7 @@
 package vf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,11 +27,23 @@ var allowed = map[State][]State{
 	Unbound:     {Preparing, Gone},
 	Preparing:   {Idle, Quarantined, Gone},
 	Idle:        {Leased, Resetting, Gone},
-	Leased:      {Resetting, Gone},
+	Leased:      {Resetting, Preparing, Gone},
 	Resetting:   {Idle, Quarantined, Gone},
 	Quarantined: {Preparing, Gone},
 	Gone:        {Unbound},
 }
+
+// A Driver is what a VF is bound to while it is leased.
+type Driver string
+
+const (
+	VFIO   Driver = "vfio"   // vfio-pci: whoever opens its group has the device
+	Netdev Driver = "netdev" // the kernel's own for such a VF, which makes a network interface of it
+)
+
+// back is the state in which a VF comes back from a tenant. One that left vfio-pci has to be bound
+// to it again before it is reset.
+var back = map[Driver]State{VFIO: Resetting, Netdev: Preparing}
 
 // States are all of them, in the order of a VF's life.
 var States = []State{Unbound, Preparing, Idle, Leased, Resetting, Quarantined, Gone}
@@ -41,8 +54,26 @@ var (
 	ErrLinkDown = errors.New("no VF on a PF with a link")
 )
 
-// choose picks the VF to lease: the one that has been idle longest, on a PF whose link is up.
-func choose(vfs []*function) (*function, error) {
+// fits tells whether v is such a VF, be it idle or not.
+func (w Want) fits(v *function) bool {
+	return (w.BDF == "" || w.BDF == v.bdf) && (w.Driver != Netdev || v.pf.netdev != "")
+}
+
+// choose picks the VF to lease: of those that fit, the one that has been idle longest, on a PF
+// whose link is up.
+func choose(vfs []*function, want Want) (*function, error) {
+	fit := make([]*function, 0, len(vfs))
+	for _, v := range vfs {
+		if want.fits(v) {
+			fit = append(fit, v)
+		}
+	}
+	if len(fit) == 0 && len(vfs) > 0 {
+		what := strings.TrimSpace("VF " + want.BDF)
+		return nil, fmt.Errorf("%w: the pool has no %s by %s; `fastiov vf watch` shows what it has",
+			ErrEmpty, what, cmp.Or(want.Driver, VFIO))
+	}
+	vfs = fit
 	var best, cut *function
 	for _, v := range vfs {
 		switch {
@@ -104,4 +135,10 @@ func (v *function) move(to State, reason string, now time.Time) {
 	}
 	v.log.Debug("VF moves", "vf", v.bdf, "from", v.state, "to", to, "after", now.Sub(v.since), "reason", reason)
 	v.state, v.since, v.reason = to, now, reason
+}
+
+// move is the move of a VF of the pool, which its readers are shown.
+func (p *Pool) move(v *function, to State, reason string, now time.Time) {
+	v.move(to, reason, now)
+	p.tell(v)
 }

@@ -14,8 +14,10 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func TestMoves(t *testing.T) {
 	// Written out once more, as a reader would draw it: a change of the table must be meant.
-	want := "unbound>preparing unbound>gone preparing>idle preparing>quarantined preparing>gone idle>leased idle>resetting idle>gone " +
-		"leased>resetting leased>gone resetting>idle resetting>quarantined resetting>gone quarantined>preparing quarantined>gone gone>unbound"
+	want := "unbound>preparing unbound>gone preparing>idle preparing>quarantined preparing>gone " +
+		"idle>leased idle>resetting idle>gone leased>resetting leased>preparing leased>gone " +
+		"resetting>idle resetting>quarantined resetting>gone " +
+		"quarantined>preparing quarantined>gone gone>unbound"
 	for _, from := range States {
 		for _, to := range States {
 			v := &function{bdf: "0000:01:10.0", state: from, since: epoch, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
@@ -56,7 +58,7 @@ func TestChoose(t *testing.T) {
 		{"none", []*function{at("a", up, Leased, 0), at("b", up, Leased, 0), at("c", up, Quarantined, 0)}, "", ErrEmpty,
 			"no idle VF: 3 VFs: 2 leased, 1 quarantined; c: reset: i/o error"},
 	} {
-		v, err := choose(c.vfs)
+		v, err := choose(c.vfs, Want{})
 		if c.err != nil {
 			if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%s: %v, want %v saying %q", c.name, err, c.err, c.says)

@@ -15,6 +15,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
+// hostVersion is that of undo.json.
+const hostVersion = 1
+
 // A host is how the pool found this machine, written before the pool changed anything.
 type host struct {
 	Version int       `json:"version"`
@@ -71,12 +74,12 @@ func recordFound(run string, sys sysfs, network Network, pfs []string) error {
 }
 
 func readHost(run string) (host, error) {
-	h := host{Version: journalVersion}
+	h := host{Version: hostVersion}
 	data, err := os.ReadFile(hostFile(run))
 	if err != nil {
 		return h, err
 	}
-	if err := json.Unmarshal(data, &h); err != nil || h.Version != journalVersion {
+	if err := json.Unmarshal(data, &h); err != nil || h.Version != hostVersion {
 		return h, fmt.Errorf("%s cannot be read (%w, version %d); put the host back by hand and remove it", hostFile(run), cmp.Or(err, fs.ErrInvalid), h.Version)
 	}
 	return h, nil
@@ -179,7 +182,7 @@ func unused(sys sysfs, pfs []foundPF, journal journal) error {
 			if stays && entries[bdf].State != Leased {
 				continue
 			}
-			if err := unheld(sys, bdf); err != nil {
+			if err := unheld(sys, bdf, entries[bdf]); err != nil {
 				return err
 			}
 		}
@@ -187,8 +190,15 @@ func unused(sys sysfs, pfs []foundPF, journal journal) error {
 	return nil
 }
 
-func unheld(sys sysfs, bdf string) error {
-	if sys.driver(bdf) != driverVFIO {
+func unheld(sys sysfs, bdf string, e entry) error {
+	switch driver := sys.driver(bdf); {
+	case driver == driverVFIO:
+	case driver != "" && e.State == Leased && e.Driver == Netdev:
+		if why := sys.inUse(bdf, driver); why != "" {
+			return fmt.Errorf("VF %s is in use by %s: %s", bdf, e.Owner, why)
+		}
+		return nil
+	default:
 		return nil
 	}
 	group, err := sys.group(bdf)

@@ -88,17 +88,18 @@ func leaseVF(t *testing.T) vf.Lease {
 			t.Error(err)
 		}
 	})
-	for {
-		lease, err := pool.Lease(vf.Owner{Sandbox: "sandbox-1", PID: os.Getpid()})
-		if err == nil {
+	owner, err := vf.Process(vf.Bench, "sandbox-1", os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range pool.Watch(deadline(t)) { // the PF's link comes up
+		var lease vf.Lease
+		if lease, err = pool.Lease(owner, vf.Want{}); err == nil {
 			return lease
 		}
-		select { // the PF's link comes up
-		case <-pool.Idle():
-		case <-deadline(t).Done():
-			t.Fatal(err)
-		}
 	}
+	t.Fatal(err)
+	return vf.Lease{}
 }
 
 func lastEnd(conn *guest.Conn) (last time.Time) {

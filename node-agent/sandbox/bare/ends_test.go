@@ -114,7 +114,7 @@ func race(ctx context.Context, a *agent.Agent, pool *vf.Pool, id string, how int
 		_, err = a.Drain(ctx, &api.DrainRequest{Cancel: true})
 	case 2:
 		for _, v := range pool.Snapshot() {
-			if v.State == vf.Leased && v.Owner.Sandbox == id {
+			if v.State == vf.Leased && v.Owner.Name == id {
 				pool.Fault(v.BDF, "made up")
 			}
 		}
@@ -139,9 +139,7 @@ func node(t *testing.T, ctx context.Context) (*agent.Agent, *vf.Pool) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	var a *agent.Agent
-	cfg := vf.Config{PFs: []string{"igb"}, Run: dir, Log: log,
-		Lost: func(l vf.Lease, why string) { a.Lost(l, why) }}
+	cfg := vf.Config{PFs: []string{"igb"}, Run: dir, Log: log}
 	pool, err := vf.Open(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -162,20 +160,13 @@ func node(t *testing.T, ctx context.Context) (*agent.Agent, *vf.Pool) {
 		Deadlines: startup.Deadlines{Wire: time.Minute, Boot: 2 * time.Minute},
 		Reports:   &startup.Reports{Dir: t.TempDir(), Keep: 1},
 	}
-	a = agent.New(agent.Config{Version: "test", Driver: "bare", Starter: starter, VFs: pool, Log: log,
-		Metrics: agent.NewMetrics(prometheus.NewRegistry())})
+	a := agent.New(agent.Config{
+		Version: "test", Driver: "bare", Starter: starter, VFs: pool, Log: log,
+		Metrics: agent.NewMetrics(prometheus.NewRegistry()),
+	})
 	ctx, stop := context.WithCancel(ctx)
 	t.Cleanup(stop)
-	go func() {
-		for {
-			select {
-			case <-pool.Idle():
-				starter.Admission.Serve()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	go a.Follow(ctx)
 	return a, pool
 }
 

@@ -1,0 +1,119 @@
+package vf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Kind says what holds a lease, and so what tells that the holder is alive.
+type Kind string
+
+const (
+	Sandbox Kind = "sandbox" // of this node's agent
+	Pod     Kind = "pod"     // of a container runtime, which names it by its network namespace
+	Device  Kind = "device"  // a process that has the VF to itself
+	Bench   Kind = "bench"   // a measurement
+)
+
+// Kinds are all of them.
+var Kinds = []Kind{Sandbox, Pod, Device, Bench}
+
+// An Owner is the holder of a lease.
+type Owner struct {
+	Kind       Kind   `json:"kind,omitempty"`        // version 1 of the journal has sandboxes only
+	Name       string `json:"sandbox"`               // the key is that of version 1
+	Netns      string `json:"netns,omitempty"`       // of a pod: the path of its network namespace
+	PID        int    `json:"pid,omitempty"`         // the process that uses the VF
+	StartTicks uint64 `json:"start_ticks,omitempty"` // tells it from a later one with its PID
+}
+
+// String returns the name of a sandbox alone; the name of any other holder comes with its kind.
+func (o Owner) String() string {
+	if o.Kind == Sandbox || o.Kind == "" {
+		return o.Name
+	}
+	return string(o.Kind) + "/" + o.Name
+}
+
+// holders has a row for each kind: what an owner must name beside itself, and when it is dead.
+var holders = map[Kind]struct {
+	needs string
+	named func(Owner) bool
+	dead  func(Owner) bool
+}{
+	Sandbox: {named: func(Owner) bool { return true }, dead: func(Owner) bool { return false }},
+	Pod:     {"the path of its network namespace", hasNetns, netnsGone},
+	Device:  {"its process", hasProcess, processGone},
+	Bench:   {"its process", hasProcess, processGone},
+}
+
+// check returns what an owner lacks to be given a lease.
+func (o Owner) check() error {
+	row, known := holders[o.Kind]
+	switch {
+	case !known:
+		return fmt.Errorf("a lease cannot be held by a %q; there are %v", o.Kind, Kinds)
+	case o.Name == "":
+		return fmt.Errorf("a lease needs the name of the %s that holds it", o.Kind)
+	case !row.named(o):
+		return fmt.Errorf("the lease of %s %s needs %s", o.Kind, o.Name, row.needs)
+	}
+	return nil
+}
+
+// Dead tells whether the holder is gone for sure. It never is for a sandbox, whose end the agent
+// knows by its records, nor for an owner that the journal could not name.
+func (o Owner) Dead() bool {
+	row, known := holders[o.Kind]
+	return known && row.dead(o)
+}
+
+func hasNetns(o Owner) bool { return filepath.IsAbs(o.Netns) }
+
+func netnsGone(o Owner) bool {
+	_, err := os.Stat(o.Netns)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+func hasProcess(o Owner) bool { return o.PID > 0 && o.StartTicks > 0 }
+
+func processGone(o Owner) bool {
+	ticks, err := startTicks(o.PID)
+	return errors.Is(err, errNoProcess) || err == nil && ticks != o.StartTicks
+}
+
+// Process returns the owner of that kind which lives as long as the process pid.
+func Process(kind Kind, name string, pid int) (Owner, error) {
+	ticks, err := startTicks(pid)
+	return Owner{Kind: kind, Name: name, PID: pid, StartTicks: ticks}, err
+}
+
+var errNoProcess = errors.New("it does not run")
+
+// startTicks returns field 22 of /proc/PID/stat, the time at which the process started. The command
+// in field 2 may hold spaces and parentheses too.
+func startTicks(pid int) (uint64, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return 0, fmt.Errorf("process %d: %w", pid, errNoProcess)
+	}
+	if err != nil {
+		return 0, err
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	const state, start = 3 - 3, 22 - 3
+	if len(fields) <= start {
+		return 0, fmt.Errorf("/proc/%d/stat has no start time", pid)
+	}
+	if s := fields[state][0]; s == 'Z' || s == 'X' {
+		return 0, fmt.Errorf("process %d: %w", pid, errNoProcess)
+	}
+	return strconv.ParseUint(string(fields[start]), 10, 64)
+}
