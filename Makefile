@@ -57,7 +57,7 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 generate:
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
-		node-agent/api/node.proto
+		node-agent/api/node.proto node-agent/api/devices.proto
 	@go run ./dashboards/generate $(OUT)
 
 clean-cache: ## Remove what was built or downloaded into the cache

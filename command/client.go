@@ -17,18 +17,27 @@ import (
 
 // dialNode connects to the agent whose run directory is runDir, by its Unix socket: who may open it is the authentication.
 func dialNode(runDir string) (api.NodeClient, func(), error) {
+	if err := agentThere(runDir); err != nil {
+		return nil, nil, err
+	}
+	return api.Dial(filepath.Join(runDir, nodeSocket), api.Keys{})
+}
+
+// agentThere says why the agent whose run directory is runDir cannot be spoken to, if so.
+func agentThere(runDir string) error {
 	socket := filepath.Join(runDir, nodeSocket)
 	probe, err := net.Dial("unix", socket)
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
-		return nil, nil, fmt.Errorf("no agent runs here any more (%s is dead); `fastiov up` starts one that ends what it left and takes its VFs back, `fastiov agent` one that adopts it; `fastiov down` ends it", socket)
+		return fmt.Errorf("no agent runs here any more (%s is dead); `fastiov up` starts one that "+
+			"ends what it left and takes its VFs back, `fastiov agent` one that adopts it; "+
+			"`fastiov down` ends it", socket)
 	case errors.Is(err, os.ErrPermission):
-		return nil, nil, notOfGroup(socket)
+		return notOfGroup(socket)
 	case err != nil:
-		return nil, nil, fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
+		return fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
 	}
-	probe.Close()
-	return api.Dial(socket, api.Keys{})
+	return probe.Close()
 }
 
 // notOfGroup says to a user who may not open a socket how to come to it.

@@ -32,7 +32,7 @@ func rootCmd() *cobra.Command {
 	}
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(),
-		statusCmd(), drainCmd(), reportCmd(),
+		statusCmd(), drainCmd(), reportCmd(), vfCmd(),
 		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		tracesCmd(),

@@ -31,13 +31,16 @@ func TestGeneratedCodeIsUpToDate(t *testing.T) {
 	if log, err := generate.CombinedOutput(); err != nil {
 		t.Fatalf("make generate: %v\n%s", err, log)
 	}
-	for _, path := range []string{"node-agent/api/node.pb.go", grpc} {
+	for _, path := range []string{
+		"node-agent/api/node.pb.go", grpc,
+		"node-agent/api/devices.pb.go", "node-agent/api/devices_grpc.pb.go",
+	} {
 		fresh, err := os.ReadFile(filepath.Join(out, path))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if string(fresh) != read(t, path) {
-			t.Errorf("%s is not what node.proto generates; run make generate and commit it", path)
+			t.Errorf("%s is not what its .proto file generates; run make generate and commit it", path)
 		}
 	}
 }

@@ -39,7 +39,8 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 	if a.VFs != nil {
 		for _, v := range a.VFs.Snapshot() {
 			reply.Vfs = append(reply.Vfs, &api.VF{
-				Bdf: v.BDF, State: string(v.State), Owner: v.Owner.String(), Generation: v.Generation,
+				Bdf: v.BDF, State: string(v.State), Generation: v.Generation,
+				Owner: v.Owner.String(), Kind: string(v.Owner.Kind),
 				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC, SinceNs: v.Since.UnixNano(), Reason: v.Reason,
 			})
 		}

@@ -1403,6 +1403,7 @@ type VF struct {
 	Mac           string                 `protobuf:"bytes,7,opt,name=mac,proto3" json:"mac,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,8,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
 	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it is quarantined, resetting or gone
+	Kind          string                 `protobuf:"bytes,10,opt,name=kind,proto3" json:"kind,omitempty"`    // of its owner: sandbox, pod, device or bench; empty: it has none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1496,6 +1497,13 @@ func (x *VF) GetSinceNs() int64 {
 func (x *VF) GetReason() string {
 	if x != nil {
 		return x.Reason
+	}
+	return ""
+}
+
+func (x *VF) GetKind() string {
+	if x != nil {
+		return x.Kind
 	}
 	return ""
 }
@@ -2092,7 +2100,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\aadopted\x18\b \x01(\bR\aadopted\x12\x19\n" +
 	"\bsince_ns\x18\t \x01(\x03R\asinceNs\x12\x16\n" +
 	"\x06reason\x18\n" +
-	" \x01(\tR\x06reason\"\xde\x01\n" +
+	" \x01(\tR\x06reason\"\xf2\x01\n" +
 	"\x02VF\x12\x10\n" +
 	"\x03bdf\x18\x01 \x01(\tR\x03bdf\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
@@ -2104,7 +2112,9 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x02pf\x18\x06 \x01(\tR\x02pf\x12\x10\n" +
 	"\x03mac\x18\a \x01(\tR\x03mac\x12\x19\n" +
 	"\bsince_ns\x18\b \x01(\x03R\asinceNs\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"%\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\x12\n" +
+	"\x04kind\x18\n" +
+	" \x01(\tR\x04kind\"%\n" +
 	"\rStartsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\"n\n" +
 	"\vStartsReply\x12\x14\n" +

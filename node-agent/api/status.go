@@ -1,9 +1,11 @@
 package api
 
-// SoundVFs counts the VFs that can be given out, now or when they come back.
+// SoundVFs counts the VFs that sandboxes can be given, now or when they come back. What another
+// holder has may never come back.
 func (r *StatusReply) SoundVFs() (n int) {
 	for _, vf := range r.Vfs {
-		if vf.State != "quarantined" && vf.State != "gone" {
+		others := vf.Kind != "" && vf.Kind != "sandbox"
+		if vf.State != "quarantined" && vf.State != "gone" && !others {
 			n++
 		}
 	}

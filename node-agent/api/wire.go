@@ -60,6 +60,16 @@ func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error)
 	return &client{NodeClient: NewNodeClient(conn), ctx: ctx, socket: socket}, func() { cancel(); conn.Close() }, nil
 }
 
+// DialDevices returns a client of the VFs of the node with that Unix socket.
+func DialDevices(socket string) (devices DevicesClient, hangUp func(), err error) {
+	local := grpc.WithTransportCredentials(insecure.NewCredentials())
+	conn, err := grpc.NewClient("unix:"+socket, local)
+	if err != nil {
+		return nil, nil, fmt.Errorf("node %s: %w", socket, err)
+	}
+	return NewDevicesClient(conn), func() { conn.Close() }, nil
+}
+
 // boundRun ends a run that its node has forgotten to end.
 func boundRun(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	if run, is := in.(*RunRequest); is {
@@ -79,10 +89,15 @@ func bounded(ctx context.Context, run *RunRequest) (context.Context, context.Can
 
 func isPath(address string) bool { return strings.Contains(address, "/") }
 
-// NewServer returns a server of node for Unix sockets.
+// NewServer returns a server of node for Unix sockets. If node has a method Devices, its VFs are
+// handed out there too, and nowhere else: they can only be used on this machine.
 func NewServer(node NodeServer, log *slog.Logger) *Server {
 	socket := newSocket(node, log)
-	return &Server{newServer(node, socket.budget, grpc.Creds(socket)), socket}
+	server := newServer(node, socket.budget, grpc.Creds(socket))
+	if d, has := node.(interface{ Devices() DevicesServer }); has {
+		RegisterDevicesServer(server, d.Devices())
+	}
+	return &Server{server, socket}
 }
 
 // NewTLSServer returns a server of node for TCP, which takes no client without a certificate that keys.CA has signed.

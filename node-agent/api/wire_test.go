@@ -276,3 +276,56 @@ func TestAServerSaysThatItServes(t *testing.T) {
 		t.Errorf("%v, %v", reply, err)
 	}
 }
+
+// handing is a node with VFs to hand out.
+type handing struct{ server }
+
+func (handing) Devices() DevicesServer { return handed{} }
+
+type handed struct{ UnimplementedDevicesServer }
+
+func (handed) Lease(context.Context, *LeaseRequest) (*LeaseReply, error) {
+	return &LeaseReply{}, nil
+}
+
+// VFs are handed out to this machine alone: another one could not use them, and has no say here.
+func TestDevicesAreServedOnTheSocketAlone(t *testing.T) {
+	ours := newAuthority(t)
+	far, err := NewTLSServer(handing{}, ours.keys("node", ours))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, "tcp", "127.0.0.1:0", far)
+	secure, err := ours.keys("other", ours).credentials()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(secure))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = NewDevicesClient(conn).Lease(t.Context(), &LeaseRequest{})
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("over TCP: %v", err)
+	}
+	socket := serve(t, "unix", filepath.Join(t.TempDir(), "socket"), quiet(handing{}))
+	devices, hangUp, err := DialDevices(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangUp()
+	if _, err := devices.Lease(t.Context(), &LeaseRequest{}); err != nil {
+		t.Errorf("on the socket: %v", err)
+	}
+}
+
+func TestWhatOthersHoldIsNoRoomForSandboxes(t *testing.T) {
+	status := &StatusReply{Vfs: []*VF{
+		{State: "idle"}, {State: "leased"}, {State: "leased", Kind: "sandbox"}, {State: "quarantined"},
+		{State: "leased", Kind: "pod"}, {State: "leased", Kind: "device"}, {State: "gone"},
+	}}
+	if n := status.SoundVFs(); n != 3 {
+		t.Errorf("sandboxes can have %d VFs, want 3", n)
+	}
+}

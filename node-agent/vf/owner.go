@@ -54,8 +54,8 @@ var holders = map[Kind]struct {
 	Bench:   {"its process", hasProcess, processGone},
 }
 
-// check returns what an owner lacks to be given a lease.
-func (o Owner) check() error {
+// Check returns what an owner lacks to be given a lease.
+func (o Owner) Check() error {
 	row, known := holders[o.Kind]
 	switch {
 	case !known:

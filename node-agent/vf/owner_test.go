@@ -69,7 +69,7 @@ func TestOwnersNameWhatTheyLiveBy(t *testing.T) {
 		"lease of device a needs its p": {Kind: Device, Name: "a", PID: 1},
 		"lease of bench a needs its pr": {Kind: Bench, Name: "a"},
 	} {
-		err := o.check()
+		err := o.Check()
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("%+v: %v, want %q", o, err, says)
 		}

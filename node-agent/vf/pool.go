@@ -137,7 +137,7 @@ func (p *Pool) note(v *function, state State) {
 // the journal when it returns.
 func (p *Pool) Lease(owner Owner, want Want) (Lease, error) {
 	want.Driver = cmp.Or(want.Driver, VFIO)
-	if err := owner.check(); err != nil {
+	if err := owner.Check(); err != nil {
 		return Lease{}, err
 	}
 	if _, known := back[want.Driver]; !known {
