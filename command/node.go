@@ -20,6 +20,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
@@ -248,8 +249,8 @@ func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memo
 		return nil, err
 	}
 	n.onClose(pool.Close)
-	cfg.VFs, cfg.Starter.Owners = pool, pool
-	cfg.Starter.Admission = startup.NewAdmission(memory, pool)
+	cfg.VFs = pool
+	cfg.Starter.Admission = startup.NewAdmission(memory, netvf.Path{Pool: pool})
 	a := agent.New(cfg)
 	n.enter(a)
 	n.follow(a)

@@ -20,6 +20,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
@@ -129,7 +130,7 @@ func Values(metric, label string) (all []string, bound string) {
 var finite = map[string][]string{
 	"stage":   texts(timeline.Order),
 	"sandbox": {"qemu", "bare", "sim"},
-	"netpath": {"vf", "none"},
+	"netpath": {netvf.Kind, "none"},
 	"start":   texts(openwhisk.Starts),
 	"status":  append(texts(activation.Statuses), "refused"),
 	"limit":   openwhisk.Limits,

@@ -28,6 +28,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -118,7 +119,7 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	}
 	starter := &startup.Starter{
 		RunDir: filepath.Join(dir, "vfs"), Driver: sim.New(sim.Config{Stages: sim.Table1(100 * time.Millisecond)}), Images: noImages{},
-		Admission: startup.NewAdmission(1<<20, pool), Owners: pool,
+		Admission: startup.NewAdmission(1<<20, netvf.Path{Pool: pool}),
 		Network:   startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100")},
 		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
 		Reports:   &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/agent"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -114,8 +115,11 @@ func agentWithVFs(t *testing.T, dir string) *agent.Agent {
 	}
 	t.Cleanup(pool.Close)
 	starter := &startup.Starter{
-		RunDir: dir, Driver: sim.New(sim.Config{Stages: sim.Table1(6 * time.Second)}), Images: noImages{}, Admission: startup.NewAdmission(1<<20, pool), Owners: pool,
-		Network: startup.Network{Subnet: netip.MustParsePrefix("10.0.0.0/16"), First: netip.MustParseAddr("10.0.1.0")},
+		RunDir: dir, Driver: sim.New(sim.Config{Stages: sim.Table1(6 * time.Second)}), Images: noImages{},
+		Admission: startup.NewAdmission(1<<20, netvf.Path{Pool: pool}),
+		Network: startup.Network{
+			Subnet: netip.MustParsePrefix("10.0.0.0/16"), First: netip.MustParseAddr("10.0.1.0"),
+		},
 		Reports: &startup.Reports{Dir: dir, Keep: 1}, Log: slog.New(slog.DiscardHandler),
 		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
 	}

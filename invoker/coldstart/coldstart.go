@@ -58,7 +58,7 @@ func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.T
 	cold := &Record{
 		Sandbox: placed.Sandbox, Driver: start.Driver, NetPath: start.NetPath,
 		FastIOV: start.Fastiov,
-		VF:      start.Vf, MAC: start.Mac, Address: start.Address,
+		VF:      start.Nic, MAC: start.Mac, Address: start.Address,
 		Answered: run != nil, Begin: begin, End: end, Spans: tl.Spans(),
 	}
 	for _, f := range append(slices.Clip(start.Memory), run.GetMemory()) {

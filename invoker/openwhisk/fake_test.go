@@ -60,7 +60,7 @@ func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.Call
 	}
 	now := time.Now().UnixNano()
 	return &api.StartReply{
-		Id: in.Id, Driver: "sim", NetPath: "vf", Vf: "0000:01:10.0", InitStatus: 200,
+		Id: in.Id, Driver: "sim", NetPath: "vf", Nic: "0000:01:10.0", InitStatus: 200,
 		Spans: []*api.Span{{Stage: "vmm", BeginNs: now, EndNs: now + 1000}, {Stage: "app-init", BeginNs: now + 1000, EndNs: now + 2000}},
 		Logs:  []*api.LogLine{{TimeNs: now, Stream: "stdout", Text: "started"}},
 	}, nil

@@ -10,7 +10,6 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
-	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
 // adoptWithin bounds how long a sandbox may take to answer a new agent.
@@ -30,8 +29,8 @@ type former struct {
 
 // Adopt enters what a former agent left, with what it holds, so the API can be served. settle, which
 // is called then, asks the sandboxes and returns when the last of them is settled: every one whose
-// record, VF lease and own answer agree is taken over, every other one is ended by its cgroup, and
-// only then is its VF returned. A silent one delays no other by more than headStart. If ctx
+// record, lease of a NIC and own answer agree is taken over, every other one is ended by its
+// cgroup, and only then is its NIC returned. A silent one delays no other by more than headStart. If ctx
 // ends, with the cause sandbox.ErrLetGo, those that are still being adopted are left to a later
 // agent.
 func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) {
@@ -64,30 +63,27 @@ func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) 
 		asked.Wait()
 		for _, lease := range unknown {
 			if ctx.Err() == nil { // else one of their sandboxes may live on
-				a.VFs.Return(lease)
+				a.Starter.Admission.Release(&startup.Grant{NIC: &lease})
 			}
 		}
 		return int(adopted.Load()), int(ended.Load())
 	}
 }
 
-// found returns what a former agent left: its sandboxes, and the leases of which the journal cannot
-// say whose they are. What others hold is no concern of adoption: it stays theirs.
-func (a *Agent) found() (found []*former, unknown []vf.Lease) {
-	leases := map[string]*vf.Lease{}
-	if a.VFs != nil {
-		for _, lease := range a.VFs.Leases() {
-			switch owner := lease.Owner; {
-			case owner.Kind == vf.Sandbox && leases[owner.Name] == nil:
-				leases[owner.Name] = &lease
-			case owner.Kind == vf.Sandbox || owner.Kind == "":
-				unknown = append(unknown, lease)
-			}
+// found returns what a former agent left: its sandboxes, and the leases of NICs of which nobody can
+// say whose they are.
+func (a *Agent) found() (found []*former, unknown []startup.Lease) {
+	leases := map[string]*startup.Lease{}
+	for _, lease := range a.Starter.Admission.Left() {
+		if lease.ID == "" || leases[lease.ID] != nil {
+			unknown = append(unknown, lease)
+		} else {
+			leases[lease.ID] = &lease
 		}
 	}
-	meet := func(rec startup.Found, lease *vf.Lease) {
+	meet := func(rec startup.Found, lease *startup.Lease) {
 		e := &entry{started: time.Now(), adopted: true, spec: rec.Spec, pid: rec.PID}
-		f := &former{rec, &startup.Grant{VF: lease}, e}
+		f := &former{rec, &startup.Grant{NIC: lease}, e}
 		if rec.Spec.MemoryMiB > 0 { // else its record could not be read
 			f.grant.MemoryMiB = rec.Spec.MemoryMiB + a.Starter.OverheadMiB
 		}
@@ -165,22 +161,22 @@ func (a *Agent) cannotAdopt(f *former, why error) {
 }
 
 func (a *Agent) adopt(ctx context.Context, f *former) (*startup.Started, error) {
-	rec, lease := f.Record, f.grant.VF
+	rec, lease := f.Record, f.grant.NIC
+	has := rec.Spec.NIC.Device()
 	switch {
 	case f.Err != nil:
 		return nil, f.Err
-	case rec.Spec.VF == nil && lease != nil:
-		return nil, fmt.Errorf("its record has no VF and the journal gives it %s", lease.BDF)
-	case rec.Spec.VF != nil && lease == nil:
-		return nil, fmt.Errorf("it has VF %s, which the journal does not give it, or cannot be read",
-			rec.Spec.VF.BDF)
+	case rec.Spec.NIC == nil && lease != nil:
+		return nil, fmt.Errorf("its record has no NIC and the journal gives it %s", lease.NIC.Device())
+	case rec.Spec.NIC != nil && lease == nil:
+		return nil, fmt.Errorf("it has NIC %s, which the journal does not give it, "+
+			"or cannot be read", has)
 	case lease != nil && lease.Gone:
-		return nil, fmt.Errorf("its VF %s has gone", lease.BDF)
-	case lease != nil && rec.Spec.VF.BDF != lease.BDF:
-		return nil, fmt.Errorf("it has VF %s and the journal gives it %s", rec.Spec.VF.BDF, lease.BDF)
-	case lease != nil && (lease.Owner.PID != rec.PID || lease.Owner.StartTicks != rec.StartTicks):
-		return nil, fmt.Errorf("its record names process %d and the VF journal %d",
-			rec.PID, lease.Owner.PID)
+		return nil, fmt.Errorf("its NIC %s has gone", has)
+	case lease != nil && has != lease.NIC.Device():
+		return nil, fmt.Errorf("it has NIC %s and the journal gives it %s", has, lease.NIC.Device())
+	case lease != nil && (lease.PID != rec.PID || lease.StartTicks != rec.StartTicks):
+		return nil, fmt.Errorf("its record names process %d and the journal %d", rec.PID, lease.PID)
 	}
 	sb, err := a.Starter.Driver.Adopt(ctx, rec)
 	if err != nil {

@@ -19,32 +19,40 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// What the former version wrote of a sandbox x that holds a VF.
+// What the first version wrote of a sandbox x that holds a VF.
 //
 //go:embed testdata/record-former.json
 var formerRecord string
 
-// A sandbox of the former version is ended without being asked anything, and its VF returned.
-func TestWhatAFormerVersionLeftIsEnded(t *testing.T) {
-	a, d, v := newAgent(t)
-	var log bytes.Buffer
-	a.Log = slog.New(slog.NewTextHandler(&log, nil))
+// left has an agent find record as a former one left it: a living sandbox x that holds a VF.
+func left(t *testing.T, record string) (a *Agent, d *driver, v *vfs, log *bytes.Buffer) {
+	t.Helper()
+	a, d, v = newAgent(t)
+	log = &bytes.Buffer{}
+	a.Log = slog.New(slog.NewTextHandler(log, nil))
 	owner := vf.Owner{Kind: vf.Sandbox, Name: "x", PID: 188, StartTicks: 5808}
 	v.found = []vf.Lease{{BDF: "0000:01:10.0", Owner: owner}}
-	d.adopts["x"] = true // it lives, and would be adopted if it were asked
+	d.adopts["x"] = true
 	dir := a.Starter.Dir("x")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	record := []byte(strings.Replace(formerRecord, "DIR", dir, 1))
-	if err := os.WriteFile(dir+"/record.json", record, 0o600); err != nil {
+	record = strings.Replace(record, "DIR", dir, 1)
+	if err := os.WriteFile(dir+"/record.json", []byte(record), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return a, d, v, log
+}
+
+// A sandbox of the first version is ended without being asked anything, and its VF returned.
+func TestWhatTheFirstVersionLeftIsEnded(t *testing.T) {
+	a, d, v, log := left(t, formerRecord)
 	adopted, ended := a.Adopt(t.Context())()
 	if adopted != 0 || ended != 1 || !slices.Contains(d.ended, "x") || len(v.returned) != 1 {
 		t.Errorf("%d adopted, %d ended: %v; returned %v", adopted, ended, d.ended, v.returned)
@@ -52,9 +60,21 @@ func TestWhatAFormerVersionLeftIsEnded(t *testing.T) {
 	if !strings.Contains(log.String(), "of a former version") {
 		t.Errorf("the log says %s", log.String())
 	}
-	if _, err := os.Stat(dir); err == nil {
+	if _, err := os.Stat(a.Starter.Dir("x")); err == nil {
 		t.Error("its directory is still there")
 	}
+}
+
+// A sandbox of the version before this one is adopted with the VF that its record names.
+func TestWhatTheVersionBeforeLeftIsAdopted(t *testing.T) {
+	a, _, v, log := left(t, strings.Replace(formerRecord, `{"Spec"`, `{"Version":2,"Spec"`, 1))
+	if adopted, ended := a.Adopt(t.Context())(); adopted != 1 || ended != 0 {
+		t.Errorf("%d adopted, %d ended: %s", adopted, ended, log)
+	}
+	if s := statusOf(t, a, "x"); s.GetVf() != "0000:01:10.0" || len(v.returned) != 0 {
+		t.Errorf("it is %v, returned %v", s, v.returned)
+	}
+	_, _ = a.Stop(t.Context(), &api.StopRequest{Id: "x"})
 }
 
 // statusOf is what Status says of a sandbox; nil: it knows of none.
@@ -278,7 +298,7 @@ func raceOfAdoption(t *testing.T, random *rand.Rand) {
 	const n = 6
 	a, d, _ := newAgent(t)
 	pool := &manyVFs{t: t, held: map[string]string{}, free: []string{"0000:01:10.6", "0000:01:10.7"}}
-	a.VFs, a.Starter.Admission = pool, startup.NewAdmission(10_000, pool)
+	a.VFs, a.Starter.Admission = pool, startup.NewAdmission(10_000, netvf.Path{Pool: pool})
 	took, slow := map[string]time.Duration{}, map[string]time.Duration{}
 	wait := func() time.Duration { // never just as long as an adoption may take
 		return time.Duration(random.IntN(20))*time.Second + 500*time.Millisecond

@@ -27,13 +27,13 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// VFs is what the agent needs of the VF pool beside leasing.
+// VFs is what the agent needs of the VF pool beside what sandboxes are given by startup.NetPath.
 type VFs interface {
-	startup.VFPool
-	Snapshot() []vf.Status
+	Lease(vf.Owner, vf.Want) (vf.Lease, error)
+	Return(vf.Lease)
 	Leases() []vf.Lease
+	Snapshot() []vf.Status
 	Watch(context.Context) iter.Seq[[]vf.News]
-	Fault(bdf, why string)
 }
 
 // Config is what an Agent is made of.
@@ -134,7 +134,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	}
 	a.Metrics.started(a.how(st), st.Spans)
 	reply := a.startReply(req.Id, st)
-	cold.ready(reply.Vf)
+	cold.ready(reply.Nic)
 	if st.InitStatus != 200 {
 		cold.failed(badInit(st.InitStatus))
 		reply.Logs = refusalLogs(ctx, st)
@@ -199,10 +199,7 @@ func (a *Agent) watch(id string, st *startup.Started) {
 		a.Metrics.died()
 		a.Starter.Reports.Write(st.Spec, st.Spans, err)
 	}
-	var fault *sandbox.VFFault
-	if errors.As(err, &fault) {
-		a.VFs.Fault(st.Spec.VF.BDF, fault.Why)
-	}
+	a.Starter.Blame(st, err)
 	a.Starter.Release(st)
 	a.leave(id)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -57,6 +58,8 @@ func (v *vfs) Return(l vf.Lease) {
 	v.lease = nil
 	v.returned = append(v.returned, l)
 }
+
+func (v *vfs) SetOwner(vf.Lease, vf.Owner) error { return nil }
 
 func (v *vfs) Snapshot() []vf.Status { return []vf.Status{{BDF: "0000:01:10.0", State: vf.Idle}} }
 func (v *vfs) Leases() []vf.Lease {
@@ -201,9 +204,10 @@ func newAgent(t *testing.T) (*Agent, *driver, *vfs) {
 	t.Helper()
 	d, v := &driver{boxes: map[string]*box{}, adopts: map[string]bool{}}, &vfs{}
 	starter := &startup.Starter{
-		RunDir: t.TempDir(), Driver: d, Images: images{}, Admission: startup.NewAdmission(1000, v),
-		Network: startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100")},
-		Reports: &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
+		RunDir: t.TempDir(), Driver: d, Images: images{},
+		Admission: startup.NewAdmission(1000, netvf.Path{Pool: v}),
+		Network:   startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100")},
+		Reports:   &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
 	}
 	return New(Config{
 		Version: "test", Driver: "fake", Starter: starter, VFs: v,
@@ -284,7 +288,7 @@ func TestAFunctionThatFailsItsInitIsStopped(t *testing.T) {
 }
 
 func TestASandboxThatDiesGivesBackItsVF(t *testing.T) {
-	for _, cause := range []error{errors.New("killed"), &sandbox.VFFault{Why: "AER"}} {
+	for _, cause := range []error{errors.New("killed"), &sandbox.NICFault{Why: "AER"}} {
 		a, d, v := newAgent(t)
 		if _, err := start(t, a, "x"); err != nil {
 			t.Fatal(err)
@@ -301,7 +305,7 @@ func TestASandboxThatDiesGivesBackItsVF(t *testing.T) {
 		if report, err := a.Report(t.Context(), &api.ReportRequest{Id: "x"}); err != nil || len(report.TarGz) == 0 {
 			t.Errorf("%v: its report: %v", cause, err)
 		}
-		if fault := errors.As(cause, new(*sandbox.VFFault)); fault != (len(v.faults) == 1) {
+		if fault := errors.As(cause, new(*sandbox.NICFault)); fault != (len(v.faults) == 1) {
 			t.Errorf("%v: faults %v", cause, v.faults)
 		}
 	}
@@ -417,7 +421,8 @@ func TestAdopt(t *testing.T) {
 	lease := early
 	lease.Owner.PID = 1
 	record := func(bdf string) *sandbox.Record {
-		return &sandbox.Record{Spec: sandbox.Spec{ID: "x", MemoryMiB: 128, VF: &sandbox.VF{BDF: bdf}}, PID: 1}
+		nic := &sandbox.NIC{PCI: &sandbox.PCI{BDF: bdf}}
+		return &sandbox.Record{Spec: sandbox.Spec{ID: "x", MemoryMiB: 128, NIC: nic}, PID: 1}
 	}
 	for _, c := range []struct {
 		name    string

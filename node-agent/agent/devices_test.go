@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/node-agent/vf/vftest"
@@ -32,8 +33,7 @@ func handingOut(t *testing.T) (*Agent, *vftest.Tree, api.DevicesClient) {
 	}
 	t.Cleanup(pool.Close)
 	a, _, _ := newAgent(t)
-	a.VFs, a.Starter.Owners = pool, pool
-	a.Starter.Admission = startup.NewAdmission(1000, pool)
+	a.VFs, a.Starter.Admission = pool, startup.NewAdmission(1000, netvf.Path{Pool: pool})
 	socket := filepath.Join(t.TempDir(), "node.sock")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -97,7 +97,7 @@ func TestDevices(t *testing.T) {
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "1 leased") {
 		t.Errorf("the lease of a leased VF: %v", err)
 	}
-	a.VFs.Fault(bdf, "an error")
+	a.VFs.(*vf.Pool).Fault(bdf, "an error")
 	until(func() bool { return shown[bdf].Lost == "an error" })
 	for range 2 {
 		back := &api.ReturnRequest{Bdf: bdf, Generation: lease.Generation}

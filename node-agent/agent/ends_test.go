@@ -156,7 +156,7 @@ func recordOf(t *testing.T, a *Agent, id, bdf string) {
 	t.Helper()
 	spec := sandbox.Spec{ID: id, Dir: a.Starter.Dir(id), MemoryMiB: 128}
 	if bdf != "" {
-		spec.VF = &sandbox.VF{BDF: bdf}
+		spec.NIC = &sandbox.NIC{PCI: &sandbox.PCI{BDF: bdf}}
 	}
 	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
 		t.Fatal(err)

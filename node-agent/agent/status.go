@@ -82,10 +82,7 @@ func (e *entry) status(id string) *api.Sandbox {
 	s := &api.Sandbox{
 		Id: id, State: e.state, SinceNs: e.since.UnixNano(), Reason: e.reason, Image: e.image,
 		StartedNs: e.started.UnixNano(), Adopted: e.adopted,
-		Pid: int32(e.pid), MemoryMib: uint32(e.spec.MemoryMiB),
-	}
-	if e.spec.VF != nil {
-		s.Vf = e.spec.VF.BDF
+		Pid: int32(e.pid), MemoryMib: uint32(e.spec.MemoryMiB), Vf: e.spec.NIC.Device(),
 	}
 	return s
 }
@@ -93,8 +90,8 @@ func (e *entry) status(id string) *api.Sandbox {
 // how is by what a start is told apart from others.
 func (a *Agent) how(st *startup.Started) metrics.Start {
 	how := metrics.Start{Sandbox: a.Driver, NetPath: "none", FastIOV: a.FastIOV}
-	if st.Spec.VF != nil {
-		how.NetPath = "vf"
+	if st.Spec.NIC != nil {
+		how.NetPath = st.Spec.NIC.Kind
 	}
 	return how
 }
@@ -108,8 +105,8 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 	for _, f := range st.Footprints {
 		r.Memory = append(r.Memory, footprint(f))
 	}
-	if v := st.Spec.VF; v != nil {
-		r.Vf, r.Mac, r.Address = v.BDF, v.MAC, v.Address.Addr().String()
+	if n := st.Spec.NIC; n != nil {
+		r.Nic, r.Mac, r.Address = n.Device(), n.MAC, n.Address.Addr().String()
 	}
 	return r
 }

@@ -26,7 +26,7 @@ func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply
 	reply := a.startReply(req.Id, st)
 	reply.Spans, reply.InitStatus, reply.InitReply = spans(done.Spans), int32(done.Status), done.Reply
 	reply.Memory = nil // that of its start, which nobody waited for
-	cold.ready(reply.Vf)
+	cold.ready(reply.Nic)
 	if done.Status != http.StatusOK {
 		cold.failed(badInit(done.Status))
 		reply.Logs = refusalLogs(ctx, st)

@@ -22,7 +22,8 @@ func TestAStemCellBecomesAFunction(t *testing.T) {
 	a, d, _ := newAgent(t)
 	startStem(t, a)
 	reply, err := a.Init(t.Context(), &api.InitRequest{Id: "x", Init: []byte("{}")})
-	if err != nil || reply.InitStatus != 200 || reply.Vf != "0000:01:10.0" || len(reply.Spans) != 1 || reply.Spans[0].Stage != "app-init" {
+	if err != nil || reply.InitStatus != 200 || reply.Nic != "0000:01:10.0" ||
+		len(reply.Spans) != 1 || reply.Spans[0].Stage != "app-init" {
 		t.Errorf("%+v, %v", reply, err)
 	}
 	if run, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); err != nil || run.Status != 200 {

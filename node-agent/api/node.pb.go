@@ -38,7 +38,7 @@ type StartRequest struct {
 	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"` // runtime image: "python:3", "nodejs:20", or an OCI reference
 	Init          []byte                 `protobuf:"bytes,3,opt,name=init,proto3" json:"init,omitempty"`   // JSON body for the runtime's POST /init; empty: the runtime is left uninitialised (stem cell)
 	MemoryMib     uint32                 `protobuf:"varint,4,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
-	WaitMs        uint32                 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                                                      // how long the caller queues for a VF and memory; 0 refuses at once
+	WaitMs        uint32                 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                                                      // how long the caller queues for memory and a NIC; 0 refuses at once
 	Env           map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // environment of the runtime's container, e.g. __OW_API_HOST
 	Call          *Call                  `protobuf:"bytes,7,opt,name=call,proto3" json:"call,omitempty"`                                                                         // the call that waits for the sandbox; absent: none does
 	Namespace     string                 `protobuf:"bytes,8,opt,name=namespace,proto3" json:"namespace,omitempty"`                                                               // whose action the image is named by: it is pulled with that namespace's credentials
@@ -195,9 +195,9 @@ func (x *Call) GetNamespace() string {
 type StartReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Vf            string                 `protobuf:"bytes,2,opt,name=vf,proto3" json:"vf,omitempty"` // BDF of the leased VF, empty where the sandbox has none
+	Nic           string                 `protobuf:"bytes,2,opt,name=nic,proto3" json:"nic,omitempty"` // address of its NIC's device on the host; empty where it has none
 	Mac           string                 `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"`
-	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"` // the function's address on the VF's network
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"` // the function's address on the network
 	Driver        string                 `protobuf:"bytes,5,opt,name=driver,proto3" json:"driver,omitempty"`   // qemu, bare or sim; sim means simulated stage times
 	Spans         []*Span                `protobuf:"bytes,6,rep,name=spans,proto3" json:"spans,omitempty"`
 	InitStatus    int32                  `protobuf:"varint,7,opt,name=init_status,json=initStatus,proto3" json:"init_status,omitempty"` // HTTP status of /init; not 200: the function is broken, the sandbox has been stopped
@@ -247,9 +247,9 @@ func (x *StartReply) GetId() string {
 	return ""
 }
 
-func (x *StartReply) GetVf() string {
+func (x *StartReply) GetNic() string {
 	if x != nil {
-		return x.Vf
+		return x.Nic
 	}
 	return ""
 }
@@ -2001,11 +2001,11 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Call\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
 	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
-	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xf4\x02\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xf6\x02\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
-	"\x02vf\x18\x02 \x01(\tR\x02vf\x12\x10\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03nic\x18\x02 \x01(\tR\x03nic\x12\x10\n" +
 	"\x03mac\x18\x03 \x01(\tR\x03mac\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06driver\x18\x05 \x01(\tR\x06driver\x12+\n" +

@@ -13,24 +13,47 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// A Spec is all a driver needs to start one sandbox. Memory and VF have been reserved and wired by the pipeline before it is made.
+// A Spec is all a driver needs to start one sandbox. Memory and NIC have been reserved and wired by
+// the pipeline before it is made.
 type Spec struct {
 	ID        string
 	Dir       string // the sandbox's run directory, made by the caller and removed by it after the end
 	Root      string // root image, a read-only erofs file
 	Program   wire.Program
 	MemoryMiB int
-	VF        *VF // nil: no network
+	NIC       *NIC // nil: no network
 }
 
-// VF is a wired virtual function as a driver sees it.
-type VF struct {
-	BDF     string // 0000:01:10.0
-	Group   string // /dev/vfio/N
+// A NIC is how a sandbox reaches the network, as a driver sees it. The guest finds it by its MAC.
+type NIC struct {
+	Kind    string // of the path to the network, see node-agent/netpath
 	MAC     string
 	Address netip.Prefix
 	Gateway netip.Addr
 	DNS     netip.Addr
+	PCI     *PCI `json:",omitempty"` // the device that is handed through; nil: none is
+}
+
+// PCI is a device that the sandbox has to itself, by vfio.
+type PCI struct {
+	BDF   string // 0000:01:10.0
+	Group string // /dev/vfio/N
+}
+
+// Device returns the address of the device that is handed through, or "".
+func (n *NIC) Device() string {
+	if n == nil || n.PCI == nil {
+		return ""
+	}
+	return n.PCI.BDF
+}
+
+// PCI returns the device that is handed through to the sandbox, or nil.
+func (s Spec) PCI() *PCI {
+	if s.NIC == nil {
+		return nil
+	}
+	return s.NIC.PCI
 }
 
 // A Record is what the journal keeps of a running sandbox, enough for a restarted agent to adopt or end it.
@@ -46,9 +69,9 @@ type Record struct {
 
 // A Driver starts sandboxes. Implementations are safe for use by many goroutines.
 type Driver interface {
-	// Start returns when the runtime in the sandbox accepts requests, or with everything it made undone. As soon as there is a
-	// process, and before that process touches the VF, it calls owned with the record by which the sandbox can be adopted; an
-	// error from owned ends the start.
+	// Start returns when the runtime in the sandbox accepts requests, or with everything it made
+	// undone. As soon as there is a process, and before that process touches the NIC, it calls owned
+	// with the record by which the sandbox can be adopted; an error from owned ends the start.
 	Start(ctx context.Context, spec Spec, tl *timeline.Timeline, owned func(Record) error) (Sandbox, error)
 	// Adopt takes over a sandbox that a former agent started. It fails if pid, start time and the sandbox's own answer do not
 	// all agree with the record; the caller then calls End. Where ctx ends with the cause ErrLetGo, it lets go of the sandbox.
@@ -98,7 +121,7 @@ var ErrUnreached = errors.New("not reached")
 // ErrLetGo is the Err of a sandbox whose driver was closed: it lives on, for a later agent to adopt.
 var ErrLetGo = errors.New("its agent has closed")
 
-// A VFFault is the Err of a sandbox that ended because its VF reported an error.
-type VFFault struct{ Why string }
+// A NICFault is the Err of a sandbox that ended because its NIC reported an error.
+type NICFault struct{ Why string }
 
-func (f *VFFault) Error() string { return "VF error: " + f.Why }
+func (f *NICFault) Error() string { return "NIC error: " + f.Why }

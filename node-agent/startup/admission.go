@@ -7,14 +7,31 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fastiov/fastiov/node-agent/vf"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// VFPool is what admission needs of the VF pool.
-type VFPool interface {
-	// Lease never waits for a VF by vfio; the error is the reason there is none.
-	Lease(owner vf.Owner, want vf.Want) (vf.Lease, error)
-	Return(vf.Lease)
+// A NetPath is a way to the network, by which each sandbox gets a NIC of its own.
+type NetPath interface {
+	// Lease gives the sandbox id a NIC. It never waits; the error is the reason there is none.
+	Lease(id string) (Lease, error)
+	// Own writes down which process uses the NIC, before it does.
+	Own(Lease, sandbox.Record) error
+	// Fault takes an error of the NIC that its sandbox saw.
+	Fault(l Lease, why string)
+	Return(Lease)
+	// Left returns what sandboxes of a former agent hold.
+	Left() []Lease
+}
+
+// A Lease is a NIC that its sandbox has until it is returned.
+type Lease struct {
+	NIC        sandbox.NIC // without an address
+	Number     int         // of the NIC on this node: the same after a restart
+	Generation uint64      // of the lease
+	ID         string      // of the sandbox; empty where nobody knows
+	PID        int         // of the process that uses the NIC, once that is written down
+	StartTicks uint64      // of that process
+	Gone       bool        // the NIC is not there any more
 }
 
 // Refused says that the node had no room for a start within the time its caller allowed, and why.
@@ -27,25 +44,32 @@ type Lack string
 
 const (
 	LackMemory Lack = "memory"
-	LackVF     Lack = "vf"
-	LackLink   Lack = "link"  // there are VFs, on a PF without a carrier
-	LackOther  Lack = "other" // the VF pool is closed, or cannot write its journal
+	LackNIC    Lack = "vf"    // the label is older than the name
+	LackLink   Lack = "link"  // there are NICs, on a card without a carrier
+	LackOther  Lack = "other" // the path to the network is closed, or cannot write down a lease
 )
 
 // Lacks are all of them.
-var Lacks = []Lack{LackMemory, LackVF, LackLink, LackOther}
+var Lacks = []Lack{LackMemory, LackNIC, LackLink, LackOther}
 
-var errMemory = errors.New("no memory")
+// Lacking is the error of a reservation that may succeed later.
+type Lacking struct {
+	Lack Lack
+	Err  error
+}
 
-// A Grant is memory and a VF, reserved together and given back together.
+func (l *Lacking) Error() string { return l.Err.Error() }
+func (l *Lacking) Unwrap() error { return l.Err }
+
+// A Grant is memory and a NIC, reserved together and given back together.
 type Grant struct {
-	VF        *vf.Lease // nil on a node without VFs
+	NIC       *Lease // nil on a node without a path to the network
 	MemoryMiB int
 }
 
 // Admission hands out what a node can carry. Waiters are served in order of arrival, so that a large one is not starved by small ones.
 type Admission struct {
-	pool      VFPool // nil: sandboxes have no network
+	path      NetPath // nil: sandboxes have no network
 	totalMiB  int
 	mu        sync.Mutex
 	usedMiB   int
@@ -59,9 +83,9 @@ type waiter struct {
 	granted   chan *Grant
 }
 
-// NewAdmission gives out totalMiB of memory and the VFs of pool.
-func NewAdmission(totalMiB int, pool VFPool) *Admission {
-	return &Admission{pool: pool, totalMiB: totalMiB}
+// NewAdmission gives out totalMiB of memory and the NICs of path.
+func NewAdmission(totalMiB int, path NetPath) *Admission {
+	return &Admission{path: path, totalMiB: totalMiB}
 }
 
 // Fits refuses what the node could not carry if it were empty.
@@ -72,7 +96,7 @@ func (a *Admission) Fits(memoryMiB int) error {
 	return nil
 }
 
-// Acquire reserves memory and a VF for the sandbox id, waiting at most wait for them.
+// Acquire reserves memory and a NIC for the sandbox id, waiting at most wait for them.
 func (a *Admission) Acquire(ctx context.Context, id string, memoryMiB int, wait time.Duration) (*Grant, error) {
 	if err := a.Fits(memoryMiB); err != nil {
 		return nil, err
@@ -140,18 +164,27 @@ func (a *Admission) Serve() {
 
 func (a *Admission) reserve(w *waiter) (*Grant, error) {
 	if free := a.totalMiB - a.usedMiB; w.memoryMiB > free {
-		return nil, fmt.Errorf("%w: %d MiB asked, %d of %d free", errMemory, w.memoryMiB, free, a.totalMiB)
+		err := fmt.Errorf("no memory: %d MiB asked, %d of %d free", w.memoryMiB, free, a.totalMiB)
+		return nil, &Lacking{LackMemory, err}
 	}
 	g := &Grant{MemoryMiB: w.memoryMiB}
-	if a.pool != nil {
-		lease, err := a.pool.Lease(vf.Owner{Kind: vf.Sandbox, Name: w.id}, vf.Want{})
+	if a.path != nil {
+		lease, err := a.path.Lease(w.id)
 		if err != nil {
 			return nil, err
 		}
-		g.VF = &lease
+		g.NIC = &lease
 	}
 	a.usedMiB += w.memoryMiB
 	return g, nil
+}
+
+// Left returns the NICs that sandboxes of a former agent hold.
+func (a *Admission) Left() []Lease {
+	if a.path == nil {
+		return nil
+	}
+	return a.path.Left()
 }
 
 // Adopt accounts for a sandbox that runs already; its memory is in use whether or not the total allows it.
@@ -163,8 +196,8 @@ func (a *Admission) Adopt(g *Grant) {
 
 // Release gives a grant back.
 func (a *Admission) Release(g *Grant) {
-	if g.VF != nil {
-		a.pool.Return(*g.VF)
+	if g.NIC != nil {
+		a.path.Return(*g.NIC)
 	}
 	a.mu.Lock()
 	a.usedMiB -= g.MemoryMiB
@@ -183,13 +216,8 @@ func (a *Admission) Usage() (usedMiB, totalMiB, waiting int) {
 func (a *Admission) Lack() Lack {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch {
-	case errors.Is(a.throttled, errMemory):
-		return LackMemory
-	case errors.Is(a.throttled, vf.ErrEmpty):
-		return LackVF
-	case errors.Is(a.throttled, vf.ErrLinkDown):
-		return LackLink
+	if lacking := (*Lacking)(nil); errors.As(a.throttled, &lacking) {
+		return lacking.Lack
 	}
 	return LackOther
 }

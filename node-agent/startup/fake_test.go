@@ -15,67 +15,72 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
-	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pool is a VF pool of n VFs that are idle again as soon as they are returned.
+// pool is a path to the network with n NICs, which are free again as soon as they are returned.
 type pool struct {
 	mu     sync.Mutex
 	free   []int
-	leased map[string]vf.Owner // by BDF
-	faults []string            // of those that were leased then
+	leased map[string]Lease // by device
+	faults []string         // of those that were leased then
 }
 
 func newPool(n int) *pool {
-	p := &pool{leased: map[string]vf.Owner{}}
+	p := &pool{leased: map[string]Lease{}}
 	for i := range n {
 		p.free = append(p.free, i)
 	}
 	return p
 }
 
-func (p *pool) Lease(owner vf.Owner, _ vf.Want) (vf.Lease, error) {
+func (p *pool) Lease(id string) (Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.free) == 0 {
-		return vf.Lease{}, vf.ErrEmpty
+		return Lease{}, &Lacking{LackNIC, errors.New("no idle VF")}
 	}
 	i := p.free[0]
 	p.free = p.free[1:]
 	bdf := fmt.Sprintf("0000:01:10.%d", i)
 	if other, taken := p.leased[bdf]; taken {
-		panic(bdf + " is leased to " + other.Name)
+		panic(bdf + " is leased to " + other.ID)
 	}
-	p.leased[bdf] = owner
-	return vf.Lease{BDF: bdf, Ordinal: i, Owner: owner, MAC: fmt.Sprintf("02:fa:00:00:00:%02x", i)}, nil
+	nic := sandbox.NIC{
+		Kind: "vf", MAC: fmt.Sprintf("02:fa:00:00:00:%02x", i), PCI: &sandbox.PCI{BDF: bdf},
+	}
+	p.leased[bdf] = Lease{ID: id, Number: i, NIC: nic}
+	return p.leased[bdf], nil
 }
 
-func (p *pool) SetOwner(l vf.Lease, owner vf.Owner) error {
+func (p *pool) Own(l Lease, rec sandbox.Record) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.leased[l.BDF] = owner
+	l.PID, l.StartTicks = rec.PID, rec.StartTicks
+	p.leased[l.NIC.Device()] = l
 	return nil
 }
 
-func (p *pool) Fault(bdf, why string) {
+func (p *pool) Fault(l Lease, why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, taken := p.leased[bdf]; taken {
+	if _, taken := p.leased[l.NIC.Device()]; taken {
 		p.faults = append(p.faults, why)
 	}
 }
 
-func (p *pool) Return(l vf.Lease) {
+func (p *pool) Return(l Lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, taken := p.leased[l.BDF]; !taken {
-		panic(l.BDF + " was returned twice")
+	if _, taken := p.leased[l.NIC.Device()]; !taken {
+		panic(l.NIC.Device() + " was returned twice")
 	}
-	delete(p.leased, l.BDF)
-	p.free = append(p.free, l.Ordinal)
+	delete(p.leased, l.NIC.Device())
+	p.free = append(p.free, l.Number)
 }
+
+func (p *pool) Left() []Lease { return nil }
 
 func (p *pool) held() int {
 	p.mu.Lock()
@@ -101,7 +106,7 @@ func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 		return nil, errors.New("broken by the cancel")
 	}
 	if d.fail == "vf" {
-		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, &sandbox.VFFault{Why: "AER"})
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, &sandbox.NICFault{Why: "AER"})
 	}
 	if d.fail == "boot" {
 		return nil, errors.New("the VMM ended: no such file")
@@ -157,7 +162,7 @@ func (i images) Root(context.Context, string, string) (Root, error) {
 
 func newStarter(t *testing.T, p *pool, d *driver) *Starter {
 	return &Starter{
-		RunDir: t.TempDir(), Driver: d, Images: images{}, Admission: NewAdmission(1024, p), Owners: p,
+		RunDir: t.TempDir(), Driver: d, Images: images{}, Admission: NewAdmission(1024, p),
 		Network: Network{
 			Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100"),
 			Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),

@@ -12,10 +12,13 @@ import (
 
 const recordFile = "record.json"
 
-// recordVersion is that of the records that WriteRecord writes. Those of the first version bore no
-// number: their guests have no secret, and call where nobody listens any more. A field may be added
+// The versions of records. Those of the first bore no number: their guests have no secret, and call
+// where nobody listens any more. Version 2 had a VF where there is a NIC now. A field may be added
 // within a version if whoever does not know it may ignore it.
-const recordVersion = 2
+const (
+	vfVersion     = 2
+	recordVersion = 3
+)
 
 // WriteRecord puts rec into its sandbox's run directory, whole or not at all.
 func WriteRecord(rec sandbox.Record) error {
@@ -38,7 +41,9 @@ func ReadRecord(dir string) (rec sandbox.Record, err error) {
 	if err != nil {
 		return rec, err
 	}
-	err = json.Unmarshal(b, &rec)
+	if err = json.Unmarshal(b, &rec); err == nil && rec.Version <= vfVersion {
+		rec.Spec.NIC, err = formerNIC(b)
+	}
 	switch {
 	case rec.Version > recordVersion:
 		return rec, fmt.Errorf("it is of a later version of fastiov: "+
@@ -47,11 +52,30 @@ func ReadRecord(dir string) (rec sandbox.Record, err error) {
 		return rec, fmt.Errorf("%s: %w", filepath.Join(dir, recordFile), err)
 	case rec.Spec.Dir != dir:
 		return sandbox.Record{}, fmt.Errorf("%s is the record of %s", dir, rec.Spec.Dir)
-	case rec.Version < recordVersion:
+	case rec.Version < vfVersion:
 		return rec, errors.New("it is of a former version of fastiov, " +
 			"whose guests this one does not speak to")
 	}
 	return rec, nil
+}
+
+// formerNIC reads the VF of a record of version 2 or before.
+func formerNIC(record []byte) (*sandbox.NIC, error) {
+	var former struct {
+		Spec struct {
+			VF *struct {
+				sandbox.NIC
+				sandbox.PCI
+			}
+		}
+	}
+	err := json.Unmarshal(record, &former)
+	if err != nil || former.Spec.VF == nil {
+		return nil, err
+	}
+	nic := former.Spec.VF.NIC
+	nic.Kind, nic.PCI = "vf", &former.Spec.VF.PCI
+	return &nic, nil
 }
 
 // A Found record is that of a sandbox which a former agent left.

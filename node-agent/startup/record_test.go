@@ -2,8 +2,10 @@ package startup
 
 import (
 	"encoding/json"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -30,12 +32,40 @@ func TestARecordIsKeptWholeAndPrivate(t *testing.T) {
 	}
 }
 
+// Beginnings of records as the first version wrote them, and the second.
+const (
+	former = `"Spec":{"ID":"a","Dir":"DIR","Root":"","Program":{"command":null},"MemoryMiB":64,` +
+		`"VF":{"BDF":"0000:01:10.0","Group":"/dev/vfio/5","MAC":"02:fa:ef:b4:bb:e9",` +
+		`"Address":"10.0.2.100/24","Gateway":"10.0.2.2","DNS":"10.0.2.3"}},"PID":188,"StartTicks":5808}`
+	first  = `{` + former
+	second = `{"Version":2,` + former
+)
+
+// What the former version wrote of a sandbox's VF is understood as a NIC.
+func TestAFormerVFIsANIC(t *testing.T) {
+	dir := t.TempDir()
+	text := strings.Replace(second, "DIR", dir, 1)
+	if err := os.WriteFile(filepath.Join(dir, recordFile), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := ReadRecord(dir)
+	want := &sandbox.NIC{
+		Kind: "vf", MAC: "02:fa:ef:b4:bb:e9", Address: netip.MustParsePrefix("10.0.2.100/24"),
+		Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
+		PCI: &sandbox.PCI{BDF: "0000:01:10.0", Group: "/dev/vfio/5"},
+	}
+	if err != nil || !reflect.DeepEqual(rec.Spec.NIC, want) || rec.PID != 188 {
+		t.Errorf("read %+v, %v; want NIC %+v", rec, err, want)
+	}
+}
+
 // A record of another version, or one that cannot be read, names its sandbox and says why that can
 // only be ended.
 func TestRecordsOfOthers(t *testing.T) {
 	s := &Starter{RunDir: t.TempDir()}
 	record := func(version int) string {
-		spec := sandbox.Spec{ID: "a", Dir: s.Dir("a"), VF: &sandbox.VF{Group: "/dev/vfio/7"}}
+		nic := &sandbox.NIC{PCI: &sandbox.PCI{Group: "/dev/vfio/7"}}
+		spec := sandbox.Spec{ID: "a", Dir: s.Dir("a"), NIC: nic}
 		rec := sandbox.Record{Version: version, Spec: spec, PID: 7}
 		text, err := json.Marshal(rec)
 		if err != nil {
@@ -48,11 +78,12 @@ func TestRecordsOfOthers(t *testing.T) {
 	}
 	for _, c := range []struct {
 		text, want string
-		vf         bool
+		nic        bool
 	}{
 		{record(recordVersion), "", true},
 		{strings.Replace(record(recordVersion), `"PID"`, `"Later":{"A":1},"PID"`, 1), "", true},
-		{strings.Replace(record(0), `"Version":0,`, "", 1), "of a former version", true},
+		{strings.Replace(first, "DIR", s.Dir("a"), 1), "of a former version", true},
+		{strings.Replace(second, "DIR", s.Dir("a"), 1), "", true},
 		{record(99), "of a later version", true},
 		{strings.Replace(record(99), `"PID":7`, `"PID":"seven"`, 1), "of a later version", true},
 		{strings.Replace(record(recordVersion), `"PID":7`, `"PID":0`, 1), "was not finished", true},
@@ -67,7 +98,7 @@ func TestRecordsOfOthers(t *testing.T) {
 			t.Fatalf("%s: found %+v", c.text, found)
 		}
 		spec, err := found[0].Spec, found[0].Err
-		if spec.ID != "a" || spec.Dir != s.Dir("a") || (spec.VF != nil) != c.vf {
+		if spec.ID != "a" || spec.Dir != s.Dir("a") || (spec.NIC != nil) != c.nic {
 			t.Errorf("%s: found %+v", c.text, spec)
 		}
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

@@ -16,7 +16,6 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
-	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
 // A Request is what a caller wants started.
@@ -26,7 +25,7 @@ type Request struct {
 	Namespace string // in whose name the image is pulled
 	Init      []byte // body of the runtime's /init; empty: leave the runtime uninitialised
 	MemoryMiB int
-	Wait      time.Duration // how long it may queue for memory and a VF
+	Wait      time.Duration // how long it may queue for memory and a NIC
 	Env       map[string]string
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
@@ -45,12 +44,6 @@ type Images interface {
 	Hold(ctx context.Context, path string) (release func(), err error)
 }
 
-// Owners is told who holds a lease, once there is a process to name, and whom the VF failed.
-type Owners interface {
-	SetOwner(vf.Lease, vf.Owner) error
-	Fault(bdf, why string)
-}
-
 // Deadlines bounds each phase.
 type Deadlines struct {
 	Image, Wire, Boot, Init time.Duration
@@ -63,7 +56,6 @@ type Starter struct {
 	OverheadMiB int // memory that a sandbox needs beside its own
 	Images      Images
 	Admission   *Admission
-	Owners      Owners // nil on a node without VFs
 	Network     Network
 	Deadlines   Deadlines
 	Reports     *Reports
@@ -148,10 +140,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		if ctx.Err() == nil { // nothing went wrong with a start that was given up
 			s.Reports.Write(st.Spec, tl.Spans(), err)
 		}
-		var fault *sandbox.VFFault
-		if errors.As(err, &fault) && s.Owners != nil && st.Spec.VF != nil { // as long as it is leased
-			s.Owners.Fault(st.Spec.VF.BDF, fault.Why)
-		}
+		s.Blame(st, err) // as long as it is leased
 	})
 	st.Spans, st.Footprints = tl.Spans(), tl.Footprints()
 	if err != nil {
@@ -179,7 +168,8 @@ func (s *Starter) Init(ctx context.Context, st *Started, body []byte, tl *timeli
 	return done, err
 }
 
-// wire makes the sandbox's run directory, gives its VF an address, and writes down what is about to be handed to the sandbox.
+// wire makes the sandbox's run directory, gives its NIC an address, and writes down what is about
+// to be handed to the sandbox.
 func (s *Starter) wire(st *Started) error {
 	if err := os.MkdirAll(filepath.Dir(st.Spec.Dir), 0o755); err != nil {
 		return err
@@ -188,15 +178,14 @@ func (s *Starter) wire(st *Started) error {
 		return fmt.Errorf("run directory: %w; is a sandbox of that name running?", err)
 	}
 	st.madeDir = true
-	if lease := st.Grant.VF; lease != nil {
-		address, err := s.Network.Address(lease.Ordinal)
+	if lease := st.Grant.NIC; lease != nil {
+		address, err := s.Network.Address(lease.Number)
 		if err != nil {
 			return err
 		}
-		st.Spec.VF = &sandbox.VF{
-			BDF: lease.BDF, Group: lease.Group, MAC: lease.MAC,
-			Address: address, Gateway: s.Network.Gateway, DNS: s.Network.DNS,
-		}
+		nic := lease.NIC
+		nic.Address, nic.Gateway, nic.DNS = address, s.Network.Gateway, s.Network.DNS
+		st.Spec.NIC = &nic
 	}
 	return WriteRecord(sandbox.Record{Spec: st.Spec})
 }
@@ -207,11 +196,18 @@ func (s *Starter) own(st *Started, rec sandbox.Record) error {
 		return err
 	}
 	st.PID = rec.PID
-	if s.Owners == nil || st.Grant.VF == nil {
+	if st.Grant.NIC == nil {
 		return nil
 	}
-	owner := vf.Owner{Kind: vf.Sandbox, Name: rec.Spec.ID, PID: rec.PID, StartTicks: rec.StartTicks}
-	return s.Owners.SetOwner(*st.Grant.VF, owner)
+	return s.Admission.path.Own(*st.Grant.NIC, rec)
+}
+
+// Blame tells the path to the network of a sandbox that ended with err, if its NIC was the cause.
+func (s *Starter) Blame(st *Started, err error) {
+	var fault *sandbox.NICFault
+	if errors.As(err, &fault) && st.Grant != nil && st.Grant.NIC != nil {
+		s.Admission.path.Fault(*st.Grant.NIC, fault.Why)
+	}
 }
 
 // Release ends a started sandbox and gives back what it held. It may be called twice, at once: the second call waits for the first.

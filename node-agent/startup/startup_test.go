@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
-	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
 func request(id string) Request {
@@ -30,15 +29,14 @@ func TestStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := st.Spec.VF.Address.String(); got != "10.0.2.100/24" {
+	if got := st.Spec.NIC.Address.String(); got != "10.0.2.100/24" {
 		t.Errorf("address %s", got)
 	}
 	if st.Spec.Program.Env["A"] != "image" || st.Spec.Program.Env["B"] != "caller" {
 		t.Errorf("environment %v, the caller's must win", st.Spec.Program.Env)
 	}
-	owner := vf.Owner{Kind: vf.Sandbox, Name: "a", PID: 4242, StartTicks: 7}
-	if got := p.leased[st.Spec.VF.BDF]; got != owner {
-		t.Errorf("the VF's owner is %+v", got)
+	if l := p.leased[st.Spec.NIC.Device()]; l.ID != "a" || l.PID != 4242 || l.StartTicks != 7 {
+		t.Errorf("the lease of its NIC is %+v", l)
 	}
 	if rec, err := ReadRecord(s.Dir("a")); err != nil || rec.PID != 4242 {
 		t.Errorf("record %+v, %v", rec, err)

@@ -55,7 +55,8 @@ func TestBoot(t *testing.T) {
 	})
 	t.Run("no such VF", func(t *testing.T) {
 		m, conn := emulate(t, files, "")
-		err := makeReady(t, conn, wire.Config{Secret: testSecret, Program: wire.Program{Command: []string{"runtime"}}, VF: testVF})
+		program := wire.Program{Command: []string{"runtime"}}
+		err := makeReady(t, conn, wire.Config{Secret: testSecret, Program: program, NIC: testVF})
 		if err == nil || !strings.Contains(err.Error(), "no network device has this MAC") {
 			t.Errorf("ready with %v", err)
 		}

@@ -101,7 +101,7 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 		return err
 	}
 	linked := make(chan error, 1)
-	go func() { linked <- bringUp(config.VF, vfDrivers, rec, linkWithin) }()
+	go func() { linked <- bringUp(config.NIC, vfDrivers, rec, linkWithin) }()
 	if err := spliceRuntime(config.Secret); err != nil {
 		return err
 	}

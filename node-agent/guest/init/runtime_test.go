@@ -176,7 +176,7 @@ func TestWriteNames(t *testing.T) {
 	if err := os.Symlink("/run/systemd/resolve/stub-resolv.conf", etc+"/resolv.conf"); err != nil {
 		t.Fatal(err)
 	}
-	config := wire.Config{Hostname: "h", VF: testVF}
+	config := wire.Config{Hostname: "h", NIC: testVF}
 	if err := writeNames(etc, &config); err != nil {
 		t.Fatal(err)
 	}

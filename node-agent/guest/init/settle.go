@@ -60,10 +60,10 @@ func writeNames(etc string, config *wire.Config) error {
 		"hostname": config.Hostname + "\n",
 		"hosts":    "127.0.0.1 localhost\n::1 localhost\n",
 	}
-	if vf := config.VF; vf != nil {
-		files["hosts"] += vf.Address.Addr().String() + " " + config.Hostname + "\n"
-		if vf.DNS.IsValid() {
-			files["resolv.conf"] = "nameserver " + vf.DNS.String() + "\n"
+	if nic := config.NIC; nic != nil {
+		files["hosts"] += nic.Address.Addr().String() + " " + config.Hostname + "\n"
+		if nic.DNS.IsValid() {
+			files["resolv.conf"] = "nameserver " + nic.DNS.String() + "\n"
 		}
 	} else {
 		files["hosts"] += "127.0.1.1 " + config.Hostname + "\n"

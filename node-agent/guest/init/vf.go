@@ -14,25 +14,26 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// bringUp waits for the VF's driver, finds the VF's link by its MAC, gives it its address and route, and waits for its carrier.
-func bringUp(vf *wire.VF, driver *drivers, rec *recorder, within time.Duration) error {
-	if vf == nil {
+// bringUp waits for the NIC's driver, finds its link by the MAC, gives it its address and route,
+// and waits for its carrier.
+func bringUp(nic *wire.NIC, driver *drivers, rec *recorder, within time.Duration) error {
+	if nic == nil {
 		return nil
 	}
 	err := driver.wait()
 	if err == nil {
 		begin := boottime()
-		err = linkUp(vf, rec, within)
+		err = linkUp(nic, rec, within)
 		rec.stage(vfStage, begin)
 	}
 	if err != nil {
-		return fmt.Errorf("VF %s: %w", vf.MAC, err)
+		return fmt.Errorf("VF %s: %w", nic.MAC, err)
 	}
 	return nil
 }
 
-func linkUp(vf *wire.VF, rec *recorder, within time.Duration) error {
-	mac, err := parseMAC(vf.MAC)
+func linkUp(nic *wire.NIC, rec *recorder, within time.Duration) error {
+	mac, err := parseMAC(nic.MAC)
 	if err != nil {
 		return err
 	}
@@ -55,7 +56,7 @@ func linkUp(vf *wire.VF, rec *recorder, within time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("no network device has this MAC within %v (driver missing, or its probe failed): %w", within, err)
 	}
-	err = rec.stepOf(vfStage, "address", func() error { return configure(rtnl, found.index, vf) })
+	err = rec.stepOf(vfStage, "address", func() error { return configure(rtnl, found.index, nic) })
 	if err != nil {
 		return err
 	}
@@ -69,18 +70,18 @@ func linkUp(vf *wire.VF, rec *recorder, within time.Duration) error {
 	return nil
 }
 
-func configure(rtnl *netlink, index uint32, vf *wire.VF) error {
-	if err := rtnl.addAddress(index, vf.Address); err != nil {
-		return fmt.Errorf("the address %v is not taken: %w", vf.Address, err)
+func configure(rtnl *netlink, index uint32, nic *wire.NIC) error {
+	if err := rtnl.addAddress(index, nic.Address); err != nil {
+		return fmt.Errorf("the address %v is not taken: %w", nic.Address, err)
 	}
 	if err := rtnl.setUp(index); err != nil {
 		return fmt.Errorf("it does not come up: %w", err)
 	}
-	if !vf.Gateway.IsValid() {
+	if !nic.Gateway.IsValid() {
 		return nil
 	}
-	if err := rtnl.addDefaultRoute(index, vf.Gateway); err != nil {
-		return fmt.Errorf("the route by %v is not taken: %w", vf.Gateway, err)
+	if err := rtnl.addDefaultRoute(index, nic.Gateway); err != nil {
+		return fmt.Errorf("the route by %v is not taken: %w", nic.Gateway, err)
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func TestBringUp(t *testing.T) {
 				if !makeVeth(t, true) {
 					return
 				}
-				vf := &wire.VF{MAC: vethMAC, Address: netip.MustParsePrefix(c.address)}
+				vf := &wire.NIC{MAC: vethMAC, Address: netip.MustParsePrefix(c.address)}
 				if c.gateway != "" {
 					vf.Gateway = netip.MustParseAddr(c.gateway)
 				}
@@ -88,7 +88,7 @@ func TestBringUp(t *testing.T) {
 	}
 }
 
-func checkLink(t *testing.T, vf *wire.VF) {
+func checkLink(t *testing.T, vf *wire.NIC) {
 	link, err := nl.LinkByName("vf")
 	if err != nil {
 		t.Error(err)
@@ -166,7 +166,7 @@ func TestBringUpWaits(t *testing.T) {
 				}
 			}
 		}()
-		vf := &wire.VF{MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24")}
+		vf := &wire.NIC{MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24")}
 		if err := bringUp(vf, &drivers{}, &recorder{host: newHost(boottime())}, 20*time.Second); err != nil {
 			t.Error(err)
 		}
@@ -189,7 +189,8 @@ func TestBringUpFails(t *testing.T) {
 				if !c.make(t) {
 					return
 				}
-				err := bringUp(&wire.VF{MAC: c.mac, Address: address}, &drivers{}, &recorder{host: newHost(boottime())}, 50*time.Millisecond)
+				nic, rec := &wire.NIC{MAC: c.mac, Address: address}, &recorder{host: newHost(boottime())}
+				err := bringUp(nic, &drivers{}, rec, 50*time.Millisecond)
 				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.mac) {
 					t.Errorf("%v", err)
 				}
@@ -215,6 +216,6 @@ func TestParseMAC(t *testing.T) {
 	}
 }
 
-var testVF = &wire.VF{
+var testVF = &wire.NIC{
 	MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24"), Gateway: netip.MustParseAddr("198.18.0.1"), DNS: netip.MustParseAddr("198.18.0.3"),
 }

@@ -41,9 +41,14 @@ func TestMicroVM(t *testing.T) {
 		}
 		files := map[string]string{"kernel": "/share/kernel", "initrd": "/share/initrd", "root.erofs": "/share/root.erofs"}
 		m := start(t, files, "", "-accel", "kvm", "-cpu", "host", "-device", "vhost-vsock-pci,guest-cid=3", "-device", "vfio-pci,host="+lease.BDF)
-		config := wire.Config{Secret: testSecret, Hostname: "sandbox-1", Program: wire.Program{Command: []string{"runtime"}, UID: 1000, GID: 1000}, VF: &wire.VF{
-			MAC: lease.MAC, Address: netip.MustParsePrefix("10.0.2.77/24"), Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
-		}}
+		config := wire.Config{
+			Secret: testSecret, Hostname: "sandbox-1",
+			Program: wire.Program{Command: []string{"runtime"}, UID: 1000, GID: 1000},
+			NIC: &wire.NIC{
+				MAC: lease.MAC, Address: netip.MustParsePrefix("10.0.2.77/24"),
+				Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
+			},
+		}
 		if err := makeReady(t, conn, config); err != nil {
 			t.Fatal(err)
 		}

@@ -44,7 +44,7 @@ type Up struct {
 	Hello *Hello `json:"hello,omitempty"` // first, once
 	Event *Event `json:"event,omitempty"`
 	Log   *Log   `json:"log,omitempty"`
-	Ready *Ready `json:"ready,omitempty"` // the VF is up and the runtime accepts on RuntimePort
+	Ready *Ready `json:"ready,omitempty"` // the NIC is up and the runtime accepts on RuntimePort
 	Exit  *Exit  `json:"exit,omitempty"`  // last: the guest powers off now
 	Pong  *Pong  `json:"pong,omitempty"`
 	Woken *Woken `json:"woken,omitempty"`
@@ -111,7 +111,7 @@ type Config struct {
 	Entropy  []byte      `json:"entropy"` // credited to the kernel's random pool
 	Secret   door.Secret `json:"secret"`  // who knows it may speak to the runtime
 	Hostname string      `json:"hostname"`
-	VF       *VF         `json:"vf,omitempty"`
+	NIC      *NIC        `json:"vf,omitempty"` // its key is older than its name
 	Program
 }
 
@@ -124,8 +124,8 @@ type Program struct {
 	GID     uint32            `json:"gid,omitempty"`
 }
 
-// VF is the network function that the guest must find and bring up; it is known by its MAC.
-type VF struct {
+// NIC is the network interface that the guest must find, by its MAC, and bring up.
+type NIC struct {
 	MAC     string       `json:"mac"`
 	Address netip.Prefix `json:"address"`
 	Gateway netip.Addr   `json:"gateway,omitzero"`

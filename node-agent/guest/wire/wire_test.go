@@ -37,14 +37,37 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// A guest and an agent of different versions agree on what its NIC is called.
+func TestTheKeyOfANICStays(t *testing.T) {
+	const sent = `{"config":{"vf":{"mac":"m","address":"10.0.0.2/24"},"command":["a"]}}`
+	var down Down
+	if err := NewReader(strings.NewReader(sent + "\n")).Next(&down); err != nil {
+		t.Fatal(err)
+	}
+	want := NIC{MAC: "m", Address: netip.MustParsePrefix("10.0.0.2/24")}
+	if down.Config.NIC == nil || *down.Config.NIC != want {
+		t.Fatalf("understood as %+v", down.Config.NIC)
+	}
+	var pipe bytes.Buffer
+	if err := Write(&pipe, down); err != nil || !strings.Contains(pipe.String(), `"vf":{"mac":"m",`) {
+		t.Errorf("written as %s, %v", &pipe, err)
+	}
+}
+
 func TestConfigRoundTrip(t *testing.T) {
 	for _, config := range []Config{
 		{Program: Program{Command: []string{"true"}}},
 		{
 			Time: 1, Entropy: []byte{1, 2}, Hostname: "h", Program: Program{Command: []string{"a", "b"}, Env: map[string]string{"A": "=\n"}, Dir: "/d", UID: 3, GID: 4},
-			VF: &VF{MAC: "02:00:00:00:00:01", Address: netip.MustParsePrefix("10.0.0.2/24"), Gateway: netip.MustParseAddr("10.0.0.1"), DNS: netip.MustParseAddr("fd00::1")},
+			NIC: &NIC{
+				MAC: "02:00:00:00:00:01", Address: netip.MustParsePrefix("10.0.0.2/24"),
+				Gateway: netip.MustParseAddr("10.0.0.1"), DNS: netip.MustParseAddr("fd00::1"),
+			},
 		},
-		{Program: Program{Command: []string{"x"}}, VF: &VF{MAC: "m", Address: netip.MustParsePrefix("10.0.0.2/24")}},
+		{
+			Program: Program{Command: []string{"x"}},
+			NIC:     &NIC{MAC: "m", Address: netip.MustParsePrefix("10.0.0.2/24")},
+		},
 	} {
 		var pipe bytes.Buffer
 		if err := Write(&pipe, Down{Config: &config}); err != nil {

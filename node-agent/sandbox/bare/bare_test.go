@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-func subject(t *testing.T, atOnce int, vf func(n int) *sandbox.VF) sandboxtest.Subject {
+func subject(t *testing.T, atOnce int, nic func(n int) *sandbox.NIC) sandboxtest.Subject {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func subject(t *testing.T, atOnce int, vf func(n int) *sandbox.VF) sandboxtest.S
 			}
 			return d, d.Close, nil
 		},
-		Spec:     func(n int) sandbox.Spec { return sandbox.Spec{MemoryMiB: 32, VF: vf(n)} },
+		Spec:     func(n int) sandbox.Spec { return sandbox.Spec{MemoryMiB: 32, NIC: nic(n)} },
 		AtOnce:   atOnce,
 		Within:   time.Minute,
 		Survives: true,
@@ -47,13 +47,13 @@ func TestConformanceWithoutVF(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	subject(t, 16, func(int) *sandbox.VF { return nil }).Run(t)
+	subject(t, 16, func(int) *sandbox.NIC { return nil }).Run(t)
 }
 
 func TestConformanceWithVFs(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1}, func(t *testing.T) {
 		vfs := sandboxtest.VFs(t)
-		subject(t, len(vfs), func(n int) *sandbox.VF { return &vfs[n] }).Run(t)
+		subject(t, len(vfs), func(n int) *sandbox.NIC { return &vfs[n] }).Run(t)
 	})
 }
 

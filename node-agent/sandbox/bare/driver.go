@@ -128,8 +128,8 @@ func (d *Driver) launch(h *holder) error {
 	}
 	defer said.Close()
 	args := append(append([]string{}, d.command...), h.spec.ID, strconv.Itoa(h.spec.MemoryMiB))
-	if vf := h.spec.VF; vf != nil {
-		args = append(args, jail.Group(vf.Group), vf.BDF)
+	if pci := h.spec.PCI(); pci != nil {
+		args = append(args, jail.Group(pci.Group), pci.BDF)
 	}
 	cmd := &exec.Cmd{Args: args, Stdout: said, Stderr: said, ExtraFiles: []*os.File{control}}
 	return h.cell.Start(cmd, h.spec.MemoryMiB+1)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -151,8 +152,8 @@ func node(t *testing.T, ctx context.Context) (*agent.Agent, *vf.Pool) {
 		}
 	})
 	starter := &startup.Starter{
-		RunDir: dir, Driver: d, OverheadMiB: bare.OverheadMiB, Images: none{}, Owners: pool, Log: log,
-		Admission: startup.NewAdmission(4096, pool),
+		RunDir: dir, Driver: d, OverheadMiB: bare.OverheadMiB, Images: none{}, Log: log,
+		Admission: startup.NewAdmission(4096, netvf.Path{Pool: pool}),
 		Network: startup.Network{
 			Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100"),
 			Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),

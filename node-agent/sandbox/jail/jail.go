@@ -225,8 +225,8 @@ type Cell struct {
 	id     string
 	group  *cgroup.Group
 	slot   *slot
-	vf     *sandbox.VF
-	device int // of the VF's group
+	pci    *sandbox.PCI
+	device int // of its group
 	proc   *process
 	close  sync.Once
 	events string // events of its cgroup, after Close
@@ -238,13 +238,12 @@ func (h *Host) Build(spec sandbox.Spec, memoryMiB int) (*Cell, error) {
 	if !goodID.MatchString(spec.ID) {
 		return nil, fmt.Errorf("sandbox id %q: want %s", spec.ID, goodID)
 	}
-	c := &Cell{host: h, id: spec.ID, vf: spec.VF}
-	if c.vf != nil {
+	c := &Cell{host: h, id: spec.ID, pci: spec.PCI()}
+	if c.pci != nil {
 		var node unix.Stat_t
-		if err := unix.Stat(c.vf.Group, &node); err != nil {
-			return nil, fmt.Errorf("VF %s cannot be handed over: %w", c.vf.BDF, &os.PathError{
-				Op: "stat", Path: c.vf.Group, Err: err,
-			})
+		if err := unix.Stat(c.pci.Group, &node); err != nil {
+			err = &os.PathError{Op: "stat", Path: c.pci.Group, Err: err}
+			return nil, fmt.Errorf("VF %s cannot be handed over: %w", c.pci.BDF, err)
 		}
 		c.device = int(node.Rdev)
 	}
@@ -274,7 +273,7 @@ func (c *Cell) Close() {
 		if c.slot != nil {
 			c.slot.release()
 		}
-		giveBack(c.vf)
+		giveBack(c.pci)
 		c.host.vacate(c.id)
 	})
 }
@@ -299,7 +298,7 @@ func End(name string, spec sandbox.Spec) error {
 		return err
 	}
 	err = root.Group(spec.ID).Kill()
-	giveBack(spec.VF)
+	giveBack(spec.PCI())
 	root.Remove()
 	return err
 }
@@ -307,19 +306,19 @@ func End(name string, spec sandbox.Spec) error {
 // End does what Close does, for a sandbox of a former agent. It cannot fail and may run twice.
 func (h *Host) End(spec sandbox.Spec) {
 	h.kill(h.root.Group(spec.ID), spec.ID)
-	giveBack(spec.VF)
+	giveBack(spec.PCI())
 	h.vacate(spec.ID)
 }
 
-// giveBack makes root the owner of the VF's node again. A former version gave the node to the
+// giveBack makes root the owner of the device's node again. A former version gave the node to the
 // sandbox's user; today a room has its own node.
-func giveBack(vf *sandbox.VF) {
-	if vf == nil {
+func giveBack(pci *sandbox.PCI) {
+	if pci == nil {
 		return
 	}
 	var node unix.Stat_t
-	if unix.Lstat(vf.Group, &node) == nil && isUser(int(node.Uid)) {
-		_ = unix.Lchown(vf.Group, 0, 0)
+	if unix.Lstat(pci.Group, &node) == nil && isUser(int(node.Uid)) {
+		_ = unix.Lchown(pci.Group, 0, 0)
 	}
 }
 

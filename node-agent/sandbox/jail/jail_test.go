@@ -75,9 +75,14 @@ type subject struct {
 	out *bufio.Reader
 }
 
-func start(t *testing.T, h *Host, id string, vf *sandbox.VF) subject {
+// handed is a NIC that is a device of the host.
+func handed(bdf, group string) *sandbox.NIC {
+	return &sandbox.NIC{PCI: &sandbox.PCI{BDF: bdf, Group: group}}
+}
+
+func start(t *testing.T, h *Host, id string, nic *sandbox.NIC) subject {
 	t.Helper()
-	c, err := h.Build(sandbox.Spec{ID: id, VF: vf}, 64)
+	c, err := h.Build(sandbox.Spec{ID: id, NIC: nic}, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +161,7 @@ func TestTheVFIsInTheRoom(t *testing.T) {
 	if err := os.WriteFile(group, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, h, "vf", &sandbox.VF{BDF: "0000:01:10.0", Group: group})
+	s := start(t, h, "vf", handed("0000:01:10.0", group))
 	s.expect(map[string]string{
 		"node /dev/vfio/7": fmt.Sprintf("%d 600", s.User), "limit 8": "33554432 33554432",
 		"list /dev/vfio":                         "7 vfio",
@@ -322,9 +327,7 @@ func TestBuildRefuses(t *testing.T) {
 	h := host(t)
 	for name, spec := range map[string]sandbox.Spec{
 		"path in id": {ID: "../x"}, "empty id": {}, "long id": {ID: strings.Repeat("a", 41)},
-		"no VFIO node": {ID: "novf", VF: &sandbox.VF{
-			BDF: "0000:01:10.0", Group: "/dev/vfio/absent",
-		}},
+		"no VFIO node": {ID: "novf", NIC: handed("0000:01:10.0", "/dev/vfio/absent")},
 	} {
 		if c, err := h.Build(spec, 64); err == nil {
 			t.Errorf("%s: built", name)
@@ -340,7 +343,7 @@ func TestNodesAreGivenBack(t *testing.T) {
 	if err := os.WriteFile(node, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	spec := sandbox.Spec{ID: "former", VF: &sandbox.VF{BDF: "0000:01:10.0", Group: node}}
+	spec := sandbox.Spec{ID: "former", NIC: handed("0000:01:10.0", node)}
 	adopted := func() {
 		s := start(t, h, "former", nil)
 		s.ask("echo up")

@@ -60,7 +60,7 @@ func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 	}
 	c := &Cell{
 		User: uid, host: h, id: rec.Spec.ID, group: group, slot: &slot{user: uid},
-		vf: rec.Spec.VF, proc: p,
+		pci: rec.Spec.PCI(), proc: p,
 	}
 	h.occupy(c.id, uid)
 	p.ticks = rec.StartTicks

@@ -56,7 +56,7 @@ func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
 	}
 	defer r.close()
 	o := order{c.User, limits(), r, c.host.filter, unix.CLONE_NEWPID}
-	if c.vf != nil {
+	if c.pci != nil {
 		o.limits = append(o.limits, limit{unix.RLIMIT_MEMLOCK, uint64(memoryMiB) << 20})
 	}
 	if c.host.relax != nil {
@@ -87,15 +87,15 @@ func (c *Cell) order(cmd *exec.Cmd, o order) {
 	for _, l := range o.limits {
 		bounds = append(bounds, fmt.Sprintf("%d=%d", l.resource, l.value))
 	}
-	vf := ""
-	if c.vf != nil {
-		vf = fmt.Sprintf("%s,%d,%s", Group(c.vf.Group), c.device, Device(c.vf.BDF))
+	device := ""
+	if c.pci != nil {
+		device = fmt.Sprintf("%s,%d,%s", Group(c.pci.Group), c.device, Device(c.pci.BDF))
 	}
 	cmd.ExtraFiles = append(cmd.ExtraFiles, c.slot.file)
 	first := 3 + len(cmd.ExtraFiles)
 	cmd.ExtraFiles = slices.Concat(cmd.ExtraFiles, o.room.files(), []*os.File{o.filter})
 	cmd.Args = slices.Concat([]string{beside.Launcher.Name, strconv.Itoa(o.user),
-		strings.Join(bounds, ","), strconv.Itoa(first), vf,
+		strings.Join(bounds, ","), strconv.Itoa(first), device,
 		c.host.program}, cmd.Args)
 	// the launcher that the host opened, even if its file has been replaced since
 	cmd.Path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.host.launcher.Fd())

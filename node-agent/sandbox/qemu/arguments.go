@@ -68,8 +68,8 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	c.add("-blockdev", "driver=file,node-name=root,read-only=on,locking=off,filename="+c.set(h.root))
 	c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
 	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid, c.pass(h.vsock)))
-	if spec.VF != nil {
-		c.add("-device", "vfio-pci,id=vf,rombar=0,sysfsdev="+jail.Device(spec.VF.BDF)) // a room has no sysfs
+	if pci := spec.PCI(); pci != nil { // a room has no sysfs
+		c.add("-device", "vfio-pci,id=vf,rombar=0,sysfsdev="+jail.Device(pci.BDF))
 	}
 	return c
 }

@@ -67,7 +67,7 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 	if err := v.conn.Ready(ctx); err != nil {
 		return err
 	}
-	if v.spec.VF != nil {
+	if v.spec.PCI() != nil {
 		b.weigh(timeline.BusMaster) // it was made one when its driver was; all that it reaches has been there since
 	}
 	return nil
@@ -81,7 +81,7 @@ func (b *boot) weigh(at timeline.Moment) {
 		return
 	}
 	if at == timeline.BusMaster {
-		f.Waited = b.config.Probe.Waited(b.vm.spec.VF.BDF)
+		f.Waited = b.config.Probe.Waited(b.vm.spec.NIC.Device())
 	}
 	b.tl.Weigh(f)
 }
@@ -191,8 +191,8 @@ func (b *boot) account(events []kprobe.Event) {
 
 func configuration(spec sandbox.Spec, secret door.Secret) wire.Config {
 	c := wire.Config{Secret: secret, Hostname: spec.ID, Program: spec.Program}
-	if vf := spec.VF; vf != nil {
-		c.VF = &wire.VF{MAC: vf.MAC, Address: vf.Address, Gateway: vf.Gateway, DNS: vf.DNS}
+	if n := spec.NIC; n != nil {
+		c.NIC = &wire.NIC{MAC: n.MAC, Address: n.Address, Gateway: n.Gateway, DNS: n.DNS}
 	}
 	return c
 }

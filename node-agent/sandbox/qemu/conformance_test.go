@@ -52,7 +52,9 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 			return d, d.Close, nil
 		},
 		Spec: func(n int) sandbox.Spec {
-			return sandbox.Spec{Root: runtime.Root, Program: runtime.Program, MemoryMiB: 192, VF: &vfs[n]}
+			return sandbox.Spec{
+				Root: runtime.Root, Program: runtime.Program, MemoryMiB: 192, NIC: &vfs[n],
+			}
 		},
 		AtOnce:   4, // a burst of as many as there are VFs is the command line's
 		Within:   5 * time.Minute,

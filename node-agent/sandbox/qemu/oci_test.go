@@ -73,7 +73,10 @@ func TestAnImageFromARegistryBoots(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer d.Close()
-		spec := sandbox.Spec{ID: "from-a-registry", Dir: t.TempDir(), Root: runtime.Root, Program: runtime.Program, MemoryMiB: 192, VF: &sandboxtest.VFs(t)[0]}
+		spec := sandbox.Spec{
+			ID: "from-a-registry", Dir: t.TempDir(), Root: runtime.Root, Program: runtime.Program,
+			MemoryMiB: 192, NIC: &sandboxtest.VFs(t)[0],
+		}
 		s, err := d.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
 		if err != nil {
 			t.Fatal(err)

@@ -71,7 +71,7 @@ func TestResetsOnTheWay(t *testing.T) {
 			want uint64
 		}{{fastiovd.None, 2}, {fastiovd.All, 0}} {
 			s, probe := subjectWith(t, c.set, false)
-			vf := s.Spec(0).VF
+			vf := s.Spec(0).PCI()
 			if warm, err := bare.OpenVF(vf.Group, vf.BDF); err != nil { // what the pool does with a VF that is new to it
 				t.Fatal(err)
 			} else {

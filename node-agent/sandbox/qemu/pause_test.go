@@ -57,18 +57,19 @@ func TestAStopThatWasAskedForEndsNothing(t *testing.T) {
 func TestAVFsErrorIsAFault(t *testing.T) {
 	const reported = "qemu-system-x86_64: vfio_err_notifier_handler(0000:01:10.0) Unrecoverable error " +
 		"detected. Please collect any data possible and then kill the guest\n"
+	handed := &sandbox.NIC{PCI: &sandbox.PCI{}}
 	for name, c := range map[string]struct {
 		log   string
-		vf    *sandbox.VF
+		nic   *sandbox.NIC
 		fault bool
 	}{
-		"the VF's error":        {"before\n" + reported, &sandbox.VF{}, true},
-		"KVM's error":           {"KVM internal error. Suberror: 1\nemulation failure\n", &sandbox.VF{}, false},
-		"nothing is said":       {"", &sandbox.VF{}, false},
+		"the VF's error":        {"before\n" + reported, handed, true},
+		"KVM's error":           {"KVM internal error. Suberror: 1\nemulation failure\n", handed, false},
+		"nothing is said":       {"", handed, false},
 		"no VF, whatever it is": {reported, nil, false},
 	} {
 		v := controlled(t, isRunning+stopped)
-		v.spec.Dir, v.spec.VF = t.TempDir(), c.vf
+		v.spec.Dir, v.spec.NIC = t.TempDir(), c.nic
 		if err := os.WriteFile(vmmLog(v.spec), []byte(c.log), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +77,7 @@ func TestAVFsErrorIsAFault(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-v.Context().Done()
-		var fault *sandbox.VFFault
+		var fault *sandbox.NICFault
 		if errors.As(v.Cause(), &fault) != c.fault {
 			t.Errorf("%s: %v", name, v.Cause())
 		}

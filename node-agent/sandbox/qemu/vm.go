@@ -154,8 +154,8 @@ const vfFailed = "Unrecoverable error detected"
 
 // whyStopped says why a VMM stopped its guest unasked.
 func whyStopped(spec sandbox.Spec) error {
-	if last := lastLines(vmmLog(spec), 1); spec.VF != nil && strings.Contains(last, vfFailed) {
-		return &sandbox.VFFault{Why: "QEMU stopped the guest: " + last}
+	if last := lastLines(vmmLog(spec), 1); spec.PCI() != nil && strings.Contains(last, vfFailed) {
+		return &sandbox.NICFault{Why: "QEMU stopped the guest: " + last}
 	}
 	return errors.New("its VMM stopped the guest: KVM cannot run it")
 }

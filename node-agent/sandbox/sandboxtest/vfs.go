@@ -16,7 +16,7 @@ import (
 
 // VFs makes the VFs of the host's first igb NIC ready for drivers under test: created, given a MAC, bound to vfio-pci. Addresses are those of
 // the testbed's network. It is a test's way to get there; the product's is package vf.
-func VFs(t *testing.T) []sandbox.VF {
+func VFs(t *testing.T) []sandbox.NIC {
 	t.Helper()
 	pf := findPF(t)
 	nics, err := os.ReadDir(pf + "/net")
@@ -39,7 +39,7 @@ func VFs(t *testing.T) []sandbox.VF {
 	if err != nil {
 		t.Fatal(err)
 	}
-	vfs := make([]sandbox.VF, n)
+	vfs := make([]sandbox.NIC, n)
 	for i := range vfs {
 		vfs[i] = bind(t, pf, link, i)
 	}
@@ -58,7 +58,7 @@ func findPF(t *testing.T) string {
 	return ""
 }
 
-func bind(t *testing.T, pf string, link netlink.Link, i int) sandbox.VF {
+func bind(t *testing.T, pf string, link netlink.Link, i int) sandbox.NIC {
 	t.Helper()
 	device, err := filepath.EvalSymlinks(fmt.Sprintf("%s/virtfn%d", pf, i))
 	if err != nil {
@@ -77,8 +77,9 @@ func bind(t *testing.T, pf string, link netlink.Link, i int) sandbox.VF {
 	if err != nil {
 		t.Fatalf("VF %s is in no IOMMU group: %v", bdf, err)
 	}
-	return sandbox.VF{
-		BDF: bdf, Group: "/dev/vfio/" + filepath.Base(group), MAC: fmt.Sprintf("02:f1:0f:00:00:%02x", i),
+	return sandbox.NIC{
+		Kind: "vf", PCI: &sandbox.PCI{BDF: bdf, Group: "/dev/vfio/" + filepath.Base(group)},
+		MAC:     fmt.Sprintf("02:f1:0f:00:00:%02x", i),
 		Address: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 2, byte(100 + i)}), 24),
 		Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
 	}
