@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -114,6 +115,32 @@ func TestANetdevThatCannotBe(t *testing.T) {
 			if _, err := p.Lease(pod, want); err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("%+v: %v", want, err)
 			}
+		}
+	})
+}
+
+// A holder may die while its VF is being bound. The VF comes back all the same, and whoever asked
+// for it does not get it.
+func TestANetdevWhoseHolderDies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		p := open(t, tree.Config())
+		want := vf.Want{BDF: "0000:01:10.3", Driver: vf.Netdev}
+		var order []string
+		tree.Refuse(func(op, bdf string) error {
+			if op == "probe" && !slices.Contains(order, "probe for (null)") {
+				p.Return(p.Leases()[0])
+			}
+			order = append(order, op+" for "+tree.Get(bdf, "driver_override"))
+			return nil
+		})
+		if _, err := p.Lease(pod, want); err == nil || !strings.Contains(err.Error(), "was returned") {
+			t.Errorf("the lease of a dead holder: %v", err)
+		}
+		synctest.Wait()
+		s, driver := status(t, p, want.BDF), tree.Driver(want.BDF)
+		if s.State != vf.Idle || driver != "vfio-pci" || len(p.Leases()) != 0 {
+			t.Errorf("it became %+v, bound to %q, after %q", s, driver, order)
 		}
 	})
 }

@@ -47,7 +47,7 @@ type Pool struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	jobs    sync.WaitGroup
-	probing sync.Mutex // held while a PF lets the kernel's own driver have its VFs
+	probing sync.Mutex // held while a VF is given to the kernel's own driver, or taken from it
 
 	mu       sync.Mutex // guards all below, and the order of the journal's writes
 	closed   bool
@@ -183,11 +183,29 @@ func (p *Pool) lease(owner Owner, want Want) (Lease, error) {
 	return v.lease(), nil
 }
 
-// giveNetdev binds a leased VF to the kernel's own driver and returns the name of its netdev.
-func (p *Pool) giveNetdev(lease Lease) (string, error) {
+// giveNetdev binds a leased VF to the kernel's own driver and returns the name of its netdev. The
+// holder may die meanwhile, and its lease be returned: then the VF is bound here no more, and taken
+// back only when this has ended.
+func (p *Pool) giveNetdev(lease Lease) (netdev string, err error) {
 	p.probing.Lock()
 	defer p.probing.Unlock()
-	return p.sys.bindNative(lease.PF, lease.BDF)
+	if !p.holds(lease) {
+		return "", errReturned
+	}
+	netdev, err = p.sys.bindNative(lease.PF, lease.BDF)
+	if err == nil && !p.holds(lease) {
+		err = errReturned
+	}
+	return netdev, err
+}
+
+var errReturned = errors.New("it was returned before it was a netdev")
+
+// holds tells whether a lease is still valid.
+func (p *Pool) holds(lease Lease) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.tenancy(lease) != nil
 }
 
 // SetOwner completes the owner of a lease, once the process exists that will hold the VF and before it touches the VF.

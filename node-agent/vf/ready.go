@@ -55,12 +55,7 @@ func (p *Pool) makeReady(j job) error {
 		if _, err := p.sys.group(j.bdf); err != nil {
 			return err
 		}
-		if j.given == Netdev {
-			if err := p.setDown(j.bdf); err != nil {
-				return err
-			}
-		}
-		if err := p.sys.bind(j.bdf); err != nil {
+		if err := p.bind(j); err != nil {
 			return err
 		}
 		if err := p.wire(j); err != nil {
@@ -68,6 +63,18 @@ func (p *Pool) makeReady(j job) error {
 		}
 	}
 	return p.sys.reset(j.bdf, j.group)
+}
+
+// bind gives a VF to vfio-pci. One that was given away as a netdev may still be on its way there.
+func (p *Pool) bind(j job) error {
+	if j.given == Netdev {
+		p.probing.Lock()
+		defer p.probing.Unlock()
+		if err := p.setDown(j.bdf); err != nil {
+			return err
+		}
+	}
+	return p.sys.bind(j.bdf)
 }
 
 // setDown sets the netdev of a VF down that a tenant has returned, if it is in this namespace. One
