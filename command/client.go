@@ -35,7 +35,8 @@ func agentThere(runDir string) error {
 	case errors.Is(err, os.ErrPermission):
 		return notOfGroup(socket)
 	case err != nil:
-		return fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`", socket)
+		return fmt.Errorf("no agent runs here (%s is not there); start one with `fastiov up`",
+			socket)
 	}
 	return probe.Close()
 }

@@ -125,7 +125,8 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		Reports:   &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
 	}
 	a := agent.New(agent.Config{
-		Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: counts, Log: starter.Log,
+		Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: counts,
+		Log: starter.Log,
 	})
 	go a.Follow(t.Context())
 	registry.MustRegister(a)

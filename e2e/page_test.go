@@ -115,7 +115,8 @@ func agentWithVFs(t *testing.T, dir string) *agent.Agent {
 	}
 	t.Cleanup(pool.Close)
 	starter := &startup.Starter{
-		RunDir: dir, Driver: sim.New(sim.Config{Stages: sim.Table1(6 * time.Second)}), Images: noImages{},
+		RunDir: dir, Images: noImages{},
+		Driver:    sim.New(sim.Config{Stages: sim.Table1(6 * time.Second)}),
 		Admission: startup.NewAdmission(1<<20, netvf.Path{Pool: pool}),
 		Network: startup.Network{
 			Subnet: netip.MustParsePrefix("10.0.0.0/16"), First: netip.MustParseAddr("10.0.1.0"),

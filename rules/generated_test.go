@@ -40,7 +40,8 @@ func TestGeneratedCodeIsUpToDate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(fresh) != read(t, path) {
-			t.Errorf("%s is not what its .proto file generates; run make generate and commit it", path)
+			t.Errorf("%s is not what its .proto file generates; run make generate and commit it",
+				path)
 		}
 	}
 }

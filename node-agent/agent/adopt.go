@@ -27,12 +27,12 @@ type former struct {
 	entry *entry
 }
 
-// Adopt enters what a former agent left, with what it holds, so the API can be served. settle, which
-// is called then, asks the sandboxes and returns when the last of them is settled: every one whose
-// record, lease of a NIC and own answer agree is taken over, every other one is ended by its
-// cgroup, and only then is its NIC returned. A silent one delays no other by more than headStart. If ctx
-// ends, with the cause sandbox.ErrLetGo, those that are still being adopted are left to a later
-// agent.
+// Adopt enters what a former agent left, with what it holds, so the API can be served. settle,
+// which is called then, asks the sandboxes and returns when the last of them is settled: every one
+// whose record, lease of a NIC and own answer agree is taken over, every other one is ended by its
+// cgroup, and only then is its NIC returned. A silent one delays no other by more than headStart.
+// If ctx ends, with the cause sandbox.ErrLetGo, those that are still being adopted are left to a
+// later agent.
 func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) {
 	found, unknown := a.found()
 	for _, f := range found {
@@ -167,7 +167,8 @@ func (a *Agent) adopt(ctx context.Context, f *former) (*startup.Started, error) 
 	case f.Err != nil:
 		return nil, f.Err
 	case rec.Spec.NIC == nil && lease != nil:
-		return nil, fmt.Errorf("its record has no NIC and the journal gives it %s", lease.NIC.Device())
+		return nil, fmt.Errorf("its record has no NIC and the journal gives it %s",
+			lease.NIC.Device())
 	case rec.Spec.NIC != nil && lease == nil:
 		return nil, fmt.Errorf("it has NIC %s, which the journal does not give it, "+
 			"or cannot be read", has)

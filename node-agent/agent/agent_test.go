@@ -206,8 +206,10 @@ func newAgent(t *testing.T) (*Agent, *driver, *vfs) {
 	starter := &startup.Starter{
 		RunDir: t.TempDir(), Driver: d, Images: images{},
 		Admission: startup.NewAdmission(1000, netvf.Path{Pool: v}),
-		Network:   startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100")},
-		Reports:   &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
+		Network: startup.Network{
+			Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100"),
+		},
+		Reports: &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
 	}
 	return New(Config{
 		Version: "test", Driver: "fake", Starter: starter, VFs: v,
@@ -437,7 +439,7 @@ func TestAdopt(t *testing.T) {
 		{"it does not answer", record(bdf), false, []vf.Lease{lease}, false, false, 1},
 		{"its lease has ended", record(bdf), false, nil, true, false, 0},
 		{"another VF in the journal", record("0000:01:10.2"), false, []vf.Lease{lease}, true, false, 1},
-		{"killed before the journal knew its PID", record(bdf), false, []vf.Lease{early}, true, false, 1},
+		{"the journal names no process", record(bdf), false, []vf.Lease{early}, true, false, 1},
 		{"killed before its record", nil, false, []vf.Lease{lease}, true, false, 1},
 		{"killed before its directory", nil, true, []vf.Lease{lease}, true, false, 1},
 		{"a journal entry that could not be read", record(bdf), false, []vf.Lease{{BDF: bdf}}, true, false, 1},

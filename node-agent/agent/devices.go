@@ -41,7 +41,8 @@ func (d devices) Lease(_ context.Context, req *api.LeaseRequest) (*api.LeaseRepl
 	case err != nil:
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	d.agent.Log.Info("a VF is leased", "vf", lease.BDF, "holder", lease.Owner, "driver", lease.Driver)
+	d.agent.Log.Info("a VF is leased",
+		"vf", lease.BDF, "holder", lease.Owner, "driver", lease.Driver)
 	reply := &api.LeaseReply{
 		Bdf: lease.BDF, Generation: lease.Generation, Interface: lease.Interface, Mac: lease.MAC,
 	}
@@ -111,7 +112,9 @@ func device(v vf.Status) *api.Device {
 		Driver: string(v.Driver), Lost: v.Lost, LinkUp: v.LinkUp,
 	}
 	if o := v.Owner; o != (vf.Owner{}) {
-		d.Holder = &api.Holder{Kind: string(o.Kind), Name: o.Name, Pid: int32(o.PID), Netns: o.Netns}
+		d.Holder = &api.Holder{
+			Kind: string(o.Kind), Name: o.Name, Pid: int32(o.PID), Netns: o.Netns,
+		}
 	}
 	return d
 }

@@ -125,6 +125,9 @@ func TestDevicesRefuse(t *testing.T) {
 	if err := dead.Run(); err != nil {
 		t.Fatal(err)
 	}
+	holder := func(kind string, pid int) *api.Holder {
+		return &api.Holder{Kind: kind, Name: "x", Pid: int32(pid)}
+	}
 	lease := func(h *api.Holder, driver string) error {
 		_, err := client.Lease(t.Context(), &api.LeaseRequest{Holder: h, Driver: driver})
 		return err
@@ -138,10 +141,10 @@ func TestDevicesRefuse(t *testing.T) {
 		err  error
 		code codes.Code
 	}{
-		"when it is started": {lease(&api.Holder{Kind: "sandbox", Name: "x"}, ""), codes.InvalidArgument},
-		"needs its process":  {lease(&api.Holder{Kind: "device", Name: "x"}, ""), codes.InvalidArgument},
+		"when it is started": {lease(holder("sandbox", 0), ""), codes.InvalidArgument},
+		"needs its process":  {lease(holder("device", 0), ""), codes.InvalidArgument},
 		"does not run": {
-			lease(&api.Holder{Kind: "bench", Name: "x", Pid: int32(dead.Process.Pid)}, ""),
+			lease(holder("bench", dead.Process.Pid), ""),
 			codes.InvalidArgument,
 		},
 		`not by "dpdk"`:  {lease(pod, "dpdk"), codes.FailedPrecondition},

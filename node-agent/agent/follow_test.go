@@ -37,9 +37,16 @@ func TestOthersKeepTheirVFs(t *testing.T) {
 			{BDF: "device", Owner: device},
 			{BDF: "dead bench", Owner: bench},
 		}
+		keep := func(from, to int) { // of what was found
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.found = v.found[from:to]
+		}
 		returned := func(want ...string) {
 			t.Helper()
 			synctest.Wait()
+			v.mu.Lock()
+			defer v.mu.Unlock()
 			for _, bdf := range want {
 				if len(v.returned) == 0 || v.returned[0].BDF != bdf {
 					t.Fatalf("returned %v, want %v", v.returned, want)
@@ -54,12 +61,12 @@ func TestOthersKeepTheirVFs(t *testing.T) {
 			t.Errorf("%d adopted, %d ended", adopted, ended)
 		}
 		returned("sandbox", "unreadable")
-		v.found = v.found[2:]
+		keep(2, 5)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go a.Follow(ctx)
 		returned("dead bench")
-		v.found = v.found[:2]
+		keep(0, 2)
 		if err := os.Remove(netns); err != nil {
 			t.Fatal(err)
 		}
@@ -77,14 +84,20 @@ func TestFollow(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go a.Follow(ctx)
-		v.lease = &vf.Lease{} // it is being reset
+		resetting := func(lease *vf.Lease) {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.lease = lease
+		}
+		resetting(&vf.Lease{})
 		began := make(chan error)
 		go func() {
-			_, err := a.Start(t.Context(), &api.StartRequest{Id: "x", MemoryMib: 64, WaitMs: 60_000})
+			req := &api.StartRequest{Id: "x", MemoryMib: 64, WaitMs: 60_000}
+			_, err := a.Start(t.Context(), req)
 			began <- err
 		}()
 		synctest.Wait()
-		v.lease = nil
+		resetting(nil)
 		v.news <- []vf.News{{Settled: []vf.Settled{{From: vf.Resetting}}}}
 		if err := <-began; err != nil {
 			t.Error(err)

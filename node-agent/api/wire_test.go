@@ -322,8 +322,9 @@ func TestDevicesAreServedOnTheSocketAlone(t *testing.T) {
 
 func TestWhatOthersHoldIsNoRoomForSandboxes(t *testing.T) {
 	status := &StatusReply{Vfs: []*VF{
-		{State: "idle"}, {State: "leased"}, {State: "leased", Kind: "sandbox"}, {State: "quarantined"},
-		{State: "leased", Kind: "pod"}, {State: "leased", Kind: "device"}, {State: "gone"},
+		{State: "idle"}, {State: "leased"}, {State: "leased", Kind: "sandbox"},
+		{State: "quarantined"}, {State: "leased", Kind: "pod"}, {State: "leased", Kind: "device"},
+		{State: "gone"},
 	}}
 	if n := status.SoundVFs(); n != 3 {
 		t.Errorf("sandboxes can have %d VFs, want 3", n)

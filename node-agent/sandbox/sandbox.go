@@ -70,8 +70,9 @@ type Record struct {
 // A Driver starts sandboxes. Implementations are safe for use by many goroutines.
 type Driver interface {
 	// Start returns when the runtime in the sandbox accepts requests, or with everything it made
-	// undone. As soon as there is a process, and before that process touches the NIC, it calls owned
-	// with the record by which the sandbox can be adopted; an error from owned ends the start.
+	// undone. As soon as there is a process, and before that process touches the NIC, it calls
+	// owned with the record by which the sandbox can be adopted; an error from owned ends the
+	// start.
 	Start(ctx context.Context, spec Spec, tl *timeline.Timeline, owned func(Record) error) (Sandbox, error)
 	// Adopt takes over a sandbox that a former agent started. It fails if pid, start time and the sandbox's own answer do not
 	// all agree with the record; the caller then calls End. Where ctx ends with the cause ErrLetGo, it lets go of the sandbox.

@@ -6,8 +6,8 @@
 //
 //	  - image finds the root image of the runtime, which may take a registry its time: nothing that
 //	    others wait for is held meanwhile. The image stays in the cache until the sandbox has ended.
-//	  - reserve takes memory and a NIC together, in order of arrival, or waits with a reason. Nothing
-//	    below it can find the node full.
+//	  - reserve takes memory and a NIC together, in order of arrival, or waits with a reason.
+//	    Nothing below it can find the node full.
 //	  - wire makes the run directory and gives the NIC its address.
 //	  - boot starts the VMM; as soon as there is a process, the record by which it can be adopted is
 //	    on disk, and the NIC's lease names the process.

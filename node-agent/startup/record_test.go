@@ -36,7 +36,8 @@ func TestARecordIsKeptWholeAndPrivate(t *testing.T) {
 const (
 	former = `"Spec":{"ID":"a","Dir":"DIR","Root":"","Program":{"command":null},"MemoryMiB":64,` +
 		`"VF":{"BDF":"0000:01:10.0","Group":"/dev/vfio/5","MAC":"02:fa:ef:b4:bb:e9",` +
-		`"Address":"10.0.2.100/24","Gateway":"10.0.2.2","DNS":"10.0.2.3"}},"PID":188,"StartTicks":5808}`
+		`"Address":"10.0.2.100/24","Gateway":"10.0.2.2","DNS":"10.0.2.3"}},` +
+		`"PID":188,"StartTicks":5808}`
 	first  = `{` + former
 	second = `{"Version":2,` + former
 )

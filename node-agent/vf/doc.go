@@ -12,8 +12,8 @@
 //	  - idle → leased: the longest idle VF is chosen, and the lease is in the journal before the caller has it.
 //	  - leased → resetting: Return. The caller has ended whatever used the VF before; one whose vfio
 //	    group some process still holds is not touched.
-//	  - leased → preparing: Return, where the tenant had the VF by the kernel's own driver. One whose
-//	    netdev is still in another network namespace is not touched.
+//	  - leased → preparing: Return, where the tenant had the VF by the kernel's own driver. One
+//	    whose netdev is still in another network namespace is not touched.
 //	  - idle → resetting: the VF reported an error though nobody used it.
 //	  - leased → resetting → quarantined: the IOMMU refused its DMA again and again, or the VF failed
 //	    three tenants in a row.

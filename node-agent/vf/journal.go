@@ -60,7 +60,8 @@ func decodeEntry(data []byte, bdf string) (entry, error) {
 	case err != nil:
 		return entry{}, fmt.Errorf("unreadable: %w", err)
 	case e.Version < sandboxVersion:
-		return entry{}, fmt.Errorf("version %d: there has been none before %d", e.Version, sandboxVersion)
+		return entry{}, fmt.Errorf("version %d: there has been none before %d",
+			e.Version, sandboxVersion)
 	case e.BDF != bdf:
 		return entry{}, fmt.Errorf("it is about %q", e.BDF)
 	case !slices.Contains(States, e.State):

@@ -67,7 +67,7 @@ func TestANetdevThatIsAway(t *testing.T) {
 		p := open(t, tree.Config())
 		l := leaseFor(t, p, pod, vf.Want{Driver: vf.Netdev})
 		here := filepath.Join(tree.Dir, "sys/bus/pci/devices", l.BDF, "net", l.Interface)
-		away := filepath.Join(tree.Dir, l.Interface) // sysfs shows the netdevs of one's own namespace
+		away := filepath.Join(tree.Dir, l.Interface) // sysfs shows those of one's own namespace
 		if err := os.Rename(here, away); err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,8 @@ func TestANetdevWhoseHolderDies(t *testing.T) {
 			order = append(order, op+" for "+tree.Get(bdf, "driver_override"))
 			return nil
 		})
-		if _, err := p.Lease(pod, want); err == nil || !strings.Contains(err.Error(), "was returned") {
+		_, err := p.Lease(pod, want)
+		if err == nil || !strings.Contains(err.Error(), "was returned") {
 			t.Errorf("the lease of a dead holder: %v", err)
 		}
 		synctest.Wait()

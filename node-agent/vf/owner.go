@@ -108,7 +108,7 @@ func startTicks(pid int) (uint64, error) {
 		return 0, err
 	}
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	const state, start = 3 - 3, 22 - 3
+	const state, start = 0, 19 // of what follows field 2
 	if len(fields) <= start {
 		return 0, fmt.Errorf("/proc/%d/stat has no start time", pid)
 	}

@@ -39,8 +39,9 @@ func TestDead(t *testing.T) {
 	pod := Owner{Kind: Pod, Name: "p", Netns: netns}
 	unasked := Owner{Kind: Pod, Name: "p", Netns: netns + "/below/a/file"}
 	check("while all run", map[*Owner]bool{
-		&running: false, &device: false, &other: true, &pod: false, &unasked: false, &sandbox: false,
-		{}: false, {Kind: "later", Name: "x"}: false,
+		&running: false, &device: false, &other: true, &pod: false, &unasked: false,
+		&sandbox: false,
+		{}:       false, {Kind: "later", Name: "x"}: false,
 	})
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)

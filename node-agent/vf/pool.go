@@ -141,7 +141,8 @@ func (p *Pool) Lease(owner Owner, want Want) (Lease, error) {
 		return Lease{}, err
 	}
 	if _, known := back[want.Driver]; !known {
-		return Lease{}, fmt.Errorf("a VF is leased by %s or %s, not by %q", VFIO, Netdev, want.Driver)
+		return Lease{}, fmt.Errorf("a VF is leased by %s or %s, not by %q",
+			VFIO, Netdev, want.Driver)
 	}
 	lease, err := p.lease(owner, want)
 	if err != nil || want.Driver == VFIO {
@@ -302,8 +303,8 @@ func (v *function) count() {
 
 // Leases returns all leases there are; after Open, those that a former agent left. The caller
 // decides about each: it is kept as long as its holder lives, else whatever uses the VF is ended
-// and the lease returned. An owner without a kind is unknown, since its entry was unreadable: return
-// that lease after every unknown sandbox has been ended.
+// and the lease returned. An owner without a kind is unknown, since its entry was unreadable:
+// return that lease after every unknown sandbox has been ended.
 func (p *Pool) Leases() []Lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -152,7 +152,8 @@ func TestGoneAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if s := status(t, p, l.BDF); s.State != vf.Gone || s.Owner.Name != "a" || count(p, vf.Idle) != 6 {
+		s := status(t, p, l.BDF)
+		if s.State != vf.Gone || s.Owner.Name != "a" || count(p, vf.Idle) != 6 {
 			t.Errorf("a lost lease became %+v, %d others are idle", s, count(p, vf.Idle))
 		}
 		p.Return(l)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,8 +60,8 @@ type model struct {
 // A reader has what a Watch has shown it.
 type reader struct {
 	turn chan struct{} // it may go on; nil: it always may
+	mu   sync.Mutex
 	now  map[string]vf.Status
-	jobs int
 }
 
 func (m *model) watch(t *testing.T) {
@@ -70,10 +71,11 @@ func (m *model) watch(t *testing.T) {
 		pool := m.pool
 		go func() {
 			for news := range pool.Watch(t.Context()) {
+				r.mu.Lock()
 				for _, n := range news {
 					r.now[n.BDF] = n.Status
-					r.jobs += len(n.Settled)
 				}
+				r.mu.Unlock()
 				if r.turn != nil {
 					select {
 					case <-r.turn:
@@ -101,6 +103,8 @@ func (m *model) read() error {
 
 // shown checks that a reader that has been able to read knows all.
 func (m *model) shown(r *reader) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, s := range m.pool.Snapshot() {
 		if r.now[s.BDF] != s {
 			return fmt.Errorf("a reader was shown %+v, it is %+v", r.now[s.BDF], s)

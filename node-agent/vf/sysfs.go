@@ -247,7 +247,8 @@ func (s sysfs) bindNative(pf, bdf string) (netdev string, err error) {
 	case driver == "":
 		return "", fmt.Errorf("no driver takes it; load the one that lspci -k -s %s names", bdf)
 	case netdev == "":
-		return "", fmt.Errorf("driver %s makes no network interface of it; see the kernel log", driver)
+		return "", fmt.Errorf("driver %s makes no network interface of it; see the kernel log",
+			driver)
 	default:
 		return netdev, nil
 	}

@@ -38,7 +38,7 @@ type Driver string
 
 const (
 	VFIO   Driver = "vfio"   // vfio-pci: whoever opens its group has the device
-	Netdev Driver = "netdev" // the kernel's own for such a VF, which makes a network interface of it
+	Netdev Driver = "netdev" // the kernel's own for such a VF, which makes an interface of it
 )
 
 // back is the state in which a VF comes back from a tenant. One that left vfio-pci has to be bound

@@ -12,7 +12,7 @@ const keepSettled = 16
 // News is a VF that has changed since its reader last looked.
 type News struct {
 	Status
-	Settled []Settled // preparations and resets of it that have ended meanwhile, the last 16 at most
+	Settled []Settled // its preparations and resets that have ended meanwhile, the last 16
 }
 
 // Settled is the end of a VF's preparation or reset.

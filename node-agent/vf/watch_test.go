@@ -53,7 +53,8 @@ func TestASlowReaderMissesNoLoss(t *testing.T) {
 					lost += fmt.Sprintf("%s of %s: %s", n.BDF, n.Owner, n.Lost)
 				}
 				if want := min(rounds, 16); n.BDF != kept.BDF && len(n.Settled) != want {
-					t.Errorf("the %s reader is shown %d jobs, want %d", reader, len(n.Settled), want)
+					t.Errorf("the %s reader is shown %d jobs, want %d",
+						reader, len(n.Settled), want)
 				}
 			}
 			if want := kept.BDF + " of kept: an error"; lost != want {

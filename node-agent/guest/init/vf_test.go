@@ -189,7 +189,8 @@ func TestBringUpFails(t *testing.T) {
 				if !c.make(t) {
 					return
 				}
-				nic, rec := &wire.NIC{MAC: c.mac, Address: address}, &recorder{host: newHost(boottime())}
+				nic := &wire.NIC{MAC: c.mac, Address: address}
+				rec := &recorder{host: newHost(boottime())}
 				err := bringUp(nic, &drivers{}, rec, 50*time.Millisecond)
 				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.mac) {
 					t.Errorf("%v", err)

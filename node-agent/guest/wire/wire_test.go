@@ -49,7 +49,8 @@ func TestTheKeyOfANICStays(t *testing.T) {
 		t.Fatalf("understood as %+v", down.Config.NIC)
 	}
 	var pipe bytes.Buffer
-	if err := Write(&pipe, down); err != nil || !strings.Contains(pipe.String(), `"vf":{"mac":"m",`) {
+	err := Write(&pipe, down)
+	if err != nil || !strings.Contains(pipe.String(), `"vf":{"mac":"m",`) {
 		t.Errorf("written as %s, %v", &pipe, err)
 	}
 }

@@ -41,7 +41,8 @@ func TestPath(t *testing.T) {
 		}
 		lease, err := p.Lease("a")
 		if err != nil || lease.NIC.Kind != "vf" || lease.NIC.Device() != "0000:01:10.1" ||
-			lease.NIC.PCI.Group == "" || lease.NIC.MAC == "" || lease.Number != 1 || lease.ID != "a" {
+			lease.NIC.PCI.Group == "" || lease.NIC.MAC == "" || lease.Number != 1 ||
+			lease.ID != "a" {
 			t.Fatalf("leased %+v, %v", lease, err)
 		}
 		_, err = p.Lease("b")

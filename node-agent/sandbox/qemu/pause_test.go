@@ -64,7 +64,7 @@ func TestAVFsErrorIsAFault(t *testing.T) {
 		fault bool
 	}{
 		"the VF's error":        {"before\n" + reported, handed, true},
-		"KVM's error":           {"KVM internal error. Suberror: 1\nemulation failure\n", handed, false},
+		"KVM's error":           {"KVM internal error. Suberror: 1\nemulation\n", handed, false},
 		"nothing is said":       {"", handed, false},
 		"no VF, whatever it is": {reported, nil, false},
 	} {
