@@ -196,9 +196,7 @@ func (p *progress) Write(b []byte) (int, error) {
 		} else {
 			p.last = string(line)
 		}
-		if _, err := fmt.Fprintf(p.to, "%s\n", line); err != nil {
-			return 0, err
-		}
+		fmt.Fprintf(p.to, "%s\n", line) // a log that is full ends no build
 	}
 }
 
