@@ -129,7 +129,7 @@ func (v *invocation) Ended(result runtime.Result, err error) {
 
 func (v *invocation) end(as completion) {
 	defer v.api.running.Done()
-	defer v.arrive()
+	defer v.unmarkSent()
 	if v.finish(as.record) {
 		v.api.metrics.observe(&as, v.api.trace(as.record))
 	}

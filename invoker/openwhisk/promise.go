@@ -16,11 +16,12 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A caller who does not wait is promised a record, and the promise outlives this process. So it is written down before the caller
-// hears of it, and that its /run leaves is written down before it does. The three happen in any order, each once:
+// A caller who does not wait is promised a record, and the promise outlives this process. So it is
+// written down before the caller hears of it, and that its /run leaves is written down before it
+// does. The three happen in any order, each once:
 //
 //	promise   the caller is told that it need not wait: now, or when it has waited long enough
-//	leave     the /run is about to be sent; a promise made later says so from the start
+//	markSent  the /run is about to be sent; a promise made later says so from the start
 //	finish    the record is there, and the promise kept
 type promised struct {
 	mu         sync.Mutex
@@ -69,8 +70,8 @@ func (n *note) key(seal *Seal, id string) (access.Key, error) {
 	return access.Key{}, nil
 }
 
-// promise fails where the promise may or may not have been written. The record of that failure takes the
-// promise back, and a call that has not been sent by then never is.
+// promise fails where the promise may or may not have been written. The record of that failure
+// takes the promise back, and a call that has not been sent by then never is.
 func (v *invocation) promise(ctx context.Context) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -113,7 +114,8 @@ func (a *API) accept(ctx context.Context, p store.Accepted) error {
 	return &unpromised{refusal, err}
 }
 
-// unpromised is a promise that could not be made, in words for its caller and for what the store said.
+// unpromised is a promise that could not be made, in words for its caller and for what the store
+// said.
 type unpromised struct {
 	error
 	why error
@@ -121,15 +123,15 @@ type unpromised struct {
 
 func (u *unpromised) Unwrap() []error { return []error{u.error, u.why} }
 
-// errUnknown is the error of a call of which nobody knows whether it is promised. Its caller gets no answer:
-// whatever it was, it could turn out wrong after a crash.
+// errUnknown is the error of a call of which nobody knows whether it is promised. Its caller gets
+// no answer: whatever it was, it could turn out wrong after a crash.
 var errUnknown = errors.New("it is not known whether the activation is promised")
 
 // settleWithin bounds the wait of a caller for the store to forget a promise.
 const settleWithin = 20 * time.Second
 
-// takeBack returns once a promise that could not be made, or only perhaps, is none for good: then its
-// caller may be told so.
+// takeBack returns once a promise that could not be made, or only perhaps, is none for good: then
+// its caller may be told so.
 func (a *API) takeBack(ctx context.Context, refused *activation.Record, why error) error {
 	if errors.Is(why, store.ErrNotKept) {
 		a.cfg.Store.Finish(refused.Kept())
@@ -145,8 +147,9 @@ func (a *API) takeBack(ctx context.Context, refused *activation.Record, why erro
 	return why
 }
 
-// leave is called when the /run is about to be sent: the first of them, where there are several steps.
-func (v *invocation) leave(ctx context.Context) error {
+// markSent notes that the /run is about to be sent: the first of them, where there are several
+// steps.
+func (v *invocation) markSent(ctx context.Context) error {
 	v = v.topmost()
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -172,8 +175,8 @@ func (v *invocation) leave(ctx context.Context) error {
 	return nil
 }
 
-// arrive is called at the end of what leave was called for.
-func (v *invocation) arrive() {
+// unmarkSent counts the call as over, if it was sent.
+func (v *invocation) unmarkSent() {
 	if v.within != nil {
 		return
 	}
@@ -192,7 +195,8 @@ func (v *invocation) topmost() *invocation {
 	return v
 }
 
-// finish keeps the record. A promise that the end of this process keeps from being sent is kept by the next: then there is none yet.
+// finish keeps the record. A promise that the end of this process keeps from being sent is kept by
+// the next: then there is none yet.
 func (v *invocation) finish(r *activation.Record) bool {
 	top := v.topmost()
 	top.mu.Lock()
@@ -219,8 +223,8 @@ func (r *resolved) named() entity.Path {
 	return path
 }
 
-// keepPromises takes up what was promised and not finished when this invoker last ended: what was not sent is run, what may have been
-// is recorded as failed, for it is never run again.
+// keepPromises takes up what was promised and not finished when this invoker last ended: what was
+// not sent is run, what may have been is recorded as failed, for it is never run again.
 func (a *API) keepPromises(ctx context.Context) error {
 	left, err := a.cfg.Store.Unfinished(ctx, a.cfg.Invoker)
 	if err != nil {
@@ -251,8 +255,8 @@ func (a *API) adoptPromises(ctx context.Context) {
 	}
 }
 
-// adopt takes up what invokers that are no more have promised. Where the store does not answer, the next
-// look finds what this one did not.
+// adopt takes up what invokers that are no more have promised. Where the store does not answer, the
+// next look finds what this one did not.
 func (a *API) adopt(ctx context.Context) {
 	adopted, _ := a.cfg.Store.Adopt(ctx)
 	for _, accepted := range adopted {

@@ -196,17 +196,17 @@ func TestAPromiseHoldsInAnyOrder(t *testing.T) {
 		v := c.api.invocation(call{user: owner, on: &on.plain, arguments: []byte("{}"), accepted: time.Now()})
 		var promised, sent, finished bool
 		for range rapid.IntRange(1, 6).Draw(rt, "steps") {
-			switch rapid.SampledFrom([]string{"promise", "leave", "finish"}).Draw(rt, "step") {
+			switch rapid.SampledFrom([]string{"promise", "markSent", "finish"}).Draw(rt, "step") {
 			case "promise":
 				if err := v.promise(t.Context()); err != nil {
 					rt.Fatal(err)
 				}
 				promised = promised || !finished
-			case "leave":
+			case "markSent":
 				if finished {
 					continue
 				}
-				if err := v.leave(t.Context()); err != nil {
+				if err := v.markSent(t.Context()); err != nil {
 					rt.Fatal(err)
 				}
 				sent = true

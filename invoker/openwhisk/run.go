@@ -32,7 +32,7 @@ func (v *invocation) demand() pool.Demand {
 
 // Run notes that the call is sent, and returns what it sends.
 func (v *invocation) Run() (*api.RunRequest, error) {
-	if err := v.leave(context.Background()); err != nil {
+	if err := v.markSent(context.Background()); err != nil {
 		return nil, err
 	}
 	body := runtime.Body(v.about(), v.arguments)
