@@ -35,10 +35,6 @@ func (r *BurstResult) summarise() {
 
 // Print shows the result for people.
 func (r *BurstResult) Print(w io.Writer) {
-	simulated := ""
-	if r.Driver == "sim" {
-		simulated = "  (simulated stage times)"
-	}
 	r.printWaterfall(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "stage\tmedian ms\tp90\tp99\tmax\tshare\t\n")
@@ -53,10 +49,9 @@ func (r *BurstResult) Print(w io.Writer) {
 	}
 	row("end to end", r.EndToEnd, "")
 	t.Flush()
-	fmt.Fprintf(w,
-		"\n%d/%d answered, %d refused for want of room, %d leaked; stage coverage %.3f (median), %.3f (lowest)%s\n",
-		r.Answered, r.Requested, r.Refused, r.Leaked, r.StageCoverage.Median,
-		r.StageCoverage.Min, simulated)
+	fmt.Fprintf(w, "\n%d/%d answered, %d refused for want of room, %d leaked;"+
+		" stage coverage %.3f (median), %.3f (lowest); sandbox %s\n", r.Answered, r.Requested,
+		r.Refused, r.Leaked, r.StageCoverage.Median, r.StageCoverage.Min, r.Driver)
 	r.printMemory(w)
 	r.printTold(w)
 	for e, n := range r.Errors {

@@ -33,7 +33,8 @@ func benchRestart() *cobra.Command {
 		if b.N < 1 || b.Stopped < 0 || b.Stopped > b.N {
 			return errors.New("--n wants 1 or more, --stopped no more than that")
 		}
-		if driver != "bare" && (driver != "sim" || b.Stopped > 0) {
+		d, err := driverNamed(driver)
+		if err != nil || d.images || b.Stopped > 0 && !d.root {
 			return errors.New("--sandbox is bare or sim, and sim has no VMM to stop")
 		}
 		self, err := os.Executable()
@@ -49,7 +50,7 @@ func benchRestart() *cobra.Command {
 		b.Agent = []string{self, "agent", "--run-dir", runDir, "--state-dir", runDir, "--metrics=",
 			"--sandbox", driver, "--sim-start=0", "--boot-deadline=5m",
 			fmt.Sprint("--memory=", memory), "--log-level=error"}
-		if driver == "bare" {
+		if d.root {
 			defer vf.Undo(vf.Config{Run: runDir}) // its error is no news to a benchmark that has its figures
 			b.Agent = append(b.Agent, "--pf", pf, "--limits", limitsBestEffort,
 				"--vfs", fmt.Sprint(b.N), "--subnet", "10.200.0.0/16",

@@ -18,7 +18,6 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
-	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
 // burstCmd fires bursts at the invoker of this machine, or of the testbed.
@@ -48,8 +47,8 @@ func burstCmd() *cobra.Command {
 			return errors.New("--n and --rounds want 1 or more")
 		}
 		b.Name, b.Out = "burst", cmd.ErrOrStderr()
-		switch sandbox {
-		case "":
+		switch over, err := driverNamed(sandbox); {
+		case sandbox == "":
 			if away, err := inTestbed(cmd.Context(), *runDir); away {
 				return err
 			}
@@ -70,8 +69,8 @@ func burstCmd() *cobra.Command {
 				return err
 			}
 			b.URL, b.Key, b.Node = "http://"+listen, key.String(), node
-		case "sim":
-			end, err := simulate(cmd.Context(), &b, simStart)
+		case err == nil && over.programmed != nil:
+			end, err := simulate(cmd.Context(), &b, over, simStart)
 			if err != nil {
 				return err
 			}
@@ -102,9 +101,11 @@ func burstCmd() *cobra.Command {
 // paperStart is the average start of 200 at once on stock software in the FastIOV paper, whose shares sim.Table1 has.
 const paperStart = 16200 * time.Millisecond
 
-// simulate aims a burst at an invoker and an agent of its own, over sandboxes that take the paper's shares of total, with a Prometheus that
-// scrapes them where there is one on PATH.
-func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end func(), err error) {
+// simulate aims a burst at an invoker and an agent of its own, over sandboxes that take the paper's
+// shares of total, with a Prometheus that scrapes them where there is one on PATH.
+func simulate(
+	ctx context.Context, b *bench.Burst, over *driver, total time.Duration,
+) (end func(), err error) {
 	dir, err := os.MkdirTemp("", "fastiov-burst-")
 	if err != nil {
 		return nil, err
@@ -126,7 +127,7 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 	words := &cobra.Command{}
 	n.register(words)
 	i.register(words)
-	n.runDir, n.stateDir, n.sandbox, n.simStart, i.listen = dir, dir, "sim", total, "127.0.0.1:0"
+	n.runDir, n.stateDir, n.sandbox, n.simStart, i.listen = dir, dir, over, total, "127.0.0.1:0"
 	if n.metrics, err = bench.FreeAddress(); err != nil {
 		return nil, err
 	}
@@ -165,6 +166,7 @@ func simulate(ctx context.Context, b *bench.Burst, total time.Duration) (end fun
 		cancel()
 		<-served // what it answered is in the result
 	})
-	b.URL, b.Key, b.Node, b.Sim = "http://"+front.plain.Addr().String(), front.cfg.Key.String(), client, sim.Table1(total)
+	b.URL, b.Key = "http://"+front.plain.Addr().String(), front.cfg.Key.String()
+	b.Node, b.Sim = client, over.programmed(total)
 	return end, nil
 }

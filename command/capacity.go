@@ -8,9 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
-	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
 )
 
 // capacity returns how much memory admission may hand out. Where sandboxes of a former agent are there,
@@ -27,7 +24,7 @@ func (f *nodeFlags) capacity(occupied bool) (mib int, empty bool, err error) {
 			}
 		}
 	}
-	mib, err = memoryToGive(f)
+	mib, err = f.memoryToGive()
 	return mib, !occupied, err
 }
 
@@ -47,18 +44,20 @@ func (f *nodeFlags) noteCapacity(mib int) error {
 	return nil
 }
 
-// memoryToGive is what admission may hand out: as told, or what is free now without the part that the host itself will want.
-func memoryToGive(f *nodeFlags) (int, error) {
+// memoryToGive returns what admission may hand out: as told, or what is free now without the part
+// that the host itself will want.
+func (f *nodeFlags) memoryToGive() (int, error) {
 	if f.memoryMiB > 0 {
 		return f.memoryMiB, nil
 	}
-	if f.sandbox == "sim" { // takes none
+	if !f.sandbox.memory {
 		return math.MaxInt32, nil
 	}
 	if f.hugePages {
 		pages, err := meminfo("HugePages_Free")
 		if err == nil && pages == 0 {
-			err = errors.New("no huge pages are free; set some aside (sysctl vm.nr_hugepages=1024), or leave --huge-pages out")
+			err = errors.New("no huge pages are free; set some aside" +
+				" (sysctl vm.nr_hugepages=1024), or leave --huge-pages out")
 		}
 		return pages * 2, err
 	}
@@ -69,21 +68,13 @@ func memoryToGive(f *nodeFlags) (int, error) {
 	}
 	const forTheHost = 512
 	if free <= forTheHost {
-		return 0, fmt.Errorf("%d MiB of memory are free, too little for a sandbox; free some, or set --memory", free)
+		return 0, fmt.Errorf("%d MiB of memory are free, too little for a sandbox;"+
+			" free some, or set --memory", free)
 	}
 	return free - forTheHost, nil
 }
 
-// overheadMiB is what a sandbox needs of the memory to give beside its own: that of its VMM, where both are ordinary memory.
-func overheadMiB(f *nodeFlags) int {
-	switch {
-	case f.sandbox == "bare":
-		return bare.OverheadMiB
-	case f.sandbox == "qemu" && !f.hugePages:
-		return qemu.OverheadMiB
-	}
-	return 0
-}
+func (f *nodeFlags) overheadMiB() int { return f.sandbox.overhead(f.hugePages) }
 
 func meminfo(key string) (int, error) {
 	b, err := os.ReadFile("/proc/meminfo")

@@ -8,7 +8,7 @@ import (
 // An agent that is started again has the capacity that the empty node had, as long as sandboxes of
 // that time are there. What is measured beside sandboxes is not the empty node's.
 func TestCapacityIsThatOfTheEmptyNode(t *testing.T) {
-	f := &nodeFlags{runDir: t.TempDir(), sandbox: "qemu"}
+	f := &nodeFlags{runDir: t.TempDir(), sandbox: &drivers[0]}
 	measured, empty, err := f.capacity(false)
 	if err != nil || measured <= 0 || !empty {
 		t.Fatal(measured, empty, err)

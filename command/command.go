@@ -1,8 +1,8 @@
 // Package command is the command line of fastiov: a file for each verb (up.go, down.go, agent.go
 // …), one for each bench (bench_ab.go …), and files for what several verbs share: a node
-// (node.go), the inside of an invoker (front.go), their flags, the run directory (rundir.go), the
-// processes that listen there (peer.go), how a process starts another and tells it that it is
-// ready (detach.go, apart.go, ready.go).
+// (node.go) and its drivers (drivers.go), the inside of an invoker (front.go), their flags, the run
+// directory (rundir.go), the processes that listen there (peer.go), how a process starts another
+// and tells it that it is ready (detach.go, apart.go, ready.go).
 package command
 
 import (

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -19,17 +18,12 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
-	"github.com/fastiov/fastiov/node-agent/kprobe"
-	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
-	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
-	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
-	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
-	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// A node is the agent and all it stands on. It is built in order and taken down in reverse; sandboxes outlive it, to be adopted.
+// A node is the agent and all it stands on. It is built in order and taken down in reverse;
+// sandboxes outlive it, to be adopted.
 type node struct {
 	agent    *agent.Agent
 	registry *prometheus.Registry
@@ -68,7 +62,7 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 	if err != nil {
 		return nil, err
 	}
-	driver, err := n.openDriver(f, images)
+	driver, err := f.sandbox.open(n, f, images)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +81,7 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 	if err := n.serveFar(f.api); err != nil {
 		return nil, err
 	}
-	log.Info("node ready", "driver", f.sandbox, "fastiov", n.set)
+	log.Info("node ready", "driver", f.sandbox.name, "fastiov", n.set)
 	n.adopt() // now that the API answers
 	return n, nil
 }
@@ -112,8 +106,8 @@ func (n *node) enter(a *agent.Agent) {
 }
 
 func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error) {
-	if f.sandbox != "qemu" {
-		return nil, nil // nothing boots
+	if !f.sandbox.images {
+		return nil, nil
 	}
 	cache, err := image.Open("", os.Stderr)
 	if err == nil {
@@ -143,55 +137,13 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	return set, err
 }
 
-func (n *node) openDriver(f *nodeFlags, images *image.Set) (sandbox.Driver, error) {
-	bestEffort, err := f.bestEffort()
-	if err != nil {
-		return nil, err
-	}
-	rooms, err := f.rooms()
-	if err != nil {
-		return nil, err
-	}
-	switch f.sandbox {
-	case "sim":
-		return sim.New(sim.Config{Stages: sim.Table1(f.simStart)}), nil
-	case "bare":
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		d, err := bare.Open(bare.Config{Command: []string{self, bareVMM}, Rooms: rooms, BestEffort: bestEffort, Log: n.log})
-		if err != nil {
-			return nil, err
-		}
-		n.onClose(d.Close)
-		return d, nil
-	case "qemu":
-		probe, err := kprobe.Open()
-		if err != nil {
-			n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
-		} else {
-			n.onClose(probe.Close)
-		}
-		d, err := qemu.Open(qemu.Config{
-			Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-			Rooms: rooms, BestEffort: bestEffort, HugePages: f.hugePages, Set: n.set, Probe: probe, Log: n.log,
-		})
-		if err != nil {
-			return nil, err
-		}
-		n.onClose(d.Close)
-		return d, nil
-	}
-	return nil, fmt.Errorf("no sandbox driver %q; there are qemu, bare and sim", f.sandbox)
-}
-
 // kernelSet switches the kernel to what the flags ask for, before a VF is bound.
 func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
 	switch {
-	case f.sandbox == "sim" && f.fastiov != "":
-		return set, errors.New("--fastiov is of the kernel, which sim has no use for: leave it out")
-	case f.sandbox == "sim":
+	case !f.sandbox.kernel && f.fastiov != "":
+		return set, fmt.Errorf("--fastiov is of the kernel, which %s has no use for: leave it out",
+			f.sandbox.name)
+	case !f.sandbox.kernel:
 		return fastiovd.None, nil
 	case f.fastiov == "":
 		set = fastiovd.Default()
@@ -201,18 +153,22 @@ func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
 		}
 	}
 	if set.Memory == fastiovd.TouchMap && f.hugePages {
-		return set, errors.New("--huge-pages are not made when they are touched: leave it out, or use --fastiov with d=pagecache")
+		return set, errors.New("--huge-pages are not made when they are touched: leave it out," +
+			" or use --fastiov with d=pagecache")
 	}
 	return set, set.Apply()
 }
 
-func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Driver, images *image.Set) (*agent.Agent, error) {
+func (n *node) openAgent(
+	ctx context.Context, f *nodeFlags, driver sandbox.Driver, images *image.Set,
+) (*agent.Agent, error) {
 	starter := &startup.Starter{
-		OverheadMiB: overheadMiB(f),
-		RunDir:      f.runDir, Driver: driver, Images: rootsOf{images},
-		Deadlines: startup.Deadlines{Image: 5 * time.Minute, Wire: 10 * time.Second, Boot: f.boot, Init: time.Minute},
-		Reports:   &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
-		Log:       n.log,
+		OverheadMiB: f.overheadMiB(), RunDir: f.runDir, Driver: driver, Images: rootsOf{images},
+		Deadlines: startup.Deadlines{
+			Image: 5 * time.Minute, Wire: 10 * time.Second, Boot: f.boot, Init: time.Minute,
+		},
+		Reports: &startup.Reports{Dir: filepath.Join(f.stateDir, "reports"), Keep: 32},
+		Log:     n.log,
 	}
 	memory, empty, err := f.capacity(len(starter.Records()) > 0)
 	if err != nil {
@@ -221,40 +177,17 @@ func (n *node) openAgent(ctx context.Context, f *nodeFlags, driver sandbox.Drive
 	if empty {
 		n.empty = memory
 	}
-	cfg := agent.Config{Version: version, Driver: f.sandbox, FastIOV: n.set.String(), Starter: starter, Metrics: n.metrics, Log: n.log}
+	cfg := agent.Config{
+		Version: version, Driver: f.sandbox.name, FastIOV: n.set.String(),
+		Starter: starter, Metrics: n.metrics, Log: n.log,
+	}
 	if images != nil {
 		cfg.Images, cfg.Building = images.Have, images.Building
 	}
 	if n.cache != nil {
 		cfg.Cache = n.cache.Usage
 	}
-	if f.sandbox == "sim" {
-		starter.Admission = startup.NewAdmission(memory, nil)
-		a := agent.New(cfg)
-		n.enter(a)
-		return a, nil
-	}
-	if starter.Network, err = f.network(); err != nil {
-		return nil, err
-	}
-	return n.withVFs(ctx, f, cfg, memory)
-}
-
-// withVFs completes an agent by its VF pool.
-func (n *node) withVFs(ctx context.Context, f *nodeFlags, cfg agent.Config, memory int) (*agent.Agent, error) {
-	pool, err := vf.Open(ctx, vf.Config{
-		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log,
-	})
-	if err != nil {
-		return nil, err
-	}
-	n.onClose(pool.Close)
-	cfg.VFs = pool
-	cfg.Starter.Admission = startup.NewAdmission(memory, netvf.Path{Pool: pool})
-	a := agent.New(cfg)
-	n.enter(a)
-	n.follow(a)
-	return a, nil
+	return f.sandbox.network(ctx, n, f, cfg, memory)
 }
 
 // follow lets the agent act on what happens to its VFs until the node closes.
@@ -312,7 +245,7 @@ func (n *node) serveOn(listener net.Listener, server *api.Server) {
 	})
 }
 
-// rootsOf finds runtimes in a set of images; without one (sim, bare) every name is good, for nothing is booted.
+// rootsOf finds runtimes in a set of images. Without one, every name is good: nothing is booted.
 type rootsOf struct{ set *image.Set }
 
 func (r rootsOf) Root(ctx context.Context, name, namespace string) (startup.Root, error) {
@@ -328,9 +261,4 @@ func (r rootsOf) Hold(ctx context.Context, path string) (release func(), err err
 		return nil, nil
 	}
 	return r.set.Hold(ctx, path)
-}
-
-func machineID() string {
-	b, _ := os.ReadFile("/etc/machine-id") // without one, all nodes derive the same MACs; their networks are their own
-	return strings.TrimSpace(string(b))
 }

@@ -19,7 +19,7 @@ import (
 // nodeFlags are what a node is told.
 type nodeFlags struct {
 	runDir, stateDir string
-	sandbox          string
+	sandbox          *driver
 	simStart         time.Duration
 	images           string
 	registries       registryFlags
@@ -59,7 +59,8 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&n.runDir, "run-dir", "/run/fastiov", "sockets, leases and sandboxes; on a tmpfs")
 	f.StringVar(&n.stateDir, "state-dir", "/var/lib/fastiov", "reports of failed starts, and the API key")
-	f.StringVar(&n.sandbox, "sandbox", "qemu", "what functions run in: qemu, bare (VFIO without a guest) or sim (simulated stage times)")
+	n.sandbox = &drivers[0]
+	f.Var(driverFlag{&n.sandbox}, "sandbox", "what functions run in: "+driversExplained())
 	f.DurationVar(&n.simStart, "sim-start", sim.DefaultTotal, "how long a simulated start takes, shared between its stages as in the FastIOV paper; 0: no time at all")
 	f.StringVar(&n.images, "images", "", "a directory of images made on another machine by `fastiov image export` (default: build them here)")
 	n.registries.register(cmd)
@@ -77,7 +78,9 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", metricsHelp)
 	f.StringVar(&n.api.listen, "node-listen", "", "host:port where the node API is served to invokers on other machines, by mutual TLS (default: nowhere)")
 	n.api.registerKeys(cmd)
-	f.StringVar(&n.limits, "limits", limitsEnforced, "of sandboxes: enforced, by cgroup v2's controllers of memory and processes, or best-effort, by rlimits where those are missing")
+	f.Var(chosen(&n.limits, limitsEnforced, limitsBestEffort), "limits",
+		"of sandboxes: enforced, by cgroup v2's controllers of memory and processes, or best-effort,"+
+			" by rlimits where those are missing")
 	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
 }
 
@@ -87,23 +90,18 @@ const (
 )
 
 // bestEffort tells whether limits may be missing.
-func (n *nodeFlags) bestEffort() (bool, error) {
-	if n.limits != limitsEnforced && n.limits != limitsBestEffort {
-		return false, fmt.Errorf("--limits %q: there are %s and %s", n.limits, limitsEnforced, limitsBestEffort)
-	}
-	return n.limits == limitsBestEffort, nil
-}
+func (n *nodeFlags) bestEffort() bool { return n.limits == limitsBestEffort }
 
 // rooms is how many rooms for VMMs are kept ready: as many as there is memory for sandboxes, up to a burst.
 func (n *nodeFlags) rooms() (int, error) {
 	const burst = 256
-	memory, err := memoryToGive(n)
-	return min(burst, memory/(qemu.MinMemoryMiB+overheadMiB(n))), err
+	memory, err := n.memoryToGive()
+	return min(burst, memory/(qemu.MinMemoryMiB+n.overheadMiB())), err
 }
 
 // lock makes the run directory this process's own, before anything is written to it.
 func (n *nodeFlags) lock() (unlock func(), err error) {
-	if os.Geteuid() != 0 && n.sandbox != "sim" {
+	if os.Geteuid() != 0 && n.sandbox.root {
 		return nil, errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
 	}
 	return lockRunDir(n.runDir)

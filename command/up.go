@@ -30,7 +30,7 @@ func upCmd() *cobra.Command {
 	cmd.Flags().StringVar(&kernel, "kernel", testbed.DebianKernel, "of the testbed, where one is the node: debian, or patched, fastiov's own, built first if need be")
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, as a service does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if i.user == "" && n.sandbox != "sim" {
+		if i.user == "" && n.sandbox.root {
 			i.user = frontUser
 		}
 		log, err := logs.open(os.Stderr)
@@ -43,7 +43,7 @@ func upCmd() *cobra.Command {
 		case foreground:
 			return serveAll(cmd.Context(), &n, &i, log)
 		}
-		if n.sandbox == "qemu" && n.images == "" {
+		if n.sandbox.images && n.images == "" {
 			if away, err := upInTestbed(cmd, kernel); away {
 				return err
 			}

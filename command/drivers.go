@@ -1,0 +1,151 @@
+package command
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
+	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
+	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
+)
+
+// A driver is one way to run sandboxes, as --sandbox names it. A new one is a package below
+// node-agent/sandbox and a row of this table: no other file compares a driver's name.
+type driver struct {
+	name, note string
+	root       bool    // it needs root; `up` then gives the invoker a process and a user of its own
+	memory     bool    // its sandboxes take memory of this machine
+	kernel     bool    // fastiov's kernel can serve it, as --fastiov says
+	images     bool    // it boots a guest kernel and the root image of a runtime
+	network    netpath // how its sandboxes reach a network
+	// overhead returns the MiB that a sandbox takes beside its own memory.
+	overhead func(hugePages bool) int
+	// programmed returns the times that its stages are told to take; nil: they take their own.
+	programmed func(start time.Duration) []sim.Step
+	open       func(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error)
+}
+
+// The first one is the default.
+var drivers = []driver{
+	{
+		name: "qemu", root: true, memory: true, kernel: true, images: true,
+		network: passedThrough, overhead: overheadOfQEMU, open: openQEMU,
+	},
+	{
+		name: "bare", note: "VFIO without a guest", root: true, memory: true, kernel: true,
+		network: passedThrough, overhead: func(bool) int { return bare.OverheadMiB },
+		open: openBare,
+	},
+	{
+		name: "sim", note: "simulated stage times",
+		network: unconnected, overhead: func(bool) int { return 0 }, programmed: sim.Table1,
+		open: openSim,
+	},
+}
+
+// driverNamed returns the row of that name.
+func driverNamed(name string) (*driver, error) {
+	for i := range drivers {
+		if drivers[i].name == name {
+			return &drivers[i], nil
+		}
+	}
+	return nil, fmt.Errorf("no sandbox driver %q; there are %s", name, listed(driverNames(), "and"))
+}
+
+func driverNames() (names []string) {
+	for _, d := range drivers {
+		names = append(names, d.name)
+	}
+	return names
+}
+
+// driversExplained returns the names for a person to choose from.
+func driversExplained() string {
+	words := driverNames()
+	for i, d := range drivers {
+		if d.note != "" {
+			words[i] += " (" + d.note + ")"
+		}
+	}
+	return listed(words, "or")
+}
+
+// A driverFlag is the value of --sandbox.
+type driverFlag struct{ to **driver }
+
+func (v driverFlag) Type() string { return "string" }
+
+func (v driverFlag) String() string {
+	if v.to == nil || *v.to == nil { // pflag asks a zero value, too
+		return ""
+	}
+	return (*v.to).name
+}
+
+func (v driverFlag) Set(name string) (err error) {
+	d, err := driverNamed(name)
+	if err == nil {
+		*v.to = d
+	}
+	return err
+}
+
+// overheadOfQEMU leaves out the VMM's own memory where guests have huge pages: admission hands out
+// nothing but huge pages then.
+func overheadOfQEMU(hugePages bool) int {
+	if hugePages {
+		return 0
+	}
+	return qemu.OverheadMiB
+}
+
+func openQEMU(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error) {
+	rooms, err := f.rooms()
+	if err != nil {
+		return nil, err
+	}
+	probe, err := kprobe.Open()
+	if err != nil {
+		n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
+	} else {
+		n.onClose(probe.Close)
+	}
+	d, err := qemu.Open(qemu.Config{
+		Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
+		Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages, Set: n.set,
+		Probe: probe, Log: n.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(d.Close)
+	return d, nil
+}
+
+func openBare(n *node, f *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
+	rooms, err := f.rooms()
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	d, err := bare.Open(bare.Config{
+		Command: []string{self, bareVMM}, Rooms: rooms, BestEffort: f.bestEffort(), Log: n.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(d.Close)
+	return d, nil
+}
+
+func openSim(_ *node, f *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
+	return sim.New(sim.Config{Stages: sim.Table1(f.simStart)}), nil
+}
