@@ -38,7 +38,7 @@ build: ## Build bin/fastiov, bin/fastiov-init for its guests and bin/fastiov-vmm
 load: build ## Fire a short burst by k6 at what `make up` started, and show its tail; builds k6 once, which takes some minutes
 	@bin/fastiov k6 run load/burst.js
 
-test: ## Compile, and run the test tiers within FASTIOV_BUDGET minutes (80); ONLY="TIER…" runs some
+test: ## Compile, and run the test tiers within FASTIOV_CI_BUDGET minutes (80); ONLY="TIER…" runs some
 	@.ci/bootstrap test
 	@.ci/tiers $(foreach tier,$(ONLY),'$(tier)')
 

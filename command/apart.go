@@ -274,7 +274,7 @@ func (c *companion) keep(ctx context.Context) {
 // OpenTelemetry are to work. The rest, passwords perhaps, is not for it.
 func environment() []string {
 	told := []string{"PATH=", "TZ=", "LANG=", "GOGC=", "GOMAXPROCS=", "GOMEMLIMIT=", "GODEBUG=", "GOTRACEBACK=",
-		"SSL_CERT_", "OTEL_", "FASTIOV_"}
+		"SSL_CERT_", "OTEL_", "FASTIOV_TEST_"}
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return !slices.ContainsFunc(told, func(prefix string) bool { return strings.HasPrefix(v, prefix) })
 	})

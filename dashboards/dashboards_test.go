@@ -177,7 +177,7 @@ func ruleText(t *testing.T) string {
 }
 
 // Grafana's own types accept the dashboards, and have the version that docker-compose.yml runs.
-// They come from npm, in the folder that FASTIOV_GRAFANA_TYPES names. `make test
+// They come from npm, in the folder that FASTIOV_TEST_GRAFANA_TYPES names. `make test
 // ONLY=full/dashboards` sets it up.
 func TestGrafanasTypesTakeTheDashboards(t *testing.T) {
 	wanted, err := os.ReadFile("testdata/grafana/package.json")
@@ -189,7 +189,7 @@ func TestGrafanasTypesTakeTheDashboards(t *testing.T) {
 		"grafana/grafana: "+string(of[1])+"\n") {
 		t.Errorf("testdata/grafana is of another Grafana (%q) than versions.yaml", of)
 	}
-	types := os.Getenv("FASTIOV_GRAFANA_TYPES")
+	types := os.Getenv("FASTIOV_TEST_GRAFANA_TYPES")
 	if types == "" {
 		t.Skip("needs Grafana's types from npm; make test ONLY=full/dashboards gets them")
 	}

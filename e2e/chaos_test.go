@@ -29,13 +29,13 @@ import (
 // each life and at each start, the host is compared with the invariants (chaos_judge_test.go): no
 // VF has two tenants, none is lost, and every lease is adopted or its VF reset.
 //
-// FASTIOV_CHAOS_SEED repeats a run. FASTIOV_CHAOS_KILLS and FASTIOV_CHAOS_QEMU_KILLS set how long
-// it is.
+// FASTIOV_TEST_CHAOS_SEED repeats a run. FASTIOV_TEST_CHAOS_KILLS and
+// FASTIOV_TEST_CHAOS_QEMU_KILLS set how long it is.
 
 const (
-	chaosSeed = "FASTIOV_CHAOS_SEED"
-	chaosLen  = "FASTIOV_CHAOS_KILLS"
-	chaosQEMU = "FASTIOV_CHAOS_QEMU_KILLS"
+	chaosSeed = "FASTIOV_TEST_CHAOS_SEED"
+	chaosLen  = "FASTIOV_TEST_CHAOS_KILLS"
+	chaosQEMU = "FASTIOV_TEST_CHAOS_QEMU_KILLS"
 	chaosRun  = "/run/fastiov-chaos"
 )
 

@@ -104,13 +104,13 @@ type crash struct{ from, to time.Time }
 
 func newCrashes(t *testing.T, store string) *crashes {
 	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("FASTIOV_CHAOS_SEED"); text != "" {
+	if text := os.Getenv("FASTIOV_TEST_CHAOS_SEED"); text != "" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("FASTIOV_CHAOS_SEED=%d", seed)
+	t.Logf("FASTIOV_TEST_CHAOS_SEED=%d", seed)
 	return &crashes{
 		t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), store: store,
 		runs: &runCounter{runs: map[string]int{}, of: map[int64]int{}}, answered: map[string]time.Time{},
@@ -188,7 +188,7 @@ func (c *crashes) twins() {
 // judges.
 func (c *crashes) callWhile(happens ...func()) {
 	t, calls := c.t, int64(600)
-	if text := os.Getenv("FASTIOV_CRASH_CALLS"); text != "" {
+	if text := os.Getenv("FASTIOV_TEST_CRASH_CALLS"); text != "" {
 		var err error
 		if calls, err = strconv.ParseInt(text, 10, 64); err != nil {
 			t.Fatal(err)

@@ -19,14 +19,14 @@ import (
 )
 
 // TestOpenWhiskClient runs all commands of OpenWhisk's own client: wsk or, without it, Apache's
-// JavaScript client in the folder that FASTIOV_OPENWHISK_JS names. `make test ONLY=full/openwhisk`
-// finds one of them.
+// JavaScript client in the folder that FASTIOV_TEST_OPENWHISK_JS names.
+// `make test ONLY=full/openwhisk` finds one of them.
 func TestOpenWhiskClient(t *testing.T) {
 	if wsk := findWsk(); wsk != "" {
 		runWsk(t, wsk)
 		return
 	}
-	folder := os.Getenv("FASTIOV_OPENWHISK_JS")
+	folder := os.Getenv("FASTIOV_TEST_OPENWHISK_JS")
 	if folder == "" {
 		t.Fatal("no wsk on PATH, and no JavaScript client: run make test ONLY=full/openwhisk")
 	}

@@ -31,10 +31,10 @@ const pageVFs = 200
 
 // TestLivePage looks at the page of a real invoker over a real agent, with simulated sandboxes and
 // the VF pool of an emulated host, in a headless Chromium. `make test ONLY=full/page` shows where
-// the browser and the script's libraries come from. FASTIOV_PAGE_OUT names a folder that keeps the
-// measurements and the pictures.
+// the browser and the script's libraries come from. FASTIOV_TEST_PAGE_OUT names a folder that keeps
+// the measurements and the pictures.
 func TestLivePage(t *testing.T) {
-	folder := os.Getenv("FASTIOV_PAGE_JS")
+	folder := os.Getenv("FASTIOV_TEST_PAGE_JS")
 	if folder == "" {
 		t.Fatal("needs Chromium and its libraries: run make test ONLY=full/page")
 	}
@@ -42,7 +42,7 @@ func TestLivePage(t *testing.T) {
 	if err != nil {
 		missing(t, "no chromium on PATH; Debian's package is chromium")
 	}
-	out := os.Getenv("FASTIOV_PAGE_OUT")
+	out := os.Getenv("FASTIOV_TEST_PAGE_OUT")
 	if out == "" {
 		out = t.TempDir()
 	}

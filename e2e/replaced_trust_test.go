@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	replacedFrom = "FASTIOV_UPGRADE_FROM" // a commit
+	replacedFrom = "FASTIOV_TEST_UPGRADE_FROM" // a commit
 	replacedDir  = "/share/replaced"
 	replacedRun  = "/run/fastiov-replaced"
 
@@ -37,7 +37,7 @@ func TestAnAgentIsReplacedAndReplacedBack(t *testing.T) {
 	}
 	commit := cmp.Or(os.Getenv(replacedFrom), replacedCommit)
 	needs := testbed.Needs{NICs: 1, Images: []string{"python:3"}, Env: []string{replacedFrom}}
-	if os.Getenv("FASTIOV_TESTBED") != "" {
+	if os.Getenv("FASTIOV_TEST_TESTBED") != "" {
 		needs.Files = former(t, commit, "replaced")
 	}
 	testbed.Inside(t, needs, func(t *testing.T) {

@@ -174,7 +174,7 @@ func TestARestartIsMeasured(t *testing.T) {
 
 // restartAmong sets among how many bare sandboxes a restart is measured. An emulated host takes
 // seconds to start each.
-const restartAmong = "FASTIOV_RESTART_AMONG"
+const restartAmong = "FASTIOV_TEST_RESTART_AMONG"
 
 // All sandboxes but the stopped one are adopted, and the stopped one delays no other: the last
 // adoption ends within the time of one plus 1.3 times the CPU time of all, on one processor. The

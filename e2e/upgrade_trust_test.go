@@ -31,7 +31,7 @@ func TestAnUpgradeEndsWhatAFormerVersionLeft(t *testing.T) {
 		t.Skip("builds the former version")
 	}
 	needs := testbed.Needs{NICs: 1, Images: []string{"python:3"}}
-	if os.Getenv("FASTIOV_TESTBED") != "" {
+	if os.Getenv("FASTIOV_TEST_TESTBED") != "" {
 		needs.Files = former(t, formerCommit, filepath.Base(formerDir))
 	}
 	testbed.Inside(t, needs, func(t *testing.T) {

@@ -20,10 +20,10 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// FASTIOV_TORTURE_SECONDS makes the torture long. FASTIOV_TORTURE_SEED repeats one.
+// FASTIOV_TEST_TORTURE_SECONDS makes the torture long. FASTIOV_TEST_TORTURE_SEED repeats one.
 const (
-	torturesFor  = "FASTIOV_TORTURE_SECONDS"
-	torturesFrom = "FASTIOV_TORTURE_SEED"
+	torturesFor  = "FASTIOV_TEST_TORTURE_SECONDS"
+	torturesFrom = "FASTIOV_TEST_TORTURE_SEED"
 )
 
 var patched = testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel}
@@ -41,7 +41,7 @@ func TestSelftests(t *testing.T) {
 				for _, program := range []string{"uapi", "contents", "touchmap", "table", "hazard",
 					"pressure", "torture"} {
 					t.Run(program, func(t *testing.T) {
-						runSelftest(t, program, edu, "FASTIOV_IOMMU="+iommu)
+						runSelftest(t, program, edu, "FASTIOV_TEST_IOMMU="+iommu)
 					})
 				}
 				for _, line := range splats(t) {
@@ -156,7 +156,7 @@ func bindEdu(t *testing.T) (bdf string) {
 // runSelftest runs a program and reads its results in TAP format.
 func runSelftest(t *testing.T, program, device string, env ...string) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(testbed.SelftestsDir, program))
-	cmd.Env = append(append(os.Environ(), "FASTIOV_DEVICE="+device), env...)
+	cmd.Env = append(append(os.Environ(), "FASTIOV_TEST_DEVICE="+device), env...)
 	for variable, from := range map[string]string{"SECONDS": torturesFor, "SEED": torturesFrom} {
 		if value := os.Getenv(from); value != "" {
 			cmd.Env = append(cmd.Env, variable+"="+value)

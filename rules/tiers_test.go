@@ -13,7 +13,7 @@ import (
 // All that `make test` runs fits its budget, whatever the caches hold, except tiers with a record.
 func TestTheTiersOfMakeTestFitItsBudget(t *testing.T) {
 	script := read(t, ".ci/tiers")
-	budget := regexp.MustCompile(`FASTIOV_BUDGET:-(\d+)`).FindStringSubmatch(script)[1]
+	budget := regexp.MustCompile(`FASTIOV_CI_BUDGET:-(\d+)`).FindStringSubmatch(script)[1]
 	most, _ := strconv.Atoi(budget)
 	for _, file := range []string{"Makefile", ".ci/run", "README.md"} {
 		if !strings.Contains(read(t, file), budget) {
@@ -63,7 +63,7 @@ func tiers(t *testing.T, budget int, own map[string]string, names string) (out s
 	script := body + "\nTIERS=" + dir + "\n" + rest
 	cmd := exec.Command("bash", "-c", script, root+"/.ci/tiers")
 	cmd.Args = append(cmd.Args, strings.Fields(names)...)
-	cmd.Env = append(cmd.Environ(), "FASTIOV_BUDGET="+strconv.Itoa(budget))
+	cmd.Env = append(cmd.Environ(), "FASTIOV_CI_BUDGET="+strconv.Itoa(budget))
 	raw, err := cmd.CombinedOutput()
 	return string(raw), err
 }

@@ -26,8 +26,8 @@ type Needs struct {
 	MemoryMiB int
 	CPUs      int
 	Edu       bool
-	// PatchedKernel: skipped unless FASTIOV_KERNEL is set, because that kernel may have to be built
-	// first; FASTIOV_KERNEL=debug boots its debug variant
+	// PatchedKernel: skipped unless FASTIOV_TEST_KERNEL is set, because that kernel may have to be
+	// built first; FASTIOV_TEST_KERNEL=debug boots its debug variant
 	Kernel string
 	Files  map[string]string // name below /share → file of this machine that is copied there
 	// runtimes whose images are built and copied to ImagesDir, with the guest's kernel and initrd
@@ -40,9 +40,9 @@ type Needs struct {
 const ImagesDir = "/share/images"
 
 const (
-	insideEnv = "FASTIOV_INSIDE"
-	wantEnv   = "FASTIOV_TESTBED"
-	kernelEnv = "FASTIOV_KERNEL"
+	insideEnv = "FASTIOV_TEST_INSIDE"
+	wantEnv   = "FASTIOV_TEST_TESTBED"
+	kernelEnv = "FASTIOV_TEST_KERNEL"
 	// margin is the part of a test's time that is reserved for reporting how it ended.
 	margin = 10 * time.Second
 )
@@ -63,7 +63,7 @@ type test interface {
 // Inside runs body in a booted host. The test that calls it runs twice. Here, Inside boots the
 // package's host, copies the test binary in and starts the same test there. There, Inside just
 // calls body. What the test prints there is printed here, and its result is this test's result.
-// Without FASTIOV_TESTBED=1 the test is skipped: a plain go test boots nothing.
+// Without FASTIOV_TEST_TESTBED=1 the test is skipped: a plain go test boots nothing.
 //
 // A package that uses Inside has `func TestMain(m *testing.M) { testbed.Main(m) }`. The test binary
 // must be static (CGO_ENABLED=0). A test calls Inside once; each of its subtests may call it too.

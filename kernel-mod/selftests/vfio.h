@@ -59,10 +59,10 @@ static inline void tell(const char *path, const char *text)
 /* The device under test, "0000:00:05.0", from the environment; it is bound to vfio-pci. */
 static inline const char *device_under_test(void)
 {
-	const char *bdf = getenv("FASTIOV_DEVICE");
+	const char *bdf = getenv("FASTIOV_TEST_DEVICE");
 
 	if (!bdf)
-		ksft_exit_skip("FASTIOV_DEVICE names no device\n");
+		ksft_exit_skip("FASTIOV_TEST_DEVICE names no device\n");
 	return bdf;
 }
 
@@ -71,7 +71,7 @@ static bool under_iommufd;
 
 static __attribute__((constructor)) void choose_iommu(void)
 {
-	const char *iommu = getenv("FASTIOV_IOMMU");
+	const char *iommu = getenv("FASTIOV_TEST_IOMMU");
 
 	under_iommufd = iommu && !strcmp(iommu, "iommufd");
 }

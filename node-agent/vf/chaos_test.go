@@ -33,13 +33,13 @@ import (
 // A holder that finds its group taken has met a double lease and writes a violation. After every kill the next agent must find every
 // lease whose holder lives. When all kills are done, everything is returned and every VF must be idle; then the host is undone.
 //
-// FASTIOV_CHAOS_SEED repeats a run, FASTIOV_CHAOS_KILLS sets its length.
+// FASTIOV_TEST_CHAOS_SEED repeats a run, FASTIOV_TEST_CHAOS_KILLS sets its length.
 
 const (
-	chaosRole = "FASTIOV_CHAOS_ROLE" // agent, drain, undo or holder
-	chaosDir  = "FASTIOV_CHAOS_DIR"
-	chaosSeed = "FASTIOV_CHAOS_SEED"
-	chaosLen  = "FASTIOV_CHAOS_KILLS"
+	chaosRole = "FASTIOV_TEST_CHAOS_ROLE" // agent, drain, undo or holder
+	chaosDir  = "FASTIOV_TEST_CHAOS_DIR"
+	chaosSeed = "FASTIOV_TEST_CHAOS_SEED"
+	chaosLen  = "FASTIOV_TEST_CHAOS_KILLS"
 	treeKills = 25 // kills between two fresh hosts, so that the first steps on a host are killed too
 )
 

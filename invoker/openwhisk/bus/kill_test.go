@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	childBroker = "FASTIOV_BUS_TEST_BROKER"
-	childCouch  = "FASTIOV_BUS_TEST_COUCH"
+	childBroker = "FASTIOV_TEST_BUS_BROKER"
+	childCouch  = "FASTIOV_TEST_BUS_COUCH"
 )
 
 func isChild() bool { return os.Getenv(childBroker) != "" }

@@ -20,7 +20,7 @@ import (
 
 // crashing is set in the process that TestACrashLosesNothingPromised kills. It names the file and
 // the round.
-const crashing = "FASTIOV_STORE_CRASH"
+const crashing = "FASTIOV_TEST_STORE_CRASH"
 
 func TestMain(m *testing.M) {
 	if what := os.Getenv(crashing); what != "" {

@@ -17,8 +17,8 @@ func TestMain(m *testing.M) { testbed.Main(m) }
 
 // TestBoot boots the real kernel and initrd in pure emulation, in a few seconds each.
 func TestBoot(t *testing.T) {
-	if os.Getenv("FASTIOV_TESTBED") == "" {
-		t.Skip("boots virtual machines: set FASTIOV_TESTBED=1 for that")
+	if os.Getenv("FASTIOV_TEST_TESTBED") == "" {
+		t.Skip("boots virtual machines: set FASTIOV_TEST_TESTBED=1 for that")
 	}
 	files := artefacts(t)
 	t.Run("ready", func(t *testing.T) {

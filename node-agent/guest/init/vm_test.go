@@ -26,7 +26,7 @@ import (
 // TestMicroVM is the guest's whole life as in production: under KVM, over vsock, with a VF of a real driver.
 func TestMicroVM(t *testing.T) {
 	needs := testbed.Needs{NICs: 1}
-	if os.Getenv("FASTIOV_TESTBED") != "" {
+	if os.Getenv("FASTIOV_TEST_TESTBED") != "" {
 		needs.Files = artefacts(t)
 	}
 	testbed.Inside(t, needs, func(t *testing.T) {

@@ -102,8 +102,8 @@ func TestRacesOfEndsOfProcesses(t *testing.T) {
 
 // raceTime is how long the races go on; a minute if it is not set.
 const (
-	raceSeed = "FASTIOV_RACE_SEED"
-	raceTime = "FASTIOV_RACE_TIME"
+	raceSeed = "FASTIOV_TEST_RACE_SEED"
+	raceTime = "FASTIOV_TEST_RACE_TIME"
 )
 
 // race ends a sandbox in one of three ways, or lets it be.

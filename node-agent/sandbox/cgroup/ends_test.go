@@ -24,7 +24,7 @@ type leakless struct{ *testing.M }
 
 func (m leakless) Run() int {
 	code := m.M.Run()
-	if code == 0 && os.Getenv("FASTIOV_TESTBED") == "" {
+	if code == 0 && os.Getenv("FASTIOV_TEST_TESTBED") == "" {
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1

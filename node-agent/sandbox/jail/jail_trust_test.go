@@ -230,7 +230,7 @@ func read(f *os.File) string {
 }
 
 // quick names an environment variable: if it is set, the rows are only tried with the whole jail.
-const quick = "FASTIOV_TRUST_QUICK"
+const quick = "FASTIOV_TEST_TRUST_QUICK"
 
 // TestAProgramInTheVMMsPlace tries what a broken VMM could try.
 func TestAProgramInTheVMMsPlace(t *testing.T) {

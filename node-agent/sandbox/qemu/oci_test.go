@@ -50,7 +50,7 @@ func whoAmI() {
 // TestAnImageFromARegistryBoots: pulled, flattened, exported to the node, booted; its entrypoint runs as its user in its directory.
 func TestAnImageFromARegistryBoots(t *testing.T) {
 	ref := os.Getenv(imageRef)
-	if ref == "" && os.Getenv("FASTIOV_TESTBED") != "" {
+	if ref == "" && os.Getenv("FASTIOV_TEST_TESTBED") != "" {
 		ref = pushSelf(t)
 		t.Setenv(imageRef, ref)
 	}
