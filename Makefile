@@ -53,12 +53,14 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 	CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -trimpath" go tool staticcheck -tags $(TAGS) $(TAGGED)
 	shellcheck $(SCRIPTS) $$(find .ci/tier .ci/tests -type f)
 
-# generate makes the Go code of the node API, the dashboards and docs/metrics.md anew.
+# generate makes the Go code of the node API, the dashboards, docs/metrics.md, docs/configuration.md
+# and packaging/fastiov.yaml anew.
 generate:
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto node-agent/api/devices.proto
 	@go run ./dashboards/generate $(OUT)
+	@go run ./command/generate $(OUT)
 
 clean-cache: ## Remove what was built or downloaded into the cache
 	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"

@@ -6,25 +6,25 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
-// agentCmd runs a node without an invoker. Its sandboxes outlive it: the next agent on the same run directory adopts them.
+// agentCmd runs a node without an invoker. Its sandboxes outlive it: the next agent on the same run
+// directory adopts them.
 func agentCmd() *cobra.Command {
 	var n nodeFlags
 	var logs logFlags
-	cmd := &cobra.Command{Use: "agent", Short: "Run the node agent alone, in the foreground", Args: cobra.NoArgs}
+	cmd := &cobra.Command{
+		Use: "agent", Short: "Run the node agent alone, in the foreground", Args: cobra.NoArgs,
+	}
 	n.register(cmd)
 	logs.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		log, err := logs.open(cmd.ErrOrStderr())
-		if err != nil {
-			return err
-		}
+		again := newReload(cmd, &logs, logs.open(cmd.ErrOrStderr()))
 		unlock, err := n.lock()
 		if err != nil {
 			return err
 		}
 		defer unlock()
 		n.group = groupOfSockets()
-		node, err := openNode(cmd.Context(), &n, newRegistry(asAgent), log)
+		node, err := openNode(cmd.Context(), &n, newRegistry(asAgent), again.log)
 		if err != nil {
 			return err
 		}
@@ -34,6 +34,7 @@ func agentCmd() *cobra.Command {
 			return err
 		}
 		defer stop()
+		again.onHangup(cmd.Context(), node.reload)
 		tellParent(ready)
 		<-cmd.Context().Done()
 		return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
@@ -25,9 +26,11 @@ import (
 // The invoker comes first and goes first: what it lacks is said before a VF is touched, and nothing is
 // asked of an agent that ends.
 func serveApart(
-	ctx context.Context, up *cobra.Command, n *nodeFlags, i *invokerFlags, log *slog.Logger, logTo io.Writer,
+	ctx context.Context, up *cobra.Command, n *nodeFlags, i *invokerFlags, again *reload,
+	logTo io.Writer,
 ) error {
-	log = log.With("process", "agent")
+	again.log = again.log.With("process", "agent")
+	log := again.log
 	unlock, err := n.lock()
 	if err != nil {
 		return err
@@ -44,7 +47,10 @@ func serveApart(
 		return err
 	}
 	n.group = as.gid
-	front := &companion{words: wordsOfInvoker(up, n), as: as, drain: i.drain, log: log, logTo: logTo}
+	front := &companion{
+		words: wordsOfInvoker(up, n), as: as, drain: i.drain, levels: make(chan string, 1),
+		log: log, logTo: logTo,
+	}
 	if err := front.openDoors(n, i); err != nil {
 		return err
 	}
@@ -67,20 +73,24 @@ func serveApart(
 	if err := front.begin(); err != nil {
 		return err
 	}
+	again.onHangup(ctx, node.reload, func() error { return front.logAt(again.logs.level) })
 	tellParent(ready)
 	front.keep(ctx)
 	return nil
 }
 
-// wordsOfInvoker are the arguments of the invoker: the flags of `up` that it has too, and where its agent is.
+// wordsOfInvoker returns the arguments of the invoker: what `up` was given for it, by flags, the
+// environment or the file, and where its agent is. It reads no file, which may be root's alone.
 func wordsOfInvoker(up *cobra.Command, n *nodeFlags) (words []string) {
 	theirs := invokerCmd().Flags()
-	up.Flags().Visit(func(f *pflag.Flag) {
-		if theirs.Lookup(f.Name) != nil && f.Name != "metrics" { // which stands for the page of both
+	notTheirs := []string{"metrics", "config"} // the first stands for the page of both
+	up.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Changed && theirs.Lookup(f.Name) != nil && !slices.Contains(notTheirs, f.Name) {
 			words = append(words, wordsOf(f)...)
 		}
 	})
-	return append(words, "--metrics="+n.metrics, "--node="+filepath.Join(n.runDir, nodeSocket),
+	return append(words, "--config="+settings.NoFile, "--metrics="+n.metrics,
+		"--node="+filepath.Join(n.runDir, nodeSocket),
 		"--agent-metrics="+filepath.Join(n.runDir, metricsSocket))
 }
 
@@ -106,6 +116,7 @@ type companion struct {
 	log   *slog.Logger
 	logTo io.Writer
 	*running
+	levels chan string // of its log, from now on
 }
 
 // A running companion tells on one pipe how far it is, or why it ends, and hears on another one, its leash,
@@ -125,6 +136,8 @@ const (
 	opened = "opened" // has its store
 	begin  = "begin"
 	ready  = "ready"
+
+	logLevel = "log-level " // and a level
 )
 
 func (c *companion) openDoors(n *nodeFlags, i *invokerFlags) (err error) {
@@ -239,11 +252,9 @@ func (c *companion) keep(ctx context.Context) {
 	const least, most, steady = time.Second, 30 * time.Second, time.Minute
 	for delay := least; ; delay = min(2*delay, most) {
 		since := time.Now()
-		select {
-		case <-ctx.Done():
+		if !c.watch(ctx) {
 			c.end() // before its agent
 			return
-		case <-c.ended:
 		}
 		c.end()
 		if c.err == nil {
@@ -270,8 +281,33 @@ func (c *companion) keep(ctx context.Context) {
 	}
 }
 
+// watch returns true when the invoker has ended, and false when ctx has.
+func (c *companion) watch(ctx context.Context) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-c.ended:
+			return true
+		case level := <-c.levels:
+			c.words = append(c.words, "--log-level="+level) // for one that is started again
+			_, _ = fmt.Fprintln(c.leash, logLevel+level)    // one that has ended is noticed above
+		}
+	}
+}
+
+// logAt has the invoker log from that level on.
+func (c *companion) logAt(level string) error {
+	select {
+	case <-c.levels: // nobody has heard that one yet
+	default:
+	}
+	c.levels <- level
+	return nil
+}
+
 // environment returns what of root's environment the invoker gets: how Go's runtime and
-// OpenTelemetry are to work. The rest, passwords perhaps, is not for it.
+// OpenTelemetry are to work, and what tests say. The rest, passwords perhaps, is not for it.
 func environment() []string {
 	told := []string{"PATH=", "TZ=", "LANG=", "GOGC=", "GOMAXPROCS=", "GOMEMLIMIT=", "GODEBUG=", "GOTRACEBACK=",
 		"SSL_CERT_", "OTEL_", "FASTIOV_TEST_"}

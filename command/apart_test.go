@@ -9,11 +9,13 @@ import (
 func TestTheFlagsOfUpReachTheInvoker(t *testing.T) {
 	up := upCmd()
 	given := []string{"--keep-alive=3m0s", "--wait=50s", "--name=a b", "--tls-cert=c,d", "--store=/x"}
-	if err := up.ParseFlags(append([]string{"--sandbox=bare", "--metrics=127.0.0.1:1", "--pf=igb,ixgbe"}, given...)); err != nil {
+	ofNode := []string{"--sandbox=bare", "--metrics=127.0.0.1:1", "--pf=igb,ixgbe", "--config=/c"}
+	if err := up.ParseFlags(append(ofNode, given...)); err != nil {
 		t.Fatal(err)
 	}
 	words := wordsOfInvoker(up, &nodeFlags{runDir: "/r", metrics: "127.0.0.1:1"})
-	want := append(given, "--metrics=127.0.0.1:1", "--node=/r/node.sock", "--agent-metrics=/r/metrics.sock")
+	want := append(given, "--config=/dev/null", "--metrics=127.0.0.1:1", "--node=/r/node.sock",
+		"--agent-metrics=/r/metrics.sock")
 	slices.Sort(words)
 	slices.Sort(want)
 	if !slices.Equal(words, want) {

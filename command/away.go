@@ -58,17 +58,22 @@ func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 	return true, exitAs(host, code, err)
 }
 
-// wordsAway are the flags that were given to this command, for the one that it stands for in the testbed.
+// wordsAway returns what was given to this command, by flags, the environment or the file, as flags
+// of the one that it stands for in the testbed.
 func wordsAway(cmd *cobra.Command) (words []string, err error) {
-	cmd.Flags().Visit(func(f *pflag.Flag) {
+	ours := []string{"kernel", "config", "store", "store-password-file", "run-dir", "state-dir"}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		switch {
+		case !f.Changed || slices.Contains(ours, f.Name):
 		case slices.Contains(awayFlags, "--"+f.Name):
-			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed; leave it out", f.Name)
+			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed;"+
+				" leave it out", f.Name)
 		case f.Name == "image-registries":
 			for _, word := range wordsOf(f) {
-				words = append(words, strings.ReplaceAll(word, "://127.0.0.1:", "://"+awayMachine+":"))
+				loopback := "://127.0.0.1:"
+				words = append(words, strings.ReplaceAll(word, loopback, "://"+awayMachine+":"))
 			}
-		case !slices.Contains([]string{"kernel", "store", "store-password-file", "run-dir", "state-dir"}, f.Name):
+		default:
 			words = append(words, wordsOf(f)...)
 		}
 	})

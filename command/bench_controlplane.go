@@ -46,13 +46,14 @@ func benchControlPlane() *cobra.Command {
 // plainHandlerCmd is what bench control-plane compares with.
 func plainHandlerCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: plainHandler, Hidden: true, Args: cobra.NoArgs}
-	runDir := runDirFlag(cmd)
+	var runDir string
+	runDirFlag(cmd.Flags(), &runDir)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
 		}
-		if err := noteListen(*runDir, listener); err != nil {
+		if err := noteListen(runDir, listener); err != nil {
 			return err
 		}
 		return controlplane.ServePlain(listener)

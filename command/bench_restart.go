@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
@@ -47,7 +48,8 @@ func benchRestart() *cobra.Command {
 		}
 		defer os.RemoveAll(runDir)
 		b.Socket = filepath.Join(runDir, nodeSocket)
-		b.Agent = []string{self, "agent", "--run-dir", runDir, "--state-dir", runDir, "--metrics=",
+		b.Agent = []string{self, "agent", "--config", settings.NoFile,
+			"--run-dir", runDir, "--state-dir", runDir, "--metrics=",
 			"--sandbox", driver, "--sim-start=0", "--boot-deadline=5m",
 			fmt.Sprint("--memory=", memory), "--log-level=error"}
 		if d.root {

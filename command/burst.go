@@ -31,14 +31,14 @@ func burstCmd() *cobra.Command {
 		simStart time.Duration
 	)
 	cmd := &cobra.Command{Use: "burst", Short: "Cold-start N functions at once, a number of rounds, and show where the time went", Args: cobra.NoArgs}
-	runDir := runDirFlag(cmd)
+	runDir := ofNode(cmd)
 	f := cmd.Flags()
 	f.IntVar(&b.N, "n", 7, "invocations at once")
 	f.IntVar(&b.Rounds, "rounds", 1, "how many times")
 	f.IntVar(&b.Memory, "memory", 256, "MiB per function")
 	f.StringVar(&b.Kind, "kind", "python:3", "runtime: python:3 or nodejs:18")
 	f.StringVar(&listen, "listen", "", "the invoker's listen address (default: that of `fastiov up`)")
-	f.StringVar(&stateDir, "state-dir", "/var/lib/fastiov", "where the invoker keeps its API key")
+	f.StringVar(&stateDir, "state-dir", usualStateDir, "where the invoker keeps its API key")
 	f.StringVar(&sandbox, "sandbox", "", "sim: fire at a node of its own with simulated stage times, and hold the result against them (default: the node that runs here)")
 	f.DurationVar(&simStart, "sim-start", paperStart, "with --sandbox sim: how long a simulated start takes (default: as in the FastIOV paper, 200 at once on stock software)")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
@@ -155,13 +155,9 @@ func simulate(
 		}
 		closers = append(closers, stop)
 	}
-	nodes, err := i.pool()
-	if err != nil {
-		return nil, err
-	}
 	client := api.Local(node.agent)
 	served := make(chan error, 1)
-	go func() { served <- front.serve(ctx, nodes, client, node.registry) }()
+	go func() { served <- front.serve(ctx, i.pool(), client, node.registry) }()
 	closers = append(closers, func() {
 		cancel()
 		<-served // what it answered is in the result

@@ -14,7 +14,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
@@ -33,17 +35,25 @@ type busFlags struct {
 	events   bool
 }
 
-func (b *busFlags) register(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.StringVar(&b.kafka, "bus", "", "join the OpenWhisk cluster with these brokers, kafka://HOST:PORT[,HOST:PORT…], or kafkas:// by TLS, instead of serving an API")
-	f.StringVar(&b.keys.ca, "bus-ca", "", "with kafkas: CA that the brokers' certificates must be signed by, PEM (default: those that this machine trusts)")
-	f.StringVar(&b.keys.cert, "bus-cert", "", "with kafkas: certificate to show to the brokers, PEM (default: none)")
+func (b *busFlags) register(cmd *cobra.Command) { settings.Add(cmd, clusterSection, b.flags) }
+
+func (b *busFlags) flags(f *pflag.FlagSet) {
+	f.StringVar(&b.kafka, "bus", "", "join the OpenWhisk cluster with these brokers,"+
+		" kafka://HOST:PORT[,HOST:PORT…], or kafkas:// by TLS, instead of serving an API")
+	f.StringVar(&b.keys.ca, "bus-ca", "", "with kafkas: CA that the brokers' certificates must be"+
+		" signed by, PEM (default: those that this machine trusts)")
+	f.StringVar(&b.keys.cert, "bus-cert", "",
+		"with kafkas: certificate to show to the brokers, PEM (default: none)")
 	f.StringVar(&b.keys.key, "bus-key", "", "with kafkas: its key, PEM")
-	f.StringVar(&b.couchdb, "couchdb", "", "with --bus: the cluster's CouchDB and the prefix of its databases, http://USER@HOST:PORT/PREFIX")
+	f.StringVar(&b.couchdb, "couchdb", "", "with --bus: the cluster's CouchDB and the prefix of"+
+		" its databases, http://USER@HOST:PORT/PREFIX")
 	f.StringVar(&b.password, "couchdb-password-file", "", "the file with the password to --couchdb")
-	f.IntVar(&b.instance, "invoker-id", -1, "with --bus: the N of invokerN, which nobody else in the cluster has")
-	f.StringVar(&b.prefix, "topic-prefix", "", "with --bus: what the cluster puts before the names of its topics")
-	f.BoolVar(&b.events, "user-events", false, "with --bus: tell the topic events what each activation took")
+	f.IntVar(&b.instance, "invoker-id", -1,
+		"with --bus: the N of invokerN, which nobody else in the cluster has")
+	f.StringVar(&b.prefix, "topic-prefix", "",
+		"with --bus: what the cluster puts before the names of its topics")
+	f.BoolVar(&b.events, "user-events", false,
+		"with --bus: tell the topic events what each activation took")
 }
 
 func (b *busFlags) wanted() bool { return b.kafka != "" }

@@ -49,7 +49,7 @@ func notOfGroup(socket string) error {
 // onNode is a command that speaks to the agent of this machine, or, where only a testbed runs, to the one inside it.
 func onNode(use, short string, run func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short}
-	runDir := runDirFlag(cmd)
+	runDir := ofNode(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if away, err := inTestbed(cmd.Context(), *runDir); away {
 			return err

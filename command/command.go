@@ -29,9 +29,11 @@ func rootCmd() *cobra.Command {
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+
+		PersistentPreRunE: configure,
 	}
 	root.AddCommand(
-		upCmd(), downCmd(), agentCmd(), invokerCmd(),
+		upCmd(), downCmd(), agentCmd(), invokerCmd(), configCmd(),
 		statusCmd(), drainCmd(), reportCmd(), vfCmd(),
 		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),

@@ -70,6 +70,25 @@ func openDoor(what, name, address string) (net.Listener, error) {
 	return l, nil
 }
 
+// isAddress refuses what no door can be at. An empty address is nowhere.
+func isAddress(text string) error {
+	if text == "" {
+		return nil
+	}
+	if _, port, err := net.SplitHostPort(text); err != nil || port == "" {
+		return fmt.Errorf("%q is no address; it must be HOST:PORT", text)
+	}
+	return nil
+}
+
+// isAddressOrSocket allows the path of a Unix socket as well.
+func isAddressOrSocket(text string) error {
+	if filepath.IsAbs(text) {
+		return nil
+	}
+	return isAddress(text)
+}
+
 // openUserDoor listens for `fastiov user`.
 func openUserDoor(runDir string, group int) (net.Listener, error) {
 	if l := inheritedDoors()[userDoor]; l != nil {

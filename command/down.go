@@ -26,7 +26,7 @@ import (
 func downCmd() *cobra.Command {
 	var undo, force bool
 	cmd := &cobra.Command{Use: "down", Short: "End fastiov on this machine, or the testbed it runs in", Args: cobra.NoArgs}
-	runDir := runDirFlag(cmd)
+	runDir := ofNode(cmd)
 	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers and VFs back as they were found")
 	cmd.Flags().BoolVar(&force, "force", false, "kill the agent, the invoker and all sandboxes, whether they answer or not")
 	within := cmd.Flags().Duration("timeout", 2*time.Minute,

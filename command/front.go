@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -55,8 +56,8 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 		}
 	}()
 	f.cfg = openwhisk.Config{
-		Version: version, APIHost: i.host(), Limits: i.limits(), Invoker: i.name, Log: log,
-		Runtimes: entity.Standard(),
+		Version: version, APIHost: i.host(), Limits: i.limits(), Log: log,
+		Invoker: cmp.Or(i.name, hostname()), Runtimes: entity.Standard(),
 	}
 	if f.cfg.Key, err = i.key(stateDir); err != nil {
 		return nil, err

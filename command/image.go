@@ -80,7 +80,7 @@ func imageExport() *cobra.Command {
 			return nil
 		},
 	}
-	registries.register(cmd)
+	registries.flags(cmd.Flags())
 	return cmd
 }
 

@@ -5,51 +5,68 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
-// invokerCmd runs an invoker for the agents it is given: one with an API of its own, or one of an OpenWhisk cluster.
+// aloneFlags hold, beside invokerFlags, the settings of an invoker that no agent has started.
+type aloneFlags struct {
+	nodes            []string
+	far              apiFlags
+	metrics, beside  string
+	runDir, stateDir string
+}
+
+func (a *aloneFlags) flags(f *pflag.FlagSet) {
+	f.StringArrayVar(&a.nodes, "node", nil, "an agent: host:port, or the path of its Unix socket;"+
+		" once for each (default: the one of this machine)")
+	a.far.keyFlags(f)
+	f.StringVar(&a.metrics, "metrics", "127.0.0.1:9465", metricsHelp)
+	settings.Check(f, isAddressOrSocket, "metrics")
+	f.StringVar(&a.runDir, "run-dir", usualRunDir, "its socket, and where it is served")
+	f.StringVar(&a.stateDir, "state-dir", usualStateDir,
+		"the API key, the store and the certificate")
+	f.StringVar(&a.beside, "agent-metrics", "",
+		"a Unix socket that an agent has as its --metrics, to show what is there as well")
+}
+
+// invokerCmd runs an invoker for the agents it is given: one with an API of its own, or one of an
+// OpenWhisk cluster.
 func invokerCmd() *cobra.Command {
+	var alone aloneFlags
 	var i invokerFlags
 	var b busFlags
-	var far apiFlags
 	var logs logFlags
-	cmd := &cobra.Command{Use: "invoker", Short: "Run the invoker alone, in the foreground, for the agents of this machine and others", Args: cobra.NoArgs}
-	addresses := cmd.Flags().StringArray("node", nil, "an agent: host:port, or the path of its Unix socket; once for each (default: the one of this machine)")
-	far.registerKeys(cmd)
+	cmd := &cobra.Command{
+		Use: "invoker", Args: cobra.NoArgs,
+		Short: "Run the invoker alone, in the foreground, for the agents of this machine and others",
+	}
+	settings.Add(cmd, invokerSection, alone.flags)
 	i.register(cmd)
 	b.register(cmd)
 	logs.register(cmd)
-	address := cmd.Flags().String("metrics", "127.0.0.1:9465", metricsHelp)
-	runDir := runDirFlag(cmd)
-	stateDir := cmd.Flags().String("state-dir", "/var/lib/fastiov", "the API key, the store and the certificate")
-	beside := cmd.Flags().String("agent-metrics", "", "a Unix socket that an agent has as its --metrics, to show what is there as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		leash, err := takeLeash()
+		leash, err := takeLeash(&logs)
 		if err != nil {
 			return err
 		}
 		defer func() { err = leash.tell(err) }()
-		log, err := logs.open(os.Stderr)
-		if err != nil {
-			return err
-		}
-		log = log.With("process", "invoker")
-		poolConfig, err := i.pool()
-		if err != nil {
-			return err
-		}
-		if len(*addresses) == 0 {
-			*addresses = []string{filepath.Join(*runDir, nodeSocket)}
+		log := logs.open(os.Stderr).With("process", "invoker")
+		again := newReload(cmd, &logs, log)
+		poolConfig := i.pool()
+		addresses := alone.nodes
+		if len(addresses) == 0 {
+			addresses = []string{filepath.Join(alone.runDir, nodeSocket)}
 		}
 		var nodes []api.NodeClient
 		var watched []live.Named
-		for _, address := range *addresses {
-			node, hangUp, err := api.Dial(address, far.keys)
+		for _, address := range addresses {
+			node, hangUp, err := api.Dial(address, alone.far.keys)
 			if err != nil {
 				return err
 			}
@@ -64,18 +81,20 @@ func invokerCmd() *cobra.Command {
 		}
 		defer traces.stop()
 		registry := newRegistry(asInvoker)
-		stop, err := serveMetrics(*address, groupOfSockets(), metrics.Page(registry, metrics.Remote(*beside)...), traces.query, nil, log)
+		page := metrics.Page(registry, metrics.Remote(alone.beside)...)
+		stop, err := serveMetrics(alone.metrics, groupOfSockets(), page, traces.query, nil, log)
 		if err != nil {
 			return err
 		}
 		defer stop()
+		again.onHangup(cmd.Context())
 		if b.wanted() {
 			sandboxes := pool.New(poolConfig, nil)
 			defer sandboxes.Close()
 			registry.MustRegister(sandboxes)
 			return b.serve(cmd.Context(), nodes, sandboxes, i.host(), registry, log)
 		}
-		front, err := i.open(cmd.Context(), *runDir, *stateDir, log)
+		front, err := i.open(cmd.Context(), alone.runDir, alone.stateDir, log)
 		if err != nil {
 			return err
 		}
@@ -83,13 +102,13 @@ func invokerCmd() *cobra.Command {
 		front.cfg.Tracer = traces.tracer
 		front.watched = watched
 		if leash == nil { // else its sandboxes end with the agent
-			front.warm = leftFile(*runDir)
+			front.warm = leftFile(alone.runDir)
 		}
 		ctx, err := leash.await(cmd.Context(), log)
 		if err != nil {
 			return err
 		}
-		return front.serve(ctx, poolConfig, nil, counting(*address, registry))
+		return front.serve(ctx, poolConfig, nil, counting(alone.metrics, registry))
 	}
 	return cmd
 }

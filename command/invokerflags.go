@@ -2,14 +2,15 @@ package command
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/pool"
@@ -17,7 +18,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/open"
 )
 
-// invokerFlags are what an invoker is told.
+// invokerFlags hold the settings of an invoker.
 type invokerFlags struct {
 	listen    string
 	https     string
@@ -38,23 +39,40 @@ type invokerFlags struct {
 }
 
 func (i *invokerFlags) register(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.StringVar(&i.listen, "listen", "127.0.0.1:3233", "where the OpenWhisk API is served; other than on loopback it takes only keys that were made here")
-	f.StringVar(&i.https, "https", "", "where it is served by HTTPS as well, e.g. 0.0.0.0:3443 (default: nowhere)")
-	f.StringVar(&i.tlsCert, "tls-cert", "", "certificate for --https, PEM (default: one that is made at first start; clients must be told to trust it, as by `wsk -i`)")
+	settings.Add(cmd, invokerSection, func(f *pflag.FlagSet) { i.flags(f) })
+}
+
+func (i *invokerFlags) flags(f *pflag.FlagSet) {
+	f.StringVar(&i.listen, "listen", "127.0.0.1:3233", "where the OpenWhisk API is served;"+
+		" other than on loopback it takes only keys that were made here")
+	f.StringVar(&i.https, "https", "",
+		"where it is served by HTTPS as well, e.g. 0.0.0.0:3443 (default: nowhere)")
+	f.StringVar(&i.tlsCert, "tls-cert", "", "certificate for --https, PEM (default: one that is made"+
+		" at first start; clients must be told to trust it, as by `wsk -i`)")
 	f.StringVar(&i.tlsKey, "tls-key", "", "its key, PEM")
-	f.StringVar(&i.apiHost, "api-host", "", "what functions get as __OW_API_HOST (default: http:// and the listen address)")
-	f.StringVar(&i.name, "name", hostname(), "what this invoker is called among those that share its store")
-	i.store.register(cmd)
-	f.StringVar(&i.storage, "storage", "", "where functions find a storage server, which keeps its objects in --state-dir;"+
-		" whoever reaches it may read and write them all (default: nowhere)")
-	f.StringVar(&i.runtimes, "runtimes", "", "a runtimes.json in OpenWhisk's format (default: the runtimes that `fastiov image` makes)")
+	settings.TakesEffect(f, certificates, "tls-cert", "tls-key")
+	f.StringVar(&i.apiHost, "api-host", "",
+		"what functions get as __OW_API_HOST (default: http:// and the listen address)")
+	f.StringVar(&i.name, "name", "",
+		"what this invoker is called among those that share its store (default: as its host)")
+	i.store.flags(f)
+	f.StringVar(&i.storage, "storage", "", "where functions find a storage server, which keeps its"+
+		" objects in --state-dir; whoever reaches it may read and write them all (default: nowhere)")
+	f.StringVar(&i.runtimes, "runtimes", "",
+		"a runtimes.json in OpenWhisk's format (default: the runtimes that `fastiov image` makes)")
+	settings.Check(f, isAddress, "listen", "https", "storage")
 	i.limits = limitFlags(f, access.Defaults)
-	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute, "how long a warm sandbox waits for another call")
-	f.StringVar(&i.policy, "keep-alive-policy", "fixed", "fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls have been apart, --keep-alive where they say nothing")
-	f.DurationVar(&i.pause, "pause-after", 10*time.Second, "how long a warm sandbox waits before it is paused; 0: it never is")
-	f.DurationVar(&i.wait, "wait", time.Minute, "how long a call queues for a sandbox before it is refused with the reason")
-	f.DurationVar(&i.drain, "drain", 15*time.Second, "how long a stop waits for calls that run, and for callers who wait, before they are ended")
+	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute,
+		"how long a warm sandbox waits for another call")
+	f.Var(chosen(&i.policy, "fixed", "histogram"), "keep-alive-policy",
+		"fixed: every sandbox waits for --keep-alive; histogram: as long as its function's calls"+
+			" have been apart, --keep-alive where they say nothing")
+	f.DurationVar(&i.pause, "pause-after", 10*time.Second,
+		"how long a warm sandbox waits before it is paused; 0: it never is")
+	f.DurationVar(&i.wait, "wait", time.Minute,
+		"how long a call queues for a sandbox before it is refused with the reason")
+	f.DurationVar(&i.drain, "drain", 15*time.Second,
+		"how long a stop waits for calls that run, and for callers who wait, before they are ended")
 }
 
 // storeFlags name what an invoker must not forget.
@@ -64,10 +82,12 @@ type storeFlags struct {
 	retain   int
 }
 
-func (s *storeFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.where, "store", "", "where entities and activations are kept: a file, or redis://host:port (default: invoker.db in --state-dir)")
-	cmd.Flags().StringVar(&s.password, "store-password-file", "", "the file with the password to --store")
-	cmd.Flags().IntVar(&s.retain, "retain", 1024, "MiB of activation records to retain; the oldest are forgotten")
+func (s *storeFlags) flags(f *pflag.FlagSet) {
+	f.StringVar(&s.where, "store", "", "where entities and activations are kept: a file, or"+
+		" redis://host:port (default: invoker.db in --state-dir)")
+	f.StringVar(&s.password, "store-password-file", "", "the file with the password to --store")
+	f.IntVar(&s.retain, "retain", 1024,
+		"MiB of activation records to retain; the oldest are forgotten")
 }
 
 func (s *storeFlags) open(ctx context.Context, stateDir string, log *slog.Logger) (store.Store, error) {
@@ -97,18 +117,14 @@ func hostname() string {
 const startWithin = 20 * time.Minute
 
 // pool returns how the nodes are used.
-func (i *invokerFlags) pool() (pool.Config, error) {
+func (i *invokerFlags) pool() pool.Config {
 	cfg := pool.Config{
 		KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: startWithin,
 	}
-	switch i.policy {
-	case "fixed":
-	case "histogram":
+	if i.policy == "histogram" {
 		cfg.Policy = pool.Histogram{Otherwise: i.keepAlive}
-	default:
-		return cfg, fmt.Errorf("--keep-alive-policy %q: there are fixed and histogram", i.policy)
 	}
-	return cfg, nil
+	return cfg
 }
 
 func (i *invokerFlags) host() string {

@@ -15,19 +15,24 @@ import (
 )
 
 // A leash joins an invoker to the agent that started it. An invoker that somebody else started has none.
-type leash struct{ heard *bufio.Reader }
+type leash struct {
+	heard *bufio.Reader
+	logs  *logFlags
+}
 
 // takeLeash confines this process if an agent has started it.
-func takeLeash() (*leash, error) {
+func takeLeash(logs *logFlags) (*leash, error) {
 	if inherited()[0] == "" {
 		return nil, nil
 	}
 	unix.CloseOnExec(firstInherited)
 	inheritedDoors() // now, so that no number of theirs is taken for another file
-	return &leash{bufio.NewReader(os.NewFile(firstInherited, "leash"))}, confine()
+	heard := bufio.NewReader(os.NewFile(firstInherited, "leash"))
+	return &leash{heard, logs}, confine()
 }
 
-// await returns when the agent is there. From then on, the context ends with it.
+// await returns when the agent is there. From then on, the context ends with it, and the log has
+// the level that it names.
 func (l *leash) await(ctx context.Context, log *slog.Logger) (context.Context, error) {
 	if l == nil {
 		return ctx, nil
@@ -45,13 +50,22 @@ func (l *leash) await(ctx context.Context, log *slog.Logger) (context.Context, e
 		return ctx, ctx.Err()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	go next()
 	go func() {
 		defer cancel()
-		select {
-		case <-heard:
-			log.Error("the agent has ended, and the invoker ends with it")
-		case <-ctx.Done():
+		for {
+			go next()
+			select {
+			case word := <-heard:
+				level, is := strings.CutPrefix(word, logLevel)
+				if !is {
+					log.Error("the agent has ended, and the invoker ends with it")
+					return
+				}
+				l.logs.level = level
+				l.logs.apply()
+			case <-ctx.Done():
+				return
+			}
 		}
 	}()
 	return ctx, nil

@@ -1,34 +1,41 @@
 package command
 
 import (
-	"fmt"
 	"io"
 	"log/slog"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fastiov/fastiov/command/settings"
 )
 
-// logFlags are what a process logs, and how.
-type logFlags struct{ level, format string }
+// logFlags hold which lines a process logs, and in which format.
+type logFlags struct {
+	level, format string
+	least         slog.LevelVar
+}
 
 func (l *logFlags) register(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.StringVar(&l.level, "log-level", "info", "the least that is logged: debug, info, warn or error")
-	f.StringVar(&l.format, "log-format", "text", "of a line of the log: text or json")
+	settings.Add(cmd, logSection, func(f *pflag.FlagSet) {
+		f.Var(chosen(&l.level, "info", "debug", "warn", "error"), "log-level",
+			"the least that is logged: debug, info, warn or error")
+		f.Var(chosen(&l.format, "text", "json"), "log-format", "of a line of the log: text or json")
+		settings.TakesEffect(f, settings.BySIGHUP, "log-level")
+	})
 }
 
 // open returns a logger that writes to w.
-func (l *logFlags) open(w io.Writer) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(l.level)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: there are debug, info, warn and error", l.level)
+func (l *logFlags) open(w io.Writer) *slog.Logger {
+	l.apply()
+	options := &slog.HandlerOptions{Level: &l.least}
+	if l.format == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
 	}
-	options := &slog.HandlerOptions{Level: level}
-	switch l.format {
-	case "text":
-		return slog.New(slog.NewTextHandler(w, options)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, options)), nil
-	}
-	return nil, fmt.Errorf("--log-format %q: there are text and json", l.format)
+	return slog.New(slog.NewTextHandler(w, options))
+}
+
+// apply has the level hold, also for a logger that is open.
+func (l *logFlags) apply() {
+	_ = l.least.UnmarshalText([]byte(l.level)) // it is one of those that there are
 }

@@ -33,6 +33,7 @@ type node struct {
 	cache    *image.Cache // nil where nothing is pulled
 	empty    int          // MiB that admission may hand out, where that was measured on an empty node
 	adopt    func()
+	reload   func() error // has what changed in its flags hold
 	closers  []func()
 }
 
@@ -48,7 +49,7 @@ func (n *node) close() {
 // Whoever calls it holds the lock of that directory.
 func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, log *slog.Logger) (_ *node, err error) {
 	collectSeldom()
-	n := &node{registry: registry, log: log}
+	n := &node{registry: registry, log: log, reload: func() error { return nil }}
 	defer func() {
 		if err != nil {
 			n.close()
@@ -117,7 +118,8 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 		if cache.Builder, err = builder(); err != nil {
 			return nil, err
 		}
-		if err := f.registries.apply(cache); err != nil {
+		n.reload = func() error { return f.registries.apply(cache) }
+		if err := n.reload(); err != nil {
 			return nil, err
 		}
 	}

@@ -8,13 +8,30 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/command/settings"
 )
 
 const nodeSocket = "node.sock" // in the run directory
 
-func runDirFlag(cmd *cobra.Command) *string {
-	return cmd.Flags().String("run-dir", "/run/fastiov", "where a running agent keeps its sockets, leases and sandboxes")
+// Where a node and its invoker keep what they need, unless they are told otherwise.
+const (
+	usualRunDir   = "/run/fastiov"
+	usualStateDir = "/var/lib/fastiov"
+)
+
+func runDirFlag(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "run-dir", usualRunDir,
+		"sockets, leases and sandboxes of an agent; on a tmpfs")
+}
+
+// ofNode gives a command that calls a node the flag that says where one runs.
+func ofNode(cmd *cobra.Command) *string {
+	dir := new(string)
+	settings.Add(cmd, nodeSection, func(f *pflag.FlagSet) { runDirFlag(f, dir) })
+	return dir
 }
 
 // The address at which an invoker serves is noted in the run directory, for the commands that call it.

@@ -3,11 +3,12 @@ package command
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
@@ -25,23 +26,22 @@ func upCmd() *cobra.Command {
 	n.register(cmd)
 	i.register(cmd)
 	logs.register(cmd)
-	cmd.Flags().StringVar(&i.user, "invoker-user", "",
-		"who the invoker runs as, in a process of its own (default: "+frontUser+"; with sim, the agent's process)")
-	cmd.Flags().StringVar(&kernel, "kernel", testbed.DebianKernel, "of the testbed, where one is the node: debian, or patched, fastiov's own, built first if need be")
+	settings.Add(cmd, invokerSection, func(f *pflag.FlagSet) {
+		f.StringVar(&i.user, "invoker-user", "", "who the invoker runs as, in a process of its own"+
+			" (default: "+frontUser+"; with sim, the agent's process)")
+	})
+	cmd.Flags().StringVar(&kernel, "kernel", testbed.DebianKernel, "of the testbed, where one is"+
+		" the node: debian, or patched, fastiov's own, built first if need be")
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, as a service does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if i.user == "" && n.sandbox.root {
 			i.user = frontUser
 		}
-		log, err := logs.open(os.Stderr)
-		if err != nil {
-			return err
-		}
-		switch {
+		switch again := newReload(cmd, &logs, logs.open(os.Stderr)); {
 		case foreground && i.user != "":
-			return serveApart(cmd.Context(), cmd, &n, &i, log, os.Stderr)
+			return serveApart(cmd.Context(), cmd, &n, &i, again, os.Stderr)
 		case foreground:
-			return serveAll(cmd.Context(), &n, &i, log)
+			return serveAll(cmd.Context(), &n, &i, again)
 		}
 		if n.sandbox.images && n.images == "" {
 			if away, err := upInTestbed(cmd, kernel); away {
@@ -68,7 +68,8 @@ func upCmd() *cobra.Command {
 }
 
 // serveAll runs a node and its invoker in this process until ctx ends.
-func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, log *slog.Logger) error {
+func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, again *reload) error {
+	log := again.log
 	unlock, err := n.lock()
 	if err != nil {
 		return err
@@ -101,9 +102,6 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, log *slog.Logg
 	}
 	client := api.Local(agent)
 	front.watched = []live.Named{{Name: "local", Node: client}}
-	poolConfig, err := i.pool()
-	if err != nil {
-		return err
-	}
-	return front.serve(ctx, poolConfig, client, counting(n.metrics, node.registry))
+	again.onHangup(ctx, node.reload)
+	return front.serve(ctx, i.pool(), client, counting(n.metrics, node.registry))
 }

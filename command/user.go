@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/store"
 )
@@ -92,8 +93,8 @@ func userCmd() *cobra.Command {
 // A userCommand is one that needs the register.
 type userCommand struct {
 	*cobra.Command
-	runDir   *string
-	stateDir *string
+	runDir   string
+	stateDir string
 	store    storeFlags
 }
 
@@ -214,20 +215,26 @@ func userPurges(ctx context.Context, cmd *cobra.Command, r *registerClient, subj
 
 func userDoes(use, short string, args cobra.PositionalArgs) *userCommand {
 	u := &userCommand{Command: &cobra.Command{Use: use, Short: short, Args: args}}
-	u.runDir = runDirFlag(u.Command)
-	u.stateDir = u.Flags().String("state-dir", "/var/lib/fastiov", "where the invoker keeps its store")
-	u.store.register(u.Command)
+	settings.Add(u.Command, nodeSection, func(f *pflag.FlagSet) {
+		runDirFlag(f, &u.runDir)
+		f.StringVar(&u.stateDir, "state-dir", usualStateDir, "where the invoker keeps its store")
+	})
+	settings.Add(u.Command, invokerSection, u.store.flags)
 	return u
 }
 
 func (u *userCommand) does(run func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error) {
 	u.RunE = func(cmd *cobra.Command, args []string) error {
-		if flags := cmd.Flags(); !flags.Changed("run-dir") && !flags.Changed("state-dir") && !flags.Changed("store") { // who names one means this machine
-			if away, err := inTestbed(cmd.Context(), *u.runDir); away {
+		here := false // whoever names one means this machine
+		for _, name := range []string{"run-dir", "state-dir", "store"} {
+			here = here || cmd.Flags().Changed(name)
+		}
+		if !here {
+			if away, err := inTestbed(cmd.Context(), u.runDir); away {
 				return err
 			}
 		}
-		socket := filepath.Join(*u.runDir, invokerSocket)
+		socket := filepath.Join(u.runDir, invokerSocket)
 		if conn, err := net.Dial("unix", socket); err == nil {
 			conn.Close()
 			return run(cmd.Context(), cmd, newRegisterClient(socket), args)
@@ -243,11 +250,11 @@ func (u *userCommand) does(run func(ctx context.Context, cmd *cobra.Command, r *
 // withStore serves the register from the store itself, for as long as do takes.
 func (u *userCommand) withStore(ctx context.Context, do func(socket string) error) (err error) {
 	if u.store.where == "" {
-		if err := becomeOwner(*u.stateDir); err != nil {
+		if err := becomeOwner(u.stateDir); err != nil {
 			return err
 		}
 	}
-	kept, err := u.store.open(ctx, *u.stateDir, slog.New(slog.DiscardHandler))
+	kept, err := u.store.open(ctx, u.stateDir, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return fmt.Errorf("no invoker runs here, and its store: %w", err)
 	}

@@ -93,7 +93,7 @@ func vfWatch() *cobra.Command {
 func onDevices(use, short string,
 	run func(context.Context, io.Writer, api.DevicesClient, []string) error) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short}
-	runDir := runDirFlag(cmd)
+	runDir := ofNode(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if away, err := inTestbed(cmd.Context(), *runDir); away {
 			return err

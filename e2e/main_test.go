@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/command"
+	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/testbed"
 )
 
@@ -40,7 +41,7 @@ func fastiov(t *testing.T, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Env = append(os.Environ(), asCommand+"="+t.Name())
+	cmd.Env = append(os.Environ(), asCommand+"="+t.Name(), settings.FileVariable+"="+settings.NoFile)
 	return cmd
 }
 

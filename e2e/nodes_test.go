@@ -68,7 +68,10 @@ func serving(t *testing.T, cmd *exec.Cmd) {
 	}
 	defer ready.Close()
 	var said bytes.Buffer
-	cmd.Stderr, cmd.ExtraFiles, cmd.Env = &said, []*os.File{theirs}, append(cmd.Env, readyFD+"=3")
+	if cmd.Stderr == nil {
+		cmd.Stderr = &said
+	}
+	cmd.ExtraFiles, cmd.Env = []*os.File{theirs}, append(cmd.Env, readyFD+"=3")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

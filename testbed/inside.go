@@ -154,9 +154,11 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 			told = append(told, "http://"+host)
 		}
 	}
-	if cache.Source.Registries, err = oci.ParseRegistries(told); err != nil {
+	registries, err := oci.ParseRegistries(told)
+	if err != nil {
 		return err
 	}
+	cache.Source.Allow(registries, nil)
 	return h.Fill(ctx, filepath.Base(ImagesDir),
 		func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
 }

@@ -44,7 +44,7 @@ type Cache struct {
 	// Fetched, if any, is called with the bytes that came from a source: debian or registry.
 	Fetched func(source string, bytes int64)
 	Pulled  func(err error) // is called, if any, when a pull has ended
-	Source  oci.Source      // of images that are pulled
+	Source  *oci.Source     // of images that are pulled
 	Builder []string        // the command that Make runs, without its last argument
 
 	dir      string

@@ -10,15 +10,14 @@ import (
 )
 
 // defaultSource returns the registries that images come from unless the operator says otherwise.
-func (c *Cache) defaultSource() oci.Source {
+func (c *Cache) defaultSource() *oci.Source {
 	registries, err := oci.ParseRegistries(oci.DefaultRegistries)
 	if err != nil {
 		panic(err) // they are constants
 	}
-	return oci.Source{
-		Registries: registries,
-		Fetched:    func(bytes int64) { c.CountFetched("registry", bytes) },
-	}
+	source := &oci.Source{Fetched: func(bytes int64) { c.CountFetched("registry", bytes) }}
+	source.Allow(registries, nil)
+	return source
 }
 
 // pull makes a runtime of the OCI image that ref stands for now, and takes its entry into use. The

@@ -43,7 +43,7 @@ func openFor(t testing.TB, dir, ref string) *Cache {
 		t.Fatal(err)
 	}
 	c := open(t, dir)
-	c.Source.Registries = registries
+	c.Source.Allow(registries, nil)
 	return c
 }
 

@@ -143,12 +143,13 @@ func TestOneTenantCannotTakeAllPulls(t *testing.T) {
 	defer quick.Close()
 	ref := push(t, strings.TrimPrefix(quick.URL, "http://"), func(*v1.ConfigFile) {})
 	c := openFor(t, t.TempDir(), ref)
-	var err error
-	c.Source.Registries, err = oci.ParseRegistries([]string{"http://" + host, "http://" + other,
-		quick.URL})
+	registries, err := oci.ParseRegistries([]string{
+		"http://" + host, "http://" + other, quick.URL,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.Source.Allow(registries, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	var calls sync.WaitGroup
 	for n := range 200 {

