@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/runtime"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
@@ -183,12 +184,17 @@ func (a *Agent) adopt(ctx context.Context, f *former) (*startup.Started, error) 
 	if err != nil {
 		return nil, err
 	}
+	program, err := runtime.In(sb, rec.Spec.Program)
+	if err != nil { // it is of a later version
+		sb.Close()
+		return nil, err
+	}
 	letGo, err := a.Starter.Images.Hold(ctx, rec.Spec.Root)
 	if err != nil { // the file is open in its VMM, so it outlives its name
 		a.Log.Warn("an adopted sandbox's image is not held in the cache",
 			"sandbox", rec.Spec.ID, "err", err)
 	}
 	return &startup.Started{
-		Sandbox: sb, Spec: rec.Spec, PID: rec.PID, Grant: f.grant, LetGo: letGo,
+		Sandbox: sb, Runtime: program, Spec: rec.Spec, PID: rec.PID, Grant: f.grant, LetGo: letGo,
 	}, nil
 }

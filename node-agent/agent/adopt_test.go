@@ -356,7 +356,9 @@ func raceOfAdoption(t *testing.T, random *rand.Rand) {
 				}
 			default:
 				_, err := a.Run(t.Context(), &api.RunRequest{Id: id})
-				if code := status.Code(err); code != codes.OK && code != codes.NotFound {
+				code := status.Code(err)
+				cut := strings.Contains(fmt.Sprint(err), "closed pipe") // by an end
+				if code != codes.OK && code != codes.NotFound && !cut {
 					t.Error(err)
 				}
 			}

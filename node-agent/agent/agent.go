@@ -153,9 +153,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 // refusalLogs are what a runtime wrote that refused its function. Not every one ends them with
 // sentinels: who waited for those would keep the VF, and the answer, until the caller's patience ends.
 func refusalLogs(ctx context.Context, st *startup.Started) []*api.LogLine {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	return logLines(st.Logs(ctx))
+	return logLines(st.Runtime.Logs(ctx, time.Now().Add(time.Second)))
 }
 
 func (a *Agent) enter(id string, e *entry) error {
@@ -220,13 +218,12 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 	if err != nil {
 		return nil, err
 	}
-	if req.TimeoutMs > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(req.TimeoutMs)*time.Millisecond)
-		defer cancel()
-	}
 	begin, answered := time.Now(), cold.run()
-	code, body, err := st.Post(ctx, "/run", req.Body)
+	var until time.Time
+	if req.TimeoutMs > 0 {
+		until = begin.Add(time.Duration(req.TimeoutMs) * time.Millisecond)
+	}
+	code, body, err := st.Runtime.Run(ctx, req.Body, until)
 	answered(err)
 	if err != nil {
 		return nil, runError(req.Id, st, err)
@@ -238,7 +235,7 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 			reply.Memory = footprint(f)
 		}
 	}
-	reply.Logs = logLines(st.Logs(ctx))
+	reply.Logs = logLines(st.Runtime.Logs(ctx, until))
 	return reply, nil
 }
 

@@ -1,11 +1,16 @@
 package agent
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"iter"
 	"log/slog"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -23,8 +28,11 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -104,7 +112,7 @@ type driver struct {
 	boxes   map[string]*box
 	initial int // status of /init
 
-	initializing func()                               // during /init
+	initializing func()                               // while /init is about to be sent
 	adopting     func(ctx context.Context, id string) // during Adopt
 	ending       func(id string)                      // during End
 }
@@ -126,7 +134,7 @@ func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 func (d *driver) box(id string) *box {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	b := &box{done: make(chan struct{}), initial: d.initial, initializing: d.initializing}
+	b := &box{done: make(chan struct{}), initial: d.initial, initializing: d.initializing, logs: tail.New()}
 	d.boxes[id] = b
 	return b
 }
@@ -157,27 +165,53 @@ type box struct {
 	done    chan struct{}
 	err     error
 	initial int
-	broken  error // of every Post
+	broken  error // of every Dial
+	hangsUp bool  // on every request
 	closes  atomic.Int32
+	logs    *tail.Log
+	mu      sync.Mutex
+	conns   []net.Conn
 
 	initializing func()
 }
 
-func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error) {
+func (b *box) Dial(context.Context, int) (net.Conn, error) {
 	if b.broken != nil {
-		return 0, nil, b.broken
+		return nil, b.broken
 	}
-	if path == "/init" && b.initializing != nil {
+	if b.initializing != nil {
 		b.initializing()
+		b.initializing = nil
 	}
-	if path == "/init" && b.initial != 0 {
-		return b.initial, []byte("{}"), nil
+	ours, theirs := net.Pipe()
+	b.mu.Lock()
+	b.conns = append(b.conns, ours)
+	b.mu.Unlock()
+	go func() {
+		defer theirs.Close()
+		r, err := http.ReadRequest(bufio.NewReader(theirs))
+		if err != nil || b.hangsUp {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		b.handle(theirs, r)
+	}()
+	return ours, nil
+}
+
+// handle answers a request as a runtime does, and logs a line.
+func (b *box) handle(w io.Writer, r *http.Request) {
+	status, answer := 200, `{"path":"`+r.URL.Path+`"}`
+	if r.URL.Path == "/init" && b.initial != 0 {
+		status, answer = b.initial, "{}"
 	}
-	return 200, []byte(`{"path":"` + path + `"}`), nil
+	b.logs.Add(wire.LogLine{Stream: "stdout", Text: "line"})
+	for _, stream := range []string{"stdout", "stderr"} {
+		b.logs.Add(wire.LogLine{Stream: stream, Text: openwhisk.Sentinel})
+	}
+	fmt.Fprintf(w, "HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", status, len(answer), answer)
 }
-func (b *box) Logs(context.Context) []sandbox.LogLine {
-	return []sandbox.LogLine{{Stream: "stdout", Text: "line"}}
-}
+func (b *box) Logs() *tail.Log              { return b.logs }
 func (b *box) Pause(context.Context) error  { return nil }
 func (b *box) Resume(context.Context) error { return nil }
 func (b *box) Done() <-chan struct{}        { return b.done }
@@ -189,6 +223,12 @@ func (b *box) Close() {
 func (b *box) end(err error) {
 	b.once.Do(func() {
 		b.err = err
+		b.logs.End()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, conn := range b.conns {
+			conn.Close()
+		}
 		close(b.done)
 	})
 }
@@ -200,7 +240,7 @@ func (images) Root(context.Context, string, string) (startup.Root, error) {
 }
 func (images) Hold(context.Context, string) (func(), error) { return nil, nil }
 
-func newAgent(t *testing.T) (*Agent, *driver, *vfs) {
+func newAgent(t testing.TB) (*Agent, *driver, *vfs) {
 	t.Helper()
 	d, v := &driver{boxes: map[string]*box{}, adopts: map[string]bool{}}, &vfs{}
 	starter := &startup.Starter{

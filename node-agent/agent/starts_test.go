@@ -89,7 +89,7 @@ func TestHowStartsEnd(t *testing.T) {
 			_ = startFor(t, a, "x")
 			d.boxes["x"].Close()
 		}},
-		{"failed", "cut off", func(a *Agent, d *driver) {
+		{"failed", "runtime /run: not reached: cut off", func(a *Agent, d *driver) {
 			_ = startFor(t, a, "x")
 			d.boxes["x"].broken = fmt.Errorf("cut off")
 			_, _ = a.Run(t.Context(), &api.RunRequest{Id: "x"})

@@ -9,7 +9,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
-	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
@@ -126,7 +126,7 @@ func spans(list []timeline.Span) []*api.Span {
 	return out
 }
 
-func logLines(lines []sandbox.LogLine) []*api.LogLine {
+func logLines(lines []wire.LogLine) []*api.LogLine {
 	out := make([]*api.LogLine, len(lines))
 	for i, l := range lines {
 		out[i] = &api.LogLine{TimeNs: l.Time.UnixNano(), Stream: l.Stream, Text: l.Text}

@@ -13,8 +13,8 @@ import (
 	"unicode"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
-	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 const (
@@ -30,7 +30,7 @@ type Conn struct {
 	forget  func()
 	node    *bucket // of all guests' lines
 	since   time.Time
-	logs    *logs
+	logs    *tail.Log
 	called  chan struct{} // closed when hello came
 	ready   chan struct{}
 	done    chan struct{}
@@ -57,7 +57,7 @@ type heard struct {
 
 func newConn(forget func(), node *bucket) *Conn {
 	return &Conn{
-		forget: forget, node: node, since: time.Now(), logs: newLogs(),
+		forget: forget, node: node, since: time.Now(), logs: tail.New(),
 		called: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}),
 	}
 }
@@ -86,17 +86,8 @@ func (c *Conn) Configure(config wire.Config) error {
 // Ready waits until the guest's VF is up, its runtime accepts requests on the guest's vsock port wire.RuntimePort, and its clock is mapped.
 func (c *Conn) Ready(ctx context.Context) error { return c.await(ctx, c.ready, "is not ready") }
 
-// Logs takes what the runtime wrote since the last take, up to and without the sentinels that end an
-// activation. It waits for them until ctx ends, for a runtime that has never written them one second;
-// a last line says that they did not come.
-func (c *Conn) Logs(ctx context.Context) []sandbox.LogLine {
-	complete := c.logs.await(ctx, c.done)
-	lines := c.logs.cutOff()
-	if !complete && c.Err() == nil {
-		lines = append(lines, sandbox.LogLine{Time: time.Now(), Stream: "stderr", Text: incomplete})
-	}
-	return lines
-}
+// Logs returns what the runtime writes. It ends when the guest hangs up.
+func (c *Conn) Logs() *tail.Log { return c.logs }
 
 // Wake tells a guest that was stopped the time, and returns when its time of day is right.
 func (c *Conn) Wake(ctx context.Context) error {
@@ -171,6 +162,7 @@ func (c *Conn) end(err error) {
 	if c.nc != nil {
 		c.nc.Close()
 	}
+	c.logs.End()
 	close(c.done)
 }
 
@@ -218,7 +210,7 @@ func (c *Conn) hear(nc net.Conn) error {
 		case up.Exit != nil:
 			return fmt.Errorf("the guest ended: %s", printable(up.Exit.Reason))
 		case up.Log != nil:
-			err = c.logs.add(now, *up.Log)
+			err = c.log(now, *up.Log)
 		default:
 			err = c.note(now, up)
 		}
@@ -226,6 +218,16 @@ func (c *Conn) hear(nc net.Conn) error {
 			return fmt.Errorf("the guest breaks the protocol: %w", err)
 		}
 	}
+}
+
+// log takes a line of the runtime.
+func (c *Conn) log(now time.Time, line wire.Log) error {
+	const most = 3 * wire.MaxText // what replaces a byte that is not UTF-8 has three
+	if len(line.Text) > most || line.Stream != "stdout" && line.Stream != "stderr" {
+		return fmt.Errorf("a log line of %d bytes on stream %.20q", len(line.Text), line.Stream)
+	}
+	c.logs.Add(wire.LogLine{Time: now, Stream: line.Stream, Text: line.Text})
+	return nil
 }
 
 // note takes a message about the guest's start.

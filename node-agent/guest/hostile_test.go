@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -25,6 +26,7 @@ func TestProtocolBreaks(t *testing.T) {
 		{"a stage of the host", greeting + "\n" + event("vmm"), `stage "vmm"`},
 		{"a stage of its own making", greeting + "\n" + event(strings.Repeat("x", 1000)), "stage"},
 		{"a log line on no stream", greeting + "\n" + `{"log":{"stream":"x"}}`, "stream"},
+		{"a log line that is too long", greeting + "\n" + `{"log":{"stream":"stdout","text":"` + strings.Repeat("x", 3*wire.MaxText+1) + `"}}`, "a log line of 49153 bytes"},
 		{"a wrong type", `{"hello":[]}`, "does not decode"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -68,7 +70,7 @@ func TestSpansStayWithinTheGuestsLife(t *testing.T) {
 
 func FuzzGuest(f *testing.F) {
 	f.Add([]byte(`{"hello":{"boot":1,"real":3}}` + "\n" + `{"event":{"stage":"agent","begin":-9223372036854775808,"end":9223372036854775807}}` + "\n" +
-		`{"log":{"stream":"stdout","text":"` + wire.Sentinel + `"}}` + "\n" + `{"pong":{"id":1,"boot":-1}}` + "\n" + `{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
+		`{"log":{"stream":"stdout","text":"\u0000"}}` + "\n" + `{"pong":{"id":1,"boot":-1}}` + "\n" + `{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		host, guest := net.Pipe()
 		c := newConn(func() {}, newBucket(nodeRate, nodeBurst))
@@ -80,10 +82,15 @@ func FuzzGuest(f *testing.F) {
 		<-c.Done()
 		c.Spans()
 		c.Steps()
-		for _, line := range c.Logs(t.Context()) {
+		lines := c.Logs().Read()
+		line, _, err := lines.Next(t.Context())
+		for ; err == nil; line, _, err = lines.Next(t.Context()) {
 			if len(line.Text) > 3*wire.MaxText {
 				t.Fatalf("a line of %d bytes", len(line.Text))
 			}
+		}
+		if !errors.Is(err, io.EOF) {
+			t.Fatalf("its logs end with %v", err)
 		}
 		if c.Err() == nil {
 			t.Fatal("it ended without a reason")

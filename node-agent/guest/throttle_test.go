@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
@@ -125,7 +126,7 @@ func BenchmarkHearing(b *testing.B) {
 			var line strings.Builder
 			wire.Write(&line, wire.Up{Log: &wire.Log{Stream: "stdout", Text: text}})
 			r := wire.NewReader(strings.NewReader(strings.Repeat(line.String(), b.N)))
-			l := newLogs()
+			l := tail.New()
 			b.SetBytes(int64(line.Len()))
 			b.ResetTimer()
 			for range b.N {
@@ -133,7 +134,7 @@ func BenchmarkHearing(b *testing.B) {
 				if err := r.Next(&up); err != nil {
 					b.Fatal(err)
 				}
-				l.add(time.Now(), *up.Log)
+				l.Add(wire.LogLine{Stream: up.Log.Stream, Text: up.Log.Text})
 			}
 		})
 	}

@@ -5,11 +5,12 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
-	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
@@ -86,17 +87,20 @@ type Driver interface {
 
 // A Sandbox is one started sandbox.
 type Sandbox interface {
-	// Post sends body to the runtime at path (/init or /run) and returns its answer.
-	Post(ctx context.Context, path string, body []byte) (status int, answer []byte, err error)
+	// Dial connects to a TCP port of the sandbox's own loopback. An error means that nobody there
+	// has seen a byte. The connection can be closed one way (CloseWrite); it ends with the sandbox,
+	// whose end is then the error of who reads it, and with a Pause.
+	Dial(ctx context.Context, port int) (net.Conn, error)
 	// Pause takes the CPU from the sandbox, which keeps all else. Nothing may be under way in it. Pausing twice is pausing once.
 	// A Pause or Resume that has begun is done also when its caller gives up; a sandbox that does not
 	// answer within the driver's own bound is ended.
 	Pause(ctx context.Context) error
-	// Resume gives it back and returns when the sandbox can take a Post and tells the right time. It bears not having been paused.
+	// Resume gives it back and returns when the sandbox can be dialled and tells the right time. It
+	// bears not having been paused.
 	Resume(ctx context.Context) error
-	// Logs takes what the runtime has logged since the last call, up to and without the end-of-activation
-	// sentinels. It waits for them until ctx ends, or one second where the runtime never wrote any.
-	Logs(ctx context.Context) []LogLine
+	// Logs returns what the runtime writes. It ends with the sandbox, or before the first line
+	// where there is nothing that could write.
+	Logs() *tail.Log
 	// Done is closed when the sandbox has ended, by whatever cause; Err then says why (nil: Close).
 	Done() <-chan struct{}
 	Err() error
@@ -109,14 +113,8 @@ type Weigher interface {
 	Weigh(at timeline.Moment) (timeline.Footprint, error)
 }
 
-// A LogLine is one line that the runtime wrote.
-type LogLine struct {
-	Time   time.Time
-	Stream string // stdout or stderr
-	Text   string
-}
-
-// ErrUnreached is the error of a Post that found nobody to send to: the runtime has seen nothing of it.
+// ErrUnreached is the error of a request that could not be sent: the runtime has seen nothing of
+// it.
 var ErrUnreached = errors.New("not reached")
 
 // ErrLetGo is the Err of a sandbox whose driver was closed: it lives on, for a later agent to adopt.

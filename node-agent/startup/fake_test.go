@@ -1,10 +1,15 @@
 package startup
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"sync"
 	"testing"
@@ -13,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	runtimelog "github.com/fastiov/fastiov/node-agent/guest/tail"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
@@ -114,7 +120,7 @@ func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running++
-	return &box{driver: d, done: make(chan struct{})}, nil
+	return &box{driver: d, done: make(chan struct{}), logs: runtimelog.New()}, nil
 }
 
 func (d *driver) Adopt(context.Context, sandbox.Record) (sandbox.Sandbox, error) {
@@ -127,27 +133,49 @@ type box struct {
 	driver *driver
 	once   sync.Once
 	done   chan struct{}
+	logs   *runtimelog.Log
 }
 
-func (b *box) Post(_ context.Context, path string, _ []byte) (int, []byte, error) {
+func (b *box) Dial(context.Context, int) (net.Conn, error) {
 	if b.driver.fail == "init" {
-		return 0, nil, errors.New("connection reset")
+		return nil, errors.New("connection reset")
 	}
+	status := http.StatusOK
 	if b.driver.fail == "code" {
-		return 502, []byte(`{"error":"SyntaxError"}`), nil
+		status = http.StatusBadGateway
 	}
-	return 200, []byte(`{"ok":true}`), nil
+	return serve(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }), nil
 }
-func (b *box) Logs(context.Context) []sandbox.LogLine { return nil }
-func (b *box) Pause(context.Context) error            { return nil }
-func (b *box) Resume(context.Context) error           { return nil }
-func (b *box) Done() <-chan struct{}                  { return b.done }
-func (b *box) Err() error                             { return nil }
+
+// serve returns a connection on which one request is handled.
+func serve(handle http.HandlerFunc) net.Conn {
+	ours, theirs := net.Pipe()
+	go func() {
+		defer theirs.Close()
+		r, err := http.ReadRequest(bufio.NewReader(theirs))
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		w := httptest.NewRecorder()
+		handle(w, r)
+		response := w.Result()
+		response.Close = true
+		_ = response.Write(theirs)
+	}()
+	return ours
+}
+func (b *box) Logs() *runtimelog.Log        { return b.logs }
+func (b *box) Pause(context.Context) error  { return nil }
+func (b *box) Resume(context.Context) error { return nil }
+func (b *box) Done() <-chan struct{}        { return b.done }
+func (b *box) Err() error                   { return nil }
 func (b *box) Close() {
 	b.once.Do(func() {
 		b.driver.mu.Lock()
 		defer b.driver.mu.Unlock()
 		b.driver.running--
+		b.logs.End()
 		close(b.done)
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/runtime"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -27,6 +28,9 @@ type Request struct {
 	MemoryMiB int
 	Wait      time.Duration // how long it may queue for memory and a NIC
 	Env       map[string]string
+	Protocol  string             // what the runtime speaks; empty: what its image says
+	Port      uint16             // on which it listens; 0: what its image says
+	Probe     string             // see wire.Program
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
 
@@ -65,6 +69,7 @@ type Starter struct {
 // A Started sandbox is one that can take /run. Release must be called once it has ended.
 type Started struct {
 	sandbox.Sandbox
+	Runtime    runtime.Protocol
 	Spec       sandbox.Spec
 	PID        int // of its VMM; 0 where there is none
 	Grant      *Grant
@@ -92,8 +97,10 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		do: func(ctx context.Context) error {
 			root, err := s.Images.Root(ctx, req.Image, req.Namespace)
 			st.LetGo = root.Release
-			st.Spec.Root, st.Spec.Program = root.Path, root.Program
-			st.Spec.Program.Env = merge(root.Program.Env, req.Env)
+			st.Spec.Root = root.Path
+			if err == nil {
+				err = req.program(root.Program, &st.Spec.Program)
+			}
 			return err
 		},
 		undo: st.letGo,
@@ -120,6 +127,9 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		name: "boot", deadline: s.Deadlines.Boot,
 		do: func(ctx context.Context) (err error) {
 			st.Sandbox, err = s.Driver.Start(ctx, st.Spec, tl, func(rec sandbox.Record) error { return s.own(st, rec) })
+			if err == nil {
+				st.Runtime, err = runtime.In(st.Sandbox, st.Spec.Program)
+			}
 			return err
 		},
 		undo: func() {
@@ -130,8 +140,8 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	}, {
 		name: "init", stage: timeline.AppInit, deadline: s.Deadlines.Init,
 		do: func(ctx context.Context) (err error) {
-			if len(req.Init) > 0 {
-				st.InitStatus, st.InitReply, err = st.Post(ctx, "/init", req.Init)
+			if err = st.Runtime.Ready(ctx); err == nil && len(req.Init) > 0 {
+				st.InitStatus, st.InitReply, err = st.Runtime.Init(ctx, req.Init)
 			}
 			return err
 		},
@@ -150,6 +160,16 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	return st, nil
 }
 
+// program lays what the caller asks for over what the image says.
+func (r *Request) program(image wire.Program, p *wire.Program) error {
+	*p = image
+	p.Env = merge(image.Env, r.Env)
+	p.Protocol = cmp.Or(r.Protocol, p.Protocol)
+	p.Port = cmp.Or(r.Port, p.Port)
+	p.Probe = cmp.Or(r.Probe, p.Probe)
+	return runtime.Prepare(p)
+}
+
 // Initialised is what came of handing a function to its runtime.
 type Initialised struct {
 	Status int
@@ -160,7 +180,7 @@ type Initialised struct {
 // Init hands a function to a sandbox that was started without one. The caller ends the sandbox where that fails.
 func (s *Starter) Init(ctx context.Context, st *Started, body []byte, tl *timeline.Timeline) (done Initialised, err error) {
 	p := phase{name: "init", stage: timeline.AppInit, deadline: s.Deadlines.Init, do: func(ctx context.Context) error {
-		done.Status, done.Reply, err = st.Post(ctx, "/init", body)
+		done.Status, done.Reply, err = st.Runtime.Init(ctx, body)
 		return err
 	}}
 	err = p.run(ctx, tl)

@@ -23,12 +23,12 @@ func meet(agent, guest func(io.ReadWriter) error) (agentSays, guestSays error) {
 }
 
 func entering(s Secret) func(io.ReadWriter) error {
-	return func(c io.ReadWriter) error { return Enter(c, s) }
+	return func(c io.ReadWriter) error { return Enter(c, s, Runtime) }
 }
 
 func admitting(s Secret) func(io.ReadWriter) error {
 	return func(c io.ReadWriter) error {
-		if err := Admit(c, s); err != nil {
+		if _, err := Admit(c, s); err != nil {
 			return err
 		}
 		return Welcome(c)
@@ -57,10 +57,78 @@ func TestWhoIsNotWelcomedIsNotIn(t *testing.T) {
 	secret := NewSecret()
 	admit := func(c io.ReadWriter) error {
 		defer c.(io.Closer).Close()
-		return Admit(c, secret)
+		_, err := Admit(c, secret)
+		return err
 	}
 	if agent, guest := meet(entering(secret), admit); !errors.Is(agent, io.EOF) || guest != nil {
 		t.Errorf("agent: %v, guest: %v", agent, guest)
+	}
+}
+
+// The guest learns the port that was asked for, and the agent whether somebody listens there.
+func TestTheAgentNamesAPort(t *testing.T) {
+	secret := NewSecret()
+	for _, port := range []uint16{Runtime, 1, 8080, 65535} {
+		for _, listens := range []bool{true, false} {
+			var asked uint16
+			agent, guest := meet(
+				func(c io.ReadWriter) error { return Enter(c, secret, port) },
+				func(c io.ReadWriter) (err error) {
+					if asked, err = Admit(c, secret); err != nil {
+						return err
+					}
+					if listens {
+						return Welcome(c)
+					}
+					return Refuse(c)
+				})
+			if guest != nil || asked != port || (agent == nil) != listens || !listens && !errors.Is(agent, ErrNobody) {
+				t.Errorf("port %d: the guest hears %d, %v, the agent %v", port, asked, guest, agent)
+			}
+		}
+	}
+}
+
+// between passes on what both say, but for what change makes of the agent's proof.
+func between(secret Secret, port uint16, change func([]byte) []byte) (guest error) {
+	a, far := net.Pipe()
+	near, g := net.Pipe()
+	go func() { defer a.Close(); _ = Enter(a, secret, port) }()
+	go func() {
+		defer near.Close()
+		defer far.Close()
+		heard := make([]byte, nonceSize+proofSize)
+		io.ReadFull(far, heard[:nonceSize])
+		near.Write(heard[:nonceSize])
+		io.ReadFull(near, heard)
+		far.Write(heard)
+		n, _ := io.ReadAtLeast(far, heard, proofSize)
+		near.Write(change(heard[:n]))
+	}()
+	defer g.Close()
+	_, guest = Admit(g, secret)
+	return guest
+}
+
+// Whoever passes on what the agent and the guest say cannot have the agent reach another port.
+func TestAPortIsPartOfTheProof(t *testing.T) {
+	secret := NewSecret()
+	same := func(said []byte) []byte { return said }
+	other := func(said []byte) []byte { return append(said[:proofSize:proofSize], 0, 22) }
+	none := func(said []byte) []byte { return append(said[:proofSize:proofSize], 0, 0) }
+	for _, port := range []uint16{Runtime, 8080} {
+		if err := between(secret, port, same); err != nil {
+			t.Errorf("port %d, nothing changed: %v", port, err)
+		}
+	}
+	for name, change := range map[string]func([]byte) []byte{"22": other, "none": none} {
+		if err := between(secret, 8080, change); !errors.Is(err, ErrStranger) {
+			t.Errorf("port 8080 became %s: %v", name, err)
+		}
+	}
+	cut := func(said []byte) []byte { return said[:proofSize] }
+	if err := between(secret, 8080, cut); err == nil {
+		t.Error("a proof for a port was taken for one of the runtime's")
 	}
 }
 
@@ -82,7 +150,7 @@ func TestAProofIsOfNoUseToWhoSawIt(t *testing.T) {
 		return Enter(struct {
 			io.Reader
 			io.Writer
-		}{c, io.MultiWriter(c, &spoken)}, secret)
+		}{c, io.MultiWriter(c, &spoken)}, secret, Runtime)
 	}, admitting(secret))
 	if err != nil {
 		t.Fatal(err)
@@ -142,10 +210,11 @@ func (s *stranger) Write(p []byte) (int, error) { return s.heard.Write(p) }
 func FuzzAdmit(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, nonceSize+proofSize))
+	f.Add(make([]byte, nonceSize+proofSize+2))
 	f.Add([]byte("POST /run HTTP/1.1\r\nHost: runtime\r\nContent-Length: 12\r\n\r\n{\"value\":{}}"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		s := &stranger{Reader: bytes.NewReader(said)}
-		if Admit(s, Secret{1}) == nil {
+		if _, err := Admit(s, Secret{1}); err == nil {
 			t.Fatal("a stranger was admitted")
 		}
 		if n := s.heard.Len(); n != 0 && n != nonceSize+proofSize {
@@ -160,7 +229,7 @@ func FuzzEnter(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		s := &stranger{Reader: bytes.NewReader(said)}
-		if Enter(s, Secret{1}) == nil {
+		if Enter(s, Secret{1}, 9000) == nil {
 			t.Fatal("a stranger was taken for the guest")
 		}
 		if n := s.heard.Len(); n != nonceSize {

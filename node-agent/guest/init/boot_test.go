@@ -33,7 +33,7 @@ func TestBoot(t *testing.T) {
 		}
 		<-conn.Done()
 		m.end(t)
-		if lines := conn.Logs(now()); len(lines) != 1 {
+		if lines := logged(now(), conn, 2); len(lines) != 1 {
 			t.Errorf("logs: %+v", lines)
 		} else {
 			checkAround(t, lines[0].Text, map[string]string{
@@ -48,7 +48,7 @@ func TestBoot(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "the runtime runtime ended with status 3") {
 			t.Errorf("ready with %v", err)
 		}
-		if lines := conn.Logs(now()); len(lines) != 1 || lines[0].Text != "last words" || lines[0].Stream != "stderr" {
+		if lines := logged(now(), conn, 2); len(lines) != 1 || lines[0].Text != "last words" || lines[0].Stream != "stderr" {
 			t.Errorf("logs: %+v", lines)
 		}
 		m.end(t)

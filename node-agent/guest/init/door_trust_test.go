@@ -43,7 +43,7 @@ func TestALocalUserAtTheGuestsDoor(t *testing.T) {
 			fmt.Fprintf(w, "%s %d", r.URL.Path, len(body))
 		}))
 		secret := door.NewSecret()
-		if err := spliceRuntime(secret); err != nil {
+		if err := openDoor(secret, wire.RuntimePort); err != nil {
 			t.Fatal(err)
 		}
 		for _, path := range []string{"/init", "/run"} {
@@ -145,7 +145,7 @@ func agentSays(t *testing.T, secret door.Secret, text string) string {
 			continue
 		}
 		defer conn.Close()
-		if last = door.Enter(conn, secret); last != nil {
+		if last = door.Enter(conn, secret, door.Runtime); last != nil {
 			continue
 		}
 		io.WriteString(conn, text)

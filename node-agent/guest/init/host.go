@@ -65,7 +65,8 @@ func (h *host) talk(dial func() (*os.File, error)) bool {
 		return false
 	}
 	h.mu.Lock()
-	err = wire.Write(link, wire.Up{Hello: &wire.Hello{Boot: h.start, Real: h.real, Ready: h.isReady}})
+	hello := wire.Hello{Boot: h.start, Real: h.real, Ready: h.isReady, Ports: true}
+	err = wire.Write(link, wire.Up{Hello: &hello})
 	for _, up := range h.early {
 		err = errors.Join(err, wire.Write(link, up))
 	}

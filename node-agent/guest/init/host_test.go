@@ -75,7 +75,6 @@ func TestConversationFromTheGuest(t *testing.T) {
 	rec.stage(agentStage, h.start)
 	for _, stream := range []string{"stdout", "stderr"} {
 		h.log(stream, "on "+stream)
-		h.log(stream, wire.Sentinel)
 	}
 	h.ready()
 	if err := conn.Ready(ctx); err != nil {
@@ -89,7 +88,7 @@ func TestConversationFromTheGuest(t *testing.T) {
 	if late := time.Since(time.Unix(0, <-set)); late < 0 || late > time.Minute {
 		t.Errorf("the guest was told a time %v ago", late)
 	}
-	if lines := conn.Logs(ctx); len(lines) != 2 || lines[0].Text != "on stdout" || lines[1].Text != "on stderr" {
+	if lines := logged(ctx, conn, 2); len(lines) != 2 || lines[0].Text != "on stdout" || lines[1].Text != "on stderr" {
 		t.Errorf("logs: %+v", lines)
 	}
 	if spans := conn.Spans(); len(spans) != 2 {
@@ -103,9 +102,9 @@ func TestConversationFromTheGuest(t *testing.T) {
 		t.Fatal(hello, err)
 	}
 	go h.log("stderr", "after the restart")
-	go h.log("stdout", wire.Sentinel)
-	go h.log("stderr", wire.Sentinel)
-	adopted.Logs(ctx)
+	if lines := logged(ctx, adopted, 1); len(lines) != 1 || lines[0].Text != "after the restart" {
+		t.Errorf("logs: %+v", lines)
+	}
 	if err := adopted.Poweroff(); err != nil {
 		t.Fatal(err)
 	}
@@ -114,6 +113,19 @@ func TestConversationFromTheGuest(t *testing.T) {
 	if <-adopted.Done(); !strings.Contains(adopted.Err().Error(), reason.Error()) {
 		t.Errorf("the agent heard %v", adopted.Err())
 	}
+}
+
+// logged waits for the first lines that the agent hears; it returns fewer if the guest says no
+// more.
+func logged(ctx context.Context, agent *guest.Conn, most int) (lines []wire.LogLine) {
+	for all := agent.Logs().Read(); len(lines) < most; {
+		line, _, err := all.Next(ctx)
+		if err != nil {
+			return lines
+		}
+		lines = append(lines, line)
+	}
+	return lines
 }
 
 func TestHostLostBeforeReady(t *testing.T) {

@@ -6,8 +6,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 // Many runtimes listen on all addresses of the guest, that of its VF among them: other guests would
@@ -38,7 +36,7 @@ const (
 
 // staysInside makes the runtime's port one of the loopback device alone, for all processes of the
 // cgroup.
-func staysInside(cgroup string) error {
+func staysInside(cgroup string, port int) error {
 	dir, err := os.Open(cgroup)
 	if err != nil {
 		return err
@@ -51,15 +49,15 @@ func staysInside(cgroup string) error {
 			address6: 0, address6 + 4: 0, address6 + 8: 0xffff0000, address6 + 12: loopback,
 		},
 	} {
-		if err := attach(int(dir.Fd()), hook, rewrite(words)); err != nil {
+		if err := attach(int(dir.Fd()), hook, rewrite(port, words)); err != nil {
 			return fmt.Errorf("the runtime's port cannot be kept to 127.0.0.1: %w", err)
 		}
 	}
 	return nil
 }
 
-// rewrite writes words into the address that is bound, if it is one of the runtime's TCP port.
-func rewrite(words map[int16]uint32) []instruction {
+// rewrite writes words into the address that is bound, if it is one of the TCP port.
+func rewrite(listens int, words map[int16]uint32) []instruction {
 	const context, value, result = 1, 2, 0
 	var writes []instruction
 	for offset, word := range words {
@@ -72,7 +70,7 @@ func rewrite(words map[int16]uint32) []instruction {
 		{load, context<<4 | value, kind, 0},
 		{skip, value, 2 + over, unix.SOCK_STREAM},
 		{load, context<<4 | value, port, 0},
-		{skip, value, over, wire.RuntimePort>>8 | wire.RuntimePort&0xff<<8},
+		{skip, value, over, int32(listens>>8 | listens&0xff<<8)},
 	}
 	const allow = 1
 	program = append(program, writes...)

@@ -35,7 +35,7 @@ func TestARuntimeListensInsideAlone(t *testing.T) {
 				t.Errorf("%s, as a comparison, is not reached from outside", address)
 			}
 		}
-		if err := staysInside(group); err != nil {
+		if err := staysInside(group, wire.RuntimePort); err != nil {
 			t.Fatal(err)
 		}
 		for _, address := range []string{"0.0.0.0", "::", "127.0.0.2"} {

@@ -8,11 +8,12 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// splitLines emits what comes from r line by line, without newlines. A line longer than wire.MaxText is emitted in pieces, and one that ends in
-// the sentinel at once, since whoever wrote it may write no newline; neither way a sentinel is torn.
-func splitLines(r io.Reader, emit func(string)) {
+// splitLines emits what comes from r line by line, without newlines. A line longer than
+// wire.MaxText is emitted in pieces, and one that ends in the mark at once, since whoever wrote it
+// may write no newline; neither way a mark is torn.
+func splitLines(r io.Reader, mark string, emit func(string)) {
 	var line []byte
-	ended := false // the line was emitted at its sentinel: a newline that follows belongs to it
+	ended := false // the line was emitted at its mark: a newline that follows belongs to it
 	chunk := make([]byte, 8<<10)
 	for {
 		n, err := r.Read(chunk)
@@ -23,9 +24,9 @@ func splitLines(r io.Reader, emit func(string)) {
 				ended = false
 			}
 			line = append(line, text...)
-			line = emitPieces(line, emit)
+			line = emitPieces(line, mark, emit)
 			switch {
-			case whole && !ended, bytes.HasSuffix(line, []byte(wire.Sentinel)):
+			case whole && !ended, mark != "" && bytes.HasSuffix(line, []byte(mark)):
 				emit(string(line))
 				line, ended = line[:0], !whole
 			case whole:
@@ -41,12 +42,13 @@ func splitLines(r io.Reader, emit func(string)) {
 	}
 }
 
-// emitPieces emits the front of a line that is too long and returns the rest. It cuts only where it can see that no sentinel is torn.
-func emitPieces(line []byte, emit func(string)) []byte {
+// emitPieces emits the front of a line that is too long and returns the rest. It cuts only where it
+// can see that no mark is torn.
+func emitPieces(line []byte, mark string, emit func(string)) []byte {
 	for len(line) > wire.MaxText {
-		cut := wire.MaxText - len(wire.Sentinel)
-		near := cut - len(wire.Sentinel) + 1
-		if i := bytes.Index(line[near:cut+len(wire.Sentinel)-1], []byte(wire.Sentinel)); i >= 0 {
+		cut := wire.MaxText - len(mark)
+		near := cut - max(len(mark)-1, 0)
+		if i := bytes.Index(line[near:cut+max(len(mark)-1, 0)], []byte(mark)); i >= 0 {
 			cut = near + i
 		}
 		for range utf8.UTFMax - 1 {

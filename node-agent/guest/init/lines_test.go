@@ -11,8 +11,10 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
+const sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
+
 func TestSplitLines(t *testing.T) {
-	const end = wire.Sentinel
+	const end = sentinel
 	long := strings.Repeat("x", wire.MaxText)
 	piece, more := long[len(end):], strings.Repeat("y", 100)
 	for _, c := range []struct {
@@ -30,7 +32,7 @@ func TestSplitLines(t *testing.T) {
 		{"a letter where a long line is cut", piece[1:] + "é" + more + "\n", []string{piece[1:], "é" + more}},
 	} {
 		var got []string
-		splitLines(strings.NewReader(c.text), func(s string) { got = append(got, s) })
+		splitLines(strings.NewReader(c.text), end, func(s string) { got = append(got, s) })
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %.100q, want %.100q", c.name, got, c.want)
 		}
@@ -39,30 +41,40 @@ func TestSplitLines(t *testing.T) {
 
 // A sentinel is emitted when it is there: its writer may write no newline and wait for the next activation.
 func TestSentinelWithoutNewline(t *testing.T) {
-	text := "a\n" + wire.Sentinel + "b\n"
+	text := "a\n" + sentinel + "b\n"
 	var got []string
-	splitLines(iotest.OneByteReader(strings.NewReader(text)), func(s string) { got = append(got, s) })
-	if want := []string{"a", wire.Sentinel, "b"}; !slices.Equal(got, want) {
+	splitLines(iotest.OneByteReader(strings.NewReader(text)), sentinel, func(s string) { got = append(got, s) })
+	if want := []string{"a", sentinel, "b"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// Where there is no mark, a long line is cut where it is longest.
+func TestLinesWithoutAMark(t *testing.T) {
+	long := strings.Repeat("x", wire.MaxText)
+	var got []string
+	splitLines(strings.NewReader("a"+sentinel+"\n"+long+"y\n"), "", func(s string) { got = append(got, s) })
+	if want := []string{"a" + sentinel, long, "y"}; !slices.Equal(got, want) {
+		t.Errorf("%.100q", got)
 	}
 }
 
 // However the bytes arrive, none is lost, no piece is too long and no sentinel is torn.
 func TestSplitLinesKeepsAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		words := rapid.SliceOfN(rapid.SampledFrom([]string{"\n", "x", "XXX", wire.Sentinel, wire.Sentinel + "\n", strings.Repeat("y", wire.MaxText-20), "é"}), 0, 20).Draw(t, "words")
+		words := rapid.SliceOfN(rapid.SampledFrom([]string{"\n", "x", "XXX", sentinel, sentinel + "\n", strings.Repeat("y", wire.MaxText-20), "é"}), 0, 20).Draw(t, "words")
 		text := strings.Join(words, "")
 		r := &chunks{text: text, size: func() int { return rapid.IntRange(1, 9000).Draw(t, "chunk") }}
 		var got []string
-		splitLines(r, func(s string) { got = append(got, s) })
+		splitLines(r, sentinel, func(s string) { got = append(got, s) })
 		sentinels := 0
 		for _, s := range got {
-			sentinels += strings.Count(s, wire.Sentinel)
+			sentinels += strings.Count(s, sentinel)
 			if len(s) > wire.MaxText {
 				t.Fatalf("a piece of %d bytes", len(s))
 			}
 		}
-		if want := strings.Count(text, wire.Sentinel); sentinels != want {
+		if want := strings.Count(text, sentinel); sentinels != want {
 			t.Fatalf("%d sentinels of %d", sentinels, want)
 		}
 		if strings.Join(got, "") != strings.ReplaceAll(text, "\n", "") {

@@ -102,10 +102,12 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	}
 	linked := make(chan error, 1)
 	go func() { linked <- bringUp(config.NIC, vfDrivers, rec, linkWithin) }()
-	if err := spliceRuntime(config.Secret); err != nil {
+	port := config.Listens()
+	if err := openDoor(config.Secret, port); err != nil {
 		return err
 	}
-	if err := rec.step("inside", func() error { return staysInside("/sys/fs/cgroup") }); err != nil {
+	inside := func() error { return staysInside("/sys/fs/cgroup", port) }
+	if err := rec.step("inside", inside); err != nil {
 		return err
 	}
 	program, err := startRuntime(config, h)
@@ -114,7 +116,7 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	}
 	rec.stage(agentStage, h.start)
 	begin := boottime()
-	if err := program.accepts(runtimeWithin); err != nil {
+	if err := program.accepts(port, runtimeWithin); err != nil {
 		return err
 	}
 	rec.stage(agentStage, begin)

@@ -22,7 +22,7 @@ const (
 	agentBuffer    = 256 << 10 // vsock's default
 )
 
-// A porter lets nobody but the agent through to the runtime.
+// A porter lets nobody but the agent into the guest.
 type porter struct {
 	secret door.Secret
 
@@ -31,22 +31,19 @@ type porter struct {
 	next    int
 }
 
-// admits tells whether the caller that arrived at place is the agent. What it says before it has
-// proved that reaches nobody.
-func (p *porter) admits(caller *os.File, place int) bool {
+// admits tells whether the caller that arrived at place is the agent, and which port it wants. What
+// it says before it has proved to be the agent reaches nobody. It still has to be welcomed, for
+// which it has the rest of a stranger's time.
+func (p *porter) admits(caller *os.File, place int) (port uint16, agent bool) {
 	caller.SetDeadline(time.Now().Add(strangerTime))
-	err := door.Admit(caller, p.secret)
+	port, err := door.Admit(caller, p.secret)
 	if !p.leave(place, caller) || err != nil {
-		return false
+		return 0, false
 	}
-	if door.Welcome(caller) != nil {
-		return false
-	}
-	caller.SetDeadline(time.Time{})
 	if raw, err := caller.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) { bufferOf(int(fd), agentBuffer) })
 	}
-	return true
+	return port, true
 }
 
 // arrive gives caller a place, and hangs up on who has had that place for longest.

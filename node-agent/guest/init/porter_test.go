@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 // A house is a guest's door, over a unix socket, with a runtime behind it that says "runtime: " and
@@ -58,7 +60,12 @@ func openHouse(t *testing.T, secret door.Secret) *house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go acceptAll(fd, &porter{secret: secret}, dialLocal(filepath.Join(dir, "runtime")))
+	go acceptAll(fd, &porter{secret: secret}, func(port uint16) (*os.File, error) {
+		if port != door.Runtime {
+			return nil, fmt.Errorf("nobody listens on port %d", port)
+		}
+		return dialLocal(filepath.Join(dir, "runtime"))()
+	})
 	return h
 }
 
@@ -79,7 +86,7 @@ func (h *house) call(t *testing.T) net.Conn {
 func (h *house) agentSays(t *testing.T, secret door.Secret, text string) string {
 	t.Helper()
 	conn := h.call(t)
-	if err := door.Enter(conn, secret); err != nil {
+	if err := door.Enter(conn, secret, door.Runtime); err != nil {
 		t.Fatal(err)
 	}
 	io.WriteString(conn, text)
@@ -98,7 +105,7 @@ func TestStrangersDoNotReachTheRuntime(t *testing.T) {
 	if answer, _ := io.ReadAll(conn); strings.Contains(string(answer), "runtime") {
 		t.Errorf("a stranger hears %q", answer)
 	}
-	if err := door.Enter(h.call(t), door.NewSecret()); err == nil {
+	if err := door.Enter(h.call(t), door.NewSecret(), door.Runtime); err == nil {
 		t.Error("the guest knows another secret")
 	}
 	if n := h.reached.Load(); n != 0 {
@@ -106,6 +113,18 @@ func TestStrangersDoNotReachTheRuntime(t *testing.T) {
 	}
 	if said := h.agentSays(t, secret, "hello"); said != "runtime: hello" || h.reached.Load() != 1 {
 		t.Errorf("the agent hears %q", said)
+	}
+}
+
+// Who is let in and asks for a port where nobody listens learns that, and at once.
+func TestNobodyListensInside(t *testing.T) {
+	secret := door.NewSecret()
+	h := openHouse(t, secret)
+	if err := door.Enter(h.call(t), secret, 9000); !errors.Is(err, door.ErrNobody) {
+		t.Errorf("the agent hears %v", err)
+	}
+	if said := h.agentSays(t, secret, "hello"); said != "runtime: hello" {
+		t.Errorf("then it hears %q", said)
 	}
 }
 
@@ -131,7 +150,7 @@ func TestStrangersMakeRoomForTheAgent(t *testing.T) {
 }
 
 func TestAGuestWithoutASecretOpensNoDoor(t *testing.T) {
-	if err := spliceRuntime(door.Secret{}); err == nil || !strings.Contains(err.Error(), "no secret") {
+	if err := openDoor(door.Secret{}, wire.RuntimePort); err == nil || !strings.Contains(err.Error(), "no secret") {
 		t.Error(err)
 	}
 }

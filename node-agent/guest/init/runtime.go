@@ -81,7 +81,7 @@ func (p *program) capture(stream string, config *wire.Config, h *host) (*os.File
 	}
 	p.output.Go(func() {
 		defer reader.Close()
-		splitLines(reader, func(text string) { h.log(stream, text) })
+		splitLines(reader, config.Mark, func(text string) { h.log(stream, text) })
 	})
 	return writer, nil
 }
@@ -103,13 +103,13 @@ func (p *program) reap() {
 }
 
 // accepts waits until the runtime accepts connections.
-func (p *program) accepts(within time.Duration) error {
+func (p *program) accepts(port int, within time.Duration) error {
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()
 	again := time.NewTicker(acceptEvery)
 	defer again.Stop()
 	for {
-		conn, err := dialRuntime()
+		conn, err := dialInside(port)
 		if err == nil {
 			return conn.Close()
 		}
@@ -118,7 +118,8 @@ func (p *program) accepts(within time.Duration) error {
 		case <-p.exited:
 			return p.wait()
 		case <-deadline.C:
-			return fmt.Errorf("the runtime %s does not accept on 127.0.0.1:%d within %v: %w", p.name, wire.RuntimePort, within, err)
+			return fmt.Errorf("the runtime %s does not accept on 127.0.0.1:%d within %v: %w",
+				p.name, port, within, err)
 		}
 	}
 }

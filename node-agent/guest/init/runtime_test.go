@@ -32,7 +32,7 @@ func runShell(t *testing.T, config wire.Config, script string) (lines []string, 
 	end = p.wait()
 	h.goodbye(end)
 	<-conn.Done()
-	for _, l := range conn.Logs(deadline(t)) {
+	for _, l := range logged(deadline(t), conn, 100) {
 		lines = append(lines, l.Stream+" "+l.Text)
 	}
 	slices.Sort(lines)
@@ -110,11 +110,11 @@ func TestRuntimeThatCannotStart(t *testing.T) {
 func TestAccepts(t *testing.T) {
 	inNetwork(t, func(t *testing.T) {
 		p := &program{name: "x", exited: make(chan struct{})}
-		if err := p.accepts(10 * time.Millisecond); err == nil || !strings.Contains(err.Error(), "does not accept") {
+		if err := p.accepts(wire.RuntimePort, 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "does not accept") {
 			t.Errorf("nothing listens: %v", err)
 		}
 		close(p.exited)
-		if err := p.accepts(time.Minute); err == nil || !strings.Contains(err.Error(), "ended with status") {
+		if err := p.accepts(wire.RuntimePort, time.Minute); err == nil || !strings.Contains(err.Error(), "ended with status") {
 			t.Errorf("it has ended: %v", err)
 		}
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -129,7 +129,7 @@ func TestAccepts(t *testing.T) {
 			return
 		}
 		defer unix.Close(fd)
-		if err := p.accepts(time.Minute); err != nil {
+		if err := p.accepts(wire.RuntimePort, time.Minute); err != nil {
 			t.Errorf("it listens: %v", err)
 		}
 	})

@@ -18,8 +18,9 @@ func dialVsock(cid, port uint32) (*os.File, error) {
 	return dial(unix.AF_VSOCK, &unix.SockaddrVM{CID: cid, Port: port})
 }
 
-func dialRuntime() (*os.File, error) {
-	return dial(unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: wire.RuntimePort})
+// dialInside connects to a TCP port of the guest's own loopback.
+func dialInside(port int) (*os.File, error) {
+	return dial(unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: port})
 }
 
 func dial(family int, to unix.Sockaddr) (*os.File, error) {
@@ -43,8 +44,9 @@ func stream(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "socket"), nil
 }
 
-// spliceRuntime connects the agent, when it calls the guest's vsock port, to the runtime's own.
-func spliceRuntime(secret door.Secret) error {
+// openDoor connects the agent, when it calls the guest's vsock port, to the TCP port that it names:
+// to that of the runtime where it names none.
+func openDoor(secret door.Secret, runtime int) error {
 	if secret.IsZero() {
 		return errors.New("the host gave no secret by which the guest could know it again")
 	}
@@ -64,11 +66,16 @@ func spliceRuntime(secret door.Secret) error {
 	if err != nil {
 		return fmt.Errorf("vsock port %d cannot be listened on: %w", wire.RuntimePort, err)
 	}
-	go acceptAll(fd, &porter{secret: secret}, dialRuntime)
+	go acceptAll(fd, &porter{secret: secret}, func(port uint16) (*os.File, error) {
+		if port == door.Runtime {
+			return dialInside(runtime)
+		}
+		return dialInside(int(port))
+	})
 	return nil
 }
 
-func acceptAll(fd int, porter *porter, dial func() (*os.File, error)) {
+func acceptAll(fd int, porter *porter, dial func(port uint16) (*os.File, error)) {
 	for {
 		conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
 		if err != nil {
@@ -82,15 +89,26 @@ func acceptAll(fd int, porter *porter, dial func() (*os.File, error)) {
 		place := porter.arrive(caller)
 		go func() {
 			defer caller.Close()
-			if !porter.admits(caller, place) {
-				return
-			}
-			if runtime, err := dial(); err == nil {
-				defer runtime.Close()
-				splice(caller, runtime)
+			if port, agent := porter.admits(caller, place); agent {
+				connect(caller, func() (*os.File, error) { return dial(port) })
 			}
 		}()
 	}
+}
+
+// connect dials for the agent, and passes on what both sides say.
+func connect(agent *os.File, dial func() (*os.File, error)) {
+	inside, err := dial()
+	if err != nil {
+		_ = door.Refuse(agent)
+		return
+	}
+	defer inside.Close()
+	if door.Welcome(agent) != nil {
+		return
+	}
+	agent.SetDeadline(time.Time{})
+	splice(agent, inside)
 }
 
 // splice copies both ways until both have ended; the end of one way is passed on as such.

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 )
@@ -27,13 +28,10 @@ import (
 const (
 	HostCID     = 2
 	ControlPort = 1023 // vsock, on the host: this protocol. Below 1024 only CAP_NET_BIND_SERVICE binds
-	RuntimePort = 8080 // vsock, in the guest, behind package door; TCP, on its 127.0.0.1: runtime
+	RuntimePort = 8080 // vsock, in the guest: package door; TCP, on its 127.0.0.1: the runtime
 
 	MaxLine = 128 << 10 // of one encoded message, newline included
 	MaxText = 16 << 10  // of one Log before encoding; a longer line is sent in pieces. Six times this, the worst of JSON, fits MaxLine
-
-	// Sentinel is what a runtime writes to stdout and to stderr after each activation.
-	Sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 )
 
 // ErrTooLong says that a message is longer than MaxLine.
@@ -63,6 +61,7 @@ type Hello struct {
 	Boot  int64 `json:"boot"`  // when init started
 	Real  int64 `json:"real"`  // CLOCK_REALTIME then, Unix nanoseconds: what the emulated RTC said
 	Ready bool  `json:"ready"` // Ready was sent on an earlier connection
+	Ports bool  `json:"ports"` // its door leads to each port; else to the runtime's alone
 }
 
 // An Event is a span of time: a stage of node-agent/api/timeline or, with Step set, a part of one.
@@ -77,6 +76,13 @@ type Event struct {
 type Log struct {
 	Stream string `json:"stream"` // stdout or stderr
 	Text   string `json:"text"`
+}
+
+// A LogLine is a Log as the agent keeps it.
+type LogLine struct {
+	Time   time.Time // when the agent heard it
+	Stream string    // stdout or stderr
+	Text   string
 }
 
 type Ready struct{}
@@ -122,6 +128,19 @@ type Program struct {
 	Dir     string            `json:"dir,omitempty"` // working directory, default /
 	UID     uint32            `json:"uid,omitempty"` // 0 is the guest's root
 	GID     uint32            `json:"gid,omitempty"`
+
+	Port     uint16 `json:"port,omitempty"`     // TCP, where it listens; 0: RuntimePort
+	Mark     string `json:"mark,omitempty"`     // what may end a line in place of a newline
+	Protocol string `json:"protocol,omitempty"` // what it speaks there, see node-agent/runtime
+	Probe    string `json:"probe,omitempty"`    // of HTTP: where a GET tells that it is ready
+}
+
+// Listens is the TCP port on which the program listens.
+func (p Program) Listens() int {
+	if p.Port == 0 {
+		return RuntimePort
+	}
+	return int(p.Port)
 }
 
 // NIC is the network interface that the guest must find, by its MAC, and bring up.

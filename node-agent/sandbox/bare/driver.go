@@ -4,10 +4,12 @@
 package bare
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,10 +20,11 @@ import (
 	"sync"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
-	"github.com/fastiov/fastiov/node-agent/sandbox/post"
 )
 
 // OverheadMiB is what the program needs beside the memory it maps.
@@ -95,12 +98,9 @@ func (d *Driver) boot(ctx context.Context, h *holder, tl *timeline.Timeline, own
 	if err := owned(h.cell.Record(h.spec)); err != nil {
 		return err
 	}
-	status, answer, err := h.runtime.Post(ctx, "/boot", nil)
+	answer, err := h.ask(ctx, "/boot")
 	if err != nil {
 		return err
-	}
-	if status != http.StatusOK {
-		return errors.New(string(answer))
 	}
 	var spans []timeline.Span
 	if err := json.Unmarshal(answer, &spans); err != nil {
@@ -161,15 +161,17 @@ func (d *Driver) Leftovers(live map[string]bool) []string { return d.host.Leftov
 // A holder is one process that holds a VF. It implements sandbox.Sandbox.
 type holder struct {
 	*life.Life
-	spec    sandbox.Spec
-	cell    *jail.Cell
-	runtime *post.Client
+	spec  sandbox.Spec
+	cell  *jail.Cell
+	calls *life.Calls
+	logs  *tail.Log // without lines: there is no function that could write any
 }
 
 func newHolder(spec sandbox.Spec, cell *jail.Cell) *holder {
-	return &holder{life.New(), spec, cell, post.To(func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(spec))
-	})}
+	h := &holder{Life: life.New(), spec: spec, cell: cell, logs: tail.New()}
+	h.calls = h.Calls()
+	h.logs.End()
+	return h
 }
 
 // watch starts the goroutine that notices the end, or brings it about, and takes everything down.
@@ -187,7 +189,7 @@ func (d *Driver) watch(h *holder) {
 		} else {
 			h.takeDown()
 		}
-		h.runtime.Close()
+		h.calls.HangUp()
 		h.Over(func(cause error) error { return cause })
 	})
 }
@@ -199,7 +201,7 @@ func (h *holder) takeDown() {
 
 // Pause implements sandbox.Sandbox: the process is frozen, with all it holds. There is no guest whose clock could be wrong.
 func (h *holder) Pause(context.Context) error {
-	h.runtime.Close()
+	h.calls.HangUp()
 	return h.cell.Freeze()
 }
 
@@ -208,20 +210,49 @@ func (h *holder) Resume(context.Context) error { return h.cell.Thaw() }
 
 // identify asks the process who it is.
 func (h *holder) identify(ctx context.Context) error {
-	status, id, err := h.runtime.Post(ctx, "/id", nil)
-	switch {
-	case err != nil:
-		return err
-	case status != http.StatusOK || string(id) != h.spec.ID:
-		return fmt.Errorf("its process says that it is %.40q", id)
+	id, err := h.ask(ctx, "/id")
+	if err == nil && string(id) != h.spec.ID {
+		err = fmt.Errorf("its process says that it is %.40q", id)
 	}
-	return nil
+	return err
 }
 
-// Post implements sandbox.Sandbox.
-func (h *holder) Post(ctx context.Context, path string, body []byte) (int, []byte, error) {
-	return h.runtime.Post(ctx, path, body)
+// ask sends the process a request of its driver's.
+func (h *holder) ask(ctx context.Context, path string) ([]byte, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return h.dial(ctx) }
+	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://process"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, cmp.Or(context.Cause(ctx), err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = errors.New(string(answer))
+	}
+	return answer, err
 }
 
-// Logs implements sandbox.Sandbox; there is no function that could write any.
-func (h *holder) Logs(context.Context) []sandbox.LogLine { return nil }
+func (h *holder) dial(ctx context.Context) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(h.spec))
+	if err != nil {
+		return nil, err
+	}
+	return h.calls.Add(conn), nil
+}
+
+// Dial implements sandbox.Sandbox: the process answers as the runtime, which is the only one that
+// listens.
+func (h *holder) Dial(ctx context.Context, port int) (net.Conn, error) {
+	if port != wire.RuntimePort {
+		return nil, fmt.Errorf("nothing listens on port %d of a sandbox without a guest", port)
+	}
+	return h.dial(ctx)
+}
+
+// Logs implements sandbox.Sandbox.
+func (h *holder) Logs() *tail.Log { return h.logs }

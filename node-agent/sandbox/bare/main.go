@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
-	"github.com/fastiov/fastiov/node-agent/sandbox/echo"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk/echo"
 )
 
 const controlFD = 3 // the listening socket that the driver hands over
@@ -72,9 +72,12 @@ func (p *vmm) serve(l net.Listener) error {
 		if err != nil {
 			return
 		}
-		if status, answer, err := echo.Answer(r.URL.Path, body, func(d time.Duration) error { return echo.Sleep(r.Context(), d) }); err == nil {
+		status, answer, late := echo.Answer(r.URL.Path, body)
+		select {
+		case <-time.After(late):
 			w.WriteHeader(status)
 			w.Write(answer)
+		case <-r.Context().Done():
 		}
 	})
 	return http.Serve(l, mux)

@@ -85,17 +85,30 @@ func (v *vm) greet(ctx context.Context) (hello wire.Hello, err error) {
 	if _, err = v.state(); err != nil {
 		return hello, fmt.Errorf("its VMM ends as its guest calls: %w", err)
 	}
+	v.ports.Store(hello.Ports)
 	return hello, nil
 }
 
-// callRuntime connects to the guest's runtime.
-func (v *vm) callRuntime(ctx context.Context) (net.Conn, error) {
+// Dial implements sandbox.Sandbox.
+func (v *vm) Dial(ctx context.Context, port int) (net.Conn, error) {
+	wanted := uint16(port)
+	switch {
+	case port == v.spec.Program.Listens():
+		wanted = door.Runtime // which guests of every version know
+	case !v.ports.Load():
+		return nil, fmt.Errorf("the guest is of a former version of fastiov, which leads to port "+
+			"%d alone; start the sandbox again", v.spec.Program.Listens())
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, callWithin, errors.New("the guest takes no calls"))
 	defer cancel()
 	defer context.AfterFunc(v.Context(), cancel)()
-	return enter(ctx, v.secret, func(ctx context.Context) (net.Conn, error) {
+	conn, err := enter(ctx, v.secret, wanted, func(ctx context.Context) (net.Conn, error) {
 		return vsock.DialContext(ctx, uint32(v.cell.User), wire.RuntimePort, nil)
 	})
+	if err != nil {
+		return nil, fmt.Errorf("port %d: %w", port, err)
+	}
+	return v.calls.Add(conn), nil
 }
 
 // enter dials until both sides have proved who they are, as long as ctx allows: the kernel gives a
@@ -103,12 +116,13 @@ func (v *vm) callRuntime(ctx context.Context) (net.Conn, error) {
 // and where a local user calls it all the time, the guest's queue may be full, or it may have hung
 // up on us to make room. Nothing has been sent by then.
 func enter(
-	ctx context.Context, secret door.Secret, dial func(context.Context) (net.Conn, error),
+	ctx context.Context, secret door.Secret, port uint16,
+	dial func(context.Context) (net.Conn, error),
 ) (net.Conn, error) {
 	for pause := againFirst; ; pause = min(2*pause, againMost) {
 		conn, err := dial(ctx)
 		if err == nil {
-			if err = prove(ctx, conn, secret); err == nil {
+			if err = prove(ctx, conn, secret, port); err == nil {
 				return conn, nil
 			}
 			conn.Close()
@@ -135,9 +149,9 @@ func isCrowd(err error) bool {
 	return false
 }
 
-func prove(ctx context.Context, conn net.Conn, secret door.Secret) error {
+func prove(ctx context.Context, conn net.Conn, secret door.Secret, port uint16) error {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	err := door.Enter(conn, secret)
+	err := door.Enter(conn, secret, port)
 	if !stop() {
 		return context.Cause(ctx)
 	}

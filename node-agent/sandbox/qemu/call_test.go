@@ -17,7 +17,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
-	"github.com/fastiov/fastiov/node-agent/sandbox/post"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
 // answering dials whoever plays the guest.
@@ -29,11 +29,14 @@ func answering(guest func(net.Conn)) func(context.Context) (net.Conn, error) {
 	}
 }
 
-// A VM that took the CID of a dead one gets nothing of the call that was for that one: no path, no
-// body, and nothing that it could prove itself with.
+// A VM that took the CID of a dead one gets nothing of the call that was for that one: no port, and
+// nothing that it could prove itself with. What is called is not connected, so nothing is sent.
 func TestAThiefOfACIDHearsNoCall(t *testing.T) {
 	for name, claim := range map[string]func(io.ReadWriter) error{
-		"with another's secret": func(c io.ReadWriter) error { return door.Admit(c, door.NewSecret()) },
+		"with another's secret": func(c io.ReadWriter) error {
+			_, err := door.Admit(c, door.NewSecret())
+			return err
+		},
 		"as a runtime": func(c io.ReadWriter) error {
 			io.ReadFull(c, make([]byte, 32))
 			_, err := io.WriteString(c, strings.Repeat("HTTP/1.1 200 OK\r\n", 8))
@@ -48,26 +51,22 @@ func TestAThiefOfACIDHearsNoCall(t *testing.T) {
 	} {
 		heard := make(chan []byte, 1)
 		secret := door.NewSecret()
-		runtime := post.To(func(ctx context.Context) (net.Conn, error) {
-			return enter(ctx, secret, answering(func(c net.Conn) {
-				var all bytes.Buffer
-				claim(struct {
-					io.Reader
-					io.Writer
-				}{io.TeeReader(c, &all), c})
-				io.Copy(&all, c)
-				heard <- all.Bytes()
-			}))
-		})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		_, _, err := runtime.Post(ctx, "/run", []byte(`{"value":{"password":"tenant's own"}}`))
+		_, err := enter(ctx, secret, 9000, answering(func(c net.Conn) {
+			var all bytes.Buffer
+			claim(struct {
+				io.Reader
+				io.Writer
+			}{io.TeeReader(c, &all), c})
+			io.Copy(&all, c)
+			heard <- all.Bytes()
+		}))
 		cancel()
-		runtime.Close()
-		if !errors.Is(err, sandbox.ErrUnreached) || !errors.Is(err, door.ErrStranger) {
+		if !errors.Is(err, door.ErrStranger) {
 			t.Errorf("%s: %v", name, err)
 		}
 		all := <-heard
-		if len(all) > 32 || bytes.Contains(all, []byte("tenant")) || bytes.Contains(all, secret[:]) {
+		if len(all) > 32 || bytes.Contains(all, secret[:]) {
 			t.Errorf("%s: it hears %q", name, all)
 		}
 	}
@@ -82,7 +81,7 @@ func TestACrowdAtTheGuestsDoorIsWaitedFor(t *testing.T) {
 			answering(func(c net.Conn) { io.ReadFull(c, make([]byte, 32)) }), // and hangs up, to make room
 			answering(func(c net.Conn) { door.Admit(c, secret); door.Welcome(c); io.WriteString(c, "runtime") }),
 		}
-		conn, err := enter(t.Context(), secret, func(ctx context.Context) (net.Conn, error) {
+		conn, err := enter(t.Context(), secret, door.Runtime, func(ctx context.Context) (net.Conn, error) {
 			try := tries[0]
 			tries = tries[1:]
 			return try(ctx)
@@ -107,14 +106,14 @@ func TestACallEndsWithItsContext(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(time.Minute, func() { cancel(why) })
-				if _, err := enter(ctx, door.NewSecret(), dial); !errors.Is(err, why) {
+				if _, err := enter(ctx, door.NewSecret(), door.Runtime, dial); !errors.Is(err, why) {
 					t.Errorf("%v, want %v", err, why)
 				}
 			})
 		})
 	}
 	gone := func(context.Context) (net.Conn, error) { return nil, unix.ENODEV }
-	if _, err := enter(t.Context(), door.NewSecret(), gone); !errors.Is(err, unix.ENODEV) {
+	if _, err := enter(t.Context(), door.NewSecret(), door.Runtime, gone); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("nobody has the CID: %v", err)
 	}
 }
@@ -155,5 +154,33 @@ func TestWhoCallsAsTheVMMDiesIsNotGreeted(t *testing.T) {
 		if said, _ := io.ReadAll(caller); len(said) > 0 {
 			t.Errorf("the caller hears %q", said)
 		}
+	}
+}
+
+// A guest that a former agent started leads to its runtime, and refuses another port in one line.
+func TestAGuestOfAFormerVersionLeadsToItsRuntime(t *testing.T) {
+	v := newVM(sandbox.Spec{ID: "f-1"}, &jail.Cell{}, door.NewSecret())
+	_, err := v.Dial(t.Context(), 9000)
+	if want := "the guest is of a former version of fastiov, which leads to port 8080 alone; " +
+		"start the sandbox again"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	for _, ports := range []bool{true, false} {
+		transport := make(calls)
+		l := guest.On(transport)
+		v := controlled(t, isRunning)
+		if v.conn, err = l.Expect(7); err != nil {
+			t.Fatal(err)
+		}
+		agent, caller := net.Pipe()
+		transport <- agent
+		if err := wire.Write(caller, wire.Up{Hello: &wire.Hello{Ready: true, Ports: ports}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := v.greet(t.Context()); err != nil || v.ports.Load() != ports {
+			t.Errorf("a guest that says %t: %t, %v", ports, v.ports.Load(), err)
+		}
+		l.Close()
+		caller.Close()
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
 	"github.com/fastiov/fastiov/testbed"
@@ -109,19 +110,28 @@ func TestNobodySpeaksToAGuestButTheAgent(t *testing.T) {
 		if said := strangerSays(t, sandboxtest.Nobody, cid, "/run", &v.secret); !strings.Contains(said, "HTTP") {
 			t.Errorf("with the secret, which is all that kept it out: %q", said)
 		}
-		v.Logs(brief(t)) // of that call
-		status, answer, err := v.Post(ctx, "/init", []byte(sandboxtest.Init))
+		runtime := openwhisk.New(v, wire.RuntimePort)
+		runtime.Logs(brief(t), time.Time{}) // of that call
+		status, answer, err := runtime.Init(ctx, []byte(sandboxtest.Init))
 		if err != nil || status != 200 { // a runtime is initialised once
 			t.Errorf("/init: %d %s %v", status, answer, err)
 		}
-		_, answer, err = v.Post(ctx, "/run", []byte(`{"value":{"name":"us"}}`))
+		_, answer, err = runtime.Run(ctx, []byte(`{"value":{"name":"us"}}`), time.Time{})
 		if err != nil || !strings.Contains(string(answer), "us") {
 			t.Errorf("/run: %s %v", answer, err)
 		}
+		anyPort(ctx, t, v)
 		shownNowhere(t, v)
 		costs(ctx, t, v)
 		thefts(t, driver, subject, v)
 	})
+}
+
+// anyPort reaches another port of the guest than its runtime's, which answers that nobody listens.
+func anyPort(ctx context.Context, t *testing.T, v *vm) {
+	if _, err := v.Dial(ctx, 9000); !errors.Is(err, door.ErrNobody) {
+		t.Errorf("a port where nobody listens: %v", err)
+	}
 }
 
 func brief(t *testing.T) context.Context {
@@ -178,7 +188,7 @@ func strangerSays(t *testing.T, uid int, cid uint32, path string, secret *door.S
 			return
 		}
 		if secret != nil {
-			if err := door.Enter(thread(fd), *secret); err != nil {
+			if err := door.Enter(thread(fd), *secret, door.Runtime); err != nil {
 				t.Error(err)
 			}
 		}
@@ -229,16 +239,17 @@ func costs(ctx context.Context, t *testing.T, v *vm) {
 	bare := time.Since(began)
 	began = time.Now()
 	for range times {
-		conn, err := v.callRuntime(ctx)
+		conn, err := v.Dial(ctx, wire.RuntimePort)
 		if err != nil {
 			t.Fatal(err)
 		}
 		conn.Close()
 	}
 	t.Logf("a connection takes %v, with both proofs %v", bare/times, time.Since(began)/times)
+	runtime := openwhisk.New(v, wire.RuntimePort)
 	began = time.Now()
 	for range times {
-		if _, _, err := v.Post(ctx, "/run", []byte(`{"value":{}}`)); err != nil {
+		if _, _, err := runtime.Run(ctx, []byte(`{"value":{}}`), time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"runtime"
+	stdruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -14,8 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
 	"github.com/fastiov/fastiov/testbed"
@@ -136,23 +138,24 @@ func halted(t *testing.T, s sandboxtest.Subject) {
 	slowClock(t)
 	ctx, cancel := context.WithTimeout(t.Context(), s.Within)
 	defer cancel()
-	post := func(path, body string) {
-		t.Helper()
-		if status, _, err := sb.Post(ctx, path, []byte(body)); err != nil || status != http.StatusOK {
-			t.Fatal(path, status, err)
-		}
-	}
-	post("/init", sandboxtest.Init) // reads the disk, whose workers then wait for more
+	runtime := openwhisk.New(sb, wire.RuntimePort)
+	status, _, err := runtime.Init(ctx, []byte(sandboxtest.Init))
+	if err != nil || status != http.StatusOK {
+		t.Fatal(status, err)
+	} // it has read the disk, whose workers now wait for more
 	for range 10 {
 		for _, signal := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
 			if err := unix.Kill(sb.(*vm).cell.PID(), signal); err != nil {
 				t.Fatal(err)
 			}
-			runtime.Gosched()
+			stdruntime.Gosched()
 		}
 	}
 	if err := errors.Join(sb.Pause(ctx), sb.Resume(ctx)); err != nil {
 		t.Fatal(err)
 	}
-	post("/run", `{"value":{"name":"again"}}`)
+	status, _, err = runtime.Run(ctx, []byte(`{"value":{"name":"again"}}`), time.Time{})
+	if err != nil || status != http.StatusOK {
+		t.Fatal(status, err)
+	}
 }

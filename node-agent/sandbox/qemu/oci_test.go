@@ -28,6 +28,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
 	"github.com/fastiov/fastiov/testbed"
@@ -82,7 +83,7 @@ func TestAnImageFromARegistryBoots(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		_, answer, err := s.Post(ctx, "/run", nil)
+		_, answer, err := openwhisk.New(s, wire.RuntimePort).Run(ctx, nil, time.Time{})
 		if want := "uid 1000 gid 50 dir /data args [serve]"; err != nil || string(answer) != want {
 			t.Errorf("%q, %v; want %q", answer, err, want)
 		}

@@ -14,7 +14,9 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
@@ -180,18 +182,22 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 				return d, release, nil
 			}
 			vm, release := startOne(t, s, &timeline.Timeline{})
-			call := func(path, body string) {
-				if status, answer, err := vm.Post(t.Context(), path, []byte(body)); err != nil || status != 200 {
-					t.Fatalf("%s: %d %s %v", path, status, answer, err)
+			runtime := openwhisk.New(vm, wire.RuntimePort)
+			if status, answer, err := runtime.Init(t.Context(), []byte(sandboxtest.Init)); err != nil || status != 200 {
+				t.Fatalf("/init: %d %s %v", status, answer, err)
+			}
+			run := func(call string) {
+				status, answer, err := runtime.Run(t.Context(), []byte(call), time.Time{})
+				if err != nil || status != 200 {
+					t.Fatalf("/run: %d %s %v", status, answer, err)
 				}
 			}
-			call("/init", sandboxtest.Init)
 			for range 100 {
-				call("/run", `{"value":{"name":"warm"}}`)
+				run(`{"value":{"name":"warm"}}`)
 			}
 			warm := counter(t, kvmStat(t, "pf_taken"), "")
 			for range 50 {
-				call("/run", `{"value":{"name":"warm"}}`)
+				run(`{"value":{"name":"warm"}}`)
 			}
 			got := pageTables{
 				Faults: counter(t, kvmStat(t, "pf_taken"), "") - warm,

@@ -15,11 +15,12 @@ import (
 // answersWithin is a VMM's and its guest's; one that has not answered by then is not going to.
 const answersWithin = 10 * time.Second
 
-// Pause implements sandbox.Sandbox. The connection to the runtime is closed: the guest could not keep its end of it.
+// Pause implements sandbox.Sandbox. Connections into the guest are closed: it could not keep its
+// end of them.
 func (v *vm) Pause(ctx context.Context) error { return v.turn(ctx, v.pause) }
 
 func (v *vm) pause(context.Context) error {
-	v.runtime.Close()
+	v.calls.HangUp()
 	state, err := v.state()
 	if err != nil || state == "paused" {
 		return err

@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"context"
 	"errors"
 	"net"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
-	"github.com/fastiov/fastiov/node-agent/sandbox/post"
 )
 
 const (
@@ -29,7 +27,6 @@ const (
 func controlled(t *testing.T, answers ...string) *vm {
 	t.Helper()
 	v := newVM(sandbox.Spec{ID: "f-1"}, nil, door.Secret{})
-	v.runtime = post.To(func(context.Context) (net.Conn, error) { return nil, net.ErrClosed })
 	v.qmp = talk(t, v.onEvent, append([]string{done}, answers...)...)
 	if err := v.qmp.hello(); err != nil {
 		t.Fatal(err)

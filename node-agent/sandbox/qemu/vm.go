@@ -2,21 +2,21 @@ package qemu
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
-	"github.com/fastiov/fastiov/node-agent/sandbox/post"
 )
 
 // A vm is one microVM, from the moment its cell exists. It implements sandbox.Sandbox.
@@ -25,8 +25,9 @@ type vm struct {
 	spec    sandbox.Spec
 	cell    *jail.Cell
 	secret  door.Secret // what its guest and we know
+	ports   atomic.Bool // the guest's door leads to each port
 	conn    *guest.Conn // nil if there was no CID for it
-	runtime *post.Client
+	calls   *life.Calls
 	ram     memory
 	args    []string       // of its VMM; nil where it was adopted
 	resumed chan time.Time // the guest's first instruction
@@ -41,7 +42,7 @@ type vm struct {
 func newVM(spec sandbox.Spec, cell *jail.Cell, secret door.Secret) *vm {
 	v := &vm{Life: life.New(), spec: spec, cell: cell, secret: secret,
 		resumed: make(chan time.Time, 1), turning: make(chan struct{}, 1)}
-	v.runtime = post.To(v.callRuntime)
+	v.calls = v.Calls()
 	return v
 }
 
@@ -107,7 +108,7 @@ func (v *vm) disconnect() {
 	if q != nil {
 		q.close()
 	}
-	v.runtime.Close()
+	v.calls.HangUp()
 }
 
 // take keeps the control connection, or closes it if the vm has ended meanwhile.
@@ -160,18 +161,8 @@ func whyStopped(spec sandbox.Spec) error {
 	return errors.New("its VMM stopped the guest: KVM cannot run it")
 }
 
-// Post implements sandbox.Sandbox.
-func (v *vm) Post(ctx context.Context, path string, body []byte) (status int, answer []byte, err error) {
-	status, answer, err = v.runtime.Post(ctx, path, body)
-	if err != nil && ctx.Err() == nil && v.Cause() != nil && !errors.Is(err, sandbox.ErrUnreached) {
-		<-v.Done()
-		err = fmt.Errorf("sandbox %s ended during %s: %w", v.spec.ID, path, v.Cause())
-	}
-	return status, answer, err
-}
-
 // Weigh implements sandbox.Weigher.
 func (v *vm) Weigh(at timeline.Moment) (timeline.Footprint, error) { return v.ram.weigh(at) }
 
 // Logs implements sandbox.Sandbox.
-func (v *vm) Logs(ctx context.Context) []sandbox.LogLine { return v.conn.Logs(ctx) }
+func (v *vm) Logs() *tail.Log { return v.conn.Logs() }

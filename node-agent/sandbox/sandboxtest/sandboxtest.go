@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +18,9 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/runtime"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -41,6 +46,8 @@ func (s Subject) Run(t *testing.T) {
 		"refused by its owner":                   refused,
 		"the caller goes away mid-start":         cancelled,
 		"an id is used once":                     twice,
+		"is dialled":                             dialled,
+		"its end ends a connection":              cut,
 		"pauses and resumes":                     paused,
 		"a paused sandbox closes":                closedPaused,
 		"a later agent adopts a paused one":      adoptedPaused,
@@ -96,6 +103,9 @@ func (b *bench) clean() {
 func (b *bench) spec(n int) sandbox.Spec {
 	b.Helper()
 	spec := b.Spec(n)
+	if err := runtime.Prepare(&spec.Program); err != nil {
+		b.Fatal(err)
+	}
 	spec.ID = fmt.Sprintf("t%d-%d", os.Getpid(), n)
 	spec.Dir = filepath.Join(b.base, spec.ID)
 	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
@@ -118,7 +128,15 @@ func (b *bench) start(n int) (s sandbox.Sandbox, rec sandbox.Record, spans []tim
 	return s, rec, tl.Spans(), err
 }
 
-func (b *bench) mustStart(n int) (sandbox.Sandbox, sandbox.Record) {
+// A box is a sandbox and the runtime in it.
+type box struct {
+	sandbox.Sandbox
+	runtime *openwhisk.Runtime
+}
+
+func boxOf(s sandbox.Sandbox) box { return box{s, openwhisk.New(s, wire.RuntimePort)} }
+
+func (b *bench) mustStart(n int) (box, sandbox.Record) {
 	b.Helper()
 	began := time.Now()
 	s, rec, spans, err := b.start(n)
@@ -129,32 +147,47 @@ func (b *bench) mustStart(n int) (sandbox.Sandbox, sandbox.Record) {
 	if len(spans) == 0 {
 		b.Error("a start without stages")
 	}
-	return s, rec
+	return boxOf(s), rec
 }
 
-func (b *bench) post(s sandbox.Sandbox, path, body string) (int, []byte) {
+// init gives the sandbox its function.
+func (b *bench) init(s box) {
 	b.Helper()
 	ctx, cancel := b.context()
 	defer cancel()
-	status, answer, err := s.Post(ctx, path, []byte(body))
+	if status, answer, err := s.runtime.Init(ctx, []byte(Init)); err != nil || status != 200 {
+		b.Fatalf("/init answered %d %s, %v", status, answer, err)
+	}
+}
+
+// dial connects to the runtime.
+func (b *bench) dial(s box) net.Conn {
+	b.Helper()
+	ctx, cancel := b.context()
+	defer cancel()
+	conn, err := s.Dial(ctx, wire.RuntimePort)
 	if err != nil {
 		b.Fatal(err)
 	}
-	return status, answer
+	return conn
 }
 
 // echoes checks that the sandbox runs its function.
-func (b *bench) echoes(s sandbox.Sandbox, name string) {
+func (b *bench) echoes(s box, name string) {
 	b.Helper()
-	status, answer := b.post(s, "/run", fmt.Sprintf(`{"value":{"name":%q}}`, name))
+	ctx, cancel := b.context()
+	defer cancel()
+	call := fmt.Appendf(nil, `{"value":{"name":%q}}`, name)
+	status, answer, err := s.runtime.Run(ctx, call, time.Time{})
+	if err != nil {
+		b.Fatal(err)
+	}
 	var got struct{ Name string }
 	if err := json.Unmarshal(answer, &got); status != 200 || err != nil || got.Name != name {
 		b.Errorf("/run answered %d %s, want 200 and the name %s", status, bytes.TrimSpace(answer), name)
 	}
-	ctx, cancel := b.context()
-	defer cancel()
 	var text []string
-	for _, line := range s.Logs(ctx) {
+	for _, line := range s.runtime.Logs(ctx, time.Time{}) {
 		text = append(text, line.Text)
 	}
 	if logged := strings.Join(text, "\n"); b.Log != "" && logged != strings.ReplaceAll(b.Log, "NAME", name) {
@@ -178,17 +211,72 @@ func (b *bench) closed(s sandbox.Sandbox) {
 
 func answers(b *bench) {
 	s, _ := b.mustStart(0)
-	if status, answer := b.post(s, "/init", Init); status != 200 {
-		b.Errorf("/init answered %d %s", status, answer)
-	}
+	b.init(s)
 	b.echoes(s, "one")
 	b.echoes(s, "two")
 	if err := s.Err(); err != nil {
 		b.Errorf("Err is %v while it lives", err)
 	}
 	b.closed(s)
-	if _, _, err := s.Post(b.Context(), "/run", []byte("{}")); err == nil {
-		b.Error("a closed sandbox answers")
+	if conn, err := s.Dial(b.Context(), wire.RuntimePort); err == nil {
+		conn.Close()
+		b.Error("a closed sandbox is dialled")
+	}
+	lines := s.Logs().Read()
+	_, _, err := lines.Next(b.Context())
+	for err == nil {
+		_, _, err = lines.Next(b.Context())
+	}
+	if !errors.Is(err, io.EOF) {
+		b.Errorf("the logs of a closed sandbox end with %v", err)
+	}
+}
+
+const hello = "POST /other HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+// dialled checks what a connection must do that is none of the agent's own.
+func dialled(b *bench) {
+	s, _ := b.mustStart(0)
+	defer b.closed(s)
+	ctx, cancel := b.context()
+	defer cancel()
+	if conn, err := s.Dial(ctx, 1); err == nil {
+		conn.Close()
+		b.Error("a port was dialled where nobody listens")
+	}
+	conn := b.dial(s)
+	defer conn.Close()
+	if _, err := io.WriteString(conn, hello); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, len("HTTP/1.1"))); err != nil {
+		b.Errorf("it answers nothing: %v", err)
+	}
+	half, can := conn.(interface{ CloseWrite() error })
+	if !can {
+		b.Fatalf("a %T cannot be closed one way", conn)
+	}
+	if err := half.CloseWrite(); err != nil {
+		b.Error(err)
+	}
+	if _, err := io.Copy(io.Discard, conn); err != nil {
+		b.Errorf("after one way was closed, the other ends with %v", err)
+	}
+}
+
+// cut checks that nobody waits for ever on a connection into a sandbox that has ended.
+func cut(b *bench) {
+	s, _ := b.mustStart(0)
+	conn := b.dial(s)
+	defer conn.Close()
+	read := make(chan error)
+	go func() {
+		_, err := conn.Read(make([]byte, 1))
+		read <- err
+	}()
+	b.closed(s)
+	if err := <-read; err == nil || errors.Is(err, io.EOF) {
+		b.Errorf("a read ends with %v, and does not say that the sandbox has ended", err)
 	}
 }
 
@@ -230,14 +318,14 @@ func twice(b *bench) {
 		second.Close()
 		b.Error("a second sandbox with the same id was started")
 	}
-	b.post(s, "/init", Init)
+	b.init(s)
 	b.echoes(s, "still there")
 }
 
 func paused(b *bench) {
 	s, _ := b.mustStart(0)
 	defer b.closed(s)
-	b.post(s, "/init", Init)
+	b.init(s)
 	b.echoes(s, "before")
 	b.resume(s) // it was not paused, and bears it
 	for range 2 {
@@ -261,8 +349,15 @@ func (b *bench) pause(s sandbox.Sandbox) {
 	}
 	ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
-	if status, answer, err := s.Post(ctx, "/paused", nil); err == nil {
-		b.Errorf("a paused sandbox answers %d %s", status, answer)
+	conn, err := s.Dial(ctx, wire.RuntimePort)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(200 * time.Millisecond))
+	_, _ = io.WriteString(conn, hello)
+	if n, err := conn.Read(make([]byte, 1)); err == nil {
+		b.Errorf("a paused sandbox answers %d bytes", n)
 	}
 }
 
@@ -290,7 +385,7 @@ func adoptedPaused(b *bench) {
 		b.closed(s)
 		return
 	}
-	b.post(s, "/init", Init)
+	b.init(s)
 	b.pause(s)
 	b.close()
 	b.open()
@@ -301,7 +396,7 @@ func adoptedPaused(b *bench) {
 		b.driver.End(rec.Spec)
 		b.Fatal(err)
 	}
-	b.echoes(a, "adopted")
+	b.echoes(boxOf(a), "adopted")
 	b.closed(a)
 }
 
@@ -330,7 +425,7 @@ func adopted(b *bench) {
 		b.closed(s)
 		return
 	}
-	b.post(s, "/init", Init)
+	b.init(s)
 	b.close()
 	b.open()
 	wrong := rec
@@ -350,7 +445,7 @@ func adopted(b *bench) {
 		b.driver.End(rec.Spec)
 		b.Fatal(err)
 	}
-	b.echoes(a, "adopted")
+	b.echoes(boxOf(a), "adopted")
 	b.closed(a)
 }
 
@@ -389,8 +484,9 @@ func many(b *bench) {
 			}
 			ready := time.Now()
 			b.Logf("sandbox %d ready after %v: %s", n, ready.Sub(began).Round(time.Millisecond), Stages(spans, began, ready))
-			b.post(s, "/init", Init)
-			b.echoes(s, fmt.Sprint("number ", n))
+			box := boxOf(s)
+			b.init(box)
+			b.echoes(box, fmt.Sprint("number ", n))
 			b.closed(s)
 		})
 	}

@@ -6,12 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk/echo"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
-	"github.com/fastiov/fastiov/node-agent/sandbox/echo"
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
 )
 
@@ -70,7 +74,14 @@ func wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 { // a timer takes its time even for none
 		return context.Cause(ctx)
 	}
-	return echo.Sleep(ctx, d)
+	late := time.NewTimer(d)
+	defer late.Stop()
+	select {
+	case <-late.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // Start implements sandbox.Driver.
@@ -78,9 +89,10 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	if !d.claim(spec.ID) {
 		return nil, fmt.Errorf("sandbox %s exists already", spec.ID)
 	}
-	s := &simulated{Life: life.New()}
+	s := &simulated{Life: life.New(), logs: tail.New()}
 	go func() {
 		<-s.Context().Done()
+		s.logs.End()
 		d.release(spec.ID)
 		s.Over(func(cause error) error { return cause })
 	}()
@@ -144,9 +156,9 @@ func (d *Driver) Leftovers(live map[string]bool) (left []string) {
 // A simulated sandbox.
 type simulated struct {
 	*life.Life
+	logs   *tail.Log
 	mu     sync.Mutex
 	paused bool
-	logs   []sandbox.LogLine
 }
 
 // Pause implements sandbox.Sandbox.
@@ -162,30 +174,29 @@ func (s *simulated) setPaused(paused bool) error {
 	return s.Cause()
 }
 
-// Post implements sandbox.Sandbox.
-func (s *simulated) Post(ctx context.Context, path string, body []byte) (int, []byte, error) {
-	if s.Cause() != nil {
-		return 0, nil, errors.New("the simulated sandbox has ended")
+// Dial implements sandbox.Sandbox: the runtime is the only one that listens.
+func (s *simulated) Dial(ctx context.Context, port int) (net.Conn, error) {
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case s.Cause() != nil:
+		return nil, errors.New("the simulated sandbox has ended")
+	case port != wire.RuntimePort:
+		return nil, fmt.Errorf("nothing listens on port %d of the simulated sandbox", port)
 	}
-	status, answer, err := echo.Answer(path, body, func(d time.Duration) error {
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		defer context.AfterFunc(s.Context(), func() { cancel(s.Cause()) })()
-		return echo.Sleep(ctx, d)
-	})
-	if err == nil && path == "/run" {
-		s.mu.Lock()
-		s.logs = append(s.logs, sandbox.LogLine{Time: time.Now(), Stream: "stdout", Text: fmt.Sprintf("sim: answered %d to %d bytes", status, len(body))})
-		s.mu.Unlock()
+	return echo.Dial(s.Context(), s.ran), nil
+}
+
+// ran logs a run as a runtime does.
+func (s *simulated) ran(status, length int) {
+	line := wire.LogLine{Time: time.Now(), Stream: "stdout",
+		Text: fmt.Sprintf("sim: answered %d to %d bytes", status, length)}
+	s.logs.Add(line)
+	for _, stream := range [...]string{"stdout", "stderr"} {
+		line.Stream, line.Text = stream, openwhisk.Sentinel
+		s.logs.Add(line)
 	}
-	return status, answer, err
 }
 
 // Logs implements sandbox.Sandbox.
-func (s *simulated) Logs(context.Context) []sandbox.LogLine {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	logs := s.logs
-	s.logs = nil
-	return logs
-}
+func (s *simulated) Logs() *tail.Log { return s.logs }

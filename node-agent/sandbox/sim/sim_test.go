@@ -9,6 +9,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
 )
@@ -50,10 +52,11 @@ func TestWhatItLogsCallsItselfSimulated(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, _, err := s.Post(t.Context(), "/run", []byte(`{"value":{}}`)); err != nil {
+	r := openwhisk.New(s, wire.RuntimePort)
+	if _, _, err := r.Run(t.Context(), []byte(`{"value":{}}`), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	logs := s.Logs(t.Context())
+	logs := r.Logs(t.Context(), time.Time{})
 	if len(logs) != 1 || !strings.HasPrefix(logs[0].Text, "sim: ") {
 		t.Errorf("%+v", logs)
 	}
@@ -67,7 +70,8 @@ func TestClosingEndsARun(t *testing.T) {
 	}
 	ended := make(chan error)
 	go func() {
-		_, _, err := s.Post(context.Background(), "/run", []byte(`{"value":{"sleep_ms":3600000}}`))
+		r := openwhisk.New(s, wire.RuntimePort)
+		_, _, err := r.Run(context.Background(), []byte(`{"value":{"sleep_ms":3600000}}`), time.Time{})
 		ended <- err
 	}()
 	s.Close()

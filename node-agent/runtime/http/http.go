@@ -1,0 +1,93 @@
+// Package http speaks to a program that serves plain HTTP, of whatever kind: it waits until the
+// program is ready. Requests are not the agent's business: they go to the program by the node API's
+// Connect, byte by byte, and both ways at once.
+package http
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+const (
+	probeFirst  = 5 * time.Millisecond // between probes, doubled up to probeMost
+	probeMost   = 200 * time.Millisecond
+	probeWithin = 2 * time.Second // a probe that is not answered by then is made again
+)
+
+// A Runtime is the program in one sandbox.
+type Runtime struct {
+	probe     string
+	transport http.Transport
+}
+
+// New returns the program in s that listens on port, and is ready when it answers a GET of the path
+// probe; empty: of /.
+func New(s sandbox.Sandbox, port int, probe string) *Runtime {
+	r := &Runtime{probe: "http://program/" + strings.TrimPrefix(probe, "/")}
+	r.transport = http.Transport{
+		DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return s.Dial(ctx, port)
+		},
+	}
+	return r
+}
+
+// Ready probes the program until it answers with a status from 200 to 399.
+func (r *Runtime) Ready(ctx context.Context) error {
+	for pause := probeFirst; ; pause = min(2*pause, probeMost) {
+		err := r.once(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("the program is not ready: %w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+func (r *Runtime) once(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probeWithin)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.probe, nil)
+	if err != nil {
+		return err
+	}
+	response, err := r.transport.RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	_, _ = io.CopyN(io.Discard, response.Body, 1<<20) // the program may dislike being cut off
+	if response.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("GET %s answers %s", request.URL.Path, response.Status)
+	}
+	return nil
+}
+
+var errNoFunctions = fmt.Errorf("the program speaks plain HTTP and takes no functions: "+
+	"reach its port by Connect (%w)", errors.ErrUnsupported)
+
+// Init returns an error: the program is whole as it is.
+func (r *Runtime) Init(context.Context, []byte) (int, []byte, error) {
+	return 0, nil, errNoFunctions
+}
+
+// Run returns an error: requests go by Connect.
+func (r *Runtime) Run(context.Context, []byte, time.Time) (int, []byte, error) {
+	return 0, nil, errNoFunctions
+}
+
+// Logs returns nothing: lines belong to no call.
+func (r *Runtime) Logs(context.Context, time.Time) []wire.LogLine { return nil }

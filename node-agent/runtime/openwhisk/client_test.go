@@ -1,0 +1,247 @@
+package openwhisk
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// served returns a client of a real HTTP server that handles its requests so, and how often the
+// client has dialled.
+func served(t *testing.T, handler http.HandlerFunc) (c *client, dialled *int) {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	dialled = new(int)
+	c = &client{dial: func(ctx context.Context) (net.Conn, error) {
+		*dialled++
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	}}
+	t.Cleanup(func() { c.close(); server.Close() })
+	return c, dialled
+}
+
+// close closes what idles, as time would.
+func (c *client) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conn := range c.idle {
+		conn.Close()
+	}
+	c.idle = nil
+}
+
+func TestPost(t *testing.T) {
+	c, _ := served(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.WriteHeader(502)
+		io.WriteString(w, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")+" "+string(body))
+	})
+	status, answer, err := c.post(t.Context(), "/run", []byte("{}"), time.Time{})
+	if err != nil || status != 502 || string(answer) != "POST /run application/json {}" {
+		t.Errorf("%d %q %v", status, answer, err)
+	}
+}
+
+// TestNoCallMeetsARuntimeThatHangsUp: Node.js closes what idles for 5 s, and may do so just when a
+// call is on its way.
+func TestNoCallMeetsARuntimeThatHangsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dialled := 0
+		c := &client{dial: func(context.Context) (net.Conn, error) {
+			dialled++
+			ours, theirs := net.Pipe()
+			go func() {
+				defer theirs.Close()
+				for requests := bufio.NewReader(theirs); ; {
+					r, err := http.ReadRequest(requests)
+					if err != nil {
+						return
+					}
+					io.Copy(io.Discard, r.Body)
+					io.WriteString(theirs, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+				}
+			}()
+			return ours, nil
+		}}
+		defer c.close()
+		for _, call := range []struct {
+			after time.Duration
+			want  int
+		}{{0, 1}, {time.Second, 1}, {time.Second, 1}, {5 * time.Second, 2}} {
+			time.Sleep(call.after)
+			if _, _, err := c.post(t.Context(), "/run", []byte("{}"), time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			if dialled != call.want {
+				t.Errorf("%s after a call: %d connections were made, want %d", call.after, dialled, call.want)
+			}
+		}
+	})
+}
+
+func TestAnAnswerHasABound(t *testing.T) {
+	c, _ := served(t, func(w http.ResponseWriter, r *http.Request) {
+		for chunk := strings.Repeat("x", 1<<20); ; {
+			if _, err := io.WriteString(w, chunk); err != nil {
+				return
+			}
+		}
+	})
+	if _, _, err := c.post(t.Context(), "/run", nil, time.Time{}); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("%v, want longer than", err)
+	}
+}
+
+func TestACancelledPostSaysWhy(t *testing.T) {
+	why := errors.New("the caller went away")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	c, _ := served(t, func(w http.ResponseWriter, r *http.Request) {
+		cancel(why)
+		<-r.Context().Done()
+	})
+	if _, _, err := c.post(ctx, "/run", nil, time.Time{}); !errors.Is(err, why) {
+		t.Errorf("%v, want %v", err, why)
+	}
+}
+
+func TestARuntimeThatDiesMidAnswer(t *testing.T) {
+	c, _ := served(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		io.WriteString(w, "half")
+		http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	if _, _, err := c.post(t.Context(), "/run", nil, time.Time{}); err == nil || !strings.Contains(err.Error(), "broke off after 4 bytes") {
+		t.Errorf("%v, want broke off", err)
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	c := &client{dial: func(context.Context) (net.Conn, error) { return nil, errors.New("no such guest") }}
+	if _, _, err := c.post(t.Context(), "/init", nil, time.Time{}); !errors.Is(err, sandbox.ErrUnreached) || err.Error() != "runtime /init: not reached: no such guest" {
+		t.Errorf("%v", err)
+	}
+}
+
+// A call to a runtime that was called before opens no connection: what that costs is paid once.
+func TestTheConnectionIsKept(t *testing.T) {
+	c, dialled := served(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Write(body[:len(body)/2])
+		if len(body)%2 == 0 {
+			http.NewResponseController(w).Flush() // so it is sent in chunks
+		}
+		w.Write(body[len(body)/2:])
+	})
+	for i := range 100 {
+		body := strings.Repeat("x", i*i)
+		status, answer, err := c.post(t.Context(), "/run", []byte(body), time.Time{})
+		if err != nil || status != 200 || string(answer) != body {
+			t.Fatalf("%d bytes: %d, %d bytes, %v", len(body), status, len(answer), err)
+		}
+	}
+	if *dialled != 1 {
+		t.Errorf("100 calls opened %d connections", *dialled)
+	}
+}
+
+// A runtime may keep its connections for a shorter time than the agent, or for one request.
+func TestAConnectionThatWasClosedIsNotUsed(t *testing.T) {
+	for _, says := range []bool{true, false} {
+		closed := make(chan net.Conn, 2)
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if says {
+				w.Header().Set("Connection", "close")
+			}
+		}))
+		server.Config.ConnState = func(conn net.Conn, state http.ConnState) {
+			if state == http.StateIdle {
+				conn.Close()
+			}
+			if state == http.StateClosed || state == http.StateIdle {
+				closed <- conn
+			}
+		}
+		server.Start()
+		c := &client{dial: func(ctx context.Context) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+		}}
+		for range 2 {
+			if _, _, err := c.post(t.Context(), "/run", nil, time.Time{}); err != nil {
+				t.Errorf("it says so: %t, %v", says, err)
+			}
+			<-closed
+		}
+		c.close()
+		server.Close()
+	}
+}
+
+// A runtime may answer before it has read all, and go on with the next request or hang up.
+func TestAnEarlyAnswer(t *testing.T) {
+	c, _ := served(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(413) })
+	for range 3 {
+		status, _, err := c.post(t.Context(), "/init", make([]byte, 48<<20), time.Time{})
+		if err != nil || status != 413 {
+			t.Errorf("%d, %v", status, err)
+		}
+	}
+}
+
+func TestAnswersThatAreNone(t *testing.T) {
+	for said, want := range map[string]string{
+		"": "EOF", "SSH-2.0-OpenSSH\r\n\r\n": "not HTTP/1.1", "HTTP/1.1 2x0 OK\r\n\r\n": "not HTTP/1.1",
+		strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", mostInterim):   "interim",
+		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n": "",
+	} {
+		c := &client{dial: func(context.Context) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go func() {
+				defer theirs.Close()
+				_, _ = http.ReadRequest(bufio.NewReader(theirs))
+				io.WriteString(theirs, said)
+			}()
+			return ours, nil
+		}}
+		_, _, err := c.post(t.Context(), "/run", nil, time.Time{})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40q: %v, want %q", said, err, want)
+		}
+		c.close()
+	}
+}
+
+// FuzzAnswer: whatever a runtime says, a call ends, with an error or an answer.
+func FuzzAnswer(f *testing.F) {
+	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+	f.Add([]byte("HTTP/1.1 100 \r\n\r\nHTTP/1.1 502 X\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		ours, theirs := net.Pipe()
+		go io.Copy(io.Discard, theirs)
+		go func() {
+			defer theirs.Close()
+			theirs.Write(said)
+		}()
+		c := &client{dial: func(context.Context) (net.Conn, error) { return ours, nil }}
+		status, answer, err := c.post(t.Context(), "/run", []byte("{}"), time.Time{})
+		if err == nil && (status < 200 || status > 999) || len(answer) > maxAnswer {
+			t.Fatalf("%d and %d bytes", status, len(answer))
+		}
+		c.close()
+		ours.Close()
+	})
+}

@@ -1,0 +1,56 @@
+// Package openwhisk speaks to a runtime of OpenWhisk: POST /init gives it its function, each POST
+// /run is an activation, and a sentinel on stdout and on stderr ends the logs of an activation.
+//
+// A call is on the path of every warm activation, and so is what reads its answer: the package has
+// an HTTP client of its own (client.go, http1), which starts no goroutine and allocates little.
+// The runtime is a stranger's code: how much it may answer and log is bounded.
+package openwhisk
+
+import (
+	"context"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// Sentinel is what a runtime writes to stdout and to stderr after each activation.
+const Sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
+
+// A Runtime is the runtime in one sandbox.
+type Runtime struct {
+	client
+	logs logs
+}
+
+// New returns the runtime in s, which listens on port.
+func New(s sandbox.Sandbox, port int) *Runtime {
+	r := &Runtime{logs: logs{ended: s.Logs().Done()}}
+	r.dial = dialler(s, port)
+	s.Logs().Watch(r.logs.add)
+	return r
+}
+
+// Ready returns at once: a sandbox has started when something accepts connections on its port.
+func (r *Runtime) Ready(context.Context) error { return nil }
+
+// Init gives the runtime its function.
+func (r *Runtime) Init(
+	ctx context.Context, function []byte,
+) (status int, answer []byte, err error) {
+	return r.post(ctx, "/init", function, time.Time{})
+}
+
+// Run has the function called once, and gives up at until, unless that is zero.
+func (r *Runtime) Run(
+	ctx context.Context, call []byte, until time.Time,
+) (status int, answer []byte, err error) {
+	return r.post(ctx, "/run", call, until)
+}
+
+// Logs takes what the runtime wrote since the last take, up to and without the sentinels that end
+// an activation. It waits for them until then, unless that is zero, or ctx ends; for a runtime that
+// has never written them one second. A last line says that they did not come.
+func (r *Runtime) Logs(ctx context.Context, until time.Time) []wire.LogLine {
+	return r.logs.take(ctx, until)
+}
