@@ -34,7 +34,7 @@ func rootCmd() *cobra.Command {
 	}
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(), configCmd(),
-		statusCmd(), drainCmd(), reportCmd(), vfCmd(),
+		statusCmd(), drainCmd(), reportCmd(), logsCmd(), connectCmd(), vfCmd(),
 		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		tracesCmd(),

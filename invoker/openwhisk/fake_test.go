@@ -49,6 +49,13 @@ type fakeNode struct {
 	obedient  bool // does nothing that was called off
 }
 
+// Wait tells no ends.
+func (n *fakeNode) Wait(
+	context.Context, *api.WaitRequest, ...grpc.CallOption,
+) (grpc.ServerStreamingClient[api.Ended], error) {
+	return nil, status.Error(codes.Unimplemented, "no such method")
+}
+
 func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
 	n.mu.Lock()
 	n.starts = append(n.starts, in)

@@ -101,6 +101,7 @@ func New(cfg Config, node api.NodeClient) *Pool {
 	looks.Wait()
 	for _, n := range p.state.nodes {
 		p.calls.Go(func() { p.watch(n) })
+		p.calls.Go(func() { p.follow(n) })
 	}
 	return p
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -30,7 +31,8 @@ type fakeNode struct {
 	mu      sync.Mutex
 	status  *api.StatusReply
 	looks   int
-	deaf    bool // it answers to Status and Stop only by an error
+	ends    chan *api.Ended // what Wait tells; nil: the node is of a version without it
+	deaf    bool            // it answers to Status and Stop only by an error
 	live    map[string]bool
 	paused  map[string]bool
 	inits   int
@@ -131,6 +133,33 @@ func (n *fakeNode) Status(context.Context, *api.StatusRequest) (*api.StatusReply
 		return nil, status.Error(codes.Unavailable, "no route")
 	}
 	return n.status, nil
+}
+
+func (n *fakeNode) Wait(
+	_ *api.WaitRequest, stream grpc.ServerStreamingServer[api.Ended],
+) error {
+	n.mu.Lock()
+	ends := n.ends
+	n.mu.Unlock()
+	if ends == nil {
+		return status.Error(codes.Unimplemented, "no such method")
+	}
+	if err := stream.SendHeader(nil); err != nil {
+		return err
+	}
+	for {
+		select {
+		case end, open := <-ends:
+			if !open {
+				return status.Error(codes.Unavailable, "the connection broke")
+			}
+			if err := stream.Send(end); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
 }
 
 // vfs is the status of a node with that many VFs in order and one that is not.

@@ -121,7 +121,7 @@ func (a *Agent) settle(ctx context.Context, f *former) error {
 	a.cannotAdopt(f, err)
 	a.Starter.End(f.Spec)
 	a.Starter.Admission.Release(f.grant)
-	a.leave(id)
+	a.leave(id, err)
 	return err
 }
 
@@ -158,6 +158,7 @@ func (a *Agent) cannotAdopt(f *former, why error) {
 	}
 	a.Log.Warn("ending a sandbox that cannot be adopted", "sandbox", f.Spec.ID, "err", why)
 	f.entry.become(ending, why.Error())
+	f.entry.failed = true
 	a.changed.Broadcast()
 }
 

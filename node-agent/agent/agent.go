@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -21,7 +22,9 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
+	"github.com/fastiov/fastiov/node-agent/runtime"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -57,7 +60,9 @@ type Config struct {
 type Agent struct {
 	api.UnimplementedNodeServer
 	Config
-	starts starts
+	starts  starts
+	ends    ends
+	streams atomic.Int64 // connections and readers of logs
 
 	mu        sync.Mutex
 	sandboxes map[string]*entry
@@ -70,6 +75,7 @@ type entry struct {
 	state   string
 	since   time.Time // it is in that state
 	reason  string    // it is ending
+	failed  bool      // nobody has asked for its end
 	image   string
 	started time.Time
 	adopted bool
@@ -114,6 +120,13 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	if req.MemoryMib < 64 {
 		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: memory of %d MiB; a microVM needs at least 64", req.Id, req.MemoryMib)
 	}
+	err := runtime.Prepare(&wire.Program{Protocol: req.Protocol})
+	if err == nil && req.Port > 65535 {
+		err = fmt.Errorf("port %d: want 1 to 65535", req.Port)
+	}
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: %v", req.Id, err)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	e := &entry{image: req.Image, started: time.Now(), cancel: cancel}
@@ -125,10 +138,11 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	st, err := a.Starter.Start(ctx, startup.Request{
 		ID: req.Id, Image: req.Image, Namespace: req.Namespace, Init: req.Init, MemoryMiB: int(req.MemoryMib),
 		Wait: time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env, Timeline: &cold.Timeline,
+		Protocol: req.Protocol, Port: uint16(req.Port), Probe: req.Probe,
 	})
 	if err != nil {
 		cold.failed(err)
-		a.leave(req.Id)
+		a.leave(req.Id, err)
 		a.Metrics.startFailed(err)
 		return nil, grpcError(req.Id, err)
 	}
@@ -139,7 +153,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		cold.failed(badInit(st.InitStatus))
 		reply.Logs = refusalLogs(ctx, st)
 		a.Starter.Release(st)
-		a.leave(req.Id)
+		a.leave(req.Id, badInit(st.InitStatus))
 		return reply, nil
 	}
 	if !a.ready(req.Id, e, st) {
@@ -199,16 +213,28 @@ func (a *Agent) watch(id string, st *startup.Started) {
 	}
 	a.Starter.Blame(st, err)
 	a.Starter.Release(st)
-	a.leave(id)
+	a.leave(id, err)
 }
 
-func (a *Agent) leave(id string) {
+// leave forgets a sandbox that is gone, and tells whoever waits for its end: why that was brought
+// about or, where nobody has done that, failed.
+func (a *Agent) leave(id string, failed error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if e := a.sandboxes[id]; e != nil && e.cold != nil {
+	e := a.sandboxes[id]
+	if e == nil {
+		return
+	}
+	if e.cold != nil {
 		e.cold.failed(errEnded)
 	}
+	if e.reason == "" && failed != nil {
+		e.reason, e.failed = failed.Error(), true
+	}
 	delete(a.sandboxes, id)
+	a.ends.add(&api.Ended{
+		Id: id, Reason: e.reason, Failed: e.failed, TimeNs: time.Now().UnixNano(),
+	})
 	a.changed.Broadcast()
 }
 
@@ -449,6 +475,8 @@ func grpcError(id string, err error) error {
 		return status.Error(codes.Aborted, image.Terse())
 	case errors.As(err, &image):
 		return status.Error(codes.InvalidArgument, image.Terse())
+	case errors.Is(err, errors.ErrUnsupported):
+		return status.Errorf(codes.InvalidArgument, "sandbox %s: %v", id, err)
 	case errors.Is(err, context.Canceled):
 		return status.Errorf(codes.Canceled, "sandbox %s: %v", id, err)
 	case errors.Is(err, context.DeadlineExceeded):

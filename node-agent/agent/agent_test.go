@@ -111,6 +111,7 @@ type driver struct {
 	ended   []string
 	boxes   map[string]*box
 	initial int // status of /init
+	dial    func(port int) (net.Conn, error)
 
 	initializing func()                               // while /init is about to be sent
 	adopting     func(ctx context.Context, id string) // during Adopt
@@ -134,7 +135,8 @@ func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 func (d *driver) box(id string) *box {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	b := &box{done: make(chan struct{}), initial: d.initial, initializing: d.initializing, logs: tail.New()}
+	b := &box{done: make(chan struct{}), initial: d.initial, initializing: d.initializing,
+		logs: tail.New(), dial: d.dial}
 	d.boxes[id] = b
 	return b
 }
@@ -165,8 +167,9 @@ type box struct {
 	done    chan struct{}
 	err     error
 	initial int
-	broken  error // of every Dial
-	hangsUp bool  // on every request
+	broken  error                            // of every Dial
+	hangsUp bool                             // on every request
+	dial    func(port int) (net.Conn, error) // in place of the runtime
 	closes  atomic.Int32
 	logs    *tail.Log
 	mu      sync.Mutex
@@ -175,9 +178,12 @@ type box struct {
 	initializing func()
 }
 
-func (b *box) Dial(context.Context, int) (net.Conn, error) {
-	if b.broken != nil {
+func (b *box) Dial(_ context.Context, port int) (net.Conn, error) {
+	switch {
+	case b.broken != nil:
 		return nil, b.broken
+	case b.dial != nil:
+		return b.dial(port)
 	}
 	if b.initializing != nil {
 		b.initializing()

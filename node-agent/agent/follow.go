@@ -39,9 +39,11 @@ func (a *Agent) lost(v vf.Status) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	id := v.Owner.Name
-	if e := a.sandboxes[id]; e == nil || e.state == ending {
+	e := a.sandboxes[id]
+	if e == nil || e.state == ending {
 		return
 	}
+	e.failed = true
 	a.Log.Warn("ending a sandbox that lost its VF", "sandbox", id, "vf", v.BDF, "why", v.Lost)
 	a.end(id, fmt.Sprintf("it lost its VF %s: %s", v.BDF, v.Lost))
 }

@@ -129,7 +129,11 @@ func spans(list []timeline.Span) []*api.Span {
 func logLines(lines []wire.LogLine) []*api.LogLine {
 	out := make([]*api.LogLine, len(lines))
 	for i, l := range lines {
-		out[i] = &api.LogLine{TimeNs: l.Time.UnixNano(), Stream: l.Stream, Text: l.Text}
+		out[i] = logLine(l)
 	}
 	return out
+}
+
+func logLine(l wire.LogLine) *api.LogLine {
+	return &api.LogLine{TimeNs: l.Time.UnixNano(), Stream: l.Stream, Text: l.Text}
 }

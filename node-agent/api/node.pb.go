@@ -18,11 +18,12 @@
 package api
 
 import (
-	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
-	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
+
+	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
+	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 )
 
 const (
@@ -42,6 +43,9 @@ type StartRequest struct {
 	Env           map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // environment of the runtime's container, e.g. __OW_API_HOST
 	Call          *Call                  `protobuf:"bytes,7,opt,name=call,proto3" json:"call,omitempty"`                                                                         // the call that waits for the sandbox; absent: none does
 	Namespace     string                 `protobuf:"bytes,8,opt,name=namespace,proto3" json:"namespace,omitempty"`                                                               // whose action the image is named by: it is pulled with that namespace's credentials
+	Protocol      string                 `protobuf:"bytes,9,opt,name=protocol,proto3" json:"protocol,omitempty"`                                                                 // what the runtime speaks: openwhisk, or http, which takes no init and no Run but Connect; empty: what its image says
+	Port          uint32                 `protobuf:"varint,10,opt,name=port,proto3" json:"port,omitempty"`                                                                       // TCP port that the runtime listens on; 0: what its image says, or 8080
+	Probe         string                 `protobuf:"bytes,11,opt,name=probe,proto3" json:"probe,omitempty"`                                                                      // of http: the sandbox is ready when a GET of this path is answered with 200 to 399; empty: what its image says, or /
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -128,6 +132,27 @@ func (x *StartRequest) GetCall() *Call {
 func (x *StartRequest) GetNamespace() string {
 	if x != nil {
 		return x.Namespace
+	}
+	return ""
+}
+
+func (x *StartRequest) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *StartRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *StartRequest) GetProbe() string {
+	if x != nil {
+		return x.Probe
 	}
 	return ""
 }
@@ -1004,6 +1029,334 @@ func (x *LogLine) GetText() string {
 	return ""
 }
 
+type WaitRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitRequest) Reset() {
+	*x = WaitRequest{}
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitRequest) ProtoMessage() {}
+
+func (x *WaitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
+func (*WaitRequest) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *WaitRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type Ended struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Failed        bool                   `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"` // nobody had asked for its end
+	TimeNs        int64                  `protobuf:"varint,4,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ended) Reset() {
+	*x = Ended{}
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ended) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ended) ProtoMessage() {}
+
+func (x *Ended) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ended.ProtoReflect.Descriptor instead.
+func (*Ended) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Ended) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Ended) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Ended) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
+func (x *Ended) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+type ConnectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`      // of the sandbox, in the first message
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"` // likewise
+	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`  // at most 1 MiB
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectRequest) Reset() {
+	*x = ConnectRequest{}
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectRequest) ProtoMessage() {}
+
+func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
+func (*ConnectRequest) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ConnectRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ConnectRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ConnectRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type ConnectReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	End           bool                   `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"` // the sandbox sends no more
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectReply) Reset() {
+	*x = ConnectReply{}
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectReply) ProtoMessage() {}
+
+func (x *ConnectReply) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
+func (*ConnectReply) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ConnectReply) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *ConnectReply) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
+}
+
+type LogsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Follow        bool                   `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogsRequest) Reset() {
+	*x = LogsRequest{}
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogsRequest) ProtoMessage() {}
+
+func (x *LogsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
+func (*LogsRequest) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LogsRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *LogsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type LogsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Line          *LogLine               `protobuf:"bytes,1,opt,name=line,proto3" json:"line,omitempty"`
+	Missed        uint64                 `protobuf:"varint,2,opt,name=missed,proto3" json:"missed,omitempty"` // lines before it that were dropped: they came faster than they were taken
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogsReply) Reset() {
+	*x = LogsReply{}
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogsReply) ProtoMessage() {}
+
+func (x *LogsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogsReply.ProtoReflect.Descriptor instead.
+func (*LogsReply) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *LogsReply) GetLine() *LogLine {
+	if x != nil {
+		return x.Line
+	}
+	return nil
+}
+
+func (x *LogsReply) GetMissed() uint64 {
+	if x != nil {
+		return x.Missed
+	}
+	return 0
+}
+
 type StopRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1013,7 +1366,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1378,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1391,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1056,7 +1409,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1421,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1434,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 type StatusRequest struct {
@@ -1093,7 +1446,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1458,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1471,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -1150,7 +1503,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1515,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1528,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -1294,7 +1647,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1659,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1672,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1410,7 +1763,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1775,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1788,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *VF) GetBdf() string {
@@ -1517,7 +1870,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1882,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1895,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -1563,7 +1916,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1928,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1941,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -1629,7 +1982,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1994,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +2007,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -1731,7 +2084,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +2096,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +2109,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -1789,7 +2142,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +2154,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +2167,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -1833,7 +2186,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1845,7 +2198,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1858,7 +2211,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -1878,7 +2231,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +2243,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +2256,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -1931,7 +2284,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2296,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2309,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KeptReport) GetId() string {
@@ -1984,7 +2337,7 @@ var File_node_agent_api_node_proto protoreflect.FileDescriptor
 
 const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\xbb\x02\n" +
+	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\x81\x03\n" +
 	"\fStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -1994,7 +2347,11 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\await_ms\x18\x05 \x01(\rR\x06waitMs\x128\n" +
 	"\x03env\x18\x06 \x03(\v2&.fastiov.node.v1.StartRequest.EnvEntryR\x03env\x12)\n" +
 	"\x04call\x18\a \x01(\v2\x15.fastiov.node.v1.CallR\x04call\x12\x1c\n" +
-	"\tnamespace\x18\b \x01(\tR\tnamespace\x1a6\n" +
+	"\tnamespace\x18\b \x01(\tR\tnamespace\x12\x1a\n" +
+	"\bprotocol\x18\t \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\n" +
+	" \x01(\rR\x04port\x12\x14\n" +
+	"\x05probe\x18\v \x01(\tR\x05probe\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +
@@ -2065,6 +2422,26 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\"\x1d\n" +
+	"\vWaitRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"`\n" +
+	"\x05Ended\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\bR\x06failed\x12\x17\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"H\n" +
+	"\x0eConnectRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"4\n" +
+	"\fConnectReply\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\bR\x03end\"5\n" +
+	"\vLogsRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\"Q\n" +
+	"\tLogsReply\x12,\n" +
+	"\x04line\x18\x01 \x01(\v2\x18.fastiov.node.v1.LogLineR\x04line\x12\x16\n" +
+	"\x06missed\x18\x02 \x01(\x04R\x06missed\"\x1d\n" +
 	"\vStopRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\v\n" +
 	"\tStopReply\"%\n" +
@@ -2147,7 +2524,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"KeptReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why2\xff\x05\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why2\xd2\a\n" +
 	"\x04Node\x12C\n" +
 	"\x05Start\x12\x1d.fastiov.node.v1.StartRequest\x1a\x1b.fastiov.node.v1.StartReply\x12A\n" +
 	"\x04Init\x12\x1c.fastiov.node.v1.InitRequest\x1a\x1b.fastiov.node.v1.StartReply\x12=\n" +
@@ -2155,7 +2532,10 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Runs\x12\x1c.fastiov.node.v1.RunsRequest\x1a\x1a.fastiov.node.v1.RunsReply(\x010\x01\x12C\n" +
 	"\x05Pause\x12\x1d.fastiov.node.v1.PauseRequest\x1a\x1b.fastiov.node.v1.PauseReply\x12F\n" +
 	"\x06Resume\x12\x1e.fastiov.node.v1.ResumeRequest\x1a\x1c.fastiov.node.v1.ResumeReply\x12@\n" +
-	"\x04Stop\x12\x1c.fastiov.node.v1.StopRequest\x1a\x1a.fastiov.node.v1.StopReply\x12F\n" +
+	"\x04Stop\x12\x1c.fastiov.node.v1.StopRequest\x1a\x1a.fastiov.node.v1.StopReply\x12>\n" +
+	"\x04Wait\x12\x1c.fastiov.node.v1.WaitRequest\x1a\x16.fastiov.node.v1.Ended0\x01\x12M\n" +
+	"\aConnect\x12\x1f.fastiov.node.v1.ConnectRequest\x1a\x1d.fastiov.node.v1.ConnectReply(\x010\x01\x12B\n" +
+	"\x04Logs\x12\x1c.fastiov.node.v1.LogsRequest\x1a\x1a.fastiov.node.v1.LogsReply0\x01\x12F\n" +
 	"\x06Status\x12\x1e.fastiov.node.v1.StatusRequest\x1a\x1c.fastiov.node.v1.StatusReply\x12F\n" +
 	"\x06Starts\x12\x1e.fastiov.node.v1.StartsRequest\x1a\x1c.fastiov.node.v1.StartsReply\x12C\n" +
 	"\x05Drain\x12\x1d.fastiov.node.v1.DrainRequest\x1a\x1b.fastiov.node.v1.DrainReply\x12F\n" +
@@ -2173,41 +2553,47 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_node_agent_api_node_proto_goTypes = []any{
-	(*StartRequest)(nil),  // 0: fastiov.node.v1.StartRequest
-	(*Call)(nil),          // 1: fastiov.node.v1.Call
-	(*StartReply)(nil),    // 2: fastiov.node.v1.StartReply
-	(*Footprint)(nil),     // 3: fastiov.node.v1.Footprint
-	(*InitRequest)(nil),   // 4: fastiov.node.v1.InitRequest
-	(*PauseRequest)(nil),  // 5: fastiov.node.v1.PauseRequest
-	(*PauseReply)(nil),    // 6: fastiov.node.v1.PauseReply
-	(*ResumeRequest)(nil), // 7: fastiov.node.v1.ResumeRequest
-	(*ResumeReply)(nil),   // 8: fastiov.node.v1.ResumeReply
-	(*Span)(nil),          // 9: fastiov.node.v1.Span
-	(*RunRequest)(nil),    // 10: fastiov.node.v1.RunRequest
-	(*RunReply)(nil),      // 11: fastiov.node.v1.RunReply
-	(*RunsRequest)(nil),   // 12: fastiov.node.v1.RunsRequest
-	(*RunsReply)(nil),     // 13: fastiov.node.v1.RunsReply
-	(*LogLine)(nil),       // 14: fastiov.node.v1.LogLine
-	(*StopRequest)(nil),   // 15: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),     // 16: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil), // 17: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),   // 18: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),       // 19: fastiov.node.v1.Sandbox
-	(*VF)(nil),            // 20: fastiov.node.v1.VF
-	(*StartsRequest)(nil), // 21: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),   // 22: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),     // 23: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),  // 24: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),    // 25: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil), // 26: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),   // 27: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),    // 28: fastiov.node.v1.KeptReport
-	nil,                   // 29: fastiov.node.v1.StartRequest.EnvEntry
+	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
+	(*Call)(nil),           // 1: fastiov.node.v1.Call
+	(*StartReply)(nil),     // 2: fastiov.node.v1.StartReply
+	(*Footprint)(nil),      // 3: fastiov.node.v1.Footprint
+	(*InitRequest)(nil),    // 4: fastiov.node.v1.InitRequest
+	(*PauseRequest)(nil),   // 5: fastiov.node.v1.PauseRequest
+	(*PauseReply)(nil),     // 6: fastiov.node.v1.PauseReply
+	(*ResumeRequest)(nil),  // 7: fastiov.node.v1.ResumeRequest
+	(*ResumeReply)(nil),    // 8: fastiov.node.v1.ResumeReply
+	(*Span)(nil),           // 9: fastiov.node.v1.Span
+	(*RunRequest)(nil),     // 10: fastiov.node.v1.RunRequest
+	(*RunReply)(nil),       // 11: fastiov.node.v1.RunReply
+	(*RunsRequest)(nil),    // 12: fastiov.node.v1.RunsRequest
+	(*RunsReply)(nil),      // 13: fastiov.node.v1.RunsReply
+	(*LogLine)(nil),        // 14: fastiov.node.v1.LogLine
+	(*WaitRequest)(nil),    // 15: fastiov.node.v1.WaitRequest
+	(*Ended)(nil),          // 16: fastiov.node.v1.Ended
+	(*ConnectRequest)(nil), // 17: fastiov.node.v1.ConnectRequest
+	(*ConnectReply)(nil),   // 18: fastiov.node.v1.ConnectReply
+	(*LogsRequest)(nil),    // 19: fastiov.node.v1.LogsRequest
+	(*LogsReply)(nil),      // 20: fastiov.node.v1.LogsReply
+	(*StopRequest)(nil),    // 21: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),      // 22: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil),  // 23: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),    // 24: fastiov.node.v1.StatusReply
+	(*Sandbox)(nil),        // 25: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 26: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 27: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 28: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 29: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 30: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 31: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 32: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 33: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 34: fastiov.node.v1.KeptReport
+	nil,                    // 35: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	29, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	35, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	1,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
 	9,  // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
 	14, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
@@ -2217,39 +2603,46 @@ var file_node_agent_api_node_proto_depIdxs = []int32{
 	3,  // 7: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
 	10, // 8: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
 	11, // 9: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
-	19, // 10: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	20, // 11: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	23, // 12: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
-	1,  // 13: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
-	9,  // 14: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	28, // 15: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
-	0,  // 16: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	4,  // 17: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	10, // 18: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	12, // 19: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
-	5,  // 20: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	7,  // 21: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	15, // 22: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	17, // 23: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	21, // 24: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	24, // 25: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	26, // 26: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	2,  // 27: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	2,  // 28: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	11, // 29: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	13, // 30: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	6,  // 31: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	8,  // 32: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	16, // 33: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	18, // 34: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	22, // 35: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	25, // 36: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	27, // 37: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	27, // [27:38] is the sub-list for method output_type
-	16, // [16:27] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	14, // 10: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
+	25, // 11: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	26, // 12: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	29, // 13: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	1,  // 14: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	9,  // 15: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	34, // 16: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	0,  // 17: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	4,  // 18: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	10, // 19: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	12, // 20: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
+	5,  // 21: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	7,  // 22: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	21, // 23: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	15, // 24: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
+	17, // 25: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
+	19, // 26: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	23, // 27: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	27, // 28: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	30, // 29: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	32, // 30: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	2,  // 31: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	2,  // 32: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	11, // 33: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	13, // 34: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	6,  // 35: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	8,  // 36: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	22, // 37: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	16, // 38: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	18, // 39: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	20, // 40: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	24, // 41: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	28, // 42: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	31, // 43: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	33, // 44: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	31, // [31:45] is the sub-list for method output_type
+	17, // [17:31] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -2263,7 +2656,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,6 +19,7 @@ package api
 
 import (
 	context "context"
+
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -30,17 +31,20 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Node_Start_FullMethodName  = "/fastiov.node.v1.Node/Start"
-	Node_Init_FullMethodName   = "/fastiov.node.v1.Node/Init"
-	Node_Run_FullMethodName    = "/fastiov.node.v1.Node/Run"
-	Node_Runs_FullMethodName   = "/fastiov.node.v1.Node/Runs"
-	Node_Pause_FullMethodName  = "/fastiov.node.v1.Node/Pause"
-	Node_Resume_FullMethodName = "/fastiov.node.v1.Node/Resume"
-	Node_Stop_FullMethodName   = "/fastiov.node.v1.Node/Stop"
-	Node_Status_FullMethodName = "/fastiov.node.v1.Node/Status"
-	Node_Starts_FullMethodName = "/fastiov.node.v1.Node/Starts"
-	Node_Drain_FullMethodName  = "/fastiov.node.v1.Node/Drain"
-	Node_Report_FullMethodName = "/fastiov.node.v1.Node/Report"
+	Node_Start_FullMethodName   = "/fastiov.node.v1.Node/Start"
+	Node_Init_FullMethodName    = "/fastiov.node.v1.Node/Init"
+	Node_Run_FullMethodName     = "/fastiov.node.v1.Node/Run"
+	Node_Runs_FullMethodName    = "/fastiov.node.v1.Node/Runs"
+	Node_Pause_FullMethodName   = "/fastiov.node.v1.Node/Pause"
+	Node_Resume_FullMethodName  = "/fastiov.node.v1.Node/Resume"
+	Node_Stop_FullMethodName    = "/fastiov.node.v1.Node/Stop"
+	Node_Wait_FullMethodName    = "/fastiov.node.v1.Node/Wait"
+	Node_Connect_FullMethodName = "/fastiov.node.v1.Node/Connect"
+	Node_Logs_FullMethodName    = "/fastiov.node.v1.Node/Logs"
+	Node_Status_FullMethodName  = "/fastiov.node.v1.Node/Status"
+	Node_Starts_FullMethodName  = "/fastiov.node.v1.Node/Starts"
+	Node_Drain_FullMethodName   = "/fastiov.node.v1.Node/Drain"
+	Node_Report_FullMethodName  = "/fastiov.node.v1.Node/Report"
 )
 
 // NodeClient is the client API for Node service.
@@ -62,6 +66,16 @@ type NodeClient interface {
 	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeReply, error)
 	// Stop ends a sandbox and returns when its VF is on its way back. Stopping an unknown one succeeds.
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*StopReply, error)
+	// Wait tells how sandboxes end: of sandbox id its end, and then the stream ends; without an id the
+	// end of each, as it happens. The header comes at once: ends from then on are told. Who takes them
+	// too slowly to be told each gets RESOURCE_EXHAUSTED: ask Status, and wait again.
+	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Ended], error)
+	// Connect carries bytes to a TCP port of a sandbox, and back. The header comes when the port has been
+	// reached. Each side may say that it sends no more while the other still does: the caller by closing
+	// its side of the stream, the sandbox by end. A Pause breaks the connection.
+	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectReply], error)
+	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
+	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error)
 	// Status is what the node holds now.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	// Starts is the cold starts that are under way on the node, and those that have ended lately.
@@ -154,6 +168,57 @@ func (c *nodeClient) Stop(ctx context.Context, in *StopRequest, opts ...grpc.Cal
 	return out, nil
 }
 
+func (c *nodeClient) Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Ended], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[1], Node_Wait_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WaitRequest, Ended]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_WaitClient = grpc.ServerStreamingClient[Ended]
+
+func (c *nodeClient) Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[2], Node_Connect_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ConnectRequest, ConnectReply]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_ConnectClient = grpc.BidiStreamingClient[ConnectRequest, ConnectReply]
+
+func (c *nodeClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[3], Node_Logs_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[LogsRequest, LogsReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_LogsClient = grpc.ServerStreamingClient[LogsReply]
+
 func (c *nodeClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusReply)
@@ -213,6 +278,16 @@ type NodeServer interface {
 	Resume(context.Context, *ResumeRequest) (*ResumeReply, error)
 	// Stop ends a sandbox and returns when its VF is on its way back. Stopping an unknown one succeeds.
 	Stop(context.Context, *StopRequest) (*StopReply, error)
+	// Wait tells how sandboxes end: of sandbox id its end, and then the stream ends; without an id the
+	// end of each, as it happens. The header comes at once: ends from then on are told. Who takes them
+	// too slowly to be told each gets RESOURCE_EXHAUSTED: ask Status, and wait again.
+	Wait(*WaitRequest, grpc.ServerStreamingServer[Ended]) error
+	// Connect carries bytes to a TCP port of a sandbox, and back. The header comes when the port has been
+	// reached. Each side may say that it sends no more while the other still does: the caller by closing
+	// its side of the stream, the sandbox by end. A Pause breaks the connection.
+	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectReply]) error
+	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
+	Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error
 	// Status is what the node holds now.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	// Starts is the cold starts that are under way on the node, and those that have ended lately.
@@ -252,6 +327,15 @@ func (UnimplementedNodeServer) Resume(context.Context, *ResumeRequest) (*ResumeR
 }
 func (UnimplementedNodeServer) Stop(context.Context, *StopRequest) (*StopReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stop not implemented")
+}
+func (UnimplementedNodeServer) Wait(*WaitRequest, grpc.ServerStreamingServer[Ended]) error {
+	return status.Error(codes.Unimplemented, "method Wait not implemented")
+}
+func (UnimplementedNodeServer) Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectReply]) error {
+	return status.Error(codes.Unimplemented, "method Connect not implemented")
+}
+func (UnimplementedNodeServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error {
+	return status.Error(codes.Unimplemented, "method Logs not implemented")
 }
 func (UnimplementedNodeServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -401,6 +485,35 @@ func _Node_Stop_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Wait_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WaitRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(NodeServer).Wait(m, &grpc.GenericServerStream[WaitRequest, Ended]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_WaitServer = grpc.ServerStreamingServer[Ended]
+
+func _Node_Connect_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(NodeServer).Connect(&grpc.GenericServerStream[ConnectRequest, ConnectReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_ConnectServer = grpc.BidiStreamingServer[ConnectRequest, ConnectReply]
+
+func _Node_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(LogsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(NodeServer).Logs(m, &grpc.GenericServerStream[LogsRequest, LogsReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_LogsServer = grpc.ServerStreamingServer[LogsReply]
+
 func _Node_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
@@ -527,6 +640,22 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Node_Runs_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Wait",
+			Handler:       _Node_Wait_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Connect",
+			Handler:       _Node_Connect_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Logs",
+			Handler:       _Node_Logs_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "node-agent/api/node.proto",

@@ -52,6 +52,13 @@ func newNode() *node {
 	return n
 }
 
+// Wait tells no ends.
+func (n *node) Wait(
+	context.Context, *api.WaitRequest, ...grpc.CallOption,
+) (grpc.ServerStreamingClient[api.Ended], error) {
+	return nil, status.Error(codes.Unimplemented, "no such method")
+}
+
 // meet waits until that many runs have been under way at once.
 func (n *node) meet(ctx context.Context, most int) error {
 	defer context.AfterFunc(ctx, func() {

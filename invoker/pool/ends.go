@@ -1,0 +1,96 @@
+package pool
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// follow takes in the ends of a node's sandboxes until the pool closes. A node of a former version
+// does not tell them: there a sandbox is found to have ended when a job is sent to it.
+func (p *Pool) follow(n *node) {
+	for status.Code(p.hear(n)) != codes.Unimplemented {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-time.After(hurry):
+		}
+	}
+}
+
+// hear takes in the ends that a node tells, and those that it could not tell before.
+func (p *Pool) hear(n *node) error {
+	ctx, cancel := context.WithCancel(p.ctx)
+	defer cancel()
+	ends, err := n.to.Wait(ctx, &api.WaitRequest{})
+	if err == nil {
+		err = api.Begun(ends)
+	}
+	if err == nil {
+		err = p.findEnded(ctx, n)
+	}
+	for err == nil {
+		var end *api.Ended
+		if end, err = ends.Recv(); err == nil {
+			p.happen(func(s *state, now time.Time) { s.ended(n, end.Id, now) })
+		}
+	}
+	return err
+}
+
+// findEnded takes in that sandboxes are gone which the node has no more.
+func (p *Pool) findEnded(ctx context.Context, n *node) error {
+	had := p.startedOn(n)
+	if len(had) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookFor)
+	defer cancel()
+	reply, err := n.to.Status(ctx, &api.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, sandbox := range reply.Sandboxes {
+		delete(had, sandbox.Id)
+	}
+	p.happen(func(s *state, now time.Time) {
+		for id := range had {
+			s.ended(n, id, now)
+		}
+	})
+	return nil
+}
+
+// startedOn returns the ids of the sandboxes on a node whose start is over.
+func (p *Pool) startedOn(n *node) map[string]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ids := map[string]bool{}
+	p.state.eachBox(n, func(b *box) {
+		if b.phase != starting {
+			ids[b.id] = true
+		}
+	})
+	return ids
+}
+
+// ended takes in that a sandbox is gone. Its jobs learn that from their calls, and who starts it from
+// the start.
+func (s *state) ended(n *node, id string, now time.Time) {
+	var found *box
+	for _, c := range []*chain[*box]{&n.busy, &n.idle, &s.finished} {
+		c.all(func(b *box) bool {
+			if b.node == n && b.id == id {
+				found = b
+			}
+			return found == nil
+		})
+	}
+	if found != nil && found.phase != starting {
+		s.drop(found, now)
+	}
+}

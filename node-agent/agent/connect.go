@@ -1,0 +1,144 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
+)
+
+// mostStreams is how many connections and readers of logs a node has at once: each holds a
+// descriptor or some memory.
+const mostStreams = 1024
+
+var errStreams = status.Errorf(codes.ResourceExhausted,
+	"the node has %d connections and readers of logs already; close some", mostStreams)
+
+// stream finds a sandbox for a stream, which leaves when it has ended.
+func (a *Agent) stream(ctx context.Context, id string) (st *startup.Started, leave func(), err error) {
+	if a.streams.Add(1) > mostStreams {
+		a.streams.Add(-1)
+		return nil, nil, errStreams
+	}
+	leave = func() { a.streams.Add(-1) }
+	if st, err = a.find(ctx, id); err != nil {
+		leave()
+	}
+	return st, leave, err
+}
+
+// Connect implements api.NodeServer.
+func (a *Agent) Connect(stream grpc.BidiStreamingServer[api.ConnectRequest, api.ConnectReply]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if first.Port < 1 || first.Port > 65535 {
+		return status.Errorf(codes.InvalidArgument, "port %d: want 1 to 65535", first.Port)
+	}
+	st, leave, err := a.stream(stream.Context(), first.Id)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	conn, err := st.Dial(stream.Context(), int(first.Port))
+	if err != nil {
+		return runError(first.Id, st, fmt.Errorf("%w: %w", sandbox.ErrUnreached, err))
+	}
+	defer conn.Close()
+	defer context.AfterFunc(stream.Context(), func() { conn.Close() })()
+	if err := stream.SendHeader(nil); err != nil {
+		return err
+	}
+	asked := make(chan error, 1)
+	go func() { asked <- upward(conn, stream, first) }()
+	if err := downward(stream, conn); err != nil {
+		return runError(first.Id, st, err)
+	}
+	return <-asked // the sandbox has said all; the caller may have not
+}
+
+// upward passes on what the caller sends. A sandbox that takes no more may still send.
+func upward(
+	conn net.Conn, stream grpc.BidiStreamingServer[api.ConnectRequest, api.ConnectReply],
+	in *api.ConnectRequest,
+) error {
+	for taken := true; ; {
+		if len(in.Data) > api.MostData {
+			conn.Close()
+			return status.Errorf(codes.InvalidArgument,
+				"a message of %d bytes; at most %d", len(in.Data), api.MostData)
+		}
+		if taken && len(in.Data) > 0 {
+			_, err := conn.Write(in.Data)
+			taken = err == nil
+		}
+		var err error
+		if in, err = stream.Recv(); errors.Is(err, io.EOF) {
+			if half, can := conn.(interface{ CloseWrite() error }); can {
+				_ = half.CloseWrite() // where it cannot be told, it has gone
+			}
+			return nil
+		} else if err != nil {
+			conn.Close()
+			return err
+		}
+	}
+}
+
+// downward passes on what the sandbox sends, until it sends no more.
+func downward(
+	stream grpc.BidiStreamingServer[api.ConnectRequest, api.ConnectReply], conn net.Conn,
+) error {
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := conn.Read(buffer)
+		if n > 0 {
+			data := append([]byte(nil), buffer[:n]...) // in one process the message is not copied
+			if err := stream.Send(&api.ConnectReply{Data: data}); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return stream.Send(&api.ConnectReply{End: true})
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// Logs implements api.NodeServer.
+func (a *Agent) Logs(req *api.LogsRequest, stream grpc.ServerStreamingServer[api.LogsReply]) error {
+	st, leave, err := a.stream(stream.Context(), req.Id)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	if !req.Follow {
+		cancel() // so that no line is waited for
+	}
+	for lines := st.Sandbox.Logs().Read(); ; {
+		line, missed, err := lines.Next(ctx)
+		switch {
+		case errors.Is(err, io.EOF), err != nil && !req.Follow:
+			return nil
+		case err != nil:
+			return status.FromContextError(err).Err()
+		}
+		reply := &api.LogsReply{Missed: missed, Line: logLine(line)}
+		if err := stream.Send(reply); err != nil {
+			return err
+		}
+	}
+}

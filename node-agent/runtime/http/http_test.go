@@ -1,0 +1,95 @@
+package http
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A box is a sandbox whose ports are dialled so.
+type box struct {
+	sandbox.Sandbox
+	dial func(port int) (net.Conn, error)
+}
+
+func (b box) Dial(_ context.Context, port int) (net.Conn, error) { return b.dial(port) }
+
+func TestItIsReadyWhenAProbeIsAnsweredWell(t *testing.T) {
+	for probe, path := range map[string]string{"": "/", "healthz": "/healthz", "/a/b?c=d": "/a/b"} {
+		var probes atomic.Int32
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet || r.URL.Path != path {
+				t.Errorf("probed by %s %s", r.Method, r.URL)
+			}
+			switch probes.Add(1) {
+			case 2:
+				w.WriteHeader(http.StatusServiceUnavailable)
+			case 3:
+				panic(http.ErrAbortHandler)
+			case 4:
+				w.Header().Set("Location", "http://elsewhere/")
+				w.WriteHeader(http.StatusFound)
+			}
+		}))
+		dials := 0
+		r := New(box{dial: func(port int) (net.Conn, error) {
+			if dials++; dials == 1 || port != 9000 {
+				return nil, errors.New("nobody listens")
+			}
+			if dials == 2 {
+				probes.Add(1) // an answer that is no HTTP
+				ours, theirs := net.Pipe()
+				go func() {
+					theirs.Read(make([]byte, 1<<10))
+					theirs.Write([]byte("SSH-2.0\r\n"))
+					theirs.Close()
+				}()
+				return ours, nil
+			}
+			return net.Dial("tcp", server.Listener.Addr().String())
+		}}, 9000, probe)
+		if err := r.Ready(t.Context()); err != nil || probes.Load() != 4 {
+			t.Errorf("probe %q: after %d probes: %v", probe, probes.Load(), err)
+		}
+		server.Close()
+	}
+}
+
+// Whoever gives up learns what the last probe met.
+func TestItIsWaitedForAsLongAsTheCallerLikes(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	r := New(box{dial: func(int) (net.Conn, error) {
+		return net.Dial("tcp", server.Listener.Addr().String())
+	}}, 9000, "/ready")
+	late := errors.New("not done within 50ms")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, late)
+	defer cancel()
+	if err := r.Ready(ctx); !errors.Is(err, late) || !strings.Contains(err.Error(), "404") {
+		t.Error(err)
+	}
+}
+
+func TestItTakesNoFunctions(t *testing.T) {
+	r := New(nil, 9000, "")
+	_, _, init := r.Init(t.Context(), nil)
+	_, _, run := r.Run(t.Context(), nil, time.Time{})
+	if !errors.Is(init, errors.ErrUnsupported) || !errors.Is(run, errors.ErrUnsupported) {
+		t.Errorf("%v, %v", init, run)
+	}
+	if lines := r.Logs(t.Context(), time.Time{}); len(lines) > 0 {
+		t.Error(lines)
+	}
+}

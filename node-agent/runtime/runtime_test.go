@@ -1,0 +1,81 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAProgramIsSpokenToAsItSays(t *testing.T) {
+	for protocol, want := range map[string]string{
+		"": "*openwhisk.Runtime " + openwhisk.Sentinel, "openwhisk": "*openwhisk.Runtime " + openwhisk.Sentinel,
+		"http": "*http.Runtime ", "gopher": `no protocol is named "gopher"; there are http and openwhisk`,
+	} {
+		d := sim.New(sim.Config{Stages: []sim.Step{}})
+		s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := wire.Program{Protocol: protocol}
+		err = Prepare(&p)
+		spoken, failed := In(s, wire.Program{Protocol: protocol})
+		got := fmt.Sprintf("%T %s", spoken, p.Mark)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want || (err == nil) != (failed == nil) {
+			t.Errorf("%q: %s, %v; want %s", protocol, got, failed, want)
+		}
+		s.Close()
+	}
+}
+
+// What the agent does with a function, over a sandbox that is dialled.
+func TestAFunctionInASandbox(t *testing.T) {
+	d := sim.New(sim.Config{Stages: []sim.Step{}})
+	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var r Protocol
+	if r, err = In(s, wire.Program{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := r.Ready(ctx); err != nil {
+		t.Error(err)
+	}
+	if status, _, err := r.Init(ctx, []byte("{}")); err != nil || status != 200 {
+		t.Errorf("%d, %v", status, err)
+	}
+	for i := range 3 {
+		call := fmt.Appendf(nil, `{"value":{"i":%d}}`, i)
+		status, answer, err := r.Run(ctx, call, time.Now().Add(time.Minute))
+		if err != nil || status != 200 || string(answer) != fmt.Sprintf(`{"i":%d}`, i) {
+			t.Errorf("%d %s, %v", status, answer, err)
+		}
+		lines := r.Logs(ctx, time.Time{})
+		if len(lines) != 1 || !strings.HasPrefix(lines[0].Text, "sim: ") {
+			t.Errorf("%v", lines)
+		}
+	}
+	begin := time.Now()
+	_, _, err = r.Run(ctx, []byte(`{"value":{"sleep_ms":60000}}`), begin.Add(50*time.Millisecond))
+	if err == nil || !strings.Contains(err.Error(), context.DeadlineExceeded.Error()) || time.Since(begin) > 10*time.Second {
+		t.Errorf("a run that takes too long: %v after %v", err, time.Since(begin))
+	}
+}
