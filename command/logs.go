@@ -14,7 +14,7 @@ import (
 
 func logsCmd() *cobra.Command {
 	var req api.LogsRequest
-	const short = "Show what the runtime in sandbox ID has written lately, to standard output and error"
+	const short = "Show what the runtime in sandbox ID has written lately"
 	cmd := onNode("logs ID", short, func(
 		ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string,
 	) error {
@@ -42,7 +42,8 @@ func printLogs(lines interface {
 			return err
 		}
 		if reply.Missed > 0 {
-			fmt.Fprintf(failures, "fastiov: %d lines came too fast and are missing here\n", reply.Missed)
+			fmt.Fprintf(failures, "fastiov: %d lines came too fast and are missing here\n",
+				reply.Missed)
 		}
 		to := out
 		if reply.Line.GetStream() == "stderr" {

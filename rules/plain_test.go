@@ -36,8 +36,6 @@ var notPlainYet = []string{
 	"node-agent/guest/wire",
 	"node-agent/sandbox",
 	"node-agent/sandbox/bare",
-	"node-agent/sandbox/echo",
-	"node-agent/sandbox/post",
 	"node-agent/sandbox/qemu",
 	"node-agent/sandbox/sandboxtest",
 	"node-agent/sandbox/sim",

@@ -78,8 +78,8 @@ func (p *Pool) startedOn(n *node) map[string]bool {
 	return ids
 }
 
-// ended takes in that a sandbox is gone. Its jobs learn that from their calls, and who starts it from
-// the start.
+// ended takes in that a sandbox is gone. Its jobs learn that from their calls, and who starts it
+// from the start.
 func (s *state) ended(n *node, id string, now time.Time) {
 	var found *box
 	for _, c := range []*chain[*box]{&n.busy, &n.idle, &s.finished} {

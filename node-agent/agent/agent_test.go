@@ -215,7 +215,8 @@ func (b *box) handle(w io.Writer, r *http.Request) {
 	for _, stream := range []string{"stdout", "stderr"} {
 		b.logs.Add(wire.LogLine{Stream: stream, Text: openwhisk.Sentinel})
 	}
-	fmt.Fprintf(w, "HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", status, len(answer), answer)
+	fmt.Fprintf(w, "HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+		status, len(answer), answer)
 }
 func (b *box) Logs() *tail.Log              { return b.logs }
 func (b *box) Pause(context.Context) error  { return nil }

@@ -11,7 +11,8 @@ import (
 func BenchmarkWarmRun(b *testing.B) {
 	a, _, _ := newAgent(b)
 	a.Starter.Driver = sim.New(sim.Config{Stages: []sim.Step{}})
-	if _, err := a.Start(b.Context(), &api.StartRequest{Id: "x", MemoryMib: 128, Init: []byte("{}")}); err != nil {
+	begin := &api.StartRequest{Id: "x", MemoryMib: 128, Init: []byte("{}")}
+	if _, err := a.Start(b.Context(), begin); err != nil {
 		b.Fatal(err)
 	}
 	request := &api.RunRequest{Id: "x", TimeoutMs: 60_000, Body: []byte(
@@ -19,7 +20,8 @@ func BenchmarkWarmRun(b *testing.B) {
 			`"activation_id":"18ea20bce7beda43bd66d2d302aafce5","deadline":"1795283485123"}`)}
 	b.ReportAllocs()
 	for b.Loop() {
-		if reply, err := a.Run(b.Context(), request); err != nil || reply.Status != 200 || len(reply.Logs) != 1 {
+		reply, err := a.Run(b.Context(), request)
+		if err != nil || reply.Status != 200 || len(reply.Logs) != 1 {
 			b.Fatal(reply, err)
 		}
 	}

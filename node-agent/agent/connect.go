@@ -24,7 +24,9 @@ var errStreams = status.Errorf(codes.ResourceExhausted,
 	"the node has %d connections and readers of logs already; close some", mostStreams)
 
 // stream finds a sandbox for a stream, which leaves when it has ended.
-func (a *Agent) stream(ctx context.Context, id string) (st *startup.Started, leave func(), err error) {
+func (a *Agent) stream(
+	ctx context.Context, id string,
+) (st *startup.Started, leave func(), err error) {
 	if a.streams.Add(1) > mostStreams {
 		a.streams.Add(-1)
 		return nil, nil, errStreams
@@ -36,8 +38,11 @@ func (a *Agent) stream(ctx context.Context, id string) (st *startup.Started, lea
 	return st, leave, err
 }
 
+// A caller is the stream of a Connect.
+type caller = grpc.BidiStreamingServer[api.ConnectRequest, api.ConnectReply]
+
 // Connect implements api.NodeServer.
-func (a *Agent) Connect(stream grpc.BidiStreamingServer[api.ConnectRequest, api.ConnectReply]) error {
+func (a *Agent) Connect(stream caller) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -68,10 +73,7 @@ func (a *Agent) Connect(stream grpc.BidiStreamingServer[api.ConnectRequest, api.
 }
 
 // upward passes on what the caller sends. A sandbox that takes no more may still send.
-func upward(
-	conn net.Conn, stream grpc.BidiStreamingServer[api.ConnectRequest, api.ConnectReply],
-	in *api.ConnectRequest,
-) error {
+func upward(conn net.Conn, stream caller, in *api.ConnectRequest) error {
 	for taken := true; ; {
 		if len(in.Data) > api.MostData {
 			conn.Close()
@@ -96,9 +98,7 @@ func upward(
 }
 
 // downward passes on what the sandbox sends, until it sends no more.
-func downward(
-	stream grpc.BidiStreamingServer[api.ConnectRequest, api.ConnectReply], conn net.Conn,
-) error {
+func downward(stream caller, conn net.Conn) error {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := conn.Read(buffer)

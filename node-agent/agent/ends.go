@@ -87,8 +87,8 @@ func (a *Agent) Wait(req *api.WaitRequest, stream grpc.ServerStreamingServer[api
 	for {
 		fresh, more, known := a.ends.after(seen)
 		if !known {
-			return status.Errorf(codes.ResourceExhausted, "more than %d sandboxes have ended since "+
-				"the last one that was taken; ask for the status, and wait again", keepEnds)
+			return status.Errorf(codes.ResourceExhausted, "more than %d sandboxes have ended "+
+				"since the last one that was taken; ask for the status, and wait again", keepEnds)
 		}
 		for _, end := range fresh {
 			switch {

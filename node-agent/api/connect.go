@@ -34,7 +34,7 @@ func Connect(ctx context.Context, node NodeClient, id string, port int) (net.Con
 	ctx, hangUp := context.WithCancel(ctx)
 	stream, err := node.Connect(ctx)
 	if err == nil {
-		_ = stream.Send(&ConnectRequest{Id: id, Port: uint32(port)}) // that it fails, the header says
+		_ = stream.Send(&ConnectRequest{Id: id, Port: uint32(port)}) // Begun returns the error
 		err = Begun[ConnectReply](stream)
 	}
 	if err != nil {

@@ -147,7 +147,8 @@ func TestConversation(t *testing.T) {
 	if err := c.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if line, _, err := c.Logs().Read().Next(ctx); err != nil || line.Stream != "stdout" || line.Text != "hi" {
+	line, _, err := c.Logs().Read().Next(ctx)
+	if err != nil || line.Stream != "stdout" || line.Text != "hi" {
 		t.Errorf("logs: %+v, %v", line, err)
 	}
 	checkSpans(t, c, bootZero)

@@ -26,7 +26,8 @@ func TestProtocolBreaks(t *testing.T) {
 		{"a stage of the host", greeting + "\n" + event("vmm"), `stage "vmm"`},
 		{"a stage of its own making", greeting + "\n" + event(strings.Repeat("x", 1000)), "stage"},
 		{"a log line on no stream", greeting + "\n" + `{"log":{"stream":"x"}}`, "stream"},
-		{"a log line that is too long", greeting + "\n" + `{"log":{"stream":"stdout","text":"` + strings.Repeat("x", 3*wire.MaxText+1) + `"}}`, "a log line of 49153 bytes"},
+		{"a log line that is too long", greeting + "\n" + `{"log":{"stream":"stdout","text":"` +
+			strings.Repeat("x", 3*wire.MaxText+1) + `"}}`, "a log line of 49153 bytes"},
 		{"a wrong type", `{"hello":[]}`, "does not decode"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -70,7 +71,8 @@ func TestSpansStayWithinTheGuestsLife(t *testing.T) {
 
 func FuzzGuest(f *testing.F) {
 	f.Add([]byte(`{"hello":{"boot":1,"real":3}}` + "\n" + `{"event":{"stage":"agent","begin":-9223372036854775808,"end":9223372036854775807}}` + "\n" +
-		`{"log":{"stream":"stdout","text":"\u0000"}}` + "\n" + `{"pong":{"id":1,"boot":-1}}` + "\n" + `{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
+		`{"log":{"stream":"stdout","text":"\u0000"}}` + "\n" + `{"pong":{"id":1,"boot":-1}}` + "\n" +
+		`{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		host, guest := net.Pipe()
 		c := newConn(func() {}, newBucket(nodeRate, nodeBurst))

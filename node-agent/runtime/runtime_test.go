@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -18,18 +19,28 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// start starts a simulated sandbox.
+func start(t *testing.T) sandbox.Sandbox {
+	t.Helper()
+	d := sim.New(sim.Config{Stages: []sim.Step{}})
+	owned := func(sandbox.Record) error { return nil }
+	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{}, owned)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 func TestAProgramIsSpokenToAsItSays(t *testing.T) {
 	for protocol, want := range map[string]string{
-		"": "*openwhisk.Runtime " + openwhisk.Sentinel, "openwhisk": "*openwhisk.Runtime " + openwhisk.Sentinel,
-		"http": "*http.Runtime ", "gopher": `no protocol is named "gopher"; there are http and openwhisk`,
+		"":          "*openwhisk.Runtime " + openwhisk.Sentinel,
+		"openwhisk": "*openwhisk.Runtime " + openwhisk.Sentinel,
+		"http":      "*http.Runtime ",
+		"gopher":    `no protocol is named "gopher"; there are http and openwhisk`,
 	} {
-		d := sim.New(sim.Config{Stages: []sim.Step{}})
-		s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := start(t)
 		p := wire.Program{Protocol: protocol}
-		err = Prepare(&p)
+		err := Prepare(&p)
 		spoken, failed := In(s, wire.Program{Protocol: protocol})
 		got := fmt.Sprintf("%T %s", spoken, p.Mark)
 		if err != nil {
@@ -44,14 +55,10 @@ func TestAProgramIsSpokenToAsItSays(t *testing.T) {
 
 // What the agent does with a function, over a sandbox that is dialled.
 func TestAFunctionInASandbox(t *testing.T) {
-	d := sim.New(sim.Config{Stages: []sim.Step{}})
-	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := start(t)
 	defer s.Close()
-	var r Protocol
-	if r, err = In(s, wire.Program{}); err != nil {
+	r, err := In(s, wire.Program{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -75,7 +82,7 @@ func TestAFunctionInASandbox(t *testing.T) {
 	}
 	begin := time.Now()
 	_, _, err = r.Run(ctx, []byte(`{"value":{"sleep_ms":60000}}`), begin.Add(50*time.Millisecond))
-	if err == nil || !strings.Contains(err.Error(), context.DeadlineExceeded.Error()) || time.Since(begin) > 10*time.Second {
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) > 10*time.Second {
 		t.Errorf("a run that takes too long: %v after %v", err, time.Since(begin))
 	}
 }

@@ -82,7 +82,8 @@ func TestTheAgentNamesAPort(t *testing.T) {
 					}
 					return Refuse(c)
 				})
-			if guest != nil || asked != port || (agent == nil) != listens || !listens && !errors.Is(agent, ErrNobody) {
+			refused := errors.Is(agent, ErrNobody)
+			if guest != nil || asked != port || (agent == nil) != listens || refused == listens {
 				t.Errorf("port %d: the guest hears %d, %v, the agent %v", port, asked, guest, agent)
 			}
 		}

@@ -48,7 +48,8 @@ func TestBoot(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "the runtime runtime ended with status 3") {
 			t.Errorf("ready with %v", err)
 		}
-		if lines := logged(now(), conn, 2); len(lines) != 1 || lines[0].Text != "last words" || lines[0].Stream != "stderr" {
+		lines := logged(now(), conn, 2)
+		if len(lines) != 1 || lines[0].Text != "last words" || lines[0].Stream != "stderr" {
 			t.Errorf("logs: %+v", lines)
 		}
 		m.end(t)

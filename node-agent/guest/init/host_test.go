@@ -88,7 +88,8 @@ func TestConversationFromTheGuest(t *testing.T) {
 	if late := time.Since(time.Unix(0, <-set)); late < 0 || late > time.Minute {
 		t.Errorf("the guest was told a time %v ago", late)
 	}
-	if lines := logged(ctx, conn, 2); len(lines) != 2 || lines[0].Text != "on stdout" || lines[1].Text != "on stderr" {
+	lines := logged(ctx, conn, 2)
+	if len(lines) != 2 || lines[0].Text != "on stdout" || lines[1].Text != "on stderr" {
 		t.Errorf("logs: %+v", lines)
 	}
 	if spans := conn.Spans(); len(spans) != 2 {

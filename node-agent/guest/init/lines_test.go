@@ -43,7 +43,8 @@ func TestSplitLines(t *testing.T) {
 func TestSentinelWithoutNewline(t *testing.T) {
 	text := "a\n" + sentinel + "b\n"
 	var got []string
-	splitLines(iotest.OneByteReader(strings.NewReader(text)), sentinel, func(s string) { got = append(got, s) })
+	byByte := iotest.OneByteReader(strings.NewReader(text))
+	splitLines(byByte, sentinel, func(s string) { got = append(got, s) })
 	if want := []string{"a", sentinel, "b"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -53,7 +54,8 @@ func TestSentinelWithoutNewline(t *testing.T) {
 func TestLinesWithoutAMark(t *testing.T) {
 	long := strings.Repeat("x", wire.MaxText)
 	var got []string
-	splitLines(strings.NewReader("a"+sentinel+"\n"+long+"y\n"), "", func(s string) { got = append(got, s) })
+	text := "a" + sentinel + "\n" + long + "y\n"
+	splitLines(strings.NewReader(text), "", func(s string) { got = append(got, s) })
 	if want := []string{"a" + sentinel, long, "y"}; !slices.Equal(got, want) {
 		t.Errorf("%.100q", got)
 	}
@@ -62,7 +64,10 @@ func TestLinesWithoutAMark(t *testing.T) {
 // However the bytes arrive, none is lost, no piece is too long and no sentinel is torn.
 func TestSplitLinesKeepsAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		words := rapid.SliceOfN(rapid.SampledFrom([]string{"\n", "x", "XXX", sentinel, sentinel + "\n", strings.Repeat("y", wire.MaxText-20), "é"}), 0, 20).Draw(t, "words")
+		word := rapid.SampledFrom([]string{
+			"\n", "x", "XXX", sentinel, sentinel + "\n", strings.Repeat("y", wire.MaxText-20), "é",
+		})
+		words := rapid.SliceOfN(word, 0, 20).Draw(t, "words")
 		text := strings.Join(words, "")
 		r := &chunks{text: text, size: func() int { return rapid.IntRange(1, 9000).Draw(t, "chunk") }}
 		var got []string

@@ -150,7 +150,8 @@ func TestStrangersMakeRoomForTheAgent(t *testing.T) {
 }
 
 func TestAGuestWithoutASecretOpensNoDoor(t *testing.T) {
-	if err := openDoor(door.Secret{}, wire.RuntimePort); err == nil || !strings.Contains(err.Error(), "no secret") {
+	err := openDoor(door.Secret{}, wire.RuntimePort)
+	if err == nil || !strings.Contains(err.Error(), "no secret") {
 		t.Error(err)
 	}
 }

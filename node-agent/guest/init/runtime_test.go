@@ -110,11 +110,13 @@ func TestRuntimeThatCannotStart(t *testing.T) {
 func TestAccepts(t *testing.T) {
 	inNetwork(t, func(t *testing.T) {
 		p := &program{name: "x", exited: make(chan struct{})}
-		if err := p.accepts(wire.RuntimePort, 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "does not accept") {
+		err := p.accepts(wire.RuntimePort, 10*time.Millisecond)
+		if err == nil || !strings.Contains(err.Error(), "does not accept") {
 			t.Errorf("nothing listens: %v", err)
 		}
 		close(p.exited)
-		if err := p.accepts(wire.RuntimePort, time.Minute); err == nil || !strings.Contains(err.Error(), "ended with status") {
+		err = p.accepts(wire.RuntimePort, time.Minute)
+		if err == nil || !strings.Contains(err.Error(), "ended with status") {
 			t.Errorf("it has ended: %v", err)
 		}
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -142,7 +142,8 @@ func activate(t *testing.T, conn *guest.Conn, said int) {
 	if !strings.Contains(string(body), "10.0.2.77/24") {
 		t.Errorf("the VF has no address: %s", body)
 	}
-	if lines := logged(deadline(t), conn, said+2); len(lines) != said+2 || lines[said].Text != "activated by /run"+sentinel {
+	lines := logged(deadline(t), conn, said+2)
+	if len(lines) != said+2 || lines[said].Text != "activated by /run"+sentinel {
 		t.Errorf("logs: %+v", lines)
 	}
 }

@@ -15,10 +15,10 @@ import (
 
 const (
 	keep     = 64 << 10 // bytes of a Log, for readers that come late or fall behind
-	lineCost = 64       // what a kept line costs beside its text: without it, empty lines were free
+	lineCost = 64       // bytes of a line beside its text: without it, empty lines would be free
 )
 
-// A Log is what one runtime wrote.
+// A Log holds the last lines that one runtime wrote.
 type Log struct {
 	mu       sync.Mutex
 	lines    []wire.LogLine

@@ -49,7 +49,7 @@ func TestItIsReadyWhenAProbeIsAnsweredWell(t *testing.T) {
 				return nil, errors.New("nobody listens")
 			}
 			if dials == 2 {
-				probes.Add(1) // an answer that is no HTTP
+				probes.Add(1) // the answer is not HTTP
 				ours, theirs := net.Pipe()
 				go func() {
 					theirs.Read(make([]byte, 1<<10))

@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// maxAnswer is above what OpenWhisk passes on (1 MiB), so that the caller can tell "too long"
-	// from "cut off".
+	// The longest answer, in bytes. It is above what OpenWhisk passes on (1 MiB), so that the
+	// caller can tell "too long" from "cut off".
 	maxAnswer = 8 << 20
 
-	// atOnce is how long a body may be that is sent with its head in one write. A runtime may
-	// answer a longer one before it has read all of it.
+	// A body up to this length is sent with its head in one write. A runtime may answer a longer
+	// one before it has read all of it.
 	atOnce = 16 << 10
 
-	// idle is how long a connection is kept for the next request: less than a runtime keeps it
-	// (Node.js: 5 s), which may close it just when a request is under way. That request could not
-	// be sent again, since the runtime may have seen it.
+	// A connection is kept this long for the next request: for less time than a runtime keeps it
+	// (Node.js: 5 s), since a runtime may close it just when a request is on its way. Such a
+	// request could not be sent again: the runtime may have seen it.
 	idle = 3 * time.Second
 
 	mostInterim = 16 // answers of 1xx before the real one
@@ -157,8 +157,8 @@ func (c *client) expire() {
 	}
 }
 
-// silent tells whether a connection that idled is still open and nothing has come on it: a runtime
-// may hang up earlier than most do, and what nobody asked for is no answer.
+// silent reports whether an idle connection is still open and nothing has come on it. A runtime may
+// hang up earlier than most runtimes do, and bytes that nobody asked for are not an answer.
 func (c *conn) silent() bool {
 	socket, is := c.Conn.(syscall.Conn)
 	return !is || isSilent(socket)

@@ -87,7 +87,8 @@ func TestNoCallMeetsARuntimeThatHangsUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			if dialled != call.want {
-				t.Errorf("%s after a call: %d connections were made, want %d", call.after, dialled, call.want)
+				t.Errorf("%s after a call: %d connections were made, want %d",
+					call.after, dialled, call.want)
 			}
 		}
 	})
@@ -101,7 +102,8 @@ func TestAnAnswerHasABound(t *testing.T) {
 			}
 		}
 	})
-	if _, _, err := c.post(t.Context(), "/run", nil, time.Time{}); err == nil || !strings.Contains(err.Error(), "longer than") {
+	_, _, err := c.post(t.Context(), "/run", nil, time.Time{})
+	if err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("%v, want longer than", err)
 	}
 }
@@ -125,14 +127,19 @@ func TestARuntimeThatDiesMidAnswer(t *testing.T) {
 		http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	if _, _, err := c.post(t.Context(), "/run", nil, time.Time{}); err == nil || !strings.Contains(err.Error(), "broke off after 4 bytes") {
+	_, _, err := c.post(t.Context(), "/run", nil, time.Time{})
+	if err == nil || !strings.Contains(err.Error(), "broke off after 4 bytes") {
 		t.Errorf("%v, want broke off", err)
 	}
 }
 
 func TestNobodyListens(t *testing.T) {
-	c := &client{dial: func(context.Context) (net.Conn, error) { return nil, errors.New("no such guest") }}
-	if _, _, err := c.post(t.Context(), "/init", nil, time.Time{}); !errors.Is(err, sandbox.ErrUnreached) || err.Error() != "runtime /init: not reached: no such guest" {
+	c := &client{dial: func(context.Context) (net.Conn, error) {
+		return nil, errors.New("no such guest")
+	}}
+	_, _, err := c.post(t.Context(), "/init", nil, time.Time{})
+	const want = "runtime /init: not reached: no such guest"
+	if !errors.Is(err, sandbox.ErrUnreached) || err.Error() != want {
 		t.Errorf("%v", err)
 	}
 }
@@ -163,11 +170,12 @@ func TestTheConnectionIsKept(t *testing.T) {
 func TestAConnectionThatWasClosedIsNotUsed(t *testing.T) {
 	for _, says := range []bool{true, false} {
 		closed := make(chan net.Conn, 2)
-		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		handle := func(w http.ResponseWriter, _ *http.Request) {
 			if says {
 				w.Header().Set("Connection", "close")
 			}
-		}))
+		}
+		server := httptest.NewUnstartedServer(http.HandlerFunc(handle))
 		server.Config.ConnState = func(conn net.Conn, state http.ConnState) {
 			if state == http.StateIdle {
 				conn.Close()
@@ -204,7 +212,9 @@ func TestAnEarlyAnswer(t *testing.T) {
 
 func TestAnswersThatAreNone(t *testing.T) {
 	for said, want := range map[string]string{
-		"": "EOF", "SSH-2.0-OpenSSH\r\n\r\n": "not HTTP/1.1", "HTTP/1.1 2x0 OK\r\n\r\n": "not HTTP/1.1",
+		"":                        "EOF",
+		"SSH-2.0-OpenSSH\r\n\r\n": "not HTTP/1.1",
+		"HTTP/1.1 2x0 OK\r\n\r\n": "not HTTP/1.1",
 		strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", mostInterim):   "interim",
 		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n": "",
 	} {
@@ -228,7 +238,8 @@ func TestAnswersThatAreNone(t *testing.T) {
 // FuzzAnswer: whatever a runtime says, a call ends, with an error or an answer.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
-	f.Add([]byte("HTTP/1.1 100 \r\n\r\nHTTP/1.1 502 X\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"))
+	f.Add([]byte("HTTP/1.1 100 \r\n\r\n" +
+		"HTTP/1.1 502 X\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		ours, theirs := net.Pipe()
 		go io.Copy(io.Discard, theirs)

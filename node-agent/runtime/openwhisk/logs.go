@@ -10,10 +10,10 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// LogLimit is how much of a runtime's output is kept between two takes, both streams together.
+// LogLimit bounds the output of a runtime that is kept between two takes, both streams together.
 const LogLimit = 1 << 20
 
-// lineCost is what a kept line costs beside its text: without it, empty lines would be free.
+// lineCost counts for each kept line beside its text: without it, empty lines would be free.
 const lineCost = 64
 
 // logs keeps what a runtime wrote until it is taken, activation by activation. An activation ends
@@ -94,11 +94,11 @@ func (l *logs) end(stream int) {
 
 func (l *logs) isComplete() bool { return l.sentinels[0] > 0 && l.sentinels[1] > 0 }
 
-// sentinelsWithin is how long a runtime is waited for that has never ended an activation on both
-// streams: OpenWhisk's runtimes write their sentinels with the answer, others write none.
+// sentinelsWithin bounds the wait for a runtime that has never ended an activation on both streams.
+// OpenWhisk's runtimes write their sentinels with the answer, others write none.
 const sentinelsWithin = time.Second
 
-// incomplete is what OpenWhisk adds to logs whose sentinels did not come.
+// OpenWhisk adds this line to logs whose sentinels did not come.
 const incomplete = "There was an issue while collecting your logs. Data might be missing."
 
 // take takes an activation's lines. Where it gives up waiting for their sentinels while the runtime

@@ -85,7 +85,8 @@ func TestTakeEndsWithTheGuest(t *testing.T) {
 	l := &logs{ended: gone}
 	l.say("stderr", "Traceback")
 	close(gone)
-	if got := texts(l.take(context.Background(), time.Time{})); !slices.Equal(got, []string{"err Traceback"}) {
+	got := texts(l.take(context.Background(), time.Time{}))
+	if !slices.Equal(got, []string{"err Traceback"}) {
 		t.Errorf("taken: %q", got)
 	}
 }
@@ -99,7 +100,8 @@ func TestARuntimeWithoutSentinels(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			begin := time.Now()
-			if got := texts(l.take(ctx, time.Time{})); !slices.Equal(got, want) || time.Since(begin) != waits {
+			got := texts(l.take(ctx, time.Time{}))
+			if !slices.Equal(got, want) || time.Since(begin) != waits {
 				t.Errorf("after %v: %q, want %q after %v", time.Since(begin), got, want, waits)
 			}
 		}
@@ -154,7 +156,8 @@ func TestTruncation(t *testing.T) {
 	}
 }
 
-// Below the limit no line is lost, repeated, moved within its stream or given to another activation.
+// Below the limit no line is lost, repeated, moved within its stream or given to another
+// activation.
 func TestActivationsKeepTheirLines(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := newLogs()

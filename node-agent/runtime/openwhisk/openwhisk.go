@@ -14,7 +14,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// Sentinel is what a runtime writes to stdout and to stderr after each activation.
+// Sentinel ends the logs of an activation: a runtime writes it to stdout and to stderr.
 const Sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 
 // A Runtime is the runtime in one sandbox.

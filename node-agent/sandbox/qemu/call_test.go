@@ -81,11 +81,12 @@ func TestACrowdAtTheGuestsDoorIsWaitedFor(t *testing.T) {
 			answering(func(c net.Conn) { io.ReadFull(c, make([]byte, 32)) }), // and hangs up, to make room
 			answering(func(c net.Conn) { door.Admit(c, secret); door.Welcome(c); io.WriteString(c, "runtime") }),
 		}
-		conn, err := enter(t.Context(), secret, door.Runtime, func(ctx context.Context) (net.Conn, error) {
+		dial := func(ctx context.Context) (net.Conn, error) {
 			try := tries[0]
 			tries = tries[1:]
 			return try(ctx)
-		})
+		}
+		conn, err := enter(t.Context(), secret, door.Runtime, dial)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +114,8 @@ func TestACallEndsWithItsContext(t *testing.T) {
 		})
 	}
 	gone := func(context.Context) (net.Conn, error) { return nil, unix.ENODEV }
-	if _, err := enter(t.Context(), door.NewSecret(), door.Runtime, gone); !errors.Is(err, unix.ENODEV) {
+	_, err := enter(t.Context(), door.NewSecret(), door.Runtime, gone)
+	if !errors.Is(err, unix.ENODEV) {
 		t.Errorf("nobody has the CID: %v", err)
 	}
 }

@@ -183,7 +183,8 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 			}
 			vm, release := startOne(t, s, &timeline.Timeline{})
 			runtime := openwhisk.New(vm, wire.RuntimePort)
-			if status, answer, err := runtime.Init(t.Context(), []byte(sandboxtest.Init)); err != nil || status != 200 {
+			status, answer, err := runtime.Init(t.Context(), []byte(sandboxtest.Init))
+			if err != nil || status != 200 {
 				t.Fatalf("/init: %d %s %v", status, answer, err)
 			}
 			run := func(call string) {

@@ -24,9 +24,10 @@ func none(int, int) {}
 // TestAnyHTTPClientIsAnswered: net/http's, which sends what it likes.
 func TestAnyHTTPClientIsAnswered(t *testing.T) {
 	ran := 0
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(context.Context, string, string) (net.Conn, error) {
 		return Dial(t.Context(), func(status, length int) { ran += status }), nil
-	}}
+	}
+	transport := &http.Transport{DialContext: dial}
 	client := http.Client{Transport: transport}
 	defer client.CloseIdleConnections()
 	value := `{"value":{"a":"` + strings.Repeat("x", 100_000) + `"}}`
@@ -146,7 +147,8 @@ func TestAnswersThatNobodyReadsAreBounded(t *testing.T) {
 
 func FuzzConn(f *testing.F) {
 	f.Add([]byte("POST /run HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"))
-	f.Add([]byte("POST /run HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\nGET / HTTP/1.0\r\n\r\n"))
+	f.Add([]byte("POST /run HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" +
+		"2\r\n{}\r\n0\r\n\r\nGET / HTTP/1.0\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		c := Dial(t.Context(), none)
 		defer c.Close()

@@ -28,7 +28,9 @@ func TestAnswer(t *testing.T) {
 }
 
 func BenchmarkAnswer(b *testing.B) {
-	body := []byte(`{"value":{"name":"you"},"namespace":"guest","action_name":"/guest/hello","action_version":"0.0.1","activation_id":"18ea20bce7beda43bd66d2d302aafce5","transaction_id":"18ea20bce7beda43bd66d2d302aafce5","deadline":"1795283485123"}`)
+	body := []byte(`{"value":{"name":"you"},"namespace":"guest","action_name":"/guest/hello",` +
+		`"action_version":"0.0.1","activation_id":"18ea20bce7beda43bd66d2d302aafce5",` +
+		`"transaction_id":"18ea20bce7beda43bd66d2d302aafce5","deadline":"1795283485123"}`)
 	b.ReportAllocs()
 	for b.Loop() {
 		if status, _, _ := Answer("/run", body); status != 200 {

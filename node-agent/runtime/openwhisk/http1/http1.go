@@ -1,5 +1,5 @@
-// Package http1 reads messages of HTTP/1.1 and allocates nothing but their bodies. Whoever wrote
-// them is a stranger: what a head may hold is bounded, and its reader bounds the body.
+// Package http1 reads messages of HTTP/1.1 and allocates nothing but their bodies. A stranger wrote
+// them: the package bounds their heads, and its caller bounds their bodies.
 package http1
 
 import (
@@ -20,7 +20,7 @@ var errLongHead = fmt.Errorf("the head of a message is longer than %d bytes", mo
 // ErrLong says that a body is longer than its reader takes.
 var ErrLong = errors.New("too long")
 
-// A Head is what stands before a body. It is used again for the next message.
+// A Head holds what stands before a body. It can be used again for the next message.
 type Head struct {
 	First   []byte // its first line, without the end of the line
 	Length  int    // of the body; -1: it ends with the connection

@@ -82,8 +82,9 @@ func FuzzMessage(f *testing.F) {
 			t.Fatalf("a body of %d bytes, announced as %d", len(body), h.Length)
 		}
 		theirs, failed := http.ReadResponse(bufio.NewReader(bytes.NewReader(said)), nil)
-		if err != nil || failed != nil || !theirs.ProtoAtLeast(1, 1) || theirs.StatusCode/100 != 2 || theirs.StatusCode == 204 {
-			return // whether those have a body is for the reader of the first line
+		if err != nil || failed != nil || !theirs.ProtoAtLeast(1, 1) ||
+			theirs.StatusCode/100 != 2 || theirs.StatusCode == 204 {
+			return // the caller, who reads the first line, decides whether those have a body
 		}
 		same, failed := io.ReadAll(io.LimitReader(theirs.Body, most+1))
 		if failed == nil && !bytes.Equal(same, body) && !errors.Is(err, ErrLong) {
