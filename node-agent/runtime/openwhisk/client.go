@@ -99,7 +99,7 @@ func (c *client) take(ctx context.Context, until time.Time) (*conn, error) {
 		if conn == nil {
 			break
 		}
-		if time.Since(conn.since) < idle && conn.silent() {
+		if conn.silent() {
 			return conn, nil
 		}
 		conn.Close()
