@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"iter"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -172,8 +170,6 @@ type box struct {
 	dial    func(port int) (net.Conn, error) // in place of the runtime
 	closes  atomic.Int32
 	logs    *tail.Log
-	mu      sync.Mutex
-	conns   []net.Conn
 
 	initializing func()
 }
@@ -185,39 +181,41 @@ func (b *box) Dial(_ context.Context, port int) (net.Conn, error) {
 	case b.dial != nil:
 		return b.dial(port)
 	}
-	if b.initializing != nil {
-		b.initializing()
-		b.initializing = nil
-	}
-	ours, theirs := net.Pipe()
-	b.mu.Lock()
-	b.conns = append(b.conns, ours)
-	b.mu.Unlock()
+	ours, _ := net.Pipe() // to one that says nothing, as long as the box is there
 	go func() {
-		defer theirs.Close()
-		r, err := http.ReadRequest(bufio.NewReader(theirs))
-		if err != nil || b.hangsUp {
-			return
-		}
-		_, _ = io.Copy(io.Discard, r.Body)
-		b.handle(theirs, r)
+		<-b.done
+		ours.Close()
 	}()
 	return ours, nil
 }
 
-// handle answers a request as a runtime does, and logs a line.
-func (b *box) handle(w io.Writer, r *http.Request) {
-	status, answer := 200, `{"path":"`+r.URL.Path+`"}`
-	if r.URL.Path == "/init" && b.initial != 0 {
-		status, answer = b.initial, "{}"
+// Post implements openwhisk.Direct: it answers a request as a runtime does, and logs a line.
+func (b *box) Post(
+	_ context.Context, path string, _ []byte, _ time.Time,
+) (int, []byte, error) {
+	switch {
+	case b.broken != nil:
+		err := fmt.Errorf("%w: %w", sandbox.ErrUnreached, b.broken)
+		return 0, nil, fmt.Errorf("runtime %s: %w", path, err)
+	case b.hangsUp:
+		return 0, nil, io.ErrUnexpectedEOF
+	}
+	status, answer := 200, `{"path":"`+path+`"}`
+	if path == "/init" {
+		if b.initializing != nil {
+			b.initializing()
+		}
+		if b.initial != 0 {
+			status, answer = b.initial, "{}"
+		}
 	}
 	b.logs.Add(wire.LogLine{Stream: "stdout", Text: "line"})
 	for _, stream := range []string{"stdout", "stderr"} {
 		b.logs.Add(wire.LogLine{Stream: stream, Text: openwhisk.Sentinel})
 	}
-	fmt.Fprintf(w, "HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
-		status, len(answer), answer)
+	return status, []byte(answer), nil
 }
+
 func (b *box) Logs() *tail.Log              { return b.logs }
 func (b *box) Pause(context.Context) error  { return nil }
 func (b *box) Resume(context.Context) error { return nil }
@@ -231,11 +229,6 @@ func (b *box) end(err error) {
 	b.once.Do(func() {
 		b.err = err
 		b.logs.End()
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		for _, conn := range b.conns {
-			conn.Close()
-		}
 		close(b.done)
 	})
 }

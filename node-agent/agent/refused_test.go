@@ -16,13 +16,16 @@ import (
 // endless is a driver whose runtimes do not end their logs.
 type endless struct{ *driver }
 
-type endlessBox struct{ sandbox.Sandbox }
+type endlessBox struct{ *box }
 
 func (d endless) Start(
 	ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error,
 ) (sandbox.Sandbox, error) {
 	b, err := d.driver.Start(ctx, spec, tl, owned)
-	return endlessBox{b}, err
+	if err != nil {
+		return nil, err
+	}
+	return endlessBox{b.(*box)}, nil
 }
 
 func (b endlessBox) Logs() *tail.Log {

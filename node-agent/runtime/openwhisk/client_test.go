@@ -26,22 +26,12 @@ func served(t *testing.T, handler http.HandlerFunc) (c *client, dialled *int) {
 	t.Helper()
 	server := httptest.NewServer(handler)
 	dialled = new(int)
-	c = &client{dial: func(ctx context.Context) (net.Conn, error) {
+	c = newClient(func(ctx context.Context) (net.Conn, error) {
 		*dialled++
 		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
-	}}
-	t.Cleanup(func() { c.close(); server.Close() })
+	})
+	t.Cleanup(func() { c.http.CloseIdleConnections(); server.Close() })
 	return c, dialled
-}
-
-// close closes what idles, as time would.
-func (c *client) close() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, conn := range c.idle {
-		conn.Close()
-	}
-	c.idle = nil
 }
 
 func TestPost(t *testing.T) {
@@ -61,7 +51,7 @@ func TestPost(t *testing.T) {
 func TestNoCallMeetsARuntimeThatHangsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0
-		c := &client{dial: func(context.Context) (net.Conn, error) {
+		c := newClient(func(context.Context) (net.Conn, error) {
 			dialled++
 			ours, theirs := net.Pipe()
 			go func() {
@@ -76,8 +66,8 @@ func TestNoCallMeetsARuntimeThatHangsUp(t *testing.T) {
 				}
 			}()
 			return ours, nil
-		}}
-		defer c.close()
+		})
+		defer c.http.CloseIdleConnections()
 		for _, call := range []struct {
 			after time.Duration
 			want  int
@@ -134,9 +124,9 @@ func TestARuntimeThatDiesMidAnswer(t *testing.T) {
 }
 
 func TestNobodyListens(t *testing.T) {
-	c := &client{dial: func(context.Context) (net.Conn, error) {
+	c := newClient(func(context.Context) (net.Conn, error) {
 		return nil, errors.New("no such guest")
-	}}
+	})
 	_, _, err := c.post(t.Context(), "/init", nil, time.Time{})
 	const want = "runtime /init: not reached: no such guest"
 	if !errors.Is(err, sandbox.ErrUnreached) || err.Error() != want {
@@ -185,16 +175,16 @@ func TestAConnectionThatWasClosedIsNotUsed(t *testing.T) {
 			}
 		}
 		server.Start()
-		c := &client{dial: func(ctx context.Context) (net.Conn, error) {
+		c := newClient(func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
-		}}
+		})
 		for range 2 {
 			if _, _, err := c.post(t.Context(), "/run", nil, time.Time{}); err != nil {
 				t.Errorf("it says so: %t, %v", says, err)
 			}
 			<-closed
 		}
-		c.close()
+		c.http.CloseIdleConnections()
 		server.Close()
 	}
 }
@@ -213,12 +203,12 @@ func TestAnEarlyAnswer(t *testing.T) {
 func TestAnswersThatAreNone(t *testing.T) {
 	for said, want := range map[string]string{
 		"":                        "EOF",
-		"SSH-2.0-OpenSSH\r\n\r\n": "not HTTP/1.1",
-		"HTTP/1.1 2x0 OK\r\n\r\n": "not HTTP/1.1",
-		strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", mostInterim):   "interim",
+		"SSH-2.0-OpenSSH\r\n\r\n": "malformed HTTP",
+		"HTTP/1.1 2x0 OK\r\n\r\n": "malformed HTTP",
+		strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 16):            "EOF",
 		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n": "",
 	} {
-		c := &client{dial: func(context.Context) (net.Conn, error) {
+		c := newClient(func(context.Context) (net.Conn, error) {
 			ours, theirs := net.Pipe()
 			go func() {
 				defer theirs.Close()
@@ -226,12 +216,12 @@ func TestAnswersThatAreNone(t *testing.T) {
 				io.WriteString(theirs, said)
 			}()
 			return ours, nil
-		}}
+		})
 		_, _, err := c.post(t.Context(), "/run", nil, time.Time{})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %q", said, err, want)
 		}
-		c.close()
+		c.http.CloseIdleConnections()
 	}
 }
 
@@ -247,12 +237,12 @@ func FuzzAnswer(f *testing.F) {
 			defer theirs.Close()
 			theirs.Write(said)
 		}()
-		c := &client{dial: func(context.Context) (net.Conn, error) { return ours, nil }}
+		c := newClient(func(context.Context) (net.Conn, error) { return ours, nil })
 		status, answer, err := c.post(t.Context(), "/run", []byte("{}"), time.Time{})
 		if err == nil && (status < 200 || status > 999) || len(answer) > maxAnswer {
 			t.Fatalf("%d and %d bytes", status, len(answer))
 		}
-		c.close()
+		c.http.CloseIdleConnections()
 		ours.Close()
 	})
 }

@@ -1,13 +1,12 @@
 // Package openwhisk speaks to a runtime of OpenWhisk: POST /init gives it its function, each POST
 // /run is an activation, and a sentinel on stdout and on stderr ends the logs of an activation.
 //
-// A call is on the path of every warm activation, and so is what reads its answer: the package has
-// an HTTP client of its own (client.go, http1), which starts no goroutine and allocates little.
 // The runtime is a stranger's code: how much it may answer and log is bounded.
 package openwhisk
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -17,16 +16,34 @@ import (
 // Sentinel ends the logs of an activation: a runtime writes it to stdout and to stderr.
 const Sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 
+// A poster takes a request to a runtime, and gives up at until, unless that is zero.
+type poster func(
+	ctx context.Context, path string, body []byte, until time.Time,
+) (status int, answer []byte, err error)
+
+// A Direct sandbox is its own runtime: requests reach it without a connection. The simulation is
+// one, so that what it is asked for measures the agent and no HTTP.
+type Direct interface {
+	Post(
+		ctx context.Context, path string, body []byte, until time.Time,
+	) (status int, answer []byte, err error)
+}
+
 // A Runtime is the runtime in one sandbox.
 type Runtime struct {
-	client
+	post poster
 	logs logs
 }
 
 // New returns the runtime in s, which listens on port.
 func New(s sandbox.Sandbox, port int) *Runtime {
 	r := &Runtime{logs: logs{ended: s.Logs().Done()}}
-	r.dial = dialler(s, port)
+	if direct, is := s.(Direct); is {
+		r.post = direct.Post
+	} else {
+		dial := func(ctx context.Context) (net.Conn, error) { return s.Dial(ctx, port) }
+		r.post = newClient(dial).post
+	}
 	s.Logs().Watch(r.logs.add)
 	return r
 }

@@ -7,8 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/tail"
@@ -90,8 +94,10 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 		return nil, fmt.Errorf("sandbox %s exists already", spec.ID)
 	}
 	s := &simulated{Life: life.New(), logs: tail.New()}
+	s.calls = s.Calls()
 	go func() {
 		<-s.Context().Done()
+		s.calls.HangUp()
 		s.logs.End()
 		d.release(spec.ID)
 		s.Over(func(cause error) error { return cause })
@@ -156,6 +162,7 @@ func (d *Driver) Leftovers(live map[string]bool) (left []string) {
 // A simulated sandbox.
 type simulated struct {
 	*life.Life
+	calls  *life.Calls
 	logs   *tail.Log
 	mu     sync.Mutex
 	paused bool
@@ -174,18 +181,102 @@ func (s *simulated) setPaused(paused bool) error {
 	return s.Cause()
 }
 
+// Post implements openwhisk.Direct.
+func (s *simulated) Post(
+	ctx context.Context, path string, body []byte, until time.Time,
+) (int, []byte, error) {
+	if s.Cause() != nil {
+		return 0, nil, errEnded
+	}
+	status, answer, late := echo.Answer(path, body)
+	if late > 0 {
+		if err := s.sleep(ctx, late, until); err != nil {
+			return 0, nil, err
+		}
+	}
+	if path == "/run" {
+		s.ran(status, len(body))
+	}
+	return status, answer, nil
+}
+
+// sleep returns after d, or with the reason why it cannot take so long.
+func (s *simulated) sleep(ctx context.Context, d time.Duration, until time.Time) error {
+	if !until.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, until)
+		defer cancel()
+	}
+	ended, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(s.Context(), func() { end(s.Cause()) })()
+	return wait(ended, d)
+}
+
+var errEnded = errors.New("the simulated sandbox has ended")
+
 // Dial implements sandbox.Sandbox: the runtime is the only one that listens.
 func (s *simulated) Dial(ctx context.Context, port int) (net.Conn, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case s.Cause() != nil:
-		return nil, errors.New("the simulated sandbox has ended")
+		return nil, errEnded
 	case port != wire.RuntimePort:
 		return nil, fmt.Errorf("nothing listens on port %d of the simulated sandbox", port)
 	}
-	return echo.Dial(s.Context(), s.ran), nil
+	ours, theirs, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	go http.Serve(&only{Conn: theirs}, echo.Handler(s.ran)) // until there is no other connection
+	return s.calls.Add(ours), nil
 }
+
+// pair returns the two ends of a connection.
+func pair() (net.Conn, net.Conn, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("a connection to the simulated sandbox: %w", err)
+	}
+	var ends [2]net.Conn
+	for i, fd := range fds {
+		file := os.NewFile(uintptr(fd), "simulated")
+		conn, failed := net.FileConn(file)
+		file.Close()
+		ends[i], err = conn, errors.Join(err, failed)
+	}
+	if err != nil {
+		for _, end := range ends {
+			if end != nil {
+				end.Close()
+			}
+		}
+		return nil, nil, fmt.Errorf("a connection to the simulated sandbox: %w", err)
+	}
+	return ends[0], ends[1], nil
+}
+
+// only is a listener that has one connection.
+type only struct {
+	net.Conn
+	taken bool
+}
+
+// Accept implements net.Listener.
+func (o *only) Accept() (net.Conn, error) {
+	if o.taken {
+		return nil, net.ErrClosed
+	}
+	o.taken = true
+	return o.Conn, nil
+}
+
+// Close implements net.Listener: the connection stays open.
+func (o *only) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (o *only) Addr() net.Addr { return o.Conn.LocalAddr() }
 
 // ran logs a run as a runtime does.
 func (s *simulated) ran(status, length int) {

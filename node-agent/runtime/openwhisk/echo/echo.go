@@ -7,11 +7,37 @@ package echo
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
+
+// Handler answers the requests of a runtime. Before a /run is answered, ran is told the status, and
+// how many bytes the request had.
+func Handler(ran func(status, length int)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		status, answer, late := Answer(r.URL.Path, body)
+		if late > 0 {
+			select {
+			case <-time.After(late):
+			case <-r.Context().Done():
+				return
+			}
+		}
+		if r.URL.Path == "/run" {
+			ran(status, len(body))
+		}
+		w.WriteHeader(status)
+		w.Write(answer)
+	})
+}
 
 type request struct {
 	Value jsontext.Value `json:"value"`
