@@ -13,17 +13,57 @@ import (
 const recordFile = "record.json"
 
 // The versions of records. Those of the first bore no number: their guests have no secret, and call
-// where nobody listens any more. Version 2 had a VF where there is a NIC now. A field may be added
-// within a version if whoever does not know it may ignore it.
+// where nobody listens any more. Version 2 has a VF where there is a NIC now. A NIC that is a VF is
+// written both ways, so an agent of that version adopts its sandbox after a rollback; another NIC
+// makes the record one of version 3. A field may be added within a version if whoever does not know
+// it may ignore it.
 const (
 	vfVersion     = 2
 	recordVersion = 3
 )
 
+// A stored record is one as it is written.
+type stored struct {
+	sandbox.Record
+	Spec storedSpec
+}
+
+type storedSpec struct {
+	sandbox.Spec
+	VF *formerVF `json:",omitempty"`
+}
+
+type formerVF struct {
+	sandbox.NIC
+	sandbox.PCI
+}
+
+// formerly returns nic as version 2 has it.
+func formerly(nic *sandbox.NIC) *formerVF {
+	vf := &formerVF{*nic, *nic.PCI}
+	vf.NIC.PCI = nil
+	return vf
+}
+
+// now returns the NIC that a VF of version 2 is.
+func (vf *formerVF) now() *sandbox.NIC {
+	nic := vf.NIC
+	nic.Kind, nic.PCI = "vf", &vf.PCI
+	return &nic
+}
+
 // WriteRecord puts rec into its sandbox's run directory, whole or not at all.
 func WriteRecord(rec sandbox.Record) error {
-	rec.Version = recordVersion
-	b, err := json.Marshal(rec)
+	rec.Version = vfVersion
+	s := stored{rec, storedSpec{Spec: rec.Spec}}
+	switch nic := rec.Spec.NIC; {
+	case nic == nil:
+	case nic.PCI != nil:
+		s.Spec.VF = formerly(nic)
+	default:
+		s.Version = recordVersion
+	}
+	b, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
@@ -41,8 +81,11 @@ func ReadRecord(dir string) (rec sandbox.Record, err error) {
 	if err != nil {
 		return rec, err
 	}
-	if err = json.Unmarshal(b, &rec); err == nil && rec.Version <= vfVersion {
-		rec.Spec.NIC, err = formerNIC(b)
+	var s stored
+	err = json.Unmarshal(b, &s)
+	rec, rec.Spec = s.Record, s.Spec.Spec
+	if rec.Spec.NIC == nil && s.Spec.VF != nil {
+		rec.Spec.NIC = s.Spec.VF.now()
 	}
 	switch {
 	case rec.Version > recordVersion:
@@ -57,25 +100,6 @@ func ReadRecord(dir string) (rec sandbox.Record, err error) {
 			"whose guests this one does not speak to")
 	}
 	return rec, nil
-}
-
-// formerNIC reads the VF of a record of version 2 or before.
-func formerNIC(record []byte) (*sandbox.NIC, error) {
-	var former struct {
-		Spec struct {
-			VF *struct {
-				sandbox.NIC
-				sandbox.PCI
-			}
-		}
-	}
-	err := json.Unmarshal(record, &former)
-	if err != nil || former.Spec.VF == nil {
-		return nil, err
-	}
-	nic := former.Spec.VF.NIC
-	nic.Kind, nic.PCI = "vf", &former.Spec.VF.PCI
-	return &nic, nil
 }
 
 // A Found record is that of a sandbox which a former agent left.

@@ -2,6 +2,7 @@ package startup
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -57,6 +58,48 @@ func TestAFormerVFIsANIC(t *testing.T) {
 	}
 	if err != nil || !reflect.DeepEqual(rec.Spec.NIC, want) || rec.PID != 188 {
 		t.Errorf("read %+v, %v; want NIC %+v", rec, err, want)
+	}
+}
+
+// A record of a sandbox with a VF, or without a network, is understood by agents of version 2.
+func TestAFormerAgentUnderstandsAVF(t *testing.T) {
+	for _, nic := range []*sandbox.NIC{nil, {Kind: "tap", MAC: "02:fa:ef:b4:bb:e9"}, {
+		Kind: "vf", MAC: "02:fa:ef:b4:bb:e9", Address: netip.MustParsePrefix("10.0.2.100/24"),
+		PCI: &sandbox.PCI{BDF: "0000:01:10.0", Group: "/dev/vfio/5"},
+	}} {
+		dir := t.TempDir()
+		rec := sandbox.Record{Spec: sandbox.Spec{ID: "a", Dir: dir, NIC: nic}, PID: 7}
+		if err := WriteRecord(rec); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, recordFile))
+		var former struct {
+			Version, PID int
+			Spec         struct {
+				ID string
+				VF *struct {
+					BDF, Group, MAC string
+					Address         netip.Prefix
+				}
+			}
+		}
+		if err := errors.Join(err, json.Unmarshal(text, &former)); err != nil {
+			t.Fatal(err)
+		}
+		version, vf := 2, former.Spec.VF
+		switch {
+		case nic != nil && nic.PCI == nil:
+			version = 3
+		case nic != nil && (vf == nil || vf.BDF != nic.PCI.BDF || vf.Group != nic.PCI.Group ||
+			vf.MAC != nic.MAC || vf.Address != nic.Address):
+			t.Errorf("its VF: %s", text)
+		}
+		if former.Version != version || former.PID != 7 || former.Spec.ID != "a" {
+			t.Errorf("%s, want version %d", text, version)
+		}
+		if read, err := ReadRecord(dir); err != nil || !reflect.DeepEqual(read.Spec.NIC, nic) {
+			t.Errorf("read %+v, %v", read.Spec.NIC, err)
+		}
 	}
 }
 
