@@ -17,7 +17,7 @@ func (s *state) apply(do *step, now time.Time) {
 		if st := s.stemOf(g); st != nil {
 			st.cold++
 		}
-		do.box = s.newBox(do.node, g, nil, now)
+		do.box = s.newBox(s.newID(), do.node, g, nil, now)
 		s.give(do.box, do.waiter, now)
 		if g.claim != nil {
 			s.dropClaim(g.claim, now)
@@ -42,9 +42,9 @@ func (s *state) apply(do *step, now time.Time) {
 		do.box.move(paused, now)
 		s.file(do.box, now)
 	case Stem:
-		do.box = s.newBox(do.node, nil, do.stem, now)
+		do.box = s.newBox(s.newID(), do.node, nil, do.stem, now)
 	case Revive:
-		do.box = s.newBox(do.node, do.group, nil, now)
+		do.box = s.newBox(s.newID(), do.node, do.group, nil, now)
 		s.alarms.set(&do.group.alarm, now.Add(s.policy.Remembers()))
 	case Note:
 		s.pastDue(do.alarm, now)
@@ -66,9 +66,9 @@ func (s *state) give(b *box, w *waiter, now time.Time) {
 }
 
 // newBox takes a place on a node for a group or, where that is nil, for a stem cell.
-func (s *state) newBox(n *node, g *group, st *stem, now time.Time) *box {
+func (s *state) newBox(id string, n *node, g *group, st *stem, now time.Time) *box {
 	b := &box{
-		id: s.newID(), node: n, group: g, stem: st, phase: starting, since: now,
+		id: id, node: n, group: g, stem: st, phase: starting, since: now,
 		ready: make(chan struct{}),
 	}
 	b.place.of, b.open.of, b.mine.of, b.alarm.of = b, b, b, b
@@ -80,7 +80,7 @@ func (s *state) newBox(n *node, g *group, st *stem, now time.Time) *box {
 		b.slots = 1
 		st.on[n]++
 	}
-	n.boxes++
+	n.boxes[b.id] = b
 	n.free = n.free.less(b.memory)
 	s.file(b, now)
 	return b
@@ -99,7 +99,7 @@ func (s *state) specialise(b *box, g *group, now time.Time) {
 // node's queue for the VF to come back.
 func (s *state) drop(b *box, now time.Time) {
 	b.move(gone, now)
-	b.node.boxes--
+	delete(b.node.boxes, b.id)
 	b.node.free = b.node.free.more(b.memory)
 	b.mine.leave()
 	if b.group == nil {

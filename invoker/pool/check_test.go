@@ -72,9 +72,9 @@ func (w *world) checkSums() {
 	}
 	for _, n := range w.s.nodes {
 		free := room{n.capacity.sandboxes - nodes[n].boxes, n.capacity.memory - nodes[n].memory}
-		if n.free != free || n.boxes != nodes[n].boxes || n.idling != nodes[n].idling {
+		if n.free != free || len(n.boxes) != nodes[n].boxes || n.idling != nodes[n].idling {
 			w.fail("%s: %+v free, %d sandboxes, %d MiB idle; counted %+v, %+v",
-				n.name, n.free, n.boxes, n.idling, free, nodes[n])
+				n.name, n.free, len(n.boxes), n.idling, free, nodes[n])
 		}
 	}
 	named := 0

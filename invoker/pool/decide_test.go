@@ -333,9 +333,9 @@ func TestPlacement(t *testing.T) {
 	s.want("expire b1") // what idles on a node that drains ends
 	s.pass(testLost)
 	s.want()
-	if n := s.s.nodes[0]; n.boxes != 0 || len(n.orphans) != 2 {
+	if n := s.s.nodes[0]; len(n.boxes) != 0 || len(n.orphans) != 2 {
 		t.Errorf("%d sandboxes left of a lost node, %d to be ended when it is back",
-			n.boxes, len(n.orphans))
+			len(n.boxes), len(n.orphans))
 	}
 	s.s.looked(s.s.nodes[0], far, s.now)
 	s.want("cold d on n0")
@@ -353,8 +353,8 @@ func TestABurstSpreads(t *testing.T) {
 	}
 	s.settle()
 	for _, n := range s.s.nodes {
-		if n.boxes != 4 {
-			t.Errorf("%s has %d of 12", n.name, n.boxes)
+		if len(n.boxes) != 4 {
+			t.Errorf("%s has %d of 12", n.name, len(n.boxes))
 		}
 	}
 }

@@ -81,16 +81,7 @@ func (p *Pool) startedOn(n *node) map[string]bool {
 // ended takes in that a sandbox is gone. Its jobs learn that from their calls, and who starts it
 // from the start.
 func (s *state) ended(n *node, id string, now time.Time) {
-	var found *box
-	for _, c := range []*chain[*box]{&n.busy, &n.idle, &s.finished} {
-		c.all(func(b *box) bool {
-			if b.node == n && b.id == id {
-				found = b
-			}
-			return found == nil
-		})
-	}
-	if found != nil && found.phase != starting {
-		s.drop(found, now)
+	if b := n.boxes[id]; b != nil && b.phase != starting {
+		s.drop(b, now)
 	}
 }

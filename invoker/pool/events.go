@@ -218,7 +218,7 @@ func (s *state) silent(n *node, why string, now time.Time) {
 // sandboxes are given up.
 func (s *state) unreached(n *node, why string, now time.Time) {
 	n.down = why
-	if n.alarm.pos == 0 && n.boxes > 0 {
+	if n.alarm.pos == 0 && len(n.boxes) > 0 {
 		s.alarms.set(&n.alarm, now.Add(s.lostAfter))
 	}
 	s.turnNode(n, false, n.draining, now)

@@ -71,8 +71,7 @@ func (s *state) takeOver(n *node, l Left, now time.Time) {
 		Namespace: l.Namespace, Group: l.Group, Image: l.Image, MemoryMiB: l.MemoryMiB,
 		Concurrency: l.Slots,
 	}, now)
-	b := s.newBox(n, g, nil, now)
-	b.id = l.Sandbox
+	b := s.newBox(l.Sandbox, n, g, nil, now)
 	s.started(b, outcome{}, now)
 	if l.Paused {
 		settled := make(chan struct{})

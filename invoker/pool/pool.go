@@ -138,7 +138,9 @@ func newState(cfg Config, now time.Time) *state {
 		s.alarms.set(&st.alarm, st.windowEnd(now))
 	}
 	for _, named := range cfg.Nodes {
-		n := &node{name: named.Name, down: named.Name + " has not answered yet"}
+		n := &node{
+			name: named.Name, down: named.Name + " has not answered yet", boxes: map[string]*box{},
+		}
 		n.capacity = room{unbounded, unbounded} // no job is refused for what is not known yet
 		n.free, n.alarm.of = n.capacity, n
 		s.nodes = append(s.nodes, n)

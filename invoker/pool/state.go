@@ -68,8 +68,8 @@ type node struct {
 	idle     chain[*box] // as they are evicted: the stem cells, then the longest idle first
 	idling   int         // MiB in idle sandboxes
 	busy     chain[*box]
-	endless  chain[*box] // busy, too, with a lease that may not end by itself
-	boxes    int
+	endless  chain[*box]     // busy, too, with a lease that may not end by itself
+	boxes    map[string]*box // by id
 	claim    *claim
 	orphans  []string // sandboxes that may live on there though the pool has given them up
 	alarm    alarm    // while it is out of reach: when its sandboxes are given up
@@ -386,7 +386,7 @@ func (s *state) next() time.Time {
 // empty reports whether nothing is left of a closed pool.
 func (s *state) empty() bool {
 	for _, n := range s.nodes {
-		if n.boxes > 0 {
+		if len(n.boxes) > 0 {
 			return false
 		}
 	}

@@ -135,7 +135,7 @@ func (s *state) snapshot() Snapshot {
 			state = n.down
 		}
 		shot.Nodes = append(shot.Nodes, NodeState{
-			n.name, state, n.boxes, n.free.memory, n.free.sandboxes,
+			n.name, state, len(n.boxes), n.free.memory, n.free.sandboxes,
 		})
 		s.eachBox(n, func(b *box) {
 			if b.group == nil && b.idles() {
