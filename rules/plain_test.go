@@ -40,7 +40,6 @@ var notPlainYet = []string{
 	"node-agent/sandbox/sandboxtest",
 	"node-agent/sandbox/sim",
 	"node-agent/startup",
-	"node-agent/vf",
 	"node-agent/vf/vftest",
 }
 

@@ -24,14 +24,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The chaos test kills an agent again and again, each time at a seeded failpoint, and starts the next one on what is left.
+// The chaos test kills an agent again and again, each time at a seeded failpoint, and starts the
+// next agent on what is left.
 //
-// Three kinds of process play: the test itself, which arms, counts and judges; the agent (this binary once more), a pool with a small
-// workload that leases, starts holders, ends them and returns; and the holders (this binary again), which stand for VMMs: each takes
-// the lock of its VF's group and keeps it until it is killed. A holder outlives its agent, as a microVM does.
+// Three kinds of process take part. The test itself arms, counts and judges. The agent (this binary
+// once more) is a pool with a small workload: it leases, starts holders, ends them and returns. The
+// holders (this binary again) stand for VMMs: each takes the lock of its VF's group and keeps it
+// until it is killed. A holder outlives its agent, as a microVM does.
 //
-// A holder that finds its group taken has met a double lease and writes a violation. After every kill the next agent must find every
-// lease whose holder lives. When all kills are done, everything is returned and every VF must be idle; then the host is undone.
+// A holder that finds its group taken has met a double lease and writes a violation. After every
+// kill the next agent must find every lease whose holder lives. When all kills are done, everything
+// is returned and every VF must be idle; then the host is undone.
 //
 // FASTIOV_TEST_CHAOS_SEED repeats a run, FASTIOV_TEST_CHAOS_KILLS sets its length.
 
@@ -40,7 +43,7 @@ const (
 	chaosDir  = "FASTIOV_TEST_CHAOS_DIR"
 	chaosSeed = "FASTIOV_TEST_CHAOS_SEED"
 	chaosLen  = "FASTIOV_TEST_CHAOS_KILLS"
-	treeKills = 25 // kills between two fresh hosts, so that the first steps on a host are killed too
+	treeKills = 25 // kills per host; a fresh host lets the first steps be killed too
 )
 
 // life is the pipe whose other end the test holds: a holder reads it to its end.
@@ -74,7 +77,8 @@ func playRole(role, dir string) error {
 	return agent(tree, role == "drain")
 }
 
-// holder waits for its agent's word, takes the group and keeps it. If its agent dies before the word, so does it: the VF is untouched.
+// holder waits for its agent's word, takes the group and keeps it. If its agent dies before the
+// word, the holder ends too and the VF is untouched.
 func holder(dir, bdf, group, sandbox string) error {
 	if n, _ := os.NewFile(3, "gate").Read(make([]byte, 1)); n == 0 {
 		return nil
@@ -90,7 +94,7 @@ func holder(dir, bdf, group, sandbox string) error {
 	}
 	defer f.Close()
 	_, _ = os.Stdout.Write([]byte("h"))                // the agent may have gone: fine
-	_, _ = os.NewFile(4, "life").Read(make([]byte, 1)) // until it is killed, or the test itself has gone
+	_, _ = os.NewFile(4, "life").Read(make([]byte, 1)) // ends when it or the test is killed
 	return nil
 }
 
@@ -100,7 +104,8 @@ type tenant struct {
 	owner vf.Owner
 }
 
-// agent is an agent's life: adopt or end what is left, then work until killed, or, to drain, return all and check.
+// agent lives an agent's life: it adopts or ends what is left, then works until it is killed or, to
+// drain, returns all and checks.
 func agent(tree *vftest.Tree, drain bool) error {
 	cfg := tree.Config()
 	pool, err := vf.Open(context.Background(), cfg)
@@ -274,7 +279,8 @@ func TestChaos(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	t.Logf("%d kills in %s: %d leases found again, %d of them adopted; 0 double leases, 0 lost VFs; kills by failpoint: %v",
+	t.Logf(
+		"%d kills in %s: %d leases found again, %d of them adopted; 0 double leases, 0 lost VFs; kills by failpoint: %v",
 		kills, time.Since(begin).Round(time.Second), c.found, c.adopted, c.at)
 	for _, name := range failpoint.All {
 		if c.at[name] == 0 && kills >= 500 {
@@ -298,8 +304,9 @@ type chaos struct {
 	found, adopted int
 }
 
-// onlyOnce are the steps that a host sees once, so each is the first kill of some hosts.
-var onlyOnce = []failpoint.Name{failpoint.PrepareUnbound, failpoint.PrepareOverride, failpoint.PrepareBound, failpoint.PrepareNetwork}
+// onlyOnce lists the steps that a host sees once, so each is the first kill of some hosts.
+var onlyOnce = []failpoint.Name{failpoint.PrepareUnbound, failpoint.PrepareOverride,
+	failpoint.PrepareBound, failpoint.PrepareNetwork}
 
 // host plays on one fresh host until it has seen that many kills, then drains and undoes it.
 func (c *chaos) host(kills uint64) uint64 {
@@ -342,8 +349,9 @@ func (c *chaos) host(kills uint64) uint64 {
 	return seen
 }
 
-// staysHeld tells whether a holder has the group of bdf. An agent that was killed while it reset the VF and started a child leaves the
-// group to the child up to its exec: that passes.
+// staysHeld reports whether a holder has the group of bdf. An agent that was killed while it reset
+// the VF and started a child leaves the group to the child until its exec; staysHeld waits for
+// that.
 func staysHeld(tree *vftest.Tree, bdf string) bool {
 	for begin := time.Now(); tree.Held(bdf); time.Sleep(10 * time.Millisecond) {
 		if time.Since(begin) > 2*time.Second {
@@ -353,14 +361,15 @@ func staysHeld(tree *vftest.Tree, bdf string) bool {
 	return false
 }
 
-// run is one agent's life; it tells whether the failpoint ended it.
+// run lives one agent's life and reports whether the failpoint ended it.
 func (c *chaos) run(tree *vftest.Tree, role, arm string) (killed bool) {
 	c.t.Helper()
 	read, hold, err := os.Pipe()
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.t.Cleanup(func() { hold.Close() }) // the holders read its other end: they go when the test has gone
+	// The holders read the other end of the pipe, so they end when the test has ended.
+	c.t.Cleanup(func() { hold.Close() })
 	defer read.Close()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = []string{chaosRole + "=" + role, chaosDir + "=" + tree.Dir, failpoint.Env + "=" + arm}
@@ -374,7 +383,8 @@ func (c *chaos) run(tree *vftest.Tree, role, arm string) (killed bool) {
 	return killed
 }
 
-// journalHolds checks between two lives: every entry can be read, no generation goes back, and every VF that is held is leased.
+// journalHolds checks between two lives: every entry can be read, no generation goes back, and
+// every VF that is held is leased.
 func (c *chaos) journalHolds(tree *vftest.Tree, generations map[string]uint64) {
 	c.t.Helper()
 	files, err := filepath.Glob(filepath.Join(tree.Dir, "run/vf/*.json"))
@@ -397,7 +407,8 @@ func (c *chaos) journalHolds(tree *vftest.Tree, generations map[string]uint64) {
 		}
 		bdf := strings.TrimSuffix(filepath.Base(path), ".json")
 		if e.Generation < generations[bdf] {
-			c.t.Errorf("the generation of %s went from %d back to %d", bdf, generations[bdf], e.Generation)
+			c.t.Errorf("the generation of %s went from %d back to %d", bdf,
+				generations[bdf], e.Generation)
 		}
 		generations[bdf] = e.Generation
 		if e.State == "leased" {

@@ -9,12 +9,14 @@ import (
 	"strings"
 )
 
-// Config says which VFs make the pool and how each is set. The zero value of a field is its default.
+// Config selects the VFs of the pool and sets how each is used. The zero value of a field is its
+// default.
 type Config struct {
-	PFs    []string // which physical functions: each an address, a driver or a netdev; none: the only one there is
-	NumVFs int      // VFs per PF; 0: as many as it has
+	// The physical functions, each by address, driver or netdev. Empty: the only one there is.
+	PFs    []string
+	NumVFs int // VFs per PF; 0: as many as it has
 	VF     Template
-	Node   string // what tells this node from others on its network, for the MACs: the machine id
+	Node   string // the node's name on its network, from which it derives the MACs: the machine id
 
 	Run     string  // run directory: /run/fastiov
 	Sysfs   string  // /sys
@@ -25,7 +27,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// A Template is what every VF of the pool is given. Spoof check is always on and trust always off: the tenant is a stranger.
+// A Template holds the settings of every VF of the pool. Spoof check is always on and trust always
+// off, because the tenant is a stranger.
 type Template struct {
 	MACPrefix string // first bytes of the MACs, locally administered: 02:fa
 	VLAN      int
@@ -49,7 +52,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("VLAN %d is not in 0 … 4094", c.VF.VLAN)
 	}
 	if c.VF.MinRate < 0 || c.VF.MaxRate < 0 || c.VF.MaxRate > 0 && c.VF.MinRate > c.VF.MaxRate {
-		return c, fmt.Errorf("VF rates of %d to %d Mbit/s make no sense", c.VF.MinRate, c.VF.MaxRate)
+		return c, fmt.Errorf("VF rates of %d to %d Mbit/s make no sense",
+			c.VF.MinRate, c.VF.MaxRate)
 	}
 	_, err := c.VF.mac("", "")
 	return c, err
@@ -62,19 +66,24 @@ func or(value, fallback string) string {
 	return value
 }
 
-// mac derives the MAC of a VF: the same after every restart, another one on every node and for every VF.
+// mac derives the MAC of a VF. It stays the same after every restart, and differs for every node
+// and every VF.
 func (t Template) mac(node, bdf string) (string, error) {
-	prefix, err := net.ParseMAC(t.MACPrefix + strings.Repeat(":00", max(0, 5-strings.Count(t.MACPrefix, ":"))))
+	prefix, err := net.ParseMAC(t.MACPrefix +
+		strings.Repeat(":00", max(0, 5-strings.Count(t.MACPrefix, ":"))))
 	length := strings.Count(t.MACPrefix, ":") + 1
 	if err != nil || length > 3 || prefix[0]&3 != 2 {
-		return "", fmt.Errorf("MAC prefix %q must be 1 to 3 bytes, locally administered and no multicast, like 02:fa", t.MACPrefix)
+		return "", fmt.Errorf(
+			"MAC prefix %q must be 1 to 3 bytes, locally administered and no multicast, like 02:fa",
+			t.MACPrefix)
 	}
 	hash := sha256.Sum256([]byte(node + "\x00" + bdf))
 	return net.HardwareAddr(slices.Concat(prefix[:length], hash[:6-length])).String(), nil
 }
 
 func (t Template) settings(mac string) Settings {
-	return Settings{MAC: mac, VLAN: t.VLAN, MinRate: t.MinRate, MaxRate: t.MaxRate, SpoofCheck: true}
+	return Settings{MAC: mac, VLAN: t.VLAN, MinRate: t.MinRate, MaxRate: t.MaxRate,
+		SpoofCheck: true}
 }
 
 // choosePFs turns selectors into the addresses of PFs, each once.
@@ -84,7 +93,9 @@ func (s sysfs) choosePFs(selectors []string) ([]string, error) {
 		return nil, err
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("no SR-IOV device under %s; enable SR-IOV in the firmware and load the NIC's driver, or run in the testbed", s.bus("devices"))
+		return nil, fmt.Errorf(
+			"no SR-IOV device under %s; enable SR-IOV in the firmware and load the NIC's driver, or run in the testbed",
+			s.bus("devices"))
 	}
 	if len(selectors) == 0 {
 		if len(all) > 1 {
@@ -101,7 +112,9 @@ func (s sysfs) choosePFs(selectors []string) ([]string, error) {
 			}
 		}
 		if len(chosen) == before {
-			return nil, fmt.Errorf("no SR-IOV device is %q (an address, a driver or a netdev); there is %s", selector, s.describe(all))
+			return nil, fmt.Errorf(
+				"no SR-IOV device is %q (an address, a driver or a netdev); there is %s", selector,
+				s.describe(all))
 		}
 	}
 	slices.Sort(chosen)
@@ -111,7 +124,8 @@ func (s sysfs) choosePFs(selectors []string) ([]string, error) {
 func (s sysfs) describe(pfs []string) string {
 	var parts []string
 	for _, pf := range pfs {
-		parts = append(parts, strings.TrimRight(fmt.Sprintf("%s %s %s", pf, s.driver(pf), s.netdev(pf)), " "))
+		parts = append(parts, strings.TrimRight(fmt.Sprintf("%s %s %s", pf,
+			s.driver(pf), s.netdev(pf)), " "))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -33,8 +33,8 @@ func TestFault(t *testing.T) {
 	})
 }
 
-// A VF that fails tenant after tenant is quarantined, each time for longer; one tenant that it serves
-// well makes good for that.
+// A VF that fails tenant after tenant is quarantined, each time for longer. One tenant that it
+// serves well clears its record.
 func TestAVFThatFailsTenantAfterTenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
@@ -69,7 +69,8 @@ func TestAVFThatFailsTenantAfterTenant(t *testing.T) {
 		for range 3 {
 			s := tenant(true)
 			rest := time.Until(s.RetryAt)
-			if s.State != vf.Quarantined || !strings.Contains(s.Reason, "tenants in a row") || rest <= before {
+			if s.State != vf.Quarantined || !strings.Contains(s.Reason, "tenants in a row") ||
+				rest <= before {
 				t.Fatalf("the VF rests %v (%v before): %+v", rest, before, s)
 			}
 			before = rest
@@ -79,7 +80,8 @@ func TestAVFThatFailsTenantAfterTenant(t *testing.T) {
 	})
 }
 
-// Some refusals by the IOMMU are borne; a storm ends the tenant, and the VF is reset, and then quarantined for a while.
+// A few refusals by the IOMMU change nothing. A storm ends the tenant; the VF is reset, and then
+// quarantined for a while.
 func TestStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
@@ -103,7 +105,8 @@ func TestStorm(t *testing.T) {
 			time.Sleep(11 * time.Second)
 		}
 		refuse(30)
-		if s := status(t, p, l.BDF); s.State != vf.Quarantined || s.Faults != 1 || !strings.Contains(lost, "IOMMU") {
+		if s := status(t, p, l.BDF); s.State != vf.Quarantined || s.Faults != 1 ||
+			!strings.Contains(lost, "IOMMU") {
 			t.Errorf("after a storm the VF is %+v, its tenant was told %q", s, lost)
 		}
 		time.Sleep(time.Hour)

@@ -15,11 +15,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
-// The versions of entries. A field may be added within a version if whoever does not know it may
-// ignore it; else the version rises. An agent reads what any former version wrote. An entry is
-// written in the lowest version that can say it: version 1 knows VFs of sandboxes, by vfio. So an
-// agent of that version adopts sandboxes of this one, too; of any other lease it says that it is of
-// a later version, and leaves the VF alone as long as somebody has it.
+// The versions of entries. A field may be added within a version if a reader that does not know it
+// may ignore it; else the version rises. An agent reads the entries of every former version. It
+// writes an entry in the lowest version that can say it: version 1 knows VFs of sandboxes, by vfio.
+// So an agent of that version adopts sandboxes of this one, too. Of any other lease it says that it
+// is of a later version, and leaves the VF alone as long as some process has it.
 const (
 	sandboxVersion = 1
 	journalVersion = 2
@@ -28,7 +28,7 @@ const (
 
 var bdfPattern = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// An entry is what one file of the journal says about one VF. It has an owner exactly when the VF is leased.
+// An entry is one file of the journal, about one VF. It has an owner exactly when the VF is leased.
 type entry struct {
 	Version    int    `json:"version"`
 	BDF        string `json:"bdf"`
@@ -55,7 +55,8 @@ func decodeEntry(data []byte, bdf string) (entry, error) {
 	err := json.Unmarshal(data, &e)
 	switch {
 	case e.Version > journalVersion: // be it that its other fields cannot be read
-		return entry{}, fmt.Errorf("it is of a later version of fastiov: it is %d, this one knows %d",
+		return entry{}, fmt.Errorf(
+			"it is of a later version of fastiov: it is %d, this one knows %d",
 			e.Version, journalVersion)
 	case err != nil:
 		return entry{}, fmt.Errorf("unreadable: %w", err)
@@ -114,7 +115,8 @@ func (j journal) read(warn func(bdf string, err error)) (map[string]entry, error
 	}
 	entries := map[string]entry{}
 	for _, f := range files {
-		if strings.HasSuffix(f.Name(), tempSuffix) { // a crash came between write and rename: it never counted
+		// A crash came between write and rename: the entry never counted.
+		if strings.HasSuffix(f.Name(), tempSuffix) {
 			_ = os.Remove(filepath.Join(string(j), f.Name()))
 		}
 		bdf, ok := strings.CutSuffix(f.Name(), ".json")
@@ -146,7 +148,8 @@ func (j journal) readOne(bdf string) (entry, error) {
 
 const tempSuffix = ".new"
 
-// replace makes path hold data, at once for whoever reads it. It does not sync: see the package comment.
+// replace makes path hold data; a reader sees all of it at once. It does not sync: see the package
+// comment.
 func replace(path string, data []byte) error {
 	temp := path + tempSuffix
 	if err := os.WriteFile(temp, data, 0o600); err != nil {

@@ -43,7 +43,8 @@ func TestJournalRemembers(t *testing.T) {
 	}
 }
 
-// What cannot be understood in full is a lease by an unknown owner: nothing touches the VF on a guess.
+// An entry that cannot be understood in full is a lease by an unknown owner: nothing touches the VF
+// on a guess.
 func TestJournalRefusesToGuess(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty":            ``,
@@ -111,7 +112,8 @@ func TestJournalsOfOtherAgents(t *testing.T) {
 	}
 }
 
-// What a former agent can act upon is written as it wrote it; the rest it refuses by its version.
+// An entry that a former agent can act upon is written as it wrote it; that agent refuses the rest
+// by its version.
 func TestWhatAFormerAgentReads(t *testing.T) {
 	pod := &Owner{Kind: Pod, Name: "default/web", Netns: "/run/netns/web"}
 	sandbox := &Owner{Kind: Sandbox, Name: "a", PID: 188, StartTicks: 5808}
@@ -154,10 +156,12 @@ func TestJournalFullDisk(t *testing.T) {
 }
 
 func FuzzDecodeEntry(f *testing.F) {
-	f.Add([]byte(`{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":1,"owner":{"sandbox":"a","pid":1,"start_ticks":2}}`))
+	f.Add([]byte(
+		`{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":1,"owner":{"sandbox":"a","pid":1,"start_ticks":2}}`))
 	pod := `{"kind":"pod","sandbox":"p","netns":"/run/netns/p"},"driver":"netdev"`
 	f.Add([]byte(strings.Replace(leasedBy, "OWNER", pod, 1)))
-	f.Add([]byte(`{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":18446744073709551615}`))
+	f.Add([]byte(
+		`{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":18446744073709551615}`))
 	f.Add([]byte(`{"version":1`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e, err := decodeEntry(data, someBDF)

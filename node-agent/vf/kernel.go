@@ -11,20 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Kernel does what the pool asks of the kernel besides reading sysfs files. Tests put an emulation here.
+// A Kernel does what the pool asks of the kernel besides reading sysfs files. Tests put an
+// emulation here.
 type Kernel interface {
 	// Write writes value to an existing file of sysfs.
 	Write(path, value string) error
-	// Reset resets a VF that is bound to vfio-pci and checks that it did. While it lasts nobody else can have the VF's group; if
-	// somebody has it, nothing happens and the error is EBUSY.
+	// Reset resets a VF that is bound to vfio-pci and checks that it did. Meanwhile no other
+	// process can have the VF's group. If some process has it already, Reset does nothing and
+	// returns EBUSY.
 	Reset(bdf, group string) error
-	// GroupOpen tells whether some process holds the vfio group whose node is path.
+	// GroupOpen reports whether some process holds the vfio group whose node is path.
 	GroupOpen(path string) (bool, error)
-	// Watch sends whenever PCI devices or network links may have changed, until ctx ends; then it closes the channel. Changes that
-	// come faster than they are received are sent as one.
+	// Watch sends whenever PCI devices or network links may have changed, until ctx ends; then it
+	// closes the channel. Changes that come faster than they are received are sent as one.
 	Watch(ctx context.Context) (<-chan struct{}, error)
-	// Refusals sends the address of a device when the kernel logs that the IOMMU refused an access of it, until ctx ends; then it closes
-	// the channel.
+	// Refusals sends the address of a device when the kernel logs that the IOMMU refused an access
+	// of it, until ctx ends; then it closes the channel.
 	Refusals(ctx context.Context) (<-chan string, error)
 }
 
@@ -69,7 +71,9 @@ func (linux) Watch(ctx context.Context) (<-chan struct{}, error) {
 		done <- struct{}{}
 	}
 	go follow(links, func([]byte) bool { return true })
-	go follow(devices, func(event []byte) bool { return bytes.Contains(event, []byte("\x00SUBSYSTEM=pci\x00")) })
+	go follow(devices, func(event []byte) bool {
+		return bytes.Contains(event, []byte("\x00SUBSYSTEM=pci\x00"))
+	})
 	go func() {
 		<-ctx.Done()
 		links.Close()
@@ -116,19 +120,22 @@ func (linux) Refusals(ctx context.Context) (<-chan string, error) {
 }
 
 func subscribe(protocol int, groups uint32) (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+		protocol)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK,
+		Groups: groups}); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// relay turns the messages of a socket into signals until the socket is closed. What a message says is not used, the receiver looks at
-// sysfs; so an overflow of the socket (ENOBUFS) is one more signal and nothing is lost.
+// relay turns the messages of a socket into signals until the socket is closed. It ignores the text
+// of a message, because the receiver looks at sysfs. An overflow of the socket (ENOBUFS) is
+// therefore one more signal, and nothing is lost.
 func relay(socket *os.File, matters func([]byte) bool, changed chan<- struct{}) {
 	buffer := make([]byte, 16<<10)
 	for {

@@ -10,10 +10,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
-// The pool follows its PFs by looking at sysfs whenever the kernel says that something changed. It compares what is there with what it
-// knows, and not event with event, so that a lost or doubled event costs nothing.
+// The pool follows its PFs by looking at sysfs whenever the kernel says that something changed. It
+// compares the state there with its own, and not event with event, so that a lost or doubled event
+// costs nothing.
 
-// A sighting is what sysfs shows of one PF.
+// A sighting holds what sysfs shows of one PF.
 type sighting struct {
 	present bool
 	netdev  string
@@ -24,7 +25,8 @@ type sighting struct {
 func (s sysfs) look(pf string) sighting {
 	present := s.driver(pf) != ""
 	netdev := s.netdev(pf)
-	return sighting{present: present, netdev: netdev, linkUp: present && s.carrier(pf, netdev), vfs: s.vfs(pf)}
+	return sighting{present: present, netdev: netdev, linkUp: present && s.carrier(pf, netdev),
+		vfs: s.vfs(pf)}
 }
 
 // follow rescans until events is closed.
@@ -89,7 +91,8 @@ func (p *Pool) up(pf string) error {
 	return nil
 }
 
-// apply brings the pool into line with a sighting of pf. It returns one channel per VF that it began to prepare. The lock is held.
+// apply brings the pool into line with a sighting of pf. It returns one channel per VF that it
+// began to prepare. The lock is held.
 func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) {
 	pf.present, pf.netdev = seen.present, seen.netdev
 	if pf.linkUp != seen.linkUp {
@@ -155,13 +158,15 @@ func (p *Pool) macOf(pf *physical, bdf string) string {
 }
 
 func (p *Pool) insert(v *function) {
-	i, _ := slices.BinarySearchFunc(p.vfs, v.bdf, func(v *function, bdf string) int { return cmp.Compare(v.bdf, bdf) })
+	i, _ := slices.BinarySearchFunc(p.vfs, v.bdf, func(v *function, bdf string) int {
+		return cmp.Compare(v.bdf, bdf)
+	})
 	p.vfs = slices.Insert(p.vfs, i, v)
 	p.tell(v)
 }
 
-// remember takes over what the journal says of v. Where that is lost, so is the count of leases; it goes on from the clock, which is
-// further than any count can be.
+// remember takes over what the journal says of v. If the journal is lost, so is the count of
+// leases. It then goes on from the clock, which is further than any count can be.
 func (v *function) remember(e entry) {
 	v.generation, v.driver = e.Generation, cmp.Or(e.Driver, VFIO)
 	if e.State != Leased {
@@ -175,7 +180,8 @@ func (v *function) remember(e entry) {
 	}
 }
 
-// gone moves v out of use. A lease on it stays until it is returned, so that its sandbox is not forgotten.
+// gone moves v out of use. A lease on it stays until it is returned, so that its sandbox is not
+// forgotten.
 func (p *Pool) gone(v *function) {
 	v.job++
 	p.move(v, Gone, "its PF took it away", time.Now())
@@ -187,7 +193,8 @@ func (p *Pool) gone(v *function) {
 	p.vanish(v)
 }
 
-// vanish ends the lease, if any, of a VF that is gone; if it has come back since, it is prepared. The journal keeps its generation.
+// vanish ends the lease, if any, of a VF that is gone. If the VF has come back since, vanish
+// prepares it. The journal keeps its generation.
 func (p *Pool) vanish(v *function) {
 	p.note(v, Gone)
 	if v.pf.bdf == "" { // of a PF that this pool does not have

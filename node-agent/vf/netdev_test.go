@@ -119,8 +119,8 @@ func TestANetdevThatCannotBe(t *testing.T) {
 	})
 }
 
-// A holder may die while its VF is being bound. The VF comes back all the same, and whoever asked
-// for it does not get it.
+// A holder may die while its VF is being bound. The VF comes back all the same, and the caller that
+// asked for it does not get it.
 func TestANetdevWhoseHolderDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Settings are what a PF enforces for one of its VFs, whatever the VF's tenant does.
+// Settings holds the rules that a PF enforces for one of its VFs, whatever the VF's tenant does.
 type Settings struct {
 	MAC        string
 	VLAN       int // 0: untagged
@@ -21,9 +21,10 @@ type Settings struct {
 
 // A Network reads and writes what PFs keep for their VFs. Tests put an emulation here.
 type Network interface {
-	// VFs are the settings of all VFs of a PF, by index.
+	// VFs returns the settings of all VFs of a PF, by index.
 	VFs(netdev string) (map[int]Settings, error)
-	// SetVF makes one VF's settings so. What a driver refuses to set must be as wanted already.
+	// SetVF makes one VF's settings so. A setting that a driver refuses to change must be as wanted
+	// already.
 	SetVF(netdev string, index int, want Settings) error
 	SetUp(netdev string, up bool) error
 }
@@ -31,8 +32,8 @@ type Network interface {
 // rtnetlink is the Network of the kernel this program runs on.
 type rtnetlink struct{}
 
-// What a question for a link asks for beside the link itself. All VFs are in one attribute, whose
-// length has 16 bits: with their statistics, 221 VFs fit; without, more than 256.
+// The extra parts that a question for a link asks for. All VFs are in one attribute, whose length
+// has 16 bits: with their statistics, 221 VFs fit; without, more than 256.
 const (
 	withVFs      = nl.RTEXT_FILTER_VF
 	withoutStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
@@ -73,14 +74,16 @@ func (rtnetlink) VFs(netdev string) (map[int]Settings, error) {
 func settingsOf(pf netlink.Link) map[int]Settings {
 	all := map[int]Settings{}
 	for _, v := range pf.Attrs().Vfs {
-		all[v.ID] = Settings{MAC: v.Mac.String(), VLAN: v.Vlan, MinRate: int(v.MinTxRate), MaxRate: int(v.MaxTxRate),
+		all[v.ID] = Settings{MAC: v.Mac.String(), VLAN: v.Vlan, MinRate: int(v.MinTxRate),
+			MaxRate:    int(v.MaxTxRate),
 			SpoofCheck: v.Spoofchk, Trust: v.Trust == 1} // a driver without trust reports all ones
 	}
 	return all
 }
 
-// SetVF sets all without reading first: a reading is of all VFs of the PF, and many are set at once.
-// Only a refusal makes it read. igb refuses any rate without a link, and some drivers know no trust.
+// SetVF sets all without reading first: a reading covers all VFs of the PF, and many are set at
+// once. It reads only after a refusal. igb refuses any rate without a link, and some drivers know
+// no trust.
 func (n rtnetlink) SetVF(netdev string, index int, want Settings) error {
 	pf, err := ask(netdev, 0)
 	if err != nil {
@@ -97,15 +100,21 @@ func (n rtnetlink) SetVF(netdev string, index int, want Settings) error {
 	}{
 		{"MAC " + want.MAC, func(have Settings) bool { return have.MAC == want.MAC },
 			netlink.LinkSetVfHardwareAddr(pf, index, mac)},
-		{fmt.Sprintf("VLAN %d", want.VLAN), func(have Settings) bool { return have.VLAN == want.VLAN },
+		{fmt.Sprintf("VLAN %d", want.VLAN), func(have Settings) bool {
+			return have.VLAN == want.VLAN
+		},
 			netlink.LinkSetVfVlan(pf, index, want.VLAN)},
 		{fmt.Sprintf("rate %d to %d Mbit/s", want.MinRate, want.MaxRate),
-			func(have Settings) bool { return have.MinRate == want.MinRate && have.MaxRate == want.MaxRate },
+			func(have Settings) bool {
+				return have.MinRate == want.MinRate && have.MaxRate == want.MaxRate
+			},
 			netlink.LinkSetVfRate(pf, index, want.MinRate, want.MaxRate)},
 		{fmt.Sprintf("spoof check %t", want.SpoofCheck),
 			func(have Settings) bool { return have.SpoofCheck == want.SpoofCheck },
 			netlink.LinkSetVfSpoofchk(pf, index, want.SpoofCheck)},
-		{fmt.Sprintf("trust %t", want.Trust), func(have Settings) bool { return have.Trust == want.Trust },
+		{fmt.Sprintf("trust %t", want.Trust), func(have Settings) bool {
+			return have.Trust == want.Trust
+		},
 			netlink.LinkSetVfTrust(pf, index, want.Trust)},
 	}
 	var have Settings
@@ -120,7 +129,8 @@ func (n rtnetlink) SetVF(netdev string, index int, want Settings) error {
 				return err
 			}
 			if have, read = all[index]; !read {
-				return fmt.Errorf("%s does not know its VF %d; does its driver (see ethtool -i %s) support VF settings?",
+				return fmt.Errorf(
+					"%s does not know its VF %d; does its driver (see ethtool -i %s) support VF settings?",
 					netdev, index, netdev)
 			}
 		}

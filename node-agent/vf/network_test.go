@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replyOf is the kernel's reply about a PF with that many VFs, each with the attributes and sizes of
-// Linux 6.12's rtnl_fill_vfinfo. A list longer than 16 bits can say is what it is in memory, its length
-// cut off.
+// replyOf returns the kernel's reply about a PF with that many VFs. Each VF has the attributes and
+// sizes of Linux 6.12's rtnl_fill_vfinfo. A list longer than 16 bits can say is complete, but its
+// length is cut off, as in memory.
 func replyOf(vfs int, stats bool) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	for i := range vfs {
@@ -63,12 +63,14 @@ func TestTheSettingsOf256VFs(t *testing.T) {
 	}
 	all := settingsOf(pf)
 	for i := range vfs {
-		want := Settings{MAC: fmt.Sprintf("02:00:00:00:01:%02x", i), VLAN: i, MaxRate: 100, SpoofCheck: true}
+		want := Settings{MAC: fmt.Sprintf("02:00:00:00:01:%02x", i), VLAN: i, MaxRate: 100,
+			SpoofCheck: true}
 		if all[i] != want {
 			t.Fatalf("VF %d: %+v, want %+v", i, all[i], want)
 		}
 	}
-	if pf, err := linkOf("eth1", [][]byte{replyOf(vfs, true)}); err == nil && len(settingsOf(pf)) == vfs {
+	if pf, err := linkOf("eth1", [][]byte{replyOf(vfs, true)}); err == nil &&
+		len(settingsOf(pf)) == vfs {
 		t.Error("with statistics they fit too: the question need not leave them out")
 	}
 }
@@ -83,7 +85,8 @@ func TestTheKernelIsAsked(t *testing.T) {
 	if all, err := (rtnetlink{}).VFs("lo"); err != nil || len(all) != 0 {
 		t.Errorf("lo has VFs: %v, %v", all, err)
 	}
-	if _, err := ask("no-such-netdev", 0); !errors.Is(err, unix.ENODEV) && !errors.As(err, new(netlink.LinkNotFoundError)) {
+	if _, err := ask("no-such-netdev", 0); !errors.Is(err, unix.ENODEV) &&
+		!errors.As(err, new(netlink.LinkNotFoundError)) {
 		t.Error(err)
 	}
 }

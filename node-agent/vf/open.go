@@ -13,8 +13,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
-// Open takes the configured PFs into use and returns when each VF is idle, quarantined or found leased. If no VF can be used at all it
-// fails, and what it changed is put back.
+// Open takes the configured PFs into use and returns when each VF is idle, quarantined or found
+// leased. If no VF can be used at all, it fails and puts back what it changed.
 func Open(ctx context.Context, cfg Config) (*Pool, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -55,7 +55,8 @@ func (p *Pool) open(ctx context.Context) error {
 		return err
 	}
 	p.found, err = p.journal.read(func(bdf string, err error) {
-		p.cfg.Log.Warn("journal entry refused; the VF is not touched until its sandbox has ended", "vf", bdf, "error", err)
+		p.cfg.Log.Warn("journal entry refused; the VF is not touched until its sandbox has ended",
+			"vf", bdf, "error", err)
 	})
 	if err != nil {
 		return err
@@ -64,7 +65,8 @@ func (p *Pool) open(ctx context.Context) error {
 		return err
 	}
 	failpoint.Hit(failpoint.OpenUndoRecorded)
-	events, err := p.cfg.Kernel.Watch(p.ctx) // before the first look: what changes after it is an event
+	// Watch before the first look: what changes after that look is an event.
+	events, err := p.cfg.Kernel.Watch(p.ctx)
 	if err != nil {
 		return err
 	}
@@ -129,7 +131,7 @@ func (p *Pool) keepStrays() {
 	}
 }
 
-// usable fails if all that can be said of the pool is that none of its VFs works. VFs without a link get their time.
+// usable fails if every VF of the pool has failed. VFs without a link get their time.
 func (p *Pool) usable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +152,8 @@ func (p *Pool) usable() error {
 	return why
 }
 
-// lockDir makes dir and the lock that says that one process keeps it. The lock goes with the process, however that ends.
+// lockDir makes dir and the lock that lets only one process keep it. The lock ends with its
+// process, however that ends.
 func lockDir(dir string) (*os.File, error) {
 	for {
 		if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
@@ -169,7 +172,9 @@ func lockDir(dir string) (*os.File, error) {
 		}
 		if err := flock(f); err != nil {
 			f.Close()
-			return nil, fmt.Errorf("another agent keeps the VFs of %s (%w); stop it, or give this one another run directory", dir, err)
+			return nil, fmt.Errorf(
+				"another agent keeps the VFs of %s (%w); stop it, or give this one another run directory",
+				dir, err)
 		}
 		if sameFile(f, path) {
 			return f, nil
@@ -178,8 +183,8 @@ func lockDir(dir string) (*os.File, error) {
 	}
 }
 
-// lockPatience is how long a lock may outlive its process: an agent that is killed while it starts a child leaves the lock to that child
-// up to its exec.
+// lockPatience bounds how long a lock may outlive its process. An agent that is killed while it
+// starts a child leaves the lock to that child until its exec.
 const lockPatience = time.Second
 
 func flock(f *os.File) error {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Kind says what holds a lease, and so what tells that the holder is alive.
+// A Kind names the sort of holder that a lease has, and so the rule by which it counts as alive.
 type Kind string
 
 const (
@@ -22,7 +22,7 @@ const (
 	Bench   Kind = "bench"   // a measurement
 )
 
-// Kinds are all of them.
+// Kinds lists every Kind.
 var Kinds = []Kind{Sandbox, Pod, Device, Bench}
 
 // An Owner is the holder of a lease.
@@ -42,7 +42,8 @@ func (o Owner) String() string {
 	return string(o.Kind) + "/" + o.Name
 }
 
-// holders has a row for each kind: what an owner must name beside itself, and when it is dead.
+// holders has a row for each kind: the fields that an owner must have, and the rule by which it is
+// dead.
 var holders = map[Kind]struct {
 	needs string
 	named func(Owner) bool
@@ -54,7 +55,7 @@ var holders = map[Kind]struct {
 	Bench:   {"its process", hasProcess, processGone},
 }
 
-// Check returns what an owner lacks to be given a lease.
+// Check returns an error that names what an owner lacks to be given a lease.
 func (o Owner) Check() error {
 	row, known := holders[o.Kind]
 	switch {
@@ -68,8 +69,8 @@ func (o Owner) Check() error {
 	return nil
 }
 
-// Dead tells whether the holder is gone for sure. It never is for a sandbox, whose end the agent
-// knows by its records, nor for an owner that the journal could not name.
+// Dead reports whether the holder is gone for sure. It never does so for a sandbox, whose end the
+// agent knows by its records, nor for an owner that the journal could not name.
 func (o Owner) Dead() bool {
 	row, known := holders[o.Kind]
 	return known && row.dead(o)
@@ -108,7 +109,7 @@ func startTicks(pid int) (uint64, error) {
 		return 0, err
 	}
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	const state, start = 0, 19 // of what follows field 2
+	const state, start = 0, 19 // positions behind field 2
 	if len(fields) <= start {
 		return 0, fmt.Errorf("/proc/%d/stat has no start time", pid)
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A holder is dead for sure, or it is not: whoever cannot be asked counts as alive.
+// A holder is dead for sure, or it is not: one that cannot be asked counts as alive.
 func TestDead(t *testing.T) {
 	child := exec.Command("sleep", "1000")
 	if err := child.Start(); err != nil {

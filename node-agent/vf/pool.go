@@ -86,19 +86,21 @@ type function struct {
 	reason     string
 	leased     bool
 	owner      Owner
-	driver     Driver // what it was last given to a tenant by; it is VFIO again when it is idle
+	driver     Driver // the driver of its last lease; VFIO again when it is idle
 	lost       string // why the tenant has lost it
 	generation uint64
-	job        uint64 // counts prepare and reset jobs; one that was overtaken does not count when it ends
-	failures   int    // in a row
-	failed     int    // ever
-	faults     int    // reported by VMMs, or storms
-	faulty     int    // leases in a row that ended with a fault
-	fault      bool   // in this lease
-	rest       string // why it is quarantined when it has been reset; empty: it is not
+	// The number of the last prepare or reset job. A job with a smaller number was overtaken, and
+	// its end does not count.
+	job      uint64
+	failures int    // in a row
+	failed   int    // ever
+	faults   int    // reported by VMMs, or storms
+	faulty   int    // leases in a row that ended with a fault
+	fault    bool   // in this lease
+	rest     string // why it is quarantined when it has been reset; empty: it is not
 
 	refusedSince time.Time // the first of
-	refusals     int       // what the IOMMU refused it
+	refusals     int       // refusals by the IOMMU
 
 	changed uint64    // number of its last change
 	settled []Settled // lately
@@ -116,7 +118,7 @@ func (v *function) lease() Lease {
 	}
 }
 
-// record writes what is known of v to the journal.
+// record writes the present facts about v to the journal.
 func (p *Pool) record(v *function, state State) error {
 	e := entry{BDF: v.bdf, State: state, Generation: v.generation, Driver: v.driver}
 	if state == Leased {
@@ -126,7 +128,8 @@ func (p *Pool) record(v *function, state State) error {
 	return p.journal.write(e)
 }
 
-// note is record where a failure does no harm: the journal then says leased for longer than true, and a restart resets the VF again.
+// note records a state where a failure to do so does no harm: a stale "leased" in the journal only
+// costs one more reset after a restart.
 func (p *Pool) note(v *function, state State) {
 	if err := p.record(v, state); err != nil {
 		p.cfg.Log.Warn("journal", "error", err)
@@ -202,14 +205,15 @@ func (p *Pool) giveNetdev(lease Lease) (netdev string, err error) {
 
 var errReturned = errors.New("it was returned before it was a netdev")
 
-// holds tells whether a lease is still valid.
+// holds reports whether a lease is still valid.
 func (p *Pool) holds(lease Lease) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.tenancy(lease) != nil
 }
 
-// SetOwner completes the owner of a lease, once the process exists that will hold the VF and before it touches the VF.
+// SetOwner completes the owner of a lease, once the process exists that will hold the VF and before
+// it touches the VF.
 func (p *Pool) SetOwner(lease Lease, owner Owner) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,7 +232,8 @@ func (p *Pool) SetOwner(lease Lease, owner Owner) error {
 	return nil
 }
 
-// Return gives a VF back. The caller has ended whatever used it. It cannot fail; returning an old lease, or one twice, does nothing.
+// Return gives a VF back. The caller has ended whatever used it. It cannot fail; returning an old
+// lease, or one twice, does nothing.
 func (p *Pool) Return(lease Lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -260,7 +265,9 @@ func (p *Pool) tenancy(lease Lease) *function {
 }
 
 func (p *Pool) find(bdf string) *function {
-	i, ok := slices.BinarySearchFunc(p.vfs, bdf, func(v *function, bdf string) int { return cmp.Compare(v.bdf, bdf) })
+	i, ok := slices.BinarySearchFunc(p.vfs, bdf, func(v *function, bdf string) int {
+		return cmp.Compare(v.bdf, bdf)
+	})
 	if !ok {
 		return nil
 	}
@@ -302,8 +309,8 @@ func (v *function) count() {
 }
 
 // Leases returns all leases there are; after Open, those that a former agent left. The caller
-// decides about each: it is kept as long as its holder lives, else whatever uses the VF is ended
-// and the lease returned. An owner without a kind is unknown, since its entry was unreadable:
+// decides about each. It keeps a lease as long as its holder lives. Otherwise it ends whatever uses
+// the VF and returns the lease. An owner without a kind is unknown, since its entry was unreadable:
 // return that lease after every unknown sandbox has been ended.
 func (p *Pool) Leases() []Lease {
 	p.mu.Lock()
@@ -356,7 +363,8 @@ func (p *Pool) Snapshot() []Status {
 	return all
 }
 
-// Close stops the pool and returns when nothing of it runs. Leases stay as they are, in the journal, for the next Open.
+// Close stops the pool and returns when nothing of it runs. Leases stay as they are, in the
+// journal, for the next Open.
 func (p *Pool) Close() {
 	p.stop()
 	_ = p.lock.Close()

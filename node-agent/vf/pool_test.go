@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A VF that fails its reset is shown, counted and tried again after 1 s, 2 s, 4 s; the others are not held up.
+// A VF that fails its reset is shown, counted and tried again after 1 s, 2 s, 4 s. The others are
+// not held up.
 func TestQuarantineTimeline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
@@ -42,8 +43,10 @@ func TestQuarantineTimeline(t *testing.T) {
 			time.Sleep(tree.ResetTime)
 			synctest.Wait()
 			s := status(t, p, l.BDF)
-			if s.State != vf.Quarantined || s.ResetFailures != failures+1 || time.Until(s.RetryAt) != wait*time.Second {
-				t.Fatalf("after %s: %s, %d failures, next try in %s", time.Since(failed), s.State, s.ResetFailures, time.Until(s.RetryAt))
+			if s.State != vf.Quarantined || s.ResetFailures != failures+1 ||
+				time.Until(s.RetryAt) != wait*time.Second {
+				t.Fatalf("after %s: %s, %d failures, next try in %s", time.Since(failed), s.State,
+					s.ResetFailures, time.Until(s.RetryAt))
 			}
 			time.Sleep(wait * time.Second)
 			synctest.Wait()
@@ -60,7 +63,7 @@ func TestQuarantineTimeline(t *testing.T) {
 	})
 }
 
-// Returns are reset side by side, and no call of the pool waits for them.
+// Returned VFs are reset side by side, and no call of the pool waits for them.
 func TestResetsAreParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.NVMe)
@@ -75,7 +78,8 @@ func TestResetsAreParallel(t *testing.T) {
 			p.Return(l)
 		}
 		if took := time.Since(begin); took != tree.ResetTime {
-			t.Errorf("opening, leasing and returning took %s, want the one reset of the opening", took)
+			t.Errorf("opening, leasing and returning took %s, want the one reset of the opening",
+				took)
 		}
 		for range vftest.NVMe.VFs {
 			lease(t, p, "b")
@@ -108,7 +112,8 @@ func TestLink(t *testing.T) {
 	})
 }
 
-// A card may refuse a rate as long as it has no link. Then its VFs wait for it, and are not leased without their limit.
+// A card may refuse a rate as long as it has no link. Then its VFs wait for it, and are not leased
+// without their limit.
 func TestRateNeedsLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
@@ -126,13 +131,15 @@ func TestRateNeedsLink(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := lease(t, p, "a")
-		if s, err := tree.VF("eth1", l.Index); err != nil || s.MaxRate != 100 || time.Since(begin) != 0 {
+		if s, err := tree.VF("eth1", l.Index); err != nil || s.MaxRate != 100 ||
+			time.Since(begin) != 0 {
 			t.Errorf("after %s: %+v, %v", time.Since(begin), s, err)
 		}
 	})
 }
 
-// A PF that loses its VFs takes them out of use; leases stay until they are returned; when the PF is back, so are its VFs.
+// A PF that loses its VFs takes them out of use. Leases stay until they are returned. When the PF
+// is back, so are its VFs.
 func TestGoneAndBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
@@ -164,7 +171,7 @@ func TestGoneAndBack(t *testing.T) {
 	})
 }
 
-// A VF that answers its reset and is not what it was then is not leased.
+// A VF that answers its reset but has changed since is not leased.
 func TestCheckAfterReset(t *testing.T) {
 	for name, c := range map[string]struct {
 		command, status uint16
@@ -183,7 +190,8 @@ func TestCheckAfterReset(t *testing.T) {
 				}
 				p.Return(l)
 				synctest.Wait()
-				if s := status(t, p, l.BDF); s.State != vf.Quarantined || !strings.Contains(s.Reason, c.says) {
+				if s := status(t, p, l.BDF); s.State != vf.Quarantined ||
+					!strings.Contains(s.Reason, c.says) {
 					t.Errorf("%+v", s)
 				}
 			})
@@ -191,7 +199,8 @@ func TestCheckAfterReset(t *testing.T) {
 	}
 }
 
-// An entry that cannot be read keeps its VF out of use until the lease by its unknown owner is returned.
+// An entry that cannot be read keeps its VF out of use until the lease by its unknown owner is
+// returned.
 func TestUnreadableEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
@@ -206,7 +215,8 @@ func TestUnreadableEntry(t *testing.T) {
 		resets := watchResets(tree)
 		p = open(t, cfg)
 		found := p.Leases()
-		if len(found) != 1 || found[0].BDF != l.BDF || found[0].Owner != (vf.Owner{}) || found[0].Generation <= l.Generation {
+		if len(found) != 1 || found[0].BDF != l.BDF || found[0].Owner != (vf.Owner{}) ||
+			found[0].Generation <= l.Generation {
 			t.Fatalf("found %+v", found)
 		}
 		if resets()[l.BDF] != 0 || count(p, vf.Idle) != 6 {
@@ -268,10 +278,12 @@ func TestStray(t *testing.T) {
 	})
 }
 
-// What an operator had set up before is taken into use if it is idle, and is put back by the undo.
+// VFs that an operator had made before are taken into use if they are idle, and put back by the
+// undo.
 func TestTakesWhatIsThere(t *testing.T) {
 	tree := makeTree(t, vftest.IGB)
-	if err := errors.Join(tree.CreateVFs(vftest.IGB.BDF, 4), tree.SetVF("eth1", 2, vf.Settings{MAC: "02:00:00:00:00:02", VLAN: 7})); err != nil {
+	if err := errors.Join(tree.CreateVFs(vftest.IGB.BDF, 4),
+		tree.SetVF("eth1", 2, vf.Settings{MAC: "02:00:00:00:00:02", VLAN: 7})); err != nil {
 		t.Fatal(err)
 	}
 	before := picture(t, tree)
@@ -282,7 +294,8 @@ func TestTakesWhatIsThere(t *testing.T) {
 		t.Fatalf("%d idle, want the 4 that were there: %+v", n, p.Snapshot())
 	}
 	s, err := tree.VF("eth1", 2)
-	if want := p.Snapshot()[2].MAC; err != nil || s != (vf.Settings{MAC: want, VLAN: 100, MaxRate: 1000, SpoofCheck: true}) {
+	if want := p.Snapshot()[2].MAC; err != nil ||
+		s != (vf.Settings{MAC: want, VLAN: 100, MaxRate: 1000, SpoofCheck: true}) {
 		t.Errorf("set: %+v, %v", s, err)
 	}
 	p.Close()
@@ -304,7 +317,8 @@ func picture(t *testing.T, tree *vftest.Tree) string {
 	}
 	for _, d := range devices {
 		line := d.Name() + " driver=" + tree.Driver(d.Name())
-		for _, file := range []string{"sriov_numvfs", "sriov_drivers_autoprobe", "driver_override", "net/eth1/flags"} {
+		for _, file := range []string{"sriov_numvfs", "sriov_drivers_autoprobe", "driver_override",
+			"net/eth1/flags"} {
 			line += " " + file + "=" + tree.Get(d.Name(), file)
 		}
 		lines = append(lines, line)
@@ -319,7 +333,8 @@ func picture(t *testing.T, tree *vftest.Tree) string {
 	return strings.Join(lines, "\n")
 }
 
-// A host that cannot be used gets one line that says what and what to do, and is left as it was found.
+// A host that cannot be used gets one line that says what is wrong and what to do. It is left as it
+// was found.
 func TestBadHosts(t *testing.T) {
 	for name, c := range map[string]struct {
 		pfs  []vftest.PF
@@ -385,7 +400,7 @@ func refuse(op string, err error) func(*vftest.Tree) error {
 	}
 }
 
-// upVFs is an operator who uses every VF on the host itself.
+// upVFs acts as an operator who uses every VF on the host.
 func upVFs(tree *vftest.Tree) error {
 	if err := tree.CreateVFs(vftest.IGB.BDF, 7); err != nil {
 		return err
@@ -419,7 +434,8 @@ func TestAPFWhoseNetdevComesLate(t *testing.T) {
 	})
 }
 
-// One VF that the host uses itself does not keep the others from being used, nor does one in a shared group.
+// One VF that the host uses itself does not keep the others from being used, nor does one in a
+// shared group.
 func TestSomeVFsBusy(t *testing.T) {
 	tree := makeTree(t, vftest.IGB)
 	if err := tree.CreateVFs(vftest.IGB.BDF, 3); err != nil {
@@ -429,8 +445,10 @@ func TestSomeVFsBusy(t *testing.T) {
 	if err != nil || len(netdevs) != 1 {
 		t.Fatal(netdevs, err)
 	}
-	members := filepath.Join(tree.Dir, "sys/bus/pci/devices/0000:01:10.2/iommu_group/devices/0000:01:00.1")
-	if err := errors.Join(tree.SetUp(filepath.Base(netdevs[0]), true), os.WriteFile(members, nil, 0o600)); err != nil {
+	members := filepath.Join(tree.Dir,
+		"sys/bus/pci/devices/0000:01:10.2/iommu_group/devices/0000:01:00.1")
+	if err := errors.Join(tree.SetUp(filepath.Base(netdevs[0]), true),
+		os.WriteFile(members, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	p := open(t, tree.Config())
@@ -461,17 +479,20 @@ func TestOpenIsCancelled(t *testing.T) {
 	})
 }
 
-// A journal that cannot be written gives no lease: what is not written down cannot be found again.
+// A journal that cannot be written gives no lease: a lease that is not written down cannot be found
+// again.
 func TestJournalFails(t *testing.T) {
 	tree := makeTree(t, vftest.IGB)
 	cfg := tree.Config()
 	p := open(t, cfg)
 	first := p.Snapshot()[0]
 	block := filepath.Join(cfg.Run, "vf", first.BDF+".json.new")
-	if err := os.Mkdir(block, 0o700); err != nil { // what cannot be written to, even by root
+	if err := os.Mkdir(block, 0o700); err != nil { // a file that cannot be written to, even by root
 		t.Fatal(err)
 	}
-	oldest := slices.MinFunc(p.Snapshot(), func(a, b vf.Status) int { return a.Since.Compare(b.Since) })
+	oldest := slices.MinFunc(p.Snapshot(), func(a, b vf.Status) int {
+		return a.Since.Compare(b.Since)
+	})
 	for range 7 {
 		l, err := p.Lease(sandbox("a"), vf.Want{})
 		if err != nil {

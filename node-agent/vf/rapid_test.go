@@ -17,7 +17,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// An act is one thing that may happen to a pool; pick chooses among the VFs or leases it may happen to.
+// An act is one thing that may happen to a pool. pick chooses among the VFs or leases it may happen
+// to.
 type act struct {
 	what string
 	pick int
@@ -30,11 +31,13 @@ var acts = []string{
 	"resets fail", "binds fail", "all works", "wait", "wait", "wait long", "read",
 }
 
-// Whatever happens in whatever order, the invariants of the package comment hold after each step, and in the end no VF is lost.
+// Whatever happens in whatever order, the invariants of the package comment hold after each step,
+// and in the end no VF is lost.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		plan := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) act {
-			return act{rapid.SampledFrom(acts).Draw(rt, "what"), rapid.IntRange(0, 1000).Draw(rt, "pick")}
+			return act{rapid.SampledFrom(acts).Draw(rt, "what"),
+				rapid.IntRange(0, 1000).Draw(rt, "pick")}
 		}), 1, 40).Draw(rt, "plan")
 		pf := vftest.IGB
 		pf.VFs = rapid.IntRange(1, 3).Draw(rt, "VFs")
@@ -46,7 +49,8 @@ func TestAnyOrder(t *testing.T) {
 	})
 }
 
-// A model is what must be true of the pool, by the simplest means: the leases handed out and not returned.
+// A model holds what must be true of the pool, by the simplest means: the leases handed out and not
+// returned.
 type model struct {
 	tree       *vftest.Tree
 	cfg        vf.Config
@@ -57,7 +61,7 @@ type model struct {
 	readers    []*reader // the first always reads, the second when it is told to
 }
 
-// A reader has what a Watch has shown it.
+// A reader has the news that a Watch has shown it.
 type reader struct {
 	turn chan struct{} // it may go on; nil: it always may
 	mu   sync.Mutex
@@ -168,7 +172,8 @@ func (m *model) do(t *testing.T, a act, pf vftest.PF) error {
 	case "restart":
 		return m.restart(t)
 	case "cable":
-		_ = m.tree.SetCarrier(pf.Netdev, a.pick%2 == 0) // there is no netdev while the PF has no driver
+		// There is no netdev while the PF has no driver.
+		_ = m.tree.SetCarrier(pf.Netdev, a.pick%2 == 0)
 	case "unload":
 		if m.tree.Driver(pf.BDF) != "" {
 			return m.tree.Unload(pf.BDF)
@@ -246,8 +251,8 @@ func (m *model) lease(owner vf.Owner, want vf.Want) error {
 	return nil
 }
 
-// restart is the end of an agent at this instant and the start of the next. Where it cannot start, because the PF has no driver, the
-// PF gets one first.
+// restart ends an agent at this instant and starts the next. The next cannot start if the PF has no
+// driver, so the PF gets one first.
 func (m *model) restart(t *testing.T) error {
 	m.pool.Close()
 	if m.tree.Driver(vftest.IGB.BDF) == "" {

@@ -7,7 +7,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
-// A job is what a goroutine needs to make one VF ready, copied so that it holds no lock.
+// A job holds a copy of all that a goroutine needs to make one VF ready, so that it holds no lock.
 type job struct {
 	number  uint64
 	prepare bool // bind and set first, not only reset
@@ -19,7 +19,8 @@ type job struct {
 	mac     string
 }
 
-// start moves v to Preparing or Resetting and begins the work; the channel is closed when v has left that state. The lock is held.
+// start moves v to Preparing or Resetting and begins the work; the channel is closed when v has
+// left that state. The lock is held.
 func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 	p.move(v, to, reason, time.Now())
 	if to == Preparing {
@@ -49,7 +50,8 @@ func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 	return done
 }
 
-// makeReady does the work of a job. Every step may have been done before, by an agent that was killed after it.
+// makeReady does the work of a job. Every step may have been done before, by an agent that was
+// killed after it.
 func (p *Pool) makeReady(j job) error {
 	if j.prepare {
 		if _, err := p.sys.group(j.bdf); err != nil {
@@ -116,7 +118,8 @@ func (p *Pool) finish(v *function, err error) {
 	v.retryAt = retryAt(max(v.failures, v.faulty), now)
 	p.note(v, Quarantined)
 	p.move(v, Quarantined, err.Error(), now)
-	p.cfg.Log.Warn("VF quarantined", "vf", v.bdf, "reason", err, "failures", v.failures, "retry_in", v.retryAt.Sub(now))
+	p.cfg.Log.Warn("VF quarantined", "vf", v.bdf, "reason", err, "failures", v.failures,
+		"retry_in", v.retryAt.Sub(now))
 	if p.closed {
 		return
 	}

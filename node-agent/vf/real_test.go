@@ -16,8 +16,9 @@ import (
 
 // The suite again, on the VFs of a network card and of an NVMe controller that a kernel drives.
 func TestReal(t *testing.T) {
-	// One CPU: a reset changes the host's memory map, and an emulated CPU of a QEMU before 10.0.4 may still use the former one, which is
-	// freed (QEMU issue 3040, "fix use-after-free with dispatch").
+	// One CPU: a reset changes the host's memory map, and an emulated CPU of a QEMU before 10.0.4
+	// may still use the former one, which is freed (QEMU issue 3040, "fix use-after-free with
+	// dispatch").
 	testbed.Inside(t, testbed.Needs{NICs: 1, NVMeVFs: 16, CPUs: 1}, func(t *testing.T) {
 		for driver, vfs := range map[string]int{"igb": 7, "nvme": 16} {
 			t.Run(driver, func(t *testing.T) { suite(t, realBench(driver, vfs)) })
@@ -38,7 +39,9 @@ func realBench(driver string, vfs int) bench {
 			}
 			return vf.Config{PFs: []string{driver}, Run: runs[t]}
 		},
-		hold: func(group string) (interface{ Close() error }, error) { return os.OpenFile(group, os.O_RDWR, 0) },
+		hold: func(group string) (interface{ Close() error }, error) {
+			return os.OpenFile(group, os.O_RDWR, 0)
+		},
 		driver: func(bdf string) string {
 			target, err := os.Readlink(filepath.Join("/sys/bus/pci/devices", bdf, "driver"))
 			if err != nil {
@@ -50,7 +53,8 @@ func realBench(driver string, vfs int) bench {
 	}
 }
 
-// realRun is a run directory whose pool, if any, is undone when the test ends, after the pool was closed.
+// realRun returns a run directory. When the test ends, after the pool was closed, the pool in it,
+// if any, is undone.
 func realRun(t *testing.T) string {
 	run := filepath.Join(t.TempDir(), "fastiov")
 	t.Cleanup(func() {
@@ -61,9 +65,10 @@ func realRun(t *testing.T) string {
 	return run
 }
 
-// What the PF enforces is what the pool was told, and survives the VF's reset.
+// The PF enforces the settings that the pool was given, and they survive the VF's reset.
 func realSettings(t *testing.T) {
-	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), VF: vf.Template{VLAN: 42, MaxRate: 100}})
+	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t),
+		VF: vf.Template{VLAN: 42, MaxRate: 100}})
 	l := lease(t, p, "a")
 	check := func() {
 		t.Helper()
@@ -72,7 +77,9 @@ func realSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, v := range pf.Attrs().Vfs {
-			if v.ID == l.Index && (v.Mac.String() != l.MAC || v.Vlan != 42 || v.MaxTxRate != 100 || !v.Spoofchk || v.Trust == 1) {
+			if v.ID == l.Index &&
+				(v.Mac.String() != l.MAC || v.Vlan != 42 || v.MaxTxRate != 100 || !v.Spoofchk ||
+					v.Trust == 1) {
 				t.Errorf("the PF keeps %+v for %+v", v, l)
 			}
 		}
@@ -88,7 +95,8 @@ func realSettings(t *testing.T) {
 // The kernel tells of a link that goes and comes.
 func realLink(t *testing.T) {
 	changed := make(chan struct{}, 1)
-	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t), Log: slog.New(notify{"PF link", changed})})
+	p := open(t, vf.Config{PFs: []string{"igb"}, Run: realRun(t),
+		Log: slog.New(notify{"PF link", changed})})
 	l := lease(t, p, "a") // waits for the link
 	pf, err := netlink.LinkByName(l.Netdev)
 	if err != nil {
@@ -140,7 +148,8 @@ func realGone(t *testing.T) {
 	}
 }
 
-// Times of the emulated cards, for the record. A lease does not wait for hardware: all of them together take less than one reset.
+// realTimes logs times of the emulated cards, for the record. A lease does not wait for hardware:
+// all of them together take less than one reset.
 func realTimes(t *testing.T) {
 	const oneReset = 100 * time.Millisecond
 	for _, driver := range []string{"igb", "nvme"} {
@@ -170,7 +179,8 @@ func realTimes(t *testing.T) {
 		}
 		reset := time.Since(begin)
 		slices.Sort(took)
-		t.Logf("%s: opened in %s; leases took %s, median %s; %d returns took %s, all were reset and leased again after %s",
+		t.Logf(
+			"%s: opened in %s; leases took %s, median %s; %d returns took %s, all were reset and leased again after %s",
 			driver, opened, took, took[len(took)/2], len(leases), returned, reset)
 		if took[len(took)/2] > oneReset {
 			t.Errorf("%s: a lease takes as long as a reset", driver)

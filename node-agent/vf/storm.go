@@ -7,25 +7,29 @@ import (
 	"time"
 )
 
-// The IOMMU keeps a VF from memory that is not its guest's, and each access that it refuses costs the host an interrupt. The kernel logs
-// some of them and lets the device go on. One refusal is a mistake; a storm of them is a guest that does it on purpose or a VF that is
-// broken: its sandbox is ended, and the VF rests in quarantine before it is used again.
+// The IOMMU keeps a VF from memory outside its guest, and each access that it refuses costs the
+// host an interrupt. The kernel logs some of them and lets the device go on. One refusal is a
+// mistake. A storm of them comes from a guest that does it on purpose or from a broken VF. Then the
+// sandbox is ended, and the VF rests in quarantine before it is used again.
 const (
-	stormCount  = 5 // of those that are logged, which with Intel's driver are about three in five seconds: it goes on, then
+	// Only logged refusals count. Intel's driver logs about three in five seconds, so this
+	// many means that they go on.
+	stormCount  = 5
 	stormWithin = 10 * time.Second
 )
 
-// refusals are what Intel's and AMD's drivers log, each with the device's address. AMD's driver
-// names a device that the kernel knows in front of the line, as all messages about a device do,
-// and any other one by "device=". A line that says "callbacks suppressed" names none.
+// refusals match what Intel's and AMD's drivers log, each with the device's address. AMD's driver
+// names a device that the kernel knows in front of the line, as all messages about a device do, and
+// any other one by "device=". A line that says "callbacks suppressed" names none.
 var refusals = []*regexp.Regexp{
 	regexp.MustCompile(`;DMAR: \[DMA \w+(?: [\w ]+)?\] Request device \[([0-9a-fx:.]+)\]`),
-	regexp.MustCompile(`;\S+ ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): AMD-Vi: Event logged \[\w+ domain=`),
+	regexp.MustCompile(
+		`;\S+ ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): AMD-Vi: Event logged \[\w+ domain=`),
 	regexp.MustCompile(`AMD-Vi: Event logged \[\w+ device=([0-9a-f:.]+)`),
 }
 
-// refusedDevice reads a record of the kernel's log, as in "3,1234,5678,-;DMAR: …". Only the kernel's own count: a process can write to
-// the log too.
+// refusedDevice reads a record of the kernel's log, as in "3,1234,5678,-;DMAR: …". Only the
+// kernel's own records count, because a process can write to the log too.
 func refusedDevice(record string) (bdf string, ok bool) {
 	var priority int
 	if _, err := fmt.Sscanf(record, "%d,", &priority); err != nil || priority>>3 != 0 {
@@ -55,7 +59,7 @@ func (p *Pool) watchRefusals(refused <-chan string) {
 
 const afterStorm = "the IOMMU refused its DMA again and again"
 
-// isStorm counts a refusal and tells whether it makes a storm.
+// isStorm counts a refusal and reports whether it makes a storm.
 func (p *Pool) isStorm(bdf string, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

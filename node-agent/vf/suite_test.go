@@ -15,13 +15,14 @@ import (
 
 // A bench is a host to run the suite on: emulated, or real.
 type bench struct {
-	config func(t *testing.T) vf.Config // of a host that nobody uses; the same host at every call within one test
+	// config returns a host that nobody uses, and the same host at every call within one test.
+	config func(t *testing.T) vf.Config
 	hold   func(group string) (interface{ Close() error }, error)
 	driver func(bdf string) string
 	vfs    int
 }
 
-// suite is what holds on every host, whatever is below the pool.
+// suite tests what holds on every host, whatever is below the pool.
 func suite(t *testing.T, b bench) {
 	t.Run("open", b.testOpen)
 	t.Run("empty", b.testEmpty)
@@ -46,7 +47,9 @@ func TestEmulated(t *testing.T) {
 			var last *vftest.Tree
 			suite(t, bench{
 				config: func(t *testing.T) vf.Config { last = tree(t); return last.Config() },
-				hold:   func(group string) (interface{ Close() error }, error) { return vftest.Open(group) },
+				hold: func(group string) (interface{ Close() error }, error) {
+					return vftest.Open(group)
+				},
 				driver: func(bdf string) string { return last.Driver(bdf) },
 				vfs:    pf.VFs,
 			})
@@ -224,7 +227,8 @@ func (b bench) testRestart(t *testing.T) {
 	if l := found["kept"]; l != kept {
 		t.Errorf("found %+v, leased %+v", l, kept)
 	}
-	if l := found["ended"]; l.BDF != ended.BDF || l.Generation != ended.Generation || len(found) != 2 {
+	if l := found["ended"]; l.BDF != ended.BDF || l.Generation != ended.Generation ||
+		len(found) != 2 {
 		t.Errorf("found %+v, leased %+v", found, ended)
 	}
 	if n := count(p, vf.Idle); n != b.vfs-2 {
@@ -237,7 +241,8 @@ func (b bench) testRestart(t *testing.T) {
 	}
 }
 
-// A VF whose group a process still holds is not reset under it, and comes back when the process lets go.
+// A VF whose group a process still holds is not reset under it, and comes back when the process
+// lets go.
 func (b bench) testHeld(t *testing.T) {
 	cfg := b.config(t)
 	quarantined := make(chan struct{}, 1)
@@ -250,7 +255,8 @@ func (b bench) testHeld(t *testing.T) {
 	}
 	p.Return(l)
 	<-quarantined
-	if s := status(t, p, l.BDF); s.State != vf.Quarantined || s.ResetFailures != 1 || !strings.Contains(s.Reason, "some process holds") {
+	if s := status(t, p, l.BDF); s.State != vf.Quarantined || s.ResetFailures != 1 ||
+		!strings.Contains(s.Reason, "some process holds") {
 		t.Errorf("a held VF is shown as %+v", s)
 	}
 	if err := group.Close(); err != nil {
@@ -283,7 +289,8 @@ func (n notify) Handle(_ context.Context, r slog.Record) error {
 func (b bench) testOneAgent(t *testing.T) {
 	cfg := b.config(t)
 	p := open(t, cfg)
-	if _, err := vf.Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "another agent") {
+	if _, err := vf.Open(t.Context(), cfg); err == nil ||
+		!strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a second pool said: %v", err)
 	}
 	if err := vf.Undo(cfg); err == nil || !strings.Contains(err.Error(), "another agent") {

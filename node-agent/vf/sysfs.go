@@ -18,7 +18,8 @@ import (
 
 const driverVFIO = "vfio-pci"
 
-// A sysfs is the device tree under root, and the vfio nodes under dev. Everything it says is read at that moment.
+// A sysfs is the device tree under root, and the vfio nodes under dev. Its methods read the files
+// at that moment and keep nothing.
 type sysfs struct {
 	root, dev string
 	kernel    Kernel
@@ -86,7 +87,8 @@ func firstName(dir string) string {
 	return entries[0].Name()
 }
 
-// carrier tells whether the link of a PF's netdev is up; a PF without one (NVMe) has nothing to lose.
+// carrier reports whether the link of a PF's netdev is up. A PF without a netdev (NVMe) has no link
+// to lose.
 func (s sysfs) carrier(bdf, netdev string) bool {
 	if netdev == "" {
 		return true
@@ -127,7 +129,8 @@ func (s sysfs) vfs(pf string) map[string]int {
 	return found
 }
 
-// create makes want VFs (0: as many as the PF has) unless it has some: those may be in use and cannot be renumbered.
+// create makes want VFs (0: as many as the PF has), unless the PF has some already: those may be in
+// use and cannot be renumbered.
 func (s sysfs) create(pf string, want int) error {
 	total, err := s.readInt(pf, "sriov_totalvfs")
 	if err != nil {
@@ -141,7 +144,9 @@ func (s sysfs) create(pf string, want int) error {
 	case err != nil:
 		return err
 	case have > 0 && want > 0 && have != want:
-		return fmt.Errorf("PF %s has %d VFs already, %d are wanted; remove them (echo 0 > %s) or ask for %d", pf, have, want, s.device(pf, "sriov_numvfs"), have)
+		return fmt.Errorf(
+			"PF %s has %d VFs already, %d are wanted; remove them (echo 0 > %s) or ask for %d", pf,
+			have, want, s.device(pf, "sriov_numvfs"), have)
 	case have > 0:
 		return nil
 	case total == 0:
@@ -155,18 +160,22 @@ func (s sysfs) create(pf string, want int) error {
 	return nil
 }
 
-// group is the node of bdf's IOMMU group, which must hold bdf alone: whoever opens a group gets every device in it.
+// group returns the node of bdf's IOMMU group. The group must hold bdf alone, because a process
+// that opens a group gets every device in it.
 func (s sysfs) group(bdf string) (string, error) {
 	name := linkName(s.device(bdf, "iommu_group"))
 	if name == "" {
-		return "", errors.New("it has no IOMMU group; enable the IOMMU in the firmware and boot with intel_iommu=on or amd_iommu=on")
+		return "", errors.New(
+			"it has no IOMMU group; enable the IOMMU in the firmware and boot with intel_iommu=on or amd_iommu=on")
 	}
 	members, err := os.ReadDir(s.device(bdf, "iommu_group", "devices"))
 	if err != nil {
 		return "", err
 	}
 	if len(members) != 1 {
-		return "", fmt.Errorf("it shares IOMMU group %s with %d other devices; use a slot behind bridges with ACS", name, len(members)-1)
+		return "", fmt.Errorf(
+			"it shares IOMMU group %s with %d other devices; use a slot behind bridges with ACS",
+			name, len(members)-1)
 	}
 	return filepath.Join(s.dev, "vfio", name), nil
 }
@@ -182,11 +191,13 @@ func (s sysfs) inUse(bdf, driver string) string {
 	case netdev != "":
 		return ""
 	case len(namespaces) > 0:
-		return fmt.Sprintf("it serves the block device %s; detach that", filepath.Base(namespaces[0]))
+		return fmt.Sprintf("it serves the block device %s; detach that",
+			filepath.Base(namespaces[0]))
 	case nvmeErr == nil:
 		return ""
 	}
-	return fmt.Sprintf("driver %s has it and does not show for what; unbind it (echo %s > %s)", driver, bdf, s.bus("drivers", driver, "unbind"))
+	return fmt.Sprintf("driver %s has it and does not show for what; unbind it (echo %s > %s)",
+		driver, bdf, s.bus("drivers", driver, "unbind"))
 }
 
 // bind gives bdf to vfio-pci, and to it alone, unless that is so.
@@ -261,7 +272,8 @@ func (s sysfs) reset(bdf, group string) error {
 		return fmt.Errorf("busy elsewhere: it is bound to %q, not to vfio-pci", driver)
 	}
 	if err := s.kernel.Reset(bdf, group); errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("busy elsewhere: some process holds %s; end it (fuser -v %s)", group, group)
+		return fmt.Errorf("busy elsewhere: some process holds %s; end it (fuser -v %s)",
+			group, group)
 	} else if err != nil {
 		return fmt.Errorf("reset: %w", rooted(err))
 	}
@@ -281,8 +293,9 @@ const (
 	configHeaderLen = 64
 )
 
-// check looks whether a VF answers, cannot master the bus and is bound to vfio-pci. It asks the status register, whose capability bit
-// is fixed to 1, and not the vendor id: a VF's reads as ffff by the standard, as a dead device does.
+// check fails unless a VF answers, cannot master the bus and is bound to vfio-pci. It asks the
+// status register, whose capability bit is fixed to 1, and not the vendor id: by the standard a
+// VF's vendor id reads as ffff, as that of a dead device does.
 func (s sysfs) check(bdf string) error {
 	f, err := os.Open(s.device(bdf, "config"))
 	if err != nil {
@@ -293,7 +306,8 @@ func (s sysfs) check(bdf string) error {
 	if _, err := f.ReadAt(header, 0); err != nil {
 		return fmt.Errorf("its configuration space cannot be read: %w", err)
 	}
-	command, status := binary.LittleEndian.Uint16(header[configCommand:]), binary.LittleEndian.Uint16(header[configStatus:])
+	command, status := binary.LittleEndian.Uint16(header[configCommand:]),
+		binary.LittleEndian.Uint16(header[configStatus:])
 	switch {
 	case status == 0xffff || status&statusCapPtr == 0:
 		return fmt.Errorf("it does not answer (status register %04x)", status)

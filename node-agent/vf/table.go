@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A State is where a VF is in its life; the package comment draws the moves.
+// A State is a step in a VF's life; the package comment draws the moves.
 type State string
 
 const (
@@ -33,11 +33,11 @@ var allowed = map[State][]State{
 	Gone:        {Unbound},
 }
 
-// A Driver is what a VF is bound to while it is leased.
+// A Driver names the driver that a VF is bound to while it is leased.
 type Driver string
 
 const (
-	VFIO   Driver = "vfio"   // vfio-pci: whoever opens its group has the device
+	VFIO   Driver = "vfio"   // vfio-pci: a process that opens its group has the device
 	Netdev Driver = "netdev" // the kernel's own for such a VF, which makes an interface of it
 )
 
@@ -45,7 +45,7 @@ const (
 // to it again before it is reset.
 var back = map[Driver]State{VFIO: Resetting, Netdev: Preparing}
 
-// States are all of them, in the order of a VF's life.
+// States lists all of them, in the order of a VF's life.
 var States = []State{Unbound, Preparing, Idle, Leased, Resetting, Quarantined, Gone}
 
 // Why a Lease was refused. The error that wraps one of these carries the numbers.
@@ -54,13 +54,13 @@ var (
 	ErrLinkDown = errors.New("no VF on a PF with a link")
 )
 
-// fits tells whether v is such a VF, be it idle or not.
+// fits reports whether v is such a VF, be it idle or not.
 func (w Want) fits(v *function) bool {
 	return (w.BDF == "" || w.BDF == v.bdf) && (w.Driver != Netdev || v.pf.netdev != "")
 }
 
-// choose picks the VF to lease: of those that fit, the one that has been idle longest, on a PF
-// whose link is up.
+// choose picks the VF to lease. Among those that fit and whose PF has its link up, it takes the one
+// that has been idle longest.
 func choose(vfs []*function, want Want) (*function, error) {
 	fit := make([]*function, 0, len(vfs))
 	for _, v := range vfs {
@@ -88,7 +88,8 @@ func choose(vfs []*function, want Want) (*function, error) {
 	case best != nil:
 		return best, nil
 	case cut != nil:
-		return nil, fmt.Errorf("%w: %s has no carrier; check its cable or switch port (%s)", ErrLinkDown, cut.pf, census(vfs))
+		return nil, fmt.Errorf("%w: %s has no carrier; check its cable or switch port (%s)",
+			ErrLinkDown, cut.pf, census(vfs))
 	}
 	return nil, fmt.Errorf("%w: %s", ErrEmpty, census(vfs))
 }
@@ -118,7 +119,8 @@ const (
 	faultsBorne = 3 // in a row; the VF is quarantined then
 )
 
-// retryAt is when a VF that failed that many times in a row is tried again: after 1 s, 2 s, 4 s …, at most 5 min.
+// retryAt returns the time when a VF that failed that many times in a row is tried again: after 1
+// s, 2 s, 4 s …, at most 5 min.
 func retryAt(failures int, now time.Time) time.Time {
 	wait := lastRetry
 	if shift := max(failures, 1) - 1; shift < 9 {
@@ -127,13 +129,14 @@ func retryAt(failures int, now time.Time) time.Time {
 	return now.Add(wait)
 }
 
-// move takes v to a state. A move that the table does not know is a bug that could give one VF to two tenants: it panics, and what
-// the journal says survives.
+// move takes v to a state. A move that the table does not know is a bug that could give one VF to
+// two tenants. It panics, and what the journal says survives.
 func (v *function) move(to State, reason string, now time.Time) {
 	if !slices.Contains(allowed[v.state], to) {
 		panic(fmt.Sprintf("vf: %s cannot move from %s to %s", v.bdf, v.state, to))
 	}
-	v.log.Debug("VF moves", "vf", v.bdf, "from", v.state, "to", to, "after", now.Sub(v.since), "reason", reason)
+	v.log.Debug("VF moves", "vf", v.bdf, "from", v.state, "to", to, "after", now.Sub(v.since),
+		"reason", reason)
 	v.state, v.since, v.reason = to, now, reason
 }
 

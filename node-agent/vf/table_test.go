@@ -20,7 +20,8 @@ func TestMoves(t *testing.T) {
 		"quarantined>preparing quarantined>gone gone>unbound"
 	for _, from := range States {
 		for _, to := range States {
-			v := &function{bdf: "0000:01:10.0", state: from, since: epoch, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+			v := &function{bdf: "0000:01:10.0", state: from, since: epoch,
+				log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 			legal := slices.Contains(strings.Fields(want), string(from)+">"+string(to))
 			moved := func() (moved bool) {
 				defer func() { moved = recover() == nil }()
@@ -30,7 +31,8 @@ func TestMoves(t *testing.T) {
 			switch {
 			case moved != legal:
 				t.Errorf("%s → %s: moved is %t", from, to, moved)
-			case moved && (v.state != to || v.reason != "why" || !v.since.Equal(epoch.Add(time.Second))):
+			case moved &&
+				(v.state != to || v.reason != "why" || !v.since.Equal(epoch.Add(time.Second))):
 				t.Errorf("%s → %s left %+v", from, to, v)
 			case !moved && v.state != from:
 				t.Errorf("a refused move changed the state to %s", v.state)
@@ -40,9 +42,11 @@ func TestMoves(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	up, down := &physical{bdf: "0000:01:00.0", linkUp: true}, &physical{bdf: "0000:02:00.0", netdev: "eth2"}
+	up, down := &physical{bdf: "0000:01:00.0", linkUp: true},
+		&physical{bdf: "0000:02:00.0", netdev: "eth2"}
 	at := func(bdf string, pf *physical, s State, minute int) *function {
-		return &function{bdf: bdf, pf: pf, state: s, since: epoch.Add(time.Duration(minute) * time.Minute), reason: "reset: i/o error"}
+		return &function{bdf: bdf, pf: pf, state: s,
+			since: epoch.Add(time.Duration(minute) * time.Minute), reason: "reset: i/o error"}
 	}
 	for _, c := range []struct {
 		name string
@@ -72,7 +76,8 @@ func TestChoose(t *testing.T) {
 }
 
 func TestRetryAt(t *testing.T) {
-	for failures, want := range map[int]time.Duration{0: time.Second, 1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 9: 256 * time.Second,
+	for failures, want := range map[int]time.Duration{0: time.Second, 1: time.Second,
+		2: 2 * time.Second, 5: 16 * time.Second, 9: 256 * time.Second,
 		10: 5 * time.Minute, 1000: 5 * time.Minute} {
 		if got := retryAt(failures, epoch).Sub(epoch); got != want {
 			t.Errorf("after %d failures it waits %s, want %s", failures, got, want)
@@ -86,7 +91,8 @@ func TestMAC(t *testing.T) {
 		for _, bdf := range []string{"0000:01:10.0", "0000:01:10.1", "0001:01:10.0"} {
 			mac, err := Template{MACPrefix: "02:fa"}.mac(node, bdf)
 			again, _ := Template{MACPrefix: "02:fa"}.mac(node, bdf)
-			if err != nil || mac != again || !strings.HasPrefix(mac, "02:fa:") || len(mac) != 17 || seen[mac] {
+			if err != nil || mac != again || !strings.HasPrefix(mac, "02:fa:") || len(mac) != 17 ||
+				seen[mac] {
 				t.Errorf("%s on %s: %s, then %s (%v)", bdf, node, mac, again, err)
 			}
 			seen[mac] = true

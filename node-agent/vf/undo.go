@@ -18,7 +18,7 @@ import (
 // hostVersion is that of undo.json.
 const hostVersion = 1
 
-// A host is how the pool found this machine, written before the pool changed anything.
+// A host records how the pool found this machine. It is written before the pool changes anything.
 type host struct {
 	Version int       `json:"version"`
 	PFs     []foundPF `json:"pfs"`
@@ -30,7 +30,7 @@ type foundPF struct {
 	Autoprobe string    `json:"autoprobe"`
 	Netdev    string    `json:"netdev,omitempty"`
 	Up        bool      `json:"up"`
-	VFs       []foundVF `json:"vfs,omitempty"` // those that were there
+	VFs       []foundVF `json:"vfs,omitempty"` // the VFs there were
 }
 
 type foundVF struct {
@@ -80,7 +80,9 @@ func readHost(run string) (host, error) {
 		return h, err
 	}
 	if err := json.Unmarshal(data, &h); err != nil || h.Version != hostVersion {
-		return h, fmt.Errorf("%s cannot be read (%w, version %d); put the host back by hand and remove it", hostFile(run), cmp.Or(err, fs.ErrInvalid), h.Version)
+		return h, fmt.Errorf(
+			"%s cannot be read (%w, version %d); put the host back by hand and remove it",
+			hostFile(run), cmp.Or(err, fs.ErrInvalid), h.Version)
 	}
 	return h, nil
 }
@@ -113,7 +115,8 @@ func observe(sys sysfs, network Network, pf string) (foundPF, error) {
 		if f.Netdev != "" {
 			s, known := settings[v.Index]
 			if !known {
-				return f, fmt.Errorf("%s does not know its VF %d; does its driver (see ethtool -i %s) support VF settings?",
+				return f, fmt.Errorf(
+					"%s does not know its VF %d; does its driver (see ethtool -i %s) support VF settings?",
 					f.Netdev, v.Index, f.Netdev)
 			}
 			v.Settings = &s
@@ -123,9 +126,10 @@ func observe(sys sysfs, network Network, pf string) (foundPF, error) {
 	return f, nil
 }
 
-// Undo puts VFs, drivers and settings back as they were before the first Open with this run directory, and removes the pool's files.
-// It changes nothing while an agent runs or a VF is in use. On a host that no pool has changed it does nothing. Of cfg it uses where
-// the pool's files and the kernel's are.
+// Undo puts VFs, drivers and settings back as they were before the first Open with this run
+// directory, and removes the pool's files. It changes nothing while an agent runs or a VF is in
+// use. On a host that no pool has changed it does nothing. Of cfg it uses only the places of the
+// pool's files and of the kernel's.
 func Undo(cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -142,7 +146,7 @@ func Undo(cfg Config) error {
 	return undo(cfg.Run, sysfs{cfg.Sysfs, cfg.Dev, cfg.Kernel}, cfg.Network)
 }
 
-// undo is Undo by whoever holds the lock. It may be cut short at any step and run again.
+// undo is Undo for a caller that holds the lock. It may be cut short at any step and run again.
 func undo(run string, sys sysfs, network Network) error {
 	h, err := readHost(run)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -169,7 +173,8 @@ func undo(run string, sys sysfs, network Network) error {
 	return os.RemoveAll(journalDir(run))
 }
 
-// unused fails if a VF that the pool leased, or that would be taken away or unbound, is held by some process.
+// unused fails if some process holds a VF that the pool leased, or one that would be taken away or
+// unbound.
 func unused(sys sysfs, pfs []foundPF, journal journal) error {
 	entries, err := journal.read(func(string, error) {})
 	if err != nil {
@@ -228,13 +233,15 @@ func restorePF(sys sysfs, network Network, pf foundPF) error {
 			return fmt.Errorf("remove its VFs: %w", err)
 		}
 	}
-	// A VF takes a native driver only while autoprobe is on, so it is on while drivers are put back.
+	// A VF takes a native driver only while autoprobe is on, so it is on while drivers are put
+	// back.
 	autoprobe := sys.device(pf.BDF, "sriov_drivers_autoprobe")
 	if err := sys.write(autoprobe, "1"); err != nil {
 		return err
 	}
 	if pf.NumVFs > 0 && have == 0 {
-		if err := sys.write(sys.device(pf.BDF, "sriov_numvfs"), strconv.Itoa(pf.NumVFs)); err != nil {
+		if err := sys.write(sys.device(pf.BDF, "sriov_numvfs"),
+			strconv.Itoa(pf.NumVFs)); err != nil {
 			return err
 		}
 	}
@@ -269,7 +276,8 @@ func restoreVF(sys sysfs, network Network, netdev string, v foundVF) error {
 		}
 		driver = ""
 	}
-	if driver == "" && v.Driver != "" { // a driver other than the native one needs the override that named it
+	// A driver other than the native one needs the override that named it.
+	if driver == "" && v.Driver != "" {
 		if err := sys.write(sys.device(v.BDF, "driver_override"), v.Driver); err != nil {
 			return err
 		}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A VF is reset by opening it through vfio: the open does a function-level reset, and the kernel lets nobody else have the VF while it
-// lasts. The file "reset" of sysfs does the same reset, but under a lock of the PF's port, one VF after the other, and also of a VF
-// that is in use.
+// A VF is reset by opening it through vfio: the open does a function-level reset, and until it is
+// done the kernel lets no other process have the VF. The file "reset" of sysfs does the same reset,
+// but under a lock of the PF's port, one VF after the other, and also of a VF that is in use.
 
 // From linux/vfio.h.
 const (
@@ -37,7 +37,8 @@ func (linux) Reset(bdf, group string) error {
 		return err
 	}
 	defer container.Close()
-	if err := unix.IoctlSetPointerInt(int(g.Fd()), vfioGroupSetContainer, int(container.Fd())); err != nil {
+	if err := unix.IoctlSetPointerInt(int(g.Fd()), vfioGroupSetContainer,
+		int(container.Fd())); err != nil {
 		return fmt.Errorf("put %s into a vfio container: %w", group, err)
 	}
 	if err := unix.IoctlSetInt(int(container.Fd()), vfioSetIOMMU, vfioType1v2); err != nil {

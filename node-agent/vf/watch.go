@@ -24,9 +24,8 @@ type Settled struct {
 }
 
 // Watch yields every VF at first, and then those that have changed since, until ctx ends or the
-// pool is closed. A reader is shown states and not events: one that is slow skips some, and the
-// pool never waits for it. A lease that is lost is shown as such until it is returned, so no reader
-// misses it.
+// pool is closed. It shows states and not events: a slow reader skips some, and the pool never
+// waits for it. A lost lease is shown until it is returned, so every reader sees it.
 func (p *Pool) Watch(ctx context.Context) iter.Seq[[]News] {
 	return func(yield func([]News) bool) {
 		changed := make(chan struct{}, 1)

@@ -11,8 +11,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf/vftest"
 )
 
-// A reader that comes late, or reads slowly, is shown each lease that is still lost, with the
-// reason, and the last of what was done to each VF. The pool does not wait for it.
+// A late or slow reader is shown each lease that is still lost, with the reason, and the last
+// change of each VF. The pool does not wait for it.
 func TestASlowReaderMissesNoLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
