@@ -40,7 +40,6 @@ var notPlainYet = []string{
 	"node-agent/sandbox/sandboxtest",
 	"node-agent/sandbox/sim",
 	"node-agent/startup",
-	"node-agent/vf/vftest",
 }
 
 // A line is at most widest columns wide. A tab counts 4 columns in Go, and 8 in C as in the kernel.

@@ -98,7 +98,8 @@ func (h *Tree) addVF(pf string, i int) error {
 		h.replace(filepath.Join(device(bdf), "config"), config),
 		h.link("../"+pf, device(bdf), "physfn"),
 		h.link("../../../../kernel/iommu_groups/"+group, device(bdf), "iommu_group"),
-		h.putAll(filepath.Join("sys/kernel/iommu_groups", group, "devices"), map[string]string{bdf: ""}),
+		h.putAll(filepath.Join("sys/kernel/iommu_groups", group, "devices"),
+			map[string]string{bdf: ""}),
 		h.link("../"+bdf, device(pf), fmt.Sprintf("virtfn%d", i)))
 	if err != nil {
 		return err
@@ -134,7 +135,8 @@ func firstNetdev(dir string) string {
 	return entries[0].Name()
 }
 
-// probe binds bdf to the driver its override names, or else to its native one if the PF lets VFs be probed.
+// probe binds bdf to the driver its override names, or else to its native one if the PF lets VFs be
+// probed.
 func (h *Tree) probe(bdf string) error {
 	pf, err := h.pf(filepath.Base(h.linkTarget(bdf, "physfn")))
 	if err != nil {
@@ -164,7 +166,8 @@ func (h *Tree) probe(bdf string) error {
 	} else if err := h.putAll(filepath.Join(device(bdf), "nvme", "nvme1"), nil); err != nil {
 		return err
 	}
-	return errors.Join(h.link("../../drivers/"+driver, device(bdf), "driver"), h.put(filepath.Join("sys/bus/pci/drivers", driver, "unbind"), ""))
+	return errors.Join(h.link("../../drivers/"+driver, device(bdf), "driver"),
+		h.put(filepath.Join("sys/bus/pci/drivers", driver, "unbind"), ""))
 }
 
 func (h *Tree) linkTarget(bdf, name string) string {
@@ -214,7 +217,7 @@ func (h *Tree) GroupOpen(path string) (bool, error) {
 	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil, nil
 }
 
-// Held tells whether some process holds the group of bdf.
+// Held reports whether some process holds the group of bdf.
 func (h *Tree) Held(bdf string) bool {
 	open, err := h.GroupOpen(h.path("dev/vfio", strconv.Itoa(groupOf(bdf))))
 	return err == nil && open
@@ -286,5 +289,5 @@ func (h *Tree) violation(format string, args ...any) {
 	fmt.Fprintf(f, format+"\n", args...)
 }
 
-// Violations is what has been written down.
+// Violations returns the violations that have been written down.
 func (h *Tree) Violations() string { return h.get("violations") }

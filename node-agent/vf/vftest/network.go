@@ -18,14 +18,15 @@ func settingsFile(netdev string, index int) string {
 	return filepath.Join("settings", fmt.Sprintf("%s.%d", netdev, index))
 }
 
-// VF is what the PF keeps for a VF; a fresh one has no MAC and its spoof check on, as with igb.
+// VF returns the settings that the PF keeps for a VF. A fresh VF has no MAC and its spoof check on,
+// as with igb.
 func (h *Tree) VF(netdev string, index int) (vf.Settings, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.settings(netdev, index)
 }
 
-// VFs is what the PF keeps for all of its VFs.
+// VFs returns the settings that the PF keeps for each of its VFs.
 func (h *Tree) VFs(netdev string) (map[int]vf.Settings, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -60,7 +61,8 @@ func (h *Tree) SetVF(netdev string, index int, want vf.Settings) error {
 	if err := h.refused("setvf", fmt.Sprintf("%s/%d", netdev, index)); err != nil {
 		return err
 	}
-	if up, _ := filepath.Glob(h.path("sys/bus/pci/devices/*/net", netdev, "carrier")); want.MaxRate > 0 && len(up) == 1 {
+	if up, _ := filepath.Glob(h.path("sys/bus/pci/devices/*/net",
+		netdev, "carrier")); want.MaxRate > 0 && len(up) == 1 {
 		if carrier, _ := os.ReadFile(up[0]); string(carrier) != "1\n" { // as igb
 			return fmt.Errorf("rate: %w", unix.EINVAL)
 		}
@@ -111,12 +113,14 @@ func (h *Tree) setNetdev(netdev string, files map[string]string) error {
 	return h.putAll(rel, files)
 }
 
-// Unload takes the PF's driver away, and with it its VFs and its netdev; Load brings the driver back, without VFs.
+// Unload takes the PF's driver away, and with it its VFs and its netdev. Load brings the driver
+// back, without VFs.
 func (h *Tree) Unload(pf string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.changed()
-	return errors.Join(h.setVFs(pf, "0"), os.Remove(h.path(device(pf), "driver")), os.RemoveAll(h.path(device(pf), "net")))
+	return errors.Join(h.setVFs(pf, "0"), os.Remove(h.path(device(pf), "driver")),
+		os.RemoveAll(h.path(device(pf), "net")))
 }
 
 func (h *Tree) Load(bdf string) error {
@@ -127,10 +131,11 @@ func (h *Tree) Load(bdf string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(h.addNetdev(bdf, pf.Netdev), h.link("../../drivers/"+pf.Driver, device(bdf), "driver"))
+	return errors.Join(h.addNetdev(bdf, pf.Netdev),
+		h.link("../../drivers/"+pf.Driver, device(bdf), "driver"))
 }
 
-// CreateVFs is what an operator may have done before the pool came.
+// CreateVFs makes VFs as an operator may have done before the pool came.
 func (h *Tree) CreateVFs(pf string, n int) error {
 	return h.Write(h.path(device(pf), "sriov_numvfs"), strconv.Itoa(n))
 }
@@ -142,6 +147,7 @@ func (h *Tree) SetConfig(bdf string, command, status uint16) error {
 		return err
 	}
 	defer f.Close()
-	_, err = f.WriteAt([]byte{byte(command), byte(command >> 8), byte(status), byte(status >> 8)}, 4)
+	_, err = f.WriteAt([]byte{byte(command), byte(command >> 8), byte(status), byte(status >> 8)},
+		4)
 	return err
 }

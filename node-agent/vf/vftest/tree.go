@@ -1,9 +1,10 @@
-// Package vftest is a host with SR-IOV devices for tests: a device tree of plain files under one directory, in which writes have the
-// effects that a kernel would give them.
+// Package vftest makes a host with SR-IOV devices for tests: a device tree of plain files under one
+// directory, in which writes have the effects that a kernel would give them.
 //
-// All of its state is files, so that a second process can go on with the tree of a first that was killed. A vfio group is held by a
-// lock on its node, which ends with its holder, as an open group does. What must never happen (a held VF is reset, unbound or removed)
-// is written down in the file "violations" and read back by Violations.
+// All of its state is files, so that a second process can go on with the tree of a first that was
+// killed. A vfio group is held by a lock on its node, which ends with its holder, as an open group
+// does. What must never happen (a held VF is reset, unbound or removed) is written down in the file
+// "violations" and read back by Violations.
 package vftest
 
 import (
@@ -28,14 +29,15 @@ type Tree struct {
 	ResetTime time.Duration // how long a reset takes
 	mu        sync.Mutex    // guards the files against each other
 	refuse    atomic.Pointer[func(op, bdf string) error]
-	watchers  map[chan struct{}]struct{} // who is told of changes
+	watchers  map[chan struct{}]struct{} // one for each Watch
 	Refused   chan string                // DMA accesses that the IOMMU refused, by device
 }
 
 // New makes an empty host under dir, or goes on with the one that is there.
 func New(dir string) (*Tree, error) {
 	h := &Tree{Dir: dir, watchers: map[chan struct{}]struct{}{}, Refused: make(chan string)}
-	for _, d := range []string{"sys/bus/pci/devices", "sys/bus/pci/drivers/vfio-pci", "sys/kernel/iommu_groups", "dev/vfio", "settings", "run"} {
+	for _, d := range []string{"sys/bus/pci/devices", "sys/bus/pci/drivers/vfio-pci",
+		"sys/kernel/iommu_groups", "dev/vfio", "settings", "run"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, err
 		}
@@ -43,8 +45,8 @@ func New(dir string) (*Tree, error) {
 	return h, h.put("sys/bus/pci/drivers_probe", "")
 }
 
-// Refuse makes steps fail from now on: f is asked at every reset, probe, unbind, numvfs and setvf, and may also count or block. Nil
-// lets all go well.
+// Refuse makes steps fail from now on. f is called at every reset, probe, unbind, numvfs and setvf,
+// and may also count or block. With nil every step succeeds.
 func (h *Tree) Refuse(f func(op, bdf string) error) {
 	if f == nil {
 		h.refuse.Store(nil)
@@ -65,7 +67,8 @@ func Make(t testing.TB) *Tree {
 
 // Config is a pool's configuration for this host.
 func (h *Tree) Config() vf.Config {
-	return vf.Config{Run: h.path("run"), Sysfs: h.path("sys"), Dev: h.path("dev"), Kernel: h, Network: h, Node: "vftest"}
+	return vf.Config{Run: h.path("run"), Sysfs: h.path("sys"), Dev: h.path("dev"), Kernel: h,
+		Network: h, Node: "vftest"}
 }
 
 // A PF describes a physical function to add.
@@ -99,7 +102,8 @@ func (h *Tree) AddPF(pf PF) error {
 			return err
 		}
 	}
-	err = h.putAll(device(pf.BDF), map[string]string{"sriov_totalvfs": strconv.Itoa(pf.VFs), "sriov_numvfs": "0", "sriov_drivers_autoprobe": "1", "pf.json": string(data)})
+	err = h.putAll(device(pf.BDF), map[string]string{"sriov_totalvfs": strconv.Itoa(pf.VFs),
+		"sriov_numvfs": "0", "sriov_drivers_autoprobe": "1", "pf.json": string(data)})
 	if err != nil {
 		return err
 	}
@@ -113,7 +117,8 @@ func (h *Tree) addNetdev(bdf, netdev string) error {
 	if netdev == "" {
 		return nil
 	}
-	return h.putAll(filepath.Join(device(bdf), "net", netdev), map[string]string{"flags": "0x1002", "carrier": "0"})
+	return h.putAll(filepath.Join(device(bdf), "net", netdev),
+		map[string]string{"flags": "0x1002", "carrier": "0"})
 }
 
 func (h *Tree) pf(bdf string) (PF, error) {
@@ -136,8 +141,8 @@ func (h *Tree) path(elem ...string) string { return filepath.Join(h.Dir, filepat
 
 func (h *Tree) put(path, text string) error { return h.replace(path, []byte(text+"\n")) }
 
-// replace writes a file whole: the process may be killed at any time, and a real sysfs has no half of
-// a value.
+// replace writes a file whole: the process may be killed at any time, and in a real sysfs no value
+// is half written.
 func (h *Tree) replace(path string, data []byte) error {
 	f, err := os.CreateTemp(h.Dir, ".new-") // no directory of the tree may ever list it
 	if err != nil {
@@ -174,7 +179,7 @@ func (h *Tree) get(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// Driver is what bdf is bound to, or "".
+// Driver returns the driver that bdf is bound to, or "".
 func (h *Tree) Driver(bdf string) string {
 	target, err := os.Readlink(h.path(device(bdf), "driver"))
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Whoever reads a file of the tree while it is written sees its old text or its new one, as another
-// process does that finds the tree of one that was killed.
+// A reader of a file that is being written sees its old text or its new one, as another process
+// does that finds the tree of one that was killed.
 func TestFilesAreWrittenWhole(t *testing.T) {
 	h := Make(t)
 	texts := []string{strings.Repeat("a", 4096), strings.Repeat("b", 512)}
