@@ -39,7 +39,6 @@ var notPlainYet = []string{
 	"node-agent/sandbox/qemu",
 	"node-agent/sandbox/sandboxtest",
 	"node-agent/sandbox/sim",
-	"node-agent/startup",
 }
 
 // A line is at most widest columns wide. A tab counts 4 columns in Go, and 8 in C as in the kernel.

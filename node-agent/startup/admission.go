@@ -19,7 +19,7 @@ type NetPath interface {
 	// Fault takes an error of the NIC that its sandbox saw.
 	Fault(l Lease, why string)
 	Return(Lease)
-	// Left returns what sandboxes of a former agent hold.
+	// Left returns the leases that sandboxes of a former agent hold.
 	Left() []Lease
 }
 
@@ -39,17 +39,17 @@ type Refused struct{ Reason string }
 
 func (r *Refused) Error() string { return "no room for another sandbox: " + r.Reason }
 
-// A Lack is what starts wait for.
+// A Lack names what starts wait for.
 type Lack string
 
 const (
 	LackMemory Lack = "memory"
 	LackNIC    Lack = "vf"    // the label is older than the name
-	LackLink   Lack = "link"  // there are NICs, on a card without a carrier
+	LackLink   Lack = "link"  // no NIC is free but on a card without a carrier
 	LackOther  Lack = "other" // the path to the network is closed, or cannot write down a lease
 )
 
-// Lacks are all of them.
+// Lacks lists all of them.
 var Lacks = []Lack{LackMemory, LackNIC, LackLink, LackOther}
 
 // Lacking is the error of a reservation that may succeed later.
@@ -67,7 +67,8 @@ type Grant struct {
 	MemoryMiB int
 }
 
-// Admission hands out what a node can carry. Waiters are served in order of arrival, so that a large one is not starved by small ones.
+// Admission hands out what a node can carry. Waiters are served in order of arrival, so that small
+// ones do not starve a large one.
 type Admission struct {
 	path      NetPath // nil: sandboxes have no network
 	totalMiB  int
@@ -91,13 +92,16 @@ func NewAdmission(totalMiB int, path NetPath) *Admission {
 // Fits refuses what the node could not carry if it were empty.
 func (a *Admission) Fits(memoryMiB int) error {
 	if memoryMiB > a.totalMiB {
-		return &Refused{fmt.Sprintf("it asks for %d MiB and the node has %d; use less memory or a larger node", memoryMiB, a.totalMiB)}
+		return &Refused{fmt.Sprintf(
+			"it asks for %d MiB and the node has %d; use less memory or a larger node",
+			memoryMiB, a.totalMiB)}
 	}
 	return nil
 }
 
 // Acquire reserves memory and a NIC for the sandbox id, waiting at most wait for them.
-func (a *Admission) Acquire(ctx context.Context, id string, memoryMiB int, wait time.Duration) (*Grant, error) {
+func (a *Admission) Acquire(ctx context.Context, id string, memoryMiB int,
+	wait time.Duration) (*Grant, error) {
 	if err := a.Fits(memoryMiB); err != nil {
 		return nil, err
 	}
@@ -134,7 +138,7 @@ var errWaited = errors.New("waited long enough")
 
 // leave takes w out of the queue and says why it waited, unless it was granted in the meantime.
 func (a *Admission) leave(w *waiter) (reason string, g *Grant) {
-	defer a.Serve() // whoever stood behind w may have room now
+	defer a.Serve() // the waiters behind w may have room now
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, other := range a.waiters {
@@ -187,7 +191,8 @@ func (a *Admission) Left() []Lease {
 	return a.path.Left()
 }
 
-// Adopt accounts for a sandbox that runs already; its memory is in use whether or not the total allows it.
+// Adopt accounts for a sandbox that runs already. Its memory is in use whether or not the total
+// allows it.
 func (a *Admission) Adopt(g *Grant) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -205,14 +210,15 @@ func (a *Admission) Release(g *Grant) {
 	a.Serve()
 }
 
-// Usage says what is given out and how many starts wait.
+// Usage returns the memory given out, the total, and the number of starts that wait.
 func (a *Admission) Usage() (usedMiB, totalMiB, waiting int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.usedMiB, a.totalMiB, len(a.waiters)
 }
 
-// Lack is what the first of those that wait waits for, and the others with it; where nobody waits, what the last one waited for.
+// Lack returns what the first waiter waits for, and the others with it. If no start waits, it
+// returns what the last one waited for.
 func (a *Admission) Lack() Lack {
 	a.mu.Lock()
 	defer a.mu.Unlock()

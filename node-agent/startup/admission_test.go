@@ -95,7 +95,8 @@ func TestALargeWaiterThatLeavesMakesRoom(t *testing.T) {
 	}
 }
 
-// Whatever the order of asking, leaving and releasing: never more memory or VFs than there are, and all of it back at the end.
+// Whatever the order of asking, leaving and releasing, no more memory or VFs are given out than
+// there are, and all of it is back at the end.
 func TestAdmissionKeepsItsBooks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const total = 1000
@@ -104,7 +105,8 @@ func TestAdmissionKeepsItsBooks(t *testing.T) {
 		var held []*Grant
 		t.Repeat(map[string]func(*rapid.T){
 			"acquire": func(t *rapid.T) {
-				g, err := a.Acquire(context.Background(), fmt.Sprint(len(held)), rapid.IntRange(1, 600).Draw(t, "memory"), 0)
+				g, err := a.Acquire(context.Background(), fmt.Sprint(len(held)),
+					rapid.IntRange(1, 600).Draw(t, "memory"), 0)
 				if err == nil {
 					held = append(held, g)
 				}
@@ -124,7 +126,8 @@ func TestAdmissionKeepsItsBooks(t *testing.T) {
 				}
 				used, _, waiting := a.Usage()
 				if used != sum || used > total || waiting != 0 || p.held() != len(held) {
-					t.Fatalf("%d MiB used, %d held; %d VFs of %d grants; %d wait", used, sum, p.held(), len(held), waiting)
+					t.Fatalf("%d MiB used, %d held; %d VFs of %d grants; %d wait", used, sum,
+						p.held(), len(held), waiting)
 				}
 			},
 		})

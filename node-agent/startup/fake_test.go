@@ -30,7 +30,7 @@ type pool struct {
 	mu     sync.Mutex
 	free   []int
 	leased map[string]Lease // by device
-	faults []string         // of those that were leased then
+	faults []string         // the leases that were out then
 }
 
 func newPool(n int) *pool {
@@ -94,7 +94,7 @@ func (p *pool) held() int {
 	return len(p.leased)
 }
 
-// driver starts sandboxes that are nothing; fail says at which step a start breaks.
+// driver starts empty sandboxes. fail names the step at which a start breaks.
 type driver struct {
 	fail    string
 	hang    bool
@@ -102,7 +102,8 @@ type driver struct {
 	mu      sync.Mutex
 }
 
-func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
 	defer tl.Begin(timeline.VMM)()
 	if err := owned(sandbox.Record{Spec: spec, PID: 4242, StartTicks: 7}); err != nil {
 		return nil, err
@@ -185,7 +186,8 @@ type images struct{ err error }
 func (i images) Hold(context.Context, string) (func(), error) { return nil, nil }
 
 func (i images) Root(context.Context, string, string) (Root, error) {
-	return Root{Path: "/root.erofs", Program: wire.Program{Command: []string{"run"}, Env: map[string]string{"A": "image", "B": "image"}}}, i.err
+	return Root{Path: "/root.erofs", Program: wire.Program{Command: []string{"run"},
+		Env: map[string]string{"A": "image", "B": "image"}}}, i.err
 }
 
 func newStarter(t *testing.T, p *pool, d *driver) *Starter {
@@ -195,8 +197,9 @@ func newStarter(t *testing.T, p *pool, d *driver) *Starter {
 			Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100"),
 			Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3"),
 		},
-		Deadlines: Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
-		Reports:   &Reports{Dir: t.TempDir(), Keep: 3},
-		Log:       slog.New(slog.DiscardHandler),
+		Deadlines: Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute,
+			Init: time.Minute},
+		Reports: &Reports{Dir: t.TempDir(), Keep: 3},
+		Log:     slog.New(slog.DiscardHandler),
 	}
 }

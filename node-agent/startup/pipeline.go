@@ -8,8 +8,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// A phase is one step of a start: what it does, how long it may take, and how it is undone. undo is called for every phase
-// that was entered, also one that failed half-way, so it must bear finding nothing to undo.
+// A phase is one step of a start: its work, its deadline and its undo. undo is called for every
+// phase that was entered, also one that failed half-way. It does nothing if there is nothing to
+// undo.
 type phase struct {
 	name     string
 	stage    timeline.Stage // recorded around do; empty: do records its own
@@ -18,7 +19,8 @@ type phase struct {
 	undo     func()
 }
 
-// run walks the phases. On failure it returns the error, with everything undone in reverse; failed is called before the undoing.
+// run walks the phases. On failure it calls failed, undoes everything in reverse, and returns the
+// error.
 func run(ctx context.Context, tl *timeline.Timeline, phases []phase, failed func(error)) error {
 	for i, p := range phases {
 		err := p.run(ctx, tl)

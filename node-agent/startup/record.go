@@ -13,10 +13,10 @@ import (
 const recordFile = "record.json"
 
 // The versions of records. Those of the first bore no number: their guests have no secret, and call
-// where nobody listens any more. Version 2 has a VF where there is a NIC now. A NIC that is a VF is
-// written both ways, so an agent of that version adopts its sandbox after a rollback; another NIC
-// makes the record one of version 3. A field may be added within a version if whoever does not know
-// it may ignore it.
+// where nothing listens any more. Version 2 has a VF where there is a NIC now. A NIC that is a VF
+// is written both ways, so an agent of that version adopts its sandbox after a rollback; another
+// NIC makes the record one of version 3. A field may be added within a version if a reader that
+// does not know it may ignore it.
 const (
 	vfVersion     = 2
 	recordVersion = 3

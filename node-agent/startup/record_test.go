@@ -20,7 +20,8 @@ func TestARecordIsKeptWholeAndPrivate(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	rec := sandbox.Record{Spec: sandbox.Spec{ID: "a", Dir: dir}, PID: 7, StartTicks: 8, Secret: door.NewSecret()}
+	rec := sandbox.Record{Spec: sandbox.Spec{ID: "a", Dir: dir}, PID: 7, StartTicks: 8,
+		Secret: door.NewSecret()}
 	if err := WriteRecord(rec); err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +29,8 @@ func TestARecordIsKeptWholeAndPrivate(t *testing.T) {
 	if err != nil || read.PID != rec.PID || read.Secret != rec.Secret {
 		t.Errorf("%+v, %v", read, err)
 	}
-	if info, err := os.Stat(filepath.Join(dir, recordFile)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(dir, recordFile)); err != nil ||
+		info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 }
@@ -43,7 +45,7 @@ const (
 	second = `{"Version":2,` + former
 )
 
-// What the former version wrote of a sandbox's VF is understood as a NIC.
+// A VF in a record of the former version is understood as a NIC.
 func TestAFormerVFIsANIC(t *testing.T) {
 	dir := t.TempDir()
 	text := strings.Replace(second, "DIR", dir, 1)
@@ -134,7 +136,8 @@ func TestRecordsOfOthers(t *testing.T) {
 		{strings.Replace(record(recordVersion), s.Dir("a"), "/elsewhere", 1), "record of /elsewhere", false},
 		{`{"Version":`, "unexpected end", false},
 	} {
-		if err := os.WriteFile(filepath.Join(s.Dir("a"), recordFile), []byte(c.text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(s.Dir("a"), recordFile),
+			[]byte(c.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		found := s.Records()

@@ -22,18 +22,21 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// Reports keeps the bundles of sandboxes that failed, as they started or later: cause, console, VMM log,
-// kernel log, stage table and what else their driver left to be read, the newest Keep of them.
+// Reports keeps a bundle about each sandbox that failed, as it started or later, the newest Keep of
+// them. A bundle has the cause, console, VMM log, kernel log, stage table and what else the driver
+// left to be read.
 type Reports struct {
 	Dir   string
 	Keep  int
-	begin sync.Once // what a crash left of a report is removed before the first is written
+	begin sync.Once // removes, before the first report, the rest of one that a crash cut off
 }
 
-// maxReportFile bounds what one file of a sandbox may add to its bundle: a guest writes its own console.
+// maxReportFile bounds how much one file of a sandbox may add to its bundle, because a guest writes
+// its own console.
 const maxReportFile = 1 << 20
 
-// Write leaves the bundle of a sandbox that failed with cause. It must run while the sandbox's run directory still exists.
+// Write leaves the bundle of a sandbox that failed with cause. It must run while the sandbox's run
+// directory still exists.
 func (r *Reports) Write(spec sandbox.Spec, spans []timeline.Span, cause error) {
 	var refused *Refused
 	if errors.As(cause, &refused) { // nothing was started, there is nothing to look into
@@ -80,7 +83,7 @@ func written(path string, content []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// sweep removes what was being written when a former agent crashed.
+// sweep removes reports that were being written when a former agent crashed.
 func (r *Reports) sweep() {
 	left, _ := filepath.Glob(filepath.Join(r.Dir, "*"+unfinished))
 	for _, path := range left {
@@ -134,7 +137,9 @@ func causeIn(path string) string {
 func (r *Reports) Read(id string) ([]byte, error) {
 	b, err := os.ReadFile(r.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no report of %q; there is one for each of the last %d sandboxes that failed, in %s; `fastiov report` lists them", id, r.Keep, r.Dir)
+		return nil, fmt.Errorf(
+			"no report of %q; there is one for each of the last %d sandboxes that failed, in %s; `fastiov report` lists them",
+			id, r.Keep, r.Dir)
 	}
 	return b, err
 }
@@ -172,7 +177,8 @@ type bundle struct {
 }
 
 func (b *bundle) add(name string, data []byte) {
-	b.files = append(b.files, tar.Header{Name: name, Mode: 0o600, Size: int64(len(data)), ModTime: b.now})
+	b.files = append(b.files, tar.Header{Name: name, Mode: 0o600, Size: int64(len(data)),
+		ModTime: b.now})
 	b.data = append(b.data, data)
 }
 
@@ -195,7 +201,8 @@ func stageTable(spans []timeline.Span) []byte {
 	fmt.Fprintln(w, "stage\tbegin ms\tlength ms\tclock error ms\t")
 	for _, s := range spans {
 		ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.1f\t\n", s.Stage, ms(s.Begin.Sub(spans[0].Begin)), ms(s.End.Sub(s.Begin)), ms(s.Error))
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.1f\t\n", s.Stage, ms(s.Begin.Sub(spans[0].Begin)),
+			ms(s.End.Sub(s.Begin)), ms(s.Error))
 	}
 	w.Flush()
 	return out.Bytes()

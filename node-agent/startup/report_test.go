@@ -12,7 +12,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// A bundle has what the driver left beside its logs, and the list says why each sandbox failed.
+// A bundle has the files that the driver left beside its logs, and the list says why each sandbox
+// failed.
 func TestReportsAreListed(t *testing.T) {
 	r := &Reports{Dir: t.TempDir(), Keep: 3}
 	if list := r.List(); len(list) != 0 {
@@ -44,7 +45,8 @@ func TestReportsAreListed(t *testing.T) {
 	}
 }
 
-// A report is whole from the moment it has its name, and what a crash left of one is none.
+// A report is whole from the moment it has its name. What a crash left of one does not count as a
+// report.
 func TestAReportIsWholeOrNone(t *testing.T) {
 	dir := t.TempDir()
 	former := &Reports{Dir: dir, Keep: 3}
@@ -67,7 +69,8 @@ func TestAReportIsWholeOrNone(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.path("kept")+unfinished, "x"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.Write(sandbox.Spec{ID: "kept"}, nil, errors.New("it failed again")) // where none can be written
+	// Here none can be written.
+	r.Write(sandbox.Spec{ID: "kept"}, nil, errors.New("it failed again"))
 	if after, err := r.Read("kept"); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("what was there is harmed: %v", err)
 	}

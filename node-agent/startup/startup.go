@@ -19,7 +19,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// A Request is what a caller wants started.
+// A Request describes the sandbox that a caller wants started.
 type Request struct {
 	ID        string
 	Image     string
@@ -28,13 +28,13 @@ type Request struct {
 	MemoryMiB int
 	Wait      time.Duration // how long it may queue for memory and a NIC
 	Env       map[string]string
-	Protocol  string             // what the runtime speaks; empty: what its image says
-	Port      uint16             // on which it listens; 0: what its image says
+	Protocol  string             // the runtime's protocol; empty: its image's
+	Port      uint16             // the runtime's port; 0: its image's
 	Probe     string             // see wire.Program
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
 
-// Root is a runtime's root image and what to start in it. It stays until it is released.
+// Root is a runtime's root image and the program to start in it. It stays until it is released.
 type Root struct {
 	Path    string
 	Program wire.Program
@@ -86,11 +86,12 @@ type Started struct {
 func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	var (
 		tl = cmp.Or(req.Timeline, &timeline.Timeline{})
-		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB}, InitStatus: http.StatusOK}
+		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB},
+			InitStatus: http.StatusOK}
 	)
 	memory := req.MemoryMiB + s.OverheadMiB
 	phases := []phase{{
-		name: "reserve", // what can never be is not worth an image
+		name: "reserve", // a start that can never have room needs no image
 		do:   func(context.Context) error { return s.Admission.Fits(memory) },
 	}, {
 		name: "image", stage: timeline.Image, deadline: s.Deadlines.Image,
@@ -126,7 +127,9 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	}, {
 		name: "boot", deadline: s.Deadlines.Boot,
 		do: func(ctx context.Context) (err error) {
-			st.Sandbox, err = s.Driver.Start(ctx, st.Spec, tl, func(rec sandbox.Record) error { return s.own(st, rec) })
+			st.Sandbox, err = s.Driver.Start(ctx, st.Spec, tl, func(rec sandbox.Record) error {
+				return s.own(st, rec)
+			})
 			if err == nil {
 				st.Runtime, err = runtime.In(st.Sandbox, st.Spec.Program)
 			}
@@ -170,26 +173,29 @@ func (r *Request) program(image wire.Program, p *wire.Program) error {
 	return runtime.Prepare(p)
 }
 
-// Initialised is what came of handing a function to its runtime.
+// Initialised holds the runtime's answer to its function.
 type Initialised struct {
 	Status int
 	Reply  []byte
 	Spans  []timeline.Span
 }
 
-// Init hands a function to a sandbox that was started without one. The caller ends the sandbox where that fails.
-func (s *Starter) Init(ctx context.Context, st *Started, body []byte, tl *timeline.Timeline) (done Initialised, err error) {
-	p := phase{name: "init", stage: timeline.AppInit, deadline: s.Deadlines.Init, do: func(ctx context.Context) error {
-		done.Status, done.Reply, err = st.Runtime.Init(ctx, body)
-		return err
-	}}
+// Init hands a function to a sandbox that was started without one. If that fails, the caller ends
+// the sandbox.
+func (s *Starter) Init(ctx context.Context, st *Started, body []byte,
+	tl *timeline.Timeline) (done Initialised, err error) {
+	p := phase{name: "init", stage: timeline.AppInit, deadline: s.Deadlines.Init,
+		do: func(ctx context.Context) error {
+			done.Status, done.Reply, err = st.Runtime.Init(ctx, body)
+			return err
+		}}
 	err = p.run(ctx, tl)
 	done.Spans = tl.Spans()
 	return done, err
 }
 
-// wire makes the sandbox's run directory, gives its NIC an address, and writes down what is about
-// to be handed to the sandbox.
+// wire makes the sandbox's run directory, gives its NIC an address, and writes down which NIC is
+// about to be handed to the sandbox.
 func (s *Starter) wire(st *Started) error {
 	if err := os.MkdirAll(filepath.Dir(st.Spec.Dir), 0o755); err != nil {
 		return err
@@ -210,7 +216,8 @@ func (s *Starter) wire(st *Started) error {
 	return WriteRecord(sandbox.Record{Spec: st.Spec})
 }
 
-// own writes down by what a restarted agent can adopt the sandbox: its record, and the owner of its lease.
+// own writes the record by which a restarted agent can adopt the sandbox, and enters the sandbox as
+// owner of its lease.
 func (s *Starter) own(st *Started, rec sandbox.Record) error {
 	if err := WriteRecord(rec); err != nil {
 		return err
@@ -230,7 +237,8 @@ func (s *Starter) Blame(st *Started, err error) {
 	}
 }
 
-// Release ends a started sandbox and gives back what it held. It may be called twice, at once: the second call waits for the first.
+// Release ends a started sandbox and gives back what it held. It may be called twice, even at once:
+// the second call waits for the first.
 func (s *Starter) Release(st *Started) {
 	st.release.Do(func() {
 		st.Close()

@@ -19,7 +19,8 @@ import (
 )
 
 func request(id string) Request {
-	return Request{ID: id, Image: "python:3", Init: []byte(`{}`), MemoryMiB: 128, Env: map[string]string{"B": "caller"}}
+	return Request{ID: id, Image: "python:3", Init: []byte(`{}`), MemoryMiB: 128,
+		Env: map[string]string{"B": "caller"}}
 }
 
 func TestStart(t *testing.T) {
@@ -57,7 +58,8 @@ func nothingLeft(t *testing.T, s *Starter, p *pool, d *driver) {
 	t.Helper()
 	used, _, waiting := s.Admission.Usage()
 	if used != 0 || waiting != 0 || p.held() != 0 || d.running != 0 {
-		t.Errorf("left over: %d MiB, %d waiting, %d VFs, %d sandboxes", used, waiting, p.held(), d.running)
+		t.Errorf("left over: %d MiB, %d waiting, %d VFs, %d sandboxes", used,
+			waiting, p.held(), d.running)
 	}
 	if left := s.Leftovers(nil); len(left) != 0 {
 		t.Errorf("left over: %v", left)
@@ -81,7 +83,8 @@ func TestAFailedStartLeavesItsReportAndNothingElse(t *testing.T) {
 			}
 			nothingLeft(t, s, p, d)
 			files := readReport(t, s.Reports, "a")
-			if !strings.Contains(files["cause.txt"], err.Error()) || !strings.Contains(files["stages.txt"], "image") {
+			if !strings.Contains(files["cause.txt"], err.Error()) ||
+				!strings.Contains(files["stages.txt"], "image") {
 				t.Errorf("report: %q", files)
 			}
 		})
@@ -220,14 +223,15 @@ func TestASlowRegistryHoldsNoVF(t *testing.T) {
 		synctest.Wait() // all of them are held up by the registry
 		used, _, waiting := slow.Admission.Usage()
 		if p.held() != 0 || used != 0 || waiting != 0 {
-			t.Errorf("%d VFs leased, %d MiB reserved, %d waiting; want none", p.held(), used, waiting)
+			t.Errorf("%d VFs leased, %d MiB reserved, %d waiting; want none",
+				p.held(), used, waiting)
 		}
 		st, err := quick.Start(t.Context(), request("other"))
 		if err != nil {
 			t.Fatalf("another tenant's start meanwhile: %v", err)
 		}
 		quick.Release(st)
-		cancel(&Refused{"the test ends"}) // of which no report is written
+		cancel(&Refused{"the test ends"}) // No report is written of a refusal.
 		calls.Wait()
 		nothingLeft(t, quick, p, d)
 	})
