@@ -16,22 +16,22 @@ import (
 // adoptWithin bounds how long a sandbox may take to answer a new agent.
 const adoptWithin = 15 * time.Second
 
-// headStart is what a sandbox has of the processors before the next one is asked: hundreds at once
-// would keep the API from answering.
+// headStart is the time for which a sandbox has the processors before the next one is asked: if
+// hundreds were asked at once, the API could not answer.
 const headStart = 5 * time.Millisecond
 
-// A former sandbox is one that a former agent left. Its grant is what it holds, adopted or not,
-// until it has ended.
+// A former sandbox is one that a former agent left. Its grant holds its memory and NIC, adopted or
+// not, until it has ended.
 type former struct {
 	startup.Found
 	grant *startup.Grant
 	entry *entry
 }
 
-// Adopt enters what a former agent left, with what it holds, so the API can be served. settle,
-// which is called then, asks the sandboxes and returns when the last of them is settled: every one
-// whose record, lease of a NIC and own answer agree is taken over, every other one is ended by its
-// cgroup, and only then is its NIC returned. A silent one delays no other by more than headStart.
+// Adopt enters what a former agent left, with what it holds, so that the API can be served. settle,
+// which is called then, asks the sandboxes and returns when the last of them is settled. It takes
+// over every sandbox whose record, lease of a NIC and own answer agree. It ends every other one by
+// its cgroup, and only then returns its NIC. A silent one delays no other by more than headStart.
 // If ctx ends, with the cause sandbox.ErrLetGo, those that are still being adopted are left to a
 // later agent.
 func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) {
@@ -71,8 +71,8 @@ func (a *Agent) Adopt(ctx context.Context) (settle func() (adopted, ended int)) 
 	}
 }
 
-// found returns what a former agent left: its sandboxes, and the leases of NICs of which nobody can
-// say whose they are.
+// found returns what a former agent left: its sandboxes, and the leases of NICs whose holder is
+// unknown.
 func (a *Agent) found() (found []*former, unknown []startup.Lease) {
 	leases := map[string]*startup.Lease{}
 	for _, lease := range a.Starter.Admission.Left() {
@@ -141,7 +141,7 @@ func (a *Agent) takeOver(ctx context.Context, f *former) (*startup.Started, erro
 
 var errEndedFirst = errors.New("somebody wanted its end before it was adopted")
 
-// mayEnd gives whoever wants a sandbox to end the means; false: somebody does already.
+// mayEnd sets the func by which a caller can end a sandbox; false: a caller has ended it already.
 func (a *Agent) mayEnd(e *entry, cancel context.CancelFunc) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -77,7 +77,7 @@ func TestWhatTheVersionBeforeLeftIsAdopted(t *testing.T) {
 	_, _ = a.Stop(t.Context(), &api.StopRequest{Id: "x"})
 }
 
-// statusOf is what Status says of a sandbox; nil: it knows of none.
+// statusOf returns the sandbox from Status, or nil if it is not there.
 func statusOf(t *testing.T, a *Agent, id string) *api.Sandbox {
 	t.Helper()
 	st, err := a.Status(t.Context(), &api.StatusRequest{})
@@ -148,7 +148,8 @@ func TestTheAPIServesWhileSandboxesAreAdopted(t *testing.T) {
 			t.Errorf("the run waits for the adoption: %v", errs["well"])
 		}
 		err = errs["mute"]
-		if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "has not answered") {
+		if status.Code(err) != codes.NotFound ||
+			!strings.Contains(err.Error(), "has not answered") {
 			t.Errorf("a run in one that is not adopted: %v", err)
 		}
 		if adopted, ended := settled(); adopted != 1 || ended != 1 {
@@ -187,7 +188,8 @@ func TestOneThatDiesSlowlyIsEndingMeanwhile(t *testing.T) {
 		settled := inBackground(a.Adopt(t.Context()))
 		time.Sleep(2 * headStart)
 		synctest.Wait()
-		if s := statusOf(t, a, "undead"); s.GetState() != "ending" || s.Reason != "it does not answer" {
+		if s := statusOf(t, a, "undead"); s.GetState() != "ending" ||
+			s.Reason != "it does not answer" {
 			t.Errorf("one that cannot be adopted: %v", s)
 		}
 		if s := statusOf(t, a, "slow"); s.GetState() != "adopting" {
@@ -297,7 +299,8 @@ func TestRacesOfAdoption(t *testing.T) {
 func raceOfAdoption(t *testing.T, random *rand.Rand) {
 	const n = 6
 	a, d, _ := newAgent(t)
-	pool := &manyVFs{t: t, held: map[string]string{}, free: []string{"0000:01:10.6", "0000:01:10.7"}}
+	pool := &manyVFs{t: t, held: map[string]string{},
+		free: []string{"0000:01:10.6", "0000:01:10.7"}}
 	a.VFs, a.Starter.Admission = pool, startup.NewAdmission(10_000, netvf.Path{Pool: pool})
 	took, slow := map[string]time.Duration{}, map[string]time.Duration{}
 	wait := func() time.Duration { // never just as long as an adoption may take
@@ -372,7 +375,8 @@ func raceOfAdoption(t *testing.T, random *rand.Rand) {
 		s := statusOf(t, a, id)
 		may := d.adopts[id] && took[id] < adoptWithin && !unwanted[id]
 		if (s.GetState() == "ready") != may || !may && s != nil {
-			t.Errorf("%s answers after %v, is unwanted: %t, and is now %v", id, took[id], unwanted[id], s)
+			t.Errorf("%s answers after %v, is unwanted: %t, and is now %v", id, took[id],
+				unwanted[id], s)
 		}
 	}
 	if _, err := a.Drain(t.Context(), &api.DrainRequest{Cancel: true}); err != nil {

@@ -30,7 +30,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// VFs is what the agent needs of the VF pool beside what sandboxes are given by startup.NetPath.
+// VFs holds the calls of the VF pool that the agent needs beside startup.NetPath.
 type VFs interface {
 	Lease(vf.Owner, vf.Want) (vf.Lease, error)
 	Return(vf.Lease)
@@ -39,20 +39,23 @@ type VFs interface {
 	Watch(context.Context) iter.Seq[[]vf.News]
 }
 
-// Config is what an Agent is made of.
+// Config holds the parts that an Agent is made of.
 type Config struct {
 	Version string
 	Driver  string // its name, as reported
-	FastIOV string // the set of FastIOV's ways to start a VM that is switched on, as reported; "none" if empty
+	// FastIOV names the set of FastIOV's ways to start a VM that is switched on, as reported;
+	// "none" if empty.
+	FastIOV string
 	Starter *startup.Starter
-	VFs     VFs                         // nil on a node without VFs
-	Images  func() []string             // the runtime images that are here; nil where none is needed
+	VFs     VFs // nil on a node without VFs
+	// Images returns the runtime images that are here; nil if no image is needed.
+	Images  func() []string
 	Cache   func() (holds, limit int64) // bytes of images; nil where there is no cache
 	Metrics *Metrics
 	Log     *slog.Logger
 
-	// Building says what is being done to make an image that starts wait for. It is empty where
-	// nothing is; nil where no image is needed.
+	// Building says what is being done to make an image that starts wait for, or "" if nothing is.
+	// It is nil if no image is needed.
 	Building func(image string) string
 }
 
@@ -95,10 +98,12 @@ const (
 	ending   = "ending"
 )
 
-// States are all of them.
+// States lists all of them.
 var States = []string{starting, adopting, ready, paused, ending}
 
-func (e *entry) become(state, reason string) { e.state, e.since, e.reason = state, time.Now(), reason }
+func (e *entry) become(state, reason string) {
+	e.state, e.since, e.reason = state, time.Now(), reason
+}
 
 // New returns an agent that knows of no sandboxes; call Adopt before serving it.
 func New(cfg Config) *Agent {
@@ -115,10 +120,12 @@ var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,39}$`)
 // Start implements api.NodeServer.
 func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartReply, error) {
 	if !validID.MatchString(req.Id) {
-		return nil, status.Errorf(codes.InvalidArgument, "sandbox id %q: want 1 to 40 of a-z, 0-9 and -, not beginning with -", req.Id)
+		return nil, status.Errorf(codes.InvalidArgument,
+			"sandbox id %q: want 1 to 40 of a-z, 0-9 and -, not beginning with -", req.Id)
 	}
 	if req.MemoryMib < 64 {
-		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: memory of %d MiB; a microVM needs at least 64", req.Id, req.MemoryMib)
+		return nil, status.Errorf(codes.InvalidArgument,
+			"sandbox %s: memory of %d MiB; a microVM needs at least 64", req.Id, req.MemoryMib)
 	}
 	err := runtime.Prepare(&wire.Program{Protocol: req.Protocol})
 	if err == nil && req.Port > 65535 {
@@ -136,8 +143,10 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	}
 	cold := a.starts.begin(req.Id, req.Call)
 	st, err := a.Starter.Start(ctx, startup.Request{
-		ID: req.Id, Image: req.Image, Namespace: req.Namespace, Init: req.Init, MemoryMiB: int(req.MemoryMib),
-		Wait: time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env, Timeline: &cold.Timeline,
+		ID: req.Id, Image: req.Image, Namespace: req.Namespace, Init: req.Init,
+		MemoryMiB: int(req.MemoryMib),
+		Wait:      time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env,
+		Timeline: &cold.Timeline,
 		Protocol: req.Protocol, Port: uint16(req.Port), Probe: req.Probe,
 	})
 	if err != nil {
@@ -164,8 +173,9 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	return reply, nil
 }
 
-// refusalLogs are what a runtime wrote that refused its function. Not every one ends them with
-// sentinels: who waited for those would keep the VF, and the answer, until the caller's patience ends.
+// refusalLogs returns what a runtime wrote that refused its function. Not every runtime ends its
+// logs with sentinels. Waiting for those would keep the VF, and the answer, until the caller's
+// patience ends.
 func refusalLogs(ctx context.Context, st *startup.Started) []*api.LogLine {
 	return logLines(st.Runtime.Logs(ctx, time.Now().Add(time.Second)))
 }
@@ -177,14 +187,15 @@ func (a *Agent) enter(id string, e *entry) error {
 		return status.Error(codes.Unavailable, errDrains.Error())
 	}
 	if _, known := a.sandboxes[id]; known {
-		return status.Errorf(codes.AlreadyExists, "a sandbox %s exists already; choose another id", id)
+		return status.Errorf(codes.AlreadyExists, "a sandbox %s exists already; choose another id",
+			id)
 	}
 	a.sandboxes[id] = e
 	return nil
 }
 
-// ready publishes a started sandbox and watches for its end. It returns false, and ends the sandbox,
-// where somebody has wanted its end meanwhile.
+// ready publishes a started sandbox and watches for its end. If its end was asked for meanwhile, it
+// ends the sandbox and returns false.
 func (a *Agent) ready(id string, e *entry, st *startup.Started) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -216,8 +227,8 @@ func (a *Agent) watch(id string, st *startup.Started) {
 	a.leave(id, err)
 }
 
-// leave forgets a sandbox that is gone, and tells whoever waits for its end: why that was brought
-// about or, where nobody has done that, failed.
+// leave forgets a sandbox that is gone, and tells the callers that wait for its end why it ended:
+// the reason that a caller gave or, without one, failed.
 func (a *Agent) leave(id string, failed error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -308,9 +319,9 @@ func (a *Agent) claim(ctx context.Context, id string) (*startup.Started, *coldSt
 	return e.st, cold, nil
 }
 
-// started finds a sandbox that has been started, and waits for one that is being adopted, which is
-// bounded. One that is ending is none: a call there would be cut off, elsewhere it is not. The caller
-// holds mu.
+// started returns a sandbox that has been started. It waits for one that is being adopted, which
+// takes a bounded time. It refuses one that is ending: a call there would be cut off, and elsewhere
+// it is not. The caller holds mu.
 func (a *Agent) started(ctx context.Context, id string) (*entry, error) {
 	e := a.sandboxes[id]
 	if e != nil && e.state == adopting {
@@ -323,7 +334,8 @@ func (a *Agent) started(ctx context.Context, id string) (*entry, error) {
 	case e == nil || e.st == nil && e.reason == "":
 		return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node", id)
 	case e.st == nil || e.state == ending:
-		return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node: %s", id, e.reason)
+		return nil, status.Errorf(codes.NotFound, "no started sandbox %q on this node: %s", id,
+			e.reason)
 	}
 	return e, nil
 }
@@ -334,7 +346,9 @@ func (a *Agent) Stop(ctx context.Context, req *api.StopRequest) (*api.StopReply,
 	defer a.mu.Unlock()
 	e := a.sandboxes[req.Id]
 	a.end(req.Id, "it was stopped")
-	if err := a.await(ctx, func() bool { return e == nil || a.sandboxes[req.Id] != e }); err != nil {
+	if err := a.await(ctx, func() bool {
+		return e == nil || a.sandboxes[req.Id] != e
+	}); err != nil {
 		return nil, status.Errorf(status.FromContextError(err).Code(),
 			"sandbox %s has not ended yet; `fastiov status` shows when it has", req.Id)
 	}
@@ -358,8 +372,8 @@ func (a *Agent) await(ctx context.Context, enough func() bool) error {
 	return nil
 }
 
-// end makes a sandbox end, once; the caller holds mu. A sandbox that starts or is being adopted ends
-// when that sees its context, or has come to its end.
+// end makes a sandbox end, once; the caller holds mu. A sandbox that starts or is being adopted
+// ends when its goroutine sees that its context has ended, or is done.
 func (a *Agent) end(id, why string) {
 	e := a.sandboxes[id]
 	if e == nil || e.state == ending {
@@ -390,7 +404,8 @@ func (a *Agent) noteDrain(req *api.DrainRequest) error {
 	if err == nil || errors.Is(err, fs.ErrNotExist) && req.Undo {
 		return nil
 	}
-	return status.Errorf(codes.Internal, "whether the node drains cannot be noted: %v; make that possible", err)
+	return status.Errorf(codes.Internal,
+		"whether the node drains cannot be noted: %v; make that possible", err)
 }
 
 // drain makes the node drain, or not any more. The caller holds mu, or is New.
@@ -403,7 +418,7 @@ func (a *Agent) drain(draining bool) {
 	a.health.SetServingStatus("", says)
 }
 
-// Health is what gRPC's health checks are answered with: a node that drains does not serve.
+// Health returns the server that answers gRPC's health checks. A node that drains does not serve.
 func (a *Agent) Health() *health.Server { return a.health }
 
 // Ready tells why nothing should be sent here now.
@@ -416,7 +431,8 @@ func (a *Agent) Ready() error {
 	return nil
 }
 
-var errDrains = errors.New("the node drains and takes no new sandboxes; `fastiov drain --undo` lets it")
+var errDrains = errors.New(
+	"the node drains and takes no new sandboxes; `fastiov drain --undo` lets it")
 
 // Drain implements api.NodeServer.
 func (a *Agent) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainReply, error) {
@@ -450,12 +466,14 @@ func (a *Agent) Report(_ context.Context, req *api.ReportRequest) (*api.ReportRe
 	if req.Id == "" {
 		reply := &api.ReportReply{}
 		for _, k := range a.Starter.Reports.List() {
-			reply.Kept = append(reply.Kept, &api.KeptReport{Id: k.ID, TimeNs: k.Time.UnixNano(), Why: k.Why})
+			reply.Kept = append(reply.Kept, &api.KeptReport{Id: k.ID, TimeNs: k.Time.UnixNano(),
+				Why: k.Why})
 		}
 		return reply, nil
 	}
 	if !validID.MatchString(req.Id) {
-		return nil, status.Errorf(codes.InvalidArgument, "sandbox id %q: want 1 to 40 of a-z, 0-9 and -", req.Id)
+		return nil, status.Errorf(codes.InvalidArgument,
+			"sandbox id %q: want 1 to 40 of a-z, 0-9 and -", req.Id)
 	}
 	b, err := a.Starter.Reports.Read(req.Id)
 	if err != nil {
@@ -482,6 +500,7 @@ func grpcError(id string, err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return status.Errorf(codes.DeadlineExceeded, "sandbox %s: %v", id, err)
 	default:
-		return status.Errorf(codes.Internal, "sandbox %s: %v; `fastiov report %s` has its console and kernel log", id, err, id)
+		return status.Errorf(codes.Internal,
+			"sandbox %s: %v; `fastiov report %s` has its console and kernel log", id, err, id)
 	}
 }

@@ -74,7 +74,7 @@ func (v *vfs) Leases() []vf.Lease {
 	return v.found
 }
 
-// Watch yields what is sent to news.
+// Watch yields the news sent to v.
 func (v *vfs) Watch(ctx context.Context) iter.Seq[[]vf.News] {
 	return func(yield func([]vf.News) bool) {
 		for {
@@ -116,7 +116,8 @@ type driver struct {
 	ending       func(id string)                      // during End
 }
 
-func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+func (d *driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
 	if err := owned(sandbox.Record{Spec: spec, PID: 1}); err != nil {
 		return nil, err
 	}
@@ -264,11 +265,13 @@ func start(t *testing.T, a *Agent, id string) (*api.StartReply, error) {
 func TestALife(t *testing.T) {
 	a, _, v := newAgent(t)
 	reply, err := start(t, a, "x")
-	if err != nil || reply.InitStatus != 200 || reply.Address != "10.0.2.100" || reply.Driver != "fake" {
+	if err != nil || reply.InitStatus != 200 || reply.Address != "10.0.2.100" ||
+		reply.Driver != "fake" {
 		t.Fatalf("%+v, %v", reply, err)
 	}
 	run, err := a.Run(t.Context(), &api.RunRequest{Id: "x", Body: []byte("{}"), TimeoutMs: 1000})
-	if err != nil || string(run.Body) != `{"path":"/run"}` || len(run.Logs) != 1 || run.EndNs < run.BeginNs {
+	if err != nil || string(run.Body) != `{"path":"/run"}` || len(run.Logs) != 1 ||
+		run.EndNs < run.BeginNs {
 		t.Errorf("%+v, %v", run, err)
 	}
 	a.Cache = func() (int64, int64) { return 3 << 20, 8 << 30 }
@@ -276,7 +279,8 @@ func TestALife(t *testing.T) {
 	if st.CacheMib != 3 || st.CacheLimitMib != 8192 {
 		t.Errorf("its cache holds %d of %d MiB", st.CacheMib, st.CacheLimitMib)
 	}
-	if len(st.Sandboxes) != 1 || st.Sandboxes[0].Vf != "0000:01:10.0" || st.MemoryReservedMib != 128 {
+	if len(st.Sandboxes) != 1 || st.Sandboxes[0].Vf != "0000:01:10.0" ||
+		st.MemoryReservedMib != 128 {
 		t.Errorf("%+v", st)
 	}
 	for range 2 { // stopping is done when it returns, and may be done twice
@@ -285,7 +289,8 @@ func TestALife(t *testing.T) {
 		}
 	}
 	st, _ = a.Status(t.Context(), &api.StatusRequest{})
-	if len(st.Sandboxes) != 0 || st.MemoryReservedMib != 0 || len(v.returned) != 1 || len(st.Leftovers) != 0 {
+	if len(st.Sandboxes) != 0 || st.MemoryReservedMib != 0 || len(v.returned) != 1 ||
+		len(st.Leftovers) != 0 {
 		t.Errorf("%+v, returned %v", st, v.returned)
 	}
 	if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); status.Code(err) != codes.NotFound {
@@ -310,7 +315,8 @@ func TestRefusals(t *testing.T) {
 		{"y", 1, codes.InvalidArgument},
 		{"y", 100_000, codes.ResourceExhausted},
 	} {
-		if _, err := a.Start(t.Context(), &api.StartRequest{Id: c.id, MemoryMib: c.memory}); status.Code(err) != c.want {
+		if _, err := a.Start(t.Context(), &api.StartRequest{Id: c.id,
+			MemoryMib: c.memory}); status.Code(err) != c.want {
 			t.Errorf("start %q with %d MiB: %v, want %v", c.id, c.memory, err, c.want)
 		}
 	}
@@ -341,10 +347,12 @@ func TestASandboxThatDiesGivesBackItsVF(t *testing.T) {
 			t.Errorf("%v: returned %v", cause, v.returned)
 		}
 		list, err := a.Report(t.Context(), &api.ReportRequest{})
-		if err != nil || len(list.Kept) != 1 || list.Kept[0].Id != "x" || list.Kept[0].Why != cause.Error() {
+		if err != nil || len(list.Kept) != 1 || list.Kept[0].Id != "x" ||
+			list.Kept[0].Why != cause.Error() {
 			t.Errorf("%v: its reports are %v, %v", cause, list, err)
 		}
-		if report, err := a.Report(t.Context(), &api.ReportRequest{Id: "x"}); err != nil || len(report.TarGz) == 0 {
+		if report, err := a.Report(t.Context(), &api.ReportRequest{Id: "x"}); err != nil ||
+			len(report.TarGz) == 0 {
 			t.Errorf("%v: its report: %v", cause, err)
 		}
 		if fault := errors.As(cause, new(*sandbox.NICFault)); fault != (len(v.faults) == 1) {
@@ -353,7 +361,8 @@ func TestASandboxThatDiesGivesBackItsVF(t *testing.T) {
 	}
 }
 
-// When the agent closes, its driver lets sandboxes go that live on: record and lease are for the agent that comes after.
+// When the agent closes, its driver lets go of sandboxes that live on. Their records and leases are
+// for the next agent.
 func TestASandboxThatIsLetGoKeepsItsVF(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, d, v := newAgent(t)
@@ -376,7 +385,8 @@ func waitGone(a *Agent) {
 	}
 }
 
-// A sandbox takes a while to end. What is sent to it meanwhile has not run, and can run elsewhere.
+// A sandbox takes a while to end. A call that is sent to it meanwhile has not run, and can run
+// elsewhere.
 func TestASandboxThatEndsTakesNoCalls(t *testing.T) {
 	a, _, _ := newAgent(t)
 	if _, err := start(t, a, "x"); err != nil {
@@ -456,7 +466,8 @@ func TestDrain(t *testing.T) {
 	_, _ = a.Stop(t.Context(), &api.StopRequest{Id: "y"})
 }
 
-// TestAdopt goes through what a crash can leave: each sandbox is taken over or ended, each lease kept or returned.
+// TestAdopt goes through what a crash can leave: each sandbox is taken over or ended, each lease
+// kept or returned.
 func TestAdopt(t *testing.T) {
 	const bdf = "0000:01:10.0"
 	early := vf.Lease{BDF: bdf, Owner: vf.Owner{Kind: vf.Sandbox, Name: "x"}}
@@ -521,7 +532,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// unpulled are images that a registry refuses.
+// unpulled lists images that a registry refuses.
 type unpulled struct {
 	images
 	reason oci.Reason
@@ -529,7 +540,8 @@ type unpulled struct {
 
 func (u unpulled) Root(context.Context, string, string) (startup.Root, error) {
 	return startup.Root{}, &oci.Refusal{
-		Image: "x/y:1", Reason: u.reason, Err: errors.New("GET https://10.0.0.1/v2/ of the operator"),
+		Image: "x/y:1", Reason: u.reason, Err: errors.New(
+			"GET https://10.0.0.1/v2/ of the operator"),
 	}
 }
 

@@ -9,21 +9,32 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// What Prometheus finds when it asks. The metrics of VFs have series only on a node that has VFs.
+// The metrics that are made when Prometheus asks. Those of VFs have series only on a node that has
+// VFs.
 var (
-	descSandboxes = prometheus.NewDesc("fastiov_node_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
-	descMemory    = prometheus.NewDesc("fastiov_node_memory_bytes", "Memory that sandboxes may have: reserved, or free.", []string{"state"}, nil)
-	descWaiting   = prometheus.NewDesc("fastiov_node_waiting_starts", "Starts that wait in the node, by what the first of them waits for.", []string{"reason"}, nil)
-	descRooms     = prometheus.NewDesc("fastiov_node_rooms_made_late_total", "Rooms for VMMs that a start had to make, as none was ready.", nil, nil)
-	descVFs       = prometheus.NewDesc("fastiov_node_vfs", "Virtual functions by state.", []string{"state"}, nil)
-	descFailures  = prometheus.NewDesc("fastiov_node_vf_reset_failures_total", "Preparations and resets that failed, by VF.", []string{"vf"}, nil)
-	descFaults    = prometheus.NewDesc("fastiov_node_vf_faults_total", "Errors that the users of a VF reported, by VF.", []string{"vf"}, nil)
-	descLease     = prometheus.NewDesc("fastiov_node_vf_lease_age_seconds", "How long ago a VF was leased, by VF; only of those that are.", []string{"vf"}, nil)
+	descSandboxes = prometheus.NewDesc("fastiov_node_sandboxes", "Sandboxes by state.",
+		[]string{"state"}, nil)
+	descMemory = prometheus.NewDesc("fastiov_node_memory_bytes",
+		"Memory that sandboxes may have: reserved, or free.", []string{"state"}, nil)
+	descWaiting = prometheus.NewDesc("fastiov_node_waiting_starts",
+		"Starts that wait in the node, by what the first of them waits for.",
+		[]string{"reason"}, nil)
+	descRooms = prometheus.NewDesc("fastiov_node_rooms_made_late_total",
+		"Rooms for VMMs that a start had to make, as none was ready.", nil, nil)
+	descVFs = prometheus.NewDesc("fastiov_node_vfs", "Virtual functions by state.",
+		[]string{"state"}, nil)
+	descFailures = prometheus.NewDesc("fastiov_node_vf_reset_failures_total",
+		"Preparations and resets that failed, by VF.", []string{"vf"}, nil)
+	descFaults = prometheus.NewDesc("fastiov_node_vf_faults_total",
+		"Errors that the users of a VF reported, by VF.", []string{"vf"}, nil)
+	descLease = prometheus.NewDesc("fastiov_node_vf_lease_age_seconds",
+		"How long ago a VF was leased, by VF; only of those that are.", []string{"vf"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descSandboxes, descMemory, descWaiting, descRooms, descVFs, descFailures, descFaults, descLease} {
+	for _, d := range []*prometheus.Desc{descSandboxes, descMemory, descWaiting, descRooms, descVFs,
+		descFailures, descFaults, descLease} {
 		ch <- d
 	}
 }
@@ -54,7 +65,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(descWaiting, float64(n), string(lack))
 	}
-	late := int64(0) // where sandboxes are no processes they need no rooms
+	late := int64(0) // 0: where a sandbox is not a process, it needs no room
 	if c, ok := a.Starter.Driver.(confiner); ok {
 		late = c.MadeOnPath()
 	}
@@ -64,12 +75,15 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func collectVFs(ch chan<- prometheus.Metric, gauge func(*prometheus.Desc, float64, string), vfs []vf.Status, now time.Time) {
+func collectVFs(ch chan<- prometheus.Metric, gauge func(*prometheus.Desc, float64, string),
+	vfs []vf.Status, now time.Time) {
 	count := map[vf.State]int{}
 	for _, v := range vfs {
 		count[v.State]++
-		ch <- prometheus.MustNewConstMetric(descFailures, prometheus.CounterValue, float64(v.ResetFailures), v.BDF)
-		ch <- prometheus.MustNewConstMetric(descFaults, prometheus.CounterValue, float64(v.Faults), v.BDF)
+		ch <- prometheus.MustNewConstMetric(descFailures, prometheus.CounterValue,
+			float64(v.ResetFailures), v.BDF)
+		ch <- prometheus.MustNewConstMetric(descFaults, prometheus.CounterValue,
+			float64(v.Faults), v.BDF)
 		if v.State == vf.Leased {
 			gauge(descLease, now.Sub(v.Since).Seconds(), v.BDF)
 		}

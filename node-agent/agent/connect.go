@@ -16,7 +16,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
-// mostStreams is how many connections and readers of logs a node has at once: each holds a
+// mostStreams bounds the connections and readers of logs that a node has at once: each holds a
 // descriptor or some memory.
 const mostStreams = 1024
 

@@ -160,7 +160,8 @@ func echoServer(t *testing.T, d *driver) {
 func TestConnectClosesOneWay(t *testing.T) {
 	eachWay(t, func(t *testing.T, a *Agent, d *driver, node api.NodeClient) {
 		echoServer(t, d)
-		if _, err := node.Start(t.Context(), &api.StartRequest{Id: "x", MemoryMib: 128}); err != nil {
+		if _, err := node.Start(t.Context(),
+			&api.StartRequest{Id: "x", MemoryMib: 128}); err != nil {
 			t.Fatal(err)
 		}
 		defer stop(t, a)
@@ -184,7 +185,7 @@ func TestConnectClosesOneWay(t *testing.T) {
 	})
 }
 
-// Who does not read is not sent to without end.
+// A client that does not read is not sent to without end.
 func TestConnectHoldsBack(t *testing.T) {
 	a, d, _ := newAgent(t)
 	wrote := make(chan int)
@@ -235,7 +236,8 @@ func TestConnectRefusals(t *testing.T) {
 			{"x", 1 << 17, codes.InvalidArgument},
 			{"y", 9000, codes.NotFound},
 		} {
-			if conn, err := api.Connect(t.Context(), node, c.id, c.port); status.Code(err) != c.want {
+			if conn, err := api.Connect(t.Context(),
+				node, c.id, c.port); status.Code(err) != c.want {
 				t.Errorf("%s, port %d: %v, %v, want %s", c.id, c.port, conn, err, c.want)
 			}
 		}
@@ -252,7 +254,8 @@ func TestConnectRefusals(t *testing.T) {
 		"another protocol": {Id: "x", MemoryMib: 128, Protocol: "gopher"},
 		"another port":     {Id: "x", MemoryMib: 128, Port: 1 << 16},
 		"a function": {
-			Id: "x", MemoryMib: 128, Protocol: "http", Port: 9000, Probe: "/ready", Init: []byte("{}"),
+			Id: "x", MemoryMib: 128, Protocol: "http", Port: 9000, Probe: "/ready", Init: []byte(
+				"{}"),
 		},
 	} {
 		a, d, _ := newAgent(t)
@@ -266,7 +269,8 @@ func TestConnectRefusals(t *testing.T) {
 // The end of a sandbox ends its connections and its logs.
 func TestStreamsEndWithTheirSandbox(t *testing.T) {
 	eachWay(t, func(t *testing.T, a *Agent, d *driver, node api.NodeClient) {
-		if _, err := node.Start(t.Context(), &api.StartRequest{Id: "x", MemoryMib: 128}); err != nil {
+		if _, err := node.Start(t.Context(),
+			&api.StartRequest{Id: "x", MemoryMib: 128}); err != nil {
 			t.Fatal(err)
 		}
 		conn, err := api.Connect(t.Context(), node, "x", 8080)
@@ -360,7 +364,7 @@ func TestWaitTellsEnds(t *testing.T) {
 	})
 }
 
-// Who takes no ends holds up none, and learns that it has missed some.
+// A client that takes no ends holds up no other, and learns that it has missed some.
 func TestWhoWaitsTooSlowlyIsToldSo(t *testing.T) {
 	a, _, _ := newAgent(t)
 	all, err := api.Local(a).Wait(t.Context(), &api.WaitRequest{})

@@ -12,7 +12,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// Devices returns the service that hands VFs out to holders that are no sandboxes.
+// Devices returns the service that hands VFs out to holders other than sandboxes.
 func (a *Agent) Devices() api.DevicesServer { return devices{agent: a} }
 
 type devices struct {

@@ -57,7 +57,7 @@ func handingOut(t *testing.T) (*Agent, *vftest.Tree, api.DevicesClient) {
 	return a, tree, client
 }
 
-// A process is given a VF by the driver it wants and returns it; whoever watches is shown it all.
+// A process is given a VF by the driver it wants and returns it; a watcher is shown all of it.
 func TestDevices(t *testing.T) {
 	a, tree, client := handingOut(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -115,7 +115,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// What cannot be is refused with a reason, and nobody takes the VF of a sandbox.
+// A request that cannot be met is refused with a reason, and nobody takes the VF of a sandbox.
 func TestDevicesRefuse(t *testing.T) {
 	a, _, client := handingOut(t)
 	if _, err := start(t, a, "x"); err != nil {

@@ -11,10 +11,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// keepEnds is how many ends are remembered: whoever falls behind by more is told that.
+// keepEnds bounds how many ends are remembered. A client that falls behind by more is told so.
 const keepEnds = 1024
 
-// ends are the ends of the node's sandboxes, for whoever waits. Nobody who waits holds up an end.
+// ends holds the ends of the node's sandboxes for the clients that wait for them. A waiting client
+// never holds up an end.
 type ends struct {
 	mu    sync.Mutex
 	count uint64        // ends ever
@@ -36,15 +37,15 @@ func (e *ends) add(end *api.Ended) {
 	}
 }
 
-// now is how many sandboxes have ended so far.
+// now returns how many sandboxes have ended so far.
 func (e *ends) now() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.count
 }
 
-// after returns the ends that came after the first seen ones, and what is closed with the next one.
-// known is false where some of them are not remembered.
+// after returns the ends that came after the first seen ones, and a channel that is closed with the
+// next one. known is false if some of them are not remembered.
 func (e *ends) after(seen uint64) (fresh []*api.Ended, more <-chan struct{}, known bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -22,13 +22,17 @@ import (
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
-// Whoever ends a sandbox in the last moment of its start ends it: the start fails, and nothing is
-// left over.
+// A caller that ends a sandbox in the last moment of its start does end it: the start fails, and
+// nothing is left over.
 func TestAnEndMeetsAStartThatFinishes(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *Agent, *vfs){
-		"stop":  func(ctx context.Context, a *Agent, _ *vfs) { a.Stop(ctx, &api.StopRequest{Id: "x"}) },
-		"drain": func(ctx context.Context, a *Agent, _ *vfs) { a.Drain(ctx, &api.DrainRequest{Cancel: true}) },
-		"lost":  func(_ context.Context, a *Agent, v *vfs) { lose(a, "x") },
+		"stop": func(ctx context.Context, a *Agent, _ *vfs) {
+			a.Stop(ctx, &api.StopRequest{Id: "x"})
+		},
+		"drain": func(ctx context.Context, a *Agent, _ *vfs) {
+			a.Drain(ctx, &api.DrainRequest{Cancel: true})
+		},
+		"lost": func(_ context.Context, a *Agent, v *vfs) { lose(a, "x") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// reclaimEvery is how often holders of VFs that are no sandboxes are looked after. Nobody tells the
-// agent of their end, if they do not return their VF themselves.
+// reclaimEvery is the time between checks of those holders of VFs that are not sandboxes. The agent
+// does not learn of their end unless they return their VF themselves.
 const reclaimEvery = 10 * time.Second
 
 // Follow acts on what happens to the VFs until ctx ends: a sandbox that lost its VF ends, starts

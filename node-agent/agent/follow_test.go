@@ -15,7 +15,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// A new agent ends sandboxes that it cannot adopt, and nobody else: it keeps what living holders of
+// A new agent ends sandboxes that it cannot adopt, and no others. It keeps what living holders of
 // other kinds have, and returns what dead ones had, also of those that die later.
 func TestOthersKeepTheirVFs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -75,8 +75,9 @@ func TestOthersKeepTheirVFs(t *testing.T) {
 	})
 }
 
-// What the pool shows is acted upon: a sandbox that lost its VF ends, another holder's loss is not
-// the agent's concern, whoever waits is granted what has come back, and work on VFs is counted.
+// The agent acts upon the news of the pool: a sandbox that lost its VF ends, another holder's loss
+// is not the agent's concern, waiting starts get the VFs that came back, and work on VFs is
+// counted.
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, v := newAgent(t)

@@ -11,17 +11,19 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// Measured is the agent with every call of it timed and counted by how it ended, whether it comes over a socket or from this process.
+// Measured returns the agent with each of its calls timed and counted by how it ended, whether it
+// comes over a socket or from this process.
 func (a *Agent) Measured() api.NodeServer {
 	return measured{a, a.Metrics.calls.WithLabelValues("Run", codes.OK.String())}
 }
 
 type measured struct {
 	*Agent
-	ran prometheus.Observer // what every warm call meets, looked up once
+	ran prometheus.Observer // observes every warm call, so it is looked up once
 }
 
-func timed[Q, R any](ctx context.Context, m *Metrics, method string, request Q, call func(context.Context, Q) (R, error)) (R, error) {
+func timed[Q, R any](ctx context.Context, m *Metrics, method string, request Q,
+	call func(context.Context, Q) (R, error)) (R, error) {
 	begin := time.Now()
 	reply, err := call(ctx, request)
 	m.calls.WithLabelValues(method, status.Code(err).String()).Observe(time.Since(begin).Seconds())

@@ -12,7 +12,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// Metrics are what the agent counts as it happens; collect.go has what it is asked for.
+// Metrics holds what the agent counts as it happens; collect.go has what is read when Prometheus
+// asks.
 type Metrics struct {
 	stages   *prometheus.HistogramVec
 	failures *prometheus.CounterVec
@@ -23,7 +24,7 @@ type Metrics struct {
 	pulls    *prometheus.CounterVec
 }
 
-// PullResults are what a pull of a container image ends with.
+// PullResults lists the results that a pull of a container image can have.
 var PullResults = append([]string{"ok", "failed"}, pullReasons()...)
 
 func pullReasons() (all []string) {
@@ -33,25 +34,31 @@ func pullReasons() (all []string) {
 	return all
 }
 
-// ImageSources are where bytes of images come from.
+// ImageSources lists the places that bytes of images come from.
 var ImageSources = []string{"debian", "registry"}
 
 // NewMetrics registers the agent's metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		stages: metrics.Seconds("fastiov_node_stage_seconds", "Length of one stage of a cold start, as begun and ended; stages overlap.",
+		stages: metrics.Seconds("fastiov_node_stage_seconds",
+			"Length of one stage of a cold start, as begun and ended; stages overlap.",
 			append([]string{"stage"}, metrics.StartLabels...)...),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastiov_node_start_failures_total", Help: "Cold starts that were refused for want of room, or failed.",
+			Name: "fastiov_node_start_failures_total",
+			Help: "Cold starts that were refused for want of room, or failed.",
 		}, []string{"reason"}),
 		deaths: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fastiov_node_sandbox_deaths_total", Help: "Started sandboxes that ended without being stopped.",
+			Name: "fastiov_node_sandbox_deaths_total",
+			Help: "Started sandboxes that ended without being stopped.",
 		}),
-		calls: metrics.Seconds("fastiov_node_call_seconds", "Calls of the node API, by method and gRPC status code.", "method", "code"),
-		resets: metrics.Seconds("fastiov_node_vf_reset_seconds", "Times to make a VF ready: to prepare a new one, or to reset one that came back.",
+		calls: metrics.Seconds("fastiov_node_call_seconds",
+			"Calls of the node API, by method and gRPC status code.", "method", "code"),
+		resets: metrics.Seconds("fastiov_node_vf_reset_seconds",
+			"Times to make a VF ready: to prepare a new one, or to reset one that came back.",
 			"task", "result"),
 		images: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastiov_node_image_bytes_total", Help: "Bytes fetched to make images: packages from Debian's mirror, container images from registries.",
+			Name: "fastiov_node_image_bytes_total",
+			Help: "Bytes fetched to make images: packages from Debian's mirror, container images from registries.",
 		}, []string{"source"}),
 		pulls: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_node_image_pulls_total",
@@ -73,7 +80,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 func (m *Metrics) started(how metrics.Start, spans []timeline.Span) {
 	for _, s := range spans {
-		m.stages.WithLabelValues(append([]string{string(s.Stage)}, how.Values()...)...).Observe(s.End.Sub(s.Begin).Seconds())
+		m.stages.WithLabelValues(append([]string{string(s.Stage)}, how.Values()...)...).Observe(
+			s.End.Sub(s.Begin).Seconds())
 	}
 }
 

@@ -15,11 +15,12 @@ import (
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
-// keepStarts is how many cold starts are remembered that have ended: a burst of 200, and what was before it.
+// keepStarts bounds how many ended cold starts are remembered: a burst of 200, and some before it.
 const keepStarts = 256
 
-// starts are the node's cold starts, for whoever looks. A start leaves its times in its Timeline, looked at or not; what is told of it is
-// made when it is asked for, and while that is made no start is held up.
+// starts holds the node's cold starts, for readers of the live page. A start leaves its times in
+// its Timeline, with or without readers. Its rendering is made when it is asked for, and holds up
+// no start meanwhile.
 type starts struct {
 	mu    sync.Mutex
 	begun uint64
@@ -28,7 +29,8 @@ type starts struct {
 	past  []*coldStart // ended, in that order; not changed any more
 }
 
-// A coldStart is over when the sandbox has answered the call that it was started for; where there is none, when it is ready.
+// A coldStart is over when the sandbox has answered the call that it was started for, or, without
+// such a call, when it is ready.
 type coldStart struct {
 	timeline.Timeline
 	all    *starts
@@ -39,7 +41,7 @@ type coldStart struct {
 	vf     atomic.Pointer[string] // once ready
 
 	isOver     atomic.Bool
-	end        time.Time // these are set when it is
+	end        time.Time // these are set when it is over
 	state, why string
 }
 
@@ -77,7 +79,8 @@ func (a *Agent) awaitCall(id string, c *coldStart) {
 
 var errEnded = errors.New("it ended before it had answered")
 
-// run begins the run that the start was for, and returns what takes in its end. Of a run in a sandbox that is warm there is no start.
+// run records the begin of the run that the start was for, and returns a function that records its
+// end. A run in a warm sandbox has no start, and c is nil.
 func (c *coldStart) run() (answered func(error)) {
 	if c == nil {
 		return func(error) {}
@@ -118,16 +121,17 @@ func (c *coldStart) over(state, why string) {
 	defer s.mu.Unlock()
 	s.now = slices.DeleteFunc(s.now, func(other *coldStart) bool { return other == c })
 	if s.ended++; len(s.past) == keepStarts {
-		s.past[0] = nil // what the slice has left behind is not to be kept
+		s.past[0] = nil // the slice's array must not keep it
 		s.past = s.past[1:]
 	}
 	s.past = append(s.past, c)
 }
 
-// tell is the start as it is now. One that is under way may end meanwhile, which is for the next time to be told.
+// tell renders the start as it is now. If it ends while being rendered, the next Starts shows that.
 func (c *coldStart) tell(ended bool) *api.ColdStart {
 	begin := c.asked.Add(-time.Duration(c.call.GetWaitedNs()))
-	told := &api.ColdStart{Number: c.number, Id: c.id, Call: c.call, State: "starting", BeginNs: begin.UnixNano()}
+	told := &api.ColdStart{Number: c.number, Id: c.id, Call: c.call, State: "starting",
+		BeginNs: begin.UnixNano()}
 	if vf := c.vf.Load(); vf != nil {
 		told.Vf = *vf
 	}

@@ -15,7 +15,8 @@ import (
 func startFor(t *testing.T, a *Agent, id string) error {
 	t.Helper()
 	call := &api.Call{Action: "guest/hello", WaitedNs: uint64(time.Second)}
-	_, err := a.Start(t.Context(), &api.StartRequest{Id: id, MemoryMib: 128, Init: []byte("{}"), Call: call})
+	_, err := a.Start(t.Context(), &api.StartRequest{Id: id, MemoryMib: 128, Init: []byte("{}"),
+		Call: call})
 	return err
 }
 
@@ -41,11 +42,13 @@ func TestAStartIsOverWhenItsCallIsAnswered(t *testing.T) {
 	d.hold = make(chan struct{})
 	done := make(chan error)
 	go func() { done <- startFor(t, a, "x") }()
-	for len(looked(t, a, 0).Starts) == 0 || len(only(t, looked(t, a, 0)).Spans) < 4 { // the caller's queue, ours, image, cni
+	// Four spans: the caller's queue, ours, image, cni.
+	for len(looked(t, a, 0).Starts) == 0 || len(only(t, looked(t, a, 0)).Spans) < 4 {
 		runtime.Gosched()
 	}
 	s := only(t, looked(t, a, 0))
-	if s.State != "starting" || s.EndNs != 0 || s.Call.Action != "guest/hello" || s.Spans[0].EndNs-s.BeginNs != int64(time.Second) {
+	if s.State != "starting" || s.EndNs != 0 || s.Call.Action != "guest/hello" ||
+		s.Spans[0].EndNs-s.BeginNs != int64(time.Second) {
 		t.Errorf("%v", s)
 	}
 	close(d.hold)
@@ -55,19 +58,20 @@ func TestAStartIsOverWhenItsCallIsAnswered(t *testing.T) {
 	if s := only(t, looked(t, a, 0)); s.State != "starting" || s.Vf != "0000:01:10.0" {
 		t.Errorf("ready, but not called yet: %v", s)
 	}
-	for range 2 { // the second run is no part of the start
+	for range 2 { // The second run does not belong to the start.
 		if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s = only(t, looked(t, a, 0))
-	if last := s.Spans[len(s.Spans)-1]; s.State != "answered" || last.Stage != "first-byte" || last.EndNs == 0 || s.EndNs < last.EndNs {
+	if last := s.Spans[len(s.Spans)-1]; s.State != "answered" || last.Stage != "first-byte" ||
+		last.EndNs == 0 || s.EndNs < last.EndNs {
 		t.Errorf("%v", s)
 	}
 	if reply := looked(t, a, 1); reply.Ended != 1 || len(reply.Starts) != 0 {
 		t.Errorf("what was seen is told again: %v", reply)
 	}
-	only(t, looked(t, a, 99)) // asked by who knew a former agent
+	only(t, looked(t, a, 99)) // as a caller asks that knew a former agent
 	d.boxes["x"].Close()
 	waitGone(a)
 }
@@ -113,14 +117,16 @@ func TestHowStartsEnd(t *testing.T) {
 func TestAStemCellIsStartedTwice(t *testing.T) {
 	a, d, _ := newAgent(t)
 	startStem(t, a)
-	if _, err := a.Init(t.Context(), &api.InitRequest{Id: "x", Init: []byte("{}"), Call: &api.Call{Action: "guest/hello"}}); err != nil {
+	if _, err := a.Init(t.Context(), &api.InitRequest{Id: "x", Init: []byte("{}"),
+		Call: &api.Call{Action: "guest/hello"}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); err != nil {
 		t.Fatal(err)
 	}
 	s := looked(t, a, 0).Starts
-	if len(s) != 2 || s[0].State != "ready" || s[1].State != "answered" || s[1].Spans[0].Stage != "app-init" {
+	if len(s) != 2 || s[0].State != "ready" || s[1].State != "answered" ||
+		s[1].Spans[0].Stage != "app-init" {
 		t.Errorf("%v", s)
 	}
 	d.boxes["x"].Close()
@@ -132,8 +138,10 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	for range 3 * keepStarts {
 		s.begin("x", nil).ready("")
 	}
-	if len(s.past) != keepStarts || cap(s.past) > 3*keepStarts || s.past[0].number != 2*keepStarts+1 {
-		t.Errorf("%d starts kept, in an array of %d, from number %d on", len(s.past), cap(s.past), s.past[0].number)
+	if len(s.past) != keepStarts || cap(s.past) > 3*keepStarts ||
+		s.past[0].number != 2*keepStarts+1 {
+		t.Errorf("%d starts kept, in an array of %d, from number %d on", len(s.past), cap(s.past),
+			s.past[0].number)
 	}
 }
 
@@ -153,7 +161,7 @@ func BenchmarkStarts(b *testing.B) {
 	}
 }
 
-// slowImages are images that take until they are made.
+// slowImages holds images that each take long to be made.
 type slowImages struct {
 	images
 	made chan struct{}
@@ -186,7 +194,8 @@ func TestAStartSaysWhatMakesItsImage(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() {
-		_, err := a.Start(t.Context(), &api.StartRequest{Id: "x", Image: "python:3", MemoryMib: 128})
+		_, err := a.Start(t.Context(), &api.StartRequest{Id: "x", Image: "python:3",
+			MemoryMib: 128})
 		done <- err
 	}()
 	for len(looked(t, a, 0).Starts) == 0 {

@@ -41,7 +41,8 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 			reply.Vfs = append(reply.Vfs, &api.VF{
 				Bdf: v.BDF, State: string(v.State), Generation: v.Generation,
 				Owner: v.Owner.String(), Kind: string(v.Owner.Kind),
-				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC, SinceNs: v.Since.UnixNano(), Reason: v.Reason,
+				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC,
+				SinceNs: v.Since.UnixNano(), Reason: v.Reason,
 			})
 		}
 	}
@@ -55,7 +56,7 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 	return reply, nil
 }
 
-// detail adds each sandbox, and what belongs to none.
+// detail adds each sandbox, and the leftovers that belong to none.
 func (a *Agent) detail(reply *api.StatusReply) {
 	live := map[string]bool{}
 	a.mu.Lock()
@@ -66,11 +67,14 @@ func (a *Agent) detail(reply *api.StatusReply) {
 		reply.Sandboxes = append(reply.Sandboxes, told)
 	}
 	a.mu.Unlock()
-	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int { return strings.Compare(x.Id, y.Id) })
+	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int {
+		return strings.Compare(x.Id, y.Id)
+	})
 	reply.Leftovers = append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
 }
 
-// waitsFor says what is being done to make the image of a sandbox that starts. The caller holds mu.
+// waitsFor returns what is being done to make the image of a sandbox that starts. The caller holds
+// mu.
 func (a *Agent) waitsFor(e *entry) string {
 	if e == nil || e.state != starting || a.Building == nil {
 		return ""
@@ -87,7 +91,7 @@ func (e *entry) status(id string) *api.Sandbox {
 	return s
 }
 
-// how is by what a start is told apart from others.
+// how returns the metric labels of a start.
 func (a *Agent) how(st *startup.Started) metrics.Start {
 	how := metrics.Start{Sandbox: a.Driver, NetPath: "none", FastIOV: a.FastIOV}
 	if st.Spec.NIC != nil {
@@ -112,15 +116,18 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 }
 
 func footprint(f timeline.Footprint) *api.Footprint {
-	return &api.Footprint{At: string(f.At), Resident: f.Resident, Zeroed: f.Zeroed, WaitedNs: int64(f.Waited)}
+	return &api.Footprint{At: string(f.At), Resident: f.Resident, Zeroed: f.Zeroed,
+		WaitedNs: int64(f.Waited)}
 }
 
 func spans(list []timeline.Span) []*api.Span {
 	out := make([]*api.Span, len(list))
 	for i, s := range list {
-		out[i] = &api.Span{Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(), ErrorNs: int64(s.Error)}
+		out[i] = &api.Span{Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(),
+			ErrorNs: int64(s.Error)}
 		if !s.End.IsZero() {
-			out[i].EndNs = out[i].BeginNs + int64(s.End.Sub(s.Begin)) // the clock may be set meanwhile
+			// The clock may be set meanwhile, so the length is taken from monotonic times.
+			out[i].EndNs = out[i].BeginNs + int64(s.End.Sub(s.Begin))
 		}
 	}
 	return out

@@ -24,7 +24,8 @@ func (a *Agent) Init(ctx context.Context, req *api.InitRequest) (*api.StartReply
 		return nil, runError(req.Id, st, err)
 	}
 	reply := a.startReply(req.Id, st)
-	reply.Spans, reply.InitStatus, reply.InitReply = spans(done.Spans), int32(done.Status), done.Reply
+	reply.Spans, reply.InitStatus, reply.InitReply = spans(done.Spans), int32(done.Status),
+		done.Reply
 	reply.Memory = nil // that of its start, which nobody waited for
 	cold.ready(reply.Nic)
 	if done.Status != http.StatusOK {
@@ -48,7 +49,8 @@ func (a *Agent) Resume(ctx context.Context, req *api.ResumeRequest) (*api.Resume
 }
 
 // turn does to a sandbox what brings it to state.
-func (a *Agent) turn(ctx context.Context, id, state string, do func(*startup.Started, context.Context) error) error {
+func (a *Agent) turn(ctx context.Context, id, state string,
+	do func(*startup.Started, context.Context) error) error {
 	st, err := a.find(ctx, id)
 	if err != nil {
 		return err

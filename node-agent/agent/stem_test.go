@@ -12,7 +12,8 @@ import (
 
 func startStem(t *testing.T, a *Agent) {
 	t.Helper()
-	if reply, err := a.Start(t.Context(), &api.StartRequest{Id: "x", MemoryMib: 128}); err != nil || reply.InitStatus != 200 {
+	if reply, err := a.Start(t.Context(), &api.StartRequest{Id: "x", MemoryMib: 128}); err != nil ||
+		reply.InitStatus != 200 {
 		t.Fatalf("%+v, %v", reply, err)
 	}
 }
@@ -43,14 +44,16 @@ func TestAStemCellThatTheFunctionBreaksIsStopped(t *testing.T) {
 	if len(v.returned) != 1 {
 		t.Error("it still holds its VF")
 	}
-	if _, err := a.Init(t.Context(), &api.InitRequest{Id: "x"}); status.Code(err) != codes.NotFound {
+	if _, err := a.Init(t.Context(),
+		&api.InitRequest{Id: "x"}); status.Code(err) != codes.NotFound {
 		t.Errorf("a sandbox that has gone: %v", err)
 	}
 }
 
 func TestPauseAndResume(t *testing.T) {
 	a, d, _ := newAgent(t)
-	if _, err := a.Pause(t.Context(), &api.PauseRequest{Id: "x"}); status.Code(err) != codes.NotFound {
+	if _, err := a.Pause(t.Context(),
+		&api.PauseRequest{Id: "x"}); status.Code(err) != codes.NotFound {
 		t.Errorf("nothing was paused: %v", err)
 	}
 	startStem(t, a)
@@ -59,14 +62,18 @@ func TestPauseAndResume(t *testing.T) {
 		return st.Sandboxes[0].State
 	}
 	for range 2 {
-		if _, err := a.Pause(t.Context(), &api.PauseRequest{Id: "x"}); err != nil || state() != "paused" {
+		if _, err := a.Pause(t.Context(), &api.PauseRequest{Id: "x"}); err != nil ||
+			state() != "paused" {
 			t.Errorf("%s, %v", state(), err)
 		}
 	}
-	if _, err := a.Resume(t.Context(), &api.ResumeRequest{Id: "x"}); err != nil || state() != "ready" {
+	if _, err := a.Resume(t.Context(), &api.ResumeRequest{Id: "x"}); err != nil ||
+		state() != "ready" {
 		t.Errorf("%s, %v", state(), err)
 	}
-	if brief, _ := a.Status(t.Context(), &api.StatusRequest{Brief: true}); len(brief.Sandboxes) != 0 || brief.MemoryReservedMib != 128 {
+	if brief, _ := a.Status(t.Context(),
+		&api.StatusRequest{Brief: true}); len(brief.Sandboxes) != 0 ||
+		brief.MemoryReservedMib != 128 {
 		t.Errorf("%+v", brief)
 	}
 	d.boxes["x"].Close()
