@@ -2,18 +2,18 @@ package api
 
 import "sync/atomic"
 
-// What the askers of one server may have under way together: bytes of frames that are not whole,
-// of runs, and of answers that they have not taken. A run costs its goroutine and what belongs to
-// it, too. What is large leaves a part to what is small.
+// The memory that the askers of one server may have under way together: bytes of frames that are
+// not whole, of runs, and of answers that they have not taken. A run also costs its goroutine and
+// what belongs to it. Large frames leave a part to small ones.
 const (
 	mostHeld = 4 * maxMessage
 	leftFree = mostHeld / 4
 	runCost  = 20 << 10
 )
 
-// A budget is what is free of mostHeld. Nobody waits for room: behind a run that waited would stand
-// the others of its connection, and their cancels. An answer takes what it needs, enough or not: it
-// is there already.
+// A budget holds the free part of mostHeld. No run waits for room: it would hold up the others of
+// its connection, and their cancels. An answer takes what it needs, enough or not, because it is in
+// memory already.
 type budget struct{ free atomic.Int64 }
 
 func newBudget() *budget {

@@ -36,7 +36,7 @@ func (i *inlet) connect() net.Conn {
 	return far
 }
 
-// answered is the answer to what has been asked on a connection.
+// answered returns the next answer on a connection.
 func (i *inlet) answered(conn net.Conn) *RunsReply {
 	i.Helper()
 	reply := &RunsReply{}
@@ -61,7 +61,7 @@ func (i *inlet) expectFree(want int) {
 	}
 }
 
-// Where there is no room a run is refused at once, and what stands behind it is heard.
+// A run that finds no room is refused at once, and the frames behind it are heard.
 func TestARunWithoutRoomIsRefusedAlone(t *testing.T) {
 	for name, free := range map[string]int{"large": leftFree, "small": runCost} {
 		synctest.Test(t, func(t *testing.T) {
@@ -119,7 +119,8 @@ func TestWhoStallsIsHungUpOn(t *testing.T) {
 			}
 			time.Sleep(2*silence + time.Second) // of a clock that does not take its time
 			i.expectFree(mostHeld)
-			_ = conn.SetReadDeadline(time.Now().Add(time.Second)) // a pipe that was closed takes none
+			// A pipe that was closed takes no deadline.
+			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 			_, err := conn.Read(make([]byte, 1))
 			if goesOn := err != io.EOF; goesOn != (c.says == nil) {
 				t.Errorf("%s: it goes on: %t, %v", name, goesOn, err)

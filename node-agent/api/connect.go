@@ -14,8 +14,8 @@ import (
 // MostData bounds what one message of Connect carries.
 const MostData = 1 << 20
 
-// atOnce is what a connection sends in one message: large enough to cost little, and small enough
-// that many connections on one HTTP/2 connection share it.
+// atOnce bounds the bytes that a connection sends in one message: large enough to cost little, and
+// small enough that many connections on one HTTP/2 connection share it.
 const atOnce = 64 << 10
 
 // A connection is a stream of Connect as a net.Conn. It has no deadlines: its context ends it.

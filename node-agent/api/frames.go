@@ -20,19 +20,20 @@ import (
 )
 
 // Most of what a warm call costs over a Unix socket is HTTP/2 and the goroutines that gRPC passes
-// it through. So there runs have a connection of their own, which begins with a greeting that no
+// it through. So there runs have a connection of their own. It begins with a greeting that no
 // HTTP/2 client sends and then carries frames: four bytes of length, big endian, and a RunsRequest
 // or, from the node, a RunsReply. An empty frame asks whether the node is there; an empty one
-// answers. The node greets back before it answers. One of an earlier version does not, and gets
+// answers. The node greets back before it answers. A node of an earlier version does not, and gets
 // the gRPC stream.
 //
-// Who sends leaves a frame, and waits only where the peer takes nothing. A goroutine begins when
-// there is a first one, and writes until none is left: what comes meanwhile goes by one write.
+// A sender leaves a frame to be written, and waits only if the peer takes nothing. The first frame
+// starts a goroutine, which writes until none is left: frames that come meanwhile go by one write.
 //
 // A node has a budget for all of its connections. A large frame waits for room there before it is
-// read, and nothing else of its connection is read meanwhile; where no room comes it is skipped,
-// and its run refused. What is held is given back when the answer has been written. Whoever stalls
-// within a frame, or takes nothing of what is written, is hung up on, and holds room no longer.
+// read, and nothing else of its connection is read meanwhile. If no room comes, the frame is
+// skipped and its run refused. The room is given back when the answer has been written. A peer that
+// stalls within a frame, or takes nothing of what is written, is hung up on, and holds room no
+// longer.
 
 // greeting is as long as HTTP/2's own: an earlier version's server does not wait for more.
 const greeting = "fastiov runs, version 1\n"
@@ -59,7 +60,7 @@ type frames struct {
 	mu      sync.Mutex
 	room    sync.Cond // less is unsent, or the connection has ended
 	unsent  []byte
-	held    int    // of the budget, by what is unsent
+	held    int    // of the budget, by unsent frames
 	spare   []byte // the other buffer
 	writing bool   // a goroutine writes, and goes on until nothing is unsent
 	writes  uint64 // so far, with the one under way
@@ -119,7 +120,8 @@ func (f *frames) write() {
 	defer f.mu.Unlock()
 	for len(f.unsent) > 0 && f.err == nil {
 		f.mu.Unlock()
-		runtime.Gosched() // whoever is about to send joins in: a write costs more than that
+		// lets other goroutines that are about to send join in: a write costs more than that
+		runtime.Gosched()
 		f.mu.Lock()
 		out, held := f.unsent, f.held
 		f.unsent, f.spare, f.held = f.spare[:0], nil, 0
@@ -154,8 +156,9 @@ func (f *frames) end(why error) error {
 	return f.err
 }
 
-// receive reads the next message, and what is empty: m is as it was then. A large one holds a part
-// of the budget. An error ends the connection, but for that of one for which there was no room.
+// receive reads the next message. empty says that the frame was empty; m is unchanged then. A large
+// message holds a part of the budget. An error ends the connection, except the one for a message
+// that found no room.
 func (f *frames) receive(m proto.Message) (empty bool, held int, err error) {
 	content, held, err := f.next()
 	if err == nil && len(content) > 0 {
@@ -176,7 +179,7 @@ type noRoom struct{ number uint64 }
 
 func (n *noRoom) Error() string { return errNoRoom.Error() }
 
-// next returns what is in the next frame, which stays as it is until the one after.
+// next returns the content of the next frame, which stays as it is until the one after.
 func (f *frames) next() (content []byte, held int, err error) {
 	if _, err := f.in.Peek(1); err != nil {
 		return nil, 0, err // between frames it may take as long as it likes
@@ -207,15 +210,15 @@ func (f *frames) next() (content []byte, held int, err error) {
 	return content, 0, nil
 }
 
-// part says that a part of a frame is waited for, until it is told that it came.
+// part notes that a part of a frame is waited for, until came is called.
 func (f *frames) part() (came func()) {
 	f.parts++
 	f.coming.Store(f.parts)
 	return func() { f.coming.Store(0) }
 }
 
-// large reads a frame once there is room for it, or skips it. The buffer grows by what comes, not
-// by what was announced.
+// large reads a frame once there is room for it, or skips it. The buffer grows by the bytes that
+// come, not by the length that was announced.
 func (f *frames) large(length int) (content []byte, held int, err error) {
 	if f.budget != nil {
 		held = length + runCost
@@ -257,8 +260,8 @@ func (f *frames) skip(length int) error {
 	return &noRoom{number}
 }
 
-// guard hangs up on a peer that takes from one look to the next for a part of a frame, or for what
-// is written to it.
+// guard hangs up on a peer that takes longer than from one look to the next for a part of a frame,
+// or for the bytes written to it.
 func (f *frames) guard(ended <-chan struct{}, tick <-chan time.Time) {
 	var coming, going uint64
 	for {

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// framed serves node and returns the socket and what is logged.
+// framed serves node and returns the socket and the lines of the log.
 func framed(t *testing.T, node NodeServer) (socket string, logged chan string) {
 	t.Helper()
 	logged = make(chan string, 100)
@@ -246,8 +246,8 @@ func (a *answering) Run(context.Context, *RunRequest) (*RunReply, error) {
 	return &RunReply{Body: a.body, Logs: []*LogLine{{Text: a.logs}}}, nil
 }
 
-// An invoker that takes no answers is not read from for ever. Its own write ends by a deadline,
-// which is no measure of anything: where the node reads all, it is not met.
+// An invoker that takes no answers is not read from for ever. Its own write ends by a deadline. The
+// deadline measures nothing: if the node read all, the write would be done before it.
 func TestWhoTakesNoAnswersIsNotHeard(t *testing.T) {
 	node := &answering{body: make([]byte, 1<<20)}
 	socket, _ := framed(t, node)
@@ -273,7 +273,7 @@ func TestWhoTakesNoAnswersIsNotHeard(t *testing.T) {
 	t.Error("the node has read all, though nobody takes its answers")
 }
 
-// What a run has logged is part of the answer that nobody takes.
+// The logs of a run are part of the answer that nobody takes.
 func TestLogsThatNobodyTakesAreBounded(t *testing.T) {
 	node := &answering{logs: strings.Repeat("x", 10<<20)}
 	by := &deaf{gone: make(chan struct{})}
@@ -336,10 +336,12 @@ func TestAnInvokerOfAnEarlierVersionHasItsStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Send(&RunsRequest{Number: 7, Run: &RunRequest{Body: []byte("x")}}); err != nil {
+	if err := stream.Send(&RunsRequest{Number: 7,
+		Run: &RunRequest{Body: []byte("x")}}); err != nil {
 		t.Fatal(err)
 	}
-	if reply, err := stream.Recv(); err != nil || reply.Number != 7 || string(reply.Run.Body) != "x" {
+	if reply, err := stream.Recv(); err != nil || reply.Number != 7 ||
+		string(reply.Run.Body) != "x" {
 		t.Errorf("%v, %v", reply, err)
 	}
 }
@@ -397,7 +399,8 @@ func TestANodeThatSaysNothingIsHungUpOn(t *testing.T) {
 	}
 }
 
-// FuzzFrames reads whatever comes as frames; what is read can be sent, and is read as it was.
+// FuzzFrames reads any bytes as frames. A message that was read can be sent, and is read again as
+// it was.
 func FuzzFrames(f *testing.F) {
 	request := &RunRequest{Id: "sandbox", Body: []byte("{}"), TimeoutMs: 1}
 	run := frame(f, &RunsRequest{Number: 1, Run: request})

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A call of its own per run costs more than all that the invoker and the agent do for a warm one: headers,
-// a stream, its goroutine and its trailers. So runs share a stream, Runs.
+// A call of its own per run costs more than all that the invoker and the agent do for a warm one:
+// headers, a stream, its goroutine and its trailers. So runs share a stream, Runs.
 
 // streaming answers Runs by a node's Run.
 type streaming struct {
@@ -59,9 +59,10 @@ type asker interface {
 }
 
 var errNoRoom = status.Errorf(codes.Unavailable,
-	"the node has no room for the run: those under way, for all invokers, hold %d MiB", mostHeld>>20)
+	"the node has no room for the run: those under way, for all invokers, hold %d MiB",
+	mostHeld>>20)
 
-// mostIdle is how many goroutines wait for an asker's next run: their stacks have grown.
+// mostIdle bounds the goroutines that wait for an asker's next run: their stacks have grown.
 const mostIdle = 64
 
 // A table is the runs of one asker that are under way.
@@ -142,9 +143,11 @@ func (t *table) begin(ctx context.Context, in *RunsRequest, held int) (task, err
 	defer t.mu.Unlock()
 	if t.cancels[in.Number] != nil {
 		t.budget.give(held)
-		return task{}, status.Errorf(codes.InvalidArgument, "a run of number %d is under way", in.Number)
+		return task{}, status.Errorf(codes.InvalidArgument,
+			"a run of number %d is under way", in.Number)
 	}
-	ctx, cancel := context.WithCancel(ctx) // no timer: the node knows the limit, and so does the asker
+	// no timer: the node knows the limit, and so does the asker
+	ctx, cancel := context.WithCancel(ctx)
 	t.cancels[in.Number] = cancel
 	return task{ctx, cancel, in, held}, nil
 }
@@ -169,19 +172,21 @@ func (t *table) cancel(number uint64) {
 	}
 }
 
-// replyTo is how a run ended, in a form that can be sent: an error in sending ends the stream, and with it
-// the runs of others.
+// replyTo puts the end of a run into a form that can be sent: an error in sending ends the stream,
+// and with it the runs of others.
 func replyTo(number uint64, reply *RunReply, err error) *RunsReply {
 	out := &RunsReply{Number: number, Run: reply}
 	for _, line := range reply.GetLogs() {
 		line.Stream, line.Text = valid(line.Stream), valid(line.Text)
 	}
 	if err == nil && proto.Size(out) > maxMessage {
-		err = status.Errorf(codes.Internal, "the answer of the run is larger than %d MiB", maxMessage>>20)
+		err = status.Errorf(codes.Internal, "the answer of the run is larger than %d MiB",
+			maxMessage>>20)
 	}
 	if err != nil {
 		failure := status.Convert(err)
-		out = &RunsReply{Number: number, Code: int32(failure.Code()), Message: valid(failure.Message())}
+		out = &RunsReply{Number: number, Code: int32(failure.Code()),
+			Message: valid(failure.Message())}
 	}
 	return out
 }
@@ -216,7 +221,8 @@ type client struct {
 var errNoRuns = errors.New("the node has no stream of runs")
 
 // Run implements NodeClient.
-func (c *client) Run(ctx context.Context, in *RunRequest, options ...grpc.CallOption) (*RunReply, error) {
+func (c *client) Run(ctx context.Context, in *RunRequest,
+	options ...grpc.CallOption) (*RunReply, error) {
 	if !c.unary.Load() {
 		reply, err := c.stream().run(ctx, in)
 		if !errors.Is(err, errNoRuns) {
@@ -253,7 +259,7 @@ func (c *client) open(ctx context.Context) (carrier, error) {
 	return c.Runs(ctx)
 }
 
-// runs are those under way on one stream.
+// runs holds the runs under way on one stream.
 type runs struct {
 	opened  chan struct{} // closed when there is a stream, or an error
 	sending sync.Mutex
@@ -297,7 +303,7 @@ func (r *runs) serve(ctx context.Context, open func(context.Context) (carrier, e
 	}
 }
 
-// breakUp tells all who wait that nothing more comes.
+// breakUp tells all waiting callers that nothing more comes.
 func (r *runs) breakUp(err error) {
 	if errors.Is(err, io.EOF) {
 		err = status.Error(codes.Unavailable, "the node has ended the stream of runs")

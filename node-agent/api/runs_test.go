@@ -15,7 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// runner answers a run with its body, once it is let go; a run called "endless" ends with its caller.
+// runner answers a run with its body, once it is let go; a run called "endless" ends with its
+// caller.
 type runner struct {
 	UnimplementedNodeServer
 	begun, gone chan string
@@ -23,7 +24,8 @@ type runner struct {
 }
 
 func newRunner() *runner {
-	return &runner{begun: make(chan string, 100), gone: make(chan string, 1), let: make(chan struct{})}
+	return &runner{begun: make(chan string, 100), gone: make(chan string, 1),
+		let: make(chan struct{})}
 }
 
 func (r *runner) Run(ctx context.Context, in *RunRequest) (*RunReply, error) {
@@ -70,11 +72,13 @@ func (s *streams) options() []grpc.ServerOption {
 		}
 	}
 	return []grpc.ServerOption{
-		grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
+			handler grpc.StreamHandler) error {
 			count(info.FullMethod)
 			return handler(srv, ss)
 		}),
-		grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo,
+			handler grpc.UnaryHandler) (any, error) {
 			count(info.FullMethod)
 			return handler(ctx, in)
 		}),
@@ -111,10 +115,12 @@ func TestRunsShareAStream(t *testing.T) {
 	close(node.let)
 	running.Wait()
 	if seen.runs.Load() != 1 || seen.run.Load() != 0 {
-		t.Errorf("%d streams and %d calls of their own for 50 runs", seen.runs.Load(), seen.run.Load())
+		t.Errorf("%d streams and %d calls of their own for 50 runs", seen.runs.Load(),
+			seen.run.Load())
 	}
 	_, err := client.Run(t.Context(), &RunRequest{Id: "unreached"})
-	if status.Code(err) != codes.Aborted || status.Convert(err).Message() != "the sandbox could not be reached" {
+	if status.Code(err) != codes.Aborted ||
+		status.Convert(err).Message() != "the sandbox could not be reached" {
 		t.Errorf("a run that failed: %v", err)
 	}
 }
@@ -131,12 +137,15 @@ func testARunEndsWithItsCaller(t *testing.T, serverOf func(NodeServer) served) {
 	}
 	<-node.gone
 	close(node.let)
-	if reply, err := client.Run(t.Context(), &RunRequest{Body: []byte("x")}); err != nil || string(reply.Body) != "x" {
+	if reply, err := client.Run(t.Context(), &RunRequest{Body: []byte("x")}); err != nil ||
+		string(reply.Body) != "x" {
 		t.Errorf("the next run on the stream: %v, %v", reply, err)
 	}
 }
 
-func TestAStreamThatBreaksIsOpenedAgain(t *testing.T) { byEach(t, testAStreamThatBreaksIsOpenedAgain) }
+func TestAStreamThatBreaksIsOpenedAgain(t *testing.T) {
+	byEach(t, testAStreamThatBreaksIsOpenedAgain)
+}
 
 func testAStreamThatBreaksIsOpenedAgain(t *testing.T, serverOf func(NodeServer) served) {
 	socket, first := filepath.Join(t.TempDir(), "socket"), newRunner()
@@ -149,7 +158,8 @@ func testAStreamThatBreaksIsOpenedAgain(t *testing.T, serverOf func(NodeServer) 
 	go func() { defer close(served); _ = server.Serve(l) }()
 	client := dialed(t, socket)
 	go func() { <-first.begun; server.Stop() }()
-	if _, err := client.Run(t.Context(), &RunRequest{Id: "held"}); status.Code(err) != codes.Unavailable {
+	if _, err := client.Run(t.Context(),
+		&RunRequest{Id: "held"}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a run whose node has gone: %v", err)
 	}
 	<-served
@@ -174,7 +184,8 @@ func TestANodeOfAnEarlierVersionIsCalledRunByRun(t *testing.T) {
 	RegisterNodeServer(server, node) // which has no Runs
 	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), server))
 	for range 3 {
-		if reply, err := client.Run(t.Context(), &RunRequest{Body: []byte("x")}); err != nil || string(reply.Body) != "x" {
+		if reply, err := client.Run(t.Context(), &RunRequest{Body: []byte("x")}); err != nil ||
+			string(reply.Body) != "x" {
 			t.Errorf("%v, %v", reply, err)
 		}
 	}
@@ -214,7 +225,7 @@ func (a answers) Run(ctx context.Context, in *RunRequest) (*RunReply, error) {
 	return a.runner.Run(ctx, in)
 }
 
-// What cannot be sent is one run's failure, not the end of those that share its stream.
+// A reply that cannot be sent fails its own run, and does not end those that share its stream.
 func TestARunThatCannotBeSentEndsNoOther(t *testing.T) {
 	byEach(t, testARunThatCannotBeSentEndsNoOther)
 }
@@ -226,7 +237,9 @@ func testARunThatCannotBeSentEndsNoOther(t *testing.T, serverOf func(NodeServer)
 		"logs": func() (*RunReply, error) {
 			return &RunReply{Logs: []*LogLine{{Stream: bad, Text: "a" + bad}}}, nil
 		},
-		"large": func() (*RunReply, error) { return &RunReply{Body: make([]byte, maxMessage)}, nil },
+		"large": func() (*RunReply, error) {
+			return &RunReply{Body: make([]byte, maxMessage)}, nil
+		},
 	}}
 	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), serverOf(node)))
 	other := make(chan error, 1)

@@ -29,7 +29,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return s.grpc.Serve(l)
 }
 
-// Stop closes the listeners and the connections, which ends what is under way.
+// Stop closes the listeners and the connections, which ends the calls under way.
 func (s *Server) Stop() {
 	if s.socket != nil {
 		s.socket.stop()
@@ -37,10 +37,10 @@ func (s *Server) Stop() {
 	s.grpc.Stop()
 }
 
-// mostConns is how many connections one user may have: the invoker finds room beside any other.
+// mostConns bounds the connections of one user: the invoker finds room beside any other.
 const mostConns = 64
 
-// socket is how a node meets clients on a Unix socket, where who may open it is the authentication.
+// socket meets a node's clients on a Unix socket, where the right to open it is the authentication.
 // gRPC hands it each connection; it keeps those that begin with the greeting.
 type socket struct {
 	credentials.TransportCredentials
@@ -61,8 +61,8 @@ func newSocket(node NodeServer, log *slog.Logger) *socket {
 	}
 }
 
-// An entrance is a listener that knows the connections of each user until they are closed, whoever
-// has them by then.
+// An entrance is a listener that knows the connections of each user until they are closed, also
+// after it has given them away.
 type entrance struct {
 	net.Listener
 	socket *socket
@@ -97,7 +97,8 @@ func (v *visitor) Close() error {
 	return v.Conn.Close()
 }
 
-// userOf is who has connected. Those of whom the kernel does not say it count as one.
+// userOf returns the user who has connected. All connections whose user the kernel does not tell
+// count as one user.
 func userOf(conn net.Conn) uint32 {
 	const nobody = 1<<32 - 1
 	peer, is := conn.(*net.UnixConn)
@@ -110,7 +111,8 @@ func userOf(conn net.Conn) uint32 {
 	}
 	user := uint32(nobody)
 	_ = raw.Control(func(fd uintptr) {
-		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET,
+			unix.SO_PEERCRED); err == nil {
 			user = who.Uid
 		}
 	})
@@ -190,11 +192,11 @@ func (s *socket) stop() {
 	defer s.mu.Unlock()
 	s.stopped = true
 	for v := range s.conns {
-		v.Conn.Close() // whoever has it leaves
+		v.Conn.Close() // the code that holds the connection notices, and leaves
 	}
 }
 
-// begun is a connection of which the beginning has been read.
+// begun is a connection whose beginning has been read.
 type begun struct {
 	net.Conn
 	first []byte

@@ -1,7 +1,7 @@
 package api
 
-// SoundVFs counts the VFs that sandboxes can be given, now or when they come back. What another
-// holder has may never come back.
+// SoundVFs counts the VFs that sandboxes can be given, now or when they come back. A VF of another
+// holder may never come back.
 func (r *StatusReply) SoundVFs() (n int) {
 	for _, vf := range r.Vfs {
 		others := vf.Kind != "" && vf.Kind != "sandbox"
@@ -12,7 +12,8 @@ func (r *StatusReply) SoundVFs() (n int) {
 	return n
 }
 
-// Settled tells whether no sandbox is being adopted or is ending. It is for a reply that is not brief.
+// Settled reports whether no sandbox is being adopted or is ending. It is for a reply that is not
+// brief.
 func (r *StatusReply) Settled() bool {
 	for _, s := range r.Sandboxes {
 		if s.State == "adopting" || s.State == "ending" {

@@ -22,7 +22,7 @@ func Begun[R any](stream interface {
 	return err
 }
 
-// A stream is a gRPC stream within one process: Q goes to the server, R comes back. Who sends waits
+// A stream is a gRPC stream within one process: Q goes to the server, R comes back. A sender waits
 // until the other end receives.
 type stream[Q, R any] struct {
 	caller context.Context
@@ -32,7 +32,7 @@ type stream[Q, R any] struct {
 	back   chan *R
 	header chan struct{} // closed when the server has sent it
 	over   chan struct{} // closed when the server has returned
-	err    error         // with what
+	err    error         // the error it ended with
 
 	closing, heading sync.Once
 }
@@ -53,7 +53,7 @@ func open[Q, R any](caller context.Context, serve func(far[Q, R]) error) near[Q,
 	return near[Q, R]{stream: s}
 }
 
-// end is how the stream ended, for the caller.
+// end returns the caller's view of how the stream ended.
 func (s *stream[Q, R]) end() error {
 	if s.err == nil {
 		return io.EOF
@@ -61,7 +61,8 @@ func (s *stream[Q, R]) end() error {
 	return status.Convert(s.err).Err()
 }
 
-// A near is the caller's end. What it does not implement of grpc.ClientStream nobody here calls.
+// A near is the caller's end. It leaves out the methods of grpc.ClientStream that are not called
+// here.
 type near[Q, R any] struct {
 	*stream[Q, R]
 	grpc.ClientStream

@@ -21,25 +21,26 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// maxMessage bounds a message: 48 MB of action code as base64, and room for what is around it.
+// maxMessage bounds a message: 48 MB of action code as base64, and room for its envelope.
 const maxMessage = 80 << 20
 
-// window is how much may be under way on a connection and is not read yet. That it is said spares
-// the pings that would find it out: one for each few messages.
+// window bounds the bytes that may be under way on a connection and not read yet. A fixed one
+// spares the pings that would measure it: one for each few messages.
 const window = 16 << 20
 
-// silence is how long a peer that owes an answer may say nothing before it is asked whether it is there, and hung up on.
+// silence bounds how long a peer that owes an answer may say nothing. Then it is asked whether it
+// is there, and hung up on.
 const silence = 10 * time.Second
 
-// grace is what a node may take to report a run that used up its time.
+// grace is the time that a node may take to report a run that used up its time.
 const grace = 10 * time.Second
 
-// Keys are the files by which the two ends of a connection over TCP know each other: each shows its certificate, and takes the other's
-// only if CA has signed it.
+// Keys names the files by which the two ends of a connection over TCP know each other: each shows
+// its certificate, and takes the other's only if CA has signed it.
 type Keys struct{ Cert, Key, CA string }
 
-// Dial returns a client of the node at address, which is the path of a Unix socket, where who may open it is the authentication, or
-// host:port. It does not wait for the node to answer.
+// Dial returns a client of the node at address: host:port, or the path of a Unix socket, where the
+// right to open it is the authentication. It does not wait for the node to answer.
 func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error) {
 	secure, target, socket := insecure.NewCredentials(), "unix:"+address, address
 	if !isPath(address) {
@@ -50,14 +51,19 @@ func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error)
 		}
 	}
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(secure),
-		grpc.WithUnaryInterceptor(boundRun), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
+		grpc.WithUnaryInterceptor(boundRun),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage),
+			grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
 		return nil, nil, fmt.Errorf("node %s: %w", address, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &client{NodeClient: NewNodeClient(conn), ctx: ctx, socket: socket}, func() { cancel(); conn.Close() }, nil
+	return &client{NodeClient: NewNodeClient(conn), ctx: ctx, socket: socket}, func() {
+		cancel()
+		conn.Close()
+	}, nil
 }
 
 // DialDevices returns a client of the VFs of the node with that Unix socket.
@@ -71,7 +77,8 @@ func DialDevices(socket string) (devices DevicesClient, hangUp func(), err error
 }
 
 // boundRun ends a run that its node has forgotten to end.
-func boundRun(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+func boundRun(ctx context.Context, method string, in, out any, conn *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	if run, is := in.(*RunRequest); is {
 		var cancel context.CancelFunc
 		ctx, cancel = bounded(ctx, run)
@@ -100,7 +107,8 @@ func NewServer(node NodeServer, log *slog.Logger) *Server {
 	return &Server{server, socket}
 }
 
-// NewTLSServer returns a server of node for TCP, which takes no client without a certificate that keys.CA has signed.
+// NewTLSServer returns a server of node for TCP, which takes no client without a certificate that
+// keys.CA has signed.
 func NewTLSServer(node NodeServer, keys Keys) (*Server, error) {
 	secure, err := keys.credentials()
 	if err != nil {
@@ -110,7 +118,8 @@ func NewTLSServer(node NodeServer, keys Keys) (*Server, error) {
 }
 
 func newServer(node NodeServer, budget *budget, options ...grpc.ServerOption) *grpc.Server {
-	server := grpc.NewServer(append(options, grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
+	server := grpc.NewServer(append(options, grpc.InitialWindowSize(window),
+		grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: silence, Timeout: silence}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}))...)
@@ -119,7 +128,7 @@ func newServer(node NodeServer, budget *budget, options ...grpc.ServerOption) *g
 	return server
 }
 
-// healthOf is what node says of its health; of one that says nothing, that it serves.
+// healthOf returns node's own health server, or else one that says that it serves.
 func healthOf(node NodeServer) healthpb.HealthServer {
 	if h, says := node.(interface{ Health() *health.Server }); says {
 		return h.Health()
@@ -127,8 +136,9 @@ func healthOf(node NodeServer) healthpb.HealthServer {
 	return health.NewServer()
 }
 
-// renewing are credentials by what the files of keys hold as a connection is made. While they hold
-// nothing that fits together, as between the writing of two of them, the last that did serves.
+// renewing holds credentials that follow the files of keys: each new connection uses what the files
+// hold then. While they do not fit together, as between the writing of two of them, the last that
+// did serves.
 type renewing struct {
 	credentials.TransportCredentials // of the keys as they were at first: its protocol
 	keys                             Keys
@@ -153,7 +163,8 @@ func (r *renewing) now() credentials.TransportCredentials {
 	return *r.last.Load()
 }
 
-func (r *renewing) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (r *renewing) ClientHandshake(ctx context.Context, authority string,
+	raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return r.now().ClientHandshake(ctx, authority, raw)
 }
 
@@ -166,7 +177,8 @@ func (r *renewing) Clone() credentials.TransportCredentials { return r }
 // config reads the files, for either side.
 func (k Keys) config() (*tls.Config, error) {
 	if k.Cert == "" || k.Key == "" || k.CA == "" {
-		return nil, errors.New("the node API over TCP needs a certificate, its key and the CA of the other side: --node-cert, --node-key, --node-ca")
+		return nil, errors.New(
+			"the node API over TCP needs a certificate, its key and the CA of the other side: --node-cert, --node-key, --node-ca")
 	}
 	own, err := tls.LoadX509KeyPair(k.Cert, k.Key)
 	if err != nil {

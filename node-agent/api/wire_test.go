@@ -43,12 +43,14 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a := &authority{t: t, dir: t.TempDir()}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	a.cert, a.key = a.sign("ca", template)
 	return a
 }
 
-func (a *authority) sign(name string, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+func (a *authority) sign(name string, template *x509.Certificate) (*x509.Certificate,
+	*ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -77,19 +79,22 @@ func (a *authority) sign(name string, template *x509.Certificate) (*x509.Certifi
 }
 
 func (a *authority) write(name, kind string, content []byte) {
-	if err := os.WriteFile(filepath.Join(a.dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(a.dir, name),
+		pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600); err != nil {
 		a.t.Fatal(err)
 	}
 }
 
-// keys are those of a new certificate, for one who trusts that other authority.
+// keys returns those of a new certificate, for a peer that trusts that other authority.
 func (a *authority) keys(name string, trusts *authority) Keys {
 	a.t.Helper()
 	a.sign(name, &x509.Certificate{
-		SerialNumber: big.NewInt(2), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(2), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	})
-	return Keys{Cert: filepath.Join(a.dir, name+".pem"), Key: filepath.Join(a.dir, name+".key"), CA: filepath.Join(trusts.dir, "ca.pem")}
+	return Keys{Cert: filepath.Join(a.dir, name+".pem"), Key: filepath.Join(a.dir, name+".key"),
+		CA: filepath.Join(trusts.dir, "ca.pem")}
 }
 
 // A served is this package's server, or gRPC's alone, as an earlier version's was.
@@ -136,7 +141,8 @@ func TestOverTCPBothSidesShowWhoTheyAre(t *testing.T) {
 	if err := ask(t, address, ours.keys("invoker", ours)); err != nil {
 		t.Errorf("an invoker of ours: %v", err)
 	}
-	if err := ask(t, address, theirs.keys("stranger", ours)); status.Code(err) != codes.Unavailable {
+	if err := ask(t, address, theirs.keys("stranger",
+		ours)); status.Code(err) != codes.Unavailable {
 		t.Errorf("a stranger who trusts us: %v", err)
 	}
 	if err := ask(t, address, ours.keys("invoker", theirs)); status.Code(err) != codes.Unavailable {
@@ -180,7 +186,8 @@ func TestRenewedKeysAreTaken(t *testing.T) {
 // replace puts the files of other keys in the place of those of keys.
 func replace(t *testing.T, keys, other Keys) {
 	t.Helper()
-	for from, to := range map[string]string{other.Cert: keys.Cert, other.Key: keys.Key, other.CA: keys.CA} {
+	for from, to := range map[string]string{other.Cert: keys.Cert, other.Key: keys.Key,
+		other.CA: keys.CA} {
 		content, err := os.ReadFile(from)
 		if err == nil {
 			err = os.WriteFile(to, content, 0o600)
@@ -213,19 +220,29 @@ func TestByUnixSocketAndInProcess(t *testing.T) {
 		t.Error(err)
 	}
 	local := Local(server{})
-	if reply, err := local.Status(t.Context(), &StatusRequest{}); err != nil || reply.Version != "test" {
+	if reply, err := local.Status(t.Context(), &StatusRequest{}); err != nil ||
+		reply.Version != "test" {
 		t.Errorf("%v, %v", reply, err)
 	}
 	for name, call := range map[string]func() error{
-		"start":  func() error { _, err := local.Start(t.Context(), &StartRequest{}); return err },
-		"init":   func() error { _, err := local.Init(t.Context(), &InitRequest{}); return err },
-		"run":    func() error { _, err := local.Run(t.Context(), &RunRequest{}); return err },
-		"pause":  func() error { _, err := local.Pause(t.Context(), &PauseRequest{}); return err },
-		"resume": func() error { _, err := local.Resume(t.Context(), &ResumeRequest{}); return err },
-		"stop":   func() error { _, err := local.Stop(t.Context(), &StopRequest{}); return err },
-		"starts": func() error { _, err := local.Starts(t.Context(), &StartsRequest{}); return err },
-		"drain":  func() error { _, err := local.Drain(t.Context(), &DrainRequest{}); return err },
-		"report": func() error { _, err := local.Report(t.Context(), &ReportRequest{}); return err },
+		"start": func() error { _, err := local.Start(t.Context(), &StartRequest{}); return err },
+		"init":  func() error { _, err := local.Init(t.Context(), &InitRequest{}); return err },
+		"run":   func() error { _, err := local.Run(t.Context(), &RunRequest{}); return err },
+		"pause": func() error { _, err := local.Pause(t.Context(), &PauseRequest{}); return err },
+		"resume": func() error {
+			_, err := local.Resume(t.Context(), &ResumeRequest{})
+			return err
+		},
+		"stop": func() error { _, err := local.Stop(t.Context(), &StopRequest{}); return err },
+		"starts": func() error {
+			_, err := local.Starts(t.Context(), &StartsRequest{})
+			return err
+		},
+		"drain": func() error { _, err := local.Drain(t.Context(), &DrainRequest{}); return err },
+		"report": func() error {
+			_, err := local.Report(t.Context(), &ReportRequest{})
+			return err
+		},
 	} {
 		if err := call(); status.Code(err) != codes.Unimplemented {
 			t.Errorf("%s: the server's own answer did not come: %v", name, err)
@@ -249,7 +266,8 @@ func TestARunIsGivenUpSomeTimeAfterItsLimit(t *testing.T) {
 	calledOneByOne := grpc.NewServer()
 	RegisterNodeServer(calledOneByOne, late{})
 	client := dialed(t, serve(t, "unix", filepath.Join(t.TempDir(), "socket"), calledOneByOne))
-	for _, c := range []struct{ limit, least, most int32 }{{0, 0, 0}, {3_600_000, 3_600_000, 3_610_000}} {
+	for _, c := range []struct{ limit, least, most int32 }{{0, 0, 0},
+		{3_600_000, 3_600_000, 3_610_000}} {
 		run := &RunRequest{TimeoutMs: uint32(c.limit)}
 		reply, err := client.Run(t.Context(), run)
 		if err != nil || reply.Status < c.least || reply.Status > c.most {
@@ -266,7 +284,8 @@ func TestARunIsGivenUpSomeTimeAfterItsLimit(t *testing.T) {
 func TestAServerSaysThatItServes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.sock")
 	serve(t, "unix", path, quiet(server{}))
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
