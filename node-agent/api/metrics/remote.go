@@ -14,7 +14,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// Remote gathers the page that another process serves on a Unix socket. An empty path is none.
+// Remote gathers the page that another process serves on a Unix socket. An empty path gathers
+// nothing.
 func Remote(socket string) []prometheus.Gatherer {
 	if socket == "" {
 		return nil
@@ -49,7 +50,8 @@ func fetch(client *http.Client) (families []*dto.MetricFamily, err error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, errors.New(resp.Status)
 	}
-	page := expfmt.NewDecoder(io.LimitReader(resp.Body, maxPage), expfmt.ResponseFormat(resp.Header))
+	page := expfmt.NewDecoder(io.LimitReader(resp.Body, maxPage),
+		expfmt.ResponseFormat(resp.Header))
 	for {
 		family := &dto.MetricFamily{}
 		switch err := page.Decode(family); {

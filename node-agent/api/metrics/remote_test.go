@@ -20,7 +20,8 @@ func agentPage(t *testing.T) (socket string) {
 	registry := prometheus.NewRegistry()
 	seconds := Seconds("fastiov_node_test_seconds", "A test.")
 	registry.MustRegister(seconds)
-	seconds.WithLabelValues().(prometheus.ExemplarObserver).ObserveWithExemplar(0.01, prometheus.Labels{"trace_id": "abc"})
+	seconds.WithLabelValues().(prometheus.ExemplarObserver).ObserveWithExemplar(0.01,
+		prometheus.Labels{"trace_id": "abc"})
 	socket = filepath.Join(t.TempDir(), "metrics.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -59,7 +60,8 @@ func TestAPageShowsWhatAnotherProcessHas(t *testing.T) {
 	socket := agentPage(t)
 	both := Page(own, Remote(socket)...)
 	text := page(t, both)
-	for _, want := range []string{`fastiov_build_info{version="test"} 1`, "fastiov_node_test_seconds_count 1", `# {trace_id="abc"}`} {
+	for _, want := range []string{`fastiov_build_info{version="test"} 1`,
+		"fastiov_node_test_seconds_count 1", `# {trace_id="abc"}`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in\n%s", want, text)
 		}
@@ -67,7 +69,8 @@ func TestAPageShowsWhatAnotherProcessHas(t *testing.T) {
 	families, err := Remote(socket)[0].Gather()
 	native := false
 	for _, f := range families {
-		native = native || f.GetType() == dto.MetricType_HISTOGRAM && len(f.Metric[0].Histogram.PositiveSpan) > 0
+		native = native || f.GetType() == dto.MetricType_HISTOGRAM &&
+			len(f.Metric[0].Histogram.PositiveSpan) > 0
 	}
 	if err != nil || !native {
 		t.Errorf("the native buckets are lost: %v, %v", families, err)
@@ -77,7 +80,9 @@ func TestAPageShowsWhatAnotherProcessHas(t *testing.T) {
 func TestAPageIsThereWithoutTheOther(t *testing.T) {
 	own := prometheus.NewRegistry()
 	own.MustRegister(Build("test"))
-	if text := page(t, Page(own, Remote(filepath.Join(t.TempDir(), "nobody"))...)); !strings.Contains(text, "fastiov_build_info{") {
+	if text := page(t,
+		Page(own, Remote(filepath.Join(t.TempDir(), "nobody"))...)); !strings.Contains(text,
+		"fastiov_build_info{") {
 		t.Errorf("%s", text)
 	}
 	if Remote("") != nil {
