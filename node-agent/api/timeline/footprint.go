@@ -12,11 +12,12 @@ const (
 	FirstAnswer      Moment = "first-answer"      // the function has answered
 )
 
-// Moments are all of them.
+// Moments lists all of them.
 var Moments = []Moment{FirstInstruction, BusMaster, FirstAnswer}
 
-// A Footprint is how much of a sandbox's memory there is at a moment, in bytes: allocated, and of that zeroed. Waited is how long its VF
-// waited for the bus until all that it reaches was zeroed.
+// A Footprint says how much of a sandbox's memory there is at a moment, in bytes: allocated, and
+// the zeroed part of that. Waited is how long its VF waited for the bus until all memory that it
+// reaches was zeroed.
 type Footprint struct {
 	At       Moment        `json:"at"`
 	Resident uint64        `json:"resident"`
@@ -31,7 +32,7 @@ func (t *Timeline) Weigh(f Footprint) {
 	t.footprints = append(t.footprints, f)
 }
 
-// Footprints returns what was recorded, in that order.
+// Footprints returns the recorded footprints, in that order.
 func (t *Timeline) Footprints() []Footprint {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,13 +9,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Trace hands the cold start from begin to end to tracer: one span for the whole, a child for every stage, at the times they had. The
-// trace has the given id, 32 hexadecimal digits, where the tracer's provider was made with IDs. It says whether the trace is kept.
-func Trace(ctx context.Context, tracer trace.Tracer, id string, spans []Span, begin, end time.Time, about ...attribute.KeyValue) bool {
+// Trace hands the cold start from begin to end to tracer: one span for the whole, a child for every
+// stage, at the times they had. If the tracer's provider was made with IDs, the trace has the given
+// id, 32 hexadecimal digits. Trace reports whether the trace is kept.
+func Trace(ctx context.Context, tracer trace.Tracer, id string, spans []Span, begin, end time.Time,
+	about ...attribute.KeyValue) bool {
 	if wanted, err := trace.TraceIDFromHex(id); err == nil {
 		ctx = context.WithValue(ctx, traceID{}, wanted)
 	}
-	ctx, whole := tracer.Start(ctx, "cold start", trace.WithTimestamp(begin), trace.WithAttributes(about...))
+	ctx, whole := tracer.Start(ctx, "cold start", trace.WithTimestamp(begin),
+		trace.WithAttributes(about...))
 	for _, s := range spans {
 		_, stage := tracer.Start(ctx, string(s.Stage), trace.WithTimestamp(s.Begin),
 			trace.WithAttributes(attribute.Int64("clock.error_ns", int64(s.Error))))

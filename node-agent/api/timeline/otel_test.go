@@ -9,10 +9,12 @@ import (
 
 func TestTraceKeepsTheTimes(t *testing.T) {
 	seen := tracetest.NewSpanRecorder()
-	tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(seen), sdk.WithIDGenerator(IDs{})).Tracer("test")
+	tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(seen), sdk.WithIDGenerator(IDs{})).Tracer(
+		"test")
 	const id = "17f0c1a2b3c4d5e6f708192a3b4c5d6e"
 
-	kept := Trace(t.Context(), tracer, id, []Span{span(VMM, 10, 50), span(GuestBoot, 50, 90)}, at(0), at(100))
+	kept := Trace(t.Context(), tracer, id, []Span{span(VMM, 10, 50), span(GuestBoot, 50, 90)},
+		at(0), at(100))
 
 	ended := seen.Ended()
 	if len(ended) != 3 {
@@ -36,7 +38,8 @@ func TestTraceKeepsTheTimes(t *testing.T) {
 
 func TestATraceWithoutAnIDGetsOne(t *testing.T) {
 	seen := tracetest.NewSpanRecorder()
-	tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(seen), sdk.WithIDGenerator(IDs{})).Tracer("test")
+	tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(seen), sdk.WithIDGenerator(IDs{})).Tracer(
+		"test")
 	for range 2 {
 		_, span := tracer.Start(t.Context(), "x")
 		span.End()

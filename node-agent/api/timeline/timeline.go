@@ -1,8 +1,9 @@
 // Package timeline records how a cold start spent its time.
 //
-// A Timeline is a set of spans, each a named stage with a begin and an end on the host's clock. Spans nest and overlap (the VMM
-// opens the VF while it starts); each instant is attributed to the innermost stage open at it, the one that began last, so that
-// the stages add up to the whole. What no stage claims is Unattributed, a stage of its own.
+// A Timeline is a set of spans, each a named stage with a begin and an end on the host's clock.
+// Spans nest and overlap (the VMM opens the VF while it starts). Each instant is attributed to the
+// innermost stage open at it, the one that began last, so that the stages add up to the whole. Time
+// that no stage claims is Unattributed, a stage of its own.
 package timeline
 
 import (
@@ -11,7 +12,8 @@ import (
 	"time"
 )
 
-// Stage names one step of a cold start. The numbered ones keep the names of the FastIOV paper's Fig. 5 and Table 1.
+// Stage names one step of a cold start. The numbered ones keep the names of the FastIOV paper's
+// Fig. 5 and Table 1.
 type Stage string
 
 const (
@@ -33,9 +35,11 @@ const (
 )
 
 // Order is the order in which stages are shown.
-var Order = []Stage{Queue, Image, CNI, Cgroup, VMM, DMARAM, Virtiofs, DMAImage, VFIODev, GuestBoot, Agent, VFDriver, AppInit, FirstByte, Unattributed}
+var Order = []Stage{Queue, Image, CNI, Cgroup, VMM, DMARAM, Virtiofs, DMAImage, VFIODev, GuestBoot,
+	Agent, VFDriver, AppInit, FirstByte, Unattributed}
 
-// A Span is one stage's begin and end. Error bounds how far both may be off where they were read on another clock.
+// A Span is one stage's begin and end. If they were read on another clock, Error bounds how far
+// both may be off.
 type Span struct {
 	Stage Stage         `json:"stage"`
 	Begin time.Time     `json:"begin"`
@@ -43,12 +47,14 @@ type Span struct {
 	Error time.Duration `json:"error_ns,omitempty"`
 }
 
-// A Timeline collects the spans of one cold start. The zero value is ready to use, by any number of goroutines.
+// A Timeline collects the spans of one cold start. The zero value is ready to use, by any number of
+// goroutines.
 type Timeline struct {
 	mu    sync.Mutex
 	spans []Span
 	open  []*Span // begun, not ended
-	shown []Span  // what Progress tells in their place of stages that are measured only once they are over
+	// Stages that Progress shows until their measured spans come, which is only once they are over.
+	shown []Span
 
 	footprints []Footprint
 }
@@ -68,7 +74,8 @@ func (t *Timeline) Begin(stage Stage) (end func()) {
 	})
 }
 
-// Add records finished spans. A span that ends before it begins is one whose clock was off by more than its length: it is kept, empty.
+// Add records finished spans. A span that ends before it begins was read on a clock that was off by
+// more than its length: it is kept, empty.
 func (t *Timeline) Add(spans ...Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,8 +96,8 @@ func (t *Timeline) Spans() []Span {
 	return spans
 }
 
-// Show says that a stage begins about now, and that the one shown before is over, to those who look while nothing better is known; with
-// no stage, that from now on something is. It records nothing.
+// Show tells readers of Progress that a stage begins about now, and that the one shown before is
+// over. An empty stage says that from now on measured spans are known. Show records nothing.
 func (t *Timeline) Show(stage Stage) {
 	now := time.Now()
 	t.mu.Lock()
@@ -105,7 +112,8 @@ func (t *Timeline) Show(stage Stage) {
 	t.shown = append(t.shown, Span{Stage: stage, Begin: now})
 }
 
-// Progress returns the spans that Spans does, those that are open, which have no end, and what is shown, by begin.
+// Progress returns by begin the spans that Spans does, the open ones, which have no end, and the
+// stages shown.
 func (t *Timeline) Progress() []Span {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,8 +125,8 @@ func (t *Timeline) Progress() []Span {
 	return spans
 }
 
-// Attribute shares the time between begin and end among the stages of spans: each instant to the innermost stage open at it.
-// The result sums to end − begin exactly.
+// Attribute shares the time between begin and end among the stages of spans: each instant to the
+// innermost stage open at it. The result sums to end − begin exactly.
 func Attribute(spans []Span, begin, end time.Time) map[Stage]time.Duration {
 	shares := map[Stage]time.Duration{}
 	for _, s := range Segments(spans, begin, end) {
@@ -127,7 +135,8 @@ func Attribute(spans []Span, begin, end time.Time) map[Stage]time.Duration {
 	return shares
 }
 
-// Segments cuts the time between begin and end into pieces without gap or overlap, each of the innermost stage open in it.
+// Segments cuts the time between begin and end into pieces without gap or overlap, each of the
+// innermost stage open in it.
 func Segments(spans []Span, begin, end time.Time) (segments []Span) {
 	cuts := append(make([]time.Time, 0, 2+2*len(spans)), begin, end)
 	for _, s := range spans {
@@ -159,7 +168,8 @@ func innermost(spans []Span, from, to time.Time) Stage {
 	return stage
 }
 
-// Coverage is the share of the time between begin and end, as attributed, that some stage claims: 1 − unattributed ÷ end to end.
+// Coverage returns the share of the time between begin and end, as attributed, that some stage
+// claims: 1 − unattributed ÷ end to end.
 func Coverage(shares map[Stage]time.Duration, begin, end time.Time) float64 {
 	if !begin.Before(end) {
 		return 1

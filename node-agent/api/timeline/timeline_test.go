@@ -10,9 +10,11 @@ import (
 
 var t0 = time.Unix(1_000_000, 0)
 
-func at(ms int) time.Time                 { return t0.Add(time.Duration(ms) * time.Millisecond) }
-func span(stage Stage, from, to int) Span { return Span{Stage: stage, Begin: at(from), End: at(to)} }
-func ms(n int) time.Duration              { return time.Duration(n) * time.Millisecond }
+func at(ms int) time.Time { return t0.Add(time.Duration(ms) * time.Millisecond) }
+func span(stage Stage, from, to int) Span {
+	return Span{Stage: stage, Begin: at(from), End: at(to)}
+}
+func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
 func TestAttribute(t *testing.T) {
 	for _, c := range []struct {
@@ -36,7 +38,8 @@ func TestAttribute(t *testing.T) {
 }
 
 func TestCoverage(t *testing.T) {
-	if got := Coverage(Attribute([]Span{span(Queue, 0, 95)}, at(0), at(100)), at(0), at(100)); got != 0.95 {
+	if got := Coverage(Attribute([]Span{span(Queue, 0, 95)}, at(0), at(100)),
+		at(0), at(100)); got != 0.95 {
 		t.Errorf("coverage %v, want 0.95", got)
 	}
 	if got := Coverage(nil, at(0), at(0)); got != 1 {
@@ -58,7 +61,8 @@ func TestProgressShowsWhatIsOpen(t *testing.T) {
 	var tl Timeline
 	tl.Begin(Image)()
 	end := tl.Begin(VMM)
-	if s := tl.Progress(); len(s) != 2 || s[0].Stage != Image || s[1].Stage != VMM || !s[1].End.IsZero() {
+	if s := tl.Progress(); len(s) != 2 || s[0].Stage != Image || s[1].Stage != VMM ||
+		!s[1].End.IsZero() {
 		t.Errorf("%+v; want image, and vmm without an end", s)
 	}
 	end()
@@ -97,7 +101,8 @@ func TestAttributeSumsToTheWhole(t *testing.T) {
 		var spans []Span
 		for range rapid.IntRange(0, 12).Draw(t, "spans") {
 			from := rapid.IntRange(-20, 120).Draw(t, "from")
-			spans = append(spans, span(rapid.SampledFrom(Order).Draw(t, "stage"), from, from+rapid.IntRange(0, 60).Draw(t, "length")))
+			spans = append(spans, span(rapid.SampledFrom(Order).Draw(t, "stage"), from, from+
+				rapid.IntRange(0, 60).Draw(t, "length")))
 		}
 		var sum time.Duration
 		for stage, d := range Attribute(spans, at(0), at(100)) {
