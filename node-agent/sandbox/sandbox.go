@@ -1,5 +1,6 @@
-// Package sandbox is the seam between the startup pipeline and what a function runs in: a QEMU microVM, a bare VFIO process
-// without a guest, or a simulation. One conformance suite (sandboxtest) runs over every driver.
+// Package sandbox is the seam between the startup pipeline and the place where a function runs: a
+// QEMU microVM, a bare VFIO process without a guest, or a simulation. One conformance suite
+// (sandboxtest) runs over every driver.
 package sandbox
 
 import (
@@ -17,15 +18,16 @@ import (
 // A Spec is all a driver needs to start one sandbox. Memory and NIC have been reserved and wired by
 // the pipeline before it is made.
 type Spec struct {
-	ID        string
-	Dir       string // the sandbox's run directory, made by the caller and removed by it after the end
+	ID string
+	// The sandbox's run directory. The caller makes it, and removes it after the end.
+	Dir       string
 	Root      string // root image, a read-only erofs file
 	Program   wire.Program
 	MemoryMiB int
 	NIC       *NIC // nil: no network
 }
 
-// A NIC is how a sandbox reaches the network, as a driver sees it. The guest finds it by its MAC.
+// A NIC is a sandbox's way to the network, as a driver sees it. The guest finds it by its MAC.
 type NIC struct {
 	Kind    string // of the path to the network, see node-agent/netpath
 	MAC     string
@@ -57,14 +59,16 @@ func (s Spec) PCI() *PCI {
 	return s.NIC.PCI
 }
 
-// A Record is what the journal keeps of a running sandbox, enough for a restarted agent to adopt or end it.
+// A Record is the journal's entry about a running sandbox, enough for a restarted agent to adopt or
+// end it.
 type Record struct {
-	Version    int // of what a record holds and of how its guest is spoken to
-	Spec       Spec
-	PID        int
-	StartTicks uint64 // /proc/PID/stat field 22: with PID it names one process, also after PID reuse
+	Version int // of what a record holds and of how its guest is spoken to
+	Spec    Spec
+	PID     int
+	// From /proc/PID/stat, field 22. With PID it names one process, also after PID reuse.
+	StartTicks uint64
 
-	// Secret is what the sandbox's guest and the agent know. Nobody else may read the record.
+	// Secret is shared by the sandbox's guest and the agent. No other user may read the record.
 	Secret door.Secret `json:",omitzero"`
 }
 
@@ -74,14 +78,17 @@ type Driver interface {
 	// undone. As soon as there is a process, and before that process touches the NIC, it calls
 	// owned with the record by which the sandbox can be adopted; an error from owned ends the
 	// start.
-	Start(ctx context.Context, spec Spec, tl *timeline.Timeline, owned func(Record) error) (Sandbox, error)
-	// Adopt takes over a sandbox that a former agent started. It fails if pid, start time and the sandbox's own answer do not
-	// all agree with the record; the caller then calls End. Where ctx ends with the cause ErrLetGo, it lets go of the sandbox.
+	Start(ctx context.Context, spec Spec, tl *timeline.Timeline,
+		owned func(Record) error) (Sandbox, error)
+	// Adopt takes over a sandbox that a former agent started. It fails unless pid, start time and
+	// the sandbox's own answer all agree with the record; the caller then calls End. If ctx ends
+	// with the cause ErrLetGo, it lets go of the sandbox.
 	Adopt(ctx context.Context, rec Record) (Sandbox, error)
-	// End kills whatever a former agent left of the sandbox (by its cgroup, not by pid) and returns when it is gone. It cannot
-	// fail and may run twice.
+	// End kills whatever a former agent left of the sandbox (by its cgroup, not by pid) and returns
+	// when it is gone. It cannot fail and may run twice.
 	End(spec Spec)
-	// Leftovers lists, one line each, the processes, cgroups, sockets and the like of this driver that belong to no sandbox in live.
+	// Leftovers lists, one line each, the processes, cgroups, sockets and the like of this driver
+	// that belong to no sandbox in live.
 	Leftovers(live map[string]bool) []string
 }
 
@@ -91,20 +98,21 @@ type Sandbox interface {
 	// has seen a byte. The connection can be closed one way (CloseWrite); it ends with the sandbox,
 	// whose end is then the error of who reads it, and with a Pause.
 	Dial(ctx context.Context, port int) (net.Conn, error)
-	// Pause takes the CPU from the sandbox, which keeps all else. Nothing may be under way in it. Pausing twice is pausing once.
-	// A Pause or Resume that has begun is done also when its caller gives up; a sandbox that does not
-	// answer within the driver's own bound is ended.
+	// Pause takes the CPU from the sandbox, which keeps all else. Nothing may be under way in it.
+	// Pausing a paused sandbox does nothing. A Pause or Resume that has begun is completed even if
+	// its caller gives up. A sandbox that does not answer within the driver's own bound is ended.
 	Pause(ctx context.Context) error
-	// Resume gives it back and returns when the sandbox can be dialled and tells the right time. It
-	// bears not having been paused.
+	// Resume gives the CPU back and returns when the sandbox can be dialled and tells the right
+	// time. Resuming a running sandbox does nothing.
 	Resume(ctx context.Context) error
-	// Logs returns what the runtime writes. It ends with the sandbox, or before the first line
-	// where there is nothing that could write.
+	// Logs returns what the runtime writes. It ends with the sandbox, or before the first line if
+	// there is no runtime that could write.
 	Logs() *tail.Log
 	// Done is closed when the sandbox has ended, by whatever cause; Err then says why (nil: Close).
 	Done() <-chan struct{}
 	Err() error
-	// Close ends the sandbox and returns when nothing of it is left. It cannot fail and may run twice.
+	// Close ends the sandbox and returns when nothing of it is left. It cannot fail and may run
+	// twice.
 	Close()
 }
 
@@ -117,7 +125,8 @@ type Weigher interface {
 // it.
 var ErrUnreached = errors.New("not reached")
 
-// ErrLetGo is the Err of a sandbox whose driver was closed: it lives on, for a later agent to adopt.
+// ErrLetGo is the Err of a sandbox whose driver was closed: it lives on, for a later agent to
+// adopt.
 var ErrLetGo = errors.New("its agent has closed")
 
 // A NICFault is the Err of a sandbox that ended because its NIC reported an error.
