@@ -31,7 +31,6 @@ var notPlainYet = []string{
 	"node-agent/guest/init",
 	"node-agent/guest/wire",
 	"node-agent/sandbox/bare",
-	"node-agent/sandbox/qemu",
 	"node-agent/sandbox/sandboxtest",
 	"node-agent/sandbox/sim",
 }

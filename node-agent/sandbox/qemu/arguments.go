@@ -11,8 +11,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
-// A command is QEMU's command line while it grows, with the files that QEMU inherits. QEMU runs as a user who may open next to
-// nothing, so all it uses it is handed open: it is told numbers, not paths.
+// A command is QEMU's command line while it grows, with the files that QEMU inherits. QEMU runs as
+// a user who may open next to nothing. So every file it uses is passed to it open, and it gets
+// numbers, not paths.
 type command struct {
 	args  []string
 	files []*os.File
@@ -35,10 +36,11 @@ func (c *command) set(f *os.File) string {
 
 // cmd is the process to start: no shell, no environment, what it says goes to log.
 func (c *command) cmd(binary string, log *os.File) *exec.Cmd {
-	return &exec.Cmd{Args: append([]string{binary}, c.args...), Stdout: log, Stderr: log, ExtraFiles: c.files}
+	return &exec.Cmd{Args: append([]string{binary}, c.args...), Stdout: log, Stderr: log,
+		ExtraFiles: c.files}
 }
 
-// handed is what one VMM inherits.
+// handed holds the files that one VMM inherits.
 type handed struct {
 	kernel, initrd *os.File // memfds: any process that has them can read them
 	kvm, vsock     *os.File
@@ -48,33 +50,46 @@ type handed struct {
 	control        *os.File // listening socket
 }
 
-// describe is the microVM: as few devices as a Linux guest needs, each of them one less to emulate, to probe and to attack.
+// describe describes the microVM. It has as few devices as a Linux guest needs: each further one
+// would have to be emulated and probed, and could be attacked.
 func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *command {
 	c := &command{}
 	c.add("-name", spec.ID, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none")
 	c.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
-	// QEMU waits here, before it makes a machine, until somebody connects: that is how it is held until its record is written.
-	c.add("-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=on", c.pass(h.control)), "-mon", "chardev=qmp,mode=control")
+	// QEMU waits here, before it makes a machine, until a client connects. This holds it until its
+	// record is written.
+	c.add("-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=on", c.pass(h.control)),
+		"-mon", "chardev=qmp,mode=control")
 	c.add("-S") // the first guest instruction is ours to time
-	c.add("-machine", "q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off,hpet=off,i8042=off,graphics=off")
-	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m", fmt.Sprintf("%dM", spec.MemoryMiB))
-	c.add("-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,share=on,align=%d,mem-path=/proc/self/fd/%d", spec.MemoryMiB, hugePage, c.pass(h.ram.memfd)))
-	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.kernel)), "-initrd", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.initrd)))
+	c.add("-machine",
+		"q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off,hpet=off,i8042=off,graphics=off")
+	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m",
+		fmt.Sprintf("%dM", spec.MemoryMiB))
+	c.add("-object",
+		fmt.Sprintf(
+			"memory-backend-file,id=ram,size=%dM,share=on,align=%d,mem-path=/proc/self/fd/%d",
+			spec.MemoryMiB, hugePage, c.pass(h.ram.memfd)))
+	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.pass(h.kernel)), "-initrd",
+		fmt.Sprintf("/proc/self/fd/%d", c.pass(h.initrd)))
 	if h.ram.registration != nil {
 		c.pass(h.ram.registration)
 	}
 	c.add("-append", strings.Join(parameters, " "))
-	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial", "chardev:console")
-	c.add("-blockdev", "driver=file,node-name=root,read-only=on,locking=off,filename="+c.set(h.root))
+	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial",
+		"chardev:console")
+	c.add("-blockdev", "driver=file,node-name=root,read-only=on,locking=off,filename="+
+		c.set(h.root))
 	c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
-	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid, c.pass(h.vsock)))
+	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid,
+		c.pass(h.vsock)))
 	if pci := spec.PCI(); pci != nil { // a room has no sysfs
 		c.add("-device", "vfio-pci,id=vf,rombar=0,sysfsdev="+jail.Device(pci.BDF))
 	}
 	return c
 }
 
-// kernelParameters spare the guest kernel what a microVM has no use for. Each is a wait, a probe or a test at boot.
+// kernelParameters spare the guest kernel all that a microVM does not need. Each is a wait, a probe
+// or a test at boot.
 var kernelParameters = []string{
 	"console=ttyS0", "quiet", // every character costs two exits
 	"panic=-1", "reboot=t", // a panic is a reboot is, by -no-reboot, the end
@@ -82,10 +97,11 @@ var kernelParameters = []string{
 	"cryptomgr.notests", "audit=0", "lsm=capability",
 }
 
-// On emulated CPUs guests were seen to idle for ever, waiting for an interrupt that had come. With a periodic timer they look again.
+// On emulated CPUs guests were seen to idle for ever, waiting for an interrupt that had come. With
+// a periodic timer they look again.
 var emulatedParameters = []string{"nohz=off", "highres=off", "lapic=notscdeadline"}
 
-// parametersFor are those for guests of a host with this /proc/cpuinfo.
+// parametersFor returns the parameters for guests of a host with this /proc/cpuinfo.
 func parametersFor(cpuinfo string) []string {
 	if strings.Contains(cpuinfo, "QEMU TCG CPU") {
 		return slices.Concat(kernelParameters, emulatedParameters)

@@ -17,8 +17,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// Files of a sandbox's run directory. Both logs are written by the VMM, so they are charged to the sandbox's cgroup: a guest that floods
-// its console fills its own memory and nobody else's.
+// Files of a sandbox's run directory. The VMM writes both logs, so they are charged to the
+// sandbox's cgroup: a guest that floods its console fills only its own memory.
 func controlSocket(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "qmp.sock") }
 func consoleLog(spec sandbox.Spec) string    { return filepath.Join(spec.Dir, "console.log") }
 func vmmLog(spec sandbox.Spec) string        { return filepath.Join(spec.Dir, "vmm.log") }
@@ -33,7 +33,7 @@ type boot struct {
 	resumed  time.Time
 }
 
-// run takes the steps in order. Whoever calls it ends the vm if it fails.
+// run takes the steps in order. If it fails, its caller ends the vm.
 func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err error) {
 	v := b.vm
 	defer b.vsock.Close()
@@ -68,7 +68,9 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 		return err
 	}
 	if v.spec.PCI() != nil {
-		b.weigh(timeline.BusMaster) // it was made one when its driver was; all that it reaches has been there since
+		// The driver made the VF bus master when it started; all memory that the VF reaches has
+		// been there since.
+		b.weigh(timeline.BusMaster)
 	}
 	return nil
 }
@@ -104,7 +106,7 @@ func (b *boot) launch() error {
 	cmd := describe(spec, b.vm.cell.User, b.parameters, h).cmd(b.binary, log)
 	b.vm.args = cmd.Args
 	b.launched = time.Now()
-	const beside = 64 // what VFIO maps beside the guest's memory: firmware, option ROMs
+	const beside = 64 // for the memory that VFIO maps beside the guest's: firmware, option ROMs
 	return b.vm.cell.Start(cmd, spec.MemoryMiB+beside)
 }
 
@@ -136,7 +138,8 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 	return h, err
 }
 
-// close drops our side of what is this VMM's alone, but for its memory; kernel and initrd serve the next one too.
+// close closes our side of the files that only this VMM uses, but for its memory. Kernel and initrd
+// serve the next VMM too.
 func (h handed) close() {
 	for _, f := range []*os.File{h.kvm, h.root, h.console, h.control} {
 		if f != nil {
@@ -173,7 +176,8 @@ func (b *boot) release() error {
 	}
 }
 
-// account turns what was seen into the stages of the timeline. A start that failed has those that it got to.
+// account turns the events into the stages of the timeline. A start that failed has the stages that
+// it reached.
 func (b *boot) account(events []kprobe.Event) {
 	if b.resumed.IsZero() {
 		b.resumed = time.Now()
@@ -182,7 +186,8 @@ func (b *boot) account(events []kprobe.Event) {
 	b.tl.Add(timeline.Span{Stage: timeline.VMM, Begin: b.launched, End: b.resumed})
 	b.tl.Add(kprobe.Spans(events)...)
 	for _, s := range b.vm.conn.Spans() {
-		if s.Stage == timeline.GuestBoot { // the guest reckons from its counter's zero, which is a little before it ran
+		// The guest counts from its counter's zero, which is a little before it ran.
+		if s.Stage == timeline.GuestBoot {
 			s.Begin = b.resumed
 		}
 		b.tl.Add(s)

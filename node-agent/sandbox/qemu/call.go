@@ -20,11 +20,11 @@ import (
 )
 
 // A vsock CID belongs to the open file of /dev/vhost-vsock that was given it last, until that file
-// is closed. A VMM has such a file; its filter has the kernel leave the CID as it is, but that is not
-// relied on. Hence three rules. The CID is taken here, before the
-// guest is expected. A guest is greeted only if its VMM still answers after the call: then the file
-// was open, and the CID the VMM's, when the call came. And what a guest is sent later, it is sent
-// by a connection on which it has proved to be the one that was configured.
+// is closed. A VMM has such a file. Its filter has the kernel leave the CID as it is, but we do not
+// rely on that. Hence three rules. The CID is taken here, before the guest is expected. A guest is
+// greeted only if its VMM still answers after the call: then the file was open, and the CID the
+// VMM's, when the call came. Later messages go to the guest by a connection on which it has proved
+// to be the one that was configured.
 
 const (
 	cidTries   = 256 // each CID that is in the way is held by a VMM that is broken out
@@ -111,9 +111,9 @@ func (v *vm) Dial(ctx context.Context, port int) (net.Conn, error) {
 	return v.calls.Add(conn), nil
 }
 
-// enter dials until both sides have proved who they are, as long as ctx allows: the kernel gives a
-// guest two seconds to take a call, and one that shares its CPU with many others may need longer;
-// and where a local user calls it all the time, the guest's queue may be full, or it may have hung
+// enter dials until both sides have proved themselves, as long as ctx allows. The kernel gives a
+// guest two seconds to take a call, and a guest that shares its CPU with many others may need
+// longer. If a local user calls it all the time, the guest's queue may be full, or it may have hung
 // up on us to make room. Nothing has been sent by then.
 func enter(
 	ctx context.Context, secret door.Secret, port uint16,

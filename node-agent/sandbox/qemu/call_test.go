@@ -20,7 +20,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
-// answering dials whoever plays the guest.
+// answering dials a stand-in for the guest.
 func answering(guest func(net.Conn)) func(context.Context) (net.Conn, error) {
 	return func(context.Context) (net.Conn, error) {
 		agent, other := net.Pipe()
@@ -30,7 +30,7 @@ func answering(guest func(net.Conn)) func(context.Context) (net.Conn, error) {
 }
 
 // A VM that took the CID of a dead one gets nothing of the call that was for that one: no port, and
-// nothing that it could prove itself with. What is called is not connected, so nothing is sent.
+// nothing that it could prove itself with. The call is not connected, so nothing is sent.
 func TestAThiefOfACIDHearsNoCall(t *testing.T) {
 	for name, claim := range map[string]func(io.ReadWriter) error{
 		"with another's secret": func(c io.ReadWriter) error {
@@ -78,8 +78,13 @@ func TestACrowdAtTheGuestsDoorIsWaitedFor(t *testing.T) {
 		tries := []func(context.Context) (net.Conn, error){
 			func(context.Context) (net.Conn, error) { return nil, unix.ETIMEDOUT },
 			func(context.Context) (net.Conn, error) { return nil, unix.ECONNRESET },
-			answering(func(c net.Conn) { io.ReadFull(c, make([]byte, 32)) }), // and hangs up, to make room
-			answering(func(c net.Conn) { door.Admit(c, secret); door.Welcome(c); io.WriteString(c, "runtime") }),
+			// hangs up afterwards, to make room
+			answering(func(c net.Conn) { io.ReadFull(c, make([]byte, 32)) }),
+			answering(func(c net.Conn) {
+				door.Admit(c, secret)
+				door.Welcome(c)
+				io.WriteString(c, "runtime")
+			}),
 		}
 		dial := func(ctx context.Context) (net.Conn, error) {
 			try := tries[0]
@@ -99,15 +104,21 @@ func TestACrowdAtTheGuestsDoorIsWaitedFor(t *testing.T) {
 func TestACallEndsWithItsContext(t *testing.T) {
 	why := errors.New("the sandbox has ended")
 	for name, dial := range map[string]func(context.Context) (net.Conn, error){
-		"a full queue":         func(context.Context) (net.Conn, error) { return nil, unix.ECONNRESET },
-		"a guest that hangs":   answering(func(c net.Conn) { io.Copy(io.Discard, c) }),
-		"one that is half out": answering(func(c net.Conn) { c.Write(make([]byte, 40)); io.Copy(io.Discard, c) }),
+		"a full queue": func(context.Context) (net.Conn, error) {
+			return nil, unix.ECONNRESET
+		},
+		"a guest that hangs": answering(func(c net.Conn) { io.Copy(io.Discard, c) }),
+		"one that is half out": answering(func(c net.Conn) {
+			c.Write(make([]byte, 40))
+			io.Copy(io.Discard, c)
+		}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(time.Minute, func() { cancel(why) })
-				if _, err := enter(ctx, door.NewSecret(), door.Runtime, dial); !errors.Is(err, why) {
+				if _, err := enter(ctx, door.NewSecret(), door.Runtime, dial); !errors.Is(err,
+					why) {
 					t.Errorf("%v, want %v", err, why)
 				}
 			})
@@ -133,8 +144,8 @@ func (c calls) Accept() (net.Conn, uint32, error) {
 
 func (c calls) Close() error { close(c); return nil }
 
-// The CID of a VM that dies is free before anybody else sees that it has died: who calls from it
-// then is not greeted, and hears nothing.
+// The CID of a VM that dies is free before any process sees that it has died. A process that calls
+// from it then is not greeted, and hears nothing.
 func TestWhoCallsAsTheVMMDiesIsNotGreeted(t *testing.T) {
 	for state, greeted := range map[string]bool{isRunning: true, isBroken: false} {
 		v := controlled(t, state)
@@ -150,7 +161,8 @@ func TestWhoCallsAsTheVMMDiesIsNotGreeted(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := v.greet(t.Context()); (err == nil) != greeted {
-			t.Errorf("QEMU says %s, and the caller is greeted with %v", strings.TrimSpace(state), err)
+			t.Errorf("QEMU says %s, and the caller is greeted with %v",
+				strings.TrimSpace(state), err)
 		}
 		l.Close()
 		if said, _ := io.ReadAll(caller); len(said) > 0 {
@@ -176,7 +188,8 @@ func TestAGuestOfAFormerVersionLeadsToItsRuntime(t *testing.T) {
 		}
 		agent, caller := net.Pipe()
 		transport <- agent
-		if err := wire.Write(caller, wire.Up{Hello: &wire.Hello{Ready: true, Ports: ports}}); err != nil {
+		if err := wire.Write(caller,
+			wire.Up{Hello: &wire.Hello{Ready: true, Ports: ports}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := v.greet(t.Context()); err != nil || v.ports.Load() != ports {

@@ -26,7 +26,7 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// TestACIDIsOfWhoTookItFirst is what the kernel promises and takeCID stands on.
+// TestACIDIsOfWhoTookItFirst tests the kernel's promise that takeCID relies on.
 func TestACIDIsOfWhoTookItFirst(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		const cid = 1_899_999_999 // of no sandbox
@@ -49,17 +49,20 @@ func TestACIDIsOfWhoTookItFirst(t *testing.T) {
 	})
 }
 
-// TestGuestsCallTheAgentAlone: no local user can listen where guests call, also while no agent does.
+// TestGuestsCallTheAgentAlone: no local user can listen where guests call, also while no agent
+// does.
 func TestGuestsCallTheAgentAlone(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		listen := func(port uint32) (err error) {
 			sandboxtest.AsUser(t, sandboxtest.Nobody, func() {
 				var fd int
-				if fd, err = unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+				if fd, err = unix.Socket(unix.AF_VSOCK,
+					unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 					return
 				}
 				defer unix.Close(fd)
-				if err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port}); err == nil {
+				if err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY,
+					Port: port}); err == nil {
 					err = unix.Listen(fd, 1)
 				}
 			})
@@ -107,7 +110,8 @@ func TestNobodySpeaksToAGuestButTheAgent(t *testing.T) {
 				}
 			}
 		}
-		if said := strangerSays(t, sandboxtest.Nobody, cid, "/run", &v.secret); !strings.Contains(said, "HTTP") {
+		if said := strangerSays(t, sandboxtest.Nobody,
+			cid, "/run", &v.secret); !strings.Contains(said, "HTTP") {
 			t.Errorf("with the secret, which is all that kept it out: %q", said)
 		}
 		runtime := openwhisk.New(v, wire.RuntimePort)
@@ -147,10 +151,13 @@ func oneGuest(t *testing.T, driver sandbox.Driver, subject sandboxtest.Subject, 
 	spec.ID, spec.Dir = fmt.Sprintf("door-%d", time.Now().UnixNano()), t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), subject.Within)
 	defer cancel()
-	s, err := driver.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+	s, err := driver.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error {
+		return nil
+	})
 	if err != nil {
 		console, _ := os.ReadFile(consoleLog(spec))
-		t.Fatalf("sandbox %d does not start within %s: %v; its console:\n%s", i, subject.Within, err, console)
+		t.Fatalf("sandbox %d does not start within %s: %v; its console:\n%s", i, subject.Within,
+			err, console)
 	}
 	return s.(*vm)
 }
@@ -168,8 +175,9 @@ func (c thread) Read(p []byte) (int, error) {
 
 func (c thread) Write(p []byte) (int, error) { return unix.Write(int(c), p) }
 
-// strangerSays posts as a user, who knows the secret or does not, and returns what it hears.
-func strangerSays(t *testing.T, uid int, cid uint32, path string, secret *door.Secret) (heard string) {
+// strangerSays posts as a user, who knows the secret or does not, and returns the answer.
+func strangerSays(t *testing.T, uid int, cid uint32, path string,
+	secret *door.Secret) (heard string) {
 	t.Helper()
 	sandboxtest.AsUser(t, uid, func() {
 		fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -179,7 +187,8 @@ func strangerSays(t *testing.T, uid int, cid uint32, path string, secret *door.S
 		}
 		defer unix.Close(fd)
 		silence := unix.Timeval{Sec: 60} // then the guest says nothing any more
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &silence); err != nil {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET,
+			unix.SO_RCVTIMEO, &silence); err != nil {
 			t.Error(err)
 			return
 		}
@@ -204,7 +213,7 @@ func strangerSays(t *testing.T, uid int, cid uint32, path string, secret *door.S
 	return heard
 }
 
-// thefts: whoever has an open /dev/vhost-vsock takes what CIDs it can.
+// thefts: a process with an open /dev/vhost-vsock takes what CIDs it can.
 func thefts(t *testing.T, driver sandbox.Driver, subject sandboxtest.Subject, running *vm) {
 	thief, err := os.OpenFile("/dev/vhost-vsock", os.O_RDWR, 0)
 	if err != nil {
@@ -225,7 +234,7 @@ func thefts(t *testing.T, driver sandbox.Driver, subject sandboxtest.Subject, ru
 	}
 }
 
-// costs says what the handshake costs, on a connection over vsock to a guest that idles.
+// costs logs the cost of the handshake, on a connection over vsock to a guest that idles.
 func costs(ctx context.Context, t *testing.T, v *vm) {
 	const times = 50
 	began := time.Now()

@@ -12,7 +12,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
 )
 
-// most is how many system calls an allow list may have.
+// most bounds the number of system calls on an allow list.
 const most = 90
 
 // A tracer counts, in the kernel, the system calls that QEMUs of sandboxes make. One that a filter
@@ -21,40 +21,44 @@ type tracer struct{ counts *ebpf.Map }
 
 func trace(t *testing.T) tracer {
 	t.Helper()
-	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1024})
+	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8,
+		MaxEntries: 1024})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { counts.Close() })
 	const (
 		firstUser = 1_900_000_000
-		qemu      = 'q' | 'e'<<8 | 'm'<<16 | 'u'<<24 // how its command's name begins, and the launcher's does not
+		// The name of its command begins so, and the launcher's does not.
+		qemu      = 'q' | 'e'<<8 | 'm'<<16 | 'u'<<24
 		comm, key = -16, -24
 	)
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "GPL", Instructions: asm.Instructions{
-		asm.LoadMem(asm.R6, asm.R1, 8, asm.DWord),
-		asm.FnGetCurrentUidGid.Call(),
-		asm.Mov.Reg32(asm.R0, asm.R0),
-		asm.JLT.Imm(asm.R0, firstUser, "out"),
-		asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, comm), asm.Mov.Imm(asm.R2, 16),
-		asm.FnGetCurrentComm.Call(),
-		asm.LoadMem(asm.R1, asm.RFP, comm, asm.Word),
-		asm.JNE.Imm(asm.R1, qemu, "out"),
-		asm.StoreMem(asm.RFP, key, asm.R6, asm.Word),
-		asm.LoadMapPtr(asm.R1, counts.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, key),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
-		asm.Mov.Imm(asm.R1, 1),
-		asm.AddAtomic.Mem(asm.R0, asm.R1, asm.DWord, 0),
-		asm.Mov.Imm(asm.R0, 0).WithSymbol("out"),
-		asm.Return(),
-	}})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.LoadMem(asm.R6, asm.R1, 8, asm.DWord),
+			asm.FnGetCurrentUidGid.Call(),
+			asm.Mov.Reg32(asm.R0, asm.R0),
+			asm.JLT.Imm(asm.R0, firstUser, "out"),
+			asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, comm), asm.Mov.Imm(asm.R2, 16),
+			asm.FnGetCurrentComm.Call(),
+			asm.LoadMem(asm.R1, asm.RFP, comm, asm.Word),
+			asm.JNE.Imm(asm.R1, qemu, "out"),
+			asm.StoreMem(asm.RFP, key, asm.R6, asm.Word),
+			asm.LoadMapPtr(asm.R1, counts.FD()),
+			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, key),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.AddAtomic.Mem(asm.R0, asm.R1, asm.DWord, 0),
+			asm.Mov.Imm(asm.R0, 0).WithSymbol("out"),
+			asm.Return(),
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { program.Close() })
-	attached, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "sys_enter", Program: program})
+	attached, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "sys_enter",
+		Program: program})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +100,7 @@ func (tr tracer) hold(t *testing.T) {
 		t.Errorf("%d calls are allowed, want %d or fewer", len(f.Calls), most)
 	}
 	if t.Failed() {
-		return // what did not run was not seen
+		return // calls that did not run were not seen
 	}
 	for _, call := range f.Calls {
 		if !slices.Contains(seen, call) {

@@ -42,7 +42,8 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 		t.Fatal(err)
 	}
 	t.Cleanup(probe.Close)
-	config.Binary, config.Kernel, config.Initrd = "qemu-system-x86_64", images.Guest.Kernel, images.Guest.Initrd
+	config.Binary, config.Kernel, config.Initrd = "qemu-system-x86_64", images.Guest.Kernel,
+		images.Guest.Initrd
 	config.Rooms = 4
 	config.Probe, config.Log = probe, slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return sandboxtest.Subject{
@@ -77,7 +78,8 @@ func TestConformance(t *testing.T) {
 }
 
 // begin starts a sandbox of the subject as change makes it.
-func begin(t *testing.T, s sandboxtest.Subject, change func(*sandbox.Spec)) (sandbox.Sandbox, error) {
+func begin(t *testing.T, s sandboxtest.Subject,
+	change func(*sandbox.Spec)) (sandbox.Sandbox, error) {
 	t.Helper()
 	d, leave, err := s.Open()
 	if err != nil {
@@ -127,8 +129,9 @@ func cannotStart(t *testing.T, s sandboxtest.Subject) {
 	}
 }
 
-// halted has the kernel interrupt all that the VMM waits in, which each thread then takes up again, and has it ask the kernel what
-// time it is, as on hosts whose clock cannot be read without that.
+// halted makes the kernel interrupt every wait of the VMM, which each thread then takes up again.
+// It also makes the VMM ask the kernel for the time, as on hosts whose clock cannot be read without
+// that.
 func halted(t *testing.T, s sandboxtest.Subject) {
 	sb, err := begin(t, s, func(*sandbox.Spec) {})
 	if err != nil {

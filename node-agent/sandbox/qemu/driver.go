@@ -3,13 +3,16 @@
 //	confine   cgroup, user, VFIO node                                     0-cgroup
 //	launch    QEMU starts and waits at its control socket                 vmm ─┐
 //	own       the record is written; nobody has touched the VF yet             │
-//	release   we connect: QEMU maps RAM, opens the VF    1-dma-ram 4-vfio-dev  │ (seen by the kernel probe)
+//	release   we connect: QEMU maps RAM, opens the VF    1-dma-ram 4-vfio-dev  │ (kernel probe)
 //	          cont: the first guest instruction                               ─┘
 //	greet     the guest calls, is known by its CID, gets its configuration     guest-boot, agent
 //	ready     VF up, runtime accepts                                           5-vf-driver
 //
-// There is one way to end, whatever the cause: see package life; one goroutine kills the cgroup and takes down the rest.
-// Everything that waits is woken by that, so a cancelled start, a dead VMM and a guest that powers off are the same path.
+// The kernel probe sees the stages marked by the bracket.
+//
+// There is one way to end, whatever the cause (see package life): one goroutine kills the cgroup
+// and takes down the rest. Every wait ends by that, so a cancelled start, a dead VMM and a guest
+// that powers off are the same path.
 package qemu
 
 import (
@@ -31,13 +34,13 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
-// OverheadMiB is what a VMM needs beside its guest's memory; the kernel holds it to the sum.
+// OverheadMiB is the memory that a VMM needs beside its guest's. The kernel holds it to the sum.
 const OverheadMiB = 128
 
 // MinMemoryMiB is the least a guest kernel boots with.
 const MinMemoryMiB = 128
 
-// Config says what microVMs are made of.
+// Config holds the parts that microVMs are made of.
 type Config struct {
 	Binary     string // qemu-system-x86_64, looked up in PATH if it has no slash
 	Kernel     string
@@ -77,7 +80,9 @@ func (d *Driver) open() (err error) {
 	for _, device := range []string{"/dev/kvm", "/dev/vhost-vsock"} {
 		f, err := os.OpenFile(device, os.O_RDWR, 0)
 		if err != nil {
-			return fmt.Errorf("microVMs need %s: %w (is its module loaded? fastiov doctor says more)", device, err)
+			return fmt.Errorf(
+				"microVMs need %s: %w (is its module loaded? fastiov doctor says more)",
+				device, err)
 		}
 		f.Close()
 	}
@@ -87,7 +92,8 @@ func (d *Driver) open() (err error) {
 	}
 	d.parameters = parametersFor(string(cpuinfo))
 	if d.config.Set.TouchFirst() {
-		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"}) // what the guest gives to a device it has touched
+		// The guest zeroes, and so touches, all memory that it gives to a device.
+		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"})
 	}
 	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {
 		return err
@@ -100,7 +106,8 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	if d.host, err = jail.Open(jail.Config{
-		Name: "fastiov", Program: d.binary, Data: data, Rooms: d.config.Rooms, BestEffort: d.config.BestEffort, Log: d.config.Log,
+		Name: "fastiov", Program: d.binary, Data: data, Rooms: d.config.Rooms,
+		BestEffort: d.config.BestEffort, Log: d.config.Log,
 	}); err != nil {
 		return err
 	}
@@ -108,7 +115,7 @@ func (d *Driver) open() (err error) {
 	return err
 }
 
-// dataOf is where a QEMU looks for its firmware, as far as that is there.
+// dataOf returns the directories in which a QEMU looks for its firmware, as far as they exist.
 func dataOf(binary string) (dirs []string, err error) {
 	out, err := exec.Command(binary, "-L", "help").Output()
 	if err != nil {
@@ -122,7 +129,7 @@ func dataOf(binary string) (dirs []string, err error) {
 	return dirs, nil
 }
 
-// Confinement says how VMMs are held, for people.
+// Confinement describes to people how VMMs are held.
 func (d *Driver) Confinement() string { return d.host.Confinement() }
 
 // MadeOnPath counts the rooms that starts had to wait for.
@@ -144,9 +151,12 @@ func (d *Driver) Close() {
 }
 
 // Start implements sandbox.Driver.
-func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
 	if spec.MemoryMiB < MinMemoryMiB {
-		return nil, fmt.Errorf("sandbox %s: %d MiB of memory is too little for a microVM, ask for %d or more", spec.ID, spec.MemoryMiB, MinMemoryMiB)
+		return nil, fmt.Errorf(
+			"sandbox %s: %d MiB of memory is too little for a microVM, ask for %d or more", spec.ID,
+			spec.MemoryMiB, MinMemoryMiB)
 	}
 	endCgroup := tl.Begin(timeline.Cgroup)
 	cell, vsock, err := d.confine(spec)
@@ -161,7 +171,8 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	return b.vm, nil
 }
 
-// Adopt implements sandbox.Driver. A guest that had not become ready when its agent died is not adopted: nobody waits for it any more.
+// Adopt implements sandbox.Driver. A guest that had not become ready when its agent died is not
+// adopted: no caller waits for it any more.
 func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
 	cell, err := d.host.Adopt(rec)
 	if err != nil {
@@ -186,8 +197,8 @@ func (d *Driver) rejoin(ctx context.Context, v *vm) (err error) {
 	return v.goOn(ctx)
 }
 
-// goOn makes the guest of a former agent one that runs and tells the right time. One that runs is
-// told the time too: the former agent may have died after it let it run, before it told it.
+// goOn makes the guest of a former agent run and tell the right time. A running guest is told the
+// time too: the former agent may have died after it let the guest run, before it told it the time.
 func (v *vm) goOn(ctx context.Context) error {
 	state, err := v.state()
 	if err == nil && state == "paused" { // a paused guest does not call

@@ -14,8 +14,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// hold reads a file once into sealed memory: nobody can change it under running guests, every VMM can read it whatever its user may open,
-// and starting the next guest reads no disk.
+// hold reads a file once into sealed memory. Nobody can change it under running guests. Every VMM
+// can read it, whatever its user may open. Starting the next guest reads no disk.
 func hold(what, path string) (*os.File, error) {
 	from, err := os.Open(path)
 	if err != nil {
@@ -32,7 +32,8 @@ func hold(what, path string) (*os.File, error) {
 		err = fmt.Errorf("%s is empty", path)
 	}
 	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
+			unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
 	}
 	if err != nil {
 		held.Close()
@@ -41,19 +42,23 @@ func hold(what, path string) (*os.File, error) {
 	return held, nil
 }
 
-// testify writes down beside the logs, for the report of a sandbox that failed, what is gone with it.
+// testify writes evidence beside the logs that would be gone with the sandbox, for the report of
+// one that failed.
 func testify(spec sandbox.Spec, args []string, events string) {
-	for name, text := range map[string]string{"qemu.txt": strings.Join(args, "\n"), "limits.txt": events} {
+	for name, text := range map[string]string{"qemu.txt": strings.Join(args, "\n"),
+		"limits.txt": events} {
 		if text != "" { // a report that lacks it is better than none
 			_ = os.WriteFile(filepath.Join(spec.Dir, name), []byte(text), 0o600)
 		}
 	}
 }
 
-// evidence is what the VMM and the guest's console said last, to put behind the cause of an end.
+// evidence returns the last words of the VMM and of the guest's console, to put behind the cause of
+// an end.
 func evidence(spec sandbox.Spec) string {
 	said := ""
-	if lines := lastLines(vmmLog(spec), 1); lines != "" && !strings.Contains(lines, ": info: ") { // that it waited is no evidence
+	// The message that QEMU waited is not evidence.
+	if lines := lastLines(vmmLog(spec), 1); lines != "" && !strings.Contains(lines, ": info: ") {
 		said += "; QEMU says: " + lines
 	}
 	if lines := lastLines(consoleLog(spec), 3); lines != "" {
@@ -62,7 +67,8 @@ func evidence(spec sandbox.Spec) string {
 	return said
 }
 
-// lastLines returns the last n lines of a log as one, without anything that a terminal would obey: the guest wrote it.
+// lastLines returns the last n lines of a log as one, without anything that a terminal would obey,
+// because the guest wrote them.
 func lastLines(path string, n int) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -11,17 +11,20 @@ import (
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 )
 
-// QEMU is told to map guest memory on this boundary: left to itself it maps a memfd on any page, and then no huge page fits.
+// QEMU maps guest memory on this boundary. By itself it maps a memfd on any page, and then no huge
+// page fits.
 const hugePage = 2 << 20
 
-// A memory is a guest's. The VMM has both files too, and what they stand for lasts as long as it does; ours are for looking.
+// A memory is the memory of one guest. The VMM has both files too, and their content lasts as long
+// as the VMM; ours are for looking.
 type memory struct {
 	memfd        *os.File
 	registration *os.File // of memfd, if its zeroing is deferred
 }
 
-// newMemory makes guest memory: a memfd, from the 2 MiB pages set aside or from ordinary memory (in huge pages, where the host gives them
-// to shared memory). Nothing is allocated yet; whoever touches it first is charged, and that is the VMM.
+// newMemory makes guest memory: a memfd, from the 2 MiB pages set aside or from ordinary memory (in
+// huge pages, if the host gives them to shared memory). Nothing is allocated yet. The process that
+// touches a page first is charged for it, and that is the VMM.
 func newMemory(mib int, fromHugePages bool, set fastiovd.Set) (m memory, err error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if fromHugePages {
@@ -43,8 +46,9 @@ func newMemory(mib int, fromHugePages bool, set fastiovd.Set) (m memory, err err
 	return m, err
 }
 
-// keep tells a Table what QEMU and its firmware write before the guest's processor touches it: the first MiB, the kernel above
-// that, and the initrd and the firmware's tables at the end of the memory below 4 GiB.
+// keep tells a Table what QEMU and its firmware write before the guest's processor touches it: the
+// first MiB, the kernel above that, and the initrd and the firmware's tables at the end of the
+// memory below 4 GiB.
 func (m memory) keep(mib int, kernel, initrd *os.File) error {
 	const tables = 4 << 20
 	low := uint64(mib) << 20
@@ -61,7 +65,8 @@ func (m memory) keep(mib int, kernel, initrd *os.File) error {
 	}
 	atEnd := min(low, uint64(tail.Size())+tables)
 	return errors.Join(
-		fastiovd.Instant(m.registration, fastiovd.Range{Length: min(low, 1<<20+uint64(head.Size()))}),
+		fastiovd.Instant(m.registration, fastiovd.Range{Length: min(low, 1<<20+
+			uint64(head.Size()))}),
 		fastiovd.Instant(m.registration, fastiovd.Range{Offset: low - atEnd, Length: atEnd}))
 }
 
@@ -73,10 +78,12 @@ func (m memory) close() {
 	}
 }
 
-// weigh tells how much of it there is now. Where zeroing is not deferred, what is allocated was zeroed before anybody had it.
+// weigh returns how much of the memory there is now. If zeroing is not deferred, the kernel zeroed
+// all of it when it allocated it.
 func (m memory) weigh(at timeline.Moment) (timeline.Footprint, error) {
 	if m.memfd == nil {
-		return timeline.Footprint{}, errors.New("the memory of a sandbox that was adopted is not held")
+		return timeline.Footprint{}, errors.New(
+			"the memory of a sandbox that was adopted is not held")
 	}
 	if m.registration != nil {
 		s, err := fastiovd.Read(m.registration)

@@ -23,10 +23,12 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-var onPatchedKernel = testbed.Needs{NICs: 1, Images: []string{runtimeName}, Kernel: testbed.PatchedKernel}
+var onPatchedKernel = testbed.Needs{NICs: 1, Images: []string{runtimeName},
+	Kernel: testbed.PatchedKernel}
 
 // subjectWith is the driver under test with the kernel switched to set.
-func subjectWith(t *testing.T, set fastiovd.Set, hugePages bool) (sandboxtest.Subject, *kprobe.Probe) {
+func subjectWith(t *testing.T, set fastiovd.Set,
+	hugePages bool) (sandboxtest.Subject, *kprobe.Probe) {
 	t.Helper()
 	if err := set.Apply(); err != nil {
 		t.Fatal(err)
@@ -54,7 +56,8 @@ func trusting() fastiovd.Set {
 func TestConformanceOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		for name, set := range map[string]fastiovd.Set{
-			"pagecache": fastiovd.All, "coop": trusting(), "touchmap": all(fastiovd.TouchMap), "table": all(fastiovd.Table),
+			"pagecache": fastiovd.All, "coop": trusting(), "touchmap": all(fastiovd.TouchMap),
+			"table": all(fastiovd.Table),
 		} {
 			t.Run(name, func(t *testing.T) {
 				s, _ := subjectWith(t, set, false)
@@ -64,8 +67,9 @@ func TestConformanceOnThePatchedKernel(t *testing.T) {
 	})
 }
 
-// Between the begin of a start and its end a VF is reset twice, by its opening and by the VMM's machine reset; not once where the kernel
-// knows that nobody touched it since its last reset. That reset happens when a VMM ends, however it does.
+// Between the begin of a start and its end a VF is reset twice, by its opening and by the VMM's
+// machine reset. It is not reset at all if the kernel knows that nobody touched it since its last
+// reset. That last reset happens when a VMM ends, however it ends.
 func TestResetsOnTheWay(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		for _, c := range []struct {
@@ -74,7 +78,8 @@ func TestResetsOnTheWay(t *testing.T) {
 		}{{fastiovd.None, 2}, {fastiovd.All, 0}} {
 			s, probe := subjectWith(t, c.set, false)
 			vf := s.Spec(0).PCI()
-			if warm, err := bare.OpenVF(vf.Group, vf.BDF); err != nil { // what the pool does with a VF that is new to it
+			// The pool does this with a VF that is new to it.
+			if warm, err := bare.OpenVF(vf.Group, vf.BDF); err != nil {
 				t.Fatal(err)
 			} else {
 				warm.Close()
@@ -83,7 +88,8 @@ func TestResetsOnTheWay(t *testing.T) {
 				before := resets(probe)
 				vm, release := startOne(t, s, &timeline.Timeline{})
 				if got := resets(probe) - before; got != c.want {
-					t.Errorf("--fastiov %s, started %s: %d resets on the way, not %d", c.set, how, got, c.want)
+					t.Errorf("--fastiov %s, started %s: %d resets on the way, not %d", c.set, how,
+						got, c.want)
 				} else {
 					t.Logf("--fastiov %s, started %s: %d resets on the way", c.set, how, got)
 				}
@@ -94,8 +100,9 @@ func TestResetsOnTheWay(t *testing.T) {
 	})
 }
 
-// A guest's memory is all there before its first instruction, and zeroed by then or when its VF is let to it, other than with a table; or, on
-// touch, there is only what somebody needed.
+// A guest's memory is all there before its first instruction. It is zeroed by then, or when its VF
+// is let to it; with a table it may be zeroed later. On touch, only the memory that was needed is
+// there.
 func TestFootprintsOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		setAside(t, 192)
@@ -130,7 +137,8 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 				}
 			case set.Barrier == fastiovd.Coop:
 				if first.Resident != whole || now.Zeroed >= whole || master.Waited > 0 {
-					t.Errorf("--fastiov %s: %+v, %+v, %+v of %d bytes", set, first, master, now, whole)
+					t.Errorf("--fastiov %s: %+v, %+v, %+v of %d bytes", set, first,
+						master, now, whole)
 				}
 			case set.Memory == fastiovd.Table:
 				if first.Resident != whole || master.Waited > 0 {
@@ -138,11 +146,15 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 				}
 			default:
 				deferred := set.Memory == fastiovd.PageCache
-				if first.Resident != whole || master.Resident != whole || master.Zeroed != whole || now.Zeroed != whole {
-					t.Errorf("--fastiov %s: %+v, %+v, %+v, want all of %d bytes", set, first, master, now, whole)
+				if first.Resident != whole || master.Resident != whole || master.Zeroed != whole ||
+					now.Zeroed != whole {
+					t.Errorf("--fastiov %s: %+v, %+v, %+v, want all of %d bytes", set, first,
+						master, now, whole)
 				}
 				if (first.Zeroed < whole) != deferred || (master.Waited > 0) != deferred {
-					t.Errorf("--fastiov %s: %d bytes zeroed at the first instruction, the VF waited %v for the bus", set, first.Zeroed, master.Waited)
+					t.Errorf(
+						"--fastiov %s: %d bytes zeroed at the first instruction, the VF waited %v for the bus",
+						set, first.Zeroed, master.Waited)
 				}
 			}
 			vm.Close()
@@ -160,9 +172,10 @@ func setAside(t *testing.T, mib int) {
 	t.Cleanup(func() { _ = os.WriteFile(path, []byte("0"), 0) })
 }
 
-// Once a function is warm no policy costs it anything: KVM takes no page fault of its guest, and what the guest has touched is in KVM's page
-// tables, and in the IOMMU's, in pages as large as where all was there from the start. The IOMMU's are counted by the pages of its
-// page tables: a 2 MiB mapping that were one of small pages needs one more.
+// Once a function is warm no policy costs it anything. KVM takes no page fault of its guest. What
+// the guest has touched is in KVM's and the IOMMU's page tables, in pages as large as if all had
+// been there from the start. The IOMMU's are counted by the pages of its page tables: a 2 MiB
+// mapping made of small pages needs one more.
 func TestPageTablesOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		none := counter(t, "/proc/vmstat", "nr_iommu_pages")
@@ -176,8 +189,10 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 				if err != nil {
 					return nil, nil, err
 				}
-				if parameters := &d.(*Driver).parameters; !slices.Contains(*parameters, "init_on_alloc=1") {
-					*parameters = slices.Concat(*parameters, []string{"init_on_alloc=1"}) // the same for each
+				if parameters := &d.(*Driver).parameters; !slices.Contains(*parameters,
+					"init_on_alloc=1") {
+					// the same for each
+					*parameters = slices.Concat(*parameters, []string{"init_on_alloc=1"})
 				}
 				return d, release, nil
 			}
@@ -202,15 +217,17 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 			}
 			got := pageTables{
 				Faults: counter(t, kvmStat(t, "pf_taken"), "") - warm,
-				Small:  counter(t, kvmStat(t, "pages_4k"), ""), Huge: counter(t, kvmStat(t, "pages_2m"), ""),
-				IOMMU: counter(t, "/proc/vmstat", "nr_iommu_pages") - none,
+				Small:  counter(t, kvmStat(t, "pages_4k"), ""),
+				Huge:   counter(t, kvmStat(t, "pages_2m"), ""),
+				IOMMU:  counter(t, "/proc/vmstat", "nr_iommu_pages") - none,
 			}
 			t.Logf("--fastiov %s: %+v, %.4f of it in 2 MiB", set, got, got.share())
 			if policy == fastiovd.Eager {
 				eager = got
 			}
 			if got.Faults > 0 || got.share() < eager.share()-0.005 || got.IOMMU > eager.IOMMU {
-				t.Errorf("--fastiov %s: %+v, %.4f of it in 2 MiB; eager has %+v, %.4f", set, got, got.share(), eager, eager.share())
+				t.Errorf("--fastiov %s: %+v, %.4f of it in 2 MiB; eager has %+v, %.4f", set, got,
+					got.share(), eager, eager.share())
 			}
 			vm.Close()
 			release()
@@ -224,10 +241,10 @@ type pageTables struct {
 	IOMMU       int // pages of the IOMMU's
 }
 
-// share is how much of what the guest has touched KVM maps in 2 MiB.
+// share returns the part of the touched memory that KVM maps in 2 MiB.
 func (p pageTables) share() float64 { return float64(512*p.Huge) / float64(512*p.Huge+p.Small) }
 
-// kvmStat is where KVM has a statistic of the one VM that there is.
+// kvmStat returns the path of KVM's statistic about the only VM.
 func kvmStat(t *testing.T, name string) string {
 	t.Helper()
 	found, _ := filepath.Glob("/sys/kernel/debug/kvm/*-*/" + name)
@@ -266,7 +283,8 @@ func resets(probe *kprobe.Probe) (n uint64) {
 	return n
 }
 
-func startOne(t *testing.T, s sandboxtest.Subject, tl *timeline.Timeline) (vm sandbox.Sandbox, release func()) {
+func startOne(t *testing.T, s sandboxtest.Subject,
+	tl *timeline.Timeline) (vm sandbox.Sandbox, release func()) {
 	t.Helper()
 	d, release, err := s.Open()
 	if err != nil {

@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// A paused guest does not know that it was. Its monotonic clock may have counted on (the CPU's own counter does) or stood still (the
-// paravirtual clock does); its time of day may therefore be behind by all of the pause. So after every resume the guest's process 1 is
-// told the time and sets it, and only when it says so may a function run. The VF stays with the guest; what arrives for it meanwhile
-// fills its rings and is then dropped.
+// A paused guest does not know that it was paused. Its monotonic clock may have counted on (the
+// CPU's own counter does) or stood still (the paravirtual clock does). Its time of day may
+// therefore be behind by all of the pause. So after every resume the guest's process 1 is told the
+// time and sets it, and a function may run only after it says so. The VF stays with the guest.
+// Packets that arrive for it meanwhile fill its rings and are then dropped.
 
 // answersWithin is a VMM's and its guest's; one that has not answered by then is not going to.
 const answersWithin = 10 * time.Second
@@ -48,8 +49,8 @@ func (v *vm) resume(ctx context.Context) error {
 }
 
 // turn does one pause or resume at a time, each to its end: a caller that gives up must not leave a
-// guest that runs and has the wrong time. A VMM or a guest that does not answer ends the sandbox;
-// that closes the connections, which releases whoever waits for an answer.
+// guest that runs and has the wrong time. A VMM or a guest that does not answer ends the sandbox.
+// That closes the connections, which releases all callers that wait for an answer.
 func (v *vm) turn(ctx context.Context, do func(context.Context) error) error {
 	select {
 	case v.turning <- struct{}{}:

@@ -84,13 +84,15 @@ func TestAVFsErrorIsAFault(t *testing.T) {
 	}
 }
 
-// What a report needs of a VMM that has gone is in its run directory.
+// A report's facts about a VMM that has gone are in its run directory.
 func TestAVMMLeavesItsArgumentsAndLimits(t *testing.T) {
 	spec := sandbox.Spec{Dir: t.TempDir()}
 	testify(spec, []string{"qemu", "-S"}, "memory.events: oom_kill 1\n")
 	testify(spec, nil, "") // of an adopted one whose cgroup has gone
-	for name, want := range map[string]string{"qemu.txt": "qemu\n-S", "limits.txt": "memory.events: oom_kill 1\n"} {
-		if text, err := os.ReadFile(filepath.Join(spec.Dir, name)); err != nil || string(text) != want {
+	for name, want := range map[string]string{"qemu.txt": "qemu\n-S",
+		"limits.txt": "memory.events: oom_kill 1\n"} {
+		if text, err := os.ReadFile(filepath.Join(spec.Dir, name)); err != nil ||
+			string(text) != want {
 			t.Errorf("%s: %q, %v", name, text, err)
 		}
 	}

@@ -12,10 +12,11 @@ import (
 	"time"
 )
 
-// QMP is QEMU's control protocol: JSON objects, one a line. The server greets; the client says qmp_capabilities; from then on each
-// command has one return or error, and events come in between. A VMM that its guest has taken over may say anything here, so a line has a
-// bound, and of an event only what is known is looked at. It may also say nothing: who waits here is released by close, which the end of
-// the sandbox brings, and a start's deadline brings that.
+// QMP is QEMU's control protocol: JSON objects, one a line. The server greets; the client says
+// qmp_capabilities; from then on each command has one return or error, and events come in between.
+// A VMM that its guest has taken over may say anything here. So a line has a bound, and only the
+// known fields of an event are read. It may also say nothing. A waiting caller is released by
+// close, which the end of the sandbox calls, and a start's deadline ends the sandbox.
 
 const maxQMPLine = 256 << 10
 
@@ -44,7 +45,8 @@ type message struct {
 	} `json:"timestamp"`
 }
 
-// A qmp is one connection. Events go to onEvent, called by the reader: it must not wait for a command.
+// A qmp is one connection. Its reader calls onEvent with each event; onEvent must not wait for a
+// command.
 type qmp struct {
 	conn    net.Conn
 	onEvent func(event)
@@ -55,7 +57,8 @@ type qmp struct {
 	done    chan struct{} // closed when the reader has ended
 }
 
-// dialQMP connects to the socket at path. QEMU may not have come to serve it yet: it is bound before QEMU starts.
+// dialQMP connects to the socket at path. The socket is bound before QEMU starts, so QEMU may not
+// serve it yet.
 func dialQMP(path string, onEvent func(event)) (*qmp, error) {
 	conn, err := net.Dial("unix", path)
 	if err != nil {
@@ -86,7 +89,9 @@ func (q *qmp) ask(command string, answer any) error {
 	if _, err := fmt.Fprintf(q.conn, "{\"execute\":%q}\n", command); err != nil {
 		return fmt.Errorf("QMP %s: %w", command, err)
 	}
-	if err := q.await(answer, func(m message) bool { return m.Return != nil || m.Error != nil }); err != nil {
+	if err := q.await(answer, func(m message) bool {
+		return m.Return != nil || m.Error != nil
+	}); err != nil {
 		return fmt.Errorf("QMP %s: %w", command, err)
 	}
 	return nil
@@ -148,7 +153,7 @@ func parse(line []byte) (message, error) {
 
 func eventOf(m message) event {
 	e := event{Name: m.Event, At: time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000)}
-	_ = json.Unmarshal(m.Data, &e.Data) // what does not fit is not known
+	_ = json.Unmarshal(m.Data, &e.Data) // unknown fields and shapes are ignored
 	return e
 }
 

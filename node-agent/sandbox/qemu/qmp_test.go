@@ -24,7 +24,8 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-// talk connects a client to a QEMU that answers each command with the next of answers, having greeted first.
+// talk connects a client to a QEMU that greets first, and then answers each command with the next
+// of answers.
 func talk(t *testing.T, onEvent func(event), answers ...string) *qmp {
 	t.Helper()
 	before := goleak.IgnoreCurrent() // a test host may be up
@@ -34,8 +35,10 @@ func talk(t *testing.T, onEvent func(event), answers ...string) *qmp {
 	go func() {
 		defer close(ended)
 		defer theirs.Close()
-		fmt.Fprint(theirs, `{"QMP":{"version":{"qemu":{"major":10}},"capabilities":["oob"]}}`+"\r\n")
-		for commands := bufio.NewScanner(theirs); len(answers) > 0 && commands.Scan(); answers = answers[1:] {
+		fmt.Fprint(theirs, `{"QMP":{"version":{"qemu":{"major":10}},"capabilities":["oob"]}}`+
+			"\r\n")
+		for commands := bufio.NewScanner(theirs); len(answers) > 0 &&
+			commands.Scan(); answers = answers[1:] {
 			io.WriteString(theirs, answers[0])
 		}
 	}()
@@ -50,7 +53,8 @@ func TestCommandsAndEventsInterleave(t *testing.T) {
 		`{"return":{}}`+"\r\n",
 		`{"timestamp":{"seconds":1700000000,"microseconds":250000},"event":"RESUME"}`+"\r\n"+
 			`{"return":{"name":"f-1"}}`+"\r\n"+
-			`{"timestamp":{"seconds":1,"microseconds":0},"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}`+"\r\n")
+			`{"timestamp":{"seconds":1,"microseconds":0},"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}`+
+			"\r\n")
 	if err := q.hello(); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +92,8 @@ func TestWhatGoesWrongIsSaid(t *testing.T) {
 }
 
 func FuzzQMPLines(f *testing.F) {
-	f.Add([]byte(`{"QMP":{}}` + "\r\n" + `{"return":{}}` + "\n" + `{"event":"STOP","timestamp":{"seconds":-1}}`))
+	f.Add([]byte(`{"QMP":{}}` + "\r\n" + `{"return":{}}` + "\n" +
+		`{"event":"STOP","timestamp":{"seconds":-1}}`))
 	f.Add([]byte(`{"event":"SHUTDOWN","data":{"reason":7}}` + "\n" + `{"error":null}`))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		for lines := newLines(bytes.NewReader(stream)); lines.Scan(); {

@@ -24,7 +24,7 @@ type vm struct {
 	*life.Life
 	spec    sandbox.Spec
 	cell    *jail.Cell
-	secret  door.Secret // what its guest and we know
+	secret  door.Secret // shared by its guest and us
 	ports   atomic.Bool // the guest's door leads to each port
 	conn    *guest.Conn // nil if there was no CID for it
 	calls   *life.Calls
@@ -57,7 +57,8 @@ func (v *vm) watch() {
 		case <-v.Context().Done():
 		case <-v.cell.Done():
 			v.End(fmt.Errorf("its VMM ended by itself: %s", v.cell.How()))
-		case <-hungUp: // without an error by us, who have closed the driver: this vm is a later agent's
+		// We have closed the driver, so there is no error: this vm belongs to a later agent.
+		case <-hungUp:
 			v.End(cmp.Or(v.conn.Err(), sandbox.ErrLetGo))
 		}
 		if v.Cause() == sandbox.ErrLetGo {
@@ -82,9 +83,11 @@ func (v *vm) takeDown() {
 	})
 }
 
-// refused says that a filter ended the VMM, where the cause was another that followed from that, as a connection that closed.
+// refused returns a text that says that a filter ended the VMM, if the given cause only followed
+// from that, as a closed connection does.
 func (v *vm) refused(cause error) string {
-	if how := v.cell.How(); strings.HasPrefix(how, jail.BySeccomp) && !strings.Contains(cause.Error(), how) {
+	if how := v.cell.How(); strings.HasPrefix(how, jail.BySeccomp) &&
+		!strings.Contains(cause.Error(), how) {
 		return "; its VMM was " + how
 	}
 	return ""
@@ -148,9 +151,9 @@ func (v *vm) onEvent(e event) {
 	}
 }
 
-// vfFailed is in the line that QEMU's VFIO driver writes before it stops a guest whose VF reported an
-// error. A guest that KVM cannot run is stopped too; its own code may bring that about, so it must not
-// count against the VF.
+// vfFailed is in the line that QEMU's VFIO driver writes before it stops a guest whose VF reported
+// an error. A guest that KVM cannot run is stopped too; its own code may bring that about, so it
+// must not count against the VF.
 const vfFailed = "Unrecoverable error detected"
 
 // whyStopped says why a VMM stopped its guest unasked.
