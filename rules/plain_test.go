@@ -30,7 +30,6 @@ var notPlainYet = []string{
 	"node-agent/guest/door",
 	"node-agent/guest/init",
 	"node-agent/guest/wire",
-	"node-agent/sandbox/bare",
 	"node-agent/sandbox/sandboxtest",
 	"node-agent/sandbox/sim",
 }

@@ -30,7 +30,8 @@ func subject(t *testing.T, atOnce int, nic func(n int) *sandbox.NIC) sandboxtest
 	}
 	return sandboxtest.Subject{
 		Open: func() (sandbox.Driver, func(), error) {
-			d, err := Open(Config{Command: []string{self, program}, Rooms: atOnce, BestEffort: true, Log: slog.New(slog.DiscardHandler)})
+			d, err := Open(Config{Command: []string{self, program}, Rooms: atOnce, BestEffort: true,
+				Log: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				return nil, nil, err
 			}

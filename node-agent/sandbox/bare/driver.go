@@ -1,6 +1,7 @@
-// Package bare is a sandbox without a guest: the VMM is replaced by a small program of our own that owns the VF through VFIO, maps memory
-// for its DMA and holds both. Lease, cgroup, user, record and adoption are those of the real thing, at a hundredth of its cost, which
-// makes it the driver for volume and for chaos.
+// Package bare makes a sandbox without a guest. In the place of the VMM, a small program of our own
+// owns the VF through VFIO, maps memory for its DMA and holds both. Lease, cgroup, user, record and
+// adoption are the real ones, at a hundredth of a microVM's cost. So this is the driver for volume
+// and for chaos.
 package bare
 
 import (
@@ -27,14 +28,15 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
 )
 
-// OverheadMiB is what the program needs beside the memory it maps.
+// OverheadMiB is the memory that the program needs beside the memory it maps.
 const OverheadMiB = 64
 
-// Config says how to start the program.
+// Config holds the program's command and its surroundings.
 type Config struct {
-	Command    []string // a command that runs Main with the arguments that follow it; its first word is a path
-	Rooms      int      // how many rooms for its processes are kept ready
-	BestEffort bool     // also where the host cannot enforce all limits
+	// A command that runs Main with the arguments that follow it. Its first word is a path.
+	Command    []string
+	Rooms      int  // how many rooms for its processes are kept ready
+	BestEffort bool // also where the host cannot enforce all limits
 	Log        *slog.Logger
 }
 
@@ -49,7 +51,8 @@ type Driver struct {
 // Open prepares the host.
 func Open(config Config) (*Driver, error) {
 	host, err := jail.Open(jail.Config{
-		Name: "fastiov", Program: config.Command[0], Rooms: config.Rooms, BestEffort: config.BestEffort, Log: config.Log,
+		Name: "fastiov", Program: config.Command[0], Rooms: config.Rooms,
+		BestEffort: config.BestEffort, Log: config.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -57,14 +60,16 @@ func Open(config Config) (*Driver, error) {
 	return &Driver{command: config.Command, host: host, closing: make(chan struct{})}, nil
 }
 
-// Close lets go of running sandboxes and leaves them to a later agent. Call it once, with no start under way.
+// Close lets go of running sandboxes and leaves them to a later agent. Call it once, with no start
+// under way.
 func (d *Driver) Close() {
 	close(d.closing)
-	d.holders.Wait() // else one of them might see its process end later, and end what then bears its name
+	// Otherwise a holder might see its process end later, and end the next sandbox of its name.
+	d.holders.Wait()
 	d.host.Close()
 }
 
-// Confinement says how the processes are held, for people.
+// Confinement describes to people how the processes are held.
 func (d *Driver) Confinement() string { return d.host.Confinement() }
 
 // MadeOnPath counts the rooms that starts had to wait for.
@@ -73,7 +78,8 @@ func (d *Driver) MadeOnPath() int64 { return d.host.MadeOnPath() }
 func controlSocket(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "bare.sock") }
 
 // Start implements sandbox.Driver.
-func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
 	endCgroup := tl.Begin(timeline.Cgroup)
 	cell, err := d.host.Build(spec, spec.MemoryMiB+OverheadMiB)
 	endCgroup()
@@ -87,7 +93,8 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	return h, nil
 }
 
-func (d *Driver) boot(ctx context.Context, h *holder, tl *timeline.Timeline, owned func(sandbox.Record) error) error {
+func (d *Driver) boot(ctx context.Context, h *holder, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) error {
 	endVMM := tl.Begin(timeline.VMM)
 	defer endVMM()
 	err := d.launch(h)
@@ -122,7 +129,8 @@ func (d *Driver) launch(h *holder) error {
 		return err
 	}
 	defer control.Close()
-	said, err := os.OpenFile(filepath.Join(h.spec.Dir, "vmm.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	said, err := os.OpenFile(filepath.Join(h.spec.Dir, "vmm.log"),
+		os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -143,7 +151,9 @@ func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox
 	}
 	h := newHolder(rec.Spec, cell)
 	d.watch(h)
-	if err := h.Begin(ctx, func() error { return errors.Join(cell.Thaw(), h.identify(ctx)) }); err != nil {
+	if err := h.Begin(ctx, func() error {
+		return errors.Join(cell.Thaw(), h.identify(ctx))
+	}); err != nil {
 		return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, err)
 	}
 	return h, nil
@@ -199,7 +209,8 @@ func (h *holder) takeDown() {
 	_ = os.Remove(controlSocket(h.spec))
 }
 
-// Pause implements sandbox.Sandbox: the process is frozen, with all it holds. There is no guest whose clock could be wrong.
+// Pause implements sandbox.Sandbox: it freezes the process, with all it holds. There is no guest
+// whose clock could be wrong.
 func (h *holder) Pause(context.Context) error {
 	h.calls.HangUp()
 	return h.cell.Freeze()

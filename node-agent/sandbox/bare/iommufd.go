@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The part of the kernel's linux/vfio.h and linux/iommufd.h that it takes to own a device by its own node.
+// The part of the kernel's linux/vfio.h and linux/iommufd.h that is needed to own a device by its
+// own node.
 const (
 	vfioDeviceBindIOMMUFD   = 0x3b76
 	vfioDeviceAttachIOMMUFD = 0x3b77
@@ -21,7 +22,8 @@ const (
 	ioasWrite = 2
 )
 
-// OpenVFUnderIOMMUFD opens the VF at bdf (0000:01:10.0) by its own node, with an address space of an iommufd: no container, no group.
+// OpenVFUnderIOMMUFD opens the VF at bdf (0000:01:10.0) by its own node, with an address space of
+// an iommufd: no container, no group.
 func OpenVFUnderIOMMUFD(bdf string) (*VF, error) {
 	return opened(func(vf *VF) error { return vf.bind(bdf) })
 }
@@ -32,9 +34,12 @@ func (vf *VF) bind(bdf string) (err error) {
 	}
 	nodes, _ := filepath.Glob("/sys/bus/pci/devices/" + bdf + "/vfio-dev/*")
 	if len(nodes) != 1 {
-		return fmt.Errorf("VF %s has no node in /dev/vfio/devices: is it bound to vfio-pci, and the kernel built with VFIO_DEVICE_CDEV?", bdf)
+		return fmt.Errorf(
+			"VF %s has no node in /dev/vfio/devices: is it bound to vfio-pci, and the kernel built with VFIO_DEVICE_CDEV?",
+			bdf)
 	}
-	if vf.device, err = unix.Open("/dev/vfio/devices/"+filepath.Base(nodes[0]), unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+	if vf.device, err = unix.Open("/dev/vfio/devices/"+filepath.Base(nodes[0]),
+		unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("VF %s: %w", bdf, err)
 	}
 	bind := struct {
@@ -42,7 +47,8 @@ func (vf *VF) bind(bdf string) (err error) {
 		iommufd      int32
 		device       uint32
 	}{argsz: 16, iommufd: int32(vf.container)}
-	if _, err = ioctl(vf.device, vfioDeviceBindIOMMUFD, uintptr(unsafe.Pointer(&bind))); err != nil {
+	if _, err = ioctl(vf.device, vfioDeviceBindIOMMUFD,
+		uintptr(unsafe.Pointer(&bind))); err != nil {
 		return fmt.Errorf("VF %s: open: %w", bdf, err)
 	}
 	alloc := struct{ size, flags, ioas uint32 }{size: 12}
@@ -50,7 +56,8 @@ func (vf *VF) bind(bdf string) (err error) {
 		return fmt.Errorf("address space for %s: %w", bdf, err)
 	}
 	attach := struct{ argsz, flags, ioas uint32 }{argsz: 12, ioas: alloc.ioas}
-	if _, err = ioctl(vf.device, vfioDeviceAttachIOMMUFD, uintptr(unsafe.Pointer(&attach))); err != nil {
+	if _, err = ioctl(vf.device, vfioDeviceAttachIOMMUFD,
+		uintptr(unsafe.Pointer(&attach))); err != nil {
 		return fmt.Errorf("address space of %s: %w", bdf, err)
 	}
 	vf.ioas = alloc.ioas
@@ -62,7 +69,8 @@ func (vf *VF) ioasMap(ram []byte) unsafe.Pointer {
 	return unsafe.Pointer(&struct {
 		size, flags, ioas, _ uint32
 		va, length, iova     uint64
-	}{size: 40, flags: ioasFixed | ioasRead | ioasWrite, ioas: vf.ioas, va: uint64(uintptr(unsafe.Pointer(&ram[0]))), length: uint64(len(ram))})
+	}{size: 40, flags: ioasFixed | ioasRead | ioasWrite, ioas: vf.ioas,
+		va: uint64(uintptr(unsafe.Pointer(&ram[0]))), length: uint64(len(ram))})
 }
 
 func (vf *VF) ioasUnmap(ram []byte) unsafe.Pointer {

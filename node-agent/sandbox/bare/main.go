@@ -17,9 +17,10 @@ import (
 
 const controlFD = 3 // the listening socket that the driver hands over
 
-// Main is the VFIO program that stands in for a VMM: args are sandbox id, MiB of memory and, if it has one, its VF's group node and
-// address. It serves HTTP on the socket it inherits: /id, /boot, which opens the VF and says how long what took, and the runtime's
-// /init and /run. It ends when it is killed.
+// Main runs the VFIO program that stands in for a VMM. args are sandbox id, MiB of memory and, if
+// it has one, its VF's group node and address. It serves HTTP on the socket it inherits: /id,
+// /boot, which opens the VF and says how long each step took, and the runtime's /init and /run. It
+// ends when it is killed.
 func Main(args []string) error {
 	p, err := parse(args)
 	if err != nil {
@@ -58,7 +59,9 @@ func parse(args []string) (*vmm, error) {
 
 func (p *vmm) serve(l net.Listener) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /id", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, p.id) })
+	mux.HandleFunc("POST /id", func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, p.id)
+	})
 	mux.HandleFunc("POST /boot", func(w http.ResponseWriter, _ *http.Request) {
 		spans, err := p.boot()
 		if err != nil {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The part of the kernel's linux/vfio.h that it takes to own a device through a group and a type 1 IOMMU.
+// The part of the kernel's linux/vfio.h that is needed to own a device through a group and a type 1
+// IOMMU.
 const (
 	vfioSetIOMMU          = 0x3b66
 	vfioGroupGetStatus    = 0x3b67
@@ -24,13 +25,15 @@ const (
 	mapWrite    = 2
 )
 
-// A VF is one opened through VFIO. Its files are all there is to it: closing them, or dying, gives it back.
+// A VF is a virtual function opened through VFIO. It holds nothing but its files: closing them, or
+// the end of the process, gives the VF back.
 type VF struct {
 	container, group, device int    // container: or the iommufd, and no group then
 	ioas                     uint32 // the iommufd's address space
 }
 
-// OpenVF opens the VF at bdf (0000:01:10.0) through its group node (/dev/vfio/N): container, group, IOMMU, device.
+// OpenVF opens the VF at bdf (0000:01:10.0) through its group node (/dev/vfio/N): container, group,
+// IOMMU, device.
 func OpenVF(group, bdf string) (*VF, error) {
 	return opened(func(vf *VF) error {
 		if err := vf.attach(group); err != nil {
@@ -67,10 +70,12 @@ func (vf *VF) attach(group string) (err error) {
 		return fmt.Errorf("VFIO group %s: status: %w", group, err)
 	}
 	if status.flags&groupViable == 0 {
-		return fmt.Errorf("VFIO group %s is not viable: another device of it is bound to a host driver", group)
+		return fmt.Errorf(
+			"VFIO group %s is not viable: another device of it is bound to a host driver", group)
 	}
 	container := int32(vf.container)
-	if _, err = ioctl(vf.group, vfioGroupSetContainer, uintptr(unsafe.Pointer(&container))); err != nil {
+	if _, err = ioctl(vf.group, vfioGroupSetContainer,
+		uintptr(unsafe.Pointer(&container))); err != nil {
 		return fmt.Errorf("VFIO container of %s: %w", group, err)
 	}
 	if _, err = ioctl(vf.container, vfioSetIOMMU, type1v2); err != nil {
@@ -82,7 +87,8 @@ func (vf *VF) attach(group string) (err error) {
 // Open opens the VF at bdf, which is the attached group's.
 func (vf *VF) Open(bdf string) (err error) {
 	name := append([]byte(bdf), 0)
-	if vf.device, err = ioctl(vf.group, vfioGroupGetDeviceFD, uintptr(unsafe.Pointer(&name[0]))); err != nil {
+	if vf.device, err = ioctl(vf.group, vfioGroupGetDeviceFD,
+		uintptr(unsafe.Pointer(&name[0]))); err != nil {
 		return fmt.Errorf("VF %s: open: %w", bdf, err)
 	}
 	return nil
@@ -90,7 +96,8 @@ func (vf *VF) Open(bdf string) (err error) {
 
 // MapRAM gives the VF mib MiB of memory for DMA, from address 0 up, as a VMM does with its guest's.
 func (vf *VF) MapRAM(mib int) error {
-	ram, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	ram, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
@@ -105,7 +112,8 @@ func (vf *VF) Map(ram []byte) error {
 	command, request := uint(vfioIOMMUMapDMA), unsafe.Pointer(&struct {
 		argsz, flags      uint32
 		vaddr, iova, size uint64
-	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))), size: uint64(len(ram))})
+	}{argsz: 32, flags: mapRead | mapWrite, vaddr: uint64(uintptr(unsafe.Pointer(&ram[0]))),
+		size: uint64(len(ram))})
 	if vf.ioas != 0 {
 		command, request = iommuIOASMap, vf.ioasMap(ram)
 	}
