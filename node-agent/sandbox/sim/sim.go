@@ -1,5 +1,6 @@
-// Package sim is a sandbox that exists on paper only: no process, no VF, stage times as programmed. It shows how everything above the
-// drivers behaves where nothing can be booted. What it reports are simulated times; whoever shows them says so.
+// Package sim makes sandboxes that exist on paper only: no process, no VF, stage times as
+// programmed. It shows how everything above the drivers behaves on a machine that can boot nothing.
+// It reports simulated times, and every report of them must say so.
 package sim
 
 import (
@@ -36,13 +37,16 @@ type Step struct {
 	Takes time.Duration
 }
 
-// DefaultTotal is how long a simulated start takes.
+// DefaultTotal is the length of a simulated start.
 const DefaultTotal = 500 * time.Millisecond
 
-// Table1 has the proportions of the average start in Table 1 of the FastIOV paper, 200 at once on stock software, over the given total. What
-// the table leaves over is shared between the VMM and the guest, in the order in which they come.
+// Table1 has the proportions of the average start in Table 1 of the FastIOV paper, 200 at once on
+// stock software, over the given total. The VMM and the guest share the time that the table leaves
+// over, in the order in which they come.
 func Table1(total time.Duration) []Step {
-	of := func(percent float64) time.Duration { return time.Duration(float64(total) * percent / 100) }
+	of := func(percent float64) time.Duration {
+		return time.Duration(float64(total) * percent / 100)
+	}
 	return []Step{
 		{timeline.Cgroup, of(2.9)},
 		{timeline.VMM, of(3.2)},
@@ -89,7 +93,8 @@ func wait(ctx context.Context, d time.Duration) error {
 }
 
 // Start implements sandbox.Driver.
-func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
 	if !d.claim(spec.ID) {
 		return nil, fmt.Errorf("sandbox %s exists already", spec.ID)
 	}
@@ -108,7 +113,8 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	return s, nil
 }
 
-func (d *Driver) boot(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline, owned func(sandbox.Record) error) error {
+func (d *Driver) boot(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) error {
 	if err := owned(sandbox.Record{Spec: spec}); err != nil {
 		return err
 	}

@@ -30,9 +30,14 @@ func TestConformance(t *testing.T) {
 
 func TestStagesTakeWhatIsProgrammed(t *testing.T) {
 	var waited time.Duration
-	d := New(Config{Wait: func(_ context.Context, d time.Duration) error { waited += d; return nil }})
+	d := New(Config{Wait: func(_ context.Context, d time.Duration) error {
+		waited += d
+		return nil
+	}})
 	var tl timeline.Timeline
-	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &tl, func(sandbox.Record) error { return nil })
+	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &tl, func(sandbox.Record) error {
+		return nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +52,10 @@ func TestStagesTakeWhatIsProgrammed(t *testing.T) {
 
 func TestWhatItLogsCallsItselfSimulated(t *testing.T) {
 	d := New(Config{Stages: []Step{}})
-	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{},
+		func(sandbox.Record) error {
+			return nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,14 +72,18 @@ func TestWhatItLogsCallsItselfSimulated(t *testing.T) {
 
 func TestClosingEndsARun(t *testing.T) {
 	d := New(Config{Stages: []Step{}})
-	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{}, func(sandbox.Record) error { return nil })
+	s, err := d.Start(t.Context(), sandbox.Spec{ID: "a"}, &timeline.Timeline{},
+		func(sandbox.Record) error {
+			return nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error)
 	go func() {
 		r := openwhisk.New(s, wire.RuntimePort)
-		_, _, err := r.Run(context.Background(), []byte(`{"value":{"sleep_ms":3600000}}`), time.Time{})
+		_, _, err := r.Run(context.Background(),
+			[]byte(`{"value":{"sleep_ms":3600000}}`), time.Time{})
 		ended <- err
 	}()
 	s.Close()
