@@ -30,7 +30,6 @@ var notPlainYet = []string{
 	"node-agent/guest/door",
 	"node-agent/guest/init",
 	"node-agent/guest/wire",
-	"node-agent/sandbox/sandboxtest",
 }
 
 // A line is at most widest columns wide. A tab counts 4 columns in Go, and 8 in C as in the kernel.

@@ -1,4 +1,4 @@
-// Package sandboxtest is what every sandbox.Driver must do, as tests that run over each of them.
+// Package sandboxtest tests the duties of every sandbox.Driver, and runs over each of them.
 package sandboxtest
 
 import (
@@ -26,7 +26,8 @@ import (
 
 // A Subject is a driver under test.
 type Subject struct {
-	// Open starts the driver, as an agent does that begins; close is what it does when it ends and leaves its sandboxes alone.
+	// Open starts the driver, as an agent does when it begins. close does what an agent does when
+	// it ends and leaves its sandboxes alone.
 	Open func() (d sandbox.Driver, close func(), err error)
 	// Spec is the n-th sandbox, n < AtOnce, without ID and Dir.
 	Spec     func(n int) sandbox.Spec
@@ -36,7 +37,7 @@ type Subject struct {
 	Log      string        // what a run leaves in the logs, if anything
 }
 
-// Init makes a Python runtime one that answers as package echo does, and logs the name it was given.
+// Init makes a Python runtime answer as package echo does, and log the name it was given.
 const Init = `{"value":{"name":"echo","main":"main","binary":false,"code":"def main(args):\n    print('hello', args.get('name'))\n    return args\n"}}`
 
 // Run runs the suite.
@@ -115,11 +116,13 @@ func (b *bench) spec(n int) sandbox.Spec {
 }
 
 func (b *bench) context() (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(b.Context(), b.Within, errors.New("the test's patience is over"))
+	return context.WithTimeoutCause(b.Context(), b.Within,
+		errors.New("the test's patience is over"))
 }
 
 // start starts the n-th sandbox and returns what its owner learnt.
-func (b *bench) start(n int) (s sandbox.Sandbox, rec sandbox.Record, spans []timeline.Span, err error) {
+func (b *bench) start(n int) (s sandbox.Sandbox, rec sandbox.Record, spans []timeline.Span,
+	err error) {
 	spec := b.spec(n)
 	ctx, cancel := b.context()
 	defer cancel()
@@ -143,7 +146,8 @@ func (b *bench) mustStart(n int) (box, sandbox.Record) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Logf("ready after %v: %s", time.Since(began).Round(time.Millisecond), Stages(spans, began, time.Now()))
+	b.Logf("ready after %v: %s", time.Since(began).Round(time.Millisecond),
+		Stages(spans, began, time.Now()))
 	if len(spans) == 0 {
 		b.Error("a start without stages")
 	}
@@ -184,13 +188,15 @@ func (b *bench) echoes(s box, name string) {
 	}
 	var got struct{ Name string }
 	if err := json.Unmarshal(answer, &got); status != 200 || err != nil || got.Name != name {
-		b.Errorf("/run answered %d %s, want 200 and the name %s", status, bytes.TrimSpace(answer), name)
+		b.Errorf("/run answered %d %s, want 200 and the name %s", status,
+			bytes.TrimSpace(answer), name)
 	}
 	var text []string
 	for _, line := range s.runtime.Logs(ctx, time.Time{}) {
 		text = append(text, line.Text)
 	}
-	if logged := strings.Join(text, "\n"); b.Log != "" && logged != strings.ReplaceAll(b.Log, "NAME", name) {
+	if logged := strings.Join(text, "\n"); b.Log != "" &&
+		logged != strings.ReplaceAll(b.Log, "NAME", name) {
 		b.Errorf("logs %q, want %q", logged, b.Log)
 	}
 }
@@ -234,7 +240,7 @@ func answers(b *bench) {
 
 const hello = "POST /other HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
-// dialled checks what a connection must do that is none of the agent's own.
+// dialled checks the duties of a connection other than the agent's own.
 func dialled(b *bench) {
 	s, _ := b.mustStart(0)
 	defer b.closed(s)
@@ -300,7 +306,10 @@ func cancelled(b *bench) {
 	spec := b.spec(0)
 	left := errors.New("the caller left")
 	ctx, cancel := context.WithCancelCause(b.Context())
-	s, err := b.driver.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error { cancel(left); return nil })
+	s, err := b.driver.Start(ctx, spec, &timeline.Timeline{}, func(sandbox.Record) error {
+		cancel(left)
+		return nil
+	})
 	if s != nil || !errors.Is(err, left) {
 		b.Errorf("%v, %v; want %v", s, err, left)
 	}
@@ -327,7 +336,7 @@ func paused(b *bench) {
 	defer b.closed(s)
 	b.init(s)
 	b.echoes(s, "before")
-	b.resume(s) // it was not paused, and bears it
+	b.resume(s) // It was not paused, so this does nothing.
 	for range 2 {
 		b.pause(s)
 		b.pause(s)
@@ -436,7 +445,8 @@ func adopted(b *bench) {
 	leaving, leave := context.WithCancelCause(b.Context())
 	leave(sandbox.ErrLetGo)
 	if _, err := b.driver.Adopt(leaving, rec); !errors.Is(err, sandbox.ErrLetGo) {
-		b.Errorf("an agent that ends while it adopts: %v; it leaves the sandbox to a later one", err)
+		b.Errorf("an agent that ends while it adopts: %v; it leaves the sandbox to a later one",
+			err)
 	}
 	ctx, cancel := b.context()
 	defer cancel()
@@ -483,7 +493,8 @@ func many(b *bench) {
 				return
 			}
 			ready := time.Now()
-			b.Logf("sandbox %d ready after %v: %s", n, ready.Sub(began).Round(time.Millisecond), Stages(spans, began, ready))
+			b.Logf("sandbox %d ready after %v: %s", n, ready.Sub(began).Round(time.Millisecond),
+				Stages(spans, began, ready))
 			box := boxOf(s)
 			b.init(box)
 			b.echoes(box, fmt.Sprint("number ", n))
@@ -493,7 +504,7 @@ func many(b *bench) {
 	all.Wait()
 }
 
-// Stages is how the time between begin and end was spent, on one line.
+// Stages returns on one line how the time between begin and end was spent.
 func Stages(spans []timeline.Span, begin, end time.Time) string {
 	var line strings.Builder
 	shares := timeline.Attribute(spans, begin, end)

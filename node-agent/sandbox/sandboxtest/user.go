@@ -10,8 +10,8 @@ import (
 // Nobody is a user without any privilege.
 const Nobody = 65534
 
-// AsUser runs do as a user that has no capability, on a thread of its own that ends with it. What do
-// starts beside it, or opens through package net, would run as root.
+// AsUser runs do as a user that has no capability, on a thread of its own that ends with it. What
+// do starts beside it, or opens through package net, would run as root.
 func AsUser(t *testing.T, uid int, do func()) {
 	t.Helper()
 	done := make(chan unix.Errno)

@@ -14,8 +14,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// VFs makes the VFs of the host's first igb NIC ready for drivers under test: created, given a MAC, bound to vfio-pci. Addresses are those of
-// the testbed's network. It is a test's way to get there; the product's is package vf.
+// VFs makes the VFs of the host's first igb NIC ready for drivers under test: created, given a MAC,
+// bound to vfio-pci. Addresses are those of the testbed's network. Only tests get VFs in this way;
+// the product uses package vf.
 func VFs(t *testing.T) []sandbox.NIC {
 	t.Helper()
 	pf := findPF(t)
