@@ -2,8 +2,9 @@ package guest
 
 import "time"
 
-// A clock maps a guest's CLOCK_BOOTTIME to the host's clock. Of all exchanges the quickest counts: the guest read its clock somewhere between
-// ping and pong, so taking the middle is wrong by half the round trip at most.
+// A clock maps a guest's CLOCK_BOOTTIME to the host's clock. The quickest of all exchanges counts:
+// the guest read its clock somewhere between ping and pong, so taking the middle is wrong by half
+// the round trip at most.
 type clock struct {
 	zero  time.Time     // host time at the guest's boot time 0
 	err   time.Duration // how far zero may be off

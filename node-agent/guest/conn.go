@@ -24,8 +24,8 @@ const (
 	entropySize = 64
 )
 
-// A Conn is the conversation with one guest, from before it is started until it is closed. Its methods may be called by any number
-// of goroutines.
+// A Conn is the conversation with one guest, from before it is started until it is closed. Its
+// methods may be called by any number of goroutines.
 type Conn struct {
 	forget  func()
 	node    *bucket // of all guests' lines
@@ -47,7 +47,9 @@ type Conn struct {
 	pingedAt time.Time
 	clock    clock
 	events   []heard
-	waking   []chan struct{} // each closed when the guest has set its clock, in the order it was told to
+	// One channel per Wake, in the order of sending; each is closed when the guest has set its
+	// clock.
+	waking []chan struct{}
 }
 
 type heard struct {
@@ -62,7 +64,8 @@ func newConn(forget func(), node *bucket) *Conn {
 	}
 }
 
-// Hello waits for the guest's call. Its Ready says that a former agent configured this guest, which then must not be configured again.
+// Hello waits for the guest's call. Its Ready says that a former agent configured this guest, which
+// then must not be configured again.
 func (c *Conn) Hello(ctx context.Context) (wire.Hello, error) {
 	if err := c.await(ctx, c.called, "has not called"); err != nil {
 		return wire.Hello{}, err
@@ -72,7 +75,8 @@ func (c *Conn) Hello(ctx context.Context) (wire.Hello, error) {
 	return c.hello, nil
 }
 
-// Configure tells the guest what it is, with the time and fresh entropy filled in, and starts mapping its clock. Call it once, after Hello.
+// Configure sends the guest its configuration, with the time and fresh entropy filled in, and
+// starts mapping its clock. Call it once, after Hello.
 func (c *Conn) Configure(config wire.Config) error {
 	config.Entropy = make([]byte, entropySize)
 	rand.Read(config.Entropy)
@@ -83,7 +87,8 @@ func (c *Conn) Configure(config wire.Config) error {
 	return c.ping()
 }
 
-// Ready waits until the guest's VF is up, its runtime accepts requests on the guest's vsock port wire.RuntimePort, and its clock is mapped.
+// Ready waits until the guest's VF is up, its runtime accepts requests on the guest's vsock port
+// wire.RuntimePort, and its clock is mapped.
 func (c *Conn) Ready(ctx context.Context) error { return c.await(ctx, c.ready, "is not ready") }
 
 // Logs returns what the runtime writes. It ends when the guest hangs up.
@@ -104,7 +109,8 @@ func (c *Conn) Wake(ctx context.Context) error {
 // Poweroff asks the guest to end; Done tells when it hung up.
 func (c *Conn) Poweroff() error { return c.send(wire.Down{Poweroff: &wire.Poweroff{}}) }
 
-// Done is closed when the guest has hung up, broke the protocol, or the Conn was closed. Err then says why; nil means closed.
+// Done is closed when the guest has hung up or broken the protocol, or the Conn was closed. Err
+// then says why; nil means closed.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // Err is why the conversation ended.
@@ -136,7 +142,8 @@ func (c *Conn) await(ctx context.Context, what <-chan struct{}, not string) erro
 		}
 		return fmt.Errorf("the guest %s: %w", not, net.ErrClosed)
 	case <-ctx.Done():
-		return fmt.Errorf("the guest %s after %v: %w", not, time.Since(c.since).Round(time.Millisecond), context.Cause(ctx))
+		return fmt.Errorf("the guest %s after %v: %w", not,
+			time.Since(c.since).Round(time.Millisecond), context.Cause(ctx))
 	}
 }
 
@@ -222,7 +229,7 @@ func (c *Conn) hear(nc net.Conn) error {
 
 // log takes a line of the runtime.
 func (c *Conn) log(now time.Time, line wire.Log) error {
-	const most = 3 * wire.MaxText // what replaces a byte that is not UTF-8 has three
+	const most = 3 * wire.MaxText // the replacement of a byte that is not UTF-8 has three
 	if len(line.Text) > most || line.Stream != "stdout" && line.Stream != "stderr" {
 		return fmt.Errorf("a log line of %d bytes on stream %.20q", len(line.Text), line.Stream)
 	}
@@ -290,7 +297,8 @@ func (c *Conn) keep(e heard) error {
 	return nil
 }
 
-// printable is what may be shown of a guest's text: one line, no control characters, not much.
+// printable returns the part of a guest's text that may be shown: one line, no control characters,
+// not much.
 func printable(text string) string {
 	const most = 300
 	if len(text) > most {

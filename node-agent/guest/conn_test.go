@@ -40,7 +40,7 @@ func (p *pipes) Accept() (net.Conn, uint32, error) {
 
 func (p *pipes) Close() error { close(p.ended); return nil }
 
-// A fakeGuest is what a test plays.
+// A fakeGuest plays a guest in a test.
 type fakeGuest struct {
 	t *testing.T
 	net.Conn
@@ -122,7 +122,8 @@ func TestConversation(t *testing.T) {
 		g := p.dial(t, cid)
 		g.say(hello)
 		config := g.hear().Config
-		if config == nil || config.Hostname != "h" || len(config.Entropy) != 64 || time.Since(time.Unix(0, config.Time)) > time.Minute {
+		if config == nil || config.Hostname != "h" || len(config.Entropy) != 64 ||
+			time.Since(time.Unix(0, config.Time)) > time.Minute {
 			t.Errorf("configured as %+v", config)
 		}
 		g.answerPings(boot)
@@ -141,7 +142,8 @@ func TestConversation(t *testing.T) {
 	if h, err := c.Hello(ctx); err != nil || h != *hello.Hello {
 		t.Fatal(h, err)
 	}
-	if err := c.Configure(wire.Config{Hostname: "h", Program: wire.Program{Command: []string{"x"}}}); err != nil {
+	if err := c.Configure(wire.Config{Hostname: "h",
+		Program: wire.Program{Command: []string{"x"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Ready(ctx); err != nil {
@@ -173,14 +175,17 @@ func checkSpans(t *testing.T, c *Conn, bootZero time.Time) {
 	for i, want := range []struct {
 		stage      timeline.Stage
 		begin, end int64
-	}{{timeline.GuestBoot, 0, 900e6}, {timeline.Agent, 900e6, 1100e6}, {timeline.VFDriver, 1000e6, 1200e6}} {
+	}{{timeline.GuestBoot, 0, 900e6}, {timeline.Agent, 900e6, 1100e6},
+		{timeline.VFDriver, 1000e6, 1200e6}} {
 		s := spans[i]
-		off := max(s.Begin.Sub(bootZero.Add(time.Duration(want.begin))).Abs(), s.End.Sub(bootZero.Add(time.Duration(want.end))).Abs())
+		off := max(s.Begin.Sub(bootZero.Add(time.Duration(want.begin))).Abs(),
+			s.End.Sub(bootZero.Add(time.Duration(want.end))).Abs())
 		if s.Stage != want.stage || off > s.Error+time.Microsecond {
 			t.Errorf("%s is off by %v and says ± %v", s.Stage, off, s.Error)
 		}
 	}
-	if steps := c.Steps(); len(steps) != 1 || steps[0].Name != "root" || steps[0].End.Sub(steps[0].Begin) != 10*time.Millisecond {
+	if steps := c.Steps(); len(steps) != 1 || steps[0].Name != "root" ||
+		steps[0].End.Sub(steps[0].Begin) != 10*time.Millisecond {
 		t.Errorf("steps: %+v", steps)
 	}
 }
@@ -199,7 +204,8 @@ func TestReadyGuestIsAdopted(t *testing.T) {
 	}
 }
 
-// Ready means that the stages can be read, also where the guest was quicker than the first exchange.
+// Ready means that the stages can be read, also where the guest was quicker than the first
+// exchange.
 func TestReadyWaitsForTheClock(t *testing.T) {
 	p, _, c := expect(t)
 	played := make(chan struct{})

@@ -13,7 +13,9 @@ import (
 )
 
 func TestProtocolBreaks(t *testing.T) {
-	event := func(stage string) string { return fmt.Sprintf(`{"event":{"stage":%q,"begin":1,"end":2}}`, stage) }
+	event := func(stage string) string {
+		return fmt.Sprintf(`{"event":{"stage":%q,"begin":1,"end":2}}`, stage)
+	}
 	const greeting = `{"hello":{"boot":1,"real":1}}`
 	for _, c := range []struct{ name, said, want string }{
 		{"no JSON", "GET / HTTP/1.1", "does not decode"},
@@ -36,7 +38,8 @@ func TestProtocolBreaks(t *testing.T) {
 			g.SetWriteDeadline(time.Now().Add(10 * time.Second))
 			io.WriteString(g, c.said+"\n") // the host may have hung up already
 			<-conn.Done()
-			if err := conn.Err(); err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 200 {
+			if err := conn.Err(); err == nil || !strings.Contains(err.Error(), c.want) ||
+				len(err.Error()) > 200 {
 				t.Errorf("ended with %v", err)
 			}
 		})
@@ -70,9 +73,14 @@ func TestSpansStayWithinTheGuestsLife(t *testing.T) {
 }
 
 func FuzzGuest(f *testing.F) {
-	f.Add([]byte(`{"hello":{"boot":1,"real":3}}` + "\n" + `{"event":{"stage":"agent","begin":-9223372036854775808,"end":9223372036854775807}}` + "\n" +
-		`{"log":{"stream":"stdout","text":"\u0000"}}` + "\n" + `{"pong":{"id":1,"boot":-1}}` + "\n" +
-		`{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
+	f.Add(
+		[]byte(
+			`{"hello":{"boot":1,"real":3}}` + "\n" +
+				`{"event":{"stage":"agent","begin":-9223372036854775808,"end":9223372036854775807}}` +
+				"\n" +
+				`{"log":{"stream":"stdout","text":"\u0000"}}` + "\n" +
+				`{"pong":{"id":1,"boot":-1}}` + "\n" +
+				`{"ready":{}}` + "\n" + `{"exit":{"reason":"\u0000"}}` + "\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		host, guest := net.Pipe()
 		c := newConn(func() {}, newBucket(nodeRate, nodeBurst))

@@ -1,13 +1,15 @@
-// Package guest is the agent's side of the conversation with the guests' process 1 (node-agent/guest/init), in the messages of
-// node-agent/guest/wire.
+// Package guest is the agent's side of the conversation with the guests' process 1
+// (node-agent/guest/init), in the messages of node-agent/guest/wire.
 //
 //	Listen ── Expect(cid) ── the guest dials ── Hello ── Configure ── Ready ── Logs … Logs ── Done
 //	                             │ pings map its clock        │ Spans, Steps
 //
-// A guest is known by its vsock CID, which the host kernel vouches for; whoever dials from a CID that nobody expects is hung up on.
-// After that nothing a guest says is trusted: messages have a bound, and so have the spans, steps and log lines kept of one guest and
-// the rates at which it, and all guests together, are listened to; a guest names no stage but its own; its times are held between the moment it was expected
-// and the moment they were heard; and each guest has its own goroutine, so that it can slow down none but itself.
+// A guest is known by its vsock CID, which the host kernel vouches for. A caller from a CID that
+// nobody expects is hung up on. After that nothing a guest says is trusted. Messages have a bound.
+// So have the spans, steps and log lines kept of one guest, and the rates at which it, and all
+// guests together, are listened to. A guest names no stage but its own. Its times are held between
+// the moment it was expected and the moment they were heard. Each guest has its own goroutine, so
+// that it can slow down only itself.
 package guest
 
 import (
@@ -43,10 +45,13 @@ type Listener struct {
 
 // Listen takes the calls of guests on the control port of this host's vsock.
 func Listen() (*Listener, error) {
-	// Any CID: a host that is a guest itself has a CID of its own beside 2, and would be given that one.
+	// Any CID: a host that is a guest itself has a CID of its own beside 2, and would be given that
+	// one.
 	l, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, wire.ControlPort, nil)
 	if err != nil {
-		return nil, fmt.Errorf("vsock port %d, where guests call, cannot be listened on (is vhost_vsock loaded, does another agent run?): %w", wire.ControlPort, err)
+		return nil, fmt.Errorf(
+			"vsock port %d, where guests call, cannot be listened on (is vhost_vsock loaded, does another agent run?): %w",
+			wire.ControlPort, err)
 	}
 	return On(vsockTransport{l}), nil
 }
@@ -109,14 +114,17 @@ func (l *Listener) accept() {
 			l.hand(nc, cid)
 		case l.isClosed() || errors.Is(err, net.ErrClosed):
 			return
-		default: // out of descriptors or memory, most likely: starts fail by their own deadline until it passes
+		// Most likely descriptors or memory are short. Until that passes, starts fail by their own
+		// deadline.
+		default:
 			slog.Warn("a guest's call could not be taken; trying again", "err", err)
 			time.Sleep(20 * time.Millisecond)
 		}
 	}
 }
 
-// hand gives a connection to the guest it comes from; nobody's, and a second one while the first is alive, are hung up on.
+// hand gives a connection to the guest it comes from. It hangs up on one from an unknown guest, and
+// on a second one while the first is alive.
 func (l *Listener) hand(nc net.Conn, cid uint32) {
 	l.mu.Lock()
 	c := l.expected[cid]

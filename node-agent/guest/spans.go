@@ -6,14 +6,15 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// A Step is a part of a stage, for who wants to know what the stage consists of.
+// A Step is a part of a stage, for a reader who wants to know what the stage consists of.
 type Step struct {
 	timeline.Span
 	Name string
 }
 
-// Spans are the guest's stages as far as it has reported them. guest-boot begins with the guest kernel's clock; firmware and unpacking come
-// before that and are for the driver to add, who knows when the guest began to run.
+// Spans returns the guest's stages as far as it has reported them. guest-boot begins with the guest
+// kernel's clock. The driver adds firmware and unpacking, which come before that, since it knows
+// when the guest began to run.
 func (c *Conn) Spans() []timeline.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -33,7 +34,7 @@ func (c *Conn) Spans() []timeline.Span {
 	return spans
 }
 
-// Steps are the parts of the stages in Spans.
+// Steps returns the parts of the stages in Spans.
 func (c *Conn) Steps() []Step {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,10 +48,12 @@ func (c *Conn) Steps() []Step {
 }
 
 func (c *Conn) span(e heard) timeline.Span {
-	return timeline.Span{Stage: timeline.Stage(e.Stage), Begin: c.hold(e.Begin, e.at), End: c.hold(e.End, e.at), Error: c.clock.err}
+	return timeline.Span{Stage: timeline.Stage(e.Stage), Begin: c.hold(e.Begin, e.at),
+		End: c.hold(e.End, e.at), Error: c.clock.err}
 }
 
-// hold maps a guest's time to the host's clock and holds it between when the guest was expected and when it was heard.
+// hold maps a guest's time to the host's clock and holds it between when the guest was expected and
+// when it was heard.
 func (c *Conn) hold(boot int64, heard time.Time) time.Time {
 	t := c.clock.host(boot)
 	if t.Before(c.since) {

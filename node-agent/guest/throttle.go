@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Decoding costs the host time, and guests must not choose how much. So a guest is heard at hearRate
-// at most, and all guests of the node together at nodeRate, beyond what each of them is sure of:
-// that is more than a guest says which does nothing but start and work, so that one which says
-// little is heard at once, however loud the others are. Who says too much waits, by vsock's own flow
-// control, and those who wait are heard in turn, by the same amount.
+// Decoding costs the host time, and guests must not choose how much. So each guest has a share that
+// it is sure of: more than a guest says that only starts and works. Beyond its share a guest is
+// heard at hearRate at most, and all guests of the node together at nodeRate. A guest that says
+// little is thus heard at once, however loud the others are. One that says too much waits, by
+// vsock's own flow control, and waiting guests are heard in turn, by the same amount.
 const (
 	hearRate  = 2 << 20 // bytes a second
 	hearBurst = 2 << 20 // as much as two takes of logs

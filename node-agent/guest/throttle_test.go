@@ -25,12 +25,13 @@ func TestAGuestIsHeardAtItsRate(t *testing.T) {
 	if wait := b.charge(start.Add(time.Minute), hearBurst); wait > 0 {
 		t.Errorf("a burst after a minute's rest waits %v", wait)
 	}
-	if b.takes(start.Add(time.Minute), 1) || !b.takes(start.Add(time.Minute+time.Second), hearRate) {
+	if b.takes(start.Add(time.Minute), 1) ||
+		!b.takes(start.Add(time.Minute+time.Second), hearRate) {
 		t.Error("what may not pass passes, or what may does not")
 	}
 }
 
-// A counted connection counts what is read of it.
+// A counted connection counts the bytes that are read of it.
 type counted struct {
 	net.Conn
 	n *atomic.Int64
@@ -111,7 +112,8 @@ func TestLoudGuestsShareTheNodeAndAQuietOneIsHeardAtOnce(t *testing.T) {
 			}
 			most = max(most, n)
 		}
-		if bound := int64(rate + seconds*rate + loud*(sureBurst+seconds*sureRate+hearMost)); sum > bound {
+		if bound := int64(rate + seconds*rate +
+			loud*(sureBurst+seconds*sureRate+hearMost)); sum > bound {
 			t.Errorf("%d bytes were heard in %d s; at most %d", sum, seconds, bound)
 		}
 		if least < most*2/3 {
