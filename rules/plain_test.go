@@ -26,7 +26,6 @@ var notPlainYet = []string{
 	"invoker/openwhisk/bus/message",
 	"invoker/openwhisk/entity",
 	"kernel-mod/fastiovd", // its text is part of the key of a kernel that takes long to build
-	"node-agent/guest/door",
 	"node-agent/guest/init",
 	"node-agent/guest/wire",
 }

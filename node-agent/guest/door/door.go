@@ -49,8 +49,8 @@ const Runtime uint16 = 0
 
 var errNoSecret = errors.New("there is no secret to prove")
 
-// A Secret is what one sandbox's guest and the agent know, and nobody else. It is never shown;
-// only its JSON holds it.
+// A Secret is shared by one sandbox's guest and the agent alone. It is never shown; only its JSON
+// holds it.
 type Secret [32]byte
 
 // NewSecret makes the secret of a sandbox.
@@ -59,7 +59,7 @@ func NewSecret() (s Secret) {
 	return s
 }
 
-// IsZero tells whether there is no secret.
+// IsZero reports whether there is no secret.
 func (s Secret) IsZero() bool { return s == Secret{} }
 
 // Format implements fmt.Formatter: whatever the verb, the secret is not printed.
@@ -80,8 +80,8 @@ func (s *Secret) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Enter is the agent's side. When it returns nil, who answered is the guest, and will pass on what
-// is written next to what listens on port.
+// Enter is the agent's side. When it returns nil, the guest has answered, and will pass on the
+// bytes that follow to the listener on port.
 func Enter(conn io.ReadWriter, secret Secret, port uint16) error {
 	if secret.IsZero() {
 		return errNoSecret
@@ -114,7 +114,7 @@ func Enter(conn io.ReadWriter, secret Secret, port uint16) error {
 	return nil
 }
 
-// agentProof is what the agent proves itself with, and names the port.
+// agentProof returns the proof by which the agent proves itself; it names the port.
 func agentProof(secret Secret, port uint16, nonces [2 * nonceSize]byte) []byte {
 	if port == Runtime {
 		return proof(secret, "agent", nonces)
@@ -125,8 +125,8 @@ func agentProof(secret Secret, port uint16, nonces [2 * nonceSize]byte) []byte {
 
 var welcome, nobody = [1]byte{1}, [1]byte{0}
 
-// Admit is the guest's side. When its error is nil, who called is the agent, wants to reach port,
-// and waits for Welcome or Refuse.
+// Admit is the guest's side. When its error is nil, the agent has called, wants to reach port, and
+// waits for Welcome or Refuse.
 func Admit(conn io.ReadWriter, secret Secret) (port uint16, err error) {
 	if secret.IsZero() {
 		return 0, errNoSecret
@@ -158,7 +158,7 @@ func Admit(conn io.ReadWriter, secret Secret) (port uint16, err error) {
 	return port, nil
 }
 
-// Welcome tells the agent that it is in; what comes next is for what listens on the port.
+// Welcome tells the agent that it is in; the bytes that follow are for the listener on the port.
 func Welcome(conn io.Writer) error {
 	_, err := conn.Write(welcome[:])
 	return err

@@ -111,7 +111,7 @@ func between(secret Secret, port uint16, change func([]byte) []byte) (guest erro
 	return guest
 }
 
-// Whoever passes on what the agent and the guest say cannot have the agent reach another port.
+// A process that relays between agent and guest cannot have the agent reach another port.
 func TestAPortIsPartOfTheProof(t *testing.T) {
 	secret := NewSecret()
 	same := func(said []byte) []byte { return said }
@@ -133,7 +133,7 @@ func TestAPortIsPartOfTheProof(t *testing.T) {
 	}
 }
 
-// What one side proved is of no use to who sends it back, to the same side or on another connection.
+// A proof is of no use to a peer that sends it back, to the same side or on another connection.
 func TestAProofIsOfNoUseToWhoSawIt(t *testing.T) {
 	secret := NewSecret()
 	mirror := func(c io.ReadWriter) error {
