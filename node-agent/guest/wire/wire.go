@@ -1,15 +1,17 @@
-// Package wire is what the agent and the guest's process 1 say to each other over vsock.
+// Package wire holds the messages between the agent and the guest's process 1, over vsock.
 //
-// The guest dials the host (CID 2, ControlPort) and both sides write JSON objects, one a line, each with exactly one field set:
-// the guest Up, the host Down. The guest is hostile: a line has a bound (MaxLine), the messages hold no lists, and a line that
-// does not decode ends the connection. Fields that a reader does not know are ignored, so that a guest image may be older or
-// newer than the agent.
+// The guest dials the host (CID 2, ControlPort) and both sides write JSON objects, one a line, each
+// with exactly one field set: the guest Up, the host Down. The guest is hostile: a line has a bound
+// (MaxLine), the messages hold no lists, and a line that does not decode ends the connection. A
+// reader ignores fields that it does not know, so that a guest image may be older or newer than the
+// agent.
 //
-// The guest's times are nanoseconds of its CLOCK_BOOTTIME; ping and pong are how the host maps them to its own clock. After a lost
-// connection (the agent restarted) the guest dials again and its hello says whether it has been ready; a ready guest is not
-// configured again.
+// The guest's times are nanoseconds of its CLOCK_BOOTTIME; with ping and pong the host maps them to
+// its own clock. After a lost connection (the agent restarted) the guest dials again and its hello
+// says whether it has been ready. A ready guest is not configured again.
 //
-// The package is part of the guest's process 1, so it stays small: no net, no reflection beyond encoding/json.
+// The package is part of the guest's process 1, so it stays small: no net, no reflection beyond
+// encoding/json.
 package wire
 
 import (
@@ -26,12 +28,15 @@ import (
 )
 
 const (
-	HostCID     = 2
-	ControlPort = 1023 // vsock, on the host: this protocol. Below 1024 only CAP_NET_BIND_SERVICE binds
+	HostCID = 2
+	// The vsock port of this protocol on the host. Below 1024 only CAP_NET_BIND_SERVICE binds.
+	ControlPort = 1023
 	RuntimePort = 8080 // vsock, in the guest: package door; TCP, on its 127.0.0.1: the runtime
 
 	MaxLine = 128 << 10 // of one encoded message, newline included
-	MaxText = 16 << 10  // of one Log before encoding; a longer line is sent in pieces. Six times this, the worst of JSON, fits MaxLine
+	// Bounds the text of one Log before encoding; a longer line is sent in pieces. Six times this,
+	// the worst of JSON, fits MaxLine.
+	MaxText = 16 << 10
 )
 
 // ErrTooLong says that a message is longer than MaxLine.
@@ -50,16 +55,17 @@ type Up struct {
 
 // Down is a message from the host.
 type Down struct {
-	Config   *Config   `json:"config,omitempty"` // first, once, unless the guest's hello says that it is ready
+	// Sent first, once, unless the guest's hello says that it is ready.
+	Config   *Config   `json:"config,omitempty"`
 	Ping     *Ping     `json:"ping,omitempty"`
 	Wake     *Wake     `json:"wake,omitempty"`
 	Poweroff *Poweroff `json:"poweroff,omitempty"`
 }
 
-// Hello is who the guest is; that it is the guest it claims to be, the connection's CID says.
+// Hello says what the guest is. The connection's CID says that it is the guest it claims to be.
 type Hello struct {
 	Boot  int64 `json:"boot"`  // when init started
-	Real  int64 `json:"real"`  // CLOCK_REALTIME then, Unix nanoseconds: what the emulated RTC said
+	Real  int64 `json:"real"`  // CLOCK_REALTIME then, Unix nanoseconds, from the emulated RTC
 	Ready bool  `json:"ready"` // Ready was sent on an earlier connection
 	Ports bool  `json:"ports"` // its door leads to each port; else to the runtime's alone
 }
@@ -101,8 +107,8 @@ type Pong struct {
 	Boot int64  `json:"boot"` // when the ping was heard
 }
 
-// Wake tells a guest that was stopped what time it is. It slept without noticing, so whatever its clocks counted on meanwhile, its
-// time of day is set anew; Woken says that it is.
+// Wake tells a guest that was stopped what time it is. The guest did not notice the stop. So
+// whatever its clocks counted on meanwhile, it sets its time of day anew; Woken says that it has.
 type Wake struct {
 	Time int64 `json:"time"` // Unix nanoseconds at sending
 }
@@ -115,7 +121,7 @@ type Poweroff struct{}
 type Config struct {
 	Time     int64       `json:"time"`    // Unix nanoseconds at sending
 	Entropy  []byte      `json:"entropy"` // credited to the kernel's random pool
-	Secret   door.Secret `json:"secret"`  // who knows it may speak to the runtime
+	Secret   door.Secret `json:"secret"`  // a caller that knows it may speak to the runtime
 	Hostname string      `json:"hostname"`
 	NIC      *NIC        `json:"vf,omitempty"` // its key is older than its name
 	Program
@@ -130,8 +136,8 @@ type Program struct {
 	GID     uint32            `json:"gid,omitempty"`
 
 	Port     uint16 `json:"port,omitempty"`     // TCP, where it listens; 0: RuntimePort
-	Mark     string `json:"mark,omitempty"`     // what may end a line in place of a newline
-	Protocol string `json:"protocol,omitempty"` // what it speaks there, see node-agent/runtime
+	Mark     string `json:"mark,omitempty"`     // may end a line in place of a newline
+	Protocol string `json:"protocol,omitempty"` // of the runtime there, see node-agent/runtime
 	Probe    string `json:"probe,omitempty"`    // of HTTP: where a GET tells that it is ready
 }
 
@@ -175,7 +181,8 @@ func NewReader(r io.Reader) *Reader {
 	return &Reader{lines}
 }
 
-// Next decodes the next message into the Up or Down that message points to. io.EOF is the end between two messages.
+// Next decodes the next message into the Up or Down that message points to. It returns io.EOF at an
+// end between two messages.
 func (r *Reader) Next(message any) error {
 	if !r.lines.Scan() {
 		switch err := r.lines.Err(); {
@@ -193,7 +200,7 @@ func (r *Reader) Next(message any) error {
 	return nil
 }
 
-// wholeLines splits at newlines; what stands after the last one is an error and not a line.
+// wholeLines splits at newlines; text after the last one is an error and not a line.
 func wholeLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i], nil

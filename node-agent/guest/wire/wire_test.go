@@ -59,7 +59,9 @@ func TestConfigRoundTrip(t *testing.T) {
 	for _, config := range []Config{
 		{Program: Program{Command: []string{"true"}}},
 		{
-			Time: 1, Entropy: []byte{1, 2}, Hostname: "h", Program: Program{Command: []string{"a", "b"}, Env: map[string]string{"A": "=\n"}, Dir: "/d", UID: 3, GID: 4},
+			Time: 1, Entropy: []byte{1, 2}, Hostname: "h",
+			Program: Program{Command: []string{"a", "b"}, Env: map[string]string{"A": "=\n"},
+				Dir: "/d", UID: 3, GID: 4},
 			NIC: &NIC{
 				MAC: "02:00:00:00:00:01", Address: netip.MustParsePrefix("10.0.0.2/24"),
 				Gateway: netip.MustParseAddr("10.0.0.1"), DNS: netip.MustParseAddr("fd00::1"),
@@ -75,21 +77,24 @@ func TestConfigRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got Down
-		if err := NewReader(&pipe).Next(&got); err != nil || !reflect.DeepEqual(*got.Config, config) {
+		if err := NewReader(&pipe).Next(&got); err != nil ||
+			!reflect.DeepEqual(*got.Config, config) {
 			t.Errorf("got %+v, %v; want %+v", got.Config, err, config)
 		}
 	}
 }
 
-// The worst log line, each byte of which JSON writes as six, must fit a message.
+// The worst log line, each of its bytes written by JSON as six, must fit a message.
 func TestLongestLogFits(t *testing.T) {
-	if err := Write(io.Discard, Up{Log: &Log{Stream: "stdout", Text: strings.Repeat("\x00", MaxText)}}); err != nil {
+	if err := Write(io.Discard,
+		Up{Log: &Log{Stream: "stdout", Text: strings.Repeat("\x00", MaxText)}}); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestBounds(t *testing.T) {
-	if err := Write(io.Discard, Up{Exit: &Exit{Reason: strings.Repeat("x", MaxLine)}}); !errors.Is(err, ErrTooLong) {
+	if err := Write(io.Discard, Up{Exit: &Exit{Reason: strings.Repeat("x", MaxLine)}}); !errors.Is(
+		err, ErrTooLong) {
 		t.Errorf("writing too much: %v", err)
 	}
 	endless := &counting{Reader: neverNewline{}}
@@ -99,7 +104,8 @@ func TestBounds(t *testing.T) {
 	if endless.n > 2*MaxLine {
 		t.Errorf("%d bytes were read of a line without end", endless.n)
 	}
-	if err := NewReader(strings.NewReader(`{"ready":{}}`)).Next(&Up{}); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err := NewReader(strings.NewReader(`{"ready":{}}`)).Next(&Up{}); !errors.Is(err,
+		io.ErrUnexpectedEOF) {
 		t.Errorf("a torn last line: %v", err)
 	}
 }
@@ -125,7 +131,8 @@ func (c *counting) Read(p []byte) (int, error) {
 }
 
 func FuzzReader(f *testing.F) {
-	f.Add([]byte(`{"hello":{"boot":1,"real":3}}` + "\n" + `{"log":{"stream":"stdout","text":"x"}}` + "\n"))
+	f.Add([]byte(`{"hello":{"boot":1,"real":3}}` + "\n" + `{"log":{"stream":"stdout","text":"x"}}` +
+		"\n"))
 	f.Add([]byte("\n{}\n[]\nnull\n"))
 	f.Add(bytes.Repeat([]byte{'['}, 20000))
 	f.Fuzz(func(t *testing.T, data []byte) {
