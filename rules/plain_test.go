@@ -26,7 +26,6 @@ var notPlainYet = []string{
 	"invoker/openwhisk/bus/message",
 	"invoker/openwhisk/entity",
 	"kernel-mod/fastiovd", // its text is part of the key of a kernel that takes long to build
-	"node-agent/guest/init",
 }
 
 // A line is at most widest columns wide. A tab counts 4 columns in Go, and 8 in C as in the kernel.

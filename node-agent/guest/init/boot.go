@@ -26,7 +26,8 @@ func mountKernel() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile("/proc/sys/kernel/panic", []byte("-1"), 0) // a panic ends the machine at once
+	// a panic ends the machine at once
+	return os.WriteFile("/proc/sys/kernel/panic", []byte("-1"), 0)
 }
 
 // enterRoot makes the root image under a writable tmpfs the root directory.
@@ -45,13 +46,15 @@ func enterRoot() error {
 	if err := unix.Mount("/dev/vda", "/mnt/image", "erofs", unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("the root image does not mount as erofs: %w", err)
 	}
-	if err := mount([]filesystem{{"overlay", "/mnt/root", "lowerdir=/mnt/image,upperdir=/mnt/upper,workdir=/mnt/work", 0}}); err != nil {
+	if err := mount([]filesystem{{"overlay", "/mnt/root",
+		"lowerdir=/mnt/image,upperdir=/mnt/upper,workdir=/mnt/work", 0}}); err != nil {
 		return err
 	}
 	return switchRoot("/mnt/root")
 }
 
-// switchRoot moves the kernel's file systems into root, makes it /, and mounts what a runtime expects of a machine.
+// switchRoot moves the kernel's file systems into root, makes it /, and mounts the file systems
+// that a runtime expects of a machine.
 func switchRoot(root string) error {
 	for _, at := range []string{"/dev", "/proc", "/sys"} {
 		if err := os.MkdirAll(root+at, 0o755); err != nil {
@@ -70,7 +73,8 @@ func switchRoot(root string) error {
 	if err := errors.Join(unix.Chroot("."), os.Chdir("/")); err != nil {
 		return err
 	}
-	for link, target := range map[string]string{"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"} {
+	for link, target := range map[string]string{"fd": "", "stdin": "/0", "stdout": "/1",
+		"stderr": "/2"} {
 		os.Symlink("/proc/self/fd"+target, "/dev/"+link)
 	}
 	return mount([]filesystem{
@@ -82,11 +86,12 @@ func switchRoot(root string) error {
 	})
 }
 
-// mount mounts in order, making the directories; what the kernel has mounted there itself is left.
+// mount mounts in order and makes the directories. It leaves the mounts of the kernel as they are.
 func mount(all []filesystem) error {
 	for _, f := range all {
 		os.MkdirAll(f.at, 0o755)
-		if err := unix.Mount(f.kind, f.at, f.kind, f.flags, f.options); err != nil && err != unix.EBUSY {
+		if err := unix.Mount(f.kind, f.at, f.kind, f.flags, f.options); err != nil &&
+			err != unix.EBUSY {
 			return fmt.Errorf("%s does not mount at %s: %w", f.kind, f.at, err)
 		}
 	}
@@ -110,7 +115,8 @@ func waitFor(path string, within time.Duration) error {
 	}
 }
 
-// powerOff ends the machine. Without ACPI the kernel would halt for ever: then a reset, which ends a VMM that is told not to reboot.
+// powerOff ends the machine. Without ACPI the kernel would halt for ever. Then powerOff resets it,
+// which ends a VMM that was started with no-reboot.
 func powerOff() {
 	unix.Sync()
 	how := unix.LINUX_REBOOT_CMD_POWER_OFF

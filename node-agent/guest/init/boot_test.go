@@ -23,7 +23,9 @@ func TestBoot(t *testing.T) {
 	files := artefacts(t)
 	t.Run("ready", func(t *testing.T) {
 		m, conn := emulate(t, files, "")
-		err := makeReady(t, conn, wire.Config{Secret: testSecret, Hostname: "sandbox-1", Program: wire.Program{Command: []string{"runtime"}, Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000}})
+		err := makeReady(t, conn, wire.Config{Secret: testSecret, Hostname: "sandbox-1",
+			Program: wire.Program{Command: []string{"runtime"},
+				Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,14 +39,18 @@ func TestBoot(t *testing.T) {
 			t.Errorf("logs: %+v", lines)
 		} else {
 			checkAround(t, lines[0].Text, map[string]string{
-				"greeting": "hello", "host": "sandbox-1", "uid": "1000", "addresses": "[127.0.0.1/8 ::1/128]", "marker": "from the image",
-				"hosts": "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 sandbox-1\n", "tmp": "<nil>", "image": "open /marker: permission denied",
+				"greeting": "hello", "host": "sandbox-1", "uid": "1000",
+				"addresses": "[127.0.0.1/8 ::1/128]", "marker": "from the image",
+				"hosts": "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 sandbox-1\n",
+				"tmp":   "<nil>", "image": "open /marker: permission denied",
 			})
 		}
 	})
 	t.Run("the runtime ends", func(t *testing.T) {
 		m, conn := emulate(t, files, "")
-		err := makeReady(t, conn, wire.Config{Secret: testSecret, Program: wire.Program{Command: []string{"runtime"}, Env: map[string]string{"EXIT": "yes"}}})
+		err := makeReady(t, conn, wire.Config{Secret: testSecret,
+			Program: wire.Program{Command: []string{"runtime"},
+				Env: map[string]string{"EXIT": "yes"}}})
 		if err == nil || !strings.Contains(err.Error(), "the runtime runtime ended with status 3") {
 			t.Errorf("ready with %v", err)
 		}
@@ -64,12 +70,14 @@ func TestBoot(t *testing.T) {
 		m.end(t)
 	})
 	t.Run("a broken image", func(t *testing.T) {
-		broken := map[string]string{"kernel": files["kernel"], "initrd": files["initrd"], "root.erofs": t.TempDir() + "/zeros"}
+		broken := map[string]string{"kernel": files["kernel"], "initrd": files["initrd"],
+			"root.erofs": t.TempDir() + "/zeros"}
 		if err := os.WriteFile(broken["root.erofs"], make([]byte, 1<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		m, conn := emulate(t, broken, "")
-		if err := makeReady(t, conn, wire.Config{Secret: testSecret}); err == nil || !strings.Contains(err.Error(), "does not mount as erofs") {
+		if err := makeReady(t, conn, wire.Config{Secret: testSecret}); err == nil ||
+			!strings.Contains(err.Error(), "does not mount as erofs") {
 			t.Errorf("ready with %v", err)
 		}
 		m.end(t)
@@ -109,7 +117,8 @@ func checkAround(t *testing.T, found string, want map[string]string) {
 			t.Errorf("%s: %q, want %q", name, got[name], value)
 		}
 	}
-	if at, err := time.Parse(time.RFC3339Nano, got["time"]); err != nil || time.Since(at).Abs() > time.Minute {
+	if at, err := time.Parse(time.RFC3339Nano, got["time"]); err != nil ||
+		time.Since(at).Abs() > time.Minute {
 		t.Errorf("the runtime's time is %q, %v", got["time"], err)
 	}
 }

@@ -26,11 +26,14 @@ func (r *recorder) stage(stage string, begin int64) {
 }
 
 // step does a part of the agent stage and reports it.
-func (r *recorder) step(name string, do func() error) error { return r.stepOf(agentStage, name, do) }
+func (r *recorder) step(name string, do func() error) error {
+	return r.stepOf(agentStage, name, do)
+}
 
 func (r *recorder) stepOf(stage, name string, do func() error) error {
 	begin := boottime()
 	err := do()
-	r.host.send(wire.Up{Event: &wire.Event{Stage: stage, Step: name, Begin: begin, End: boottime()}})
+	r.host.send(wire.Up{Event: &wire.Event{Stage: stage, Step: name, Begin: begin,
+		End: boottime()}})
 	return err
 }

@@ -24,8 +24,9 @@ import (
 
 const localCID = 1
 
-// TestALocalUserAtTheGuestsDoor is the guest's door over vsock itself: who does not know the secret
-// does not reach the runtime, however it is called and however often, and the agent still does.
+// TestALocalUserAtTheGuestsDoor tests the guest's door over vsock itself: a user that does not know
+// the secret does not reach the runtime, however it is called and however often, and the agent
+// still does.
 func TestALocalUserAtTheGuestsDoor(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		if out, err := exec.Command("modprobe", "vsock_loopback").CombinedOutput(); err != nil {
@@ -72,7 +73,8 @@ func TestALocalUserAtTheGuestsDoor(t *testing.T) {
 }
 
 func request(path string, size int) string {
-	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+	return fmt.Sprintf(
+		"POST %s HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		path, size, strings.Repeat("x", size))
 }
 
@@ -82,7 +84,8 @@ func callLocally() (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Connect(fd, &unix.SockaddrVM{CID: localCID, Port: wire.RuntimePort}); err != nil {
+	if err := unix.Connect(fd, &unix.SockaddrVM{CID: localCID,
+		Port: wire.RuntimePort}); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
@@ -134,11 +137,12 @@ func flood(t *testing.T) (stop func() int64) {
 	return func() int64 { over.Store(true); <-ended; return calls.Load() }
 }
 
-// agentSays is what the agent does: it calls until it is let in.
+// agentSays acts as the agent does: it calls until it is let in.
 func agentSays(t *testing.T, secret door.Secret, text string) string {
 	t.Helper()
 	var last error
-	for late := time.Now().Add(20 * time.Second); time.Now().Before(late); time.Sleep(time.Millisecond) {
+	for late := time.Now().Add(20 * time.Second); time.Now().Before(late); time.Sleep(
+		time.Millisecond) {
 		conn, err := vsock.Dial(localCID, wire.RuntimePort, nil)
 		if err != nil {
 			last = err

@@ -15,14 +15,15 @@ const (
 	redialMost  = time.Second
 )
 
-// A host is the conversation with the agent. Before the first connection messages wait in a list; on a lost one they are dropped, except
-// log lines, which wait for the next.
+// A host is the conversation with the agent. Before the first connection messages wait in a list.
+// On a lost connection they are dropped, except log lines, which wait for the next.
 type host struct {
 	start   int64 // boot time
 	real    int64
 	configs chan *wire.Config
 	wake    func(unixNano int64) error
-	down    chan error // why the guest must end: the host says so, or is lost before the guest was ready
+	// The reason why the guest must end: the host says so, or was lost before the guest was ready.
+	down chan error
 
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -35,13 +36,14 @@ type host struct {
 }
 
 func newHost(start int64) *host {
-	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1), wake: catchUp, down: make(chan error, 1)}
+	h := &host{start: start, real: time.Now().UnixNano(), configs: make(chan *wire.Config, 1),
+		wake: catchUp, down: make(chan error, 1)}
 	h.changed = sync.NewCond(&h.mu)
 	return h
 }
 
-// call dials the host and keeps the conversation going from then on. A restarted agent hangs up until it knows this guest again, so calls
-// that were short are followed by a pause.
+// call dials the host and keeps the conversation going from then on. A restarted agent hangs up
+// until it knows this guest again, so a short call is followed by a pause.
 func (h *host) call(dial func() (*os.File, error)) {
 	go func() {
 		for pause := redialFirst; ; pause = min(2*pause, redialMost) {
@@ -89,7 +91,8 @@ func (h *host) talk(dial func() (*os.File, error)) bool {
 	return h.isReady && !h.ending
 }
 
-// dial retries: whoever started this guest listens, so a refusal means that it is being restarted.
+// dial retries: the process that started this guest listens, so a refusal means that it is being
+// restarted.
 func (h *host) dial(dial func() (*os.File, error)) (*os.File, error) {
 	deadline := time.Now().Add(configWithin)
 	for pause := redialFirst; ; pause = min(2*pause, redialMost) {
@@ -163,7 +166,8 @@ func (h *host) send(up wire.Up) {
 	h.write(up)
 }
 
-// log reports a line that the runtime wrote, waiting for a connection; a runtime that writes on meanwhile waits too.
+// log reports a line that the runtime wrote, waiting for a connection. A runtime that writes on
+// meanwhile waits too.
 func (h *host) log(stream, text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -191,7 +195,8 @@ func (h *host) write(up wire.Up) bool {
 	return true
 }
 
-// goodbye tells the host why the guest ends and lets it hang up first, so that the words are not lost with the machine.
+// goodbye tells the host why the guest ends and lets it hang up first, so that the words are not
+// lost with the machine.
 func (h *host) goodbye(reason error) {
 	h.mu.Lock()
 	h.ending = true

@@ -152,7 +152,8 @@ func TestNoConfiguration(t *testing.T) {
 
 func TestKernelOptions(t *testing.T) {
 	got := kernelOptions("console=ttyS0 quiet fastiov.probe=1 a=b=c\n")
-	if got["fastiov.probe"] != "1" || got["console"] != "ttyS0" || got["a"] != "b=c" || got["fastiov.control"] != "" {
+	if got["fastiov.probe"] != "1" || got["console"] != "ttyS0" || got["a"] != "b=c" ||
+		got["fastiov.control"] != "" {
 		t.Errorf("%q", got)
 	}
 }

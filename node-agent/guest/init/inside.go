@@ -90,7 +90,8 @@ func attach(cgroup int, hook uint32, program []instruction) error {
 		device, expectedAttachment uint32
 	}{
 		kind: unix.BPF_PROG_TYPE_CGROUP_SOCK_ADDR, count: uint32(len(program)),
-		program: (*byte)(unsafe.Pointer(&program[0])), license: &license[0], expectedAttachment: hook,
+		program: (*byte)(unsafe.Pointer(&program[0])), license: &license[0],
+		expectedAttachment: hook,
 	}
 	fd, err := bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
 	if err != nil {
@@ -98,7 +99,8 @@ func attach(cgroup int, hook uint32, program []instruction) error {
 	}
 	defer unix.Close(fd)
 	place := struct{ target, program, hook, flags uint32 }{uint32(cgroup), uint32(fd), hook, 0}
-	if _, err := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&place), unsafe.Sizeof(place)); err != nil {
+	if _, err := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&place),
+		unsafe.Sizeof(place)); err != nil {
 		return fmt.Errorf("BPF_PROG_ATTACH: %w", err)
 	}
 	return nil

@@ -54,7 +54,7 @@ func TestARuntimeListensInsideAlone(t *testing.T) {
 	})
 }
 
-// reached tells whether what listens on address is reached at another.
+// reached reports whether a listener on address is reached at another.
 func reached(t *testing.T, address string, port int, at string) bool {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(address, fmt.Sprint(port)))

@@ -8,9 +8,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// splitLines emits what comes from r line by line, without newlines. A line longer than
-// wire.MaxText is emitted in pieces, and one that ends in the mark at once, since whoever wrote it
-// may write no newline; neither way a mark is torn.
+// splitLines emits the text of r line by line, without newlines. It emits a line longer than
+// wire.MaxText in pieces, and one that ends in the mark at once, since its writer may write no
+// newline. In neither way is a mark torn.
 func splitLines(r io.Reader, mark string, emit func(string)) {
 	var line []byte
 	ended := false // the line was emitted at its mark: a newline that follows belongs to it

@@ -39,7 +39,8 @@ func TestSplitLines(t *testing.T) {
 	}
 }
 
-// A sentinel is emitted when it is there: its writer may write no newline and wait for the next activation.
+// A sentinel is emitted when it is there: its writer may write no newline and wait for the next
+// activation.
 func TestSentinelWithoutNewline(t *testing.T) {
 	text := "a\n" + sentinel + "b\n"
 	var got []string
@@ -69,7 +70,9 @@ func TestSplitLinesKeepsAll(t *testing.T) {
 		})
 		words := rapid.SliceOfN(word, 0, 20).Draw(t, "words")
 		text := strings.Join(words, "")
-		r := &chunks{text: text, size: func() int { return rapid.IntRange(1, 9000).Draw(t, "chunk") }}
+		r := &chunks{text: text, size: func() int {
+			return rapid.IntRange(1, 9000).Draw(t, "chunk")
+		}}
 		var got []string
 		splitLines(r, sentinel, func(s string) { got = append(got, s) })
 		sentinels := 0

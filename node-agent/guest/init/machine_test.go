@@ -13,7 +13,8 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// artefacts are the files that a test's microVM boots from: the real kernel and initrd, and a root image with a stand-in for a runtime.
+// artefacts returns the files that a test's microVM boots from: the real kernel and initrd, and a
+// root image with a stand-in for a runtime.
 func artefacts(t *testing.T) map[string]string {
 	t.Helper()
 	boot, release, err := testbed.Guest(t.Context())
@@ -22,14 +23,16 @@ func artefacts(t *testing.T) map[string]string {
 	}
 	t.Cleanup(release)
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/root/bin/runtime", "./testdata/runtime")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+
+		"/root/bin/runtime", "./testdata/runtime")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	run(t, build)
 	if err := os.WriteFile(dir+"/root/marker", []byte("from the image"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	run(t, exec.Command("mkfs.erofs", "--quiet", dir+"/root.erofs", dir+"/root"))
-	return map[string]string{"kernel": boot.Kernel, "initrd": boot.Initrd, "root.erofs": dir + "/root.erofs"}
+	return map[string]string{"kernel": boot.Kernel, "initrd": boot.Initrd, "root.erofs": dir +
+		"/root.erofs"}
 }
 
 func run(t *testing.T, cmd *exec.Cmd) {
@@ -52,9 +55,12 @@ func start(t *testing.T, files map[string]string, options string, args ...string
 	t.Helper()
 	m := &machine{started: time.Now(), ended: make(chan struct{})}
 	cmd := exec.Command("qemu-system-x86_64", append([]string{
-		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-M", "q35", "-smp", "1", "-m", "192", "-serial", "stdio",
-		"-kernel", files["kernel"], "-initrd", files["initrd"], "-append", "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check " + options,
-		"-drive", "if=none,id=root,format=raw,readonly=on,file=" + files["root.erofs"], "-device", "virtio-blk-pci,drive=root",
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-M", "q35", "-smp",
+		"1", "-m", "192", "-serial", "stdio",
+		"-kernel", files["kernel"], "-initrd", files["initrd"], "-append",
+		"console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check " + options,
+		"-drive", "if=none,id=root,format=raw,readonly=on,file=" + files["root.erofs"], "-device",
+		"virtio-blk-pci,drive=root",
 	}, args...)...)
 	cmd.Stdout, cmd.Stderr = &m.console, &m.console
 	if err := cmd.Start(); err != nil {
@@ -90,13 +96,15 @@ func emulate(t *testing.T, files map[string]string, options string) (*machine, *
 	path := filepath.Join(t.TempDir(), "control")
 	_, conn := listenLocal(t, path)
 	return start(t, files, "fastiov.control=/dev/vport1p1 "+options, "-accel", "tcg", "-cpu", "max",
-		"-chardev", "socket,id=control,path="+path, "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=control"), conn
+		"-chardev", "socket,id=control,path="+path, "-device", "virtio-serial-pci", "-device",
+		"virtserialport,chardev=control"), conn
 }
 
 // showStages logs how the start went.
 func showStages(t *testing.T, m *machine, conn *guest.Conn) {
 	for _, s := range conn.Spans() {
-		t.Logf("%-12s %8v … %8v ± %v", s.Stage, s.Begin.Sub(m.started).Round(time.Millisecond), s.End.Sub(m.started).Round(time.Millisecond), s.Error)
+		t.Logf("%-12s %8v … %8v ± %v", s.Stage, s.Begin.Sub(m.started).Round(time.Millisecond),
+			s.End.Sub(m.started).Round(time.Millisecond), s.Error)
 	}
 	var steps []string
 	for _, s := range conn.Steps() {

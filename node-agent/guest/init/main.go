@@ -3,14 +3,18 @@
 //	modules ─┬─ (a VF driver probes alongside) ───────────────────┐
 //	         ├─ call the host, hello                              │
 //	         ├─ root: image + tmpfs overlay                       │
-//	         └─ config: time, entropy, names ─┬─ VF: address, link up ─┬─ ready ── until the runtime ends, or the host says so
+//	         └─ config: time, entropy, names ─┬─ VF: address, link up ─┬─ ready
 //	                                          └─ runtime: start, accept┘
 //
-// Whatever fails on the way, the guest says why (to the host, or at least on the console) and powers off: it never hangs and never
-// restarts. Only a lost connection after ready is no reason to end: the agent may have been restarted, and is called again.
+// Once ready, the guest runs until the runtime ends or the host says so.
 //
-// It runs on an emulated or freshly started CPU where each page fault counts, so it stays small: raw sockets in place of package net,
-// and nothing is executed but the runtime. Times that it reports are CLOCK_BOOTTIME; a stage is sent when it has ended.
+// If anything fails before that, the guest says why (to the host, or at least on the console) and
+// powers off: it never hangs and never restarts. Only a connection that is lost after ready does
+// not end it: the agent may have been restarted, and is called again.
+//
+// It runs on an emulated or freshly started CPU where each page fault counts, so it stays small:
+// raw sockets in place of package net, and it executes no program but the runtime. It reports times
+// of CLOCK_BOOTTIME, and sends a stage when it has ended.
 package main
 
 import (
@@ -35,10 +39,12 @@ const (
 func main() {
 	start := boottime()
 	if os.Getpid() != 1 {
-		fmt.Fprintln(os.Stderr, "this program is process 1 of a fastiov microVM and cannot be run by hand")
+		fmt.Fprintln(os.Stderr,
+			"this program is process 1 of a fastiov microVM and cannot be run by hand")
 		os.Exit(2)
 	}
-	runtime.GOMAXPROCS(4) // a goroutine in a slow system call must not hold up the others, however few CPUs there are
+	// A goroutine in a slow system call must not hold up the others, however few CPUs there are.
+	runtime.GOMAXPROCS(4)
 	h := newHost(start)
 	ended := make(chan error, 1)
 	go func() { ended <- live(h) }()
@@ -127,7 +133,7 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	return program.wait()
 }
 
-// kernelOptions are the name=value words of the kernel command line.
+// kernelOptions returns the name=value words of the kernel command line.
 func kernelOptions(line string) map[string]string {
 	options := map[string]string{}
 	for word := range strings.FieldsSeq(line) {
@@ -137,7 +143,8 @@ func kernelOptions(line string) map[string]string {
 	return options
 }
 
-// dialer is how the host is called: over vsock, or over the device that fastiov.control names, for hosts that have no vsock.
+// dialer returns the function that calls the host: over vsock, or over the device that
+// fastiov.control names, for hosts that have no vsock.
 func dialer(options map[string]string) func() (*os.File, error) {
 	path := options["fastiov.control"]
 	if path == "" {

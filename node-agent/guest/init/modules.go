@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vfDriverNames are the modules whose probing waits for hardware: they are loaded alongside.
+// vfDriverNames lists the modules whose probing waits for hardware: they are loaded alongside.
 var vfDriverNames = map[string]bool{"igbvf": true, "iavf": true, "ixgbevf": true, "mlx5_core": true}
 
-// drivers are VF drivers being loaded.
+// drivers holds the VF drivers that are being loaded.
 type drivers struct {
 	loading sync.WaitGroup
 	mu      sync.Mutex
@@ -30,8 +30,8 @@ func (d *drivers) wait() error {
 	return d.err
 }
 
-// loadModules loads the modules that list names, one path a line, in that order, and returns while the VF drivers among them still probe.
-// Without a list there is nothing to load.
+// loadModules loads the modules that list names, one path a line, in that order, and returns while
+// the VF drivers among them still probe. Without a list it loads nothing.
 func loadModules(list string, rec *recorder) (*drivers, error) {
 	vf := &drivers{}
 	text, err := os.ReadFile(list)

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A netlink is a netlink socket: requests that are acknowledged, and notifications. Its few messages are put together here by hand.
+// A netlink is a netlink socket: requests that are acknowledged, and notifications. Its few
+// messages are put together here by hand.
 type netlink struct {
 	fd       int
 	sequence uint32
@@ -23,7 +24,8 @@ func openNetlink(family int, groups uint32) (*netlink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no netlink socket: %w", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK,
+		Groups: groups}); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("the netlink socket does not bind: %w", err)
 	}
@@ -35,7 +37,8 @@ func listenUevents() (*netlink, error) { return openNetlink(unix.NETLINK_KOBJECT
 
 func (n *netlink) close() { unix.Close(n.fd) }
 
-// receive waits for one datagram. That some were lost for want of space is no error: whoever receives looks at the state anyway.
+// receive waits for one datagram. It is not an error that some were lost for want of space, since
+// every receiver looks at the state anyway.
 func (n *netlink) receive(deadline time.Time) ([]byte, error) {
 	for {
 		left := time.Until(deadline)
@@ -43,7 +46,8 @@ func (n *netlink) receive(deadline time.Time) ([]byte, error) {
 			return nil, errors.New("the time is up")
 		}
 		timeout := unix.NsecToTimeval(int64(max(left, time.Millisecond)))
-		if err := unix.SetsockoptTimeval(n.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		if err := unix.SetsockoptTimeval(n.fd, unix.SOL_SOCKET,
+			unix.SO_RCVTIMEO, &timeout); err != nil {
 			return nil, err
 		}
 		size, from, err := unix.Recvfrom(n.fd, n.buffer, 0)
@@ -55,7 +59,8 @@ func (n *netlink) receive(deadline time.Time) ([]byte, error) {
 		case err != nil:
 			return nil, err
 		}
-		if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 { // the kernel, and no program that plays it
+		// Sent by the kernel, and not by a program that plays it.
+		if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
 			return n.buffer[:size], nil
 		}
 	}
@@ -69,7 +74,8 @@ func (n *netlink) request(kind uint16, flags uint16, body []byte) error {
 	message = binary.NativeEndian.AppendUint16(message, unix.NLM_F_REQUEST|flags)
 	message = binary.NativeEndian.AppendUint32(message, n.sequence)
 	message = binary.NativeEndian.AppendUint32(message, 0)
-	return unix.Sendto(n.fd, append(message, body...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	return unix.Sendto(n.fd, append(message, body...), 0,
+		&unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 }
 
 // do sends a request and waits for its acknowledgement.
@@ -120,10 +126,12 @@ func (n *netlink) setUp(index uint32) error {
 	return n.do(unix.RTM_NEWLINK, 0, body)
 }
 
-// addAddress gives an address without duplicate address detection: whose it is, the host has decided.
+// addAddress sets an address without duplicate address detection, because the host has decided
+// whose it is.
 func (n *netlink) addAddress(index uint32, address netip.Prefix) error {
 	ip := address.Addr().AsSlice()
-	body := []byte{family(address.Addr()), byte(address.Bits()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE}
+	body := []byte{family(address.Addr()), byte(address.Bits()), unix.IFA_F_NODAD,
+		unix.RT_SCOPE_UNIVERSE}
 	body = binary.NativeEndian.AppendUint32(body, index)
 	body = attribute(attribute(body, unix.IFA_LOCAL, ip), unix.IFA_ADDRESS, ip)
 	return n.do(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
@@ -131,7 +139,8 @@ func (n *netlink) addAddress(index uint32, address netip.Prefix) error {
 
 // addDefaultRoute takes a gateway outside the link's own prefix too.
 func (n *netlink) addDefaultRoute(index uint32, gateway netip.Addr) error {
-	body := []byte{family(gateway), 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT, unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST}
+	body := []byte{family(gateway), 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT,
+		unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST}
 	body = binary.NativeEndian.AppendUint32(body, unix.RTNH_F_ONLINK)
 	body = attribute(body, unix.RTA_GATEWAY, gateway.AsSlice())
 	body = attribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))

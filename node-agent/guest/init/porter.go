@@ -12,9 +12,9 @@ import (
 )
 
 // Any process of the host may call the guest. A caller that has not proved to be the agent gets
-// little memory and little time, and makes room for those that come after it: however many call,
-// the agent, which needs two short messages, comes through; where it was hung up on between them,
-// it is not welcomed and calls again.
+// little memory and little time, and makes room for later callers. The agent needs two short
+// messages, so it comes through, however many others call. If it is hung up on between its two
+// messages, it is not welcomed and calls again.
 const (
 	strangers      = 64
 	strangerTime   = 10 * time.Second
@@ -27,13 +27,13 @@ type porter struct {
 	secret door.Secret
 
 	mu      sync.Mutex
-	waiting [strangers]*os.File // those that have not proved who they are, the latest ones
+	waiting [strangers]*os.File // callers that have not proved themselves, the latest ones
 	next    int
 }
 
-// admits tells whether the caller that arrived at place is the agent, and which port it wants. What
-// it says before it has proved to be the agent reaches nobody. It still has to be welcomed, for
-// which it has the rest of a stranger's time.
+// admits reports whether the caller that arrived at place is the agent, and which port it wants.
+// Nothing that a caller says before it has proved to be the agent is passed on. It still has to be
+// welcomed, for which it has the rest of a stranger's time.
 func (p *porter) admits(caller *os.File, place int) (port uint16, agent bool) {
 	caller.SetDeadline(time.Now().Add(strangerTime))
 	port, err := door.Admit(caller, p.secret)
@@ -46,7 +46,7 @@ func (p *porter) admits(caller *os.File, place int) (port uint16, agent bool) {
 	return port, true
 }
 
-// arrive gives caller a place, and hangs up on who has had that place for longest.
+// arrive gives caller a place, and hangs up on the caller that has had that place for longest.
 func (p *porter) arrive(caller *os.File) (place int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

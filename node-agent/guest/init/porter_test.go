@@ -20,7 +20,7 @@ import (
 )
 
 // A house is a guest's door, over a unix socket, with a runtime behind it that says "runtime: " and
-// what it heard first.
+// the first words that it heard.
 type house struct {
 	path    string
 	reached atomic.Int32 // connections that the runtime has seen
@@ -101,7 +101,8 @@ func TestStrangersDoNotReachTheRuntime(t *testing.T) {
 	secret := door.NewSecret()
 	h := openHouse(t, secret)
 	conn := h.call(t)
-	io.WriteString(conn, "POST /run HTTP/1.1\r\nHost: runtime\r\n"+strings.Repeat("X: y\r\n", 20)+"\r\n")
+	io.WriteString(conn, "POST /run HTTP/1.1\r\nHost: runtime\r\n"+strings.Repeat("X: y\r\n", 20)+
+		"\r\n")
 	if answer, _ := io.ReadAll(conn); strings.Contains(string(answer), "runtime") {
 		t.Errorf("a stranger hears %q", answer)
 	}
@@ -116,7 +117,7 @@ func TestStrangersDoNotReachTheRuntime(t *testing.T) {
 	}
 }
 
-// Who is let in and asks for a port where nobody listens learns that, and at once.
+// A caller that is let in and asks for a port on which nothing listens learns that at once.
 func TestNobodyListensInside(t *testing.T) {
 	secret := door.NewSecret()
 	h := openHouse(t, secret)
@@ -128,7 +129,7 @@ func TestNobodyListensInside(t *testing.T) {
 	}
 }
 
-// However many callers say nothing, those that wait are few and the agent comes through.
+// However many callers say nothing, few of them wait and the agent comes through.
 func TestStrangersMakeRoomForTheAgent(t *testing.T) {
 	secret := door.NewSecret()
 	h := openHouse(t, secret)

@@ -16,8 +16,9 @@ import (
 
 const (
 	searchPath  = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	acceptEvery = 2 * time.Millisecond   // nothing announces that a socket listens
-	lastWords   = 200 * time.Millisecond // for output that the runtime's own children still hold open
+	acceptEvery = 2 * time.Millisecond // nothing announces that a socket listens
+	// How long to wait for output that the runtime's own children still hold open.
+	lastWords = 200 * time.Millisecond
 )
 
 // A program is the running runtime.
@@ -60,10 +61,12 @@ func startRuntime(config *wire.Config, h *host) (*program, error) {
 	}
 	p.pid, err = syscall.ForkExec(path, config.Command, &syscall.ProcAttr{
 		Dir: dir, Env: env, Files: files,
-		Sys: &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: config.UID, Gid: config.GID}},
+		Sys: &syscall.SysProcAttr{Setsid: true,
+			Credential: &syscall.Credential{Uid: config.UID, Gid: config.GID}},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("the runtime %s does not start (in %s, as uid %d): %w", path, dir, config.UID, err)
+		return nil, fmt.Errorf("the runtime %s does not start (in %s, as uid %d): %w", path, dir,
+			config.UID, err)
 	}
 	go p.reap()
 	return p, nil
@@ -139,7 +142,8 @@ func (p *program) wait() error {
 	return fmt.Errorf("the runtime %s ended with status %d", p.name, p.status.ExitStatus())
 }
 
-// environment is what the host says over what every process expects.
+// environment returns the variables that every process expects, overridden by those that the host
+// sends.
 func environment(config *wire.Config) []string {
 	all := map[string]string{"PATH": searchPath, "HOME": "/", "HOSTNAME": config.Hostname}
 	if config.UID == 0 {
@@ -167,7 +171,8 @@ func lookPath(command string, env []string) (string, error) {
 		}
 		for _, dir := range strings.Split(path, ":") {
 			file := dir + "/" + command
-			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() &&
+				info.Mode()&0o111 != 0 {
 				return file, nil
 			}
 		}

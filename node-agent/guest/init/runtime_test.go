@@ -59,7 +59,8 @@ func TestRuntime(t *testing.T) {
 				t.Skip("needs root to be process 1's user")
 			}
 			lines, end := runShell(t, c.config, c.script)
-			if !slices.Equal(lines, c.lines) || end == nil || !strings.Contains(end.Error(), c.end) {
+			if !slices.Equal(lines, c.lines) || end == nil ||
+				!strings.Contains(end.Error(), c.end) {
 				t.Errorf("%q, %v; want %q, %s", lines, end, c.lines, c.end)
 			}
 			if pidFile := c.config.Env["PIDFILE"]; pidFile != "" {
@@ -86,8 +87,10 @@ func TestRuntimeAsAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to become another user")
 	}
-	lines, end := runShell(t, wire.Config{Program: wire.Program{UID: 65534, GID: 65534}}, "id -u; id -G; echo reopened > /dev/stdout")
-	if want := []string{"stdout 65534", "stdout 65534", "stdout reopened"}; !slices.Equal(lines, want) {
+	lines, end := runShell(t, wire.Config{Program: wire.Program{UID: 65534, GID: 65534}},
+		"id -u; id -G; echo reopened > /dev/stdout")
+	if want := []string{"stdout 65534", "stdout 65534", "stdout reopened"}; !slices.Equal(lines,
+		want) {
 		t.Errorf("%q, %v; want %q", lines, end, want)
 	}
 }
@@ -101,7 +104,8 @@ func TestRuntimeThatCannotStart(t *testing.T) {
 		{wire.Config{Program: wire.Program{Command: []string{"no-such-command"}}}, `no command "no-such-command"`},
 		{wire.Config{Program: wire.Program{Command: []string{"/no/such"}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}}, "/no/such does not start"},
 	} {
-		if _, err := startRuntime(&c.config, newHost(boottime())); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := startRuntime(&c.config, newHost(boottime())); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
 		}
 	}
@@ -183,7 +187,8 @@ func TestWriteNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"hostname": "h\n", "resolv.conf": "nameserver 198.18.0.3\n", "hosts": "127.0.0.1 localhost\n::1 localhost\n198.18.0.2 h\n",
+		"hostname": "h\n", "resolv.conf": "nameserver 198.18.0.3\n",
+		"hosts": "127.0.0.1 localhost\n::1 localhost\n198.18.0.2 h\n",
 	} {
 		if got, err := os.ReadFile(etc + "/" + name); err != nil || string(got) != want {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
@@ -198,7 +203,8 @@ func TestLoadModules(t *testing.T) {
 	}
 	list := t.TempDir() + "/modules"
 	broken := t.TempDir() + "/igbvf.ko"
-	if err := errors.Join(os.WriteFile(broken, []byte("no module"), 0o600), os.WriteFile(list, []byte(broken+"\n"), 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(broken, []byte("no module"), 0o600),
+		os.WriteFile(list, []byte(broken+"\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	vf, err := loadModules(list, rec)
@@ -206,9 +212,11 @@ func TestLoadModules(t *testing.T) {
 		t.Fatalf("a VF driver holds up the start: %v", err)
 	}
 	if _, err := os.Stat(broken); err == nil {
-		t.Error("the module's name is still there: it may be looked up after the root directory has changed")
+		t.Error(
+			"the module's name is still there: it may be looked up after the root directory has changed")
 	}
-	if err := bringUp(testVF, vf, rec, time.Minute); err == nil || !strings.Contains(err.Error(), "igbvf") {
+	if err := bringUp(testVF, vf, rec, time.Minute); err == nil ||
+		!strings.Contains(err.Error(), "igbvf") {
 		t.Errorf("a VF whose driver does not load comes up: %v", err)
 	}
 	if err := os.WriteFile(list, []byte("/no/erofs.ko\n"), 0o600); err != nil {
@@ -220,7 +228,8 @@ func TestLoadModules(t *testing.T) {
 }
 
 func TestTheRuntimeIsNotToldTheSecret(t *testing.T) {
-	config := wire.Config{Secret: testSecret, Program: wire.Program{Env: map[string]string{"A": "b"}}}
+	config := wire.Config{Secret: testSecret,
+		Program: wire.Program{Env: map[string]string{"A": "b"}}}
 	secret, _ := testSecret.MarshalText()
 	for _, variable := range environment(&config) {
 		if strings.Contains(variable, string(secret)) {

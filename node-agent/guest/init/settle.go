@@ -13,7 +13,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// settle gives the guest its time, its entropy, its names and its loopback, all that a runtime needs from its first instruction on.
+// settle gives the guest its time, its entropy, its names and its loopback: all that a runtime
+// needs from its first instruction on.
 func settle(config *wire.Config) error {
 	if err := setClock(config.Time); err != nil {
 		return err
@@ -39,8 +40,8 @@ func catchUp(unixNano int64) error {
 	return setClock(unixNano)
 }
 
-// cameLate tells whether a message of that time came late to a clock that is right: the agent gives
-// an adoption, of which it is a part, no longer.
+// cameLate reports whether a message of that time came late to a clock that is right. The bound is
+// that of an adoption, which the message is part of.
 func cameLate(now, told time.Time) bool {
 	ahead := now.Sub(told)
 	return ahead >= 0 && ahead < 15*time.Second
@@ -54,7 +55,7 @@ func setClock(unixNano int64) error {
 	return nil
 }
 
-// writeNames writes the files by which programs resolve names, over whatever the image has in their place.
+// writeNames writes the files by which programs resolve names, over those that the image has.
 func writeNames(etc string, config *wire.Config) error {
 	files := map[string]string{
 		"hostname": config.Hostname + "\n",
@@ -91,7 +92,8 @@ func addEntropy(bytes []byte) error {
 	info := make([]uint32, 2+(len(bytes)+3)/4)
 	info[0], info[1] = uint32(8*len(bytes)), uint32(len(bytes))
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&info[2:][0])), len(bytes)), bytes)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, random.Fd(), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&info[0])))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, random.Fd(), unix.RNDADDENTROPY,
+		uintptr(unsafe.Pointer(&info[0])))
 	runtime.KeepAlive(info)
 	if errno != 0 {
 		return errno

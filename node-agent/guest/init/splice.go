@@ -60,7 +60,8 @@ func openDoor(secret door.Secret, runtime int) error {
 	if err == nil {
 		err = unix.Listen(fd, 128)
 	}
-	if err == unix.EAFNOSUPPORT { // no vsock in this guest: the runtime is reached by the network alone
+	// This guest has no vsock: the runtime is reached by the network alone.
+	if err == unix.EAFNOSUPPORT {
 		return nil
 	}
 	if err != nil {
@@ -79,7 +80,8 @@ func acceptAll(fd int, porter *porter, dial func(port uint16) (*os.File, error))
 	for {
 		conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
 		if err != nil {
-			time.Sleep(10 * time.Millisecond) // descriptors or memory are short; the caller waits in the queue
+			// Descriptors or memory are short; the caller waits in the queue.
+			time.Sleep(10 * time.Millisecond)
 			continue
 		}
 		caller, err := stream(conn)

@@ -54,7 +54,9 @@ func linkUp(nic *wire.NIC, rec *recorder, within time.Duration) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("no network device has this MAC within %v (driver missing, or its probe failed): %w", within, err)
+		return fmt.Errorf(
+			"no network device has this MAC within %v (driver missing, or its probe failed): %w",
+			within, err)
 	}
 	err = rec.stepOf(vfStage, "address", func() error { return configure(rtnl, found.index, nic) })
 	if err != nil {
@@ -65,7 +67,8 @@ func linkUp(nic *wire.NIC, rec *recorder, within time.Duration) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("its link has no carrier within %v (is the PF's link up?): %w", within, err)
+		return fmt.Errorf("its link has no carrier within %v (is the PF's link up?): %w",
+			within, err)
 	}
 	return nil
 }
@@ -86,15 +89,15 @@ func configure(rtnl *netlink, index uint32, nic *wire.NIC) error {
 	return nil
 }
 
-// A link is what the kernel says of a network device.
+// A link holds what the kernel says of a network device.
 type link struct {
 	index   uint32
 	mac     []byte
 	running bool // up, with carrier: not IFF_RUNNING, which the kernel may announce a second later
 }
 
-// await returns when a link with this MAC exists and, if so asked, runs. It asks for the list once and hears of changes from then on; lost
-// notifications make it ask again.
+// await returns when a link with this MAC exists and, if so asked, runs. It asks for the list once
+// and hears of changes from then on. If notifications are lost, it asks again.
 func (n *netlink) await(mac []byte, running bool, deadline time.Time) (link, error) {
 	if err := n.listLinks(); err != nil {
 		return link{}, err
@@ -115,7 +118,8 @@ func (n *netlink) await(mac []byte, running bool, deadline time.Time) (link, err
 			return link{}, err
 		}
 		for i := range messages {
-			if l, ok := parseLink(&messages[i]); ok && bytes.Equal(l.mac, mac) && (l.running || !running) {
+			if l, ok := parseLink(&messages[i]); ok && bytes.Equal(l.mac, mac) &&
+				(l.running || !running) {
 				return l, nil
 			}
 		}

@@ -120,7 +120,8 @@ func checkReported(t *testing.T, reported []wire.Up, steps ...string) {
 		t.Fatalf("reported %+v, want %q", reported, steps)
 	}
 	for i, step := range steps {
-		if e := reported[i].Event; e == nil || e.Step != step || e.Stage != vfStage || e.Begin <= 0 || e.End < e.Begin {
+		if e := reported[i].Event; e == nil || e.Step != step || e.Stage != vfStage ||
+			e.Begin <= 0 || e.End < e.Begin {
 			t.Errorf("reported %+v, want step %q", e, step)
 		}
 	}
@@ -149,7 +150,8 @@ func TestBringUpWaits(t *testing.T) {
 			events := make(chan nl.LinkUpdate, 16)
 			done := make(chan struct{})
 			defer close(done)
-			if err := nl.LinkSubscribeWithOptions(events, done, nl.LinkSubscribeOptions{ListExisting: true}); err != nil {
+			if err := nl.LinkSubscribeWithOptions(events, done,
+				nl.LinkSubscribeOptions{ListExisting: true}); err != nil {
 				t.Error(err)
 				return
 			}
@@ -167,7 +169,8 @@ func TestBringUpWaits(t *testing.T) {
 			}
 		}()
 		vf := &wire.NIC{MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24")}
-		if err := bringUp(vf, &drivers{}, &recorder{host: newHost(boottime())}, 20*time.Second); err != nil {
+		if err := bringUp(vf, &drivers{},
+			&recorder{host: newHost(boottime())}, 20*time.Second); err != nil {
 			t.Error(err)
 		}
 		<-made
@@ -192,7 +195,8 @@ func TestBringUpFails(t *testing.T) {
 				nic := &wire.NIC{MAC: c.mac, Address: address}
 				rec := &recorder{host: newHost(boottime())}
 				err := bringUp(nic, &drivers{}, rec, 50*time.Millisecond)
-				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.mac) {
+				if err == nil || !strings.Contains(err.Error(), c.want) ||
+					!strings.Contains(err.Error(), c.mac) {
 					t.Errorf("%v", err)
 				}
 			})
@@ -207,10 +211,12 @@ func TestNoVF(t *testing.T) {
 }
 
 func TestParseMAC(t *testing.T) {
-	if mac, err := parseMAC("02:0A:ff:00:01:fe"); err != nil || string(mac) != "\x02\x0a\xff\x00\x01\xfe" {
+	if mac, err := parseMAC("02:0A:ff:00:01:fe"); err != nil ||
+		string(mac) != "\x02\x0a\xff\x00\x01\xfe" {
 		t.Errorf("%x, %v", mac, err)
 	}
-	for _, bad := range []string{"", "02:0a:ff:00:01", "02:0a:ff:00:01:fe:00", "020aff0001fe", "zz:0a:ff:00:01:fe", "02:0a:ff:00:01:f"} {
+	for _, bad := range []string{"", "02:0a:ff:00:01", "02:0a:ff:00:01:fe:00", "020aff0001fe",
+		"zz:0a:ff:00:01:fe", "02:0a:ff:00:01:f"} {
 		if _, err := parseMAC(bad); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
@@ -218,5 +224,6 @@ func TestParseMAC(t *testing.T) {
 }
 
 var testVF = &wire.NIC{
-	MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24"), Gateway: netip.MustParseAddr("198.18.0.1"), DNS: netip.MustParseAddr("198.18.0.3"),
+	MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24"),
+	Gateway: netip.MustParseAddr("198.18.0.1"), DNS: netip.MustParseAddr("198.18.0.3"),
 }

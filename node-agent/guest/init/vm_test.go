@@ -21,9 +21,11 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// This file is the last by its name, because the host it boots stays a child of the test, and the tests of process 1 reap every child.
+// This file is the last by its name, because the host it boots stays a child of the test, and the
+// tests of process 1 reap every child.
 
-// TestMicroVM is the guest's whole life as in production: under KVM, over vsock, with a VF of a real driver.
+// TestMicroVM lives a guest's whole life as in production: under KVM, over vsock, with a VF of a
+// real driver.
 func TestMicroVM(t *testing.T) {
 	needs := testbed.Needs{NICs: 1}
 	if os.Getenv("FASTIOV_TEST_TESTBED") != "" {
@@ -39,8 +41,10 @@ func TestMicroVM(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		files := map[string]string{"kernel": "/share/kernel", "initrd": "/share/initrd", "root.erofs": "/share/root.erofs"}
-		m := start(t, files, "", "-accel", "kvm", "-cpu", "host", "-device", "vhost-vsock-pci,guest-cid=3", "-device", "vfio-pci,host="+lease.BDF)
+		files := map[string]string{"kernel": "/share/kernel", "initrd": "/share/initrd",
+			"root.erofs": "/share/root.erofs"}
+		m := start(t, files, "", "-accel", "kvm", "-cpu", "host", "-device",
+			"vhost-vsock-pci,guest-cid=3", "-device", "vfio-pci,host="+lease.BDF)
 		config := wire.Config{
 			Secret: testSecret, Hostname: "sandbox-1",
 			Program: wire.Program{Command: []string{"runtime"}, UID: 1000, GID: 1000},
@@ -120,13 +124,14 @@ func lastEnd(conn *guest.Conn) (last time.Time) {
 // said before.
 func activate(t *testing.T, conn *guest.Conn, said int) {
 	t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
-		conn, err := vsock.Dial(testCID, wire.RuntimePort, nil)
-		if err == nil {
-			err = door.Enter(conn, testSecret, door.Runtime)
-		}
-		return conn, err
-	}}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			conn, err := vsock.Dial(testCID, wire.RuntimePort, nil)
+			if err == nil {
+				err = door.Enter(conn, testSecret, door.Runtime)
+			}
+			return conn, err
+		}}}
 	reply, err := client.Get("http://guest/run")
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +142,8 @@ func activate(t *testing.T, conn *guest.Conn, said int) {
 		t.Fatal(err)
 	}
 	checkAround(t, string(body), map[string]string{
-		"host": "sandbox-1", "hosts": "127.0.0.1 localhost\n::1 localhost\n10.0.2.77 sandbox-1\n", "resolv": "nameserver 10.0.2.3\n", "uid": "1000",
+		"host": "sandbox-1", "hosts": "127.0.0.1 localhost\n::1 localhost\n10.0.2.77 sandbox-1\n",
+		"resolv": "nameserver 10.0.2.3\n", "uid": "1000",
 	})
 	if !strings.Contains(string(body), "10.0.2.77/24") {
 		t.Errorf("the VF has no address: %s", body)
