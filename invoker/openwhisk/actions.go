@@ -18,7 +18,8 @@ const (
 
 // named is the entity in the request's path.
 func (rq *request) named(r *http.Request) (entity.Path, error) {
-	p := entity.Path{Namespace: rq.namespace, Package: r.PathValue("package"), Name: r.PathValue("name")}
+	p := entity.Path{Namespace: rq.namespace, Package: r.PathValue("package"),
+		Name: r.PathValue("name")}
 	err := entity.CheckName(p.Name)
 	if p.Package != "" {
 		err = errors.Join(entity.CheckName(p.Package), err)
@@ -68,7 +69,8 @@ func (a *API) holdsActions(path entity.Path) error {
 	}
 	pkg, err := a.catalog.packages.find(path.Namespace, path.Package)
 	if err == nil && pkg.Bound() {
-		err = badRequest("%s is a binding; put the action into the package that it binds", pkg.Path())
+		err = badRequest("%s is a binding; put the action into the package that it binds",
+			pkg.Path())
 	}
 	return err
 }
@@ -125,18 +127,20 @@ func (a *API) deleteAction(w http.ResponseWriter, r *http.Request, rq *request) 
 	return err
 }
 
-// listPackageActions lists what is in a package, or in the one that it binds.
+// listPackageActions lists the actions in a package, or in the one that it binds.
 func (a *API) listPackageActions(w http.ResponseWriter, r *http.Request, rq *request) error {
-	_, provider, err := a.visible(rq.user, entity.Path{Namespace: rq.namespace, Package: r.PathValue("package")})
+	_, provider, err := a.visible(rq.user,
+		entity.Path{Namespace: rq.namespace, Package: r.PathValue("package")})
 	if err != nil {
 		return err
 	}
-	return answerList(w, r, "actions", a.catalog.actions.list(provider.Namespace, provider.Name+"/"), summary)
+	return answerList(w, r, "actions", a.catalog.actions.list(provider.Namespace, provider.Name+
+		"/"), summary)
 }
 
 func summary(a *action) any { return a.Summary() }
 
-// bodies are the entities of actions.
+// bodies returns the entities of actions.
 func bodies(list []*action) []*entity.Action {
 	entities := make([]*entity.Action, len(list))
 	for i, a := range list {

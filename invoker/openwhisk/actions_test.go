@@ -23,12 +23,14 @@ func TestActionLives(t *testing.T) {
 	c.want(409, c.do("PUT", "actions/hello?overwrite=false", hello))
 
 	updated := c.want(200, c.do("PUT", "actions/hello?overwrite=true", `{"limits":{"memory":128}}`))
-	if updated["version"] != "0.0.2" || updated["limits"].(map[string]any)["memory"] != 128.0 || updated["limits"].(map[string]any)["timeout"] != 60000.0 {
+	if updated["version"] != "0.0.2" || updated["limits"].(map[string]any)["memory"] != 128.0 ||
+		updated["limits"].(map[string]any)["timeout"] != 60000.0 {
 		t.Errorf("updated: %v", updated)
 	}
 	got := c.want(200, c.do("GET", "actions/hello", ""))
 	exec := got["exec"].(map[string]any)
-	if exec["code"] != "def main(args): return args" || exec["binary"] != false || exec["kind"] != "python:3" {
+	if exec["code"] != "def main(args): return args" || exec["binary"] != false ||
+		exec["kind"] != "python:3" {
 		t.Errorf("got: %v", got)
 	}
 	without := c.want(200, c.do("GET", "actions/hello?code=false", ""))["exec"].(map[string]any)
@@ -37,7 +39,8 @@ func TestActionLives(t *testing.T) {
 	}
 	c.want(200, c.do("DELETE", "actions/hello", ""))
 	for _, method := range []string{"GET", "DELETE", "POST"} {
-		if m := c.want(404, c.do(method, "actions/hello", "")); m["error"] == "" || m["code"] == "" {
+		if m := c.want(404, c.do(method, "actions/hello", "")); m["error"] == "" ||
+			m["code"] == "" {
 			t.Errorf("%s of what is gone: %v", method, m)
 		}
 	}
@@ -45,8 +48,10 @@ func TestActionLives(t *testing.T) {
 
 func TestUpdateMergesAnnotations(t *testing.T) {
 	c := newClient(t)
-	c.want(200, c.do("PUT", "actions/a", strings.Replace(hello, "{", `{"annotations":[{"key":"x","value":1},{"key":"y","value":2}],`, 1)))
-	m := c.want(200, c.do("PUT", "actions/a?overwrite=true", `{"annotations":[{"key":"y","value":3}],"delAnnotations":["x"]}`))
+	c.want(200, c.do("PUT", "actions/a", strings.Replace(hello, "{",
+		`{"annotations":[{"key":"x","value":1},{"key":"y","value":2}],`, 1)))
+	m := c.want(200, c.do("PUT", "actions/a?overwrite=true",
+		`{"annotations":[{"key":"y","value":3}],"delAnnotations":["x"]}`))
 	content, err := json.Marshal(m["annotations"])
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +100,8 @@ func TestListIsPagedNewestFirst(t *testing.T) {
 func TestArchiveIsToldFromSource(t *testing.T) {
 	c := newClient(t)
 	zip := base64.StdEncoding.EncodeToString([]byte("PK\x03\x04 a zip"))
-	m := c.want(200, c.do("PUT", "actions/zip", `{"exec":{"kind":"nodejs:default","code":"`+zip+`"}}`))
+	m := c.want(200, c.do("PUT", "actions/zip", `{"exec":{"kind":"nodejs:default","code":"`+zip+
+		`"}}`))
 	if m["exec"].(map[string]any)["binary"] != true {
 		t.Errorf("got %v", m)
 	}
@@ -147,7 +153,8 @@ func TestBadInputIsRefused(t *testing.T) {
 			c := *c
 			c.t = t
 			m := c.want(b.status, c.do(b.method, b.path, b.body))
-			if text, _ := m["error"].(string); !strings.Contains(text, b.says) || strings.Contains(text, "\n") {
+			if text, _ := m["error"].(string); !strings.Contains(text, b.says) ||
+				strings.Contains(text, "\n") {
 				t.Errorf("it says %q", text)
 			}
 			if code, _ := m["code"].(string); len(code) != 32 {
@@ -159,15 +166,17 @@ func TestBadInputIsRefused(t *testing.T) {
 
 func TestContentTypeMustBeJSON(t *testing.T) {
 	c := newClient(t)
-	r := httptest.NewRequest("PUT", "http://localhost/api/v1/namespaces/_/actions/a", strings.NewReader(hello))
+	r := httptest.NewRequest("PUT", "http://localhost/api/v1/namespaces/_/actions/a",
+		strings.NewReader(hello))
 	r.SetBasicAuth(guest.UUID, guest.Secret)
 	r.Header.Set("Content-Type", "text/plain")
 	c.want(415, c.send(r))
 }
 
-// Whatever is sent, the answer is JSON: an action, or an error with both keys.
+// Whatever the request, the answer is JSON: an action, or an error with both keys.
 func FuzzPutAction(f *testing.F) {
-	for _, body := range []string{hello, `{}`, `{"exec":null}`, `{"exec":{"kind":"blackbox","image":"a/b"},"limits":{"logs":0}}`,
+	for _, body := range []string{hello, `{}`, `{"exec":null}`,
+		`{"exec":{"kind":"blackbox","image":"a/b"},"limits":{"logs":0}}`,
 		`{"annotations":[{"key":"a"}],"delAnnotations":["exec"],"exec":{"kind":"python:3","code":"YWJj"}}`} {
 		f.Add(body)
 	}
@@ -180,7 +189,8 @@ func FuzzPutAction(f *testing.F) {
 		if err := json.Unmarshal(got.body, &m); err != nil {
 			t.Fatalf("HTTP %d %q: %v", got.StatusCode, got.body, err)
 		}
-		if got.StatusCode >= 500 || got.StatusCode >= 400 && (m["error"] == nil || m["code"] == nil) {
+		if got.StatusCode >= 500 || got.StatusCode >= 400 &&
+			(m["error"] == nil || m["code"] == nil) {
 			t.Fatalf("HTTP %d %s", got.StatusCode, got.body)
 		}
 	})

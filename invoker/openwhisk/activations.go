@@ -55,7 +55,8 @@ func (a *API) listActivations(w http.ResponseWriter, r *http.Request, rq *reques
 	return out.end(err)
 }
 
-// readFilter reads name, since and upto. A name may be an action's, package/action, or either fully qualified.
+// readFilter reads name, since and upto. A name may be an action's, package/action, or either fully
+// qualified.
 func readFilter(query url.Values, namespace string) (f store.Filter, err error) {
 	f.Namespace, f.Name = namespace, query.Get("name")
 	if rest, qualified := strings.CutPrefix(f.Name, "/"); qualified {
@@ -64,7 +65,9 @@ func readFilter(query url.Values, namespace string) (f store.Filter, err error) 
 	if parts := strings.Split(f.Name, "/"); len(parts) == 3 {
 		f.Name = parts[1] + "/" + parts[2]
 	} else if len(parts) > 3 {
-		return f, badRequest("the query parameter name is %.300q; it must be an action's or package/action", query.Get("name"))
+		return f, badRequest(
+			"the query parameter name is %.300q; it must be an action's or package/action",
+			query.Get("name"))
 	}
 	for parameter, bound := range map[string]*time.Time{"since": &f.Since, "upto": &f.Upto} {
 		ms, err := number(query, parameter, 0, 0, math.MaxInt64/int64(time.Millisecond))
@@ -85,7 +88,8 @@ func (a *API) activation(r *http.Request, rq *request) (record activation.Record
 	}
 	id := r.PathValue("id")
 	if raw, err := hex.DecodeString(id); err != nil || len(raw) != 16 {
-		return record, badRequest("%.100q is no activation's id, which is 32 hexadecimal digits", id)
+		return record, badRequest("%.100q is no activation's id, which is 32 hexadecimal digits",
+			id)
 	}
 	body, err := a.cfg.Store.Get(r.Context(), namespace, id)
 	switch {

@@ -23,7 +23,8 @@ func (s soon) Window(*pool.Idles) pool.Window {
 func newForeseeing(t *testing.T, after time.Duration) (c *client, started chan *api.StartRequest) {
 	c = newClientOf(t, Config{
 		Blocking: 5 * time.Second,
-		Pool:     pool.Config{KeepAlive: time.Minute, Wait: 5 * time.Second, Start: time.Minute, Policy: soon(after)},
+		Pool: pool.Config{KeepAlive: time.Minute, Wait: 5 * time.Second, Start: time.Minute,
+			Policy: soon(after)},
 	})
 	started = make(chan *api.StartRequest, 16)
 	c.node.start = func(in *api.StartRequest) (*api.StartReply, error) {
@@ -33,12 +34,14 @@ func newForeseeing(t *testing.T, after time.Duration) (c *client, started chan *
 		c.node.live[in.Id] = true
 		return &api.StartReply{Id: in.Id, Driver: "sim", InitStatus: 200}, nil
 	}
-	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) { return reply(200, `{}`), nil }
+	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+		return reply(200, `{}`), nil
+	}
 	c.node.forgetful = true
 	return c, started
 }
 
-// What a call brought is forgotten with its end, however long its function is remembered.
+// The arguments of a call are forgotten with its end, however long its function is remembered.
 func TestAFunctionIsRememberedWithoutItsLastCall(t *testing.T) {
 	c, _ := newForeseeing(t, time.Hour)
 	live := func() uint64 {
@@ -58,7 +61,8 @@ func TestAFunctionIsRememberedWithoutItsLastCall(t *testing.T) {
 	}
 	c.api.running.Wait()
 	if after := live(); after > before+functions<<20/2 {
-		t.Errorf("after %d calls of 1 MiB have ended %d KiB more are in memory", functions, (after-before)>>10)
+		t.Errorf("after %d calls of 1 MiB have ended %d KiB more are in memory", functions,
+			(after-before)>>10)
 	}
 }
 
@@ -66,16 +70,20 @@ func TestAFunctionIsRememberedWithoutItsLastCall(t *testing.T) {
 func TestASandboxBeforeItsCallIsToldOfNone(t *testing.T) {
 	c, started := newForeseeing(t, time.Millisecond)
 	c.want(200, c.do("PUT", "actions/f", strings.Replace(hello, "{",
-		`{"annotations":[{"key":"provide-api-key","value":true}],"parameters":[{"key":"a","value":"b","init":true}],`, 1)))
+		`{"annotations":[{"key":"provide-api-key","value":true}],"parameters":[{"key":"a","value":"b","init":true}],`,
+		1)))
 	c.want(200, c.do("POST", "actions/f?blocking=true", "{}"))
 	called, ahead := <-started, <-started
-	for _, of := range []string{"__OW_ACTIVATION_ID", "__OW_DEADLINE", "__OW_TRANSACTION_ID", "__OW_API_KEY"} {
+	for _, of := range []string{"__OW_ACTIVATION_ID", "__OW_DEADLINE", "__OW_TRANSACTION_ID",
+		"__OW_API_KEY"} {
 		if !strings.Contains(string(called.Init), of) || strings.Contains(string(ahead.Init), of) {
 			t.Errorf("%s: of a call %s\nof none %s", of, called.Init, ahead.Init)
 		}
 	}
-	for _, same := range []string{`"__OW_NAMESPACE":"guest"`, `"__OW_ACTION_NAME":"/guest/f"`, `"a":"b"`, `def main`} {
-		if !strings.Contains(string(called.Init), same) || !strings.Contains(string(ahead.Init), same) {
+	for _, same := range []string{`"__OW_NAMESPACE":"guest"`, `"__OW_ACTION_NAME":"/guest/f"`,
+		`"a":"b"`, `def main`} {
+		if !strings.Contains(string(called.Init), same) ||
+			!strings.Contains(string(ahead.Init), same) {
 			t.Errorf("%s: of a call %s\nof none %s", same, called.Init, ahead.Init)
 		}
 	}

@@ -21,7 +21,9 @@ func fail(status int, format string, args ...any) error {
 func badRequest(format string, args ...any) error {
 	return fail(http.StatusBadRequest, format, args...)
 }
-func notFound(format string, args ...any) error { return fail(http.StatusNotFound, format, args...) }
+func notFound(format string, args ...any) error {
+	return fail(http.StatusNotFound, format, args...)
+}
 
 func answer(w http.ResponseWriter, status int, body any) {
 	content, err := json.Marshal(body)
@@ -31,7 +33,8 @@ func answer(w http.ResponseWriter, status int, body any) {
 	answerJSON(w, status, content)
 }
 
-// Header values that never differ, made once; their names are in the form that needs no canonicalising.
+// Header values that never differ, made once; their names are in the form that needs no
+// canonicalising.
 var (
 	jsonType = []string{"application/json"}
 	noSniff  = []string{"nosniff"}
@@ -45,7 +48,8 @@ func answerJSON(w http.ResponseWriter, status int, content []byte) {
 	_, _ = w.Write(content) // the caller has gone: nobody is left to tell
 }
 
-// answerError writes OpenWhisk's error form. Clients want both keys; the code names the transaction.
+// answerError writes OpenWhisk's error form. Clients want both keys; the code names the
+// transaction.
 func answerError(w http.ResponseWriter, err error) {
 	if errors.Is(err, errUnknown) {
 		panic(http.ErrAbortHandler) // closes the connection
@@ -54,7 +58,8 @@ func answerError(w http.ResponseWriter, err error) {
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	answer(w, status, map[string]string{"error": err.Error(), "code": w.Header().Get(web.RequestID)})
+	answer(w, status, map[string]string{"error": err.Error(),
+		"code": w.Header().Get(web.RequestID)})
 }
 
 // statusOf is the HTTP status of an error; 0 where there is none.
@@ -77,7 +82,8 @@ func statusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
-// begin gives the request its transaction id, which is the answer's too: the caller's own, or a fresh one.
+// begin gives the request its transaction id, which the answer has too: the caller's own, or a
+// fresh one.
 func begin(w http.ResponseWriter, r *http.Request) (transaction string) {
 	transaction = r.Header.Get(web.RequestID)
 	if !plain(transaction) {
@@ -89,7 +95,8 @@ func begin(w http.ResponseWriter, r *http.Request) (transaction string) {
 
 func plain(id string) bool {
 	for _, c := range []byte(id) {
-		if c != '-' && c != '_' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') {
+		if c != '-' && c != '_' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') &&
+			(c < 'a' || c > 'z') {
 			return false
 		}
 	}
@@ -104,7 +111,8 @@ func number(query url.Values, name string, otherwise, least, most int64) (int64,
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < least || n > most {
-		return 0, badRequest("the query parameter %s is %q; it must be a number from %d to %d", name, text, least, most)
+		return 0, badRequest("the query parameter %s is %q; it must be a number from %d to %d",
+			name, text, least, most)
 	}
 	return n, nil
 }
@@ -117,7 +125,8 @@ func flag(query url.Values, name string, otherwise bool) (bool, error) {
 	}
 	value, err := strconv.ParseBool(text)
 	if err != nil {
-		return false, badRequest("the query parameter %s is %q; it must be true or false", name, text)
+		return false, badRequest("the query parameter %s is %q; it must be true or false",
+			name, text)
 	}
 	return value, nil
 }
@@ -146,8 +155,10 @@ func readWindow(query url.Values) (p window, err error) {
 	return p, err
 }
 
-// answerList cuts a list to what limit and skip ask for; with count=true it answers the number of items instead.
-func answerList[T any](w http.ResponseWriter, r *http.Request, collection string, all []T, show func(T) any) error {
+// answerList cuts a list to the part that limit and skip ask for; with count=true it answers the
+// number of items instead.
+func answerList[T any](w http.ResponseWriter, r *http.Request, collection string, all []T,
+	show func(T) any) error {
 	p, err := readWindow(r.URL.Query())
 	if err != nil {
 		return err
@@ -170,5 +181,5 @@ func answerList[T any](w http.ResponseWriter, r *http.Request, collection string
 	return out.end(nil)
 }
 
-// buffers are for answers that are written many times a second.
+// buffers holds buffers for answers that are written many times a second.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}

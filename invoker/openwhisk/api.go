@@ -22,17 +22,18 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// Config is what an API is made of.
+// Config holds the parts that an API is made of.
 type Config struct {
-	Version  string           // of the product, as GET /api/v1 reports it
-	Key      Key              // opens the namespace guest; see LoadKey
-	Seal     *Seal            // for keys in promises; nil: one that ends with this process
-	APIHost  string           // what actions get as __OW_API_HOST, e.g. http://10.0.2.2:3233
-	Blocking time.Duration    // how long a blocking call waits at most, and by default; 0: 60 s, as OpenWhisk's
+	Version string // of the product, as GET /api/v1 reports it
+	Key     Key    // opens the namespace guest; see LoadKey
+	Seal    *Seal  // for keys in promises; nil: one that ends with this process
+	APIHost string // actions get it as __OW_API_HOST, e.g. http://10.0.2.2:3233
+	// The longest wait of a blocking call, and the default one; 0: 60 s, as OpenWhisk's.
+	Blocking time.Duration
 	Limits   access.Limits    // of namespaces without their own; 0: access.Defaults
 	Bounds   entity.Bounds    // of actions; zero: OpenWhisk's
 	Bodies   int64            // bytes that all requests and waiting calls may hold; 0: 1 GiB
-	Runtimes *entity.Runtimes // nil: those whose images this product makes
+	Runtimes *entity.Runtimes // nil: the runtimes whose images this product makes
 	Store    store.Store      // is not closed by Close
 	Invoker  string           // names this one among those of the store
 	Pool     pool.Config
@@ -42,7 +43,7 @@ type Config struct {
 	Connections *share.Connections // of its listeners, to be counted; nil: they have no bound
 }
 
-// An API is the HTTP handler and what it remembers. Close ends it.
+// An API is the HTTP handler with its state. Close ends it.
 type API struct {
 	cfg       Config
 	mux       *http.ServeMux
@@ -131,7 +132,7 @@ func (a *API) see(doc store.Doc) {
 	}
 }
 
-// Register changes who may call.
+// Register returns the register of users, which changes who may call.
 func (a *API) Register() *access.Register {
 	return &access.Register{Store: a.cfg.Store, Directory: a.directory}
 }
@@ -186,9 +187,10 @@ func (a *API) routes() {
 			a.mux.Handle(base+path, a.authenticated(notAllowed))
 		}
 	}
-	a.mux.Handle("/", a.authenticated(func(_ http.ResponseWriter, r *http.Request, _ *request) error {
-		return notFound("%s %s is not served", r.Method, r.URL.Path)
-	}))
+	a.mux.Handle("/",
+		a.authenticated(func(_ http.ResponseWriter, r *http.Request, _ *request) error {
+			return notFound("%s %s is not served", r.Method, r.URL.Path)
+		}))
 }
 
 func notAllowed(_ http.ResponseWriter, r *http.Request, _ *request) error {

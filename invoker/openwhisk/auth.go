@@ -25,7 +25,7 @@ type Key struct {
 	wellKnown bool
 }
 
-// Open is the key where everybody knows it who can reach the listener, and empty where it is a secret.
+// Open returns the key if everybody who can reach the listener knows it, and "" if it is a secret.
 func (k Key) Open() string {
 	if k.wellKnown {
 		return k.String()
@@ -34,18 +34,20 @@ func (k Key) Open() string {
 }
 
 func (k Key) subject() *access.Subject {
-	return &access.Subject{Name: access.Guest, Namespaces: []access.Namespace{k.Owned(access.Guest)}}
+	return &access.Subject{Name: access.Guest,
+		Namespaces: []access.Namespace{k.Owned(access.Guest)}}
 }
 
-// The key that every OpenWhisk test installation and client knows. Whoever can reach the listener knows it too, so only loopback
-// listeners take it.
+// The key that every OpenWhisk test installation and client knows. Everybody who can reach the
+// listener knows it too, so only loopback listeners take it.
 var guest = Key{access.Key{
 	UUID:   "23bc46b1-71f6-4ed5-8c54-816aa4f8c502",
 	Secret: "123zO3xZCLrMN6v2BKK1dXYFpXlPkccOFqm12CdAsMgRU4VrNZ9lyGVCGuMDGIwP",
 }, true}
 
-// LoadKey returns the key for a listener at that address, and others: the well-known guest key if all are on loopback; else the one in
-// file, which is generated at first start and readable by its owner only.
+// LoadKey returns the key for a listener at that address, and others. If all are on loopback, that
+// is the well-known guest key. Else it is the one in file, which is generated at first start and
+// readable by its owner only.
 func LoadKey(listen, file string, others ...string) (Key, error) {
 	here := true
 	for _, address := range append([]string{listen}, others...) {
@@ -67,13 +69,15 @@ func LoadKey(listen, file string, others ...string) (Key, error) {
 	}
 	user, secret, found := strings.Cut(strings.TrimSpace(string(content)), ":")
 	if !found || user == "" || len(secret) < 32 {
-		return Key{}, fmt.Errorf("%s holds no API key (user:secret, the secret of 32 characters or more); remove it to have one made", file)
+		return Key{}, fmt.Errorf(
+			"%s holds no API key (user:secret, the secret of 32 characters or more); remove it to have one made",
+			file)
 	}
 	return Key{Key: access.Key{UUID: user, Secret: secret}}, nil
 }
 
-// readKey reads a file of root's or of this user's own, and only that: others may write to its directory, and what they name so could
-// be any file of ours. Its group may read it.
+// readKey reads a file of root's or of this user's own, and only that: others may write to its
+// directory, and a name that they make there could lead to any file of ours. Its group may read it.
 func readKey(file string) ([]byte, error) {
 	in, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -123,25 +127,26 @@ func isLoopback(host string) bool {
 	return err == nil && address.Unmap().IsLoopback()
 }
 
-// A request is what every handler knows of its call.
+// A request holds what every handler needs to know of its call.
 type request struct {
 	user        *access.Identity
 	key         access.Key // as the caller sent it: some actions are given it
 	namespace   string     // the one in the path; "_" is the caller's own
 	transaction string
 	accepted    time.Time
-	bytes       holding // what it has in memory
+	bytes       holding // the memory it holds
 }
 
 // own is the caller's namespace, which the path must name.
 func (rq *request) own() (string, error) {
 	if rq.namespace != rq.user.Namespace {
-		return "", fail(http.StatusForbidden, "the key does not open the namespace %q", rq.namespace)
+		return "", fail(http.StatusForbidden,
+			"the key does not open the namespace %q", rq.namespace)
 	}
 	return rq.namespace, nil
 }
 
-// ration counts what reads and what changes entities; a POST counts itself.
+// ration counts requests that read and those that change entities; a POST counts itself.
 func (rq *request) ration(method string) error {
 	switch method {
 	case http.MethodGet, http.MethodHead:
@@ -171,8 +176,8 @@ func (a *API) authenticated(serve handler) http.Handler {
 	})
 }
 
-// serve has a handler serve a request that was admitted. Its body may take a while: what changes anything
-// is counted, so that the namespace does not become somebody else's meanwhile.
+// serve has a handler serve a request that was admitted. Its body may take a while. A request that
+// changes anything is counted, so that the namespace is not given to another owner meanwhile.
 func (a *API) serve(serve handler, w http.ResponseWriter, r *http.Request, rq *request) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		if err := a.directory.Enter(rq.user); err != nil {
@@ -195,8 +200,8 @@ func refused(w http.ResponseWriter, err error) error {
 	return fail(http.StatusUnauthorized, "%v", err)
 }
 
-// Admit tells who sends a request that is served beside the API, by the rules of the API. Where it may not, it has been answered, and nil
-// is returned.
+// Admit returns the sender of a request that is served beside the API, by the rules of the API. If
+// the request is not allowed, Admit answers it and returns nil.
 func (a *API) Admit(w http.ResponseWriter, r *http.Request) *access.Identity {
 	rq := request{transaction: begin(w, r)}
 	if err := a.admit(w, r, &rq); err != nil {
@@ -208,9 +213,11 @@ func (a *API) Admit(w http.ResponseWriter, r *http.Request) *access.Identity {
 }
 
 func (a *API) admit(w http.ResponseWriter, r *http.Request, rq *request) (err error) {
-	// A page of some web site whose name was made to resolve to 127.0.0.1 knows the well-known key as well.
+	// A page of some web site whose name was made to resolve to 127.0.0.1 knows the well-known key
+	// as well.
 	if a.cfg.Key.wellKnown && !isLoopback(hostOf(r)) {
-		return fail(http.StatusForbidden, "this API answers on loopback names only, not as %q", r.Host)
+		return fail(http.StatusForbidden, "this API answers on loopback names only, not as %q",
+			r.Host)
 	}
 	rq.key.UUID, rq.key.Secret, _ = r.BasicAuth()
 	rq.user, err = a.directory.Identify(rq.key.UUID, rq.key.Secret)
@@ -227,8 +234,9 @@ func (a *API) admit(w http.ResponseWriter, r *http.Request, rq *request) (err er
 	return nil
 }
 
-// shareWith lets pages of other sites read the answer, as OpenWhisk does; where the well-known key opens, only pages from this machine:
-// else any site that its user visits could call functions here.
+// shareWith lets pages of other sites read the answer, as OpenWhisk does. If the well-known key
+// opens the API, only pages from this machine may: else any site that its user visits could call
+// functions here.
 func (a *API) shareWith(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -244,12 +252,13 @@ func (a *API) shareWith(w http.ResponseWriter, r *http.Request) {
 		origin = "*"
 	}
 	h.Set("Access-Control-Allow-Origin", origin)
-	h.Set("Access-Control-Allow-Headers", "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent")
+	h.Set("Access-Control-Allow-Headers",
+		"Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent")
 	h.Set("Access-Control-Allow-Methods", "GET, DELETE, POST, PUT, HEAD, OPTIONS")
 	h.Set("Access-Control-Expose-Headers", "X-Request-ID, X-Openwhisk-Activation-Id")
 }
 
-// fromHere tells whether no page of another site sent the request.
+// fromHere reports whether the request did not come from a page of another site.
 func fromHere(r *http.Request) bool {
 	origin := r.Header.Get("Origin")
 	from, err := url.Parse(origin)

@@ -22,7 +22,8 @@ func TestLoadKey(t *testing.T) {
 		t.Error("a key was made for loopback")
 	}
 	var made Key
-	for _, listen := range []string{"0.0.0.0:3233", ":3233", "[::]:3233", "example.org:80", "10.0.3.15:1"} {
+	for _, listen := range []string{"0.0.0.0:3233", ":3233", "[::]:3233", "example.org:80",
+		"10.0.3.15:1"} {
 		key, err := LoadKey(listen, file)
 		if err != nil || key.Secret == guest.Secret || len(key.Secret) < 32 {
 			t.Fatalf("%s: %v, %v", listen, key, err)
@@ -55,7 +56,8 @@ func TestLoadKeyRefusesABadFile(t *testing.T) {
 		if err := os.Chmod(file, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := LoadKey("127.0.0.1:1", file, "0.0.0.0:1"); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := LoadKey("127.0.0.1:1", file, "0.0.0.0:1"); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q %o: %v", c.content, c.mode, err)
 		}
 	}
@@ -66,7 +68,8 @@ func TestLoadKeyRefusesABadFile(t *testing.T) {
 
 func TestOnlyTheKeyOpens(t *testing.T) {
 	c := newClient(t)
-	for _, credentials := range [][2]string{{"", ""}, {guest.UUID, "wrong"}, {"wrong", guest.Secret}} {
+	for _, credentials := range [][2]string{{"", ""}, {guest.UUID, "wrong"},
+		{"wrong", guest.Secret}} {
 		r := httptest.NewRequest("GET", "http://127.0.0.1/api/v1/namespaces", nil)
 		if credentials[0] != "" {
 			r.SetBasicAuth(credentials[0], credentials[1])
@@ -86,7 +89,7 @@ func TestOnlyTheKeyOpens(t *testing.T) {
 	c.want(403, c.send(r))
 }
 
-// What is served beside the API lets in whom the API does.
+// A handler that is served beside the API lets in the same callers as the API.
 func TestAdmit(t *testing.T) {
 	c := newClient(t)
 	for _, k := range []struct {
@@ -100,7 +103,8 @@ func TestAdmit(t *testing.T) {
 		r, w := httptest.NewRequest("GET", k.url, nil), httptest.NewRecorder()
 		r.SetBasicAuth(guest.UUID, k.secret)
 		who := c.api.Admit(w, r)
-		if w.Code != k.status || (who != nil) != (k.status == 200) || who != nil && who.Namespace != "guest" {
+		if w.Code != k.status || (who != nil) != (k.status == 200) ||
+			who != nil && who.Namespace != "guest" {
 			t.Errorf("%s with %.9s: HTTP %d, %+v", k.url, k.secret, w.Code, who)
 		}
 	}

@@ -20,16 +20,20 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// What a warm call costs beside what is left when the invoker is taken away: a plain handler with the same authentication, that reads
-// the body and answers with JSON. "handler" leaves out the connection, "http" is a client on loopback that keeps its connection.
+// The cost of a warm call, beside the cost without the invoker: a plain handler with the same
+// authentication, that reads the body and answers with JSON. "handler" leaves out the connection,
+// "http" is a client on loopback that keeps its connection.
 
 func BenchmarkWarmInvoke(b *testing.B) {
 	for _, keeps := range []bool{true, false} {
-		b.Run(map[bool]string{true: "kept", false: "unkept"}[keeps], func(b *testing.B) { benchmarkWarm(b, keeps) })
+		b.Run(map[bool]string{true: "kept", false: "unkept"}[keeps], func(b *testing.B) {
+			benchmarkWarm(b, keeps)
+		})
 	}
 }
 
-// unkept is a store that forgets every record: what the invoker costs without the writing.
+// unkept is a store that forgets every record. It shows the cost of the invoker without the
+// writing.
 type unkept struct{ store.Store }
 
 func (unkept) Finish(*store.Record) {}
@@ -39,22 +43,29 @@ func benchmarkWarm(b *testing.B, keeps bool) {
 	if !keeps {
 		kept = unkept{kept}
 	}
-	c := newClientOf(b, Config{Store: kept, Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}})
+	c := newClientOf(b, Config{Store: kept,
+		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}})
 	c.put("hello")
 	answer := &api.RunReply{Status: 200, Body: []byte(`{"hello":"you"}`), BeginNs: 1, EndNs: 2}
-	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) { return answer, nil }
+	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+		return answer, nil
+	}
 	c.node.forgetful = true
 	c.want(200, c.do("POST", "actions/hello?blocking=true", "{}"))
 	compare(b, c.api)
 }
 
-// BenchmarkSequence is what a step costs beside a call of its own: a sequence of ten, of whose records each is kept.
+// BenchmarkSequence measures the cost of a step beside a call of its own: a sequence of ten, each
+// of which leaves a record.
 func BenchmarkSequence(b *testing.B) {
-	c := newClientOf(b, Config{Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}})
+	c := newClientOf(b, Config{Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute,
+		Start: time.Minute}})
 	c.put("a")
 	c.want(200, c.putSequence("hello", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a"))
 	answer := &api.RunReply{Status: 200, Body: []byte(`{"hello":"you"}`), BeginNs: 1, EndNs: 2}
-	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) { return answer, nil }
+	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+		return answer, nil
+	}
 	c.node.forgetful = true
 	compare(b, c.api)
 }
@@ -65,32 +76,35 @@ func BenchmarkPlainHandler(b *testing.B) {
 		b.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/actions/{name}", func(w http.ResponseWriter, r *http.Request) {
-		user, secret, _ := r.BasicAuth()
-		if _, err := directory.Identify(user, secret); err != nil {
-			w.WriteHeader(401)
-			return
-		}
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			w.WriteHeader(400)
-			return
-		}
-		var arguments map[string]any
-		if err := json.Unmarshal(body, &arguments); err != nil {
-			w.WriteHeader(400)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		if err := json.NewEncoder(w).Encode(map[string]any{"hello": arguments["name"]}); err != nil {
-			b.Error(err)
-		}
-	})
+	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/actions/{name}",
+		func(w http.ResponseWriter, r *http.Request) {
+			user, secret, _ := r.BasicAuth()
+			if _, err := directory.Identify(user, secret); err != nil {
+				w.WriteHeader(401)
+				return
+			}
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				w.WriteHeader(400)
+				return
+			}
+			var arguments map[string]any
+			if err := json.Unmarshal(body, &arguments); err != nil {
+				w.WriteHeader(400)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			if err := json.NewEncoder(w).Encode(
+				map[string]any{"hello": arguments["name"]}); err != nil {
+				b.Error(err)
+			}
+		})
 	compare(b, mux)
 }
 
 func compare(b *testing.B, h http.Handler) {
-	const path, body = "/api/v1/namespaces/_/actions/hello?blocking=true&result=true", `{"name":"you"}`
+	const path, body = "/api/v1/namespaces/_/actions/hello?blocking=true&result=true",
+		`{"name":"you"}`
 	b.Run("handler", func(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
@@ -115,7 +129,8 @@ func compare(b *testing.B, h http.Handler) {
 		defer server.Close()
 		r := httptest.NewRequest("POST", "http://127.0.0.1"+path, nil)
 		r.SetBasicAuth(guest.UUID, guest.Secret)
-		request := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		request := fmt.Appendf(nil,
+			"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 			path, r.Header.Get("Authorization"), len(body), body)
 		b.ReportAllocs()
 		b.SetParallelism(8)
@@ -141,7 +156,7 @@ func compare(b *testing.B, h http.Handler) {
 	})
 }
 
-// skipAnswer reads an answer as cheaply as can be, so that the client is no part of what is measured.
+// skipAnswer reads an answer as cheaply as can be, so that the client is not measured.
 func skipAnswer(r *bufio.Reader) error {
 	length := -1
 	for first := true; ; first = false {

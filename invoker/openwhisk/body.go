@@ -12,12 +12,12 @@ import (
 	"github.com/fastiov/fastiov/invoker/share"
 )
 
-// What callers send is held in memory: while it comes, and where it is a call's arguments until the
-// call has ended. All of it together has a bound, of which each namespace has a share (Config.Bodies);
-// beyond it a body is refused, as a rule before any of it is read.
+// Bodies are held in memory: while they come, and if they are a call's arguments, until the call
+// has ended. All of them together have a bound, and each namespace has a share of it
+// (Config.Bodies). Beyond it a body is refused, as a rule before any of it is read.
 //
-// A holding is what one request or one call holds. Bytes are counted before they are read, in steps,
-// so that one who announces much and sends little holds little.
+// A holding counts the bytes that one request or one call holds. Bytes are counted before they are
+// read, in steps, so that a caller who announces much and sends little holds little.
 type holding struct {
 	of   *share.Whole
 	part *share.Part
@@ -53,10 +53,11 @@ func (h *holding) explain(err error) error {
 			"too much in flight: the requests and waiting calls of the namespace hold %d MiB, and %s;"+
 				" try again when some have ended", h.part.Held()>>20, held)}
 	}
-	return &access.TooMany{Limit: access.BytesOfAll, Why: "too much in flight from all: " + held + "; try again"}
+	return &access.TooMany{Limit: access.BytesOfAll, Why: "too much in flight from all: " + held +
+		"; try again"}
 }
 
-// force is upTo for what is there and cannot be refused.
+// force is upTo for bytes that are there and cannot be refused.
 func (h *holding) force(n int64) {
 	h.of.Force(h.part, n-h.n)
 	h.n = n
@@ -88,7 +89,8 @@ func (rq *request) readBody(w http.ResponseWriter, r *http.Request, limit int64)
 }
 
 // readBytes reads a body of at most limit bytes, which the request holds from then on.
-func (rq *request) readBytes(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, err error) {
+func (rq *request) readBytes(w http.ResponseWriter, r *http.Request,
+	limit int64) (body []byte, err error) {
 	length := r.ContentLength
 	switch {
 	case length == 0:
@@ -119,7 +121,7 @@ func (rq *request) readBytes(w http.ResponseWriter, r *http.Request, limit int64
 	return nil, err
 }
 
-// firstRead is how much is read before it has shown that more comes.
+// firstRead is the size of the first read, before it has shown that more comes.
 const firstRead = 8 << 10
 
 // read reads most bytes, or up to an error, which may be io.EOF.

@@ -16,8 +16,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// newClientWith has requests and waiting calls hold as many MiB at most. What runs waits until open is
-// called, or the test has ended.
+// newClientWith lets requests and waiting calls hold so many MiB at most. Running calls wait until
+// open is called, or the test has ended.
 func newClientWith(t *testing.T, mib int64) (c *client, open func()) {
 	gate := make(chan struct{})
 	open = sync.OnceFunc(func() { close(gate) })
@@ -34,15 +34,16 @@ func newClientWith(t *testing.T, mib int64) (c *client, open func()) {
 	return c, open
 }
 
-// large are arguments of nearly a MiB.
+// large holds arguments of nearly a MiB.
 var large = `{"a":"` + strings.Repeat("x", 1<<20-1000) + `"}`
 
-// A namespace can have no more in memory than it leaves to others, by its key or by nobody's.
+// A namespace cannot hold so much memory that others get none, with its key or without one.
 func TestCallsOfOneLeaveMemoryToOthers(t *testing.T) {
 	for name, call := range map[string]func(*client) reached{
 		"by its key": func(c *client) reached { return c.do("POST", "actions/hello", large) },
 		"by none": func(c *client) reached {
-			return c.web("POST", "guest/default/hello.json", large, "Content-Type: application/json")
+			return c.web("POST", "guest/default/hello.json", large,
+				"Content-Type: application/json")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,7 +55,8 @@ func TestCallsOfOneLeaveMemoryToOthers(t *testing.T) {
 			}
 			got := call(c)
 			c.want(429, got)
-			if got.Header.Get("Retry-After") == "" || !strings.Contains(string(got.body), `"code"`) {
+			if got.Header.Get("Retry-After") == "" ||
+				!strings.Contains(string(got.body), `"code"`) {
 				t.Errorf("%v %s", got.Header, got.body)
 			}
 			series := "fastiov_throttled_requests_total " + access.BytesAtOnce
@@ -79,7 +81,7 @@ func TestCallsOfOneLeaveMemoryToOthers(t *testing.T) {
 	}
 }
 
-// When there is no room for anybody, the caller is not the one who is to blame.
+// When there is no room for anybody, the answer does not blame the caller.
 func TestWhatNobodyHasMemoryForIsRefusedForNow(t *testing.T) {
 	c, _ := newClientWith(t, 1)
 	c.put("hello")
@@ -95,7 +97,7 @@ func TestWhatNobodyHasMemoryForIsRefusedForNow(t *testing.T) {
 	}
 }
 
-// Who announces much and sends little holds little.
+// A caller who announces much and sends little holds little.
 func TestSlowSendersHoldLittle(t *testing.T) {
 	c, open := newClientWith(t, 16)
 	c.put("hello")
@@ -133,7 +135,8 @@ func TestBodiesAreReadAsTheyCome(t *testing.T) {
 			h := c.api.holding(owner)
 			body, err := h.read(read(strings.NewReader(text)), length)
 			if err != nil || string(body) != text || int64(cap(body)) != length || h.n != length {
-				t.Errorf("%d of %d bytes in %d, %d held: %v", len(body), length, cap(body), h.n, err)
+				t.Errorf("%d of %d bytes in %d, %d held: %v", len(body), length,
+					cap(body), h.n, err)
 			}
 			h.end()
 		}
@@ -148,7 +151,7 @@ func TestBodiesAreReadAsTheyCome(t *testing.T) {
 	}
 }
 
-// What a step hands to the next counts while that one waits.
+// The result that a step hands to the next counts while that one waits.
 func TestResultsInASequenceCount(t *testing.T) {
 	c, _ := newClientWith(t, 16)
 	grown, gate := make(chan struct{}, 100), make(chan struct{})
@@ -200,7 +203,7 @@ func TestFiresCount(t *testing.T) {
 	}
 }
 
-// A writing tells of what is held while an answer is written.
+// A writing observes how much is held while an answer is written.
 type writing struct {
 	*httptest.ResponseRecorder
 	held func() int64
@@ -212,17 +215,22 @@ func (w *writing) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// What is answered counts until it is written, so who reads slowly holds what he is sent.
+// An answer counts until it is written, so a slow reader holds the answer that he is sent.
 func TestAnswersCountWhileTheyAreWritten(t *testing.T) {
 	c, open := newClientWith(t, 16)
 	open()
-	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) { return reply(200, large), nil }
+	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+		return reply(200, large), nil
+	}
 	c.putWeb("hello", "", "")
-	c.want(200, c.do("PUT", "actions/code", strings.Replace(hello, "return args", large[6:len(large)-2], 1)))
+	c.want(200, c.do("PUT", "actions/code",
+		strings.Replace(hello, "return args", large[6:len(large)-2], 1)))
 	id := c.want(200, c.do("POST", "actions/hello?blocking=true", "{}"))["activationId"].(string)
 	for method, path := range map[string]string{
-		"GET of code": "namespaces/_/actions/code", "GET of a record": "namespaces/_/activations/" + id,
-		"POST": "namespaces/_/actions/hello?blocking=true", "GET of a web action": "web/guest/default/hello.json",
+		"GET of code": "namespaces/_/actions/code", "GET of a record": "namespaces/_/activations/" +
+			id,
+		"POST":                "namespaces/_/actions/hello?blocking=true",
+		"GET of a web action": "web/guest/default/hello.json",
 	} {
 		verb, _, _ := strings.Cut(method, " ")
 		r := httptest.NewRequest(verb, "http://127.0.0.1:3233/api/v1/"+path, nil)

@@ -11,8 +11,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A call is one action to be run for somebody: what a POST asks for, what a fired rule does, and a
-// step of a composition.
+// A call is one action to be run for a user: by a POST, by a fired rule, or as a step of a
+// composition.
 type call struct {
 	user        *access.Identity
 	key         access.Key // as the caller sent it, for actions that ask for it
@@ -23,13 +23,15 @@ type call struct {
 	accepted    time.Time
 	wait        time.Duration // for a sandbox, at most; 0: as the pool has it
 	cause       string        // the id of the activation that this one is a step of
-	causedBy    string        // what that one is
+	causedBy    string        // the kind of that one
 
-	within    *composition // whose step this is; nil: nobody's
-	conductor bool         // the step is the composition's own conductor, which decides what is next
+	within *composition // the composition that this is a step of, or nil
+	// the step is the composition's own conductor, which decides what is next
+	conductor bool
 }
 
-// A completion is how a call ended. A refused one has a record too, for those who look for its id.
+// A completion holds the end of a call. A refused call has a record too, for a caller that looks
+// for its id.
 type completion struct {
 	record  *activation.Record
 	refused error
@@ -84,9 +86,9 @@ func (a *API) start(ctx context.Context, c call, wait time.Duration) (started, e
 	return started{id: v.id}, nil
 }
 
-// queueing returns how long a call may wait for a sandbox, where its caller waits that long for its
-// end. A caller who waits as long as one may is told in time that there is no sandbox. Any other is
-// promised a record, and its call may wait until the promise expires.
+// queueing returns how long a call may wait for a sandbox, if its caller waits that long for its
+// end. A caller with the longest wait allowed is told in time that there is no sandbox. Any other
+// is promised a record, and its call may wait until the promise expires.
 func (a *API) queueing(c *call, wait time.Duration) time.Duration {
 	if wait >= a.cfg.Blocking {
 		return min(a.cfg.Pool.Wait, a.cfg.Blocking-a.cfg.Blocking/20)
@@ -137,7 +139,7 @@ func (v *invocation) end(as completion) {
 	v.ended(as)
 }
 
-// runAndWait is run for who cannot go on before the end.
+// runAndWait is run for a caller that cannot go on before the end.
 func (v *invocation) runAndWait() completion {
 	done := make(chan completion, 1)
 	v.run(func(end completion) { done <- end })

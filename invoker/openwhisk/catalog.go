@@ -15,8 +15,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// A catalog is every entity of the store, decoded. Reading it takes no lock and asks nobody; the
-// store tells it of every change, who ever made it.
+// A catalog is every entity of the store, decoded. Reading it takes no lock and no request; the
+// store tells it of every change, by any invoker.
 type catalog struct {
 	entities store.Entities
 	most     func(namespace string) store.Space // that its entities may take
@@ -29,13 +29,15 @@ type catalog struct {
 func newCatalog(entities store.Entities, most func(namespace string) store.Space) *catalog {
 	c := &catalog{entities: entities, most: most}
 	c.actions = collection[action]{kind: store.Actions, noun: "action", decode: decodeAction}
-	c.packages = collection[entity.Package]{kind: store.Packages, noun: "package", decode: decoded[entity.Package]}
-	c.triggers = collection[entity.Trigger]{kind: store.Triggers, noun: "trigger", decode: decoded[entity.Trigger]}
+	c.packages = collection[entity.Package]{kind: store.Packages, noun: "package",
+		decode: decoded[entity.Package]}
+	c.triggers = collection[entity.Trigger]{kind: store.Triggers, noun: "trigger",
+		decode: decoded[entity.Trigger]}
 	c.rules = collection[entity.Rule]{kind: store.Rules, noun: "rule", decode: decoded[entity.Rule]}
 	return c
 }
 
-// see takes in a change; retired is told of the action that was replaced.
+// see takes in a change and calls retired with the action that was replaced.
 func (c *catalog) see(doc store.Doc, retired func(*action)) (err error) {
 	switch doc.Kind {
 	case store.Actions:
@@ -84,7 +86,8 @@ func (c *collection[V]) see(doc store.Doc) (old *V, err error) {
 	}
 	value, err := c.decode(doc)
 	if err != nil {
-		return nil, fmt.Errorf("%s /%s/%s, revision %d: %w", c.noun, doc.Namespace, doc.Name, doc.Revision, err)
+		return nil, fmt.Errorf("%s /%s/%s, revision %d: %w", c.noun, doc.Namespace, doc.Name,
+			doc.Revision, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +126,7 @@ func (c *collection[V]) get(namespace, name string) (*V, uint64) {
 	return nil, 0
 }
 
-// find is get with the error that says what is missing.
+// find is get with an error that names the missing entity.
 func (c *collection[V]) find(namespace, name string) (*V, error) {
 	if value, _ := c.get(namespace, name); value != nil {
 		return value, nil
@@ -131,7 +134,7 @@ func (c *collection[V]) find(namespace, name string) (*V, error) {
 	return nil, notFound("there is no %s /%s/%s", c.noun, namespace, name)
 }
 
-// list is what is in a namespace and has a name that begins with prefix, the latest change first.
+// list returns the entities in a namespace whose names begin with prefix, the latest change first.
 func (c *collection[V]) list(namespace, prefix string) []*V {
 	type row struct {
 		slot[V]
@@ -218,9 +221,12 @@ type overfull struct{ *store.Full }
 
 func (o *overfull) Error() string {
 	flag := map[string]string{
-		store.ManyEntities: "max-entities", store.LargeEntities: "max-entity-mb", store.MuchCode: "max-code-mb",
+		store.ManyEntities: "max-entities", store.LargeEntities: "max-entity-mb",
+		store.MuchCode: "max-code-mb",
 	}[o.What]
 	return fmt.Sprintf("too large: %v; delete some, or have the operator raise --%s", o.Full, flag)
 }
 
-func conflict(format string, args ...any) error { return fail(http.StatusConflict, format, args...) }
+func conflict(format string, args ...any) error {
+	return fail(http.StatusConflict, format, args...)
+}

@@ -23,7 +23,8 @@ func seeTrigger(t rapid.TB, c *catalog, namespace, name string, revision uint64,
 	t.Helper()
 	doc := store.Doc{Key: c.triggers.key(namespace, name), Revision: revision}
 	if !gone {
-		body, err := json.Marshal(&entity.Trigger{Common: entity.Common{Namespace: namespace, Name: name}})
+		body, err := json.Marshal(&entity.Trigger{Common: entity.Common{Namespace: namespace,
+			Name: name}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +35,7 @@ func seeTrigger(t rapid.TB, c *catalog, namespace, name string, revision uint64,
 	}
 }
 
-// A list is what a namespace has, the latest change first, whatever came and went.
+// A list shows a namespace's entities, the latest change first, whatever came and went.
 func TestListsFollowTheChanges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCatalog(nil, nil)
@@ -51,10 +52,13 @@ func TestListsFollowTheChanges(t *testing.T) {
 		}
 		for namespace, revisions := range has {
 			for _, prefix := range []string{"", "p/"} {
-				want := slices.DeleteFunc(slices.Collect(maps.Keys(revisions)), func(name string) bool {
-					return !strings.HasPrefix(name, prefix)
+				want := slices.DeleteFunc(slices.Collect(maps.Keys(revisions)),
+					func(name string) bool {
+						return !strings.HasPrefix(name, prefix)
+					})
+				slices.SortFunc(want, func(a, b string) int {
+					return int(revisions[b]) - int(revisions[a])
 				})
-				slices.SortFunc(want, func(a, b string) int { return int(revisions[b]) - int(revisions[a]) })
 				var got []string
 				for _, trigger := range c.triggers.list(namespace, prefix) {
 					got = append(got, trigger.Name)
@@ -67,7 +71,7 @@ func TestListsFollowTheChanges(t *testing.T) {
 	})
 }
 
-// What requests cost beside 100,000 entities of others, as a multiple of what they cost alone.
+// The cost of requests beside 100,000 entities of others, as a multiple of their cost alone.
 
 func BenchmarkListBesideOthers(b *testing.B) {
 	besideOthers(b, func(c *client) { c.rows(c.do("GET", "triggers", "")) })
@@ -81,11 +85,13 @@ func BenchmarkFireBesideOthers(b *testing.B) {
 }
 
 func BenchmarkUpdateBesideOthers(b *testing.B) {
-	besideOthers(b, func(c *client) { c.want(200, c.do("PUT", "actions/hello?overwrite=true", hello)) })
+	besideOthers(b, func(c *client) {
+		c.want(200, c.do("PUT", "actions/hello?overwrite=true", hello))
+	})
 }
 
-// besideOthers does something in turns for one who is alone and for one beside others. It reports the
-// medians.
+// besideOthers does something in turns for a namespace that is alone and for one beside others. It
+// reports the medians.
 func besideOthers(b *testing.B, do func(*client)) {
 	arms := [2]*client{settled(b, 0), settled(b, 100_000)}
 	var took [2][]time.Duration
@@ -130,8 +136,10 @@ func settled(b *testing.B, others int) *client {
 	for n := range others {
 		doc := docs[[]store.Kind{store.Actions, store.Triggers, store.Rules}[n%3]]
 		tenant, name := fmt.Sprint("tenant", n%1000), fmt.Sprint("e", n)
-		doc.Body = bytes.Replace(doc.Body, []byte(`"namespace":"guest"`), []byte(`"namespace":"`+tenant+`"`), 1)
-		doc.Body = bytes.Replace(doc.Body, []byte(`"name":"`+doc.Name+`"`), []byte(`"name":"`+name+`"`), 1)
+		doc.Body = bytes.Replace(doc.Body, []byte(`"namespace":"guest"`),
+			[]byte(`"namespace":"`+tenant+`"`), 1)
+		doc.Body = bytes.Replace(doc.Body, []byte(`"name":"`+doc.Name+`"`),
+			[]byte(`"name":"`+name+`"`), 1)
 		doc.Namespace, doc.Name = tenant, name
 		c.api.see(doc)
 	}

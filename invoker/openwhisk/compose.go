@@ -9,11 +9,13 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
-// A composition is an activation that consists of others, its steps, one after another. A sequence says what they are when it is put
-// (sequence.go), a conductor when the step before has ended (conductor.go).
+// A composition is an activation that consists of others, its steps, one after another. A sequence
+// names them when it is put (sequence.go), a conductor when the step before has ended
+// (conductor.go).
 //
-// Each step is an activation of its own, caused by the composition. What is promised to the caller is the composition: it counts as
-// sent when its first step is, and from then on none of its steps is ever run again.
+// Each step is an activation of its own, caused by the composition. The promise to the caller is
+// about the composition: it counts as sent when its first step is, and from then on none of its
+// steps is ever run again.
 type composition struct {
 	*invocation
 	begun  time.Time
@@ -21,16 +23,19 @@ type composition struct {
 	memory int           // the most that one of them may take, in MB
 	steps  []string      // their ids
 
-	// What is left to run is bounded, or functions could call each other for ever.
-	depth  int     // how many compositions this one is within
-	atoms  *int    // functions that a sequence has run, with the sequences in it; nil in a conductor's
+	// Bounds on what is left to run: without them functions could call each other for ever.
+	depth int // how many compositions this one is within
+	// The number of functions that a sequence has run, with the sequences in it; nil in a
+	// conductor's.
+	atoms  *int
 	budget *budget // of the outermost conductor, for all that is within it; nil where there is none
 }
 
-// A budget is what a conductor has used up, with the conductors that it called.
+// A budget counts what a conductor has used up, with the conductors that it called.
 type budget struct{ components, conductors int }
 
-// With its turns a conductor can run as many components as a sequence may have, and one conductor of its own for each.
+// With its turns a conductor can run as many components as a sequence may have, and one conductor
+// of its own for each.
 const maxTurns = 2*entity.MaxComponents + 1
 
 // compose runs what the action stands for and returns the record of the whole.
@@ -42,7 +47,8 @@ func (v *invocation) compose() *activation.Record {
 	var response activation.Response
 	switch {
 	case c.depth > maxTurns: // actions that were changed after they were put into each other
-		response = activation.Failed(activation.ApplicationError, "The composition is too deep: its actions contain each other.")
+		response = activation.Failed(activation.ApplicationError,
+			"The composition is too deep: its actions contain each other.")
 	case v.on.Exec.Kind == entity.Sequence:
 		response = c.chain()
 	default:
@@ -55,7 +61,8 @@ func (v *invocation) compose() *activation.Record {
 	if c.memory > 0 {
 		r.Limits.MemoryMB = c.memory
 	}
-	r.Composed = &activation.Composed{Topmost: v.within == nil, Conductor: v.on.Exec.Kind != entity.Sequence, Ran: c.ran}
+	r.Composed = &activation.Composed{Topmost: v.within == nil,
+		Conductor: v.on.Exec.Kind != entity.Sequence, Ran: c.ran}
 	return r
 }
 
@@ -63,8 +70,9 @@ func (v *invocation) compose() *activation.Record {
 func (c *composition) step(on *resolved, result []byte, conductor bool) completion {
 	v := c.api.invocation(call{
 		user: c.user, key: c.key, on: on, transaction: c.transaction, accepted: time.Now(),
-		cause: c.id, causedBy: entity.Sequence, within: c, conductor: conductor, bytes: c.api.holding(c.user),
-		wait: c.wait,
+		cause: c.id, causedBy: entity.Sequence, within: c, conductor: conductor,
+		bytes: c.api.holding(c.user),
+		wait:  c.wait,
 	})
 	var end completion
 	var err error
@@ -74,7 +82,8 @@ func (c *composition) step(on *resolved, result []byte, conductor bool) completi
 	if err == nil {
 		end = v.runAndWait()
 	} else { // a result may have been JSON to the runtime and be none that we pass on
-		end.record = v.failed(activation.ApplicationError, "The result of the action before cannot be passed on: "+err.Error())
+		end.record = v.failed(activation.ApplicationError,
+			"The result of the action before cannot be passed on: "+err.Error())
 		v.finish(end.record)
 	}
 	c.steps = append(c.steps, v.id)
@@ -105,7 +114,8 @@ func (a *API) component(user *access.Identity, name string) (*resolved, error) {
 	return a.allowed(user, path)
 }
 
-// allowed resolves an action for one who is going to run it: it may need no more than his namespace may use.
+// allowed resolves an action for a user who is going to run it. The action may need no more than
+// the user's namespace may use.
 func (a *API) allowed(user *access.Identity, path entity.Path) (*resolved, error) {
 	on, err := a.resolve(user, path)
 	if err != nil || on.Exec.Kind == entity.Sequence {
@@ -115,16 +125,16 @@ func (a *API) allowed(user *access.Identity, path entity.Path) (*resolved, error
 	return on, bounds.Allow(&on.Limits)
 }
 
-// bounds are what the limits of an action may be for a user.
+// bounds returns the bounds of an action's limits for a user.
 func (a *API) bounds(user *access.Identity) entity.Bounds {
 	l := user.Limits
 	return a.cfg.Bounds.AtMost(l.MaxActionTimeout, l.MaxActionMemory, l.MaxActionLogs)
 }
 
-// mayNeedKey tells whether an action, or one that it stands for, is given its caller's key.
+// mayNeedKey reports whether an action, or one that it stands for, is given its caller's key.
 func (a *API) mayNeedKey(user *access.Identity, on *resolved) bool {
 	if on.Annotations.True("provide-api-key") || on.composed && on.Exec.Kind != entity.Sequence {
-		return true // whom a conductor calls is not known beforehand
+		return true // The actions that a conductor calls are not known beforehand.
 	}
 	needs := false
 	_, _ = a.flatten(user, on.Exec.Components, 0, func(r *resolved) error {

@@ -11,7 +11,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// does says what the actions answer, by their names: a function of their arguments, as JSON. What is not named echoes.
+// does sets what the actions answer, by their names: a function of their arguments, as JSON. An
+// action that is not named echoes.
 func (c *client) does(functions map[string]func(args map[string]any) string) {
 	c.node.run = func(_ context.Context, in *api.RunRequest) (*api.RunReply, error) {
 		var run struct {
@@ -26,7 +27,7 @@ func (c *client) does(functions map[string]func(args map[string]any) string) {
 			return reply(200, string(run.Value)), nil
 		}
 		var args map[string]any
-		_ = json.Unmarshal(run.Value, &args) // an array is none
+		_ = json.Unmarshal(run.Value, &args) // An array leaves them empty.
 		return reply(200, f(args)), nil
 	}
 }
@@ -35,7 +36,7 @@ func says(answer string) func(map[string]any) string {
 	return func(map[string]any) string { return answer }
 }
 
-// ran are the names of the actions that the node ran.
+// ran returns the names of the actions that the node ran.
 func (c *client) ran() (names []string) {
 	_, runs := c.node.asked()
 	for _, in := range runs {
@@ -75,10 +76,12 @@ func TestASequenceIsPromisedAsOne(t *testing.T) {
 	sent := first.want(202, first.do("POST", "actions/s", "{}"))["activationId"].(string)
 	<-reached
 	starts, gateStarts := first.held(true)
-	unsent := first.want(202, first.do("POST", "actions/unsent", `{"n":2}`))["activationId"].(string)
+	unsent := first.want(202, first.do("POST",
+		"actions/unsent", `{"n":2}`))["activationId"].(string)
 	<-starts
 	left := first.promises()
-	if len(left) != 2 || left[0].ID != sent || !left[0].Sent || left[1].ID != unsent || left[1].Sent {
+	if len(left) != 2 || left[0].ID != sent || !left[0].Sent || left[1].ID != unsent ||
+		left[1].Sent {
 		t.Fatalf("promised: %+v", left)
 	}
 
@@ -88,7 +91,8 @@ func TestASequenceIsPromisedAsOne(t *testing.T) {
 		t.Errorf("still promised: %+v", left)
 	}
 	failed := next.want(200, next.do("GET", "activations/"+sent, ""))
-	if status := failed["response"].(map[string]any)["status"]; status != "whisk internal error" || notes(failed)["kind"] != "sequence" {
+	if status := failed["response"].(map[string]any)["status"]; status != "whisk internal error" ||
+		notes(failed)["kind"] != "sequence" {
 		t.Errorf("what was sent: %v", failed)
 	}
 	ran := next.want(200, next.do("GET", "activations/"+unsent, ""))
@@ -105,7 +109,8 @@ func TestASequenceIsPromisedAsOne(t *testing.T) {
 func TestStepsAreGivenTheCallersKey(t *testing.T) {
 	c := newClient(t)
 	c.put("a")
-	c.want(200, c.do("PUT", "actions/b", strings.Replace(hello, "{", `{"annotations":[{"key":"provide-api-key","value":true}],`, 1)))
+	c.want(200, c.do("PUT", "actions/b", strings.Replace(hello, "{",
+		`{"annotations":[{"key":"provide-api-key","value":true}],`, 1)))
 	c.want(200, c.putSequence("with", "a", "b"))
 	c.want(200, c.putSequence("outer", "with"))
 	c.want(200, c.putSequence("without", "a"))
@@ -120,7 +125,8 @@ func TestStepsAreGivenTheCallersKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]bool{"a": false, "b": true, "outer": true, "without": false} {
+	for name, want := range map[string]bool{"a": false, "b": true, "outer": true,
+		"without": false} {
 		on, err := c.api.component(owner, name)
 		if err != nil {
 			t.Fatal(err)

@@ -11,8 +11,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/raw"
 )
 
-// conduct asks the conductor what is next, runs that, and asks it again with the result and what it wished to be reminded of, until it
-// names nothing, or fails. That a component failed, or cannot be run, is the conductor's to hear.
+// conduct asks the conductor what is next and runs that. Then it asks again with the result and the
+// state that the conductor left, until the conductor names nothing, or fails. If a component
+// failed, or cannot be run, the conductor is told.
 func (c *composition) conduct() activation.Response {
 	c.atoms = nil
 	if c.budget == nil {
@@ -21,12 +22,14 @@ func (c *composition) conduct() activation.Response {
 	payload, state := c.arguments, raw.Object(nil)
 	for {
 		if c.budget.conductors >= maxTurns {
-			return activation.Failed(activation.ApplicationError, "The composition has too many actions.")
+			return activation.Failed(activation.ApplicationError,
+				"The composition has too many actions.")
 		}
 		c.budget.conductors++
 		turn := c.step(c.on, reminded(payload, state), true).record.Response
 		var wish raw.Object
-		if turn.Status != activation.Success || json.Unmarshal(turn.Result, &wish, raw.Lenient) != nil {
+		if turn.Status != activation.Success ||
+			json.Unmarshal(turn.Result, &wish, raw.Lenient) != nil {
 			return turn // an array is a result, too
 		}
 		state = nil
@@ -51,19 +54,21 @@ func (c *composition) conduct() activation.Response {
 		}
 		end := c.step(next, params, false)
 		if end.refused != nil {
-			return activation.Failed(activation.InternalError, "The composition cannot go on: "+end.refused.Error())
+			return activation.Failed(activation.InternalError, "The composition cannot go on: "+
+				end.refused.Error())
 		}
 		payload = end.record.Response.Result
 	}
 }
 
-// next finds what the conductor named, or says what is wrong with it.
+// next returns the action that the conductor named, or the reason why it cannot be run.
 func (c *composition) next(name jsontext.Value) (next *resolved, problem string) {
 	var text string
 	if json.Unmarshal(name, &text) != nil {
 		return nil, "The conductor names as its next action what is no name: " + raw.Excerpt(name)
 	}
-	if !strings.HasPrefix(text, "/") && strings.Count(text, "/") < 2 { // in the default namespace, maybe in a package of it
+	// The action is in the default namespace, perhaps in a package of it.
+	if !strings.HasPrefix(text, "/") && strings.Count(text, "/") < 2 {
 		text = "/_/" + text
 	}
 	path, err := entity.ParsePath(text, c.user.Namespace)
@@ -82,7 +87,7 @@ func (c *composition) next(name jsontext.Value) (next *resolved, problem string)
 	return next, ""
 }
 
-// reminded is what a conductor is called with: the payload, and over it the state that it left.
+// reminded returns the arguments of a conductor: the payload, and over it the state that it left.
 func reminded(payload []byte, state raw.Object) []byte {
 	if len(state) == 0 && len(payload) > 0 && payload[0] == '{' {
 		return payload

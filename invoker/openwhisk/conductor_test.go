@@ -11,7 +11,8 @@ import (
 
 func (c *client) putConductor(name string) {
 	c.t.Helper()
-	c.want(200, c.do("PUT", "actions/"+name, strings.Replace(hello, "{", `{"annotations":[{"key":"conductor","value":true}],`, 1)))
+	c.want(200, c.do("PUT", "actions/"+name,
+		strings.Replace(hello, "{", `{"annotations":[{"key":"conductor","value":true}],`, 1)))
 }
 
 func TestConductorDecidesWhatIsNext(t *testing.T) {
@@ -25,11 +26,14 @@ func TestConductorDecidesWhatIsNext(t *testing.T) {
 			case nil:
 				return fmt.Sprintf(`{"action":"a","params":{"n":%v},"state":{"at":1}}`, args["n"])
 			case 1.0:
-				return fmt.Sprintf(`{"action":"/_/s","params":{"n":%v},"state":{"at":2}}`, args["n"])
+				return fmt.Sprintf(`{"action":"/_/s","params":{"n":%v},"state":{"at":2}}`,
+					args["n"])
 			}
 			return fmt.Sprintf(`{"params":{"done":%v}}`, args["n"])
 		},
-		"a": func(args map[string]any) string { return fmt.Sprintf(`{"n":%v}`, args["n"].(float64)+1) },
+		"a": func(args map[string]any) string {
+			return fmt.Sprintf(`{"n":%v}`, args["n"].(float64)+1)
+		},
 	})
 	m := c.want(200, c.do("POST", "actions/conduct?blocking=true", `{"n":1}`))
 	if resultOf(m) != `{"done":4}` {
@@ -39,11 +43,13 @@ func TestConductorDecidesWhatIsNext(t *testing.T) {
 		t.Errorf("ran %s", got)
 	}
 	said := notes(m)
-	if said["conductor"] != true || said["topmost"] != true || said["kind"] != "sequence" || len(m["logs"].([]any)) != 5 {
+	if said["conductor"] != true || said["topmost"] != true || said["kind"] != "sequence" ||
+		len(m["logs"].([]any)) != 5 {
 		t.Errorf("record: %v", m)
 	}
 	first := c.want(200, c.do("GET", "activations/"+m["logs"].([]any)[0].(string), ""))
-	if first["cause"] != m["activationId"] || notes(first)["kind"] != "python:3" || notes(first)["conductor"] != nil || notes(first)["causedBy"] != "sequence" {
+	if first["cause"] != m["activationId"] || notes(first)["kind"] != "python:3" ||
+		notes(first)["conductor"] != nil || notes(first)["causedBy"] != "sequence" {
 		t.Errorf("the conductor's own: %v", first)
 	}
 }
@@ -57,7 +63,8 @@ func TestWhatConductorsGetWrong(t *testing.T) {
 	other.put("secret/a")
 	c.put("deep")
 	deep := strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000)
-	answers := map[string]func(map[string]any) string{"fails": says(`{"error":"no"}`), "deep": says(deep)}
+	answers := map[string]func(map[string]any) string{"fails": says(`{"error":"no"}`),
+		"deep": says(deep)}
 	for _, k := range []struct {
 		about, answer string
 		status        int
@@ -120,9 +127,11 @@ func TestConductorsAreBounded(t *testing.T) {
 	c.putConductor("round")
 	c.want(200, c.putSequence("s", "round"))
 	c.does(map[string]func(map[string]any) string{
-		"endless": says(`{"action":"a"}`), "deep": says(`{"action":"deep"}`), "round": says(`{"action":"s"}`),
+		"endless": says(`{"action":"a"}`), "deep": says(`{"action":"deep"}`),
+		"round": says(`{"action":"s"}`),
 	})
-	for name, conductors := range map[string]int{"endless": maxTurns, "deep": maxTurns, "round": maxTurns} {
+	for name, conductors := range map[string]int{"endless": maxTurns, "deep": maxTurns,
+		"round": maxTurns} {
 		before := len(c.ran())
 		got := c.do("POST", "actions/"+name+"?blocking=true&result=true", "{}")
 		if got.StatusCode != 502 || !strings.Contains(string(got.body), "too many actions") {

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// denials tells of keys that open nothing: who tries them, at most once in a while, and how many there
-// were since. What was tried is told to nobody.
+// denials logs keys that open nothing: where they are tried, at most once in a while, and how many
+// there were since. It never shows a key.
 type denials struct {
 	mu     sync.Mutex
 	told   time.Time
 	untold int
 }
 
-// between is how often somebody is named at most.
+// between is the shortest time between two lines that name an address.
 const between = 10 * time.Second
 
 func (d *denials) tell(log *slog.Logger, r *http.Request, why error, now time.Time) {

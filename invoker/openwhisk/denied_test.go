@@ -11,8 +11,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// Keys that open nothing are counted by where they were tried, and told of with their address, now and
-// then, and never as they are.
+// Keys that open nothing are counted by where they were tried, and logged with that address, now
+// and then, and never as they are.
 func TestRefusedKeysAreCountedAndTold(t *testing.T) {
 	c := newClient(t)
 	var said bytes.Buffer
@@ -29,12 +29,14 @@ func TestRefusedKeysAreCountedAndTold(t *testing.T) {
 	if c.api.Admit(httptest.NewRecorder(), r) != nil {
 		t.Error("nobody is let in")
 	}
-	for series, want := range map[string]float64{"401 api": 5, "403 api": 1, "401 web": 1, "401 page": 1, "403 web": 0} {
+	for series, want := range map[string]float64{"401 api": 5, "403 api": 1, "401 web": 1,
+		"401 page": 1, "403 web": 0} {
 		if n := c.counted("fastiov_denied_requests_total " + series); n != want {
 			t.Errorf("%s: %v, want %v", series, n, want)
 		}
 	}
-	if text := said.String(); strings.Count(text, "a key was refused") != 1 || !strings.Contains(text, "address=192.0.2.1 ") ||
+	if text := said.String(); strings.Count(text, "a key was refused") != 1 ||
+		!strings.Contains(text, "address=192.0.2.1 ") ||
 		strings.Contains(text, wrong.key.Secret) || strings.Contains(text, wrong.key.UUID) {
 		t.Errorf("log: %s", text)
 	}
@@ -47,8 +49,10 @@ func TestRefusedKeysAreCountedAndTold(t *testing.T) {
 func TestWhatAnInvokerHasIsCounted(t *testing.T) {
 	c := newClient(t)
 	for _, series := range []string{
-		"fastiov_body_bytes held", "fastiov_connections open", "fastiov_refused_connections_total all",
-		"fastiov_refused_connections_total address", "fastiov_lost_records_total", "fastiov_store_broken",
+		"fastiov_body_bytes held", "fastiov_connections open",
+		"fastiov_refused_connections_total all",
+		"fastiov_refused_connections_total address", "fastiov_lost_records_total",
+		"fastiov_store_broken",
 	} {
 		if n := c.counted(series); n != 0 {
 			t.Errorf("%s: %v", series, n)

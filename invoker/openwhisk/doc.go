@@ -1,9 +1,9 @@
 // Package openwhisk serves OpenWhisk's API under /api/v1: actions, packages, bindings, triggers,
 // rules and activations.
 //
-// A call is accepted and given an id here; the pool finds or starts its sandbox; what the runtime
-// answered becomes an activation record, kept in the store and, where the caller blocks, sent back.
-// An activation runs on when its caller goes away, as OpenWhisk's do: its record can be asked for.
+// A call is accepted and given an id here. The pool finds or starts its sandbox. The runtime's
+// answer becomes an activation record, kept in the store and, if the caller blocks, sent back. An
+// activation runs on when its caller goes away, as OpenWhisk's do: its record can be asked for.
 //
 //	api.go          what an API is made of, and its routes
 //	answer.go       JSON in and out, and its bounds
@@ -32,6 +32,6 @@
 //	trace.go        what a collector of traces sees
 //	server.go       listeners, HTTPS, and their bounds
 //
-// Below it lie the rooms that need none of this: entity, activation, outcome, raw, runtime and web,
-// of which only web knows HTTP; and bus, which joins a cluster without it.
+// Below it lie the rooms that do not need it: entity, activation, outcome, raw, runtime and web.
+// Only web among them knows HTTP. bus joins a cluster without this package.
 package openwhisk

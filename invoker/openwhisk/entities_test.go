@@ -56,12 +56,15 @@ func (c *client) result(path, body string) string {
 func TestPackagesAndBindings(t *testing.T) {
 	c := newClient(t)
 	c.want(404, c.do("PUT", "actions/pk/hello", hello))
-	c.want(200, c.do("PUT", "packages/pk", `{"parameters":[{"key":"a","value":"package"},{"key":"b","value":"package"}],"publish":true}`))
+	c.want(200, c.do("PUT", "packages/pk",
+		`{"parameters":[{"key":"a","value":"package"},{"key":"b","value":"package"}],"publish":true}`))
 	c.want(409, c.do("PUT", "packages/pk", `{}`))
-	c.want(200, c.do("PUT", "actions/pk/hello", strings.Replace(hello, "{", `{"parameters":[{"key":"c","value":"action"}],`, 1)))
+	c.want(200, c.do("PUT", "actions/pk/hello",
+		strings.Replace(hello, "{", `{"parameters":[{"key":"c","value":"action"}],`, 1)))
 	c.want(200, c.do("PUT", "actions/hello", hello))
 
-	if got := c.want(200, c.do("GET", "actions/pk/hello", "")); got["namespace"] != "guest/pk" || len(got["parameters"].([]any)) != 3 {
+	if got := c.want(200, c.do("GET", "actions/pk/hello", "")); got["namespace"] != "guest/pk" ||
+		len(got["parameters"].([]any)) != 3 {
 		t.Errorf("got %v", got)
 	}
 	if got := names(c.rows(c.do("GET", "actions/pk/", ""))); got != "guest/pk/hello" {
@@ -70,26 +73,32 @@ func TestPackagesAndBindings(t *testing.T) {
 	if got := names(c.rows(c.do("GET", "actions", ""))); got != "guest/hello guest/pk/hello" {
 		t.Errorf("all: %s", got)
 	}
-	if got := c.result("actions/pk/hello", `{"b":"caller"}`); got != `{"a":"package","c":"action","b":"caller"}` {
+	if got := c.result("actions/pk/hello",
+		`{"b":"caller"}`); got != `{"a":"package","c":"action","b":"caller"}` {
 		t.Errorf("result: %s", got)
 	}
 
 	bob := c.as("bob", access.Limits{})
-	bound := bob.want(200, bob.do("PUT", "packages/mine", `{"binding":{"namespace":"guest","name":"pk"},"parameters":[{"key":"b","value":"binding"}]}`))
-	if fmt.Sprint(bound["binding"]) != "map[name:pk namespace:guest]" || !strings.Contains(fmt.Sprint(bound["annotations"]), "binding") {
+	bound := bob.want(200, bob.do("PUT", "packages/mine",
+		`{"binding":{"namespace":"guest","name":"pk"},"parameters":[{"key":"b","value":"binding"}]}`))
+	if fmt.Sprint(bound["binding"]) != "map[name:pk namespace:guest]" ||
+		!strings.Contains(fmt.Sprint(bound["annotations"]), "binding") {
 		t.Errorf("bound: %v", bound)
 	}
-	if got := bob.result("actions/mine/hello", `{}`); got != `{"a":"package","b":"binding","c":"action"}` {
+	if got := bob.result("actions/mine/hello",
+		`{}`); got != `{"a":"package","b":"binding","c":"action"}` {
 		t.Errorf("result through the binding: %s", got)
 	}
 	record := bob.want(200, bob.do("POST", "/namespaces/guest/actions/pk/hello?blocking=true", ""))
 	if record["namespace"] != "bob" || notes(record)["path"] != "guest/pk/hello" {
 		t.Errorf("record: %v", record)
 	}
-	if got := notes(bob.want(200, bob.do("POST", "actions/mine/hello?blocking=true", "")))["binding"]; got != "bob/mine" {
+	if got := notes(bob.want(200, bob.do("POST",
+		"actions/mine/hello?blocking=true", "")))["binding"]; got != "bob/mine" {
 		t.Errorf("annotation binding: %v", got)
 	}
-	if got := bob.want(200, bob.do("GET", "packages/mine", "")); len(got["actions"].([]any)) != 1 || len(got["parameters"].([]any)) != 2 {
+	if got := bob.want(200, bob.do("GET", "packages/mine", "")); len(got["actions"].([]any)) != 1 ||
+		len(got["parameters"].([]any)) != 2 {
 		t.Errorf("got %v", got)
 	}
 	if got := names(bob.rows(bob.do("GET", "actions/mine/", ""))); got != "guest/pk/hello" {
@@ -117,7 +126,8 @@ func TestOthersSeeWhatIsPublicOnly(t *testing.T) {
 	}
 	c.put("hello")
 	bob := c.as("bob", access.Limits{})
-	if got := names(bob.rows(bob.do("GET", "/namespaces/guest/packages", ""))); got != "guest/open" {
+	if got := names(bob.rows(bob.do("GET",
+		"/namespaces/guest/packages", ""))); got != "guest/open" {
 		t.Errorf("packages: %s", got)
 	}
 	if got := string(bob.do("GET", "/namespaces", "").body); got != `["bob"]` {
@@ -141,7 +151,8 @@ func TestOthersSeeWhatIsPublicOnly(t *testing.T) {
 
 func TestSandboxesAreNotSharedBetweenNamespaces(t *testing.T) {
 	c := newClient(t)
-	c.want(200, c.do("PUT", "packages/pk", `{"publish":true,"parameters":[{"key":"HOME","value":"/x","init":true}]}`))
+	c.want(200, c.do("PUT", "packages/pk",
+		`{"publish":true,"parameters":[{"key":"HOME","value":"/x","init":true}]}`))
 	c.want(200, c.do("PUT", "actions/pk/hello", hello))
 	bob := c.as("bob", access.Limits{})
 	bob.result("/namespaces/guest/actions/pk/hello", "")
@@ -151,9 +162,11 @@ func TestSandboxesAreNotSharedBetweenNamespaces(t *testing.T) {
 	if len(starts) != 2 || !strings.Contains(string(starts[0].Init), `"HOME":"/x"`) {
 		t.Fatalf("%d starts", len(starts))
 	}
-	c.want(200, c.do("PUT", "packages/pk?overwrite=true", `{"parameters":[{"key":"HOME","value":"/y","init":true}]}`))
+	c.want(200, c.do("PUT", "packages/pk?overwrite=true",
+		`{"parameters":[{"key":"HOME","value":"/y","init":true}]}`))
 	c.result("actions/pk/hello", "")
-	if starts, _ = c.node.asked(); len(starts) != 3 || !strings.Contains(string(starts[2].Init), `"HOME":"/y"`) {
+	if starts, _ = c.node.asked(); len(starts) != 3 ||
+		!strings.Contains(string(starts[2].Init), `"HOME":"/y"`) {
 		t.Errorf("after the package's parameter changed: %d starts", len(starts))
 	}
 	c.want(200, c.do("DELETE", "actions/pk/hello", ""))
@@ -162,8 +175,8 @@ func TestSandboxesAreNotSharedBetweenNamespaces(t *testing.T) {
 	}
 }
 
-// However often a package or a binding of it changes, an action has as many groups of sandboxes as it
-// has names, and the sandboxes of older versions end.
+// However often a package or a binding of it changes, an action has as many groups of sandboxes as
+// it has names, and the sandboxes of older versions end.
 func TestVersionsOfAPackageLeaveNothing(t *testing.T) {
 	c := newClient(t)
 	const parameters = `"parameters":[{"key":"HOME","value":"/%d","init":true}]`
@@ -187,12 +200,14 @@ func TestVersionsOfAPackageLeaveNothing(t *testing.T) {
 	}
 	call()
 	for version := range 20 {
-		c.want(200, c.do("PUT", "packages/pk?overwrite=true", fmt.Sprintf(`{`+parameters+`}`, version)))
+		c.want(200, c.do("PUT", "packages/pk?overwrite=true",
+			fmt.Sprintf(`{`+parameters+`}`, version)))
 		groups(0)
 		<-c.node.stops
 		<-c.node.stops
 		call()
-		c.want(200, c.do("PUT", "packages/mine?overwrite=true", fmt.Sprintf(`{`+parameters+`}`, version)))
+		c.want(200, c.do("PUT", "packages/mine?overwrite=true",
+			fmt.Sprintf(`{`+parameters+`}`, version)))
 		groups(1)
 		<-c.node.stops
 		c.result("actions/mine/hello", "")
@@ -208,18 +223,21 @@ func TestVersionsOfAPackageLeaveNothing(t *testing.T) {
 func TestTriggersFireTheirActiveRules(t *testing.T) {
 	c := newClient(t)
 	c.put("hello")
-	c.want(400, c.do("PUT", "rules/r", `{"name":"r","status":"","trigger":"/_/t","action":"/_/hello"}`))
+	c.want(400,
+		c.do("PUT", "rules/r", `{"name":"r","status":"","trigger":"/_/t","action":"/_/hello"}`))
 	c.want(200, c.do("PUT", "triggers/t", `{"parameters":[{"key":"p","value":1}]}`))
 	c.want(409, c.do("PUT", "triggers/t", `{}`))
 	c.want(400, c.do("PUT", "rules/r", `{"trigger":"/_/t","action":"/_/nothing"}`))
 	if got := c.do("POST", "triggers/t", "{}"); got.StatusCode != 204 || len(got.body) != 0 {
 		t.Errorf("without a rule: HTTP %d %s", got.StatusCode, got.body)
 	}
-	rule := c.want(200, c.do("PUT", "rules/r", `{"name":"r","status":"","trigger":"/_/t","action":"/_/hello"}`))
+	rule := c.want(200, c.do("PUT", "rules/r",
+		`{"name":"r","status":"","trigger":"/_/t","action":"/_/hello"}`))
 	if rule["status"] != "active" || fmt.Sprint(rule["action"]) != "map[name:hello path:guest]" {
 		t.Errorf("rule: %v", rule)
 	}
-	c.want(200, c.do("PUT", "rules/idle", `{"trigger":"/_/t","action":"/_/hello","status":"inactive"}`))
+	c.want(200,
+		c.do("PUT", "rules/idle", `{"trigger":"/_/t","action":"/_/hello","status":"inactive"}`))
 
 	const url = "http://127.0.0.1/api/v1/namespaces/_/triggers/t"
 	fire := httptest.NewRequest("POST", url, strings.NewReader(`{"q":2}`))
@@ -231,7 +249,8 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 		t.Error("the header names another activation")
 	}
 	record := c.want(200, c.do("GET", "activations/"+id.(string), ""))
-	if fmt.Sprint(record["response"].(map[string]any)["result"]) != "map[q:2]" || record["name"] != "t" {
+	if fmt.Sprint(record["response"].(map[string]any)["result"]) != "map[q:2]" ||
+		record["name"] != "t" {
 		t.Errorf("the trigger's record: %v", record)
 	}
 	if _, ended := record["end"]; ended || record["duration"] != nil || record["start"] == nil {
@@ -274,7 +293,9 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 	if got := c.do("POST", "triggers/t", "{}"); got.StatusCode != 204 {
 		t.Errorf("with no active rule: HTTP %d", got.StatusCode)
 	}
-	if got := c.want(200, c.do("PUT", "rules/r?overwrite=true", `{"annotations":[]}`)); got["status"] != "inactive" || got["version"] != "0.0.3" && got["version"] != "0.0.2" {
+	if got := c.want(200, c.do("PUT", "rules/r?overwrite=true",
+		`{"annotations":[]}`)); got["status"] != "inactive" ||
+		got["version"] != "0.0.3" && got["version"] != "0.0.2" {
 		t.Errorf("an update changed the status: %v", got)
 	}
 	if got := c.want(200, c.do("GET", "triggers/t", ""))["rules"]; len(got.(map[string]any)) != 2 {
@@ -283,7 +304,8 @@ func TestTriggersFireTheirActiveRules(t *testing.T) {
 	c.want(200, c.do("POST", "rules/r", `{"status":"active"}`))
 	c.want(200, c.do("DELETE", "actions/hello", ""))
 	id = c.want(202, c.do("POST", "triggers/t", "{}"))["activationId"]
-	if logs := fmt.Sprint(c.want(200, c.do("GET", "activations/"+id.(string)+"/logs", ""))["logs"]); !strings.Contains(logs, "there is no action") {
+	if logs := fmt.Sprint(c.want(200, c.do("GET", "activations/"+id.(string)+
+		"/logs", ""))["logs"]); !strings.Contains(logs, "there is no action") {
 		t.Errorf("a rule without its action: %s", logs)
 	}
 	c.want(200, c.do("DELETE", "triggers/t", ""))
@@ -301,26 +323,34 @@ func TestASubjectsActionsMayBeBoundedFurther(t *testing.T) {
 	c := newClient(t)
 	c.want(200, c.do("PUT", "packages/pk", `{"publish":true}`))
 	c.put("pk/large")
-	bob := c.as("bob", access.Limits{"maxActionMemory": 128, "maxActionTimeout": 1000, "maxActionLogs": 1})
-	if got := bob.want(200, bob.do("GET", "limits", "")); got["maxActionMemory"] != 128.0 || got["maxActionTimeout"] != 1000.0 || got["maxActionLogs"] != 1.0 || got["minActionMemory"] != 128.0 {
+	bob := c.as("bob", access.Limits{"maxActionMemory": 128, "maxActionTimeout": 1000,
+		"maxActionLogs": 1})
+	if got := bob.want(200, bob.do("GET", "limits", "")); got["maxActionMemory"] != 128.0 ||
+		got["maxActionTimeout"] != 1000.0 || got["maxActionLogs"] != 1.0 ||
+		got["minActionMemory"] != 128.0 {
 		t.Errorf("limits: %v", got)
 	}
 	bob.put("hello")
-	if got := bob.want(200, bob.do("GET", "actions/hello", ""))["limits"].(map[string]any); got["memory"] != 128.0 || got["timeout"] != 1000.0 || got["logs"] != 1.0 {
+	if got := bob.want(200, bob.do("GET", "actions/hello",
+		""))["limits"].(map[string]any); got["memory"] != 128.0 || got["timeout"] != 1000.0 ||
+		got["logs"] != 1.0 {
 		t.Errorf("an action that says nothing has %v", got)
 	}
 	bob.want(200, bob.do("POST", "actions/hello?blocking=true", "{}"))
 	for _, limits := range []string{`{"memory":129}`, `{"timeout":1001}`, `{"logs":2}`} {
-		if m := bob.want(400, bob.do("PUT", "actions/hello?overwrite=true", `{"limits":`+limits+`}`)); !strings.Contains(m["error"].(string), "it must be from") {
+		if m := bob.want(400, bob.do("PUT", "actions/hello?overwrite=true", `{"limits":`+limits+
+			`}`)); !strings.Contains(m["error"].(string), "it must be from") {
 			t.Errorf("%s: %v", limits, m)
 		}
 	}
 	bob.want(200, bob.putSequence("fits", "hello"))
-	if m := bob.want(400, bob.putSequence("chain", "hello", "/guest/pk/large")); !strings.Contains(m["error"].(string), "at most 1000") {
+	if m := bob.want(400, bob.putSequence("chain", "hello", "/guest/pk/large")); !strings.Contains(
+		m["error"].(string), "at most 1000") {
 		t.Errorf("a sequence of somebody else's: %v", m)
 	}
 	bob.want(200, bob.do("POST", "actions/fits?blocking=true", "{}"))
-	if m := bob.want(400, bob.do("POST", "/namespaces/guest/actions/pk/large", "{}")); !strings.Contains(m["error"].(string), "at most 1000") {
+	if m := bob.want(400, bob.do("POST", "/namespaces/guest/actions/pk/large",
+		"{}")); !strings.Contains(m["error"].(string), "at most 1000") {
 		t.Errorf("somebody else's: %v", m)
 	}
 }
@@ -328,12 +358,14 @@ func TestASubjectsActionsMayBeBoundedFurther(t *testing.T) {
 func TestLimitsAreToldAndKept(t *testing.T) {
 	c := newClient(t)
 	bob := c.as("bob", access.Limits{"invocationsPerMinute": 2, "firesPerMinute": 1})
-	if got := bob.want(200, bob.do("GET", "limits", "")); got["invocationsPerMinute"] != 2.0 || got["concurrentInvocations"] != float64(access.Defaults.ConcurrentInvocations) {
+	if got := bob.want(200, bob.do("GET", "limits", "")); got["invocationsPerMinute"] != 2.0 ||
+		got["concurrentInvocations"] != float64(access.Defaults.ConcurrentInvocations) {
 		t.Errorf("limits: %v", got)
 	}
 	bob.put("hello")
 	bob.want(200, bob.do("PUT", "triggers/t", "{}"))
-	// A minute may end meanwhile, and the counts begin anew; more than two minutes it does not take.
+	// A minute may end meanwhile, and the counts begin anew; it does not take more than two
+	// minutes.
 	exceed := func(limit int, path string) reached {
 		last := bob.do("POST", path, "{}")
 		for n := 0; n < 2*limit && last.StatusCode != 429; n++ {
@@ -342,10 +374,12 @@ func TestLimitsAreToldAndKept(t *testing.T) {
 		return last
 	}
 	refused := exceed(2, "actions/hello?blocking=true")
-	if m := bob.want(429, refused); !strings.Contains(m["error"].(string), "minute") || refused.Header.Get("Retry-After") == "" {
+	if m := bob.want(429, refused); !strings.Contains(m["error"].(string), "minute") ||
+		refused.Header.Get("Retry-After") == "" {
 		t.Errorf("refused: %v", m)
 	}
-	if m := bob.want(429, exceed(1, "triggers/t")); !strings.Contains(m["error"].(string), "fired") {
+	if m := bob.want(429, exceed(1, "triggers/t")); !strings.Contains(m["error"].(string),
+		"fired") {
 		t.Errorf("refused: %v", m)
 	}
 	c.put("hello")
@@ -368,7 +402,8 @@ func TestBlockedAndDeletedSubjects(t *testing.T) {
 
 func TestInvokersOfOneStoreSeeEachOther(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
-	cfg := Config{Store: kept, Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Second}}
+	cfg := Config{Store: kept, Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Second,
+		Start: time.Second}}
 	a, b := newClientOf(t, cfg), newClientOf(t, cfg)
 	a.put("hello")
 	b.result("actions/hello", "{}")
@@ -379,7 +414,7 @@ func TestInvokersOfOneStoreSeeEachOther(t *testing.T) {
 	}
 }
 
-// Whoever changes one entity at the same time as others: each change counts once.
+// If several callers change one entity at the same time, each change counts once.
 func TestChangesAtOnceAllCount(t *testing.T) {
 	c := newClient(t)
 	c.put("hello")
@@ -401,7 +436,8 @@ func TestWhatTheEndpointSaysOfItself(t *testing.T) {
 	c := newClient(t)
 	for _, path := range []string{"/", "/api/v1", "/api/v1/"} {
 		m := c.want(200, c.send(httptest.NewRequest("GET", "http://127.0.0.1"+path, nil)))
-		if m["build"] == nil || m["runtimes"].(map[string]any)["python"] == nil || m["limits"].(map[string]any)["sequence_length"] != 50.0 {
+		if m["build"] == nil || m["runtimes"].(map[string]any)["python"] == nil ||
+			m["limits"].(map[string]any)["sequence_length"] != 50.0 {
 			t.Errorf("%s: %v", path, m)
 		}
 	}
@@ -409,7 +445,8 @@ func TestWhatTheEndpointSaysOfItself(t *testing.T) {
 
 func TestBrowsersOfOtherSites(t *testing.T) {
 	c := newClient(t)
-	for origin, allowed := range map[string]string{"http://localhost:8080": "http://localhost:8080", "https://example.org": "", "": ""} {
+	for origin, allowed := range map[string]string{"http://localhost:8080": "http://localhost:8080",
+		"https://example.org": "", "": ""} {
 		r := httptest.NewRequest("OPTIONS", "http://127.0.0.1/api/v1/namespaces/_/actions/a", nil)
 		r.Header.Set("Origin", origin)
 		got := c.send(r)
@@ -421,7 +458,8 @@ func TestBrowsersOfOtherSites(t *testing.T) {
 	r := httptest.NewRequest("GET", "http://127.0.0.1/api/v1/namespaces", nil)
 	r.Header.Set("Origin", "https://example.org")
 	r.Header.Set("X-Request-ID", "my-own_1")
-	if got := c.send(r); got.Header.Get("Access-Control-Allow-Origin") != "*" || got.Header.Get("X-Request-ID") != "my-own_1" {
+	if got := c.send(r); got.Header.Get("Access-Control-Allow-Origin") != "*" ||
+		got.Header.Get("X-Request-ID") != "my-own_1" {
 		t.Errorf("%v", got.Header)
 	}
 }

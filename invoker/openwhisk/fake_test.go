@@ -28,13 +28,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// A connection whose request was refused unread lingers for half a second, so that the client gets the answer.
+	// A connection whose request was refused unread lingers for half a second, so that the client
+	// gets the answer.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
 // fakeNode answers /run with run, and keeps what it was asked.
 type fakeNode struct {
-	api.NodeClient // what no test has it asked
+	api.NodeClient // no test calls the other methods
 
 	start func(*api.StartRequest) (*api.StartReply, error)
 	run   func(context.Context, *api.RunRequest) (*api.RunReply, error)
@@ -56,7 +57,8 @@ func (n *fakeNode) Wait(
 	return nil, status.Error(codes.Unimplemented, "no such method")
 }
 
-func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
+func (n *fakeNode) Start(_ context.Context, in *api.StartRequest,
+	_ ...grpc.CallOption) (*api.StartReply, error) {
 	n.mu.Lock()
 	n.starts = append(n.starts, in)
 	start := n.start
@@ -68,12 +70,14 @@ func (n *fakeNode) Start(_ context.Context, in *api.StartRequest, _ ...grpc.Call
 	now := time.Now().UnixNano()
 	return &api.StartReply{
 		Id: in.Id, Driver: "sim", NetPath: "vf", Nic: "0000:01:10.0", InitStatus: 200,
-		Spans: []*api.Span{{Stage: "vmm", BeginNs: now, EndNs: now + 1000}, {Stage: "app-init", BeginNs: now + 1000, EndNs: now + 2000}},
-		Logs:  []*api.LogLine{{TimeNs: now, Stream: "stdout", Text: "started"}},
+		Spans: []*api.Span{{Stage: "vmm", BeginNs: now, EndNs: now + 1000},
+			{Stage: "app-init", BeginNs: now + 1000, EndNs: now + 2000}},
+		Logs: []*api.LogLine{{TimeNs: now, Stream: "stdout", Text: "started"}},
 	}, nil
 }
 
-func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
+func (n *fakeNode) Run(ctx context.Context, in *api.RunRequest,
+	_ ...grpc.CallOption) (*api.RunReply, error) {
 	n.mu.Lock()
 	if n.obedient && ctx.Err() != nil {
 		n.mu.Unlock()
@@ -105,7 +109,8 @@ func reply(code int32, body string) *api.RunReply {
 	}
 }
 
-func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOption) (*api.StopReply, error) {
+func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest,
+	_ ...grpc.CallOption) (*api.StopReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.live, in.Id)
@@ -116,7 +121,8 @@ func (n *fakeNode) Stop(_ context.Context, in *api.StopRequest, _ ...grpc.CallOp
 	return &api.StopReply{}, nil
 }
 
-func (n *fakeNode) Status(context.Context, *api.StatusRequest, ...grpc.CallOption) (*api.StatusReply, error) {
+func (n *fakeNode) Status(context.Context, *api.StatusRequest,
+	...grpc.CallOption) (*api.StatusReply, error) {
 	return &api.StatusReply{}, nil
 }
 
@@ -137,12 +143,14 @@ type client struct {
 
 func newClient(t testing.TB) *client {
 	t.Helper()
-	return newClientOf(t, Config{Blocking: 5 * time.Second, Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Second}})
+	return newClientOf(t, Config{Blocking: 5 * time.Second,
+		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Second}})
 }
 
 func newClientOf(t testing.TB, cfg Config) *client {
 	t.Helper()
-	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)}, registry: prometheus.NewRegistry(), key: guest.Key}
+	c := &client{t: t, node: &fakeNode{live: map[string]bool{}, stops: make(chan string, 16)},
+		registry: prometheus.NewRegistry(), key: guest.Key}
 	cfg.Key = guest
 	if cfg.Store == nil {
 		cfg.Store = openStore(t, filepath.Join(t.TempDir(), "store"))
@@ -217,7 +225,8 @@ func (c *client) put(name string) {
 	c.want(200, c.do("PUT", "actions/"+name, hello))
 }
 
-// counted is the value of a series, or the number of observations in it; it is named by its metric and its labels' values.
+// counted returns the value of a series, or the number of observations in it; a series is named by
+// its metric and its labels' values.
 func (c *client) counted(series string) float64 {
 	c.t.Helper()
 	families, err := c.registry.Gather()
@@ -231,7 +240,8 @@ func (c *client) counted(series string) float64 {
 				name += " " + label.GetValue()
 			}
 			if name == series {
-				return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() +
+					float64(m.GetHistogram().GetSampleCount())
 			}
 		}
 	}

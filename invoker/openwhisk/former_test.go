@@ -21,8 +21,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/store/redis/redistest"
 )
 
-// testdata/former is what the version before the store knew records by an index alone wrote: a file, the
-// keys of a Redis, and the records in both as that version showed them, newest first.
+// former loads testdata/former, written by the version before the store knew records by an index
+// alone: a file, the keys of a Redis, and the records in both as that version showed them, newest
+// first.
 func former(t *testing.T, name string) []byte {
 	t.Helper()
 	packed, err := os.ReadFile(filepath.Join("testdata/former", name+".gz"))
@@ -80,7 +81,8 @@ func TestARedisOfAFormerVersion(t *testing.T) {
 				p.ZAdd(t.Context(), k.Key, goredis.Z{Score: z.Score, Member: z.Member})
 			}
 			for _, entry := range k.Stream {
-				p.XAdd(t.Context(), &goredis.XAddArgs{Stream: k.Key, ID: entry.ID, Values: entry.Values})
+				p.XAdd(t.Context(), &goredis.XAddArgs{Stream: k.Key, ID: entry.ID,
+					Values: entry.Values})
 			}
 		}
 		return nil

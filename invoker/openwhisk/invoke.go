@@ -10,7 +10,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/web"
 )
 
-// invoke accepts an invocation. A blocking caller gets its outcome, or after a while its id, like a caller that does not block.
+// invoke accepts an invocation. A blocking caller gets its outcome, or after a while its id, like a
+// caller that does not block.
 func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err error) {
 	if err := rq.user.Call(rq.accepted, rq.user.Limits); err != nil {
 		return err
@@ -46,7 +47,8 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 		return err
 	}
 	if how.wait > 0 {
-		// The time to send the request is over; what would run into it now is the watch for the caller going away.
+		// The request has been read, so its deadline is over. It would now cut off the watch for
+		// the caller going away.
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
 	begun = true
@@ -63,7 +65,8 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 	return answerCompletion(w, started.end, how.bare)
 }
 
-// callWith is the call that a request asks for. What the request holds in memory is the call's then.
+// callWith returns the call that a request asks for. The memory that the request holds becomes the
+// call's.
 func (rq *request) callWith(on *resolved, arguments []byte) (c call, err error) {
 	if err := rq.bytes.upTo(int64(len(arguments))); err != nil {
 		return c, err
@@ -74,17 +77,18 @@ func (rq *request) callWith(on *resolved, arguments []byte) (c call, err error) 
 }
 
 func (rq *request) call(on *resolved, arguments []byte) call {
-	return call{user: rq.user, key: rq.key, on: on, arguments: arguments, transaction: rq.transaction, accepted: rq.accepted}
+	return call{user: rq.user, key: rq.key, on: on, arguments: arguments,
+		transaction: rq.transaction, accepted: rq.accepted}
 }
 
-// A manner is how the caller wants its answer.
+// A manner says how the caller wants its answer.
 type manner struct {
 	wait time.Duration // 0: not blocking
 	bare bool          // the result alone
 }
 
 func (a *API) readManner(u *url.URL) (how manner, err error) {
-	switch u.RawQuery { // what clients send, read without taking it apart
+	switch u.RawQuery { // the queries of usual clients, read without parsing
 	case "", "blocking=false&result=false":
 		return manner{}, nil
 	case "blocking=true", "blocking=true&result=false":

@@ -38,7 +38,8 @@ func TestBlockingInvokeStartsColdThenWarm(t *testing.T) {
 	if response["success"] != true || response["result"].(map[string]any)["name"] != "you" {
 		t.Errorf("response: %v", response)
 	}
-	if logs := fmt.Sprint(m["logs"]); !strings.Contains(logs, "stdout: started") || !strings.Contains(logs, "stderr: ran") {
+	if logs := fmt.Sprint(m["logs"]); !strings.Contains(logs, "stdout: started") ||
+		!strings.Contains(logs, "stderr: ran") {
 		t.Errorf("logs: %s", logs)
 	}
 	cold := notes(m)["coldStart"].(map[string]any)
@@ -58,9 +59,13 @@ func TestBlockingInvokeStartsColdThenWarm(t *testing.T) {
 		t.Errorf("the second was cold: %v", warm)
 	}
 	for series, want := range map[string]float64{
-		"fastiov_cold_start_seconds  vf sim": 1, "fastiov_cold_start_coverage_ratio  vf sim": 1, "fastiov_activations_total guest/hello success": 2,
-		"fastiov_cold_start_stage_seconds  vf sim queue": 1, "fastiov_cold_start_stage_seconds  vf sim first-byte": 1,
-		"fastiov_pool_waiting_jobs vf": 0, "fastiov_activation_seconds guest/hello warm": 1, "fastiov_activation_seconds guest/hello cold": 1,
+		"fastiov_cold_start_seconds  vf sim": 1, "fastiov_cold_start_coverage_ratio  vf sim": 1,
+		"fastiov_activations_total guest/hello success":       2,
+		"fastiov_cold_start_stage_seconds  vf sim queue":      1,
+		"fastiov_cold_start_stage_seconds  vf sim first-byte": 1,
+		"fastiov_pool_waiting_jobs vf":                        0,
+		"fastiov_activation_seconds guest/hello warm":         1,
+		"fastiov_activation_seconds guest/hello cold":         1,
 	} {
 		if n := c.counted(series); n != want {
 			t.Errorf("%s is %v, want %v", series, n, want)
@@ -71,11 +76,15 @@ func TestBlockingInvokeStartsColdThenWarm(t *testing.T) {
 func TestBareResultAndArray(t *testing.T) {
 	c := newClient(t)
 	c.put("hello")
-	if got := c.do("POST", "actions/hello?blocking=true&result=true", `{"a":1}`); got.StatusCode != 200 || string(got.body) != `{"a":1}` {
+	if got := c.do("POST", "actions/hello?blocking=true&result=true",
+		`{"a":1}`); got.StatusCode != 200 || string(got.body) != `{"a":1}` {
 		t.Errorf("HTTP %d %s", got.StatusCode, got.body)
 	}
-	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) { return reply(200, "[1]"), nil }
-	if got := c.do("POST", "actions/hello?blocking=true", ""); got.StatusCode != 200 || string(got.body) != `[1]` {
+	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+		return reply(200, "[1]"), nil
+	}
+	if got := c.do("POST", "actions/hello?blocking=true", ""); got.StatusCode != 200 ||
+		string(got.body) != `[1]` {
 		t.Errorf("HTTP %d %s", got.StatusCode, got.body)
 	}
 }
@@ -100,17 +109,20 @@ func TestNonBlockingInvokeIsFoundLater(t *testing.T) {
 	if m := c.want(200, c.do("GET", "activations/"+id, "")); m["name"] != "hello" {
 		t.Errorf("record: %v", m)
 	}
-	if m := c.want(200, c.do("GET", "activations/"+id+"/result", "")); m["success"] != true || m["status"] != "success" {
+	if m := c.want(200, c.do("GET", "activations/"+id+"/result", "")); m["success"] != true ||
+		m["status"] != "success" {
 		t.Errorf("result: %v", m)
 	}
 	if m := c.want(200, c.do("GET", "activations/"+id+"/logs", "")); len(m["logs"].([]any)) != 2 {
 		t.Errorf("logs: %v", m)
 	}
 	var rows []map[string]any
-	if err := json.Unmarshal(c.do("GET", "activations?name=hello&limit=30", "").body, &rows); err != nil || len(rows) != 2 || rows[0]["statusCode"] != 0.0 {
+	if err := json.Unmarshal(c.do("GET", "activations?name=hello&limit=30", "").body,
+		&rows); err != nil || len(rows) != 2 || rows[0]["statusCode"] != 0.0 {
 		t.Errorf("list: %v %v", rows, err)
 	}
-	if err := json.Unmarshal(c.do("GET", "activations?docs=true&limit=1", "").body, &rows); err != nil || rows[0]["response"] == nil {
+	if err := json.Unmarshal(c.do("GET", "activations?docs=true&limit=1", "").body,
+		&rows); err != nil || rows[0]["response"] == nil {
 		t.Errorf("full list: %v %v", rows, err)
 	}
 }
@@ -119,13 +131,19 @@ func TestOutcomes(t *testing.T) {
 	type start = func(*api.StartRequest) (*api.StartReply, error)
 	type run = func(context.Context, *api.RunRequest) (*api.RunReply, error)
 	startFails := func(code codes.Code, why string) start {
-		return func(*api.StartRequest) (*api.StartReply, error) { return nil, status.Error(code, why) }
+		return func(*api.StartRequest) (*api.StartReply, error) {
+			return nil, status.Error(code, why)
+		}
 	}
 	runFails := func(code codes.Code, why string) run {
-		return func(context.Context, *api.RunRequest) (*api.RunReply, error) { return nil, status.Error(code, why) }
+		return func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+			return nil, status.Error(code, why)
+		}
 	}
 	answers := func(code int32, body string) run {
-		return func(context.Context, *api.RunRequest) (*api.RunReply, error) { return reply(code, body), nil }
+		return func(context.Context, *api.RunRequest) (*api.RunReply, error) {
+			return reply(code, body), nil
+		}
 	}
 	for _, o := range []struct {
 		about  string
@@ -143,7 +161,8 @@ func TestOutcomes(t *testing.T) {
 		{"sandbox died", nil, runFails(codes.Internal, "the guest panicked"), 502, "the guest panicked", "action developer error", false},
 		{"node lost", nil, runFails(codes.Unavailable, "connection refused"), 500, "connection refused", "whisk internal error", false},
 		{"init refused", func(in *api.StartRequest) (*api.StartReply, error) {
-			return &api.StartReply{Id: in.Id, InitStatus: 502, InitReply: []byte(`{"error":"syntax"}`)}, nil
+			return &api.StartReply{Id: in.Id, InitStatus: 502,
+				InitReply: []byte(`{"error":"syntax"}`)}, nil
 		}, nil, 502, "syntax", "action developer error", false},
 		{"no VF", startFails(codes.ResourceExhausted, "all 7 VFs are leased"), nil, 503, "all 7 VFs are leased", "refused", false},
 		{"draining", startFails(codes.Unavailable, "the node drains"), nil, 503, "the node drains", "refused", false},
@@ -182,7 +201,8 @@ func TestWhatTheRuntimeIsTold(t *testing.T) {
 	id := c.want(200, c.do("POST", "actions/hello?blocking=true", `{"b":3}`))["activationId"]
 	starts, runs := c.node.asked()
 
-	if s := starts[0]; s.Image != "nodejs:18" || s.MemoryMib != 512 || s.WaitMs == 0 || s.Call.GetAction() != "guest/hello" || s.Call.Namespace != "guest" {
+	if s := starts[0]; s.Image != "nodejs:18" || s.MemoryMib != 512 || s.WaitMs == 0 ||
+		s.Call.GetAction() != "guest/hello" || s.Call.Namespace != "guest" {
 		t.Errorf("start: %v", s)
 	}
 	var init struct {
@@ -196,7 +216,8 @@ func TestWhatTheRuntimeIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := init.Value
-	if v.Name != "hello" || v.Main != "main" || v.Code != "x => x" || v.Binary || v.Env["__OW_ACTIVATION_ID"] != id || v.Env["__OW_ACTION_NAME"] != "/guest/hello" {
+	if v.Name != "hello" || v.Main != "main" || v.Code != "x => x" || v.Binary ||
+		v.Env["__OW_ACTIVATION_ID"] != id || v.Env["__OW_ACTION_NAME"] != "/guest/hello" {
 		t.Errorf("init: %+v", v)
 	}
 	var run map[string]any
@@ -206,7 +227,8 @@ func TestWhatTheRuntimeIsTold(t *testing.T) {
 	if got := fmt.Sprint(run["value"]); got != "map[a:1 b:3]" {
 		t.Errorf("arguments: %s", got)
 	}
-	if run["activation_id"] != id || run["namespace"] != "guest" || run["api_key"] != guest.String() || runs[0].TimeoutMs != 700 {
+	if run["activation_id"] != id || run["namespace"] != "guest" ||
+		run["api_key"] != guest.String() || runs[0].TimeoutMs != 700 {
 		t.Errorf("run: %v", run)
 	}
 	if _, isText := run["deadline"].(string); !isText {
@@ -220,7 +242,8 @@ func TestUpdateAndDeleteStopTheActionsSandboxes(t *testing.T) {
 	c.do("POST", "actions/hello?blocking=true", "{}")
 	c.want(200, c.do("PUT", "actions/hello?overwrite=true", hello))
 	<-c.node.stops
-	if m := c.want(200, c.do("POST", "actions/hello?blocking=true", "{}")); notes(m)["coldStart"] == nil || m["version"] != "0.0.2" {
+	if m := c.want(200, c.do("POST", "actions/hello?blocking=true",
+		"{}")); notes(m)["coldStart"] == nil || m["version"] != "0.0.2" {
 		t.Errorf("after the update: %v", m)
 	}
 	c.want(200, c.do("DELETE", "actions/hello", ""))
@@ -252,7 +275,8 @@ func TestSevenAtOnceStartSeven(t *testing.T) {
 }
 
 func TestTooManyInFlight(t *testing.T) {
-	c := newClientOf(t, Config{Limits: access.Limits{"concurrentInvocations": 1}, Pool: pool.Config{Wait: time.Second, Start: time.Second}})
+	c := newClientOf(t, Config{Limits: access.Limits{"concurrentInvocations": 1},
+		Pool: pool.Config{Wait: time.Second, Start: time.Second}})
 	c.put("hello")
 	gate := make(chan struct{})
 	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
@@ -266,14 +290,17 @@ func TestTooManyInFlight(t *testing.T) {
 
 func TestLogsAreCutAtTheLimit(t *testing.T) {
 	c := newClient(t)
-	c.want(200, c.do("PUT", "actions/loud", strings.Replace(hello, "{", `{"limits":{"logs":1},`, 1)))
+	c.want(200, c.do("PUT", "actions/loud", strings.Replace(hello, "{",
+		`{"limits":{"logs":1},`, 1)))
 	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
 		loud := reply(200, "{}")
-		loud.Logs = append(loud.Logs, &api.LogLine{Text: strings.Repeat("x", 1<<20)}, &api.LogLine{Text: "unheard"})
+		loud.Logs = append(loud.Logs, &api.LogLine{Text: strings.Repeat("x", 1<<20)},
+			&api.LogLine{Text: "unheard"})
 		return loud, nil
 	}
 	logs := fmt.Sprint(c.want(200, c.do("POST", "actions/loud?blocking=true", "{}"))["logs"])
-	if !strings.Contains(logs, "truncated") || strings.Contains(logs, "xxx") || strings.Contains(logs, "unheard") || !strings.Contains(logs, "ran") {
+	if !strings.Contains(logs, "truncated") || strings.Contains(logs, "xxx") ||
+		strings.Contains(logs, "unheard") || !strings.Contains(logs, "ran") {
 		t.Errorf("%d bytes of logs: %.300s", len(logs), logs)
 	}
 }

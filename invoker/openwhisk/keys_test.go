@@ -28,7 +28,8 @@ func TestKeysAndLimitsChange(t *testing.T) {
 	}
 	set(access.Limits{"invocationsPerMinute": 0, "maxEntities": 0, "maxCodeMB": 0})
 	told := ann.want(200, ann.do("GET", "limits", ""))
-	if told["invocationsPerMinute"] != 0.0 || told["maxEntities"] != 0.0 || told["firesPerMinute"] != 5.0 ||
+	if told["invocationsPerMinute"] != 0.0 || told["maxEntities"] != 0.0 ||
+		told["firesPerMinute"] != 5.0 ||
 		told["readsPerMinute"] != float64(access.Defaults.ReadsPerMinute) {
 		t.Errorf("limits: %v", told)
 	}
@@ -38,7 +39,8 @@ func TestKeysAndLimitsChange(t *testing.T) {
 	}
 	set(access.Limits{"firesPerMinute": 0})
 	ann.want(429, ann.do("POST", "triggers/t", "{}"))
-	for _, wrong := range []access.Limits{{"firesPerMinute": -1}, {"maxActionMemory": 0}, {"fires": 1}} {
+	for _, wrong := range []access.Limits{{"firesPerMinute": -1}, {"maxActionMemory": 0},
+		{"fires": 1}} {
 		if err := register.Limit(t.Context(), "ann", wrong); err == nil {
 			t.Errorf("%v was set", wrong)
 		}
@@ -61,7 +63,7 @@ func TestKeysAndLimitsChange(t *testing.T) {
 	revoked.key = old
 	revoked.want(401, revoked.do("GET", "actions/keyed", ""))
 
-	// What was promised before runs, with the key that it was promised with.
+	// Calls that were promised before run, with the key that they were promised with.
 	n := next(t, kept, seal(t, file))
 	_, runs := n.node.asked()
 	var run struct {

@@ -6,7 +6,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 )
 
-// What is served alike for entities of every kind. Only show differs: what a client sees of one.
+// These requests are served alike for entities of every kind. Only show, a client's view of an
+// entity, differs.
 
 func getting[V any](in *collection[V], show func(*V) any) handler {
 	return func(w http.ResponseWriter, r *http.Request, rq *request) error {

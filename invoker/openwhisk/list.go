@@ -5,11 +5,12 @@ import (
 	"net/http"
 )
 
-// maxList bounds an answer that is a list. Beyond it there are fewer rows than were asked for, as there
-// may be anyhow; the last one is whole.
+// maxList bounds an answer that is a list. Beyond it there are fewer rows than were asked for,
+// which clients must expect anyhow; the last one is whole.
 const maxList = 16 << 20
 
-// A list is an answer that is sent as it is made: a row, and some small ones, are in memory at once.
+// A list is an answer that is sent as it is made: only one row, and some small ones, are in memory
+// at once.
 type list struct {
 	w    http.ResponseWriter
 	rows int
@@ -50,7 +51,8 @@ func (l *list) send() error {
 	return err
 }
 
-// end ends the answer. After an error in the middle it ends the connection: half a list is none.
+// end ends the answer. After an error in the middle it ends the connection, so that half a list
+// does not look whole.
 func (l *list) end(err error) error {
 	switch {
 	case err == nil || errors.Is(err, errEnough):

@@ -33,7 +33,8 @@ func TestALongListIsSentAsItIsRead(t *testing.T) {
 	if rows := c.rows(c.do("GET", "activations?skip=2147483648", "")); len(rows) != 0 {
 		t.Errorf("%d rows after all", len(rows))
 	}
-	r := httptest.NewRequest("GET", "http://127.0.0.1:3233/api/v1/namespaces/_/activations?docs=true&limit=200", nil)
+	r := httptest.NewRequest("GET",
+		"http://127.0.0.1:3233/api/v1/namespaces/_/activations?docs=true&limit=200", nil)
 	r.SetBasicAuth(c.key.UUID, c.key.Secret)
 	most := &watermark{sink: sink{header: http.Header{}}}
 	runtime.GC()

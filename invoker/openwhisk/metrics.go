@@ -18,8 +18,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// Metrics are what the invoker counts. Cold starts are told apart by how they were made, so that simulated ones never count as real, and
-// two ways to make them can be compared. Functions are counted by name as long as there are few. A nil *Metrics counts nothing.
+// Metrics holds what the invoker counts. Cold starts are labelled by how they were made, so that
+// simulated ones never count as real, and two ways to make them can be compared. Functions are
+// counted by name as long as there are few. A nil *Metrics counts nothing.
 type Metrics struct {
 	coldStart   *prometheus.HistogramVec
 	stage       *prometheus.HistogramVec
@@ -34,14 +35,14 @@ type Metrics struct {
 	functions map[string]*function // by name; at most MostFunctions
 	others    *function
 	swept     time.Time
-	starts    map[metrics.Start]*start // few: what nodes say of themselves
+	starts    map[metrics.Start]*start // few: from what nodes say of themselves
 }
 
-// MostFunctions bounds how many functions are counted by name: those that were called first and have not been deleted. The rest is counted
-// as "other".
+// MostFunctions bounds how many functions are counted by name: those that were called first and
+// have not been deleted. The rest is counted as "other".
 const MostFunctions = 64
 
-// Starts are the ways to a sandbox that activations are told apart by.
+// Starts lists the ways to a sandbox by which activations are labelled.
 var Starts = []pool.Kind{pool.Warm, pool.Warming, pool.Prewarm, pool.Cold}
 
 // A function is the series of one function, looked up once.
@@ -58,18 +59,21 @@ type start struct {
 	stages          sync.Map // prometheus.Observer by timeline.Stage, of those that occur
 }
 
-// NewMetrics registers the invoker's metrics. exists tells whether there is a function of that name, NAMESPACE/NAME, still.
+// NewMetrics registers the invoker's metrics. exists reports whether there still is a function of
+// that name, NAMESPACE/NAME.
 func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (*Metrics, error) {
 	m := &Metrics{
 		exists: exists,
 		coldStart: metrics.Seconds("fastiov_cold_start_seconds",
-			"Cold starts end to end: from accepting the request to the last byte of the answer leaving the sandbox.", metrics.StartLabels...),
+			"Cold starts end to end: from accepting the request to the last byte of the answer leaving the sandbox.",
+			metrics.StartLabels...),
 		stage: metrics.Seconds("fastiov_cold_start_stage_seconds",
 			"What each stage takes of a cold start's end-to-end time, each instant given to the innermost stage.",
 			append([]string{"stage"}, metrics.StartLabels...)...),
 		coverage: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "fastiov_cold_start_coverage_ratio", Buckets: []float64{0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1},
-			Help: "Share of a cold start's end-to-end time that some stage claims.",
+			Name:    "fastiov_cold_start_coverage_ratio",
+			Buckets: []float64{0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1},
+			Help:    "Share of a cold start's end-to-end time that some stage claims.",
 		}, metrics.StartLabels),
 		activation: metrics.Seconds("fastiov_activation_seconds",
 			"Activations that ran, from accepting the request to the sandbox's reply being back at the invoker.",
@@ -78,7 +82,8 @@ func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (
 			Name: "fastiov_activations_total", Help: "Activations by how they ended.",
 		}, []string{"function", "status"}),
 		throttled: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastiov_throttled_requests_total", Help: "Requests that were refused with 429 or 413, by the limit that they met.",
+			Name: "fastiov_throttled_requests_total",
+			Help: "Requests that were refused with 429 or 413, by the limit that they met.",
 		}, []string{"limit"}),
 		denied: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastiov_denied_requests_total",
@@ -107,7 +112,8 @@ func NewMetrics(registry prometheus.Registerer, exists func(name string) bool) (
 }
 
 func (m *Metrics) function(name string) *function {
-	f := &function{refused: m.activations.WithLabelValues(name, "refused"), took: map[pool.Kind]prometheus.Observer{}}
+	f := &function{refused: m.activations.WithLabelValues(name, "refused"),
+		took: map[pool.Kind]prometheus.Observer{}}
 	for _, status := range activation.Statuses {
 		f.ended[status] = m.activations.WithLabelValues(name, status.String())
 	}
@@ -140,7 +146,8 @@ func (m *Metrics) of(name string) *function {
 	return f
 }
 
-// sweep forgets the functions that have been deleted. Their series stay until their place is needed, so that Prometheus sees how they ended.
+// sweep forgets the functions that have been deleted. Their series stay until their place is
+// needed, so that Prometheus sees how they ended.
 func (m *Metrics) sweep() {
 	m.swept = time.Now()
 	for name := range m.functions {
@@ -193,14 +200,16 @@ func (m *Metrics) made(how metrics.Start) *start {
 		return s
 	}
 	labels := how.Values()
-	s = &start{labels: labels, whole: m.coldStart.WithLabelValues(labels...), coverage: m.coverage.WithLabelValues(labels...)}
+	s = &start{labels: labels, whole: m.coldStart.WithLabelValues(labels...),
+		coverage: m.coverage.WithLabelValues(labels...)}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.starts[how] = s
 	return s
 }
 
-// during is the series of a stage; nil if there is no such stage here: a node of another version may know more.
+// during returns the series of a stage, or nil if there is no such stage here: a node of another
+// version may know more.
 func (m *Metrics) during(s *start, stage timeline.Stage) prometheus.Observer {
 	if o, known := s.stages.Load(stage); known {
 		return o.(prometheus.Observer)
@@ -222,13 +231,13 @@ func add(o prometheus.Observer, took time.Duration, trace prometheus.Labels) {
 	o.(prometheus.ExemplarObserver).ObserveWithExemplar(took.Seconds(), trace)
 }
 
-// Limits are those that requests are refused for.
+// Limits lists the limits that requests are refused for.
 var Limits = []string{
 	access.CallsPerMinute, access.CallsAtOnce, access.FiresPerMinute, access.ChangesPerMinute,
 	access.ReadsPerMinute, access.BytesAtOnce, access.BytesOfAll, "waiting", "size", "quota",
 }
 
-// Routes are the doors that requests come by: the API, web actions, and the live page.
+// Routes lists the doors that requests come by: the API, web actions, and the live page.
 var Routes = []string{"api", "web", "page"}
 
 // DeniedCodes lists the statuses of requests that are denied.
@@ -239,7 +248,8 @@ func (m *Metrics) refuse(route string, err error) {
 	if m == nil {
 		return
 	}
-	if status := statusOf(err); status == http.StatusUnauthorized || status == http.StatusForbidden {
+	if status := statusOf(err); status == http.StatusUnauthorized ||
+		status == http.StatusForbidden {
 		m.denied.WithLabelValues(route, strconv.Itoa(status)).Inc()
 		return
 	}

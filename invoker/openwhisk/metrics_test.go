@@ -25,7 +25,8 @@ func ended(path string) *completion {
 	return &completion{record: record, how: pool.Warm, ran: true}
 }
 
-// However many functions are called, there are not more series than there may be; one that was deleted makes place for another.
+// However many functions are called, the series stay below their bound; a deleted function makes
+// place for another.
 func TestFunctionsAreCountedByNameAsLongAsThereAreFew(t *testing.T) {
 	deleted := map[string]bool{}
 	m, err := NewMetrics(prometheus.NewRegistry(), func(name string) bool { return !deleted[name] })
@@ -45,21 +46,25 @@ func TestFunctionsAreCountedByNameAsLongAsThereAreFew(t *testing.T) {
 	}
 	deleted["guest/f7"], m.swept = true, time.Time{}
 	m.observe(ended("guest/new"), false)
-	if n := testutil.ToFloat64(m.activations.WithLabelValues("guest/new", "success")); n != 1 || series() != most {
+	if n := testutil.ToFloat64(m.activations.WithLabelValues("guest/new", "success")); n != 1 ||
+		series() != most {
 		t.Errorf("%v of the new one in %d series, want 1 in %d", n, series(), most)
 	}
 }
 
-// A cold start leaves a trace that has the activation's id, and histograms that lead to it; a warm call leaves none.
+// A cold start leaves a trace that has the activation's id, and histograms that lead to it; a warm
+// call leaves none.
 func TestAColdStartLeavesATrace(t *testing.T) {
 	seen := tracetest.NewSpanRecorder()
 	c := newClient(t)
-	c.api.cfg.Tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(seen), sdk.WithIDGenerator(timeline.IDs{})).Tracer("test")
+	c.api.cfg.Tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(seen),
+		sdk.WithIDGenerator(timeline.IDs{})).Tracer("test")
 	c.put("hello")
 	id := c.want(200, c.do("POST", "actions/hello?blocking=true", ""))["activationId"]
 	spans := len(seen.Ended())
 	if spans < 4 || seen.Ended()[0].SpanContext().TraceID().String() != id {
-		t.Fatalf("%d spans, of trace %v; want those of %v", spans, seen.Ended()[0].SpanContext().TraceID(), id)
+		t.Fatalf("%d spans, of trace %v; want those of %v", spans,
+			seen.Ended()[0].SpanContext().TraceID(), id)
 	}
 	c.want(200, c.do("POST", "actions/hello?blocking=true", ""))
 	if n := len(seen.Ended()); n != spans {
@@ -72,7 +77,8 @@ func TestAColdStartLeavesATrace(t *testing.T) {
 	exemplars := 0
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
-			if family.GetName() == "fastiov_cold_start_seconds" && metric.GetHistogram().GetSchema() == 0 {
+			if family.GetName() == "fastiov_cold_start_seconds" &&
+				metric.GetHistogram().GetSchema() == 0 {
 				t.Error("fastiov_cold_start_seconds has no native buckets")
 			}
 			for _, b := range metric.GetHistogram().GetBucket() {
@@ -98,7 +104,7 @@ func TestThrottledRequestsAreCounted(t *testing.T) {
 	}
 }
 
-// What it costs to count a warm call, and to count and trace a cold start of fifteen stages.
+// The cost of counting a warm call, and of counting and tracing a cold start of fifteen stages.
 func BenchmarkObserve(b *testing.B) {
 	m, err := NewMetrics(prometheus.NewRegistry(), func(string) bool { return true })
 	if err != nil {
@@ -114,13 +120,16 @@ func BenchmarkObserve(b *testing.B) {
 	for _, traced := range []bool{false, true} {
 		b.Run(fmt.Sprintf("cold traced=%v", traced), func(b *testing.B) {
 			b.ReportAllocs()
-			provider := sdk.NewTracerProvider(sdk.WithBatcher(tracetest.NewNoopExporter()), sdk.WithIDGenerator(timeline.IDs{}))
+			provider := sdk.NewTracerProvider(sdk.WithBatcher(tracetest.NewNoopExporter()),
+				sdk.WithIDGenerator(timeline.IDs{}))
 			b.Cleanup(func() { _ = provider.Shutdown(context.Background()) })
 			a, end := &API{cfg: Config{Tracer: provider.Tracer("bench")}}, ended("guest/hello")
-			cold := &coldstart.Record{Driver: "sim", NetPath: "vf", FastIOV: "none", Answered: true, Begin: time.Now().Add(-time.Second), End: time.Now()}
+			cold := &coldstart.Record{Driver: "sim", NetPath: "vf", FastIOV: "none", Answered: true,
+				Begin: time.Now().Add(-time.Second), End: time.Now()}
 			for n, stage := range timeline.Order {
 				begin := cold.Begin.Add(time.Duration(n) * 50 * time.Millisecond)
-				cold.Spans = append(cold.Spans, timeline.Span{Stage: stage, Begin: begin, End: begin.Add(50 * time.Millisecond)})
+				cold.Spans = append(cold.Spans, timeline.Span{Stage: stage, Begin: begin,
+					End: begin.Add(50 * time.Millisecond)})
 			}
 			cold.Attribute()
 			end.record.Cold, end.how = cold, pool.Cold
@@ -152,7 +161,8 @@ func TestASteppedClockLeavesHistogramsWhole(t *testing.T) {
 	c := newClient(t)
 	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {
 		past := time.Now().Add(-time.Hour).UnixNano()
-		return &api.RunReply{Status: 200, Body: []byte("{}"), BeginNs: past, EndNs: past - int64(time.Minute)}, nil
+		return &api.RunReply{Status: 200, Body: []byte("{}"), BeginNs: past,
+			EndNs: past - int64(time.Minute)}, nil
 	}
 	c.put("hello")
 	for range 2 { // cold, then warm

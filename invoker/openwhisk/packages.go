@@ -53,7 +53,8 @@ func (a *API) getPackage(w http.ResponseWriter, r *http.Request, rq *request) er
 	if err != nil {
 		return err
 	}
-	pkg, provider, err := a.visible(rq.user, entity.Path{Namespace: path.Namespace, Package: path.Name})
+	pkg, provider, err := a.visible(rq.user,
+		entity.Path{Namespace: path.Namespace, Package: path.Name})
 	if err != nil {
 		return err
 	}
@@ -61,11 +62,12 @@ func (a *API) getPackage(w http.ResponseWriter, r *http.Request, rq *request) er
 	if provider != pkg {
 		bound = provider
 	}
-	answer(w, http.StatusOK, pkg.Shown(bound, bodies(a.catalog.actions.list(provider.Namespace, provider.Name+"/"))))
+	answer(w, http.StatusOK, pkg.Shown(bound,
+		bodies(a.catalog.actions.list(provider.Namespace, provider.Name+"/"))))
 	return nil
 }
 
-// deletePackage deletes a package that is empty, or with force=true what is in it as well.
+// deletePackage deletes a package that is empty, or with force=true one with all actions in it.
 func (a *API) deletePackage(w http.ResponseWriter, r *http.Request, rq *request) error {
 	path, err := rq.ownNamed(r)
 	if err != nil {
@@ -80,7 +82,8 @@ func (a *API) deletePackage(w http.ResponseWriter, r *http.Request, rq *request)
 		for _, inside := range c.actions.list(path.Namespace, path.Name+"/") {
 			if !force {
 				return conflict(
-					"the package %q is not empty; delete what is in it, or set force=true", path.Name)
+					"the package %q is not empty; delete what is in it, or set force=true",
+					path.Name)
 			}
 			if _, err := remove(r.Context(), c, &c.actions, inside.path, always); err != nil {
 				return err

@@ -32,23 +32,28 @@ func TestPageHeaders(t *testing.T) {
 		}
 		body, err := io.ReadAll(got.Body)
 		got.Body.Close()
-		if want := map[string]string{"GET": "hello", "HEAD": ""}[method]; err != nil || string(body) != want {
+		if want := map[string]string{"GET": "hello", "HEAD": ""}[method]; err != nil ||
+			string(body) != want {
 			t.Errorf("%s: %q, %v", method, body, err)
 		}
 		h := got.Header
-		if fmt.Sprint(h["Set-Cookie"]) != "[a=1 b=2]" || h.Get("X-Number") != "3" || h.Get("X-Bool") != "true" || h.Get("X-Request-Id") == "forged" ||
-			fmt.Sprint(h["Access-Control-Allow-Origin"]) != "[https://a.example]" || h.Get(web.ActivationID) == "" || got.ContentLength != 5 {
+		if fmt.Sprint(h["Set-Cookie"]) != "[a=1 b=2]" || h.Get("X-Number") != "3" ||
+			h.Get("X-Bool") != "true" || h.Get("X-Request-Id") == "forged" ||
+			fmt.Sprint(h["Access-Control-Allow-Origin"]) != "[https://a.example]" ||
+			h.Get(web.ActivationID) == "" || got.ContentLength != 5 {
 			t.Errorf("%s: %v", method, h)
 		}
 	}
 }
 
-// No script of a web action reads what is typed into the live page: whatever the answer is, a browser
-// takes it as if from another origin, and nothing that the action says of policies changes that.
+// No script of a web action reads the text typed into the live page. Whatever the answer is, a
+// browser takes it as if from another origin, and nothing that the action says of policies changes
+// that.
 func TestWhatAWebActionAnswersIsShownAsIfFromAnotherOrigin(t *testing.T) {
 	c := newClient(t)
 	for name, options := range map[string]string{
-		"shut": `,{"key":"require-whisk-auth","value":"s"}`, "own": `,{"key":"web-custom-options","value":true}`,
+		"shut": `,{"key":"require-whisk-auth","value":"s"}`,
+		"own":  `,{"key":"web-custom-options","value":true}`,
 	} {
 		c.putWeb(name, options, "")
 	}
@@ -98,10 +103,12 @@ func TestWhatAWebActionAnswersIsShownAsIfFromAnotherOrigin(t *testing.T) {
 		confined := false
 		for _, policy := range got.Header["Content-Security-Policy"] {
 			flags := strings.Fields(policy)
-			confined = confined || flags[0] == "sandbox" && !slices.Contains(flags, "allow-same-origin")
+			confined = confined || flags[0] == "sandbox" &&
+				!slices.Contains(flags, "allow-same-origin")
 		}
 		if got.StatusCode != b.status || !confined {
-			t.Errorf("%s %s: HTTP %d, want %d; policies %q", b.method, b.path, got.StatusCode, b.status,
+			t.Errorf("%s %s: HTTP %d, want %d; policies %q", b.method, b.path, got.StatusCode,
+				b.status,
 				got.Header["Content-Security-Policy"])
 		}
 	}

@@ -30,11 +30,12 @@ type promised struct {
 	elsewhere  bool // another process sent it and has its record
 }
 
-// expiry is how long a promise is good for. What has not been sent by then never is.
+// expiry is the time for which a promise is good. A call that has not been sent by then never is.
 const expiry = time.Hour
 
-// age is how long ago a call was accepted: by the monotonic clock where this process accepted it,
-// by the wall clock where that was read back. That one may have been set back: no age is negative.
+// age returns how long ago a call was accepted: by the monotonic clock if this process accepted it,
+// by the wall clock if the time was read back. The wall clock may have been set back, so age is
+// never negative.
 func age(accepted time.Time) time.Duration { return max(time.Since(accepted), 0) }
 
 // noteWithin bounds the wait for the store, which goes on when the caller has gone.
@@ -44,19 +45,21 @@ func noting(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), noteWithin)
 }
 
-// A note is what a promise is kept by after a crash.
+// A note holds what is needed to keep a promise after a crash.
 type note struct {
-	Subject     string          `json:"subject"`
-	Namespace   string          `json:"namespace"`
-	Action      entity.Path     `json:"action"` // as it was named
-	Version     string          `json:"version"`
-	Kind        string          `json:"kind"`
-	Transaction string          `json:"transaction"`
-	Cause       string          `json:"cause,omitempty"`
-	CausedBy    string          `json:"causedBy,omitempty"`
-	Sealed      *sealed         `json:"sealed,omitempty"` // the caller's key, only where the action asks for it
-	Key         *access.Key     `json:"key,omitempty"`    // of a former version, which kept it in clear
-	Arguments   json.RawMessage `json:"arguments"`
+	Subject     string      `json:"subject"`
+	Namespace   string      `json:"namespace"`
+	Action      entity.Path `json:"action"` // as it was named
+	Version     string      `json:"version"`
+	Kind        string      `json:"kind"`
+	Transaction string      `json:"transaction"`
+	Cause       string      `json:"cause,omitempty"`
+	CausedBy    string      `json:"causedBy,omitempty"`
+	// the caller's key, only if the action asks for it
+	Sealed *sealed `json:"sealed,omitempty"`
+	// of a former version, which kept it in clear
+	Key       *access.Key     `json:"key,omitempty"`
+	Arguments json.RawMessage `json:"arguments"`
 }
 
 // key is the caller's, which only some promises keep.
@@ -79,7 +82,8 @@ func (v *invocation) promise(ctx context.Context) error {
 		return nil
 	}
 	n := note{
-		Subject: v.user.Subject, Namespace: v.user.Namespace, Action: v.on.named(), Version: v.on.Version, Kind: v.on.Exec.Kind,
+		Subject: v.user.Subject, Namespace: v.user.Namespace, Action: v.on.named(),
+		Version: v.on.Version, Kind: v.on.Exec.Kind,
 		Transaction: v.transaction, Cause: v.cause, CausedBy: v.causedBy, Arguments: v.arguments,
 	}
 	if v.api.mayNeedKey(v.user, v.on) {
@@ -89,9 +93,10 @@ func (v *invocation) promise(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = v.api.accept(ctx, store.Accepted{ID: v.id, Namespace: v.user.Namespace, At: v.accepted, Sent: v.sent, Body: body})
+	err = v.api.accept(ctx, store.Accepted{ID: v.id, Namespace: v.user.Namespace, At: v.accepted,
+		Sent: v.sent, Body: body})
 	switch {
-	case err != nil && v.sent: // it runs; who is told no would call again
+	case err != nil && v.sent: // it runs; a caller that is refused would call again
 		return fmt.Errorf("%w: %w", errUnknown, err)
 	case err != nil:
 		v.over = true
@@ -110,7 +115,8 @@ func (a *API) accept(ctx context.Context, p store.Accepted) error {
 	if err == nil {
 		return nil
 	}
-	refusal := fail(http.StatusServiceUnavailable, "the activation could not be promised: %v; try again", err)
+	refusal := fail(http.StatusServiceUnavailable,
+		"the activation could not be promised: %v; try again", err)
 	return &unpromised{refusal, err}
 }
 
@@ -123,14 +129,14 @@ type unpromised struct {
 
 func (u *unpromised) Unwrap() []error { return []error{u.error, u.why} }
 
-// errUnknown is the error of a call of which nobody knows whether it is promised. Its caller gets
-// no answer: whatever it was, it could turn out wrong after a crash.
+// errUnknown is the error of a call that may or may not be promised. Its caller gets no answer: any
+// answer could turn out wrong after a crash.
 var errUnknown = errors.New("it is not known whether the activation is promised")
 
 // settleWithin bounds the wait of a caller for the store to forget a promise.
 const settleWithin = 20 * time.Second
 
-// takeBack returns once a promise that could not be made, or only perhaps, is none for good: then
+// takeBack returns once a promise that could not be made, or only perhaps, is gone for good: then
 // its caller may be told so.
 func (a *API) takeBack(ctx context.Context, refused *activation.Record, why error) error {
 	if errors.Is(why, store.ErrNotKept) {
@@ -187,7 +193,7 @@ func (v *invocation) unmarkSent() {
 	}
 }
 
-// topmost is the invocation that is promised: a step is part of what it is a step of.
+// topmost returns the invocation that is promised: for a step, that of the outermost composition.
 func (v *invocation) topmost() *invocation {
 	for v.within != nil {
 		v = v.within.invocation
@@ -223,8 +229,9 @@ func (r *resolved) named() entity.Path {
 	return path
 }
 
-// keepPromises takes up what was promised and not finished when this invoker last ended: what was
-// not sent is run, what may have been is recorded as failed, for it is never run again.
+// keepPromises takes up the promises that were not finished when this invoker last ended. It runs
+// the calls that were not sent. It records as failed those that may have been sent, for they are
+// never run again.
 func (a *API) keepPromises(ctx context.Context) error {
 	left, err := a.cfg.Store.Unfinished(ctx, a.cfg.Invoker)
 	if err != nil {
@@ -234,12 +241,13 @@ func (a *API) keepPromises(ctx context.Context) error {
 		a.keepPromise(accepted)
 	}
 	if len(left) > 0 {
-		a.cfg.Log.Info("activations that were promised before the restart are taken up", "count", len(left))
+		a.cfg.Log.Info("activations that were promised before the restart are taken up",
+			"count", len(left))
 	}
 	return nil
 }
 
-// adoptEvery is how often this invoker looks for promises of others that are no more.
+// adoptEvery is the time between searches for promises of invokers that have ended.
 const adoptEvery = 5 * time.Second
 
 func (a *API) adoptPromises(ctx context.Context) {
@@ -255,15 +263,16 @@ func (a *API) adoptPromises(ctx context.Context) {
 	}
 }
 
-// adopt takes up what invokers that are no more have promised. Where the store does not answer, the
-// next look finds what this one did not.
+// adopt takes up the promises of invokers that have ended. If the store does not answer, the next
+// look finds what this one did not.
 func (a *API) adopt(ctx context.Context) {
 	adopted, _ := a.cfg.Store.Adopt(ctx)
 	for _, accepted := range adopted {
 		a.keepPromise(accepted)
 	}
 	if len(adopted) > 0 {
-		a.cfg.Log.Info("activations that another invoker promised, which is no more, are taken up", "count", len(adopted))
+		a.cfg.Log.Info("activations that another invoker promised, which is no more, are taken up",
+			"count", len(adopted))
 	}
 }
 
@@ -275,21 +284,24 @@ func (a *API) keepPromise(p store.Accepted) {
 	} else if p.Sent {
 		err = errors.New("the invoker ended while it ran; it is not run twice")
 	} else if age(p.At) > expiry {
-		err = fmt.Errorf("expired, never started: it was promised more than %v ago; call it again", expiry)
+		err = fmt.Errorf("expired, never started: it was promised more than %v ago; call it again",
+			expiry)
 	}
 	var key access.Key
 	if err == nil {
 		key, err = n.key(a.cfg.Seal, p.ID)
 	}
 	usage := a.directory.Usage(n.Namespace)
-	user, on := &access.Identity{Subject: n.Subject, Namespace: n.Namespace, Usage: usage}, (*resolved)(nil)
+	user, on := &access.Identity{Subject: n.Subject, Namespace: n.Namespace, Usage: usage},
+		(*resolved)(nil)
 	if err == nil {
 		on, err = a.invocable(user, n.Action)
 	}
 	if err != nil {
 		now := time.Now()
 		failed := &activation.Record{
-			ID: p.ID, Namespace: n.Namespace, Name: n.Action.Name, Version: n.Version, Subject: n.Subject, Kind: n.Kind,
+			ID: p.ID, Namespace: n.Namespace, Name: n.Action.Name, Version: n.Version,
+			Subject: n.Subject, Kind: n.Kind,
 			Path: n.Action.String()[1:], Cause: n.Cause, CausedBy: n.CausedBy,
 			Start: now, End: now, Wait: age(p.At),
 			Response: activation.Failed(activation.InternalError, err.Error()),
@@ -300,7 +312,8 @@ func (a *API) keepPromise(p store.Accepted) {
 	v := &invocation{
 		api: a, id: p.ID, promised: promised{made: true},
 		call: call{
-			user: user, key: key, on: on, arguments: n.Arguments, transaction: n.Transaction, accepted: p.At, cause: n.Cause, causedBy: n.CausedBy,
+			user: user, key: key, on: on, arguments: n.Arguments, transaction: n.Transaction,
+			accepted: p.At, cause: n.Cause, causedBy: n.CausedBy,
 		},
 	}
 	v.wait = a.queueing(&v.call, 0)

@@ -38,9 +38,11 @@ func (s abandoned) Accept(ctx context.Context, a store.Accepted) error {
 
 func TestAClientThatLeavesDuringThePromiseIsPromised(t *testing.T) {
 	client, leave := context.WithCancel(t.Context())
-	c := newClientOf(t, patient(abandoned{openStore(t, filepath.Join(t.TempDir(), "store")), leave}))
+	c := newClientOf(t, patient(abandoned{openStore(t, filepath.Join(t.TempDir(), "store")),
+		leave}))
 	c.put("hello")
-	r := httptest.NewRequest("POST", "http://127.0.0.1:3233/api/v1/namespaces/_/actions/hello", strings.NewReader("{}"))
+	r := httptest.NewRequest("POST", "http://127.0.0.1:3233/api/v1/namespaces/_/actions/hello",
+		strings.NewReader("{}"))
 	r.SetBasicAuth(c.key.UUID, c.key.Secret)
 	c.want(202, c.send(r.WithContext(client)))
 	c.api.running.Wait()
@@ -142,7 +144,8 @@ func TestOfTwoProcessesWithOneNameOneRunsAPromise(t *testing.T) {
 func promisedBy(t *testing.T, kept store.Store, invoker string, at time.Time) (id string) {
 	t.Helper()
 	body, err := json.Marshal(note{
-		Subject: "guest", Namespace: "guest", Action: entity.Path{Namespace: "guest", Name: "hello"}, Arguments: []byte("{}"),
+		Subject: "guest", Namespace: "guest",
+		Action: entity.Path{Namespace: "guest", Name: "hello"}, Arguments: []byte("{}"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -231,8 +234,8 @@ func (s accepting) Accept(ctx context.Context, a store.Accepted) error {
 	return s.Store.Accept(ctx, a)
 }
 
-// What this process promises has a reading of the monotonic clock, and ages by that. What it reads
-// back has none.
+// A promise of this process has a reading of the monotonic clock, and ages by that. One that it
+// reads back has none.
 func TestWhatAPromiseAgesBy(t *testing.T) {
 	kept := accepting{openStore(t, filepath.Join(t.TempDir(), "store")), make(chan time.Time, 1)}
 	c := newClientOf(t, patient(kept))
@@ -373,11 +376,12 @@ func TestWhoMayBePromisedIsNotToldNo(t *testing.T) {
 	c.do("POST", "actions/hello", "{}")
 }
 
-// A promised call may wait for a sandbox until the promise expires; a blocking caller is told in time that
-// there is none.
+// A promised call may wait for a sandbox until the promise expires; a blocking caller is told in
+// time that there is no sandbox.
 func TestHowLongACallQueues(t *testing.T) {
 	const wait = time.Minute
-	c := newClientOf(t, Config{Blocking: wait, Pool: pool.Config{KeepAlive: time.Minute, Wait: wait, Start: time.Minute}})
+	c := newClientOf(t, Config{Blocking: wait, Pool: pool.Config{KeepAlive: time.Minute, Wait: wait,
+		Start: time.Minute}})
 	now := time.Now()
 	for _, q := range []struct {
 		accepted time.Time
@@ -393,7 +397,8 @@ func TestHowLongACallQueues(t *testing.T) {
 	} {
 		got := c.api.queueing(&call{accepted: q.accepted}, q.wait)
 		if got < q.from || got > q.to {
-			t.Errorf("accepted %v ago, waited for %v: queues for %v", now.Sub(q.accepted), q.wait, got)
+			t.Errorf("accepted %v ago, waited for %v: queues for %v",
+				now.Sub(q.accepted), q.wait, got)
 		}
 	}
 }

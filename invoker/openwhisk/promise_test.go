@@ -17,7 +17,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// promises are what the store holds of this invoker's.
+// promises returns the promises of this invoker that the store holds.
 func (c *client) promises() []store.Accepted {
 	c.t.Helper()
 	left, err := c.api.cfg.Store.Unfinished(context.Background(), c.api.cfg.Invoker)
@@ -28,7 +28,8 @@ func (c *client) promises() []store.Accepted {
 }
 
 func patient(s store.Store) Config {
-	return Config{Store: s, Invoker: "one", Blocking: 5 * time.Second, Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}}
+	return Config{Store: s, Invoker: "one", Blocking: 5 * time.Second,
+		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}}
 }
 
 // held makes a node whose runs, or starts, wait for the gate; reached tells of each.
@@ -52,7 +53,8 @@ func (c *client) held(starts bool) (reached, gate chan struct{}) {
 	return reached, gate
 }
 
-// TestWhatWasPromisedIsKeptByTheNext: of two promises, one was sent when the invoker vanished, the other was not.
+// TestWhatWasPromisedIsKeptByTheNext: of two promises, one was sent when the invoker vanished, the
+// other was not.
 func TestWhatWasPromisedIsKeptByTheNext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	kept := openStore(t, path)
@@ -63,10 +65,12 @@ func TestWhatWasPromisedIsKeptByTheNext(t *testing.T) {
 	sent := first.want(202, first.do("POST", "actions/sent", `{"n":1}`))["activationId"].(string)
 	<-reached
 	reached, gateStarts := first.held(true)
-	unsent := first.want(202, first.do("POST", "actions/unsent", `{"n":2}`))["activationId"].(string)
+	unsent := first.want(202, first.do("POST",
+		"actions/unsent", `{"n":2}`))["activationId"].(string)
 	<-reached
 	left := first.promises()
-	if len(left) != 2 || left[0].ID != sent || !left[0].Sent || left[1].ID != unsent || left[1].Sent {
+	if len(left) != 2 || left[0].ID != sent || !left[0].Sent || left[1].ID != unsent ||
+		left[1].Sent {
 		t.Fatalf("promised: %+v", left)
 	}
 
@@ -76,7 +80,8 @@ func TestWhatWasPromisedIsKeptByTheNext(t *testing.T) {
 		t.Errorf("still promised: %+v", left)
 	}
 	failed := next.want(200, next.do("GET", "activations/"+sent, ""))
-	if status := failed["response"].(map[string]any)["status"]; status != "whisk internal error" || notes(failed)["path"] != "guest/sent" {
+	if status := failed["response"].(map[string]any)["status"]; status != "whisk internal error" ||
+		notes(failed)["path"] != "guest/sent" {
 		t.Errorf("what was sent: %v", failed)
 	}
 	ran := next.want(200, next.do("GET", "activations/"+unsent, ""))
@@ -97,7 +102,8 @@ func TestWhatWasPromisedIsKeptByTheNext(t *testing.T) {
 	if n, err := again.Count(t.Context(), store.Filter{Namespace: "guest"}); n != 2 || err != nil {
 		t.Errorf("%d records of two activations, %v", n, err)
 	}
-	if r, err := recordIn(t, again, sent); err != nil || r.Response.Status != activation.InternalError {
+	if r, err := recordIn(t, again, sent); err != nil ||
+		r.Response.Status != activation.InternalError {
 		t.Errorf("a second record took the place of the first: %+v, %v", r, err)
 	}
 }
@@ -177,13 +183,14 @@ func TestWhatCloseKeepsFromBeingSentStaysPromised(t *testing.T) {
 	<-closed
 	next := newClientOf(t, patient(kept))
 	next.api.running.Wait()
-	if got := next.want(200, next.do("GET", "activations/"+id+"/result", "")); fmt.Sprint(got["result"]) != "map[n:3]" {
+	if got := next.want(200, next.do("GET", "activations/"+id+
+		"/result", "")); fmt.Sprint(got["result"]) != "map[n:3]" {
 		t.Errorf("result: %v", got)
 	}
 }
 
-// In whatever order a call is promised, sent and finished, and wherever the process ends: the store knows of a promise until there is a
-// record of it, and that it was sent if it was.
+// In whatever order a call is promised, sent and finished, and wherever the process ends, the store
+// knows of a promise until there is a record of it, and that it was sent if it was.
 func TestAPromiseHoldsInAnyOrder(t *testing.T) {
 	c := newClientOf(t, patient(openStore(t, filepath.Join(t.TempDir(), "store"))))
 	c.put("hello")
@@ -193,7 +200,8 @@ func TestAPromiseHoldsInAnyOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		v := c.api.invocation(call{user: owner, on: &on.plain, arguments: []byte("{}"), accepted: time.Now()})
+		v := c.api.invocation(call{user: owner, on: &on.plain, arguments: []byte("{}"),
+			accepted: time.Now()})
 		var promised, sent, finished bool
 		for range rapid.IntRange(1, 6).Draw(rt, "steps") {
 			switch rapid.SampledFrom([]string{"promise", "markSent", "finish"}).Draw(rt, "step") {
@@ -218,8 +226,10 @@ func TestAPromiseHoldsInAnyOrder(t *testing.T) {
 				finished = true
 			}
 			left := c.promises()
-			if (len(left) == 1) != (promised && !finished) || len(left) == 1 && left[0].Sent != sent {
-				rt.Fatalf("promised %v, sent %v, finished %v; the store has %+v", promised, sent, finished, left)
+			if (len(left) == 1) != (promised && !finished) ||
+				len(left) == 1 && left[0].Sent != sent {
+				rt.Fatalf("promised %v, sent %v, finished %v; the store has %+v", promised, sent,
+					finished, left)
 			}
 			if _, err := c.api.cfg.Store.Get(t.Context(), "guest", v.id); (err == nil) != finished {
 				rt.Fatalf("finished %v, its record: %v", finished, err)
@@ -231,7 +241,8 @@ func TestAPromiseHoldsInAnyOrder(t *testing.T) {
 	})
 }
 
-// A trigger that was fired has a record, though its invoker ended before that was on the disk: it is not fired again.
+// A trigger that was fired has a record, though its invoker ended before that was on the disk: it
+// is not fired again.
 func TestAFiredTriggerIsPromised(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
 	first := newClientOf(t, patient(unkept{kept}))
@@ -251,7 +262,8 @@ func TestAFiredTriggerIsPromised(t *testing.T) {
 	}
 }
 
-// What is taken up counts as under way until it has a record, so a purge of its namespace waits for it.
+// A call that is taken up counts as under way until it has a record, so a purge of its namespace
+// waits for it.
 func TestWhatIsTakenUpIsUnderWay(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
 	first := newClientOf(t, patient(kept))

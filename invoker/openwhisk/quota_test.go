@@ -11,7 +11,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// Who has as many entities as are allowed may change and delete them, and make no more; others may.
+// A namespace with as many entities as are allowed may change and delete them, and make no more;
+// others may.
 func TestANamespaceIsFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	c := newClientOf(t, patient(openStore(t, path)))
@@ -25,7 +26,8 @@ func TestANamespaceIsFull(t *testing.T) {
 	ann.put("hello")
 	ann.want(200, ann.do("PUT", "triggers/t", `{}`))
 	ann.want(200, ann.do("PUT", "rules/r", `{"trigger":"/_/t","action":"/_/hello"}`))
-	refused("would hold 4 entities; at most 3; delete some, or have the operator raise --max-entities",
+	refused(
+		"would hold 4 entities; at most 3; delete some, or have the operator raise --max-entities",
 		ann.do("PUT", "packages/p", `{}`))
 	c.put("hello")
 	ann.want(200, ann.do("PUT", "actions/hello?overwrite=true", hello))
@@ -107,7 +109,8 @@ func TestAPurgeEndsSandboxes(t *testing.T) {
 	c.as("ann", access.Limits{})
 }
 
-// Who was deleted while the body of a change came leaves nothing to whom the namespace is given next.
+// A user who was deleted while the body of a change came leaves nothing to the next owner of the
+// namespace.
 func TestAPurgeWaitsForChanges(t *testing.T) {
 	for name, change := range map[string]struct{ method, path, body string }{
 		"an action": {"PUT", "actions/planted", hello},

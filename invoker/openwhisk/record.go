@@ -17,8 +17,10 @@ import (
 // blank is a record of the call before anything is known of its end.
 func (v *invocation) blank() *activation.Record {
 	return &activation.Record{
-		ID: v.id, Namespace: v.user.Namespace, Name: v.on.Name, Version: v.on.Version, Subject: v.user.Subject, Kind: v.on.Exec.Kind,
-		Path: v.on.full[1:], Binding: v.on.binding, Cause: v.cause, CausedBy: v.causedBy, Limits: v.on.Limits,
+		ID: v.id, Namespace: v.user.Namespace, Name: v.on.Name, Version: v.on.Version,
+		Subject: v.user.Subject, Kind: v.on.Exec.Kind,
+		Path: v.on.full[1:], Binding: v.on.binding, Cause: v.cause, CausedBy: v.causedBy,
+		Limits: v.on.Limits,
 	}
 }
 
@@ -30,15 +32,15 @@ func (v *invocation) failed(as activation.Status, why string) *activation.Record
 	return r
 }
 
-// record tells how the call ended.
+// record returns the record of how the call ended.
 func (v *invocation) record(result runtime.Result, err error) *activation.Record {
 	r := v.blank()
 	outcome.Write(r, v.accepted, v.accepted, result, err)
 	return r
 }
 
-// refusal is what a caller is told where nothing was wrong with the action or its start, but there
-// was no place for it.
+// refusal returns the error that a caller gets if there was no place for its call, and action and
+// start are not at fault.
 func refusal(err error) error {
 	if err == nil {
 		return nil
@@ -49,7 +51,8 @@ func refusal(err error) error {
 		return fail(http.StatusTooManyRequests, "%v", err)
 	}
 	if errors.As(err, &start) {
-		if code := status.Code(start.Err); code == codes.ResourceExhausted || code == codes.Unavailable {
+		if code := status.Code(start.Err); code == codes.ResourceExhausted ||
+			code == codes.Unavailable {
 			return fail(http.StatusServiceUnavailable, "%v", err)
 		}
 	}

@@ -24,11 +24,12 @@ type action struct {
 	groups map[string]string // of sandboxes with a package's parameters, beside plain's: by binding
 }
 
-// A resolved action is what a name stands for, for one who calls.
+// A resolved action is the action that a name stands for, for one caller.
 type resolved struct {
 	*action
-	fixed   *entity.Fixed
-	group   string // of the sandboxes that may run it, in the caller's namespace: no other version's
+	fixed *entity.Fixed
+	// of the sandboxes that may run it, in the caller's namespace and of this version alone
+	group   string
 	binding string // namespace/name of the package binding it was named by
 }
 
@@ -42,12 +43,13 @@ func decodeAction(doc store.Doc) (*action, error) {
 	}
 	a := &action{Action: e, path: e.Path(), full: e.Path().String(), revision: doc.Revision}
 	a.composed = e.Exec.Kind == entity.Sequence || e.Annotations.Truthy("conductor")
-	a.plain = resolved{action: a, fixed: entity.Fix(e.Annotations.True("final"), e.Parameters), group: fmt.Sprintf("%s@%d", a.full, a.revision)}
+	a.plain = resolved{action: a, fixed: entity.Fix(e.Annotations.True("final"), e.Parameters),
+		group: fmt.Sprintf("%s@%d", a.full, a.revision)}
 	return a, nil
 }
 
-// note remembers the group of an action that is named through a binding, or through none. It returns
-// the one in its place, which had the parameters of another version.
+// note remembers the group of an action that is named through a binding, or directly. It returns
+// the group that it replaces, which had the parameters of another version.
 func (a *action) note(binding, group string) (old string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -61,7 +63,7 @@ func (a *action) note(binding, group string) (old string) {
 	return old
 }
 
-// forget drops the group of a binding, or all groups where none is named, and returns what it dropped.
+// forget drops the group of a binding, or all groups if none is named, and returns what it dropped.
 func (a *action) forget(binding string) (groups []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,15 +98,16 @@ func (a *API) retireOf(old *entity.Package) {
 
 func bindingName(p *entity.Package) string { return p.Namespace + "/" + p.Name }
 
-// exists tells whether there is an action of that full name, NAMESPACE/NAME or NAMESPACE/PACKAGE/NAME.
+// exists reports whether there is an action of that full name, NAMESPACE/NAME or
+// NAMESPACE/PACKAGE/NAME.
 func (a *API) exists(full string) bool {
 	namespace, local, _ := strings.Cut(full, "/")
 	found, _ := a.catalog.actions.get(namespace, local)
 	return found != nil
 }
 
-// resolve finds the action that a path names for a caller: in a package, through a binding of one, or in none; and refuses what the
-// caller is not entitled to.
+// resolve finds the action that a path names for a caller: in a package, through a binding of one,
+// or directly. It refuses an action that the caller is not entitled to.
 func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error) {
 	if path.Package == "" {
 		if path.Namespace != user.Namespace {
@@ -131,12 +134,14 @@ func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error
 		r.binding = bindingName(pkg)
 	}
 	if found.Exec.Kind == entity.Sequence {
-		r.fixed = found.plain.fixed // a package's parameters are for what is run of it
+		r.fixed = found.plain.fixed // a package's parameters are for the actions that are run of it
 		return &r, nil
 	}
 	r.fixed = entity.Fix(found.Annotations.True("final"), append(layers, found.Parameters)...)
-	if len(r.fixed.Init) > 0 { // what a sandbox was initialised with is the package's too
-		r.group += fmt.Sprintf(" of %s %s as %s %s", provider.Name, provider.Version, r.binding, pkg.Version)
+	// The parameters that a sandbox was initialised with include the package's.
+	if len(r.fixed.Init) > 0 {
+		r.group += fmt.Sprintf(" of %s %s as %s %s", provider.Name, provider.Version,
+			r.binding, pkg.Version)
 		if old := found.note(r.binding, r.group); old != "" {
 			a.pool.Retire(old)
 		}
@@ -144,8 +149,10 @@ func (a *API) resolve(user *access.Identity, path entity.Path) (*resolved, error
 	return &r, nil
 }
 
-// visible finds the package that a path goes through and the one that it leads to, which is another where the first is a binding.
-func (a *API) visible(user *access.Identity, path entity.Path) (pkg, provider *entity.Package, err error) {
+// visible finds the package that a path goes through and the one that it leads to, which is another
+// if the first is a binding.
+func (a *API) visible(user *access.Identity, path entity.Path) (pkg, provider *entity.Package,
+	err error) {
 	if pkg, err = a.readable(user, path.Namespace, path.Package); err != nil || !pkg.Bound() {
 		return pkg, pkg, err
 	}
@@ -156,8 +163,8 @@ func (a *API) visible(user *access.Identity, path entity.Path) (pkg, provider *e
 	return pkg, provider, err
 }
 
-// readable finds a package that the caller may see: one of its own, or a public one. What others keep to themselves is not told from
-// what is not there.
+// readable finds a package that the caller may see: one of its own, or a public one. Its error is
+// the same for another's private package as for a missing one.
 func (a *API) readable(user *access.Identity, namespace, name string) (*entity.Package, error) {
 	pkg, _ := a.catalog.packages.get(namespace, name)
 	switch {
@@ -170,5 +177,6 @@ func (a *API) readable(user *access.Identity, namespace, name string) (*entity.P
 }
 
 func forbidden(path entity.Path) error {
-	return fail(http.StatusForbidden, "the supplied authentication is not authorized to access %q", strings.TrimPrefix(path.String(), "/"))
+	return fail(http.StatusForbidden, "the supplied authentication is not authorized to access %q",
+		strings.TrimPrefix(path.String(), "/"))
 }

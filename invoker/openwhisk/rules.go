@@ -29,7 +29,7 @@ func (a *API) putRule(w http.ResponseWriter, r *http.Request, rq *request) error
 	return err
 }
 
-// tieable refuses a rule about what is not there, or not for the caller.
+// tieable refuses a rule about an entity that is not there, or not for the caller.
 func (a *API) tieable(rq *request, rule *entity.Rule) error {
 	if !a.hasTrigger(rule) {
 		return badRequest("there is no trigger %s", rule.Trigger)
@@ -72,7 +72,8 @@ func (a *API) setRule(w http.ResponseWriter, r *http.Request, rq *request) error
 			}
 			if !a.hasTrigger(old) {
 				return nil, nil, notFound(
-					"the rule's trigger %s is gone; only a rule with a trigger can be set", old.Trigger)
+					"the rule's trigger %s is gone; only a rule with a trigger can be set",
+					old.Trigger)
 			}
 			return old.Set(status, time.Now()), nil, nil
 		})

@@ -52,18 +52,18 @@ func (v *invocation) timeout() time.Duration {
 	return time.Duration(v.on.Limits.TimeoutMs) * time.Millisecond
 }
 
-// wantsKey tells whether the action is given its caller's key, where there is one. An action that
+// wantsKey reports whether the action is given its caller's key, if there is one. An action that
 // says nothing is not.
 func (v *invocation) wantsKey() bool {
 	return v.on.Annotations.True("provide-api-key") && v.key != (access.Key{})
 }
 
-// place is what the action finds about itself, whoever calls.
+// place returns what the action is told about itself, whoever calls.
 func (r *resolved) place(namespace string) runtime.Place {
 	return runtime.Place{Namespace: namespace, Action: r.full, Version: r.Version}
 }
 
-// about is what the action finds about its call.
+// about returns what the action is told about its call.
 func (v *invocation) about() runtime.Call {
 	c := runtime.Call{
 		Place: v.on.place(v.user.Namespace), Activation: v.id, Transaction: v.transaction,

@@ -16,10 +16,10 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// A Seal keeps the keys of callers from being read in a store: a promise holds its caller's key sealed, and
-// only the invoker that made it can open that. Its file has a line for each of its own keys, the first of
-// which seals; the others still open what they sealed. So a new one is put above the old, which goes when
-// no promise is left that is as old.
+// A Seal keeps the keys of callers from being read in a store: a promise holds its caller's key
+// sealed, and only the invoker that made it can open that. Its file has a line for each of its own
+// keys. The first one seals; the others still open what they sealed. So a new key is put above the
+// old one, which may go when no promise is left that is as old.
 type Seal struct {
 	file  string
 	names []string // of the ciphers, in the order of the file
@@ -49,8 +49,9 @@ func LoadSeal(file string) (*Seal, error) {
 	for line := range strings.FieldsSeq(string(content)) {
 		key, err := hex.DecodeString(line)
 		if err != nil || len(key) != sealSize {
-			return nil, fmt.Errorf("%s has a line that is no key of %d hexadecimal digits; correct it,"+
-				" or remove the file to have one made", file, 2*sealSize)
+			return nil, fmt.Errorf(
+				"%s has a line that is no key of %d hexadecimal digits; correct it,"+
+					" or remove the file to have one made", file, 2*sealSize)
 		}
 		s.add(key)
 	}
@@ -122,12 +123,15 @@ func (s *Seal) close(key access.Key, id string) *sealed {
 func (s *Seal) open(k *sealed, id string) (key access.Key, err error) {
 	by, found := s.by[k.By]
 	if !found {
-		return key, fmt.Errorf("its caller's key was sealed with the key %s, which %s does not hold (any more)",
+		return key, fmt.Errorf(
+			"its caller's key was sealed with the key %s, which %s does not hold (any more)",
 			k.By, s.file)
 	}
 	text, err := by.Open(nil, nil, k.Data, []byte(id))
 	if err != nil {
-		return key, fmt.Errorf("its caller's key was sealed with the key %s of %s, and was changed since", k.By, s.file)
+		return key, fmt.Errorf(
+			"its caller's key was sealed with the key %s of %s, and was changed since",
+			k.By, s.file)
 	}
 	key.UUID, key.Secret, _ = strings.Cut(string(text), ":")
 	return key, nil

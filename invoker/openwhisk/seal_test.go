@@ -54,7 +54,7 @@ func next(t *testing.T, kept store.Store, by *Seal) *client {
 	return c
 }
 
-// ranWithKey tells whether the only run was given the caller's key.
+// ranWithKey fails unless the only run was given the caller's key.
 func (c *client) ranWithKey() error {
 	_, runs := c.node.asked()
 	var run struct {
@@ -115,8 +115,10 @@ func TestAPromisesKeyIsNotReadInRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	server := exec.Command("redis-server", "--port", "0", "--unixsocket", dir+"/socket", "--dir", dir, "--save", "",
-		"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no", "--logfile", dir+"/log")
+	server := exec.Command("redis-server", "--port", "0", "--unixsocket", dir+"/socket",
+		"--dir", dir, "--save", "",
+		"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no",
+		"--logfile", dir+"/log")
 	if err := server.Start(); err != nil {
 		missing(t, err)
 	}
@@ -172,20 +174,24 @@ func TestSealsRotateAndGetLost(t *testing.T) {
 		t.Errorf("%d runs without the key", len(runs))
 	}
 	r, err := recordIn(t, kept, id)
-	if err != nil || !strings.Contains(string(r.Response.Result), "does not hold") || strings.Contains(string(r.Response.Result), "\n") {
+	if err != nil || !strings.Contains(string(r.Response.Result), "does not hold") ||
+		strings.Contains(string(r.Response.Result), "\n") {
 		t.Errorf("the record: %+v, %v", r, err)
 	}
 }
 
-// What a former version promised has the key in clear.
+// A promise of a former version has the key in clear.
 func TestAPromiseOfAFormerVersionHasItsKey(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
 	c := newClientOf(t, patient(kept))
 	c.want(200, c.do("PUT", "actions/keyed", wantsKey))
 	c.api.Close()
-	body := fmt.Sprintf(`{"subject":"guest","namespace":"guest","action":"/guest/keyed","version":"0.0.1","kind":"python:3",`+
-		`"transaction":"t","key":{"UUID":%q,"Secret":%q},"arguments":{}}`, guest.UUID, guest.Secret)
-	err := kept.Accept(t.Context(), store.Accepted{ID: "former", Invoker: "one", At: time.Now(), Body: []byte(body)})
+	body := fmt.Sprintf(
+		`{"subject":"guest","namespace":"guest","action":"/guest/keyed","version":"0.0.1","kind":"python:3",`+
+			`"transaction":"t","key":{"UUID":%q,"Secret":%q},"arguments":{}}`,
+		guest.UUID, guest.Secret)
+	err := kept.Accept(t.Context(), store.Accepted{ID: "former", Invoker: "one", At: time.Now(),
+		Body: []byte(body)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,18 +203,21 @@ func TestAPromiseOfAFormerVersionHasItsKey(t *testing.T) {
 func TestLoadSealRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "promises.key")
 	first, again := seal(t, file), seal(t, file)
-	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 || first.names[0] != again.names[0] {
+	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 ||
+		first.names[0] != again.names[0] {
 		t.Errorf("%v, %v; %s and %s", info.Mode(), err, first.names[0], again.names[0])
 	}
 	k := first.close(guest.Key, "one")
 	if _, err := again.open(k, "another"); err == nil {
 		t.Error("opened for another promise")
 	}
-	for content, want := range map[string]string{"": "holds no key", "12 34": "a line that is no key"} {
+	for content, want := range map[string]string{"": "holds no key",
+		"12 34": "a line that is no key"} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := LoadSeal(file); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
+		if _, err := LoadSeal(file); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), file) {
 			t.Errorf("%q: %v", content, err)
 		}
 	}

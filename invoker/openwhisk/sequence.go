@@ -17,22 +17,25 @@ func (c *composition) chain() activation.Response {
 	for _, name := range c.on.Exec.Components {
 		on, err := c.api.component(c.user, name)
 		if err != nil {
-			return activation.Failed(activation.ApplicationError, "The sequence cannot go on: "+err.Error()+".")
+			return activation.Failed(activation.ApplicationError,
+				"The sequence cannot go on: "+err.Error()+".")
 		}
 		if on.Exec.Kind != entity.Sequence {
 			if *c.atoms++; *c.atoms > entity.MaxComponents {
-				return activation.Failed(activation.ApplicationError, "The sequence has too many actions.")
+				return activation.Failed(activation.ApplicationError,
+					"The sequence has too many actions.")
 			}
 		}
-		if last = c.step(on, last.Result, false).record.Response; last.Status != activation.Success {
+		if last = c.step(on,
+			last.Result, false).record.Response; last.Status != activation.Success {
 			break
 		}
 	}
 	return last
 }
 
-// composable refuses a sequence that contains itself, what is not there or not for its owner, or too many functions, those of sequences
-// in it included.
+// composable refuses a sequence that contains itself, an action that is not there or not for its
+// owner, or too many functions, those of sequences in it included.
 func (a *API) composable(user *access.Identity, made *entity.Action) error {
 	if made.Exec.Kind != entity.Sequence {
 		return nil
@@ -50,8 +53,10 @@ func (a *API) composable(user *access.Identity, made *entity.Action) error {
 	return err
 }
 
-// flatten counts the functions of a sequence and shows see every component, those of sequences in it included.
-func (a *API) flatten(user *access.Identity, components []string, depth int, see func(*resolved) error) (count int, err error) {
+// flatten counts the functions of a sequence and shows see every component, those of sequences in
+// it included.
+func (a *API) flatten(user *access.Identity, components []string, depth int,
+	see func(*resolved) error) (count int, err error) {
 	for _, name := range components {
 		on, err := a.component(user, name)
 		if err != nil {
@@ -63,14 +68,17 @@ func (a *API) flatten(user *access.Identity, components []string, depth int, see
 		within := 1
 		if on.Exec.Kind == entity.Sequence {
 			if depth == entity.MaxComponents { // a circle that others made
-				return count, badRequest("the sequence is nested more than %d deep", entity.MaxComponents)
+				return count, badRequest("the sequence is nested more than %d deep",
+					entity.MaxComponents)
 			}
 			if within, err = a.flatten(user, on.Exec.Components, depth+1, see); err != nil {
 				return count, err
 			}
 		}
 		if count += within; count > entity.MaxComponents {
-			return count, badRequest("the sequence has more than %d actions, those of sequences in it included", entity.MaxComponents)
+			return count, badRequest(
+				"the sequence has more than %d actions, those of sequences in it included",
+				entity.MaxComponents)
 		}
 	}
 	return count, nil

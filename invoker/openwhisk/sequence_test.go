@@ -19,16 +19,21 @@ func (c *client) putSequence(name string, components ...string) reached {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return c.do("PUT", "actions/"+name+"?overwrite=true", `{"exec":{"kind":"sequence","components":`+string(list)+`}}`)
+	return c.do("PUT", "actions/"+name+"?overwrite=true",
+		`{"exec":{"kind":"sequence","components":`+string(list)+`}}`)
 }
 
 func TestSequencePassesResultsOn(t *testing.T) {
 	c := newClient(t)
 	c.want(200, c.do("PUT", "packages/pkg", `{"parameters":[{"key":"from","value":"package"}]}`))
-	c.want(200, c.do("PUT", "packages/mine", `{"binding":{"namespace":"_","name":"pkg"},"parameters":[{"key":"by","value":"binding"}]}`))
+	c.want(200, c.do("PUT", "packages/mine",
+		`{"binding":{"namespace":"_","name":"pkg"},"parameters":[{"key":"by","value":"binding"}]}`))
 	c.put("a")
 	c.put("pkg/b")
-	c.want(200, c.do("PUT", "actions/big", strings.Replace(hello, "{", `{"limits":{"memory":512},"parameters":[{"key":"n","value":7},{"key":"own","value":1}],`, 1)))
+	c.want(200, c.do("PUT", "actions/big",
+		strings.Replace(hello, "{",
+			`{"limits":{"memory":512},"parameters":[{"key":"n","value":7},{"key":"own","value":1}],`,
+			1)))
 	c.want(200, c.putSequence("inner", "/_/mine/b", "big"))
 	c.want(200, c.putSequence("outer", "a", "/guest/inner"))
 
@@ -37,7 +42,8 @@ func TestSequencePassesResultsOn(t *testing.T) {
 		t.Errorf("result: %s", got)
 	}
 	said := notes(m)
-	if said["topmost"] != true || said["kind"] != "sequence" || said["causedBy"] != nil || said["conductor"] != nil || m["cause"] != nil {
+	if said["topmost"] != true || said["kind"] != "sequence" || said["causedBy"] != nil ||
+		said["conductor"] != nil || m["cause"] != nil {
 		t.Errorf("annotations: %v, cause %v", said, m["cause"])
 	}
 	if said["limits"].(map[string]any)["memory"] != 512.0 {
@@ -50,7 +56,8 @@ func TestSequencePassesResultsOn(t *testing.T) {
 	spent := 0.0
 	for i, name := range []string{"a", "inner"} {
 		step := c.want(200, c.do("GET", "activations/"+steps[i].(string), ""))
-		if step["name"] != name || step["cause"] != m["activationId"] || notes(step)["causedBy"] != "sequence" {
+		if step["name"] != name || step["cause"] != m["activationId"] ||
+			notes(step)["causedBy"] != "sequence" {
 			t.Errorf("step %d: %v", i, step)
 		}
 		spent += step["duration"].(float64)
@@ -75,20 +82,24 @@ func TestSequenceAnswersInEveryManner(t *testing.T) {
 	c := newClient(t)
 	c.put("a")
 	c.want(200, c.putSequence("s", "a", "a"))
-	if got := c.do("POST", "actions/s?blocking=true&result=true", `{"n":1}`); got.StatusCode != 200 || string(got.body) != `{"n":1}` {
+	if got := c.do("POST", "actions/s?blocking=true&result=true",
+		`{"n":1}`); got.StatusCode != 200 || string(got.body) != `{"n":1}` {
 		t.Errorf("HTTP %d %s", got.StatusCode, got.body)
 	}
 	id := c.want(202, c.do("POST", "actions/s", `{"n":2}`))["activationId"].(string)
 	c.api.running.Wait()
-	if m := c.want(200, c.do("GET", "activations/"+id, "")); resultOf(m) != `{"n":2}` || len(m["logs"].([]any)) != 2 {
+	if m := c.want(200, c.do("GET", "activations/"+id, "")); resultOf(m) != `{"n":2}` ||
+		len(m["logs"].([]any)) != 2 {
 		t.Errorf("record: %v", m)
 	}
 	c.does(map[string]func(map[string]any) string{"a": says(`[1,2]`)})
-	if got := c.do("POST", "actions/s?blocking=true", `{}`); got.StatusCode != 200 || string(got.body) != `[1,2]` {
+	if got := c.do("POST", "actions/s?blocking=true", `{}`); got.StatusCode != 200 ||
+		string(got.body) != `[1,2]` {
 		t.Errorf("HTTP %d %s", got.StatusCode, got.body)
 	}
 	reached, gate := c.held(false)
-	late := c.want(202, c.do("POST", "actions/s?blocking=true&timeout=1", "{}"))["activationId"].(string)
+	late := c.want(202, c.do("POST",
+		"actions/s?blocking=true&timeout=1", "{}"))["activationId"].(string)
 	<-reached
 	close(gate)
 	c.api.running.Wait()
@@ -100,7 +111,8 @@ func TestAnErrorEndsTheSequence(t *testing.T) {
 	for _, name := range []string{"a", "fails", "crashes", "gone"} {
 		c.put(name)
 	}
-	c.does(map[string]func(map[string]any) string{"fails": says(`{"error":"no"}`), "crashes": says(`nonsense`)})
+	c.does(map[string]func(map[string]any) string{"fails": says(`{"error":"no"}`),
+		"crashes": says(`nonsense`)})
 	c.want(200, c.putSequence("s1", "a", "fails", "a"))
 	c.want(200, c.putSequence("s2", "crashes", "a"))
 	c.want(200, c.putSequence("s3", "a", "gone", "a"))
@@ -112,7 +124,8 @@ func TestAnErrorEndsTheSequence(t *testing.T) {
 	} {
 		before := len(c.ran())
 		m := c.want(502, c.do("POST", "actions/"+s.name+"?blocking=true", `{"n":1}`))
-		if got := m["response"].(map[string]any)["status"]; got != s.status || !strings.Contains(resultOf(m), s.says) {
+		if got := m["response"].(map[string]any)["status"]; got != s.status ||
+			!strings.Contains(resultOf(m), s.says) {
 			t.Errorf("%s: %v", s.name, m["response"])
 		}
 		if got := fmt.Sprint(c.ran()[before:]); got != s.ran {
@@ -157,7 +170,8 @@ func TestBadSequencesAreRefused(t *testing.T) {
 	c.want(200, c.putSequence("s", "once", "many"))
 }
 
-// A circle that is made behind the check's back, by what a binding leads to, is noticed when it is run.
+// A circle that is made behind the check's back, by changing what a binding leads to, is noticed
+// when it is run.
 func TestACircleOfSequencesEnds(t *testing.T) {
 	c := newClient(t)
 	c.put("a")
@@ -167,7 +181,8 @@ func TestACircleOfSequencesEnds(t *testing.T) {
 	c.put("one/s")
 	c.want(200, c.do("PUT", "packages/way", `{"binding":{"namespace":"_","name":"one"}}`))
 	c.want(200, c.putSequence("two/s", "a", "/_/way/s"))
-	c.want(200, c.do("PUT", "packages/way?overwrite=true", `{"binding":{"namespace":"_","name":"two"}}`))
+	c.want(200, c.do("PUT", "packages/way?overwrite=true",
+		`{"binding":{"namespace":"_","name":"two"}}`))
 	m := c.want(502, c.do("POST", "actions/two/s?blocking=true&result=true", "{}"))
 	if text := fmt.Sprint(m["error"]); !strings.Contains(text, "too many") {
 		t.Errorf("it says %q", text)
@@ -176,10 +191,12 @@ func TestACircleOfSequencesEnds(t *testing.T) {
 		t.Errorf("%d runs", n)
 	}
 	c.want(200, c.putSequence("two/t", "a"))
-	c.want(200, c.do("PUT", "packages/way?overwrite=true", `{"binding":{"namespace":"_","name":"one"}}`))
+	c.want(200, c.do("PUT", "packages/way?overwrite=true",
+		`{"binding":{"namespace":"_","name":"one"}}`))
 	c.put("one/t")
 	c.want(200, c.putSequence("two/t", "/_/way/t"))
-	c.want(200, c.do("PUT", "packages/way?overwrite=true", `{"binding":{"namespace":"_","name":"two"}}`))
+	c.want(200, c.do("PUT", "packages/way?overwrite=true",
+		`{"binding":{"namespace":"_","name":"two"}}`))
 	m = c.want(502, c.do("POST", "actions/two/t?blocking=true&result=true", "{}"))
 	if text := fmt.Sprint(m["error"]); !strings.Contains(text, "too deep") {
 		t.Errorf("it says %q", text)
@@ -187,8 +204,8 @@ func TestACircleOfSequencesEnds(t *testing.T) {
 	c.want(400, c.putSequence("u", "/_/two/t"))
 }
 
-// Random sequences of functions and of each other: what is put is what the count allows, and what runs is the functions in their order up
-// to the first that fails.
+// Random sequences of functions and of each other. Each one that the count allows is put, and a run
+// runs the functions in their order up to the first that fails.
 func TestSequencesRunInOrder(t *testing.T) {
 	c := newClient(t)
 	for _, name := range []string{"a", "b", "fails"} {
@@ -223,7 +240,8 @@ func TestSequencesRunInOrder(t *testing.T) {
 		before := len(c.ran())
 		answer := c.do("POST", "actions/"+name+"?blocking=true", "{}")
 		if got := c.ran()[before:]; answer.StatusCode != status || !slices.Equal(got, want) {
-			rt.Fatalf("%s: HTTP %d, ran %v; want %d, %v", name, answer.StatusCode, got, status, want)
+			rt.Fatalf("%s: HTTP %d, ran %v; want %d, %v", name,
+				answer.StatusCode, got, status, want)
 		}
 	})
 }

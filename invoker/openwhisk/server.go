@@ -5,12 +5,14 @@ import (
 	"time"
 )
 
-// NoConnection is what is sent to who connects where there are too many connections.
-var NoConnection = []byte("HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n" +
-	"Content-Type: application/json\r\nContent-Length: 53\r\n\r\n" +
-	`{"error":"too many connections; try again","code":""}`)
+// NoConnection is the answer to a new connection when there are too many.
+var NoConnection = []byte(
+	"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n" +
+		"Content-Type: application/json\r\nContent-Length: 53\r\n\r\n" +
+		`{"error":"too many connections; try again","code":""}`)
 
-// Server returns a server for the API that no slow client can hold: headers, bodies and answers have their time.
+// Server returns a server for the API that no slow client can hold: headers, bodies and answers
+// have their time.
 func (a *API) Server() *http.Server {
 	const transfer = 2 * time.Minute // of 64 MB of code, at worst
 	return &http.Server{

@@ -52,7 +52,8 @@ func (c *client) dial(address, send string) net.Conn {
 
 func (c *client) head(method, path string, length int) string {
 	auth := base64.StdEncoding.EncodeToString([]byte(c.key.String()))
-	return fmt.Sprintf("%s /api/v1/namespaces/_/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
+	return fmt.Sprintf(
+		"%s /api/v1/namespaces/_/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
 		method, path, auth, length)
 }
 
@@ -69,19 +70,24 @@ func dropped(t *testing.T, conn net.Conn) string {
 func TestTheServerHasBounds(t *testing.T) {
 	c := newClient(t)
 	server := c.api.Server()
-	if server.ReadHeaderTimeout == 0 || server.ReadTimeout == 0 || server.IdleTimeout == 0 || server.WriteTimeout <= c.api.cfg.Blocking || server.MaxHeaderBytes == 0 {
+	if server.ReadHeaderTimeout == 0 || server.ReadTimeout == 0 || server.IdleTimeout == 0 ||
+		server.WriteTimeout <= c.api.cfg.Blocking || server.MaxHeaderBytes == 0 {
 		t.Errorf("the server has no limits: %+v", server)
 	}
 }
 
 func TestSlowClientsAreDropped(t *testing.T) {
 	c := newClient(t)
-	address := c.serve(func(s *http.Server) { s.ReadHeaderTimeout, s.ReadTimeout = 100*time.Millisecond, time.Second })
+	address := c.serve(func(s *http.Server) {
+		s.ReadHeaderTimeout, s.ReadTimeout = 100*time.Millisecond, time.Second
+	})
 	dropped(t, c.dial(address, "GET /api/v1 HTTP/1.1\r\n"))
-	if got := dropped(t, c.dial(address, c.head("PUT", "actions/a", 1000)+"{")); !strings.HasPrefix(got, "HTTP/1.1 400 ") {
+	if got := dropped(t, c.dial(address, c.head("PUT", "actions/a", 1000)+
+		"{")); !strings.HasPrefix(got, "HTTP/1.1 400 ") {
 		t.Errorf("a body that never came: %.100q", got)
 	}
-	if got := dropped(t, c.dial(address, c.head("PUT", "actions/a", 2<<20)+strings.Repeat(" ", 1<<20+100))); !strings.HasPrefix(got, "HTTP/1.1 400 ") {
+	if got := dropped(t, c.dial(address, c.head("PUT", "actions/a", 2<<20)+
+		strings.Repeat(" ", 1<<20+100))); !strings.HasPrefix(got, "HTTP/1.1 400 ") {
 		t.Errorf("a large body that never came: %.100q", got)
 	}
 	if n := c.api.bodies.Used(); n != 0 {
@@ -92,7 +98,8 @@ func TestSlowClientsAreDropped(t *testing.T) {
 func TestAHundredMegabytesAreRefusedUnread(t *testing.T) {
 	c := newClient(t)
 	address := c.serve(func(*http.Server) {})
-	for _, call := range [][2]string{{"PUT", "actions/a"}, {"POST", "actions/a"}, {"PUT", "packages/a"}, {"POST", "triggers/a"}} {
+	for _, call := range [][2]string{{"PUT", "actions/a"}, {"POST", "actions/a"},
+		{"PUT", "packages/a"}, {"POST", "triggers/a"}} {
 		if call[0] == "POST" {
 			c.do("PUT", call[1], hello)
 		}
@@ -103,7 +110,8 @@ func TestAHundredMegabytesAreRefusedUnread(t *testing.T) {
 		}
 	}
 	// One that does not say how much is coming is read up to the limit.
-	conn := c.dial(address, strings.Replace(c.head("POST", "actions/a", 0), "Content-Length: 0", "Transfer-Encoding: chunked", 1))
+	conn := c.dial(address, strings.Replace(c.head("POST", "actions/a", 0), "Content-Length: 0",
+		"Transfer-Encoding: chunked", 1))
 	go func() {
 		chunk := fmt.Sprintf("%x\r\n%s\r\n", 1<<16, strings.Repeat(" ", 1<<16))
 		for range 1600 {
@@ -118,7 +126,8 @@ func TestAHundredMegabytesAreRefusedUnread(t *testing.T) {
 	}
 }
 
-// A caller that closes its sending side, or goes away in the middle of its request, is no longer under way.
+// A caller that closes its sending side, or goes away in the middle of its request, is no longer
+// under way.
 func TestHalfClosedConnections(t *testing.T) {
 	c := newClient(t)
 	c.put("hello")
@@ -134,7 +143,7 @@ func TestHalfClosedConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for owner.UnderWay() > 0 { // whoever has gone away must not count for ever
+	for owner.UnderWay() > 0 { // a caller that has gone away must not count for ever
 		runtime.Gosched()
 	}
 }
@@ -181,10 +190,12 @@ func TestACertificateOfOnesOwn(t *testing.T) {
 	if err != nil || presented(t, again) != presented(t, first) {
 		t.Errorf("another one at the second start: %v", err)
 	}
-	if info, err := os.Stat(filepath.Join(dir, "tls-key.pem")); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(dir, "tls-key.pem")); err != nil ||
+		info.Mode().Perm() != 0o600 {
 		t.Errorf("the key's file: %v, %v", info, err)
 	}
-	if _, err := LoadCertificate("cert", "", dir, ""); err == nil || !strings.Contains(err.Error(), "both") {
+	if _, err := LoadCertificate("cert", "", dir, ""); err == nil ||
+		!strings.Contains(err.Error(), "both") {
 		t.Errorf("a certificate without a key: %v", err)
 	}
 	if _, err := LoadCertificate("/nonexistent", "/nonexistent", dir, ""); err == nil {
@@ -208,7 +219,8 @@ func TestACertificateOfOnesOwn(t *testing.T) {
 	trusted.AddCert(leaf)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: trusted}}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport}).Get("https://" + listener.Addr().String() + "/api/v1")
+	resp, err := (&http.Client{Transport: transport}).Get("https://" + listener.Addr().String() +
+		"/api/v1")
 	if err != nil {
 		t.Fatal(err)
 	}

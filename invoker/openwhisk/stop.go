@@ -21,12 +21,12 @@ func (a *API) refuses() error {
 	return nil
 }
 
-// Stop begins the end: no call is accepted any more, and what was promised and not sent is left to the next
-// invoker.
+// Stop begins the end: no call is accepted any more, and calls that were promised and not sent are
+// left to the next invoker.
 func (a *API) Stop() { a.closing.Store(true) }
 
-// Await returns when nothing runs any more that was sent, or with ctx. Callers who wait for calls that queue
-// are the server's to wait for.
+// Await returns when no call runs any more that was sent, or with ctx. The server waits for the
+// callers of queued calls.
 func (a *API) Await(ctx context.Context) {
 	each := time.NewTicker(20 * time.Millisecond)
 	defer each.Stop()
@@ -39,8 +39,8 @@ func (a *API) Await(ctx context.Context) {
 	}
 }
 
-// Close cancels what is under way, ends every sandbox and returns when that is done and recorded. What was promised and not sent is
-// left to the next invoker of that name.
+// Close cancels the calls under way, ends every sandbox and returns when that is done and recorded.
+// Calls that were promised and not sent are left to the next invoker of that name.
 func (a *API) Close() { a.close(a.pool.Close) }
 
 // Leave is Close that leaves warm sandboxes to the pool of the next invoker, and tells which.

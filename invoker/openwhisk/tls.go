@@ -26,11 +26,13 @@ type Certificate struct {
 	last              atomic.Pointer[tls.Certificate]
 }
 
-// LoadCertificate reads the certificate of an HTTPS listener at that address. Where none is named, one is made that signs itself, once:
-// it stays in dir, so that a client that was told to trust it need not be told again.
+// LoadCertificate reads the certificate of an HTTPS listener at that address. If none is named, it
+// makes one that signs itself, once. That one stays in dir, so that a client that was told to trust
+// it need not be told again.
 func LoadCertificate(certFile, keyFile, dir, listen string) (*Certificate, error) {
 	if (certFile == "") != (keyFile == "") {
-		return nil, errors.New("a certificate needs its key and a key its certificate: give both --tls-cert and --tls-key")
+		return nil, errors.New(
+			"a certificate needs its key and a key its certificate: give both --tls-cert and --tls-key")
 	}
 	if certFile == "" {
 		certFile, keyFile = filepath.Join(dir, "tls-cert.pem"), filepath.Join(dir, "tls-key.pem")
@@ -72,9 +74,12 @@ func signOneself(certFile, keyFile, listen string, now time.Time) error {
 		return err
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "fastiov"}, NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true,
-		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "fastiov"},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true,
+		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1),
+			net.IPv6loopback},
 	}
 	if name, err := os.Hostname(); err == nil {
 		template.DNSNames = append(template.DNSNames, name)
@@ -98,8 +103,10 @@ func signOneself(certFile, keyFile, listen string, now time.Time) error {
 		return err
 	}
 	// The certificate last: where it is, its key is.
-	if err := os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+	if err := os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY",
+		Bytes: private}), 0o600); err != nil {
 		return err
 	}
-	return os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}), 0o644)
+	return os.WriteFile(certFile,
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}), 0o644)
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// MostTraces bounds how many cold starts of one second leave a trace, and with it what tracing can cost: more than that are looked at as a
-// whole, not one by one.
+// MostTraces bounds how many cold starts of one second leave a trace, and with it the cost of
+// tracing. More than that are looked at as a whole, not one by one.
 const MostTraces = 500
 
-// A ration is what is left of the traces of this second.
+// A ration counts the traces that are left of this second.
 type ration struct {
 	mu     sync.Mutex
 	second int64
@@ -32,14 +32,19 @@ func (b *ration) take(now time.Time) bool {
 	return b.spent <= MostTraces
 }
 
-// trace hands on the cold start that an activation waited for, as a trace whose id is the activation's. It says whether it did.
+// trace hands on the cold start that an activation waited for, as a trace whose id is the
+// activation's. It reports whether it did.
 func (a *API) trace(r *activation.Record) bool {
 	cold := r.Cold
 	if cold == nil || !cold.Answered || a.cfg.Tracer == nil || !a.traces.take(cold.End) {
 		return false
 	}
-	return timeline.Trace(context.Background(), a.cfg.Tracer, r.ID, cold.Spans, cold.Begin, cold.End,
-		attribute.String("function", r.Path), attribute.String("kind", r.Kind), attribute.String("status", r.Response.Status.String()),
-		attribute.String("sandbox", cold.Sandbox), attribute.String("driver", cold.Driver), attribute.String("vf", cold.VF),
-		attribute.String("netpath", cold.NetPath), attribute.String("fastiov", cold.FastIOV), attribute.Float64("coverage", cold.Coverage))
+	return timeline.Trace(context.Background(), a.cfg.Tracer, r.ID, cold.Spans, cold.Begin,
+		cold.End,
+		attribute.String("function", r.Path), attribute.String("kind", r.Kind),
+		attribute.String("status", r.Response.Status.String()),
+		attribute.String("sandbox", cold.Sandbox), attribute.String("driver", cold.Driver),
+		attribute.String("vf", cold.VF),
+		attribute.String("netpath", cold.NetPath), attribute.String("fastiov", cold.FastIOV),
+		attribute.Float64("coverage", cold.Coverage))
 }

@@ -37,7 +37,7 @@ func (a *API) putTrigger(w http.ResponseWriter, r *http.Request, rq *request) er
 // withRules returns a trigger with the rules that it fires.
 func (a *API) withRules(t *entity.Trigger) any { return t.Shown(a.rulesOf(t)) }
 
-// rulesOf are the rules that a trigger fires.
+// rulesOf returns the rules that a trigger fires.
 func (a *API) rulesOf(t *entity.Trigger) (rules []*entity.Rule) {
 	for _, rule := range a.catalog.rules.list(t.Namespace, "") {
 		if rule.Trigger == t.Path() {
@@ -100,8 +100,10 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 		return nil
 	}
 	record := &activation.Record{
-		ID: store.NewID(), Namespace: trigger.Namespace, Name: trigger.Name, Version: trigger.Version, Subject: rq.user.Subject,
-		Path: trigger.Namespace + "/" + trigger.Name, Start: rq.accepted, Response: activation.Response{Result: payload},
+		ID: store.NewID(), Namespace: trigger.Namespace, Name: trigger.Name,
+		Version: trigger.Version, Subject: rq.user.Subject,
+		Path: trigger.Namespace + "/" + trigger.Name, Start: rq.accepted,
+		Response: activation.Response{Result: payload},
 	}
 	if err := a.promiseFire(r.Context(), record); err != nil {
 		return err
@@ -109,7 +111,8 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	record.Logs = make([]string, len(rules))
 	var all sync.WaitGroup
 	for i, rule := range rules {
-		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments) }) // their promises share an fsync
+		// their promises share an fsync
+		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments) })
 	}
 	all.Wait()
 	a.cfg.Store.Finish(record.Kept())
@@ -122,12 +125,14 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 // next says that what it fired may have run.
 func (a *API) promiseFire(ctx context.Context, r *activation.Record) error {
 	body, err := json.Marshal(note{
-		Subject: r.Subject, Namespace: r.Namespace, Action: entity.Path{Namespace: r.Namespace, Name: r.Name}, Version: r.Version,
+		Subject: r.Subject, Namespace: r.Namespace,
+		Action: entity.Path{Namespace: r.Namespace, Name: r.Name}, Version: r.Version,
 	})
 	if err != nil {
 		return err
 	}
-	err = a.accept(ctx, store.Accepted{ID: r.ID, Namespace: r.Namespace, At: r.Start, Sent: true, Body: body})
+	err = a.accept(ctx, store.Accepted{ID: r.ID, Namespace: r.Namespace, At: r.Start, Sent: true,
+		Body: body})
 	if err != nil {
 		refused := *r
 		refused.End = r.Start.Add(age(r.Start)) // the clock may be set meanwhile
@@ -142,7 +147,8 @@ func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte)
 	f := fired{Rule: rule.Namespace + "/" + rule.Name, Action: rule.Action.String()[1:]}
 	if rule.Status != entity.Active {
 		f.StatusCode, f.Error = activation.ApplicationError, fmt.Sprintf(
-			"Rule '%s' is inactive, action '%s' was not activated.", f.Rule, f.Action) // OpenWhisk's words
+			// OpenWhisk's words
+			"Rule '%s' is inactive, action '%s' was not activated.", f.Rule, f.Action)
 		return f.line()
 	}
 	id, err := a.invokeFor(r, rq, rule.Action, body)
@@ -159,7 +165,8 @@ func (a *API) fire(r *http.Request, rq *request, rule *entity.Rule, body []byte)
 }
 
 // invokeFor promises an invocation that a rule asks for.
-func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path, body []byte) (id string, err error) {
+func (a *API) invokeFor(r *http.Request, rq *request, path entity.Path,
+	body []byte) (id string, err error) {
 	on, err := a.invocable(rq.user, path)
 	if err != nil {
 		return "", err

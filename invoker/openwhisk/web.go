@@ -11,8 +11,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/web"
 )
 
-// Web actions are for anybody: whoever knows the URL calls them, in the name of the namespace that
-// they are in and on its account.
+// Web actions are for everybody: a caller who knows the URL calls them, in the name of the
+// namespace that they are in and on its account.
 const webBase = base + "/web/"
 
 var webMethods = []string{"OPTIONS", "GET", "DELETE", "POST", "PUT", "HEAD", "PATCH"}
@@ -48,7 +48,8 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	}
 	caller := a.caller(r)
 	if r.Method != http.MethodOptions && !does.Admits(r, caller) {
-		return fail(http.StatusUnauthorized, "the web action wants another authentication than was supplied")
+		return fail(http.StatusUnauthorized,
+			"the web action wants another authentication than was supplied")
 	}
 	if err := rq.user.Call(rq.accepted, rq.user.Limits); err != nil {
 		return err
@@ -91,10 +92,12 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	return err
 }
 
-// findWeb finds the action and, as the one who calls it, its namespace. What is not there is not
-// told from what is not exported.
+// findWeb finds the action and, as its caller, its namespace. Its error is the same for a missing
+// action as for one that is not exported.
 func (a *API) findWeb(r *http.Request, rq *request) (at web.URL, on *resolved, err error) {
-	nothing := notFound("there is no web action at %.300q; its URL is %sNAMESPACE/PACKAGE|default/NAME[.http|.json|.html|.svg|.text]", r.URL.Path, webBase)
+	nothing := notFound(
+		"there is no web action at %.300q; its URL is %sNAMESPACE/PACKAGE|default/NAME[.http|.json|.html|.svg|.text]",
+		r.URL.Path, webBase)
 	path, in := strings.CutPrefix(r.URL.EscapedPath(), webBase)
 	at, found := web.ParseURL(path)
 	if !in || !found {
@@ -118,14 +121,15 @@ func shareWeb(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", "*")
 	h.Set("Access-Control-Allow-Methods", strings.Join(webMethods, ", "))
-	h.Set("Access-Control-Allow-Headers", "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent")
+	h.Set("Access-Control-Allow-Headers",
+		"Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent")
 	if asked := r.Header.Get("Access-Control-Request-Headers"); asked != "" {
 		h.Set("Access-Control-Allow-Headers", asked)
 	}
 }
 
-// caller is who a key says is calling; without one that opens, nobody is. The well-known key says
-// nothing where a page of another site could have sent it.
+// caller returns the identity of a valid key, or nil. The well-known key says nothing if a page of
+// another site could have sent it.
 func (a *API) caller(r *http.Request) *access.Identity {
 	if a.cfg.Key.wellKnown && (!isLoopback(hostOf(r)) || !fromHere(r)) {
 		return nil

@@ -20,7 +20,8 @@ import (
 func (c *client) putWeb(name, annotations, parameters string) {
 	c.t.Helper()
 	c.want(200, c.do("PUT", "actions/"+name+"?overwrite=true",
-		`{"annotations":[{"key":"web-export","value":true},{"key":"final","value":true}`+annotations+`],"parameters":[`+parameters+`],`+hello[1:]))
+		`{"annotations":[{"key":"web-export","value":true},{"key":"final","value":true}`+
+			annotations+`],"parameters":[`+parameters+`],`+hello[1:]))
 }
 
 // web sends a request without a key; headers are "Name: value".
@@ -42,9 +43,12 @@ func TestWebActionIsToldOfItsRequest(t *testing.T) {
 	c := newClient(t)
 	c.want(200, c.do("PUT", "packages/pk", `{"parameters":[{"key":"of","value":"package"}]}`))
 	c.putWeb("pk/echo", "", `{"key":"open","value":null}`)
-	m := c.want(200, c.web("POST", "guest/pk/echo.json/some/where%2f?a=1&a=2&b=q", `{"b":{"c":3},"open":4}`, "Content-Type: application/json", "X-Mine: a", "X-Mine: b", "Cookie: k=v"))
+	m := c.want(200, c.web("POST", "guest/pk/echo.json/some/where%2f?a=1&a=2&b=q",
+		`{"b":{"c":3},"open":4}`, "Content-Type: application/json", "X-Mine: a",
+		"X-Mine: b", "Cookie: k=v"))
 	headers := m["__ow_headers"].(map[string]any)
-	if headers["x-mine"] != "a, b" || headers["host"] != "127.0.0.1:3233" || headers["content-type"] != "application/json" || headers["cookie"] != "k=v" {
+	if headers["x-mine"] != "a, b" || headers["host"] != "127.0.0.1:3233" ||
+		headers["content-type"] != "application/json" || headers["cookie"] != "k=v" {
 		t.Errorf("headers: %v", headers)
 	}
 	delete(m, "__ow_headers")
@@ -52,10 +56,12 @@ func TestWebActionIsToldOfItsRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := `{"__ow_method":"post","__ow_path":"/some/where%2f","a":"2","b":{"c":3},"of":"package","open":4}`; string(content) != want {
+	if want := `{"__ow_method":"post","__ow_path":"/some/where%2f",` +
+		`"a":"2","b":{"c":3},"of":"package","open":4}`; string(content) != want {
 		t.Errorf("got %s, want %s", content, want)
 	}
-	if rows := c.rows(c.do("GET", "activations", "")); rows[0]["name"] != "echo" || rows[0]["namespace"] != "guest" {
+	if rows := c.rows(c.do("GET", "activations", "")); rows[0]["name"] != "echo" ||
+		rows[0]["namespace"] != "guest" {
 		t.Errorf("rows: %v", rows)
 	}
 }
@@ -78,9 +84,12 @@ func TestWebBodies(t *testing.T) {
 		{"raw", "application/x-www-form-urlencoded", "x=1", `"__ow_body":"x=1"`},
 		{"raw", "", "", `"__ow_body":""`},
 	} {
-		got := c.web("PUT", "guest/default/"+b.action+".json?q=1", b.body, "Content-Type: "+b.contentType)
-		if got.StatusCode != 200 || !strings.Contains(string(got.body), b.want) || strings.Contains(string(got.body), `"q"`) == (b.action == "raw") {
-			t.Errorf("%s %s %q: HTTP %d %s, want %s", b.action, b.contentType, b.body, got.StatusCode, got.body, b.want)
+		got := c.web("PUT", "guest/default/"+b.action+".json?q=1", b.body, "Content-Type: "+
+			b.contentType)
+		if got.StatusCode != 200 || !strings.Contains(string(got.body), b.want) ||
+			strings.Contains(string(got.body), `"q"`) == (b.action == "raw") {
+			t.Errorf("%s %s %q: HTTP %d %s, want %s", b.action, b.contentType, b.body,
+				got.StatusCode, got.body, b.want)
 		}
 	}
 }
@@ -165,7 +174,8 @@ func TestWhoMayCallWebActions(t *testing.T) {
 	} {
 		got := c.web("GET", "guest/default/"+b.action+".json", "", b.headers...)
 		if got.StatusCode != b.status {
-			t.Errorf("%s %v: HTTP %d %s, want %d", b.action, b.headers, got.StatusCode, got.body, b.status)
+			t.Errorf("%s %v: HTTP %d %s, want %d", b.action, b.headers,
+				got.StatusCode, got.body, b.status)
 		}
 	}
 	m := c.want(200, c.web("GET", "guest/default/any.json", "", basic(other.key)))
@@ -173,7 +183,8 @@ func TestWhoMayCallWebActions(t *testing.T) {
 		t.Errorf("the action is told %v", m)
 	}
 	m = c.want(200, c.web("GET", "guest/default/never.json", "", "Authorization: Bearer mine"))
-	if m["__ow_user"] != nil || m["__ow_headers"].(map[string]any)["authorization"] != "Bearer mine" {
+	if m["__ow_user"] != nil ||
+		m["__ow_headers"].(map[string]any)["authorization"] != "Bearer mine" {
 		t.Errorf("the action is told %v", m)
 	}
 }
@@ -182,17 +193,23 @@ func TestWebActionsAreSharedWithEverySite(t *testing.T) {
 	c := newClient(t)
 	c.putWeb("echo", `,{"key":"require-whisk-auth","value":"s"}`, "")
 	c.putWeb("own", `,{"key":"web-custom-options","value":true}`, "")
-	got := c.web("OPTIONS", "guest/default/echo", "", "Origin: https://a.example", "Access-Control-Request-Headers: x-mine")
-	if h := got.Header; got.StatusCode != 200 || len(got.body) != 0 || h.Get("Access-Control-Allow-Origin") != "*" ||
-		h.Get("Access-Control-Allow-Headers") != "x-mine" || h.Get("Access-Control-Allow-Methods") != "OPTIONS, GET, DELETE, POST, PUT, HEAD, PATCH" {
+	got := c.web("OPTIONS", "guest/default/echo", "", "Origin: https://a.example",
+		"Access-Control-Request-Headers: x-mine")
+	if h := got.Header; got.StatusCode != 200 || len(got.body) != 0 ||
+		h.Get("Access-Control-Allow-Origin") != "*" ||
+		h.Get("Access-Control-Allow-Headers") != "x-mine" ||
+		h.Get("Access-Control-Allow-Methods") != "OPTIONS, GET, DELETE, POST, PUT, HEAD, PATCH" {
 		t.Errorf("HTTP %d %v", got.StatusCode, h)
 	}
 	if _, runs := c.node.asked(); len(runs) != 0 {
 		t.Errorf("%d runs", len(runs))
 	}
-	c.does(map[string]func(map[string]any) string{"own": says(`{"headers":{"Access-Control-Allow-Origin":"https://b.example"}}`)})
+	c.does(map[string]func(map[string]any) string{"own": says(
+		`{"headers":{"Access-Control-Allow-Origin":"https://b.example"}}`)})
 	got = c.web("OPTIONS", "guest/default/own", "", "Origin: https://b.example")
-	if h := got.Header; got.StatusCode != 204 || h.Get("Access-Control-Allow-Origin") != "https://b.example" || h.Get("Access-Control-Allow-Methods") != "" {
+	if h := got.Header; got.StatusCode != 204 ||
+		h.Get("Access-Control-Allow-Origin") != "https://b.example" ||
+		h.Get("Access-Control-Allow-Methods") != "" {
 		t.Errorf("HTTP %d %v", got.StatusCode, h)
 	}
 }
@@ -202,14 +219,16 @@ func TestWebActionsCountAsTheirOwners(t *testing.T) {
 	poor := c.as("poor", access.Limits{"invocationsPerMinute": 1})
 	poor.putWeb("echo", "", "")
 	minute := time.Now().Minute()
-	first, second := c.web("GET", "poor/default/echo.json", ""), c.web("GET", "poor/default/echo.json", "")
+	first, second := c.web("GET", "poor/default/echo.json", ""),
+		c.web("GET", "poor/default/echo.json", "")
 	if first.StatusCode != 200 || second.StatusCode != 429 && time.Now().Minute() == minute {
 		t.Errorf("HTTP %d, %d", first.StatusCode, second.StatusCode)
 	}
 }
 
 func TestASlowWebActionIsNotReady(t *testing.T) {
-	c := newClientOf(t, Config{Blocking: time.Millisecond, Pool: pool.Config{Wait: time.Minute, Start: time.Minute}})
+	c := newClientOf(t, Config{Blocking: time.Millisecond,
+		Pool: pool.Config{Wait: time.Minute, Start: time.Minute}})
 	c.putWeb("slow", "", "")
 	reached, gate := c.held(false)
 	got := c.web("GET", "guest/default/slow", "")
@@ -225,9 +244,13 @@ func TestASlowWebActionIsNotReady(t *testing.T) {
 func TestWebSequences(t *testing.T) {
 	c := newClient(t)
 	c.put("a")
-	c.does(map[string]func(map[string]any) string{"a": func(args map[string]any) string { return fmt.Sprintf(`{"body":%q}`, args["x"]) }})
-	c.want(200, c.do("PUT", "actions/s", `{"exec":{"kind":"sequence","components":["a"]},"annotations":[{"key":"web-export","value":true}]}`))
-	if got := c.web("GET", "guest/default/s?x=hi", ""); got.StatusCode != 200 || string(got.body) != "hi" {
+	c.does(map[string]func(map[string]any) string{"a": func(args map[string]any) string {
+		return fmt.Sprintf(`{"body":%q}`, args["x"])
+	}})
+	c.want(200, c.do("PUT", "actions/s",
+		`{"exec":{"kind":"sequence","components":["a"]},"annotations":[{"key":"web-export","value":true}]}`))
+	if got := c.web("GET", "guest/default/s?x=hi", ""); got.StatusCode != 200 ||
+		string(got.body) != "hi" {
 		t.Errorf("HTTP %d %s", got.StatusCode, got.body)
 	}
 }
