@@ -23,7 +23,6 @@ var notPlainYet = []string{
 	"invoker/openwhisk/bus/couch/couchtest",
 	"invoker/openwhisk/bus/kafkatest",
 	"invoker/openwhisk/bus/message",
-	"invoker/openwhisk/entity",
 	"kernel-mod/fastiovd", // its text is part of the key of a kernel that takes long to build
 }
 

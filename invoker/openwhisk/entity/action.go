@@ -11,13 +11,15 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
-// The kinds that no runtime family has: an image that the action names itself, and a chain of other actions.
+// The kinds that no runtime family has: an image that the action names itself, and a chain of other
+// actions.
 const (
 	Blackbox = "blackbox"
 	Sequence = "sequence"
 )
 
-// An Action is a function, or a sequence of others. Its code is not part of it: what is kept in memory is the rest.
+// An Action is a function, or a sequence of others. It does not hold its code, so that little is
+// kept in memory.
 type Action struct {
 	Common
 	Exec       Exec              `json:"exec"`
@@ -25,7 +27,7 @@ type Action struct {
 	Limits     activation.Limits `json:"limits"`
 }
 
-// Exec is how an action is run. Code is set on its way in and out only.
+// Exec says how an action is run. Code is set on its way in and out only.
 type Exec struct {
 	Kind       string   `json:"kind"`
 	Code       *string  `json:"code,omitempty"`
@@ -35,7 +37,8 @@ type Exec struct {
 	Binary     *bool    `json:"binary"`               // clients need it to be there
 }
 
-// An ActionChange is the body of a PUT: what is absent keeps its value, or gets its default.
+// An ActionChange is the body of a PUT: a field that is absent keeps its value, or gets its
+// default.
 type ActionChange struct {
 	CommonChange
 	Exec           *Exec         `json:"exec"`
@@ -50,13 +53,14 @@ const MaxCode = 48 << 20
 // MaxComponents bounds a sequence.
 const MaxComponents = 50
 
-// Rules are what an action is checked against.
+// Rules holds the rules that an action is checked against.
 type Rules struct {
 	Runtimes *Runtimes
 	Limits   Bounds
 }
 
-// Changed returns the action that a change makes of a, and its code; nil is code that stays as it was.
+// Changed returns the action that a change makes of a, and its code; nil stands for code that stays
+// as it was.
 func (a *Action) Changed(by ActionChange, rules Rules, now time.Time) (*Action, []byte, error) {
 	next := *a
 	annotations := given(by.Annotations, nil)
@@ -102,7 +106,8 @@ func (a *Action) setExec(e *Exec, runtimes *Runtimes) (code []byte, err error) {
 		return nil, err
 	}
 	if len(code) > MaxCode*4/3 {
-		return nil, Refuse(http.StatusRequestEntityTooLarge, "exec.code has %d bytes; at most %d", len(code), MaxCode*4/3)
+		return nil, Refuse(http.StatusRequestEntityTooLarge, "exec.code has %d bytes; at most %d",
+			len(code), MaxCode*4/3)
 	}
 	encoded := isBase64(*e)
 	if next.Binary == nil {
@@ -123,7 +128,8 @@ func (e *Exec) check(own string, hasCode bool, runtimes *Runtimes) error {
 		return e.checkComponents(own)
 	case Blackbox:
 		if !imageName.MatchString(e.Image) {
-			return bad("exec.image is %.300q; kind blackbox needs the reference of an image", e.Image)
+			return bad("exec.image is %.300q; kind blackbox needs the reference of an image",
+				e.Image)
 		}
 		return nil
 	}
@@ -157,7 +163,8 @@ func (e *Exec) checkComponents(own string) error {
 	return nil
 }
 
-// isBase64 is how OpenWhisk tells an archive from source: clients do not say.
+// isBase64 reports whether the code is an archive and not source, by OpenWhisk's rule: clients do
+// not say.
 func isBase64(e Exec) bool {
 	if e.Code == nil {
 		return false

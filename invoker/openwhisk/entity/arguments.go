@@ -8,13 +8,14 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// MaxArguments bounds what a caller sends, and what an action gets beside its parameters.
+// MaxArguments bounds a caller's arguments, and all that an action gets beside its parameters.
 const MaxArguments = 1 << 20
 
-// space is what JSON takes for white space, which is less than what Go does.
+// space holds JSON's white space, which is less than Go's.
 const space = " \t\r\n"
 
-// Fixed is what an action's parameters are, package < binding < action, ready to be laid under any caller's arguments.
+// Fixed holds an action's parameters, package < binding < action, ready to be laid under any
+// caller's arguments.
 type Fixed struct {
 	All    Pairs          // in their order, those for /init too
 	pairs  Pairs          // those for /run
@@ -66,23 +67,25 @@ func (f *Fixed) appendAll(to []byte, overridden []bool) []byte {
 			to = append(to, ',')
 		}
 		first = false
-		to, _ = jsontext.AppendQuote(to, p.Key) // text that is no UTF-8 was refused when it came in
+		// text that is not UTF-8 was refused when it came in
+		to, _ = jsontext.AppendQuote(to, p.Key)
 		to = append(append(to, ':'), p.Value...)
 	}
 	return to
 }
 
-// Under lays the parameters under a caller's arguments, which are an object or nothing, and does not write either anew: what it
-// returns is made of their bytes, and may be body itself.
+// Under lays the parameters under a caller's arguments, which are an object or nothing. It encodes
+// neither anew: its result is made of their bytes, and may be body itself.
 func (f *Fixed) Under(body []byte) ([]byte, error) {
 	if body = bytes.Trim(body, space); len(body) > MaxArguments {
-		return nil, Refuse(http.StatusRequestEntityTooLarge, "the arguments have %d bytes; at most %d", len(body), MaxArguments)
+		return nil, Refuse(http.StatusRequestEntityTooLarge,
+			"the arguments have %d bytes; at most %d", len(body), MaxArguments)
 	}
 	return f.under(body, f.Locks)
 }
 
-// Lay is Under for arguments that no caller wrote, as the result of a step before: they override what is locked too, and may be an
-// array, under which nothing can be laid.
+// Lay is Under for arguments that no caller wrote, such as the result of a step before. They
+// override locked parameters too. They may be an array, under which nothing can be laid.
 func (f *Fixed) Lay(result []byte) ([]byte, error) {
 	if result = bytes.Trim(result, space); len(result) > 0 && result[0] == '[' {
 		return result, valid(result)
@@ -90,7 +93,7 @@ func (f *Fixed) Lay(result []byte) ([]byte, error) {
 	return f.under(result, func(string) bool { return false })
 }
 
-// Locks tells whether callers may not set a parameter. One that is null is theirs to set.
+// Locks reports whether callers may not set a parameter. A caller may set one that is null.
 func (f *Fixed) Locks(name string) bool {
 	i, fixed := f.index[name]
 	return fixed && f.locked && string(f.pairs[i].Value) != "null"
@@ -112,7 +115,9 @@ func (f *Fixed) under(body []byte, locks func(name string) bool) ([]byte, error)
 	overridden := make([]bool, len(f.pairs))
 	names, err := members(body, func(name string) error {
 		if locks(name) {
-			return bad("the request sets the parameter %.100q, which this action does not let callers set", name)
+			return bad(
+				"the request sets the parameter %.100q, which this action does not let callers set",
+				name)
 		}
 		if i, fixed := f.index[name]; fixed {
 			overridden[i] = true
@@ -129,7 +134,7 @@ func (f *Fixed) under(body []byte, locks func(name string) bool) ([]byte, error)
 	return append(laid, body[1:]...), nil
 }
 
-// valid refuses what is not one JSON value with each name once.
+// valid refuses all but one JSON value with each name once.
 func valid(body []byte) error {
 	if jsontext.Value(body).IsValid() {
 		return nil

@@ -17,11 +17,15 @@ func pairs(t testing.TB, content string) (p Pairs) {
 
 func TestParametersAreLaidOverEachOther(t *testing.T) {
 	fixed := Fix(false,
-		pairs(t, `[{"key":"a","value":"package"},{"key":"b","value":"package"},{"key":"c","value":"package"},{"key":"d","value":"package"}]`),
-		pairs(t, `[{"key":"b","value":"binding"},{"key":"c","value":"binding"},{"key":"d","value":"binding"}]`),
-		pairs(t, `[{"key":"c","value":"action"},{"key":"d","value":"action"},{"key":"E","value":7,"init":true},{"key":"F","value":"x","init":true}]`))
+		pairs(t,
+			`[{"key":"a","value":"package"},{"key":"b","value":"package"},{"key":"c","value":"package"},{"key":"d","value":"package"}]`),
+		pairs(t,
+			`[{"key":"b","value":"binding"},{"key":"c","value":"binding"},{"key":"d","value":"binding"}]`),
+		pairs(t,
+			`[{"key":"c","value":"action"},{"key":"d","value":"action"},{"key":"E","value":7,"init":true},{"key":"F","value":"x","init":true}]`))
 	got, err := fixed.Under([]byte(` {"d":"caller", "e":{"f":[1]}} `))
-	if want := `{"a":"package","b":"binding","c":"action","d":"caller", "e":{"f":[1]}}`; err != nil || string(got) != want {
+	if want := `{"a":"package","b":"binding","c":"action","d":"caller", "e":{"f":[1]}}`; err !=
+		nil || string(got) != want {
 		t.Errorf("%s, %v; want %s", got, err, want)
 	}
 	if !reflect.DeepEqual(fixed.Init, map[string]string{"E": "7", "F": "x"}) {
@@ -55,7 +59,8 @@ func TestLockedParametersStay(t *testing.T) {
 func TestBadArgumentsAreRefused(t *testing.T) {
 	deep := strings.Repeat(`{"a":`, 20_000) + "1" + strings.Repeat("}", 20_000)
 	for _, fixed := range []*Fixed{Fix(false), Fix(false, pairs(t, `[{"key":"p","value":1}]`))} {
-		for _, body := range []string{"[1]", "1", `"a"`, "{", `{"a":1}{}`, `{"a":1,"a":2}`, `{"b":{"a":1,"a":2}}`, "{\"\xff\":1}", "\vnull", "{}\u00a0", `{"a":1,}`, "}", deep} {
+		for _, body := range []string{"[1]", "1", `"a"`, "{", `{"a":1}{}`, `{"a":1,"a":2}`,
+			`{"b":{"a":1,"a":2}}`, "{\"\xff\":1}", "\vnull", "{}\u00a0", `{"a":1,}`, "}", deep} {
 			_, err := fixed.Under([]byte(body))
 			refused(t, body[:min(len(body), 20)], err, 400, "malformed")
 		}
@@ -64,15 +69,18 @@ func TestBadArgumentsAreRefused(t *testing.T) {
 	}
 }
 
-// What Under accepts is what the standard library reads as an object with the parameters under it.
+// Under accepts the same bodies as the standard library, which reads them as an object with the
+// parameters under it.
 func FuzzUnder(f *testing.F) {
-	for _, body := range []string{``, `{}`, `{"a":1}`, `null`, `[]`, `{"a":{"b":[1,"\ud800"]}}`, "{\"\xff\":1}", `{"p":2,"q":{}}`, `{"":null}`, "\vnull"} {
+	for _, body := range []string{``, `{}`, `{"a":1}`, `null`, `[]`, `{"a":{"b":[1,"\ud800"]}}`,
+		"{\"\xff\":1}", `{"p":2,"q":{}}`, `{"":null}`, "\vnull"} {
 		f.Add([]byte(body))
 	}
 	fixed := Fix(false, pairs(f, `[{"key":"p","value":{"q":1}},{"key":"r","value":null}]`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		laid, err := fixed.Under(body)
-		if bare, bareErr := Fix(false).Under(body); (bareErr == nil) != (err == nil) || bareErr == nil && !json.Valid(bare) {
+		if bare, bareErr := Fix(false).Under(body); (bareErr == nil) != (err == nil) ||
+			bareErr == nil && !json.Valid(bare) {
 			t.Fatalf("%q: %v with parameters, %v without: %s", body, err, bareErr, bare)
 		}
 		if !fair(t, body, err) {
@@ -80,7 +88,8 @@ func FuzzUnder(f *testing.F) {
 		}
 		want := map[string]any{"p": map[string]any{"q": 1.0}, "r": nil}
 		if len(body) > 0 {
-			if err := json.Unmarshal(body, &want); err != nil && len(strings.Trim(string(body), space)) > 0 {
+			if err := json.Unmarshal(body, &want); err != nil &&
+				len(strings.Trim(string(body), space)) > 0 {
 				t.Fatalf("%q was taken: %v", body, err)
 			}
 		}

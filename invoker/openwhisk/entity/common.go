@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Common is what all entities share.
+// Common holds the fields that all entities share.
 type Common struct {
 	Namespace   string `json:"namespace"` // of an action in a package: namespace/package
 	Name        string `json:"name"`
@@ -17,7 +17,7 @@ type Common struct {
 	Updated     int64  `json:"updated"` // Unix milliseconds
 }
 
-// CommonChange is what every PUT may say.
+// CommonChange holds the fields that every PUT may set.
 type CommonChange struct {
 	Version     *string `json:"version"`
 	Publish     *bool   `json:"publish"`
@@ -33,7 +33,7 @@ func (c *Common) Path() Path {
 // IsNew tells an entity that is yet to be created from one that is changed.
 func (c *Common) IsNew() bool { return c.Version == "" }
 
-// Named is what an entity of that name begins with.
+// Named returns the Common with which an entity of that name begins.
 func Named(path Path) Common { return Common{Namespace: path.Above(), Name: path.Name} }
 
 var semantic = regexp.MustCompile(`^\d{1,9}\.\d{1,9}\.\d{1,9}$`)

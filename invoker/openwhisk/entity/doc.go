@@ -1,5 +1,6 @@
-// Package entity holds what an OpenWhisk namespace is made of: actions, packages, bindings, triggers and rules. It is pure: it reads
-// and writes their JSON, says what a change makes of one, and how names and parameters resolve; it keeps nothing.
+// Package entity holds the things in an OpenWhisk namespace: actions, packages, bindings, triggers
+// and rules. It is pure: it reads and writes their JSON, applies a change to one, and resolves
+// names and parameters; it keeps nothing.
 //
 //	refusal.go   why something cannot be, with the HTTP status that says so; strict JSON in
 //	name.go      /namespace/package/name and how clients abbreviate it
@@ -12,6 +13,7 @@
 //	runtimes.go  runtimes.json: which image runs a kind
 //	arguments.go parameters laid package < binding < action < caller
 //
-// What comes from outside is decoded strictly: a name that stands twice in an object, text that is no UTF-8 and JSON too deep for its
-// readers are refused. A value of these types never changes once it is shared: a change makes another.
+// Input from outside is decoded strictly: a name that stands twice in an object, text that is not
+// UTF-8 and JSON too deep for its readers are refused. A value of these types never changes once it
+// is shared: a change makes another.
 package entity

@@ -41,7 +41,8 @@ func change(from *Action, body string) (*Action, []byte, error) {
 func refused(t *testing.T, about string, err error, status int, says string) {
 	t.Helper()
 	var r *Refusal
-	if !errors.As(err, &r) || r.Status != status || !strings.Contains(r.Why, says) || strings.Contains(r.Why, "\n") {
+	if !errors.As(err, &r) || r.Status != status || !strings.Contains(r.Why, says) ||
+		strings.Contains(r.Why, "\n") {
 		t.Errorf("%s: %v; want %d with %q", about, err, status, says)
 	}
 }
@@ -57,7 +58,8 @@ func asJSON(t *testing.T, v any) string {
 
 func TestPaths(t *testing.T) {
 	for text, want := range map[string]string{
-		"hello": "/me/hello", "/_/hello": "/me/hello", "/guest/hello": "/guest/hello", "guest/hello": "/guest/hello",
+		"hello": "/me/hello", "/_/hello": "/me/hello", "/guest/hello": "/guest/hello",
+		"guest/hello": "/guest/hello",
 		"/_/pk/hello": "/me/pk/hello", "guest/pk/a b": "/guest/pk/a b",
 	} {
 		p, err := ParsePath(text, "me")
@@ -65,7 +67,8 @@ func TestPaths(t *testing.T) {
 			t.Errorf("%q: %s, %v; want %s", text, p, err, want)
 		}
 	}
-	for _, text := range []string{"", "/", "//", "/a//b", "a/b/c/d", " a", "a ", "-a", "a/" + strings.Repeat("a", 257), "a\n", "a\x00b", "ä", "a?b"} {
+	for _, text := range []string{"", "/", "//", "/a//b", "a/b/c/d", " a", "a ", "-a", "a/" +
+		strings.Repeat("a", 257), "a\n", "a\x00b", "ä", "a?b"} {
 		_, err := ParsePath(text, "me")
 		refused(t, text, err, 400, "name")
 	}
@@ -74,7 +77,8 @@ func TestPaths(t *testing.T) {
 func TestReferences(t *testing.T) {
 	var p Path
 	for _, content := range []string{`"/guest/pk/a"`, `{"path":"guest/pk","name":"a"}`} {
-		if err := json.Unmarshal([]byte(content), &p); err != nil || p != (Path{"guest", "pk", "a"}) {
+		if err := json.Unmarshal([]byte(content), &p); err != nil ||
+			p != (Path{"guest", "pk", "a"}) {
 			t.Errorf("%s: %v, %v", content, p, err)
 		}
 	}
@@ -91,26 +95,33 @@ func TestAnActionIsMade(t *testing.T) {
 	if got := asJSON(t, a); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if string(code) != "def main(args): return args" || a.Image(rules.Runtimes) != "python:3" || a.Path() != (Path{"guest", "pk", "hello"}) {
+	if string(code) != "def main(args): return args" || a.Image(rules.Runtimes) != "python:3" ||
+		a.Path() != (Path{"guest", "pk", "hello"}) {
 		t.Errorf("%q %q %v", code, a.Image(rules.Runtimes), a.Path())
 	}
 	if got := *a.Shown(code).Exec.Code; got != string(code) {
 		t.Errorf("shown with %q", got)
 	}
 	var again Action
-	if err := json.Unmarshal([]byte(asJSON(t, a)), &again); err != nil || !reflect.DeepEqual(again.Exec, a.Exec) || again.Path() != a.Path() {
+	if err := json.Unmarshal([]byte(asJSON(t, a)), &again); err != nil ||
+		!reflect.DeepEqual(again.Exec, a.Exec) || again.Path() != a.Path() {
 		t.Errorf("kept as %+v, %v", again, err)
 	}
 }
 
 func TestAnUpdateKeepsWhatItDoesNotName(t *testing.T) {
-	a, _ := action(t, nil, `{"exec":{"kind":"nodejs:18","code":"x","main":"go"},"parameters":[{"key":"p","value":1}],`+
-		`"annotations":[{"key":"x","value":1},{"key":"y","value":2}],"publish":true}`)
-	b, code := action(t, a, `{"limits":{"memory":128},"annotations":[{"key":"y","value":3}],"delAnnotations":["x"]}`)
-	if code != nil || b.Exec.Main != "go" || b.Limits.MemoryMB != 128 || b.Limits.TimeoutMs != 60_000 || b.Version != "0.0.2" || !b.Publish {
+	a, _ := action(t, nil,
+		`{"exec":{"kind":"nodejs:18","code":"x","main":"go"},"parameters":[{"key":"p","value":1}],`+
+			`"annotations":[{"key":"x","value":1},{"key":"y","value":2}],"publish":true}`)
+	b, code := action(t, a,
+		`{"limits":{"memory":128},"annotations":[{"key":"y","value":3}],"delAnnotations":["x"]}`)
+	if code != nil || b.Exec.Main != "go" || b.Limits.MemoryMB != 128 ||
+		b.Limits.TimeoutMs != 60_000 || b.Version != "0.0.2" || !b.Publish {
 		t.Errorf("%+v, code %q", b, code)
 	}
-	if got := asJSON(t, b.Annotations); got != `[{"key":"provide-api-key","value":false},{"key":"y","value":3},{"key":"exec","value":"nodejs:18"}]` {
+	if got := asJSON(t,
+		b.Annotations); got !=
+		`[{"key":"provide-api-key","value":false},{"key":"y","value":3},{"key":"exec","value":"nodejs:18"}]` {
 		t.Error(got)
 	}
 	if got := asJSON(t, b.Parameters); got != `[{"key":"p","value":1}]` {
@@ -133,7 +144,8 @@ func TestKindsOfExec(t *testing.T) {
 		t.Error("an archive was taken for source")
 	}
 	s, code := action(t, a, `{"exec":{"kind":"sequence","components":["/_/a","/other/pk/b","c"]}}`)
-	if fmt.Sprint(s.Exec.Components) != "[/guest/a /other/pk/b /guest/c]" || code == nil || len(code) > 0 || *s.Exec.Binary {
+	if fmt.Sprint(s.Exec.Components) != "[/guest/a /other/pk/b /guest/c]" || code == nil ||
+		len(code) > 0 || *s.Exec.Binary {
 		t.Errorf("%+v, code %v", s.Exec, code)
 	}
 	b, _ := action(t, nil, `{"exec":{"kind":"blackbox","image":"me/img:1"}}`)
@@ -184,7 +196,9 @@ func TestBindings(t *testing.T) {
 	if err != nil || !bound.Bound() || bound.Binding != (Binding{"guest", "theirs"}) {
 		t.Fatalf("%+v, %v", bound, err)
 	}
-	if got := asJSON(t, bound.Annotations); got != `[{"key":"binding","value":{"namespace":"guest","name":"theirs"}}]` {
+	if got := asJSON(t,
+		bound.Annotations); got !=
+		`[{"key":"binding","value":{"namespace":"guest","name":"theirs"}}]` {
 		t.Error(got)
 	}
 	plain, err := p.Changed(PackageChange{}, t0)
@@ -194,18 +208,22 @@ func TestBindings(t *testing.T) {
 	_, err = plain.Changed(PackageChange{Binding: &Binding{"_", "theirs"}}, t0)
 	refused(t, "a package that becomes a binding", err, 409, "cannot become")
 
-	plain.Parameters = Pairs{{Key: "a", Value: json.RawMessage("1")}, {Key: "b", Value: json.RawMessage("1")}}
+	plain.Parameters = Pairs{{Key: "a", Value: json.RawMessage("1")},
+		{Key: "b", Value: json.RawMessage("1")}}
 	bound.Parameters = Pairs{{Key: "b", Value: json.RawMessage("2")}}
 	a, _ := action(t, nil, hello)
-	f, _ := action(t, nil, strings.Replace(hello, "{", `{"annotations":[{"key":"feed","value":true}],`, 1))
+	f, _ := action(t, nil, strings.Replace(hello, "{",
+		`{"annotations":[{"key":"feed","value":true}],`, 1))
 	var shown struct {
 		Parameters     Pairs
 		Actions, Feeds []Common
 	}
-	if err := json.Unmarshal([]byte(asJSON(t, bound.Shown(plain, []*Action{a, f}))), &shown); err != nil {
+	if err := json.Unmarshal([]byte(asJSON(t, bound.Shown(plain, []*Action{a, f}))),
+		&shown); err != nil {
 		t.Fatal(err)
 	}
-	if asJSON(t, shown.Parameters) != `[{"key":"a","value":1},{"key":"b","value":2}]` || len(shown.Actions) != 1 || len(shown.Feeds) != 1 {
+	if asJSON(t, shown.Parameters) != `[{"key":"a","value":1},{"key":"b","value":2}]` ||
+		len(shown.Actions) != 1 || len(shown.Feeds) != 1 {
 		t.Errorf("%+v", shown)
 	}
 }
@@ -213,18 +231,21 @@ func TestBindings(t *testing.T) {
 func TestRulesAndTriggers(t *testing.T) {
 	r := &Rule{Common: Named(Path{Namespace: "guest", Name: "r"})}
 	var by RuleChange
-	if err := Decode([]byte(`{"name":"r","status":"","trigger":"/_/t","action":"/_/pk/a"}`), &by); err != nil {
+	if err := Decode([]byte(`{"name":"r","status":"","trigger":"/_/t","action":"/_/pk/a"}`),
+		&by); err != nil {
 		t.Fatal(err)
 	}
 	rule, err := r.Changed(by, t0)
 	if err != nil || rule.Status != Active {
 		t.Fatalf("%+v, %v", rule, err)
 	}
-	if got := asJSON(t, rule); !strings.Contains(got, `"status":"active","trigger":{"path":"guest","name":"t"},"action":{"path":"guest/pk","name":"a"}`) {
+	if got := asJSON(t, rule); !strings.Contains(got,
+		`"status":"active","trigger":{"path":"guest","name":"t"},"action":{"path":"guest/pk","name":"a"}`) {
 		t.Error(got)
 	}
 	keeps(t, rule, new(Rule))
-	for status, body := range map[int]string{400: `{"trigger":"t"}`, 403: `{"trigger":"/other/t","action":"a"}`} {
+	for status, body := range map[int]string{400: `{"trigger":"t"}`,
+		403: `{"trigger":"/other/t","action":"a"}`} {
 		by := RuleChange{}
 		if err := Decode([]byte(body), &by); err != nil {
 			t.Fatal(err)
@@ -233,10 +254,12 @@ func TestRulesAndTriggers(t *testing.T) {
 		refused(t, body, err, status, "")
 	}
 	trigger := &Trigger{Common: Named(Path{Namespace: "guest", Name: "t"})}
-	if got := asJSON(t, trigger.Shown([]*Rule{rule})); !strings.Contains(got, `"guest/r":{"action":{"path":"guest/pk","name":"a"},"status":"active"}`) {
+	if got := asJSON(t, trigger.Shown([]*Rule{rule})); !strings.Contains(got,
+		`"guest/r":{"action":{"path":"guest/pk","name":"a"},"status":"active"}`) {
 		t.Error(got)
 	}
-	_, err = trigger.Changed(TriggerChange{CommonChange: CommonChange{Annotations: &Pairs{{Key: "feed", Value: json.RawMessage("7")}}}}, t0)
+	_, err = trigger.Changed(TriggerChange{CommonChange: CommonChange{
+		Annotations: &Pairs{{Key: "feed", Value: json.RawMessage("7")}}}}, t0)
 	refused(t, "a feed that is no name", err, 400, "feed")
 }
 
@@ -246,7 +269,8 @@ func TestRuntimes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Image("go:1") != "openwhisk/action-golang:nightly" || r.Image("go:2") != "r.io/g" || r.Families()["go"][1].StemCells[0] != (StemCell{Count: 2, Memory: 256}) {
+	if r.Image("go:1") != "openwhisk/action-golang:nightly" || r.Image("go:2") != "r.io/g" ||
+		r.Families()["go"][1].StemCells[0] != (StemCell{Count: 2, Memory: 256}) {
 		t.Errorf("%+v", r)
 	}
 	if kind, err := r.Resolve("go:default"); kind != "go:2" || err != nil {
@@ -254,7 +278,8 @@ func TestRuntimes(t *testing.T) {
 	}
 	_, err = r.Resolve("go:1")
 	refused(t, "deprecated", err, 400, "deprecated")
-	for _, content := range []string{`{}`, `[]`, `{"runtimes":{"go":[]}}`, `{"runtimes":{"go":[{"kind":"py:1","default":true,"image":{"name":"a"}}]}}`,
+	for _, content := range []string{`{}`, `[]`, `{"runtimes":{"go":[]}}`,
+		`{"runtimes":{"go":[{"kind":"py:1","default":true,"image":{"name":"a"}}]}}`,
 		`{"runtimes":{"go":[{"kind":"go:1","default":true,"image":{"name":""}}]}}`,
 		`{"runtimes":{"go":[{"kind":"go:1","default":true,"image":{"name":"a"},"stemCells":[{"initialCount":1,"memory":"lots"}]}]}}`} {
 		if _, err := ParseRuntimes([]byte(content)); err == nil {
@@ -263,10 +288,13 @@ func TestRuntimes(t *testing.T) {
 	}
 }
 
-// Whatever a PUT says: an entity that can be kept, shown and changed again, or a refusal that is the caller's fault.
+// Whatever a PUT says, it makes an entity that can be kept, shown and changed again, or a refusal
+// that is the caller's fault.
 func FuzzChange(f *testing.F) {
-	for _, body := range []string{hello, `{}`, `{"exec":null}`, `{"exec":{"kind":"blackbox","image":"a/b"},"limits":{"logs":0}}`,
-		`{"exec":{"kind":"sequence","components":["/_/a"]},"version":"1.1.1"}`, `{"binding":{"namespace":"_","name":"a"}}`,
+	for _, body := range []string{hello, `{}`, `{"exec":null}`,
+		`{"exec":{"kind":"blackbox","image":"a/b"},"limits":{"logs":0}}`,
+		`{"exec":{"kind":"sequence","components":["/_/a"]},"version":"1.1.1"}`,
+		`{"binding":{"namespace":"_","name":"a"}}`,
 		`{"trigger":"/_/t","action":{"path":"_/a","name":"b"},"status":"inactive"}`,
 		`{"annotations":[{"key":"a"},{"key":"a","value":[1]}],"delAnnotations":["exec"],"exec":{"kind":"python:3","code":"YWJj"}}`} {
 		f.Add([]byte(body))
@@ -283,20 +311,23 @@ func FuzzChange(f *testing.F) {
 		}
 		var p PackageChange
 		if err := Decode(body, &p); fair(t, body, err) {
-			if made, err := (&Package{Common: Named(Path{Namespace: "g", Name: "p"})}).Changed(p, t0); fair(t, body, err) {
+			if made, err := (&Package{Common: Named(Path{Namespace: "g", Name: "p"})}).Changed(p,
+				t0); fair(t, body, err) {
 				keeps(t, made, new(Package))
 			}
 		}
 		var r RuleChange
 		if err := Decode(body, &r); fair(t, body, err) {
-			if made, err := (&Rule{Common: Named(Path{Namespace: "g", Name: "r"})}).Changed(r, t0); fair(t, body, err) {
+			if made, err := (&Rule{Common: Named(Path{Namespace: "g", Name: "r"})}).Changed(r,
+				t0); fair(t, body, err) {
 				keeps(t, made, new(Rule))
 			}
 		}
 	})
 }
 
-// fair tells whether there was no error, and fails where there was one that is not the caller's.
+// fair reports whether there was no error, and fails if there was one that the caller did not
+// cause.
 func fair(t *testing.T, body []byte, err error) bool {
 	var r *Refusal
 	if err != nil && (!errors.As(err, &r) || r.Status < 400 || r.Status > 499) {
@@ -305,7 +336,7 @@ func fair(t *testing.T, body []byte, err error) bool {
 	return err == nil
 }
 
-// keeps checks that what was made is the same after it was kept as JSON.
+// keeps checks that made is the same after it was kept as JSON.
 func keeps(t *testing.T, made, into any) {
 	kept := asJSON(t, made)
 	if err := json.Unmarshal([]byte(kept), into); err != nil {
@@ -320,7 +351,8 @@ func keeps(t *testing.T, made, into any) {
 func FuzzName(f *testing.F) {
 	segment := regexp.MustCompile(`^\w([\w@ .&-]{0,254}[\w@.&-])?$`)
 	for _, name := range []string{
-		"", "a", " ", "a ", "_", "@", "a@", "a b", "-a", "a\n", "é", strings.Repeat("x", 256), strings.Repeat("x", 257),
+		"", "a", " ", "a ", "_", "@", "a@", "a b", "-a", "a\n", "é", strings.Repeat("x", 256),
+		strings.Repeat("x", 257),
 	} {
 		f.Add(name)
 	}

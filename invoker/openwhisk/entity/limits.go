@@ -2,14 +2,14 @@ package entity
 
 import "github.com/fastiov/fastiov/invoker/openwhisk/activation"
 
-// A Bound is what one limit may be.
+// A Bound is the range of one limit, and its standard value.
 type Bound struct{ Min, Standard, Max int }
 
-// Bounds are what the limits of an action may be.
+// Bounds holds the bounds of all limits of an action.
 type Bounds struct{ TimeoutMs, MemoryMB, LogsMB, Concurrency Bound }
 
-// OpenWhisks are its own bounds. The runtimes serve one call at a time, so that more would only queue
-// in their sandbox while the time of each call runs.
+// OpenWhisks holds OpenWhisk's own bounds. The runtimes serve one call at a time. More calls would
+// only queue in their sandbox while the time of each runs.
 var OpenWhisks = Bounds{
 	TimeoutMs:   Bound{100, 60_000, 300_000},
 	MemoryMB:    Bound{128, 256, 512},
@@ -17,14 +17,15 @@ var OpenWhisks = Bounds{
 	Concurrency: Bound{1, 1, 1},
 }
 
-// Standard are the limits of an action that names none.
+// Standard returns the limits of an action that names none.
 func (b *Bounds) Standard() activation.Limits {
 	return activation.Limits{
-		TimeoutMs: b.TimeoutMs.Standard, MemoryMB: b.MemoryMB.Standard, LogsMB: b.LogsMB.Standard, Concurrency: b.Concurrency.Standard,
+		TimeoutMs: b.TimeoutMs.Standard, MemoryMB: b.MemoryMB.Standard, LogsMB: b.LogsMB.Standard,
+		Concurrency: b.Concurrency.Standard,
 	}
 }
 
-// AtMost are the bounds for who may use no more than that; of what is 0, as much as others.
+// AtMost returns the bounds with lower maxima for a namespace; 0 leaves a maximum as it is.
 func (b Bounds) AtMost(timeoutMs, memoryMB, logsMB int) Bounds {
 	for _, limit := range []struct {
 		bound *Bound
@@ -43,9 +44,11 @@ func (b *Bounds) Allow(l *activation.Limits) error {
 	for _, limit := range [...]struct {
 		name      string
 		has, most int
-	}{{"timeout", l.TimeoutMs, b.TimeoutMs.Max}, {"memory", l.MemoryMB, b.MemoryMB.Max}, {"logs", l.LogsMB, b.LogsMB.Max}} {
+	}{{"timeout", l.TimeoutMs, b.TimeoutMs.Max}, {"memory", l.MemoryMB, b.MemoryMB.Max},
+		{"logs", l.LogsMB, b.LogsMB.Max}} {
 		if limit.has > limit.most {
-			return bad("the action's limits.%s is %d; this namespace may run actions of at most %d", limit.name, limit.has, limit.most)
+			return bad("the action's limits.%s is %d; this namespace may run actions of at most %d",
+				limit.name, limit.has, limit.most)
 		}
 	}
 	return nil
@@ -78,7 +81,8 @@ func (b *Bounds) apply(to *activation.Limits, by *LimitsChange) error {
 			continue
 		}
 		if *limit.wants < limit.bound.Min || *limit.wants > limit.bound.Max {
-			return bad("limits.%s is %d; it must be from %d to %d", limit.name, *limit.wants, limit.bound.Min, limit.bound.Max)
+			return bad("limits.%s is %d; it must be from %d to %d", limit.name, *limit.wants,
+				limit.bound.Min, limit.bound.Max)
 		}
 		*limit.set = *limit.wants
 	}

@@ -8,12 +8,14 @@ import (
 // CheckName refuses what no entity can be called.
 func CheckName(name string) error {
 	if !isName(name) {
-		return bad("%.300q is no name: 1 to 256 of letters, digits and _@ .&-, beginning with a letter, digit or _, not ending in a blank", name)
+		return bad(
+			"%.300q is no name: 1 to 256 of letters, digits and _@ .&-, beginning with a letter, digit or _, not ending in a blank",
+			name)
 	}
 	return nil
 }
 
-// isName matches ^\w([\w@ .&-]{0,254}[\w@.&-])?$. Each call asks it, so it is no regexp.
+// isName matches ^\w([\w@ .&-]{0,254}[\w@.&-])?$. Each call asks it, so it does not use a regexp.
 func isName(s string) bool {
 	if s == "" || len(s) > 256 || s[len(s)-1] == ' ' || strings.IndexByte("@ .&-", s[0]) >= 0 {
 		return false
@@ -30,8 +32,8 @@ func isName(s string) bool {
 // A Path names an entity: /Namespace/Name, or /Namespace/Package/Name.
 type Path struct{ Namespace, Package, Name string }
 
-// ParsePath reads a name as clients write it: "name", "/namespace/name", "/namespace/package/name", the slash in front being optional;
-// own is the namespace that a lone name is in, and that "_" stands for.
+// ParsePath reads a name as clients write it: "name", "/namespace/name", "/namespace/package/name".
+// The slash in front is optional. A lone name is in the namespace own, and "_" stands for own.
 func ParsePath(text, own string) (Path, error) {
 	parts := strings.Split(strings.TrimPrefix(text, "/"), "/")
 	for _, part := range parts {
@@ -60,7 +62,8 @@ func (p Path) In(namespace, own string) Path {
 	return p
 }
 
-// Above is what clients call the namespace of an entity: "namespace" or "namespace/package".
+// Above returns the part that clients call the namespace of an entity: "namespace" or
+// "namespace/package".
 func (p Path) Above() string {
 	if p.Package == "" {
 		return p.Namespace

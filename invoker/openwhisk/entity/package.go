@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A Package holds actions and the parameters they share. One with a Binding holds none of its own: it shows another package's, with
-// its own parameters laid over that one's.
+// A Package holds actions and the parameters they share. One with a Binding holds no actions of its
+// own: it shows another package's, with its own parameters laid over that one's.
 type Package struct {
 	Common
 	Parameters Pairs   `json:"parameters"`
@@ -29,7 +29,7 @@ type PackageChange struct {
 // Path is the name of the package that is bound.
 func (b Binding) Path() Path { return Path{Namespace: b.Namespace, Name: b.Name} }
 
-// Bound tells whether the package is a binding.
+// Bound reports whether the package is a binding.
 func (p *Package) Bound() bool { return p.Binding.Name != "" }
 
 const boundTo = "binding" // the annotation that names it, for clients
@@ -66,7 +66,8 @@ func (p *Package) Changed(by PackageChange, now time.Time) (*Package, error) {
 	return &next, nil
 }
 
-// Shown is the package for GET: with its actions, or those of the package it binds, whose parameters it lays its own over.
+// Shown returns the package for GET with its actions. A binding shows the actions of the package it
+// binds, and lays its own parameters over that one's.
 func (p *Package) Shown(bound *Package, actions []*Action) any {
 	type row struct {
 		Name        string `json:"name"`

@@ -10,10 +10,11 @@ import (
 type Pair struct {
 	Key   string          `json:"key"`
 	Value json.RawMessage `json:"value"`
-	Init  bool            `json:"init,omitempty"` // a parameter for /init: the action finds it in its environment
+	// A parameter for /init: the action finds it in its environment.
+	Init bool `json:"init,omitempty"`
 }
 
-// Pairs are in the order in which they were given, each key once.
+// Pairs holds each key once, in the order in which the pairs were given.
 type Pairs []Pair
 
 // MarshalJSON writes none as an empty list.
@@ -34,13 +35,14 @@ func (p Pairs) Get(key string) (value json.RawMessage, found bool) {
 	return nil, false
 }
 
-// True tells whether the key's value is true.
+// True reports whether the key's value is true.
 func (p Pairs) True(key string) bool {
 	value, _ := p.Get(key)
 	return string(value) == "true"
 }
 
-// Truthy tells whether the key is there with a value that is none of false, null, 0 and the empty text.
+// Truthy reports whether the key is there with a value other than false, null, 0 and the empty
+// text.
 func (p Pairs) Truthy(key string) bool {
 	value, found := p.Get(key)
 	switch string(value) {
@@ -50,7 +52,8 @@ func (p Pairs) Truthy(key string) bool {
 	return found
 }
 
-// With returns the pairs with others laid over them: a key that is there already moves to the end, with its new value.
+// With returns the pairs with others laid over them: a key that is there already moves to the end,
+// with its new value.
 func (p Pairs) With(others ...Pair) Pairs {
 	last := make(map[string]int, len(others))
 	for i := range others {
@@ -72,7 +75,9 @@ func (p Pairs) With(others ...Pair) Pairs {
 
 // Without returns the pairs without these keys.
 func (p Pairs) Without(keys ...string) Pairs {
-	return slices.DeleteFunc(slices.Clone(p), func(pair Pair) bool { return slices.Contains(keys, pair.Key) })
+	return slices.DeleteFunc(slices.Clone(p), func(pair Pair) bool {
+		return slices.Contains(keys, pair.Key)
+	})
 }
 
 // MaxParameters bounds the parameters of an entity, and its annotations.
@@ -87,12 +92,13 @@ func (p Pairs) check(what string) error {
 		size += len(p[i].Key) + len(p[i].Value)
 	}
 	if size > MaxParameters {
-		return Refuse(http.StatusRequestEntityTooLarge, "%s have %d bytes; at most %d", what, size, MaxParameters)
+		return Refuse(http.StatusRequestEntityTooLarge, "%s have %d bytes; at most %d",
+			what, size, MaxParameters)
 	}
 	return nil
 }
 
-// given are the pairs of a request: of equal keys the last counts, and what has no value is null.
+// given returns the pairs of a request. Of equal keys the last counts, and a missing value is null.
 func given(p *Pairs, otherwise Pairs) Pairs {
 	if p == nil {
 		return otherwise

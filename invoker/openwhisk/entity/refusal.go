@@ -7,7 +7,7 @@ import (
 	"github.com/go-json-experiment/json"
 )
 
-// A Refusal is the error of what cannot be done as asked; Why is for the caller.
+// A Refusal is the error of a request that cannot be met; Why is for the caller.
 type Refusal struct {
 	Status int // of HTTP
 	Why    string

@@ -20,7 +20,7 @@ type Runtimes struct {
 	defaults map[string]string // kind by "family:default"
 }
 
-// A Runtime is one kind. What is not ours to act on is left out.
+// A Runtime is one kind. It leaves out the fields that this product does not act on.
 type Runtime struct {
 	Kind       string     `json:"kind"`
 	Default    bool       `json:"default"`
@@ -50,7 +50,7 @@ func (i Image) String() string {
 	return reference
 }
 
-// Standard are the runtimes whose images this product makes.
+// Standard returns the runtimes whose images this product makes.
 func Standard() *Runtimes {
 	r, err := ParseRuntimes(standard)
 	if err != nil {
@@ -67,15 +67,20 @@ func ParseRuntimes(content []byte) (*Runtimes, error) {
 	if err := json.Unmarshal(content, &manifest); err != nil {
 		return nil, fmt.Errorf("runtimes: %w", err)
 	}
-	r := &Runtimes{families: manifest.Runtimes, kinds: map[string]*Runtime{}, images: map[string]string{}, defaults: map[string]string{}}
+	r := &Runtimes{families: manifest.Runtimes, kinds: map[string]*Runtime{},
+		images: map[string]string{}, defaults: map[string]string{}}
 	for family, list := range r.families {
 		for i := range list {
 			one := &list[i]
-			if before, _, found := strings.Cut(one.Kind, ":"); !found || before != family || r.kinds[one.Kind] != nil {
-				return nil, fmt.Errorf("runtimes: kind %q in family %q; it must be family:version, each once", one.Kind, family)
+			if before, _, found := strings.Cut(one.Kind, ":"); !found || before != family ||
+				r.kinds[one.Kind] != nil {
+				return nil, fmt.Errorf(
+					"runtimes: kind %q in family %q; it must be family:version, each once",
+					one.Kind, family)
 			}
 			if !imageName.MatchString(one.Image.String()) {
-				return nil, fmt.Errorf("runtimes: kind %s: image %q is no reference", one.Kind, one.Image)
+				return nil, fmt.Errorf("runtimes: kind %s: image %q is no reference",
+					one.Kind, one.Image)
 			}
 			for _, cell := range one.StemCells {
 				if err := cell.check(); err != nil {
@@ -108,14 +113,16 @@ func (r *Runtimes) Resolve(kind string) (string, error) {
 	runtime := r.kinds[kind]
 	switch {
 	case runtime == nil:
-		return "", bad("exec.kind is %.100q; served are %s, %s and %s", kind, strings.Join(r.Kinds(), ", "), Blackbox, Sequence)
+		return "", bad("exec.kind is %.100q; served are %s, %s and %s", kind,
+			strings.Join(r.Kinds(), ", "), Blackbox, Sequence)
 	case runtime.Deprecated:
-		return "", bad("exec.kind %s is deprecated; served are %s, %s and %s", kind, strings.Join(r.Kinds(), ", "), Blackbox, Sequence)
+		return "", bad("exec.kind %s is deprecated; served are %s, %s and %s", kind,
+			strings.Join(r.Kinds(), ", "), Blackbox, Sequence)
 	}
 	return kind, nil
 }
 
-// Kinds are those that new actions may have.
+// Kinds returns the kinds that new actions may have.
 func (r *Runtimes) Kinds() []string {
 	var kinds []string
 	for _, kind := range slices.Sorted(maps.Keys(r.kinds)) {
@@ -126,8 +133,8 @@ func (r *Runtimes) Kinds() []string {
 	return kinds
 }
 
-// Image is what runs a kind; empty where the kind is not served.
+// Image returns the image that runs a kind, or "" if the kind is not served.
 func (r *Runtimes) Image(kind string) string { return r.images[kind] }
 
-// Families are the runtimes as clients are told of them.
+// Families returns the runtimes in the form that clients are shown.
 func (r *Runtimes) Families() map[string][]Runtime { return r.families }

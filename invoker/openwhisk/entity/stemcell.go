@@ -9,15 +9,17 @@ import (
 	"time"
 )
 
-// A StemCell is how many sandboxes of that memory are to be started before anybody asks.
+// A StemCell says how many sandboxes of that memory are to be started before any call asks for
+// them.
 type StemCell struct {
 	Count    int       `json:"initialCount"`
 	Memory   Memory    `json:"memory"`
 	Reactive *Reactive `json:"reactive,omitempty"` // nil: there are always as many
 }
 
-// Reactive lets the number follow the cold starts that a stem cell would have spared: in each TTL after the first there are Increment for
-// every Threshold of them in the one before, but Min at least and Max at most.
+// Reactive makes the number follow the cold starts that a stem cell would have spared. In each TTL
+// after the first there are Increment for every Threshold of them in the one before, but Min at
+// least and Max at most.
 type Reactive struct {
 	Min       int  `json:"minCount"`
 	Max       int  `json:"maxCount"`
@@ -35,7 +37,9 @@ func (c *StemCell) check() error {
 	switch {
 	case r == nil:
 	case r.Min < 0 || r.Max < max(r.Min, 1):
-		return fmt.Errorf("minCount is %d and maxCount %d; they must be 0 <= minCount <= maxCount, and maxCount 1 or more", r.Min, r.Max)
+		return fmt.Errorf(
+			"minCount is %d and maxCount %d; they must be 0 <= minCount <= maxCount, and maxCount 1 or more",
+			r.Min, r.Max)
 	case r.TTL <= 0 || r.Threshold < 1:
 		return errors.New("ttl and threshold must be more than nothing")
 	case r.Increment < 1 || r.Increment > r.Max:
@@ -89,7 +93,7 @@ func (s *Span) UnmarshalJSON(content []byte) error {
 	return fmt.Errorf("time %q; it must be like 2 minutes", text)
 }
 
-// MarshalJSON writes it in the largest unit of which it is a whole number.
+// MarshalJSON writes the span as a whole number of the largest unit possible.
 func (s Span) MarshalJSON() ([]byte, error) {
 	last := len(spanUnits) - 1
 	for i, u := range spanUnits {

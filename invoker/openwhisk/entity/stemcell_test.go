@@ -11,7 +11,9 @@ import (
 
 // cells is a runtimes.json with one kind and these stem cells.
 func cells(list string) (*Runtimes, error) {
-	return ParseRuntimes(fmt.Appendf(nil, `{"runtimes":{"go":[{"kind":"go:1","default":true,"image":{"name":"a"},"stemCells":[%s]}]}}`, list))
+	return ParseRuntimes(fmt.Appendf(nil,
+		`{"runtimes":{"go":[{"kind":"go:1","default":true,"image":{"name":"a"},"stemCells":[%s]}]}}`,
+		list))
 }
 
 func TestReactiveStemCells(t *testing.T) {
@@ -21,7 +23,8 @@ func TestReactiveStemCells(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := r.Families()["go"][0].StemCells
-	want := []StemCell{{2, 256, &Reactive{Min: 1, Max: 4, TTL: Span(2 * time.Minute), Threshold: 2, Increment: 1}}}
+	want := []StemCell{{2, 256, &Reactive{Min: 1, Max: 4, TTL: Span(2 * time.Minute), Threshold: 2,
+		Increment: 1}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v", got)
 	}
@@ -52,17 +55,20 @@ func TestReactiveStemCells(t *testing.T) {
 
 func TestSpans(t *testing.T) {
 	for text, want := range map[string]time.Duration{
-		"1 day": 24 * time.Hour, "90 minutes": 90 * time.Minute, "2h": 2 * time.Hour, " 5 sec ": 5 * time.Second, "1500ms": 1500 * time.Millisecond, "1 milli": time.Millisecond,
+		"1 day": 24 * time.Hour, "90 minutes": 90 * time.Minute, "2h": 2 * time.Hour,
+		" 5 sec ": 5 * time.Second, "1500ms": 1500 * time.Millisecond, "1 milli": time.Millisecond,
 	} {
 		var s, again Span
-		if err := json.Unmarshal([]byte(asJSON(t, text)), &s); err != nil || time.Duration(s) != want {
+		if err := json.Unmarshal([]byte(asJSON(t, text)), &s); err != nil ||
+			time.Duration(s) != want {
 			t.Errorf("%s: %s %v", text, time.Duration(s), err)
 		}
 		if err := json.Unmarshal([]byte(asJSON(t, s)), &again); err != nil || again != s {
 			t.Errorf("%s was written as %s: %v", text, asJSON(t, s), err)
 		}
 	}
-	for _, text := range []string{"", "5", "minutes", "-1 s", "1.5 s", "99999999999999999999 s", "9999999 days", "1 ds", "1 s s"} {
+	for _, text := range []string{"", "5", "minutes", "-1 s", "1.5 s", "99999999999999999999 s",
+		"9999999 days", "1 ds", "1 s s"} {
 		var s Span
 		if err := json.Unmarshal([]byte(asJSON(t, text)), &s); err == nil {
 			t.Errorf("%q was taken as %s", text, time.Duration(s))

@@ -88,7 +88,8 @@ type RuleChange struct {
 	Action  *Path  `json:"action"`
 }
 
-// Changed returns the rule that a change makes of r; a new one is active unless the change says otherwise.
+// Changed returns the rule that a change makes of r; a new one is active unless the change says
+// otherwise.
 func (r *Rule) Changed(by RuleChange, now time.Time) (*Rule, error) {
 	next := *r
 	if err := next.change(by.CommonChange, now); err != nil {
@@ -106,7 +107,8 @@ func (r *Rule) Changed(by RuleChange, now time.Time) (*Rule, error) {
 	case next.Trigger.Package != "":
 		return nil, bad("%s cannot be a trigger: triggers are in no package", next.Trigger)
 	case next.Trigger.Namespace != r.Namespace:
-		return nil, Refuse(403, "%s is in another namespace; a rule is about a trigger of its own", next.Trigger)
+		return nil, Refuse(403, "%s is in another namespace; a rule is about a trigger of its own",
+			next.Trigger)
 	}
 	if r.IsNew() {
 		next.Status = Active
