@@ -1,8 +1,9 @@
-// Package activation holds what is remembered of one run of an action: its outcome, its times, its logs and, when a sandbox had to
-// be started for it, the timeline of that cold start.
+// Package activation holds the record of one run of an action: its outcome, its times, its logs
+// and, if a sandbox had to be started for it, the timeline of that cold start.
 //
-// A Record speaks OpenWhisk's JSON, in the two forms clients know: the full one (its response names the outcome in words) and the
-// summary of a list (the outcome as a number). The cold start is an annotation of our own, `coldStart`.
+// A Record speaks OpenWhisk's JSON, in the two forms clients know: the full one (its response names
+// the outcome in words) and the summary of a list (the outcome as a number). The cold start is an
+// annotation of our own, `coldStart`.
 package activation
 
 import (
@@ -12,21 +13,23 @@ import (
 	"github.com/fastiov/fastiov/invoker/coldstart"
 )
 
-// Status is how an activation ended, by OpenWhisk's numbers.
+// Status says how an activation ended, by OpenWhisk's numbers.
 type Status int
 
 const (
 	Success          Status = iota
 	ApplicationError        // the action answered with an error
-	DeveloperError          // the action could not be run: it does not start, crashes, answers nonsense or takes too long
-	InternalError           // not the action's fault
+	// The action could not be run: it does not start, crashes, answers nonsense or takes too long.
+	DeveloperError
+	InternalError // not the action's fault
 )
 
 // Statuses lists every Status.
 var Statuses = []Status{Success, ApplicationError, DeveloperError, InternalError}
 
 func (s Status) String() string {
-	return [...]string{"success", "application error", "action developer error", "whisk internal error"}[s]
+	return [...]string{"success", "application error", "action developer error",
+		"whisk internal error"}[s]
 }
 
 // A Response is the outcome: Result is a JSON object or array.
@@ -43,32 +46,37 @@ type Limits struct {
 	Concurrency int `json:"concurrency"`
 }
 
-// A Record is one finished activation. Its times cover init and run, not the wait for a sandbox, which is Wait. The tags are those of
-// its stored form, see stored.go; clients get that of json.go.
+// A Record is one finished activation. Its times cover init and run, not the wait for a sandbox,
+// which is Wait. The tags are those of its stored form, see stored.go; clients get that of json.go.
 type Record struct {
-	ID        string            `json:"id"`
-	Namespace string            `json:"ns"`
-	Name      string            `json:"n"`
-	Version   string            `json:"v,omitzero"`
-	Subject   string            `json:"sub,omitzero"`
-	Kind      string            `json:"k,omitzero"`
-	Path      string            `json:"p,omitzero"`  // namespace/name of the action
-	Binding   string            `json:"b,omitzero"`  // namespace/name of the package binding it was called by
-	Cause     string            `json:"of,omitzero"` // id of the activation that caused it
-	CausedBy  string            `json:"cb,omitzero"` // what that one was: "sequence"
-	Limits    Limits            `json:"lim,omitzero"`
-	Start     time.Time         `json:"t,omitzero"`
-	End       time.Time         `json:"e,omitzero"` // zero: of a trigger, which runs nothing
-	Wait      time.Duration     `json:"w,omitzero"` // from accepting the request to init, or to run where the sandbox was warm
-	Init      time.Duration     `json:"i,omitzero"` // of a cold start; with Cold set it is reported even when 0
-	TimedOut  bool              `json:"to,omitzero"`
-	Response  Response          `json:"r,omitzero"`
-	Logs      []string          `json:"l,omitempty"`
-	Cold      *coldstart.Record `json:"c,omitempty"`  // nil: a warm sandbox was reused, or none was reached
-	Composed  *Composed         `json:"co,omitempty"` // of a sequence or a conductor, whose Logs are the ids of its steps
+	ID        string `json:"id"`
+	Namespace string `json:"ns"`
+	Name      string `json:"n"`
+	Version   string `json:"v,omitzero"`
+	Subject   string `json:"sub,omitzero"`
+	Kind      string `json:"k,omitzero"`
+	Path      string `json:"p,omitzero"` // namespace/name of the action
+	// namespace/name of the package binding it was called by
+	Binding  string    `json:"b,omitzero"`
+	Cause    string    `json:"of,omitzero"` // id of the activation that caused it
+	CausedBy string    `json:"cb,omitzero"` // the kind of that one: "sequence"
+	Limits   Limits    `json:"lim,omitzero"`
+	Start    time.Time `json:"t,omitzero"`
+	End      time.Time `json:"e,omitzero"` // zero: of a trigger, which runs nothing
+	// from accepting the request to init, or to run if the sandbox was warm
+	Wait time.Duration `json:"w,omitzero"`
+	// of a cold start; with Cold set it is reported even when 0
+	Init     time.Duration `json:"i,omitzero"`
+	TimedOut bool          `json:"to,omitzero"`
+	Response Response      `json:"r,omitzero"`
+	Logs     []string      `json:"l,omitempty"`
+	// nil: a warm sandbox was reused, or none was reached
+	Cold *coldstart.Record `json:"c,omitempty"`
+	// of a sequence or a conductor, whose Logs are the ids of its steps
+	Composed *Composed `json:"co,omitempty"`
 }
 
-// Composed is what is remembered of an activation that consists of others.
+// Composed holds what is specific to an activation that consists of others.
 type Composed struct {
 	Topmost   bool          `json:"t,omitzero"` // is a step of none itself
 	Conductor bool          `json:"c,omitzero"`
@@ -76,7 +84,7 @@ type Composed struct {
 }
 
 // Duration returns how long the activation ran, without the time it waited. Start and End may come
-// from different processes, so it returns 0 where the clock was set back between them.
+// from different processes, so it returns 0 if the clock was set back between them.
 func (r *Record) Duration() time.Duration {
 	if r.Composed != nil {
 		return r.Composed.Ran

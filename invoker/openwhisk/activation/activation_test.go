@@ -38,7 +38,8 @@ func TestClassify(t *testing.T) {
 		{"too long", 200, `"` + strings.Repeat("x", MaxResult) + `"`, ApplicationError, `exceeded the allowed length`},
 	} {
 		got := Classify(c.http, []byte(c.body))
-		if got.Status != c.status || !strings.Contains(string(got.Result), c.result) || !json.Valid(got.Result) {
+		if got.Status != c.status || !strings.Contains(string(got.Result), c.result) ||
+			!json.Valid(got.Result) {
 			t.Errorf("%s: %s %s", c.about, got.Status, got.Result)
 		}
 	}
@@ -83,8 +84,10 @@ func record() *Record {
 	}
 	cold.Attribute()
 	return &Record{
-		ID: "beef", Namespace: "guest", Name: "hello", Version: "0.0.1", Subject: "guest", Kind: "python:3", Path: "guest/hello",
-		Limits: Limits{60_000, 256, 10, 1}, Start: at(20), End: at(100), Wait: 20 * time.Millisecond, Init: 40 * time.Millisecond,
+		ID: "beef", Namespace: "guest", Name: "hello", Version: "0.0.1", Subject: "guest",
+		Kind: "python:3", Path: "guest/hello",
+		Limits: Limits{60_000, 256, 10, 1}, Start: at(20), End: at(100),
+		Wait: 20 * time.Millisecond, Init: 40 * time.Millisecond,
 		Response: Response{Success, json.RawMessage(`{"a":1}`)}, Logs: []string{"line"}, Cold: cold,
 	}
 }
@@ -114,17 +117,21 @@ func annotations(m map[string]any) map[string]any {
 func TestFullFormIsOpenWhisks(t *testing.T) {
 	m := decoded(t, record())
 	for key, want := range map[string]any{
-		"namespace": "guest", "name": "hello", "version": "0.0.1", "subject": "guest", "publish": false,
-		"start": float64(at(20).UnixMilli()), "end": float64(at(100).UnixMilli()), "duration": 80.0,
+		"namespace": "guest", "name": "hello", "version": "0.0.1", "subject": "guest",
+		"publish": false,
+		"start":   float64(at(20).UnixMilli()), "end": float64(at(100).UnixMilli()),
+		"duration": 80.0,
 		"logs":     []any{"line"},
-		"response": map[string]any{"status": "success", "success": true, "size": 7.0, "result": map[string]any{"a": 1.0}},
+		"response": map[string]any{"status": "success", "success": true, "size": 7.0,
+			"result": map[string]any{"a": 1.0}},
 	} {
 		if !reflect.DeepEqual(m[key], want) {
 			t.Errorf("%s is %v, want %v", key, m[key], want)
 		}
 	}
 	notes := annotations(m)
-	for key, want := range map[string]any{"kind": "python:3", "path": "guest/hello", "timeout": false, "waitTime": 20.0, "initTime": 40.0} {
+	for key, want := range map[string]any{"kind": "python:3", "path": "guest/hello",
+		"timeout": false, "waitTime": 20.0, "initTime": 40.0} {
 		if notes[key] != want {
 			t.Errorf("annotation %s is %v, want %v", key, notes[key], want)
 		}
@@ -162,8 +169,10 @@ func BenchmarkAppendJSON(b *testing.B) {
 
 func TestColdStartAddsUp(t *testing.T) {
 	cold := annotations(decoded(t, record()))["coldStart"].(map[string]any)
-	want := map[string]any{"queue": 10.0, "app-init": 40.0, "first-byte": 40.0, "unattributed": 10.0}
-	if !reflect.DeepEqual(cold["stagesMs"], want) || cold["endToEndMs"] != 100.0 || cold["coverage"] != 0.9 {
+	want := map[string]any{"queue": 10.0, "app-init": 40.0, "first-byte": 40.0,
+		"unattributed": 10.0}
+	if !reflect.DeepEqual(cold["stagesMs"], want) || cold["endToEndMs"] != 100.0 ||
+		cold["coverage"] != 0.9 {
 		t.Errorf("got %v", cold)
 	}
 }

@@ -10,14 +10,18 @@ import (
 // MaxResult bounds an action's result.
 const MaxResult = 1 << 20
 
-// Classify says what a runtime's answer to /run means.
+// Classify returns the meaning of a runtime's answer to /run.
 func Classify(httpStatus int, body []byte) Response {
 	if len(body) > MaxResult {
-		return failure(ApplicationError, "The action produced a response that exceeded the allowed length: %d > %d bytes.", len(body), MaxResult)
+		return failure(ApplicationError,
+			"The action produced a response that exceeded the allowed length: %d > %d bytes.",
+			len(body), MaxResult)
 	}
 	body = bytes.TrimSpace(body)
 	if !json.Valid(body) || len(body) == 0 || body[0] != '{' && body[0] != '[' {
-		return failure(DeveloperError, "The action did not produce a valid response and exited unexpectedly: HTTP %d %q", httpStatus, begin(body))
+		return failure(DeveloperError,
+			"The action did not produce a valid response and exited unexpectedly: HTTP %d %q",
+			httpStatus, begin(body))
 	}
 	body = compact(body)
 	switch {
@@ -30,18 +34,20 @@ func Classify(httpStatus int, body []byte) Response {
 	}
 }
 
-// ClassifyInit says what a runtime's refusal of /init means.
+// ClassifyInit returns the meaning of a runtime's refusal of /init.
 func ClassifyInit(httpStatus int, body []byte) Response {
 	body = bytes.TrimSpace(body)
 	if len(body) <= MaxResult && json.Valid(body) && hasError(body) {
 		return Response{DeveloperError, compact(body)}
 	}
-	return failure(DeveloperError, "The action failed to initialize: HTTP %d %q", httpStatus, begin(body))
+	return failure(DeveloperError, "The action failed to initialize: HTTP %d %q",
+		httpStatus, begin(body))
 }
 
 // TimedOut is the response of an action that ran into its time limit.
 func TimedOut(limitMs int) Response {
-	return failure(DeveloperError, "The action exceeded its time limits of %d milliseconds.", limitMs)
+	return failure(DeveloperError, "The action exceeded its time limits of %d milliseconds.",
+		limitMs)
 }
 
 // Failed is the response of an activation that failed for the reason given.
@@ -72,7 +78,9 @@ func errorObject(body []byte) json.RawMessage {
 	if hasError(body) {
 		return body
 	}
-	return failure(DeveloperError, "The action did not produce a valid response and exited unexpectedly: %s", begin(body)).Result
+	return failure(DeveloperError,
+		"The action did not produce a valid response and exited unexpectedly: %s",
+		begin(body)).Result
 }
 
 func compact(body []byte) []byte {

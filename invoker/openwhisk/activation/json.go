@@ -7,7 +7,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A record is written by hand: it is the answer of every blocking call, and reflection would be a good part of such a call's cost.
+// A record is written by hand: it is the answer of every blocking call, and reflection would be a
+// good part of such a call's cost.
 
 // AppendJSON appends the full form.
 func (r *Record) AppendJSON(b []byte) []byte {
@@ -57,7 +58,8 @@ func (r *Record) result() json.RawMessage {
 
 func (r *Record) appendBase(b []byte) []byte {
 	for _, text := range [...]struct{ name, value string }{
-		{`{"activationId":`, r.ID}, {`,"namespace":`, r.Namespace}, {`,"name":`, r.Name}, {`,"version":`, r.Version}, {`,"subject":`, r.Subject},
+		{`{"activationId":`, r.ID}, {`,"namespace":`, r.Namespace}, {`,"name":`, r.Name},
+		{`,"version":`, r.Version}, {`,"subject":`, r.Subject},
 	} {
 		b = quoted(append(b, text.name...), text.value)
 	}
@@ -73,7 +75,8 @@ func (r *Record) appendBase(b []byte) []byte {
 	return append(r.appendAnnotations(b), ']')
 }
 
-// appendAnnotations writes what clients find out about the run. A trigger has no kind, and ran nothing.
+// appendAnnotations writes the facts about the run that clients may see. A trigger has no kind, and
+// ran nothing.
 func (r *Record) appendAnnotations(b []byte) []byte {
 	b = quoted(append(b, `{"key":"path","value":`...), r.Path)
 	if r.Kind == "" {
@@ -96,10 +99,11 @@ func (r *Record) appendAnnotations(b []byte) []byte {
 		}
 	}
 	if r.Cold != nil {
-		b = strconv.AppendInt(append(b, `},{"key":"initTime","value":`...), r.Init.Milliseconds(), 10)
+		b = strconv.AppendInt(append(b, `},{"key":"initTime","value":`...),
+			r.Init.Milliseconds(), 10)
 		cold, err := json.Marshal(r.Cold)
 		if err != nil {
-			panic(err) // times, texts and numbers that are none of NaN and infinity
+			panic(err) // cannot happen: times, texts and numbers other than NaN and infinity
 		}
 		b = append(append(b, `},{"key":"coldStart","value":`...), cold...)
 	}
@@ -110,7 +114,8 @@ func (l Limits) append(b []byte) []byte {
 	for _, number := range [...]struct {
 		name  string
 		value int
-	}{{`{"timeout":`, l.TimeoutMs}, {`,"memory":`, l.MemoryMB}, {`,"logs":`, l.LogsMB}, {`,"concurrency":`, l.Concurrency}} {
+	}{{`{"timeout":`, l.TimeoutMs}, {`,"memory":`, l.MemoryMB}, {`,"logs":`, l.LogsMB},
+		{`,"concurrency":`, l.Concurrency}} {
 		b = strconv.AppendInt(append(b, number.name...), int64(number.value), 10)
 	}
 	return append(b, '}')
@@ -127,7 +132,7 @@ func quotedAll(b []byte, texts []string) []byte {
 	return append(b, ']')
 }
 
-// quoted appends a text; what in it is no UTF-8 is replaced.
+// quoted appends a text; it replaces bytes that are not UTF-8.
 func quoted(b []byte, text string) []byte {
 	b, _ = jsontext.AppendQuote(b, text) // its error says that something was replaced
 	return b

@@ -32,7 +32,8 @@ func (r *Record) Size() int {
 	return size
 }
 
-// ListName is the name by which lists find the record: package/action for an action in a package, else its plain name.
+// ListName returns the name by which lists find the record: package/action for an action in a
+// package, else its plain name.
 func (r *Record) ListName() string {
 	_, local, _ := strings.Cut(r.Path, "/")
 	if pkg, name, found := strings.Cut(local, "/"); found && !strings.Contains(name, "/") {
@@ -41,13 +42,14 @@ func (r *Record) ListName() string {
 	return r.Name
 }
 
-// AppendBinary appends the form in which stores keep a record: a line of JSON by the tags of its fields, what is empty left out, then the
-// result as it came, which may be large and is not looked at again. It is written by hand, as the client's form is, and for the same
-// reason.
+// AppendBinary appends the form in which stores keep a record: a line of JSON by the tags of its
+// fields, empty ones left out, and then the result as it came, which may be large and is not looked
+// at again. It is written by hand for the same reason as the client's form.
 func (r *Record) AppendBinary(b []byte) ([]byte, error) {
 	b = quoted(append(b, `{"id":`...), r.ID)
 	for _, text := range [...]struct{ name, value string }{
-		{`,"ns":`, r.Namespace}, {`,"n":`, r.Name}, {`,"v":`, r.Version}, {`,"sub":`, r.Subject}, {`,"k":`, r.Kind},
+		{`,"ns":`, r.Namespace}, {`,"n":`, r.Name}, {`,"v":`, r.Version}, {`,"sub":`, r.Subject},
+		{`,"k":`, r.Kind},
 		{`,"p":`, r.Path}, {`,"b":`, r.Binding}, {`,"of":`, r.Cause}, {`,"cb":`, r.CausedBy},
 	} {
 		if text.value != "" {

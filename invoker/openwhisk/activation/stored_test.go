@@ -30,7 +30,8 @@ func TestStoredFormKeepsEverything(t *testing.T) {
 	}
 }
 
-// everyFieldIsSet makes the test above notice a field that is added to Record and not to the record it tries.
+// everyFieldIsSet makes the test above notice a field that is added to Record and not to the record
+// it tries.
 func everyFieldIsSet(t *testing.T, v reflect.Value, path string) {
 	for i := range v.NumField() {
 		if v.Field(i).IsZero() {
