@@ -13,7 +13,8 @@ import (
 // maxCode bounds the code that is remembered.
 const maxCode = 128 << 20
 
-// actions remembers the actions that were run last, one revision of each. A burst of one action reads it once.
+// actions remembers the actions that were run last, one revision of each. A burst of one action
+// reads it once.
 type actions struct {
 	db      *couch.Client
 	reading singleflight.Group
@@ -28,7 +29,8 @@ func newActions(db *couch.Client) *actions {
 	return &actions{db: db, byID: map[string]*list.Element{}, recent: list.New(), most: maxCode}
 }
 
-// get gives the action in that revision, or the newest. Where no revision is asked for, memory is not trusted.
+// get returns the action in that revision, or the newest. If no revision is asked for, it does not
+// rely on memory.
 func (a *actions) get(ctx context.Context, id, revision string) (*couch.Action, error) {
 	if revision == "" {
 		return a.db.Action(ctx, id)
@@ -71,7 +73,7 @@ func (a *actions) remember(id string, action *couch.Action) {
 	}
 }
 
-// forget drops what is remembered of the document.
+// forget drops the action of the document.
 func (a *actions) forget(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

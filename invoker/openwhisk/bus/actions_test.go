@@ -19,7 +19,9 @@ func openActions(t *testing.T) (*couchtest.Server, *actions) {
 }
 
 func put(s *couchtest.Server, name, code string) (revision string) {
-	return s.PutAction(fmt.Sprintf(`{"namespace":"guest","name":%q,"exec":{"kind":"nodejs:20","code":%q},"version":"0.0.1"}`, name, code), nil)
+	return s.PutAction(fmt.Sprintf(
+		`{"namespace":"guest","name":%q,"exec":{"kind":"nodejs:20","code":%q},"version":"0.0.1"}`,
+		name, code), nil)
 }
 
 func TestAnActionIsReadOncePerRevision(t *testing.T) {
@@ -28,18 +30,22 @@ func TestAnActionIsReadOncePerRevision(t *testing.T) {
 	var burst sync.WaitGroup
 	for range 50 {
 		burst.Go(func() {
-			if got, err := a.get(t.Context(), "guest/a", first); err != nil || got.Exec.Code != "one" {
+			if got, err := a.get(t.Context(), "guest/a", first); err != nil ||
+				got.Exec.Code != "one" {
 				t.Errorf("%v %+v", err, got)
 			}
 		})
 	}
 	burst.Wait()
-	if _, err := a.get(t.Context(), "guest/a", first); err != nil || s.Gets("guest/a") > 3 { // the burst's late comers may have missed the read
+	// Late callers of the burst may have missed the read.
+	if _, err := a.get(t.Context(), "guest/a", first); err != nil || s.Gets("guest/a") > 3 {
 		t.Errorf("%v, read %d times", err, s.Gets("guest/a"))
 	}
 	second := put(s, "a", "two")
-	for _, revision := range []string{second, "", first} { // who asks for an old revision gets the newest, when it has to be read
-		if got, err := a.get(t.Context(), "guest/a", revision); err != nil || got.Exec.Code != "two" {
+	// A caller that asks for an old revision gets the newest, when it has to be read.
+	for _, revision := range []string{second, "", first} {
+		if got, err := a.get(t.Context(), "guest/a", revision); err != nil ||
+			got.Exec.Code != "two" {
 			t.Errorf("%q: %v %+v", revision, err, got)
 		}
 	}
@@ -64,7 +70,9 @@ func TestCodeIsForgottenWhenThereIsTooMuch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(a.byID) != 3 || a.recent.Len() != 3 || a.size > a.most || a.remembered("guest/a5", "1-0123abcd") == nil || a.remembered("guest/a0", "1-0123abcd") != nil {
+	if len(a.byID) != 3 || a.recent.Len() != 3 || a.size > a.most ||
+		a.remembered("guest/a5", "1-0123abcd") == nil ||
+		a.remembered("guest/a0", "1-0123abcd") != nil {
 		t.Errorf("%d remembered, %d bytes", len(a.byID), a.size)
 	}
 }

@@ -1,14 +1,16 @@
-// Package bus joins an OpenWhisk cluster as one of its invokers, on the classic path: activations come through Kafka, acknowledgements
-// go back through Kafka, actions and records are in the cluster's CouchDB.
+// Package bus joins an OpenWhisk cluster as one of its invokers, on the classic path: activations
+// come through Kafka, acknowledgements go back through Kafka, actions and records are in the
+// cluster's CouchDB.
 //
-//	invokerN ──▶ commit ──▶ decode ──▶ fetch the action ──▶ run ──▶ Result ──▶ Completion ──▶ record in CouchDB
+//	invokerN ─▶ commit ─▶ decode ─▶ fetch the action ─▶ run ─▶ Result ─▶ Completion ─▶ record
 //
-// An activation runs at most once: the offset of its message is committed before it runs, and a message whose commit failed is dropped
-// here and comes again. From then on its controller is owed an acknowledgement, whatever goes wrong. No more is taken from the topic
-// than there is room for: what waits, waits in Kafka, where another invoker of this id would find it.
+// An activation runs at most once. The offset of its message is committed before it runs, and a
+// message whose commit failed is dropped here and comes again. From then on its controller is owed
+// an acknowledgement, whatever goes wrong. The bus takes no more from the topic than it has room
+// for. The rest waits in Kafka, where another invoker of this id would find it.
 //
-// The files: feed.go takes messages, handle.go makes activations of them, ack.go tells what came of it, actions.go remembers code,
-// onpool.go runs an activation in a sandbox, collect.go counts.
+// feed.go takes messages, handle.go makes activations of them, and ack.go reports their outcome.
+// actions.go remembers code, onpool.go runs an activation in a sandbox, and collect.go counts.
 package bus
 
 import (
@@ -39,11 +41,12 @@ type Config struct {
 	Invoker message.Invoker
 	Slots   int  // how many activations may be under way, at first
 	Room    Room // asked before each ping; nil: it stays as it is
-	Events  bool // whether the topic events is told what each activation took
+	Events  bool // whether the topic events is told how much each activation took
 	Log     *slog.Logger
 }
 
-// A Room says how many activations may be under way now, and how much memory that is to controllers.
+// A Room returns how many activations may be under way now, and how much memory the controllers
+// should count for that.
 type Room func(ctx context.Context) (slots, memoryMB int, err error)
 
 // A Runner runs one activation and tells how that went, whatever happened. It ends when ctx does.
@@ -75,23 +78,27 @@ type Bus struct {
 	counts   counts
 }
 
-// ErrUsurped is how Serve ends when another process joined with the same invoker id.
-var ErrUsurped = errors.New("another process joined the cluster as this invoker; give each its own id")
+// ErrUsurped is the error of Serve when another process joined with the same invoker id.
+var ErrUsurped = errors.New(
+	"another process joined the cluster as this invoker; give each its own id")
 
 const (
 	// maxStores bounds the records that are finished and not yet kept.
 	maxStores = 256
-	// patience is what the cluster gets to answer when it is joined or left.
+	// patience is the time that the cluster gets to answer when it is joined or left.
 	patience = 30 * time.Second
-	// drain is what activations under way get to end by themselves when the invoker leaves.
+	// drain is the time that activations under way get to end by themselves when the invoker
+	// leaves.
 	drain = 15 * time.Second
 )
 
-// Join connects to the cluster, and makes sure that this invoker's topic is there. Nothing is taken from it before Serve.
+// Join connects to the cluster, and makes sure that this invoker's topic is there. It takes nothing
+// from the topic before Serve.
 func Join(ctx context.Context, cfg Config, db *couch.Client, runner Runner) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, db: db, runner: runner, actions: newActions(db),
-		places: newPlaces(cfg.Slots), stores: make(chan struct{}, maxStores), usurped: make(chan struct{}),
+		places: newPlaces(cfg.Slots), stores: make(chan struct{}, maxStores),
+		usurped: make(chan struct{}),
 	}
 	b.counts.offer(cfg.Slots, int(cfg.Invoker.UserMemory))
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -113,7 +120,8 @@ func Join(ctx context.Context, cfg Config, db *couch.Client, runner Runner) (*Bu
 	return b, nil
 }
 
-// maxMessage is what the cluster's topics take: a payload of 1 MB and what is around it.
+// maxMessage is the largest message that the cluster's topics take: a payload of 1 MB and its
+// envelope.
 const maxMessage = 1<<20 + 6068
 
 func (b *Bus) connect() (err error) {
@@ -122,32 +130,43 @@ func (b *Bus) connect() (err error) {
 		base = append(base, kgo.DialTLSConfig(b.cfg.TLS))
 	}
 	base = slices.Clip(base) // each client appends its own
-	// The topics' brokers judge what is too large. An acknowledgement that comes twice does no harm, so producing is not idempotent, which
-	// keeps it within the rights that a cluster gives its invokers, and lets it end in time.
-	if b.producer, err = kgo.NewClient(append(base, kgo.ProducerLinger(0), kgo.ProducerBatchCompression(kgo.NoCompression()),
-		kgo.ProducerBatchMaxBytes(8<<20), kgo.DisableIdempotentWrite(), kgo.RecordDeliveryTimeout(patience))...); err != nil {
+	// The topics' brokers judge which message is too large. An acknowledgement that comes twice
+	// does no harm, so producing is not idempotent. That keeps it within the rights that a cluster
+	// gives its invokers, and lets it end in time.
+	if b.producer, err = kgo.NewClient(append(base, kgo.ProducerLinger(0),
+		kgo.ProducerBatchCompression(kgo.NoCompression()),
+		kgo.ProducerBatchMaxBytes(8<<20), kgo.DisableIdempotentWrite(),
+		kgo.RecordDeliveryTimeout(patience))...); err != nil {
 		return err
 	}
-	// The group's member has a fixed name: a restarted invoker takes its predecessor's place at once, and one that shares an id with
-	// another is told so. With the range balancer each rebalance begins anew at the committed offset, so that what was dropped comes again.
-	if b.consumer, err = kgo.NewClient(append(base, kgo.ConsumeTopics(b.topic(b.cfg.Invoker.String())), kgo.ConsumerGroup(b.topic(b.cfg.Invoker.String())),
-		kgo.InstanceID(b.cfg.Invoker.String()), kgo.SessionTimeout(30*time.Second), kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
+	// The group's member has a fixed name: a restarted invoker takes its predecessor's place at
+	// once, and one that shares an id with another is told so. With the range balancer each
+	// rebalance begins anew at the committed offset, so that dropped messages come again.
+	if b.consumer, err = kgo.NewClient(append(base,
+		kgo.ConsumeTopics(b.topic(b.cfg.Invoker.String())),
+		kgo.ConsumerGroup(b.topic(b.cfg.Invoker.String())),
+		kgo.InstanceID(b.cfg.Invoker.String()), kgo.SessionTimeout(30*time.Second),
+		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
 		kgo.Balancers(kgo.RangeBalancer()),
-		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxBytes(16<<20), kgo.WithHooks(groupHook{b}))...); err != nil {
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxBytes(16<<20),
+		kgo.WithHooks(groupHook{b}))...); err != nil {
 		return err
 	}
-	b.watcher, err = kgo.NewClient(append(base, kgo.ConsumeTopics(b.topic("cacheInvalidation")), kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()))...)
+	b.watcher, err = kgo.NewClient(append(base, kgo.ConsumeTopics(b.topic("cacheInvalidation")),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()))...)
 	return err
 }
 
 func (b *Bus) topic(name string) string { return b.cfg.Prefix + name }
 
-// ensureTopic makes this invoker's topic as the cluster's own invoker makes it: of one partition, which keeps activations in order.
+// ensureTopic makes this invoker's topic as the cluster's own invoker makes it: of one partition,
+// which keeps activations in order.
 func (b *Bus) ensureTopic(ctx context.Context) error {
 	setting := func(v string) *string { return &v }
 	topic := b.topic(b.cfg.Invoker.String())
 	made, err := kadm.NewClient(b.producer).CreateTopic(ctx, 1, -1, map[string]*string{
-		"segment.bytes": setting("536870912"), "retention.bytes": setting("1073741824"), "retention.ms": setting("172800000"),
+		"segment.bytes": setting("536870912"), "retention.bytes": setting("1073741824"),
+		"retention.ms":      setting("172800000"),
 		"max.message.bytes": setting(fmt.Sprint(maxMessage)),
 	}, topic)
 	if err == nil {
@@ -159,7 +178,8 @@ func (b *Bus) ensureTopic(ctx context.Context) error {
 	return nil
 }
 
-// Serve pings the controllers and runs what they send until ctx ends; then it finishes what is under way. A Bus serves once.
+// Serve pings the controllers and runs the activations that they send until ctx ends. Then it
+// finishes those under way. A Bus serves once.
 func (b *Bus) Serve(ctx context.Context) error {
 	defer b.close()
 	ctx, leave := context.WithCancel(ctx)
@@ -207,7 +227,7 @@ type groupHook struct{ bus *Bus }
 
 func (h groupHook) OnGroupManageError(err error) { h.bus.noteUsurped(err) }
 
-// noteUsurped tells whether err means that another process has this invoker's id.
+// noteUsurped reports whether err means that another process has this invoker's id.
 func (b *Bus) noteUsurped(err error) bool {
 	if errors.Is(err, kerr.FencedInstanceID) {
 		b.once.Do(func() { close(b.usurped) })
@@ -216,7 +236,8 @@ func (b *Bus) noteUsurped(err error) bool {
 	return false
 }
 
-// ping tells the controllers each second that this invoker takes activations, and at the end that it does not any more.
+// ping tells the controllers each second that this invoker takes activations, and at the end that
+// it does not any more.
 func (b *Bus) ping(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -257,7 +278,8 @@ func (b *Bus) ping(ctx context.Context) {
 	}
 }
 
-// watch drops code from memory when its action changed. Nothing depends on it: code is remembered by revision.
+// watch drops code from memory when its action changed. Nothing depends on it: code is remembered
+// by revision.
 func (b *Bus) watch(ctx context.Context) {
 	for {
 		fetches := b.watcher.PollFetches(ctx)
@@ -280,7 +302,8 @@ func (b *Bus) watchBlocked(ctx context.Context) {
 		select {
 		case <-tick.C:
 			if err := b.refreshBlocked(ctx); err != nil {
-				b.cfg.Log.Error("the list of blocked namespaces is as old as its last answer", "error", err)
+				b.cfg.Log.Error("the list of blocked namespaces is as old as its last answer",
+					"error", err)
 			}
 		case <-ctx.Done():
 			return

@@ -40,7 +40,7 @@ func TestAnInvokerAmongControllers(t *testing.T) {
 // TestAnInvokerOnKafka runs over Apache Kafka.
 func TestAnInvokerOnKafka(t *testing.T) { life(t, kafkatest.Start(t)) }
 
-// life is what an invoker does for its cluster.
+// life tests an invoker's duties to its cluster.
 func life(t *testing.T, brokers ...string) {
 	c := newCluster(t, brokers...)
 	echo, quiet := c.action("echo", "echo", 10), c.action("quiet", "echo", 0)
@@ -48,7 +48,8 @@ func life(t *testing.T, brokers ...string) {
 
 	t.Run("it pings", func(t *testing.T) {
 		c.until("two pings", func() bool { return len(c.pings) >= 2 })
-		if p := c.pings[0]; !p.Enabled || p.Name.String() != "invoker3" || p.Name.UserMemory != 1024 {
+		if p := c.pings[0]; !p.Enabled || p.Name.String() != "invoker3" ||
+			p.Name.UserMemory != 1024 {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -62,7 +63,8 @@ func life(t *testing.T, brokers ...string) {
 			a.User.Subject, a.User.Namespace.Name = "whisk.system", "whisk.system"
 		})
 		got := c.acked(id, 1)
-		if kinds(got) != "completion" || *got[0].SystemError || got[0].Instance.Instance != 3 || got[0].Transaction.ID != "sid_invokerHealthActivation" {
+		if kinds(got) != "completion" || *got[0].SystemError || got[0].Instance.Instance != 3 ||
+			got[0].Transaction.ID != "sid_invokerHealthActivation" {
 			t.Errorf("%s %+v", kinds(got), got[0])
 		}
 	})
@@ -77,20 +79,25 @@ func life(t *testing.T, brokers ...string) {
 			t.Fatal(kinds(got))
 		}
 		r := got[0].Response.Record
-		if string(r.Response.Result) != `{"a":"<é>"}` || len(r.Logs) != 0 || annotation(r, "initTime") != 2.0 || annotation(r, "causedBy") != "sequence" {
+		if string(r.Response.Result) != `{"a":"<é>"}` || len(r.Logs) != 0 ||
+			annotation(r, "initTime") != 2.0 || annotation(r, "causedBy") != "sequence" {
 			t.Errorf("%s", message.Encode(r))
 		}
 		doc := c.stored(id)
-		if logs := doc["logs"].([]any); len(logs) != 1 || !strings.HasSuffix(logs[0].(string), " stdout: ran echo") {
+		if logs := doc["logs"].([]any); len(logs) != 1 ||
+			!strings.HasSuffix(logs[0].(string), " stdout: ran echo") {
 			t.Errorf("%v", doc["logs"])
 		}
-		if !c.initialised(`"secret":"{\"b\":1}"`) || !c.initialised(`"__OW_ACTIVATION_ID":"`+id+`"`) || c.initialised("__OW_API_KEY\":\"23bc46b1:secret\",\"__OW_ACTIVATION_ID\":\""+id) {
+		if !c.initialised(`"secret":"{\"b\":1}"`) ||
+			!c.initialised(`"__OW_ACTIVATION_ID":"`+id+`"`) ||
+			c.initialised("__OW_API_KEY\":\"23bc46b1:secret\",\"__OW_ACTIVATION_ID\":\""+id) {
 			t.Error("the environment of /init is not as it was asked for")
 		}
 		c.until("its event", func() bool {
 			for _, e := range c.events {
 				if e.Body.ActivationID == id {
-					return e.Body.CausedBy == "sequence" && e.Body.Name == "guest/echo" && e.UserID != ""
+					return e.Body.CausedBy == "sequence" && e.Body.Name == "guest/echo" &&
+						e.UserID != ""
 				}
 			}
 			return false
@@ -115,7 +122,8 @@ func life(t *testing.T, brokers ...string) {
 
 	t.Run("read again when the cluster says that it changed", func(t *testing.T) {
 		before := c.db.Gets("guest/echo")
-		c.send("cacheInvalidation", []byte(`{"key":{"mainId":"guest/echo"},"instanceId":"controller0"}`))
+		c.send("cacheInvalidation",
+			[]byte(`{"key":{"mainId":"guest/echo"},"instanceId":"controller0"}`))
 		c.look("the action being read again", func() bool {
 			c.acked(c.ask("echo", echo, nil), 1)
 			return c.db.Gets("guest/echo") > before
@@ -123,15 +131,19 @@ func life(t *testing.T, brokers ...string) {
 	})
 
 	t.Run("another namespace gets another sandbox", func(t *testing.T) {
-		id := c.ask("echo", echo, func(a *message.Activation) { a.Blocking, a.User.Namespace.Name = true, "other" })
-		if r := c.acked(id, 2)[0].Response.Record; annotation(r, "initTime") == nil || r.Namespace != "other" {
+		id := c.ask("echo", echo, func(a *message.Activation) {
+			a.Blocking, a.User.Namespace.Name = true, "other"
+		})
+		if r := c.acked(id, 2)[0].Response.Record; annotation(r, "initTime") == nil ||
+			r.Namespace != "other" {
 			t.Errorf("%s", message.Encode(r))
 		}
 	})
 
 	t.Run("no logs", func(t *testing.T) {
 		id := c.ask("quiet", quiet, blocking)
-		if got := c.acked(id, 1); kinds(got) != "combined" || len(c.stored(id)["logs"].([]any)) != 0 {
+		if got := c.acked(id, 1); kinds(got) != "combined" ||
+			len(c.stored(id)["logs"].([]any)) != 0 {
 			t.Error(kinds(got))
 		}
 		id = c.ask("quiet", quiet, nil)
@@ -154,7 +166,8 @@ func life(t *testing.T, brokers ...string) {
 			id := c.ask(want.code, c.action(want.code, want.code, 10), blocking)
 			got := c.acked(id, 2)
 			outcome := got[0].Response.Record.Response
-			if kinds(got) != "result completion" || outcome.StatusCode != want.status || !strings.Contains(string(outcome.Result), want.text) || *got[1].SystemError {
+			if kinds(got) != "result completion" || outcome.StatusCode != want.status ||
+				!strings.Contains(string(outcome.Result), want.text) || *got[1].SystemError {
 				t.Errorf("%s %s", kinds(got), message.Encode(outcome))
 			}
 			c.stored(id)
@@ -199,7 +212,9 @@ func life(t *testing.T, brokers ...string) {
 				}
 			})
 			got := c.acked(id, 1)
-			if outcome := got[0].Response.Record.Response; kinds(got) != "combined" || outcome.StatusCode != want.status || !strings.Contains(string(outcome.Result), want.text) {
+			if outcome := got[0].Response.Record.Response; kinds(got) != "combined" ||
+				outcome.StatusCode != want.status ||
+				!strings.Contains(string(outcome.Result), want.text) {
 				t.Errorf("%s: %s %s", name, kinds(got), message.Encode(outcome))
 			}
 			c.stored(id)
@@ -218,7 +233,9 @@ func life(t *testing.T, brokers ...string) {
 
 	t.Run("what is not to be kept is not", func(t *testing.T) {
 		no := false
-		id := c.ask("echo", echo, func(a *message.Activation) { a.User.Limits.StoreActivations = &no })
+		id := c.ask("echo", echo, func(a *message.Activation) {
+			a.User.Limits.StoreActivations = &no
+		})
 		c.acked(id, 1)
 		c.stored(c.ask("echo", echo, nil))
 		if c.db.Activation("guest", id) != nil {
@@ -245,7 +262,11 @@ func life(t *testing.T, brokers ...string) {
 
 	t.Run("it leaves when its work is done", func(t *testing.T) {
 		id := c.ask("slow", c.action("slow", "slow 300", 10), nil)
-		c.look("the run", func() bool { c.node.mu.Lock(); defer c.node.mu.Unlock(); return c.node.now > 0 })
+		c.look("the run", func() bool {
+			c.node.mu.Lock()
+			defer c.node.mu.Unlock()
+			return c.node.now > 0
+		})
 		if err := c.leave(); err != nil {
 			t.Error(err)
 		}
@@ -255,7 +276,7 @@ func life(t *testing.T, brokers ...string) {
 	})
 }
 
-// initialised tells whether some /init had that text.
+// initialised reports whether some /init had that text.
 func (c *cluster) initialised(text string) bool {
 	c.node.mu.Lock()
 	defer c.node.mu.Unlock()
@@ -324,12 +345,14 @@ func TestAClusterThatIsNotThereIsSaidToBe(t *testing.T) {
 	cfg.Brokers = []string{"127.0.0.1:1"}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, _, err := join(ctx, cfg, c.db.URL, newNode(), t.Output()); err == nil || !strings.Contains(err.Error(), "test-invoker3") {
+	if _, _, err := join(ctx, cfg, c.db.URL, newNode(), t.Output()); err == nil ||
+		!strings.Contains(err.Error(), "test-invoker3") {
 		t.Error(err)
 	}
 	wrong := *c.db.URL
 	wrong.Host = "127.0.0.1:1"
-	if _, _, err := join(t.Context(), c.config(1), &wrong, newNode(), t.Output()); err == nil || !strings.Contains(err.Error(), "couchdb") {
+	if _, _, err := join(t.Context(), c.config(1), &wrong, newNode(), t.Output()); err == nil ||
+		!strings.Contains(err.Error(), "couchdb") {
 		t.Error(err)
 	}
 }
@@ -341,7 +364,9 @@ func TestABlockedNamespaceIsAnsweredAndNotRun(t *testing.T) {
 	c.invoke(1)
 	id := c.ask("echo", echo, blocking)
 	got := c.acked(id, 1)
-	if outcome := got[0].Response.Record.Response; kinds(got) != "combined" || outcome.StatusCode != activation.ApplicationError || c.db.Activations() != 0 || c.db.Gets("guest/echo") != 0 {
+	if outcome := got[0].Response.Record.Response; kinds(got) != "combined" ||
+		outcome.StatusCode != activation.ApplicationError || c.db.Activations() != 0 ||
+		c.db.Gets("guest/echo") != 0 {
 		t.Errorf("%s %s", kinds(got), message.Encode(outcome))
 	}
 }
@@ -351,7 +376,8 @@ func TestASandboxHasOneCallAtOnceWhateverTheControllerAllows(t *testing.T) {
 	c := newCluster(t, kafkaInProcess(t)...)
 	revision := c.actionOf("meet", "meet 2", 10, 10)
 	c.invoke(2)
-	for _, id := range []string{c.ask("meet", revision, blocking), c.ask("meet", revision, blocking)} {
+	for _, id := range []string{c.ask("meet", revision, blocking),
+		c.ask("meet", revision, blocking)} {
 		if got := c.acked(id, 1); got[0].Response.Record.Response.StatusCode != activation.Success {
 			t.Errorf("%s", message.Encode(got[0]))
 		}
@@ -363,8 +389,8 @@ func TestASandboxHasOneCallAtOnceWhateverTheControllerAllows(t *testing.T) {
 	}
 }
 
-// VFs are quarantined and come back: the controllers are told, and no more runs at once than there is
-// room for.
+// VFs are quarantined and come back. The controllers are told, and no more activations run at once
+// than there is room for.
 func TestRoomThatComesAndGoes(t *testing.T) {
 	c := newCluster(t, kafkaInProcess(t)...)
 	slow, meet := c.action("slow", "slow 50", 10), c.action("meet", "meet 2", 10)
@@ -381,7 +407,8 @@ func TestRoomThatComesAndGoes(t *testing.T) {
 		slots.Store(int64(n))
 		c.until(fmt.Sprint("the offer of ", n), func() bool {
 			last := c.pings[len(c.pings)-1:]
-			return len(last) == 1 && int(last[0].Name.UserMemory) == 256*n && last[0].Enabled == enabled
+			return len(last) == 1 && int(last[0].Name.UserMemory) == 256*n &&
+				last[0].Enabled == enabled
 		})
 	}
 	c.until("a ping", func() bool { return len(c.pings) > 0 })
@@ -407,7 +434,8 @@ func TestRoomThatComesAndGoes(t *testing.T) {
 	c.acked(second, 1)
 }
 
-// A commit that fails decides who runs the messages: this process once it succeeds, or whoever gets them again. Never both.
+// A commit that fails decides which process runs the messages: this one once it succeeds, or the
+// one that gets them again. Never both.
 func TestWhatIsNotCommittedDoesNotRun(t *testing.T) {
 	kafka := fakeKafka(t)
 	c := newCluster(t, kafka.ListenAddrs()...)
@@ -415,12 +443,14 @@ func TestWhatIsNotCommittedDoesNotRun(t *testing.T) {
 	note := c.action("note", "note "+notes, 10)
 	c.invoke(4)
 	var asked []string
-	for _, refusal := range []*kerr.Error{kerr.UnknownMemberID, kerr.UnknownServerError, kerr.IllegalGeneration, kerr.CoordinatorNotAvailable, kerr.UnknownServerError} {
+	for _, refusal := range []*kerr.Error{kerr.UnknownMemberID, kerr.UnknownServerError,
+		kerr.IllegalGeneration, kerr.CoordinatorNotAvailable, kerr.UnknownServerError} {
 		refused := make(chan struct{})
-		kafka.ControlKey(int16(kmsg.OffsetCommit), func(r kmsg.Request) (kmsg.Response, error, bool) {
-			defer close(refused)
-			return refuseCommit(r.(*kmsg.OffsetCommitRequest), refusal.Code), nil, true
-		})
+		kafka.ControlKey(int16(kmsg.OffsetCommit),
+			func(r kmsg.Request) (kmsg.Response, error, bool) {
+				defer close(refused)
+				return refuseCommit(r.(*kmsg.OffsetCommitRequest), refusal.Code), nil, true
+			})
 		for range 3 {
 			asked = append(asked, c.ask("note", note, nil))
 		}
@@ -471,7 +501,8 @@ func fakeKafka(t *testing.T) *kfake.Cluster {
 	return kafka
 }
 
-// BenchmarkActivations is what a bus over Apache Kafka does in a second, with a function that takes no time.
+// BenchmarkActivations counts the activations that a bus over Apache Kafka does in a second, with a
+// function that takes no time.
 func BenchmarkActivations(b *testing.B) {
 	c := newCluster(b, kafkatest.Start(b))
 	echo := c.action("echo", "echo", 10)
@@ -481,7 +512,8 @@ func BenchmarkActivations(b *testing.B) {
 	b.ResetTimer()
 	for range b.N {
 		asked := c.asking("echo", echo)
-		c.kafka.Produce(b.Context(), &kgo.Record{Topic: prefix + "invoker3", Value: message.Encode(asked)}, nil)
+		c.kafka.Produce(b.Context(), &kgo.Record{Topic: prefix +
+			"invoker3", Value: message.Encode(asked)}, nil)
 		last = append(last, asked.ID)
 	}
 	for _, id := range last {

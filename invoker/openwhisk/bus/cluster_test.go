@@ -38,7 +38,7 @@ import (
 //	meet N    wait until N runs are under way, then echo
 //	note F    append the activation's id to the file F, then echo
 type node struct {
-	api.NodeClient // what this one does not do is not asked of it
+	api.NodeClient // no test calls the other methods
 	mu             sync.Mutex
 	code           map[string]string
 	starts         []*api.StartRequest
@@ -62,7 +62,7 @@ func (n *node) Wait(
 // meet waits until that many runs have been under way at once.
 func (n *node) meet(ctx context.Context, most int) error {
 	defer context.AfterFunc(ctx, func() {
-		n.mu.Lock() // who looked before waits by now
+		n.mu.Lock() // callers that looked before wait by now
 		defer n.mu.Unlock()
 		n.more.Broadcast()
 	})()
@@ -74,7 +74,8 @@ func (n *node) meet(ctx context.Context, most int) error {
 	return ctx.Err()
 }
 
-func (n *node) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOption) (*api.StartReply, error) {
+func (n *node) Start(_ context.Context, in *api.StartRequest,
+	_ ...grpc.CallOption) (*api.StartReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.starts = append(n.starts, in)
@@ -84,14 +85,16 @@ func (n *node) Start(_ context.Context, in *api.StartRequest, _ ...grpc.CallOpti
 	}
 	n.code[in.Id] = init.Value.Code
 	now := time.Now().UnixNano()
-	reply := &api.StartReply{Id: in.Id, Driver: "sim", InitStatus: 200, Spans: []*api.Span{{Stage: "app-init", BeginNs: now, EndNs: now + 2e6}}}
+	reply := &api.StartReply{Id: in.Id, Driver: "sim", InitStatus: 200,
+		Spans: []*api.Span{{Stage: "app-init", BeginNs: now, EndNs: now + 2e6}}}
 	if init.Value.Code == "refuse" {
 		reply.InitStatus, reply.InitReply = 502, []byte(`{"error":"it does not compile"}`)
 	}
 	return reply, nil
 }
 
-func (n *node) Run(ctx context.Context, in *api.RunRequest, _ ...grpc.CallOption) (*api.RunReply, error) {
+func (n *node) Run(ctx context.Context, in *api.RunRequest,
+	_ ...grpc.CallOption) (*api.RunReply, error) {
 	n.mu.Lock()
 	word, argument, _ := strings.Cut(n.code[in.Id], " ")
 	n.now++
@@ -147,7 +150,8 @@ func (n *node) Stop(context.Context, *api.StopRequest, ...grpc.CallOption) (*api
 	return &api.StopReply{}, nil
 }
 
-func (n *node) Status(context.Context, *api.StatusRequest, ...grpc.CallOption) (*api.StatusReply, error) {
+func (n *node) Status(context.Context, *api.StatusRequest,
+	...grpc.CallOption) (*api.StatusReply, error) {
 	return &api.StatusReply{}, nil
 }
 
@@ -156,7 +160,8 @@ func join(
 	ctx context.Context, cfg Config, at *url.URL, n *node, log io.Writer,
 ) (b *Bus, serve func() error, err error) {
 	db := couch.New(couch.Config{URL: at, User: couchtest.User, Password: couchtest.Password})
-	p := pool.New(pool.Config{KeepAlive: time.Minute, Wait: 30 * time.Second, Start: 10 * time.Second}, n)
+	p := pool.New(pool.Config{KeepAlive: time.Minute, Wait: 30 * time.Second,
+		Start: 10 * time.Second}, n)
 	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 	image := func(e couch.Exec) (string, error) { return e.Kind, nil }
 	b, err = Join(ctx, cfg, db, &OnPool{Pool: p, Image: image, APIHost: "http://api"})
@@ -168,7 +173,8 @@ func join(
 	return b, func() error { defer closeAll(); return b.Serve(ctx) }, nil
 }
 
-// A cluster is the rest of an OpenWhisk: its controller 0, its database, and one invoker unless a test has its own.
+// A cluster is the rest of an OpenWhisk: its controller 0, its database, and one invoker unless a
+// test has its own.
 type cluster struct {
 	t       testing.TB
 	brokers []string
@@ -187,22 +193,26 @@ type cluster struct {
 
 const prefix = "test-"
 
-// largest is what the controller's topic takes.
+// largest is the size of the largest message that the controller's topic takes.
 const largest = 50_000
 
 func newCluster(t testing.TB, brokers ...string) *cluster {
 	t.Helper()
-	c := &cluster{t: t, brokers: brokers, db: couchtest.New(t), node: newNode(), acks: map[string][]message.Ack{}}
+	c := &cluster{t: t, brokers: brokers, db: couchtest.New(t), node: newNode(),
+		acks: map[string][]message.Ack{}}
 	c.seen = sync.NewCond(&c.mu)
 	var err error
-	if c.kafka, err = kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(prefix+"completed0", prefix+"health", prefix+"events"),
+	if c.kafka, err = kgo.NewClient(kgo.SeedBrokers(brokers...),
+		kgo.ConsumeTopics(prefix+"completed0", prefix+"health", prefix+"events"),
 		kgo.FetchMaxWait(100*time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
 	admin := kadm.NewClient(c.kafka)
 	limit := strconv.Itoa(largest)
 	for _, topic := range []string{"completed0", "health", "events", "cacheInvalidation"} {
-		if made, err := admin.CreateTopic(t.Context(), 1, 1, map[string]*string{"max.message.bytes": &limit}, prefix+topic); err != nil || made.Err != nil {
+		if made, err := admin.CreateTopic(t.Context(), 1,
+			1, map[string]*string{"max.message.bytes": &limit}, prefix+topic); err != nil ||
+			made.Err != nil {
 			t.Fatal(topic, err, made.Err)
 		}
 	}
@@ -214,7 +224,8 @@ func newCluster(t testing.TB, brokers ...string) *cluster {
 }
 
 func (c *cluster) config(slots int) Config {
-	return Config{Brokers: c.brokers, Prefix: prefix, Invoker: message.NewInvoker(3, 1024), Slots: slots, Events: true}
+	return Config{Brokers: c.brokers, Prefix: prefix, Invoker: message.NewInvoker(3, 1024),
+		Slots: slots, Events: true}
 }
 
 // invoke starts the cluster's invoker, in this process.
@@ -282,11 +293,16 @@ func (c *cluster) listen(ctx context.Context) {
 	}
 }
 
-// until waits until what was heard is enough, or gives up.
+// until waits until the messages heard are enough, or gives up.
 func (c *cluster) until(what string, enough func() bool) {
 	c.t.Helper()
 	late := false
-	timer := time.AfterFunc(time.Minute, func() { c.mu.Lock(); late = true; c.mu.Unlock(); c.seen.Broadcast() })
+	timer := time.AfterFunc(time.Minute, func() {
+		c.mu.Lock()
+		late = true
+		c.mu.Unlock()
+		c.seen.Broadcast()
+	})
 	defer timer.Stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,7 +317,9 @@ func (c *cluster) until(what string, enough func() bool) {
 // acked waits for so many acknowledgements of the activation.
 func (c *cluster) acked(id string, n int) []message.Ack {
 	c.t.Helper()
-	c.until(fmt.Sprintf("%d acknowledgements of %s", n, id), func() bool { return len(c.acks[id]) >= n })
+	c.until(fmt.Sprintf("%d acknowledgements of %s", n, id), func() bool {
+		return len(c.acks[id]) >= n
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.acks[id]
@@ -343,7 +361,7 @@ func (c *cluster) actionOf(name, code string, logsMB, concurrency int) (revision
 	 "annotations":[{"key":"provide-api-key","value":false}],"updated":1700000000000,"entityType":"action"}`, name, code, logsMB, concurrency), nil)
 }
 
-// ask has the action run; change is what is particular about it.
+// ask has the action run; change makes the message a particular one.
 func (c *cluster) ask(name, revision string, change func(*message.Activation)) (id string) {
 	c.t.Helper()
 	asked := c.asking(name, revision)
@@ -354,23 +372,27 @@ func (c *cluster) ask(name, revision string, change func(*message.Activation)) (
 	return asked.ID
 }
 
-// asking is what a controller sends.
+// asking returns the message that a controller sends.
 func (c *cluster) asking(name, revision string) *message.Activation {
 	c.next++
 	asked := message.Activation{
-		Transaction: message.NewTransaction("t"+strconv.Itoa(c.next), time.Now()), Action: message.Name{Path: "guest", Name: name, Version: "0.0.1"},
-		Revision: revision, ID: fmt.Sprintf("%032x", c.next), Controller: message.Controller{Name: "0", InstanceType: "controller"},
-		Content: json.RawMessage(`{"n":` + strconv.Itoa(c.next) + `}`),
+		Transaction: message.NewTransaction("t"+strconv.Itoa(c.next), time.Now()),
+		Action:      message.Name{Path: "guest", Name: name, Version: "0.0.1"},
+		Revision:    revision, ID: fmt.Sprintf("%032x", c.next),
+		Controller: message.Controller{Name: "0", InstanceType: "controller"},
+		Content:    json.RawMessage(`{"n":` + strconv.Itoa(c.next) + `}`),
 	}
 	asked.User.Subject = "guest"
-	asked.User.Namespace.Name, asked.User.Namespace.UUID = "guest", "23bc46b1-71f6-4ed5-8c54-816aa4f8c502"
+	asked.User.Namespace.Name, asked.User.Namespace.UUID = "guest",
+		"23bc46b1-71f6-4ed5-8c54-816aa4f8c502"
 	asked.User.AuthKey.APIKey = "23bc46b1:secret"
 	return &asked
 }
 
 func (c *cluster) send(topic string, value []byte) {
 	c.t.Helper()
-	if err := c.kafka.ProduceSync(c.t.Context(), &kgo.Record{Topic: prefix + topic, Value: value}).FirstErr(); err != nil {
+	if err := c.kafka.ProduceSync(c.t.Context(), &kgo.Record{Topic: prefix + topic, Value: value}).
+		FirstErr(); err != nil {
 		c.t.Fatal(err)
 	}
 }

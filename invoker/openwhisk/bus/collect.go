@@ -9,10 +9,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 )
 
-// What Prometheus finds when it asks a bus.
+// The metrics of a bus that are made when Prometheus asks.
 var (
 	descAcks = prometheus.NewDesc("fastiov_bus_lost_acks_total",
-		"Acknowledgements that did not get into their topic; the controller takes the activation for lost.", nil, nil)
+		"Acknowledgements that did not get into their topic; the controller takes the activation for lost.",
+		nil, nil)
 	descRecords = prometheus.NewDesc("fastiov_bus_lost_records_total",
 		"Activation records that the cluster's CouchDB did not keep.", nil, nil)
 	descLag = prometheus.NewDesc("fastiov_bus_waiting_messages",
@@ -29,7 +30,7 @@ var (
 type counts struct {
 	acks, records  atomic.Int64 // that were lost
 	lag, running   atomic.Int64
-	slots, memoryB atomic.Int64 // that are offered
+	slots, memoryB atomic.Int64 // the offer to the controllers
 }
 
 func (c *counts) offer(slots, memoryMB int) {
@@ -39,7 +40,8 @@ func (c *counts) offer(slots, memoryMB int) {
 
 // Describe implements prometheus.Collector.
 func (b *Bus) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descAcks, descRecords, descLag, descRunning, descSlots, descMemory} {
+	for _, d := range []*prometheus.Desc{descAcks, descRecords, descLag, descRunning, descSlots,
+		descMemory} {
 		ch <- d
 	}
 }
@@ -71,8 +73,8 @@ func (b *Bus) watchLag(ctx context.Context) {
 	}
 }
 
-// lookAtLag compares the topic's end with what this invoker has committed. Where Kafka gives no answer,
-// the lag stays as it was; that the pings fail, too, is in the log.
+// lookAtLag compares the topic's end with the offset that this invoker has committed. If Kafka
+// gives no answer, the lag stays as it was; the log says that the pings fail, too.
 func (b *Bus) lookAtLag(ctx context.Context) {
 	limit, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -82,6 +84,8 @@ func (b *Bus) lookAtLag(ctx context.Context) {
 		return
 	}
 	committed, lag := b.consumer.CommittedOffsets()[topic], int64(0)
-	ends.Each(func(end kadm.ListedOffset) { lag += max(end.Offset-committed[end.Partition].Offset, 0) })
+	ends.Each(func(end kadm.ListedOffset) {
+		lag += max(end.Offset-committed[end.Partition].Offset, 0)
+	})
 	b.counts.lag.Store(lag)
 }

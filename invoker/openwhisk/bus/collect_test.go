@@ -30,8 +30,8 @@ func (c *cluster) counted(metric string, want float64) {
 	})
 }
 
-// Where there is no room, a call is under way, the others wait in Kafka, and the metrics say so; and they
-// follow when there is more.
+// If there is no more room, one call is under way, the others wait in Kafka, and the metrics say
+// so. When there is more room, the metrics follow.
 func TestWhatIsUnderWayAndWhatWaitsIsCounted(t *testing.T) {
 	c := newCluster(t, kafkaInProcess(t)...)
 	meet := c.action("meet", "meet 2", 10)
@@ -75,10 +75,11 @@ func TestWhatIsLostIsCounted(t *testing.T) {
 
 	one := "1"
 	if _, err := kadm.NewClient(c.kafka).AlterTopicConfigs(t.Context(),
-		[]kadm.AlterConfig{{Name: "max.message.bytes", Value: &one}}, prefix+"completed0"); err != nil {
+		[]kadm.AlterConfig{{Name: "max.message.bytes", Value: &one}}, prefix+
+			"completed0"); err != nil {
 		t.Fatal(err)
 	}
-	id = c.ask("echo", echo, blocking) // which is told twice: Result, Completion
+	id = c.ask("echo", echo, blocking) // the controller is told of it twice: Result, Completion
 	c.stored(id)
 	c.counted("fastiov_bus_lost_acks_total", 2)
 	c.counted("fastiov_bus_running_activations", 0)

@@ -10,7 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// consume takes messages as long as ctx lives and there is room; each is handled by itself, under run.
+// consume takes messages as long as ctx lives and there is room; each is handled by itself, under
+// run.
 func (b *Bus) consume(ctx, run context.Context) {
 	for {
 		room, fewer := b.places.take(ctx)
@@ -26,15 +27,17 @@ func (b *Bus) consume(ctx, run context.Context) {
 			if b.noteUsurped(err) || ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) {
 				return
 			}
-			b.cfg.Log.Error("taking activations failed; trying again", "topic", b.topic(b.cfg.Invoker.String()), "error", err)
+			b.cfg.Log.Error("taking activations failed; trying again",
+				"topic", b.topic(b.cfg.Invoker.String()), "error", err)
 			wait(ctx, time.Second)
 		}
 	}
 }
 
-// poll gives messages whose offsets are committed: from here on they are this process's alone, and will never be delivered again. Where
-// the commit fails because the group went on without this member, they will be, to whoever is the member then; so they are not given.
-// It gives none, too, where room for fewer was left while it waited.
+// poll returns messages whose offsets are committed: from here on they belong to this process
+// alone, and will never be delivered again. If the commit fails because the group went on without
+// this member, they will be delivered to the next member, so poll does not return them. It also
+// returns none if less room was left while it waited.
 func (b *Bus) poll(ctx context.Context, most int, fewer <-chan struct{}) ([]*kgo.Record, error) {
 	fetches := b.fetch(ctx, most, fewer)
 	defer b.consumer.AllowRebalance()
@@ -46,7 +49,8 @@ func (b *Bus) poll(ctx context.Context, most int, fewer <-chan struct{}) ([]*kgo
 		return nil, fetches.Err()
 	}
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		// A shutdown does not interrupt a commit: what it might have committed would vanish.
+		// A shutdown does not interrupt a commit: messages that it might have committed would
+		// vanish.
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		err := b.consumer.CommitRecords(limit, records...)
 		cancel()
@@ -54,14 +58,16 @@ func (b *Bus) poll(ctx context.Context, most int, fewer <-chan struct{}) ([]*kgo
 		case err == nil:
 			return records, nil
 		case outOfGroup(err) || ctx.Err() != nil:
-			return nil, fmt.Errorf("%d messages are left for whoever is the invoker now: %w", len(records), err)
+			return nil, fmt.Errorf("%d messages are left for whoever is the invoker now: %w",
+				len(records), err)
 		}
 		b.cfg.Log.Error("the offset cannot be committed; trying again", "error", err)
 		wait(ctx, pause)
 	}
 }
 
-// fetch waits for messages, until there is room for fewer. Who said so waits for its end.
+// fetch waits for messages, until there is room for fewer. The caller that closed fewer waits for
+// fetch to end.
 func (b *Bus) fetch(ctx context.Context, most int, fewer <-chan struct{}) kgo.Fetches {
 	defer b.places.fetch()() // before fewer is looked at
 	ctx, stop := context.WithCancel(ctx)
@@ -81,10 +87,11 @@ func (b *Bus) fetch(ctx context.Context, most int, fewer <-chan struct{}) kgo.Fe
 	return b.consumer.PollRecords(ctx, most)
 }
 
-// outOfGroup tells whether a commit failed because this member's session is over.
+// outOfGroup reports whether a commit failed because this member's session is over.
 func outOfGroup(err error) bool {
 	for _, over := range []error{
-		kerr.UnknownMemberID, kerr.IllegalGeneration, kerr.RebalanceInProgress, kerr.FencedInstanceID, kerr.StaleMemberEpoch, kgo.ErrClientClosed,
+		kerr.UnknownMemberID, kerr.IllegalGeneration, kerr.RebalanceInProgress,
+		kerr.FencedInstanceID, kerr.StaleMemberEpoch, kgo.ErrClientClosed,
 	} {
 		if errors.Is(err, over) {
 			return true

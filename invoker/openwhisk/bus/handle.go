@@ -10,7 +10,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
 )
 
-// What callers read where an action was not run, in the words that they know from OpenWhisk.
+// The errors that callers read if an action was not run, in the words that they know from
+// OpenWhisk.
 const (
 	removed  = "Action could not be found or may have been deleted."
 	mismatch = "Action version is not compatible and cannot be invoked."
@@ -18,18 +19,21 @@ const (
 	banned   = "The action was not invoked due to a blacklisted namespace."
 )
 
-// handle does all that a message asks for, in one slot, which it gives back when the controller knows that the activation is over.
+// handle does all that a message asks for, in one slot, which it gives back when the controller
+// knows that the activation is over.
 func (b *Bus) handle(ctx context.Context, value []byte) {
 	b.counts.running.Add(1)
 	release := func() { b.counts.running.Add(-1); b.places.give(1) }
 	asked, err := message.DecodeActivation(value)
 	if err != nil {
-		b.cfg.Log.Error("a message is no activation, and names nobody who could be told", "error", err, "bytes", len(value))
+		b.cfg.Log.Error("a message is no activation, and names nobody who could be told",
+			"error", err, "bytes", len(value))
 		release()
 		return
 	}
 	if (*b.blocked.Load())[asked.User.Namespace.Name] {
-		b.cfg.Log.Warn("activation of a blocked namespace", "namespace", asked.User.Namespace.Name, "activation", asked.ID)
+		b.cfg.Log.Warn("activation of a blocked namespace", "namespace", asked.User.Namespace.Name,
+			"activation", asked.ID)
 		b.acknowledge(ctx, asked, fallback(asked, activation.ApplicationError, banned), combined)
 		release()
 		return
@@ -71,8 +75,10 @@ func fallback(asked *message.Activation, status activation.Status, why string) *
 		version = "0.0.1"
 	}
 	return &activation.Record{
-		ID: asked.ID, Namespace: asked.User.Namespace.Name, Name: asked.Action.Name, Version: version, Subject: asked.User.Subject,
-		Kind: message.UnknownKind, Path: asked.Action.String(), Start: now, End: now, Response: activation.Failed(status, why),
+		ID: asked.ID, Namespace: asked.User.Namespace.Name, Name: asked.Action.Name,
+		Version: version, Subject: asked.User.Subject,
+		Kind: message.UnknownKind, Path: asked.Action.String(), Start: now, End: now,
+		Response: activation.Failed(status, why),
 	}
 }
 
@@ -85,6 +91,7 @@ func (b *Bus) store(ctx context.Context, asked *message.Activation, record *acti
 	defer cancel()
 	if err := b.db.PutActivation(limit, message.NewRecord(record, asked), time.Now()); err != nil {
 		b.counts.records.Add(1)
-		b.cfg.Log.Error("the record of an activation is lost", "activation", asked.ID, "namespace", record.Namespace, "error", err)
+		b.cfg.Log.Error("the record of an activation is lost", "activation", asked.ID,
+			"namespace", record.Namespace, "error", err)
 	}
 }

@@ -29,7 +29,8 @@ func child() {
 	defer stop()
 	at, err := url.Parse(os.Getenv(childCouch))
 	if err == nil {
-		cfg := Config{Brokers: []string{os.Getenv(childBroker)}, Prefix: prefix, Invoker: message.NewInvoker(3, 1024), Slots: killSlots}
+		cfg := Config{Brokers: []string{os.Getenv(childBroker)}, Prefix: prefix,
+			Invoker: message.NewInvoker(3, 1024), Slots: killSlots}
 		var serve func() error
 		if _, serve, err = join(ctx, cfg, at, newNode(), os.Stderr); err == nil {
 			err = serve()
@@ -61,8 +62,9 @@ func (c *cluster) start() *exec.Cmd {
 	return cmd
 }
 
-// TestNothingRunsTwice kills the invoker again and again while activations come. What it had taken and not finished is lost, as it is
-// with the cluster's own invoker; nothing else is, and nothing runs twice.
+// TestNothingRunsTwice kills the invoker again and again while activations come. Activations that
+// it had taken and not finished are lost, as with the cluster's own invoker. No others are lost,
+// and none runs twice.
 func TestNothingRunsTwice(t *testing.T) {
 	const kills, between = 3, 100
 	c := newCluster(t, kafkatest.Start(t))
@@ -75,7 +77,9 @@ func TestNothingRunsTwice(t *testing.T) {
 			asked = append(asked, c.ask("note", note, nil))
 		}
 		first := asked[len(asked)-between]
-		c.until("a few acknowledgements", func() bool { return len(c.acks[first]) > 0 || len(c.acks[asked[len(asked)-between/2]]) > 0 })
+		c.until("a few acknowledgements", func() bool {
+			return len(c.acks[first]) > 0 || len(c.acks[asked[len(asked)-between/2]]) > 0
+		})
 		_ = invoker.Process.Kill()
 		_ = invoker.Wait()
 		invoker = c.start()
@@ -110,7 +114,9 @@ func TestNothingRunsTwice(t *testing.T) {
 		}
 	}
 	if lost > kills*killSlots {
-		t.Errorf("%d of %d are lost; %d kills may lose %d", lost, len(asked), kills, kills*killSlots)
+		t.Errorf("%d of %d are lost; %d kills may lose %d", lost, len(asked), kills,
+			kills*killSlots)
 	}
-	t.Logf("%d asked, %d ran and were acknowledged, %d were lost in %d kills", len(asked), acked, lost, kills)
+	t.Logf("%d asked, %d ran and were acknowledged, %d were lost in %d kills", len(asked), acked,
+		lost, kills)
 }

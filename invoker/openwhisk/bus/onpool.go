@@ -20,7 +20,7 @@ import (
 type OnPool struct {
 	Pool    *pool.Pool                       // the bus's own: it ends with it
 	Image   func(couch.Exec) (string, error) // the node's image for it
-	APIHost string                           // what actions get as __OW_API_HOST
+	APIHost string                           // actions get it as __OW_API_HOST
 }
 
 // Run places the activation, runs it and tells how it went.
@@ -28,7 +28,8 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 	v := visit{Request: r, received: time.Now()}
 	record := v.record()
 	if len(r.Asked.LockedArgs) > 0 {
-		return v.ended(record, activation.Failed(activation.InternalError, "Some parameters are encrypted, and this invoker has no key for them."))
+		return v.ended(record, activation.Failed(activation.InternalError,
+			"Some parameters are encrypted, and this invoker has no key for them."))
 	}
 	var err error
 	if v.image, err = p.Image(r.Action.Exec); err != nil {
@@ -67,7 +68,8 @@ type visit struct {
 }
 
 // partition lays the arguments that are meant for /init apart from the others.
-func partition(content json.RawMessage, forInit []string) (arguments json.RawMessage, init map[string]string, err error) {
+func partition(content json.RawMessage, forInit []string) (arguments json.RawMessage,
+	init map[string]string, err error) {
 	init = map[string]string{}
 	switch {
 	case len(content) == 0 || string(content) == "null":
@@ -98,7 +100,7 @@ func partition(content json.RawMessage, forInit []string) (arguments json.RawMes
 	return message.Encode(all), init, nil
 }
 
-// place is what the action finds about itself.
+// place returns what the action is told about itself.
 func (v *visit) place() runtime.Place {
 	return runtime.Place{
 		Namespace: v.Asked.User.Namespace.Name, Action: "/" + v.Asked.Action.String(),
@@ -106,7 +108,7 @@ func (v *visit) place() runtime.Place {
 	}
 }
 
-// call is that and what it finds about its call.
+// call returns place and what the action is told about its call.
 func (v *visit) call() runtime.Call {
 	c := runtime.Call{
 		Place: v.place(), Activation: v.Asked.ID, Transaction: v.Asked.Transaction.ID,
@@ -122,7 +124,8 @@ func (v *visit) timeout() time.Duration {
 	return time.Duration(v.Action.Limits.TimeoutMs) * time.Millisecond
 }
 
-// again asks for a sandbox before the next call, with what it holds of this one: who may call what.
+// again asks for a sandbox before the next call. Of this call it keeps only which key may call
+// which action.
 func (v *visit) again(apiHost string) func() (*api.StartRequest, error) {
 	asked := message.Activation{Action: v.Asked.Action, User: v.Asked.User}
 	next := visit{Request: Request{Asked: &asked, Action: v.Action}, image: v.image, init: v.init}
@@ -148,7 +151,7 @@ func (v *visit) start(apiHost string, c runtime.Call) *api.StartRequest {
 	}
 }
 
-// Run returns what is sent to the sandbox.
+// Run returns the request to the sandbox.
 func (v *visit) Run() (*api.RunRequest, error) {
 	return &api.RunRequest{
 		Body: runtime.Body(v.call(), v.arguments), TimeoutMs: uint32(v.Action.Limits.TimeoutMs),
@@ -164,11 +167,13 @@ func (v *visit) Ended(result runtime.Result, err error) {
 	close(v.over)
 }
 
-// record is what is known before anything ran.
+// record returns the parts of the record that are known before anything ran.
 func (v *visit) record() *activation.Record {
 	return &activation.Record{
-		ID: v.Asked.ID, Namespace: v.Asked.User.Namespace.Name, Name: v.Action.Name, Version: v.Action.Version, Subject: v.Asked.User.Subject,
-		Kind: v.Action.Exec.Kind, Path: v.Action.Namespace + "/" + v.Action.Name, Limits: v.Action.Limits,
+		ID: v.Asked.ID, Namespace: v.Asked.User.Namespace.Name, Name: v.Action.Name,
+		Version: v.Action.Version, Subject: v.Asked.User.Subject,
+		Kind: v.Action.Exec.Kind, Path: v.Action.Namespace + "/" + v.Action.Name,
+		Limits: v.Action.Limits,
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Places are for activations under way. There may be more or fewer of them from one moment to the next;
-// what has one when there are fewer keeps it.
+// places holds the places for activations under way. Their number may rise and fall from one moment
+// to the next. When it falls, an activation that has a place keeps it.
 type places struct {
 	mu      sync.Mutex
 	used    int
@@ -20,8 +20,8 @@ func newPlaces(most int) *places {
 	return &places{most: most, changed: make(chan struct{}), fewer: make(chan struct{})}
 }
 
-// take waits for a free place and takes all that are free; none when ctx ends. Once fewer is closed, who
-// has not used them yet has perhaps taken too many.
+// take waits for a free place and takes all that are free; none when ctx ends. When fewer is
+// closed, a caller that has not used its places yet may hold too many.
 func (p *places) take(ctx context.Context) (taken int, fewer <-chan struct{}) {
 	for {
 		p.mu.Lock()
@@ -56,7 +56,8 @@ func (p *places) fetch() (over func()) {
 	return func() { close(fetched) }
 }
 
-// set says how many there are. Where there are fewer, it returns when no fetch for more goes on.
+// set sets how many places there are. If that is fewer than before, it returns when no fetch for
+// more goes on.
 func (p *places) set(most int) {
 	p.mu.Lock()
 	var fetched chan struct{}
