@@ -17,7 +17,6 @@ import (
 var notPlainYet = []string{
 	"command",
 	"e2e",
-	"invoker/openwhisk/bus/couch",
 	"invoker/openwhisk/bus/couch/couchtest",
 	"invoker/openwhisk/bus/kafkatest",
 	"invoker/openwhisk/bus/message",

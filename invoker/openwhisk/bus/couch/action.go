@@ -14,7 +14,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
-// An Action is what can be run, with its code.
+// An Action is an action that can be run, with its code.
 type Action struct {
 	ID          string // of the document
 	Revision    string // as it was found, which may be newer than the one that was asked for
@@ -41,7 +41,8 @@ type Annotation struct {
 	Value json.RawMessage `json:"value"`
 }
 
-// Truthy tells whether the annotation is there and means yes; otherwise absent.
+// Truthy reports whether the annotation is there and means yes. If it is not there, it returns
+// absent.
 func (a *Action) Truthy(key string, absent bool) bool {
 	for _, annotation := range a.Annotations {
 		if annotation.Key == key {
@@ -76,19 +77,21 @@ type document struct {
 	} `json:"exec"`
 }
 
-// ErrMismatch is the answer where the document is no action that can be run.
+// ErrMismatch is returned for a document that is not an action that can be run.
 type ErrMismatch struct{ Why string }
 
 func (e *ErrMismatch) Error() string { return "not an action that can be run: " + e.Why }
 
-// Action reads the newest revision of an action. One that was asked to be run in an older revision runs in the newest: the older one
-// may have been compacted away, and OpenWhisk's own invoker does the same.
+// Action reads the newest revision of an action. An activation that asks for an older revision runs
+// in the newest, because the older one may have been compacted away. OpenWhisk's own invoker does
+// the same.
 func (c *Client) Action(ctx context.Context, id string) (*Action, error) {
 	body, err := c.do(ctx, http.MethodGet, nil, nil, whisks, id)
 	if err != nil {
 		return nil, err
 	}
-	doc := document{Limits: activation.Limits{TimeoutMs: 60_000, MemoryMB: 256, LogsMB: 10, Concurrency: 1}}
+	doc := document{Limits: activation.Limits{TimeoutMs: 60_000, MemoryMB: 256, LogsMB: 10,
+		Concurrency: 1}}
 	if err := json.Unmarshal(body, &doc); err != nil {
 		return nil, &ErrMismatch{err.Error()}
 	}
@@ -101,8 +104,10 @@ func (c *Client) Action(ctx context.Context, id string) (*Action, error) {
 		return nil, &ErrMismatch{fmt.Sprintf("%s is of kind %q", id, doc.Exec.Kind)}
 	}
 	a := &Action{
-		ID: id, Revision: doc.Revision, Namespace: doc.Namespace, Name: doc.Name, Version: doc.Version,
-		Annotations: doc.Annotations, Limits: doc.Limits, Exec: Exec{Kind: doc.Exec.Kind, Image: doc.Exec.Image, Main: doc.Exec.Main},
+		ID: id, Revision: doc.Revision, Namespace: doc.Namespace, Name: doc.Name,
+		Version:     doc.Version,
+		Annotations: doc.Annotations, Limits: doc.Limits,
+		Exec: Exec{Kind: doc.Exec.Kind, Image: doc.Exec.Image, Main: doc.Exec.Main},
 	}
 	code := doc.Exec.Code
 	if code == nil {
@@ -129,16 +134,19 @@ func (c *Client) Action(ctx context.Context, id string) (*Action, error) {
 	return a, nil
 }
 
-// attached is the content that a reference in the document stands for. The name of an attachment is a URI: mem:CONTENT where it is small,
-// couch:NAME, or a bare NAME of old, where CouchDB has it.
-func (c *Client) attached(ctx context.Context, doc document, reference json.RawMessage) (content []byte, err error) {
+// attached returns the content that a reference in the document stands for. The name of an
+// attachment is a URI: mem:CONTENT for a small one; couch:NAME, or in old documents a bare NAME,
+// for one that CouchDB has.
+func (c *Client) attached(ctx context.Context, doc document,
+	reference json.RawMessage) (content []byte, err error) {
 	var at struct {
 		Name   string `json:"attachmentName"`
 		Length *int   `json:"length"`
 		Digest string `json:"digest"`
 	}
 	if err := json.Unmarshal(reference, &at); err != nil || at.Name == "" {
-		return nil, &ErrMismatch{fmt.Sprintf("%s: its code is neither text nor an attachment", doc.ID)}
+		return nil, &ErrMismatch{fmt.Sprintf("%s: its code is neither text nor an attachment",
+			doc.ID)}
 	}
 	scheme, name, found := strings.Cut(at.Name, ":")
 	if !found {
@@ -150,23 +158,29 @@ func (c *Client) attached(ctx context.Context, doc document, reference json.RawM
 			return nil, &ErrMismatch{fmt.Sprintf("%s: its inlined code: %v", doc.ID, err)}
 		}
 	case "couch":
-		if content, err = c.do(ctx, http.MethodGet, url.Values{"rev": {doc.Revision}}, nil, whisks, doc.ID, name); err != nil {
+		if content, err = c.do(ctx, http.MethodGet, url.Values{"rev": {doc.Revision}}, nil, whisks,
+			doc.ID, name); err != nil {
 			return nil, err
 		}
 	default:
-		return nil, fmt.Errorf("the code of %s is kept in a store %q; this invoker reads CouchDB's attachments only", doc.ID, scheme)
+		return nil, fmt.Errorf(
+			"the code of %s is kept in a store %q; this invoker reads CouchDB's attachments only",
+			doc.ID, scheme)
 	}
 	if at.Length != nil && *at.Length != len(content) {
-		return nil, fmt.Errorf("the code of %s has %d bytes; its document says %d", doc.ID, len(content), *at.Length)
+		return nil, fmt.Errorf("the code of %s has %d bytes; its document says %d", doc.ID,
+			len(content), *at.Length)
 	}
 	sum := sha256.Sum256(content)
-	if want, is := strings.CutPrefix(at.Digest, "sha256-"); is && want != hex.EncodeToString(sum[:]) {
+	if want, is := strings.CutPrefix(at.Digest, "sha256-"); is &&
+		want != hex.EncodeToString(sum[:]) {
 		return nil, fmt.Errorf("the code of %s is not what its document's digest says", doc.ID)
 	}
 	return content, nil
 }
 
-// isBase64 is how OpenWhisk tells an archive from source where it is kept as text.
+// isBase64 reports whether code that is kept as text is an archive and not source, by OpenWhisk's
+// rule.
 func isBase64(code string) bool {
 	code = strings.TrimSpace(code)
 	if code == "" || len(code)%4 != 0 {

@@ -1,7 +1,7 @@
 // Package couch reads actions from, and writes activations to, the CouchDB of an OpenWhisk cluster.
 //
-// Documents are OpenWhisk's: an entity's id is namespace/[package/]name, an activation's is namespace/activationId. Code that is not a
-// string in its document is an attachment.
+// Documents are OpenWhisk's: an entity's id is namespace/[package/]name, an activation's is
+// namespace/activationId. Code that is not a string in its document is an attachment.
 package couch
 
 import (
@@ -17,10 +17,12 @@ import (
 	"time"
 )
 
-// Config says where the databases are.
+// Config names the databases and the user.
 type Config struct {
-	URL      *url.URL // the last part of its path is put before the names of the databases: http://couch:5984/whisk_local_
-	User     string   // empty: nobody is asked
+	// The last part of its path is put before the names of the databases:
+	// http://couch:5984/whisk_local_
+	URL      *url.URL
+	User     string // empty: nobody is asked
 	Password string
 }
 
@@ -32,7 +34,7 @@ type Client struct {
 	pause  time.Duration // before a failed write is tried again; doubles each time
 }
 
-// The databases, and what bounds a call to them.
+// The databases, and the bounds of a call to them.
 const (
 	whisks      = "whisks"
 	activations = "activations"
@@ -59,7 +61,8 @@ func New(cfg Config) *Client {
 		at.Path = "/"
 	}
 	cfg.URL = &at
-	return &Client{cfg: cfg, prefix: prefix, http: &http.Client{Transport: transport, Timeout: timeout}, pause: 100 * time.Millisecond}
+	return &Client{cfg: cfg, prefix: prefix,
+		http: &http.Client{Transport: transport, Timeout: timeout}, pause: 100 * time.Millisecond}
 }
 
 // Close lets go of the connections.
@@ -75,9 +78,10 @@ func (c *Client) Check(ctx context.Context) error {
 	return nil
 }
 
-// Blocked are the namespaces whose activations are not to be run.
+// Blocked returns the namespaces whose activations must not run.
 func (c *Client) Blocked(ctx context.Context) (map[string]bool, error) {
-	body, err := c.do(ctx, http.MethodGet, url.Values{"reduce": {"false"}, "stale": {"update_after"}}, nil,
+	body, err := c.do(ctx, http.MethodGet,
+		url.Values{"reduce": {"false"}, "stale": {"update_after"}}, nil,
 		subjects, "_design", "namespaceThrottlings", "_view", "blockedNamespaces")
 	if err != nil {
 		return nil, err
@@ -97,7 +101,7 @@ func (c *Client) Blocked(ctx context.Context) (map[string]bool, error) {
 	return blocked, nil
 }
 
-// A refusal is an answer that is no success.
+// A refusal is an answer other than success.
 type refusal struct {
 	status int
 	what   string
@@ -105,11 +109,13 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.what }
 func (r *refusal) Is(target error) bool {
-	return r.status == http.StatusNotFound && target == ErrNotFound || r.status == http.StatusConflict && target == ErrConflict
+	return r.status == http.StatusNotFound && target == ErrNotFound ||
+		r.status == http.StatusConflict && target == ErrConflict
 }
 
 // do sends one request; the first of segments is the database.
-func (c *Client) do(ctx context.Context, method string, query url.Values, body []byte, segments ...string) ([]byte, error) {
+func (c *Client) do(ctx context.Context, method string, query url.Values, body []byte,
+	segments ...string) ([]byte, error) {
 	at := c.cfg.URL.JoinPath(url.PathEscape(c.prefix + segments[0]))
 	for _, segment := range segments[1:] {
 		at = at.JoinPath(url.PathEscape(segment))
@@ -135,9 +141,11 @@ func (c *Client) do(ctx context.Context, method string, query url.Values, body [
 	case err != nil:
 		return nil, fmt.Errorf("couchdb: %s %s: %w", method, at.Redacted(), err)
 	case len(content) > maxBody:
-		return nil, fmt.Errorf("couchdb: %s %s: the answer has more than %d bytes", method, at.Redacted(), maxBody)
+		return nil, fmt.Errorf("couchdb: %s %s: the answer has more than %d bytes", method,
+			at.Redacted(), maxBody)
 	case response.StatusCode >= 300:
-		return nil, &refusal{response.StatusCode, fmt.Sprintf("couchdb: %s %s: %s %s", method, at.Redacted(), response.Status, reason(content))}
+		return nil, &refusal{response.StatusCode, fmt.Sprintf("couchdb: %s %s: %s %s", method,
+			at.Redacted(), response.Status, reason(content))}
 	}
 	return content, nil
 }

@@ -42,7 +42,8 @@ func TestTheWaysCodeIsKept(t *testing.T) {
 	source := "def main(args): return args # é"
 	archive := []byte{'P', 'K', 0, 0xff}
 	sum := sha256.Sum256([]byte(source))
-	inlined := fmt.Sprintf(`{"attachmentName":"mem:%s","attachmentType":"text/plain","length":%d,"digest":"sha256-%s"}`,
+	inlined := fmt.Sprintf(
+		`{"attachmentName":"mem:%s","attachmentType":"text/plain","length":%d,"digest":"sha256-%s"}`,
 		base64.URLEncoding.EncodeToString([]byte(source)), len(source), hex.EncodeToString(sum[:]))
 	for name, c := range map[string]struct {
 		exec   string
@@ -63,7 +64,8 @@ func TestTheWaysCodeIsKept(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if a.Exec.Code != c.code || a.Exec.Binary != c.binary || a.Revision != rev || a.ID != id || a.Limits.MemoryMB != 256 {
+		if a.Exec.Code != c.code || a.Exec.Binary != c.binary || a.Revision != rev || a.ID != id ||
+			a.Limits.MemoryMB != 256 {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}
@@ -103,8 +105,10 @@ func TestWhatIsNoActionIsSaidToBeNone(t *testing.T) {
 }
 
 func TestTruthy(t *testing.T) {
-	a := Action{Annotations: []Annotation{{"yes", json.RawMessage(`"x"`)}, {"no", json.RawMessage(`false`)}, {"empty", json.RawMessage(`""`)}, {"one", json.RawMessage(`1`)}}}
-	if !a.Truthy("yes", false) || !a.Truthy("one", false) || a.Truthy("no", true) || a.Truthy("empty", true) || !a.Truthy("absent", true) || a.Truthy("absent", false) {
+	a := Action{Annotations: []Annotation{{"yes", json.RawMessage(`"x"`)},
+		{"no", json.RawMessage(`false`)}, {"empty", json.RawMessage(`""`)}, {"one", json.RawMessage(`1`)}}}
+	if !a.Truthy("yes", false) || !a.Truthy("one", false) || a.Truthy("no", true) ||
+		a.Truthy("empty", true) || !a.Truthy("absent", true) || a.Truthy("absent", false) {
 		t.Error("wrong")
 	}
 }
@@ -112,8 +116,10 @@ func TestTruthy(t *testing.T) {
 func record(logs ...string) message.Record {
 	start := time.UnixMilli(1700000000000)
 	return message.NewRecord(&activation.Record{
-		ID: "0123456789abcdef0123456789abcdef", Namespace: "guest", Name: "hello", Version: "0.0.3", Subject: "guest", Path: id, Kind: "python:3",
-		Start: start, End: start.Add(time.Millisecond), Logs: logs, Response: activation.Response{Result: json.RawMessage(`{}`)},
+		ID: "0123456789abcdef0123456789abcdef", Namespace: "guest", Name: "hello", Version: "0.0.3",
+		Subject: "guest", Path: id, Kind: "python:3",
+		Start: start, End: start.Add(time.Millisecond), Logs: logs,
+		Response: activation.Response{Result: json.RawMessage(`{}`)},
 	}, &message.Activation{})
 }
 
@@ -124,7 +130,8 @@ func TestAnActivationIsKeptOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	doc := s.Activation("guest", r.ActivationID)
-	if doc["entityType"] != "activation" || doc["response"].(map[string]any)["statusCode"] != 0.0 || doc["logs"].([]any)[0] != "a line" {
+	if doc["entityType"] != "activation" || doc["response"].(map[string]any)["statusCode"] != 0.0 ||
+		doc["logs"].([]any)[0] != "a line" {
 		t.Errorf("%v", doc)
 	}
 	if err := client.PutActivation(t.Context(), r, time.Now()); !errors.Is(err, ErrConflict) {
@@ -135,15 +142,18 @@ func TestAnActivationIsKeptOnce(t *testing.T) {
 func TestAWriteThatFailedIsTriedAgain(t *testing.T) {
 	s, client := open(t)
 	s.FailWrites(500, 503)
-	if err := client.PutActivation(t.Context(), record(), time.Now()); err != nil || s.Activations() != 1 {
+	if err := client.PutActivation(t.Context(), record(), time.Now()); err != nil ||
+		s.Activations() != 1 {
 		t.Errorf("%v, %d kept", err, s.Activations())
 	}
 	s.FailWrites(500, 500, 500, 500, 500)
-	if err := client.PutActivation(t.Context(), record(), time.Now()); err == nil || !strings.Contains(err.Error(), "500") {
+	if err := client.PutActivation(t.Context(), record(), time.Now()); err == nil ||
+		!strings.Contains(err.Error(), "500") {
 		t.Errorf("after four tries: %v", err)
 	}
 	s.FailWrites(403)
-	if err := client.PutActivation(t.Context(), record(), time.Now()); err == nil || !strings.Contains(err.Error(), "403") {
+	if err := client.PutActivation(t.Context(), record(), time.Now()); err == nil ||
+		!strings.Contains(err.Error(), "403") {
 		t.Errorf("refused: %v", err)
 	}
 }
@@ -151,7 +161,8 @@ func TestAWriteThatFailedIsTriedAgain(t *testing.T) {
 func TestAWriteWhoseAnswerWasLostIsNoConflict(t *testing.T) {
 	s, client := open(t)
 	s.SwallowAnswers(1)
-	if err := client.PutActivation(t.Context(), record(), time.Now()); err != nil || s.Activations() != 1 {
+	if err := client.PutActivation(t.Context(), record(), time.Now()); err != nil ||
+		s.Activations() != 1 {
 		t.Errorf("%v, %d kept", err, s.Activations())
 	}
 }
@@ -163,7 +174,8 @@ func TestARecordThatIsTooLargeLosesItsLogsOnly(t *testing.T) {
 	if err := client.PutActivation(t.Context(), r, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if logs := s.Activation("guest", r.ActivationID)["logs"].([]any); len(logs) != 1 || !strings.Contains(logs[0].(string), "not kept") {
+	if logs := s.Activation("guest", r.ActivationID)["logs"].([]any); len(logs) != 1 ||
+		!strings.Contains(logs[0].(string), "not kept") {
 		t.Errorf("%v", logs)
 	}
 }
@@ -184,7 +196,9 @@ func TestAWrongPasswordIsFoundAtOnce(t *testing.T) {
 	}
 	wrong := New(Config{URL: s.URL, User: couchtest.User, Password: "hidden"})
 	defer wrong.Close()
-	if err := wrong.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "Name or password is incorrect") || strings.Contains(err.Error(), "hidden") {
+	if err := wrong.Check(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "Name or password is incorrect") ||
+		strings.Contains(err.Error(), "hidden") {
 		t.Error(err)
 	}
 }
