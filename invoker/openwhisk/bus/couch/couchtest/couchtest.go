@@ -1,5 +1,6 @@
-// Package couchtest is a CouchDB for tests. It holds OpenWhisk's three databases and refuses what a real one would, and any activation
-// whose shape a cluster's views and controllers could not read.
+// Package couchtest is a CouchDB for tests. It holds OpenWhisk's three databases and refuses the
+// requests that a real one would, and any activation whose shape a cluster's views and controllers
+// could not read.
 package couchtest
 
 import (
@@ -14,14 +15,14 @@ import (
 	"testing"
 )
 
-// User and Password are who may ask.
+// User and Password open the databases.
 const (
 	User     = "whisk_admin"
 	Password = "some_passw0rd"
 	Prefix   = "test_"
 )
 
-// A Server is a CouchDB. What of its requests or documents is wrong fails the test.
+// A Server is a CouchDB. A fault in its requests or documents fails the test.
 type Server struct {
 	URL     *url.URL // with the prefix of the databases as its path
 	MaxBody int      // of a document; as CouchDB's max_document_size
@@ -32,7 +33,7 @@ type Server struct {
 	whisks      map[string]entity
 	activations map[string]map[string]any
 	blocked     []string
-	fail        []int // what the next writes of activations are answered with
+	fail        []int // statuses of the next writes of activations
 	swallow     int   // how many of the next writes are kept and answered 500
 	gets        map[string]int
 }
@@ -45,15 +46,19 @@ type entity struct {
 // New returns a server that ends with the test.
 func New(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{t: t, MaxBody: 8 << 20, whisks: map[string]entity{}, activations: map[string]map[string]any{}, gets: map[string]int{}}
+	s := &Server{t: t, MaxBody: 8 << 20, whisks: map[string]entity{},
+		activations: map[string]map[string]any{}, gets: map[string]int{}}
 	mux := http.NewServeMux()
 	for _, db := range []string{"whisks", "activations", "subjects"} {
-		mux.HandleFunc("GET /"+Prefix+db, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, 200, map[string]any{"db_name": db}) })
+		mux.HandleFunc("GET /"+Prefix+db, func(w http.ResponseWriter, _ *http.Request) {
+			s.answer(w, 200, map[string]any{"db_name": db})
+		})
 	}
 	mux.HandleFunc("GET /"+Prefix+"whisks/{id}", s.getAction)
 	mux.HandleFunc("GET /"+Prefix+"whisks/{id}/{attachment}", s.getAttachment)
 	mux.HandleFunc("PUT /"+Prefix+"activations/{id}", s.putActivation)
-	mux.HandleFunc("GET /"+Prefix+"subjects/_design/namespaceThrottlings/_view/blockedNamespaces", s.getBlocked)
+	mux.HandleFunc("GET /"+Prefix+"subjects/_design/namespaceThrottlings/_view/blockedNamespaces",
+		s.getBlocked)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		t.Errorf("CouchDB was asked %s %s", r.Method, r.URL)
 		s.refuse(w, 404, "not_found", "missing")
@@ -74,7 +79,8 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// PutAction keeps an action's document, which is JSON, under its namespace and name, and returns its revision.
+// PutAction keeps an action's document, which is JSON, under its namespace and name, and returns
+// its revision.
 func (s *Server) PutAction(document string, attachments map[string][]byte) (revision string) {
 	s.t.Helper()
 	var doc map[string]any
@@ -98,7 +104,7 @@ func (s *Server) PutAction(document string, attachments map[string][]byte) (revi
 // DeleteAction forgets it.
 func (s *Server) DeleteAction(id string) { s.mu.Lock(); defer s.mu.Unlock(); delete(s.whisks, id) }
 
-// Gets is how often the action's document was read.
+// Gets returns how often the action's document was read.
 func (s *Server) Gets(id string) int { s.mu.Lock(); defer s.mu.Unlock(); return s.gets[id] }
 
 // Block has the view of blocked namespaces list these.
@@ -164,12 +170,14 @@ func (s *Server) getBlocked(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.URL.Query().Get("reduce") != "false" {
-		s.answer(w, 200, map[string]any{"rows": []any{map[string]any{"key": nil, "value": len(s.blocked)}}})
+		s.answer(w, 200,
+			map[string]any{"rows": []any{map[string]any{"key": nil, "value": len(s.blocked)}}})
 		return
 	}
 	rows := []map[string]any{}
 	for _, namespace := range s.blocked {
-		rows = append(rows, map[string]any{"id": namespace + "/limits", "key": namespace, "value": 1})
+		rows = append(rows, map[string]any{"id": namespace + "/limits", "key": namespace,
+			"value": 1})
 	}
 	s.answer(w, 200, map[string]any{"total_rows": len(rows), "rows": rows})
 }
@@ -192,7 +200,8 @@ func (s *Server) putActivation(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var doc map[string]any
-	if err := json.Unmarshal(body, &doc); err != nil || !strings.HasPrefix(r.Header.Get("Content-Type"), "application/json") {
+	if err := json.Unmarshal(body, &doc); err != nil ||
+		!strings.HasPrefix(r.Header.Get("Content-Type"), "application/json") {
 		s.refuse(w, 400, "bad_request", "invalid UTF-8 JSON")
 		return
 	}

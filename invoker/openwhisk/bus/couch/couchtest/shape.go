@@ -8,11 +8,14 @@ import (
 	"slices"
 )
 
-// What a field of an activation's document must be.
+// The rules for the fields of an activation's document.
 var (
 	text   = func(v any) bool { s, is := v.(string); return is && s != "" }
 	whole  = func(v any) bool { n, is := v.(float64); return is && n == math.Trunc(n) && n >= 0 }
-	millis = func(v any) bool { n, is := v.(float64); return is && n == math.Trunc(n) && n > 1.6e12 }
+	millis = func(v any) bool {
+		n, is := v.(float64)
+		return is && n == math.Trunc(n) && n > 1.6e12
+	}
 	truth  = func(v any) bool { _, is := v.(bool); return is }
 	number = regexp.MustCompile(`^\d+\.\d+\.\d+$`)
 	hex32  = regexp.MustCompile(`^[0-9a-zA-Z]{32}$`)
@@ -32,7 +35,8 @@ var fields = map[string]func(any) bool{
 var optional = map[string]func(any) bool{"cause": fields["activationId"]}
 
 var annotated = map[string]func(any) bool{
-	"path": text, "kind": text, "timeout": truth, "waitTime": whole, "initTime": whole, "binding": text,
+	"path": text, "kind": text, "timeout": truth, "waitTime": whole, "initTime": whole,
+	"binding":  text,
 	"causedBy": func(v any) bool { return v == "sequence" },
 	"limits": func(v any) bool {
 		limits, is := v.(map[string]any)
@@ -47,7 +51,8 @@ var annotated = map[string]func(any) bool{
 func response(v any) bool {
 	given, is := v.(map[string]any)
 	code, known := given["statusCode"].(float64)
-	if !is || !known || !slices.Contains([]float64{0, 1, 2, 3}, code) || !whole(given["size"]) || len(given) != 3 {
+	if !is || !known || !slices.Contains([]float64{0, 1, 2, 3}, code) || !whole(given["size"]) ||
+		len(given) != 3 {
 		return false
 	}
 	switch result := given["result"].(type) {
@@ -84,7 +89,7 @@ func annotations(v any) bool {
 	return is && seen["path"] && seen["kind"]
 }
 
-// faults is what is wrong with a document that is to be kept under id.
+// faults returns the faults of a document that is to be kept under id.
 func faults(id string, doc map[string]any) (wrong []string) {
 	for name, check := range fields {
 		if value, found := doc[name]; !found {
@@ -99,10 +104,13 @@ func faults(id string, doc map[string]any) (wrong []string) {
 			wrong = append(wrong, fmt.Sprintf("%s is there, as %v", name, value))
 		}
 	}
-	if want := fmt.Sprintf("%s/%s", doc["namespace"], doc["activationId"]); doc["_id"] != id || id != want {
-		wrong = append(wrong, fmt.Sprintf("_id is %v, the path says %s, its fields say %s", doc["_id"], id, want))
+	if want := fmt.Sprintf("%s/%s", doc["namespace"], doc["activationId"]); doc["_id"] != id ||
+		id != want {
+		wrong = append(wrong, fmt.Sprintf("_id is %v, the path says %s, its fields say %s",
+			doc["_id"], id, want))
 	}
-	if start, end := doc["start"], doc["end"]; millis(start) && millis(end) && start.(float64) > end.(float64) {
+	if start, end := doc["start"], doc["end"]; millis(start) && millis(end) &&
+		start.(float64) > end.(float64) {
 		wrong = append(wrong, "it ends before it starts")
 	}
 	return wrong
