@@ -1,4 +1,5 @@
-// Package kafkatest runs a real Apache Kafka for a test: one node, on loopback, with nothing of an earlier run in it.
+// Package kafkatest runs a real Apache Kafka for a test: one node, on loopback, with nothing of an
+// earlier run in it.
 package kafkatest
 
 import (
@@ -31,14 +32,14 @@ import (
 	"github.com/fastiov/fastiov"
 )
 
-// versions are those of versions.yaml.
+// versions holds the versions of versions.yaml.
 type versions struct {
 	Broker string `yaml:"broker"`
 	Slf4j  string `yaml:"slf4j"`
 }
 
-// Start runs a broker until the test ends and returns its address. Where there is no Java, or no way to get Kafka, it skips, or fails in
-// continuous integration.
+// Start runs a broker until the test ends and returns its address. If there is no Java, or no way
+// to get Kafka, it skips, or fails in continuous integration.
 func Start(t testing.TB) (address string) {
 	t.Helper()
 	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t)}
@@ -46,16 +47,18 @@ func Start(t testing.TB) (address string) {
 	return b.Address
 }
 
-// StartTLS is Start for a broker that listens by TLS too, at secure, to whoever has the client's certificate.
+// StartTLS is Start for a broker that also listens by TLS at secure, for clients that have the
+// client's certificate.
 func StartTLS(t testing.TB) (address, secure string, client *tls.Config) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t), Secure: "127.0.0.1:" + freePort(t)}
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t), Secure: "127.0.0.1:" +
+		freePort(t)}
 	client = b.certify(t)
 	b.start(t)
 	return b.Address, b.Secure, client
 }
 
-// A broker is what its settings are made of.
+// A broker holds the values for the broker's settings.
 type broker struct {
 	Dir                 string
 	Address, Controller string
@@ -90,12 +93,15 @@ func (b *broker) start(t testing.TB) {
 	}
 	defer log.Close()
 	java := func(class string, args ...string) *exec.Cmd {
-		cmd := exec.Command("java", append([]string{"-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", filepath.Join(jars, "*"), class}, args...)...)
+		cmd := exec.Command("java",
+			append([]string{"-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp",
+				filepath.Join(jars, "*"), class}, args...)...)
 		cmd.Stdout, cmd.Stderr = log, log
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		return cmd
 	}
-	if err := java("kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", settings).Run(); err != nil {
+	if err := java("kafka.tools.StorageTool", "format", "-t",
+		"MkU3OEVBNTcwNTJENDM2Qg", "-c", settings).Run(); err != nil {
 		t.Fatalf("formatting Kafka's storage: %v\n%s", err, tail(log.Name()))
 	}
 	process := java("kafka.Kafka", settings)
@@ -121,7 +127,8 @@ func (b *broker) certify(t testing.TB) *tls.Config {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kafkatest"}, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kafkatest"},
+		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
@@ -141,12 +148,15 @@ func (b *broker) certify(t testing.TB) *tls.Config {
 	if err := os.WriteFile(b.Certificate, shown, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(b.Key, append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), shown...), 0o600); err != nil {
+	if err := os.WriteFile(b.Key,
+		append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), shown...),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	trusted := x509.NewCertPool()
 	trusted.AddCert(certificate)
-	return &tls.Config{RootCAs: trusted, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
+	return &tls.Config{RootCAs: trusted, Certificates: []tls.Certificate{
+		{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
 }
 
 const properties = `process.roles=broker,controller
@@ -195,7 +205,8 @@ func answers(ctx context.Context, address string, ended chan error) error {
 	return nil
 }
 
-// fetched is the directory of Kafka's jars: in the cache under its version, fetched by Maven the first time.
+// fetched returns the directory of Kafka's jars. It is in the cache under its version; Maven
+// fetches it the first time.
 var fetched = sync.OnceValues(func() (string, error) {
 	var all struct{ Kafka versions }
 	if err := yaml.Unmarshal(fastiov.VersionsYAML, &all); err != nil {
@@ -231,7 +242,7 @@ var fetched = sync.OnceValues(func() (string, error) {
 	return jars, os.Rename(filepath.Join(work, "jars"), jars)
 })
 
-// cacheDir is where the product keeps what it fetched.
+// cacheDir returns the directory in which the product keeps what it fetched.
 func cacheDir() (string, error) {
 	if dir := os.Getenv("FASTIOV_CACHE"); dir != "" {
 		return filepath.Abs(dir)
@@ -250,7 +261,8 @@ func fetch(work string, v versions) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	maven := exec.CommandContext(ctx, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars", "-DincludeScope=runtime")
+	maven := exec.CommandContext(ctx, "mvn", "-q", "-B", "dependency:copy-dependencies",
+		"-DoutputDirectory=jars", "-DincludeScope=runtime")
 	maven.Dir = work
 	if said, err := maven.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w %s", err, said)
