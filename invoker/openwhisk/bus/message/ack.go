@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// An Ack is what an invoker owes a controller for each Activation. There are three, told apart by what they hold:
+// An Ack is the acknowledgement that an invoker owes a controller for each Activation. There are
+// three, which differ in what they hold:
 //
 //	Result      what a blocking caller waits for
 //	Completion  the invoker has room again
@@ -62,7 +63,8 @@ func Combined(t Transaction, r Record, by Invoker) Ack {
 	return ack
 }
 
-// Shrunk is the acknowledgement with the id in the place of the record: for callers who do not wait, and for records that are too large.
+// Shrunk returns the acknowledgement with the id in the place of the record: for callers who do not
+// wait, and for records that are too large.
 func (a Ack) Shrunk() Ack {
 	if a.Response != nil {
 		a.Response = &Response{ID: a.Response.ID}

@@ -6,22 +6,26 @@ import (
 	"regexp"
 )
 
-// An Activation asks an invoker to run an action. Its content holds the parameters of package and action already, under the caller's.
+// An Activation asks an invoker to run an action. Its content holds the parameters of package and
+// action already, under the caller's.
 type Activation struct {
-	Transaction Transaction       `json:"transid"`
-	Action      Name              `json:"action"`
-	Revision    string            `json:"revision"` // of the action's document; empty where the controller does not know it
-	User        Identity          `json:"user"`
-	ID          string            `json:"activationId"`
-	Controller  Controller        `json:"rootControllerIndex"`
-	Blocking    bool              `json:"blocking"`
-	Content     json.RawMessage   `json:"content,omitempty"`
-	InitArgs    []string          `json:"initArgs"`   // the keys of content that go to /init as environment
-	LockedArgs  map[string]string `json:"lockedArgs"` // key of content → the algorithm it is encrypted with
-	Cause       string            `json:"cause,omitempty"`
+	Transaction Transaction `json:"transid"`
+	Action      Name        `json:"action"`
+	// of the action's document; empty if the controller does not know it
+	Revision   string          `json:"revision"`
+	User       Identity        `json:"user"`
+	ID         string          `json:"activationId"`
+	Controller Controller      `json:"rootControllerIndex"`
+	Blocking   bool            `json:"blocking"`
+	Content    json.RawMessage `json:"content,omitempty"`
+	// the keys of content that go to /init as environment
+	InitArgs []string `json:"initArgs"`
+	// key of content → the algorithm it is encrypted with
+	LockedArgs map[string]string `json:"lockedArgs"`
+	Cause      string            `json:"cause,omitempty"`
 }
 
-// A Name is where an entity is: path is a namespace, or namespace/package.
+// A Name says where an entity is: path is a namespace, or namespace/package.
 type Name struct {
 	Path    string `json:"path"`
 	Name    string `json:"name"`
@@ -47,7 +51,7 @@ type Identity struct {
 	} `json:"limits"`
 }
 
-// Stores tells whether the namespace's activations are to be kept.
+// Stores reports whether the namespace's activations are to be kept.
 func (i Identity) Stores() bool {
 	return i.Limits.StoreActivations == nil || *i.Limits.StoreActivations
 }
@@ -63,8 +67,9 @@ var (
 	controller   = regexp.MustCompile(`^[0-9A-Za-z._-]{1,128}$`)
 )
 
-// DecodeActivation reads what the topic of an invoker brings. An error means that nobody can be told of it: it names no controller, no
-// activation or no action. Everything else that may be wrong with an Activation is an answer that its controller is owed.
+// DecodeActivation reads a message of an invoker's topic. It returns an error if no controller can
+// be told of it: it names no controller, no activation or no action. For all other faults of an
+// Activation its controller is owed an answer.
 func DecodeActivation(b []byte) (*Activation, error) {
 	var a Activation
 	if err := json.Unmarshal(b, &a); err != nil {
@@ -74,9 +79,12 @@ func DecodeActivation(b []byte) (*Activation, error) {
 	case !activationID.MatchString(a.ID):
 		return nil, fmt.Errorf("activationId is %q; it must be 32 letters and digits", a.ID)
 	case !controller.MatchString(a.Controller.Name):
-		return nil, fmt.Errorf("rootControllerIndex.asString is %q; it must be a part of a topic's name", a.Controller.Name)
+		return nil, fmt.Errorf(
+			"rootControllerIndex.asString is %q; it must be a part of a topic's name",
+			a.Controller.Name)
 	case a.Action.Path == "" || a.Action.Name == "":
-		return nil, fmt.Errorf("action has path %q and name %q; both are needed", a.Action.Path, a.Action.Name)
+		return nil, fmt.Errorf("action has path %q and name %q; both are needed",
+			a.Action.Path, a.Action.Name)
 	case a.User.Namespace.Name == "":
 		return nil, fmt.Errorf("user.namespace.name is missing")
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 )
 
-// An Event tells who listens to the topic events of an activation that is over.
+// An Event tells the readers of the topic events of an activation that is over.
 type Event struct {
 	Source    string `json:"source"`
 	Body      Usage  `json:"body"`
@@ -18,7 +18,7 @@ type Event struct {
 	Timestamp int64  `json:"timestamp"`
 }
 
-// Usage is what the activation took; its times are milliseconds.
+// Usage holds the time and memory that the activation took; its times are milliseconds.
 type Usage struct {
 	Name         string            `json:"name"` // namespace/package/name
 	ActivationID string            `json:"activationId"`
@@ -34,23 +34,27 @@ type Usage struct {
 	UserStatus   *int              `json:"userDefinedStatusCode,omitempty"`
 }
 
-// NewEvent tells of r, which by ran for who asked.
+// NewEvent returns the event about r, which by ran for the caller of asked.
 func NewEvent(r *activation.Record, asked *Activation, by Invoker, now time.Time) Event {
 	usage := Usage{
-		Name: r.Path, ActivationID: r.ID, StatusCode: r.Response.Status, Duration: r.Duration().Milliseconds(),
-		WaitTime: r.Wait.Milliseconds(), InitTime: r.Init.Milliseconds(), Kind: r.Kind, Memory: r.Limits.MemoryMB,
-		Size: len(r.Response.Result), UserStatus: userStatus(r.Response.Result),
+		Name: r.Path, ActivationID: r.ID, StatusCode: r.Response.Status,
+		Duration: r.Duration().Milliseconds(),
+		WaitTime: r.Wait.Milliseconds(), InitTime: r.Init.Milliseconds(), Kind: r.Kind,
+		Memory: r.Limits.MemoryMB,
+		Size:   len(r.Response.Result), UserStatus: userStatus(r.Response.Result),
 	}
 	if asked.Cause != "" {
 		usage.CausedBy = "sequence"
 	}
 	return Event{
-		Source: by.String(), Body: usage, Subject: asked.User.Subject, Namespace: asked.User.Namespace.Name,
-		UserID: asked.User.Namespace.UUID, Type: "Activation", Timestamp: now.UnixMilli(),
+		Source: by.String(), Body: usage, Subject: asked.User.Subject,
+		Namespace: asked.User.Namespace.Name,
+		UserID:    asked.User.Namespace.UUID, Type: "Activation", Timestamp: now.UnixMilli(),
 	}
 }
 
-// userStatus is the statusCode that a web action put into its result or its error; one that is no number counts as 400.
+// userStatus returns the statusCode that a web action put into its result or its error; one that is
+// not a number counts as 400.
 func userStatus(result json.RawMessage) *int {
 	var answer struct {
 		StatusCode json.RawMessage `json:"statusCode"`

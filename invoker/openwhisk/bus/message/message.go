@@ -1,4 +1,5 @@
-// Package message holds what an OpenWhisk cluster says through Kafka: the JSON of every topic an invoker reads or writes on the classic path.
+// Package message holds the messages of an OpenWhisk cluster through Kafka: the JSON of every topic
+// an invoker reads or writes on the classic path.
 //
 //	invokerN           in   Activation
 //	completedC         out  Ack: Result, Completion or Combined
@@ -6,7 +7,8 @@
 //	cacheInvalidation  in   Invalidation
 //	events             out  Event
 //
-// What comes in is read with tolerance, what goes out is exactly what the cluster's own invoker writes.
+// Incoming messages are read with tolerance; outgoing ones are exactly those that the cluster's own
+// invoker writes.
 package message
 
 import (
@@ -17,8 +19,8 @@ import (
 	"time"
 )
 
-// Encode is the JSON of a message. Results and logs are other people's text: nothing in them is escaped for HTML, which would make a
-// result that just fits too large.
+// Encode returns the JSON of a message. Results and logs are other people's text: nothing in them
+// is escaped for HTML, which would make a result that just fits too large.
 func Encode(message any) []byte {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
@@ -37,7 +39,9 @@ type Transaction struct {
 }
 
 // NewTransaction starts a transaction of our own.
-func NewTransaction(id string, start time.Time) Transaction { return Transaction{ID: id, Start: start} }
+func NewTransaction(id string, start time.Time) Transaction {
+	return Transaction{ID: id, Start: start}
+}
 
 func (t Transaction) MarshalJSON() ([]byte, error) {
 	if t.given != nil {
@@ -46,13 +50,15 @@ func (t Transaction) MarshalJSON() ([]byte, error) {
 	return Encode([]any{t.ID, t.Start.UnixMilli()}), nil
 }
 
-// UnmarshalJSON never fails: an activation whose transaction cannot be read runs like any other, in one that is called unknown.
+// UnmarshalJSON never fails: an activation whose transaction cannot be read runs like any other, in
+// one that is called unknown.
 func (t *Transaction) UnmarshalJSON(b []byte) error {
 	var parts []json.RawMessage
 	var id string
 	var ms float64
 	*t = NewTransaction("sid_unknown", time.Now())
-	if json.Unmarshal(b, &parts) != nil || len(parts) < 2 || json.Unmarshal(parts[0], &id) != nil || json.Unmarshal(parts[1], &ms) != nil {
+	if json.Unmarshal(b, &parts) != nil || len(parts) < 2 || json.Unmarshal(parts[0], &id) != nil ||
+		json.Unmarshal(parts[1], &ms) != nil {
 		return nil
 	}
 	if start := time.UnixMilli(int64(ms)); start.Before(t.Start) {
@@ -62,7 +68,7 @@ func (t *Transaction) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// An Invoker is how an invoker names itself, and what it offers.
+// An Invoker holds the names of an invoker, and the memory it offers.
 type Invoker struct {
 	Instance            int       `json:"instance"`
 	UserMemory          Megabytes `json:"userMemory"`
@@ -73,15 +79,18 @@ type Invoker struct {
 
 // NewInvoker is an invoker without tags, for every namespace.
 func NewInvoker(instance, memoryMB int) Invoker {
-	return Invoker{Instance: instance, UserMemory: Megabytes(memoryMB), InstanceType: "invoker", Tags: []string{}, DedicatedNamespaces: []string{}}
+	return Invoker{Instance: instance, UserMemory: Megabytes(memoryMB), InstanceType: "invoker",
+		Tags: []string{}, DedicatedNamespaces: []string{}}
 }
 
 func (i Invoker) String() string { return "invoker" + strconv.Itoa(i.Instance) }
 
-// Megabytes are written "1024 MB".
+// Megabytes is written "1024 MB".
 type Megabytes int
 
-func (m Megabytes) MarshalJSON() ([]byte, error) { return Encode(fmt.Sprintf("%d MB", int(m))), nil }
+func (m Megabytes) MarshalJSON() ([]byte, error) {
+	return Encode(fmt.Sprintf("%d MB", int(m))), nil
+}
 
 func (m *Megabytes) UnmarshalJSON(b []byte) error {
 	var text string
@@ -92,7 +101,8 @@ func (m *Megabytes) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// A Ping says that an invoker lives and takes activations; a controller that hears none for ten seconds sends it nothing more.
+// A Ping says that an invoker lives and takes activations. A controller that hears none for ten
+// seconds sends it nothing more.
 type Ping struct {
 	Name    Invoker `json:"name"`
 	Enabled bool    `json:"isEnabled"`

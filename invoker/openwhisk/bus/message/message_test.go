@@ -13,7 +13,8 @@ import (
 
 const id = "0123456789abcdef0123456789abcdef"
 
-// asked is an ActivationMessage as a controller writes it, of an action in a bound package, run as a step of a sequence.
+// asked is an ActivationMessage as a controller writes it, of an action in a bound package, run as
+// a step of a sequence.
 const asked = `{"transid":["t1",1700000000000,true,["t0",1699999999000]],
  "action":{"path":"ns/pkg","name":"hello","version":"0.0.3","binding":"guest/bound"},"revision":"2-abc",
  "user":{"subject":"guest","namespace":{"name":"guest","uuid":"23bc46b1-71f6-4ed5-8c54-816aa4f8c502"},
@@ -24,10 +25,12 @@ const asked = `{"transid":["t1",1700000000000,true,["t0",1699999999000]],
 func record() *activation.Record {
 	start := time.UnixMilli(1700000000500)
 	return &activation.Record{
-		ID: id, Namespace: "guest", Name: "hello", Version: "0.0.3", Subject: "guest", Kind: "nodejs:20", Path: "ns/pkg/hello",
+		ID: id, Namespace: "guest", Name: "hello", Version: "0.0.3", Subject: "guest",
+		Kind: "nodejs:20", Path: "ns/pkg/hello",
 		Limits: activation.Limits{TimeoutMs: 60000, MemoryMB: 256, LogsMB: 10, Concurrency: 1},
 		Start:  start, End: start.Add(7 * time.Millisecond), Wait: 500 * time.Millisecond,
-		Response: activation.Response{Result: json.RawMessage(`{"m":"<b>&"}`)}, Logs: []string{"a line"},
+		Response: activation.Response{Result: json.RawMessage(`{"m":"<b>&"}`)},
+		Logs:     []string{"a line"},
 	}
 }
 
@@ -45,13 +48,16 @@ func TestAnActivationIsReadWhole(t *testing.T) {
 	if got := a.Transaction.Start.UnixMilli(); a.Transaction.ID != "t1" || got != 1700000000000 {
 		t.Errorf("transaction %s at %d", a.Transaction.ID, got)
 	}
-	if a.Action.String() != "ns/pkg/hello" || a.Action.Version != "0.0.3" || a.Action.Binding != "guest/bound" || a.Revision != "2-abc" {
+	if a.Action.String() != "ns/pkg/hello" || a.Action.Version != "0.0.3" ||
+		a.Action.Binding != "guest/bound" || a.Revision != "2-abc" {
 		t.Errorf("action %+v, revision %q", a.Action, a.Revision)
 	}
-	if a.User.Namespace.Name != "guest" || a.User.AuthKey.APIKey != "23bc46b1:123zO3" || a.User.Stores() {
+	if a.User.Namespace.Name != "guest" || a.User.AuthKey.APIKey != "23bc46b1:123zO3" ||
+		a.User.Stores() {
 		t.Errorf("user %+v", a.User)
 	}
-	if string(a.Content) != `{"name":"<b>&"}` || !reflect.DeepEqual(a.InitArgs, []string{"secret"}) || a.LockedArgs["secret"] != "aes-256" {
+	if string(a.Content) != `{"name":"<b>&"}` ||
+		!reflect.DeepEqual(a.InitArgs, []string{"secret"}) || a.LockedArgs["secret"] != "aes-256" {
 		t.Errorf("content %s, init %v, locked %v", a.Content, a.InitArgs, a.LockedArgs)
 	}
 	if !a.Blocking || a.Controller.Name != "0" || a.Cause == "" {
@@ -93,7 +99,8 @@ func TestWhatNobodyCanBeToldOfIsAnError(t *testing.T) {
 
 func TestATransactionThatCannotBeReadIsCalledUnknown(t *testing.T) {
 	for _, given := range []string{`7`, `[]`, `["a"]`, `[1,2]`, `["a","b"]`, `{}`} {
-		a := decode(t, strings.Replace(asked, `["t1",1700000000000,true,["t0",1699999999000]]`, given, 1))
+		a := decode(t, strings.Replace(asked, `["t1",1700000000000,true,["t0",1699999999000]]`,
+			given, 1))
 		if a.Transaction.ID != "sid_unknown" || time.Since(a.Transaction.Start) > time.Minute {
 			t.Errorf("%s: %+v", given, a.Transaction)
 		}
@@ -104,32 +111,43 @@ func TestATransactionThatCannotBeReadIsCalledUnknown(t *testing.T) {
 	}
 }
 
-// What goes out, letter by letter.
+// The outgoing messages, letter by letter.
 func TestGolden(t *testing.T) {
 	a, by := decode(t, asked), NewInvoker(3, 1024)
 	stored := NewRecord(record(), a)
 	const (
 		invoker  = `{"instance":3,"userMemory":"1024 MB","instanceType":"invoker","tags":[],"dedicatedNamespaces":[]}`
 		transid  = `"transid":["t1",1700000000000,true,["t0",1699999999000]]`
-		response = `{"namespace":"guest","name":"hello","subject":"guest","activationId":"` + id + `","start":1700000000500,"end":1700000000507,` +
+		response = `{"namespace":"guest","name":"hello","subject":"guest","activationId":"` + id +
+			`","start":1700000000500,"end":1700000000507,` +
 			`"cause":"fedcba9876543210fedcba9876543210","response":{"statusCode":0,"result":{"m":"<b>&"},"size":12},"logs":[],"version":"0.0.3","publish":false,` +
 			`"annotations":[{"key":"path","value":"ns/pkg/hello"},{"key":"kind","value":"nodejs:20"},` +
 			`{"key":"limits","value":{"timeout":60000,"memory":256,"logs":10,"concurrency":1}},{"key":"timeout","value":false},{"key":"waitTime","value":500},` +
 			`{"key":"causedBy","value":"sequence"},{"key":"binding","value":"guest/bound"}],"duration":7}`
 	)
 	for want, message := range map[string]any{
-		`{"name":` + invoker + `,"isEnabled":true}`:                                                      Ping{by, true},
-		`{` + transid + `,"response":` + response + `}`:                                                  Result(a.Transaction, stored),
-		`{` + transid + `,"response":"` + id + `"}`:                                                      Result(a.Transaction, stored).Shrunk(),
-		`{` + transid + `,"activationId":"` + id + `","isSystemError":false,"instance":` + invoker + `}`: Completion(a.Transaction, stored, by),
-		`{` + transid + `,"response":` + response + `,"isSystemError":false,"instance":` + invoker + `}`: Combined(a.Transaction, stored, by),
-		`{` + transid + `,"response":"` + id + `","isSystemError":false,"instance":` + invoker + `}`:     Combined(a.Transaction, stored, by).Shrunk(),
-		strings.Replace(response, `"logs":[]`, `"logs":["a line"]`, 1):                                   stored,
-		`["sid_invokerHealth",5]`: NewTransaction("sid_invokerHealth", time.UnixMilli(5)),
-		`{"key":{"mainId":"ns/a","secondaryId":"1-a"},"instanceId":"controller0"}`: invalidation(t, `{"key":{"mainId":"ns/a","secondaryId":"1-a"},"instanceId":"controller0"}`),
-		`{"source":"invoker3","body":{"name":"ns/pkg/hello","activationId":"` + id + `","statusCode":0,"duration":7,"waitTime":500,"initTime":0,` +
+		`{"name":` + invoker +
+			`,"isEnabled":true}`: Ping{by, true},
+		`{` + transid + `,"response":` + response +
+			`}`: Result(a.Transaction, stored),
+		`{` + transid + `,"response":"` + id +
+			`"}`: Result(a.Transaction, stored).Shrunk(),
+		`{` + transid + `,"activationId":"` + id + `","isSystemError":false,"instance":` + invoker +
+			`}`: Completion(a.Transaction, stored, by),
+		`{` + transid + `,"response":` + response + `,"isSystemError":false,"instance":` + invoker +
+			`}`: Combined(a.Transaction, stored, by),
+		`{` + transid + `,"response":"` + id + `","isSystemError":false,"instance":` + invoker +
+			`}`: Combined(a.Transaction, stored, by).Shrunk(),
+		strings.Replace(response, `"logs":[]`, `"logs":["a line"]`, 1): stored,
+		`["sid_invokerHealth",5]`: NewTransaction(
+			"sid_invokerHealth", time.UnixMilli(5)),
+		`{"key":{"mainId":"ns/a","secondaryId":"1-a"},"instanceId":"controller0"}`: invalidation(t,
+			`{"key":{"mainId":"ns/a","secondaryId":"1-a"},"instanceId":"controller0"}`),
+		`{"source":"invoker3","body":{"name":"ns/pkg/hello","activationId":"` + id +
+			`","statusCode":0,"duration":7,"waitTime":500,"initTime":0,` +
 			`"kind":"nodejs:20","conductor":false,"memory":256,"causedBy":"sequence","size":12},"subject":"guest","namespace":"guest",` +
-			`"userId":"23bc46b1-71f6-4ed5-8c54-816aa4f8c502","eventType":"Activation","timestamp":9}`: NewEvent(record(), a, by, time.UnixMilli(9)),
+			`"userId":"23bc46b1-71f6-4ed5-8c54-816aa4f8c502","eventType":"Activation",` +
+			`"timestamp":9}`: NewEvent(record(), a, by, time.UnixMilli(9)),
 	} {
 		if got := string(Encode(message)); got != want {
 			t.Errorf("%T\n got %s\nwant %s", message, got, want)
@@ -149,7 +167,8 @@ func invalidation(t *testing.T, text string) Invalidation {
 func TestAColdStartTellsItsInitTime(t *testing.T) {
 	r := record()
 	r.Cold, r.Init = &coldstart.Record{}, 30*time.Millisecond
-	if text := string(Encode(NewRecord(r, decode(t, asked)))); !strings.Contains(text, `{"key":"initTime","value":30}`) {
+	if text := string(Encode(NewRecord(r, decode(t, asked)))); !strings.Contains(text,
+		`{"key":"initTime","value":30}`) {
 		t.Error(text)
 	}
 }
@@ -177,7 +196,8 @@ func TestAnEventTellsTheStatusThatTheUserGave(t *testing.T) {
 func TestAcksAreToldApart(t *testing.T) {
 	a := decode(t, asked)
 	for _, sent := range []Ack{
-		Result(a.Transaction, NewRecord(record(), a)), Completion(a.Transaction, NewRecord(record(), a), NewInvoker(0, 1)),
+		Result(a.Transaction, NewRecord(record(), a)),
+		Completion(a.Transaction, NewRecord(record(), a), NewInvoker(0, 1)),
 		Combined(a.Transaction, NewRecord(record(), a), NewInvoker(0, 1)).Shrunk(),
 	} {
 		got, err := DecodeAck(Encode(sent))
@@ -185,7 +205,8 @@ func TestAcksAreToldApart(t *testing.T) {
 			t.Errorf("%v\n got %s\nwant %s", err, Encode(got), Encode(sent))
 		}
 	}
-	for _, broken := range []string{`{}`, `[]`, `{"activationId":"a"}`, `{"instance":{"instanceType":"controller"},"activationId":"a"}`, `{"response":7}`} {
+	for _, broken := range []string{`{}`, `[]`, `{"activationId":"a"}`,
+		`{"instance":{"instanceType":"controller"},"activationId":"a"}`, `{"response":7}`} {
 		if got, err := DecodeAck([]byte(broken)); err == nil {
 			t.Errorf("%s: read as %+v", broken, got)
 		}
