@@ -17,11 +17,11 @@ const (
 	frontGroup = "fastiov"
 )
 
-// noAccount is the user id of the invoker on a machine that takes no new account: below those of the
-// sandboxes, and above all that distributions give out.
+// noAccount is the user id of the invoker on a machine that takes no new account: below those of
+// the sandboxes, and above all that distributions give out.
 const noAccount = 1_899_999_999
 
-// An account is who a process runs as.
+// An account is the user and group that a process runs as.
 type account struct {
 	name     string
 	uid, gid int
@@ -34,7 +34,8 @@ func accountOf(name string, log *slog.Logger) (account, error) {
 	if errors.As(err, &unknown) {
 		why := makeUser(name)
 		if u, err = user.Lookup(name); err != nil {
-			log.Warn("no such user, and none can be made: the invoker runs as a user id without a name",
+			log.Warn(
+				"no such user, and none can be made: the invoker runs as a user id without a name",
 				"user", name, "err", why, "uid", noAccount)
 			return account{name, noAccount, noAccount}, nil
 		}
@@ -64,8 +65,8 @@ func makeUser(name string) error {
 	return err
 }
 
-// groupOfSockets is the group that may open the sockets of a process without an invoker of its own: none
-// where there is no such group, and where this user could not give them to it.
+// groupOfSockets returns the group that may open the sockets of a process without an invoker of its
+// own. It returns none if there is no such group, or if this user could not give the sockets to it.
 func groupOfSockets() int {
 	group, err := user.LookupGroup(frontGroup)
 	if err != nil || os.Geteuid() != 0 {

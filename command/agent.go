@@ -29,7 +29,8 @@ func agentCmd() *cobra.Command {
 			return err
 		}
 		defer node.close()
-		stop, err := serveMetrics(n.metrics, n.group, metrics.Page(node.registry), nil, node.agent.Ready, node.log)
+		stop, err := serveMetrics(n.metrics, n.group, metrics.Page(node.registry), nil,
+			node.agent.Ready, node.log)
 		if err != nil {
 			return err
 		}

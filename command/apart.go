@@ -22,9 +22,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
-// serveApart runs a node in this process and its invoker in another one, as another user, until ctx ends.
-// The invoker comes first and goes first: what it lacks is said before a VF is touched, and nothing is
-// asked of an agent that ends.
+// serveApart runs a node in this process and its invoker in another one, as another user, until ctx
+// ends. The invoker starts first and ends first. So if it lacks anything, it says so before a VF is
+// touched, and it asks nothing of an agent that ends.
 func serveApart(
 	ctx context.Context, up *cobra.Command, n *nodeFlags, i *invokerFlags, again *reload,
 	logTo io.Writer,
@@ -65,7 +65,8 @@ func serveApart(
 	}
 	defer node.close()
 	page := metrics.Page(node.registry)
-	stop, err := serveMetrics(filepath.Join(n.runDir, metricsSocket), n.group, page, nil, node.agent.Ready, log)
+	stop, err := serveMetrics(filepath.Join(n.runDir, metricsSocket), n.group, page, nil,
+		node.agent.Ready, log)
 	if err != nil {
 		return err
 	}
@@ -106,8 +107,8 @@ func wordsOf(f *pflag.Flag) (words []string) {
 	return words
 }
 
-// A companion is the invoker as a process of its own. It is started again when it ends by itself, which
-// neither the agent nor its sandboxes notice.
+// A companion is the invoker as a process of its own. It is started again when it ends by itself,
+// which neither the agent nor its sandboxes notice.
 type companion struct {
 	words []string
 	as    account
@@ -119,8 +120,8 @@ type companion struct {
 	levels chan string // of its log, from now on
 }
 
-// A running companion tells on one pipe how far it is, or why it ends, and hears on another one, its leash,
-// when its agent is there. It ends when the leash does.
+// A running companion has two pipes. On one it tells how far it is, or why it ends. On the other,
+// its leash, it learns when its agent is there, and it ends when the leash does.
 type running struct {
 	cmd   *exec.Cmd
 	tells *os.File
@@ -146,13 +147,15 @@ func (c *companion) openDoors(n *nodeFlags, i *invokerFlags) (err error) {
 			c.doors.close()
 		}
 	}()
-	if err := errors.Join(c.doors.open(whatListen, "listen", i.listen), c.doors.open(whatListen, "https", i.https)); err != nil {
+	if err := errors.Join(c.doors.open(whatListen, "listen", i.listen),
+		c.doors.open(whatListen, "https", i.https)); err != nil {
 		return err
 	}
 	if err := noteListen(n.runDir, c.doors...); err != nil {
 		return err
 	}
-	if err := errors.Join(c.doors.open(whatMetrics, "metrics", n.metrics), c.doors.open(whatStorage, "storage", i.storage)); err != nil {
+	if err := errors.Join(c.doors.open(whatMetrics, "metrics", n.metrics),
+		c.doors.open(whatStorage, "storage", i.storage)); err != nil {
 		return err
 	}
 	user, err := openUserDoor(n.runDir, c.as.gid)
@@ -189,7 +192,7 @@ func (c *companion) start(ctx context.Context) error {
 	for _, door := range c.doors {
 		names = append(names, door.name)
 	}
-	// By this path it is there for who may not go where the binary lies.
+	// By this path it can be started by a user who may not enter the binary's directory.
 	r.cmd = exec.Command("/proc/self/exe", append([]string{"invoker"}, c.words...)...)
 	r.cmd.Args[0] = "fastiov"
 	r.cmd.Env = append(environment(), readyFD+"=3", inheritance+"="+strings.Join(names, ","))
@@ -247,7 +250,8 @@ func (r *running) end() {
 	r.tells.Close()
 }
 
-// keep has an invoker run until ctx ends. One that fails is started again; one that was told to end is not.
+// keep has an invoker run until ctx ends. It starts one that fails again, but not one that was told
+// to end.
 func (c *companion) keep(ctx context.Context) {
 	const least, most, steady = time.Second, 30 * time.Second, time.Minute
 	for delay := least; ; delay = min(2*delay, most) {
@@ -306,12 +310,15 @@ func (c *companion) logAt(level string) error {
 	return nil
 }
 
-// environment returns what of root's environment the invoker gets: how Go's runtime and
-// OpenTelemetry are to work, and what tests say. The rest, passwords perhaps, is not for it.
+// environment returns the part of root's environment that the invoker gets: the settings of Go's
+// runtime, of OpenTelemetry and of tests. The rest, passwords perhaps, is not for it.
 func environment() []string {
-	told := []string{"PATH=", "TZ=", "LANG=", "GOGC=", "GOMAXPROCS=", "GOMEMLIMIT=", "GODEBUG=", "GOTRACEBACK=",
+	told := []string{"PATH=", "TZ=", "LANG=", "GOGC=", "GOMAXPROCS=", "GOMEMLIMIT=", "GODEBUG=",
+		"GOTRACEBACK=",
 		"SSL_CERT_", "OTEL_", "FASTIOV_TEST_"}
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return !slices.ContainsFunc(told, func(prefix string) bool { return strings.HasPrefix(v, prefix) })
+		return !slices.ContainsFunc(told, func(prefix string) bool {
+			return strings.HasPrefix(v, prefix)
+		})
 	})
 }

@@ -8,7 +8,8 @@ import (
 // TestTheFlagsOfUpReachTheInvoker: whatever flag the invoker has, `up` hands on as it was given.
 func TestTheFlagsOfUpReachTheInvoker(t *testing.T) {
 	up := upCmd()
-	given := []string{"--keep-alive=3m0s", "--wait=50s", "--name=a b", "--tls-cert=c,d", "--store=/x"}
+	given := []string{"--keep-alive=3m0s", "--wait=50s", "--name=a b", "--tls-cert=c,d",
+		"--store=/x"}
 	ofNode := []string{"--sandbox=bare", "--metrics=127.0.0.1:1", "--pf=igb,ixgbe", "--config=/c"}
 	if err := up.ParseFlags(append(ofNode, given...)); err != nil {
 		t.Fatal(err)

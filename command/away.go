@@ -18,9 +18,11 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// Where a machine cannot be a node, the testbed is the node: the same commands then run inside it, by the same binary.
+// On a machine that cannot be a node, the testbed is the node: the same commands then run inside
+// it, by the same binary.
 
-// The testbed that `up` boots, and its network as QEMU makes it: the API's ports are reached by its management address.
+// The testbed that `up` boots, and its network as QEMU makes it: the API's ports are reached by its
+// management address.
 const (
 	awayName    = "default"
 	awayBinary  = "/share/fastiov"
@@ -36,13 +38,16 @@ const (
 var (
 	awayPorts = []int{3233, 3234, 9464}
 	awayFlags = []string{ // that follow from where it is
-		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics, "--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
-		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3",
+		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics,
+		"--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
+		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2",
+		"--dns", "10.0.2.3",
 	}
 	awayDefaults = []string{"--boot-deadline", "10m", "--wait", "50s"} // it is slow
 )
 
-// inTestbed runs this very command inside the testbed if there is one and no agent runs on this machine. away tells whether it did.
+// inTestbed runs this very command inside the testbed if there is one and no agent runs on this
+// machine. away reports whether it did.
 func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 	if _, err := os.Stat(filepath.Join(runDir, nodeSocket)); err == nil {
 		return false, nil
@@ -54,12 +59,13 @@ func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	code, err := host.Run(ctx, testbed.Quote(append([]string{awayBinary}, os.Args[1:]...)...), os.Stdin, os.Stdout, os.Stderr)
+	code, err := host.Run(ctx, testbed.Quote(append([]string{awayBinary}, os.Args[1:]...)...),
+		os.Stdin, os.Stdout, os.Stderr)
 	return true, exitAs(host, code, err)
 }
 
-// wordsAway returns what was given to this command, by flags, the environment or the file, as flags
-// of the one that it stands for in the testbed.
+// wordsAway returns the settings of this command, by flags, the environment or the file, as flags
+// of the command that replaces it in the testbed.
 func wordsAway(cmd *cobra.Command) (words []string, err error) {
 	ours := []string{"kernel", "config", "store", "store-password-file", "run-dir", "state-dir"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -80,7 +86,8 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 	return words, err
 }
 
-// upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away tells whether it cannot.
+// upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away reports
+// whether it cannot.
 func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
 	cache, err := build.Open("", progress)
@@ -88,16 +95,20 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 		return true, err
 	}
 	defer cache.Close()
-	report := doctor.Check(ctx, func(ctx context.Context) (string, error) { return ordinaryKernel(ctx, progress) })
+	report := doctor.Check(ctx, func(ctx context.Context) (string, error) {
+		return ordinaryKernel(ctx, progress)
+	})
 	if report.Node() {
 		return false, nil
 	}
-	fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n", report.Err())
+	fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n",
+		report.Err())
 	words, err := wordsAway(cmd)
 	if err != nil {
 		return true, err
 	}
-	host, err := bringUp(cmd, testbed.Config{Name: awayName, Kernel: kernel, NVMeVFs: 64, Forward: awayPorts})
+	host, err := bringUp(cmd, testbed.Config{Name: awayName, Kernel: kernel, NVMeVFs: 64,
+		Forward: awayPorts})
 	if err != nil {
 		return true, err
 	}
@@ -109,9 +120,10 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 	return true, runInTestbed(ctx, host, words, cmd.OutOrStdout(), progress)
 }
 
-// runInTestbed starts a node with its invoker in the testbed and says how to call it. An earlier version that runs there goes first, so
-// that what answers is what was just built.
-func runInTestbed(ctx context.Context, host *testbed.Host, words []string, out, progress io.Writer) error {
+// runInTestbed starts a node with its invoker in the testbed and says how to call it. It first ends
+// an earlier version that runs there, so that calls reach the one that was just built.
+func runInTestbed(ctx context.Context, host *testbed.Host, words []string,
+	out, progress io.Writer) error {
 	run := func(stdout io.Writer, words ...string) error {
 		code, err := host.Run(ctx, testbed.Quote(words...), nil, stdout, progress)
 		if err == nil && code != 0 {
@@ -122,7 +134,8 @@ func runInTestbed(ctx context.Context, host *testbed.Host, words []string, out, 
 	if err := run(io.Discard, awayBinary, "down"); err != nil {
 		return err
 	}
-	if err := run(io.Discard, slices.Concat([]string{awayBinary, "up"}, awayFlags, awayDefaults, words)...); err != nil {
+	if err := run(io.Discard, slices.Concat([]string{awayBinary, "up"},
+		awayFlags, awayDefaults, words)...); err != nil {
 		return err
 	}
 	var key strings.Builder
@@ -130,7 +143,8 @@ func runInTestbed(ctx context.Context, host *testbed.Host, words []string, out, 
 		return err
 	}
 	announce(out, awayURL, "http://127.0.0.1:9464", strings.TrimSpace(key.String()))
-	fmt.Fprint(out, "storage         http://127.0.0.1:3234; functions reach it as http://10.0.2.2:3234\n\n")
+	fmt.Fprint(out,
+		"storage         http://127.0.0.1:3234; functions reach it as http://10.0.2.2:3234\n\n")
 	return nil
 }
 

@@ -15,7 +15,8 @@ import (
 
 func benchCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure one part of a cold start by itself"}
-	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane(), benchAB(), benchJail(), benchRestart())
+	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane(), benchAB(),
+		benchJail(), benchRestart())
 	return cmd
 }
 
@@ -30,11 +31,13 @@ func withVFs(ctx context.Context, pf string, n int, f func([]bench.GroupVF) erro
 		return err
 	}
 	defer os.RemoveAll(runDir)
-	pool, err := vf.Open(ctx, vf.Config{PFs: []string{pf}, NumVFs: n, Run: runDir, Log: slog.Default()})
+	pool, err := vf.Open(ctx, vf.Config{PFs: []string{pf}, NumVFs: n, Run: runDir,
+		Log: slog.Default()})
 	if err != nil {
 		return err
 	}
-	defer vf.Undo(vf.Config{Run: runDir}) // its error is no news to a benchmark that has its figures
+	// The benchmark has its figures, so an error here does not matter to it.
+	defer vf.Undo(vf.Config{Run: runDir})
 	defer pool.Close()
 	var vfs []bench.GroupVF
 	for range n {

@@ -18,7 +18,9 @@ const plainHandler = "plain-handler"
 func benchControlPlane() *cobra.Command {
 	b := controlplane.Bench{Plain: plainHandler, Out: os.Stderr}
 	var asJSON bool
-	cmd := &cobra.Command{Use: "control-plane", Short: "What a call costs where a sandbox costs nothing: warm, cold, beside 10,000 sandboxes, in memory", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "control-plane",
+		Short: "What a call costs where a sandbox costs nothing: warm, cold, beside 10,000 sandboxes, in memory",
+		Args:  cobra.NoArgs}
 	f := cmd.Flags()
 	f.IntVar(&b.Rounds, "rounds", 7, "how many times each comparison")
 	f.DurationVar(&b.Slice, "slice", 2*time.Second, "how long each side of a round is under load")
@@ -43,7 +45,7 @@ func benchControlPlane() *cobra.Command {
 	return cmd
 }
 
-// plainHandlerCmd is what bench control-plane compares with.
+// plainHandlerCmd serves the handler that bench control-plane compares with.
 func plainHandlerCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: plainHandler, Hidden: true, Args: cobra.NoArgs}
 	var runDir string

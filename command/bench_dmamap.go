@@ -16,12 +16,17 @@ func benchDMAMap() *cobra.Command {
 		pf                                string
 		asJSON                            bool
 	)
-	cmd := &cobra.Command{Use: "dma-map", Short: "Time what mapping guest memory for DMA takes, and where the rest of it went", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "dma-map",
+		Short: "Time what mapping guest memory for DMA takes, and where the rest of it went",
+		Args:  cobra.NoArgs}
 	f := cmd.Flags()
-	f.StringSliceVar(&iommus, "iommu", []string{bench.Type1}, "what makes the VF's address space: type1 (a container of vfio's) or iommufd")
+	f.StringSliceVar(&iommus, "iommu", []string{bench.Type1},
+		"what makes the VF's address space: type1 (a container of vfio's) or iommufd")
 	f.StringSliceVar(&sizes, "size", []string{"256M", "512M", "1G"}, "sizes of memory")
-	f.StringSliceVar(&memories, "memory", []string{bench.SmallPages, bench.HugePages}, "pages of the memory: small (4 KiB), huge (transparent, 2 MiB) or hugetlb (2 MiB, which are set aside for it)")
-	f.StringSliceVar(&policies, "policies", []string{"eager", "pagecache", "touchmap", "table"}, "when it is zeroed, of these")
+	f.StringSliceVar(&memories, "memory", []string{bench.SmallPages, bench.HugePages},
+		"pages of the memory: small (4 KiB), huge (transparent, 2 MiB) or hugetlb (2 MiB, which are set aside for it)")
+	f.StringSliceVar(&policies, "policies", []string{"eager", "pagecache", "touchmap", "table"},
+		"when it is zeroed, of these")
 	f.IntVar(&b.Rounds, "rounds", 10, "how many times each")
 	f.StringVar(&pf, "pf", "nvme", "whose VF: a device's address, driver or netdev")
 	f.BoolVar(&asJSON, "json", false, "print JSON")

@@ -13,7 +13,8 @@ import (
 func benchJail() *cobra.Command {
 	b := bench.Jail{Out: os.Stderr}
 	var asJSON bool
-	cmd := &cobra.Command{Use: "jail", Short: "Time what the jail adds to the start of a VMM", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "jail", Short: "Time what the jail adds to the start of a VMM",
+		Args: cobra.NoArgs}
 	cmd.Flags().IntVar(&b.Rounds, "rounds", 100, "how many starts with and without it")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

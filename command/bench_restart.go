@@ -53,7 +53,8 @@ func benchRestart() *cobra.Command {
 			"--sandbox", driver, "--sim-start=0", "--boot-deadline=5m",
 			fmt.Sprint("--memory=", memory), "--log-level=error"}
 		if d.root {
-			defer vf.Undo(vf.Config{Run: runDir}) // its error is no news to a benchmark that has its figures
+			// The benchmark has its figures, so an error here does not matter to it.
+			defer vf.Undo(vf.Config{Run: runDir})
 			b.Agent = append(b.Agent, "--pf", pf, "--limits", limitsBestEffort,
 				"--vfs", fmt.Sprint(b.N), "--subnet", "10.200.0.0/16",
 				"--first-address", "10.200.1.0", "--gateway", "10.200.0.1", "--dns", "10.200.0.1")

@@ -15,7 +15,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 )
 
-// benchVFOpen takes the VFs of one device for itself, so it runs beside an agent only on a device which that does not use.
+// benchVFOpen takes all VFs of one device for itself, so beside an agent it needs a device that the
+// agent does not use.
 func benchVFOpen() *cobra.Command {
 	var (
 		b      = bench.VFOpen{Out: os.Stderr}
@@ -23,11 +24,13 @@ func benchVFOpen() *cobra.Command {
 		arms   []string
 		asJSON bool
 	)
-	cmd := &cobra.Command{Use: "vf-open", Short: "Time N processes opening a VF each, released by a barrier", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "vf-open",
+		Short: "Time N processes opening a VF each, released by a barrier", Args: cobra.NoArgs}
 	f := cmd.Flags()
 	f.IntSliceVar(&b.N, "n", []int{1, 4, 16, 64}, "how many at once")
 	f.IntVar(&b.Rounds, "rounds", 10, "how many times each")
-	f.StringSliceVar(&arms, "arms", nil, "ways to open, on fastiov's kernel: bus, per-vf, hierarchical, each also with +r (default: as the kernel stands)")
+	f.StringSliceVar(&arms, "arms", nil,
+		"ways to open, on fastiov's kernel: bus, per-vf, hierarchical, each also with +r (default: as the kernel stands)")
 	f.StringVar(&pf, "pf", "nvme", "whose VFs: a device's address, driver or netdev")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -61,20 +64,24 @@ func benchVFOpen() *cobra.Command {
 	return cmd
 }
 
-// openArm is the arm called name: a lock, and +r for no reset of what is reset.
+// openArm returns the arm called name: a lock, and with +r no reset of a VF that has been reset.
 func openArm(name string) (bench.Arm, error) {
 	lock, reset := strings.CutSuffix(name, "+r")
 	set, err := fastiovd.Parse("l=" + lock)
 	if err != nil {
-		return bench.Arm{}, fmt.Errorf("no arm %q: there are bus, per-vf and hierarchical, each also with +r", name)
+		return bench.Arm{}, fmt.Errorf(
+			"no arm %q: there are bus, per-vf and hierarchical, each also with +r", name)
 	}
 	set.Reset = reset
 	return bench.Arm{Name: name, Prepare: func(vfs []bench.GroupVF) error {
 		if err := set.Apply(); err != nil {
 			return err
 		}
-		for _, v := range vfs { // the lock is chosen when a VF is bound; all go first, for a set stays as long as one VF is in it
-			if err := os.WriteFile("/sys/bus/pci/drivers/vfio-pci/unbind", []byte(v.BDF), 0); err != nil {
+		// The lock is chosen when a VF is bound. All are unbound first, since a set stays as long
+		// as one VF is in it.
+		for _, v := range vfs {
+			if err := os.WriteFile("/sys/bus/pci/drivers/vfio-pci/unbind",
+				[]byte(v.BDF), 0); err != nil {
 				return err
 			}
 		}

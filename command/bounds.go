@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What an invoker may use is found out when it starts, and what its callers may use of that follows.
+// An invoker finds its own bounds when it starts. The bounds of its callers follow from them.
 
 // bodyShare is the part of the memory that what callers send may take. While a call runs, or is
 // promised, up to three copies of its arguments are on their way, to the node and to the disk.
@@ -32,24 +32,25 @@ func collectSeldom() {
 	}
 }
 
-// memoryLimit is how much memory this process may use: GOMEMLIMIT, else what its cgroup may, else a
-// quarter of the machine's, since the rest is for sandboxes. Unless GOMEMLIMIT says when, garbage is
-// collected more often where more than nine tenths are in use.
+// memoryLimit returns how much memory this process may use: GOMEMLIMIT, else the limit of its
+// cgroup, else a quarter of the machine's, since the rest is for sandboxes. Unless GOMEMLIMIT says
+// when, garbage is collected more often once more than nine tenths are in use.
 func memoryLimit() (int64, error) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return debug.SetMemoryLimit(-1), nil
 	}
-	find := memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.ApplyRatio(memlimit.FromSystem, 0.25))
+	find := memlimit.ApplyFallback(memlimit.FromCgroup,
+		memlimit.ApplyRatio(memlimit.FromSystem, 0.25))
 	limit, err := find()
 	if err != nil {
 		return 0, fmt.Errorf("how much memory there is: %w; say it by GOMEMLIMIT", err)
 	}
-	debug.SetMemoryLimit(int64(limit)/10*9 + ballastBytes) // of which nothing is in memory
+	debug.SetMemoryLimit(int64(limit)/10*9 + ballastBytes) // the ballast is never in memory
 	return int64(limit), nil
 }
 
-// mostConnections leaves a quarter of the file descriptors to the store, the nodes and the commands,
-// and three quarters of the memory to what is not connections.
+// mostConnections leaves a quarter of the file descriptors to the store, the nodes and the
+// commands, and three quarters of the memory to uses other than connections.
 func mostConnections(memory int64) (int, error) {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {

@@ -30,17 +30,22 @@ func burstCmd() *cobra.Command {
 		sandbox  string
 		simStart time.Duration
 	)
-	cmd := &cobra.Command{Use: "burst", Short: "Cold-start N functions at once, a number of rounds, and show where the time went", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "burst",
+		Short: "Cold-start N functions at once, a number of rounds, and show where the time went",
+		Args:  cobra.NoArgs}
 	runDir := ofNode(cmd)
 	f := cmd.Flags()
 	f.IntVar(&b.N, "n", 7, "invocations at once")
 	f.IntVar(&b.Rounds, "rounds", 1, "how many times")
 	f.IntVar(&b.Memory, "memory", 256, "MiB per function")
 	f.StringVar(&b.Kind, "kind", "python:3", "runtime: python:3 or nodejs:18")
-	f.StringVar(&listen, "listen", "", "the invoker's listen address (default: that of `fastiov up`)")
+	f.StringVar(&listen, "listen", "",
+		"the invoker's listen address (default: that of `fastiov up`)")
 	f.StringVar(&stateDir, "state-dir", usualStateDir, "where the invoker keeps its API key")
-	f.StringVar(&sandbox, "sandbox", "", "sim: fire at a node of its own with simulated stage times, and hold the result against them (default: the node that runs here)")
-	f.DurationVar(&simStart, "sim-start", paperStart, "with --sandbox sim: how long a simulated start takes (default: as in the FastIOV paper, 200 at once on stock software)")
+	f.StringVar(&sandbox, "sandbox", "",
+		"sim: fire at a node of its own with simulated stage times, and hold the result against them (default: the node that runs here)")
+	f.DurationVar(&simStart, "sim-start", paperStart,
+		"with --sandbox sim: how long a simulated start takes (default: as in the FastIOV paper, 200 at once on stock software)")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if b.N < 1 || b.Rounds < 1 {
@@ -76,7 +81,9 @@ func burstCmd() *cobra.Command {
 			}
 			defer end()
 		default:
-			return fmt.Errorf("--sandbox %q: a burst makes a node of its own for sim only; start others by `fastiov up`", sandbox)
+			return fmt.Errorf(
+				"--sandbox %q: a burst makes a node of its own for sim only; start others by `fastiov up`",
+				sandbox)
 		}
 		b.Code = functions.HelloPython
 		if strings.HasPrefix(b.Kind, "nodejs") {
@@ -88,17 +95,20 @@ func burstCmd() *cobra.Command {
 		}
 		err = show(cmd, result, asJSON)
 		if err == nil && (result.Answered+result.Refused < result.Requested || result.Leaked > 0) {
-			return fmt.Errorf("%d of %d not answered, %d leaked", result.Requested-result.Answered-result.Refused, result.Requested, result.Leaked)
+			return fmt.Errorf("%d of %d not answered, %d leaked",
+				result.Requested-result.Answered-result.Refused, result.Requested, result.Leaked)
 		}
 		if err == nil && !result.AsTold() {
-			err = errors.New("the stages took longer than sim was told; is the machine busy with something else?")
+			err = errors.New(
+				"the stages took longer than sim was told; is the machine busy with something else?")
 		}
 		return err
 	}
 	return cmd
 }
 
-// paperStart is the average start of 200 at once on stock software in the FastIOV paper, whose shares sim.Table1 has.
+// paperStart is the average start of 200 at once on stock software in the FastIOV paper, whose
+// shares sim.Table1 has.
 const paperStart = 16200 * time.Millisecond
 
 // simulate aims a burst at an invoker and an agent of its own, over sandboxes that take the paper's
@@ -148,7 +158,8 @@ func simulate(
 	}
 	closers = append(closers, stop)
 	if _, missing := exec.LookPath("prometheus"); missing != nil {
-		fmt.Fprintln(b.Out, "burst  no prometheus on PATH: what one would see is not held against sim; install the package prometheus")
+		fmt.Fprintln(b.Out,
+			"burst  no prometheus on PATH: what one would see is not held against sim; install the package prometheus")
 	} else {
 		if b.Scraped, stop, err = scraper.EverySecond(ctx, n.metrics, dir); err != nil {
 			return nil, err
@@ -160,7 +171,7 @@ func simulate(
 	go func() { served <- front.serve(ctx, i.pool(), client, node.registry) }()
 	closers = append(closers, func() {
 		cancel()
-		<-served // what it answered is in the result
+		<-served // the result has its answers
 	})
 	b.URL, b.Key = "http://"+front.plain.Addr().String(), front.cfg.Key.String()
 	b.Node, b.Sim = client, over.programmed(total)

@@ -58,18 +58,21 @@ func (b *busFlags) flags(f *pflag.FlagSet) {
 
 func (b *busFlags) wanted() bool { return b.kafka != "" }
 
-// parse checks what was given before anything is asked.
+// parse checks the settings before anything is asked.
 func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	scheme, hosts, _ := strings.Cut(b.kafka, "://")
 	switch {
 	case hosts == "" || scheme != "kafka" && scheme != "kafkas":
-		return cfg, db, fmt.Errorf("--bus is %q; it must be kafka://HOST:PORT[,HOST:PORT…], or kafkas:// for TLS", b.kafka)
+		return cfg, db, fmt.Errorf(
+			"--bus is %q; it must be kafka://HOST:PORT[,HOST:PORT…], or kafkas:// for TLS", b.kafka)
 	case scheme == "kafkas":
 		if cfg.TLS, err = b.keys.config(); err != nil {
 			return cfg, db, err
 		}
 	case b.keys != (busKeys{}):
-		return cfg, db, fmt.Errorf("--bus-ca, --bus-cert and --bus-key are for TLS; --bus must be kafkas://%s for that", hosts)
+		return cfg, db, fmt.Errorf(
+			"--bus-ca, --bus-cert and --bus-key are for TLS; --bus must be kafkas://%s for that",
+			hosts)
 	}
 	for host := range strings.SplitSeq(strings.TrimSuffix(hosts, "/"), ",") {
 		if _, port, err := net.SplitHostPort(host); err != nil || port == "" {
@@ -78,7 +81,8 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 		cfg.Brokers = append(cfg.Brokers, host)
 	}
 	if b.instance < 0 {
-		return cfg, db, fmt.Errorf("--bus needs --invoker-id: the number by which the controllers know this invoker, counted from 0")
+		return cfg, db, fmt.Errorf(
+			"--bus needs --invoker-id: the number by which the controllers know this invoker, counted from 0")
 	}
 	where, err := withPassword("couchdb", b.couchdb, b.password)
 	if err != nil {
@@ -86,7 +90,8 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	}
 	at, err := url.Parse(where)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
-		return cfg, db, fmt.Errorf("--bus needs --couchdb http://USER@HOST:PORT/PREFIX; it is %q", b.couchdb)
+		return cfg, db, fmt.Errorf("--bus needs --couchdb http://USER@HOST:PORT/PREFIX; it is %q",
+			b.couchdb)
 	}
 	user := at.User
 	at.User = nil
@@ -95,7 +100,7 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	return cfg, couch.Config{URL: at, User: user.Username(), Password: password}, nil
 }
 
-// busKeys are the files by which the two ends of a connection to a broker know each other.
+// busKeys names the files by which the two ends of a connection to a broker know each other.
 type busKeys struct{ ca, cert, key string }
 
 func (k *busKeys) config() (*tls.Config, error) {
@@ -134,17 +139,20 @@ func (b *busFlags) serve(
 		return err
 	}
 	if cfg.Slots == 0 {
-		return errors.New("the nodes can hold no sandbox; `fastiov status` shows their memory and VFs")
+		return errors.New(
+			"the nodes can hold no sandbox; `fastiov status` shows their memory and VFs")
 	}
 	cfg.Log, cfg.Invoker = log, message.NewInvoker(b.instance, memory)
 	db := couch.New(dbCfg)
 	defer db.Close()
-	member, err := bus.Join(ctx, cfg, db, &bus.OnPool{Pool: sandboxes, Image: nodeImage, APIHost: apiHost})
+	member, err := bus.Join(ctx, cfg, db, &bus.OnPool{Pool: sandboxes, Image: nodeImage,
+		APIHost: apiHost})
 	if err != nil {
 		return err
 	}
 	registry.MustRegister(member)
-	log.Info("joined the cluster", "invoker", cfg.Invoker, "brokers", cfg.Brokers, "slots", cfg.Slots, "memory", cfg.Invoker.UserMemory)
+	log.Info("joined the cluster", "invoker", cfg.Invoker, "brokers", cfg.Brokers,
+		"slots", cfg.Slots, "memory", cfg.Invoker.UserMemory)
 	tellParent(ready)
 	return member.Serve(ctx)
 }
@@ -167,8 +175,9 @@ func roomOf(nodes []api.NodeClient) bus.Room {
 	}
 }
 
-// room is how many of the smallest actions the node can hold, and what it offers its controllers: they count in memory and know nothing
-// of VFs, so the offer is as many actions of OpenWhisk's default size as the node can really hold.
+// room returns how many of the smallest actions the node can hold, and the memory that it offers
+// its controllers. They count in memory and know nothing of VFs, so the offer is as many actions of
+// OpenWhisk's default size as the node can really hold.
 func room(st *api.StatusReply) (slots, memoryMB int) {
 	const smallest, usual = 128, 256
 	fit := func(each int) int {
@@ -181,7 +190,8 @@ func room(st *api.StatusReply) (slots, memoryMB int) {
 	return fit(smallest), max(fit(usual)*usual, smallest)
 }
 
-// nodeImage is the node's image for an action. A cluster knows more versions of a language than a node has images; the node's runs them all.
+// nodeImage returns the node's image for an action. A cluster knows more versions of a language
+// than a node has images; the node's runs them all.
 func nodeImage(exec couch.Exec) (string, error) {
 	family, _, _ := strings.Cut(exec.Kind, ":")
 	switch family {

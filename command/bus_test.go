@@ -9,9 +9,11 @@ import (
 )
 
 func TestBusFlags(t *testing.T) {
-	good := busFlags{kafka: "kafka://a:9092,b:9093", couchdb: "http://admin@couch:5984/whisk_local_", instance: 0, prefix: "p-"}
+	good := busFlags{kafka: "kafka://a:9092,b:9093",
+		couchdb: "http://admin@couch:5984/whisk_local_", instance: 0, prefix: "p-"}
 	cfg, db, err := good.parse()
-	if err != nil || len(cfg.Brokers) != 2 || cfg.Brokers[1] != "b:9093" || cfg.Prefix != "p-" || db.User != "admin" {
+	if err != nil || len(cfg.Brokers) != 2 || cfg.Brokers[1] != "b:9093" || cfg.Prefix != "p-" ||
+		db.User != "admin" {
 		t.Errorf("%v %+v %+v", err, cfg, db)
 	}
 	secure := good
@@ -20,15 +22,19 @@ func TestBusFlags(t *testing.T) {
 		t.Errorf("%v %+v", err, cfg)
 	}
 	for want, change := range map[string]func(*busFlags){
-		"kafka://HOST":            func(b *busFlags) { b.kafka = "nats://a:1" },
-		"HOST:PORT":               func(b *busFlags) { b.kafka = "kafka://a" },
-		"--invoker-id":            func(b *busFlags) { b.instance = -1 },
-		"--couchdb http":          func(b *busFlags) { b.couchdb = "" },
-		"--couchdb-password-file": func(b *busFlags) { b.couchdb = "http://admin:secret@couch:5984/" },
-		"kafkas://a":              func(b *busFlags) { b.keys.ca = "ca.pem" },
-		"no certificate":          func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "bus_test.go" },
-		"--bus-ca":                func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "absent.pem" },
-		"--bus-cert":              func(b *busFlags) { b.kafka, b.keys.cert = "kafkas://a:9093", "absent.pem" },
+		"kafka://HOST":   func(b *busFlags) { b.kafka = "nats://a:1" },
+		"HOST:PORT":      func(b *busFlags) { b.kafka = "kafka://a" },
+		"--invoker-id":   func(b *busFlags) { b.instance = -1 },
+		"--couchdb http": func(b *busFlags) { b.couchdb = "" },
+		"--couchdb-password-file": func(b *busFlags) {
+			b.couchdb = "http://admin:secret@couch:5984/"
+		},
+		"kafkas://a": func(b *busFlags) { b.keys.ca = "ca.pem" },
+		"no certificate": func(b *busFlags) {
+			b.kafka, b.keys.ca = "kafkas://a:9093", "bus_test.go"
+		},
+		"--bus-ca":   func(b *busFlags) { b.kafka, b.keys.ca = "kafkas://a:9093", "absent.pem" },
+		"--bus-cert": func(b *busFlags) { b.kafka, b.keys.cert = "kafkas://a:9093", "absent.pem" },
 	} {
 		bad := good
 		change(&bad)
@@ -56,7 +62,9 @@ func TestRoom(t *testing.T) {
 }
 
 func TestNodeImage(t *testing.T) {
-	for kind, want := range map[string]string{"nodejs:20": "nodejs:18", "nodejs:default": "nodejs:18", "python:3.11": "python:3", "python:3-ai": "python:3-ai", "blackbox": "example/it", "cobol:60": ""} {
+	for kind, want := range map[string]string{"nodejs:20": "nodejs:18",
+		"nodejs:default": "nodejs:18", "python:3.11": "python:3", "python:3-ai": "python:3-ai",
+		"blackbox": "example/it", "cobol:60": ""} {
 		got, err := nodeImage(couch.Exec{Kind: kind, Image: "example/it"})
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q %v", kind, got, err)

@@ -10,9 +10,10 @@ import (
 	"strings"
 )
 
-// capacity returns how much memory admission may hand out. Where sandboxes of a former agent are there,
-// it is what the node had when it was empty, if an agent noted that: what is free now lacks what they
-// use, and they are counted again when they are adopted. empty tells that it was measured without them.
+// capacity returns how much memory admission may hand out. If sandboxes of a former agent are
+// there, it returns what the node had when it was empty, if an agent noted that: what is free now
+// lacks what they use, and they are counted again when they are adopted. empty reports whether it
+// was measured without them.
 func (f *nodeFlags) capacity(occupied bool) (mib int, empty bool, err error) {
 	if f.memoryMiB > 0 {
 		return f.memoryMiB, false, nil
@@ -44,8 +45,8 @@ func (f *nodeFlags) noteCapacity(mib int) error {
 	return nil
 }
 
-// memoryToGive returns what admission may hand out: as told, or what is free now without the part
-// that the host itself will want.
+// memoryToGive returns the memory that admission may hand out: the configured amount, or what is
+// free now less the part that the host itself will want.
 func (f *nodeFlags) memoryToGive() (int, error) {
 	if f.memoryMiB > 0 {
 		return f.memoryMiB, nil

@@ -6,7 +6,7 @@ import (
 )
 
 // An agent that is started again has the capacity that the empty node had, as long as sandboxes of
-// that time are there. What is measured beside sandboxes is not the empty node's.
+// that time are there. A figure measured beside sandboxes is not the empty node's.
 func TestCapacityIsThatOfTheEmptyNode(t *testing.T) {
 	f := &nodeFlags{runDir: t.TempDir(), sandbox: &drivers[0]}
 	measured, empty, err := f.capacity(false)

@@ -15,7 +15,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// dialNode connects to the agent whose run directory is runDir, by its Unix socket: who may open it is the authentication.
+// dialNode connects to the agent whose run directory is runDir, by its Unix socket. The right to
+// open it is the authentication.
 func dialNode(runDir string) (api.NodeClient, func(), error) {
 	if err := agentThere(runDir); err != nil {
 		return nil, nil, err
@@ -41,13 +42,17 @@ func agentThere(runDir string) error {
 	return probe.Close()
 }
 
-// notOfGroup says to a user who may not open a socket how to come to it.
+// notOfGroup tells a user who may not open a socket how to get access.
 func notOfGroup(socket string) error {
-	return fmt.Errorf("%s is for root and the group %s: use sudo, or have root run `usermod -aG %[2]s USER` and log in again", socket, frontGroup)
+	return fmt.Errorf(
+		"%s is for root and the group %s: use sudo, or have root run `usermod -aG %[2]s USER` and log in again",
+		socket, frontGroup)
 }
 
-// onNode is a command that speaks to the agent of this machine, or, where only a testbed runs, to the one inside it.
-func onNode(use, short string, run func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error) *cobra.Command {
+// onNode returns a command that speaks to the agent of this machine, or, if only a testbed runs, to
+// the one inside it.
+func onNode(use, short string, run func(ctx context.Context, cmd *cobra.Command,
+	node api.NodeClient, args []string) error) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short}
 	runDir := ofNode(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -8,8 +8,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// TestComposeSpeaksOurCommandLine: what docker-compose.yml has our own image run is a command, with flags and arguments that there are.
-// (That the file is one that Docker takes is checked in rules/.)
+// TestComposeSpeaksOurCommandLine: docker-compose.yml runs our own image with commands, flags and
+// arguments that exist. (rules/ checks that Docker takes the file.)
 func TestComposeSpeaksOurCommandLine(t *testing.T) {
 	content, err := os.ReadFile("../docker-compose.yml")
 	if err != nil {

@@ -111,7 +111,7 @@ func showConfig(of *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// Files returns what is generated of the keys, by its path in the repository.
+// Files returns the files that are generated from the keys, by their paths in the repository.
 func Files() map[string][]byte {
 	return map[string][]byte{
 		"docs/configuration.md":  []byte(configurationHead + settings.Reference(keys())),

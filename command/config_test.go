@@ -29,7 +29,7 @@ func TestGeneratedFilesAreFresh(t *testing.T) {
 	}
 }
 
-// The default file names every key, and what it says are the defaults.
+// The default file names every key, and its values are the defaults.
 func TestTheDefaultFileIsRead(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "default.yaml")
 	if err := os.WriteFile(file, []byte(settings.Default(keys())), 0o644); err != nil {
@@ -61,7 +61,8 @@ func TestTheDefaultFileIsRead(t *testing.T) {
 	}
 }
 
-// Whatever begins with FASTIOV_ in the tree is a key's, a test's, CI's, or one of those listed.
+// Every word in the tree that begins with FASTIOV_ is a key's, a test's, CI's, or one of those
+// listed.
 func TestEveryVariableHasAUse(t *testing.T) {
 	mentioned := regexp.MustCompile(`\bFASTIOV_[A-Z0-9_]+`)
 	skipped := []string{".git", "bin", "node_modules"}
@@ -78,7 +79,7 @@ func TestEveryVariableHasAUse(t *testing.T) {
 		}
 		content, err := os.ReadFile(path)
 		for _, name := range mentioned.FindAllString(string(content), -1) {
-			t.Setenv(name, "") // as if somebody had followed what is written there
+			t.Setenv(name, "") // as if a user had followed what is written there
 		}
 		return err
 	})

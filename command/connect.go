@@ -50,7 +50,7 @@ func connectCmd() *cobra.Command {
 	return cmd
 }
 
-// forward has each connection at address be one to what dial dials, until ctx ends.
+// forward joins each connection at address to one that dial dials, until ctx ends.
 func forward(
 	ctx context.Context, address string, dial func(context.Context) (net.Conn, error),
 	progress io.Writer,

@@ -12,7 +12,8 @@ import (
 	"syscall"
 )
 
-// detach starts this command again, in the background, and returns when it is ready. Its log goes to a file in runDir.
+// detach starts this command again, in the background, and returns when it is ready. Its log goes
+// to a file in runDir.
 func detach(ctx context.Context, runDir string) error {
 	self, err := os.Executable()
 	if err != nil {

@@ -16,10 +16,13 @@ import (
 
 func doctorCmd() *cobra.Command {
 	var asJSON bool
-	cmd := &cobra.Command{Use: "doctor", Short: "Tell whether this machine can be a node, and if not, why", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "doctor",
+		Short: "Tell whether this machine can be a node, and if not, why", Args: cobra.NoArgs}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		report := doctor.Check(cmd.Context(), func(ctx context.Context) (string, error) { return ordinaryKernel(ctx, cmd.ErrOrStderr()) })
+		report := doctor.Check(cmd.Context(), func(ctx context.Context) (string, error) {
+			return ordinaryKernel(ctx, cmd.ErrOrStderr())
+		})
 		if !asJSON {
 			report.Print(cmd.OutOrStdout())
 			return report.Err()

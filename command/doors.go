@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The doors of an invoker are its listeners, each named for the flag that has its address. Where the
-// invoker is a process of its own, `up` opens them and has it inherit them: so a port below 1024 needs no
-// privilege there, and a call that comes while the process is started again waits for it.
+// The doors of an invoker are its listeners, each named for the flag that has its address. If the
+// invoker is a process of its own, `up` opens them and has it inherit them. So a port below 1024
+// needs no privilege there, and a call that comes while the process is started again waits for it.
 const userDoor = "user" // for `fastiov user`
 
 // nobodyElse is the group of a socket that is for its owner and root alone.
@@ -46,7 +46,7 @@ func (d doors) close() {
 	}
 }
 
-// files are the doors as they are inherited; the caller closes them.
+// files returns the doors as files to be inherited; the caller closes them.
 func (d doors) files() (files []*os.File, err error) {
 	for _, door := range d {
 		f, err := door.Listener.(interface{ File() (*os.File, error) }).File()
@@ -58,7 +58,8 @@ func (d doors) files() (files []*os.File, err error) {
 	return files, nil
 }
 
-// openDoor listens where the flag of that name says: by a listener that was inherited, else at address.
+// openDoor returns the listener for the flag of that name: one that was inherited, else a new one
+// at address.
 func openDoor(what, name, address string) (net.Listener, error) {
 	if l := inheritedDoors()[name]; l != nil {
 		return l, nil
@@ -97,13 +98,14 @@ func openUserDoor(runDir string, group int) (net.Listener, error) {
 	return listenLocal(filepath.Join(runDir, invokerSocket), group)
 }
 
-// inheritedDoors are the listeners that this process was started with, by name.
+// inheritedDoors returns the listeners that this process was started with, by name.
 var inheritedDoors = sync.OnceValue(func() map[string]net.Listener {
 	found := map[string]net.Listener{}
 	for n, name := range inherited()[1:] {
 		fd := firstInherited + 1 + n
 		if name == userDoor {
-			// The kernel names whoever called listen last as the process behind a Unix socket.
+			// The kernel names the process that called listen last as the process behind a Unix
+			// socket.
 			_ = unix.Listen(fd, unix.SOMAXCONN)
 		}
 		f := os.NewFile(uintptr(fd), name)
@@ -115,18 +117,19 @@ var inheritedDoors = sync.OnceValue(func() map[string]net.Listener {
 	return found
 })
 
-// inheritance is the environment variable that names what a process has inherited from firstInherited on:
-// its leash, and its doors.
+// inheritance is the environment variable that names the files that a process has inherited from
+// firstInherited on: its leash, and its doors.
 const (
 	inheritance    = "FASTIOV_INHERITED"
 	firstInherited = 4
 )
 
-// inherited are the names of what this process has inherited; the first is the leash, and empty without.
+// inherited returns the names of this process's inherited files; the first is the leash, and empty
+// without one.
 func inherited() []string { return strings.Split(os.Getenv(inheritance), ",") }
 
-// listenLocal listens on a Unix socket that only this user, root and a group can open, from the first
-// moment.
+// listenLocal listens on a Unix socket that only this user, root and a group can open, from the
+// first moment.
 func listenLocal(socket string, group int) (net.Listener, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

@@ -22,13 +22,16 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// downCmd ends what `up` or `agent` started: the invoker, the sandboxes, then the agent, then, if asked, what it did to the machine.
+// downCmd ends what `up` or `agent` started: the invoker, the sandboxes, then the agent. If asked,
+// it then undoes what the agent did to the machine.
 func downCmd() *cobra.Command {
 	var undo, force bool
-	cmd := &cobra.Command{Use: "down", Short: "End fastiov on this machine, or the testbed it runs in", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "down",
+		Short: "End fastiov on this machine, or the testbed it runs in", Args: cobra.NoArgs}
 	runDir := ofNode(cmd)
 	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers and VFs back as they were found")
-	cmd.Flags().BoolVar(&force, "force", false, "kill the agent, the invoker and all sandboxes, whether they answer or not")
+	cmd.Flags().BoolVar(&force, "force", false,
+		"kill the agent, the invoker and all sandboxes, whether they answer or not")
 	within := cmd.Flags().Duration("timeout", 2*time.Minute,
 		"how long the node may take to end; its invoker has a quarter of that")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -54,7 +57,8 @@ func downCmd() *cobra.Command {
 		defer hangUp()
 		err = endNode(ctx, node, *runDir, *within/4, cmd.ErrOrStderr())
 		if errors.Is(err, errStays) || ctx.Err() != nil {
-			return fmt.Errorf("the node has not ended: %w; `fastiov down --force` kills what is left of it", err)
+			return fmt.Errorf(
+				"the node has not ended: %w; `fastiov down --force` kills what is left of it", err)
 		}
 		if err != nil {
 			return err
@@ -68,12 +72,13 @@ func downCmd() *cobra.Command {
 	return cmd
 }
 
-// patience is how long a process may take to end that was told to.
+// patience bounds how long a process may take to end after it was told to.
 const patience = 30 * time.Second
 
-// endNode ends the invoker, the sandboxes and the agent. An invoker that does not end in time is ended by its
-// agent, which kills it where need be.
-func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker time.Duration, warn io.Writer) error {
+// endNode ends the invoker, the sandboxes and the agent. If an invoker does not end in time, its
+// agent ends it, and kills it if need be.
+func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker time.Duration,
+	warn io.Writer) error {
 	err := endFront(ctx, runDir, forInvoker)
 	if errors.Is(err, errStays) {
 		fmt.Fprintf(warn, "the invoker: %v; it ends with the agent\n", err)
@@ -86,18 +91,21 @@ func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker
 	return endServer(ctx, filepath.Join(runDir, nodeSocket), patience)
 }
 
-// endByForce kills whoever listens on the sockets of the run directory, without a word, and then ends
-// the sandboxes that it has records of.
+// endByForce kills the processes that listen on the sockets of the run directory, without a word,
+// and then ends the sandboxes that it has records of.
 func endByForce(ctx context.Context, runDir string, out io.Writer) error {
 	killed := map[int]bool{}
-	for _, socket := range []string{nodeSocket, invokerSocket} { // an agent would start its invoker again
+	// the agent first: it would start its invoker again
+	for _, socket := range []string{nodeSocket, invokerSocket} {
 		socket = filepath.Join(runDir, socket)
 		pid, process, err := serverOf(socket)
 		switch {
-		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ESRCH):
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED),
+			errors.Is(err, unix.ESRCH):
 			continue // it is dead, or was never there
 		case err != nil: // as where it hangs and as many wait for it as may
-			return fmt.Errorf("who listens on %s cannot be told: %w; see `ss -xlp`, kill it, and try again",
+			return fmt.Errorf(
+				"who listens on %s cannot be told: %w; see `ss -xlp`, kill it, and try again",
 				socket, err)
 		}
 		unix.Close(process)
@@ -107,7 +115,8 @@ func endByForce(ctx context.Context, runDir string, out io.Writer) error {
 		killed[pid] = true
 	}
 	ended, err := endRecorded(runDir)
-	fmt.Fprintf(out, "killed processes %v and ended %d sandboxes\n", slices.Sorted(maps.Keys(killed)), ended)
+	fmt.Fprintf(out, "killed processes %v and ended %d sandboxes\n",
+		slices.Sorted(maps.Keys(killed)), ended)
 	return err
 }
 
@@ -125,7 +134,8 @@ func endOrphans(runDir string, out io.Writer) error {
 	return nil
 }
 
-// endRecorded ends the sandboxes that the run directory has records of, and says how many those were.
+// endRecorded ends the sandboxes that the run directory has records of, and returns how many those
+// were.
 func endRecorded(runDir string) (int, error) {
 	orphans := (&startup.Starter{RunDir: runDir}).Records()
 	if len(orphans) == 0 {
@@ -150,7 +160,8 @@ func endRecorded(runDir string) (int, error) {
 	return len(orphans) - len(failed), errors.Join(failed...)
 }
 
-// endFront ends the invoker where it is a process of its own, so that it answers what it has while there are sandboxes.
+// endFront ends the invoker if it is a process of its own, so that it answers its calls while there
+// are sandboxes.
 func endFront(ctx context.Context, runDir string, patience time.Duration) error {
 	agent, process, err := serverOf(filepath.Join(runDir, nodeSocket))
 	if err != nil {

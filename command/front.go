@@ -27,15 +27,16 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// A front is what an invoker has before it has nodes: found first, so that a port that is taken and a store that is not there are said
-// before anything is started.
+// A front holds an invoker's listeners and store, opened before it has nodes. So a port that is
+// taken or a store that is not there is reported before anything is started.
 type front struct {
-	cfg     openwhisk.Config
-	plain   net.Listener
-	secure  net.Listener // nil: none
-	runDir  string
-	drain   time.Duration
-	warm    string       // the file that says which sandboxes were left for the next; empty: none are
+	cfg    openwhisk.Config
+	plain  net.Listener
+	secure net.Listener // nil: none
+	runDir string
+	drain  time.Duration
+	// The file that says which sandboxes were left for the next invoker; empty: none are.
+	warm    string
 	watched []live.Named // the nodes that the live page shows
 	closers []func()
 }
@@ -48,7 +49,8 @@ func (f *front) close() {
 	}
 }
 
-func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *slog.Logger) (_ *front, err error) {
+func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
+	log *slog.Logger) (_ *front, err error) {
 	f := &front{runDir: runDir, drain: i.drain}
 	defer func() {
 		if err != nil {
@@ -99,10 +101,11 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string, log *s
 		}
 		served = append(served, listener)
 		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), &tls.Config{
-			GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+			GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"http/1.1"},
 		})
 	}
-	if len(inheritedDoors()) == 0 { // else whoever opened them has noted it
+	if len(inheritedDoors()) == 0 { // else the process that opened them has noted it
 		if err := noteListen(runDir, served...); err != nil {
 			return nil, err
 		}
@@ -140,8 +143,9 @@ func (f *front) serve(
 ) error {
 	collectSeldom()
 	if os.Getenv("GOMAXPROCS") == "" {
-		// The store's writer waits for the disk in system calls. The runtime takes a processor for blocked only after a while, which may be
-		// 10 ms; as long, calls would have to do with one less than the machine has.
+		// The store's writer waits for the disk in system calls. The runtime takes a processor for
+		// blocked only after a while, which may be 10 ms. Until then calls would have one processor
+		// less than the machine has.
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	}
 	f.cfg.Pool = nodes
@@ -162,7 +166,8 @@ func (f *front) serve(
 		server.RegisterOnShutdown(page.Close)
 		return server
 	}
-	servers := []*http.Server{{Handler: whisk.Register(), ReadHeaderTimeout: 10 * time.Second}, withPage(whisk.Server())}
+	servers := []*http.Server{{Handler: whisk.Register(), ReadHeaderTimeout: 10 * time.Second},
+		withPage(whisk.Server())}
 	listeners := []net.Listener{admin, f.plain}
 	if f.secure != nil {
 		servers, listeners = append(servers, withPage(whisk.Server())), append(listeners, f.secure)
@@ -173,13 +178,16 @@ func (f *front) serve(
 	return err
 }
 
-// livePage is the page of the invoker; its button is `fastiov burst`, with the key of whoever presses it.
+// livePage returns the page of the invoker. Its button does a `fastiov burst`, with the key of the
+// person who presses it.
 func (f *front) livePage(whisk *openwhisk.API) *live.Page {
 	return live.New(live.Config{
-		Version: version, Nodes: f.watched, Waiting: whisk.Waiting, Admit: whisk.Admit, OpenKey: f.cfg.Key.Open(),
+		Version: version, Nodes: f.watched, Waiting: whisk.Waiting, Admit: whisk.Admit,
+		OpenKey: f.cfg.Key.Open(),
 		Burst: func(ctx context.Context, key string, n int) (any, error) {
 			b := bench.Burst{
-				URL: "http://" + f.plain.Addr().String(), Key: key, Name: "page-burst", N: n, Rounds: 1,
+				URL: "http://" + f.plain.Addr().String(), Key: key, Name: "page-burst", N: n,
+				Rounds: 1,
 				Memory: 256, Kind: "python:3", Code: functions.HelloPython, Out: io.Discard,
 			}
 			return b.Run(ctx)
@@ -187,16 +195,18 @@ func (f *front) livePage(whisk *openwhisk.API) *live.Page {
 	})
 }
 
-// stemCells are the sandboxes that runtimes.json wants ready before anybody calls.
+// stemCells returns the sandboxes that runtimes.json wants ready before any call.
 func stemCells(runtimes *entity.Runtimes, apiHost string) (cells []pool.StemCell) {
 	for _, family := range runtimes.Families() {
 		for _, runtime := range family {
 			for _, cell := range runtime.StemCells {
 				made := pool.StemCell{
-					Image: runtime.Image.String(), MemoryMiB: int(cell.Memory), Count: cell.Count, Env: map[string]string{"__OW_API_HOST": apiHost},
+					Image: runtime.Image.String(), MemoryMiB: int(cell.Memory), Count: cell.Count,
+					Env: map[string]string{"__OW_API_HOST": apiHost},
 				}
 				if r := cell.Reactive; r != nil {
-					made.Reactive = pool.Reactive{Min: r.Min, Max: r.Max, TTL: time.Duration(r.TTL), Threshold: r.Threshold, Increment: r.Increment}
+					made.Reactive = pool.Reactive{Min: r.Min, Max: r.Max, TTL: time.Duration(r.TTL),
+						Threshold: r.Threshold, Increment: r.Increment}
 				}
 				cells = append(cells, made)
 			}
@@ -206,13 +216,15 @@ func stemCells(runtimes *entity.Runtimes, apiHost string) (cells []pool.StemCell
 }
 
 // serveUntil serves until ctx ends or a server fails.
-func serveUntil(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
+func serveUntil(ctx context.Context, servers []*http.Server, listeners []net.Listener,
+	log *slog.Logger) error {
 	err := serve(ctx, servers, listeners, log)
 	shutDown(servers, 5*time.Second)
 	return err
 }
 
-func serve(ctx context.Context, servers []*http.Server, listeners []net.Listener, log *slog.Logger) error {
+func serve(ctx context.Context, servers []*http.Server, listeners []net.Listener,
+	log *slog.Logger) error {
 	failed := make(chan error, len(servers))
 	for n, server := range servers {
 		go func() { failed <- server.Serve(listeners[n]) }()
@@ -237,11 +249,13 @@ func shutDown(servers []*http.Server, within time.Duration) {
 	}
 }
 
-// stop ends what an invoker serves. It is not ready any more and takes no call; callers who wait, and calls
-// that run, have the time of --drain. What runs then is ended, and its callers hear that.
+// stop ends an invoker's services. It is not ready any more and takes no call. Waiting callers and
+// running calls have the time of --drain. Calls that run then are ended, and their callers are
+// told.
 func (f *front) stop(servers []*http.Server, whisk *openwhisk.API) {
 	serves.Store(false)
-	f.cfg.Log.Info("stopping: no call is taken any more, and those under way may end", "within", f.drain)
+	f.cfg.Log.Info("stopping: no call is taken any more, and those under way may end",
+		"within", f.drain)
 	whisk.Stop()
 	drain, cancel := context.WithTimeout(context.Background(), f.drain)
 	defer cancel()
@@ -254,7 +268,8 @@ func (f *front) stop(servers []*http.Server, whisk *openwhisk.API) {
 	if f.warm == "" {
 		whisk.Close()
 	} else if err := noteLeft(f.warm, whisk.Leave()); err != nil {
-		f.cfg.Log.Error("which sandboxes are warm cannot be noted; the next invoker ends them", "err", err)
+		f.cfg.Log.Error("which sandboxes are warm cannot be noted; the next invoker ends them",
+			"err", err)
 	}
 	shutDown(servers, 5*time.Second)
 }

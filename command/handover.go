@@ -12,9 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The state directory is root's and the invoker's. It stays root's, of the invoker's group, and sticky: the
-// invoker makes files in it and can neither remove nor replace those of root, which are the reports of the
-// agent and the key. So root can go on using these names, whatever the invoker becomes.
+// The state directory belongs to root and to the invoker. Its owner stays root, its group is the
+// invoker's, and it is sticky. So the invoker makes files in it and can neither remove nor replace
+// those of root, which are the reports of the agent and the key. Root can thus go on using these
+// names, whatever the invoker becomes.
 const sharedMode = unix.S_ISVTX | 0o770
 
 // A file system of its own has a lost+found, which is root's.
@@ -23,9 +24,9 @@ var (
 	ofInvoker = []string{"invoker.db", "tls-cert.pem", "tls-key.pem", "promises.key", "storage"}
 )
 
-// handOver gives an invoker that runs as another user its part of the state directory, once: a directory
-// that is root's alone. One that has been handed over is not gone through again, for the invoker may have
-// put anything there.
+// handOver gives an invoker that runs as another user its part of the state directory, once: while
+// the directory belongs to root alone. It does not go through a directory that has been handed
+// over, for the invoker may have put anything there.
 func handOver(dir string, to account) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -61,7 +62,7 @@ func handOver(dir string, to account) error {
 	return unix.Fchmod(fd, sharedMode)
 }
 
-// keepReports sees to it that the reports are in a directory of root's before anybody else could make one.
+// keepReports makes the directory of reports as root's before any other user could make one.
 func keepReports(top *os.File) error {
 	fd := int(top.Fd())
 	if err := unix.Mkdirat(fd, "reports", 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -81,7 +82,8 @@ func keepReports(top *os.File) error {
 func keepKey(top *os.File, to account) error {
 	err := onEntry(top, "key", func(fd int, st *unix.Stat_t) error {
 		if st.Uid != 0 {
-			return fmt.Errorf("it belongs to user %d, not to root; remove it to have one made", st.Uid)
+			return fmt.Errorf("it belongs to user %d, not to root; remove it to have one made",
+				st.Uid)
 		}
 		return errors.Join(unix.Fchown(fd, 0, to.gid), unix.Fchmod(fd, 0o640))
 	})
@@ -91,8 +93,9 @@ func keepKey(top *os.File, to account) error {
 	return fmt.Errorf("%s/key: %w", top.Name(), err)
 }
 
-// becomeOwner has this process, if it is root's, go on as the invoker's user where the state directory has
-// been handed over: what the invoker put there, or may put there any time, is not for root to open.
+// becomeOwner has this process, if it is root's, go on as the invoker's user once the state
+// directory has been handed over. Root must not open files that the invoker put there, or may put
+// there any time.
 func becomeOwner(dir string) error {
 	var top, st unix.Stat_t
 	db := filepath.Join(dir, "invoker.db")
@@ -102,26 +105,29 @@ func becomeOwner(dir string) error {
 	err := unix.Lstat(db, &st)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("there is no store %s: `fastiov up` makes it; or name another with --store", db)
+		return fmt.Errorf(
+			"there is no store %s: `fastiov up` makes it; or name another with --store", db)
 	case err != nil:
 		return fmt.Errorf("%s: %w", db, err)
 	case st.Uid == 0:
 		return fmt.Errorf("%s is root's; chown it to the user that the invoker runs as", db)
 	}
-	err = errors.Join(syscall.Setgroups(nil), syscall.Setgid(int(top.Gid)), syscall.Setuid(int(st.Uid)))
+	err = errors.Join(syscall.Setgroups(nil), syscall.Setgid(int(top.Gid)),
+		syscall.Setuid(int(st.Uid)))
 	if err != nil {
 		return fmt.Errorf("becoming the user of %s: %w", db, err)
 	}
 	return nil
 }
 
-// isOfInvoker tells it by the name; one with a number is what a crash left of a promises.key in the making.
+// isOfInvoker reports, by its name, whether a file is the invoker's. A name with a number is a
+// promises.key that a crash left half made.
 func isOfInvoker(name string) bool {
 	return slices.Contains(ofInvoker, name) || strings.HasPrefix(name, "promises.key.")
 }
 
-// giveAll gives the invoker what it had of the directory while it was root. It is for a directory of its
-// own: where anything else lies, nothing is touched.
+// giveAll gives the invoker the files in the directory that it made while it was root. It is for a
+// directory of its own: if anything else lies there, it touches nothing.
 func giveAll(top *os.File, to account) error {
 	names, err := top.Readdirnames(-1)
 	if err != nil {
@@ -130,7 +136,8 @@ func giveAll(top *os.File, to account) error {
 	for _, name := range names {
 		if !slices.Contains(ofRoot, name) && !isOfInvoker(name) {
 			return fmt.Errorf("the state directory %s holds %s, which is not fastiov's;"+
-				" move that away, or name a directory of its own with --state-dir", top.Name(), name)
+				" move that away, or name a directory of its own with --state-dir",
+				top.Name(), name)
 		}
 	}
 	for _, name := range names {
@@ -144,7 +151,8 @@ func giveAll(top *os.File, to account) error {
 	return nil
 }
 
-// give gives away a file, or a directory with all that is below it; the directory itself comes last.
+// give gives away a file, or a directory with all that is below it; the directory itself comes
+// last.
 func give(parent *os.File, name string, to account) error {
 	return onEntry(parent, name, func(fd int, st *unix.Stat_t) error {
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
@@ -166,8 +174,9 @@ func give(parent *os.File, name string, to account) error {
 	})
 }
 
-// onEntry opens a file or directory and does something to what it has opened, never to what its name leads
-// to. A symbolic link, a device and a file with a second name are refused: each may be somebody else's.
+// onEntry opens a file or directory and calls do on what it has opened, never on what its name
+// leads to. It refuses a symbolic link, a device and a file with a second name: each may belong to
+// another user.
 func onEntry(parent *os.File, name string, do func(fd int, st *unix.Stat_t) error) error {
 	const flags = unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(parent.Fd()), name, flags, 0)

@@ -26,7 +26,8 @@ func ofFormerVersion(t *testing.T) (dir string, to account) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{"invoker.db", "tls-cert.pem", "tls-key.pem", "promises.key", "storage/bucket/x",
+	for _, file := range []string{"invoker.db", "tls-cert.pem", "tls-key.pem", "promises.key",
+		"storage/bucket/x",
 		"reports/r.tar.gz"} {
 		write(t, filepath.Join(dir, file), file)
 	}
@@ -43,7 +44,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// owned is "uid:gid mode" of what a path names, which may be a link.
+// owned returns "uid:gid mode" of the file that a path names, which may be a link.
 func owned(t *testing.T, path string) string {
 	t.Helper()
 	info, err := os.Lstat(path)
@@ -61,9 +62,12 @@ func TestAStateDirectoryIsTakenOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		for path, want := range map[string]string{
-			"": "0:65534 1770", "key": "0:65534 640", "reports": "0:0 700", "reports/r.tar.gz": "0:0 600",
-			"invoker.db": "65534:65534 600", "tls-cert.pem": "65534:65534 600", "tls-key.pem": "65534:65534 600", "promises.key": "65534:65534 600",
-			"storage": "65534:65534 700", "storage/bucket": "65534:65534 700", "storage/bucket/x": "65534:65534 600",
+			"": "0:65534 1770", "key": "0:65534 640", "reports": "0:0 700",
+			"reports/r.tar.gz": "0:0 600",
+			"invoker.db":       "65534:65534 600", "tls-cert.pem": "65534:65534 600",
+			"tls-key.pem": "65534:65534 600", "promises.key": "65534:65534 600",
+			"storage": "65534:65534 700", "storage/bucket": "65534:65534 700",
+			"storage/bucket/x": "65534:65534 600",
 		} {
 			if got := owned(t, filepath.Join(dir, path)); got != want {
 				t.Errorf("%q is %s, want %s", path, got, want)
@@ -75,7 +79,8 @@ func TestAStateDirectoryIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestNothingElseIsGivenAway: whatever lies in the directory, nobody gets a file that was not the invoker's.
+// TestNothingElseIsGivenAway: whatever lies in the directory, nobody gets a file that was not the
+// invoker's.
 func TestNothingElseIsGivenAway(t *testing.T) {
 	for name, c := range map[string]struct {
 		plant func(dir, victim string) error
@@ -138,8 +143,8 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// TestWhatTheInvokerPlantsLaterIsLeftAlone: once handed over, the directory is not gone through again, and root reads no key from it that
-// is not its own.
+// TestWhatTheInvokerPlantsLaterIsLeftAlone: once handed over, the directory is not gone through
+// again, and root reads no key from it that is not its own.
 func TestWhatTheInvokerPlantsLaterIsLeftAlone(t *testing.T) {
 	dir, to := ofFormerVersion(t)
 	if err := handOver(dir, to); err != nil {
@@ -161,16 +166,19 @@ func TestWhatTheInvokerPlantsLaterIsLeftAlone(t *testing.T) {
 		t.Errorf("root has read %s as its key: %s", victim, key)
 	}
 	write(t, victim, "")
-	if err := firstOf(os.Remove(keyFile(dir)), os.WriteFile(keyFile(dir), []byte("a:"+strings.Repeat("b", 40)), 0o600),
+	if err := firstOf(os.Remove(keyFile(dir)),
+		os.WriteFile(keyFile(dir), []byte("a:"+strings.Repeat("b", 40)), 0o600),
 		os.Chown(keyFile(dir), to.uid, to.gid)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openwhisk.LoadKey("0.0.0.0:1", keyFile(dir)); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
+	if _, err := openwhisk.LoadKey("0.0.0.0:1", keyFile(dir)); err == nil ||
+		!strings.Contains(err.Error(), "belongs to user 65534") {
 		t.Errorf("a key that the invoker put there: %v", err)
 	}
 }
 
-// TestAStateDirectoryMayBeAFileSystem: what comes with one stays root's; what a crash left is the invoker's.
+// TestAStateDirectoryMayBeAFileSystem: what comes with one stays root's; what a crash left is the
+// invoker's.
 func TestAStateDirectoryMayBeAFileSystem(t *testing.T) {
 	dir, to := ofFormerVersion(t)
 	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0o700); err != nil {
@@ -180,14 +188,16 @@ func TestAStateDirectoryMayBeAFileSystem(t *testing.T) {
 	if err := handOver(dir, to); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{"lost+found": "0:0 700", "promises.key.123": "65534:65534 600"} {
+	for path, want := range map[string]string{"lost+found": "0:0 700",
+		"promises.key.123": "65534:65534 600"} {
 		if got := owned(t, filepath.Join(dir, path)); got != want {
 			t.Errorf("%q is %s, want %s", path, got, want)
 		}
 	}
 }
 
-// TestRootMakesNoStoreForTheInvoker: where the invoker may plant a link at any time, root opens nothing.
+// TestRootMakesNoStoreForTheInvoker: if the invoker may plant a link at any time, root opens
+// nothing.
 func TestRootMakesNoStoreForTheInvoker(t *testing.T) {
 	dir, to := ofFormerVersion(t)
 	if err := handOver(dir, to); err != nil {
@@ -207,7 +217,8 @@ func TestRootMakesNoStoreForTheInvoker(t *testing.T) {
 		before, _ := os.ReadFile(db)
 		list := rootCmd()
 		list.SetArgs([]string{"user", "list", "--state-dir", dir, "--run-dir", t.TempDir()})
-		if err := list.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), db) {
+		if err := list.ExecuteContext(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), db) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if after, _ := os.ReadFile(db); len(after) != len(before) {

@@ -27,8 +27,9 @@ func builder() ([]string, error) {
 func imageBuild() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:       "build THING",
-		Short:     "Make what a node boots, if the cache lacks it: " + strings.Join(build.Things(), ", "),
+		Use: "build THING",
+		Short: "Make what a node boots, if the cache lacks it: " +
+			strings.Join(build.Things(), ", "),
 		Args:      cobra.ExactArgs(1),
 		ValidArgs: build.Things(),
 	}

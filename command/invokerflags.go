@@ -47,8 +47,9 @@ func (i *invokerFlags) flags(f *pflag.FlagSet) {
 		" other than on loopback it takes only keys that were made here")
 	f.StringVar(&i.https, "https", "",
 		"where it is served by HTTPS as well, e.g. 0.0.0.0:3443 (default: nowhere)")
-	f.StringVar(&i.tlsCert, "tls-cert", "", "certificate for --https, PEM (default: one that is made"+
-		" at first start; clients must be told to trust it, as by `wsk -i`)")
+	f.StringVar(&i.tlsCert, "tls-cert", "",
+		"certificate for --https, PEM (default: one that is made"+
+			" at first start; clients must be told to trust it, as by `wsk -i`)")
 	f.StringVar(&i.tlsKey, "tls-key", "", "its key, PEM")
 	settings.TakesEffect(f, certificates, "tls-cert", "tls-key")
 	f.StringVar(&i.apiHost, "api-host", "",
@@ -90,7 +91,8 @@ func (s *storeFlags) flags(f *pflag.FlagSet) {
 		"MiB of activation records to retain; the oldest are forgotten")
 }
 
-func (s *storeFlags) open(ctx context.Context, stateDir string, log *slog.Logger) (store.Store, error) {
+func (s *storeFlags) open(ctx context.Context, stateDir string,
+	log *slog.Logger) (store.Store, error) {
 	where, err := withPassword("store", s.where, s.password)
 	if err != nil {
 		return nil, err
@@ -116,7 +118,7 @@ func hostname() string {
 // its own says which stage was late; this one is for an agent that does not answer at all.
 const startWithin = 20 * time.Minute
 
-// pool returns how the nodes are used.
+// pool returns the rules by which the pool uses the nodes.
 func (i *invokerFlags) pool() pool.Config {
 	cfg := pool.Config{
 		KeepAlive: i.keepAlive, PauseAfter: i.pause, Wait: i.wait, Start: startWithin,
@@ -134,7 +136,8 @@ func (i *invokerFlags) host() string {
 	return "http://" + i.listen
 }
 
-// key is the one that the invoker starts with: the well-known one only where every listener is on loopback.
+// key returns the key that the invoker starts with: the well-known one only if every listener is on
+// loopback.
 func (i *invokerFlags) key(stateDir string) (openwhisk.Key, error) {
 	if i.https == "" {
 		return openwhisk.LoadKey(i.listen, keyFile(stateDir))

@@ -32,7 +32,7 @@ func k6Cmd() *cobra.Command {
 				os.Setenv("AUTH", key)
 			}
 			if os.Getenv("K6_NO_USAGE_REPORT") == "" {
-				os.Setenv("K6_NO_USAGE_REPORT", "true") // whoever wants to be counted says so
+				os.Setenv("K6_NO_USAGE_REPORT", "true") // a user who wants to be counted says so
 			}
 			cache, err := build.Open("", cmd.ErrOrStderr())
 			if err != nil {
@@ -47,7 +47,8 @@ func k6Cmd() *cobra.Command {
 	}
 }
 
-// whatRunsHere is where the API of the node on this machine is, or of that in the testbed, and a key for it.
+// whatRunsHere returns the URL of the API of the node on this machine, or of that in the testbed,
+// and a key for it.
 func whatRunsHere(ctx context.Context) (url, key string, err error) {
 	const runDir, stateDir = "/run/fastiov", "/var/lib/fastiov"
 	if _, err := os.Stat(filepath.Join(runDir, nodeSocket)); err == nil {
@@ -60,12 +61,15 @@ func whatRunsHere(ctx context.Context) (url, key string, err error) {
 	}
 	host, err := testbed.Open(ctx, awayName)
 	if err != nil {
-		return "", "", fmt.Errorf("no fastiov runs here; start one with `fastiov up`, or set APIHOST and AUTH as in ~/.wskprops")
+		return "", "", fmt.Errorf(
+			"no fastiov runs here; start one with `fastiov up`, or set APIHOST and AUTH as in ~/.wskprops")
 	}
 	defer host.Close()
 	var out strings.Builder
-	if code, err := host.Run(ctx, testbed.Quote("cat", awayKey), nil, &out, os.Stderr); err != nil || code != 0 {
-		return "", "", fmt.Errorf("the testbed has no key of an invoker (exit code %d, %v); run `fastiov up`", code, err)
+	if code, err := host.Run(ctx,
+		testbed.Quote("cat", awayKey), nil, &out, os.Stderr); err != nil || code != 0 {
+		return "", "", fmt.Errorf(
+			"the testbed has no key of an invoker (exit code %d, %v); run `fastiov up`", code, err)
 	}
 	return awayURL, strings.TrimSpace(out.String()), nil
 }

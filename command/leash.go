@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A leash joins an invoker to the agent that started it. An invoker that somebody else started has none.
+// A leash joins an invoker to the agent that started it. An invoker that was started by hand has
+// none.
 type leash struct {
 	heard *bufio.Reader
 	logs  *logFlags
@@ -71,7 +72,8 @@ func (l *leash) await(ctx context.Context, log *slog.Logger) (context.Context, e
 	return ctx, nil
 }
 
-// tell tells the agent why the invoker ends, and what to do where a file is not for the user of this process.
+// tell tells the agent why the invoker ends, and what to do if the user of this process may not use
+// a file.
 func (l *leash) tell(err error) error {
 	if l == nil || err == nil {
 		return err

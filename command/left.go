@@ -25,8 +25,8 @@ func noteLeft(file string, left []pool.Left) error {
 	return os.Rename(file+".new", file)
 }
 
-// takeLeft reads the note and removes it: what this process leaves without one, in a crash, may be running
-// anything.
+// takeLeft reads the note and removes it, so that a crash of this process leaves none: its
+// sandboxes may then be running anything.
 func takeLeft(file string, log *slog.Logger) (left []pool.Left) {
 	if file == "" {
 		return nil
@@ -39,7 +39,8 @@ func takeLeft(file string, log *slog.Logger) (left []pool.Left) {
 		err = errors.Join(os.Remove(file), json.Unmarshal(content, &left))
 	}
 	if err != nil {
-		log.Warn("which sandboxes the invoker before has left warm cannot be read; they end", "err", err)
+		log.Warn("which sandboxes the invoker before has left warm cannot be read; they end",
+			"err", err)
 		return nil
 	}
 	return left

@@ -37,5 +37,5 @@ func (l *logFlags) open(w io.Writer) *slog.Logger {
 
 // apply has the level hold, also for a logger that is open.
 func (l *logFlags) apply() {
-	_ = l.least.UnmarshalText([]byte(l.level)) // it is one of those that there are
+	_ = l.least.UnmarshalText([]byte(l.level)) // the flag has checked it
 }

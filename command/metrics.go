@@ -16,14 +16,15 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
-// What a process is to those who look at its memory: one of them, or both.
+// The role of a process in the metrics of memory: one of them, or both.
 const (
 	asAgent   = "agent"
 	asInvoker = "invoker"
 	asBoth    = "both"
 )
 
-// newRegistry is what a process counts in: at first, what every process of ours tells of itself.
+// newRegistry returns the registry that a process counts in. At first it has the metrics that every
+// process of ours has.
 func newRegistry(process string) *prometheus.Registry {
 	registry := ofProcess(process)
 	registry.MustRegister(metrics.Build(version))
@@ -34,11 +35,13 @@ func newRegistry(process string) *prometheus.Registry {
 func ofProcess(process string) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	prometheus.WrapRegistererWith(prometheus.Labels{"process": process}, registry).MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }
 
-// counting is where an invoker counts: nowhere, if nobody can ask at that address.
+// counting returns the registry that an invoker counts in, or nil if nobody can ask at that
+// address.
 func counting(address string, registry *prometheus.Registry) prometheus.Registerer {
 	if address == "" {
 		return nil
@@ -51,7 +54,8 @@ const whatMetrics = "metrics"
 // storeOf is the store of this process's invoker, once that serves.
 var storeOf atomic.Pointer[store.Store]
 
-// notReady tells why nothing should be sent to this process; also is what else it asks, once it serves.
+// notReady returns the reason why this process should not be sent anything. Once it serves, also is
+// asked as well.
 func notReady(also func() error) error {
 	if !serves.Load() {
 		return errors.New("it is starting or stopping; its log says how far it is")
@@ -67,8 +71,9 @@ func notReady(also func() error) error {
 	return nil
 }
 
-// serveMetrics serves what Prometheus and, where there is a query, Grafana ask for. The address is host:port, or the path of a Unix socket
-// that a group may open; an empty one is nowhere. Its /readyz asks also, once this process serves.
+// serveMetrics serves the metrics that Prometheus asks for and, if there is a query, those that
+// Grafana asks for. The address is host:port, or the path of a Unix socket that a group may open;
+// an empty one is not served. Once this process serves, /readyz asks also as well.
 func serveMetrics(
 	address string, group int, page, query http.Handler, also func() error, log *slog.Logger,
 ) (stop func(), err error) {

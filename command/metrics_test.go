@@ -36,7 +36,8 @@ func TestAProcessIsReadyWhenItServes(t *testing.T) {
 			}
 			resp.Body.Close()
 			if resp.StatusCode != want {
-				t.Errorf("serving %v: %s answers %d, want %d", now.serving, path, resp.StatusCode, want)
+				t.Errorf("serving %v: %s answers %d, want %d", now.serving, path,
+					resp.StatusCode, want)
 			}
 		}
 	}

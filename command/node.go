@@ -29,12 +29,13 @@ type node struct {
 	registry *prometheus.Registry
 	metrics  *agent.Metrics
 	log      *slog.Logger
-	set      fastiovd.Set // what of fastiov's kernel is switched on
+	set      fastiovd.Set // the switches of fastiov's kernel that are on
 	cache    *image.Cache // nil where nothing is pulled
-	empty    int          // MiB that admission may hand out, where that was measured on an empty node
-	adopt    func()
-	reload   func() error // has what changed in its flags hold
-	closers  []func()
+	// The MiB that admission may hand out, if that was measured on an empty node.
+	empty   int
+	adopt   func()
+	reload  func() error // has what changed in its flags hold
+	closers []func()
 }
 
 func (n *node) onClose(f func()) { n.closers = append(n.closers, f) }
@@ -45,9 +46,10 @@ func (n *node) close() {
 	}
 }
 
-// openNode builds the node and serves its API on the Unix socket in its run directory.
-// Whoever calls it holds the lock of that directory.
-func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, log *slog.Logger) (_ *node, err error) {
+// openNode builds the node and serves its API on the Unix socket in its run directory. Its caller
+// holds the lock of that directory.
+func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
+	log *slog.Logger) (_ *node, err error) {
 	collectSeldom()
 	n := &node{registry: registry, log: log, reload: func() error { return nil }}
 	defer func() {
@@ -87,8 +89,8 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry, 
 	return n, nil
 }
 
-// enter takes note of what a former agent left; n.adopt settles that, beside all else. What is not
-// settled when the node closes is left to the next agent.
+// enter takes note of the sandboxes that a former agent left; n.adopt settles them, beside all
+// else. Those that are not settled when the node closes are left to the next agent.
 func (n *node) enter(a *agent.Agent) {
 	ctx, letGo := context.WithCancelCause(context.Background())
 	settle := a.Adopt(ctx)
@@ -96,7 +98,8 @@ func (n *node) enter(a *agent.Agent) {
 	n.adopt = func() {
 		settling.Go(func() {
 			if adopted, ended := settle(); adopted+ended > 0 {
-				n.log.Info("what a former agent left is settled", "adopted", adopted, "ended", ended)
+				n.log.Info("what a former agent left is settled", "adopted", adopted,
+					"ended", ended)
 			}
 		})
 	}
@@ -139,7 +142,7 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	return set, err
 }
 
-// kernelSet switches the kernel to what the flags ask for, before a VF is bound.
+// kernelSet switches the kernel as the flags ask, before a VF is bound.
 func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
 	switch {
 	case !f.sandbox.kernel && f.fastiov != "":

@@ -137,12 +137,13 @@ func (n *nodeFlags) rooms() (int, error) {
 // lock makes the run directory this process's own, before anything is written to it.
 func (n *nodeFlags) lock() (unlock func(), err error) {
 	if os.Geteuid() != 0 && n.sandbox.root {
-		return nil, errors.New("a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
+		return nil, errors.New(
+			"a node needs root, to bind VFs and start VMMs; use sudo, or try --sandbox sim")
 	}
 	return lockRunDir(n.runDir)
 }
 
-// network returns the network behind the VFs, all of which must be given.
+// network returns the network behind the VFs; all of its settings must be given.
 func (n *nodeFlags) network() (startup.Network, error) {
 	if !n.subnet.IsValid() {
 		return startup.Network{}, errors.New("--subnet is missing;" +

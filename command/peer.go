@@ -13,12 +13,14 @@ import (
 // errStays is the error of a process that does not end, though it may yet.
 var errStays = errors.New("it has not ended in time")
 
-// endServer ends the process that listens on a Unix socket: the kernel knows who that is, whatever any file says.
+// endServer ends the process that listens on a Unix socket. The kernel knows which process that is,
+// whatever any file says.
 func endServer(ctx context.Context, socket string, patience time.Duration) error {
 	return signalServer(ctx, socket, unix.SIGTERM, patience)
 }
 
-func signalServer(ctx context.Context, socket string, signal unix.Signal, patience time.Duration) error {
+func signalServer(ctx context.Context, socket string, signal unix.Signal,
+	patience time.Duration) error {
 	pid, process, err := serverOf(socket)
 	if err != nil {
 		return fmt.Errorf("the process behind %s: %w", socket, err)
@@ -40,7 +42,8 @@ func signalServer(ctx context.Context, socket string, signal unix.Signal, patien
 		if n == 1 {
 			return nil
 		}
-		return fmt.Errorf("process %d: %w after %s; its log says why", pid, errStays, unix.SignalName(signal))
+		return fmt.Errorf("process %d: %w after %s; its log says why", pid, errStays,
+			unix.SignalName(signal))
 	}
 	return ctx.Err()
 }
@@ -60,8 +63,9 @@ func serverOf(socket string) (pid, process int, err error) {
 	return pid, process, errors.Join(controlErr, err)
 }
 
-// peerOf returns the pid and a pidfd of the process that has called listen. A socket outlives it where
-// another process has it open, too; its number may be a stranger's then. The pidfd is never one's.
+// peerOf returns the pid and a pidfd of the process that has called listen. The socket may outlive
+// that process if another one has it open, too; its pid may then belong to a stranger. The pidfd
+// never does.
 func peerOf(socket int) (pid, process int, err error) {
 	peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {

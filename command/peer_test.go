@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An invoker has died, its agent holds its socket open for the next, and its number is another
-// process's by now: that one is not whom `down` ends.
+// An invoker has died, its agent holds its socket open for the next, and its pid belongs to another
+// process by now. `down` does not end that process.
 func TestAStrangerWithTheNumberOfADeadInvokerIsLeftAlone(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root chooses the number of a process")

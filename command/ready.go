@@ -8,10 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readyFD is inherited by a process that another one waits for; the line "ready" on it says that it is, its end without one that it is not.
+// readyFD is inherited by a process that another one waits for. The line "ready" on it says that
+// the process is ready; its end without that line says that it is not.
 const readyFD = "FASTIOV_READY_FD"
 
-// A parent waits for this process; fd is where it listens, or -1 where nobody does (any more).
+// A parent waits for this process. fd is where it listens, or -1 if there is no such parent (any
+// more).
 type parent struct{ fd int }
 
 var waiting = func() *parent {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAParentIsToldNothingAfterReady: what has the number of the closed pipe by then is another file.
+// TestAParentIsToldNothingAfterReady: the number of the closed pipe belongs to another file by
+// then.
 func TestAParentIsToldNothingAfterReady(t *testing.T) {
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {

@@ -26,7 +26,8 @@ func (r *registerClient) ask(ctx context.Context, method, path string, in, out a
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://invoker"+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, "http://invoker"+
+		path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,8 @@ func newReload(cmd *cobra.Command, logs *logFlags, log *slog.Logger) *reload {
 	return &reload{cmd, logs, log}
 }
 
-// onHangup reads the configuration again whenever SIGHUP comes, until ctx ends; also says what else
-// is to follow. A process on a terminal is ended by SIGHUP, as it was: the terminal has gone.
+// onHangup reads the configuration again whenever SIGHUP comes, until ctx ends, and then calls
+// also. SIGHUP still ends a process on a terminal, because the terminal has gone.
 func (r *reload) onHangup(ctx context.Context, also ...func() error) {
 	if term.IsTerminal(int(os.Stdin.Fd())) {
 		return

@@ -15,21 +15,22 @@ import (
 
 func reportCmd() *cobra.Command {
 	const short = "Write the bundle that a failed sandbox left to standard output, a .tar.gz; without ID, list them"
-	cmd := onNode("report [ID]", short, func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error {
-		var id string
-		if len(args) > 0 {
-			id = args[0]
-		}
-		reply, err := node.Report(ctx, &api.ReportRequest{Id: id})
-		if err != nil {
+	cmd := onNode("report [ID]", short,
+		func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error {
+			var id string
+			if len(args) > 0 {
+				id = args[0]
+			}
+			reply, err := node.Report(ctx, &api.ReportRequest{Id: id})
+			if err != nil {
+				return err
+			}
+			if id == "" {
+				return printReports(cmd.OutOrStdout(), reply.Kept)
+			}
+			_, err = cmd.OutOrStdout().Write(reply.TarGz)
 			return err
-		}
-		if id == "" {
-			return printReports(cmd.OutOrStdout(), reply.Kept)
-		}
-		_, err = cmd.OutOrStdout().Write(reply.TarGz)
-		return err
-	})
+		})
 	cmd.Args = cobra.MaximumNArgs(1)
 	return cmd
 }

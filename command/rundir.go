@@ -34,7 +34,8 @@ func ofNode(cmd *cobra.Command) *string {
 	return dir
 }
 
-// The address at which an invoker serves is noted in the run directory, for the commands that call it.
+// The address at which an invoker serves is noted in the run directory, for the commands that call
+// it.
 func listenFile(runDir string) string { return filepath.Join(runDir, "listen") }
 
 func noteListen[L net.Listener](runDir string, listeners ...L) error {
@@ -48,11 +49,14 @@ func noteListen[L net.Listener](runDir string, listeners ...L) error {
 	return os.WriteFile(listenFile(runDir), []byte(strings.Join(addresses, " ")), 0o644)
 }
 
-// readListen is where the API is served: without TLS, and where that is so, with it. The key depends on both.
+// readListen returns the address of the API without TLS and, if there is one, that with TLS. The
+// key depends on both.
 func readListen(runDir string) ([]string, error) {
 	b, err := os.ReadFile(listenFile(runDir))
 	if err != nil {
-		return nil, fmt.Errorf("no invoker runs here: %w; start one with `fastiov up`, or say where it is with --listen", err)
+		return nil, fmt.Errorf(
+			"no invoker runs here: %w; start one with `fastiov up`, or say where it is with --listen",
+			err)
 	}
 	return strings.Fields(string(b)), nil
 }
@@ -67,11 +71,13 @@ func lockRunDir(dir string) (unlock func(), err error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("an agent runs on %s already; `fastiov status` shows it, `fastiov down` ends it", dir)
+		return nil, fmt.Errorf(
+			"an agent runs on %s already; `fastiov status` shows it, `fastiov down` ends it", dir)
 	}
 	return func() { f.Close() }, nil
 }
 
 const invokerSocket = "invoker.sock" // in the run directory
 
-const metricsSocket = "metrics.sock" // in the run directory: what an agent counts whose invoker is another process
+// In the run directory: the metrics of an agent whose invoker is another process.
+const metricsSocket = "metrics.sock"

@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// A secret never stands on a command line or in the environment, where other processes can read it: the
-// flag --X-password-file names the file that holds the password to what --X names.
+// A secret never stands on a command line or in the environment, where other processes can read it.
+// The flag --X-password-file names the file with the password for the server that --X names.
 
-// withPassword is the URL of a flag with the password from the file that its --…-password-file names.
+// withPassword returns the URL of a flag with the password from the file that its --…-password-file
+// names.
 func withPassword(flag, where, file string) (string, error) {
 	at, err := url.Parse(where)
 	isURL := err == nil && at.Scheme != "" && strings.Contains(where, "://")
@@ -18,8 +19,9 @@ func withPassword(flag, where, file string) (string, error) {
 	case err != nil && strings.Contains(where, "@"): // whatever it is, it may have a password in it
 		return "", fmt.Errorf("--%s is not a URL that can be read", flag)
 	case isURL && hasPassword(at):
-		return "", fmt.Errorf("--%s has a password in it, which every user of this machine can read;"+
-			" write it to a file and name that with --%s-password-file", flag, flag)
+		return "", fmt.Errorf(
+			"--%s has a password in it, which every user of this machine can read;"+
+				" write it to a file and name that with --%s-password-file", flag, flag)
 	case file == "":
 		return where, nil
 	case !isURL:

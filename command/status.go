@@ -14,17 +14,18 @@ import (
 
 func statusCmd() *cobra.Command {
 	var asJSON bool
-	cmd := onNode("status", "Show the sandboxes and VFs of this node", func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, _ []string) error {
-		st, err := node.Status(ctx, &api.StatusRequest{})
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(st)
-		}
-		printStatus(cmd, st)
-		return nil
-	})
+	cmd := onNode("status", "Show the sandboxes and VFs of this node",
+		func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, _ []string) error {
+			st, err := node.Status(ctx, &api.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(st)
+			}
+			printStatus(cmd, st)
+			return nil
+		})
 	cmd.Args = cobra.NoArgs
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
@@ -48,11 +49,13 @@ func printStatus(cmd *cobra.Command, st *api.StatusReply) {
 	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tPID\tMEMORY\tAGE\tSINCE\tREASON")
 	for _, s := range st.Sandboxes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\t%s\t%s\n",
-			s.Id, s.State, s.Image, s.Vf, s.Pid, s.MemoryMib, age(s.StartedNs), age(s.SinceNs), s.Reason)
+			s.Id, s.State, s.Image, s.Vf, s.Pid, s.MemoryMib, age(s.StartedNs),
+			age(s.SinceNs), s.Reason)
 	}
 	fmt.Fprintln(w, "\nVF\tSTATE\tOWNER\tLEASES\tRESET FAILURES\tMAC\tSINCE\tREASON")
 	for _, v := range st.Vfs {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", v.Bdf, v.State, v.Owner, v.Generation, v.ResetFailures, v.Mac, age(v.SinceNs), v.Reason)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", v.Bdf, v.State, v.Owner, v.Generation,
+			v.ResetFailures, v.Mac, age(v.SinceNs), v.Reason)
 	}
 	w.Flush()
 	for _, l := range st.Leftovers {

@@ -22,8 +22,11 @@ import (
 // storageCmd serves what functions fetch and store. An invoker does so too, by --storage.
 func storageCmd() *cobra.Command {
 	var listen string
-	cmd := &cobra.Command{Use: "storage DIR", Short: "Serve a directory to functions by HTTP: GET and PUT of /bucket/key, as in S3", Args: cobra.ExactArgs(1)}
-	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:3234", "where; whoever reaches this address may read and write all of DIR")
+	cmd := &cobra.Command{Use: "storage DIR",
+		Short: "Serve a directory to functions by HTTP: GET and PUT of /bucket/key, as in S3",
+		Args:  cobra.ExactArgs(1)}
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:3234",
+		"where; whoever reaches this address may read and write all of DIR")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 		server, listener, err := openStorage(listen, "listen", args[0])
@@ -37,7 +40,8 @@ func storageCmd() *cobra.Command {
 	return cmd
 }
 
-// openStorage prepares to serve dir at an address that was given by a flag, for as long as the process lives.
+// openStorage prepares to serve dir at an address that was given by a flag, for as long as the
+// process lives.
 func openStorage(address, flag, dir string) (*http.Server, net.Listener, error) {
 	kept, err := storage.Open(dir, storage.MaxObject)
 	if err != nil {
@@ -49,7 +53,8 @@ func openStorage(address, flag, dir string) (*http.Server, net.Listener, error) 
 		return nil, nil, err
 	}
 	const transfer = 10 * time.Minute // of the largest object
-	server := &http.Server{Handler: kept, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: transfer, WriteTimeout: 2 * transfer, IdleTimeout: 2 * time.Minute}
+	server := &http.Server{Handler: kept, ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout: transfer, WriteTimeout: 2 * transfer, IdleTimeout: 2 * time.Minute}
 	return server, listener, nil
 }
 
@@ -62,11 +67,13 @@ func samplesCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			base, err := url.Parse(args[0])
 			if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
-				return fmt.Errorf("%q is no URL of a storage server; it is like http://127.0.0.1:3234", args[0])
+				return fmt.Errorf(
+					"%q is no URL of a storage server; it is like http://127.0.0.1:3234", args[0])
 			}
 			for _, key := range inputs.Keys {
 				content := inputs.Make(key)
-				if err := putObject(cmd.Context(), strings.TrimSuffix(args[0], "/")+"/"+key, content); err != nil {
+				if err := putObject(cmd.Context(), strings.TrimSuffix(args[0], "/")+"/"+
+					key, content); err != nil {
 					return err
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%9d bytes  %s\n", len(content), key)
@@ -95,7 +102,8 @@ func putObject(ctx context.Context, url string, content []byte) error {
 
 const whatStorage = "storage"
 
-// serveStorage runs a storage server beside whatever else the process does. An empty address is none.
+// serveStorage runs a storage server beside the process's other work. For an empty address it runs
+// none.
 func serveStorage(address, dir string, log *slog.Logger) (stop func(), err error) {
 	if address == "" {
 		return func() {}, nil
@@ -107,7 +115,8 @@ func serveStorage(address, dir string, log *slog.Logger) (stop func(), err error
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) &&
+			!errors.Is(err, net.ErrClosed) {
 			log.Error("storage", "err", err)
 		}
 	}()

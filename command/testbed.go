@@ -12,24 +12,30 @@ import (
 )
 
 func testbedCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "testbed", Short: "A host with SR-IOV in QEMU: boot it, run commands in it, end it"}
-	name := cmd.PersistentFlags().String("name", "default", "which testbed; several can be up at once")
-	cmd.AddCommand(testbedUp(name), testbedRun(name), testbedShell(name), testbedStatus(name), testbedDown(name))
+	cmd := &cobra.Command{Use: "testbed",
+		Short: "A host with SR-IOV in QEMU: boot it, run commands in it, end it"}
+	name := cmd.PersistentFlags().String("name", "default",
+		"which testbed; several can be up at once")
+	cmd.AddCommand(testbedUp(name), testbedRun(name), testbedShell(name), testbedStatus(name),
+		testbedDown(name))
 	return cmd
 }
 
 func testbedUp(name *string) *cobra.Command {
 	var c testbed.Config
-	cmd := &cobra.Command{Use: "up", Short: "Boot the testbed, or do nothing if it is up", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "up", Short: "Boot the testbed, or do nothing if it is up",
+		Args: cobra.NoArgs}
 	f := cmd.Flags()
 	f.IntVar(&c.NICs, "nics", 1, "network cards, each with 7 VFs")
 	f.IntVar(&c.NVMeVFs, "nvme-vfs", 0, "VFs of an NVMe controller, up to 127")
 	f.IntVar(&c.MemoryMiB, "memory", 8192, "memory in MiB")
 	f.IntVar(&c.CPUs, "cpus", 1, "CPUs; more than 1 emulated one needs QEMU 10.0.4 or later")
-	f.StringVar(&c.Kernel, "kernel", testbed.DebianKernel, "debian, or fastiov's own, built first if need be: patched, or debug, which finds its own mistakes")
+	f.StringVar(&c.Kernel, "kernel", testbed.DebianKernel,
+		"debian, or fastiov's own, built first if need be: patched, or debug, which finds its own mistakes")
 	f.StringVar(&c.Accel, "accel", "", "kvm or tcg (default: kvm where it works and nests)")
 	f.BoolVar(&c.Edu, "edu", false, "add QEMU's edu device")
-	f.IntSliceVar(&c.Forward, "forward", nil, "ports of the testbed to reach at the same port of 127.0.0.1")
+	f.IntSliceVar(&c.Forward, "forward", nil,
+		"ports of the testbed to reach at the same port of 127.0.0.1")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c.Name = *name
 		began := time.Now()
@@ -38,7 +44,8 @@ func testbedUp(name *string) *cobra.Command {
 			return err
 		}
 		defer host.Close()
-		fmt.Fprintf(cmd.OutOrStdout(), "testbed %s is up after %.1f s (%s)\n", c.Name, time.Since(began).Seconds(), host.Config())
+		fmt.Fprintf(cmd.OutOrStdout(), "testbed %s is up after %.1f s (%s)\n", c.Name,
+			time.Since(began).Seconds(), host.Config())
 		return nil
 	}
 	return cmd
@@ -54,7 +61,8 @@ func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(host.Put(cmd.Context(), "fastiov", self), host.PutLauncher(cmd.Context())); err != nil {
+	if err := errors.Join(host.Put(cmd.Context(), "fastiov", self),
+		host.PutLauncher(cmd.Context())); err != nil {
 		host.Close()
 		return nil, err
 	}
@@ -105,7 +113,8 @@ func exitAs(host *testbed.Host, code int, err error) error {
 }
 
 func testbedStatus(name *string) *cobra.Command {
-	return &cobra.Command{Use: "status", Short: "Show whether the testbed is up", Args: cobra.NoArgs,
+	return &cobra.Command{Use: "status", Short: "Show whether the testbed is up",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := testbed.Look(*name)
 			if err != nil {
@@ -124,7 +133,8 @@ func testbedStatus(name *string) *cobra.Command {
 }
 
 func testbedDown(name *string) *cobra.Command {
-	return &cobra.Command{Use: "down", Short: "End the testbed and remove what it left", Args: cobra.NoArgs,
+	return &cobra.Command{Use: "down", Short: "End the testbed and remove what it left",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := testbed.Down(cmd.Context(), *name, cmd.ErrOrStderr())
 			if errors.Is(err, testbed.ErrDown) {

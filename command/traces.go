@@ -21,21 +21,24 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// spansKept is how many spans a store of traces has room for: those of some two thousand cold starts, in about 12 MiB (BenchmarkAdd).
+// spansKept is the room of a store of traces, in spans: those of some two thousand cold starts, in
+// about 12 MiB (BenchmarkAdd).
 const spansKept = 32 << 10
 
-// A tracing is where an invoker's cold starts go.
+// A tracing takes an invoker's cold starts.
 type tracing struct {
 	tracer trace.Tracer
 	query  http.Handler // of this process's own store; nil: they go to a collector
 	stop   func()
 }
 
-// openTraces sends cold starts to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, or keeps the last of them here.
+// openTraces sends cold starts to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, or keeps
+// the last of them here.
 func openTraces(ctx context.Context) (*tracing, error) {
 	t := &tracing{}
 	var client otlptrace.Client
-	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
+	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" &&
+		os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
 		store := traces.New(spansKept)
 		client, t.query = store, store.Query()
 	} else {
@@ -46,9 +49,11 @@ func openTraces(ctx context.Context) (*tracing, error) {
 		return nil, err
 	}
 	provider := sdk.NewTracerProvider(
-		sdk.WithBatcher(exporter, sdk.WithMaxQueueSize(16<<10), sdk.WithBatchTimeout(time.Second)), // a burst of 200 has some 3000 spans
+		// a burst of 200 has some 3000 spans
+		sdk.WithBatcher(exporter, sdk.WithMaxQueueSize(16<<10), sdk.WithBatchTimeout(time.Second)),
 		sdk.WithIDGenerator(timeline.IDs{}),
-		sdk.WithResource(resource.NewSchemaless(semconv.ServiceName("fastiov"), semconv.ServiceVersion(version))))
+		sdk.WithResource(resource.NewSchemaless(semconv.ServiceName("fastiov"),
+			semconv.ServiceVersion(version))))
 	t.tracer = provider.Tracer("github.com/fastiov/fastiov/invoker")
 	t.stop = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -60,8 +65,11 @@ func openTraces(ctx context.Context) (*tracing, error) {
 
 // tracesCmd runs a store of traces for invokers that are other processes.
 func tracesCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "traces", Short: "Run a small store of traces, in the foreground: OTLP in, Jaeger's query API out", Args: cobra.NoArgs}
-	listen := cmd.Flags().String("listen", "127.0.0.1:4318", "where it is served; invokers find it by OTEL_EXPORTER_OTLP_ENDPOINT")
+	cmd := &cobra.Command{Use: "traces",
+		Short: "Run a small store of traces, in the foreground: OTLP in, Jaeger's query API out",
+		Args:  cobra.NoArgs}
+	listen := cmd.Flags().String("listen", "127.0.0.1:4318",
+		"where it is served; invokers find it by OTEL_EXPORTER_OTLP_ENDPOINT")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		listener, err := net.Listen("tcp", *listen)
 		if err != nil {
@@ -71,8 +79,10 @@ func tracesCmd() *cobra.Command {
 		mux := http.NewServeMux()
 		mux.Handle("POST /v1/traces", store.Collect())
 		mux.Handle("GET /api/", store.Query())
-		server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute}
-		return serveUntil(cmd.Context(), []*http.Server{server}, []net.Listener{listener}, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
+		server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second,
+			ReadTimeout: time.Minute}
+		return serveUntil(cmd.Context(), []*http.Server{server}, []net.Listener{listener},
+			slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
 	}
 	return cmd
 }

@@ -22,7 +22,9 @@ func upCmd() *cobra.Command {
 	var logs logFlags
 	var foreground bool
 	var kernel string
-	cmd := &cobra.Command{Use: "up", Short: "Start fastiov here, or in a testbed where this machine cannot be a node", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "up",
+		Short: "Start fastiov here, or in a testbed where this machine cannot be a node",
+		Args:  cobra.NoArgs}
 	n.register(cmd)
 	i.register(cmd)
 	logs.register(cmd)
@@ -32,7 +34,8 @@ func upCmd() *cobra.Command {
 	})
 	cmd.Flags().StringVar(&kernel, "kernel", testbed.DebianKernel, "of the testbed, where one is"+
 		" the node: debian, or patched, fastiov's own, built first if need be")
-	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, as a service does")
+	cmd.Flags().BoolVar(&foreground, "foreground", false,
+		"stay in the foreground, as a service does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if i.user == "" && n.sandbox.root {
 			i.user = frontUser
@@ -91,7 +94,8 @@ func serveAll(ctx context.Context, n *nodeFlags, i *invokerFlags, again *reload)
 		return err
 	}
 	defer node.close()
-	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), traces.query, node.agent.Ready, log)
+	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), traces.query,
+		node.agent.Ready, log)
 	if err != nil {
 		return err
 	}

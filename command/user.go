@@ -24,17 +24,20 @@ import (
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
-// userCmd makes and changes who may call. It speaks to the invoker that runs here, by a socket for root and a group; where none runs,
-// it does what the invoker would.
+// userCmd makes users and changes them. It speaks to the invoker that runs here, by a socket for
+// root and a group. If none runs, it does the invoker's work itself.
 func userCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "user", Short: "Create, list, block and delete those who may call"}
-	create := userDoes("create NAME", "Create a subject with a namespace, and print its key, which is not shown again", cobra.ExactArgs(1))
+	create := userDoes("create NAME",
+		"Create a subject with a namespace, and print its key, which is not shown again",
+		cobra.ExactArgs(1))
 	var wish access.Wish
 	f := create.Flags()
 	f.StringVar(&wish.Namespace, "namespace", "", "its namespace (default: called as the subject)")
 	limits := limitFlags(f, access.Allowance{})
 	revoke := f.Bool("revoke", false, "revoke the key that the subject has, and print another")
-	create.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
+	create.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient,
+		args []string) error {
 		wish.Subject, wish.Limits = args[0], limits()
 		path := "/subjects"
 		if *revoke {
@@ -62,7 +65,8 @@ func userCmd() *cobra.Command {
 		fmt.Fprintln(w, "SUBJECT\tNAMESPACE\tUUID\tSTATE")
 		for _, s := range subjects {
 			for _, n := range s.Namespaces {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, n.Name, n.UUID, map[bool]string{true: "blocked", false: "active"}[s.Blocked])
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, n.Name, n.UUID,
+					map[bool]string{true: "blocked", false: "active"}[s.Blocked])
 			}
 		}
 		return w.Flush()
@@ -100,8 +104,8 @@ type userCommand struct {
 
 func subjectPath(name string) string { return "/subjects/" + url.PathEscape(name) }
 
-// limitFlags are flags for the limits. What they return are those that were given. The defaults are
-// said where there are any; else the invoker's hold.
+// limitFlags adds flags for the limits. The returned func returns those that were given. The help
+// names the defaults if there are any; else the invoker's hold.
 func limitFlags(f *pflag.FlagSet, defaults access.Allowance) func() access.Limits {
 	type flag struct {
 		name  string
@@ -158,7 +162,8 @@ func userLimits() *cobra.Command {
 		return r.ask(ctx, http.MethodPost, subjectPath(args[0])+"/limits", given, &struct{}{})
 	})
 	remove := userDoes("delete NAME", "Have the invoker's limits hold again", cobra.ExactArgs(1))
-	remove.does(func(ctx context.Context, _ *cobra.Command, r *registerClient, args []string) error {
+	remove.does(func(ctx context.Context, _ *cobra.Command, r *registerClient,
+		args []string) error {
 		return r.ask(ctx, http.MethodDelete, subjectPath(args[0])+"/limits", nil, &struct{}{})
 	})
 	cmd.AddCommand(get.Command, set.Command, remove.Command)
@@ -167,15 +172,17 @@ func userLimits() *cobra.Command {
 
 // userDeletes is `fastiov user delete`.
 func userDeletes() *cobra.Command {
-	u := userDoes("delete NAME", "Delete a subject; what its namespaces hold stays, and nobody is given them, until"+
-		" it is purged", cobra.ExactArgs(1))
+	u := userDoes("delete NAME",
+		"Delete a subject; what its namespaces hold stays, and nobody is given them, until"+
+			" it is purged", cobra.ExactArgs(1))
 	purge := u.Flags().Bool("purge", false,
 		"delete what its namespaces hold as well, also of a subject that is deleted already: code, entities, records")
 	u.does(func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error {
 		subject := subjectPath(args[0])
 		err := r.ask(ctx, http.MethodDelete, subject, nil, &struct{}{})
 		var refused *refusedByRegister
-		if !*purge || err != nil && !(errors.As(err, &refused) && refused.status == http.StatusNotFound) {
+		if !*purge ||
+			err != nil && !(errors.As(err, &refused) && refused.status == http.StatusNotFound) {
 			return err
 		}
 		return userPurges(ctx, cmd, r, subject)
@@ -194,10 +201,12 @@ func userPurges(ctx context.Context, cmd *cobra.Command, r *registerClient, subj
 		}
 		entities, records = entities+p.Entities, records+p.Records
 		if p.Done {
-			fmt.Fprintf(cmd.OutOrStdout(), "deleted %d entities and %d records\n", entities, records)
+			fmt.Fprintf(cmd.OutOrStdout(), "deleted %d entities and %d records\n", entities,
+				records)
 			return nil
 		}
-		say := fmt.Sprintf("%s: deleted %d entities and %d records so far; %d calls or changes are under way",
+		say := fmt.Sprintf(
+			"%s: deleted %d entities and %d records so far; %d calls or changes are under way",
 			p.Namespace, entities, records, p.UnderWay)
 		if say != said {
 			fmt.Fprintln(cmd.ErrOrStderr(), say)
@@ -223,9 +232,10 @@ func userDoes(use, short string, args cobra.PositionalArgs) *userCommand {
 	return u
 }
 
-func (u *userCommand) does(run func(ctx context.Context, cmd *cobra.Command, r *registerClient, args []string) error) {
+func (u *userCommand) does(run func(ctx context.Context, cmd *cobra.Command, r *registerClient,
+	args []string) error) {
 	u.RunE = func(cmd *cobra.Command, args []string) error {
-		here := false // whoever names one means this machine
+		here := false // a user who names one means this machine
 		for _, name := range []string{"run-dir", "state-dir", "store"} {
 			here = here || cmd.Flags().Changed(name)
 		}
@@ -263,7 +273,9 @@ func (u *userCommand) withStore(ctx context.Context, do func(socket string) erro
 	var unread error
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := kept.Watch(ctx, func(doc store.Doc) { unread = errors.Join(unread, directory.See(doc)) }); err != nil || unread != nil {
+	if err := kept.Watch(ctx, func(doc store.Doc) {
+		unread = errors.Join(unread, directory.See(doc))
+	}); err != nil || unread != nil {
 		return errors.Join(err, unread)
 	}
 	dir, err := os.MkdirTemp("", "fastiov-user-")
@@ -275,7 +287,8 @@ func (u *userCommand) withStore(ctx context.Context, do func(socket string) erro
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: &access.Register{Store: kept, Directory: directory}, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: &access.Register{Store: kept, Directory: directory},
+		ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	err = do(listener.Addr().String())

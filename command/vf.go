@@ -15,7 +15,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// vfCmd hands VFs of this node to processes that are no sandboxes.
+// vfCmd hands VFs of this node to processes outside of sandboxes.
 func vfCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "vf", Short: "Lease VFs of this node to processes of your own"}
 	cmd.AddCommand(vfLease(), vfReturn(), vfWatch())
