@@ -27,7 +27,8 @@ func TestBenchAB(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatal(err)
 	}
-	for load, c := range map[string]*controlplane.Compared{"warm": r.ControlPlane, "burst": r.Burst} {
+	for load, c := range map[string]*controlplane.Compared{"warm": r.ControlPlane,
+		"burst": r.Burst} {
 		if c.Pairs == 0 || c.Failed > 0 || c.PerSecond.Ratio <= 0 || c.PerCPUSecond.Ratio <= 0 {
 			t.Errorf("%s: %+v", load, c)
 		}
@@ -36,7 +37,8 @@ func TestBenchAB(t *testing.T) {
 		const few = 0.01
 		for side, counts := range map[string]controlplane.Counts{"base": c.Base, "head": c.Head} {
 			if math.Abs(counts.ColdStarts-wantCold) > few || counts.ChildFaults > 0 {
-				t.Errorf("%s, %s: %+v; want %v cold starts of a call, no process", load, side, counts, wantCold)
+				t.Errorf("%s, %s: %+v; want %v cold starts of a call, no process", load, side,
+					counts, wantCold)
 			}
 			if counts.Allocations <= 0 || counts.Idle == 0 || counts.After == 0 {
 				t.Errorf("%s, %s: %+v", load, side, counts)
@@ -58,7 +60,8 @@ func TestBenchABOfNoCommit(t *testing.T) {
 	cmd.Stderr = &complaint
 	err := cmd.Run()
 	said := complaint.String()
-	if err == nil || strings.Count(said, "\n") != 1 || !strings.Contains(said, "no commit no-such") {
+	if err == nil || strings.Count(said, "\n") != 1 ||
+		!strings.Contains(said, "no commit no-such") {
 		t.Errorf("%v, %q", err, said)
 	}
 }

@@ -31,9 +31,11 @@ func upApart(t *testing.T, flags ...string) *apart {
 		t.Skip("needs root, to run the invoker as another user")
 	}
 	dir := reachable(t)
-	a := &apart{dir: filepath.Join(dir, "state"), run: filepath.Join(dir, "run"), metrics: listenLater(t)}
+	a := &apart{dir: filepath.Join(dir, "state"), run: filepath.Join(dir, "run"),
+		metrics: listenLater(t)}
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", a.run).Run() }) // also if `up` fails
-	must(t, append([]string{"up", "--sandbox", "sim", "--invoker-user", nobody, "--run-dir", a.run, "--state-dir", a.dir,
+	must(t, append([]string{"up", "--sandbox", "sim", "--invoker-user", nobody, "--run-dir", a.run,
+		"--state-dir", a.dir,
 		"--metrics", a.metrics}, flags...)...)
 	a.address = readListen(t, a.run)
 	return a
@@ -65,7 +67,8 @@ func (a *apart) processes(t *testing.T) (agent, invoker int) {
 func (a *apart) burst(t *testing.T, n int) {
 	t.Helper()
 	var burst bench.BurstResult
-	out := must(t, "burst", "--n", strconv.Itoa(n), "--json", "--run-dir", a.run, "--state-dir", a.dir)
+	out := must(t, "burst", "--n", strconv.Itoa(n), "--json", "--run-dir", a.run,
+		"--state-dir", a.dir)
 	if err := json.Unmarshal([]byte(out), &burst); err != nil {
 		t.Fatal(err)
 	}
@@ -92,44 +95,53 @@ func TestTheInvokerIsNotRoot(t *testing.T) {
 		t.Fatal("one process")
 	}
 	status := procFile(t, invoker, "status")
-	for _, want := range []string{"Uid:\t65534\t65534\t65534\t65534", "Groups:\t \n", "NoNewPrivs:\t1",
+	for _, want := range []string{"Uid:\t65534\t65534\t65534\t65534", "Groups:\t \n",
+		"NoNewPrivs:\t1",
 		"CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "CapAmb:\t0000000000000000"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("/proc/%d/status has no %q:\n%s", invoker, want, status)
 		}
 	}
-	if limits := procFile(t, invoker, "limits"); !strings.Contains(strings.Join(strings.Fields(limits), " "), "core file size 0 0") {
+	if limits := procFile(t, invoker, "limits"); !strings.Contains(
+		strings.Join(strings.Fields(limits), " "), "core file size 0 0") {
 		t.Errorf("it may leave a core:\n%s", limits)
 	}
-	if info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", invoker)); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
+	if info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", invoker)); err != nil ||
+		info.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("it is dumpable: %v", err)
 	}
 	a.burst(t, 5)
 	text := scrape(t, a.metrics)
 	for _, want := range []string{
-		`fastiov_node_stage_seconds_count{fastiov="none",netpath="none",sandbox="sim",stage="4-vfio-dev"} 5`, // of the agent
-		`fastiov_cold_start_seconds_count{fastiov="none",netpath="none",sandbox="sim"} 5`,                    // of the invoker
-		`process_resident_memory_bytes{process="agent"}`, `process_resident_memory_bytes{process="invoker"}`,
+		// of the agent
+		`fastiov_node_stage_seconds_count{fastiov="none",netpath="none",sandbox="sim",stage="4-vfio-dev"} 5`,
+		// of the invoker
+		`fastiov_cold_start_seconds_count{fastiov="none",netpath="none",sandbox="sim"} 5`,
+		`process_resident_memory_bytes{process="agent"}`,
+		`process_resident_memory_bytes{process="invoker"}`,
 		`process_open_fds{process="invoker"}`, "\nfastiov_build_info{",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("/metrics has no %s", want)
 		}
 	}
-	if key := strings.TrimSpace(must(t, "user", "create", "ann", "--run-dir", a.run, "--state-dir", a.dir)); len(key) < 64 {
+	if key := strings.TrimSpace(must(t, "user", "create", "ann", "--run-dir", a.run,
+		"--state-dir", a.dir)); len(key) < 64 {
 		t.Errorf("ann's key is %q", key)
 	}
 	must(t, "down", "--run-dir", a.run)
 	for _, pid := range []int{agent, invoker} {
 		// the arguments of an ended process are empty
-		if words, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(words) > 0 {
+		if words, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil &&
+			len(words) > 0 {
 			t.Errorf("process %d is there after `down`", pid)
 		}
 	}
 	if left, _ := filepath.Glob(filepath.Join(a.run, "*.sock")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if list := must(t, "user", "list", "--run-dir", a.run, "--state-dir", a.dir); !strings.Contains(list, "ann") {
+	if list := must(t, "user", "list", "--run-dir", a.run,
+		"--state-dir", a.dir); !strings.Contains(list, "ann") {
 		t.Errorf("after the end, the list is\n%s", list)
 	}
 }
@@ -158,8 +170,10 @@ func TestNoProcessShowsASecret(t *testing.T) {
 		"store":   {"up", "--foreground", "--sandbox", "sim", "--store", "redis://:hunter2@127.0.0.1:1", "--listen", "127.0.0.1:0"},
 		"couchdb": {"invoker", "--bus", "kafka://a:1", "--invoker-id", "0", "--couchdb", "http://u:hunter2@a/p"},
 	} {
-		out, err := fastiov(t, append(args, "--run-dir", t.TempDir(), "--state-dir", t.TempDir(), "--metrics", "")...).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "--"+flag+"-password-file") || strings.Contains(string(out), "hunter2") {
+		out, err := fastiov(t, append(args, "--run-dir", t.TempDir(), "--state-dir", t.TempDir(),
+			"--metrics", "")...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "--"+flag+"-password-file") ||
+			strings.Contains(string(out), "hunter2") {
 			t.Errorf("--%s with a password: %v, %s", flag, err, out)
 		}
 	}
@@ -221,10 +235,13 @@ func TestAnInvokerThatCannotStartSaysWhy(t *testing.T) {
 		"the invoker runs as user nobody, who must": {"--runtimes", runtimes},
 	} {
 		run := filepath.Join(dir, "run")
-		cmd := fastiov(t, append([]string{"up", "--sandbox", "sim", "--invoker-user", nobody, "--run-dir", run,
-			"--state-dir", filepath.Join(dir, "state"), "--listen", "127.0.0.1:0", "--metrics", ""}, flags...)...)
+		cmd := fastiov(t, append([]string{"up", "--sandbox", "sim", "--invoker-user", nobody,
+			"--run-dir", run,
+			"--state-dir", filepath.Join(dir, "state"), "--listen", "127.0.0.1:0", "--metrics", ""},
+			flags...)...)
 		out, err := cmd.CombinedOutput()
-		if err == nil || !strings.HasPrefix(string(out), "fastiov: the invoker: ") || !strings.Contains(string(out), want) ||
+		if err == nil || !strings.HasPrefix(string(out), "fastiov: the invoker: ") ||
+			!strings.Contains(string(out), want) ||
 			strings.Count(string(out), "\n") != 1 {
 			t.Errorf("%v, %q; want a line with %q", err, out, want)
 		}
@@ -241,7 +258,8 @@ func TestAGroupMayAsk(t *testing.T) {
 	as := func(gid uint32, args ...string) (string, error) {
 		cmd := fastiov(t, append(args, "--run-dir", a.run)...)
 		worldRun(t, cmd)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: gid}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345,
+			Gid: gid}}
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
@@ -258,7 +276,8 @@ func TestAGroupMayAsk(t *testing.T) {
 		t.Errorf("a member of the group, down: %v, %s", err, out)
 	}
 	var status api.StatusReply
-	if err := json.Unmarshal([]byte(must(t, "status", "--json", "--run-dir", a.run)), &status); err != nil || status.Draining {
+	if err := json.Unmarshal([]byte(must(t, "status", "--json", "--run-dir", a.run)),
+		&status); err != nil || status.Draining {
 		t.Errorf("%v: a refused `down` has left %v", err, &status)
 	}
 }
@@ -266,11 +285,12 @@ func TestAGroupMayAsk(t *testing.T) {
 // On a machine that accepts no new account, the invoker does not run as root.
 func TestTheInvokerHasAUserIDWhereThereIsNoAccount(t *testing.T) {
 	t.Setenv("PATH", "/nonexistent") // without useradd
-	// below the users of sandboxes, above those that distributions assign
+	// Below the users of sandboxes, above those that distributions assign.
 	const noAccount = 1_899_999_999
 	a := upApart(t, "--listen", "127.0.0.1:0", "--invoker-user", "fastiov-no-such-user")
 	_, invoker := a.processes(t)
-	if status := procFile(t, invoker, "status"); !strings.Contains(status, fmt.Sprintf("Uid:\t%d\t", noAccount)) {
+	if status := procFile(t, invoker, "status"); !strings.Contains(status,
+		fmt.Sprintf("Uid:\t%d\t", noAccount)) {
 		t.Errorf("it runs as another user:\n%s", status)
 	}
 	a.burst(t, 1)
@@ -290,11 +310,13 @@ func TestAPortBelow1024(t *testing.T) {
 		}
 	}
 	a := upApart(t, "--listen", "127.0.0.1:0", "--https", fmt.Sprintf("127.0.0.1:%d", port))
-	out, err := exec.CommandContext(t.Context(), "curl", "-ks", fmt.Sprintf("https://127.0.0.1:%d/api/v1", port)).Output()
+	out, err := exec.CommandContext(t.Context(), "curl", "-ks",
+		fmt.Sprintf("https://127.0.0.1:%d/api/v1", port)).Output()
 	if err != nil || !strings.Contains(string(out), "api_paths") {
 		t.Errorf("%v, %s", err, out)
 	}
-	if made, err := os.Stat(filepath.Join(a.dir, "tls-key.pem")); err != nil || made.Sys().(*syscall.Stat_t).Uid == 0 {
+	if made, err := os.Stat(filepath.Join(a.dir, "tls-key.pem")); err != nil ||
+		made.Sys().(*syscall.Stat_t).Uid == 0 {
 		t.Errorf("the certificate's key: %v", err)
 	}
 }
@@ -338,8 +360,10 @@ func TestANodeEndsWhoseInvokerHangs(t *testing.T) {
 func TestASecondUpLeavesTheFirstAlone(t *testing.T) {
 	a := upApart(t, "--listen", "127.0.0.1:0")
 	for _, user := range []string{nobody, ""} {
-		out, err := fastiov(t, "up", "--foreground", "--sandbox", "sim", "--invoker-user", user, "--run-dir", a.run,
-			"--state-dir", filepath.Join(reachable(t), "state"), "--listen", "127.0.0.1:0", "--metrics", "").CombinedOutput()
+		out, err := fastiov(t, "up", "--foreground", "--sandbox", "sim", "--invoker-user", user,
+			"--run-dir", a.run,
+			"--state-dir", filepath.Join(reachable(t), "state"), "--listen", "127.0.0.1:0",
+			"--metrics", "").CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "an agent runs on") {
 			t.Errorf("as %q: %v, %s", user, err, out)
 		}

@@ -45,12 +45,14 @@ func TestAFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	said := complains(t, []string{"FASTIOV_CACHE=" + filepath.Join(disk, "cache")}, "image", "export", t.TempDir())
+	said := complains(t, []string{"FASTIOV_CACHE=" + filepath.Join(disk, "cache")}, "image",
+		"export", t.TempDir())
 	if !strings.Contains(said, "no space left on device; free some of the disk of "+disk) {
 		t.Errorf("with a full cache: %q", said)
 	}
 	_ = os.WriteFile(filepath.Join(disk, "all"), make([]byte, 1<<20), 0o600)
-	said = complains(t, nil, "up", "--foreground", "--sandbox", "sim", "--listen", "127.0.0.1:0", "--run-dir", filepath.Join(disk, "run"))
+	said = complains(t, nil, "up", "--foreground", "--sandbox", "sim", "--listen", "127.0.0.1:0",
+		"--run-dir", filepath.Join(disk, "run"))
 	if !strings.Contains(said, "no space left on device; free some there") {
 		t.Errorf("with a full run directory: %q", said)
 	}
@@ -65,7 +67,8 @@ func TestABrokenStoreSaysSo(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 	state, metrics, listen := filepath.Join(disk, "state"), listenLater(t), listenLater(t)
-	background(t, "up", "--foreground", "--sandbox", "sim", "--listen", listen, "--metrics", metrics,
+	background(t, "up", "--foreground", "--sandbox", "sim", "--listen", listen,
+		"--metrics", metrics,
 		"--run-dir", filepath.Join(t.TempDir(), "run"), "--state-dir", state)
 	key, err := openwhisk.LoadKey(listen, keyFile(state))
 	if err != nil {
@@ -92,8 +95,10 @@ func TestABrokenStoreSaysSo(t *testing.T) {
 	}
 	code := strings.Repeat(" ", 1<<20)
 	eventually(t, func() bool {
-		req, err := http.NewRequest(http.MethodPut, "http://"+listen+"/api/v1/namespaces/_/actions/large?overwrite=true",
-			strings.NewReader(`{"exec":{"kind":"nodejs:default","code":"`+code+`function main() {}"}}`))
+		req, err := http.NewRequest(http.MethodPut, "http://"+listen+
+			"/api/v1/namespaces/_/actions/large?overwrite=true",
+			strings.NewReader(`{"exec":{"kind":"nodejs:default","code":"`+code+
+				`function main() {}"}}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,8 +130,10 @@ func TestABrokenStoreSaysSo(t *testing.T) {
 func TestAVFThatSomebodyElseHolds(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1}, func(t *testing.T) {
 		run := filepath.Join(t.TempDir(), "run")
-		agent := []string{"agent", "--sandbox", "bare", "--pf", "igb", "--run-dir", run, "--state-dir", t.TempDir(), "--metrics", "",
-			"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}
+		agent := []string{"agent", "--sandbox", "bare", "--pf", "igb", "--run-dir", run,
+			"--state-dir", t.TempDir(), "--metrics", "",
+			"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2",
+			"--dns", "10.0.2.3"}
 		const bdf = "0000:01:10.0"
 		first := fastiov(t, agent...)
 		if err := first.Start(); err != nil {
@@ -157,7 +164,8 @@ func TestAVFThatSomebodyElseHolds(t *testing.T) {
 		_ = second.Wait()
 		said := false
 		for line := range strings.Lines(log.String()) {
-			said = said || strings.Contains(line, bdf) && (strings.Contains(line, "in use") || strings.Contains(line, "busy"))
+			said = said || strings.Contains(line, bdf) &&
+				(strings.Contains(line, "in use") || strings.Contains(line, "busy"))
 		}
 		if !said {
 			t.Errorf("no line says that %s is in use:\n%s", bdf, log.String())

@@ -42,13 +42,15 @@ func TestLargeCallsLeaveMemoryToOthers(t *testing.T) {
 			calls := s.meanwhile(t)
 			got := s.storm(t, how)
 			answered, failed := calls()
-			t.Logf("answers by status (0: closed without): %v; the other tenant: %d answered; %d MiB without caches",
+			t.Logf(
+				"answers by status (0: closed without): %v; the other tenant: %d answered; %d MiB without caches",
 				got, answered, s.peak>>20)
 			if killed := s.group.killed(); killed > 0 || s.gone() {
 				t.Errorf("the invoker ran out of memory, %d killed", killed)
 			}
 			if answered == 0 || len(failed) > 0 {
-				t.Errorf("the other tenant: %d answered, and %d failed: %.3q", answered, len(failed), failed)
+				t.Errorf("the other tenant: %d answered, and %d failed: %.3q", answered,
+					len(failed), failed)
 			}
 			if got[200] == 0 || got[429]+got[503] == 0 {
 				t.Errorf("answers: %v; want some 200 and some 429 or 503", got)
@@ -70,7 +72,8 @@ func TestWithoutItsBoundsMemoryRunsOut(t *testing.T) {
 	got := s.storm(t, "by one key")
 	t.Logf("answers by status: %v", got)
 	if !s.gone() && s.group.killed() == 0 {
-		t.Errorf("%d calls of 1 MiB at once fit into %d MiB: the test proves nothing", callsAtOnce, memoryMiB)
+		t.Errorf("%d calls of 1 MiB at once fit into %d MiB: the test proves nothing",
+			callsAtOnce, memoryMiB)
 	}
 }
 
@@ -88,9 +91,12 @@ func startSmall(t *testing.T, env ...string) *small {
 	t.Helper()
 	dir := t.TempDir()
 	run := filepath.Join(dir, "run")
-	s := &small{address: listenLater(t), group: newMemoryGroup(t, memoryMiB<<20), over: make(chan struct{})}
-	cmd := s.group.command(fastiov(t, "up", "--foreground", "--sandbox", "sim", "--sim-start", "1ms", "--memory", "4096",
-		"--listen", s.address, "--metrics", "", "--run-dir", run, "--state-dir", dir, "--wait", "5s"))
+	s := &small{address: listenLater(t), group: newMemoryGroup(t, memoryMiB<<20),
+		over: make(chan struct{})}
+	cmd := s.group.command(fastiov(t, "up", "--foreground", "--sandbox", "sim",
+		"--sim-start", "1ms", "--memory", "4096",
+		"--listen", s.address, "--metrics", "", "--run-dir", run, "--state-dir", dir,
+		"--wait", "5s"))
 	cmd.Env = append(cmd.Env, env...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -116,7 +122,8 @@ func startSmall(t *testing.T, env ...string) *small {
 	const web = `{"annotations":[{"key":"web-export","value":true}],` +
 		`"exec":{"kind":"python:3","code":"def main(args): return args"}}`
 	for _, tenant := range []access.Key{guest(t), s.ann} {
-		if status, err := s.do(http.DefaultClient, "PUT", tenant, "/namespaces/_/actions/hello", web); status != 200 {
+		if status, err := s.do(http.DefaultClient, "PUT", tenant,
+			"/namespaces/_/actions/hello", web); status != 200 {
 			t.Fatalf("HTTP %d, %v", status, err)
 		}
 	}
@@ -132,7 +139,8 @@ func (s *small) gone() bool {
 	}
 }
 
-func (s *small) do(by *http.Client, method string, key access.Key, path, body string) (status int, err error) {
+func (s *small) do(by *http.Client, method string, key access.Key,
+	path, body string) (status int, err error) {
 	r, err := http.NewRequest(method, "http://"+s.address+"/api/v1"+path, strings.NewReader(body))
 	if err != nil {
 		return 0, err
@@ -150,7 +158,8 @@ func (s *small) do(by *http.Client, method string, key access.Key, path, body st
 func (s *small) meanwhile(t *testing.T) (calls func() (answered int, failed []string)) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 200)}}
 	client := &http.Client{
-		Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}, Timeout: 20 * time.Second,
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext},
+		Timeout:   20 * time.Second,
 	}
 	call := func() (int, error) {
 		return s.do(client, "POST", s.ann, "/namespaces/_/actions/hello?blocking=true", `{"a":1}`)
@@ -169,7 +178,8 @@ func (s *small) meanwhile(t *testing.T) (calls func() (answered int, failed []st
 				return
 			default:
 			}
-			s.peak = max(s.peak, s.group.stat("memory.stat", "rss "), s.group.stat("memory.stat", "anon "))
+			s.peak = max(s.peak, s.group.stat("memory.stat", "rss "),
+				s.group.stat("memory.stat", "anon "))
 			if status, err := call(); status == 200 {
 				answered++
 			} else {
@@ -189,18 +199,22 @@ func (s *small) meanwhile(t *testing.T) (calls func() (answered int, failed []st
 func (s *small) storm(t *testing.T, how string) map[int]int {
 	t.Helper()
 	var files syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil || files.Cur < callsAtOnce+500 {
-		t.Skipf("%d callers need as many files open, and %d may be: %v", callsAtOnce, files.Cur, err)
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil ||
+		files.Cur < callsAtOnce+500 {
+		t.Skipf("%d callers need as many files open, and %d may be: %v",
+			callsAtOnce, files.Cur, err)
 	}
 	head, tail := `{"sleep_ms":100,"a":"`, `"}`
 	body := []byte(head + strings.Repeat("x", 1<<20-4096) + tail)
 	path, auth := "/web/guest/default/hello.json", ""
 	if how == "by one key" {
 		path = "/namespaces/_/actions/hello?blocking=true&result=true"
-		auth = "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(guest(t).String())) + "\r\n"
+		auth = "Authorization: Basic " +
+			base64.StdEncoding.EncodeToString([]byte(guest(t).String())) + "\r\n"
 	}
-	request := fmt.Appendf(nil, "POST /api/v1%s HTTP/1.1\r\nHost: 127.0.0.1\r\n%sContent-Type: application/json\r\n"+
-		"Connection: close\r\nContent-Length: %d\r\n\r\n", path, auth, len(body))
+	request := fmt.Appendf(nil,
+		"POST /api/v1%s HTTP/1.1\r\nHost: 127.0.0.1\r\n%sContent-Type: application/json\r\n"+
+			"Connection: close\r\nContent-Length: %d\r\n\r\n", path, auth, len(body))
 	begin := time.Now()
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -227,7 +241,8 @@ func (s *small) storm(t *testing.T, how string) map[int]int {
 // caller sends a request when all callers are ready, and returns the status of the answer, or 0
 // without an answer.
 func (s *small) caller(n int, request, body []byte, ready func()) (status int) {
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+n%8))}, Timeout: 20 * time.Second}
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+n%8))},
+		Timeout: 20 * time.Second}
 	conn, err := dialer.DialContext(context.Background(), "tcp", s.address)
 	ready()
 	if err != nil {
@@ -269,7 +284,8 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 			}
 		}
 	})
-	if err := os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, file),
+		[]byte(strconv.FormatInt(limit, 10)), 0); err != nil {
 		missing(t, "no memory cgroup can be given a limit: "+err.Error())
 	}
 	return memoryGroup(dir)
@@ -277,7 +293,8 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 
 // command makes cmd run in the group from its first instruction.
 func (g memoryGroup) command(cmd *exec.Cmd) *exec.Cmd {
-	cmd.Args = append([]string{"sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(string(g), "cgroup.procs"), cmd.Path}, cmd.Args[1:]...)
+	cmd.Args = append([]string{"sh", "-c", `echo $$ >"$0" && exec "$@"`,
+		filepath.Join(string(g), "cgroup.procs"), cmd.Path}, cmd.Args[1:]...)
 	cmd.Path = "/bin/sh"
 	return cmd
 }

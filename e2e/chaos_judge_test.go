@@ -55,7 +55,9 @@ type lease struct {
 	lived      bool // when it was read
 }
 
-func (l lease) alive() bool { return l.Owner.PID != 0 && startTicks(l.Owner.PID) == l.Owner.StartTicks }
+func (l lease) alive() bool {
+	return l.Owner.PID != 0 && startTicks(l.Owner.PID) == l.Owner.StartTicks
+}
 
 // startTicks returns field 22 of /proc/PID/stat, or 0 if there is no such process.
 func startTicks(pid int) uint64 {
@@ -85,7 +87,8 @@ func (j *judge) leases() map[string]lease {
 		}
 		bdf := strings.TrimSuffix(filepath.Base(path), ".json")
 		if l.Generation < j.generations[bdf] {
-			j.t.Errorf("the generation of %s went from %d back to %d", bdf, j.generations[bdf], l.Generation)
+			j.t.Errorf("the generation of %s went from %d back to %d", bdf,
+				j.generations[bdf], l.Generation)
 		}
 		j.generations[bdf] = l.Generation
 		if l.State == vf.Leased {
@@ -101,12 +104,14 @@ func (j *judge) leases() map[string]lease {
 func (j *judge) atRest() {
 	j.t.Helper()
 	var wrong []string
-	for late := time.Now().Add(5 * time.Second); time.Now().Before(late); time.Sleep(10 * time.Millisecond) {
+	for late := time.Now().Add(5 * time.Second); time.Now().Before(late); time.Sleep(
+		10 * time.Millisecond) {
 		wrong = nil
 		leased := j.leases()
 		for bdf, pid := range j.holders() {
 			if l, found := leased[bdf]; !found || l.Owner.PID != pid {
-				wrong = append(wrong, fmt.Sprintf("%s is open in process %d; its lease is %+v", bdf, pid, l))
+				wrong = append(wrong, fmt.Sprintf("%s is open in process %d; its lease is %+v", bdf,
+					pid, l))
 			}
 		}
 		if wrong == nil {
@@ -120,7 +125,8 @@ func (j *judge) atRest() {
 func (j *judge) holders() map[string]int {
 	bdfs := map[string]string{}
 	for bdf := range j.vfs() {
-		if group, err := os.Readlink(filepath.Join("/sys/bus/pci/devices", bdf, "iommu_group")); err == nil {
+		if group, err := os.Readlink(filepath.Join("/sys/bus/pci/devices",
+			bdf, "iommu_group")); err == nil {
 			bdfs["/dev/vfio/"+filepath.Base(group)] = bdf
 		}
 	}
@@ -201,7 +207,8 @@ func (j *judge) drained(node api.NodeClient) {
 		j.t.Fatalf("drain: %v", err)
 	}
 	var st *api.StatusReply
-	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(20 * time.Millisecond) {
+	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(
+		20 * time.Millisecond) {
 		st = j.status(node)
 		idle := 0
 		for _, v := range st.GetVfs() {
@@ -209,7 +216,8 @@ func (j *judge) drained(node api.NodeClient) {
 				idle++
 			}
 		}
-		if idle == igbVFs && idle == len(st.Vfs) && len(st.Leftovers) == 0 && len(j.holders()) == 0 {
+		if idle == igbVFs && idle == len(st.Vfs) && len(st.Leftovers) == 0 &&
+			len(j.holders()) == 0 {
 			return
 		}
 	}

@@ -41,16 +41,18 @@ const (
 
 var chaosNetwork = []string{
 	"--pf", "igb", "--run-dir", chaosRun, "--state-dir", chaosRun + "/state", "--metrics", "",
-	"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3",
+	"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns",
+	"10.0.2.3",
 }
 
 func TestChaosOfTheAgentWithABareVMM(t *testing.T) {
-	testbed.Inside(t, testbed.Needs{NICs: 1, Env: []string{chaosSeed, chaosLen}}, func(t *testing.T) {
-		c := newChaos(t, chaosLen, 500, "--sandbox", "bare")
-		c.request = &api.StartRequest{MemoryMib: 64}
-		c.workers, c.turns = 3, 6
-		c.run()
-	})
+	testbed.Inside(t, testbed.Needs{NICs: 1, Env: []string{chaosSeed, chaosLen}},
+		func(t *testing.T) {
+			c := newChaos(t, chaosLen, 500, "--sandbox", "bare")
+			c.request = &api.StartRequest{MemoryMib: 64}
+			c.workers, c.turns = 3, 6
+			c.run()
+		})
 }
 
 // A chaos is one run: the player. It knows of the sandboxes only what the agents told it.
@@ -99,16 +101,20 @@ func (c *chaos) run() {
 	for done := 0; done < c.wanted && !c.t.Failed(); {
 		if c.kill() {
 			done++
-			fmt.Printf("chaos  %5.1fs  %d of %d kills, %d sandboxes started, %d adopted, %d ended\n",
-				time.Since(begin).Seconds(), done, c.wanted, c.started, c.judge.adopted, c.judge.ended)
+			fmt.Printf(
+				"chaos  %5.1fs  %d of %d kills, %d sandboxes started, %d adopted, %d ended\n",
+				time.Since(begin).Seconds(), done, c.wanted, c.started,
+				c.judge.adopted, c.judge.ended)
 		}
 	}
 	c.clearHost("")
 	if c.t.Failed() {
 		return
 	}
-	c.t.Logf("%d kills in %s: %d sandboxes started, %d leases found again: %d adopted, %d ended and their VF reset; 0 double leases, 0 lost VFs; kills by failpoint: %v",
-		c.wanted, time.Since(begin).Round(time.Second), c.started, c.judge.adopted+c.judge.ended, c.judge.adopted, c.judge.ended, c.kills)
+	c.t.Logf(
+		"%d kills in %s: %d sandboxes started, %d leases found again: %d adopted, %d ended and their VF reset; 0 double leases, 0 lost VFs; kills by failpoint: %v",
+		c.wanted, time.Since(begin).Round(time.Second), c.started, c.judge.adopted+c.judge.ended,
+		c.judge.adopted, c.judge.ended, c.kills)
 	for _, name := range points {
 		if c.kills[name] == 0 && c.wanted >= 500 {
 			c.t.Errorf("no kill at %s", name)
@@ -126,7 +132,8 @@ func (c *chaos) kill() bool {
 	case failpoint.UndoBegin, failpoint.UndoVF, failpoint.UndoRestored, failpoint.UndoForgotten:
 		killed = c.clearHost(arm(1))
 	case failpoint.OpenUndoRecorded, failpoint.OpenAutoprobe, failpoint.OpenCreated,
-		failpoint.PrepareUnbound, failpoint.PrepareOverride, failpoint.PrepareBound, failpoint.PrepareNetwork:
+		failpoint.PrepareUnbound, failpoint.PrepareOverride, failpoint.PrepareBound,
+		failpoint.PrepareNetwork:
 		// Some steps are only taken on a host as it was found. Half of the times, the kernel's own
 		// driver holds its VFs.
 		c.clearHost("")
@@ -181,12 +188,14 @@ func (c *chaos) turn(node api.NodeClient, random *rand.Rand) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if id := c.victim(random); id != "" {
-		if _, err := node.Stop(ctx, &api.StopRequest{Id: id}); err != nil && status.Code(err) != codes.Unavailable {
+		if _, err := node.Stop(ctx, &api.StopRequest{Id: id}); err != nil &&
+			status.Code(err) != codes.Unavailable {
 			c.t.Errorf("stop of %s: %v", id, err)
 		}
 		return
 	}
-	request := &api.StartRequest{Id: fmt.Sprintf("chaos-%x", random.Uint64()), Image: c.request.Image, MemoryMib: c.request.MemoryMib}
+	request := &api.StartRequest{Id: fmt.Sprintf("chaos-%x", random.Uint64()),
+		Image: c.request.Image, MemoryMib: c.request.MemoryMib}
 	_, err := node.Start(ctx, request)
 	switch status.Code(err) {
 	case codes.OK:
@@ -290,7 +299,8 @@ func (p *process) killed(t *testing.T, arm string) bool {
 	how := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	met := how.Signaled() && how.Signal() == syscall.SIGKILL && !p.ours
 	if met && arm == "" || !met && !p.ours && how != 0 {
-		t.Errorf("%v, armed with %q, ended with %v:\n%s", p.cmd.Args[1:], arm, p.cmd.ProcessState, p.log.String())
+		t.Errorf("%v, armed with %q, ended with %v:\n%s", p.cmd.Args[1:], arm,
+			p.cmd.ProcessState, p.log.String())
 	}
 	return met
 }
@@ -299,7 +309,8 @@ func (p *process) killed(t *testing.T, arm string) bool {
 // returns nil if the agent ends before.
 func (p *process) dial(t *testing.T) (node api.NodeClient, hangUp func()) {
 	t.Helper()
-	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(20 * time.Millisecond) {
+	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(
+		20 * time.Millisecond) {
 		if p.ended() {
 			return nil, nil
 		}

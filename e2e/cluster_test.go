@@ -21,7 +21,8 @@ import (
 // An agent and an invoker run as commands with this test as their cluster, and the health test
 // action passes.
 func TestANodeJoinsACluster(t *testing.T) {
-	kafka, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "completed0", "health", "invoker7", "cacheInvalidation"))
+	kafka, err := kfake.NewCluster(kfake.NumBrokers(1),
+		kfake.SeedTopics(1, "completed0", "health", "invoker7", "cacheInvalidation"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,25 +33,31 @@ func TestANodeJoinsACluster(t *testing.T) {
 	 "updated":1700000000000,"entityType":"action"}`, nil)
 	run := filepath.Join(t.TempDir(), "run")
 	start(t, fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run, "--metrics", listenLater(t)))
-	node := fastiov(t, "invoker", "--run-dir", run, "--bus", "kafka://"+kafka.ListenAddrs()[0], "--invoker-id", "7",
+	node := fastiov(t, "invoker", "--run-dir", run, "--bus", "kafka://"+kafka.ListenAddrs()[0],
+		"--invoker-id", "7",
 		"--metrics", "", "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path,
 		"--couchdb-password-file", fileOf(t, couchtest.Password))
 	waitForSocket(t, run)
 	start(t, node)
 
-	controller, err := kgo.NewClient(kgo.SeedBrokers(kafka.ListenAddrs()...), kgo.ConsumeTopics("completed0", "health"))
+	controller, err := kgo.NewClient(kgo.SeedBrokers(kafka.ListenAddrs()...),
+		kgo.ConsumeTopics("completed0", "health"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(controller.Close)
 	asked := message.Activation{
-		Transaction: message.NewTransaction("sid_invokerHealthActivation", time.Now()), ID: strings.Repeat("a", 32), Revision: revision,
-		Action: message.Name{Path: "whisk.system", Name: "invokerHealthTestAction0"}, Controller: message.Controller{Name: "0", InstanceType: "controller"},
+		Transaction: message.NewTransaction("sid_invokerHealthActivation", time.Now()),
+		ID:          strings.Repeat("a", 32), Revision: revision,
+		Action:     message.Name{Path: "whisk.system", Name: "invokerHealthTestAction0"},
+		Controller: message.Controller{Name: "0", InstanceType: "controller"},
 	}
-	asked.User.Subject, asked.User.Namespace.Name, asked.User.Namespace.UUID = "whisk.system", "whisk.system", "u"
+	asked.User.Subject, asked.User.Namespace.Name, asked.User.Namespace.UUID = "whisk.system",
+		"whisk.system", "u"
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := controller.ProduceSync(ctx, &kgo.Record{Topic: "invoker7", Value: message.Encode(asked)}).FirstErr(); err != nil {
+	if err := controller.ProduceSync(ctx, &kgo.Record{Topic: "invoker7",
+		Value: message.Encode(asked)}).FirstErr(); err != nil {
 		t.Fatal(err)
 	}
 	pinged, completed := false, false
@@ -62,7 +69,8 @@ func TestANodeJoinsACluster(t *testing.T) {
 		fetches.EachRecord(func(r *kgo.Record) {
 			if r.Topic == "health" {
 				var ping message.Ping
-				pinged = json.Unmarshal(r.Value, &ping) == nil && ping.Name.Instance == 7 && ping.Name.UserMemory > 0
+				pinged = json.Unmarshal(r.Value, &ping) == nil && ping.Name.Instance == 7 &&
+					ping.Name.UserMemory > 0
 				return
 			}
 			ack, err := message.DecodeAck(r.Value)

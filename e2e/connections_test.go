@@ -37,12 +37,14 @@ func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 		defer conn.Close()
 	}
 	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
-	client := &http.Client{Transport: &http.Transport{DialContext: from.DialContext}, Timeout: 5 * time.Second}
+	client := &http.Client{Transport: &http.Transport{DialContext: from.DialContext},
+		Timeout: 5 * time.Second}
 	defer client.CloseIdleConnections()
 	key := guest(t)
 	for _, call := range [][2]string{{"PUT", ""}, {"POST", "?blocking=true"}} {
 		const action = `{"exec":{"kind":"python:3","code":"def main(args): return args"}}`
-		r, err := http.NewRequest(call[0], "http://"+address+"/api/v1/namespaces/_/actions/hello"+call[1], strings.NewReader(action))
+		r, err := http.NewRequest(call[0], "http://"+address+"/api/v1/namespaces/_/actions/hello"+
+			call[1], strings.NewReader(action))
 		if err != nil {
 			t.Fatal(err)
 		}

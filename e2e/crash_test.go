@@ -57,7 +57,8 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 			func() {
 				from, before := time.Now().Add(-time.Second), c.toldNo()
 				server.Stop(t)
-				for end := from.Add(13 * time.Second); c.toldNo() == before && time.Now().Before(end); {
+				for end := from.Add(13 * time.Second); c.toldNo() == before &&
+					time.Now().Before(end); {
 					time.Sleep(time.Millisecond)
 				}
 				for _, w := range c.invokers {
@@ -113,7 +114,8 @@ func newCrashes(t *testing.T, store string) *crashes {
 	t.Logf("FASTIOV_TEST_CHAOS_SEED=%d", seed)
 	return &crashes{
 		t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), store: store,
-		runs: &runCounter{runs: map[string]int{}, of: map[int64]int{}}, answered: map[string]time.Time{},
+		runs:     &runCounter{runs: map[string]int{}, of: map[int64]int{}},
+		answered: map[string]time.Time{},
 	}
 }
 
@@ -130,7 +132,8 @@ func (c *crashes) invoker(node ...string) {
 	if w.key, err = openwhisk.LoadKey(w.address, ""); err != nil {
 		c.t.Fatal(err)
 	}
-	w.args = []string{"invoker", "--node", counted, "--listen", w.address, "--run-dir", filepath.Join(c.dir, "run"+n),
+	w.args = []string{"invoker", "--node", counted, "--listen", w.address, "--run-dir",
+		filepath.Join(c.dir, "run"+n),
 		"--state-dir", state, "--metrics", "", "--store", c.store}
 	w.name = c.name()
 	w.start()
@@ -172,7 +175,8 @@ func (c *crashes) twins() {
 	second.name = first.name
 	second.start()
 	for late := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if _, status := first.invoke(c.t.Context(), "single?blocking=true", "{}"); status == http.StatusServiceUnavailable {
+		if _, status := first.invoke(c.t.Context(),
+			"single?blocking=true", "{}"); status == http.StatusServiceUnavailable {
 			break
 		} else if time.Now().After(late) {
 			c.t.Errorf("who was replaced answers %d", status)
@@ -215,7 +219,9 @@ func (c *crashes) callWhile(happens ...func()) {
 			}
 		})
 	}
-	c.random.Shuffle(len(happens), func(i, j int) { happens[i], happens[j] = happens[j], happens[i] })
+	c.random.Shuffle(len(happens), func(i, j int) {
+		happens[i], happens[j] = happens[j], happens[i]
+	})
 	for _, happen := range happens {
 		at := c.done.Load() + calls/int64(len(happens)+1)
 		most.Store(at + calls/4)
@@ -290,7 +296,9 @@ func (c *crashes) judge() {
 			continue
 		}
 		lost++
-		if !slices.ContainsFunc(c.kills, func(k crash) bool { return at.After(k.from) && at.Before(k.to) }) {
+		if !slices.ContainsFunc(c.kills, func(k crash) bool {
+			return at.After(k.from) && at.Before(k.to)
+		}) {
 			t.Errorf("%s was answered at %v, not just before a crash, and has no record", id, at)
 		}
 	}
@@ -306,8 +314,10 @@ func (c *crashes) judge() {
 			t.Errorf("call %d was sent, and its caller was told no", n)
 		}
 	}
-	t.Logf("%d crashes: %d promised, each with one record; %d blocking ones answered, %d of them lost their record in a crash;"+
-		" %d told no; %d runs sent, none twice", len(c.kills), len(c.promised), len(c.answered), lost, len(c.refused), len(c.runs.runs))
+	t.Logf(
+		"%d crashes: %d promised, each with one record; %d blocking ones answered, %d of them lost their record in a crash;"+
+			" %d told no; %d runs sent, none twice", len(c.kills), len(c.promised), len(c.answered),
+		lost, len(c.refused), len(c.runs.runs))
 }
 
 // A whisk is an invoker that is killed and started again, and its API.
@@ -330,7 +340,8 @@ func (w *whisk) start() {
 	}
 	defer ready.Close()
 	var said bytes.Buffer
-	w.cmd.Stderr, w.cmd.ExtraFiles, w.cmd.Env = &said, []*os.File{theirs}, append(w.cmd.Env, readyFD+"=3")
+	w.cmd.Stderr, w.cmd.ExtraFiles, w.cmd.Env = &said, []*os.File{theirs},
+		append(w.cmd.Env, readyFD+"=3")
 	if err := w.cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -348,7 +359,8 @@ func (w *whisk) kill() {
 
 // call returns the status, or 0 if the invoker died during the call.
 func (w *whisk) call(ctx context.Context, method, path, body string, into any) (status int) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://"+w.address+"/api/v1/namespaces/_/"+path, strings.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, method,
+		"http://"+w.address+"/api/v1/namespaces/_/"+path, strings.NewReader(body))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -368,7 +380,8 @@ func (w *whisk) call(ctx context.Context, method, path, body string, into any) (
 
 func (w *whisk) put(name, action string) {
 	w.t.Helper()
-	if status := w.call(w.t.Context(), "PUT", "actions/"+name, action, new(any)); status != http.StatusOK {
+	if status := w.call(w.t.Context(), "PUT", "actions/"+
+		name, action, new(any)); status != http.StatusOK {
 		w.t.Fatalf("PUT %s: %d", name, status)
 	}
 }
@@ -389,7 +402,8 @@ func (w *whisk) records(promises []string) map[string]int {
 	counts := map[string]int{}
 	for skip := 0; ; {
 		var page []struct{ ActivationID string }
-		if status := w.call(w.t.Context(), "GET", fmt.Sprintf("activations?limit=200&skip=%d", skip), "", &page); status != http.StatusOK {
+		if status := w.call(w.t.Context(), "GET", fmt.Sprintf("activations?limit=200&skip=%d",
+			skip), "", &page); status != http.StatusOK {
 			w.t.Fatalf("the list of activations from %d on: %d", skip, status)
 		}
 		for _, a := range page {
@@ -404,7 +418,8 @@ func (w *whisk) records(promises []string) map[string]int {
 
 // await returns when an activation has a record, or when it is late.
 func (w *whisk) await(id string, late time.Time) {
-	for w.call(w.t.Context(), "GET", "activations/"+id, "", new(any)) != http.StatusOK && time.Now().Before(late) {
+	for w.call(w.t.Context(), "GET", "activations/"+id, "", new(any)) != http.StatusOK &&
+		time.Now().Before(late) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }

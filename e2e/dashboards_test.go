@@ -55,11 +55,14 @@ func newScene(t *testing.T) *scene {
 	s := &scene{t: t, run: filepath.Join(dir, "node"), traces: listenLater(t)}
 	background(t, "traces", "--listen", s.traces)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+s.traces)
-	background(t, "agent", "--sandbox", "sim", "--sim-start", "150ms", "--memory", "2048", "--run-dir", s.run, "--state-dir", dir, "--metrics", metricsOf)
+	background(t, "agent", "--sandbox", "sim", "--sim-start", "150ms", "--memory", "2048",
+		"--run-dir", s.run, "--state-dir", dir, "--metrics", metricsOf)
 	socket, withVFs := nodeWithVFs(t, dir)
 	invokerRun, ofInvoker := filepath.Join(dir, "invoker"), listenLater(t)
-	background(t, "invoker", "--node", filepath.Join(s.run, nodeSocket), "--node", socket, "--run-dir", invokerRun, "--state-dir", dir,
-		"--listen", "127.0.0.1:0", "--metrics", ofInvoker, "--wait", "2s", "--concurrent-invocations", "12", "--invocations-per-minute", "100000")
+	background(t, "invoker", "--node", filepath.Join(s.run, nodeSocket), "--node", socket,
+		"--run-dir", invokerRun, "--state-dir", dir,
+		"--listen", "127.0.0.1:0", "--metrics", ofInvoker, "--wait", "2s",
+		"--concurrent-invocations", "12", "--invocations-per-minute", "100000")
 	address := readListen(t, invokerRun)
 	var err error
 	if s.key, err = openwhisk.LoadKey(address, keyFile(dir)); err != nil {
@@ -82,7 +85,8 @@ func invokerInCluster(t *testing.T, run string) (metricsAddress string) {
 	db, metricsAddress := couchtest.New(t), listenLater(t)
 	background(t, "invoker", "--run-dir", run,
 		"--bus", "kafka://"+kafka.ListenAddrs()[0], "--invoker-id", "0",
-		"--metrics", metricsAddress, "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path,
+		"--metrics", metricsAddress, "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+
+			db.URL.Path,
 		"--couchdb-password-file", fileOf(t, couchtest.Password))
 	return metricsAddress
 }
@@ -118,11 +122,14 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		t.Fatal(err)
 	}
 	starter := &startup.Starter{
-		RunDir: filepath.Join(dir, "vfs"), Driver: sim.New(sim.Config{Stages: sim.Table1(100 * time.Millisecond)}), Images: noImages{},
+		RunDir: filepath.Join(dir, "vfs"),
+		Driver: sim.New(sim.Config{Stages: sim.Table1(100 * time.Millisecond)}), Images: noImages{},
 		Admission: startup.NewAdmission(1<<20, netvf.Path{Pool: pool}),
-		Network:   startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"), First: netip.MustParseAddr("10.0.2.100")},
-		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
-		Reports:   &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
+		Network: startup.Network{Subnet: netip.MustParsePrefix("10.0.2.0/24"),
+			First: netip.MustParseAddr("10.0.2.100")},
+		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute,
+			Init: time.Minute},
+		Reports: &startup.Reports{Dir: t.TempDir(), Keep: 1}, Log: slog.New(slog.DiscardHandler),
 	}
 	a := agent.New(agent.Config{
 		Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: counts,
@@ -170,7 +177,10 @@ func (s *scene) round() {
 	}
 	var wg sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "a", "b", "c"} {
-		wg.Go(func() { expect(200, s.call("POST", "actions/"+name+"?blocking=true", `{"sleep_ms": 20}`), "a burst") })
+		wg.Go(func() {
+			expect(200, s.call("POST", "actions/"+name+"?blocking=true", `{"sleep_ms": 20}`),
+				"a burst")
+		})
 	}
 	wg.Wait()
 	for range 5 {
@@ -180,7 +190,8 @@ func (s *scene) round() {
 	var refused atomic.Int32
 	for range 20 {
 		wg.Go(func() {
-			if s.call("POST", "actions/c?blocking=true", `{"sleep_ms": 300}`) == http.StatusTooManyRequests {
+			if s.call("POST", "actions/c?blocking=true",
+				`{"sleep_ms": 300}`) == http.StatusTooManyRequests {
 				refused.Add(1)
 			}
 		})
@@ -233,11 +244,14 @@ func TestEveryPanelReturnsData(t *testing.T) {
 		}
 	}
 	if !t.Failed() {
-		t.Logf("%d queries of %d panels in %d dashboards returned data", queries, panels, len(dashboards.All()))
+		t.Logf("%d queries of %d panels in %d dashboards returned data", queries, panels,
+			len(dashboards.All()))
 	}
 	p.countsWhatIsListed(t)
 	p.rulesWork(t)
-	if found, err := native.query(`histogram_quantile(0.99, sum(rate(fastiov_cold_start_seconds[10s])))`, false); err != nil || len(found) == 0 {
+	if found, err := native.query(
+		`histogram_quantile(0.99, sum(rate(fastiov_cold_start_seconds[10s])))`,
+		false); err != nil || len(found) == 0 {
 		t.Errorf("a Prometheus that wants native histograms gets none: %v", err)
 	}
 }
@@ -250,10 +264,12 @@ func (p *prom) shows(t *testing.T, file, title string, q dashboards.Target) {
 		t.Errorf("%s, %q, query %s: no data (%v)\n%s", file, title, q.RefID, err, q.Expr)
 		return
 	}
-	for _, label := range regexp.MustCompile(`\{\{(\w+)\}\}`).FindAllStringSubmatch(q.LegendFormat, -1) {
+	for _, label := range regexp.MustCompile(`\{\{(\w+)\}\}`).FindAllStringSubmatch(q.LegendFormat,
+		-1) {
 		for _, series := range found {
 			if series.Metric[label[1]] == "" {
-				t.Errorf("%s, %q, query %s: its legend wants the label %s, which %v has not", file, title, q.RefID, label[1], series.Metric)
+				t.Errorf("%s, %q, query %s: its legend wants the label %s, which %v has not", file,
+					title, q.RefID, label[1], series.Metric)
 			}
 		}
 	}
@@ -303,8 +319,10 @@ func (s *scene) traced(file, title string, q dashboards.Target, values *strings.
 			Spans []struct{ OperationName string }
 		}
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || len(answer.Data) == 0 || len(answer.Data[0].Spans) < 10 {
-		s.t.Errorf("%s, %q: no trace with the stages of a cold start (%v, HTTP %d, %+v)", file, title, err, resp.StatusCode, answer)
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || len(answer.Data) == 0 ||
+		len(answer.Data[0].Spans) < 10 {
+		s.t.Errorf("%s, %q: no trace with the stages of a cold start (%v, HTTP %d, %+v)", file,
+			title, err, resp.StatusCode, answer)
 	}
 }
 
@@ -337,7 +355,8 @@ func (p *prom) countsWhatIsListed(t *testing.T) {
 				if slices.Contains([]string{"__name__", "instance", "job"}, label) {
 					continue
 				}
-				if all, bound := dashboards.Values(m.Name, label); !slices.Contains(m.Labels, label) || bound == "" && !slices.Contains(all, value) {
+				if all, bound := dashboards.Values(m.Name, label); !slices.Contains(m.Labels,
+					label) || bound == "" && !slices.Contains(all, value) {
 					t.Errorf("%s has %s=%q, which is not listed", m.Name, label, value)
 				}
 			}

@@ -101,7 +101,8 @@ func children() map[int]string {
 	for _, path := range stats {
 		stat, err := os.ReadFile(path)
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		if err != nil || len(fields) < 2 || fields[0] == "Z" || fields[1] != strconv.Itoa(os.Getpid()) {
+		if err != nil || len(fields) < 2 || fields[0] == "Z" ||
+			fields[1] != strconv.Itoa(os.Getpid()) {
 			continue
 		}
 		process := filepath.Dir(path)
@@ -148,7 +149,8 @@ func TestWhatTestsLeaveRunningFailsTheRun(t *testing.T) {
 	if err == nil || !strings.Contains(string(said), "PASS") {
 		t.Errorf("the run ended with %v:\n%s", err, said)
 	}
-	for _, want := range []string{"sh -c sleep 1001 & echo; wait, started by " + t.Name(), ": sleep 1001"} {
+	for _, want := range []string{"sh -c sleep 1001 & echo; wait, started by " +
+		t.Name(), ": sleep 1001"} {
 		if !strings.Contains(string(said), want) {
 			t.Errorf("it does not name %q:\n%s", want, said)
 		}

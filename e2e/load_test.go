@@ -48,7 +48,8 @@ func upForLoad(t *testing.T, start time.Duration) *target {
 	x := &target{t: t, k6: k6, metrics: listenLater(t)}
 	listen, run := listenLater(t), filepath.Join(dir, "run")
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
-	must(t, "up", "--sandbox", "sim", "--sim-start", start.String(), "--run-dir", run, "--state-dir", dir, "--listen", listen, "--metrics", x.metrics)
+	must(t, "up", "--sandbox", "sim", "--sim-start", start.String(), "--run-dir", run,
+		"--state-dir", dir, "--listen", listen, "--metrics", x.metrics)
 	key, err := openwhisk.LoadKey(listen, "")
 	if err != nil {
 		t.Fatal(err)
@@ -77,9 +78,12 @@ func (s summary) called() (all, failed float64) {
 func (x *target) load(script string, args []string, settings ...string) summary {
 	x.t.Helper()
 	file := filepath.Join(x.t.TempDir(), "summary.json")
-	cmd := exec.CommandContext(x.t.Context(), x.k6, append(append([]string{"run", "--quiet", "--no-usage-report", "--address", ""}, args...), script)...)
+	cmd := exec.CommandContext(x.t.Context(), x.k6,
+		append(append([]string{"run", "--quiet", "--no-usage-report", "--address", ""}, args...),
+			script)...)
 	cmd.Dir = "../load"
-	cmd.Env = append(append(os.Environ(), "APIHOST="+x.url, "AUTH="+x.key, "SUMMARY="+file), settings...)
+	cmd.Env = append(append(os.Environ(), "APIHOST="+x.url, "AUTH="+x.key, "SUMMARY="+file),
+		settings...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	err := cmd.Run()
@@ -122,7 +126,8 @@ func (x *target) records(prefix string) (all []seen) {
 	x.t.Helper()
 	for skip := 0; ; skip += 200 {
 		var page []seen
-		x.get(fmt.Sprintf("%s/api/v1/namespaces/_/activations?docs=true&limit=200&skip=%d", x.url, skip), &page)
+		x.get(fmt.Sprintf("%s/api/v1/namespaces/_/activations?docs=true&limit=200&skip=%d",
+			x.url, skip), &page)
 		for _, a := range page {
 			if strings.HasPrefix(a.Name, prefix) {
 				all = append(all, a)
@@ -141,7 +146,8 @@ func (x *target) get(url string, into any) {
 
 func (x *target) put(action, body string) {
 	x.t.Helper()
-	x.ask(http.MethodPut, x.url+"/api/v1/namespaces/_/actions/"+action, strings.NewReader(body), &struct{}{})
+	x.ask(http.MethodPut, x.url+"/api/v1/namespaces/_/actions/"+action,
+		strings.NewReader(body), &struct{}{})
 }
 
 func (x *target) delete(action string) {
@@ -190,8 +196,10 @@ func TestLoadScenarios(t *testing.T) {
 			s := x.load(c.script, nil, c.settings...)
 			t.Log(s.text)
 			all, failed := s.called()
-			if s.exit != 0 || failed > 0 || all == 0 || c.called > 0 && int(all) != c.called || s.value("dropped_iterations", "count") > 0 {
-				t.Errorf("exit code %d, %v called, want %d, %v failed", s.exit, all, c.called, failed)
+			if s.exit != 0 || failed > 0 || all == 0 || c.called > 0 && int(all) != c.called ||
+				s.value("dropped_iterations", "count") > 0 {
+				t.Errorf("exit code %d, %v called, want %d, %v failed", s.exit,
+					all, c.called, failed)
 			}
 			records := x.records(c.prefix)
 			cold := 0
@@ -201,8 +209,10 @@ func TestLoadScenarios(t *testing.T) {
 					cold++
 				}
 			}
-			if len(records)-before != int(all) || cold != int(s.value("cold", "passes")) || cold != int(s.value("invocation{start:cold}", "count")) || cold == 0 {
-				t.Errorf("k6 saw %v calls, %v of them cold; there are %d records, %d of them cold", all, s.value("cold", "passes"), len(records)-before, cold)
+			if len(records)-before != int(all) || cold != int(s.value("cold", "passes")) ||
+				cold != int(s.value("invocation{start:cold}", "count")) || cold == 0 {
+				t.Errorf("k6 saw %v calls, %v of them cold; there are %d records, %d of them cold",
+					all, s.value("cold", "passes"), len(records)-before, cold)
 			}
 			if got := s.value("stage_4_vfio_dev", "count"); int(got) != cold {
 				t.Errorf("%v of %d cold starts tell of the VF's opening", got, cold)
@@ -211,7 +221,8 @@ func TestLoadScenarios(t *testing.T) {
 	}
 	// Copies of a deployed function are called with its parameters, in turn with the other
 	// functions.
-	x.put("mine", `{"exec":{"kind":"nodejs:18","code":"function main(a) { return a }"},"parameters":[{"key":"own","value":1}]}`)
+	x.put("mine",
+		`{"exec":{"kind":"nodejs:18","code":"function main(a) { return a }"},"parameters":[{"key":"own","value":1}]}`)
 	if s := x.load("burst.js", nil, "N=6", "FUNCTIONS=hello,mine"); s.exit != 0 {
 		t.Error(s.text)
 	}
@@ -247,7 +258,8 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		{"nobody there", []string{"APIHOST=http://127.0.0.1:1"}, 107, "is fastiov up"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if s := x.load("burst.js", nil, c.settings...); s.exit != c.exit || !strings.Contains(s.text, c.want) {
+			if s := x.load("burst.js", nil, c.settings...); s.exit != c.exit ||
+				!strings.Contains(s.text, c.want) {
 				t.Errorf("exit code %d, %s", s.exit, s.text)
 			}
 		})
@@ -262,8 +274,10 @@ func TestOneSpanOneTail(t *testing.T) {
 	x := upForLoad(t, 300*time.Millisecond)
 	prometheus := startPrometheus(t, []string{x.metrics}, "--web.enable-remote-write-receiver").url
 	const calls = 150
-	s := x.load("burst.js", []string{"--out", "experimental-prometheus-rw"}, "N="+strconv.Itoa(calls),
-		"K6_PROMETHEUS_RW_SERVER_URL="+prometheus+"/api/v1/write", "K6_PROMETHEUS_RW_TREND_STATS=p(99)")
+	s := x.load("burst.js", []string{"--out", "experimental-prometheus-rw"}, "N="+
+		strconv.Itoa(calls),
+		"K6_PROMETHEUS_RW_SERVER_URL="+prometheus+"/api/v1/write",
+		"K6_PROMETHEUS_RW_TREND_STATS=p(99)")
 	if s.exit != 0 {
 		t.Fatal(s.text)
 	}
@@ -277,9 +291,11 @@ func TestOneSpanOneTail(t *testing.T) {
 	slices.Sort(took)
 	cold := len(took)
 	if cold != int(s.value("invocation{start:cold}", "count")) || cold < calls/2 {
-		t.Fatalf("%d of %d were cold by their records, %v by k6", cold, calls, s.value("invocation{start:cold}", "count"))
+		t.Fatalf("%d of %d were cold by their records, %v by k6", cold, calls,
+			s.value("invocation{start:cold}", "count"))
 	}
-	for deadline := time.Now().Add(30 * time.Second); x.query(prometheus, "sum(fastiov_cold_start_seconds_count)")[""] != float64(cold); {
+	for deadline := time.Now().Add(30 * time.Second); x.query(prometheus,
+		"sum(fastiov_cold_start_seconds_count)")[""] != float64(cold); {
 		if time.Now().After(deadline) {
 			t.Fatalf("Prometheus does not see %d cold starts", cold)
 		}
@@ -298,13 +314,16 @@ func TestOneSpanOneTail(t *testing.T) {
 	for stat, q := range map[string]float64{"med": 0.5, "p(90)": 0.9, "p(99)": 0.99} {
 		byK6 := s.value("invocation{start:cold}", stat) / 1000
 		byRecords := took[int(math.Ceil(q*float64(cold)))-1]
-		byPrometheus := x.query(prometheus, fmt.Sprintf("histogram_quantile(%g, sum by (le) (fastiov_cold_start_seconds_bucket))", q))[""]
+		byPrometheus := x.query(prometheus, fmt.Sprintf(
+			"histogram_quantile(%g, sum by (le) (fastiov_cold_start_seconds_bucket))", q))[""]
 		in := []int{bucket(byK6), bucket(byRecords), bucket(byPrometheus)}
-		t.Logf("q %g: k6 %.4f s, records %.4f s, Prometheus %.4f s; buckets %v", q, byK6, byRecords, byPrometheus, in)
+		t.Logf("q %g: k6 %.4f s, records %.4f s, Prometheus %.4f s; buckets %v", q, byK6, byRecords,
+			byPrometheus, in)
 		// The median of a burst is not compared: k6 runs on the CPUs that it measures, and its
 		// calls wait for each other on both sides.
 		if q > 0.5 && slices.Max(in)-slices.Min(in) > 1 {
-			t.Errorf("quantile %g: k6 says %g s, the records %g s, Prometheus %g s; buckets %v", q, byK6, byRecords, byPrometheus, in)
+			t.Errorf("quantile %g: k6 says %g s, the records %g s, Prometheus %g s; buckets %v", q,
+				byK6, byRecords, byPrometheus, in)
 		}
 	}
 	if pushed := x.query(prometheus, `k6_invocation_p99{start="cold"}`); len(pushed) != 1 {

@@ -41,7 +41,8 @@ func fastiov(t *testing.T, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Env = append(os.Environ(), asCommand+"="+t.Name(), settings.FileVariable+"="+settings.NoFile)
+	cmd.Env = append(os.Environ(), asCommand+"="+t.Name(), settings.FileVariable+"="+
+		settings.NoFile)
 	return cmd
 }
 
@@ -52,7 +53,8 @@ func must(t *testing.T, args ...string) string {
 	cmd := fastiov(t, args...)
 	cmd.Stdout, cmd.Stderr = &out, &complaint
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("fastiov %s: %v\n%s%s", strings.Join(args, " "), err, out.Bytes(), complaint.Bytes())
+		t.Fatalf("fastiov %s: %v\n%s%s", strings.Join(args, " "), err, out.Bytes(),
+			complaint.Bytes())
 	}
 	return out.String()
 }
@@ -80,9 +82,11 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 			"best-effort"},
 		{"no network given", []string{"agent", "--sandbox", "bare", "--limits", "best-effort"}, nil, "--subnet"},
 		{"no such PF", []string{"agent", "--sandbox", "bare", "--limits", "best-effort", "--pf", "nobody", "--subnet", "10.0.2.0/24",
-			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "no SR-IOV device"},
+			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil,
+			"no SR-IOV device"},
 		{"no huge pages", []string{"agent", "--sandbox", "bare", "--limits", "best-effort", "--huge-pages", "--subnet", "10.0.2.0/24",
-			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil, "huge pages"},
+			"--first-address", "10.0.2.100", "--gateway", "10.0.2.2", "--dns", "10.0.2.3"}, nil,
+			"huge pages"},
 		{"storage port taken", []string{"up", "--foreground", "--sandbox", "sim", "--listen", "127.0.0.1:0", "--metrics", "", "--storage", taken}, nil, "choose another address with --storage"},
 		{"no such image", []string{"image", "build", "python:2"}, nil, `no recipe for "python:2"; there are`},
 		{"no storage there", []string{"storage", "samples", "http://127.0.0.1:1"}, nil, "start a storage server"},
@@ -112,10 +116,12 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 			err := cmd.Run()
 			lines := strings.Split(strings.TrimSpace(complaint.String()), "\n")
 			last := lines[len(lines)-1]
-			if err == nil || !strings.HasPrefix(last, "fastiov: ") || !strings.Contains(last, c.want) {
+			if err == nil || !strings.HasPrefix(last, "fastiov: ") ||
+				!strings.Contains(last, c.want) {
 				t.Errorf("exit %v, %q; want a line with %q", err, complaint.String(), c.want)
 			}
-			if left, _ := filepath.Glob(filepath.Join(runDir, "*")); len(left) > 0 && !harmless(left) {
+			if left, _ := filepath.Glob(filepath.Join(runDir, "*")); len(left) > 0 &&
+				!harmless(left) {
 				t.Errorf("left behind: %v", left)
 			}
 		})
@@ -129,7 +135,8 @@ func damagedImages(t *testing.T) string {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"kernel", "initrd"} {
-		if err := os.WriteFile(filepath.Join(dir, "guest", name), []byte("rubbish"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "guest", name),
+			[]byte("rubbish"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -33,7 +33,8 @@ func upTestbed(t *testing.T) (host *testbed.Host, key string) {
 	}
 	t.Cleanup(host.Close)
 	var out bytes.Buffer
-	if code, err := host.Run(t.Context(), "cat /var/lib/fastiov/key", nil, &out, os.Stderr); err != nil || code != 0 {
+	if code, err := host.Run(t.Context(),
+		"cat /var/lib/fastiov/key", nil, &out, os.Stderr); err != nil || code != 0 {
 		t.Fatalf("no key: exit code %d, %v", code, err)
 	}
 	return host, strings.TrimSpace(out.String())
@@ -69,12 +70,14 @@ func TestAFunctionTalksThroughItsVF(t *testing.T) {
 	}()
 	port := server.Addr().(*net.TCPAddr).Port
 
-	call(t, key, http.MethodPut, "actions/fetch?overwrite=true", map[string]any{"exec": map[string]string{"kind": "python:3", "code": fetch}}, nil)
+	call(t, key, http.MethodPut, "actions/fetch?overwrite=true",
+		map[string]any{"exec": map[string]string{"kind": "python:3", "code": fetch}}, nil)
 	t.Cleanup(func() { call(t, key, http.MethodDelete, "actions/fetch", nil, nil) })
 	var started struct {
 		ID string `json:"activationId"`
 	}
-	call(t, key, http.MethodPost, "actions/fetch", map[string]any{"host": "10.0.2.2", "port": port}, &started)
+	call(t, key, http.MethodPost, "actions/fetch", map[string]any{"host": "10.0.2.2", "port": port},
+		&started)
 	result, cold := await(t, key, started.ID)
 
 	if result["answer"] != "through the VF" || result["from"] != cold.Address {
@@ -131,12 +134,14 @@ func TestTheFunctionsThroughTheirVFs(t *testing.T) {
 			if f.Parameters["storage"] != "" {
 				macs[cold.MAC] = true
 			}
-			t.Logf("%.1f s from the request to the answer, of which its own: %v ms", cold.EndToEnd/1000, result["ms"])
+			t.Logf("%.1f s from the request to the answer, of which its own: %v ms",
+				cold.EndToEnd/1000, result["ms"])
 		})
 	}
 	for mac := range sources(t, host.Wire(0), portNumber(t, port)) {
 		if !macs[mac] {
-			t.Errorf("%s spoke to the storage server, which is no VF of these functions: %v", mac, macs)
+			t.Errorf("%s spoke to the storage server, which is no VF of these functions: %v",
+				mac, macs)
 		}
 		delete(macs, mac)
 	}
@@ -161,7 +166,8 @@ func call(t *testing.T, key, method, path string, in, out any) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	req, err := http.NewRequest(method, "http://127.0.0.1:3233/api/v1/namespaces/_/"+path, bytes.NewReader(body))
+	req, err := http.NewRequest(method, "http://127.0.0.1:3233/api/v1/namespaces/_/"+
+		path, bytes.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +203,8 @@ func await(t *testing.T, key, id string) (result map[string]any, cold coldstart.
 			Value json.RawMessage `json:"value"`
 		} `json:"annotations"`
 	}
-	for end := time.Now().Add(5 * time.Minute); call(t, key, http.MethodGet, "activations/"+id, nil, &record) != http.StatusOK; {
+	for end := time.Now().Add(5 * time.Minute); call(t, key, http.MethodGet, "activations/"+
+		id, nil, &record) != http.StatusOK; {
 		if time.Now().After(end) {
 			t.Fatalf("activation %s has no record", id)
 		}

@@ -32,8 +32,10 @@ func selfSigned(t *testing.T) api.Keys {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA:        true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -44,8 +46,10 @@ func selfSigned(t *testing.T) api.Keys {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	keys := api.Keys{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"), CA: filepath.Join(dir, "cert")}
-	for path, block := range map[string]*pem.Block{keys.Cert: {Type: "CERTIFICATE", Bytes: cert}, keys.Key: {Type: "EC PRIVATE KEY", Bytes: secret}} {
+	keys := api.Keys{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"),
+		CA: filepath.Join(dir, "cert")}
+	for path, block := range map[string]*pem.Block{keys.Cert: {Type: "CERTIFICATE", Bytes: cert},
+		keys.Key: {Type: "EC PRIVATE KEY", Bytes: secret}} {
 		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -97,19 +101,23 @@ func TestOneInvokerAndTwoNodes(t *testing.T) {
 	var nodes []string
 	for _, name := range []string{"a", "b"} {
 		address := listenLater(t)
-		background(t, append([]string{"agent", "--sandbox", "sim", "--run-dir", filepath.Join(dir, name), "--state-dir", dir,
+		background(t, append([]string{"agent", "--sandbox", "sim", "--run-dir",
+			filepath.Join(dir, name), "--state-dir", dir,
 			"--metrics", "", "--memory", "1024", "--node-listen", address}, trust...)...)
 		nodes = append(nodes, "--node", address)
 	}
 	run := filepath.Join(dir, "invoker")
-	background(t, append(append([]string{"invoker", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", ""}, trust...), nodes...)...)
+	background(t,
+		append(append([]string{"invoker", "--run-dir", run, "--state-dir", dir, "--listen",
+			"127.0.0.1:0", "--metrics", ""}, trust...), nodes...)...)
 	address := readListen(t, run)
 	key, err := openwhisk.LoadKey(address, keyFile(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	call := func(method, path, body string) int {
-		request, err := http.NewRequest(method, "http://"+address+"/api/v1/namespaces/_/actions/"+path, bytes.NewReader([]byte(body)))
+		request, err := http.NewRequest(method, "http://"+address+"/api/v1/namespaces/_/actions/"+
+			path, bytes.NewReader([]byte(body)))
 		if err != nil {
 			t.Error(err)
 			return 0
@@ -138,7 +146,8 @@ func TestOneInvokerAndTwoNodes(t *testing.T) {
 	burst.Wait()
 	for _, name := range []string{"a", "b"} {
 		var status api.StatusReply
-		if err := json.Unmarshal([]byte(must(t, "status", "--json", "--run-dir", filepath.Join(dir, name))), &status); err != nil {
+		if err := json.Unmarshal([]byte(must(t, "status",
+			"--json", "--run-dir", filepath.Join(dir, name))), &status); err != nil {
 			t.Fatal(err)
 		}
 		if len(status.Sandboxes) != 4 {

@@ -62,20 +62,23 @@ func runWsk(t *testing.T, wsk string) {
 	url, secureURL, key, flags := endpoint(t)
 	dir := t.TempDir()
 	for name, content := range map[string]string{
-		".wskprops": "APIHOST=" + url + "\nAUTH=" + key + "\n", "hello.py": "def main(args): return args\n", "a.zip": "PK\x03\x04",
+		".wskprops": "APIHOST=" + url + "\nAUTH=" + key +
+			"\n", "hello.py": "def main(args): return args\n", "a.zip": "PK\x03\x04",
 		"many.json": `{"x":"` + strings.Repeat("x", 1<<20) + `"}`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	bob := strings.TrimSpace(must(t, append([]string{"user", "create", "bob", "--invocations-per-minute", "1"}, flags...)...))
+	bob := strings.TrimSpace(must(t,
+		append([]string{"user", "create", "bob", "--invocations-per-minute", "1"}, flags...)...))
 	run := func(args ...string) (string, int) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, wsk, args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "WSK_CONFIG_FILE="+filepath.Join(dir, ".wskprops"), "HOME="+dir)
+		cmd.Env = append(os.Environ(), "WSK_CONFIG_FILE="+filepath.Join(dir, ".wskprops"), "HOME="+
+			dir)
 		out, err := cmd.CombinedOutput()
 		if cmd.ProcessState == nil {
 			t.Fatalf("wsk %s: %v", strings.Join(args, " "), err)
@@ -89,11 +92,13 @@ func runWsk(t *testing.T, wsk string) {
 			out, code = run(strings.Split(c.args, " ")...)
 		}
 		if code != c.code || !strings.Contains(out, c.says) {
-			t.Errorf("wsk %s: exit code %d, want %d; it should say %q:\n%.2000s", c.args, code, c.code, c.says, out)
+			t.Errorf("wsk %s: exit code %d, want %d; it should say %q:\n%.2000s", c.args, code,
+				c.code, c.says, out)
 		}
 	}
 	for secret, status := range map[string]int{"secret": 200, "another": 401} {
-		request, err := http.NewRequest("GET", url+"/api/v1/web/guest/default/page.json/a/path?b=2", nil)
+		request, err := http.NewRequest("GET", url+"/api/v1/web/guest/default/page.json/a/path?b=2",
+			nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,11 +109,13 @@ func runWsk(t *testing.T, wsk string) {
 		}
 		body, err := io.ReadAll(got.Body)
 		got.Body.Close()
-		if err != nil || got.StatusCode != status || status == 200 && !strings.Contains(string(body), `"__ow_path":"/a/path","b":"2"`) {
+		if err != nil || got.StatusCode != status ||
+			status == 200 && !strings.Contains(string(body), `"__ow_path":"/a/path","b":"2"`) {
 			t.Errorf("the page: HTTP %d %s, %v; want %d", got.StatusCode, body, err, status)
 		}
 	}
-	if saved, err := os.ReadFile(filepath.Join(dir, "saved.py")); err != nil || string(saved) != "def main(args): return args\n" {
+	if saved, err := os.ReadFile(filepath.Join(dir, "saved.py")); err != nil ||
+		string(saved) != "def main(args): return args\n" {
 		t.Errorf("what was saved: %q, %v", saved, err)
 	}
 }
@@ -271,7 +278,8 @@ func TestOpenWhiskClientDeploysTheSamples(t *testing.T) {
 				t.Errorf("%s: %s is %q, want %q", f.Name, p.Key, p.Value, f.Parameters[p.Key])
 			}
 		}
-		if got.Exec.Kind != f.Kind || got.Limits.Memory != f.MemoryMB || got.Limits.Timeout != f.TimeoutMs || len(got.Parameters) != len(f.Parameters) {
+		if got.Exec.Kind != f.Kind || got.Limits.Memory != f.MemoryMB ||
+			got.Limits.Timeout != f.TimeoutMs || len(got.Parameters) != len(f.Parameters) {
 			t.Errorf("%s is %+v, want %+v", f.Name, got, f)
 		}
 	}

@@ -46,14 +46,16 @@ func TestLivePage(t *testing.T) {
 	if out == "" {
 		out = t.TempDir()
 	}
-	for name, listen := range map[string]string{"well-known": "127.0.0.1:0", "secret": "0.0.0.0:0"} {
+	for name, listen := range map[string]string{"well-known": "127.0.0.1:0",
+		"secret": "0.0.0.0:0"} {
 		t.Run(name, func(t *testing.T) {
 			url, secret := servePage(t, listen)
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 			defer cancel()
 			script := exec.CommandContext(ctx, "node", "page.js")
 			script.Dir = folder
-			script.Env = append(os.Environ(), "URL="+url, "KEY="+secret, "VFS=200", "CHROMIUM="+chromium, "SHOTS="+out)
+			script.Env = append(os.Environ(), "URL="+url, "KEY="+secret, "VFS=200", "CHROMIUM="+
+				chromium, "SHOTS="+out)
 			var figures, complaint bytes.Buffer
 			script.Stdout, script.Stderr = &figures, &complaint
 			if err := script.Run(); err != nil {
@@ -63,7 +65,8 @@ func TestLivePage(t *testing.T) {
 				t.Fatalf("no figures: %q", figures.Bytes())
 			}
 			t.Logf("%s", figures.Bytes())
-			if err := os.WriteFile(filepath.Join(out, "page.json"), figures.Bytes(), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(out, "page.json"),
+				figures.Bytes(), 0o644); err != nil {
 				t.Error(err)
 			}
 		})
@@ -122,7 +125,8 @@ func agentWithVFs(t *testing.T, dir string) *agent.Agent {
 			Subnet: netip.MustParsePrefix("10.0.0.0/16"), First: netip.MustParseAddr("10.0.1.0"),
 		},
 		Reports: &startup.Reports{Dir: dir, Keep: 1}, Log: slog.New(slog.DiscardHandler),
-		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute, Init: time.Minute},
+		Deadlines: startup.Deadlines{Image: time.Minute, Wire: time.Minute, Boot: time.Minute,
+			Init: time.Minute},
 	}
 	a := agent.New(agent.Config{
 		Version: "test", Driver: "sim", Starter: starter, VFs: pool,

@@ -16,7 +16,8 @@ import (
 // TestASandboxIsReached reads what a sandbox writes and speaks to it, by the commands.
 func TestASandboxIsReached(t *testing.T) {
 	run := t.TempDir()
-	agent := fastiov(t, "agent", "--sandbox", "sim", "--sim-start", "0", "--run-dir", run, "--metrics", "")
+	agent := fastiov(t, "agent", "--sandbox", "sim", "--sim-start", "0", "--run-dir", run,
+		"--metrics", "")
 	start(t, agent)
 	waitForSocket(t, run)
 	node, hangUp, err := api.Dial(filepath.Join(run, "node.sock"), api.Keys{})
@@ -64,7 +65,8 @@ func TestASandboxIsReached(t *testing.T) {
 		}
 	}
 	for range 3 {
-		response, err := http.Post("http://"+address+"/run", "application/json", strings.NewReader(body))
+		response, err := http.Post("http://"+address+"/run", "application/json",
+			strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}

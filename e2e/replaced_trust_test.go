@@ -49,14 +49,16 @@ func TestAnAgentIsReplacedAndReplacedBack(t *testing.T) {
 				Image: "python:3", MemoryMib: 192, Init: []byte(sandboxtest.Init),
 			}
 			replace(t, request, []string{"--sandbox", "qemu", "--boot-deadline", "3m"},
-				[]string{"--images", replacedDir + "/images"}, []string{"--images", testbed.ImagesDir})
+				[]string{"--images", replacedDir + "/images"},
+				[]string{"--images", testbed.ImagesDir})
 		})
 	})
 }
 
 func replace(t *testing.T, request *api.StartRequest, sandbox, old, fresh []string) {
 	flags := append([]string{
-		"agent", "--run-dir", replacedRun, "--state-dir", t.TempDir(), "--metrics", "", "--pf", "igb",
+		"agent", "--run-dir", replacedRun, "--state-dir", t.TempDir(), "--metrics", "", "--pf",
+		"igb",
 		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100",
 		"--gateway", "10.0.2.2", "--dns", "10.0.2.3",
 	}, sandbox...)
@@ -86,7 +88,8 @@ func replace(t *testing.T, request *api.StartRequest, sandbox, old, fresh []stri
 	}
 	agent = agent.replacedBy(former())
 	agent = agent.replacedBy(present())
-	if _, err := agent.node.Drain(t.Context(), &api.DrainRequest{Cancel: true, Once: true}); err != nil {
+	if _, err := agent.node.Drain(t.Context(),
+		&api.DrainRequest{Cancel: true, Once: true}); err != nil {
 		t.Error(err)
 	}
 	agent.allIdle()

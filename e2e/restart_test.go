@@ -35,7 +35,8 @@ func TestAStoppedVMMDelaysNoRestart(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1}, func(t *testing.T) {
 		const runDir = "/run/fastiov-restart"
 		flags := []string{
-			"agent", "--sandbox", "bare", "--run-dir", runDir, "--state-dir", t.TempDir(), "--metrics", "",
+			"agent", "--sandbox", "bare", "--run-dir", runDir, "--state-dir", t.TempDir(),
+			"--metrics", "",
 			"--pf", "igb", "--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100",
 			"--gateway", "10.0.2.2", "--dns", "10.0.2.3",
 		}
@@ -125,7 +126,8 @@ func TestADrainOutlivesTheAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		says, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
+		says, err := healthpb.NewHealthClient(conn).Check(t.Context(),
+			&healthpb.HealthCheckRequest{})
 		if err != nil || says.Status != want {
 			t.Errorf("health: %v, %v; want %v", says, err, want)
 		}
@@ -205,11 +207,13 @@ func TestARestartAmongMany(t *testing.T) {
 		one, some := among(1, 0, full(1)), among(n/5, 0, full(n/5))
 		each := (some.CPU - one.CPU) / float64(n/5-1)
 		bound := one.LastAdopted + 1.3*float64(n)*each
-		t.Logf("each costs the processor %.1f ms; all are to be adopted within %.0f ms", each, bound)
+		t.Logf("each costs the processor %.1f ms; all are to be adopted within %.0f ms",
+			each, bound)
 		for stopped := range 2 {
 			r := among(n, stopped, full(n))
 			if r.LastAdopted > bound {
-				t.Errorf("%d were stopped: the last is adopted after %.0f ms", stopped, r.LastAdopted)
+				t.Errorf("%d were stopped: the last is adopted after %.0f ms",
+					stopped, r.LastAdopted)
 			}
 			if r.Serves > r.FirstAdopted {
 				t.Errorf("%d were stopped: the first is adopted before the agent answers", stopped)

@@ -59,7 +59,8 @@ func TestASilentGuestDelaysNoRestart(t *testing.T) {
 	testbed.Inside(t, needs, func(t *testing.T) {
 		const runDir, silent = "/run/fastiov-silent", "silent"
 		flags := []string{
-			"agent", "--run-dir", runDir, "--state-dir", t.TempDir(), "--metrics", "", "--pf", "igb",
+			"agent", "--run-dir", runDir, "--state-dir", t.TempDir(), "--metrics", "", "--pf",
+			"igb",
 			"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100",
 			"--gateway", "10.0.2.2", "--dns", "10.0.2.3",
 			"--sandbox", "qemu", "--images", testbed.ImagesDir, "--boot-deadline", "3m",

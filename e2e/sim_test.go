@@ -39,10 +39,12 @@ func TestALifeInSimulation(t *testing.T) {
 	run := filepath.Join(dir, "run")
 	metrics := listenLater(t)
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
-	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics", metrics)
+	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir,
+		"--listen", "127.0.0.1:0", "--metrics", metrics)
 
 	var burst bench.BurstResult
-	if err := json.Unmarshal([]byte(must(t, "burst", "--n", "20", "--rounds", "2", "--json", "--run-dir", run, "--state-dir", dir)), &burst); err != nil {
+	if err := json.Unmarshal([]byte(must(t, "burst", "--n", "20", "--rounds", "2",
+		"--json", "--run-dir", run, "--state-dir", dir)), &burst); err != nil {
 		t.Fatal(err)
 	}
 	if burst.Driver != "sim" || burst.Requested != 40 || burst.Answered != 40 || burst.Leaked != 0 {
@@ -62,7 +64,8 @@ func TestALifeInSimulation(t *testing.T) {
 		}
 	}
 	// traces are batched for a second
-	for end := time.Now().Add(20 * time.Second); traced(t, metrics) < 40; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); traced(t, metrics) < 40; time.Sleep(
+		50 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d of 40 cold starts have left a trace", traced(t, metrics))
 		}
@@ -70,20 +73,23 @@ func TestALifeInSimulation(t *testing.T) {
 
 	must(t, "drain", "--run-dir", run)
 	var status api.StatusReply
-	if err := json.Unmarshal([]byte(must(t, "status", "--json", "--run-dir", run)), &status); err != nil {
+	if err := json.Unmarshal([]byte(must(t, "status", "--json", "--run-dir", run)),
+		&status); err != nil {
 		t.Fatal(err)
 	}
 	if !status.Draining || len(status.Sandboxes) != 0 || len(status.Leftovers) != 0 {
 		t.Errorf("%+v", &status)
 	}
 	must(t, "drain", "--undo", "--run-dir", run)
-	if out, err := fastiov(t, "report", "nobody", "--run-dir", run).CombinedOutput(); err == nil || !strings.Contains(string(out), "no report of") {
+	if out, err := fastiov(t, "report", "nobody", "--run-dir", run).CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "no report of") {
 		t.Errorf("report of an unknown sandbox: %v, %s", err, out)
 	}
 	if out := must(t, "report", "--run-dir", run); !strings.HasPrefix(out, "SANDBOX") {
 		t.Errorf("the list of reports: %s", out)
 	}
-	if out, err := fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run).CombinedOutput(); err == nil || !strings.Contains(string(out), "runs on") {
+	if out, err := fastiov(t, "agent", "--sandbox", "sim", "--run-dir",
+		run).CombinedOutput(); err == nil || !strings.Contains(string(out), "runs on") {
 		t.Errorf("a second agent on one run directory: %v, %s", err, out)
 	}
 	must(t, "down", "--run-dir", run)
@@ -115,7 +121,8 @@ func TestABurstBringsItsOwnSim(t *testing.T) {
 	// on a busy machine the times are not the programmed ones, which is an error of the command
 	out, err := cmd.Output()
 	var burst bench.BurstResult
-	if json.Unmarshal(out, &burst) != nil || burst.Driver != "sim" || burst.Answered != 20 || burst.Leaked != 0 || len(burst.Told) != len(sim.Table1(1)) {
+	if json.Unmarshal(out, &burst) != nil || burst.Driver != "sim" || burst.Answered != 20 ||
+		burst.Leaked != 0 || len(burst.Told) != len(sim.Table1(1)) {
 		t.Errorf("%v, %s", err, out)
 	}
 	if told := burst.Told[timeline.VFIODev]; told.Ms != 48.1 || told.MedianOff < 0 {
@@ -167,11 +174,13 @@ func TestTheLivePageIsThere(t *testing.T) {
 		t.Cleanup(func() { resp.Body.Close() })
 		return resp
 	}
-	if page, err := io.ReadAll(ask("GET", "/ui", "").Body); err != nil || !strings.Contains(string(page), key) {
+	if page, err := io.ReadAll(ask("GET", "/ui", "").Body); err != nil ||
+		!strings.Contains(string(page), key) {
 		t.Errorf("the page has not the key that everybody has: %v, %s", err, page)
 	}
 	var result bench.BurstResult
-	if err := json.NewDecoder(ask("POST", "/ui/burst", `{"n":5}`).Body).Decode(&result); err != nil || result.Answered != 5 {
+	if err := json.NewDecoder(ask("POST", "/ui/burst", `{"n":5}`).Body).Decode(
+		&result); err != nil || result.Answered != 5 {
 		t.Fatalf("%+v, %v", result, err)
 	}
 	feed := bufio.NewScanner(ask("GET", "/ui/feed", "").Body)
@@ -201,9 +210,11 @@ func endpoint(t *testing.T) (url, secureURL, key string, flags []string) {
 	t.Helper()
 	dir := t.TempDir()
 	listen, secure := listenLater(t), listenLater(t)
-	flags = []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state")}
+	flags = []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir",
+		filepath.Join(dir, "state")}
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
-	must(t, append([]string{"up", "--sandbox", "sim", "--listen", listen, "--https", secure, "--metrics", listenLater(t)}, flags...)...)
+	must(t, append([]string{"up", "--sandbox", "sim", "--listen", listen, "--https", secure,
+		"--metrics", listenLater(t)}, flags...)...)
 	guest, err := openwhisk.LoadKey(listen, "")
 	if err != nil {
 		t.Fatal(err)

@@ -19,14 +19,17 @@ import (
 func standing(t *testing.T, more ...string) (w *whisk, dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	background(t, "agent", "--sandbox", "sim", "--metrics", "", "--run-dir", filepath.Join(dir, "agent"), "--state-dir", filepath.Join(dir, "node"))
+	background(t, "agent", "--sandbox", "sim", "--metrics", "",
+		"--run-dir", filepath.Join(dir, "agent"), "--state-dir", filepath.Join(dir, "node"))
 	w = &whisk{t: t, name: "one", address: listenLater(t), metrics: listenLater(t)}
 	var err error
 	if w.key, err = openwhisk.LoadKey(w.address, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.args = append([]string{"invoker", "--node", filepath.Join(dir, "agent", nodeSocket), "--listen", w.address,
-		"--metrics", w.metrics, "--run-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state")}, more...)
+	w.args = append([]string{"invoker", "--node", filepath.Join(dir, "agent", nodeSocket),
+		"--listen", w.address,
+		"--metrics", w.metrics, "--run-dir", filepath.Join(dir, "run"), "--state-dir",
+		filepath.Join(dir, "state")}, more...)
 	w.start()
 	t.Cleanup(w.kill)
 	return w, dir
@@ -107,7 +110,9 @@ func TestAStopWaitsForWhatRuns(t *testing.T) {
 		t.Errorf("/readyz answers %d before the stop", got)
 	}
 	ended := w.stop()
-	until(t, "/readyz answers 503", func() bool { return w.readyz() == http.StatusServiceUnavailable })
+	until(t, "/readyz answers 503", func() bool {
+		return w.readyz() == http.StatusServiceUnavailable
+	})
 	if status := w.call(t.Context(), "GET", "actions", "", new(any)); status != 0 {
 		t.Errorf("a request after that is answered with %d", status)
 	}
@@ -117,7 +122,8 @@ func TestAStopWaitsForWhatRuns(t *testing.T) {
 	<-ended
 	w.start()
 	var record struct{ Response struct{ Status string } }
-	if status := w.call(t.Context(), "GET", "activations/"+promised, "", &record); status != 200 || record.Response.Status != "success" {
+	if status := w.call(t.Context(), "GET", "activations/"+promised, "", &record); status != 200 ||
+		record.Response.Status != "success" {
 		t.Errorf("the promised call that ran has the record %d %+v", status, record)
 	}
 }
@@ -130,13 +136,15 @@ func TestAStopEndsWhatTakesTooLong(t *testing.T) {
 	w.runs(1)
 	ended := w.stop()
 	r := <-blocking
-	if r.status != http.StatusInternalServerError || r.body.Response.Status != "whisk internal error" {
+	if r.status != http.StatusInternalServerError ||
+		r.body.Response.Status != "whisk internal error" {
 		t.Errorf("answered with %d %+v", r.status, r.body)
 	}
 	t.Log(r.body.Response.Result)
 	<-ended
 	w.start()
-	if status := w.call(t.Context(), "GET", "activations/"+r.body.ActivationID, "", new(any)); status != 200 {
+	if status := w.call(t.Context(), "GET",
+		"activations/"+r.body.ActivationID, "", new(any)); status != 200 {
 		t.Errorf("its record: %d", status)
 	}
 }
@@ -150,14 +158,17 @@ func TestTheNextPoolHasWhatWasLeftWarm(t *testing.T) {
 				if r := <-w.ask("hello?blocking=true", `{}`); r.status != 200 {
 					t.Fatalf("%+v", r)
 				}
-				if got := sample(t, w.metrics, `fastiov_pool_decisions_total{kind="cold"}`); got != want {
+				if got := sample(t, w.metrics,
+					`fastiov_pool_decisions_total{kind="cold"}`); got != want {
 					t.Errorf("%v cold starts, want %v", got, want)
 				}
 			}
 			w.put("hello", helloAction)
 			cold(1)
 			if name == "paused" {
-				until(t, "it is paused", func() bool { return sample(t, w.metrics, `fastiov_pool_sandboxes{phase="paused"}`) == 1 })
+				until(t, "it is paused", func() bool {
+					return sample(t, w.metrics, `fastiov_pool_sandboxes{phase="paused"}`) == 1
+				})
 			}
 			<-w.stop()
 			w.start()

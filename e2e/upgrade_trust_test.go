@@ -41,7 +41,8 @@ func TestAnUpgradeEndsWhatAFormerVersionLeft(t *testing.T) {
 		t.Run("qemu", func(t *testing.T) {
 			upgrade(t, &api.StartRequest{Image: "python:3", MemoryMib: 192},
 				[]string{"--sandbox", "qemu", "--boot-deadline", "3m"},
-				[]string{"--images", formerDir + "/images"}, []string{"--images", testbed.ImagesDir})
+				[]string{"--images", formerDir + "/images"},
+				[]string{"--images", testbed.ImagesDir})
 		})
 	})
 }
@@ -62,7 +63,8 @@ func former(t *testing.T, commit, folder string) map[string]string {
 	if err := run(".", "git", "rev-parse", "--verify", commit+"^{commit}"); err != nil {
 		t.Skipf("the former version is not in this clone's history: %v", err)
 	}
-	if err := run(".", "git", "clone", "--quiet", "--shared", "--no-checkout", "..", source); err != nil {
+	if err := run(".", "git", "clone", "--quiet", "--shared", "--no-checkout", "..",
+		source); err != nil {
 		t.Fatal(err)
 	}
 	for _, step := range [][]string{
@@ -77,7 +79,8 @@ func former(t *testing.T, commit, folder string) map[string]string {
 	}
 	files := map[string]string{folder + "/fastiov": dir + "/fastiov"}
 	for _, name := range []string{
-		"guest/kernel", "guest/initrd", "runtimes/python_3/root.erofs", "runtimes/python_3/config.json",
+		"guest/kernel", "guest/initrd", "runtimes/python_3/root.erofs",
+		"runtimes/python_3/config.json",
 	} {
 		files[folder+"/images/"+name] = dir + "/images/" + name
 	}
@@ -93,7 +96,8 @@ func former(t *testing.T, commit, folder string) map[string]string {
 
 func upgrade(t *testing.T, request *api.StartRequest, sandbox, old, fresh []string) {
 	flags := append([]string{
-		"agent", "--run-dir", upgradeRun, "--state-dir", t.TempDir(), "--metrics", "", "--pf", "igb",
+		"agent", "--run-dir", upgradeRun, "--state-dir", t.TempDir(), "--metrics", "", "--pf",
+		"igb",
 		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100",
 		"--gateway", "10.0.2.2", "--dns", "10.0.2.3",
 	}, sandbox...)

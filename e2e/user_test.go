@@ -58,15 +58,18 @@ func put(t *testing.T, address, key, name string) {
 // ended.
 func TestUsers(t *testing.T) {
 	dir := t.TempDir()
-	flags := []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state")}
+	flags := []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir",
+		filepath.Join(dir, "state")}
 	user := func(args ...string) string {
 		t.Helper()
 		return strings.TrimSpace(must(t, append(append([]string{"user"}, args...), flags...)...))
 	}
 	wrong := func(says string, args ...string) {
 		t.Helper()
-		out, err := fastiov(t, append(append([]string{"user"}, args...), flags...)...).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), says) || strings.Count(string(out), "\n") != 1 {
+		out, err := fastiov(t, append(append([]string{"user"}, args...), flags...)...).
+			CombinedOutput()
+		if err == nil || !strings.Contains(string(out), says) ||
+			strings.Count(string(out), "\n") != 1 {
 			t.Errorf("user %v: %v, %s; want a line with %q", args, err, out, says)
 		}
 	}
@@ -75,8 +78,10 @@ func TestUsers(t *testing.T) {
 
 	address := listenLater(t)
 	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
-	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""}, flags...)...)
-	if status, namespaces := opens(t, address, ann); status != 200 || len(namespaces) != 1 || namespaces[0] != "a" {
+	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""},
+		flags...)...)
+	if status, namespaces := opens(t, address, ann); status != 200 || len(namespaces) != 1 ||
+		namespaces[0] != "a" {
 		t.Errorf("ann: HTTP %d, %v", status, namespaces)
 	}
 	bob := user("create", "bob")
@@ -87,7 +92,8 @@ func TestUsers(t *testing.T) {
 	if status, _ := opens(t, address, bob); status != 200 {
 		t.Errorf("bob: HTTP %d", status)
 	}
-	if list := user("list"); !strings.Contains(list, "blocked") || !strings.Contains(list, "guest") || strings.Contains(list, bob[37:]) {
+	if list := user("list"); !strings.Contains(list, "blocked") ||
+		!strings.Contains(list, "guest") || strings.Contains(list, bob[37:]) {
 		t.Errorf("list:\n%s", list)
 	}
 	var subject access.Subject
@@ -112,7 +118,8 @@ func TestUsers(t *testing.T) {
 	if status, _ := opens(t, address, revoked); status != 401 {
 		t.Errorf("the revoked key: HTTP %d", status)
 	}
-	if status, namespaces := opens(t, address, ann); status != 200 || !slices.Equal(namespaces, []string{"a"}) {
+	if status, namespaces := opens(t, address, ann); status != 200 ||
+		!slices.Equal(namespaces, []string{"a"}) {
 		t.Errorf("another key: HTTP %d, %v", status, namespaces)
 	}
 	wrong("no such subject", "create", "eve", "--revoke")
@@ -131,7 +138,8 @@ func TestUsers(t *testing.T) {
 	if out := user("delete", "bob", "--purge"); out != "deleted 1 entities and 0 records" {
 		t.Errorf("purge without an invoker: %s", out)
 	}
-	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""}, flags...)...)
+	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""},
+		flags...)...)
 	wrong("built in", "delete", "guest")
 	wrong("no name", "create", "a/b")
 

@@ -15,7 +15,6 @@ import (
 // The rooms that have wide lines or comments that are not plain, as folders without those below
 // them. Only take rooms off.
 var notPlainYet = []string{
-	"e2e",
 	"kernel-mod/fastiovd", // its text is part of the key of a kernel that takes long to build
 }
 
