@@ -43,7 +43,7 @@ func newBase(dir string) (*rootfs.Tree, error) {
 	return t, nil
 }
 
-// isNoise tells what of a package nobody in an image reads.
+// isNoise reports whether a file of a package is of no use in an image.
 func isNoise(name string) bool {
 	for _, dir := range []string{"/usr/share/doc", "/usr/share/man", "/usr/share/info",
 		"/usr/share/locale", "/usr/share/lintian", "/usr/share/bug"} {

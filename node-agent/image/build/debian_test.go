@@ -114,8 +114,8 @@ func elfFile(content string) []byte {
 		uint64(len(content)), uint64(4))
 	b.WriteString(content + names)
 	section := func(name, kind uint32, offset, size uint64) {
-		put(name, kind, uint64(0), uint64(0), offset, size, uint32(0), uint32(0), uint64(1),
-			uint64(0))
+		put(name, kind, uint64(0), uint64(0), offset, size, uint32(0),
+			uint32(0), uint64(1), uint64(0))
 	}
 	section(0, 0, 0, 0)
 	section(1, uint32(elf.SHT_PROGBITS), at, uint64(len(content)))

@@ -25,8 +25,8 @@ const (
 	orderName = "order"
 )
 
-// Guest returns what a microVM boots from: Debian's kernel and an initrd that holds the guest agent
-// as /init. All that packages are needed for is its base, so another guest agent needs no mirror.
+// Guest returns the files that a microVM boots from: Debian's kernel and an initrd that holds the
+// guest agent as /init. Only the base needs packages, so another guest agent needs no mirror.
 func (b *Builder) Guest(ctx context.Context) (image.Boot, error) {
 	program, err := guestAgent(ctx)
 	if err != nil {

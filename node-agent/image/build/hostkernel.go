@@ -21,10 +21,10 @@ type Patched struct {
 	Selftests string // the directory of the kernel's selftests, programs that run on it
 }
 
-// Patched returns what the testbed's host boots from with fastiov's kernel: Debian's source with
-// the patches, everything built in, the module fastiovd in the initrd, and Debian's user space.
-// Building the kernel takes a quarter of an hour on two cores, once. The debug kernel finds its own
-// mistakes.
+// Patched returns the files that the testbed's host boots from with fastiov's kernel: Debian's
+// source with the patches, everything built in, the module fastiovd in the initrd, and Debian's
+// user space. Building the kernel takes a quarter of an hour on two cores, once. The debug kernel
+// finds its own mistakes.
 func (b *Builder) Patched(ctx context.Context, debug bool) (Patched, error) {
 	host, err := b.Testbed(ctx)
 	if err != nil {

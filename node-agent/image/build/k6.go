@@ -39,7 +39,7 @@ func k6Inputs() []string {
 	return []string{k6Module + "@" + v.K6, runtime.GOARCH}
 }
 
-// buildK6 has Go fetch and compile the module: some 900 packages, of which it names each as it
+// buildK6 has Go fetch and compile the module: some 900 packages, each of which it names as it
 // goes.
 func buildK6(ctx context.Context, dir string, say func(string, ...any)) error {
 	module := k6Inputs()[0]
@@ -59,7 +59,7 @@ func buildK6(ctx context.Context, dir string, say func(string, ...any)) error {
 	compiled, last := 0, ""
 	for lines := bufio.NewScanner(said); lines.Scan(); {
 		last = lines.Text()
-		if !strings.Contains(last, " ") { // a package; what is said otherwise is told in sentences
+		if !strings.Contains(last, " ") { // a package; Go's other messages are sentences
 			if compiled++; compiled%100 == 0 {
 				say("compiling, %d packages so far", compiled)
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// modules are the kernel modules in a tree, by name. A module's own .modinfo section says what it
+// modules holds the kernel modules in a tree, by name. A module's own .modinfo section says what it
 // needs, so no index is read.
 type modules struct {
 	tree *rootfs.Tree

@@ -16,7 +16,7 @@ import (
 // A patched is a program of Debian's source, a series of our patches and a configuration.
 type patched struct {
 	recipe string // how it is made, with a number that rises when that changes
-	pin    string // what versions.yaml pins the source by
+	pin    string // pins the source in versions.yaml
 	source string // the package that brings the source, as usr/src/SOURCE.tar.xz
 	tree   string // the directory of its entry that the source is unpacked into
 	files  fs.FS
@@ -28,14 +28,14 @@ type patched struct {
 	compile func(ctx context.Context, dir, tree string, say func(string, ...any)) error
 }
 
-// inputs returns what the key of its entry is made of. In another order the same would be built
-// again, which takes minutes.
+// inputs returns the parts of the entry's key. In another order the same would be built again,
+// which takes minutes.
 func (p patched) inputs() []string {
 	patches := contentOf(p.files, p.series)
 	return []string{p.recipe, versions().Pins[p.pin], string(p.config), patches}
 }
 
-// patched returns the entry called name of what is made of patched source.
+// patched returns the entry called name, made of patched source.
 func (b *Builder) patched(ctx context.Context, name string, p patched) (dir string, err error) {
 	build := func(ctx context.Context, dir string, say func(string, ...any)) error {
 		if err := install(ctx, say, p.tools); err != nil {
@@ -96,8 +96,8 @@ func (p patched) apply(ctx context.Context, tree string, say func(string, ...any
 			return err
 		}
 		say("applying %s", name)
-		cmd := command(ctx, "patch", "--strip=1", "--fuzz=0", "--batch", "--forward",
-			"--directory", tree)
+		cmd := command(ctx, "patch",
+			"--strip=1", "--fuzz=0", "--batch", "--forward", "--directory", tree)
 		cmd.Stdin = bytes.NewReader(patch)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s does not apply: %w: %s", name, err, lastLine(out))

@@ -25,7 +25,7 @@ func compilePython(ctx context.Context, t *rootfs.Tree, tmp string) error {
 	return compileAndUsePython(ctx, t, tmp, "")
 }
 
-// compileAndUsePython runs a line of Python, if there is one, in what was compiled.
+// compileAndUsePython compiles the tree and runs a line of Python in it, if there is one.
 func compileAndUsePython(ctx context.Context, t *rootfs.Tree, tmp, use string) error {
 	for _, name := range pythonUnused {
 		if err := t.Remove(pythonLibrary + "/" + name); err != nil {

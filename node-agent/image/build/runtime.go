@@ -61,7 +61,7 @@ var recipes = map[string]runtimeRecipe{
 	},
 }
 
-// runtimeApplets are the busybox commands that an action may expect to find.
+// runtimeApplets lists the busybox commands that an action may expect to find.
 var runtimeApplets = []string{
 	"awk", "basename", "cat", "cp", "cut", "date", "dirname", "env", "expr", "false", "find",
 	"grep", "gunzip", "gzip", "head", "hostname", "id", "ip", "ln", "ls", "mkdir", "mktemp", "mv",

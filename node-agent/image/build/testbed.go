@@ -11,21 +11,21 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// testbedPackages make up the host that the testbed boots: a node, with what people want when
-// they look at one.
+// testbedPackages lists the packages of the host that the testbed boots: a node, with the tools
+// that people want when they look at one.
 var testbedPackages = []string{kernelPackage, "bash", "busybox-static", "ca-certificates",
 	"coreutils", "iproute2", "kmod", "mount",
 	"openssh-server", "pciutils", "procps", "qemu-system-x86", "util-linux"}
 
-// testbedOmits are packages that only maintainer scripts and a package manager need.
+// testbedOmits lists packages that only maintainer scripts and a package manager need.
 var testbedOmits = []string{
 	kernelPackage, "linux-image-*", "linux-base", "initramfs-tools*", "klibc-utils", "libklibc",
 	"perl*", "libperl*", "debconf*", "dpkg", "adduser", "ucf", "gcc-12-base", "cpio", "logsave",
 	"e2fsprogs", "libtext-*", "libfile-*", "libnumber-*",
 }
 
-// testbedDrivers are the kernel's driver directories that a host without a screen, disks or radio
-// has a use for; the rest of the kernel is kept whole.
+// testbedDrivers lists the kernel's driver directories that a host without a screen, disks or radio
+// can use; the rest of the kernel is kept whole.
 var testbedDrivers = []string{
 	"acpi", "block", "char", "crypto", "dca", "dma", "hwmon", "i2c", "iommu", "md", "net/dummy.ko",
 	"net/tun.ko", "net/tap.ko", "net/veth.ko", "net/macvlan.ko", "net/macvtap.ko", "net/ipvlan",
@@ -35,7 +35,7 @@ var testbedDrivers = []string{
 	"vdpa", "vfio", "vhost", "virt", "virtio",
 }
 
-// applets are the busybox commands that get a name of their own where no package brings one.
+// applets lists the busybox commands that get a name of their own where no package brings one.
 var applets = []string{
 	"arping", "awk", "clear", "cpio", "diff", "find", "grep", "gunzip", "gzip", "hexdump",
 	"hostname", "less", "nc", "netstat", "nslookup", "ping", "poweroff", "reboot", "sed", "sh",
@@ -43,8 +43,8 @@ var applets = []string{
 	"xxd", "zcat",
 }
 
-// testbedBootModules are needed before the root image is mounted; erofs looks for crc32c by its
-// algorithm, not by its module.
+// testbedBootModules lists the modules that are needed before the root image is mounted; erofs
+// looks for crc32c by its algorithm, not by its module.
 var testbedBootModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay"}
 
 var (
@@ -56,8 +56,8 @@ var (
 	sshdConfig []byte
 )
 
-// Testbed returns what the testbed's host boots from: Debian's kernel, an initrd that mounts the
-// root image under a tmpfs overlay, and the root image.
+// Testbed returns the files that the testbed's host boots from: Debian's kernel, an initrd that
+// mounts the root image under a tmpfs overlay, and the root image.
 func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
 	inputs := []string{"testbed 2", versions().inputs()}
 	for _, list := range [][]string{

@@ -23,7 +23,7 @@ var kernelTools = []tool{
 	{"xz", "xz-utils"}, {"ccache", "ccache"},
 }
 
-// missing are the packages of the tools that this machine lacks.
+// missing returns the packages of the tools that this machine lacks.
 func missing(tools []tool) (packages []string) {
 	for _, t := range tools {
 		find := lookPath
@@ -77,8 +77,8 @@ func command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// runApt runs an apt that asks nothing. When ctx ends, apt is asked to end, not killed: it changes
-// what is installed on this machine.
+// runApt runs an apt that asks nothing. When ctx ends, apt is asked to end, not killed, because it
+// changes the packages of this machine.
 func runApt(ctx context.Context, words []string) error {
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
