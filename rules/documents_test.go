@@ -3,14 +3,10 @@ package rules
 import (
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 )
-
-// The documents that still have longer lines than a document may have.
-var wideDocuments = []string{"ARCHITECTURE.md"}
 
 // TestDocumentsAreNarrow: a document has one sentence on a line, and a sentence that is too long
 // for a line is hard to read. The rows of tables and the lines of code blocks may be longer.
@@ -20,7 +16,6 @@ func TestDocumentsAreNarrow(t *testing.T) {
 		if filepath.Ext(path) != ".md" {
 			return
 		}
-		excepted, wide := slices.Contains(wideDocuments, path), false
 		code, number := false, 0
 		for line := range strings.Lines(read(t, path)) {
 			number++
@@ -31,16 +26,8 @@ func TestDocumentsAreNarrow(t *testing.T) {
 			if code || strings.HasPrefix(line, "|") || columns <= most {
 				continue
 			}
-			wide = true
-			if !excepted {
-				t.Errorf(
-					"%s:%d has %d columns, at most %d: make two sentences of it, one on each line",
-					path, number, columns, most)
-			}
-		}
-		if excepted && !wide {
-			t.Errorf("%s has no line of more than %d columns: remove it from wideDocuments",
-				path, most)
+			t.Errorf("%s:%d has %d columns, at most %d: make two sentences of it, one on each line",
+				path, number, columns, most)
 		}
 	})
 }
