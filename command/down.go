@@ -95,7 +95,7 @@ func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker
 // and then ends the sandboxes that it has records of.
 func endByForce(ctx context.Context, runDir string, out io.Writer) error {
 	killed := map[int]bool{}
-	// the agent first: it would start its invoker again
+	// The agent goes first: it would start its invoker again.
 	for _, socket := range []string{nodeSocket, invokerSocket} {
 		socket = filepath.Join(runDir, socket)
 		pid, process, err := serverOf(socket)

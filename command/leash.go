@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A leash joins an invoker to the agent that started it. An invoker that was started by hand has
-// none.
+// A leash joins an invoker to the agent that started it. An invoker that was started
+// otherwise has none.
 type leash struct {
 	heard *bufio.Reader
 	logs  *logFlags

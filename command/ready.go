@@ -12,7 +12,7 @@ import (
 // the process is ready; its end without that line says that it is not.
 const readyFD = "FASTIOV_READY_FD"
 
-// A parent waits for this process. fd is where it listens, or -1 if there is no such parent (any
+// A parent waits for this process. fd is where the parent listens, or -1 if there is none (any
 // more).
 type parent struct{ fd int }
 

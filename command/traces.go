@@ -49,7 +49,7 @@ func openTraces(ctx context.Context) (*tracing, error) {
 		return nil, err
 	}
 	provider := sdk.NewTracerProvider(
-		// a burst of 200 has some 3000 spans
+		// A burst of 200 has some 3000 spans.
 		sdk.WithBatcher(exporter, sdk.WithMaxQueueSize(16<<10), sdk.WithBatchTimeout(time.Second)),
 		sdk.WithIDGenerator(timeline.IDs{}),
 		sdk.WithResource(resource.NewSchemaless(semconv.ServiceName("fastiov"),

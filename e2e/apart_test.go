@@ -113,9 +113,9 @@ func TestTheInvokerIsNotRoot(t *testing.T) {
 	a.burst(t, 5)
 	text := scrape(t, a.metrics)
 	for _, want := range []string{
-		// of the agent
+		// The agent counts these,
 		`fastiov_node_stage_seconds_count{fastiov="none",netpath="none",sandbox="sim",stage="4-vfio-dev"} 5`,
-		// of the invoker
+		// and the invoker these.
 		`fastiov_cold_start_seconds_count{fastiov="none",netpath="none",sandbox="sim"} 5`,
 		`process_resident_memory_bytes{process="agent"}`,
 		`process_resident_memory_bytes{process="invoker"}`,

@@ -26,7 +26,7 @@ type call struct {
 	causedBy    string        // the kind of that one
 
 	within *composition // the composition that this is a step of, or nil
-	// the step is the composition's own conductor, which decides what is next
+	// The step is the composition's own conductor, which decides what is next.
 	conductor bool
 }
 

@@ -55,9 +55,9 @@ type note struct {
 	Transaction string      `json:"transaction"`
 	Cause       string      `json:"cause,omitempty"`
 	CausedBy    string      `json:"causedBy,omitempty"`
-	// the caller's key, only if the action asks for it
+	// The caller's key, only if the action asks for it.
 	Sealed *sealed `json:"sealed,omitempty"`
-	// of a former version, which kept it in clear
+	// The key in a note of a former version, which kept it in clear.
 	Key       *access.Key     `json:"key,omitempty"`
 	Arguments json.RawMessage `json:"arguments"`
 }

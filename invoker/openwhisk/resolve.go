@@ -28,7 +28,7 @@ type action struct {
 type resolved struct {
 	*action
 	fixed *entity.Fixed
-	// of the sandboxes that may run it, in the caller's namespace and of this version alone
+	// The group of sandboxes that may run this version of it, in the caller's namespace.
 	group   string
 	binding string // namespace/name of the package binding it was named by
 }

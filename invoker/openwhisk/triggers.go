@@ -111,7 +111,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	record.Logs = make([]string, len(rules))
 	var all sync.WaitGroup
 	for i, rule := range rules {
-		// their promises share an fsync
+		// Their promises share an fsync.
 		all.Go(func() { record.Logs[i] = a.fire(r, rq, rule, arguments) })
 	}
 	all.Wait()

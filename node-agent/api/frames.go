@@ -120,7 +120,7 @@ func (f *frames) write() {
 	defer f.mu.Unlock()
 	for len(f.unsent) > 0 && f.err == nil {
 		f.mu.Unlock()
-		// lets other goroutines that are about to send join in: a write costs more than that
+		// Let other goroutines that are about to send join in: a write costs more than that.
 		runtime.Gosched()
 		f.mu.Lock()
 		out, held := f.unsent, f.held

@@ -146,7 +146,7 @@ func (t *table) begin(ctx context.Context, in *RunsRequest, held int) (task, err
 		return task{}, status.Errorf(codes.InvalidArgument,
 			"a run of number %d is under way", in.Number)
 	}
-	// no timer: the node knows the limit, and so does the asker
+	// There is no timer: the node knows the limit, and so does the asker.
 	ctx, cancel := context.WithCancel(ctx)
 	t.cancels[in.Number] = cancel
 	return task{ctx, cancel, in, held}, nil

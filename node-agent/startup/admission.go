@@ -45,7 +45,7 @@ type Lack string
 const (
 	LackMemory Lack = "memory"
 	LackNIC    Lack = "vf"    // the label is older than the name
-	LackLink   Lack = "link"  // no NIC is free but on a card without a carrier
+	LackLink   Lack = "link"  // the only free NICs are on a card without a carrier
 	LackOther  Lack = "other" // the path to the network is closed, or cannot write down a lease
 )
 

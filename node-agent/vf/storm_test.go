@@ -17,9 +17,9 @@ func TestRefusedDevice(t *testing.T) {
 		"3,1,2,-;iommu ivhd0: AMD-Vi: Event logged [INVALID_DEVICE_REQUEST device=0000:01:10.0 pasid=0x00000 address=0xfffffffdf8000000 flags=0x0a00]":              "0000:01:10.0",
 		"4,1,2,-;amd_iommu_report_page_fault: 10432 callbacks suppressed":                                                                                           "",
 		"4,1,2,-;dmar_fault: 7702 callbacks suppressed": "",
-		// written by a process
+		// A process wrote this line.
 		"12,1,2,-;vfio-pci 0000:01:10.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0035 address=0x0 flags=0x0000]": "",
-		// written by a process
+		// A process wrote this line.
 		"12,1,2,-;DMAR: [DMA Read NO_PASID] Request device [01:10.0] fault addr 0x0": "",
 		"3,1,2,-;DMAR: DRHD: handling fault status reg 2":                            "",
 		"DMAR: [DMA Read NO_PASID] Request device [01:10.0]":                         "",

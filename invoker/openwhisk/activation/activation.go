@@ -56,23 +56,23 @@ type Record struct {
 	Subject   string `json:"sub,omitzero"`
 	Kind      string `json:"k,omitzero"`
 	Path      string `json:"p,omitzero"` // namespace/name of the action
-	// namespace/name of the package binding it was called by
+	// The namespace/name of the package binding that it was called by.
 	Binding  string    `json:"b,omitzero"`
 	Cause    string    `json:"of,omitzero"` // id of the activation that caused it
 	CausedBy string    `json:"cb,omitzero"` // the kind of that one: "sequence"
 	Limits   Limits    `json:"lim,omitzero"`
 	Start    time.Time `json:"t,omitzero"`
 	End      time.Time `json:"e,omitzero"` // zero: of a trigger, which runs nothing
-	// from accepting the request to init, or to run if the sandbox was warm
+	// The time from accepting the request to init, or to run if the sandbox was warm.
 	Wait time.Duration `json:"w,omitzero"`
-	// of a cold start; with Cold set it is reported even when 0
+	// Init belongs to a cold start; with Cold set it is reported even when 0.
 	Init     time.Duration `json:"i,omitzero"`
 	TimedOut bool          `json:"to,omitzero"`
 	Response Response      `json:"r,omitzero"`
 	Logs     []string      `json:"l,omitempty"`
-	// nil: a warm sandbox was reused, or none was reached
+	// If Cold is nil, a warm sandbox was reused, or none was reached.
 	Cold *coldstart.Record `json:"c,omitempty"`
-	// of a sequence or a conductor, whose Logs are the ids of its steps
+	// Set for a sequence or a conductor, whose Logs are the ids of its steps.
 	Composed *Composed `json:"co,omitempty"`
 }
 

@@ -67,7 +67,7 @@ func (f *Fixed) appendAll(to []byte, overridden []bool) []byte {
 			to = append(to, ',')
 		}
 		first = false
-		// text that is not UTF-8 was refused when it came in
+		// Text that is not UTF-8 was refused when it came in.
 		to, _ = jsontext.AppendQuote(to, p.Key)
 		to = append(append(to, ':'), p.Value...)
 	}

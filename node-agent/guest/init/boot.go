@@ -26,7 +26,7 @@ func mountKernel() error {
 	if err != nil {
 		return err
 	}
-	// a panic ends the machine at once
+	// A panic ends the machine at once.
 	return os.WriteFile("/proc/sys/kernel/panic", []byte("-1"), 0)
 }
 

@@ -55,7 +55,7 @@ func TestRacesOfEndsOfProcesses(t *testing.T) {
 			for round, begin := 0, time.Now(); round < rounds &&
 				time.Since(begin) < within; round++ {
 				asked += together
-				// for one round; a round that needs longer is stuck
+				// A round that needs longer is stuck.
 				ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 				defer cancel()
 				var all sync.WaitGroup

@@ -78,7 +78,7 @@ func TestACrowdAtTheGuestsDoorIsWaitedFor(t *testing.T) {
 		tries := []func(context.Context) (net.Conn, error){
 			func(context.Context) (net.Conn, error) { return nil, unix.ETIMEDOUT },
 			func(context.Context) (net.Conn, error) { return nil, unix.ECONNRESET },
-			// hangs up afterwards, to make room
+			// This one hangs up, to make room.
 			answering(func(c net.Conn) { io.ReadFull(c, make([]byte, 32)) }),
 			answering(func(c net.Conn) {
 				door.Admit(c, secret)

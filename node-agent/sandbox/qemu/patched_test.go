@@ -191,7 +191,7 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 				}
 				if parameters := &d.(*Driver).parameters; !slices.Contains(*parameters,
 					"init_on_alloc=1") {
-					// the same for each
+					// Each guest gets the same.
 					*parameters = slices.Concat(*parameters, []string{"init_on_alloc=1"})
 				}
 				return d, release, nil

@@ -11,16 +11,16 @@ import (
 type Activation struct {
 	Transaction Transaction `json:"transid"`
 	Action      Name        `json:"action"`
-	// of the action's document; empty if the controller does not know it
+	// The revision of the action's document; empty if the controller does not know it.
 	Revision   string          `json:"revision"`
 	User       Identity        `json:"user"`
 	ID         string          `json:"activationId"`
 	Controller Controller      `json:"rootControllerIndex"`
 	Blocking   bool            `json:"blocking"`
 	Content    json.RawMessage `json:"content,omitempty"`
-	// the keys of content that go to /init as environment
+	// The keys of content that go to /init as environment.
 	InitArgs []string `json:"initArgs"`
-	// key of content → the algorithm it is encrypted with
+	// For a key of content, the algorithm that its value is encrypted with.
 	LockedArgs map[string]string `json:"lockedArgs"`
 	Cause      string            `json:"cause,omitempty"`
 }
