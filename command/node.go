@@ -85,8 +85,27 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 		return nil, err
 	}
 	log.Info("node ready", "driver", f.sandbox.name, "fastiov", n.set)
-	n.adopt() // now that the API answers
+	if err := answers(ctx, f.runDir); err != nil {
+		return nil, err
+	}
+	n.adopt()
 	return n, nil
+}
+
+// answers returns when the node API has answered once. Only then are sandboxes adopted: on a machine
+// with few processors, hundreds of them would keep the first caller waiting.
+func answers(ctx context.Context, runDir string) error {
+	client, hangUp, err := dialNode(runDir)
+	if err != nil {
+		return err
+	}
+	defer hangUp()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if _, err := client.Status(ctx, &api.StatusRequest{Brief: true}); err != nil {
+		return fmt.Errorf("the node API does not answer at %s: %w", runDir, err)
+	}
+	return nil
 }
 
 // enter takes note of the sandboxes that a former agent left; n.adopt settles them, beside all

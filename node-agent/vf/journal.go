@@ -95,7 +95,11 @@ func (j journal) write(e entry) error {
 	if e.Driver == VFIO {
 		e.Driver = ""
 	}
-	e.Version = e.version()
+	if e.Version = e.version(); e.Version == sandboxVersion && e.Owner != nil {
+		owner := *e.Owner
+		owner.Kind = "" // agents of that version refuse a field that they do not know
+		e.Owner = &owner
+	}
 	data, err := json.Marshal(e)
 	if err != nil {
 		return err

@@ -125,7 +125,7 @@ func TestWhatAFormerAgentReads(t *testing.T) {
 			`{"version":1,"bdf":"0000:01:10.0","state":"idle","generation":3}`},
 		{entry{State: Leased, Owner: sandbox, Driver: VFIO},
 			`{"version":1,"bdf":"0000:01:10.0","state":"leased","generation":0,` +
-				`"owner":{"kind":"sandbox","sandbox":"a","pid":188,"start_ticks":5808}}`},
+				`"owner":{"sandbox":"a","pid":188,"start_ticks":5808}}`},
 		{entry{State: Leased, Owner: pod, Driver: VFIO}, `{"version":2,`},
 		{entry{State: Leased, Owner: sandbox, Driver: Netdev}, `{"version":2,`},
 		{entry{State: Preparing, Driver: Netdev}, `{"version":2,`},
