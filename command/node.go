@@ -92,8 +92,8 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 	return n, nil
 }
 
-// answers returns when the node API has answered once. Only then are sandboxes adopted: on a machine
-// with few processors, hundreds of them would keep the first caller waiting.
+// answers returns when the node API has answered once. Only then are sandboxes adopted: on a
+// machine with few processors, hundreds of them would keep the first caller waiting.
 func answers(ctx context.Context, runDir string) error {
 	client, hangUp, err := dialNode(runDir)
 	if err != nil {
