@@ -1,6 +1,7 @@
 package vf_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -325,6 +326,7 @@ func (m *model) journalled(l vf.Lease) error {
 	if err := json.Unmarshal(data, &e); err != nil {
 		return err
 	}
+	e.Owner.Kind = cmp.Or(e.Owner.Kind, vf.Sandbox)
 	if e.State != "leased" || e.Generation != l.Generation || e.Owner != l.Owner {
 		return fmt.Errorf("the journal of %s says %s, the lease is %+v", l.BDF, data, l)
 	}
