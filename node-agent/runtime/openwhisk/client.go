@@ -68,6 +68,9 @@ func (c *client) post(
 		return 0, nil, fmt.Errorf("runtime %s: %w", path, because(ctx, err))
 	}
 	defer response.Body.Close()
+	if response.StatusCode < http.StatusOK {
+		return 0, nil, fmt.Errorf("runtime %s: it answers with status %s", path, response.Status)
+	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 	switch {
 	case err != nil:

@@ -228,6 +228,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 // FuzzAnswer: whatever a runtime says, a call ends, with an error or an answer.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+	f.Add([]byte("HTTP/1.1 000 9\r\n\r\n{}"))
 	f.Add([]byte("HTTP/1.1 100 \r\n\r\n" +
 		"HTTP/1.1 502 X\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
