@@ -44,6 +44,17 @@ func TestVersionsStandInOnePlace(t *testing.T) {
 	})
 }
 
+// Images are made of what the machine's own apt, or debootstrap, has Debian from.
+func TestTheTreeNamesNoPackageServer(t *testing.T) {
+	server := regexp.MustCompile(`//[\w.-]*(debian\.org|ubuntu\.com)/?(debian|ubuntu|$|["'\s])`)
+	sources(t, func(path string) {
+		if found := server.FindString(read(t, path)); found != "" {
+			t.Errorf("%s names the package server %s; findArchive in node-agent/image/build "+
+				"returns the machine's", path, strings.TrimSpace(found))
+		}
+	})
+}
+
 // pinned returns the scalars that are versions: numbers with at least two dots, or Debian's with a
 // revision.
 func pinned(node *yaml.Node) []string {

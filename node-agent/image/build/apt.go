@@ -22,8 +22,9 @@ const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 // An apt is a private instance of apt: index, packages, sources and preferences below dir.
 type apt struct {
-	dir  string
-	from debian
+	dir     string
+	archive archive
+	wanted  debian
 }
 
 // prepare writes the configuration and brings the index up to date. A mirror that cannot be
@@ -55,7 +56,7 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 	if err == nil && time.Since(info.ModTime()) < indexAge {
 		return nil
 	}
-	say("reading the package index of %s", a.from.Mirror)
+	say("reading the package index of %s", a.archive.main)
 	if _, e := a.run(ctx, "apt-get", "update", "--quiet", "--error-on=any"); e != nil {
 		if err != nil || ctx.Err() != nil {
 			return e
@@ -138,23 +139,23 @@ func (a apt) command(ctx context.Context, tool string, args ...string) *exec.Cmd
 }
 
 func (a apt) sources() string {
-	line := func(archive, suite string) string {
-		const source = "deb [signed-by=%s] %s/%s %s main\n"
-		return fmt.Sprintf(source, keyring, a.from.Mirror, archive, suite)
+	line := func(uri, suite string) string {
+		return fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, uri, suite)
 	}
-	return line("debian", a.from.Suite) + line("debian", a.from.Suite+"-updates") +
-		line("debian-security", a.from.Suite+"-security") + line("debian", a.from.Backports)
+	main, suite := a.archive.main, a.wanted.Suite
+	return line(main, suite) + line(main, suite+"-updates") +
+		line(a.archive.security, suite+"-security") + line(main, a.wanted.Backports)
 }
 
 func (a apt) preferences() string {
 	var b strings.Builder
-	for _, source := range a.from.Sources {
+	for _, source := range a.wanted.Sources {
 		const pin = "Package: src:%s\nPin: release n=%s\nPin-Priority: 600\n\n"
-		fmt.Fprintf(&b, pin, source, a.from.Backports)
+		fmt.Fprintf(&b, pin, source, a.wanted.Backports)
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.from.Pins)) {
+	for _, name := range slices.Sorted(maps.Keys(a.wanted.Pins)) {
 		const pin = "Package: src:%s\nPin: version %s\nPin-Priority: 900\n\n"
-		fmt.Fprintf(&b, pin, name, a.from.Pins[name])
+		fmt.Fprintf(&b, pin, name, a.wanted.Pins[name])
 	}
 	return b.String()
 }

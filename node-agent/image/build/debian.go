@@ -24,7 +24,6 @@ const indexAge = time.Hour
 
 // A debian is a source of packages, as versions.yaml says.
 type debian struct {
-	Mirror    string            `yaml:"mirror"`
 	Suite     string            `yaml:"suite"`
 	Backports string            `yaml:"backports"`
 	Sources   []string          `yaml:"from-backports"`
@@ -67,7 +66,11 @@ func (b *Builder) fetch(
 		return nil, err
 	}
 	defer release()
-	a := apt{dir: dir, from: versions()}
+	from, err := findArchive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a := apt{dir: dir, archive: from, wanted: versions()}
 	if err := a.prepare(ctx, say); err != nil {
 		return nil, err
 	}

@@ -2,12 +2,14 @@ package build
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -25,11 +27,11 @@ import (
 
 func TestVersionsAreRead(t *testing.T) {
 	d := versions()
-	if d.Mirror == "" || d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 ||
+	if d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 ||
 		len(d.Sources) == 0 {
 		t.Errorf("versions.yaml gives %+v", d)
 	}
-	a := apt{from: debian{Backports: "b", Sources: []string{"qemu"},
+	a := apt{wanted: debian{Backports: "b", Sources: []string{"qemu"},
 		Pins: map[string]string{"qemu": "1:10"}}}
 	want := "Package: src:qemu\nPin: release n=b\nPin-Priority: 600\n\nPackage: src:qemu\nPin: version 1:10\nPin-Priority: 900\n\n"
 	if got := a.preferences(); got != want {
@@ -204,8 +206,8 @@ func TestVmlinux(t *testing.T) {
 	}
 }
 
-// mirror skips the test where packages cannot be had.
-func mirror(t *testing.T) {
+// mirror returns where packages come from, and skips the test where they cannot be had.
+func mirror(t *testing.T) archive {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("downloads packages")
@@ -219,14 +221,23 @@ func mirror(t *testing.T) {
 	if _, err := os.Stat(keyring); err != nil {
 		t.Skip(errNoKeyring)
 	}
-	host := strings.TrimPrefix(versions().Mirror, "http://")
-	c, err := net.DialTimeout("tcp", net.JoinHostPort(host, "80"), 5*time.Second)
+	from, err := findArchive(t.Context())
+	if err != nil {
+		t.Skip(err)
+	}
+	uri, err := url.Parse(from.main)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.DialTimeout("tcp", net.JoinHostPort(uri.Hostname(), cmp.Or(uri.Port(), "80")),
+		5*time.Second)
 	if err != nil && os.Getenv("http_proxy") == "" {
 		t.Skipf("no package mirror: %v", err)
 	}
 	if c != nil {
 		c.Close()
 	}
+	return from
 }
 
 // TestMirrorsAreReadWithoutRoot: apt's methods have apt's own user where root runs it, and a real
@@ -235,12 +246,12 @@ func TestMirrorsAreReadWithoutRoot(t *testing.T) {
 	if !apart() {
 		t.Skip("needs root, apt's user and a mount namespace")
 	}
-	a := apt{dir: filepath.Join(t.TempDir(), "debian"), from: versions()}
+	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: versions()}
 	config, err := a.config(t.Context())
 	if err != nil || !strings.Contains(config, `APT::Sandbox::User "_apt";`) {
 		t.Errorf("%v, %s", err, config)
 	}
-	mirror(t)
+	a.archive = mirror(t)
 	if err := a.prepare(t.Context(), func(string, ...any) {}); err != nil {
 		t.Fatal(err)
 	}
