@@ -18,7 +18,7 @@ type Memory struct {
 	WaitedMs    Quantiles `json:"waited_ms"`
 }
 
-// weigh computes the footprints' quantiles by moment.
+// weigh computes the quantiles of the memory footprints, for each of timeline.Moments.
 func (r *BurstResult) weigh() {
 	for _, at := range timeline.Moments {
 		var resident, zeroed, waited []float64

@@ -31,7 +31,8 @@ func newRegistry(process string) *prometheus.Registry {
 	return registry
 }
 
-// ofProcess leaves out the version: it is for an agent whose invoker shows what both count.
+// ofProcess returns a registry with the metrics of the process alone. An agent that an invoker
+// starts uses it, because the invoker already shows the version.
 func ofProcess(process string) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	prometheus.WrapRegistererWith(prometheus.Labels{"process": process}, registry).MustRegister(

@@ -29,7 +29,7 @@ func compose(t *testing.T) *types.Project {
 	return project
 }
 
-// containerVersions returns the images that versions.yaml names.
+// containerVersions returns the versions of the images in versions.yaml, by the name of the image.
 func containerVersions(t *testing.T) map[string]string {
 	t.Helper()
 	var versions struct{ Containers map[string]string }

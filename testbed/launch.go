@@ -108,7 +108,7 @@ func (l *launch) prepare() error {
 	return err
 }
 
-// start runs QEMU with one end of its console in this process, and records QEMU's process.
+// start runs QEMU with one end of its console in this process, and writes down QEMU's pid.
 func (l *launch) start() error {
 	out, err := os.Create(l.qemuLog())
 	if err != nil {

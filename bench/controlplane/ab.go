@@ -110,7 +110,8 @@ func (c *Compared) weigh(sides [2]*side) {
 	c.Settled = c.PerSecond.narrow() && c.PerCPUSecond.narrow()
 }
 
-// side starts a server with the actions of the load and warms it up.
+// side starts the server of one side of the comparison, deploys the actions that the load calls,
+// and warms the server up.
 func (ab *AB) side(ctx context.Context, load abLoad, command string) (_ *side, err error) {
 	b := Bench{Command: command}
 	flags := append([]string{"--retain", "64"}, load.flags...)

@@ -199,8 +199,8 @@ func Residual(name string, stages []int, width int, deep bool, r *rand.Rand) *Ne
 }
 
 // fit returns the weights and biases whose sums are nearest to 1 for an example's class and to 0
-// for the other classes. It solves the normal equations by Gauss, with a small penalty on large
-// weights.
+// for the other classes. It solves the normal equations by Gaussian elimination, with a small
+// penalty on large weights.
 func fit(examples [][]float64, classes []int, count int) (weight, bias []float32) {
 	size := len(examples[0]) + 1
 	rows := make([][]float64, size) // of (XᵀX + λI | XᵀY)

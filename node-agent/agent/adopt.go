@@ -141,7 +141,8 @@ func (a *Agent) takeOver(ctx context.Context, f *former) (*startup.Started, erro
 
 var errEndedFirst = errors.New("somebody wanted its end before it was adopted")
 
-// mayEnd sets the func by which a caller can end a sandbox; false: a caller has ended it already.
+// mayEnd gives callers the func that ends the sandbox while it is being adopted. It returns false
+// if a caller has already ended the sandbox.
 func (a *Agent) mayEnd(e *entry, cancel context.CancelFunc) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -212,7 +212,8 @@ func testARunThatFailedIsSentOnce(t *testing.T, serverOf func(NodeServer) served
 	}
 }
 
-// answers answers runs by their id, at once; "other" is one that goes on meanwhile.
+// answers is a node that answers the runs whose ids are in by immediately. Other runs go on until
+// the test lets them end.
 type answers struct {
 	*runner
 	by map[string]func() (*RunReply, error)

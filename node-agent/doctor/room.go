@@ -81,7 +81,8 @@ func tracing(root string) Finding {
 	}
 }
 
-// storms looks for the kernel's log, /dev/kmsg, in which the agent sees storms of refused accesses.
+// storms checks that /dev/kmsg can be read. The agent reads it to notice a VF whose accesses to
+// memory the IOMMU refuses again and again.
 func storms(root string) Finding {
 	if !exists(root, "dev/kmsg") {
 		return note("DMA storms", "give the agent /dev/kmsg and CAP_SYSLOG",

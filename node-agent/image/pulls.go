@@ -275,7 +275,7 @@ func (s *pulls) close() {
 	s.all.Wait()
 }
 
-// pulled are the references whose images are here.
+// pulled returns the references of the images that this node has.
 func (s *pulls) pulled() (refs []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

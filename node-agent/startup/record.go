@@ -45,7 +45,7 @@ func formerly(nic *sandbox.NIC) *formerVF {
 	return vf
 }
 
-// now returns the NIC that a VF of version 2 is.
+// now returns the NIC that a VF of a record of version 2 stands for.
 func (vf *formerVF) now() *sandbox.NIC {
 	nic := vf.NIC
 	nic.Kind, nic.PCI = "vf", &vf.PCI

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Config selects the VFs of the pool and sets how each is used. The zero value of a field is its
+// Config selects the VFs of the pool and sets how each is used. A field that is zero has its
 // default.
 type Config struct {
 	// The physical functions, each by address, driver or netdev. Empty: the only one there is.

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// A Package holds actions and the parameters they share. One with a Binding holds no actions of its
-// own: it shows another package's, with its own parameters laid over that one's.
+// A Package holds actions and the parameters they share. A package with a
+// Binding holds no actions: it shows those of the package that it is bound to, and its parameters
+// override that package's.
 type Package struct {
 	Common
 	Parameters Pairs   `json:"parameters"`

@@ -259,8 +259,8 @@ func later(a, b []byte) []byte {
 	return a
 }
 
-// A reader takes numbers and texts from the front of rest. After the first malformed one it returns
-// zero values.
+// A reader takes numbers and strings from the front of rest. After the first malformed one it
+// returns zero values.
 type reader struct {
 	rest []byte
 	bad  bool

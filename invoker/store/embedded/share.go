@@ -71,7 +71,7 @@ func countShares(tx *bbolt.Tx) (*shares, error) {
 	return s, err
 }
 
-// add counts a block that takes no more records.
+// add adds the bytes of a full block's records to the shares of their namespaces.
 func (s *shares) add(b *block) error {
 	sizes, err := b.sizes()
 	if err != nil {

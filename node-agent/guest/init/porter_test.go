@@ -19,8 +19,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// A house is a guest's door, over a unix socket, with a runtime behind it that says "runtime: " and
-// the first words that it heard.
+// A house is a guest's door on a Unix socket and the runtime that the door leads to. The runtime
+// answers "runtime: " and the first bytes that it has read.
 type house struct {
 	path    string
 	reached atomic.Int32 // connections that the runtime has seen

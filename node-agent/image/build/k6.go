@@ -18,8 +18,8 @@ import (
 
 const k6Module = "go.k6.io/k6"
 
-// K6 is the load generator's program, in the version that versions.yaml names, built if it is not
-// there yet.
+// K6 returns the path of the load generator k6, in the version that versions.yaml names. It builds
+// the program if the cache does not have it.
 func (b *Builder) K6(ctx context.Context) (program string, err error) {
 	dir, err := b.Get(ctx, "k6", k6Inputs(), buildK6)
 	return filepath.Join(dir, "k6"), err

@@ -205,7 +205,8 @@ func lookUp(t *rootfs.Tree, user string) (uid, gid uint32, err error) {
 	return uid, gid, err
 }
 
-// accountOf returns the line of /etc/passwd or /etc/group whose name or number is key.
+// accountOf returns the fields of the line of /etc/passwd or /etc/group whose name or number is
+// key, and nil if there is none.
 func accountOf(t *rootfs.Tree, file, key string) ([]string, error) {
 	content, err := t.ReadUpTo(file, maxAccounts)
 	if errors.Is(err, rootfs.ErrTooLarge) {

@@ -160,7 +160,8 @@ func (l *logs) completion() (complete <-chan struct{}, known bool) {
 	return l.complete, l.known
 }
 
-// cutOff takes, in the order heard, each stream's lines up to and without its first sentinel.
+// cutOff returns the lines that came before the first sentinel of their stream, in the order in
+// which they came.
 func (l *logs) cutOff() []wire.LogLine {
 	l.mu.Lock()
 	defer l.mu.Unlock()

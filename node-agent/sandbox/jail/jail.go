@@ -278,7 +278,8 @@ func (c *Cell) Close() {
 	})
 }
 
-// Events returns what the kernel counted of the cell's limits, after Close.
+// Events returns how often the cell met its limits, as the kernel counted it. It returns nothing
+// before Close.
 func (c *Cell) Events() string { return c.events }
 
 // Freeze stops the cell's process. Thaw lets it go on.

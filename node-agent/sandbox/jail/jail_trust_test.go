@@ -114,7 +114,7 @@ func table(a *attack) []row {
 	}
 }
 
-// An attack holds what the rows need of the host.
+// An attack holds what the rows of the table of attacks use on the host.
 type attack struct {
 	*testing.T
 	host     *Host

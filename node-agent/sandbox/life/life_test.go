@@ -13,7 +13,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var errDied = errors.New("died")
 
-// tended returns a life whose teardown adds a word to the cause.
+// tended returns a life whose teardown adds a word to the error that ended it.
 func tended() *Life {
 	l := New()
 	go func() {

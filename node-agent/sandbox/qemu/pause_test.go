@@ -120,7 +120,8 @@ func TestPausesThatFail(t *testing.T) {
 	}
 }
 
-// A VMM may say STOP as its connection is refused: the reader is then in that event.
+// A VMM may send the event STOP while take refuses its connection. The connection's reader is then
+// busy with that event, and take must not wait for it.
 func TestAnEndedVMTakesNoConnectionAndWaitsForNoLock(t *testing.T) {
 	ours, theirs := net.Pipe()
 	v := &vm{Life: life.New(), gone: true}

@@ -191,7 +191,7 @@ func (h *Tree) unbind(bdf, driver string) error {
 		os.RemoveAll(h.path("dev/vfio", strconv.Itoa(groupOf(bdf)))))
 }
 
-// Reset holds the group while it takes its time.
+// Reset keeps the VFIO group open for ResetTime, as a reset through vfio does.
 func (h *Tree) Reset(bdf, group string) error {
 	f, err := Open(group)
 	if err != nil {
@@ -277,7 +277,7 @@ func (h *Tree) changed() {
 	}
 }
 
-// Violation writes down what must never happen.
+// Violation notes that something has happened that must never happen.
 func (h *Tree) Violation(format string, args ...any) { h.violation(format, args...) }
 
 func (h *Tree) violation(format string, args ...any) {
