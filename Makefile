@@ -19,7 +19,7 @@ OUT         ?= .
 .DEFAULT_GOAL := help
 # The tiers that `make test` runs; ONLY names others: `.ci/tiers` lists them.
 ONLY        ?= compile T0 T1 T2 trust T3?
-.PHONY: help up build load test lint generate clean-cache clean
+.PHONY: help up build load test lint generate kernel-bump clean-cache clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ generate:
 		node-agent/api/node.proto node-agent/api/devices.proto
 	@go run ./dashboards/generate $(OUT)
 	@go run ./command/generate $(OUT)
+
+kernel-bump: ## Apply the kernel's patches to the newest 6.12 that the mirror has, and pin that in versions.yaml if all apply
+	@.ci/bootstrap run
+	@go run ./kernel-mod/bump
 
 clean-cache: ## Remove what was built or downloaded into the cache
 	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"

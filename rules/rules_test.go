@@ -152,7 +152,7 @@ var importers = map[string][]string{
 	"e2e":     nil,
 	"command": {"cmd", "e2e"},
 	// An agent runs no apt: it starts a builder, as the command does that it is part of.
-	"node-agent/image/build": {"command", "testbed", "bench", "e2e"},
+	"node-agent/image/build": {"command", "testbed", "bench", "e2e", "kernel-mod/bump"},
 }
 
 func within(path, folder string) bool {

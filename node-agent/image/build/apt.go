@@ -33,23 +33,8 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 	if _, err := os.Stat(keyring); err != nil {
 		return errNoKeyring
 	}
-	for _, sub := range []string{"lists/partial", "archives/partial", "etc"} {
-		if err := os.MkdirAll(filepath.Join(a.dir, sub), 0o755); err != nil {
-			return err
-		}
-	}
-	config, err := a.config(ctx)
-	if err != nil {
+	if err := a.write(ctx, a.sources()); err != nil {
 		return err
-	}
-	files := map[string]string{
-		"apt.conf": config, "status": "",
-		"sources.list": a.sources(), "preferences": a.preferences(),
-	}
-	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o644); err != nil {
-			return err
-		}
 	}
 	stamp := filepath.Join(a.dir, "updated-"+image.Hash([]string{a.sources()}))
 	info, err := os.Stat(stamp)
@@ -65,6 +50,28 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 		return nil
 	}
 	return os.WriteFile(stamp, nil, 0o644)
+}
+
+// write writes the directories and the configuration.
+func (a apt) write(ctx context.Context, sources string) error {
+	for _, sub := range []string{"lists/partial", "archives/partial", "etc"} {
+		if err := os.MkdirAll(filepath.Join(a.dir, sub), 0o755); err != nil {
+			return err
+		}
+	}
+	config, err := a.config(ctx)
+	if err != nil {
+		return err
+	}
+	files := map[string]string{
+		"apt.conf": config, "status": "", "sources.list": sources, "preferences": a.preferences(),
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // config keeps the host's ways to the network, such as proxies, and nothing else of its
@@ -147,15 +154,22 @@ func (a apt) sources() string {
 		line(a.archive.security, suite+"-security") + line(main, a.wanted.Backports)
 }
 
+// preferences says which version of a package is taken. Of the records that match a version, apt
+// goes by the first, so pins come before suites.
 func (a apt) preferences() string {
 	var b strings.Builder
-	for _, source := range a.wanted.Sources {
-		const pin = "Package: src:%s\nPin: release n=%s\nPin-Priority: 600\n\n"
-		fmt.Fprintf(&b, pin, source, a.wanted.Backports)
+	record := func(packages, pin string, priority int) {
+		fmt.Fprintf(&b, "Package: %s\nPin: %s\nPin-Priority: %d\n\n", packages, pin, priority)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.wanted.Pins)) {
-		const pin = "Package: src:%s\nPin: version %s\nPin-Priority: 900\n\n"
-		fmt.Fprintf(&b, pin, name, a.wanted.Pins[name])
+		record("src:"+name, "version "+a.wanted.Pins[name], 900)
+	}
+	if a.wanted.kernel != "" {
+		record(kernelSource, "version "+a.wanted.kernel, 900)
+	}
+	record(kernelSource, "release *", 600) // its source package has another name in each suite
+	for _, source := range a.wanted.Sources {
+		record("src:"+source, "release n="+a.wanted.Backports, 600)
 	}
 	return b.String()
 }

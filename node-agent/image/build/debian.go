@@ -29,14 +29,20 @@ type debian struct {
 	Sources   []string          `yaml:"from-backports"`
 	Refresh   string            `yaml:"refresh"`
 	Pins      map[string]string `yaml:"pins"`
+
+	kernel string // the version of kernelSource, which decides about no other package
 }
 
 // versions reads versions.yaml, which is part of the binary.
 func versions() debian {
-	var v struct{ Debian debian }
+	var v struct {
+		Debian debian
+		Kernel string
+	}
 	if err := yaml.Unmarshal(fastiov.VersionsYAML, &v); err != nil {
 		panic("versions.yaml: " + err.Error())
 	}
+	v.Debian.kernel = v.Kernel
 	return v.Debian
 }
 
@@ -52,28 +58,46 @@ func (d debian) inputs() string {
 // A deb is a downloaded package.
 type deb struct{ name, version, file string }
 
+// apt returns an apt with an index, which is this process's until released. It works in a directory
+// of its own in the cache, with an empty record of what is installed, and touches nothing of the
+// host's.
+func (b *Builder) apt(
+	ctx context.Context, say func(string, ...any), wanted debian,
+) (a apt, release func(), err error) {
+	if err := needTools(); err != nil {
+		return apt{}, nil, err
+	}
+	dir, release, err := b.Packages(ctx)
+	if err != nil {
+		return apt{}, nil, err
+	}
+	a = apt{dir: dir, wanted: wanted}
+	if a.archive, err = findArchive(ctx); err == nil {
+		err = a.prepare(ctx, say)
+	}
+	if err != nil {
+		release()
+		return apt{}, nil, err
+	}
+	return a, release, nil
+}
+
 // fetch downloads packages and all they depend on, but not recommends, and returns them in order
-// of installation. apt works in a directory of its own in the cache, with an empty record of what
-// is installed, and touches nothing of the host's.
+// of installation.
 func (b *Builder) fetch(
 	ctx context.Context, say func(string, ...any), packages []string,
 ) ([]deb, error) {
-	if err := needTools(); err != nil {
-		return nil, err
-	}
-	dir, release, err := b.Packages(ctx)
+	a, release, err := b.apt(ctx, say, versions())
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	from, err := findArchive(ctx)
-	if err != nil {
-		return nil, err
-	}
-	a := apt{dir: dir, archive: from, wanted: versions()}
-	if err := a.prepare(ctx, say); err != nil {
-		return nil, err
-	}
+	return b.download(ctx, say, a, packages)
+}
+
+func (b *Builder) download(
+	ctx context.Context, say func(string, ...any), a apt, packages []string,
+) ([]deb, error) {
 	debs, err := a.resolve(ctx, packages)
 	if err != nil {
 		return nil, err

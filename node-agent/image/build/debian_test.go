@@ -28,14 +28,85 @@ import (
 func TestVersionsAreRead(t *testing.T) {
 	d := versions()
 	if d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 ||
-		len(d.Sources) == 0 {
+		len(d.Sources) == 0 || !strings.HasPrefix(d.kernel, "6.12.") {
 		t.Errorf("versions.yaml gives %+v", d)
 	}
-	a := apt{wanted: debian{Backports: "b", Sources: []string{"qemu"},
-		Pins: map[string]string{"qemu": "1:10"}}}
-	want := "Package: src:qemu\nPin: release n=b\nPin-Priority: 600\n\nPackage: src:qemu\nPin: version 1:10\nPin-Priority: 900\n\n"
-	if got := a.preferences(); got != want {
-		t.Errorf("got %q, want %q", got, want)
+}
+
+// TestAptTakesWhatIsPinned asks apt itself, of two suites: what is pinned is taken from either, and
+// otherwise the kernel's source from whichever has the newer one, other sources from the suite that
+// is named for them.
+func TestAptTakesWhatIsPinned(t *testing.T) {
+	if err := needTools(); err != nil {
+		if os.Getenv("FASTIOV_CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: debian{
+		Backports: "backports", Sources: []string{"vmm"},
+	}}
+	suites := []string{"security", "backports"}
+	offers := map[string][]string{ // name, its source, its version
+		"security": {kernelSource + " linux-6.12 6.12.7", kernelSource + " linux-6.12 6.12.9",
+			"vmm vmm 3"},
+		"backports": {kernelSource + " linux 6.12.5", kernelSource + " linux 6.12.8", "vmm vmm 1",
+			"vmm vmm 2"},
+	}
+	seen, _ := a.seen()
+	var sources string
+	for _, suite := range suites {
+		writeSuite(t, filepath.Join(a.dir, suite), suite, offers[suite])
+		sources += fmt.Sprintf("deb [trusted=yes] file:%s/%s ./\n", seen, suite)
+	}
+	for _, c := range []struct{ kernel, vmm, wantKernel, wantVMM string }{
+		{"", "", "6.12.9", "2"},
+		{"6.12.7", "1", "6.12.7", "1"},
+		{"6.12.5", "3", "6.12.5", "3"},
+		{"6.12.6", "4", "6.12.9", "2"}, // gone from the mirror
+	} {
+		a.wanted.kernel, a.wanted.Pins = c.kernel, map[string]string{}
+		if c.vmm != "" {
+			a.wanted.Pins["vmm"] = c.vmm
+		}
+		if err := a.write(t.Context(), sources); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.run(t.Context(), "apt-get", "update", "--error-on=any"); err != nil {
+			t.Fatal(err)
+		}
+		debs, err := a.resolve(t.Context(), []string{kernelSource, "vmm"})
+		if err != nil || len(debs) != 2 || debs[0].version != c.wantKernel ||
+			debs[1].version != c.wantVMM {
+			t.Errorf("%+v: got %+v, %v", c, debs, err)
+		}
+	}
+}
+
+// writeSuite writes a suite of packages that apt reads as it does backports.
+func writeSuite(t *testing.T, dir, suite string, offers []string) {
+	t.Helper()
+	var list strings.Builder
+	for _, offer := range offers {
+		of := strings.Fields(offer)
+		fmt.Fprintf(&list, "Package: %[1]s\nSource: %[2]s\nVersion: %[3]s\n"+
+			"Architecture: amd64\nMaintainer: a\nDescription: b\n"+
+			"Filename: %[1]s_%[3]s.deb\nSize: 1\nSHA256: %064[4]d\n\n", of[0], of[1], of[2], 0)
+	}
+	backports := ""
+	if suite == "backports" {
+		backports = "NotAutomatic: yes\nButAutomaticUpgrades: yes\n"
+	}
+	sum := sha256.Sum256([]byte(list.String()))
+	release := fmt.Sprintf("Origin: Debian\nCodename: %s\nDate: Mon, 01 Jan 2024 00:00:00 UTC\n"+
+		"%sSHA256:\n %x %d Packages\n", suite, backports, sum, list.Len())
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"Packages": list.String(), "Release": release} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

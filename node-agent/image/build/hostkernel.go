@@ -66,8 +66,13 @@ func readKernelMod(name string) []byte {
 	return b
 }
 
-// kernelTree names the part of a kernel's entry that modules are built with.
-const kernelTree = "linux"
+const (
+	// kernelSource is Debian's package of the source that the host's kernel is built from.
+	kernelSource = "linux-source-6.12"
+	kernelSeries = "patches/6.12" // the patches to it
+	// kernelTree names the part of a kernel's entry that modules are built with.
+	kernelTree = "linux"
+)
 
 // kernelBuild returns the entry of the host's kernel: the kernel itself, and kernelTree.
 func (b *Builder) kernelBuild(ctx context.Context, debug bool) (string, error) {
@@ -76,8 +81,8 @@ func (b *Builder) kernelBuild(ctx context.Context, debug bool) (string, error) {
 		name, config = "debug-kernel", append(config, readKernelMod("host-debug.config")...)
 	}
 	return b.patched(ctx, name, patched{
-		recipe: "kernel 1", pin: "linux", source: "linux-source-6.12", tree: kernelTree,
-		files: kernelmod.Files, series: "patches/6.12", config: config, tools: kernelTools,
+		recipe: "kernel 1", source: kernelSource, version: versions().kernel, tree: kernelTree,
+		files: kernelmod.Files, series: kernelSeries, config: config, tools: kernelTools,
 		compile: func(ctx context.Context, dir, tree string, say func(string, ...any)) error {
 			return compileKernel(ctx, dir, tree, config, filepath.Join(b.Dir(), "ccache"), say)
 		},

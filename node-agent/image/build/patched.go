@@ -9,20 +9,22 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 )
 
 // A patched is a program of Debian's source, a series of our patches and a configuration.
 type patched struct {
-	recipe string // how it is made, with a number that rises when that changes
-	pin    string // pins the source in versions.yaml
-	source string // the package that brings the source, as usr/src/SOURCE.tar.xz
-	tree   string // the directory of its entry that the source is unpacked into
-	files  fs.FS
-	series string // the directory in files of the patches, and of the file that orders them
-	config []byte
-	tools  []tool // that it is compiled with
+	recipe  string // how it is made, with a number that rises when that changes
+	source  string // the package that brings the source, as usr/src/SOURCE.tar.xz
+	version string // of that package, as long as the mirror has it
+	tree    string // the directory of its entry that the source is unpacked into
+	files   fs.FS
+	series  string // the directory in files of the patches, and of the file that orders them
+	config  []byte
+	tools   []tool // that it is compiled with
 
 	// compile makes the program in dir, the entry, of the patched source in tree.
 	compile func(ctx context.Context, dir, tree string, say func(string, ...any)) error
@@ -31,8 +33,27 @@ type patched struct {
 // inputs returns the parts of the entry's key. In another order the same would be built again,
 // which takes minutes.
 func (p patched) inputs() []string {
-	patches := contentOf(p.files, p.series)
-	return []string{p.recipe, versions().Pins[p.pin], string(p.config), patches}
+	files := append(p.patches(), "series")
+	slices.Sort(files)
+	var content strings.Builder
+	for _, name := range files {
+		content.WriteString(contentOf(p.files, p.series+"/"+name))
+	}
+	return []string{p.recipe, p.version, string(p.config), content.String()}
+}
+
+// patches returns the names in the series, in order. A name may have a folder.
+func (p patched) patches() (names []string) {
+	series, err := fs.ReadFile(p.files, p.series+"/series")
+	if err != nil {
+		panic(err) // it is part of the binary
+	}
+	for line := range strings.Lines(string(series)) {
+		if name := strings.TrimSpace(line); name != "" && !strings.HasPrefix(name, "#") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // patched returns the entry called name, made of patched source.
@@ -45,8 +66,12 @@ func (b *Builder) patched(ctx context.Context, name string, p patched) (dir stri
 		if err != nil {
 			return err
 		}
+		source, err := p.find(debs)
+		if err != nil {
+			return err
+		}
 		tree := filepath.Join(dir, p.tree)
-		if err := p.unpack(ctx, tree, say, debs); err != nil {
+		if err := p.unpack(ctx, tree, say, source); err != nil {
 			return err
 		}
 		if err := p.apply(ctx, tree, say); err != nil {
@@ -57,53 +82,99 @@ func (b *Builder) patched(ctx context.Context, name string, p patched) (dir stri
 	return b.Get(ctx, name, p.inputs(), build)
 }
 
-func (p patched) unpack(
-	ctx context.Context, tree string, say func(string, ...any), debs []deb,
-) error {
-	for _, d := range debs {
-		if d.name != p.source {
-			continue
-		}
-		say("unpacking %s %s", d.name, d.version)
-		if err := os.Mkdir(tree, 0o755); err != nil {
-			return err
-		}
-		const unpack = `set -o pipefail
-			dpkg-deb --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" |
-			tar -xJ --strip-components=1 -C "$3"`
-		cmd := command(ctx, "bash", "-c", unpack, "unpack", d.file, p.source, tree)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("unpacking %s: %w: %s", filepath.Base(d.file), err, lastLine(out))
-		}
-		return nil
+// find finds the package of the source among debs.
+func (p patched) find(debs []deb) (deb, error) {
+	i := slices.IndexFunc(debs, func(d deb) bool { return d.name == p.source })
+	if i < 0 {
+		return deb{}, fmt.Errorf("apt resolved %s without itself", p.source)
 	}
-	return fmt.Errorf("%s was not downloaded", p.source)
+	return debs[i], nil
 }
 
-// apply applies the series, each patch exactly where it says.
-func (p patched) apply(ctx context.Context, tree string, say func(string, ...any)) error {
-	series, err := fs.ReadFile(p.files, p.series+"/series")
-	if err != nil {
+func (p patched) unpack(
+	ctx context.Context, tree string, say func(string, ...any), source deb,
+) error {
+	if source.version != p.version {
+		say("warning: the mirror no longer has %s %s; taking %s",
+			p.source, p.version, source.version)
+	}
+	say("unpacking %s %s", source.name, source.version)
+	if err := os.Mkdir(tree, 0o755); err != nil {
 		return err
 	}
-	for name := range strings.Lines(string(series)) {
-		name = strings.TrimSpace(name)
-		if name == "" || strings.HasPrefix(name, "#") {
-			continue
-		}
-		patch, err := fs.ReadFile(p.files, p.series+"/"+name)
+	const unpack = `set -o pipefail
+		dpkg-deb --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" |
+		tar -xJ --strip-components=1 -C "$3"`
+	cmd := command(ctx, "bash", "-c", unpack, "unpack", source.file, p.source, tree)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("unpacking %s: %w: %s", filepath.Base(source.file), err, lastLine(out))
+	}
+	return nil
+}
+
+// apply applies the series.
+func (p patched) apply(ctx context.Context, tree string, say func(string, ...any)) error {
+	for _, name := range p.patches() {
+		say("applying %s", name)
+		rejects, err := p.applyOne(ctx, tree, name)
 		if err != nil {
 			return err
 		}
-		say("applying %s", name)
-		cmd := command(ctx, "patch",
-			"--strip=1", "--fuzz=0", "--batch", "--forward", "--directory", tree)
-		cmd.Stdin = bytes.NewReader(patch)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s does not apply: %w: %s", name, err, lastLine(out))
+		if len(rejects) > 0 {
+			return fmt.Errorf("%s does not apply: %s", name, strings.Join(rejects, ", "))
 		}
 	}
 	return nil
+}
+
+// applyOne applies a patch, each hunk exactly where it says or at an offset, without fuzz. What
+// does not apply is left out, and returned as FILE:LINE.
+func (p patched) applyOne(ctx context.Context, tree, name string) (rejects []string, err error) {
+	patch, err := fs.ReadFile(p.files, p.series+"/"+name)
+	if err != nil {
+		return nil, err
+	}
+	cmd := command(ctx, "patch", "--strip=1", "--fuzz=0", "--batch", "--forward",
+		"--no-backup-if-mismatch", "--reject-file=-", "--directory", tree)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Stdin = bytes.NewReader(patch)
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return nil, nil
+	}
+	if rejects = rejected(string(out)); len(rejects) == 0 || cmd.ProcessState.ExitCode() != 1 {
+		return nil, fmt.Errorf("%s does not apply: %w: %s", name, err, lastLine(out))
+	}
+	return rejects, nil
+}
+
+// patchSays matches the lines of patch that name a file, a hunk that does not apply, or a file that
+// is left out.
+var patchSays = regexp.MustCompile(`(?m)^(?:patching file (\S+)|\|\+\+\+ b/(\S+)|` +
+	`The next patch would create the file (\S+),|Hunk #\d+ FAILED at (\d+)|` +
+	`Reversed \(or previously applied\) (patch) detected|\d+ out of \d+ hunks? (ignored))`)
+
+// rejected reads from what patch says the hunks that did not apply, as FILE:LINE, and the files
+// that were left out, as FILE and the reason.
+func rejected(said string) (rejects []string) {
+	var file, why string
+	for _, m := range patchSays.FindAllStringSubmatch(said, -1) {
+		switch {
+		case m[1] != "":
+			file = m[1]
+		case m[2] != "": // the head of a patch is quoted if its file is not found
+			file, why = m[2], "is not there"
+		case m[3] != "":
+			file, why = m[3], "is there already"
+		case m[4] != "":
+			rejects = append(rejects, file+":"+m[4])
+		case m[5] != "":
+			why = "has it already"
+		case m[6] != "":
+			rejects = append(rejects, file+" "+why)
+		}
+	}
+	return rejects
 }
 
 // contentOf returns the names and the content of a file, or of all files of a directory.

@@ -23,31 +23,47 @@ func inSeries(files map[string]string) fstest.MapFS {
 func TestTheKeyOfPatchedSourceStays(t *testing.T) {
 	files := inSeries(map[string]string{"series": "a.patch\n", "a.patch": "a"})
 	p := patched{
-		recipe: "kernel 1", pin: "none", config: []byte("C=y\n"), files: files, series: "patches/1",
+		recipe: "kernel 1", config: []byte("C=y\n"), files: files, series: "patches/1",
 	}
 	const want = "a4767c0ff27323c3"
 	if got := image.Hash(p.inputs()); got != want {
 		t.Errorf("its key is %s, and was %s", got, want)
 	}
-	files["patches/1/a.patch"].Data = []byte("b")
-	if image.Hash(p.inputs()) == want {
-		t.Error("another patch leaves the key as it is")
+	files["patches/1/README.md"] = &fstest.MapFile{Data: []byte("what the patches are for\n")}
+	if got := image.Hash(p.inputs()); got != want {
+		t.Errorf("with a file that the series does not name its key is %s", got)
 	}
+	change := func(what string, other patched) {
+		t.Helper()
+		if image.Hash(other.inputs()) == want {
+			t.Errorf("another %s leaves the key as it is", what)
+		}
+	}
+	newer := p
+	newer.version = "2"
+	change("version", newer)
+	files["patches/1/a.patch"].Data = []byte("b")
+	change("patch", p)
+	moved := inSeries(map[string]string{"series": "bin/a.patch\n", "bin/a.patch": "a"})
+	p.files = moved
+	change("folder", p)
 }
 
 func TestPatchesAreAppliedInOrder(t *testing.T) {
 	const first = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-one\n+two\n"
 	const second = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-two\n+three\n"
 	for _, c := range []struct{ series, want, err string }{
-		{"# what it is for\n\n1.patch\n2.patch\n", "three\n", ""},
-		{"2.patch\n1.patch\n", "one\n", "2.patch does not apply"},
-		{"1.patch\nabsent.patch\n", "two\n", "absent.patch"},
+		{"# what it is for\n\nupstream/1.patch\nlocal/2.patch\n", "three\n", ""},
+		{"local/2.patch\nupstream/1.patch\n", "one\n", "local/2.patch does not apply: f:1"},
+		{"upstream/1.patch\nabsent.patch\n", "two\n", "absent.patch"},
 	} {
 		tree := t.TempDir()
 		if err := os.WriteFile(filepath.Join(tree, "f"), []byte("one\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		all := map[string]string{"series": c.series, "1.patch": first, "2.patch": second}
+		all := map[string]string{
+			"series": c.series, "upstream/1.patch": first, "local/2.patch": second,
+		}
 		files := inSeries(all)
 		err := patched{files: files, series: "patches/1"}.apply(t.Context(), tree, noSay)
 		got, _ := os.ReadFile(filepath.Join(tree, "f"))
