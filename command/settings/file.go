@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"gopkg.in/yaml.v3"
 )
@@ -30,7 +31,7 @@ func (m Mistakes) Error() string { return strings.Join(m, "\n") }
 
 // readFile returns the entries of a file, and what is wrong with its form.
 func readFile(path string) (entries []entry, wrong Mistakes, err error) {
-	content, err := os.ReadFile(path)
+	content, err := readTrusted(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -57,6 +58,29 @@ func readFile(path string) (entries []entry, wrong Mistakes, err error) {
 		f.each(section, name, func(value *yaml.Node, key string) { f.add(name+"."+key, value) })
 	})
 	return f.entries, f.wrong, nil
+}
+
+// readTrusted reads a file. Root reads none that somebody else can write.
+func readTrusted(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	owner, is := info.Sys().(*syscall.Stat_t)
+	switch {
+	case os.Geteuid() != 0 || path == NoFile || !is:
+	case owner.Uid != 0:
+		return nil, fmt.Errorf("%s is user %d's, and root follows its own alone: chown root %s",
+			path, owner.Uid, path)
+	case info.Mode()&0o022 != 0:
+		return nil, fmt.Errorf("%s can be written by others than root: chmod go-w %s", path, path)
+	}
+	return io.ReadAll(file)
 }
 
 // A form takes a file apart.

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -252,5 +253,48 @@ func TestEdits(t *testing.T) {
 		if got := edits(a, b); got != want {
 			t.Errorf("%s: %d, want %d", pair, got, want)
 		}
+	}
+}
+
+// Root follows no file that somebody else can write: its keys say what root runs.
+func TestRootFollowsItsOwnFileAlone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to own a file and give it away")
+	}
+	for name, c := range map[string]struct {
+		mode os.FileMode
+		uid  int
+		want string
+	}{
+		"its own":           {0o644, 0, ""},
+		"writable by all":   {0o646, 0, "chmod go-w"},
+		"writable by group": {0o664, 0, "chmod go-w"},
+		"another's":         {0o600, 1000, "chown root"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := fileOf(t, "node: {memory: 7}")
+			if err := errors.Join(os.Chmod(path, c.mode), os.Chown(path, c.uid, -1)); err != nil {
+				t.Fatal(err)
+			}
+			cmd, v := command("it")
+			if err := cmd.ParseFlags([]string{"--config=" + path}); err != nil {
+				t.Fatal(err)
+			}
+			err := Load(cmd, known())
+			if c.want == "" && (err != nil || v.memory != 7) {
+				t.Errorf("%d MiB, %v", v.memory, err)
+			}
+			if c.want != "" && (err == nil || v.memory != 0 ||
+				!strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
+				t.Errorf("%d MiB, %v, want %q", v.memory, err, c.want)
+			}
+		})
+	}
+	cmd, _ := command("it")
+	if err := cmd.ParseFlags([]string{"--config=" + NoFile}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Load(cmd, known()); err != nil {
+		t.Errorf("no file: %v", err)
 	}
 }
