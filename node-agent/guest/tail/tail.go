@@ -8,6 +8,7 @@ package tail
 import (
 	"context"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -81,8 +82,19 @@ func (l *Log) Watch(each func(wire.LogLine)) {
 	l.watchers = append(l.watchers, each)
 }
 
+// Lines returns the lines that are kept.
+func (l *Log) Lines() []wire.LogLine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.lines)
+}
+
 // Read returns a Reader that begins with the oldest line that is kept.
-func (l *Log) Read() *Reader { return &Reader{log: l} }
+func (l *Log) Read() *Reader {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &Reader{log: l, next: l.first}
+}
 
 // A Reader reads a Log. It is for one goroutine.
 type Reader struct {
@@ -116,9 +128,7 @@ func (r *Reader) take() (line wire.LogLine, missed uint64, more <-chan struct{},
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.next < l.first {
-		if r.next > 0 {
-			missed = l.first - r.next
-		}
+		missed = l.first - r.next
 		r.next = l.first
 	}
 	if i := r.next - l.first; i < uint64(len(l.lines)) {
