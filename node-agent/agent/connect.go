@@ -65,18 +65,35 @@ func (a *Agent) Connect(stream caller) error {
 		return err
 	}
 	asked := make(chan error, 1)
-	go func() { asked <- upward(conn, stream, first) }()
+	go func() {
+		err := upward(conn, stream, first)
+		asked <- err
+		if err != nil {
+			conn.Close()
+		}
+	}()
 	if err := downward(stream, conn); err != nil {
+		select {
+		case broken := <-asked:
+			if broken != nil {
+				return broken
+			}
+		default:
+		}
 		return runError(first.Id, st, err)
 	}
-	return <-asked // the sandbox has said all; the caller may have not
+	select { // the sandbox has said all; the caller may have not
+	case err := <-asked:
+		return err
+	case <-st.Done():
+		return status.Errorf(codes.NotFound, "sandbox %s has ended", first.Id)
+	}
 }
 
 // upward passes on what the caller sends. A sandbox that takes no more may still send.
 func upward(conn net.Conn, stream caller, in *api.ConnectRequest) error {
 	for taken := true; ; {
 		if len(in.Data) > api.MostData {
-			conn.Close()
 			return status.Errorf(codes.InvalidArgument,
 				"a message of %d bytes; at most %d", len(in.Data), api.MostData)
 		}
@@ -91,7 +108,6 @@ func upward(conn net.Conn, stream caller, in *api.ConnectRequest) error {
 			}
 			return nil
 		} else if err != nil {
-			conn.Close()
 			return err
 		}
 	}
@@ -123,17 +139,19 @@ func (a *Agent) Logs(req *api.LogsRequest, stream grpc.ServerStreamingServer[api
 		return err
 	}
 	defer leave()
-	ctx, cancel := context.WithCancel(stream.Context())
-	defer cancel()
 	if !req.Follow {
-		cancel() // so that no line is waited for
+		for _, line := range st.Logs().Lines() {
+			if err := stream.Send(&api.LogsReply{Line: logLine(line)}); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	for lines := st.Sandbox.Logs().Read(); ; {
-		line, missed, err := lines.Next(ctx)
-		switch {
-		case errors.Is(err, io.EOF), err != nil && !req.Follow:
+	for lines := st.Logs().Read(); ; {
+		line, missed, err := lines.Next(stream.Context())
+		if errors.Is(err, io.EOF) {
 			return nil
-		case err != nil:
+		} else if err != nil {
 			return status.FromContextError(err).Err()
 		}
 		reply := &api.LogsReply{Missed: missed, Line: logLine(line)}

@@ -13,7 +13,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -183,6 +185,154 @@ func TestConnectClosesOneWay(t *testing.T) {
 			t.Error("it takes more after its end")
 		}
 	})
+}
+
+// What a caller has sent arrives, also where the sandbox was the first to say all, and the caller
+// closes the connection when it has.
+func TestConnectDeliversBeforeItCloses(t *testing.T) {
+	eachWay(t, func(t *testing.T, a *Agent, d *driver, node api.NodeClient) {
+		const size = 8 << 20
+		took := make(chan int64, 1)
+		d.dial = func(int) (net.Conn, error) {
+			ours, theirs := halves(t)
+			go func() {
+				theirs.CloseWrite()
+				n, _ := io.Copy(io.Discard, theirs)
+				theirs.Close()
+				took <- n
+			}()
+			return ours, nil
+		}
+		if _, err := start(t, a, "x"); err != nil {
+			t.Fatal(err)
+		}
+		defer stop(t, a)
+		conn, err := api.Connect(t.Context(), node, "x", 80)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said, err := io.ReadAll(conn); err != nil || len(said) > 0 {
+			t.Fatal(said, err)
+		}
+		if _, err := conn.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if n := <-took; n != size {
+			t.Errorf("%d bytes of %d arrived", n, size)
+		}
+	})
+}
+
+// halves returns the two ends of a TCP connection.
+func halves(t *testing.T) (ours, theirs *net.TCPConn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dialled, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dialled.(*net.TCPConn), accepted.(*net.TCPConn)
+}
+
+// A caller that goes on after the sandbox has said all is told when the sandbox ends.
+func TestConnectEndsWithASandboxThatHasSaidAll(t *testing.T) {
+	eachWay(t, func(t *testing.T, a *Agent, d *driver, node api.NodeClient) {
+		d.dial = func(int) (net.Conn, error) {
+			ours, theirs := halves(t)
+			theirs.Close()
+			return ours, nil
+		}
+		if _, err := start(t, a, "x"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		stream, err := node.Connect(ctx)
+		if err == nil {
+			err = stream.Send(&api.ConnectRequest{Id: "x", Port: 80})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last, err := stream.Recv(); err != nil || !last.End {
+			t.Fatal(last, err)
+		}
+		stop(t, a)
+		if _, err := stream.Recv(); err == nil || status.Code(err) == codes.DeadlineExceeded {
+			t.Errorf("the caller is told %v", err)
+		}
+	})
+}
+
+func TestConnectRefusesALargeMessage(t *testing.T) {
+	eachWay(t, func(t *testing.T, a *Agent, d *driver, node api.NodeClient) {
+		echoServer(t, d)
+		if _, err := start(t, a, "x"); err != nil {
+			t.Fatal(err)
+		}
+		defer stop(t, a)
+		stream, err := node.Connect(t.Context())
+		if err == nil {
+			err = stream.Send(&api.ConnectRequest{Id: "x", Port: 80})
+		}
+		if err == nil {
+			err = stream.Send(&api.ConnectRequest{Data: make([]byte, api.MostData+1)})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = stream.Recv()
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "at most") {
+			t.Errorf("the caller is told %v", err)
+		}
+	})
+}
+
+// writesOn is the stream of a reader of logs: while it takes a line, the runtime writes two more.
+type writesOn struct {
+	grpc.ServerStreamingServer[api.LogsReply]
+	ctx  context.Context
+	box  *box
+	sent int
+}
+
+func (w *writesOn) Context() context.Context { return w.ctx }
+
+func (w *writesOn) Send(*api.LogsReply) error {
+	if w.sent++; w.sent > 100 {
+		return errors.New("there is no end to it")
+	}
+	for range 2 {
+		w.box.logs.Add(wire.LogLine{Stream: "stdout", Text: "more"})
+	}
+	return nil
+}
+
+// What a runtime has written lately is not what it goes on to write.
+func TestLogsEndThoughTheirRuntimeWritesOn(t *testing.T) {
+	a, d, _ := newAgent(t)
+	if _, err := start(t, a, "x"); err != nil {
+		t.Fatal(err)
+	}
+	defer stop(t, a)
+	reader := &writesOn{ctx: t.Context(), box: d.boxes["x"]}
+	reader.box.logs.Add(wire.LogLine{Stream: "stdout", Text: "one"})
+	before := len(reader.box.logs.Lines())
+	err := a.Logs(&api.LogsRequest{Id: "x"}, reader)
+	if err != nil || reader.sent != before {
+		t.Errorf("%d lines of %d, %v", reader.sent, before, err)
+	}
 }
 
 // A client that does not read is not sent to without end.

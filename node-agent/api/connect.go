@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,9 +24,10 @@ type connection struct {
 	grpc.BidiStreamingClient[ConnectRequest, ConnectReply]
 	hangUp  context.CancelFunc
 	sending sync.Mutex
-	closed  bool   // one way: no more is sent
-	rest    []byte // of the last message
-	over    bool   // nothing more comes
+	closed  atomic.Bool // one way: no more is sent
+	rest    []byte      // of the last message
+	over    atomic.Bool // nothing more comes
+	ending  sync.Once
 }
 
 // Connect connects to a TCP port of a sandbox on node. The connection can be closed one way, by
@@ -46,16 +48,17 @@ func Connect(ctx context.Context, node NodeClient, id string, port int) (net.Con
 
 // Read implements net.Conn.
 func (c *connection) Read(p []byte) (int, error) {
-	for len(c.rest) == 0 && !c.over {
+	for len(c.rest) == 0 && !c.over.Load() {
 		reply, err := c.Recv()
 		if err != nil {
 			return 0, err
 		}
-		c.rest, c.over = reply.Data, reply.End
+		c.rest = reply.Data
+		c.over.Store(reply.End)
 	}
 	n := copy(p, c.rest)
 	c.rest = c.rest[n:]
-	if n == 0 && c.over && len(p) > 0 {
+	if n == 0 && c.over.Load() && len(p) > 0 {
 		return 0, io.EOF
 	}
 	return n, nil
@@ -65,7 +68,7 @@ func (c *connection) Read(p []byte) (int, error) {
 func (c *connection) Write(p []byte) (n int, err error) {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	if c.closed {
+	if c.closed.Load() {
 		return 0, net.ErrClosed
 	}
 	for n < len(p) {
@@ -82,13 +85,22 @@ func (c *connection) Write(p []byte) (n int, err error) {
 func (c *connection) CloseWrite() error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	c.closed = true
+	c.closed.Store(true)
 	return c.CloseSend()
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. Where both sides have said all, what was sent still arrives.
 func (c *connection) Close() error {
-	c.hangUp()
+	if !c.closed.Load() || !c.over.Load() {
+		c.hangUp()
+		return nil
+	}
+	c.ending.Do(func() {
+		go func() {
+			defer c.hangUp()
+			_, _ = c.Recv() // returns when the node has passed on the last byte
+		}()
+	})
 	return nil
 }
 
