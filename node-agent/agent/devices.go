@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"google.golang.org/grpc/codes"
@@ -23,7 +24,7 @@ type devices struct {
 var errNoVFs = status.Error(codes.FailedPrecondition, "this node has no VFs")
 
 // Lease implements api.DevicesServer.
-func (d devices) Lease(_ context.Context, req *api.LeaseRequest) (*api.LeaseReply, error) {
+func (d devices) Lease(ctx context.Context, req *api.LeaseRequest) (*api.LeaseReply, error) {
 	if d.agent.VFs == nil {
 		return nil, errNoVFs
 	}
@@ -40,6 +41,10 @@ func (d devices) Lease(_ context.Context, req *api.LeaseRequest) (*api.LeaseRepl
 		return nil, status.Error(codes.ResourceExhausted, err.Error())
 	case err != nil:
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	if err := ctx.Err(); err != nil { // the caller will not learn of the lease
+		d.agent.VFs.Return(lease)
+		return nil, status.FromContextError(err).Err()
 	}
 	d.agent.Log.Info("a VF is leased",
 		"vf", lease.BDF, "holder", lease.Owner, "driver", lease.Driver)
@@ -66,7 +71,13 @@ func ownerOf(h *api.Holder) (vf.Owner, error) {
 		}
 		o.PID, o.StartTicks = process.PID, process.StartTicks
 	}
-	return o, o.Check()
+	if err := o.Check(); err != nil {
+		return o, err
+	}
+	if o.Dead() {
+		return o, fmt.Errorf("the holder %s has ended already", o)
+	}
+	return o, nil
 }
 
 // Return implements api.DevicesServer.

@@ -115,6 +115,26 @@ func TestDevices(t *testing.T) {
 	}
 }
 
+// A VF is not given to a holder that is dead already, nor to a caller that does not hear of it.
+func TestDevicesLeaseToTheLivingAlone(t *testing.T) {
+	a, _, client := handingOut(t)
+	gone := &api.Holder{Kind: "pod", Name: "p", Netns: filepath.Join(t.TempDir(), "netns")}
+	_, err := client.Lease(t.Context(), &api.LeaseRequest{Holder: gone})
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a pod whose namespace is not there: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	self := &api.Holder{Kind: "device", Name: "dpdk", Pid: int32(os.Getpid())}
+	_, err = a.Devices().Lease(ctx, &api.LeaseRequest{Holder: self})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("a caller that has gone: %v", err)
+	}
+	if left := a.VFs.Leases(); len(left) > 0 {
+		t.Errorf("leased: %v", left)
+	}
+}
+
 // A request that cannot be met is refused with a reason, and nobody takes the VF of a sandbox.
 func TestDevicesRefuse(t *testing.T) {
 	a, _, client := handingOut(t)
