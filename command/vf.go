@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,7 +80,7 @@ func vfWatch() *cobra.Command {
 				for _, d := range reply.Devices {
 					holder := strings.Trim(d.GetHolder().GetKind()+"/"+d.GetHolder().GetName(), "/")
 					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\n",
-						d.Bdf, d.State, holder, d.Driver, d.Generation, d.Lost+d.Reason)
+						d.Bdf, d.State, holder, d.Driver, d.Generation, cmp.Or(d.Lost, d.Reason))
 				}
 				w.Flush()
 			}

@@ -180,6 +180,8 @@ func (v *function) remember(e entry) {
 	}
 }
 
+const goneVF = "the VF is gone"
+
 // gone moves v out of use. A lease on it stays until it is returned, so that its sandbox is not
 // forgotten.
 func (p *Pool) gone(v *function) {
@@ -187,7 +189,7 @@ func (p *Pool) gone(v *function) {
 	p.move(v, Gone, "its PF took it away", time.Now())
 	p.cfg.Log.Warn("VF is gone", "vf", v.bdf, "owner", v.owner)
 	if v.leased {
-		v.lost = "the VF is gone"
+		v.lost = goneVF
 		return
 	}
 	p.vanish(v)

@@ -126,7 +126,7 @@ func (p *Pool) keepStrays() {
 		delete(p.found, bdf)
 		v := &function{bdf: bdf, pf: &physical{}, since: time.Now(), log: p.cfg.Log}
 		v.remember(e)
-		v.state, v.reason = Gone, "the journal has it, its PF does not"
+		v.state, v.reason, v.lost = Gone, "the journal has it, its PF does not", goneVF
 		p.insert(v)
 	}
 }

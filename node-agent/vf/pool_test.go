@@ -271,6 +271,10 @@ func TestStray(t *testing.T) {
 		if len(found) != 1 || found[0].BDF != stray.BDF || !found[0].Gone {
 			t.Fatalf("found %+v, want %+v", found, stray)
 		}
+		lost := func(s vf.Status) bool { return s.BDF == stray.BDF && s.Lost != "" }
+		if all := p.Snapshot(); !slices.ContainsFunc(all, lost) {
+			t.Errorf("its holder is not told: %+v", all)
+		}
 		p.Return(found[0])
 		if n := len(p.Snapshot()); n != 7 {
 			t.Errorf("%d VFs, want 7", n)
