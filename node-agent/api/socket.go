@@ -51,6 +51,8 @@ type socket struct {
 	mu      sync.Mutex
 	conns   map[*visitor]bool
 	users   map[uint32]int // how many connections each has
+	refused int            // connections since warned
+	warned  time.Time      // of connections that were refused
 	stopped bool
 }
 
@@ -170,12 +172,24 @@ func (s *socket) enter(v *visitor) bool {
 	case s.stopped:
 		return false
 	case s.users[v.user] == mostConns:
-		s.log.Warn("a connection too many of one user is closed", "user", v.user, "most", mostConns)
+		s.refuse(v.user, time.Now())
 		return false
 	}
 	s.users[v.user]++
 	s.conns[v] = true
 	return true
+}
+
+// refuse counts a connection too many, and logs one now and then: whoever opens them may do so
+// without end.
+func (s *socket) refuse(user uint32, now time.Time) {
+	s.refused++
+	if now.Sub(s.warned) < silence {
+		return
+	}
+	s.log.Warn("connections too many of one user are closed",
+		"user", user, "most", mostConns, "closed", s.refused)
+	s.warned, s.refused = now, 0
 }
 
 func (s *socket) leave(v *visitor) {

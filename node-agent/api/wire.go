@@ -28,6 +28,10 @@ const maxMessage = 80 << 20
 // spares the pings that would measure it: one for each few messages.
 const window = 16 << 20
 
+// streamWindow bounds them for one stream, where nobody may take what comes. It grows for a message
+// that is longer, while its reader waits.
+const streamWindow = MostData
+
 // silence bounds how long a peer that owes an answer may say nothing. Then it is asked whether it
 // is there, and hung up on.
 const silence = 10 * time.Second
@@ -53,7 +57,7 @@ func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error)
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(secure),
 		grpc.WithUnaryInterceptor(boundRun),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
-		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+		grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(window),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage),
 			grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
@@ -118,7 +122,7 @@ func NewTLSServer(node NodeServer, keys Keys) (*Server, error) {
 }
 
 func newServer(node NodeServer, budget *budget, options ...grpc.ServerOption) *grpc.Server {
-	server := grpc.NewServer(append(options, grpc.InitialWindowSize(window),
+	server := grpc.NewServer(append(options, grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: silence, Timeout: silence}),

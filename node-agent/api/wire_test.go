@@ -8,11 +8,14 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -348,4 +351,65 @@ func TestWhatOthersHoldIsNoRoomForSandboxes(t *testing.T) {
 	if n := status.SoundVFs(); n != 3 {
 		t.Errorf("sandboxes can have %d VFs, want 3", n)
 	}
+}
+
+// A node whose sandboxes take nothing.
+type full struct{ UnimplementedNodeServer }
+
+func (full) Connect(stream grpc.BidiStreamingServer[ConnectRequest, ConnectReply]) error {
+	<-stream.Context().Done()
+	return nil
+}
+
+// What nobody takes is not sent to a node without end: there may be as many streams as connections
+// into sandboxes.
+func TestOneStreamHoldsBack(t *testing.T) {
+	client, hangUp, err := Dial(serve(t, "unix", filepath.Join(t.TempDir(), "socket"), quiet(full{})),
+		Keys{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangUp()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	stream, err := client.Connect(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	for chunk := make([]byte, 64<<10); ; sent += len(chunk) {
+		if err := stream.Send(&ConnectRequest{Data: chunk}); err != nil {
+			break
+		}
+	}
+	if sent > 2<<20 {
+		t.Errorf("%d bytes are on their way", sent)
+	}
+}
+
+// A user who connects again and again fills no log.
+func TestConnectionsTooManyAreLoggedNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		s := newSocket(server{}, slog.New(slog.NewTextHandler(&log, nil)))
+		refused := func(n int) string {
+			log.Reset()
+			for range n {
+				if s.enter(&visitor{socket: s}) {
+					t.Error("a connection too many")
+				}
+			}
+			return log.String()
+		}
+		for range mostConns {
+			s.enter(&visitor{socket: s})
+		}
+		if said := refused(1000); strings.Count(said, "\n") != 1 || !strings.Contains(said, "closed=1") {
+			t.Errorf("at first: %q", said)
+		}
+		time.Sleep(silence)
+		if said := refused(1); strings.Count(said, "\n") != 1 || !strings.Contains(said, "=1000\n") {
+			t.Errorf("later: %q", said)
+		}
+	})
 }
