@@ -39,17 +39,19 @@ type Built struct {
 // builds are the things that builders make for this process: each once however many wait for it,
 // one after the other. A build that nobody waits for any more goes on, so the next start finds it.
 type builds struct {
-	ctx   context.Context
-	end   context.CancelFunc
-	turn  *semaphore.Weighted
-	all   sync.WaitGroup
-	mu    sync.Mutex
-	under map[string]*making
+	ctx  context.Context
+	end  context.CancelFunc
+	now  func() time.Time
+	turn *semaphore.Weighted
+	all  sync.WaitGroup
+	mu   sync.Mutex
+	made map[string]*making // under way, or failed a moment ago
 }
 
 // A making is a thing that is being built, or has just been.
 type making struct {
-	doing string // under builds.mu
+	doing string    // under builds.mu
+	until time.Time // likewise; of a failure: it is not tried again before
 	done  chan struct{}
 	dir   string // set when it is done
 	err   error
@@ -57,7 +59,8 @@ type making struct {
 
 func newBuilds() *builds {
 	ctx, end := context.WithCancel(context.Background())
-	return &builds{ctx: ctx, end: end, turn: semaphore.NewWeighted(1), under: map[string]*making{}}
+	return &builds{ctx: ctx, end: end, now: time.Now, turn: semaphore.NewWeighted(1),
+		made: map[string]*making{}}
 }
 
 // close ends the builders.
@@ -70,7 +73,7 @@ func (b *builds) close() {
 func (b *builds) doing(thing string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if m := b.under[thing]; m != nil {
+	if m := b.made[thing]; m != nil {
 		return m.doing
 	}
 	return ""
@@ -97,15 +100,15 @@ func (c *Cache) Make(ctx context.Context, thing string) (dir string, err error) 
 	return "", fmt.Errorf("image %s: its builder made it, and it is not in %s", thing, c.dir)
 }
 
-// joinBuild waits in the build that is under way, or begins one.
+// joinBuild returns the build that is under way, or has failed within passingAge, or begins one.
 func (c *Cache) joinBuild(thing string) *making {
 	b := c.builds
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	m := b.under[thing]
-	if m == nil {
+	m := b.made[thing]
+	if m == nil || !m.until.IsZero() && !b.now().Before(m.until) {
 		m = &making{doing: "waits until its builder can start", done: make(chan struct{})}
-		b.under[thing] = m
+		b.made[thing] = m
 		b.all.Go(func() {
 			m.dir, m.err = c.runBuilder(b.ctx, thing, func(doing string) {
 				b.mu.Lock()
@@ -114,7 +117,10 @@ func (c *Cache) joinBuild(thing string) *making {
 			})
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			delete(b.under, thing)
+			if m.err == nil {
+				delete(b.made, thing)
+			}
+			m.doing, m.until = "", b.now().Add(passingAge)
 			close(m.done)
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -171,6 +172,28 @@ func TestWhyABuilderFailed(t *testing.T) {
 			t.Errorf("%s: %v, want %q", script, err, want)
 		}
 	}
+}
+
+// TestAFailedBuildIsTriedAgainLater: not by each start that comes at once.
+func TestAFailedBuildIsTriedAgainLater(t *testing.T) {
+	builder, at, cache := fakeBuilder(t, `if [ "$3" != guest ]; then exit 3; fi`)
+	set, c := openSet(t, cache, builder)
+	now := time.Now()
+	c.builds.now = func() time.Time { return now }
+	fails := func(want int) {
+		t.Helper()
+		if _, _, err := set.Use(t.Context(), "python:3", ""); err == nil {
+			t.Error("it does not fail")
+		}
+		begun := lines(t, filepath.Join(at, "begun"))
+		if len(begun) != want || set.Building("python:3") != "" {
+			t.Errorf("builders of %q; now %q", begun, set.Building("python:3"))
+		}
+	}
+	fails(2) // the first made the guest
+	fails(2)
+	now = now.Add(passingAge)
+	fails(3)
 }
 
 // lingers has a builder start a process and half an entry, and wait.
