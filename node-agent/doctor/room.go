@@ -61,7 +61,8 @@ func cache() Finding {
 	if err != nil {
 		return note("image cache", "set FASTIOV_CACHE to a directory", "%v", err)
 	}
-	const remedy = "set FASTIOV_CACHE to a directory with more room, or run fastiov image clean"
+	remedy := "set FASTIOV_CACHE to a directory with more room, or remove " + dir +
+		" while nothing runs"
 	return roomIn("image cache", dir, remedy, image.CacheLimit)
 }
 
