@@ -183,7 +183,7 @@ func TestStrangers(t *testing.T) {
 	t.Setenv("FASTIOV_NODE_MEMORY", "1")
 	t.Setenv("FASTIOV_OTHERS_X", "1")
 	t.Setenv("FASTIOV_CONFIG", "/dev/null")
-	others := []string{"FASTIOV_OTHERS_", "FASTIOV_TEST_", "FASTIOV_CI"}
+	others := []string{"FASTIOV_OTHERS_", "FASTIOV_TEST_", "FASTIOV_CI", "FASTIOV_CACHE"}
 	found := strings.Join(Strangers(known(), others...), "\n")
 	want := "FASTIOV_NODE_MEMROY configures nothing; the nearest is FASTIOV_NODE_MEMORY"
 	if found != want {
