@@ -18,6 +18,9 @@ package pool
 // mostLookedAt bounds how many of a node's busy sandboxes, of either sort, a claim looks at.
 const mostLookedAt = 64
 
+// mostStarving bounds for how many of the groups that have starved longest a claim is looked for.
+const mostStarving = 8
+
 // fulfil returns the start of the job that a claim has made room for, or the end of a claim for
 // which no room can be made.
 func (s *state) fulfil(n *node, c *claim) (step, bool) {
@@ -41,13 +44,17 @@ func anyEnds(boxes []*box) bool {
 	return false
 }
 
-// newClaim returns a claim for the group that has starved longest, or for the first of waits, whose
-// namespace holds less than others.
+// newClaim returns a claim for the group that has starved longest, of those for which a node can
+// make room, or for the first of waits, whose namespace holds less than others.
 func (s *state) newClaim(waits *line) (step, bool) {
-	if l := s.starving.first; l != nil && l.of.waiting.first.of.aged {
-		if do, ok := s.claimFor(l.of, false); ok {
-			return do, true
+	l := s.starving.first
+	for range min(mostStarving, s.starving.n) {
+		if l.of.waiting.first.of.aged {
+			if do, ok := s.claimFor(l.of, false); ok {
+				return do, true
+			}
 		}
+		l = l.next
 	}
 	if waits != nil {
 		return s.claimFor(waits.groups.first.of, true)

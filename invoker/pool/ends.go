@@ -4,16 +4,15 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 // follow takes in the ends of a node's sandboxes until the pool closes. A node of a former version
-// does not tell them: there a sandbox is found to have ended when a job is sent to it.
+// does not tell them until it is upgraded: there a sandbox is found to have ended when a job is
+// sent to it.
 func (p *Pool) follow(n *node) {
-	for status.Code(p.hear(n)) != codes.Unimplemented {
+	for {
+		_ = p.hear(n) // what was missed is found when the node is heard again
 		select {
 		case <-p.ctx.Done():
 			return
@@ -81,7 +80,11 @@ func (p *Pool) startedOn(n *node) map[string]bool {
 // ended takes in that a sandbox is gone. Its jobs learn that from their calls, and who starts it
 // from the start.
 func (s *state) ended(n *node, id string, now time.Time) {
-	if b := n.boxes[id]; b != nil && b.phase != starting {
+	switch b := n.boxes[id]; {
+	case b == nil:
+	case b.phase == starting:
+		b.ended = true // the answer to the start is on its way
+	default:
 		s.drop(b, now)
 	}
 }

@@ -113,6 +113,9 @@ func judged(reply *api.StartReply, err error, ready func(*api.StartReply) error)
 // started takes in the end of a start. One that failed leaves nothing; who waited for it learns
 // that from the box.
 func (s *state) started(b *box, how outcome, now time.Time) {
+	if b.phase == gone && how.err == nil {
+		how = outcome{err: &elsewhere{b.node.name + " was given up meanwhile"}}
+	}
 	b.start = how
 	close(b.ready)
 	if b.group == nil {
@@ -120,7 +123,7 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	}
 	switch {
 	case b.phase == gone: // its node was lost meanwhile
-	case how.err != nil:
+	case how.err != nil, b.ended:
 		s.drop(b, now)
 	case b.used == 0:
 		b.move(idle, now)

@@ -147,6 +147,9 @@ func (l *Lease) giveBack(keep bool, failed *elsewhere) {
 		}
 		if failed != nil {
 			l.waiter.failed = failed
+			if l.How == Warm { // a sandbox that was there: it has not waited since
+				l.waiter.deadline = l.waiter.deadline.Add(now.Sub(l.Placed))
+			}
 			s.arrive(&l.waiter, &l.demand, true, now)
 		}
 	})
@@ -234,11 +237,11 @@ func (l *Lease) startBox() error {
 
 // started tells the owner, and whoever waits for the same sandbox, how the start went.
 func (l *Lease) started(reply *api.StartReply, err error) error {
-	how := judged(reply, err, l.demand.Ready)
+	l.pool.over(l.box, judged(reply, err, l.demand.Ready))
+	how := l.box.start
 	l.Start = how.reply
-	l.pool.over(l.box, how)
 	var other *elsewhere
-	if how.err == nil || how.reply != nil || errors.As(err, &other) {
+	if how.err == nil || how.reply != nil || errors.As(how.err, &other) {
 		return how.err
 	}
 	return &StartError{l.box.id, err}

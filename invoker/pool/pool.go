@@ -185,6 +185,7 @@ func (p *Pool) perform(do *step, paused bool) {
 		p.workers.give(grant{lease: l, box: do.box, how: do.kind, wake: do.box.wake, mine: paused})
 	case Refuse:
 		p.workers.give(grant{lease: do.waiter.lease, err: &Refused{Why: do.why}})
+		p.nudge() // a node that was full, or drained, may not be any more
 	case Claim:
 		for _, b := range do.boxes {
 			b.endless.all(func(w *waiter) bool { w.lease.end(ErrClaimed); return true })
@@ -235,9 +236,8 @@ func (p *Pool) prepare(
 // over takes in the end of a start, of whatever kind.
 func (p *Pool) over(b *box, how outcome) {
 	p.happen(func(s *state, now time.Time) {
-		lives := b.phase != gone
 		s.started(b, how, now)
-		if lives && b.phase == gone {
+		if b.phase == gone {
 			p.stop(b.node, b.id)
 		}
 	})

@@ -125,6 +125,7 @@ type box struct {
 	since   time.Time // of the phase
 	retired bool      // it takes no more jobs, and ends with those it has
 	claimed bool      // the same, as long as its room is claimed
+	ended   bool      // its node has told its end, though its start is not over here
 	holds   bool      // its memory is counted as its namespace's
 	counts  bool      // it is counted as one of its group that lives on
 	place   link[*box]
