@@ -24,7 +24,7 @@ const (
 	idle = 3 * time.Second
 )
 
-// A client posts to one runtime. It keeps its connection between requests.
+// A client is a Direct that posts to one runtime. It keeps its connection between requests.
 type client struct{ http http.Client }
 
 // newClient returns the client of the runtime that dial reaches.
@@ -48,8 +48,8 @@ func newClient(dial func(ctx context.Context) (net.Conn, error)) *client {
 	}}
 }
 
-// post sends body to path and returns the whole answer. It gives up at until, unless that is zero.
-func (c *client) post(
+// Post sends body to path and returns the whole answer. It gives up at until, unless that is zero.
+func (c *client) Post(
 	ctx context.Context, path string, body []byte, until time.Time,
 ) (int, []byte, error) {
 	if !until.IsZero() {

@@ -40,7 +40,7 @@ func TestPost(t *testing.T) {
 		w.WriteHeader(502)
 		io.WriteString(w, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")+" "+string(body))
 	})
-	status, answer, err := c.post(t.Context(), "/run", []byte("{}"), time.Time{})
+	status, answer, err := c.Post(t.Context(), "/run", []byte("{}"), time.Time{})
 	if err != nil || status != 502 || string(answer) != "POST /run application/json {}" {
 		t.Errorf("%d %q %v", status, answer, err)
 	}
@@ -73,7 +73,7 @@ func TestNoCallMeetsARuntimeThatHangsUp(t *testing.T) {
 			want  int
 		}{{0, 1}, {time.Second, 1}, {time.Second, 1}, {5 * time.Second, 2}} {
 			time.Sleep(call.after)
-			if _, _, err := c.post(t.Context(), "/run", []byte("{}"), time.Time{}); err != nil {
+			if _, _, err := c.Post(t.Context(), "/run", []byte("{}"), time.Time{}); err != nil {
 				t.Fatal(err)
 			}
 			if dialled != call.want {
@@ -92,7 +92,7 @@ func TestAnAnswerHasABound(t *testing.T) {
 			}
 		}
 	})
-	_, _, err := c.post(t.Context(), "/run", nil, time.Time{})
+	_, _, err := c.Post(t.Context(), "/run", nil, time.Time{})
 	if err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("%v, want longer than", err)
 	}
@@ -105,7 +105,7 @@ func TestACancelledPostSaysWhy(t *testing.T) {
 		cancel(why)
 		<-r.Context().Done()
 	})
-	if _, _, err := c.post(ctx, "/run", nil, time.Time{}); !errors.Is(err, why) {
+	if _, _, err := c.Post(ctx, "/run", nil, time.Time{}); !errors.Is(err, why) {
 		t.Errorf("%v, want %v", err, why)
 	}
 }
@@ -117,7 +117,7 @@ func TestARuntimeThatDiesMidAnswer(t *testing.T) {
 		http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	_, _, err := c.post(t.Context(), "/run", nil, time.Time{})
+	_, _, err := c.Post(t.Context(), "/run", nil, time.Time{})
 	if err == nil || !strings.Contains(err.Error(), "broke off after 4 bytes") {
 		t.Errorf("%v, want broke off", err)
 	}
@@ -127,7 +127,7 @@ func TestNobodyListens(t *testing.T) {
 	c := newClient(func(context.Context) (net.Conn, error) {
 		return nil, errors.New("no such guest")
 	})
-	_, _, err := c.post(t.Context(), "/init", nil, time.Time{})
+	_, _, err := c.Post(t.Context(), "/init", nil, time.Time{})
 	const want = "runtime /init: not reached: no such guest"
 	if !errors.Is(err, sandbox.ErrUnreached) || err.Error() != want {
 		t.Errorf("%v", err)
@@ -146,7 +146,7 @@ func TestTheConnectionIsKept(t *testing.T) {
 	})
 	for i := range 100 {
 		body := strings.Repeat("x", i*i)
-		status, answer, err := c.post(t.Context(), "/run", []byte(body), time.Time{})
+		status, answer, err := c.Post(t.Context(), "/run", []byte(body), time.Time{})
 		if err != nil || status != 200 || string(answer) != body {
 			t.Fatalf("%d bytes: %d, %d bytes, %v", len(body), status, len(answer), err)
 		}
@@ -179,7 +179,7 @@ func TestAConnectionThatWasClosedIsNotUsed(t *testing.T) {
 			return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
 		})
 		for range 2 {
-			if _, _, err := c.post(t.Context(), "/run", nil, time.Time{}); err != nil {
+			if _, _, err := c.Post(t.Context(), "/run", nil, time.Time{}); err != nil {
 				t.Errorf("it says so: %t, %v", says, err)
 			}
 			<-closed
@@ -193,7 +193,7 @@ func TestAConnectionThatWasClosedIsNotUsed(t *testing.T) {
 func TestAnEarlyAnswer(t *testing.T) {
 	c, _ := served(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(413) })
 	for range 3 {
-		status, _, err := c.post(t.Context(), "/init", make([]byte, 48<<20), time.Time{})
+		status, _, err := c.Post(t.Context(), "/init", make([]byte, 48<<20), time.Time{})
 		if err != nil || status != 413 {
 			t.Errorf("%d, %v", status, err)
 		}
@@ -217,7 +217,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 			}()
 			return ours, nil
 		})
-		_, _, err := c.post(t.Context(), "/run", nil, time.Time{})
+		_, _, err := c.Post(t.Context(), "/run", nil, time.Time{})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %q", said, err, want)
 		}
@@ -239,7 +239,7 @@ func FuzzAnswer(f *testing.F) {
 			theirs.Write(said)
 		}()
 		c := newClient(func(context.Context) (net.Conn, error) { return ours, nil })
-		status, answer, err := c.post(t.Context(), "/run", []byte("{}"), time.Time{})
+		status, answer, err := c.Post(t.Context(), "/run", []byte("{}"), time.Time{})
 		if err == nil && (status < 200 || status > 999) || len(answer) > maxAnswer {
 			t.Fatalf("%d and %d bytes", status, len(answer))
 		}

@@ -16,14 +16,10 @@ import (
 // Sentinel ends the logs of an activation: a runtime writes it to stdout and to stderr.
 const Sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 
-// A poster takes a request to a runtime, and gives up at until, unless that is zero.
-type poster func(
-	ctx context.Context, path string, body []byte, until time.Time,
-) (status int, answer []byte, err error)
-
 // A Direct sandbox is its own runtime: requests reach it without a connection. The simulation is
 // one, so that what it is asked for measures the agent and no HTTP.
 type Direct interface {
+	// Post takes a request to the runtime, and gives up at until, unless that is zero.
 	Post(
 		ctx context.Context, path string, body []byte, until time.Time,
 	) (status int, answer []byte, err error)
@@ -31,18 +27,18 @@ type Direct interface {
 
 // A Runtime is the runtime in one sandbox.
 type Runtime struct {
-	post poster
-	logs logs
+	direct Direct // the sandbox itself, or a client of its runtime
+	logs   logs
 }
 
 // New returns the runtime in s, which listens on port.
 func New(s sandbox.Sandbox, port int) *Runtime {
 	r := &Runtime{logs: logs{ended: s.Logs().Done()}}
 	if direct, is := s.(Direct); is {
-		r.post = direct.Post
+		r.direct = direct
 	} else {
 		dial := func(ctx context.Context) (net.Conn, error) { return s.Dial(ctx, port) }
-		r.post = newClient(dial).post
+		r.direct = newClient(dial)
 	}
 	s.Logs().Watch(r.logs.add)
 	return r
@@ -55,14 +51,14 @@ func (r *Runtime) Ready(context.Context) error { return nil }
 func (r *Runtime) Init(
 	ctx context.Context, function []byte,
 ) (status int, answer []byte, err error) {
-	return r.post(ctx, "/init", function, time.Time{})
+	return r.direct.Post(ctx, "/init", function, time.Time{})
 }
 
 // Run has the function called once, and gives up at until, unless that is zero.
 func (r *Runtime) Run(
 	ctx context.Context, call []byte, until time.Time,
 ) (status int, answer []byte, err error) {
-	return r.post(ctx, "/run", call, until)
+	return r.direct.Post(ctx, "/run", call, until)
 }
 
 // Logs takes what the runtime wrote since the last take, up to and without the sentinels that end
