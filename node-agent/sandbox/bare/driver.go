@@ -171,15 +171,13 @@ func (d *Driver) Leftovers(live map[string]bool) []string { return d.host.Leftov
 // A holder is one process that holds a VF. It implements sandbox.Sandbox.
 type holder struct {
 	*life.Life
-	spec  sandbox.Spec
-	cell  *jail.Cell
-	calls *life.Calls
-	logs  *tail.Log // without lines: there is no function that could write any
+	spec sandbox.Spec
+	cell *jail.Cell
+	logs *tail.Log // without lines: there is no function that could write any
 }
 
 func newHolder(spec sandbox.Spec, cell *jail.Cell) *holder {
 	h := &holder{Life: life.New(), spec: spec, cell: cell, logs: tail.New()}
-	h.calls = h.Calls()
 	h.logs.End()
 	return h
 }
@@ -199,7 +197,7 @@ func (d *Driver) watch(h *holder) {
 		} else {
 			h.takeDown()
 		}
-		h.calls.HangUp()
+		h.HangUp()
 		h.Over(func(cause error) error { return cause })
 	})
 }
@@ -212,7 +210,7 @@ func (h *holder) takeDown() {
 // Pause implements sandbox.Sandbox: it freezes the process, with all it holds. There is no guest
 // whose clock could be wrong.
 func (h *holder) Pause(context.Context) error {
-	h.calls.HangUp()
+	h.HangUp()
 	return h.cell.Freeze()
 }
 
@@ -253,7 +251,7 @@ func (h *holder) dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.calls.Add(conn), nil
+	return h.Tie(conn), nil
 }
 
 // Dial implements sandbox.Sandbox: the process answers as the runtime, which is the only one that

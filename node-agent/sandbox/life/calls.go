@@ -3,45 +3,36 @@ package life
 import (
 	"fmt"
 	"net"
-	"sync"
 	"syscall"
 )
 
-// Calls are the connections into a sandbox. They end with it.
-type Calls struct {
-	life *Life
-
-	mu   sync.Mutex
-	open map[*call]bool
-}
-
-// Calls returns an empty set of connections into the sandbox.
-func (l *Life) Calls() *Calls { return &Calls{life: l, open: map[*call]bool{}} }
-
-// A call is a connection that tells why it broke.
+// A call is a connection into a sandbox. It ends with the sandbox, and tells why it broke.
 type call struct {
 	net.Conn
-	all *Calls
+	life *Life
 }
 
-// Add returns conn as one that ends with the sandbox.
-func (c *Calls) Add(conn net.Conn) net.Conn {
-	added := &call{conn, c}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.open[added] = true
-	if c.life.Cause() != nil {
+// Tie returns conn as a connection into the sandbox, which ends with it.
+func (l *Life) Tie(conn net.Conn) net.Conn {
+	tied := &call{conn, l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.calls == nil {
+		l.calls = map[*call]bool{}
+	}
+	l.calls[tied] = true
+	if l.Cause() != nil {
 		conn.Close() // it may have ended before this was there to be hung up
 	}
-	return added
+	return tied
 }
 
 // HangUp closes all connections. Who reads or writes one learns that it was closed.
-func (c *Calls) HangUp() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for conn := range c.open {
-		conn.Conn.Close()
+func (l *Life) HangUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.calls {
+		c.Conn.Close()
 	}
 }
 
@@ -58,18 +49,17 @@ func (c *call) Write(p []byte) (int, error) {
 // why prefers the reason for the sandbox's end, once nothing is left of it, to the error that its
 // end brought about.
 func (c *call) why(err error) error {
-	life := c.all.life
-	if err == nil || life.Cause() == nil {
+	if err == nil || c.life.Cause() == nil {
 		return err
 	}
-	<-life.Done()
-	return fmt.Errorf("the sandbox ended: %w", life.Cause())
+	<-c.life.Done()
+	return fmt.Errorf("the sandbox ended: %w", c.life.Cause())
 }
 
 func (c *call) Close() error {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	delete(c.all.open, c)
+	c.life.mu.Lock()
+	defer c.life.mu.Unlock()
+	delete(c.life.calls, c)
 	return c.Conn.Close()
 }
 

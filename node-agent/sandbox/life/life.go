@@ -9,6 +9,7 @@ package life
 import (
 	"context"
 	"errors"
+	"sync"
 )
 
 var errClosed = errors.New("closed by its owner")
@@ -19,6 +20,9 @@ type Life struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 	err    error
+
+	mu    sync.Mutex
+	calls map[*call]bool
 }
 
 // New returns the life of a new sandbox.

@@ -108,7 +108,7 @@ func (v *vm) Dial(ctx context.Context, port int) (net.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("port %d: %w", port, err)
 	}
-	return v.calls.Add(conn), nil
+	return v.Tie(conn), nil
 }
 
 // enter dials until both sides have proved themselves, as long as ctx allows. The kernel gives a

@@ -21,7 +21,7 @@ const answersWithin = 10 * time.Second
 func (v *vm) Pause(ctx context.Context) error { return v.turn(ctx, v.pause) }
 
 func (v *vm) pause(context.Context) error {
-	v.calls.HangUp()
+	v.HangUp()
 	state, err := v.state()
 	if err != nil || state == "paused" {
 		return err

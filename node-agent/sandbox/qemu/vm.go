@@ -27,7 +27,6 @@ type vm struct {
 	secret  door.Secret // shared by its guest and us
 	ports   atomic.Bool // the guest's door leads to each port
 	conn    *guest.Conn // nil if there was no CID for it
-	calls   *life.Calls
 	ram     memory
 	args    []string       // of its VMM; nil where it was adopted
 	resumed chan time.Time // the guest's first instruction
@@ -40,10 +39,8 @@ type vm struct {
 }
 
 func newVM(spec sandbox.Spec, cell *jail.Cell, secret door.Secret) *vm {
-	v := &vm{Life: life.New(), spec: spec, cell: cell, secret: secret,
+	return &vm{Life: life.New(), spec: spec, cell: cell, secret: secret,
 		resumed: make(chan time.Time, 1), turning: make(chan struct{}, 1)}
-	v.calls = v.Calls()
-	return v
 }
 
 // watch starts the goroutine that notices the end, or brings it about, and takes everything down.
@@ -111,7 +108,7 @@ func (v *vm) disconnect() {
 	if q != nil {
 		q.close()
 	}
-	v.calls.HangUp()
+	v.HangUp()
 }
 
 // take keeps the control connection, or closes it if the vm has ended meanwhile.

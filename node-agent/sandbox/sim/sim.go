@@ -99,10 +99,9 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 		return nil, fmt.Errorf("sandbox %s exists already", spec.ID)
 	}
 	s := &simulated{Life: life.New(), logs: tail.New()}
-	s.calls = s.Calls()
 	go func() {
 		<-s.Context().Done()
-		s.calls.HangUp()
+		s.HangUp()
 		s.logs.End()
 		d.release(spec.ID)
 		s.Over(func(cause error) error { return cause })
@@ -168,7 +167,6 @@ func (d *Driver) Leftovers(live map[string]bool) (left []string) {
 // A simulated sandbox.
 type simulated struct {
 	*life.Life
-	calls  *life.Calls
 	logs   *tail.Log
 	mu     sync.Mutex
 	paused bool
@@ -236,7 +234,7 @@ func (s *simulated) Dial(ctx context.Context, port int) (net.Conn, error) {
 		return nil, err
 	}
 	go http.Serve(&only{Conn: theirs}, echo.Handler(s.ran)) // until there is no other connection
-	return s.calls.Add(ours), nil
+	return s.Tie(ours), nil
 }
 
 // pair returns the two ends of a connection.
