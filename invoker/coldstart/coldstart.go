@@ -38,23 +38,25 @@ type Record struct {
 // may be nil, as the first byte.
 func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.Time) *Record {
 	start := placed.Start
-	var tl timeline.Timeline
 	// wall-clock time, like all times of the node; the durations between them are not
 	begin := accepted.Round(0)
 	queued := placed.Placed.Sub(accepted)
-	tl.Add(timeline.Span{Stage: timeline.Queue, Begin: begin, End: begin.Add(queued)})
+	spans := append(make([]timeline.Span, 0, len(start.Spans)+2),
+		timeline.Span{Stage: timeline.Queue, Begin: begin, End: begin.Add(queued)})
 	for _, s := range start.Spans {
-		tl.Add(timeline.Span{
+		spans = append(spans, timeline.Span{
 			Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs),
 			End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
 		})
 	}
 	if run != nil {
-		tl.Add(timeline.Span{
+		spans = append(spans, timeline.Span{
 			Stage: timeline.FirstByte, Begin: time.Unix(0, run.BeginNs),
 			End: time.Unix(0, run.EndNs),
 		})
 	}
+	var tl timeline.Timeline
+	tl.Add(spans...)
 	cold := &Record{
 		Sandbox: placed.Sandbox, Driver: start.Driver, NetPath: start.NetPath,
 		FastIOV: start.Fastiov,

@@ -79,9 +79,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 func (m *Metrics) started(how metrics.Start, spans []timeline.Span) {
+	labels := append([]string{""}, how.Values()...)
 	for _, s := range spans {
-		m.stages.WithLabelValues(append([]string{string(s.Stage)}, how.Values()...)...).Observe(
-			s.End.Sub(s.Begin).Seconds())
+		labels[0] = string(s.Stage)
+		m.stages.WithLabelValues(labels...).Observe(s.End.Sub(s.Begin).Seconds())
 	}
 }
 

@@ -121,14 +121,15 @@ func footprint(f timeline.Footprint) *api.Footprint {
 }
 
 func spans(list []timeline.Span) []*api.Span {
-	out := make([]*api.Span, len(list))
+	all, out := make([]api.Span, len(list)), make([]*api.Span, len(list))
 	for i, s := range list {
-		out[i] = &api.Span{Stage: string(s.Stage), BeginNs: s.Begin.UnixNano(),
-			ErrorNs: int64(s.Error)}
+		span := &all[i]
+		span.Stage, span.BeginNs, span.ErrorNs = string(s.Stage), s.Begin.UnixNano(), int64(s.Error)
 		if !s.End.IsZero() {
 			// The clock may be set meanwhile, so the length is taken from monotonic times.
-			out[i].EndNs = out[i].BeginNs + int64(s.End.Sub(s.Begin))
+			span.EndNs = span.BeginNs + int64(s.End.Sub(s.Begin))
 		}
+		out[i] = span
 	}
 	return out
 }

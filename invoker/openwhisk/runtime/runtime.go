@@ -78,7 +78,9 @@ func Init[Code string | []byte](p Program[Code], c Call, environment map[string]
 	b = strconv.AppendBool(append(b, `,"binary":`...), p.Binary)
 	b = raw.Append(append(b, `,"code":`...), p.Code)
 	b = append(b, `,"env":{`...)
-	for i, name := range slices.Sorted(maps.Keys(all)) {
+	names := slices.AppendSeq(make([]string, 0, len(all)), maps.Keys(all))
+	slices.Sort(names)
+	for i, name := range names {
 		if i > 0 {
 			b = append(b, ',')
 		}

@@ -65,13 +65,16 @@ func (t *Timeline) Begin(stage Stage) (end func()) {
 	t.mu.Lock()
 	t.open = append(t.open, span)
 	t.mu.Unlock()
-	return sync.OnceFunc(func() {
-		end := time.Now()
+	return func() {
+		now := time.Now()
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.open = slices.DeleteFunc(t.open, func(s *Span) bool { return s == span })
-		t.spans = append(t.spans, Span{Stage: stage, Begin: span.Begin, End: end})
-	})
+		if i := slices.Index(t.open, span); i >= 0 {
+			t.open = slices.Delete(t.open, i, i+1)
+			span.End = now
+			t.spans = append(t.spans, *span)
+		}
+	}
 }
 
 // Add records finished spans. A span that ends before it begins was read on a clock that was off by
@@ -79,6 +82,7 @@ func (t *Timeline) Begin(stage Stage) (end func()) {
 func (t *Timeline) Add(spans ...Span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.spans = slices.Grow(t.spans, len(spans))
 	for _, s := range spans {
 		if s.End.Before(s.Begin) {
 			s.End = s.Begin
