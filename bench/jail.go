@@ -142,7 +142,7 @@ func (b *Jail) stocked(ctx context.Context, host *jail.Host) error {
 	return nil
 }
 
-// startJailed times a start in a cell.
+// startJailed starts program in a cell of the jail, and returns how long that took.
 func startJailed(host *jail.Host, program, id string) (time.Duration, error) {
 	return timeWord(func(cmd *exec.Cmd) (end func(), err error) {
 		cell, err := host.Build(sandbox.Spec{ID: id}, 64)

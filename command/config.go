@@ -24,7 +24,7 @@ var (
 	logSection = settings.Section{Name: "log", What: "the log of each process, on standard error"}
 )
 
-// configured returns the commands that the configuration is for.
+// configured returns the commands that read the configuration file.
 func configured() []*cobra.Command {
 	return []*cobra.Command{upCmd(), agentCmd(), invokerCmd()}
 }

@@ -45,7 +45,7 @@ const MostFunctions = 64
 // Starts lists the ways to a sandbox by which activations are labelled.
 var Starts = []pool.Kind{pool.Warm, pool.Warming, pool.Prewarm, pool.Cold}
 
-// A function is the series of one function, looked up once.
+// A function holds the metric series of one action, so that its calls need not look them up.
 type function struct {
 	ended   [4]prometheus.Counter // by activation.Status
 	refused prometheus.Counter

@@ -82,7 +82,8 @@ func (i *Indexed) Order() string { return instant(nanoseconds(i.Start)) + i.ID }
 // OrderPrefix is the number of bytes before the id in an Order.
 const OrderPrefix = 8
 
-// Range bounds the Orders of the records that the filter takes: from low up to high, without high.
+// Range returns bounds for the filter: each record that matches it has an Order of at least low and
+// less than high.
 func (f Filter) Range() (low, high string) {
 	const ms = uint64(time.Millisecond)
 	last := uint64(math.MaxUint64)

@@ -18,9 +18,9 @@ import (
 // keepStarts bounds how many ended cold starts are remembered: a burst of 200, and some before it.
 const keepStarts = 256
 
-// starts holds the node's cold starts, for readers of the live page. A start leaves its times in
-// its Timeline, with or without readers. Its rendering is made when it is asked for, and holds up
-// no start meanwhile.
+// starts holds the node's cold starts, for readers of the live page. A start writes its times to
+// its Timeline, with or without readers. It is rendered only when a reader asks, and rendering
+// delays no start.
 type starts struct {
 	mu    sync.Mutex
 	begun uint64

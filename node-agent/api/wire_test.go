@@ -156,7 +156,8 @@ func TestOverTCPBothSidesShowWhoTheyAre(t *testing.T) {
 	}
 }
 
-// TestRenewedKeysAreTaken: both sides show and trust what their files hold when they connect.
+// TestRenewedKeysAreTaken: at each connection both sides read their files anew. Each shows the
+// certificate and trusts the authorities that it finds there.
 func TestRenewedKeysAreTaken(t *testing.T) {
 	ours, next := newAuthority(t), newAuthority(t)
 	keys, mine := ours.keys("node", ours), ours.keys("invoker", ours)

@@ -223,7 +223,8 @@ func Hash(inputs []string) string {
 // maxFileName leaves room, in the 255 bytes that a file's name may have, for what is put around it.
 const maxFileName = 200
 
-// fileName makes a runtime's name fit for a file. The end of a long one gives way to a hash of it.
+// fileName turns a runtime's name into the name of a file. If it is too long, a hash of the whole
+// name replaces its end.
 func fileName(name string) string {
 	fit := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' ||

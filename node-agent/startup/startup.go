@@ -163,7 +163,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	return st, nil
 }
 
-// program lays what the caller asks for over what the image says.
+// program fills p with the image's program, and replaces what the request sets itself.
 func (r *Request) program(image wire.Program, p *wire.Program) error {
 	*p = image
 	p.Env = merge(image.Env, r.Env)

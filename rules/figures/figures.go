@@ -27,8 +27,8 @@ import (
 	"strings"
 )
 
-// Inputs names the measured files or folders, relative to the repository's root, and the hash they
-// had.
+// Inputs names the files or folders that were measured, relative to the repository's root, and the
+// hash of them all at that time.
 type Inputs struct {
 	Paths  []string `json:"paths"`
 	SHA256 string   `json:"sha256"`

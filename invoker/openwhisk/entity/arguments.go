@@ -143,7 +143,8 @@ func valid(body []byte) error {
 	return err
 }
 
-// members shows each name in an object, which must be all there is, and counts them.
+// members calls see with the name of each member of the JSON object in body, and returns how many
+// there are. body must hold nothing but that object.
 func members(body []byte, see func(name string) error) (count int, err error) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(body))
 	if _, err := d.ReadToken(); err != nil {

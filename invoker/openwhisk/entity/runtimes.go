@@ -20,7 +20,8 @@ type Runtimes struct {
 	defaults map[string]string // kind by "family:default"
 }
 
-// A Runtime is one kind. It leaves out the fields that this product does not act on.
+// A Runtime is an entry of runtimes.json: one kind, such as nodejs:18. It has the fields that this
+// product acts on, and no others.
 type Runtime struct {
 	Kind       string     `json:"kind"`
 	Default    bool       `json:"default"`

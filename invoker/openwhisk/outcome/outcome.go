@@ -18,8 +18,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
-// Write completes r, whose names and limits are set, by how its job ended. asked is when its caller
-// sent it, accepted when this invoker took it.
+// Write fills in the rest of r from result and err, which say how the run ended. r has its names
+// and limits already. asked is when the caller sent the call, and accepted is when this invoker
+// took it.
 func Write(r *activation.Record, asked, accepted time.Time, result runtime.Result, err error) {
 	r.Response, r.TimedOut = response(result.Answer, err, r.Limits)
 	r.Start = time.Now() // unless the sandbox says when

@@ -172,8 +172,8 @@ func innermost(spans []Span, from, to time.Time) Stage {
 	return stage
 }
 
-// Coverage returns the share of the time between begin and end, as attributed, that some stage
-// claims: 1 − unattributed ÷ end to end.
+// Coverage returns the part of the time from begin to end that shares gives to stages:
+// 1 − unattributed ÷ (end − begin).
 func Coverage(shares map[Stage]time.Duration, begin, end time.Time) float64 {
 	if !begin.Before(end) {
 		return 1

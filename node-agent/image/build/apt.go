@@ -74,8 +74,8 @@ func (a apt) write(ctx context.Context, sources string) error {
 	return nil
 }
 
-// config keeps the host's ways to the network, such as proxies, and nothing else of its
-// configuration.
+// config returns apt's configuration. Of the host's, it has the settings of the network, such as
+// proxies, and nothing else.
 func (a apt) config(ctx context.Context) (string, error) {
 	out, err := command(ctx, "apt-config", "dump", "Acquire").Output()
 	if err != nil {

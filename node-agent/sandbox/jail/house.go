@@ -19,7 +19,8 @@ import (
 // is a mount namespace without a process; a room is a copy of it.
 type house struct{ mounts *os.File }
 
-// vfDir is the directory of a room that contains its VF's directory, as in the host's sysfs.
+// vfDir is a directory in a jail room. It contains a directory of the VF, named as in the host's
+// sysfs.
 const vfDir = "/dev/pci"
 
 func newHouse(paths []string) (h house, err error) {
