@@ -36,7 +36,7 @@ func serveApart(
 		return err
 	}
 	defer unlock()
-	as, err := accountOf(i.user, log)
+	as, err := accountOf(i.account(n.sandbox), log)
 	if err != nil {
 		return err
 	}

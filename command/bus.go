@@ -47,6 +47,7 @@ func (b *busFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&b.keys.key, "bus-key", "", "with kafkas: its key, PEM")
 	f.StringVar(&b.couchdb, "couchdb", "", "with --bus: the cluster's CouchDB and the prefix of"+
 		" its databases, http://USER@HOST:PORT/PREFIX")
+	settings.Check(f, withoutPassword("couchdb"), "couchdb")
 	f.StringVar(&b.password, "couchdb-password-file", "", "the file with the password to --couchdb")
 	f.IntVar(&b.instance, "invoker-id", -1,
 		"with --bus: the N of invokerN, which nobody else in the cluster has")
@@ -63,8 +64,8 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	scheme, hosts, _ := strings.Cut(b.kafka, "://")
 	switch {
 	case hosts == "" || scheme != "kafka" && scheme != "kafkas":
-		return cfg, db, fmt.Errorf(
-			"--bus is %q; it must be kafka://HOST:PORT[,HOST:PORT…], or kafkas:// for TLS", b.kafka)
+		return cfg, db, errors.New(
+			"--bus must be kafka://HOST:PORT[,HOST:PORT…], or kafkas:// for TLS")
 	case scheme == "kafkas":
 		if cfg.TLS, err = b.keys.config(); err != nil {
 			return cfg, db, err
@@ -76,7 +77,7 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	}
 	for host := range strings.SplitSeq(strings.TrimSuffix(hosts, "/"), ",") {
 		if _, port, err := net.SplitHostPort(host); err != nil || port == "" {
-			return cfg, db, fmt.Errorf("--bus has the broker %q; it must be HOST:PORT", host)
+			return cfg, db, errors.New("--bus has a broker that is not HOST:PORT")
 		}
 		cfg.Brokers = append(cfg.Brokers, host)
 	}
@@ -90,8 +91,7 @@ func (b *busFlags) parse() (cfg bus.Config, db couch.Config, err error) {
 	}
 	at, err := url.Parse(where)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
-		return cfg, db, fmt.Errorf("--bus needs --couchdb http://USER@HOST:PORT/PREFIX; it is %q",
-			b.couchdb)
+		return cfg, db, errors.New("--bus needs --couchdb http://USER@HOST:PORT/PREFIX")
 	}
 	user := at.User
 	at.User = nil

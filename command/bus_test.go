@@ -26,10 +26,7 @@ func TestBusFlags(t *testing.T) {
 		"HOST:PORT":      func(b *busFlags) { b.kafka = "kafka://a" },
 		"--invoker-id":   func(b *busFlags) { b.instance = -1 },
 		"--couchdb http": func(b *busFlags) { b.couchdb = "" },
-		"--couchdb-password-file": func(b *busFlags) {
-			b.couchdb = "http://admin:secret@couch:5984/"
-		},
-		"kafkas://a": func(b *busFlags) { b.keys.ca = "ca.pem" },
+		"kafkas://a":     func(b *busFlags) { b.keys.ca = "ca.pem" },
 		"no certificate": func(b *busFlags) {
 			b.kafka, b.keys.ca = "kafkas://a:9093", "bus_test.go"
 		},

@@ -28,7 +28,7 @@ func (c choice) String() string {
 
 func (c choice) Set(word string) error {
 	if !slices.Contains(c.of, word) {
-		return fmt.Errorf("there are %s", listed(c.of, "and"))
+		return fmt.Errorf("there is no %q; there are %s", word, listed(c.of, "and"))
 	}
 	*c.word = word
 	return nil

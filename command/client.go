@@ -44,9 +44,8 @@ func agentThere(runDir string) error {
 
 // notOfGroup tells a user who may not open a socket how to get access.
 func notOfGroup(socket string) error {
-	return fmt.Errorf(
-		"%s is for root and the group %s: use sudo, or have root run `usermod -aG %[2]s USER` and log in again",
-		socket, frontGroup)
+	return fmt.Errorf("%w: %s is for root and the group %s; use sudo, or have root run"+
+		" `usermod -aG %[3]s USER` and log in again", os.ErrPermission, socket, frontGroup)
 }
 
 // onNode returns a command that speaks to the agent of this machine, or, if only a testbed runs, to

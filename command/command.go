@@ -16,6 +16,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
+
+	"github.com/fastiov/fastiov/command/settings"
 )
 
 // version is stamped by the build.
@@ -40,7 +42,27 @@ func rootCmd() *cobra.Command {
 		tracesCmd(),
 		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),
 	)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; `%s --help` lists the flags", err, cmd.CommandPath())
+	})
+	sayUse(root)
 	return root
+}
+
+// sayUse has a command that is given too few or too many arguments say how it is used.
+func sayUse(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			err := check(cmd, args)
+			if err != nil {
+				err = fmt.Errorf("%w; it is used as `%s`", err, cmd.UseLine())
+			}
+			return err
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		sayUse(sub)
+	}
 }
 
 // Main runs the command that the arguments of this process name, and exits with 1 where it fails.
@@ -54,7 +76,10 @@ func Main() {
 		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {
 			err = fmt.Errorf("%w; free some there", err)
 		}
-		fmt.Fprintln(os.Stderr, "fastiov:", err)
+		if errors.Is(err, os.ErrPermission) && !strings.Contains(err.Error(), "sudo") {
+			err = fmt.Errorf("%w; use sudo, or files and directories that are yours", err)
+		}
+		fmt.Fprintln(os.Stderr, "fastiov:", settings.Masked(err.Error()))
 		os.Exit(1)
 	}
 }

@@ -45,6 +45,9 @@ func downCmd() *cobra.Command {
 			return vf.Undo(vf.Config{Run: *runDir})
 		}
 		node, hangUp, err := dialNode(*runDir)
+		if errors.Is(err, os.ErrPermission) {
+			return err // what is there cannot be told
+		}
 		if err != nil {
 			if s, err := testbed.Look(awayName); err == nil && s.State == "ready" {
 				return testbed.Down(ctx, awayName, cmd.ErrOrStderr())

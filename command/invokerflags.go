@@ -86,6 +86,7 @@ type storeFlags struct {
 func (s *storeFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.where, "store", "", "where entities and activations are kept: a file, or"+
 		" redis://host:port (default: invoker.db in --state-dir)")
+	settings.Check(f, withoutPassword("store"), "store")
 	f.StringVar(&s.password, "store-password-file", "", "the file with the password to --store")
 	f.IntVar(&s.retain, "retain", 1024,
 		"MiB of activation records to retain; the oldest are forgotten")
@@ -127,6 +128,14 @@ func (i *invokerFlags) pool() pool.Config {
 		cfg.Policy = pool.Histogram{Otherwise: i.keepAlive}
 	}
 	return cfg
+}
+
+// account returns the user of an invoker with a process of its own; empty: it has none.
+func (i *invokerFlags) account(d *driver) string {
+	if i.user == "" && d.root {
+		return frontUser
+	}
+	return i.user
 }
 
 func (i *invokerFlags) host() string {

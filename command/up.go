@@ -37,11 +37,8 @@ func upCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&foreground, "foreground", false,
 		"stay in the foreground, as a service does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if i.user == "" && n.sandbox.root {
-			i.user = frontUser
-		}
 		switch again := newReload(cmd, &logs, logs.open(os.Stderr)); {
-		case foreground && i.user != "":
+		case foreground && i.account(n.sandbox) != "":
 			return serveApart(cmd.Context(), cmd, &n, &i, again, os.Stderr)
 		case foreground:
 			return serveAll(cmd.Context(), &n, &i, again)

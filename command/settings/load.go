@@ -108,22 +108,10 @@ func (l *loader) variable(k Key, text string) {
 
 func (l *loader) try(k Key, key string, values []string, from string) {
 	if err := k.set(values, from); err != nil {
-		why := masked(explained(k, values, err))
-		l.wrong = append(l.wrong, fmt.Sprintf("%s: %s: %s", from, key, why))
+		l.wrong = append(l.wrong, fmt.Sprintf("%s: %s: %s", from, key, Masked(err.Error())))
 		return
 	}
 	l.found[key] = found{values, from}
-}
-
-// explained says what is wrong with a value in the words of whoever wrote it.
-func explained(k Key, values []string, err error) string {
-	wanted := map[string]string{
-		"int": "a whole number", "bool": "true or false", "duration": "a duration, as 90s or 10m",
-	}[k.flag.Value.Type()]
-	if wanted == "" {
-		return err.Error()
-	}
-	return fmt.Sprintf("%q is not %s", values[0], wanted)
 }
 
 // Strangers returns the variables with our prefix that no key has, each with the nearest one that a

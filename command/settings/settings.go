@@ -11,6 +11,7 @@
 package settings
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -44,6 +45,9 @@ func Add(cmd *cobra.Command, s Section, register func(*pflag.FlagSet)) {
 	register(own)
 	own.VisitAll(func(f *pflag.Flag) {
 		annotate(f, section, s.Name, s.What)
+		if words := wanted[f.Value.Type()]; words != "" {
+			f.Value = worded{f.Value, words, f.DefValue}
+		}
 		cmd.Flags().AddFlag(f)
 	})
 	cmd.Flags().SortFlags = false // the file has them in this order, too
@@ -65,6 +69,26 @@ func annotate(f *pflag.Flag, key string, values ...string) {
 		f.Annotations = map[string][]string{}
 	}
 	f.Annotations[key] = values
+}
+
+// wanted says what a value of a type is.
+var wanted = map[string]string{
+	"int": "a whole number of 0 or more", "bool": "true or false",
+	"duration": "a duration of 0 or more, as 90s or 10m",
+}
+
+// A worded value says what it wants. Nothing but a default is negative.
+type worded struct {
+	pflag.Value
+	wanted, otherwise string
+}
+
+func (w worded) Set(text string) error {
+	negative := strings.HasPrefix(text, "-") && text != w.otherwise
+	if negative || w.Value.Set(text) != nil {
+		return fmt.Errorf("%q is not %s", text, w.wanted)
+	}
+	return nil
 }
 
 // Check has check look at each value that a flag is given.
@@ -204,7 +228,8 @@ func Keys(cmds ...*cobra.Command) (all []Key) {
 	return all
 }
 
-var password = regexp.MustCompile(`(://[^:@/\s]*):[^@\s]*@`)
+var password = regexp.MustCompile(`(://[^:@/\s]*):.*@`)
 
-// masked returns text without the passwords of the URLs in it.
-func masked(text string) string { return password.ReplaceAllString(text, "$1:xxxxx@") }
+// Masked returns text without the passwords of the URLs in it. A password may have any letter, so
+// what is between two URLs of a line is masked, too.
+func Masked(text string) string { return password.ReplaceAllString(text, "$1:xxxxx@") }

@@ -2,6 +2,7 @@ package settings
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -296,5 +297,37 @@ func TestRootFollowsItsOwnFileAlone(t *testing.T) {
 	}
 	if err := Load(cmd, known()); err != nil {
 		t.Errorf("no file: %v", err)
+	}
+}
+
+// A password is masked to its end, whatever is in it.
+func TestMasked(t *testing.T) {
+	for _, password := range []string{"hunter2", "hun@ter2", "hun/ter2", "hun ter2", "hun:t@er 2"} {
+		for _, before := range []string{"", "u"} {
+			where := "redis://" + before + ":" + password + "@127.0.0.1:1"
+			want := "redis://" + before + ":xxxxx@127.0.0.1:1"
+			if got := Masked(where); got != want {
+				t.Errorf("%s becomes %s", where, got)
+			}
+		}
+	}
+}
+
+// No time is negative, and no number whose default is not. Flags and the file say it alike.
+func TestWhatMayNotBeNegative(t *testing.T) {
+	const why = "%q is not %s"
+	for flag, wrong := range map[string][2]string{
+		"log-wait": {"-1s", "a duration of 0 or more"}, "memory": {"-1", "a whole number of 0 or more"},
+	} {
+		cmd, v := command("it")
+		want := fmt.Sprintf(why, wrong[0], wrong[1])
+		err := cmd.ParseFlags([]string{"--" + flag + "=" + wrong[0]})
+		if err == nil || !strings.Contains(err.Error(), want) || v.memory < 0 || v.wait < 0 {
+			t.Errorf("--%s: %v, %+v", flag, err, v)
+		}
+	}
+	_, _, err := load(t, "node: {memory: -1}\nlog: {wait: -1s}\n")
+	if err == nil || strings.Count(err.Error(), "is not a") != 2 {
+		t.Error(err)
 	}
 }

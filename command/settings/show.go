@@ -14,7 +14,7 @@ func Show(w io.Writer, keys []Key) {
 	eachSection(keys, func(s Section, keys []Key) {
 		fmt.Fprintf(w, "%s:\n", s.Name)
 		for _, k := range keys {
-			line := "  " + k.name() + ": " + masked(k.yaml())
+			line := "  " + k.name() + ": " + Masked(k.yaml())
 			fmt.Fprintf(w, "%-50s # %s\n", line, k.from())
 		}
 	})
