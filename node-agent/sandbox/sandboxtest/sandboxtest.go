@@ -135,9 +135,12 @@ func (b *bench) start(n int) (s sandbox.Sandbox, rec sandbox.Record, spans []tim
 type box struct {
 	sandbox.Sandbox
 	runtime *openwhisk.Runtime
+	process bool // there is one
 }
 
-func boxOf(s sandbox.Sandbox) box { return box{s, openwhisk.New(s, wire.RuntimePort)} }
+func boxOf(s sandbox.Sandbox, rec sandbox.Record) box {
+	return box{s, openwhisk.New(s, wire.RuntimePort), rec.PID != 0}
+}
 
 func (b *bench) mustStart(n int) (box, sandbox.Record) {
 	b.Helper()
@@ -151,7 +154,7 @@ func (b *bench) mustStart(n int) (box, sandbox.Record) {
 	if len(spans) == 0 {
 		b.Error("a start without stages")
 	}
-	return boxOf(s), rec
+	return boxOf(s, rec), rec
 }
 
 // init gives the sandbox its function.
@@ -346,14 +349,14 @@ func paused(b *bench) {
 }
 
 // pause also checks that a paused sandbox answers nobody.
-func (b *bench) pause(s sandbox.Sandbox) {
+func (b *bench) pause(s box) {
 	b.Helper()
 	ctx, cancel := b.context()
 	defer cancel()
 	if err := s.Pause(ctx); err != nil {
 		b.Fatal(err)
 	}
-	if !b.Survives { // without a process there is nothing that could fail to answer
+	if !s.process { // nothing is there that could fail to answer
 		return
 	}
 	ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
@@ -405,7 +408,7 @@ func adoptedPaused(b *bench) {
 		b.driver.End(rec.Spec)
 		b.Fatal(err)
 	}
-	b.echoes(boxOf(a), "adopted")
+	b.echoes(boxOf(a, rec), "adopted")
 	b.closed(a)
 }
 
@@ -455,7 +458,7 @@ func adopted(b *bench) {
 		b.driver.End(rec.Spec)
 		b.Fatal(err)
 	}
-	b.echoes(boxOf(a), "adopted")
+	b.echoes(boxOf(a, rec), "adopted")
 	b.closed(a)
 }
 
@@ -487,7 +490,7 @@ func many(b *bench) {
 	began := time.Now()
 	for n := range b.AtOnce {
 		all.Go(func() {
-			s, _, spans, err := b.start(n)
+			s, rec, spans, err := b.start(n)
 			if err != nil {
 				b.Error(err)
 				return
@@ -495,7 +498,7 @@ func many(b *bench) {
 			ready := time.Now()
 			b.Logf("sandbox %d ready after %v: %s", n, ready.Sub(began).Round(time.Millisecond),
 				Stages(spans, began, ready))
-			box := boxOf(s)
+			box := boxOf(s, rec)
 			b.init(box)
 			b.echoes(box, fmt.Sprint("number ", n))
 			b.closed(s)
