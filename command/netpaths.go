@@ -11,26 +11,24 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// A netpath connects sandboxes to a network. It makes the agent, since what it leases to sandboxes
-// is reserved together with their memory.
+// A netpath opens a way of sandboxes to a network, or returns nil where they have none. It enters
+// into cfg what else the agent needs of it. A new one is a package below node-agent/netpath and a
+// function here; the rows of drivers name theirs.
 type netpath func(
-	ctx context.Context, n *node, f *nodeFlags, cfg agent.Config, memory int,
-) (*agent.Agent, error)
+	ctx context.Context, n *node, f *nodeFlags, cfg *agent.Config,
+) (startup.NetPath, error)
 
 // unconnected leases nothing.
 func unconnected(
-	_ context.Context, n *node, _ *nodeFlags, cfg agent.Config, memory int,
-) (*agent.Agent, error) {
-	cfg.Starter.Admission = startup.NewAdmission(memory, nil)
-	a := agent.New(cfg)
-	n.enter(a)
-	return a, nil
+	context.Context, *node, *nodeFlags, *agent.Config,
+) (startup.NetPath, error) {
+	return nil, nil
 }
 
 // passedThrough leases each sandbox a VF, and lets the agent act on what happens to its VFs.
 func passedThrough(
-	ctx context.Context, n *node, f *nodeFlags, cfg agent.Config, memory int,
-) (_ *agent.Agent, err error) {
+	ctx context.Context, n *node, f *nodeFlags, cfg *agent.Config,
+) (_ startup.NetPath, err error) {
 	if cfg.Starter.Network, err = f.network(); err != nil {
 		return nil, err
 	}
@@ -42,11 +40,7 @@ func passedThrough(
 	}
 	n.onClose(pool.Close)
 	cfg.VFs = pool
-	cfg.Starter.Admission = startup.NewAdmission(memory, netvf.Path{Pool: pool})
-	a := agent.New(cfg)
-	n.enter(a)
-	n.follow(a)
-	return a, nil
+	return netvf.Path{Pool: pool}, nil
 }
 
 func machineID() string {

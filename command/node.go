@@ -211,7 +211,17 @@ func (n *node) openAgent(
 	if n.cache != nil {
 		cfg.Cache = n.cache.Usage
 	}
-	return f.sandbox.network(ctx, n, f, cfg, memory)
+	path, err := f.sandbox.network(ctx, n, f, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	starter.Admission = startup.NewAdmission(memory, path)
+	a := agent.New(cfg)
+	n.enter(a)
+	if cfg.VFs != nil {
+		n.follow(a)
+	}
+	return a, nil
 }
 
 // follow lets the agent act on what happens to its VFs until the node closes.
