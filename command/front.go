@@ -161,8 +161,9 @@ func (f *front) serve(
 		return err
 	}
 	page := f.livePage(whisk)
+	handler := page.Over(withWings(whisk))
 	withPage := func(server *http.Server) *http.Server {
-		server.Handler = page.Over(server.Handler)
+		server.Handler = handler
 		server.RegisterOnShutdown(page.Close)
 		return server
 	}

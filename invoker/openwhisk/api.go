@@ -137,6 +137,9 @@ func (a *API) Register() *access.Register {
 	return &access.Register{Store: a.cfg.Store, Directory: a.directory}
 }
 
+// Pool returns the pool, for APIs beside this one. It ends with this API.
+func (a *API) Pool() *pool.Pool { return a.pool }
+
 // Waiting counts the calls that wait for a sandbox.
 func (a *API) Waiting() int { return a.pool.Depth() }
 
