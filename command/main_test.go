@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/examples/exampletest"
 )
 
 // listensAndDies makes the test binary listen on the socket that it inherits, and end.
@@ -17,7 +19,9 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	if exampletest.Main() {
+		os.Exit(m.Run())
+	}
 }
 
 // missing ends a test for want of a tool, which continuous integration has: there it fails.

@@ -128,8 +128,8 @@ func TestNoReplaceInGoMod(t *testing.T) {
 	}
 }
 
-// Four floors: e2e and cmd over command, command over invoker, bench and dashboards, these over
-// node-agent and testbed. Imports that are not listed here are free.
+// Four floors: e2e and cmd over command, command over invoker, bench, dashboards and examples,
+// these over node-agent and testbed. Imports that are not listed here are free.
 var barred = []struct{ from, to, except string }{
 	{"node-agent", "invoker", ""},
 	{"node-agent", "bench", ""},
@@ -141,6 +141,9 @@ var barred = []struct{ from, to, except string }{
 	{"testbed", "dashboards", ""},
 	{"bench", "dashboards", ""},
 	{"invoker", "testbed", ""},
+	{"examples", "testbed", ""},
+	{"examples", "bench", ""},
+	{"examples", "dashboards", ""},
 	{"invoker", "node-agent", "node-agent/api"},
 	{"cmd", "", "command"},
 }
@@ -151,6 +154,8 @@ var importers = map[string][]string{
 	"cmd":     nil,
 	"e2e":     nil,
 	"command": {"cmd", "e2e"},
+	// Tests of the command put the examples into its tables.
+	"examples": {"command"},
 	// An agent runs no apt: it starts a builder, as the command does that it is part of.
 	"node-agent/image/build": {"command", "testbed", "bench", "e2e", "kernel-mod/bump"},
 }
@@ -183,12 +188,12 @@ func TestNoArrowRunsBackUp(t *testing.T) {
 }
 
 // A wing is an API of the invoker. Wings are equals, and their common rooms import none of them.
-var wings = []string{"invoker/openwhisk"}
+var wings = []string{"invoker/openwhisk", "examples/api"}
 
 // A wing's packages are imported by the wing itself and by the folders that put the product
 // together, measure it or show it. Within a wing, no room imports the API above it.
 func TestOnlyWhatIsAboveKnowsAWing(t *testing.T) {
-	above := []string{"command", "e2e", "bench", "dashboards", "examples"}
+	above := []string{"command", "e2e", "bench", "dashboards"}
 	eachPackage(t, func(p pkg) {
 		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 			to, _ := strings.CutPrefix(imported, module+"/")
@@ -204,6 +209,16 @@ func TestOnlyWhatIsAboveKnowsAWing(t *testing.T) {
 					t.Errorf("%s imports %s, which is above it", p.short(), to)
 				}
 			}
+		}
+	})
+}
+
+// A program of ours has none of the examples: its tables hold what it needs.
+func TestNoProgramHasAnExample(t *testing.T) {
+	eachPackage(t, func(p pkg) {
+		isExample := func(path string) bool { return within(path, module+"/examples") }
+		if p.Name == "main" && slices.ContainsFunc(p.Deps, isExample) {
+			t.Errorf("%s holds an example: only tests put one into a table", p.short())
 		}
 	})
 }
@@ -243,6 +258,8 @@ var starters = map[string]string{
 
 	"invoker/openwhisk/bus/kafkatest": "a Kafka broker, for the tests of the bus",
 	"invoker/store/redis/redistest":   "a Redis, for the tests of what uses one",
+
+	"examples/driver": "the program that is a sandbox, by the shell",
 
 	"rules/record":            "go, to list what tests depend on",
 	"functions/functionstest": "python3 and node, to run the functions on this machine",

@@ -6,10 +6,12 @@
 package tail
 
 import (
+	"bufio"
 	"context"
 	"io"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
@@ -55,6 +57,17 @@ func (l *Log) Add(line wire.LogLine) {
 	if l.more != nil {
 		close(l.more)
 		l.more = nil
+	}
+}
+
+// Copy adds the lines of a stream until it ends. A line longer than wire.MaxText comes in pieces.
+func (l *Log) Copy(stream string, from io.Reader) {
+	for lines := bufio.NewReaderSize(from, wire.MaxText); ; {
+		text, _, err := lines.ReadLine()
+		if err != nil {
+			return
+		}
+		l.Add(wire.LogLine{Time: time.Now(), Stream: stream, Text: string(text)})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -126,5 +127,22 @@ func TestAWatcherSeesEveryLine(t *testing.T) {
 	}
 	if seen != 1+2*keep/lineCost {
 		t.Errorf("%d lines", seen)
+	}
+}
+
+// A stream is copied line by line, to its end.
+func TestCopy(t *testing.T) {
+	l := New()
+	long := strings.Repeat("x", wire.MaxText+1)
+	l.Copy("stderr", strings.NewReader("one\n\n"+long+"\nlast"))
+	var got []string
+	l.Watch(func(line wire.LogLine) {
+		if line.Stream != "stderr" || line.Time.IsZero() {
+			t.Errorf("%+v", line)
+		}
+		got = append(got, line.Text)
+	})
+	if want := []string{"one", "", long[1:], "x", "last"}; !slices.Equal(got, want) {
+		t.Errorf("got %.100q", got)
 	}
 }

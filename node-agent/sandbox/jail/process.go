@@ -71,7 +71,7 @@ func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 // verify compares the process with the record. The caller has opened the process's pidfd, so the
 // pid cannot pass to another process unnoticed.
 func (h *Host) verify(rec sandbox.Record, members []int) (uid int, err error) {
-	ticks, err := startTicks(rec.PID)
+	ticks, err := sandbox.StartTicks(rec.PID)
 	if err != nil {
 		return 0, err
 	}
@@ -125,21 +125,6 @@ func (c *Cell) How() string {
 		return "never started"
 	}
 	return c.proc.how
-}
-
-// startTicks returns field 22 of /proc/PID/stat. The command in field 2 may contain spaces and
-// parentheses.
-func startTicks(pid int) (uint64, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the command, want 20",
-			pid, len(fields))
-	}
-	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
 // userOf returns the real user of a process, or -1.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/beside"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 // An order holds the launcher's arguments and the flags of its clone.
@@ -70,7 +71,7 @@ func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
 		return fmt.Errorf("start %s: %w", c.host.program, err)
 	}
 	c.proc = child(cmd)
-	if c.proc.ticks, err = startTicks(c.proc.pid); err != nil {
+	if c.proc.ticks, err = sandbox.StartTicks(c.proc.pid); err != nil {
 		return fmt.Errorf("%s ended at once: %w", filepath.Base(c.host.program), err)
 	}
 	return nil

@@ -1,0 +1,103 @@
+package netpath
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
+)
+
+func open(t *testing.T, dir string) *Path {
+	t.Helper()
+	p, err := Open(dir, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func lease(t *testing.T, p *Path, id string) startup.Lease {
+	t.Helper()
+	l, err := p.Lease(id)
+	if err != nil || l.ID != id || l.NIC.Kind != Kind || l.NIC.PCI != nil {
+		t.Fatalf("leased %+v, %v", l, err)
+	}
+	return l
+}
+
+// lacks checks that a start would wait for an address.
+func lacks(t *testing.T, p *Path) {
+	t.Helper()
+	l, err := p.Lease("late")
+	var lacking *startup.Lacking
+	if !errors.As(err, &lacking) || lacking.Lack != startup.LackNIC {
+		t.Errorf("leased %+v, %v", l, err)
+	}
+}
+
+// An address has one sandbox at a time. A later path finds who has it, and a former lease of it
+// touches nobody.
+func TestLeases(t *testing.T) {
+	dir := t.TempDir()
+	p := open(t, dir)
+	a, b := lease(t, p, "a"), lease(t, p, "b")
+	if a.Number != 0 || b.Number != 1 {
+		t.Errorf("numbers %d and %d", a.Number, b.Number)
+	}
+	lacks(t, p)
+	rec := sandbox.Record{Spec: sandbox.Spec{ID: "b"}, PID: 42, StartTicks: 7}
+	if err := p.Own(b, rec); err != nil {
+		t.Fatal(err)
+	}
+	p.Return(a)
+
+	p = open(t, dir) // that of a later agent
+	left := p.Left()
+	if len(left) != 1 || left[0].ID != "b" || left[0].PID != 42 || left[0].StartTicks != 7 ||
+		left[0].Number != 1 || left[0].Generation != b.Generation {
+		t.Fatalf("left is %+v, want %+v of process 42", left, b)
+	}
+	next := lease(t, p, "next")
+	p.Return(a)
+	if next.Number != a.Number || p.Own(a, rec) == nil {
+		t.Error("a lease that was returned is good for its address")
+	}
+	if err := p.Own(next, rec); err != nil {
+		t.Errorf("a late return took the lease of the next: %v", err)
+	}
+	p.Return(left[0])
+	p.Return(next)
+	if left := p.Left(); len(left) != 0 {
+		t.Errorf("left is %+v", left)
+	}
+}
+
+// An address with a fault is not leased again, and one whose lease cannot be read is left to nobody
+// until it is returned.
+func TestWhatCannotBeLeased(t *testing.T) {
+	p := open(t, t.TempDir())
+	a := lease(t, p, "a")
+	p.Fault(a, "somebody else listens there")
+	p.Return(a)
+	if err := os.WriteFile(p.file(1), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lacks(t, p)
+	left := p.Left()
+	if len(left) != 1 || left[0].ID != "" || left[0].Number != 1 {
+		t.Fatalf("left is %+v", left)
+	}
+	p.Return(left[0])
+	if l := lease(t, p, "b"); l.Number != 1 {
+		t.Errorf("leased %+v", l)
+	}
+	if err := os.RemoveAll(p.Dir); err != nil {
+		t.Fatal(err)
+	}
+	p = &Path{Dir: p.Dir, Size: 1}
+	if l, err := p.Lease("c"); err == nil {
+		t.Errorf("leased %+v, and nobody could find it", l)
+	}
+}
