@@ -391,6 +391,19 @@ func closedPaused(b *bench) {
 	}
 }
 
+// adopts adopts a sandbox, which then answers, and closes it.
+func (b *bench) adopts(rec sandbox.Record) {
+	ctx, cancel := b.context()
+	defer cancel()
+	a, err := b.driver.Adopt(ctx, rec)
+	if err != nil {
+		b.driver.End(rec.Spec)
+		b.Fatal(err)
+	}
+	b.echoes(boxOf(a, rec), "adopted")
+	b.closed(a)
+}
+
 func adoptedPaused(b *bench) {
 	s, rec := b.mustStart(0)
 	if !b.Survives {
@@ -401,15 +414,7 @@ func adoptedPaused(b *bench) {
 	b.pause(s)
 	b.close()
 	b.open()
-	ctx, cancel := b.context()
-	defer cancel()
-	a, err := b.driver.Adopt(ctx, rec)
-	if err != nil {
-		b.driver.End(rec.Spec)
-		b.Fatal(err)
-	}
-	b.echoes(boxOf(a, rec), "adopted")
-	b.closed(a)
+	b.adopts(rec)
 }
 
 func killed(b *bench) {
@@ -451,15 +456,7 @@ func adopted(b *bench) {
 		b.Errorf("an agent that ends while it adopts: %v; it leaves the sandbox to a later one",
 			err)
 	}
-	ctx, cancel := b.context()
-	defer cancel()
-	a, err := b.driver.Adopt(ctx, rec)
-	if err != nil {
-		b.driver.End(rec.Spec)
-		b.Fatal(err)
-	}
-	b.echoes(boxOf(a, rec), "adopted")
-	b.closed(a)
+	b.adopts(rec)
 }
 
 func ended(b *bench) {
