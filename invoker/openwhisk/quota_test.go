@@ -85,6 +85,21 @@ func TestChangesAndReadsHaveARate(t *testing.T) {
 }
 
 // The warm sandboxes of a namespace that is purged end.
+// leaves deletes a subject, and returns a function that purges some of what it had.
+func (c *client) leaves(subject string) (step func() access.Purge) {
+	register := c.api.Register()
+	if err := register.Delete(c.t.Context(), subject); err != nil {
+		c.t.Fatal(err)
+	}
+	return func() access.Purge {
+		p, err := register.Purge(c.t.Context(), subject)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return p
+	}
+}
+
 func TestAPurgeEndsSandboxes(t *testing.T) {
 	c := newClient(t)
 	c.want(200, c.do("PUT", "packages/shared", `{"publish":true}`))
@@ -92,16 +107,8 @@ func TestAPurgeEndsSandboxes(t *testing.T) {
 	ann := c.as("ann", access.Limits{})
 	ann.want(200, ann.do("POST", "/namespaces/guest/actions/shared/hello?blocking=true", "{}"))
 	starts, _ := c.node.asked()
-	register := c.api.Register()
-	if err := register.Delete(t.Context(), "ann"); err != nil {
-		t.Fatal(err)
-	}
-	for done := false; !done; {
-		p, err := register.Purge(t.Context(), "ann")
-		if err != nil {
-			t.Fatal(err)
-		}
-		done = p.Done
+	step := c.leaves("ann")
+	for !step().Done {
 	}
 	if id := <-c.node.stops; id != starts[0].Id {
 		t.Errorf("%s was stopped, %s is of the namespace", id, starts[0].Id)
@@ -130,17 +137,7 @@ func TestAPurgeWaitsForChanges(t *testing.T) {
 			served := make(chan reached)
 			go func() { served <- ann.send(request) }()
 			_, _ = sent.Write([]byte(change.body[:1])) // returns when that is read
-			register := c.api.Register()
-			if err := register.Delete(t.Context(), "ann"); err != nil {
-				t.Fatal(err)
-			}
-			step := func() access.Purge {
-				p, err := register.Purge(t.Context(), "ann")
-				if err != nil {
-					t.Fatal(err)
-				}
-				return p
-			}
+			step := c.leaves("ann")
 			for range 3 {
 				if p := step(); p.Done {
 					t.Fatalf("purged while a change is under way: %+v", p)
@@ -173,16 +170,8 @@ func TestAFormerOwnerIsNotLetIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	former.Leave()
-	register := c.api.Register()
-	if err := register.Delete(t.Context(), "ann"); err != nil {
-		t.Fatal(err)
-	}
-	for done := false; !done; {
-		p, err := register.Purge(t.Context(), "ann")
-		if err != nil {
-			t.Fatal(err)
-		}
-		done = p.Done
+	step := c.leaves("ann")
+	for !step().Done {
 	}
 	c.as("ann", access.Limits{})
 	if err := c.api.directory.Enter(former); !errors.Is(err, access.ErrUnknown) {
