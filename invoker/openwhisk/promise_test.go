@@ -55,6 +55,29 @@ func (c *client) held(starts bool) (reached, gate chan struct{}) {
 
 // TestWhatWasPromisedIsKeptByTheNext: of two promises, one was sent when the invoker vanished, the
 // other was not.
+// succeeded returns the next invoker, as if c had been killed with two promises, and what became of
+// them: the run of the first was sent, that of the other was not.
+func (c *client) succeeded(config Config, sent, unsent string) (
+	next *client, failed, ran map[string]any,
+) {
+	c.t.Helper()
+	left := c.promises()
+	if len(left) != 2 || left[0].ID != sent || !left[0].Sent || left[1].ID != unsent ||
+		left[1].Sent {
+		c.t.Fatalf("promised: %+v", left)
+	}
+	next = newClientOf(c.t, config)
+	next.api.running.Wait()
+	if left := next.promises(); len(left) != 0 {
+		c.t.Errorf("still promised: %+v", left)
+	}
+	failed = next.want(200, next.do("GET", "activations/"+sent, ""))
+	if failed["response"].(map[string]any)["status"] != "whisk internal error" {
+		c.t.Errorf("what was sent: %v", failed)
+	}
+	return next, failed, next.want(200, next.do("GET", "activations/"+unsent, ""))
+}
+
 func TestWhatWasPromisedIsKeptByTheNext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	kept := openStore(t, path)
@@ -68,23 +91,10 @@ func TestWhatWasPromisedIsKeptByTheNext(t *testing.T) {
 	unsent := first.want(202, first.do("POST",
 		"actions/unsent", `{"n":2}`))["activationId"].(string)
 	<-reached
-	left := first.promises()
-	if len(left) != 2 || left[0].ID != sent || !left[0].Sent || left[1].ID != unsent ||
-		left[1].Sent {
-		t.Fatalf("promised: %+v", left)
-	}
-
-	next := newClientOf(t, patient(kept)) // as if the first had been killed here
-	next.api.running.Wait()
-	if left := next.promises(); len(left) != 0 {
-		t.Errorf("still promised: %+v", left)
-	}
-	failed := next.want(200, next.do("GET", "activations/"+sent, ""))
-	if status := failed["response"].(map[string]any)["status"]; status != "whisk internal error" ||
-		notes(failed)["path"] != "guest/sent" {
+	next, failed, ran := first.succeeded(patient(kept), sent, unsent)
+	if notes(failed)["path"] != "guest/sent" {
 		t.Errorf("what was sent: %v", failed)
 	}
-	ran := next.want(200, next.do("GET", "activations/"+unsent, ""))
 	if got := fmt.Sprint(ran["response"].(map[string]any)["result"]); got != "map[n:2]" {
 		t.Errorf("what was not sent: %v", ran)
 	}
