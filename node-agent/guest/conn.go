@@ -106,9 +106,6 @@ func (c *Conn) Wake(ctx context.Context) error {
 	return c.await(ctx, woken, "has not set its clock")
 }
 
-// Poweroff asks the guest to end; Done tells when it hung up.
-func (c *Conn) Poweroff() error { return c.send(wire.Down{Poweroff: &wire.Poweroff{}}) }
-
 // Done is closed when the guest has hung up or broken the protocol, or the Conn was closed. Err
 // then says why; nil means closed.
 func (c *Conn) Done() <-chan struct{} { return c.done }

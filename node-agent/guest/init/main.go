@@ -6,7 +6,7 @@
 //	         └─ config: time, entropy, names ─┬─ VF: address, link up ─┬─ ready
 //	                                          └─ runtime: start, accept┘
 //
-// Once ready, the guest runs until the runtime ends or the host says so.
+// Once ready, the guest runs until the runtime ends.
 //
 // If anything fails before that, the guest says why (to the host, or at least on the console) and
 // powers off: it never hangs and never restarts. Only a connection that is lost after ready does

@@ -75,11 +75,6 @@ func TestMicroVM(t *testing.T) {
 			t.Fatal(hello, err)
 		}
 		activate(t, conn, 0)
-		if err := conn.Poweroff(); err != nil {
-			t.Error(err)
-		}
-		<-conn.Done()
-		m.end(t)
 	})
 }
 

@@ -56,10 +56,9 @@ type Up struct {
 // Down is a message from the host.
 type Down struct {
 	// Sent first, once, unless the guest's hello says that it is ready.
-	Config   *Config   `json:"config,omitempty"`
-	Ping     *Ping     `json:"ping,omitempty"`
-	Wake     *Wake     `json:"wake,omitempty"`
-	Poweroff *Poweroff `json:"poweroff,omitempty"`
+	Config *Config `json:"config,omitempty"`
+	Ping   *Ping   `json:"ping,omitempty"`
+	Wake   *Wake   `json:"wake,omitempty"`
 }
 
 // Hello says what the guest is. The connection's CID says that it is the guest it claims to be.
@@ -114,8 +113,6 @@ type Wake struct {
 }
 
 type Woken struct{}
-
-type Poweroff struct{}
 
 // Config is all that the guest is told.
 type Config struct {
