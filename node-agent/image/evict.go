@@ -48,21 +48,6 @@ func (c *Cache) sweep() {
 // Usage returns how many bytes the cache holds, and may hold.
 func (c *Cache) Usage() (holds, limit int64) { return size(c.dir), c.limit }
 
-// Clean removes everything that is not in use by a process, downloaded packages included.
-func (c *Cache) Clean() error {
-	c.Close()
-	for _, e := range c.entries() {
-		c.removeEntry(e.key)
-	}
-	c.evict(-1)
-	if left := c.entries(); len(left) > 0 {
-		return fmt.Errorf("image cache: %d entries in %s are in use and stay, %s the first; "+
-			"end what uses them and clean again",
-			len(left), c.dir, left[0].key)
-	}
-	return nil
-}
-
 // entries lists what is finished, unused for longest first.
 func (c *Cache) entries() []entry {
 	var list []entry
