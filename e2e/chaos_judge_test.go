@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/procfs"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
@@ -56,18 +57,8 @@ type lease struct {
 }
 
 func (l lease) alive() bool {
-	return l.Owner.PID != 0 && startTicks(l.Owner.PID) == l.Owner.StartTicks
-}
-
-// startTicks returns field 22 of /proc/PID/stat, or 0 if there is no such process.
-func startTicks(pid int) uint64 {
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-	if len(fields) < 20 || fields[0] == "Z" {
-		return 0
-	}
-	ticks, _ := strconv.ParseUint(fields[19], 10, 64)
-	return ticks
+	ticks, err := procfs.StartTicks(l.Owner.PID)
+	return err == nil && ticks == l.Owner.StartTicks
 }
 
 // leases reads the journal while no agent runs. It checks that every entry can be read, and that no

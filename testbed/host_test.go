@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 // booted returns the package's host, seen from outside.
@@ -185,7 +187,7 @@ func TestSecondUpFindsTheFirst(t *testing.T) {
 	if err := Down(t.Context(), "race", io.Discard); !errors.Is(err, ErrDown) {
 		t.Errorf("the second Down returns %v", err)
 	}
-	if _, err := startTicks(hosts[0].rec.PID); err == nil {
+	if _, err := procfs.StartTicks(hosts[0].rec.PID); err == nil {
 		t.Error("QEMU outlives Down")
 	}
 	if left, _ := filepath.Glob(filepath.Join(os.Getenv("FASTIOV_STATE"), "*",

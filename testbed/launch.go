@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 // bootDeadline bounds the time from QEMU's start to an accepted ssh connection. It is generous,
@@ -145,7 +146,7 @@ func (l *launch) start() error {
 		return err
 	}
 	l.rec = record{PID: cmd.Process.Pid, SSHPort: l.sshPort, Config: l.cfg}
-	if l.rec.StartTicks, err = startTicks(l.rec.PID); err != nil {
+	if l.rec.StartTicks, err = procfs.StartTicks(l.rec.PID); err != nil {
 		return l.died()
 	}
 	return l.store(l.rec)

@@ -1,14 +1,12 @@
 package testbed
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
-	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 // A process is a handle of one process. It never means another process that gets the same pid
@@ -21,7 +19,7 @@ func openProcess(pid int, ticks uint64) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if now, err := startTicks(pid); err != nil || now != ticks {
+	if now, err := procfs.StartTicks(pid); err != nil || now != ticks {
 		unix.Close(fd)
 		return nil, unix.ESRCH
 	}
@@ -46,22 +44,4 @@ func (p *process) gone(d time.Duration) bool {
 			return false
 		}
 	}
-}
-
-// startTicks returns when the process pid started, in clock ticks since the machine's boot.
-func startTicks(pid int) (uint64, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	// The second field, a name in parentheses, may contain spaces and parentheses.
-	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
-	const start = 22 - 3
-	if len(fields) <= start {
-		return 0, fmt.Errorf("/proc/%d/stat has no start time", pid)
-	}
-	if string(fields[0]) == "Z" {
-		return 0, fmt.Errorf("process %d has ended", pid)
-	}
-	return strconv.ParseUint(string(fields[start]), 10, 64)
 }

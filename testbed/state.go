@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 // A dir is the state directory of one testbed:
@@ -90,7 +92,7 @@ func (d dir) load() (*record, error) {
 			"%s is damaged (%w): end its QEMU by hand, if one runs, and remove the file",
 			d.record(), err)
 	}
-	if ticks, err := startTicks(r.PID); err != nil || ticks != r.StartTicks {
+	if ticks, err := procfs.StartTicks(r.PID); err != nil || ticks != r.StartTicks {
 		return nil, nil
 	}
 	return &r, nil

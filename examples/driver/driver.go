@@ -15,6 +15,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/tail"
+	"github.com/fastiov/fastiov/node-agent/procfs"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
@@ -112,7 +113,7 @@ func (p *process) launch(spec sandbox.Spec, command []string) (
 		p.output.Wait()
 		p.End(fmt.Errorf("its process has ended: %v", cmd.Wait()))
 	}()
-	ticks, err := sandbox.StartTicks(cmd.Process.Pid)
+	ticks, err := procfs.StartTicks(cmd.Process.Pid)
 	return sandbox.Record{Spec: spec, PID: cmd.Process.Pid, StartTicks: ticks}, gate, err
 }
 

@@ -4,14 +4,10 @@
 package sandbox
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strconv"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
@@ -74,21 +70,6 @@ type Record struct {
 
 	// Secret is shared by the sandbox's guest and the agent. No other user may read the record.
 	Secret door.Secret `json:",omitzero"`
-}
-
-// StartTicks returns what a Record says about when the process pid started. The command in field 2
-// of /proc/PID/stat may contain spaces and parentheses.
-func StartTicks(pid int) (uint64, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the command, want 20",
-			pid, len(fields))
-	}
-	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
 // A Driver starts sandboxes. Implementations are safe for use by many goroutines.

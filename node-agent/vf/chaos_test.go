@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/failpoint"
+	"github.com/fastiov/fastiov/node-agent/procfs"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/node-agent/vf/vftest"
 	"golang.org/x/sys/unix"
@@ -213,27 +214,14 @@ func startHolder(dir string, l vf.Lease) (vf.Owner, gate, error) {
 		return vf.Owner{}, gate{}, err
 	}
 	go func() { _ = cmd.Wait() }()
-	ticks, err := startTicks(cmd.Process.Pid)
+	ticks, err := procfs.StartTicks(cmd.Process.Pid)
 	owner := l.Owner
 	owner.PID, owner.StartTicks = cmd.Process.Pid, ticks
 	return owner, gate{word, holds}, err
 }
 
-// startTicks is field 22 of /proc/PID/stat.
-func startTicks(pid int) (uint64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-	if len(fields) < 20 || fields[0] == "Z" {
-		return 0, errors.New("no such process")
-	}
-	return strconv.ParseUint(fields[19], 10, 64)
-}
-
 func alive(o vf.Owner) bool {
-	ticks, err := startTicks(o.PID)
+	ticks, err := procfs.StartTicks(o.PID)
 	return o.PID != 0 && err == nil && ticks == o.StartTicks
 }
 

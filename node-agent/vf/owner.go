@@ -1,15 +1,13 @@
 package vf
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 
-	"golang.org/x/sys/unix"
+	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 // A Kind names the sort of holder that a lease has, and so the rule by which it counts as alive.
@@ -86,35 +84,12 @@ func netnsGone(o Owner) bool {
 func hasProcess(o Owner) bool { return o.PID > 0 && o.StartTicks > 0 }
 
 func processGone(o Owner) bool {
-	ticks, err := startTicks(o.PID)
-	return errors.Is(err, errNoProcess) || err == nil && ticks != o.StartTicks
+	ticks, err := procfs.StartTicks(o.PID)
+	return errors.Is(err, procfs.ErrNoProcess) || err == nil && ticks != o.StartTicks
 }
 
 // Process returns the owner of that kind which lives as long as the process pid.
 func Process(kind Kind, name string, pid int) (Owner, error) {
-	ticks, err := startTicks(pid)
+	ticks, err := procfs.StartTicks(pid)
 	return Owner{Kind: kind, Name: name, PID: pid, StartTicks: ticks}, err
-}
-
-var errNoProcess = errors.New("it does not run")
-
-// startTicks returns field 22 of /proc/PID/stat, the time at which the process started. The command
-// in field 2 may hold spaces and parentheses too.
-func startTicks(pid int) (uint64, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return 0, fmt.Errorf("process %d: %w", pid, errNoProcess)
-	}
-	if err != nil {
-		return 0, err
-	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	const state, start = 0, 19 // positions behind field 2
-	if len(fields) <= start {
-		return 0, fmt.Errorf("/proc/%d/stat has no start time", pid)
-	}
-	if s := fields[state][0]; s == 'Z' || s == 'X' {
-		return 0, fmt.Errorf("process %d: %w", pid, errNoProcess)
-	}
-	return strconv.ParseUint(string(fields[start]), 10, 64)
 }

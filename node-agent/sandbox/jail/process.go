@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/procfs"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -71,7 +72,7 @@ func (h *Host) Adopt(rec sandbox.Record) (*Cell, error) {
 // verify compares the process with the record. The caller has opened the process's pidfd, so the
 // pid cannot pass to another process unnoticed.
 func (h *Host) verify(rec sandbox.Record, members []int) (uid int, err error) {
-	ticks, err := sandbox.StartTicks(rec.PID)
+	ticks, err := procfs.StartTicks(rec.PID)
 	if err != nil {
 		return 0, err
 	}

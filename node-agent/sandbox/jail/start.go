@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/beside"
-	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 // An order holds the launcher's arguments and the flags of its clone.
@@ -71,7 +72,12 @@ func (c *Cell) Start(cmd *exec.Cmd, memoryMiB int) error {
 		return fmt.Errorf("start %s: %w", c.host.program, err)
 	}
 	c.proc = child(cmd)
-	if c.proc.ticks, err = sandbox.StartTicks(c.proc.pid); err != nil {
+	c.proc.ticks, err = procfs.StartTicks(c.proc.pid)
+	if errors.Is(err, procfs.ErrNoProcess) {
+		<-c.proc.done
+		err = errors.New(c.proc.how)
+	}
+	if err != nil {
 		return fmt.Errorf("%s ended at once: %w", filepath.Base(c.host.program), err)
 	}
 	return nil
