@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/netpath/netpathtest"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
@@ -37,41 +37,15 @@ func lacks(t *testing.T, p *Path) {
 	}
 }
 
-// An address has one sandbox at a time. A later path finds who has it, and a former lease of it
-// touches nobody.
-func TestLeases(t *testing.T) {
+func TestConformance(t *testing.T) {
 	dir := t.TempDir()
-	p := open(t, dir)
-	a, b := lease(t, p, "a"), lease(t, p, "b")
-	if a.Number != 0 || b.Number != 1 {
-		t.Errorf("numbers %d and %d", a.Number, b.Number)
-	}
-	lacks(t, p)
-	rec := sandbox.Record{Spec: sandbox.Spec{ID: "b"}, PID: 42, StartTicks: 7}
-	if err := p.Own(b, rec); err != nil {
-		t.Fatal(err)
-	}
-	p.Return(a)
-
-	p = open(t, dir) // that of a later agent
-	left := p.Left()
-	if len(left) != 1 || left[0].ID != "b" || left[0].PID != 42 || left[0].StartTicks != 7 ||
-		left[0].Number != 1 || left[0].Generation != b.Generation {
-		t.Fatalf("left is %+v, want %+v of process 42", left, b)
-	}
-	next := lease(t, p, "next")
-	p.Return(a)
-	if next.Number != a.Number || p.Own(a, rec) == nil {
-		t.Error("a lease that was returned is good for its address")
-	}
-	if err := p.Own(next, rec); err != nil {
-		t.Errorf("a late return took the lease of the next: %v", err)
-	}
-	p.Return(left[0])
-	p.Return(next)
-	if left := p.Left(); len(left) != 0 {
-		t.Errorf("left is %+v", left)
-	}
+	netpathtest.Subject{
+		Open: func() (startup.NetPath, func(), error) {
+			p, err := Open(dir, 2)
+			return p, func() {}, err
+		},
+		Kind: Kind, NICs: 2,
+	}.Run(t)
 }
 
 // An address with a fault is not leased again, and one whose lease cannot be read is left to nobody

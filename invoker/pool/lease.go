@@ -85,11 +85,11 @@ func (e *StartError) Error() string {
 }
 func (e *StartError) Unwrap() error { return e.Err }
 
-// Acquire has the demand placed, and a sandbox started for it if it must be. Then use is called, in
-// a goroutine of its own or, where the demand may not even wait, before Acquire returns. Where its
-// error is nil, use holds the lease and has to give it back. Else the lease is held by nobody, and
-// the error is *Refused, *StartError, what Ready returned, or that of a request that could not be
-// made.
+// Acquire has the demand placed, and has a sandbox started for it if it must be. Then it calls use,
+// in a goroutine of the pool or, if the demand may not wait at all, before Acquire returns. A panic
+// of use ends the process. If the error is nil, use holds the lease and has to give it back.
+// Otherwise nobody holds a lease, and the error is *Refused, *StartError, what Ready returned, or
+// that of a request that could not be made.
 //
 // No goroutine waits with the demand: tens of thousands may.
 //

@@ -125,7 +125,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	}
 	if req.MemoryMib < 64 {
 		return nil, status.Errorf(codes.InvalidArgument,
-			"sandbox %s: memory of %d MiB; a microVM needs at least 64", req.Id, req.MemoryMib)
+			"sandbox %s: memory of %d MiB; it needs at least 64", req.Id, req.MemoryMib)
 	}
 	err := runtime.Prepare(&wire.Program{Protocol: req.Protocol})
 	if err == nil && req.Port > 65535 {

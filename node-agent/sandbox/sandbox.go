@@ -27,7 +27,7 @@ type Spec struct {
 	NIC       *NIC // nil: no network
 }
 
-// A NIC is a sandbox's way to the network, as a driver sees it. The guest finds it by its MAC.
+// A NIC is a sandbox's way to the network, as a driver sees it. A guest finds it by its MAC.
 type NIC struct {
 	Kind    string // of the path to the network, see node-agent/netpath
 	MAC     string
