@@ -27,7 +27,7 @@ type Needs struct {
 	CPUs      int
 	Edu       bool
 	// PatchedKernel: skipped unless FASTIOV_TEST_KERNEL is set, because that kernel may have to be
-	// built first; FASTIOV_TEST_KERNEL=debug boots its debug variant
+	// built first; FASTIOV_TEST_KERNEL=debug or =kcsan boots that variant
 	Kernel string
 	Files  map[string]string // name below /share → file of this machine that is copied there
 	// runtimes whose images are built and copied to ImagesDir, with the guest's kernel and initrd
@@ -77,11 +77,11 @@ func Inside[T test](t T, needs Needs, body func(t T)) {
 		t.Skipf("needs a testbed: set %s=1 to boot one", wantEnv)
 	}
 	if needs.Kernel != "" {
-		switch os.Getenv(kernelEnv) {
+		switch kernel := os.Getenv(kernelEnv); kernel {
 		case "":
 			t.Skipf("needs the patched kernel: set %s=1 to boot it", kernelEnv)
-		case DebugKernel:
-			needs.Kernel = DebugKernel
+		case DebugKernel, KCSANKernel:
+			needs.Kernel = kernel
 		}
 	}
 	ctx := t.Context()
@@ -185,7 +185,7 @@ func (h *Host) putSelftests(ctx context.Context) error {
 		return err
 	}
 	defer cache.Close()
-	patched, err := cache.Patched(ctx, h.Config().Kernel == DebugKernel)
+	patched, err := cache.Patched(ctx, variant(h.Config().Kernel))
 	if err != nil {
 		return err
 	}

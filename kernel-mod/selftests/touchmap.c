@@ -51,20 +51,6 @@ static bool shared(struct vfio *v, struct ram *r, uint64_t iova, size_t page, ui
 	return read && written;
 }
 
-static long locked_kib(void)
-{
-	char line[128];
-	FILE *f = fopen("/proc/self/status", "r");
-	long n = -1;
-
-	while (f && fgets(line, sizeof(line), f))
-		/* each has its account */
-		sscanf(line, under_iommufd ? "VmPin: %ld" : "VmLck: %ld", &n);
-	if (f)
-		fclose(f);
-	return n;
-}
-
 static void only_what_is_touched(bool huge)
 {
 	long pins = pinned(), locked = locked_kib();
