@@ -89,8 +89,8 @@ static struct seen around(const uint8_t *page, size_t from, size_t size, bool ke
 /* What is seen of all the memory. */
 static struct seen all(const uint8_t *at)
 {
-	struct seen s = { .kept = !count_not(at, 100, 0x5a) && !count_not(at + 100, PAGE - 100, 0) &&
-		!memcmp(at + 5 * MiB, "kernel", 6) };
+	struct seen s = { .kept = !count_not(at, 100, 0x5a) &&
+		!count_not(at + 100, PAGE - 100, 0) && !memcmp(at + 5 * MiB, "kernel", 6) };
 
 	unwritten(&s, at + PAGE, 5 * MiB - PAGE);
 	unwritten(&s, at + 5 * MiB + PAGE, SIZE - 5 * MiB - PAGE);

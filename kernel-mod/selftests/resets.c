@@ -112,9 +112,29 @@ static void config_write(struct vfio *v)
 	must(pwrite(v->device, &control, 2, at));
 }
 
+/* Of what no capability has, vfio knows nothing. */
+static void config_beside(struct vfio *v)
+{
+	must(pwrite(v->device, &(uint32_t){ 0 }, 4, v->config + 0xf0));
+}
+
 static void master(struct vfio *v)
 {
 	vfio_set_command(v, PCI_COMMAND_MASTER);
+}
+
+/* The bus is had later, when what is mapped is zeroed. */
+static void held_master(struct vfio *v)
+{
+	struct ram r = ram_new(64 * MiB, SMALL);
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(v, r.at, 0, r.size));
+	master(v);
+	for (int i = 0; i < 1000 && !masters(bdf); i++)
+		usleep(10000);
+	must(vfio_unmap(v, 0, r.size));
+	ram_free(&r);
 }
 
 static void interrupts(struct vfio *v)
@@ -180,7 +200,9 @@ static const struct touch {
 	{ "pwrite() to the BAR", bar_pwrite, 1 },
 	{ "an ioeventfd", ioeventfd, 1 },
 	{ "a write to the configuration", config_write, 1 },
+	{ "a write beside all capabilities", config_beside, 1 },
 	{ "bus mastering", master, 1 },
+	{ "bus mastering that was held", held_master, 1 },
 	{ "an interrupt", interrupts, 1 },
 	{ "a sleep", asleep, 1 },
 	{ "low power", low_power, 1 },
@@ -215,7 +237,6 @@ static void not_closed(void)
 	must(read(fd, methods, sizeof(methods) - 1));
 	close(fd);
 	vfio_open(&v, bdf);
-	load(&v);
 	tell(path, "\n");
 	vfio_close(&v);
 	tell(path, methods);
@@ -227,29 +248,41 @@ static void not_closed(void)
 	vfio_close(&v);
 }
 
+/* What the first vector of the VF's table of interrupts writes: 0 after a reset. */
+static volatile uint32_t *vector(struct vfio *v)
+{
+	uint32_t table;
+
+	vfio_open(v, bdf);
+	memory_on(v);
+	must(pread(v->device, &table, 4,
+		   v->config + capability(v, PCI_CAP_ID_MSIX) + PCI_MSIX_TABLE));
+	if (table & PCI_MSIX_TABLE_BIR)
+		ksft_exit_fail_msg("the table is not in BAR 0\n");
+	return (uint32_t *)(v->bar + table + PCI_MSIX_ENTRY_DATA);
+}
+
 /* Its owner is killed, and the next finds the register as it is after a reset. */
 static void left(void)
 {
-	struct vfio v;
 	pid_t child = must(fork());
-	uint32_t was = 0, is;
+	volatile uint32_t *at;
+	struct vfio v;
+	uint32_t is;
+	int status;
 
 	if (!child) {
 		v = vfio_attach(bdf);
-		vfio_open(&v, bdf);
-		memory_on(&v);
-		*(volatile uint32_t *)(v.bar + QUEUES) = 0x00070005;
-		_exit(*(volatile uint32_t *)(v.bar + QUEUES) == 0x00070005 ?
-		      kill(getpid(), SIGKILL) : 1);
+		at = vector(&v);
+		*at = 0x4041;
+		_exit(*at == 0x4041 ? raise(SIGKILL) : 1);
 	}
-	must(waitpid(child, (int *)&was, 0));
+	must(waitpid(child, &status, 0));
 	v = vfio_attach(bdf);
-	vfio_open(&v, bdf);
-	memory_on(&v);
-	is = *(volatile uint32_t *)(v.bar + QUEUES);
-	ksft_test_result(WIFSIGNALED(was) && !is,
+	is = *vector(&v);
+	ksft_test_result(WIFSIGNALED(status) && !is,
 			 "a register that the last owner %s reads %#x\n",
-			 WIFSIGNALED(was) ? "had written" : "could not write", is);
+			 WIFSIGNALED(status) ? "had written" : "could not write", is);
 	vfio_close(&v);
 }
 

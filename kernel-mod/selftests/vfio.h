@@ -71,8 +71,8 @@ static inline void defer_to_any(bool on)
 }
 
 /*
- * A device of the environment, "0000:00:05.0", which is bound to vfio-pci. If it is no VF, it passes
- * for one from now on.
+ * A device of the environment, "0000:00:05.0", which is bound to vfio-pci. If it is no VF, it
+ * passes for one from now on.
  */
 static inline const char *device_named_by(const char *variable)
 {
