@@ -17,6 +17,7 @@ type Config struct {
 	// BARs that is fixed in 10.0.4
 	CPUs   int
 	Kernel string // DebianKernel, the default, or another below
+	Append string // to the kernel's command line
 	Accel  string // kvm, tcg, or empty: kvm if it can boot a guest and nest, else tcg
 	Edu    bool   // two of QEMU's edu, devices whose DMA a test can control
 	// TCP ports of the host that appear at the same ports of this machine's loopback
@@ -101,8 +102,8 @@ func (c Config) serves(want Config) bool {
 	}
 	return c.NICs >= want.NICs && c.NVMeVFs >= want.NVMeVFs && c.MemoryMiB >= want.MemoryMiB &&
 		c.CPUs >= want.CPUs &&
-		c.Kernel == want.Kernel && (want.Accel == "" || c.Accel == want.Accel) &&
-		(c.Edu || !want.Edu)
+		c.Kernel == want.Kernel && c.Append == want.Append &&
+		(want.Accel == "" || c.Accel == want.Accel) && (c.Edu || !want.Edu)
 }
 
 func (c Config) String() string {
@@ -110,6 +111,9 @@ func (c Config) String() string {
 		c.Accel, c.CPUs, c.MemoryMiB, c.NICs*vfsPerNIC)
 	if c.Kernel != DebianKernel {
 		s += ", " + c.Kernel + " kernel"
+	}
+	if c.Append != "" {
+		s += ", " + c.Append
 	}
 	if c.NVMeVFs > 0 {
 		s += fmt.Sprintf(", %d NVMe VFs", c.NVMeVFs)

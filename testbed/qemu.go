@@ -56,7 +56,8 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 		// no_timer_check: on a busy machine the emulated timer may be late when the kernel checks
 		// it, and then the kernel panics.
 		"-append",
-		"console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on iommu=pt memhp_default_state=online mitigations=off")
+		strings.TrimSpace("console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on "+
+			"iommu=pt memhp_default_state=online mitigations=off "+c.Append))
 	return a
 }
 

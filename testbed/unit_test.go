@@ -54,6 +54,7 @@ func TestServes(t *testing.T) {
 		{Config{Edu: true}, false},
 		{Config{Accel: "kvm"}, false},
 		{Config{Kernel: "bzImage"}, false},
+		{Config{Append: "init_on_alloc=0"}, false},
 		{Config{Forward: []int{81}}, false},
 	} {
 		if got := has.serves(c.want); got != c.ok {
@@ -83,7 +84,7 @@ func TestQEMUArguments(t *testing.T) {
 	if strings.Contains(full, "kernel-irqchip") {
 		t.Error("an emulated machine has no interrupt controller to split")
 	}
-	small := line(Config{NICs: 1, MemoryMiB: 1024, Accel: "kvm"})
+	small := line(Config{NICs: 1, MemoryMiB: 1024, Accel: "kvm", Append: "init_on_alloc=0"})
 	for args, cards := range map[string]int{full: 2, small: 1} {
 		for _, each := range []string{"igb,bus=", "filter-dump,", "netdev=wire"} {
 			want := cards
@@ -100,6 +101,12 @@ func TestQEMUArguments(t *testing.T) {
 		if strings.Contains(small, not) {
 			t.Errorf("%q in %s", not, small)
 		}
+	}
+	if !strings.HasSuffix(small, " mitigations=off init_on_alloc=0") {
+		t.Errorf("the kernel's command line is not extended in %s", small)
+	}
+	if !strings.HasSuffix(full, " mitigations=off") {
+		t.Errorf("the kernel's command line has more than is its own in %s", full)
 	}
 	if !strings.Contains(small, "accel=kvm,kernel-irqchip=split") {
 		t.Error("KVM remaps interrupts only with a split interrupt controller")
