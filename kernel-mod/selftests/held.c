@@ -469,7 +469,8 @@ static struct times allowed(void)
 
 	if (!use_others(&t))
 		ksft_exit_fail_msg("the second device cannot be used\n");
-	ksft_print_msg("nothing is held: interrupts are off after %.1f ms, it is closed after %.1f ms\n",
+	ksft_print_msg("nothing is held: interrupts are off after %.1f ms, "
+		       "it is closed after %.1f ms\n",
 		       t.off, t.close);
 	return (struct times){ t.off * 3 > 50 ? t.off * 3 : 50,
 		t.close * 3 > 50 ? t.close * 3 : 50 };

@@ -229,7 +229,7 @@ static void interrupted(void)
 		ram_free(&r);
 	}
 	ksft_test_result(cut && same && resident >= mapped,
-			 "fallocate() is %s: %lu MiB stay of %lu MiB that a device has, %s\n",
+			 "fallocate() is %s: %lu MiB stay of %lu MiB of a device, %s\n",
 			 cut ? "interrupted" : "not interrupted", resident / MiB, mapped / MiB,
 			 same ? "the same that the processor has" : "others than the processor has");
 }
