@@ -231,7 +231,7 @@ static void interrupted(void)
 	ksft_test_result(cut && same && resident >= mapped,
 			 "fallocate() is %s: %lu MiB stay of %lu MiB of a device, %s\n",
 			 cut ? "interrupted" : "not interrupted", resident / MiB, mapped / MiB,
-			 same ? "the same that the processor has" : "others than the processor has");
+			 same ? "those that the processor has" : "others than the processor has");
 }
 
 /* If a cgroup is too small for the memory, its process is killed or refused, and nothing stays. */
