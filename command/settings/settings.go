@@ -228,7 +228,7 @@ func Keys(cmds ...*cobra.Command) (all []Key) {
 	return all
 }
 
-var password = regexp.MustCompile(`(://[^:@/\s]*):.*@`)
+var password = regexp.MustCompile(`(://[^:/\s]*):.*@`)
 
 // Masked returns text without the passwords of the URLs in it. A password may have any letter, so
 // what is between two URLs of a line is masked, too.

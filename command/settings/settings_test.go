@@ -300,10 +300,10 @@ func TestRootFollowsItsOwnFileAlone(t *testing.T) {
 	}
 }
 
-// A password is masked to its end, whatever is in it.
+// A password is masked to its end, whatever is in it or in the name before it.
 func TestMasked(t *testing.T) {
 	for _, password := range []string{"hunter2", "hun@ter2", "hun/ter2", "hun ter2", "hun:t@er 2"} {
-		for _, before := range []string{"", "u"} {
+		for _, before := range []string{"", "u", "u@corp.example"} {
 			where := "redis://" + before + ":" + password + "@127.0.0.1:1"
 			want := "redis://" + before + ":xxxxx@127.0.0.1:1"
 			if got := Masked(where); got != want {

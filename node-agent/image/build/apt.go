@@ -3,6 +3,7 @@ package build
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -27,6 +28,9 @@ type apt struct {
 	wanted  debian
 }
 
+// userOf matches what a URI has before its host: apt takes a name and a password there.
+var userOf = regexp.MustCompile(`//.*@`)
+
 // prepare writes the configuration and brings the index up to date. A mirror that cannot be
 // reached is an error only if there is no index.
 func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
@@ -41,7 +45,7 @@ func (a apt) prepare(ctx context.Context, say func(string, ...any)) error {
 	if err == nil && time.Since(info.ModTime()) < indexAge {
 		return nil
 	}
-	say("reading the package index of %s", a.archive.main)
+	say("reading the package index of %s", userOf.ReplaceAllString(a.archive.main, "//"))
 	if _, e := a.run(ctx, "apt-get", "update", "--quiet", "--error-on=any"); e != nil {
 		if err != nil || ctx.Err() != nil {
 			return e
@@ -67,7 +71,9 @@ func (a apt) write(ctx context.Context, sources string) error {
 		"apt.conf": config, "status": "", "sources.list": sources, "preferences": a.preferences(),
 	}
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o644); err != nil {
+		path := filepath.Join(a.dir, name) // readable by nobody else: it may have a password in it
+		err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, 0o600))
+		if err != nil {
 			return err
 		}
 	}
@@ -75,7 +81,7 @@ func (a apt) write(ctx context.Context, sources string) error {
 }
 
 // config returns apt's configuration. Of the host's, it has the settings of the network, such as
-// proxies, and nothing else.
+// proxies, and the passwords of archives, and nothing else.
 func (a apt) config(ctx context.Context) (string, error) {
 	out, err := command(ctx, "apt-config", "dump", "Acquire").Output()
 	if err != nil {
@@ -92,6 +98,8 @@ Dir::Cache::archives "%[1]s/archives";
 Dir::Etc "%[1]s/etc";
 Dir::Etc::sourcelist "%[1]s/sources.list";
 Dir::Etc::preferences "%[1]s/preferences";
+Dir::Etc::netrc "/etc/apt/auth.conf";
+Dir::Etc::netrcparts "/etc/apt/auth.conf.d";
 Dir::Etc::parts "-";
 Dir::Etc::sourceparts "-";
 Dir::Etc::preferencesparts "-";

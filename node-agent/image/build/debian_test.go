@@ -342,6 +342,43 @@ func TestMirrorsAreReadWithoutRoot(t *testing.T) {
 	}
 }
 
+// The machine's apt may have the archive by a password. Nobody else learns it.
+func TestTheArchivesPasswordIsNotShown(t *testing.T) {
+	if _, err := os.Stat(keyring); err != nil {
+		t.Skip(errNoKeyring)
+	}
+	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: versions()}
+	a.archive = withSecurity(archive{main: "http://ann:hunter2@127.0.0.1:1/debian"})
+	var said []string
+	err := a.prepare(t.Context(), func(format string, words ...any) {
+		said = append(said, fmt.Sprintf(format, words...))
+	})
+	if err == nil || strings.Contains(fmt.Sprint(said, err), "hunter2") {
+		t.Errorf("%q, %v", said, err)
+	}
+	info, err := os.Stat(filepath.Join(a.dir, "sources.list"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("its sources: %v, %v", info.Mode(), err)
+	}
+}
+
+// An archive of the machine's that wants a password gets the one that the machine's apt has.
+func TestAptKnowsTheMachinesPasswords(t *testing.T) {
+	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: versions()}
+	if err := a.write(t.Context(), ""); err != nil {
+		t.Skip(err)
+	}
+	where := []string{"shell", "F", "Dir::Etc::netrc/f", "D", "Dir::Etc::netrcparts/d"}
+	want, err := command(t.Context(), "apt-config", where...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := a.command(t.Context(), "apt-config", where...).Output()
+	if err != nil || string(got) != string(want) || len(want) == 0 {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+}
+
 // TestSamePackagesSameBytes builds one runtime twice, with the caches' directories far apart.
 func TestSamePackagesSameBytes(t *testing.T) {
 	mirror(t)
