@@ -97,7 +97,7 @@ func imageKernel() *cobra.Command {
 				return err
 			}
 			defer cache.Close()
-			patched, err := cache.Patched(cmd.Context(), false)
+			patched, err := cache.Patched(cmd.Context(), build.Plain)
 			if err != nil {
 				return err
 			}

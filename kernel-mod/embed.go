@@ -6,5 +6,5 @@ import "embed"
 
 // Files holds the files of this directory.
 //
-//go:embed host.config host-debug.config patches fastiovd selftests
+//go:embed host.config host-debug.config host-kcsan.config patches fastiovd selftests
 var Files embed.FS

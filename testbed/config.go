@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 // A Config describes the host to boot. The zero value of a field means its default.
@@ -15,20 +16,24 @@ type Config struct {
 	// default 1: with several, QEMU 10.0.2 lost guests in bursts, probably by a race around moving
 	// BARs that is fixed in 10.0.4
 	CPUs   int
-	Kernel string // DebianKernel, the default, PatchedKernel or DebugKernel
+	Kernel string // DebianKernel, the default, or another below
+	Append string // to the kernel's command line
 	Accel  string // kvm, tcg, or empty: kvm if it can boot a guest and nest, else tcg
-	Edu    bool   // QEMU's edu device, whose DMA a test can control
+	Edu    bool   // two of QEMU's edu, devices whose DMA a test can control
 	// TCP ports of the host that appear at the same ports of this machine's loopback
 	Forward []int
 }
 
-// The kernels that a testbed can boot: Debian's, fastiov's own, and its debug variant. The latter
-// two are built when they are first asked for.
+// The kernels that a testbed can boot: Debian's, fastiov's own, and two variants of it, which find
+// their own mistakes and data races. All but Debian's are built when they are first asked for.
 const (
 	DebianKernel  = "debian"
 	PatchedKernel = "patched"
 	DebugKernel   = "debug"
+	KCSANKernel   = "kcsan"
 )
+
+var kernels = []string{DebianKernel, PatchedKernel, DebugKernel, KCSANKernel}
 
 const (
 	vfsPerNIC  = 7
@@ -66,9 +71,8 @@ func (c Config) check() error {
 	case !nameRule.MatchString(c.Name):
 		return fmt.Errorf("testbed name %q: use up to 32 lower-case letters, digits and dashes",
 			c.Name)
-	case c.Kernel != DebianKernel && c.Kernel != PatchedKernel && c.Kernel != DebugKernel:
-		return fmt.Errorf("kernel %q: use %s, %s or %s",
-			c.Kernel, DebianKernel, PatchedKernel, DebugKernel)
+	case !slices.Contains(kernels, c.Kernel):
+		return fmt.Errorf("kernel %q: use %s", c.Kernel, strings.Join(kernels, ", "))
 	case c.NICs < 1 || c.NICs > maxNICs:
 		return fmt.Errorf("%d NICs: a testbed has 1 to %d", c.NICs, maxNICs)
 	case c.NVMeVFs < 0 || c.NVMeVFs > maxNVMeVFs:
@@ -98,8 +102,8 @@ func (c Config) serves(want Config) bool {
 	}
 	return c.NICs >= want.NICs && c.NVMeVFs >= want.NVMeVFs && c.MemoryMiB >= want.MemoryMiB &&
 		c.CPUs >= want.CPUs &&
-		c.Kernel == want.Kernel && (want.Accel == "" || c.Accel == want.Accel) &&
-		(c.Edu || !want.Edu)
+		c.Kernel == want.Kernel && c.Append == want.Append &&
+		(want.Accel == "" || c.Accel == want.Accel) && (c.Edu || !want.Edu)
 }
 
 func (c Config) String() string {
@@ -107,6 +111,9 @@ func (c Config) String() string {
 		c.Accel, c.CPUs, c.MemoryMiB, c.NICs*vfsPerNIC)
 	if c.Kernel != DebianKernel {
 		s += ", " + c.Kernel + " kernel"
+	}
+	if c.Append != "" {
+		s += ", " + c.Append
 	}
 	if c.NVMeVFs > 0 {
 		s += fmt.Sprintf(", %d NVMe VFs", c.NVMeVFs)

@@ -26,9 +26,10 @@ type Needs struct {
 	MemoryMiB int
 	CPUs      int
 	Edu       bool
-	// PatchedKernel: skipped unless FASTIOV_TEST_KERNEL is set, because that kernel may have to be
-	// built first; FASTIOV_TEST_KERNEL=debug boots its debug variant
+	// skipped unless FASTIOV_TEST_KERNEL is set, because PatchedKernel may have to be built first;
+	// FASTIOV_TEST_KERNEL=debug or =kcsan boots that variant of it
 	Kernel string
+	Append string            // to that kernel's command line
 	Files  map[string]string // name below /share → file of this machine that is copied there
 	// runtimes whose images are built and copied to ImagesDir, with the guest's kernel and initrd
 	Images  []string
@@ -69,7 +70,7 @@ type test interface {
 // must be static (CGO_ENABLED=0). A test calls Inside once; each of its subtests may call it too.
 func Inside[T test](t T, needs Needs, body func(t T)) {
 	t.Helper()
-	if os.Getenv(insideEnv) != "" {
+	if Within() {
 		body(t)
 		return
 	}
@@ -77,11 +78,13 @@ func Inside[T test](t T, needs Needs, body func(t T)) {
 		t.Skipf("needs a testbed: set %s=1 to boot one", wantEnv)
 	}
 	if needs.Kernel != "" {
-		switch os.Getenv(kernelEnv) {
+		switch kernel := os.Getenv(kernelEnv); kernel {
 		case "":
 			t.Skipf("needs the patched kernel: set %s=1 to boot it", kernelEnv)
-		case DebugKernel:
-			needs.Kernel = DebugKernel
+		case DebugKernel, KCSANKernel:
+			if needs.Kernel == PatchedKernel {
+				needs.Kernel = kernel
+			}
 		}
 	}
 	ctx := t.Context()
@@ -105,7 +108,7 @@ func Inside[T test](t T, needs Needs, body func(t T)) {
 			t.Fatal(err)
 		}
 	}
-	if needs.Kernel != "" {
+	if needs.Kernel != "" && needs.Kernel != DebianKernel {
 		if err := h.putSelftests(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -124,6 +127,9 @@ func Inside[T test](t T, needs Needs, body func(t T)) {
 		needs.Outside(h)
 	}
 }
+
+// Within reports whether this process is a test in the host that Inside has booted for it.
+func Within() bool { return os.Getenv(insideEnv) != "" }
 
 // Main runs the package's tests and then ends the host that they shared, if one was booted.
 // TestMain calls it.
@@ -185,7 +191,7 @@ func (h *Host) putSelftests(ctx context.Context) error {
 		return err
 	}
 	defer cache.Close()
-	patched, err := cache.Patched(ctx, h.Config().Kernel == DebugKernel)
+	patched, err := cache.Patched(ctx, variant(h.Config().Kernel))
 	if err != nil {
 		return err
 	}

@@ -34,7 +34,8 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	a.add("-chardev", fmt.Sprintf("socket,id=con,fd=%d,logfile=%s", consoleFD, esc(d.Console())),
 		"-serial", "chardev:con")
 	a.add("-qmp", "unix:"+esc(d.qmpSocket())+",server=on,wait=off")
-	a.add("-device", "intel-iommu,intremap=on")
+	// Memory whose zeroing is deferred goes only to devices whose accesses the IOMMU makes snoop.
+	a.add("-device", "intel-iommu,intremap=on,snoop-control=on")
 	a.add("-device", "virtio-rng-pci")
 	a.add("-blockdev", "driver=file,node-name=root,read-only=on,filename="+esc(img.Root),
 		"-device", "virtio-blk-pci,drive=root")
@@ -49,13 +50,14 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 		a.nvme(c.NICs, c.NVMeVFs)
 	}
 	if c.Edu {
-		a.add("-device", "edu")
+		a.add("-device", "edu", "-device", "edu")
 	}
 	a.add("-kernel", img.Kernel, "-initrd", img.Initrd,
 		// no_timer_check: on a busy machine the emulated timer may be late when the kernel checks
 		// it, and then the kernel panics.
 		"-append",
-		"console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on iommu=pt memhp_default_state=online mitigations=off")
+		strings.TrimSpace("console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on "+
+			"iommu=pt memhp_default_state=online mitigations=off "+c.Append))
 	return a
 }
 

@@ -1,7 +1,6 @@
 package testbed
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -67,7 +66,9 @@ func (c Config) atLeast(needs Needs) Config {
 	c.MemoryMiB = max(c.MemoryMiB, needs.MemoryMiB)
 	c.CPUs = max(c.CPUs, needs.CPUs)
 	c.Edu = c.Edu || needs.Edu
-	c.Kernel = cmp.Or(needs.Kernel, c.Kernel)
+	if needs.Kernel != "" {
+		c.Kernel, c.Append = needs.Kernel, needs.Append
+	}
 	return c
 }
 

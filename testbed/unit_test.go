@@ -55,6 +55,7 @@ func TestServes(t *testing.T) {
 		{Config{Edu: true}, false},
 		{Config{Accel: "kvm"}, false},
 		{Config{Kernel: "bzImage"}, false},
+		{Config{Append: "init_on_alloc=0"}, false},
 		{Config{Forward: []int{81}}, false},
 	} {
 		if got := has.serves(c.want); got != c.ok {
@@ -72,10 +73,11 @@ func TestQEMUArguments(t *testing.T) {
 	for _, want := range []string{
 		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 2048,slots=1,maxmem=9216M",
 		"memory-backend-ram,id=more,size=6144M",
-		"intel-iommu,intremap=on", "igb,bus=nic1port,netdev=wire1", "file=/s,,tate/wire1.pcap",
+		"intel-iommu,intremap=on,snoop-control=on", "igb,bus=nic1port,netdev=wire1",
+		"file=/s,,tate/wire1.pcap",
 		"sriov_max_vfs=127",
 		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233",
-		"-device edu", "mount_tag=share",
+		"-device edu -device edu", "mount_tag=share",
 	} {
 		if !strings.Contains(full, want) {
 			t.Errorf("no %q in %s", want, full)
@@ -84,7 +86,7 @@ func TestQEMUArguments(t *testing.T) {
 	if strings.Contains(full, "kernel-irqchip") {
 		t.Error("an emulated machine has no interrupt controller to split")
 	}
-	small := line(Config{NICs: 1, MemoryMiB: 1024, Accel: "kvm"})
+	small := line(Config{NICs: 1, MemoryMiB: 1024, Accel: "kvm", Append: "init_on_alloc=0"})
 	for args, cards := range map[string]int{full: 2, small: 1} {
 		for _, each := range []string{"igb,bus=", "filter-dump,", "netdev=wire"} {
 			want := cards
@@ -101,6 +103,12 @@ func TestQEMUArguments(t *testing.T) {
 		if strings.Contains(small, not) {
 			t.Errorf("%q in %s", not, small)
 		}
+	}
+	if !strings.HasSuffix(small, " mitigations=off init_on_alloc=0") {
+		t.Errorf("the kernel's command line is not extended in %s", small)
+	}
+	if !strings.HasSuffix(full, " mitigations=off") {
+		t.Errorf("the kernel's command line has more than is its own in %s", full)
 	}
 	if !strings.Contains(small, "accel=kvm,kernel-irqchip=split") {
 		t.Error("KVM remaps interrupts only with a split interrupt controller")

@@ -69,8 +69,19 @@ func boots(ctx context.Context, cache *build.Builder, kernel string) (image.Boot
 	if kernel == DebianKernel {
 		return cache.Testbed(ctx)
 	}
-	patched, err := cache.Patched(ctx, kernel == DebugKernel)
+	patched, err := cache.Patched(ctx, variant(kernel))
 	return patched.Boot, err
+}
+
+// variant returns which of fastiov's kernels that is.
+func variant(kernel string) build.Variant {
+	switch kernel {
+	case DebugKernel:
+		return build.Debug
+	case KCSANKernel:
+		return build.KCSAN
+	}
+	return build.Plain
 }
 
 // reuse returns the host that is up in d, or nil. If a host never became ready, reuse ends it.

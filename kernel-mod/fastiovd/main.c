@@ -40,7 +40,8 @@ static long registration_ioctl(struct file *file, unsigned int cmd, unsigned lon
 
 static int registration_release(struct inode *inode, struct file *file)
 {
-	memory_unregister(file->private_data);
+	if (file->private_data)
+		memory_unregister(file->private_data);
 	return 0;
 }
 
@@ -53,9 +54,9 @@ static const struct file_operations registration_fops = {
 
 static long fastiovd_register(struct fastiovd_register __user *user)
 {
+	struct file *file, *registration;
 	struct fastiovd_register r;
 	struct memory *m;
-	struct file *file;
 	long fd;
 
 	if (copy_from_user(&r, user, sizeof(r)))
@@ -68,15 +69,25 @@ static long fastiovd_register(struct fastiovd_register __user *user)
 	fd = -EACCES;
 	if ((file->f_mode & (FMODE_READ | FMODE_WRITE)) != (FMODE_READ | FMODE_WRITE))
 		goto err_file;
-	m = memory_register(file, r.policy, r.flags);
-	fd = PTR_ERR(m);
-	if (IS_ERR(m))
-		goto err_file;
-	fd = anon_inode_getfd("[fastiovd]", &registration_fops, m, O_RDWR | O_CLOEXEC);
+	fd = get_unused_fd_flags(O_CLOEXEC);
 	if (fd < 0)
-		memory_unregister(m);
+		goto err_file;
+	registration = anon_inode_getfile("[fastiovd]", &registration_fops, NULL, O_RDWR);
+	m = ERR_CAST(registration);
+	if (!IS_ERR(m)) {
+		m = memory_register(file, r.policy, r.flags, registration);
+		if (IS_ERR(m))
+			fput(registration);
+	}
+	if (IS_ERR(m))
+		goto err_fd;
+	registration->private_data = m;
+	fd_install(fd, registration);
 	return fd;
 
+err_fd:
+	put_unused_fd(fd);
+	fd = PTR_ERR(m);
 err_file:
 	fput(file);
 	return fd;
@@ -113,10 +124,15 @@ static struct dentry *fastiovd_debugfs;
 
 static int __init fastiovd_init(void)
 {
-	int ret = misc_register(&fastiovd_dev);
+	int ret = memory_init();
 
 	if (ret)
 		return ret;
+	ret = misc_register(&fastiovd_dev);
+	if (ret) {
+		memory_exit();
+		return ret;
+	}
 	fastiovd_debugfs = debugfs_create_dir("fastiovd", NULL);
 	debugfs_create_file("registrations", 0400, fastiovd_debugfs, NULL, &registrations_fops);
 	return 0;
@@ -127,6 +143,7 @@ static void __exit fastiovd_exit(void)
 {
 	debugfs_remove(fastiovd_debugfs);
 	misc_deregister(&fastiovd_dev);
+	memory_exit();
 }
 module_exit(fastiovd_exit);
 

@@ -17,10 +17,10 @@
  * pinned, under vfio's and the address space's locks; it is made when the process
  * returns to user space.
  *
- *	m->lock		whether m is closed, and its thread
- *	references	the registration, and a thread about to be made
+ * Who is about to make a thread holds the registration's file.  Where the process
+ * of a thread was killed, the next mapping makes another.
  */
-#include <linux/kref.h>
+#include <linux/file.h>
 #include <linux/list.h>
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -40,9 +40,9 @@
 #include "trace.h"
 
 struct memory {
-	struct kref refs;
 	struct list_head list;
 	struct file *file;
+	struct file *registration;
 	u32 policy;
 	u32 flags;
 	pid_t registrant;
@@ -53,11 +53,10 @@ struct memory {
 #define MEMORY_PINNED	0	/* pages were pinned; a thread is there or coming */
 #define MEMORY_AGAIN	1	/* pages were pinned since the thread began */
 
-	struct mutex lock;
-	bool closed;
 	struct callback_head start;
 	struct work_struct stop;
 	struct vhost_task *thread;
+	struct vhost_task *killed;	/* the one before, to be let go */
 	bool walking;		/* the thread is in the middle of a pass */
 	pgoff_t next;		/* where it goes on */
 	atomic64_t background;	/* bytes it zeroed */
@@ -65,11 +64,10 @@ struct memory {
 
 static LIST_HEAD(memories);
 static DEFINE_MUTEX(memories_lock);
+static struct workqueue_struct *memory_stops;
 
-static void memory_free(struct kref *refs)
+static void memory_free(struct memory *m)
 {
-	struct memory *m = container_of(refs, struct memory, refs);
-
 	if (m->table)
 		table_free(m->table);
 	fput(m->file);
@@ -141,31 +139,37 @@ static bool memory_background(void *data)
 	return true;
 }
 
-/* The process was killed, and its thread with it: whoever needs a page zeroes it. */
+/* Whoever needs a page zeroes it, until there is another thread. */
 static void memory_background_killed(void *data)
 {
+	struct memory *m = data;
+
+	m->killed = m->thread;
+	smp_store_release(&m->thread, NULL);	/* for who stops it */
+	smp_mb__before_atomic();		/* and for the next memory_pinned() */
+	clear_bit(MEMORY_PINNED, &m->state);
 }
 
 static void memory_start_background(struct callback_head *work)
 {
 	struct memory *m = container_of(work, struct memory, start);
-	struct vhost_task *thread;
+	struct vhost_task *thread = ERR_PTR(-EINTR);
 
-	mutex_lock(&m->lock);
-	if (m->closed || current->flags & PF_EXITING)
-		goto out;
-	thread = vhost_task_create(memory_background, memory_background_killed,
-				   m, "fastiovd");
+	if (m->killed) {
+		synchronize_rcu();	/* memory_pinned() may be waking it */
+		vhost_task_stop(m->killed);
+		m->killed = NULL;
+	}
+	if (!(current->flags & PF_EXITING))
+		thread = vhost_task_create(memory_background,
+					   memory_background_killed, m, "fastiovd");
 	if (IS_ERR(thread)) {	/* a signal came first, perhaps: at the next mapping */
 		clear_bit(MEMORY_PINNED, &m->state);
-		goto out;
+	} else {
+		smp_store_release(&m->thread, thread);	/* for memory_pinned() */
+		vhost_task_start(thread);
 	}
-	smp_store_release(&m->thread, thread);	/* for memory_pinned() */
-	vhost_task_start(thread);
-out:
-	mutex_unlock(&m->lock);
-	kref_put(&m->refs, memory_free);
-	module_put(THIS_MODULE);
+	fput(m->registration);
 }
 
 /* Called by shmem, under RCU and whatever locks its caller holds. */
@@ -174,6 +178,7 @@ static void memory_pinned(struct shmem_deferred *deferred,
 {
 	struct memory *m = container_of(deferred, struct memory, deferred);
 	struct vhost_task *thread;
+	struct file *registration;
 
 	if (m->table)
 		table_pinned(m->table, vma, folio);
@@ -186,11 +191,10 @@ static void memory_pinned(struct shmem_deferred *deferred,
 	if (thread) {
 		vhost_task_wake(thread);
 	} else if (!test_and_set_bit(MEMORY_PINNED, &m->state)) {
-		kref_get(&m->refs);
-		__module_get(THIS_MODULE);	/* the registration has one still */
-		if (task_work_add(current, &m->start, TWA_RESUME)) {
-			module_put(THIS_MODULE);
-			kref_put(&m->refs, memory_free);
+		registration = get_file_active(&m->registration);
+		if (registration && task_work_add(current, &m->start, TWA_RESUME)) {
+			clear_bit(MEMORY_PINNED, &m->state);
+			fput(registration);
 		}
 	}
 }
@@ -200,9 +204,8 @@ static void memory_stop_background(struct work_struct *work)
 {
 	struct memory *m = container_of(work, struct memory, stop);
 
-	vhost_task_stop(m->thread);
-	kref_put(&m->refs, memory_free);
-	module_put(THIS_MODULE);
+	vhost_task_stop(smp_load_acquire(&m->thread) ?: m->killed);	/* as it was killed */
+	memory_free(m);
 }
 
 /* Whether the host can give all FASTIOVD_TOUCHMAP what they do not have yet, and m too. */
@@ -252,22 +255,25 @@ static int memory_defer(struct memory *m)
 	return -EINVAL;
 }
 
-/* Takes over the caller's reference to @file if it succeeds. */
-struct memory *memory_register(struct file *file, u32 policy, u32 flags)
+/*
+ * Takes over the caller's reference to @file if it succeeds.  The memory lasts until
+ * memory_unregister(), as @registration is released.
+ */
+struct memory *memory_register(struct file *file, u32 policy, u32 flags,
+			       struct file *registration)
 {
 	struct memory *m = kzalloc(sizeof(*m), GFP_KERNEL_ACCOUNT);
 	int ret;
 
 	if (!m)
 		return ERR_PTR(-ENOMEM);
-	kref_init(&m->refs);
-	mutex_init(&m->lock);
 	init_task_work(&m->start, memory_start_background);
 	INIT_WORK(&m->stop, memory_stop_background);
 	m->file = file;
+	m->registration = registration;
 	m->policy = policy;
 	m->flags = flags;
-	m->registrant = task_tgid_vnr(current);
+	m->registrant = task_tgid_nr(current);
 	m->deferred.pinned = memory_pinned;
 
 	mutex_lock(&memories_lock);
@@ -298,15 +304,10 @@ void memory_unregister(struct memory *m)
 			;	/* while a guest's page faults still wait for it */
 		table_end(m->table);
 	}
-	mutex_lock(&m->lock);
-	m->closed = true;
-	mutex_unlock(&m->lock);
-	if (m->thread) {
-		__module_get(THIS_MODULE);
-		queue_work(system_unbound_wq, &m->stop);
-	} else {
-		kref_put(&m->refs, memory_free);
-	}
+	if (smp_load_acquire(&m->thread) || m->killed)	/* as it was killed */
+		queue_work(memory_stops, &m->stop);
+	else
+		memory_free(m);
 }
 
 int memory_zero(struct memory *m)
@@ -366,4 +367,17 @@ void memory_show_all(struct seq_file *s)
 			   stat.resident, stat.zeroed, stat.background);
 	}
 	mutex_unlock(&memories_lock);
+}
+
+int memory_init(void)
+{
+	memory_stops = alloc_workqueue("fastiovd", WQ_UNBOUND, 0);
+	return memory_stops ? 0 : -ENOMEM;
+}
+
+void memory_exit(void)
+{
+	destroy_workqueue(memory_stops);
+	/* for who is at the end of memory_start_background() */
+	synchronize_rcu_tasks();
 }

@@ -9,7 +9,10 @@
 
 struct memory;
 
-struct memory *memory_register(struct file *file, u32 policy, u32 flags);
+int memory_init(void);
+void memory_exit(void);
+struct memory *memory_register(struct file *file, u32 policy, u32 flags,
+			       struct file *registration);
 void memory_unregister(struct memory *m);
 int memory_zero(struct memory *m);
 int memory_instant(struct memory *m, const struct fastiovd_range *range);

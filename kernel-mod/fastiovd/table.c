@@ -45,7 +45,7 @@ struct table {
 };
 
 static bool allow_table;
-module_param(allow_table, bool, 0644);
+module_param_unsafe(allow_table, bool, 0644);
 MODULE_PARM_DESC(allow_table,
 		 "For measuring: Y allows FASTIOVD_TABLE, whose guests' devices read old data of others");
 

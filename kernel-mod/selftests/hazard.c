@@ -95,6 +95,44 @@ static struct outcome run(enum pages pages, int flags)
 	return play(&v, &r);
 }
 
+/* Whether the kernel says that it was told to do what is not safe. */
+static bool tainted(void)
+{
+	char text[32] = "";
+	FILE *f = fopen("/proc/sys/kernel/tainted", "r");
+
+	if (f && !fgets(text, sizeof(text), f))
+		text[0] = 0;
+	if (f)
+		fclose(f);
+	return atol(text) & 1 << 6;	/* TAINT_USER */
+}
+
+/*
+ * Nobody keeps a function that is no VF from the bus, so it gets only memory that is zeroed. A
+ * parameter lets the tests' device pass for a VF, and the kernel says so from then on.
+ */
+static void no_vf(enum pages pages, bool passes)
+{
+	struct ram r = ram_new(SIZE, pages);
+	struct fastiovd_stat stat;
+	struct vfio v;
+
+	defer_to_any(passes);
+	r.registration = must(ram_register(r.fd, 0));
+	v = vfio_attach(bdf);
+	must(vfio_map(&v, r.at, 0, SIZE));
+	stat = ram_stat(&r);
+	ksft_test_result(stat.resident == SIZE &&
+			 (passes ? !stat.zeroed && tainted() : stat.zeroed == SIZE),
+			 "%s: %llu of %lu MiB are not zeroed, the kernel is %s, %s\n",
+			 passes ? "passes for a VF" : "no VF",
+			 (stat.resident - stat.zeroed) / MiB, SIZE / MiB,
+			 tainted() ? "tainted" : "not tainted", pages_are[pages]);
+	vfio_close(&v);
+	ram_free(&r);
+}
+
 /* Memory that is mapped after the device masters the bus. */
 static struct outcome mapped_late(enum pages pages)
 {
@@ -230,6 +268,24 @@ static struct outcome registration_ends(enum pages pages)
 	return play(&v, &r);
 }
 
+/*
+ * The registration ends, and then holes are punched into its memory. The device goes on using the
+ * pages it has, of which the processor has none any more, and they are zeroed before that.
+ */
+static struct outcome punched(enum pages pages)
+{
+	struct ram r = ram_new(SIZE, pages);
+	struct vfio v = vfio_attach(bdf);
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&v, r.at, 0, SIZE));
+	vfio_open(&v, bdf);
+	close(r.registration);
+	r.registration = -1;
+	must(fallocate(r.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 2 * MiB, SIZE - 2 * MiB));
+	return play(&v, &r);
+}
+
 /* Bus mastering is switched off, on, off and on again before the memory is clean. */
 static struct outcome switched(enum pages pages)
 {
@@ -323,7 +379,7 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 9 - 1 + (under_iommufd ? 4 * 2 + 2 : 0));
+	ksft_set_plan(4 * 12 - 1 + (under_iommufd ? 4 * 2 + 2 : 0));
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		char what[64];
 
@@ -334,6 +390,8 @@ int main(void)
 			expect(what, call, want);                        \
 		} while (0)
 
+		no_vf(pages, false);
+		no_vf(pages, true);
 		ARM("control: deferred, no barrier", hole, control(pages));
 		ARM("control: table, with barrier", published, table(pages));
 		ARM("eager", safe, run(pages, UNREGISTERED));
@@ -341,6 +399,7 @@ int main(void)
 		ARM("deferred, background zeroing", safe, run(pages, FASTIOVD_BACKGROUND));
 		ARM("mapped after the device is a master", safe, mapped_late(pages));
 		ARM("registration ended", safe, registration_ends(pages));
+		ARM("punched since", touch_first, punched(pages));
 		ARM("mastering switched", safe, switched(pages));
 		if (under_iommufd) {
 			ARM("copied to a master", safe, copied_late(pages));

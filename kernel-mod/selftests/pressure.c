@@ -3,7 +3,8 @@
  * The kernel moves memory, or takes it back, while a device has it and not all of it is
  * zeroed: it compacts, collapses, pages out, swaps, and kills processes with too much
  * memory. The device and the processor still see the same pages, nothing stays pinned,
- * and no reader ever sees what a page held before.
+ * and no reader ever sees what a page held before. The controls are the same with
+ * FASTIOVD_TABLE: they show what the pages held, or the others prove nothing.
  */
 #include "edu.h"
 
@@ -31,6 +32,51 @@ static bool holds(const struct ram *r, const uint8_t bytes[4])
 		if (count_not(r->at + at, PAGE, at % (8 * MiB) ? 0 : bytes[at / (8 * MiB)]))
 			return false;
 	return true;
+}
+
+/* Whether a page of them is as somebody else left it. */
+static bool poisoned(const struct ram *r)
+{
+	for (size_t at = 0; at < r->size; at += PAGE)
+		if (!count_not(r->at + at, PAGE, POISON))
+			return true;
+	return false;
+}
+
+/*
+ * The control of a test: with a table the pages are as they were. The first attempt does not poison
+ * all free memory.
+ */
+static void control(const char *what, bool (*shows)(enum pages pages), enum pages pages)
+{
+	bool shown = false;
+
+	allow_table(true);
+	policy = FASTIOVD_TABLE;
+	for (int tries = 0; tries < 20 && !shown; tries++) {
+		poison_free_memory();
+		shown = shows(pages);
+	}
+	policy = FASTIOVD_PAGECACHE;
+	allow_table(false);
+	ksft_test_result(shown, "control: with a table old bytes are found %s, %s\n", what,
+			 pages_are[pages]);
+}
+
+static bool moved_shows(enum pages pages)
+{
+	struct ram r = ram_new(SIZE, pages);
+	struct vfio v = vfio_attach(bdf);
+	bool shown;
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&v, r.at, 0, SIZE));
+	move(&r);
+	shown = poisoned(&r);
+	vfio_close(&v);
+	memset(r.at, POISON, SIZE);	/* for the next */
+	ram_free(&r);
+	return shown;
 }
 
 static void moved(enum pages pages)
@@ -89,20 +135,13 @@ static void swap_off(const char *device)
 	close(loop);
 }
 
-/* What a device has given back before anybody touched it is swapped out: zeros come back. */
-static void swapped(enum pages pages)
+/* Memory that a device has had, and given back before anybody touched it, is swapped out. */
+static struct ram swapped_out(enum pages pages)
 {
-	const char *group = "/sys/fs/cgroup/fastiov-swapped", *device = swap_on();
-	struct fastiovd_stat stat;
-	struct vfio v;
-	struct ram r;
+	struct ram r = ram_new(SIZE, pages);
+	struct vfio v = vfio_attach(bdf);
 	int reclaim;
 
-	tell("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
-	must(mkdir(group, 0755));
-	tell("/sys/fs/cgroup/fastiov-swapped/cgroup.procs", "0");
-	r = ram_new(SIZE, pages);
-	v = vfio_attach(bdf);
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(&v, r.at, 0, SIZE));
 	memset(r.at, 0x33, PAGE);
@@ -111,6 +150,31 @@ static void swapped(enum pages pages)
 	for (int i = 0; i < 10 && ram_stat(&r).resident > SIZE / 2; i++)
 		write(reclaim, "32M", 3);	/* EAGAIN: not all of it */
 	close(reclaim);
+	return r;
+}
+
+static bool swapped_shows(enum pages pages)
+{
+	struct ram r = swapped_out(pages);
+	bool shown = ram_stat(&r).resident <= SIZE / 2 && poisoned(&r);
+
+	ram_free(&r);
+	return shown;
+}
+
+/* Zeros come back. */
+static void swapped(enum pages pages)
+{
+	const char *group = "/sys/fs/cgroup/fastiov-swapped", *device = swap_on();
+	struct fastiovd_stat stat;
+	struct ram r;
+
+	tell("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+	must(mkdir(group, 0755));
+	tell("/sys/fs/cgroup/fastiov-swapped/cgroup.procs", "0");
+	control("after they were swapped out", swapped_shows, pages);
+	poison_free_memory();
+	r = swapped_out(pages);
 	stat = ram_stat(&r);
 	ksft_test_result(stat.resident <= SIZE / 2 && holds(&r, (uint8_t[]){ 0x33, 0, 0, 0 }),
 			 "swapped out, %llu of %lu MiB stayed, %s\n",
@@ -120,6 +184,54 @@ static void swapped(enum pages pages)
 	tell("/sys/fs/cgroup/cgroup.procs", "0");
 	for (int i = 0; rmdir(group) && i < 200; i++)
 		usleep(10000);
+}
+
+static void ignore(int signal)
+{
+	(void)signal;
+}
+
+/* An fallocate() that is interrupted takes back what it allocated, but not what a device got. */
+static void interrupted(void)
+{
+	const size_t size = 512 * MiB, mapped = 8 * MiB;
+	const uint64_t aside = 1UL << 27;	/* edu reaches 256 MiB */
+	uint64_t resident = 0;
+	bool cut = false, same = false;
+
+	signal(SIGUSR1, ignore);
+	for (int tries = 0; tries < 20 && !cut; tries++) {
+		struct ram r = ram_new(size, SMALL), scratch = ram_new(PAGE, SMALL);
+		struct vfio v = vfio_attach(bdf);
+		int status;
+		pid_t child;
+
+		r.registration = must(ram_register(r.fd, 0));
+		child = must(fork());
+		if (!child)
+			_exit(fallocate(r.fd, 0, 0, size) < 0 && errno == EINTR);
+		while (ram_stat(&r).resident < mapped)
+			usleep(100);
+		must(vfio_map(&v, r.at, 0, mapped));
+		kill(child, SIGUSR1);
+		must(waitpid(child, &status, 0));
+		cut = WIFEXITED(status) && WEXITSTATUS(status);
+		resident = ram_stat(&r).resident;
+		must(vfio_map(&v, scratch.at, aside, PAGE));
+		vfio_open(&v, bdf);
+		vfio_set_command(&v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+		memset(r.at + PAGE, 0x33, PAGE);
+		edu_copy(&v, PAGE, EDU_BUFFER, false);
+		edu_copy(&v, EDU_BUFFER, aside, true);
+		same = !count_not(scratch.at, PAGE, 0x33);
+		vfio_close(&v);
+		ram_free(&scratch);
+		ram_free(&r);
+	}
+	ksft_test_result(cut && same && resident >= mapped,
+			 "fallocate() is %s: %lu MiB stay of %lu MiB of a device, %s\n",
+			 cut ? "interrupted" : "not interrupted", resident / MiB, mapped / MiB,
+			 same ? "those that the processor has" : "others than the processor has");
 }
 
 /* If a cgroup is too small for the memory, its process is killed or refused, and nothing stays. */
@@ -169,14 +281,15 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 2 + 3 + 1);
+	ksft_set_plan(4 * 3 + 3 * 2 + 2);
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
+		control("after they were moved", moved_shows, pages);
 		poison_free_memory();
 		moved(pages);
-		poison_free_memory();
 		if (pages != RESERVED)	/* is never swapped */
 			swapped(pages);
 	}
+	interrupted();
 	limited();
 	ksft_finished();
 }

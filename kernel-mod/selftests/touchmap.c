@@ -6,6 +6,8 @@
  */
 #include "edu.h"
 
+#include <linux/userfaultfd.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #define SIZE (32 * MiB)
@@ -49,20 +51,6 @@ static bool shared(struct vfio *v, struct ram *r, uint64_t iova, size_t page, ui
 	edu_copy(v, EDU_BUFFER, iova + page, true);
 	written = !count_not(r->at + page, PAGE, byte ^ 0xff);
 	return read && written;
-}
-
-static long locked_kib(void)
-{
-	char line[128];
-	FILE *f = fopen("/proc/self/status", "r");
-	long n = -1;
-
-	while (f && fgets(line, sizeof(line), f))
-		/* each has its account */
-		sscanf(line, under_iommufd ? "VmPin: %ld" : "VmLck: %ld", &n);
-	if (f)
-		fclose(f);
-	return n;
 }
 
 static void only_what_is_touched(bool huge)
@@ -212,12 +200,42 @@ static void not_sealed(bool huge)
 	end(&v, &r);
 }
 
+/* The device would not have a page that userfaultfd puts there. */
+static void not_filled(bool huge)
+{
+	struct vfio v;
+	struct ram r = begin(&v, huge);
+	int uffd = must(syscall(SYS_userfaultfd, O_CLOEXEC)), copied, zeroed;
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_MISSING_SHMEM };
+	struct uffdio_register all = { .range = { (uintptr_t)r.at, SIZE },
+		.mode = UFFDIO_REGISTER_MODE_MISSING };
+	static uint8_t source[PAGE] __attribute__((aligned(PAGE)));
+	struct uffdio_copy copy = { .dst = (uintptr_t)r.at + 4 * MiB,
+		.src = (uintptr_t)source, .len = PAGE };
+	struct uffdio_zeropage zero = { .range = { (uintptr_t)r.at + 6 * MiB, PAGE } };
+
+	must(vfio_map(&v, r.at, 0, SIZE));
+	must(ioctl(uffd, UFFDIO_API, &api));
+	must(ioctl(uffd, UFFDIO_REGISTER, &all));
+	copied = ioctl(uffd, UFFDIO_COPY, &copy) ? errno : 0;
+	zeroed = ioctl(uffd, UFFDIO_ZEROPAGE, &zero) ? errno : 0;
+	close(uffd);
+	ksft_test_result(copied == EINVAL && zeroed == EINVAL && !ram_stat(&r).resident,
+			 "not filled by userfaultfd: %s, %s, %s pages\n",
+			 copied ? strerror(copied) : "filled", zeroed ? strerror(zeroed) : "filled",
+			 pages);
+	memset(r.at + 4 * MiB, 7, PAGE);
+	ksft_test_result(shared(&v, &r, 0, 4 * MiB, 7), "and is touched after that, %s pages\n",
+			 pages);
+	end(&v, &r);
+}
+
 int main(void)
 {
 	bdf = device_under_test();
 	policy = FASTIOVD_TOUCHMAP;
 	ksft_print_header();
-	ksft_set_plan(2 * 19);
+	ksft_set_plan(2 * 21);
 	for (int huge = 0; huge < 2; huge++) {
 		pages = huge ? "huge" : "small";
 		poison_free_memory();
@@ -226,6 +244,7 @@ int main(void)
 		at_every_address(huge);
 		not_collapsed(huge);
 		not_sealed(huge);
+		not_filled(huge);
 	}
 	ksft_finished();
 }

@@ -56,14 +56,46 @@ static inline void tell(const char *path, const char *text)
 	close(fd);
 }
 
-/* The device under test, "0000:00:05.0", from the environment; it is bound to vfio-pci. */
-static inline const char *device_under_test(void)
+static inline void set_parameter(const char *parameter, bool on)
 {
-	const char *bdf = getenv("FASTIOV_TEST_DEVICE");
+	char path[128];
+
+	snprintf(path, sizeof(path), "/sys/module/%s", parameter);
+	tell(path, on ? "Y" : "N");
+}
+
+/* Whether devices other than VFs may have memory that is not zeroed: edu is no VF. */
+static inline void defer_to_any(bool on)
+{
+	set_parameter("iommu/parameters/defer_to_any", on);
+}
+
+/*
+ * A device of the environment, "0000:00:05.0", which is bound to vfio-pci. If it is no VF, it
+ * passes for one from now on.
+ */
+static inline const char *device_named_by(const char *variable)
+{
+	const char *bdf = getenv(variable);
+	char path[128];
 
 	if (!bdf)
-		ksft_exit_skip("FASTIOV_TEST_DEVICE names no device\n");
+		ksft_exit_skip("%s names no device\n", variable);
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/physfn", bdf);
+	if (access(path, F_OK))
+		defer_to_any(true);
 	return bdf;
+}
+
+static inline const char *device_under_test(void)
+{
+	return device_named_by("FASTIOV_TEST_DEVICE");
+}
+
+/* A second device of the same kind, in a group of its own. */
+static inline const char *second_device(void)
+{
+	return device_named_by("FASTIOV_TEST_DEVICE2");
 }
 
 /* Whether address spaces are iommufd's, not a container's: from the environment. */
@@ -101,9 +133,10 @@ static inline void ioas_attach(int device, uint32_t ioas)
 	must(ioctl(device, VFIO_DEVICE_ATTACH_IOMMUFD_PT, &attach));
 }
 
-static inline struct vfio vfio_attach_iommufd(const char *bdf)
+/* The device in an iommufd, and in none of its address spaces yet. */
+static inline struct vfio vfio_bind(const char *bdf, int iommufd)
 {
-	struct vfio v = { .container = must(open("/dev/iommu", O_RDWR)), .group = -1 };
+	struct vfio v = { .container = iommufd, .group = -1 };
 	struct vfio_device_bind_iommufd bind = { .argsz = sizeof(bind), .iommufd = v.container };
 	char path[300];
 	DIR *dir;
@@ -117,26 +150,51 @@ static inline struct vfio vfio_attach_iommufd(const char *bdf)
 	v.device = must(open(path, O_RDWR));
 	must(ioctl(v.device, VFIO_DEVICE_BIND_IOMMUFD, &bind));
 	v.id = bind.out_devid;
-	v.ioas = ioas_new(v.container);
-	ioas_attach(v.device, v.ioas);
 	return v;
+}
+
+/* The group of a device, which is not in an address space yet. */
+static inline int vfio_group(const char *bdf)
+{
+	char link[256], target[256] = "", node[64];
+
+	snprintf(link, sizeof(link), "/sys/bus/pci/devices/%s/iommu_group", bdf);
+	must(readlink(link, target, sizeof(target) - 1));
+	snprintf(node, sizeof(node), "/dev/vfio/%s", strrchr(target, '/') + 1);
+	return must(open(node, O_RDWR));
 }
 
 /* An address space with the device in it; a container's device itself is not open. */
 static inline struct vfio vfio_attach(const char *bdf)
 {
-	char link[256], target[256] = "", node[64];
 	struct vfio v = { .device = -1 };
 
-	if (under_iommufd)
-		return vfio_attach_iommufd(bdf);
-	snprintf(link, sizeof(link), "/sys/bus/pci/devices/%s/iommu_group", bdf);
-	must(readlink(link, target, sizeof(target) - 1));
-	snprintf(node, sizeof(node), "/dev/vfio/%s", strrchr(target, '/') + 1);
+	if (under_iommufd) {
+		v = vfio_bind(bdf, must(open("/dev/iommu", O_RDWR)));
+		v.ioas = ioas_new(v.container);
+		ioas_attach(v.device, v.ioas);
+		return v;
+	}
 	v.container = must(open("/dev/vfio/vfio", O_RDWR));
-	v.group = must(open(node, O_RDWR));
+	v.group = vfio_group(bdf);
 	must(ioctl(v.group, VFIO_GROUP_SET_CONTAINER, &v.container));
 	must(ioctl(v.container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU));
+	return v;
+}
+
+/* A device in the address space of another. */
+static inline struct vfio vfio_join(const struct vfio *with, const char *bdf)
+{
+	struct vfio v = { .container = must(dup(with->container)), .device = -1 };
+
+	if (under_iommufd) {
+		v = vfio_bind(bdf, v.container);
+		v.ioas = with->ioas;
+		ioas_attach(v.device, v.ioas);
+		return v;
+	}
+	v.group = vfio_group(bdf);
+	must(ioctl(v.group, VFIO_GROUP_SET_CONTAINER, &v.container));
 	return v;
 }
 
@@ -176,6 +234,20 @@ static inline uint16_t vfio_command(struct vfio *v)
 static inline void vfio_set_command(struct vfio *v, uint16_t command)
 {
 	must(pwrite(v->device, &command, 2, v->config + PCI_COMMAND));
+}
+
+/* Whether the device masters the bus, whatever its user is told. */
+static inline bool masters(const char *bdf)
+{
+	char path[128];
+	uint16_t command;
+	int fd;
+
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", bdf);
+	fd = must(open(path, O_RDONLY));
+	must(pread(fd, &command, 2, PCI_COMMAND));
+	close(fd);
+	return command & PCI_COMMAND_MASTER;
 }
 
 static inline int vfio_map(struct vfio *v, void *at, uint64_t iova, size_t size)
@@ -318,14 +390,6 @@ static inline void poison_free_memory(void)
 		ksft_exit_fail_msg("%zu MiB could not be poisoned\n", size / MiB);
 }
 
-static inline void set_parameter(const char *parameter, bool on)
-{
-	char path[128];
-
-	snprintf(path, sizeof(path), "/sys/module/%s", parameter);
-	tell(path, on ? "Y" : "N");
-}
-
 /* Whether no device masters the bus before its memory is zeroed. */
 static inline void hold_master(bool on)
 {
@@ -364,6 +428,21 @@ static inline long vmstat(const char *name)
 	while (f && fgets(line, sizeof(line), f))
 		if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ' ')
 			n = atol(line + strlen(name));
+	if (f)
+		fclose(f);
+	return n;
+}
+
+/* Memory of this process that counts as locked for devices. */
+static inline long locked_kib(void)
+{
+	char line[128];
+	FILE *f = fopen("/proc/self/status", "r");
+	long n = -1;
+
+	while (f && fgets(line, sizeof(line), f))
+		/* each has its account */
+		sscanf(line, under_iommufd ? "VmPin: %ld" : "VmLck: %ld", &n);
 	if (f)
 		fclose(f);
 	return n;

@@ -21,21 +21,29 @@ type Patched struct {
 	Selftests string // the directory of the kernel's selftests, programs that run on it
 }
 
+// A Variant is a configuration of the patched kernel, on top of the plain one.
+type Variant string
+
+const (
+	Plain Variant = ""
+	Debug Variant = "debug" // finds its own mistakes
+	KCSAN Variant = "kcsan" // finds data races
+)
+
 // Patched returns the files that the testbed's host boots from with fastiov's kernel: Debian's
 // source with the patches, everything built in, the module fastiovd in the initrd, and Debian's
-// user space. Building the kernel takes a quarter of an hour on two cores, once. The debug kernel
-// finds its own mistakes.
-func (b *Builder) Patched(ctx context.Context, debug bool) (Patched, error) {
+// user space. Building the kernel takes a quarter of an hour on two cores, once.
+func (b *Builder) Patched(ctx context.Context, variant Variant) (Patched, error) {
 	host, err := b.Testbed(ctx)
 	if err != nil {
 		return Patched{}, err
 	}
-	build, err := b.kernelBuild(ctx, debug)
+	build, err := b.kernelBuild(ctx, variant)
 	if err != nil {
 		return Patched{}, err
 	}
 	inputs := []string{
-		"fastiovd 1", versions().inputs(), filepath.Base(build), string(testbedInitrd),
+		"fastiovd 2", versions().inputs(), filepath.Base(build), string(testbedInitrd),
 		contentOf(kernelmod.Files, "fastiovd"), contentOf(kernelmod.Files, "selftests"),
 	}
 	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
@@ -75,10 +83,11 @@ const (
 )
 
 // kernelBuild returns the entry of the host's kernel: the kernel itself, and kernelTree.
-func (b *Builder) kernelBuild(ctx context.Context, debug bool) (string, error) {
+func (b *Builder) kernelBuild(ctx context.Context, variant Variant) (string, error) {
 	name, config := "kernel", readKernelMod("host.config")
-	if debug {
-		name, config = "debug-kernel", append(config, readKernelMod("host-debug.config")...)
+	if variant != Plain {
+		name = fmt.Sprintf("%s-kernel", variant)
+		config = append(config, readKernelMod(fmt.Sprintf("host-%s.config", variant))...)
 	}
 	return b.patched(ctx, name, patched{
 		recipe: "kernel 1", source: kernelSource, version: versions().kernel, tree: kernelTree,
@@ -192,6 +201,11 @@ func buildModule(
 	}
 	fastiovd, err := os.ReadFile(filepath.Join(dir, "fastiovd/fastiovd.ko"))
 	if err != nil {
+		return err
+	}
+	// One of the selftests takes the module away and brings it back.
+	if err := os.WriteFile(filepath.Join(dir, "selftests/fastiovd.ko"), fastiovd,
+		0o644); err != nil {
 		return err
 	}
 	t, err := rootfs.New(dir)

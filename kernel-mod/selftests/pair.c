@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Two devices: in one address space, or each in its own. Whichever of them masters the bus first,
+ * none reaches a page that is not zeroed, and one that masters the bus does not notice that the
+ * other is held. Two of QEMU's edu are the devices.
+ */
+#include "edu.h"
+
+#define SIZE (240 * MiB)	/* edu reaches 256 MiB */
+#define PAGES 8
+#define PEER (248 * MiB)	/* where the other's BAR is mapped */
+
+static const char *first, *second;
+
+static struct ram memory(struct vfio *v, size_t size)
+{
+	struct ram r = ram_new(size, SMALL);
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(v, r.at, 0, size));
+	return r;
+}
+
+static void ask(struct vfio *v)
+{
+	vfio_set_command(v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	if (!(vfio_command(v) & PCI_COMMAND_MASTER))
+		ksft_exit_fail_msg("bus mastering was asked for and is not shown\n");
+}
+
+/* How many of some untouched pages are not zero as the device reads them. */
+static int stale(struct vfio *v, struct ram *r, size_t from)
+{
+	int n = 0;
+
+	for (int i = 1; i <= PAGES; i++) {
+		memset(r->at, 0x11, PAGE);
+		edu_copy(v, from + i * 0x100000UL, EDU_BUFFER, false);
+		edu_copy(v, EDU_BUFFER, 0, true);
+		n += count_not(r->at, PAGE, 0) != 0;
+	}
+	return n;
+}
+
+/* Whether the device copies a page as it is told. */
+static bool copies(struct vfio *v, struct ram *r, uint8_t byte)
+{
+	memset(r->at, byte, PAGE);
+	edu_copy(v, 0, EDU_BUFFER, false);
+	edu_copy(v, EDU_BUFFER, PAGE, true);
+	return !count_not(r->at + PAGE, PAGE, byte);
+}
+
+static void end(struct vfio *a, struct vfio *b)
+{
+	vfio_close(b);
+	vfio_close(a);
+}
+
+static void both_held(void)
+{
+	struct vfio a = vfio_attach(first), b = vfio_join(&a, second);
+	struct ram r = memory(&a, SIZE);
+	bool held;
+	int n, m;
+
+	vfio_open(&a, first);
+	vfio_open(&b, second);
+	ask(&a);
+	ask(&b);
+	held = !masters(first) && !masters(second);
+	n = stale(&b, &r, SIZE / 2);
+	m = stale(&a, &r, SIZE / 4);
+	ksft_test_result(held && !n && !m,
+			 "one address space, both %s: %d and %d of %d pages showed old bytes\n",
+			 held ? "are held" : "are not held", n, m, PAGES);
+	end(&a, &b);
+	memset(r.at, POISON, SIZE);
+	ram_free(&r);
+}
+
+/* What is there when the second device comes is zeroed, and what comes later too. */
+static void joins(void)
+{
+	struct vfio a = vfio_attach(first), b;
+	struct ram r = memory(&a, SIZE / 2), later;
+	bool held;
+	int n, m;
+
+	vfio_open(&a, first);
+	ask(&a);
+	(void)*(volatile uint32_t *)a.bar;
+	b = vfio_join(&a, second);
+	later = ram_new(SIZE / 2, SMALL);
+	later.registration = must(ram_register(later.fd, 0));
+	must(vfio_map(&a, later.at, SIZE / 2, SIZE / 2));
+	vfio_open(&b, second);
+	ask(&b);
+	held = !masters(second);
+	n = stale(&b, &r, SIZE / 4);
+	m = stale(&b, &r, SIZE / 2);
+	ksft_test_result(!held && !n && !m,
+			 "one joins a master and %s: %d and %d of %d pages showed old bytes\n",
+			 held ? "is held" : "is not held", n, m, PAGES);
+	end(&a, &b);
+	memset(r.at, POISON, r.size);
+	ram_free(&r);
+	ram_free(&later);
+}
+
+/* Each has an address space of its own. */
+static void not_noticed(void)
+{
+	struct vfio a = vfio_attach(first), b = vfio_attach(second);
+	struct ram r = memory(&a, MiB), s = memory(&b, SIZE);
+	int copied = 0, n;
+	bool held;
+
+	vfio_open(&a, first);
+	vfio_open(&b, second);
+	ask(&a);
+	copies(&a, &r, 1);
+	ask(&b);
+	for (int i = 0; i < 3; i++)
+		copied += copies(&a, &r, 0x20 + i);
+	held = !masters(second);
+	n = stale(&b, &s, SIZE / 2);
+	ksft_test_result(held && copied == 3 && !n,
+			 "one is %s, the other has copied %d pages; %d of %d pages showed old bytes\n",
+			 held ? "held" : "not held", copied, n, PAGES);
+	end(&a, &b);
+	memset(s.at, POISON, s.size);
+	ram_free(&r);
+	ram_free(&s);
+}
+
+/* A held device's BAR is not to be had for another's DMA, and then it is, in a container. */
+static void peer(void)
+{
+	struct vfio a = vfio_attach(first), b = vfio_attach(second);
+	struct ram r = memory(&a, SIZE), s = memory(&b, MiB);
+	int refused, later;
+	bool held, read;
+
+	vfio_open(&a, first);
+	vfio_open(&b, second);
+	ask(&a);
+	refused = vfio_map(&b, (void *)a.bar, PEER, PAGE) ? errno : 0;
+	held = !masters(first);
+	ksft_test_result(held && refused == EFAULT, "the BAR of a device that is %s: %s\n",
+			 held ? "held" : "not held", refused ? strerror(refused) : "mapped");
+	*(volatile uint64_t *)(a.bar + EDU_SOURCE) = 0x1234567;	/* waits */
+	later = vfio_map(&b, (void *)a.bar, PEER, PAGE) ? errno : 0;
+	ask(&b);
+	edu_copy(&b, PEER, EDU_BUFFER, false);
+	edu_copy(&b, EDU_BUFFER, 0, true);
+	read = *(uint64_t *)(s.at + EDU_SOURCE) == 0x1234567;
+	ksft_test_result(under_iommufd ? later == EFAULT : !later && read,
+			 "and then: %s, %s\n", later ? strerror(later) : "mapped",
+			 read ? "the other device reads it" : "the other device does not read it");
+	end(&a, &b);
+	memset(r.at, POISON, SIZE);
+	ram_free(&r);
+	ram_free(&s);
+}
+
+/*
+ * Memory on touch is of one IOMMU domain. In a container the devices of one IOMMU share it; in an
+ * iommufd a second one is made for the asking, and is refused.
+ */
+static void on_touch(void)
+{
+	struct vfio a = vfio_attach(first), b = { .device = -1 };
+	struct iommu_hwpt_alloc domain = { .size = sizeof(domain), .dev_id = a.id,
+		.pt_id = a.ioas };
+	struct ram r;
+	bool copied;
+	int refused = 0;
+
+	policy = FASTIOVD_TOUCHMAP;
+	r = memory(&a, MiB);
+	policy = FASTIOVD_PAGECACHE;
+	memset(r.at, 1, 2 * PAGE);
+	if (under_iommufd)
+		refused = ioctl(a.container, IOMMU_HWPT_ALLOC, &domain) ? errno : 0;
+	b = vfio_join(&a, second);
+	vfio_open(&b, second);
+	ask(&b);
+	copied = copies(&b, &r, 5);
+	ksft_test_result(copied && refused == (under_iommufd ? EBUSY : 0),
+			 "on touch, a second device %s; a second domain: %s\n",
+			 copied ? "copies" : "does not copy",
+			 refused ? strerror(refused) : under_iommufd ? "made" : "not asked for");
+	end(&a, &b);
+	ram_free(&r);
+}
+
+int main(void)
+{
+	first = device_under_test();
+	second = second_device();
+	ksft_print_header();
+	ksft_set_plan(6);
+	poison_free_memory();
+	both_held();
+	joins();
+	not_noticed();
+	peer();
+	on_touch();
+	ksft_finished();
+}

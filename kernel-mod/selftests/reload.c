@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The module is taken away as soon as it can be: right after its last user was killed, whose
+ * background thread may still be on its way out. It is refused as long as it is in use, and comes
+ * back. fastiovd.ko lies beside this program.
+ */
+#include "vfio.h"
+
+#include <libgen.h>
+#include <linux/module.h>
+#include <sys/syscall.h>
+
+#define SIZE (32 * MiB)
+#define ROUNDS 60
+
+static const char *bdf;
+
+static void load(const char *module)
+{
+	int fd = must(open(module, O_RDONLY | O_CLOEXEC));
+
+	must(syscall(SYS_finit_module, fd, "", 0));
+	close(fd);
+}
+
+/* Whether it is gone within that time. */
+static bool unload(double milli)
+{
+	for (double end = milliseconds() + milli; milliseconds() < end;) {
+		if (!syscall(SYS_delete_module, "fastiovd", O_NONBLOCK))
+			return true;
+		if (errno != EWOULDBLOCK && errno != EBUSY)
+			break;
+	}
+	return false;
+}
+
+static void use(enum pages pages)
+{
+	struct ram r = ram_new(SIZE, pages);
+	struct vfio v = vfio_attach(bdf);
+
+	r.registration = must(ram_register(r.fd, FASTIOVD_BACKGROUND));
+	for (;;) {
+		must(vfio_map(&v, r.at, 0, SIZE));
+		must(vfio_unmap(&v, 0, SIZE));
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct ram r;
+	bool refused, gone = true;
+	long before = pinned();
+	char module[256];
+	int n;
+
+	(void)argc;
+	snprintf(module, sizeof(module), "%s/fastiovd.ko", dirname(strdup(argv[0])));
+	bdf = device_under_test();
+	ksft_print_header();
+	ksft_set_plan(2);
+	srand(1);
+	for (n = 0; n < ROUNDS && gone; n++) {
+		pid_t child = must(fork());
+
+		if (!child)
+			use(n % 2 ? HUGE : SMALL);
+		usleep(1000 + rand() % 100000);
+		kill(child, SIGKILL);
+		gone = unload(20000);
+		waitpid(child, NULL, 0);
+		if (gone)
+			load(module);
+	}
+	ksft_test_result(gone, "%d times taken away from threads that end\n", n);
+	r = ram_new(SIZE, SMALL);
+	r.registration = must(ram_register(r.fd, 0));
+	refused = !unload(100);
+	ram_free(&r);
+	ksft_test_result(refused && pinned() <= before,
+			 "%s while it is in use, %ld pages stay pinned\n",
+			 refused ? "refused" : "taken away", pinned() - before);
+	ksft_finished();
+}
