@@ -39,8 +39,8 @@ func TestSelftests(t *testing.T) {
 		t.Run(iommu, func(t *testing.T) {
 			testbed.Inside(t, needs, func(t *testing.T) {
 				edu := bindEdu(t)
-				programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held", "pair",
-					"limits", "pressure", "torture", "reload"}
+				programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held",
+					"pair", "limits", "pressure", "torture", "reload"}
 				if _, err := os.Stat("/sys/kernel/debug/failslab"); err == nil {
 					programs = append(programs, "faults") // on the debug kernel
 				}

@@ -72,8 +72,8 @@ func TestQEMUArguments(t *testing.T) {
 	for _, want := range []string{
 		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 2048,slots=1,maxmem=9216M",
 		"memory-backend-ram,id=more,size=6144M",
-		"intel-iommu,intremap=on,snoop-control=on", "igb,bus=nic1port,netdev=wire1", "file=/s,,tate/wire1.pcap",
-		"sriov_max_vfs=127",
+		"intel-iommu,intremap=on,snoop-control=on", "igb,bus=nic1port,netdev=wire1",
+		"file=/s,,tate/wire1.pcap", "sriov_max_vfs=127",
 		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233",
 		"-device edu -device edu", "mount_tag=share",
 	} {

@@ -43,12 +43,10 @@ static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 	return r;
 }
 
-/* Poisons memory before it frees it, since the next memory is likely to get the same pages. */
 static void end(struct vfio *v, struct ram *r)
 {
 	vfio_close(v);
-	memset(r->at, POISON, SIZE);
-	ram_free(r);
+	ram_poison(r);
 }
 
 /* A process does not get every page that a device gets: unmovable ones are kept apart. */

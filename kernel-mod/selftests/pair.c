@@ -75,8 +75,7 @@ static void both_held(void)
 			 "one address space, both %s: %d and %d of %d pages showed old bytes\n",
 			 held ? "are held" : "are not held", n, m, PAGES);
 	end(&a, &b);
-	memset(r.at, POISON, SIZE);
-	ram_free(&r);
+	ram_poison(&r);
 }
 
 /* What is there when the second device comes is zeroed, and what comes later too. */
@@ -103,8 +102,7 @@ static void joins(void)
 			 "one joins a master and %s: %d and %d of %d pages showed old bytes\n",
 			 held ? "is held" : "is not held", n, m, PAGES);
 	end(&a, &b);
-	memset(r.at, POISON, r.size);
-	ram_free(&r);
+	ram_poison(&r);
 	ram_free(&later);
 }
 
@@ -129,9 +127,8 @@ static void not_noticed(void)
 			 "one is %s, the other has copied %d pages; %d of %d pages showed old bytes\n",
 			 held ? "held" : "not held", copied, n, PAGES);
 	end(&a, &b);
-	memset(s.at, POISON, s.size);
 	ram_free(&r);
-	ram_free(&s);
+	ram_poison(&s);
 }
 
 /* A held device's BAR is not to be had for another's DMA, and then it is, in a container. */
@@ -159,8 +156,7 @@ static void peer(void)
 			 "and then: %s, %s\n", later ? strerror(later) : "mapped",
 			 read ? "the other device reads it" : "the other device does not read it");
 	end(&a, &b);
-	memset(r.at, POISON, SIZE);
-	ram_free(&r);
+	ram_poison(&r);
 	ram_free(&s);
 }
 

@@ -74,8 +74,7 @@ static bool moved_shows(enum pages pages)
 	move(&r);
 	shown = poisoned(&r);
 	vfio_close(&v);
-	memset(r.at, POISON, SIZE);	/* for the next */
-	ram_free(&r);
+	ram_poison(&r);
 	return shown;
 }
 
@@ -231,7 +230,7 @@ static void interrupted(void)
 	ksft_test_result(cut && same && resident >= mapped,
 			 "fallocate() is %s: %lu MiB stay of %lu MiB that a device has, %s\n",
 			 cut ? "interrupted" : "not interrupted", resident / MiB, mapped / MiB,
-			 same ? "the same that the processor has" : "others than the processor has");
+			 same ? "the processor's own" : "not the processor's");
 }
 
 /* If a cgroup is too small for the memory, its process is killed or refused, and nothing stays. */

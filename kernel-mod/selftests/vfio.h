@@ -361,6 +361,19 @@ static inline void ram_free(struct ram *r)
 	close(r->fd);
 }
 
+/*
+ * Ends a memory and leaves the poison in its pages, which the next is likely to get. Its
+ * registration ends first: at the end of that with a table, pages are zeroed.
+ */
+static inline void ram_poison(struct ram *r)
+{
+	if (r->registration >= 0)
+		close(r->registration);
+	r->registration = -1;
+	memset(r->at, POISON, r->size);
+	ram_free(r);
+}
+
 static inline struct fastiovd_stat ram_stat(struct ram *r)
 {
 	struct fastiovd_stat stat = { .size = sizeof(stat) };
