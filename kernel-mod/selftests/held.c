@@ -16,9 +16,9 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-#define SIZE (1024 * MiB)
+#define SIZE (512 * MiB)
 #define SOON 1000.0	/* milliseconds */
-#define LATE 120e3
+#define LATE 60e3
 #define DOORBELLS 300
 #define EDU_LIVENESS 4
 #define ROUNDS 5
@@ -30,6 +30,7 @@ struct held {
 	struct vfio v;
 	int bells[DOORBELLS + 1];	/* eventfds that write to the BAR */
 	int pipe[2];
+	pid_t asker;			/* whose thread zeroes */
 };
 
 static bool is_held(void)
@@ -85,11 +86,28 @@ static struct held prepare(void)
 	return h;
 }
 
-static void hold(struct held *h)
+static void ask(struct held *h)
 {
 	vfio_set_command(&h->v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+}
+
+/* The device is held until it is let go: while a process is stopped, its thread does not zero. */
+static void hold(struct held *h)
+{
+	h->asker = must(fork());
+	if (!h->asker) {
+		ask(h);
+		raise(SIGSTOP);
+		pause();
+	}
+	must(waitpid(h->asker, NULL, WUNTRACED));
 	if (!is_held())
 		ksft_exit_fail_msg("the device is not held\n");
+}
+
+static void let_go(struct held *h)
+{
+	kill(h->asker, SIGCONT);
 }
 
 static void release(struct held *h)
@@ -395,12 +413,14 @@ static void disturb(const struct disturbance *d, const struct times *before)
 	ksft_test_result(is_held() && !worker && obeyed,
 			 "%s: %s, %s\n", d->name, worker ? "a worker waits" : "no worker waits",
 			 obeyed ? "who waits can be killed" : "who waits cannot be killed");
+	let_go(&h);
 	in_the_end = comes(LATE);
 	came = in_the_end && (!d->value || (ended(child, LATE) && value(&h) == d->value));
 	ksft_test_result(came, "%s: %s, %s\n", d->name,
 			 in_the_end ? "then it masters the bus" : "it never masters the bus",
 			 came ? "and has what it was told" : "and has not what it was told");
 	killed(child);
+	killed(h.asker);
 	release(&h);
 }
 
@@ -420,7 +440,7 @@ static void charged(void)
 	struct held h = prepare();
 	double since = milliseconds(), before = used(), took;
 
-	hold(&h);
+	ask(&h);
 	load(&h);
 	took = milliseconds() - since;
 	ksft_test_result(used() - before > took / 2,
@@ -437,12 +457,12 @@ static void orphaned(void)
 	bool held, came;
 
 	if (!child) {
-		hold(&h);
+		ask(&h);
 		raise(SIGKILL);
 	}
 	waitpid(child, NULL, 0);
 	held = is_held();
-	hold(&h);
+	ask(&h);
 	came = comes(LATE);
 	ksft_test_result(held && came, "who asked is killed: %s, and %s when another asks\n",
 			 held ? "it stays held" : "it is not held",

@@ -207,8 +207,10 @@ static void interrupted(void)
 
 		r.registration = must(ram_register(r.fd, 0));
 		child = must(fork());
-		if (!child)
+		if (!child) {
+			nice(19);	/* not done before the other is */
 			_exit(fallocate(r.fd, 0, 0, size) < 0 && errno == EINTR);
+		}
 		while (ram_stat(&r).resident < mapped)
 			usleep(100);
 		must(vfio_map(&v, r.at, 0, mapped));
