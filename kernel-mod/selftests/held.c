@@ -96,6 +96,7 @@ static void hold(struct held *h)
 {
 	h->asker = must(fork());
 	if (!h->asker) {
+		close(h->bells[0]);	/* the other one is the last */
 		ask(h);
 		raise(SIGSTOP);
 		pause();
