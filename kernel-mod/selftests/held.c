@@ -91,25 +91,6 @@ static void ask(struct held *h)
 	vfio_set_command(&h->v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
 }
 
-/* The device is held until it is let go: while a process is stopped, its thread does not zero. */
-static void hold(struct held *h)
-{
-	h->asker = must(fork());
-	if (!h->asker) {
-		close(h->bells[0]);	/* the other one is the last */
-		ask(h);
-		raise(SIGSTOP);
-		pause();
-	}
-	must(waitpid(h->asker, NULL, WUNTRACED));
-	if (!is_held())
-		ksft_exit_fail_msg("the device is not held\n");
-}
-
-static void let_go(struct held *h)
-{
-	kill(h->asker, SIGCONT);
-}
 
 static void release(struct held *h)
 {
@@ -406,10 +387,10 @@ static void disturb(const struct disturbance *d, const struct times *most)
 {
 	struct held h = prepare();
 	struct times t = {};
-	bool in_time, worker, obeyed, in_the_end, came;
+	bool in_time, worker, obeyed, held, in_the_end, came;
 	pid_t child, killable, then;
 
-	hold(&h);
+	h.asker = vfio_hold(&h.v, bdf, h.bells[0]);
 	child = start(d->what, &h);
 	killable = start(d->what, &h);
 	usleep(50000);
@@ -423,10 +404,12 @@ static void disturb(const struct disturbance *d, const struct times *most)
 			 d->name, t.off, t.close);
 	worker = a_worker_waits();
 	obeyed = killed(killable) && killed(then) && (d->value || killed(child));
-	ksft_test_result(is_held() && !worker && obeyed,
-			 "%s: %s, %s\n", d->name, worker ? "a worker waits" : "no worker waits",
+	held = is_held();
+	ksft_test_result(held && !worker && obeyed, "%s: %s, %s, %s\n", d->name,
+			 held ? "it is held" : "it is not held any more",
+			 worker ? "a worker waits" : "no worker waits",
 			 obeyed ? "who waits can be killed" : "who waits cannot be killed");
-	let_go(&h);
+	vfio_let_go(h.asker);
 	in_the_end = comes(LATE);
 	came = in_the_end && (!d->value || (ended(child, LATE) && value(&h) == d->value));
 	ksft_test_result(came, "%s: %s, %s\n", d->name,
