@@ -39,8 +39,6 @@ static inline void vhost_packet(uint8_t *memory, size_t size, uint64_t address, 
 			call = { i, must(eventfd(0, 0)) };
 		struct vring ring;
 
-		/* as a guest's driver does: with a table its pages are not zero */
-		memset(memory + (i + 1) * 0x10000, 0, 2 * PAGE);
 		vring_init(&ring, number.num, memory + (i + 1) * 0x10000, PAGE);
 		if (i == 0) {
 			ring.desc[0] = (struct vring_desc){ address, PAGE / 2,
