@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/image"
-	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 func TestConfigIsChecked(t *testing.T) {
@@ -74,8 +73,7 @@ func TestQEMUArguments(t *testing.T) {
 		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 2048,slots=1,maxmem=9216M",
 		"memory-backend-ram,id=more,size=6144M",
 		"intel-iommu,intremap=on,snoop-control=on", "igb,bus=nic1port,netdev=wire1",
-		"file=/s,,tate/wire1.pcap",
-		"sriov_max_vfs=127",
+		"file=/s,,tate/wire1.pcap", "sriov_max_vfs=127",
 		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233",
 		"-device edu -device edu", "mount_tag=share",
 	} {
@@ -178,7 +176,7 @@ func TestDiskFull(t *testing.T) {
 // process has its pid now.
 func TestRecordNamesOneProcess(t *testing.T) {
 	d := dir(t.TempDir())
-	ticks, err := procfs.StartTicks(os.Getpid())
+	ticks, err := startTicks(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +211,7 @@ func TestProcessIsSeenToEnd(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ticks, err := procfs.StartTicks(cmd.Process.Pid)
+	ticks, err := startTicks(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}

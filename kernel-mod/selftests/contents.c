@@ -30,9 +30,12 @@ static const char *kind(enum pages pages)
 /* Returns new memory, written at its begin and at 5 MiB, mapped for DMA. */
 static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 {
+	struct fastiovd_range instant = { 0, MiB };	/* a guest's code, and vhost's rings */
 	struct ram r = ram_new(SIZE, pages);
 
 	r.registration = must(ram_register(r.fd, flags));
+	if (policy == FASTIOVD_TABLE)
+		must(ioctl(r.registration, FASTIOVD_INSTANT, &instant));
 	*v = vfio_attach(bdf);
 	memset(r.at, 0x5a, 100);
 	if (pages == RESERVED)	/* of which no file can be written */
@@ -43,12 +46,10 @@ static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 	return r;
 }
 
-/* Poisons memory before it frees it, since the next memory is likely to get the same pages. */
 static void end(struct vfio *v, struct ram *r)
 {
 	vfio_close(v);
-	memset(r->at, POISON, SIZE);
-	ram_free(r);
+	ram_poison(r);
 }
 
 /* A process does not get every page that a device gets: unmovable ones are kept apart. */

@@ -169,8 +169,7 @@ static void fail_each(const struct step *step, enum pages pages)
 		if (!works(&s) && !wrong++)
 			ksft_print_msg("after allocation %d had failed it does not work\n", n);
 		vfio_close(&s.v);
-		memset(s.r.at, POISON, SIZE);
-		ram_free(&s.r);
+		ram_poison(&s.r);
 	}
 	for (int i = 0; i < 100 && pinned() > before; i++)
 		usleep(10000);

@@ -64,8 +64,7 @@ static struct outcome play(struct vfio *v, struct ram *r)
 	o.stale = stale(v, r->at, 0);
 	o.lost = lost(v, r->at, 0);
 	vfio_close(v);
-	memset(r->at, POISON, SIZE);	/* for the next */
-	ram_free(r);
+	ram_poison(r);
 	return o;
 }
 

@@ -51,6 +51,12 @@ static bool copies(struct vfio *v, struct ram *r, uint8_t byte)
 	return !count_not(r->at + PAGE, PAGE, byte);
 }
 
+static void dismiss(pid_t asker)
+{
+	kill(asker, SIGKILL);
+	waitpid(asker, NULL, 0);
+}
+
 static void end(struct vfio *a, struct vfio *b)
 {
 	vfio_close(b);
@@ -61,22 +67,26 @@ static void both_held(void)
 {
 	struct vfio a = vfio_attach(first), b = vfio_join(&a, second);
 	struct ram r = memory(&a, SIZE);
+	pid_t askers[2];
 	bool held;
 	int n, m;
 
 	vfio_open(&a, first);
 	vfio_open(&b, second);
-	ask(&a);
-	ask(&b);
+	askers[0] = vfio_hold(&a, first, -1);
+	askers[1] = vfio_hold(&b, second, -1);
 	held = !masters(first) && !masters(second);
+	vfio_let_go(askers[0]);
+	vfio_let_go(askers[1]);
 	n = stale(&b, &r, SIZE / 2);
 	m = stale(&a, &r, SIZE / 4);
 	ksft_test_result(held && !n && !m,
 			 "one address space, both %s: %d and %d of %d pages showed old bytes\n",
 			 held ? "are held" : "are not held", n, m, PAGES);
+	dismiss(askers[0]);
+	dismiss(askers[1]);
 	end(&a, &b);
-	memset(r.at, POISON, SIZE);
-	ram_free(&r);
+	ram_poison(&r);
 }
 
 /* What is there when the second device comes is zeroed, and what comes later too. */
@@ -103,8 +113,7 @@ static void joins(void)
 			 "one joins a master and %s: %d and %d of %d pages showed old bytes\n",
 			 held ? "is held" : "is not held", n, m, PAGES);
 	end(&a, &b);
-	memset(r.at, POISON, r.size);
-	ram_free(&r);
+	ram_poison(&r);
 	ram_free(&later);
 }
 
@@ -114,24 +123,26 @@ static void not_noticed(void)
 	struct vfio a = vfio_attach(first), b = vfio_attach(second);
 	struct ram r = memory(&a, MiB), s = memory(&b, SIZE);
 	int copied = 0, n;
+	pid_t asker;
 	bool held;
 
 	vfio_open(&a, first);
 	vfio_open(&b, second);
 	ask(&a);
 	copies(&a, &r, 1);
-	ask(&b);
+	asker = vfio_hold(&b, second, -1);
 	for (int i = 0; i < 3; i++)
 		copied += copies(&a, &r, 0x20 + i);
 	held = !masters(second);
+	vfio_let_go(asker);
 	n = stale(&b, &s, SIZE / 2);
 	ksft_test_result(held && copied == 3 && !n,
 			 "one is %s, the other has copied %d pages; %d of %d pages showed old bytes\n",
 			 held ? "held" : "not held", copied, n, PAGES);
+	dismiss(asker);
 	end(&a, &b);
-	memset(s.at, POISON, s.size);
 	ram_free(&r);
-	ram_free(&s);
+	ram_poison(&s);
 }
 
 /* A held device's BAR is not to be had for another's DMA, and then it is, in a container. */
@@ -140,15 +151,17 @@ static void peer(void)
 	struct vfio a = vfio_attach(first), b = vfio_attach(second);
 	struct ram r = memory(&a, SIZE), s = memory(&b, MiB);
 	int refused, later;
+	pid_t asker;
 	bool held, read;
 
 	vfio_open(&a, first);
 	vfio_open(&b, second);
-	ask(&a);
+	asker = vfio_hold(&a, first, -1);
 	refused = vfio_map(&b, (void *)a.bar, PEER, PAGE) ? errno : 0;
 	held = !masters(first);
 	ksft_test_result(held && refused == EFAULT, "the BAR of a device that is %s: %s\n",
 			 held ? "held" : "not held", refused ? strerror(refused) : "mapped");
+	vfio_let_go(asker);
 	*(volatile uint64_t *)(a.bar + EDU_SOURCE) = 0x1234567;	/* waits */
 	later = vfio_map(&b, (void *)a.bar, PEER, PAGE) ? errno : 0;
 	ask(&b);
@@ -158,9 +171,9 @@ static void peer(void)
 	ksft_test_result(under_iommufd ? later == EFAULT : !later && read,
 			 "and then: %s, %s\n", later ? strerror(later) : "mapped",
 			 read ? "the other device reads it" : "the other device does not read it");
+	dismiss(asker);
 	end(&a, &b);
-	memset(r.at, POISON, SIZE);
-	ram_free(&r);
+	ram_poison(&r);
 	ram_free(&s);
 }
 

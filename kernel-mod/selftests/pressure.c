@@ -74,8 +74,7 @@ static bool moved_shows(enum pages pages)
 	move(&r);
 	shown = poisoned(&r);
 	vfio_close(&v);
-	memset(r.at, POISON, SIZE);	/* for the next */
-	ram_free(&r);
+	ram_poison(&r);
 	return shown;
 }
 
@@ -208,8 +207,10 @@ static void interrupted(void)
 
 		r.registration = must(ram_register(r.fd, 0));
 		child = must(fork());
-		if (!child)
+		if (!child) {
+			nice(19);	/* not done before the other is */
 			_exit(fallocate(r.fd, 0, 0, size) < 0 && errno == EINTR);
+		}
 		while (ram_stat(&r).resident < mapped)
 			usleep(100);
 		must(vfio_map(&v, r.at, 0, mapped));
@@ -229,9 +230,9 @@ static void interrupted(void)
 		ram_free(&r);
 	}
 	ksft_test_result(cut && same && resident >= mapped,
-			 "fallocate() is %s: %lu MiB stay of %lu MiB of a device, %s\n",
+			 "fallocate() is %s: %lu MiB stay of %lu MiB that a device has, %s\n",
 			 cut ? "interrupted" : "not interrupted", resident / MiB, mapped / MiB,
-			 same ? "those that the processor has" : "others than the processor has");
+			 same ? "the processor's own" : "not the processor's");
 }
 
 /* If a cgroup is too small for the memory, its process is killed or refused, and nothing stays. */

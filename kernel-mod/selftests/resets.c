@@ -15,6 +15,15 @@
 
 static const char *bdf;
 
+/* Whether the kernel may let the VF sleep when it is not in use. Its waking counts as a touch. */
+static void may_sleep(bool may)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/power/control", bdf);
+	tell(path, may ? "auto" : "on");
+}
+
 /* Counts the resets that the kernel begins other than when a device is closed. */
 static void count_resets(bool on)
 {
@@ -174,6 +183,7 @@ static void low_power(struct vfio *v)
 	char path[128], state[32] = "";
 	int fd;
 
+	may_sleep(true);
 	must(ioctl(v->device, VFIO_DEVICE_FEATURE, &feature));
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/power/runtime_status", bdf);
 	for (int i = 0; i < 500 && strncmp(state, "suspended", 9); i++) {
@@ -186,6 +196,7 @@ static void low_power(struct vfio *v)
 		ksft_exit_fail_msg("the device does not go to sleep: %s\n", state);
 	feature.head.flags = VFIO_DEVICE_FEATURE_SET | VFIO_DEVICE_FEATURE_LOW_POWER_EXIT;
 	must(ioctl(v->device, VFIO_DEVICE_FEATURE, &feature));
+	may_sleep(false);
 }
 
 static const struct touch {
@@ -295,6 +306,7 @@ int main(void)
 	ksft_print_header();
 	ksft_set_plan(n + 2);
 	set_parameter("vfio_pci_core/parameters/elide_reset", true);
+	may_sleep(false);
 	count_resets(true);
 	v = vfio_attach(bdf);	/* it may be new to vfio, and is reset when it is closed */
 	vfio_open(&v, bdf);
@@ -304,6 +316,7 @@ int main(void)
 	not_closed();
 	left();
 	count_resets(false);
+	may_sleep(true);
 	set_parameter("vfio_pci_core/parameters/elide_reset", false);
 	ksft_finished();
 }

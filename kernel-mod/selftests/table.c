@@ -57,8 +57,7 @@ static void end(struct vm *vm)
 {
 	guest_end(&vm->g);
 	vfio_close(&vm->v);
-	memset(vm->r.at, POISON, SIZE);	/* for the next */
-	ram_free(&vm->r);
+	ram_poison(&vm->r);
 }
 
 /* Free memory is not all poisoned at the first attempt: pages that were never used are zero. */

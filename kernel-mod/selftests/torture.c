@@ -171,8 +171,7 @@ static void *master(void *arg)
 		if (next(&state) % 2)
 			(void)*(volatile uint32_t *)v.bar;	/* waits for the memory */
 		vfio_close(&v);
-		memset(own.at, POISON, own.size);
-		ram_free(&own);
+		ram_poison(&own);
 	}
 	return NULL;
 }
@@ -219,8 +218,7 @@ static void apart(void)
 {
 	vfio_close(&vfio);
 	munmap((void *)second, SIZE);
-	memset(ram.at, POISON, SIZE);	/* for the next */
-	ram_free(&ram);
+	ram_poison(&ram);
 }
 
 /* The first attempt does not poison all free memory. */

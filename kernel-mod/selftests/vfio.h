@@ -250,6 +250,32 @@ static inline bool masters(const char *bdf)
 	return command & PCI_COMMAND_MASTER;
 }
 
+/*
+ * Has a process ask for the bus, which is stopped then, and its thread with it: the device is held
+ * until the process is let go. It does not keep that descriptor.
+ */
+static inline pid_t vfio_hold(struct vfio *v, const char *bdf, int without)
+{
+	pid_t asker = must(fork());
+
+	if (!asker) {
+		close(without);
+		vfio_set_command(v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+		raise(SIGSTOP);
+		pause();
+	}
+	must(waitpid(asker, NULL, WUNTRACED));
+	if (masters(bdf) || !(vfio_command(v) & PCI_COMMAND_MASTER))
+		ksft_exit_fail_msg("the device is not held\n");
+	return asker;
+}
+
+/* The process goes on until it is killed. */
+static inline void vfio_let_go(pid_t asker)
+{
+	kill(asker, SIGCONT);
+}
+
 static inline int vfio_map(struct vfio *v, void *at, uint64_t iova, size_t size)
 {
 	struct vfio_iommu_type1_dma_map map = {
@@ -359,6 +385,19 @@ static inline void ram_free(struct ram *r)
 		close(r->registration);
 	munmap(r->at, r->size);
 	close(r->fd);
+}
+
+/*
+ * Ends a memory and leaves the poison in its pages, which the next is likely to get. Its
+ * registration ends first: at the end of that with a table, pages are zeroed.
+ */
+static inline void ram_poison(struct ram *r)
+{
+	if (r->registration >= 0)
+		close(r->registration);
+	r->registration = -1;
+	memset(r->at, POISON, r->size);
+	ram_free(r);
 }
 
 static inline struct fastiovd_stat ram_stat(struct ram *r)

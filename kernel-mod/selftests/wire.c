@@ -145,8 +145,7 @@ static int run(bool huge, uint32_t how, int flags, uint8_t arrangement)
 	/* where the IOMMU refuses, for so long that it is seen to be no mistake */
 	sent = transmit(&v, r.at, arrangement, how == FASTIOVD_TOUCHMAP ? 700000 : 1000);
 	vfio_close(&v);
-	memset(r.at, POISON, SIZE);	/* for the next */
-	ram_free(&r);
+	ram_poison(&r);
 	return sent;
 }
 
