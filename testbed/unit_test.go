@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
 func TestConfigIsChecked(t *testing.T) {
@@ -176,7 +177,7 @@ func TestDiskFull(t *testing.T) {
 // process has its pid now.
 func TestRecordNamesOneProcess(t *testing.T) {
 	d := dir(t.TempDir())
-	ticks, err := startTicks(os.Getpid())
+	ticks, err := procfs.StartTicks(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +212,7 @@ func TestProcessIsSeenToEnd(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ticks, err := startTicks(cmd.Process.Pid)
+	ticks, err := procfs.StartTicks(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
