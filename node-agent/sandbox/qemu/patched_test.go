@@ -113,20 +113,13 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 			{all(fastiovd.Eager), false}, {fastiovd.All, false}, {trusting(), false}, {all(fastiovd.TouchMap), false}, {all(fastiovd.Table), false},
 			{fastiovd.All, true},
 		} {
-			set, hugePages := c.set, c.hugePages
-			s, _ := subjectWith(t, set, hugePages)
-			var tl timeline.Timeline
-			vm, release := startOne(t, s, &tl)
-			whole := uint64(s.Spec(0).MemoryMiB) << 20
-			seen := map[timeline.Moment]timeline.Footprint{}
-			for _, f := range tl.Footprints() {
-				seen[f.At] = f
-				t.Logf("--fastiov %s, huge pages %v: %+v", set, hugePages, f)
-			}
-			first, master := seen[timeline.FirstInstruction], seen[timeline.BusMaster]
-			now, err := vm.(sandbox.Weigher).Weigh(timeline.FirstAnswer)
-			if err != nil {
-				t.Error(err)
+			set := c.set
+			first, master, now, whole := footprints(t, set, c.hugePages)
+			deferred := set.Memory == fastiovd.PageCache && set.Barrier != fastiovd.Coop
+			for range 3 { // on a busy machine the background may be done before the guest begins
+				if deferred && first.Zeroed == whole {
+					first, master, now, whole = footprints(t, set, c.hugePages)
+				}
 			}
 			switch {
 			case set.Memory == fastiovd.TouchMap:
@@ -145,7 +138,6 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 					t.Errorf("--fastiov %s: %+v, %+v of %d bytes", set, first, master, whole)
 				}
 			default:
-				deferred := set.Memory == fastiovd.PageCache
 				if first.Resident != whole || master.Resident != whole || master.Zeroed != whole ||
 					now.Zeroed != whole {
 					t.Errorf("--fastiov %s: %+v, %+v, %+v, want all of %d bytes", set, first,
@@ -157,10 +149,32 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 						set, first.Zeroed, master.Waited)
 				}
 			}
-			vm.Close()
-			release()
 		}
 	})
+}
+
+// footprints starts a guest and returns what of its memory is there, and zeroed, at its first
+// instruction, when its VF masters the bus, and now; and how much memory it has.
+func footprints(t *testing.T, set fastiovd.Set, hugePages bool) (
+	first, master, now timeline.Footprint, whole uint64,
+) {
+	t.Helper()
+	s, _ := subjectWith(t, set, hugePages)
+	var tl timeline.Timeline
+	vm, release := startOne(t, s, &tl)
+	defer release()
+	defer vm.Close()
+	seen := map[timeline.Moment]timeline.Footprint{}
+	for _, f := range tl.Footprints() {
+		seen[f.At] = f
+		t.Logf("--fastiov %s, huge pages %v: %+v", set, hugePages, f)
+	}
+	now, err := vm.(sandbox.Weigher).Weigh(timeline.FirstAnswer)
+	if err != nil {
+		t.Error(err)
+	}
+	whole = uint64(s.Spec(0).MemoryMiB) << 20
+	return seen[timeline.FirstInstruction], seen[timeline.BusMaster], now, whole
 }
 
 // setAside sets 2 MiB pages aside for a guest.
