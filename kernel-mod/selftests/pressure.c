@@ -157,7 +157,7 @@ static bool swapped_shows(enum pages pages)
 	struct ram r = swapped_out(pages);
 	bool shown = ram_stat(&r).resident <= SIZE / 2 && poisoned(&r);
 
-	ram_free(&r);
+	ram_poison(&r);
 	return shown;
 }
 
@@ -185,53 +185,52 @@ static void swapped(enum pages pages)
 		usleep(10000);
 }
 
-static void ignore(int signal)
-{
-	(void)signal;
-}
-
-/* An fallocate() that is interrupted takes back what it allocated, but not what a device got. */
+/*
+ * An fallocate() that is killed takes back what it allocated, but not what a device got. A cgroup
+ * whose memory.high is low makes it sleep on its way.
+ */
 static void interrupted(void)
 {
+	const char *group = "/sys/fs/cgroup/fastiov-interrupted";
 	const size_t size = 512 * MiB, mapped = 8 * MiB;
 	const uint64_t aside = 1UL << 27;	/* edu reaches 256 MiB */
-	uint64_t resident = 0;
-	bool cut = false, same = false;
+	struct ram r = ram_new(size, SMALL), scratch = ram_new(PAGE, SMALL);
+	struct vfio v = vfio_attach(bdf);
+	uint64_t resident;
+	int status;
+	pid_t child;
+	bool same;
 
-	signal(SIGUSR1, ignore);
-	for (int tries = 0; tries < 20 && !cut; tries++) {
-		struct ram r = ram_new(size, SMALL), scratch = ram_new(PAGE, SMALL);
-		struct vfio v = vfio_attach(bdf);
-		int status;
-		pid_t child;
-
-		r.registration = must(ram_register(r.fd, 0));
-		child = must(fork());
-		if (!child) {
-			nice(19);	/* not done before the other is */
-			_exit(fallocate(r.fd, 0, 0, size) < 0 && errno == EINTR);
-		}
-		while (ram_stat(&r).resident < mapped)
-			usleep(100);
-		must(vfio_map(&v, r.at, 0, mapped));
-		kill(child, SIGUSR1);
-		must(waitpid(child, &status, 0));
-		cut = WIFEXITED(status) && WEXITSTATUS(status);
-		resident = ram_stat(&r).resident;
-		must(vfio_map(&v, scratch.at, aside, PAGE));
-		vfio_open(&v, bdf);
-		vfio_set_command(&v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
-		memset(r.at + PAGE, 0x33, PAGE);
-		edu_copy(&v, PAGE, EDU_BUFFER, false);
-		edu_copy(&v, EDU_BUFFER, aside, true);
-		same = !count_not(scratch.at, PAGE, 0x33);
-		vfio_close(&v);
-		ram_free(&scratch);
-		ram_free(&r);
+	tell("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+	must(mkdir(group, 0755));
+	tell("/sys/fs/cgroup/fastiov-interrupted/memory.high", "16M");
+	r.registration = must(ram_register(r.fd, 0));
+	child = must(fork());
+	if (!child) {
+		tell("/sys/fs/cgroup/fastiov-interrupted/cgroup.procs", "0");
+		_exit(fallocate(r.fd, 0, 0, size) != 0);
 	}
-	ksft_test_result(cut && same && resident >= mapped,
-			 "fallocate() is %s: %lu MiB stay of %lu MiB that a device has, %s\n",
-			 cut ? "interrupted" : "not interrupted", resident / MiB, mapped / MiB,
+	while (ram_stat(&r).resident < mapped)
+		usleep(100);
+	must(vfio_map(&v, r.at, 0, mapped));
+	kill(child, SIGKILL);
+	must(waitpid(child, &status, 0));
+	resident = ram_stat(&r).resident;
+	must(vfio_map(&v, scratch.at, aside, PAGE));
+	vfio_open(&v, bdf);
+	vfio_set_command(&v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	memset(r.at + PAGE, 0x33, PAGE);
+	edu_copy(&v, PAGE, EDU_BUFFER, false);
+	edu_copy(&v, EDU_BUFFER, aside, true);
+	same = !count_not(scratch.at, PAGE, 0x33);
+	vfio_close(&v);
+	ram_free(&scratch);
+	ram_free(&r);
+	for (int i = 0; rmdir(group) && i < 200; i++)
+		usleep(10000);
+	ksft_test_result(WIFSIGNALED(status) && same && resident >= mapped && resident < size,
+			 "an fallocate() is killed: %lu MiB stay of %lu MiB of a device, %s\n",
+			 resident / MiB, mapped / MiB,
 			 same ? "the processor's own" : "not the processor's");
 }
 

@@ -126,7 +126,8 @@ struct fastiovd_stat {
  *			no memfd that is sealed, and empty, as it has to be
  *	EBADF		@memfd is no descriptor
  *	EACCES		@memfd is not open for reading and writing
- *	EBUSY		the memory is registered already
+ *	EBUSY		the memory is registered already, or a mapping that is under way
+ *			keeps a registration that was closed
  *	EPERM		FASTIOVD_TABLE is not allowed
  *	ENOMEM		also: the host has less memory available than what all of
  *			FASTIOVD_TOUCHMAP may still take, or less in all than
