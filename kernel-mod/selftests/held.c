@@ -259,9 +259,9 @@ static void use_other(struct times *t)
 }
 
 /*
- * What somebody else's device takes: the least of some times is what the machine's other work has
- * disturbed least. False if they are not ready, or the first device was held and not to the end:
- * who waits for it is ready when it is over.
+ * Measures what somebody else's device takes. The least of some times is the one that other
+ * work has disturbed least. Returns false if the others were not ready, and if the hold of the
+ * first device ended meanwhile: a process that waited for it looks ready then.
  */
 static bool use_others(struct times *least)
 {
@@ -408,7 +408,7 @@ static void disturb(const struct disturbance *d, const struct times *most)
 	ksft_test_result(held && !worker && obeyed, "%s: %s, %s, %s\n", d->name,
 			 held ? "it is held" : "it is not held any more",
 			 worker ? "a worker waits" : "no worker waits",
-			 obeyed ? "who waits can be killed" : "who waits cannot be killed");
+			 obeyed ? "blocked calls end by a kill" : "a blocked call does not end");
 	vfio_let_go(h.asker);
 	in_the_end = comes(LATE);
 	came = in_the_end && (!d->value || (ended(child, LATE) && value(&h) == d->value));

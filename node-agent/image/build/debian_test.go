@@ -25,6 +25,18 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
+// need skips the test where this machine lacks what it needs, and fails it in CI.
+func need(t *testing.T, err error) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case os.Getenv("FASTIOV_CI") != "":
+		t.Fatal(err)
+	default:
+		t.Skip(err)
+	}
+}
+
 func TestVersionsAreRead(t *testing.T) {
 	d := versions()
 	if d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 ||
@@ -37,12 +49,7 @@ func TestVersionsAreRead(t *testing.T) {
 // otherwise the kernel's source from whichever has the newer one, other sources from the suite that
 // is named for them.
 func TestAptTakesWhatIsPinned(t *testing.T) {
-	if err := needTools(); err != nil {
-		if os.Getenv("FASTIOV_CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	need(t, needTools())
 	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: debian{
 		Backports: "backports", Sources: []string{"vmm"},
 	}}
@@ -283,19 +290,12 @@ func mirror(t *testing.T) archive {
 	if testing.Short() {
 		t.Skip("downloads packages")
 	}
-	if err := needTools(); err != nil {
-		if os.Getenv("FASTIOV_CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	need(t, needTools())
 	if _, err := os.Stat(keyring); err != nil {
-		t.Skip(errNoKeyring)
+		need(t, errNoKeyring)
 	}
 	from, err := findArchive(t.Context())
-	if err != nil {
-		t.Skip(err)
-	}
+	need(t, err)
 	uri, err := url.Parse(from.main)
 	if err != nil {
 		t.Fatal(err)
@@ -345,7 +345,7 @@ func TestMirrorsAreReadWithoutRoot(t *testing.T) {
 // The machine's apt may have the archive by a password. Nobody else learns it.
 func TestTheArchivesPasswordIsNotShown(t *testing.T) {
 	if _, err := os.Stat(keyring); err != nil {
-		t.Skip(errNoKeyring)
+		need(t, errNoKeyring)
 	}
 	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: versions()}
 	a.archive = withSecurity(archive{main: "http://ann:hunter2@127.0.0.1:1/debian"})
@@ -365,9 +365,7 @@ func TestTheArchivesPasswordIsNotShown(t *testing.T) {
 // An archive of the machine's that wants a password gets the one that the machine's apt has.
 func TestAptKnowsTheMachinesPasswords(t *testing.T) {
 	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: versions()}
-	if err := a.write(t.Context(), ""); err != nil {
-		t.Skip(err)
-	}
+	need(t, a.write(t.Context(), ""))
 	where := []string{"shell", "F", "Dir::Etc::netrc/f", "D", "Dir::Etc::netrcparts/d"}
 	want, err := command(t.Context(), "apt-config", where...).Output()
 	if err != nil {
