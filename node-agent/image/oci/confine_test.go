@@ -19,21 +19,27 @@ import (
 func statusOf(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	for range 20_000 {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		fields := map[string]string{}
-		for line := range strings.Lines(string(b)) {
-			key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-			fields[key] = strings.Join(strings.Fields(value), " ")
-		}
-		if fields["NoNewPrivs"] == "1" {
-			return fields
+		if readStatus(t, pid)["NoNewPrivs"] == "1" {
+			// The kernel reads the identity before this last line: the first reading may mix both.
+			return readStatus(t, pid)
 		}
 	}
 	t.Fatal("the process that unpacks was never confined")
 	return nil
+}
+
+func readStatus(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		fields[key] = strings.Join(strings.Fields(value), " ")
+	}
+	return fields
 }
 
 func startIdle(t *testing.T) *unpacker {
