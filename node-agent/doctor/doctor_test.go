@@ -67,6 +67,12 @@ var card0 = map[string]string{
 	"sys/class/iommu/dmar0/x": "",
 }
 
+// behind returns card0 behind an IOMMU that has a file.
+func behind(unit, file, content string) map[string]string {
+	return with(card0, pf+"iommu", "→../../../../virtual/iommu/"+unit,
+		"sys/virtual/iommu/"+unit+"/"+file, content)
+}
+
 func TestChecksOfFiles(t *testing.T) {
 	const mountinfo = "29 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
 	for _, c := range []struct {
@@ -120,13 +126,18 @@ func TestChecksOfFiles(t *testing.T) {
 		{"vsock of namespaces", vsock, map[string]string{"dev/vhost-vsock": "", "proc/sys/net/vsock/ns_mode": "local"}, OK, "local"},
 		{"stock", arms, nil, Note, "none"},
 		{"ours", arms, map[string]string{"dev/fastiovd": ""}, OK, "fastiovd"},
+		{"ours on AMD", arms, with(behind("ivhd0", "amd-iommu/features", "1cf22294a5a"), "dev/fastiovd", ""), OK, "fastiovd"},
+		{"ours with snoop control", arms, with(behind("dmar0", "intel-iommu/ecap", "f000da"), "dev/fastiovd", ""), OK, "fastiovd"},
+		{"ours without", arms, with(behind("dmar0", "intel-iommu/ecap", "f0005a"), "dev/fastiovd", ""), Note, "dmar0 lacks snoop control"},
+		{"stock without", arms, behind("dmar0", "intel-iommu/ecap", "f0005a"), Note, "none"},
+		{"a disk without", arms, with(behind("dmar0", "intel-iommu/ecap", "f0005a"), "dev/fastiovd", "", pf+"class", "0x010802"), OK, "fastiovd"},
 	} {
 		f := c.check(machine(t, c.files))
 		if f.Verdict != c.want || !strings.Contains(f.Found, c.found) {
 			t.Errorf("%s: %s %q, want %s with %q", c.name, f.Verdict, f.Found, c.want, c.found)
 		}
 		if f.Verdict == Note && f.Remedy == "" &&
-			!slices.Contains([]string{"no huge pages", "stock"}, c.name) {
+			!slices.Contains([]string{"no huge pages", "stock", "stock without"}, c.name) {
 			t.Errorf("%s: notes and says not what to do", c.name)
 		}
 		if f.Verdict == No && f.Remedy == "" && c.name != "nothing to group" {

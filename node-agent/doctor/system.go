@@ -145,11 +145,23 @@ func hugePages(root string) Finding {
 	return ok("huge pages", "%s of %s of 2 MiB free", free, total)
 }
 
-// arms lists what a kernel of ours does better than a stock one.
+// arms lists what a kernel of ours does better than a stock one. It defers the zeroing of memory
+// only behind an IOMMU that can make a VF's accesses snoop: AMD's can, and Intel's with snoop
+// control, which is a bit of its extended capabilities.
 func arms(root string) Finding {
 	if !exists(root, "dev/fastiovd") {
 		return note("kernel arms", "",
 			"none: a stock kernel resets each VF when it is opened and zeroes memory when it is pinned")
+	}
+	const snoopControl = 1 << 7
+	for _, c := range findCards(root) {
+		ecap := read(root, devices, c.bdf, "iommu/intel-iommu/ecap")
+		if has, err := strconv.ParseUint(ecap, 16, 64); c.network && err == nil &&
+			has&snoopControl == 0 {
+			return note("kernel arms", "use a slot or a machine whose IOMMU has it",
+				"fastiovd, but memory is zeroed before a VF of %s gets it, as on a stock kernel: %s lacks snoop control",
+				c.bdf, link(root, devices, c.bdf, "iommu"))
+		}
 	}
 	return ok("kernel arms", "fastiovd")
 }
