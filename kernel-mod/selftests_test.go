@@ -58,6 +58,18 @@ func TestSelftests(t *testing.T) {
 	}
 }
 
+// A guest's processors touch a BAR while one of them has the device held.
+func TestProcessorsWaitForAHeldDevice(t *testing.T) {
+	needs := patched
+	needs.CPUs = 2
+	testbed.Inside(t, needs, func(t *testing.T) {
+		runSelftest(t, "crowd", bindEdu(t)[0])
+		for _, line := range splats(t) {
+			t.Error("the kernel complains: ", line)
+		}
+	})
+}
+
 // A VF that was touched is reset, however it was touched.
 func TestTouchedVFsAreReset(t *testing.T) {
 	needs := patched
