@@ -2,6 +2,11 @@
 /* Tests every error that fastiovd.h documents, and that a refused request leaves nothing behind. */
 #include "vfio.h"
 
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+
 static int dev;
 
 static int request(uint32_t size, uint32_t policy, int memfd, uint32_t flags)
@@ -33,18 +38,72 @@ static void expect(const char *what, int got, int want)
 		ksft_print_msg("got %d, not %d\n", got, want);
 }
 
+struct writing {
+	int memfd;
+	void *from;
+};
+
+static void *write_one(void *arg)
+{
+	struct writing *w = arg;
+
+	must(pwrite(w->memfd, w->from, 1, 0));
+	return NULL;
+}
+
+/* How long the last close takes while a write() to the memfd waits for what it writes. */
+static double end_beside_a_writer(int memfd)
+{
+	struct writing w = { memfd, must(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS,
+					      -1, 0)) };
+	struct uffdio_register missing = { .range = { (uintptr_t)w.from, PAGE },
+		.mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_zeropage zero = { .range = missing.range };
+	int uffd = must(syscall(SYS_userfaultfd, O_CLOEXEC)), ended[2];
+	int registration = must(ram_register(memfd, 0));
+	struct uffdio_api api = { .api = UFFD_API };
+	struct pollfd end = { .events = POLLIN };
+	struct uffd_msg waits;
+	pthread_t writer;
+	double took;
+	pid_t child;
+
+	must(ioctl(uffd, UFFDIO_API, &api));
+	must(ioctl(uffd, UFFDIO_REGISTER, &missing));
+	pthread_create(&writer, NULL, write_one, &w);
+	must(read(uffd, &waits, sizeof(waits)));
+	must(pipe(ended));
+	child = must(fork());
+	if (!child) {
+		usleep(100000);		/* the last that has it */
+		close(registration);
+		must(write(ended[1], "x", 1));
+		_exit(0);
+	}
+	close(registration);
+	took = milliseconds();
+	end.fd = ended[0];
+	poll(&end, 1, 5000);
+	took = milliseconds() - took;
+	must(ioctl(uffd, UFFDIO_ZEROPAGE, &zero));
+	pthread_join(writer, NULL);
+	must(waitpid(child, NULL, 0));
+	return took;
+}
+
 int main(void)
 {
 	const uint32_t size = sizeof(struct fastiovd_register), fixed = F_SEAL_SHRINK | F_SEAL_GROW;
 	struct fastiovd_stat stat = { .size = sizeof(stat) };
 	int sealed, open_ended, huge, touched, pipes[2], reader, first, second;
+	double took;
 	char path[64];
 
 	dev = open("/dev/fastiovd", O_RDWR | O_CLOEXEC);
 	if (dev < 0)
 		ksft_exit_skip("no /dev/fastiovd\n");
 	ksft_print_header();
-	ksft_set_plan(37);
+	ksft_set_plan(38);
 
 	sealed = memfd(0, F_SEAL_SHRINK);
 	open_ended = memfd(0, 0);
@@ -131,5 +190,8 @@ int main(void)
 	close(first);
 	expect("a registration after the first ended",
 	       request(size, FASTIOVD_PAGECACHE, sealed, 0), 0);
+	took = end_beside_a_writer(sealed);
+	ksft_test_result(took < 4000, "it ends while a process that writes to the memfd waits\n");
+	ksft_print_msg("that took %.0f ms\n", took);
 	ksft_finished();
 }
