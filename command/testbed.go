@@ -33,7 +33,7 @@ func testbedUp(name *string) *cobra.Command {
 	f.StringVar(&c.Kernel, "kernel", testbed.DebianKernel,
 		"debian, or fastiov's own, built first if need be: patched, or debug, which finds its own mistakes")
 	f.StringVar(&c.Accel, "accel", "", "kvm or tcg (default: kvm where it works and nests)")
-	f.BoolVar(&c.Edu, "edu", false, "add two of QEMU's edu devices")
+	f.BoolVar(&c.Edu, "edu", false, "add four of QEMU's edu devices")
 	f.IntSliceVar(&c.Forward, "forward", nil,
 		"ports of the testbed to reach at the same port of 127.0.0.1")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -40,14 +40,18 @@ func TestSelftests(t *testing.T) {
 			testbed.Inside(t, needs, func(t *testing.T) {
 				edu := bindEdu(t)
 				programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held",
-					"pair", "limits", "pressure", "torture", "reload"}
+					"pair", "sets", "limits", "pressure", "torture", "reload"}
 				if _, err := os.Stat("/sys/kernel/debug/failslab"); err == nil {
 					programs = append(programs, "faults") // on the debug kernel
 				}
 				for _, program := range programs {
 					t.Run(program, func(t *testing.T) {
-						runSelftest(t, program, edu[0], "FASTIOV_TEST_IOMMU="+iommu,
-							"FASTIOV_TEST_DEVICE2="+edu[1])
+						devices := edu
+						if program == "sets" {
+							devices = edu[2:] // that can only be reset together
+						}
+						runSelftest(t, program, devices[0], "FASTIOV_TEST_IOMMU="+iommu,
+							"FASTIOV_TEST_DEVICE2="+devices[1])
 					})
 				}
 				for _, line := range splats(t) {
@@ -171,7 +175,7 @@ func onTheWire(t *testing.T, recording string) (sent, stale map[int]int) {
 	return sent, stale
 }
 
-// bindEdu gives vfio-pci the two edu.
+// bindEdu gives vfio-pci the four edu.
 func bindEdu(t *testing.T) (edu []string) {
 	t.Helper()
 	devices, _ := filepath.Glob("/sys/bus/pci/devices/*")
@@ -189,7 +193,7 @@ func bindEdu(t *testing.T) (edu []string) {
 		}
 		edu = append(edu, bdf)
 	}
-	if len(edu) < 2 {
+	if len(edu) != 4 {
 		t.Fatalf("the testbed has %d edu devices", len(edu))
 	}
 	return edu

@@ -19,7 +19,7 @@ type Config struct {
 	Kernel string // DebianKernel, the default, or another below
 	Append string // to the kernel's command line
 	Accel  string // kvm, tcg, or empty: kvm if it can boot a guest and nest, else tcg
-	Edu    bool   // two of QEMU's edu, devices whose DMA a test can control
+	Edu    bool   // four of QEMU's edu, devices whose DMA a test can control
 	// TCP ports of the host that appear at the same ports of this machine's loopback
 	Forward []int
 }

@@ -50,7 +50,7 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 		a.nvme(c.NICs, c.NVMeVFs)
 	}
 	if c.Edu {
-		a.add("-device", "edu", "-device", "edu")
+		a.edu(c.NICs + 1)
 	}
 	a.add("-kernel", img.Kernel, "-initrd", img.Initrd,
 		// no_timer_check: on a busy machine the emulated timer may be late when the kernel checks
@@ -116,6 +116,15 @@ func (a *args) nvme(slot, vfs int) {
 		"-device", fmt.Sprintf("nvme,id=nvme,serial=fastiov,bus=nvmeport,subsys=nvmesub,"+
 			"sriov_max_vfs=%d,sriov_vq_flexible=%d,sriov_vi_flexible=%d,max_ioqpairs=%d,msix_qsize=%d",
 			vfs, 2*vfs, vfs, 2*vfs+2, vfs+1))
+}
+
+// edu adds four of QEMU's edu. The last two are functions of one card behind a port, which can only
+// be reset together.
+func (a *args) edu(slot int) {
+	a.add("-device", "edu", "-device", "edu",
+		"-device", fmt.Sprintf("pcie-root-port,id=eduport,chassis=%d,slot=%d", slot+1, slot+1),
+		"-device", "edu,bus=eduport,addr=0.0,multifunction=on",
+		"-device", "edu,bus=eduport,addr=0.1")
 }
 
 // esc doubles commas, which would end a value of a QEMU option.

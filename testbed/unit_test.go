@@ -76,7 +76,7 @@ func TestQEMUArguments(t *testing.T) {
 		"intel-iommu,intremap=on,snoop-control=on", "igb,bus=nic1port,netdev=wire1",
 		"file=/s,,tate/wire1.pcap", "sriov_max_vfs=127",
 		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233",
-		"-device edu -device edu", "mount_tag=share",
+		"-device edu -device edu", "edu,bus=eduport,addr=0.1", "mount_tag=share",
 	} {
 		if !strings.Contains(full, want) {
 			t.Errorf("no %q in %s", want, full)

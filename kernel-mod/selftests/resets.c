@@ -7,10 +7,10 @@
  * The device is a VF of QEMU's NVMe controller: it has a power state, as those of igb do not.
  */
 #include "vfio.h"
+#include "kprobe.h"
 
 #include <sys/eventfd.h>
 
-#define TRACING "/sys/kernel/tracing/"
 #define QUEUES 0x24	/* a register of two numbers, 0 after a reset */
 
 static const char *bdf;
@@ -28,30 +28,6 @@ static bool may_sleep(bool may)
 		return false;
 	tell(path, may ? "auto" : "on");
 	return true;
-}
-
-/* Counts the resets that the kernel begins other than when a device is closed. */
-static void count_resets(bool on)
-{
-	if (on)
-		tell(TRACING "kprobe_events", "p:fastiov/reset pci_try_reset_function");
-	tell(TRACING "events/fastiov/reset/enable", on ? "1" : "0");
-	if (!on)
-		tell(TRACING "kprobe_events", "-:fastiov/reset");
-}
-
-static int resets(void)
-{
-	FILE *f = fopen(TRACING "kprobe_profile", "r");
-	char name[64];
-	int n = -1, hits;
-
-	while (f && fscanf(f, "%63s %d %*d", name, &hits) == 2)
-		if (!strcmp(name, "reset"))
-			n = hits;
-	if (f)
-		fclose(f);
-	return n;
 }
 
 static void nothing(struct vfio *v)
@@ -229,16 +205,16 @@ static const struct touch {
 static void asked(const struct touch *t)
 {
 	struct vfio v = vfio_attach(bdf);
-	int before = resets(), opened;
+	int before = calls(), opened;
 
 	vfio_open(&v, bdf);
-	opened = resets() - before;
+	opened = calls() - before;
 	t->touches(&v);
-	before = resets();
+	before = calls();
 	must(ioctl(v.device, VFIO_DEVICE_RESET));
-	ksft_test_result(!opened && resets() - before == t->want,
+	ksft_test_result(!opened && calls() - before == t->want,
 			 "after %s: %d resets at its opening, %d when asked, %d are wanted\n",
-			 t->name, opened, resets() - before, t->want);
+			 t->name, opened, calls() - before, t->want);
 	vfio_close(&v);
 }
 
@@ -257,11 +233,11 @@ static void not_closed(void)
 	tell(path, "\n");
 	vfio_close(&v);
 	tell(path, methods);
-	before = resets();
+	before = calls();
 	v = vfio_attach(bdf);
 	vfio_open(&v, bdf);
-	ksft_test_result(resets() - before == 1, "not reset when closed: %d resets when opened\n",
-			 resets() - before);
+	ksft_test_result(calls() - before == 1, "not reset when closed: %d resets when opened\n",
+			 calls() - before);
 	vfio_close(&v);
 }
 
@@ -314,7 +290,7 @@ int main(void)
 		n--;	/* low power is the last */
 	ksft_set_plan(n + 2);
 	set_parameter("vfio_pci_core/parameters/elide_reset", true);
-	count_resets(true);
+	count_calls("pci_try_reset_function");	/* but when a device is closed */
 	v = vfio_attach(bdf);	/* it may be new to vfio, and is reset when it is closed */
 	vfio_open(&v, bdf);
 	vfio_close(&v);
@@ -322,7 +298,7 @@ int main(void)
 		asked(&touches[i]);
 	not_closed();
 	left();
-	count_resets(false);
+	count_no_calls();
 	may_sleep(true);
 	set_parameter("vfio_pci_core/parameters/elide_reset", false);
 	ksft_finished();

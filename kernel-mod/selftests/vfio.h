@@ -133,11 +133,9 @@ static inline void ioas_attach(int device, uint32_t ioas)
 	must(ioctl(device, VFIO_DEVICE_ATTACH_IOMMUFD_PT, &attach));
 }
 
-/* The device in an iommufd, and in none of its address spaces yet. */
-static inline struct vfio vfio_bind(const char *bdf, int iommufd)
+/* The device's own node. */
+static inline int vfio_node(const char *bdf)
 {
-	struct vfio v = { .container = iommufd, .group = -1 };
-	struct vfio_device_bind_iommufd bind = { .argsz = sizeof(bind), .iommufd = v.container };
 	char path[300];
 	DIR *dir;
 
@@ -147,7 +145,15 @@ static inline struct vfio vfio_bind(const char *bdf, int iommufd)
 		snprintf(path, sizeof(path), "/dev/vfio/devices/%s",
 			 e->d_name[0] == '.' ? "" : e->d_name);
 	closedir(dir);
-	v.device = must(open(path, O_RDWR));
+	return must(open(path, O_RDWR));
+}
+
+/* The device in an iommufd, and in none of its address spaces yet. */
+static inline struct vfio vfio_bind(const char *bdf, int iommufd)
+{
+	struct vfio v = { .container = iommufd, .group = -1, .device = vfio_node(bdf) };
+	struct vfio_device_bind_iommufd bind = { .argsz = sizeof(bind), .iommufd = iommufd };
+
 	must(ioctl(v.device, VFIO_DEVICE_BIND_IOMMUFD, &bind));
 	v.id = bind.out_devid;
 	return v;

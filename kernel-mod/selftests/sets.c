@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Two devices that can only be reset together, by their bus: a set. It is reset when none of them is
+ * open any more, and when who owns all of them asks, also while one is held. Whoever opens a device
+ * finds it reset, or is told to come again.
+ *
+ * The devices are two functions of QEMU's edu, which cannot be reset alone, behind a port of their
+ * own.
+ */
+#include "vfio.h"
+#include "kprobe.h"
+
+#include <pthread.h>
+
+#define ROUNDS 50
+
+static const char *first, *second;
+
+/* Another device of the group, or of the iommufd. */
+static struct vfio beside(const struct vfio *with, const char *bdf)
+{
+	struct vfio v = { .container = must(dup(with->container)), .device = -1 };
+
+	if (under_iommufd)
+		return vfio_join(with, bdf);
+	v.group = must(dup(with->group));
+	return v;
+}
+
+static void last_closed(void)
+{
+	struct vfio a = vfio_attach(first), b = beside(&a, second);
+	int before, one, both;
+
+	vfio_open(&a, first);
+	vfio_open(&b, second);
+	before = calls();
+	vfio_close(&b);
+	one = calls() - before;
+	vfio_close(&a);
+	both = calls() - before;
+	ksft_test_result(!one && both == 1,
+			 "one of two is closed: %d resets; the other too: %d\n", one, both);
+}
+
+/* Asks for a reset of the set, as the owner of these groups, or of the iommufd. */
+static int hot_reset(struct vfio *v, int groups)
+{
+	struct { struct vfio_pci_hot_reset head; int32_t group; } reset = {
+		{ .argsz = sizeof(reset), .count = groups }, v->group };
+
+	return ioctl(v->device, VFIO_DEVICE_PCI_HOT_RESET, &reset);
+}
+
+static void asked(void)
+{
+	struct vfio a = vfio_attach(first), b = beside(&a, second);
+	const int all = under_iommufd ? 0 : 1;
+	int before, ret, refused, resets;
+
+	vfio_open(&a, first);
+	vfio_open(&b, second);
+	before = calls();
+	refused = hot_reset(&a, !all) ? errno : 0;
+	resets = calls() - before;
+	ksft_test_result(refused && !resets, "asked for without what proves ownership: %s, %d resets\n",
+			 refused ? strerror(refused) : "done", resets);
+	ret = hot_reset(&a, all) ? errno : 0;
+	resets = calls() - before;
+	ksft_test_result(!ret && resets == 1, "asked for by the owner: %s, %d resets\n",
+			 ret ? strerror(ret) : "done", resets);
+	vfio_close(&b);
+	vfio_close(&a);
+}
+
+/* The hold outlasts the reset: no device masters the bus before its memory is zeroed. */
+static void held(void)
+{
+	struct vfio a = vfio_attach(first), b = beside(&a, second);
+	struct ram r = ram_new(256 * MiB, SMALL);
+	int ret, before;
+	bool still, came;
+	pid_t asker;
+
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&a, r.at, 0, r.size));
+	vfio_open(&a, first);
+	vfio_open(&b, second);
+	asker = vfio_hold(&a, first, -1);
+	before = calls();
+	ret = hot_reset(&b, under_iommufd ? 0 : 1) ? errno : 0;
+	still = !masters(first) && vfio_command(&a) & PCI_COMMAND_MASTER;
+	ksft_test_result(!ret && calls() - before == 1 && still,
+			 "while one is held: %s, and it is %s\n", ret ? strerror(ret) : "reset",
+			 still ? "still held" : "not held");
+	vfio_let_go(asker);
+	for (int i = 0; i < 6000 && !masters(first); i++)
+		usleep(10000);
+	came = masters(first);
+	ksft_test_result(came && ram_stat(&r).zeroed == r.size,
+			 "then it %s, and %llu of %zu bytes are zeroed\n",
+			 came ? "masters the bus" : "never masters the bus",
+			 (unsigned long long)ram_stat(&r).zeroed, r.size);
+	kill(asker, SIGKILL);
+	waitpid(asker, NULL, 0);
+	vfio_close(&b);
+	vfio_close(&a);
+	ram_free(&r);
+}
+
+static void *close_it(void *v)
+{
+	close(((struct vfio *)v)->device);
+	return NULL;
+}
+
+/* A device is opened while it is closed: not before the reset of its set. */
+static void at_once(void)
+{
+	struct vfio v = vfio_attach(first);
+	struct vfio_device_bind_iommufd bind = { .argsz = sizeof(bind), .iommufd = v.container };
+	int early = 0, again = 0;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		int before = calls(), next = vfio_node(first);
+		pthread_t closer;
+
+		pthread_create(&closer, NULL, close_it, &v);
+		while (ioctl(next, VFIO_DEVICE_BIND_IOMMUFD, &bind)) {
+			if (errno == EAGAIN)
+				again++;
+			else if (errno != EINVAL)	/* it is still open */
+				ksft_exit_fail_msg("not opened again: %s\n", strerror(errno));
+		}
+		early += calls() == before;
+		pthread_join(closer, NULL);
+		v.device = next;
+	}
+	ksft_test_result(!early, "opened %d times while it was closed: %d times before its reset, "
+			 "%d times told to come again\n", ROUNDS, early, again);
+	vfio_close(&v);
+}
+
+int main(void)
+{
+	first = device_under_test();
+	second = second_device();
+	ksft_print_header();
+	ksft_set_plan(5 + under_iommufd);
+	count_calls("pci_reset_bus");
+	last_closed();
+	asked();
+	held();
+	if (under_iommufd)	/* a group's device may be opened twice */
+		at_once();
+	count_no_calls();
+	ksft_finished();
+}
