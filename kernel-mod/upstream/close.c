@@ -6,9 +6,8 @@
  *	gcc -O2 -Wall -Wextra -Werror -static -o close close.c
  *	./close 0000:01:10.0 0000:01:10.2 ...
  *
- * The VFs are bound to vfio-pci, each in an IOMMU group of its own. A function level reset takes at
- * least 100 ms, so a close that takes less made none; one that takes longer may have made none
- * either, on a busy machine. A VF that is closed alone must take 100 ms.
+ * The VFs are bound to vfio-pci, each in an IOMMU group of its own. A kernel probe (CONFIG_KPROBES)
+ * counts the resets. A VF that is closed alone must be reset.
  *
  * Exits with 1 if a VF was not reset, 0 if all were, 4 if it cannot tell.
  */
@@ -19,30 +18,55 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#define RESET_MS 100
+#define TRACING "/sys/kernel/tracing/"
 #define ROUNDS 10
 
-static double now_ms(void)
+static void tell(const char *file, const char *text)
 {
-	struct timespec t;
+	int fd = open(file, O_WRONLY | O_APPEND);
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
+	if (fd < 0 || write(fd, text, strlen(text)) < 0)
+		err(4, "%s", file);
+	close(fd);
 }
 
-/*
- * Opens a VF, says so through ready, waits until the other end of go is closed, and returns how
- * long the close takes.
- */
-static double open_and_close(const char *bdf, int ready, int go)
+static void count_resets(void)
+{
+	mount("tracefs", TRACING, "tracefs", 0, NULL);	/* it may be there */
+	tell(TRACING "kprobe_events", "p:close/reset __pci_reset_function_locked");
+	tell(TRACING "events/close/reset/enable", "1");
+}
+
+static void count_no_resets(void)
+{
+	tell(TRACING "events/close/reset/enable", "0");
+	tell(TRACING "kprobe_events", "-:close/reset");
+}
+
+static int resets(void)
+{
+	FILE *f = fopen(TRACING "kprobe_profile", "r");
+	char name[64];
+	int n = -1, hits;
+
+	if (!f)
+		err(4, TRACING "kprobe_profile");
+	while (fscanf(f, "%63s %d %*d", name, &hits) == 2)
+		if (!strcmp(name, "reset"))
+			n = hits;
+	fclose(f);
+	return n;
+}
+
+/* Opens a VF, says so through ready, and closes it when the other end of go is closed. */
+static void open_and_close(const char *bdf, int ready, int go)
 {
 	char path[128], target[128] = "";
 	int container, group, device;
-	double since;
 
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/iommu_group", bdf);
 	if (readlink(path, target, sizeof(target) - 1) < 0)
@@ -60,19 +84,16 @@ static double open_and_close(const char *bdf, int ready, int go)
 		err(4, "opening %s", bdf);
 	if (write(ready, "", 1) != 1 || read(go, path, 1) != 0)
 		err(4, "waiting for the others");
-	since = now_ms();
 	close(device);
-	return now_ms() - since;
 }
 
 /* Opens the VFs in a process each, closes them all at once, and returns how many were not reset. */
 static int close_at_once(int n, char **vfs)
 {
-	int ready[2], go[2], result[2], skipped = 0;
-	double ms;
+	int ready[2], go[2], status, before;
 	char byte;
 
-	if (pipe(ready) || pipe(go) || pipe(result))
+	if (pipe(ready) || pipe(go))
 		err(4, "pipe");
 	for (int i = 0; i < n; i++) {
 		pid_t child = fork();
@@ -81,25 +102,22 @@ static int close_at_once(int n, char **vfs)
 			err(4, "fork");
 		if (!child) {
 			close(go[1]);
-			ms = open_and_close(vfs[i], ready[1], go[0]);
-			_exit(write(result[1], &ms, sizeof(ms)) != sizeof(ms));
+			open_and_close(vfs[i], ready[1], go[0]);
+			_exit(0);
 		}
 	}
 	close(ready[1]);
-	close(result[1]);
 	for (int i = 0; i < n; i++)
 		if (read(ready[0], &byte, 1) != 1)
 			errx(4, "a VF was not opened");
+	before = resets();
+	close(ready[0]);
 	close(go[0]);
 	close(go[1]);
-	for (int i = 0; i < n; i++) {
-		if (read(result[0], &ms, sizeof(ms)) != sizeof(ms))
+	while (wait(&status) > 0)
+		if (status)
 			errx(4, "a VF was not closed");
-		skipped += ms < RESET_MS;
-	}
-	while (wait(NULL) > 0)
-		;
-	return skipped;
+	return before + n - resets();
 }
 
 int main(int argc, char **argv)
@@ -108,10 +126,12 @@ int main(int argc, char **argv)
 
 	if (n < 2)
 		errx(4, "usage: %s VF VF...", argv[0]);
+	count_resets();
 	if (close_at_once(1, argv + 1))
 		errx(4, "closing %s alone does not reset it", argv[1]);
 	for (int i = 0; i < ROUNDS; i++)
 		skipped += close_at_once(n, argv + 1);
+	count_no_resets();
 	printf("of %d closes, %d at once, %d made no reset\n", ROUNDS * n, n, skipped);
 	return skipped ? 1 : 0;
 }
