@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Two devices that can only be reset together, by their bus: a set. It is reset when none of them is
- * open any more, and when who owns all of them asks, also while one is held. Whoever opens a device
- * finds it reset, or is told to come again.
+ * Two devices that can only be reset together, by their bus: a set. It is reset when none of them
+ * is open any more, and when who owns all of them asks, also while one is held. Whoever opens a
+ * device finds it reset, or is told to come again.
  *
  * The devices are two functions of QEMU's edu, which cannot be reset alone, behind a port of their
  * own.
@@ -63,7 +63,8 @@ static void asked(void)
 	before = calls();
 	refused = hot_reset(&a, !all) ? errno : 0;
 	resets = calls() - before;
-	ksft_test_result(refused && !resets, "asked for without what proves ownership: %s, %d resets\n",
+	ksft_test_result(refused && !resets,
+			 "asked for without what proves ownership: %s, %d resets\n",
 			 refused ? strerror(refused) : "done", resets);
 	ret = hot_reset(&a, all) ? errno : 0;
 	resets = calls() - before;
