@@ -70,7 +70,7 @@ type DMAMapResult struct {
 }
 
 // Choose makes the points of all possible combinations.
-func (b *DMAMap) Choose(iommus, sizes, memories, policies []string) error {
+func (b *DMAMap) Choose(iommus, sizes, memories []string, policies []fastiovd.Policy) error {
 	for _, iommu := range iommus {
 		if kinds := []string{Type1, IOMMUFD}; !slices.Contains(kinds, iommu) {
 			return fmt.Errorf("no address space by %q: there are %v", iommu, kinds)
@@ -80,12 +80,14 @@ func (b *DMAMap) Choose(iommus, sizes, memories, policies []string) error {
 		}
 	}
 	if len(b.Points) == 0 || b.Rounds < 1 {
-		return fmt.Errorf("--iommu, --size, --memory, --policies and --rounds want at least one")
+		return fmt.Errorf("--iommu, --size, --memory, --arms and --rounds want at least one")
 	}
 	return nil
 }
 
-func (b *DMAMap) choose(iommu string, sizes, memories, policies []string) error {
+func (b *DMAMap) choose(
+	iommu string, sizes, memories []string, policies []fastiovd.Policy,
+) error {
 	for _, size := range sizes {
 		mib, err := mebibytes(size)
 		if err != nil {
@@ -98,10 +100,7 @@ func (b *DMAMap) choose(iommu string, sizes, memories, policies []string) error 
 			}
 			for _, policy := range policies {
 				p := DMAPoint{
-					IOMMU: iommu, SizeMiB: mib, Memory: memory, Policy: fastiovd.Policy(policy),
-				}
-				if !slices.Contains(fastiovd.Policies, p.Policy) {
-					return fmt.Errorf("no policy %q: there are %v", policy, fastiovd.Policies)
+					IOMMU: iommu, SizeMiB: mib, Memory: memory, Policy: policy,
 				}
 				if memory == HugeTLBPages && p.Policy == fastiovd.TouchMap {
 					continue

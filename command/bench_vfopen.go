@@ -3,15 +3,13 @@ package command
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/bench"
-	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 )
 
@@ -21,7 +19,7 @@ func benchVFOpen() *cobra.Command {
 	var (
 		b      = bench.VFOpen{Out: os.Stderr}
 		pf     string
-		arms   []string
+		arms   []arm.Arm
 		asJSON bool
 	)
 	cmd := &cobra.Command{Use: "vf-open",
@@ -29,20 +27,19 @@ func benchVFOpen() *cobra.Command {
 	f := cmd.Flags()
 	f.IntSliceVar(&b.N, "n", []int{1, 4, 16, 64}, "how many at once")
 	f.IntVar(&b.Rounds, "rounds", 10, "how many times each")
-	f.StringSliceVar(&arms, "arms", nil,
-		"ways to open, on fastiov's kernel: bus, per-vf, hierarchical, each also with +r (default: as the kernel stands)")
+	f.Var(armsFlag{&arms}, "arms", "arms that differ in l and r, on fastiov's kernel, as in"+
+		" 'l=bus l=per-vf l=per-vf,r=1' (default: as the kernel stands)")
 	f.StringVar(&pf, "pf", "nvme", "whose VFs: a device's address, driver or netdev")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if len(b.N) == 0 || slices.Min(b.N) < 1 || b.Rounds < 1 {
 			return errors.New("--n and --rounds want 1 or more")
 		}
-		for _, name := range arms {
-			arm, err := openArm(name)
-			if err != nil {
-				return err
-			}
-			b.Arms = append(b.Arms, arm)
+		if err := onlyIn(arms, "opening a VF needs no memory", "l", "r"); err != nil {
+			return err
+		}
+		for _, a := range arms {
+			b.Arms = append(b.Arms, bench.Arm{Name: a.String(), Prepare: preparing(a)})
 		}
 		if away, err := inTestbed(cmd.Context(), "/nonexistent"); away {
 			return err
@@ -64,17 +61,10 @@ func benchVFOpen() *cobra.Command {
 	return cmd
 }
 
-// openArm returns the arm called name: a lock, and with +r no reset of a VF that has been reset.
-func openArm(name string) (bench.Arm, error) {
-	lock, reset := strings.CutSuffix(name, "+r")
-	set, err := fastiovd.Parse("l=" + lock)
-	if err != nil {
-		return bench.Arm{}, fmt.Errorf(
-			"no arm %q: there are bus, per-vf and hierarchical, each also with +r", name)
-	}
-	set.Reset = reset
-	return bench.Arm{Name: name, Prepare: func(vfs []bench.GroupVF) error {
-		if err := set.Apply(); err != nil {
+// preparing returns what makes the kernel open VFs as the arm says.
+func preparing(a arm.Arm) func(vfs []bench.GroupVF) error {
+	return func(vfs []bench.GroupVF) error {
+		if err := a.Apply(); err != nil {
 			return err
 		}
 		// The lock is chosen when a VF is bound. All are unbound first, since a set stays as long
@@ -91,7 +81,7 @@ func openArm(name string) (bench.Arm, error) {
 			}
 		}
 		return nil
-	}}, nil
+	}
 }
 
 const vfHolder = "vf-holder"

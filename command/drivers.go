@@ -117,7 +117,7 @@ func openQEMU(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error) 
 	}
 	d, err := qemu.Open(qemu.Config{
 		Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-		Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages, Set: n.set,
+		Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages, Arm: n.arm,
 		Probe: probe, Log: n.log,
 	})
 	if err != nil {

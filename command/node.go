@@ -16,6 +16,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -29,7 +30,7 @@ type node struct {
 	registry *prometheus.Registry
 	metrics  *agent.Metrics
 	log      *slog.Logger
-	set      fastiovd.Set // the switches of fastiov's kernel that are on
+	arm      arm.Arm      // how its sandboxes are started
 	cache    *image.Cache // nil where nothing is pulled
 	// The MiB that admission may hand out, if that was measured on an empty node.
 	empty   int
@@ -58,7 +59,7 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 		}
 	}()
 	n.metrics = agent.NewMetrics(n.registry)
-	if n.set, err = kernelSet(f); err != nil {
+	if n.arm, err = chooseArm(f); err != nil {
 		return nil, err
 	}
 	images, err := n.openImages(ctx, f)
@@ -84,7 +85,7 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 	if err := n.serveFar(f.api); err != nil {
 		return nil, err
 	}
-	log.Info("node ready", "driver", f.sandbox.name, "fastiov", n.set)
+	log.Info("node ready", "driver", f.sandbox.name, "fastiov", n.arm)
 	if err := answers(ctx, f.runDir); err != nil {
 		return nil, err
 	}
@@ -161,26 +162,33 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	return set, err
 }
 
-// kernelSet switches the kernel as the flags ask, before a VF is bound.
-func kernelSet(f *nodeFlags) (set fastiovd.Set, err error) {
+// chooseArm returns how sandboxes are started, and switches the kernel to it before a VF is bound.
+func chooseArm(f *nodeFlags) (a arm.Arm, err error) {
 	switch {
 	case !f.sandbox.kernel && f.fastiov != "":
-		return set, fmt.Errorf("--fastiov is of the kernel, which %s has no use for: leave it out",
+		return a, fmt.Errorf("--fastiov is of the kernel, which %s has no use for: leave it out",
 			f.sandbox.name)
 	case !f.sandbox.kernel:
-		return fastiovd.None, nil
+		return arm.None, nil
 	case f.fastiov == "":
-		set = fastiovd.Default()
+		a = arm.Default()
 	default:
-		if set, err = fastiovd.Parse(f.fastiov); err != nil {
-			return set, fmt.Errorf("--fastiov: %w", err)
+		if a, err = arm.Parse(f.fastiov); err != nil {
+			return a, fmt.Errorf("--fastiov: %w", err)
 		}
 	}
-	if set.Memory == fastiovd.TouchMap && f.hugePages {
-		return set, errors.New("--huge-pages are not made when they are touched: leave it out," +
+	if err := a.Missing(); err != nil {
+		return a, fmt.Errorf("--fastiov %s: %w", a, err)
+	}
+	if a.NoNet && !f.sandbox.images {
+		return a, fmt.Errorf("--fastiov nonet: nothing is left of %s without a VF",
+			f.sandbox.name)
+	}
+	if a.Memory == fastiovd.TouchMap && f.hugePages {
+		return a, errors.New("--huge-pages are not made when they are touched: leave it out," +
 			" or use --fastiov with d=pagecache")
 	}
-	return set, set.Apply()
+	return a, a.Apply()
 }
 
 func (n *node) openAgent(
@@ -202,7 +210,7 @@ func (n *node) openAgent(
 		n.empty = memory
 	}
 	cfg := agent.Config{
-		Version: version, Driver: f.sandbox.name, FastIOV: n.set.String(),
+		Version: version, Driver: f.sandbox.name, FastIOV: n.arm.String(),
 		Starter: starter, Metrics: n.metrics, Log: n.log,
 	}
 	if images != nil {
@@ -211,7 +219,11 @@ func (n *node) openAgent(
 	if n.cache != nil {
 		cfg.Cache = n.cache.Usage
 	}
-	path, err := f.sandbox.network(ctx, n, f, &cfg)
+	network := f.sandbox.network
+	if n.arm.NoNet {
+		network = unconnected
+	}
+	path, err := network(ctx, n, f, &cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/node-agent/api"
-	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -87,9 +87,9 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	f.IntVar(&n.vfs.MaxRate, "max-rate", 0, "most a VF may send, in Mbit/s")
 	f.BoolVar(&n.hugePages, "huge-pages", false,
 		"guest memory from the 2 MiB huge pages set aside on this machine")
-	f.StringVar(&n.fastiov, "fastiov", "", "what of fastiov's kernel to use: none, all, or axes as"+
-		" in l=hierarchical,r=1,d=pagecache (default: all, on that kernel)")
-	settings.Check(f, isSet, "fastiov")
+	f.StringVar(&n.fastiov, "fastiov", "", "how microVMs are started: a named arm, as none or all,"+
+		" or axes as in l=hierarchical,r=1 or all,r=0 (default: all on fastiov's kernel, else none)")
+	settings.Check(f, isArm, "fastiov")
 	f.IntVar(&n.memoryMiB, "memory", 0,
 		"MiB to give out to sandboxes (default: what is free now, less 512)")
 	f.TextVar(&n.subnet, "subnet", netip.Prefix{}, "network behind the VFs, e.g. 10.0.2.0/24")
@@ -109,12 +109,12 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
 }
 
-// isSet refuses what fastiov's kernel cannot be switched to. An empty text is the default.
-func isSet(text string) error {
+// isArm refuses what names no way to start a microVM. An empty text is the default.
+func isArm(text string) error {
 	if text == "" {
 		return nil
 	}
-	_, err := fastiovd.Parse(text)
+	_, err := arm.Parse(text)
 	return err
 }
 

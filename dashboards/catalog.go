@@ -161,7 +161,7 @@ var bounded = map[string]string{
 	"function": fmt.Sprintf(
 		"NAMESPACE/NAME of at most %d functions, those called first that still exist, and `other`",
 		openwhisk.MostFunctions),
-	"fastiov": "at most 48: `none`, `all`, or the axes of --fastiov, as in l=bus,r=0,d=eager,barrier=strict",
+	"fastiov": "at most 37: a named arm, as `none`, `all` and `nonet`, or axes of --fastiov, as in l=bus,r=1",
 	"vf":      "the address of each VF of the node",
 	"version": "one for each process",
 }

@@ -1,5 +1,5 @@
-// Package fastiovd controls fastiov's host kernel for the node: which of its ways to start a VM are
-// on, and which guest memory is registered with its module fastiovd.
+// Package fastiovd controls fastiov's host kernel for the node: its switches, and which guest memory
+// is registered with its module fastiovd.
 package fastiovd
 
 import (
@@ -12,10 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const device = "/dev/fastiovd"
+// Device is the file through which the module is reached.
+const Device = "/dev/fastiovd"
 
 // ErrAbsent means that the kernel is not fastiov's.
-var ErrAbsent = errors.New("this kernel defers no zeroing: there is no " + device +
+var ErrAbsent = errors.New("this kernel defers no zeroing: there is no " + Device +
 	"; boot fastiov's kernel and load the module fastiovd")
 
 // From linux/fastiovd.h, which explains them.
@@ -69,7 +70,7 @@ type Stat struct {
 // policy leaves that to the first touch. The registration lasts until the last copy of the returned
 // file is closed.
 func Register(memfd *os.File, policy Policy, background bool) (*os.File, error) {
-	dev, err := os.OpenFile(device, os.O_RDWR, 0)
+	dev, err := os.OpenFile(Device, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrAbsent
 	}

@@ -126,10 +126,10 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 			return h, err
 		}
 	}
-	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Set); err != nil {
+	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Arm); err != nil {
 		return h, err
 	}
-	if d.config.Set.Memory == fastiovd.Table {
+	if d.config.Arm.Memory == fastiovd.Table {
 		if err = h.ram.keep(spec.MemoryMiB, d.kernel, d.initrd); err != nil {
 			return h, err
 		}

@@ -26,7 +26,7 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
-	"github.com/fastiov/fastiov/node-agent/fastiovd"
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
@@ -48,7 +48,7 @@ type Config struct {
 	Rooms      int           // how many rooms for VMMs are kept ready
 	BestEffort bool          // also where the host cannot enforce all limits
 	HugePages  bool          // guest memory from the host's 2 MiB huge pages
-	Set        fastiovd.Set  // zero: memory is Eager; with HugePages not TouchMap
+	Arm        arm.Arm       // zero: memory is Eager; with HugePages not TouchMap
 	Probe      *kprobe.Probe // nil: the stages inside the VMM stay unknown
 	Log        *slog.Logger
 }
@@ -91,7 +91,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.parameters = parametersFor(string(cpuinfo))
-	if d.config.Set.TouchFirst() {
+	if d.config.Arm.TouchFirst() {
 		// The guest zeroes, and so touches, all memory that it gives to a device.
 		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"})
 	}

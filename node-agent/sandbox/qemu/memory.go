@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 )
 
@@ -25,7 +26,7 @@ type memory struct {
 // newMemory makes guest memory: a memfd, from the 2 MiB pages set aside or from ordinary memory (in
 // huge pages, if the host gives them to shared memory). Nothing is allocated yet. The process that
 // touches a page first is charged for it, and that is the VMM.
-func newMemory(mib int, fromHugePages bool, set fastiovd.Set) (m memory, err error) {
+func newMemory(mib int, fromHugePages bool, way arm.Arm) (m memory, err error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if fromHugePages {
 		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
@@ -37,8 +38,8 @@ func newMemory(mib int, fromHugePages bool, set fastiovd.Set) (m memory, err err
 	m.memfd = os.NewFile(uintptr(fd), "ram")
 	if err = m.memfd.Truncate(int64(mib) << 20); err != nil {
 		err = fmt.Errorf("guest memory of %d MiB: %w", mib, err)
-	} else if set.Memory != "" && set.Memory != fastiovd.Eager {
-		m.registration, err = fastiovd.Register(m.memfd, set.Memory, set.Barrier != fastiovd.Coop)
+	} else if way.Memory != "" && way.Memory != fastiovd.Eager {
+		m.registration, err = fastiovd.Register(m.memfd, way.Memory, way.Barrier != arm.Coop)
 	}
 	if err != nil {
 		m.close()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
@@ -27,36 +28,36 @@ var onPatchedKernel = testbed.Needs{NICs: 1, Images: []string{runtimeName},
 	Kernel: testbed.PatchedKernel}
 
 // subjectWith is the driver under test with the kernel switched to set.
-func subjectWith(t *testing.T, set fastiovd.Set,
+func subjectWith(t *testing.T, set arm.Arm,
 	hugePages bool) (sandboxtest.Subject, *kprobe.Probe) {
 	t.Helper()
 	if err := set.Apply(); err != nil {
 		t.Fatal(err)
 	}
-	return subject(t, Config{Set: set, HugePages: hugePages})
+	return subject(t, Config{Arm: set, HugePages: hugePages})
 }
 
-// all is fastiovd.All with another policy, and with the barrier that there is for that.
-func all(policy fastiovd.Policy) fastiovd.Set {
-	set := fastiovd.All
+// all is arm.All with another policy, and with the barrier that there is for that.
+func all(policy fastiovd.Policy) arm.Arm {
+	set := arm.All
 	set.Memory = policy
 	if policy == fastiovd.Table {
-		set.Barrier = fastiovd.NoBarrier
+		set.Barrier = arm.NoBarrier
 	}
 	return set
 }
 
-// trusting is fastiovd.All for guests that are trusted.
-func trusting() fastiovd.Set {
-	set := fastiovd.All
-	set.Barrier = fastiovd.Coop
+// trusting is arm.All for guests that are trusted.
+func trusting() arm.Arm {
+	set := arm.All
+	set.Barrier = arm.Coop
 	return set
 }
 
 func TestConformanceOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
-		for name, set := range map[string]fastiovd.Set{
-			"pagecache": fastiovd.All, "coop": trusting(), "touchmap": all(fastiovd.TouchMap),
+		for name, set := range map[string]arm.Arm{
+			"pagecache": arm.All, "coop": trusting(), "touchmap": all(fastiovd.TouchMap),
 			"table": all(fastiovd.Table),
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -73,9 +74,9 @@ func TestConformanceOnThePatchedKernel(t *testing.T) {
 func TestResetsOnTheWay(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		for _, c := range []struct {
-			set  fastiovd.Set
+			set  arm.Arm
 			want uint64
-		}{{fastiovd.None, 2}, {fastiovd.All, 0}} {
+		}{{arm.None, 2}, {arm.All, 0}} {
 			s, probe := subjectWith(t, c.set, false)
 			vf := s.Spec(0).PCI()
 			// The pool does this with a VF that is new to it.
@@ -107,15 +108,15 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		setAside(t, 192)
 		for _, c := range []struct {
-			set       fastiovd.Set
+			set       arm.Arm
 			hugePages bool
 		}{
-			{all(fastiovd.Eager), false}, {fastiovd.All, false}, {trusting(), false}, {all(fastiovd.TouchMap), false}, {all(fastiovd.Table), false},
-			{fastiovd.All, true},
+			{all(fastiovd.Eager), false}, {arm.All, false}, {trusting(), false}, {all(fastiovd.TouchMap), false}, {all(fastiovd.Table), false},
+			{arm.All, true},
 		} {
 			set := c.set
 			first, master, now, whole := footprints(t, set, c.hugePages)
-			deferred := set.Memory == fastiovd.PageCache && set.Barrier != fastiovd.Coop
+			deferred := set.Memory == fastiovd.PageCache && set.Barrier != arm.Coop
 			for range 3 { // on a busy machine the background may be done before the guest begins
 				if deferred && first.Zeroed == whole {
 					first, master, now, whole = footprints(t, set, c.hugePages)
@@ -128,7 +129,7 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 						t.Errorf("--fastiov %s: %+v of %d bytes", set, f, whole)
 					}
 				}
-			case set.Barrier == fastiovd.Coop:
+			case set.Barrier == arm.Coop:
 				if first.Resident != whole || now.Zeroed >= whole || master.Waited > 0 {
 					t.Errorf("--fastiov %s: %+v, %+v, %+v of %d bytes", set, first,
 						master, now, whole)
@@ -155,7 +156,7 @@ func TestFootprintsOnThePatchedKernel(t *testing.T) {
 
 // footprints starts a guest and returns what of its memory is there, and zeroed, at its first
 // instruction, when its VF masters the bus, and now; and how much memory it has.
-func footprints(t *testing.T, set fastiovd.Set, hugePages bool) (
+func footprints(t *testing.T, set arm.Arm, hugePages bool) (
 	first, master, now timeline.Footprint, whole uint64,
 ) {
 	t.Helper()
