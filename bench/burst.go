@@ -32,6 +32,9 @@ type Burst struct {
 	Code   string
 	Memory int
 	Out    io.Writer // progress
+	// what is called before the calls of a round are fired, and after each answer; nil: nothing
+	Before func()
+	After  func(*Start)
 	// what simulates the node's sandboxes, if the result is to be compared with it
 	Sim []sim.Step
 	// URL of a Prometheus that scrapes the node and is also compared with Sim; empty: none
@@ -63,6 +66,7 @@ type BurstResult struct {
 
 // A Start is one cold start as its activation record describes it.
 type Start struct {
+	Sandbox  string                     `json:"sandbox"`
 	VF       string                     `json:"vf"`
 	FastIOV  string                     `json:"fastiov"`
 	EndToEnd float64                    `json:"endToEndMs"`
@@ -135,8 +139,14 @@ func (b *Burst) round(ctx context.Context, round int, r *BurstResult, p *progres
 			mu.Lock()
 			defer mu.Unlock()
 			r.count(start, err)
+			if err == nil && b.After != nil {
+				b.After(start)
+			}
 			p.show(r.Answered, r.Requested-r.Answered)
 		})
+	}
+	if b.Before != nil {
+		b.Before()
 	}
 	close(all)
 	wg.Wait()

@@ -95,14 +95,9 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 		return true, err
 	}
 	defer cache.Close()
-	report := doctor.Check(ctx, func(ctx context.Context) (string, error) {
-		return ordinaryKernel(ctx, progress)
-	})
-	if report.Node() {
+	if isNode(ctx, progress) {
 		return false, nil
 	}
-	fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n",
-		report.Err())
 	words, err := wordsAway(cmd)
 	if err != nil {
 		return true, err
@@ -113,11 +108,30 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 		return true, err
 	}
 	defer host.Close()
-	export := func(dir string) error { return cache.Export(ctx, dir, image.Made()...) }
-	if err := host.Fill(ctx, "images", export); err != nil {
+	if err := fillImages(ctx, host, cache); err != nil {
 		return true, err
 	}
 	return true, runInTestbed(ctx, host, words, cmd.OutOrStdout(), progress)
+}
+
+// isNode reports whether this machine can be a node. If not, it says why, and that a testbed is the
+// node.
+func isNode(ctx context.Context, progress io.Writer) bool {
+	report := doctor.Check(ctx, func(ctx context.Context) (string, error) {
+		return ordinaryKernel(ctx, progress)
+	})
+	if !report.Node() {
+		fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n",
+			report.Err())
+	}
+	return report.Node()
+}
+
+// fillImages gives the testbed the images that this machine has built.
+func fillImages(ctx context.Context, host *testbed.Host, cache *build.Builder) error {
+	return host.Fill(ctx, "images", func(dir string) error {
+		return cache.Export(ctx, dir, image.Made()...)
+	})
 }
 
 // runInTestbed starts a node with its invoker in the testbed and says how to call it. It first ends

@@ -16,8 +16,6 @@ import (
 	"github.com/fastiov/fastiov/bench/scraper"
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
-	"github.com/fastiov/fastiov/node-agent/api"
-	"github.com/fastiov/fastiov/node-agent/api/metrics"
 )
 
 // burstCmd fires bursts at the invoker of this machine, or of the testbed.
@@ -120,8 +118,7 @@ func simulate(
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	closers := []func(){func() { os.RemoveAll(dir) }, cancel}
+	closers := []func(){func() { os.RemoveAll(dir) }}
 	end = func() {
 		for i := len(closers) - 1; i >= 0; i-- {
 			closers[i]()
@@ -137,43 +134,26 @@ func simulate(
 	words := &cobra.Command{}
 	n.register(words)
 	i.register(words)
-	n.runDir, n.stateDir, n.sandbox, n.simStart, i.listen = dir, dir, over, total, "127.0.0.1:0"
+	n.runDir, n.stateDir, n.sandbox, n.simStart = dir, dir, over, total
 	if n.metrics, err = bench.FreeAddress(); err != nil {
 		return nil, err
 	}
-	log := slog.New(slog.DiscardHandler)
-	front, err := i.open(ctx, dir, dir, log)
+	own, err := openOwn(ctx, &n, &i, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, err
 	}
-	closers = append(closers, front.close)
-	node, err := openNode(ctx, &n, newRegistry(asBoth), log)
-	if err != nil {
-		return nil, err
-	}
-	closers = append(closers, node.close)
-	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(node.registry), nil, nil, log)
-	if err != nil {
-		return nil, err
-	}
-	closers = append(closers, stop)
+	closers = append(closers, own.close)
 	if _, missing := exec.LookPath("prometheus"); missing != nil {
 		fmt.Fprintln(b.Out,
 			"burst  no prometheus on PATH: what one would see is not held against sim; install the package prometheus")
 	} else {
+		var stop func()
 		if b.Scraped, stop, err = scraper.EverySecond(ctx, n.metrics, dir); err != nil {
 			return nil, err
 		}
 		closers = append(closers, stop)
 	}
-	client := api.Local(node.agent)
-	served := make(chan error, 1)
-	go func() { served <- front.serve(ctx, i.pool(), client, node.registry) }()
-	closers = append(closers, func() {
-		cancel()
-		<-served // the result has its answers
-	})
-	b.URL, b.Key = "http://"+front.plain.Addr().String(), front.cfg.Key.String()
-	b.Node, b.Sim = client, over.programmed(total)
+	own.aim(b)
+	b.Sim = over.programmed(total)
 	return end, nil
 }

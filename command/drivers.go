@@ -113,6 +113,7 @@ func openQEMU(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error) 
 	if err != nil {
 		n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
 	} else {
+		n.probe = probe
 		n.onClose(probe.Close)
 	}
 	d, err := qemu.Open(qemu.Config{
@@ -147,5 +148,9 @@ func openBare(n *node, f *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
 }
 
 func openSim(_ *node, f *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
-	return sim.New(sim.Config{Stages: sim.Table1(f.simStart)}), nil
+	stages := f.simStages
+	if stages == nil {
+		stages = sim.Table1(f.simStart)
+	}
+	return sim.New(sim.Config{Stages: stages}), nil
 }

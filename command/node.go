@@ -19,6 +19,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
@@ -30,8 +31,9 @@ type node struct {
 	registry *prometheus.Registry
 	metrics  *agent.Metrics
 	log      *slog.Logger
-	arm      arm.Arm      // how its sandboxes are started
-	cache    *image.Cache // nil where nothing is pulled
+	arm      arm.Arm       // how its sandboxes are started
+	probe    *kprobe.Probe // nil where nothing of a VF is seen
+	cache    *image.Cache  // nil where nothing is pulled
 	// The MiB that admission may hand out, if that was measured on an empty node.
 	empty   int
 	adopt   func()

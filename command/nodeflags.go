@@ -24,6 +24,7 @@ type nodeFlags struct {
 	runDir, stateDir string
 	sandbox          *driver
 	simStart         time.Duration
+	simStages        []sim.Step // of a simulated start; nil: as in the paper
 	images           string
 	registries       registryFlags
 	pfs              []string

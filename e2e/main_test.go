@@ -95,6 +95,10 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 		{"nothing to report", []string{"report", "x"}, nil, "no agent runs here"},
 		{"no rounds", []string{"burst", "--rounds", "0"}, nil, "want 1 or more"},
 		{"a burst over what it cannot make", []string{"burst", "--sandbox", "qemu"}, nil, "start others by `fastiov up`"},
+		{"arms of a bench", []string{"bench", "startup", "--arms", "none,all"}, nil, "spaces are between arms"},
+		{"an arm that is not built", []string{"bench", "startup", "--arms", "none paper"}, nil, "a=1 is not built"},
+		{"an arm beside a bench", []string{"bench", "vf-open", "--arms", "none d=pagecache"}, nil, "so d does not matter here"},
+		{"an arm that the bench chooses", []string{"bench", "startup", "--", "--fastiov=all"}, nil, "follows from --arms"},
 		{"unknown flag", []string{"up", "--nonsense"}, nil, "unknown flag"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -103,7 +107,8 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 			}
 			runDir := filepath.Join(t.TempDir(), "run")
 			args := c.args
-			if c.name != "unknown flag" && args[0] != "storage" && args[0] != "image" {
+			if c.name != "unknown flag" && args[0] != "storage" && args[0] != "image" &&
+				args[0] != "bench" {
 				args = append(args, "--run-dir", runDir)
 			}
 			cmd := fastiov(t, args...)

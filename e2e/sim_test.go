@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/bench/ablation"
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -220,4 +222,41 @@ func endpoint(t *testing.T) (url, secureURL, key string, flags []string) {
 		t.Fatal(err)
 	}
 	return "http://" + listen, "https://" + secure, guest.String(), flags
+}
+
+// TestArmsInSimulation compares arms twice: the second time everything is kept already.
+func TestArmsInSimulation(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "plots")
+	line := []string{"bench", "startup", "--sandbox", "sim", "--sim-start", "200ms", "--arms",
+		"paper-2024,s=0 paper nonet", "--n", "2,5", "--rounds", "2", "--json", "--plot", folder}
+	var r ablation.Result
+	if err := json.Unmarshal([]byte(must(t, line...)), &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Cells) != 6 {
+		t.Fatalf("%d cells", len(r.Cells))
+	}
+	for i, c := range r.Cells {
+		if want := []int{2, 2, 2, 5, 5, 5}[i] * 2; c.Answered != want || c.Requested != want {
+			t.Errorf("%+v", c)
+		}
+		_, opened := c.Stages[timeline.VFIODev]
+		if opened != (c.Arm != "nonet") {
+			t.Errorf("%s opens a VF: %v", c.Arm, opened)
+		}
+	}
+	rounds := filepath.Join(folder, "rounds.jsonl")
+	before, err := os.ReadFile(rounds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, line...)
+	after, err := os.ReadFile(rounds)
+	if err != nil || !bytes.Equal(before, after) || bytes.Count(after, []byte("\n")) != 12 {
+		t.Errorf("%d bytes of rounds became %d, %v", len(before), len(after), err)
+	}
+	page, err := os.ReadFile(filepath.Join(folder, ablation.Page))
+	if err != nil || !bytes.Contains(page, []byte("simulated")) {
+		t.Errorf("the page does not say that it is simulated, %v", err)
+	}
 }

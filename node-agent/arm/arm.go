@@ -162,7 +162,8 @@ func ParseList(text string) (arms []Arm, err error) {
 			return nil, err
 		}
 		if slices.Contains(arms, a) {
-			return nil, fmt.Errorf("%s is there twice (%s): an arm is compared with others", word, a)
+			return nil, fmt.Errorf("%s is there twice (%s): an arm is compared with others", word,
+				a)
 		}
 		arms = append(arms, a)
 	}

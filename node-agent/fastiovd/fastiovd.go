@@ -1,5 +1,5 @@
-// Package fastiovd controls fastiov's host kernel for the node: its switches, and which guest memory
-// is registered with its module fastiovd.
+// Package fastiovd controls fastiov's host kernel for the node: its switches, and which guest
+// memory is registered with its module fastiovd.
 package fastiovd
 
 import (

@@ -64,6 +64,7 @@ type Probe struct {
 	mu      sync.Mutex
 	watches map[uint32]*Watch
 	resets  map[string]uint64
+	mapped  uint64
 	waited  map[string]time.Duration // by VF
 }
 
@@ -261,6 +262,8 @@ func (p *Probe) hand(sample []byte) {
 	switch e.Kind {
 	case Resetting:
 		p.resets[e.BDF]++
+	case Mapping:
+		p.mapped += e.Bytes
 	case mastering:
 		p.waited[string(bytes.TrimRight(sample[binary.Size(r):], "\x00"))] = e.End.Sub(e.Begin)
 	}
@@ -303,6 +306,17 @@ func (p *Probe) Resets() map[string]uint64 {
 		counts[bdf] = n
 	}
 	return counts
+}
+
+// Mapped returns how many bytes were mapped for DMA since Open, by whatever process.
+func (p *Probe) Mapped() uint64 {
+	if p == nil {
+		return 0
+	}
+	p.flush()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mapped
 }
 
 // Waited returns how long a VF waited to become a bus master, if it has waited since the last call.

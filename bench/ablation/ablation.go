@@ -1,0 +1,163 @@
+// Package ablation compares arms: it plays rounds of cold starts under each, keeps what they
+// showed, sums that up, and draws it in the form of the figures of the FastIOV paper.
+//
+// A round is one node that is made for it, one burst of N calls at once, and what was counted
+// meanwhile. Rounds are played in turn, so that other load of the machine affects all arms alike.
+// Each is kept when it is over, so an ablation that was interrupted goes on where it stopped.
+package ablation
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/arm"
+)
+
+// An Order says what one round measures.
+type Order struct {
+	Arm       string `json:"arm"`
+	N         int    `json:"n"`
+	MemoryMiB int    `json:"memory_mib"`
+	Number    int    `json:"round"`
+}
+
+// A Round holds what one round showed.
+type Round struct {
+	Order
+	Setting
+	Kernel    string         `json:"kernel"` // of the host that played it
+	Requested int            `json:"requested"`
+	Answered  int            `json:"answered"`
+	Leaked    int            `json:"leaked"`
+	Errors    map[string]int `json:"errors,omitempty"`
+	Starts    []Start        `json:"starts"`
+	// of the whole round; what was not counted is absent
+	Counts map[Count]float64 `json:"counts"`
+}
+
+// A Setting holds what rounds that are compared have in common.
+type Setting struct {
+	Sandbox   string `json:"sandbox"`
+	Simulated bool   `json:"simulated,omitempty"` // the times are programmed, not measured
+	Version   string `json:"version"`             // of fastiov
+}
+
+// A Start is one cold start. Times are in milliseconds; Begin counts from the first of the round.
+type Start struct {
+	Begin    float64                    `json:"begin_ms"`
+	EndToEnd float64                    `json:"end_to_end_ms"`
+	GuestCPU float64                    `json:"guest_cpu_ms"` // that the guest's processor computed
+	Stages   map[timeline.Stage]float64 `json:"stages_ms"`
+	Segments []Segment                  `json:"segments"`
+}
+
+// A Segment is a piece of a start's time, of the innermost stage that was open in it.
+type Segment struct {
+	Stage timeline.Stage `json:"stage"`
+	From  float64        `json:"from_ms"` // since the round's first start began
+	To    float64        `json:"to_ms"`
+}
+
+// Critical returns the start's time without that in which its guest computed.
+func (s Start) Critical() float64 { return s.EndToEnd - s.GuestCPU }
+
+// VFRelated returns the time of the stages that the paper calls VF-related.
+func (s Start) VFRelated() (sum float64) {
+	for _, stage := range vfRelated {
+		sum += s.Stages[stage]
+	}
+	return sum
+}
+
+var vfRelated = []timeline.Stage{timeline.DMARAM, timeline.DMAImage, timeline.VFIODev,
+	timeline.VFDriver}
+
+// A Count is a kind of event or an amount that is counted beside the times.
+type Count string
+
+// What is counted from the first request of a round to its last answer.
+const (
+	Resets   Count = "resets"     // of PCI functions
+	Mapped   Count = "mapped_mib" // memory mapped for DMA
+	Zeroed   Count = "zeroed_mib" // of the guests' memory, at the first answer
+	Execs    Count = "execs"      // programs started, QEMU's launcher and QEMU among them
+	Mounts   Count = "mounts"
+	IPTables Count = "iptables" // changes of tables, of iptables or nftables
+)
+
+// Counts lists all of them.
+var Counts = []Count{Resets, Mapped, Zeroed, Execs, Mounts, IPTables}
+
+// A Bench plays what of its rounds is not kept yet.
+type Bench struct {
+	Arms      []arm.Arm
+	N         []int
+	MemoryMiB []int
+	Rounds    int
+	Setting   Setting
+	Kept      *Kept
+	Play      func(ctx context.Context, order Order) (*Round, error)
+	Out       io.Writer // progress
+}
+
+// orders returns the rounds in the order in which they are played. In each round another arm comes
+// first.
+func (b *Bench) orders() (orders []Order) {
+	for number := 1; number <= b.Rounds; number++ {
+		for _, n := range b.N {
+			for _, memory := range b.MemoryMiB {
+				for i := range b.Arms {
+					a := b.Arms[(i+number-1)%len(b.Arms)]
+					orders = append(orders, Order{Arm: a.String(), N: n, MemoryMiB: memory,
+						Number: number})
+				}
+			}
+		}
+	}
+	return orders
+}
+
+// Run plays the rounds and returns them all, those of before too.
+func (b *Bench) Run(ctx context.Context) (*Result, error) {
+	orders := b.orders()
+	begin := time.Now()
+	for i, order := range orders {
+		if b.Kept.has(order) {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		round, err := b.Play(ctx, order)
+		if err == nil {
+			round.Order, round.Setting = order, b.Setting
+			err = b.Kept.add(round)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s, %d at once, %d MiB, round %d: %w", order.Arm, order.N,
+				order.MemoryMiB, order.Number, err)
+		}
+		fmt.Fprintf(b.Out, "startup  %d/%d  %s  n=%d  %d MiB  round %d  %d/%d answered  %.0f ms"+
+			"  %s\n", i+1, len(orders), order.Arm, order.N, order.MemoryMiB, order.Number,
+			round.Answered, round.Requested, mean(endToEnd(round.Starts)),
+			time.Since(begin).Round(time.Second))
+	}
+	return b.Kept.result(orders), nil
+}
+
+func endToEnd(starts []Start) (times []float64) {
+	for _, s := range starts {
+		times = append(times, s.EndToEnd)
+	}
+	return times
+}
+
+func mean(values []float64) (sum float64) {
+	for _, v := range values {
+		sum += v / float64(len(values))
+	}
+	return sum
+}

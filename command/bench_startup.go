@@ -1,0 +1,233 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fastiov/fastiov/bench/ablation"
+	"github.com/fastiov/fastiov/command/settings"
+	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/image/build"
+	"github.com/fastiov/fastiov/testbed"
+)
+
+// roundsFile holds the rounds that were played, in the folder of --plot.
+const roundsFile = "rounds.jsonl"
+
+// benchStartup compares arms by whole cold starts. It makes a node for each round: here, where a
+// node can be, or in the testbed.
+func benchStartup() *cobra.Command {
+	var (
+		b        = ablation.Bench{Arms: []arm.Arm{arm.None, arm.All}}
+		sandbox  = &drivers[0]
+		simStart time.Duration
+		folder   string
+		asJSON   bool
+	)
+	cmd := &cobra.Command{Use: "startup [-- FLAGS OF `up`]",
+		Short: "Compare arms by rounds of cold starts, in turn, and draw the FastIOV paper's figures"}
+	f := cmd.Flags()
+	f.Var(armsFlag{&b.Arms}, "arms",
+		"arms, separated by spaces: named ones, or axes, as in 'none all all,r=0 nonet'")
+	f.IntSliceVar(&b.N, "n", []int{1, 4, 7}, "how many at once")
+	f.IntSliceVar(&b.MemoryMiB, "mem", []int{256}, "MiB of each function")
+	f.IntVar(&b.Rounds, "rounds", 5, "how many rounds of each")
+	f.Var(driverFlag{&sandbox}, "sandbox", "what functions run in: "+driversExplained())
+	f.DurationVar(&simStart, "sim-start", paperStart,
+		"with --sandbox sim: how long 200 starts at once take on the paper's stock software")
+	f.StringVar(&folder, "plot", "",
+		"folder that keeps the rounds and gets the figures and index.html; what it has is not measured again")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := fits(&b, sandbox, args); err != nil {
+			return err
+		}
+		b.Out = cmd.ErrOrStderr()
+		b.Setting = ablation.Setting{Sandbox: sandbox.name, Version: version,
+			Simulated: sandbox.programmed != nil}
+		path := ""
+		if folder != "" {
+			if err := os.MkdirAll(folder, 0o755); err != nil {
+				return err
+			}
+			path = filepath.Join(folder, roundsFile)
+		}
+		var err error
+		if b.Kept, err = ablation.Keep(path, b.Setting); err != nil {
+			return err
+		}
+		defer b.Kept.Close()
+		play, end, err := player(cmd, &b, sandbox, append(args, "--sandbox", sandbox.name,
+			"--sim-start", simStart.String()))
+		if err != nil {
+			return err
+		}
+		defer end()
+		b.Play = play
+		result, err := b.Run(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if folder != "" {
+			if err := result.Draw(folder, commandLine()); err != nil {
+				return err
+			}
+			fmt.Fprintf(b.Out, "startup  see %s\n", filepath.Join(folder, ablation.Page))
+		}
+		if err := show(cmd, result, asJSON); err != nil {
+			return err
+		}
+		if !result.Whole() {
+			return errors.New("not all calls were answered, or something is left")
+		}
+		return nil
+	}
+	return cmd
+}
+
+// commandLine returns the command that was typed, for the page to name.
+func commandLine() string {
+	words := []string{"fastiov"}
+	for _, word := range os.Args[1:] {
+		if word == "" || strings.ContainsAny(word, " \t\n'\"\\$`*?[](){}<>|&;#~!") {
+			word = testbed.Quote(word)
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
+}
+
+// fits refuses what cannot be measured.
+func fits(b *ablation.Bench, sandbox *driver, args []string) error {
+	if len(b.N) == 0 || len(b.MemoryMiB) == 0 || b.Rounds < 1 || slices.Min(b.N) < 1 ||
+		slices.Min(b.MemoryMiB) < 1 {
+		return errors.New("--n, --mem and --rounds want 1 or more")
+	}
+	if !sandbox.images && sandbox.programmed == nil {
+		return fmt.Errorf("--sandbox %s starts no application: use qemu or sim", sandbox.name)
+	}
+	for _, word := range args {
+		name, _, _ := strings.Cut(word, "=")
+		if name == "--fastiov" || name == "--sandbox" {
+			return fmt.Errorf("%s follows from --arms and --sandbox: leave it out", name)
+		}
+	}
+	for _, a := range b.Arms {
+		if err := a.Missing(); err != nil && sandbox.programmed == nil {
+			return fmt.Errorf("--arms %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// player returns what plays a round, and what ends it after the last one: a process of this binary,
+// which makes the node, here or in the testbed. A testbed that was not up is ended then.
+func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []string) (
+	play func(context.Context, ablation.Order) (*ablation.Round, error), end func(), err error,
+) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	here := func(ctx context.Context, line []string, out io.Writer) error {
+		process := exec.CommandContext(ctx, self, line...)
+		process.Cancel = func() error { return process.Process.Signal(os.Interrupt) }
+		process.Stdout, process.Stderr = out, b.Out
+		return process.Run()
+	}
+	run, end := here, func() {}
+	if sandbox.programmed != nil {
+		words = append(words, "--config", settings.NoFile)
+	} else if away, err := openTestbed(cmd); err != nil {
+		return nil, nil, err
+	} else if away != nil {
+		run, end = away.run, away.end
+		words = append(slices.Concat(awayFlags, awayDefaults), words...)
+	}
+	return func(ctx context.Context, order ablation.Order) (*ablation.Round, error) {
+		what, err := json.Marshal(order)
+		if err != nil {
+			return nil, err
+		}
+		var out bytes.Buffer
+		line := append([]string{"bench", startupRound}, words...)
+		if err := run(ctx, append(line, string(what)), &out); err != nil {
+			return nil, err
+		}
+		round := &ablation.Round{}
+		return round, json.Unmarshal(out.Bytes(), round)
+	}, end, nil
+}
+
+// A measuredTestbed is a testbed in which rounds are played.
+type measuredTestbed struct {
+	host   *testbed.Host
+	booted bool
+	log    io.Writer
+}
+
+// openTestbed returns the testbed that is up, or boots one with fastiov's kernel if this
+// machine cannot be a node. It returns nil if rounds are played here.
+func openTestbed(cmd *cobra.Command) (*measuredTestbed, error) {
+	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
+	state, err := testbed.Look(awayName)
+	up := err == nil && state.State == "ready"
+	if !up && isNode(ctx, progress) {
+		return nil, nil
+	}
+	cache, err := build.Open("", progress)
+	if err != nil {
+		return nil, err
+	}
+	defer cache.Close()
+	config := testbed.Config{Name: awayName, Kernel: testbed.PatchedKernel}
+	if up {
+		opened, err := testbed.Open(ctx, awayName)
+		if err != nil {
+			return nil, err
+		}
+		config = opened.Config()
+		opened.Close()
+	}
+	host, err := bringUp(cmd, config)
+	if err != nil {
+		return nil, err
+	}
+	t := &measuredTestbed{host: host, booted: !up, log: progress}
+	if err := fillImages(ctx, host, cache); err != nil {
+		t.end()
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *measuredTestbed) run(ctx context.Context, line []string, out io.Writer) error {
+	code, err := t.host.Run(ctx, testbed.Quote(append([]string{awayBinary}, line...)...), nil, out,
+		t.log)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("exit code %d in the testbed", code)
+	}
+	return err
+}
+
+func (t *measuredTestbed) end() {
+	t.host.Close()
+	if t.booted {
+		// also after an interrupt
+		if err := testbed.Down(context.Background(), awayName, t.log); err != nil {
+			fmt.Fprintf(t.log, "startup  the testbed is left: %v\n", err)
+		}
+	}
+}
