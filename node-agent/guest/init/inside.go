@@ -79,6 +79,22 @@ func rewrite(listens int, words map[int16]uint32) []instruction {
 
 // attach has the kernel run program at hook, for the processes of a cgroup and of those below it.
 func attach(cgroup int, hook uint32, program []instruction) error {
+	fd, err := loaded(hook, program)
+	if err != nil {
+		return fmt.Errorf("BPF_PROG_LOAD: %w", err)
+	}
+	defer unix.Close(fd)
+	place := struct{ target, program, hook, flags uint32 }{uint32(cgroup), uint32(fd), hook, 0}
+	if _, err := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&place),
+		unsafe.Sizeof(place)); err != nil {
+		return fmt.Errorf("BPF_PROG_ATTACH: %w", err)
+	}
+	return nil
+}
+
+// loaded returns a descriptor of program. The kernel stops checking a program with EAGAIN where a
+// signal waits for the thread, and Go's runtime sends its threads signals.
+func loaded(hook uint32, program []instruction) (fd int, err error) {
 	license := []byte("GPL\x00")
 	load := struct {
 		kind, count                uint32
@@ -93,17 +109,13 @@ func attach(cgroup int, hook uint32, program []instruction) error {
 		program: (*byte)(unsafe.Pointer(&program[0])), license: &license[0],
 		expectedAttachment: hook,
 	}
-	fd, err := bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
-	if err != nil {
-		return fmt.Errorf("BPF_PROG_LOAD: %w", err)
+	for range 100 {
+		fd, err = bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
+		if err != unix.EAGAIN {
+			break
+		}
 	}
-	defer unix.Close(fd)
-	place := struct{ target, program, hook, flags uint32 }{uint32(cgroup), uint32(fd), hook, 0}
-	if _, err := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&place),
-		unsafe.Sizeof(place)); err != nil {
-		return fmt.Errorf("BPF_PROG_ATTACH: %w", err)
-	}
-	return nil
+	return fd, err
 }
 
 func bpf(command uintptr, argument unsafe.Pointer, size uintptr) (int, error) {
