@@ -237,7 +237,7 @@ func (p *Pool) prepare(
 func (p *Pool) over(b *box, how outcome) {
 	p.happen(func(s *state, now time.Time) {
 		s.started(b, how, now)
-		if b.phase == gone {
+		if b.phase == gone && !b.ended {
 			p.stop(b.node, b.id)
 		}
 	})
