@@ -12,7 +12,7 @@
 #define MOST 4000	/* allocations of one step */
 
 static const char *bdf;
-static const char *const nth = "/proc/thread-self/fail-nth";
+static int nth;	/* opened before anything fails */
 
 static void fail_all_kinds(void)
 {
@@ -35,18 +35,16 @@ static void fail(int n)
 	char text[16];
 
 	snprintf(text, sizeof(text), "%d", n);
-	tell(nth, text);
+	must(pwrite(nth, text, strlen(text), 0));
 }
 
 /* Whether one has failed since; no more do. */
 static bool has_failed(void)
 {
 	char text[16] = "";
-	int fd = must(open(nth, O_RDWR));
 
-	must(read(fd, text, sizeof(text) - 1));
-	must(pwrite(fd, "0", 1, 0));
-	close(fd);
+	must(pread(nth, text, sizeof(text) - 1, 0));
+	must(pwrite(nth, "0", 1, 0));
 	return atoi(text) == 0;
 }
 
@@ -188,6 +186,7 @@ int main(void)
 	ksft_print_header();
 	ksft_set_plan(2 * n + 3);
 	fail_all_kinds();
+	nth = must(open("/proc/thread-self/fail-nth", O_RDWR));
 	poison_free_memory();
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++)
 		for (size_t i = 0; i < n; i++) {
