@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -93,7 +95,7 @@ func attach(cgroup int, hook uint32, program []instruction) error {
 }
 
 // loaded returns a descriptor of program. The kernel stops checking a program with EAGAIN where a
-// signal waits for the thread, and Go's runtime sends its threads signals.
+// signal waits for the thread, and Go's runtime sends its threads signals: none comes through here.
 func loaded(hook uint32, program []instruction) (fd int, err error) {
 	license := []byte("GPL\x00")
 	load := struct {
@@ -109,13 +111,17 @@ func loaded(hook uint32, program []instruction) (fd int, err error) {
 		program: (*byte)(unsafe.Pointer(&program[0])), license: &license[0],
 		expectedAttachment: hook,
 	}
-	for range 100 {
-		fd, err = bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
-		if err != unix.EAGAIN {
-			break
-		}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var every, before unix.Sigset_t
+	for i := range every.Val {
+		every.Val[i]--
 	}
-	return fd, err
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &every, &before); err != nil {
+		return -1, err
+	}
+	fd, err = bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
+	return fd, errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil))
 }
 
 func bpf(command uintptr, argument unsafe.Pointer, size uintptr) (int, error) {
