@@ -8,10 +8,10 @@
 
 #include <sys/syscall.h>
 
-#define SIZE (4 * MiB)
 #define MOST 4000	/* allocations of one step */
 
 static const char *bdf;
+static size_t size;	/* of a memory: small pages are many allocations each */
 static int nth;	/* opened before anything fails */
 
 static void fail_all_kinds(void)
@@ -64,7 +64,7 @@ static int registers(struct state *s)
 
 static int maps(struct state *s)
 {
-	int err = vfio_map(&s->v, s->r.at, 0, SIZE) ? errno : 0;
+	int err = vfio_map(&s->v, s->r.at, 0, size) ? errno : 0;
 
 	s->mapped = !err;
 	return err;
@@ -74,7 +74,7 @@ static int touches(struct state *s)
 {
 	char byte = 0;
 
-	for (size_t at = 0; at < SIZE; at += 16 * PAGE)
+	for (size_t at = 0; at < size; at += 16 * PAGE)
 		if (pwrite(s->r.fd, &byte, 1, at) < 0)
 			return errno;
 	return 0;
@@ -82,7 +82,7 @@ static int touches(struct state *s)
 
 static int faults(struct state *s)
 {
-	for (size_t at = 0; at < SIZE; at += 16 * PAGE)
+	for (size_t at = 0; at < size; at += 16 * PAGE)
 		(void)*(volatile uint8_t *)(s->r.at + at);
 	return 0;
 }
@@ -113,7 +113,7 @@ static const struct step {
 /* Has all that comes before it. */
 static struct state begin(const struct step *step, enum pages pages)
 {
-	struct state s = { .r = ram_new(SIZE, pages), .v = vfio_attach(bdf), .flags = step->flags };
+	struct state s = { .r = ram_new(size, pages), .v = vfio_attach(bdf), .flags = step->flags };
 
 	policy = step->policy;
 	vfio_open(&s.v, bdf);
@@ -133,19 +133,19 @@ static bool works(struct state *s)
 		return false;
 	if (s->flags & FASTIOVD_BACKGROUND) {
 		/* what is mapped wakes it */
-		must(vfio_unmap(&s->v, 0, SIZE));
+		must(vfio_unmap(&s->v, 0, size));
 		must(maps(s) ? -1 : 0);
-		for (int i = 0; i < 500 && ram_stat(&s->r).zeroed < SIZE; i++)
+		for (int i = 0; i < 500 && ram_stat(&s->r).zeroed < size; i++)
 			usleep(10000);
-		if (ram_stat(&s->r).zeroed < SIZE)
+		if (ram_stat(&s->r).zeroed < size)
 			return false;
 	}
 	masters_bus(s);
-	s->r.at[0] = s->r.at[3 * MiB] = 0;
-	edu_copy(&s->v, 3 * MiB, EDU_BUFFER, false);
+	s->r.at[0] = s->r.at[size / 2] = 0;
+	edu_copy(&s->v, size / 2, EDU_BUFFER, false);
 	memset(s->r.at, 1, PAGE);
 	edu_copy(&s->v, EDU_BUFFER, 0, true);
-	return !count_not(s->r.at, SIZE, 0);
+	return !count_not(s->r.at, size, 0);
 }
 
 static void fail_each(const struct step *step, enum pages pages)
@@ -188,7 +188,8 @@ int main(void)
 	fail_all_kinds();
 	nth = must(open("/proc/thread-self/fail-nth", O_RDWR));
 	poison_free_memory();
-	for (enum pages pages = SMALL; pages <= RESERVED; pages++)
+	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
+		size = pages == SMALL ? MiB / 4 : 4 * MiB;
 		for (size_t i = 0; i < n; i++) {
 			/* hugetlbfs has no memory on touch; in 64 KiB there is nothing else */
 			if (pages == MIDDLE ||
@@ -198,5 +199,6 @@ int main(void)
 				continue;
 			fail_each(&steps[i], pages);
 		}
+	}
 	ksft_finished();
 }

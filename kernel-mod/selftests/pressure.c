@@ -155,8 +155,12 @@ static struct ram swapped_out(enum pages pages)
 static bool swapped_shows(enum pages pages)
 {
 	struct ram r = swapped_out(pages);
-	bool shown = ram_stat(&r).resident <= SIZE / 2 && poisoned(&r);
+	const uint64_t stayed = ram_stat(&r).resident;
+	bool shown = stayed <= SIZE / 2 && poisoned(&r);
 
+	if (!shown)
+		ksft_print_msg("%llu of %lu MiB stayed, no old byte\n",
+			       (unsigned long long)stayed / MiB, SIZE / MiB);
 	ram_poison(&r);
 	return shown;
 }
