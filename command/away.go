@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/testbed"
@@ -95,7 +94,7 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 		return true, err
 	}
 	defer cache.Close()
-	if isNode(ctx, progress) {
+	if isNode(ctx, cache, progress) {
 		return false, nil
 	}
 	words, err := wordsAway(cmd)
@@ -116,10 +115,8 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 
 // isNode reports whether this machine can be a node. If not, it says why, and that a testbed is the
 // node.
-func isNode(ctx context.Context, progress io.Writer) bool {
-	report := doctor.Check(ctx, func(ctx context.Context) (string, error) {
-		return ordinaryKernel(ctx, progress)
-	})
+func isNode(ctx context.Context, cache *build.Builder, progress io.Writer) bool {
+	report := examine(ctx, cache)
 	if !report.Node() {
 		fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n",
 			report.Err())

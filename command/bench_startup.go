@@ -182,16 +182,16 @@ type measuredTestbed struct {
 // machine cannot be a node. It returns nil if rounds are played here.
 func openTestbed(cmd *cobra.Command) (*measuredTestbed, error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
-	state, err := testbed.Look(awayName)
-	up := err == nil && state.State == "ready"
-	if !up && isNode(ctx, progress) {
-		return nil, nil
-	}
 	cache, err := build.Open("", progress)
 	if err != nil {
 		return nil, err
 	}
 	defer cache.Close()
+	state, err := testbed.Look(awayName)
+	up := err == nil && state.State == "ready"
+	if !up && isNode(ctx, cache, progress) {
+		return nil, nil
+	}
 	config := testbed.Config{Name: awayName, Kernel: testbed.PatchedKernel}
 	if up {
 		opened, err := testbed.Open(ctx, awayName)

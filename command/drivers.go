@@ -1,10 +1,12 @@
 package command
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -26,7 +28,7 @@ type driver struct {
 	overhead func(hugePages bool) int
 	// programmed returns the times that its stages are told to take; nil: they take their own.
 	programmed func(start time.Duration) []sim.Step
-	open       func(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error)
+	open       func(context.Context, *node, *nodeFlags, *image.Set) (sandbox.Driver, error)
 }
 
 // The first one is the default.
@@ -104,8 +106,14 @@ func overheadOfQEMU(hugePages bool) int {
 	return qemu.OverheadMiB
 }
 
-func openQEMU(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error) {
+func openQEMU(
+	ctx context.Context, n *node, f *nodeFlags, images *image.Set,
+) (sandbox.Driver, error) {
 	rooms, err := f.rooms()
+	if err != nil {
+		return nil, err
+	}
+	vmm, err := hypervisor.Find(ctx, images.QEMU)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +125,7 @@ func openQEMU(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error) 
 		n.onClose(probe.Close)
 	}
 	d, err := qemu.Open(qemu.Config{
-		Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
+		QEMU: vmm, Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
 		Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages, Arm: n.arm,
 		Probe: probe, Log: n.log,
 	})
@@ -128,7 +136,9 @@ func openQEMU(n *node, f *nodeFlags, images *image.Set) (sandbox.Driver, error) 
 	return d, nil
 }
 
-func openBare(n *node, f *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
+func openBare(
+	_ context.Context, n *node, f *nodeFlags, _ *image.Set,
+) (sandbox.Driver, error) {
 	rooms, err := f.rooms()
 	if err != nil {
 		return nil, err
@@ -147,7 +157,9 @@ func openBare(n *node, f *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
 	return d, nil
 }
 
-func openSim(_ *node, f *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
+func openSim(
+	_ context.Context, _ *node, f *nodeFlags, _ *image.Set,
+) (sandbox.Driver, error) {
 	stages := f.simStages
 	if stages == nil {
 		stages = sim.Table1(f.simStart)

@@ -50,7 +50,9 @@ var processes = driver{
 	network: loopback, overhead: func(bool) int { return 0 }, open: openProcesses,
 }
 
-func openProcesses(n *node, _ *nodeFlags, _ *image.Set) (sandbox.Driver, error) {
+func openProcesses(
+	_ context.Context, n *node, _ *nodeFlags, _ *image.Set,
+) (sandbox.Driver, error) {
 	command, err := exampletest.Command()
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 )
@@ -57,8 +58,8 @@ func imageBuild() *cobra.Command {
 func imageExport() *cobra.Command {
 	var registries registryFlags
 	cmd := &cobra.Command{
-		Use: "export DIR [RUNTIME...]",
-		Short: "Make the guest and runtimes (default: all built-in ones; an OCI reference is pulled) " +
+		Use: "export DIR [RUNTIME|qemu...]",
+		Short: "Make the guest and runtimes (default: qemu and all built-in ones; an OCI reference is pulled) " +
 			"and put them into DIR, for `fastiov up --images` elsewhere",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -70,14 +71,14 @@ func imageExport() *cobra.Command {
 			if err := registries.apply(cache.Cache); err != nil {
 				return err
 			}
-			runtimes := args[1:]
-			if len(runtimes) == 0 {
-				runtimes = image.Made()
+			names := args[1:]
+			if len(names) == 0 {
+				names = append(image.Made(), hypervisor.Thing)
 			}
-			if err := cache.Export(cmd.Context(), args[0], runtimes...); err != nil {
+			if err := cache.Export(cmd.Context(), args[0], names...); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "exported to %s: the guest, %v\n", args[0], runtimes)
+			fmt.Fprintf(cmd.OutOrStdout(), "exported to %s: the guest, %v\n", args[0], names)
 			return nil
 		},
 	}

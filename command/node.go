@@ -68,7 +68,7 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 	if err != nil {
 		return nil, err
 	}
-	driver, err := f.sandbox.open(n, f, images)
+	driver, err := f.sandbox.open(ctx, n, f, images)
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func testbedUp(name *string) *cobra.Command {
 	f.IntVar(&c.NICs, "nics", 1, "network cards, each with 7 VFs")
 	f.IntVar(&c.NVMeVFs, "nvme-vfs", 0, "VFs of an NVMe controller, up to 127")
 	f.IntVar(&c.MemoryMiB, "memory", 8192, "memory in MiB")
-	f.IntVar(&c.CPUs, "cpus", 1, "CPUs; more than 1 emulated one needs QEMU 10.0.4 or later")
+	f.IntVar(&c.CPUs, "cpus", 1, "CPUs; with more than 1 emulated one, bursts crash the host")
 	f.StringVar(&c.Kernel, "kernel", testbed.DebianKernel,
 		"debian, or fastiov's own, built first if need be: patched, or debug, which finds its own mistakes")
 	f.StringVar(&c.Accel, "accel", "", "kvm or tcg (default: kvm where it works and nests)")
@@ -122,7 +122,8 @@ func testbedStatus(name *string) *cobra.Command {
 			}
 			out := cmd.OutOrStdout()
 			fmt.Fprintf(out, "testbed %s is %s (%s)\n", *name, s.State, s.Config)
-			fmt.Fprintf(out, "  qemu   pid %d, booted in %.1f s\n", s.PID, s.Booted.Seconds())
+			fmt.Fprintf(out, "  qemu   %s, pid %d, booted in %.1f s\n", s.QEMU, s.PID,
+				s.Booted.Seconds())
 			fmt.Fprintf(out, "  ssh    ssh -i %s/key -p %d root@127.0.0.1\n", s.Dir, s.SSHPort)
 			for _, p := range s.Config.Forward {
 				fmt.Fprintf(out, "  port   127.0.0.1:%d\n", p)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
@@ -180,6 +181,18 @@ func Guest(ctx context.Context) (boot image.Boot, release func(), err error) {
 		cache.Close()
 	}
 	return boot, cache.Close, err
+}
+
+// QEMU returns the QEMU that boots testbeds here. It stays in the cache until it is released.
+func QEMU(ctx context.Context) (q hypervisor.QEMU, release func(), err error) {
+	cache, err := build.Open("", os.Stderr)
+	if err != nil {
+		return q, nil, err
+	}
+	if q, err = hypervisor.Find(ctx, cache.QEMU); err != nil {
+		cache.Close()
+	}
+	return q, cache.Close, err
 }
 
 // SelftestsDir is the directory where a test that needs the patched kernel finds its selftests.

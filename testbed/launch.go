@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/procfs"
 )
@@ -32,6 +33,7 @@ const readyLine = "testbed ready"
 type launch struct {
 	dir
 	cfg   Config
+	qemu  hypervisor.QEMU
 	img   image.Boot
 	owned bool // the host ends with the process that started it
 	steps *steps
@@ -122,7 +124,8 @@ func (l *launch) start() error {
 	}
 	l.console = here
 	defer there.Close()
-	cmd := exec.Command(qemuBinary, qemuArgs(l.cfg, l.dir, l.img, l.sshPort)...)
+	words := l.qemu.Command(qemuArgs(l.cfg, l.dir, l.img, l.sshPort)...)
+	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = out, out, []*os.File{there}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if l.owned {
@@ -145,7 +148,7 @@ func (l *launch) start() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	l.rec = record{PID: cmd.Process.Pid, SSHPort: l.sshPort, Config: l.cfg}
+	l.rec = record{PID: cmd.Process.Pid, QEMU: l.qemu.Version, SSHPort: l.sshPort, Config: l.cfg}
 	if l.rec.StartTicks, err = procfs.StartTicks(l.rec.PID); err != nil {
 		return l.died()
 	}
@@ -204,7 +207,7 @@ func (l *launch) greet(ctx context.Context) error {
 
 // died returns an error with QEMU's last words, or else the console's.
 func (l *launch) died() error {
-	said := strings.TrimSpace(strings.TrimPrefix(lastLines(l.qemuLog(), 1), qemuBinary+": "))
+	said := strings.TrimSpace(strings.TrimPrefix(lastLines(l.qemuLog(), 1), hypervisor.Name+": "))
 	if strings.Contains(said, "Could not set up host forwarding rule") {
 		return fmt.Errorf("a loopback port was taken while the testbed started: try again (%s)",
 			said)

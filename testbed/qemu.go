@@ -1,17 +1,11 @@
 package testbed
 
 import (
-	"bytes"
-	"context"
-	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/image"
 )
-
-const qemuBinary = "qemu-system-x86_64"
 
 // The management network. The host's address and gateway are part of its image.
 const (
@@ -27,8 +21,7 @@ const consoleFD = 3
 func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	var a args
 	a.machine(c)
-	a.memory(c.MemoryMiB)
-	a.add("-smp", fmt.Sprint(c.CPUs))
+	a.add("-m", fmt.Sprint(c.MemoryMiB), "-smp", fmt.Sprint(c.CPUs))
 	a.add("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-name", "fastiov-testbed-"+c.Name)
 	a.add("-chardev", fmt.Sprintf("socket,id=con,fd=%d,logfile=%s", consoleFD, esc(d.Console())),
@@ -57,7 +50,7 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 		// it, and then the kernel panics.
 		"-append",
 		strings.TrimSpace("console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on "+
-			"iommu=pt memhp_default_state=online mitigations=off "+c.Append))
+			"iommu=pt mitigations=off "+c.Append))
 	return a
 }
 
@@ -74,17 +67,6 @@ func (a *args) machine(c Config) {
 	}
 	a.add("-machine", "q35", "-accel", "tcg,thread=multi",
 		"-cpu", "max,+svm,-erms,-fsrm,-fzrm,-fsrs,-fsrc")
-}
-
-func (a *args) memory(mib int) {
-	if mib <= bootMemory {
-		a.add("-m", fmt.Sprint(mib))
-		return
-	}
-	rest := mib - bootMemory
-	a.add("-m", fmt.Sprintf("%d,slots=1,maxmem=%dM", bootMemory, mib+1024),
-		"-object", fmt.Sprintf("memory-backend-ram,id=more,size=%dM", rest),
-		"-device", "pc-dimm,id=dimm,memdev=more")
 }
 
 func (a *args) manage(c Config, sshPort int) {
@@ -129,27 +111,3 @@ func (a *args) edu(slot int) {
 
 // esc doubles commas, which would end a value of a QEMU option.
 func esc(path string) string { return strings.ReplaceAll(path, ",", ",,") }
-
-// checkQEMU returns an error that says what to install, if there is no QEMU that emulates an SR-IOV
-// card.
-func checkQEMU(ctx context.Context) error {
-	const remedy = "install QEMU 8.0 or newer (Debian 12: apt-get install -t bookworm-backports qemu-system-x86)"
-	out, err := exec.CommandContext(ctx, qemuBinary, "-version").Output()
-	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("%s not found: %s", qemuBinary, remedy)
-	}
-	if err != nil {
-		return fmt.Errorf("%s does not run: %w: %s", qemuBinary, err, remedy)
-	}
-	line, _, _ := bytes.Cut(out, []byte("\n"))
-	var major, minor int
-	if _, err := fmt.Sscanf(string(line), "QEMU emulator version %d.%d",
-		&major, &minor); err != nil {
-		return fmt.Errorf("%s has no known version (%q): %s", qemuBinary, line, remedy)
-	}
-	if major < 8 {
-		return fmt.Errorf("%s is version %d.%d, which emulates no SR-IOV network card: %s",
-			qemuBinary, major, minor, remedy)
-	}
-	return nil
-}

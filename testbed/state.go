@@ -70,6 +70,7 @@ func StateDir(name string) (string, error) {
 // A record describes a booting or booted host.
 type record struct {
 	PID        int
+	QEMU       string // its version
 	StartTicks uint64 // when the process started; together with PID it names one process
 	SSHPort    int
 	HostKey    []byte // as first seen; empty while the host boots

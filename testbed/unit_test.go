@@ -27,7 +27,6 @@ func TestConfigIsChecked(t *testing.T) {
 		"NICs":        {NICs: 9},
 		"NVMe VFs":    {NVMeVFs: 128},
 		"memory":      {MemoryMiB: 512},
-		"steps":       {MemoryMiB: 4000},
 		"CPUs":        {CPUs: -1},
 		"accelerator": {Accel: "hvf"},
 		"port":        {Forward: []int{70000}},
@@ -71,8 +70,7 @@ func TestQEMUArguments(t *testing.T) {
 	}
 	full := line(Config{NICs: 2, NVMeVFs: 127, Edu: true, Forward: []int{3233}, Accel: "tcg"})
 	for _, want := range []string{
-		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 2048,slots=1,maxmem=9216M",
-		"memory-backend-ram,id=more,size=6144M",
+		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 8192 -smp 1",
 		"intel-iommu,intremap=on,snoop-control=on", "igb,bus=nic1port,netdev=wire1",
 		"file=/s,,tate/wire1.pcap", "sriov_max_vfs=127",
 		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233",
@@ -97,7 +95,7 @@ func TestQEMUArguments(t *testing.T) {
 			}
 		}
 	}
-	for _, not := range []string{"pc-dimm", "nvme", "edu", "tcg", "wire1", "nic1port",
+	for _, not := range []string{"nvme", "edu", "tcg", "wire1", "nic1port",
 		"127.0.0.1:3233"} {
 		if strings.Contains(small, not) {
 			t.Errorf("%q in %s", not, small)
@@ -111,28 +109,6 @@ func TestQEMUArguments(t *testing.T) {
 	}
 	if !strings.Contains(small, "accel=kvm,kernel-irqchip=split") {
 		t.Error("KVM remaps interrupts only with a split interrupt controller")
-	}
-}
-
-func TestQEMUIsChecked(t *testing.T) {
-	for complaint, script := range map[string]string{
-		"":              "echo 'QEMU emulator version 10.0.2 (Debian)'",
-		"version 7.2":   "echo 'QEMU emulator version 7.2.17'",
-		"known version": "echo hello",
-		"does not run":  "exit 1",
-		"not found":     "",
-	} {
-		path := t.TempDir()
-		t.Setenv("PATH", path)
-		if script != "" {
-			write(t, filepath.Join(path, qemuBinary), "#!/bin/sh\n"+script+"\n")
-		}
-		err := checkQEMU(t.Context())
-		if complaint == "" && err != nil ||
-			complaint != "" && (err == nil || !strings.Contains(err.Error(), complaint) ||
-				!strings.Contains(err.Error(), "install")) {
-			t.Errorf("%q: %v", script, err)
-		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/doctor"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 )
@@ -34,9 +35,6 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkQEMU(ctx); err != nil {
-		return nil, err
-	}
 	d := dir(path)
 	release, err := d.hold(ctx)
 	if err != nil {
@@ -52,12 +50,16 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	}
 	defer cache.Close()
 	l := launch{dir: d, cfg: c, owned: owned, steps: newSteps(w, "testbed")}
+	if l.qemu, err = hypervisor.Find(ctx, cache.QEMU); err != nil {
+		return nil, err
+	}
 	if l.img, err = boots(ctx, cache, c.Kernel); err != nil {
 		return nil, err
 	}
 	if c.Accel == "" {
 		l.cfg.Accel = "tcg"
-		if doctor.Nests(ctx, func(context.Context) (string, error) { return l.img.Kernel, nil }) {
+		kernel := func(context.Context) (string, error) { return l.img.Kernel, nil }
+		if doctor.Nests(ctx, kernel, l.qemu) {
 			l.cfg.Accel = "kvm"
 		}
 	}
@@ -142,6 +144,7 @@ func find(name string) (*Host, error) {
 type Status struct {
 	State   string // ready or booting
 	PID     int
+	QEMU    string // its version
 	SSHPort int
 	Dir     string
 	Config  Config
@@ -154,8 +157,8 @@ func Look(name string) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	s := Status{State: "ready", PID: h.rec.PID, SSHPort: h.rec.SSHPort, Dir: string(h.dir),
-		Config: h.rec.Config,
+	s := Status{State: "ready", PID: h.rec.PID, QEMU: h.rec.QEMU, SSHPort: h.rec.SSHPort,
+		Dir: string(h.dir), Config: h.rec.Config,
 		Booted: time.Duration(h.rec.Booted * float64(time.Second))}
 	if len(h.rec.HostKey) == 0 {
 		s.State = "booting"

@@ -13,6 +13,8 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 )
 
 // A Verdict grades a finding.
@@ -72,12 +74,14 @@ func (r Report) Print(w io.Writer) {
 // A Kernel finds or makes the probe guest's kernel, which is an ordinary one.
 type Kernel func(context.Context) (path string, err error)
 
-// Check examines this machine. The probe of KVM comes last, since it takes seconds.
-func Check(ctx context.Context, kernel Kernel) Report {
+// Check examines this machine. The probe of KVM comes last, since it takes seconds. Where the QEMU
+// of this machine is not used, Check asks for the prefix.
+func Check(ctx context.Context, kernel Kernel, prefix hypervisor.Prefix) Report {
 	const root = "/"
+	qemu, err := hypervisor.Find(ctx, prefix)
 	findings := []Finding{
 		user(os.Geteuid()),
-		vmm(),
+		vmm(qemu, err),
 		iommu(root),
 		interrupts(root),
 		vfio(root),
@@ -95,7 +99,7 @@ func Check(ctx context.Context, kernel Kernel) Report {
 		cache(),
 		arms(root),
 	}
-	return Report{append(findings, kvm(ctx, root, kernel))}
+	return Report{append(findings, kvm(ctx, root, kernel, qemu))}
 }
 
 func ok(check, found string, a ...any) Finding {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"github.com/cavaliergopher/cpio"
+
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 )
 
 // machine returns a fake root directory with files by path. A content that begins with → is the
@@ -151,11 +152,19 @@ func TestAnUnknownVMMIsNoted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := confined(self); f.Verdict != Note || !strings.Contains(f.Remedy, "QEMU-") {
+	vmmAt := func(path string) Finding {
+		return vmm(hypervisor.QEMU{Root: "/", Program: path}, nil)
+	}
+	if f := vmmAt(self); f.Verdict != Note || !strings.Contains(f.Remedy, "QEMU-") {
 		t.Errorf("this program as a VMM: %s %q; %s", f.Verdict, f.Found, f.Remedy)
 	}
-	if f := confined("/etc/passwd"); f.Verdict != No {
+	if f := vmmAt("/etc/passwd"); f.Verdict != No {
 		t.Errorf("what is no program: %s %q", f.Verdict, f.Found)
+	}
+	lack := &hypervisor.Missing{Why: errors.New("none is there")}
+	if f := vmm(hypervisor.QEMU{}, lack); f.Verdict != No || f.Found != "none is there" ||
+		f.Remedy != hypervisor.Remedy {
+		t.Errorf("no QEMU: %s %q; %s", f.Verdict, f.Found, f.Remedy)
 	}
 }
 
@@ -194,7 +203,7 @@ func TestReport(t *testing.T) {
 }
 
 func TestKVMWithoutADevice(t *testing.T) {
-	if f := kvm(t.Context(), machine(t, nil), nil); f.Verdict != No ||
+	if f := kvm(t.Context(), machine(t, nil), nil, hypervisor.QEMU{}); f.Verdict != No ||
 		!strings.Contains(f.Found, "no /dev/kvm") {
 		t.Errorf("%+v", f)
 	}
@@ -264,27 +273,5 @@ func TestProbeInit(t *testing.T) {
 	}
 	if !bytes.HasSuffix(program, []byte(probeWord+"\n")) {
 		t.Error("the message is not where the code looks for it")
-	}
-}
-
-// TestProbe boots the probe guest under emulation if there is a kernel to boot. That shows
-// everything except KVM itself.
-func TestProbe(t *testing.T) {
-	kernels, _ := filepath.Glob("/boot/vmlinuz-*")
-	if _, err := exec.LookPath(qemu); err != nil || len(kernels) == 0 {
-		t.Skip("needs QEMU and a kernel in /boot")
-	}
-	if _, err := probe(t.Context(), "tcg", kernels[0], time.Minute); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestProbeOfNoKernel(t *testing.T) {
-	if _, err := exec.LookPath(qemu); err != nil {
-		t.Skip("needs QEMU")
-	}
-	_, err := probe(t.Context(), "tcg", "/nonexistent", time.Minute)
-	if err == nil || errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "QEMU: ") {
-		t.Errorf("QEMU's complaint is not told: %v", err)
 	}
 }

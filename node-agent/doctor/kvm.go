@@ -12,9 +12,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-)
 
-const qemu = "qemu-system-x86_64"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
+)
 
 // A working guest prints something within these times; a hanging guest does not. An emulated CPU
 // gets more time, because a nested guest is very slow on it.
@@ -31,7 +31,7 @@ func patienceOf(root string) time.Duration {
 }
 
 // kvm accepts KVM once a guest that it booted has printed its message.
-func kvm(ctx context.Context, root string, kernel Kernel) Finding {
+func kvm(ctx context.Context, root string, kernel Kernel, qemu hypervisor.QEMU) Finding {
 	const check, device = "kvm", "dev/kvm"
 	const elsewhere = "use another machine, or `fastiov testbed up`, which emulates one"
 	f, err := os.OpenFile(filepath.Join(root, device), os.O_RDWR, 0)
@@ -46,11 +46,14 @@ func kvm(ctx context.Context, root string, kernel Kernel) Finding {
 		return no(check, elsewhere, "/%s does not open: %v", device, err)
 	}
 	f.Close()
+	if qemu.Program == "" {
+		return no(check, hypervisor.Remedy, "there is no QEMU to try it with")
+	}
 	path, err := kernel(ctx)
 	if err != nil {
 		return no(check, "", "there is no kernel to try it with: %v", err)
 	}
-	took, err := probe(ctx, "kvm", path, patienceOf(root))
+	took, err := probe(ctx, qemu, "kvm", path, patienceOf(root))
 	if err != nil {
 		return no(check, elsewhere, "/%s opens but cannot run an ordinary kernel: %v", device, err)
 	}
@@ -58,8 +61,8 @@ func kvm(ctx context.Context, root string, kernel Kernel) Finding {
 }
 
 // Nests reports whether this machine's KVM works and lets its guests use KVM too.
-func Nests(ctx context.Context, kernel Kernel) bool {
-	return nested("/") && kvm(ctx, "/", kernel).Verdict == OK
+func Nests(ctx context.Context, kernel Kernel, qemu hypervisor.QEMU) bool {
+	return nested("/") && kvm(ctx, "/", kernel, qemu).Verdict == OK
 }
 
 func nested(root string) bool {
@@ -73,7 +76,7 @@ func nested(root string) bool {
 
 // probe boots the guest and returns how long its message took.
 func probe(
-	ctx context.Context, accel, kernel string, silence time.Duration,
+	ctx context.Context, qemu hypervisor.QEMU, accel, kernel string, silence time.Duration,
 ) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -82,10 +85,11 @@ func probe(
 		return 0, err
 	}
 	defer initrd.Close()
-	cmd := exec.CommandContext(ctx, qemu, "-machine", "q35,accel="+accel, "-cpu", "max",
+	words := qemu.Command("-machine", "q35,accel="+accel, "-cpu", "max",
 		"-m", "256", "-nodefaults", "-no-user-config", "-no-reboot",
 		"-display", "none", "-serial", "stdio", "-kernel", kernel, "-initrd", "/proc/self/fd/3",
 		"-append", "console=ttyS0 loglevel=6 panic=-1")
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.ExtraFiles = []*os.File{initrd}
 	var complaint bytes.Buffer
 	cmd.Stderr = &complaint

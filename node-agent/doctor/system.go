@@ -4,12 +4,12 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	cgroups "github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
 )
@@ -21,19 +21,18 @@ func user(uid int) Finding {
 	return ok("root", "uid 0")
 }
 
-func vmm() Finding {
-	path, err := exec.LookPath(qemu)
-	if err != nil {
-		return no("vmm", "install QEMU (Debian: apt-get install qemu-system-x86)", "no %s", qemu)
+// vmm reports which QEMU runs microVMs, or the error for which there is none, and whether the
+// system calls that it makes are known.
+func vmm(q hypervisor.QEMU, err error) Finding {
+	if missing := (*hypervisor.Missing)(nil); errors.As(err, &missing) {
+		return no("vmm", hypervisor.Remedy, "%v", missing.Why)
 	}
-	return confined(path)
-}
-
-// confined reports whether the system calls of the VMM are known.
-func confined(path string) Finding {
-	f, err := filter.For(path)
+	var f filter.Filter
+	if err == nil {
+		f, err = filter.For(q.Path())
+	}
 	if err != nil {
-		return no("vmm", "install QEMU (Debian: apt-get install qemu-system-x86)", "%v", err)
+		return no("vmm", hypervisor.Remedy, "%v", err)
 	}
 	known, err := filter.Programs()
 	if err != nil {
@@ -41,9 +40,9 @@ func confined(path string) Finding {
 	}
 	if !f.Known() {
 		return note("vmm", "install a build that is known: Debian's "+strings.Join(known, ", "),
-			"%s is of no known build: it may make all but the dangerous system calls", path)
+			"%v, is of no known build: it may make all but the dangerous system calls", q)
 	}
-	return ok("vmm", "%s", path)
+	return ok("vmm", "%v", q)
 }
 
 func vsock(root string) Finding {

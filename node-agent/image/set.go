@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 )
 
 // The files of a machine that boots, and of a runtime.
@@ -64,6 +65,7 @@ func isMade(name string) bool { return slices.Contains(Made(), name) }
 // A Set has the images that a node needs to start sandboxes: the guest and its runtimes.
 type Set struct {
 	Guest   Boot
+	qemu    hypervisor.Prefix
 	cache   *Cache // nil: nothing is made or pulled
 	sources []source
 	kept    sync.Map // runtimes that are not released, by name: a cold start reads none twice
@@ -83,7 +85,8 @@ func (c *Cache) Set(ctx context.Context) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Set{Guest: BootIn(guest), sources: []source{{
+	qemu := func(ctx context.Context) (string, error) { return c.Make(ctx, hypervisor.Thing) }
+	s := &Set{Guest: BootIn(guest), qemu: qemu, sources: []source{{
 		offers: isMade,
 		here:   func() []string { return nil },
 		use: func(ctx context.Context, name, _ string) (Runtime, func(), error) {
@@ -112,9 +115,17 @@ func (s *Set) PullTo(c *Cache) {
 // OpenSet opens a set that Export wrote:
 //
 //	DIR/guest/kernel, initrd
+//	DIR/qemu/usr, lib64
 //	DIR/runtimes/NAME/root.erofs, config.json
 func OpenSet(dir string) (*Set, error) {
 	s := &Set{Guest: BootIn(filepath.Join(dir, "guest"))}
+	s.qemu = func(context.Context) (string, error) {
+		prefix := filepath.Join(dir, hypervisor.Thing)
+		if _, err := os.Stat(prefix); err != nil {
+			return "", fmt.Errorf("there is no %s in %s; export it there", hypervisor.Thing, dir)
+		}
+		return prefix, nil
+	}
 	for _, file := range []string{s.Guest.Kernel, s.Guest.Initrd} {
 		if _, err := os.Stat(file); err != nil {
 			return nil, fmt.Errorf("%s is no set of images: %w; export it anew", dir, err)
@@ -190,10 +201,20 @@ func (s *Set) Hold(ctx context.Context, root string) (release func(), err error)
 	return s.cache.Hold(ctx, root)
 }
 
-// Export writes a set to dir, adding to what is there. Files appear there whole.
-func Export(dir string, guest Boot, runtimes map[string]Runtime) error {
+// QEMU returns the prefix of package hypervisor. It has the builder make that, if nobody exported
+// it.
+func (s *Set) QEMU(ctx context.Context) (dir string, err error) { return s.qemu(ctx) }
+
+// Export writes a set to dir, adding to what is there. Files appear there whole. The prefix of QEMU
+// is part of a set for machines whose own is not used; without one, qemu is empty.
+func Export(dir string, guest Boot, qemu string, runtimes map[string]Runtime) error {
 	if err := Place(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd); err != nil {
 		return err
+	}
+	if qemu != "" {
+		if err := placeAll(filepath.Join(dir, hypervisor.Thing), qemu); err != nil {
+			return err
+		}
 	}
 	for name, r := range runtimes {
 		config := filepath.Join(filepath.Dir(r.Root), ConfigName)
@@ -203,6 +224,20 @@ func Export(dir string, guest Boot, runtimes map[string]Runtime) error {
 		}
 	}
 	return nil
+}
+
+// placeAll places the files below from.
+func placeAll(dir, from string) error {
+	return filepath.WalkDir(from, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		below, err := filepath.Rel(from, filepath.Dir(file))
+		if err != nil {
+			return err
+		}
+		return Place(filepath.Join(dir, below), file)
+	})
 }
 
 // Place puts files into dir under their own names, by hard link where that can be: an artefact is
@@ -237,7 +272,11 @@ func copyFile(to, from string) error {
 		return err
 	}
 	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm())
 	if err != nil {
 		return err
 	}

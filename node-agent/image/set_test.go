@@ -27,6 +27,49 @@ func kernelFile(content string) string {
 	return b.String() + content
 }
 
+// TestASetHasQEMU exports a prefix to another file system, so that it is copied, and to this one.
+func TestASetHasQEMU(t *testing.T) {
+	there := t.TempDir()
+	guest := Boot{Kernel: filepath.Join(there, "kernel"), Initrd: filepath.Join(there, "initrd")}
+	prefix := filepath.Join(there, "prefix")
+	if err := os.MkdirAll(filepath.Join(prefix, "usr/bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, content := range map[string]string{
+		guest.Kernel: kernelFile("a note"), guest.Initrd: "070701, the files, TRAILER!!!",
+		filepath.Join(prefix, "usr/bin/program"): "program",
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{t.TempDir(), "/dev/shm/" + t.Name()} {
+		defer os.RemoveAll(dir)
+		if err := Export(dir, guest, "", nil); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenSet(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.QEMU(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "no qemu in "+dir) {
+			t.Errorf("a set without it: %v", err)
+		}
+		if err := Export(dir, guest, prefix, nil); err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.QEMU(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		program, err := os.Stat(filepath.Join(got, "usr/bin/program"))
+		if err != nil || program.Mode() != 0o755 {
+			t.Errorf("in %s the program is %v, %v", dir, program, err)
+		}
+	}
+}
+
 func TestOpenSetSaysWhatIsMissing(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := OpenSet(dir); err == nil || !strings.Contains(err.Error(), "no set of images") {

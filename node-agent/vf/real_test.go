@@ -16,9 +16,7 @@ import (
 
 // The suite again, on the VFs of a network card and of an NVMe controller that a kernel drives.
 func TestReal(t *testing.T) {
-	// One CPU: a reset changes the host's memory map, and an emulated CPU of a QEMU before 10.0.4
-	// may still use the former one, which is freed (QEMU issue 3040, "fix use-after-free with
-	// dispatch").
+	// One CPU: a host with several emulated ones is not safe.
 	testbed.Inside(t, testbed.Needs{NICs: 1, NVMeVFs: 16, CPUs: 1}, func(t *testing.T) {
 		for driver, vfs := range map[string]int{"igb": 7, "nvme": 16} {
 			t.Run(driver, func(t *testing.T) { suite(t, realBench(driver, vfs)) })

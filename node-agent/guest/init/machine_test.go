@@ -54,7 +54,12 @@ type machine struct {
 func start(t *testing.T, files map[string]string, options string, args ...string) *machine {
 	t.Helper()
 	m := &machine{started: time.Now(), ended: make(chan struct{})}
-	cmd := exec.Command("qemu-system-x86_64", append([]string{
+	qemu, release, err := testbed.QEMU(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
+	words := qemu.Command(append([]string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-M", "q35", "-smp",
 		"1", "-m", "192", "-serial", "stdio",
 		"-kernel", files["kernel"], "-initrd", files["initrd"], "-append",
@@ -62,6 +67,7 @@ func start(t *testing.T, files map[string]string, options string, args ...string
 		"-drive", "if=none,id=root,format=raw,readonly=on,file=" + files["root.erofs"], "-device",
 		"virtio-blk-pci,drive=root",
 	}, args...)...)
+	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Stdout, cmd.Stderr = &m.console, &m.console
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -109,6 +109,7 @@ APT::Architectures "amd64";
 APT::Install-Recommends "false";
 APT::Sandbox::User %[2]q;
 APT::Keep-Downloaded-Packages "true";
+APT::Get::List-Cleanup "false"; # the index of another suite stays
 Acquire::Languages "none";
 Acquire::Retries "3";
 Debug::NoLocking "true";
@@ -158,8 +159,12 @@ func (a apt) sources() string {
 		return fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, uri, suite)
 	}
 	main, suite := a.archive.main, a.wanted.Suite
-	return line(main, suite) + line(main, suite+"-updates") +
-		line(a.archive.security, suite+"-security") + line(main, a.wanted.Backports)
+	all := line(main, suite) + line(main, suite+"-updates") +
+		line(a.archive.security, suite+"-security")
+	if a.wanted.Backports != "" {
+		all += line(main, a.wanted.Backports)
+	}
+	return all
 }
 
 // preferences says which version of a package is taken. Of the records that match a version, apt

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
@@ -22,13 +23,16 @@ func Open(dir string, out io.Writer) (*Builder, error) {
 const guestName = "guest"
 
 // Things lists what a node may ask a builder for.
-func Things() []string { return append(image.Made(), guestName) }
+func Things() []string { return append(image.Made(), guestName, hypervisor.Thing) }
 
 // Build makes one of Things if the cache lacks it, and returns its entry, which stays in use.
 func (b *Builder) Build(ctx context.Context, thing string) (dir string, err error) {
-	if thing == guestName {
+	switch thing {
+	case guestName:
 		boot, err := b.Guest(ctx)
 		return filepath.Dir(boot.Kernel), err
+	case hypervisor.Thing:
+		return b.QEMU(ctx)
 	}
 	r, known := recipes[thing]
 	if !known {
@@ -37,20 +41,26 @@ func (b *Builder) Build(ctx context.Context, thing string) (dir string, err erro
 	return b.runtime(ctx, thing, r)
 }
 
-// Export makes the guest and the runtimes, pulls those that are OCI references, and writes all to
-// dir as a set.
+// Export makes the guest, and those that are named of QEMU and the runtimes, pulls runtimes that
+// are OCI references, and writes all to dir as a set.
 func (b *Builder) Export(ctx context.Context, dir string, names ...string) error {
 	guest, err := b.Guest(ctx)
 	if err != nil {
 		return err
 	}
+	var qemu string
 	runtimes := map[string]image.Runtime{}
 	for _, name := range names {
-		if runtimes[name], err = b.runtimeOrPulled(ctx, name); err != nil {
+		if name == hypervisor.Thing {
+			qemu, err = b.QEMU(ctx)
+		} else {
+			runtimes[name], err = b.runtimeOrPulled(ctx, name)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return image.Export(dir, guest, runtimes)
+	return image.Export(dir, guest, qemu, runtimes)
 }
 
 func (b *Builder) runtimeOrPulled(ctx context.Context, name string) (image.Runtime, error) {

@@ -25,25 +25,35 @@ const indexAge = time.Hour
 // A debian is a source of packages, as versions.yaml says.
 type debian struct {
 	Suite     string            `yaml:"suite"`
-	Backports string            `yaml:"backports"`
-	Sources   []string          `yaml:"from-backports"`
+	Backports string            `yaml:"backports,omitempty"`
+	Sources   []string          `yaml:"from-backports,omitempty"`
 	Refresh   string            `yaml:"refresh"`
 	Pins      map[string]string `yaml:"pins"`
 
 	kernel string // the version of kernelSource, which decides about no other package
 }
 
-// versions reads versions.yaml, which is part of the binary.
+// versions returns where the packages of guests, runtimes and the kernel's source come from.
 func versions() debian {
-	var v struct {
-		Debian debian
-		Kernel string
-	}
+	v := readVersions()
+	v.Debian.kernel = v.Kernel
+	return v.Debian
+}
+
+// hostVersions returns where QEMU and the packages of the testbed's host come from.
+func hostVersions() debian { return readVersions().Host }
+
+type pinned struct {
+	Debian, Host debian
+	Kernel       string
+}
+
+// readVersions reads versions.yaml, which is part of the binary.
+func readVersions() (v pinned) {
 	if err := yaml.Unmarshal(fastiov.VersionsYAML, &v); err != nil {
 		panic("versions.yaml: " + err.Error())
 	}
-	v.Debian.kernel = v.Kernel
-	return v.Debian
+	return v
 }
 
 // inputs returns the part of versions.yaml that decides about packages.
@@ -82,12 +92,11 @@ func (b *Builder) apt(
 	return a, release, nil
 }
 
-// fetch downloads packages and all they depend on, but not recommends, and returns them in order
-// of installation.
+// fetch downloads packages and all they depend on, but not recommends, and returns them by name.
 func (b *Builder) fetch(
-	ctx context.Context, say func(string, ...any), packages []string,
+	ctx context.Context, say func(string, ...any), wanted debian, packages []string,
 ) ([]deb, error) {
-	a, release, err := b.apt(ctx, say, versions())
+	a, release, err := b.apt(ctx, say, wanted)
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,9 @@ func TestVersionsAreRead(t *testing.T) {
 		len(d.Sources) == 0 || !strings.HasPrefix(d.kernel, "6.12.") {
 		t.Errorf("versions.yaml gives %+v", d)
 	}
+	if d := hostVersions(); d.Suite == "" || d.Backports != "" || d.Pins["qemu"] == "" {
+		t.Errorf("versions.yaml gives for hosts %+v", d)
+	}
 }
 
 // TestAptTakesWhatIsPinned asks apt itself, of two suites: what is pinned is taken from either, and
@@ -86,6 +89,35 @@ func TestAptTakesWhatIsPinned(t *testing.T) {
 		if err != nil || len(debs) != 2 || debs[0].version != c.wantKernel ||
 			debs[1].version != c.wantVMM {
 			t.Errorf("%+v: got %+v, %v", c, debs, err)
+		}
+	}
+}
+
+// TestTheIndexOfAnotherSuiteStays goes from one suite to another and back, reading each index once.
+func TestTheIndexOfAnotherSuiteStays(t *testing.T) {
+	need(t, needTools())
+	a := apt{dir: filepath.Join(t.TempDir(), "debian")}
+	seen, _ := a.seen()
+	for _, step := range []struct {
+		suite string
+		read  bool
+	}{{"old", true}, {"new", true}, {"old", false}, {"new", false}} {
+		if step.read {
+			offers := []string{"only-" + step.suite + " source 1"}
+			writeSuite(t, filepath.Join(a.dir, step.suite), step.suite, offers)
+		}
+		sources := fmt.Sprintf("deb [trusted=yes] file:%s/%s ./\n", seen, step.suite)
+		if err := a.write(t.Context(), sources); err != nil {
+			t.Fatal(err)
+		}
+		if step.read {
+			_, err := a.run(t.Context(), "apt-get", "update", "--error-on=any")
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := a.resolve(t.Context(), []string{"only-" + step.suite}); err != nil {
+			t.Errorf("%+v: %v", step, err)
 		}
 	}
 }

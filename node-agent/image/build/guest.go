@@ -64,7 +64,7 @@ func (b *Builder) guest(
 }
 
 func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ...any)) error {
-	debs, err := b.fetch(ctx, say, []string{kernelPackage})
+	debs, err := b.fetch(ctx, say, versions(), []string{kernelPackage})
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func (b *Builder) Patched(ctx context.Context, variant Variant) (Patched, error)
 		if err := install(ctx, say, kernelTools); err != nil {
 			return err
 		}
-		debs, err := b.fetch(ctx, say, []string{"busybox-static"})
+		debs, err := b.fetch(ctx, say, versions(), []string{"busybox-static"})
 		if err != nil {
 			return err
 		}

@@ -62,7 +62,7 @@ func (b *Builder) patched(ctx context.Context, name string, p patched) (dir stri
 		if err := install(ctx, say, p.tools); err != nil {
 			return err
 		}
-		debs, err := b.fetch(ctx, say, []string{p.source})
+		debs, err := b.fetch(ctx, say, versions(), []string{p.source})
 		if err != nil {
 			return err
 		}

@@ -81,7 +81,7 @@ func (b *Builder) runtime(ctx context.Context, name string, r runtimeRecipe) (st
 		string(config),
 	}
 	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
-		debs, err := b.fetch(ctx, say, r.packages)
+		debs, err := b.fetch(ctx, say, versions(), r.packages)
 		if err != nil {
 			return err
 		}

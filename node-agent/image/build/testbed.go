@@ -20,8 +20,9 @@ var testbedPackages = []string{kernelPackage, "bash", "busybox-static", "ca-cert
 // testbedOmits lists packages that only maintainer scripts and a package manager need.
 var testbedOmits = []string{
 	kernelPackage, "linux-image-*", "linux-base", "initramfs-tools*", "klibc-utils", "libklibc",
-	"perl*", "libperl*", "debconf*", "dpkg", "adduser", "ucf", "gcc-12-base", "cpio", "logsave",
-	"e2fsprogs", "libtext-*", "libfile-*", "libnumber-*",
+	"perl*", "libperl*", "debconf*", "dpkg", "adduser", "ucf", "gcc-14-base", "cpio", "logsave",
+	"dracut-install", "libtext-*", "libfile-*", "libnumber-*", "systemd", "libsystemd-shared",
+	"udev", "runit-helper",
 }
 
 // testbedDrivers lists the kernel's driver directories that a host without a screen, disks or radio
@@ -59,7 +60,7 @@ var (
 // Testbed returns the files that the testbed's host boots from: Debian's kernel, an initrd that
 // mounts the root image under a tmpfs overlay, and the root image.
 func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
-	inputs := []string{"testbed 2", versions().inputs()}
+	inputs := []string{"testbed 3", hostVersions().inputs()}
 	for _, list := range [][]string{
 		testbedPackages, testbedOmits, testbedDrivers, applets, testbedBootModules,
 	} {
@@ -69,7 +70,7 @@ func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
 		inputs = append(inputs, string(file))
 	}
 	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
-		debs, err := b.fetch(ctx, say, testbedPackages)
+		debs, err := b.fetch(ctx, say, hostVersions(), testbedPackages)
 		if err != nil {
 			return err
 		}

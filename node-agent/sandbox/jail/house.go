@@ -10,21 +10,23 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // A house is the read-only file system that all rooms share: programs, their libraries and their
-// data, each mounted at its path on the host, and a /proc in which a process sees only itself. It
-// is a mount namespace without a process; a room is a copy of it.
+// data, each mounted at its path below the host's root or another directory that stands for "/",
+// and a /proc in which a process sees only itself. It is a mount namespace without a process; a
+// room is a copy of it.
 type house struct{ mounts *os.File }
 
 // vfDir is a directory in a jail room. It contains a directory of the VF, named as in the host's
 // sysfs.
 const vfDir = "/dev/pci"
 
-func newHouse(paths []string) (h house, err error) {
-	parts, err := partsOf(paths)
+func newHouse(root string, paths []string) (h house, err error) {
+	parts, err := partsOf(root, paths)
 	if err != nil {
 		return h, err
 	}
@@ -32,7 +34,7 @@ func newHouse(paths []string) (h house, err error) {
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}
-		if err := build(parts); err != nil {
+		if err := build(root, parts); err != nil {
 			return err
 		}
 		h.mounts, err = openSpace(spaces, "mnt")
@@ -78,9 +80,9 @@ func openSpace(spaces int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// build turns the thread's mount namespace into the house: parts on a tmpfs, which becomes the
-// root, and nothing else of the host.
-func build(parts []string) error {
+// build turns the thread's mount namespace into the house: the parts of root on a tmpfs, which
+// becomes the root, and nothing else of the host.
+func build(root string, parts []string) error {
 	const site = "/sys" // a directory that every host has and that contains no part
 	var todo script
 	todo.mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
@@ -92,8 +94,9 @@ func build(parts []string) error {
 	todo.mount("proc", site+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
 		"hidepid=ptraceable,subset=pid")
 	for _, part := range parts {
-		todo.do("", func() error { return point(part, site+part) })
-		todo.mount(part, site+part, "", unix.MS_BIND, "")
+		from := filepath.Join(root, part)
+		todo.do("", func() error { return point(from, site+part) })
+		todo.mount(from, site+part, "", unix.MS_BIND, "")
 	}
 	todo.do("chdir", func() error { return unix.Chdir(site) })
 	todo.do("pivot_root", func() error { return unix.PivotRoot(".", ".") })
@@ -155,9 +158,23 @@ const libraryCache = "/etc/ld.so.cache"
 // libraryPath matches the path in a line of the dynamic loader's output.
 var libraryPath = regexp.MustCompile(`(?m)(?:=> |^\s)(/\S+) \(0x`)
 
+// resolve returns a path below root with its symbolic links resolved. The links of a prefix do not
+// lead out of it.
+func resolve(root, path string) (string, error) {
+	real, err := filepath.EvalSymlinks(filepath.Join(root, path))
+	if err != nil {
+		return "", err
+	}
+	below, err := filepath.Rel(root, real)
+	if err != nil || !filepath.IsLocal(below) {
+		return "", fmt.Errorf("%s leads out of %s", path, root)
+	}
+	return filepath.Join("/", below), nil
+}
+
 // partsOf returns the paths, with symbolic links resolved, and the files that the programs among
-// them load.
-func partsOf(paths []string) (parts []string, err error) {
+// them load. All paths are below root.
+func partsOf(root string, paths []string) (parts []string, err error) {
 	seen := map[string]bool{}
 	add := func(path string) {
 		if !seen[path] {
@@ -166,13 +183,13 @@ func partsOf(paths []string) (parts []string, err error) {
 		}
 	}
 	for _, given := range paths {
-		path, err := filepath.EvalSymlinks(given)
+		path, err := resolve(root, given)
 		if err != nil {
 			return nil, err
 		}
 		add(path)
 		add(given) // under the name by which the program asks for it
-		loader, err := loaderOf(path)
+		loader, err := loaderOf(filepath.Join(root, path))
 		if err != nil {
 			return nil, err
 		}
@@ -180,10 +197,10 @@ func partsOf(paths []string) (parts []string, err error) {
 			continue
 		}
 		add(loader)
-		if _, err := os.Stat(libraryCache); err == nil {
+		if _, err := os.Stat(filepath.Join(root, libraryCache)); err == nil {
 			add(libraryCache)
 		}
-		libraries, err := librariesOf(path, loader)
+		libraries, err := librariesOf(root, path, loader)
 		if err != nil {
 			return nil, err
 		}
@@ -194,11 +211,14 @@ func partsOf(paths []string) (parts []string, err error) {
 	return parts, nil
 }
 
-// librariesOf returns the libraries that the loader finds for the program with an empty
+// librariesOf returns the libraries that the loader finds for the program in root with an empty
 // environment, as in a room.
-func librariesOf(program, loader string) (paths []string, err error) {
+func librariesOf(root, program, loader string) (paths []string, err error) {
 	cmd := exec.Command(loader, "--list", program)
 	cmd.Env = []string{}
+	if root != "/" {
+		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Chroot: root}
+	}
 	said, err := cmd.CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("libraries of %s: %w: %s", program, err, bytes.TrimSpace(said))

@@ -13,7 +13,7 @@ func TestTheEnvironmentFindsNoLibraries(t *testing.T) {
 	if err != nil {
 		missing(t, err)
 	}
-	want, err := partsOf([]string{shell})
+	want, err := partsOf("/", []string{shell})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,8 +32,68 @@ func TestTheEnvironmentFindsNoLibraries(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("LD_LIBRARY_PATH", other)
-	if got, err := partsOf([]string{shell}); err != nil || !slices.Equal(got, want) {
+	if got, err := partsOf("/", []string{shell}); err != nil || !slices.Equal(got, want) {
 		t.Errorf("with LD_LIBRARY_PATH its parts are %v, want %v (%v)", got, want, err)
+	}
+}
+
+// TestAnotherRoot has the probe and what it loads in a directory, which is the root of its rooms.
+func TestAnotherRoot(t *testing.T) {
+	c := config(t)
+	c.Root, c.Program, c.Data = t.TempDir(), "/bin/probe", []string{"/data"}
+	parts, err := partsOf("/", []string{os.Args[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, part := range parts {
+		to := part
+		if i == 0 {
+			to = c.Program
+		}
+		content, err := os.ReadFile(part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, filepath.Join(c.Root, to), content)
+	}
+	put(t, filepath.Join(c.Root, "data/bios.bin"), nil)
+	h, err := Open(c)
+	if err != nil {
+		missing(t, err)
+	}
+	defer h.Close()
+	s := start(t, h, "rooted", nil)
+	s.expect(map[string]string{"list /data": "bios.bin", "list /bin": "probe",
+		"list " + c.Root: "error: open " + c.Root + ": no such file or directory"})
+	s.Close()
+}
+
+func put(t *testing.T, path string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, content, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNoPathLeadsOutOfTheRoot(t *testing.T) {
+	root := t.TempDir()
+	put(t, filepath.Join(root, "usr/program"), nil)
+	for link, target := range map[string]string{
+		"inside": "usr/program", "outside": "/etc/passwd", "above": "../../../../../etc/passwd",
+	} {
+		if err := os.Symlink(target, filepath.Join(root, link)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := resolve(root, "/"+link)
+		if (link == "inside") != (err == nil && got == "/usr/program") {
+			t.Errorf("%s resolves to %q, %v", link, got, err)
+		}
+	}
+	if got, err := resolve("/", "/proc/self/cwd"); err != nil || !filepath.IsAbs(got) {
+		t.Errorf("below / it resolves to %q, %v", got, err)
 	}
 }
 

@@ -16,6 +16,7 @@
 package jail
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -42,6 +43,7 @@ var goodID = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)
 // Config describes what runs in a host's cells.
 type Config struct {
 	Name       string   // the name of the cgroup directory
+	Root       string   // the directory that stands for "/" to the paths below; "" means "/"
 	Program    string   // the path of the VMM
 	Data       []string // files and directories that the VMM reads
 	Rooms      int      // how many rooms are kept ready
@@ -53,7 +55,7 @@ type Config struct {
 type Host struct {
 	log      *slog.Logger
 	root     *cgroup.Root
-	program  string
+	program  string // where it lies in a room
 	launcher *os.File
 	calls    filter.Filter
 	filter   *os.File // its instructions
@@ -88,13 +90,17 @@ func (h *Host) open(config Config) (err error) {
 			h.occupy(id, userOf(pid))
 		}
 	}
-	if h.program, err = filepath.EvalSymlinks(config.Program); err != nil {
+	root, err := filepath.EvalSymlinks(cmp.Or(config.Root, "/"))
+	if err != nil {
+		return err
+	}
+	if h.program, err = resolve(root, config.Program); err != nil {
 		return err
 	}
 	if h.launcher, err = beside.Launcher.Open(context.Background()); err != nil {
 		return err
 	}
-	if h.calls, err = filter.For(h.program); err != nil {
+	if h.calls, err = filter.For(filepath.Join(root, h.program)); err != nil {
 		return err
 	}
 	if !h.calls.Known() {
@@ -105,7 +111,7 @@ func (h *Host) open(config Config) (err error) {
 	if h.filter, err = sealed(h.calls); err != nil {
 		return err
 	}
-	if h.house, err = newHouse(slices.Concat([]string{h.program}, config.Data)); err != nil {
+	if h.house, err = newHouse(root, slices.Concat([]string{h.program}, config.Data)); err != nil {
 		return err
 	}
 	var files unix.Rlimit

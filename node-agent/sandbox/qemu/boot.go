@@ -103,7 +103,7 @@ func (b *boot) launch() error {
 		return err
 	}
 	defer log.Close()
-	cmd := describe(spec, b.vm.cell.User, b.parameters, h).cmd(b.binary, log)
+	cmd := describe(spec, b.vm.cell.User, b.parameters, h).cmd(b.config.QEMU.Program, log)
 	b.vm.args = cmd.Args
 	b.launched = time.Now()
 	const beside = 64 // for the memory that VFIO maps beside the guest's: firmware, option ROMs

@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"os/exec"
 	"slices"
 	"testing"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
+	"github.com/fastiov/fastiov/testbed"
 )
 
 // most bounds the number of system calls on an allow list.
@@ -86,11 +86,12 @@ func (tr tracer) seen(t *testing.T) (names []string) {
 // never made. One that it made and is not allowed ended it.
 func (tr tracer) hold(t *testing.T) {
 	t.Helper()
-	binary, err := exec.LookPath("qemu-system-x86_64")
+	vmm, release, err := testbed.QEMU(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := filter.For(binary)
+	defer release()
+	f, err := filter.For(vmm.Path())
 	if err != nil {
 		t.Fatal(err)
 	}

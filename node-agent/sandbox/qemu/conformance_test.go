@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -15,10 +16,12 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -42,8 +45,12 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 		t.Fatal(err)
 	}
 	t.Cleanup(probe.Close)
-	config.Binary, config.Kernel, config.Initrd = "qemu-system-x86_64", images.Guest.Kernel,
-		images.Guest.Initrd
+	if config.QEMU.Program == "" {
+		if config.QEMU, err = hypervisor.Find(t.Context(), images.QEMU); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config.Kernel, config.Initrd = images.Guest.Kernel, images.Guest.Initrd
 	config.Rooms = 4
 	config.Probe, config.Log = probe, slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return sandboxtest.Subject{
@@ -74,6 +81,49 @@ func TestConformance(t *testing.T) {
 		t.Run("a VMM that cannot start says why", func(t *testing.T) { cannotStart(t, s) })
 		t.Run("a VMM that was stopped goes on", func(t *testing.T) { halted(t, s) })
 		traced.hold(t)
+	})
+}
+
+// TestThePrefixIsTheRootOfItsVMM starts a microVM in a QEMU from a prefix, as where the machine's
+// own is too old.
+func TestThePrefixIsTheRootOfItsVMM(t *testing.T) {
+	needs := testbed.Needs{NICs: 1, Images: []string{runtimeName, hypervisor.Thing}}
+	testbed.Inside(t, needs, func(t *testing.T) {
+		images, err := image.OpenSet(testbed.ImagesDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, err := images.QEMU(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// the shared file system lets no user in who is not root
+		prefix := t.TempDir()
+		if err := os.CopyFS(prefix, os.DirFS(from)); err != nil {
+			t.Fatal(err)
+		}
+		vmm, err := hypervisor.In(t.Context(), prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, _ := subject(t, Config{QEMU: vmm})
+		sb, err := begin(t, s, func(*sandbox.Spec) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sb.Close()
+		running, err := os.Stat(fmt.Sprintf("/proc/%d/exe", sb.(*vm).cell.PID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		program, err := os.Stat(vmm.Path())
+		if err != nil || !os.SameFile(running, program) {
+			t.Errorf("the VMM is not %s (%v)", vmm.Path(), err)
+		}
+		f, err := filter.For(vmm.Path())
+		if err != nil || !f.Known() {
+			t.Errorf("its calls are not known: %s, %v", f.Says, err)
+		}
 	})
 }
 

@@ -21,14 +21,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"slices"
-	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
@@ -42,7 +41,7 @@ const MinMemoryMiB = 128
 
 // Config holds the parts that microVMs are made of.
 type Config struct {
-	Binary     string // qemu-system-x86_64, looked up in PATH if it has no slash
+	QEMU       hypervisor.QEMU
 	Kernel     string
 	Initrd     string
 	Rooms      int           // how many rooms for VMMs are kept ready
@@ -56,7 +55,6 @@ type Config struct {
 // A Driver starts microVMs.
 type Driver struct {
 	config         Config
-	binary         string
 	kernel, initrd *os.File
 	parameters     []string // of the guest kernel
 	host           *jail.Host
@@ -74,9 +72,6 @@ func Open(config Config) (*Driver, error) {
 }
 
 func (d *Driver) open() (err error) {
-	if d.binary, err = exec.LookPath(d.config.Binary); err != nil {
-		return fmt.Errorf("QEMU is not there: %w (install qemu-system-x86)", err)
-	}
 	for _, device := range []string{"/dev/kvm", "/dev/vhost-vsock"} {
 		f, err := os.OpenFile(device, os.O_RDWR, 0)
 		if err != nil {
@@ -101,32 +96,16 @@ func (d *Driver) open() (err error) {
 	if d.initrd, err = hold("initrd", d.config.Initrd); err != nil {
 		return err
 	}
-	data, err := dataOf(d.binary)
-	if err != nil {
-		return err
-	}
+	q := d.config.QEMU
+	d.config.Log.Info("microVMs run in " + q.String())
 	if d.host, err = jail.Open(jail.Config{
-		Name: "fastiov", Program: d.binary, Data: data, Rooms: d.config.Rooms,
-		BestEffort: d.config.BestEffort, Log: d.config.Log,
+		Name: "fastiov", Root: q.Root, Program: q.Program, Data: q.Firmware,
+		Rooms: d.config.Rooms, BestEffort: d.config.BestEffort, Log: d.config.Log,
 	}); err != nil {
 		return err
 	}
 	d.guests, err = guest.Listen()
 	return err
-}
-
-// dataOf returns the directories in which a QEMU looks for its firmware, as far as they exist.
-func dataOf(binary string) (dirs []string, err error) {
-	out, err := exec.Command(binary, "-L", "help").Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s -L help: %w", binary, err)
-	}
-	for _, dir := range strings.Fields(string(out)) {
-		if _, err := os.Stat(dir); err == nil {
-			dirs = append(dirs, dir)
-		}
-	}
-	return dirs, nil
 }
 
 // Confinement describes to people how VMMs are held.

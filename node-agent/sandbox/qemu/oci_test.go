@@ -27,6 +27,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -68,10 +69,13 @@ func TestAnImageFromARegistryBoots(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			vmm, err := hypervisor.Find(ctx, images.QEMU)
+			if err != nil {
+				t.Fatal(err)
+			}
 			d, err := Open(Config{
-				Binary: "qemu-system-x86_64", Kernel: images.Guest.Kernel,
-				Initrd: images.Guest.Initrd,
-				Log:    slog.New(slog.NewTextHandler(os.Stderr, nil)),
+				QEMU: vmm, Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
+				Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 			})
 			if err != nil {
 				t.Fatal(err)

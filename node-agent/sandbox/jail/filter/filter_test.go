@@ -4,11 +4,15 @@ import (
 	"encoding/binary"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/elastic/go-seccomp-bpf/arch"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+	"gopkg.in/yaml.v3"
+
+	"github.com/fastiov/fastiov"
 )
 
 const (
@@ -138,6 +142,21 @@ func TestListsAreShort(t *testing.T) {
 			slices.Sorted(slices.Values(f.Calls))); len(sorted) != len(f.Calls) {
 			t.Errorf("%s names a call twice", name)
 		}
+	}
+}
+
+func TestTheQEMUThatIsFetchedHasAList(t *testing.T) {
+	var v struct {
+		Host struct{ Pins map[string]string }
+	}
+	if err := yaml.Unmarshal(fastiov.VersionsYAML, &v); err != nil {
+		t.Fatal(err)
+	}
+	_, version, _ := strings.Cut(v.Host.Pins["qemu"], ":") // without Debian's epoch
+	version, _, _ = strings.Cut(version, "+")
+	programs, err := Programs()
+	if err != nil || !slices.Contains(programs, "QEMU-"+version) {
+		t.Errorf("versions.yaml pins QEMU %s; there are lists for %v (%v)", version, programs, err)
 	}
 }
 
