@@ -159,30 +159,21 @@ func (a apt) sources() string {
 		return fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, uri, suite)
 	}
 	main, suite := a.archive.main, a.wanted.Suite
-	all := line(main, suite) + line(main, suite+"-updates") +
+	return line(main, suite) + line(main, suite+"-updates") +
 		line(a.archive.security, suite+"-security")
-	if a.wanted.Backports != "" {
-		all += line(main, a.wanted.Backports)
-	}
-	return all
 }
 
-// preferences says which version of a package is taken. Of the records that match a version, apt
-// goes by the first, so pins come before suites.
+// preferences says which version of a package is taken.
 func (a apt) preferences() string {
 	var b strings.Builder
-	record := func(packages, pin string, priority int) {
-		fmt.Fprintf(&b, "Package: %s\nPin: %s\nPin-Priority: %d\n\n", packages, pin, priority)
+	pin := func(packages, version string) {
+		fmt.Fprintf(&b, "Package: %s\nPin: version %s\nPin-Priority: 900\n\n", packages, version)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.wanted.Pins)) {
-		record("src:"+name, "version "+a.wanted.Pins[name], 900)
+		pin("src:"+name, a.wanted.Pins[name])
 	}
 	if a.wanted.kernel != "" {
-		record(kernelSource, "version "+a.wanted.kernel, 900)
-	}
-	record(kernelSource, "release *", 600) // its source package has another name in each suite
-	for _, source := range a.wanted.Sources {
-		record("src:"+source, "release n="+a.wanted.Backports, 600)
+		pin(kernelSource, a.wanted.kernel)
 	}
 	return b.String()
 }

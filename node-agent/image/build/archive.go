@@ -10,7 +10,7 @@ import (
 
 // An archive says where Debian's packages come from.
 type archive struct {
-	main     string // the releases, their updates and backports
+	main     string // the releases and their updates
 	security string
 }
 

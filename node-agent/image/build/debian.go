@@ -24,23 +24,22 @@ const indexAge = time.Hour
 
 // A debian is a source of packages, as versions.yaml says.
 type debian struct {
-	Suite     string            `yaml:"suite"`
-	Backports string            `yaml:"backports,omitempty"`
-	Sources   []string          `yaml:"from-backports,omitempty"`
-	Refresh   string            `yaml:"refresh"`
-	Pins      map[string]string `yaml:"pins"`
+	Suite   string            `yaml:"suite"`
+	Refresh string            `yaml:"refresh"`
+	Pins    map[string]string `yaml:"pins"`
 
 	kernel string // the version of kernelSource, which decides about no other package
 }
 
-// versions returns where the packages of guests, runtimes and the kernel's source come from.
+// versions returns where the packages of runtimes and the patched kernel's source come from.
 func versions() debian {
 	v := readVersions()
 	v.Debian.kernel = v.Kernel
 	return v.Debian
 }
 
-// hostVersions returns where QEMU and the packages of the testbed's host come from.
+// hostVersions returns where QEMU, the packages of the testbed's host and the guest's kernel come
+// from.
 func hostVersions() debian { return readVersions().Host }
 
 type pinned struct {

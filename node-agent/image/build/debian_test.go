@@ -39,29 +39,24 @@ func need(t *testing.T, err error) {
 
 func TestVersionsAreRead(t *testing.T) {
 	d := versions()
-	if d.Suite == "" || d.Backports == "" || len(d.Pins) == 0 ||
-		len(d.Sources) == 0 || !strings.HasPrefix(d.kernel, "6.12.") {
+	if d.Suite == "" || len(d.Pins) == 0 || !strings.HasPrefix(d.kernel, "6.12.") {
 		t.Errorf("versions.yaml gives %+v", d)
 	}
-	if d := hostVersions(); d.Suite == "" || d.Backports != "" || d.Pins["qemu"] == "" {
+	if d := hostVersions(); d.Suite == "" || d.Pins["qemu"] == "" {
 		t.Errorf("versions.yaml gives for hosts %+v", d)
 	}
 }
 
 // TestAptTakesWhatIsPinned asks apt itself, of two suites: what is pinned is taken from either, and
-// otherwise the kernel's source from whichever has the newer one, other sources from the suite that
-// is named for them.
+// otherwise from whichever has the newer one.
 func TestAptTakesWhatIsPinned(t *testing.T) {
 	need(t, needTools())
-	a := apt{dir: filepath.Join(t.TempDir(), "debian"), wanted: debian{
-		Backports: "backports", Sources: []string{"vmm"},
-	}}
-	suites := []string{"security", "backports"}
+	a := apt{dir: filepath.Join(t.TempDir(), "debian")}
+	suites := []string{"security", "release"}
 	offers := map[string][]string{ // name, its source, its version
 		"security": {kernelSource + " linux-6.12 6.12.7", kernelSource + " linux-6.12 6.12.9",
-			"vmm vmm 3"},
-		"backports": {kernelSource + " linux 6.12.5", kernelSource + " linux 6.12.8", "vmm vmm 1",
-			"vmm vmm 2"},
+			"vmm vmm 1", "vmm vmm 2"},
+		"release": {kernelSource + " linux 6.12.5", kernelSource + " linux 6.12.8", "vmm vmm 3"},
 	}
 	seen, _ := a.seen()
 	var sources string
@@ -70,10 +65,10 @@ func TestAptTakesWhatIsPinned(t *testing.T) {
 		sources += fmt.Sprintf("deb [trusted=yes] file:%s/%s ./\n", seen, suite)
 	}
 	for _, c := range []struct{ kernel, vmm, wantKernel, wantVMM string }{
-		{"", "", "6.12.9", "2"},
+		{"", "", "6.12.9", "3"},
 		{"6.12.7", "1", "6.12.7", "1"},
-		{"6.12.5", "3", "6.12.5", "3"},
-		{"6.12.6", "4", "6.12.9", "2"}, // gone from the mirror
+		{"6.12.5", "2", "6.12.5", "2"},
+		{"6.12.6", "4", "6.12.9", "3"}, // gone from the mirror
 	} {
 		a.wanted.kernel, a.wanted.Pins = c.kernel, map[string]string{}
 		if c.vmm != "" {
@@ -122,7 +117,7 @@ func TestTheIndexOfAnotherSuiteStays(t *testing.T) {
 	}
 }
 
-// writeSuite writes a suite of packages that apt reads as it does backports.
+// writeSuite writes a suite of packages.
 func writeSuite(t *testing.T, dir, suite string, offers []string) {
 	t.Helper()
 	var list strings.Builder
@@ -132,13 +127,9 @@ func writeSuite(t *testing.T, dir, suite string, offers []string) {
 			"Architecture: amd64\nMaintainer: a\nDescription: b\n"+
 			"Filename: %[1]s_%[3]s.deb\nSize: 1\nSHA256: %064[4]d\n\n", of[0], of[1], of[2], 0)
 	}
-	backports := ""
-	if suite == "backports" {
-		backports = "NotAutomatic: yes\nButAutomaticUpgrades: yes\n"
-	}
 	sum := sha256.Sum256([]byte(list.String()))
 	release := fmt.Sprintf("Origin: Debian\nCodename: %s\nDate: Mon, 01 Jan 2024 00:00:00 UTC\n"+
-		"%sSHA256:\n %x %d Packages\n", suite, backports, sum, list.Len())
+		"SHA256:\n %x %d Packages\n", suite, sum, list.Len())
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

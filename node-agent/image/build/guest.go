@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/image"
-	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
 // guestModules lists the modules that a microVM needs, since Debian's kernel has them not built in:
@@ -32,7 +31,7 @@ func (b *Builder) Guest(ctx context.Context) (image.Boot, error) {
 	if err != nil {
 		return image.Boot{}, err
 	}
-	inputs := []string{"guest base 1", versions().inputs(), strings.Join(guestModules, " ")}
+	inputs := []string{"guest base 1", hostVersions().inputs(), strings.Join(guestModules, " ")}
 	return b.guest(ctx, program, inputs, b.buildBase)
 }
 
@@ -64,11 +63,11 @@ func (b *Builder) guest(
 }
 
 func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ...any)) error {
-	debs, err := b.fetch(ctx, say, versions(), []string{kernelPackage})
+	debs, err := b.fetch(ctx, say, hostVersions(), []string{kernelPackage})
 	if err != nil {
 		return err
 	}
-	t, err := rootfs.New(dir)
+	t, err := newBase(dir)
 	if err != nil {
 		return err
 	}
