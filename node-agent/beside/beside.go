@@ -12,6 +12,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
 const module = "github.com/fastiov/fastiov"
@@ -25,9 +27,9 @@ var (
 )
 
 // Open opens the program. A test's program has no other programs beside it, but it runs in the
-// module's source; so for a test the program is built, and deleted when it is closed. Otherwise
-// nothing is built: the agent would build whatever lies in its working directory and run that as
-// root.
+// module's source; so for a test the program is built, with failpoints if the test has them, and
+// deleted when it is closed. Otherwise nothing is built: the agent would build whatever lies in its
+// working directory and run that as root.
 func (p Program) Open(ctx context.Context) (*os.File, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -53,9 +55,11 @@ func (p Program) build(ctx context.Context) (*os.File, error) {
 	}
 	defer os.RemoveAll(dir)
 	built := filepath.Join(dir, p.Name)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w",
-		"-o", built,
-		module+"/"+p.source)
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", built}
+	if failpoint.Enabled {
+		args = append(args, "-tags", "failpoint")
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, module+"/"+p.source)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")

@@ -4,7 +4,8 @@
 // Every step at which a crash could lose or double something calls Hit with its name. In an
 // ordinary build, Hit is empty and costs nothing. With the build tag "failpoint", the n-th Hit of
 // the name in FASTIOV_TEST_FAILPOINT=name:n (n counts from 1) kills the process with SIGKILL: no
-// deferred call runs, as if the process had lost its power.
+// deferred call runs, as if the process had lost its power. Delay marks a step that such a build
+// can delay.
 package failpoint
 
 // Env is the environment variable that arms a failpoint.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // Enabled reports whether this build has failpoints.
@@ -29,6 +30,17 @@ func Hit(name Name) {
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {} // the signal was sent; nothing after this line may run
+}
+
+// Delay sleeps, if DelayEnv names the step.
+func Delay(name Name) {
+	if step, length, _ := strings.Cut(os.Getenv(DelayEnv), ":"); step == string(name) {
+		d, err := time.ParseDuration(length)
+		if err != nil {
+			panic(fmt.Sprintf("%s=%q: %v", DelayEnv, os.Getenv(DelayEnv), err))
+		}
+		time.Sleep(d)
+	}
 }
 
 // parse reads name:n. It panics on an unknown name: with a misspelt failpoint, a chaos run would
