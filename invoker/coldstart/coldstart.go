@@ -32,6 +32,19 @@ type Record struct {
 	Spans  []timeline.Span            `json:"spans"`
 	// how much of the sandbox's memory was resident, and when
 	Memory []timeline.Footprint `json:"memory,omitempty"`
+	// how long nothing but the VF was waited for: no other stage was open, or packets were held
+	VFAlone float64 `json:"vfAloneMs"`
+	Gate    *Gate   `json:"gate,omitempty"`
+
+	held timeline.Span // while packets were
+}
+
+// A Gate says how the VF came up while the program ran.
+type Gate struct {
+	Open    bool    `json:"open"`    // when the function had answered; else the rest is not known
+	Held    uint32  `json:"held"`    // packets that the program sent before
+	Dropped uint32  `json:"dropped"` // packets without room, or that could not be sent again
+	HeldMs  float64 `json:"heldMs"`  // from the first one until all had been sent again
 }
 
 // Of joins the invoker's stages with the node's: queue until the node was asked, and the run, which
@@ -43,7 +56,7 @@ func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.T
 	queued := placed.Placed.Sub(accepted)
 	spans := append(make([]timeline.Span, 0, len(start.Spans)+2),
 		timeline.Span{Stage: timeline.Queue, Begin: begin, End: begin.Add(queued)})
-	for _, s := range start.Spans {
+	for _, s := range slices.Concat(start.Spans, run.GetGate().GetSpans()) {
 		spans = append(spans, timeline.Span{
 			Stage: timeline.Stage(s.Stage), Begin: time.Unix(0, s.BeginNs),
 			End: time.Unix(0, s.EndNs), Error: time.Duration(s.ErrorNs),
@@ -63,7 +76,8 @@ func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.T
 		VF:      start.Nic, MAC: start.Mac, Address: start.Address,
 		Answered: run != nil, Begin: begin, End: end, Spans: tl.Spans(),
 	}
-	for _, f := range append(slices.Clip(start.Memory), run.GetMemory()) {
+	late := []*api.Footprint{run.GetGate().GetMemory(), run.GetMemory()}
+	for _, f := range slices.Concat(start.Memory, late) {
 		if f != nil {
 			cold.Memory = append(cold.Memory, timeline.Footprint{
 				At: timeline.Moment(f.At), Resident: f.Resident, Zeroed: f.Zeroed,
@@ -71,8 +85,21 @@ func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.T
 			})
 		}
 	}
+	cold.gate(run.GetGate())
 	cold.Attribute()
 	return cold
+}
+
+func (c *Record) gate(g *api.Gate) {
+	if g == nil {
+		return
+	}
+	c.Gate = &Gate{Open: g.Open, Held: g.Held, Dropped: g.Dropped}
+	if g.FirstNs > 0 {
+		c.held = timeline.Span{Stage: timeline.VFDriver, Begin: time.Unix(0, g.FirstNs),
+			End: time.Unix(0, g.OpenedNs)}
+		c.Gate.HeldMs = milliseconds(c.held.End.Sub(c.held.Begin))
+	}
 }
 
 // Attribute fills in the fields that follow from the begin, the end and the spans.
@@ -87,6 +114,7 @@ func (c *Record) Attribute() {
 	for stage, share := range shares {
 		c.Stages[stage] = milliseconds(share)
 	}
+	c.VFAlone = milliseconds(timeline.Alone(timeline.VFDriver, c.Spans, c.held, c.Begin, c.End))
 }
 
 func milliseconds(d time.Duration) float64 {

@@ -272,6 +272,12 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 			reply.Memory = footprint(f)
 		}
 	}
+	if g, can := st.Sandbox.(sandbox.Gated); can && cold != nil {
+		if gate, has := g.Gate(); has {
+			a.Metrics.started(a.how(st), gate.Spans)
+			reply.Gate = gateReply(gate)
+		}
+	}
 	reply.Logs = logLines(st.Runtime.Logs(ctx, until))
 	return reply, nil
 }

@@ -120,6 +120,21 @@ func footprint(f timeline.Footprint) *api.Footprint {
 		WaitedNs: int64(f.Waited)}
 }
 
+func gateReply(g timeline.Gate) *api.Gate {
+	r := &api.Gate{Open: g.Open, Held: uint32(g.Held), Dropped: uint32(g.Dropped),
+		Spans: spans(g.Spans)}
+	if g.Open {
+		r.OpenedNs = g.Opened.UnixNano()
+	}
+	if !g.First.IsZero() {
+		r.FirstNs = g.First.UnixNano()
+	}
+	if g.Memory != nil {
+		r.Memory = footprint(*g.Memory)
+	}
+	return r
+}
+
 func spans(list []timeline.Span) []*api.Span {
 	all, out := make([]api.Span, len(list)), make([]*api.Span, len(list))
 	for i, s := range list {

@@ -416,6 +416,98 @@ func (x *Footprint) GetWaitedNs() int64 {
 	return 0
 }
 
+type Gate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Open          bool                   `protobuf:"varint,1,opt,name=open,proto3" json:"open,omitempty"`                         // it is up; else the rest is not known yet
+	Held          uint32                 `protobuf:"varint,2,opt,name=held,proto3" json:"held,omitempty"`                         // packets that the program sent before
+	Dropped       uint32                 `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`                   // packets that found no room, or could not be sent again
+	FirstNs       int64                  `protobuf:"varint,4,opt,name=first_ns,json=firstNs,proto3" json:"first_ns,omitempty"`    // when the first was held; 0: none was
+	OpenedNs      int64                  `protobuf:"varint,5,opt,name=opened_ns,json=openedNs,proto3" json:"opened_ns,omitempty"` // when those held had been sent
+	Spans         []*Span                `protobuf:"bytes,6,rep,name=spans,proto3" json:"spans,omitempty"`                        // of the NIC's coming up, as far as StartReply is without them
+	Memory        *Footprint             `protobuf:"bytes,7,opt,name=memory,proto3" json:"memory,omitempty"`                      // at bus-master, if StartReply is without it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gate) Reset() {
+	*x = Gate{}
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gate) ProtoMessage() {}
+
+func (x *Gate) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gate.ProtoReflect.Descriptor instead.
+func (*Gate) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Gate) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
+}
+
+func (x *Gate) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *Gate) GetDropped() uint32 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *Gate) GetFirstNs() int64 {
+	if x != nil {
+		return x.FirstNs
+	}
+	return 0
+}
+
+func (x *Gate) GetOpenedNs() int64 {
+	if x != nil {
+		return x.OpenedNs
+	}
+	return 0
+}
+
+func (x *Gate) GetSpans() []*Span {
+	if x != nil {
+		return x.Spans
+	}
+	return nil
+}
+
+func (x *Gate) GetMemory() *Footprint {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
 type InitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -427,7 +519,7 @@ type InitRequest struct {
 
 func (x *InitRequest) Reset() {
 	*x = InitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +531,7 @@ func (x *InitRequest) String() string {
 func (*InitRequest) ProtoMessage() {}
 
 func (x *InitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +544,7 @@ func (x *InitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRequest.ProtoReflect.Descriptor instead.
 func (*InitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InitRequest) GetId() string {
@@ -485,7 +577,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -497,7 +589,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -510,7 +602,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -528,7 +620,7 @@ type PauseReply struct {
 
 func (x *PauseReply) Reset() {
 	*x = PauseReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +632,7 @@ func (x *PauseReply) String() string {
 func (*PauseReply) ProtoMessage() {}
 
 func (x *PauseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +645,7 @@ func (x *PauseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseReply.ProtoReflect.Descriptor instead.
 func (*PauseReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 type ResumeRequest struct {
@@ -565,7 +657,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +669,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +682,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -608,7 +700,7 @@ type ResumeReply struct {
 
 func (x *ResumeReply) Reset() {
 	*x = ResumeReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -620,7 +712,7 @@ func (x *ResumeReply) String() string {
 func (*ResumeReply) ProtoMessage() {}
 
 func (x *ResumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -633,7 +725,7 @@ func (x *ResumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
 func (*ResumeReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 type Span struct {
@@ -648,7 +740,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +752,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +765,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Span) GetStage() string {
@@ -715,7 +807,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +819,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +832,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RunRequest) GetId() string {
@@ -772,13 +864,14 @@ type RunReply struct {
 	BeginNs       int64                  `protobuf:"varint,4,opt,name=begin_ns,json=beginNs,proto3" json:"begin_ns,omitempty"` // when the request left for, and the last byte of the answer came from, the sandbox
 	EndNs         int64                  `protobuf:"varint,5,opt,name=end_ns,json=endNs,proto3" json:"end_ns,omitempty"`
 	Memory        *Footprint             `protobuf:"bytes,6,opt,name=memory,proto3" json:"memory,omitempty"` // after the first run; absent after others
+	Gate          *Gate                  `protobuf:"bytes,7,opt,name=gate,proto3" json:"gate,omitempty"`     // after the first run, if the sandbox has one; absent after others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +883,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +896,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RunReply) GetStatus() int32 {
@@ -848,6 +941,13 @@ func (x *RunReply) GetMemory() *Footprint {
 	return nil
 }
 
+func (x *RunReply) GetGate() *Gate {
+	if x != nil {
+		return x.Gate
+	}
+	return nil
+}
+
 type RunsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // the caller's, unique on the stream
@@ -858,7 +958,7 @@ type RunsRequest struct {
 
 func (x *RunsRequest) Reset() {
 	*x = RunsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +970,7 @@ func (x *RunsRequest) String() string {
 func (*RunsRequest) ProtoMessage() {}
 
 func (x *RunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +983,7 @@ func (x *RunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunsRequest.ProtoReflect.Descriptor instead.
 func (*RunsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RunsRequest) GetNumber() uint64 {
@@ -912,7 +1012,7 @@ type RunsReply struct {
 
 func (x *RunsReply) Reset() {
 	*x = RunsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1024,7 @@ func (x *RunsReply) String() string {
 func (*RunsReply) ProtoMessage() {}
 
 func (x *RunsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1037,7 @@ func (x *RunsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunsReply.ProtoReflect.Descriptor instead.
 func (*RunsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RunsReply) GetNumber() uint64 {
@@ -979,7 +1079,7 @@ type LogLine struct {
 
 func (x *LogLine) Reset() {
 	*x = LogLine{}
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1091,7 @@ func (x *LogLine) String() string {
 func (*LogLine) ProtoMessage() {}
 
 func (x *LogLine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1104,7 @@ func (x *LogLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
 func (*LogLine) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LogLine) GetTimeNs() int64 {
@@ -1037,7 +1137,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1149,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1162,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WaitRequest) GetId() string {
@@ -1084,7 +1184,7 @@ type Ended struct {
 
 func (x *Ended) Reset() {
 	*x = Ended{}
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1196,7 @@ func (x *Ended) String() string {
 func (*Ended) ProtoMessage() {}
 
 func (x *Ended) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1209,7 @@ func (x *Ended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ended.ProtoReflect.Descriptor instead.
 func (*Ended) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Ended) GetId() string {
@@ -1151,7 +1251,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1263,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1276,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ConnectRequest) GetId() string {
@@ -1210,7 +1310,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1322,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1335,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConnectReply) GetData() []byte {
@@ -1262,7 +1362,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1374,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1387,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -1314,7 +1414,7 @@ type LogsReply struct {
 
 func (x *LogsReply) Reset() {
 	*x = LogsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1426,7 @@ func (x *LogsReply) String() string {
 func (*LogsReply) ProtoMessage() {}
 
 func (x *LogsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1439,7 @@ func (x *LogsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsReply.ProtoReflect.Descriptor instead.
 func (*LogsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LogsReply) GetLine() *LogLine {
@@ -1365,7 +1465,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1477,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1490,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1408,7 +1508,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1520,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1533,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
 }
 
 type StatusRequest struct {
@@ -1445,7 +1545,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1557,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1570,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -1502,7 +1602,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1614,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1627,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -1646,7 +1746,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1758,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1771,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1762,7 +1862,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1874,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1887,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *VF) GetBdf() string {
@@ -1869,7 +1969,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1881,7 +1981,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1894,7 +1994,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -1915,7 +2015,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2027,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2040,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -1981,7 +2081,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2093,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2106,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -2083,7 +2183,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2195,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2208,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -2141,7 +2241,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2253,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2266,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -2185,7 +2285,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2297,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2310,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -2230,7 +2330,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2342,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2355,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -2283,7 +2383,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2395,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2408,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *KeptReport) GetId() string {
@@ -2379,7 +2479,15 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x1a\n" +
 	"\bresident\x18\x02 \x01(\x04R\bresident\x12\x16\n" +
 	"\x06zeroed\x18\x03 \x01(\x04R\x06zeroed\x12\x1b\n" +
-	"\twaited_ns\x18\x04 \x01(\x03R\bwaitedNs\"\\\n" +
+	"\twaited_ns\x18\x04 \x01(\x03R\bwaitedNs\"\xe1\x01\n" +
+	"\x04Gate\x12\x12\n" +
+	"\x04open\x18\x01 \x01(\bR\x04open\x12\x12\n" +
+	"\x04held\x18\x02 \x01(\rR\x04held\x12\x18\n" +
+	"\adropped\x18\x03 \x01(\rR\adropped\x12\x19\n" +
+	"\bfirst_ns\x18\x04 \x01(\x03R\afirstNs\x12\x1b\n" +
+	"\topened_ns\x18\x05 \x01(\x03R\bopenedNs\x12+\n" +
+	"\x05spans\x18\x06 \x03(\v2\x15.fastiov.node.v1.SpanR\x05spans\x122\n" +
+	"\x06memory\x18\a \x01(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\"\\\n" +
 	"\vInitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04init\x18\x02 \x01(\fR\x04init\x12)\n" +
@@ -2401,14 +2509,15 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"\xca\x01\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"\xf5\x01\n" +
 	"\bRunReply\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\x05R\x06status\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12,\n" +
 	"\x04logs\x18\x03 \x03(\v2\x18.fastiov.node.v1.LogLineR\x04logs\x12\x19\n" +
 	"\bbegin_ns\x18\x04 \x01(\x03R\abeginNs\x12\x15\n" +
 	"\x06end_ns\x18\x05 \x01(\x03R\x05endNs\x122\n" +
-	"\x06memory\x18\x06 \x01(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\"T\n" +
+	"\x06memory\x18\x06 \x01(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\x12)\n" +
+	"\x04gate\x18\a \x01(\v2\x15.fastiov.node.v1.GateR\x04gate\"T\n" +
 	"\vRunsRequest\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12-\n" +
 	"\x03run\x18\x02 \x01(\v2\x1b.fastiov.node.v1.RunRequestR\x03run\"~\n" +
@@ -2552,96 +2661,100 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
 	(*Call)(nil),           // 1: fastiov.node.v1.Call
 	(*StartReply)(nil),     // 2: fastiov.node.v1.StartReply
 	(*Footprint)(nil),      // 3: fastiov.node.v1.Footprint
-	(*InitRequest)(nil),    // 4: fastiov.node.v1.InitRequest
-	(*PauseRequest)(nil),   // 5: fastiov.node.v1.PauseRequest
-	(*PauseReply)(nil),     // 6: fastiov.node.v1.PauseReply
-	(*ResumeRequest)(nil),  // 7: fastiov.node.v1.ResumeRequest
-	(*ResumeReply)(nil),    // 8: fastiov.node.v1.ResumeReply
-	(*Span)(nil),           // 9: fastiov.node.v1.Span
-	(*RunRequest)(nil),     // 10: fastiov.node.v1.RunRequest
-	(*RunReply)(nil),       // 11: fastiov.node.v1.RunReply
-	(*RunsRequest)(nil),    // 12: fastiov.node.v1.RunsRequest
-	(*RunsReply)(nil),      // 13: fastiov.node.v1.RunsReply
-	(*LogLine)(nil),        // 14: fastiov.node.v1.LogLine
-	(*WaitRequest)(nil),    // 15: fastiov.node.v1.WaitRequest
-	(*Ended)(nil),          // 16: fastiov.node.v1.Ended
-	(*ConnectRequest)(nil), // 17: fastiov.node.v1.ConnectRequest
-	(*ConnectReply)(nil),   // 18: fastiov.node.v1.ConnectReply
-	(*LogsRequest)(nil),    // 19: fastiov.node.v1.LogsRequest
-	(*LogsReply)(nil),      // 20: fastiov.node.v1.LogsReply
-	(*StopRequest)(nil),    // 21: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),      // 22: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil),  // 23: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),    // 24: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),        // 25: fastiov.node.v1.Sandbox
-	(*VF)(nil),             // 26: fastiov.node.v1.VF
-	(*StartsRequest)(nil),  // 27: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),    // 28: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),      // 29: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),   // 30: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),     // 31: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil),  // 32: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),    // 33: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),     // 34: fastiov.node.v1.KeptReport
-	nil,                    // 35: fastiov.node.v1.StartRequest.EnvEntry
+	(*Gate)(nil),           // 4: fastiov.node.v1.Gate
+	(*InitRequest)(nil),    // 5: fastiov.node.v1.InitRequest
+	(*PauseRequest)(nil),   // 6: fastiov.node.v1.PauseRequest
+	(*PauseReply)(nil),     // 7: fastiov.node.v1.PauseReply
+	(*ResumeRequest)(nil),  // 8: fastiov.node.v1.ResumeRequest
+	(*ResumeReply)(nil),    // 9: fastiov.node.v1.ResumeReply
+	(*Span)(nil),           // 10: fastiov.node.v1.Span
+	(*RunRequest)(nil),     // 11: fastiov.node.v1.RunRequest
+	(*RunReply)(nil),       // 12: fastiov.node.v1.RunReply
+	(*RunsRequest)(nil),    // 13: fastiov.node.v1.RunsRequest
+	(*RunsReply)(nil),      // 14: fastiov.node.v1.RunsReply
+	(*LogLine)(nil),        // 15: fastiov.node.v1.LogLine
+	(*WaitRequest)(nil),    // 16: fastiov.node.v1.WaitRequest
+	(*Ended)(nil),          // 17: fastiov.node.v1.Ended
+	(*ConnectRequest)(nil), // 18: fastiov.node.v1.ConnectRequest
+	(*ConnectReply)(nil),   // 19: fastiov.node.v1.ConnectReply
+	(*LogsRequest)(nil),    // 20: fastiov.node.v1.LogsRequest
+	(*LogsReply)(nil),      // 21: fastiov.node.v1.LogsReply
+	(*StopRequest)(nil),    // 22: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),      // 23: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil),  // 24: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),    // 25: fastiov.node.v1.StatusReply
+	(*Sandbox)(nil),        // 26: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 27: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 28: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 29: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 30: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 31: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 32: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 33: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 34: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 35: fastiov.node.v1.KeptReport
+	nil,                    // 36: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	35, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	36, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	1,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
-	9,  // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
-	14, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
+	10, // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
+	15, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
 	3,  // 4: fastiov.node.v1.StartReply.memory:type_name -> fastiov.node.v1.Footprint
-	1,  // 5: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
-	14, // 6: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
-	3,  // 7: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
-	10, // 8: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
-	11, // 9: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
-	14, // 10: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
-	25, // 11: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	26, // 12: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	29, // 13: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
-	1,  // 14: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
-	9,  // 15: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	34, // 16: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
-	0,  // 17: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	4,  // 18: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	10, // 19: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	12, // 20: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
-	5,  // 21: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	7,  // 22: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	21, // 23: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	15, // 24: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
-	17, // 25: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
-	19, // 26: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
-	23, // 27: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	27, // 28: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	30, // 29: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	32, // 30: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	2,  // 31: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	2,  // 32: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	11, // 33: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	13, // 34: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	6,  // 35: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	8,  // 36: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	22, // 37: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	16, // 38: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
-	18, // 39: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
-	20, // 40: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
-	24, // 41: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	28, // 42: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	31, // 43: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	33, // 44: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	31, // [31:45] is the sub-list for method output_type
-	17, // [17:31] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	10, // 5: fastiov.node.v1.Gate.spans:type_name -> fastiov.node.v1.Span
+	3,  // 6: fastiov.node.v1.Gate.memory:type_name -> fastiov.node.v1.Footprint
+	1,  // 7: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
+	15, // 8: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
+	3,  // 9: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
+	4,  // 10: fastiov.node.v1.RunReply.gate:type_name -> fastiov.node.v1.Gate
+	11, // 11: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
+	12, // 12: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
+	15, // 13: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
+	26, // 14: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	27, // 15: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	30, // 16: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	1,  // 17: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	10, // 18: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	35, // 19: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	0,  // 20: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	5,  // 21: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	11, // 22: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	13, // 23: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
+	6,  // 24: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	8,  // 25: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	22, // 26: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	16, // 27: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
+	18, // 28: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
+	20, // 29: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	24, // 30: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	28, // 31: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	31, // 32: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	33, // 33: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	2,  // 34: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	2,  // 35: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	12, // 36: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	14, // 37: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	7,  // 38: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	9,  // 39: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	23, // 40: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	17, // 41: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	19, // 42: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	21, // 43: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	25, // 44: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	29, // 45: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	32, // 46: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	34, // 47: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	34, // [34:48] is the sub-list for method output_type
+	20, // [20:34] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -2655,7 +2768,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -121,6 +121,12 @@ type Weigher interface {
 	Weigh(at timeline.Moment) (timeline.Footprint, error)
 }
 
+// A Gated sandbox is one whose NIC may come up while its program runs. Gate tells how, or false if
+// this one's was up before.
+type Gated interface {
+	Gate() (timeline.Gate, bool)
+}
+
 // ErrUnreached is the error of a request that could not be sent: the runtime has seen nothing of
 // it.
 var ErrUnreached = errors.New("not reached")

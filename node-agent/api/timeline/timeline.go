@@ -165,7 +165,7 @@ func Segments(spans []Span, begin, end time.Time) (segments []Span) {
 func innermost(spans []Span, from, to time.Time) Stage {
 	stage, since := Unattributed, time.Time{}
 	for _, s := range spans {
-		if !s.Begin.After(from) && !s.End.Before(to) && !s.Begin.Before(since) {
+		if s.covers(from, to) && !s.Begin.Before(since) {
 			stage, since = s.Stage, s.Begin
 		}
 	}
