@@ -33,6 +33,7 @@ type Conn struct {
 	logs    *tail.Log
 	called  chan struct{} // closed when hello came
 	ready   chan struct{}
+	opened  chan struct{} // closed when the guest's gate is open
 	done    chan struct{}
 	reading sync.WaitGroup
 	sending sync.Mutex // held while a message is written
@@ -43,7 +44,9 @@ type Conn struct {
 	err      error
 	hello    wire.Hello
 	isReady  bool
-	pingID   uint64 // of the last ping sent
+	gate     wire.Gate
+	openedAt time.Time // zero: the gate is not open
+	pingID   uint64    // of the last ping sent
 	pingedAt time.Time
 	clock    clock
 	events   []heard
@@ -60,7 +63,8 @@ type heard struct {
 func newConn(forget func(), node *bucket) *Conn {
 	return &Conn{
 		forget: forget, node: node, since: time.Now(), logs: tail.New(),
-		called: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}),
+		called: make(chan struct{}), ready: make(chan struct{}), opened: make(chan struct{}),
+		done: make(chan struct{}),
 	}
 }
 
@@ -87,9 +91,12 @@ func (c *Conn) Configure(config wire.Config) error {
 	return c.ping()
 }
 
-// Ready waits until the guest's VF is up, its runtime accepts requests on the guest's vsock port
-// wire.RuntimePort, and its clock is mapped.
+// Ready waits until the guest's runtime accepts requests on the guest's vsock port
+// wire.RuntimePort, its clock is mapped, and its VF is up or has a gate.
 func (c *Conn) Ready(ctx context.Context) error { return c.await(ctx, c.ready, "is not ready") }
+
+// Opened is closed when the guest's VF has come up behind its gate.
+func (c *Conn) Opened() <-chan struct{} { return c.opened }
 
 // Logs returns what the runtime writes. It ends when the guest hangs up.
 func (c *Conn) Logs() *tail.Log { return c.logs }
@@ -246,6 +253,10 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 	switch {
 	case up.Event != nil:
 		return c.keep(heard{*up.Event, now})
+	case up.Gate != nil && c.openedAt.IsZero():
+		c.gate, c.openedAt = *up.Gate, now
+		close(c.opened)
+		return nil
 	case up.Woken != nil && len(c.waking) > 0:
 		close(c.waking[0])
 		c.waking = c.waking[1:]

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -157,6 +158,54 @@ func TestConversation(t *testing.T) {
 	}
 	<-played
 	c.Close()
+	c.Close()
+}
+
+// A VF that comes up after the guest is ready is known when the guest says so, once.
+func TestTheGate(t *testing.T) {
+	p, _, c := expect(t)
+	bootZero := time.Now().Add(-1500 * time.Millisecond)
+	c.since = bootZero.Add(-time.Second)
+	ready, played := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(played)
+		g := p.dial(t, cid)
+		g.say(hello)
+		g.hear()
+		g.answerPings(func() int64 { return int64(time.Since(bootZero)) })
+		g.say(wire.Up{Ready: &wire.Ready{}})
+		<-ready
+		g.say(wire.Up{Event: &wire.Event{Stage: "5-vf-driver", Begin: 1000e6, End: 1200e6}})
+		g.say(wire.Up{Gate: &wire.Gate{Held: 3, Dropped: -1, First: 1100e6, Open: 1300e6}})
+		g.say(wire.Up{Gate: &wire.Gate{Held: 9}})
+		g.hungUp()
+	}()
+	if _, err := c.Hello(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Configure(wire.Config{Gate: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if g := c.Gate(); g.Open || len(c.Spans()) != 1 {
+		t.Errorf("before it is open: %+v, %+v", g, c.Spans())
+	}
+	close(ready)
+	<-c.Opened()
+	g := c.Gate()
+	if !g.Open || g.Held != 3 || g.Dropped != 0 || len(c.Spans()) != 2 {
+		t.Errorf("open: %+v, %+v", g, c.Spans())
+	}
+	if held := g.Opened.Sub(g.First); held != 200*time.Millisecond {
+		t.Errorf("held for %v", held)
+	}
+	<-c.Done()
+	if err := c.Err(); err == nil || !strings.Contains(err.Error(), "nothing asked for") {
+		t.Errorf("a second time: %v", err)
+	}
+	<-played
 	c.Close()
 }
 

@@ -34,6 +34,21 @@ func (c *Conn) Spans() []timeline.Span {
 	return spans
 }
 
+// Gate tells how the guest's gate was opened.
+func (c *Conn) Gate() (g timeline.Gate) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.openedAt.IsZero() || !c.clock.known {
+		return g
+	}
+	g = timeline.Gate{Open: true, Held: max(c.gate.Held, 0), Dropped: max(c.gate.Dropped, 0),
+		Opened: c.hold(c.gate.Open, c.openedAt)}
+	if c.gate.First > 0 {
+		g.First = c.hold(c.gate.First, g.Opened)
+	}
+	return g
+}
+
 // Steps returns the parts of the stages in Spans.
 func (c *Conn) Steps() []Step {
 	c.mu.Lock()

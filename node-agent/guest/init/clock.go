@@ -20,9 +20,11 @@ const (
 // A recorder reports stages and their steps to the host.
 type recorder struct{ host *host }
 
-// stage reports the span of a stage that ends now.
-func (r *recorder) stage(stage string, begin int64) {
-	r.host.send(wire.Up{Event: &wire.Event{Stage: stage, Begin: begin, End: boottime()}})
+// stage reports the span of a stage that ends now, and returns when that is.
+func (r *recorder) stage(stage string, begin int64) (end int64) {
+	end = boottime()
+	r.host.send(wire.Up{Event: &wire.Event{Stage: stage, Begin: begin, End: end}})
+	return end
 }
 
 // step does a part of the agent stage and reports it.

@@ -20,6 +20,7 @@ const (
 type host struct {
 	start   int64 // boot time
 	real    int64
+	gates   bool // the kernel has what a gate needs
 	configs chan *wire.Config
 	wake    func(unixNano int64) error
 	// The reason why the guest must end: its clock cannot be set, or the host was lost before the
@@ -68,7 +69,8 @@ func (h *host) talk(dial func() (*os.File, error)) bool {
 		return false
 	}
 	h.mu.Lock()
-	hello := wire.Hello{Boot: h.start, Real: h.real, Ready: h.isReady, Ports: true}
+	hello := wire.Hello{Boot: h.start, Real: h.real, Ready: h.isReady, Ports: true,
+		Gate: h.gates}
 	err = wire.Write(link, wire.Up{Hello: &hello})
 	for _, up := range h.early {
 		err = errors.Join(err, wire.Write(link, up))

@@ -3,10 +3,11 @@
 //	modules ─┬─ (a VF driver probes alongside) ───────────────────┐
 //	         ├─ call the host, hello                              │
 //	         ├─ root: image + tmpfs overlay                       │
-//	         └─ config: time, entropy, names ─┬─ VF: address, link up ─┬─ ready
-//	                                          └─ runtime: start, accept┘
+//	         └─ config: time, entropy, names ─┬─ gate: keeps packets ─ VF: up ─ gate: opens
+//	                                          └─ runtime: start, accept ─ ready
 //
-// Once ready, the guest runs until the runtime ends.
+// Once ready, the guest runs until the runtime ends. If the host wants no gate, the runtime starts
+// when the VF is up.
 //
 // If anything fails before that, the guest says why (to the host, or at least on the console) and
 // powers off: it never hangs and never restarts. Only a connection that is lost after ready does
@@ -31,6 +32,7 @@ import (
 
 const (
 	configWithin  = 60 * time.Second // by then the agent has long given up
+	driverWithin  = 60 * time.Second
 	linkWithin    = 20 * time.Second
 	runtimeWithin = 5 * time.Minute // the agent, which knows what machine this is, gives up first
 	farewell      = 2 * time.Second
@@ -90,6 +92,7 @@ func live(h *host) (err error) {
 	if err != nil {
 		return err
 	}
+	h.gates = unix.Access(tunDevice, unix.F_OK) == nil
 	h.call(dialer(options))
 	if err := rec.step("root", enterRoot); err != nil {
 		return err
@@ -106,8 +109,10 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	if err := rec.step("settle", func() error { return settle(config) }); err != nil {
 		return err
 	}
-	linked := make(chan error, 1)
-	go func() { linked <- bringUp(config.NIC, vfDrivers, rec, linkWithin) }()
+	begin, err := network(h, rec, config, vfDrivers)
+	if err != nil {
+		return err
+	}
 	port := config.Listens()
 	if err := openDoor(config.Secret, port); err != nil {
 		return err
@@ -120,17 +125,34 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	if err != nil {
 		return err
 	}
-	rec.stage(agentStage, h.start)
-	begin := boottime()
+	begin = rec.stage(agentStage, begin)
 	if err := program.accepts(port, runtimeWithin); err != nil {
 		return err
 	}
 	rec.stage(agentStage, begin)
-	if err := <-linked; err != nil {
-		return err
-	}
 	h.ready()
 	return program.wait()
+}
+
+// network gives the guest its network, or the gate until that is there. It returns when the agent
+// stage that is under way has begun: anew, if the VF was waited for meanwhile.
+func network(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) (int64, error) {
+	if config.NIC == nil {
+		return h.start, nil
+	}
+	up := func() (uint32, error) { return bringUp(config.NIC, vfDrivers, rec, linkWithin) }
+	if !config.Gate {
+		rec.stage(agentStage, h.start)
+		_, err := up()
+		return boottime(), err
+	}
+	return h.start, rec.step("gate", func() error {
+		g, err := openGate(config.NIC)
+		if err == nil {
+			go g.until(up, h)
+		}
+		return err
+	})
 }
 
 // kernelOptions returns the name=value words of the kernel command line.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,8 +24,14 @@ type drivers struct {
 }
 
 // wait returns when all have probed the devices there are.
-func (d *drivers) wait() error {
-	d.loading.Wait()
+func (d *drivers) wait(within time.Duration) error {
+	loaded := make(chan struct{})
+	go func() { d.loading.Wait(); close(loaded) }()
+	select {
+	case <-loaded:
+	case <-time.After(within):
+		return fmt.Errorf("its driver has not probed it within %v", within)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.err

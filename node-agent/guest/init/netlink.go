@@ -137,14 +137,39 @@ func (n *netlink) addAddress(index uint32, address netip.Prefix) error {
 	return n.do(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
 }
 
-// addDefaultRoute takes a gateway outside the link's own prefix too.
-func (n *netlink) addDefaultRoute(index uint32, gateway netip.Addr) error {
-	body := []byte{family(gateway), 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT,
-		unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST}
-	body = binary.NativeEndian.AppendUint32(body, unix.RTNH_F_ONLINK)
-	body = attribute(body, unix.RTA_GATEWAY, gateway.AsSlice())
-	body = attribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
-	return n.do(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
+// A route leads what is sent to a prefix to a link.
+type route struct {
+	table   byte
+	link    uint32
+	to      netip.Prefix
+	gateway netip.Addr // may lie outside the link's own prefix; invalid: there is none
+	source  netip.Addr // of those who have not chosen theirs; invalid: the link's
+}
+
+func (n *netlink) addRoute(r route) error {
+	return n.do(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, r.body())
+}
+
+func (n *netlink) deleteRoute(r route) error { return n.do(unix.RTM_DELROUTE, 0, r.body()) }
+
+func (r route) body() []byte {
+	scope, flags := byte(unix.RT_SCOPE_LINK), uint32(0)
+	if r.gateway.IsValid() {
+		scope, flags = unix.RT_SCOPE_UNIVERSE, unix.RTNH_F_ONLINK
+	}
+	body := []byte{family(r.to.Addr()), byte(r.to.Bits()), 0, 0, r.table, unix.RTPROT_BOOT,
+		scope, unix.RTN_UNICAST}
+	body = binary.NativeEndian.AppendUint32(body, flags)
+	if r.to.Bits() > 0 {
+		body = attribute(body, unix.RTA_DST, r.to.Addr().AsSlice())
+	}
+	if r.gateway.IsValid() {
+		body = attribute(body, unix.RTA_GATEWAY, r.gateway.AsSlice())
+	}
+	if r.source.IsValid() {
+		body = attribute(body, unix.RTA_PREFSRC, r.source.AsSlice())
+	}
+	return attribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, r.link))
 }
 
 func family(a netip.Addr) byte {

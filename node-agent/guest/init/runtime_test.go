@@ -215,7 +215,7 @@ func TestLoadModules(t *testing.T) {
 		t.Error(
 			"the module's name is still there: it may be looked up after the root directory has changed")
 	}
-	if err := bringUp(testVF, vf, rec, time.Minute); err == nil ||
+	if _, err := bringUp(testVF, vf, rec, time.Minute); err == nil ||
 		!strings.Contains(err.Error(), "igbvf") {
 		t.Errorf("a VF whose driver does not load comes up: %v", err)
 	}

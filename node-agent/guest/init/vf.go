@@ -5,46 +5,47 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 // bringUp waits for the NIC's driver, finds its link by the MAC, gives it its address and route,
-// and waits for its carrier.
-func bringUp(nic *wire.NIC, driver *drivers, rec *recorder, within time.Duration) error {
-	if nic == nil {
-		return nil
-	}
-	err := driver.wait()
+// and waits for its carrier. It returns the link's index.
+func bringUp(nic *wire.NIC, driver *drivers, rec *recorder,
+	within time.Duration) (index uint32, err error) {
+	err = driver.wait(driverWithin)
 	if err == nil {
 		begin := boottime()
-		err = linkUp(nic, rec, within)
+		failpoint.Delay(failpoint.GuestVFUp)
+		index, err = linkUp(nic, rec, within)
 		rec.stage(vfStage, begin)
 	}
 	if err != nil {
-		return fmt.Errorf("VF %s: %w", nic.MAC, err)
+		return 0, fmt.Errorf("VF %s: %w", nic.MAC, err)
 	}
-	return nil
+	return index, nil
 }
 
-func linkUp(nic *wire.NIC, rec *recorder, within time.Duration) error {
+func linkUp(nic *wire.NIC, rec *recorder, within time.Duration) (index uint32, err error) {
 	mac, err := parseMAC(nic.MAC)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	rtnl, err := openNetlink(unix.NETLINK_ROUTE, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer rtnl.close()
 	watch, err := openNetlink(unix.NETLINK_ROUTE, unix.RTMGRP_LINK)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer watch.close()
 	deadline := time.Now().Add(within)
@@ -54,23 +55,23 @@ func linkUp(nic *wire.NIC, rec *recorder, within time.Duration) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf(
+		return 0, fmt.Errorf(
 			"no network device has this MAC within %v (driver missing, or its probe failed): %w",
 			within, err)
 	}
 	err = rec.stepOf(vfStage, "address", func() error { return configure(rtnl, found.index, nic) })
 	if err != nil {
-		return err
+		return 0, err
 	}
 	err = rec.stepOf(vfStage, "carrier", func() error {
 		_, err := watch.await(mac, true, deadline)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("its link has no carrier within %v (is the PF's link up?): %w",
+		return 0, fmt.Errorf("its link has no carrier within %v (is the PF's link up?): %w",
 			within, err)
 	}
-	return nil
+	return found.index, nil
 }
 
 func configure(rtnl *netlink, index uint32, nic *wire.NIC) error {
@@ -83,7 +84,9 @@ func configure(rtnl *netlink, index uint32, nic *wire.NIC) error {
 	if !nic.Gateway.IsValid() {
 		return nil
 	}
-	if err := rtnl.addDefaultRoute(index, nic.Gateway); err != nil {
+	err := rtnl.addRoute(route{table: unix.RT_TABLE_MAIN, link: index,
+		to: netip.PrefixFrom(nic.Gateway, 0), gateway: nic.Gateway})
+	if err != nil {
 		return fmt.Errorf("the route by %v is not taken: %w", nic.Gateway, err)
 	}
 	return nil

@@ -77,7 +77,7 @@ func TestBringUp(t *testing.T) {
 					vf.Gateway = netip.MustParseAddr(c.gateway)
 				}
 				rec := &recorder{host: newHost(boottime())}
-				if err := bringUp(vf, &drivers{}, rec, 10*time.Second); err != nil {
+				if _, err := bringUp(vf, &drivers{}, rec, 10*time.Second); err != nil {
 					t.Error(err)
 					return
 				}
@@ -169,7 +169,7 @@ func TestBringUpWaits(t *testing.T) {
 			}
 		}()
 		vf := &wire.NIC{MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/24")}
-		if err := bringUp(vf, &drivers{},
+		if _, err := bringUp(vf, &drivers{},
 			&recorder{host: newHost(boottime())}, 20*time.Second); err != nil {
 			t.Error(err)
 		}
@@ -194,19 +194,13 @@ func TestBringUpFails(t *testing.T) {
 				}
 				nic := &wire.NIC{MAC: c.mac, Address: address}
 				rec := &recorder{host: newHost(boottime())}
-				err := bringUp(nic, &drivers{}, rec, 50*time.Millisecond)
+				_, err := bringUp(nic, &drivers{}, rec, 50*time.Millisecond)
 				if err == nil || !strings.Contains(err.Error(), c.want) ||
 					!strings.Contains(err.Error(), c.mac) {
 					t.Errorf("%v", err)
 				}
 			})
 		})
-	}
-}
-
-func TestNoVF(t *testing.T) {
-	if err := bringUp(nil, nil, nil, 0); err != nil {
-		t.Error(err)
 	}
 }
 

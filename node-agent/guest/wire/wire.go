@@ -47,7 +47,8 @@ type Up struct {
 	Hello *Hello `json:"hello,omitempty"` // first, once
 	Event *Event `json:"event,omitempty"`
 	Log   *Log   `json:"log,omitempty"`
-	Ready *Ready `json:"ready,omitempty"` // the NIC is up and the runtime accepts on RuntimePort
+	Gate  *Gate  `json:"gate,omitempty"`  // once, when the NIC is up, if there was a gate
+	Ready *Ready `json:"ready,omitempty"` // the runtime accepts on RuntimePort; its NIC may be used
 	Exit  *Exit  `json:"exit,omitempty"`  // last: the guest powers off now
 	Pong  *Pong  `json:"pong,omitempty"`
 	Woken *Woken `json:"woken,omitempty"`
@@ -67,6 +68,7 @@ type Hello struct {
 	Real  int64 `json:"real"`  // CLOCK_REALTIME then, Unix nanoseconds, from the emulated RTC
 	Ready bool  `json:"ready"` // Ready was sent on an earlier connection
 	Ports bool  `json:"ports"` // its door leads to each port; else to the runtime's alone
+	Gate  bool  `json:"gate"`  // it can have a gate: its kernel has tun devices
 }
 
 // An Event is a span of time: a stage of node-agent/api/timeline or, with Step set, a part of one.
@@ -88,6 +90,14 @@ type LogLine struct {
 	Time   time.Time // when the agent heard it
 	Stream string    // stdout or stderr
 	Text   string
+}
+
+// Gate tells how many packets of programs were held until the NIC was up, and since when.
+type Gate struct {
+	Held    int   `json:"held"`
+	Dropped int   `json:"dropped"` // for want of room, or because they could not be sent again
+	First   int64 `json:"first"`   // when the first packet came; 0: none did
+	Open    int64 `json:"open"`    // when those held had been sent again
 }
 
 type Ready struct{}
@@ -121,6 +131,9 @@ type Config struct {
 	Secret   door.Secret `json:"secret"`  // a caller that knows it may speak to the runtime
 	Hostname string      `json:"hostname"`
 	NIC      *NIC        `json:"vf,omitempty"` // its key is older than its name
+	// The runtime starts before the NIC is up, and what programs send is held until then. Else the
+	// runtime starts when the NIC is up.
+	Gate bool `json:"gate,omitempty"`
 	Program
 }
 

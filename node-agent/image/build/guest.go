@@ -12,10 +12,10 @@ import (
 )
 
 // guestModules lists the modules that a microVM needs, since Debian's kernel has them not built in:
-// for its root, for the way to the host, for its VF. erofs looks for crc32c by its algorithm, not
-// by its module.
+// for its root, for the way to the host, for its gate and its VF. erofs looks for crc32c by its
+// algorithm, not by its module.
 var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay",
-	"vmw_vsock_virtio_transport", "igbvf"}
+	"vmw_vsock_virtio_transport", "tun", "igbvf"}
 
 // A guest's base is its kernel and its modules, as files, and the file that names the modules in
 // the order in which they load.

@@ -57,35 +57,61 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 		return err
 	}
 	b.tl.Show(timeline.GuestBoot)
-	if _, err := v.greet(ctx); err != nil {
+	hello, err := v.greet(ctx)
+	if err != nil {
 		return err
 	}
 	b.tl.Show(timeline.Agent)
-	if err := v.conn.Configure(configuration(v.spec, v.secret)); err != nil {
+	config := configuration(v.spec, v.secret)
+	if config.Gate = config.NIC != nil && b.config.Arm.Async; config.Gate && !hello.Gate {
+		config.Gate = false
+		b.config.Log.Warn("the guest has no tun devices: its program waits for its VF",
+			"sandbox", v.spec.ID)
+	}
+	if err := v.conn.Configure(config); err != nil {
 		return err
 	}
 	if err := v.conn.Ready(ctx); err != nil {
 		return err
 	}
-	if v.spec.PCI() != nil {
-		// The driver made the VF bus master when it started; all memory that the VF reaches has
-		// been there since.
+	v.late.gated = config.Gate
+	if v.spec.PCI() != nil && !config.Gate {
 		b.weigh(timeline.BusMaster)
 	}
 	return nil
 }
 
-// weigh notes how much memory the guest has now. No start is failed for want of a figure.
-func (b *boot) weigh(at timeline.Moment) {
+// follow waits for a VF that comes up beside the program, and completes the timeline.
+func (b *boot) follow() {
+	v := b.vm
+	select {
+	case <-v.conn.Opened():
+	case <-v.conn.Done():
+		return
+	}
+	b.tl.Add(v.conn.Spans()[v.late.spans:]...)
+	if v.spec.PCI() == nil {
+		return
+	}
+	f := b.weigh(timeline.BusMaster)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.late.memory = f
+}
+
+// weigh notes how much memory the guest has now. No start is failed for want of a figure. The VF's
+// driver made it bus master when it started; all memory that the VF reaches has been there since.
+func (b *boot) weigh(at timeline.Moment) *timeline.Footprint {
 	f, err := b.vm.ram.weigh(at)
 	if err != nil {
 		b.config.Log.Warn("guest memory cannot be weighed", "sandbox", b.vm.spec.ID, "err", err)
-		return
+		return nil
 	}
 	if at == timeline.BusMaster {
 		f.Waited = b.config.Probe.Waited(b.vm.spec.NIC.Device())
 	}
 	b.tl.Weigh(f)
+	return &f
 }
 
 // launch starts QEMU, which then waits at its control socket.
@@ -185,12 +211,17 @@ func (b *boot) account(events []kprobe.Event) {
 	b.tl.Show("")
 	b.tl.Add(timeline.Span{Stage: timeline.VMM, Begin: b.launched, End: b.resumed})
 	b.tl.Add(kprobe.Spans(events)...)
-	for _, s := range b.vm.conn.Spans() {
+	spans := b.vm.conn.Spans()
+	b.vm.late.spans = len(spans)
+	for _, s := range spans {
 		// The guest counts from its counter's zero, which is a little before it ran.
 		if s.Stage == timeline.GuestBoot {
 			s.Begin = b.resumed
 		}
 		b.tl.Add(s)
+	}
+	if b.vm.late.gated {
+		go b.follow()
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
@@ -89,6 +90,9 @@ func (d *Driver) open() (err error) {
 	if d.config.Arm.TouchFirst() {
 		// The guest zeroes, and so touches, all memory that it gives to a device.
 		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"})
+	}
+	if delay := os.Getenv(failpoint.DelayEnv); failpoint.Enabled && delay != "" {
+		d.parameters = slices.Concat(d.parameters, []string{failpoint.DelayEnv + "=" + delay})
 	}
 	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {
 		return err

@@ -165,6 +165,14 @@ func footprints(t *testing.T, set arm.Arm, hugePages bool) (
 	vm, release := startOne(t, s, &tl)
 	defer release()
 	defer vm.Close()
+	for gate, gated := vm.(sandbox.Gated).Gate(); gated && gate.Memory == nil; {
+		select {
+		case <-vm.Done():
+			t.Fatal(vm.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+		gate, _ = vm.(sandbox.Gated).Gate()
+	}
 	seen := map[timeline.Moment]timeline.Footprint{}
 	for _, f := range tl.Footprints() {
 		seen[f.At] = f

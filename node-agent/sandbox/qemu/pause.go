@@ -17,8 +17,19 @@ import (
 const answersWithin = 10 * time.Second
 
 // Pause implements sandbox.Sandbox. Connections into the guest are closed: it could not keep its
-// end of them.
-func (v *vm) Pause(ctx context.Context) error { return v.turn(ctx, v.pause) }
+// end of them. A guest whose VF is coming up is paused when that is over: a VF whose time to come
+// up has passed meanwhile would end it.
+func (v *vm) Pause(ctx context.Context) error {
+	if v.late.gated {
+		select {
+		case <-v.conn.Opened():
+		case <-v.Context().Done(): // turn says so
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return v.turn(ctx, v.pause)
+}
 
 func (v *vm) pause(context.Context) error {
 	v.HangUp()

@@ -3,6 +3,7 @@ package qemu
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -104,6 +105,53 @@ func TestAPauseOutlivesItsCaller(t *testing.T) {
 		close(p.answer)
 		if err := <-ended; err != nil || p.running || p.Cause() != nil {
 			t.Errorf("paused: %v, runs: %t, ended by: %v", err, p.running, p.Cause())
+		}
+	})
+}
+
+// A guest whose VF is coming up runs on until it has.
+func TestAPauseWaitsForTheVF(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, guestEnd, end := play(t, true)
+		defer end()
+		close(p.answer)
+		p.late.gated = true
+		impatient, hangUp := context.WithCancel(t.Context())
+		paused := make(chan error, 2)
+		go func() { paused <- p.Pause(impatient) }()
+		synctest.Wait()
+		hangUp()
+		if err := <-paused; err == nil || !p.running {
+			t.Errorf("a caller that gives up: %v, runs: %t", err, p.running)
+		}
+		go func() { paused <- p.Pause(t.Context()) }()
+		synctest.Wait()
+		if len(paused) != 0 {
+			t.Errorf("paused before the VF was up: %v", <-paused)
+		}
+		say(t, guestEnd, wire.Up{Gate: &wire.Gate{}})
+		if err := <-paused; err != nil || p.running {
+			t.Errorf("%v, runs: %t", err, p.running)
+		}
+		if p.Cause() != nil {
+			t.Errorf("ended: %v", p.Cause())
+		}
+	})
+}
+
+// A sandbox that ends before its VF is up releases who wants to pause it.
+func TestAnEndReleasesAPauseThatWaitsForTheVF(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, end := play(t, true)
+		defer end()
+		close(p.answer)
+		p.late.gated = true
+		paused := make(chan error, 1)
+		go func() { paused <- p.Pause(t.Context()) }()
+		synctest.Wait()
+		p.End(errors.New("no carrier"))
+		if err := <-paused; err == nil {
+			t.Error("paused, though it has ended")
 		}
 	})
 }

@@ -36,6 +36,14 @@ type vm struct {
 	qmp     *qmp // nil until connected
 	gone    bool // no connection is wanted any more
 	pausing bool // we asked for the next STOP
+	late    late
+}
+
+// A late holds what is to be told of a start whose VF comes up beside the program.
+type late struct {
+	gated  bool
+	spans  int                 // of the guest that the start's timeline has
+	memory *timeline.Footprint // at BusMaster
 }
 
 func newVM(spec sandbox.Spec, cell *jail.Cell, secret door.Secret) *vm {
@@ -163,6 +171,18 @@ func whyStopped(spec sandbox.Spec) error {
 
 // Weigh implements sandbox.Weigher.
 func (v *vm) Weigh(at timeline.Moment) (timeline.Footprint, error) { return v.ram.weigh(at) }
+
+// Gate implements sandbox.Gated.
+func (v *vm) Gate() (timeline.Gate, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.late.gated {
+		return timeline.Gate{}, false
+	}
+	g := v.conn.Gate()
+	g.Spans, g.Memory = v.conn.Spans()[v.late.spans:], v.late.memory
+	return g, true
+}
 
 // Logs implements sandbox.Sandbox.
 func (v *vm) Logs() *tail.Log { return v.conn.Logs() }

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -19,12 +20,30 @@ func main() {
 		os.Exit(3)
 	}
 	found.Encode(around())
+	if to := os.Getenv("DIAL"); to != "" {
+		go func() { fmt.Println("dialled:", dial(to)) }()
+	}
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(around())
 		fmt.Print("activated by ", r.URL.Path, sentinel, "\n")
 		fmt.Fprintln(os.Stderr, sentinel)
 	})
 	fmt.Fprintln(os.Stderr, http.ListenAndServe("127.0.0.1:8080", nil))
+}
+
+// dial connects once, and says what it hears, or why it hears nothing.
+func dial(to string) string {
+	conn, err := net.Dial("tcp", to)
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	fmt.Fprintln(conn, conn.LocalAddr().(*net.TCPAddr).IP)
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return err.Error()
+	}
+	return line[:len(line)-1]
 }
 
 func around() map[string]string {
