@@ -57,7 +57,8 @@ var (
 	// a stock kernel; the root image is a block device, so no region has to be skipped
 	None = Arm{Lock: PerVF, Skip: true, Memory: fastiovd.Eager, Barrier: Strict}
 	// the default of a node whose kernel supports it
-	All = Arm{Lock: PerVF, Skip: true, Memory: fastiovd.PageCache, Barrier: Strict, Reset: true}
+	All = Arm{Lock: PerVF, Skip: true, Async: true, Memory: fastiovd.PageCache, Barrier: Strict,
+		Reset: true}
 	// the paper's optimisations, as published
 	Paper = Arm{Lock: Hierarchical, Skip: true, Async: true, Memory: fastiovd.Table,
 		Barrier: NoBarrier}
@@ -235,9 +236,6 @@ func (a Arm) check() error {
 // Missing returns why no microVM can be started in this way yet, or nil.
 func (a Arm) Missing() error {
 	switch {
-	case a.Async:
-		return errors.New(
-			"a=1 is not built: the guest agent waits for the VF before it starts the application; use a=0")
 	case !a.Skip:
 		return errors.New(
 			"s=0 is not built: the root image is a block device, which no VF reaches, and there is no region that could be mapped; use s=1")
