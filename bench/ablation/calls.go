@@ -11,10 +11,13 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
-// Calls counts how often the kernel does what no start should need, for whoever: each function is a
-// kprobe that perf counts on each CPU, without a program and without a file of tracefs.
+// Calls counts how often the kernel does what no start should need, for whoever but the threads
+// that make rooms for later starts: each function is a kprobe that perf counts on each CPU, without
+// a program and without a file of tracefs.
 type Calls struct {
 	counters map[Count][]*os.File
 }
@@ -60,6 +63,10 @@ func probe(kind uint32, function string) (files []*os.File, err error) {
 	}
 	attr := unix.PerfEventAttr{Type: kind, Ext1: uint64(uintptr(unsafe.Pointer(name)))}
 	attr.Size = uint32(unsafe.Sizeof(attr))
+	onPath, err := unix.BytePtrFromString(`comm != "` + jail.Ahead + `"`)
+	if err != nil {
+		return nil, err
+	}
 	for cpu := 0; ; cpu++ {
 		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		runtime.KeepAlive(name)
@@ -71,6 +78,10 @@ func probe(kind uint32, function string) (files []*os.File, err error) {
 			return files, err
 		default:
 			files = append(files, os.NewFile(uintptr(fd), function))
+			if _, _, err := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_SET_FILTER,
+				uintptr(unsafe.Pointer(onPath))); err != 0 {
+				return files, os.NewSyscallError("filter", err)
+			}
 		}
 	}
 }

@@ -2,18 +2,21 @@ package ablation
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 	"github.com/fastiov/fastiov/testbed"
 )
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// Programs that start and mounts are counted. It runs in a testbed, since not every machine allows
+// Programs that start and mounts are counted, but no rooms that are made ahead. It runs in a testbed, since not every machine allows
 // hooks in its kernel.
 func TestCallsAreCounted(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
@@ -40,6 +43,24 @@ func TestCallsAreCounted(t *testing.T) {
 			if now, counted := after[count]; !counted || now-before[count] < least {
 				t.Errorf("%s: %v before, %v after, counted: %v", count, before[count], now, counted)
 			}
+		}
+		host, err := jail.Open(jail.Config{Name: "counted", Program: "/proc/self/exe", Rooms: 4,
+			BestEffort: true, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer host.Close()
+		if before, err = c.Read(); err != nil {
+			t.Fatal(err)
+		}
+		for !host.Stocked() {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if after, err = c.Read(); err != nil {
+			t.Fatal(err)
+		}
+		if after[Mounts] != before[Mounts] {
+			t.Errorf("%v mounts of rooms are counted", after[Mounts]-before[Mounts])
 		}
 	})
 }

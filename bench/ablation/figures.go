@@ -499,7 +499,7 @@ func (r *Result) counts() figure {
 	f := figure{Title: "Counts beside the times",
 		Says: "For each start, between the first request of a round and its last answer, the median" +
 			" of the rounds. What is mapped again counts again. Execs and mounts are the whole" +
-			" host's, those that make VMMs' rooms ready for later starts among them.",
+			" host's, but for rooms of VMMs that are made for later starts. A VMM is two execs.",
 		Wants: "--arms 'none all'"}
 	t := table{Head: []string{"arm", "at once", "MiB", "resets", "MiB mapped", "MiB zeroed",
 		"execs", "mounts", "iptables calls"}}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,11 +24,19 @@ func (r room) close() {
 	}
 }
 
+// Ahead names the threads that make rooms for later starts.
+const Ahead = "fastiov-ahead"
+
 // newRoom makes a room. It first lowers the priority of its thread to nice.
 func (h house) newRoom(nice int) (r room, err error) {
 	err = apart(func(spaces int) (err error) {
-		// of this thread only; an error means that the room is made sooner than necessary
-		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
+		if nice > 0 {
+			// of this thread only; an error means that the room is made sooner than necessary
+			_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
+			if err := nameThread(Ahead); err != nil {
+				return err
+			}
+		}
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}
@@ -56,6 +65,15 @@ func (h house) newRoom(nice int) (r room, err error) {
 		return room{}, fmt.Errorf("room for a VMM: %w", err)
 	}
 	return r, nil
+}
+
+func nameThread(name string) error {
+	c, err := unix.BytePtrFromString(name)
+	if err != nil {
+		return err
+	}
+	err = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(c)), 0, 0, 0)
+	return os.NewSyscallError("prctl", err)
 }
 
 // furnish gives the thread's room its host name and its /dev. The launcher adds the VMM's VFIO
