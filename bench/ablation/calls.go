@@ -78,8 +78,8 @@ func probe(kind uint32, function string) (files []*os.File, err error) {
 			return files, err
 		default:
 			files = append(files, os.NewFile(uintptr(fd), function))
-			if _, _, err := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_SET_FILTER,
-				uintptr(unsafe.Pointer(onPath))); err != 0 {
+			if _, _, err := unix.Syscall(unix.SYS_IOCTL, uintptr(fd),
+				unix.PERF_EVENT_IOC_SET_FILTER, uintptr(unsafe.Pointer(onPath))); err != 0 {
 				return files, os.NewSyscallError("filter", err)
 			}
 		}

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// Programs that start and mounts are counted, but no rooms that are made ahead. It runs in a testbed, since not every machine allows
-// hooks in its kernel.
+// Programs that start and mounts are counted, but no rooms that are made ahead. It runs in a
+// testbed, since not every machine allows hooks in its kernel.
 func TestCallsAreCounted(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
 		c, err := CountCalls()
