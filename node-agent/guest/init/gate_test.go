@@ -21,12 +21,6 @@ import (
 // A tally counts what happened to the traffic of switches.
 type tally struct{ switches, sent, lost, doubled, refused, backward, held, dropped int }
 
-func (a *tally) add(b tally) {
-	a.switches, a.sent, a.held = a.switches+b.switches, a.sent+b.sent, a.held+b.held
-	a.lost, a.doubled, a.refused = a.lost+b.lost, a.doubled+b.doubled, a.refused+b.refused
-	a.backward, a.dropped = a.backward+b.backward, a.dropped+b.dropped
-}
-
 // check wants that nothing went wrong. A datagram that was on its way to the gate when the routes
 // changed may come after one that was sent later.
 func (a *tally) check(t *testing.T) {

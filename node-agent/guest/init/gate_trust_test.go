@@ -60,3 +60,9 @@ func TestAThousandSwitches(t *testing.T) {
 		runtime.Gosched()
 	}
 }
+
+func (a *tally) add(b tally) {
+	a.switches, a.sent, a.held = a.switches+b.switches, a.sent+b.sent, a.held+b.held
+	a.lost, a.doubled, a.refused = a.lost+b.lost, a.doubled+b.doubled, a.refused+b.refused
+	a.backward, a.dropped = a.backward+b.backward, a.dropped+b.dropped
+}
