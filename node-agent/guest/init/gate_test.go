@@ -200,6 +200,7 @@ func (w *world) reach(nic *wire.NIC, listening []net.Listener) {
 func TestTheGateSwitches(t *testing.T) {
 	for name, nic := range gateNICs {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			w.talker = buildTalker(t)
 			var sum tally
@@ -254,6 +255,7 @@ func openFiles(t *testing.T) int {
 func TestTheGateRefuses(t *testing.T) {
 	for name, nic := range gateNICs {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			g := w.openGate(nic)
 			failed := make(chan error)
@@ -286,6 +288,7 @@ func TestTheGateIsBounded(t *testing.T) {
 		{1, keptPackets + 100, keptPackets}, {1400, 800, keptBytes / 1428},
 	} {
 		t.Run(fmt.Sprint(c.size), func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			g := w.openGate(nic)
 			conn, err := w.dial("udp", netip.AddrPortFrom(nic.Gateway, datagramsPort).String())
@@ -315,6 +318,7 @@ func TestTheGateIsBounded(t *testing.T) {
 func TestTheGateStandsAFlood(t *testing.T) {
 	for name, nic := range gateNICs {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			g := w.openGate(nic)
 			const before = 50_000 // datagrams, 70 MB
@@ -368,6 +372,7 @@ func TestAProgramDeletesTheGate(t *testing.T) {
 			"link": nl.LinkSetDown,
 		} {
 			t.Run(name+" "+what, func(t *testing.T) {
+				t.Parallel()
 				w := newWorld(t)
 				g := w.openGate(nic)
 				w.must(w.in(w.guest, func() error {
