@@ -89,7 +89,7 @@ func TestBoot(t *testing.T) {
 // makeReady takes the guest from its call to ready.
 func makeReady(t *testing.T, conn *guest.Conn, config wire.Config) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := conn.Hello(ctx); err != nil {
 		t.Fatal(err)

@@ -50,6 +50,10 @@ type machine struct {
 	status  error
 }
 
+// patience bounds a wait for a machine that boots or ends. On an idle one that takes seconds; an
+// emulated CPU that many share has taken a hundred.
+const patience = 5 * time.Minute
+
 // start starts QEMU on files; it is ended with the test, whose failure shows its console.
 func start(t *testing.T, files map[string]string, options string, args ...string) *machine {
 	t.Helper()
@@ -91,7 +95,7 @@ func (m *machine) end(t *testing.T) {
 		if m.status != nil {
 			t.Errorf("the VMM ended with %v", m.status)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Error("the machine does not power off")
 	}
 }
