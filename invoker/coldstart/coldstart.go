@@ -32,8 +32,9 @@ type Record struct {
 	Spans  []timeline.Span            `json:"spans"`
 	// how much of the sandbox's memory was resident, and when
 	Memory []timeline.Footprint `json:"memory,omitempty"`
-	// how long nothing but the VF was waited for: no other stage was open, or packets were held
-	VFAlone float64 `json:"vfAloneMs"`
+	// how long nothing but the VF was waited for: no other stage was open, or packets were held;
+	// not in records of former versions
+	VFAlone float64 `json:"vfAloneMs,omitempty"`
 	Gate    *Gate   `json:"gate,omitempty"`
 
 	held timeline.Span // while packets were
