@@ -58,6 +58,7 @@ type BurstResult struct {
 	Stages        map[timeline.Stage]Quantiles `json:"stages"`
 	StageCoverage Quantiles                    `json:"stage_coverage"`
 	FastIOV       string                       `json:"fastiov"` // the node's FastIOV optimisations
+	GuestKernel   string                       `json:"guest_kernel,omitempty"`
 	Memory        map[timeline.Moment]Memory   `json:"memory,omitempty"`
 	// the stage times that sim was given
 	Told   map[timeline.Stage]Told `json:"told,omitempty"`
@@ -69,6 +70,7 @@ type Start struct {
 	Sandbox  string                     `json:"sandbox"`
 	VF       string                     `json:"vf"`
 	FastIOV  string                     `json:"fastiov"`
+	Guest    string                     `json:"guestKernel"` // its kernel's release
 	EndToEnd float64                    `json:"endToEndMs"`
 	Coverage float64                    `json:"coverage"`
 	StagesMs map[timeline.Stage]float64 `json:"stagesMs"`

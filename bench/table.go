@@ -14,7 +14,7 @@ func (r *BurstResult) summarise() {
 	var endToEnd, coverage []float64
 	stages := map[timeline.Stage][]float64{}
 	for _, s := range r.Starts {
-		r.FastIOV = s.FastIOV // all starts are of one node
+		r.FastIOV, r.GuestKernel = s.FastIOV, s.Guest // all starts are of one node
 		endToEnd = append(endToEnd, s.EndToEnd)
 		coverage = append(coverage, s.Coverage)
 		for stage := range s.StagesMs {

@@ -66,7 +66,8 @@ func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 // wordsAway returns the settings of this command, by flags, the environment or the file, as flags
 // of the command that replaces it in the testbed.
 func wordsAway(cmd *cobra.Command) (words []string, err error) {
-	ours := []string{"kernel", "config", "store", "store-password-file", "run-dir", "state-dir"}
+	ours := []string{"kernel", "guest-kernel", "config", "store", "store-password-file", "run-dir",
+		"state-dir"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		switch {
 		case !f.Changed || slices.Contains(ours, f.Name):
@@ -87,7 +88,7 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 
 // upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away reports
 // whether it cannot.
-func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
+func upInTestbed(cmd *cobra.Command, kernel, guest string) (away bool, err error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
 	cache, err := build.Open("", progress)
 	if err != nil {
@@ -107,7 +108,7 @@ func upInTestbed(cmd *cobra.Command, kernel string) (away bool, err error) {
 		return true, err
 	}
 	defer host.Close()
-	if err := fillImages(ctx, host, cache); err != nil {
+	if err := fillImages(ctx, host, cache, guest); err != nil {
 		return true, err
 	}
 	return true, runInTestbed(ctx, host, words, cmd.OutOrStdout(), progress)
@@ -124,10 +125,12 @@ func isNode(ctx context.Context, cache *build.Builder, progress io.Writer) bool 
 	return report.Node()
 }
 
-// fillImages gives the testbed the images that this machine has built.
-func fillImages(ctx context.Context, host *testbed.Host, cache *build.Builder) error {
+// fillImages gives the testbed the images that this machine has built, and guests that kernel.
+func fillImages(
+	ctx context.Context, host *testbed.Host, cache *build.Builder, guest string,
+) error {
 	return host.Fill(ctx, "images", func(dir string) error {
-		return cache.Export(ctx, dir, image.Made()...)
+		return cache.Export(ctx, dir, guest, image.Made()...)
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/fastiov/fastiov/bench/ablation"
 	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -206,7 +207,7 @@ func openTestbed(cmd *cobra.Command) (*measuredTestbed, error) {
 		return nil, err
 	}
 	t := &measuredTestbed{host: host, booted: !up, log: progress}
-	if err := fillImages(ctx, host, cache); err != nil {
+	if err := fillImages(ctx, host, cache, image.DebianKernel); err != nil {
 		t.end()
 		return nil, err
 	}

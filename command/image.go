@@ -57,6 +57,7 @@ func imageBuild() *cobra.Command {
 
 func imageExport() *cobra.Command {
 	var registries registryFlags
+	var kernel string
 	cmd := &cobra.Command{
 		Use: "export DIR [RUNTIME|qemu...]",
 		Short: "Make the guest and runtimes (default: qemu and all built-in ones; an OCI reference is pulled) " +
@@ -75,13 +76,14 @@ func imageExport() *cobra.Command {
 			if len(names) == 0 {
 				names = append(image.Made(), hypervisor.Thing)
 			}
-			if err := cache.Export(cmd.Context(), args[0], names...); err != nil {
+			if err := cache.Export(cmd.Context(), args[0], kernel, names...); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "exported to %s: the guest, %v\n", args[0], names)
 			return nil
 		},
 	}
+	cmd.Flags().Var(guestKernel(&kernel), "guest-kernel", guestKernelHelp)
 	registries.flags(cmd.Flags())
 	return cmd
 }

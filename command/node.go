@@ -135,6 +135,10 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	if !f.sandbox.images {
 		return nil, nil
 	}
+	if f.images != "" && f.guestKernel != image.DebianKernel {
+		return nil, errors.New("--guest-kernel is of a guest that is made here:" +
+			" with --images leave it out, and give it to `fastiov image export`")
+	}
 	cache, err := image.Open("", os.Stderr)
 	if err == nil {
 		n.onClose(cache.Close)
@@ -152,7 +156,7 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	case f.images == "" && err != nil:
 		return nil, err
 	case f.images == "":
-		return cache.Set(ctx)
+		return cache.Set(ctx, f.guestKernel)
 	case err != nil:
 		n.log.Warn("no container images will be pulled", "err", err)
 		return image.OpenSet(f.images)
@@ -217,6 +221,7 @@ func (n *node) openAgent(
 	}
 	if images != nil {
 		cfg.Images, cfg.Building = images.Have, images.Building
+		cfg.GuestKernel = images.Guest.Release()
 	}
 	if n.cache != nil {
 		cfg.Cache = n.cache.Usage

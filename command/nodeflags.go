@@ -13,6 +13,7 @@ import (
 	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -26,6 +27,7 @@ type nodeFlags struct {
 	simStart         time.Duration
 	simStages        []sim.Step // of a simulated start; nil: as in the paper
 	images           string
+	guestKernel      string
 	registries       registryFlags
 	pfs              []string
 	vfs              vf.Template
@@ -80,6 +82,7 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&n.images, "images", "",
 		"a directory of images made on another machine by `fastiov image export`"+
 			" (default: build them here)")
+	f.Var(guestKernel(&n.guestKernel), "guest-kernel", guestKernelHelp)
 	n.registries.flags(f)
 	f.StringSliceVar(&n.pfs, "pf", nil,
 		"SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
@@ -109,6 +112,11 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 			" by rlimits where those are missing")
 	f.DurationVar(&n.boot, "boot-deadline", time.Minute, "how long a sandbox may take to boot")
 }
+
+const guestKernelHelp = "of guests: debian, Debian's, or lean, fastiov's own, compiled first if" +
+	" need be"
+
+func guestKernel(kernel *string) choice { return chosen(kernel, image.GuestKernels()...) }
 
 // isArm refuses what names no way to start a microVM. An empty text is the default.
 func isArm(text string) error {

@@ -44,7 +44,7 @@ func upCmd() *cobra.Command {
 			return serveAll(cmd.Context(), &n, &i, again)
 		}
 		if n.sandbox.images && n.images == "" {
-			if away, err := upInTestbed(cmd, kernel); away {
+			if away, err := upInTestbed(cmd, kernel, n.guestKernel); away {
 				return err
 			}
 		}

@@ -7,4 +7,8 @@ import (
 	"github.com/fastiov/fastiov/rules/series"
 )
 
-func TestThePatches(t *testing.T) { series.Check(t, hypervisorpatches.Files, "qemu/10.0") }
+func TestThePatches(t *testing.T) {
+	for _, dir := range []string{"guest-linux/6.12", "qemu/10.0"} {
+		t.Run(dir, func(t *testing.T) { series.Check(t, hypervisorpatches.Files, dir) })
+	}
+}

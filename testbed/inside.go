@@ -166,18 +166,19 @@ func (h *Host) putImages(ctx context.Context, runtimes []string) error {
 		return err
 	}
 	cache.Source.Allow(registries, nil)
-	return h.Fill(ctx, filepath.Base(ImagesDir),
-		func(dir string) error { return cache.Export(ctx, dir, runtimes...) })
+	return h.Fill(ctx, filepath.Base(ImagesDir), func(dir string) error {
+		return cache.Export(ctx, dir, image.DebianKernel, runtimes...)
+	})
 }
 
-// Guest returns what a microVM boots from, for a test that boots one by itself. It is in use until
-// released.
-func Guest(ctx context.Context) (boot image.Boot, release func(), err error) {
+// Guest returns what a microVM boots from, with that kernel, for a test that boots one by itself.
+// It is in use until released.
+func Guest(ctx context.Context, kernel string) (boot image.Boot, release func(), err error) {
 	cache, err := build.Open("", os.Stderr)
 	if err != nil {
 		return boot, nil, err
 	}
-	if boot, err = cache.Guest(ctx); err != nil {
+	if boot, err = cache.GuestWith(ctx, kernel); err != nil {
 		cache.Close()
 	}
 	return boot, cache.Close, err

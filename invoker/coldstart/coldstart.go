@@ -18,7 +18,10 @@ type Record struct {
 	Driver  string `json:"driver"`            // "sim": the times are simulated
 	NetPath string `json:"netpath,omitempty"` // vf or none
 	// the FastIOV optimisations in use
-	FastIOV  string    `json:"fastiov,omitempty"`
+	FastIOV string `json:"fastiov,omitempty"`
+	// the release of the guest's kernel
+	GuestKernel string `json:"guestKernel,omitempty"`
+
 	VF       string    `json:"vf,omitempty"`
 	MAC      string    `json:"mac,omitempty"`
 	Address  string    `json:"address,omitempty"`
@@ -73,7 +76,7 @@ func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.T
 	tl.Add(spans...)
 	cold := &Record{
 		Sandbox: placed.Sandbox, Driver: start.Driver, NetPath: start.NetPath,
-		FastIOV: start.Fastiov,
+		FastIOV: start.Fastiov, GuestKernel: start.GuestKernel,
 		VF:      start.Nic, MAC: start.Mac, Address: start.Address,
 		Answered: run != nil, Begin: begin, End: end, Spans: tl.Spans(),
 	}

@@ -46,8 +46,10 @@ type Config struct {
 	// FastIOV names the set of FastIOV's ways to start a VM that is switched on, as reported;
 	// "none" if empty.
 	FastIOV string
-	Starter *startup.Starter
-	VFs     VFs // nil on a node without VFs
+	// GuestKernel is the release of the kernel of guests, as reported; "" where there is none.
+	GuestKernel string
+	Starter     *startup.Starter
+	VFs         VFs // nil on a node without VFs
 	// Images returns the runtime images that are here; nil if no image is needed.
 	Images  func() []string
 	Cache   func() (holds, limit int64) // bytes of images; nil where there is no cache

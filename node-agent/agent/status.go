@@ -104,7 +104,8 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 	how := a.how(st)
 	r := &api.StartReply{
 		Id: id, Driver: how.Sandbox, NetPath: how.NetPath, Fastiov: how.FastIOV,
-		InitStatus: int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans),
+		GuestKernel: a.GuestKernel,
+		InitStatus:  int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans),
 	}
 	for _, f := range st.Footprints {
 		r.Memory = append(r.Memory, footprint(f))

@@ -227,9 +227,10 @@ type StartReply struct {
 	InitStatus    int32                  `protobuf:"varint,7,opt,name=init_status,json=initStatus,proto3" json:"init_status,omitempty"` // HTTP status of /init; not 200: the function is broken, the sandbox has been stopped
 	InitReply     []byte                 `protobuf:"bytes,8,opt,name=init_reply,json=initReply,proto3" json:"init_reply,omitempty"`
 	Logs          []*LogLine             `protobuf:"bytes,9,rep,name=logs,proto3" json:"logs,omitempty"`
-	NetPath       string                 `protobuf:"bytes,10,opt,name=net_path,json=netPath,proto3" json:"net_path,omitempty"` // how the sandbox reaches the network: vf or none
-	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                // the set of FastIOV's optimisations it was started with: none, all, or its axes
-	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                  // up to now; empty where the driver cannot tell
+	NetPath       string                 `protobuf:"bytes,10,opt,name=net_path,json=netPath,proto3" json:"net_path,omitempty"`             // how the sandbox reaches the network: vf or none
+	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                            // the set of FastIOV's optimisations it was started with: none, all, or its axes
+	GuestKernel   string                 `protobuf:"bytes,13,opt,name=guest_kernel,json=guestKernel,proto3" json:"guest_kernel,omitempty"` // release of the guest's kernel; empty where there is none
+	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                              // up to now; empty where the driver cannot tell
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -337,6 +338,13 @@ func (x *StartReply) GetNetPath() string {
 func (x *StartReply) GetFastiov() string {
 	if x != nil {
 		return x.Fastiov
+	}
+	return ""
+}
+
+func (x *StartReply) GetGuestKernel() string {
+	if x != nil {
+		return x.GuestKernel
 	}
 	return ""
 }
@@ -2457,7 +2465,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Call\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
 	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
-	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xf6\x02\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\x99\x03\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -2473,7 +2481,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04logs\x18\t \x03(\v2\x18.fastiov.node.v1.LogLineR\x04logs\x12\x19\n" +
 	"\bnet_path\x18\n" +
 	" \x01(\tR\anetPath\x12\x18\n" +
-	"\afastiov\x18\v \x01(\tR\afastiov\x122\n" +
+	"\afastiov\x18\v \x01(\tR\afastiov\x12!\n" +
+	"\fguest_kernel\x18\r \x01(\tR\vguestKernel\x122\n" +
 	"\x06memory\x18\f \x03(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\"l\n" +
 	"\tFootprint\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x1a\n" +

@@ -67,7 +67,7 @@ func openSet(t *testing.T, cache string, builder []string) (*Set, *Cache) {
 	c.Builder = builder
 	goes := filepath.Join(filepath.Dir(builder[0]), "go")
 	touch(t, goes)
-	set, err := c.Set(t.Context())
+	set, err := c.Set(t.Context(), DebianKernel)
 	if err != nil {
 		t.Fatal(err)
 	}

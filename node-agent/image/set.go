@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -36,6 +37,43 @@ type Boot struct {
 // BootIn returns the kernel and the initrd in dir.
 func BootIn(dir string) Boot {
 	return Boot{Kernel: filepath.Join(dir, KernelName), Initrd: filepath.Join(dir, InitrdName)}
+}
+
+// The kernels that a guest can have.
+const (
+	DebianKernel = "debian"
+	LeanKernel   = "lean" // fastiov's own, compiled when it is first asked for
+)
+
+// GuestKernels lists the kernels that a guest can have; the first is the default.
+func GuestKernels() []string { return []string{DebianKernel, LeanKernel} }
+
+// GuestOf returns what a builder calls the guest with that kernel.
+func GuestOf(kernel string) string {
+	if kernel == DebianKernel {
+		return "guest"
+	}
+	return "guest-" + kernel
+}
+
+// Release returns the release of the kernel, as uname says it, or "" if its file does not.
+func (b Boot) Release() string {
+	content, err := os.ReadFile(b.Kernel)
+	if err != nil {
+		return ""
+	}
+	const before = "Linux version "
+	for {
+		_, rest, found := bytes.Cut(content, []byte(before))
+		if !found {
+			return ""
+		}
+		word, _, _ := bytes.Cut(rest, []byte(" "))
+		if len(word) > 0 && len(word) < 65 && word[0] >= '0' && word[0] <= '9' {
+			return string(word)
+		}
+		content = rest
+	}
 }
 
 // A Runtime is the root image of a function runtime and how it is started.
@@ -79,9 +117,9 @@ type source struct {
 }
 
 // Set returns the set of all that a builder makes and of images that the cache pulls. It has the
-// builder make the guest.
-func (c *Cache) Set(ctx context.Context) (*Set, error) {
-	guest, err := c.Make(ctx, "guest")
+// builder make the guest, with that kernel.
+func (c *Cache) Set(ctx context.Context, kernel string) (*Set, error) {
+	guest, err := c.Make(ctx, GuestOf(kernel))
 	if err != nil {
 		return nil, err
 	}

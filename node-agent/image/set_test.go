@@ -131,3 +131,18 @@ func TestOpenSetSaysWhatIsMissing(t *testing.T) {
 		}
 	}
 }
+
+func TestAKernelSaysItsRelease(t *testing.T) {
+	for content, want := range map[string]string{
+		"\x7fELF Linux version %s\x00 Linux version 6.12.117-fastiov-guest (fastiov@fastiov)": "6.12.117-fastiov-guest",
+		"no kernel": "",
+	} {
+		file := filepath.Join(t.TempDir(), KernelName)
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got := (Boot{Kernel: file}).Release(); got != want {
+			t.Errorf("%q: %q, and it is %q", content, got, want)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest"
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/testbed"
 )
 
@@ -17,7 +18,7 @@ import (
 // root image with a stand-in for a runtime.
 func artefacts(t *testing.T) map[string]string {
 	t.Helper()
-	boot, release, err := testbed.Guest(t.Context())
+	boot, release, err := testbed.Guest(t.Context(), image.DebianKernel)
 	if err != nil {
 		t.Fatal(err)
 	}

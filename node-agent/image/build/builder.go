@@ -23,15 +23,19 @@ func Open(dir string, out io.Writer) (*Builder, error) {
 const guestName = "guest"
 
 // Things lists what a node may ask a builder for.
-func Things() []string { return append(image.Made(), guestName, hypervisor.Thing) }
+func Things() []string {
+	return append(image.Made(), guestName, image.GuestOf(image.LeanKernel), hypervisor.Thing)
+}
 
 // Build makes one of Things if the cache lacks it, and returns its entry, which stays in use.
 func (b *Builder) Build(ctx context.Context, thing string) (dir string, err error) {
-	switch thing {
-	case guestName:
-		boot, err := b.Guest(ctx)
-		return filepath.Dir(boot.Kernel), err
-	case hypervisor.Thing:
+	for _, kernel := range image.GuestKernels() {
+		if thing == image.GuestOf(kernel) {
+			boot, err := b.GuestWith(ctx, kernel)
+			return filepath.Dir(boot.Kernel), err
+		}
+	}
+	if thing == hypervisor.Thing {
 		return b.QEMU(ctx)
 	}
 	r, known := recipes[thing]
@@ -41,10 +45,18 @@ func (b *Builder) Build(ctx context.Context, thing string) (dir string, err erro
 	return b.runtime(ctx, thing, r)
 }
 
-// Export makes the guest, and those that are named of QEMU and the runtimes, pulls runtimes that
-// are OCI references, and writes all to dir as a set.
-func (b *Builder) Export(ctx context.Context, dir string, names ...string) error {
-	guest, err := b.Guest(ctx)
+// GuestWith returns the files that a microVM boots from, with that kernel.
+func (b *Builder) GuestWith(ctx context.Context, kernel string) (image.Boot, error) {
+	if kernel == image.LeanKernel {
+		return b.LeanGuest(ctx)
+	}
+	return b.Guest(ctx)
+}
+
+// Export makes the guest, with that kernel, and those that are named of QEMU and the runtimes,
+// pulls runtimes that are OCI references, and writes all to dir as a set.
+func (b *Builder) Export(ctx context.Context, dir, kernel string, names ...string) error {
+	guest, err := b.GuestWith(ctx, kernel)
 	if err != nil {
 		return err
 	}

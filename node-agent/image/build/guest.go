@@ -54,6 +54,11 @@ func (b *Builder) guest(
 		b.Say(guestName, "going on with the kernel that the cache has: %v", err)
 		base = former
 	}
+	return b.onBase(ctx, base, program)
+}
+
+// onBase makes the guest of a base and the guest agent.
+func (b *Builder) onBase(ctx context.Context, base string, program []byte) (image.Boot, error) {
 	of := []string{"guest 4", filepath.Base(base), string(program)}
 	build := func(_ context.Context, dir string, _ func(string, ...any)) error {
 		return buildGuest(dir, base, program)

@@ -50,7 +50,9 @@ func subject(t *testing.T, config Config) (sandboxtest.Subject, *kprobe.Probe) {
 			t.Fatal(err)
 		}
 	}
-	config.Kernel, config.Initrd = images.Guest.Kernel, images.Guest.Initrd
+	if config.Kernel == "" {
+		config.Kernel, config.Initrd = images.Guest.Kernel, images.Guest.Initrd
+	}
 	config.Rooms = 4
 	config.Probe, config.Log = probe, slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return sandboxtest.Subject{
