@@ -77,7 +77,7 @@ func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.T
 	cold := &Record{
 		Sandbox: placed.Sandbox, Driver: start.Driver, NetPath: start.NetPath,
 		FastIOV: start.Fastiov, GuestKernel: start.GuestKernel,
-		VF:      start.Nic, MAC: start.Mac, Address: start.Address,
+		VF: start.Nic, MAC: start.Mac, Address: start.Address,
 		Answered: run != nil, Begin: begin, End: end, Spans: tl.Spans(),
 	}
 	late := []*api.Footprint{run.GetGate().GetMemory(), run.GetMemory()}
