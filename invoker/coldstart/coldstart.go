@@ -37,8 +37,8 @@ type Record struct {
 	Memory []timeline.Footprint `json:"memory,omitempty"`
 	// how long nothing but the VF was waited for: no other stage was open, or packets were held;
 	// not in records of former versions
-	VFAlone float64 `json:"vfAloneMs,omitempty"`
-	Gate    *Gate   `json:"gate,omitempty"`
+	VFAlone *float64 `json:"vfAloneMs,omitempty"`
+	Gate    *Gate    `json:"gate,omitempty"`
 
 	held timeline.Span // while packets were
 }
@@ -118,7 +118,8 @@ func (c *Record) Attribute() {
 	for stage, share := range shares {
 		c.Stages[stage] = milliseconds(share)
 	}
-	c.VFAlone = milliseconds(timeline.Alone(timeline.VFDriver, c.Spans, c.held, c.Begin, c.End))
+	alone := milliseconds(timeline.Alone(timeline.VFDriver, c.Spans, c.held, c.Begin, c.End))
+	c.VFAlone = &alone
 }
 
 func milliseconds(d time.Duration) float64 {

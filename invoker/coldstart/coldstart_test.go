@@ -23,8 +23,8 @@ func TestTheRecordHasTheGate(t *testing.T) {
 	}}
 	r := Of(begin, placed, run, begin.Add(time.Second))
 	want := Gate{Open: true, Held: 3, Dropped: 1, HeldMs: 200}
-	if r.Gate == nil || *r.Gate != want || r.VFAlone != 200 {
-		t.Errorf("gate %+v, %v ms alone; want %+v and 200", r.Gate, r.VFAlone, want)
+	if r.Gate == nil || *r.Gate != want || *r.VFAlone != 200 {
+		t.Errorf("gate %+v, %v ms alone; want %+v and 200", r.Gate, *r.VFAlone, want)
 	}
 	if len(r.Memory) != 1 || r.Memory[0].At != timeline.BusMaster {
 		t.Errorf("memory %+v", r.Memory)
@@ -37,7 +37,7 @@ func TestTheRecordHasTheGate(t *testing.T) {
 	placed.Start.Spans = []*api.Span{
 		{Stage: string(timeline.Agent), BeginNs: at(0), EndNs: at(100)}, vf}
 	run.BeginNs = at(900)
-	if r = Of(begin, placed, run, begin.Add(time.Second)); r.Gate != nil || r.VFAlone != 800 {
-		t.Errorf("gate %+v, %v ms alone; want none and 800", r.Gate, r.VFAlone)
+	if r = Of(begin, placed, run, begin.Add(time.Second)); r.Gate != nil || *r.VFAlone != 800 {
+		t.Errorf("gate %+v, %v ms alone; want none and 800", r.Gate, *r.VFAlone)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -144,6 +145,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		return nil, err
 	}
 	cold := a.starts.begin(req.Id, req.Call)
+	cold.boots = true
 	st, err := a.Starter.Start(ctx, startup.Request{
 		ID: req.Id, Image: req.Image, Namespace: req.Namespace, Init: req.Init,
 		MemoryMiB: int(req.MemoryMib),
@@ -274,8 +276,11 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 			reply.Memory = footprint(f)
 		}
 	}
-	if g, can := st.Sandbox.(sandbox.Gated); can && cold != nil {
+	if g, can := st.Sandbox.(sandbox.Gated); can && cold != nil && cold.boots {
 		if gate, has := g.Gate(); has {
+			if slices.ContainsFunc(st.Spans, isOfNIC) { // it was up before the start was over
+				gate.Spans, gate.Memory = nil, nil
+			}
 			a.Metrics.started(a.how(st), gate.Spans)
 			reply.Gate = gateReply(gate)
 		}
@@ -283,6 +288,8 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 	reply.Logs = logLines(st.Runtime.Logs(ctx, until))
 	return reply, nil
 }
+
+func isOfNIC(s timeline.Span) bool { return s.Stage == timeline.VFDriver }
 
 // runError tells a runtime that was not reached, and so has seen nothing, from one that failed.
 func runError(id string, st *startup.Started, err error) error {

@@ -171,8 +171,16 @@ type box struct {
 	dial    func(port int) (net.Conn, error) // in place of the runtime
 	closes  atomic.Int32
 	logs    *tail.Log
+	gate    *timeline.Gate // nil: none
 
 	initializing func()
+}
+
+func (b *box) Gate() (timeline.Gate, bool) {
+	if b.gate == nil {
+		return timeline.Gate{}, false
+	}
+	return *b.gate, true
 }
 
 func (b *box) Dial(_ context.Context, port int) (net.Conn, error) {

@@ -38,6 +38,7 @@ type coldStart struct {
 	id     string
 	call   *api.Call
 	asked  time.Time
+	boots  bool                   // it is of a sandbox, not of a function that a stem cell gets
 	vf     atomic.Pointer[string] // once ready
 
 	isOver     atomic.Bool

@@ -216,3 +216,48 @@ func TestAStartSaysWhatMakesItsImage(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The first answer tells how the VF came up beside the program: with the times that the start's own
+// reply is without, and only if this call was what the sandbox was started for.
+func TestTheFirstAnswerTellsOfTheGate(t *testing.T) {
+	now := time.Now()
+	late := timeline.Span{Stage: timeline.VFDriver, Begin: now, End: now.Add(time.Second)}
+	for _, c := range []struct {
+		name        string
+		early, stem bool
+		spans       int
+		gate        bool
+	}{
+		{name: "up after the start", spans: 1, gate: true},
+		{name: "up within the start", early: true, gate: true},
+		{name: "of a stem cell", stem: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, d, _ := newAgent(t)
+			if c.stem {
+				startStem(t, a)
+				if _, err := a.Init(t.Context(), &api.InitRequest{Id: "x", Init: []byte("{}"),
+					Call: &api.Call{Action: "guest/hello"}}); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := startFor(t, a, "x"); err != nil {
+				t.Fatal(err)
+			}
+			d.boxes["x"].gate = &timeline.Gate{Open: true, Held: 3, Spans: []timeline.Span{late}}
+			if st := a.sandboxes["x"].st; c.early {
+				st.Spans = append(st.Spans, late)
+			}
+			for call, want := range []bool{c.gate, false} {
+				reply, err := a.Run(t.Context(), &api.RunRequest{Id: "x"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if (reply.Gate != nil) != want || want && len(reply.Gate.Spans) != c.spans {
+					t.Errorf("call %d: %v", call, reply.Gate)
+				}
+			}
+			d.boxes["x"].Close()
+			waitGone(a)
+		})
+	}
+}

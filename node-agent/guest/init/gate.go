@@ -167,13 +167,14 @@ func (g *gate) stop() {
 // What the kernel says on behalf of the device itself is not for the VF.
 func (g *gate) next(within time.Duration, woken int) []byte {
 	for until := time.Now().Add(within); ; {
-		timeout := -1
+		var timeout *unix.Timespec // nil: for ever
 		if within >= 0 {
-			timeout = int(max(time.Until(until), 0).Milliseconds())
+			left := unix.NsecToTimespec(int64(max(time.Until(until), 0)))
+			timeout = &left
 		}
 		ready := []unix.PollFd{{Fd: int32(g.tun), Events: unix.POLLIN},
 			{Fd: int32(woken), Events: unix.POLLIN}}
-		n, err := unix.Poll(ready, timeout)
+		n, err := unix.Ppoll(ready, timeout, nil)
 		if err == unix.EINTR {
 			continue
 		}
@@ -197,6 +198,7 @@ func (g *gate) next(within time.Duration, woken int) []byte {
 func (g *gate) until(up func() (uint32, error), h *host) {
 	link, err := up()
 	if err != nil {
+		h.because(err)
 		g.refuse()
 		h.fail(err)
 		return
@@ -272,8 +274,8 @@ func (g *gate) send(out raw) {
 
 // linger sends what was on its way to the gate when the routes changed, and removes the device.
 func (g *gate) linger(out raw) {
-	defer out.close()
 	defer g.remove()
+	defer out.close()
 	for latest := time.Now().Add(removedBy); time.Now().Before(latest); {
 		packet := g.next(quietFor, -1)
 		if packet == nil {

@@ -223,7 +223,7 @@ func TestTheGateLeavesNothing(t *testing.T) {
 				_, err := bringUp(nic, &drivers{}, rec, 20*time.Second)
 				return err
 			}))
-			without := w.state()
+			without := w.settled(nic)
 			w.must(w.unplug())
 			files := openFiles(t)
 
@@ -231,7 +231,7 @@ func TestTheGateLeavesNothing(t *testing.T) {
 			_, err := w.bringUp(g, nic)
 			w.must(err)
 			<-g.gone
-			if with := w.state(); !slices.Equal(with, without) {
+			if with := w.settled(nic); !slices.Equal(with, without) {
 				t.Errorf("with a gate:\n%s\nwithout:\n%s", strings.Join(with, "\n"),
 					strings.Join(without, "\n"))
 			}
@@ -240,6 +240,23 @@ func TestTheGateLeavesNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// settled returns the state in which the address is local, which the kernel brings about later.
+func (w *world) settled(nic *wire.NIC) (lines []string) {
+	local := fmt.Sprintf("Dst: %v ", netip.PrefixFrom(nic.Address.Addr(),
+		nic.Address.Addr().BitLen()))
+	for late := time.Now().Add(time.Minute); time.Now().Before(late); {
+		lines = w.state()
+		if slices.ContainsFunc(lines, func(l string) bool {
+			return strings.Contains(l, local) && strings.Contains(l, "Table: 255 ")
+		}) {
+			return lines
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	w.t.Fatalf("%v never is local", nic.Address.Addr())
+	return nil
 }
 
 func openFiles(t *testing.T) int {

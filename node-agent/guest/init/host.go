@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -35,6 +36,7 @@ type host struct {
 	called  bool
 	isReady bool
 	ending  bool
+	cause   error // why the guest will end, whatever ends it
 }
 
 func newHost(start int64) *host {
@@ -154,6 +156,20 @@ func (h *host) fail(err error) {
 	case h.down <- err:
 	default: // it ends already
 	}
+}
+
+// because takes the reason why the guest will end. What the program does until then follows from it.
+func (h *host) because(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cause = err
+}
+
+// why returns the reason for an end: what brought it about or, without that, what was seen.
+func (h *host) why(seen error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return cmp.Or(h.cause, seen)
 }
 
 // send reports something that is worth nothing after this connection.

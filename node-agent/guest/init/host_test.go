@@ -154,3 +154,16 @@ func TestKernelOptions(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// A VF that has not come up is the reason for the guest's end, whatever the program does then.
+func TestTheCauseIsToldBeforeItsConsequence(t *testing.T) {
+	h, seen := newHost(boottime()), errors.New("the runtime ended with status 1")
+	if why := h.why(seen); why != seen {
+		t.Errorf("without a cause: %v", why)
+	}
+	cause := errors.New("no carrier")
+	h.because(cause)
+	if why := h.why(seen); why != cause {
+		t.Errorf("with a cause: %v", why)
+	}
+}

@@ -55,7 +55,7 @@ func main() {
 	case reason = <-ended:
 	case reason = <-h.down:
 	}
-	end(h, reason)
+	end(h, h.why(reason))
 }
 
 // end tells why, as long as that takes and no longer than farewell, and powers off.

@@ -81,12 +81,19 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 	return nil
 }
 
+// opensWithin bounds how long a VF may come up beside the program. The guest gives up before; one
+// that says nothing could never be paused.
+const opensWithin = 2 * time.Minute
+
 // follow waits for a VF that comes up beside the program, and completes the timeline.
 func (b *boot) follow() {
 	v := b.vm
 	select {
 	case <-v.conn.Opened():
 	case <-v.conn.Done():
+		return
+	case <-time.After(opensWithin):
+		v.End(fmt.Errorf("its VF has not come up within %v", opensWithin))
 		return
 	}
 	b.tl.Add(v.conn.Spans()[v.late.spans:]...)

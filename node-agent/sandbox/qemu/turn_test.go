@@ -139,6 +139,26 @@ func TestAPauseWaitsForTheVF(t *testing.T) {
 	})
 }
 
+// A guest that never says that its VF is up is ended: it could not be paused.
+func TestAVFThatNeverComesUpEndsItsSandbox(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, end := play(t, true)
+		defer end()
+		defer close(p.answer)
+		p.late.gated = true
+		go (&boot{vm: p.vm}).follow()
+		paused := make(chan error, 1)
+		go func() { paused <- p.Pause(t.Context()) }()
+		time.Sleep(opensWithin - time.Second)
+		if p.Cause() != nil {
+			t.Fatalf("ended early: %v", p.Cause())
+		}
+		if err := <-paused; err == nil || p.Cause() == nil {
+			t.Errorf("paused: %v, ended by: %v", err, p.Cause())
+		}
+	})
+}
+
 // A sandbox that ends before its VF is up releases who wants to pause it.
 func TestAnEndReleasesAPauseThatWaitsForTheVF(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -180,8 +180,24 @@ func (v *vm) Gate() (timeline.Gate, bool) {
 		return timeline.Gate{}, false
 	}
 	g := v.conn.Gate()
-	g.Spans, g.Memory = v.conn.Spans()[v.late.spans:], v.late.memory
+	if !g.Open {
+		return g, true
+	}
+	for _, s := range v.conn.Spans()[v.late.spans:] {
+		// whatever the guest says, nothing of it is after the opening or ends before it begins
+		s.End = earlier(s.End, g.Opened)
+		s.Begin = earlier(s.Begin, s.End)
+		g.Spans = append(g.Spans, s)
+	}
+	g.Memory = v.late.memory
 	return g, true
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // Logs implements sandbox.Sandbox.
