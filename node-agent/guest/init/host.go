@@ -158,7 +158,8 @@ func (h *host) fail(err error) {
 	}
 }
 
-// because takes the reason why the guest will end. What the program does until then follows from it.
+// because takes the reason why the guest will end; what the program does until then follows from
+// it.
 func (h *host) because(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
