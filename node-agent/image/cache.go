@@ -337,7 +337,7 @@ func (c *Cache) build(ctx context.Context, r recipe, key string) (err error) {
 	if err := r.build(ctx, tmp, s.say); err != nil {
 		return err
 	}
-	if err := publish(tmp, c.entry(key)); err != nil {
+	if err := publish(tmp, c.entry(key), syncPath); err != nil {
 		return err
 	}
 	s.say("done, %s", megabytes(size(c.entry(key))))
@@ -375,21 +375,43 @@ func (c *Cache) room(needs int64) (give func(), err error) {
 	}, nil
 }
 
-// publish gives a finished directory its name, once its files are on the disk: an entry is whole
-// after a power cut too.
-func publish(tmp, entry string) error {
-	for _, name := range children(tmp) {
-		f, err := os.Open(filepath.Join(tmp, name))
-		if err != nil {
+// publish gives a finished directory its name. It syncs the files below it first, then the
+// folders, and last the name: an entry is whole after a power cut too.
+func publish(tmp, entry string, sync func(path string) error) error {
+	var folders []string
+	err := filepath.WalkDir(tmp, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			folders = append(folders, path)
+		case d.Type().IsRegular():
+			return sync(path)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, folder := range slices.Backward(folders) {
+		if err := sync(folder); err != nil {
 			return err
 		}
-		err = f.Sync()
-		f.Close()
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
 	}
-	return os.Rename(tmp, entry)
+	if err := os.Rename(tmp, entry); err != nil {
+		return err
+	}
+	return sync(filepath.Dir(entry))
+}
+
+// syncPath writes to the disk what is in memory of a file or a folder.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
 }
 
 // lock takes the lock of key in the given mode, waiting until ctx ends.

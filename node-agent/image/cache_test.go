@@ -50,6 +50,57 @@ func filling(n int, count *atomic.Int32) builder {
 	}
 }
 
+// TestAnEntryIsOnTheDiskBeforeItHasItsName: nested files are synced before their folders, those
+// before the rename, and the folder with the entry's name at the end.
+func TestAnEntryIsOnTheDiskBeforeItHasItsName(t *testing.T) {
+	dir := t.TempDir()
+	tmp, entry := filepath.Join(dir, "tmp"), filepath.Join(dir, "entries", "e")
+	for _, folder := range []string{"entries", "tmp/usr/bin", "tmp/empty"} {
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{"kernel", "usr/bin/qemu"} {
+		if err := os.WriteFile(filepath.Join(tmp, file), []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("nowhere", filepath.Join(tmp, "link")); err != nil {
+		t.Fatal(err)
+	}
+	broken, failing := errors.New("input/output error"), ""
+	var synced []string
+	sync := func(path string) error {
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		if name == failing {
+			return broken
+		}
+		_, absent := os.Stat(entry)
+		if named := absent == nil; named != (name == "entries") {
+			t.Errorf("%s is synced while the entry has its name: %v", name, named)
+		}
+		synced = append(synced, name)
+		return syncPath(path)
+	}
+	for _, failing = range []string{"tmp/usr/bin/qemu", "tmp/usr/bin"} {
+		if err := publish(tmp, entry, sync); err != broken {
+			t.Errorf("%s cannot be synced, and it ends with %v", failing, err)
+		}
+	}
+	synced, failing = nil, ""
+	if err := publish(tmp, entry, sync); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"tmp/kernel", "tmp/usr/bin/qemu",
+		"tmp/usr/bin", "tmp/usr", "tmp/empty", "tmp", "entries"}
+	if !slices.Equal(synced, want) {
+		t.Errorf("synced are %q, want %q", synced, want)
+	}
+}
+
 // TestHalfAnEntryIsNone: the removal of an entry stops in its middle, as when the machine does; the
 // entry is made anew, not handed out without what was removed already.
 func TestHalfAnEntryIsNone(t *testing.T) {
