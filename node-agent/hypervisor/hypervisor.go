@@ -1,6 +1,6 @@
 // Package hypervisor answers which QEMU is used, for testbeds, microVMs and the doctor's probe.
 //
-//	this machine's own, if its version is at least oldest
+//	this machine's own, if its version is one that is good for VFs
 //	else Debian's, in a prefix: a directory that stands for "/", with the program, the loader and
 //	the libraries that it was linked for, and its firmware
 //
@@ -36,13 +36,24 @@ const (
 // Firmware lists the directories in which the prefix's QEMU looks for firmware.
 var Firmware = []string{"/usr/share/qemu", "/usr/share/seabios"}
 
-// oldest is the first version in which registers of VFs can be reached where the firmware puts them
-// above 4 GiB ("pcie_sriov: Fix broken MMIO accesses from SR-IOV VFs").
-var oldest = version{10, 0, 6}
+// fixed lists, for each series, the first version in which registers of VFs can be reached where
+// the firmware puts them above 4 GiB ("pcie_sriov: Fix broken MMIO accesses from SR-IOV VFs"). All
+// series after the last have the fix.
+var fixed = []version{{10, 0, 6}, {10, 1, 2}, {10, 2, 0}}
 
 type version [3]int
 
 func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[2]) }
+
+// isFixed says whether the version has the fix of its series.
+func (v version) isFixed() bool {
+	for _, first := range slices.Backward(fixed) {
+		if slices.Compare(v[:2], first[:2]) >= 0 {
+			return slices.Compare(v[:], first[:]) >= 0
+		}
+	}
+	return false
+}
 
 // A QEMU is one that can be started. Its paths are below Root, which is "/" for this machine's own.
 type QEMU struct {
@@ -59,12 +70,13 @@ type Prefix func(ctx context.Context) (dir string, err error)
 type Missing struct{ Why error }
 
 // Remedy says what to do about a Missing.
-var Remedy = fmt.Sprintf("install QEMU %v or newer, or have apt reach an archive of Debian", oldest)
+var Remedy = fmt.Sprintf("install QEMU %v or newer (of 10.1, %v or newer), "+
+	"or have apt reach an archive of Debian", fixed[0], fixed[1])
 
 func (m *Missing) Error() string { return m.Why.Error() + "; " + Remedy }
 
 // Find returns the QEMU to use. It asks for the prefix only where this machine's own QEMU is
-// missing or too old. Its error is a *Missing, or that of ctx.
+// missing or without the fix. Its error is a *Missing, or that of ctx.
 func Find(ctx context.Context, prefix Prefix) (QEMU, error) {
 	q, err := own(ctx)
 	if err == nil {
@@ -131,7 +143,7 @@ func (q QEMU) Path() string { return filepath.Join(q.Root, q.Program) }
 
 func (q QEMU) String() string { return fmt.Sprintf("QEMU %s, %s", q.Version, q.Path()) }
 
-// identify asks the program for its version, and refuses one that is too old.
+// identify asks the program for its version, and refuses one without the fix.
 func (q *QEMU) identify(ctx context.Context) error {
 	out, err := q.ask(ctx, "-version")
 	if err != nil {
@@ -143,7 +155,7 @@ func (q *QEMU) identify(ctx context.Context) error {
 		&v[2]); err != nil {
 		return fmt.Errorf("%s has no known version (%q)", q.Path(), line)
 	}
-	if slices.Compare(v[:], oldest[:]) < 0 {
+	if !v.isFixed() {
 		return fmt.Errorf("%s is version %v, too old for VFs with registers above 4 GiB",
 			q.Path(), v)
 	}

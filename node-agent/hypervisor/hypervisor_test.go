@@ -41,8 +41,13 @@ func TestThePrefixReplacesWhatIsNotGoodEnough(t *testing.T) {
 	for _, c := range []struct{ says, why string }{
 		{"echo 'QEMU emulator version 10.0.6'", ""},
 		{"echo 'QEMU emulator version 10.0.13 (Debian 1:10.0.13)'", ""},
+		{"echo 'QEMU emulator version 10.1.2'", ""},
+		{"echo 'QEMU emulator version 10.2.0'", ""},
 		{"echo 'QEMU emulator version 11.0.0'", ""},
 		{"echo 'QEMU emulator version 10.0.5'", "version 10.0.5, too old"},
+		{"echo 'QEMU emulator version 10.1.0'", "version 10.1.0, too old"},
+		{"echo 'QEMU emulator version 10.1.1'", "version 10.1.1, too old"},
+		{"echo 'QEMU emulator version 9.2.4'", "version 9.2.4, too old"},
 		{"echo 'QEMU emulator version 7.2.17 (Debian 1:7.2)'", "version 7.2.17, too old"},
 		{"echo hello", "no known version"},
 		{"echo broken >&2; exit 1", "does not run: broken"},
