@@ -103,3 +103,26 @@ func TestDownOfSomebodyElse(t *testing.T) {
 		t.Error("a socket of others is not told from one that is not there")
 	}
 }
+
+// A node's builder is killed when the node ends, so it has apt install nothing.
+func TestANodesBuilderInstallsNothing(t *testing.T) {
+	words, err := builder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd, words, err := rootCmd().Find(append(words[1:], "guest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.ParseFlags(words); err != nil {
+		t.Fatal(err)
+	}
+	for _, flag := range []string{"json", "no-install"} {
+		if f := cmd.Flag(flag); f == nil || f.Value.String() != "true" {
+			t.Errorf("%s is called without --%s", cmd.CommandPath(), flag)
+		}
+	}
+	if left := cmd.Flags().Args(); len(left) != 1 || left[0] != "guest" {
+		t.Errorf("%s makes %q", cmd.CommandPath(), left)
+	}
+}

@@ -22,11 +22,11 @@ func imageCmd() *cobra.Command {
 // builder returns the command by which an agent has a thing built: imageBuild without its thing.
 func builder() ([]string, error) {
 	self, err := os.Executable()
-	return []string{self, "image", "build", "--json"}, err
+	return []string{self, "image", "build", "--json", "--no-install"}, err
 }
 
 func imageBuild() *cobra.Command {
-	var asJSON bool
+	var asJSON, noInstall bool
 	cmd := &cobra.Command{
 		Use: "build THING",
 		Short: "Make what a node boots, if the cache lacks it: " +
@@ -35,12 +35,15 @@ func imageBuild() *cobra.Command {
 		ValidArgs: build.Things(),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&noInstall, "no-install", false,
+		"do not have apt install what a kernel is built with, but say what is missing")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		b, err := build.Open("", cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
 		defer b.Close()
+		b.NoInstall = noInstall
 		var built image.Built
 		b.Fetched = func(_ string, bytes int64) { built.Fetched += bytes }
 		if built.Dir, err = b.Build(cmd.Context(), args[0]); err != nil {

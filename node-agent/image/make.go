@@ -21,8 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A node makes nothing itself: it starts a builder (`fastiov image build --json THING`), which ends
-// with the node, with all that it has started, and leaves in the cache a whole entry or nothing.
+// A node makes nothing itself: it starts a builder (`fastiov image build THING`), which ends with
+// the node, with all that it has started, and leaves in the cache a whole entry or nothing. Because
+// it may be killed at any time, it installs no packages on this machine (--no-install).
 
 const (
 	buildDeadline = 30 * time.Minute // of one builder

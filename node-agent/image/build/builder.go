@@ -12,12 +12,15 @@ import (
 )
 
 // A Builder makes what its cache lacks, in this process.
-type Builder struct{ *image.Cache }
+type Builder struct {
+	*image.Cache
+	NoInstall bool // of tools that this machine lacks, as for a node
+}
 
 // Open opens the cache in dir, as Open does.
 func Open(dir string, out io.Writer) (*Builder, error) {
 	cache, err := image.Open(dir, out)
-	return &Builder{cache}, err
+	return &Builder{Cache: cache}, err
 }
 
 const guestName = "guest"

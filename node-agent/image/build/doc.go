@@ -4,7 +4,7 @@
 // A recipe (packages, files, versions) is hashed, and its result is an entry of the cache under
 // that hash. The same packages give the same bytes. Nothing here needs root: packages are
 // unpacked into a tree in memory (rootfs) that is written as an EROFS image, and no maintainer
-// script runs. Only what a kernel is built with is installed on this machine.
+// script runs. Only what a kernel is built with is installed on this machine, and not for a node.
 //
 // No node imports this package. A node that lacks an image starts `fastiov image build`.
 package build

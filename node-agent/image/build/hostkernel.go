@@ -48,7 +48,7 @@ func (b *Builder) Patched(ctx context.Context, variant Variant) (Patched, error)
 		contentOf(kernelmod.Files, "fastiovd"), contentOf(kernelmod.Files, "selftests"),
 	}
 	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
-		if err := install(ctx, say, kernelTools); err != nil {
+		if err := b.install(ctx, say, kernelTools); err != nil {
 			return err
 		}
 		debs, err := b.fetch(ctx, say, versions(), []string{"busybox-static"})

@@ -54,7 +54,7 @@ func (b *Builder) TryNewest(ctx context.Context) (Trial, error) {
 	if t.Newest = source.version; t.Newest == t.Pinned {
 		return t, nil
 	}
-	if err := install(ctx, say, []tool{{"patch", "patch"}, {"xz", "xz-utils"}}); err != nil {
+	if err := b.install(ctx, say, []tool{{"patch", "patch"}, {"xz", "xz-utils"}}); err != nil {
 		return t, err
 	}
 	tree, err := os.MkdirTemp("", "fastiov-kernel-")

@@ -59,7 +59,7 @@ func (p patched) patches() (names []string) {
 // patched returns the entry called name, made of patched source.
 func (b *Builder) patched(ctx context.Context, name string, p patched) (dir string, err error) {
 	build := func(ctx context.Context, dir string, say func(string, ...any)) error {
-		if err := install(ctx, say, p.tools); err != nil {
+		if err := b.install(ctx, say, p.tools); err != nil {
 			return err
 		}
 		debs, err := b.fetch(ctx, say, versions(), []string{p.source})

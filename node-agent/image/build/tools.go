@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/fastiov/fastiov/node-agent/image"
 )
 
 // A tool is a command of this machine, or a file of it, and the package that brings it.
@@ -37,14 +39,20 @@ func missing(tools []tool) (packages []string) {
 	return packages
 }
 
-// install has this machine's apt bring the tools that are missing. Where it cannot, the error names
-// their packages.
-func install(ctx context.Context, say func(string, ...any), tools []tool) error {
+// install has this machine's apt bring the tools that are missing. Where it cannot or must not, the
+// error names their packages.
+func (b *Builder) install(
+	ctx context.Context, say func(string, ...any), tools []tool,
+) error {
 	packages := missing(tools)
 	if len(packages) == 0 {
 		return nil
 	}
 	names := strings.Join(packages, " ")
+	if b.NoInstall {
+		return fmt.Errorf("missing here: %s; install those packages, or run "+
+			"`fastiov image build %s` once", names, image.GuestOf(image.LeanKernel))
+	}
 	apt := []string{"apt-get"}
 	if os.Geteuid() != 0 {
 		apt = []string{"sudo", "--", "apt-get"}

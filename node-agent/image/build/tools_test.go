@@ -1,6 +1,7 @@
 package build
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,7 +37,7 @@ func TestMissingToolsAreInstalled(t *testing.T) {
 	var said []string
 	say := func(format string, _ ...any) { said = append(said, format) }
 	for range 2 { // the second time nothing is missing
-		if err := install(t.Context(), say, tools); err != nil {
+		if err := new(Builder).install(t.Context(), say, tools); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -69,7 +70,7 @@ func TestToolsThatCannotBeInstalledAreNamed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onlyPrograms(t, c.scripts)
-			err := install(t.Context(), noSay, tools)
+			err := new(Builder).install(t.Context(), noSay, tools)
 			if err == nil || !strings.Contains(err.Error(), c.want) ||
 				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v; want one line with %q", err, c.want)
@@ -79,3 +80,27 @@ func TestToolsThatCannotBeInstalledAreNamed(t *testing.T) {
 }
 
 func noSay(string, ...any) {}
+
+// TestANodeInstallsNothing: apt is there, and is not asked.
+func TestANodeInstallsNothing(t *testing.T) {
+	dir := onlyPrograms(t, map[string]string{"apt-get": aptGet, "sudo": sudo, "here": ""})
+	b, err := Open(t.TempDir(), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	b.NoInstall = true
+	_, err = b.leanBase(t.Context())
+	const want = "missing here: gcc "
+	const remedy = "; install those packages, or run `fastiov image build guest-lean` once"
+	if err == nil || !strings.Contains(err.Error(), want) ||
+		!strings.HasSuffix(err.Error(), remedy) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v; want one line with %q and %q", err, want, remedy)
+	}
+	if asked, err := os.ReadFile(filepath.Join(dir, "asked")); err == nil {
+		t.Errorf("apt-get was asked for %q", asked)
+	}
+	if err := b.install(t.Context(), noSay, []tool{{"here", "here"}}); err != nil {
+		t.Errorf("nothing is missing: %v", err)
+	}
+}
