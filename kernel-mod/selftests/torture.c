@@ -98,6 +98,7 @@ static void *mapper(void *arg)
 {
 	uint64_t state = (uintptr_t)arg + 1;
 
+	must(vfio_unmap(&vfio, 0, SIZE));
 	while (!settled) {
 		size_t size = (next(&state) % (SIZE / MiB) + 1) * MiB;
 		size_t at = next(&state) % ((SIZE - size) / MiB + 1) * MiB;
@@ -140,6 +141,8 @@ static void *registrar(void *arg)
 {
 	uint64_t state = (uintptr_t)arg + 1;
 
+	close(ram.registration);
+	ram.registration = -1;
 	while (!over) {
 		int registration = ram_register(ram.fd,
 						next(&state) % 2 ? FASTIOVD_BACKGROUND : 0);
@@ -187,7 +190,10 @@ static const struct { uint32_t policy; enum pages pages; } arrangements[] = {
 	{ FASTIOVD_TOUCHMAP, SMALL }, { FASTIOVD_TOUCHMAP, HUGE }, { FASTIOVD_TOUCHMAP, MIDDLE },
 };
 
-/* Everybody uses a new memory at once. */
+/*
+ * Everybody uses a new memory at once. A device has had all of it before: else writers would
+ * touch each of a few huge pages before the first is mapped.
+ */
 static void together(enum pages pages, uint64_t seed, int seconds)
 {
 	void *(*const bodies[])(void *) = { reader, mapper, registrar };
@@ -201,10 +207,10 @@ static void together(enum pages pages, uint64_t seed, int seconds)
 	memset(written, 0, sizeof(written));
 	poison_free_memory();
 	ram = ram_new(SIZE, pages);
-	if (policy != FASTIOVD_PAGECACHE)
-		ram.registration = must(ram_register(ram.fd, 0));
+	ram.registration = must(ram_register(ram.fd, 0));
 	second = must(mmap(NULL, SIZE, PROT_READ, MAP_SHARED, ram.fd, 0));
 	vfio = vfio_attach(device_under_test());
+	must(vfio_map(&vfio, ram.at, 0, SIZE));
 	for (uintptr_t i = 0; i < WRITERS; i++)
 		pthread_create(&threads[n++], NULL, writer, (void *)(seed * (WRITERS + 1) + i));
 	for (size_t i = 0; i < last; i++)
