@@ -281,7 +281,7 @@ func (l *Lease) awaitStart() error {
 }
 
 func (l *Lease) resume() error {
-	<-l.box.settled // the pausing; it has a deadline
+	l.box.pausing.end()
 	ctx, stop := l.call(l.pool.cfg.Start)
 	defer stop()
 	if _, err := l.Client().Resume(ctx, &api.ResumeRequest{Id: l.box.id}); err != nil {

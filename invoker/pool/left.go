@@ -74,9 +74,6 @@ func (s *state) takeOver(n *node, l Left, now time.Time) {
 	b := s.newBox(l.Sandbox, n, g, nil, now)
 	s.started(b, outcome{}, now)
 	if l.Paused {
-		settled := make(chan struct{})
-		close(settled)
-		b.settled = settled
 		b.move(paused, now)
 		s.file(b, now)
 	}

@@ -300,6 +300,34 @@ func TestAPausedSandboxIsResumedOrReplaced(t *testing.T) {
 	})
 }
 
+// A sandbox whose VF is still coming up is paused when it is up. A call that comes before waits for
+// neither.
+func TestASandboxIsPausedWhenItsVFIsUp(t *testing.T) {
+	in(t, Config{PauseAfter: 10 * time.Second}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
+		isPaused := func() bool {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return len(n.paused) > 0
+		}
+		n.upAt = time.Now().Add(time.Minute)
+		atOnce(p, work("a"))
+		time.Sleep(15 * time.Second)
+		begin := time.Now()
+		if end := atOnce(p, work("a"))[0]; end.How != Warm || time.Since(begin) != runTime {
+			t.Errorf("%+v after %s", end, time.Since(begin))
+		}
+		if time.Sleep(time.Until(n.upAt)); isPaused() {
+			t.Error("paused before the VF is up")
+		}
+		if time.Sleep(2 * hurry); !isPaused() {
+			t.Error("the VF is up, and it is not paused")
+		}
+		if end := atOnce(p, work("a"))[0]; end.err != nil || end.How != Warm || n.resumes != 2 {
+			t.Errorf("%+v after %d resumes", end, n.resumes)
+		}
+	})
+}
+
 func TestJobsThatShareAPausedSandboxAwaitItsWaking(t *testing.T) {
 	in(t, Config{PauseAfter: 10 * time.Second}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
 		shared := work("a")

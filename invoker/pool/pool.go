@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -52,6 +55,20 @@ func (r *Refused) Error() string { return "no sandbox for it: " + r.Why }
 type wake struct {
 	over chan struct{}
 	err  error // once over
+}
+
+// A pausing is under way from pause until it is over; the zero one is a former pool's.
+type pausing struct {
+	over   chan struct{}
+	giveUp func()
+}
+
+// end returns when the sandbox is paused, or will not be.
+func (p pausing) end() {
+	if p.over != nil {
+		p.giveUp()
+		<-p.over
+	}
 }
 
 // A Pool places jobs on the sandboxes of its nodes.
@@ -193,16 +210,7 @@ func (p *Pool) perform(do *step, paused bool) {
 	case Evict, Expire:
 		p.stop(do.box.node, do.box.id)
 	case Pause:
-		b := do.box
-		settled := make(chan struct{})
-		b.settled = settled
-		p.calls.Go(func() {
-			defer close(settled)
-			p.brief(func(ctx context.Context) error { // a failure is harmless: Resume succeeds then
-				_, err := b.node.to.Pause(ctx, &api.PauseRequest{Id: b.id})
-				return err
-			})
-		})
+		p.pause(do.box)
 	case Stem:
 		p.prepare(do.box, do.stem.request, nil)
 	case Revive:
@@ -212,6 +220,32 @@ func (p *Pool) perform(do *step, paused bool) {
 			n.to.hangUp(p.ctx)
 		}
 	}
+}
+
+// pause has a sandbox paused. Where its NIC is still coming up, it asks again, but does not let who
+// wakes the sandbox wait for that. A failure is harmless: Resume succeeds then.
+func (p *Pool) pause(b *box) {
+	resting, giveUp := context.WithCancel(p.ctx)
+	over := make(chan struct{})
+	b.pausing = pausing{over, giveUp}
+	p.calls.Go(func() {
+		defer close(over)
+		defer giveUp()
+		for {
+			err := p.brief(func(ctx context.Context) error {
+				_, err := b.node.to.Pause(ctx, &api.PauseRequest{Id: b.id})
+				return err
+			})
+			if status.Code(err) != codes.FailedPrecondition {
+				return
+			}
+			select {
+			case <-resting.Done():
+				return
+			case <-time.After(hurry):
+			}
+		}
+	})
 }
 
 // prepare starts a sandbox that no job waits for.

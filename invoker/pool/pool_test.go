@@ -37,6 +37,7 @@ type fakeNode struct {
 	paused  map[string]bool
 	inits   int
 	resumes int
+	upAt    time.Time     // when its sandboxes' VFs are up; they are not paused before
 	waking  time.Duration // how long it takes to resume
 	starts  []*api.StartRequest
 	stopped int
@@ -80,6 +81,9 @@ func (n *fakeNode) Init(ctx context.Context, in *api.InitRequest) (*api.StartRep
 func (n *fakeNode) Pause(_ context.Context, in *api.PauseRequest) (*api.PauseReply, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if time.Now().Before(n.upAt) {
+		return nil, status.Errorf(codes.FailedPrecondition, "the VF of %s is coming up", in.Id)
+	}
 	n.paused[in.Id] = true
 	return &api.PauseReply{}, nil
 }

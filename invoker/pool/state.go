@@ -134,7 +134,7 @@ type box struct {
 	alarm   alarm
 	ready   chan struct{}  // closed when its start is over
 	start   outcome        // how it was; to be read after ready
-	settled chan struct{}  // closed when its pausing is over
+	pausing pausing        // its last
 	endless chain[*waiter] // who hold leases of it that may not end by themselves
 	wake    *wake          // its last resuming; nil: it was never paused
 }

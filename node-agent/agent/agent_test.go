@@ -172,6 +172,7 @@ type box struct {
 	closes  atomic.Int32
 	logs    *tail.Log
 	gate    *timeline.Gate // nil: none
+	noPause error
 
 	initializing func()
 }
@@ -226,7 +227,7 @@ func (b *box) Post(
 }
 
 func (b *box) Logs() *tail.Log              { return b.logs }
-func (b *box) Pause(context.Context) error  { return nil }
+func (b *box) Pause(context.Context) error  { return b.noPause }
 func (b *box) Resume(context.Context) error { return nil }
 func (b *box) Done() <-chan struct{}        { return b.done }
 func (b *box) Err() error                   { return b.err }

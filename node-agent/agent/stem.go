@@ -2,12 +2,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"net/http"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
@@ -56,7 +58,11 @@ func (a *Agent) turn(ctx context.Context, id, state string,
 		return err
 	}
 	if err := do(st, ctx); err != nil {
-		return status.Errorf(codes.Internal, "sandbox %s cannot become %s: %v", id, state, err)
+		code := codes.Internal
+		if errors.Is(err, sandbox.ErrComingUp) {
+			code = codes.FailedPrecondition
+		}
+		return status.Errorf(code, "sandbox %s cannot become %s: %v", id, state, err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 func startStem(t *testing.T, a *Agent) {
@@ -61,6 +62,13 @@ func TestPauseAndResume(t *testing.T) {
 		st, _ := a.Status(t.Context(), &api.StatusRequest{})
 		return st.Sandboxes[0].State
 	}
+	d.boxes["x"].noPause = sandbox.ErrComingUp
+	if _, err := a.Pause(t.Context(),
+		&api.PauseRequest{Id: "x"}); status.Code(err) != codes.FailedPrecondition ||
+		state() != "ready" {
+		t.Errorf("before its NIC is up: %s, %v", state(), err)
+	}
+	d.boxes["x"].noPause = nil
 	for range 2 {
 		if _, err := a.Pause(t.Context(), &api.PauseRequest{Id: "x"}); err != nil ||
 			state() != "paused" {

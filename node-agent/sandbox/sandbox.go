@@ -101,6 +101,7 @@ type Sandbox interface {
 	// Pause takes the CPU from the sandbox, which keeps all else. Nothing may be under way in it.
 	// Pausing a paused sandbox does nothing. A Pause or Resume that has begun is completed even if
 	// its caller gives up. A sandbox that does not answer within the driver's own bound is ended.
+	// One whose NIC is coming up is not paused: ErrComingUp.
 	Pause(ctx context.Context) error
 	// Resume gives the CPU back and returns when the sandbox can be dialled and tells the right
 	// time. Resuming a running sandbox does nothing.
@@ -130,6 +131,9 @@ type Gated interface {
 // ErrUnreached is the error of a request that could not be sent: the runtime has seen nothing of
 // it.
 var ErrUnreached = errors.New("not reached")
+
+// ErrComingUp is the error of a Pause that came before the sandbox's NIC was up.
+var ErrComingUp = errors.New("its NIC is still coming up; ask again when it is up")
 
 // ErrLetGo is the Err of a sandbox whose driver was closed: it lives on, for a later agent to
 // adopt.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 // A paused guest does not know that it was paused. Its monotonic clock may have counted on (the
@@ -17,18 +19,26 @@ import (
 const answersWithin = 10 * time.Second
 
 // Pause implements sandbox.Sandbox. Connections into the guest are closed: it could not keep its
-// end of them. A guest whose VF is coming up is paused when that is over: a VF whose time to come
-// up has passed meanwhile would end it.
+// end of them. A guest whose VF is coming up is not paused: a VF whose time to come up has passed
+// meanwhile would end it. Nor does Pause wait for that: who resumes a sandbox waits for its Pause.
 func (v *vm) Pause(ctx context.Context) error {
-	if v.late.gated {
-		select {
-		case <-v.conn.Opened():
-		case <-v.Context().Done(): // turn says so
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	if v.comingUp() {
+		return sandbox.ErrComingUp
 	}
 	return v.turn(ctx, v.pause)
+}
+
+// comingUp says whether the guest's VF comes up beside its program.
+func (v *vm) comingUp() bool {
+	if !v.late.gated || v.Cause() != nil { // turn tells of its end
+		return false
+	}
+	select {
+	case <-v.conn.Opened():
+		return false
+	default:
+		return true
+	}
 }
 
 func (v *vm) pause(context.Context) error {

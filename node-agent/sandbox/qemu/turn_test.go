@@ -109,28 +109,21 @@ func TestAPauseOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-// A guest whose VF is coming up runs on until it has.
-func TestAPauseWaitsForTheVF(t *testing.T) {
+// A guest whose VF is coming up is not paused, and nobody waits for that.
+func TestNoPauseBeforeTheVFIsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, guestEnd, end := play(t, true)
 		defer end()
 		close(p.answer)
 		p.late.gated = true
-		impatient, hangUp := context.WithCancel(t.Context())
-		paused := make(chan error, 2)
-		go func() { paused <- p.Pause(impatient) }()
-		synctest.Wait()
-		hangUp()
-		if err := <-paused; err == nil || !p.running {
-			t.Errorf("a caller that gives up: %v, runs: %t", err, p.running)
-		}
-		go func() { paused <- p.Pause(t.Context()) }()
-		synctest.Wait()
-		if len(paused) != 0 {
-			t.Errorf("paused before the VF was up: %v", <-paused)
+		begin := time.Now()
+		if err := p.Pause(t.Context()); !errors.Is(err, sandbox.ErrComingUp) || !p.running ||
+			time.Since(begin) > 0 {
+			t.Errorf("%v after %v, runs: %t", err, time.Since(begin), p.running)
 		}
 		say(t, guestEnd, wire.Up{Gate: &wire.Gate{}})
-		if err := <-paused; err != nil || p.running {
+		<-p.conn.Opened()
+		if err := p.Pause(t.Context()); err != nil || p.running {
 			t.Errorf("%v, runs: %t", err, p.running)
 		}
 		if p.Cause() != nil {
@@ -147,31 +140,13 @@ func TestAVFThatNeverComesUpEndsItsSandbox(t *testing.T) {
 		defer close(p.answer)
 		p.late.gated = true
 		go (&boot{vm: p.vm}).follow()
-		paused := make(chan error, 1)
-		go func() { paused <- p.Pause(t.Context()) }()
 		time.Sleep(opensWithin - time.Second)
 		if p.Cause() != nil {
 			t.Fatalf("ended early: %v", p.Cause())
 		}
-		if err := <-paused; err == nil || p.Cause() == nil {
-			t.Errorf("paused: %v, ended by: %v", err, p.Cause())
-		}
-	})
-}
-
-// A sandbox that ends before its VF is up releases who wants to pause it.
-func TestAnEndReleasesAPauseThatWaitsForTheVF(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, _, end := play(t, true)
-		defer end()
-		close(p.answer)
-		p.late.gated = true
-		paused := make(chan error, 1)
-		go func() { paused <- p.Pause(t.Context()) }()
-		synctest.Wait()
-		p.End(errors.New("no carrier"))
-		if err := <-paused; err == nil {
-			t.Error("paused, though it has ended")
+		time.Sleep(2 * time.Second)
+		if p.Cause() == nil {
+			t.Error("it has not ended")
 		}
 	})
 }
