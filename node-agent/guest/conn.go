@@ -250,13 +250,16 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 	default:
 		return c.greet(up)
 	}
+	if up.Gate != nil && c.openedAt.IsZero() {
+		c.gate, c.openedAt = *up.Gate, now
+		close(c.opened)
+		if up.Event == nil { // of a former guest
+			return nil
+		}
+	}
 	switch {
 	case up.Event != nil:
 		return c.keep(heard{*up.Event, now})
-	case up.Gate != nil && c.openedAt.IsZero():
-		c.gate, c.openedAt = *up.Gate, now
-		close(c.opened)
-		return nil
 	case up.Woken != nil && len(c.waking) > 0:
 		close(c.waking[0])
 		c.waking = c.waking[1:]

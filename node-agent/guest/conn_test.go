@@ -176,7 +176,8 @@ func TestTheGate(t *testing.T) {
 		g.say(wire.Up{Ready: &wire.Ready{}})
 		<-ready
 		g.say(wire.Up{Event: &wire.Event{Stage: "5-vf-driver", Begin: 1000e6, End: 1200e6}})
-		g.say(wire.Up{Gate: &wire.Gate{Held: 3, Dropped: -1, First: 1100e6, Open: 1300e6}})
+		g.say(wire.Up{Gate: &wire.Gate{Held: 3, Dropped: -1, First: 1100e6, Open: 1300e6},
+			Event: &wire.Event{Stage: "5-vf-driver", Step: "held", Begin: 1100e6, End: 1300e6}})
 		g.say(wire.Up{Gate: &wire.Gate{Held: 9}})
 		g.hungUp()
 	}()
@@ -198,8 +199,8 @@ func TestTheGate(t *testing.T) {
 	if !g.Open || g.Held != 3 || g.Dropped != 0 || len(c.Spans()) != 2 {
 		t.Errorf("open: %+v, %+v", g, c.Spans())
 	}
-	if held := g.Opened.Sub(g.First); held != 200*time.Millisecond {
-		t.Errorf("held for %v", held)
+	if held := g.Opened.Sub(g.First); held != 200*time.Millisecond || len(c.Steps()) != 1 {
+		t.Errorf("held for %v, %+v", held, c.Steps())
 	}
 	<-c.Done()
 	if err := c.Err(); err == nil || !strings.Contains(err.Error(), "nothing asked for") {

@@ -208,7 +208,7 @@ func (g *gate) until(up func() (uint32, error), h *host) {
 		h.fail(err)
 		return
 	}
-	h.send(wire.Up{Gate: &told})
+	h.opened(told)
 }
 
 // open sends what was kept through the VF, and leads programs there. It returns when the VF has the

@@ -35,6 +35,7 @@ type host struct {
 	early   []wire.Up     // before the first connection
 	called  bool
 	isReady bool
+	isShut  bool // the gate, until the VF is up
 	ending  bool
 	cause   error // why the guest will end, whatever ends it
 }
@@ -72,7 +73,7 @@ func (h *host) talk(dial func() (*os.File, error)) bool {
 	}
 	h.mu.Lock()
 	hello := wire.Hello{Boot: h.start, Real: h.real, Ready: h.isReady, Ports: true,
-		Gate: h.gates}
+		Gate: h.gates, Shut: h.isShut}
 	err = wire.Write(link, wire.Up{Hello: &hello})
 	for _, up := range h.early {
 		err = errors.Join(err, wire.Write(link, up))
@@ -173,10 +174,31 @@ func (h *host) why(seen error) error {
 	return cmp.Or(h.cause, seen)
 }
 
+// shut takes in that the gate is closed. An agent that is called from now on hears it in the hello.
+func (h *host) shut() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.isShut = true
+}
+
+// opened reports that the VF is up. Of the message an agent without gates takes the event: one
+// without an event would end the conversation, and the guest.
+func (h *host) opened(told wire.Gate) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.isShut = false
+	h.report(wire.Up{Gate: &told, Event: &wire.Event{Stage: vfStage, Step: "held",
+		Begin: cmp.Or(told.First, told.Open), End: told.Open}})
+}
+
 // send reports something that is worth nothing after this connection.
 func (h *host) send(up wire.Up) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.report(up)
+}
+
+func (h *host) report(up wire.Up) {
 	if !h.called {
 		h.early = append(h.early, up)
 		return

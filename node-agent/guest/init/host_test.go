@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -53,6 +54,43 @@ func deadline(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// An agent of a version without gates is told of the VF in words that it knows, or it would end the
+// conversation. Its successor hears in the hello that the VF is coming up, as long as it is.
+func TestAgentsHearOfTheGate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	h := newHost(boottime())
+	h.shut()
+	h.ready()
+	h.call(dialLocal(path))
+	for _, shut := range []bool{true, false} {
+		call, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages := wire.NewReader(call)
+		var hello wire.Up
+		if err := messages.Next(&hello); err != nil || hello.Hello.Shut != shut {
+			t.Errorf("%+v, %v; want shut %t", hello.Hello, err, shut)
+		}
+		if shut {
+			h.opened(wire.Gate{Held: 1, First: 1, Open: 2})
+			var former struct{ Event, Log, Ready, Exit, Pong, Woken json.RawMessage }
+			if err := messages.Next(&former); err != nil || former.Event == nil {
+				t.Errorf("a former agent hears %+v, %v", former, err)
+			}
+		}
+		call.Close()
+	}
+	h.mu.Lock()
+	h.ending = true
+	h.mu.Unlock()
 }
 
 func TestConversationFromTheGuest(t *testing.T) {

@@ -149,6 +149,7 @@ func network(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) (i
 	return h.start, rec.step("gate", func() error {
 		g, err := openGate(config.NIC)
 		if err == nil {
+			h.shut()
 			go g.until(up, h)
 		}
 		return err

@@ -1,7 +1,7 @@
 // Package wire holds the messages between the agent and the guest's process 1, over vsock.
 //
 // The guest dials the host (CID 2, ControlPort) and both sides write JSON objects, one a line, each
-// with exactly one field set: the guest Up, the host Down. The guest is hostile: a line has a bound
+// with exactly one field set, but for a gate's: the guest Up, the host Down. The guest is hostile: a line has a bound
 // (MaxLine), the messages hold no lists, and a line that does not decode ends the connection. A
 // reader ignores fields that it does not know, so that a guest image may be older or newer than the
 // agent.
@@ -47,7 +47,7 @@ type Up struct {
 	Hello *Hello `json:"hello,omitempty"` // first, once
 	Event *Event `json:"event,omitempty"`
 	Log   *Log   `json:"log,omitempty"`
-	Gate  *Gate  `json:"gate,omitempty"`  // once, when the NIC is up, if there was a gate
+	Gate  *Gate  `json:"gate,omitempty"`  // once, when the NIC is up, if there was a gate; with an Event
 	Ready *Ready `json:"ready,omitempty"` // the runtime accepts on RuntimePort; its NIC may be used
 	Exit  *Exit  `json:"exit,omitempty"`  // last: the guest powers off now
 	Pong  *Pong  `json:"pong,omitempty"`
@@ -69,6 +69,7 @@ type Hello struct {
 	Ready bool  `json:"ready"` // Ready was sent on an earlier connection
 	Ports bool  `json:"ports"` // its door leads to each port; else to the runtime's alone
 	Gate  bool  `json:"gate"`  // it can have a gate: its kernel has tun devices
+	Shut  bool  `json:"shut"`  // its NIC is coming up behind its gate
 }
 
 // An Event is a span of time: a stage of node-agent/api/timeline or, with Step set, a part of one.

@@ -88,12 +88,7 @@ const opensWithin = 2 * time.Minute
 // follow waits for a VF that comes up beside the program, and completes the timeline.
 func (b *boot) follow() {
 	v := b.vm
-	select {
-	case <-v.conn.Opened():
-	case <-v.conn.Done():
-		return
-	case <-time.After(opensWithin):
-		v.End(fmt.Errorf("its VF has not come up within %v", opensWithin))
+	if !v.opens() {
 		return
 	}
 	b.tl.Add(v.conn.Spans()[v.late.spans:]...)
@@ -104,6 +99,18 @@ func (b *boot) follow() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.late.memory = f
+}
+
+// opens waits for the VF, or ends the vm if that takes too long.
+func (v *vm) opens() bool {
+	select {
+	case <-v.conn.Opened():
+		return true
+	case <-v.conn.Done():
+	case <-time.After(opensWithin):
+		v.End(fmt.Errorf("its VF has not come up within %v", opensWithin))
+	}
+	return false
 }
 
 // weigh notes how much memory the guest has now. No start is failed for want of a figure. The VF's

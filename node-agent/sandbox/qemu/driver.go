@@ -197,6 +197,9 @@ func (v *vm) goOn(ctx context.Context) error {
 	if !hello.Ready {
 		return errors.New("its guest was not ready yet")
 	}
+	if v.late.gated = hello.Shut; hello.Shut {
+		go v.opens()
+	}
 	return v.conn.Wake(ctx)
 }
 

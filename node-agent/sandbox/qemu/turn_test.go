@@ -27,6 +27,12 @@ type played struct {
 // play makes a vm of a VMM and a guest that the test plays; end takes it down.
 func play(t *testing.T, running bool) (p *played, guestEnd net.Conn, end func()) {
 	t.Helper()
+	return playGuest(t, running, wire.Hello{Ready: true})
+}
+
+func playGuest(t *testing.T, running bool, hello wire.Hello) (p *played, guestEnd net.Conn,
+	end func()) {
+	t.Helper()
 	p = &played{answer: make(chan struct{}), running: running}
 	p.vm = newVM(sandbox.Spec{ID: "f-1"}, nil, door.Secret{})
 	ours, theirs := net.Pipe()
@@ -41,7 +47,7 @@ func play(t *testing.T, running bool) (p *played, guestEnd net.Conn, end func())
 	}
 	host, guestEnd := net.Pipe()
 	calls.calls <- host
-	say(t, guestEnd, wire.Up{Hello: &wire.Hello{Ready: true}})
+	say(t, guestEnd, wire.Up{Hello: &hello})
 	return p, guestEnd, func() {
 		p.qmp.close()
 		listener.Close()
@@ -214,4 +220,31 @@ func TestAnAdoptedGuestIsToldTheTime(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A guest whose VF was coming up when its agent was replaced is not paused before it is up.
+func TestAnAdoptedGuestWhoseVFIsComingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, guestEnd, end := playGuest(t, true, wire.Hello{Ready: true, Shut: true})
+		defer end()
+		close(p.answer)
+		adopted := make(chan error, 1)
+		go func() { adopted <- p.goOn(t.Context()) }()
+		var told wire.Down
+		if err := wire.NewReader(guestEnd).Next(&told); err != nil || told.Wake == nil {
+			t.Fatal(told, err)
+		}
+		say(t, guestEnd, wire.Up{Woken: &wire.Woken{}})
+		if err := <-adopted; err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Pause(t.Context()); !errors.Is(err, sandbox.ErrComingUp) || !p.running {
+			t.Errorf("%v, runs: %t", err, p.running)
+		}
+		say(t, guestEnd, wire.Up{Gate: &wire.Gate{}})
+		<-p.conn.Opened()
+		if err := p.Pause(t.Context()); err != nil || p.running {
+			t.Errorf("%v, runs: %t", err, p.running)
+		}
+	})
 }
