@@ -291,13 +291,18 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 
 func isOfNIC(s timeline.Span) bool { return s.Stage == timeline.VFDriver }
 
-// runError tells a runtime that was not reached, and so has seen nothing, from one that failed.
+// runError tells a runtime that was not reached, and so has seen nothing, from one that failed, and
+// from one whose NIC did.
 func runError(id string, st *startup.Started, err error) error {
 	if errors.Is(err, sandbox.ErrUnreached) {
 		return status.Errorf(codes.Aborted, "sandbox %s: %v", id, err)
 	}
 	if gone := ended(st); gone != nil {
 		err = fmt.Errorf("the sandbox ended: %w", gone)
+	}
+	if errors.Is(err, wire.ErrNIC) {
+		return status.Errorf(codes.Unavailable, "sandbox %s: %v; `fastiov report %s` has its "+
+			"console and kernel log", id, err, id)
 	}
 	return grpcError(id, err)
 }

@@ -173,6 +173,7 @@ type box struct {
 	logs    *tail.Log
 	gate    *timeline.Gate // nil: none
 	noPause error
+	dies    error // of which it ends at the next request
 
 	initializing func()
 }
@@ -207,6 +208,9 @@ func (b *box) Post(
 	case b.broken != nil:
 		err := fmt.Errorf("%w: %w", sandbox.ErrUnreached, b.broken)
 		return 0, nil, fmt.Errorf("runtime %s: %w", path, err)
+	case b.dies != nil:
+		b.end(b.dies)
+		return 0, nil, io.ErrUnexpectedEOF
 	case b.hangsUp:
 		return 0, nil, io.ErrUnexpectedEOF
 	}

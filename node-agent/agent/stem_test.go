@@ -2,12 +2,14 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -100,6 +102,23 @@ func TestARuntimeThatWasNotReached(t *testing.T) {
 			t.Errorf("%v, want %v", err, want)
 		}
 		d.boxes["x"].Close()
+		waitGone(a)
+	}
+}
+
+// That a NIC fails under a call is not the fault of what was called.
+func TestANICThatFailsIsNotTheRuntimesFault(t *testing.T) {
+	for cause, want := range map[error]codes.Code{
+		errors.New("killed"):          codes.Internal,
+		&sandbox.NICFault{Why: "AER"}: codes.Unavailable,
+		fmt.Errorf("%w", wire.ErrNIC): codes.Unavailable,
+	} {
+		a, d, _ := newAgent(t)
+		startStem(t, a)
+		d.boxes["x"].dies = cause
+		if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); status.Code(err) != want {
+			t.Errorf("%v: %v, want %v", cause, err, want)
+		}
 		waitGone(a)
 	}
 }

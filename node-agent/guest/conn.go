@@ -218,6 +218,8 @@ func (c *Conn) hear(nc net.Conn) error {
 			return errors.New("the guest hung up")
 		case err != nil:
 			return fmt.Errorf("the guest's call broke off: %w", err)
+		case up.Exit != nil && up.Exit.NIC:
+			return fmt.Errorf("the guest ended: %w: %s", wire.ErrNIC, printable(up.Exit.Reason))
 		case up.Exit != nil:
 			return fmt.Errorf("the guest ended: %s", printable(up.Exit.Reason))
 		case up.Log != nil:

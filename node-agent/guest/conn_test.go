@@ -210,6 +210,20 @@ func TestTheGate(t *testing.T) {
 	c.Close()
 }
 
+func TestAGuestWhoseVFFails(t *testing.T) {
+	p, _, c := expect(t)
+	go func() {
+		g := p.dial(t, cid)
+		g.say(hello)
+		g.say(wire.Up{Exit: &wire.Exit{Reason: "no carrier", NIC: true}})
+	}()
+	<-c.Done()
+	if err := c.Err(); !errors.Is(err, wire.ErrNIC) || !strings.Contains(err.Error(), "no carrier") {
+		t.Error(err)
+	}
+	c.Close()
+}
+
 func checkSpans(t *testing.T, c *Conn, bootZero time.Time) {
 	t.Helper()
 	spans := c.Spans()

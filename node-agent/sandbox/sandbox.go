@@ -110,6 +110,7 @@ type Sandbox interface {
 	// there is no runtime that could write.
 	Logs() *tail.Log
 	// Done is closed when the sandbox has ended, by whatever cause; Err then says why (nil: Close).
+	// Where its NIC was the cause, that is wire.ErrNIC.
 	Done() <-chan struct{}
 	Err() error
 	// Close ends the sandbox and returns when nothing of it is left. It cannot fail and may run
@@ -143,3 +144,4 @@ var ErrLetGo = errors.New("its agent has closed")
 type NICFault struct{ Why string }
 
 func (f *NICFault) Error() string { return "NIC error: " + f.Why }
+func (f *NICFault) Unwrap() error { return wire.ErrNIC }

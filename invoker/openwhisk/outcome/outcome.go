@@ -45,7 +45,8 @@ func Write(r *activation.Record, asked, accepted time.Time, result runtime.Resul
 
 // response returns the activation's answer, and whether the activation took too long. A failed call
 // to the node is the action's fault where the node says that it cannot be started anywhere, or
-// where its sandbox ended or ran out of time while it ran; else it is ours.
+// where its sandbox ended or ran out of time while it ran; else it is ours, as an end is for which
+// the node blames the NIC (Unavailable).
 func response(
 	answer *activation.Response, err error, limits activation.Limits,
 ) (_ activation.Response, timedOut bool) {

@@ -74,3 +74,15 @@ func TestWhoseFaultAFailedStartIs(t *testing.T) {
 		}
 	}
 }
+
+func TestWhoseFaultAFailedRunIs(t *testing.T) {
+	for code, want := range map[codes.Code]activation.Status{
+		codes.Unavailable: activation.InternalError, // of its NIC
+		codes.Internal:    activation.DeveloperError,
+	} {
+		err := &runtime.RunError{Err: status.Error(code, "why")}
+		if got, _ := response(nil, err, activation.Limits{}); got.Status != want {
+			t.Errorf("%s: %v, want %v", code, got.Status, want)
+		}
+	}
+}

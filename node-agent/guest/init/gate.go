@@ -205,6 +205,7 @@ func (g *gate) until(up func() (uint32, error), h *host) {
 	}
 	told, err := g.open(link)
 	if err != nil {
+		h.because(err)
 		h.fail(err)
 		return
 	}

@@ -37,7 +37,7 @@ type host struct {
 	isReady bool
 	isShut  bool // the gate, until the VF is up
 	ending  bool
-	cause   error // why the guest will end, whatever ends it
+	cause   error // why the VF did not come up: the guest will end, whatever ends it
 }
 
 func newHost(start int64) *host {
@@ -241,7 +241,7 @@ func (h *host) goodbye(reason error) {
 	h.mu.Lock()
 	h.ending = true
 	h.changed.Broadcast()
-	heard := h.write(wire.Up{Exit: &wire.Exit{Reason: reason.Error()}})
+	heard := h.write(wire.Up{Exit: &wire.Exit{Reason: reason.Error(), NIC: h.cause != nil}})
 	lost := h.lost
 	h.mu.Unlock()
 	if heard {

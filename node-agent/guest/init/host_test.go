@@ -144,9 +144,11 @@ func TestConversationFromTheGuest(t *testing.T) {
 	if lines := logged(ctx, adopted, 1); len(lines) != 1 || lines[0].Text != "after the restart" {
 		t.Errorf("logs: %+v", lines)
 	}
-	reason := errors.New("the runtime ended")
-	h.goodbye(reason)
-	if <-adopted.Done(); !strings.Contains(adopted.Err().Error(), reason.Error()) {
+	reason := errors.New("no carrier")
+	h.because(reason)
+	h.goodbye(h.why(errors.New("the runtime ended")))
+	if <-adopted.Done(); !strings.Contains(adopted.Err().Error(), reason.Error()) ||
+		!errors.Is(adopted.Err(), wire.ErrNIC) {
 		t.Errorf("the agent heard %v", adopted.Err())
 	}
 }

@@ -42,6 +42,9 @@ const (
 // ErrTooLong says that a message is longer than MaxLine.
 var ErrTooLong = fmt.Errorf("a message is longer than %d bytes", MaxLine)
 
+// ErrNIC is why a guest ended whose NIC did not come up.
+var ErrNIC = errors.New("its NIC did not come up")
+
 // Up is a message from the guest.
 type Up struct {
 	Hello *Hello `json:"hello,omitempty"` // first, once
@@ -106,6 +109,7 @@ type Ready struct{}
 // Exit is why the guest ends: the runtime ended by itself, or what failed.
 type Exit struct {
 	Reason string `json:"reason"`
+	NIC    bool   `json:"nic,omitempty"` // the NIC did not come up while the runtime ran
 }
 
 type Ping struct {

@@ -108,7 +108,7 @@ func (v *vm) opens() bool {
 		return true
 	case <-v.conn.Done():
 	case <-time.After(opensWithin):
-		v.End(fmt.Errorf("its VF has not come up within %v", opensWithin))
+		v.End(fmt.Errorf("%w within %v", wire.ErrNIC, opensWithin))
 	}
 	return false
 }
