@@ -229,8 +229,9 @@ func (g *gate) open(link uint32) (told wire.Gate, err error) {
 			err = errors.Join(err, failed)
 		}
 	}
+	told = g.told
 	go g.linger(out)
-	return g.told, err
+	return told, err
 }
 
 // drain sends what is kept, and what comes meanwhile, until nothing waits for a neighbour to
@@ -278,11 +279,17 @@ func (g *gate) linger(out raw) {
 	defer g.remove()
 	defer out.close()
 	for latest := time.Now().Add(removedBy); time.Now().Before(latest); {
-		packet := g.next(quietFor, -1)
-		if packet == nil {
+		g.send(out)
+		wait := quietFor
+		if len(g.kept) > 0 {
+			wait = time.Millisecond
+		}
+		switch packet := g.next(wait, -1); {
+		case packet != nil:
+			g.hold(packet)
+		case wait == quietFor:
 			return
 		}
-		out.send(packet)
 	}
 }
 

@@ -268,6 +268,51 @@ func openFiles(t *testing.T) int {
 	return len(files)
 }
 
+// What was on its way to the gate when the routes changed waits for the kernel, where that has no
+// room for it at once.
+func TestTheGateLosesNothingAtLast(t *testing.T) {
+	t.Parallel()
+	w, nic := newWorld(t), gateNICs["IPv4"]
+	g := w.openGate(nic)
+	conn, err := w.dial("udp", netip.AddrPortFrom(nic.Gateway, datagramsPort).String())
+	w.must(err)
+	defer conn.Close()
+	w.must(w.plug())
+	w.must(w.in(w.guest, func() error {
+		link, err := bringUp(nic, &drivers{}, &recorder{host: newHost(boottime())}, time.Minute)
+		if err != nil {
+			return err
+		}
+		g.stop()
+		out, err := openRaw(g.source, link)
+		if err != nil {
+			return err
+		}
+		nobody := []byte{0: 0x45, 3: header4, 8: 64, 16: 198, 18, 0, 77} // takes up the room
+		for err == nil {
+			err = out.send(nobody)
+		}
+		if err != unix.EAGAIN {
+			return err
+		}
+		fmt.Fprint(conn, "late 0") // the gate's routes are still there
+		go g.linger(out)
+		return nil
+	}))
+	<-g.gone
+	for late := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		w.mu.Lock()
+		n := w.seen["late 0"]
+		w.mu.Unlock()
+		if n == 1 {
+			return
+		}
+		if time.Now().After(late) {
+			t.Fatalf("it arrived %d times", n)
+		}
+	}
+}
+
 // A VF that does not come up: whoever waits hears that no host can be reached, and the guest ends.
 func TestTheGateRefuses(t *testing.T) {
 	for name, nic := range gateNICs {
