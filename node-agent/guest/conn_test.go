@@ -218,7 +218,8 @@ func TestAGuestWhoseVFFails(t *testing.T) {
 		g.say(wire.Up{Exit: &wire.Exit{Reason: "no carrier", NIC: true}})
 	}()
 	<-c.Done()
-	if err := c.Err(); !errors.Is(err, wire.ErrNIC) || !strings.Contains(err.Error(), "no carrier") {
+	err := c.Err()
+	if !errors.Is(err, wire.ErrNIC) || !strings.Contains(err.Error(), "no carrier") {
 		t.Error(err)
 	}
 	c.Close()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -116,7 +117,9 @@ func reaches(nic *wire.NIC) (prefixes []netip.Prefix) {
 	if nic.Gateway.IsValid() {
 		prefixes = append(prefixes, halves(netip.PrefixFrom(nic.Gateway, 0))...)
 	}
-	return append(prefixes, halves(nic.Address)...)
+	return append(prefixes, slices.DeleteFunc(halves(nic.Address), func(half netip.Prefix) bool {
+		return half.IsSingleIP() && half.Addr() == nic.Address.Addr() // in a network of two
+	})...)
 }
 
 // halves returns none for a prefix of one address.

@@ -454,6 +454,38 @@ func TestAProgramDeletesTheGate(t *testing.T) {
 	}
 }
 
+// In a network of two the gate leads to the other address alone.
+func TestTheGateOfAPair(t *testing.T) {
+	for name, nic := range map[string]*wire.NIC{
+		"IPv4": {MAC: vethMAC, Address: netip.MustParsePrefix("198.18.0.2/31"),
+			Gateway: netip.MustParseAddr("198.18.0.3"), DNS: netip.MustParseAddr("198.18.0.3")},
+		"IPv6": {MAC: vethMAC, Address: netip.MustParsePrefix("fd00::2/127"),
+			Gateway: netip.MustParseAddr("fd00::3"), DNS: netip.MustParseAddr("fd00::3")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			g := w.openGate(nic)
+			early := make(chan error)
+			go func() { early <- w.byTCP(nic.Address.Addr(), nic.Gateway, "early") }()
+			w.must(w.held(1))
+			own := w.listenEarly(nic)
+			for _, l := range own { // it reaches itself meanwhile
+				conn, err := w.dial("tcp", netip.AddrPortFrom(nic.Address.Addr(),
+					l.Addr().(*net.TCPAddr).AddrPort().Port()).String())
+				w.must(err)
+				conn.Close()
+				l.Close()
+			}
+			_, err := w.bringUp(g, nic)
+			w.must(err)
+			w.must(<-early)
+			<-g.gone
+			w.must(w.byTCP(nic.Address.Addr(), nic.Gateway, "late"))
+		})
+	}
+}
+
 func TestHalves(t *testing.T) {
 	for prefix, want := range map[string]string{
 		"0.0.0.0/0": "[0.0.0.0/1 128.0.0.0/1]", "::/0": "[::/1 8000::/1]",
