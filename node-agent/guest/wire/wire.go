@@ -1,10 +1,10 @@
 // Package wire holds the messages between the agent and the guest's process 1, over vsock.
 //
 // The guest dials the host (CID 2, ControlPort) and both sides write JSON objects, one a line, each
-// with exactly one field set, but for a gate, which goes with an event: the guest Up, the host Down.
-// The guest is hostile: a line has a bound (MaxLine), the messages hold no lists, and a line that
-// does not decode ends the connection. A reader ignores fields that it does not know, so that a
-// guest image may be older or newer than the agent.
+// with exactly one field set, or with a gate and its event: the guest Up, the host Down. The guest
+// is hostile: a line has a bound (MaxLine), the messages hold no lists, and a line that does not
+// decode ends the connection. A reader ignores fields that it does not know, so that a guest image
+// may be older or newer than the agent.
 //
 // The guest's times are nanoseconds of its CLOCK_BOOTTIME; with ping and pong the host maps them to
 // its own clock. After a lost connection (the agent restarted) the guest dials again and its hello
@@ -50,7 +50,7 @@ type Up struct {
 	Hello *Hello `json:"hello,omitempty"` // first, once
 	Event *Event `json:"event,omitempty"`
 	Log   *Log   `json:"log,omitempty"`
-	Gate  *Gate  `json:"gate,omitempty"`  // once, when the NIC is up, if it was gated; with an Event
+	Gate  *Gate  `json:"gate,omitempty"`  // once, when the NIC is up, if it was gated; with Event
 	Ready *Ready `json:"ready,omitempty"` // the runtime accepts on RuntimePort; its NIC may be used
 	Exit  *Exit  `json:"exit,omitempty"`  // last: the guest powers off now
 	Pong  *Pong  `json:"pong,omitempty"`
