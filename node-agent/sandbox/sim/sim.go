@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/tail"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	web "github.com/fastiov/fastiov/node-agent/runtime/http/echo"
 	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk/echo"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -100,7 +100,11 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	if !d.claim(spec.ID) {
 		return nil, fmt.Errorf("sandbox %s exists already", spec.ID)
 	}
-	s := &simulated{Life: life.New(), logs: tail.New()}
+	s := &simulated{Life: life.New(), logs: tail.New(), port: spec.Program.Listens()}
+	s.serve = s.serveFunctions
+	if spec.Program.Protocol == "http" {
+		s.serve = s.serveProgram(spec.Program.Env)
+	}
 	go func() {
 		<-s.Context().Done()
 		s.HangUp()
@@ -183,8 +187,18 @@ func (d *Driver) Leftovers(live map[string]bool) (left []string) {
 type simulated struct {
 	*life.Life
 	logs   *tail.Log
+	port   int
+	serve  func(net.Conn) // answers on a connection until that ends
 	mu     sync.Mutex
 	paused bool
+}
+
+// serveProgram answers as a program of plain HTTP does.
+func (s *simulated) serveProgram(env map[string]string) func(net.Conn) {
+	program := &web.Program{Env: env, Log: func(line string) {
+		s.logs.Add(wire.LogLine{Time: time.Now(), Stream: "stdout", Text: line})
+	}}
+	return func(conn net.Conn) { web.Serve(conn, program) }
 }
 
 // Pause implements sandbox.Sandbox.
@@ -241,15 +255,20 @@ func (s *simulated) Dial(ctx context.Context, port int) (net.Conn, error) {
 		return nil, context.Cause(ctx)
 	case s.Cause() != nil:
 		return nil, errEnded
-	case port != wire.RuntimePort:
+	case port != s.port:
 		return nil, fmt.Errorf("nothing listens on port %d of the simulated sandbox", port)
 	}
 	ours, theirs, err := pair()
 	if err != nil {
 		return nil, err
 	}
-	go http.Serve(&only{Conn: theirs}, echo.Handler(s.ran)) // until there is no other connection
+	go s.serve(theirs)
 	return s.Tie(ours), nil
+}
+
+// serveFunctions answers as a runtime of OpenWhisk's does.
+func (s *simulated) serveFunctions(conn net.Conn) {
+	web.Serve(conn, echo.Handler(s.ran))
 }
 
 // pair returns the two ends of a connection.
@@ -275,27 +294,6 @@ func pair() (net.Conn, net.Conn, error) {
 	}
 	return ends[0], ends[1], nil
 }
-
-// only is a listener that has one connection.
-type only struct {
-	net.Conn
-	taken bool
-}
-
-// Accept implements net.Listener.
-func (o *only) Accept() (net.Conn, error) {
-	if o.taken {
-		return nil, net.ErrClosed
-	}
-	o.taken = true
-	return o.Conn, nil
-}
-
-// Close implements net.Listener: the connection stays open.
-func (o *only) Close() error { return nil }
-
-// Addr implements net.Listener.
-func (o *only) Addr() net.Addr { return o.Conn.LocalAddr() }
 
 // ran logs a run as a runtime does.
 func (s *simulated) ran(status, length int) {
