@@ -134,6 +134,9 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	if err == nil && req.Port > 65535 {
 		err = fmt.Errorf("port %d: want 1 to 65535", req.Port)
 	}
+	if err == nil && req.User != "" {
+		err = startup.ParseUser(req.User, &wire.Program{})
+	}
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: %v", req.Id, err)
 	}
@@ -152,6 +155,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		Wait:      time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env,
 		Timeline: &cold.Timeline,
 		Protocol: req.Protocol, Port: uint16(req.Port), Probe: req.Probe,
+		Command: req.Command, Args: req.Args, Dir: req.Dir, User: req.User,
 	})
 	if err != nil {
 		cold.failed(err)

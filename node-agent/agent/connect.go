@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -13,29 +14,22 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
-	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
 // mostStreams bounds the connections and readers of logs that a node has at once: each holds a
-// descriptor or some memory.
-const mostStreams = 1024
+// descriptor or some memory. A connection that finds no descriptor fails alone.
+const mostStreams = 16 << 10
 
 var errStreams = status.Errorf(codes.ResourceExhausted,
 	"the node has %d connections and readers of logs already; close some", mostStreams)
 
-// stream finds a sandbox for a stream, which leaves when it has ended.
-func (a *Agent) stream(
-	ctx context.Context, id string,
-) (st *startup.Started, leave func(), err error) {
+// stream counts a stream, which leaves when it has ended.
+func (a *Agent) stream() (leave func(), err error) {
 	if a.streams.Add(1) > mostStreams {
 		a.streams.Add(-1)
-		return nil, nil, errStreams
+		return nil, errStreams
 	}
-	leave = func() { a.streams.Add(-1) }
-	if st, err = a.find(ctx, id); err != nil {
-		leave()
-	}
-	return st, leave, err
+	return func() { a.streams.Add(-1) }, nil
 }
 
 // A caller is the stream of a Connect.
@@ -50,15 +44,22 @@ func (a *Agent) Connect(stream caller) error {
 	if first.Port < 1 || first.Port > 65535 {
 		return status.Errorf(codes.InvalidArgument, "port %d: want 1 to 65535", first.Port)
 	}
-	st, leave, err := a.stream(stream.Context(), first.Id)
+	leave, err := a.stream()
 	if err != nil {
 		return err
 	}
 	defer leave()
+	st, cold, err := a.claim(stream.Context(), first.Id)
+	if err != nil {
+		return err
+	}
+	answered := once(cold.run())
 	conn, err := st.Dial(stream.Context(), int(first.Port))
 	if err != nil {
+		answered(err)
 		return runError(first.Id, st, fmt.Errorf("%w: %w", sandbox.ErrUnreached, err))
 	}
+	defer answered(errUnanswered)
 	defer conn.Close()
 	defer context.AfterFunc(stream.Context(), func() { conn.Close() })()
 	if err := stream.SendHeader(nil); err != nil {
@@ -72,7 +73,7 @@ func (a *Agent) Connect(stream caller) error {
 			conn.Close()
 		}
 	}()
-	if err := downward(stream, conn); err != nil {
+	if err := downward(stream, conn, answered); err != nil {
 		select {
 		case broken := <-asked:
 			if broken != nil {
@@ -88,6 +89,15 @@ func (a *Agent) Connect(stream caller) error {
 	case <-st.Done():
 		return status.Errorf(codes.NotFound, "sandbox %s has ended", first.Id)
 	}
+}
+
+// errUnanswered is why a start came to nothing whose call was not answered.
+var errUnanswered = errors.New("the connection ended before a byte of an answer had come")
+
+// once returns a function that tells answered of the first end alone.
+func once(answered func(error)) func(error) {
+	var first sync.Once
+	return func(err error) { first.Do(func() { answered(err) }) }
 }
 
 // upward passes on what the caller sends. A sandbox that takes no more may still send.
@@ -113,12 +123,14 @@ func upward(conn net.Conn, stream caller, in *api.ConnectRequest) error {
 	}
 }
 
-// downward passes on what the sandbox sends, until it sends no more.
-func downward(stream caller, conn net.Conn) error {
+// downward passes on what the sandbox sends, until it sends no more. Its first byte answers the
+// call that the sandbox was started for, if this is that call.
+func downward(stream caller, conn net.Conn, answered func(error)) error {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := conn.Read(buffer)
 		if n > 0 {
+			answered(nil)
 			data := append([]byte(nil), buffer[:n]...) // in one process the message is not copied
 			if err := stream.Send(&api.ConnectReply{Data: data}); err != nil {
 				return err
@@ -134,11 +146,15 @@ func downward(stream caller, conn net.Conn) error {
 
 // Logs implements api.NodeServer.
 func (a *Agent) Logs(req *api.LogsRequest, stream grpc.ServerStreamingServer[api.LogsReply]) error {
-	st, leave, err := a.stream(stream.Context(), req.Id)
+	leave, err := a.stream()
 	if err != nil {
 		return err
 	}
 	defer leave()
+	st, err := a.find(stream.Context(), req.Id)
+	if err != nil {
+		return err
+	}
 	if !req.Follow {
 		for _, line := range st.Logs().Lines() {
 			if err := stream.Send(&api.LogsReply{Line: logLine(line)}); err != nil {

@@ -33,18 +33,23 @@ const (
 )
 
 type StartRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`       // the caller's name for the sandbox, [a-z0-9-]{1,40}, unique on the node
-	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"` // runtime image: "python:3", "nodejs:20", or an OCI reference
-	Init          []byte                 `protobuf:"bytes,3,opt,name=init,proto3" json:"init,omitempty"`   // JSON body for the runtime's POST /init; empty: the runtime is left uninitialised (stem cell)
-	MemoryMib     uint32                 `protobuf:"varint,4,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
-	WaitMs        uint32                 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                                                      // how long the caller queues for memory and a NIC; 0 refuses at once
-	Env           map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // environment of the runtime's container, e.g. __OW_API_HOST
-	Call          *Call                  `protobuf:"bytes,7,opt,name=call,proto3" json:"call,omitempty"`                                                                         // the call that waits for the sandbox; absent: none does
-	Namespace     string                 `protobuf:"bytes,8,opt,name=namespace,proto3" json:"namespace,omitempty"`                                                               // whose action the image is named by: it is pulled with that namespace's credentials
-	Protocol      string                 `protobuf:"bytes,9,opt,name=protocol,proto3" json:"protocol,omitempty"`                                                                 // what the runtime speaks: openwhisk, or http, which takes no init and no Run but Connect; empty: what its image says
-	Port          uint32                 `protobuf:"varint,10,opt,name=port,proto3" json:"port,omitempty"`                                                                       // TCP port that the runtime listens on; 0: what its image says, or 8080
-	Probe         string                 `protobuf:"bytes,11,opt,name=probe,proto3" json:"probe,omitempty"`                                                                      // of http: the sandbox is ready when a GET of this path is answered with 200 to 399; empty: what its image says, or /
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`       // the caller's name for the sandbox, [a-z0-9-]{1,40}, unique on the node
+	Image     string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"` // runtime image: "python:3", "nodejs:20", or an OCI reference
+	Init      []byte                 `protobuf:"bytes,3,opt,name=init,proto3" json:"init,omitempty"`   // JSON body for the runtime's POST /init; empty: the runtime is left uninitialised (stem cell)
+	MemoryMib uint32                 `protobuf:"varint,4,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	WaitMs    uint32                 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                                                      // how long the caller queues for memory and a NIC; 0 refuses at once
+	Env       map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // environment of the runtime's container, e.g. __OW_API_HOST
+	Call      *Call                  `protobuf:"bytes,7,opt,name=call,proto3" json:"call,omitempty"`                                                                         // the call that waits for the sandbox; absent: none does
+	Namespace string                 `protobuf:"bytes,8,opt,name=namespace,proto3" json:"namespace,omitempty"`                                                               // whose action the image is named by: it is pulled with that namespace's credentials
+	Protocol  string                 `protobuf:"bytes,9,opt,name=protocol,proto3" json:"protocol,omitempty"`                                                                 // what the runtime speaks: openwhisk, or http, which takes no init and no Run but Connect; empty: what its image says
+	Port      uint32                 `protobuf:"varint,10,opt,name=port,proto3" json:"port,omitempty"`                                                                       // TCP port that the runtime listens on; 0: what its image says, or 8080
+	Probe     string                 `protobuf:"bytes,11,opt,name=probe,proto3" json:"probe,omitempty"`                                                                      // of http: the sandbox is ready when a GET of this path is answered with 200 to 399; "tcp:": when the port takes a connection; empty: what its image says, or /
+	// What the image says is replaced by what is not empty, as a container's of Kubernetes.
+	Command       []string `protobuf:"bytes,12,rep,name=command,proto3" json:"command,omitempty"` // in place of the image's command and arguments
+	Args          []string `protobuf:"bytes,13,rep,name=args,proto3" json:"args,omitempty"`       // after command, or after the image's command in place of its arguments
+	Dir           string   `protobuf:"bytes,14,opt,name=dir,proto3" json:"dir,omitempty"`         // working directory
+	User          string   `protobuf:"bytes,15,opt,name=user,proto3" json:"user,omitempty"`       // UID or UID:GID, as numbers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -152,6 +157,34 @@ func (x *StartRequest) GetPort() uint32 {
 func (x *StartRequest) GetProbe() string {
 	if x != nil {
 		return x.Probe
+	}
+	return ""
+}
+
+func (x *StartRequest) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *StartRequest) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *StartRequest) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+func (x *StartRequest) GetUser() string {
+	if x != nil {
+		return x.User
 	}
 	return ""
 }
@@ -2444,7 +2477,7 @@ var File_node_agent_api_node_proto protoreflect.FileDescriptor
 
 const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\x81\x03\n" +
+	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\xd5\x03\n" +
 	"\fStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -2458,7 +2491,11 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\bprotocol\x18\t \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04port\x18\n" +
 	" \x01(\rR\x04port\x12\x14\n" +
-	"\x05probe\x18\v \x01(\tR\x05probe\x1a6\n" +
+	"\x05probe\x18\v \x01(\tR\x05probe\x12\x18\n" +
+	"\acommand\x18\f \x03(\tR\acommand\x12\x12\n" +
+	"\x04args\x18\r \x03(\tR\x04args\x12\x10\n" +
+	"\x03dir\x18\x0e \x01(\tR\x03dir\x12\x12\n" +
+	"\x04user\x18\x0f \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +

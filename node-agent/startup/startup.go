@@ -10,6 +10,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +34,9 @@ type Request struct {
 	Protocol  string             // the runtime's protocol; empty: its image's
 	Port      uint16             // the runtime's port; 0: its image's
 	Probe     string             // see wire.Program
+	Command   []string           // in place of the image's; empty: that
+	Args      []string           // in place of the image's arguments, or after Command
+	Dir, User string             // empty: the image's
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
 
@@ -170,7 +176,34 @@ func (r *Request) program(image wire.Program, p *wire.Program) error {
 	p.Protocol = cmp.Or(r.Protocol, p.Protocol)
 	p.Port = cmp.Or(r.Port, p.Port)
 	p.Probe = cmp.Or(r.Probe, p.Probe)
+	p.Dir = cmp.Or(r.Dir, p.Dir)
+	switch {
+	case len(r.Command) > 0:
+		p.Command = slices.Concat(r.Command, r.Args)
+	case len(r.Args) > 0:
+		p.Command = slices.Concat(p.Command[:len(p.Command)-p.Args], r.Args)
+	}
+	if r.User != "" {
+		if err := ParseUser(r.User, p); err != nil {
+			return err
+		}
+	}
 	return runtime.Prepare(p)
+}
+
+// ParseUser gives p the user of "UID" or "UID:GID". A user without a group has the group 0.
+func ParseUser(user string, p *wire.Program) error {
+	uid, gid, grouped := strings.Cut(user, ":")
+	if !grouped {
+		gid = "0"
+	}
+	u, err := strconv.ParseUint(uid, 10, 32)
+	g, other := strconv.ParseUint(gid, 10, 32)
+	if err != nil || other != nil {
+		return fmt.Errorf("user %.40q: want UID or UID:GID, as numbers", user)
+	}
+	p.UID, p.GID = uint32(u), uint32(g)
+	return nil
 }
 
 // Initialised holds the runtime's answer to its function.

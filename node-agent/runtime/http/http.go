@@ -25,14 +25,20 @@ const (
 
 // A Runtime is the program in one sandbox.
 type Runtime struct {
-	probe     string
+	probe     string // empty: a connection is enough
 	transport http.Transport
 }
+
+// TCP is the probe of a program that is ready when its port takes a connection.
+const TCP = "tcp:"
 
 // New returns the program in s that listens on port, and is ready when it answers a GET of the path
 // probe; empty: of /.
 func New(s sandbox.Sandbox, port int, probe string) *Runtime {
-	r := &Runtime{probe: "http://program/" + strings.TrimPrefix(probe, "/")}
+	r := &Runtime{}
+	if probe != TCP {
+		r.probe = "http://program/" + strings.TrimPrefix(probe, "/")
+	}
 	r.transport = http.Transport{
 		DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -42,7 +48,7 @@ func New(s sandbox.Sandbox, port int, probe string) *Runtime {
 	return r
 }
 
-// Ready probes the program until it answers with a status from 200 to 399.
+// Ready probes the program until it answers with a status from 200 to 399, or takes a connection.
 func (r *Runtime) Ready(ctx context.Context) error {
 	for pause := probeFirst; ; pause = min(2*pause, probeMost) {
 		err := r.once(ctx)
@@ -60,6 +66,13 @@ func (r *Runtime) Ready(ctx context.Context) error {
 func (r *Runtime) once(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeWithin)
 	defer cancel()
+	if r.probe == "" {
+		conn, err := r.transport.DialContext(ctx, "", "")
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.probe, nil)
 	if err != nil {
 		return err

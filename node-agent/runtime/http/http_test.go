@@ -93,3 +93,19 @@ func TestItTakesNoFunctions(t *testing.T) {
 		t.Error(lines)
 	}
 }
+
+// A program none of whose paths can be asked is ready when it listens.
+func TestAConnectionIsEnough(t *testing.T) {
+	dials := 0
+	r := New(box{dial: func(int) (net.Conn, error) {
+		if dials++; dials < 3 {
+			return nil, errors.New("nobody listens")
+		}
+		ours, theirs := net.Pipe()
+		theirs.Close()
+		return ours, nil
+	}}, 9000, TCP)
+	if err := r.Ready(t.Context()); err != nil || dials != 3 {
+		t.Errorf("after %d dials: %v", dials, err)
+	}
+}
