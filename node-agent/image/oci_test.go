@@ -136,7 +136,8 @@ func TestPullFlattensLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Runtime{Root: r.Root, Program: wire.Program{Command: []string{"/app/run", "-v"}, Args: 1,
+	want := Runtime{Root: r.Root, Program: wire.Program{
+		Command: []string{"/app/run", "-v"}, Args: 1,
 		Env: map[string]string{"A": "1", "B": "x=y"}, Dir: "/app"}}
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, want %+v", r, want)

@@ -20,7 +20,8 @@ func TestARequestReplacesTheImagesProgram(t *testing.T) {
 	} {
 		var p wire.Program
 		err := r.program(image, &p)
-		if got := fmt.Sprint(p.Command, " ", p.Dir, " ", p.UID, ":", p.GID); err != nil || got != want {
+		got := fmt.Sprint(p.Command, " ", p.Dir, " ", p.UID, ":", p.GID)
+		if err != nil || got != want {
 			t.Errorf("%s, %v; want %s", got, err, want)
 		}
 	}

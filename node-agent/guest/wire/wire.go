@@ -145,7 +145,7 @@ type Config struct {
 // A Program is the runtime, as its image wants it started.
 type Program struct {
 	Command []string          `json:"command"`
-	Args    int               `json:"args,omitempty"` // how many words of Command, the last, are arguments
+	Args    int               `json:"args,omitempty"` // the last words of Command, its arguments
 	Env     map[string]string `json:"env,omitempty"`
 	Dir     string            `json:"dir,omitempty"` // working directory, default /
 	UID     uint32            `json:"uid,omitempty"` // 0 is the guest's root
@@ -154,7 +154,7 @@ type Program struct {
 	Port     uint16 `json:"port,omitempty"`     // TCP, where it listens; 0: RuntimePort
 	Mark     string `json:"mark,omitempty"`     // may end a line in place of a newline
 	Protocol string `json:"protocol,omitempty"` // of the runtime there, see node-agent/runtime
-	Probe    string `json:"probe,omitempty"`    // of HTTP: where a GET tells that it is ready, or "tcp:"
+	Probe    string `json:"probe,omitempty"`    // of HTTP: what a GET asks when it is ready, or tcp:
 }
 
 // Listens is the TCP port on which the program listens.

@@ -164,7 +164,8 @@ func programOf(file *v1.ConfigFile) (p wire.Program, err error) {
 	}
 	c := file.Config
 	p = wire.Program{
-		Command: append(c.Entrypoint, c.Cmd...), Args: len(c.Cmd), Dir: c.WorkingDir, Env: map[string]string{},
+		Command: append(c.Entrypoint, c.Cmd...), Args: len(c.Cmd),
+		Dir: c.WorkingDir, Env: map[string]string{},
 	}
 	if len(p.Command) == 0 {
 		return p, errors.New("it names no command to run; give it an entrypoint")

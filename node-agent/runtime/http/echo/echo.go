@@ -126,7 +126,7 @@ func returnBody(w http.ResponseWriter, r *http.Request, status int) {
 		if err == io.EOF {
 			break
 		} else if err != nil {
-			panic(http.ErrAbortHandler) // half of a body is no answer
+			panic(http.ErrAbortHandler) // who got half of a body is told
 		}
 	}
 	for name, values := range r.Trailer {
