@@ -154,7 +154,7 @@ type Program struct {
 	Port     uint16 `json:"port,omitempty"`     // TCP, where it listens; 0: RuntimePort
 	Mark     string `json:"mark,omitempty"`     // may end a line in place of a newline
 	Protocol string `json:"protocol,omitempty"` // of the runtime there, see node-agent/runtime
-	Probe    string `json:"probe,omitempty"`    // of HTTP: what a GET asks when it is ready, or tcp:
+	Probe    string `json:"probe,omitempty"`    // of HTTP: whether it is ready
 }
 
 // Listens is the TCP port on which the program listens.
