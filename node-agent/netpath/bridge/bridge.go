@@ -1,0 +1,317 @@
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
+)
+
+const (
+	// The kernel gives a bridge no more than 1023 ports.
+	maxPorts = 1023
+	// A port's name is that of its bridge, p, and up to four digits; a name has 15 bytes.
+	maxName = 10
+)
+
+// Config describes a bridge. The network it serves is the network namespace of the caller.
+type Config struct {
+	Name string // of the bridge, of the tables, and the front of the ports' names
+	Dir  string // of the leases, and of what was there before
+	// The network behind the bridge; of what is left out, the first addresses of a network that
+	// no route of the host leads to. Without a DNS server, the gateway passes questions on to the
+	// host's.
+	Network   startup.Network
+	Resolvers string // the host's resolv.conf, if not the usual one
+	// Shared lets sandboxes reach each other, and the host.
+	Shared bool
+	Log    *slog.Logger
+}
+
+// A Bridge is the host's end of the sandboxes' network. It implements startup.NetPath.
+type Bridge struct {
+	Config
+	leases *leases
+	link   *netlink.Bridge
+	guard  *guard
+	relay  *relay
+}
+
+// Made is what Open has made and changed, for a later agent and for Undo.
+type made struct {
+	Name    string
+	Network startup.Network
+	Forward bool // the host did not forward before
+}
+
+const (
+	madeFile  = "bridge.json"
+	forwardIP = "/proc/sys/net/ipv4/ip_forward"
+)
+
+// Open makes the bridge, or takes over what a former agent made.
+func Open(cfg Config) (_ *Bridge, err error) {
+	if len(cfg.Name) == 0 || len(cfg.Name) > maxName {
+		return nil, fmt.Errorf("bridge %q: its name needs 1 to %d bytes", cfg.Name, maxName)
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	b := &Bridge{Config: cfg}
+	if err := b.settle(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			b.Close()
+		}
+	}()
+	if b.leases, err = openLeases(filepath.Join(b.Dir, "ports"), b.ports()); err != nil {
+		return nil, err
+	}
+	if err := b.make(); err != nil {
+		return nil, fmt.Errorf("bridge %s: %w", b.Name, err)
+	}
+	if b.guard, err = openGuard(rules{b}, b.Log); err != nil {
+		return nil, fmt.Errorf("rules of bridge %s: %w", b.Name, err)
+	}
+	if b.Network.DNS == b.Network.Gateway {
+		if b.relay, err = openRelay(b.Network.Gateway, b.Resolvers, b.Log); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// settle decides on the network, and writes down what is about to be made.
+func (b *Bridge) settle() error {
+	former, err := readMade(b.Dir)
+	if err != nil {
+		return err
+	}
+	switch want := b.Network.Subnet; {
+	case former != nil && (!want.IsValid() || want == former.Network.Subnet):
+		b.Network.Subnet = former.Network.Subnet
+	case former != nil:
+		if err := Undo(b.Dir); err != nil {
+			return err
+		}
+		former = nil
+	}
+	if !b.Network.Subnet.IsValid() {
+		if b.Network.Subnet, err = freeSubnet(); err != nil {
+			return err
+		}
+	}
+	b.Network = filled(b.Network)
+	now := made{Name: b.Name, Network: b.Network, Forward: former != nil && former.Forward}
+	if former == nil {
+		is, err := os.ReadFile(forwardIP)
+		if err != nil {
+			return err
+		}
+		now.Forward = is[0] == '0'
+	}
+	text, err := json.Marshal(now)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(b.Dir, madeFile)
+	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
+
+// filled returns the network with all its addresses.
+func filled(n startup.Network) startup.Network {
+	n.Subnet = n.Subnet.Masked()
+	if !n.Gateway.IsValid() {
+		n.Gateway = n.Subnet.Addr().Next()
+	}
+	if !n.First.IsValid() {
+		n.First = n.Gateway.Next()
+	}
+	if !n.DNS.IsValid() {
+		n.DNS = n.Gateway
+	}
+	return n
+}
+
+// ports returns how many sandboxes the network and the kernel have room for.
+func (b *Bridge) ports() (n int) {
+	for n < maxPorts {
+		address, err := b.Network.Address(n)
+		if err != nil || !b.Network.Subnet.Contains(address.Addr().Next()) { // the broadcast's
+			return n
+		}
+		n++
+	}
+	return n
+}
+
+// freeSubnet returns a network that no route of the host leads to.
+func freeSubnet() (netip.Prefix, error) {
+	routes, err := netlink.RouteList(nil, unix.AF_INET)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("the host's routes: %w", err)
+	}
+	for n := byte(201); n < 255; n++ {
+		subnet := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, n, 0, 0}), 20)
+		if !taken(routes, subnet) {
+			return subnet, nil
+		}
+	}
+	return netip.Prefix{}, errors.New("10.201.0.0/20 to 10.254.0.0/20 are all in use here;" +
+		" name a network with --subnet")
+}
+
+func taken(routes []netlink.Route, subnet netip.Prefix) bool {
+	for _, route := range routes {
+		if route.Dst == nil {
+			continue
+		}
+		ones, _ := route.Dst.Mask.Size()
+		to, ok := netip.AddrFromSlice(route.Dst.IP.To4())
+		if ok && ones > 0 && netip.PrefixFrom(to, ones).Overlaps(subnet) {
+			return true
+		}
+	}
+	return false
+}
+
+// make makes the device and gives it its address.
+func (b *Bridge) make() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = b.Name, macOf(b.Network.Gateway)
+	b.link = &netlink.Bridge{LinkAttrs: attrs}
+	if err := netlink.LinkAdd(b.link); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	link, err := netlink.LinkByName(b.Name)
+	if err != nil {
+		return err
+	}
+	if !isOurs(link, b.Network.Gateway) {
+		return errors.New("a device of that name is there, and not fastiov's; remove it")
+	}
+	b.link = link.(*netlink.Bridge)
+	// Without one, the host has no link-local address here, and hears no router.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+b.Name+"/disable_ipv6", []byte("1"),
+		0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	gateway := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(b.Network.Gateway,
+		b.Network.Subnet.Bits()))}
+	if err := netlink.AddrReplace(b.link, gateway); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(b.link); err != nil {
+		return err
+	}
+	return os.WriteFile(forwardIP, []byte("1"), 0)
+}
+
+// isOurs reports whether a device is a bridge with the MAC that goes with the gateway's address.
+func isOurs(link netlink.Link, gateway netip.Addr) bool {
+	return link.Type() == "bridge" &&
+		link.Attrs().HardwareAddr.String() == macOf(gateway).String()
+}
+
+// Lease implements startup.NetPath.
+func (b *Bridge) Lease(id string) (startup.Lease, error) {
+	return b.leases.lease(id, func(number int) string {
+		address, _ := b.Network.Address(number) // of one that the ports were counted by
+		return macOf(address.Addr()).String()
+	})
+}
+
+// Own implements startup.NetPath.
+func (b *Bridge) Own(l startup.Lease, rec sandbox.Record) error { return b.leases.own(l, rec) }
+
+// Fault implements startup.NetPath. A port has no errors that would outlive it.
+func (b *Bridge) Fault(startup.Lease, string) {}
+
+// Return implements startup.NetPath.
+func (b *Bridge) Return(l startup.Lease) {
+	b.leases.giveBack(l, func() { unplug(b.portName(l.Number)) })
+}
+
+// Left implements startup.NetPath.
+func (b *Bridge) Left() []startup.Lease { return b.leases.all() }
+
+// Close ends what runs for the bridge. The bridge stays as long as sandboxes have a port; behind
+// the last of them, all that was made is taken back.
+func (b *Bridge) Close() {
+	if b.relay != nil {
+		b.relay.close()
+	}
+	if b.guard != nil {
+		b.guard.close()
+	}
+	if b.leases != nil && len(b.leases.all()) > 0 {
+		return
+	}
+	if err := Undo(b.Dir); err != nil {
+		b.Log.Warn("the bridge stays", "bridge", b.Name, "err", err)
+	}
+}
+
+// Undo takes back what a Bridge with that directory has made. It may run twice.
+func Undo(dir string) error {
+	m, err := readMade(dir)
+	if m == nil || err != nil {
+		return err
+	}
+	err = (rules{&Bridge{Config: Config{Name: m.Name, Network: m.Network}}}).remove()
+	if err != nil {
+		return fmt.Errorf("rules of bridge %s: %w", m.Name, err)
+	}
+	if link, err := netlink.LinkByName(m.Name); err == nil && isOurs(link, m.Network.Gateway) {
+		for _, name := range append(portsOf(m.Name), m.Name) {
+			unplug(name)
+		}
+	}
+	if m.Forward {
+		if err := os.WriteFile(forwardIP, []byte("0"), 0); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+func readMade(dir string) (*made, error) {
+	text, err := os.ReadFile(filepath.Join(dir, madeFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	m := &made{}
+	if err == nil {
+		err = json.Unmarshal(text, m)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w; remove it", filepath.Join(dir, madeFile), err)
+	}
+	return m, nil
+}
+
+// macOf returns the MAC that goes with an address: a local one.
+func macOf(a netip.Addr) net.HardwareAddr {
+	four := a.As4()
+	return append(net.HardwareAddr{0x02, 'f'}, four[:]...)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

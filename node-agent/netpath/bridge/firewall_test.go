@@ -1,0 +1,180 @@
+package bridge
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"golang.org/x/sys/unix"
+)
+
+// route leads an address to the world, whose MAC it has, until the returned func is called.
+func route(t *testing.T, to string) func() {
+	t.Helper()
+	uplink, err := netlink.LinkByName("uplink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := netip.MustParsePrefix(to)
+	r := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(target), Scope: unix.RT_SCOPE_LINK}
+	if err := netlink.RouteAdd(r); err != nil {
+		t.Fatal(err)
+	}
+	n := &netlink.Neigh{LinkIndex: uplink.Attrs().Index, IP: target.Addr().AsSlice(),
+		State: unix.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
+	if err := netlink.NeighAdd(n); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = netlink.NeighDel(n); _ = netlink.RouteDel(r) }
+}
+
+func tool(t *testing.T, command string) string {
+	t.Helper()
+	words := strings.Fields(command)
+	if _, err := exec.LookPath(words[0]); err != nil {
+		t.Skipf("%s is missing: apt-get install iptables nftables", words[0])
+	}
+	out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", command, err, out)
+	}
+	return string(out)
+}
+
+// soon waits until check holds.
+func soon(t *testing.T, what string, check func() error) {
+	t.Helper()
+	var err error
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
+		if err = check(); err == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("%s: %v", what, err)
+}
+
+// Docker and ufw drop what is forwarded, and ufw what comes in. Who loads his firewall anew flushes
+// all there is.
+func TestTheHostsFirewall(t *testing.T) {
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	for _, line := range []string{"iptables-nft -P FORWARD DROP", "iptables-nft -P INPUT DROP",
+		"iptables-nft -N DOCKER-USER", "iptables-nft -A FORWARD -j DOCKER-USER"} {
+		tool(t, line)
+	}
+	defer func() { tool(t, "nft flush ruleset") }()
+	b := open(t, cfg)
+	world(t)
+	g := plug(t, b, "a")
+	if err := g.reaches(worldServer); err != nil {
+		t.Errorf("behind Docker's firewall: %v", err)
+	}
+	if said := tool(t, "iptables-nft -S"); !strings.Contains(said, "-A FORWARD -i fastiov0") ||
+		!strings.Contains(said, "-A INPUT -i fastiov0") {
+		t.Errorf("the host's tool does not show what was added: %s", said)
+	}
+	for what, reload := range map[string][]string{
+		"its own chain is flushed": {"iptables-nft -F FORWARD"},
+		"all is flushed, and loaded anew": {"nft flush ruleset", "iptables-nft -P FORWARD DROP",
+			"iptables-nft -P INPUT DROP"},
+		"only the bridge's rules are flushed": {"nft flush chain ip fastiov0 postrouting"},
+		"a firewall of another kind": {"nft add table inet filter",
+			"nft add chain inet filter forward { type filter hook forward priority 0 ; policy drop ; }"},
+	} {
+		for _, line := range reload {
+			tool(t, line)
+		}
+		soon(t, what, func() error { return g.reaches(worldServer) })
+		soon(t, what+": who may send", func() error {
+			if whole := (rules{b}).isWhole(); !whole {
+				return net.ErrClosed
+			}
+			return nil
+		})
+	}
+	if err := g.reaches("10.9.0.1:9464"); err == nil {
+		t.Error("after all that, the host's ports are open")
+	}
+	g.leave(b)
+	b.Close()
+	if said := tool(t, "nft list ruleset"); strings.Contains(said, "fastiov0") {
+		t.Errorf("left over in the tables of others: %s", said)
+	}
+}
+
+// A resolver that listens on the host's loopback device serves sandboxes, too; and the next one
+// where the first is silent.
+func TestNames(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = netlink.LinkSetDown(lo) }()
+	resolver, err := net.ListenPacket("udp4", "127.0.0.53:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resolver.Close()
+	go func() {
+		buffer := make([]byte, 512)
+		for {
+			n, from, err := resolver.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = resolver.WriteTo(append([]byte("answer to "), buffer[:n]...), from)
+		}
+	}()
+	serve(t, "127.0.0.53:53")
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	cfg.Resolvers = file
+	b := open(t, cfg)
+	defer b.Close()
+	if err := os.WriteFile(file, []byte("# stub\nnameserver 127.0.0.99\nnameserver 127.0.0.53\n"),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := plug(t, b, "a")
+	defer g.leave(b)
+	ask := func(network string) (answer string, err error) {
+		err = g.do(func() error {
+			conn, err := net.DialTimeout(network, "10.9.0.1:53", time.Second)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+			if _, err := conn.Write([]byte("question")); err != nil {
+				return err
+			}
+			buffer := make([]byte, 512)
+			n, err := conn.Read(buffer)
+			answer = string(buffer[:n])
+			return err
+		})
+		return answer, err
+	}
+	if answer, err := ask("udp4"); answer != "answer to question" {
+		t.Errorf("by UDP: %q, %v", answer, err)
+	}
+	if answer, err := ask("tcp4"); !strings.HasPrefix(answer, "127.0.0.1:") {
+		t.Errorf("by TCP: %q, %v", answer, err)
+	}
+}

@@ -1,0 +1,86 @@
+package bridge
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A guard keeps the rules of a bridge in force: it hears of each change of any table, and puts back
+// what is missing.
+type guard struct {
+	rules
+	log   *slog.Logger
+	hears *netlink.Conn
+	all   sync.WaitGroup
+}
+
+// settleTime is how long a firewall may take to load its rules before they are looked at.
+const settleTime = 50 * time.Millisecond
+
+// openGuard writes the rules and guards them.
+func openGuard(r rules, log *slog.Logger) (_ *guard, err error) {
+	g := &guard{rules: r, log: log}
+	if g.hears, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(g.hears.JoinGroup(unix.NFNLGRP_NFTABLES), r.write(),
+		g.putBack()); err != nil {
+		g.hears.Close()
+		return nil, err
+	}
+	changes := make(chan struct{}, 1)
+	g.all.Go(func() { g.hear(changes) })
+	g.all.Go(func() { g.keep(changes) })
+	return g, nil
+}
+
+// hear tells of changes until the guard is closed.
+func (g *guard) hear(changes chan<- struct{}) {
+	defer close(changes)
+	for {
+		// A message that was lost was a change, too.
+		if _, err := g.hears.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return
+		}
+		select {
+		case changes <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (g *guard) keep(changes <-chan struct{}) {
+	for range changes {
+		time.Sleep(settleTime)
+		if err := g.putBack(); err != nil {
+			g.log.Error("the rules of the bridge are not in force", "bridge", g.Name, "err", err)
+		}
+	}
+}
+
+// putBack writes what is missing. Where nothing is, it changes nothing.
+func (g *guard) putBack() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	if !g.whole(conn) {
+		g.log.Warn("somebody has removed the rules of the bridge; they are put back",
+			"bridge", g.Name)
+		if err := g.write(); err != nil {
+			return err
+		}
+	}
+	return g.pass(conn)
+}
+
+func (g *guard) close() {
+	g.hears.Close()
+	g.all.Wait()
+}

@@ -1,0 +1,255 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A tenant tries all that another tenant, or the host, must not feel. With isolation off each of
+// these comes through: so the tests can see it.
+func TestTenantsOfOneBridgeAreApart(t *testing.T) {
+	for name, shared := range map[string]bool{"isolated": false, "shared": true} {
+		t.Run(name, func(t *testing.T) { tenants(t, shared) })
+	}
+}
+
+func tenants(t *testing.T, shared bool) {
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	cfg.Shared = shared
+	b := open(t, cfg)
+	defer b.Close()
+	world(t)
+	wait := 100 * time.Millisecond
+	if shared { // it is heard, and how soon does not matter
+		wait = 5 * time.Second
+	}
+	evil, victim := plug(t, b, "evil"), plug(t, b, "victim")
+	defer evil.leave(b)
+	defer victim.leave(b)
+	if err := victim.do(func() error { serve(t, "0.0.0.0:8080"); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, "0.0.0.0:9464")
+	for what, address := range map[string]string{
+		"a port of another tenant":                 victim.nic.Address.Addr().String() + ":8080",
+		"the agent's port at the gateway":          "10.9.0.1:9464",
+		"the agent's port at the host's uplink":    "198.18.0.2:9464",
+		"(a control, which always must) the world": worldServer,
+	} {
+		err := evil.reaches(address)
+		if want := shared || address == worldServer; (err == nil) != want {
+			t.Errorf("%s: reached %v, want %v: %v", what, err == nil, want, err)
+		}
+	}
+	evilMAC, victimMAC := mac(evil.nic.MAC), mac(victim.nic.MAC)
+	evilIP, victimIP := evil.nic.Address.Addr(), victim.nic.Address.Addr()
+	gateway := b.Network.Gateway
+	all := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	routers := net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
+	// First of all: after what follows, the host's table of neighbours is wrong where it is shared.
+	for what, sent := range map[string][]byte{
+		"a broadcast to other tenants":   arp(all, evilMAC, evilMAC, evilIP),
+		"a frame to another tenant":      udp(victimMAC, evilMAC, evilIP, victimIP),
+		"an advertisement of a router":   ether(routers, evilMAC, unix.ETH_P_IPV6, ra()),
+		"a packet by way of the gateway": udp(macOf(gateway), evilMAC, evilIP, victimIP),
+	} {
+		var heard bool
+		if err := victim.do(func() error {
+			heard = hears(t, wait, device, evil, sent)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if heard != shared {
+			t.Errorf("%s: another tenant has heard it %v, want %v", what, heard, shared)
+		}
+	}
+	for what, sent := range map[string][]byte{
+		"ARP: the gateway's address is mine": arp(all, evilMAC, evilMAC, gateway),
+		"ARP: another's address is mine":     arp(all, evilMAC, evilMAC, victimIP),
+		"ARP: another's MAC is mine":         arp(all, evilMAC, victimMAC, evilIP),
+		"a frame from another's MAC":         udp(macOf(gateway), victimMAC, evilIP, gateway),
+		"a packet from another's address":    udp(macOf(gateway), evilMAC, victimIP, gateway),
+		"a packet from the world's address": udp(macOf(gateway), evilMAC,
+			netip.MustParseAddr("198.18.0.1"), gateway),
+		"an IPv6 router's advertisement": ether(routers, evilMAC, unix.ETH_P_IPV6, ra()),
+		"a frame with a VLAN": ether(all, evilMAC, unix.ETH_P_8021Q,
+			append([]byte{0, 5}, arp(all, evilMAC, evilMAC, gateway)[12:]...)),
+		"a frame of no known protocol": ether(all, evilMAC, 0x88b5, make([]byte, 46)),
+	} {
+		if heard := hears(t, wait, cfg.Name, evil, sent); heard != shared {
+			t.Errorf("%s: the host has heard it %v, want %v", what, heard, shared)
+		}
+	}
+	if heard := hears(t, 5*time.Second, cfg.Name, evil,
+		arp(all, evilMAC, evilMAC, evilIP)); !heard {
+		t.Error("(a control) the host does not hear an honest ARP request")
+	}
+}
+
+// hears reports whether a device of this thread's network gets what the guest sends.
+func hears(t *testing.T, wait time.Duration, device string, from guest, sent []byte) bool {
+	t.Helper()
+	socket := raw(t, device)
+	defer unix.Close(socket)
+	patience(t, socket, wait)
+	payload := sent[12:] // MACs change at the gateway
+	if len(payload) > 22 && binary.BigEndian.Uint16(payload) == unix.ETH_P_IP {
+		payload = payload[14:] // TTL and checksum do, too
+	}
+	if err := from.do(func() error {
+		out := raw(t, "eth0")
+		defer unix.Close(out)
+		_, err := unix.Write(out, sent)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	buffer := make([]byte, 2048)
+	for {
+		n, err := unix.Read(socket, buffer)
+		if err != nil {
+			return false
+		}
+		// The kernel takes the tag of a VLAN off.
+		if bytes.Contains(buffer[:n], payload) ||
+			binary.BigEndian.Uint16(sent[12:]) == unix.ETH_P_8021Q &&
+				bytes.Contains(buffer[:n], sent[16:]) {
+			return true
+		}
+	}
+}
+
+// patience bounds how long a read of the socket waits.
+func patience(t *testing.T, socket int, wait time.Duration) {
+	t.Helper()
+	tv := unix.NsecToTimeval(wait.Nanoseconds())
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// raw returns a socket that sends and hears frames of a device.
+func raw(t *testing.T, device string) int {
+	t.Helper()
+	const everything = unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8 // in network order
+	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link, err := net.InterfaceByName(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := &unix.SockaddrLinklayer{Protocol: everything, Ifindex: link.Index}
+	if err := unix.Bind(socket, at); err != nil {
+		t.Fatal(err)
+	}
+	return socket
+}
+
+func mac(text string) net.HardwareAddr {
+	m, _ := net.ParseMAC(text)
+	return m
+}
+
+func ether(to, from net.HardwareAddr, kind uint16, payload []byte) []byte {
+	frame := append(append([]byte{}, to...), from...)
+	frame = binary.BigEndian.AppendUint16(frame, kind)
+	return append(frame, payload...)
+}
+
+// arp says that the MAC has the address.
+func arp(to, from, mac net.HardwareAddr, address netip.Addr) []byte {
+	const request = 1
+	body := append([]byte{}, arpOfIP4...)
+	body = append(body, 0, request)
+	body = append(append(body, mac...), address.AsSlice()...)
+	return ether(to, from, unix.ETH_P_ARP, append(append(body, 0, 0, 0, 0, 0, 0),
+		address.AsSlice()...))
+}
+
+var datagrams byte
+
+// udp is a datagram to port 9, with a text of its own.
+func udp(to, from net.HardwareAddr, source, target netip.Addr) []byte {
+	datagrams++
+	text := fmt.Sprintf("datagram %d of process %d", datagrams, os.Getpid())
+	body := []byte{0x45, 0, 0, byte(28 + len(text)), 0, 1, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	body = append(append(body, source.AsSlice()...), target.AsSlice()...)
+	var sum uint32
+	for i := 0; i < 20; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(body[i:]))
+	}
+	binary.BigEndian.PutUint16(body[10:], ^uint16(sum>>16+sum))
+	body = append(body, 0, 53, 0, 9, 0, byte(8+len(text)), 0, 0)
+	return ether(to, from, unix.ETH_P_IP, append(body, text...))
+}
+
+// ra is a router's advertisement, from its link-local address to all.
+func ra() []byte {
+	source := netip.MustParseAddr("fe80::1")
+	target := netip.MustParseAddr("ff02::1")
+	body := []byte{0x60, 0, 0, 0, 0, 16, unix.IPPROTO_ICMPV6, 255}
+	body = append(append(body, source.AsSlice()...), target.AsSlice()...)
+	return append(body, 134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0)
+}
+
+// What a metadata service of a cloud would answer stays the host's.
+func TestLinkLocalAddressesAreTheHosts(t *testing.T) {
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	b := open(t, cfg)
+	defer b.Close()
+	world(t)
+	g := plug(t, b, "a")
+	defer g.leave(b)
+	metadata := route(t, "169.254.169.254/32")
+	defer metadata()
+	near := route(t, "198.19.0.1/32") // the same way, and let through
+	defer near()
+	if err := g.reaches("198.19.0.1:80"); err == nil {
+		t.Error("nobody listens there")
+	} else if heard := passes(t, 5*time.Second, g, "198.19.0.1"); !heard {
+		t.Error("(a control) nothing passes")
+	}
+	if heard := passes(t, 100*time.Millisecond, g, "169.254.169.254"); heard {
+		t.Error("a packet to the metadata service has left the host")
+	}
+}
+
+// passes reports whether the uplink sees a packet of the guest to address.
+func passes(t *testing.T, wait time.Duration, g guest, address string) bool {
+	sent := udp(macOf(netip.MustParseAddr("10.9.0.1")), mac(g.nic.MAC), g.nic.Address.Addr(),
+		netip.MustParseAddr(address))
+	text := sent[42:]
+	socket := raw(t, "uplink")
+	defer unix.Close(socket)
+	patience(t, socket, wait)
+	if err := g.do(func() error {
+		out := raw(t, device)
+		defer unix.Close(out)
+		_, err := unix.Write(out, sent)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	buffer := make([]byte, 2048)
+	for {
+		n, err := unix.Read(socket, buffer)
+		if err != nil {
+			return false
+		}
+		if bytes.Contains(buffer[:n], text) {
+			return true
+		}
+	}
+}

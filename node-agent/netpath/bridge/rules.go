@@ -1,0 +1,341 @@
+package bridge
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+// The rules of a bridge are a table of the family bridge, where frames come from ports, and one of
+// IPv4. Each is written as a whole, in one transaction.
+type rules struct{ *Bridge }
+
+const (
+	who = "who" // the set of who may send at which port
+
+	metaOIFKind expr.MetaKey = 27 // NFT_META_OIFKIND: the kind of the device out
+
+	etherType, etherSource = 12, 6 // in the frame
+	ip4Source, ip4Target   = 12, 16
+	arpSender, arpSource   = 8, 14 // MAC and address
+	frame                  = expr.PayloadBaseLLHeader
+	packet                 = expr.PayloadBaseNetworkHeader
+)
+
+var (
+	typeIP4, typeARP = []byte{0x08, 0x00}, []byte{0x08, 0x06}
+	arpOfIP4         = []byte{0, 1, 0x08, 0x00, 6, 4} // of Ethernet and IPv4
+	linkLocal        = netip.MustParsePrefix("169.254.0.0/16")
+)
+
+// write replaces both tables.
+func (r rules) write() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	if err := r.ports(conn); err != nil {
+		return err
+	}
+	r.routes(conn)
+	return conn.Flush()
+}
+
+// anew begins a table that replaces the one that may be there.
+func (r rules) anew(conn *nftables.Conn, family nftables.TableFamily) *nftables.Table {
+	table := &nftables.Table{Name: r.Name, Family: family}
+	conn.AddTable(table)
+	conn.DelTable(table)
+	return conn.AddTable(table)
+}
+
+// ports writes who may send what at a port.
+func (r rules) ports(conn *nftables.Conn) error {
+	table := r.anew(conn, nftables.TableFamilyBridge)
+	set := &nftables.Set{
+		Table: table, Name: who, Concatenation: true, Size: maxPorts,
+		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr,
+			nftables.TypeIPAddr),
+	}
+	if err := conn.AddSet(set, nil); err != nil {
+		return err
+	}
+	const atOnce = 256 // elements of one message, which has 64 KiB
+	var elements []nftables.SetElement
+	for number := range r.Bridge.ports() {
+		address, err := r.Network.Address(number)
+		if err != nil {
+			return err
+		}
+		elements = append(elements, nftables.SetElement{Key: key(r.portName(number),
+			address.Addr())})
+		if len(elements) == atOnce {
+			if err := conn.SetAddElements(set, elements); err != nil {
+				return err
+			}
+			elements = nil
+		}
+	}
+	if err := conn.SetAddElements(set, elements); err != nil {
+		return err
+	}
+	chain := conn.AddChain(&nftables.Chain{
+		Name: "sent", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(-300),
+	})
+	sender := func(mac expr.Any, address expr.Any) []expr.Any {
+		return []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: unix.NFT_REG32_00}, mac, address,
+			&expr.Lookup{SourceRegister: unix.NFT_REG32_00, SetName: who, SetID: set.ID},
+		}
+	}
+	const mac, ip4 = unix.NFT_REG32_04, unix.NFT_REG32_06 // behind the 16 bytes of a name
+	fromFrame := load(frame, etherSource, 6, mac)
+	add(conn, chain, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, []byte(r.Name+"p")), accept)
+	add(conn, chain, has(frame, etherType, typeIP4),
+		sender(fromFrame, load(packet, ip4Source, 4, ip4)), accept)
+	add(conn, chain, has(frame, etherType, typeARP), has(packet, 0, arpOfIP4),
+		sender(fromFrame, load(packet, arpSource, 4, ip4)),
+		sender(load(packet, arpSender, 6, mac), load(packet, arpSource, 4, ip4)), accept)
+	if !r.Shared {
+		add(conn, chain, count, drop)
+	}
+	return nil
+}
+
+// key returns the element of the set who that stands for a port and its address.
+func key(port string, address netip.Addr) []byte {
+	const mac, ip4, all = 16, 24, 28 // each field takes whole registers
+	b := make([]byte, all)
+	copy(b, port)
+	copy(b[mac:], macOf(address))
+	copy(b[ip4:], address.AsSlice())
+	return b
+}
+
+// routes writes where packets of the sandboxes may go, and what may come to them.
+func (r rules) routes(conn *nftables.Conn) {
+	table := r.anew(conn, nftables.TableFamilyIPv4)
+	name := ifname(r.Name)
+	fromBridge := is(expr.CmpOpEq, expr.MetaKeyIIFNAME, name)
+	toBridge := is(expr.CmpOpEq, expr.MetaKeyOIFNAME, name)
+	notFrom := is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, name)
+	notTo := is(expr.CmpOpNeq, expr.MetaKeyOIFNAME, name)
+	filter := func(hook *nftables.ChainHook, name string) *nftables.Chain {
+		return conn.AddChain(&nftables.Chain{
+			Name: name, Table: table, Type: nftables.ChainTypeFilter,
+			Hooknum: hook, Priority: nftables.ChainPriorityRef(-5),
+		})
+	}
+
+	in := filter(nftables.ChainHookInput, "input")
+	add(conn, in, notFrom, accept)
+	add(conn, in, known, accept)
+	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+		add(conn, in, has(packet, ip4Target, r.Network.Gateway.AsSlice()),
+			is(expr.CmpOpEq, expr.MetaKeyL4PROTO, []byte{protocol}),
+			has(expr.PayloadBaseTransportHeader, 2, []byte{0, dnsPort}), accept)
+	}
+	if !r.Shared {
+		add(conn, in, count, drop)
+	}
+
+	through := filter(nftables.ChainHookForward, "forward")
+	if r.Shared {
+		add(conn, through, fromBridge, toBridge, accept)
+	}
+	add(conn, through, toBridge, known, accept)
+	add(conn, through, toBridge, count, drop)
+	add(conn, through, fromBridge, in16(ip4Target, linkLocal), count, drop)
+	add(conn, through, fromBridge, is(expr.CmpOpEq, metaOIFKind, ifname("bridge")), count, drop)
+	add(conn, through, fromBridge, accept)
+
+	out := conn.AddChain(&nftables.Chain{
+		Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
+	})
+	mask := ipNet(r.Network.Subnet).Mask
+	add(conn, out, notTo, []expr.Any{
+		load(packet, ip4Source, 4, 1),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: r.Network.Subnet.Addr().AsSlice()},
+	}, []expr.Any{&expr.Masq{}})
+}
+
+// remove removes both tables and the rules in tables of others.
+func (r rules) remove() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	for _, family := range []nftables.TableFamily{
+		nftables.TableFamilyBridge, nftables.TableFamilyIPv4,
+	} {
+		if _, err := conn.ListTableOfFamily(r.Name, family); err == nil {
+			conn.DelTable(&nftables.Table{Name: r.Name, Family: family})
+		}
+	}
+	if err := conn.Flush(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return r.eachForeign(conn, func(_ *nftables.Chain, ours []*nftables.Rule) error {
+		for _, rule := range ours {
+			if err := conn.DelRule(rule); err != nil {
+				return err
+			}
+		}
+		return conn.Flush()
+	})
+}
+
+// whole reports whether both tables have all their rules.
+func (r rules) whole(conn *nftables.Conn) bool {
+	want := map[string]int{"sent": 4, "input": 5, "forward": 5, "postrouting": 1}
+	if r.Shared {
+		want["sent"], want["input"], want["forward"] = 3, 4, 6
+	}
+	for _, family := range []nftables.TableFamily{
+		nftables.TableFamilyBridge, nftables.TableFamilyIPv4,
+	} {
+		chains, err := conn.ListChainsOfTableFamily(family)
+		if err != nil {
+			return false
+		}
+		for _, chain := range chains {
+			if chain.Table.Name != r.Name {
+				continue
+			}
+			found, err := conn.GetRules(chain.Table, chain)
+			if err != nil || len(found) != want[chain.Name] {
+				return false
+			}
+			delete(want, chain.Name)
+		}
+	}
+	return len(want) == 0
+}
+
+func (r rules) isWhole() bool {
+	conn, err := nftables.New()
+	return err == nil && r.whole(conn)
+}
+
+// pass has the chains of others that filter what is forwarded, or comes in, let through what this
+// bridge's tables have let through.
+func (r rules) pass(conn *nftables.Conn) error {
+	return r.eachForeign(conn, func(chain *nftables.Chain, ours []*nftables.Rule) error {
+		want := [][]expr.Any{is(expr.CmpOpEq, expr.MetaKeyIIFNAME, ifname(r.Name))}
+		if *chain.Hooknum == *nftables.ChainHookForward {
+			want = append(want, is(expr.CmpOpEq, expr.MetaKeyOIFNAME, ifname(r.Name)))
+		}
+		if len(ours) == len(want) {
+			return nil
+		}
+		for _, rule := range ours {
+			if err := conn.DelRule(rule); err != nil {
+				return err
+			}
+		}
+		for _, match := range want {
+			conn.InsertRule(&nftables.Rule{
+				Table: chain.Table, Chain: chain, UserData: r.mark(),
+				Exprs: append(append(match, &expr.Counter{}), accept...),
+			})
+		}
+		return conn.Flush()
+	})
+}
+
+// mark is the comment by which this bridge's rules are known among those of others.
+func (r rules) mark() []byte {
+	return userdata.AppendString(nil, userdata.TypeComment, "fastiov bridge "+r.Name)
+}
+
+// eachForeign calls visit with each chain of others that filters what is forwarded or comes in, and
+// with the rules in it that are this bridge's.
+func (r rules) eachForeign(conn *nftables.Conn,
+	visit func(chain *nftables.Chain, ours []*nftables.Rule) error) error {
+	chains, err := conn.ListChains()
+	if err != nil {
+		return err
+	}
+	for _, chain := range chains {
+		family := chain.Table.Family
+		if chain.Hooknum == nil || chain.Type != nftables.ChainTypeFilter ||
+			family != nftables.TableFamilyIPv4 && family != nftables.TableFamilyINet ||
+			*chain.Hooknum != *nftables.ChainHookForward &&
+				*chain.Hooknum != *nftables.ChainHookInput || chain.Table.Name == r.Name {
+			continue
+		}
+		all, err := conn.GetRules(chain.Table, chain)
+		if err != nil {
+			return err
+		}
+		var ours []*nftables.Rule
+		for _, rule := range all {
+			if string(rule.UserData) == string(r.mark()) {
+				ours = append(ours, rule)
+			}
+		}
+		if err := visit(chain, ours); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// The parts of rules.
+
+var (
+	accept = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+	drop   = []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}
+	count  = []expr.Any{&expr.Counter{}}
+	// known is of a connection that was let through before.
+	known = []expr.Any{
+		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
+			Mask: binaryutil.NativeEndian.PutUint32(
+				expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}
+)
+
+func add(conn *nftables.Conn, chain *nftables.Chain, parts ...[]expr.Any) {
+	rule := &nftables.Rule{Table: chain.Table, Chain: chain}
+	for _, part := range parts {
+		rule.Exprs = append(rule.Exprs, part...)
+	}
+	conn.AddRule(rule)
+}
+
+func is(op expr.CmpOp, key expr.MetaKey, value []byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: 1},
+		&expr.Cmp{Op: op, Register: 1, Data: value}}
+}
+
+func has(base expr.PayloadBase, offset uint32, value []byte) []expr.Any {
+	return []expr.Any{load(base, offset, uint32(len(value)), 1),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
+}
+
+// in16 matches an address of a network whose prefix has 16 bits.
+func in16(offset uint32, network netip.Prefix) []expr.Any {
+	return has(packet, offset, network.Addr().AsSlice()[:2])
+}
+
+func load(base expr.PayloadBase, offset, length, register uint32) expr.Any {
+	return &expr.Payload{Base: base, Offset: offset, Len: length, DestRegister: register}
+}
+
+// ifname is a name as the kernel compares it, whole.
+func ifname(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
