@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/guest/lines"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
@@ -84,7 +85,7 @@ func (p *program) capture(stream string, config *wire.Config, h *host) (*os.File
 	}
 	p.output.Go(func() {
 		defer reader.Close()
-		splitLines(reader, config.Mark, func(text string) { h.log(stream, text) })
+		lines.Split(reader, config.Mark, func(text string) { h.log(stream, text) })
 	})
 	return writer, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -144,7 +145,7 @@ func activate(t *testing.T, conn *guest.Conn, said int) {
 		t.Errorf("the VF has no address: %s", body)
 	}
 	lines := logged(deadline(t), conn, said+2)
-	if len(lines) != said+2 || lines[said].Text != "activated by /run"+sentinel {
+	if len(lines) != said+2 || lines[said].Text != "activated by /run"+openwhisk.Sentinel {
 		t.Errorf("logs: %+v", lines)
 	}
 }

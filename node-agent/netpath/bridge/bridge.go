@@ -48,7 +48,7 @@ type Bridge struct {
 	relay  *relay
 }
 
-// Made is what Open has made and changed, for a later agent and for Undo.
+// A made bridge is what Open has made and changed, for a later agent and for Undo.
 type made struct {
 	Name    string
 	Network startup.Network

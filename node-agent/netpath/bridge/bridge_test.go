@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/netns"
 	"github.com/fastiov/fastiov/node-agent/netpath/netpathtest"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -103,7 +104,7 @@ func (g guest) leave(b *Bridge) {
 }
 
 // do runs f in the guest's network.
-func (g guest) do(f func() error) error { return Inside(g.File, f) }
+func (g guest) do(f func() error) error { return netns.Inside(g.File, f) }
 
 // reaches reports whether a TCP connection to address comes about.
 func (g guest) reaches(address string) error {
@@ -142,7 +143,7 @@ const worldServer = "198.18.0.1:80"
 // world is a network behind the host, with a server.
 func world(t *testing.T) {
 	t.Helper()
-	namespace, err := NewNamespace()
+	namespace, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +169,7 @@ func world(t *testing.T) {
 	if err := up("uplink", "198.18.0.2/24"); err != nil {
 		t.Fatal(err)
 	}
-	if err := Inside(namespace, func() error {
+	if err := netns.Inside(namespace, func() error {
 		if err := up(device, "198.18.0.1/24"); err != nil {
 			return err
 		}
@@ -178,7 +179,7 @@ func world(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := errors.Join(linked(attrs.Name),
-		Inside(namespace, func() error { return linked(device) })); err != nil {
+		netns.Inside(namespace, func() error { return linked(device) })); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +22,8 @@ func route(t *testing.T, to string) func() {
 		t.Fatal(err)
 	}
 	target := netip.MustParsePrefix(to)
-	r := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(target), Scope: unix.RT_SCOPE_LINK}
+	r := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(target),
+		Scope: unix.RT_SCOPE_LINK}
 	if err := netlink.RouteAdd(r); err != nil {
 		t.Fatal(err)
 	}

@@ -20,8 +20,7 @@ type guard struct {
 	all   sync.WaitGroup
 }
 
-// settleTime is how long a firewall may take to load its rules before they are looked at.
-const settleTime = 50 * time.Millisecond
+const settleTime = 50 * time.Millisecond // for a firewall that loads its rules
 
 // openGuard writes the rules and guards them.
 func openGuard(r rules, log *slog.Logger) (_ *guard, err error) {

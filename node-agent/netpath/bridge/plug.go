@@ -6,14 +6,13 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/netns"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -29,11 +28,10 @@ func (b *Bridge) numberOf(nic *sandbox.NIC) (int, error) {
 	return 0, fmt.Errorf("%s is no address of bridge %s", nic.Address, b.Name)
 }
 
-// Plug returns a new network namespace whose eth0 is a port of the bridge, with the address of nic;
-// without a nic, one that has a loopback device alone. It lives as long as the file is open or a
-// process is in it, and the port with it.
+// Plug returns a new network namespace whose eth0 is a port of the bridge, with the address of nic.
+// It lives as long as the file is open or a process is in it, and the port with it.
 func (b *Bridge) Plug(nic *sandbox.NIC) (namespace *os.File, err error) {
-	if namespace, err = NewNamespace(); err != nil {
+	if namespace, err = netns.New(); err != nil {
 		return nil, err
 	}
 	if err := b.connect(nic, namespace); err != nil {
@@ -67,14 +65,14 @@ func (b *Bridge) connect(nic *sandbox.NIC, namespace *os.File) error {
 	if err := netlink.LinkSetIsolated(port, !b.Shared); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
-	if err := Inside(namespace, func() error { return address(nic) }); err != nil {
+	if err := netns.Inside(namespace, func() error { return address(nic) }); err != nil {
 		return err
 	}
 	if err := netlink.LinkSetUp(port); err != nil {
 		return err
 	}
 	return errors.Join(linked(attrs.Name), linked(b.Name), // which has none without a port
-		Inside(namespace, func() error { return linked(device) }))
+		netns.Inside(namespace, func() error { return linked(device) }))
 }
 
 // linked returns when the device sends, and its bridge forwards, which begins a moment after it is
@@ -128,63 +126,4 @@ func portsOf(bridge string) (names []string) {
 		}
 	}
 	return names
-}
-
-// NewNamespace returns a network namespace without a name, whose loopback device is up and whose
-// other devices will speak IPv4 only.
-func NewNamespace() (namespace *os.File, err error) {
-	err = apart(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return os.NewSyscallError("unshare", err)
-		}
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		if err := netlink.LinkSetUp(lo); err != nil {
-			return err
-		}
-		const noIPv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
-		if err := os.WriteFile(noIPv6, []byte("1"), 0); err != nil &&
-			!errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		namespace, err = os.Open("/proc/thread-self/ns/net")
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("a network namespace: %w", err)
-	}
-	return namespace, nil
-}
-
-// Inside runs f in a network namespace. f must not hand work to other goroutines.
-func Inside(namespace *os.File, f func() error) error {
-	return apart(func() error {
-		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
-			return os.NewSyscallError("setns", err)
-		}
-		return f()
-	})
-}
-
-// apart runs f on a thread that comes back into its network namespace, or ends.
-func apart(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		defer home.Close()
-		err = f()
-		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		} // else the thread ends with this goroutine
-		done <- err
-	}()
-	return <-done
 }

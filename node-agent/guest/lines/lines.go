@@ -1,4 +1,5 @@
-package main
+// Package lines splits what a program writes into lines, as the guest's process 1 and the agent do.
+package lines
 
 import (
 	"bytes"
@@ -8,10 +9,10 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// splitLines emits the text of r line by line, without newlines. It emits a line longer than
+// Split emits the text of r line by line, without newlines. It emits a line longer than
 // wire.MaxText in pieces, and one that ends in the mark at once, since its writer may write no
 // newline. In neither way is a mark torn.
-func splitLines(r io.Reader, mark string, emit func(string)) {
+func Split(r io.Reader, mark string, emit func(string)) {
 	var line []byte
 	ended := false // the line was emitted at its mark: a newline that follows belongs to it
 	chunk := make([]byte, 8<<10)

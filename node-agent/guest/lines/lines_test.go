@@ -1,4 +1,4 @@
-package main
+package lines
 
 import (
 	"slices"
@@ -32,7 +32,7 @@ func TestSplitLines(t *testing.T) {
 		{"a letter where a long line is cut", piece[1:] + "é" + more + "\n", []string{piece[1:], "é" + more}},
 	} {
 		var got []string
-		splitLines(strings.NewReader(c.text), end, func(s string) { got = append(got, s) })
+		Split(strings.NewReader(c.text), end, func(s string) { got = append(got, s) })
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %.100q, want %.100q", c.name, got, c.want)
 		}
@@ -45,7 +45,7 @@ func TestSentinelWithoutNewline(t *testing.T) {
 	text := "a\n" + sentinel + "b\n"
 	var got []string
 	byByte := iotest.OneByteReader(strings.NewReader(text))
-	splitLines(byByte, sentinel, func(s string) { got = append(got, s) })
+	Split(byByte, sentinel, func(s string) { got = append(got, s) })
 	if want := []string{"a", sentinel, "b"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -56,7 +56,7 @@ func TestLinesWithoutAMark(t *testing.T) {
 	long := strings.Repeat("x", wire.MaxText)
 	var got []string
 	text := "a" + sentinel + "\n" + long + "y\n"
-	splitLines(strings.NewReader(text), "", func(s string) { got = append(got, s) })
+	Split(strings.NewReader(text), "", func(s string) { got = append(got, s) })
 	if want := []string{"a" + sentinel, long, "y"}; !slices.Equal(got, want) {
 		t.Errorf("%.100q", got)
 	}
@@ -74,7 +74,7 @@ func TestSplitLinesKeepsAll(t *testing.T) {
 			return rapid.IntRange(1, 9000).Draw(t, "chunk")
 		}}
 		var got []string
-		splitLines(r, sentinel, func(s string) { got = append(got, s) })
+		Split(r, sentinel, func(s string) { got = append(got, s) })
 		sentinels := 0
 		for _, s := range got {
 			sentinels += strings.Count(s, sentinel)

@@ -1,0 +1,76 @@
+// Package netns makes network namespaces without a name, and does things inside them.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	own    = "/proc/thread-self/ns/net"
+	noIPv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
+)
+
+// New returns a network namespace whose loopback device is up, and whose other devices will speak
+// IPv4 only. It lives as long as the file is open or a process is in it.
+func New() (namespace *os.File, err error) {
+	err = apart(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return err
+		}
+		if err := os.WriteFile(noIPv6, []byte("1"), 0); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		namespace, err = os.Open(own)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("a network namespace: %w", err)
+	}
+	return namespace, nil
+}
+
+// Inside runs f in a network namespace. f must not hand work to other goroutines.
+func Inside(namespace *os.File, f func() error) error {
+	return apart(func() error {
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("setns", err)
+		}
+		return f()
+	})
+}
+
+// apart runs f on a thread that comes back into its network namespace, or ends.
+func apart(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open(own)
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer home.Close()
+		err = f()
+		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		} // else the thread ends with this goroutine
+		done <- err
+	}()
+	return <-done
+}

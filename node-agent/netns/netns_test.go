@@ -1,0 +1,54 @@
+package netns
+
+import (
+	"net"
+	"os"
+	"sync"
+	"testing"
+)
+
+// Hundreds of threads enter and leave, and this process stays where it was.
+func TestInside(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	here, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	namespace, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	var listener net.Listener
+	if err := Inside(namespace, func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:1")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	var all sync.WaitGroup
+	for range 200 {
+		all.Go(func() {
+			if err := Inside(namespace, func() error {
+				conn, err := net.Dial("tcp", "127.0.0.1:1")
+				if err == nil {
+					conn.Close()
+				}
+				return err
+			}); err != nil {
+				t.Error(err)
+			}
+			if conn, err := net.Dial("tcp", "127.0.0.1:1"); err == nil {
+				conn.Close()
+				t.Error("a thread stayed inside")
+			}
+		})
+	}
+	all.Wait()
+	if now, err := os.Readlink("/proc/self/ns/net"); now != here || err != nil {
+		t.Errorf("this process was in %s and is in %s, %v", here, now, err)
+	}
+}
