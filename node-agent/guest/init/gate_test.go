@@ -343,6 +343,25 @@ func TestTheGateRefuses(t *testing.T) {
 	}
 }
 
+// Where no gate can be made, the program waits for its VF. The agent hears that it is up.
+func TestWithoutAGateTheVFIsWaitedFor(t *testing.T) {
+	w, nic := newWorld(t), gateNICs["IPv4"]
+	h := newHost(boottime())
+	w.must(w.plug())
+	w.must(w.in(w.guest, func() error {
+		taken := &nl.Veth{LinkAttrs: nl.LinkAttrs{Name: gateName}, PeerName: "other"}
+		if err := nl.LinkAdd(taken); err != nil {
+			return err
+		}
+		_, err := network(h, &recorder{host: h}, &wire.Config{NIC: nic, Gate: true}, &drivers{})
+		return err
+	}))
+	w.must(w.byTCP(nic.Address.Addr(), nic.Gateway, "up"))
+	if last := h.early[len(h.early)-1]; last.Gate == nil || last.Gate.Held > 0 || h.isShut {
+		t.Errorf("the agent hears %+v at last, shut %t", last, h.isShut)
+	}
+}
+
 // What finds no room is dropped and counted.
 func TestTheGateIsBounded(t *testing.T) {
 	nic := gateNICs["IPv4"]

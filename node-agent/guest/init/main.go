@@ -135,25 +135,32 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 }
 
 // network gives the guest its network, or the gate until that is there. It returns when the agent
-// stage that is under way has begun: anew, if the VF was waited for meanwhile.
+// stage that is under way has begun: anew, if the VF was waited for meanwhile, as it is where no
+// gate is wanted, or none can be made.
 func network(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) (int64, error) {
 	if config.NIC == nil {
 		return h.start, nil
 	}
 	up := func() (uint32, error) { return bringUp(config.NIC, vfDrivers, rec, linkWithin) }
-	if !config.Gate {
-		rec.stage(agentStage, h.start)
-		_, err := up()
-		return boottime(), err
-	}
-	return h.start, rec.step("gate", func() error {
-		g, err := openGate(config.NIC)
+	if config.Gate {
+		var g *gate
+		err := rec.step("gate", func() (err error) {
+			g, err = openGate(config.NIC)
+			return err
+		})
 		if err == nil {
 			h.shut()
 			go g.until(up, h)
+			return h.start, nil
 		}
-		return err
-	})
+		say("fastiov-init: the program waits for its VF: %v", err)
+	}
+	rec.stage(agentStage, h.start)
+	_, err := up()
+	if err == nil && config.Gate {
+		h.opened(wire.Gate{Open: boottime()}) // which the agent waits for
+	}
+	return boottime(), err
 }
 
 // kernelOptions returns the name=value words of the kernel command line.
