@@ -35,12 +35,13 @@ type Record struct {
 	Spans  []timeline.Span            `json:"spans"`
 	// how much of the sandbox's memory was resident, and when
 	Memory []timeline.Footprint `json:"memory,omitempty"`
-	// how long nothing but the VF was waited for: no other stage was open, or packets were held;
-	// not in records of former versions
+	// how long nothing but the VF was waited for: no other stage was open, or packets were held, or
+	// nothing ran in the guest before it was ready; not in records of former versions
 	VFAlone *float64 `json:"vfAloneMs,omitempty"`
 	Gate    *Gate    `json:"gate,omitempty"`
 
 	held timeline.Span // while packets were
+	idle time.Duration // of the guest, before it was ready
 }
 
 // A Gate says how the VF came up while the program ran.
@@ -99,6 +100,7 @@ func (c *Record) gate(g *api.Gate) {
 		return
 	}
 	c.Gate = &Gate{Open: g.Open, Held: g.Held, Dropped: g.Dropped}
+	c.idle = time.Duration(g.IdleNs)
 	if g.FirstNs > 0 {
 		c.held = timeline.Span{Stage: timeline.VFDriver, Begin: time.Unix(0, g.FirstNs),
 			End: time.Unix(0, g.OpenedNs)}
@@ -118,7 +120,8 @@ func (c *Record) Attribute() {
 	for stage, share := range shares {
 		c.Stages[stage] = milliseconds(share)
 	}
-	alone := milliseconds(timeline.Alone(timeline.VFDriver, c.Spans, c.held, c.Begin, c.End))
+	alone := milliseconds(
+		timeline.Alone(timeline.VFDriver, c.Spans, c.held, c.Begin, c.End) + c.idle)
 	c.VFAlone = &alone
 }
 

@@ -18,13 +18,14 @@ func TestTheRecordHasTheGate(t *testing.T) {
 	placed := pool.Placement{Placed: begin, Start: &api.StartReply{Spans: []*api.Span{agent}}}
 	run := &api.RunReply{BeginNs: at(600), EndNs: at(1000), Gate: &api.Gate{
 		Open: true, Held: 3, Dropped: 1, FirstNs: at(700), OpenedNs: at(900),
+		IdleNs: int64(100 * time.Millisecond), // of the 500 before the guest was ready
 		Spans:  []*api.Span{vf},
 		Memory: &api.Footprint{At: string(timeline.BusMaster), Resident: 1},
 	}}
 	r := Of(begin, placed, run, begin.Add(time.Second))
 	want := Gate{Open: true, Held: 3, Dropped: 1, HeldMs: 200}
-	if r.Gate == nil || *r.Gate != want || *r.VFAlone != 200 {
-		t.Errorf("gate %+v, %v ms alone; want %+v and 200", r.Gate, *r.VFAlone, want)
+	if r.Gate == nil || *r.Gate != want || *r.VFAlone != 300 {
+		t.Errorf("gate %+v, %v ms alone; want %+v and 300", r.Gate, *r.VFAlone, want)
 	}
 	if len(r.Memory) != 1 || r.Memory[0].At != timeline.BusMaster {
 		t.Errorf("memory %+v", r.Memory)

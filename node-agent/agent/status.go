@@ -123,7 +123,7 @@ func footprint(f timeline.Footprint) *api.Footprint {
 
 func gateReply(g timeline.Gate) *api.Gate {
 	r := &api.Gate{Open: g.Open, Held: uint32(g.Held), Dropped: uint32(g.Dropped),
-		Spans: spans(g.Spans)}
+		IdleNs: int64(g.Idle), Spans: spans(g.Spans)}
 	if g.Open {
 		r.OpenedNs = g.Opened.UnixNano()
 	}

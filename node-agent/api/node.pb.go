@@ -466,6 +466,7 @@ type Gate struct {
 	OpenedNs      int64                  `protobuf:"varint,5,opt,name=opened_ns,json=openedNs,proto3" json:"opened_ns,omitempty"` // when those held had been sent
 	Spans         []*Span                `protobuf:"bytes,6,rep,name=spans,proto3" json:"spans,omitempty"`                        // of the NIC's coming up, as far as StartReply is without them
 	Memory        *Footprint             `protobuf:"bytes,7,opt,name=memory,proto3" json:"memory,omitempty"`                      // at bus-master, if StartReply is without it
+	IdleNs        int64                  `protobuf:"varint,8,opt,name=idle_ns,json=idleNs,proto3" json:"idle_ns,omitempty"`       // nothing ran, while it came up, before the sandbox was ready and a packet was held
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -547,6 +548,13 @@ func (x *Gate) GetMemory() *Footprint {
 		return x.Memory
 	}
 	return nil
+}
+
+func (x *Gate) GetIdleNs() int64 {
+	if x != nil {
+		return x.IdleNs
+	}
+	return 0
 }
 
 type InitRequest struct {
@@ -2525,7 +2533,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x1a\n" +
 	"\bresident\x18\x02 \x01(\x04R\bresident\x12\x16\n" +
 	"\x06zeroed\x18\x03 \x01(\x04R\x06zeroed\x12\x1b\n" +
-	"\twaited_ns\x18\x04 \x01(\x03R\bwaitedNs\"\xe1\x01\n" +
+	"\twaited_ns\x18\x04 \x01(\x03R\bwaitedNs\"\xfa\x01\n" +
 	"\x04Gate\x12\x12\n" +
 	"\x04open\x18\x01 \x01(\bR\x04open\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\rR\x04held\x12\x18\n" +
@@ -2533,7 +2541,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\bfirst_ns\x18\x04 \x01(\x03R\afirstNs\x12\x1b\n" +
 	"\topened_ns\x18\x05 \x01(\x03R\bopenedNs\x12+\n" +
 	"\x05spans\x18\x06 \x03(\v2\x15.fastiov.node.v1.SpanR\x05spans\x122\n" +
-	"\x06memory\x18\a \x01(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\"\\\n" +
+	"\x06memory\x18\a \x01(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\x12\x17\n" +
+	"\aidle_ns\x18\b \x01(\x03R\x06idleNs\"\\\n" +
 	"\vInitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04init\x18\x02 \x01(\fR\x04init\x12)\n" +

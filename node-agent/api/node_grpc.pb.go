@@ -59,7 +59,8 @@ type NodeClient interface {
 	// Runs is Run for many at once: each answer bears the number of its request, in whichever order they come. What has no answer when
 	// the stream breaks is as with a Run that broke.
 	Runs(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RunsRequest, RunsReply], error)
-	// Pause takes the CPU from an idle sandbox; it keeps its memory and VF. Pausing a paused one succeeds.
+	// Pause takes the CPU from an idle sandbox; it keeps its memory and VF. Pausing a paused one succeeds. One whose NIC is still coming up
+	// is not paused: FAILED_PRECONDITION, ask again.
 	Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*PauseReply, error)
 	// Resume gives it back and returns when the sandbox can take Run and its clock is right. Resuming a running one succeeds.
 	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeReply, error)
@@ -271,7 +272,8 @@ type NodeServer interface {
 	// Runs is Run for many at once: each answer bears the number of its request, in whichever order they come. What has no answer when
 	// the stream breaks is as with a Run that broke.
 	Runs(grpc.BidiStreamingServer[RunsRequest, RunsReply]) error
-	// Pause takes the CPU from an idle sandbox; it keeps its memory and VF. Pausing a paused one succeeds.
+	// Pause takes the CPU from an idle sandbox; it keeps its memory and VF. Pausing a paused one succeeds. One whose NIC is still coming up
+	// is not paused: FAILED_PRECONDITION, ask again.
 	Pause(context.Context, *PauseRequest) (*PauseReply, error)
 	// Resume gives it back and returns when the sandbox can take Run and its clock is right. Resuming a running one succeeds.
 	Resume(context.Context, *ResumeRequest) (*ResumeReply, error)

@@ -44,6 +44,7 @@ type Conn struct {
 	err      error
 	hello    wire.Hello
 	isReady  bool
+	idle     time.Duration // before it was ready, while its VF came up
 	gate     wire.Gate
 	openedAt time.Time // zero: the gate is not open
 	pingID   uint64    // of the last ping sent
@@ -268,6 +269,7 @@ func (c *Conn) note(now time.Time, up wire.Up) error {
 		return nil
 	case up.Ready != nil && !c.isReady:
 		c.isReady = true
+		c.idle = max(0, min(time.Duration(up.Ready.Idle), now.Sub(c.since)))
 		if c.clock.known {
 			close(c.ready)
 		}

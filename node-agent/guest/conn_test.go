@@ -173,7 +173,7 @@ func TestTheGate(t *testing.T) {
 		g.say(hello)
 		g.hear()
 		g.answerPings(func() int64 { return int64(time.Since(bootZero)) })
-		g.say(wire.Up{Ready: &wire.Ready{}})
+		g.say(wire.Up{Ready: &wire.Ready{Idle: 50e6}})
 		<-ready
 		g.say(wire.Up{Event: &wire.Event{Stage: "5-vf-driver", Begin: 1000e6, End: 1200e6}})
 		g.say(wire.Up{Gate: &wire.Gate{Held: 3, Dropped: -1, First: 1100e6, Open: 1300e6},
@@ -190,13 +190,14 @@ func TestTheGate(t *testing.T) {
 	if err := c.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if g := c.Gate(); g.Open || len(c.Spans()) != 1 {
+	if g := c.Gate(); g.Open || g.Idle != 50*time.Millisecond || len(c.Spans()) != 1 {
 		t.Errorf("before it is open: %+v, %+v", g, c.Spans())
 	}
 	close(ready)
 	<-c.Opened()
 	g := c.Gate()
-	if !g.Open || g.Held != 3 || g.Dropped != 0 || len(c.Spans()) != 2 {
+	if !g.Open || g.Held != 3 || g.Dropped != 0 || g.Idle != 50*time.Millisecond ||
+		len(c.Spans()) != 2 {
 		t.Errorf("open: %+v, %+v", g, c.Spans())
 	}
 	if held := g.Opened.Sub(g.First); held != 200*time.Millisecond || len(c.Steps()) != 1 {

@@ -38,11 +38,11 @@ func (c *Conn) Spans() []timeline.Span {
 func (c *Conn) Gate() (g timeline.Gate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.openedAt.IsZero() || !c.clock.known {
+	if g.Idle = c.idle; c.openedAt.IsZero() || !c.clock.known {
 		return g
 	}
-	g = timeline.Gate{Open: true, Held: max(c.gate.Held, 0), Dropped: max(c.gate.Dropped, 0),
-		Opened: c.hold(c.gate.Open, c.openedAt)}
+	g.Open, g.Opened = true, c.hold(c.gate.Open, c.openedAt)
+	g.Held, g.Dropped = max(c.gate.Held, 0), max(c.gate.Dropped, 0)
 	if c.gate.First > 0 {
 		g.First = c.hold(c.gate.First, g.Opened)
 	}

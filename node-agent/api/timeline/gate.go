@@ -12,6 +12,10 @@ type Gate struct {
 	Held    int  // packets
 	Dropped int  // packets that found no room, or could not be sent again
 
+	// For how long nothing ran in the sandbox while its NIC came up, before it was ready and before
+	// the first packet was held. It is known also before the NIC is up.
+	Idle time.Duration
+
 	First, Opened time.Time // when the first was held (zero: none was), and all had been sent
 
 	// What the start's own timeline is without: of the NIC's coming up, and at BusMaster.
@@ -20,7 +24,7 @@ type Gate struct {
 }
 
 // Alone returns how long, between begin and end, stage was open and no other stage was, or held was
-// open.
+// open. What ran within another stage it does not see: see Gate.Idle.
 func Alone(stage Stage, spans []Span, held Span, begin, end time.Time) (alone time.Duration) {
 	cuts := []time.Time{begin, end, held.Begin, held.End}
 	for _, s := range spans {

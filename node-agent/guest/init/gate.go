@@ -54,6 +54,7 @@ type gate struct {
 	kept    [][]byte
 	bytes   int
 	told    wire.Gate
+	idle    idleness
 	keeping chan struct{} // closed when keep has ended
 	gone    chan struct{} // closed when the device is removed
 }
@@ -66,6 +67,7 @@ func openGate(nic *wire.NIC) (*gate, error) {
 		g.remove()
 		return nil, err
 	}
+	g.idle.begin()
 	go g.keep()
 	return g, nil
 }
@@ -144,6 +146,7 @@ func (g *gate) keep() {
 		}
 		if g.told.First == 0 {
 			g.told.First = boottime()
+			g.idle.settle()
 		}
 		g.hold(packet)
 	}
@@ -163,6 +166,7 @@ func (g *gate) hold(packet []byte) {
 func (g *gate) stop() {
 	unix.Write(g.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	<-g.keeping
+	g.idle.settle()
 }
 
 // next returns what is sent next from our address, good until the following call. It returns nil if

@@ -353,7 +353,7 @@ func TestWithoutAGateTheVFIsWaitedFor(t *testing.T) {
 		if err := nl.LinkAdd(taken); err != nil {
 			return err
 		}
-		_, err := network(h, &recorder{host: h}, &wire.Config{NIC: nic, Gate: true}, &drivers{})
+		_, _, err := network(h, &recorder{host: h}, &wire.Config{NIC: nic, Gate: true}, &drivers{})
 		return err
 	}))
 	w.must(w.byTCP(nic.Address.Addr(), nic.Gateway, "up"))

@@ -216,11 +216,12 @@ func (h *host) log(stream, text string) {
 	}
 }
 
-func (h *host) ready() {
+// ready reports that the runtime accepts, and for how long only the VF was waited for until then.
+func (h *host) ready(idle time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.isReady = true
-	h.write(wire.Up{Ready: &wire.Ready{}})
+	h.write(wire.Up{Ready: &wire.Ready{Idle: int64(idle)}})
 }
 
 func (h *host) write(up wire.Up) bool {

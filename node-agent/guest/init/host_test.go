@@ -67,7 +67,7 @@ func TestAgentsHearOfTheGate(t *testing.T) {
 	defer l.Close()
 	h := newHost(boottime())
 	h.shut()
-	h.ready()
+	h.ready(0)
 	h.call(dialLocal(path))
 	for _, shut := range []bool{true, false} {
 		call, err := l.Accept()
@@ -114,7 +114,7 @@ func TestConversationFromTheGuest(t *testing.T) {
 	for _, stream := range []string{"stdout", "stderr"} {
 		h.log(stream, "on "+stream)
 	}
-	h.ready()
+	h.ready(0)
 	if err := conn.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}

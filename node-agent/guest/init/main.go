@@ -109,7 +109,7 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 	if err := rec.step("settle", func() error { return settle(config) }); err != nil {
 		return err
 	}
-	begin, err := network(h, rec, config, vfDrivers)
+	begin, g, err := network(h, rec, config, vfDrivers)
 	if err != nil {
 		return err
 	}
@@ -130,37 +130,41 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 		return err
 	}
 	rec.stage(agentStage, begin)
-	h.ready()
+	var idle time.Duration
+	if g != nil {
+		idle = g.idle.settle()
+	}
+	h.ready(idle)
 	return program.wait()
 }
 
 // network gives the guest its network, or the gate until that is there. It returns when the agent
 // stage that is under way has begun: anew, if the VF was waited for meanwhile, as it is where no
-// gate is wanted, or none can be made.
-func network(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) (int64, error) {
+// gate is wanted, or none can be made. Then it returns none.
+func network(h *host, rec *recorder, config *wire.Config,
+	vfDrivers *drivers) (begin int64, g *gate, err error) {
 	if config.NIC == nil {
-		return h.start, nil
+		return h.start, nil, nil
 	}
 	up := func() (uint32, error) { return bringUp(config.NIC, vfDrivers, rec, linkWithin) }
 	if config.Gate {
-		var g *gate
-		err := rec.step("gate", func() (err error) {
+		err = rec.step("gate", func() (err error) {
 			g, err = openGate(config.NIC)
 			return err
 		})
 		if err == nil {
 			h.shut()
 			go g.until(up, h)
-			return h.start, nil
+			return h.start, g, nil
 		}
 		say("fastiov-init: the program waits for its VF: %v", err)
 	}
 	rec.stage(agentStage, h.start)
-	_, err := up()
+	_, err = up()
 	if err == nil && config.Gate {
 		h.opened(wire.Gate{Open: boottime()}) // which the agent waits for
 	}
-	return boottime(), err
+	return boottime(), nil, err
 }
 
 // kernelOptions returns the name=value words of the kernel command line.

@@ -41,37 +41,43 @@ func TestTheGateOfMicroVMs(t *testing.T) {
 		v := &gatedVM{lease: leaseVF(t), server: "10.0.2.2:" + string(port)}
 		const late, later = 500 * time.Millisecond, 5 * time.Second
 		t.Run("without a gate", func(t *testing.T) {
-			if alone, _ := v.start(t, late, false, false); alone < late*9/10 {
-				t.Errorf("only the VF was waited for during %v of %v", alone, late)
+			if v.start(t, late, false, nil); v.alone < late*9/10 {
+				t.Errorf("only the VF was waited for during %v of %v", v.alone, late)
 			}
 		})
 		t.Run("with a gate", func(t *testing.T) {
-			if alone, _ := v.start(t, late, true, false); alone > late/20 {
-				t.Errorf("only the VF was waited for during %v of %v", alone, late)
+			if v.start(t, late, true, nil); v.alone > late/20 {
+				t.Errorf("only the VF was waited for during %v of %v", v.alone, late)
 			}
 		})
 		t.Run("with a gate, later", func(t *testing.T) {
-			if alone, _ := v.start(t, later, true, false); alone > later/5 {
-				t.Errorf("only the VF was waited for during %v of %v", alone, later)
+			v.start(t, max(later, 2*v.pace), true, nil)
+			if v.overlaps(t); v.alone > later/5 {
+				t.Errorf("only the VF was waited for during %v of %v", v.alone, later)
 			}
 		})
-		connected, holding, held := 0, 0, 0
+		connected, held := 0, 0
 		for i := range starts {
 			t.Run(fmt.Sprint("connects at once ", i), func(t *testing.T) {
-				_, gate := v.start(t, max(later, 2*v.pace), true, true)
-				if held += gate.Held; gate.Held > 0 {
-					holding++
+				v.start(t, max(later, 2*v.pace), true, map[string]string{"DIAL": v.server})
+				if v.overlaps(t); v.gate.Held == 0 || v.gate.Dropped > 0 {
+					t.Errorf("%d packets were held, %d dropped", v.gate.Held, v.gate.Dropped)
 				}
-				if gate.Dropped > 0 {
-					t.Errorf("%d packets dropped", gate.Dropped)
-				}
-				if !t.Failed() {
+				if held += v.gate.Held; !t.Failed() {
 					connected++
 				}
 			})
 		}
-		t.Logf("%d of %d programs connected the first time; %d packets of %d were held", connected,
-			starts, held, holding)
+		t.Logf("%d of %d programs connected the first time; %d packets were held", connected,
+			starts, held)
+		// The control: what a gate does not help is seen.
+		t.Run("of a program that waits for its VF", func(t *testing.T) {
+			delay := max(later, 2*v.pace)
+			v.start(t, delay, true, map[string]string{"WAIT": gateName})
+			if v.alone < delay/2 {
+				t.Errorf("only the VF was waited for, and that is seen in %v of %v", v.alone, delay)
+			}
+		})
 	})
 }
 
@@ -105,16 +111,29 @@ func serveOutside(t *testing.T) string {
 	return path
 }
 
+// A gatedVM starts microVMs with one VF. All but its first two fields are of the last start.
 type gatedVM struct {
 	lease  vf.Lease
 	server string
-	pace   time.Duration // from the VF's begin to ready, of the last start
+
+	pace  time.Duration // from the VF's begin to ready
+	alone time.Duration // in which only the VF was waited for, until the program's first answer
+	ready time.Time
+	gate  timeline.Gate
 }
 
-// start starts a microVM whose VF comes up with that delay, with a program that connects at once or
-// never. It returns how long only the VF was waited for until the program's first answer.
-func (v *gatedVM) start(t *testing.T, delay time.Duration, gated, dials bool) (time.Duration,
-	timeline.Gate) {
+// overlaps wants that the program was ready before the VF was up.
+func (v *gatedVM) overlaps(t *testing.T) {
+	t.Helper()
+	if !v.ready.Before(v.gate.Opened) {
+		t.Errorf("ready %v after the VF was up: the gate had nothing to show",
+			v.ready.Sub(v.gate.Opened))
+	}
+}
+
+// start starts a microVM whose VF comes up with that delay, with a program of that environment:
+// DIAL has it connect at once.
+func (v *gatedVM) start(t *testing.T, delay time.Duration, gated bool, env map[string]string) {
 	t.Helper()
 	calls, err := guest.Listen()
 	if err != nil {
@@ -137,9 +156,7 @@ func (v *gatedVM) start(t *testing.T, delay time.Duration, gated, dials bool) (t
 		NIC: &wire.NIC{MAC: v.lease.MAC, Address: address,
 			Gateway: netip.MustParseAddr("10.0.2.2"), DNS: netip.MustParseAddr("10.0.2.3")},
 	}
-	if dials {
-		config.Env = map[string]string{"DIAL": v.server}
-	}
+	config.Env = env
 	patient, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	if _, err := conn.Hello(patient); err != nil {
@@ -151,9 +168,9 @@ func (v *gatedVM) start(t *testing.T, delay time.Duration, gated, dials bool) (t
 	if err := conn.Ready(patient); err != nil {
 		t.Fatal(err)
 	}
-	ready := time.Now()
+	v.ready = time.Now()
 	showStages(t, m, conn)
-	answered := ready
+	answered, dials := v.ready, env["DIAL"] != ""
 	if dials {
 		want := "dialled: heard " + address.Addr().String()
 		lines := logged(patient, conn, 2)
@@ -162,33 +179,33 @@ func (v *gatedVM) start(t *testing.T, delay time.Duration, gated, dials bool) (t
 		}
 		answered = lines[1].Time
 	}
-	var gate timeline.Gate
+	v.gate = timeline.Gate{}
 	if gated {
 		select {
 		case <-conn.Opened():
 		case <-conn.Done():
 			t.Fatal(conn.Err())
 		}
-		gate = conn.Gate()
+		v.gate = conn.Gate()
 	}
-	held := timeline.Span{Begin: gate.First, End: gate.Opened}
-	if gate.First.IsZero() {
+	held := timeline.Span{Begin: v.gate.First, End: v.gate.Opened}
+	if v.gate.First.IsZero() {
 		held = timeline.Span{}
 	}
 	for _, s := range conn.Spans() {
 		if s.Stage == timeline.VFDriver {
-			v.pace = ready.Sub(s.Begin).Round(time.Millisecond)
+			v.pace = v.ready.Sub(s.Begin).Round(time.Millisecond)
 		}
 	}
-	alone := timeline.Alone(timeline.VFDriver, conn.Spans(), held, m.started, answered)
+	v.alone = v.gate.Idle +
+		timeline.Alone(timeline.VFDriver, conn.Spans(), held, m.started, answered)
 	after := func(since time.Time) time.Duration {
 		return answered.Sub(since).Round(time.Millisecond)
 	}
-	t.Logf("gate %v, %v late, connects %v: answered after %v; only the VF was waited for "+
-		"in %v; %+v", gated, delay, dials, after(m.started), alone.Round(time.Millisecond), gate)
-	if gate.Held > 0 {
+	t.Logf("gate %v, %v late, %v: answered after %v; only the VF was waited for in %v; %+v", gated,
+		delay, env, after(m.started), v.alone.Round(time.Millisecond), v.gate)
+	if v.gate.Held > 0 {
 		t.Logf("answered %v after the first packet was held, %v after all had been sent",
-			after(gate.First), after(gate.Opened))
+			after(v.gate.First), after(v.gate.Opened))
 	}
-	return alone, gate
 }

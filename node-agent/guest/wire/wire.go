@@ -104,7 +104,11 @@ type Gate struct {
 	Open    int64 `json:"open"`    // when those held had been sent again
 }
 
-type Ready struct{}
+// Ready says that the runtime accepts.
+type Ready struct {
+	// For how long, while the NIC came up and no packet was held, nothing ran in the guest.
+	Idle int64 `json:"idle,omitempty"`
+}
 
 // Exit is why the guest ends: the runtime ended by itself, or what failed.
 type Exit struct {

@@ -23,6 +23,9 @@ func main() {
 	if to := os.Getenv("DIAL"); to != "" {
 		go func() { fmt.Println("dialled:", dial(to)) }()
 	}
+	for gate := os.Getenv("WAIT"); gate != "" && !isUp(gate); {
+		time.Sleep(10 * time.Millisecond)
+	}
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(around())
 		fmt.Print("activated by ", r.URL.Path, sentinel, "\n")
@@ -44,6 +47,17 @@ func dial(to string) string {
 		return err.Error()
 	}
 	return line[:len(line)-1]
+}
+
+// isUp says whether there is a network beside the loopback and the gate.
+func isUp(gate string) bool {
+	links, _ := net.Interfaces()
+	for _, l := range links {
+		if addresses, _ := l.Addrs(); len(addresses) > 0 && l.Name != gate && l.Name != "lo" {
+			return true
+		}
+	}
+	return false
 }
 
 func around() map[string]string {
