@@ -164,6 +164,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		return nil, grpcError(req.Id, err)
 	}
 	a.Metrics.started(a.how(st), st.Spans)
+	go a.measureNIC(st)
 	reply := a.startReply(req.Id, st)
 	cold.ready(reply.Nic)
 	if st.InitStatus != 200 {
@@ -285,12 +286,26 @@ func (a *Agent) Run(ctx context.Context, req *api.RunRequest) (*api.RunReply, er
 			if slices.ContainsFunc(st.Spans, isOfNIC) { // it was up before the start was over
 				gate.Spans, gate.Memory = nil, nil
 			}
-			a.Metrics.started(a.how(st), gate.Spans)
 			reply.Gate = gateReply(gate)
 		}
 	}
 	reply.Logs = logLines(st.Runtime.Logs(ctx, until))
 	return reply, nil
+}
+
+// measureNIC waits for a NIC that comes up beside the program, perhaps after the first answer, and
+// measures the stages that the start is without.
+func (a *Agent) measureNIC(st *startup.Started) {
+	g, can := st.Sandbox.(sandbox.Gated)
+	if !can || g.Opened() == nil || slices.ContainsFunc(st.Spans, isOfNIC) {
+		return
+	}
+	select {
+	case <-g.Opened():
+		gate, _ := g.Gate()
+		a.Metrics.started(a.how(st), gate.Spans)
+	case <-st.Done():
+	}
 }
 
 func isOfNIC(s timeline.Span) bool { return s.Stage == timeline.VFDriver }

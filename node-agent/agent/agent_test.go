@@ -108,7 +108,8 @@ type driver struct {
 	adopts  map[string]bool
 	ended   []string
 	boxes   map[string]*box
-	initial int // status of /init
+	opened  chan struct{} // of its boxes
+	initial int           // status of /init
 	dial    func(port int) (net.Conn, error)
 
 	initializing func()                               // while /init is about to be sent
@@ -135,7 +136,7 @@ func (d *driver) box(id string) *box {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	b := &box{done: make(chan struct{}), initial: d.initial, initializing: d.initializing,
-		logs: tail.New(), dial: d.dial}
+		logs: tail.New(), dial: d.dial, opened: d.opened}
 	d.boxes[id] = b
 	return b
 }
@@ -172,6 +173,7 @@ type box struct {
 	closes  atomic.Int32
 	logs    *tail.Log
 	gate    *timeline.Gate // nil: none
+	opened  chan struct{}
 	noPause error
 	dies    error // of which it ends at the next request
 
@@ -184,6 +186,8 @@ func (b *box) Gate() (timeline.Gate, bool) {
 	}
 	return *b.gate, true
 }
+
+func (b *box) Opened() <-chan struct{} { return b.opened }
 
 func (b *box) Dial(_ context.Context, port int) (net.Conn, error) {
 	switch {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -260,4 +262,35 @@ func TestTheFirstAnswerTellsOfTheGate(t *testing.T) {
 			waitGone(a)
 		})
 	}
+}
+
+// A VF that comes up after the first answer is measured, once, like any other.
+func TestAVFThatIsUpAfterTheAnswerIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, d, _ := newAgent(t)
+		d.opened = make(chan struct{})
+		if err := startFor(t, a, "x"); err != nil {
+			t.Fatal(err)
+		}
+		b := d.boxes["x"]
+		for _, want := range []string{"", `stage="5-vf-driver"} 1`} {
+			if _, err := a.Run(t.Context(), &api.RunRequest{Id: "x"}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			text, has := expose(t, a.Metrics.stages), want != ""
+			if strings.Contains(text, "vf-driver") != has || !strings.Contains(text, want) {
+				t.Errorf("want %q in\n%s", want, text)
+			}
+			if !has {
+				late := timeline.Span{Stage: timeline.VFDriver, Begin: time.Now(),
+					End: time.Now().Add(time.Second)}
+				b.gate = &timeline.Gate{Open: true, Spans: []timeline.Span{late}}
+				close(d.opened)
+				synctest.Wait()
+			}
+		}
+		b.Close()
+		synctest.Wait()
+	})
 }

@@ -124,9 +124,10 @@ type Weigher interface {
 }
 
 // A Gated sandbox is one whose NIC may come up while its program runs. Gate tells how, or false if
-// this one's was up before.
+// this one's was up before; then Opened is nil. Else it is closed when the NIC is up.
 type Gated interface {
 	Gate() (timeline.Gate, bool)
+	Opened() <-chan struct{}
 }
 
 // ErrUnreached is the error of a request that could not be sent: the runtime has seen nothing of

@@ -193,6 +193,14 @@ func (v *vm) Gate() (timeline.Gate, bool) {
 	return g, true
 }
 
+// Opened implements sandbox.Gated.
+func (v *vm) Opened() <-chan struct{} {
+	if !v.late.gated {
+		return nil
+	}
+	return v.conn.Opened()
+}
+
 func earlier(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a
