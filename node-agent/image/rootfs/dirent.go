@@ -13,13 +13,16 @@ import (
 // their names. All names, including "." and "..", ascend through the blocks. The last block ends
 // with its last name.
 
-var direntType = map[uint32]byte{syscall.S_IFREG: 1, syscall.S_IFDIR: 2, syscall.S_IFLNK: 7}
+var direntType = map[uint32]byte{
+	syscall.S_IFREG: 1, syscall.S_IFDIR: 2, syscall.S_IFIFO: 5, syscall.S_IFLNK: 7,
+}
 
 // dirBlocks splits a directory's names into blocks.
-func dirBlocks(dir *node) [][]string {
+func (l *layout) dirBlocks(dir *node) [][]string {
 	list := append(names(dir), ".", "..")
 	slices.Sort(list)
 	var blocks [][]string
+	blockSize := int(l.block())
 	used := blockSize
 	for _, name := range list {
 		if used+direntSize+len(name) > blockSize {
@@ -32,9 +35,9 @@ func dirBlocks(dir *node) [][]string {
 	return blocks
 }
 
-func dirSize(dir *node) int64 {
-	blocks := dirBlocks(dir)
-	size := int64(len(blocks)-1) * blockSize
+func (l *layout) dirSize(dir *node) int64 {
+	blocks := l.dirBlocks(dir)
+	size := int64(len(blocks)-1) * l.block()
 	for _, name := range blocks[len(blocks)-1] {
 		size += int64(direntSize + len(name))
 	}
@@ -44,8 +47,8 @@ func dirSize(dir *node) int64 {
 // dirents encodes the content of a directory after every inode has its nid.
 func (l *layout) dirents(dir *inode) io.Reader {
 	var out bytes.Buffer
-	for n, block := range dirBlocks(dir.node) {
-		out.Write(make([]byte, n*blockSize-out.Len()))
+	for n, block := range l.dirBlocks(dir.node) {
+		out.Write(make([]byte, n<<l.bits-out.Len()))
 		offset := len(block) * direntSize
 		for _, name := range block {
 			i := l.entry(dir, name)

@@ -18,7 +18,8 @@ const (
 
 // Unpack merges a package's archive into the tree. A directory merges with an existing one, also
 // through a symbolic link: /bin may be a link to usr/bin. keep decides which names are taken; nil
-// takes all.
+// takes all. Times and extended attributes are left out: equal packages give equal images, however
+// they were packed.
 func (t *Tree) Unpack(archive io.Reader, keep func(name string) bool) error {
 	return eachEntry(archive, func(h *tar.Header, content io.Reader) error {
 		name := path.Clean("/" + h.Name)
@@ -32,29 +33,42 @@ func (t *Tree) Unpack(archive io.Reader, keep func(name string) bool) error {
 				return nil
 			}
 		}
-		return t.add(name, h, content)
+		e := Entry{Name: name, Type: h.Typeflag, Link: h.Linkname, Mode: uint32(h.Mode & 0o7777),
+			UID: uint32(h.Uid), GID: uint32(h.Gid), Size: h.Size}
+		return t.add(&e, 0, content)
 	})
 }
 
 // Layer merges an OCI layer into the tree: whiteouts delete what lower layers added, and a
 // directory replaces a link of its name.
 func (t *Tree) Layer(archive io.Reader) error {
-	mine := map[*node]bool{} // what this layer has added, which its own whiteouts do not delete
+	mine := map[*node]bool{}
 	return eachEntry(archive, func(h *tar.Header, content io.Reader) error {
-		name := path.Clean("/" + h.Name)
-		dir, base := path.Split(name)
-		if base == opaque {
-			return t.empty(dir, mine)
-		}
-		if hidden, ok := strings.CutPrefix(base, whiteout); ok {
-			return t.hide(dir, hidden, mine)
-		}
-		if err := t.add(name, h, content); err != nil {
+		e, err := entryOf(h)
+		if err != nil {
 			return err
 		}
-		t.claim(name, mine)
-		return nil
+		return t.overlay(e, 0, content, mine)
 	})
+}
+
+// overlay merges one entry of a layer. mine is what this layer has added, which its own whiteouts
+// do not delete.
+func (t *Tree) overlay(e *Entry, blob uint16, content io.Reader, mine map[*node]bool) error {
+	name := path.Clean("/" + e.Name)
+	dir, base := path.Split(name)
+	if base == opaque {
+		return t.empty(dir, mine)
+	}
+	if hidden, ok := strings.CutPrefix(base, whiteout); ok {
+		return t.hide(dir, hidden, mine)
+	}
+	e.Name = name
+	if err := t.add(e, blob, content); err != nil {
+		return err
+	}
+	t.claim(name, mine)
+	return nil
 }
 
 // claim records that the node at name, if add made one, belongs to the current layer.
@@ -108,35 +122,43 @@ func eachEntry(archive io.Reader, f func(*tar.Header, io.Reader) error) error {
 	}
 }
 
-// add adds one entry. It leaves out devices, FIFOs and the like: a root image needs none, and a
-// stranger's image must not bring any.
-func (t *Tree) add(name string, h *tar.Header, content io.Reader) error {
-	n := &node{mode: uint32(h.Mode & 0o7777), uid: uint32(h.Uid), gid: uint32(h.Gid)}
-	switch h.Typeflag {
+// add adds one entry, whose content is read or is in a blob. It leaves out devices, sockets and the
+// like: a root image needs none, and a stranger's image must not bring any.
+func (t *Tree) add(e *Entry, blob uint16, content io.Reader) error {
+	n := &node{mode: e.Mode & 0o7777, uid: e.UID, gid: e.GID, sec: e.Sec, nsec: e.Nsec,
+		xattrs: e.Xattrs}
+	switch e.Type {
 	case tar.TypeDir:
-		return t.addDir(name, n)
-	case tar.TypeReg:
+		return t.addDir(e.Name, n)
+	case tar.TypeReg, tar.TypeGNUSparse:
 		n.mode |= syscall.S_IFREG
-		if h.Size > t.maxBytes-t.end { // the header shows it already, without reading the content
+		if e.Size > t.maxBytes-t.end { // the header shows it already, without reading the content
 			return fmt.Errorf("%s: %w: the contents exceed %d MB",
-				name, ErrTooLarge, t.maxBytes>>20)
+				e.Name, ErrTooLarge, t.maxBytes>>20)
 		}
-		return t.file(name, n, content)
+		if blob == 0 {
+			return t.file(e.Name, n, content)
+		}
+		n.blob, n.off, n.size = blob, e.At, e.Size
+		return t.put(e.Name, n)
+	case tar.TypeFifo:
+		n.mode |= syscall.S_IFIFO
+		return t.put(e.Name, n)
 	case tar.TypeSymlink:
-		if h.Linkname == "" || len(h.Linkname) >= blockSize {
+		if e.Link == "" || len(e.Link) >= blockSize {
 			return fmt.Errorf("%s: a symbolic link with a target of %d bytes",
-				name, len(h.Linkname))
+				e.Name, len(e.Link))
 		}
-		n.mode, n.target = syscall.S_IFLNK|0o777, h.Linkname
-		return t.put(name, n)
+		n.mode, n.target = syscall.S_IFLNK|0o777, e.Link
+		return t.put(e.Name, n)
 	case tar.TypeLink:
-		return t.link(name, h.Linkname)
+		return t.link(e.Name, e.Link)
 	}
 	return nil
 }
 
-// addDir makes name a directory with n's mode and owner. A directory that exists already keeps its
-// content.
+// addDir makes name a directory with n's mode, owner, time and attributes. A directory that exists
+// already keeps its content.
 func (t *Tree) addDir(name string, n *node) error {
 	dir := t.root
 	if name != "/" {
@@ -151,6 +173,8 @@ func (t *Tree) addDir(name string, n *node) error {
 			}
 		}
 	}
-	dir.mode, dir.uid, dir.gid = syscall.S_IFDIR|n.mode, n.uid, n.gid
+	children := dir.children
+	*dir = *n
+	dir.mode, dir.children = syscall.S_IFDIR|n.mode, children
 	return nil
 }

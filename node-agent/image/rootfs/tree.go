@@ -6,9 +6,13 @@
 // result is written as an EROFS image (erofs.go) or, if a tool has to work on it, as ordinary files
 // (dir.go).
 //
+// A layer of a container image can stay as it is, too: Scan writes an index of its archive while
+// that is unpacked to a file, the blob, and Overlay puts what the index says over the tree
+// (index.go). The image then has names and no contents.
+//
 // Invariants: no path leads out of the tree, because symbolic links are resolved inside it and ".."
-// stops at its root. The tree contains no times, inode numbers or order of creation, so equal
-// contents give equal images.
+// stops at its root. The tree contains no inode numbers or order of creation, and no times but
+// those that a layer's archive states, so equal contents give equal images.
 package rootfs
 
 import (
@@ -35,6 +39,7 @@ type Tree struct {
 	root  *node
 	spool *os.File
 	end   int64
+	blobs []Blob
 
 	// counted so far; bytes of the names and of the targets of links
 	names, naming                 int64
@@ -47,8 +52,12 @@ type node struct {
 	links    uint32 // names of a regular file in the tree
 	target   string // of a symbolic link
 	children map[string]*node
-	off      int64 // its content in the spool
+	blob     uint16 // that has its content, counted from 1; 0: the spool has it
+	off      int64  // its content there
 	size     int64
+	sec      int64 // last changed
+	nsec     uint32
+	xattrs   []Xattr
 }
 
 func (n *node) is(kind uint32) bool { return n.mode&syscall.S_IFMT == kind }
@@ -213,7 +222,13 @@ func unlink(n *node) {
 	}
 }
 
-func (t *Tree) content(n *node) io.Reader { return io.NewSectionReader(t.spool, n.off, n.size) }
+func (t *Tree) content(n *node) io.Reader {
+	var in io.ReaderAt = t.spool
+	if n.blob > 0 {
+		in = t.blobs[n.blob-1]
+	}
+	return io.NewSectionReader(in, n.off, n.size)
+}
 
 // file puts content into the spool as n's, and adds n under the name.
 func (t *Tree) file(name string, n *node, content io.Reader) error {
