@@ -15,7 +15,7 @@ import (
 
 func imageCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "image", Short: "The guest's and the runtimes' images"}
-	cmd.AddCommand(imageBuild(), imageExport(), imageKernel())
+	cmd.AddCommand(imagePull(), imageBuild(), imageExport(), imageKernel())
 	return cmd
 }
 

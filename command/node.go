@@ -306,7 +306,8 @@ func (r rootsOf) Root(ctx context.Context, name, namespace string) (startup.Root
 		return startup.Root{}, nil
 	}
 	rt, release, err := r.set.Use(ctx, name, namespace)
-	return startup.Root{Path: rt.Root, Program: rt.Program, Release: release}, err
+	root := startup.Root{Path: rt.Root, Layers: rt.Layers, Program: rt.Program, Release: release}
+	return root, err
 }
 
 func (r rootsOf) Hold(ctx context.Context, path string) (release func(), err error) {

@@ -152,6 +152,7 @@ var finite = map[string][]string{
 	"fastiov_node_waiting_starts reason":       texts(startup.Lacks),
 	"fastiov_node_start_failures_total reason": {"refused", "failed"},
 	"fastiov_node_image_pulls_total result":    agent.PullResults,
+	"fastiov_node_image_pull_seconds stage":    agent.PullStages,
 	"fastiov_node_sandboxes state":             agent.States,
 	"fastiov_node_memory_bytes state":          {"reserved", "free"},
 	"fastiov_node_vfs state":                   texts(vf.States),

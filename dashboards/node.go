@@ -50,6 +50,14 @@ func node() Dashboard {
 		"Pulls that ended in the last five minutes, by how.",
 		query{`sum by (result) (increase(fastiov_node_image_pulls_total` + on +
 			`[5m]))`, "{{result}}"})
+	b.panel(lines, 12, 9, "s", "Pulls and their stages, p50",
+		"How long pulls of container images took, and their stages, which overlap.",
+		query{quantile("0.5", "fastiov_node_image_pull_seconds", on, window, "stage"),
+			"{{stage}}"})
+	b.panel(lines, 12, 9, "s", "Pulls and their stages, p99",
+		"How long pulls of container images took, and their stages, which overlap.",
+		query{quantile("0.99", "fastiov_node_image_pull_seconds", on, window, "stage"),
+			"{{stage}}"})
 	b.panel(lines, 12, 9, "percentunit", "CPU of the process",
 		"Cores that the agent uses, and its invoker, whose page shows both.",
 		query{`rate(process_cpu_seconds_total` + on + `[$__rate_interval])`,

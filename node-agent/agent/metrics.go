@@ -7,6 +7,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -22,7 +23,11 @@ type Metrics struct {
 	resets   *prometheus.HistogramVec
 	images   *prometheus.CounterVec
 	pulls    *prometheus.CounterVec
+	pulling  *prometheus.HistogramVec
 }
+
+// PullStages lists what of a pull is timed: the whole, and its stages.
+var PullStages = append([]string{"total"}, image.Stages...)
 
 // PullResults lists the results that a pull of a container image can have.
 var PullResults = append([]string{"ok", "failed"}, pullReasons()...)
@@ -64,6 +69,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "fastiov_node_image_pulls_total",
 			Help: "Pulls of container images that ended: well, for a reason of the image or its registry, or by a failure of the node.",
 		}, []string{"result"}),
+		pulling: metrics.Seconds("fastiov_node_image_pull_seconds",
+			"Times that pulls took which ended well, and their stages, which overlap.", "stage"),
+	}
+	for _, stage := range PullStages {
+		m.pulling.WithLabelValues(stage)
 	}
 	for _, result := range PullResults {
 		m.pulls.WithLabelValues(result)
@@ -74,7 +84,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	for _, source := range ImageSources {
 		m.images.WithLabelValues(source)
 	}
-	reg.MustRegister(m.stages, m.failures, m.deaths, m.calls, m.resets, m.images, m.pulls)
+	reg.MustRegister(m.stages, m.failures, m.deaths, m.calls, m.resets, m.images, m.pulls,
+		m.pulling)
 	return m
 }
 
@@ -117,14 +128,21 @@ func (m *Metrics) Fetched(source string, bytes int64) {
 }
 
 // Pulled takes the end of a pull, as image.Cache tells it.
-func (m *Metrics) Pulled(err error) {
+func (m *Metrics) Pulled(r image.Report) {
 	result := "ok"
 	var refused *oci.Refusal
 	switch {
-	case errors.As(err, &refused):
+	case errors.As(r.Err, &refused):
 		result = string(refused.Reason)
-	case err != nil:
+	case r.Err != nil:
 		result = "failed"
 	}
 	m.pulls.WithLabelValues(result).Inc()
+	if r.Err != nil {
+		return
+	}
+	m.pulling.WithLabelValues("total").Observe(r.Took.Seconds())
+	for stage, took := range r.Stages {
+		m.pulling.WithLabelValues(stage).Observe(took.Seconds())
+	}
 }

@@ -43,9 +43,9 @@ const CacheLimit = 8 << 30
 type Cache struct {
 	// Fetched, if any, is called with the bytes that came from a source: debian or registry.
 	Fetched func(source string, bytes int64)
-	Pulled  func(err error) // is called, if any, when a pull has ended
-	Source  *oci.Source     // of images that are pulled
-	Builder []string        // the command that Make runs, without its last argument
+	Pulled  func(Report) // is called, if any, when a pull has ended
+	Source  *oci.Source  // of images that are pulled
+	Builder []string     // the command that Make runs, without its last argument
 
 	dir      string
 	out      io.Writer
@@ -56,12 +56,14 @@ type Cache struct {
 	building int64               // bytes that builds under way may take
 	builds   *builds
 	pulls    *pulls
+	settling settling
 }
 
-// A holding is an entry in use.
+// A holding is an entry in use, with the entries that it needs.
 type holding struct {
 	lock  *os.File
 	users int
+	with  []func() // releases them
 }
 
 // systemDir is the cache where root has no home, as in a service of systemd.
@@ -103,6 +105,7 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 		held: map[string]*holding{}, builds: newBuilds(), pulls: newPulls(),
 	}
 	c.Source = c.defaultSource()
+	c.settling.ctx, c.settling.end = context.WithCancel(context.Background())
 	c.sweep()
 	return c, nil
 }
@@ -111,6 +114,7 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 func (c *Cache) Close() {
 	c.pulls.close()
 	c.builds.close()
+	c.settling.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for key, h := range c.held {
@@ -121,11 +125,13 @@ func (c *Cache) Close() {
 
 // A recipe makes an entry: by what it is called and found again, how much of the disk it
 // takes while it is being made, and what fills its empty directory. What that says through say is
-// shown with the time elapsed.
+// shown with the time elapsed. An entry that is sealed is published before the disk has it
+// (seal.go).
 type recipe struct {
 	name   string
 	inputs []string
 	needs  int64
+	sealed bool
 	build  func(ctx context.Context, dir string, say func(string, ...any)) error
 }
 
@@ -135,7 +141,7 @@ func (c *Cache) Get(
 	ctx context.Context, name string, inputs []string,
 	build func(ctx context.Context, dir string, say func(string, ...any)) error,
 ) (string, error) {
-	dir, _, err := c.take(ctx, recipe{name, inputs, needed, build})
+	dir, _, err := c.take(ctx, recipe{name: name, inputs: inputs, needs: needed, build: build})
 	return dir, err
 }
 
@@ -242,7 +248,7 @@ func fileName(name string) string {
 
 // hold takes the entry into use if it exists.
 func (c *Cache) hold(ctx context.Context, key string) (bool, error) {
-	if c.holdAgain(key, nil) {
+	if c.holdAgain(key, nil, nil) {
 		return true, nil
 	}
 	lock, err := c.lock(ctx, key, unix.LOCK_SH)
@@ -256,25 +262,37 @@ func (c *Cache) hold(ctx context.Context, key string) (bool, error) {
 		}
 		return false, err
 	}
+	with, sound := c.sound(ctx, key)
+	if !sound {
+		lock.Close()
+		c.removeEntry(key)
+		return false, nil
+	}
 	c.used(key)
-	return c.holdAgain(key, lock), nil
+	return c.holdAgain(key, lock, with), nil
 }
 
-// holdAgain counts one more user of an entry that is in use, or is now by that lock.
-func (c *Cache) holdAgain(key string, lock *os.File) bool {
+// holdAgain counts one more user of an entry that is in use, or is now by that lock, with what it
+// needs.
+func (c *Cache) holdAgain(key string, lock *os.File, with []func()) bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	h := c.held[key]
 	switch {
-	case h != nil && lock != nil:
-		lock.Close()
 	case h == nil && lock == nil:
+		c.mu.Unlock()
 		return false
 	case h == nil:
-		h = &holding{lock: lock}
+		h = &holding{lock: lock, with: with}
 		c.held[key] = h
+		with = nil
+	case lock != nil:
+		lock.Close()
 	}
 	h.users++
+	c.mu.Unlock()
+	for _, release := range with {
+		release()
+	}
 	return true
 }
 
@@ -303,6 +321,11 @@ func (c *Cache) releaseOf(key string) func() {
 		}
 		full := unused && c.full
 		c.mu.Unlock()
+		for _, release := range h.with {
+			if unused {
+				release()
+			}
+		}
 		if full {
 			c.evict(c.limit)
 		}
@@ -337,8 +360,15 @@ func (c *Cache) build(ctx context.Context, r recipe, key string) (err error) {
 	if err := r.build(ctx, tmp, s.say); err != nil {
 		return err
 	}
-	if err := publish(tmp, c.entry(key), syncPath); err != nil {
+	sync := syncPath
+	if r.sealed {
+		sync = func(string) error { return nil }
+	}
+	if err := publish(tmp, c.entry(key), sync); err != nil {
 		return err
+	}
+	if r.sealed {
+		c.settle(key)
 	}
 	s.say("done, %s", megabytes(size(c.entry(key))))
 	return nil
@@ -419,6 +449,9 @@ func (c *Cache) lock(ctx context.Context, key string, mode int) (*os.File, error
 	f, err := os.OpenFile(filepath.Join(c.dir, "locks", key), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
+	}
+	if flock(f, mode|unix.LOCK_NB) == nil {
+		return f, nil
 	}
 	taken := make(chan error, 1)
 	go func() { taken <- flock(f, mode) }()

@@ -19,14 +19,28 @@ type entry struct {
 
 // evict removes the entries unused for longest until the cache holds no more than limit, and what
 // dead builders left. Entries that a process uses, and builds under way, stay: their lock is taken.
+// A layer stays as long as a root that needs it.
 func (c *Cache) evict(limit int64) {
 	list, total := c.entries(), size(c.dir)
-	for _, e := range list {
-		if total <= limit {
-			break
-		}
-		if c.removeEntry(e.key) {
+	needed := c.references(list)
+	for removed := true; removed && total > limit; {
+		removed = false
+		for n, e := range list {
+			if total <= limit {
+				break
+			}
+			if e.key == "" || needed[e.key] > 0 {
+				continue
+			}
+			layers := layersOf(c.entry(e.key))
+			if !c.removeEntry(e.key) {
+				continue
+			}
+			for _, layer := range layers {
+				needed[layer]--
+			}
 			total -= e.size
+			list[n].key, removed = "", true
 		}
 	}
 	c.sweep()
@@ -36,6 +50,17 @@ func (c *Cache) evict(limit int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.full = total > limit // whoever releases an entry tries again
+}
+
+// references counts the roots that need a layer.
+func (c *Cache) references(list []entry) map[string]int {
+	needed := map[string]int{}
+	for _, e := range list {
+		for _, layer := range layersOf(c.entry(e.key)) {
+			needed[layer]++
+		}
+	}
+	return needed
 }
 
 // sweep removes what dead builders left.

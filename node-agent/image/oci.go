@@ -3,8 +3,13 @@ package image
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
@@ -20,33 +25,43 @@ func (c *Cache) defaultSource() *oci.Source {
 	return source
 }
 
+// How much more an image may be unpacked than as it is sent: six times as much, or half of needed.
+const unpackedTimes = 6
+
 // pull makes a runtime of the OCI image that ref stands for now, and takes its entry into use. The
 // entry is found by the repository and the digest of the manifest: what comes of the image is
 // kept for no other, and whoever builds one holds up nobody who asks another registry for it.
-func (c *Cache) pull(ctx context.Context, ref, namespace string) (Runtime, func(), error) {
+func (c *Cache) pull(ctx context.Context, ref, namespace string, p *pulling) (
+	Runtime, func(), error) {
+	begin := time.Now()
 	image, err := c.Source.Find(ctx, ref, namespace)
 	if err != nil {
 		return Runtime{}, nil, err
 	}
 	defer image.Close()
-	const unpacked = 6 // times as much as was sent, at most; where little was sent, half of needed
-	content := max(needed/2, unpacked*image.Bytes)
+	p.begin(image, time.Since(begin))
+	content := max(needed/2, unpackedTimes*image.Bytes)
+	layers := &brought{}
+	defer func() { layers.free() }()
 	dir, release, err := c.take(ctx, recipe{
-		name: ref, inputs: []string{"oci 3", image.Repository, image.Digest},
-		needs: 2 * content, // as it is unpacked, and as an image
+		name: ref, inputs: []string{"oci 4", image.Repository, image.Digest},
+		needs: content, sealed: true,
 		build: func(ctx context.Context, dir string, say func(string, ...any)) error {
-			p, err := image.Unpack(ctx, filepath.Join(dir, RootName), content, say)
-			if err != nil {
+			defer p.tell(say)()
+			cell := filepath.Join(dir, "cell")
+			if layers, err = c.layersOf(ctx, image, cell, content, p); err != nil {
 				return err
 			}
-			config, err := json.Marshal(p)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(filepath.Join(dir, ConfigName), config, 0o644)
+			begin := time.Now()
+			defer func() { p.merged(time.Since(begin)) }()
+			return c.mergeRoot(ctx, image, dir, layers)
 		},
 	})
 	if err != nil {
+		layers.free()
+		if refused := (*oci.Refusal)(nil); errors.As(err, &refused) && !refused.Passing() {
+			c.drop(layers.keys)
+		}
 		return Runtime{}, nil, err
 	}
 	r, err := RuntimeIn(dir)
@@ -55,4 +70,54 @@ func (c *Cache) pull(ctx context.Context, ref, namespace string) (Runtime, func(
 		return Runtime{}, nil, err
 	}
 	return r, release, nil
+}
+
+// layersOf brings the layers of an image, while its configuration is looked at. If either is bad,
+// the other is not waited for.
+func (c *Cache) layersOf(ctx context.Context, image *oci.Image, cell string, content int64,
+	p *pulling) (layers *brought, err error) {
+	group, ctx := errgroup.WithContext(ctx)
+	var diffIDs []string
+	group.Go(func() (err error) {
+		diffIDs, err = image.Inspect(ctx, cell)
+		return err
+	})
+	group.Go(func() (err error) {
+		layers, err = c.bringLayers(ctx, image, content, p)
+		return err
+	})
+	if err := group.Wait(); err != nil {
+		return layers, err
+	}
+	return layers, image.Verify(diffIDs, layers.about, content)
+}
+
+// mergeRoot fills a root's entry.
+func (c *Cache) mergeRoot(
+	ctx context.Context, image *oci.Image, dir string, layers *brought,
+) error {
+	program, err := image.Merge(ctx, filepath.Join(dir, RootName), layers.about, layers.dirs(c))
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(program)
+	if err != nil {
+		return err
+	}
+	var seals []sealed
+	for name, content := range map[string][]byte{
+		ConfigName: config, layersName: []byte(strings.Join(layers.keys, "\n")), RootName: nil,
+	} {
+		if content != nil {
+			if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+				return err
+			}
+		}
+		s, err := sealOf(dir, name)
+		if err != nil {
+			return err
+		}
+		seals = append(seals, s)
+	}
+	return writeSeal(dir, seals...)
 }

@@ -38,12 +38,14 @@ type pulls struct {
 	outcomes map[asked]outcome
 	node     *semaphore.Weighted
 	lines    map[string]*line // by namespace
+	streams  *streams
 	all      sync.WaitGroup
 }
 
 // A pull is one that is under way or has just ended. Its waiters take their own hold of what it
 // made before the last of them lets go of the pull's.
 type pull struct {
+	pulling
 	waiting int
 	cancel  context.CancelFunc
 	done    chan struct{}
@@ -69,6 +71,7 @@ func newPulls() *pulls {
 	return &pulls{
 		now: time.Now, under: map[asked]*pull{}, outcomes: map[asked]outcome{},
 		node: semaphore.NewWeighted(nodePulls), lines: map[string]*line{},
+		streams: newStreams(),
 	}
 }
 
@@ -131,7 +134,7 @@ func (c *Cache) join(key asked, ref string) *pull {
 		s.under[key] = p
 		s.all.Go(func() {
 			defer cancel()
-			o, release := c.bring(ctx, key)
+			o, release := c.bring(ctx, key, &p.pulling)
 			o.ref = ref
 			s.end(key, p, o, release)
 		})
@@ -193,7 +196,7 @@ func (s *pulls) remember(key asked, o outcome) {
 }
 
 // bring pulls an image when it is its turn.
-func (c *Cache) bring(ctx context.Context, key asked) (outcome, func()) {
+func (c *Cache) bring(ctx context.Context, key asked, p *pulling) (outcome, func()) {
 	done, err := c.pulls.queue(ctx, key.namespace)
 	if err != nil {
 		return outcome{err: err}, nil
@@ -201,9 +204,10 @@ func (c *Cache) bring(ctx context.Context, key asked) (outcome, func()) {
 	defer done()
 	ctx, cancel := context.WithTimeout(ctx, pullDeadline)
 	defer cancel()
-	r, release, err := c.pull(ctx, key.ref, key.namespace)
+	begin := time.Now()
+	r, release, err := c.pull(ctx, key.ref, key.namespace, p)
 	if !errors.Is(err, context.Canceled) && c.Pulled != nil {
-		c.Pulled(err)
+		c.Pulled(p.report(err, time.Since(begin)))
 	}
 	o := outcome{Runtime: r, err: err}
 	var refused *oci.Refusal

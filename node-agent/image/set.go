@@ -18,6 +18,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
 // The files of a machine that boots, and of a runtime.
@@ -78,7 +79,8 @@ func (b Boot) Release() string {
 
 // A Runtime is the root image of a function runtime and how it is started.
 type Runtime struct {
-	Root string `json:"-"` // path of the EROFS image
+	Root   string   `json:"-"` // path of the EROFS image
+	Layers []string `json:"-"` // paths of the blobs that the image indexes, if it does
 	wire.Program
 }
 
@@ -91,6 +93,13 @@ func RuntimeIn(dir string) (Runtime, error) {
 	r := Runtime{Root: filepath.Join(dir, RootName)}
 	if err := json.Unmarshal(b, &r); err != nil {
 		return Runtime{}, fmt.Errorf("%s: %w; remove %s to have it made anew", ConfigName, err, dir)
+	}
+	for _, name := range layersOf(dir) {
+		blob := filepath.Join(dir, name, oci.BlobName) // as Export puts it
+		if _, err := os.Stat(blob); err != nil {
+			blob = filepath.Join(filepath.Dir(dir), name, oci.BlobName)
+		}
+		r.Layers = append(r.Layers, blob)
 	}
 	return r, checkRoot(r.Root)
 }
@@ -223,12 +232,12 @@ func (s *Set) Have() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Building says what is being done to make a runtime; it is empty where nothing is.
+// Building says what is being done to make or to pull a runtime; it is empty where nothing is.
 func (s *Set) Building(name string) string {
 	if s.cache == nil {
 		return ""
 	}
-	return s.cache.builds.doing(name)
+	return cmp.Or(s.cache.builds.doing(name), s.cache.pulls.doing(name))
 }
 
 // Hold takes a root image into use that a former process had, until released.
@@ -257,7 +266,17 @@ func Export(dir string, guest Boot, qemu string, runtimes map[string]Runtime) er
 	for name, r := range runtimes {
 		config := filepath.Join(filepath.Dir(r.Root), ConfigName)
 		to := filepath.Join(dir, "runtimes", fileName(name))
-		if err := Place(to, r.Root, config); err != nil {
+		for _, blob := range r.Layers {
+			layer := filepath.Base(filepath.Dir(blob))
+			if err := Place(filepath.Join(to, layer), blob); err != nil {
+				return err
+			}
+		}
+		files := []string{r.Root, config}
+		if len(r.Layers) > 0 {
+			files = append(files, filepath.Join(filepath.Dir(r.Root), layersName))
+		}
+		if err := Place(to, files...); err != nil {
 			return err
 		}
 	}

@@ -20,8 +20,11 @@ import (
 type Spec struct {
 	ID string
 	// The sandbox's run directory. The caller makes it, and removes it after the end.
-	Dir       string
-	Root      string // root image, a read-only erofs file
+	Dir  string
+	Root string // root image, a read-only erofs file
+	// Files that hold the image's contents, if it has none itself: with it, in this order, they
+	// make up the disk.
+	Layers    []string `json:",omitempty"`
 	Program   wire.Program
 	MemoryMiB int
 	NIC       *NIC // nil: no network

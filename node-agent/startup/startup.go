@@ -43,6 +43,7 @@ type Request struct {
 // Root is a runtime's root image and the program to start in it. It stays until it is released.
 type Root struct {
 	Path    string
+	Layers  []string // files that are part of it
 	Program wire.Program
 	Release func() // nil: there is nothing to be done
 }
@@ -104,7 +105,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		do: func(ctx context.Context) error {
 			root, err := s.Images.Root(ctx, req.Image, req.Namespace)
 			st.LetGo = root.Release
-			st.Spec.Root = root.Path
+			st.Spec.Root, st.Spec.Layers = root.Path, root.Layers
 			if err == nil {
 				err = req.program(root.Program, &st.Spec.Program)
 			}

@@ -3,10 +3,7 @@ package oci
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,7 +13,6 @@ import (
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -38,20 +34,18 @@ func init() {
 	}
 }
 
-// unpackMain reads an order and layers from its standard input, writes the image to file 3, uses
-// file 4 as its spool, and writes its verdict to its standard output.
+// unpackMain reads an order from its standard input, and does it: to look at a configuration, to
+// unpack the layer that follows, or to merge layers into a root. It finds its files behind the
+// standard ones, and writes its verdict to its standard output.
 func unpackMain() int {
 	if err := confine(); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot be confined:", err)
 		return 1
 	}
-	image, spool := os.NewFile(3, "image"), os.NewFile(4, "spool")
-	var v verdict
-	p, err := unpackFrom(bufio.NewReaderSize(os.Stdin, 64<<10), spool, image)
+	v, err := obey(bufio.NewReaderSize(os.Stdin, 256<<10))
 	var known because
 	switch {
 	case err == nil:
-		v.Program = p
 	case errors.Is(err, unix.ENOSPC):
 		v.Error, v.Full = err.Error(), true
 	case errors.As(err, &known):
@@ -67,93 +61,60 @@ func unpackMain() int {
 	return 0
 }
 
-func unpackFrom(in io.Reader, spool, image *os.File) (p wire.Program, err error) {
+// obey does the order that in begins with.
+func obey(in io.Reader) (v verdict, err error) {
 	var length [4]byte
 	if _, err := io.ReadFull(in, length[:]); err != nil {
-		return p, err
+		return v, err
 	}
 	var o order
-	if err := json.NewDecoder(io.LimitReader(in,
-		int64(binary.BigEndian.Uint32(length[:])))).Decode(&o); err != nil {
-		return p, err
+	err = json.NewDecoder(io.LimitReader(in, int64(binary.BigEndian.Uint32(length[:])))).Decode(&o)
+	if err != nil {
+		return v, err
+	}
+	if len(o.Config) == 0 {
+		most := rootfs.Limits{Bytes: min(o.Content, maxContent), Names: maxNames, Naming: maxNaming}
+		v.Layer, err = layer(in, o.Inflater, most, handedOver(0), handedOver(1))
+		return v, err
 	}
 	file, err := v1.ParseConfigFile(bytes.NewReader(o.Config))
 	if err != nil {
-		return p, fmt.Errorf("its configuration: %w", err)
+		return v, fmt.Errorf("its configuration: %w", err)
 	}
-	if p, err = programOf(file); err != nil {
-		return p, err
+	for _, id := range file.RootFS.DiffIDs {
+		v.DiffIDs = append(v.DiffIDs, id.String())
 	}
-	if have, want := len(o.Sizes), len(file.RootFS.DiffIDs); have != want {
-		return p, fmt.Errorf("it has %d layers and its configuration names %d", have, want)
+	if v.Program, err = programOf(file); err != nil || o.Layers == nil {
+		return v, err
 	}
-	t := rootfs.On(spool)
-	t.Limit(min(o.Content, maxContent), maxNames, maxNaming)
-	for n, size := range o.Sizes {
-		if err := overlay(t, io.LimitReader(in, size), file.RootFS.DiffIDs[n]); err != nil {
-			return p, fmt.Errorf("layer %d: %w", n+1, err)
+	return v, merge(o.Layers, file.Config.User, &v.Program)
+}
+
+// handedOver is the n-th file that this process was given.
+func handedOver(n int) *os.File { return os.NewFile(uintptr(3+n), "handed over") }
+
+// merge writes the root of layers, whose blobs and indexes follow it among the files.
+func merge(layers []Layer, user string, p *wire.Program) (err error) {
+	t := rootfs.On(nil)
+	t.Limit(maxContent, maxNames, maxNaming)
+	for n, l := range layers {
+		blob := rootfs.Blob{ReaderAt: handedOver(1 + 2*n), Bytes: l.Bytes}
+		if err := t.Overlay(handedOver(2+2*n), blob); err != nil {
+			return fmt.Errorf("layer %d: %w", n+1, err)
 		}
 	}
 	for _, mount := range []string{"dev", "proc", "sys", "run"} {
 		if err := t.Mkdir(mount, 0o755); err != nil {
-			return p, err
+			return err
 		}
 	}
 	if err := t.Mkdir("tmp", 0o1777); err != nil {
-		return p, err
-	}
-	if p.UID, p.GID, err = lookUp(t, file.Config.User); err != nil {
-		return p, err
-	}
-	return p, t.WriteTo(image)
-}
-
-// overlay puts a layer over the tree. It reads the layer to its end, because only then its content
-// is known to match its diff id and to have nothing after the archive except padding with zeros.
-func overlay(t *rootfs.Tree, sent io.Reader, diffID v1.Hash) error {
-	content, err := uncompressed(bufio.NewReaderSize(sent, 64<<10))
-	if err != nil {
 		return err
 	}
-	h := sha256.New()
-	r := io.TeeReader(content, h)
-	if err := t.Layer(r); err != nil {
+	if p.UID, p.GID, err = lookUp(t, user); err != nil {
 		return err
 	}
-	if _, err := io.Copy(&padding{}, r); err != nil {
-		return err
-	}
-	if _, err := io.Copy(io.Discard, sent); err != nil {
-		return err
-	}
-	if got := hex.EncodeToString(h.Sum(nil)); diffID.Algorithm != "sha256" || got != diffID.Hex {
-		return refuse(NotItself, "its diff id is %s and its contents have sha256:%s", diffID, got)
-	}
-	return nil
-}
-
-// padding accepts the zeros that may follow an archive.
-type padding struct{ n int }
-
-func (p *padding) Write(b []byte) (int, error) {
-	const most = 1 << 20
-	if p.n += len(b); p.n > most || len(bytes.Trim(b, "\x00")) > 0 {
-		return 0, errors.New("there is more behind the end of its archive than zeros to fill it up")
-	}
-	return len(b), nil
-}
-
-// uncompressed reads gzip, zstd, or neither, according to the first bytes.
-func uncompressed(r *bufio.Reader) (io.Reader, error) {
-	magic, _ := r.Peek(4)
-	switch {
-	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
-		return gzip.NewReader(r)
-	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-			zstd.WithDecoderMaxWindow(64<<20))
-	}
-	return r, nil
+	return t.WriteTo(handedOver(0))
 }
 
 // programOf returns the program that the image says is to be started.

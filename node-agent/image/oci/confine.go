@@ -12,7 +12,9 @@ import (
 const (
 	maxMemory  = 640 << 20 // its own memory, as RLIMIT_DATA counts it
 	maxFile    = 8 << 30   // blocks are padded, so an image has more bytes than its contents
-	maxSeconds = 240       // of CPU time
+	maxFiles   = 32 + 2*maxLayers
+	maxSeconds = 240 // of CPU time
+	maxThreads = 512 // of all processes that unpack at the same time
 	// unpackerUser is used for nothing else: sandboxes have 1.9e9 and more, distributions and
 	// containers less.
 	unpackerUser = 1_899_999_998
@@ -22,7 +24,7 @@ const (
 const unpackerName = "fastiov-unpack"
 
 // The garbage collector stays well below the limit as long as the reachable memory allows it.
-var unpackerEnv = []string{"GOMEMLIMIT=384MiB", "GOMAXPROCS=2", "GOTRACEBACK=none"}
+var unpackerEnv = []string{"GOMEMLIMIT=384MiB", "GOGC=400", "GOMAXPROCS=2", "GOTRACEBACK=none"}
 
 // apart returns the namespaces into which the process is born; without root there are none.
 func apart() *syscall.SysProcAttr {
@@ -39,13 +41,12 @@ func apart() *syscall.SysProcAttr {
 func confine() error {
 	limits := map[int]uint64{
 		unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_FSIZE: maxFile, unix.RLIMIT_CPU: maxSeconds,
-		unix.RLIMIT_NOFILE: 32, unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0,
+		unix.RLIMIT_NOFILE: maxFiles, unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0,
 		unix.RLIMIT_MSGQUEUE: 0,
 	}
 	root := os.Geteuid() == 0
 	if root {
-		// counts threads too, of all processes that unpack at the same time
-		limits[unix.RLIMIT_NPROC] = 128
+		limits[unix.RLIMIT_NPROC] = maxThreads
 	}
 	for what, most := range limits {
 		if err := unix.Setrlimit(what, &unix.Rlimit{Cur: most, Max: most}); err != nil {

@@ -44,7 +44,13 @@ func readStatus(t *testing.T, pid int) map[string]string {
 
 func startIdle(t *testing.T) *unpacker {
 	t.Helper()
-	u, err := startUnpacker(context.Background(), filepath.Join(t.TempDir(), "root.erofs"))
+	dir := t.TempDir()
+	image, err := os.Create(filepath.Join(dir, "root.erofs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	u, err := startUnpacker(context.Background(), filepath.Join(dir, "cell"), []*os.File{image})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,8 +93,10 @@ func TestWhoUnpacksHasNothing(t *testing.T) {
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
 	for _, want := range []string{
 		fmt.Sprintf("Max data size %d %[1]d bytes", maxMemory), "Max core file size 0 0 bytes",
-		fmt.Sprintf("Max file size %d %[1]d bytes", int64(maxFile)), "Max open files 32 32 files",
-		fmt.Sprintf("Max cpu time %d %[1]d seconds", maxSeconds), "Max processes 128 128 processes",
+		fmt.Sprintf("Max file size %d %[1]d bytes", int64(maxFile)),
+		fmt.Sprintf("Max open files %d %[1]d files", maxFiles),
+		fmt.Sprintf("Max cpu time %d %[1]d seconds", maxSeconds),
+		fmt.Sprintf("Max processes %d %[1]d processes", maxThreads),
 	} {
 		if err != nil ||
 			!strings.Contains(strings.Join(strings.Fields(string(limits)), " "), want) {
@@ -98,7 +106,7 @@ func TestWhoUnpacksHasNothing(t *testing.T) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, file := range files {
 		to, _ := os.Readlink(file)
-		known := strings.HasPrefix(to, filepath.Dir(u.cell)) || // the image and the spool
+		known := strings.HasPrefix(to, filepath.Dir(u.cell)) || // the image
 			to == os.DevNull || strings.HasPrefix(to, "pipe:") ||
 			strings.HasPrefix(to, "anon_inode:") ||
 			strings.HasPrefix(to, "/sys/fs/cgroup/") // Go's runtime reads its limits there

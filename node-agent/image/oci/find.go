@@ -48,10 +48,52 @@ type Image struct {
 	Bytes      int64 // of all its layers as they are transferred
 	ref        string
 	manifest   v1.Manifest
+	config     []byte
 	road       *road
 	client     *http.Client
 	at         name.Repository
 	scheme     string
+	received   atomic.Int64
+}
+
+// Layers describes the image's layers, the lowest first.
+func (i *Image) Layers() []v1.Descriptor { return i.manifest.Layers }
+
+// Received returns how many bytes have come from the registry.
+func (i *Image) Received() int64 { return i.received.Load() }
+
+// Verify returns an error unless the layers are those that the configuration names, and have no
+// more than content together.
+func (i *Image) Verify(diffIDs []string, layers []Layer, content int64) error {
+	var total int64
+	for n, l := range layers {
+		if l.DiffID != diffIDs[n] {
+			return refusal(i.ref, refuse(NotItself, "layer %d: its diff id is %s and its contents "+
+				"have %s", n+1, diffIDs[n], l.DiffID))
+		}
+		if total += l.Size; total > content {
+			return refusal(i.ref, refuse(TooLarge, "its layers have more than %d MB", content>>20))
+		}
+	}
+	return nil
+}
+
+// Registry is the host that the image comes from.
+func (i *Image) Registry() string { return i.at.RegistryStr() }
+
+// MayHave returns an error unless the registry would give the n-th layer to whoever pulls this
+// image. A layer that is here may have come by another's pull.
+func (i *Image) MayHave(ctx context.Context, n int) error {
+	resp, err := i.ask(ctx, http.MethodHead, "blobs", i.manifest.Layers[n].Digest.String(), "")
+	if err == nil {
+		resp.Body.Close()
+		err = transport.CheckError(resp, http.StatusOK, http.StatusFound, http.StatusSeeOther,
+			http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusMovedPermanently)
+	}
+	if err != nil {
+		err = fmt.Errorf("layer %d: %w", n+1, err)
+	}
+	return refusal(i.ref, err)
 }
 
 // Find asks the registry for the image that ref names, with the credentials of namespace.
@@ -68,8 +110,12 @@ func (s *Source) find(ctx context.Context, ref, namespace string) (i *Image, err
 	}
 	repository := reference.Context()
 	auth, secrets := allowed.credentials.of(namespace, repository.RegistryStr())
-	way := newRoad(allowed.registries, repository.RegistryStr(), secrets, s.Fetched)
-	i = &Image{Repository: repository.String(), ref: ref, road: way, at: repository}
+	i = &Image{Repository: repository.String(), ref: ref, at: repository}
+	way := newRoad(allowed.registries, repository.RegistryStr(), secrets, func(bytes int64) {
+		i.received.Add(bytes)
+		s.Fetched(bytes)
+	})
+	i.road = way
 	defer func() {
 		if err != nil {
 			way.http.CloseIdleConnections()
@@ -166,7 +212,7 @@ var manifestTypes = []types.MediaType{
 // fetchManifest reads a manifest or an index by tag or by digest, and checks the digest if it has
 // one.
 func (i *Image) fetchManifest(ctx context.Context, by string) ([]byte, types.MediaType, error) {
-	resp, err := i.get(ctx, "manifests", by)
+	resp, err := i.get(ctx, "manifests", by, "")
 	if err != nil {
 		return nil, "", err
 	}
@@ -190,55 +236,56 @@ func (i *Image) fetchManifest(ctx context.Context, by string) ([]byte, types.Med
 	return raw, stated.MediaType, nil
 }
 
-func (i *Image) get(ctx context.Context, kind, by string) (*http.Response, error) {
+// get asks for a manifest, or for a range of a blob. It asks again where the registry has too much
+// to do.
+func (i *Image) get(ctx context.Context, kind, by, bytes string) (*http.Response, error) {
+	for tried := 0; ; tried++ {
+		resp, err := i.ask(ctx, http.MethodGet, kind, by, bytes)
+		if err != nil {
+			return nil, err
+		}
+		busy := resp.StatusCode == http.StatusTooManyRequests ||
+			resp.StatusCode == http.StatusServiceUnavailable
+		if busy && tried < maxTries-1 {
+			resp.Body.Close()
+			if !pause(ctx, retryAfter(resp, tried)) {
+				return nil, context.Cause(ctx)
+			}
+			continue
+		}
+		err = transport.CheckError(resp, http.StatusOK, http.StatusPartialContent)
+		if err != nil {
+			resp.Body.Close()
+			return nil, err
+		}
+		return resp, nil
+	}
+}
+
+func (i *Image) ask(ctx context.Context, method, kind, by, bytes string) (*http.Response, error) {
 	u := url.URL{
 		Scheme: i.scheme, Host: i.at.RegistryStr(),
 		Path: fmt.Sprintf("/v2/%s/%s/%s", i.at.RepositoryStr(), kind, by),
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err
+	}
+	if bytes != "" {
+		req.Header.Set("Range", bytes)
 	}
 	for _, t := range manifestTypes {
 		if kind == "manifests" {
 			req.Header.Add("Accept", string(t))
 		}
 	}
-	resp, err := i.client.Do(req)
-	if err != nil {
-		return nil, err
+	client := *i.client
+	if method == http.MethodHead { // where the registry sends us does not matter
+		client.CheckRedirect = func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse
+		}
 	}
-	if err := transport.CheckError(resp, http.StatusOK); err != nil {
-		resp.Body.Close()
-		return nil, err
-	}
-	return resp, nil
-}
-
-// blob copies a blob to w while it is received. It returns an error unless w got the bytes that the
-// manifest names.
-func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
-	resp, err := i.get(ctx, "blobs", d.Digest.String())
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if body, bounded := resp.Body.(*answer); bounded {
-		body.lift(d.Size)
-	}
-	h := sha256.New()
-	n, err := io.Copy(io.MultiWriter(h, w), resp.Body)
-	if because, is := err.(because); is && because.error == errLong {
-		return refuse(NotItself, "%s has more than the %d bytes it should have", d.Digest, d.Size)
-	}
-	if err != nil {
-		return err
-	}
-	if got := hex.EncodeToString(h.Sum(nil)); n != d.Size || got != d.Digest.Hex {
-		return refuse(NotItself, "%s came as sha256:%s, %d bytes instead of %d", d.Digest,
-			got, n, d.Size)
-	}
-	return nil
+	return client.Do(req)
 }
 
 func digestOf(raw []byte) string {

@@ -12,22 +12,28 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// An order is sent to the unpacking process first; the layers follow one after the other.
+// An order is sent to the unpacking process first. With a configuration it is to look at that, and
+// to merge the layers, if there are any; without, a layer follows.
 type order struct {
-	Config  []byte
-	Sizes   []int64 // of the layers
-	Content int64   // how much they may unpack to
+	Config   []byte
+	Layers   []Layer
+	Inflater string
+	Content  int64 // how much a layer may unpack to
 }
 
 // A verdict is the unpacking process's answer.
 type verdict struct {
 	Program wire.Program
+	DiffIDs []string
+	Layer   Layer
 	Reason  Reason // what was wrong with the image; empty: nothing
 	Error   string
 	Full    bool // the disk is full
@@ -35,45 +41,121 @@ type verdict struct {
 
 const maxVerdict = 8 << 20
 
-// Unpack merges the image's layers, writes the result to the new file root, and returns the program
-// that the image says is to be started. The disk needs room for twice the permitted content.
-func (i *Image) Unpack(
-	ctx context.Context, root string, content int64, say func(string, ...any),
-) (wire.Program, error) {
-	p, err := i.unpack(ctx, root, content, say)
-	return p, refusal(i.ref, err)
-}
+// Names of a layer's files.
+const (
+	BlobName  = "blob"
+	IndexName = "index"
+)
 
-func (i *Image) unpack(
-	ctx context.Context, root string, content int64, say func(string, ...any),
-) (p wire.Program, err error) {
+// Inspect fetches the image's configuration and returns the digests of its layers' archives. An
+// image that cannot be started is refused before its layers are fetched.
+func (i *Image) Inspect(ctx context.Context, cell string) (diffIDs []string, err error) {
 	var config bytes.Buffer
 	if err := i.blob(ctx, i.manifest.Config, &config); err != nil {
-		return p, fmt.Errorf("configuration: %w", err)
+		return nil, refusal(i.ref, fmt.Errorf("configuration: %w", err))
 	}
-	u, err := startUnpacker(ctx, root)
+	i.config = config.Bytes()
+	v, err := i.order(ctx, cell, order{Config: i.config}, nil, nil)
+	have, want := len(i.manifest.Layers), len(v.DiffIDs)
+	if err == nil && have != want {
+		err = refuse(Unusable, "it has %d layers and its configuration names %d", have, want)
+	}
+	return v.DiffIDs, refusal(i.ref, err)
+}
+
+// Unpack fetches the n-th layer, and writes its blob and its index into dir.
+func (i *Image) Unpack(ctx context.Context, n int, dir string, content int64) (Layer, error) {
+	l, err := i.unpack(ctx, n, dir, content)
 	if err != nil {
-		return p, ours(err)
+		err = fmt.Errorf("layer %d: %w", n+1, err)
 	}
-	sent := i.send(ctx, u.in, order{Config: config.Bytes(), Content: content}, say)
+	return l, refusal(i.ref, err)
+}
+
+func (i *Image) unpack(ctx context.Context, n int, dir string, content int64) (l Layer, err error) {
+	var files []*os.File
+	for _, name := range []string{BlobName, IndexName} {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
+		if err != nil {
+			return l, ours(err)
+		}
+		defer f.Close()
+		files = append(files, f)
+	}
+	begin := time.Now()
+	var sending time.Duration
+	v, err := i.order(ctx, filepath.Join(dir, "cell"), order{Content: content}, files,
+		func(ctx context.Context, in io.Writer) error {
+			to := &timedWriter{w: in}
+			err := i.blob(ctx, i.manifest.Layers[n], to)
+			sending = time.Since(begin) - to.took
+			return err
+		})
+	v.Layer.Stages.Download = sending
+	return v.Layer, err
+}
+
+// Merge writes the root of the image's layers, whose directories are given, to the new file root.
+func (i *Image) Merge(ctx context.Context, root string, layers []Layer, dirs []string) (
+	wire.Program, error) {
+	image, err := os.OpenFile(root, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
+	if err != nil {
+		return wire.Program{}, ours(err)
+	}
+	defer image.Close()
+	files := []*os.File{image}
+	for _, dir := range dirs {
+		for _, name := range []string{BlobName, IndexName} {
+			f, err := os.Open(filepath.Join(dir, name))
+			if err != nil {
+				return wire.Program{}, ours(err)
+			}
+			defer f.Close()
+			files = append(files, f)
+		}
+	}
+	o := order{Config: i.config, Layers: append([]Layer{}, layers...)}
+	v, err := i.order(ctx, root+".cell", o, files, nil)
+	return v.Program, refusal(i.ref, err)
+}
+
+// order has a process do an order with the files, and with what follow sends it.
+func (i *Image) order(ctx context.Context, cell string, o order, files []*os.File,
+	follow func(context.Context, io.Writer) error) (v verdict, err error) {
+	u, err := startUnpacker(ctx, cell, files)
+	if err != nil {
+		return v, ours(err)
+	}
+	sent := func() error {
+		b, err := json.Marshal(o)
+		if err != nil {
+			return err
+		}
+		to := pipeTo{u.in}
+		b = append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
+		if _, err := to.Write(b); err != nil || follow == nil {
+			return err
+		}
+		return follow(u.ctx, to)
+	}()
 	u.in.Close()
 	if sent != nil && !errors.Is(sent, errGone) {
 		u.cancel()
 	}
-	v, err := u.wait()
+	v, err = u.wait()
 	switch {
 	case sent != nil && !errors.Is(sent, errGone): // and therefore we ended the process
-		return p, sent
+		return v, sent
 	case err != nil:
-		return p, err
+		return v, err
 	case v.Full:
-		return p, ours(fmt.Errorf("%s: %w", v.Error, unix.ENOSPC))
+		return v, ours(fmt.Errorf("%s: %w", v.Error, unix.ENOSPC))
 	case v.Reason != "":
-		return p, refuse(v.Reason, "%s", v.Error)
+		return v, refuse(v.Reason, "%s", v.Error)
 	case sent != nil:
-		return p, refuse(Unusable, "%w", sent)
+		return v, refuse(Unusable, "%w", sent)
 	}
-	return v.Program, nil
+	return v, nil
 }
 
 // errGone means that the unpacking process stopped reading. Its verdict says why.
@@ -89,27 +171,17 @@ func (p pipeTo) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (i *Image) send(ctx context.Context, in io.Writer, o order, say func(string, ...any)) error {
-	for _, layer := range i.manifest.Layers {
-		o.Sizes = append(o.Sizes, layer.Size)
-	}
-	b, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	to := pipeTo{in}
-	if _, err := to.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(b))),
-		b...)); err != nil {
-		return err
-	}
-	for n, layer := range i.manifest.Layers {
-		say("unpacking layer %d of %d", n+1, len(i.manifest.Layers))
-		if err := i.blob(ctx, layer, to); err != nil {
-			return fmt.Errorf("layer %d: %w", n+1, err)
-		}
-	}
-	say("writing the root image")
-	return nil
+// timedWriter adds up how long a writer took.
+type timedWriter struct {
+	w    io.Writer
+	took time.Duration
+}
+
+func (t *timedWriter) Write(b []byte) (int, error) {
+	begin := time.Now()
+	n, err := t.w.Write(b)
+	t.took += time.Since(begin)
+	return n, err
 }
 
 // An unpacker is the process that unpacks one image. It runs this same program under the name
@@ -124,18 +196,9 @@ type unpacker struct {
 	ctx    context.Context
 }
 
-func startUnpacker(ctx context.Context, root string) (_ *unpacker, err error) {
-	u := &unpacker{cell: root + ".cell"}
-	image, err := os.OpenFile(root, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	defer image.Close()
-	spool, err := os.OpenFile(filepath.Dir(root), unix.O_TMPFILE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer spool.Close()
+// startUnpacker starts the process with the files. Its root is the new directory cell.
+func startUnpacker(ctx context.Context, cell string, files []*os.File) (_ *unpacker, err error) {
+	u := &unpacker{cell: cell}
 	if err := os.Mkdir(u.cell, 0o755); err != nil {
 		return nil, err
 	}
@@ -145,9 +208,10 @@ func startUnpacker(ctx context.Context, root string) (_ *unpacker, err error) {
 	u.cmd.Env = unpackerEnv
 	u.cmd.Dir = u.cell
 	u.cmd.Stdout, u.cmd.Stderr = &bounded{&u.out, maxVerdict}, &bounded{&u.errs, 64 << 10}
-	u.cmd.ExtraFiles = []*os.File{image, spool}
+	u.cmd.ExtraFiles = files
 	u.cmd.SysProcAttr = apart()
 	if u.in, err = u.cmd.StdinPipe(); err == nil {
+		widen(u.in)
 		err = u.cmd.Start()
 	}
 	if err != nil {
@@ -156,6 +220,17 @@ func startUnpacker(ctx context.Context, root string) (_ *unpacker, err error) {
 		return nil, fmt.Errorf("the process that unpacks images: %w", err)
 	}
 	return u, nil
+}
+
+// widen makes room for a megabyte in a pipe: fewer turns between who writes and who reads.
+func widen(pipe any) {
+	if f, is := pipe.(syscall.Conn); is {
+		if raw, err := f.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) {
+				_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pieceSize)
+			})
+		}
+	}
 }
 
 // wait returns the process's verdict on its image, or an error made of how the process ended.

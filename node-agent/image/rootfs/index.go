@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// An Entry is what a layer's archive says of one file, and where in the archive its content is.
+// An Entry holds what a layer's archive says of one file, and where in the archive its content is.
 type Entry struct {
 	Name, Link string // Link is the target of a symbolic link, or the other name of a hard one
 	Type       byte   // as in archive/tar

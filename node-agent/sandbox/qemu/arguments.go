@@ -45,7 +45,8 @@ type handed struct {
 	kernel, initrd *os.File // memfds: any process that has them can read them
 	kvm, vsock     *os.File
 	ram            memory
-	root           *os.File
+	root           []*os.File  // files that make up the disk
+	disk           description // of it, if they are several
 	console        *os.File
 	control        *os.File // listening socket
 }
@@ -77,8 +78,7 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	c.add("-append", strings.Join(parameters, " "))
 	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial",
 		"chardev:console")
-	c.add("-blockdev", "driver=file,node-name=root,read-only=on,locking=off,filename="+
-		c.set(h.root))
+	c.disk(h.root, h.disk)
 	c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
 	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid,
 		c.pass(h.vsock)))

@@ -159,12 +159,14 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 		flags int
 	}{
 		{&h.kvm, "/dev/kvm", os.O_RDWR},
-		{&h.root, spec.Root, os.O_RDONLY},
 		{&h.console, consoleLog(spec), os.O_WRONLY | os.O_CREATE | os.O_APPEND},
 	} {
 		if *o.file, err = os.OpenFile(o.path, o.flags, 0o600); err != nil {
 			return h, err
 		}
+	}
+	if h.root, h.disk, err = openDisk(spec); err != nil {
+		return h, err
 	}
 	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Arm); err != nil {
 		return h, err
@@ -181,7 +183,7 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 // close closes our side of the files that only this VMM uses, but for its memory. Kernel and initrd
 // serve the next VMM too.
 func (h handed) close() {
-	for _, f := range []*os.File{h.kvm, h.root, h.console, h.control} {
+	for _, f := range append(h.root, h.kvm, h.console, h.control, h.disk.read, h.disk.write) {
 		if f != nil {
 			f.Close()
 		}

@@ -1,0 +1,297 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/fastiov/fastiov/node-agent/image/oci"
+)
+
+// A layer is an entry of its own, which roots share: its blob, its index, and what is known of it.
+// It is found by its registry and the digest of what the registry sends. A registry that says that
+// somebody may have a layer says it for itself alone.
+const (
+	layerName  = "layer"
+	layerAbout = "layer.json"
+	layersName = "layers" // of a root's entry: the keys of its layers, the lowest first
+)
+
+// A node works on so many layers at a time, and holds so many bytes of them.
+const streamMemory = 3 * oci.StreamBlocks * oci.BlockSize
+
+// streams bounds how many layers are under way, for all pulls of a node together.
+type streams struct {
+	memory, processes *semaphore.Weighted
+	mu                sync.Mutex
+	under             map[string]*flight // by the layer's key
+}
+
+// A flight is a layer that is being fetched. It goes on while anybody waits for it.
+type flight struct {
+	waiting int
+	cancel  context.CancelFunc
+	done    chan struct{}
+	err     error
+	release func()
+}
+
+func newStreams() *streams {
+	return &streams{
+		memory:    semaphore.NewWeighted(streamMemory),
+		processes: semaphore.NewWeighted(int64(runtime.NumCPU() + 1)),
+		under:     map[string]*flight{},
+	}
+}
+
+// layersOf returns the keys of the layers that the entry in dir needs.
+func layersOf(dir string) []string {
+	b, err := os.ReadFile(filepath.Join(dir, layersName))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(b))
+}
+
+// sound reports whether an entry, whose lock is taken, is intact and has its layers, which it takes
+// into use.
+func (c *Cache) sound(ctx context.Context, key string) (layers []func(), sound bool) {
+	if !c.intact(key) {
+		return nil, false
+	}
+	for _, layer := range layersOf(c.entry(key)) {
+		if held, err := c.hold(ctx, layer); !held || err != nil {
+			for _, release := range layers {
+				release()
+			}
+			return nil, false
+		}
+		layers = append(layers, c.releaseOf(layer))
+	}
+	return layers, true
+}
+
+// brought are the layers of an image, in use until released.
+type brought struct {
+	keys    []string
+	about   []oci.Layer
+	release []func()
+}
+
+func (b *brought) dirs(c *Cache) (dirs []string) {
+	for _, key := range b.keys {
+		dirs = append(dirs, c.entry(key))
+	}
+	return dirs
+}
+
+func (b *brought) free() {
+	for _, release := range b.release {
+		if release != nil {
+			release()
+		}
+	}
+	b.release = nil
+}
+
+// bringLayers takes all layers of an image into use, and fetches those that are not here: all at
+// once, as far as there is room, and the largest first, so that none is waited for at the end.
+func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64, p *pulling) (
+	*brought, error) {
+	layers := image.Layers()
+	b := &brought{
+		keys: make([]string, len(layers)), about: make([]oci.Layer, len(layers)),
+		release: make([]func(), len(layers)),
+	}
+	order := make([]int, len(layers))
+	for n, d := range layers {
+		order[n] = n
+		b.keys[n] = keyOf(layerName, []string{"1", image.Registry(), d.Digest.String()})
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return int(layers[b].Size - layers[a].Size) })
+	group, ctx := errgroup.WithContext(ctx)
+	for _, n := range order {
+		if slices.Index(b.keys, b.keys[n]) < n { // the same layer twice
+			continue
+		}
+		group.Go(func() (err error) {
+			b.release[n], err = c.bringLayer(ctx, image, n, content, p)
+			if err == nil {
+				b.about[n], err = aboutLayer(c.entry(b.keys[n]))
+			}
+			p.layerDone()
+			return err
+		})
+	}
+	err := group.Wait()
+	for n, key := range b.keys {
+		b.about[n] = b.about[slices.Index(b.keys, key)]
+	}
+	return b, err
+}
+
+// bringLayer takes a layer into use. If another fetched it, the registry is asked whether we may
+// have it.
+func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, content int64,
+	p *pulling) (release func(), err error) {
+	d := image.Layers()[n]
+	inputs := []string{"1", image.Registry(), d.Digest.String()}
+	key := keyOf(layerName, inputs)
+	for {
+		if held, err := c.hold(ctx, key); held || err != nil {
+			if err == nil {
+				release = c.releaseOf(key)
+				if err = image.MayHave(ctx, n); err != nil {
+					release()
+				}
+			}
+			return release, err
+		}
+		ours := false
+		f := c.joinFlight(key, func(ctx context.Context) (func(), error) {
+			ours = true
+			_, release, err := c.take(ctx, recipe{name: layerName, inputs: inputs, sealed: true,
+				build: func(ctx context.Context, dir string, _ func(string, ...any)) error {
+					return c.fetchLayer(ctx, image, n, dir, content, p)
+				}})
+			return release, err
+		})
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			if c.leaveFlight(key, f) {
+				<-f.done // which comes soon, and then nothing appears any more
+			}
+			return nil, context.Cause(ctx)
+		}
+		if f.err == nil && ours {
+			if held, err := c.hold(ctx, key); held || err != nil {
+				release = c.releaseOf(key)
+				c.leaveFlight(key, f)
+				return release, err
+			}
+		}
+		c.leaveFlight(key, f)
+		if f.err != nil && !errors.Is(f.err, context.Canceled) {
+			return nil, f.err
+		}
+	}
+}
+
+// fetchLayer fills a layer's entry when it is its turn.
+func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir string,
+	content int64, p *pulling) error {
+	s := c.pulls.streams
+	memory := min(image.Layers()[n].Size, oci.StreamBlocks*oci.BlockSize)
+	if err := s.memory.Acquire(ctx, memory); err != nil {
+		return err
+	}
+	defer s.memory.Release(memory)
+	if err := s.processes.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer s.processes.Release(1)
+	about, err := image.Unpack(ctx, n, dir, content)
+	if err != nil {
+		return err
+	}
+	p.fetched(about)
+	b, err := json.Marshal(about)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, layerAbout), b, 0o644); err != nil {
+		return err
+	}
+	blob := sealed{oci.BlobName, about.Size, about.DiffID}
+	if about.Spilled() {
+		blob.Digest = ""
+	}
+	var seals []sealed
+	for _, name := range []string{oci.IndexName, layerAbout} {
+		s, err := sealOf(dir, name)
+		if err != nil {
+			return err
+		}
+		seals = append(seals, s)
+	}
+	return writeSeal(dir, append(seals, blob)...)
+}
+
+func aboutLayer(dir string) (l oci.Layer, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, layerAbout))
+	if err == nil {
+		err = json.Unmarshal(b, &l)
+	}
+	return l, err
+}
+
+// joinFlight waits in a flight that is under way, or begins one.
+func (c *Cache) joinFlight(key string, fetch func(context.Context) (func(), error)) *flight {
+	s := c.pulls.streams
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.under[key]
+	if f == nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		f = &flight{cancel: cancel, done: make(chan struct{})}
+		s.under[key] = f
+		c.pulls.all.Go(func() {
+			release, err := fetch(ctx)
+			s.mu.Lock()
+			f.err = err
+			if f.waiting > 0 {
+				f.release, release = release, nil
+			}
+			if s.under[key] == f {
+				delete(s.under, key)
+			}
+			s.mu.Unlock()
+			if release != nil {
+				release()
+			}
+			close(f.done)
+		})
+	}
+	f.waiting++
+	return f
+}
+
+// leaveFlight takes one out of a flight, and reports whether that was the last, which ends it.
+func (c *Cache) leaveFlight(key string, f *flight) (last bool) {
+	s := c.pulls.streams
+	s.mu.Lock()
+	var release func()
+	if f.waiting--; f.waiting == 0 {
+		last = true
+		f.cancel()
+		release, f.release = f.release, nil
+		if s.under[key] == f {
+			delete(s.under, key)
+		}
+	}
+	s.mu.Unlock()
+	if release != nil {
+		release()
+	}
+	return last
+}
+
+// drop removes layers that no root needs: those of an image that was refused.
+func (c *Cache) drop(keys []string) {
+	needed := c.references(c.entries())
+	for _, key := range keys {
+		if needed[key] == 0 {
+			c.removeEntry(key)
+		}
+	}
+}

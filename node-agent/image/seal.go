@@ -1,0 +1,154 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// A pull does not wait for the disk. Its entries are published with a seal, the checksums of their
+// files, and are written to the disk afterwards. After a power cut, an entry that the disk may not
+// have in full is checked by its seal before it is used, and is otherwise as good as absent.
+const (
+	sealName    = "seal.json"
+	settledName = "settled" // an empty file: the disk has the entry
+	syncStep    = 64 << 20
+)
+
+type seal struct {
+	Boot  string // while this lasts, nothing that was written can be missing
+	Files []sealed
+}
+
+type sealed struct {
+	Name   string
+	Size   int64
+	Digest string // of the first Size bytes; empty: nobody can tell
+}
+
+var bootID = sync.OnceValue(func() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(bytes.TrimSpace(id))
+})
+
+// writeSeal seals the files in dir.
+func writeSeal(dir string, files ...sealed) error {
+	b, err := json.Marshal(seal{bootID(), files})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, sealName), b, 0o644)
+}
+
+// sealOf reads a file for its seal.
+func sealOf(dir, name string) (sealed, error) {
+	f, err := os.Open(filepath.Join(dir, name))
+	if err != nil {
+		return sealed{}, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	n, err := io.Copy(h, f)
+	return sealed{name, n, "sha256:" + hex.EncodeToString(h.Sum(nil))}, err
+}
+
+// intact reports whether the entry is as it was sealed. One without a seal was synced before it
+// was published.
+func (c *Cache) intact(key string) bool {
+	b, err := os.ReadFile(filepath.Join(c.entry(key), sealName))
+	if os.IsNotExist(err) {
+		return true
+	}
+	var s seal
+	if err != nil || json.Unmarshal(b, &s) != nil {
+		return false
+	}
+	_, unsettled := os.Stat(filepath.Join(c.entry(key), settledName))
+	if unsettled == nil || s.Boot == bootID() {
+		return true
+	}
+	for _, file := range s.Files {
+		if !file.holds(c.entry(key)) {
+			return false
+		}
+	}
+	c.settle(key)
+	return true
+}
+
+// holds reports whether the file in dir has the contents that were sealed.
+func (s sealed) holds(dir string) bool {
+	f, err := os.Open(filepath.Join(dir, s.Name))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	h := sha256.New()
+	n, err := io.Copy(h, io.LimitReader(f, s.Size))
+	return err == nil && n == s.Size && s.Digest == "sha256:"+hex.EncodeToString(h.Sum(nil))
+}
+
+// settling writes entries to the disk, one after the other.
+type settling struct {
+	ctx  context.Context
+	end  context.CancelFunc
+	turn sync.Mutex
+	all  sync.WaitGroup
+}
+
+func (s *settling) close() {
+	s.end()
+	s.all.Wait()
+}
+
+// settle has the disk write an entry that was published before. If the cache is closed first, the
+// entry stays sealed.
+func (c *Cache) settle(key string) {
+	s := &c.settling
+	s.all.Go(func() {
+		s.turn.Lock()
+		defer s.turn.Unlock()
+		dir := c.entry(key)
+		for _, name := range children(dir) {
+			if name == settledName || syncSteps(s.ctx, filepath.Join(dir, name)) != nil {
+				return
+			}
+		}
+		if syncPath(dir) != nil || syncPath(filepath.Dir(dir)) != nil {
+			return
+		}
+		_ = os.WriteFile(filepath.Join(dir, settledName), nil, 0o644)
+	})
+}
+
+// syncSteps writes a file to the disk, step by step, so that it can be left.
+func syncSteps(ctx context.Context, name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	const write = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE |
+		unix.SYNC_FILE_RANGE_WAIT_AFTER
+	for at := int64(0); at < info.Size(); at += syncStep {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := unix.SyncFileRange(int(f.Fd()), at, syncStep, write); err != nil {
+			break // a file system that cannot; Sync can
+		}
+	}
+	return f.Sync()
+}
