@@ -113,7 +113,8 @@ func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descripto
 	if err := first.open(); err != nil {
 		return err
 	}
-	if !first.ranged {
+	ranged := first.ranged
+	if !ranged {
 		first.end = d.Size
 		defer first.close()
 	}
@@ -133,7 +134,7 @@ func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descripto
 		k := &block{b: b}
 		k.come = sync.NewCond(&k.mu)
 		blocks <- k // there are no more blocks than places
-		if !first.ranged {
+		if !ranged {
 			if err := k.fill(first); err != nil {
 				return err
 			}
@@ -151,7 +152,7 @@ func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descripto
 			return p.over()
 		})
 	}
-	if !first.ranged {
+	if !ranged {
 		return first.over()
 	}
 	return nil

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -196,8 +198,14 @@ type unpacker struct {
 	ctx    context.Context
 }
 
+// What this process was itself handed, and nobody marked, is not for a stranger's image.
+var keepFiles = sync.OnceFunc(func() {
+	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
+})
+
 // startUnpacker starts the process with the files. Its root is the new directory cell.
 func startUnpacker(ctx context.Context, cell string, files []*os.File) (_ *unpacker, err error) {
+	keepFiles()
 	u := &unpacker{cell: cell}
 	if err := os.Mkdir(u.cell, 0o755); err != nil {
 		return nil, err
