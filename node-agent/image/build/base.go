@@ -2,11 +2,28 @@ package build
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
+
+// unpacked returns a tree with packages, without what of them nobody needs.
+func unpacked(
+	ctx context.Context, dir string, say func(string, ...any), debs []deb,
+) (*rootfs.Tree, error) {
+	t, err := newBase(dir)
+	if err != nil {
+		return nil, err
+	}
+	say("unpacking %d packages", len(debs))
+	if err := unpack(ctx, t, debs, noNoise); err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
 
 // newBase returns an empty tree with the directories and links that packages expect to find.
 func newBase(dir string) (*rootfs.Tree, error) {

@@ -23,6 +23,9 @@ func Open(dir string, out io.Writer) (*Builder, error) {
 	return &Builder{Cache: cache}, err
 }
 
+// A builder fills the empty directory of an entry.
+type builder = func(ctx context.Context, dir string, say func(string, ...any)) error
+
 const guestName = "guest"
 
 // Things lists what a node may ask a builder for.
@@ -46,6 +49,22 @@ func (b *Builder) Build(ctx context.Context, thing string) (dir string, err erro
 		return "", fmt.Errorf("no recipe for %q; there are %s", thing, strings.Join(Things(), ", "))
 	}
 	return b.runtime(ctx, thing, r)
+}
+
+// getOrFormer is Get, or where the entry cannot be made, the one of that name that was used last.
+func (b *Builder) getOrFormer(
+	ctx context.Context, name string, inputs []string, make builder,
+) (dir string, err error) {
+	dir, err = b.Get(ctx, name, inputs, make)
+	if err == nil || ctx.Err() != nil {
+		return dir, err
+	}
+	former, found := b.Latest(ctx, name)
+	if !found {
+		return "", fmt.Errorf("%w; there is no former %s in the cache to go on with", err, name)
+	}
+	b.Say(name, "going on with the former one that the cache has: %v", err)
+	return former, nil
 }
 
 // GuestWith returns the files that a microVM boots from, with that kernel.

@@ -62,8 +62,6 @@ func open(t *testing.T, dir string) *Builder {
 	return b
 }
 
-type builder = func(ctx context.Context, dir string, say func(string, ...any)) error
-
 // TestThereIsARecipeForEachRuntime that a node takes for one that is made, and for no other.
 func TestThereIsARecipeForEachRuntime(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(recipes)); !slices.Equal(got, image.Made()) {

@@ -3,7 +3,6 @@ package build
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,21 +37,11 @@ func (b *Builder) Guest(ctx context.Context) (image.Boot, error) {
 // guest makes the guest on the base of those inputs, or where that cannot be had, on the base that
 // was used last.
 func (b *Builder) guest(
-	ctx context.Context, program []byte, inputs []string,
-	makeBase func(ctx context.Context, dir string, say func(string, ...any)) error,
+	ctx context.Context, program []byte, inputs []string, makeBase builder,
 ) (image.Boot, error) {
-	base, err := b.Get(ctx, baseName, inputs, makeBase)
-	if ctx.Err() != nil {
-		return image.Boot{}, err
-	}
+	base, err := b.getOrFormer(ctx, baseName, inputs, makeBase)
 	if err != nil {
-		former, found := b.Latest(ctx, baseName)
-		if !found {
-			return image.Boot{}, fmt.Errorf("%w; "+
-				"there is no former kernel in the cache to go on with", err)
-		}
-		b.Say(guestName, "going on with the kernel that the cache has: %v", err)
-		base = former
+		return image.Boot{}, err
 	}
 	return b.onBase(ctx, base, program)
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-// QEMU returns the prefix of package hypervisor, made of Debian's packages.
+// QEMU returns the prefix of package hypervisor, made of Debian's packages, or where that cannot be
+// made, the one that was used last.
 func (b *Builder) QEMU(ctx context.Context) (dir string, err error) {
 	from := hostVersions()
 	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
@@ -25,19 +26,15 @@ func (b *Builder) QEMU(ctx context.Context) (dir string, err error) {
 		}
 		return buildQEMU(ctx, dir, say, debs)
 	}
-	return b.Get(ctx, hypervisor.Thing, []string{"qemu 1", from.inputs()}, make)
+	return b.getOrFormer(ctx, hypervisor.Thing, []string{"qemu 1", from.inputs()}, make)
 }
 
 func buildQEMU(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
-	t, err := newBase(dir)
+	t, err := unpacked(ctx, dir, say, debs)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	say("unpacking %d packages", len(debs))
-	if err := unpack(ctx, t, debs, noNoise); err != nil {
-		return err
-	}
 	files, err := programFiles(t)
 	if err != nil {
 		return err

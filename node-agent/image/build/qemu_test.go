@@ -1,6 +1,7 @@
 package build
 
 import (
+	"context"
 	"os"
 	"path"
 	"path/filepath"
@@ -59,5 +60,23 @@ func TestAProgramBringsWhatItIsLinkedWith(t *testing.T) {
 	}
 	if _, err := programFiles(tree); err == nil || !strings.Contains(err.Error(), "libc.so.6") {
 		t.Errorf("without libc: %v", err)
+	}
+}
+
+// A node whose mirror is away when the pins have changed goes on with the QEMU that it has.
+func TestWithoutAMirrorAFormerQEMUServes(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", t.TempDir()) // so there is no apt
+	if _, err := open(t, dir).QEMU(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "no former qemu") {
+		t.Errorf("with an empty cache: %v", err)
+	}
+	made := func(context.Context, string, func(string, ...any)) error { return nil }
+	former, err := open(t, dir).Get(t.Context(), hypervisor.Thing, []string{"former pins"}, made)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := open(t, dir).QEMU(t.Context()); err != nil || got != former {
+		t.Errorf("%q, want %q (%v)", got, former, err)
 	}
 }

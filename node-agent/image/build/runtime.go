@@ -100,15 +100,11 @@ func (b *Builder) runtime(ctx context.Context, name string, r runtimeRecipe) (st
 func (r runtimeRecipe) build(
 	ctx context.Context, dir string, say func(string, ...any), debs []deb,
 ) error {
-	t, err := newBase(dir)
+	t, err := unpacked(ctx, dir, say, debs)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	say("unpacking %d packages", len(debs))
-	if err := unpack(ctx, t, debs, noNoise); err != nil {
-		return err
-	}
 	if err := accounts(t, "root:0:/root:/bin/sh", "nobody:65534:/:/usr/sbin/nologin"); err != nil {
 		return err
 	}

@@ -83,16 +83,11 @@ func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
 }
 
 func buildTestbed(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
-	t, err := newBase(dir)
+	t, err := unpacked(ctx, dir, say, without(debs, testbedOmits...))
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	programs := without(debs, testbedOmits...)
-	say("unpacking %d packages", len(programs))
-	if err := unpack(ctx, t, programs, noNoise); err != nil {
-		return err
-	}
 	say("unpacking the kernel")
 	release, err := unpackKernel(ctx, t, debs, keepTestbedModule)
 	if err != nil {
