@@ -351,7 +351,7 @@ func (c *Cache) build(ctx context.Context, r recipe, key string) (err error) {
 	if err := os.RemoveAll(tmp); err != nil { // of a builder that died: its lock is ours now
 		return err
 	}
-	if err := os.Mkdir(tmp, 0o755); err != nil {
+	if err := MakeDir(tmp); err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -15,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
@@ -115,6 +116,7 @@ type Set struct {
 	qemu    hypervisor.Prefix
 	cache   *Cache // nil: nothing is made or pulled
 	sources []source
+	inUse   *os.File // its directory, locked against exports that would change it; nil: the cache's
 	kept    sync.Map // runtimes that are not released, by name: a cold start reads none twice
 }
 
@@ -159,19 +161,23 @@ func (s *Set) PullTo(c *Cache) {
 	})
 }
 
-// OpenSet opens a set that Export wrote:
+// OpenSet opens a set that Export wrote. As long as the Set is there, none is written over it.
 //
 //	DIR/guest/kernel, initrd
 //	DIR/qemu/usr, lib64
 //	DIR/runtimes/NAME/root.erofs, config.json
 func OpenSet(dir string) (*Set, error) {
 	s := &Set{Guest: BootIn(filepath.Join(dir, "guest"))}
+	var err error
+	if s.inUse, err = lockSet(dir, unix.LOCK_SH); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("somebody exports to %s right now; try again", dir)
+	}
 	s.qemu = func(context.Context) (string, error) {
 		prefix := filepath.Join(dir, hypervisor.Thing)
 		if _, err := os.Stat(prefix); err != nil {
 			return "", fmt.Errorf("there is no %s in %s; export it there", hypervisor.Thing, dir)
 		}
-		return prefix, nil
+		return prefix, onlyOurs(prefix)
 	}
 	for _, file := range []string{s.Guest.Kernel, s.Guest.Initrd} {
 		if _, err := os.Stat(file); err != nil {
@@ -251,95 +257,3 @@ func (s *Set) Hold(ctx context.Context, root string) (release func(), err error)
 // QEMU returns the prefix of package hypervisor. It has the builder make that, if nobody exported
 // it.
 func (s *Set) QEMU(ctx context.Context) (dir string, err error) { return s.qemu(ctx) }
-
-// Export writes a set to dir, adding to what is there. Files appear there whole. The prefix of QEMU
-// is part of a set for machines whose own is not used; without one, qemu is empty.
-func Export(dir string, guest Boot, qemu string, runtimes map[string]Runtime) error {
-	if err := Place(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd); err != nil {
-		return err
-	}
-	if qemu != "" {
-		if err := placeAll(filepath.Join(dir, hypervisor.Thing), qemu); err != nil {
-			return err
-		}
-	}
-	for name, r := range runtimes {
-		config := filepath.Join(filepath.Dir(r.Root), ConfigName)
-		to := filepath.Join(dir, "runtimes", fileName(name))
-		for _, blob := range r.Layers {
-			layer := filepath.Base(filepath.Dir(blob))
-			if err := Place(filepath.Join(to, layer), blob); err != nil {
-				return err
-			}
-		}
-		files := []string{r.Root, config}
-		if len(r.Layers) > 0 {
-			files = append(files, filepath.Join(filepath.Dir(r.Root), layersName))
-		}
-		if err := Place(to, files...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// placeAll places the files below from.
-func placeAll(dir, from string) error {
-	return filepath.WalkDir(from, func(file string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		below, err := filepath.Rel(from, filepath.Dir(file))
-		if err != nil {
-			return err
-		}
-		return Place(filepath.Join(dir, below), file)
-	})
-}
-
-// Place puts files into dir under their own names, by hard link where that can be: an artefact is
-// never written again.
-func Place(dir string, files ...string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	for _, file := range files {
-		to := filepath.Join(dir, filepath.Base(file))
-		tmp := to + ".new"
-		if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		if os.Link(file, tmp) != nil {
-			if err := copyFile(tmp, file); err != nil {
-				os.Remove(tmp)
-				return err
-			}
-		}
-		if err := os.Rename(tmp, to); err != nil {
-			return err
-		}
-		os.Remove(tmp) // renaming a link over another of the same file leaves both
-	}
-	return nil
-}
-
-func copyFile(to, from string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	info, err := in.Stat()
-	if err != nil {
-		return err
-	}
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm())
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		out.Close()
-		return err
-	}
-	return out.Close()
-}

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
@@ -66,6 +69,131 @@ func TestASetHasQEMU(t *testing.T) {
 		program, err := os.Stat(filepath.Join(got, "usr/bin/program"))
 		if err != nil || program.Mode() != 0o755 {
 			t.Errorf("in %s the program is %v, %v", dir, program, err)
+		}
+	}
+}
+
+// aSet exports a set with a prefix, and returns what it is made of.
+func aSet(t *testing.T, dir string) (guest Boot, prefix string) {
+	t.Helper()
+	there := t.TempDir()
+	guest = Boot{Kernel: filepath.Join(there, "kernel"), Initrd: filepath.Join(there, "initrd")}
+	prefix = filepath.Join(there, "prefix")
+	for path, content := range map[string]string{
+		guest.Kernel: kernelFile("a note"), guest.Initrd: "070701, the files, TRAILER!!!",
+		filepath.Join(prefix, "usr/bin/program"): "program",
+	} {
+		if err := MakeDir(filepath.Dir(path)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Export(dir, guest, prefix, nil); err != nil {
+		t.Fatal(err)
+	}
+	return guest, prefix
+}
+
+// VMMs, each with a user of its own, reach a set that was exported with a strict umask, linked or
+// copied.
+func TestASetIsReadableWhateverTheUmask(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	for _, dir := range []string{filepath.Join(t.TempDir(), "set"), "/dev/shm/" + t.Name()} {
+		defer os.RemoveAll(dir)
+		aSet(t, dir)
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err == nil && info.Mode().Perm() != 0o755 {
+				t.Errorf("%s has mode %v", path, info.Mode())
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A set that is in use can be added to. Nothing of it is changed before its user has ended.
+func TestNoExportChangesASetThatIsInUse(t *testing.T) {
+	dir := t.TempDir()
+	guest, prefix := aSet(t, dir)
+	s, err := OpenSet(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := filepath.Join(prefix, "usr/bin/more")
+	if err := os.WriteFile(more, []byte("more"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Export(dir, guest, prefix, nil); err != nil {
+		t.Errorf("with one file more: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "qemu/usr/bin/more")); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(guest.Kernel); err != nil { // it is linked
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(guest.Kernel, []byte(kernelFile("another")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err = Export(dir, guest, prefix, nil)
+	if err == nil || !strings.Contains(err.Error(), "guest/kernel would change") {
+		t.Errorf("with another kernel: %v", err)
+	}
+	s.inUse.Close()
+	if err := Export(dir, guest, prefix, nil); err != nil {
+		t.Errorf("after its user has ended: %v", err)
+	}
+}
+
+// Root starts no program that somebody else may have written.
+func TestRootTrustsOnlyWhatIsItsOwn(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, who must not trust others")
+	}
+	const nobody = 65534
+	above := t.TempDir()
+	dir := filepath.Join(above, "set")
+	aSet(t, dir)
+	s, err := OpenSet(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "qemu/usr/bin/program")
+	give := func(path string, uid int) func() error {
+		return func() error { return os.Chown(path, uid, 0) }
+	}
+	open := func(path string, mode fs.FileMode) func() error {
+		return func() error { return os.Chmod(path, mode) }
+	}
+	for what, c := range map[string]struct{ do, undo func() error }{
+		"a program of another user":      {give(program, nobody), give(program, 0)},
+		"a set of another user":          {give(dir, nobody), give(dir, 0)},
+		"a program that others write":    {open(program, 0o757), open(program, 0o755)},
+		"a directory that others change": {open(filepath.Dir(program), 0o775), open(filepath.Dir(program), 0o755)},
+		"others above it":                {open(above, 0o777), open(above, 0o755)},
+	} {
+		if err := c.do(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.QEMU(t.Context()); err == nil {
+			t.Errorf("%s is trusted", what)
+		}
+		if err := c.undo(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.QEMU(t.Context()); err != nil {
+			t.Errorf("without %s: %v", what, err)
 		}
 	}
 }

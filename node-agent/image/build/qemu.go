@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
+	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -95,16 +96,11 @@ func export(t *rootfs.Tree, name, dir string) error {
 	if path.Ext(name) != ".bin" {
 		perm = 0o755
 	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+	if err := image.MakeDir(filepath.Dir(to)); err != nil {
 		return err
 	}
 	if err := os.WriteFile(to, content, perm); err != nil {
 		return err
 	}
-	for name, perm := range map[string]fs.FileMode{to: perm, filepath.Dir(to): 0o755} {
-		if err := os.Chmod(name, perm); err != nil {
-			return err
-		}
-	}
-	return nil
+	return os.Chmod(to, perm)
 }

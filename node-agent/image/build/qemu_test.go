@@ -55,6 +55,11 @@ func TestAProgramBringsWhatItIsLinkedWith(t *testing.T) {
 				name, file.Mode(), err)
 		}
 	}
+	for at := filepath.Dir(libc); at != "/"; at = filepath.Dir(at) {
+		if info, err := os.Stat(filepath.Join(dir, at)); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("not everybody may pass %s: %v, %v", at, info.Mode(), err)
+		}
+	}
 	if err := tree.Remove(libc); err != nil {
 		t.Fatal(err)
 	}
