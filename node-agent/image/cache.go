@@ -141,7 +141,15 @@ func (c *Cache) Get(
 	ctx context.Context, name string, inputs []string,
 	build func(ctx context.Context, dir string, say func(string, ...any)) error,
 ) (string, error) {
-	dir, _, err := c.take(ctx, recipe{name: name, inputs: inputs, needs: needed, build: build})
+	return c.GetLarge(ctx, name, inputs, needed, build)
+}
+
+// GetLarge is Get for an entry that takes so much of the disk while it is being made.
+func (c *Cache) GetLarge(
+	ctx context.Context, name string, inputs []string, needs int64,
+	build func(ctx context.Context, dir string, say func(string, ...any)) error,
+) (string, error) {
+	dir, _, err := c.take(ctx, recipe{name: name, inputs: inputs, needs: needs, build: build})
 	return dir, err
 }
 

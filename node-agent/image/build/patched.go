@@ -30,6 +30,9 @@ type patched struct {
 	compile func(ctx context.Context, dir, tree string, say func(string, ...any)) error
 }
 
+// compiling is the room on the disk that a kernel's source, and what is made of it, may take.
+const compiling = 4 << 30
+
 // inputs returns the parts of the entry's key. In another order the same would be built again,
 // which takes minutes.
 func (p patched) inputs() []string {
@@ -79,7 +82,7 @@ func (b *Builder) patched(ctx context.Context, name string, p patched) (dir stri
 		}
 		return p.compile(ctx, dir, tree, say)
 	}
-	return b.Get(ctx, name, p.inputs(), build)
+	return b.GetLarge(ctx, name, p.inputs(), compiling, build)
 }
 
 // find finds the package of the source among debs.

@@ -1,11 +1,14 @@
 package build
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/image"
 )
@@ -71,5 +74,22 @@ func TestPatchesAreAppliedInOrder(t *testing.T) {
 		if string(got) != c.want || err != nil && !failed || err == nil && c.err != "" {
 			t.Errorf("%q gives %q, %v", c.series, got, err)
 		}
+	}
+}
+
+// A disk that would be full half-way through a compilation is refused before.
+func TestACompilationNeedsRoom(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to mount a small disk")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=3g"); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	p := patched{files: inSeries(map[string]string{"series": ""}), series: "patches/1"}
+	_, err := open(t, dir).patched(t.Context(), "kernel", p)
+	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "it may take 4096 MB") {
+		t.Errorf("with 3 GiB free: %v", err)
 	}
 }
