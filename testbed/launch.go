@@ -148,7 +148,8 @@ func (l *launch) start() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	l.rec = record{PID: cmd.Process.Pid, QEMU: l.qemu.Version, SSHPort: l.sshPort, Config: l.cfg}
+	l.rec = record{PID: cmd.Process.Pid, QEMU: l.qemu.Version, Made: made(l.cfg.Kernel),
+		SSHPort: l.sshPort, Config: l.cfg}
 	if l.rec.StartTicks, err = procfs.StartTicks(l.rec.PID); err != nil {
 		return l.died()
 	}

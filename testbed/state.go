@@ -71,6 +71,7 @@ func StateDir(name string) (string, error) {
 type record struct {
 	PID        int
 	QEMU       string // its version
+	Made       string // from what the host is made
 	StartTicks uint64 // when the process started; together with PID it names one process
 	SSHPort    int
 	HostKey    []byte // as first seen; empty while the host boots

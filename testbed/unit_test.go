@@ -183,6 +183,31 @@ func TestRecordNamesOneProcess(t *testing.T) {
 	}
 }
 
+// The host of another version of fastiov is not taken for one of this version.
+func TestAHostOfAnotherVersionIsNotReused(t *testing.T) {
+	d := dir(t.TempDir())
+	ticks, err := procfs.StartTicks(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kernel := range []string{DebianKernel, PatchedKernel} {
+		has := Config{Kernel: kernel}.withDefaults()
+		r := record{PID: os.Getpid(), StartTicks: ticks, HostKey: []byte("key"), Config: has}
+		for made, want := range map[string]string{
+			"": "another version", "former": "another version", made(kernel): "does not answer",
+		} {
+			r.Made = made
+			if err := d.store(r); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.reuse(t.Context(), has); err == nil ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("%s, made from %q: %v, want that it is of %s", kernel, made, err, want)
+			}
+		}
+	}
+}
+
 func TestProcessIsSeenToEnd(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {

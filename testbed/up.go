@@ -75,6 +75,14 @@ func boots(ctx context.Context, cache *build.Builder, kernel string) (image.Boot
 	return patched.Boot, err
 }
 
+// made returns what a host with that kernel is made from.
+func made(kernel string) string {
+	if kernel == DebianKernel {
+		return build.TestbedKey()
+	}
+	return build.PatchedKey(variant(kernel))
+}
+
 // variant returns which of fastiov's kernels that is.
 func variant(kernel string) build.Variant {
 	switch kernel {
@@ -96,6 +104,11 @@ func (d dir) reuse(ctx context.Context, want Config) (*Host, error) {
 	if len(r.HostKey) == 0 {
 		d.end(ctx, h, newSteps(nil, ""))
 		return nil, nil
+	}
+	if r.Made != made(r.Config.Kernel) {
+		return nil, fmt.Errorf("testbed %q was started by another version of fastiov, "+
+			"which makes its host otherwise: run `fastiov testbed down` first, or use another --name",
+			want.Name)
 	}
 	if !r.Config.serves(want) {
 		return nil, fmt.Errorf(

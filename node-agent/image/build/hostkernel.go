@@ -43,10 +43,6 @@ func (b *Builder) Patched(ctx context.Context, variant Variant) (Patched, error)
 	if err != nil {
 		return Patched{}, err
 	}
-	inputs := []string{
-		"fastiovd 2", versions().inputs(), filepath.Base(build), string(testbedInitrd),
-		contentOf(kernelmod.Files, "fastiovd"), contentOf(kernelmod.Files, "selftests"),
-	}
 	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
 		if err := b.install(ctx, say, kernelTools); err != nil {
 			return err
@@ -57,13 +53,27 @@ func (b *Builder) Patched(ctx context.Context, variant Variant) (Patched, error)
 		}
 		return buildModule(ctx, dir, say, debs, filepath.Join(build, kernelTree))
 	}
-	dir, err := b.Get(ctx, "fastiovd", inputs, make)
+	dir, err := b.Get(ctx, "fastiovd", moduleInputs(filepath.Base(build)), make)
 	boot := image.Boot{
 		Kernel: filepath.Join(build, image.KernelName),
 		Initrd: filepath.Join(dir, image.InitrdName),
 		Root:   host.Root,
 	}
 	return Patched{boot, filepath.Join(dir, "selftests")}, err
+}
+
+// moduleInputs returns what fastiovd is made from, for the kernel of that entry.
+func moduleInputs(kernel string) []string {
+	return []string{
+		"fastiovd 2", versions().inputs(), kernel, string(testbedInitrd),
+		contentOf(kernelmod.Files, "fastiovd"), contentOf(kernelmod.Files, "selftests"),
+	}
+}
+
+// PatchedKey is TestbedKey of a host with fastiov's kernel.
+func PatchedKey(variant Variant) string {
+	_, kernel := hostKernel(variant, "")
+	return image.Hash(slices.Concat(testbedInputs(), kernel.inputs(), moduleInputs("")))
 }
 
 // readKernelMod reads a file of kernel-mod.
@@ -85,18 +95,24 @@ const (
 
 // kernelBuild returns the entry of the host's kernel: the kernel itself, and kernelTree.
 func (b *Builder) kernelBuild(ctx context.Context, variant Variant) (string, error) {
+	name, kernel := hostKernel(variant, filepath.Join(b.Dir(), "ccache"))
+	return b.patched(ctx, name, kernel)
+}
+
+// hostKernel returns what the entry is called and how it is made.
+func hostKernel(variant Variant, ccache string) (name string, p patched) {
 	name, config := "kernel", readKernelMod("host.config")
 	if variant != Plain {
 		name = fmt.Sprintf("%s-kernel", variant)
 		config = append(config, readKernelMod(fmt.Sprintf("host-%s.config", variant))...)
 	}
-	return b.patched(ctx, name, patched{
+	return name, patched{
 		recipe: "kernel 1", source: kernelSource, version: versions().kernel, tree: kernelTree,
 		files: kernelmod.Files, series: kernelSeries, config: config, tools: kernelTools,
 		compile: func(ctx context.Context, dir, tree string, say func(string, ...any)) error {
-			return compileKernel(ctx, dir, tree, config, filepath.Join(b.Dir(), "ccache"), say)
+			return compileKernel(ctx, dir, tree, config, ccache, say)
 		},
-	})
+	}
 }
 
 func compileKernel(

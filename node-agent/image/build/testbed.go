@@ -60,6 +60,20 @@ var (
 // Testbed returns the files that the testbed's host boots from: Debian's kernel, an initrd that
 // mounts the root image under a tmpfs overlay, and the root image.
 func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
+	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
+		debs, err := b.fetch(ctx, say, hostVersions(), testbedPackages)
+		if err != nil {
+			return err
+		}
+		return buildTestbed(ctx, dir, say, debs)
+	}
+	dir, err := b.Get(ctx, "testbed", testbedInputs(), make)
+	boot := image.BootIn(dir)
+	boot.Root = filepath.Join(dir, image.RootName)
+	return boot, err
+}
+
+func testbedInputs() []string {
 	inputs := []string{"testbed 3", hostVersions().inputs()}
 	for _, list := range [][]string{
 		testbedPackages, testbedOmits, testbedDrivers, applets, testbedBootModules,
@@ -69,18 +83,11 @@ func (b *Builder) Testbed(ctx context.Context) (image.Boot, error) {
 	for _, file := range [][]byte{testbedInitrd, testbedInit, sshdConfig} {
 		inputs = append(inputs, string(file))
 	}
-	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
-		debs, err := b.fetch(ctx, say, hostVersions(), testbedPackages)
-		if err != nil {
-			return err
-		}
-		return buildTestbed(ctx, dir, say, debs)
-	}
-	dir, err := b.Get(ctx, "testbed", inputs, make)
-	boot := image.BootIn(dir)
-	boot.Root = filepath.Join(dir, image.RootName)
-	return boot, err
+	return inputs
 }
+
+// TestbedKey differs from that of another version of fastiov if its testbed is another host.
+func TestbedKey() string { return image.Hash(testbedInputs()) }
 
 func buildTestbed(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
 	t, err := unpacked(ctx, dir, say, without(debs, testbedOmits...))
