@@ -3,6 +3,7 @@
 # make help    lists the rest
 #
 # make up WITH="prometheus redis registry" starts those beside it, from Debian's packages; .ci/beside stop ends them.
+# make up SANDBOX=containerd takes containers in the place of microVMs, and needs no testbed.
 # What is missing on the machine is installed once by .ci/bootstrap; what is built is cached by the hash of its inputs.
 SHELL       := /bin/bash
 export PATH := $(PATH):/usr/local/go/bin
@@ -26,7 +27,8 @@ help: ## List the targets
 
 up: build ## Start fastiov here, or in a testbed where this machine cannot be a node, and cold-start seven functions
 	@[ -z "$(WITH)" ] || .ci/beside $(WITH)
-	bin/fastiov up $(if $(filter redis,$(WITH)),--store redis://127.0.0.1:6379) $(if $(filter registry,$(WITH)),$(addprefix --image-registries=,docker.io ghcr.io quay.io http://127.0.0.1:5000))
+	@[ -z "$(SANDBOX)" ] || .ci/bootstrap $(SANDBOX)
+	bin/fastiov up $(if $(SANDBOX),--sandbox $(SANDBOX)) $(if $(filter redis,$(WITH)),--store redis://127.0.0.1:6379) $(if $(filter registry,$(WITH)),$(addprefix --image-registries=,docker.io ghcr.io quay.io http://127.0.0.1:5000))
 	bin/fastiov burst --n 7
 
 build: ## Build bin/fastiov, bin/fastiov-init for its guests and bin/fastiov-vmm, which starts their VMMs

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -52,7 +53,7 @@ func downCmd() *cobra.Command {
 			if s, err := testbed.Look(awayName); err == nil && s.State == "ready" {
 				return testbed.Down(ctx, awayName, cmd.ErrOrStderr())
 			}
-			if err := endOrphans(*runDir, out); err != nil || !undo {
+			if err := endOrphans(ctx, *runDir, out); err != nil || !undo {
 				return err
 			}
 			return vf.Undo(vf.Config{Run: *runDir})
@@ -117,15 +118,15 @@ func endByForce(ctx context.Context, runDir string, out io.Writer) error {
 		}
 		killed[pid] = true
 	}
-	ended, err := endRecorded(runDir)
+	ended, err := endRecorded(ctx, runDir)
 	fmt.Fprintf(out, "killed processes %v and ended %d sandboxes\n",
 		slices.Sorted(maps.Keys(killed)), ended)
 	return err
 }
 
 // endOrphans ends the sandboxes that an agent left which was killed.
-func endOrphans(runDir string, out io.Writer) error {
-	ended, err := endRecorded(runDir)
+func endOrphans(ctx context.Context, runDir string, out io.Writer) error {
+	ended, err := endRecorded(ctx, runDir)
 	switch {
 	case err != nil:
 		return err
@@ -139,9 +140,9 @@ func endOrphans(runDir string, out io.Writer) error {
 
 // endRecorded ends the sandboxes that the run directory has records of, and returns how many those
 // were.
-func endRecorded(runDir string) (int, error) {
+func endRecorded(ctx context.Context, runDir string) (int, error) {
 	orphans := (&startup.Starter{RunDir: runDir}).Records()
-	if len(orphans) == 0 {
+	if len(orphans) == 0 && !isThere(containersDir(runDir)) && !isThere(bridgeDir(runDir)) {
 		return 0, nil
 	}
 	unlock, err := lockRunDir(runDir) // an agent that is just starting would adopt them
@@ -149,6 +150,14 @@ func endRecorded(runDir string) (int, error) {
 		return 0, err
 	}
 	defer unlock()
+	for _, d := range drivers {
+		if d.clear == nil {
+			continue
+		}
+		if err := d.clear(ctx, runDir, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+			return 0, err
+		}
+	}
 	errs := make([]error, len(orphans))
 	var ending sync.WaitGroup
 	for i, rec := range orphans { // side by side: each may take its time
@@ -161,6 +170,11 @@ func endRecorded(runDir string) (int, error) {
 	ending.Wait()
 	failed := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	return len(orphans) - len(failed), errors.Join(failed...)
+}
+
+func isThere(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // endFront ends the invoker if it is a process of its own, so that it answers its calls while there

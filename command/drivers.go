@@ -1,16 +1,21 @@
 package command
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
+	"github.com/fastiov/fastiov/node-agent/sandbox/containerd"
 	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
@@ -22,19 +27,23 @@ type driver struct {
 	root       bool    // it needs root; `up` then gives the invoker a process and a user of its own
 	memory     bool    // its sandboxes take memory of this machine
 	kernel     bool    // fastiov's kernel can serve it, as --fastiov says
-	images     bool    // it boots a guest kernel and the root image of a runtime
+	images     bool    // its sandboxes have the root image of a runtime
+	guest      bool    // they boot a guest kernel, too; `up` has a testbed where they cannot
 	network    netpath // how its sandboxes reach a network
 	// overhead returns the MiB that a sandbox takes beside its own memory.
 	overhead func(hugePages bool) int
 	// programmed returns the times that its stages are told to take; nil: they take their own.
 	programmed func(start time.Duration) []sim.Step
 	open       func(context.Context, *node, *nodeFlags, *image.Set) (sandbox.Driver, error)
+	// clear ends the sandboxes that a killed agent left in its run directory, and takes back what
+	// it had made for them; nil: their cgroups are enough. Where nothing is left, it does nothing.
+	clear func(ctx context.Context, runDir string, log *slog.Logger) error
 }
 
 // The first one is the default.
 var drivers = []driver{
 	{
-		name: "qemu", root: true, memory: true, kernel: true, images: true,
+		name: "qemu", root: true, memory: true, kernel: true, images: true, guest: true,
 		network: passedThrough, overhead: overheadOfQEMU, open: openQEMU,
 	},
 	{
@@ -46,6 +55,12 @@ var drivers = []driver{
 		name: "sim", note: "simulated stage times",
 		network: unconnected, overhead: func(bool) int { return 0 }, programmed: sim.Table1,
 		open: openSim,
+	},
+	{
+		name: "containerd", note: "containers, which share this machine's kernel",
+		root: true, memory: true, images: true,
+		network: bridged, overhead: func(bool) int { return containerd.OverheadMiB },
+		open: openContainerd, clear: clearContainerd,
 	},
 }
 
@@ -155,6 +170,29 @@ func openBare(
 	}
 	n.onClose(d.Close)
 	return d, nil
+}
+
+func openContainerd(
+	ctx context.Context, n *node, f *nodeFlags, _ *image.Set,
+) (sandbox.Driver, error) {
+	if err := n.openBridge(f); err != nil {
+		return nil, err
+	}
+	d, err := containerd.Open(ctx, containerd.Config{
+		Address: cmp.Or(f.containerd, containerd.Running()), Handler: f.handler,
+		Namespace: nodeName(f.runDir),
+		Dir:       containersDir(f.runDir), Plug: n.bridge.Plug, Log: n.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(d.Close)
+	return d, nil
+}
+
+func clearContainerd(ctx context.Context, runDir string, log *slog.Logger) error {
+	return errors.Join(containerd.Clear(ctx, containersDir(runDir), log),
+		bridge.Undo(bridgeDir(runDir)))
 }
 
 func openSim(

@@ -2,10 +2,14 @@ package command
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/agent"
+	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
 	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -42,6 +46,38 @@ func passedThrough(
 	cfg.VFs = pool
 	return netvf.Path{Pool: pool}, nil
 }
+
+// bridged leases each sandbox a port of the bridge, which its driver has opened.
+func bridged(
+	_ context.Context, n *node, _ *nodeFlags, cfg *agent.Config,
+) (startup.NetPath, error) {
+	cfg.Starter.Network = n.bridge.Network
+	return n.bridge, nil
+}
+
+// openBridge makes the bridge, which is closed after the driver that plugs sandboxes in.
+func (n *node) openBridge(f *nodeFlags) (err error) {
+	n.bridge, err = bridge.Open(bridge.Config{
+		Name: nodeName(f.runDir), Dir: bridgeDir(f.runDir), Log: n.log,
+		Network: startup.Network{Subnet: f.subnet, First: f.first, Gateway: f.gateway, DNS: f.dns},
+	})
+	if err == nil {
+		n.onClose(n.bridge.Close)
+	}
+	return err
+}
+
+// nodeName returns the name of this node's bridge, tables and containers: one for each run
+// directory.
+func nodeName(runDir string) string {
+	if runDir == usualRunDir {
+		return "fastiov0"
+	}
+	return fmt.Sprintf("fio%.3x", sha256.Sum256([]byte(runDir)))
+}
+
+func bridgeDir(runDir string) string     { return filepath.Join(runDir, "bridge") }
+func containersDir(runDir string) string { return filepath.Join(runDir, "containers") }
 
 func machineID() string {
 	// Without one, all nodes derive the same MACs; their networks are their own.

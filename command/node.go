@@ -20,6 +20,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
+	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
@@ -31,9 +32,10 @@ type node struct {
 	registry *prometheus.Registry
 	metrics  *agent.Metrics
 	log      *slog.Logger
-	arm      arm.Arm       // how its sandboxes are started
-	probe    *kprobe.Probe // nil where nothing of a VF is seen
-	cache    *image.Cache  // nil where nothing is pulled
+	arm      arm.Arm        // how its sandboxes are started
+	probe    *kprobe.Probe  // nil where nothing of a VF is seen
+	cache    *image.Cache   // nil where nothing is pulled
+	bridge   *bridge.Bridge // nil where sandboxes have no port of one
 	// The MiB that admission may hand out, if that was measured on an empty node.
 	empty   int
 	adopt   func()
@@ -156,7 +158,7 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	case f.images == "" && err != nil:
 		return nil, err
 	case f.images == "":
-		return cache.Set(ctx, f.guestKernel)
+		return cache.Set(ctx, f.bootKernel())
 	case err != nil:
 		n.log.Warn("no container images will be pulled", "err", err)
 		return image.OpenSet(f.images)
@@ -186,7 +188,7 @@ func chooseArm(f *nodeFlags) (a arm.Arm, err error) {
 	if err := a.Missing(); err != nil {
 		return a, fmt.Errorf("--fastiov %s: %w", a, err)
 	}
-	if a.NoNet && !f.sandbox.images {
+	if a.NoNet && !f.sandbox.guest {
 		return a, fmt.Errorf("--fastiov nonet: nothing is left of %s without a VF",
 			f.sandbox.name)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/sandbox/containerd"
 	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -28,6 +29,8 @@ type nodeFlags struct {
 	simStages        []sim.Step // of a simulated start; nil: as in the paper
 	images           string
 	guestKernel      string
+	containerd       string // address
+	handler          string
 	registries       registryFlags
 	pfs              []string
 	vfs              vf.Template
@@ -83,6 +86,10 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 		"a directory of images made on another machine by `fastiov image export`"+
 			" (default: build them here)")
 	f.Var(guestKernel(&n.guestKernel), "guest-kernel", guestKernelHelp)
+	f.StringVar(&n.containerd, "containerd", "", "socket of the containerd that runs containers"+
+		" (default: the one at "+containerd.UsualAddress+", or else one that the agent starts)")
+	f.StringVar(&n.handler, "runtime-handler", "runc", "what containerd runs containers by: runc,"+
+		" crun, youki, runsc or kata, the path of a program like runc, or a containerd runtime")
 	n.registries.flags(f)
 	f.StringSliceVar(&n.pfs, "pf", nil,
 		"SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
@@ -96,7 +103,8 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	settings.Check(f, isArm, "fastiov")
 	f.IntVar(&n.memoryMiB, "memory", 0,
 		"MiB to give out to sandboxes (default: what is free now, less 512)")
-	f.TextVar(&n.subnet, "subnet", netip.Prefix{}, "network behind the VFs, e.g. 10.0.2.0/24")
+	f.TextVar(&n.subnet, "subnet", netip.Prefix{}, "network behind the VFs, e.g. 10.0.2.0/24;"+
+		" or behind the bridge (default there: one that this machine has no route to)")
 	f.TextVar(&n.first, "first-address", netip.Addr{},
 		"address of VF 0; VF n has the n-th after it")
 	f.TextVar(&n.gateway, "gateway", netip.Addr{}, "gateway of that network")
@@ -115,6 +123,14 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 
 const guestKernelHelp = "of guests: debian, Debian's, or lean, fastiov's own, compiled first if" +
 	" need be"
+
+// bootKernel names the kernel that guests boot, or "" where there are none.
+func (n *nodeFlags) bootKernel() string {
+	if !n.sandbox.guest {
+		return ""
+	}
+	return n.guestKernel
+}
 
 func guestKernel(kernel *string) choice { return chosen(kernel, image.GuestKernels()...) }
 

@@ -43,7 +43,7 @@ func upCmd() *cobra.Command {
 		case foreground:
 			return serveAll(cmd.Context(), &n, &i, again)
 		}
-		if n.sandbox.images && n.images == "" {
+		if n.sandbox.guest && n.images == "" {
 			if away, err := upInTestbed(cmd, kernel, n.guestKernel); away {
 				return err
 			}
@@ -58,6 +58,9 @@ func upCmd() *cobra.Command {
 		addresses, err := readListen(n.runDir)
 		if err == nil {
 			announce(cmd.OutOrStdout(), "http://"+addresses[0], "http://"+n.metrics, key.String())
+			if n.sandbox.note != "" {
+				fmt.Fprintf(cmd.OutOrStdout(), "sandboxes       %s\n\n", n.sandbox.note)
+			}
 		}
 		if err == nil && i.storage != "" {
 			fmt.Fprintf(cmd.OutOrStdout(), "storage         http://%s\n\n", i.storage)

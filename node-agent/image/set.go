@@ -128,14 +128,18 @@ type source struct {
 }
 
 // Set returns the set of all that a builder makes and of images that the cache pulls. It has the
-// builder make the guest, with that kernel.
+// builder make the guest, with that kernel; where that is empty, there is no guest.
 func (c *Cache) Set(ctx context.Context, kernel string) (*Set, error) {
-	guest, err := c.Make(ctx, GuestOf(kernel))
-	if err != nil {
-		return nil, err
+	var boot Boot
+	if kernel != "" {
+		guest, err := c.Make(ctx, GuestOf(kernel))
+		if err != nil {
+			return nil, err
+		}
+		boot = BootIn(guest)
 	}
 	qemu := func(ctx context.Context) (string, error) { return c.Make(ctx, hypervisor.Thing) }
-	s := &Set{Guest: BootIn(guest), qemu: qemu, sources: []source{{
+	s := &Set{Guest: boot, qemu: qemu, sources: []source{{
 		offers: isMade,
 		here:   func() []string { return nil },
 		use: func(ctx context.Context, name, _ string) (Runtime, func(), error) {

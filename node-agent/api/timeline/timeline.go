@@ -22,6 +22,7 @@ const (
 	CNI          Stage = "cni"         // addressing the VF: MAC, VLAN, rate, IP
 	Cgroup       Stage = "0-cgroup"    // making the sandbox's cgroup
 	VMM          Stage = "vmm"         // the VMM's own start, up to the first guest instruction
+	Runtime      Stage = "runtime"     // in the place of a VMM, the OCI runtime: create and start
 	DMARAM       Stage = "1-dma-ram"   // mapping guest RAM for DMA
 	Virtiofs     Stage = "2-virtiofs"  // starting the shared file system
 	DMAImage     Stage = "3-dma-image" // mapping the image region for DMA
@@ -35,8 +36,8 @@ const (
 )
 
 // Order is the order in which stages are shown.
-var Order = []Stage{Queue, Image, CNI, Cgroup, VMM, DMARAM, Virtiofs, DMAImage, VFIODev, GuestBoot,
-	Agent, VFDriver, AppInit, FirstByte, Unattributed}
+var Order = []Stage{Queue, Image, CNI, Cgroup, VMM, Runtime, DMARAM, Virtiofs, DMAImage, VFIODev,
+	GuestBoot, Agent, VFDriver, AppInit, FirstByte, Unattributed}
 
 // A Span is one stage's begin and end. If they were read on another clock, Error bounds how far
 // both may be off.

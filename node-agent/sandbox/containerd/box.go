@@ -1,0 +1,289 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/lines"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/netns"
+	"github.com/fastiov/fastiov/node-agent/procfs"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/life"
+)
+
+// A box is one container. It implements sandbox.Sandbox.
+type box struct {
+	*life.Life
+	driver    *Driver
+	spec      sandbox.Spec
+	container client.Container
+	task      client.Task
+	pid       int
+	net       *os.File // its network namespace
+	process   *os.File // its pidfd
+	logs      *tail.Log
+	output    sync.WaitGroup
+	pipes     []io.Closer // our ends of its output
+
+	mu     sync.Mutex
+	paused bool
+}
+
+var streams = []string{"stdout", "stderr"}
+
+func fifo(spec sandbox.Spec, stream string) string { return filepath.Join(spec.Dir, stream) }
+
+func newBox(d *Driver, spec sandbox.Spec) *box {
+	return &box{Life: life.New(), driver: d, spec: spec, logs: tail.New()}
+}
+
+// furnish makes the container, and what it needs.
+func (b *box) furnish(ctx context.Context, tl *timeline.Timeline) error {
+	endCgroup := tl.Begin(timeline.Cgroup)
+	err := b.driver.cgroup(b.spec).make()
+	endCgroup()
+	if err != nil {
+		return err
+	}
+	defer tl.Begin(timeline.Runtime)()
+	for _, stream := range streams {
+		if err := unix.Mkfifo(fifo(b.spec, stream), 0o600); err != nil {
+			return &os.PathError{Op: "mkfifo", Path: fifo(b.spec, stream), Err: err}
+		}
+	}
+	if err := b.listen(); err != nil {
+		return err
+	}
+	oci, err := b.oci(b.driver.named(ctx))
+	if err != nil {
+		return err
+	}
+	d := b.driver
+	b.container, err = d.client.NewContainer(d.named(ctx), b.spec.ID,
+		client.WithRuntime(d.runtime.name, d.runtime.options), client.WithSpec(oci))
+	return err
+}
+
+// boot starts the container's process.
+func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) error {
+	endRuntime := tl.Begin(timeline.Runtime)
+	defer endRuntime()
+	ctx = b.driver.named(ctx)
+	root, err := b.root()
+	if err != nil {
+		return err
+	}
+	b.task, err = b.container.NewTask(ctx, b.io, client.WithRootFS([]mount.Mount{root}))
+	unmount(writable(b.spec)) // the overlay has it, or there is none
+	if err != nil {
+		return err
+	}
+	b.pid = int(b.task.Pid())
+	if err := b.open(); err != nil {
+		return err
+	}
+	b.watch()
+	ticks, err := procfs.StartTicks(b.pid)
+	if err != nil {
+		return err
+	}
+	if err := owned(sandbox.Record{Spec: b.spec, PID: b.pid, StartTicks: ticks}); err != nil {
+		return err
+	}
+	if err := b.task.Start(ctx); err != nil {
+		return err
+	}
+	endRuntime()
+	defer tl.Begin(timeline.Agent)()
+	return b.accepts(ctx)
+}
+
+// io tells containerd where the container's output goes.
+func (b *box) io(string) (cio.IO, error) {
+	return cio.Load(cio.NewFIFOSet(cio.Config{
+		Stdout: fifo(b.spec, streams[0]), Stderr: fifo(b.spec, streams[1]),
+	}, nil))
+}
+
+// listen opens the sandbox's output. It holds a writing end, too: so a FIFO has no end of file
+// between two writers, only once letGo has closed this one after the container's.
+func (b *box) listen() error {
+	for _, stream := range streams {
+		reader, err := os.OpenFile(fifo(b.spec, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		writer, err := os.OpenFile(fifo(b.spec, stream), os.O_WRONLY|unix.O_NONBLOCK, 0)
+		if err != nil {
+			_ = reader.Close()
+			return err
+		}
+		b.pipes = append(b.pipes, writer, reader)
+		b.output.Go(func() {
+			defer reader.Close()
+			lines.Split(reader, b.spec.Program.Mark, func(text string) {
+				b.logs.Add(wire.LogLine{Time: time.Now(), Stream: stream, Text: text})
+			})
+		})
+	}
+	return nil
+}
+
+// open takes hold of the process and of its network.
+func (b *box) open() error {
+	fd, err := unix.PidfdOpen(b.pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", b.pid, err)
+	}
+	b.process = os.NewFile(uintptr(fd), "pidfd")
+	if b.net == nil {
+		b.net, err = os.Open(fmt.Sprintf("/proc/%d/ns/net", b.pid))
+	}
+	return err
+}
+
+// watch ends the sandbox when its process has ended.
+func (b *box) watch() {
+	go func() {
+		if conn, err := b.process.SyscallConn(); err == nil {
+			err = conn.Read(func(fd uintptr) bool {
+				polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+				n, err := unix.Poll(polled, 0)
+				return n > 0 || err != nil && err != unix.EINTR
+			})
+			if err == nil { // else the box was let go of
+				b.End(errEnded)
+			}
+		}
+	}()
+}
+
+var errEnded = errors.New("its program has ended")
+
+// lastWords bounds the wait for output that nobody ends, as where containerd does not answer.
+const lastWords = time.Second
+
+// letGo closes what the agent holds of the sandbox. Of one that has ended, it reads before what the
+// program has written.
+func (b *box) letGo(ended bool) {
+	var readers []io.Closer
+	for i, pipe := range b.pipes {
+		if i%2 == 0 {
+			_ = pipe.Close() // the writer
+		} else {
+			readers = append(readers, pipe)
+		}
+	}
+	cut := func() {
+		for _, reader := range readers {
+			_ = reader.Close()
+		}
+	}
+	if ended {
+		defer time.AfterFunc(lastWords, cut).Stop()
+	} else {
+		cut()
+	}
+	b.output.Wait()
+	b.logs.End()
+	for _, file := range []*os.File{b.net, b.process} {
+		if file != nil {
+			_ = file.Close()
+		}
+	}
+}
+
+// accepts waits until the program accepts connections.
+func (b *box) accepts(ctx context.Context) error {
+	const again = 2 * time.Millisecond // nothing announces that a socket listens
+	for {
+		conn, err := b.Dial(ctx, b.spec.Program.Listens())
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-time.After(again):
+		case <-b.Context().Done():
+			return b.Cause()
+		}
+	}
+}
+
+// Dial implements sandbox.Sandbox. A runtime with a network stack of its own, as gVisor, has no
+// loopback device here: its programs are reached by the address of the NIC.
+func (b *box) Dial(ctx context.Context, port int) (net.Conn, error) {
+	if cause := b.Cause(); cause != nil {
+		return nil, fmt.Errorf("the sandbox has ended: %w", cause)
+	}
+	dial := func(host string) (conn net.Conn, err error) {
+		at := net.JoinHostPort(host, fmt.Sprint(port))
+		return (&net.Dialer{}).DialContext(ctx, "tcp4", at)
+	}
+	var conn net.Conn
+	err := netns.Inside(b.net, func() (err error) {
+		conn, err = dial("127.0.0.1")
+		return err
+	})
+	if errors.Is(err, syscall.ECONNREFUSED) && b.spec.NIC != nil && b.driver.runtime.ownStack {
+		conn, err = dial(b.spec.NIC.Address.Addr().String())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b.Tie(conn), nil
+}
+
+// Pause implements sandbox.Sandbox.
+func (b *box) Pause(ctx context.Context) error {
+	b.HangUp()
+	return b.freeze(ctx, true)
+}
+
+// Resume implements sandbox.Sandbox. The clocks are the host's.
+func (b *box) Resume(ctx context.Context) error { return b.freeze(ctx, false) }
+
+// freeze has containerd pause or resume the container, unless it is so.
+func (b *box) freeze(ctx context.Context, pause bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if cause := b.Cause(); cause != nil {
+		return fmt.Errorf("the sandbox has ended: %w", cause)
+	}
+	if b.paused == pause {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(b.driver.named(context.WithoutCancel(ctx)), pauseWithin)
+	defer cancel()
+	var err error
+	if pause {
+		err = b.task.Pause(ctx)
+	} else {
+		err = b.task.Resume(ctx)
+	}
+	if err == nil {
+		b.paused = pause
+	} else if ctx.Err() != nil {
+		b.End(fmt.Errorf("it was neither paused nor resumed within %v", pauseWithin))
+	}
+	return err
+}
+
+// Logs implements sandbox.Sandbox.
+func (b *box) Logs() *tail.Log { return b.logs }

@@ -1,0 +1,126 @@
+package containerd
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// A group is the cgroup of one sandbox, of whichever version the host has. It is there before the
+// runtime comes, and stays when neither runtime nor containerd does: so it ends a sandbox without
+// them.
+type group struct {
+	path   string
+	limits specs.LinuxResources
+}
+
+func (d *Driver) cgroup(spec sandbox.Spec) group {
+	memory, processes := int64(spec.MemoryMiB)<<20, int64(most)
+	shares := uint64(min(max(spec.MemoryMiB*1024/256, 2), 1<<18))
+	limits := specs.LinuxResources{
+		Memory: &specs.LinuxMemory{Limit: &memory},
+		Pids:   &specs.LinuxPids{Limit: &processes},
+		CPU:    &specs.LinuxCPU{Shares: &shares},
+	}
+	const swap = "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
+	if _, err := os.Stat(swap); err == nil || unified() {
+		limits.Memory.Swap = &memory
+	}
+	return group{filepath.Join("/", d.Namespace, spec.ID), limits}
+}
+
+const cgroupMount = "/sys/fs/cgroup"
+
+func unified() bool { return cgroups.Mode() == cgroups.Unified }
+
+// make makes the cgroup, with its limits.
+func (g group) make() error {
+	if unified() {
+		_, err := cgroup2.NewManager(cgroupMount, g.path, cgroup2.ToResources(&g.limits))
+		return err
+	}
+	_, err := cgroup1.New(cgroup1.StaticPath(g.path), &g.limits)
+	return err
+}
+
+// kill ends all processes in the cgroup. One that is paused dies when it is resumed, here.
+func (g group) kill() {
+	if unified() {
+		if m, err := cgroup2.Load(g.path); err == nil {
+			_ = m.Kill()
+		}
+		return
+	}
+	c, err := cgroup1.Load(cgroup1.StaticPath(g.path))
+	if err != nil {
+		return
+	}
+	for range 100 { // those that are being born meanwhile need another round
+		processes, err := c.Processes(cgroup1.Devices, true)
+		if err != nil || len(processes) == 0 {
+			break
+		}
+		for _, p := range processes {
+			_ = unix.Kill(p.Pid, unix.SIGKILL)
+		}
+		_ = c.Thaw()
+		if g.dying(processes) {
+			break
+		}
+	}
+}
+
+// dying reports whether each of the processes has ended, or will without another signal.
+func (g group) dying(processes []cgroup1.Process) bool {
+	for _, p := range processes {
+		fd, err := unix.PidfdOpen(p.Pid, 0)
+		if errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return false
+		}
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
+		unix.Close(fd)
+		if n == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// remove removes the cgroup, if it is there and empty.
+func (g group) remove() {
+	if unified() {
+		if m, err := cgroup2.Load(g.path); err == nil {
+			_ = m.Delete()
+		}
+		return
+	}
+	if c, err := cgroup1.Load(cgroup1.StaticPath(g.path)); err == nil {
+		_ = c.Delete()
+	}
+}
+
+// cgroups lists the sandboxes that have a cgroup.
+func (d *Driver) cgroups() (ids []string) {
+	parent := filepath.Join(cgroupMount, "pids", d.Namespace)
+	if unified() {
+		parent = filepath.Join(cgroupMount, d.Namespace)
+	}
+	entries, _ := os.ReadDir(parent)
+	for _, entry := range entries {
+		if entry.IsDir() {
+			ids = append(ids, entry.Name())
+		}
+	}
+	return ids
+}

@@ -1,0 +1,322 @@
+package containerd
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/sandboxtest"
+)
+
+// A tape is an archive in memory, and what did not fit into it.
+type tape struct {
+	*bytes.Reader
+	behind bytes.Buffer
+}
+
+const sector = 512
+
+func (m *tape) Spill(fill func(io.Writer) error) (int64, error) {
+	at := m.Size() + int64(m.behind.Len())
+	err := fill(&m.behind)
+	m.behind.Write(make([]byte, -m.behind.Len()&(sector-1)))
+	return at, err
+}
+
+// An image that was pulled indexes its layers: their files come from the archives as they are.
+func TestAnImageOfLayers(t *testing.T) {
+	h := newHost(t)
+	whole, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spec sandbox.Spec
+	dir := t.TempDir()
+	tree, err := rootfs.New(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	for n, files := range []map[string]string{
+		{"program": string(whole), "etc/": "", "tmp/": "", "lib/": "", "lib64/": ""},
+		{"etc/greeting": strings.Repeat("hello ", 1000)},
+	} {
+		var archive bytes.Buffer
+		w := tar.NewWriter(&archive)
+		for name, content := range files {
+			header := &tar.Header{Name: name, Mode: 0o777, Size: int64(len(content))}
+			if err := w.WriteHeader(header); err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.WriteString(w, content)
+		}
+		w.Close()
+		m := &tape{Reader: bytes.NewReader(archive.Bytes())}
+		var index bytes.Buffer
+		if _, err := rootfs.Scan(m, rootfs.Limits{Bytes: 1 << 30, Names: 100, Naming: 1 << 20},
+			&index); err != nil {
+			t.Fatal(err)
+		}
+		blob := append(archive.Bytes(), m.behind.Bytes()...)
+		blob = append(blob, make([]byte, -len(blob)&4095)...)
+		if err := tree.Overlay(&index, rootfs.Blob{ReaderAt: bytes.NewReader(blob),
+			Bytes: int64(len(blob))}); err != nil {
+			t.Fatal(err)
+		}
+		spec.Layers = append(spec.Layers, filepath.Join(dir, fmt.Sprint("layer-", n)))
+		if err := os.WriteFile(spec.Layers[n], blob, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spec.Root = filepath.Join(dir, "root.erofs")
+	if err := tree.WriteImage(spec.Root); err != nil {
+		t.Fatal(err)
+	}
+	r, err := openRoots(h.config.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	at, err := r.mounted(spec.Root, spec.Layers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join(at, "program"))
+	if err != nil || !bytes.Equal(program, whole) {
+		t.Errorf("the program has %d bytes of %d, %v", len(program), len(whole), err)
+	}
+	greeting, err := os.ReadFile(filepath.Join(at, "etc/greeting"))
+	if err != nil || len(greeting) != 6000 {
+		t.Errorf("the second layer's file has %d bytes, %v", len(greeting), err)
+	}
+}
+
+func TestConformance(t *testing.T) {
+	h := newHost(t)
+	nics := make([]*sandbox.NIC, 4)
+	for n := range nics {
+		nics[n] = h.nic(n)
+	}
+	kinds := map[string]func(int) *sandbox.NIC{
+		"without a network": func(int) *sandbox.NIC { return nil },
+		"on a bridge":       func(n int) *sandbox.NIC { return nics[n] },
+	}
+	if testing.Short() {
+		delete(kinds, "without a network")
+	}
+	for name, nic := range kinds {
+		t.Run(name, func(t *testing.T) {
+			sandboxtest.Subject{
+				Open: func() (sandbox.Driver, func(), error) {
+					d, err := Open(t.Context(), h.config)
+					if err != nil {
+						return nil, nil, err
+					}
+					return d, d.Close, nil
+				},
+				Spec: func(n int) sandbox.Spec {
+					return sandbox.Spec{Root: h.root, Program: h.program(), MemoryMiB: 256,
+						NIC: nic(n)}
+				},
+				AtOnce: 4, Within: time.Minute, Survives: true, Log: "answered 200",
+			}.Run(t)
+		})
+	}
+}
+
+// ask has the program of a sandbox answer a GET.
+func ask(t *testing.T, s sandbox.Sandbox, port int, answer any) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return s.Dial(ctx, port)
+		}}}
+	response, err := client.Get("http://program/self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil {
+		err = json.Unmarshal(text, answer)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+// A program of plain HTTP runs as its image, or who starts it, wants: user, directory, port and
+// variables. It may do less than containerd lets others do.
+func TestAProgramInItsPlace(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	for name, uid := range map[string]uint32{"root": 0, "user": 1000} {
+		t.Run(name, func(t *testing.T) {
+			p := h.program()
+			p.Protocol, p.Port, p.Dir, p.UID, p.GID = "http", 9000, "/work", uid, 2000
+			p.Env = map[string]string{"PORT": "9000", "GREETING": "hello = world"}
+			s, _ := h.start(d, "c-"+name, p)
+			defer s.Close()
+			var is self
+			ask(t, s, 9000, &is)
+			if is.UID != int(uid) || is.GID != 2000 || is.Dir != "/work" ||
+				is.Env["GREETING"] != "hello = world" || is.Env["PATH"] != searchPath {
+				t.Errorf("it is %+v", is)
+			}
+			if !strings.Contains(is.Hosts, " c-"+name+"\n") ||
+				is.Resolv != "nameserver 10.9.0.1\n" || is.Tmp != "allowed" ||
+				!slices.Equal(is.Links, []string{"lo", "eth0"}) {
+				t.Errorf("its files are %+v", is)
+			}
+			const root = "00000000000004fb" // what capabilities lists
+			want := map[string]string{"Seccomp": "2", "NoNewPrivs": "1", "CapBnd": root,
+				"CapEff": root, "CapInh": "0000000000000000", "CapAmb": "0000000000000000"}
+			if uid != 0 {
+				want["CapBnd"], want["CapEff"] = want["CapInh"], want["CapInh"]
+			}
+			for name, value := range want {
+				if is.Status[name] != value {
+					t.Errorf("%s is %s, want %s", name, is.Status[name], value)
+				}
+			}
+			for what, said := range map[string]string{"a raw socket": is.Raw, "a mount": is.Mount,
+				"a disk": is.Device, "a sysctl": is.Sys} {
+				if said == "allowed" {
+					t.Errorf("it got %s", what)
+				}
+			}
+			if is.Processes != 1 || !strings.HasPrefix(is.Core, "0 ") {
+				t.Errorf("it sees %d processes, and of the kernel's memory %s", is.Processes,
+					is.Core)
+			}
+		})
+	}
+}
+
+// pidOf finds the process whose command line has all words.
+func pidOf(t *testing.T, words ...string) int {
+	t.Helper()
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		line, _ := os.ReadFile(file)
+		if !slices.ContainsFunc(words, func(w string) bool {
+			return !bytes.Contains(line, []byte(w))
+		}) && !bytes.Contains(line, []byte(program)) {
+			var pid int
+			_, _ = fmt.Sscanf(file, "/proc/%d/", &pid)
+			return pid
+		}
+	}
+	t.Fatalf("no process has %q", words)
+	return 0
+}
+
+// A containerd that is killed is not noticed by what runs; it is started again, and all goes on. A
+// shim that is killed takes its sandbox along, and nothing else.
+func TestContainerdAndShimsAreKilled(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _ := h.start(d, "stays", h.program())
+	for range 3 {
+		if err := syscall.Kill(pidOf(t, "--config", h.config.Dir), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		var is self
+		ask(t, s, wire.RuntimePort, &is)
+		other, _ := retry(h, d)
+		socket := d.shimSocket("other")
+		if _, err := os.Stat(socket); err != nil {
+			t.Error(err)
+		}
+		shim := pidOf(t, "containerd-shim", "-id\x00other\x00")
+		if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		<-other.Done()
+		if other.Err() == nil {
+			t.Error("its shim was killed, but Err is nil")
+		}
+		if _, err := os.Stat(socket); err == nil {
+			t.Error("the shim's socket is left over")
+		}
+		ask(t, s, wire.RuntimePort, &is)
+		if err := s.Pause(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := s.Resume(t.Context()); err != nil {
+			t.Error(err)
+		}
+		ask(t, s, wire.RuntimePort, &is)
+	}
+	s.Close()
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// retry starts another sandbox once containerd is back.
+func retry(h *host, d *Driver) (sandbox.Sandbox, sandbox.Record) {
+	h.Helper()
+	for {
+		if _, err := d.client.Version(d.named(h.Context())); err == nil {
+			return h.start(d, "other", h.program())
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-h.Context().Done():
+			h.Fatal(context.Cause(h.Context()))
+		}
+	}
+}
+
+// What an agent left that was killed, with its containerd, is cleared by another process.
+func TestClear(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	_, rec := h.start(d, "left", h.program())
+	d.Close()
+	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", rec.PID)); err == nil {
+		t.Error("its process is there")
+	}
+	if _, err := os.Stat(h.config.Dir); err == nil {
+		t.Error("its directory is there")
+	}
+	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHandlers(t *testing.T) {
+	for handler, name := range map[string]string{
+		"runc": runcShim, "crun": runcShim, "/opt/youki": runcShim,
+		"runsc": "io.containerd.runsc.v1", "kata": "io.containerd.kata.v2",
+		"io.containerd.wasmtime.v1": "io.containerd.wasmtime.v1",
+	} {
+		if r, err := runtimeOf(handler); err != nil || r.name != name {
+			t.Errorf("%s: %+v, %v", handler, r, err)
+		}
+	}
+	if _, err := runtimeOf("docker"); err == nil || !strings.Contains(err.Error(), "runsc") {
+		t.Errorf("%v", err)
+	}
+}

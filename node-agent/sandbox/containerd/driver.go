@@ -1,0 +1,359 @@
+package containerd
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/netns"
+	"github.com/fastiov/fastiov/node-agent/procfs"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// OverheadMiB is the memory that a container needs beside its own: its shim's.
+const OverheadMiB = 16
+
+// Config says which containerd runs the sandboxes, and how.
+type Config struct {
+	Address   string // of containerd's socket; empty: one that the driver starts for itself
+	Namespace string // of containerd's, this agent's own; also the parent of the cgroups
+	Handler   string // runc, crun, runsc, …, or the full name of a containerd runtime
+	Dir       string // for what the driver keeps while it is open, on a tmpfs
+	// Plug returns the network namespace of a sandbox with that NIC.
+	Plug func(*sandbox.NIC) (*os.File, error)
+	Log  *slog.Logger
+}
+
+// A Driver starts containers.
+type Driver struct {
+	Config
+	client  *client.Client
+	daemon  *daemon // nil: somebody else's
+	runtime runtime
+	roots   *roots
+	closing chan struct{}
+	boxes   sync.WaitGroup
+
+	mu   sync.Mutex
+	used map[string]bool // ids of sandboxes that are there
+}
+
+const (
+	readyWithin = 20 * time.Second // containerd, to answer for the first time
+	endWithin   = 30 * time.Second // containerd, to end a container
+	pauseWithin = 10 * time.Second
+)
+
+// Open connects to containerd.
+func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
+	d := &Driver{Config: cfg, closing: make(chan struct{}), used: map[string]bool{}}
+	if d.runtime, err = runtimeOf(cfg.Handler); err != nil {
+		return nil, err
+	}
+	if err := d.note(); err != nil {
+		return nil, err
+	}
+	if d.roots, err = openRoots(filepath.Join(cfg.Dir, "roots")); err != nil {
+		return nil, err
+	}
+	if d.Address == "" {
+		if d.daemon, err = startDaemon(filepath.Join(cfg.Dir, "containerd"), cfg.Log); err != nil {
+			d.roots.close()
+			return nil, err
+		}
+		d.Address = d.daemon.address
+	}
+	if err := d.connect(ctx); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("containerd at %s: %w", d.Address, err)
+	}
+	return d, nil
+}
+
+func (d *Driver) connect(ctx context.Context) (err error) {
+	if d.client, err = client.New(d.Address, client.WithDefaultNamespace(d.Namespace)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(d.named(ctx), readyWithin)
+	defer cancel()
+	for {
+		v, err := d.client.Version(ctx)
+		if err == nil {
+			d.Log.Info("sandboxes are containers, which share this machine's kernel",
+				"handler", d.Handler, "containerd", v.Version, "address", d.Address)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// named returns ctx with the namespace of this driver's containers.
+func (d *Driver) named(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, d.Namespace)
+}
+
+// ending returns a context for the end of a container, which no caller cuts short.
+func (d *Driver) ending() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(d.named(context.Background()), endWithin)
+}
+
+// Close lets go of running sandboxes and leaves them to a later agent. Call it once, with no start
+// under way.
+func (d *Driver) Close() {
+	close(d.closing)
+	d.boxes.Wait()
+	if d.client != nil {
+		_ = d.client.Close()
+	}
+	if d.daemon != nil {
+		d.daemon.close()
+	}
+	d.roots.close()
+	if len(d.cgroups()) == 0 {
+		group{path: filepath.Join("/", d.Namespace)}.remove()
+	}
+}
+
+// Start implements sandbox.Driver.
+func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Timeline,
+	owned func(sandbox.Record) error) (sandbox.Sandbox, error) {
+	if !d.use(spec.ID) {
+		return nil, fmt.Errorf("sandbox %s is there already", spec.ID)
+	}
+	b, err := d.prepare(ctx, spec, tl)
+	if err != nil {
+		d.unuse(spec.ID)
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
+	}
+	d.tend(b)
+	if err := b.Begin(ctx, func() error { return b.boot(ctx, tl, owned) }); err != nil {
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
+	}
+	return b, nil
+}
+
+func (d *Driver) use(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.used[id] {
+		return false
+	}
+	d.used[id] = true
+	return true
+}
+
+func (d *Driver) unuse(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.used, id)
+}
+
+// prepare makes all of a sandbox but its process. If it fails, nothing is left.
+func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
+	tl *timeline.Timeline) (_ *box, err error) {
+	b := newBox(d, spec)
+	if b.net, err = d.plug(spec.NIC, tl); err != nil {
+		return nil, err
+	}
+	if err := b.furnish(ctx, tl); err != nil {
+		d.end(spec)
+		b.letGo(false)
+		return nil, err
+	}
+	return b, nil
+}
+
+// plug makes the sandbox's network namespace.
+func (d *Driver) plug(nic *sandbox.NIC, tl *timeline.Timeline) (*os.File, error) {
+	if nic == nil {
+		return netns.New()
+	}
+	defer tl.Begin(timeline.CNI)()
+	return d.Plug(nic)
+}
+
+// Adopt implements sandbox.Driver.
+func (d *Driver) Adopt(ctx context.Context, rec sandbox.Record) (sandbox.Sandbox, error) {
+	b := newBox(d, rec.Spec)
+	if !d.use(rec.Spec.ID) {
+		return nil, fmt.Errorf("sandbox %s is there already", rec.Spec.ID)
+	}
+	b.pid = rec.PID
+	err := b.meet(d.named(ctx), rec)
+	if err == nil {
+		d.tend(b)
+		b.watch()
+		err = b.Begin(ctx, func() error { return b.Resume(ctx) })
+		if err == nil {
+			return b, nil
+		}
+	} else {
+		b.letGo(false)
+		d.unuse(rec.Spec.ID)
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+	}
+	return nil, fmt.Errorf("sandbox %s cannot be adopted: %w", rec.Spec.ID, err)
+}
+
+// meet finds the container of a record, and what the agent holds of it. It fails unless the
+// container's process is that of the record.
+func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
+	if err := b.open(); err != nil { // the process's number cannot pass to another from now on
+		return err
+	}
+	ticks, err := procfs.StartTicks(rec.PID)
+	if err != nil {
+		return err
+	}
+	if ticks != rec.StartTicks {
+		return fmt.Errorf("process %d started at tick %d, the record says %d: another process has"+
+			" that number now", rec.PID, ticks, rec.StartTicks)
+	}
+	if b.container, err = b.driver.client.LoadContainer(ctx, rec.Spec.ID); err != nil {
+		return err
+	}
+	if b.task, err = b.container.Task(ctx, nil); err != nil {
+		return err
+	}
+	if pid := b.task.Pid(); int(pid) != rec.PID {
+		return fmt.Errorf("its container has process %d, the record says %d", pid, rec.PID)
+	}
+	status, err := b.task.Status(ctx)
+	if err != nil {
+		return err
+	}
+	b.paused = status.Status == client.Paused
+	return b.listen()
+}
+
+// End implements sandbox.Driver.
+func (d *Driver) End(spec sandbox.Spec) { d.end(spec) }
+
+// end ends what there is of a sandbox, and returns how its program ended.
+func (d *Driver) end(spec sandbox.Spec) (exit string) {
+	ctx, cancel := d.ending()
+	defer cancel()
+	d.cgroup(spec).kill() // also where containerd does not answer
+	exit, err := d.remove(ctx, spec.ID)
+	if err != nil {
+		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
+	}
+	d.cgroup(spec).remove()
+	unmount(writable(spec))
+	_ = os.Remove(d.shimSocket(spec.ID))
+	for _, stream := range streams {
+		_ = os.Remove(fifo(spec, stream))
+	}
+	return exit
+}
+
+// shimSocket returns where the shim of a container listens. One that is killed leaves its socket.
+func (d *Driver) shimSocket(id string) string {
+	name := sha256.Sum256([]byte(filepath.Join(d.Address, d.Namespace, id)))
+	return fmt.Sprintf("/run/containerd/s/%x", name)
+}
+
+// remove has containerd remove the container id, which need not be there.
+func (d *Driver) remove(ctx context.Context, id string) (exit string, err error) {
+	container, err := d.load(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	task, err := container.Task(ctx, nil)
+	if err == nil {
+		status, err := task.Delete(ctx, client.WithProcessKill)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return "", err
+		}
+		if status != nil {
+			exit = fmt.Sprintf("exit status %d", status.ExitCode())
+		}
+	} else if !errdefs.IsNotFound(err) {
+		return "", err
+	}
+	if err := container.Delete(ctx); err != nil && !errdefs.IsNotFound(err) {
+		return exit, err
+	}
+	return exit, nil
+}
+
+// load finds a container, and waits for a containerd that is just being started again.
+func (d *Driver) load(ctx context.Context, id string) (client.Container, error) {
+	for {
+		container, err := d.client.LoadContainer(ctx, id)
+		if err == nil || !errdefs.IsUnavailable(err) {
+			return container, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Leftovers implements sandbox.Driver.
+func (d *Driver) Leftovers(live map[string]bool) (left []string) {
+	ctx, cancel := context.WithTimeout(d.named(context.Background()), pauseWithin)
+	defer cancel()
+	containers, err := d.client.Containers(ctx)
+	if err != nil {
+		left = append(left, fmt.Sprintf("what containerd at %s has: %v", d.Address, err))
+	}
+	for _, c := range containers {
+		if !live[c.ID()] {
+			left = append(left, "container "+c.ID())
+		}
+	}
+	for _, id := range d.cgroups() {
+		if !live[id] {
+			left = append(left, "cgroup "+id)
+		}
+	}
+	return left
+}
+
+// tend starts the goroutine that brings a sandbox's end about, or lets go of it.
+func (d *Driver) tend(b *box) {
+	d.boxes.Go(func() {
+		select {
+		case <-d.closing:
+			b.End(sandbox.ErrLetGo)
+		case <-b.Context().Done():
+		}
+		exit := ""
+		letGo := errors.Is(b.Cause(), sandbox.ErrLetGo)
+		if !letGo {
+			exit = d.end(b.spec)
+		}
+		b.HangUp()
+		b.letGo(!letGo)
+		d.unuse(b.spec.ID)
+		b.Over(func(cause error) error {
+			if exit != "" {
+				cause = fmt.Errorf("%w (%s)", cause, exit)
+			}
+			return cause
+		})
+	})
+}

@@ -1,0 +1,108 @@
+package containerd
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// roots are the images that are mounted, each once: so all sandboxes of an image share its pages. A
+// sandbox's overlay keeps its image in use, whether it is still mounted here or not.
+type roots struct {
+	dir  string
+	mu   sync.Mutex
+	open map[string]string // where an image is mounted
+}
+
+func openRoots(dir string) (*roots, error) {
+	r := &roots{dir: dir, open: map[string]string{}}
+	r.close() // of an agent that was killed
+	return r, os.MkdirAll(dir, 0o700)
+}
+
+// close unmounts all images.
+func (r *roots) close() {
+	entries, _ := os.ReadDir(r.dir)
+	for _, entry := range entries {
+		unmount(filepath.Join(r.dir, entry.Name()))
+	}
+	_ = os.Remove(r.dir)
+}
+
+// mounted returns where the image is mounted, whose contents may be in layers.
+func (r *roots) mounted(image string, layers []string) (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at, is := r.open[image]; is {
+		return at, nil
+	}
+	at := filepath.Join(r.dir, fmt.Sprintf("%.8x", sha256.Sum256([]byte(image))))
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return "", err
+	}
+	erofs := mount.Mount{Type: "erofs", Source: image, Options: []string{"ro", "nodev", "nosuid"}}
+	for _, layer := range layers {
+		erofs.Options = append(erofs.Options, "device="+layer)
+	}
+	err := erofs.Mount(at)
+	if errors.Is(err, unix.ENOTBLK) && len(layers) == 0 { // before Linux 6.12
+		erofs.Options = append(erofs.Options, "loop")
+		err = erofs.Mount(at)
+	}
+	if err != nil {
+		unmount(at)
+		return "", fmt.Errorf("image %s: %w; it needs a kernel with EROFS (modprobe erofs), and"+
+			" one that was pulled needs Linux 6.12 or later", image, err)
+	}
+	r.open[image] = at
+	return at, nil
+}
+
+// writable returns where the sandbox's tmpfs is mounted while its root is made.
+func writable(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "rw") }
+
+// root returns the sandbox's root: its image below a tmpfs of half its memory.
+func (b *box) root() (root mount.Mount, err error) {
+	image, err := b.driver.roots.mounted(b.spec.Root, b.spec.Layers)
+	if err != nil {
+		return root, err
+	}
+	at := writable(b.spec)
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		return root, err
+	}
+	tmpfs := mount.Mount{Type: "tmpfs", Source: "fastiov",
+		Options: []string{"nodev", "nosuid", fmt.Sprintf("size=%dm", max(b.spec.MemoryMiB/2, 1))}}
+	if err := tmpfs.Mount(at); err != nil {
+		return root, fmt.Errorf("tmpfs at %s: %w", at, err)
+	}
+	upper, work := filepath.Join(at, "upper"), filepath.Join(at, "work")
+	for _, dir := range []string{upper, work} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return root, err
+		}
+	}
+	return mount.Mount{Type: "overlay", Source: "overlay", Options: []string{
+		"lowerdir=" + option(image), "upperdir=" + option(upper), "workdir=" + option(work),
+	}}, nil
+}
+
+// option returns a path as overlayfs reads it among its options.
+var option = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `:`, `\:`).Replace
+
+// unmount takes a mount away, and the directory that it was mounted on. Who uses it may go on.
+func unmount(at string) {
+	for unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) == nil {
+		continue
+	}
+	_ = os.Remove(at)
+}

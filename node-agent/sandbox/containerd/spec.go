@@ -1,0 +1,125 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// A runtime holds how containerd runs a container.
+type runtime struct {
+	name     string // as containerd has it
+	options  any
+	ownStack bool // its network is not the kernel's
+}
+
+const runcShim = "io.containerd.runc.v2"
+
+// runtimeOf returns the runtime of a handler. The shim of runc runs all that have runc's command
+// line: those named here, and any by its path.
+func runtimeOf(handler string) (runtime, error) {
+	switch {
+	case handler == "runc" || handler == "":
+		return runtime{name: runcShim, options: &options.Options{}}, nil
+	case handler == "crun" || handler == "youki" || filepath.IsAbs(handler):
+		return runtime{name: runcShim, options: &options.Options{BinaryName: handler}}, nil
+	case handler == "runsc":
+		return runtime{name: "io.containerd.runsc.v1", ownStack: true}, nil
+	case handler == "kata":
+		return runtime{name: "io.containerd.kata.v2", ownStack: true}, nil
+	case strings.Count(handler, ".") > 1:
+		return runtime{name: handler, ownStack: true}, nil
+	}
+	return runtime{}, fmt.Errorf("no handler is named %.40q: name runc, crun, youki, runsc or"+
+		" kata, the path of a program with runc's command line, or a containerd runtime", handler)
+}
+
+// Of containerd's capabilities, a program keeps those by which it becomes another user, and has
+// files of several. It gets no raw sockets, no devices, no chroot and no audit.
+var capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
+	"CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID",
+}
+
+const (
+	ociVersion = "1.0.2" // the oldest runtimes that are met know no later one
+	most       = 1024    // processes
+	searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// oci returns the container as a runtime reads it: containerd's defaults, tightened.
+func (b *box) oci(ctx context.Context) (*oci.Spec, error) {
+	p := b.spec.Program
+	files, err := b.files()
+	if err != nil {
+		return nil, err
+	}
+	dir := p.Dir
+	if dir == "" {
+		dir = "/"
+	}
+	network := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.net.Fd())
+	s, err := oci.GenerateSpec(ctx, nil, &containers.Container{ID: b.spec.ID},
+		oci.WithProcessArgs(p.Command...), oci.WithProcessCwd(dir), oci.WithEnv(b.environment()),
+		oci.WithUIDGID(p.UID, p.GID), oci.WithHostname(b.spec.ID), oci.WithMounts(files),
+		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: network}),
+		oci.WithNamespacedCgroup(), oci.WithCgroup(b.driver.cgroup(b.spec).path),
+		oci.WithCapabilities(capabilities), oci.WithNoNewPrivileges,
+		oci.WithDefaultUnixDevices, seccomp.WithDefaultProfile(),
+	)
+	if err != nil {
+		return nil, err
+	}
+	if p.UID != 0 { // a user that is not root has none of them, and no way to get one
+		s.Process.Capabilities = &specs.LinuxCapabilities{}
+	}
+	s.Version = ociVersion
+	s.Linux.Resources.Memory = b.driver.cgroup(b.spec).limits.Memory
+	s.Linux.Resources.Pids = b.driver.cgroup(b.spec).limits.Pids
+	s.Linux.Resources.CPU = b.driver.cgroup(b.spec).limits.CPU
+	return s, nil
+}
+
+// environment returns the variables that every program expects, overridden by those of this one.
+func (b *box) environment() (env []string) {
+	all := map[string]string{"PATH": searchPath, "HOME": "/", "HOSTNAME": b.spec.ID}
+	if b.spec.Program.UID == 0 {
+		all["HOME"] = "/root"
+	}
+	for name, value := range b.spec.Program.Env {
+		all[name] = value
+	}
+	for name, value := range all {
+		env = append(env, name+"="+value)
+	}
+	return env
+}
+
+// files writes the files of the sandbox's own names and address, and returns their mounts.
+func (b *box) files() (mounts []specs.Mount, err error) {
+	hosts := "127.0.0.1 localhost\n::1 localhost\n"
+	contents := map[string]string{"hostname": b.spec.ID + "\n"}
+	if nic := b.spec.NIC; nic != nil {
+		hosts += nic.Address.Addr().String() + " " + b.spec.ID + "\n"
+		contents["resolv.conf"] = "nameserver " + nic.DNS.String() + "\n"
+	}
+	contents["hosts"] = hosts
+	for name, text := range contents {
+		file := filepath.Join(b.spec.Dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			return nil, err
+		}
+		mounts = append(mounts, specs.Mount{Type: "bind", Source: file,
+			Destination: "/etc/" + name,
+			Options:     []string{"bind", "ro", "nosuid", "nodev", "noexec"}})
+	}
+	return mounts, nil
+}
