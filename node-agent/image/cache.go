@@ -57,6 +57,7 @@ type Cache struct {
 	builds   *builds
 	pulls    *pulls
 	settling settling
+	inflate  inflate
 }
 
 // A holding is an entry in use, with the entries that it needs.

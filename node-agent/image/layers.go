@@ -200,7 +200,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 		return err
 	}
 	defer s.processes.Release(1)
-	about, err := image.Unpack(ctx, n, dir, content)
+	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), content)
 	if err != nil {
 		return err
 	}

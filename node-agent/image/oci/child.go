@@ -35,8 +35,8 @@ func init() {
 }
 
 // unpackMain reads an order from its standard input, and does it: to look at a configuration, to
-// unpack the layer that follows, or to merge layers into a root. It finds its files behind the
-// standard ones, and writes its verdict to its standard output.
+// unpack the layer that follows, to merge layers into a root, or to measure inflaters. It finds its
+// files behind the standard ones, and writes its verdict to its standard output.
 func unpackMain() int {
 	if err := confine(); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot be confined:", err)
@@ -70,6 +70,11 @@ func obey(in io.Reader) (v verdict, err error) {
 	var o order
 	err = json.NewDecoder(io.LimitReader(in, int64(binary.BigEndian.Uint32(length[:])))).Decode(&o)
 	if err != nil {
+		return v, err
+	}
+	if o.Measure {
+		member, err := io.ReadAll(in)
+		v.Speeds = measured(inflaters, member, measureTime)
 		return v, err
 	}
 	if len(o.Config) == 0 {

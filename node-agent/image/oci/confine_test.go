@@ -50,7 +50,7 @@ func startIdle(t *testing.T) *unpacker {
 		t.Fatal(err)
 	}
 	defer image.Close()
-	u, err := startUnpacker(context.Background(), filepath.Join(dir, "cell"), []*os.File{image})
+	u, err := startUnpacker(context.Background(), filepath.Join(dir, "cell"), "", []*os.File{image})
 	if err != nil {
 		t.Fatal(err)
 	}

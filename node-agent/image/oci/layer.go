@@ -131,11 +131,17 @@ func (s *stream) read(in io.Reader, inflater string, stages *Stages) error {
 	sent := &timed{Reader: in}
 	begin := time.Now()
 	var waited time.Duration
-	defer func() { stages.Decompress = time.Since(begin) - waited - sent.waited }()
 	content, err := uncompressed(sent, inflater)
 	if err != nil {
 		return err
 	}
+	defer func() {
+		_ = content.Close()
+		stages.Decompress = time.Since(begin) - waited - sent.waited
+		if other, is := content.(worker); is {
+			stages.Decompress = other.worked()
+		}
+	}()
 	for {
 		var b []byte
 		start := time.Now()

@@ -23,12 +23,14 @@ import (
 )
 
 // An order is sent to the unpacking process first. With a configuration it is to look at that, and
-// to merge the layers, if there are any; without, a layer follows.
+// to merge the layers, if there are any; without, a layer follows, or gzip to measure inflaters by.
 type order struct {
 	Config   []byte
 	Layers   []Layer
+	Measure  bool
 	Inflater string
 	Content  int64 // how much a layer may unpack to
+	tools    string
 }
 
 // A verdict is the unpacking process's answer.
@@ -36,7 +38,8 @@ type verdict struct {
 	Program wire.Program
 	DiffIDs []string
 	Layer   Layer
-	Reason  Reason // what was wrong with the image; empty: nothing
+	Speeds  map[string]float64 // of inflaters, in bytes a second
+	Reason  Reason             // what was wrong with the image; empty: nothing
 	Error   string
 	Full    bool // the disk is full
 }
@@ -66,15 +69,17 @@ func (i *Image) Inspect(ctx context.Context, cell string) (diffIDs []string, err
 }
 
 // Unpack fetches the n-th layer, and writes its blob and its index into dir.
-func (i *Image) Unpack(ctx context.Context, n int, dir string, content int64) (Layer, error) {
-	l, err := i.unpack(ctx, n, dir, content)
+func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, content int64) (
+	Layer, error) {
+	l, err := i.unpack(ctx, n, dir, with, content)
 	if err != nil {
 		err = fmt.Errorf("layer %d: %w", n+1, err)
 	}
 	return l, refusal(i.ref, err)
 }
 
-func (i *Image) unpack(ctx context.Context, n int, dir string, content int64) (l Layer, err error) {
+func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, content int64) (
+	l Layer, err error) {
 	var files []*os.File
 	for _, name := range []string{BlobName, IndexName} {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
@@ -86,7 +91,8 @@ func (i *Image) unpack(ctx context.Context, n int, dir string, content int64) (l
 	}
 	begin := time.Now()
 	var sending time.Duration
-	v, err := i.order(ctx, filepath.Join(dir, "cell"), order{Content: content}, files,
+	o := order{Inflater: with.Inflater, Content: content, tools: with.Tools}
+	v, err := i.order(ctx, filepath.Join(dir, "cell"), o, files,
 		func(ctx context.Context, in io.Writer) error {
 			to := &timedWriter{w: in}
 			err := i.blob(ctx, i.manifest.Layers[n], to)
@@ -124,7 +130,7 @@ func (i *Image) Merge(ctx context.Context, root string, layers []Layer, dirs []s
 // order has a process do an order with the files, and with what follow sends it.
 func (i *Image) order(ctx context.Context, cell string, o order, files []*os.File,
 	follow func(context.Context, io.Writer) error) (v verdict, err error) {
-	u, err := startUnpacker(ctx, cell, files)
+	u, err := startUnpacker(ctx, cell, o.tools, files)
 	if err != nil {
 		return v, ours(err)
 	}
@@ -193,7 +199,7 @@ type unpacker struct {
 	in     io.WriteCloser
 	out    bytes.Buffer
 	errs   bytes.Buffer
-	cell   string // the empty directory that is its root
+	cell   string // the directory that is its root, which has the tools alone
 	cancel context.CancelFunc
 	ctx    context.Context
 }
@@ -203,11 +209,17 @@ var keepFiles = sync.OnceFunc(func() {
 	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 })
 
-// startUnpacker starts the process with the files. Its root is the new directory cell.
-func startUnpacker(ctx context.Context, cell string, files []*os.File) (_ *unpacker, err error) {
+// startUnpacker starts the process with the files. Its root is the new directory cell, into which
+// the tools are linked.
+func startUnpacker(ctx context.Context, cell, tools string, files []*os.File) (
+	_ *unpacker, err error) {
 	keepFiles()
 	u := &unpacker{cell: cell}
 	if err := os.Mkdir(u.cell, 0o755); err != nil {
+		return nil, err
+	}
+	if err := linkTools(tools, u.cell); err != nil {
+		os.RemoveAll(u.cell)
 		return nil, err
 	}
 	u.ctx, u.cancel = context.WithCancel(ctx)
@@ -224,7 +236,7 @@ func startUnpacker(ctx context.Context, cell string, files []*os.File) (_ *unpac
 	}
 	if err != nil {
 		u.cancel()
-		os.Remove(u.cell)
+		os.RemoveAll(u.cell)
 		return nil, fmt.Errorf("the process that unpacks images: %w", err)
 	}
 	return u, nil
@@ -244,7 +256,7 @@ func widen(pipe any) {
 // wait returns the process's verdict on its image, or an error made of how the process ended.
 func (u *unpacker) wait() (v verdict, err error) {
 	defer u.cancel()
-	defer os.Remove(u.cell)
+	defer os.RemoveAll(u.cell)
 	ended := u.cmd.Wait()
 	said := u.errs.String()
 	switch {

@@ -1,0 +1,183 @@
+package oci
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fake inflates, at a known speed: what an accelerator needs to take part.
+func fake(bytesPerSecond float64) inflater {
+	return inflater{"fake", func(r io.Reader) (io.ReadCloser, error) {
+		content, err := inflaters[0].open(r)
+		return &paced{content, bytesPerSecond, time.Now(), 0}, err
+	}}
+}
+
+type paced struct {
+	io.ReadCloser
+	speed float64
+	begin time.Time
+	bytes float64
+}
+
+func (p *paced) Read(b []byte) (int, error) {
+	n, err := p.ReadCloser.Read(b[:min(len(b), 4<<10)])
+	p.bytes += float64(n)
+	time.Sleep(time.Until(p.begin.Add(time.Duration(p.bytes / p.speed * float64(time.Second)))))
+	return n, err
+}
+
+// here makes the working directory one that has the tools, as the process that unpacks sees it.
+func here(t *testing.T) (igzip bool) {
+	t.Helper()
+	dir := t.TempDir()
+	tools := FindIgzip()
+	for name, file := range tools {
+		b, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), b, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	return tools != nil
+}
+
+func zipped(t *testing.T, content []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, err := w.Write(content)
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// Every inflater does the same with gzip that is right, and notices what is wrong with it.
+func TestInflatersAgree(t *testing.T) {
+	has := here(t)
+	noise := make([]byte, 3<<20)
+	for n := range noise {
+		noise[n] = byte(rand.Uint32() >> (n >> 16 % 32))
+	}
+	text := []byte(strings.Repeat("a line of text that repeats itself\n", 50_000))
+	good := map[string][]byte{
+		"nothing": nil, "a byte": []byte("x"), "text": text, "noise": noise,
+	}
+	for _, one := range append(inflaters[:len(inflaters):len(inflaters)], fake(1<<30)) {
+		t.Run(one.name, func(t *testing.T) {
+			if one.name == igzipName && !has {
+				t.Skip("this machine has no igzip")
+			}
+			inflate := func(b []byte) ([]byte, error) {
+				content, err := one.open(bytes.NewReader(b))
+				if err != nil {
+					return nil, err
+				}
+				defer content.Close()
+				return io.ReadAll(content)
+			}
+			for name, content := range good {
+				got, err := inflate(zipped(t, content))
+				if err != nil || !bytes.Equal(got, content) {
+					t.Errorf("%s: %d bytes of %d, %v", name, len(got), len(content), err)
+				}
+				if name == "nothing" {
+					continue
+				}
+				whole := zipped(t, content)
+				for _, at := range []int{len(whole) - 1, len(whole) - 6} { // size, checksum
+					bad := bytes.Clone(whole)
+					bad[at] ^= 1
+					if _, err := inflate(bad); err == nil {
+						t.Errorf("%s: a flipped bit at %d of %d is not noticed", name, at, len(bad))
+					}
+				}
+				if _, err := inflate(whole[:len(whole)-3]); err == nil {
+					t.Errorf("%s: that it was cut short is not noticed", name)
+				}
+			}
+			members := append(zipped(t, text), append(zipped(t, nil), zipped(t, noise)...)...)
+			got, err := inflate(members)
+			if err != nil || !bytes.Equal(got, append(bytes.Clone(text), noise...)) {
+				t.Errorf("members: %d bytes, %v", len(got), err)
+			}
+			if _, err := inflate(nil); err == nil {
+				t.Error("an empty stream is taken for gzip")
+			}
+			content, err := one.open(io.MultiReader(bytes.NewReader(zipped(t, text)),
+				errorReader{}))
+			if err == nil {
+				_, err = io.ReadAll(content)
+				content.Close()
+			}
+			if err == nil {
+				t.Error("that its source broke off is not noticed")
+			}
+		})
+	}
+}
+
+type errorReader struct{}
+
+func (errorReader) Read([]byte) (int, error) { return 0, errors.New("broke off") }
+
+func TestTheFastestInflaterIsChosen(t *testing.T) {
+	member, err := sample()
+	if err != nil {
+		t.Fatal(err)
+	}
+	absent := inflater{"absent", func(io.Reader) (io.ReadCloser, error) {
+		return nil, exec.ErrNotFound
+	}}
+	slow, fast := fake(20<<20), fake(60<<20)
+	slow.name, fast.name = "slow", "fast"
+	speeds := measured([]inflater{absent, slow, fast}, member, 300*time.Millisecond)
+	for name, want := range map[string]float64{"slow": 20 << 20, "fast": 60 << 20} {
+		if got := speeds[name]; got > 1.3*want {
+			t.Errorf("%s measured %.0f MB/s, and makes %.0f", name, got/(1<<20), want/(1<<20))
+		}
+	}
+	if speeds["absent"] != 0 || speeds["fast"] <= speeds["slow"] {
+		t.Errorf("measured %v", speeds)
+	}
+	if got := Fastest(map[string]float64{"go": 2, "klauspost": 1}); got != "go" {
+		t.Errorf("chose %q", got)
+	}
+	if got := Fastest(nil); got != inflaters[0].name {
+		t.Errorf("chose %q where nothing was measured", got)
+	}
+}
+
+// What is measured is measured by the confined process, and igzip runs there.
+func TestTheConfinedProcessMeasures(t *testing.T) {
+	if !here(t) {
+		t.Skip("this machine has no igzip")
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	speeds, err := Measure(t.Context(), filepath.Join(t.TempDir(), "cell"), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range inflaters {
+		if speeds[one.name] == 0 {
+			t.Errorf("%s was not measured: %v", one.name, speeds)
+		}
+	}
+	t.Logf("%v", speeds)
+}
