@@ -37,7 +37,8 @@ func passedThrough(
 		return nil, err
 	}
 	pool, err := vf.Open(ctx, vf.Config{
-		PFs: f.pfs, NumVFs: f.numVFs, VF: f.vfs, Node: machineID(), Run: f.runDir, Log: n.log,
+		PFs: f.pfs, NumVFs: f.numVFs, NetdevVFs: f.netdevVFs, VF: f.vfs, Node: machineID(),
+		Run: f.runDir, Log: n.log,
 	})
 	if err != nil {
 		return nil, err

@@ -35,6 +35,7 @@ type nodeFlags struct {
 	pfs              []string
 	vfs              vf.Template
 	numVFs           int
+	netdevVFs        int
 	hugePages        bool
 	fastiov          string
 	memoryMiB        int
@@ -94,6 +95,8 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&n.pfs, "pf", nil,
 		"SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
 	f.IntVar(&n.numVFs, "vfs", 0, "VFs per device (default: as many as it has)")
+	f.IntVar(&n.netdevVFs, "netdev-vfs", 0,
+		"how many of them, the last of each device, are kept as network interfaces for containers")
 	f.IntVar(&n.vfs.VLAN, "vlan", 0, "VLAN of the VFs")
 	f.IntVar(&n.vfs.MaxRate, "max-rate", 0, "most a VF may send, in Mbit/s")
 	f.BoolVar(&n.hugePages, "huge-pages", false,

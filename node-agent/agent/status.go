@@ -42,7 +42,7 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 				Bdf: v.BDF, State: string(v.State), Generation: v.Generation,
 				Owner: v.Owner.String(), Kind: string(v.Owner.Kind),
 				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC,
-				SinceNs: v.Since.UnixNano(), Reason: v.Reason,
+				SinceNs: v.Since.UnixNano(), Reason: v.Reason, Home: string(v.Home),
 			})
 		}
 	}

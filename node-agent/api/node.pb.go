@@ -1905,6 +1905,7 @@ type VF struct {
 	SinceNs       int64                  `protobuf:"varint,8,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
 	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it is quarantined, resetting or gone
 	Kind          string                 `protobuf:"bytes,10,opt,name=kind,proto3" json:"kind,omitempty"`    // of its owner: sandbox, pod, device or bench; empty: it has none
+	Home          string                 `protobuf:"bytes,11,opt,name=home,proto3" json:"home,omitempty"`    // vfio, or netdev if it is kept for containers, not sandboxes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2005,6 +2006,13 @@ func (x *VF) GetReason() string {
 func (x *VF) GetKind() string {
 	if x != nil {
 		return x.Kind
+	}
+	return ""
+}
+
+func (x *VF) GetHome() string {
+	if x != nil {
+		return x.Home
 	}
 	return ""
 }
@@ -2640,7 +2648,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\aadopted\x18\b \x01(\bR\aadopted\x12\x19\n" +
 	"\bsince_ns\x18\t \x01(\x03R\asinceNs\x12\x16\n" +
 	"\x06reason\x18\n" +
-	" \x01(\tR\x06reason\"\xf2\x01\n" +
+	" \x01(\tR\x06reason\"\x86\x02\n" +
 	"\x02VF\x12\x10\n" +
 	"\x03bdf\x18\x01 \x01(\tR\x03bdf\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
@@ -2654,7 +2662,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\bsince_ns\x18\b \x01(\x03R\asinceNs\x12\x16\n" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12\x12\n" +
 	"\x04kind\x18\n" +
-	" \x01(\tR\x04kind\"%\n" +
+	" \x01(\tR\x04kind\x12\x12\n" +
+	"\x04home\x18\v \x01(\tR\x04home\"%\n" +
 	"\rStartsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\"n\n" +
 	"\vStartsReply\x12\x14\n" +

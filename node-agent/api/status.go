@@ -1,11 +1,12 @@
 package api
 
 // SoundVFs counts the VFs that sandboxes can be given, now or when they come back. A VF of another
-// holder may never come back.
+// holder may never come back, and one that is kept as a netdev is never given to one.
 func (r *StatusReply) SoundVFs() (n int) {
 	for _, vf := range r.Vfs {
 		others := vf.Kind != "" && vf.Kind != "sandbox"
-		if vf.State != "quarantined" && vf.State != "gone" && !others {
+		sound := vf.State != "quarantined" && vf.State != "gone"
+		if sound && !others && vf.Home != "netdev" {
 			n++
 		}
 	}

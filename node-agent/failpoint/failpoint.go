@@ -34,6 +34,8 @@ const (
 	LeaseChosen    Name = "vf-lease-chosen"    // a VF is chosen; the journal does not know it yet
 	// the journal knows the lease; the caller does not
 	LeaseJournalled Name = "vf-lease-journalled"
+	// the tenant's own settings are set; it does not know
+	LeaseSet        Name = "vf-lease-set"
 	OwnerJournalled Name = "vf-owner-journalled" // the journal knows the process
 	NetdevUnbound   Name = "vf-netdev-unbound"   // taken from vfio-pci for a tenant's netdev
 	NetdevBound     Name = "vf-netdev-bound"     // it is a netdev; its tenant does not know
@@ -52,6 +54,6 @@ var All = []Name{
 	OpenLocked, OpenUndoRecorded, OpenAutoprobe, OpenCreated, PrepareUnbound, PrepareOverride,
 	PrepareBound, PrepareNetwork,
 	ResetBegin, ResetDone, ResetChecked, JournalTemp, JournalRenamed, LeaseChosen, LeaseJournalled,
-	OwnerJournalled, NetdevUnbound, NetdevBound,
+	LeaseSet, OwnerJournalled, NetdevUnbound, NetdevBound,
 	ReturnBegin, ReturnJournalled, UndoBegin, UndoVF, UndoRestored, UndoForgotten,
 }

@@ -109,6 +109,7 @@ type tenant struct {
 // drain, returns all and checks.
 func agent(tree *vftest.Tree, drain bool) error {
 	cfg := tree.Config()
+	cfg.NetdevVFs = 2
 	pool, err := vf.Open(context.Background(), cfg)
 	if err != nil {
 		return err
@@ -155,7 +156,10 @@ func turn(tree *vftest.Tree, pool *vf.Pool, random *rand.Rand, mu *sync.Mutex, t
 	mu.Unlock()
 	want := vf.Want{}
 	if random.IntN(4) == 0 {
-		want.Driver = vf.Netdev
+		want.Driver, want.Kept = vf.Netdev, random.IntN(2) == 0
+	}
+	if random.IntN(4) == 0 {
+		want.Set = func(s *vf.Settings) { s.VLAN = 7 }
 	}
 	name := fmt.Sprintf("s%d-%d", os.Getpid(), random.Uint32())
 	l, err := pool.Lease(vf.Owner{Kind: vf.Sandbox, Name: name}, want)

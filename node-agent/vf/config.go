@@ -15,8 +15,10 @@ type Config struct {
 	// The physical functions, each by address, driver or netdev. Empty: the only one there is.
 	PFs    []string
 	NumVFs int // VFs per PF; 0: as many as it has
-	VF     Template
-	Node   string // the node's name on its network, from which it derives the MACs: the machine id
+	// How many VFs of each PF with a network, its last ones, the kernel's own driver keeps.
+	NetdevVFs int
+	VF        Template
+	Node      string // on its network; the MACs are derived from it: the machine id
 
 	Run     string  // run directory: /run/fastiov
 	Sysfs   string  // /sys
@@ -54,6 +56,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.VF.MinRate < 0 || c.VF.MaxRate < 0 || c.VF.MaxRate > 0 && c.VF.MinRate > c.VF.MaxRate {
 		return c, fmt.Errorf("VF rates of %d to %d Mbit/s make no sense",
 			c.VF.MinRate, c.VF.MaxRate)
+	}
+	if c.NetdevVFs < 0 {
+		return c, fmt.Errorf("%d VFs cannot be kept as network interfaces", c.NetdevVFs)
 	}
 	_, err := c.VF.mac("", "")
 	return c, err

@@ -16,9 +16,10 @@
 //	    caller has it.
 //	  - leased → resetting: Return. The caller has ended whatever used the VF before; one whose vfio
 //	    group some process still holds is not touched.
-//	  - leased → preparing: Return, where the tenant had the VF by the kernel's own driver. One
-//	    whose netdev is still in another network namespace is not touched.
-//	  - idle → resetting: the VF reported an error though nobody used it.
+//	  - leased → preparing: Return, where the tenant had the VF by the kernel's own driver, or with
+//	    settings of its own. One whose netdev is still in another network namespace is not touched.
+//	  - idle → resetting: the VF reported an error though nobody used it. One that is kept bound to
+//	    the kernel's own driver goes to preparing.
 //	  - leased → resetting → quarantined: the IOMMU refused its DMA again and again, or the VF
 //	    failed three tenants in a row.
 //	  - → quarantined: a step failed. The VF is shown with its reason and prepared again after a

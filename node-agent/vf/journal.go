@@ -17,12 +17,14 @@ import (
 
 // The versions of entries. A field may be added within a version if a reader that does not know it
 // may ignore it; else the version rises. An agent reads the entries of every former version. It
-// writes an entry in the lowest version that can say it: version 1 knows VFs of sandboxes, by vfio.
+// writes an entry in the lowest version that can say it: version 1 knows VFs of sandboxes, by vfio,
+// and version 2 no settings of a lease's own.
 // So an agent of that version adopts sandboxes of this one, too. Of any other lease it says that it
 // is of a later version, and leaves the VF alone as long as some process has it.
 const (
 	sandboxVersion = 1
-	journalVersion = 2
+	holdersVersion = 2
+	journalVersion = 3
 	journalMax     = 64 << 10
 )
 
@@ -36,14 +38,19 @@ type entry struct {
 	Generation uint64 `json:"generation"`
 	Owner      *Owner `json:"owner,omitempty"`
 	Driver     Driver `json:"driver,omitempty"` // it was given to its tenant by; absent: vfio
+	// Settings are set for this lease and, once it is returned, have yet to be taken back.
+	Settings *Settings `json:"settings,omitempty"`
 
 	refused string // why the file cannot be understood: then the owner is unknown
 }
 
 // version returns the lowest version that can say e.
 func (e entry) version() int {
-	if e.Driver != "" || e.Owner != nil && e.Owner.Kind != Sandbox {
+	switch {
+	case e.Settings != nil:
 		return journalVersion
+	case e.Driver != "" || e.Owner != nil && e.Owner.Kind != Sandbox:
+		return holdersVersion
 	}
 	return sandboxVersion
 }

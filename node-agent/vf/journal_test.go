@@ -49,8 +49,8 @@ func TestJournalRefusesToGuess(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty":            ``,
 		"cut":              `{"version":1,"bdf":"0000:01:10.0","sta`,
-		"later version":    `{"version":3,"bdf":"0000:01:10.0","state":"idle","generation":1}`,
-		"of later fields":  `{"version":3,"bdf":["0000:01:10.0"],"state":{"lent":true}}`,
+		"later version":    `{"version":4,"bdf":"0000:01:10.0","state":"idle","generation":1}`,
+		"of later fields":  `{"version":4,"bdf":["0000:01:10.0"],"state":{"lent":true}}`,
 		"no version":       `{"bdf":"0000:01:10.0","state":"idle","generation":1}`,
 		"other VF":         `{"version":1,"bdf":"0000:01:10.1","state":"idle","generation":1}`,
 		"unknown state":    `{"version":1,"bdf":"0000:01:10.0","state":"lent","generation":1}`,
@@ -87,7 +87,7 @@ func TestJournalsOfOtherAgents(t *testing.T) {
 	for file, refused := range map[string]string{
 		"former.json":        "",
 		"later-fields.json":  "",
-		"later-version.json": "of a later version of fastiov: it is 3, this one knows 2",
+		"later-version.json": "of a later version of fastiov: it is 4, this one knows 3",
 	} {
 		text, err := os.ReadFile(filepath.Join("testdata", file))
 		if err != nil {

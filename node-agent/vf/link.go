@@ -110,6 +110,9 @@ func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) 
 		if v == nil {
 			v = p.add(pf, bdf, seen.vfs[bdf])
 		}
+		if v.home = VFIO; pf.netdev != "" && v.index >= len(seen.vfs)-p.cfg.NetdevVFs {
+			v.home = Netdev
+		}
 		if v.state == Gone && !v.leased {
 			v.pf, v.index, v.mac = pf, seen.vfs[bdf], p.macOf(pf, bdf)
 			p.move(v, Unbound, "", time.Now())
@@ -168,7 +171,7 @@ func (p *Pool) insert(v *function) {
 // remember takes over what the journal says of v. If the journal is lost, so is the count of
 // leases. It then goes on from the clock, which is further than any count can be.
 func (v *function) remember(e entry) {
-	v.generation, v.driver = e.Generation, cmp.Or(e.Driver, VFIO)
+	v.generation, v.driver, v.settings = e.Generation, cmp.Or(e.Driver, VFIO), e.Settings
 	if e.State != Leased {
 		return
 	}

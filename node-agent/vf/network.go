@@ -1,8 +1,10 @@
 package vf
 
 import (
+	"cmp"
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -12,12 +14,31 @@ import (
 // Settings holds the rules that a PF enforces for one of its VFs, whatever the VF's tenant does.
 type Settings struct {
 	MAC        string
-	VLAN       int // 0: untagged
-	MinRate    int // Mbit/s, 0: none
-	MaxRate    int // Mbit/s, 0: no limit
+	VLAN       int    // 0: untagged
+	QoS        int    `json:",omitempty"` // priority in the VLAN's tag
+	Proto      string `json:",omitempty"` // of the tag: 802.1q, also if empty, or 802.1ad
+	Link       string `json:",omitempty"` // LinkAuto, LinkOn or LinkOff; empty: as it is
+	MinRate    int    // Mbit/s, 0: none
+	MaxRate    int    // Mbit/s, 0: no limit
 	SpoofCheck bool
 	Trust      bool
 }
+
+// The states of a VF's link: as the PF's, or up or down whatever the PF's is.
+const (
+	LinkAuto = "auto"
+	LinkOn   = "enable"
+	LinkOff  = "disable"
+)
+
+var linkStates = map[string]uint32{LinkAuto: netlink.VF_LINK_STATE_AUTO,
+	LinkOn: netlink.VF_LINK_STATE_ENABLE, LinkOff: netlink.VF_LINK_STATE_DISABLE}
+
+// The protocols of a VLAN's tag.
+const (
+	Proto8021Q  = "802.1q"
+	Proto8021AD = "802.1ad"
+)
 
 // A Network reads and writes what PFs keep for their VFs. Tests put an emulation here.
 type Network interface {
@@ -74,9 +95,18 @@ func (rtnetlink) VFs(netdev string) (map[int]Settings, error) {
 func settingsOf(pf netlink.Link) map[int]Settings {
 	all := map[int]Settings{}
 	for _, v := range pf.Attrs().Vfs {
-		all[v.ID] = Settings{MAC: v.Mac.String(), VLAN: v.Vlan, MinRate: int(v.MinTxRate),
+		s := Settings{MAC: v.Mac.String(), VLAN: v.Vlan, QoS: v.Qos, MinRate: int(v.MinTxRate),
 			MaxRate:    int(v.MaxTxRate),
 			SpoofCheck: v.Spoofchk, Trust: v.Trust == 1} // a driver without trust reports all ones
+		if v.VlanProto == unix.ETH_P_8021AD {
+			s.Proto = Proto8021AD
+		}
+		for name, state := range linkStates {
+			if v.LinkState == state && state != netlink.VF_LINK_STATE_AUTO {
+				s.Link = name
+			}
+		}
+		all[v.ID] = s
 	}
 	return all
 }
@@ -100,10 +130,11 @@ func (n rtnetlink) SetVF(netdev string, index int, want Settings) error {
 	}{
 		{"MAC " + want.MAC, func(have Settings) bool { return have.MAC == want.MAC },
 			netlink.LinkSetVfHardwareAddr(pf, index, mac)},
-		{fmt.Sprintf("VLAN %d", want.VLAN), func(have Settings) bool {
-			return have.VLAN == want.VLAN
-		},
-			netlink.LinkSetVfVlan(pf, index, want.VLAN)},
+		{strings.TrimSpace(fmt.Sprintf("VLAN %d %s", want.VLAN, want.Proto)),
+			func(have Settings) bool {
+				return have.VLAN == want.VLAN && have.QoS == want.QoS &&
+					have.tag() == want.tag()
+			}, setVLAN(pf, index, want)},
 		{fmt.Sprintf("rate %d to %d Mbit/s", want.MinRate, want.MaxRate),
 			func(have Settings) bool {
 				return have.MinRate == want.MinRate && have.MaxRate == want.MaxRate
@@ -116,6 +147,9 @@ func (n rtnetlink) SetVF(netdev string, index int, want Settings) error {
 			return have.Trust == want.Trust
 		},
 			netlink.LinkSetVfTrust(pf, index, want.Trust)},
+		{"link " + want.Link, func(have Settings) bool {
+			return want.Link == cmp.Or(have.Link, LinkAuto)
+		}, setLink(pf, index, want.Link)},
 	}
 	var have Settings
 	read := false
@@ -139,6 +173,32 @@ func (n rtnetlink) SetVF(netdev string, index int, want Settings) error {
 		}
 	}
 	return nil
+}
+
+// tag returns the protocol number of the VLAN's tag.
+func (s Settings) tag() int {
+	if s.Proto == Proto8021AD {
+		return unix.ETH_P_8021AD
+	}
+	return unix.ETH_P_8021Q
+}
+
+// setVLAN says no more than it must: drivers refuse what they do not know.
+func setVLAN(pf netlink.Link, index int, want Settings) error {
+	switch {
+	case want.tag() != unix.ETH_P_8021Q:
+		return netlink.LinkSetVfVlanQosProto(pf, index, want.VLAN, want.QoS, want.tag())
+	case want.QoS != 0:
+		return netlink.LinkSetVfVlanQos(pf, index, want.VLAN, want.QoS)
+	}
+	return netlink.LinkSetVfVlan(pf, index, want.VLAN)
+}
+
+func setLink(pf netlink.Link, index int, state string) error {
+	if state == "" {
+		return nil
+	}
+	return netlink.LinkSetVfState(pf, index, linkStates[state])
 }
 
 func (rtnetlink) SetUp(netdev string, up bool) error {

@@ -35,6 +35,10 @@ type Lease struct {
 type Want struct {
 	BDF    string
 	Driver Driver
+	// It is one that is kept bound to that driver, or to any if there is no Driver, so that nothing
+	// is bound while the caller waits.
+	Kept bool
+	Set  func(*Settings) // changes the settings for this lease; nil: they are the pool's
 }
 
 // A Pool holds VFs. Its methods may be called from any goroutine. Open, Close and a Lease of a
@@ -86,8 +90,10 @@ type function struct {
 	reason     string
 	leased     bool
 	owner      Owner
-	driver     Driver // the driver of its last lease; VFIO again when it is idle
-	lost       string // why the tenant has lost it
+	home       Driver    // it is bound to when it is idle
+	driver     Driver    // the driver of its last lease; home again when it is idle
+	settings   *Settings // of its last lease, until it is idle; nil: the pool's
+	lost       string    // why the tenant has lost it
 	generation uint64
 	// The number of the last prepare or reset job. A job with a smaller number was overtaken, and
 	// its end does not count.
@@ -111,16 +117,21 @@ type function struct {
 }
 
 func (v *function) lease() Lease {
-	return Lease{
+	l := Lease{
 		BDF: v.bdf, Generation: v.generation, Group: v.group, PF: v.pf.bdf, Netdev: v.pf.netdev,
 		Index: v.index, Ordinal: v.pf.first + v.index, MAC: v.mac, Owner: v.owner, Driver: v.driver,
 		Gone: v.state == Gone,
 	}
+	if v.settings != nil {
+		l.MAC = v.settings.MAC
+	}
+	return l
 }
 
 // record writes the present facts about v to the journal.
 func (p *Pool) record(v *function, state State) error {
-	e := entry{BDF: v.bdf, State: state, Generation: v.generation, Driver: v.driver}
+	e := entry{BDF: v.bdf, State: state, Generation: v.generation, Driver: v.driver,
+		Settings: v.settings}
 	if state == Leased {
 		owner := v.owner
 		e.Owner = &owner
@@ -139,52 +150,90 @@ func (p *Pool) note(v *function, state State) {
 // Lease gives owner a VF, or says why none can be had now (ErrEmpty, ErrLinkDown). The lease is in
 // the journal when it returns.
 func (p *Pool) Lease(owner Owner, want Want) (Lease, error) {
-	want.Driver = cmp.Or(want.Driver, VFIO)
+	if !want.Kept {
+		want.Driver = cmp.Or(want.Driver, VFIO)
+	}
 	if err := owner.Check(); err != nil {
 		return Lease{}, err
 	}
-	if _, known := back[want.Driver]; !known {
+	if !slices.Contains([]Driver{"", VFIO, Netdev}, want.Driver) {
 		return Lease{}, fmt.Errorf("a VF is leased by %s or %s, not by %q",
 			VFIO, Netdev, want.Driver)
 	}
-	lease, err := p.lease(owner, want)
-	if err != nil || want.Driver == VFIO {
+	lease, furnish, err := p.lease(owner, want)
+	if err != nil || furnish == nil {
 		return lease, err
 	}
 	defer p.jobs.Done()
-	if lease.Interface, err = p.giveNetdev(lease); err != nil {
+	if err := furnish(&lease); err != nil {
 		p.Return(lease)
 		return Lease{}, fmt.Errorf("VF %s: %w", lease.BDF, err)
 	}
 	return lease, nil
 }
 
-// lease chooses a VF and writes the lease down. Where the VF has to be bound to another driver yet,
-// a job is counted, so that the pool is not closed before.
-func (p *Pool) lease(owner Owner, want Want) (Lease, error) {
+// lease chooses a VF and writes the lease down. Where the VF has to be set or bound otherwise yet,
+// furnish does that; it is counted as a job, so that the pool is not closed before.
+func (p *Pool) lease(owner Owner, want Want) (l Lease, furnish func(*Lease) error, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return Lease{}, errors.New("the VF pool is closed")
+		return Lease{}, nil, errors.New("the VF pool is closed")
 	}
 	v, err := choose(p.vfs, want)
 	if err != nil {
-		return Lease{}, err
+		return Lease{}, nil, err
 	}
 	failpoint.Hit(failpoint.LeaseChosen)
 	v.generation++
-	v.owner, v.driver = owner, want.Driver
+	v.owner, v.driver = owner, cmp.Or(want.Driver, v.home)
+	v.settings = p.settingsFor(v, want)
 	if err := p.record(v, Leased); err != nil {
-		v.owner, v.driver = Owner{}, VFIO
-		return Lease{}, err
+		v.owner, v.driver, v.settings = Owner{}, v.home, nil
+		return Lease{}, nil, err
 	}
 	v.leased = true
-	if want.Driver != VFIO {
-		p.jobs.Add(1)
-	}
 	p.move(v, Leased, "", time.Now())
 	failpoint.Hit(failpoint.LeaseJournalled)
-	return v.lease(), nil
+	settings, bound := v.settings, v.driver == v.home
+	if v.driver == VFIO && settings == nil {
+		return v.lease(), nil, nil
+	}
+	p.jobs.Add(1)
+	return v.lease(), func(l *Lease) error { return p.furnish(l, settings, bound) }, nil
+}
+
+// settingsFor returns the settings of a lease that are not those of the pool, or nil.
+func (p *Pool) settingsFor(v *function, want Want) *Settings {
+	if want.Set == nil || v.pf.netdev == "" {
+		return nil
+	}
+	usual := p.cfg.VF.settings(v.mac)
+	own := usual
+	if want.Set(&own); own == usual {
+		return nil
+	}
+	return &own
+}
+
+// furnish makes a VF that was just leased what its tenant has asked for.
+func (p *Pool) furnish(l *Lease, settings *Settings, bound bool) (err error) {
+	if settings != nil {
+		if err := p.cfg.Network.SetVF(l.Netdev, l.Index, *settings); err != nil {
+			return err
+		}
+		failpoint.Hit(failpoint.LeaseSet)
+	}
+	switch {
+	case l.Driver == VFIO:
+	case bound:
+		if l.Interface = p.sys.netdev(l.BDF); l.Interface == "" {
+			return errors.New("its network interface is not in the agent's network namespace")
+		}
+	default:
+		l.Interface, err = p.giveNetdev(*l)
+	}
+	return err
 }
 
 // giveNetdev binds a leased VF to the kernel's own driver and returns the name of its netdev. The
@@ -250,9 +299,9 @@ func (p *Pool) Return(lease Lease) {
 		p.vanish(v)
 		return
 	}
-	p.note(v, back[v.driver])
+	p.note(v, v.back())
 	failpoint.Hit(failpoint.ReturnJournalled)
-	p.start(v, back[v.driver], "")
+	p.start(v, v.back(), "")
 }
 
 // tenancy is the VF that lease is still valid for, or nil.
@@ -290,8 +339,8 @@ func (p *Pool) Fault(bdf, why string) {
 	case Leased:
 		v.reason, v.fault, v.lost = why, true, why
 	case Idle:
-		p.note(v, Resetting)
-		p.start(v, Resetting, why)
+		p.note(v, v.back())
+		p.start(v, v.back(), why)
 	}
 }
 
@@ -332,6 +381,7 @@ type Status struct {
 	Reason        string // why it is quarantined, resetting or gone
 	Owner         Owner
 	Driver        Driver
+	Home          Driver // it is bound to when it is idle
 	Lost          string // why its tenant must end, and return the lease; empty: it need not
 	Generation    uint64
 	ResetFailures int       // failed preparations and resets, ever
@@ -343,7 +393,7 @@ type Status struct {
 func (v *function) status() Status {
 	s := Status{
 		BDF: v.bdf, PF: v.pf.bdf, MAC: v.mac, State: v.state, Since: v.since, Reason: v.reason,
-		Owner: v.owner, Driver: v.driver, Lost: v.lost, Generation: v.generation,
+		Owner: v.owner, Driver: v.driver, Home: v.home, Lost: v.lost, Generation: v.generation,
 		ResetFailures: v.failed, Faults: v.faults, LinkUp: v.pf.linkUp,
 	}
 	if v.state == Quarantined {

@@ -27,6 +27,7 @@ type act struct {
 
 var acts = []string{
 	"lease", "lease", "lease", "lease a netdev", "lease a netdev", "lease one of them",
+	"lease with settings",
 	"return", "return", "return", "late return", "late return", "own", "fault", "restart",
 	"cable", "unload", "load",
 	"resets fail", "binds fail", "all works", "wait", "wait", "wait long", "read",
@@ -42,8 +43,9 @@ func TestAnyOrder(t *testing.T) {
 		}), 1, 40).Draw(rt, "plan")
 		pf := vftest.IGB
 		pf.VFs = rapid.IntRange(1, 3).Draw(rt, "VFs")
+		kept := rapid.IntRange(0, 2).Draw(rt, "kept as netdevs")
 		var failed error
-		synctest.Test(t, func(t *testing.T) { failed = play(t, pf, plan) })
+		synctest.Test(t, func(t *testing.T) { failed = play(t, pf, kept, plan) })
 		if failed != nil {
 			rt.Fatal(failed)
 		}
@@ -118,10 +120,11 @@ func (m *model) shown(r *reader) error {
 	return nil
 }
 
-func play(t *testing.T, pf vftest.PF, plan []act) error {
+func play(t *testing.T, pf vftest.PF, kept int, plan []act) error {
 	m := &model{tree: makeTree(t, pf), live: map[string]vf.Lease{}, generation: map[string]uint64{}}
 	m.tree.ResetTime = 100 * time.Millisecond
 	m.cfg = m.tree.Config()
+	m.cfg.NetdevVFs = kept
 	var err error
 	if m.pool, err = vf.Open(t.Context(), m.cfg); err != nil {
 		return err
@@ -149,6 +152,8 @@ func (m *model) do(t *testing.T, a act, pf vftest.PF) error {
 	case "lease one of them":
 		all := m.pool.Snapshot()
 		return m.lease(anyHolder(t, a.pick), vf.Want{BDF: all[a.pick%len(all)].BDF})
+	case "lease with settings":
+		return m.lease(anyHolder(t, a.pick), vf.Want{Set: func(s *vf.Settings) { s.VLAN = 7 }})
 	case "read":
 		return m.read()
 	case "return":
@@ -349,6 +354,11 @@ func (m *model) end(t *testing.T, pf vftest.PF) error {
 	synctest.Wait()
 	if n := count(m.pool, vf.Idle); n != pf.VFs {
 		return fmt.Errorf("%d of %d VFs are idle in the end: %+v", n, pf.VFs, m.pool.Snapshot())
+	}
+	for i := range pf.VFs {
+		if s, err := m.tree.VF(pf.Netdev, i); err != nil || s.VLAN != 0 {
+			return fmt.Errorf("VF %d is idle with a tenant's settings %+v, %w", i, s, err)
+		}
 	}
 	return m.read()
 }

@@ -11,7 +11,10 @@ import (
 type job struct {
 	number  uint64
 	prepare bool // bind and set first, not only reset
+	home    Driver
 	given   Driver
+	had     *Settings // of its tenant, if it had its own
+	pf      string
 	bdf     string
 	index   int
 	group   string
@@ -28,8 +31,8 @@ func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 	}
 	v.job++
 	j := job{
-		number: v.job, prepare: to == Preparing, given: v.driver, bdf: v.bdf, index: v.index,
-		group: v.group, netdev: v.pf.netdev, mac: v.mac,
+		number: v.job, prepare: to == Preparing, home: v.home, given: v.driver, had: v.settings,
+		bdf: v.bdf, index: v.index, group: v.group, pf: v.pf.bdf, netdev: v.pf.netdev, mac: v.mac,
 	}
 	done := make(chan struct{})
 	if p.closed { // the journal says resetting: the next Open does it
@@ -64,7 +67,13 @@ func (p *Pool) makeReady(j job) error {
 			return err
 		}
 	}
-	return p.sys.reset(j.bdf, j.group)
+	if err := p.sys.reset(j.bdf, j.group); err != nil || j.home != Netdev {
+		return err
+	}
+	p.probing.Lock()
+	defer p.probing.Unlock()
+	_, err := p.sys.bindNative(j.pf, j.bdf)
+	return err
 }
 
 // bind gives a VF to vfio-pci. One that was given away as a netdev may still be on its way there.
@@ -93,7 +102,11 @@ func (p *Pool) wire(j job) error {
 	if j.netdev == "" {
 		return nil
 	}
-	if err := p.cfg.Network.SetVF(j.netdev, j.index, p.cfg.VF.settings(j.mac)); err != nil {
+	settings := p.cfg.VF.settings(j.mac)
+	if j.had != nil && j.had.Link != "" {
+		settings.Link = LinkAuto
+	}
+	if err := p.cfg.Network.SetVF(j.netdev, j.index, settings); err != nil {
 		return err
 	}
 	failpoint.Hit(failpoint.PrepareNetwork)
@@ -108,7 +121,7 @@ func (p *Pool) finish(v *function, err error) {
 	}
 	v.rest = ""
 	if err == nil {
-		v.failures, v.driver = 0, VFIO
+		v.failures, v.driver, v.settings = 0, v.home, nil
 		p.note(v, Idle)
 		p.move(v, Idle, "", now)
 		return

@@ -1,7 +1,6 @@
 package vf
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,14 +25,14 @@ const (
 var allowed = map[State][]State{
 	Unbound:     {Preparing, Gone},
 	Preparing:   {Idle, Quarantined, Gone},
-	Idle:        {Leased, Resetting, Gone},
+	Idle:        {Leased, Resetting, Preparing, Gone},
 	Leased:      {Resetting, Preparing, Gone},
 	Resetting:   {Idle, Quarantined, Gone},
 	Quarantined: {Preparing, Gone},
 	Gone:        {Unbound},
 }
 
-// A Driver names the driver that a VF is bound to while it is leased.
+// A Driver names the driver that a VF is bound to while it is idle or leased.
 type Driver string
 
 const (
@@ -41,9 +40,14 @@ const (
 	Netdev Driver = "netdev" // the kernel's own for such a VF, which makes an interface of it
 )
 
-// back is the state in which a VF comes back from a tenant. One that left vfio-pci has to be bound
-// to it again before it is reset.
-var back = map[Driver]State{VFIO: Resetting, Netdev: Preparing}
+// back returns the state in which v comes back from a tenant. One that left vfio-pci has to be
+// bound to it again before it is reset, and one with settings of its tenant's has to be set again.
+func (v *function) back() State {
+	if v.driver == Netdev || v.settings != nil {
+		return Preparing
+	}
+	return Resetting
+}
 
 // States lists all of them, in the order of a VF's life.
 var States = []State{Unbound, Preparing, Idle, Leased, Resetting, Quarantined, Gone}
@@ -56,11 +60,21 @@ var (
 
 // fits reports whether v is such a VF, be it idle or not.
 func (w Want) fits(v *function) bool {
-	return (w.BDF == "" || w.BDF == v.bdf) && (w.Driver != Netdev || v.pf.netdev != "")
+	bound := v.home == w.Driver || w.Kept && w.Driver == ""
+	return (w.BDF == "" || w.BDF == v.bdf) &&
+		(bound || w.Driver == Netdev && !w.Kept && v.pf.netdev != "")
 }
 
-// choose picks the VF to lease. Among those that fit and whose PF has its link up, it takes the one
-// that has been idle longest.
+// better reports whether v is to be leased rather than another one that fits: one that need not be
+// bound first, or else the one that has been idle for longer.
+func (w Want) better(v, other *function) bool {
+	if kept := v.home == w.Driver; kept != (other.home == w.Driver) {
+		return kept
+	}
+	return v.since.Before(other.since)
+}
+
+// choose picks the best VF among those that are idle, fit, and whose PF has its link up.
 func choose(vfs []*function, want Want) (*function, error) {
 	fit := make([]*function, 0, len(vfs))
 	for _, v := range vfs {
@@ -70,8 +84,14 @@ func choose(vfs []*function, want Want) (*function, error) {
 	}
 	if len(fit) == 0 && len(vfs) > 0 {
 		what := strings.TrimSpace("VF " + want.BDF)
-		return nil, fmt.Errorf("%w: the pool has no %s by %s; `fastiov vf watch` shows what it has",
-			ErrEmpty, what, cmp.Or(want.Driver, VFIO))
+		if want.Driver != "" {
+			what += " by " + string(want.Driver)
+		}
+		if want.Kept && want.Driver == Netdev {
+			what += " that is kept so; give the agent --netdev-vfs"
+		}
+		return nil, fmt.Errorf("%w: the pool has no %s; `fastiov vf watch` shows what it has",
+			ErrEmpty, what)
 	}
 	vfs = fit
 	var best, cut *function
@@ -80,7 +100,7 @@ func choose(vfs []*function, want Want) (*function, error) {
 		case v.state != Idle:
 		case !v.pf.linkUp:
 			cut = v
-		case best == nil || v.since.Before(best.since):
+		case best == nil || want.better(v, best):
 			best = v
 		}
 	}

@@ -15,7 +15,7 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func TestMoves(t *testing.T) {
 	// Written out once more, as a reader would draw it: a change of the table must be meant.
 	want := "unbound>preparing unbound>gone preparing>idle preparing>quarantined preparing>gone " +
-		"idle>leased idle>resetting idle>gone leased>resetting leased>preparing leased>gone " +
+		"idle>leased idle>resetting idle>preparing idle>gone leased>resetting leased>preparing leased>gone " +
 		"resetting>idle resetting>quarantined resetting>gone " +
 		"quarantined>preparing quarantined>gone gone>unbound"
 	for _, from := range States {
@@ -45,7 +45,7 @@ func TestChoose(t *testing.T) {
 	up, down := &physical{bdf: "0000:01:00.0", linkUp: true},
 		&physical{bdf: "0000:02:00.0", netdev: "eth2"}
 	at := func(bdf string, pf *physical, s State, minute int) *function {
-		return &function{bdf: bdf, pf: pf, state: s,
+		return &function{bdf: bdf, pf: pf, state: s, home: VFIO,
 			since: epoch.Add(time.Duration(minute) * time.Minute), reason: "reset: i/o error"}
 	}
 	for _, c := range []struct {
@@ -62,7 +62,7 @@ func TestChoose(t *testing.T) {
 		{"none", []*function{at("a", up, Leased, 0), at("b", up, Leased, 0), at("c", up, Quarantined, 0)}, "", ErrEmpty,
 			"no idle VF: 3 VFs: 2 leased, 1 quarantined; c: reset: i/o error"},
 	} {
-		v, err := choose(c.vfs, Want{})
+		v, err := choose(c.vfs, Want{Driver: VFIO})
 		if c.err != nil {
 			if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%s: %v, want %v saying %q", c.name, err, c.err, c.says)

@@ -14,8 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Writes counts the writes to sysfs so far.
+func (h *Tree) Writes() int { return int(h.writes.Load()) }
+
 // Write is a write to a file of sysfs, with its effect.
 func (h *Tree) Write(path, value string) error {
+	h.writes.Add(1)
 	if _, err := os.Stat(path); err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -31,6 +30,7 @@ type Tree struct {
 	refuse    atomic.Pointer[func(op, bdf string) error]
 	watchers  map[chan struct{}]struct{} // one for each Watch
 	Refused   chan string                // DMA accesses that the IOMMU refused, by device
+	writes    atomic.Int64
 }
 
 // New makes an empty host under dir, or goes on with the one that is there.
@@ -55,8 +55,15 @@ func (h *Tree) Refuse(f func(op, bdf string) error) {
 	h.refuse.Store(&f)
 }
 
+// A TB is the part of a test that a tree is made for.
+type TB interface {
+	Helper()
+	TempDir() string
+	Fatal(...any)
+}
+
 // Make is New in a directory of t.
-func Make(t testing.TB) *Tree {
+func Make(t TB) *Tree {
 	t.Helper()
 	h, err := New(t.TempDir())
 	if err != nil {

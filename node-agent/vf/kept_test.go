@@ -1,0 +1,141 @@
+package vf_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/vf"
+	"github.com/fastiov/fastiov/node-agent/vf/vftest"
+)
+
+// The last VFs of a card may be kept bound to their own driver. A lease of one writes nothing to
+// sysfs; it comes back reset through vfio, and is an interface again. Sandboxes do not get it.
+func TestKeptNetdevs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		cfg := tree.Config()
+		cfg.NetdevVFs = 2
+		p := open(t, cfg)
+		kept := []string{"0000:01:10.5", "0000:01:10.6"}
+		for _, s := range p.Snapshot() {
+			home, driver := vf.VFIO, "vfio-pci"
+			if slices.Contains(kept, s.BDF) {
+				home, driver = vf.Netdev, "igbvf"
+			}
+			if s.State != vf.Idle || s.Home != home || tree.Driver(s.BDF) != driver {
+				t.Errorf("%+v, bound to %s", s, tree.Driver(s.BDF))
+			}
+		}
+		writes := tree.Writes()
+		l := leaseFor(t, p, pod, vf.Want{Driver: vf.Netdev, Kept: true})
+		named := leaseFor(t, p, pod, vf.Want{BDF: kept[1], Kept: true})
+		if l.BDF != kept[0] || l.Interface != "eth1v105" || named.Interface != "eth1v106" {
+			t.Errorf("leased %+v and %+v", l, named)
+		}
+		vfio := leaseFor(t, p, pod, vf.Want{BDF: "0000:01:10.1", Kept: true})
+		if vfio.Driver != vf.VFIO || vfio.Interface != "" || tree.Writes() != writes {
+			t.Errorf("leased %+v; %d writes", vfio, tree.Writes()-writes)
+		}
+		_, err := p.Lease(pod, vf.Want{Driver: vf.Netdev, Kept: true})
+		if !errors.Is(err, vf.ErrEmpty) || !strings.Contains(err.Error(), "2 leased") {
+			t.Errorf("a third: %v", err)
+		}
+		for range 4 {
+			lease(t, p, "x")
+		}
+		if _, err := p.Lease(sandbox("y"), vf.Want{}); !errors.Is(err, vf.ErrEmpty) {
+			t.Errorf("a sandbox got a VF that is kept: %v", err)
+		}
+		resets := 0
+		tree.Refuse(func(op, bdf string) error {
+			if op == "reset" && bdf == l.BDF {
+				resets++
+			}
+			return nil
+		})
+		if err := tree.SetUp(l.Interface, true); err != nil { // as a pod's that has ended
+			t.Fatal(err)
+		}
+		p.Return(l)
+		synctest.Wait()
+		s := status(t, p, l.BDF)
+		if s.State != vf.Idle || tree.Driver(l.BDF) != "igbvf" || resets != 1 {
+			t.Errorf("it came back as %+v, bound to %s, after %d resets",
+				s, tree.Driver(l.BDF), resets)
+		}
+		p.Close()
+		p = open(t, cfg)
+		if found := p.Leases(); len(found) != 6 || found[5].Driver != vf.Netdev {
+			t.Errorf("found %+v", found)
+		}
+		p.Close()
+		cfg.NetdevVFs = 0
+		p = open(t, cfg)
+		if d := tree.Driver(l.BDF); d != "vfio-pci" || status(t, p, l.BDF).State != vf.Idle {
+			t.Errorf("with none kept it is bound to %s", d)
+		}
+	})
+}
+
+// A pool that keeps no netdevs says what to do.
+func TestNoneIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := open(t, makeTree(t, vftest.IGB).Config())
+		_, err := p.Lease(pod, vf.Want{Driver: vf.Netdev, Kept: true})
+		if !errors.Is(err, vf.ErrEmpty) || !strings.Contains(err.Error(), "--netdev-vfs") {
+			t.Errorf("the lease: %v", err)
+		}
+	})
+}
+
+// A lease may have settings of its own. The next tenant has the pool's again, also where the agent
+// was killed between, and where the card refuses a setting
+// there is no lease.
+func TestSettingsOfALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		cfg := tree.Config()
+		p := open(t, cfg)
+		usual, err := tree.VF("eth1", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := vf.Settings{MAC: "ca:fe:c0:ff:ee:00", VLAN: 1000, QoS: 4, Proto: vf.Proto8021AD,
+			MinRate: 100, MaxRate: 200, Trust: true, Link: vf.LinkOn}
+		want := vf.Want{BDF: "0000:01:10.0", Set: func(s *vf.Settings) { *s = own }}
+		l := leaseFor(t, p, pod, want)
+		if got, err := tree.VF("eth1", 0); err != nil || got != own || l.MAC != own.MAC {
+			t.Errorf("%+v has %+v, %v", l, got, err)
+		}
+		p.Close()
+		p = open(t, cfg)
+		if got, _ := tree.VF("eth1", 0); got != own {
+			t.Errorf("another agent set it to %+v", got)
+		}
+		p.Return(p.Leases()[0])
+		synctest.Wait()
+		usual.Link = vf.LinkAuto
+		if got, _ := tree.VF("eth1", 0); got != usual {
+			t.Errorf("the next tenant gets %+v, want %+v", got, usual)
+		}
+		tree.Refuse(func(op, _ string) error {
+			if op == "setvf" {
+				return unix.EOPNOTSUPP
+			}
+			return nil
+		})
+		if _, err := p.Lease(pod, want); !errors.Is(err, unix.EOPNOTSUPP) {
+			t.Errorf("the card refused, and the lease is %v", err)
+		}
+		tree.Refuse(nil)
+		synctest.Wait()
+		if len(p.Leases()) != 0 {
+			t.Errorf("there is a lease: %+v", p.Leases())
+		}
+	})
+}
