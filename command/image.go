@@ -15,7 +15,8 @@ import (
 
 func imageCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "image", Short: "The guest's and the runtimes' images"}
-	cmd.AddCommand(imagePull(), imageBuild(), imageExport(), imageKernel())
+	cmd.AddCommand(imagePull(), imageLoad(), imageLs(), imageRm(), imagePrune(), imagePin(),
+		imageBuild(), imageExport(), imageKernel())
 	return cmd
 }
 

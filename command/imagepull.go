@@ -40,6 +40,9 @@ func imagePull() *cobra.Command {
 			if err := registries.apply(cache); err != nil {
 				return err
 			}
+			if err := cache.Policy.Set("Always"); err != nil {
+				return err
+			}
 			for _, ref := range args {
 				var report image.Report
 				cache.Pulled = func(r image.Report) { report = r }

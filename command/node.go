@@ -145,6 +145,7 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 	if err == nil {
 		n.onClose(cache.Close)
 		n.cache = cache
+		cache.Policy = f.pullPolicy
 		cache.Fetched, cache.Pulled = n.metrics.Fetched, n.metrics.Pulled
 		if cache.Builder, err = builder(); err != nil {
 			return nil, err

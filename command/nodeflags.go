@@ -32,6 +32,7 @@ type nodeFlags struct {
 	containerd       string // address
 	handler          string
 	registries       registryFlags
+	pullPolicy       image.Policy
 	pfs              []string
 	vfs              vf.Template
 	numVFs           int
@@ -92,6 +93,8 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&n.handler, "runtime-handler", "runc", "what containerd runs containers by: runc,"+
 		" crun, youki, runsc or kata, the path of a program like runc, or a containerd runtime")
 	n.registries.flags(f)
+	f.Var(&n.pullPolicy, "image-pull-policy", "when a registry is asked what a tag stands for "+
+		"that is here: Always, IfNotPresent or Never, as in Kubernetes, or how old its last answer may be")
 	f.StringSliceVar(&n.pfs, "pf", nil,
 		"SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
 	f.IntVar(&n.numVFs, "vfs", 0, "VFs per device (default: as many as it has)")

@@ -36,6 +36,7 @@ const CacheLimit = 8 << 30
 //	locks/NAME-HASH        shared: in use by a process; exclusive: being removed
 //	locks/NAME-HASH.build  exclusive: being built; apart, since users keep theirs while they live
 //	tmp/NAME-HASH/         being built; what no live builder holds is swept
+//	names/HASH.json        what a container image is called; under the lock of that name
 //	debian/                package index and downloaded packages, under the lock of that name
 //
 // Many goroutines and processes may use it. What Get and Make return stays in use until Close;
@@ -45,6 +46,7 @@ type Cache struct {
 	Fetched func(source string, bytes int64)
 	Pulled  func(Report) // is called, if any, when a pull has ended
 	Source  *oci.Source  // of images that are pulled
+	Policy  Policy       // when a registry is asked for an image that is here
 	Builder []string     // the command that Make runs, without its last argument
 
 	dir      string
@@ -95,7 +97,7 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 			return nil, err
 		}
 	}
-	for _, sub := range []string{"entries", "locks", "tmp"} {
+	for _, sub := range []string{"entries", "locks", "tmp", namesKey} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("image cache: %w; "+
 				"set FASTIOV_CACHE to a directory you may write", err)

@@ -19,20 +19,20 @@ type entry struct {
 
 // evict removes the entries unused for longest until the cache holds no more than limit, and what
 // dead builders left. Entries that a process uses, and builds under way, stay: their lock is taken.
-// A layer stays as long as a root that needs it.
+// A layer stays as long as a root that needs it, and a pinned image until that is undone.
 func (c *Cache) evict(limit int64) {
 	list, total := c.entries(), size(c.dir)
-	needed := c.references(list)
+	needed, pinned := c.references(list), c.pinned()
 	for removed := true; removed && total > limit; {
 		removed = false
 		for n, e := range list {
 			if total <= limit {
 				break
 			}
-			if e.key == "" || needed[e.key] > 0 {
+			if e.key == "" || needed[e.key] > 0 || pinned[e.key] {
 				continue
 			}
-			layers := layersOf(c.entry(e.key))
+			layers := needsOf(c.entry(e.key))
 			if !c.removeEntry(e.key) {
 				continue
 			}
@@ -44,6 +44,7 @@ func (c *Cache) evict(limit int64) {
 		}
 	}
 	c.sweep()
+	c.forgetNames()
 	if total > limit {
 		c.removeUnused(packagesKey, packagesKey)
 	}
@@ -56,7 +57,7 @@ func (c *Cache) evict(limit int64) {
 func (c *Cache) references(list []entry) map[string]int {
 	needed := map[string]int{}
 	for _, e := range list {
-		for _, layer := range layersOf(c.entry(e.key)) {
+		for _, layer := range needsOf(c.entry(e.key)) {
 			needed[layer]++
 		}
 	}

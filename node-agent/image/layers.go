@@ -62,6 +62,13 @@ func layersOf(dir string) []string {
 	return strings.Fields(string(b))
 }
 
+// needsOf returns these keys, each once.
+func needsOf(dir string) []string {
+	keys := layersOf(dir)
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
 // sound reports whether an entry, whose lock is taken, is intact and has its layers, which it takes
 // into use.
 func (c *Cache) sound(ctx context.Context, key string) (layers []func(), sound bool) {

@@ -28,25 +28,34 @@ func (c *Cache) defaultSource() *oci.Source {
 // How much more an image may be unpacked than as it is sent: six times as much, or half of needed.
 const unpackedTimes = 6
 
-// pull makes a runtime of the OCI image that ref stands for now, and takes its entry into use. The
-// entry is found by the repository and the digest of the manifest: what comes of the image is
-// kept for no other, and whoever builds one holds up nobody who asks another registry for it.
-func (c *Cache) pull(ctx context.Context, ref, namespace string, p *pulling) (
-	Runtime, func(), error) {
+// pull makes a runtime of the OCI image that a reference stands for now, and takes its entry into
+// use.
+func (c *Cache) pull(ctx context.Context, key asked, p *pulling) (Runtime, func(), error) {
+	if c.Policy.never {
+		return Runtime{}, nil, oci.NotHere(key.ref)
+	}
 	begin := time.Now()
-	image, err := c.Source.Find(ctx, ref, namespace)
+	image, err := c.Source.Find(ctx, key.ref, key.namespace)
 	if err != nil {
 		return Runtime{}, nil, err
 	}
 	defer image.Close()
 	p.begin(image, time.Since(begin))
+	return c.bringImage(ctx, image, key, false, p)
+}
+
+// bringImage makes a runtime of an image and gives it its name. The entry is found by the
+// repository and the digest of the manifest: what comes of the image is kept for no other, and
+// whoever builds one holds up nobody who asks another registry for it.
+func (c *Cache) bringImage(ctx context.Context, image *oci.Image, key asked, loaded bool,
+	p *pulling) (Runtime, func(), error) {
 	content := max(needed/2, unpackedTimes*image.Bytes)
 	layers := &brought{}
 	defer func() { layers.free() }()
 	dir, release, err := c.take(ctx, recipe{
-		name: ref, inputs: []string{"oci 4", image.Repository, image.Digest},
+		name: key.ref, inputs: []string{"oci 4", image.Repository, image.Digest},
 		needs: content, sealed: true,
-		build: func(ctx context.Context, dir string, say func(string, ...any)) error {
+		build: func(ctx context.Context, dir string, say func(string, ...any)) (err error) {
 			defer p.tell(say)()
 			cell := filepath.Join(dir, "cell")
 			if layers, err = c.layersOf(ctx, image, cell, content, p); err != nil {
@@ -65,6 +74,12 @@ func (c *Cache) pull(ctx context.Context, ref, namespace string, p *pulling) (
 		return Runtime{}, nil, err
 	}
 	r, err := RuntimeIn(dir)
+	if err == nil {
+		err = c.name(key, func(n *Name) {
+			n.Digest, n.Entry = image.Digest, filepath.Base(dir)
+			n.At, n.Loaded = c.pulls.now(), loaded
+		})
+	}
 	if err != nil {
 		release()
 		return Runtime{}, nil, err

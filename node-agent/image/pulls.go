@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +39,9 @@ type pulls struct {
 	lines    map[string]*line // by namespace
 	streams  *streams
 	all      sync.WaitGroup
+
+	names []Name    // that the cache had
+	named time.Time // when they were last changed
 }
 
 // A pull is one that is under way or has just ended. Its waiters take their own hold of what it
@@ -59,7 +61,7 @@ type outcome struct {
 	ref   string // as whoever asked first wrote it
 	err   error
 	at    time.Time
-	until time.Time // then it counts no more; zero: it always does
+	until time.Time // then it counts no more
 }
 
 type line struct {
@@ -79,7 +81,7 @@ func newPulls() *pulls {
 func (c *Cache) Pull(ctx context.Context, ref, namespace string) (Runtime, func(), error) {
 	key := asked{namespace, oci.InFull(ref)}
 	for {
-		if o, known := c.pulls.known(key); known {
+		if o, known := c.known(key); known {
 			if o.err != nil {
 				return Runtime{}, nil, oci.InWordsOf(ref, o.err)
 			}
@@ -108,12 +110,31 @@ func (c *Cache) Pull(ctx context.Context, ref, namespace string) (Runtime, func(
 	}
 }
 
-// known returns the outcome of a former pull, as long as it counts.
+// known returns the outcome of a former pull, as long as it counts. What is remembered of one that
+// went well counts for tagAge; then its name in the cache is read again.
+func (c *Cache) known(key asked) (outcome, bool) {
+	if o, known := c.pulls.known(key); known {
+		return o, true
+	}
+	o, found := c.recall(key)
+	now := c.pulls.now()
+	if !found || !o.until.IsZero() && !now.Before(o.until) {
+		return outcome{}, false
+	}
+	if next := now.Add(tagAge); o.until.IsZero() || next.Before(o.until) {
+		o.until = next
+	}
+	c.pulls.mu.Lock()
+	defer c.pulls.mu.Unlock()
+	c.pulls.remember(key, o)
+	return o, true
+}
+
 func (s *pulls) known(key asked) (outcome, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o, found := s.outcomes[key]
-	return o, found && (o.until.IsZero() || s.now().Before(o.until))
+	return o, found && s.now().Before(o.until)
 }
 
 func (s *pulls) forget(key asked) {
@@ -205,7 +226,7 @@ func (c *Cache) bring(ctx context.Context, key asked, p *pulling) (outcome, func
 	ctx, cancel := context.WithTimeout(ctx, pullDeadline)
 	defer cancel()
 	begin := time.Now()
-	r, release, err := c.pull(ctx, key.ref, key.namespace, p)
+	r, release, err := c.pull(ctx, key, p)
 	if !errors.Is(err, context.Canceled) && c.Pulled != nil {
 		c.Pulled(p.report(err, time.Since(begin)))
 	}
@@ -214,7 +235,7 @@ func (c *Cache) bring(ctx context.Context, key asked, p *pulling) (outcome, func
 	now := c.pulls.now()
 	switch {
 	case errors.As(err, &refused) && refused.Passing():
-		if old, had := c.pulls.former(key); had { // better an old image than none
+		if old, had := c.former(key); had { // better an old image than none
 			if release, _ := c.Hold(ctx, old.Root); release != nil {
 				old.until = now.Add(refusedAge)
 				return old, release
@@ -225,18 +246,21 @@ func (c *Cache) bring(ctx context.Context, key asked, p *pulling) (outcome, func
 		o.until = now.Add(refusedAge)
 	case err != nil:
 		o.until = now
-	case !strings.Contains(key.ref, "@"):
-		o.until = now.Add(tagAge)
+	default:
+		o.until = now.Add(min(c.Policy.age(), tagAge))
 	}
 	return o, release
 }
 
 // former returns the last image that the reference stood for.
-func (s *pulls) former(key asked) (outcome, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	o, found := s.outcomes[key]
-	return o, found && o.err == nil
+func (c *Cache) former(key asked) (outcome, bool) {
+	c.pulls.mu.Lock()
+	o, found := c.pulls.outcomes[key]
+	c.pulls.mu.Unlock()
+	if found && o.err == nil {
+		return o, true
+	}
+	return c.recall(key)
 }
 
 // queue waits for a turn: in the namespace's line, then in the node's.

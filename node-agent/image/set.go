@@ -160,7 +160,7 @@ func (s *Set) PullTo(c *Cache) {
 	s.cache = c
 	s.sources = append(s.sources, source{
 		offers: func(name string) bool { return !isMade(name) },
-		here:   c.pulls.pulled,
+		here:   c.here,
 		use:    c.Pull,
 	})
 }

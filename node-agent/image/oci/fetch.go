@@ -69,6 +69,9 @@ func (k *block) after(n int) ([]byte, error) {
 // blob copies a blob to w while it is received. It returns an error unless w got the bytes that the
 // manifest names.
 func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
+	if i.local != nil {
+		return i.saved(ctx, d, w)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	blocks := make(chan *block, StreamBlocks) // in order
 	free := make(chan []byte, StreamBlocks)

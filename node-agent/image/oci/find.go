@@ -43,6 +43,7 @@ func (s *Source) Allow(registries *Registries, credentials Credentials) {
 
 // An Image is an image whose manifest was fetched and verified. Close it.
 type Image struct {
+	Ref        string // in full
 	Repository string // registry and name in it
 	Digest     string
 	Bytes      int64 // of all its layers as they are transferred
@@ -53,7 +54,16 @@ type Image struct {
 	client     *http.Client
 	at         name.Repository
 	scheme     string
-	received   atomic.Int64
+	received   count
+	local      func(v1.Hash) (io.ReadCloser, error) // opens a part of a saved image
+}
+
+// count counts what is written to it.
+type count struct{ atomic.Int64 }
+
+func (c *count) Write(b []byte) (int, error) {
+	c.Add(int64(len(b)))
+	return len(b), nil
 }
 
 // Layers describes the image's layers, the lowest first.
@@ -78,12 +88,20 @@ func (i *Image) Verify(diffIDs []string, layers []Layer, content int64) error {
 	return nil
 }
 
-// Registry is the host that the image comes from.
-func (i *Image) Registry() string { return i.at.RegistryStr() }
+// Registry is the host that the image comes from; a saved image comes from none.
+func (i *Image) Registry() string {
+	if i.local != nil {
+		return ""
+	}
+	return i.at.RegistryStr()
+}
 
 // MayHave returns an error unless the registry would give the n-th layer to whoever pulls this
 // image. A layer that is here may have come by another's pull.
 func (i *Image) MayHave(ctx context.Context, n int) error {
+	if i.local != nil {
+		return nil
+	}
 	resp, err := i.ask(ctx, http.MethodHead, "blobs", i.manifest.Layers[n].Digest.String(), "")
 	if err == nil {
 		resp.Body.Close()
@@ -110,7 +128,7 @@ func (s *Source) find(ctx context.Context, ref, namespace string) (i *Image, err
 	}
 	repository := reference.Context()
 	auth, secrets := allowed.credentials.of(namespace, repository.RegistryStr())
-	i = &Image{Repository: repository.String(), ref: ref, at: repository}
+	i = &Image{Ref: reference.Name(), Repository: repository.String(), ref: ref, at: repository}
 	way := newRoad(allowed.registries, repository.RegistryStr(), secrets, func(bytes int64) {
 		i.received.Add(bytes)
 		s.Fetched(bytes)
@@ -142,7 +160,11 @@ func (r *Registries) schemeTo(host string) string {
 }
 
 // Close closes the connections to the registry.
-func (i *Image) Close() { i.road.http.CloseIdleConnections() }
+func (i *Image) Close() {
+	if i.road != nil {
+		i.road.http.CloseIdleConnections()
+	}
+}
 
 // resolve finds the manifest for linux/amd64. If the reference leads to an index, it goes by the
 // index.
@@ -160,12 +182,21 @@ func (i *Image) resolve(ctx context.Context, reference name.Reference) error {
 			return err
 		}
 	}
-	if !kind.IsImage() {
-		return refuse(Unusable, "its manifest is of type %q", kind)
-	}
+	return i.take(raw, kind)
+}
+
+// take makes a manifest the image's.
+func (i *Image) take(raw []byte, kind types.MediaType) error {
 	i.Digest = digestOf(raw)
 	if err := json.Unmarshal(raw, &i.manifest); err != nil {
 		return refuse(Unusable, "its manifest: %w", err)
+	}
+	switch {
+	case i.manifest.SchemaVersion == 1 || kind.IsSchema1():
+		return refuse(Unusable, "its manifest is of schema 1, which names no configuration and no "+
+			"diff ids to verify; pull and push it with Docker 1.10 or newer")
+	case !kind.IsImage():
+		return refuse(Unusable, "its manifest is of type %q", kind)
 	}
 	return i.bound()
 }
@@ -196,9 +227,12 @@ func choose(raw []byte) (v1.Hash, error) {
 	if err != nil {
 		return v1.Hash{}, refuse(Unusable, "its index: %w", err)
 	}
-	for _, m := range index.Manifests {
-		if p := m.Platform; p != nil && p.OS == "linux" && p.Architecture == "amd64" {
-			return m.Digest, nil
+	for _, variant := range []string{"", "v1"} { // what any processor runs
+		for _, m := range index.Manifests {
+			if p := m.Platform; p != nil && p.OS == "linux" && p.Architecture == "amd64" &&
+				p.Variant == variant {
+				return m.Digest, nil
+			}
 		}
 	}
 	return v1.Hash{}, refuse(Unusable, "it is not made for linux/amd64, which microVMs are")

@@ -50,6 +50,12 @@ func (r *Refusal) Terse() string {
 // Passing reports whether the next attempt may succeed.
 func (r *Refusal) Passing() bool { return r.Reason == Late || r.Reason == Unreachable }
 
+// NotHere is the refusal of an image that the node does not have and must not pull.
+func NotHere(image string) error {
+	return refusal(image, refuse(NotFound, "it is not on this node, whose --image-pull-policy is "+
+		"Never; `fastiov image pull` or `fastiov image load` brings it"))
+}
+
 // InWordsOf returns err with the image's name as the caller wrote it, if err is a refusal.
 func InWordsOf(ref string, err error) error {
 	var refused *Refusal
