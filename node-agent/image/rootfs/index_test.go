@@ -191,7 +191,6 @@ func TestASparseFileIsWhole(t *testing.T) {
 		fmt.Fprintf(&pax, "%d%s", len(record)+2, record)
 	}
 	var all bytes.Buffer
-	w = tar.NewWriter(&all)
 	raw := make([]byte, 512)
 	copy(raw, "PaxHeaders/s")
 	copy(raw[100:], "0000644\x000000000\x000000000\x00")
