@@ -5,6 +5,8 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +21,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/crane"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kfake"
 
@@ -28,6 +35,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
+	"github.com/fastiov/fastiov/node-agent/image"
+	"github.com/fastiov/fastiov/node-agent/image/oci"
 	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -48,6 +57,7 @@ type scene struct {
 	run     string
 	traces  string
 	targets []string // of Prometheus
+	pull    func() error
 }
 
 func newScene(t *testing.T) *scene {
@@ -57,7 +67,8 @@ func newScene(t *testing.T) *scene {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+s.traces)
 	background(t, "agent", "--sandbox", "sim", "--sim-start", "150ms", "--memory", "2048",
 		"--run-dir", s.run, "--state-dir", dir, "--metrics", metricsOf)
-	socket, withVFs := nodeWithVFs(t, dir)
+	socket, withVFs, counts := nodeWithVFs(t, dir)
+	s.pull = pulls(t, counts)
 	invokerRun, ofInvoker := filepath.Join(dir, "invoker"), listenLater(t)
 	background(t, "invoker", "--node", filepath.Join(s.run, nodeSocket), "--node", socket,
 		"--run-dir", invokerRun, "--state-dir", dir,
@@ -93,7 +104,9 @@ func invokerInCluster(t *testing.T, run string) (metricsAddress string) {
 
 // nodeWithVFs serves a node agent on a Unix socket and its metrics over HTTP. One of its VFs cannot
 // be reset any more after its first use.
-func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
+func nodeWithVFs(t *testing.T, dir string) (
+	socket, metricsAddress string, counts *agent.Metrics,
+) {
 	t.Helper()
 	tree, err := vftest.New(filepath.Join(dir, "host"))
 	if err != nil {
@@ -103,9 +116,9 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 	if err := tree.AddPF(vftest.IGB); err != nil {
 		t.Fatal(err)
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics.Build(version))
-	counts := agent.NewMetrics(registry)
+	measured := prometheus.NewRegistry()
+	measured.MustRegister(metrics.Build(version))
+	counts = agent.NewMetrics(measured)
 	pool, err := vf.Open(t.Context(), tree.Config())
 	if err != nil {
 		t.Fatal(err)
@@ -136,12 +149,58 @@ func nodeWithVFs(t *testing.T, dir string) (socket, metricsAddress string) {
 		Log: starter.Log,
 	})
 	go a.Follow(t.Context())
-	registry.MustRegister(a)
+	measured.MustRegister(a)
 	socket = filepath.Join(dir, "vfs.sock")
 	serveNode(t, socket, a.Measured())
-	page := httptest.NewServer(metrics.Page(registry))
+	page := httptest.NewServer(metrics.Page(measured))
 	t.Cleanup(page.Close)
-	return socket, strings.TrimPrefix(page.URL, "http://")
+	return socket, strings.TrimPrefix(page.URL, "http://"), counts
+}
+
+// pulls returns a function that pulls an image which was not there before, from a registry of its
+// own. What it does is counted there.
+func pulls(t *testing.T, counts *agent.Metrics) (pull func() error) {
+	t.Helper()
+	hub := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(hub.Close)
+	cache, err := image.Open(t.TempDir(), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cache.Close)
+	cache.Fetched, cache.Pulled = counts.Fetched, counts.Pulled
+	allowed, err := oci.ParseRegistries([]string{hub.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache.Source.Allow(allowed, nil)
+	action := &v1.ConfigFile{OS: "linux", Architecture: "amd64",
+		Config: v1.Config{Entrypoint: []string{"/action"}}}
+	plain, err := mutate.ConfigFile(empty.Image, action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := 0
+	return func() error {
+		number++
+		ref := fmt.Sprintf("%s/team/action:%d", strings.TrimPrefix(hub.URL, "http://"), number)
+		program, err := crane.Layer(map[string][]byte{"action": []byte(ref)})
+		if err != nil {
+			return err
+		}
+		made, err := mutate.AppendLayers(plain, program)
+		if err != nil {
+			return err
+		}
+		if err := crane.Push(made, ref); err != nil {
+			return err
+		}
+		_, release, err := cache.Pull(t.Context(), ref, "")
+		if err == nil {
+			release()
+		}
+		return err
+	}
 }
 
 // call calls the API and returns the status.
@@ -162,8 +221,8 @@ func (s *scene) call(method, path, body string) int {
 	return resp.StatusCode
 }
 
-// round makes cold starts, warm calls, a failing call, a burst above the limit, and a call that a
-// node refuses.
+// round makes cold starts, warm calls, a failing call, a burst above the limit, a pull, and a call
+// that a node refuses.
 func (s *scene) round() {
 	expect := func(want, got int, what string) {
 		// there may be no room, since one VF is broken
@@ -199,6 +258,9 @@ func (s *scene) round() {
 	wg.Wait()
 	if refused.Load() == 0 {
 		s.t.Error("none of 20 calls at once was refused, and 12 are allowed")
+	}
+	if err := s.pull(); err != nil {
+		s.t.Error(err)
 	}
 	node, hangUp, err := dialNode(s.run)
 	if err != nil {
