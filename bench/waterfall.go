@@ -21,7 +21,8 @@ var looks = map[timeline.Stage]struct {
 }{
 	timeline.Queue: {'q', 245}, timeline.Image: {'i', 137}, timeline.CNI: {'c', 106},
 	timeline.Cgroup: {'0', 67}, timeline.VMM: {'v', 103},
-	timeline.DMARAM: {'1', 209}, timeline.Virtiofs: {'2', 215}, timeline.DMAImage: {'3', 176},
+	timeline.Runtime: {'r', 103},
+	timeline.DMARAM:  {'1', 209}, timeline.Virtiofs: {'2', 215}, timeline.DMAImage: {'3', 176},
 	timeline.VFIODev:   {'4', 75},
 	timeline.GuestBoot: {'g', 79}, timeline.Agent: {'a', 114}, timeline.VFDriver: {'5', 205},
 	timeline.AppInit:   {'n', 185},

@@ -19,8 +19,8 @@ const headers = { Authorization: `Basic ${encoding.b64encode(__ENV.AUTH || '')}`
 const hello = open('../functions/hello/hello.py')
 
 // fastiov's names of the stages, in the order in which they come.
-const STAGES = ['queue', 'image', 'cni', '0-cgroup', 'vmm', '1-dma-ram', '2-virtiofs', '3-dma-image', '4-vfio-dev', 'guest-boot', 'agent',
-  '5-vf-driver', 'app-init', 'first-byte', 'unattributed']
+const STAGES = ['queue', 'image', 'cni', '0-cgroup', 'vmm', 'runtime', '1-dma-ram', '2-virtiofs', '3-dma-image', '4-vfio-dev', 'guest-boot',
+  'agent', '5-vf-driver', 'app-init', 'first-byte', 'unattributed']
 const metricOf = stage => 'stage_' + stage.replace(/-/g, '_')
 
 // From the request to the last byte of its answer; the tag start is cold or warm.

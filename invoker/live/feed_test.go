@@ -41,7 +41,7 @@ func TestAReaderIsToldWhatChanges(t *testing.T) {
 	f := follow(t, url, "ann")
 	u := f.next()
 	if u.Hello == nil || u.Hello.Namespace != "ann" || u.Hello.Version != "test" ||
-		len(u.Hello.Stages) != 15 || len(u.VFs) != 2 || *u.Waiting != 3 {
+		len(u.Hello.Stages) != len(timeline.Order) || len(u.VFs) != 2 || *u.Waiting != 3 {
 		t.Errorf("at first: %+v", u)
 	}
 	if len(u.Starts) != 2 || u.Starts[0].Action != "ann/hello" ||
