@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
 	"runtime"
 	"slices"
 	"testing"
@@ -26,6 +27,26 @@ func span(stage string, from, to int64) *api.Span {
 }
 
 func place(stage timeline.Stage) float64 { return float64(slices.Index(timeline.Order, stage)) }
+
+// The style sheet has a colour for each stage, by its place, by day and by night.
+func TestEveryStageHasAColour(t *testing.T) {
+	sheet, err := files.ReadFile("page/page.css")
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, found := range regexp.MustCompile(`--(s\d+): #`).FindAllSubmatch(sheet, -1) {
+		counts[string(found[1])]++
+	}
+	for place, stage := range timeline.Order {
+		if got := counts[fmt.Sprint("s", place)]; got != 2 {
+			t.Errorf("%s, which is s%d, has %d colours, want 2", stage, place, got)
+		}
+	}
+	if len(counts) != len(timeline.Order) {
+		t.Errorf("%d colours for %d stages", len(counts), len(timeline.Order))
+	}
+}
 
 func TestAReaderIsToldWhatChanges(t *testing.T) {
 	n := newNode()

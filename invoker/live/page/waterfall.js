@@ -17,7 +17,8 @@ export class Waterfall {
   theme() {
     const style = getComputedStyle(this.canvas)
     const colour = property => style.getPropertyValue(property).trim()
-    this.colours = Array.from({length: 15}, (_, i) => colour('--s' + i))
+    this.colours = []
+    for (let own; (own = colour('--s' + this.colours.length)); ) this.colours.push(own)
     this.text = colour('--text')
     this.soft = colour('--soft')
     this.line = colour('--line')
