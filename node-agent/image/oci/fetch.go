@@ -112,7 +112,7 @@ func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
 // fetch has the blocks of a blob filled, each in one of the free buffers.
 func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descriptor,
 	blocks chan<- *block, free <-chan []byte) error {
-	first := &part{Image: i, ctx: ctx, d: d, end: min(BlockSize, d.Size)}
+	first := &part{Image: i, ctx: ctx, from: i.hosts[0], d: d, end: min(BlockSize, d.Size)}
 	if err := first.open(); err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descripto
 		}
 		p := first
 		if at > 0 {
-			p = &part{Image: i, ctx: ctx, d: d, at: at, end: end}
+			p = &part{Image: i, ctx: ctx, from: i.hosts[0], d: d, at: at, end: end}
 		}
 		group.Go(func() error {
 			defer p.close()
@@ -165,6 +165,7 @@ func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descripto
 type part struct {
 	*Image
 	ctx     context.Context
+	from    *host
 	d       v1.Descriptor
 	at, end int64
 	body    io.ReadCloser
@@ -194,7 +195,7 @@ func (p *part) ask() error {
 	if p.at > 0 || p.end < p.d.Size {
 		asked = fmt.Sprintf("bytes=%d-%d", p.at, p.end-1)
 	}
-	resp, err := p.get(p.ctx, "blobs", p.d.Digest.String(), asked)
+	resp, err := p.get(p.ctx, p.from, "blobs", p.d.Digest.String(), asked)
 	if err != nil {
 		return err
 	}
@@ -221,17 +222,22 @@ func (p *part) ask() error {
 	return err
 }
 
-// again reports whether to try again after err, and waits before that.
+// again reports whether to try again after err, and waits before that. What one host does not give,
+// the next may.
 func (p *part) again(err error) bool {
 	p.close()
-	var known because
-	var status *transport.Error
-	if errors.As(err, &known) || errors.As(err, &status) && status.StatusCode < 500 ||
-		p.ctx.Err() != nil {
+	if p.ctx.Err() != nil {
 		return false
 	}
-	if p.failed++; p.failed >= maxTries {
-		return false
+	var known because
+	var status *transport.Error
+	final := errors.As(err, &known) || errors.As(err, &status) && status.StatusCode < 500
+	if p.failed++; final || p.failed >= maxTries {
+		next := p.after(p.ctx, p.from)
+		if next != nil {
+			p.from, p.failed = next, 0
+		}
+		return next != nil
 	}
 	return pause(p.ctx, firstPause<<p.failed)
 }
@@ -271,7 +277,7 @@ func (p *part) Read(b []byte) (int, error) {
 
 // over returns an error if the answer goes on behind the part.
 func (p *part) over() error {
-	if p.body == nil {
+	if p.body == nil || !p.ranged && p.end < p.d.Size { // there, the rest of the blob follows
 		return nil
 	}
 	var one [1]byte

@@ -50,10 +50,9 @@ type Image struct {
 	ref        string
 	manifest   v1.Manifest
 	config     []byte
-	road       *road
-	client     *http.Client
 	at         name.Repository
-	scheme     string
+	hosts      []*host // that may have it; the first has
+	reach      func(context.Context, *host) error
 	received   count
 	local      func(v1.Hash) (io.ReadCloser, error) // opens a part of a saved image
 }
@@ -102,7 +101,8 @@ func (i *Image) MayHave(ctx context.Context, n int) error {
 	if i.local != nil {
 		return nil
 	}
-	resp, err := i.ask(ctx, http.MethodHead, "blobs", i.manifest.Layers[n].Digest.String(), "")
+	digest := i.manifest.Layers[n].Digest.String()
+	resp, err := i.ask(ctx, i.hosts[0], http.MethodHead, "blobs", digest, "")
 	if err == nil {
 		resp.Body.Close()
 		err = transport.CheckError(resp, http.StatusOK, http.StatusFound, http.StatusSeeOther,
@@ -127,26 +127,15 @@ func (s *Source) find(ctx context.Context, ref, namespace string) (i *Image, err
 		return nil, err
 	}
 	repository := reference.Context()
-	auth, secrets := allowed.credentials.of(namespace, repository.RegistryStr())
 	i = &Image{Ref: reference.Name(), Repository: repository.String(), ref: ref, at: repository}
-	way := newRoad(allowed.registries, repository.RegistryStr(), secrets, func(bytes int64) {
-		i.received.Add(bytes)
-		s.Fetched(bytes)
-	})
-	i.road = way
-	defer func() {
-		if err != nil {
-			way.http.CloseIdleConnections()
-		}
-	}()
-	scopes := []string{repository.Scope(transport.PullScope)}
-	authorized, err := transport.NewWithContext(ctx, repository.Registry, auth, way, scopes)
-	if err != nil {
+	if i.hosts, err = allowed.registries.hostsOf(ctx, repository.RegistryStr()); err != nil {
 		return nil, err
 	}
-	i.client = &http.Client{Transport: authorized}
-	i.scheme = way.schemeTo(repository.RegistryStr())
+	i.reach = func(ctx context.Context, h *host) error {
+		return i.connect(ctx, s, allowed, h, namespace)
+	}
 	if err := i.resolve(ctx, reference); err != nil {
+		i.Close()
 		return nil, err
 	}
 	return i, nil
@@ -161,15 +150,43 @@ func (r *Registries) schemeTo(host string) string {
 
 // Close closes the connections to the registry.
 func (i *Image) Close() {
-	if i.road != nil {
-		i.road.http.CloseIdleConnections()
+	for _, h := range i.hosts {
+		h.close()
 	}
 }
 
-// resolve finds the manifest for linux/amd64. If the reference leads to an index, it goes by the
-// index.
+// resolve finds the manifest for linux/amd64 by the first host that has it. If the reference leads
+// to an index, it goes by the index.
 func (i *Image) resolve(ctx context.Context, reference name.Reference) error {
-	raw, kind, err := i.fetchManifest(ctx, reference.Identifier())
+	_, byDigest := reference.(name.Digest)
+	err := refuse(Unreachable, "no host of %s is asked for tags", i.at.RegistryStr())
+	var before string // what the hosts before said
+	for n, h := range i.hosts {
+		if !h.resolves && !byDigest {
+			continue
+		}
+		if err = i.reach(ctx, h); err == nil {
+			err = i.resolveAt(ctx, h, reference)
+		}
+		if err == nil {
+			i.hosts = append(append([]*host{h}, i.hosts[n+1:]...), i.hosts[:n]...)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		if n < len(i.hosts)-1 {
+			before += fmt.Sprintf("; before, %s: %v", h.root.Host, err)
+		}
+	}
+	if before != "" {
+		err = fmt.Errorf("%w%s", err, before)
+	}
+	return err
+}
+
+func (i *Image) resolveAt(ctx context.Context, h *host, reference name.Reference) error {
+	raw, kind, err := i.fetchManifest(ctx, h, reference.Identifier())
 	if err != nil {
 		return err
 	}
@@ -178,7 +195,7 @@ func (i *Image) resolve(ctx context.Context, reference name.Reference) error {
 		if err != nil {
 			return err
 		}
-		if raw, kind, err = i.fetchManifest(ctx, digest.String()); err != nil {
+		if raw, kind, err = i.fetchManifest(ctx, h, digest.String()); err != nil {
 			return err
 		}
 	}
@@ -245,8 +262,9 @@ var manifestTypes = []types.MediaType{
 
 // fetchManifest reads a manifest or an index by tag or by digest, and checks the digest if it has
 // one.
-func (i *Image) fetchManifest(ctx context.Context, by string) ([]byte, types.MediaType, error) {
-	resp, err := i.get(ctx, "manifests", by, "")
+func (i *Image) fetchManifest(ctx context.Context, h *host, by string) (
+	[]byte, types.MediaType, error) {
+	resp, err := i.get(ctx, h, "manifests", by, "")
 	if err != nil {
 		return nil, "", err
 	}
@@ -272,9 +290,10 @@ func (i *Image) fetchManifest(ctx context.Context, by string) ([]byte, types.Med
 
 // get asks for a manifest, or for a range of a blob. It asks again where the registry has too much
 // to do.
-func (i *Image) get(ctx context.Context, kind, by, bytes string) (*http.Response, error) {
+func (i *Image) get(ctx context.Context, h *host, kind, by, bytes string) (
+	*http.Response, error) {
 	for tried := 0; ; tried++ {
-		resp, err := i.ask(ctx, http.MethodGet, kind, by, bytes)
+		resp, err := i.ask(ctx, h, http.MethodGet, kind, by, bytes)
 		if err != nil {
 			return nil, err
 		}
@@ -296,10 +315,11 @@ func (i *Image) get(ctx context.Context, kind, by, bytes string) (*http.Response
 	}
 }
 
-func (i *Image) ask(ctx context.Context, method, kind, by, bytes string) (*http.Response, error) {
-	u := url.URL{
-		Scheme: i.scheme, Host: i.at.RegistryStr(),
-		Path: fmt.Sprintf("/v2/%s/%s/%s", i.at.RepositoryStr(), kind, by),
+func (i *Image) ask(ctx context.Context, h *host, method, kind, by, bytes string) (
+	*http.Response, error) {
+	u := h.root.JoinPath(i.at.RepositoryStr(), kind, by)
+	if h.of != "" {
+		u.RawQuery = url.Values{"ns": {h.of}}.Encode()
 	}
 	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
@@ -313,7 +333,7 @@ func (i *Image) ask(ctx context.Context, method, kind, by, bytes string) (*http.
 			req.Header.Add("Accept", string(t))
 		}
 	}
-	client := *i.client
+	client := *h.client
 	if method == http.MethodHead { // where the registry sends us does not matter
 		client.CheckRedirect = func(*http.Request, []*http.Request) error {
 			return http.ErrUseLastResponse

@@ -20,6 +20,8 @@ var DefaultRegistries = []string{"docker.io", "ghcr.io", "quay.io"}
 type Registries struct {
 	names []string          // hosts and patterns
 	told  map[string]string // dialled host:port → scheme
+
+	HostsDir string // containerd's hosts.toml of registries; empty: there are none
 }
 
 // ParseRegistries reads entries in the form of --image-registries.

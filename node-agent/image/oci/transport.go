@@ -2,9 +2,11 @@ package oci
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -37,6 +39,8 @@ type road struct {
 	fetched func(int64)
 	window  time.Duration
 	http    *http.Transport
+	own     *http.Transport // to the host itself, with its certificates; may be nil
+	header  http.Header     // that the host gets
 }
 
 func newRoad(r *Registries, to string, secrets bool, fetched func(int64)) *road {
@@ -51,6 +55,22 @@ func newRoad(r *Registries, to string, secrets bool, fetched func(int64)) *road 
 		ForceAttemptHTTP2:      true,
 	}
 	return w
+}
+
+// its sets what is for the host alone at the beginning of the road.
+func (w *road) its(config *tls.Config, header http.Header) {
+	w.header = header
+	if config != nil {
+		w.own = w.http.Clone()
+		w.own.TLSClientConfig = config
+	}
+}
+
+func (w *road) close() {
+	w.http.CloseIdleConnections()
+	if w.own != nil {
+		w.own.CloseIdleConnections()
+	}
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -70,7 +90,14 @@ func (w *road) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, private(host)
 	}
 	ctx, cancel := context.WithCancel(r.Context())
-	resp, err := w.http.RoundTrip(r.WithContext(ctx))
+	r, by := r.Clone(ctx), w.http
+	if host == w.to {
+		maps.Copy(r.Header, w.header)
+		if w.own != nil {
+			by = w.own
+		}
+	}
+	resp, err := by.RoundTrip(r)
 	if err != nil {
 		cancel()
 		return nil, err
