@@ -143,8 +143,8 @@ func TestPullFlattensLayers(t *testing.T) {
 		t.Errorf("got %+v, want %+v", r, want)
 	}
 	dir := mounted(t, r)
-	for file, there := range map[string]bool{"app/run": true, "app/secret": false, "landed": true,
-		"escaped": true, "dev/sda": false, "proc": true, "tmp": true} {
+	for file, there := range map[string]bool{"app/run": true, "app/secret": false, "landed": false,
+		"etc/up/landed": true, "escaped": true, "dev/sda": false, "proc": true, "tmp": true} {
 		if _, err := os.Lstat(filepath.Join(dir, file)); (err == nil) != there {
 			t.Errorf("%s: %v, want there %v", file, err, there)
 		}

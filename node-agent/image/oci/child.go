@@ -108,13 +108,14 @@ func merge(layers []Layer, user string, p *wire.Program) (err error) {
 			return fmt.Errorf("layer %d: %w", n+1, err)
 		}
 	}
-	for _, mount := range []string{"dev", "proc", "sys", "run"} {
-		if err := t.Mkdir(mount, 0o755); err != nil {
+	for mount, perm := range map[string]uint32{
+		"dev": 0o755, "proc": 0o755, "sys": 0o755, "run": 0o755, "tmp": 0o1777} {
+		if t.Has(mount) {
+			continue
+		}
+		if err := t.Mkdir(mount, perm); err != nil {
 			return err
 		}
-	}
-	if err := t.Mkdir("tmp", 0o1777); err != nil {
-		return err
 	}
 	if p.UID, p.GID, err = lookUp(t, user); err != nil {
 		return err

@@ -86,7 +86,7 @@ func speedOf(one inflater, member []byte, took time.Duration) float64 {
 		return 0
 	}
 	first, bytes := time.Now(), 0
-	for time.Since(begin) < took {
+	for more := true; more; more = time.Since(begin) < took {
 		n, err := content.Read(b)
 		if bytes += n; err != nil {
 			return 0

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 )
 
 // An Entry holds what a layer's archive says of one file, and where in the archive its content is.
@@ -27,9 +28,15 @@ func entryOf(h *tar.Header) (*Entry, error) {
 	if err != nil {
 		return nil, err
 	}
+	switch h.Typeflag {
+	case tar.TypeSymlink, tar.TypeFifo: // the kernel keeps users' attributes of others alone
+		xattrs = slices.DeleteFunc(xattrs, func(x Xattr) bool {
+			return strings.HasPrefix(x.Name, "user.")
+		})
+	}
 	e := &Entry{Name: h.Name, Link: h.Linkname, Type: h.Typeflag, Mode: uint32(h.Mode & 0o7777),
 		UID: uint32(h.Uid), GID: uint32(h.Gid), Xattrs: xattrs, Size: h.Size}
-	if !h.ModTime.IsZero() {
+	if h.ModTime.Unix() > 0 { // nothing is older than the system's clock
 		e.Sec, e.Nsec = h.ModTime.Unix(), uint32(h.ModTime.Nanosecond())
 	}
 	return e, nil

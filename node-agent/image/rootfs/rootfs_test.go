@@ -88,13 +88,17 @@ func TestLayers(t *testing.T) {
 		"own file survives":       {[][]string{{"a=1"}, {"a=2", ".wh.a="}}, "a=2"},
 		"opaque": {[][]string{{"d/a=1", "d/s/b=1"},
 			{"d/", "d/s/", "d/c=2", "d/.wh..wh..opq="}}, "d/ d/c=2 d/s/"},
-		"whiteout of nothing": {[][]string{{"x/.wh.a="}}, ""},
+		"whiteout of nothing": {[][]string{{"x/.wh.a="}}, "x/"},
 		"directory over link": {[][]string{{"real/", "real/x=1", "l->real"}, {"l/", "l/y=2"}},
 			"l/ l/y=2 real/ real/x=1"},
-		"file through a link": {[][]string{{"usr/bin/", "bin->usr/bin"}, {"bin/sh=1"}},
+		"file through a link": {[][]string{{"usr/bin/", "bin->usr/bin", "bin/sh=1"}},
 			"bin->usr/bin usr/ usr/bin/ usr/bin/sh=1"},
-		"absolute link": {[][]string{{"usr/lib/", "lib->/usr/lib"}, {"lib/x=1"}},
+		"absolute link": {[][]string{{"usr/lib/", "lib->/usr/lib", "lib/x=1"}},
 			"lib->/usr/lib usr/ usr/lib/ usr/lib/x=1"},
+		"lower layer's link": {[][]string{{"usr/bin/", "bin->usr/bin"}, {"bin/sh=1"}},
+			"bin/ bin/sh=1 usr/ usr/bin/"},
+		"lower layer's file":      {[][]string{{"d=1"}, {"d/a=2"}}, "d/ d/a=2"},
+		"opaque with unsaid dirs": {[][]string{{"d/s/a=1"}, {"d/s/b=2", "d/.wh..wh..opq="}}, "d/ d/s/ d/s/b=2"},
 		"dots stop at the root": {[][]string{{"../../etc/x=1", "up->../../..", "up/y=1"}},
 			"etc/ etc/x=1 up->../../.. y=1"},
 		"device":              {[][]string{{"dev/sda=!", "a=1"}}, "a=1"},
@@ -189,7 +193,7 @@ func furnish(t testing.TB, tree *Tree) {
 	must(tree.Mkdir("sticky", 0o1777))
 	must(tree.Symlink("link", "dir/sub"))
 	must(tree.Symlink("long-link", strings.Repeat("x/", 1500)+"end"))
-	must(tree.link("hard", "big"))
+	must(tree.link("hard", "big", &node{mode: 0o644}))
 	for i := range 700 {
 		must(tree.Write(fmt.Sprintf("dir/sub/file-%03d-%s", i, strings.Repeat("n", i%60)), 0o644,
 			fmt.Appendf(nil, "%d", i)))

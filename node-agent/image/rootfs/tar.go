@@ -53,8 +53,10 @@ func (t *Tree) Layer(archive io.Reader) error {
 }
 
 // overlay merges one entry of a layer. mine is what this layer has added, which its own whiteouts
-// do not delete.
+// do not delete, and whose links lead its names elsewhere: a lower layer's do not.
 func (t *Tree) overlay(e *Entry, blob uint16, content io.Reader, mine map[*node]bool) error {
+	t.mine = mine
+	defer func() { t.mine = nil }()
 	name := path.Clean("/" + e.Name)
 	dir, base := path.Split(name)
 	if base == opaque {
@@ -62,6 +64,9 @@ func (t *Tree) overlay(e *Entry, blob uint16, content io.Reader, mine map[*node]
 	}
 	if hidden, ok := strings.CutPrefix(base, whiteout); ok {
 		return t.hide(dir, hidden, mine)
+	}
+	if name == "/" { // whose owner and mode are the node's to say
+		return nil
 	}
 	e.Name = name
 	if err := t.add(e, blob, content); err != nil {
@@ -82,8 +87,9 @@ func (t *Tree) hide(dir, name string, mine map[*node]bool) error {
 	if name == "" || name == "." || name == ".." || strings.Contains(name, "/") {
 		return fmt.Errorf("whiteout of %q in %s: not a file name", name, dir)
 	}
-	if n, err := t.dir(dir, false); err == nil && mine[n.children[name]] {
-		return nil
+	n, err := t.dir(dir, true)
+	if err != nil || mine[n.children[name]] {
+		return err
 	}
 	return t.Remove(path.Join(dir, name))
 }
@@ -122,8 +128,8 @@ func eachEntry(archive io.Reader, f func(*tar.Header, io.Reader) error) error {
 	}
 }
 
-// add adds one entry, whose content is read or is in a blob. It leaves out devices, sockets and the
-// like: a root image needs none, and a stranger's image must not bring any.
+// add adds one entry, whose content is read or is in a blob. It leaves out devices: a root image
+// needs none, and a stranger's image must not bring any.
 func (t *Tree) add(e *Entry, blob uint16, content io.Reader) error {
 	n := &node{mode: e.Mode & 0o7777, uid: e.UID, gid: e.GID, sec: e.Sec, nsec: e.Nsec,
 		xattrs: e.Xattrs}
@@ -152,9 +158,11 @@ func (t *Tree) add(e *Entry, blob uint16, content io.Reader) error {
 		n.mode, n.target = syscall.S_IFLNK|0o777, e.Link
 		return t.put(e.Name, n)
 	case tar.TypeLink:
-		return t.link(e.Name, e.Link)
+		return t.link(e.Name, e.Link, n)
+	case tar.TypeBlock, tar.TypeChar, tar.TypeXGlobalHeader:
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%s: an archive's entry of unknown type %q", e.Name, e.Type)
 }
 
 // addDir makes name a directory with n's mode, owner, time and attributes. A directory that exists

@@ -40,6 +40,7 @@ type Tree struct {
 	spool *os.File
 	end   int64
 	blobs []Blob
+	mine  map[*node]bool // while a layer is put over the tree: what the layer has
 
 	// counted so far; bytes of the names and of the targets of links
 	names, naming                 int64
@@ -112,6 +113,16 @@ func newDir(perm uint32) *node {
 	return &node{mode: syscall.S_IFDIR | perm, children: map[string]*node{}}
 }
 
+// unsaidDir returns a directory that a name leads through and nobody describes. In a layer, it gets
+// its group as the kernel gives it.
+func (t *Tree) unsaidDir(in *node) *node {
+	dir := newDir(0o755)
+	if t.mine != nil && in.mode&syscall.S_ISGID != 0 {
+		dir.gid = in.gid
+	}
+	return dir
+}
+
 // Mkdir makes the directory name with the given permissions, and its parents.
 func (t *Tree) Mkdir(name string, perm uint32) error {
 	dir, err := t.dir(name, true)
@@ -164,6 +175,12 @@ func (t *Tree) ReadUpTo(name string, most int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w: more than %d bytes", name, ErrTooLarge, most)
 	}
 	return io.ReadAll(t.content(n))
+}
+
+// Has reports whether there is a file or a directory of that name.
+func (t *Tree) Has(name string) bool {
+	_, err := t.find(name)
+	return err == nil
 }
 
 // Glob returns the names in the directory dir that match pattern, sorted, or none if the directory
@@ -264,8 +281,8 @@ func (t *Tree) put(name string, n *node) error {
 	return nil
 }
 
-// link gives the regular file old another name.
-func (t *Tree) link(name, old string) error {
+// link gives the file old another name. What the archive says of that name holds for the file.
+func (t *Tree) link(name, old string, said *node) error {
 	dir, base, err := t.parent(old, false)
 	if err != nil {
 		return err
@@ -277,6 +294,11 @@ func (t *Tree) link(name, old string) error {
 	if n.children != nil {
 		return &fs.PathError{Op: "link", Path: old, Err: fs.ErrInvalid}
 	}
+	if n.is(syscall.S_IFREG) {
+		n.mode = syscall.S_IFREG | said.mode
+	}
+	n.uid, n.gid, n.sec, n.nsec = said.uid, said.gid, said.sec, said.nsec
+	n.xattrs = joined(n.xattrs, said.xattrs)
 	return t.put(name, n)
 }
 
@@ -331,7 +353,12 @@ func (t *Tree) resolve(name string, create bool) (*node, error) {
 			if err := t.count(name, element, ""); err != nil {
 				return nil, err
 			}
-			next = newDir(0o755)
+			next = t.unsaidDir(at)
+			at.children[element] = next
+		case create && t.mine != nil && !t.mine[next] && next.children == nil:
+			// a lower layer has a link or a file here: the layer's directory takes its place
+			unlink(next)
+			next = t.unsaidDir(at)
 			at.children[element] = next
 		case next.is(syscall.S_IFLNK):
 			if links++; links > maxLinks {
@@ -342,6 +369,9 @@ func (t *Tree) resolve(name string, create bool) (*node, error) {
 			}
 			rest = append(strings.Split(next.target, "/"), rest...)
 			continue
+		}
+		if create && t.mine != nil {
+			t.mine[next] = true
 		}
 		stack = append(stack, next)
 	}

@@ -50,15 +50,15 @@ func storable(list []Xattr) bool {
 	return true
 }
 
-// xattrsOf returns the attributes that an archive states for a file, sorted. Those of the overlay
-// are the kernel's own words, which no archive may say.
+// xattrsOf returns the attributes that an archive states for a file, sorted. Those that root alone
+// may set, and those of the overlay, which are the kernel's own words, no archive may say.
 func xattrsOf(name string, records map[string]string) ([]Xattr, error) {
 	var list []Xattr
 	for key, value := range records {
 		attribute, is := strings.CutPrefix(key, paxXattr)
 		x := Xattr{attribute, value}
 		_, _, known := x.split()
-		if is && known && !strings.HasPrefix(attribute, "trusted.overlay.") &&
+		if is && known && !strings.HasPrefix(attribute, "trusted.") &&
 			!strings.HasPrefix(attribute, "user.overlay.") {
 			list = append(list, x)
 		}
@@ -68,6 +68,20 @@ func xattrsOf(name string, records map[string]string) ([]Xattr, error) {
 	}
 	slices.SortFunc(list, func(a, b Xattr) int { return strings.Compare(a.Name, b.Name) })
 	return list, nil
+}
+
+// joined returns the attributes of a file whose owner is set once more, and then new attributes: as
+// the kernel has it, the new owner does not inherit capabilities.
+func joined(old, new []Xattr) []Xattr {
+	list := slices.Clone(new)
+	for _, x := range old {
+		said := slices.ContainsFunc(new, func(n Xattr) bool { return n.Name == x.Name })
+		if x.Name != "security.capability" && !said {
+			list = append(list, x)
+		}
+	}
+	slices.SortFunc(list, func(a, b Xattr) int { return strings.Compare(a.Name, b.Name) })
+	return list
 }
 
 // encodeXattrs returns the attributes as they are stored behind an inode.
