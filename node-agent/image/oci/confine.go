@@ -24,7 +24,7 @@ const (
 const unpackerName = "fastiov-unpack"
 
 // The garbage collector stays well below the limit as long as the reachable memory allows it.
-var unpackerEnv = []string{"GOMEMLIMIT=384MiB", "GOGC=400", "GOMAXPROCS=2", "GOTRACEBACK=none"}
+var unpackerEnv = []string{"GOMEMLIMIT=384MiB", "GOGC=100", "GOMAXPROCS=2", "GOTRACEBACK=none"}
 
 // apart returns the namespaces into which the process is born; without root there are none.
 func apart() *syscall.SysProcAttr {

@@ -37,6 +37,26 @@ type block struct {
 	err  error
 }
 
+// buffers keeps the memory of whole blocks for the next blob: to be given fresh memory is work.
+var buffers = sync.Pool{New: func() any { return new([BlockSize]byte) }}
+
+// bufferOf returns memory for a block.
+func bufferOf(size int) []byte {
+	if size < BlockSize {
+		return make([]byte, size)
+	}
+	return buffers.Get().(*[BlockSize]byte)[:]
+}
+
+// keep takes the memory of a blob's blocks back, when nobody uses it any more.
+func keep(free <-chan []byte) {
+	for range len(free) {
+		if b := <-free; cap(b) == BlockSize {
+			buffers.Put((*[BlockSize]byte)(b[:BlockSize]))
+		}
+	}
+}
+
 // fill reads a block from r, and says how it ended.
 func (k *block) fill(r io.Reader) error {
 	for n := 0; n < len(k.b); {
@@ -100,7 +120,9 @@ func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
 		}
 		return nil
 	})
-	if err := group.Wait(); err != nil {
+	err := group.Wait()
+	keep(free)
+	if err != nil {
 		return err
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); got != d.Digest.Hex {
@@ -130,7 +152,7 @@ func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descripto
 		}
 		end := min(at+BlockSize, d.Size)
 		if size := int(end - at); cap(b) < size {
-			b = make([]byte, size)
+			b = bufferOf(size)
 		} else {
 			b = b[:size]
 		}
