@@ -243,6 +243,7 @@ func TestNoProgramLinksTesting(t *testing.T) {
 var starters = map[string]string{
 	"command":                       "itself, to go on in the background",
 	"bench":                         "itself, to hold VFs",
+	"bench/pull":                    "itself and containerd, whose pulls it measures",
 	"bench/controlplane":            "itself, and a commit that git and make build, as the servers that it measures",
 	"bench/scraper":                 "Prometheus, which scrapes what is measured",
 	"testbed":                       "QEMU",

@@ -36,7 +36,7 @@ func buildQEMU(ctx context.Context, dir string, say func(string, ...any), debs [
 		return err
 	}
 	defer t.Close()
-	files, err := programFiles(t)
+	files, err := programFiles(t, hypervisor.Program)
 	if err != nil {
 		return err
 	}
@@ -57,10 +57,9 @@ func buildQEMU(ctx context.Context, dir string, say func(string, ...any), debs [
 	return err
 }
 
-// programFiles returns the program, its loader and the libraries that it, and they, are linked
-// with.
-func programFiles(t *rootfs.Tree) ([]string, error) {
-	files := []string{hypervisor.Program, hypervisor.Loader}
+// programFiles returns a program, its loader and the libraries that it, and they, are linked with.
+func programFiles(t *rootfs.Tree, program string) ([]string, error) {
+	files := []string{program, hypervisor.Loader}
 	for i := 0; i < len(files); i++ {
 		content, err := t.Read(files[i])
 		if err != nil {

@@ -1,0 +1,148 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Bench pulls each image by each arm, under each bandwidth, on each number of CPUs, in rounds.
+type Bench struct {
+	Images []Image
+	First  Image // is pulled before, so that a receiver is not new
+	Arms   []Arm
+	Mbits  []int // bandwidths; 0: what the loopback gives
+	CPUs   []int // 0: all
+	Rounds int
+	Dir    string // receivers keep their files below it
+	Out    io.Writer
+	Kept   *Kept
+}
+
+// An Image is one to pull: an OCI layout.
+type Image struct {
+	Name   string `json:"name"`
+	Layers int    `json:"layers"`
+	Bytes  int64  `json:"bytes"` // of the layers as they are sent
+	Whole  int64  `json:"whole"` // of the layers' archives
+	Files  int    `json:"files"`
+	Dir    string `json:"-"`
+}
+
+// An Order is one pull.
+type Order struct {
+	Image string `json:"image"`
+	Mbits int    `json:"mbits"`
+	CPUs  int    `json:"cpus"`
+	Arm   string `json:"arm"`
+	Round int    `json:"round"`
+}
+
+// A Round holds what came of an order.
+type Round struct {
+	Order
+	Ms       float64            `json:"ms"`
+	StagesMs map[string]float64 `json:"stages_ms,omitempty"`
+	CPUMs    float64            `json:"cpu_ms"` // of the receiver, its client and their children
+	Memory   int64              `json:"memory"` // the most that was not a file's, in bytes
+	Kept     int64              `json:"kept"`   // bytes of the disk
+}
+
+// Run measures what is not kept already.
+func (b *Bench) Run(ctx context.Context) (*Result, error) {
+	names := map[string]string{b.First.Name: b.First.Dir}
+	for _, one := range b.Images {
+		names[one.Name] = one.Dir
+	}
+	registry, err := ServeImages(names)
+	if err != nil {
+		return nil, err
+	}
+	defer registry.Close()
+	for _, o := range b.orders() {
+		if b.Kept.has(o) {
+			continue
+		}
+		round, err := b.pull(ctx, registry, o)
+		if err != nil {
+			return nil, fmt.Errorf("%s pulls %s: %w", o.Arm, o.Image, err)
+		}
+		fmt.Fprintf(b.Out, "image  %s, %d Mbit/s, %d CPUs, round %d: %s took %.0f ms\n", o.Image,
+			o.Mbits, o.CPUs, o.Round, o.Arm, round.Ms)
+		if err := b.Kept.add(*round); err != nil {
+			return nil, err
+		}
+	}
+	return b.result(), nil
+}
+
+// orders returns all pulls, the arms in turn: what else the machine does hits all alike.
+func (b *Bench) orders() (all []Order) {
+	for round := range b.Rounds {
+		for _, one := range b.Images {
+			for _, mbits := range b.Mbits {
+				for _, cpus := range b.CPUs {
+					for n := range b.Arms {
+						arm := b.Arms[(n+round)%len(b.Arms)]
+						all = append(all, Order{one.Name, mbits, cpus, arm.Name, round})
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// pull has a new receiver pull the first image, and then, measured, that of the order.
+func (b *Bench) pull(ctx context.Context, registry *Registry, o Order) (_ *Round, err error) {
+	dir, err := os.MkdirTemp(b.Dir, "pull-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, clear(dir)) }()
+	arm := b.Arms[slices.IndexFunc(b.Arms, func(a Arm) bool { return a.Name == o.Arm })]
+	r := arm.New(registry.Host)
+	registry.Limit(o.Mbits)
+	if err := r.Start(ctx, dir, o.CPUs); err != nil {
+		return nil, err
+	}
+	defer r.Stop()
+	if _, err := r.Pull(ctx, registry.Host+"/"+b.First.Name+":first"); err != nil {
+		return nil, err
+	}
+	unix.Sync() // what was written before is not waited for now
+	before, cpu := kept(dir), cpuOf(r.Process())
+	stop := watchMemory(r.Process())
+	p, err := r.Pull(ctx, registry.Host+"/"+o.Image+":latest")
+	peak := stop()
+	if err != nil {
+		return nil, err
+	}
+	round := &Round{Order: o, Ms: ms(p.Took), StagesMs: map[string]float64{}, Memory: peak,
+		CPUMs: ms(cpuOf(r.Process()) - cpu + p.CPU), Kept: kept(dir) - before}
+	for stage, took := range p.Stages {
+		round.StagesMs[stage] = ms(took)
+	}
+	return round, nil
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// clear removes a receiver's directory, with what is still mounted below it.
+func clear(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for _, at := range slices.Backward(mountedBelow(string(mounts), filepath.Clean(dir))) {
+		err = errors.Join(err, unix.Unmount(at, unix.MNT_DETACH))
+	}
+	return errors.Join(err, os.RemoveAll(dir))
+}

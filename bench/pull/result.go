@@ -1,0 +1,140 @@
+package pull
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/fastiov/fastiov/bench"
+)
+
+// A Result holds what all rounds came to.
+type Result struct {
+	Images []Image `json:"images"`
+	Arms   []Arm   `json:"arms"`
+	Cells  []Cell  `json:"cells"`
+}
+
+// A Cell holds the pulls of one image by one arm under equal conditions. Figures are medians.
+type Cell struct {
+	Image     string             `json:"image"`
+	Mbits     int                `json:"mbits"`
+	CPUs      int                `json:"cpus"`
+	Arm       string             `json:"arm"`
+	Ms        bench.Quantiles    `json:"ms"`
+	StagesMs  map[string]float64 `json:"stages_ms,omitempty"`
+	CPUNs     float64            `json:"cpu_ns_per_byte"`     // of the archives
+	Kept      float64            `json:"kept_bytes_per_byte"` // of the archives
+	MemoryMiB float64            `json:"memory_mib"`
+	Times     float64            `json:"times"`             // as long as the first arm takes
+	CPUTimes  float64            `json:"cpu_times"`         // its CPU time, in the first arm's
+	OfWire    float64            `json:"of_wire,omitempty"` // in times that the wire takes
+}
+
+func (c Cell) place() Order { return Order{Image: c.Image, Mbits: c.Mbits, CPUs: c.CPUs} }
+
+// result makes cells of the rounds, those of other commands included that were kept.
+func (b *Bench) result() *Result {
+	r := &Result{Images: b.Images, Arms: b.Arms}
+	of := map[Order][]Round{}
+	for _, round := range b.Kept.rounds {
+		o := round.Order
+		o.Round = 0
+		of[o] = append(of[o], round)
+	}
+	for o, rounds := range of {
+		at := slices.IndexFunc(b.Images, func(i Image) bool { return i.Name == o.Image })
+		if at < 0 {
+			continue
+		}
+		r.Cells = append(r.Cells, cellOf(o, rounds, b.Images[at]))
+	}
+	arm := func(c Cell) int {
+		return slices.IndexFunc(b.Arms, func(a Arm) bool { return a.Name == c.Arm })
+	}
+	image := func(c Cell) int {
+		return slices.IndexFunc(b.Images, func(i Image) bool { return i.Name == c.Image })
+	}
+	slices.SortFunc(r.Cells, func(x, y Cell) int {
+		return cmp.Or(image(x)-image(y), x.Mbits-y.Mbits, x.CPUs-y.CPUs, arm(x)-arm(y))
+	})
+	for n, c := range r.Cells {
+		if first := r.cell(b.Arms[0].Name, c.place()); first != nil {
+			r.Cells[n].Times = c.Ms.Median / first.Ms.Median
+			r.Cells[n].CPUTimes = c.CPUNs / first.CPUNs
+		}
+	}
+	return r
+}
+
+func cellOf(o Order, rounds []Round, of Image) Cell {
+	c := Cell{Image: o.Image, Mbits: o.Mbits, CPUs: o.CPUs, Arm: o.Arm}
+	median := func(of func(Round) float64) float64 {
+		var values []float64
+		for _, round := range rounds {
+			values = append(values, of(round))
+		}
+		return bench.QuantilesOf(values).Median
+	}
+	var took []float64
+	for _, round := range rounds {
+		took = append(took, round.Ms)
+		for stage := range round.StagesMs {
+			if c.StagesMs == nil {
+				c.StagesMs = map[string]float64{}
+			}
+			c.StagesMs[stage] = median(func(r Round) float64 { return r.StagesMs[stage] })
+		}
+	}
+	c.Ms = bench.QuantilesOf(took)
+	whole := float64(of.Whole)
+	c.CPUNs = median(func(r Round) float64 { return r.CPUMs * 1e6 / whole })
+	c.Kept = median(func(r Round) float64 { return float64(r.Kept) / whole })
+	c.MemoryMiB = median(func(r Round) float64 { return float64(r.Memory) / (1 << 20) })
+	if o.Mbits > 0 {
+		c.OfWire = c.Ms.Median / (float64(of.Bytes) * 8 / 1000 / float64(o.Mbits))
+	}
+	return c
+}
+
+func (r *Result) cell(arm string, at Order) *Cell {
+	for n := range r.Cells {
+		if c := &r.Cells[n]; c.Arm == arm && c.place() == at {
+			return c
+		}
+	}
+	return nil
+}
+
+// Print prints the result for a person.
+func (r *Result) Print(w io.Writer) {
+	for _, one := range r.Images {
+		fmt.Fprintf(w, "%s: %d layers, %.0f MB as sent, %.0f MB of archives, %d files\n", one.Name,
+			one.Layers, float64(one.Bytes)/1e6, float64(one.Whole)/1e6, one.Files)
+	}
+	for _, arm := range r.Arms {
+		fmt.Fprintf(w, "%s: %s\n", arm.Name, arm.About)
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "image\tMbit/s\tCPUs\tarm\tmedian ms\tmin\tmax\tpulls\ttimes\t"+
+		"of wire\tCPU ns/B\tkept B/B\tMiB\t")
+	any := func(n int) string {
+		if n == 0 {
+			return "all"
+		}
+		return fmt.Sprint(n)
+	}
+	for _, c := range r.Cells {
+		wire := "–"
+		if c.OfWire > 0 {
+			wire = fmt.Sprintf("%.2f", c.OfWire)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.0f\t%.0f\t%.0f\t%d\t%.2f\t%s\t%.2f\t%.2f\t%.0f\t\n",
+			c.Image, any(c.Mbits), any(c.CPUs), c.Arm, c.Ms.Median, c.Ms.Min, c.Ms.Max, c.Ms.Count,
+			c.Times, wire, c.CPUNs, c.Kept, c.MemoryMiB)
+	}
+	t.Flush()
+}
