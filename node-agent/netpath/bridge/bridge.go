@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -42,10 +43,12 @@ type Config struct {
 // A Bridge is the host's end of the sandboxes' network. It implements startup.NetPath.
 type Bridge struct {
 	Config
-	leases *leases
-	link   *netlink.Bridge
-	guard  *guard
-	relay  *relay
+	leases   *leases
+	link     *netlink.Bridge
+	forwards bool            // the host does only for this bridge
+	closed   map[string]bool // chains of others that take no rule
+	guard    *guard
+	relay    *relay
 }
 
 // A made bridge is what Open has made and changed, for a later agent and for Undo.
@@ -65,10 +68,7 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	if len(cfg.Name) == 0 || len(cfg.Name) > maxName {
 		return nil, fmt.Errorf("bridge %q: its name needs 1 to %d bytes", cfg.Name, maxName)
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, err
-	}
-	b := &Bridge{Config: cfg}
+	b := &Bridge{Config: cfg, closed: map[string]bool{}}
 	if err := b.settle(); err != nil {
 		return nil, err
 	}
@@ -94,20 +94,15 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	return b, nil
 }
 
-// settle decides on the network, and writes down what is about to be made.
+// settle decides on the network, and writes down what is about to be made. A bridge with another
+// network is taken back first: its sandboxes cannot go on.
 func (b *Bridge) settle() error {
 	former, err := readMade(b.Dir)
 	if err != nil {
 		return err
 	}
-	switch want := b.Network.Subnet; {
-	case former != nil && (!want.IsValid() || want == former.Network.Subnet):
+	if !b.Network.Subnet.IsValid() && former != nil {
 		b.Network.Subnet = former.Network.Subnet
-	case former != nil:
-		if err := Undo(b.Dir); err != nil {
-			return err
-		}
-		former = nil
 	}
 	if !b.Network.Subnet.IsValid() {
 		if b.Network.Subnet, err = freeSubnet(); err != nil {
@@ -115,6 +110,12 @@ func (b *Bridge) settle() error {
 		}
 	}
 	b.Network = filled(b.Network)
+	if former != nil && former.Network != b.Network {
+		if err := Undo(b.Dir); err != nil {
+			return err
+		}
+		former = nil
+	}
 	now := made{Name: b.Name, Network: b.Network, Forward: former != nil && former.Forward}
 	if former == nil {
 		is, err := os.ReadFile(forwardIP)
@@ -123,8 +124,12 @@ func (b *Bridge) settle() error {
 		}
 		now.Forward = is[0] == '0'
 	}
+	b.forwards = now.Forward
 	text, err := json.Marshal(now)
 	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(b.Dir, 0o700); err != nil { // Undo has removed it
 		return err
 	}
 	file := filepath.Join(b.Dir, madeFile)
@@ -161,20 +166,28 @@ func (b *Bridge) ports() (n int) {
 	return n
 }
 
-// freeSubnet returns a network that no route of the host leads to.
+// freeSubnet returns a network that no route of the host leads to. The latter ones are for a host
+// whose company has all of 10.0.0.0/8.
 func freeSubnet() (netip.Prefix, error) {
 	routes, err := netlink.RouteList(nil, unix.AF_INET)
 	if err != nil {
 		return netip.Prefix{}, fmt.Errorf("the host's routes: %w", err)
 	}
+	var candidates []netip.Addr
 	for n := byte(201); n < 255; n++ {
-		subnet := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, n, 0, 0}), 20)
-		if !taken(routes, subnet) {
+		candidates = append(candidates, netip.AddrFrom4([4]byte{10, n, 0, 0}))
+	}
+	for n := byte(16); n > 0; n-- {
+		candidates = append(candidates, netip.AddrFrom4([4]byte{172, 31, 16 * (n - 1), 0}),
+			netip.AddrFrom4([4]byte{192, 168, 16 * (n - 1), 0}))
+	}
+	for _, address := range candidates {
+		if subnet := netip.PrefixFrom(address, 20); !taken(routes, subnet) {
 			return subnet, nil
 		}
 	}
-	return netip.Prefix{}, errors.New("10.201.0.0/20 to 10.254.0.0/20 are all in use here;" +
-		" name a network with --subnet")
+	return netip.Prefix{}, errors.New("10.201.0.0/20 to 10.254.0.0/20, 172.31.0.0/16 and" +
+		" 192.168.0.0/16 are all in use here; name a network with --subnet")
 }
 
 func taken(routes []netlink.Route, subnet netip.Prefix) bool {
@@ -283,12 +296,21 @@ func Undo(dir string) error {
 			unplug(name)
 		}
 	}
-	if m.Forward {
+	if m.Forward && !othersForward() {
 		if err := os.WriteFile(forwardIP, []byte("0"), 0); err != nil {
 			return err
 		}
 	}
 	return os.RemoveAll(dir)
+}
+
+// othersForward reports whether the host has another bridge: somebody, as Docker, may have come
+// later and have found that it forwards already.
+func othersForward() bool {
+	links, err := netlink.LinkList()
+	return err != nil || slices.ContainsFunc(links, func(link netlink.Link) bool {
+		return link.Type() == "bridge"
+	})
 }
 
 func readMade(dir string) (*made, error) {

@@ -1,6 +1,10 @@
 package bridge
 
 import (
+	"bytes"
+	"errors"
+	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -39,6 +43,9 @@ func tool(t *testing.T, command string) string {
 	t.Helper()
 	words := strings.Fields(command)
 	if _, err := exec.LookPath(words[0]); err != nil {
+		if os.Getenv("FASTIOV_CI") != "" {
+			t.Fatal(err)
+		}
 		t.Skipf("%s is missing: apt-get install iptables nftables", words[0])
 	}
 	out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
@@ -110,6 +117,132 @@ func TestTheHostsFirewall(t *testing.T) {
 	if said := tool(t, "nft list ruleset"); strings.Contains(said, "fastiov0") {
 		t.Errorf("left over in the tables of others: %s", said)
 	}
+}
+
+// A table may be its owner's alone, as firewalld's. A bridge beside it works as far as it is let.
+func TestAFirewallThatTakesNoRule(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	tool(t, "nft list ruleset")
+	owner := exec.Command("nft", "-i")
+	in, err := owner.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { in.Close(); _ = owner.Wait() }()
+	if _, err := io.WriteString(in, "add table inet theirs { flags owner; }\nadd chain inet theirs"+
+		" through { type filter hook forward priority 0; }\n"); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "their table", func() error {
+		return exec.Command("nft", "list", "chain", "inet", "theirs", "through").Run()
+	})
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	var said bytes.Buffer
+	cfg.Log = slog.New(slog.NewTextHandler(&said, nil))
+	b := open(t, cfg)
+	world(t)
+	g := plug(t, b, "a")
+	if err := g.reaches(worldServer); err != nil {
+		t.Error(err)
+	}
+	g.leave(b)
+	b.Close()
+	nothingLeft(t, cfg.Dir)
+	if n := strings.Count(said.String(), "lets nobody add a rule"); n != 1 {
+		t.Errorf("it is said %d times: %s", n, said.String())
+	}
+}
+
+// A host that forwards for the bridge alone routes nothing between its other networks. It goes on
+// for somebody else's bridge that came meanwhile.
+func TestTheHostIsNoRouter(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	tool(t, "nft list ruleset")
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	b := open(t, cfg)
+	near, far := tun(t, "near", "10.77.0.1/24"), tun(t, "far", "10.78.0.1/24")
+	passes := func() bool {
+		packet := udp(make([]byte, 6), make([]byte, 6), netip.MustParseAddr("10.77.0.2"),
+			netip.MustParseAddr("10.78.0.2"))[14:]
+		if _, err := unix.Write(near, packet); err != nil {
+			t.Fatal(err)
+		}
+		buffer := make([]byte, 2048)
+		for until := time.Now().Add(200 * time.Millisecond); time.Now().Before(until); {
+			n, _ := unix.Read(far, buffer) // it does not wait
+			if n > 0 && bytes.Contains(buffer[:n], packet[28:]) {
+				return true
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return false
+	}
+	if passes() {
+		t.Error("the host routes between its neighbours")
+	}
+	if !(rules{b}).isWhole() {
+		t.Error("the rules are not whole")
+	}
+	tool(t, "nft delete rule ip fastiov0 forward handle "+lastHandle(t))
+	if !passes() {
+		t.Error("(a control) without the last rule, nothing passes either")
+	}
+	soon(t, "the last rule", func() error {
+		if passes() {
+			return os.ErrExist
+		}
+		return nil
+	})
+	theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "docker0"}}
+	if err := netlink.LinkAdd(theirs); err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	if is, err := os.ReadFile(forwardIP); err != nil || is[0] != '1' {
+		t.Errorf("ip_forward is %q, %v: their bridge is cut off", is, err)
+	}
+	if err := netlink.LinkDel(theirs); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(forwardIP, []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, cfg.Dir)
+}
+
+// tun makes a device with an address, and returns what is behind it.
+func tun(t *testing.T, name, address string) (fd int) {
+	t.Helper()
+	link := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Queues: 1,
+		Mode: netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_NO_PI}
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { link.Fds[0].Close(); _ = netlink.LinkDel(link) })
+	addr, err := netlink.ParseAddr(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd = int(link.Fds[0].Fd())
+	if err := errors.Join(netlink.AddrAdd(link, addr), netlink.LinkSetUp(link),
+		unix.SetNonblock(fd, true)); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// lastHandle returns the number of the last rule for what is forwarded.
+func lastHandle(t *testing.T) string {
+	t.Helper()
+	said := tool(t, "nft -a list chain ip fastiov0 forward")
+	return strings.Fields(said[strings.LastIndex(said, "# handle ")+9:])[0]
 }
 
 // A resolver that listens on the host's loopback device serves sandboxes, too; and the next one

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sync/semaphore"
 )
 
 // A relay passes questions of sandboxes on to the resolvers of the host, which it reads anew for
@@ -25,7 +23,7 @@ type relay struct {
 	file   string // resolv.conf
 	udp    *net.UDPConn
 	tcp    net.Listener
-	room   *semaphore.Weighted
+	room   *room
 	ctx    context.Context
 	cancel context.CancelFunc
 	all    sync.WaitGroup
@@ -35,12 +33,13 @@ const (
 	dnsPort    = 53
 	resolvConf = "/etc/resolv.conf"
 	questions  = 1024             // under way; what comes beyond is dropped, and asked again
+	ofOne      = 64               // of them, of one sandbox
 	tryWithin  = 2 * time.Second  // one resolver, before the next is asked
 	idleTCP    = 10 * time.Second // a connection that brings nothing
 )
 
 func openRelay(at netip.Addr, file string, log *slog.Logger) (*relay, error) {
-	r := &relay{file: cmp.Or(file, resolvConf), room: semaphore.NewWeighted(questions)}
+	r := &relay{file: cmp.Or(file, resolvConf), room: &room{of: map[netip.Addr]int{}}}
 	where := netip.AddrPortFrom(at, dnsPort)
 	udp, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(where))
 	if err == nil {
@@ -92,12 +91,13 @@ func (r *relay) serveUDP() {
 		if err != nil {
 			return
 		}
-		if !r.room.TryAcquire(1) {
+		who := from.Addr()
+		if !r.room.enter(who) {
 			continue
 		}
 		question := append([]byte(nil), buffer[:n]...)
 		r.all.Go(func() {
-			defer r.room.Release(1)
+			defer r.room.leave(who)
 			if answer, err := r.ask(question); err == nil {
 				_, _ = r.udp.WriteToUDPAddrPort(answer, from)
 			}
@@ -146,12 +146,13 @@ func (r *relay) serveTCP() {
 		if err != nil {
 			continue
 		}
-		if !r.room.TryAcquire(1) {
+		who := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+		if !r.room.enter(who) {
 			conn.Close()
 			continue
 		}
 		r.all.Go(func() {
-			defer r.room.Release(1)
+			defer r.room.leave(who)
 			r.relayTCP(conn)
 		})
 	}
@@ -179,5 +180,32 @@ func (r *relay) relayTCP(from net.Conn) {
 		from.Close()
 		asked.Wait()
 		return
+	}
+}
+
+// A room counts the questions that are under way, so that no sandbox takes the place of others.
+type room struct {
+	mu  sync.Mutex
+	all int
+	of  map[netip.Addr]int
+}
+
+func (r *room) enter(who netip.Addr) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == questions || r.of[who] == ofOne {
+		return false
+	}
+	r.all++
+	r.of[who]++
+	return true
+}
+
+func (r *room) leave(who netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all--
+	if r.of[who]--; r.of[who] == 0 {
+		delete(r.of, who)
 	}
 }

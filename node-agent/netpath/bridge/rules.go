@@ -19,6 +19,7 @@ type rules struct{ *Bridge }
 const (
 	who = "who" // the set of who may send at which port
 
+	metaIIFKind expr.MetaKey = 26 // NFT_META_IIFKIND: the kind of the device in
 	metaOIFKind expr.MetaKey = 27 // NFT_META_OIFKIND: the kind of the device out
 
 	etherType, etherSource = 12, 6 // in the frame
@@ -32,6 +33,9 @@ var (
 	typeIP4, typeARP = []byte{0x08, 0x00}, []byte{0x08, 0x06}
 	arpOfIP4         = []byte{0, 1, 0x08, 0x00, 6, 4} // of Ethernet and IPv4
 	linkLocal        = netip.MustParsePrefix("169.254.0.0/16")
+	// Where Azure and Alibaba keep what others keep at a link-local address.
+	metadata = []netip.Addr{netip.MustParseAddr("168.63.129.16"),
+		netip.MustParseAddr("100.100.100.200")}
 )
 
 // write replaces both tables.
@@ -135,6 +139,8 @@ func (r rules) routes(conn *nftables.Conn) {
 	}
 
 	in := filter(nftables.ChainHookInput, "input")
+	add(conn, in, notFrom, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, ifname("lo")),
+		has(packet, ip4Target, r.Network.Gateway.AsSlice()), count, drop)
 	add(conn, in, notFrom, accept)
 	add(conn, in, known, accept)
 	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
@@ -153,8 +159,19 @@ func (r rules) routes(conn *nftables.Conn) {
 	add(conn, through, toBridge, known, accept)
 	add(conn, through, toBridge, count, drop)
 	add(conn, through, fromBridge, in16(ip4Target, linkLocal), count, drop)
+	for _, address := range metadata {
+		add(conn, through, fromBridge, has(packet, ip4Target, address.AsSlice()), count, drop)
+	}
 	add(conn, through, fromBridge, is(expr.CmpOpEq, metaOIFKind, ifname("bridge")), count, drop)
 	add(conn, through, fromBridge, accept)
+	if r.forwards { // for the bridge alone, and nothing for its neighbours
+		for _, end := range []expr.MetaKey{metaIIFKind, metaOIFKind} {
+			for _, kind := range []string{"bridge", "veth"} { // of containers of others
+				add(conn, through, is(expr.CmpOpEq, end, ifname(kind)), accept)
+			}
+		}
+		add(conn, through, count, drop)
+	}
 
 	out := conn.AddChain(&nftables.Chain{
 		Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT,
@@ -168,10 +185,16 @@ func (r rules) routes(conn *nftables.Conn) {
 	}, []expr.Any{&expr.Masq{}})
 }
 
-// remove removes both tables and the rules in tables of others.
+// remove removes the rules in tables of others, and then both tables: a sandbox that is still there
+// is let through by nobody in between.
 func (r rules) remove() error {
 	conn, err := nftables.New()
 	if err != nil {
+		return err
+	}
+	if err := r.eachForeign(conn, func(_ *nftables.Chain, ours []*nftables.Rule) error {
+		return replace(conn, ours, nil)
+	}); err != nil {
 		return err
 	}
 	for _, family := range []nftables.TableFamily{
@@ -184,21 +207,33 @@ func (r rules) remove() error {
 	if err := conn.Flush(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return r.eachForeign(conn, func(_ *nftables.Chain, ours []*nftables.Rule) error {
-		for _, rule := range ours {
-			if err := conn.DelRule(rule); err != nil {
-				return err
-			}
+	return nil
+}
+
+// replace deletes rules and inserts others, in one transaction.
+func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
+	for _, rule := range old {
+		if err := conn.DelRule(rule); err != nil {
+			return err
 		}
-		return conn.Flush()
-	})
+	}
+	for _, rule := range now {
+		conn.InsertRule(rule)
+	}
+	if len(old)+len(now) == 0 {
+		return nil
+	}
+	return conn.Flush()
 }
 
 // whole reports whether both tables have all their rules.
 func (r rules) whole(conn *nftables.Conn) bool {
-	want := map[string]int{"sent": 4, "input": 5, "forward": 5, "postrouting": 1}
+	want := map[string]int{"sent": 4, "input": 6, "forward": 7, "postrouting": 1}
 	if r.Shared {
-		want["sent"], want["input"], want["forward"] = 3, 4, 6
+		want["sent"], want["input"], want["forward"] = 3, 5, 8
+	}
+	if r.forwards {
+		want["forward"] += 5
 	}
 	for _, family := range []nftables.TableFamily{
 		nftables.TableFamilyBridge, nftables.TableFamilyIPv4,
@@ -237,19 +272,30 @@ func (r rules) pass(conn *nftables.Conn) error {
 		if len(ours) == len(want) {
 			return nil
 		}
-		for _, rule := range ours {
-			if err := conn.DelRule(rule); err != nil {
-				return err
-			}
-		}
+		var now []*nftables.Rule
 		for _, match := range want {
-			conn.InsertRule(&nftables.Rule{
+			now = append(now, &nftables.Rule{
 				Table: chain.Table, Chain: chain, UserData: r.mark(),
 				Exprs: append(append(match, &expr.Counter{}), accept...),
 			})
 		}
-		return conn.Flush()
+		err := replace(conn, ours, now)
+		if errors.Is(err, unix.EPERM) { // as firewalld's, whose table is its own
+			r.refused(chain)
+			return nil
+		}
+		return err
 	})
+}
+
+// refused says, once, that a chain takes no rule.
+func (r rules) refused(chain *nftables.Chain) {
+	name := chain.Table.Name + " " + chain.Name
+	if !r.closed[name] {
+		r.closed[name] = true
+		r.Log.Warn("a firewall lets nobody add a rule; if it drops what sandboxes send, have it"+
+			" accept what the bridge forwards", "bridge", r.Name, "chain", name)
+	}
 }
 
 // mark is the comment by which this bridge's rules are known among those of others.
