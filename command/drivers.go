@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -179,9 +178,8 @@ func openContainerd(
 		return nil, err
 	}
 	d, err := containerd.Open(ctx, containerd.Config{
-		Address: cmp.Or(f.containerd, containerd.Running()), Handler: f.handler,
-		Namespace: nodeName(f.runDir),
-		Dir:       containersDir(f.runDir), Plug: n.bridge.Plug, Log: n.log,
+		Address: f.containerd, Handler: f.handler, Namespace: nodeName(f.runDir),
+		Dir: containersDir(f.runDir), Plug: n.bridge.Plug, Log: n.log,
 	})
 	if err != nil {
 		return nil, err

@@ -2,8 +2,10 @@ package containerd
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -41,6 +43,12 @@ const cgroupMount = "/sys/fs/cgroup"
 
 func unified() bool { return cgroups.Mode() == cgroups.Unified }
 
+// The shims of all sandboxes have a cgroup of their own, beside them. In the agent's they would end
+// when a service manager ends all that it finds there. No sandbox has that name.
+const shims = ".shims"
+
+func (d *Driver) shims() group { return group{path: filepath.Join("/", d.Namespace, shims)} }
+
 // make makes the cgroup, with its limits.
 func (g group) make() error {
 	if unified() {
@@ -54,6 +62,9 @@ func (g group) make() error {
 // kill ends all processes in the cgroup. One that is paused dies when it is resumed, here.
 func (g group) kill() {
 	if unified() {
+		if _, err := os.Stat(filepath.Join(cgroupMount, g.path)); err != nil {
+			return
+		}
 		if m, err := cgroup2.Load(g.path); err == nil {
 			_ = m.Kill()
 		}
@@ -97,6 +108,19 @@ func (g group) dying(processes []cgroup1.Process) bool {
 	return true
 }
 
+// starved returns how many of its processes the kernel has killed for want of memory.
+func (g group) starved() (n int) {
+	file := filepath.Join(cgroupMount, "memory", g.path, "memory.oom_control")
+	if unified() {
+		file = filepath.Join(cgroupMount, g.path, "memory.events")
+	}
+	text, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(text)) {
+		_, _ = fmt.Sscanf(line, "oom_kill %d", &n)
+	}
+	return n
+}
+
 // remove removes the cgroup, if it is there and empty.
 func (g group) remove() {
 	if unified() {
@@ -108,6 +132,7 @@ func (g group) remove() {
 	if c, err := cgroup1.Load(cgroup1.StaticPath(g.path)); err == nil {
 		_ = c.Delete()
 	}
+	_ = os.Remove(filepath.Join(cgroupMount, "unified", g.path)) // runc makes one there, too
 }
 
 // cgroups lists the sandboxes that have a cgroup.
@@ -118,7 +143,7 @@ func (d *Driver) cgroups() (ids []string) {
 	}
 	entries, _ := os.ReadDir(parent)
 	for _, entry := range entries {
-		if entry.IsDir() {
+		if entry.IsDir() && entry.Name() != shims {
 			ids = append(ids, entry.Name())
 		}
 	}

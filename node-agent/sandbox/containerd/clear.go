@@ -10,24 +10,32 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 const UsualAddress = "/run/containerd/containerd.sock" // of containerd, on most machines
 
-// Running returns the usual address if a containerd listens there, or "".
-func Running() string {
-	conn, err := net.Dial("unix", UsualAddress)
-	if err != nil {
-		return ""
+// answers reports whether somebody listens at address before the time is over.
+func answers(address string, within time.Duration) bool {
+	for until := time.Now().Add(within); ; time.Sleep(50 * time.Millisecond) {
+		conn, err := net.Dial("unix", address)
+		if err == nil {
+			conn.Close()
+			return true
+		}
+		if time.Now().After(until) {
+			return false
+		}
 	}
-	conn.Close()
-	return UsualAddress
 }
 
-// A noted driver is what Clear needs to know of one that was killed.
-type noted struct{ Address, Namespace string }
+// A noted driver is what a later one, or Clear, needs to know of one that was killed.
+type noted struct {
+	Address   string // empty: of a containerd that the driver started
+	Namespace string
+}
 
 func noteFile(dir string) string { return filepath.Join(dir, "driver.json") }
 
@@ -46,20 +54,55 @@ func (d *Driver) note() error {
 	return os.Rename(file+".new", file)
 }
 
+// readNote returns what a driver has noted, or nil.
+func readNote(dir string) (*noted, error) {
+	text, err := os.ReadFile(noteFile(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	n := &noted{}
+	if err == nil {
+		err = json.Unmarshal(text, n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w; end the containers by `ctr`, and remove %s", noteFile(dir),
+			err, dir)
+	}
+	return n, nil
+}
+
+// choose settles on a containerd: the one that was asked for, or that of a former agent whose
+// sandboxes may live, or the machine's, or one of the driver's own. Sandboxes in another one are
+// ended, since nobody could adopt them.
+func (d *Driver) choose(ctx context.Context) error {
+	former, err := readNote(d.Dir)
+	if err != nil {
+		return err
+	}
+	switch {
+	case d.Address != "":
+	case former != nil && (former.Address == "" || answers(former.Address, patience)):
+		d.Address = former.Address
+	case answers(UsualAddress, 0):
+		d.Address = UsualAddress
+	}
+	if former == nil || former.Address == d.Address {
+		return nil
+	}
+	return Clear(ctx, d.Dir, d.Log)
+}
+
 // Clear ends all containers of the driver whose Dir that is, and removes what it kept. No driver
 // may be open there. Where there was none, Clear does nothing.
 func Clear(ctx context.Context, dir string, log *slog.Logger) error {
-	text, err := os.ReadFile(noteFile(dir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	n, err := readNote(dir)
+	if n == nil || err != nil {
+		return err
 	}
-	var n noted
-	if err == nil {
-		err = json.Unmarshal(text, &n)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w; end the containers by `ctr`, and remove %s", noteFile(dir), err,
-			dir)
+	if n.Address != "" && !answers(n.Address, 0) {
+		log.Warn("containerd is away; its containers are ended without it", "address", n.Address)
+		(&Driver{Config: Config{Namespace: n.Namespace}}).endAll()
+		return os.RemoveAll(dir)
 	}
 	d, err := Open(ctx, Config{Address: n.Address, Namespace: n.Namespace, Dir: dir, Log: log})
 	if err != nil {
@@ -82,4 +125,16 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// endAll ends all sandboxes and their shims by their cgroups.
+func (d *Driver) endAll() {
+	groups := []group{d.shims()}
+	for _, id := range d.cgroups() {
+		groups = append(groups, d.cgroup(sandbox.Spec{ID: id}))
+	}
+	for _, g := range append(groups, group{path: filepath.Join("/", d.Namespace)}) {
+		g.kill()
+		g.remove()
+	}
 }

@@ -87,6 +87,16 @@ func TestAnImageOfLayers(t *testing.T) {
 	if err := tree.WriteImage(spec.Root); err != nil {
 		t.Fatal(err)
 	}
+	right := func(at string) {
+		program, err := os.ReadFile(filepath.Join(at, "program"))
+		if err != nil || !bytes.Equal(program, whole) {
+			t.Errorf("the program has %d bytes of %d, %v", len(program), len(whole), err)
+		}
+		greeting, err := os.ReadFile(filepath.Join(at, "etc/greeting"))
+		if err != nil || len(greeting) != 6000 {
+			t.Errorf("the second layer's file has %d bytes, %v", len(greeting), err)
+		}
+	}
 	r, err := openRoots(h.config.Dir)
 	if err != nil {
 		t.Fatal(err)
@@ -96,13 +106,22 @@ func TestAnImageOfLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := os.ReadFile(filepath.Join(at, "program"))
-	if err != nil || !bytes.Equal(program, whole) {
-		t.Errorf("the program has %d bytes of %d, %v", len(program), len(whole), err)
+	right(at)
+	at = filepath.Join(dir, "by loops") // as where the kernel mounts no files
+	if err := os.Mkdir(at, 0o700); err != nil {
+		t.Fatal(err)
 	}
-	greeting, err := os.ReadFile(filepath.Join(at, "etc/greeting"))
-	if err != nil || len(greeting) != 6000 {
-		t.Errorf("the second layer's file has %d bytes, %v", len(greeting), err)
+	if err := mountByLoops(at, spec.Root, spec.Layers); err != nil {
+		t.Fatal(err)
+	}
+	right(at)
+	unmount(at)
+	r.close()
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, loop := range loops {
+		if file, _ := os.ReadFile(loop); bytes.HasPrefix(file, []byte(dir)) {
+			t.Errorf("%s still has %s", loop, file)
+		}
 	}
 }
 
@@ -306,17 +325,60 @@ func TestClear(t *testing.T) {
 	}
 }
 
+// Sandboxes in a containerd that is gone are ended by the next agent, which has another one.
+func TestAContainerdThatIsGone(t *testing.T) {
+	h := newHost(t)
+	dir := t.TempDir()
+	theirs, err := startDaemon(dir, h.config.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.config.Address = theirs.address
+	d := h.open()
+	_, rec := h.start(d, "left", h.program())
+	shim := pidOf(t, "containerd-shim", "-id\x00left\x00")
+	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", shim))
+	if err != nil || !bytes.Contains(group, []byte(h.config.Namespace+"/"+shims)) {
+		t.Errorf("its shim is in %s, %v", group, err)
+	}
+	d.Close()
+	theirs.close()
+	h.config.Address = ""
+	d = h.open()
+	for _, pid := range []int{rec.PID, shim} {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err == nil && !bytes.Contains(stat, []byte(") Z ")) { // its new parent may be slow
+			t.Errorf("process %d is there: %s", pid, stat)
+		}
+	}
+	if d.Address == theirs.address {
+		t.Error("the driver has chosen a containerd that is gone")
+	}
+	d.Close()
+	if theirs, err = startDaemon(dir, h.config.Log); err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.close()
+	h.config.Address = theirs.address
+	d = h.open() // it, too, finds that they have ended
+	d.End(rec.Spec)
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+	d.Close()
+}
+
 func TestHandlers(t *testing.T) {
 	for handler, name := range map[string]string{
 		"runc": runcShim, "crun": runcShim, "/opt/youki": runcShim,
 		"runsc": "io.containerd.runsc.v1", "kata": "io.containerd.kata.v2",
 		"io.containerd.wasmtime.v1": "io.containerd.wasmtime.v1",
 	} {
-		if r, err := runtimeOf(handler); err != nil || r.name != name {
+		if r, err := runtimeOf(handler, "/"); err != nil || r.name != name {
 			t.Errorf("%s: %+v, %v", handler, r, err)
 		}
 	}
-	if _, err := runtimeOf("docker"); err == nil || !strings.Contains(err.Error(), "runsc") {
+	if _, err := runtimeOf("docker", "/"); err == nil || !strings.Contains(err.Error(), "runsc") {
 		t.Errorf("%v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -50,6 +51,10 @@ func startDaemon(dir string, log *slog.Logger) (*daemon, error) {
 	}
 	d := &daemon{dir: dir, address: filepath.Join(dir, "containerd.sock"), log: log,
 		closing: make(chan struct{})}
+	if n := len(d.address) + len(".ttrpc"); n > longest {
+		return nil, fmt.Errorf("%s.ttrpc: a socket's path has at most %d bytes, this one has %d:"+
+			" choose a shorter --run-dir", d.address, longest, n)
+	}
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
 	}
@@ -87,6 +92,10 @@ func (d *daemon) keep(program string) {
 	}
 }
 
+const longest = len(syscall.RawSockaddrUnix{}.Path) - 1 // path of a socket
+
+const patience = 5 * time.Second // with a containerd that was told to end
+
 // run runs a containerd until it ends, or the driver is closed. It ends with the thread that
 // started it, so this goroutine keeps the thread until then.
 func (d *daemon) run(program string) error {
@@ -109,6 +118,11 @@ func (d *daemon) run(program string) error {
 		select {
 		case <-d.closing:
 			_ = cmd.Process.Signal(syscall.SIGTERM)
+			select {
+			case <-over:
+			case <-time.After(patience):
+				_ = cmd.Process.Kill()
+			}
 		case <-over:
 		}
 	})
@@ -117,6 +131,10 @@ func (d *daemon) run(program string) error {
 	told.Wait()
 	if err == nil {
 		err = errors.New("it was told to end")
+	}
+	if text, _ := os.ReadFile(said.Name()); len(text) > 0 {
+		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+		err = fmt.Errorf("%w: %.300s", err, lines[len(lines)-1])
 	}
 	return err
 }

@@ -26,7 +26,7 @@ const OverheadMiB = 16
 
 // Config says which containerd runs the sandboxes, and how.
 type Config struct {
-	Address   string // of containerd's socket; empty: one that the driver starts for itself
+	Address   string // of containerd's socket; empty: the driver chooses
 	Namespace string // of containerd's, this agent's own; also the parent of the cgroups
 	Handler   string // runc, crun, runsc, …, or the full name of a containerd runtime
 	Dir       string // for what the driver keeps while it is open, on a tmpfs
@@ -50,7 +50,7 @@ type Driver struct {
 }
 
 const (
-	readyWithin = 20 * time.Second // containerd, to answer for the first time
+	readyWithin = time.Minute      // containerd, to answer for the first time
 	endWithin   = 30 * time.Second // containerd, to end a container
 	pauseWithin = 10 * time.Second
 )
@@ -58,7 +58,10 @@ const (
 // Open connects to containerd.
 func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 	d := &Driver{Config: cfg, closing: make(chan struct{}), used: map[string]bool{}}
-	if d.runtime, err = runtimeOf(cfg.Handler); err != nil {
+	if d.runtime, err = runtimeOf(cfg.Handler, d.shims().path); err != nil {
+		return nil, err
+	}
+	if err := d.choose(ctx); err != nil {
 		return nil, err
 	}
 	if err := d.note(); err != nil {
@@ -77,6 +80,10 @@ func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 	if err := d.connect(ctx); err != nil {
 		d.Close()
 		return nil, fmt.Errorf("containerd at %s: %w", d.Address, err)
+	}
+	if err := d.shims().make(); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("the cgroup of the shims: %w", err)
 	}
 	return d, nil
 }
@@ -125,7 +132,9 @@ func (d *Driver) Close() {
 	}
 	d.roots.close()
 	if len(d.cgroups()) == 0 {
+		d.shims().remove()
 		group{path: filepath.Join("/", d.Namespace)}.remove()
+		_ = os.RemoveAll(d.Dir) // with its note: a later agent is free to choose
 	}
 }
 
@@ -252,6 +261,9 @@ func (d *Driver) end(spec sandbox.Spec) (exit string) {
 	defer cancel()
 	d.cgroup(spec).kill() // also where containerd does not answer
 	exit, err := d.remove(ctx, spec.ID)
+	if n := d.cgroup(spec).starved(); n > 0 {
+		exit += fmt.Sprintf("; %d of its processes killed for want of memory", n)
+	}
 	if err != nil {
 		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
 	}

@@ -49,22 +49,39 @@ func (r *roots) mounted(image string, layers []string) (string, error) {
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return "", err
 	}
-	erofs := mount.Mount{Type: "erofs", Source: image, Options: []string{"ro", "nodev", "nosuid"}}
-	for _, layer := range layers {
-		erofs.Options = append(erofs.Options, "device="+layer)
-	}
-	err := erofs.Mount(at)
-	if errors.Is(err, unix.ENOTBLK) && len(layers) == 0 { // before Linux 6.12
-		erofs.Options = append(erofs.Options, "loop")
-		err = erofs.Mount(at)
+	err := erofs(image, layers).Mount(at)
+	if errors.Is(err, unix.ENOTBLK) { // a kernel that mounts no files, as Debian's
+		err = mountByLoops(at, image, layers)
 	}
 	if err != nil {
 		unmount(at)
-		return "", fmt.Errorf("image %s: %w; it needs a kernel with EROFS (modprobe erofs), and"+
-			" one that was pulled needs Linux 6.12 or later", image, err)
+		return "", fmt.Errorf("image %s: %w; it needs a kernel with EROFS and loop devices"+
+			" (modprobe erofs loop), and one that was pulled needs Linux 6.4 or later", image, err)
 	}
 	r.open[image] = at
 	return at, nil
+}
+
+func erofs(image string, layers []string) *mount.Mount {
+	m := &mount.Mount{Type: "erofs", Source: image, Options: []string{"ro", "nodev", "nosuid"}}
+	for _, layer := range layers {
+		m.Options = append(m.Options, "device="+layer)
+	}
+	return m
+}
+
+// mountByLoops mounts an image by loop devices, which end with the mount.
+func mountByLoops(at, image string, layers []string) error {
+	var devices []string
+	for _, file := range append([]string{image}, layers...) {
+		loop, err := mount.SetupLoop(file, mount.LoopParams{Readonly: true, Autoclear: true})
+		if err != nil {
+			return err
+		}
+		defer loop.Close()
+		devices = append(devices, loop.Name())
+	}
+	return erofs(devices[0], devices[1:]).Mount(at)
 }
 
 // writable returns where the sandbox's tmpfs is mounted while its root is made.
@@ -91,7 +108,7 @@ func (b *box) root() (root mount.Mount, err error) {
 			return root, err
 		}
 	}
-	return mount.Mount{Type: "overlay", Source: "overlay", Options: []string{
+	return mount.Mount{Type: "overlay", Source: "overlay", Options: []string{"nodev", "nosuid",
 		"lowerdir=" + option(image), "upperdir=" + option(upper), "workdir=" + option(work),
 	}}, nil
 }

@@ -24,13 +24,17 @@ type runtime struct {
 const runcShim = "io.containerd.runc.v2"
 
 // runtimeOf returns the runtime of a handler. The shim of runc runs all that have runc's command
-// line: those named here, and any by its path.
-func runtimeOf(handler string) (runtime, error) {
+// line: those named here, and any by its path. It moves to the cgroup shims.
+func runtimeOf(handler, shims string) (runtime, error) {
+	likeRunc := func(program string) (runtime, error) {
+		return runtime{name: runcShim,
+			options: &options.Options{BinaryName: program, ShimCgroup: shims}}, nil
+	}
 	switch {
 	case handler == "runc" || handler == "":
-		return runtime{name: runcShim, options: &options.Options{}}, nil
+		return likeRunc("")
 	case handler == "crun" || handler == "youki" || filepath.IsAbs(handler):
-		return runtime{name: runcShim, options: &options.Options{BinaryName: handler}}, nil
+		return likeRunc(handler)
 	case handler == "runsc":
 		return runtime{name: "io.containerd.runsc.v1", ownStack: true}, nil
 	case handler == "kata":
@@ -71,7 +75,8 @@ func (b *box) oci(ctx context.Context) (*oci.Spec, error) {
 		oci.WithProcessArgs(p.Command...), oci.WithProcessCwd(dir), oci.WithEnv(b.environment()),
 		oci.WithUIDGID(p.UID, p.GID), oci.WithHostname(b.spec.ID), oci.WithMounts(files),
 		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: network}),
-		oci.WithNamespacedCgroup(), oci.WithCgroup(b.driver.cgroup(b.spec).path),
+		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.CgroupNamespace}),
+		oci.WithCgroup(b.driver.cgroup(b.spec).path),
 		oci.WithCapabilities(capabilities), oci.WithNoNewPrivileges,
 		oci.WithDefaultUnixDevices, seccomp.WithDefaultProfile(),
 	)
