@@ -1,0 +1,78 @@
+//go:build node || containers
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/coldstart"
+)
+
+// call calls the invoker at its usual address.
+func call(t *testing.T, key, method, path string, in, out any) int {
+	t.Helper()
+	body, err := json.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequest(method, "http://127.0.0.1:3233/api/v1/namespaces/_/"+
+		path, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	user, secret, _ := strings.Cut(key, ":")
+	req.SetBasicAuth(user, secret)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out != nil && resp.StatusCode < 300 {
+		if err := json.Unmarshal(answer, out); err != nil {
+			t.Fatalf("%s %s: %s: %v", method, path, answer, err)
+		}
+	}
+	return resp.StatusCode
+}
+
+// await returns the result and the cold start of an activation once it has ended.
+func await(t *testing.T, key, id string) (result map[string]any, cold coldstart.Record) {
+	t.Helper()
+	var record struct {
+		Response struct {
+			Result map[string]any `json:"result"`
+		} `json:"response"`
+		Annotations []struct {
+			Key   string          `json:"key"`
+			Value json.RawMessage `json:"value"`
+		} `json:"annotations"`
+	}
+	for end := time.Now().Add(5 * time.Minute); call(t, key, http.MethodGet, "activations/"+
+		id, nil, &record) != http.StatusOK; {
+		if time.Now().After(end) {
+			t.Fatalf("activation %s has no record", id)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	for _, a := range record.Annotations {
+		if a.Key == "coldStart" {
+			if err := json.Unmarshal(a.Value, &cold); err != nil {
+				t.Fatal(err)
+			}
+			return record.Response.Result, cold
+		}
+	}
+	t.Fatalf("activation %s: no cold start: %v", id, record.Response.Result)
+	return nil, cold
+}
