@@ -90,7 +90,7 @@ func newChaos(t *testing.T, length string, kills int, sandbox ...string) *chaos 
 }
 
 // points are the failpoints on a sandbox's way; it is never given a netdev.
-var points = slices.DeleteFunc(slices.Clone(failpoint.All), func(name failpoint.Name) bool {
+var points = slices.DeleteFunc(slices.Clone(failpoint.VFs), func(name failpoint.Name) bool {
 	return name == failpoint.NetdevUnbound || name == failpoint.NetdevBound
 })
 

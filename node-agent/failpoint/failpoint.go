@@ -8,6 +8,8 @@
 // can delay.
 package failpoint
 
+import "slices"
+
 // Env is the environment variable that arms a failpoint.
 const Env = "FASTIOV_TEST_FAILPOINT"
 
@@ -49,8 +51,31 @@ const (
 	UndoForgotten Name = "vf-undo-forgotten" // the record is deleted; the journal is not yet
 )
 
+// The steps of a pull of a container image, and of what becomes of it.
+const (
+	PullFound   Name = "pull-found"   // the manifest is known; nothing is on the disk
+	PullBlock   Name = "pull-block"   // a part of a layer came, and was passed on
+	PullLayer   Name = "pull-layer"   // a layer's blob and index are written; it is not sealed
+	PullSealed  Name = "pull-sealed"  // an entry is sealed and has no name yet
+	PullEntry   Name = "pull-entry"   // an entry has its name; its lock is not given back
+	PullMerged  Name = "pull-merged"  // the root is written; it is not sealed
+	PullNaming  Name = "pull-naming"  // what the image is called is written; the old name counts
+	PullNamed   Name = "pull-named"   // the image has its name
+	PullSettled Name = "pull-settled" // the disk has an entry, which does not say so
+	EvictMoved  Name = "evict-moved"  // an entry has lost its name; its files are there
+)
+
+// Images lists the failpoints of images.
+var Images = []Name{
+	PullFound, PullBlock, PullLayer, PullSealed, PullEntry, PullMerged, PullNaming, PullNamed,
+	PullSettled, EvictMoved,
+}
+
 // All lists every failpoint.
-var All = []Name{
+var All = slices.Concat(VFs, Images)
+
+// VFs lists the failpoints of the VF pool.
+var VFs = []Name{
 	OpenLocked, OpenUndoRecorded, OpenAutoprobe, OpenCreated, PrepareUnbound, PrepareOverride,
 	PrepareBound, PrepareNetwork,
 	ResetBegin, ResetDone, ResetChecked, JournalTemp, JournalRenamed, LeaseChosen, LeaseJournalled,

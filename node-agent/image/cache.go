@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
@@ -138,6 +139,15 @@ type recipe struct {
 	build  func(ctx context.Context, dir string, say func(string, ...any)) error
 }
 
+// key returns what the entry is called.
+func (r recipe) key() string {
+	key := keyOf(r.name, r.inputs)
+	if r.sealed {
+		key += sealedKey
+	}
+	return key
+}
+
 // Get returns the directory of the entry called name that was made from inputs, building it first
 // if it is absent. It stays in use.
 func (c *Cache) Get(
@@ -199,7 +209,7 @@ func (c *Cache) Say(name, format string, args ...any) {
 
 // take is Get for an entry that is released one day.
 func (c *Cache) take(ctx context.Context, r recipe) (dir string, release func(), err error) {
-	key := keyOf(r.name, r.inputs)
+	key := r.key()
 	for built := false; ; built = true {
 		found, err := c.hold(ctx, key)
 		if err != nil {
@@ -375,9 +385,11 @@ func (c *Cache) build(ctx context.Context, r recipe, key string) (err error) {
 	if r.sealed {
 		sync = func(string) error { return nil }
 	}
+	failpoint.Hit(failpoint.PullSealed)
 	if err := publish(tmp, c.entry(key), sync); err != nil {
 		return err
 	}
+	failpoint.Hit(failpoint.PullEntry)
 	if r.sealed {
 		c.settle(key)
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
 type entry struct {
@@ -98,6 +100,7 @@ func (c *Cache) removeEntry(key string) bool {
 		if err := os.Rename(c.entry(key), gone); err != nil {
 			return err
 		}
+		failpoint.Hit(failpoint.EvictMoved)
 		return os.RemoveAll(gone)
 	})
 }

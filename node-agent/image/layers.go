@@ -11,9 +11,11 @@ import (
 	"strings"
 	"sync"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
@@ -122,7 +124,7 @@ func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64
 	order := make([]int, len(layers))
 	for n, d := range layers {
 		order[n] = n
-		b.keys[n] = keyOf(layerName, []string{"1", image.Registry(), d.Digest.String()})
+		b.keys[n] = layerRecipe(image, d).key()
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return int(layers[b].Size - layers[a].Size) })
 	group, ctx := errgroup.WithContext(ctx)
@@ -146,13 +148,20 @@ func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64
 	return b, err
 }
 
+func layerRecipe(image *oci.Image, d v1.Descriptor) recipe {
+	return recipe{name: layerName, sealed: true,
+		inputs: []string{"1", image.Registry(), d.Digest.String()}}
+}
+
 // bringLayer takes a layer into use. If another fetched it, the registry is asked whether we may
 // have it.
 func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, content int64,
 	p *pulling) (release func(), err error) {
-	d := image.Layers()[n]
-	inputs := []string{"1", image.Registry(), d.Digest.String()}
-	key := keyOf(layerName, inputs)
+	r := layerRecipe(image, image.Layers()[n])
+	r.build = func(ctx context.Context, dir string, _ func(string, ...any)) error {
+		return c.fetchLayer(ctx, image, n, dir, content, p)
+	}
+	key := r.key()
 	for {
 		if held, err := c.hold(ctx, key); held || err != nil {
 			if err == nil {
@@ -166,10 +175,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, content
 		ours := false
 		f := c.joinFlight(key, func(ctx context.Context) (func(), error) {
 			ours = true
-			_, release, err := c.take(ctx, recipe{name: layerName, inputs: inputs, sealed: true,
-				build: func(ctx context.Context, dir string, _ func(string, ...any)) error {
-					return c.fetchLayer(ctx, image, n, dir, content, p)
-				}})
+			_, release, err := c.take(ctx, r)
 			return release, err
 		})
 		select {
@@ -212,6 +218,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 		return err
 	}
 	p.fetched(about)
+	failpoint.Hit(failpoint.PullLayer)
 	b, err := json.Marshal(about)
 	if err != nil {
 		return err
@@ -219,7 +226,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 	if err := os.WriteFile(filepath.Join(dir, layerAbout), b, 0o644); err != nil {
 		return err
 	}
-	blob := sealed{oci.BlobName, about.Size, about.DiffID}
+	blob := sealed{oci.BlobName, about.Size, about.DiffID, about.Bytes}
 	if about.Spilled() {
 		blob.Digest = ""
 	}
@@ -231,7 +238,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 		}
 		seals = append(seals, s)
 	}
-	return writeSeal(dir, append(seals, blob)...)
+	return writeSeal(dir, bootID(), append(seals, blob)...)
 }
 
 func aboutLayer(dir string) (l oci.Layer, err error) {

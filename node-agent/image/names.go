@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
@@ -77,7 +78,12 @@ func (c *Cache) name(key asked, change func(*Name)) error {
 	if err := os.WriteFile(file+".new", b, 0o644); err != nil {
 		return err
 	}
-	return os.Rename(file+".new", file)
+	failpoint.Hit(failpoint.PullNaming)
+	if err := os.Rename(file+".new", file); err != nil {
+		return err
+	}
+	failpoint.Hit(failpoint.PullNamed)
+	return nil
 }
 
 // forgetNames removes the names that stand for nothing that is here, and what a crash left of one.

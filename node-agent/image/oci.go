@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
@@ -41,6 +42,7 @@ func (c *Cache) pull(ctx context.Context, key asked, p *pulling) (Runtime, func(
 	}
 	defer image.Close()
 	p.begin(image, time.Since(begin))
+	failpoint.Hit(failpoint.PullFound)
 	return c.bringImage(ctx, image, key, false, p)
 }
 
@@ -115,6 +117,7 @@ func (c *Cache) mergeRoot(
 	if err != nil {
 		return err
 	}
+	failpoint.Hit(failpoint.PullMerged)
 	config, err := json.Marshal(program)
 	if err != nil {
 		return err
@@ -134,5 +137,5 @@ func (c *Cache) mergeRoot(
 		}
 		seals = append(seals, s)
 	}
-	return writeSeal(dir, seals...)
+	return writeSeal(dir, bootID(), seals...)
 }

@@ -6,12 +6,16 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
 // A pull does not wait for the disk. Its entries are published with a seal, the checksums of their
@@ -20,11 +24,12 @@ import (
 const (
 	sealName    = "seal.json"
 	settledName = "settled" // an empty file: the disk has the entry
+	sealedKey   = ".sealed" // ends the key of an entry that has a seal, or is not whole
 	syncStep    = 64 << 20
 )
 
 type seal struct {
-	Boot  string // while this lasts, nothing that was written can be missing
+	Boot  string // while this lasts, nothing that was written can be missing; empty: it may be
 	Files []sealed
 }
 
@@ -32,6 +37,7 @@ type sealed struct {
 	Name   string
 	Size   int64
 	Digest string // of the first Size bytes; empty: nobody can tell
+	Length int64  // with what follows them: zeros
 }
 
 var bootID = sync.OnceValue(func() string {
@@ -40,8 +46,8 @@ var bootID = sync.OnceValue(func() string {
 })
 
 // writeSeal seals the files in dir.
-func writeSeal(dir string, files ...sealed) error {
-	b, err := json.Marshal(seal{bootID(), files})
+func writeSeal(dir string, boot string, files ...sealed) error {
+	b, err := json.Marshal(seal{boot, files})
 	if err != nil {
 		return err
 	}
@@ -57,22 +63,21 @@ func sealOf(dir, name string) (sealed, error) {
 	defer f.Close()
 	h := sha256.New()
 	n, err := io.Copy(h, f)
-	return sealed{name, n, "sha256:" + hex.EncodeToString(h.Sum(nil))}, err
+	return sealed{name, n, "sha256:" + hex.EncodeToString(h.Sum(nil)), n}, err
 }
 
 // intact reports whether the entry is as it was sealed. One without a seal was synced before it
 // was published.
 func (c *Cache) intact(key string) bool {
-	b, err := os.ReadFile(filepath.Join(c.entry(key), sealName))
-	if os.IsNotExist(err) {
+	if !strings.HasSuffix(key, sealedKey) {
 		return true
 	}
-	var s seal
-	if err != nil || json.Unmarshal(b, &s) != nil {
+	s, err := readSeal(c.entry(key))
+	if err != nil {
 		return false
 	}
 	_, unsettled := os.Stat(filepath.Join(c.entry(key), settledName))
-	if unsettled == nil || s.Boot == bootID() {
+	if unsettled == nil || s.Boot != "" && s.Boot == bootID() {
 		return true
 	}
 	for _, file := range s.Files {
@@ -84,6 +89,14 @@ func (c *Cache) intact(key string) bool {
 	return true
 }
 
+func readSeal(dir string) (s seal, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, sealName))
+	if err == nil {
+		err = json.Unmarshal(b, &s)
+	}
+	return s, err
+}
+
 // holds reports whether the file in dir has the contents that were sealed.
 func (s sealed) holds(dir string) bool {
 	f, err := os.Open(filepath.Join(dir, s.Name))
@@ -93,7 +106,9 @@ func (s sealed) holds(dir string) bool {
 	defer f.Close()
 	h := sha256.New()
 	n, err := io.Copy(h, io.LimitReader(f, s.Size))
-	return err == nil && n == s.Size && s.Digest == "sha256:"+hex.EncodeToString(h.Sum(nil))
+	info, bad := f.Stat()
+	return err == nil && bad == nil && n == s.Size && info.Size() == s.Length &&
+		s.Digest == "sha256:"+hex.EncodeToString(h.Sum(nil))
 }
 
 // settling writes entries to the disk, one after the other.
@@ -110,23 +125,35 @@ func (s *settling) close() {
 }
 
 // settle has the disk write an entry that was published before. If the cache is closed first, the
-// entry stays sealed.
+// entry stays sealed. If the disk fails, what it did not take may be missing from memory as well,
+// so the entry is checked when it is opened again.
 func (c *Cache) settle(key string) {
 	s := &c.settling
 	s.all.Go(func() {
 		s.turn.Lock()
 		defer s.turn.Unlock()
 		dir := c.entry(key)
-		for _, name := range children(dir) {
-			if name == settledName || syncSteps(s.ctx, filepath.Join(dir, name)) != nil {
-				return
-			}
+		err := syncEntry(s.ctx, dir)
+		failpoint.Hit(failpoint.PullSettled)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, settledName), nil, 0o644)
 		}
-		if syncPath(dir) != nil || syncPath(filepath.Dir(dir)) != nil {
+		if err == nil || s.ctx.Err() != nil {
 			return
 		}
-		_ = os.WriteFile(filepath.Join(dir, settledName), nil, 0o644)
+		if sealed, err := readSeal(dir); err == nil {
+			_ = writeSeal(dir, "", sealed.Files...)
+		}
 	})
+}
+
+func syncEntry(ctx context.Context, dir string) error {
+	for _, name := range children(dir) {
+		if err := syncSteps(ctx, filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(syncPath(dir), syncPath(filepath.Dir(dir)))
 }
 
 // syncSteps writes a file to the disk, step by step, so that it can be left.

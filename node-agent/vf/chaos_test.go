@@ -274,7 +274,7 @@ func TestChaos(t *testing.T) {
 	t.Logf(
 		"%d kills in %s: %d leases found again, %d of them adopted; 0 double leases, 0 lost VFs; kills by failpoint: %v",
 		kills, time.Since(begin).Round(time.Second), c.found, c.adopted, c.at)
-	for _, name := range failpoint.All {
+	for _, name := range failpoint.VFs {
 		if c.at[name] == 0 && kills >= 500 {
 			t.Errorf("no kill at %s", name)
 		}
@@ -314,7 +314,7 @@ func (c *chaos) host(kills uint64) uint64 {
 	c.hosts++
 	var seen uint64
 	for seen < kills {
-		name := failpoint.All[c.random.IntN(len(failpoint.All))]
+		name := failpoint.VFs[c.random.IntN(len(failpoint.VFs))]
 		role, hit := "agent", 1+c.random.IntN(12)
 		if first != "" {
 			name, first, hit = first, "", 1+c.random.IntN(vftest.IGB.VFs)

@@ -15,6 +15,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fastiov/fastiov/node-agent/failpoint"
 )
 
 // A blob is fetched in blocks, by ranges of bytes. A few are on their way at the same time, each by
@@ -115,6 +117,7 @@ func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
 				if _, err := w.Write(b); err != nil {
 					return err
 				}
+				failpoint.Hit(failpoint.PullBlock)
 			}
 			free <- k.b
 		}
@@ -253,7 +256,8 @@ func (p *part) again(err error) bool {
 	}
 	var known because
 	var status *transport.Error
-	final := errors.As(err, &known) || errors.As(err, &status) && status.StatusCode < 500
+	final := errors.As(err, &known) || errors.As(err, &status) &&
+		(status.StatusCode < 500 || status.StatusCode == http.StatusServiceUnavailable) // see get
 	if p.failed++; final || p.failed >= maxTries {
 		next := p.after(p.ctx, p.from)
 		if next != nil {

@@ -30,12 +30,7 @@ type moody struct {
 
 func (m *moody) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !strings.Contains(r.URL.Path, "/blobs/") {
-		if strings.Contains(r.URL.Path, "/manifests/") {
-			w.Header().Set("Content-Type", "application/vnd.oci.image.manifest.v1+json")
-			fmt.Fprint(w, `{"schemaVersion":2,"mediaType":`+
-				`"application/vnd.oci.image.manifest.v1+json","config":{"digest":"sha256:`+
-				strings.Repeat("0", 64)+`","size":1},"layers":[]}`)
-		}
+		emptyManifest(w, r)
 		return
 	}
 	m.mu.Lock()
@@ -61,6 +56,15 @@ func (m *moody) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b[:min(send, len(b))])
 	if send < len(b) {
 		panic(http.ErrAbortHandler)
+	}
+}
+
+func emptyManifest(w http.ResponseWriter, r *http.Request) {
+	if strings.Contains(r.URL.Path, "/manifests/") {
+		w.Header().Set("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+		fmt.Fprint(w, `{"schemaVersion":2,"mediaType":`+
+			`"application/vnd.oci.image.manifest.v1+json","config":{"digest":"sha256:`+
+			strings.Repeat("0", 64)+`","size":1},"layers":[]}`)
 	}
 }
 
