@@ -31,11 +31,12 @@ up: build ## Start fastiov here, or in a testbed where this machine cannot be a 
 	bin/fastiov up $(if $(SANDBOX),--sandbox $(SANDBOX)) $(if $(filter redis,$(WITH)),--store redis://127.0.0.1:6379) $(if $(filter registry,$(WITH)),$(addprefix --image-registries=,docker.io ghcr.io quay.io http://127.0.0.1:5000))
 	bin/fastiov burst --n 7
 
-build: ## Build bin/fastiov, bin/fastiov-init for its guests and bin/fastiov-vmm, which starts their VMMs
+build: ## Build bin/fastiov, bin/fastiov-init for its guests, bin/fastiov-vmm, which starts their VMMs, and bin/fastiov-cni, its CNI plugin
 	@.ci/bootstrap run
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-X github.com/fastiov/fastiov/command.version=$(VERSION)' -o bin/fastiov ./cmd/fastiov
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-init ./node-agent/guest/init
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-vmm ./node-agent/sandbox/jail/vmm
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/fastiov-cni ./cmd/fastiov-cni
 
 load: build ## Fire a short burst by k6 at what `make up` started, and show its tail; builds k6 once, which takes some minutes
 	@bin/fastiov k6 run load/burst.js

@@ -86,6 +86,9 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 	if err := n.serve(f.runDir, f.group); err != nil {
 		return nil, err
 	}
+	if err := n.serveCNI(f.runDir); err != nil {
+		return nil, err
+	}
 	if err := n.serveFar(f.api); err != nil {
 		return nil, err
 	}

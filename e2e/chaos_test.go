@@ -89,9 +89,11 @@ func newChaos(t *testing.T, length string, kills int, sandbox ...string) *chaos 
 	}
 }
 
-// points are the failpoints on a sandbox's way; it is never given a netdev.
+// points are the failpoints on a sandbox's way. It is never given a netdev, nor settings of its
+// own.
 var points = slices.DeleteFunc(slices.Clone(failpoint.VFs), func(name failpoint.Name) bool {
-	return name == failpoint.NetdevUnbound || name == failpoint.NetdevBound
+	return slices.Contains([]failpoint.Name{
+		failpoint.NetdevUnbound, failpoint.NetdevBound, failpoint.LeaseSet}, name)
 })
 
 // run kills as often as wanted. Then it drains the last agent, checks that every VF is back, and

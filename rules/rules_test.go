@@ -145,7 +145,8 @@ var barred = []struct{ from, to, except string }{
 	{"examples", "bench", ""},
 	{"examples", "dashboards", ""},
 	{"invoker", "node-agent", "node-agent/api"},
-	{"cmd", "", "command"},
+	{"cmd/fastiov", "", "command"},
+	{"cmd/fastiov-cni", "", "node-agent/cni"},
 }
 
 // Rooms that only the listed folders may import: nothing uses tests that run the product, and

@@ -24,6 +24,7 @@ type Program struct{ Name, source string }
 var (
 	Init     = Program{"fastiov-init", "node-agent/guest/init"}      // process 1 of a guest
 	Launcher = Program{"fastiov-vmm", "node-agent/sandbox/jail/vmm"} // becomes the VMM of a sandbox
+	CNI      = Program{"fastiov-cni", "cmd/fastiov-cni"}             // the CNI plugin
 )
 
 // Open opens the program. A test's program has no other programs beside it, but it runs in the

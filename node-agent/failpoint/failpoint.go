@@ -71,8 +71,18 @@ var Images = []Name{
 	PullSettled, EvictMoved,
 }
 
+// The steps of the CNI plugin's attachments.
+const (
+	CNILeased    Name = "cni-leased"    // the VF is leased; its interface is where it was
+	CNIPlugged   Name = "cni-plugged"   // it is in the container; the plugin does not know
+	CNIUnplugged Name = "cni-unplugged" // it is out again; the lease is still there
+)
+
+// CNI lists the failpoints of attachments.
+var CNI = []Name{CNILeased, CNIPlugged, CNIUnplugged}
+
 // All lists every failpoint.
-var All = slices.Concat(VFs, Images)
+var All = slices.Concat(VFs, Images, CNI)
 
 // VFs lists the failpoints of the VF pool.
 var VFs = []Name{

@@ -164,7 +164,7 @@ func (h *Tree) probe(bdf string) error {
 			return err
 		}
 	} else if pf.Netdev != "" {
-		if err := h.addNetdev(bdf, pf.Netdev+"v"+strings.ReplaceAll(bdf[8:], ".", "")); err != nil {
+		if err := h.addNetdev(bdf, NetdevOf(pf, bdf)); err != nil {
 			return err
 		}
 	} else if err := h.putAll(filepath.Join(device(bdf), "nvme", "nvme1"), nil); err != nil {
@@ -172,6 +172,11 @@ func (h *Tree) probe(bdf string) error {
 	}
 	return errors.Join(h.link("../../drivers/"+driver, device(bdf), "driver"),
 		h.put(filepath.Join("sys/bus/pci/drivers", driver, "unbind"), ""))
+}
+
+// NetdevOf returns the name of the netdev that a VF of pf has.
+func NetdevOf(pf PF, bdf string) string {
+	return pf.Netdev + "v" + strings.ReplaceAll(bdf[8:], ".", "")
 }
 
 func (h *Tree) linkTarget(bdf, name string) string {

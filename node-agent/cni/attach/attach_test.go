@@ -1,0 +1,281 @@
+package attach_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/fastiov/fastiov/node-agent/vf"
+)
+
+const waitFor = 20 * time.Second
+
+const dualStack = `"mtu":1400,"ipam":{"type":"fastiov",
+	"ranges":[{"subnet":"10.1.0.0/24","first":"10.1.0.10"},{"subnet":"fd00:1::/64"}],
+	"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`
+
+// A runtime adds, checks and deletes an attachment by each version of CNI that it may speak.
+func TestEachVersion(t *testing.T) {
+	h := newHost(t)
+	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			list, c := h.list(t, version, dualStack), newContainer(t, "c"+version)
+			result := h.add(t, list, c)
+			link, addresses, routes := c.link(t)
+			if link == nil || link.Attrs().MTU != 1400 || link.Attrs().OperState == 0 {
+				t.Fatalf("the container has %+v after %s", link, asJSON(result))
+			}
+			lease := h.Pool.Leases()[0]
+			if got := link.Attrs().HardwareAddr.String(); got != lease.MAC ||
+				result.Interfaces[0].Mac != lease.MAC {
+				t.Errorf("its MAC is %s; %s of %+v", got, asJSON(result), lease)
+			}
+			if version == "1.1.0" && result.Interfaces[0].PciID != lease.BDF {
+				t.Errorf("the result is %s", asJSON(result))
+			}
+			if len(addresses) != 2 || len(result.IPs) != 2 || len(routes) != 2 {
+				t.Errorf("it has %q and routes %q", addresses, routes)
+			}
+			if version >= "0.4.0" {
+				err := h.runtime.CheckNetworkList(t.Context(), list, &c.RuntimeConf)
+				if err != nil {
+					t.Error(err)
+				}
+			}
+			h.del(t, list, c)
+			if link, _, _ := c.link(t); link != nil {
+				t.Errorf("after its DEL the container has %+v", link)
+			}
+			h.del(t, list, c) // once more
+			h.idle(t)
+		})
+	}
+}
+
+// A CHECK says what an attachment has lost.
+func TestCheckFindsWhatIsLost(t *testing.T) {
+	h := newHost(t)
+	list, c := h.list(t, "1.1.0", dualStack), newContainer(t, "c")
+	h.add(t, list, c)
+	lease := h.Pool.Leases()[0]
+	if err := h.Unplugged(lease, c.IfName); err != nil {
+		t.Fatal(err)
+	}
+	err := h.runtime.CheckNetworkList(t.Context(), list, &c.RuntimeConf)
+	if err == nil || !strings.Contains(err.Error(), "interface eth0") {
+		t.Errorf("an interface that is gone: %v", err)
+	}
+	h.Pool.Return(lease)
+	err = h.runtime.CheckNetworkList(t.Context(), list, &c.RuntimeConf)
+	if err == nil || !strings.Contains(err.Error(), "net/c/eth0 has no VF") {
+		t.Errorf("a lease that is gone: %v", err)
+	}
+	h.idle(t)
+}
+
+// The runtime may name the VF. It is used by the driver that it is kept bound to: one by vfio is
+// given a dummy interface. An attachment that has one is given no other.
+func TestADeviceOfTheRuntime(t *testing.T) {
+	h := newHost(t)
+	writes := h.Tree.Writes()
+	for index, kind := range map[int]string{0: "bridge", vfs - 1: "veth"} {
+		info := filepath.Join(t.TempDir(), "devinfo", "net1.json")
+		c := newContainer(t, "c"+kind)
+		c.CapabilityArgs = map[string]any{
+			"deviceID": vfAt(index), "mac": "CA:FE:C0:FF:EE:01", "CNIDeviceInfoFile": info}
+		list := h.list(t, "1.1.0",
+			`"capabilities":{"deviceID":true,"mac":true,"CNIDeviceInfoFile":true},`+dualStack)
+		result := h.add(t, list, c)
+		link, addresses, _ := c.link(t)
+		if link.Type() != kind || len(addresses) != 2 ||
+			result.Interfaces[0].PciID != vfAt(index) ||
+			link.Attrs().HardwareAddr.String() != "ca:fe:c0:ff:ee:01" {
+			t.Errorf("VF %d: a %s with %q; %s", index, link.Type(), addresses, asJSON(result))
+		}
+		if got, _ := h.Tree.VF("pf1", index); got.MAC != "ca:fe:c0:ff:ee:01" {
+			t.Errorf("the card has %+v", got)
+		}
+		text, err := os.ReadFile(info)
+		if err != nil || !strings.Contains(string(text), `"pci-address":"`+vfAt(index)) ||
+			!strings.Contains(string(text), `"pf-pci-address":"0000:01:00.0"`) {
+			t.Errorf("Multus is told %s, %v", text, err)
+		}
+		if h.Tree.Writes() != writes {
+			t.Errorf("%d writes to sysfs", h.Tree.Writes()-writes)
+		}
+		for _, again := range []*container{c, newContainer(t, "other")} {
+			again.CapabilityArgs = c.CapabilityArgs
+			_, err := h.runtime.AddNetworkList(t.Context(), list, &again.RuntimeConf)
+			if err == nil {
+				t.Errorf("VF %d was given twice, to %s", index, again.ContainerID)
+			}
+		}
+		h.del(t, list, newContainer(t, "other")) // as a runtime does after a failed ADD
+		if n := len(h.Pool.Leases()); n != 1 {
+			t.Errorf("there are %d leases", n)
+		}
+		h.del(t, list, c)
+		h.idle(t)
+		if got, _ := h.Tree.VF("pf1", index); got.MAC == "ca:fe:c0:ff:ee:01" {
+			t.Errorf("the next tenant has %+v", got)
+		}
+		writes = h.Tree.Writes()
+	}
+}
+
+// A DEL works whatever has gone before it: the namespace, the agent, or both.
+func TestWhatIsGoneBeforeADel(t *testing.T) {
+	h := newHost(t)
+	list := h.list(t, "1.1.0", dualStack)
+	t.Run("the namespace", func(t *testing.T) {
+		c := newContainer(t, "c1")
+		h.add(t, list, c)
+		c.end()
+		h.del(t, list, c)
+		h.idle(t)
+	})
+	t.Run("the namespace, and no DEL comes", func(t *testing.T) {
+		c := newContainer(t, "c2")
+		h.add(t, list, c)
+		c.end()
+		h.idle(t)
+	})
+	t.Run("the agent", func(t *testing.T) {
+		c, stays := newContainer(t, "c3"), newContainer(t, "stays")
+		h.add(t, list, c)
+		h.add(t, list, stays)
+		h.Stop()
+		h.del(t, list, c)
+		_, err := h.runtime.AddNetworkList(t.Context(), list, &newContainer(t, "c4").RuntimeConf)
+		if err == nil || !strings.Contains(err.Error(), "no agent answers") {
+			t.Errorf("an ADD without an agent: %v", err)
+		}
+		err = h.runtime.GetStatusNetworkList(t.Context(), list)
+		if e, ok := err.(*types.Error); !ok || e.Code != types.ErrPluginNotAvailable {
+			t.Errorf("STATUS without an agent: %v", err)
+		}
+		h.start(t, h.Tree)
+		if err := h.runtime.GetStatusNetworkList(t.Context(), list); err != nil {
+			t.Error(err)
+		}
+		h.del(t, list, c)
+		leases := h.Pool.Leases()
+		if len(leases) != 1 || leases[0].Owner.Name != "net/stays/eth0" {
+			t.Errorf("the next agent has %+v", leases)
+		}
+		if link, _, _ := stays.link(t); link == nil {
+			t.Error("a container that stays has lost its interface")
+		}
+		h.del(t, list, stays)
+		h.idle(t)
+	})
+	t.Run("the agent's run directory", func(t *testing.T) {
+		gone := h.list(t, "1.1.0", "")
+		conf := gone.Plugins[0]
+		var keys map[string]any
+		if err := json.Unmarshal(conf.Bytes, &keys); err != nil {
+			t.Fatal(err)
+		}
+		keys["runDir"] = "/nonexistent"
+		conf.Bytes, _ = json.Marshal(keys)
+		h.del(t, gone, newContainer(t, "c5"))
+	})
+}
+
+// GC ends the attachments of its network that the runtime does not know any more, and no others.
+func TestGC(t *testing.T) {
+	h := newHost(t)
+	list := h.list(t, "1.1.0", dualStack)
+	other := h.list(t, "1.1.0", dualStack)
+	other.Name = "other"
+	for _, name := range []string{"a", "b"} {
+		h.add(t, list, newContainer(t, name))
+	}
+	h.add(t, other, newContainer(t, "c"))
+	device, err := vf.Process(vf.Device, "net/d/eth0", os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := h.Pool.Lease(device, vf.Want{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	valid := []types.GCAttachment{{ContainerID: "b", IfName: "eth0"}}
+	args := &libcni.GCArgs{ValidAttachments: valid}
+	if err := h.runtime.GCNetworkList(t.Context(), list, args); err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, l := range h.Pool.Leases() {
+		left = append(left, l.Owner.String())
+	}
+	slices.Sort(left)
+	want := []string{"device/net/d/eth0", "pod/net/b/eth0", "pod/other/c/eth0"}
+	if !slices.Equal(left, want) {
+		t.Errorf("left are %q", left)
+	}
+	h.Pool.Return(lease)
+}
+
+// In a chain the interface is added to what the plugins before have made.
+func TestChained(t *testing.T) {
+	h := newHost(t)
+	list, c := h.list(t, "1.1.0", dualStack), newContainer(t, "c")
+	first, err := h.runtime.AddNetworkList(t.Context(), list, &c.RuntimeConf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _ := json.Marshal(first)
+	c.IfName = "net1"
+	second := h.list(t, "1.1.0", `"prevResult":`+string(before))
+	result := h.add(t, second, c)
+	if len(result.Interfaces) != 2 || result.Interfaces[1].Name != "net1" ||
+		len(result.IPs) != 2 || *result.IPs[0].Interface != 0 {
+		t.Errorf("the result is %s", asJSON(result))
+	}
+	h.del(t, second, c)
+	c.IfName = "eth0"
+	h.del(t, list, c)
+	h.idle(t)
+}
+
+// An ADD that cannot be says why in one line, and leaves nothing.
+func TestWhatCannotBe(t *testing.T) {
+	h := newHost(t)
+	for says, keys := range map[string]string{
+		"mac: \"01:00:00:00:00:01\"":           `"mac":"01:00:00:00:00:01"`,
+		"vlan: 5000 is not in":                 `"vlan":5000`,
+		"vlanQoS: it needs a vlan":             `"vlanQoS":4`,
+		"vlanProto: \"802.1x\" is not one":     `"vlan":1,"vlanProto":"802.1x"`,
+		"min_tx_rate: 200 is more than":        `"min_tx_rate":200,"max_tx_rate":100`,
+		"spoofchk: \"true\" is not one":        `"spoofchk":"true"`,
+		"\"ranges\" has no subnet":             `"ipam":{"type":"fastiov"}`,
+		"is not in 10.1.0.0/24":                `"ipam":{"type":"fastiov","ranges":[{"subnet":"10.1.0.0/24","first":"10.2.0.1"}]}`,
+		"has no address in 10.1.0.0/30":        `"ipam":{"type":"fastiov","ranges":[{"subnet":"10.1.0.0/30"}]}`,
+		"no VF 0000:09:10.0":                   `"deviceID":"0000:09:10.0"`,
+		"no VF 0000:01:10.0 by netdev":         `"deviceID":"0000:01:10.0","driver":"netdev"`,
+		"failed to find plugin \"nosuchipam\"": `"ipam":{"type":"nosuchipam"}`,
+	} {
+		c := newContainer(t, "c")
+		_, err := h.runtime.AddNetworkList(t.Context(), h.list(t, "1.1.0", keys), &c.RuntimeConf)
+		if err == nil || !strings.Contains(err.Error(), says) ||
+			strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v; want %q", keys, err, says)
+		}
+		h.idle(t)
+		c.end()
+	}
+	c := newContainer(t, "c")
+	c.NetNS = "/nonexistent"
+	_, err := h.runtime.AddNetworkList(t.Context(), h.list(t, "1.1.0", ""), &c.RuntimeConf)
+	if err == nil || !strings.Contains(err.Error(), "no network namespace") {
+		t.Errorf("a namespace that is not there: %v", err)
+	}
+}

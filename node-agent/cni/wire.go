@@ -1,0 +1,175 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is the file in its run directory where the agent hears plugins.
+const Socket = "cni.sock"
+
+// The commands of a Request: CNI's, and Address, which gives what another plugin has allocated to
+// an interface that is there.
+const (
+	Add     = "ADD"
+	Address = "ADDRESS"
+	Del     = "DEL"
+	Check   = "CHECK"
+	GC      = "GC"
+	Status  = "STATUS"
+)
+
+// A Request is one line to the agent.
+type Request struct {
+	Command    string
+	Attachment Attachment
+	Netns      string       // path of the container's network namespace
+	Device     string       // address of the VF; empty: any
+	Driver     string       // vfio or netdev; empty: as the device is kept, or else netdev
+	Settings   Settings     // of the VF
+	MTU        int          // 0: as it is
+	Ranges     []Range      // whose addresses the agent gives by the VF's number
+	IPs        []IP         // that it is to have, or to be found with
+	Routes     []Route      // with them
+	Valid      []Attachment // GC: all others of the network end
+}
+
+// An Attachment is one interface of a container in a network. CNI allows no slash in its parts.
+type Attachment struct{ Network, Container, Interface string }
+
+// String returns the name under which the journal has it.
+func (a Attachment) String() string {
+	return a.Network + "/" + a.Container + "/" + a.Interface
+}
+
+// ParseAttachment reads what String returned.
+func ParseAttachment(name string) (a Attachment, ok bool) {
+	parts := strings.Split(name, "/")
+	if len(parts) != 3 {
+		return a, false
+	}
+	return Attachment{parts[0], parts[1], parts[2]}, true
+}
+
+// Settings has the configuration's settings of a VF; nil and empty: as the agent's pool has it.
+type Settings struct {
+	MAC     string
+	VLAN    *int
+	QoS     int
+	Proto   string
+	MinRate *int
+	MaxRate *int
+	Spoof   *bool
+	Trust   *bool
+	Link    string
+}
+
+// A Range gives VF number n the n-th address from First on.
+type Range struct {
+	Subnet  netip.Prefix `json:"subnet"`
+	First   netip.Addr   `json:"first"`   // default: the third of the subnet
+	Gateway netip.Addr   `json:"gateway"` // default: the second
+}
+
+// An IP is an address of an interface.
+type IP struct {
+	Address netip.Prefix
+	Gateway netip.Addr
+}
+
+// A Route leads to a network; without GW by the gateway of its family.
+type Route struct {
+	Dst netip.Prefix `json:"dst"`
+	GW  netip.Addr   `json:"gw"`
+}
+
+// A Reply is the agent's one line.
+type Reply struct {
+	Code   uint   // of CNI's errors; 0: it was done
+	Why    string // it was not
+	Device string
+	PF     string
+	MAC    string
+	MTU    int
+	IPs    []IP
+}
+
+// most bounds a line, and patience how long the agent may take: a lease waits for no hardware.
+const (
+	most     = 1 << 20
+	patience = time.Minute
+)
+
+// errAway says that there is no agent.
+var errAway = errors.New("no agent answers; start it with `fastiov agent` or `fastiov up`")
+
+// ask sends one request to the agent of a run directory.
+func ask(runDir string, req Request) (reply Reply, err error) {
+	socket := filepath.Join(runDir, Socket)
+	conn, err := net.DialTimeout("unix", socket, patience)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return reply, fmt.Errorf("%s: %w", socket, errAway)
+	}
+	if err != nil {
+		return reply, err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if err := json.NewEncoder(conn).Encode(req); err != nil {
+		return reply, fmt.Errorf("asking the agent at %s: %w", socket, err)
+	}
+	if err := Decode(conn, &reply); err != nil {
+		return reply, fmt.Errorf("the agent at %s gave no answer: %w; its log says why",
+			socket, err)
+	}
+	return reply, nil
+}
+
+// notes is the folder of the DELs that no agent has heard of.
+func notes(runDir string) string { return filepath.Join(runDir, "cni-ended") }
+
+// leaveNote has the next agent end an attachment. Without a run directory there is no journal, and
+// nothing to end.
+func leaveNote(runDir string, a Attachment) error {
+	if _, err := os.Stat(runDir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := os.Mkdir(notes(runDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return os.WriteFile(noteOf(runDir, a), nil, 0o600)
+}
+
+func noteOf(runDir string, a Attachment) string {
+	return filepath.Join(notes(runDir), strings.ReplaceAll(a.String(), "/", ","))
+}
+
+// TakeNotes calls end with each attachment that a plugin has left a note of, and removes the note.
+func TakeNotes(runDir string, end func(Attachment)) error {
+	left, err := os.ReadDir(notes(runDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, note := range left {
+		if a, ok := ParseAttachment(strings.ReplaceAll(note.Name(), ",", "/")); ok {
+			end(a)
+		}
+		if err := os.Remove(filepath.Join(notes(runDir), note.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
