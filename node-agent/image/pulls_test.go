@@ -120,6 +120,61 @@ func TestTwoHundredCallsOfOneImageArePulledOnce(t *testing.T) {
 	}
 }
 
+// TestFiftyPullsShareLayers: of fifty images at once, which have three layers in common, each layer
+// is fetched once and decompressed once.
+func TestFiftyPullsShareLayers(t *testing.T) {
+	const images, shared = 50, 3
+	r, host := newCountingRegistry(t)
+	close(r.gate)
+	var layers []v1.Layer
+	var whole int64 // bytes of all archives
+	archiveOf := func(content string) v1.Layer {
+		l := layer(t, file("app/run", content))
+		archive, err := l.Uncompressed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer archive.Close()
+		n, err := io.Copy(io.Discard, archive)
+		if whole += n; err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	for n := range shared {
+		layers = append(layers, archiveOf(strings.Repeat("shared", 100_000*(n+1))))
+	}
+	var refs []string
+	for n := range images {
+		own := append(layers[:shared:shared], archiveOf(fmt.Sprint("its own ", n)))
+		refs = append(refs, pushLayers(t, fmt.Sprintf("%s/team/image%d:1", host, n),
+			func(*v1.ConfigFile) {}, own...))
+	}
+	clear(r.asked)
+	c := openFor(t, t.TempDir(), refs[0])
+	var decompressed atomic.Int64
+	c.Pulled = func(report Report) { decompressed.Add(report.Archives) }
+	var pulls sync.WaitGroup
+	for n, ref := range refs {
+		pulls.Go(func() {
+			_, release, err := c.Pull(t.Context(), ref, fmt.Sprint(n))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			release()
+		})
+	}
+	pulls.Wait()
+	const configs = images
+	if got := r.count("blobs"); got != shared+images+configs {
+		t.Errorf("%d blobs were asked for; there are %d", got, shared+images+configs)
+	}
+	if got := decompressed.Load(); got != whole {
+		t.Errorf("%d bytes were decompressed; there are %d", got, whole)
+	}
+}
+
 func TestAPullThatNobodyWaitsForEnds(t *testing.T) {
 	r, host := newCountingRegistry(t)
 	ref := host + "/team/action:1"
