@@ -30,6 +30,7 @@ type Burst struct {
 	Rounds int
 	Kind   string
 	Code   string
+	Images []string // container images of the functions, in turn; none: Kind says what they run in
 	Memory int
 	Out    io.Writer // progress
 	// what is called before the calls of a round are fired, and after each answer; nil: nothing
@@ -125,7 +126,7 @@ func (b *Burst) round(ctx context.Context, round int, r *BurstResult, p *progres
 	}()
 	for i := range actions {
 		actions[i] = fmt.Sprintf("%s-%d-%d", b.Name, round+1, i+1)
-		if err := b.put(ctx, actions[i]); err != nil {
+		if err := b.put(ctx, actions[i], i); err != nil {
 			return err
 		}
 	}
@@ -208,9 +209,13 @@ func unsettled(st *api.StatusReply) (busy []string) {
 	return append(busy, st.Leftovers...)
 }
 
-func (b *Burst) put(ctx context.Context, action string) error {
+func (b *Burst) put(ctx context.Context, action string, n int) error {
+	exec := map[string]any{"kind": b.Kind, "code": b.Code}
+	if len(b.Images) > 0 {
+		exec["kind"], exec["image"] = "blackbox", b.Images[n%len(b.Images)]
+	}
 	body := map[string]any{
-		"exec":   map[string]any{"kind": b.Kind, "code": b.Code},
+		"exec":   exec,
 		"limits": map[string]any{"memory": b.Memory, "timeout": 300_000},
 	}
 	return b.call(ctx, http.MethodPut, "actions/"+action+"?overwrite=true", body, nil)

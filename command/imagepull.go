@@ -37,6 +37,7 @@ func imagePull() *cobra.Command {
 				return err
 			}
 			defer cache.Close()
+			yieldToStarts()
 			if err := registries.apply(cache); err != nil {
 				return err
 			}

@@ -3,11 +3,14 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/image"
@@ -24,9 +27,25 @@ func onImages(use, short string, args cobra.PositionalArgs,
 				return err
 			}
 			defer cache.Close()
+			yieldToStarts()
 			return run(cmd, cache, args)
 		}}
 }
+
+// yieldToStarts lets the pulls of starts, which somebody waits for, go before this command. Threads
+// and processes that come later have the priority of those that began them.
+func yieldToStarts() {
+	threads, _ := os.ReadDir("/proc/self/task")
+	for _, thread := range threads {
+		id, err := strconv.Atoi(thread.Name())
+		own, bad := unix.Getpriority(unix.PRIO_PROCESS, id)
+		if err == nil && bad == nil && 20-own < aside { // which is what the system call returns
+			_ = unix.Setpriority(unix.PRIO_PROCESS, id, aside)
+		}
+	}
+}
+
+const aside = 10 // the niceness of builders, too
 
 // ofNamespace adds the flag that chooses among images of one name, and returns what was chosen: nil
 // means all.
