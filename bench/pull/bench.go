@@ -48,6 +48,8 @@ type Order struct {
 // A Round holds what came of an order.
 type Round struct {
 	Order
+	Of       Image              `json:"of"`
+	About    string             `json:"about"` // the arm
 	Ms       float64            `json:"ms"`
 	StagesMs map[string]float64 `json:"stages_ms,omitempty"`
 	CPUMs    float64            `json:"cpu_ms"` // of the receiver, its client and their children
@@ -125,8 +127,10 @@ func (b *Bench) pull(ctx context.Context, registry *Registry, o Order) (_ *Round
 	if err != nil {
 		return nil, err
 	}
-	round := &Round{Order: o, Ms: ms(p.Took), StagesMs: map[string]float64{}, Memory: peak,
-		CPUMs: ms(cpuOf(r.Process()) - cpu + p.CPU), Kept: kept(dir) - before}
+	of := b.Images[slices.IndexFunc(b.Images, func(i Image) bool { return i.Name == o.Image })]
+	round := &Round{Order: o, Of: of, About: arm.About, Ms: ms(p.Took), Memory: peak,
+		StagesMs: map[string]float64{},
+		CPUMs:    ms(cpuOf(r.Process()) - cpu + p.CPU), Kept: kept(dir) - before}
 	for stage, took := range p.Stages {
 		round.StagesMs[stage] = ms(took)
 	}

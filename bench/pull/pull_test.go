@@ -65,14 +65,14 @@ func layoutOf(t *testing.T, content string) string {
 }
 
 func TestOursPullsFromTheRegistry(t *testing.T) {
-	r, err := ServeImages(map[string]string{"one": layoutOf(t, "content")})
+	r, err := ServeImages(map[string]string{"one/1": layoutOf(t, "content")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	var out bytes.Buffer
-	in := strings.NewReader(r.Host + "/one:1\n" + r.Host + "/absent:1\n")
+	in := strings.NewReader(r.Host + "/one/1:latest\n" + r.Host + "/absent:1\n")
 	dir := filepath.Join(t.TempDir(), "cache")
 	if err := Serve(t.Context(), dir, r.Host, in, &out); err != nil {
 		t.Fatal(err)

@@ -46,13 +46,14 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if len(parts) == 1 && parts[0] == "v2" {
 		return
 	}
-	if len(parts) != 4 || r.images[parts[1]] == "" {
+	end := len(parts) - 2 // of the name, which may have slashes
+	if end < 2 || r.images[strings.Join(parts[1:end], "/")] == "" {
 		http.NotFound(w, req)
 		return
 	}
-	dir, digest := r.images[parts[1]], parts[3]
+	dir, digest := r.images[strings.Join(parts[1:end], "/")], parts[end+1]
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if parts[2] == "manifests" {
+	if parts[end] == "manifests" {
 		manifest, err := manifestOf(dir)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -35,33 +35,27 @@ type Cell struct {
 
 func (c Cell) place() Order { return Order{Image: c.Image, Mbits: c.Mbits, CPUs: c.CPUs} }
 
-// result makes cells of the rounds, those of other commands included that were kept.
+// result makes cells of all rounds that were kept, those of other commands included.
 func (b *Bench) result() *Result {
-	r := &Result{Images: b.Images, Arms: b.Arms}
+	r := &Result{Images: slices.Clone(b.Images), Arms: slices.Clone(b.Arms)}
 	of := map[Order][]Round{}
 	for _, round := range b.Kept.rounds {
 		o := round.Order
 		o.Round = 0
 		of[o] = append(of[o], round)
+		if !slices.ContainsFunc(r.Images, func(i Image) bool { return i.Name == o.Image }) {
+			r.Images = append(r.Images, round.Of)
+		}
+		if !slices.ContainsFunc(r.Arms, func(a Arm) bool { return a.Name == o.Arm }) {
+			r.Arms = append(r.Arms, Arm{Name: o.Arm, About: round.About})
+		}
 	}
 	for o, rounds := range of {
-		at := slices.IndexFunc(b.Images, func(i Image) bool { return i.Name == o.Image })
-		if at < 0 {
-			continue
-		}
-		r.Cells = append(r.Cells, cellOf(o, rounds, b.Images[at]))
+		r.Cells = append(r.Cells, cellOf(o, rounds))
 	}
-	arm := func(c Cell) int {
-		return slices.IndexFunc(b.Arms, func(a Arm) bool { return a.Name == c.Arm })
-	}
-	image := func(c Cell) int {
-		return slices.IndexFunc(b.Images, func(i Image) bool { return i.Name == c.Image })
-	}
-	slices.SortFunc(r.Cells, func(x, y Cell) int {
-		return cmp.Or(image(x)-image(y), x.Mbits-y.Mbits, x.CPUs-y.CPUs, arm(x)-arm(y))
-	})
+	r.order()
 	for n, c := range r.Cells {
-		if first := r.cell(b.Arms[0].Name, c.place()); first != nil {
+		if first := r.cell(r.Arms[0].Name, c.place()); first != nil {
 			r.Cells[n].Times = c.Ms.Median / first.Ms.Median
 			r.Cells[n].CPUTimes = c.CPUNs / first.CPUNs
 		}
@@ -69,7 +63,21 @@ func (b *Bench) result() *Result {
 	return r
 }
 
-func cellOf(o Order, rounds []Round, of Image) Cell {
+// order sorts the cells: by image, conditions and arm.
+func (r *Result) order() {
+	arm := func(c Cell) int {
+		return slices.IndexFunc(r.Arms, func(a Arm) bool { return a.Name == c.Arm })
+	}
+	image := func(c Cell) int {
+		return slices.IndexFunc(r.Images, func(i Image) bool { return i.Name == c.Image })
+	}
+	slices.SortFunc(r.Cells, func(x, y Cell) int {
+		return cmp.Or(image(x)-image(y), x.Mbits-y.Mbits, x.CPUs-y.CPUs, arm(x)-arm(y))
+	})
+}
+
+func cellOf(o Order, rounds []Round) Cell {
+	of := rounds[0].Of
 	c := Cell{Image: o.Image, Mbits: o.Mbits, CPUs: o.CPUs, Arm: o.Arm}
 	median := func(of func(Round) float64) float64 {
 		var values []float64
