@@ -11,7 +11,7 @@ export PATH := $(PATH):/usr/local/go/bin
 export GOTOOLCHAIN := auto
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # The packages with files behind a build tag.
-TAGS         = failpoint,trust,images,qemu,patched,openwhisk,dashboards,page,load,node,containers
+TAGS         = failpoint,trust,images,qemu,patched,openwhisk,knative,dashboards,page,load,node,containers
 TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust|images|patched|openwhisk)\b' . | xargs -n1 dirname | sort -u)
 SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(ba)?sh' . )
 # Where `make generate` writes; the test that generated files are up to date names another folder.
@@ -56,14 +56,15 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 	CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -trimpath" go tool staticcheck -tags $(TAGS) $(TAGGED)
 	shellcheck $(SCRIPTS) $$(find .ci/tier .ci/tests -type f)
 
-# generate makes the Go code of the node API, the dashboards, docs/metrics.md, docs/configuration.md
-# and packaging/fastiov.yaml anew.
+# generate makes the Go code of the node API, the dashboards, docs/metrics.md, docs/configuration.md,
+# packaging/fastiov.yaml and what Knative's definitions say of its resources anew.
 generate:
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto node-agent/api/devices.proto
 	@go run ./dashboards/generate $(OUT)
 	@go run ./command/generate $(OUT)
+	@go run ./invoker/knative/generate $$(go list -m -f '{{.Dir}}' knative.dev/serving) $(OUT)/invoker/knative/resources.json
 
 kernel-bump: ## Apply the kernel's patches to the newest 6.12 that the mirror has, and pin that in versions.yaml if all apply
 	@.ci/bootstrap run

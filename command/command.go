@@ -37,7 +37,7 @@ func rootCmd() *cobra.Command {
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(), configCmd(),
 		statusCmd(), drainCmd(), reportCmd(), logsCmd(), connectCmd(), vfCmd(), cniCmd(),
-		burstCmd(), benchCmd(), userCmd(), storageCmd(), k6Cmd(),
+		burstCmd(), benchCmd(), userCmd(), kubeconfigCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		tracesCmd(),
 		bareVMMCmd(), vfHolderCmd(), plainHandlerCmd(),

@@ -65,7 +65,18 @@ func openProcesses(
 	return exampledriver.Driver{Command: command, Root: root}, nil
 }
 
-var plain = wing{path: exampleapi.Path, open: exampleapi.New}
+var plain = wing{open: func(
+	_ *front, whisk *openwhisk.API, next http.Handler,
+) (http.Handler, func(), error) {
+	api := exampleapi.New(whisk.Pool(), whisk.Admit)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, exampleapi.Path) {
+			api.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	}), func() {}, nil
+}}
 
 // A product runs fastiov with the three rows until its test ends.
 type product struct {

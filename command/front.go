@@ -35,6 +35,7 @@ type front struct {
 	secure net.Listener // nil: none
 	runDir string
 	drain  time.Duration
+	domain string // of Knative's services
 	// The file that says which sandboxes were left for the next invoker; empty: none are.
 	warm    string
 	watched []live.Named // the nodes that the live page shows
@@ -51,7 +52,7 @@ func (f *front) close() {
 
 func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 	log *slog.Logger) (_ *front, err error) {
-	f := &front{runDir: runDir, drain: i.drain}
+	f := &front{runDir: runDir, drain: i.drain, domain: i.domain}
 	defer func() {
 		if err != nil {
 			f.close()
@@ -88,22 +89,22 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 	if f.plain, err = f.open(whatListen, "listen", i.listen); err != nil {
 		return nil, err
 	}
-	f.plain = f.cfg.Connections.Bound(f.plain, openwhisk.NoConnection)
+	certificate, err := openwhisk.LoadCertificate(
+		i.tlsCert, i.tlsKey, stateDir, cmp.Or(i.https, i.listen))
+	if err != nil {
+		return nil, err
+	}
+	secured := &tls.Config{GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"http/1.1"}}
+	f.plain = either{f.cfg.Connections.Bound(f.plain, openwhisk.NoConnection), secured}
 	served := []net.Listener{f.plain}
 	if i.https != "" {
-		certificate, err := openwhisk.LoadCertificate(i.tlsCert, i.tlsKey, stateDir, i.https)
-		if err != nil {
-			return nil, err
-		}
 		listener, err := f.open(whatListen, "https", i.https)
 		if err != nil {
 			return nil, err
 		}
 		served = append(served, listener)
-		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), &tls.Config{
-			GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"http/1.1"},
-		})
+		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), secured)
 	}
 	if len(inheritedDoors()) == 0 { // else the process that opened them has noted it
 		if err := noteListen(runDir, served...); err != nil {
@@ -161,7 +162,11 @@ func (f *front) serve(
 		return err
 	}
 	page := f.livePage(whisk)
-	handler := page.Over(withWings(whisk))
+	apis, endWings, err := f.withWings(whisk)
+	if err != nil {
+		return err
+	}
+	handler := page.Over(apis)
 	withPage := func(server *http.Server) *http.Server {
 		server.Handler = handler
 		server.RegisterOnShutdown(page.Close)
@@ -175,6 +180,7 @@ func (f *front) serve(
 	}
 	storeOf.Store(&f.cfg.Store)
 	err = serve(ctx, servers, listeners, f.cfg.Log)
+	endWings()
 	f.stop(servers, whisk)
 	return err
 }

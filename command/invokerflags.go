@@ -25,6 +25,7 @@ type invokerFlags struct {
 	tlsCert   string
 	tlsKey    string
 	apiHost   string
+	domain    string
 	name      string
 	store     storeFlags
 	storage   string
@@ -54,6 +55,9 @@ func (i *invokerFlags) flags(f *pflag.FlagSet) {
 	settings.TakesEffect(f, certificates, "tls-cert", "tls-key")
 	f.StringVar(&i.apiHost, "api-host", "",
 		"what functions get as __OW_API_HOST (default: http:// and the listen address)")
+	f.StringVar(&i.domain, "domain", "localhost",
+		"Knative services are at NAME.NAMESPACE. and this domain; names below localhost lead to"+
+			" this machine")
 	f.StringVar(&i.name, "name", "",
 		"what this invoker is called among those that share its store (default: as its host)")
 	i.store.flags(f)

@@ -1,42 +1,57 @@
 package command
 
 import (
+	"net"
 	"net/http"
-	"strings"
 
-	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/knative"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
-	"github.com/fastiov/fastiov/invoker/pool"
 )
 
 // A wing is an API beside OpenWhisk's, at the same addresses and over the same sandboxes. A new one
 // is a package below invoker and a row of this table.
 type wing struct {
-	path string // begins the paths of its requests, and ends in a slash
-	// open returns the API. Its requests need a key: admit returns who has sent one, or answers it
-	// and returns nil.
-	open func(
-		sandboxes *pool.Pool,
-		admit func(http.ResponseWriter, *http.Request) *access.Identity,
-	) http.Handler
+	// open returns a handler that answers the wing's requests and gives all others to next, and
+	// what ends the wing.
+	open func(f *front, whisk *openwhisk.API, next http.Handler) (http.Handler, func(), error)
 }
 
 // Requests that belong to no row are OpenWhisk's.
-var wings []wing
+var wings = []wing{{open: openKnative}}
 
-// withWings returns the handler of all wings.
-func withWings(whisk *openwhisk.API) http.Handler {
-	handlers := make([]http.Handler, len(wings))
-	for i, w := range wings {
-		handlers[i] = w.open(whisk.Pool(), whisk.Admit)
-	}
-	return http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) {
-		for i, w := range wings {
-			if strings.HasPrefix(r.URL.Path, w.path) {
-				handlers[i].ServeHTTP(to, r)
-				return
-			}
+// withWings returns the handler of all wings, and what ends them.
+func (f *front) withWings(whisk *openwhisk.API) (_ http.Handler, end func(), err error) {
+	var ends []func()
+	end = func() {
+		for _, end := range ends {
+			end()
 		}
-		whisk.ServeHTTP(to, r)
+	}
+	handler := http.Handler(whisk)
+	for _, w := range wings {
+		over, endOne, err := w.open(f, whisk, handler)
+		if err != nil {
+			end()
+			return nil, nil, err
+		}
+		handler, ends = over, append(ends, endOne)
+	}
+	return handler, end, nil
+}
+
+func openKnative(
+	f *front, whisk *openwhisk.API, next http.Handler,
+) (http.Handler, func(), error) {
+	_, port, err := net.SplitHostPort(f.plain.Addr().String())
+	if err != nil {
+		return nil, nil, err
+	}
+	a, err := knative.New(knative.Config{
+		Pool: whisk.Pool(), Store: f.cfg.Store, Directory: whisk.Register().Directory,
+		Identify: whisk.Identify, Domain: f.domain, Port: port, Log: f.cfg.Log,
 	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return a.Over(next), a.Close, nil
 }

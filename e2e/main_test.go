@@ -3,6 +3,8 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,10 +21,30 @@ import (
 // asCommand makes the test binary the command itself, so that tests run what users run.
 const asCommand = "FASTIOV_TEST_AS_COMMAND"
 
+// asService makes the test binary the program of a Knative service.
+const asService = "FASTIOV_TEST_AS_SERVICE"
+
+func serveAsService() {
+	if len(os.Args) > 1 {
+		fmt.Fprintln(os.Stderr, "there is no", os.Args[1])
+		os.Exit(3)
+	}
+	panic(http.ListenAndServe(":"+os.Getenv("PORT"), http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			host, _ := os.Hostname()
+			fmt.Fprintln(w, r.Host, r.URL.Path, os.Getenv("K_SERVICE"), os.Getenv("K_REVISION"),
+				os.Getenv("TARGET"), host, os.Getpid())
+		})))
+}
+
 func TestMain(m *testing.M) {
 	// the process of a bare sandbox has no environment
 	if os.Getenv(asCommand) != "" || len(os.Args) > 1 && os.Args[1] == bareVMM {
 		command.Main()
+		return
+	}
+	if os.Getenv(asService) != "" {
+		serveAsService()
 		return
 	}
 	if os.Getenv(watched) == "" {

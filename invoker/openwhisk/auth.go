@@ -212,20 +212,29 @@ func (a *API) Admit(w http.ResponseWriter, r *http.Request) *access.Identity {
 	return rq.user
 }
 
-func (a *API) admit(w http.ResponseWriter, r *http.Request, rq *request) (err error) {
+// Identify returns whose key it is that came with a request, if the request may use it.
+func (a *API) Identify(r *http.Request, key access.Key) (*access.Identity, error) {
 	// A page of some web site whose name was made to resolve to 127.0.0.1 knows the well-known key
 	// as well.
 	if a.cfg.Key.wellKnown && !isLoopback(hostOf(r)) {
-		return fail(http.StatusForbidden, "this API answers on loopback names only, not as %q",
+		return nil, fail(http.StatusForbidden, "this API answers on loopback names only, not as %q",
 			r.Host)
 	}
-	rq.key.UUID, rq.key.Secret, _ = r.BasicAuth()
-	rq.user, err = a.directory.Identify(rq.key.UUID, rq.key.Secret)
+	user, err := a.directory.Identify(key.UUID, key.Secret)
 	if err != nil && r.Header.Get("Authorization") != "" {
 		a.denials.tell(a.cfg.Log, r, err, time.Now())
 	}
-	if err != nil {
+	return user, err
+}
+
+func (a *API) admit(w http.ResponseWriter, r *http.Request, rq *request) (err error) {
+	rq.key.UUID, rq.key.Secret, _ = r.BasicAuth()
+	rq.user, err = a.Identify(r, rq.key)
+	switch {
+	case errors.Is(err, access.ErrUnknown), errors.Is(err, access.ErrBlocked):
 		return refused(w, err)
+	case err != nil:
+		return err
 	}
 	rq.bytes = a.holding(rq.user)
 	if rq.namespace = r.PathValue("namespace"); rq.namespace == "" || rq.namespace == "_" {

@@ -1,0 +1,195 @@
+package controlplane
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/node-agent/api"
+)
+
+// Knative measures what Knative's API costs where a sandbox costs nothing.
+type Knative struct {
+	// from the request that creates a service until the watch says that it is ready, ms; the first
+	// services, and the last of Services
+	First    bench.Quantiles `json:"create_to_ready_first_ms"`
+	Last     bench.Quantiles `json:"create_to_ready_last_ms"`
+	Services int             `json:"services"`
+	// a service's first request, which starts its sandbox, and its second, one at a time, ms
+	Cold  bench.Quantiles `json:"cold_ms"`
+	Warm  bench.Quantiles `json:"warm_ms"`
+	Added bench.Quantiles `json:"added_ms"` // by service
+	// services that get their first request at once
+	Burst         int             `json:"burst"`
+	BurstCold     bench.Quantiles `json:"burst_cold_ms"`
+	BurstAnswered int             `json:"burst_answered"`
+	Sandboxes     int             `json:"sandboxes"` // of all services that got a request
+	Failed        int             `json:"failed"`
+	Example       string          `json:"example,omitempty"`
+}
+
+const (
+	services   = 1000
+	oneByOne   = 200 // first requests one at a time
+	together   = 100
+	servicesOf = "/apis/serving.knative.dev/v1/namespaces/guest/services"
+)
+
+// Knative measures it all on one server.
+func (b *Bench) Knative(ctx context.Context) (*Knative, error) {
+	s, err := b.up(ctx, "--memory", "1000000")
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	k := &Knative{Services: services, Burst: together}
+	times := make([]float64, services)
+	for i := range times {
+		if times[i], err = s.createService(ctx, fmt.Sprintf("s-%d", i)); err != nil {
+			return nil, err
+		}
+		if (i+1)%100 == 0 {
+			fmt.Fprintf(b.Out, "knative  %d services\n", i+1)
+		}
+	}
+	k.First, k.Last = bench.QuantilesOf(times[:100]), bench.QuantilesOf(times[services-100:])
+	var cold, warm, added []float64
+	for i := range oneByOne {
+		first, second := s.ask(ctx, k, i), s.ask(ctx, k, i)
+		cold, warm, added = append(cold, first), append(warm, second), append(added, first-second)
+	}
+	k.Cold, k.Warm, k.Added = bench.QuantilesOf(cold), bench.QuantilesOf(warm),
+		bench.QuantilesOf(added)
+	failed := k.Failed
+	burst := make([]float64, together)
+	var all sync.WaitGroup
+	for i := range burst {
+		all.Go(func() { burst[i] = s.ask(ctx, k, oneByOne+i) })
+	}
+	all.Wait()
+	k.BurstCold, k.BurstAnswered = bench.QuantilesOf(burst), together-(k.Failed-failed)
+	node, hangUp, err := api.Dial(filepath.Join(s.runDir(), "node.sock"), api.Keys{})
+	if err != nil {
+		return nil, err
+	}
+	defer hangUp()
+	status, err := node.Status(ctx, &api.StatusRequest{})
+	k.Sandboxes = len(status.GetSandboxes())
+	return k, err
+}
+
+// createService creates a service whose sandboxes start with its first request, and returns after
+// how many ms the watch says that it is ready.
+func (s *server) createService(ctx context.Context, name string) (float64, error) {
+	body := fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"template":{"metadata":{"annotations":{
+		"autoscaling.knative.dev/initial-scale":"0"}},"spec":{"containers":[
+		{"image":"example.com/program"}]}}}}`, name)
+	begun := time.Now()
+	made, err := s.kubernetes(ctx, http.MethodPost, servicesOf, strings.NewReader(body))
+	if err != nil {
+		return 0, err
+	}
+	var object struct {
+		Metadata struct{ ResourceVersion string }
+	}
+	err = json.NewDecoder(made.Body).Decode(&object)
+	made.Body.Close()
+	if err != nil || made.StatusCode != http.StatusCreated {
+		return 0, fmt.Errorf("service %s is answered %s: %w", name, made.Status, err)
+	}
+	watching, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	watch, err := s.kubernetes(watching, http.MethodGet, servicesOf+"?watch=true&fieldSelector="+
+		"metadata.name%3D"+name+"&resourceVersion="+object.Metadata.ResourceVersion, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer watch.Body.Close()
+	lines := bufio.NewScanner(watch.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if bytes.Contains(lines.Bytes(), []byte(`"type":"Ready","status":"True"`)) {
+			return float64(time.Since(begun)) / float64(time.Millisecond), nil
+		}
+	}
+	return 0, fmt.Errorf("service %s never became ready: %w", name, lines.Err())
+}
+
+func (s *server) kubernetes(
+	ctx context.Context, method, path string, body io.Reader,
+) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+s.address+path, body)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+s.key)
+	r.Header.Set("Content-Type", "application/json")
+	return http.DefaultClient.Do(r)
+}
+
+var asking sync.Mutex // over what ask counts
+
+// ask sends a service a request on a connection of its own, and returns how many ms it took.
+func (s *server) ask(ctx context.Context, k *Knative, service int) float64 {
+	host := fmt.Sprintf("s-%d.guest.localhost", service)
+	begun := time.Now()
+	err := s.askOf(ctx, host)
+	took := float64(time.Since(begun)) / float64(time.Millisecond)
+	if err != nil {
+		asking.Lock()
+		defer asking.Unlock()
+		k.Failed++
+		k.Example = err.Error()
+	}
+	return took
+}
+
+func (s *server) askOf(ctx context.Context, host string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host)
+	if err != nil {
+		return err
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s is answered %s: %s", host, answer.Status, text)
+	}
+	return err
+}
+
+// Print shows the result to a person.
+func (k *Knative) Print(w io.Writer) {
+	for _, row := range []struct {
+		what string
+		of   bench.Quantiles
+	}{
+		{"create → ready, first 100", k.First},
+		{fmt.Sprintf("create → ready, last 100 of %d", k.Services), k.Last},
+		{"first request", k.Cold}, {"second request", k.Warm}, {"added by the start", k.Added},
+		{fmt.Sprintf("first requests, %d at once", k.Burst), k.BurstCold},
+	} {
+		fmt.Fprintf(w, "%34s  p50 %8.2f ms  p90 %8.2f ms  p99 %8.2f ms\n",
+			row.what, row.of.Median, row.of.P90, row.of.P99)
+	}
+	fmt.Fprintf(w, "%d/%d answered at once, %d sandboxes, %d failed %s\n",
+		k.BurstAnswered, k.Burst, k.Sandboxes, k.Failed, k.Example)
+}

@@ -1,0 +1,497 @@
+package knative
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fastiov/fastiov/invoker/access"
+)
+
+// mostBody bounds the body of a request, as Kubernetes does.
+const mostBody = 3 << 20
+
+// A call is a request of a user to the API.
+type call struct {
+	*API
+	w    http.ResponseWriter
+	r    *http.Request
+	user *access.Identity
+}
+
+// api answers a request to the API.
+func (a *API) api(w http.ResponseWriter, r *http.Request) {
+	user, err := a.identify(r)
+	if err == nil {
+		err = a.admitted(user, r)
+	}
+	if err == nil && r.Method != http.MethodGet {
+		if err = denied(a.cfg.Directory.Enter(user)); err == nil {
+			defer user.Leave()
+		}
+	}
+	c := &call{API: a, w: w, r: r, user: user}
+	if err == nil {
+		err = c.serve()
+	}
+	if err != nil {
+		c.fail(err)
+	}
+}
+
+// serve finds what the path names.
+func (c *call) serve() error {
+	path := strings.Trim(c.r.URL.Path, "/")
+	rest, ours := strings.CutPrefix(path, "apis/"+group.String()+"/")
+	if !ours {
+		return c.discover(path)
+	}
+	parts := strings.Split(rest, "/")
+	namespace := ""
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		namespace, parts = parts[1], parts[2:]
+	}
+	k := named(parts[0])
+	switch {
+	case k == nil || len(parts) > 3 || len(parts) == 3 && parts[2] != "status":
+		return notServed
+	case namespace != "" && namespace != c.user.Namespace:
+		return apierrors.NewForbidden(k.resource(), "", fmt.Errorf(
+			"the key opens the namespace %q and not %q", c.user.Namespace, namespace))
+	case len(parts) == 1:
+		return c.collection(k, namespace)
+	case namespace == "":
+		return notServed
+	}
+	return c.one(k, namespace, parts[1], len(parts) == 3)
+}
+
+func (c *call) collection(k *kind, namespace string) error {
+	switch query := c.r.URL.Query(); c.r.Method {
+	case http.MethodGet:
+		choice, err := chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
+		switch {
+		case err != nil:
+			return err
+		case query.Get("watch") == "true" || query.Get("watch") == "1":
+			return c.watch(k, choice)
+		}
+		return c.list(k, choice)
+	case http.MethodPost:
+		if namespace == "" {
+			return apierrors.NewBadRequest("the request names no namespace")
+		}
+		body, err := c.body()
+		if err != nil {
+			return err
+		}
+		o, w := k.make(), c.writer()
+		if err := w.decode(k, body, o, query.Get("fieldValidation")); err != nil {
+			return err
+		}
+		if err := placed(k, o, namespace, o.GetName()); err != nil {
+			return err
+		}
+		e, err := w.create(c.r.Context(), k, o)
+		if err != nil {
+			return err
+		}
+		return c.answer(http.StatusCreated, w, e)
+	case http.MethodDelete:
+		choice, err := chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
+		if err != nil {
+			return err
+		}
+		all, _ := c.world.list(k, c.user.Namespace)
+		for _, e := range all {
+			if choice.takes(e) {
+				if err := c.delete(e, metav1.DeleteOptions{}); err != nil {
+					return err
+				}
+			}
+		}
+		return c.status(metav1.Status{Status: metav1.StatusSuccess})
+	}
+	return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
+}
+
+func (c *call) one(k *kind, namespace, of string, status bool) error {
+	query := c.r.URL.Query()
+	old := c.world.get(k, namespace, of)
+	missing := apierrors.NewNotFound(k.resource(), of)
+	switch {
+	case status && c.r.Method != http.MethodGet:
+		return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
+	case c.r.Method == http.MethodGet && old == nil:
+		return missing
+	case c.r.Method == http.MethodGet:
+		return c.answer(http.StatusOK, c.writer(), old)
+	case c.r.Method == http.MethodPatch:
+		return c.patch(k, namespace, of)
+	case old == nil:
+		return missing
+	}
+	body, err := c.body()
+	if err != nil {
+		return err
+	}
+	switch c.r.Method {
+	case http.MethodPut:
+		o, w := k.make(), c.writer()
+		if err := w.decode(k, body, o, query.Get("fieldValidation")); err != nil {
+			return err
+		}
+		if err := placed(k, o, namespace, of); err != nil {
+			return err
+		}
+		e, err := w.update(c.r.Context(), old, o)
+		if err != nil {
+			return err
+		}
+		return c.answer(http.StatusOK, w, e)
+	case http.MethodDelete:
+		var how metav1.DeleteOptions
+		if len(body) > 0 {
+			if err := json.Unmarshal(body, &how); err != nil {
+				return apierrors.NewBadRequest(err.Error())
+			}
+		}
+		if p := query.Get("propagationPolicy"); p != "" {
+			policy := metav1.DeletionPropagation(p)
+			how.PropagationPolicy = &policy
+		}
+		if err := c.delete(old, how); err != nil {
+			return err
+		}
+		if now := c.world.get(k, namespace, of); now != nil && now.object.GetUID() ==
+			old.object.GetUID() {
+			return c.answer(http.StatusOK, c.writer(), now)
+		}
+		return c.status(metav1.Status{Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
+			Name: of, Group: group.Group, Kind: k.Names.Plural, UID: old.object.GetUID()}})
+	}
+	return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
+}
+
+func (c *call) delete(e *entry, how metav1.DeleteOptions) error {
+	if p := how.Preconditions; p != nil {
+		if p.UID != nil && *p.UID != e.object.GetUID() ||
+			p.ResourceVersion != nil && *p.ResourceVersion != e.object.GetResourceVersion() {
+			return conflict(e.kind, e.name.name)
+		}
+	}
+	policy := metav1.DeletePropagationBackground
+	if how.PropagationPolicy != nil {
+		policy = *how.PropagationPolicy
+	}
+	w := c.writer()
+	w.dry = w.dry || len(how.DryRun) > 0
+	return again(func() error {
+		now := c.world.get(e.kind, e.name.namespace, e.name.name)
+		if now == nil {
+			return apierrors.NewNotFound(e.kind.resource(), e.name.name)
+		}
+		return w.delete(c.r.Context(), now, policy)
+	})
+}
+
+// patch merges a patch into an object. One that is applied makes the object where there is none.
+func (c *call) patch(k *kind, namespace, of string) error {
+	form, _, _ := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
+	patch, err := c.body()
+	if err != nil {
+		return err
+	}
+	var change func(doc []byte) ([]byte, error)
+	switch form {
+	case "application/merge-patch+json":
+		change = func(doc []byte) ([]byte, error) { return jsonpatch.MergePatch(doc, patch) }
+	case "application/apply-patch+yaml":
+		if patch, err = yaml.YAMLToJSON(patch); err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+		change = func(doc []byte) ([]byte, error) { return jsonpatch.MergePatch(doc, patch) }
+	case "application/json-patch+json":
+		steps, err := jsonpatch.DecodePatch(patch)
+		if err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+		change = steps.Apply
+	default:
+		return apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch",
+			k.resource(), of, "the body of the request was in an unknown format - accepted media "+
+				"types include: application/json-patch+json, application/merge-patch+json, "+
+				"application/apply-patch+yaml", 0, true)
+	}
+	strict := c.r.URL.Query().Get("fieldValidation")
+	return again(func() error {
+		old, w, o, code := c.world.get(k, namespace, of), c.writer(), k.make(), http.StatusOK
+		doc := []byte("{}")
+		switch {
+		case old != nil:
+			doc = old.body
+		case form == "application/apply-patch+yaml":
+			code = http.StatusCreated
+		default:
+			return apierrors.NewNotFound(k.resource(), of)
+		}
+		doc, err := change(doc)
+		if err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+		if err := w.decode(k, doc, o, strict); err != nil {
+			return err
+		}
+		if err := placed(k, o, namespace, of); err != nil {
+			return err
+		}
+		var e *entry
+		if old == nil {
+			e, err = w.create(c.r.Context(), k, o)
+		} else {
+			e, err = w.update(c.r.Context(), old, o)
+		}
+		if err != nil {
+			return err
+		}
+		return c.answer(code, w, e)
+	})
+}
+
+func (c *call) list(k *kind, choice choice) error {
+	query := c.r.URL.Query()
+	after, err := base64.RawURLEncoding.DecodeString(query.Get("continue"))
+	if err != nil {
+		return apierrors.NewBadRequest("the continue key is not valid")
+	}
+	limit, _ := strconv.Atoi(query.Get("limit"))
+	all, revision := c.world.list(k, c.user.Namespace)
+	var page []*entry
+	next, left := "", int64(0)
+	for _, e := range all {
+		switch {
+		case e.name.name <= string(after) && len(after) > 0 || !choice.takes(e):
+		case limit > 0 && len(page) == limit:
+			next = base64.RawURLEncoding.EncodeToString([]byte(page[limit-1].name.name))
+			left++
+		default:
+			page = append(page, e)
+		}
+	}
+	meta := metav1.ListMeta{ResourceVersion: strconv.FormatUint(revision, 10), Continue: next}
+	if next != "" && choice.all() {
+		meta.RemainingItemCount = &left
+	}
+	if asTable(c.r) {
+		return c.json(http.StatusOK, k.table(meta, page))
+	}
+	head, err := json.Marshal(meta)
+	if err != nil {
+		return err
+	}
+	c.w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(c.w, `{"kind":"%sList","apiVersion":"%s","metadata":%s,"items":[`,
+		k.Names.Kind, group, head)
+	for i, e := range page {
+		if i > 0 {
+			io.WriteString(c.w, ",")
+		}
+		c.w.Write(e.body)
+	}
+	_, err = io.WriteString(c.w, "]}\n")
+	return ignore(err)
+}
+
+// ignore drops the error of an answer: the client that would be told of it has left.
+func ignore(error) error { return nil }
+
+func (c *call) writer() *writer {
+	return &writer{
+		world: c.world, user: c.user.Subject, most: c.cfg.Directory.Space,
+		dry: c.r.URL.Query().Get("dryRun") != "",
+	}
+}
+
+func (c *call) body() ([]byte, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, mostBody))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return nil, apierrors.NewRequestEntityTooLargeError(err.Error())
+	case err != nil:
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	form, _, _ := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
+	if form == "application/yaml" {
+		return yaml.YAMLToJSON(body)
+	}
+	return body, nil
+}
+
+// decode reads an object of JSON. Fields that there are not are an error, a warning or nothing.
+func (w *writer) decode(k *kind, body []byte, o object, strict string) error {
+	unknown, err := kjson.UnmarshalStrict(body, o)
+	if err != nil {
+		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
+			k.Names.Kind, group.Version, k.Names.Kind, err))
+	}
+	if len(unknown) > 0 && strict == "Strict" {
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"%s in version %q cannot be handled as a %s: strict decoding error: %v",
+			k.Names.Kind, group.Version, k.Names.Kind, errors.Join(unknown...)))
+	}
+	if strict != "Ignore" {
+		for _, err := range unknown {
+			w.warns = append(w.warns, err.Error())
+		}
+	}
+	if is := o.GetObjectKind().GroupVersionKind(); !is.Empty() && is != k.gvk() {
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"the object provided is a %s, and a %s is wanted", is, k.gvk()))
+	}
+	return nil
+}
+
+// placed checks that an object is what the path names.
+func placed(k *kind, o object, namespace, of string) error {
+	if o.GetNamespace() == "" {
+		o.SetNamespace(namespace)
+	}
+	if o.GetName() == "" {
+		o.SetName(of)
+	}
+	switch {
+	case o.GetNamespace() != namespace:
+		return apierrors.NewBadRequest("the namespace of the provided object does not match the " +
+			"namespace sent on the request")
+	case o.GetName() != of:
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match "+
+			"the name on the URL (%s)", o.GetName(), of))
+	}
+	return nil
+}
+
+// A choice is which objects of a kind a request is about.
+type choice struct {
+	label labels.Selector
+	field fields.Selector
+}
+
+func chosen(label, field string) (choice, error) {
+	l, err := labels.Parse(label)
+	if err != nil {
+		return choice{}, apierrors.NewBadRequest(
+			"unable to parse the label selector: " + err.Error())
+	}
+	f, err := fields.ParseSelector(field)
+	if err != nil {
+		return choice{}, apierrors.NewBadRequest(
+			"unable to parse the field selector: " + err.Error())
+	}
+	for _, of := range f.Requirements() {
+		if of.Field != "metadata.name" && of.Field != "metadata.namespace" {
+			return choice{}, apierrors.NewBadRequest("field label not supported: " + of.Field)
+		}
+	}
+	return choice{l, f}, nil
+}
+
+func (c choice) all() bool { return c.label.Empty() && c.field.Empty() }
+
+func (c choice) takes(e *entry) bool {
+	return e != nil && (c.label.Empty() || c.label.Matches(labels.Set(e.object.GetLabels()))) &&
+		(c.field.Empty() || c.field.Matches(fields.Set{
+			"metadata.name": e.name.name, "metadata.namespace": e.name.namespace}))
+}
+
+// answer sends an object, with the warnings that its writing gave.
+func (c *call) answer(code int, w *writer, e *entry) error {
+	for _, text := range w.warns {
+		c.w.Header().Add("Warning", fmt.Sprintf("299 - %q", text))
+	}
+	if asTable(c.r) {
+		return c.json(code, e.kind.table(
+			metav1.ListMeta{ResourceVersion: e.object.GetResourceVersion()}, []*entry{e}))
+	}
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.WriteHeader(code)
+	c.w.Write(e.body)
+	return nil
+}
+
+func (c *call) json(code int, answer any) error {
+	body, err := json.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.WriteHeader(code)
+	_, err = c.w.Write(append(body, '\n'))
+	return ignore(err)
+}
+
+func (c *call) status(s metav1.Status) error {
+	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	if s.Code == 0 {
+		s.Code = http.StatusOK
+	}
+	return c.json(int(s.Code), s)
+}
+
+// fail answers with why there is no other answer.
+func (c *call) fail(err error) {
+	var known apierrors.APIStatus
+	switch {
+	case errors.As(err, &known):
+	case errors.Is(err, context.Canceled):
+		return
+	default:
+		known = apierrors.NewInternalError(err)
+	}
+	_ = c.status(known.Status())
+}
+
+var notServed = &apierrors.StatusError{ErrStatus: metav1.Status{
+	Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+	Message: "the server could not find the requested resource; it serves " + group.String(),
+	Details: &metav1.StatusDetails{},
+}}
+
+// identify returns who sends a request: its key is the bearer's token or, as OpenWhisk's, basic.
+func (a *API) identify(r *http.Request) (*access.Identity, error) {
+	id, secret, basic := r.BasicAuth()
+	if token, is := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); !basic && is {
+		id, secret, _ = strings.Cut(token, ":")
+	}
+	user, err := a.cfg.Identify(r, access.Key{UUID: id, Secret: secret})
+	return user, denied(err)
+}
+
+// denied returns why a key does not open, as Kubernetes says it; nil: it does.
+func denied(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, access.ErrUnknown):
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
+			Code: http.StatusUnauthorized, Reason: metav1.StatusReasonUnauthorized,
+			Message: "Unauthorized: " + err.Error()}}
+	}
+	return apierrors.NewForbidden(schema.GroupResource{}, "", err)
+}

@@ -1,0 +1,207 @@
+package knative
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	authentication "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+	"knative.dev/pkg/apis"
+	"knative.dev/serving/pkg/apis/config"
+
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// A writer changes objects by Knative's rules, for one user or for the reconcilers.
+type writer struct {
+	*world
+	user  string // empty: the reconcilers
+	most  func(namespace string) store.Space
+	dry   bool     // nothing is kept
+	warns []string // what the user should know
+}
+
+// rules holds what a cluster's operator would set. Knative's defaults and checks follow it.
+var rules = func() *config.Config {
+	c := config.FromContextOrDefaults(context.Background())
+	scale := *c.Autoscaler
+	scale.AllowZeroInitialScale = true
+	return &config.Config{Defaults: c.Defaults, Features: c.Features, Autoscaler: &scale}
+}()
+
+func (w *writer) context(ctx context.Context) context.Context {
+	ctx = config.ToContext(ctx, rules)
+	if w.user == "" {
+		return ctx
+	}
+	return apis.WithUserInfo(ctx, &authentication.UserInfo{Username: w.user})
+}
+
+// create keeps a new object.
+func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) {
+	if o.GetName() == "" && o.GetGenerateName() != "" {
+		o.SetName(o.GetGenerateName() + rand.String(5))
+	}
+	if o.GetName() == "" {
+		return nil, apierrors.NewInvalid(k.gvk().GroupKind(), "", field.ErrorList{field.Required(
+			field.NewPath("metadata", "name"), "name or generateName is required")})
+	}
+	if why := validation.IsDNS1123Label(o.GetNamespace()); why != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf(
+			"the namespace %q cannot be part of a URL: %s", o.GetNamespace(), why[0]))
+	}
+	o.SetUID(uuid.NewUUID())
+	o.SetCreationTimestamp(metav1.NewTime(time.Now().UTC().Truncate(time.Second)))
+	o.SetGeneration(1)
+	o.SetDeletionTimestamp(nil)
+	o.SetManagedFields(nil)
+	o.SetSelfLink("")
+	keepStatus(o, k.make())
+	ctx = apis.WithinCreate(w.context(ctx))
+	o.SetDefaults(ctx)
+	if err := w.check(ctx, k, o); err != nil {
+		return nil, err
+	}
+	return w.keep(ctx, k, o, nil)
+}
+
+// update replaces an object of a user's. What users do not write stays as it was.
+func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, error) {
+	was := old.object
+	if v := o.GetResourceVersion(); v != "" && v != strconv.FormatUint(old.revision, 10) {
+		return nil, conflict(old.kind, old.name.name)
+	}
+	if id := o.GetUID(); id != "" && id != was.GetUID() {
+		why := fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s",
+			id, was.GetUID())
+		return nil, apierrors.NewConflict(old.kind.resource(), old.name.name, errors.New(why))
+	}
+	o.SetUID(was.GetUID())
+	o.SetCreationTimestamp(was.GetCreationTimestamp())
+	o.SetGeneration(was.GetGeneration())
+	o.SetDeletionTimestamp(was.GetDeletionTimestamp())
+	o.SetManagedFields(nil)
+	keepStatus(o, was)
+	ctx = apis.WithinUpdate(w.context(ctx), was)
+	o.SetDefaults(ctx)
+	if err := w.check(ctx, old.kind, o); err != nil {
+		return nil, err
+	}
+	if !sameSpec(o, was) {
+		o.SetGeneration(was.GetGeneration() + 1)
+	}
+	return w.keep(ctx, old.kind, o, old)
+}
+
+// report replaces the status of an object.
+func (w *writer) report(ctx context.Context, old *entry, o object) error {
+	_, err := w.keep(ctx, old.kind, o, old)
+	return err
+}
+
+// keep puts an object, if that changes anything.
+func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry) (*entry, error) {
+	if old != nil {
+		o.SetResourceVersion(old.object.GetResourceVersion())
+		o.GetObjectKind().SetGroupVersionKind(k.gvk())
+		if equality.Semantic.DeepEqual(o, old.object) {
+			return old, nil
+		}
+	}
+	if w.dry {
+		e := &entry{kind: k, name: name{o.GetNamespace(), o.GetName()}, object: o}
+		o.GetObjectKind().SetGroupVersionKind(k.gvk())
+		if old != nil {
+			e.revision = old.revision
+		}
+		return e, e.encode()
+	}
+	return w.put(ctx, k, o, old, w.most(o.GetNamespace()))
+}
+
+// check returns what Knative has against an object, as its webhook words it.
+func (w *writer) check(ctx context.Context, k *kind, o object) error {
+	if w.user == "" {
+		return nil // what was made of a good object is good
+	}
+	found := o.Validate(ctx)
+	if warn := found.Filter(apis.WarningLevel); warn != nil {
+		w.warns = append(w.warns, warn.Error())
+	}
+	wrong := found.Filter(apis.ErrorLevel)
+	if wrong == nil {
+		return nil
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 400,
+		Reason: metav1.StatusReasonBadRequest,
+		Message: `admission webhook "validation.webhook.serving.knative.dev" denied ` +
+			"the request: validation failed: " + wrong.Error()}}
+}
+
+// delete deletes an object at once, and the reconcilers then delete what it owns; or after all that
+// it owns, and after whoever has a finalizer in it.
+func (w *writer) delete(ctx context.Context, e *entry, how metav1.DeletionPropagation) error {
+	switch {
+	case w.dry:
+		return nil
+	case how == metav1.DeletePropagationOrphan:
+		for _, o := range w.owned(e) {
+			free := o.object.DeepCopyObject().(object)
+			free.SetOwnerReferences(nil)
+			if _, err := w.keep(ctx, o.kind, free, o); err != nil {
+				return err
+			}
+		}
+	case how == metav1.DeletePropagationForeground || len(e.object.GetFinalizers()) > 0:
+		return w.end(ctx, e, how)
+	}
+	return w.remove(ctx, e)
+}
+
+// end marks an object as one that is about to go.
+func (w *writer) end(ctx context.Context, e *entry, how metav1.DeletionPropagation) error {
+	if e.object.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	o := e.object.DeepCopyObject().(object)
+	o.SetDeletionTimestamp(ptr.To(metav1.NewTime(time.Now().UTC().Truncate(time.Second))))
+	if how == metav1.DeletePropagationForeground {
+		o.SetFinalizers(append(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
+	}
+	_, err := w.keep(ctx, e.kind, o, e)
+	return err
+}
+
+// owned returns what an object owns.
+func (w *world) owned(of *entry) (all []*entry) {
+	for _, k := range kinds {
+		list, _ := w.list(k, of.name.namespace)
+		for _, e := range list {
+			if owner := metav1.GetControllerOf(e.object); owner != nil &&
+				owner.UID == of.object.GetUID() {
+				all = append(all, e)
+			}
+		}
+	}
+	return all
+}
+
+// again does what may meet a change of another, until it does not.
+func again(do func() error) (err error) {
+	for range 10 {
+		if err = do(); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return err
+}

@@ -1,0 +1,123 @@
+package knative
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"knative.dev/serving/pkg/apis/autoscaling"
+	"knative.dev/serving/pkg/apis/serving"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+
+	"github.com/fastiov/fastiov/invoker/pool"
+	node "github.com/fastiov/fastiov/node-agent/api"
+)
+
+const (
+	defaultMiB = 256
+	// A sandbox has so many requests at once where containerConcurrency is 0.
+	unbounded = 1 << 20
+)
+
+func portOf(c *corev1.Container) int {
+	if len(c.Ports) > 0 && c.Ports[0].ContainerPort != 0 {
+		return int(c.Ports[0].ContainerPort)
+	}
+	return v1.DefaultUserPort
+}
+
+// groupOf names a revision to the pool. Another one of its name is another group.
+func groupOf(v *v1.Revision) string {
+	return "knative/" + v.Namespace + "/" + v.Name + "/" + string(v.UID)
+}
+
+// memoryOf returns what a sandbox of a container gets.
+func memoryOf(c *corev1.Container) int {
+	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+		if m := list.Memory(); !m.IsZero() {
+			return int((m.Value() + 1<<20 - 1) >> 20)
+		}
+	}
+	return defaultMiB
+}
+
+// demand returns what the pool is asked for, for a request to a revision.
+func (r *road) demand(v *v1.Revision) pool.Demand {
+	c := v.Spec.GetContainer()
+	d := pool.Demand{
+		Namespace: v.Namespace, Group: groupOf(v),
+		Image: c.Image, MemoryMiB: memoryOf(c), Concurrency: int(v.Spec.GetContainerConcurrency()),
+	}
+	if d.Concurrency == 0 {
+		d.Concurrency = unbounded
+	}
+	if s := v.Spec.TimeoutSeconds; s != nil && *s > 0 {
+		d.Wait = time.Duration(*s) * time.Second
+	}
+	_, least, _ := autoscaling.MinScaleAnnotation.Get(v.Annotations)
+	_, most, _ := autoscaling.MaxScaleAnnotation.Get(v.Annotations)
+	d.Min, _ = strconv.Atoi(least) // Knative has checked them
+	d.Max, _ = strconv.Atoi(most)
+	d.Start = func() (*node.StartRequest, error) { return startOf(v), nil }
+	return d
+}
+
+// startOf returns the request that starts a sandbox of a revision.
+func startOf(v *v1.Revision) *node.StartRequest {
+	c := v.Spec.GetContainer()
+	s := &node.StartRequest{
+		Image: c.Image, Namespace: v.Namespace, Protocol: "http", Port: uint32(portOf(c)),
+		Probe: "tcp:", Command: c.Command, Args: c.Args, Dir: c.WorkingDir,
+		Env: map[string]string{
+			"PORT": strconv.Itoa(portOf(c)), "K_REVISION": v.Name,
+			"K_CONFIGURATION": v.Labels[serving.ConfigurationLabelKey],
+			"K_SERVICE":       v.Labels[serving.ServiceLabelKey],
+		},
+	}
+	for _, e := range c.Env {
+		s.Env[e.Name] = e.Value
+	}
+	if p := c.ReadinessProbe; p != nil && p.HTTPGet != nil {
+		s.Probe = p.HTTPGet.Path
+	}
+	if sc := c.SecurityContext; sc != nil && sc.RunAsUser != nil {
+		s.User = strconv.FormatInt(*sc.RunAsUser, 10)
+		if sc.RunAsGroup != nil {
+			s.User += ":" + strconv.FormatInt(*sc.RunAsGroup, 10)
+		}
+	}
+	return s
+}
+
+// refuses returns why a revision cannot be run here, though Knative allows it; empty: it can.
+func (r *road) refuses(v *v1.Revision) string {
+	c := v.Spec.GetContainer()
+	if len(v.Spec.Containers) > 1 || len(v.Spec.InitContainers) > 0 {
+		return "a revision of several containers is not run here; give it one"
+	}
+	if len(c.VolumeMounts) > 0 || len(c.EnvFrom) > 0 {
+		return "volumes and envFrom are not served here; use env with values"
+	}
+	for _, e := range c.Env {
+		if e.ValueFrom != nil {
+			return fmt.Sprintf("the variable %s has no value of its own, and no other source is "+
+				"served here; give it a value", e.Name)
+		}
+	}
+	if p := c.ReadinessProbe; p != nil && (p.Exec != nil || p.GRPC != nil) {
+		return "a readiness probe is a GET or a connection here; use httpGet or tcpSocket"
+	}
+	if len(c.Ports) > 0 && c.Ports[0].Name == "h2c" {
+		return "a port named h2c is not served here; use HTTP/1.1 and the name http1"
+	}
+	owner, err := r.directory.Owner(v.Namespace)
+	if err != nil {
+		return err.Error()
+	}
+	if most := owner.Limits.MaxActionMemory; most > 0 && memoryOf(c) > most {
+		return fmt.Sprintf("the container asks for %d MiB of memory, and the namespace may give "+
+			"at most %d; lower resources.limits.memory", memoryOf(c), most)
+	}
+	return ""
+}

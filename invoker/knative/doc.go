@@ -1,0 +1,22 @@
+// Package knative serves the Knative Serving API: Services, Configurations, Revisions and Routes,
+// and the programs that they describe, in sandboxes of the pool. No cluster is behind it.
+//
+//	kubectl, kn ─▶ api ─▶ change: defaults, checks ─▶ world.put ─▶ store (durable)
+//	                 ▲                                                │ see
+//	                 └── watch ◀── events, each encoded once ◀── world ┤
+//	     reconcile: service → configuration, route → revision ◀───────┘
+//	         └─ revision: the pool starts its first sandbox, which shows whether it is good
+//	curl ─▶ road: host → status of a route → revision → lease → connection
+//
+// Types, defaults, checks, revisions of a template, traffic and host names are Knative's own
+// packages. A document of the store is an object without its revision; the revision is the
+// resourceVersion of Kubernetes.
+//
+//	kinds.go      what Knative's definitions say, made by `make generate`
+//	world.go      all objects and the newest events, over the store
+//	change.go     a change by Knative's rules
+//	api.go        the verbs;  watch.go, table.go, discover.go: their parts
+//	reconcile.go  brings about what objects say;  route.go: where traffic goes
+//	demand.go     a revision as the pool and the node see it
+//	road.go       the way of a request
+package knative

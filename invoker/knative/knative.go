@@ -1,0 +1,111 @@
+package knative
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+// Config says what an API is made of. All of it belongs to somebody else.
+type Config struct {
+	Pool      *pool.Pool
+	Store     store.Store
+	Directory *access.Directory
+	// Identify returns whose key it is, if the request may use it.
+	Identify func(*http.Request, access.Key) (*access.Identity, error)
+	Domain   string // services are at NAME.NAMESPACE.Domain
+	Port     string // of their URLs
+	Log      *slog.Logger
+}
+
+// An API serves Knative's resources, and the services that they say.
+type API struct {
+	cfg       Config
+	world     *world
+	road      *road
+	reconcile *reconciler
+	closed    chan struct{}
+	end       context.CancelFunc
+}
+
+// New returns an API that has read its store and goes on with what it says. Close ends it.
+func New(cfg Config) (*API, error) {
+	if why := validation.IsDNS1123Subdomain(cfg.Domain); why != nil {
+		return nil, fmt.Errorf("--domain %q is no domain: %s", cfg.Domain, why[0])
+	}
+	names, err := namesBelow(cfg.Domain)
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancel(context.Background())
+	a := &API{cfg: cfg, closed: make(chan struct{}), end: end}
+	a.road = &road{pool: cfg.Pool, directory: cfg.Directory, names: names, domain: cfg.Domain,
+		port: cfg.Port, hosts: map[string]*split{}, of: map[name][]string{}}
+	a.reconcile = newReconciler(a.road)
+	a.world, err = openWorld(ctx, cfg.Store, cfg.Log, a.road.follow, a.reconcile.follow)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	a.road.world = a.world
+	a.reconcile.run(ctx, &writer{world: a.world, most: cfg.Directory.Space})
+	return a, nil
+}
+
+// Close ends watches and reconcilers.
+func (a *API) Close() {
+	close(a.closed)
+	a.reconcile.queue.ShutDown()
+	a.end()
+	a.reconcile.done.Wait()
+}
+
+// Over returns a handler that takes what is Knative's and gives everything else to next: requests
+// to services by their host, and Kubernetes's clients by their paths or their bearer's token.
+func (a *API) Over(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case a.road.owns(r.Host):
+			a.road.ServeHTTP(w, r)
+		case kubernetesClient(r):
+			a.api(w, r)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+func kubernetesClient(r *http.Request) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	switch first {
+	case "apis", "openapi", "version":
+		return true
+	case "api": // OpenWhisk's is there, too; its clients have a key of HTTP's basic scheme
+		return r.URL.Path == "/api" || strings.HasPrefix(r.Header.Get("Authorization"), "Bearer ")
+	}
+	return false
+}
+
+// admitted counts a request on its user's account.
+func (a *API) admitted(user *access.Identity, r *http.Request) error {
+	var err error
+	if r.Method == http.MethodGet {
+		err = user.Read(time.Now(), user.Limits)
+	} else {
+		err = user.Change(time.Now(), user.Limits)
+	}
+	if err != nil {
+		return apierrors.NewTooManyRequests(err.Error(), 1)
+	}
+	return nil
+}

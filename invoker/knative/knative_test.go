@@ -1,0 +1,417 @@
+package knative
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/embedded"
+	node "github.com/fastiov/fastiov/node-agent/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A fake node starts every image but broken ones. Its programs answer with what started them.
+type fake struct {
+	node.UnimplementedNodeServer
+	mu     sync.Mutex
+	live   map[string]*node.StartRequest
+	starts atomic.Int64
+}
+
+func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply, error) {
+	f.starts.Add(1)
+	if strings.Contains(in.Image, "broken") {
+		return nil, status.Error(codes.Internal, "the program ended with 3: no such thing")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.live[in.Id] = in
+	return &node.StartReply{Id: in.Id, InitStatus: 200}, nil
+}
+
+func (f *fake) Stop(_ context.Context, in *node.StopRequest) (*node.StopReply, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.live, in.Id)
+	return &node.StopReply{}, nil
+}
+
+func (*fake) Status(context.Context, *node.StatusRequest) (*node.StatusReply, error) {
+	return &node.StatusReply{MemoryMib: 1 << 20}, nil
+}
+
+func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.ConnectReply]) error {
+	first, err := s.Recv()
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	of := f.live[first.Id]
+	f.mu.Unlock()
+	if of == nil || first.Port != of.Port {
+		return status.Error(codes.NotFound, "no such sandbox")
+	}
+	if err := s.SendHeader(nil); err != nil {
+		return err
+	}
+	from, to := io.Pipe()
+	go func() {
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				to.CloseWithError(err)
+				return
+			}
+			if _, err := to.Write(in.Data); err != nil {
+				return
+			}
+		}
+	}()
+	r, err := http.ReadRequest(bufio.NewReader(from))
+	from.Close()
+	if err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	said := r.URL.Path + " " + of.Env["K_REVISION"] + " " + of.Env["PORT"] + " " + of.Env["A"]
+	answer := http.Response{StatusCode: 200, ProtoMajor: 1, ProtoMinor: 1,
+		Body: io.NopCloser(strings.NewReader(said)), ContentLength: int64(len(said))}
+	var text strings.Builder
+	if err := answer.Write(&text); err != nil {
+		return err
+	}
+	return s.Send(&node.ConnectReply{Data: []byte(text.String()), End: true})
+}
+
+// A house is an API over a fake node and a store in a file, with the user ann.
+type house struct {
+	t     *testing.T
+	node  *fake
+	store store.Store
+	pool  *pool.Pool
+	api   *API
+	http  http.Handler
+	key   access.Key
+}
+
+func newHouse(t *testing.T, path string, key access.Key) (h *house, leave func()) {
+	t.Helper()
+	h = &house{t: t, node: &fake{live: map[string]*node.StartRequest{}}, key: key}
+	log := slog.New(slog.DiscardHandler)
+	s, err := embedded.Open(path, 64<<20, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.store = s
+	directory := access.NewDirectory(access.Limits{"maxEntities": 100})
+	if err := directory.Add(&access.Subject{Name: "ann",
+		Namespaces: []access.Namespace{key.Owned("ann")}}); err != nil {
+		t.Fatal(err)
+	}
+	h.pool = pool.New(pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Minute},
+		node.Local(h.node))
+	h.api, err = New(Config{Pool: h.pool, Store: s, Directory: directory, Domain: "localhost",
+		Identify: func(_ *http.Request, key access.Key) (*access.Identity, error) {
+			return directory.Identify(key.UUID, key.Secret)
+		}, Port: "80", Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.http = h.api.Over(http.NotFoundHandler())
+	return h, func() {
+		h.api.Close()
+		h.pool.Close()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+const objects = "/apis/serving.knative.dev/v1/namespaces/ann/"
+
+func (h *house) ask(method, path, form, body string) (code int, answer string) {
+	h.t.Helper()
+	r := httptest.NewRequest(method, "http://127.0.0.1"+path, strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer "+h.key.String())
+	r.Header.Set("Content-Type", form)
+	w := httptest.NewRecorder()
+	h.http.ServeHTTP(w, r)
+	return w.Code, w.Body.String()
+}
+
+func (h *house) must(method, path, body string) string {
+	h.t.Helper()
+	form := "application/json"
+	if method == http.MethodPatch {
+		form = "application/merge-patch+json"
+	}
+	code, answer := h.ask(method, path, form, body)
+	if code >= 300 {
+		h.t.Fatalf("%s %s is answered %d %s", method, path, code, answer)
+	}
+	return answer
+}
+
+func (h *house) curl(host, path string) (int, string) {
+	w := httptest.NewRecorder()
+	h.http.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://"+host+path, nil))
+	return w.Code, w.Body.String()
+}
+
+func described(name, image string) string {
+	return fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"template":{"spec":{"containers":[
+		{"image":%q,"ports":[{"containerPort":9000}],"env":[{"name":"A","value":"b"}]}]}}}}`,
+		name, image)
+}
+
+// ready waits until a service has said that it is ready, or that it is not.
+func (h *house) ready(name, want string) (message string) {
+	h.t.Helper()
+	for late := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		var s struct {
+			Metadata struct{ Generation int }
+			Status   struct {
+				ObservedGeneration int
+				Conditions         []struct{ Type, Status, Message string }
+			}
+		}
+		answer := h.must("GET", objects+"services/"+name, "")
+		if err := json.Unmarshal([]byte(answer), &s); err != nil {
+			h.t.Fatal(err)
+		}
+		for _, c := range s.Status.Conditions {
+			if c.Type == "Ready" && c.Status == want &&
+				s.Status.ObservedGeneration == s.Metadata.Generation {
+				return c.Message
+			}
+		}
+		if time.Now().After(late) {
+			h.t.Fatalf("%s is never %s: %s", name, want, answer)
+		}
+	}
+}
+
+func TestAServiceIsServed(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	if code, said := h.curl("hello.ann.localhost", "/x"); code != 200 ||
+		said != "/x hello-00001 9000 b" {
+		t.Errorf("%d %q", code, said)
+	}
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, want one", n)
+	}
+	h.must("DELETE", objects+"services/hello", "")
+	for late := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if left := h.must("GET", objects+"revisions", ""); !strings.Contains(left, "hello-00001") {
+			break
+		}
+		if time.Now().After(late) {
+			t.Fatal("its revision outlives the service")
+		}
+	}
+	if code, _ := h.curl("hello.ann.localhost", "/x"); code != 404 {
+		t.Errorf("after that: %d", code)
+	}
+}
+
+// A revision that does not start says why, and traffic stays where it is.
+func TestABrokenRevisionGetsNoTraffic(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	h.must("PATCH", objects+"services/hello", `{"spec":{"template":{"spec":{"containers":[
+		{"image":"example.com/broken"}]}}}}`)
+	if why := h.ready("hello", "False"); !strings.Contains(why, "the program ended with 3") {
+		t.Errorf("it says %q", why)
+	}
+	if code, said := h.curl("hello.ann.localhost", "/"); code != 200 ||
+		!strings.Contains(said, "hello-00001") {
+		t.Errorf("%d %q", code, said)
+	}
+}
+
+// What the next process reads is what this one had, but for the events.
+func TestTheNextProcessGoesOn(t *testing.T) {
+	path, key := filepath.Join(t.TempDir(), "store"), access.NewKey()
+	h, leave := newHouse(t, path, key)
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	var before [4]string
+	for i, k := range kinds {
+		before[i] = items(h.must("GET", objects+k.Names.Plural, ""))
+	}
+	leave()
+	h, leave = newHouse(t, path, key)
+	defer leave()
+	if code, said := h.curl("hello.ann.localhost", "/y"); code != 200 {
+		t.Errorf("%d %q", code, said)
+	}
+	for i, k := range kinds {
+		if now := items(h.must("GET", objects+k.Names.Plural, "")); now != before[i] {
+			t.Errorf("%s\nwere %s\n are %s", k.Names.Plural, before[i], now)
+		}
+	}
+	const old = objects + "services?watch=true&resourceVersion=2&timeoutSeconds=1"
+	_, said := h.ask("GET", old, "", "")
+	if !strings.Contains(said, `"type":"ERROR"`) || !strings.Contains(said, `"code":410`) {
+		t.Errorf("a watch from before is answered %s", said)
+	}
+}
+
+func items(list string) string {
+	_, items, _ := strings.Cut(list, `"items":`)
+	return items
+}
+
+// Whoever watches from a revision is told each later change once, in order, however late it reads;
+// and what ceases to be chosen is gone for it.
+func TestAWatchReplays(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	h.must("PATCH", objects+"services/hello", `{"metadata":{"labels":{"a":"1"}}}`)
+	h.must("PATCH", objects+"services/hello", `{"metadata":{"labels":{"a":"2"}}}`)
+	_, said := h.ask("GET", objects+"services?watch=true&labelSelector=a%3D1&resourceVersion="+
+		fmt.Sprint(h.api.world.floor)+"&timeoutSeconds=1", "", "")
+	var got []string
+	last := ""
+	for line := range strings.Lines(said) {
+		var e struct {
+			Type   string
+			Object struct {
+				Metadata struct{ ResourceVersion string }
+			}
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		if v := e.Object.Metadata.ResourceVersion; len(v) < len(last) || v <= last {
+			t.Errorf("%s comes after %s", v, last)
+		} else {
+			last = v
+		}
+		got = append(got, e.Type)
+	}
+	if fmt.Sprint(got) != "[ADDED DELETED]" {
+		t.Errorf("the watch is told %s", got)
+	}
+	code, said := h.ask("GET", objects+"services?watch=true&sendInitialEvents=true&"+
+		"resourceVersionMatch=NotOlderThan&timeoutSeconds=1", "", "")
+	if code != 200 || !strings.Contains(said, "k8s.io/initial-events-end") {
+		t.Errorf("a list by watch is answered %d %s", code, said)
+	}
+}
+
+// Events that fell out of the log are refused, and those in it are all there.
+func TestTheLogHasABound(t *testing.T) {
+	w := &world{objects: map[*kind]map[string]map[string]*entry{}, changed: make(chan struct{})}
+	for _, k := range kinds {
+		w.objects[k] = map[string]map[string]*entry{}
+	}
+	const n = 2*mostEvents + 10
+	for i := range n {
+		err := w.see(store.Doc{Key: storeKey(routes, "ann", "r"), Revision: uint64(i + 1),
+			Body: []byte(`{"kind":"Route","metadata":{"name":"r","namespace":"ann"}}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := w.since(1); err != errExpired {
+		t.Errorf("the oldest events are answered %v", err)
+	}
+	events, _, err := w.since(w.floor)
+	if err != nil || events[0].revision != w.floor+1 || uint64(len(events)) != n-w.floor {
+		t.Errorf("%d events from %d on, %v", len(events), w.floor, err)
+	}
+}
+
+func TestWhatIsRefused(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	for _, c := range []struct {
+		method, path, body string
+		code               int
+		want               string
+	}{
+		{"POST", objects + "services", described("hello", "x"), 409, "AlreadyExists"},
+		{"POST", objects + "services", described("Bad_Name", "x"), 400, "not a DNS 1035 label"},
+		{"POST", objects + "services", `{"metadata":{},"spec":{}}`, 422, "name or generateName"},
+		{"POST", objects + "services?fieldValidation=Strict", `{"metadata":{"name":"a"},"x":1}`,
+			400, `unknown field \"x\"`},
+		{"PUT", objects + "services/hello", `{"metadata":{"name":"hello","resourceVersion":"1"}}`,
+			409, "Conflict"},
+		{"GET", objects + "services/none", "", 404, `services.serving.knative.dev \"none\" not found`},
+		{"GET", "/apis/serving.knative.dev/v1/namespaces/bob/services", "", 403, "Forbidden"},
+		{"GET", objects + "services?labelSelector=%3D%3D", "", 400, "label selector"},
+		{"GET", "/apis/eventing.knative.dev/v1/brokers", "", 404, "could not find"},
+		{"PATCH", objects + "services/hello", "[]", 400, "BadRequest"},
+	} {
+		form := "application/json"
+		if c.method == http.MethodPatch {
+			form = "application/merge-patch+json"
+		}
+		if code, said := h.ask(c.method, c.path, form, c.body); code != c.code ||
+			!strings.Contains(said, c.want) || !strings.Contains(said, `"kind":"Status"`) {
+			t.Errorf("%s %s is answered %d %s, want %d %s", c.method, c.path, code, said, c.code,
+				c.want)
+		}
+	}
+	h.key.Secret += "x"
+	if code, _ := h.ask("GET", objects+"services", "", ""); code != 401 {
+		t.Errorf("a wrong key is answered %d", code)
+	}
+}
+
+// A list comes in pieces, each after the last.
+func TestAListComesInPieces(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	for i := range 5 {
+		h.must("POST", objects+"configurations", described(fmt.Sprintf("c%d", i), "x"))
+	}
+	var names []string
+	for next := ""; ; {
+		var list struct {
+			Metadata struct{ Continue string }
+			Items    []struct{ Metadata struct{ Name string } }
+		}
+		text := h.must("GET", objects+"configurations?limit=2&continue="+next, "")
+		if err := json.Unmarshal([]byte(text), &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range list.Items {
+			names = append(names, i.Metadata.Name)
+		}
+		if next = list.Metadata.Continue; next == "" {
+			break
+		}
+	}
+	if fmt.Sprint(names) != "[c0 c1 c2 c3 c4]" {
+		t.Errorf("the pieces have %s", names)
+	}
+}

@@ -1,0 +1,459 @@
+package knative
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
+	"knative.dev/pkg/kmeta"
+	"knative.dev/serving/pkg/apis/autoscaling"
+	"knative.dev/serving/pkg/apis/serving"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+	"knative.dev/serving/pkg/reconciler/configuration/resources"
+
+	"github.com/fastiov/fastiov/invoker/pool"
+)
+
+// So many objects are reconciled at once: each waits for the store's disk.
+const workers = 16
+
+// What failed is tried again, later each time.
+const soonest, latest = 5 * time.Millisecond, 30 * time.Second
+
+// A due object is to be reconciled: what it says is compared with what there is.
+type due struct {
+	kind *kind
+	name name
+}
+
+// A reconciler brings about what objects say. It begins with all there are, and goes on with what
+// events name; so it needs no memory of its own.
+type reconciler struct {
+	*writer
+	queue workqueue.TypedRateLimitingInterface[due]
+	road  *road
+	done  sync.WaitGroup
+
+	mu     sync.Mutex
+	of     map[due]map[name]bool // the routes to a configuration or a revision
+	proved map[name]string       // revisions whose first sandbox is being started, and their uid
+}
+
+func newReconciler(r *road) *reconciler {
+	return &reconciler{
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[due](soonest, latest)),
+		road: r, of: map[due]map[name]bool{}, proved: map[name]string{},
+	}
+}
+
+// follow puts into the queue what an event concerns: the object, its owner, the routes to it, and
+// what it owned.
+func (r *reconciler) follow(e *event) {
+	n := e.entry.name
+	me := due{e.entry.kind, n}
+	r.queue.Add(me)
+	if owner := metav1.GetControllerOf(e.entry.object); owner != nil {
+		r.queue.Add(due{kindOf(owner.Kind), name{n.namespace, owner.Name}})
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if me.kind == routes {
+		for _, to := range targets(e.before) {
+			delete(r.of[to], n)
+			if len(r.of[to]) == 0 {
+				delete(r.of, to)
+			}
+		}
+		if e.what == "DELETED" {
+			return
+		}
+		for _, to := range targets(e.entry) {
+			if r.of[to] == nil {
+				r.of[to] = map[name]bool{}
+			}
+			r.of[to][n] = true
+		}
+	}
+	for route := range r.of[me] {
+		r.queue.Add(due{routes, route})
+	}
+}
+
+// targets returns what a route leads to, and what it should lead to.
+func targets(e *entry) (all []due) {
+	if e == nil {
+		return nil
+	}
+	to := e.object.(*v1.Route)
+	for _, t := range slices.Concat(to.Spec.Traffic, to.Status.Traffic) {
+		if t.ConfigurationName != "" {
+			all = append(all, due{configurations, name{to.Namespace, t.ConfigurationName}})
+		}
+		if t.RevisionName != "" {
+			all = append(all, due{revisions, name{to.Namespace, t.RevisionName}})
+		}
+	}
+	return all
+}
+
+// run reconciles until the queue is shut down.
+func (r *reconciler) run(ctx context.Context, w *writer) {
+	r.writer = w
+	for range workers {
+		r.done.Go(func() {
+			for {
+				d, over := r.queue.Get()
+				if over {
+					return
+				}
+				err := r.reconcile(ctx, d)
+				switch {
+				case err == nil:
+					r.queue.Forget(d)
+				case ctx.Err() != nil:
+				case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err):
+					r.queue.AddRateLimited(d)
+				default:
+					r.log.Warn("a service is not as it should be, and is tried again",
+						"kind", d.kind.Names.Kind, "name", d.name.name, "err", err)
+					r.queue.AddRateLimited(d)
+				}
+				r.queue.Done(d)
+			}
+		})
+	}
+}
+
+func (r *reconciler) reconcile(ctx context.Context, d due) error {
+	e := r.get(d.kind, d.name.namespace, d.name.name)
+	if e == nil {
+		r.forsaken(d)
+		return nil
+	}
+	if owner := metav1.GetControllerOf(e.object); owner != nil {
+		of := r.get(kindOf(owner.Kind), d.name.namespace, owner.Name)
+		if of == nil || of.object.GetUID() != owner.UID {
+			return ignoreMissing(r.remove(ctx, e))
+		}
+	}
+	if e.object.GetDeletionTimestamp() != nil {
+		return r.ending(ctx, e)
+	}
+	ctx = r.context(ctx)
+	switch o := e.object.DeepCopyObject().(type) {
+	case *v1.Service:
+		return r.service(ctx, e, o)
+	case *v1.Configuration:
+		return r.configuration(ctx, e, o)
+	case *v1.Revision:
+		return r.revision(ctx, e, o)
+	case *v1.Route:
+		return r.route(ctx, e, o)
+	}
+	return nil
+}
+
+// ending removes an object once nothing is left that it waits for.
+func (r *reconciler) ending(ctx context.Context, e *entry) error {
+	left := e.object.GetFinalizers()
+	if i := slices.Index(left, metav1.FinalizerDeleteDependents); i >= 0 {
+		owned := r.owned(e)
+		for _, o := range owned {
+			if err := r.end(ctx, o, metav1.DeletePropagationForeground); err != nil {
+				return err
+			}
+		}
+		if len(owned) > 0 {
+			return nil // the last of them comes by here as it goes
+		}
+		left = slices.Delete(slices.Clone(left), i, i+1)
+	}
+	if len(left) > 0 {
+		o := e.object.DeepCopyObject().(object)
+		o.SetFinalizers(left)
+		return r.report(ctx, e, o)
+	}
+	return ignoreMissing(r.remove(ctx, e))
+}
+
+// forsaken has those reconciled that an object owned which is gone.
+func (r *reconciler) forsaken(d due) {
+	for _, k := range kinds {
+		all, _ := r.list(k, d.name.namespace)
+		for _, e := range all {
+			if o := metav1.GetControllerOf(e.object); o != nil && o.Name == d.name.name &&
+				o.Kind == d.kind.Names.Kind {
+				r.queue.Add(due{k, e.name})
+			}
+		}
+	}
+}
+
+func ignoreMissing(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func (r *reconciler) service(ctx context.Context, e *entry, s *v1.Service) error {
+	config, err := r.follower(ctx, configurations, configurationOf(s))
+	if err != nil {
+		return err
+	}
+	route, err := r.follower(ctx, routes, routeOf(s))
+	if err != nil {
+		return err
+	}
+	st := &s.Status
+	st.InitializeConditions()
+	c, is := config.object.(*v1.Configuration)
+	switch {
+	case !is || !metav1.IsControlledBy(c, s):
+		st.MarkConfigurationNotOwned(s.Name)
+	case c.Generation != c.Status.ObservedGeneration:
+		st.MarkConfigurationNotReconciled()
+	default:
+		st.PropagateConfigurationStatus(&c.Status)
+	}
+	to := route.object.(*v1.Route)
+	switch {
+	case !metav1.IsControlledBy(to, s):
+		st.MarkRouteNotOwned(s.Name)
+	case to.Generation != to.Status.ObservedGeneration:
+		st.MarkRouteNotReconciled()
+	default:
+		st.PropagateRouteStatus(&to.Status)
+		if rc := st.GetCondition(v1.ServiceConditionRoutesReady); rc.IsTrue() && !arrived(c, to) {
+			st.MarkRouteNotYetReady()
+		}
+	}
+	st.ObservedGeneration = s.Generation
+	return r.report(ctx, e, s)
+}
+
+// arrived reports whether a route sends its traffic where it should by now.
+func arrived(c *v1.Configuration, to *v1.Route) bool {
+	same := func(want, got v1.TrafficTarget) bool {
+		if want.ConfigurationName == c.Name {
+			want.RevisionName = c.Status.LatestReadyRevisionName
+		}
+		return want.RevisionName == got.RevisionName && want.Tag == got.Tag &&
+			ptr.Deref(want.Percent, 0) == ptr.Deref(got.Percent, 0)
+	}
+	return slices.EqualFunc(to.Spec.Traffic, to.Status.Traffic, same)
+}
+
+// follower makes what a service owns, or brings it to what the service says.
+func (r *reconciler) follower(ctx context.Context, k *kind, want object) (*entry, error) {
+	old := r.get(k, want.GetNamespace(), want.GetName())
+	if old == nil {
+		return r.create(ctx, k, want)
+	}
+	owner := metav1.GetControllerOf(want)
+	if is := metav1.GetControllerOf(old.object); is == nil || is.UID != owner.UID {
+		return old, nil // the service's condition says so
+	}
+	now := old.object.DeepCopyObject().(object)
+	now.SetLabels(want.GetLabels())
+	now.SetAnnotations(want.GetAnnotations())
+	part(now, "Spec").Set(part(want, "Spec"))
+	return r.update(ctx, old, now)
+}
+
+func configurationOf(s *v1.Service) *v1.Configuration {
+	notes := maps.Clone(s.Annotations)
+	maps.DeleteFunc(notes, func(key, _ string) bool {
+		return key == corev1.LastAppliedConfigAnnotation ||
+			slices.Contains(serving.RolloutDurationAnnotation, key)
+	})
+	if notes == nil {
+		notes = map[string]string{}
+	}
+	notes[serving.RoutesAnnotationKey] = s.Name
+	return &v1.Configuration{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: s.Name, Namespace: s.Namespace, Annotations: notes,
+			OwnerReferences: []metav1.OwnerReference{*kmeta.NewControllerRef(s)},
+			Labels: kmeta.UnionMaps(s.Labels, map[string]string{
+				serving.ServiceLabelKey: s.Name, serving.ServiceUIDLabelKey: string(s.UID)}),
+		},
+		Spec: *s.Spec.ConfigurationSpec.DeepCopy(),
+	}
+}
+
+func routeOf(s *v1.Service) *v1.Route {
+	to := &v1.Route{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: s.Name, Namespace: s.Namespace,
+			OwnerReferences: []metav1.OwnerReference{*kmeta.NewControllerRef(s)},
+			Annotations: kmeta.FilterMap(s.Annotations,
+				func(key string) bool { return key == corev1.LastAppliedConfigAnnotation }),
+			Labels: kmeta.UnionMaps(s.Labels, map[string]string{serving.ServiceLabelKey: s.Name}),
+		},
+		Spec: *s.Spec.RouteSpec.DeepCopy(),
+	}
+	for i := range to.Spec.Traffic {
+		if to.Spec.Traffic[i].RevisionName == "" {
+			to.Spec.Traffic[i].ConfigurationName = s.Name
+		}
+	}
+	return to
+}
+
+func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configuration) error {
+	st := &c.Status
+	st.InitializeConditions()
+	st.ObservedGeneration = c.Generation
+	want := resources.MakeRevision(ctx, c, time.Now())
+	latest := r.get(revisions, c.Namespace, want.Name)
+	var err error
+	if latest == nil {
+		if latest, err = r.create(ctx, revisions, want); apierrors.IsForbidden(err) {
+			st.MarkRevisionCreationFailed(err.Error())
+			return r.report(ctx, e, c)
+		} else if err != nil {
+			return err
+		}
+	}
+	made := latest.object.(*v1.Revision)
+	generation := serving.ConfigurationGenerationLabelKey
+	if !metav1.IsControlledBy(made, c) || made.Labels[generation] != want.Labels[generation] &&
+		!equality.Semantic.DeepEqual(made.Spec, want.Spec) {
+		st.MarkRevisionCreationFailed(apierrors.NewAlreadyExists(
+			revisions.resource(), made.Name).Error())
+		return r.report(ctx, e, c)
+	}
+	st.SetLatestCreatedRevisionName(made.Name)
+	switch ready := made.Status.GetCondition(v1.RevisionConditionReady); {
+	case ready.IsTrue():
+		st.SetLatestReadyRevisionName(made.Name)
+	case ready.IsFalse():
+		st.MarkLatestCreatedFailed(made.Name, ready.GetMessage())
+	}
+	if was := st.LatestReadyRevisionName; was != "" && r.get(revisions, c.Namespace, was) == nil {
+		st.MarkLatestReadyDeleted()
+	}
+	return r.report(ctx, e, c)
+}
+
+// revision has the first sandbox of a revision started, which shows whether it is good.
+func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) error {
+	st := &v.Status
+	if st.ObservedGeneration == v.Generation &&
+		!st.GetCondition(v1.RevisionConditionReady).IsUnknown() {
+		return nil
+	}
+	if why := r.road.refuses(v); why != "" {
+		st.InitializeConditions()
+		st.ObservedGeneration = v.Generation
+		st.MarkResourcesAvailableTrue()
+		st.MarkContainerHealthyFalse("NotServedHere", why)
+		return r.report(ctx, e, v)
+	}
+	if _, scale, _ := autoscaling.InitialScaleAnnotation.Get(v.Annotations); scale == "0" {
+		st.InitializeConditions()
+		st.ObservedGeneration = v.Generation
+		st.MarkResourcesAvailableTrue()
+		st.MarkContainerHealthyTrue()
+		st.MarkActiveFalse("NoTraffic", "The target is not receiving traffic.")
+		return r.report(ctx, e, v)
+	}
+	r.mu.Lock()
+	busy := r.proved[e.name] == string(v.UID)
+	if !busy {
+		r.proved[e.name] = string(v.UID)
+	}
+	r.mu.Unlock()
+	if busy {
+		return nil
+	}
+	r.road.pool.Acquire(r.road.demand(v), func(l *pool.Lease, err error) {
+		if err == nil {
+			l.Release(true)
+		}
+		r.judge(ctx, e, err)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.proved, e.name)
+	})
+	return nil
+}
+
+// judge writes into a revision's status how its first start went. Where a later start may go
+// better, there is one.
+func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
+	me, later := due{revisions, e.name}, mayPass(how)
+	err := again(func() error {
+		now := r.get(revisions, e.name.namespace, e.name.name)
+		if now == nil || now.object.GetUID() != e.object.GetUID() {
+			return nil
+		}
+		v := now.object.DeepCopyObject().(*v1.Revision)
+		st := &v.Status
+		st.InitializeConditions()
+		st.ObservedGeneration = v.Generation
+		switch {
+		case how == nil:
+			st.MarkResourcesAvailableTrue()
+			st.MarkContainerHealthyTrue()
+			st.MarkActiveTrue()
+		case later:
+			st.MarkResourcesAvailableUnknown("NotStartedYet", how.Error())
+		default:
+			st.MarkResourcesAvailableTrue()
+			st.MarkContainerHealthyFalse(reason(how), message(v, how))
+		}
+		return r.report(ctx, now, v)
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		r.log.Error("the status of a revision is not kept", "revision", e.name.name, "err", err)
+	}
+	if err != nil || later {
+		r.queue.AddAfter(me, time.Second)
+	}
+}
+
+// mayPass reports whether a start failed for want of room, of its node or of its registry.
+func mayPass(err error) bool {
+	var refused *pool.Refused
+	if errors.As(err, &refused) {
+		return true
+	}
+	switch status.Code(errors.Unwrap(err)) {
+	case codes.ResourceExhausted, codes.Unavailable, codes.Aborted, codes.Canceled:
+		return true
+	}
+	return false
+}
+
+// reason names why a revision's sandbox did not start, in Knative's words where it has one.
+func reason(err error) string {
+	if strings.Contains(status.Convert(errors.Unwrap(err)).Message(), "image") {
+		return v1.ReasonContainerMissing
+	}
+	return "ContainerFailed"
+}
+
+func message(v *v1.Revision, err error) string {
+	if reason(err) == v1.ReasonContainerMissing {
+		return v1.RevisionContainerMissingMessage(v.Spec.GetContainer().Image, err.Error())
+	}
+	return "Initial scale was never achieved: " + err.Error()
+}

@@ -1,0 +1,266 @@
+package knative
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+	"knative.dev/serving/pkg/reconciler/route/config"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
+	node "github.com/fastiov/fastiov/node-agent/api"
+)
+
+// A road leads requests to sandboxes: host → route → revision → lease → connection. It knows the
+// routes by their status alone, so it is right as soon as the store has been read.
+type road struct {
+	pool      *pool.Pool
+	directory *access.Directory
+	world     *world
+	names     *config.Config
+	domain    string
+	port      string
+
+	mu    sync.RWMutex
+	hosts map[string]*split
+	of    map[name][]string // the hosts of each route
+}
+
+// A split says which part of a host's requests goes where.
+type split struct {
+	namespace string
+	parts     []share
+	whole     int64
+}
+
+type share struct {
+	revision string
+	weight   int64
+}
+
+// follow takes in where a route leads now, and that a revision is gone.
+func (r *road) follow(e *event) {
+	to, is := e.entry.object.(*v1.Route)
+	if !is {
+		if v, is := e.entry.object.(*v1.Revision); is && e.what == "DELETED" {
+			r.pool.Retire(groupOf(v))
+		}
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, host := range r.of[e.entry.name] {
+		delete(r.hosts, host)
+	}
+	delete(r.of, e.entry.name)
+	if e.what == "DELETED" || to.Status.URL == nil {
+		return
+	}
+	lead := func(host string, revision string, weight int64) {
+		host = bare(host)
+		s := r.hosts[host]
+		if s == nil {
+			s = &split{namespace: to.Namespace}
+			r.hosts[host] = s
+			r.of[e.entry.name] = append(r.of[e.entry.name], host)
+		}
+		if weight > 0 {
+			s.parts = append(s.parts, share{revision, weight})
+			s.whole += weight
+		}
+	}
+	lead(to.Status.URL.Host, "", 0)
+	for _, t := range to.Status.Traffic {
+		if t.Percent != nil {
+			lead(to.Status.URL.Host, t.RevisionName, *t.Percent)
+		}
+		if t.URL != nil {
+			lead(t.URL.Host, t.RevisionName, 100)
+		}
+	}
+}
+
+// bare returns a host without its port.
+func bare(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return strings.ToLower(host)
+}
+
+// owns reports whether a host is below the domain of services.
+func (r *road) owns(host string) bool { return strings.HasSuffix(bare(host), "."+r.domain) }
+
+// choose returns the revision that the next request to a host goes to, or nil.
+func (r *road) choose(host string) *v1.Revision {
+	r.mu.RLock()
+	s := r.hosts[bare(host)]
+	r.mu.RUnlock()
+	if s == nil || s.whole == 0 {
+		return nil
+	}
+	at := rand.Int64N(s.whole)
+	for _, p := range s.parts {
+		if at -= p.weight; at < 0 {
+			if e := r.world.get(revisions, s.namespace, p.revision); e != nil {
+				return e.object.(*v1.Revision)
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// ServeHTTP has a request answered by a sandbox. It is buffered until one is ready.
+func (r *road) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	v := r.choose(req.Host)
+	if v == nil {
+		http.Error(w, "no service is ready at "+bare(req.Host), http.StatusNotFound)
+		return
+	}
+	owner, err := r.directory.Owner(v.Namespace)
+	if err == nil {
+		err = owner.Call(time.Now(), owner.Limits)
+	}
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	defer owner.Done()
+	deadlines := http.NewResponseController(w)
+	_ = deadlines.SetReadDeadline(time.Time{}) // a revision has its own
+	_ = deadlines.SetWriteDeadline(time.Time{})
+	_ = deadlines.EnableFullDuplex() // a program may answer while it reads
+	p := &passage{road: r, revision: v, grants: make(chan grant, 1)}
+	p.pass(w, req)
+}
+
+// A passage is one request's way.
+type passage struct {
+	*road
+	revision *v1.Revision
+	grants   chan grant
+}
+
+type grant struct {
+	lease *pool.Lease
+	err   error
+}
+
+func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
+	ctx, hangUp := context.WithCancelCause(req.Context())
+	defer hangUp(nil)
+	patience := time.AfterFunc(timeout(p.revision), func() { hangUp(errTimeout) })
+	defer patience.Stop()
+	demand := p.demand(p.revision)
+	demand.Endless = req.Header.Get("Upgrade") != ""
+	p.pool.Acquire(demand, func(l *pool.Lease, err error) { p.grants <- grant{l, err} })
+	for {
+		select {
+		case got := <-p.grants:
+			if got.err != nil {
+				fail(w, got.err)
+				return
+			}
+			if !p.use(got.lease, w, req.WithContext(ctx), hangUp, patience) {
+				return
+			}
+		case <-ctx.Done():
+			go func() {
+				if got := <-p.grants; got.err == nil {
+					got.lease.Release(true)
+				}
+			}()
+			fail(w, context.Cause(ctx))
+			return
+		}
+	}
+}
+
+// use has the request answered by the sandbox of the lease, and gives the lease back. again: that
+// sandbox has ended, and the request gets another grant.
+func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
+	hangUp context.CancelCauseFunc, patience *time.Timer) (again bool) {
+	defer context.AfterFunc(l.Context(), func() { hangUp(context.Cause(l.Context())) })()
+	ctx := req.Context()
+	conn, err := node.Connect(ctx, l.Client(), l.Sandbox, portOf(p.revision.Spec.GetContainer()))
+	switch {
+	case err != nil && l.Retry(err):
+		return true
+	case err != nil:
+		l.Release(ctx.Err() != nil) // the sandbox is good if the caller left
+		fail(w, because(ctx, err))
+		return false
+	}
+	defer conn.Close()
+	whole, broken := false, error(nil) // the proxy panics where an answer breaks off
+	defer func() { l.Release(whole && broken == nil || req.Context().Err() != nil) }()
+	proxy := &httputil.ReverseProxy{
+		FlushInterval: -1,
+		Rewrite: func(out *httputil.ProxyRequest) {
+			out.Out.URL.Scheme, out.Out.URL.Host, out.Out.Host = "http", out.In.Host, out.In.Host
+			out.Out.Header["X-Forwarded-For"] = out.In.Header["X-Forwarded-For"]
+			out.SetXForwarded()
+		},
+		Transport: &http.Transport{
+			DisableKeepAlives: true, DisableCompression: true,
+			DialContext: func(context.Context, string, string) (net.Conn, error) {
+				return conn, nil
+			},
+		},
+		ModifyResponse: func(*http.Response) error {
+			patience.Stop()
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			broken = err
+			fail(w, because(ctx, err))
+		},
+	}
+	proxy.ServeHTTP(w, req)
+	whole = true
+	return false
+}
+
+var errTimeout = errors.New("request timeout: the service did not begin to answer in time")
+
+func timeout(v *v1.Revision) time.Duration {
+	if s := v.Spec.TimeoutSeconds; s != nil && *s > 0 {
+		return time.Duration(*s) * time.Second
+	}
+	return time.Duration(rules.Defaults.RevisionTimeoutSeconds) * time.Second
+}
+
+// because returns why a request broke off: the cause of its context's end, where it has one.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// fail answers a request that no program answered.
+func fail(w http.ResponseWriter, err error) {
+	var refused *pool.Refused
+	var many *access.TooMany
+	code := http.StatusBadGateway
+	switch {
+	case errors.Is(err, errTimeout):
+		code = http.StatusGatewayTimeout
+	case errors.As(err, &many), errors.As(err, &refused) && refused.TooMany:
+		code = http.StatusTooManyRequests
+	case refused != nil, status.Code(err) == codes.ResourceExhausted:
+		code = http.StatusServiceUnavailable
+	}
+	http.Error(w, err.Error(), code)
+}

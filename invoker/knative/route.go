@@ -1,0 +1,147 @@
+package knative
+
+import (
+	"context"
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"knative.dev/networking/pkg/apis/networking/v1alpha1"
+	network "knative.dev/networking/pkg/config"
+	"knative.dev/pkg/apis"
+	duckv1 "knative.dev/pkg/apis/duck/v1"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+	listers "knative.dev/serving/pkg/client/listers/serving/v1"
+	"knative.dev/serving/pkg/reconciler/route/config"
+	"knative.dev/serving/pkg/reconciler/route/domains"
+	"knative.dev/serving/pkg/reconciler/route/traffic"
+)
+
+// route says where a route's traffic goes. The road follows what its status says, also where a
+// later spec cannot be met yet: then traffic goes on as before.
+func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
+	st := &to.Status
+	st.InitializeConditions()
+	st.ObservedGeneration = to.Generation
+	ctx = config.ToContext(ctx, r.road.names)
+	host, err := domains.DomainNameFromTemplate(ctx, to.ObjectMeta, to.Name)
+	if err != nil {
+		st.MarkUnknownTrafficError(err.Error())
+		return r.report(ctx, e, to)
+	}
+	st.URL = r.road.at(domains.URL(domains.HTTPScheme, host))
+	st.Address = &duckv1.Addressable{URL: st.URL}
+	st.MarkTLSNotEnabled(v1.ExternalDomainTLSNotEnabledMessage)
+	plan, err := traffic.BuildTrafficConfiguration(
+		configurationLister{r.world}, revisionLister{r.world}, to)
+	var bad traffic.TargetError
+	if errors.As(err, &bad) {
+		bad.MarkBadTrafficTarget(st)
+		return r.report(ctx, e, to)
+	} else if err != nil {
+		return err
+	}
+	// without a rollout: traffic goes to a new revision at once
+	st.Traffic, err = plan.GetRevisionTrafficTargets(ctx, to, &traffic.Rollout{})
+	if err != nil {
+		return err
+	}
+	for i := range st.Traffic {
+		if st.Traffic[i].URL != nil {
+			st.Traffic[i].URL = r.road.at(st.Traffic[i].URL)
+		}
+	}
+	st.MarkTrafficAssigned()
+	var ingress v1alpha1.IngressStatus // the road leads there as soon as this status is kept
+	ingress.InitializeConditions()
+	ingress.MarkNetworkConfigured()
+	ingress.MarkLoadBalancerReady(nil, nil)
+	st.PropagateIngressStatus(ingress)
+	return r.report(ctx, e, to)
+}
+
+// namesBelow returns Knative's rules for host names, with that domain.
+func namesBelow(domain string) (*config.Config, error) {
+	rules, err := network.NewConfigFromMap(nil)
+	if err != nil {
+		return nil, err
+	}
+	return &config.Config{Network: rules, Features: config.FromContextOrDefaults(
+		config.ToContext(context.Background(), &config.Config{})).Features,
+		Domain: &config.Domain{Domains: map[string]config.DomainConfig{
+			domain: {Selector: &config.LabelSelector{}, Type: config.DomainTypeWildcard},
+		}}}, nil
+}
+
+// at returns a URL with the port that this machine serves it at.
+func (r *road) at(u *apis.URL) *apis.URL {
+	there := *u
+	if r.port != "" && r.port != "80" {
+		there.Host += ":" + r.port
+	}
+	return &there
+}
+
+// The listers read the world for Knative's packages.
+type (
+	configurationLister struct{ *world }
+	configurationsOf    struct {
+		*world
+		namespace string
+	}
+	revisionLister struct{ *world }
+	revisionsOf    struct {
+		*world
+		namespace string
+	}
+)
+
+func listed[T object](w *world, k *kind, namespace string, s labels.Selector) (all []T, _ error) {
+	list, _ := w.list(k, namespace)
+	for _, e := range list {
+		if s.Matches(labels.Set(e.object.GetLabels())) {
+			all = append(all, e.object.(T))
+		}
+	}
+	return all, nil
+}
+
+func got[T object](w *world, k *kind, namespace, of string) (o T, _ error) {
+	e := w.get(k, namespace, of)
+	if e == nil {
+		return o, apierrors.NewNotFound(k.resource(), of)
+	}
+	return e.object.(T), nil
+}
+
+func (l configurationLister) List(labels.Selector) ([]*v1.Configuration, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (l configurationLister) Configurations(n string) listers.ConfigurationNamespaceLister {
+	return configurationsOf{l.world, n}
+}
+
+func (l configurationsOf) List(s labels.Selector) ([]*v1.Configuration, error) {
+	return listed[*v1.Configuration](l.world, configurations, l.namespace, s)
+}
+
+func (l configurationsOf) Get(of string) (*v1.Configuration, error) {
+	return got[*v1.Configuration](l.world, configurations, l.namespace, of)
+}
+
+func (l revisionLister) List(labels.Selector) ([]*v1.Revision, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (l revisionLister) Revisions(n string) listers.RevisionNamespaceLister {
+	return revisionsOf{l.world, n}
+}
+
+func (l revisionsOf) List(s labels.Selector) ([]*v1.Revision, error) {
+	return listed[*v1.Revision](l.world, revisions, l.namespace, s)
+}
+
+func (l revisionsOf) Get(of string) (*v1.Revision, error) {
+	return got[*v1.Revision](l.world, revisions, l.namespace, of)
+}

@@ -1,0 +1,131 @@
+package knative
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A watcher that wants it is told so often how far it is.
+const bookmarkEvery = time.Minute
+
+// A feed is one watcher's way to its client.
+type feed struct {
+	*call
+	kind   *kind
+	choice choice
+	table  bool
+}
+
+// watch sends the objects of a kind as they change, from a revision on. Without one it first sends
+// those that there are. A watcher reads the events at its own pace; one that falls behind too far
+// is told so, and delays nobody.
+func (c *call) watch(k *kind, choice choice) error {
+	query := c.r.URL.Query()
+	at, err := strconv.ParseUint(query.Get("resourceVersion"), 10, 64)
+	if err != nil && query.Get("resourceVersion") != "" {
+		return apierrors.NewBadRequest("invalid resource version: " + err.Error())
+	}
+	f := &feed{call: c, kind: k, choice: choice, table: asTable(c.r)}
+	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Time{})
+	_ = http.NewResponseController(c.w).SetReadDeadline(time.Time{})
+	c.w.Header().Set("Content-Type", "application/json")
+	initial := query.Get("sendInitialEvents") == "true"
+	if at == 0 || initial {
+		var all []*entry
+		all, at = c.world.list(k, c.user.Namespace)
+		for _, e := range all {
+			if choice.takes(e) {
+				f.send("ADDED", e)
+			}
+		}
+		if initial {
+			f.bookmark(at, map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+		}
+	}
+	var over <-chan time.Time
+	if seconds, _ := strconv.Atoi(query.Get("timeoutSeconds")); seconds > 0 {
+		over = time.After(time.Duration(seconds) * time.Second)
+	}
+	bookmarks := time.NewTicker(bookmarkEvery)
+	defer bookmarks.Stop()
+	for {
+		events, more, err := c.world.since(at)
+		if err != nil {
+			return f.expired()
+		}
+		for _, e := range events {
+			f.tell(e)
+			at = e.revision
+		}
+		if http.NewResponseController(c.w).Flush() != nil {
+			return nil
+		}
+		select {
+		case <-more:
+		case <-bookmarks.C:
+			if query.Get("allowWatchBookmarks") == "true" {
+				f.bookmark(at, nil)
+			}
+		case <-over:
+			return nil
+		case <-c.r.Context().Done():
+			return nil
+		case <-c.closed:
+			return nil
+		}
+	}
+}
+
+// tell sends an event if it is one of the watcher's objects: an object that is not chosen any more
+// is gone for it, and one that now is has come.
+func (f *feed) tell(e *event) {
+	if e.entry.kind != f.kind || e.entry.name.namespace != f.user.Namespace {
+		return
+	}
+	was, is := f.choice.takes(e.before), e.what != "DELETED" && f.choice.takes(e.entry)
+	switch {
+	case was && is:
+		f.send("MODIFIED", e.entry)
+	case is:
+		f.send("ADDED", e.entry)
+	case was:
+		f.send("DELETED", e.entry)
+	}
+}
+
+func (f *feed) send(what string, e *entry) {
+	body := e.body
+	if f.table {
+		body, _ = json.Marshal(f.kind.table(
+			metav1.ListMeta{ResourceVersion: e.object.GetResourceVersion()}, []*entry{e}))
+	}
+	f.line(what, body)
+}
+
+func (f *feed) line(what string, body []byte) {
+	f.w.Write([]byte(`{"type":"` + what + `","object":`))
+	f.w.Write(body)
+	f.w.Write([]byte("}\n"))
+}
+
+func (f *feed) bookmark(revision uint64, annotations map[string]string) {
+	o := f.kind.make()
+	o.GetObjectKind().SetGroupVersionKind(f.kind.gvk())
+	o.SetResourceVersion(strconv.FormatUint(revision, 10))
+	o.SetAnnotations(annotations)
+	body, _ := json.Marshal(o)
+	f.line("BOOKMARK", body)
+}
+
+func (f *feed) expired() error {
+	status := errExpired.Status()
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	body, _ := json.Marshal(status)
+	f.line("ERROR", body)
+	return nil
+}
