@@ -191,8 +191,8 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 // sandbox has ended, and the request gets another grant.
 func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 	hangUp context.CancelCauseFunc, patience *time.Timer) (again bool) {
-	defer context.AfterFunc(l.Context(), func() { hangUp(context.Cause(l.Context())) })()
-	ctx := req.Context()
+	ctx, leased := req.Context(), l.Context()
+	defer context.AfterFunc(leased, func() { hangUp(context.Cause(leased)) })()
 	conn, err := node.Connect(ctx, l.Client(), l.Sandbox, portOf(p.revision.Spec.GetContainer()))
 	switch {
 	case err != nil && l.Retry(err):
@@ -211,6 +211,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 			out.Out.URL.Scheme, out.Out.URL.Host, out.Out.Host = "http", out.In.Host, out.In.Host
 			out.Out.Header["X-Forwarded-For"] = out.In.Header["X-Forwarded-For"]
 			out.SetXForwarded()
+			out.Out.Trailer = out.In.Trailer // which the server fills in as the body ends
 		},
 		Transport: &http.Transport{
 			DisableKeepAlives: true, DisableCompression: true,
