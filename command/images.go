@@ -39,7 +39,7 @@ func yieldToStarts() {
 	for _, thread := range threads {
 		id, err := strconv.Atoi(thread.Name())
 		own, bad := unix.Getpriority(unix.PRIO_PROCESS, id)
-		if err == nil && bad == nil && 20-own < aside { // which is what the system call returns
+		if err == nil && bad == nil && 20-own < aside { // the system call returns 20-nice
 			_ = unix.Setpriority(unix.PRIO_PROCESS, id, aside)
 		}
 	}

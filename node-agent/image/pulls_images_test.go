@@ -5,10 +5,8 @@ package image
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"log"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -21,102 +19,6 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 )
-
-// A counter counts what each path is asked for.
-type counter struct {
-	http.Handler
-	mu    sync.Mutex
-	asked map[string]int
-}
-
-func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method == http.MethodGet {
-		c.mu.Lock()
-		c.asked[r.URL.Path[strings.LastIndex(r.URL.Path, "/"):]]++
-		c.mu.Unlock()
-	}
-	c.Handler.ServeHTTP(w, r)
-}
-
-// TestFiftyPullsFetchALayerOnce: 50 images of 20 namespaces, at once, of 12 layers that they share
-// and one that each has for itself.
-func TestFiftyPullsFetchALayerOnce(t *testing.T) {
-	counts := &counter{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0))),
-		asked: map[string]int{}}
-	server := httptest.NewServer(counts)
-	defer server.Close()
-	host := strings.TrimPrefix(server.URL, "http://")
-	random := rand.New(rand.NewPCG(1, 2))
-	noise := func(n int) string {
-		b := make([]byte, n)
-		for i := range b {
-			b[i] = byte(random.Uint32())
-		}
-		return string(b)
-	}
-	layers := make([]v1.Layer, 12)
-	unpacked := map[string]int64{} // bytes of each archive, by the layer's digest
-	measured := func(l v1.Layer) v1.Layer {
-		digest, err := l.Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		archive, err := l.Uncompressed()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer archive.Close()
-		if unpacked[digest.String()], err = io.Copy(io.Discard, archive); err != nil {
-			t.Fatal(err)
-		}
-		return l
-	}
-	for n := range layers {
-		layers[n] = measured(layer(t, file(fmt.Sprint("shared", n), noise(100<<10+n))))
-	}
-	const images = 50
-	refs := make([]string, images)
-	for n := range refs {
-		random.Shuffle(len(layers), func(a, b int) {
-			layers[a], layers[b] = layers[b], layers[a]
-		})
-		own := measured(layer(t, file("own", noise(1000+n))))
-		refs[n] = pushLayers(t, fmt.Sprintf("%s/team/n%d:1", host, n), func(*v1.ConfigFile) {},
-			append([]v1.Layer{own}, layers[:6]...)...)
-	}
-	counts.mu.Lock()
-	clear(counts.asked)
-	counts.mu.Unlock()
-	c := openFor(t, t.TempDir(), host)
-	var archives int64
-	var mu sync.Mutex
-	c.Pulled = func(r Report) {
-		mu.Lock()
-		defer mu.Unlock()
-		archives += r.Archives
-	}
-	var all sync.WaitGroup
-	for n, ref := range refs {
-		all.Go(func() {
-			if _, err := pullFor(t, c, ref, fmt.Sprint("namespace", n%20)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	var want int64
-	for digest, bytes := range unpacked {
-		want += bytes
-		if asked := counts.asked["/"+digest]; asked != 1 {
-			t.Errorf("layer %s was fetched %d times", digest, asked)
-		}
-	}
-	t.Logf("%d images, %d layers: %d bytes of archives were unpacked", images, len(unpacked),
-		archives)
-	if archives != want {
-		t.Errorf("%d bytes were unpacked, want %d", archives, want)
-	}
-}
 
 // TestAFullDiskIsSaid pulls with ever more room on the disk, until the room suffices. A pull that
 // finds too little fails in a line and leaves nothing that is not whole; the next resumes.
