@@ -16,7 +16,7 @@ import (
 func benchCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure one part of a cold start by itself"}
 	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane(), benchKnative(), benchAB(),
-		benchJail(), benchRestart(), benchStartup(), startupRoundCmd(),
+		benchJail(), benchCNI(), benchRestart(), benchStartup(), startupRoundCmd(),
 		benchImage(), imageNodeCmd())
 	return cmd
 }

@@ -134,7 +134,7 @@ func dress(link netlink.Link, p Port) error {
 			err = netlink.LinkSetHardwareAddr(link, mac)
 		}
 		if err != nil {
-			return fmt.Errorf("mac: %s: %w", p.MAC, err)
+			return fmt.Errorf("mac: %s: %w; its driver takes none while it is bound", p.MAC, err)
 		}
 	}
 	if p.MTU != 0 && now.MTU != p.MTU {
