@@ -31,7 +31,8 @@ import (
 // says how many containers come and go.
 func TestReal(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{NICs: 1, CPUs: 1, Env: []string{pairsEnv}}, func(t *testing.T) {
-		if out, err := exec.Command("modprobe", "-a", "igbvf", "dummy").CombinedOutput(); err != nil {
+		out, err := exec.Command("modprobe", "-a", "igbvf", "dummy").CombinedOutput()
+		if err != nil {
 			t.Fatalf("modprobe: %v: %s", err, out)
 		}
 		run := filepath.Join(t.TempDir(), "fastiov")

@@ -119,7 +119,8 @@ func (f files) Plug(p attach.Port) (int, error) {
 		f.Violation("%s is given to %s, and %s has it", p.Device, p.Netns, has)
 	}
 	whole := filepath.Join(f.Dir, "new")
-	err = errors.Join(os.WriteFile(whole, []byte(p.Netns), 0o600), os.Rename(whole, f.in(p.Device)))
+	err = errors.Join(os.WriteFile(whole, []byte(p.Netns), 0o600),
+		os.Rename(whole, f.in(p.Device)))
 	if err != nil || p.Netdev == "" {
 		return 1500, err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
-// debian is where containernetworking-plugins has its plugins.
+// debian is the folder of the plugins of containernetworking-plugins.
 const debian = "/usr/lib/cni"
 
 // newPeers is a host whose runtime finds Debian's plugins, too.
@@ -85,7 +85,8 @@ func TestConfigurationsOfSRIOVCNI(t *testing.T) {
 			link, addresses, _ := box.link(t)
 			if link == nil || c.address != "" && (len(addresses) != 1 || len(result.IPs) != 1 ||
 				!strings.HasPrefix(addresses[0], "10.56.217.1")) {
-				t.Errorf("%s: the container has %v with %q; %s", name, link, addresses, asJSON(result))
+				t.Errorf("%s: the container has %v with %q; %s",
+					name, link, addresses, asJSON(result))
 			}
 			h.del(t, list, box)
 			box.end()
