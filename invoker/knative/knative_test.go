@@ -36,10 +36,12 @@ type fake struct {
 	mu     sync.Mutex
 	live   map[string]*node.StartRequest
 	starts atomic.Int64
+	called atomic.Value // what the last start is for
 }
 
 func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply, error) {
 	f.starts.Add(1)
+	f.called.Store(in.GetCall().GetAction())
 	if strings.Contains(in.Image, "broken") {
 		return nil, status.Error(codes.Internal, "the program ended with 3: no such thing")
 	}
@@ -221,6 +223,13 @@ func TestAServiceIsServed(t *testing.T) {
 	}
 	if n := h.node.starts.Load(); n != 1 {
 		t.Errorf("%d starts, want one", n)
+	}
+	h.pool.RetireAll("ann") // the next request starts a sandbox, and is the call that waits for it
+	if code, said := h.curl("hello.ann.localhost", "/y"); code != 200 {
+		t.Errorf("%d %q", code, said)
+	}
+	if call, _ := h.node.called.Load().(string); call != "ann/hello-00001" {
+		t.Errorf("a start is for the call %q", call)
 	}
 	h.must("DELETE", objects+"services/hello", "")
 	for late := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {

@@ -162,8 +162,14 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 	defer hangUp(nil)
 	patience := time.AfterFunc(timeout(p.revision), func() { hangUp(errTimeout) })
 	defer patience.Stop()
-	demand := p.demand(p.revision)
+	demand, begun := p.demand(p.revision), time.Now()
 	demand.Endless = req.Header.Get("Upgrade") != ""
+	demand.Start = func() (*node.StartRequest, error) {
+		start := startOf(p.revision)
+		start.Call = &node.Call{Action: p.revision.Namespace + "/" + p.revision.Name,
+			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(begun))}
+		return start, nil
+	}
 	p.pool.Acquire(demand, func(l *pool.Lease, err error) { p.grants <- grant{l, err} })
 	for {
 		select {
