@@ -149,7 +149,7 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []stri
 		return process.Run()
 	}
 	run, end := here, func() {}
-	if sandbox.programmed != nil {
+	if !sandbox.guest { // it needs no testbed
 		words = append(words, "--config", settings.NoFile)
 	} else if away, err := openTestbed(cmd); err != nil {
 		return nil, nil, err

@@ -174,13 +174,17 @@ func openBare(
 func openContainerd(
 	ctx context.Context, n *node, f *nodeFlags, _ *image.Set,
 ) (sandbox.Driver, error) {
-	if err := n.openBridge(f); err != nil {
-		return nil, err
-	}
-	d, err := containerd.Open(ctx, containerd.Config{
+	cfg := containerd.Config{
 		Address: f.containerd, Handler: f.handler, Namespace: nodeName(f.runDir),
-		Dir: containersDir(f.runDir), Plug: n.bridge.Plug, Log: n.log,
-	})
+		Dir: containersDir(f.runDir), Log: n.log,
+	}
+	if !n.arm.NoNet {
+		if err := n.openBridge(f); err != nil {
+			return nil, err
+		}
+		cfg.Plug = n.bridge.Plug
+	}
+	d, err := containerd.Open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

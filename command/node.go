@@ -177,24 +177,28 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 // chooseArm returns how sandboxes are started, and switches the kernel to it before a VF is bound.
 func chooseArm(f *nodeFlags) (a arm.Arm, err error) {
 	switch {
-	case !f.sandbox.kernel && f.fastiov != "":
-		return a, fmt.Errorf("--fastiov is of the kernel, which %s has no use for: leave it out",
-			f.sandbox.name)
-	case !f.sandbox.kernel:
-		return arm.None, nil
-	case f.fastiov == "":
+	case f.fastiov == "" && f.sandbox.kernel:
 		a = arm.Default()
+	case f.fastiov == "":
+		return arm.None, nil
 	default:
 		if a, err = arm.Parse(f.fastiov); err != nil {
 			return a, fmt.Errorf("--fastiov: %w", err)
 		}
 	}
+	if !f.sandbox.kernel && a != arm.None && !a.NoNet {
+		return a, fmt.Errorf("--fastiov %s is of the kernel, which %s has no use for: leave it out",
+			a, f.sandbox.name)
+	}
 	if err := a.Missing(); err != nil {
 		return a, fmt.Errorf("--fastiov %s: %w", a, err)
 	}
-	if a.NoNet && !f.sandbox.guest {
+	if a.NoNet && !f.sandbox.images {
 		return a, fmt.Errorf("--fastiov nonet: nothing is left of %s without a VF",
 			f.sandbox.name)
+	}
+	if !f.sandbox.kernel {
+		return a, nil
 	}
 	if a.Memory == fastiovd.TouchMap && f.hugePages {
 		return a, errors.New("--huge-pages are not made when they are touched: leave it out," +

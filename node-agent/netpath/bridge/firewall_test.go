@@ -286,6 +286,7 @@ func TestNames(t *testing.T) {
 	}
 	g := plug(t, b, "a")
 	defer g.leave(b)
+	const query = "a question of many bytes"
 	ask := func(network string) (answer string, err error) {
 		err = g.do(func() error {
 			conn, err := net.DialTimeout(network, "10.9.0.1:53", time.Second)
@@ -294,7 +295,7 @@ func TestNames(t *testing.T) {
 			}
 			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-			if _, err := conn.Write([]byte("question")); err != nil {
+			if _, err := conn.Write([]byte(query)); err != nil {
 				return err
 			}
 			buffer := make([]byte, 512)
@@ -304,10 +305,17 @@ func TestNames(t *testing.T) {
 		})
 		return answer, err
 	}
-	if answer, err := ask("udp4"); answer != "answer to question" {
+	if answer, err := ask("udp4"); answer != "answer to "+query {
 		t.Errorf("by UDP: %q, %v", answer, err)
 	}
 	if answer, err := ask("tcp4"); !strings.HasPrefix(answer, "127.0.0.1:") {
 		t.Errorf("by TCP: %q, %v", answer, err)
+	}
+	if err := os.WriteFile(file, []byte("nameserver 127.0.0.99\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := ask("udp4"); len(answer) != len(query) || answer[2]&0x80 == 0 ||
+		answer[3]&0xf != 2 {
+		t.Errorf("where no resolver answers: %q, %v", answer, err)
 	}
 }

@@ -98,9 +98,11 @@ func (r *relay) serveUDP() {
 		question := append([]byte(nil), buffer[:n]...)
 		r.all.Go(func() {
 			defer r.room.leave(who)
-			if answer, err := r.ask(question); err == nil {
-				_, _ = r.udp.WriteToUDPAddrPort(answer, from)
+			answer, err := r.ask(question)
+			if err != nil {
+				answer = failure(question)
 			}
+			_, _ = r.udp.WriteToUDPAddrPort(answer, from)
 		})
 	}
 }
@@ -114,6 +116,16 @@ func (r *relay) ask(question []byte) (answer []byte, err error) {
 		}
 	}
 	return nil, err
+}
+
+// failure answers a question that no resolver of the host has answered, so whoever asked goes on.
+func failure(question []byte) []byte {
+	const header, isAnswer, servFail = 12, 0x80, 2
+	if len(question) >= header {
+		question[2] |= isAnswer
+		question[3] = question[3]&0xf0 | servFail
+	}
+	return question
 }
 
 func (r *relay) try(resolver string, question []byte) ([]byte, error) {

@@ -15,6 +15,8 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -74,10 +76,20 @@ func (b *box) furnish(ctx context.Context, tl *timeline.Timeline) error {
 	if err != nil {
 		return err
 	}
-	d := b.driver
-	b.container, err = d.client.NewContainer(d.named(ctx), b.spec.ID,
-		client.WithRuntime(d.runtime.name, d.runtime.options), client.WithSpec(oci))
+	b.container, err = b.create(ctx, oci)
+	if errdefs.IsUnavailable(err) { // it is just being started again
+		b.container, err = b.driver.load(b.driver.named(ctx), b.spec.ID)
+		if errdefs.IsNotFound(err) {
+			b.container, err = b.create(ctx, oci)
+		}
+	}
 	return err
+}
+
+func (b *box) create(ctx context.Context, oci *oci.Spec) (client.Container, error) {
+	d := b.driver
+	return d.client.NewContainer(d.named(ctx), b.spec.ID,
+		client.WithRuntime(d.runtime.name, d.runtime.options), client.WithSpec(oci))
 }
 
 // boot starts the container's process.

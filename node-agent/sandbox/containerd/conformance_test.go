@@ -259,7 +259,7 @@ func TestContainerdAndShimsAreKilled(t *testing.T) {
 		}
 		var is self
 		ask(t, s, wire.RuntimePort, &is)
-		other, _ := retry(h, d)
+		other, _ := h.start(d, "other", h.program()) // waits until containerd is back
 		socket := d.shimSocket("other")
 		if _, err := os.Stat(socket); err != nil {
 			t.Error(err)
@@ -287,21 +287,6 @@ func TestContainerdAndShimsAreKilled(t *testing.T) {
 	s.Close()
 	if left := d.Leftovers(nil); len(left) > 0 {
 		t.Errorf("left over: %v", left)
-	}
-}
-
-// retry starts another sandbox once containerd is back.
-func retry(h *host, d *Driver) (sandbox.Sandbox, sandbox.Record) {
-	h.Helper()
-	for {
-		if _, err := d.client.Version(d.named(h.Context())); err == nil {
-			return h.start(d, "other", h.program())
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-h.Context().Done():
-			h.Fatal(context.Cause(h.Context()))
-		}
 	}
 }
 

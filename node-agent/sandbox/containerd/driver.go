@@ -293,7 +293,7 @@ func (d *Driver) remove(ctx context.Context, id string) (exit string, err error)
 	}
 	task, err := container.Task(ctx, nil)
 	if err == nil {
-		status, err := task.Delete(ctx, client.WithProcessKill)
+		status, err := remove(ctx, task)
 		if err != nil && !errdefs.IsNotFound(err) {
 			return "", err
 		}
@@ -307,6 +307,21 @@ func (d *Driver) remove(ctx context.Context, id string) (exit string, err error)
 		return exit, err
 	}
 	return exit, nil
+}
+
+// remove removes a task whose processes were killed. A runtime may fail to kill what has ended:
+// it is asked to only where something lives.
+func remove(ctx context.Context, task client.Task) (*client.ExitStatus, error) {
+	if exited, err := task.Wait(ctx); err == nil {
+		select {
+		case <-exited:
+		case <-time.After(lastWords):
+		}
+		if status, err := task.Delete(ctx); err == nil {
+			return status, nil
+		}
+	}
+	return task.Delete(ctx, client.WithProcessKill)
 }
 
 // load finds a container, and waits for a containerd that is just being started again.
