@@ -23,8 +23,9 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
 )
 
-// CNI measures the CNI plugin over emulated VFs whose interfaces are ends of veth pairs, beside ptp,
-// the plugin of the CNI project that makes such pairs. It is run in a network namespace of its own.
+// CNI measures the CNI plugin over emulated VFs whose interfaces are ends of veth pairs, beside
+// ptp, the plugin of the CNI project that makes such pairs. It is run in a network namespace of its
+// own.
 type CNI struct {
 	Rounds int    // of VERSION and ADD, in turns
 	AtOnce int    // ADDs that begin together
@@ -41,7 +42,7 @@ type CNIResult struct {
 	AtOnce  struct {
 		ADDs          int      `json:"adds"`
 		CPUs          int      `json:"cpus"`
-		Netdev        CNIBurst `json:"fastiov_netdev"` // each is moved, which the kernel does singly
+		Netdev        CNIBurst `json:"fastiov_netdev"` // each is moved, one at a time
 		VFIO          CNIBurst `json:"fastiov_vfio"`
 		PTP           CNIBurst `json:"ptp"`
 		SysfsWrites   int      `json:"sysfs_writes"`

@@ -21,8 +21,8 @@ const inOwnNetwork = "FASTIOV_BENCH_OWN_NETWORK"
 func benchCNI() *cobra.Command {
 	b := bench.CNI{Out: os.Stderr}
 	var asJSON bool
-	cmd := &cobra.Command{Use: "cni", Short: "Count what the CNI plugin takes, beside the plugin ptp",
-		Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "cni", Args: cobra.NoArgs,
+		Short: "Count what the CNI plugin takes, beside the plugin ptp"}
 	f := cmd.Flags()
 	f.IntVar(&b.Rounds, "rounds", 100, "how many VERSIONs and ADDs of each")
 	f.IntVar(&b.AtOnce, "n", 100, "how many ADDs begin together, 4 to 128")

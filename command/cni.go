@@ -50,7 +50,7 @@ func cniCmd() *cobra.Command {
 	return cmd
 }
 
-// A cniPlace is where a runtime looks for plugins and their configurations.
+// A cniPlace holds the folders where a runtime looks for plugins and their configurations.
 type cniPlace struct{ bin, conf, name string }
 
 func (p *cniPlace) register(cmd *cobra.Command) {

@@ -9,8 +9,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// Install writes a plugin that can be executed and a configuration that CNI's own library reads, and
-// uninstall takes both back.
+// Install writes a plugin that can be executed and a configuration that CNI's own library reads,
+// and uninstall takes both back.
 func TestCNIInstall(t *testing.T) {
 	bin, conf := filepath.Join(t.TempDir(), "bin"), filepath.Join(t.TempDir(), "net.d")
 	place := []string{"--bin-dir", bin, "--conf-dir", conf}

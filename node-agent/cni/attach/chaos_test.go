@@ -206,10 +206,11 @@ func (c *chaos) fault(format string, args ...any) {
 }
 
 // points are the failpoints that an agent passes that is not undone.
-var points = slices.DeleteFunc(slices.Concat(failpoint.VFs, failpoint.CNI), func(name failpoint.Name) bool {
-	once := []failpoint.Name{failpoint.OwnerJournalled, failpoint.PrepareNetwork}
-	return strings.HasPrefix(string(name), "vf-undo") || slices.Contains(once, name)
-})
+var points = slices.DeleteFunc(slices.Concat(failpoint.VFs, failpoint.CNI),
+	func(name failpoint.Name) bool {
+		others := []failpoint.Name{failpoint.OwnerJournalled, failpoint.PrepareNetwork}
+		return strings.HasPrefix(string(name), "vf-undo") || slices.Contains(others, name)
+	})
 
 // agents starts one agent after the other until the run is over; each is killed, at its failpoint
 // or some time later.
