@@ -42,7 +42,11 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, serve())
 		os.Exit(1)
 	case os.Geteuid() != 0 || os.Getenv(inside) != "":
-		os.Exit(m.Run())
+		code := m.Run()
+		if imageDir != "" {
+			_ = os.RemoveAll(imageDir)
+		}
+		os.Exit(code)
 	}
 	again := exec.Command("/proc/self/exe", os.Args[1:]...)
 	again.Env = append(os.Environ(), inside+"=1")
@@ -128,12 +132,15 @@ func tellSelf() (s self) {
 	return s
 }
 
+var imageDir string // what image makes, it makes there
+
 // image makes an image of this test's program, with the libraries that it needs, once.
 var image = sync.OnceValues(func() (path string, err error) {
 	dir, err := os.MkdirTemp("", "fastiov-")
 	if err != nil {
 		return "", err
 	}
+	imageDir = dir
 	defer os.RemoveAll(filepath.Join(dir, "spool"))
 	if err := os.Mkdir(filepath.Join(dir, "spool"), 0o700); err != nil {
 		return "", err
