@@ -68,23 +68,32 @@ type process struct {
 	io.Reader
 	cmd   *exec.Cmd
 	said  bytes.Buffer
+	fed   chan error // how what it is fed with ended
 	ended error
 	done  bool
 }
 
 func openIgzip(r io.Reader) (io.ReadCloser, error) {
-	p := &process{}
+	p := &process{fed: make(chan error, 1)}
 	p.cmd = exec.Command("./"+loader, "--library-path", ".", "./"+igzipName, "-dc")
-	p.cmd.Stdin, p.cmd.Stderr = r, &bounded{&p.said, 4 << 10}
+	p.cmd.Stderr = &bounded{&p.said, 4 << 10}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	if err := p.cmd.Start(); err != nil {
-		out.Close()
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
 		return nil, err
 	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { // nobody waits for it: a layer may stall
+		_, err := io.Copy(in, r)
+		p.fed <- err
+		in.Close()
+	}()
 	widen(out)
 	p.Reader = out
 	return p, nil
@@ -107,12 +116,18 @@ func (p *process) end() error {
 		return p.ended
 	}
 	p.done = true
-	if err := p.cmd.Wait(); err != nil {
+	err := p.cmd.Wait()
+	select {
+	case fed := <-p.fed:
+		if fed != nil && !errors.Is(fed, syscall.EPIPE) {
+			p.ended = fed
+			return fed
+		}
+	default:
+	}
+	if err != nil {
 		said, _, _ := strings.Cut(p.said.String(), "\n")
 		p.ended = fmt.Errorf("%s: %w: %s", igzipName, err, said)
-		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
-			p.ended = err // of what was to be inflated
-		}
 	}
 	return p.ended
 }
