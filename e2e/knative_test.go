@@ -281,7 +281,10 @@ func TestRequestsAreCarriedWhole(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		ask  func(t *testing.T, k *knative, host string)
-	}{{"events", takeEvents}, {"trailers", sendTrailers}, {"websocket", talk}, {"large", sendMuch}} {
+	}{
+		{"events", takeEvents}, {"trailers", sendTrailers},
+		{"websocket", talk}, {"large", sendMuch},
+	} {
 		host := k.create(fromZero(service(c.name, "example.com/whole"))).Status.URL.Host
 		for _, state := range []string{"cold", "warm"} {
 			t.Run(c.name+" "+state, func(t *testing.T) { c.ask(t, k, host) })
