@@ -178,9 +178,9 @@ func imagePin() *cobra.Command {
 	var of func() *string
 	cmd := onImages("pin IMAGE...", "Keep container images, however long nobody uses them",
 		cobra.MinimumNArgs(1),
-		func(_ *cobra.Command, cache *image.Cache, refs []string) error {
+		func(cmd *cobra.Command, cache *image.Cache, refs []string) error {
 			for _, ref := range refs {
-				if err := cache.Pin(ref, of(), !undo); err != nil {
+				if err := cache.Pin(cmd.Context(), ref, of(), !undo); err != nil {
 					return err
 				}
 			}

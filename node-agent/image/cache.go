@@ -116,6 +116,7 @@ func Open(dir string, out io.Writer) (*Cache, error) {
 
 // Close ends pulls and builders that are under way, and lets go of the entries handed out.
 func (c *Cache) Close() {
+	c.settling.end() // some pull may wait for it
 	c.pulls.close()
 	c.builds.close()
 	c.settling.close()
@@ -277,17 +278,19 @@ func (c *Cache) hold(ctx context.Context, key string) (bool, error) {
 		return false, err
 	}
 	if _, err := os.Stat(c.entry(key)); err != nil {
-		lock.Close()
+		unlock(lock)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 		return false, err
 	}
-	with, sound := c.sound(ctx, key)
-	if !sound {
+	with, sound, err := c.sound(ctx, key)
+	if !sound || err != nil {
 		lock.Close()
-		c.removeEntry(key)
-		return false, nil
+		if err == nil {
+			c.removeEntry(key)
+		}
+		return false, err
 	}
 	c.used(key)
 	return c.holdAgain(key, lock, with), nil
@@ -359,7 +362,7 @@ func (c *Cache) build(ctx context.Context, r recipe, key string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer unlock(lock)
 	if _, err := os.Stat(c.entry(key)); err == nil {
 		return nil
 	}
@@ -469,6 +472,32 @@ func syncPath(path string) error {
 
 // lock takes the lock of key in the given mode, waiting until ctx ends.
 func (c *Cache) lock(ctx context.Context, key string, mode int) (*os.File, error) {
+	for {
+		f, err := c.lockFile(ctx, key, mode)
+		if err != nil || isAt(f) {
+			return f, err
+		}
+		f.Close() // it has been removed meanwhile
+	}
+}
+
+// isAt reports whether the file is still the one of its name.
+func isAt(f *os.File) bool {
+	mine, err := f.Stat()
+	there, gone := os.Stat(f.Name())
+	return err == nil && gone == nil && os.SameFile(mine, there)
+}
+
+// unlock gives a lock back, and removes its file where nobody else has the lock: of invented names
+// there would be more and more. Whoever waits for it takes the lock of a new file.
+func unlock(f *os.File) {
+	if flock(f, unix.LOCK_EX|unix.LOCK_NB) == nil && isAt(f) {
+		_ = os.Remove(f.Name())
+	}
+	f.Close()
+}
+
+func (c *Cache) lockFile(ctx context.Context, key string, mode int) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(c.dir, "locks", key), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err

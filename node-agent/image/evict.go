@@ -112,18 +112,14 @@ func (c *Cache) removeUnused(key string, path ...string) bool {
 	})
 }
 
-// unused runs remove unless the lock called key is taken. The lock's file stays: removing it would
-// let two processes hold locks of one name.
+// unused runs remove unless the lock called key is taken.
 func (c *Cache) unused(key string, remove func() error) bool {
 	lock, err := os.OpenFile(filepath.Join(c.dir, "locks", key), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return false
 	}
-	defer lock.Close()
-	if flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
-		return false
-	}
-	return remove() == nil
+	defer unlock(lock)
+	return flock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil && isAt(lock) && remove() == nil
 }
 
 func children(dir string) []string {

@@ -136,10 +136,11 @@ func (c *Cache) Prune() (images int, bytes int64) {
 }
 
 // Pin keeps an image until that is undone, however long nobody uses it.
-func (c *Cache) Pin(ref string, namespace *string, pin bool) error {
+func (c *Cache) Pin(ctx context.Context, ref string, namespace *string, pin bool) error {
 	names, err := c.named(ref, namespace)
 	for _, n := range names {
-		if err := c.name(asked{n.Namespace, n.Ref}, func(n *Name) { n.Pinned = pin }); err != nil {
+		key := asked{n.Namespace, n.Ref}
+		if err := c.name(ctx, key, func(n *Name) { n.Pinned = pin }); err != nil {
 			return err
 		}
 	}

@@ -158,7 +158,7 @@ func TestImagesShareLayers(t *testing.T) {
 	if err := c.Remove(refs[0], nil); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("removing what is used: %v", err)
 	}
-	if err := c.Pin(refs[1], nil, true); err != nil {
+	if err := c.Pin(t.Context(), refs[1], nil, true); err != nil {
 		t.Fatal(err)
 	}
 	c.evict(0)

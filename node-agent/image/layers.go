@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
@@ -29,7 +31,10 @@ const (
 )
 
 // A node works on so many layers at a time, and holds so many bytes of them.
-const streamMemory = 3 * oci.StreamBlocks * oci.BlockSize
+const (
+	streamMemory = 3 * oci.StreamBlocks * oci.BlockSize
+	maxUnpackers = 16 // they are one user's, who may have so many threads in all
+)
 
 // streams bounds how many layers are under way, for all pulls of a node together.
 type streams struct {
@@ -50,43 +55,47 @@ type flight struct {
 func newStreams() *streams {
 	return &streams{
 		memory:    semaphore.NewWeighted(streamMemory),
-		processes: semaphore.NewWeighted(int64(runtime.NumCPU() + 1)),
+		processes: semaphore.NewWeighted(int64(min(runtime.NumCPU()+1, maxUnpackers))),
 		under:     map[string]*flight{},
 	}
 }
 
 // layersOf returns the keys of the layers that the entry in dir needs.
-func layersOf(dir string) []string {
+func layersOf(dir string) ([]string, error) {
 	b, err := os.ReadFile(filepath.Join(dir, layersName))
-	if err != nil {
-		return nil
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
-	return strings.Fields(string(b))
+	return strings.Fields(string(b)), err
 }
 
 // needsOf returns these keys, each once.
 func needsOf(dir string) []string {
-	keys := layersOf(dir)
+	keys, _ := layersOf(dir)
 	slices.Sort(keys)
 	return slices.Compact(keys)
 }
 
 // sound reports whether an entry, whose lock is taken, is intact and has its layers, which it takes
-// into use.
-func (c *Cache) sound(ctx context.Context, key string) (layers []func(), sound bool) {
-	if !c.intact(key) {
-		return nil, false
+// into use. An error says that nobody could look.
+func (c *Cache) sound(ctx context.Context, key string) (layers []func(), sound bool, err error) {
+	if sound, err = c.intact(key); !sound || err != nil {
+		return nil, sound, err
 	}
-	for _, layer := range layersOf(c.entry(key)) {
-		if held, err := c.hold(ctx, layer); !held || err != nil {
-			for _, release := range layers {
-				release()
-			}
-			return nil, false
+	keys, err := layersOf(c.entry(key))
+	for _, layer := range keys {
+		if sound, err = c.hold(ctx, layer); !sound || err != nil {
+			break
 		}
 		layers = append(layers, c.releaseOf(layer))
 	}
-	return layers, true
+	if !sound || err != nil {
+		for _, release := range layers {
+			release()
+		}
+		return nil, sound, err
+	}
+	return layers, true, nil
 }
 
 // brought are the layers of an image, in use until released.
@@ -113,7 +122,8 @@ func (b *brought) free() {
 }
 
 // bringLayers takes all layers of an image into use, and fetches those that are not here: all at
-// once, as far as there is room, and the largest first, so that none is waited for at the end.
+// once, as far as there is room, and the largest first, so that none is waited for at the end. Each
+// may unpack to what those before it have left of content.
 func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64, p *pulling) (
 	*brought, error) {
 	layers := image.Layers()
@@ -127,15 +137,18 @@ func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64
 		b.keys[n] = layerRecipe(image, d).key()
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return int(layers[b].Size - layers[a].Size) })
+	var left atomic.Int64
+	left.Store(content)
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range order {
 		if slices.Index(b.keys, b.keys[n]) < n { // the same layer twice
 			continue
 		}
 		group.Go(func() (err error) {
-			b.release[n], err = c.bringLayer(ctx, image, n, content, p)
+			b.release[n], err = c.bringLayer(ctx, image, n, &left, p)
 			if err == nil {
 				b.about[n], err = aboutLayer(c.entry(b.keys[n]))
+				left.Add(-b.about[n].Bytes)
 			}
 			p.layerDone()
 			return err
@@ -154,15 +167,18 @@ func layerRecipe(image *oci.Image, d v1.Descriptor) recipe {
 }
 
 // bringLayer takes a layer into use. If another fetched it, the registry is asked whether we may
-// have it.
-func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, content int64,
+// have it; if another failed to, we try ourselves: with our credentials, from our repository.
+func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, left *atomic.Int64,
 	p *pulling) (release func(), err error) {
 	r := layerRecipe(image, image.Layers()[n])
+	ours := false // we have fetched it ourselves
 	r.build = func(ctx context.Context, dir string, _ func(string, ...any)) error {
-		return c.fetchLayer(ctx, image, n, dir, content, p)
+		ours = true
+		return c.fetchLayer(ctx, image, n, dir, left, p)
 	}
 	key := r.key()
 	for {
+		ours = false
 		if held, err := c.hold(ctx, key); held || err != nil {
 			if err == nil {
 				release = c.releaseOf(key)
@@ -172,9 +188,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, content
 			}
 			return release, err
 		}
-		ours := false
 		f := c.joinFlight(key, func(ctx context.Context) (func(), error) {
-			ours = true
 			_, release, err := c.take(ctx, r)
 			return release, err
 		})
@@ -194,7 +208,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, content
 			}
 		}
 		c.leaveFlight(key, f)
-		if f.err != nil && !errors.Is(f.err, context.Canceled) {
+		if f.err != nil && ours && !errors.Is(f.err, context.Canceled) {
 			return nil, f.err
 		}
 	}
@@ -202,7 +216,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, content
 
 // fetchLayer fills a layer's entry when it is its turn.
 func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir string,
-	content int64, p *pulling) error {
+	left *atomic.Int64, p *pulling) error {
 	s := c.pulls.streams
 	memory := min(image.Layers()[n].Size, oci.StreamBlocks*oci.BlockSize)
 	if err := s.memory.Acquire(ctx, memory); err != nil {
@@ -213,7 +227,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 		return err
 	}
 	defer s.processes.Release(1)
-	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), content)
+	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), max(left.Load(), 1))
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,9 @@
 package image
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -61,8 +63,8 @@ func readName(file string) (n Name, err error) {
 }
 
 // name has the names changed under their lock: to what change makes of the one that is there.
-func (c *Cache) name(key asked, change func(*Name)) error {
-	lock, err := c.lock(c.settling.ctx, namesKey, unix.LOCK_EX)
+func (c *Cache) name(ctx context.Context, key asked, change func(*Name)) error {
+	lock, err := c.lock(ctx, namesKey, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
@@ -70,12 +72,18 @@ func (c *Cache) name(key asked, change func(*Name)) error {
 	file := c.nameFile(key)
 	n, _ := readName(file)
 	n.Ref, n.Namespace = key.ref, key.namespace
-	change(&n)
+	if change(&n); n.Entry == "" {
+		return fmt.Errorf("%s is not here any more", key.ref)
+	}
 	b, err := json.Marshal(n)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(file+".new", b, 0o644); err != nil {
+	err = os.WriteFile(file+".new", b, 0o644)
+	if err == nil && (n.Pinned || n.Loaded) { // no registry can say it again
+		err = syncPath(file + ".new")
+	}
+	if err != nil {
 		return err
 	}
 	failpoint.Hit(failpoint.PullNaming)
@@ -115,18 +123,21 @@ func (c *Cache) pinned() map[string]bool {
 }
 
 // recall returns what a name stood for when this or a former process looked it up: for the
-// namespace, or else for everybody.
+// namespace, or for everybody if that was later.
 func (c *Cache) recall(key asked) (o outcome, known bool) {
+	var last time.Time
 	for _, whose := range []asked{key, {ref: key.ref}} {
 		n, err := readName(c.nameFile(whose))
-		if err != nil || n.Ref != key.ref || n.Namespace != whose.namespace {
+		if err != nil || n.Ref != key.ref || n.Namespace != whose.namespace ||
+			known && !n.At.After(last) {
 			continue
 		}
 		if r, err := RuntimeIn(c.entry(n.Entry)); err == nil {
-			return outcome{Runtime: r, ref: n.Ref, until: c.Policy.until(n)}, true
+			o, known = outcome{Runtime: r, ref: n.Ref, until: c.Policy.until(n)}, true
+			last = n.At
 		}
 	}
-	return outcome{}, false
+	return o, known
 }
 
 // here lists the references of the images that are here, as whoever asked first wrote them.

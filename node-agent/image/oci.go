@@ -77,7 +77,7 @@ func (c *Cache) bringImage(ctx context.Context, image *oci.Image, key asked, loa
 	}
 	r, err := RuntimeIn(dir)
 	if err == nil {
-		err = c.name(key, func(n *Name) {
+		err = c.name(ctx, key, func(n *Name) {
 			n.Digest, n.Entry = image.Digest, filepath.Base(dir)
 			n.At, n.Loaded = c.pulls.now(), loaded
 		})

@@ -242,7 +242,7 @@ func (c *Cache) bring(ctx context.Context, key asked, p *pulling) (outcome, func
 			}
 		}
 		o.until = now.Add(passingAge)
-	case refused != nil:
+	case refused != nil && !c.Policy.never: // else it is loaded any moment
 		o.until = now.Add(refusedAge)
 	case err != nil:
 		o.until = now

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,7 +52,11 @@ func writeSeal(dir string, boot string, files ...sealed) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, sealName), b, 0o644)
+	written := filepath.Join(dir, sealName+".new") // a full disk keeps the seal that is there
+	if err := os.WriteFile(written, b, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(written, filepath.Join(dir, sealName))
 }
 
 // sealOf reads a file for its seal.
@@ -66,27 +71,38 @@ func sealOf(dir, name string) (sealed, error) {
 	return sealed{name, n, "sha256:" + hex.EncodeToString(h.Sum(nil)), n}, err
 }
 
-// intact reports whether the entry is as it was sealed. One without a seal was synced before it
-// was published.
-func (c *Cache) intact(key string) bool {
+// intact reports whether the entry is as it was sealed; an error says that nobody could look. One
+// without a seal was synced before it was published.
+func (c *Cache) intact(key string) (bool, error) {
 	if !strings.HasSuffix(key, sealedKey) {
-		return true
+		return true, nil
 	}
-	s, err := readSeal(c.entry(key))
+	dir := c.entry(key)
+	if settled(dir) {
+		return true, nil
+	}
+	s, err := readSeal(dir)
+	if cut := (*json.SyntaxError)(nil); errors.Is(err, fs.ErrNotExist) || errors.As(err, &cut) {
+		return false, nil
+	}
 	if err != nil {
-		return false
+		return false, err
 	}
-	_, unsettled := os.Stat(filepath.Join(c.entry(key), settledName))
-	if unsettled == nil || s.Boot != "" && s.Boot == bootID() {
-		return true
-	}
-	for _, file := range s.Files {
-		if !file.holds(c.entry(key)) {
-			return false
+	if s.Boot == "" || s.Boot != bootID() {
+		for _, file := range s.Files {
+			if holds, err := file.holds(dir); !holds || err != nil {
+				return false, err
+			}
 		}
 	}
 	c.settle(key)
-	return true
+	return true, nil
+}
+
+// settled reports whether the disk has the entry.
+func settled(dir string) bool {
+	info, err := os.Stat(filepath.Join(dir, settledName))
+	return err == nil && info.Mode().IsRegular()
 }
 
 func readSeal(dir string) (s seal, err error) {
@@ -98,17 +114,23 @@ func readSeal(dir string) (s seal, err error) {
 }
 
 // holds reports whether the file in dir has the contents that were sealed.
-func (s sealed) holds(dir string) bool {
+func (s sealed) holds(dir string) (bool, error) {
 	f, err := os.Open(filepath.Join(dir, s.Name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer f.Close()
 	h := sha256.New()
 	n, err := io.Copy(h, io.LimitReader(f, s.Size))
-	info, bad := f.Stat()
-	return err == nil && bad == nil && n == s.Size && info.Size() == s.Length &&
-		s.Digest == "sha256:"+hex.EncodeToString(h.Sum(nil))
+	if err != nil {
+		return false, err
+	}
+	info, err := f.Stat()
+	return err == nil && n == s.Size && info.Size() == s.Length &&
+		s.Digest == "sha256:"+hex.EncodeToString(h.Sum(nil)), err
 }
 
 // settling writes entries to the disk, one after the other.
@@ -133,6 +155,9 @@ func (c *Cache) settle(key string) {
 		s.turn.Lock()
 		defer s.turn.Unlock()
 		dir := c.entry(key)
+		if settled(dir) {
+			return
+		}
 		err := syncEntry(s.ctx, dir)
 		failpoint.Hit(failpoint.PullSettled)
 		if err == nil {

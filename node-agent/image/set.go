@@ -95,7 +95,11 @@ func RuntimeIn(dir string) (Runtime, error) {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return Runtime{}, fmt.Errorf("%s: %w; remove %s to have it made anew", ConfigName, err, dir)
 	}
-	for _, name := range layersOf(dir) {
+	layers, err := layersOf(dir)
+	if err != nil {
+		return Runtime{}, err
+	}
+	for _, name := range layers {
 		blob := filepath.Join(dir, name, oci.BlobName) // as Export puts it
 		if _, err := os.Stat(blob); err != nil {
 			blob = filepath.Join(filepath.Dir(dir), name, oci.BlobName)

@@ -38,6 +38,7 @@ func init() {
 // unpack the layer that follows, to merge layers into a root, or to measure inflaters. It finds its
 // files behind the standard ones, and writes its verdict to its standard output.
 func unpackMain() int {
+	keepFiles() // igzip gets none of what is written
 	if err := confine(); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot be confined:", err)
 		return 1

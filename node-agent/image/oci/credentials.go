@@ -155,7 +155,7 @@ func askHelper(ctx context.Context, helper, registry string) (authn.Authenticato
 		err = fmt.Errorf("%w: %.200s", err, first)
 	}
 	if err != nil {
-		return nil, false, ours(fmt.Errorf("%s, for %s: %w", program, registry, err))
+		return nil, false, refuse(Unreachable, "%s, for %s: %w", program, registry, err)
 	}
 	auth := authn.AuthConfig{Username: known.Username, Password: known.Secret}
 	if known.Username == ofIdentity {

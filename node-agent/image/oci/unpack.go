@@ -204,7 +204,7 @@ type unpacker struct {
 	ctx    context.Context
 }
 
-// What this process was itself handed, and nobody marked, is not for a stranger's image.
+// What this process was itself handed, and nobody marked, is not for one that it starts.
 var keepFiles = sync.OnceFunc(func() {
 	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 })

@@ -1,0 +1,104 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/image/oci"
+)
+
+// What an image may unpack to is shared by its layers, however many it has.
+func TestLayersShareTheirRoom(t *testing.T) {
+	const each, content = 1 << 20, 2 << 20
+	var layers []v1.Layer
+	for n := range 20 {
+		layers = append(layers, layer(t, file(fmt.Sprint("zeros ", n), strings.Repeat("0", each))))
+	}
+	ref := pushLayers(t, newRegistry(t)+"/team/bomb:1", func(*v1.ConfigFile) {}, layers...)
+	c := openFor(t, t.TempDir(), ref)
+	image, err := c.Source.Find(t.Context(), ref, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	b, err := c.bringLayers(t.Context(), image, content, &pulling{})
+	defer b.free()
+	var refused *oci.Refusal
+	if !errors.As(err, &refused) || refused.Reason != oci.TooLarge {
+		t.Errorf("%v, want too large", err)
+	}
+	if got, most := size(c.dir), int64(content+(maxUnpackers+1)*each); got > min(most, 10*each) {
+		t.Errorf("%d bytes were written", got)
+	}
+}
+
+// Another's attempt at a layer that fails, for whatever reason of his, is not ours.
+func TestAnothersFailureIsNotOurs(t *testing.T) {
+	ref := push(t, newRegistry(t), func(*v1.ConfigFile) {})
+	c := openFor(t, t.TempDir(), ref)
+	image, err := c.Source.Find(t.Context(), ref, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	key := layerRecipe(image, image.Layers()[0]).key()
+	fail := make(chan struct{})
+	f := c.joinFlight(key, func(context.Context) (func(), error) {
+		<-fail
+		return nil, errors.New("his token has expired")
+	})
+	defer c.leaveFlight(key, f)
+	pulled := make(chan error)
+	go func() {
+		_, err := keep(t, c, ref)
+		pulled <- err
+	}()
+	for joined := false; !joined; time.Sleep(time.Millisecond) {
+		c.pulls.streams.mu.Lock()
+		joined = f.waiting == 2
+		c.pulls.streams.mu.Unlock()
+	}
+	close(fail)
+	if err := <-pulled; err != nil {
+		t.Error(err)
+	}
+}
+
+// Of entries that do not exist no locks stay; what a lock guards is guarded nevertheless.
+func TestLocksGo(t *testing.T) {
+	c := open(t, t.TempDir())
+	if _, has := c.Has(t.Context(), "invented", nil); has {
+		t.Error("it is there")
+	}
+	inside := 0
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 200 {
+				lock, err := c.lock(t.Context(), "one", unix.LOCK_EX)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if inside++; inside != 1 {
+					t.Error("two have it")
+				}
+				inside--
+				unlock(lock)
+			}
+		})
+	}
+	all.Wait()
+	if left := children(filepath.Join(c.dir, "locks")); len(left) > 0 {
+		t.Errorf("%q are left", left)
+	}
+}
