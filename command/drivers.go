@@ -131,6 +131,13 @@ func openQEMU(
 	if err != nil {
 		return nil, err
 	}
+	var region string
+	if n.arm.HasRegion() {
+		if region, err = images.Guest.Region(); err != nil {
+			return nil, fmt.Errorf("--fastiov %s: the guest has no drivers for a root in memory"+
+				" (%w): use Debian's guest kernel, or s=1", n.arm, err)
+		}
+	}
 	probe, err := kprobe.Open()
 	if err != nil {
 		n.log.Warn("the stages inside the VMM (1-dma-ram, 4-vfio-dev) will be missing", "err", err)
@@ -140,7 +147,8 @@ func openQEMU(
 	}
 	d, err := qemu.Open(qemu.Config{
 		QEMU: vmm, Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-		Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages, Arm: n.arm,
+		Region: region, Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages,
+		Arm:   n.arm,
 		Probe: probe, Log: n.log,
 	})
 	if err != nil {

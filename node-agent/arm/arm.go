@@ -20,7 +20,7 @@ import (
 // An Arm is one way to start a microVM.
 type Arm struct {
 	Lock    Lock            // L: which opening VFs wait for each other
-	Skip    bool            // S: the root image is not mapped for DMA
+	Root    Root            // S: what of the root image is mapped for DMA
 	Async   bool            // A: the VF comes up while the application starts
 	Memory  fastiovd.Policy // D: when guest memory is zeroed
 	Barrier Barrier         // what keeps the VF from memory that is not zeroed
@@ -40,6 +40,15 @@ const (
 	Hierarchical Lock = "hierarchical" // all VFs of a bus, under a lock that openings share
 )
 
+// A Root is a form of the root image.
+type Root string
+
+// The forms. A region is memory of the guest, as Kata's image is: a read-only NVDIMM.
+const (
+	Region Root = "0" // mapped for the VF's DMA, as all memory is
+	Disk   Root = "1" // a block device: there is nothing to map
+)
+
 // A Barrier keeps a VF from memory that is not zeroed.
 type Barrier string
 
@@ -55,17 +64,17 @@ const (
 // The named arms.
 var (
 	// a stock kernel; the root image is a block device, so no region has to be skipped
-	None = Arm{Lock: PerVF, Skip: true, Memory: fastiovd.Eager, Barrier: Strict}
+	None = Arm{Lock: PerVF, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict}
 	// the default of a node whose kernel supports it
-	All = Arm{Lock: PerVF, Skip: true, Async: true, Memory: fastiovd.PageCache, Barrier: Strict,
+	All = Arm{Lock: PerVF, Root: Disk, Async: true, Memory: fastiovd.PageCache, Barrier: Strict,
 		Reset: true}
 	// the paper's optimisations, as published
-	Paper = Arm{Lock: Hierarchical, Skip: true, Async: true, Memory: fastiovd.Table,
+	Paper = Arm{Lock: Hierarchical, Root: Disk, Async: true, Memory: fastiovd.Table,
 		Barrier: NoBarrier}
 	// none as it was when the paper was written: the VFs of a bus shared a lock
-	Paper2024 = Arm{Lock: Bus, Skip: true, Memory: fastiovd.Eager, Barrier: Strict}
+	Paper2024 = Arm{Lock: Bus, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict}
 	// the baseline without a network: what any way of passing a VF through adds to
-	NoNet = Arm{Lock: PerVF, Skip: true, Memory: fastiovd.Eager, Barrier: Strict, NoNet: true}
+	NoNet = Arm{Lock: PerVF, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict, NoNet: true}
 )
 
 var named = []struct {
@@ -94,7 +103,9 @@ var axes = []axis{
 	{"l", []string{string(Bus), string(PerVF), string(Hierarchical)},
 		func(a Arm) string { return string(a.Lock) },
 		func(a *Arm, value string) { a.Lock = Lock(value) }},
-	flag("s", func(a *Arm) *bool { return &a.Skip }),
+	{"s", []string{string(Region), string(Disk)},
+		func(a Arm) string { return string(a.Root) },
+		func(a *Arm, value string) { a.Root = Root(value) }},
 	flag("a", func(a *Arm) *bool { return &a.Async }),
 	{"d", policies(), func(a Arm) string { return string(a.Memory) },
 		func(a *Arm, value string) { a.Memory = fastiovd.Policy(value) }},
@@ -235,17 +246,16 @@ func (a Arm) check() error {
 
 // Missing returns why no microVM can be started in this way yet, or nil.
 func (a Arm) Missing() error {
-	switch {
-	case !a.Skip:
-		return errors.New(
-			"s=0 is not built: the root image is a block device, which no VF reaches, and there is no region that could be mapped; use s=1")
-	case a.Zeroed > 0:
+	if a.Zeroed > 0 {
 		return fmt.Errorf(
 			"pre%d is not built: no memory is zeroed before a start asks for it; use none",
 			a.Zeroed)
 	}
 	return nil
 }
+
+// HasRegion reports whether the guest has its root image as memory.
+func (a Arm) HasRegion() bool { return a.Root == Region }
 
 // TouchFirst reports whether the guest has to touch memory before it gives it to its VF.
 func (a Arm) TouchFirst() bool {

@@ -73,6 +73,7 @@ func TestARefusalSaysWhy(t *testing.T) {
 		"x=1":                     "use none, paper",
 		"l=":                      "l is bus, per-vf, hierarchical",
 		"l=bus;r=1":               "l is bus, per-vf, hierarchical",
+		"s=off":                   "s is 0, 1",
 		"r=2":                     "r is 0, 1",
 		"r=1,":                    "spaces are between arms",
 		"none,all":                "spaces are between arms",
@@ -93,7 +94,7 @@ func TestARefusalSaysWhy(t *testing.T) {
 
 func TestWhatIsNotBuiltIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"s=0": "s=0 is not built", "pre100": "pre100 is not built",
+		"pre10": "pre10 is not built", "pre100": "pre100 is not built",
 	} {
 		a, err := Parse(text)
 		if err != nil {
@@ -103,7 +104,7 @@ func TestWhatIsNotBuiltIsRefused(t *testing.T) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
 	}
-	for _, text := range []string{"none", "all", "paper-2024", "nonet", "paper", "a=1"} {
+	for _, text := range []string{"none", "all", "paper-2024", "nonet", "paper", "a=1", "s=0"} {
 		a, err := Parse(text)
 		if err == nil {
 			err = a.Missing()
@@ -156,7 +157,9 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 	root := t.TempDir()
 	async := None
 	async.Async = true
-	for _, a := range []Arm{None, NoNet, async} {
+	region := None
+	region.Root = Region
+	for _, a := range []Arm{None, NoNet, async, region} {
 		if err := a.apply(root); err != nil {
 			t.Errorf("a stock kernel cannot be left as it is for %s: %v", a, err)
 		}

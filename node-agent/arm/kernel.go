@@ -30,7 +30,7 @@ func (a Arm) apply(root string) error {
 		case errors.Is(err, fs.ErrNotExist) && p.on == p.stock:
 		case errors.Is(err, fs.ErrNotExist):
 			return fmt.Errorf(
-				"--fastiov %s needs fastiov's kernel, and this one has no %s; boot it, or use --fastiov none or a=1",
+				"--fastiov %s needs fastiov's kernel, and this one has no %s; boot it, or use --fastiov none, a=1 or s=0",
 				a, filepath.Base(p.name))
 		case err != nil:
 			return fmt.Errorf("switch the kernel to --fastiov %s: %w", a, err)

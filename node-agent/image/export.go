@@ -22,6 +22,9 @@ import (
 func Export(dir string, guest Boot, qemu string, runtimes map[string]Runtime) error {
 	var files exports
 	files.add(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd)
+	if region, err := guest.Region(); err == nil {
+		files.add(filepath.Join(dir, "guest"), region)
+	}
 	if qemu != "" {
 		if err := files.addAll(filepath.Join(dir, hypervisor.Thing), qemu); err != nil {
 			return err

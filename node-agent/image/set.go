@@ -26,6 +26,7 @@ import (
 const (
 	KernelName = "kernel"
 	InitrdName = "initrd"
+	RegionName = "region" // more of an initrd, for a root in a region of memory
 	RootName   = "root.erofs"
 	ConfigName = "config.json"
 )
@@ -34,6 +35,14 @@ const (
 type Boot struct {
 	Kernel, Initrd string
 	Root           string // empty where the root is chosen later
+}
+
+// Region returns the file that the initrd lacks where the root is a region of memory. Without it,
+// the kernel cannot have such a root.
+func (b Boot) Region() (file string, err error) {
+	file = filepath.Join(filepath.Dir(b.Initrd), RegionName)
+	_, err = os.Stat(file)
+	return file, err
 }
 
 // BootIn returns the kernel and the initrd in dir.

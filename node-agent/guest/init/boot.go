@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 type filesystem struct {
@@ -30,9 +32,14 @@ func mountKernel() error {
 	return os.WriteFile("/proc/sys/kernel/panic", []byte("-1"), 0)
 }
 
-// enterRoot makes the root image under a writable tmpfs the root directory.
-func enterRoot() error {
-	if err := waitFor("/dev/vda", 10*time.Second); err != nil {
+// enterRoot makes the root image under a writable tmpfs the root directory. The image is a disk, or
+// a region of memory: then its files are mapped where they lie, not copied.
+func enterRoot(root string) error {
+	device, options := "/dev/vda", ""
+	if root == wire.Region {
+		device, options = root, "dax=always"
+	}
+	if err := waitFor(device, 10*time.Second); err != nil {
 		return fmt.Errorf("the root image's block device does not appear: %w", err)
 	}
 	if err := mount([]filesystem{{"tmpfs", "/mnt", "mode=0755", unix.MS_NODEV}}); err != nil {
@@ -43,7 +50,7 @@ func enterRoot() error {
 			return err
 		}
 	}
-	if err := unix.Mount("/dev/vda", "/mnt/image", "erofs", unix.MS_RDONLY, ""); err != nil {
+	if err := unix.Mount(device, "/mnt/image", "erofs", unix.MS_RDONLY, options); err != nil {
 		return fmt.Errorf("the root image does not mount as erofs: %w", err)
 	}
 	if err := mount([]filesystem{{"overlay", "/mnt/root",

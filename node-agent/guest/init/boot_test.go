@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -77,6 +79,7 @@ func TestBoot(t *testing.T) {
 		}
 		m.end(t)
 	})
+	t.Run("a root in memory", func(t *testing.T) { rootInMemory(t, files) })
 	t.Run("probe", func(t *testing.T) {
 		m, _ := emulate(t, files, "fastiov.probe=1")
 		m.end(t)
@@ -84,6 +87,48 @@ func TestBoot(t *testing.T) {
 			t.Error("the console does not say so")
 		}
 	})
+}
+
+// rootInMemory boots from a read-only NVDIMM, beside a disk that has no file system.
+func rootInMemory(t *testing.T, files map[string]string) {
+	dir := t.TempDir()
+	join := func(name string, size int64, from ...string) string {
+		var all []byte
+		for _, file := range from {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, content...)
+		}
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, all, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, max(size, int64(len(all)))); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const size = 32 << 20
+	image := join("image", size, files["root.erofs"])
+	m, conn := emulate(t, map[string]string{
+		"kernel": files["kernel"], "initrd": join("initrd", 0, files["initrd"], files["region"]),
+		"root.erofs": join("zeros", 1<<20),
+	}, "root="+wire.Region, "-machine", "nvdimm=on", "-m", "slots=1,maxmem=1G", "-object",
+		fmt.Sprintf("memory-backend-file,id=image,share=on,readonly=on,size=%d,mem-path=%s", size,
+			image), "-device", "nvdimm,memdev=image,unarmed=on")
+	err := makeReady(t, conn, wire.Config{Secret: testSecret,
+		Program: wire.Program{Command: []string{"runtime"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	showStages(t, m, conn)
+	if lines := logged(deadline(t), conn, 1); len(lines) != 1 {
+		t.Errorf("logs: %+v", lines)
+	} else {
+		checkAround(t, lines[0].Text, map[string]string{"marker": "from the image"})
+	}
 }
 
 // makeReady takes the guest from its call to ready.

@@ -32,8 +32,12 @@ func artefacts(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	run(t, exec.Command("mkfs.erofs", "--quiet", dir+"/root.erofs", dir+"/root"))
-	return map[string]string{"kernel": boot.Kernel, "initrd": boot.Initrd, "root.erofs": dir +
-		"/root.erofs"}
+	region, err := boot.Region()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]string{"kernel": boot.Kernel, "initrd": boot.Initrd, "region": region,
+		"root.erofs": dir + "/root.erofs"}
 }
 
 func run(t *testing.T, cmd *exec.Cmd) {
@@ -102,13 +106,16 @@ func (m *machine) end(t *testing.T) {
 }
 
 // emulate starts a machine without KVM or vsock: it calls its host over a serial port.
-func emulate(t *testing.T, files map[string]string, options string) (*machine, *guest.Conn) {
+func emulate(
+	t *testing.T, files map[string]string, options string, args ...string,
+) (*machine, *guest.Conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "control")
 	_, conn := listenLocal(t, path)
-	return start(t, files, "fastiov.control=/dev/vport1p1 "+options, "-accel", "tcg", "-cpu", "max",
+	args = append(args, "-accel", "tcg", "-cpu", "max",
 		"-chardev", "socket,id=control,path="+path, "-device", "virtio-serial-pci", "-device",
-		"virtserialport,chardev=control"), conn
+		"virtserialport,chardev=control")
+	return start(t, files, "fastiov.control=/dev/vport1p1 "+options, args...), conn
 }
 
 // showStages logs how the start went.

@@ -92,9 +92,15 @@ func live(h *host) (err error) {
 	if err != nil {
 		return err
 	}
+	root := options["root"]
+	if root == wire.Region {
+		if _, err := loadModules("/region-modules", rec); err != nil {
+			return err
+		}
+	}
 	h.gates = unix.Access(tunDevice, unix.F_OK) == nil
 	h.call(dialer(options))
-	if err := rec.step("root", enterRoot); err != nil {
+	if err := rec.step("root", func() error { return enterRoot(root) }); err != nil {
 		return err
 	}
 	config, err := h.config(configWithin)

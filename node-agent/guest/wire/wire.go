@@ -37,6 +37,9 @@ const (
 	// Bounds the text of one Log before encoding; a longer line is sent in pieces. Six times this,
 	// the worst of JSON, fits MaxLine.
 	MaxText = 16 << 10
+
+	// The value of the kernel's parameter root if the root image is a region of memory, not a disk.
+	Region = "/dev/pmem0"
 )
 
 // ErrTooLong says that a message is longer than MaxLine.

@@ -3,8 +3,10 @@ package build
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/image"
@@ -16,11 +18,16 @@ import (
 var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay",
 	"vmw_vsock_virtio_transport", "tun", "igbvf"}
 
-// A guest's base is its kernel and its modules, as files, and the file that names the modules in
+// regionModules lists the modules for a root that is a region of memory. They are in an archive of
+// their own, since guests have that to measure with alone.
+var regionModules = []string{"nfit", "nd_pmem"}
+
+// A guest's base is its kernel and its modules, as files, and the files that name the modules in
 // the order in which they load.
 const (
-	baseName  = "guest-base"
-	orderName = "order"
+	baseName    = "guest-base"
+	orderName   = "order"
+	regionOrder = "region-order" // of what a region needs further
 )
 
 // Guest returns the files that a microVM boots from: Debian's kernel and an initrd that holds the
@@ -30,7 +37,8 @@ func (b *Builder) Guest(ctx context.Context) (image.Boot, error) {
 	if err != nil {
 		return image.Boot{}, err
 	}
-	inputs := []string{"guest base 1", hostVersions().inputs(), strings.Join(guestModules, " ")}
+	inputs := []string{"guest base 1", hostVersions().inputs(), strings.Join(guestModules, " "),
+		strings.Join(regionModules, " ")}
 	return b.guest(ctx, program, inputs, b.buildBase)
 }
 
@@ -48,7 +56,7 @@ func (b *Builder) guest(
 
 // onBase makes the guest of a base and the guest agent.
 func (b *Builder) onBase(ctx context.Context, base string, program []byte) (image.Boot, error) {
-	of := []string{"guest 4", filepath.Base(base), string(program)}
+	of := []string{"guest 5", filepath.Base(base), string(program)}
 	build := func(_ context.Context, dir string, _ func(string, ...any)) error {
 		return buildGuest(dir, base, program)
 	}
@@ -79,6 +87,10 @@ func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ..
 	if err != nil {
 		return err
 	}
+	all, err := m.inLoadOrder(slices.Concat(guestModules, regionModules)...)
+	if err != nil {
+		return err
+	}
 	say("unpacking the kernel of Linux %s", release)
 	kernel, err := readKernel(t, release)
 	if err != nil {
@@ -87,10 +99,16 @@ func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ..
 	if kernel, err = vmlinux(kernel); err != nil {
 		return err
 	}
-	return writeBase(dir, kernel, list)
+	return errors.Join(writeBase(dir, kernel, list),
+		writeModules(dir, regionOrder, all[len(list):]))
 }
 
 func writeBase(dir string, kernel []byte, list []module) error {
+	return errors.Join(writeModules(dir, orderName, list),
+		os.WriteFile(filepath.Join(dir, image.KernelName), kernel, 0o644))
+}
+
+func writeModules(dir, order string, list []module) error {
 	var names []string
 	for _, m := range list {
 		names = append(names, m.name)
@@ -98,14 +116,11 @@ func writeBase(dir string, kernel []byte, list []module) error {
 			return err
 		}
 	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(dir, orderName), []byte(strings.Join(names, "\n")), 0o644),
-		os.WriteFile(filepath.Join(dir, image.KernelName), kernel, 0o644),
-	)
+	return os.WriteFile(filepath.Join(dir, order), []byte(strings.Join(names, "\n")), 0o644)
 }
 
-func readBase(dir string) (list []module, err error) {
-	names, err := os.ReadFile(filepath.Join(dir, orderName))
+func readModules(dir, order string) (list []module, err error) {
+	names, err := os.ReadFile(filepath.Join(dir, order))
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +135,12 @@ func readBase(dir string) (list []module, err error) {
 }
 
 func buildGuest(dir, base string, agent []byte) error {
-	list, err := readBase(base)
+	list, err := readModules(base, orderName)
 	if err != nil {
+		return err
+	}
+	region, err := readModules(base, regionOrder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	i := newInitrd(filepath.Join(dir, image.InitrdName))
@@ -129,9 +148,16 @@ func buildGuest(dir, base string, agent []byte) error {
 		i.dir(name)
 	}
 	i.write("init", 0o755, agent)
-	i.modules(list)
+	i.modules("modules", list)
 	if err := i.close(); err != nil {
 		return err
+	}
+	if len(region) > 0 {
+		r := newInitrd(filepath.Join(dir, image.RegionName))
+		r.modules("region-modules", region)
+		if err := r.close(); err != nil {
+			return err
+		}
 	}
 	return image.Place(dir, filepath.Join(base, image.KernelName))
 }

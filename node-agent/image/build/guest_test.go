@@ -18,7 +18,8 @@ func TestAnotherAgentNeedsNoMirror(t *testing.T) {
 	unreachable := func(context.Context, string, func(string, ...any)) error { return away }
 	reachable := func(_ context.Context, dir string, _ func(string, ...any)) error {
 		modules := []module{{"b", []byte("module b")}, {"a", []byte("module a")}}
-		return writeBase(dir, []byte("kernel"), modules)
+		return errors.Join(writeBase(dir, []byte("kernel"), modules),
+			writeModules(dir, regionOrder, []module{{"c", []byte("module c")}}))
 	}
 	dir := t.TempDir()
 	make := func(init, pins string, base builder) (image.Boot, error) {
@@ -46,6 +47,13 @@ func TestAnotherAgentNeedsNoMirror(t *testing.T) {
 		initrd, _ := os.ReadFile(boot.Initrd)
 		if string(kernel) != "kernel" || !bytes.Contains(initrd, []byte("TRAILER!!!")) {
 			t.Errorf("%s: kernel %q, an initrd of %d bytes", c.what, kernel, len(initrd))
+		}
+		file, err := boot.Region()
+		region, _ := os.ReadFile(file)
+		if err != nil || len(initrd)%4 > 0 || bytes.Contains(initrd, []byte("module c")) ||
+			!bytes.Contains(region, []byte("module c")) {
+			t.Errorf("%s: what a region needs is in no archive behind its initrd, of %d bytes: %v",
+				c.what, len(initrd), err)
 		}
 		for _, part := range []string{c.init, "module a", "/lib/modules/b.ko\n/lib/modules/a.ko"} {
 			if !bytes.Contains(initrd, []byte(part)) {

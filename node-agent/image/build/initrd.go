@@ -40,9 +40,9 @@ func (i *initrd) add(h cpio.Header, content []byte) {
 	}
 }
 
-// modules writes modules below /lib and the file /modules, which names them one a line in the
-// order in which they load.
-func (i *initrd) modules(list []module) {
+// modules writes modules below /lib and the file that names them, one a line in the order in which
+// they load.
+func (i *initrd) modules(file string, list []module) {
 	i.dir("lib")
 	i.dir("lib/modules")
 	var order []byte
@@ -51,7 +51,7 @@ func (i *initrd) modules(list []module) {
 		i.write(name[1:], 0o644, m.bytes)
 		order = append(order, name+"\n"...)
 	}
-	i.write("modules", 0o644, order)
+	i.write(file, 0o644, order)
 }
 
 func (i *initrd) close() error {

@@ -160,7 +160,7 @@ func writeTestbedInitrd(t *rootfs.Tree, list []module, name string) error {
 	}
 	i.write("bin/busybox", 0o755, busybox)
 	i.write("init", 0o755, testbedInitrd)
-	i.modules(list)
+	i.modules("modules", list)
 	return i.close()
 }
 

@@ -45,6 +45,7 @@ type handed struct {
 	kernel, initrd *os.File // memfds: any process that has them can read them
 	kvm, vsock     *os.File
 	ram            memory
+	region         nvdimm      // the root image as memory; none: as a disk
 	root           []*os.File  // files that make up the disk
 	disk           description // of it, if they are several
 	console        *os.File
@@ -62,10 +63,15 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	c.add("-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=on", c.pass(h.control)),
 		"-mon", "chardev=qmp,mode=control")
 	c.add("-S") // the first guest instruction is ours to time
-	c.add("-machine",
-		"q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off,hpet=off,i8042=off,graphics=off")
-	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m",
-		fmt.Sprintf("%dM", spec.MemoryMiB))
+	machine := "q35,memory-backend=ram,dump-guest-core=off,smbus=off,sata=off,usb=off,vmport=off," +
+		"hpet=off,i8042=off,graphics=off"
+	memory := fmt.Sprintf("%dM", spec.MemoryMiB)
+	if h.region.file != nil {
+		machine += ",nvdimm=on"
+		memory += fmt.Sprintf(",slots=1,maxmem=%dM", spec.MemoryMiB+int(h.region.size>>20))
+	}
+	c.add("-machine", machine)
+	c.add("-accel", "kvm,device="+c.set(h.kvm), "-cpu", "host", "-smp", "1", "-m", memory)
 	c.add("-object",
 		fmt.Sprintf(
 			"memory-backend-file,id=ram,size=%dM,share=on,align=%d,mem-path=/proc/self/fd/%d",
@@ -78,8 +84,12 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	c.add("-append", strings.Join(parameters, " "))
 	c.add("-chardev", "file,id=console,append=on,path="+c.set(h.console), "-serial",
 		"chardev:console")
-	c.disk(h.root, h.disk)
-	c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
+	if h.region.file != nil {
+		c.region(h.region)
+	} else {
+		c.disk(h.root, h.disk)
+		c.add("-device", "virtio-blk-pci,drive=root,disable-legacy=on")
+	}
 	c.add("-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d,vhostfd=%d,disable-legacy=on", cid,
 		c.pass(h.vsock)))
 	if pci := spec.PCI(); pci != nil { // a room has no sysfs

@@ -29,6 +29,7 @@ type boot struct {
 	vm       *vm
 	vsock    *os.File // the device that has the guest's CID, until QEMU has it
 	tl       *timeline.Timeline
+	region   int64 // the size of the image region, if the guest has one
 	launched time.Time
 	resumed  time.Time
 }
@@ -134,7 +135,7 @@ func (b *boot) launch() error {
 	h, err := b.hand(spec)
 	h.vsock = b.vsock
 	defer h.close()
-	b.vm.ram = h.ram
+	b.vm.ram, b.region = h.ram, h.region.size
 	if err != nil {
 		return err
 	}
@@ -147,7 +148,7 @@ func (b *boot) launch() error {
 	b.vm.args = cmd.Args
 	b.launched = time.Now()
 	const beside = 64 // for the memory that VFIO maps beside the guest's: firmware, option ROMs
-	return b.vm.cell.Start(cmd, spec.MemoryMiB+beside)
+	return b.vm.cell.Start(cmd, spec.MemoryMiB+int(b.region>>20)+beside)
 }
 
 // hand opens what one VMM inherits.
@@ -165,7 +166,12 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 			return h, err
 		}
 	}
-	if h.root, h.disk, err = openDisk(spec); err != nil {
+	if d.config.Arm.HasRegion() {
+		h.region, err = d.images.open(spec)
+	} else {
+		h.root, h.disk, err = openDisk(spec)
+	}
+	if err != nil {
 		return h, err
 	}
 	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Arm); err != nil {
@@ -183,7 +189,8 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 // close closes our side of the files that only this VMM uses, but for its memory. Kernel and initrd
 // serve the next VMM too.
 func (h handed) close() {
-	for _, f := range append(h.root, h.kvm, h.console, h.control, h.disk.read, h.disk.write) {
+	for _, f := range append(h.root, h.kvm, h.console, h.control, h.disk.read, h.disk.write,
+		h.region.file) {
 		if f != nil {
 			f.Close()
 		}
@@ -226,7 +233,7 @@ func (b *boot) account(events []kprobe.Event) {
 	}
 	b.tl.Show("")
 	b.tl.Add(timeline.Span{Stage: timeline.VMM, Begin: b.launched, End: b.resumed})
-	b.tl.Add(kprobe.Spans(events)...)
+	b.tl.Add(kprobe.Spans(events, uint64(b.region))...)
 	spans := b.vm.conn.Spans()
 	b.vm.late.spans = len(spans)
 	for _, s := range spans {

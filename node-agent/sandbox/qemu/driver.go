@@ -28,6 +28,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -45,6 +46,7 @@ type Config struct {
 	QEMU       hypervisor.QEMU
 	Kernel     string
 	Initrd     string
+	Region     string        // what Initrd lacks for an arm with the root as a region
 	Rooms      int           // how many rooms for VMMs are kept ready
 	BestEffort bool          // also where the host cannot enforce all limits
 	HugePages  bool          // guest memory from the host's 2 MiB huge pages
@@ -57,6 +59,7 @@ type Config struct {
 type Driver struct {
 	config         Config
 	kernel, initrd *os.File
+	images         regions
 	parameters     []string // of the guest kernel
 	host           *jail.Host
 	guests         *guest.Listener
@@ -91,13 +94,20 @@ func (d *Driver) open() (err error) {
 		// The guest zeroes, and so touches, all memory that it gives to a device.
 		d.parameters = slices.Concat(d.parameters, []string{"init_on_alloc=1"})
 	}
+	if d.config.Arm.HasRegion() {
+		d.parameters = slices.Concat(d.parameters, []string{"root=" + wire.Region})
+	}
 	if delay := os.Getenv(failpoint.DelayEnv); failpoint.Enabled && delay != "" {
 		d.parameters = slices.Concat(d.parameters, []string{failpoint.DelayEnv + "=" + delay})
 	}
-	if d.kernel, err = hold("kernel", d.config.Kernel); err != nil {
+	if d.kernel, err = hold("kernel", 1, d.config.Kernel); err != nil {
 		return err
 	}
-	if d.initrd, err = hold("initrd", d.config.Initrd); err != nil {
+	initrd := []string{d.config.Initrd}
+	if d.config.Arm.HasRegion() {
+		initrd = append(initrd, d.config.Region)
+	}
+	if d.initrd, err = hold("initrd", 1, initrd...); err != nil {
 		return err
 	}
 	q := d.config.QEMU
@@ -126,7 +136,7 @@ func (d *Driver) Close() {
 	if d.host != nil {
 		d.host.Close()
 	}
-	for _, f := range []*os.File{d.kernel, d.initrd} {
+	for _, f := range []*os.File{d.kernel, d.initrd, d.images.last.file} {
 		if f != nil {
 			f.Close()
 		}

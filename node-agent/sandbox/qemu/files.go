@@ -14,22 +14,26 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// hold reads a file once into sealed memory. Nobody can change it under running guests. Every VMM
-// can read it, whatever its user may open. Starting the next guest reads no disk.
-func hold(what, path string) (*os.File, error) {
-	from, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("guest %s: %w", what, err)
-	}
-	defer from.Close()
+// hold reads files once into sealed memory, one after the other, and rounds its size up to steps.
+// Nobody can change it under running guests. Every VMM can read it, whatever its user may open.
+// Starting the next guest reads no disk.
+func hold(what string, step int64, paths ...string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(what, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("guest %s: memfd: %w", what, err)
 	}
 	held := os.NewFile(uintptr(fd), what)
-	n, err := io.Copy(held, from)
-	if err == nil && n == 0 {
-		err = fmt.Errorf("%s is empty", path)
+	var size int64
+	for _, path := range paths {
+		n, err := copyTo(held, path)
+		if err != nil {
+			held.Close()
+			return nil, fmt.Errorf("guest %s: %w", what, err)
+		}
+		size += n
+	}
+	if over := size % step; over > 0 {
+		err = held.Truncate(size + step - over)
 	}
 	if err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
@@ -40,6 +44,19 @@ func hold(what, path string) (*os.File, error) {
 		return nil, fmt.Errorf("guest %s: %w", what, err)
 	}
 	return held, nil
+}
+
+func copyTo(held *os.File, path string) (int64, error) {
+	from, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer from.Close()
+	n, err := io.Copy(held, from)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%s is empty", path)
+	}
+	return n, err
 }
 
 // testify writes evidence beside the logs that would be gone with the sandbox, for the report of

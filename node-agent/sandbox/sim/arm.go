@@ -23,7 +23,7 @@ const (
 //     Only with l=bus they wait. With r=1 nothing is left of it, since it is a reset;
 //   - mapping memory takes as long as there is memory, and 7 % of that if it is zeroed before, or
 //     afterwards;
-//   - with s=1 no image is mapped, and with a=1 nobody waits for the VF's driver;
+//   - only with s=0 an image is mapped, and with a=1 nobody waits for the VF's driver;
 //   - without a VF there is neither a mapping, nor an opening, nor a driver.
 //
 // What else a kernel, a VMM or a machine does is not in it: it shows what an ablation looks like,
@@ -39,7 +39,7 @@ func Of(a arm.Arm, memoryMiB int, total time.Duration) []Step {
 			}
 			s.Takes = time.Duration(float64(s.Takes) * left * float64(memoryMiB) / paperMemory)
 		case timeline.DMAImage:
-			if a.Skip {
+			if a.Root != arm.Region {
 				s.Takes = 0
 			}
 		case timeline.VFIODev:

@@ -1,0 +1,72 @@
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// To measure with, a guest may have its root image as Kata has it: as a read-only NVDIMM, a region
+// of memory that all guests of an image share. VFIO maps it for DMA as it maps all memory.
+
+// An nvdimm is a root image in sealed memory. Its size is a multiple of huge pages, since the
+// guest's driver takes nothing else.
+type nvdimm struct {
+	file *os.File
+	size int64
+}
+
+// region adds the NVDIMM.
+func (c *command) region(d nvdimm) {
+	c.add("-object", fmt.Sprintf("memory-backend-file,id=image,share=on,readonly=on,size=%d,"+
+		"mem-path=/proc/self/fd/%d", d.size, c.pass(d.file)),
+		"-device", "nvdimm,memdev=image,unarmed=on")
+}
+
+// regions keeps the image that was used last, since the next guest is likely to have the same.
+type regions struct {
+	mu   sync.Mutex
+	of   []string // the files that it was made of
+	last nvdimm
+}
+
+// open returns the image of spec, with a file that the caller closes.
+func (r *regions) open(spec sandbox.Spec) (nvdimm, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := append([]string{spec.Root}, spec.Layers...)
+	if !slices.Equal(of, r.of) {
+		made, err := load(of)
+		if err != nil {
+			return nvdimm{}, err
+		}
+		if r.last.file != nil {
+			r.last.file.Close()
+		}
+		r.of, r.last = of, made
+	}
+	fd, err := unix.FcntlInt(r.last.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nvdimm{}, err
+	}
+	return nvdimm{os.NewFile(uintptr(fd), "image"), r.last.size}, nil
+}
+
+// load reads files into memory, one after the other as on a disk.
+func load(paths []string) (d nvdimm, err error) {
+	if d.file, err = hold("root image", hugePage, paths...); err != nil {
+		return d, err
+	}
+	info, err := d.file.Stat()
+	if err != nil {
+		d.file.Close()
+		return d, err
+	}
+	d.size = info.Size()
+	return d, nil
+}
