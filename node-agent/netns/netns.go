@@ -59,6 +59,12 @@ func apart(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
+		// /proc shows the first thread as the process, which never leaves its namespace.
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- apart(f)
+			return
+		}
 		home, err := os.Open(own)
 		if err != nil {
 			runtime.UnlockOSThread()

@@ -33,6 +33,9 @@ func TestInside(t *testing.T) {
 	for range 200 {
 		all.Go(func() {
 			if err := Inside(namespace, func() error {
+				if now, err := os.Readlink("/proc/self/ns/net"); now != here || err != nil {
+					t.Errorf("/proc shows this process in %s, %v", now, err)
+				}
 				conn, err := net.Dial("tcp", "127.0.0.1:1")
 				if err == nil {
 					conn.Close()
