@@ -186,9 +186,8 @@ func (c *conf) end(args *skel.CmdArgs) error {
 	_, err := c.tell(req)
 	if errors.Is(err, errAway) {
 		if err = leaveNote(c.RunDir, req.Attachment); err == nil {
-			// An agent that has begun to listen since may not have seen the note.
+			// An agent that has begun to listen since may not have seen the note. It drops it.
 			if _, again := c.tell(req); !errors.Is(again, errAway) {
-				_ = os.Remove(noteOf(c.RunDir, req.Attachment))
 				err = again
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -151,7 +152,16 @@ func leaveNote(runDir string, a Attachment) error {
 }
 
 func noteOf(runDir string, a Attachment) string {
-	return filepath.Join(notes(runDir), strings.ReplaceAll(a.String(), "/", ","))
+	return filepath.Join(notes(runDir), url.PathEscape(a.String()))
+}
+
+// DropNote removes the note of an attachment, if there is one.
+func DropNote(runDir string, a Attachment) error {
+	err := os.Remove(noteOf(runDir, a))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // TakeNotes calls end with each attachment that a plugin has left a note of, and removes the note.
@@ -163,13 +173,16 @@ func TakeNotes(runDir string, end func(Attachment)) error {
 	if err != nil {
 		return err
 	}
+	var failed []error
 	for _, note := range left {
-		if a, ok := ParseAttachment(strings.ReplaceAll(note.Name(), ",", "/")); ok {
+		file := filepath.Join(notes(runDir), note.Name())
+		name, _ := url.PathUnescape(note.Name())
+		if a, ok := ParseAttachment(name); ok {
 			end(a)
+		} else {
+			failed = append(failed, fmt.Errorf("%s names no attachment", file))
 		}
-		if err := os.Remove(filepath.Join(notes(runDir), note.Name())); err != nil {
-			return err
-		}
+		failed = append(failed, os.Remove(file))
 	}
-	return nil
+	return errors.Join(failed...)
 }

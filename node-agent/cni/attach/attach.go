@@ -101,8 +101,12 @@ func (s *Server) one(a cni.Attachment) (done func()) {
 	}
 }
 
-// patience bounds how long a plugin may take to ask, and to take its answer.
-const patience = 10 * time.Second
+// patience bounds how long a plugin may take to ask, and to take its answer; pause is how long the
+// server waits where it could not hear one.
+const (
+	patience = 10 * time.Second
+	pause    = 50 * time.Millisecond
+)
 
 // Serve ends what plugins have left notes of and then answers them, until the listener is closed
 // and the last call has ended.
@@ -117,8 +121,10 @@ func (s *Server) Serve(listener net.Listener) error {
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
-		if err != nil {
-			return err
+		if err != nil { // as when all descriptors are in use
+			s.Log.Warn("a CNI plugin was not heard", "error", err)
+			time.Sleep(pause)
+			continue
 		}
 		s.calls.Go(func() { s.answer(conn) })
 	}
@@ -132,6 +138,10 @@ func (s *Server) answer(conn net.Conn) {
 		s.Log.Warn("a CNI plugin asked nothing that can be read", "error", err)
 		return
 	}
+	if req.Command != cni.GC && req.Command != cni.Status {
+		// Until the plugin has its answer: what nobody has learned of is ended by its name.
+		defer s.one(req.Attachment)()
+	}
 	begin := time.Now()
 	reply, err := s.Do(req)
 	if err != nil {
@@ -142,7 +152,6 @@ func (s *Server) answer(conn net.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	if err := json.NewEncoder(conn).Encode(reply); err != nil && req.Command == cni.Add &&
 		reply.Code == 0 { // nobody has learned of the attachment
-		defer s.one(req.Attachment)()
 		s.end(req.Attachment)
 	}
 }
@@ -168,7 +177,7 @@ func codeOf(err error) uint {
 	return types.ErrInternal
 }
 
-// Do carries out one request.
+// Do carries out one request. No other call is about its attachment meanwhile.
 func (s *Server) Do(req cni.Request) (cni.Reply, error) {
 	switch req.Command {
 	case cni.Status:
@@ -182,7 +191,6 @@ func (s *Server) Do(req cni.Request) (cni.Reply, error) {
 		return cni.Reply{}, refuse(types.ErrInvalidEnvironmentVariables,
 			"%q names no attachment", req.Attachment)
 	}
-	defer s.one(req.Attachment)()
 	switch req.Command {
 	case cni.Add:
 		return s.add(req)
@@ -192,7 +200,7 @@ func (s *Server) Do(req cni.Request) (cni.Reply, error) {
 		return cni.Reply{}, s.check(req)
 	case cni.Del:
 		s.end(req.Attachment)
-		return cni.Reply{}, nil
+		return cni.Reply{}, cni.DropNote(s.RunDir, req.Attachment)
 	}
 	return cni.Reply{}, refuse(types.ErrInvalidEnvironmentVariables, "no command %q; "+
 		"this agent is of another version than the plugin, or no plugin asks", req.Command)
@@ -206,6 +214,9 @@ func (s *Server) add(req cni.Request) (reply cni.Reply, err error) {
 	if has := s.leases(req.Attachment); len(has) > 0 {
 		return reply, refuse(types.ErrInternal,
 			"%s has VF %s already; DEL it first", req.Attachment, has[0].BDF)
+	}
+	if err := cni.DropNote(s.RunDir, req.Attachment); err != nil { // it is of a former holder
+		return reply, err
 	}
 	owner := vf.Owner{Kind: vf.Pod, Name: req.Attachment.String(), Netns: req.Netns}
 	if !filepath.IsAbs(req.Netns) || owner.Dead() {

@@ -165,7 +165,6 @@ func TestWhatIsGoneBeforeADel(t *testing.T) {
 		if err := h.runtime.GetStatusNetworkList(t.Context(), list); err != nil {
 			t.Error(err)
 		}
-		h.del(t, list, c)
 		leases := h.Pool.Leases()
 		if len(leases) != 1 || leases[0].Owner.Name != "net/stays/eth0" {
 			t.Errorf("the next agent has %+v", leases)
@@ -174,6 +173,30 @@ func TestWhatIsGoneBeforeADel(t *testing.T) {
 			t.Error("a container that stays has lost its interface")
 		}
 		h.del(t, list, stays)
+		h.idle(t)
+	})
+	t.Run("the agent, and its DEL is heard twice", func(t *testing.T) {
+		c := newContainer(t, "c6")
+		c.IfName = "a,b"
+		h.add(t, list, c)
+		h.Stop()
+		h.del(t, list, c)
+		notes, err := filepath.Glob(filepath.Join(h.cfg.Run, "cni-ended", "*"))
+		if err != nil || len(notes) != 1 {
+			t.Fatalf("it leaves %q, %v", notes, err)
+		}
+		h.start(t, h.Tree)
+		h.idle(t)
+		if err := os.WriteFile(notes[0], nil, 0o600); err != nil { // by a plugin that was late
+			t.Fatal(err)
+		}
+		h.add(t, list, c)
+		h.Stop()
+		h.start(t, h.Tree)
+		if len(h.Pool.Leases()) != 1 {
+			t.Error("a note of a former container has ended this one's attachment")
+		}
+		h.del(t, list, c)
 		h.idle(t)
 	})
 	t.Run("the agent's run directory", func(t *testing.T) {

@@ -1,0 +1,109 @@
+package attach_test
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/cni"
+	"github.com/fastiov/fastiov/node-agent/cni/attach"
+	"github.com/fastiov/fastiov/node-agent/cni/cnitest"
+)
+
+// pipes are a listener whose answers wait until they are read. Its first Accept fails, as that of a
+// process without a free descriptor does.
+type pipes struct {
+	net.Listener
+	conns chan net.Conn
+	fails sync.Once
+}
+
+func (p *pipes) Accept() (conn net.Conn, err error) {
+	p.fails.Do(func() { err = unix.EMFILE })
+	if err != nil {
+		return nil, err
+	}
+	conn, open := <-p.conns
+	if !open {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+// ask sends a request, and returns where its answer will be.
+func (p *pipes) ask(t *testing.T, req cni.Request) net.Conn {
+	t.Helper()
+	plugin, agent := net.Pipe()
+	select {
+	case p.conns <- agent:
+	case <-time.After(waitFor):
+		t.Error("the agent hears nobody")
+		return agent
+	}
+	if err := json.NewEncoder(plugin).Encode(req); err != nil {
+		t.Error(err)
+	}
+	return plugin
+}
+
+func (p *pipes) do(t *testing.T, req cni.Request) (reply cni.Reply) {
+	t.Helper()
+	conn := p.ask(t, req)
+	defer conn.Close()
+	if err := json.NewDecoder(conn).Decode(&reply); err != nil || reply.Code != 0 {
+		t.Errorf("%s: %+v, %v", req.Command, reply, err)
+	}
+	return reply
+}
+
+// An ADD whose plugin is gone is undone, and not the one that comes after it.
+func TestAnUnheardADD(t *testing.T) {
+	h := newHost(t)
+	server := &attach.Server{Pool: h.Pool, Wires: cnitest.Wires(), Ready: h.Agent.Ready,
+		RunDir: h.cfg.Run, Log: slog.New(slog.DiscardHandler)}
+	p := &pipes{conns: make(chan net.Conn)}
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := server.Serve(p); err != nil {
+			t.Error(err)
+		}
+	})
+	c := newContainer(t, "c")
+	req := cni.Request{Command: cni.Add, Netns: c.NetNS,
+		Attachment: cni.Attachment{Network: "net", Container: "c", Interface: c.IfName}}
+	unheard := p.ask(t, req)
+	for begin := time.Now(); len(h.Pool.Leases()) == 0 && time.Since(begin) < waitFor; {
+		time.Sleep(time.Millisecond)
+	}
+	second := make(chan cni.Reply)
+	go func() {
+		end := req
+		end.Command = cni.Del
+		p.do(t, end)
+		second <- p.do(t, req)
+	}()
+	var reply cni.Reply
+	select {
+	case reply = <-second:
+		unheard.Close()
+	case <-time.After(time.Second): // it waits for the end of the first
+		unheard.Close()
+		reply = <-second
+	}
+	close(p.conns)
+	running.Wait()
+	leases := h.Pool.Leases()
+	if len(leases) != 1 || leases[0].BDF != reply.Device {
+		t.Fatalf("the second ADD gave %s; there are %+v", reply.Device, leases)
+	}
+	if err := h.Unplugged(leases[0], c.IfName); err != nil {
+		t.Error(err)
+	}
+	h.Pool.Return(leases[0])
+	h.idle(t)
+}
