@@ -168,7 +168,7 @@ func (c *conf) check() error {
 	switch {
 	case untagged && c.VLANQoS != nil && *c.VLANQoS != 0:
 		return errors.New("vlanQoS: it needs a vlan that is not 0")
-	case untagged && c.VLANProto != "":
+	case untagged && strings.EqualFold(c.VLANProto, "802.1ad"):
 		return errors.New("vlanProto: it needs a vlan that is not 0")
 	case c.MinTxRate != nil && c.MaxTxRate != nil &&
 		*c.MaxTxRate > 0 && *c.MinTxRate > *c.MaxTxRate:

@@ -75,8 +75,11 @@ func add(args *skel.CmdArgs) error {
 	if err == nil {
 		var whole *current.Result
 		if whole, err = c.chained(args, reply, result); err == nil {
-			return types.PrintResult(whole, c.CNIVersion)
+			err = types.PrintResult(whole, c.CNIVersion)
 		}
+	}
+	if err == nil {
+		return nil
 	}
 	if undo := c.end(args); undo != nil {
 		c.log().Error("what was done is left to a DEL", "why", undo)

@@ -35,7 +35,7 @@ type Pool interface {
 // A Port is one end of an attachment: what a VF is to its container.
 type Port struct {
 	Device string // address of the VF
-	Netdev string // its interface in the agent's network namespace; empty: it has none, by vfio
+	Driver vf.Driver
 	Netns  string // of the container
 	Name   string // of the interface there
 	MAC    string
@@ -297,7 +297,7 @@ func addresses(ranges []cni.Range, number int) (ips []cni.IP, err error) {
 
 func portOf(lease vf.Lease, req cni.Request) Port {
 	return Port{
-		Device: lease.BDF, Netdev: lease.Interface, Netns: lease.Owner.Netns,
+		Device: lease.BDF, Driver: lease.Driver, Netns: lease.Owner.Netns,
 		Name: req.Attachment.Interface, MAC: lease.MAC, MTU: req.MTU,
 		IPs: req.IPs, Routes: req.Routes,
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/cni/attach"
 	"github.com/fastiov/fastiov/node-agent/cni/cnitest"
 	"github.com/fastiov/fastiov/node-agent/failpoint"
+	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/node-agent/vf/vftest"
 )
 
@@ -121,7 +122,7 @@ func (f files) Plug(p attach.Port) (int, error) {
 	whole := filepath.Join(f.Dir, "new")
 	err = errors.Join(os.WriteFile(whole, []byte(p.Netns), 0o600),
 		os.Rename(whole, f.in(p.Device)))
-	if err != nil || p.Netdev == "" {
+	if err != nil || p.Driver == vf.VFIO {
 		return 1500, err
 	}
 	return 1500, os.Rename(f.netdev(p.Device), f.moved(p.Device))

@@ -1,7 +1,9 @@
 package attach
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,12 +12,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/cni"
 	"github.com/fastiov/fastiov/node-agent/netns"
+	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
 // Netlink moves interfaces of this kernel.
@@ -55,6 +59,12 @@ func inside(path string, f func() error) error {
 // find returns the link of a device in this namespace, or nil.
 func (n Netlink) find(device string) (netlink.Link, error) {
 	links, err := netlink.LinkList()
+	for range 10 { // others' links may come and go meanwhile
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+		links, err = netlink.LinkList()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -66,9 +76,21 @@ func (n Netlink) find(device string) (netlink.Link, error) {
 	return nil, nil
 }
 
+// move takes a link into another namespace, under a name that nobody there can have taken.
+func move(link netlink.Link, to *os.File) error {
+	if err := netlink.LinkSetDown(link); err != nil {
+		return err
+	}
+	name := "vf" + strings.ToLower(rand.Text()[:13])
+	if err := netlink.LinkSetName(link, name); err != nil {
+		return err
+	}
+	return netlink.LinkSetNsFd(link, int(to.Fd()))
+}
+
 // Plug implements Wires.
 func (n Netlink) Plug(p Port) (mtu int, err error) {
-	if p.Netdev == "" {
+	if p.Driver == vf.VFIO {
 		return n.dummy(p)
 	}
 	namespace, err := os.Open(p.Netns)
@@ -76,20 +98,17 @@ func (n Netlink) Plug(p Port) (mtu int, err error) {
 		return 0, err
 	}
 	defer namespace.Close()
-	link, err := netlink.LinkByName(p.Netdev)
-	if err != nil {
-		return 0, fmt.Errorf("its interface %s: %w", p.Netdev, err)
+	link, err := n.find(p.Device)
+	if err != nil || link == nil {
+		return 0, errors.Join(errors.New("its interface is not in the agent's namespace"), err)
 	}
-	if err := netlink.LinkSetDown(link); err != nil {
-		return 0, err
-	}
-	if err := netlink.LinkSetNsFd(link, int(namespace.Fd())); err != nil {
-		return 0, fmt.Errorf("moving %s into %s: %w", p.Netdev, p.Netns, err)
+	if err := move(link, namespace); err != nil {
+		return 0, fmt.Errorf("moving %s into %s: %w", link.Attrs().Name, p.Netns, err)
 	}
 	err = netns.Inside(namespace, func() error {
 		link, err := n.find(p.Device)
 		if err != nil || link == nil {
-			return errors.Join(fmt.Errorf("%s has not come into %s", p.Netdev, p.Netns), err)
+			return errors.Join(fmt.Errorf("its interface has not come into %s", p.Netns), err)
 		}
 		mtu = cmp.Or(p.MTU, link.Attrs().MTU)
 		return dress(link, p)
@@ -128,15 +147,11 @@ func dress(link netlink.Link, p Port) error {
 			return fmt.Errorf("naming it %s: %w", p.Name, err)
 		}
 	}
-	if now.HardwareAddr.String() != p.MAC {
-		mac, err := net.ParseMAC(p.MAC)
-		if err == nil {
-			err = netlink.LinkSetHardwareAddr(link, mac)
-		}
-		if err != nil {
-			return fmt.Errorf("mac: %s: %w; its driver takes none while it is bound", p.MAC, err)
-		}
+	mac, err := net.ParseMAC(p.MAC)
+	if err != nil {
+		return fmt.Errorf("mac: %s: %w", p.MAC, err)
 	}
+	refused := setMAC(link, mac)
 	if p.MTU != 0 && now.MTU != p.MTU {
 		if err := netlink.LinkSetMTU(link, p.MTU); err != nil {
 			return fmt.Errorf("mtu: %d: %w", p.MTU, err)
@@ -145,7 +160,26 @@ func dress(link netlink.Link, p Port) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting it up: %w", err)
 	}
-	return address(link, p)
+	// A driver that takes no MAC may take the card's as it is set up, at once or a little later.
+	for range 50 {
+		if refused == nil {
+			return address(link, p)
+		}
+		time.Sleep(20 * time.Millisecond)
+		if link, err = netlink.LinkByName(p.Name); err != nil {
+			return err
+		}
+		refused = setMAC(link, mac)
+	}
+	return fmt.Errorf("mac: %s: %w; its driver takes none while it is bound", p.MAC, refused)
+}
+
+// setMAC gives a link a MAC, unless it has that.
+func setMAC(link netlink.Link, mac net.HardwareAddr) error {
+	if bytes.Equal(link.Attrs().HardwareAddr, mac) {
+		return nil
+	}
+	return netlink.LinkSetHardwareAddr(link, mac)
 }
 
 // address gives a link the port's addresses and routes.
@@ -184,7 +218,7 @@ func gatewayOf(r cni.Route, ips []cni.IP) netip.Addr {
 		return r.GW
 	}
 	for _, ip := range ips {
-		if ip.Gateway.Is4() == r.Dst.Addr().Is4() {
+		if ip.Gateway.IsValid() && ip.Gateway.Is4() == r.Dst.Addr().Is4() {
 			return ip.Gateway
 		}
 	}
@@ -206,8 +240,7 @@ func (n Netlink) Address(p Port) error {
 	})
 }
 
-// Unplug implements Wires. The interface gets a name that no other has, because one that is taken
-// in the agent's namespace would keep it from coming.
+// Unplug implements Wires.
 func (n Netlink) Unplug(p Port) error {
 	home, err := os.Open(ownNamespace)
 	if err != nil {
@@ -222,14 +255,7 @@ func (n Netlink) Unplug(p Port) error {
 		if link == nil {
 			return n.removeDummy(p)
 		}
-		if err := netlink.LinkSetDown(link); err != nil {
-			return err
-		}
-		name := "vf" + strings.NewReplacer(":", "", ".", "").Replace(p.Device)
-		if err := netlink.LinkSetName(link, name); err != nil {
-			return err
-		}
-		return netlink.LinkSetNsFd(link, int(home.Fd()))
+		return move(link, home)
 	})
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) && !isNamespace(p.Netns) {
 		return nil
@@ -269,7 +295,7 @@ func (n Netlink) Check(p Port) error {
 		}
 		now := link.Attrs()
 		switch {
-		case n.PCI(link) != "" && n.PCI(link) != p.Device:
+		case p.Driver == vf.Netdev && n.PCI(link) != p.Device:
 			return fmt.Errorf("interface %s is of %s, not of VF %s", p.Name, n.PCI(link), p.Device)
 		case now.HardwareAddr.String() != strings.ToLower(p.MAC):
 			return fmt.Errorf("interface %s has the MAC %s, not %s",
