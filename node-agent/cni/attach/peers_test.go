@@ -34,13 +34,14 @@ func newPeers(t *testing.T) *host {
 // single is a configuration as sriov-cni's documentation has them: one plugin, and no list.
 func (h *host) single(t *testing.T, version, keys string) *libcni.NetworkConfigList {
 	t.Helper()
+	//lint:ignore SA1019 sriov-cni's documentation still has that form
 	conf, err := libcni.ConfFromBytes([]byte(fmt.Sprintf(
 		`{"cniVersion":%q,"name":"sriov-net","type":"fastiov","runDir":%q,%s}`,
 		version, h.cfg.Run, keys)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := libcni.ConfListFromConf(conf)
+	list, err := libcni.ConfListFromConf(conf) //lint:ignore SA1019 the same
 	if err != nil {
 		t.Fatal(err)
 	}
