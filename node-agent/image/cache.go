@@ -217,7 +217,7 @@ func (c *Cache) take(ctx context.Context, r recipe) (dir string, release func(),
 			return "", nil, err
 		}
 		if found {
-			if built { // and is held: it is not itself what has to go
+			if built && r.name != layerName { // and is held: it is not itself what has to go
 				c.evict(c.limit)
 			}
 			return c.entry(key), c.releaseOf(key), nil

@@ -70,6 +70,7 @@ func (c *Cache) bringImage(ctx context.Context, image *oci.Image, key asked, loa
 	})
 	if err != nil {
 		layers.free()
+		defer c.evict(c.limit) // its layers came, too
 		if refused := (*oci.Refusal)(nil); errors.As(err, &refused) && !refused.Passing() {
 			c.drop(layers.keys)
 		}

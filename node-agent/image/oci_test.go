@@ -24,6 +24,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
 // newRegistry serves a registry on the loopback and returns its host.
@@ -158,7 +159,7 @@ func mounted(t *testing.T, r Runtime) (dir string) {
 		t.Skip("needs root to mount")
 	}
 	dir = t.TempDir()
-	if err := r.Mount(dir); err != nil {
+	if err := rootfs.Mount(dir, r.Root, r.Layers...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/image/imagetest"
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
 const generated = 1000
@@ -303,7 +304,7 @@ func (g *generator) pulled(t *testing.T, c *Cache, ref string) map[string]string
 	}
 	defer release()
 	at := t.TempDir()
-	if err := r.Mount(at); err != nil {
+	if err := rootfs.Mount(at, r.Root, r.Layers...); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Unmount(at, 0) }()

@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -107,6 +109,23 @@ func TestAnImageOfLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	right(at)
+	moved := spec.Root + ".moved" // as good as evicted
+	if err := os.Rename(spec.Root, moved); err != nil {
+		t.Fatal(err)
+	}
+	if spec.Root = moved; len(r.open) != 1 {
+		t.Fatalf("%v are mounted", r.open)
+	}
+	former := at
+	if at, err = r.mounted(spec.Root, spec.Layers); err != nil {
+		t.Fatal(err)
+	}
+	if right(at); len(r.open) != 1 {
+		t.Errorf("%v are mounted, and one image is there", r.open)
+	}
+	if _, err := os.Stat(former); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there: %v", former, err)
+	}
 	at = filepath.Join(dir, "by loops") // as where the kernel mounts no files
 	if err := os.Mkdir(at, 0o700); err != nil {
 		t.Fatal(err)

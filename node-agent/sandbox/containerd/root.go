@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,11 +13,13 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 // roots are the images that are mounted, each once: so all sandboxes of an image share its pages. A
-// sandbox's overlay keeps its image in use, whether it is still mounted here or not.
+// sandbox's overlay keeps its image in use, whether it is still mounted here or not. An image that
+// has been evicted is unmounted when the next one is mounted; until then it takes its room.
 type roots struct {
 	dir  string
 	mu   sync.Mutex
@@ -45,11 +48,17 @@ func (r *roots) mounted(image string, layers []string) (string, error) {
 	if at, is := r.open[image]; is {
 		return at, nil
 	}
+	for former, at := range r.open {
+		if _, err := os.Lstat(former); errors.Is(err, fs.ErrNotExist) {
+			unmount(at)
+			delete(r.open, former)
+		}
+	}
 	at := filepath.Join(r.dir, fmt.Sprintf("%.8x", sha256.Sum256([]byte(image))))
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return "", err
 	}
-	err := erofs(image, layers).Mount(at)
+	err := rootfs.Mount(at, image, layers...)
 	if errors.Is(err, unix.ENOTBLK) { // a kernel that mounts no files, as Debian's
 		err = mountByLoops(at, image, layers)
 	}
@@ -60,14 +69,6 @@ func (r *roots) mounted(image string, layers []string) (string, error) {
 	}
 	r.open[image] = at
 	return at, nil
-}
-
-func erofs(image string, layers []string) *mount.Mount {
-	m := &mount.Mount{Type: "erofs", Source: image, Options: []string{"ro", "nodev", "nosuid"}}
-	for _, layer := range layers {
-		m.Options = append(m.Options, "device="+layer)
-	}
-	return m
 }
 
 // mountByLoops mounts an image by loop devices, which end with the mount.
@@ -81,7 +82,7 @@ func mountByLoops(at, image string, layers []string) error {
 		defer loop.Close()
 		devices = append(devices, loop.Name())
 	}
-	return erofs(devices[0], devices[1:]).Mount(at)
+	return rootfs.Mount(at, devices[0], devices[1:]...)
 }
 
 // writable returns where the sandbox's tmpfs is mounted while its root is made.
