@@ -4,8 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/procfs"
 )
@@ -28,6 +29,7 @@ type Owner struct {
 	Kind       Kind   `json:"kind,omitempty"`        // version 1 of the journal has sandboxes only
 	Name       string `json:"sandbox"`               // the key is that of version 1
 	Netns      string `json:"netns,omitempty"`       // of a pod: the path of its network namespace
+	NetnsInode uint64 `json:"netns_inode,omitempty"` // tells it from a later one of that path
 	PID        int    `json:"pid,omitempty"`         // the process that uses the VF
 	StartTicks uint64 `json:"start_ticks,omitempty"` // tells it from a later one with its PID
 }
@@ -77,8 +79,26 @@ func (o Owner) Dead() bool {
 func hasNetns(o Owner) bool { return filepath.IsAbs(o.Netns) }
 
 func netnsGone(o Owner) bool {
-	_, err := os.Stat(o.Netns)
-	return errors.Is(err, fs.ErrNotExist)
+	inode, err := netnsInode(o.Netns)
+	return errors.Is(err, fs.ErrNotExist) ||
+		err == nil && o.NetnsInode != 0 && inode != o.NetnsInode
+}
+
+// netnsInode returns what tells a namespace from others; 0: there is none at that path.
+func netnsInode(path string) (uint64, error) {
+	var on unix.Statfs_t
+	if err := unix.Statfs(path, &on); err != nil || on.Type != unix.NSFS_MAGIC {
+		return 0, err
+	}
+	var s unix.Stat_t
+	err := unix.Stat(path, &s)
+	return s.Ino, err
+}
+
+// PodIn returns the owner that lives as long as the namespace which that path leads to now.
+func PodIn(name, netns string) Owner {
+	inode, _ := netnsInode(netns) // where that fails, the path alone counts
+	return Owner{Kind: Pod, Name: name, Netns: netns, NetnsInode: inode}
 }
 
 func hasProcess(o Owner) bool { return o.PID > 0 && o.StartTicks > 0 }

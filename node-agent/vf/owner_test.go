@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // A holder is dead for sure, or it is not: one that cannot be asked counts as alive.
@@ -38,6 +40,18 @@ func TestDead(t *testing.T) {
 	}
 	pod := Owner{Kind: Pod, Name: "p", Netns: netns}
 	unasked := Owner{Kind: Pod, Name: "p", Netns: netns + "/below/a/file"}
+	if os.Getuid() == 0 {
+		if err := unix.Mount("/proc/self/ns/net", netns, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		first, later := PodIn("p", netns), PodIn("p", netns)
+		later.NetnsInode++
+		check("in a namespace", map[*Owner]bool{&first: false, &later: true})
+		if err := unix.Unmount(netns, 0); err != nil {
+			t.Fatal(err)
+		}
+		check("when a file without a namespace is left", map[*Owner]bool{&first: true})
+	}
 	check("while all run", map[*Owner]bool{
 		&running: false, &device: false, &other: true, &pod: false, &unasked: false,
 		&sandbox: false,

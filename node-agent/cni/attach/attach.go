@@ -218,10 +218,14 @@ func (s *Server) add(req cni.Request) (reply cni.Reply, err error) {
 	if err := cni.DropNote(s.RunDir, req.Attachment); err != nil { // it is of a former holder
 		return reply, err
 	}
-	owner := vf.Owner{Kind: vf.Pod, Name: req.Attachment.String(), Netns: req.Netns}
+	owner := vf.PodIn(req.Attachment.String(), req.Netns)
 	if !filepath.IsAbs(req.Netns) || owner.Dead() {
 		return reply, refuse(types.ErrInvalidNetNS,
 			"there is no network namespace %q where the agent looks", req.Netns)
+	}
+	if home := vf.PodIn("", ownNamespace); owner.NetnsInode == home.NetnsInode {
+		return reply, refuse(types.ErrInvalidNetNS,
+			"%q is the agent's own network namespace; give the container one", req.Netns)
 	}
 	want := vf.Want{BDF: req.Device, Driver: vf.Driver(req.Driver), Kept: true,
 		Set: func(to *vf.Settings) { set(to, req.Settings) }}

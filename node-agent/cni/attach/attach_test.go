@@ -295,10 +295,15 @@ func TestWhatCannotBe(t *testing.T) {
 		h.idle(t)
 		c.end()
 	}
-	c := newContainer(t, "c")
-	c.NetNS = "/nonexistent"
-	_, err := h.runtime.AddNetworkList(t.Context(), h.list(t, "1.1.0", ""), &c.RuntimeConf)
-	if err == nil || !strings.Contains(err.Error(), "no network namespace") {
-		t.Errorf("a namespace that is not there: %v", err)
+	for path, says := range map[string]string{
+		"/nonexistent":      "no network namespace",
+		"/proc/self/ns/net": "the agent's own network namespace",
+	} {
+		c := newContainer(t, "c")
+		c.NetNS = path
+		_, err := h.runtime.AddNetworkList(t.Context(), h.list(t, "1.1.0", ""), &c.RuntimeConf)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("the namespace %s: %v", path, err)
+		}
 	}
 }
