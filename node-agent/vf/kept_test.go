@@ -2,10 +2,13 @@ package vf_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,6 +81,31 @@ func TestKeptNetdevs(t *testing.T) {
 		p = open(t, cfg)
 		if d := tree.Driver(l.BDF); d != "vfio-pci" || status(t, p, l.BDF).State != vf.Idle {
 			t.Errorf("with none kept it is bound to %s", d)
+		}
+	})
+}
+
+// late makes interfaces some time after their driver has taken the device, as iavf does.
+type late struct{ *vftest.Tree }
+
+func (l late) Write(path, value string) error {
+	err := l.Tree.Write(path, value)
+	made := filepath.Join(l.Dir, "sys/bus/pci/devices", value, "net")
+	if filepath.Base(path) == "drivers_probe" && os.Rename(made, made+".late") == nil {
+		time.AfterFunc(time.Second, func() { _ = os.Rename(made+".late", made) })
+	}
+	return err
+}
+
+// An interface that comes late is waited for.
+func TestALateNetdevIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		cfg := tree.Config()
+		cfg.Kernel, cfg.NetdevVFs = late{tree}, 1
+		p := open(t, cfg)
+		if l := leaseFor(t, p, pod, vf.Want{Driver: vf.Netdev, Kept: true}); l.Interface == "" {
+			t.Errorf("leased %+v", l)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -254,16 +255,25 @@ func (s sysfs) bindNative(pf, bdf string) (netdev string, err error) {
 		return "", fmt.Errorf("bind to its own driver: %w", err)
 	}
 	failpoint.Hit(failpoint.NetdevBound)
-	switch driver, netdev := s.driver(bdf), s.netdev(bdf); {
-	case driver == "":
+	driver := s.driver(bdf)
+	if driver == "" {
 		return "", fmt.Errorf("no driver takes it; load the one that lspci -k -s %s names", bdf)
-	case netdev == "":
-		return "", fmt.Errorf("driver %s makes no network interface of it; see the kernel log",
-			driver)
-	default:
-		return netdev, nil
 	}
+	// Some drivers, as iavf, make it a little after they have taken the device.
+	for begin := time.Now(); time.Since(begin) < netdevWithin; time.Sleep(netdevAsked) {
+		if netdev = s.netdev(bdf); netdev != "" {
+			return netdev, nil
+		}
+	}
+	return "", fmt.Errorf("driver %s makes no network interface of it within %s; "+
+		"see the kernel log", driver, netdevWithin)
 }
+
+// How long a driver may take to make a network interface, and how often it is looked for.
+const (
+	netdevWithin = 5 * time.Second
+	netdevAsked  = 10 * time.Millisecond
+)
 
 // reset brings a VF that nobody holds into the state it had when it was new, and checks that.
 func (s sysfs) reset(bdf, group string) error {
