@@ -14,6 +14,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/node-agent/image/imagetest"
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
@@ -93,7 +94,7 @@ func byCache(t *testing.T, host, ref string) map[string]string {
 	}
 	defer release()
 	at := t.TempDir()
-	if err := r.Mount(at); err != nil {
+	if err := rootfs.Mount(at, r.Root, r.Layers...); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Unmount(at, 0) }()
