@@ -14,8 +14,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/node-agent/image/imagetest"
-	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
+	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
 // TestSamplesAreWhatContainerdUnpacks pulls the images made of Debian's packages with Debian's
