@@ -316,7 +316,7 @@ func TestASandboxIsPausedWhenItsVFIsUp(t *testing.T) {
 		if end := atOnce(p, work("a"))[0]; end.How != Warm || time.Since(begin) != runTime {
 			t.Errorf("%+v after %s", end, time.Since(begin))
 		}
-		if time.Sleep(time.Until(n.upAt)); isPaused() {
+		if time.Sleep(time.Until(n.upAt) - time.Millisecond); isPaused() {
 			t.Error("paused before the VF is up")
 		}
 		if time.Sleep(2 * hurry); !isPaused() {
