@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/testbed"
@@ -88,7 +90,7 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 
 // upInTestbed brings the testbed up with a node in it, if this machine cannot be one. away reports
 // whether it cannot.
-func upInTestbed(cmd *cobra.Command, kernel, guest string) (away bool, err error) {
+func upInTestbed(cmd *cobra.Command, kernel string, n *nodeFlags) (away bool, err error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
 	cache, err := build.Open("", progress)
 	if err != nil {
@@ -102,13 +104,19 @@ func upInTestbed(cmd *cobra.Command, kernel, guest string) (away bool, err error
 	if err != nil {
 		return true, err
 	}
+	var a arm.Arm
+	if n.fastiov != "" {
+		if a, err = arm.Parse(n.fastiov); err != nil {
+			return true, fmt.Errorf("--fastiov: %w", err)
+		}
+	}
 	host, err := bringUp(cmd, testbed.Config{Name: awayName, Kernel: kernel, NVMeVFs: 64,
 		Forward: awayPorts})
 	if err != nil {
 		return true, err
 	}
 	defer host.Close()
-	if err := fillImages(ctx, host, cache, guest); err != nil {
+	if err := fillImages(ctx, host, cache, n.guestKernel, a); err != nil {
 		return true, err
 	}
 	return true, runInTestbed(ctx, host, words, cmd.OutOrStdout(), progress)
@@ -125,12 +133,16 @@ func isNode(ctx context.Context, cache *build.Builder, progress io.Writer) bool 
 	return report.Node()
 }
 
-// fillImages gives the testbed the images that this machine has built, and guests that kernel.
-func fillImages(
-	ctx context.Context, host *testbed.Host, cache *build.Builder, guest string,
-) error {
+// fillImages gives the testbed the images that this machine has built, guests that kernel, and VMMs
+// the QEMU that their arms need beside the testbed's own.
+func fillImages(ctx context.Context, host *testbed.Host, cache *build.Builder, guest string,
+	arms ...arm.Arm) error {
+	names := image.Made()
+	if slices.ContainsFunc(arms, func(a arm.Arm) bool { return a.Root == arm.Unmapped }) {
+		names = append(names, hypervisor.Patched)
+	}
 	return host.Fill(ctx, "images", func(dir string) error {
-		return cache.Export(ctx, dir, guest, image.Made()...)
+		return cache.Export(ctx, dir, guest, names...)
 	})
 }
 

@@ -151,7 +151,7 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []stri
 	run, end := here, func() {}
 	if !sandbox.guest { // it needs no testbed
 		words = append(words, "--config", settings.NoFile)
-	} else if away, err := openTestbed(cmd); err != nil {
+	} else if away, err := openTestbed(cmd, b.Arms); err != nil {
 		return nil, nil, err
 	} else if away != nil {
 		run, end = away.run, away.end
@@ -181,7 +181,7 @@ type measuredTestbed struct {
 
 // openTestbed returns the testbed that is up, or boots one with fastiov's kernel if this
 // machine cannot be a node. It returns nil if rounds are played here.
-func openTestbed(cmd *cobra.Command) (*measuredTestbed, error) {
+func openTestbed(cmd *cobra.Command, arms []arm.Arm) (*measuredTestbed, error) {
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
 	cache, err := build.Open("", progress)
 	if err != nil {
@@ -207,7 +207,7 @@ func openTestbed(cmd *cobra.Command) (*measuredTestbed, error) {
 		return nil, err
 	}
 	t := &measuredTestbed{host: host, booted: !up, log: progress}
-	if err := fillImages(ctx, host, cache, image.DebianKernel); err != nil {
+	if err := fillImages(ctx, host, cache, image.DebianKernel, arms...); err != nil {
 		t.end()
 		return nil, err
 	}

@@ -32,7 +32,8 @@ func TestTheDoctorKnowsASetOfImages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := image.Export(dir, guest, prefix, nil); err != nil {
+	qemus := map[string]string{hypervisor.Thing: prefix}
+	if err := image.Export(dir, guest, qemus, nil); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", t.TempDir()) // no QEMU, and no apt

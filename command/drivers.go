@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
@@ -127,7 +129,7 @@ func openQEMU(
 	if err != nil {
 		return nil, err
 	}
-	vmm, err := hypervisor.Find(ctx, images.QEMU)
+	vmm, err := qemuFor(ctx, n.arm, f.runDir, images)
 	if err != nil {
 		return nil, err
 	}
@@ -156,6 +158,28 @@ func openQEMU(
 	}
 	n.onClose(d.Close)
 	return d, nil
+}
+
+// qemuFor returns the QEMU that the arm needs. The patched one is copied to the run directory: VMMs
+// have users of their own, and these may not read all places that sets lie in, as the testbed's.
+func qemuFor(
+	ctx context.Context, a arm.Arm, runDir string, images *image.Set,
+) (hypervisor.QEMU, error) {
+	if a.Root != arm.Unmapped {
+		return hypervisor.Find(ctx, images.QEMU)
+	}
+	from, err := images.PatchedQEMU(ctx)
+	if err != nil {
+		return hypervisor.QEMU{}, err
+	}
+	to := filepath.Join(runDir, hypervisor.Patched)
+	if err := os.RemoveAll(to); err != nil { // VMMs that a former agent left keep theirs
+		return hypervisor.QEMU{}, err
+	}
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		return hypervisor.QEMU{}, err
+	}
+	return hypervisor.In(ctx, to)
 }
 
 func openBare(

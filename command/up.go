@@ -44,7 +44,7 @@ func upCmd() *cobra.Command {
 			return serveAll(cmd.Context(), &n, &i, again)
 		}
 		if n.sandbox.guest && n.images == "" {
-			if away, err := upInTestbed(cmd, kernel, n.guestKernel); away {
+			if away, err := upInTestbed(cmd, kernel, &n); away {
 				return err
 			}
 		}

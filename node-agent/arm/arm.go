@@ -45,8 +45,9 @@ type Root string
 
 // The forms. A region is memory of the guest, as Kata's image is: a read-only NVDIMM.
 const (
-	Region Root = "0" // mapped for the VF's DMA, as all memory is
-	Disk   Root = "1" // a block device: there is nothing to map
+	Region   Root = "0"       // mapped for the VF's DMA, as all memory is
+	Disk     Root = "1"       // a block device: there is nothing to map
+	Unmapped Root = "dma-off" // a region that fastiov's patched QEMU does not map
 )
 
 // A Barrier keeps a VF from memory that is not zeroed.
@@ -103,7 +104,7 @@ var axes = []axis{
 	{"l", []string{string(Bus), string(PerVF), string(Hierarchical)},
 		func(a Arm) string { return string(a.Lock) },
 		func(a *Arm, value string) { a.Lock = Lock(value) }},
-	{"s", []string{string(Region), string(Disk)},
+	{"s", []string{string(Region), string(Disk), string(Unmapped)},
 		func(a Arm) string { return string(a.Root) },
 		func(a *Arm, value string) { a.Root = Root(value) }},
 	flag("a", func(a *Arm) *bool { return &a.Async }),
@@ -255,7 +256,7 @@ func (a Arm) Missing() error {
 }
 
 // HasRegion reports whether the guest has its root image as memory.
-func (a Arm) HasRegion() bool { return a.Root == Region }
+func (a Arm) HasRegion() bool { return a.Root == Region || a.Root == Unmapped }
 
 // TouchFirst reports whether the guest has to touch memory before it gives it to its VF.
 func (a Arm) TouchFirst() bool {

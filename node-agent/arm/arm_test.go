@@ -38,7 +38,7 @@ func TestAnArmReadsWhatItPrints(t *testing.T) {
 			sensible++
 		}
 	})
-	if want := 3 * 2 * 2 * 2 * 6; sensible != want { // l, s, a, r, and d with its barriers
+	if want := 3 * 3 * 2 * 2 * 6; sensible != want { // l, s, a, r, and d with its barriers
 		t.Errorf("%d combinations make sense, not %d", sensible, want)
 	}
 	for _, n := range named {
@@ -73,7 +73,7 @@ func TestARefusalSaysWhy(t *testing.T) {
 		"x=1":                     "use none, paper",
 		"l=":                      "l is bus, per-vf, hierarchical",
 		"l=bus;r=1":               "l is bus, per-vf, hierarchical",
-		"s=off":                   "s is 0, 1",
+		"s=off":                   "s is 0, 1, dma-off",
 		"r=2":                     "r is 0, 1",
 		"r=1,":                    "spaces are between arms",
 		"none,all":                "spaces are between arms",
@@ -104,7 +104,8 @@ func TestWhatIsNotBuiltIsRefused(t *testing.T) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
 	}
-	for _, text := range []string{"none", "all", "paper-2024", "nonet", "paper", "a=1", "s=0"} {
+	for _, text := range []string{"none", "all", "paper-2024", "nonet", "paper", "a=1", "s=0",
+		"paper,s=dma-off"} {
 		a, err := Parse(text)
 		if err == nil {
 			err = a.Missing()

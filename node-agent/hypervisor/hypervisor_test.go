@@ -110,3 +110,14 @@ func TestTheOwnFirmwareIsWhereItSays(t *testing.T) {
 		t.Errorf("%+v, %v", q, err)
 	}
 }
+
+// TestAPrefixMayHaveNoLoader: a program that was linked statically starts by itself.
+func TestAPrefixMayHaveNoLoader(t *testing.T) {
+	prefix := t.TempDir()
+	script(t, prefix+Program, `[ "$*" = "-L `+prefix+"/usr/share/qemu -L "+prefix+
+		`/usr/share/seabios -version" ] && echo 'QEMU emulator version 10.0.13'`)
+	q, err := In(t.Context(), prefix)
+	if err != nil || q.Path() != prefix+Program || q.Version != "10.0.13" {
+		t.Errorf("%+v, %v", q, err)
+	}
+}

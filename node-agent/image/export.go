@@ -12,21 +12,21 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/fastiov/fastiov/node-agent/hypervisor"
 )
 
-// Export writes a set to dir, adding to what is there. Files appear there whole. The prefix of QEMU
-// is part of a set for machines whose own is not used; without one, qemu is empty. To a set that is
-// in use files are added, but none is changed: its user would have some of each version.
-func Export(dir string, guest Boot, qemu string, runtimes map[string]Runtime) error {
+// Export writes a set to dir, adding to what is there. Files appear there whole. Prefixes of QEMU,
+// by their things, are part of a set for machines whose own is not used. To a set that is in use
+// files are added, but none is changed: its user would have some of each version.
+func Export(
+	dir string, guest Boot, qemus map[string]string, runtimes map[string]Runtime,
+) error {
 	var files exports
 	files.add(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd)
 	if region, err := guest.Region(); err == nil {
 		files.add(filepath.Join(dir, "guest"), region)
 	}
-	if qemu != "" {
-		if err := files.addAll(filepath.Join(dir, hypervisor.Thing), qemu); err != nil {
+	for thing, prefix := range qemus {
+		if err := files.addAll(filepath.Join(dir, thing), prefix); err != nil {
 			return err
 		}
 	}

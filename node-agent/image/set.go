@@ -126,7 +126,7 @@ func isMade(name string) bool { return slices.Contains(Made(), name) }
 // A Set has the images that a node needs to start sandboxes: the guest and its runtimes.
 type Set struct {
 	Guest   Boot
-	qemu    hypervisor.Prefix
+	qemu    func(ctx context.Context, thing string) (prefix string, err error)
 	cache   *Cache // nil: nothing is made or pulled
 	sources []source
 	inUse   *os.File // its directory, locked against exports that would change it; nil: the cache's
@@ -151,8 +151,7 @@ func (c *Cache) Set(ctx context.Context, kernel string) (*Set, error) {
 		}
 		boot = BootIn(guest)
 	}
-	qemu := func(ctx context.Context) (string, error) { return c.Make(ctx, hypervisor.Thing) }
-	s := &Set{Guest: boot, qemu: qemu, sources: []source{{
+	s := &Set{Guest: boot, qemu: c.Make, sources: []source{{
 		offers: isMade,
 		here:   func() []string { return nil },
 		use: func(ctx context.Context, name, _ string) (Runtime, func(), error) {
@@ -182,6 +181,7 @@ func (s *Set) PullTo(c *Cache) {
 //
 //	DIR/guest/kernel, initrd
 //	DIR/qemu/usr, lib64
+//	DIR/qemu-patched/usr
 //	DIR/runtimes/NAME/root.erofs, config.json
 func OpenSet(dir string) (*Set, error) {
 	s := &Set{Guest: BootIn(filepath.Join(dir, "guest"))}
@@ -189,10 +189,10 @@ func OpenSet(dir string) (*Set, error) {
 	if s.inUse, err = lockSet(dir, unix.LOCK_SH); errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, fmt.Errorf("somebody exports to %s right now; try again", dir)
 	}
-	s.qemu = func(context.Context) (string, error) {
-		prefix := filepath.Join(dir, hypervisor.Thing)
+	s.qemu = func(_ context.Context, thing string) (string, error) {
+		prefix := filepath.Join(dir, thing)
 		if _, err := os.Stat(prefix); err != nil {
-			return "", fmt.Errorf("there is no %s in %s; export it there", hypervisor.Thing, dir)
+			return "", fmt.Errorf("there is no %s in %s; export it there", thing, dir)
 		}
 		return prefix, onlyOurs(prefix)
 	}
@@ -273,4 +273,11 @@ func (s *Set) Hold(ctx context.Context, root string) (release func(), err error)
 
 // QEMU returns the prefix of package hypervisor. It has the builder make that, if nobody exported
 // it.
-func (s *Set) QEMU(ctx context.Context) (dir string, err error) { return s.qemu(ctx) }
+func (s *Set) QEMU(ctx context.Context) (dir string, err error) {
+	return s.qemu(ctx, hypervisor.Thing)
+}
+
+// PatchedQEMU is QEMU for the one with fastiov's patches.
+func (s *Set) PatchedQEMU(ctx context.Context) (dir string, err error) {
+	return s.qemu(ctx, hypervisor.Patched)
+}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
@@ -48,7 +49,7 @@ func TestASetHasQEMU(t *testing.T) {
 	}
 	for _, dir := range []string{t.TempDir(), "/dev/shm/" + t.Name()} {
 		defer os.RemoveAll(dir)
-		if err := Export(dir, guest, "", nil); err != nil {
+		if err := Export(dir, guest, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		s, err := OpenSet(dir)
@@ -59,7 +60,7 @@ func TestASetHasQEMU(t *testing.T) {
 			!strings.Contains(err.Error(), "no qemu in "+dir) {
 			t.Errorf("a set without it: %v", err)
 		}
-		if err := Export(dir, guest, prefix, nil); err != nil {
+		if err := Export(dir, guest, map[string]string{hypervisor.Thing: prefix}, nil); err != nil {
 			t.Fatal(err)
 		}
 		got, err := s.QEMU(t.Context())
@@ -93,7 +94,7 @@ func aSet(t *testing.T, dir string) (guest Boot, prefix string) {
 			t.Fatal(err)
 		}
 	}
-	if err := Export(dir, guest, prefix, nil); err != nil {
+	if err := Export(dir, guest, map[string]string{hypervisor.Thing: prefix}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return guest, prefix
@@ -134,7 +135,7 @@ func TestNoExportChangesASetThatIsInUse(t *testing.T) {
 	if err := os.WriteFile(more, []byte("more"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(dir, guest, prefix, nil); err != nil {
+	if err := Export(dir, guest, map[string]string{hypervisor.Thing: prefix}, nil); err != nil {
 		t.Errorf("with one file more: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "qemu/usr/bin/more")); err != nil {
@@ -146,12 +147,12 @@ func TestNoExportChangesASetThatIsInUse(t *testing.T) {
 	if err := os.WriteFile(guest.Kernel, []byte(kernelFile("another")), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	err = Export(dir, guest, prefix, nil)
+	err = Export(dir, guest, map[string]string{hypervisor.Thing: prefix}, nil)
 	if err == nil || !strings.Contains(err.Error(), "guest/kernel would change") {
 		t.Errorf("with another kernel: %v", err)
 	}
 	s.inUse.Close()
-	if err := Export(dir, guest, prefix, nil); err != nil {
+	if err := Export(dir, guest, map[string]string{hypervisor.Thing: prefix}, nil); err != nil {
 		t.Errorf("after its user has ended: %v", err)
 	}
 }

@@ -156,7 +156,11 @@ func (a apt) command(ctx context.Context, tool string, args ...string) *exec.Cmd
 
 func (a apt) sources() string {
 	line := func(uri, suite string) string {
-		return fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, uri, suite)
+		line := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, uri, suite)
+		if a.wanted.sources {
+			line += strings.Replace(line, "deb", "deb-src", 1)
+		}
+		return line
 	}
 	main, suite := a.archive.main, a.wanted.Suite
 	return line(main, suite) + line(main, suite+"-updates") +
@@ -198,6 +202,45 @@ func (a apt) resolve(ctx context.Context, packages []string) ([]deb, error) {
 		return nil, fmt.Errorf("apt-get resolved %s to nothing", strings.Join(packages, " "))
 	}
 	return debs, nil
+}
+
+// source returns the version of the source of a package that is taken: that one if the mirror has
+// it, else the newest.
+func (a apt) source(ctx context.Context, name, version string) (taken string, err error) {
+	out, err := a.run(ctx, "apt-cache", "showsrc", "--only-source", name)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(out)) {
+		has, found := strings.CutPrefix(strings.TrimSpace(line), "Version: ")
+		if !found {
+			continue
+		}
+		if has == version {
+			return version, nil
+		}
+		if taken == "" || newer(ctx, has, taken) {
+			taken = has
+		}
+	}
+	if taken == "" {
+		return "", fmt.Errorf("the mirror has no source of %s", name)
+	}
+	return taken, nil
+}
+
+func newer(ctx context.Context, a, b string) bool {
+	return command(ctx, "dpkg", "--compare-versions", a, "gt", b).Run() == nil
+}
+
+// bring runs an apt-get that writes to dir what it downloads.
+func (a apt) bring(ctx context.Context, dir string, args ...string) error {
+	cmd := a.command(ctx, "apt-get", append([]string{"--quiet"}, args...)...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("apt-get %s: %w: %s", args[0], err, complaint(out))
+	}
+	return nil
 }
 
 func (a apt) run(ctx context.Context, tool string, args ...string) ([]byte, error) {

@@ -30,7 +30,8 @@ const guestName = "guest"
 
 // Things lists what a node may ask a builder for.
 func Things() []string {
-	return append(image.Made(), guestName, image.GuestOf(image.LeanKernel), hypervisor.Thing)
+	return append(image.Made(), guestName, image.GuestOf(image.LeanKernel), hypervisor.Thing,
+		hypervisor.Patched)
 }
 
 // Build makes one of Things if the cache lacks it, and returns its entry, which stays in use.
@@ -41,8 +42,8 @@ func (b *Builder) Build(ctx context.Context, thing string) (dir string, err erro
 			return filepath.Dir(boot.Kernel), err
 		}
 	}
-	if thing == hypervisor.Thing {
-		return b.QEMU(ctx)
+	if isQEMU(thing) {
+		return b.anyQEMU(ctx, thing)
 	}
 	r, known := recipes[thing]
 	if !known {
@@ -75,18 +76,28 @@ func (b *Builder) GuestWith(ctx context.Context, kernel string) (image.Boot, err
 	return b.Guest(ctx)
 }
 
-// Export makes the guest, with that kernel, and those that are named of QEMU and the runtimes,
+func isQEMU(thing string) bool {
+	return thing == hypervisor.Thing || thing == hypervisor.Patched
+}
+
+func (b *Builder) anyQEMU(ctx context.Context, thing string) (dir string, err error) {
+	if thing == hypervisor.Patched {
+		return b.PatchedQEMU(ctx)
+	}
+	return b.QEMU(ctx)
+}
+
+// Export makes the guest, with that kernel, and those that are named of QEMUs and the runtimes,
 // pulls runtimes that are OCI references, and writes all to dir as a set.
 func (b *Builder) Export(ctx context.Context, dir, kernel string, names ...string) error {
 	guest, err := b.GuestWith(ctx, kernel)
 	if err != nil {
 		return err
 	}
-	var qemu string
-	runtimes := map[string]image.Runtime{}
+	qemus, runtimes := map[string]string{}, map[string]image.Runtime{}
 	for _, name := range names {
-		if name == hypervisor.Thing {
-			qemu, err = b.QEMU(ctx)
+		if isQEMU(name) {
+			qemus[name], err = b.anyQEMU(ctx, name)
 		} else {
 			runtimes[name], err = b.runtimeOrPulled(ctx, name)
 		}
@@ -94,7 +105,7 @@ func (b *Builder) Export(ctx context.Context, dir, kernel string, names ...strin
 			return err
 		}
 	}
-	return image.Export(dir, guest, qemu, runtimes)
+	return image.Export(dir, guest, qemus, runtimes)
 }
 
 func (b *Builder) runtimeOrPulled(ctx context.Context, name string) (image.Runtime, error) {

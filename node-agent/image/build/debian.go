@@ -28,7 +28,8 @@ type debian struct {
 	Refresh string            `yaml:"refresh"`
 	Pins    map[string]string `yaml:"pins"`
 
-	kernel string // the version of kernelSource, which decides about no other package
+	kernel  string // the version of kernelSource, which decides about no other package
+	sources bool   // also of what packages are made of
 }
 
 // versions returns where the packages of runtimes and the patched kernel's source come from.

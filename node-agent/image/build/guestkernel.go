@@ -35,7 +35,8 @@ func (b *Builder) leanBase(ctx context.Context) (string, error) {
 	return b.patched(ctx, "guest-kernel", patched{
 		recipe: "guest kernel 1", source: kernelSource, version: versions().kernel,
 		tree: kernelTree, files: hypervisorpatches.Files, series: leanSeries, config: config,
-		tools: kernelTools,
+		tools: kernelTools, command: "image build " + image.GuestOf(image.LeanKernel),
+		unpack: unpackKernelSource,
 		compile: func(ctx context.Context, dir, tree string, say func(string, ...any)) error {
 			ccache := filepath.Join(b.Dir(), "ccache")
 			if err := makeKernel(ctx, tree, config, ccache, say, "vmlinux", "modules"); err != nil {

@@ -44,7 +44,7 @@ func (b *Builder) Patched(ctx context.Context, variant Variant) (Patched, error)
 		return Patched{}, err
 	}
 	make := func(ctx context.Context, dir string, say func(string, ...any)) error {
-		if err := b.install(ctx, say, kernelTools); err != nil {
+		if err := b.install(ctx, say, kernelTools, kernelCommand); err != nil {
 			return err
 		}
 		debs, err := b.fetch(ctx, say, versions(), []string{"busybox-static"})
@@ -91,6 +91,8 @@ const (
 	kernelSeries = "patches/6.12" // the patches to it
 	// kernelTree names the part of a kernel's entry that modules are built with.
 	kernelTree = "linux"
+	// kernelCommand makes the host's kernel.
+	kernelCommand = "image kernel"
 )
 
 // kernelBuild returns the entry of the host's kernel: the kernel itself, and kernelTree.
@@ -109,6 +111,7 @@ func hostKernel(variant Variant, ccache string) (name string, p patched) {
 	return name, patched{
 		recipe: "kernel 1", source: kernelSource, version: versions().kernel, tree: kernelTree,
 		files: kernelmod.Files, series: kernelSeries, config: config, tools: kernelTools,
+		command: kernelCommand, unpack: unpackKernelSource,
 		compile: func(ctx context.Context, dir, tree string, say func(string, ...any)) error {
 			return compileKernel(ctx, dir, tree, config, ccache, say)
 		},

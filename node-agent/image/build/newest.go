@@ -54,7 +54,8 @@ func (b *Builder) TryNewest(ctx context.Context) (Trial, error) {
 	if t.Newest = source.version; t.Newest == t.Pinned {
 		return t, nil
 	}
-	if err := b.install(ctx, say, []tool{{"patch", "patch"}, {"xz", "xz-utils"}}); err != nil {
+	if err := b.install(ctx, say, []tool{{"patch", "patch"}, {"xz", "xz-utils"}},
+		kernelCommand); err != nil {
 		return t, err
 	}
 	tree, err := os.MkdirTemp("", "fastiov-kernel-")

@@ -93,7 +93,7 @@ func TestAnotherVersionIsTold(t *testing.T) {
 		say := func(format string, args ...any) { fmt.Fprintf(&said, format+"\n", args...) }
 		tree := filepath.Join(t.TempDir(), "tree")
 		p := patched{source: kernelSource, version: version}
-		err := p.unpack(t.Context(), tree, say, source)
+		err := p.unpackDeb(t.Context(), tree, say, source)
 		content, _ := os.ReadFile(filepath.Join(tree, "mm/a.c"))
 		const warning = "warning: the mirror no longer has linux-source-6.12 1; taking 2\n"
 		if err != nil || string(content) != "one\n" ||

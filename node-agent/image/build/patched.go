@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,19 +19,25 @@ import (
 // A patched is a program of Debian's source, a series of our patches and a configuration.
 type patched struct {
 	recipe  string // how it is made, with a number that rises when that changes
-	source  string // the package that brings the source, as usr/src/SOURCE.tar.xz
+	source  string // the package that has the source
 	version string // of that package, as long as the mirror has it
 	tree    string // the directory of its entry that the source is unpacked into
 	files   fs.FS
 	series  string // the directory in files of the patches, and of the file that orders them
 	config  []byte
 	tools   []tool // that it is compiled with
+	command string // of fastiov, that makes it where tools may be installed
 
+	// unpack writes the source to tree, which is not there yet.
+	unpack func(ctx context.Context, b *Builder, p patched, tree string, say sayer) error
 	// compile makes the program in dir, the entry, of the patched source in tree.
-	compile func(ctx context.Context, dir, tree string, say func(string, ...any)) error
+	compile func(ctx context.Context, dir, tree string, say sayer) error
 }
 
-// compiling is the room on the disk that a kernel's source, and what is made of it, may take.
+// A sayer tells a step of a build.
+type sayer = func(format string, args ...any)
+
+// compiling is the room on the disk that a program's source, and what is made of it, may take.
 const compiling = 4 << 30
 
 // inputs returns the parts of the entry's key. In another order the same would be built again,
@@ -62,19 +69,11 @@ func (p patched) patches() (names []string) {
 // patched returns the entry called name, made of patched source.
 func (b *Builder) patched(ctx context.Context, name string, p patched) (dir string, err error) {
 	build := func(ctx context.Context, dir string, say func(string, ...any)) error {
-		if err := b.install(ctx, say, p.tools); err != nil {
-			return err
-		}
-		debs, err := b.fetch(ctx, say, versions(), []string{p.source})
-		if err != nil {
-			return err
-		}
-		source, err := p.find(debs)
-		if err != nil {
+		if err := b.install(ctx, say, p.tools, p.command); err != nil {
 			return err
 		}
 		tree := filepath.Join(dir, p.tree)
-		if err := p.unpack(ctx, tree, say, source); err != nil {
+		if err := p.unpack(ctx, b, p, tree, say); err != nil {
 			return err
 		}
 		if err := p.apply(ctx, tree, say); err != nil {
@@ -94,14 +93,23 @@ func (p patched) find(debs []deb) (deb, error) {
 	return debs[i], nil
 }
 
-func (p patched) unpack(
-	ctx context.Context, tree string, say func(string, ...any), source deb,
+// unpackKernelSource is for a package that brings its source as usr/src/SOURCE.tar.xz.
+func unpackKernelSource(
+	ctx context.Context, b *Builder, p patched, tree string, say sayer,
 ) error {
-	if source.version != p.version {
-		say("warning: the mirror no longer has %s %s; taking %s",
-			p.source, p.version, source.version)
+	debs, err := b.fetch(ctx, say, versions(), []string{p.source})
+	if err != nil {
+		return err
 	}
-	say("unpacking %s %s", source.name, source.version)
+	source, err := p.find(debs)
+	if err != nil {
+		return err
+	}
+	return p.unpackDeb(ctx, tree, say, source)
+}
+
+func (p patched) unpackDeb(ctx context.Context, tree string, say sayer, source deb) error {
+	p.unpacking(source.version, say)
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return err
 	}
@@ -113,6 +121,14 @@ func (p patched) unpack(
 		return fmt.Errorf("unpacking %s: %w: %s", filepath.Base(source.file), err, lastLine(out))
 	}
 	return nil
+}
+
+// unpacking tells which version it is.
+func (p patched) unpacking(version string, say sayer) {
+	if version != p.version {
+		say("warning: the mirror no longer has %s %s; taking %s", p.source, p.version, version)
+	}
+	say("unpacking %s %s", p.source, version)
 }
 
 // apply applies the series.
@@ -197,12 +213,18 @@ func contentOf(files fs.FS, name string) string {
 	return all.String()
 }
 
-// runMake shows see every line that make prints. When make fails, the error has the first line that
-// says why.
+// runMake runs make as runCompiler does.
 func runMake(ctx context.Context, dir string, see func(line string), args ...string) error {
 	cmd := command(ctx, "make", append([]string{"-C", dir}, args...)...)
-	cmd.Env = append(os.Environ(), "LC_ALL=C", "KBUILD_BUILD_USER=fastiov",
-		"KBUILD_BUILD_HOST=fastiov", "KBUILD_BUILD_TIMESTAMP=1970-01-01")
+	cmd.Env = []string{"KBUILD_BUILD_USER=fastiov", "KBUILD_BUILD_HOST=fastiov",
+		"KBUILD_BUILD_TIMESTAMP=1970-01-01"}
+	return runCompiler(cmd, see)
+}
+
+// runCompiler shows see every line that the command prints, which starts compilers. When it fails,
+// the error has the first line that says why. The command's environment is added to ours.
+func runCompiler(cmd *exec.Cmd, see func(line string)) error {
+	cmd.Env = slices.Concat(os.Environ(), []string{"LC_ALL=C"}, cmd.Env)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -217,7 +239,7 @@ func runMake(ctx context.Context, dir string, see func(line string), args ...str
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		line := lines.Text()
-		if why == "" && (strings.Contains(line, "error:") || strings.Contains(line, "*** ")) {
+		if why == "" && saysWhy.MatchString(line) {
 			why = line
 		}
 		if see != nil {
@@ -225,7 +247,11 @@ func runMake(ctx context.Context, dir string, see func(line string), args ...str
 		}
 	}
 	if err := errors.Join(lines.Err(), cmd.Wait()); err != nil {
-		return fmt.Errorf("make %s: %w: %s", args[len(args)-1], err, why)
+		name, last := filepath.Base(cmd.Args[0]), cmd.Args[len(cmd.Args)-1]
+		return fmt.Errorf("%s %s: %w: %s", name, last, err, why)
 	}
 	return nil
 }
+
+// saysWhy matches the errors of compilers, make, configure and meson.
+var saysWhy = regexp.MustCompile(`error:|ERROR:|\*\*\* `)

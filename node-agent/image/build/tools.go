@@ -10,11 +10,9 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-
-	"github.com/fastiov/fastiov/node-agent/image"
 )
 
-// A tool is a command of this machine, or a file of it, and the package that brings it.
+// A tool is a command of this machine, or a pattern of its files, and the package that brings it.
 type tool struct{ name, pkg string }
 
 // kernelTools lists the tools that build a kernel. With ccache the next one, of a changed patch,
@@ -28,11 +26,11 @@ var kernelTools = []tool{
 // missing returns the packages of the tools that this machine lacks.
 func missing(tools []tool) (packages []string) {
 	for _, t := range tools {
-		find := lookPath
 		if filepath.IsAbs(t.name) {
-			find = func(file string) (string, error) { _, err := os.Stat(file); return file, err }
-		}
-		if _, err := find(t.name); err != nil {
+			if found, _ := filepath.Glob(t.name); len(found) == 0 {
+				packages = append(packages, t.pkg)
+			}
+		} else if _, err := lookPath(t.name); err != nil {
 			packages = append(packages, t.pkg)
 		}
 	}
@@ -40,18 +38,16 @@ func missing(tools []tool) (packages []string) {
 }
 
 // install has this machine's apt bring the tools that are missing. Where it cannot or must not, the
-// error names their packages.
-func (b *Builder) install(
-	ctx context.Context, say func(string, ...any), tools []tool,
-) error {
+// error names their packages, and the command of fastiov that may.
+func (b *Builder) install(ctx context.Context, say sayer, tools []tool, may string) error {
 	packages := missing(tools)
 	if len(packages) == 0 {
 		return nil
 	}
 	names := strings.Join(packages, " ")
 	if b.NoInstall {
-		return fmt.Errorf("missing here: %s; install those packages, or run "+
-			"`fastiov image build %s` once", names, image.GuestOf(image.LeanKernel))
+		return fmt.Errorf("missing here: %s; install those packages, or run `fastiov %s` once",
+			names, may)
 	}
 	apt := []string{"apt-get"}
 	if os.Geteuid() != 0 {

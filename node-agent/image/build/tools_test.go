@@ -37,7 +37,7 @@ func TestMissingToolsAreInstalled(t *testing.T) {
 	var said []string
 	say := func(format string, _ ...any) { said = append(said, format) }
 	for range 2 { // the second time nothing is missing
-		if err := new(Builder).install(t.Context(), say, tools); err != nil {
+		if err := new(Builder).install(t.Context(), say, tools, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,7 +70,7 @@ func TestToolsThatCannotBeInstalledAreNamed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onlyPrograms(t, c.scripts)
-			err := new(Builder).install(t.Context(), noSay, tools)
+			err := new(Builder).install(t.Context(), noSay, tools, "")
 			if err == nil || !strings.Contains(err.Error(), c.want) ||
 				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v; want one line with %q", err, c.want)
@@ -100,7 +100,7 @@ func TestANodeInstallsNothing(t *testing.T) {
 	if asked, err := os.ReadFile(filepath.Join(dir, "asked")); err == nil {
 		t.Errorf("apt-get was asked for %q", asked)
 	}
-	if err := b.install(t.Context(), noSay, []tool{{"here", "here"}}); err != nil {
+	if err := b.install(t.Context(), noSay, []tool{{"here", "here"}}, ""); err != nil {
 		t.Errorf("nothing is missing: %v", err)
 	}
 }

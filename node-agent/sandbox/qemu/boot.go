@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -167,7 +168,7 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 		}
 	}
 	if d.config.Arm.HasRegion() {
-		h.region, err = d.images.open(spec)
+		h.region, err = d.images.open(spec, d.config.Arm.Root == arm.Unmapped)
 	} else {
 		h.root, h.disk, err = openDisk(spec)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
@@ -27,19 +28,46 @@ import (
 // regionSize is that of the root image in these tests.
 const regionSize = 256 << 20
 
-// A way to have the root image.
+// A way to have the root image. Without a QEMU it is in the host's own.
 type way struct {
 	name string
 	root arm.Root
+	vmm  hypervisor.QEMU
 	want uint64 // bytes of the image that are mapped
 }
 
-// TestWhatIsMappedOfTheRoot compares a disk with a region.
+// TestWhatIsMappedOfTheRoot compares a disk with a region, in the host's own QEMU.
 func TestWhatIsMappedOfTheRoot(t *testing.T) {
 	needs := testbed.Needs{NICs: 1, Images: []string{runtimeName}}
 	testbed.Inside(t, needs, func(t *testing.T) {
-		compare(t, way{"disk", arm.Disk, 0},
-			way{"region", arm.Region, regionSize})
+		compare(t, way{"disk", arm.Disk, hypervisor.QEMU{}, 0},
+			way{"region", arm.Region, hypervisor.QEMU{}, regionSize})
+	})
+}
+
+// TestThePatchedQEMUMapsNoRegion compares all three in the patched QEMU.
+func TestThePatchedQEMUMapsNoRegion(t *testing.T) {
+	needs := testbed.Needs{NICs: 1, Images: []string{runtimeName, hypervisor.Patched}}
+	testbed.Inside(t, needs, func(t *testing.T) {
+		images, err := image.OpenSet(testbed.ImagesDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, err := images.PatchedQEMU(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		prefix := t.TempDir() // the shared file system lets no user in who is not root
+		if err := os.CopyFS(prefix, os.DirFS(from)); err != nil {
+			t.Fatal(err)
+		}
+		patched, err := hypervisor.In(t.Context(), prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare(t, way{"disk", arm.Disk, patched, 0},
+			way{"region", arm.Region, patched, regionSize},
+			way{"region with dma=off", arm.Unmapped, patched, 0})
 	})
 }
 
@@ -58,7 +86,7 @@ func compare(t *testing.T, ways ...way) {
 	for _, w := range ways {
 		set := arm.None
 		set.Root = w.root
-		s, probe := subject(t, Config{Arm: set, Region: region})
+		s, probe := subject(t, Config{Arm: set, QEMU: w.vmm, Region: region})
 		starts = append(starts, &rootStart{way: w, subject: s, probe: probe,
 			image: padded(t, s.Spec(0).Root), took: map[string][]float64{}})
 	}
@@ -130,7 +158,7 @@ func (s *rootStart) start(t *testing.T) {
 	defer release()
 	if d.(*Driver).config.Arm.HasRegion() {
 		// the first guest of an image waits until that is read
-		first, err := d.(*Driver).images.open(sandbox.Spec{Root: s.image})
+		first, err := d.(*Driver).images.open(sandbox.Spec{Root: s.image}, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,20 +12,25 @@ import (
 )
 
 // To measure with, a guest may have its root image as Kata has it: as a read-only NVDIMM, a region
-// of memory that all guests of an image share. VFIO maps it for DMA as it maps all memory.
+// of memory that all guests of an image share. VFIO maps it for DMA as it maps all memory, unless a
+// patched QEMU is told to leave it out.
 
 // An nvdimm is a root image in sealed memory. Its size is a multiple of huge pages, since the
 // guest's driver takes nothing else.
 type nvdimm struct {
 	file *os.File
 	size int64
+	dma  bool // VFs may reach it
 }
 
 // region adds the NVDIMM.
 func (c *command) region(d nvdimm) {
-	c.add("-object", fmt.Sprintf("memory-backend-file,id=image,share=on,readonly=on,size=%d,"+
-		"mem-path=/proc/self/fd/%d", d.size, c.pass(d.file)),
-		"-device", "nvdimm,memdev=image,unarmed=on")
+	object := fmt.Sprintf("memory-backend-file,id=image,share=on,readonly=on,size=%d,"+
+		"mem-path=/proc/self/fd/%d", d.size, c.pass(d.file))
+	if !d.dma {
+		object += ",dma=off" // which no other QEMU knows
+	}
+	c.add("-object", object, "-device", "nvdimm,memdev=image,unarmed=on")
 }
 
 // regions keeps the image that was used last, since the next guest is likely to have the same.
@@ -36,7 +41,7 @@ type regions struct {
 }
 
 // open returns the image of spec, with a file that the caller closes.
-func (r *regions) open(spec sandbox.Spec) (nvdimm, error) {
+func (r *regions) open(spec sandbox.Spec, unmapped bool) (nvdimm, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := append([]string{spec.Root}, spec.Layers...)
@@ -54,7 +59,7 @@ func (r *regions) open(spec sandbox.Spec) (nvdimm, error) {
 	if err != nil {
 		return nvdimm{}, err
 	}
-	return nvdimm{os.NewFile(uintptr(fd), "image"), r.last.size}, nil
+	return nvdimm{os.NewFile(uintptr(fd), "image"), r.last.size, !unmapped}, nil
 }
 
 // load reads files into memory, one after the other as on a disk.

@@ -27,9 +27,9 @@ func TestARootInMemory(t *testing.T) {
 	another := sandbox.Spec{Root: file("another", strings.Repeat("x", hugePage+1))}
 	var images regions
 	defer func() { images.last.file.Close() }()
-	open := func(spec sandbox.Spec, begins string, size int64) nvdimm {
+	open := func(spec sandbox.Spec, unmapped bool, begins string, size int64) nvdimm {
 		t.Helper()
-		d, err := images.open(spec)
+		d, err := images.open(spec, unmapped)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,16 +40,16 @@ func TestARootInMemory(t *testing.T) {
 		}
 		return d
 	}
-	first := open(of, "namescontents\x00", hugePage)
+	first := open(of, false, "namescontents\x00", hugePage)
 	defer first.file.Close()
 	if _, err := first.file.WriteAt([]byte("n"), 0); err == nil {
 		t.Error("it can be written")
 	}
 	os.Remove(of.Root)
-	again := open(of, "namescontents\x00", hugePage)
+	again := open(of, true, "namescontents\x00", hugePage)
 	again.file.Close()
-	open(another, "xxx", 2*hugePage).file.Close()
-	if _, err := images.open(of); err == nil || !strings.Contains(err.Error(), "blob") &&
+	open(another, false, "xxx", 2*hugePage).file.Close()
+	if _, err := images.open(of, false); err == nil || !strings.Contains(err.Error(), "blob") &&
 		!strings.Contains(err.Error(), "root") {
 		t.Errorf("another image replaced it, and it is opened: %v", err)
 	}
@@ -57,10 +57,12 @@ func TestARootInMemory(t *testing.T) {
 	if err != nil || seals&unix.F_SEAL_WRITE == 0 {
 		t.Errorf("seals %x, %v", seals, err)
 	}
-	var c command
-	c.region(first)
-	line := strings.Join(c.args, " ")
-	if !strings.Contains(line, "readonly=on,size=2097152,mem-path=/proc/self/fd/3 ") {
-		t.Errorf("QEMU is told %s", line)
+	for d, option := range map[nvdimm]string{first: "", again: ",dma=off"} {
+		var c command
+		c.region(d)
+		line := strings.Join(c.args, " ")
+		if !strings.Contains(line, "readonly=on,size=2097152,mem-path=/proc/self/fd/3"+option+" ") {
+			t.Errorf("QEMU is told %s", line)
+		}
 	}
 }
