@@ -162,11 +162,11 @@ func (f *front) serve(
 		return err
 	}
 	page := f.livePage(whisk)
-	apis, endWings, err := f.withWings(whisk)
+	// a service has all paths of its host, the page's too: it must not be in a tenant's origin
+	handler, endWings, err := f.withWings(whisk, page.Over(whisk))
 	if err != nil {
 		return err
 	}
-	handler := page.Over(apis)
 	withPage := func(server *http.Server) *http.Server {
 		server.Handler = handler
 		server.RegisterOnShutdown(page.Close)

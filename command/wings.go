@@ -20,14 +20,15 @@ type wing struct {
 var wings = []wing{{open: openKnative}}
 
 // withWings returns the handler of all wings, and what ends them.
-func (f *front) withWings(whisk *openwhisk.API) (_ http.Handler, end func(), err error) {
+func (f *front) withWings(whisk *openwhisk.API, handler http.Handler) (
+	_ http.Handler, end func(), err error,
+) {
 	var ends []func()
 	end = func() {
 		for _, end := range ends {
 			end()
 		}
 	}
-	handler := http.Handler(whisk)
 	for _, w := range wings {
 		over, endOne, err := w.open(f, whisk, handler)
 		if err != nil {

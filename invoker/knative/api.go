@@ -27,6 +27,12 @@ import (
 // mostBody bounds the body of a request, as Kubernetes does.
 const mostBody = 3 << 20
 
+// mostSteps bounds a JSON patch, as Kubernetes does. What its steps copy is bounded as a body is:
+// else thirty of them would double an object thirty times.
+const mostSteps = 10_000
+
+func init() { jsonpatch.AccumulatedCopySizeLimit = mostBody }
+
 // A call is a request of a user to the API.
 type call struct {
 	*API
@@ -118,10 +124,18 @@ func (c *call) collection(k *kind, namespace string) error {
 		if err != nil {
 			return err
 		}
+		body, err := c.body()
+		if err != nil {
+			return err
+		}
+		how, err := c.deletion(body)
+		if err != nil {
+			return err
+		}
 		all, _ := c.world.list(k, c.user.Namespace)
 		for _, e := range all {
 			if choice.takes(e) {
-				if err := c.delete(e, metav1.DeleteOptions{}); err != nil {
+				if err := ignoreMissing(c.delete(e, how)); err != nil {
 					return err
 				}
 			}
@@ -166,15 +180,9 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 		}
 		return c.answer(http.StatusOK, w, e)
 	case http.MethodDelete:
-		var how metav1.DeleteOptions
-		if len(body) > 0 {
-			if err := json.Unmarshal(body, &how); err != nil {
-				return apierrors.NewBadRequest(err.Error())
-			}
-		}
-		if p := query.Get("propagationPolicy"); p != "" {
-			policy := metav1.DeletionPropagation(p)
-			how.PropagationPolicy = &policy
+		how, err := c.deletion(body)
+		if err != nil {
+			return err
 		}
 		if err := c.delete(old, how); err != nil {
 			return err
@@ -187,6 +195,20 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 			Name: of, Group: group.Group, Kind: k.Names.Plural, UID: old.object.GetUID()}})
 	}
 	return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
+}
+
+// deletion returns how a request wants objects deleted.
+func (c *call) deletion(body []byte) (how metav1.DeleteOptions, err error) {
+	if len(body) > 0 {
+		if err := json.Unmarshal(body, &how); err != nil {
+			return how, apierrors.NewBadRequest(err.Error())
+		}
+	}
+	if p := c.r.URL.Query().Get("propagationPolicy"); p != "" {
+		policy := metav1.DeletionPropagation(p)
+		how.PropagationPolicy = &policy
+	}
+	return how, nil
 }
 
 func (c *call) delete(e *entry, how metav1.DeleteOptions) error {
@@ -231,6 +253,10 @@ func (c *call) patch(k *kind, namespace, of string) error {
 		steps, err := jsonpatch.DecodePatch(patch)
 		if err != nil {
 			return apierrors.NewBadRequest(err.Error())
+		}
+		if len(steps) > mostSteps {
+			return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
+				"the patch has %d steps, and may have %d", len(steps), mostSteps))
 		}
 		change = steps.Apply
 	default:

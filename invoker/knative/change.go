@@ -67,6 +67,9 @@ func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) 
 	o.SetManagedFields(nil)
 	o.SetSelfLink("")
 	keepStatus(o, k.make())
+	if w.dry && w.get(k, o.GetNamespace(), o.GetName()) != nil {
+		return nil, apierrors.NewAlreadyExists(k.resource(), o.GetName())
+	}
 	ctx = apis.WithinCreate(w.context(ctx))
 	o.SetDefaults(ctx)
 	if err := w.check(ctx, k, o); err != nil {
@@ -187,8 +190,7 @@ func (w *world) owned(of *entry) (all []*entry) {
 	for _, k := range kinds {
 		list, _ := w.list(k, of.name.namespace)
 		for _, e := range list {
-			if owner := metav1.GetControllerOf(e.object); owner != nil &&
-				owner.UID == of.object.GetUID() {
+			if owner, _ := ownerOf(e.object); owner != nil && owner.UID == of.object.GetUID() {
 				all = append(all, e)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 const (
 	defaultMiB = 256
+	mostMiB    = 1 << 20 // no node has so much; more would not be counted right
 	// A sandbox has so many requests at once where containerConcurrency is 0.
 	unbounded = 1 << 20
 )
@@ -32,11 +33,12 @@ func groupOf(v *v1.Revision) string {
 	return "knative/" + v.Namespace + "/" + v.Name + "/" + string(v.UID)
 }
 
-// memoryOf returns what a sandbox of a container gets.
+// memoryOf returns how many MiB a sandbox of a container gets, at most mostMiB.
 func memoryOf(c *corev1.Container) int {
 	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
 		if m := list.Memory(); !m.IsZero() {
-			return int((m.Value() + 1<<20 - 1) >> 20)
+			bytes := min(max(m.Value(), 1), mostMiB<<20)
+			return int((bytes + 1<<20 - 1) >> 20)
 		}
 	}
 	return defaultMiB
@@ -107,6 +109,11 @@ func (r *road) refuses(v *v1.Revision) string {
 	}
 	if p := c.ReadinessProbe; p != nil && (p.Exec != nil || p.GRPC != nil) {
 		return "a readiness probe is a GET or a connection here; use httpGet or tcpSocket"
+	}
+	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+		if list.Memory().Sign() < 0 {
+			return "no container has less than no memory; correct resources"
+		}
 	}
 	if len(c.Ports) > 0 && c.Ports[0].Name == "h2c" {
 		return "a port named h2c is not served here; use HTTP/1.1 and the name http1"

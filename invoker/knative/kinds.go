@@ -97,6 +97,25 @@ func sameSpec(a, b object) bool {
 	return equality.Semantic.DeepEqual(part(a, "Spec").Interface(), part(b, "Spec").Interface())
 }
 
+// ownerOf returns who controls an object, and of which kind that is, if it is one of ours: users
+// may name any other owner.
+func ownerOf(o object) (*metav1.OwnerReference, *kind) {
+	owner := metav1.GetControllerOf(o)
+	if owner == nil {
+		return nil, nil
+	}
+	of, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil || of.Group != group.Group {
+		return nil, nil
+	}
+	for _, k := range kinds {
+		if k.Names.Kind == owner.Kind {
+			return owner, k
+		}
+	}
+	return nil, nil
+}
+
 func kindOf(name string) *kind {
 	for _, k := range kinds {
 		if k.Names.Kind == name {

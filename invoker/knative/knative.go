@@ -90,8 +90,11 @@ func kubernetesClient(r *http.Request) bool {
 	switch first {
 	case "apis", "openapi", "version":
 		return true
-	case "api": // OpenWhisk's is there, too; its clients have a key of HTTP's basic scheme
-		return r.URL.Path == "/api" || strings.HasPrefix(r.Header.Get("Authorization"), "Bearer ")
+	case "api": // OpenWhisk's is there, too: its clients have a key of HTTP's basic scheme, and web
+		// actions are sent any
+		return r.URL.Path == "/api" ||
+			strings.HasPrefix(r.Header.Get("Authorization"), "Bearer ") &&
+				!strings.HasPrefix(r.URL.Path, "/api/v1/web/")
 	}
 	return false
 }

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/pool"
@@ -422,5 +424,88 @@ func TestAListComesInPieces(t *testing.T) {
 	}
 	if fmt.Sprint(names) != "[c0 c1 c2 c3 c4]" {
 		t.Errorf("the pieces have %s", names)
+	}
+}
+
+// A user may name any owner, also of a kind that is not here. A later process reads it, too.
+func TestAnOwnerOfAnotherKind(t *testing.T) {
+	path, key := filepath.Join(t.TempDir(), "store"), access.NewKey()
+	h, leave := newHouse(t, path, key)
+	owned := strings.Replace(described("hello", "example.com/hello"), `{"name":"hello"`,
+		`{"name":"hello","ownerReferences":[{"apiVersion":"apps/v1","kind":"Deployment",`+
+			`"name":"x","uid":"y","controller":true}]`, 1)
+	h.must("POST", objects+"services", owned)
+	h.ready("hello", "True")
+	leave()
+	h, leave = newHouse(t, path, key)
+	defer leave()
+	h.ready("hello", "True")
+}
+
+// A patch whose steps copy what the last has made twice as large is refused.
+func TestAPatchThatGrows(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	var steps []string
+	for n := range 30 {
+		steps = append(steps, fmt.Sprintf(`{"op":"copy","from":"/spec","path":"/spec/x%d"}`, n))
+	}
+	code, said := h.ask("PATCH", objects+"services/hello", "application/json-patch+json",
+		"["+strings.Join(steps, ",")+"]")
+	if code != 400 || !strings.Contains(said, "limit") {
+		t.Errorf("%d %.300s", code, said)
+	}
+}
+
+// What is no amount of memory gives nobody room.
+func TestMemoryThatIsNone(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", strings.Replace(described("hello", "example.com/hello"),
+		`"ports"`, `"resources":{"limits":{"memory":"-4503599358935040"}},"ports"`, 1))
+	h.ready("hello", "False")
+	for memory, want := range map[string]int{"-4503599358935040": 1, "1": 1, "1Mi": 1,
+		"1048577": 2, "9223372036854775807": mostMiB} {
+		c := &corev1.Container{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+			corev1.ResourceMemory: resource.MustParse(memory)}}}
+		if got := memoryOf(c); got != want {
+			t.Errorf("%s is %d MiB, want %d", memory, got, want)
+		}
+	}
+}
+
+// A dry run changes nothing and meets what is there.
+func TestADryRun(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	if code, said := h.ask("POST", objects+"services?dryRun=All", "application/json",
+		described("hello", "x")); code != 409 {
+		t.Errorf("a dry create of what is there: %d %s", code, said)
+	}
+	h.must("DELETE", objects+"services", `{"dryRun":["All"]}`)
+	h.must("GET", objects+"services/hello", "")
+	h.must("DELETE", objects+"services", "")
+	for late := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if code, _ := h.ask("GET", objects+"services/hello", "", ""); code == 404 {
+			break
+		}
+		if time.Now().After(late) {
+			t.Fatal("it outlives its deletion")
+		}
+	}
+}
+
+// Web actions are OpenWhisk's, whatever token they are sent.
+func TestWebActionsAreNotOurs(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/api/v1/web/ann/default/hello": false, "/api/v1/namespaces": true, "/api/v1": true,
+	} {
+		r := httptest.NewRequest("GET", "http://127.0.0.1"+path, nil)
+		r.Header.Set("Authorization", "Bearer token")
+		if got := kubernetesClient(r); got != want {
+			t.Errorf("%s: %t", path, got)
+		}
 	}
 }

@@ -65,8 +65,8 @@ func (r *reconciler) follow(e *event) {
 	n := e.entry.name
 	me := due{e.entry.kind, n}
 	r.queue.Add(me)
-	if owner := metav1.GetControllerOf(e.entry.object); owner != nil {
-		r.queue.Add(due{kindOf(owner.Kind), name{n.namespace, owner.Name}})
+	if owner, of := ownerOf(e.entry.object); owner != nil {
+		r.queue.Add(due{of, name{n.namespace, owner.Name}})
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,8 +143,8 @@ func (r *reconciler) reconcile(ctx context.Context, d due) error {
 		r.forsaken(d)
 		return nil
 	}
-	if owner := metav1.GetControllerOf(e.object); owner != nil {
-		of := r.get(kindOf(owner.Kind), d.name.namespace, owner.Name)
+	if owner, k := ownerOf(e.object); owner != nil {
+		of := r.get(k, d.name.namespace, owner.Name)
 		if of == nil || of.object.GetUID() != owner.UID {
 			return ignoreMissing(r.remove(ctx, e))
 		}
@@ -194,8 +194,7 @@ func (r *reconciler) forsaken(d due) {
 	for _, k := range kinds {
 		all, _ := r.list(k, d.name.namespace)
 		for _, e := range all {
-			if o := metav1.GetControllerOf(e.object); o != nil && o.Name == d.name.name &&
-				o.Kind == d.kind.Names.Kind {
+			if o, of := ownerOf(e.object); of == d.kind && o.Name == d.name.name {
 				r.queue.Add(due{k, e.name})
 			}
 		}
