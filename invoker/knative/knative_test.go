@@ -458,7 +458,7 @@ func TestAPatchThatGrows(t *testing.T) {
 	}
 }
 
-// What is no amount of memory gives nobody room.
+// Memory below nothing gives nobody room, and more than can be is counted as so much.
 func TestMemoryThatIsNone(t *testing.T) {
 	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
 	defer leave()
