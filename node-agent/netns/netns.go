@@ -47,11 +47,26 @@ func New() (namespace *os.File, err error) {
 // Inside runs f in a network namespace. f must not hand work to other goroutines.
 func Inside(namespace *os.File, f func() error) error {
 	return apart(func() error {
-		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
-			return os.NewSyscallError("setns", err)
+		if err := enter(namespace); err != nil {
+			return err
 		}
 		return f()
 	})
+}
+
+// enter has this thread enter a network namespace. The file may be closed meanwhile: its number
+// passes to no other before the thread is inside.
+func enter(namespace *os.File) error {
+	raw, err := namespace.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if failed := raw.Control(func(fd uintptr) {
+		err = unix.Setns(int(fd), unix.CLONE_NEWNET)
+	}); failed != nil {
+		return failed
+	}
+	return os.NewSyscallError("setns", err)
 }
 
 // apart runs f on a thread that comes back into its network namespace, or ends.

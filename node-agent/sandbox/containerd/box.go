@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -244,17 +245,14 @@ func (b *box) Dial(ctx context.Context, port int) (net.Conn, error) {
 	if cause := b.Cause(); cause != nil {
 		return nil, fmt.Errorf("the sandbox has ended: %w", cause)
 	}
-	dial := func(host string) (conn net.Conn, err error) {
-		at := net.JoinHostPort(host, fmt.Sprint(port))
-		return (&net.Dialer{}).DialContext(ctx, "tcp4", at)
-	}
-	var conn net.Conn
-	err := netns.Inside(b.net, func() (err error) {
-		conn, err = dial("127.0.0.1")
-		return err
-	})
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(b.Context(), func() { cancel(b.Cause()) })()
+	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	conn, err := netns.Dial(ctx, b.net, netip.AddrPortFrom(here, uint16(port)))
 	if errors.Is(err, syscall.ECONNREFUSED) && b.spec.NIC != nil && b.driver.runtime.ownStack {
-		conn, err = dial(b.spec.NIC.Address.Addr().String())
+		at := netip.AddrPortFrom(b.spec.NIC.Address.Addr(), uint16(port))
+		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp4", at.String())
 	}
 	if err != nil {
 		return nil, err
