@@ -96,6 +96,18 @@ func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.Conn
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
+	if r.URL.Path == "/flood" {
+		sent := &node.ConnectReply{Data: []byte("HTTP/1.1 200 OK\r\n\r\n")}
+		for err == nil {
+			err = s.Send(sent)
+			sent = &node.ConnectReply{Data: make([]byte, 64<<10)}
+		}
+		return err
+	}
+	if r.URL.Path == "/sleep" {
+		<-s.Context().Done()
+		return s.Context().Err()
+	}
 	said := r.URL.Path + " " + of.Env["K_REVISION"] + " " + of.Env["PORT"] + " " + of.Env["A"]
 	answer := http.Response{StatusCode: 200, ProtoMajor: 1, ProtoMinor: 1,
 		Body: io.NopCloser(strings.NewReader(said)), ContentLength: int64(len(said))}

@@ -145,6 +145,9 @@ func (r *road) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	p.pass(w, req)
 }
 
+// farewell is how long a client may take for the last words of a request that has been ended.
+const farewell = time.Second
+
 // A passage is one request's way.
 type passage struct {
 	*road
@@ -162,6 +165,11 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 	defer hangUp(nil)
 	patience := time.AfterFunc(timeout(p.revision), func() { hangUp(errTimeout) })
 	defer patience.Stop()
+	defer context.AfterFunc(ctx, func() { // else a client that sends or reads nothing keeps it all
+		deadlines := http.NewResponseController(w)
+		_ = deadlines.SetReadDeadline(time.Now())
+		_ = deadlines.SetWriteDeadline(time.Now().Add(farewell))
+	})()
 	demand, begun := p.demand(p.revision), time.Now()
 	demand.Endless = req.Header.Get("Upgrade") != ""
 	demand.Start = func() (*node.StartRequest, error) {
@@ -187,7 +195,7 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 					got.lease.Release(true)
 				}
 			}()
-			fail(w, context.Cause(ctx))
+			breakOff(ctx, w, nil)
 			return
 		}
 	}
@@ -205,7 +213,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		return true
 	case err != nil:
 		l.Release(ctx.Err() != nil) // the sandbox is good if the caller left
-		fail(w, because(ctx, err))
+		breakOff(ctx, w, err)
 		return false
 	}
 	defer conn.Close()
@@ -231,7 +239,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			broken = err
-			fail(w, because(ctx, err))
+			breakOff(ctx, w, err)
 		},
 	}
 	proxy.ServeHTTP(w, req)
@@ -248,12 +256,14 @@ func timeout(v *v1.Revision) time.Duration {
 	return time.Duration(rules.Defaults.RevisionTimeoutSeconds) * time.Second
 }
 
-// because returns why a request broke off: the cause of its context's end, where it has one.
-func because(ctx context.Context, err error) error {
+// breakOff answers a request that came to no end, with the cause of its context's end where it has
+// one. What the client still sends is not read then, so its connection takes no other request.
+func breakOff(ctx context.Context, w http.ResponseWriter, err error) {
 	if cause := context.Cause(ctx); cause != nil {
-		return cause
+		w.Header().Set("Connection", "close")
+		err = cause
 	}
-	return err
+	fail(w, err)
 }
 
 // fail answers a request that no program answered.

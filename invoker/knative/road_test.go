@@ -1,0 +1,77 @@
+package knative
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/invoker/access"
+)
+
+// withHello returns a house with the service hello, which answers within a second, and its address.
+func withHello(t *testing.T) (_ *house, address string, leave func()) {
+	t.Helper()
+	h, end := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	server := httptest.NewServer(h.http)
+	h.must("POST", objects+"services", strings.Replace(described("hello", "example.com/hello"),
+		`"containers"`, `"timeoutSeconds":1,"containers"`, 1))
+	h.ready("hello", "True")
+	return h, server.Listener.Addr().String(), func() {
+		end() // while clients are there
+		server.Close()
+	}
+}
+
+// says opens a connection to the service hello, and sends the text.
+func says(t *testing.T, address, text string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	first, rest, _ := strings.Cut(text, "\n")
+	if _, err := io.WriteString(conn, first+"\nHost: hello.ann.localhost\n"+rest); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+func TestAClientThatStopsSendingIsAnswered(t *testing.T) {
+	_, address, leave := withHello(t)
+	defer leave()
+	conn := says(t, address, "POST /sleep HTTP/1.1\nContent-Length: 100\n\n0123456789")
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer.StatusCode != http.StatusGatewayTimeout || !answer.Close {
+		t.Errorf("it is answered %d, close: %t", answer.StatusCode, answer.Close)
+	}
+}
+
+// A client that reads nothing keeps no pool from closing.
+func TestAClientThatReadsNothingHoldsNoLease(t *testing.T) {
+	_, address, leave := withHello(t)
+	conn := says(t, address, "GET /flood HTTP/1.1\n\n")
+	if _, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil); err != nil {
+		t.Fatal(err)
+	}
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		leave()
+	}()
+	select {
+	case <-left:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the pool does not close")
+	}
+}
