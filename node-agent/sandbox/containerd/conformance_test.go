@@ -346,6 +346,13 @@ func TestAContainerdThatIsGone(t *testing.T) {
 		t.Errorf("its shim is in %s, %v", group, err)
 	}
 	d.Close()
+	killed, err := openRoots(rootsDir(h.config.Dir)) // by an agent that is killed
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := killed.mounted(rec.Spec.Root, nil); err != nil {
+		t.Fatal(err)
+	}
 	theirs.close()
 	h.config.Address = ""
 	d = h.open()
@@ -370,6 +377,26 @@ func TestAContainerdThatIsGone(t *testing.T) {
 		t.Errorf("left over: %v", left)
 	}
 	d.Close()
+}
+
+// Who takes more memory than he has is told so.
+func TestAProgramThatStarves(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _ := h.start(d, "starves", h.program())
+	conn, err := s.Dial(t.Context(), wire.RuntimePort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /hoard HTTP/1.0\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	<-s.Done()
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "for want of memory") {
+		t.Errorf("%v", err)
+	}
 }
 
 func TestHandlers(t *testing.T) {

@@ -67,7 +67,7 @@ func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 	if err := d.note(); err != nil {
 		return nil, err
 	}
-	if d.roots, err = openRoots(filepath.Join(cfg.Dir, "roots")); err != nil {
+	if d.roots, err = openRoots(rootsDir(cfg.Dir)); err != nil {
 		return nil, err
 	}
 	if d.Address == "" {
@@ -259,10 +259,11 @@ func (d *Driver) End(spec sandbox.Spec) { d.end(spec) }
 func (d *Driver) end(spec sandbox.Spec) (exit string) {
 	ctx, cancel := d.ending()
 	defer cancel()
-	d.cgroup(spec).kill() // also where containerd does not answer
+	d.cgroup(spec).kill()               // also where containerd does not answer
+	starved := d.cgroup(spec).starved() // the runtime removes the cgroup
 	exit, err := d.remove(ctx, spec.ID)
-	if n := d.cgroup(spec).starved(); n > 0 {
-		exit += fmt.Sprintf("; %d of its processes killed for want of memory", n)
+	if starved > 0 {
+		exit += fmt.Sprintf("; %d of its processes killed for want of memory", starved)
 	}
 	if err != nil {
 		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)

@@ -71,6 +71,11 @@ func serve() error {
 	mux.HandleFunc("GET /self", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(tellSelf())
 	})
+	mux.HandleFunc("GET /hoard", func(http.ResponseWriter, *http.Request) {
+		for all := [][]byte{}; ; {
+			all = append(all, bytes.Repeat([]byte{1}, 1<<20))
+		}
+	})
 	port := os.Getenv("PORT")
 	if port == "" {
 		port = "8080"
