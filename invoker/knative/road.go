@@ -217,8 +217,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		return false
 	}
 	defer conn.Close()
-	whole, broken := false, error(nil) // the proxy panics where an answer breaks off
-	defer func() { l.Release(whole && broken == nil || req.Context().Err() != nil) }()
+	defer l.Release(true) // what broke off may be the caller's doing; the node tells of ends
 	proxy := &httputil.ReverseProxy{
 		FlushInterval: -1,
 		Rewrite: func(out *httputil.ProxyRequest) {
@@ -238,12 +237,10 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			broken = err
 			breakOff(ctx, w, err)
 		},
 	}
 	proxy.ServeHTTP(w, req)
-	whole = true
 	return false
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // withHello returns a house with the service hello, which answers within a second, and its address.
-func withHello(t *testing.T) (_ *house, address string, leave func()) {
+func withHello(t *testing.T) (h *house, address string, leave func()) {
 	t.Helper()
 	h, end := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
 	server := httptest.NewServer(h.http)
@@ -73,5 +73,22 @@ func TestAClientThatReadsNothingHoldsNoLease(t *testing.T) {
 	case <-left:
 	case <-time.After(20 * time.Second):
 		t.Fatal("the pool does not close")
+	}
+}
+
+// Whoever breaks off what it sends ends no sandbox that serves others.
+func TestABrokenRequestEndsNoSandbox(t *testing.T) {
+	h, address, leave := withHello(t)
+	defer leave()
+	conn := says(t, address, "POST /sleep HTTP/1.1\nTransfer-Encoding: chunked\n\nzz\r\n")
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || answer.StatusCode != http.StatusBadGateway {
+		t.Fatalf("it is answered %v, %v", answer, err)
+	}
+	if code, said := h.curl("hello.ann.localhost", "/"); code != 200 {
+		t.Errorf("the next request is answered %d %s", code, said)
+	}
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, want one", n)
 	}
 }
