@@ -232,8 +232,10 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 				return conn, nil
 			},
 		},
-		ModifyResponse: func(*http.Response) error {
-			patience.Stop()
+		ModifyResponse: func(answer *http.Response) error {
+			if answer.StatusCode == http.StatusSwitchingProtocols {
+				patience.Stop()
+			}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
@@ -244,7 +246,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 	return false
 }
 
-var errTimeout = errors.New("request timeout: the service did not begin to answer in time")
+var errTimeout = errors.New("request timeout: the service did not answer in time")
 
 func timeout(v *v1.Revision) time.Duration {
 	if s := v.Spec.TimeoutSeconds; s != nil && *s > 0 {

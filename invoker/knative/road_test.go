@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -90,5 +91,19 @@ func TestABrokenRequestEndsNoSandbox(t *testing.T) {
 	}
 	if n := h.node.starts.Load(); n != 1 {
 		t.Errorf("%d starts, want one", n)
+	}
+}
+
+// A revision's timeout is for the whole of an answer.
+func TestAnAnswerEndsInTime(t *testing.T) {
+	_, address, leave := withHello(t)
+	defer leave()
+	conn := says(t, address, "GET /flood HTTP/1.1\n\n")
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, answer.Body); err == nil || os.IsTimeout(err) {
+		t.Errorf("the answer ends with %v", err)
 	}
 }
