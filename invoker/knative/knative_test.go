@@ -349,6 +349,45 @@ func TestAWatchReplays(t *testing.T) {
 	}
 }
 
+// A watch ends with its key. What happens later is not for it, whoever has the namespace then.
+func TestAWatchEndsWithItsKey(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	r := httptest.NewRequest("GET", objects+"services?watch=true", nil)
+	r.Header.Set("Authorization", "Bearer "+h.key.String())
+	from, to := io.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.http.ServeHTTP(&told{httptest.NewRecorder(), to}, r)
+		to.Close()
+	}()
+	lines := bufio.NewReader(from)
+	h.must("POST", objects+"services", described("before", "example.com/hello"))
+	if line, err := lines.ReadString('\n'); !strings.Contains(line, `"before"`) {
+		t.Fatalf("the watch is told %q, %v", line, err)
+	}
+	h.key = access.NewKey()
+	if err := h.api.cfg.Directory.Add(&access.Subject{Name: "ann",
+		Namespaces: []access.Namespace{h.key.Owned("ann")}}); err != nil {
+		t.Fatal(err)
+	}
+	h.must("POST", objects+"services", described("after", "example.com/hello"))
+	rest, err := io.ReadAll(lines)
+	if err != nil || strings.Contains(string(rest), `"after"`) {
+		t.Errorf("then the watch is told %s, %v", rest, err)
+	}
+	<-ended
+}
+
+// A told recorder passes on what is written.
+type told struct {
+	*httptest.ResponseRecorder
+	to io.Writer
+}
+
+func (t *told) Write(p []byte) (int, error) { return t.to.Write(p) }
+
 // Events that fell out of the log are refused, and those in it are all there.
 func TestTheLogHasABound(t *testing.T) {
 	w := &world{objects: map[*kind]map[string]map[string]*entry{}, changed: make(chan struct{})}

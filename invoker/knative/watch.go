@@ -2,6 +2,7 @@ package knative
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -13,6 +14,10 @@ import (
 // A watcher that wants it is told so often how far it is.
 const bookmarkEvery = time.Minute
 
+// A watch ends after this time, or up to twice as much; its client goes on with another. So clients
+// that came at once do not come again at once.
+const watchFor = 30 * time.Minute
+
 // A feed is one watcher's way to its client.
 type feed struct {
 	*call
@@ -23,7 +28,7 @@ type feed struct {
 
 // watch sends the objects of a kind as they change, from a revision on. Without one it first sends
 // those that there are. A watcher reads the events at its own pace; one that falls behind too far
-// is told so, and delays nobody.
+// is told so, and delays nobody. Its key is looked at before each event.
 func (c *call) watch(k *kind, choice choice) error {
 	query := c.r.URL.Query()
 	at, err := strconv.ParseUint(query.Get("resourceVersion"), 10, 64)
@@ -31,7 +36,6 @@ func (c *call) watch(k *kind, choice choice) error {
 		return apierrors.NewBadRequest("invalid resource version: " + err.Error())
 	}
 	f := &feed{call: c, kind: k, choice: choice, table: asTable(c.r)}
-	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Time{})
 	_ = http.NewResponseController(c.w).SetReadDeadline(time.Time{})
 	c.w.Header().Set("Content-Type", "application/json")
 	initial := query.Get("sendInitialEvents") == "true"
@@ -47,10 +51,12 @@ func (c *call) watch(k *kind, choice choice) error {
 			f.bookmark(at, map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 		}
 	}
-	var over <-chan time.Time
-	if seconds, _ := strconv.Atoi(query.Get("timeoutSeconds")); seconds > 0 {
-		over = time.After(time.Duration(seconds) * time.Second)
+	longest := watchFor + rand.N(watchFor)
+	if seconds, _ := strconv.Atoi(query.Get("timeoutSeconds")); seconds > 0 &&
+		seconds < int(longest.Seconds()) {
+		longest = time.Duration(seconds) * time.Second
 	}
+	over := time.After(longest)
 	bookmarks := time.NewTicker(bookmarkEvery)
 	defer bookmarks.Stop()
 	for {
@@ -58,6 +64,10 @@ func (c *call) watch(k *kind, choice choice) error {
 		if err != nil {
 			return f.expired()
 		}
+		if user, err := c.identify(c.r); err != nil || user.Namespace != c.user.Namespace {
+			return nil // the key was taken back; a new watch is told why
+		}
+		_ = http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(bookmarkEvery))
 		for _, e := range events {
 			f.tell(e)
 			at = e.revision
