@@ -150,13 +150,9 @@ func endRecorded(ctx context.Context, runDir string) (int, error) {
 		return 0, err
 	}
 	defer unlock()
-	for _, d := range drivers {
-		if d.clear == nil {
-			continue
-		}
-		if err := d.clear(ctx, runDir, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
-			return 0, err
-		}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := clearDrivers(ctx, runDir, nil, log); err != nil {
+		return 0, err
 	}
 	errs := make([]error, len(orphans))
 	var ending sync.WaitGroup

@@ -3,7 +3,9 @@ package command
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -33,5 +35,29 @@ func TestWhoTakesNoConnectionsIsNotTakenForDead(t *testing.T) {
 	err = endByForce(t.Context(), dir, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "cannot be told") {
 		t.Errorf("down --force: %v", err)
+	}
+}
+
+// Containers of a former agent are ended by one that has no containers, and left to one that adopts
+// them.
+func TestAnAgentClearsWhatItCannotAdopt(t *testing.T) {
+	dir := t.TempDir()
+	note := filepath.Join(containersDir(dir), "driver.json")
+	text := `{"Address": "/nowhere", "Namespace": "fastiov-test-nobody"}`
+	if err := errors.Join(os.Mkdir(containersDir(dir), 0o700),
+		os.WriteFile(note, []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, chosen := range []string{"containerd", "sim"} {
+		d, err := driverNamed(chosen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := clearDrivers(t.Context(), dir, d, slog.New(slog.DiscardHandler)); err != nil {
+			t.Fatal(err)
+		}
+		if left := isThere(note); left != (chosen == "containerd") {
+			t.Errorf("--sandbox %s: left over is %v", chosen, left)
+		}
 	}
 }

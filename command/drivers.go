@@ -93,6 +93,18 @@ func driversExplained() string {
 	return listed(words, "or")
 }
 
+// clearDrivers ends what agents left in their run directory, but for sandboxes of the driver kept.
+func clearDrivers(ctx context.Context, runDir string, kept *driver, log *slog.Logger) error {
+	for i := range drivers {
+		if d := &drivers[i]; d != kept && d.clear != nil {
+			if err := d.clear(ctx, runDir, log); err != nil {
+				return fmt.Errorf("what %s left: %w", d.name, err)
+			}
+		}
+	}
+	return nil
+}
+
 // A driverFlag is the value of --sandbox.
 type driverFlag struct{ to **driver }
 
@@ -210,7 +222,11 @@ func openContainerd(
 		Address: f.containerd, Handler: f.handler, Namespace: nodeName(f.runDir),
 		Dir: containersDir(f.runDir), Log: n.log,
 	}
-	if !n.arm.NoNet {
+	if n.arm.NoNet {
+		if err := bridge.Undo(bridgeDir(f.runDir)); err != nil { // a former agent may have had one
+			return nil, err
+		}
+	} else {
 		if err := n.openBridge(f); err != nil {
 			return nil, err
 		}

@@ -70,6 +70,9 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 	if err != nil {
 		return nil, err
 	}
+	if err := clearDrivers(ctx, f.runDir, f.sandbox, log); err != nil {
+		return nil, err
+	}
 	driver, err := f.sandbox.open(ctx, n, f, images)
 	if err != nil {
 		return nil, err
