@@ -287,12 +287,33 @@ func (b *box) freeze(ctx context.Context, pause bool) error {
 	} else {
 		err = b.task.Resume(ctx)
 	}
-	if err == nil {
-		b.paused = pause
-	} else if ctx.Err() != nil {
-		b.End(fmt.Errorf("it was neither paused nor resumed within %v", pauseWithin))
+	if err != nil { // it may have been done, and the answer lost with a containerd that was killed
+		paused, unknown := b.isPaused(ctx)
+		if unknown != nil {
+			b.End(fmt.Errorf("whether it is paused cannot be told within %v: %w", pauseWithin, unknown))
+			return err
+		}
+		if b.paused = paused; paused != pause {
+			return err
+		}
 	}
-	return err
+	b.paused = pause
+	return nil
+}
+
+// isPaused asks containerd, and waits for one that is just being started again.
+func (b *box) isPaused(ctx context.Context) (bool, error) {
+	for {
+		status, err := b.task.Status(ctx)
+		if err == nil || !errdefs.IsUnavailable(err) {
+			return status.Status == client.Paused, err
+		}
+		select {
+		case <-ctx.Done():
+			return false, err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // Logs implements sandbox.Sandbox.

@@ -19,6 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
+
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -377,6 +380,41 @@ func TestAContainerdThatIsGone(t *testing.T) {
 		t.Errorf("left over: %v", left)
 	}
 	d.Close()
+}
+
+// A mute task does what it is told, and its answer is lost.
+type mute struct{ client.Task }
+
+func (m mute) Pause(ctx context.Context) error {
+	return errors.Join(errdefs.ErrUnavailable, m.Task.Pause(ctx))
+}
+
+func (m mute) Resume(ctx context.Context) error {
+	return errors.Join(errdefs.ErrUnavailable, m.Task.Resume(ctx))
+}
+
+// A sandbox whose pause was not answered is known to be paused, and so is resumed.
+func TestAPauseWhoseAnswerIsLost(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _ := h.start(d, "paused", h.program())
+	defer s.Close()
+	b := s.(*box)
+	b.task = mute{b.task}
+	for range 2 {
+		if err := s.Pause(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if status, err := b.task.Status(t.Context()); status.Status != client.Paused {
+			t.Fatalf("it is %+v, %v", status, err)
+		}
+		if err := s.Resume(t.Context()); err != nil {
+			t.Error(err)
+		}
+		var is self
+		ask(t, s, wire.RuntimePort, &is)
+	}
 }
 
 // Who takes more memory than he has is told so.
