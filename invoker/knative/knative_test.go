@@ -388,26 +388,37 @@ type told struct {
 
 func (t *told) Write(p []byte) (int, error) { return t.to.Write(p) }
 
-// Events that fell out of the log are refused, and those in it are all there.
+// Events that fell out of the log are refused, and those in it are all there: of small objects so
+// many, of large ones so many bytes.
 func TestTheLogHasABound(t *testing.T) {
-	w := &world{objects: map[*kind]map[string]map[string]*entry{}, changed: make(chan struct{})}
-	for _, k := range kinds {
-		w.objects[k] = map[string]map[string]*entry{}
-	}
-	const n = 2*mostEvents + 10
-	for i := range n {
-		err := w.see(store.Doc{Key: storeKey(routes, "ann", "r"), Revision: uint64(i + 1),
-			Body: []byte(`{"kind":"Route","metadata":{"name":"r","namespace":"ann"}}`)})
-		if err != nil {
-			t.Fatal(err)
+	for _, c := range []struct{ events, bytes int }{
+		{2*mostEvents + 10, 0}, {2*mostBytes>>20 + 10, 1 << 20},
+	} {
+		w := &world{objects: map[*kind]map[string]map[string]*entry{},
+			changed: make(chan struct{})}
+		for _, k := range kinds {
+			w.objects[k] = map[string]map[string]*entry{}
 		}
-	}
-	if _, _, err := w.since(1); err != errExpired {
-		t.Errorf("the oldest events are answered %v", err)
-	}
-	events, _, err := w.since(w.floor)
-	if err != nil || events[0].revision != w.floor+1 || uint64(len(events)) != n-w.floor {
-		t.Errorf("%d events from %d on, %v", len(events), w.floor, err)
+		body := fmt.Appendf(nil, `{"kind":"Route","metadata":{"name":"r","namespace":"ann",`+
+			`"annotations":{"a":"%s"}}}`, strings.Repeat("x", c.bytes))
+		for i := range c.events {
+			err := w.see(store.Doc{Key: storeKey(routes, "ann", "r"), Revision: uint64(i + 1),
+				Body: body})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, _, err := w.since(1); err != errExpired {
+			t.Errorf("the oldest events are answered %v", err)
+		}
+		events, _, err := w.since(w.floor)
+		if err != nil || events[0].revision != w.floor+1 ||
+			len(events) != c.events-int(w.floor) {
+			t.Errorf("%d events from %d on, %v", len(events), w.floor, err)
+		}
+		if kept := len(events) * len(body); kept > 2*mostBytes {
+			t.Errorf("%d bytes are kept", kept)
+		}
 	}
 }
 

@@ -46,14 +46,18 @@ type world struct {
 	mu       sync.RWMutex
 	objects  map[*kind]map[string]map[string]*entry // by kind, namespace and name
 	events   []*event
+	bytes    int           // of the JSON in events
 	floor    uint64        // events of later revisions are all in events
 	revision uint64        // of the last change
 	changed  chan struct{} // is closed by the next event
 	follow   []func(*event)
 }
 
-// mostEvents bounds what a watcher may be behind.
-const mostEvents = 1 << 14
+// So much of the log is kept, and at most twice as much: it bounds what a watcher may be behind.
+const (
+	mostEvents = 1 << 14
+	mostBytes  = 16 << 20 // of their objects' JSON; an object takes several times as much memory
+)
 
 // began is a document that each process puts when it begins. So its revision is later than those
 // of all earlier events, of which the process knows none.
@@ -87,7 +91,7 @@ func openWorld(ctx context.Context, s store.Store, log *slog.Logger,
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.revision = max(w.revision, last)
-	w.floor, w.events = w.revision, nil
+	w.floor, w.events, w.bytes = w.revision, nil, 0
 	return w, nil
 }
 
@@ -126,17 +130,26 @@ func (w *world) see(doc store.Doc) error {
 		delete(w.objects[k][doc.Namespace], doc.Name)
 	}
 	w.revision = doc.Revision
-	if len(w.events) >= 2*mostEvents {
-		w.events = append([]*event(nil), w.events[len(w.events)-mostEvents:]...)
-		w.floor = w.events[0].revision - 1
+	w.events, w.bytes = append(w.events, ev), w.bytes+len(e.body)
+	if len(w.events) > 2*mostEvents || w.bytes > 2*mostBytes {
+		w.trim()
 	}
-	w.events = append(w.events, ev)
 	for _, follow := range w.follow {
 		follow(ev)
 	}
 	close(w.changed)
 	w.changed = make(chan struct{})
 	return nil
+}
+
+// trim forgets the oldest events.
+func (w *world) trim() {
+	from := 0
+	for ; len(w.events)-from > mostEvents || w.bytes > mostBytes; from++ {
+		w.bytes -= len(w.events[from].entry.body)
+		w.floor = w.events[from].revision
+	}
+	w.events = append([]*event(nil), w.events[from:]...)
 }
 
 // read makes the entry of a document. The document has all but the revision, which the store gives;
