@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	nl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -116,6 +117,44 @@ func TestTheHostsFirewall(t *testing.T) {
 	b.Close()
 	if said := tool(t, "nft list ruleset"); strings.Contains(said, "fastiov0") {
 		t.Errorf("left over in the tables of others: %s", said)
+	}
+}
+
+// Two nodes of one host leave each other's tables alone.
+func TestTwoBridges(t *testing.T) {
+	var bridges []*Bridge
+	for n, name := range []string{"fastiov0", "fio1"} {
+		cfg := config(filepath.Join(t.TempDir(), name))
+		cfg.Name = name
+		cfg.Network.Subnet = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(n), 0}), 24)
+		b := open(t, cfg)
+		defer b.Close()
+		bridges = append(bridges, b)
+	}
+	world(t)
+	for n, b := range bridges {
+		g := plug(t, b, "a")
+		defer g.leave(b)
+		if err := g.reaches(worldServer); err != nil {
+			t.Error(err)
+		}
+		theirs := bridges[1-n].Network.Gateway.String() + ":9464"
+		if err := g.reaches(theirs); err == nil {
+			t.Errorf("a sandbox of %s reaches the host at %s", b.Name, theirs)
+		}
+	}
+	time.Sleep(4 * settleTime) // what each was told of the other is dealt with
+	hears, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hears.Close()
+	if err := errors.Join(hears.JoinGroup(unix.NFNLGRP_NFTABLES),
+		hears.SetReadDeadline(time.Now().Add(10*settleTime))); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := hears.Receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("tables change all the time: %d messages, %v", len(said), err)
 	}
 }
 

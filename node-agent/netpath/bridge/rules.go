@@ -17,7 +17,8 @@ import (
 type rules struct{ *Bridge }
 
 const (
-	who = "who" // the set of who may send at which port
+	who  = "who"  // the set of who may send at which port
+	sent = "sent" // the chain of what comes from ports, which no other table has
 
 	metaIIFKind expr.MetaKey = 26 // NFT_META_IIFKIND: the kind of the device in
 	metaOIFKind expr.MetaKey = 27 // NFT_META_OIFKIND: the kind of the device out
@@ -90,7 +91,7 @@ func (r rules) ports(conn *nftables.Conn) error {
 		return err
 	}
 	chain := conn.AddChain(&nftables.Chain{
-		Name: "sent", Table: table, Type: nftables.ChainTypeFilter,
+		Name: sent, Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(-300),
 	})
 	sender := func(mac expr.Any, address expr.Any) []expr.Any {
@@ -228,9 +229,9 @@ func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
 
 // whole reports whether both tables have all their rules.
 func (r rules) whole(conn *nftables.Conn) bool {
-	want := map[string]int{"sent": 4, "input": 6, "forward": 7, "postrouting": 1}
+	want := map[string]int{sent: 4, "input": 6, "forward": 7, "postrouting": 1}
 	if r.Shared {
-		want["sent"], want["input"], want["forward"] = 3, 5, 8
+		want[sent], want["input"], want["forward"] = 3, 5, 8
 	}
 	if r.forwards {
 		want["forward"] += 5
@@ -311,12 +312,18 @@ func (r rules) eachForeign(conn *nftables.Conn,
 	if err != nil {
 		return err
 	}
+	bridges := map[string]bool{r.Name: true} // of other nodes of this host, too
+	for _, chain := range chains {
+		if chain.Table.Family == nftables.TableFamilyBridge && chain.Name == sent {
+			bridges[chain.Table.Name] = true
+		}
+	}
 	for _, chain := range chains {
 		family := chain.Table.Family
 		if chain.Hooknum == nil || chain.Type != nftables.ChainTypeFilter ||
 			family != nftables.TableFamilyIPv4 && family != nftables.TableFamilyINet ||
 			*chain.Hooknum != *nftables.ChainHookForward &&
-				*chain.Hooknum != *nftables.ChainHookInput || chain.Table.Name == r.Name {
+				*chain.Hooknum != *nftables.ChainHookInput || bridges[chain.Table.Name] {
 			continue
 		}
 		all, err := conn.GetRules(chain.Table, chain)
