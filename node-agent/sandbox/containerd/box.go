@@ -104,7 +104,7 @@ func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
 		return err
 	}
 	b.task, err = b.container.NewTask(ctx, b.io, client.WithRootFS([]mount.Mount{root}))
-	unmount(writable(b.spec)) // the overlay has it, or there is none
+	unmount(b.driver.writable(b.spec.ID)) // the overlay has it, or there is none
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,8 @@ type noted struct {
 	Namespace string
 }
 
-func rootsDir(dir string) string { return filepath.Join(dir, "roots") }
+func rootsDir(dir string) string    { return filepath.Join(dir, "roots") }
+func writableDir(dir string) string { return filepath.Join(dir, "writable") }
 
 func noteFile(dir string) string { return filepath.Join(dir, "driver.json") }
 
@@ -104,7 +105,9 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	if n.Address != "" && !answers(n.Address, 0) {
 		log.Warn("containerd is away; its containers are ended without it", "address", n.Address)
 		(&Driver{Config: Config{Namespace: n.Namespace}}).endAll()
-		(&roots{dir: rootsDir(dir)}).close() // of an agent that was killed
+		for _, mounts := range []string{rootsDir(dir), writableDir(dir)} {
+			unmountAll(mounts)
+		}
 		return os.RemoveAll(dir)
 	}
 	d, err := Open(ctx, Config{Address: n.Address, Namespace: n.Namespace, Dir: dir, Log: log})

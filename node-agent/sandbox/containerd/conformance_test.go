@@ -318,6 +318,14 @@ func TestClear(t *testing.T) {
 	d := h.open()
 	_, rec := h.start(d, "left", h.program())
 	d.Close()
+	// An agent is killed while it starts a sandbox, which it has not noted yet.
+	starting := newBox(d, sandbox.Spec{ID: "starting", Root: h.root, MemoryMiB: 256})
+	if err := d.cgroup(starting.spec).make(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := starting.root(); err != nil {
+		t.Fatal(err)
+	}
 	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
 		t.Error(err)
 	}

@@ -269,7 +269,7 @@ func (d *Driver) end(spec sandbox.Spec) (exit string) {
 		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
 	}
 	d.cgroup(spec).remove()
-	unmount(writable(spec))
+	unmount(d.writable(spec.ID))
 	_ = os.Remove(d.shimSocket(spec.ID))
 	for _, stream := range streams {
 		_ = os.Remove(fifo(spec, stream))

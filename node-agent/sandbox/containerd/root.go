@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
-	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 // roots are the images that are mounted, each once: so all sandboxes of an image share its pages. A
@@ -33,12 +32,15 @@ func openRoots(dir string) (*roots, error) {
 }
 
 // close unmounts all images.
-func (r *roots) close() {
-	entries, _ := os.ReadDir(r.dir)
+func (r *roots) close() { unmountAll(r.dir) }
+
+// unmountAll takes away all that is mounted in a directory, and the directory.
+func unmountAll(dir string) {
+	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
-		unmount(filepath.Join(r.dir, entry.Name()))
+		unmount(filepath.Join(dir, entry.Name()))
 	}
-	_ = os.Remove(r.dir)
+	_ = os.Remove(dir)
 }
 
 // mounted returns where the image is mounted, whose contents may be in layers.
@@ -85,8 +87,8 @@ func mountByLoops(at, image string, layers []string) error {
 	return rootfs.Mount(at, devices[0], devices[1:]...)
 }
 
-// writable returns where the sandbox's tmpfs is mounted while its root is made.
-func writable(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "rw") }
+// writable returns where the tmpfs of the sandbox id is mounted while its root is made.
+func (d *Driver) writable(id string) string { return filepath.Join(writableDir(d.Dir), id) }
 
 // root returns the sandbox's root: its image below a tmpfs of half its memory.
 func (b *box) root() (root mount.Mount, err error) {
@@ -94,7 +96,7 @@ func (b *box) root() (root mount.Mount, err error) {
 	if err != nil {
 		return root, err
 	}
-	at := writable(b.spec)
+	at := b.driver.writable(b.spec.ID)
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return root, err
 	}
