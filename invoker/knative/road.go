@@ -145,7 +145,7 @@ func (r *road) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	p.pass(w, req)
 }
 
-// farewell is how long a client may take for the last words of a request that has been ended.
+// farewell is the time that a client has to take the last words of a request that was ended.
 const farewell = time.Second
 
 // A passage is one request's way.
