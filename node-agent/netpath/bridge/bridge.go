@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -220,10 +221,13 @@ func (b *Bridge) make() error {
 		return errors.New("a device of that name is there, and not fastiov's; remove it")
 	}
 	b.link = link.(*netlink.Bridge)
-	// Without one, the host has no link-local address here, and hears no router.
-	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+b.Name+"/disable_ipv6", []byte("1"),
-		0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := withoutIPv6(b.Name); err != nil {
 		return err
+	}
+	if !b.Shared {
+		if err := trustNoLinkLocal(b.link); err != nil {
+			return fmt.Errorf("no_linklocal_learn: %w", err)
+		}
 	}
 	gateway := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(b.Network.Gateway,
 		b.Network.Subnet.Bits()))}
@@ -234,6 +238,32 @@ func (b *Bridge) make() error {
 		return err
 	}
 	return os.WriteFile(forwardIP, []byte("1"), 0)
+}
+
+// withoutIPv6 leaves a device without an address, so the host hears no router at it.
+func withoutIPv6(device string) error {
+	err := os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte("1"), 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// trustNoLinkLocal has the bridge learn no MAC from frames to 01:80:c2:00:00:0X. The kernel hands
+// these to their port before any rule of bridges sees them.
+func trustNoLinkLocal(link *netlink.Bridge) error {
+	const noLinkLocalLearn = 1 << 0 // BR_BOOLOPT_NO_LL_LEARN
+	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	message.Index = int32(link.Index)
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(link.Type()))
+	info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(unix.IFLA_BR_MULTI_BOOLOPT,
+		append(nl.Uint32Attr(noLinkLocalLearn), nl.Uint32Attr(noLinkLocalLearn)...)) // value, mask
+	request.AddData(message)
+	request.AddData(info)
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }
 
 // isOurs reports whether a device is a bridge with the MAC that goes with the gateway's address.

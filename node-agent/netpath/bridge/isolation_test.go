@@ -8,9 +8,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -90,10 +92,75 @@ func tenants(t *testing.T, shared bool) {
 			t.Errorf("%s: the host has heard it %v, want %v", what, heard, shared)
 		}
 	}
+	// The kernel hands such frames to the port, past the rules of bridges.
+	if forged := forgets(t, b, evil, victim); forged != shared {
+		t.Errorf("the bridge has learned another's MAC from a link-local frame: %v, want %v", forged,
+			shared)
+	}
+	if got := pastTheBridge(t, wait, evil); got != shared {
+		t.Errorf("a link-local frame has reached the host's UDP port: %v, want %v", got, shared)
+	}
+	port := b.portName(evil.lease.Number)
+	if link, err := net.InterfaceByName(port); err != nil {
+		t.Error(err)
+	} else if addresses, err := link.Addrs(); len(addresses) > 0 || err != nil {
+		t.Errorf("the host has %v at a tenant's port, %v", addresses, err)
+	}
 	if heard := hears(t, 5*time.Second, cfg.Name, evil,
 		arp(all, evilMAC, evilMAC, evilIP)); !heard {
 		t.Error("(a control) the host does not hear an honest ARP request")
 	}
+}
+
+// bridgeGroup is an address to which only the next bridge listens, as for LLDP.
+var bridgeGroup = net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0x0e}
+
+// sends puts a frame on the guest's wire.
+func (g guest) sends(frame []byte) {
+	g.Helper()
+	if err := g.do(func() error {
+		out := raw(g.T, device)
+		defer unix.Close(out)
+		_, err := unix.Write(out, frame)
+		return err
+	}); err != nil {
+		g.Fatal(err)
+	}
+}
+
+// forgets reports whether the bridge takes the victim's MAC for evil's, who says so by a
+// link-local frame.
+func forgets(t *testing.T, b *Bridge, evil, victim guest) bool {
+	t.Helper()
+	evil.sends(ether(bridgeGroup, mac(victim.nic.MAC), 0x88cc, make([]byte, 46)))
+	time.Sleep(50 * time.Millisecond)
+	entries, err := netlink.NeighList(0, unix.AF_BRIDGE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := netlink.LinkByName(b.portName(evil.lease.Number))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(entries, func(n netlink.Neigh) bool {
+		return n.LinkIndex == port.Attrs().Index && n.HardwareAddr.String() == victim.nic.MAC
+	})
+}
+
+// pastTheBridge reports whether a link-local frame of evil's brings a packet to a UDP port of the
+// host.
+func pastTheBridge(t *testing.T, wait time.Duration, evil guest) bool {
+	t.Helper()
+	socket, err := net.ListenPacket("udp4", "198.18.0.2:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	evil.sends(udp(bridgeGroup, mac(evil.nic.MAC), netip.MustParseAddr("198.18.0.1"),
+		netip.MustParseAddr("198.18.0.2")))
+	_ = socket.SetReadDeadline(time.Now().Add(wait))
+	_, _, err = socket.ReadFrom(make([]byte, 512))
+	return err == nil
 }
 
 // hears reports whether a device of this thread's network gets what the guest sends.

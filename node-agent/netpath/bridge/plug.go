@@ -65,6 +65,9 @@ func (b *Bridge) connect(nic *sandbox.NIC, namespace *os.File) error {
 	if err := netlink.LinkSetIsolated(port, !b.Shared); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
+	if err := withoutIPv6(attrs.Name); err != nil {
+		return err
+	}
 	if err := netns.Inside(namespace, func() error { return address(nic) }); err != nil {
 		return err
 	}

@@ -140,6 +140,9 @@ func (r rules) routes(conn *nftables.Conn) {
 	}
 
 	in := filter(nftables.ChainHookInput, "input")
+	if !r.Shared { // past the bridge: a frame to a link-local MAC
+		add(conn, in, is(expr.CmpOpEq, expr.MetaKeyIIFNAME, []byte(r.Name+"p")), count, drop)
+	}
 	add(conn, in, notFrom, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, ifname("lo")),
 		has(packet, ip4Target, r.Network.Gateway.AsSlice()), count, drop)
 	add(conn, in, notFrom, accept)
@@ -229,7 +232,7 @@ func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
 
 // whole reports whether both tables have all their rules.
 func (r rules) whole(conn *nftables.Conn) bool {
-	want := map[string]int{sent: 4, "input": 6, "forward": 7, "postrouting": 1}
+	want := map[string]int{sent: 4, "input": 7, "forward": 7, "postrouting": 1}
 	if r.Shared {
 		want[sent], want["input"], want["forward"] = 3, 5, 8
 	}
