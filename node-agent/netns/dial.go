@@ -25,7 +25,8 @@ func Dial(ctx context.Context, namespace *os.File, to netip.AddrPort) (net.Conn,
 func dial(ctx context.Context, namespace *os.File, to netip.AddrPort) (net.Conn, error) {
 	var fd int
 	if err := Inside(namespace, func() (err error) {
-		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		const kind = unix.SOCK_STREAM | unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
+		fd, err = unix.Socket(unix.AF_INET, kind, 0)
 		return os.NewSyscallError("socket", err)
 	}); err != nil {
 		return nil, err

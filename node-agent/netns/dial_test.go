@@ -58,7 +58,8 @@ func TestDialHoldsNoThread(t *testing.T) {
 	defer namespace.Close()
 	var deaf int
 	if err := Inside(namespace, func() (err error) {
-		if deaf, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		deaf, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
 			return err
 		}
 		if err := unix.Bind(deaf, &unix.SockaddrInet4{Port: 1}); err != nil {

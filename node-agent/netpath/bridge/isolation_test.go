@@ -94,8 +94,7 @@ func tenants(t *testing.T, shared bool) {
 	}
 	// The kernel hands such frames to the port, past the rules of bridges.
 	if forged := forgets(t, b, evil, victim); forged != shared {
-		t.Errorf("the bridge has learned another's MAC from a link-local frame: %v, want %v", forged,
-			shared)
+		t.Errorf("a link-local frame has taken another's MAC: %v, want %v", forged, shared)
 	}
 	if got := pastTheBridge(t, wait, evil); got != shared {
 		t.Errorf("a link-local frame has reached the host's UDP port: %v, want %v", got, shared)

@@ -290,7 +290,8 @@ func (b *box) freeze(ctx context.Context, pause bool) error {
 	if err != nil { // it may have been done, and the answer lost with a containerd that was killed
 		paused, unknown := b.isPaused(ctx)
 		if unknown != nil {
-			b.End(fmt.Errorf("whether it is paused cannot be told within %v: %w", pauseWithin, unknown))
+			b.End(fmt.Errorf("whether it is paused cannot be told within %v: %w", pauseWithin,
+				unknown))
 			return err
 		}
 		if b.paused = paused; paused != pause {

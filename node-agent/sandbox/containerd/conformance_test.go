@@ -425,7 +425,7 @@ func TestAPauseWhoseAnswerIsLost(t *testing.T) {
 	}
 }
 
-// Who takes more memory than he has is told so.
+// A program that takes more memory than it has is killed, and the reason is said.
 func TestAProgramThatStarves(t *testing.T) {
 	h := newHost(t)
 	d := h.open()
