@@ -275,18 +275,19 @@ func TestContainerdAndShimsAreKilled(t *testing.T) {
 	d := h.open()
 	defer d.Close()
 	s, _ := h.start(d, "stays", h.program())
-	for range 3 {
+	for n := range 3 {
+		id := fmt.Sprint("other-", n) // a killed containerd may have one for a while
 		if err := syscall.Kill(pidOf(t, "--config", h.config.Dir), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		var is self
 		ask(t, s, wire.RuntimePort, &is)
-		other, _ := h.start(d, "other", h.program()) // waits until containerd is back
-		socket := d.shimSocket("other")
+		other, _ := h.start(d, id, h.program()) // waits until containerd is back
+		socket := d.shimSocket(id)
 		if _, err := os.Stat(socket); err != nil {
 			t.Error(err)
 		}
-		shim := pidOf(t, "containerd-shim", "-id\x00other\x00")
+		shim := pidOf(t, "containerd-shim", "-id\x00"+id+"\x00")
 		if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
