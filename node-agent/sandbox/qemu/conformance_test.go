@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"path/filepath"
 	stdruntime "runtime"
 	"strings"
 	"testing"
@@ -82,8 +83,32 @@ func TestConformance(t *testing.T) {
 		s.Run(t)
 		t.Run("a VMM that cannot start says why", func(t *testing.T) { cannotStart(t, s) })
 		t.Run("a VMM that was stopped goes on", func(t *testing.T) { halted(t, s) })
+		t.Run("a root of several files", func(t *testing.T) { ofFiles(t, s) })
 		traced.hold(t)
 	})
+}
+
+// ofFiles starts a guest whose root image lies in two files, as one that was pulled does.
+func ofFiles(t *testing.T, s sandboxtest.Subject) {
+	sb, err := begin(t, s, func(spec *sandbox.Spec) {
+		whole, err := os.ReadFile(spec.Root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, half := t.TempDir(), len(whole)/2&^4095
+		spec.Root, spec.Layers = filepath.Join(dir, "root"), []string{filepath.Join(dir, "layer")}
+		for path, part := range map[string][]byte{
+			spec.Root: whole[:half], spec.Layers[0]: whole[half:],
+		} {
+			if err := os.WriteFile(path, part, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb.Close()
 }
 
 // TestThePrefixIsTheRootOfItsVMM starts a microVM in a QEMU from a prefix, as where the machine's

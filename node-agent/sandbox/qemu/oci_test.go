@@ -82,7 +82,7 @@ func TestAnImageFromARegistryBoots(t *testing.T) {
 			}
 			defer d.Close()
 			spec := sandbox.Spec{
-				ID: "from-a-registry", Dir: t.TempDir(), Root: runtime.Root,
+				ID: "from-a-registry", Dir: t.TempDir(), Root: runtime.Root, Layers: runtime.Layers,
 				Program:   runtime.Program,
 				MemoryMiB: 192, NIC: &sandboxtest.VFs(t)[0],
 			}
