@@ -66,6 +66,19 @@ func startDaemon(dir string, log *slog.Logger) (*daemon, error) {
 	return d, nil
 }
 
+// await waits, for a while, until containerd has nothing of a container any more. After a shim that
+// was killed it cleans up by itself; if it ended meanwhile, the root would stay mounted.
+func (d *daemon) await(namespace, id string) {
+	bundle := filepath.Join(d.dir, "state", "io.containerd.runtime.v2.task", namespace, id)
+	for late := time.Now().Add(5 * time.Second); time.Now().Before(late); {
+		if _, err := os.Lstat(bundle); err != nil {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	unmount(filepath.Join(bundle, "rootfs"))
+}
+
 func (d *daemon) file() string { return filepath.Join(d.dir, "config.toml") }
 
 // keep has a containerd run until the driver is closed.

@@ -269,6 +269,9 @@ func (d *Driver) end(spec sandbox.Spec) (exit string) {
 		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
 	}
 	d.cgroup(spec).remove()
+	if d.daemon != nil {
+		d.daemon.await(d.Namespace, spec.ID)
+	}
 	unmount(d.writable(spec.ID))
 	_ = os.Remove(d.shimSocket(spec.ID))
 	for _, stream := range streams {
