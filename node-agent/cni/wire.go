@@ -111,7 +111,7 @@ const (
 	patience = time.Minute
 )
 
-// errAway says that there is no agent.
+// errAway is returned where no agent answers: a DEL then leaves a note for the next one.
 var errAway = errors.New("no agent answers; start it with `fastiov agent` or `fastiov up`")
 
 // ask sends one request to the agent of a run directory.

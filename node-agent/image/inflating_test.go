@@ -43,6 +43,9 @@ func TestEveryInflaterMakesTheSameLayer(t *testing.T) {
 		with := c.inflating(t.Context())
 		_, err := os.Stat(filepath.Join(with.Tools, name))
 		if name == "igzip" && err != nil {
+			if os.Getenv("FASTIOV_CI") != "" {
+				t.Fatalf("FASTIOV_CI is set, and this machine has no igzip (package isal): %v", err)
+			}
 			t.Skip("this machine has no igzip")
 		}
 		c.inflate.with.Inflater = name

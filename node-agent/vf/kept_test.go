@@ -121,9 +121,8 @@ func TestNoneIsKept(t *testing.T) {
 	})
 }
 
-// A lease may have settings of its own. The next tenant has the pool's again, also where the agent
-// was killed between, and where the card refuses a setting
-// there is no lease.
+// A lease may have settings of its own. The next tenant gets the pool's settings, also where the
+// agent was killed in between. Where the card refuses a setting, Lease fails.
 func TestSettingsOfALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
