@@ -84,8 +84,12 @@ func findImages(cmd *cobra.Command, from *build.Builder, b *pull.Bench, names []
 		if err != nil {
 			return err
 		}
-		b.Images = append(b.Images, pull.Image{Name: name, Layers: s.Layers, Bytes: s.Bytes,
-			Whole: s.Whole, Files: s.Files, Dir: s.Dir})
+		digest, err := pull.DigestOf(s.Dir)
+		if err != nil {
+			return err
+		}
+		b.Images = append(b.Images, pull.Image{Name: name, Digest: digest, Layers: s.Layers,
+			Bytes: s.Bytes, Whole: s.Whole, Files: s.Files, Dir: s.Dir})
 	}
 	b.First, b.Images = b.Images[0], b.Images[1:]
 	return nil
@@ -121,10 +125,11 @@ const (
 	oursPulls    = "fastiov"
 	debianPulls  = "containerd-1.6"
 	overlayPulls = "containerd-2.4"
+	indexPulls   = "containerd-2.4-erofs-index"
 	erofsPulls   = "containerd-2.4-erofs"
 )
 
-var pullArms = []string{oursPulls, debianPulls, overlayPulls, erofsPulls}
+var pullArms = []string{oursPulls, debianPulls, overlayPulls, indexPulls, erofsPulls}
 
 // pullArm returns an arm by its name. The newer containerd is built where it is wanted.
 func pullArm(cmd *cobra.Command, b *build.Builder, name string) (pull.Arm, error) {
@@ -141,22 +146,26 @@ func pullArm(cmd *cobra.Command, b *build.Builder, name string) (pull.Arm, error
 			}}, err
 	case debianPulls:
 		return debianArm(name)
-	case overlayPulls, erofsPulls:
+	case overlayPulls, indexPulls, erofsPulls:
 		dir, release, err := b.Containerd(cmd.Context())
 		if err != nil {
 			return pull.Arm{}, err
 		}
 		c := pull.Containerd{Dir: dir, Snapshotter: "overlayfs", Config: pull.Overlayfs}
-		about := release + ", overlayfs, multipart fetch, parallel unpacking" + inflates
-		if name == erofsPulls {
+		into := "overlayfs"
+		if name != overlayPulls {
 			tools, err := b.MkfsEROFS(cmd.Context())
 			if err != nil {
 				return pull.Arm{}, err
 			}
 			c = pull.Containerd{Dir: dir, Snapshotter: "erofs", Config: pull.EROFS,
 				Path: []string{tools}}
-			about = release + ", EROFS by tar index, multipart fetch, parallel unpacking" + inflates
+			into = "EROFS"
 		}
+		if name == indexPulls {
+			c.Config, into = pull.EROFSIndex, "EROFS by tar index"
+		}
+		about := release + ", " + into + ", multipart fetch, parallel unpacking" + inflates
 		return containerdArm(name, about, c), nil
 	}
 	return pull.Arm{}, fmt.Errorf("nobody called %q pulls; there are %s", name,

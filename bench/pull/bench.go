@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -29,6 +28,7 @@ type Bench struct {
 // An Image is one to pull: an OCI layout.
 type Image struct {
 	Name   string `json:"name"`
+	Digest string `json:"digest"` // of the manifest
 	Layers int    `json:"layers"`
 	Bytes  int64  `json:"bytes"` // of the layers as they are sent
 	Whole  int64  `json:"whole"` // of the layers' archives
@@ -50,11 +50,15 @@ type Round struct {
 	Order
 	Of       Image              `json:"of"`
 	About    string             `json:"about"` // the arm
+	Began    time.Time          `json:"began"`
 	Ms       float64            `json:"ms"`
+	SyncedMs float64            `json:"synced_ms"` // until all that it wrote was on the disk
 	StagesMs map[string]float64 `json:"stages_ms,omitempty"`
-	CPUMs    float64            `json:"cpu_ms"` // of the receiver, its client and their children
-	Memory   int64              `json:"memory"` // the most that was not a file's, in bytes
-	Kept     int64              `json:"kept"`   // bytes of the disk
+	Inflater string             `json:"inflater,omitempty"`
+	CPUMs    float64            `json:"cpu_ms"`  // of the receiver, its client and their children
+	Memory   int64              `json:"memory"`  // the most that was not a file's, in bytes
+	Kept     int64              `json:"kept"`    // bytes of the disk that are taken
+	Written  int64              `json:"written"` // bytes that were written to the disk
 }
 
 // Run measures what is not kept already.
@@ -69,10 +73,13 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 	}
 	defer registry.Close()
 	for _, o := range b.orders() {
-		if b.Kept.has(o) {
+		of, arm := b.named(o)
+		if played, err := b.Kept.has(o, of, arm.About); err != nil {
+			return nil, err
+		} else if played {
 			continue
 		}
-		round, err := b.pull(ctx, registry, o)
+		round, err := b.pull(ctx, registry, o, of, arm)
 		if err != nil {
 			return nil, fmt.Errorf("%s pulls %s: %w", o.Arm, o.Image, err)
 		}
@@ -85,7 +92,14 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 	return b.result(), nil
 }
 
-// orders returns all pulls, the arms in turn: what else the machine does hits all alike.
+// named returns what an order names.
+func (b *Bench) named(o Order) (Image, Arm) {
+	return b.Images[slices.IndexFunc(b.Images, func(i Image) bool { return i.Name == o.Image })],
+		b.Arms[slices.IndexFunc(b.Arms, func(a Arm) bool { return a.Name == o.Arm })]
+}
+
+// orders returns all pulls, the arms in turn, forwards and backwards: what else the machine does
+// hits all alike, and nobody always follows the same.
 func (b *Bench) orders() (all []Order) {
 	for round := range b.Rounds {
 		for _, one := range b.Images {
@@ -93,6 +107,9 @@ func (b *Bench) orders() (all []Order) {
 				for _, cpus := range b.CPUs {
 					for n := range b.Arms {
 						arm := b.Arms[(n+round)%len(b.Arms)]
+						if round%2 == 1 {
+							arm = b.Arms[(len(b.Arms)-1-n+round)%len(b.Arms)]
+						}
 						all = append(all, Order{one.Name, mbits, cpus, arm.Name, round})
 					}
 				}
@@ -103,16 +120,21 @@ func (b *Bench) orders() (all []Order) {
 }
 
 // pull has a new receiver pull the first image, and then, measured, that of the order.
-func (b *Bench) pull(ctx context.Context, registry *Registry, o Order) (_ *Round, err error) {
+func (b *Bench) pull(ctx context.Context, registry *Registry, o Order, of Image, arm Arm,
+) (_ *Round, err error) {
 	dir, err := os.MkdirTemp(b.Dir, "pull-")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, clear(dir)) }()
-	arm := b.Arms[slices.IndexFunc(b.Arms, func(a Arm) bool { return a.Name == o.Arm })]
+	defer os.RemoveAll(dir)
+	disk, err := newDisk(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, disk.remove()) }()
 	r := arm.New(registry.Host)
 	registry.Limit(o.Mbits)
-	if err := r.Start(ctx, dir, o.CPUs); err != nil {
+	if err := r.Start(ctx, disk.at, o.CPUs); err != nil {
 		return nil, err
 	}
 	defer r.Stop()
@@ -120,17 +142,34 @@ func (b *Bench) pull(ctx context.Context, registry *Registry, o Order) (_ *Round
 		return nil, err
 	}
 	unix.Sync() // what was written before is not waited for now
-	before, cpu := kept(dir), cpuOf(r.Process())
+	round := &Round{Order: o, Of: of, About: arm.About, StagesMs: map[string]float64{}}
+	used, err := disk.used()
+	written, err2 := disk.written()
+	if err := errors.Join(err, err2); err != nil {
+		return nil, err
+	}
+	cpu := cpuOf(r.Process())
 	stop := watchMemory(r.Process())
+	round.Began = time.Now()
 	p, err := r.Pull(ctx, registry.Host+"/"+o.Image+":latest")
-	peak := stop()
+	round.Memory = stop()
 	if err != nil {
 		return nil, err
 	}
-	of := b.Images[slices.IndexFunc(b.Images, func(i Image) bool { return i.Name == o.Image })]
-	round := &Round{Order: o, Of: of, About: arm.About, Ms: ms(p.Took), Memory: peak,
-		StagesMs: map[string]float64{},
-		CPUMs:    ms(cpuOf(r.Process()) - cpu + p.CPU), Kept: kept(dir) - before}
+	round.Ms, round.CPUMs = ms(p.Took), ms(cpuOf(r.Process())-cpu+p.CPU)
+	begin := time.Now()
+	if err := disk.sync(); err != nil {
+		return nil, err
+	}
+	round.SyncedMs = round.Ms + ms(time.Since(begin))
+	if round.Kept, err = disk.used(); err != nil {
+		return nil, err
+	}
+	if round.Written, err = disk.written(); err != nil {
+		return nil, err
+	}
+	round.Kept, round.Written = round.Kept-used, round.Written-written
+	round.Inflater = p.Inflater
 	for stage, took := range p.Stages {
 		round.StagesMs[stage] = ms(took)
 	}
@@ -138,15 +177,3 @@ func (b *Bench) pull(ctx context.Context, registry *Registry, o Order) (_ *Round
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
-// clear removes a receiver's directory, with what is still mounted below it.
-func clear(dir string) error {
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return err
-	}
-	for _, at := range slices.Backward(mountedBelow(string(mounts), filepath.Clean(dir))) {
-		err = errors.Join(err, unix.Unmount(at, unix.MNT_DETACH))
-	}
-	return errors.Join(err, os.RemoveAll(dir))
-}

@@ -1,7 +1,8 @@
 package pull
 
 // Configurations of containerd: as it comes, but for what Kubernetes needs, and of a newer one for
-// its fastest pulls, into an overlay's folders and into EROFS images that index the archives.
+// its fastest pulls, into an overlay's folders, into EROFS images that index the archives, and into
+// EROFS images of their own.
 const (
 	Default = `version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
@@ -11,13 +12,14 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 platform = "linux/amd64"
 snapshotter = "overlayfs"
 `
+	EROFSIndex = EROFS + `[plugins.'io.containerd.differ.v1.erofs']
+enable_tar_index = true
+`
 	EROFS = newer + `
 [[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
 platform = "linux/amd64"
 snapshotter = "erofs"
 differ = "erofs"
-[plugins.'io.containerd.differ.v1.erofs']
-enable_tar_index = true
 [plugins.'io.containerd.service.v1.diff-service']
 default = ['erofs', 'walking']
 `

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -84,14 +85,18 @@ func (c *Containerd) Pull(ctx context.Context, ref string) (p Pulled, err error)
 		return p, fmt.Errorf("ctr %s: %w: %s", ref, err, out[max(0, len(out)-500):])
 	}
 	p.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	return p, c.has(ctx)
+	return p, c.has(ctx, ref)
 }
 
-// has returns an error unless there is a snapshot of the image.
-func (c *Containerd) has(ctx context.Context) error {
-	out, err := c.ctr(ctx, "snapshots", "--snapshotter", c.Snapshotter, "ls").CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("Committed")) {
-		return fmt.Errorf("containerd has unpacked nothing: %v: %s", err, out)
+// has returns an error unless containerd has all of the image, and a snapshot of it.
+func (c *Containerd) has(ctx context.Context, ref string) error {
+	out, err := c.ctr(ctx, "images", "check", "--snapshotter", c.Snapshotter, "name=="+ref).
+		CombinedOutput()
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	whole := strings.Fields(lines[len(lines)-1])
+	if err != nil || len(whole) < 4 || whole[0] != ref || !slices.Contains(whole, "complete") ||
+		whole[len(whole)-1] != "true" {
+		return fmt.Errorf("containerd has not unpacked %s: %v: %s", ref, err, out)
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 )
 
 // Kept holds the rounds that were played, one a line in a file. Without a file it forgets them with
@@ -60,8 +59,19 @@ func (k *Kept) Close() error {
 	return k.file.Close()
 }
 
-func (k *Kept) has(o Order) bool {
-	return slices.ContainsFunc(k.rounds, func(r Round) bool { return r.Order == o })
+// has says whether an order was played. A pull of another image, or by other programs, under the
+// same name is an error: its figure would be told of what was not measured.
+func (k *Kept) has(o Order, of Image, about string) (bool, error) {
+	n := slices.IndexFunc(k.rounds, func(r Round) bool { return r.Order == o })
+	if n < 0 {
+		return false, nil
+	}
+	of.Dir = ""
+	if r := k.rounds[n]; r.Of != of || r.About != about {
+		return false, fmt.Errorf("%s has pulls of another %s, or by another %s (%s, now %s): "+
+			"name another folder", k.file.Name(), o.Image, o.Arm, r.About, about)
+	}
+	return true, nil
 }
 
 func (k *Kept) add(r Round) error {
@@ -74,15 +84,4 @@ func (k *Kept) add(r Round) error {
 		_, err = k.file.Write(append(line, '\n'))
 	}
 	return err
-}
-
-// mountedBelow returns what is mounted below a directory, in the order in which it was.
-func mountedBelow(mounts, dir string) (at []string) {
-	for line := range strings.Lines(mounts) {
-		if fields := strings.Fields(line); len(fields) > 1 &&
-			strings.HasPrefix(fields[1], dir+"/") {
-			at = append(at, fields[1])
-		}
-	}
-	return at
 }

@@ -28,8 +28,9 @@ type Ours struct {
 
 // An answer holds what Serve says of a pull.
 type answer struct {
-	Stages map[string]time.Duration
-	Error  string
+	Stages   map[string]time.Duration
+	Inflater string
+	Error    string
 }
 
 // Serve pulls each image that a line of in names into the cache in dir, from the registry at host,
@@ -53,6 +54,7 @@ func Serve(ctx context.Context, dir, host string, in io.Reader, out io.Writer) e
 		if err != nil {
 			a.Error = err.Error()
 		}
+		a.Inflater = cache.Inflater()
 		if err := json.NewEncoder(out).Encode(a); err != nil {
 			return err
 		}
@@ -96,7 +98,7 @@ func (o *Ours) Pull(_ context.Context, ref string) (p Pulled, err error) {
 	if a.Error != "" {
 		return p, errors.New(a.Error)
 	}
-	p.Stages = a.Stages
+	p.Stages, p.Inflater = a.Stages, a.Inflater
 	return p, nil
 }
 

@@ -2,7 +2,6 @@ package pull
 
 import (
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,19 +108,3 @@ func watchMemory(pid int) (stop func() int64) {
 }
 
 const memoryEvery = 50 * time.Millisecond
-
-// kept returns how much of the disk the files below a directory take.
-func kept(dir string) (sum int64) {
-	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return nil
-		}
-		if info, err := d.Info(); err == nil {
-			if stat, is := info.Sys().(*syscall.Stat_t); is {
-				sum += stat.Blocks * 512
-			}
-		}
-		return nil
-	})
-	return sum
-}

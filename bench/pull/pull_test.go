@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -109,56 +111,97 @@ func TestThePaceIsThatOfTheWire(t *testing.T) {
 }
 
 func TestArmsTakeTurns(t *testing.T) {
-	b := Bench{Images: []Image{{Name: "i"}}, Arms: []Arm{{Name: "a"}, {Name: "b"}}, Mbits: []int{0},
-		CPUs: []int{0}, Rounds: 3}
+	b := Bench{Images: []Image{{Name: "i"}}, Arms: []Arm{{Name: "a"}, {Name: "b"}, {Name: "c"}},
+		Mbits: []int{0}, CPUs: []int{0}, Rounds: 3}
 	var got []string
 	for _, o := range b.orders() {
 		got = append(got, o.Arm)
 	}
-	if !slices.Equal(got, []string{"a", "b", "b", "a", "a", "b"}) {
-		t.Errorf("the order is %v", got)
+	if want := []string{"a", "b", "c", "a", "c", "b", "c", "a", "b"}; !slices.Equal(got, want) {
+		t.Errorf("the order is %v, not %v", got, want)
 	}
 }
 
-// slow is a receiver whose times are known.
-type slow struct{ took time.Duration }
-
-func (slow) Start(context.Context, string, int) error { return nil }
-func (s slow) Pull(context.Context, string) (Pulled, error) {
-	return Pulled{Took: s.took, CPU: s.took}, nil
-}
-func (slow) Process() int { return -1 }
-func (slow) Stop()        {}
-
 func TestRatiosAreToTheFirstArm(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "pulls.jsonl")
-	for range 2 { // the second time, all is kept
+	of := Image{Name: "i", Bytes: 125_000, Whole: 1_000_000}
+	kept := &Kept{}
+	for n := range 3 {
+		for arm, took := range map[string]float64{"ours": 2, "theirs": 6 * float64(n+1)} {
+			o := Order{Image: "i", Mbits: 1000, Arm: arm, Round: n}
+			if err := kept.add(Round{Order: o, Of: of, Ms: took, CPUMs: took,
+				Written: 2_000_000}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r := (&Bench{Images: []Image{of}, Arms: []Arm{{Name: "ours"}, {Name: "theirs"}}, Kept: kept}).
+		result()
+	if len(r.Cells) != 2 {
+		t.Fatalf("cells %+v", r.Cells)
+	}
+	c := r.Cells[1]
+	if c.Times.Min != 3 || c.Times.Median != 6 || c.Times.Max != 9 || c.CPUTimes != 6 ||
+		c.OfWire != 12 || c.CPUNs != 12 || c.Written != 2 {
+		t.Errorf("%+v", c)
+	}
+	if err := r.Draw(t.TempDir(), "command"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A writer is a receiver that writes a MiB for each image, and deletes as much again.
+type writer struct{ dir string }
+
+func (w *writer) Start(_ context.Context, dir string, _ int) error { w.dir = dir; return nil }
+func (w *writer) Pull(_ context.Context, ref string) (Pulled, error) {
+	name := filepath.Join(w.dir, filepath.Base(ref))
+	content := bytes.Repeat([]byte("written "), 1<<17)
+	err := errors.Join(os.WriteFile(name, content, 0o644), os.WriteFile(name+"~", content, 0o644),
+		os.Remove(name+"~"))
+	return Pulled{Took: time.Millisecond}, err
+}
+func (*writer) Process() int { return -1 }
+func (*writer) Stop()        {}
+
+func TestEachPullHasADiskOfItsOwn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount a disk")
+	}
+	path, dir := filepath.Join(t.TempDir(), "pulls.jsonl"), t.TempDir()
+	run := func(about string) (*Kept, error) {
 		kept, err := Keep(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		arm := func(name string, took time.Duration) Arm {
-			return Arm{Name: name, New: func(string) Receiver { return slow{took} }}
-		}
-		b := Bench{Images: []Image{{Name: "i", Bytes: 125_000, Whole: 1_000_000}}, Rounds: 3,
-			Mbits: []int{1000}, CPUs: []int{0}, Out: io.Discard, Dir: t.TempDir(), Kept: kept,
-			Arms: []Arm{arm("ours", 2*time.Millisecond), arm("theirs", 6*time.Millisecond)}}
-		r, err := b.Run(t.Context())
+		defer kept.Close()
+		arm := Arm{Name: "w", About: about, New: func(string) Receiver { return &writer{} }}
+		b := Bench{Images: []Image{{Name: "i", Whole: 1}}, Arms: []Arm{arm}, Mbits: []int{0},
+			CPUs: []int{0}, Rounds: 2, Out: io.Discard, Dir: dir, Kept: kept}
+		_, err = b.Run(t.Context())
+		return kept, err
+	}
+	for range 2 { // the second time, all is kept
+		kept, err := run("one")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := kept.Close(); err != nil {
-			t.Fatal(err)
+		if len(kept.rounds) != 2 {
+			t.Fatalf("%d rounds", len(kept.rounds))
 		}
-		if len(kept.rounds) != 6 || len(r.Cells) != 2 {
-			t.Fatalf("%d rounds, cells %+v", len(kept.rounds), r.Cells)
+		for _, r := range kept.rounds {
+			if r.Kept < 1<<20 || r.Kept > 1<<20+1<<16 || r.Written < 1<<20 || r.SyncedMs <= r.Ms {
+				t.Errorf("%+v", r)
+			}
 		}
-		theirs := r.Cells[1]
-		if theirs.Times != 3 || theirs.CPUTimes != 3 || theirs.OfWire != 6 || theirs.CPUNs != 6 {
-			t.Errorf("%+v", theirs)
-		}
-		if err := r.Draw(t.TempDir(), "command"); err != nil {
-			t.Error(err)
-		}
+	}
+	if _, err := run("another"); err == nil || !strings.Contains(err.Error(), "another folder") {
+		t.Errorf("the pulls of another program: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left over: %v, %v", left, err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil || strings.Contains(string(mounts), dir) {
+		t.Errorf("mounted: %s, %v", mounts, err)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Receiver pulls images in a process of its own. It begins with nothing, in an empty directory.
+// A Receiver pulls images in a process of its own. It begins with nothing, on an empty disk.
 type Receiver interface {
 	// Start starts it, on so many CPUs, all if 0. What it keeps goes below dir.
 	Start(ctx context.Context, dir string, cpus int) error
@@ -19,9 +19,10 @@ type Receiver interface {
 
 // Pulled holds what a receiver says of a pull.
 type Pulled struct {
-	Took   time.Duration
-	Stages map[string]time.Duration
-	CPU    time.Duration // of processes that are not the receiver's: its client
+	Took     time.Duration
+	Stages   map[string]time.Duration
+	Inflater string        // that it chose, if it says so
+	CPU      time.Duration // of processes that are not the receiver's: its client
 }
 
 // An Arm is a receiver by its name.

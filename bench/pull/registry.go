@@ -66,6 +66,12 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.ServeFile(w, req, filepath.Join(dir, "blobs", strings.Replace(digest, ":", "/", 1)))
 }
 
+// DigestOf returns the digest of a layout's image.
+func DigestOf(dir string) (string, error) {
+	d, err := manifestOf(dir)
+	return d.Digest.String(), err
+}
+
 func manifestOf(dir string) (d v1.Descriptor, err error) {
 	var index v1.IndexManifest
 	b, err := os.ReadFile(filepath.Join(dir, "index.json"))

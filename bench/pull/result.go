@@ -4,17 +4,23 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"text/tabwriter"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/bench"
 )
 
 // A Result holds what all rounds came to.
 type Result struct {
-	Images []Image `json:"images"`
-	Arms   []Arm   `json:"arms"`
-	Cells  []Cell  `json:"cells"`
+	Machine string  `json:"machine"`
+	Images  []Image `json:"images"`
+	Arms    []Arm   `json:"arms"`
+	Cells   []Cell  `json:"cells"`
 }
 
 // A Cell holds the pulls of one image by one arm under equal conditions. Figures are medians.
@@ -24,11 +30,14 @@ type Cell struct {
 	CPUs      int                `json:"cpus"`
 	Arm       string             `json:"arm"`
 	Ms        bench.Quantiles    `json:"ms"`
+	SyncedMs  float64            `json:"synced_ms"` // until all was on the disk
+	Inflaters []string           `json:"inflaters,omitempty"`
 	StagesMs  map[string]float64 `json:"stages_ms,omitempty"`
-	CPUNs     float64            `json:"cpu_ns_per_byte"`     // of the archives
-	Kept      float64            `json:"kept_bytes_per_byte"` // of the archives
+	CPUNs     float64            `json:"cpu_ns_per_byte"`        // of the archives
+	Kept      float64            `json:"kept_bytes_per_byte"`    // of the archives
+	Written   float64            `json:"written_bytes_per_byte"` // of the archives
 	MemoryMiB float64            `json:"memory_mib"`
-	Times     float64            `json:"times"`             // as long as the first arm takes
+	Times     bench.Quantiles    `json:"times"`             // the first arm's time, by rounds
 	CPUTimes  float64            `json:"cpu_times"`         // its CPU time, in the first arm's
 	OfWire    float64            `json:"of_wire,omitempty"` // in times that the wire takes
 }
@@ -37,7 +46,7 @@ func (c Cell) place() Order { return Order{Image: c.Image, Mbits: c.Mbits, CPUs:
 
 // result makes cells of all rounds that were kept, those of other commands included.
 func (b *Bench) result() *Result {
-	r := &Result{Images: slices.Clone(b.Images), Arms: slices.Clone(b.Arms)}
+	r := &Result{Machine: machine(), Images: slices.Clone(b.Images), Arms: slices.Clone(b.Arms)}
 	of := map[Order][]Round{}
 	for _, round := range b.Kept.rounds {
 		o := round.Order
@@ -56,11 +65,42 @@ func (b *Bench) result() *Result {
 	r.order()
 	for n, c := range r.Cells {
 		if first := r.cell(r.Arms[0].Name, c.place()); first != nil {
-			r.Cells[n].Times = c.Ms.Median / first.Ms.Median
+			at := c.place()
+			at.Arm = c.Arm
+			theirs := of[at]
+			at.Arm = first.Arm
+			r.Cells[n].Times = times(theirs, of[at])
 			r.Cells[n].CPUTimes = c.CPUNs / first.CPUNs
 		}
 	}
 	return r
+}
+
+// times compares the pulls of each round that both played.
+func times(theirs, first []Round) bench.Quantiles {
+	var all []float64
+	for _, one := range theirs {
+		for _, other := range first {
+			if one.Order.Round == other.Order.Round {
+				all = append(all, one.Ms/other.Ms)
+			}
+		}
+	}
+	return bench.QuantilesOf(all)
+}
+
+// machine says on what was measured.
+func machine() string {
+	var name unix.Utsname
+	_ = unix.Uname(&name)
+	model := "unknown CPUs"
+	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if _, rest, found := strings.Cut(string(b), "model name\t: "); found {
+			model, _, _ = strings.Cut(rest, "\n")
+		}
+	}
+	return fmt.Sprintf("%d × %s, Linux %s, an ext4 of its own for each pull", runtime.NumCPU(),
+		model, unix.ByteSliceToString(name.Release[:]))
 }
 
 // order sorts the cells: by image, conditions and arm.
@@ -89,6 +129,9 @@ func cellOf(o Order, rounds []Round) Cell {
 	var took []float64
 	for _, round := range rounds {
 		took = append(took, round.Ms)
+		if round.Inflater != "" && !slices.Contains(c.Inflaters, round.Inflater) {
+			c.Inflaters = append(c.Inflaters, round.Inflater)
+		}
 		for stage := range round.StagesMs {
 			if c.StagesMs == nil {
 				c.StagesMs = map[string]float64{}
@@ -100,6 +143,8 @@ func cellOf(o Order, rounds []Round) Cell {
 	whole := float64(of.Whole)
 	c.CPUNs = median(func(r Round) float64 { return r.CPUMs * 1e6 / whole })
 	c.Kept = median(func(r Round) float64 { return float64(r.Kept) / whole })
+	c.Written = median(func(r Round) float64 { return float64(r.Written) / whole })
+	c.SyncedMs = median(func(r Round) float64 { return r.SyncedMs })
 	c.MemoryMiB = median(func(r Round) float64 { return float64(r.Memory) / (1 << 20) })
 	if o.Mbits > 0 {
 		c.OfWire = c.Ms.Median / (float64(of.Bytes) * 8 / 1000 / float64(o.Mbits))
@@ -118,6 +163,7 @@ func (r *Result) cell(arm string, at Order) *Cell {
 
 // Print prints the result for a person.
 func (r *Result) Print(w io.Writer) {
+	fmt.Fprintln(w, r.Machine)
 	for _, one := range r.Images {
 		fmt.Fprintf(w, "%s: %d layers, %.0f MB as sent, %.0f MB of archives, %d files\n", one.Name,
 			one.Layers, float64(one.Bytes)/1e6, float64(one.Whole)/1e6, one.Files)
@@ -127,8 +173,8 @@ func (r *Result) Print(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "image\tMbit/s\tCPUs\tarm\tmedian ms\tmin\tmax\tpulls\ttimes\t"+
-		"of wire\tCPU ns/B\tkept B/B\tMiB\t")
+	fmt.Fprintln(t, "image\tMbit/s\tCPUs\tarm\tmedian ms\tmin\tmax\tpulls\ttimes\tmin\tmax\t"+
+		"on disk ms\tof wire\tCPU ns/B\tkept B/B\twritten B/B\tMiB\tinflaters\t")
 	any := func(n int) string {
 		if n == 0 {
 			return "all"
@@ -140,9 +186,15 @@ func (r *Result) Print(w io.Writer) {
 		if c.OfWire > 0 {
 			wire = fmt.Sprintf("%.2f", c.OfWire)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.0f\t%.0f\t%.0f\t%d\t%.2f\t%s\t%.2f\t%.2f\t%.0f\t\n",
+		times := "–\t–\t–"
+		if c.Times.Count > 0 {
+			times = fmt.Sprintf("%.2f\t%.2f\t%.2f", c.Times.Median, c.Times.Min, c.Times.Max)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.0f\t%.0f\t%.0f\t%d\t%s\t"+
+			"%.0f\t%s\t%.2f\t%.2f\t%.2f\t%.0f\t%s\t\n",
 			c.Image, any(c.Mbits), any(c.CPUs), c.Arm, c.Ms.Median, c.Ms.Min, c.Ms.Max, c.Ms.Count,
-			c.Times, wire, c.CPUNs, c.Kept, c.MemoryMiB)
+			times, c.SyncedMs, wire, c.CPUNs, c.Kept, c.Written, c.MemoryMiB,
+			strings.Join(c.Inflaters, ", "))
 	}
 	t.Flush()
 }

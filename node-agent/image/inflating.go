@@ -61,6 +61,13 @@ func (c *Cache) inflating(ctx context.Context) oci.Inflating {
 	return c.inflate.with
 }
 
+// Inflater returns the name of what gzip is inflated with here, if that was asked already.
+func (c *Cache) Inflater() string {
+	c.inflate.mu.Lock()
+	defer c.inflate.mu.Unlock()
+	return c.inflate.with.Inflater
+}
+
 // measureIn fills an entry with tools and speeds.
 func measureIn(ctx context.Context, dir string, igzip map[string]string) error {
 	tools := filepath.Join(dir, toolsName)
