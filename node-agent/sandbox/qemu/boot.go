@@ -199,6 +199,7 @@ func (h handed) close() {
 }
 
 // listen binds the socket that QEMU will serve, so that connecting to it needs no waiting for QEMU.
+// Root alone may connect.
 func listen(path string) (*os.File, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -206,6 +207,9 @@ func listen(path string) (*os.File, error) {
 	}
 	defer l.Close()
 	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, err
+	}
 	return l.File()
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -105,4 +106,16 @@ func FuzzQMPLines(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestTheMonitorIsRoots(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "qmp.sock")
+	f, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if s, err := os.Stat(path); err != nil || s.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", s.Mode(), err)
+	}
 }
