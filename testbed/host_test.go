@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/procfs"
 )
@@ -154,6 +157,24 @@ func TestWireIsRecorded(t *testing.T) {
 	raw, err := os.ReadFile(h.Wire(0))
 	if err != nil || !bytes.Contains(raw, []byte("GET /"+word)) {
 		t.Errorf("the request is not among the %d bytes of the recording (%v)", len(raw), err)
+	}
+}
+
+func TestAHostThatStandsStillIsFound(t *testing.T) {
+	booted(t) // or skips
+	h, err := up(t.Context(), Config{Name: fmt.Sprintf("test-%d-stands", os.Getpid())}, os.Stderr,
+		true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.discard(context.Background())
+	stop := h.watch(time.Second)
+	if err := unix.Kill(h.rec.PID, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = h.Run(t.Context(), "sleep 60", nil, io.Discard, io.Discard)
+	if err := stop(); !errors.Is(err, errStands) {
+		t.Errorf("a host that is stopped: %v", err)
 	}
 }
 
