@@ -46,6 +46,9 @@ func (s *state) apply(do *step, now time.Time) {
 	case Revive:
 		do.box = s.newBox(s.newID(), do.node, do.group, nil, now)
 		s.alarms.set(&do.group.alarm, now.Add(s.policy.Remembers()))
+	case Keep:
+		do.box = s.newBox(s.newID(), do.node, do.group, nil, now)
+		do.box.kept = true
 	case Note:
 		s.pastDue(do.alarm, now)
 	}

@@ -91,9 +91,25 @@ func (w *world) checkSums() {
 		if g.bounds.Max > 0 && g.members.n > g.bounds.Max {
 			w.fail("group %s has %d sandboxes, and may have %d", g.name, g.members.n, g.bounds.Max)
 		}
+		w.checkKept(g)
 		if g.live != live[g] || g.space.held != held[g.space] {
 			w.fail("group %s: %d alive and %d MiB held, counted %d and %d",
 				g.name, g.live, g.space.held, live[g], held[g.space])
+		}
+	}
+}
+
+// checkKept checks that a group lacks what it keeps only where there is no free room, or where its
+// last start has failed.
+func (w *world) checkKept(g *group) {
+	if g.live >= g.least || g.full() || w.s.closed || len(w.s.classes) > 0 ||
+		w.now.Before(g.tries.after) {
+		return
+	}
+	for _, n := range w.s.nodes {
+		if n.up && n.claim == nil && n.free.fits(g.memory+n.overhead) {
+			w.fail("group %s has %d of the %d that it keeps, and %s has room",
+				g.name, g.live, g.least, n.name)
 		}
 	}
 }

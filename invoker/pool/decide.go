@@ -22,11 +22,13 @@ const (
 	Pause   Kind = "pause"
 	Stem    Kind = "stem"   // a stem cell is started
 	Revive  Kind = "revive" // a sandbox is started for a function that is about to be called
+	Keep    Kind = "keep"   // a sandbox is started for a group that keeps so many
 	Note    Kind = "note"   // time has passed for what alarm says; nothing is to be done outside
 )
 
 // Kinds lists the kinds that are counted.
-var Kinds = []Kind{Warm, Warming, Prewarm, Cold, Evict, Refuse, Claim, Expire, Pause, Stem, Revive}
+var Kinds = []Kind{Warm, Warming, Prewarm, Cold, Evict, Refuse, Claim, Expire, Pause, Stem, Revive,
+	Keep}
 
 // A step is one thing to do and why. What it does it to depends on its kind.
 type step struct {
@@ -51,7 +53,7 @@ type step struct {
 //	prewarm, cold, evict  there is free or idle room, or a stem cell: of the jobs for which it is
 //	                      enough, the one whose turn it is gets it
 //	new claims            a job that has waited for longer than patience has a node make room
-//	stem cells            in room that no job waits for and no idle sandbox occupies
+//	kept, stem cells      in room that no job waits for and no idle sandbox occupies
 func decide(s *state, now time.Time) (step, bool) {
 	if len(s.alarms) > 0 && !now.Before(s.alarms[0].at) {
 		return s.due(s.alarms[0], now), true
@@ -74,6 +76,9 @@ func decide(s *state, now time.Time) (step, bool) {
 	}
 	if len(s.classes) > 0 {
 		return s.makePlace(now)
+	}
+	if do, ok := s.replenish(now); ok {
+		return do, true
 	}
 	return s.backfill(now)
 }
@@ -209,7 +214,7 @@ func (s *state) due(a *alarm, now time.Time) step {
 		if of.phase == idle && s.pauses(of) > 0 && now.Before(s.expires(of)) {
 			return step{kind: Pause, box: of}
 		}
-		if of.counts && of.group.live <= of.group.bounds.Min {
+		if of.counts && of.group.live <= of.group.least {
 			break
 		}
 		return step{kind: Expire, box: of, why: "nobody called it"}

@@ -166,10 +166,12 @@ func TestAGroupHasItsOwnBounds(t *testing.T) {
 	s.pass(time.Minute)
 	s.want("expire " + wakeful.id)
 
+	many := own("many", Bounds{KeepAlive: time.Minute, PauseAfter: -1})
 	for range 3 {
-		s.call(own("many", Bounds{Min: 2, KeepAlive: time.Minute, PauseAfter: -1}))
+		s.call(many)
 	}
 	s.settle()
+	s.s.keep(&many, 2, s.now)
 	for _, t := range s.jobs[2:] {
 		s.started(t.box, true)
 		s.finish(t, true)
@@ -180,8 +182,35 @@ func TestAGroupHasItsOwnBounds(t *testing.T) {
 		s.pass(time.Minute)
 		s.want()
 	}
+	s.s.keep(&many, 0, s.now)
 	s.s.retire(maps.Values(s.s.named["many"]), s.now)
 	s.want("expire b4", "expire b5") // it is wanted no more
+}
+
+// What a group keeps is started in free room, again when it has ended, and later if it fails.
+func TestAGroupKeepsSandboxes(t *testing.T) {
+	kept := with(of("kept", 100), func(d *Demand) { d.KeepAlive = time.Minute })
+	s := newScene(t, Config{}, sized(3, unbounded))
+	s.call(of("other", 100))
+	s.want("cold other on n0")
+	s.s.keep(&kept, 3, s.now)
+	s.want("keep kept", "keep kept") // there is no more room
+	s.started(s.boxes[1], true)
+	s.started(s.boxes[2], false)
+	s.want()
+	s.pass(2 * time.Second)
+	s.want("keep kept")
+	s.started(s.boxes[3], true)
+	s.pass(time.Hour)
+	s.want()
+	s.call(kept)
+	s.want("warm kept in b4")
+	s.finish(s.jobs[1], false)
+	s.want("expire b4", "keep kept")
+	s.started(s.boxes[4], true)
+	s.s.keep(&kept, 0, s.now)
+	s.pass(time.Minute)
+	s.want("expire b2", "expire b5")
 }
 
 // A group that may have no more sandboxes waits for its own, in nobody's way.

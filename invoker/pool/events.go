@@ -60,11 +60,24 @@ func (s *state) leave(w *waiter, now time.Time) {
 // groupOf returns the group of a demand, which is new where nobody needed it lately. A demand ends
 // an idle time.
 func (s *state) groupOf(d *Demand, now time.Time) *group {
+	g := s.groupLike(d)
+	if g.idles != nil {
+		g.again, g.ready = d.Again, d.Ready
+		if g.jobs == 0 && g.waiting.n == 0 && !g.ended.IsZero() {
+			g.idles.add(now.Sub(g.ended))
+		}
+		s.alarms.set(&g.alarm, time.Time{})
+	}
+	return g
+}
+
+// groupLike returns the group that a demand describes.
+func (s *state) groupLike(d *Demand) *group {
 	k := key{d.Namespace, d.Group, d.MemoryMiB}
 	g := s.groups[k]
 	if g == nil {
 		g = &group{key: k, space: s.spaces[k.namespace]}
-		g.turn.of, g.inLine.of, g.alarm.of = g, g, g
+		g.turn.of, g.inLine.of, g.lacks.of, g.alarm.of = g, g, g, g
 		if g.space == nil {
 			g.space = &space{name: k.namespace}
 			s.spaces[k.namespace] = g.space
@@ -79,13 +92,6 @@ func (s *state) groupOf(d *Demand, now time.Time) *group {
 			g.idles = &Idles{}
 		}
 		g.window = s.policy.Window(g.idles)
-	}
-	if g.idles != nil {
-		g.again, g.ready = d.Again, d.Ready
-		if g.jobs == 0 && g.waiting.n == 0 && !g.ended.IsZero() {
-			g.idles.add(now.Sub(g.ended))
-		}
-		s.alarms.set(&g.alarm, time.Time{})
 	}
 	g.image, g.slots, g.bounds = d.Image, max(d.Concurrency, 1), d.Bounds
 	return g
@@ -118,8 +124,11 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	}
 	b.start = how
 	close(b.ready)
-	if b.group == nil {
+	switch {
+	case b.group == nil:
 		s.stemStarted(b.stem, how.err == nil, now)
+	case b.kept:
+		s.keptStarted(b.group, how.err == nil, now)
 	}
 	switch {
 	case b.phase == gone: // its node was lost meanwhile
@@ -168,7 +177,7 @@ func (s *state) learn(g *group, now time.Time) {
 	}
 	s.alarms.set(&g.alarm, now.Add(g.window.PreWarm))
 	g.members.all(func(b *box) bool {
-		if b.counts && g.live <= g.bounds.Min {
+		if b.counts && g.live <= g.least {
 			return false
 		}
 		b.retired = true

@@ -43,7 +43,6 @@ type Demand struct {
 
 // Bounds are for all sandboxes of a group, as its last demand says. What is zero is as Config says.
 type Bounds struct {
-	Min        int           // so many stay, however long they idle, until their room is needed
 	Max        int           // so many there are at once, those included that are about to end
 	KeepAlive  time.Duration // in the place of Config.Policy
 	PauseAfter time.Duration // in the place of Config.PauseAfter; negative: they are never paused

@@ -215,6 +215,8 @@ func (p *Pool) perform(do *step, paused bool) {
 		p.prepare(do.box, do.stem.request, nil)
 	case Revive:
 		p.prepare(do.box, do.group.again, do.group.ready)
+	case Keep:
+		p.prepare(do.box, do.group.fresh, do.group.ready)
 	case Note:
 		if n, ok := do.alarm.of.(*node); ok {
 			n.to.hangUp(p.ctx)
@@ -306,9 +308,21 @@ func (p *Pool) brief(call func(ctx context.Context) error) error {
 	return call(ctx)
 }
 
-// Retire ends the group's sandboxes: the idle ones now, the others after what they run.
+// Keep has the demand's group keep so many sandboxes from now on, called or not, until their room
+// is needed. Those that are missing are started in free room, also when one has ended. Nobody uses
+// them here: those who Acquire do.
+func (p *Pool) Keep(demand Demand, least int) {
+	p.happen(func(s *state, now time.Time) { s.keep(&demand, least, now) })
+}
+
+// Retire ends the group's sandboxes: the idle ones now, the others after what they run. It keeps
+// none any more.
 func (p *Pool) Retire(group string) {
 	p.happen(func(s *state, now time.Time) {
+		for _, g := range s.named[group] {
+			g.least = 0
+			s.fileGroup(g, now)
+		}
 		s.retire(maps.Values(s.named[group]), now)
 	})
 }

@@ -31,6 +31,7 @@ type state struct {
 	starving chain[*group]  // have a waiter, and no sandbox that will ever have a slot for it
 	full     chain[*group]  // have a waiter, no slot, and as many sandboxes as they may
 	finished chain[*box]    // idle, and to end
+	lacking  chain[*group]  // have less sandboxes than they keep
 	alarms   alarms
 	closed   bool
 	newID    func() string
@@ -126,6 +127,7 @@ type box struct {
 	retired bool      // it takes no more jobs, and ends with those it has
 	claimed bool      // the same, as long as its room is claimed
 	ended   bool      // its node has told its end, though its start is not over here
+	kept    bool      // it was started as one that is kept
 	holds   bool      // its memory is counted as its namespace's
 	counts  bool      // it is counted as one of its group that lives on
 	place   link[*box]
@@ -169,8 +171,12 @@ type group struct {
 	open    chain[*box] // ready, with a free slot; the one used last is the last
 	warming chain[*box] // starting, with a free slot
 	members chain[*box]
-	live    int // of them, those that take jobs now or will again
-	jobs    int // under way
+	live    int                               // of them, those that take jobs now or will again
+	least   int                               // so many are kept, see Keep
+	fresh   func() (*api.StartRequest, error) // starts one that is kept
+	lacks   link[*group]                      // it has less than that
+	tries   attempts                          // to start one that is kept
+	jobs    int                               // under way
 	claim   *node
 	idles   *Idles    // nil where the policy learns nothing
 	window  Window    // the policy's, as of the last end
@@ -231,8 +237,7 @@ type stem struct {
 	cold   int // starts in this window that a stem cell would have spared
 	idle   chain[*box]
 	on     map[*node]int
-	fails  int       // in a row
-	after  time.Time // when a start may be tried again
+	tries  attempts
 	alarm  alarm
 }
 
@@ -330,10 +335,15 @@ func (s *state) fileGroup(g *group, now time.Time) {
 		s.setAlarms(g)
 	}
 	s.fileLine(g, stands)
+	if g.live < g.least && !g.full() {
+		g.lacks.join(&s.lacking)
+	} else {
+		g.lacks.leave()
+	}
 	if (!waits || g.full()) && g.claim != nil {
 		s.dropClaim(g.claim, now)
 	}
-	if g.jobs == 0 && g.members.n == 0 && !waits {
+	if g.jobs == 0 && g.members.n == 0 && !waits && g.least == 0 {
 		s.forget(g)
 	}
 }

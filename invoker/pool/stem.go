@@ -53,23 +53,32 @@ func (s *state) resize(st *stem, now time.Time) {
 	}
 }
 
-// stemStarted has a start that failed tried again later, and ever later.
+// stemStarted has a start that failed tried again later.
 func (s *state) stemStarted(st *stem, ok bool, now time.Time) {
+	if st.tries.over(ok, now); !ok && st.alarm.pos == 0 {
+		s.alarms.set(&st.alarm, st.tries.after)
+	}
+}
+
+// Attempts are starts that no job waits for. After one that failed the next is later, ever later.
+type attempts struct {
+	fails int // in a row
+	after time.Time
+}
+
+func (a *attempts) over(ok bool, now time.Time) {
 	if ok {
-		st.fails = 0
+		*a = attempts{}
 		return
 	}
-	st.fails++
-	st.after = now.Add(min(time.Second<<min(st.fails, 6), time.Minute))
-	if st.alarm.pos == 0 {
-		s.alarms.set(&st.alarm, st.after)
-	}
+	a.fails++
+	a.after = now.Add(min(time.Second<<min(a.fails, 6), time.Minute))
 }
 
 // backfill starts a stem cell where one is missing and there is room that nobody has a use for.
 func (s *state) backfill(now time.Time) (step, bool) {
 	for _, st := range s.stems {
-		if now.Before(st.after) {
+		if now.Before(st.tries.after) {
 			continue
 		}
 		for _, n := range s.nodes {

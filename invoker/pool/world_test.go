@@ -104,7 +104,7 @@ func (w *world) carryOut(do step) {
 		}
 		w.first(do.waiter, of)
 	}
-	if do.kind == Cold || do.kind == Stem || do.kind == Revive {
+	if do.kind == Cold || do.kind == Stem || do.kind == Revive || do.kind == Keep {
 		need := do.node.overhead
 		switch {
 		case do.stem != nil:
@@ -133,7 +133,7 @@ func (w *world) carryOut(do step) {
 	}
 	w.s.apply(&do, w.now)
 	switch do.kind {
-	case Cold, Stem, Revive:
+	case Cold, Stem, Revive, Keep:
 		w.boxes = append(w.boxes, do.box)
 	}
 	if of != nil {
@@ -144,8 +144,8 @@ func (w *world) carryOut(do step) {
 // checkEnd checks that a group keeps the sandboxes that it is to keep however long they idle.
 func (w *world) checkEnd(do step) {
 	g := do.box.group
-	if do.kind == Expire && do.box.takes(w.s) && g.live <= g.bounds.Min {
-		w.fail("%s, and its group is to keep %d of %d", show(do), g.bounds.Min, g.live)
+	if do.kind == Expire && do.box.takes(w.s) && g.live <= g.least {
+		w.fail("%s, and its group is to keep %d of %d", show(do), g.least, g.live)
 	}
 }
 
@@ -252,7 +252,7 @@ var someJobs = []Demand{
 	{MemoryMiB: 100, Concurrency: 3}, {MemoryMiB: 100, Image: "c"},
 	{MemoryMiB: 100, Concurrency: 2, Endless: true},
 	{MemoryMiB: 100, Image: "a", Bounds: Bounds{Max: 2}},
-	{MemoryMiB: 100, Bounds: Bounds{Min: 1, KeepAlive: time.Second, PauseAfter: -1}},
+	{MemoryMiB: 100, Bounds: Bounds{KeepAlive: time.Second, PauseAfter: -1}},
 	{MemoryMiB: 100, Concurrency: 3, Endless: true, Bounds: Bounds{Max: 1, PauseAfter: time.Second}},
 }
 
@@ -263,7 +263,7 @@ func (w *world) happen() {
 		w.now = w.now.Add(30 * time.Second)
 	}
 	n := w.s.nodes[w.choose(len(w.s.nodes))]
-	switch what := w.choose(16); what {
+	switch what := w.choose(17); what {
 	default:
 		w.arrive(w.someJob(), []time.Duration{4 * time.Second, 20 * time.Second}[w.choose(2)])
 	case 5, 6:
@@ -287,6 +287,9 @@ func (w *world) happen() {
 	case 14:
 		name := fmt.Sprint("g", w.choose(len(someJobs)))
 		w.s.retire(maps.Values(w.s.named[name]), w.now)
+	case 16:
+		job := w.someJob()
+		w.s.keep(&job, w.choose(3), w.now)
 	case 15:
 		runs := func(t *task) bool { return !t.over && t.box != nil && t.box.phase == running }
 		if t, ok := pick(w, w.jobs, runs); ok {

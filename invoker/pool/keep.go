@@ -1,0 +1,32 @@
+package pool
+
+import "time"
+
+// keep takes in how many sandboxes a group is to have, called or not.
+func (s *state) keep(d *Demand, least int, now time.Time) {
+	g := s.groupLike(d)
+	g.fresh, g.ready, g.least = d.Start, d.Ready, least
+	g.tries = attempts{}
+	s.fileGroup(g, now)
+}
+
+// keptStarted has a start that failed tried again later.
+func (s *state) keptStarted(g *group, ok bool, now time.Time) {
+	if g.tries.over(ok, now); !ok && g.alarm.pos == 0 {
+		s.alarms.set(&g.alarm, g.tries.after)
+	}
+}
+
+// replenish starts a sandbox of a group that has less than it keeps, in free room.
+func (s *state) replenish(now time.Time) (do step, ok bool) {
+	s.lacking.all(func(g *group) bool {
+		if now.Before(g.tries.after) {
+			return true
+		}
+		if n := s.best(g); n != nil && n.claim == nil && n.free.fits(g.memory+n.overhead) {
+			do, ok = step{kind: Keep, group: g, node: n}, true
+		}
+		return !ok
+	})
+	return do, ok
+}
