@@ -1,8 +1,10 @@
 package command
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 )
@@ -21,6 +23,25 @@ func (l either) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	return &eitherConn{Conn: conn, config: l.tls}, nil
+}
+
+type connectionKey struct{}
+
+// tellTLS has a server's requests say, in their field TLS, that an eitherConn brought them by TLS.
+func tellTLS(server *http.Server) {
+	next := server.Handler
+	server.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+		return context.WithValue(ctx, connectionKey{}, conn)
+	}
+	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn, is := r.Context().Value(connectionKey{}).(*eitherConn); is {
+			if secure := conn.tls.Load(); secure != nil {
+				state := secure.ConnectionState()
+				r.TLS = &state
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // handshake is the first byte of a client that speaks TLS. No method of HTTP begins with it.

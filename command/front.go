@@ -169,6 +169,7 @@ func (f *front) serve(
 	}
 	withPage := func(server *http.Server) *http.Server {
 		server.Handler = handler
+		tellTLS(server)
 		server.RegisterOnShutdown(page.Close)
 		return server
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/knative"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/store/embedded"
 )
 
 // A wing is an API beside OpenWhisk's, at the same addresses and over the same sandboxes. A new one
@@ -40,9 +41,18 @@ func (f *front) withWings(whisk *openwhisk.API, handler http.Handler) (
 	return handler, end, nil
 }
 
+// notBesideOthers says why Knative's API needs a store that tells all changes in their order: one
+// for several invokers does so for the changes of one object.
+const notBesideOthers = "Knative's API needs a store of its own: a watch needs the order of all " +
+	"changes, which a Redis does not tell; give --store a file"
+
 func openKnative(
 	f *front, whisk *openwhisk.API, next http.Handler,
 ) (http.Handler, func(), error) {
+	if _, alone := f.cfg.Store.(*embedded.Store); !alone {
+		f.cfg.Log.Warn("Knative's API is not served", "why", notBesideOthers)
+		return knative.Refuse(notBesideOthers, next), func() {}, nil
+	}
 	_, port, err := net.SplitHostPort(f.plain.Addr().String())
 	if err != nil {
 		return nil, nil, err

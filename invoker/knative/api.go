@@ -224,7 +224,7 @@ func (c *call) delete(e *entry, how metav1.DeleteOptions) error {
 	}
 	w := c.writer()
 	w.dry = w.dry || len(how.DryRun) > 0
-	return again(func() error {
+	return untilDone(func() error {
 		now := c.world.get(e.kind, e.name.namespace, e.name.name)
 		if now == nil {
 			return apierrors.NewNotFound(e.kind.resource(), e.name.name)
@@ -266,7 +266,7 @@ func (c *call) patch(k *kind, namespace, of string) error {
 				"application/apply-patch+yaml", 0, true)
 	}
 	strict := c.r.URL.Query().Get("fieldValidation")
-	return again(func() error {
+	return untilDone(func() error {
 		old, w, o, code := c.world.get(k, namespace, of), c.writer(), k.make(), http.StatusOK
 		doc := []byte("{}")
 		switch {

@@ -75,7 +75,7 @@ func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) 
 	if err := w.check(ctx, k, o); err != nil {
 		return nil, err
 	}
-	return w.keep(ctx, k, o, nil)
+	return w.keep(ctx, k, o, nil, w.most(o.GetNamespace()))
 }
 
 // update replaces an object of a user's. What users do not write stays as it was.
@@ -103,17 +103,19 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	if !sameSpec(o, was) {
 		o.SetGeneration(was.GetGeneration() + 1)
 	}
-	return w.keep(ctx, old.kind, o, old)
+	return w.keep(ctx, old.kind, o, old, w.most(o.GetNamespace()))
 }
 
-// report replaces the status of an object.
+// report replaces what users do not write of an object. It has room also in a namespace that is
+// full: how it is with an object must be said, and how it ends.
 func (w *writer) report(ctx context.Context, old *entry, o object) error {
-	_, err := w.keep(ctx, old.kind, o, old)
+	_, err := w.keep(ctx, old.kind, o, old, store.Unbounded)
 	return err
 }
 
 // keep puts an object, if that changes anything.
-func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry) (*entry, error) {
+func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
+	most store.Space) (*entry, error) {
 	if old != nil {
 		o.SetResourceVersion(old.object.GetResourceVersion())
 		o.GetObjectKind().SetGroupVersionKind(k.gvk())
@@ -129,7 +131,7 @@ func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry) (*entr
 		}
 		return e, e.encode()
 	}
-	return w.put(ctx, k, o, old, w.most(o.GetNamespace()))
+	return w.put(ctx, k, o, old, most)
 }
 
 // check returns what Knative has against an object, as its webhook words it.
@@ -161,7 +163,7 @@ func (w *writer) delete(ctx context.Context, e *entry, how metav1.DeletionPropag
 		for _, o := range w.owned(e) {
 			free := o.object.DeepCopyObject().(object)
 			free.SetOwnerReferences(nil)
-			if _, err := w.keep(ctx, o.kind, free, o); err != nil {
+			if err := w.report(ctx, o, free); err != nil {
 				return err
 			}
 		}
@@ -181,8 +183,7 @@ func (w *writer) end(ctx context.Context, e *entry, how metav1.DeletionPropagati
 	if how == metav1.DeletePropagationForeground {
 		o.SetFinalizers(append(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
 	}
-	_, err := w.keep(ctx, e.kind, o, e)
-	return err
+	return w.report(ctx, e, o)
 }
 
 // owned returns what an object owns.
@@ -198,8 +199,8 @@ func (w *world) owned(of *entry) (all []*entry) {
 	return all
 }
 
-// again does what may meet a change of another, until it does not.
-func again(do func() error) (err error) {
+// untilDone does what may meet a change of another, until it does not.
+func untilDone(do func() error) (err error) {
 	for range 10 {
 		if err = do(); !apierrors.IsConflict(err) {
 			return err

@@ -57,12 +57,17 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	if s := v.Spec.TimeoutSeconds; s != nil && *s > 0 {
 		d.Wait = time.Duration(*s) * time.Second
 	}
-	_, least, _ := autoscaling.MinScaleAnnotation.Get(v.Annotations)
 	_, most, _ := autoscaling.MaxScaleAnnotation.Get(v.Annotations)
-	d.Min, _ = strconv.Atoi(least) // Knative has checked them
-	d.Max, _ = strconv.Atoi(most)
+	d.Max, _ = strconv.Atoi(most) // Knative has checked it
 	d.Start = func() (*node.StartRequest, error) { return startOf(v), nil }
 	return d
+}
+
+// leastOf returns how many sandboxes a revision with traffic keeps.
+func leastOf(v *v1.Revision) int {
+	_, least, _ := autoscaling.MinScaleAnnotation.Get(v.Annotations)
+	n, _ := strconv.Atoi(least) // Knative has checked it
+	return n
 }
 
 // startOf returns the request that starts a sandbox of a revision.

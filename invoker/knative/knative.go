@@ -85,6 +85,18 @@ func (a *API) Over(next http.Handler) http.Handler {
 	})
 }
 
+// Refuse returns a handler that tells Kubernetes's clients why they are not served here.
+func Refuse(why string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !kubernetesClient(r) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		c := &call{w: w, r: r}
+		c.fail(apierrors.NewServiceUnavailable(why))
+	})
+}
+
 func kubernetesClient(r *http.Request) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch first {

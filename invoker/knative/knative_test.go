@@ -61,7 +61,7 @@ func (f *fake) Stop(_ context.Context, in *node.StopRequest) (*node.StopReply, e
 }
 
 func (*fake) Status(context.Context, *node.StatusRequest) (*node.StatusReply, error) {
-	return &node.StatusReply{MemoryMib: 1 << 20}, nil
+	return &node.StatusReply{MemoryMib: 1 << 19}, nil
 }
 
 func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.ConnectReply]) error {
@@ -199,6 +199,16 @@ func described(name, image string) string {
 		name, image)
 }
 
+// until waits for what is to be.
+func (h *house) until(what string, is func() bool) {
+	h.t.Helper()
+	for late := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(late) {
+			h.t.Fatalf("it is never so that %s", what)
+		}
+	}
+}
+
 // ready waits until a service has said that it is ready, or that it is not.
 func (h *house) ready(name, want string) (message string) {
 	h.t.Helper()
@@ -246,14 +256,9 @@ func TestAServiceIsServed(t *testing.T) {
 		t.Errorf("a start is for the call %q", call)
 	}
 	h.must("DELETE", objects+"services/hello", "")
-	for late := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if left := h.must("GET", objects+"revisions", ""); !strings.Contains(left, "hello-00001") {
-			break
-		}
-		if time.Now().After(late) {
-			t.Fatal("its revision outlives the service")
-		}
-	}
+	h.until("its revision goes with the service", func() bool {
+		return !strings.Contains(h.must("GET", objects+"revisions", ""), "hello-00001")
+	})
 	if code, _ := h.curl("hello.ann.localhost", "/x"); code != 404 {
 		t.Errorf("after that: %d", code)
 	}
@@ -549,14 +554,10 @@ func TestADryRun(t *testing.T) {
 	h.must("DELETE", objects+"services", `{"dryRun":["All"]}`)
 	h.must("GET", objects+"services/hello", "")
 	h.must("DELETE", objects+"services", "")
-	for late := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if code, _ := h.ask("GET", objects+"services/hello", "", ""); code == 404 {
-			break
-		}
-		if time.Now().After(late) {
-			t.Fatal("it outlives its deletion")
-		}
-	}
+	h.until("it goes", func() bool {
+		code, _ := h.ask("GET", objects+"services/hello", "", "")
+		return code == 404
+	})
 }
 
 // Web actions are OpenWhisk's, whatever token they are sent.

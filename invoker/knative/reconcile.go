@@ -32,6 +32,20 @@ const workers = 16
 // What failed is tried again, later each time.
 const soonest, latest = 5 * time.Millisecond, 30 * time.Second
 
+// What waits for others to make room, or to give up a host, is looked at so often.
+const betweenLooks = time.Second
+
+// The first start of a revision waits so long for room before the revision says so. Then it waits
+// again.
+const roomWithin = 10 * time.Second
+
+// A revision whose first start has not gone well after this time has failed, as in Knative. An
+// annotation may say another.
+const progressWithin = 10 * time.Minute
+
+// unschedulable is Kubernetes's reason for what finds no room.
+const unschedulable = "Unschedulable"
+
 // A due object is to be reconciled: what it says is compared with what there is.
 type due struct {
 	kind *kind
@@ -76,6 +90,7 @@ func (r *reconciler) follow(e *event) {
 			if len(r.of[to]) == 0 {
 				delete(r.of, to)
 			}
+			r.routed(to)
 		}
 		if e.what == "DELETED" {
 			return
@@ -85,10 +100,19 @@ func (r *reconciler) follow(e *event) {
 				r.of[to] = map[name]bool{}
 			}
 			r.of[to][n] = true
+			r.routed(to)
 		}
 	}
 	for route := range r.of[me] {
 		r.queue.Add(due{routes, route})
+	}
+}
+
+// routed puts a revision into the queue to which a route leads, or has led: it keeps sandboxes, or
+// keeps none any more.
+func (r *reconciler) routed(to due) {
+	if to.kind == revisions {
+		r.queue.Add(to)
 	}
 }
 
@@ -143,14 +167,14 @@ func (r *reconciler) reconcile(ctx context.Context, d due) error {
 		r.forsaken(d)
 		return nil
 	}
+	if e.object.GetDeletionTimestamp() != nil {
+		return r.ending(ctx, e)
+	}
 	if owner, k := ownerOf(e.object); owner != nil {
 		of := r.get(k, d.name.namespace, owner.Name)
 		if of == nil || of.object.GetUID() != owner.UID {
-			return ignoreMissing(r.remove(ctx, e))
+			return ignoreMissing(r.delete(ctx, e, metav1.DeletePropagationBackground))
 		}
-	}
-	if e.object.GetDeletionTimestamp() != nil {
-		return r.ending(ctx, e)
 	}
 	ctx = r.context(ctx)
 	switch o := e.object.DeepCopyObject().(type) {
@@ -209,16 +233,23 @@ func ignoreMissing(err error) error {
 }
 
 func (r *reconciler) service(ctx context.Context, e *entry, s *v1.Service) error {
-	config, err := r.follower(ctx, configurations, configurationOf(s))
-	if err != nil {
-		return err
-	}
-	route, err := r.follower(ctx, routes, routeOf(s))
-	if err != nil {
-		return err
-	}
 	st := &s.Status
 	st.InitializeConditions()
+	st.ObservedGeneration = s.Generation
+	config, err := r.follower(ctx, configurations, configurationOf(s))
+	var route *entry
+	if err == nil {
+		route, err = r.follower(ctx, routes, routeOf(s))
+	}
+	if apierrors.IsForbidden(err) {
+		c := v1.ConfigurationStatus{ConfigurationStatusFields: st.ConfigurationStatusFields}
+		c.MarkRevisionCreationFailed(err.Error())
+		st.PropagateConfigurationStatus(&c)
+		r.queue.AddAfter(due{e.kind, e.name}, latest)
+		return r.report(ctx, e, s)
+	} else if err != nil {
+		return err
+	}
 	c, is := config.object.(*v1.Configuration)
 	switch {
 	case !is || !metav1.IsControlledBy(c, s):
@@ -240,7 +271,6 @@ func (r *reconciler) service(ctx context.Context, e *entry, s *v1.Service) error
 			st.MarkRouteNotYetReady()
 		}
 	}
-	st.ObservedGeneration = s.Generation
 	return r.report(ctx, e, s)
 }
 
@@ -318,17 +348,18 @@ func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configur
 	st.InitializeConditions()
 	st.ObservedGeneration = c.Generation
 	want := resources.MakeRevision(ctx, c, time.Now())
-	latest := r.get(revisions, c.Namespace, want.Name)
+	newest := r.get(revisions, c.Namespace, want.Name)
 	var err error
-	if latest == nil {
-		if latest, err = r.create(ctx, revisions, want); apierrors.IsForbidden(err) {
+	if newest == nil {
+		if newest, err = r.create(ctx, revisions, want); apierrors.IsForbidden(err) {
 			st.MarkRevisionCreationFailed(err.Error())
+			r.queue.AddAfter(due{e.kind, e.name}, latest)
 			return r.report(ctx, e, c)
 		} else if err != nil {
 			return err
 		}
 	}
-	made := latest.object.(*v1.Revision)
+	made := newest.object.(*v1.Revision)
 	generation := serving.ConfigurationGenerationLabelKey
 	if !metav1.IsControlledBy(made, c) || made.Labels[generation] != want.Labels[generation] &&
 		!equality.Semantic.DeepEqual(made.Spec, want.Spec) {
@@ -352,8 +383,8 @@ func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configur
 // revision has the first sandbox of a revision started, which shows whether it is good.
 func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) error {
 	st := &v.Status
-	if st.ObservedGeneration == v.Generation &&
-		!st.GetCondition(v1.RevisionConditionReady).IsUnknown() {
+	if settled(v) {
+		r.keepLeast(e, v)
 		return nil
 	}
 	if why := r.road.refuses(v); why != "" {
@@ -380,7 +411,9 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 	if busy {
 		return nil
 	}
-	r.road.pool.Acquire(r.road.demand(v), func(l *pool.Lease, err error) {
+	first := r.road.demand(v)
+	first.Wait = roomWithin
+	r.road.pool.Acquire(first, func(l *pool.Lease, err error) {
 		if err == nil {
 			l.Release(true)
 		}
@@ -392,11 +425,34 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 	return nil
 }
 
+// settled reports whether it is known that a revision runs, or that no later start will go better.
+func settled(v *v1.Revision) bool {
+	ready := v.Status.GetCondition(v1.RevisionConditionReady)
+	return v.Status.ObservedGeneration == v.Generation && !ready.IsUnknown() &&
+		ready.GetReason() != unschedulable
+}
+
+// keepLeast has a revision keep the sandboxes of its min-scale as long as a route leads to it.
+func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
+	least := leastOf(v)
+	if least == 0 {
+		return
+	}
+	r.mu.Lock()
+	routed := len(r.of[due{revisions, e.name}]) > 0
+	r.mu.Unlock()
+	if !routed || !v.IsReady() {
+		least = 0
+	}
+	r.road.pool.Keep(r.road.demand(v), least)
+}
+
 // judge writes into a revision's status how its first start went. Where a later start may go
 // better, there is one.
 func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
-	me, later := due{revisions, e.name}, mayPass(how)
-	err := again(func() error {
+	again, since := false, e.object.GetCreationTimestamp().Time
+	var refused *pool.Refused
+	err := untilDone(func() error {
 		now := r.get(revisions, e.name.namespace, e.name.name)
 		if now == nil || now.object.GetUID() != e.object.GetUID() {
 			return nil
@@ -410,11 +466,18 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 			st.MarkResourcesAvailableTrue()
 			st.MarkContainerHealthyTrue()
 			st.MarkActiveTrue()
-		case later:
-			st.MarkResourcesAvailableUnknown("NotStartedYet", how.Error())
-		default:
+		case !mayPass(how):
 			st.MarkResourcesAvailableTrue()
 			st.MarkContainerHealthyFalse(reason(how), message(v, how))
+		case time.Since(since) > progressOf(v):
+			st.MarkResourcesAvailableFalse(
+				v1.ReasonProgressDeadlineExceeded, escaped(message(v, how)))
+		case errors.As(how, &refused):
+			again = true
+			st.MarkResourcesAvailableFalse(unschedulable, escaped(how.Error()))
+		default:
+			again = true
+			st.MarkResourcesAvailableUnknown(v1.ReasonDeploying, escaped(how.Error()))
 		}
 		return r.report(ctx, now, v)
 	})
@@ -424,9 +487,21 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 	if err != nil {
 		r.log.Error("the status of a revision is not kept", "revision", e.name.name, "err", err)
 	}
-	if err != nil || later {
-		r.queue.AddAfter(me, time.Second)
+	if err != nil || again {
+		r.queue.AddAfter(due{revisions, e.name}, betweenLooks)
 	}
+}
+
+// escaped returns a text for those of Knative's functions that take a format.
+func escaped(text string) string { return strings.ReplaceAll(text, "%", "%%") }
+
+// progressOf returns how long the first start of a revision may be tried.
+func progressOf(v *v1.Revision) time.Duration {
+	_, text, _ := serving.ProgressDeadlineAnnotation.Get(v.Annotations)
+	if d, err := time.ParseDuration(text); err == nil {
+		return d
+	}
+	return progressWithin
 }
 
 // mayPass reports whether a start failed for want of room, of its node or of its registry.

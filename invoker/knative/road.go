@@ -36,11 +36,11 @@ type road struct {
 	of    map[name][]string // the hosts of each route
 }
 
-// A split says which part of a host's requests goes where.
+// A split says which part of a host's requests goes where. A host is one route's.
 type split struct {
-	namespace string
-	parts     []share
-	whole     int64
+	route name
+	parts []share
+	whole int64
 }
 
 type share struct {
@@ -68,13 +68,8 @@ func (r *road) follow(e *event) {
 	}
 	lead := func(host string, revision string, weight int64) {
 		host = bare(host)
-		s := r.hosts[host]
-		if s == nil {
-			s = &split{namespace: to.Namespace}
-			r.hosts[host] = s
-			r.of[e.entry.name] = append(r.of[e.entry.name], host)
-		}
-		if weight > 0 {
+		s := r.split(e.entry.name, host)
+		if s != nil && weight > 0 {
 			s.parts = append(s.parts, share{revision, weight})
 			s.whole += weight
 		}
@@ -88,6 +83,37 @@ func (r *road) follow(e *event) {
 			lead(t.URL.Host, t.RevisionName, 100)
 		}
 	}
+}
+
+// split returns the split of a host, which is the route's from now on; nil: another route has it.
+// The caller holds the lock.
+func (r *road) split(route name, host string) *split {
+	s := r.hosts[host]
+	if s == nil {
+		s = &split{route: route}
+		r.hosts[host] = s
+		r.of[route] = append(r.of[route], host)
+	}
+	if s.route != route {
+		return nil
+	}
+	return s
+}
+
+// claim gives a route all of some hosts, or none and one that another route has: who had it first
+// keeps it. A claim holds until the route's status says otherwise.
+func (r *road) claim(route name, hosts []string) (taken string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, host := range hosts {
+		if s := r.hosts[bare(host)]; s != nil && s.route != route {
+			return bare(host)
+		}
+	}
+	for _, host := range hosts {
+		r.split(route, bare(host))
+	}
+	return ""
 }
 
 // bare returns a host without its port.
@@ -112,7 +138,7 @@ func (r *road) choose(host string) *v1.Revision {
 	at := rand.Int64N(s.whole)
 	for _, p := range s.parts {
 		if at -= p.weight; at < 0 {
-			if e := r.world.get(revisions, s.namespace, p.revision); e != nil {
+			if e := r.world.get(revisions, s.route.namespace, p.revision); e != nil {
 				return e.object.(*v1.Revision)
 			}
 			return nil

@@ -3,6 +3,7 @@ package knative
 import (
 	"context"
 	"errors"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
@@ -42,16 +43,25 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 		return err
 	}
 	// without a rollout: traffic goes to a new revision at once
-	st.Traffic, err = plan.GetRevisionTrafficTargets(ctx, to, &traffic.Rollout{})
+	leads, err := plan.GetRevisionTrafficTargets(ctx, to, &traffic.Rollout{})
 	if err != nil {
 		return err
 	}
-	for i := range st.Traffic {
-		if st.Traffic[i].URL != nil {
-			st.Traffic[i].URL = r.road.at(st.Traffic[i].URL)
+	hosts := []string{host}
+	for i := range leads {
+		if leads[i].URL != nil {
+			hosts = append(hosts, leads[i].URL.Host)
+			leads[i].URL = r.road.at(leads[i].URL)
 		}
 	}
 	st.MarkTrafficAssigned()
+	if taken := r.road.claim(e.name, hosts); taken != "" {
+		of, _, _ := strings.Cut(taken, ".")
+		st.MarkServiceNotOwned(of)
+		r.queue.AddAfter(due{e.kind, e.name}, betweenLooks)
+		return r.report(ctx, e, to)
+	}
+	st.Traffic = leads
 	var ingress v1alpha1.IngressStatus // the road leads there as soon as this status is kept
 	ingress.InitializeConditions()
 	ingress.MarkNetworkConfigured()

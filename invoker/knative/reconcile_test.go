@@ -1,0 +1,127 @@
+package knative
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/store"
+)
+
+func aHouse(t *testing.T) (h *house, leave func()) {
+	t.Helper()
+	return newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+}
+
+// annotated is a service whose template has an annotation.
+func annotated(service, key, value string) string {
+	return strings.Replace(service, `"template":{`, fmt.Sprintf(
+		`"template":{"metadata":{"annotations":{%q:%q}},`, key, value), 1)
+}
+
+// Where a namespace is full, the service says so, though its own status takes room.
+func TestAFullNamespaceIsSaid(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	for i := range 98 {
+		doc := store.Doc{Key: store.Key{Kind: store.Actions, Namespace: "ann",
+			Name: fmt.Sprint("a", i)}, Body: []byte("{}")}
+		if _, err := h.store.Put(t.Context(), doc, nil, store.Unbounded); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	if why := h.ready("hello", "False"); !strings.Contains(why, "101 entities; at most 100") {
+		t.Errorf("it says %q", why)
+	}
+}
+
+// A revision that no node has room for says so at once, and has failed in the end.
+func TestARevisionWithoutRoom(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	large := strings.Replace(described("hello", "example.com/hello"), `"ports"`,
+		`"resources":{"limits":{"memory":"1Ti"}},"ports"`, 1)
+	h.must("POST", objects+"services",
+		annotated(large, "serving.knative.dev/progress-deadline", "2s"))
+	h.ready("hello", "False")
+	if said := h.must("GET", objects+"revisions/hello-00001", ""); !strings.Contains(said,
+		`"reason":"Unschedulable"`) || !strings.Contains(said, "no node has more than") {
+		t.Errorf("its revision is %s", said)
+	}
+	h.until("its first start has failed", func() bool {
+		return strings.Contains(h.must("GET", objects+"revisions/hello-00001", ""),
+			`"reason":"ProgressDeadlineExceeded"`)
+	})
+}
+
+// A host is that of the route which had it first, until that gives it up.
+func TestAHostIsOneRoutes(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", described("b", "example.com/hello"))
+	h.ready("b", "True")
+	const tagged = `{"spec":{"traffic":[{"latestRevision":true,"percent":100,"tag":"a"}]}}`
+	h.must("PATCH", objects+"services/b", tagged)
+	h.ready("b", "True")
+	h.must("POST", objects+"services", described("a-b", "example.com/hello"))
+	if why := h.ready("a-b", "False"); !strings.Contains(why,
+		`There is an existing placeholder Service "a-b" that we do not own.`) {
+		t.Errorf("the second says %q", why)
+	}
+	if code, said := h.curl("a-b.ann.localhost", "/"); code != 200 ||
+		!strings.Contains(said, "b-00001") {
+		t.Errorf("%d %q, want the first's", code, said)
+	}
+	h.must("PATCH", objects+"services/b", strings.Replace(tagged, `"a"`, `"c"`, 1))
+	h.ready("a-b", "True")
+	if code, said := h.curl("a-b.ann.localhost", "/"); code != 200 ||
+		!strings.Contains(said, "a-b-00001") {
+		t.Errorf("%d %q, want the second's", code, said)
+	}
+}
+
+// As many sandboxes as min-scale says are there without a request, for revisions with traffic.
+func TestMinScaleIsKept(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	const least = "autoscaling.knative.dev/min-scale"
+	started := func(n int64) {
+		h.t.Helper()
+		h.until(fmt.Sprint(n, " have started"), func() bool { return h.node.starts.Load() == n })
+	}
+	h.must("POST", objects+"services",
+		annotated(described("hello", "example.com/hello"), least, "3"))
+	h.ready("hello", "True")
+	started(3)
+	h.must("PATCH", objects+"services/hello", fmt.Sprintf(`{"spec":{"template":{"metadata":{
+		"annotations":{%q:"2"}}}}}`, least))
+	h.until("the second has the traffic", func() bool {
+		_, said := h.curl("hello.ann.localhost", "/")
+		return strings.Contains(said, "hello-00002")
+	})
+	started(5)
+	h.pool.RetireAll("ann")
+	started(7) // those of the second revision alone
+}
+
+// What an owner leaves goes when nobody has a finalizer in it any more.
+func TestAFinalizerIsWaitedFor(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	const config = objects + "configurations/hello"
+	h.must("PATCH", config, `{"metadata":{"finalizers":["example.com/mine"]}}`)
+	h.must("DELETE", objects+"services/hello", "")
+	h.until("the configuration is about to go", func() bool {
+		return strings.Contains(h.must("GET", config, ""), "deletionTimestamp")
+	})
+	h.must("PATCH", config, `{"metadata":{"finalizers":null}}`)
+	h.until("it goes", func() bool {
+		code, _ := h.ask("GET", config, "", "")
+		return code == 404
+	})
+}
