@@ -17,7 +17,7 @@ import (
 // last minutes, and a receiver that writes ten thousands of files would pay for its predecessor's.
 type disk struct {
 	file, at string
-	stat     string // the kernel's counts of the block device
+	stat     string // the kernel's counts of the block device, once it is mounted
 }
 
 const diskBytes = 16 << 30
@@ -85,22 +85,10 @@ func (d *disk) used() (int64, error) {
 	return int64(s.Blocks-s.Bfree) * s.Bsize, err
 }
 
-// remove unmounts the disk with all that is mounted in it, and deletes it.
-func (d *disk) remove() error {
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	for _, at := range mountedAt(string(mounts), d.at) {
-		err = errors.Join(err, unix.Unmount(at, unix.MNT_DETACH))
+// remove unmounts the disk, which takes what is mounted in it along, and deletes it.
+func (d *disk) remove() (err error) {
+	if d.stat != "" {
+		err = unix.Unmount(d.at, unix.MNT_DETACH)
 	}
 	return errors.Join(err, os.RemoveAll(d.at), os.RemoveAll(d.file))
-}
-
-// mountedAt returns what is mounted at a directory and below it, the last first.
-func mountedAt(mounts, dir string) (at []string) {
-	for line := range strings.Lines(mounts) {
-		if fields := strings.Fields(line); len(fields) > 1 &&
-			(fields[1] == dir || strings.HasPrefix(fields[1], dir+"/")) {
-			at = append([]string{fields[1]}, at...)
-		}
-	}
-	return at
 }
