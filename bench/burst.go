@@ -4,6 +4,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,7 +33,10 @@ type Burst struct {
 	Code   string
 	Images []string // container images of the functions, in turn; none: Kind says what they run in
 	Memory int
-	Out    io.Writer // progress
+	// Services says that the functions are Knative services, of a program that answers HTTP; Images
+	// has it, or else Kind.
+	Services bool
+	Out      io.Writer // progress
 	// what is called before the calls of a round are fired, and after each answer; nil: nothing
 	Before func()
 	After  func(*Start)
@@ -113,20 +117,24 @@ func (b *Burst) Run(ctx context.Context) (*BurstResult, error) {
 // round invokes N functions at once, each for the first time, so that no call finds another's warm
 // sandbox.
 func (b *Burst) round(ctx context.Context, round int, r *BurstResult, p *progress) error {
+	var to target = actionsOf{b}
+	if b.Services {
+		to = &servicesOf{Burst: b, urls: map[string]string{}}
+	}
 	actions := make([]string, b.N)
 	defer func() { // also after an interrupted burst
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
 		for _, action := range actions {
 			if action != "" {
-				// the next burst replaces an action that is left over
-				_ = b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil)
+				// the next burst replaces a function that is left over
+				_ = to.remove(ctx, action)
 			}
 		}
 	}()
 	for i := range actions {
 		actions[i] = fmt.Sprintf("%s-%d-%d", b.Name, round+1, i+1)
-		if err := b.put(ctx, actions[i], i); err != nil {
+		if err := to.put(ctx, actions[i], i); err != nil {
 			return err
 		}
 	}
@@ -138,7 +146,7 @@ func (b *Burst) round(ctx context.Context, round int, r *BurstResult, p *progres
 	for _, action := range actions {
 		wg.Go(func() {
 			<-all
-			start, err := b.invoke(ctx, action)
+			start, err := to.invoke(ctx, action)
 			mu.Lock()
 			defer mu.Unlock()
 			r.count(start, err)
@@ -209,7 +217,21 @@ func unsettled(st *api.StatusReply) (busy []string) {
 	return append(busy, st.Leftovers...)
 }
 
-func (b *Burst) put(ctx context.Context, action string, n int) error {
+// A target is an API at which functions are deployed and called.
+type target interface {
+	put(ctx context.Context, name string, n int) error
+	invoke(ctx context.Context, name string) (*Start, error)
+	remove(ctx context.Context, name string) error
+}
+
+// actionsOf are a burst's functions as OpenWhisk's actions.
+type actionsOf struct{ *Burst }
+
+func (b actionsOf) remove(ctx context.Context, action string) error {
+	return b.call(ctx, http.MethodDelete, "actions/"+action, nil, nil)
+}
+
+func (b actionsOf) put(ctx context.Context, action string, n int) error {
 	exec := map[string]any{"kind": b.Kind, "code": b.Code}
 	if len(b.Images) > 0 {
 		exec["kind"], exec["image"] = "blackbox", b.Images[n%len(b.Images)]
@@ -234,7 +256,7 @@ type activation struct {
 	} `json:"annotations"`
 }
 
-func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
+func (b actionsOf) invoke(ctx context.Context, action string) (*Start, error) {
 	a := &activation{}
 	if err := b.call(ctx, http.MethodPost, "actions/"+action+"?blocking=true&result=false",
 		map[string]any{}, a); err != nil {
@@ -248,6 +270,10 @@ func (b *Burst) invoke(ctx context.Context, action string) (*Start, error) {
 	if !a.Response.Success {
 		return nil, fmt.Errorf("it failed: %s", a.Response.Result)
 	}
+	return a.start()
+}
+
+func (a *activation) start() (*Start, error) {
 	for _, note := range a.Annotations {
 		if note.Key == "coldStart" {
 			start := &Start{}
@@ -284,15 +310,20 @@ func (e *httpError) Error() string {
 	return fmt.Sprintf("%d %s: %s", e.status, http.StatusText(e.status), e.why)
 }
 
-// call sends a JSON body to the invoker and reads a JSON body. Every status from 300 is an error.
+// call asks OpenWhisk's API.
 func (b *Burst) call(ctx context.Context, method, path string, in, out any) error {
+	return b.ask(ctx, method, "/api/v1/namespaces/_/"+path, in, out)
+}
+
+// ask sends a JSON body to the invoker and reads a JSON body. Every status from 300 is an error.
+func (b *Burst) ask(ctx context.Context, method, path string, in, out any) error {
 	var body bytes.Buffer
 	if in != nil {
 		if err := json.NewEncoder(&body).Encode(in); err != nil {
 			return err
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, b.URL+"/api/v1/namespaces/_/"+path, &body)
+	req, err := http.NewRequestWithContext(ctx, method, b.URL+path, &body)
 	if err != nil {
 		return err
 	}
@@ -311,12 +342,12 @@ func (b *Burst) call(ctx context.Context, method, path string, in, out any) erro
 	if resp.StatusCode >= 300 {
 		var said struct {
 			// without the code beside it, so that equal errors count as one
-			Error string `json:"error"`
+			Error   string `json:"error"`
+			Message string `json:"message"` // of Kubernetes
 		}
-		if json.Unmarshal(answer, &said) != nil || said.Error == "" {
-			said.Error = string(bytes.TrimSpace(answer))
-		}
-		return &httpError{resp.StatusCode, said.Error}
+		_ = json.Unmarshal(answer, &said)
+		return &httpError{resp.StatusCode,
+			cmp.Or(said.Error, said.Message, string(bytes.TrimSpace(answer)))}
 	}
 	if out == nil {
 		return nil

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/fastiov/fastiov/bench/scraper"
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
+	"github.com/fastiov/fastiov/invoker/telemetry"
 )
 
 // burstCmd fires bursts at the invoker of this machine, or of the testbed.
@@ -26,6 +28,8 @@ func burstCmd() *cobra.Command {
 		listen   string
 		stateDir string
 		sandbox  string
+		by       string
+		image    string
 		simStart time.Duration
 	)
 	cmd := &cobra.Command{Use: "burst",
@@ -37,6 +41,10 @@ func burstCmd() *cobra.Command {
 	f.IntVar(&b.Rounds, "rounds", 1, "how many times")
 	f.IntVar(&b.Memory, "memory", 256, "MiB per function")
 	f.StringVar(&b.Kind, "kind", "python:3", "runtime: python:3 or nodejs:18")
+	f.StringVar(&by, "api", telemetry.OpenWhisk, "as what functions are called: "+
+		strings.Join(telemetry.APIs, " or "))
+	f.StringVar(&image, "image", "",
+		"the container image of the functions (default: a runtime of --kind)")
 	f.StringVar(&listen, "listen", "",
 		"the invoker's listen address (default: that of `fastiov up`)")
 	f.StringVar(&stateDir, "state-dir", usualStateDir, "where the invoker keeps its API key")
@@ -48,6 +56,13 @@ func burstCmd() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if b.N < 1 || b.Rounds < 1 {
 			return errors.New("--n and --rounds want 1 or more")
+		}
+		if !slices.Contains(telemetry.APIs, by) {
+			return fmt.Errorf("--api %q: want %s", by, strings.Join(telemetry.APIs, " or "))
+		}
+		b.Services = by == telemetry.Knative
+		if image != "" {
+			b.Images = []string{image}
 		}
 		b.Name, b.Out = "burst", cmd.ErrOrStderr()
 		switch over, err := driverNamed(sandbox); {

@@ -59,7 +59,8 @@ func openKnative(
 	}
 	a, err := knative.New(knative.Config{
 		Pool: whisk.Pool(), Store: f.cfg.Store, Directory: whisk.Register().Directory,
-		Identify: whisk.Identify, Domain: f.domain, Port: port, Log: f.cfg.Log,
+		Identify: whisk.Identify, Telemetry: whisk.Telemetry(), Keep: whisk.Keep,
+		Domain: f.domain, Port: port, Log: f.cfg.Log,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
-	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/telemetry"
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -34,7 +34,11 @@ type Metric struct {
 // Metrics returns all metrics of fastiov itself, by name. Each process also has go_* and process_*.
 func Metrics() []Metric {
 	var seen recorder
-	if _, err := openwhisk.NewMetrics(&seen, nil); err != nil {
+	_, err := openwhisk.NewMetrics(&seen)
+	if err == nil {
+		_, err = telemetry.New(&seen, nil)
+	}
+	if err != nil {
 		panic(err) // a recorder accepts everything
 	}
 	agent.NewMetrics(&seen)
@@ -128,11 +132,12 @@ func Values(metric, label string) (all []string, bound string) {
 }
 
 var finite = map[string][]string{
+	"api":     telemetry.APIs,
 	"stage":   texts(timeline.Order),
 	"sandbox": {"qemu", "bare", "sim"},
 	"netpath": {netvf.Kind, "none"},
-	"start":   texts(openwhisk.Starts),
-	"status":  append(texts(activation.Statuses), "refused"),
+	"start":   texts(telemetry.Starts),
+	"status":  texts(telemetry.Statuses),
 	"limit":   openwhisk.Limits,
 	"kind":    texts(pool.Kinds),
 	"phase":   pool.Phases(),
@@ -160,8 +165,8 @@ var finite = map[string][]string{
 
 var bounded = map[string]string{
 	"function": fmt.Sprintf(
-		"NAMESPACE/NAME of at most %d functions, those called first that still exist, and `other`",
-		openwhisk.MostFunctions),
+		"NAMESPACE/NAME of at most %d functions and services, those called first that still exist, and `other`",
+		telemetry.MostFunctions),
 	"fastiov": "at most 37: a named arm, as `none`, `all` and `nonet`, or axes of --fastiov, as in l=bus,r=1",
 	"vf":      "the address of each VF of the node",
 	"version": "one for each process",

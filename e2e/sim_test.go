@@ -57,9 +57,9 @@ func TestALifeInSimulation(t *testing.T) {
 	}
 	text := scrape(t, metrics)
 	for _, want := range []string{
-		`fastiov_cold_start_seconds_count{fastiov="none",netpath="none",sandbox="sim"} 40`,
+		`fastiov_cold_start_seconds_count{api="openwhisk",fastiov="none",netpath="none",sandbox="sim"} 40`,
 		`fastiov_node_stage_seconds_count{fastiov="none",netpath="none",sandbox="sim",stage="4-vfio-dev"} 40`,
-		`fastiov_activation_seconds_count{function="guest/burst-2-20",start="cold"} 1`,
+		`fastiov_activation_seconds_count{api="openwhisk",function="guest/burst-2-20",start="cold"} 1`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("/metrics has no %s", want)

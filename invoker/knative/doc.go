@@ -18,5 +18,5 @@
 //	api.go        the verbs;  watch.go, table.go, discover.go: their parts
 //	reconcile.go  brings about what objects say;  route.go: where traffic goes
 //	demand.go     a revision as the pool and the node see it
-//	road.go       the way of a request
+//	road.go       the way of a request;  told.go: what is told of it
 package knative

@@ -14,6 +14,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/telemetry"
 )
 
 // Config says what an API is made of. All of it belongs to somebody else.
@@ -23,9 +24,12 @@ type Config struct {
 	Directory *access.Directory
 	// Identify returns whose key it is, if the request may use it.
 	Identify func(*http.Request, access.Key) (*access.Identity, error)
-	Domain   string // services are at NAME.NAMESPACE.Domain
-	Port     string // of their URLs
-	Log      *slog.Logger
+	// Telemetry counts requests to services, and Keep keeps the records of their cold starts.
+	Telemetry *telemetry.Metrics
+	Keep      func(*telemetry.Call)
+	Domain    string // services are at NAME.NAMESPACE.Domain
+	Port      string // of their URLs
+	Log       *slog.Logger
 }
 
 // An API serves Knative's resources, and the services that they say.
@@ -50,7 +54,8 @@ func New(cfg Config) (*API, error) {
 	ctx, end := context.WithCancel(context.Background())
 	a := &API{cfg: cfg, closed: make(chan struct{}), end: end}
 	a.road = &road{pool: cfg.Pool, directory: cfg.Directory, names: names, domain: cfg.Domain,
-		port: cfg.Port, hosts: map[string]*split{}, of: map[name][]string{}}
+		port: cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep,
+		hosts: map[string]*split{}, of: map[name][]string{}}
 	a.reconcile = newReconciler(a.road)
 	a.world, err = openWorld(ctx, cfg.Store, cfg.Log, a.road.follow, a.reconcile.follow)
 	if err != nil {
@@ -58,6 +63,10 @@ func New(cfg Config) (*API, error) {
 		return nil, err
 	}
 	a.road.world = a.world
+	cfg.Telemetry.Of(telemetry.Knative, func(full string) bool {
+		namespace, service, _ := strings.Cut(full, "/")
+		return a.world.get(configurations, namespace, service) != nil
+	})
 	a.reconcile.run(ctx, &writer{world: a.world, most: cfg.Directory.Space})
 	return a, nil
 }

@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -27,7 +30,9 @@ import (
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/embedded"
+	"github.com/fastiov/fastiov/invoker/telemetry"
 	node "github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,7 +55,10 @@ func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.live[in.Id] = in
-	return &node.StartReply{Id: in.Id, InitStatus: 200}, nil
+	begin := time.Now()
+	time.Sleep(time.Millisecond)
+	return &node.StartReply{Id: in.Id, InitStatus: 200, Driver: "fake", Spans: []*node.Span{
+		{Stage: "vmm", BeginNs: begin.UnixNano(), EndNs: time.Now().UnixNano()}}}, nil
 }
 
 func (f *fake) Stop(_ context.Context, in *node.StopRequest) (*node.StopReply, error) {
@@ -127,11 +135,28 @@ type house struct {
 	api   *API
 	http  http.Handler
 	key   access.Key
+
+	registry *prometheus.Registry
+	spans    *tracetest.SpanRecorder
+	mu       sync.Mutex
+	kept     []*telemetry.Call
+}
+
+func (h *house) keep(c *telemetry.Call) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.kept = append(h.kept, c)
 }
 
 func newHouse(t *testing.T, path string, key access.Key) (h *house, leave func()) {
 	t.Helper()
-	h = &house{t: t, node: &fake{live: map[string]*node.StartRequest{}}, key: key}
+	h = &house{t: t, node: &fake{live: map[string]*node.StartRequest{}}, key: key,
+		registry: prometheus.NewRegistry(), spans: tracetest.NewSpanRecorder()}
+	counts, err := telemetry.New(h.registry, sdk.NewTracerProvider(
+		sdk.WithSpanProcessor(h.spans), sdk.WithIDGenerator(timeline.IDs{})).Tracer("test"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	log := slog.New(slog.DiscardHandler)
 	s, err := embedded.Open(path, 64<<20, log)
 	if err != nil {
@@ -148,7 +173,7 @@ func newHouse(t *testing.T, path string, key access.Key) (h *house, leave func()
 	h.api, err = New(Config{Pool: h.pool, Store: s, Directory: directory, Domain: "localhost",
 		Identify: func(_ *http.Request, key access.Key) (*access.Identity, error) {
 			return directory.Identify(key.UUID, key.Secret)
-		}, Port: "80", Log: log})
+		}, Port: "80", Telemetry: counts, Keep: h.keep, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/telemetry"
 	node "github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -30,6 +31,8 @@ type road struct {
 	names     *config.Config
 	domain    string
 	port      string
+	telemetry *telemetry.Metrics
+	keep      func(*telemetry.Call)
 
 	mu    sync.RWMutex
 	hosts map[string]*split
@@ -167,7 +170,7 @@ func (r *road) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_ = deadlines.SetReadDeadline(time.Time{}) // a revision has its own
 	_ = deadlines.SetWriteDeadline(time.Time{})
 	_ = deadlines.EnableFullDuplex() // a program may answer while it reads
-	p := &passage{road: r, revision: v, grants: make(chan grant, 1)}
+	p := &passage{road: r, revision: v, begun: time.Now(), grants: make(chan grant, 1)}
 	p.pass(w, req)
 }
 
@@ -178,7 +181,11 @@ const farewell = time.Second
 type passage struct {
 	*road
 	revision *v1.Revision
+	begun    time.Time
 	grants   chan grant
+	placed   pool.Placement // its last
+	sent     time.Time      // to the sandbox
+	told     bool           // how it went is counted
 }
 
 type grant struct {
@@ -196,12 +203,12 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 		_ = deadlines.SetReadDeadline(time.Now())
 		_ = deadlines.SetWriteDeadline(time.Now().Add(farewell))
 	})()
-	demand, begun := p.demand(p.revision), time.Now()
+	demand := p.demand(p.revision)
 	demand.Endless = req.Header.Get("Upgrade") != ""
 	demand.Start = func() (*node.StartRequest, error) {
 		start := startOf(p.revision)
 		start.Call = &node.Call{Action: p.revision.Namespace + "/" + p.revision.Name,
-			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(begun))}
+			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(p.begun))}
 		return start, nil
 	}
 	p.pool.Acquire(demand, func(l *pool.Lease, err error) { p.grants <- grant{l, err} })
@@ -209,7 +216,7 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 		select {
 		case got := <-p.grants:
 			if got.err != nil {
-				fail(w, got.err)
+				p.fail(w, got.err)
 				return
 			}
 			if !p.use(got.lease, w, req.WithContext(ctx), hangUp, patience) {
@@ -221,7 +228,7 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 					got.lease.Release(true)
 				}
 			}()
-			breakOff(ctx, w, nil)
+			p.breakOff(ctx, w, nil)
 			return
 		}
 	}
@@ -233,13 +240,14 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 	hangUp context.CancelCauseFunc, patience *time.Timer) (again bool) {
 	ctx, leased := req.Context(), l.Context()
 	defer context.AfterFunc(leased, func() { hangUp(context.Cause(leased)) })()
+	p.placed, p.sent = l.Placement, time.Now()
 	conn, err := node.Connect(ctx, l.Client(), l.Sandbox, portOf(p.revision.Spec.GetContainer()))
 	switch {
 	case err != nil && l.Retry(err):
 		return true
 	case err != nil:
 		l.Release(ctx.Err() != nil) // the sandbox is good if the caller left
-		breakOff(ctx, w, err)
+		p.breakOff(ctx, w, err)
 		return false
 	}
 	defer conn.Close()
@@ -262,10 +270,11 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 			if answer.StatusCode == http.StatusSwitchingProtocols {
 				patience.Stop()
 			}
+			p.answered(answer)
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			breakOff(ctx, w, err)
+			p.breakOff(ctx, w, err)
 		},
 	}
 	proxy.ServeHTTP(w, req)
@@ -283,15 +292,21 @@ func timeout(v *v1.Revision) time.Duration {
 
 // breakOff answers a request that came to no end, with the cause of its context's end where it has
 // one. What the client still sends is not read then, so its connection takes no other request.
-func breakOff(ctx context.Context, w http.ResponseWriter, err error) {
+func (p *passage) breakOff(ctx context.Context, w http.ResponseWriter, err error) {
 	if cause := context.Cause(ctx); cause != nil {
 		w.Header().Set("Connection", "close")
 		err = cause
 	}
-	fail(w, err)
+	p.fail(w, err)
 }
 
 // fail answers a request that no program answered.
+func (p *passage) fail(w http.ResponseWriter, err error) {
+	p.failed(err)
+	fail(w, err)
+}
+
+// fail answers with why no program does.
 func fail(w http.ResponseWriter, err error) {
 	var refused *pool.Refused
 	var many *access.TooMany

@@ -15,11 +15,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/share"
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/telemetry"
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 // Config holds the parts that an API is made of.
@@ -53,8 +56,8 @@ type API struct {
 	bodies    *share.Whole
 	foresees  bool // the pool may start sandboxes before anybody calls
 	metrics   *Metrics
+	telemetry *telemetry.Metrics
 	denials   denials
-	traces    ration
 	running   sync.WaitGroup
 	adopting  sync.WaitGroup
 	sent      atomic.Int64 // calls whose /run has left, and that have not ended
@@ -90,8 +93,12 @@ func New(
 			a.Close()
 		}
 	}()
+	if a.telemetry, err = telemetry.New(registry, cfg.Tracer); err != nil {
+		return nil, err
+	}
+	a.telemetry.Of(telemetry.OpenWhisk, a.exists)
 	if registry != nil {
-		if a.metrics, err = NewMetrics(registry, a.exists); err != nil {
+		if a.metrics, err = NewMetrics(registry); err != nil {
 			return nil, err
 		}
 		for _, c := range []prometheus.Collector{a.pool, a} {
@@ -139,6 +146,28 @@ func (a *API) Register() *access.Register {
 
 // Pool returns the pool, for APIs beside this one. It ends with this API.
 func (a *API) Pool() *pool.Pool { return a.pool }
+
+// Telemetry returns what counts and traces calls, for APIs beside this one.
+func (a *API) Telemetry() *telemetry.Metrics { return a.telemetry }
+
+// Keep keeps the record of a cold start that came by another API. It is listed and read as an
+// activation, of that kind.
+func (a *API) Keep(c *telemetry.Call) {
+	namespace, name, _ := strings.Cut(c.Function, "/")
+	r := &activation.Record{ID: c.ID, Namespace: namespace, Name: name, Subject: namespace,
+		Version: "0.0.1", Kind: c.Kind, Path: c.Function, Cold: c.Cold,
+		Start: c.Cold.End, End: c.Cold.End}
+	if c.Status != telemetry.Success {
+		r.Response = activation.Failed(activation.Status(c.Status), c.Why)
+	}
+	for _, s := range c.Cold.Spans {
+		if s.Stage == timeline.FirstByte {
+			r.Start = s.Begin
+		}
+	}
+	r.Wait = max(r.Start.Sub(c.Cold.Begin), 0)
+	a.cfg.Store.Finish(r.Kept())
+}
 
 // Waiting counts the calls that wait for a sandbox.
 func (a *API) Waiting() int { return a.pool.Depth() }

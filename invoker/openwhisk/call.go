@@ -9,6 +9,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/telemetry"
 )
 
 // A call is one action to be run for a user: by a POST, by a fired rule, or as a step of a
@@ -38,6 +39,16 @@ type completion struct {
 	how     pool.Kind // it came to its sandbox
 	ran     bool      // there
 	took    time.Duration
+}
+
+// call returns what is counted of it.
+func (c *completion) call() *telemetry.Call {
+	r, status := c.record, telemetry.Status(c.record.Response.Status)
+	if c.refused != nil {
+		status = telemetry.Refused
+	}
+	return &telemetry.Call{API: telemetry.OpenWhisk, ID: r.ID, Function: r.Path, Kind: r.Kind,
+		Status: status, How: c.how, Ran: c.ran, Took: c.took, Cold: r.Cold}
 }
 
 // Started is a call under way, or at its end where that was waited for.
@@ -133,7 +144,7 @@ func (v *invocation) end(as completion) {
 	defer v.api.running.Done()
 	defer v.unmarkSent()
 	if v.finish(as.record) {
-		v.api.metrics.observe(&as, v.api.trace(as.record))
+		v.api.telemetry.Ended(as.call())
 	}
 	v.bytes.end()
 	v.ended(as)

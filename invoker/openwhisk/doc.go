@@ -28,8 +28,7 @@
 //	promise.go      what was promised is kept, across a crash too
 //	run.go          from a call to the node and back
 //	record.go       how that went
-//	metrics.go      what Prometheus sees
-//	trace.go        what a collector of traces sees
+//	metrics.go      what Prometheus sees of refusals
 //	server.go       listeners, HTTPS, and their bounds
 //
 // Below it lie the rooms that do not need it: entity, activation, outcome, raw, runtime and web.

@@ -59,13 +59,14 @@ func TestBlockingInvokeStartsColdThenWarm(t *testing.T) {
 		t.Errorf("the second was cold: %v", warm)
 	}
 	for series, want := range map[string]float64{
-		"fastiov_cold_start_seconds  vf sim": 1, "fastiov_cold_start_coverage_ratio  vf sim": 1,
-		"fastiov_activations_total guest/hello success":       2,
-		"fastiov_cold_start_stage_seconds  vf sim queue":      1,
-		"fastiov_cold_start_stage_seconds  vf sim first-byte": 1,
-		"fastiov_pool_waiting_jobs vf":                        0,
-		"fastiov_activation_seconds guest/hello warm":         1,
-		"fastiov_activation_seconds guest/hello cold":         1,
+		"fastiov_cold_start_seconds openwhisk  vf sim":                  1,
+		"fastiov_cold_start_coverage_ratio openwhisk  vf sim":           1,
+		"fastiov_activations_total openwhisk guest/hello success":       2,
+		"fastiov_cold_start_stage_seconds openwhisk  vf sim queue":      1,
+		"fastiov_cold_start_stage_seconds openwhisk  vf sim first-byte": 1,
+		"fastiov_pool_waiting_jobs vf":                                  0,
+		"fastiov_activation_seconds openwhisk guest/hello warm":         1,
+		"fastiov_activation_seconds openwhisk guest/hello cold":         1,
 	} {
 		if n := c.counted(series); n != want {
 			t.Errorf("%s is %v, want %v", series, n, want)
@@ -177,7 +178,8 @@ func TestOutcomes(t *testing.T) {
 			if got.StatusCode != o.status || !strings.Contains(string(got.body), o.says) {
 				t.Errorf("HTTP %d %s; want %d with %q", got.StatusCode, got.body, o.status, o.says)
 			}
-			if n := c.counted("fastiov_activations_total guest/hello " + o.label); n != 1 {
+			series := "fastiov_activations_total openwhisk guest/hello " + o.label
+			if n := c.counted(series); n != 1 {
 				t.Errorf("%q was counted %v times", o.label, n)
 			}
 			id := got.Header.Get("x-openwhisk-activation-id")

@@ -1,4 +1,4 @@
-package openwhisk
+package telemetry
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
@@ -32,17 +31,17 @@ func (b *ration) take(now time.Time) bool {
 	return b.spent <= MostTraces
 }
 
-// trace hands on the cold start that an activation waited for, as a trace whose id is the
-// activation's. It reports whether it did.
-func (a *API) trace(r *activation.Record) bool {
-	cold := r.Cold
-	if cold == nil || !cold.Answered || a.cfg.Tracer == nil || !a.traces.take(cold.End) {
+// trace hands on the cold start that a call waited for, as a trace whose id is the call's. It
+// reports whether it did.
+func (m *Metrics) trace(c *Call) bool {
+	cold := c.Cold
+	if cold == nil || !cold.Answered || m.tracer == nil || !m.traces.take(cold.End) {
 		return false
 	}
-	return timeline.Trace(context.Background(), a.cfg.Tracer, r.ID, cold.Spans, cold.Begin,
-		cold.End,
-		attribute.String("function", r.Path), attribute.String("kind", r.Kind),
-		attribute.String("status", r.Response.Status.String()),
+	return timeline.Trace(context.Background(), m.tracer, c.ID, cold.Spans, cold.Begin, cold.End,
+		attribute.String("api", c.API),
+		attribute.String("function", c.Function), attribute.String("kind", c.Kind),
+		attribute.String("status", c.Status.String()),
 		attribute.String("sandbox", cold.Sandbox), attribute.String("driver", cold.Driver),
 		attribute.String("vf", cold.VF),
 		attribute.String("netpath", cold.NetPath), attribute.String("fastiov", cold.FastIOV),
