@@ -411,7 +411,8 @@ func (c *Cache) CountFetched(source string, bytes int64) {
 const needed = 1 << 30
 
 // room fails where the disk is too full to make an image beside those that are being made: tools
-// that run into a full disk half-way try again for minutes. It is taken until given back.
+// that run into a full disk half-way try again for minutes. It is taken until given back. A layer
+// needs none: its image has taken it.
 func (c *Cache) room(needs int64) (give func(), err error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(c.dir, &disk); err != nil {
@@ -419,7 +420,7 @@ func (c *Cache) room(needs int64) (give func(), err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if free := int64(disk.Bavail)*disk.Bsize - c.building; free < needs {
+	if free := int64(disk.Bavail)*disk.Bsize - c.building; needs > 0 && free < needs {
 		return nil, fmt.Errorf("it may take %s to make and %s are free: %w",
 			megabytes(needs), megabytes(max(free, 0)), unix.ENOSPC)
 	}

@@ -171,14 +171,15 @@ func layerRecipe(image *oci.Image, d v1.Descriptor) recipe {
 func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, left *atomic.Int64,
 	p *pulling) (release func(), err error) {
 	r := layerRecipe(image, image.Layers()[n])
-	ours := false // we have fetched it ourselves
+	began := false // the flight is of our making: its failure is ours
+	ours := false  // we have fetched it ourselves
 	r.build = func(ctx context.Context, dir string, _ func(string, ...any)) error {
 		ours = true
 		return c.fetchLayer(ctx, image, n, dir, left, p)
 	}
 	key := r.key()
 	for {
-		ours = false
+		began, ours = false, false
 		if held, err := c.hold(ctx, key); held || err != nil {
 			if err == nil {
 				release = c.releaseOf(key)
@@ -189,6 +190,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, left *a
 			return release, err
 		}
 		f := c.joinFlight(key, func(ctx context.Context) (func(), error) {
+			began = true
 			_, release, err := c.take(ctx, r)
 			return release, err
 		})
@@ -208,7 +210,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, left *a
 			}
 		}
 		c.leaveFlight(key, f)
-		if f.err != nil && ours && !errors.Is(f.err, context.Canceled) {
+		if f.err != nil && began && !errors.Is(f.err, context.Canceled) {
 			return nil, f.err
 		}
 	}

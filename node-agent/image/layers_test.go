@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -100,5 +101,32 @@ func TestLocksGo(t *testing.T) {
 	all.Wait()
 	if left := children(filepath.Join(c.dir, "locks")); len(left) > 0 {
 		t.Errorf("%q are left", left)
+	}
+}
+
+// A layer that cannot be begun fails; it has its image's room on the disk.
+func TestALayerThatCannotBeBegunFails(t *testing.T) {
+	ref := push(t, newRegistry(t), func(*v1.ConfigFile) {})
+	c := openFor(t, t.TempDir(), ref)
+	image, err := c.Source.Find(t.Context(), ref, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	c.building = 1 << 62
+	b, err := c.bringLayers(ctx, image, needed, &pulling{})
+	if b.free(); err != nil {
+		t.Errorf("beside others that take the disk: %v", err)
+	}
+	c.evict(0)
+	if err := errors.Join(os.RemoveAll(filepath.Join(c.dir, "tmp")),
+		os.WriteFile(filepath.Join(c.dir, "tmp"), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	b, err = c.bringLayers(ctx, image, needed, &pulling{})
+	if b.free(); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, want what is wrong with the folder", err)
 	}
 }
