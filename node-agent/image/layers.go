@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
@@ -122,8 +121,8 @@ func (b *brought) free() {
 }
 
 // bringLayers takes all layers of an image into use, and fetches those that are not here: all at
-// once, as far as there is room, and the largest first, so that none is waited for at the end. Each
-// may unpack to what those before it have left of content.
+// once, as far as there is room, and the largest first, so that none is waited for at the end. All
+// together may unpack to content.
 func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64, p *pulling) (
 	*brought, error) {
 	layers := image.Layers()
@@ -137,24 +136,26 @@ func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64
 		b.keys[n] = layerRecipe(image, d).key()
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return int(layers[b].Size - layers[a].Size) })
-	var left atomic.Int64
-	left.Store(content)
+	room, err := oci.NewRoom(content)
+	if err != nil {
+		return b, err
+	}
+	defer room.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range order {
 		if slices.Index(b.keys, b.keys[n]) < n { // the same layer twice
 			continue
 		}
 		group.Go(func() (err error) {
-			b.release[n], err = c.bringLayer(ctx, image, n, &left, p)
+			b.release[n], err = c.bringLayer(ctx, image, n, room, p)
 			if err == nil {
 				b.about[n], err = aboutLayer(c.entry(b.keys[n]))
-				left.Add(-b.about[n].Bytes)
 			}
 			p.layerDone()
 			return err
 		})
 	}
-	err := group.Wait()
+	err = group.Wait()
 	for n, key := range b.keys {
 		b.about[n] = b.about[slices.Index(b.keys, key)]
 	}
@@ -168,14 +169,14 @@ func layerRecipe(image *oci.Image, d v1.Descriptor) recipe {
 
 // bringLayer takes a layer into use. If another fetched it, the registry is asked whether we may
 // have it; if another failed to, we try ourselves: with our credentials, from our repository.
-func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, left *atomic.Int64,
+func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, room *oci.Room,
 	p *pulling) (release func(), err error) {
 	r := layerRecipe(image, image.Layers()[n])
 	began := false // the flight is of our making: its failure is ours
 	ours := false  // we have fetched it ourselves
 	r.build = func(ctx context.Context, dir string, _ func(string, ...any)) error {
 		ours = true
-		return c.fetchLayer(ctx, image, n, dir, left, p)
+		return c.fetchLayer(ctx, image, n, dir, room, p)
 	}
 	key := r.key()
 	for {
@@ -218,7 +219,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, left *a
 
 // fetchLayer fills a layer's entry when it is its turn.
 func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir string,
-	left *atomic.Int64, p *pulling) error {
+	room *oci.Room, p *pulling) error {
 	s := c.pulls.streams
 	memory := min(image.Layers()[n].Size, oci.StreamBlocks*oci.BlockSize)
 	if err := s.memory.Acquire(ctx, memory); err != nil {
@@ -229,7 +230,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 		return err
 	}
 	defer s.processes.Release(1)
-	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), max(left.Load(), 1))
+	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), room)
 	if err != nil {
 		return err
 	}
@@ -243,7 +244,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 		return err
 	}
 	blob := sealed{oci.BlobName, about.Size, about.DiffID, about.Bytes}
-	if about.Spilled() {
+	if about.Sparse > 0 {
 		blob.Digest = ""
 	}
 	var seals []sealed

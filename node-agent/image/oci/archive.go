@@ -16,6 +16,7 @@ type archive struct {
 	read     int64
 	spillAt  int64 // behind the longest archive
 	spillEnd int64 // 0: nothing was spilled
+	spilled  int64 // bytes of contents
 	waited   time.Duration
 }
 
@@ -73,11 +74,12 @@ func (a *archive) Seek(offset int64, whence int) (int64, error) {
 func (a *archive) Spill(fill func(io.Writer) error) (at int64, err error) {
 	at = max(a.spillAt, a.spillEnd)
 	w := io.NewOffsetWriter(a.blob, at)
-	if err := fill(w); err != nil {
+	if err := fill(taker{w, a.room}); err != nil {
 		return 0, err
 	}
 	n, err := w.Seek(0, io.SeekCurrent)
 	a.spillEnd = roundUp(at + n)
+	a.spilled += n
 	return at, err
 }
 

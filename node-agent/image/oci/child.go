@@ -80,7 +80,8 @@ func obey(in io.Reader) (v verdict, err error) {
 	}
 	if len(o.Config) == 0 {
 		most := rootfs.Limits{Bytes: min(o.Content, maxContent), Names: maxNames, Naming: maxNaming}
-		v.Layer, err = layer(in, o.Inflater, most, handedOver(0), handedOver(1))
+		room := &Room{handedOver(2), most.Bytes}
+		v.Layer, err = layer(in, o.Inflater, most, room, handedOver(0), handedOver(1))
 		return v, err
 	}
 	file, err := v1.ParseConfigFile(bytes.NewReader(o.Config))

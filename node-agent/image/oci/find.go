@@ -80,7 +80,7 @@ func (i *Image) Verify(diffIDs []string, layers []Layer, content int64) error {
 			return refusal(i.ref, refuse(NotItself, "layer %d: its diff id is %s and its contents "+
 				"have %s", n+1, diffIDs[n], l.DiffID))
 		}
-		if total += l.Bytes; total > content {
+		if total += l.Content(); total > content {
 			return refusal(i.ref, refuse(TooLarge, "its layers have more than %d MB", content>>20))
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"io"
 	"os"
 	"sync/atomic"
@@ -45,14 +44,16 @@ type Layer struct {
 	DiffID string // digest of its archive
 	Size   int64  // of the archive
 	Bytes  int64  // of the blob: the archive, zeros, and contents of sparse files
+	Sparse int64  // of these contents
 	Names  int
 	Index  string // digest of the index
 	Stages Stages
 }
 
 // layer unpacks a layer from in.
-func layer(in io.Reader, inflater string, most rootfs.Limits, blob, index *os.File) (Layer, error) {
-	s := &stream{blob: blob, most: most.Bytes, free: make(chan []byte, pieces)}
+func layer(in io.Reader, inflater string, most rootfs.Limits, room *Room, blob, index *os.File) (
+	Layer, error) {
+	s := &stream{blob: blob, room: room, free: make(chan []byte, pieces)}
 	for range pieces {
 		s.free <- nil
 	}
@@ -84,7 +85,7 @@ func layer(in io.Reader, inflater string, most rootfs.Limits, blob, index *os.Fi
 			_, err = io.Copy(&padding{}, a)
 		}
 		l.Stages.Unpack = time.Since(begin) - a.waited
-		l.Bytes = a.spillEnd
+		l.Bytes, l.Sparse = a.spillEnd, a.spilled
 		return err
 	})
 	if err := group.Wait(); err != nil {
@@ -109,7 +110,7 @@ type piece struct {
 type stream struct {
 	ctx  context.Context
 	blob *os.File
-	most int64
+	room *Room
 	size int64
 	free chan []byte
 	to   [3]chan *piece
@@ -160,8 +161,9 @@ func (s *stream) read(in io.Reader, inflater string, stages *Stages) error {
 		} else {
 			p := &piece{b: b[:n], at: s.size}
 			p.users.Store(int32(len(s.to)))
-			if s.size += int64(n); s.size > s.most {
-				return fmt.Errorf("%w: it has more than %d MB", rootfs.ErrTooLarge, s.most>>20)
+			s.size += int64(n)
+			if err := s.room.Take(int64(n)); err != nil {
+				return err
 			}
 			for _, to := range s.to {
 				to <- p // there are no more pieces than places
@@ -200,5 +202,5 @@ func (s *stream) each(from <-chan *piece, took *time.Duration, f func(*piece) er
 	return nil
 }
 
-// Spilled reports whether the blob has more than the archive.
-func (l Layer) Spilled() bool { return l.Bytes > roundUp(l.Size) }
+// Content returns what the layer took of its image's room.
+func (l Layer) Content() int64 { return l.Size + l.Sparse }

@@ -29,7 +29,7 @@ type order struct {
 	Layers   []Layer
 	Measure  bool
 	Inflater string
-	Content  int64 // how much a layer may unpack to
+	Content  int64 // how much the image's layers may unpack to
 	tools    string
 }
 
@@ -68,17 +68,18 @@ func (i *Image) Inspect(ctx context.Context, cell string) (diffIDs []string, err
 	return v.DiffIDs, refusal(i.ref, err)
 }
 
-// Unpack fetches the n-th layer, and writes its blob and its index into dir.
-func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, content int64) (
+// Unpack fetches the n-th layer, and writes its blob and its index into dir, as far as the room
+// goes.
+func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, room *Room) (
 	Layer, error) {
-	l, err := i.unpack(ctx, n, dir, with, content)
+	l, err := i.unpack(ctx, n, dir, with, room)
 	if err != nil {
 		err = fmt.Errorf("layer %d: %w", n+1, err)
 	}
 	return l, refusal(i.ref, err)
 }
 
-func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, content int64) (
+func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, room *Room) (
 	l Layer, err error) {
 	var files []*os.File
 	for _, name := range []string{BlobName, IndexName} {
@@ -89,9 +90,15 @@ func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, c
 		defer f.Close()
 		files = append(files, f)
 	}
+	shared, err := room.share()
+	if err != nil {
+		return l, ours(err)
+	}
+	defer shared.Close()
+	files = append(files, shared)
 	begin := time.Now()
 	var sending time.Duration
-	o := order{Inflater: with.Inflater, Content: content, tools: with.Tools}
+	o := order{Inflater: with.Inflater, Content: room.most, tools: with.Tools}
 	v, err := i.order(ctx, filepath.Join(dir, "cell"), o, files,
 		func(ctx context.Context, in io.Writer) error {
 			to := &timedWriter{w: in}

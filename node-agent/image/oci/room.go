@@ -1,0 +1,72 @@
+package oci
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Room bounds what the layers of an image unpack to, all together, while each has a process of
+// its own. It is an empty file, whose offset all who were handed it share: that is what they took.
+type Room struct {
+	file *os.File
+	most int64
+}
+
+// NewRoom returns a room of so many bytes.
+func NewRoom(most int64) (*Room, error) {
+	fd, err := unix.MemfdCreate("room", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("the room of an image's layers: %w", err)
+	}
+	return &Room{os.NewFile(uintptr(fd), "room"), most}, nil
+}
+
+// Close ends this process's use of the room.
+func (r *Room) Close() { r.file.Close() }
+
+// Take takes n bytes, or fails where so many are not left.
+func (r *Room) Take(n int64) error {
+	taken, err := r.file.Seek(n, io.SeekCurrent)
+	if err != nil {
+		return ours(fmt.Errorf("the room of an image's layers: %w", err))
+	}
+	if taken > r.most {
+		return refuse(TooLarge, "its layers have more than %d MB", r.most>>20)
+	}
+	return nil
+}
+
+// share returns the room for a process that is about to start. A pull may end, and close its room,
+// while another still waits for a layer of it.
+func (r *Room) share() (*os.File, error) {
+	raw, err := r.file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	if ended := raw.Control(func(of uintptr) {
+		fd, err = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0)
+	}); ended != nil {
+		return nil, ended
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), r.file.Name()), nil
+}
+
+// A taker writes what there is room for.
+type taker struct {
+	io.Writer
+	*Room
+}
+
+func (t taker) Write(b []byte) (int, error) {
+	if err := t.Take(int64(len(b))); err != nil {
+		return 0, err
+	}
+	return t.Writer.Write(b)
+}
