@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
@@ -41,6 +43,8 @@ var (
 	awayFlags = []string{ // that follow from where it is
 		"--pf", "igb", "--images", awayImages, "--listen", awayAPI, "--metrics", awayMetrics,
 		"--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
+	}
+	awayVFs = []string{ // the network behind its VFs, which no bridge can have
 		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2",
 		"--dns", "10.0.2.3",
 	}
@@ -73,7 +77,7 @@ func wordsAway(cmd *cobra.Command) (words []string, err error) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		switch {
 		case !f.Changed || slices.Contains(ours, f.Name):
-		case slices.Contains(awayFlags, "--"+f.Name):
+		case slices.Contains(slices.Concat(awayFlags, awayVFs), "--"+f.Name):
 			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed;"+
 				" leave it out", f.Name)
 		case f.Name == "image-registries":
@@ -97,18 +101,18 @@ func upInTestbed(cmd *cobra.Command, kernel string, n *nodeFlags) (away bool, er
 		return true, err
 	}
 	defer cache.Close()
-	if isNode(ctx, cache, progress) {
-		return false, nil
-	}
-	words, err := wordsAway(cmd)
-	if err != nil {
-		return true, err
-	}
 	var a arm.Arm
 	if n.fastiov != "" {
 		if a, err = arm.Parse(n.fastiov); err != nil {
 			return true, fmt.Errorf("--fastiov: %w", err)
 		}
+	}
+	if isNode(ctx, cache, len(n.pfs) > 0 || n.fastiov != "" && a.HasVF(), progress) {
+		return false, nil
+	}
+	words, err := wordsAway(cmd)
+	if err != nil {
+		return true, err
 	}
 	host, err := bringUp(cmd, testbed.Config{Name: awayName, Kernel: kernel, NVMeVFs: 64,
 		Forward: awayPorts})
@@ -119,18 +123,28 @@ func upInTestbed(cmd *cobra.Command, kernel string, n *nodeFlags) (away bool, er
 	if err := fillImages(ctx, host, cache, n.guestKernel, a); err != nil {
 		return true, err
 	}
+	if !a.Tap {
+		words = append(words, awayVFs...)
+	}
 	return true, runInTestbed(ctx, host, words, cmd.OutOrStdout(), progress)
 }
 
-// isNode reports whether this machine can be a node. If not, it says why, and that a testbed is the
-// node.
-func isNode(ctx context.Context, cache *build.Builder, progress io.Writer) bool {
+// isNode reports whether this machine can be a node, if need be one with VFs. If not, it says why,
+// and that a testbed is the node.
+func isNode(ctx context.Context, cache *build.Builder, vfs bool, progress io.Writer) bool {
 	report := examine(ctx, cache)
-	if !report.Node() {
-		fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n",
-			report.Err())
+	err := report.Err()
+	switch has := doctor.HasCard(); {
+	case err == nil && vfs && !has:
+		err = errors.New("this machine has no network card with SR-IOV")
+	case err == nil && !has:
+		fmt.Fprintln(progress, "no network card here has SR-IOV,"+
+			" so microVMs have taps of a bridge, and no VFs")
 	}
-	return report.Node()
+	if err != nil {
+		fmt.Fprintf(progress, "%v\nso a testbed is the node (`fastiov doctor` says more)\n", err)
+	}
+	return err == nil
 }
 
 // fillImages gives the testbed the images that this machine has built, guests that kernel, and VMMs

@@ -155,7 +155,7 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []stri
 		return nil, nil, err
 	} else if away != nil {
 		run, end = away.run, away.end
-		words = append(slices.Concat(awayFlags, awayDefaults), words...)
+		words = append(slices.Concat(awayFlags, awayVFs, awayDefaults), words...)
 	}
 	return func(ctx context.Context, order ablation.Order) (*ablation.Round, error) {
 		what, err := json.Marshal(order)
@@ -190,7 +190,7 @@ func openTestbed(cmd *cobra.Command, arms []arm.Arm) (*measuredTestbed, error) {
 	defer cache.Close()
 	state, err := testbed.Look(awayName)
 	up := err == nil && state.State == "ready"
-	if !up && isNode(ctx, cache, progress) {
+	if !up && isNode(ctx, cache, slices.ContainsFunc(arms, arm.Arm.HasVF), progress) {
 		return nil, nil
 	}
 	config := testbed.Config{Name: awayName, Kernel: testbed.PatchedKernel}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -119,6 +120,10 @@ func (r *round) prepare() error {
 		return nil
 	}
 	r.n.fastiov = r.result.Arm
+	if a.Tap { // flags say what is behind the VFs of other rounds
+		r.n.subnet, r.n.first = netip.Prefix{}, netip.Addr{}
+		r.n.gateway, r.n.dns = netip.Addr{}, netip.Addr{}
+	}
 	return nil
 }
 

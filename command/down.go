@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -165,7 +166,8 @@ func endRecorded(ctx context.Context, runDir string) (int, error) {
 	}
 	ending.Wait()
 	failed := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	return len(orphans) - len(failed), errors.Join(failed...)
+	return len(orphans) - len(failed), errors.Join(append(failed,
+		bridge.Undo(bridgeDir(runDir)))...)
 }
 
 func isThere(path string) bool {

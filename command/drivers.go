@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
-	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 	"github.com/fastiov/fastiov/node-agent/sandbox/containerd"
@@ -145,12 +143,9 @@ func openQEMU(
 	if err != nil {
 		return nil, err
 	}
-	var region string
-	if n.arm.HasRegion() {
-		if region, err = images.Guest.Region(); err != nil {
-			return nil, fmt.Errorf("--fastiov %s: the guest has no drivers for a root in memory"+
-				" (%w): use Debian's guest kernel, or s=1", n.arm, err)
-		}
+	further, err := furtherFor(n.arm, images.Guest)
+	if err != nil {
+		return nil, err
 	}
 	probe, err := kprobe.Open()
 	if err != nil {
@@ -159,17 +154,42 @@ func openQEMU(
 		n.probe = probe
 		n.onClose(probe.Close)
 	}
-	d, err := qemu.Open(qemu.Config{
-		QEMU: vmm, Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd,
-		Region: region, Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages,
-		Arm:   n.arm,
+	cfg := qemu.Config{
+		QEMU: vmm, Kernel: images.Guest.Kernel, Initrd: images.Guest.Initrd, Further: further,
+		Rooms: rooms, BestEffort: f.bestEffort(), HugePages: f.hugePages, Arm: n.arm,
 		Probe: probe, Log: n.log,
-	})
+	}
+	if n.arm.Tap {
+		if err := n.openBridge(f); err != nil {
+			return nil, err
+		}
+		cfg.Tap = n.bridge.Tap
+	}
+	d, err := qemu.Open(cfg)
 	if err != nil {
 		return nil, err
 	}
 	n.onClose(d.Close)
 	return d, nil
+}
+
+// furtherFor returns what the guest's initrd lacks for the arm, or "".
+func furtherFor(a arm.Arm, guest image.Boot) (string, error) {
+	name, what := "", ""
+	switch {
+	case a.HasRegion():
+		name, what = image.RegionName, "a root in memory"
+	case a.Tap:
+		name, what = image.TapName, "a tap"
+	default:
+		return "", nil
+	}
+	file, err := guest.Further(name)
+	if err != nil {
+		return "", fmt.Errorf("--fastiov %s: the guest has no drivers for %s (%w): use Debian's"+
+			" guest kernel, or another arm", a, what, err)
+	}
+	return file, nil
 }
 
 // qemuFor returns the QEMU that the arm needs. The patched one is copied to the run directory: VMMs
@@ -222,11 +242,7 @@ func openContainerd(
 		Address: f.containerd, Handler: f.handler, Namespace: nodeName(f.runDir),
 		Dir: containersDir(f.runDir), Log: n.log,
 	}
-	if n.arm.NoNet {
-		if err := bridge.Undo(bridgeDir(f.runDir)); err != nil { // a former agent may have had one
-			return nil, err
-		}
-	} else {
+	if !n.arm.NoNet {
 		if err := n.openBridge(f); err != nil {
 			return nil, err
 		}
@@ -241,8 +257,7 @@ func openContainerd(
 }
 
 func clearContainerd(ctx context.Context, runDir string, log *slog.Logger) error {
-	return errors.Join(containerd.Clear(ctx, containersDir(runDir), log),
-		bridge.Undo(bridgeDir(runDir)))
+	return containerd.Clear(ctx, containersDir(runDir), log)
 }
 
 func openSim(

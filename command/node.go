@@ -17,6 +17,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
@@ -63,7 +64,7 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 		}
 	}()
 	n.metrics = agent.NewMetrics(n.registry)
-	if n.arm, err = chooseArm(f); err != nil {
+	if n.arm, err = chooseArm(f, log); err != nil {
 		return nil, err
 	}
 	images, err := n.openImages(ctx, f)
@@ -76,6 +77,11 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 	driver, err := f.sandbox.open(ctx, n, f, images)
 	if err != nil {
 		return nil, err
+	}
+	if n.bridge == nil { // a former agent may have had one
+		if err := bridge.Undo(bridgeDir(f.runDir)); err != nil {
+			return nil, err
+		}
 	}
 	if n.agent, err = n.openAgent(ctx, f, driver, images); err != nil {
 		return nil, err
@@ -178,8 +184,11 @@ func (n *node) openImages(ctx context.Context, f *nodeFlags) (*image.Set, error)
 }
 
 // chooseArm returns how sandboxes are started, and switches the kernel to it before a VF is bound.
-func chooseArm(f *nodeFlags) (a arm.Arm, err error) {
+func chooseArm(f *nodeFlags, log *slog.Logger) (a arm.Arm, err error) {
 	switch {
+	case f.fastiov == "" && f.sandbox.guest && len(f.pfs) == 0 && !doctor.HasCard():
+		log.Warn("no network card here has SR-IOV: microVMs have taps of a bridge, and no VFs")
+		a = arm.Tap
 	case f.fastiov == "" && f.sandbox.kernel:
 		a = arm.Default()
 	case f.fastiov == "":
@@ -188,6 +197,10 @@ func chooseArm(f *nodeFlags) (a arm.Arm, err error) {
 		if a, err = arm.Parse(f.fastiov); err != nil {
 			return a, fmt.Errorf("--fastiov: %w", err)
 		}
+	}
+	if a.Tap && !f.sandbox.guest {
+		return a, fmt.Errorf("--fastiov tap: only microVMs have taps, and %s makes none;"+
+			" leave it out", f.sandbox.name)
 	}
 	if !f.sandbox.kernel && a != arm.None && !a.NoNet {
 		return a, fmt.Errorf("--fastiov %s is of the kernel, which %s has no use for: leave it out",
@@ -240,8 +253,11 @@ func (n *node) openAgent(
 		cfg.Cache = n.cache.Usage
 	}
 	network := f.sandbox.network
-	if n.arm.NoNet {
+	switch {
+	case n.arm.NoNet:
 		network = unconnected
+	case n.arm.Tap:
+		network = bridged
 	}
 	path, err := network(ctx, n, f, &cfg)
 	if err != nil {

@@ -105,7 +105,8 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	f.BoolVar(&n.hugePages, "huge-pages", false,
 		"guest memory from the 2 MiB huge pages set aside on this machine")
 	f.StringVar(&n.fastiov, "fastiov", "", "how microVMs are started: a named arm, as none or all,"+
-		" or axes as in l=hierarchical,r=1 or all,r=0 (default: all on fastiov's kernel, else none)")
+		" or axes as in l=hierarchical,r=1 or all,r=0 (default: all on fastiov's kernel, else none;"+
+		" tap where no network card has SR-IOV)")
 	settings.Check(f, isArm, "fastiov")
 	f.IntVar(&n.memoryMiB, "memory", 0,
 		"MiB to give out to sandboxes (default: what is free now, less 512)")

@@ -26,7 +26,8 @@ type Arm struct {
 	Barrier Barrier         // what keeps the VF from memory that is not zeroed
 	Reset   bool            // R: a VF that nobody has touched since its reset is not reset again
 
-	NoNet  bool // a baseline: the microVM has no VF
+	NoNet  bool // a baseline: the microVM has no network
+	Tap    bool // a baseline, and what a host without VFs has: a tap of a bridge in their place
 	Zeroed int  // a baseline: percent of the guest's memory that were zeroed before the start
 }
 
@@ -76,6 +77,8 @@ var (
 	Paper2024 = Arm{Lock: Bus, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict}
 	// the baseline without a network: what any way of passing a VF through adds to
 	NoNet = Arm{Lock: PerVF, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict, NoNet: true}
+	// the software network
+	Tap = Arm{Lock: PerVF, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict, Tap: true}
 )
 
 var named = []struct {
@@ -83,7 +86,7 @@ var named = []struct {
 	arm  Arm
 }{
 	{"none", None}, {"paper", Paper}, {"all", All}, {"paper-2024", Paper2024}, {"nonet", NoNet},
-	{"pre10", preZeroed(10)}, {"pre50", preZeroed(50)}, {"pre100", preZeroed(100)},
+	{"tap", Tap}, {"pre10", preZeroed(10)}, {"pre50", preZeroed(50)}, {"pre100", preZeroed(100)},
 }
 
 func preZeroed(percent int) Arm {
@@ -146,8 +149,8 @@ func Parse(text string) (Arm, error) {
 		}
 		a, words = base, words[1:]
 	}
-	if len(words) > 0 && a.NoNet {
-		return Arm{}, fmt.Errorf("nonet has no VF for %s to concern: leave it out",
+	if len(words) > 0 && !a.HasVF() {
+		return Arm{}, fmt.Errorf("%s has no VF for %s to concern: leave it out", a,
 			strings.Join(words, ","))
 	}
 	given := map[string]bool{}
@@ -254,6 +257,9 @@ func (a Arm) Missing() error {
 	}
 	return nil
 }
+
+// HasVF reports whether the microVM has a VF.
+func (a Arm) HasVF() bool { return !a.NoNet && !a.Tap }
 
 // HasRegion reports whether the guest has its root image as memory.
 func (a Arm) HasRegion() bool { return a.Root == Region || a.Root == Unmapped }

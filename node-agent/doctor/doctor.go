@@ -82,14 +82,8 @@ func Check(ctx context.Context, kernel Kernel, prefix hypervisor.Prefix) Report 
 	findings := []Finding{
 		user(os.Geteuid()),
 		vmm(qemu, err),
-		iommu(root),
-		interrupts(root),
-		vfio(root),
-		cards(root),
-		groups(root),
 		vsock(root),
 		cgroup(root),
-		memlock(root),
 		hugePages(root),
 		sharedPages(root),
 		manyVFs(root),
@@ -99,7 +93,19 @@ func Check(ctx context.Context, kernel Kernel, prefix hypervisor.Prefix) Report 
 		cache(),
 		arms(root),
 	}
+	findings = append(findings, network(root)...)
 	return Report{append(findings, kvm(ctx, root, kernel, qemu))}
+}
+
+// network checks what the NICs of microVMs need: VFs all that hands a device through, and taps, on
+// a machine without a card that has VFs, one device.
+func network(root string) []Finding {
+	if !hasCard(root) {
+		return []Finding{cards(root), tap(root)}
+	}
+	return []Finding{
+		cards(root), iommu(root), interrupts(root), vfio(root), groups(root), memlock(root),
+	}
 }
 
 func ok(check, found string, a ...any) Finding {

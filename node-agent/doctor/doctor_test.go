@@ -91,8 +91,10 @@ func TestChecksOfFiles(t *testing.T) {
 		{"vfio", vfio, map[string]string{"dev/vfio/vfio": "", "sys/bus/pci/drivers/vfio-pci/bind": ""}, OK, "vfio-pci"},
 		{"no vfio-pci", vfio, map[string]string{"dev/vfio/vfio": ""}, No, "module vfio-pci"},
 		{"card", cards, card0, OK, "0000:01:00.0 (igb, 0 of 7 VFs)"},
-		{"no card", cards, nil, No, "no device with SR-IOV"},
-		{"disk only", cards, with(card0, pf+"class", "0x010802"), No, "no network card"},
+		{"no card", cards, nil, Note, "microVMs have taps"},
+		{"disk only", cards, with(card0, pf+"class", "0x010802"), Note, "only 0000:01:00.0"},
+		{"tap", tap, map[string]string{"dev/net/tun": ""}, OK, "/dev/net/tun"},
+		{"no tap", tap, nil, No, "no /dev/net/tun"},
 		{"no VFs yet", groups, card0, OK, "will be alone"},
 		{"functions together", groups, with(card0, pf+"iommu_group/devices/0000:01:00.1", ""), OK, "will be alone"},
 		{"no ACS", groups, with(card0, pf+"iommu_group/devices/0000:00:01.0", ""), No, "lacks ACS"},
@@ -143,6 +145,22 @@ func TestChecksOfFiles(t *testing.T) {
 		}
 		if f.Verdict == No && f.Remedy == "" && c.name != "nothing to group" {
 			t.Errorf("%s: says no and not what to do", c.name)
+		}
+	}
+}
+
+// Without a card nothing that VFs need keeps a machine from being a node.
+func TestAMachineWithoutACardHasTaps(t *testing.T) {
+	for what, c := range map[string]struct {
+		files map[string]string
+		node  bool
+	}{
+		"a laptop":                 {map[string]string{"dev/net/tun": ""}, true},
+		"without tun devices":      {nil, false},
+		"with a card and no IOMMU": {with(card0, "dev/net/tun", ""), false},
+	} {
+		if r := (Report{network(machine(t, c.files))}); r.Node() != c.node {
+			t.Errorf("%s: a node %v, %v", what, r.Node(), r.Err())
 		}
 	}
 }

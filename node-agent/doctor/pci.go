@@ -85,23 +85,38 @@ func findCards(root string) []card {
 	return found
 }
 
+// HasCard reports whether this machine has a network card with SR-IOV. Where none is, microVMs have
+// taps of a bridge.
+func HasCard() bool { return hasCard("/") }
+
+func hasCard(root string) bool {
+	return slices.ContainsFunc(findCards(root), func(c card) bool { return c.network })
+}
+
 // cards looks for a network card whose VFs functions can use.
 func cards(root string) Finding {
 	var names []string
-	network := false
 	for _, c := range findCards(root) {
 		names = append(names, c.String())
-		network = network || c.network
 	}
-	switch {
-	case len(names) == 0:
-		return no("sr-iov", "enable SR-IOV in the firmware, or use a network card that has it",
-			"no device with SR-IOV")
-	case !network:
-		return no("sr-iov", "enable SR-IOV of a network card in the firmware",
-			"no network card with SR-IOV, only %s", strings.Join(names, ", "))
+	if !hasCard(root) {
+		found := "no network card with SR-IOV: microVMs have taps of a bridge, and no VFs"
+		if len(names) > 0 {
+			found += "; only " + strings.Join(names, ", ")
+		}
+		return note("sr-iov", "enable SR-IOV in the firmware, or use a network card that has it",
+			"%s", found)
 	}
 	return ok("sr-iov", "%s", strings.Join(names, ", "))
+}
+
+// tap looks for what taps are made by.
+func tap(root string) Finding {
+	const device = "dev/net/tun"
+	if !exists(root, device) {
+		return no("tap", "modprobe tun", "no /%s", device)
+	}
+	return ok("tap", "/%s", device)
 }
 
 // groups checks that each VF is alone in its IOMMU group. vfio gives out whole groups, and devices

@@ -22,8 +22,10 @@ func Export(
 ) error {
 	var files exports
 	files.add(filepath.Join(dir, "guest"), guest.Kernel, guest.Initrd)
-	if region, err := guest.Region(); err == nil {
-		files.add(filepath.Join(dir, "guest"), region)
+	for _, name := range []string{RegionName, TapName} {
+		if further, err := guest.Further(name); err == nil {
+			files.add(filepath.Join(dir, "guest"), further)
+		}
 	}
 	for thing, prefix := range qemus {
 		if err := files.addAll(filepath.Join(dir, thing), prefix); err != nil {

@@ -27,6 +27,7 @@ const (
 	KernelName = "kernel"
 	InitrdName = "initrd"
 	RegionName = "region" // more of an initrd, for a root in a region of memory
+	TapName    = "tap"    // more of an initrd, for a NIC other than a VF
 	RootName   = "root.erofs"
 	ConfigName = "config.json"
 )
@@ -37,10 +38,10 @@ type Boot struct {
 	Root           string // empty where the root is chosen later
 }
 
-// Region returns the file that the initrd lacks where the root is a region of memory. Without it,
-// the kernel cannot have such a root.
-func (b Boot) Region() (file string, err error) {
-	file = filepath.Join(filepath.Dir(b.Initrd), RegionName)
+// Further returns the file of that name, which the initrd lacks. Without it, the kernel cannot have
+// what the file is for.
+func (b Boot) Further(name string) (file string, err error) {
+	file = filepath.Join(filepath.Dir(b.Initrd), name)
 	_, err = os.Stat(file)
 	return file, err
 }

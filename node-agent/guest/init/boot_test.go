@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/testbed"
@@ -80,6 +83,7 @@ func TestBoot(t *testing.T) {
 		m.end(t)
 	})
 	t.Run("a root in memory", func(t *testing.T) { rootInMemory(t, files) })
+	t.Run("a NIC on a tap", func(t *testing.T) { onTap(t, files) })
 	t.Run("probe", func(t *testing.T) {
 		m, _ := emulate(t, files, "fastiov.probe=1")
 		m.end(t)
@@ -89,32 +93,59 @@ func TestBoot(t *testing.T) {
 	})
 }
 
+// joined returns a new file of that size, or of the size of the others that it is made of.
+func joined(t *testing.T, size int64, from ...string) string {
+	t.Helper()
+	var all []byte
+	for _, file := range from {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, content...)
+	}
+	path := filepath.Join(t.TempDir(), "joined")
+	if err := os.WriteFile(path, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, max(size, int64(len(all)))); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// onTap has a NIC as a tap gives it, which comes up as a VF does.
+func onTap(t *testing.T, files map[string]string) {
+	with := maps.Clone(files)
+	with["initrd"] = joined(t, 0, files["initrd"], files["tap"])
+	// the NIC comes before the serial port, which so is of the third device
+	const control = "fastiov.control=/dev/vport2p1"
+	m, conn := emulate(t, with, control, "-netdev", "user,id=tap", "-device",
+		"virtio-net-pci,netdev=tap,romfile=,disable-legacy=on,mac="+testVF.MAC)
+	program := wire.Program{Command: []string{"runtime"}}
+	err := makeReady(t, conn, wire.Config{Secret: testSecret, Program: program, NIC: testVF})
+	if err != nil {
+		t.Fatal(err)
+	}
+	showStages(t, m, conn)
+	if !slices.ContainsFunc(conn.Spans(), func(s timeline.Span) bool {
+		return s.Stage == timeline.VFDriver
+	}) {
+		t.Errorf("its driver has no stage: %v", conn.Spans())
+	}
+	lines := logged(deadline(t), conn, 1)
+	if len(lines) != 1 || !strings.Contains(lines[0].Text, testVF.Address.String()) {
+		t.Errorf("its address is not there: %+v", lines)
+	}
+}
+
 // rootInMemory boots from a read-only NVDIMM, beside a disk that has no file system.
 func rootInMemory(t *testing.T, files map[string]string) {
-	dir := t.TempDir()
-	join := func(name string, size int64, from ...string) string {
-		var all []byte
-		for _, file := range from {
-			content, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, content...)
-		}
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, all, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(path, max(size, int64(len(all)))); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
 	const size = 32 << 20
-	image := join("image", size, files["root.erofs"])
+	image := joined(t, size, files["root.erofs"])
 	m, conn := emulate(t, map[string]string{
-		"kernel": files["kernel"], "initrd": join("initrd", 0, files["initrd"], files["region"]),
-		"root.erofs": join("zeros", 1<<20),
+		"kernel": files["kernel"], "initrd": joined(t, 0, files["initrd"], files["region"]),
+		"root.erofs": joined(t, 1<<20),
 	}, "root="+wire.Region, "-machine", "nvdimm=on", "-m", "slots=1,maxmem=1G", "-object",
 		fmt.Sprintf("memory-backend-file,id=image,share=on,readonly=on,size=%d,mem-path=%s", size,
 			image), "-device", "nvdimm,memdev=image,unarmed=on")

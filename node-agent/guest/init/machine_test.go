@@ -32,12 +32,14 @@ func artefacts(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	run(t, exec.Command("mkfs.erofs", "--quiet", dir+"/root.erofs", dir+"/root"))
-	region, err := boot.Region()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return map[string]string{"kernel": boot.Kernel, "initrd": boot.Initrd, "region": region,
+	files := map[string]string{"kernel": boot.Kernel, "initrd": boot.Initrd,
 		"root.erofs": dir + "/root.erofs"}
+	for _, name := range []string{image.RegionName, image.TapName} {
+		if files[name], err = boot.Further(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
 }
 
 func run(t *testing.T, cmd *exec.Cmd) {

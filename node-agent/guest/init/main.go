@@ -1,6 +1,6 @@
 // Command init is process 1 of the microVM, the only program in its initrd beside kernel modules.
 //
-//	modules ─┬─ (a VF driver probes alongside) ───────────────────┐
+//	modules ─┬─ (a NIC's driver probes alongside) ───────────────────┐
 //	         ├─ call the host, hello                              │
 //	         ├─ root: image + tmpfs overlay                       │
 //	         └─ config: time, entropy, names ─┬─ gate: keeps packets ─ VF: up ─ gate: opens
@@ -88,34 +88,28 @@ func live(h *host) (err error) {
 		return nil
 	}
 	rec := &recorder{host: h}
-	vfDrivers, err := loadModules("/modules", rec)
+	nicDrivers, err := loadModules(rec, moduleLists...)
 	if err != nil {
 		return err
 	}
-	root := options["root"]
-	if root == wire.Region {
-		if _, err := loadModules("/region-modules", rec); err != nil {
-			return err
-		}
-	}
 	h.gates = unix.Access(tunDevice, unix.F_OK) == nil
 	h.call(dialer(options))
-	if err := rec.step("root", func() error { return enterRoot(root) }); err != nil {
+	if err := rec.step("root", func() error { return enterRoot(options["root"]) }); err != nil {
 		return err
 	}
 	config, err := h.config(configWithin)
 	if err != nil {
 		return err
 	}
-	return serve(h, rec, config, vfDrivers)
+	return serve(h, rec, config, nicDrivers)
 }
 
 // serve makes the guest what config says and stays until the runtime ends.
-func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) error {
+func serve(h *host, rec *recorder, config *wire.Config, nicDrivers *drivers) error {
 	if err := rec.step("settle", func() error { return settle(config) }); err != nil {
 		return err
 	}
-	begin, g, err := network(h, rec, config, vfDrivers)
+	begin, g, err := network(h, rec, config, nicDrivers)
 	if err != nil {
 		return err
 	}
@@ -148,11 +142,11 @@ func serve(h *host, rec *recorder, config *wire.Config, vfDrivers *drivers) erro
 // stage that is under way has begun: anew, if the VF was waited for meanwhile, as it is where no
 // gate is wanted, or none can be made. Then it returns none.
 func network(h *host, rec *recorder, config *wire.Config,
-	vfDrivers *drivers) (begin int64, g *gate, err error) {
+	nicDrivers *drivers) (begin int64, g *gate, err error) {
 	if config.NIC == nil {
 		return h.start, nil, nil
 	}
-	up := func() (uint32, error) { return bringUp(config.NIC, vfDrivers, rec, linkWithin) }
+	up := func() (uint32, error) { return bringUp(config.NIC, nicDrivers, rec, linkWithin) }
 	if config.Gate {
 		err = rec.step("gate", func() (err error) {
 			g, err = openGate(config.NIC)

@@ -13,10 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vfDriverNames lists the modules whose probing waits for hardware: they are loaded alongside.
-var vfDriverNames = map[string]bool{"igbvf": true, "iavf": true, "ixgbevf": true, "mlx5_core": true}
+// moduleLists name what is loaded. What a guest is to measure with, or has a tap for, is in further
+// archives of its initrd.
+var moduleLists = []string{"/modules", "/region-modules", "/tap-modules"}
 
-// drivers holds the VF drivers that are being loaded.
+// nicDriverNames lists the drivers of NICs. They are loaded alongside, for a VF's waits for its
+// hardware.
+var nicDriverNames = map[string]bool{"igbvf": true, "iavf": true, "ixgbevf": true,
+	"mlx5_core": true, "virtio_net": true}
+
+// drivers holds the drivers of NICs that are being loaded.
 type drivers struct {
 	loading sync.WaitGroup
 	mu      sync.Mutex
@@ -37,29 +43,33 @@ func (d *drivers) wait(within time.Duration) error {
 	return d.err
 }
 
-// loadModules loads the modules that list names, one path a line, in that order, and returns while
-// the VF drivers among them still probe. Without a list it loads nothing.
-func loadModules(list string, rec *recorder) (*drivers, error) {
-	vf := &drivers{}
-	text, err := os.ReadFile(list)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+// loadModules loads the modules that the lists name, one path a line, in that order, and returns
+// while the drivers of NICs among them still probe. A list that is not there names nothing.
+func loadModules(rec *recorder, lists ...string) (*drivers, error) {
+	nic := &drivers{}
+	var paths []string
+	for _, list := range lists {
+		text, err := os.ReadFile(list)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		paths = append(paths, strings.Fields(string(text))...)
 	}
-	for _, path := range strings.Fields(string(text)) {
+	for _, path := range paths {
 		name := strings.TrimSuffix(filepath.Base(path), ".ko")
-		file, err := take(path) // by now: while a VF driver loads, the root directory changes
+		file, err := take(path) // by now: while a NIC's driver loads, the root directory changes
 		if err != nil {
 			return nil, err
 		}
-		if vfDriverNames[strings.ReplaceAll(name, "-", "_")] {
-			vf.loading.Go(func() { vf.load(file, name, rec) })
+		if nicDriverNames[strings.ReplaceAll(name, "-", "_")] {
+			nic.loading.Go(func() { nic.load(file, name, rec) })
 			continue
 		}
 		if err := rec.step("module "+name, func() error { return loadModule(file) }); err != nil {
 			return nil, err
 		}
 	}
-	return vf, nil
+	return nic, nil
 }
 
 func (d *drivers) load(file *os.File, name string, rec *recorder) {

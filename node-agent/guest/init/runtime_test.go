@@ -198,7 +198,7 @@ func TestWriteNames(t *testing.T) {
 
 func TestLoadModules(t *testing.T) {
 	rec := &recorder{host: newHost(boottime())}
-	if _, err := loadModules(t.TempDir()+"/modules", rec); err != nil {
+	if _, err := loadModules(rec, t.TempDir()+"/modules"); err != nil {
 		t.Errorf("no list: %v", err)
 	}
 	list := t.TempDir() + "/modules"
@@ -207,7 +207,7 @@ func TestLoadModules(t *testing.T) {
 		os.WriteFile(list, []byte(broken+"\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	vf, err := loadModules(list, rec)
+	vf, err := loadModules(rec, list)
 	if err != nil {
 		t.Fatalf("a VF driver holds up the start: %v", err)
 	}
@@ -222,7 +222,7 @@ func TestLoadModules(t *testing.T) {
 	if err := os.WriteFile(list, []byte("/no/erofs.ko\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := loadModules(list, rec); err == nil || !strings.Contains(err.Error(), "erofs") {
+	if _, err := loadModules(rec, list); err == nil || !strings.Contains(err.Error(), "erofs") {
 		t.Errorf("a missing module: %v", err)
 	}
 }

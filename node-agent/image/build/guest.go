@@ -18,17 +18,25 @@ import (
 var guestModules = []string{"crc32c_generic", "virtio_blk", "erofs", "overlay",
 	"vmw_vsock_virtio_transport", "tun", "igbvf"}
 
-// regionModules lists the modules for a root that is a region of memory. They are in an archive of
-// their own, since guests have that to measure with alone.
-var regionModules = []string{"nfit", "nd_pmem"}
+// further lists what few guests need, in archives of their own: the modules for a root that is a
+// region of memory, which guests have to measure with alone, and for a NIC that is a tap.
+var further = []struct {
+	name    string
+	modules []string
+}{
+	{image.RegionName, []string{"nfit", "nd_pmem"}},
+	{image.TapName, []string{"virtio_net"}},
+}
 
 // A guest's base is its kernel and its modules, as files, and the files that name the modules in
 // the order in which they load.
 const (
-	baseName    = "guest-base"
-	orderName   = "order"
-	regionOrder = "region-order" // of what a region needs further
+	baseName  = "guest-base"
+	orderName = "order"
 )
+
+// orderOf names the file with the order of a further archive.
+func orderOf(archive string) string { return archive + "-" + orderName }
 
 // Guest returns the files that a microVM boots from: Debian's kernel and an initrd that holds the
 // guest agent as /init. Only the base needs packages, so another guest agent needs no mirror.
@@ -37,8 +45,10 @@ func (b *Builder) Guest(ctx context.Context) (image.Boot, error) {
 	if err != nil {
 		return image.Boot{}, err
 	}
-	inputs := []string{"guest base 1", hostVersions().inputs(), strings.Join(guestModules, " "),
-		strings.Join(regionModules, " ")}
+	inputs := []string{"guest base 1", hostVersions().inputs(), strings.Join(guestModules, " ")}
+	for _, f := range further {
+		inputs = append(inputs, strings.Join(f.modules, " "))
+	}
 	return b.guest(ctx, program, inputs, b.buildBase)
 }
 
@@ -87,9 +97,14 @@ func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ..
 	if err != nil {
 		return err
 	}
-	all, err := m.inLoadOrder(slices.Concat(guestModules, regionModules)...)
-	if err != nil {
-		return err
+	for _, f := range further {
+		all, err := m.inLoadOrder(slices.Concat(guestModules, f.modules)...)
+		if err == nil {
+			err = writeModules(dir, orderOf(f.name), all[len(list):])
+		}
+		if err != nil {
+			return err
+		}
 	}
 	say("unpacking the kernel of Linux %s", release)
 	kernel, err := readKernel(t, release)
@@ -99,8 +114,7 @@ func (b *Builder) buildBase(ctx context.Context, dir string, say func(string, ..
 	if kernel, err = vmlinux(kernel); err != nil {
 		return err
 	}
-	return errors.Join(writeBase(dir, kernel, list),
-		writeModules(dir, regionOrder, all[len(list):]))
+	return writeBase(dir, kernel, list)
 }
 
 func writeBase(dir string, kernel []byte, list []module) error {
@@ -139,10 +153,6 @@ func buildGuest(dir, base string, agent []byte) error {
 	if err != nil {
 		return err
 	}
-	region, err := readModules(base, regionOrder)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
 	i := newInitrd(filepath.Join(dir, image.InitrdName))
 	for _, name := range []string{"dev", "proc", "sys", "run", "tmp"} {
 		i.dir(name)
@@ -152,10 +162,17 @@ func buildGuest(dir, base string, agent []byte) error {
 	if err := i.close(); err != nil {
 		return err
 	}
-	if len(region) > 0 {
-		r := newInitrd(filepath.Join(dir, image.RegionName))
-		r.modules("region-modules", region)
-		if err := r.close(); err != nil {
+	for _, f := range further {
+		list, err := readModules(base, orderOf(f.name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		archive := newInitrd(filepath.Join(dir, f.name))
+		archive.modules(f.name+"-modules", list)
+		if err := archive.close(); err != nil {
 			return err
 		}
 	}

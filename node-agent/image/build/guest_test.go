@@ -19,7 +19,7 @@ func TestAnotherAgentNeedsNoMirror(t *testing.T) {
 	reachable := func(_ context.Context, dir string, _ func(string, ...any)) error {
 		modules := []module{{"b", []byte("module b")}, {"a", []byte("module a")}}
 		return errors.Join(writeBase(dir, []byte("kernel"), modules),
-			writeModules(dir, regionOrder, []module{{"c", []byte("module c")}}))
+			writeModules(dir, orderOf(image.RegionName), []module{{"c", []byte("module c")}}))
 	}
 	dir := t.TempDir()
 	make := func(init, pins string, base builder) (image.Boot, error) {
@@ -48,7 +48,7 @@ func TestAnotherAgentNeedsNoMirror(t *testing.T) {
 		if string(kernel) != "kernel" || !bytes.Contains(initrd, []byte("TRAILER!!!")) {
 			t.Errorf("%s: kernel %q, an initrd of %d bytes", c.what, kernel, len(initrd))
 		}
-		file, err := boot.Region()
+		file, err := boot.Further(image.RegionName)
 		region, _ := os.ReadFile(file)
 		if err != nil || len(initrd)%4 > 0 || bytes.Contains(initrd, []byte("module c")) ||
 			!bytes.Contains(region, []byte("module c")) {

@@ -78,27 +78,72 @@ type guest struct {
 	*os.File
 	nic   sandbox.NIC
 	lease startup.Lease
+	vmm   func() // ends its VMM, if it has one
+}
+
+func lease(t *testing.T, b *Bridge, id string) guest {
+	t.Helper()
+	l, err := b.Lease(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nic := l.NIC
+	if nic.Address, err = b.Network.Address(l.Number); err != nil {
+		t.Fatal(err)
+	}
+	nic.Gateway, nic.DNS = b.Network.Gateway, b.Network.DNS
+	return guest{T: t, nic: nic, lease: l, vmm: func() {}}
 }
 
 func plug(t *testing.T, b *Bridge, id string) guest {
 	t.Helper()
-	lease, err := b.Lease(id)
+	g := lease(t, b, id)
+	var err error
+	if g.File, err = b.Plug(&g.nic); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// tap makes a sandbox with a tap. In the place of a VMM something carries the frames between that
+// and its network namespace.
+func tap(t *testing.T, b *Bridge, id string) guest {
+	t.Helper()
+	g := lease(t, b, id)
+	port, err := b.Tap(&g.nic)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nic := lease.NIC
-	if nic.Address, err = b.Network.Address(lease.Number); err != nil {
+	if g.File, err = netns.New(); err != nil {
 		t.Fatal(err)
 	}
-	nic.Gateway, nic.DNS = b.Network.Gateway, b.Network.DNS
-	namespace, err := b.Plug(&nic)
-	if err != nil {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = device
+	in := &netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TAP, Queues: 1,
+		NonPersist: true, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}
+	if err := g.do(func() error {
+		return errors.Join(netlink.LinkAdd(in), netlink.LinkSetHardwareAddr(in, mac(g.nic.MAC)),
+			address(&g.nic), linked(device))
+	}); err != nil {
 		t.Fatal(err)
 	}
-	return guest{t, namespace, nic, lease}
+	carry := func(to, from *os.File) {
+		for frame := make([]byte, 128<<10); ; {
+			n, err := from.Read(frame)
+			if err != nil {
+				return
+			}
+			_, _ = to.Write(frame[:n])
+		}
+	}
+	go carry(port, in.Fds[0])
+	go carry(in.Fds[0], port)
+	g.vmm = func() { port.Close(); in.Fds[0].Close() }
+	return g
 }
 
 func (g guest) leave(b *Bridge) {
+	g.vmm()
 	g.Close()
 	b.Return(g.lease)
 }
@@ -237,12 +282,22 @@ func TestConformance(t *testing.T) {
 	nothingLeft(t, cfg.Dir)
 }
 
-// A sandbox reaches the world under the host's address, and its port dies with its namespace.
+// A sandbox reaches the world under the host's address, and its port dies with its namespace, or
+// with its VMM.
 func TestASandboxReachesTheWorld(t *testing.T) {
+	for name, join := range joins {
+		t.Run(name, func(t *testing.T) { reachesTheWorld(t, join) })
+	}
+}
+
+// joins are the ways in which sandboxes have their ports.
+var joins = map[string]func(*testing.T, *Bridge, string) guest{"plugged": plug, "by a tap": tap}
+
+func reachesTheWorld(t *testing.T, join func(*testing.T, *Bridge, string) guest) {
 	dir := filepath.Join(t.TempDir(), "bridge")
 	b := open(t, config(dir))
 	world(t)
-	g := plug(t, b, "a")
+	g := join(t, b, "a")
 	if g.nic.MAC != "02:66:0a:09:00:02" {
 		t.Errorf("its MAC is %s", g.nic.MAC)
 	}
@@ -272,6 +327,14 @@ func TestASandboxReachesTheWorld(t *testing.T) {
 	if len(left) != 1 || left[0].ID != "a" {
 		t.Fatalf("left is %+v", left)
 	}
+	g.vmm()
+	g.Close()
+	soon(t, "its port", func() error {
+		if _, err := netlink.LinkByName("fastiov0p0"); err == nil {
+			return errors.New("it is still there")
+		}
+		return nil
+	})
 	g.leave(b)
 	b.Close()
 	nothingLeft(t, dir)
@@ -351,12 +414,16 @@ func untilKilled(dir string) {
 		nic := lease.NIC
 		nic.Address, _ = b.Network.Address(lease.Number)
 		nic.Gateway = b.Network.Gateway
-		namespace, err := b.Plug(&nic)
+		port, err := b.Plug(&nic)
+		if n%3 == 0 && err == nil {
+			port.Close()
+			port, err = b.Tap(&nic)
+		}
 		if err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
-		namespace.Close()
+		port.Close()
 		if n%2 == 0 {
 			b.Return(lease)
 		}

@@ -19,12 +19,14 @@ import (
 // A tenant tries all that another tenant, or the host, must not feel. With isolation off each of
 // these comes through: so the tests can see it.
 func TestTenantsOfOneBridgeAreApart(t *testing.T) {
-	for name, shared := range map[string]bool{"isolated": false, "shared": true} {
-		t.Run(name, func(t *testing.T) { tenants(t, shared) })
+	for how, join := range joins {
+		for name, shared := range map[string]bool{"isolated": false, "shared": true} {
+			t.Run(name+", "+how, func(t *testing.T) { tenants(t, shared, join) })
+		}
 	}
 }
 
-func tenants(t *testing.T, shared bool) {
+func tenants(t *testing.T, shared bool, join func(*testing.T, *Bridge, string) guest) {
 	cfg := config(filepath.Join(t.TempDir(), "bridge"))
 	cfg.Shared = shared
 	b := open(t, cfg)
@@ -34,7 +36,7 @@ func tenants(t *testing.T, shared bool) {
 	if shared { // it is heard, and how soon does not matter
 		wait = 5 * time.Second
 	}
-	evil, victim := plug(t, b, "evil"), plug(t, b, "victim")
+	evil, victim := join(t, b, "evil"), join(t, b, "victim")
 	defer evil.leave(b)
 	defer victim.leave(b)
 	if err := victim.do(func() error { serve(t, "0.0.0.0:8080"); return nil }); err != nil {

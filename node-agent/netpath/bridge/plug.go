@@ -3,7 +3,6 @@ package bridge
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"strconv"
@@ -34,48 +33,72 @@ func (b *Bridge) Plug(nic *sandbox.NIC) (namespace *os.File, err error) {
 	if namespace, err = netns.New(); err != nil {
 		return nil, err
 	}
-	if err := b.connect(nic, namespace); err != nil {
+	if err := b.veth(nic, namespace); err != nil {
 		namespace.Close()
 		return nil, fmt.Errorf("port of bridge %s: %w", b.Name, err)
 	}
 	return namespace, nil
 }
 
-func (b *Bridge) connect(nic *sandbox.NIC, namespace *os.File) error {
-	number, err := b.numberOf(nic)
-	if err != nil {
-		return err
-	}
+func (b *Bridge) veth(nic *sandbox.NIC, namespace *os.File) error {
 	mac, err := net.ParseMAC(nic.MAC)
 	if err != nil {
 		return err
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MasterIndex = b.portName(number), b.link.Index
-	port := &netlink.Veth{LinkAttrs: attrs, PeerName: device, PeerHardwareAddr: mac,
+	port := &netlink.Veth{PeerName: device, PeerHardwareAddr: mac,
 		PeerNamespace: netlink.NsFd(namespace.Fd())}
-	err = netlink.LinkAdd(port)
-	if errors.Is(err, fs.ErrExist) { // of a sandbox whose end is still under way in the kernel
-		unplug(attrs.Name)
-		err = netlink.LinkAdd(port)
-	}
-	if err != nil {
-		return err
-	}
-	if err := netlink.LinkSetIsolated(port, !b.Shared); err != nil {
-		return fmt.Errorf("isolation: %w", err)
-	}
-	if err := withoutIPv6(attrs.Name); err != nil {
+	if err := b.connect(nic, port, &port.LinkAttrs); err != nil {
 		return err
 	}
 	if err := netns.Inside(namespace, func() error { return address(nic) }); err != nil {
 		return err
 	}
+	return errors.Join(b.begins(port),
+		netns.Inside(namespace, func() error { return linked(device) }))
+}
+
+// Tap returns a tap device that is a port of the bridge, for the VMM of a guest that has the MAC
+// and the address of nic. It lives as long as the file is open, in whatever process.
+func (b *Bridge) Tap(nic *sandbox.NIC) (tap *os.File, err error) {
+	port := &netlink.Tuntap{Mode: netlink.TUNTAP_MODE_TAP, Queues: 1, NonPersist: true,
+		Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR | netlink.TUNTAP_TUN_EXCL}
+	err = b.connect(nic, port, &port.LinkAttrs)
+	if err == nil {
+		err = b.begins(port)
+	}
+	if err == nil {
+		return port.Fds[0], nil
+	}
+	for _, file := range port.Fds {
+		file.Close()
+	}
+	return nil, fmt.Errorf("tap of bridge %s: %w", b.Name, err)
+}
+
+// connect makes the device, whose attributes these are, the port that goes with nic.
+func (b *Bridge) connect(nic *sandbox.NIC, port netlink.Link, attrs *netlink.LinkAttrs) error {
+	number, err := b.numberOf(nic)
+	if err != nil {
+		return err
+	}
+	*attrs = netlink.NewLinkAttrs()
+	attrs.Name, attrs.MasterIndex = b.portName(number), b.link.Index
+	unplug(attrs.Name) // of a sandbox whose end is still under way in the kernel
+	if err := netlink.LinkAdd(port); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetIsolated(port, !b.Shared); err != nil {
+		return fmt.Errorf("isolation: %w", err)
+	}
+	return withoutIPv6(attrs.Name)
+}
+
+// begins has the port forward.
+func (b *Bridge) begins(port netlink.Link) error {
 	if err := netlink.LinkSetUp(port); err != nil {
 		return err
 	}
-	return errors.Join(linked(attrs.Name), linked(b.Name), // which has none without a port
-		netns.Inside(namespace, func() error { return linked(device) }))
+	return errors.Join(linked(port.Attrs().Name), linked(b.Name)) // it has no link without a port
 }
 
 // linked returns when the device sends, and its bridge forwards, which begins a moment after it is
@@ -87,7 +110,11 @@ func linked(name string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if link.Attrs().OperState == netlink.OperUp {
+		state := link.Attrs().OperState
+		if _, isTap := link.(*netlink.Tuntap); isTap && state == netlink.OperUnknown {
+			return nil // its link is there from the first, and the kernel says nothing of it
+		}
+		if state == netlink.OperUp {
 			return nil
 		}
 	}

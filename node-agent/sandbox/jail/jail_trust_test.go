@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mdlayher/vsock"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -105,6 +106,7 @@ func table(a *attack) []row {
 		{"a device node", "mknod /dev/mine", "permission denied|not permitted", []off{without("permission denied|not permitted", "CAP_MKNOD is needed", mountsOf)}},
 		{"a file in the room", "make /dev/mine", "permission denied", []off{without("permission denied", "/dev is root's", mountsOf)}},
 		{"filling /run by a log", "fill", "file too large", []off{without(done, "", sizeOf)}},
+		{"another's MAC for its tap", "tap", notPermitted, []off{without(done, "", filterOf)}},
 		{"a higher limit", "raise", "not permitted", []off{without("not permitted", "CAP_SYS_RESOURCE is needed", filterOf)}},
 		{"root again", "become", "not permitted", []off{without("not permitted", "CAP_SETUID is needed", filterOf)}},
 		{"forking without end", "breed", killed("fork"), []off{without("after 1..: resource temporarily", "pids.max of its cgroup", filterOf)}},
@@ -248,6 +250,9 @@ func TestAProgramInTheVMMsPlace(t *testing.T) {
 				t.Logf("%-34s %-28s %s", r.name, how, outcome)
 			}
 			given := func() *os.File {
+				if r.try == "tap" {
+					return tap(t)
+				}
 				f, err := os.Create(t.TempDir() + "/log")
 				if err != nil {
 					t.Fatal(err)
@@ -271,6 +276,18 @@ func TestAProgramInTheVMMsPlace(t *testing.T) {
 			}
 		}
 	})
+}
+
+// tap returns the file of a tap, which its test closes.
+func tap(t *testing.T) *os.File {
+	t.Helper()
+	link := &netlink.Tuntap{LinkAttrs: netlink.NewLinkAttrs(), Queues: 1,
+		Mode: netlink.TUNTAP_MODE_TAP, NonPersist: true, Flags: netlink.TUNTAP_NO_PI}
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { link.Fds[0].Close() })
+	return link.Fds[0]
 }
 
 // theCIDStays shows that a VMM with a vsock that sets another CID sees success, but keeps its own

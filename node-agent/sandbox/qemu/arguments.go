@@ -48,6 +48,7 @@ type handed struct {
 	region         nvdimm      // the root image as memory; none: as a disk
 	root           []*os.File  // files that make up the disk
 	disk           description // of it, if they are several
+	tap, vhost     *os.File    // a NIC other than a VF, and the kernel's part of it, if it has one
 	console        *os.File
 	control        *os.File // listening socket
 }
@@ -95,7 +96,20 @@ func describe(spec sandbox.Spec, cid int, parameters []string, h handed) *comman
 	if pci := spec.PCI(); pci != nil { // a room has no sysfs
 		c.add("-device", "vfio-pci,id=vf,rombar=0,sysfsdev="+jail.Device(pci.BDF))
 	}
+	if h.tap != nil {
+		c.tap(h, spec.NIC.MAC)
+	}
 	return c
+}
+
+// tap adds a NIC whose packets the kernel carries where it can, else QEMU.
+func (c *command) tap(h handed, mac string) {
+	backend := fmt.Sprintf("tap,id=tap,fd=%d", c.pass(h.tap))
+	if h.vhost != nil {
+		backend += fmt.Sprintf(",vhost=on,vhostfd=%d", c.pass(h.vhost))
+	}
+	c.add("-netdev", backend,
+		"-device", "virtio-net-pci,netdev=tap,romfile=,disable-legacy=on,mac="+mac)
 }
 
 // kernelParameters spare the guest kernel all that a microVM does not need. Each is a wait, a probe

@@ -135,8 +135,11 @@ func (b *boot) launch() error {
 	spec := b.vm.spec
 	h, err := b.hand(spec)
 	h.vsock = b.vsock
-	defer h.close()
 	b.vm.ram, b.region = h.ram, h.region.size
+	if err == nil {
+		err = b.plug(&h)
+	}
+	defer h.close()
 	if err != nil {
 		return err
 	}
@@ -150,6 +153,22 @@ func (b *boot) launch() error {
 	b.launched = time.Now()
 	const beside = 64 // for the memory that VFIO maps beside the guest's: firmware, option ROMs
 	return b.vm.cell.Start(cmd, spec.MemoryMiB+int(b.region>>20)+beside)
+}
+
+// plug gives a NIC other than a VF its tap.
+func (b *boot) plug(h *handed) (err error) {
+	nic := b.vm.spec.NIC
+	if nic == nil || nic.PCI != nil {
+		return nil
+	}
+	defer b.tl.Begin(timeline.CNI)()
+	if h.tap, err = b.config.Tap(nic); err != nil {
+		return err
+	}
+	if h.vhost, err = os.OpenFile("/dev/vhost-net", os.O_RDWR, 0); err != nil {
+		h.vhost = nil // QEMU can do without
+	}
+	return nil
 }
 
 // hand opens what one VMM inherits.
@@ -191,7 +210,7 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 // serve the next VMM too.
 func (h handed) close() {
 	for _, f := range append(h.root, h.kvm, h.console, h.control, h.disk.read, h.disk.write,
-		h.region.file) {
+		h.region.file, h.tap, h.vhost) {
 		if f != nil {
 			f.Close()
 		}

@@ -8,6 +8,9 @@
 //	greet     the guest calls, is known by its CID, gets its configuration     guest-boot, agent
 //	ready     VF up, runtime accepts                                           5-vf-driver
 //
+// A NIC other than a VF is a tap, which launch makes (cni): it has no 4-vfio-dev, and its driver in
+// the guest counts as 5-vf-driver.
+//
 // The kernel probe sees the stages marked by the bracket.
 //
 // There is one way to end, whatever the cause (see package life): one goroutine kills the cgroup
@@ -43,10 +46,12 @@ const MinMemoryMiB = 128
 
 // Config holds the parts that microVMs are made of.
 type Config struct {
-	QEMU       hypervisor.QEMU
-	Kernel     string
-	Initrd     string
-	Region     string        // what Initrd lacks for an arm with the root as a region
+	QEMU    hypervisor.QEMU
+	Kernel  string
+	Initrd  string
+	Further string // what Initrd lacks for the arm; empty: nothing
+	// Tap makes the tap device of a NIC other than a VF.
+	Tap        func(*sandbox.NIC) (*os.File, error)
 	Rooms      int           // how many rooms for VMMs are kept ready
 	BestEffort bool          // also where the host cannot enforce all limits
 	HugePages  bool          // guest memory from the host's 2 MiB huge pages
@@ -104,8 +109,8 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	initrd := []string{d.config.Initrd}
-	if d.config.Arm.HasRegion() {
-		initrd = append(initrd, d.config.Region)
+	if d.config.Further != "" {
+		initrd = append(initrd, d.config.Further)
 	}
 	if d.initrd, err = hold("initrd", 1, initrd...); err != nil {
 		return err

@@ -78,7 +78,7 @@ func compare(t *testing.T, ways ...way) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	region, err := images.Guest.Region()
+	region, err := images.Guest.Further(image.RegionName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,11 @@ func compare(t *testing.T, ways ...way) {
 	for _, w := range ways {
 		set := arm.None
 		set.Root = w.root
-		s, probe := subject(t, Config{Arm: set, QEMU: w.vmm, Region: region})
+		config := Config{Arm: set, QEMU: w.vmm}
+		if set.HasRegion() {
+			config.Further = region
+		}
+		s, probe := subject(t, config)
 		starts = append(starts, &rootStart{way: w, subject: s, probe: probe,
 			image: padded(t, s.Spec(0).Root), took: map[string][]float64{}})
 	}

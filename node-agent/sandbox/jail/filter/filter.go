@@ -4,8 +4,8 @@
 // A known build of QEMU has a list in calls/, which was traced while the driver used it: it may
 // make these calls and no others. An unknown program may make all calls except the dangerous ones;
 // those of them that libraries try return an error. Both filters allow a clone only for threads,
-// hide clone3 and io_uring_setup, which libraries can do without, and keep the CID of a vsock as
-// the agent has set it. Any other refused call kills the process.
+// hide clone3 and io_uring_setup, which libraries can do without, and keep the CID of a vsock and
+// the host's end of a tap as the agent has set them. Any other refused call kills the process.
 //
 // No filter here allows execve: the launcher, which runs last before the VMM, adds a rule that
 // allows its own.
@@ -18,6 +18,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
@@ -136,6 +137,12 @@ const (
 		unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 )
 
+// ofTap are the ioctls by which who has the file of a tap, whatever his rights, changes the host's
+// end: a bridge would deliver to it what is for the MAC that it is given, it would outlive its
+// sandbox, and the kernel's log would be full of it.
+var ofTap = []uint32{unix.SIOCSIFHWADDR, unix.TUNSETPERSIST, unix.TUNSETOWNER, unix.TUNSETGROUP,
+	unix.TUNSETLINK, unix.TUNSETDEBUG}
+
 // always returns the rules of every filter. The kernel reads only half of an argument of each of
 // these calls, so only that half is compared.
 func always() []bpf.Instruction {
@@ -145,15 +152,22 @@ func always() []bpf.Instruction {
 		errno   = uint32(seccomp.ActionErrno)
 	)
 	load := func(offset uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: offset, Size: 4} }
-	return []bpf.Instruction{
+	ioctls := []bpf.Instruction{
+		load(arguments + 8),
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: setGuestCID, SkipTrue: 1},
+		bpf.RetConstant{Val: errno}, // 0: the VMM sees success; the agent has done it already
+	}
+	for _, request := range ofTap {
+		ioctls = append(ioctls, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: request, SkipTrue: 1},
+			bpf.RetConstant{Val: errno | uint32(unix.EPERM)})
+	}
+	return slices.Concat([]bpf.Instruction{
 		load(architecture),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(arch.X86_64.ID), SkipTrue: 1},
 		bpf.RetConstant{Val: kill},
 		load(number),
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_IOCTL, SkipTrue: 4},
-		load(arguments + 8),
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: setGuestCID, SkipTrue: 1},
-		bpf.RetConstant{Val: errno}, // 0: the VMM sees success; the agent has done it already
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_IOCTL, SkipTrue: uint8(len(ioctls))},
+	}, ioctls, []bpf.Instruction{
 		load(number),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_IO_URING_SETUP, SkipTrue: 1},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE3, SkipTrue: 1},
@@ -163,7 +177,7 @@ func always() []bpf.Instruction {
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipTrue: 1},
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.CLONE_THREAD, SkipTrue: 1},
 		bpf.RetConstant{Val: kill},
-	}
+	})
 }
 
 // Bytes returns the instructions in the kernel's format.
