@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
@@ -43,7 +42,7 @@ func unpackMain() int {
 		fmt.Fprintln(os.Stderr, "cannot be confined:", err)
 		return 1
 	}
-	v, err := obey(bufio.NewReaderSize(os.Stdin, 256<<10))
+	v, err := obey(os.Stdin)
 	var known because
 	switch {
 	case err == nil:
@@ -68,9 +67,12 @@ func obey(in io.Reader) (v verdict, err error) {
 	if _, err := io.ReadFull(in, length[:]); err != nil {
 		return v, err
 	}
+	b := make([]byte, binary.BigEndian.Uint32(length[:]))
+	if _, err := io.ReadFull(in, b); err != nil {
+		return v, err
+	}
 	var o order
-	err = json.NewDecoder(io.LimitReader(in, int64(binary.BigEndian.Uint32(length[:])))).Decode(&o)
-	if err != nil {
+	if err := json.Unmarshal(b, &o); err != nil {
 		return v, err
 	}
 	if o.Measure {

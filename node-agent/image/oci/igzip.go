@@ -68,13 +68,13 @@ type process struct {
 	io.Reader
 	cmd   *exec.Cmd
 	said  bytes.Buffer
-	fed   chan error // how what it is fed with ended
+	fed   chan error // how what it is fed with ended, unless it reads that itself
 	ended error
 	done  bool
 }
 
 func openIgzip(r io.Reader) (io.ReadCloser, error) {
-	p := &process{fed: make(chan error, 1)}
+	p := &process{}
 	p.cmd = exec.Command("./"+loader, "--library-path", ".", "./"+igzipName, "-dc")
 	p.cmd.Stderr = &bounded{&p.said, 4 << 10}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -82,18 +82,23 @@ func openIgzip(r io.Reader) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	in, err := p.cmd.StdinPipe()
-	if err != nil {
+	var in io.WriteCloser
+	if pipe, is := r.(*os.File); is {
+		p.cmd.Stdin = pipe
+	} else if in, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	go func() { // nobody waits for it: a layer may stall
-		_, err := io.Copy(in, r)
-		p.fed <- err
-		in.Close()
-	}()
+	if in != nil {
+		p.fed = make(chan error, 1)
+		go func() { // nobody waits for it: a layer may stall
+			_, err := io.Copy(in, r)
+			p.fed <- err
+			in.Close()
+		}()
+	}
 	widen(out)
 	p.Reader = out
 	return p, nil

@@ -5,10 +5,12 @@ import (
 	"bytes"
 	gogzip "compress/gzip"
 	"io"
+	"os"
 	"time"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 )
 
 // An inflater reads gzip, of one member or several. Inflaters differ in speed alone, so a machine
@@ -29,12 +31,21 @@ var inflaters = []inflater{
 	{igzipName, openIgzip},
 }
 
+var gzipMagic = []byte{0x1f, 0x8b}
+
 // uncompressed reads gzip by the named inflater, zstd, or neither, according to the first bytes.
-func uncompressed(sent io.Reader, name string) (io.ReadCloser, error) {
+// What is sent by a pipe igzip reads itself: nobody copies it.
+func uncompressed(sent *timed, name string) (io.ReadCloser, error) {
+	if pipe, is := sent.Reader.(*os.File); is && name == igzipName &&
+		bytes.Equal(peek(pipe, len(gzipMagic)), gzipMagic) {
+		if content, err := openIgzip(pipe); err == nil {
+			return content, nil
+		}
+	}
 	r := bufio.NewReaderSize(sent, 256<<10)
 	magic, _ := r.Peek(4)
 	switch {
-	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+	case bytes.HasPrefix(magic, gzipMagic):
 		for _, one := range inflaters {
 			if one.name != name {
 				continue
@@ -54,4 +65,22 @@ func uncompressed(sent io.Reader, name string) (io.ReadCloser, error) {
 		return z.IOReadCloser(), nil
 	}
 	return io.NopCloser(r), nil
+}
+
+// peek waits for the first bytes of a pipe, and leaves them there. It returns fewer than n where
+// fewer came at once.
+func peek(pipe *os.File, n int) []byte {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil
+	}
+	defer r.Close()
+	defer w.Close()
+	come, err := unix.Tee(int(pipe.Fd()), int(w.Fd()), n, 0)
+	if err != nil {
+		return nil
+	}
+	b := make([]byte, come)
+	_, _ = io.ReadFull(r, b)
+	return b
 }

@@ -197,3 +197,45 @@ func TestTheConfinedProcessMeasures(t *testing.T) {
 	}
 	t.Logf("%v", speeds)
 }
+
+// What comes by a pipe is inflated alike, whatever of it comes first, and whoever reads it.
+func TestPipesAreInflated(t *testing.T) {
+	names := []string{"klauspost"}
+	if here(t) {
+		names = append(names, igzipName)
+	}
+	text := []byte(strings.Repeat("a line of text that repeats itself\n", 50_000))
+	for _, name := range names {
+		for first, sent := range map[int][]byte{
+			0: zipped(t, text), 1: zipped(t, text), 2: zipped(t, text), 5: text,
+		} {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				_, err1 := w.Write(sent[:first])
+				if first > 0 {
+					time.Sleep(10 * time.Millisecond) // or it comes at once
+				}
+				_, err2 := w.Write(sent[first:])
+				if err := errors.Join(err1, err2, w.Close()); err != nil {
+					t.Error(err)
+				}
+			}()
+			content, err := uncompressed(&timed{Reader: r}, name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(content)
+			if err := errors.Join(err, content.Close(), r.Close()); err != nil ||
+				!bytes.Equal(got, text) {
+				t.Errorf("%s, %d bytes first: %d bytes, %v", name, first, len(got), err)
+			}
+			p, is := content.(*process)
+			if direct := is && p.fed == nil; direct != (name == igzipName && (first == 0 || first == 2)) {
+				t.Errorf("%s, %d bytes first: igzip reads the pipe: %v", name, first, direct)
+			}
+		}
+	}
+}
