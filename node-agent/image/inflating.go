@@ -38,7 +38,7 @@ func (c *Cache) inflating(ctx context.Context) oci.Inflating {
 		return c.inflate.with
 	}
 	igzip := oci.FindIgzip()
-	inputs := []string{"1", cpuModel()}
+	inputs := []string{"2", cpuModel()}
 	for _, name := range slices.Sorted(maps.Keys(igzip)) {
 		if info, err := os.Stat(igzip[name]); err == nil {
 			inputs = append(inputs, name, fmt.Sprint(info.Size(), info.ModTime()))

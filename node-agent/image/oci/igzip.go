@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ISA-L's igzip is native code, which never runs in the agent. The unpacking process, which has
@@ -147,7 +149,12 @@ func (p *process) Close() error {
 
 func (p *process) worked() time.Duration {
 	if !p.done {
-		return 0
+		var t unix.Timespec
+		clock := int32(^p.cmd.Process.Pid<<3 | 2) // as clock_getcpuclockid(3) makes it
+		if unix.ClockGettime(clock, &t) != nil {
+			return 0
+		}
+		return time.Duration(t.Nano())
 	}
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
