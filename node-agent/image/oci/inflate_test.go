@@ -233,7 +233,8 @@ func TestPipesAreInflated(t *testing.T) {
 				t.Errorf("%s, %d bytes first: %d bytes, %v", name, first, len(got), err)
 			}
 			p, is := content.(*process)
-			if direct := is && p.fed == nil; direct != (name == igzipName && (first == 0 || first == 2)) {
+			direct, want := is && p.fed == nil, name == igzipName && (first == 0 || first == 2)
+			if direct != want {
 				t.Errorf("%s, %d bytes first: igzip reads the pipe: %v", name, first, direct)
 			}
 		}
