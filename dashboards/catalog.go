@@ -20,6 +20,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
 	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -134,8 +135,8 @@ func Values(metric, label string) (all []string, bound string) {
 var finite = map[string][]string{
 	"api":     telemetry.APIs,
 	"stage":   texts(timeline.Order),
-	"sandbox": {"qemu", "bare", "sim"},
-	"netpath": {netvf.Kind, "none"},
+	"sandbox": {"qemu", "bare", "containerd", "sim"},
+	"netpath": {netvf.Kind, bridge.Kind, "none"},
 	"start":   texts(telemetry.Starts),
 	"status":  texts(telemetry.Statuses),
 	"limit":   openwhisk.Limits,
