@@ -37,7 +37,7 @@ func imagePull() *cobra.Command {
 				return err
 			}
 			defer cache.Close()
-			yieldToStarts()
+			yieldToStarts(cache)
 			if err := registries.apply(cache); err != nil {
 				return err
 			}

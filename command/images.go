@@ -27,14 +27,15 @@ func onImages(use, short string, args cobra.PositionalArgs,
 				return err
 			}
 			defer cache.Close()
-			yieldToStarts()
+			yieldToStarts(cache)
 			return run(cmd, cache, args)
 		}}
 }
 
 // yieldToStarts lets the pulls of starts, which somebody waits for, go before this command. Threads
 // and processes that come later have the priority of those that began them.
-func yieldToStarts() {
+func yieldToStarts(cache *image.Cache) {
+	cache.Aside = true
 	threads, _ := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
 		id, err := strconv.Atoi(thread.Name())
@@ -192,10 +193,17 @@ func imagePin() *cobra.Command {
 }
 
 func imageLoad() *cobra.Command {
-	return onImages("load FILE|DIR [NAME]", "Take images from an OCI layout or from what `docker "+
-		"save` wrote; every namespace may start them", cobra.RangeArgs(1, 2),
-		func(cmd *cobra.Command, cache *image.Cache, args []string) error {
-			refs, err := cache.Load(cmd.Context(), args[0], strings.Join(args[1:], ""))
+	return onImages("load FILE|DIR|- [NAME]", "Take images from an OCI layout or from what "+
+		"`docker save` wrote, - from standard input; every namespace may start them",
+		cobra.RangeArgs(1, 2),
+		func(cmd *cobra.Command, cache *image.Cache, args []string) (err error) {
+			var refs []string
+			called := strings.Join(args[1:], "")
+			if args[0] == "-" {
+				refs, err = cache.LoadFrom(cmd.Context(), cmd.InOrStdin(), called)
+			} else {
+				refs, err = cache.Load(cmd.Context(), args[0], called)
+			}
 			for _, ref := range refs {
 				fmt.Fprintln(cmd.OutOrStdout(), ref)
 			}

@@ -48,6 +48,7 @@ type Cache struct {
 	Pulled  func(Report) // is called, if any, when a pull has ended
 	Source  *oci.Source  // of images that are pulled
 	Policy  Policy       // when a registry is asked for an image that is here
+	Aside   bool         // its pulls stand aside for those that starts wait for
 	Builder []string     // the command that Make runs, without its last argument
 
 	dir      string

@@ -1,10 +1,10 @@
 package image
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,19 +56,10 @@ func (c *Cache) users(key string) (pids []int) {
 	if err != nil {
 		return nil
 	}
-	locks, err := os.Open("/proc/locks")
-	if err != nil {
-		return nil
-	}
-	defer locks.Close()
-	inode := ":" + strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)
-	for lines := bufio.NewScanner(locks); lines.Scan(); {
-		f := strings.Fields(lines.Text()) // 1: FLOCK ADVISORY READ PID MAJOR:MINOR:INODE 0 EOF
-		if len(f) < 6 || f[1] != "FLOCK" || !strings.HasSuffix(f[5], inode) {
-			continue
-		}
-		if pid, err := strconv.Atoi(f[4]); err == nil {
-			pids = append(pids, pid)
+	inode := strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)
+	for _, l := range allLocks() {
+		if l.inode == inode && !l.waits {
+			pids = append(pids, l.pid)
 		}
 	}
 	slices.Sort(pids)
@@ -154,6 +145,35 @@ func (c *Cache) Load(ctx context.Context, path, called string) (refs []string, e
 	if err != nil {
 		return nil, err
 	}
+	return c.load(ctx, saved, called)
+}
+
+// LoadFrom is Load of an archive that can be read only once.
+func (c *Cache) LoadFrom(ctx context.Context, in io.Reader, called string) (
+	refs []string, err error) {
+	f, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), "load-*")
+	if err != nil {
+		return nil, err
+	}
+	_ = os.Remove(f.Name()) // the open file is enough
+	_, err = io.Copy(f, in)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("the images from standard input: %w; free some of the disk of %s, "+
+			"or set FASTIOV_CACHE to a directory on another", err, c.dir)
+	}
+	saved, err := oci.ReadSaved(f, "standard input")
+	if err != nil {
+		return nil, err
+	}
+	return c.load(ctx, saved, called)
+}
+
+func (c *Cache) load(ctx context.Context, saved *oci.Saved, called string) (
+	refs []string, err error) {
 	defer saved.Close()
 	images, err := saved.Images(ctx, called)
 	if err != nil {

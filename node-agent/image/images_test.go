@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -257,6 +258,49 @@ func TestSavedImagesAreLoaded(t *testing.T) {
 	if got, err := c.Load(t.Context(), saved, "one:1"); err != nil ||
 		fmt.Sprint(got) != "[index.docker.io/library/one:1]" {
 		t.Errorf("by another name: %v, %v", got, err)
+	}
+	in, err := os.Open(saved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	once := struct{ io.Reader }{in} // as a pipe
+	got, err := c.LoadFrom(t.Context(), once, "two:1")
+	if err != nil || fmt.Sprint(got) != "[index.docker.io/library/two:1]" {
+		t.Errorf("from a pipe: %v, %v", got, err)
+	}
+	_, err = c.LoadFrom(t.Context(), strings.NewReader("no archive"), "three:1")
+	if err == nil || !strings.HasPrefix(err.Error(), "standard input: it is neither") {
+		t.Errorf("no archive from a pipe: %v", err)
+	}
+	if left := children(filepath.Join(c.dir, "tmp")); len(left) != 0 {
+		t.Errorf("%q are left", left)
+	}
+}
+
+// TestANewerPullIsSeen: an agent remembers what a tag stood for, until another process knows
+// better.
+func TestANewerPullIsSeen(t *testing.T) {
+	ref := push(t, newRegistry(t), func(*v1.ConfigFile) {})
+	dir := t.TempDir()
+	agent, other := openFor(t, dir, ref), openFor(t, dir, ref)
+	if err := other.Policy.Set("Always"); err != nil {
+		t.Fatal(err)
+	}
+	first, err := pullFor(t, agent, ref, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pushAs(t, ref, func(f *v1.ConfigFile) { f.Config.Cmd = []string{"newer"} })
+	if again, err := pullFor(t, agent, ref, "a"); err != nil || again.Root != first.Root {
+		t.Errorf("it was looked up again: %v", err)
+	}
+	if _, err := pullFor(t, other, ref, ""); err != nil {
+		t.Fatal(err)
+	}
+	newer, err := pullFor(t, agent, ref, "a")
+	if err != nil || newer.Root == first.Root || !slices.Contains(newer.Command, "newer") {
+		t.Errorf("what another process pulled is not seen: %v, %v", newer.Command, err)
 	}
 }
 

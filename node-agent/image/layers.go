@@ -7,14 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/fastiov/fastiov/node-agent/failpoint"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
@@ -29,17 +27,10 @@ const (
 	layersName = "layers" // of a root's entry: the keys of its layers, the lowest first
 )
 
-// A node works on so many layers at a time, and holds so many bytes of them.
-const (
-	streamMemory = 3 * oci.StreamBlocks * oci.BlockSize
-	maxUnpackers = 16 // they are one user's, who may have so many threads in all
-)
-
-// streams bounds how many layers are under way, for all pulls of a node together.
-type streams struct {
-	memory, processes *semaphore.Weighted
-	mu                sync.Mutex
-	under             map[string]*flight // by the layer's key
+// flights are the layers that are being fetched, each once however many pulls wait for it.
+type flights struct {
+	mu    sync.Mutex
+	under map[string]*flight // by the layer's key
 }
 
 // A flight is a layer that is being fetched. It goes on while anybody waits for it.
@@ -49,14 +40,6 @@ type flight struct {
 	done    chan struct{}
 	err     error
 	release func()
-}
-
-func newStreams() *streams {
-	return &streams{
-		memory:    semaphore.NewWeighted(streamMemory),
-		processes: semaphore.NewWeighted(int64(min(runtime.NumCPU()+1, maxUnpackers))),
-		under:     map[string]*flight{},
-	}
 }
 
 // layersOf returns the keys of the layers that the entry in dir needs.
@@ -220,17 +203,16 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, room *o
 // fetchLayer fills a layer's entry when it is its turn.
 func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir string,
 	room *oci.Room, p *pulling) error {
-	s := c.pulls.streams
-	memory := min(image.Layers()[n].Size, oci.StreamBlocks*oci.BlockSize)
-	if err := s.memory.Acquire(ctx, memory); err != nil {
+	next, done, err := c.beside(ctx)
+	if err != nil {
 		return err
 	}
-	defer s.memory.Release(memory)
-	if err := s.processes.Acquire(ctx, 1); err != nil {
-		return err
-	}
-	defer s.processes.Release(1)
-	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), room)
+	defer done()
+	size := image.Layers()[n].Size
+	t := &turn{turns: c.pulls.turns, namespace: image.Namespace, next: next, size: size,
+		memory: min(size, oci.StreamBlocks*oci.BlockSize)}
+	defer t.end()
+	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), room, t)
 	if err != nil {
 		return err
 	}
@@ -268,7 +250,7 @@ func aboutLayer(dir string) (l oci.Layer, err error) {
 
 // joinFlight waits in a flight that is under way, or begins one.
 func (c *Cache) joinFlight(key string, fetch func(context.Context) (func(), error)) *flight {
-	s := c.pulls.streams
+	s := &c.pulls.flights
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.under[key]
@@ -299,7 +281,7 @@ func (c *Cache) joinFlight(key string, fetch func(context.Context) (func(), erro
 
 // leaveFlight takes one out of a flight, and reports whether that was the last, which ends it.
 func (c *Cache) leaveFlight(key string, f *flight) (last bool) {
-	s := c.pulls.streams
+	s := &c.pulls.flights
 	s.mu.Lock()
 	var release func()
 	if f.waiting--; f.waiting == 0 {

@@ -106,9 +106,9 @@ func TestAnothersFailureIsNotOurs(t *testing.T) {
 		pulled <- err
 	}()
 	for joined := false; !joined; time.Sleep(time.Millisecond) {
-		c.pulls.streams.mu.Lock()
+		c.pulls.flights.mu.Lock()
 		joined = f.waiting == 2
-		c.pulls.streams.mu.Unlock()
+		c.pulls.flights.mu.Unlock()
 	}
 	close(fail)
 	if err := <-pulled; err != nil {

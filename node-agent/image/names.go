@@ -140,6 +140,17 @@ func (c *Cache) recall(key asked) (o outcome, known bool) {
 	return o, known
 }
 
+// namedSince reports whether the name was given after that, to an image of the namespace's or of
+// everybody's.
+func (c *Cache) namedSince(key asked, at time.Time) bool {
+	for _, whose := range []asked{key, {ref: key.ref}} {
+		if info, err := os.Stat(c.nameFile(whose)); err == nil && info.ModTime().After(at) {
+			return true
+		}
+	}
+	return false
+}
+
 // here lists the references of the images that are here, as whoever asked first wrote them.
 func (c *Cache) here() []string {
 	refs := map[string]string{} // by reference in full

@@ -36,13 +36,18 @@ func (c *Cache) pull(ctx context.Context, key asked, p *pulling) (Runtime, func(
 		return Runtime{}, nil, oci.NotHere(key.ref)
 	}
 	begin := time.Now()
-	image, err := c.Source.Find(ctx, key.ref, key.namespace)
+	finding, cancel := context.WithTimeout(ctx, pullDeadline)
+	defer cancel()
+	image, err := c.Source.Find(finding, key.ref, key.namespace)
 	if err != nil {
 		return Runtime{}, nil, err
 	}
 	defer image.Close()
 	p.begin(image, time.Since(begin))
 	failpoint.Hit(failpoint.PullFound)
+	ctx, end := context.WithTimeout(ctx,
+		pullDeadline+time.Duration(image.Bytes/slowestLine)*time.Second)
+	defer end()
 	return c.bringImage(ctx, image, key, false, p)
 }
 
@@ -114,6 +119,13 @@ func (c *Cache) layersOf(ctx context.Context, image *oci.Image, cell string, con
 func (c *Cache) mergeRoot(
 	ctx context.Context, image *oci.Image, dir string, layers *brought,
 ) error {
+	ours := &turn{turns: c.pulls.turns, namespace: image.Namespace}
+	_, leave, err := ours.Take(ctx)
+	if err != nil {
+		return err
+	}
+	defer ours.end()
+	defer leave()
 	program, err := image.Merge(ctx, filepath.Join(dir, RootName), layers.about, layers.dirs(c))
 	if err != nil {
 		return err

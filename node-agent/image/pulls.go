@@ -14,9 +14,10 @@ import (
 
 // How much is pulled at a time, and how long it is known what came of it.
 const (
-	nodePulls      = 4
-	namespacePulls = 2 // of them
-	pullDeadline   = 4 * time.Minute
+	nodePulls      = 16
+	namespacePulls = 2               // of them
+	pullDeadline   = 4 * time.Minute // and a second for each slowestLine bytes of the image
+	slowestLine    = 1 << 20
 	tagAge         = 5 * time.Minute  // then a tag is looked up again; a digest never is
 	refusedAge     = 30 * time.Second // then a refused image is tried again
 	passingAge     = 5 * time.Second  // where the next attempt may well succeed
@@ -37,7 +38,8 @@ type pulls struct {
 	outcomes map[asked]outcome
 	node     *semaphore.Weighted
 	lines    map[string]*line // by namespace
-	streams  *streams
+	flights  flights
+	turns    *turns
 	all      sync.WaitGroup
 
 	names []Name    // that the cache had
@@ -73,7 +75,7 @@ func newPulls() *pulls {
 	return &pulls{
 		now: time.Now, under: map[asked]*pull{}, outcomes: map[asked]outcome{},
 		node: semaphore.NewWeighted(nodePulls), lines: map[string]*line{},
-		streams: newStreams(),
+		flights: flights{under: map[string]*flight{}}, turns: newTurns(),
 	}
 }
 
@@ -111,9 +113,10 @@ func (c *Cache) Pull(ctx context.Context, ref, namespace string) (Runtime, func(
 }
 
 // known returns the outcome of a former pull, as long as it counts. What is remembered of one that
-// went well counts for tagAge; then its name in the cache is read again.
+// went well counts for tagAge, or until another process gives the name to an image; then the name
+// in the cache is read again.
 func (c *Cache) known(key asked) (outcome, bool) {
-	if o, known := c.pulls.known(key); known {
+	if o, known := c.pulls.known(key); known && !c.namedSince(key, o.at) {
 		return o, true
 	}
 	o, found := c.recall(key)
@@ -223,8 +226,6 @@ func (c *Cache) bring(ctx context.Context, key asked, p *pulling) (outcome, func
 		return outcome{err: err}, nil
 	}
 	defer done()
-	ctx, cancel := context.WithTimeout(ctx, pullDeadline)
-	defer cancel()
 	begin := time.Now()
 	r, release, err := c.pull(ctx, key, p)
 	if !errors.Is(err, context.Canceled) && c.Pulled != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net/http"
 	"strconv"
@@ -25,6 +26,7 @@ import (
 const (
 	BlockSize    = 16 << 20
 	StreamBlocks = 3 // of one blob in memory
+	passSize     = 256 << 10
 	maxTries     = 5 // in a row that bring nothing
 	firstPause   = 100 * time.Millisecond
 	longestPause = 30 * time.Second // that a registry may ask for
@@ -88,13 +90,45 @@ func (k *block) after(n int) ([]byte, error) {
 	return nil, k.err
 }
 
-// blob copies a blob to w while it is received. It returns an error unless w got the bytes that the
-// manifest names.
-func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
+// blob copies a blob to w while it is received from a host, or from those behind it. It returns an
+// error unless w got the bytes that the manifest names.
+func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer, from *host, turn Turn) (
+	err error) {
 	if i.local != nil {
 		return i.saved(ctx, d, w)
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	f := &flow{Image: i, d: d, from: from, turn: turn, sum: sha256.New(), to: w}
+	for over := true; over; {
+		if over, err = f.whileItsTurn(ctx); err != nil {
+			return err
+		}
+	}
+	if got := hex.EncodeToString(f.sum.Sum(nil)); got != d.Digest.Hex {
+		return refuse(NotItself, "%s came as sha256:%s", d.Digest, got)
+	}
+	return nil
+}
+
+// A flow is a blob on its way from a host to a writer.
+type flow struct {
+	*Image
+	d    v1.Descriptor
+	from *host
+	turn Turn
+	at   int64 // bytes that were passed on
+	sum  hash.Hash
+	to   io.Writer
+}
+
+// whileItsTurn waits for the turn, and passes on what comes. It reports whether the turn was over
+// before all had come.
+func (f *flow) whileItsTurn(ctx context.Context) (over bool, err error) {
+	turn, leave, err := f.turn.Take(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	group, ctx := errgroup.WithContext(turn)
 	blocks := make(chan *block, StreamBlocks) // in order
 	free := make(chan []byte, StreamBlocks)
 	for range StreamBlocks {
@@ -102,58 +136,70 @@ func (i *Image) blob(ctx context.Context, d v1.Descriptor, w io.Writer) error {
 	}
 	group.Go(func() error {
 		defer close(blocks)
-		return i.fetch(ctx, group, d, blocks, free)
+		return f.fetch(ctx, group, f.at, blocks, free)
 	})
-	h := sha256.New()
-	group.Go(func() error {
-		for k := range blocks {
-			for n := 0; n < len(k.b); {
-				b, err := k.after(n)
-				if err != nil {
-					return err
-				}
-				n += len(b)
-				_, _ = h.Write(b)
-				if _, err := w.Write(b); err != nil {
-					return err
-				}
-				failpoint.Hit(failpoint.PullBlock)
-			}
-			free <- k.b
-		}
-		return nil
-	})
-	err := group.Wait()
+	group.Go(func() error { return f.pass(blocks, free) })
+	err = group.Wait()
 	keep(free)
-	if err != nil {
-		return err
+	if err != nil && errors.Is(context.Cause(turn), ErrOver) {
+		return true, nil
 	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != d.Digest.Hex {
-		return refuse(NotItself, "%s came as sha256:%s", d.Digest, got)
-	}
-	return nil
+	return false, err
 }
 
-// fetch has the blocks of a blob filled, each in one of the free buffers.
-func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descriptor,
+// pass passes on blocks, and has their memory used again.
+func (f *flow) pass(blocks <-chan *block, free chan<- []byte) error {
+	for {
+		f.turn.Waits()
+		k, more := <-blocks
+		if !more {
+			return nil
+		}
+		for n := 0; n < len(k.b); {
+			f.turn.Waits()
+			b, err := k.after(n)
+			b = b[:min(len(b), passSize)] // or the process waits while all is hashed
+			f.turn.Came(len(b))
+			if err != nil {
+				return err
+			}
+			n += len(b)
+			_, _ = f.sum.Write(b)
+			if _, err := f.to.Write(b); err != nil {
+				return err
+			}
+			f.at += int64(len(b))
+			failpoint.Hit(failpoint.PullBlock)
+		}
+		free <- k.b
+	}
+}
+
+// fetch has the blocks from begin on filled, each in one of the free buffers.
+func (f *flow) fetch(ctx context.Context, group *errgroup.Group, begin int64,
 	blocks chan<- *block, free <-chan []byte) error {
-	first := &part{Image: i, ctx: ctx, from: i.hosts[0], d: d, end: min(BlockSize, d.Size)}
+	size := f.d.Size
+	first := &part{Image: f.Image, ctx: ctx, from: f.from, d: f.d, at: begin,
+		end: min(begin+BlockSize, size)}
 	if err := first.open(); err != nil {
 		return err
 	}
 	ranged := first.ranged
 	if !ranged {
-		first.end = d.Size
+		first.end = size
 		defer first.close()
 	}
-	for at := int64(0); at < d.Size; at += BlockSize {
+	for at := begin; at < size; at += BlockSize {
 		var b []byte
 		select {
 		case b = <-free:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		end := min(at+BlockSize, d.Size)
+		if err := f.turn.Next(ctx); err != nil {
+			return err
+		}
+		end := min(at+BlockSize, size)
 		if size := int(end - at); cap(b) < size {
 			b = bufferOf(size)
 		} else {
@@ -169,8 +215,8 @@ func (i *Image) fetch(ctx context.Context, group *errgroup.Group, d v1.Descripto
 			continue
 		}
 		p := first
-		if at > 0 {
-			p = &part{Image: i, ctx: ctx, from: i.hosts[0], d: d, at: at, end: end}
+		if at > begin {
+			p = &part{Image: f.Image, ctx: ctx, from: f.from, d: f.d, at: at, end: end}
 		}
 		group.Go(func() error {
 			defer p.close()

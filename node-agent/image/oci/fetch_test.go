@@ -82,7 +82,8 @@ func fetchFrom(t *testing.T, m *moody) ([]byte, error) {
 	sum := sha256.Sum256(m.blob)
 	var got bytes.Buffer
 	err = i.blob(t.Context(), v1.Descriptor{Size: int64(len(m.blob)),
-		Digest: v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}}, &got)
+		Digest: v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}}, &got,
+		i.hosts[0], atOnce{})
 	return got.Bytes(), err
 }
 

@@ -46,7 +46,8 @@ type Image struct {
 	Ref        string // in full
 	Repository string // registry and name in it
 	Digest     string
-	Bytes      int64 // of all its layers as they are transferred
+	Namespace  string // whose credentials it comes with
+	Bytes      int64  // of all its layers as they are transferred
 	ref        string
 	manifest   v1.Manifest
 	config     []byte
@@ -102,16 +103,16 @@ func (i *Image) MayHave(ctx context.Context, n int) error {
 		return nil
 	}
 	digest := i.manifest.Layers[n].Digest.String()
-	resp, err := i.ask(ctx, i.hosts[0], http.MethodHead, "blobs", digest, "")
-	if err == nil {
-		resp.Body.Close()
-		err = transport.CheckError(resp, http.StatusOK, http.StatusFound, http.StatusSeeOther,
-			http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusMovedPermanently)
+	var err error
+	for h := i.hosts[0]; h != nil; h = i.after(ctx, h) {
+		resp, failed := i.request(ctx, h, http.MethodHead, "blobs", digest, "")
+		if failed == nil {
+			resp.Body.Close()
+			return nil
+		}
+		err = failed
 	}
-	if err != nil {
-		err = fmt.Errorf("layer %d: %w", n+1, err)
-	}
-	return refusal(i.ref, err)
+	return refusal(i.ref, fmt.Errorf("layer %d: %w", n+1, err))
 }
 
 // Find asks the registry for the image that ref names, with the credentials of namespace.
@@ -127,7 +128,8 @@ func (s *Source) find(ctx context.Context, ref, namespace string) (i *Image, err
 		return nil, err
 	}
 	repository := reference.Context()
-	i = &Image{Ref: reference.Name(), Repository: repository.String(), ref: ref, at: repository}
+	i = &Image{Ref: reference.Name(), Repository: repository.String(), Namespace: namespace,
+		ref: ref, at: repository}
 	if i.hosts, err = allowed.registries.hostsOf(ctx, repository.RegistryStr()); err != nil {
 		return nil, err
 	}
@@ -288,12 +290,22 @@ func (i *Image) fetchManifest(ctx context.Context, h *host, by string) (
 	return raw, stated.MediaType, nil
 }
 
-// get asks for a manifest, or for a range of a blob. It asks again where the registry has too much
-// to do.
+// get asks for a manifest, or for a range of a blob.
 func (i *Image) get(ctx context.Context, h *host, kind, by, bytes string) (
 	*http.Response, error) {
+	return i.request(ctx, h, http.MethodGet, kind, by, bytes)
+}
+
+// request asks again where the registry has too much to do.
+func (i *Image) request(ctx context.Context, h *host, method, kind, by, bytes string) (
+	*http.Response, error) {
+	good := []int{http.StatusOK, http.StatusPartialContent}
+	if method == http.MethodHead { // or where the registry would send us
+		good = append(good, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect,
+			http.StatusPermanentRedirect, http.StatusMovedPermanently)
+	}
 	for tried := 0; ; tried++ {
-		resp, err := i.ask(ctx, h, http.MethodGet, kind, by, bytes)
+		resp, err := i.ask(ctx, h, method, kind, by, bytes)
 		if err != nil {
 			return nil, err
 		}
@@ -306,8 +318,7 @@ func (i *Image) get(ctx context.Context, h *host, kind, by, bytes string) (
 			}
 			continue
 		}
-		err = transport.CheckError(resp, http.StatusOK, http.StatusPartialContent)
-		if err != nil {
+		if err = transport.CheckError(resp, good...); err != nil {
 			resp.Body.Close()
 			return nil, err
 		}

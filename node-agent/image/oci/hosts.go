@@ -42,7 +42,7 @@ const hostsFile = "hosts.toml"
 
 // itself returns the host of a registry of which no file says more.
 func (r *Registries) itself(registry string) *host {
-	return &host{root: url.URL{Scheme: r.schemeTo(registry), Host: registry, Path: "/v2"},
+	return &host{root: url.URL{Scheme: r.schemeTo(registry), Host: registry, Path: usualAPI},
 		resolves: true}
 }
 
@@ -161,8 +161,8 @@ func (i *Image) connect(ctx context.Context, s *Source, allowed *allowed, h *hos
 	if h.client != nil {
 		return nil
 	}
-	whose := h.root.Host // credentials for a mirror are its own
-	if h.of == "" {
+	whose := h.root.Host // credentials for another host are its own
+	if h.of == "" && sameSite(whose, i.at.RegistryStr()) {
 		whose = i.at.RegistryStr()
 	}
 	auth, secrets, err := allowed.credentials.of(ctx, namespace, whose)
@@ -178,7 +178,7 @@ func (i *Image) connect(ctx context.Context, s *Source, allowed *allowed, h *hos
 		i.received.Add(bytes)
 		s.Fetched(bytes)
 	})
-	way.its(h.tls, h.header)
+	way.its(h.root.Path, h.tls, h.header)
 	client, err := i.authorize(ctx, way, h, auth)
 	if err != nil {
 		way.close()

@@ -103,7 +103,7 @@ func fetched(t *testing.T, s *Source, ref string) error {
 	defer i.Close()
 	for _, d := range append([]v1.Descriptor{i.manifest.Config}, i.manifest.Layers...) {
 		var b bytes.Buffer
-		if err := i.blob(t.Context(), d, &b); err != nil {
+		if err := i.blob(t.Context(), d, &b, i.hosts[0], atOnce{}); err != nil {
 			return err
 		}
 		if sum := sha256.Sum256(b.Bytes()); hex.EncodeToString(sum[:]) != d.Digest.Hex {

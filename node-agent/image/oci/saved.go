@@ -59,10 +59,16 @@ func OpenSaved(path string) (*Saved, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.close = func() { f.Close() }
+	return ReadSaved(f, path)
+}
+
+// ReadSaved is OpenSaved for an archive that is open. It closes it, also where it fails.
+func ReadSaved(f *os.File, called string) (*Saved, error) {
+	s := &Saved{path: called, close: func() { f.Close() }}
+	var err error
 	if s.files, err = membersOf(f); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", called, err)
 	}
 	return s, nil
 }

@@ -35,6 +35,7 @@ const (
 type road struct {
 	*Registries
 	to      string // the registry
+	api     string // path of its API, /v2 unless told otherwise
 	secrets bool   // credentials may be sent over it
 	fetched func(int64)
 	window  time.Duration
@@ -44,7 +45,8 @@ type road struct {
 }
 
 func newRoad(r *Registries, to string, secrets bool, fetched func(int64)) *road {
-	w := &road{Registries: r, to: to, secrets: secrets, fetched: fetched, window: window}
+	w := &road{Registries: r, to: to, api: usualAPI, secrets: secrets, fetched: fetched,
+		window: window}
 	w.http = &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            w.dial,
@@ -57,9 +59,11 @@ func newRoad(r *Registries, to string, secrets bool, fetched func(int64)) *road 
 	return w
 }
 
+const usualAPI = "/v2"
+
 // its sets what is for the host alone at the beginning of the road.
-func (w *road) its(config *tls.Config, header http.Header) {
-	w.header = header
+func (w *road) its(api string, config *tls.Config, header http.Header) {
+	w.api, w.header = api, header
 	if config != nil {
 		w.own = w.http.Clone()
 		w.own.TLSClientConfig = config
@@ -91,8 +95,12 @@ func (w *road) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	r, by := r.Clone(ctx), w.http
+	first := host == w.to && r.URL.Path == usualAPI+"/" // asks whether a token is needed
 	if host == w.to {
 		maps.Copy(r.Header, w.header)
+		if first {
+			r.URL.Path = w.api + "/"
+		}
 		if w.own != nil {
 			by = w.own
 		}
@@ -101,6 +109,9 @@ func (w *road) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		cancel()
 		return nil, err
+	}
+	if first && w.api != usualAPI && resp.StatusCode == http.StatusNotFound {
+		resp.StatusCode = http.StatusOK // it has images, and nothing else
 	}
 	resp.Body = newAnswer(resp.Body, w.fetched, w.window, cancel)
 	return resp, nil

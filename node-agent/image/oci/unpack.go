@@ -56,7 +56,11 @@ const (
 // image that cannot be started is refused before its layers are fetched.
 func (i *Image) Inspect(ctx context.Context, cell string) (diffIDs []string, err error) {
 	var config bytes.Buffer
-	if err := i.blob(ctx, i.manifest.Config, &config); err != nil {
+	err = i.honestly(ctx, func(from *host) error {
+		config.Reset()
+		return i.blob(ctx, i.manifest.Config, &config, from, atOnce{})
+	})
+	if err != nil {
 		return nil, refusal(i.ref, fmt.Errorf("configuration: %w", err))
 	}
 	i.config = config.Bytes()
@@ -68,22 +72,44 @@ func (i *Image) Inspect(ctx context.Context, cell string) (diffIDs []string, err
 	return v.DiffIDs, refusal(i.ref, err)
 }
 
-// Unpack fetches the n-th layer, and writes its blob and its index into dir, as far as the room
-// goes.
-func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, room *Room) (
-	Layer, error) {
-	l, err := i.unpack(ctx, n, dir, with, room)
+// Unpack fetches the n-th layer when it is its turn, and writes its blob and its index into dir, as
+// far as the room goes.
+func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, room *Room,
+	turn Turn) (l Layer, err error) {
+	err = i.honestly(ctx, func(from *host) (err error) {
+		l, err = i.unpack(ctx, n, dir, with, room, from, turn)
+		return err
+	})
 	if err != nil {
 		err = fmt.Errorf("layer %d: %w", n+1, err)
 	}
 	return l, refusal(i.ref, err)
 }
 
-func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, room *Room) (
-	l Layer, err error) {
+// honestly has a part of the image fetched from one host after another, as long as what came is
+// not it. A process that reads what came may find that out before its digest does.
+func (i *Image) honestly(ctx context.Context, fetch func(from *host) error) error {
+	var from *host
+	if len(i.hosts) > 0 {
+		from = i.hosts[0]
+	}
+	for {
+		err := fetch(from)
+		var known because
+		if !errors.As(err, &known) || known.Reason != NotItself && known.Reason != Unusable {
+			return err
+		}
+		if from = i.after(ctx, from); from == nil {
+			return err
+		}
+	}
+}
+
+func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, room *Room,
+	from *host, turn Turn) (l Layer, err error) {
 	var files []*os.File
 	for _, name := range []string{BlobName, IndexName} {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o644)
 		if err != nil {
 			return l, ours(err)
 		}
@@ -96,13 +122,18 @@ func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, r
 	}
 	defer shared.Close()
 	files = append(files, shared)
+	taken, err := hold(ctx, turn) // so that there are no more processes than turns
+	if err != nil {
+		return l, err
+	}
+	defer taken.drop()
 	begin := time.Now()
 	var sending time.Duration
 	o := order{Inflater: with.Inflater, Content: room.most, tools: with.Tools}
 	v, err := i.order(ctx, filepath.Join(dir, "cell"), o, files,
 		func(ctx context.Context, in io.Writer) error {
 			to := &timedWriter{w: in}
-			err := i.blob(ctx, i.manifest.Layers[n], to)
+			err := i.blob(ctx, i.manifest.Layers[n], to, from, taken)
 			sending = time.Since(begin) - to.took
 			return err
 		})

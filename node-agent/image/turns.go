@@ -1,0 +1,226 @@
+package image
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/image/oci"
+)
+
+// How many layers a node works on, and how many bytes of them it holds.
+const (
+	streamMemory = 3 * oci.StreamBlocks * oci.BlockSize
+	maxWorkedOn  = 16
+	maxBegun     = 4 // layers of one namespace that have processes
+)
+
+// Whoever waits for a turn may get that of a layer whose registry sent less in a window.
+const (
+	turnWindow = time.Second
+	slowTurn   = 1 << 20
+)
+
+// turns says which layers are worked on. A turn has memory for blocks, and a place on a CPU. It
+// ends with its layer, or when its registry is slow while another namespace waits: then the layer
+// waits for the next turn, and what came of it stays. So no registry holds up another namespace.
+type turns struct {
+	mu     sync.Mutex
+	now    func() time.Time
+	memory int64 // that is free
+	places int   // that are free
+	all    []*turn
+	begun  map[string]int // layers that have processes, by namespace
+	look   *time.Timer    // at who is slow; nil: nobody waits
+}
+
+// A turn is that of one layer. It implements oci.Turn.
+type turn struct {
+	*turns
+	namespace string
+	size      int64 // of the layer
+	memory    int64
+	next      func(context.Context) error // waits until the next block may be asked for
+
+	begun  bool // it has been taken before
+	taken  bool
+	ready  chan struct{} // closed when it is taken
+	over   context.CancelCauseFunc
+	since  time.Time     // since when its registry is waited for; zero: it is not
+	waited time.Duration // for its registry, in this window
+	came   int64         // in this window
+}
+
+func newTurns() *turns {
+	return &turns{now: time.Now, memory: streamMemory, begun: map[string]int{},
+		places: min(runtime.NumCPU()+1, maxWorkedOn)}
+}
+
+// Take implements oci.Turn.
+func (t *turn) Take(ctx context.Context) (context.Context, func(), error) {
+	within, over := context.WithCancelCause(ctx)
+	t.mu.Lock()
+	t.ready, t.over = make(chan struct{}), over
+	t.since, t.waited, t.came = time.Time{}, 0, 0
+	t.all = append(t.all, t)
+	t.grant()
+	t.mu.Unlock()
+	leave := func() { over(nil); t.leave() }
+	select {
+	case <-t.ready:
+		return within, leave, nil
+	case <-ctx.Done():
+		leave()
+		return nil, nil, context.Cause(ctx)
+	}
+}
+
+// Next implements oci.Turn.
+func (t *turn) Next(ctx context.Context) error { return t.next(ctx) }
+
+// Waits implements oci.Turn.
+func (t *turn) Waits() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.since.IsZero() {
+		t.since = t.now()
+	}
+}
+
+// Came implements oci.Turn.
+func (t *turn) Came(bytes int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waited += t.now().Sub(t.since)
+	t.since = time.Time{}
+	t.came += int64(bytes)
+}
+
+func (t *turn) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all = slices.DeleteFunc(t.all, func(o *turn) bool { return o == t })
+	if t.taken {
+		t.taken = false
+		t.turns.memory += t.memory
+		t.places++
+	}
+	t.grant()
+}
+
+// end forgets a layer, which needs no more turns.
+func (t *turn) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.begun {
+		return
+	}
+	t.begun = false
+	if t.turns.begun[t.namespace]--; t.turns.begun[t.namespace] == 0 {
+		delete(t.turns.begun, t.namespace)
+	}
+	t.grant()
+}
+
+// grant gives the turns that there are. As long as somebody waits, it is looked who is slow.
+func (s *turns) grant() {
+	for {
+		next := s.following()
+		switch {
+		case next == nil:
+			return
+		case s.places == 0 || s.memory < next.memory:
+			if s.look == nil {
+				s.measured()
+				s.look = time.AfterFunc(turnWindow, s.lookAgain)
+			}
+			return
+		}
+		s.places--
+		s.memory -= next.memory
+		next.taken = true
+		if !next.begun {
+			next.begun = true
+			s.begun[next.namespace]++
+		}
+		close(next.ready)
+	}
+}
+
+func (s *turns) lookAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.look = nil
+	next := s.following()
+	slow := s.measured()
+	if next == nil {
+		return
+	}
+	if s.yields(next, slow) {
+		slow.over(oci.ErrOver)
+	}
+	s.look = time.AfterFunc(turnWindow, s.lookAgain)
+}
+
+// count returns how many turns a namespace has.
+func (s *turns) count(namespace string) (n int) {
+	for _, t := range s.all {
+		if t.taken && t.namespace == namespace {
+			n++
+		}
+	}
+	return n
+}
+
+// following returns whose turn is next: of the namespace that has the fewest, a layer that has
+// begun, or else the largest.
+func (s *turns) following() (next *turn) {
+	for _, t := range s.all {
+		if !t.taken && (t.begun || s.begun[t.namespace] < maxBegun) &&
+			(next == nil || s.before(t, next)) {
+			next = t
+		}
+	}
+	return next
+}
+
+func (s *turns) before(a, b *turn) bool {
+	if has, other := s.count(a.namespace), s.count(b.namespace); has != other {
+		return has < other
+	}
+	if a.begun != b.begun {
+		return a.begun
+	}
+	return a.size > b.size
+}
+
+// measured returns the slowest turn, if one is slow: it waited for its registry nearly all of the
+// time. A new window begins.
+func (s *turns) measured() (slowest *turn) {
+	now, least := s.now(), int64(slowTurn)
+	for _, t := range s.all {
+		if !t.taken {
+			continue
+		}
+		if !t.since.IsZero() {
+			t.waited += now.Sub(t.since)
+			t.since = now
+		}
+		if t.waited >= turnWindow*9/10 && t.came < least {
+			slowest, least = t, t.came
+		}
+		t.waited, t.came = 0, 0
+	}
+	return slowest
+}
+
+// yields reports whether a slow turn is to be another's: of a namespace that has none, or two less.
+func (s *turns) yields(next, slow *turn) bool {
+	if slow == nil || next.namespace == slow.namespace {
+		return false
+	}
+	has := s.count(next.namespace)
+	return has == 0 || s.count(slow.namespace)-has > 1
+}
