@@ -36,7 +36,8 @@ func rootCmd() *cobra.Command {
 	}
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(), configCmd(),
-		statusCmd(), drainCmd(), reportCmd(), logsCmd(), connectCmd(), vfCmd(), cniCmd(),
+		statusCmd(), drainCmd(), reportCmd(), logsCmd(), connectCmd(), publishCmd(), vfCmd(),
+		cniCmd(),
 		burstCmd(), benchCmd(), userCmd(), kubeconfigCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		tracesCmd(),

@@ -53,6 +53,12 @@ func (m measured) Pause(ctx context.Context, in *api.PauseRequest) (*api.PauseRe
 	return timed(ctx, m.Metrics, "Pause", in, m.Agent.Pause)
 }
 
+func (m measured) Publish(
+	ctx context.Context, req *api.PublishRequest,
+) (*api.PublishReply, error) {
+	return timed(ctx, m.Metrics, "Publish", req, m.Agent.Publish)
+}
+
 func (m measured) Resume(ctx context.Context, in *api.ResumeRequest) (*api.ResumeReply, error) {
 	return timed(ctx, m.Metrics, "Resume", in, m.Agent.Resume)
 }

@@ -40,6 +40,11 @@ func (l local) Pause(ctx context.Context, in *PauseRequest,
 	return l.server.Pause(ctx, in)
 }
 
+func (l local) Publish(ctx context.Context, in *PublishRequest,
+	_ ...grpc.CallOption) (*PublishReply, error) {
+	return l.server.Publish(ctx, in)
+}
+
 func (l local) Resume(ctx context.Context, in *ResumeRequest,
 	_ ...grpc.CallOption) (*ResumeReply, error) {
 	return l.server.Resume(ctx, in)

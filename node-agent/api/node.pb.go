@@ -1349,6 +1349,110 @@ func (x *ConnectRequest) GetData() []byte {
 	return nil
 }
 
+type PublishRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                              // of the sandbox
+	Protocol      string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`                  // tcp or udp
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`                         // of the sandbox
+	HostPort      uint32                 `protobuf:"varint,4,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"` // 1024 or more
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishRequest) Reset() {
+	*x = PublishRequest{}
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishRequest) ProtoMessage() {}
+
+func (x *PublishRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
+func (*PublishRequest) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PublishRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PublishRequest) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *PublishRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *PublishRequest) GetHostPort() uint32 {
+	if x != nil {
+		return x.HostPort
+	}
+	return 0
+}
+
+type PublishReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishReply) Reset() {
+	*x = PublishReply{}
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishReply) ProtoMessage() {}
+
+func (x *PublishReply) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishReply.ProtoReflect.Descriptor instead.
+func (*PublishReply) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+}
+
 type ConnectReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
@@ -1359,7 +1463,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1475,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1488,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ConnectReply) GetData() []byte {
@@ -1411,7 +1515,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1527,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1540,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -1463,7 +1567,7 @@ type LogsReply struct {
 
 func (x *LogsReply) Reset() {
 	*x = LogsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1579,7 @@ func (x *LogsReply) String() string {
 func (*LogsReply) ProtoMessage() {}
 
 func (x *LogsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1592,7 @@ func (x *LogsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsReply.ProtoReflect.Descriptor instead.
 func (*LogsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LogsReply) GetLine() *LogLine {
@@ -1514,7 +1618,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1630,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1643,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1557,7 +1661,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1673,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1686,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
 }
 
 type StatusRequest struct {
@@ -1594,7 +1698,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1710,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1723,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -1651,7 +1755,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1767,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1780,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -1795,7 +1899,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +1911,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +1924,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1912,7 +2016,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2028,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2041,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *VF) GetBdf() string {
@@ -2026,7 +2130,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2142,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2155,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -2072,7 +2176,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2188,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2201,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -2138,7 +2242,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2254,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2267,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -2240,7 +2344,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2356,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2369,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -2298,7 +2402,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2414,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2427,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -2342,7 +2446,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2458,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2471,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -2387,7 +2491,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2503,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2516,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -2440,7 +2544,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2556,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2569,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KeptReport) GetId() string {
@@ -2603,7 +2707,13 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x0eConnectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
-	"\x04data\x18\x03 \x01(\fR\x04data\"4\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"m\n" +
+	"\x0ePublishRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1b\n" +
+	"\thost_port\x18\x04 \x01(\rR\bhostPort\"\x0e\n" +
+	"\fPublishReply\"4\n" +
 	"\fConnectReply\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x10\n" +
 	"\x03end\x18\x02 \x01(\bR\x03end\"5\n" +
@@ -2696,7 +2806,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"KeptReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why2\xd2\a\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why2\x9d\b\n" +
 	"\x04Node\x12C\n" +
 	"\x05Start\x12\x1d.fastiov.node.v1.StartRequest\x1a\x1b.fastiov.node.v1.StartReply\x12A\n" +
 	"\x04Init\x12\x1c.fastiov.node.v1.InitRequest\x1a\x1b.fastiov.node.v1.StartReply\x12=\n" +
@@ -2706,7 +2816,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x06Resume\x12\x1e.fastiov.node.v1.ResumeRequest\x1a\x1c.fastiov.node.v1.ResumeReply\x12@\n" +
 	"\x04Stop\x12\x1c.fastiov.node.v1.StopRequest\x1a\x1a.fastiov.node.v1.StopReply\x12>\n" +
 	"\x04Wait\x12\x1c.fastiov.node.v1.WaitRequest\x1a\x16.fastiov.node.v1.Ended0\x01\x12M\n" +
-	"\aConnect\x12\x1f.fastiov.node.v1.ConnectRequest\x1a\x1d.fastiov.node.v1.ConnectReply(\x010\x01\x12B\n" +
+	"\aConnect\x12\x1f.fastiov.node.v1.ConnectRequest\x1a\x1d.fastiov.node.v1.ConnectReply(\x010\x01\x12I\n" +
+	"\aPublish\x12\x1f.fastiov.node.v1.PublishRequest\x1a\x1d.fastiov.node.v1.PublishReply\x12B\n" +
 	"\x04Logs\x12\x1c.fastiov.node.v1.LogsRequest\x1a\x1a.fastiov.node.v1.LogsReply0\x01\x12F\n" +
 	"\x06Status\x12\x1e.fastiov.node.v1.StatusRequest\x1a\x1c.fastiov.node.v1.StatusReply\x12F\n" +
 	"\x06Starts\x12\x1e.fastiov.node.v1.StartsRequest\x1a\x1c.fastiov.node.v1.StartsReply\x12C\n" +
@@ -2725,7 +2836,7 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
 	(*Call)(nil),           // 1: fastiov.node.v1.Call
@@ -2746,27 +2857,29 @@ var file_node_agent_api_node_proto_goTypes = []any{
 	(*WaitRequest)(nil),    // 16: fastiov.node.v1.WaitRequest
 	(*Ended)(nil),          // 17: fastiov.node.v1.Ended
 	(*ConnectRequest)(nil), // 18: fastiov.node.v1.ConnectRequest
-	(*ConnectReply)(nil),   // 19: fastiov.node.v1.ConnectReply
-	(*LogsRequest)(nil),    // 20: fastiov.node.v1.LogsRequest
-	(*LogsReply)(nil),      // 21: fastiov.node.v1.LogsReply
-	(*StopRequest)(nil),    // 22: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),      // 23: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil),  // 24: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),    // 25: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),        // 26: fastiov.node.v1.Sandbox
-	(*VF)(nil),             // 27: fastiov.node.v1.VF
-	(*StartsRequest)(nil),  // 28: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),    // 29: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),      // 30: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),   // 31: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),     // 32: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil),  // 33: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),    // 34: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),     // 35: fastiov.node.v1.KeptReport
-	nil,                    // 36: fastiov.node.v1.StartRequest.EnvEntry
+	(*PublishRequest)(nil), // 19: fastiov.node.v1.PublishRequest
+	(*PublishReply)(nil),   // 20: fastiov.node.v1.PublishReply
+	(*ConnectReply)(nil),   // 21: fastiov.node.v1.ConnectReply
+	(*LogsRequest)(nil),    // 22: fastiov.node.v1.LogsRequest
+	(*LogsReply)(nil),      // 23: fastiov.node.v1.LogsReply
+	(*StopRequest)(nil),    // 24: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),      // 25: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil),  // 26: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),    // 27: fastiov.node.v1.StatusReply
+	(*Sandbox)(nil),        // 28: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 29: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 30: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 31: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 32: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 33: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 34: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 35: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 36: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 37: fastiov.node.v1.KeptReport
+	nil,                    // 38: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	36, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	38, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	1,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
 	10, // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
 	15, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
@@ -2780,42 +2893,44 @@ var file_node_agent_api_node_proto_depIdxs = []int32{
 	11, // 11: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
 	12, // 12: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
 	15, // 13: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
-	26, // 14: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	27, // 15: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	30, // 16: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	28, // 14: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	29, // 15: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	32, // 16: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
 	1,  // 17: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
 	10, // 18: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	35, // 19: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	37, // 19: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
 	0,  // 20: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
 	5,  // 21: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
 	11, // 22: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
 	13, // 23: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
 	6,  // 24: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
 	8,  // 25: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	22, // 26: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	24, // 26: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
 	16, // 27: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
 	18, // 28: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
-	20, // 29: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
-	24, // 30: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	28, // 31: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	31, // 32: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	33, // 33: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	2,  // 34: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	2,  // 35: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	12, // 36: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	14, // 37: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	7,  // 38: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	9,  // 39: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	23, // 40: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	17, // 41: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
-	19, // 42: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
-	21, // 43: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
-	25, // 44: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	29, // 45: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	32, // 46: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	34, // 47: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	34, // [34:48] is the sub-list for method output_type
-	20, // [20:34] is the sub-list for method input_type
+	19, // 29: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
+	22, // 30: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	26, // 31: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	30, // 32: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	33, // 33: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	35, // 34: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	2,  // 35: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	2,  // 36: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	12, // 37: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	14, // 38: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	7,  // 39: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	9,  // 40: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	25, // 41: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	17, // 42: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	21, // 43: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	20, // 44: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
+	23, // 45: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	27, // 46: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	31, // 47: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	34, // 48: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	36, // 49: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	35, // [35:50] is the sub-list for method output_type
+	20, // [20:35] is the sub-list for method input_type
 	20, // [20:20] is the sub-list for extension type_name
 	20, // [20:20] is the sub-list for extension extendee
 	0,  // [0:20] is the sub-list for field type_name
@@ -2832,7 +2947,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

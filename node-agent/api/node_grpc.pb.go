@@ -39,6 +39,7 @@ const (
 	Node_Stop_FullMethodName    = "/fastiov.node.v1.Node/Stop"
 	Node_Wait_FullMethodName    = "/fastiov.node.v1.Node/Wait"
 	Node_Connect_FullMethodName = "/fastiov.node.v1.Node/Connect"
+	Node_Publish_FullMethodName = "/fastiov.node.v1.Node/Publish"
 	Node_Logs_FullMethodName    = "/fastiov.node.v1.Node/Logs"
 	Node_Status_FullMethodName  = "/fastiov.node.v1.Node/Status"
 	Node_Starts_FullMethodName  = "/fastiov.node.v1.Node/Starts"
@@ -74,6 +75,10 @@ type NodeClient interface {
 	// reached. Each side may say that it sends no more while the other still does: the caller by closing
 	// its side of the stream, the sandbox by end. A Pause breaks the connection.
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectReply], error)
+	// Publish has a port of the host lead to one of a sandbox, until that ends. Only sandboxes on the bridge can be reached so,
+	// and a paused one answers when it runs again.
+	// ALREADY_EXISTS: another program has the port.
+	Publish(ctx context.Context, in *PublishRequest, opts ...grpc.CallOption) (*PublishReply, error)
 	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error)
 	// Status is what the node holds now.
@@ -200,6 +205,16 @@ func (c *nodeClient) Connect(ctx context.Context, opts ...grpc.CallOption) (grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Node_ConnectClient = grpc.BidiStreamingClient[ConnectRequest, ConnectReply]
 
+func (c *nodeClient) Publish(ctx context.Context, in *PublishRequest, opts ...grpc.CallOption) (*PublishReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PublishReply)
+	err := c.cc.Invoke(ctx, Node_Publish_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[3], Node_Logs_FullMethodName, cOpts...)
@@ -287,6 +302,10 @@ type NodeServer interface {
 	// reached. Each side may say that it sends no more while the other still does: the caller by closing
 	// its side of the stream, the sandbox by end. A Pause breaks the connection.
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectReply]) error
+	// Publish has a port of the host lead to one of a sandbox, until that ends. Only sandboxes on the bridge can be reached so,
+	// and a paused one answers when it runs again.
+	// ALREADY_EXISTS: another program has the port.
+	Publish(context.Context, *PublishRequest) (*PublishReply, error)
 	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error
 	// Status is what the node holds now.
@@ -334,6 +353,9 @@ func (UnimplementedNodeServer) Wait(*WaitRequest, grpc.ServerStreamingServer[End
 }
 func (UnimplementedNodeServer) Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectReply]) error {
 	return status.Error(codes.Unimplemented, "method Connect not implemented")
+}
+func (UnimplementedNodeServer) Publish(context.Context, *PublishRequest) (*PublishReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Publish not implemented")
 }
 func (UnimplementedNodeServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -504,6 +526,24 @@ func _Node_Connect_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Node_ConnectServer = grpc.BidiStreamingServer[ConnectRequest, ConnectReply]
 
+func _Node_Publish_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Publish(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Publish_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Publish(ctx, req.(*PublishRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(LogsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -617,6 +657,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stop",
 			Handler:    _Node_Stop_Handler,
+		},
+		{
+			MethodName: "Publish",
+			Handler:    _Node_Publish_Handler,
 		},
 		{
 			MethodName: "Status",

@@ -233,6 +233,10 @@ func TestByUnixSocketAndInProcess(t *testing.T) {
 		"init":  func() error { _, err := local.Init(t.Context(), &InitRequest{}); return err },
 		"run":   func() error { _, err := local.Run(t.Context(), &RunRequest{}); return err },
 		"pause": func() error { _, err := local.Pause(t.Context(), &PauseRequest{}); return err },
+		"publish": func() error {
+			_, err := local.Publish(t.Context(), &PublishRequest{})
+			return err
+		},
 		"resume": func() error {
 			_, err := local.Resume(t.Context(), &ResumeRequest{})
 			return err

@@ -23,6 +23,26 @@ type NetPath interface {
 	Left() []Lease
 }
 
+// A Publisher is a path by which others may reach a port of a sandbox.
+type Publisher interface {
+	// Publish has a port of the host lead to one of the lease's sandbox, until that is returned.
+	Publish(Lease, Publication) error
+}
+
+// A Publication is a port of the host that leads to one of a sandbox.
+type Publication struct {
+	Protocol string // tcp or udp
+	HostPort uint16
+	Port     uint16
+}
+
+// ErrUnpublished is the error of a publication on another path.
+var ErrUnpublished = errors.New("it has no port of a bridge, and so none to publish;" +
+	" use `fastiov connect`")
+
+// ErrTaken is the error of a publication whose port of the host has another user.
+var ErrTaken = errors.New("this port of the host is in use; choose another")
+
 // A Lease is a NIC that its sandbox has until it is returned.
 type Lease struct {
 	NIC        sandbox.NIC // without an address
@@ -87,6 +107,15 @@ type waiter struct {
 // NewAdmission gives out totalMiB of memory and the NICs of path.
 func NewAdmission(totalMiB int, path NetPath) *Admission {
 	return &Admission{path: path, totalMiB: totalMiB}
+}
+
+// Publish has a port of the host lead to the sandbox with that grant.
+func (a *Admission) Publish(g *Grant, p Publication) error {
+	publisher, can := a.path.(Publisher)
+	if !can || g == nil || g.NIC == nil {
+		return ErrUnpublished
+	}
+	return publisher.Publish(*g.NIC, p)
 }
 
 // Fits refuses what the node could not carry if it were empty.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -45,6 +46,8 @@ type Config struct {
 type Bridge struct {
 	Config
 	leases   *leases
+	taken    ports
+	writes   sync.Mutex // of rules: each writes all
 	link     *netlink.Bridge
 	forwards bool            // the host does only for this bridge
 	closed   map[string]bool // chains of others that take no rule
@@ -81,6 +84,7 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	if b.leases, err = openLeases(filepath.Join(b.Dir, "ports"), b.ports()); err != nil {
 		return nil, err
 	}
+	b.retake()
 	if err := b.make(); err != nil {
 		return nil, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
@@ -288,6 +292,7 @@ func (b *Bridge) Fault(startup.Lease, string) {}
 
 // Return implements startup.NetPath.
 func (b *Bridge) Return(l startup.Lease) {
+	b.withdraw(l) // before another sandbox can have the address
 	b.leases.giveBack(l, func() { unplug(b.portName(l.Number)) })
 }
 

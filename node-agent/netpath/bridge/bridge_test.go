@@ -186,7 +186,7 @@ func serve(t *testing.T, address string) {
 const worldServer = "198.18.0.1:80"
 
 // world is a network behind the host, with a server.
-func world(t *testing.T) {
+func world(t *testing.T) (outside *os.File) {
 	t.Helper()
 	namespace, err := netns.New()
 	if err != nil {
@@ -227,6 +227,7 @@ func world(t *testing.T) {
 		netns.Inside(namespace, func() error { return linked(device) })); err != nil {
 		t.Fatal(err)
 	}
+	return namespace
 }
 
 // nothingLeft checks that the host is as it was before a bridge was there.

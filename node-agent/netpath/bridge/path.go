@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -24,15 +25,21 @@ type leases struct {
 	size int
 
 	mu   sync.Mutex
-	held map[int]startup.Lease
+	held map[int]held
 	next int // the first number to look at: an address rests before another sandbox has it
+}
+
+// A held port is a lease, and what of its sandbox others may reach.
+type held struct {
+	startup.Lease
+	Published []startup.Publication `json:",omitempty"`
 }
 
 func openLeases(dir string, size int) (*leases, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	l := &leases{dir: dir, size: size, held: map[int]startup.Lease{}}
+	l := &leases{dir: dir, size: size, held: map[int]held{}}
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -51,31 +58,31 @@ func openLeases(dir string, size int) (*leases, error) {
 func (l *leases) file(number int) string { return filepath.Join(l.dir, strconv.Itoa(number)) }
 
 // read returns the lease of a number. Of one that cannot be read nobody knows the sandbox.
-func (l *leases) read(number int) (lease startup.Lease) {
+func (l *leases) read(number int) (h held) {
 	text, err := os.ReadFile(l.file(number))
 	if err == nil {
-		err = json.Unmarshal(text, &lease)
+		err = json.Unmarshal(text, &h)
 	}
 	if err != nil {
-		return startup.Lease{NIC: sandbox.NIC{Kind: Kind}, Number: number}
+		return held{Lease: startup.Lease{NIC: sandbox.NIC{Kind: Kind}, Number: number}}
 	}
-	return lease
+	return h
 }
 
 // write replaces a lease, whole or not at all.
-func (l *leases) write(lease startup.Lease) error {
-	text, err := json.Marshal(lease)
+func (l *leases) write(h held) error {
+	text, err := json.Marshal(h)
 	if err != nil {
 		return err
 	}
-	file := l.file(lease.Number)
+	file := l.file(h.Number)
 	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
 		return errors.Join(err, os.Remove(file+".new"))
 	}
 	if err := os.Rename(file+".new", file); err != nil {
 		return err
 	}
-	l.held[lease.Number] = lease
+	l.held[h.Number] = h
 	return nil
 }
 
@@ -92,7 +99,7 @@ func (l *leases) lease(id string, mac func(number int) string) (startup.Lease, e
 			NIC:    sandbox.NIC{Kind: Kind, MAC: mac(number)},
 			Number: number, ID: id, Generation: uint64(time.Now().UnixNano()),
 		}
-		if err := l.write(lease); err != nil {
+		if err := l.write(held{Lease: lease}); err != nil {
 			return startup.Lease{}, &startup.Lacking{Lack: startup.LackOther, Err: err}
 		}
 		l.next = number + 1
@@ -108,8 +115,49 @@ func (l *leases) own(lease startup.Lease, rec sandbox.Record) error {
 	if !l.holds(lease) {
 		return fmt.Errorf("sandbox %s has no lease of port %d any more", lease.ID, lease.Number)
 	}
-	lease.PID, lease.StartTicks = rec.PID, rec.StartTicks
-	return l.write(lease)
+	h := l.held[lease.Number]
+	h.PID, h.StartTicks = rec.PID, rec.StartTicks
+	return l.write(h)
+}
+
+// publish notes what of a sandbox others may reach.
+func (l *leases) publish(lease startup.Lease, p startup.Publication) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.holds(lease) {
+		return fmt.Errorf("sandbox %s has no lease of port %d any more", lease.ID, lease.Number)
+	}
+	h := l.held[lease.Number]
+	h.Published = append(slices.Clip(h.Published), p)
+	return l.write(h)
+}
+
+// withdraw forgets what was published of a sandbox, and returns it.
+func (l *leases) withdraw(lease startup.Lease) []startup.Publication {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.held[lease.Number]
+	if !l.holds(lease) || len(h.Published) == 0 {
+		return nil
+	}
+	was := h.Published
+	h.Published = nil
+	_ = l.write(h) // the lease goes next
+	l.held[lease.Number] = h
+	return was
+}
+
+// published returns what others may reach, by the number of the sandbox's port.
+func (l *leases) published() map[int][]startup.Publication {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := map[int][]startup.Publication{}
+	for number, h := range l.held {
+		if len(h.Published) > 0 {
+			all[number] = h.Published
+		}
+	}
+	return all
 }
 
 // giveBack frees the number once unplug has taken the port away, unless the lease is a former one.
@@ -138,8 +186,8 @@ func (l *leases) holds(lease startup.Lease) bool {
 func (l *leases) all() (left []startup.Lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, lease := range l.held {
-		left = append(left, lease)
+	for _, h := range l.held {
+		left = append(left, h.Lease)
 	}
 	return left
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
 // The rules of a bridge are a table of the family bridge, where frames come from ports, and one of
@@ -19,6 +21,8 @@ type rules struct{ *Bridge }
 const (
 	who  = "who"  // the set of who may send at which port
 	sent = "sent" // the chain of what comes from ports, which no other table has
+
+	dstNAT = 1 << 5 // IPS_DST_NAT
 
 	metaIIFKind expr.MetaKey = 26 // NFT_META_IIFKIND: the kind of the device in
 	metaOIFKind expr.MetaKey = 27 // NFT_META_OIFKIND: the kind of the device out
@@ -41,6 +45,8 @@ var (
 
 // write replaces both tables.
 func (r rules) write() error {
+	r.writes.Lock()
+	defer r.writes.Unlock()
 	conn, err := nftables.New()
 	if err != nil {
 		return err
@@ -48,7 +54,9 @@ func (r rules) write() error {
 	if err := r.ports(conn); err != nil {
 		return err
 	}
-	r.routes(conn)
+	if err := r.routes(conn); err != nil {
+		return err
+	}
 	return conn.Flush()
 }
 
@@ -125,7 +133,7 @@ func key(port string, address netip.Addr) []byte {
 }
 
 // routes writes where packets of the sandboxes may go, and what may come to them.
-func (r rules) routes(conn *nftables.Conn) {
+func (r rules) routes(conn *nftables.Conn) error {
 	table := r.anew(conn, nftables.TableFamilyIPv4)
 	name := ifname(r.Name)
 	fromBridge := is(expr.CmpOpEq, expr.MetaKeyIIFNAME, name)
@@ -161,6 +169,10 @@ func (r rules) routes(conn *nftables.Conn) {
 		add(conn, through, fromBridge, toBridge, accept)
 	}
 	add(conn, through, toBridge, known, accept)
+	published := r.leases.published()
+	if len(published) > 0 {
+		add(conn, through, toBridge, led, accept)
+	}
 	add(conn, through, toBridge, count, drop)
 	add(conn, through, fromBridge, in16(ip4Target, linkLocal), count, drop)
 	for _, address := range metadata {
@@ -187,7 +199,71 @@ func (r rules) routes(conn *nftables.Conn) {
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: r.Network.Subnet.Addr().AsSlice()},
 	}, []expr.Any{&expr.Masq{}})
+	if len(published) == 0 {
+		return nil
+	}
+	return r.publish(conn, table, published)
 }
+
+// publish leads ports of the host to sandboxes: for who comes from outside, and for the host by
+// another address than the loopback's, which no packet may have on a wire.
+func (r rules) publish(conn *nftables.Conn, table *nftables.Table,
+	published map[int][]startup.Publication) error {
+	where := &nftables.Set{
+		Table: table, Name: "published", IsMap: true, Concatenation: true,
+		KeyType:  nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeInetService),
+		DataType: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService),
+	}
+	var elements []nftables.SetElement
+	for number, all := range published {
+		address, err := r.Network.Address(number)
+		if err != nil {
+			return err
+		}
+		for _, p := range all {
+			protocol := byte(unix.IPPROTO_TCP)
+			if p.Protocol == "udp" {
+				protocol = unix.IPPROTO_UDP
+			}
+			elements = append(elements, nftables.SetElement{
+				Key: append([]byte{protocol, 0, 0, 0}, port(p.HostPort)...),
+				Val: append(address.Addr().AsSlice(), port(p.Port)...),
+			})
+		}
+	}
+	if err := conn.AddSet(where, elements); err != nil {
+		return err
+	}
+	const key, service, to, toService = unix.NFT_REG32_00, unix.NFT_REG32_01, unix.NFT_REG32_02,
+		unix.NFT_REG32_03
+	lead := []expr.Any{
+		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(
+			unix.RTN_LOCAL)},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key},
+		load(expr.PayloadBaseTransportHeader, 2, 2, service),
+		&expr.Lookup{SourceRegister: key, DestRegister: to, IsDestRegSet: true,
+			SetName: where.Name, SetID: where.ID},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: to,
+			RegProtoMin: toService},
+	}
+	chain := func(name string, hook *nftables.ChainHook) *nftables.Chain {
+		return conn.AddChain(&nftables.Chain{
+			Name: name, Table: table, Type: nftables.ChainTypeNAT, Hooknum: hook,
+			Priority: nftables.ChainPriorityNATDest,
+		})
+	}
+	add(conn, chain("prerouting", nftables.ChainHookPrerouting),
+		is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, ifname(r.Name)), lead)
+	add(conn, chain("output", nftables.ChainHookOutput), []expr.Any{
+		load(packet, ip4Target, 1, 1),
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{127}},
+	}, lead)
+	return nil
+}
+
+// port returns a port as a map has it, in whole registers.
+func port(n uint16) []byte { return []byte{byte(n >> 8), byte(n), 0, 0} }
 
 // remove removes the rules in tables of others, and then both tables: a sandbox that is still there
 // is let through by nobody in between.
@@ -238,6 +314,10 @@ func (r rules) whole(conn *nftables.Conn) bool {
 	}
 	if r.forwards {
 		want["forward"] += 5
+	}
+	if len(r.leases.published()) > 0 {
+		want["forward"]++
+		want["prerouting"], want["output"] = 1, 1
 	}
 	for _, family := range []nftables.TableFamily{
 		nftables.TableFamilyBridge, nftables.TableFamilyIPv4,
@@ -352,6 +432,13 @@ var (
 	accept = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
 	drop   = []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}
 	count  = []expr.Any{&expr.Counter{}}
+	// led matches packets that a publication has led on.
+	led = []expr.Any{
+		&expr.Ct{Register: 1, Key: expr.CtKeySTATUS},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
+			Mask: binaryutil.NativeEndian.PutUint32(dstNAT)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}
 	// known is of a connection that was let through before.
 	known = []expr.Any{
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},

@@ -1,0 +1,166 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/netns"
+	"github.com/fastiov/fastiov/node-agent/startup"
+)
+
+// A published port leads to its sandbox from outside and from the host, opens no other one,
+// outlives its agent and a flush of all rules, and ends with its sandbox.
+func TestAPublishedPort(t *testing.T) {
+	for name, join := range joins {
+		t.Run(name, func(t *testing.T) { published(t, join) })
+	}
+}
+
+func published(t *testing.T, join func(*testing.T, *Bridge, string) guest) {
+	dir := filepath.Join(t.TempDir(), "bridge")
+	b := open(t, config(dir))
+	outside := world(t)
+	g, other := join(t, b, "a"), join(t, b, "b")
+	serves(g, "tcp4", ":80")
+	serves(g, "tcp4", ":81")
+	serves(g, "udp4", ":80")
+	reached := func(network string, from startup.Publication, want bool) {
+		t.Helper()
+		address := fmt.Sprint("198.18.0.2:", from.HostPort)
+		for who, do := range map[string]func(func() error) error{
+			"from outside":      func(f func() error) error { return netns.Inside(outside, f) },
+			"from the host":     func(f func() error) error { return f() },
+			"by another tenant": other.do,
+		} {
+			want := want && who != "by another tenant"
+			wait := 5 * time.Second
+			if !want {
+				wait = 200 * time.Millisecond
+			}
+			err := do(func() error { return answered(network, address, wait) })
+			if (err == nil) != want {
+				t.Errorf("%s: %s %s: %v, want it reached: %v", who, network, address, err, want)
+			}
+		}
+	}
+	web := startup.Publication{Protocol: "tcp", HostPort: 8080, Port: 80}
+	names := startup.Publication{Protocol: "udp", HostPort: 8080, Port: 80}
+	reached("tcp4", web, false)
+	for _, p := range []startup.Publication{web, names} {
+		if err := b.Publish(g.lease, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, p := range map[string]startup.Publication{"twice": web, "that the host has": {
+		Protocol: "tcp", HostPort: listening(t), Port: 80}} {
+		if err := b.Publish(other.lease, p); !errors.Is(err, startup.ErrTaken) {
+			t.Errorf("a port %s is published: %v", what, err)
+		}
+	}
+	if l, err := net.Listen("tcp4", "198.18.0.2:8080"); err == nil {
+		l.Close()
+		t.Error("the host listens at a published port, and nobody would reach that")
+	}
+	whole := func(when string) {
+		t.Helper()
+		t.Log(when)
+		reached("tcp4", web, true)
+		reached("udp4", names, true)
+		reached("tcp4", startup.Publication{HostPort: 81}, false)
+		reached("tcp4", startup.Publication{HostPort: 80}, false)
+		if err := netns.Inside(outside, func() error {
+			return answered("tcp4", g.nic.Address.Addr().String()+":80", time.Second)
+		}); err == nil {
+			t.Error("from outside the sandbox itself is reached")
+		}
+		if err := answered("tcp4", "127.0.0.1:8080", time.Second); err == nil {
+			t.Error("the host's loopback leads to the sandbox")
+		}
+	}
+	whole("published")
+	b.Close()
+	b = open(t, config(dir))
+	whole("under another agent")
+	tool(t, "nft flush ruleset")
+	soon(t, "after a flush", func() error {
+		if (rules{b}).isWhole() {
+			return nil
+		}
+		return net.ErrClosed
+	})
+	whole("after a flush")
+	g.leave(b)
+	reached("tcp4", web, false)
+	reached("udp4", names, false)
+	if err := b.Publish(g.lease, web); err == nil {
+		t.Error("of a sandbox that has ended a port is published")
+	}
+	if err := b.Publish(other.lease, web); err != nil {
+		t.Errorf("the port is not free again: %v", err)
+	}
+	other.leave(b)
+	b.Close()
+	nothingLeft(t, dir)
+}
+
+// listening returns a port at which the host listens.
+func listening(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp4", "198.18.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return netip.MustParseAddrPort(l.Addr().String()).Port()
+}
+
+// serves answers in the guest until the test ends.
+func serves(g guest, network, address string) {
+	g.Helper()
+	if err := g.do(func() error {
+		if network == "tcp4" {
+			serve(g.T, "0.0.0.0"+address)
+			return nil
+		}
+		socket, err := net.ListenPacket(network, "0.0.0.0"+address)
+		if err != nil {
+			return err
+		}
+		g.Cleanup(func() { socket.Close() })
+		go func() {
+			for buffer := make([]byte, 64); ; {
+				n, from, err := socket.ReadFrom(buffer)
+				if err != nil {
+					return
+				}
+				_, _ = socket.WriteTo(buffer[:n], from)
+			}
+		}()
+		return nil
+	}); err != nil {
+		g.Fatal(err)
+	}
+}
+
+// answered returns nil if there is an answer.
+func answered(network, address string, wait time.Duration) error {
+	conn, err := net.DialTimeout(network, address, wait)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(wait))
+	if network == "udp4" {
+		if _, err := io.WriteString(conn, "?"); err != nil {
+			return err
+		}
+	}
+	_, err = io.ReadFull(conn, make([]byte, 1))
+	return err
+}
