@@ -43,7 +43,8 @@ type fake struct {
 	mu     sync.Mutex
 	live   map[string]*node.StartRequest
 	starts atomic.Int64
-	called atomic.Value // what the last start is for
+	called atomic.Value  // what the last start is for
+	refuse atomic.Uint32 // the code that connections are refused with
 }
 
 func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply, error) {
@@ -76,6 +77,9 @@ func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.Conn
 	first, err := s.Recv()
 	if err != nil {
 		return err
+	}
+	if code := codes.Code(f.refuse.Load()); code != codes.OK {
+		return status.Error(code, "the node has no place for it")
 	}
 	f.mu.Lock()
 	of := f.live[first.Id]

@@ -198,11 +198,18 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 	defer hangUp(nil)
 	patience := time.AfterFunc(timeout(p.revision), func() { hangUp(errTimeout) })
 	defer patience.Stop()
-	defer context.AfterFunc(ctx, func() { // else a client that sends or reads nothing keeps it all
+	cut := make(chan struct{})
+	keep := context.AfterFunc(ctx, func() { // a client that sends or reads nothing would keep it all
+		defer close(cut)
 		deadlines := http.NewResponseController(w)
 		_ = deadlines.SetReadDeadline(time.Now())
 		_ = deadlines.SetWriteDeadline(time.Now().Add(farewell))
-	})()
+	})
+	defer func() {
+		if !keep() {
+			<-cut // it may not cut the connection's next request
+		}
+	}()
 	demand := p.demand(p.revision)
 	demand.Endless = req.Header.Get("Upgrade") != ""
 	demand.Start = func() (*node.StartRequest, error) {
@@ -239,19 +246,21 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 	hangUp context.CancelCauseFunc, patience *time.Timer) (again bool) {
 	ctx, leased := req.Context(), l.Context()
-	defer context.AfterFunc(leased, func() { hangUp(context.Cause(leased)) })()
+	stop := context.AfterFunc(leased, func() { hangUp(context.Cause(leased)) })
 	p.placed, p.sent = l.Placement, time.Now()
 	conn, err := node.Connect(ctx, l.Client(), l.Sandbox, portOf(p.revision.Spec.GetContainer()))
-	switch {
-	case err != nil && l.Retry(err):
-		return true
-	case err != nil:
-		l.Release(ctx.Err() != nil) // the sandbox is good if the caller left
+	if err != nil {
+		stop() // giving the lease back ends its context
+		if l.Retry(err) {
+			return true
+		}
+		l.Release(ctx.Err() != nil || ofNode(err))
 		p.breakOff(ctx, w, err)
 		return false
 	}
-	defer conn.Close()
 	defer l.Release(true) // what broke off may be the caller's doing; the node tells of ends
+	defer conn.Close()
+	defer stop()
 	proxy := &httputil.ReverseProxy{
 		FlushInterval: -1,
 		Rewrite: func(out *httputil.ProxyRequest) {
@@ -278,6 +287,15 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		},
 	}
 	proxy.ServeHTTP(w, req)
+	return false
+}
+
+// ofNode reports whether an error says that the node refused, and nothing of the sandbox.
+func ofNode(err error) bool {
+	switch status.Code(err) {
+	case codes.ResourceExhausted, codes.Unavailable, codes.Canceled, codes.DeadlineExceeded:
+		return true
+	}
 	return false
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
@@ -105,5 +107,38 @@ func TestAnAnswerEndsInTime(t *testing.T) {
 	}
 	if _, err := io.Copy(io.Discard, answer.Body); err == nil || os.IsTimeout(err) {
 		t.Errorf("the answer ends with %v", err)
+	}
+}
+
+// A connection that the node refuses ends no sandbox that serves others.
+func TestARefusedConnectionEndsNoSandbox(t *testing.T) {
+	h, _, leave := withHello(t)
+	defer leave()
+	for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable} {
+		h.node.refuse.Store(uint32(code))
+		if code, said := h.curl("hello.ann.localhost", "/"); code < 500 {
+			t.Errorf("it is answered %d %s", code, said)
+		}
+		h.node.refuse.Store(0)
+		if code, said := h.curl("hello.ann.localhost", "/"); code != 200 {
+			t.Errorf("the next request is answered %d %s", code, said)
+		}
+	}
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, want one", n)
+	}
+}
+
+// A WebSocket whose sandbox has ended gets another, as any request does.
+func TestAnUpgradeIsTriedAgain(t *testing.T) {
+	h, address, leave := withHello(t)
+	defer leave()
+	h.node.mu.Lock()
+	clear(h.node.live)
+	h.node.mu.Unlock()
+	conn := says(t, address, "GET / HTTP/1.1\nConnection: upgrade\nUpgrade: websocket\n\n")
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || answer.StatusCode != 200 || h.node.starts.Load() != 2 {
+		t.Errorf("it is answered %v, %v, after %d starts", answer, err, h.node.starts.Load())
 	}
 }

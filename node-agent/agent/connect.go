@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -57,6 +58,10 @@ func (a *Agent) Connect(stream caller) error {
 	conn, err := st.Dial(stream.Context(), int(first.Port))
 	if err != nil {
 		answered(err)
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			return status.Errorf(codes.ResourceExhausted, "the node has no more descriptors, for "+
+				"sandbox %s: %v; close some connections", first.Id, err)
+		}
 		return runError(first.Id, st, fmt.Errorf("%w: %w", sandbox.ErrUnreached, err))
 	}
 	defer answered(errUnanswered)

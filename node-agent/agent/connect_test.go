@@ -10,11 +10,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -374,6 +376,13 @@ func TestConnectHoldsBack(t *testing.T) {
 func TestConnectRefusals(t *testing.T) {
 	eachWay(t, func(t *testing.T, a *Agent, d *driver, node api.NodeClient) {
 		program(t, d, nil)
+		served := d.dial
+		d.dial = func(port int) (net.Conn, error) {
+			if port == 9002 {
+				return nil, os.NewSyscallError("socket", unix.EMFILE)
+			}
+			return served(port)
+		}
 		startHTTP(t, node)
 		defer stop(t, a)
 		for _, c := range []struct {
@@ -382,6 +391,7 @@ func TestConnectRefusals(t *testing.T) {
 			want codes.Code
 		}{
 			{"x", 9001, codes.Aborted},
+			{"x", 9002, codes.ResourceExhausted},
 			{"x", 0, codes.InvalidArgument},
 			{"x", 1 << 17, codes.InvalidArgument},
 			{"y", 9000, codes.NotFound},
