@@ -116,6 +116,9 @@ func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.Conn
 		}
 		return err
 	}
+	if r.URL.Path == "/mute" {
+		return s.Send(&node.ConnectReply{End: true})
+	}
 	if r.URL.Path == "/sleep" {
 		<-s.Context().Done()
 		return s.Context().Err()

@@ -3,12 +3,14 @@ package knative
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -258,7 +260,10 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		p.breakOff(ctx, w, err)
 		return false
 	}
-	defer l.Release(true) // what broke off may be the caller's doing; the node tells of ends
+	sent := &body{ReadCloser: req.Body}
+	req.Body = sent
+	good := true // what broke off may be the caller's doing; the node tells of ends
+	defer func() { l.Release(good) }()
 	defer conn.Close()
 	defer stop()
 	proxy := &httputil.ReverseProxy{
@@ -276,6 +281,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 			},
 		},
 		ModifyResponse: func(answer *http.Response) error {
+			l.Answered(true)
 			if answer.StatusCode == http.StatusSwitchingProtocols {
 				patience.Stop()
 			}
@@ -283,11 +289,29 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			cause := context.Cause(ctx)
+			if (cause == nil || cause == errTimeout) && !sent.broken.Load() {
+				good = l.Answered(false)
+			}
 			p.breakOff(ctx, w, err)
 		},
 	}
 	proxy.ServeHTTP(w, req)
 	return false
+}
+
+// A body is what a client sends, and whether that broke off.
+type body struct {
+	io.ReadCloser
+	broken atomic.Bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		b.broken.Store(true)
+	}
+	return n, err
 }
 
 // ofNode reports whether an error says that the node refused, and nothing of the sandbox.

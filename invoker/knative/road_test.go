@@ -142,3 +142,25 @@ func TestAnUpgradeIsTriedAgain(t *testing.T) {
 		t.Errorf("it is answered %v, %v, after %d starts", answer, err, h.node.starts.Load())
 	}
 }
+
+// A program that answers nothing is replaced, though requests keep it warm.
+func TestAMuteProgramIsReplaced(t *testing.T) {
+	h, address, leave := withHello(t)
+	defer leave()
+	for n := range 10 {
+		if h.node.starts.Load() != 1 {
+			t.Errorf("it is replaced after %d requests", n)
+		}
+		text := "GET /mute HTTP/1.1\n\n"
+		if n < 5 { // a broken request is its client's fault
+			text = "POST /sleep HTTP/1.1\nTransfer-Encoding: chunked\n\nzz\r\n"
+		}
+		if _, err := http.ReadResponse(bufio.NewReader(says(t, address, text)), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, said := h.curl("hello.ann.localhost", "/")
+	if n := h.node.starts.Load(); code != 200 || n != 2 {
+		t.Errorf("then a request is answered %d %s, after %d starts", code, said, n)
+	}
+}

@@ -70,6 +70,9 @@ type Lease struct {
 	end    context.CancelCauseFunc // of ctx, which only an endless lease has
 }
 
+// mostUnanswered calls in a row may be their callers' fault; more are the program's.
+const mostUnanswered = 5
+
 // ErrClaimed is why the Context of an endless lease ends when its room is needed.
 var ErrClaimed = errors.New("pool: the sandbox's room is needed for a job that has waited too long")
 
@@ -120,6 +123,16 @@ func (l *Lease) Context() context.Context {
 
 // Release gives the lease back; keep says whether its sandbox is good for another.
 func (l *Lease) Release(keep bool) { l.giveBack(keep, nil) }
+
+// Answered takes in that the sandbox answered a call, or did not though the caller waited. It
+// reports whether the sandbox is good for another: not after so many in a row without an answer.
+func (l *Lease) Answered(did bool) (good bool) {
+	if did {
+		l.box.unanswered.Store(0)
+		return true
+	}
+	return l.box.unanswered.Add(1) < mostUnanswered
+}
 
 // Retry is for a call to the sandbox that failed with err. Where that says that nothing reached the
 // runtime, as the sandbox had ended while it idled, or is not reached, Retry gives the lease back

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -139,6 +140,8 @@ type box struct {
 	pausing pausing        // its last
 	endless chain[*waiter] // who hold leases of it that may not end by themselves
 	wake    *wake          // its last resuming; nil: it was never paused
+
+	unanswered atomic.Int32 // calls in a row
 }
 
 func (b *box) move(to phase, now time.Time) {
