@@ -429,32 +429,34 @@ func (t *told) Write(p []byte) (int, error) { return t.to.Write(p) }
 // many, of large ones so many bytes.
 func TestTheLogHasABound(t *testing.T) {
 	for _, c := range []struct{ events, bytes int }{
-		{2*mostEvents + 10, 0}, {2*mostBytes>>20 + 10, 1 << 20},
+		{2*mostWeight/lightest + 10, 0}, {2*mostWeight>>20 + 10, 1 << 20},
 	} {
-		w := &world{objects: map[*kind]map[string]map[string]*entry{},
-			changed: make(chan struct{})}
-		for _, k := range kinds {
-			w.objects[k] = map[string]map[string]*entry{}
-		}
-		body := fmt.Appendf(nil, `{"kind":"Route","metadata":{"name":"r","namespace":"ann",`+
-			`"annotations":{"a":"%s"}}}`, strings.Repeat("x", c.bytes))
-		for i := range c.events {
-			err := w.see(store.Doc{Key: storeKey(routes, "ann", "r"), Revision: uint64(i + 1),
-				Body: body})
-			if err != nil {
+		w := newWorld()
+		see := func(revision int, namespace string) {
+			body := fmt.Appendf(nil, `{"kind":"Route","metadata":{"name":"r","namespace":%q,`+
+				`"annotations":{"a":"%s"}}}`, namespace, strings.Repeat("x", c.bytes))
+			if err := w.see(store.Doc{Key: storeKey(routes, namespace, "r"),
+				Revision: uint64(revision), Body: body}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, _, err := w.since(1); err != errExpired {
+		see(1, "bob")
+		for n := range c.events {
+			see(2+n, "ann")
+		}
+		if _, _, err := w.since(2, "ann"); err != errExpired {
 			t.Errorf("the oldest events are answered %v", err)
 		}
-		events, _, err := w.since(w.floor)
-		if err != nil || events[0].revision != w.floor+1 ||
-			len(events) != c.events-int(w.floor) {
-			t.Errorf("%d events from %d on, %v", len(events), w.floor, err)
+		floor := w.floors["ann"]
+		events, _, err := w.since(floor, "ann")
+		if err != nil || events[0].revision != floor+1 || len(events) != c.events+1-int(floor) {
+			t.Errorf("%d events from %d on, %v", len(events), floor, err)
 		}
-		if kept := len(events) * len(body); kept > 2*mostBytes {
+		if kept := len(events) * c.bytes; kept > 2*mostWeight {
 			t.Errorf("%d bytes are kept", kept)
+		}
+		if events, _, err = w.since(0, "bob"); err != nil || events[0].revision != 1 {
+			t.Errorf("ann's events took bob's: %v", err)
 		}
 	}
 }

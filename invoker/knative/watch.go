@@ -60,7 +60,7 @@ func (c *call) watch(k *kind, choice choice) error {
 	bookmarks := time.NewTicker(bookmarkEvery)
 	defer bookmarks.Stop()
 	for {
-		events, more, err := c.world.since(at)
+		events, more, err := c.world.since(at, c.user.Namespace)
 		if err != nil {
 			return f.expired()
 		}

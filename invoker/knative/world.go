@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -46,30 +47,40 @@ type world struct {
 	mu       sync.RWMutex
 	objects  map[*kind]map[string]map[string]*entry // by kind, namespace and name
 	events   []*event
-	bytes    int           // of the JSON in events
-	floor    uint64        // events of later revisions are all in events
-	revision uint64        // of the last change
-	changed  chan struct{} // is closed by the next event
+	weight   int
+	weights  map[string]int    // of the events, by namespace
+	floors   map[string]uint64 // by namespace: events of later revisions are all in events
+	floor    uint64            // the same for all namespaces
+	revision uint64            // of the last change
+	changed  chan struct{}     // is closed by the next event
 	follow   []func(*event)
 }
 
 // So much of the log is kept, and at most twice as much: it bounds what a watcher may be behind.
 const (
-	mostEvents = 1 << 14
-	mostBytes  = 16 << 20 // of their objects' JSON; an object takes several times as much memory
+	mostWeight = 16 << 20
+	lightest   = 1 << 10 // weight of an event beside its object's JSON, whose object takes more
 )
+
+func (e *event) weight() int { return lightest + len(e.entry.body) }
 
 // began is a document that each process puts when it begins. So its revision is later than those
 // of all earlier events, of which the process knows none.
 var began = store.Key{Kind: "began." + store.Kind(group.Group), Namespace: "_", Name: "began"}
 
-func openWorld(ctx context.Context, s store.Store, log *slog.Logger,
-	follow ...func(*event)) (*world, error) {
-	w := &world{store: s, log: log, objects: map[*kind]map[string]map[string]*entry{},
-		changed: make(chan struct{}), follow: follow}
+func newWorld() *world {
+	w := &world{objects: map[*kind]map[string]map[string]*entry{}, weights: map[string]int{},
+		floors: map[string]uint64{}, changed: make(chan struct{})}
 	for _, k := range kinds {
 		w.objects[k] = map[string]map[string]*entry{}
 	}
+	return w
+}
+
+func openWorld(ctx context.Context, s store.Store, log *slog.Logger,
+	follow ...func(*event)) (*world, error) {
+	w := newWorld()
+	w.store, w.log, w.follow = s, log, follow
 	var last uint64
 	err := s.Watch(ctx, func(doc store.Doc) {
 		if doc.Key == began {
@@ -91,7 +102,9 @@ func openWorld(ctx context.Context, s store.Store, log *slog.Logger,
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.revision = max(w.revision, last)
-	w.floor, w.events, w.bytes = w.revision, nil, 0
+	w.floor, w.events, w.weight = w.revision, nil, 0
+	clear(w.weights)
+	clear(w.floors)
 	return w, nil
 }
 
@@ -130,8 +143,9 @@ func (w *world) see(doc store.Doc) error {
 		delete(w.objects[k][doc.Namespace], doc.Name)
 	}
 	w.revision = doc.Revision
-	w.events, w.bytes = append(w.events, ev), w.bytes+len(e.body)
-	if len(w.events) > 2*mostEvents || w.bytes > 2*mostBytes {
+	w.events = append(w.events, ev)
+	w.weights[doc.Namespace] += ev.weight()
+	if w.weight += ev.weight(); w.weight > 2*mostWeight {
 		w.trim()
 	}
 	for _, follow := range w.follow {
@@ -142,14 +156,31 @@ func (w *world) see(doc store.Doc) error {
 	return nil
 }
 
-// trim forgets the oldest events.
+// trim forgets the oldest events, of the namespaces alone that have more than their part.
 func (w *world) trim() {
-	from := 0
-	for ; len(w.events)-from > mostEvents || w.bytes > mostBytes; from++ {
-		w.bytes -= len(w.events[from].entry.body)
-		w.floor = w.events[from].revision
+	most := fairly(w.weights, mostWeight)
+	var events []*event
+	for _, e := range w.events {
+		if of := e.entry.name.namespace; w.weights[of] > most {
+			w.weights[of] -= e.weight()
+			w.weight -= e.weight()
+			w.floors[of] = e.revision
+		} else {
+			events = append(events, e)
+		}
 	}
-	w.events = append([]*event(nil), w.events[from:]...)
+	w.events = events
+}
+
+// fairly returns the most that each may have, if all together may have the whole.
+func fairly(weights map[string]int, whole int) int {
+	for n, weight := range slices.Sorted(maps.Values(weights)) {
+		if each := whole / (len(weights) - n); weight > each {
+			return each
+		}
+		whole -= weight
+	}
+	return whole
 }
 
 // read makes the entry of a document. The document has all but the revision, which the store gives;
@@ -200,11 +231,12 @@ func (w *world) list(k *kind, namespace string) (all []*entry, revision uint64) 
 var errExpired = apierrors.NewResourceExpired(
 	"too old resource version: list the objects again, and watch from there")
 
-// since returns the events after a revision, and what is closed when there are more.
-func (w *world) since(revision uint64) ([]*event, <-chan struct{}, error) {
+// since returns the events after a revision, all of the namespace among them, and what is closed
+// when there are more.
+func (w *world) since(revision uint64, namespace string) ([]*event, <-chan struct{}, error) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	if revision < w.floor {
+	if revision < max(w.floor, w.floors[namespace]) {
 		return nil, nil, errExpired
 	}
 	at, _ := slices.BinarySearchFunc(w.events, revision+1,
@@ -237,7 +269,7 @@ func (w *world) put(ctx context.Context, k *kind, o object, old *entry,
 	case err != nil:
 		return nil, apierrors.NewInternalError(err)
 	}
-	if events, _, err := w.since(revision - 1); err == nil && len(events) > 0 &&
+	if events, _, err := w.since(revision-1, o.GetNamespace()); err == nil && len(events) > 0 &&
 		events[0].revision == revision {
 		return events[0].entry, nil
 	}
