@@ -302,11 +302,17 @@ func (b *box) freeze(ctx context.Context, pause bool) error {
 	return nil
 }
 
-// isPaused asks containerd, and waits for one that is just being started again.
+var errPausing = errors.New("it is still being paused")
+
+// isPaused asks containerd, and waits for one that is just being started again, and for the end of
+// a pause that one before it began.
 func (b *box) isPaused(ctx context.Context) (bool, error) {
 	for {
 		status, err := b.task.Status(ctx)
-		if err == nil || !errdefs.IsUnavailable(err) {
+		switch {
+		case err == nil && status.Status == client.Pausing:
+			err = errPausing
+		case err == nil || !errdefs.IsUnavailable(err):
 			return status.Status == client.Paused, err
 		}
 		select {

@@ -402,6 +402,43 @@ func (m mute) Resume(ctx context.Context) error {
 	return errors.Join(errdefs.ErrUnavailable, m.Task.Resume(ctx))
 }
 
+// A slow task is about to be paused when it is asked.
+type slow struct {
+	client.Task
+	asked *int
+}
+
+func (s slow) Pause(context.Context) error { return errdefs.ErrUnavailable }
+
+func (s slow) Status(ctx context.Context) (client.Status, error) {
+	if *s.asked++; *s.asked < 3 {
+		return client.Status{Status: client.Pausing}, nil
+	}
+	if err := s.Task.Pause(ctx); err != nil {
+		return client.Status{}, err
+	}
+	return s.Task.Status(ctx)
+}
+
+// A sandbox whose pause takes its time is paused then, and so is resumed.
+func TestAPauseThatTakesItsTime(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _ := h.start(d, "slow", h.program())
+	defer s.Close()
+	b := s.(*box)
+	b.task = slow{b.task, new(int)}
+	if err := s.Pause(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := s.Resume(t.Context()); err != nil {
+		t.Error(err)
+	}
+	var is self
+	ask(t, s, wire.RuntimePort, &is)
+}
+
 // A sandbox whose pause was not answered is known to be paused, and so is resumed.
 func TestAPauseWhoseAnswerIsLost(t *testing.T) {
 	h := newHost(t)

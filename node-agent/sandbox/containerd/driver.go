@@ -244,11 +244,9 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 	if pid := b.task.Pid(); int(pid) != rec.PID {
 		return fmt.Errorf("its container has process %d, the record says %d", pid, rec.PID)
 	}
-	status, err := b.task.Status(ctx)
-	if err != nil {
+	if b.paused, err = b.isPaused(ctx); err != nil {
 		return err
 	}
-	b.paused = status.Status == client.Paused
 	return b.listen()
 }
 
