@@ -40,6 +40,7 @@ type box struct {
 	pid       int
 	net       *os.File // its network namespace
 	process   *os.File // its pidfd
+	booting   sync.WaitGroup
 	logs      *tail.Log
 	output    sync.WaitGroup
 	pipes     []io.Closer // our ends of its output
@@ -89,7 +90,9 @@ func (b *box) furnish(ctx context.Context, tl *timeline.Timeline) error {
 
 func (b *box) create(ctx context.Context, oci *oci.Spec) (client.Container, error) {
 	d := b.driver
-	return d.client.NewContainer(d.named(ctx), b.spec.ID,
+	ctx, cancel := d.making(ctx)
+	defer cancel()
+	return d.client.NewContainer(ctx, b.spec.ID,
 		client.WithRuntime(d.runtime.name, d.runtime.options), client.WithSpec(oci))
 }
 
@@ -103,7 +106,9 @@ func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
 	if err != nil {
 		return err
 	}
-	b.task, err = b.container.NewTask(ctx, b.io, client.WithRootFS([]mount.Mount{root}))
+	making, cancel := b.driver.making(ctx)
+	defer cancel()
+	b.task, err = b.container.NewTask(making, b.io, client.WithRootFS([]mount.Mount{root}))
 	unmount(b.driver.writable(b.spec.ID)) // the overlay has it, or there is none
 	if err != nil {
 		return err

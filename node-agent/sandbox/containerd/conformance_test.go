@@ -22,6 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -400,6 +401,30 @@ func (m mute) Pause(ctx context.Context) error {
 
 func (m mute) Resume(ctx context.Context) error {
 	return errors.Join(errdefs.ErrUnavailable, m.Task.Resume(ctx))
+}
+
+// A start that is given up, at whatever moment, leaves nothing.
+func TestAStartThatIsGivenUp(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	nic := h.nic(1)
+	for n := range 24 {
+		spec := sandbox.Spec{ID: fmt.Sprint("given-up-", n), Dir: filepath.Join(t.TempDir(), "box"),
+			Root: h.root, Program: h.program(), MemoryMiB: 256, NIC: nic}
+		if err := os.Mkdir(spec.Dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n)*5*time.Millisecond)
+		s, err := d.Start(ctx, spec, &timeline.Timeline{},
+			func(sandbox.Record) error { return nil })
+		if cancel(); err == nil {
+			s.Close()
+		}
+		if left := d.Leftovers(nil); len(left) > 0 {
+			t.Fatalf("given up after %d ms, it leaves %v", n*5, left)
+		}
+	}
 }
 
 // A slow task is about to be paused when it is asked.

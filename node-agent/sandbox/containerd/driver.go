@@ -51,6 +51,7 @@ type Driver struct {
 
 const (
 	readyWithin = time.Minute      // containerd, to answer for the first time
+	makeWithin  = 30 * time.Second // containerd, to make a container or its process
 	endWithin   = 30 * time.Second // containerd, to end a container
 	pauseWithin = 10 * time.Second
 )
@@ -114,6 +115,12 @@ func (d *Driver) named(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, d.Namespace)
 }
 
+// making returns a context in which something of a container is made. A caller who leaves does not
+// cut that short: nobody would know whether it is there.
+func (d *Driver) making(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(d.named(context.WithoutCancel(ctx)), makeWithin)
+}
+
 // ending returns a context for the end of a container, which no caller cuts short.
 func (d *Driver) ending() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.named(context.Background()), endWithin)
@@ -149,8 +156,12 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 		d.unuse(spec.ID)
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
+	b.booting.Add(1)
 	d.tend(b)
-	if err := b.Begin(ctx, func() error { return b.boot(ctx, tl, owned) }); err != nil {
+	if err := b.Begin(ctx, func() error {
+		defer b.booting.Done()
+		return b.boot(ctx, tl, owned)
+	}); err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
 	return b, nil
@@ -372,6 +383,10 @@ func (d *Driver) tend(b *box) {
 		}
 		exit := ""
 		letGo := errors.Is(b.Cause(), sandbox.ErrLetGo)
+		if !letGo {
+			d.cgroup(b.spec).kill() // so that it boots no longer
+		}
+		b.booting.Wait() // its process may only be born now
 		if !letGo {
 			exit = d.end(b.spec)
 		}
