@@ -152,9 +152,7 @@ func endRecorded(ctx context.Context, runDir string) (int, error) {
 	}
 	defer unlock()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := clearDrivers(ctx, runDir, nil, log); err != nil {
-		return 0, err
-	}
+	clearing := clearDrivers(ctx, runDir, nil, log)
 	errs := make([]error, len(orphans))
 	var ending sync.WaitGroup
 	for i, rec := range orphans { // side by side: each may take its time
@@ -165,9 +163,12 @@ func endRecorded(ctx context.Context, runDir string) (int, error) {
 		})
 	}
 	ending.Wait()
-	failed := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	return len(orphans) - len(failed), errors.Join(append(failed,
-		bridge.Undo(bridgeDir(runDir)))...)
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	err = errors.Join(append(errs, clearing)...)
+	if err == nil { // else something may live whose rules that would take away
+		err = bridge.Undo(bridgeDir(runDir))
+	}
+	return len(orphans) - len(errs), err
 }
 
 func isThere(path string) bool {

@@ -10,6 +10,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -39,6 +41,7 @@ type noted struct {
 
 func rootsDir(dir string) string    { return filepath.Join(dir, "roots") }
 func writableDir(dir string) string { return filepath.Join(dir, "writable") }
+func daemonDir(dir string) string   { return filepath.Join(dir, "containerd") }
 
 func noteFile(dir string) string { return filepath.Join(dir, "driver.json") }
 
@@ -96,32 +99,46 @@ func (d *Driver) choose(ctx context.Context) error {
 }
 
 // Clear ends all containers of the driver whose Dir that is, and removes what it kept. No driver
-// may be open there. Where there was none, Clear does nothing.
+// may be open there. Where there was none, Clear does nothing; without a containerd it ends them by
+// their cgroups.
 func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	n, err := readNote(dir)
 	if n == nil || err != nil {
 		return err
 	}
-	if n.Address != "" && !answers(n.Address, 0) {
-		log.Warn("containerd is away; its containers are ended without it", "address", n.Address)
+	var d *Driver
+	if err = errAway; n.Address == "" || answers(n.Address, 0) {
+		d, err = Open(ctx, Config{Address: n.Address, Namespace: n.Namespace, Dir: dir, Log: log})
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		log.Warn("there is no containerd; its containers are ended without it", "err", err,
+			"address", n.Address)
 		(&Driver{Config: Config{Namespace: n.Namespace}}).endAll()
+		bundles, _ := filepath.Glob(filepath.Join(bundlesDir(daemonDir(dir), n.Namespace), "*", "rootfs"))
+		for _, root := range bundles {
+			unmount(root)
+		}
 		for _, mounts := range []string{rootsDir(dir), writableDir(dir)} {
 			unmountAll(mounts)
 		}
 		return os.RemoveAll(dir)
-	}
-	d, err := Open(ctx, Config{Address: n.Address, Namespace: n.Namespace, Dir: dir, Log: log})
-	if err != nil {
-		return err
 	}
 	containers, err := d.client.Containers(d.named(ctx))
 	ids := d.cgroups()
 	for _, c := range containers {
 		ids = append(ids, c.ID())
 	}
-	for _, id := range ids {
-		d.end(sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)})
+	slices.Sort(ids)
+	var ending sync.WaitGroup
+	for _, id := range slices.Compact(ids) { // side by side: each may take its time
+		ending.Go(func() {
+			d.end(ctx, sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)})
+		})
 	}
+	ending.Wait()
 	left := d.Leftovers(nil)
 	d.Close()
 	if err == nil && len(left) > 0 {
@@ -132,6 +149,8 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	}
 	return os.RemoveAll(dir)
 }
+
+var errAway = errors.New("nobody listens there")
 
 // endAll ends all sandboxes and their shims by their cgroups.
 func (d *Driver) endAll() {

@@ -342,6 +342,31 @@ func TestClear(t *testing.T) {
 	}
 }
 
+// Where containerd was removed meanwhile, what it left is ended without it.
+func TestClearWithoutContainerd(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	_, rec := h.start(d, "left", h.program())
+	d.Close()
+	t.Setenv("PATH", "")
+	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
+		t.Error(err)
+	}
+	for late := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", rec.PID))
+		if err != nil || bytes.Contains(stat, []byte(") Z ")) {
+			break
+		}
+		if time.Now().After(late) {
+			t.Fatalf("its process is there: %s", stat)
+		}
+	}
+	if _, err := os.Stat(h.config.Dir); err == nil {
+		t.Error("its directory is there")
+	}
+	_ = os.RemoveAll("/run/containerd/runc/" + h.config.Namespace) // runc's own, on a tmpfs
+}
+
 // Sandboxes in a containerd that is gone are ended by the next agent, which has another one.
 func TestAContainerdThatIsGone(t *testing.T) {
 	h := newHost(t)

@@ -66,10 +66,15 @@ func startDaemon(dir string, log *slog.Logger) (*daemon, error) {
 	return d, nil
 }
 
+// bundlesDir returns where a daemon in dir has what it makes of containers.
+func bundlesDir(dir, namespace string) string {
+	return filepath.Join(dir, "state", "io.containerd.runtime.v2.task", namespace)
+}
+
 // await waits, for a while, until containerd has nothing of a container any more. After a shim that
 // was killed it cleans up by itself; if it ended meanwhile, the root would stay mounted.
 func (d *daemon) await(namespace, id string) {
-	bundle := filepath.Join(d.dir, "state", "io.containerd.runtime.v2.task", namespace, id)
+	bundle := filepath.Join(bundlesDir(d.dir, namespace), id)
 	for late := time.Now().Add(5 * time.Second); time.Now().Before(late); {
 		if _, err := os.Lstat(bundle); err != nil {
 			return

@@ -72,7 +72,7 @@ func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 		return nil, err
 	}
 	if d.Address == "" {
-		if d.daemon, err = startDaemon(filepath.Join(cfg.Dir, "containerd"), cfg.Log); err != nil {
+		if d.daemon, err = startDaemon(daemonDir(cfg.Dir), cfg.Log); err != nil {
 			d.roots.close()
 			return nil, err
 		}
@@ -119,11 +119,6 @@ func (d *Driver) named(ctx context.Context) context.Context {
 // cut that short: nobody would know whether it is there.
 func (d *Driver) making(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.named(context.WithoutCancel(ctx)), makeWithin)
-}
-
-// ending returns a context for the end of a container, which no caller cuts short.
-func (d *Driver) ending() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(d.named(context.Background()), endWithin)
 }
 
 // Close lets go of running sandboxes and leaves them to a later agent. Call it once, with no start
@@ -191,7 +186,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 		return nil, err
 	}
 	if err := b.furnish(ctx, tl); err != nil {
-		d.end(spec)
+		d.end(context.Background(), spec)
 		b.letGo(false)
 		return nil, err
 	}
@@ -262,11 +257,11 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 }
 
 // End implements sandbox.Driver.
-func (d *Driver) End(spec sandbox.Spec) { d.end(spec) }
+func (d *Driver) End(spec sandbox.Spec) { d.end(context.Background(), spec) }
 
 // end ends what there is of a sandbox, and returns how its program ended.
-func (d *Driver) end(spec sandbox.Spec) (exit string) {
-	ctx, cancel := d.ending()
+func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
+	ctx, cancel := context.WithTimeout(d.named(ctx), endWithin)
 	defer cancel()
 	d.cgroup(spec).kill()               // also where containerd does not answer
 	starved := d.cgroup(spec).starved() // the runtime removes the cgroup
@@ -388,7 +383,7 @@ func (d *Driver) tend(b *box) {
 		}
 		b.booting.Wait() // its process may only be born now
 		if !letGo {
-			exit = d.end(b.spec)
+			exit = d.end(context.Background(), b.spec)
 		}
 		b.HangUp()
 		b.letGo(!letGo)
