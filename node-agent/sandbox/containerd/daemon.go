@@ -81,6 +81,7 @@ func (d *daemon) await(namespace, id string) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+	d.log.Warn("containerd has not cleaned up", "container", id, "left", bundle)
 	unmount(filepath.Join(bundle, "rootfs"))
 }
 

@@ -273,7 +273,7 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
 		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
 	}
 	d.cgroup(spec).remove()
-	if d.daemon != nil {
+	if d.daemon != nil && err == nil {
 		d.daemon.await(d.Namespace, spec.ID)
 	}
 	unmount(d.writable(spec.ID))
