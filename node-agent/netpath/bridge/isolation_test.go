@@ -102,6 +102,9 @@ func tenants(t *testing.T, shared bool, join func(*testing.T, *Bridge, string) g
 		t.Errorf("a link-local frame has reached the host's UDP port: %v, want %v", got, shared)
 	}
 	port := b.portName(evil.lease.Number)
+	if knowsByARP(t, port, evil) {
+		t.Error("a link-local frame has brought ARP to the host")
+	}
 	if link, err := net.InterfaceByName(port); err != nil {
 		t.Error(err)
 	} else if addresses, err := link.Addrs(); len(addresses) > 0 || err != nil {
@@ -162,6 +165,27 @@ func pastTheBridge(t *testing.T, wait time.Duration, evil guest) bool {
 	_ = socket.SetReadDeadline(time.Now().Add(wait))
 	_, _, err = socket.ReadFrom(make([]byte, 512))
 	return err == nil
+}
+
+// knowsByARP reports whether the host takes an address from a link-local frame of evil's.
+func knowsByARP(t *testing.T, port string, evil guest) bool {
+	t.Helper()
+	forged, host := netip.MustParseAddr("198.18.0.77"), netip.MustParseAddr("198.18.0.2")
+	frame := arp(bridgeGroup, mac(evil.nic.MAC), mac(evil.nic.MAC), forged)
+	copy(frame[len(frame)-4:], host.AsSlice()) // who has it is asked
+	evil.sends(frame)
+	time.Sleep(50 * time.Millisecond)
+	link, err := netlink.LinkByName(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := netlink.NeighList(link.Attrs().Index, unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(entries, func(n netlink.Neigh) bool {
+		return n.IP.Equal(net.IP(forged.AsSlice()))
+	})
 }
 
 // hears reports whether a device of this thread's network gets what the guest sends.

@@ -90,6 +90,10 @@ func (b *Bridge) connect(nic *sandbox.NIC, port netlink.Link, attrs *netlink.Lin
 	if err := netlink.LinkSetIsolated(port, !b.Shared); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
+	// A frame to a link-local MAC passes the bridge, and the host would answer ARP at the port.
+	if err := netlink.LinkSetARPOff(port); err != nil {
+		return fmt.Errorf("ARP: %w", err)
+	}
 	return withoutIPv6(attrs.Name)
 }
 
