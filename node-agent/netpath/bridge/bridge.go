@@ -322,14 +322,15 @@ func Undo(dir string) error {
 	if m == nil || err != nil {
 		return err
 	}
-	err = (rules{&Bridge{Config: Config{Name: m.Name, Network: m.Network}}}).remove()
-	if err != nil {
-		return fmt.Errorf("rules of bridge %s: %w", m.Name, err)
-	}
 	if link, err := netlink.LinkByName(m.Name); err == nil && isOurs(link, m.Network.Gateway) {
 		for _, name := range append(portsOf(m.Name), m.Name) {
 			unplug(name)
 		}
+	}
+	// Behind the ports: sandboxes may be there yet.
+	err = (rules{&Bridge{Config: Config{Name: m.Name, Network: m.Network}}}).remove()
+	if err != nil {
+		return fmt.Errorf("rules of bridge %s: %w", m.Name, err)
 	}
 	if m.Forward && !othersForward() {
 		if err := os.WriteFile(forwardIP, []byte("0"), 0); err != nil {
