@@ -77,7 +77,8 @@ func TestTheHostsFirewall(t *testing.T) {
 		t.Skip("needs root")
 	}
 	for _, line := range []string{"iptables-nft -P FORWARD DROP", "iptables-nft -P INPUT DROP",
-		"iptables-nft -N DOCKER-USER", "iptables-nft -A FORWARD -j DOCKER-USER"} {
+		"iptables-nft -N DOCKER-USER", "iptables-nft -A FORWARD -j DOCKER-USER",
+		"nft add table bridge filter", "nft add chain bridge filter sent"} {
 		tool(t, line)
 	}
 	defer func() { tool(t, "nft flush ruleset") }()

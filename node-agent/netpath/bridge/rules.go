@@ -20,7 +20,7 @@ type rules struct{ *Bridge }
 
 const (
 	who  = "who"  // the set of who may send at which port
-	sent = "sent" // the chain of what comes from ports, which no other table has
+	sent = "sent" // the chain of what comes from ports; no other table has both
 
 	dstNAT = 1 << 5 // IPS_DST_NAT
 
@@ -398,7 +398,9 @@ func (r rules) eachForeign(conn *nftables.Conn,
 	bridges := map[string]bool{r.Name: true} // of other nodes of this host, too
 	for _, chain := range chains {
 		if chain.Table.Family == nftables.TableFamilyBridge && chain.Name == sent {
-			bridges[chain.Table.Name] = true
+			if _, err := conn.GetSetByName(chain.Table, who); err == nil {
+				bridges[chain.Table.Name] = true
+			}
 		}
 	}
 	for _, chain := range chains {
