@@ -201,7 +201,7 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 	patience := time.AfterFunc(timeout(p.revision), func() { hangUp(errTimeout) })
 	defer patience.Stop()
 	cut := make(chan struct{})
-	keep := context.AfterFunc(ctx, func() { // a client that sends or reads nothing would keep it all
+	keep := context.AfterFunc(ctx, func() { // a client that sends or reads nothing would keep it
 		defer close(cut)
 		deadlines := http.NewResponseController(w)
 		_ = deadlines.SetReadDeadline(time.Now())
@@ -300,7 +300,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 	return false
 }
 
-// A body is what a client sends, and whether that broke off.
+// A body holds what a client sends, and whether that broke off.
 type body struct {
 	io.ReadCloser
 	broken atomic.Bool

@@ -117,8 +117,9 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 		log.Warn("there is no containerd; its containers are ended without it", "err", err,
 			"address", n.Address)
 		(&Driver{Config: Config{Namespace: n.Namespace}}).endAll()
-		bundles, _ := filepath.Glob(filepath.Join(bundlesDir(daemonDir(dir), n.Namespace), "*", "rootfs"))
-		for _, root := range bundles {
+		bundles := bundlesDir(daemonDir(dir), n.Namespace)
+		left, _ := filepath.Glob(filepath.Join(bundles, "*", "rootfs"))
+		for _, root := range left {
 			unmount(root)
 		}
 		for _, mounts := range []string{rootsDir(dir), writableDir(dir)} {
