@@ -83,6 +83,7 @@ type Start struct {
 	End      time.Time                  `json:"end"`
 	Spans    []timeline.Span            `json:"spans"`
 	Memory   []timeline.Footprint       `json:"memory"`
+	Pull     *timeline.Pull             `json:"pull"`
 }
 
 // Run fires the bursts. An error means that the benchmark itself failed; a failed invocation is a

@@ -64,6 +64,7 @@ func TestTwoHundredStartsOfTwentyImages(t *testing.T) {
 
 	var recorded []float64
 	var sum float64
+	waited := 0
 	for _, start := range result.Starts {
 		var spanned time.Duration
 		for _, span := range start.Spans {
@@ -71,11 +72,19 @@ func TestTwoHundredStartsOfTwentyImages(t *testing.T) {
 				spanned += span.End.Sub(span.Begin)
 			}
 		}
+		if p := start.Pull; p != nil {
+			if waited++; p.Received == 0 || p.Layers == 0 || p.Fetched > p.Layers {
+				t.Errorf("a start waited for a pull that did %+v", p)
+			}
+		}
 		ms := start.StagesMs[timeline.Image]
 		if off := math.Abs(ms - float64(spanned)/1e6); off > 0.1 {
 			t.Errorf("a record has %.3f ms in its sums and the span %s", ms, spanned)
 		}
 		recorded, sum = append(recorded, ms), sum+ms
+	}
+	if waited < kinds {
+		t.Errorf("%d starts say that they waited for a pull, and there were %d", waited, kinds)
 	}
 	slices.Sort(recorded)
 	q := result.Stages[timeline.Image]

@@ -335,7 +335,8 @@ func (r rootsOf) Root(ctx context.Context, name, namespace string) (startup.Root
 		return startup.Root{}, nil
 	}
 	rt, release, err := r.set.Use(ctx, name, namespace)
-	root := startup.Root{Path: rt.Root, Layers: rt.Layers, Program: rt.Program, Release: release}
+	root := startup.Root{Path: rt.Root, Layers: rt.Layers, Program: rt.Program, Pull: rt.Pull,
+		Release: release}
 	return root, err
 }
 

@@ -35,6 +35,8 @@ type Record struct {
 	Spans  []timeline.Span            `json:"spans"`
 	// how much of the sandbox's memory was resident, and when
 	Memory []timeline.Footprint `json:"memory,omitempty"`
+	// what the pull of its image did; absent: the image was here
+	Pull *timeline.Pull `json:"pull,omitempty"`
 	// how long nothing but the VF was waited for: no other stage was open, or packets were held, or
 	// nothing ran in the guest before it was ready; not in records of former versions
 	VFAlone *float64 `json:"vfAloneMs,omitempty"`
@@ -89,6 +91,10 @@ func Of(accepted time.Time, placed pool.Placement, run *api.RunReply, end time.T
 				Waited: time.Duration(f.WaitedNs),
 			})
 		}
+	}
+	if p := start.Pull; p != nil {
+		cold.Pull = &timeline.Pull{Received: p.Received, Layers: int(p.Layers),
+			Fetched: int(p.Fetched), Waited: time.Duration(p.WaitedNs)}
 	}
 	cold.gate(run.GetGate())
 	cold.Attribute()

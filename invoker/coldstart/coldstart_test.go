@@ -9,6 +9,21 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
+// TestTheRecordHasThePull: a start that waited for a pull says what that did, and another nothing.
+func TestTheRecordHasThePull(t *testing.T) {
+	at := time.Unix(1_000_000, 0)
+	placed := pool.Placement{Placed: at, Start: &api.StartReply{
+		Pull: &api.Pull{Received: 12_300_000, Layers: 8, Fetched: 3, WaitedNs: 4_000_000}}}
+	const want = "pulled 12.3 MB, 3 of 8 layers, after 4 ms of waiting for others"
+	if got := Of(at, placed, nil, at).Pull; got == nil || got.String() != want {
+		t.Errorf("%v, want %s", got, want)
+	}
+	placed.Start.Pull = nil
+	if got := Of(at, placed, nil, at).Pull; got != nil {
+		t.Errorf("an image that was here was pulled: %v", got)
+	}
+}
+
 // A VF that comes up beside the program is in the record, and what waited for it.
 func TestTheRecordHasTheGate(t *testing.T) {
 	begin := time.Unix(1_000_000, 0)

@@ -63,7 +63,7 @@ func (a *Agent) detail(reply *api.StatusReply) {
 	for id, e := range a.sandboxes {
 		live[id] = true
 		told := e.status(id)
-		told.Reason = cmp.Or(told.Reason, a.waitsFor(e))
+		told.Reason = cmp.Or(told.Reason, a.waitsFor(e), e.pulled())
 		reply.Sandboxes = append(reply.Sandboxes, told)
 	}
 	a.mu.Unlock()
@@ -71,6 +71,14 @@ func (a *Agent) detail(reply *api.StatusReply) {
 		return strings.Compare(x.Id, y.Id)
 	})
 	reply.Leftovers = append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
+}
+
+// pulled returns what the pull of a sandbox's image did, if its start waited for one.
+func (e *entry) pulled() string {
+	if e.st == nil || e.st.Pull == nil {
+		return ""
+	}
+	return e.st.Pull.String()
 }
 
 // waitsFor returns what is being done to make the image of a sandbox that starts. The caller holds
@@ -109,6 +117,10 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 	}
 	for _, f := range st.Footprints {
 		r.Memory = append(r.Memory, footprint(f))
+	}
+	if p := st.Pull; p != nil {
+		r.Pull = &api.Pull{Received: p.Received, Layers: int32(p.Layers), Fetched: int32(p.Fetched),
+			WaitedNs: int64(p.Waited)}
 	}
 	if n := st.Spec.NIC; n != nil {
 		r.Nic, r.Mac, r.Address = n.Device(), n.MAC, n.Address.Addr().String()

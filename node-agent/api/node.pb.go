@@ -264,6 +264,7 @@ type StartReply struct {
 	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                            // the set of FastIOV's optimisations it was started with: none, all, or its axes
 	GuestKernel   string                 `protobuf:"bytes,13,opt,name=guest_kernel,json=guestKernel,proto3" json:"guest_kernel,omitempty"` // release of the guest's kernel; empty where there is none
 	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                              // up to now; empty where the driver cannot tell
+	Pull          *Pull                  `protobuf:"bytes,14,opt,name=pull,proto3" json:"pull,omitempty"`                                  // absent: its image was here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -389,6 +390,81 @@ func (x *StartReply) GetMemory() []*Footprint {
 	return nil
 }
 
+func (x *StartReply) GetPull() *Pull {
+	if x != nil {
+		return x.Pull
+	}
+	return nil
+}
+
+type Pull struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Received      int64                  `protobuf:"varint,1,opt,name=received,proto3" json:"received,omitempty"`                 // bytes from the registry
+	Layers        int32                  `protobuf:"varint,2,opt,name=layers,proto3" json:"layers,omitempty"`                     // of the image
+	Fetched       int32                  `protobuf:"varint,3,opt,name=fetched,proto3" json:"fetched,omitempty"`                   // of them; the others were here, or came by another pull
+	WaitedNs      int64                  `protobuf:"varint,4,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"` // how long it waited for others before its first layer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pull) Reset() {
+	*x = Pull{}
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pull) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pull) ProtoMessage() {}
+
+func (x *Pull) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pull.ProtoReflect.Descriptor instead.
+func (*Pull) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Pull) GetReceived() int64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *Pull) GetLayers() int32 {
+	if x != nil {
+		return x.Layers
+	}
+	return 0
+}
+
+func (x *Pull) GetFetched() int32 {
+	if x != nil {
+		return x.Fetched
+	}
+	return 0
+}
+
+func (x *Pull) GetWaitedNs() int64 {
+	if x != nil {
+		return x.WaitedNs
+	}
+	return 0
+}
+
 type Footprint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	At            string                 `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`                              // first-instruction, bus-master or first-answer
@@ -401,7 +477,7 @@ type Footprint struct {
 
 func (x *Footprint) Reset() {
 	*x = Footprint{}
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -413,7 +489,7 @@ func (x *Footprint) String() string {
 func (*Footprint) ProtoMessage() {}
 
 func (x *Footprint) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -426,7 +502,7 @@ func (x *Footprint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Footprint.ProtoReflect.Descriptor instead.
 func (*Footprint) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Footprint) GetAt() string {
@@ -473,7 +549,7 @@ type Gate struct {
 
 func (x *Gate) Reset() {
 	*x = Gate{}
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -485,7 +561,7 @@ func (x *Gate) String() string {
 func (*Gate) ProtoMessage() {}
 
 func (x *Gate) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -498,7 +574,7 @@ func (x *Gate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gate.ProtoReflect.Descriptor instead.
 func (*Gate) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Gate) GetOpen() bool {
@@ -568,7 +644,7 @@ type InitRequest struct {
 
 func (x *InitRequest) Reset() {
 	*x = InitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +656,7 @@ func (x *InitRequest) String() string {
 func (*InitRequest) ProtoMessage() {}
 
 func (x *InitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +669,7 @@ func (x *InitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRequest.ProtoReflect.Descriptor instead.
 func (*InitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *InitRequest) GetId() string {
@@ -626,7 +702,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +714,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +727,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -669,7 +745,7 @@ type PauseReply struct {
 
 func (x *PauseReply) Reset() {
 	*x = PauseReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +757,7 @@ func (x *PauseReply) String() string {
 func (*PauseReply) ProtoMessage() {}
 
 func (x *PauseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +770,7 @@ func (x *PauseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseReply.ProtoReflect.Descriptor instead.
 func (*PauseReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 type ResumeRequest struct {
@@ -706,7 +782,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +794,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +807,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -749,7 +825,7 @@ type ResumeReply struct {
 
 func (x *ResumeReply) Reset() {
 	*x = ResumeReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +837,7 @@ func (x *ResumeReply) String() string {
 func (*ResumeReply) ProtoMessage() {}
 
 func (x *ResumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +850,7 @@ func (x *ResumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
 func (*ResumeReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 type Span struct {
@@ -789,7 +865,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +877,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +890,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Span) GetStage() string {
@@ -856,7 +932,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -868,7 +944,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -881,7 +957,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RunRequest) GetId() string {
@@ -920,7 +996,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1008,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1021,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RunReply) GetStatus() int32 {
@@ -1007,7 +1083,7 @@ type RunsRequest struct {
 
 func (x *RunsRequest) Reset() {
 	*x = RunsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1095,7 @@ func (x *RunsRequest) String() string {
 func (*RunsRequest) ProtoMessage() {}
 
 func (x *RunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1032,7 +1108,7 @@ func (x *RunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunsRequest.ProtoReflect.Descriptor instead.
 func (*RunsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RunsRequest) GetNumber() uint64 {
@@ -1061,7 +1137,7 @@ type RunsReply struct {
 
 func (x *RunsReply) Reset() {
 	*x = RunsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1073,7 +1149,7 @@ func (x *RunsReply) String() string {
 func (*RunsReply) ProtoMessage() {}
 
 func (x *RunsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1086,7 +1162,7 @@ func (x *RunsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunsReply.ProtoReflect.Descriptor instead.
 func (*RunsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RunsReply) GetNumber() uint64 {
@@ -1128,7 +1204,7 @@ type LogLine struct {
 
 func (x *LogLine) Reset() {
 	*x = LogLine{}
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1216,7 @@ func (x *LogLine) String() string {
 func (*LogLine) ProtoMessage() {}
 
 func (x *LogLine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1229,7 @@ func (x *LogLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
 func (*LogLine) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LogLine) GetTimeNs() int64 {
@@ -1186,7 +1262,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1274,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1287,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WaitRequest) GetId() string {
@@ -1233,7 +1309,7 @@ type Ended struct {
 
 func (x *Ended) Reset() {
 	*x = Ended{}
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1321,7 @@ func (x *Ended) String() string {
 func (*Ended) ProtoMessage() {}
 
 func (x *Ended) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1334,7 @@ func (x *Ended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ended.ProtoReflect.Descriptor instead.
 func (*Ended) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Ended) GetId() string {
@@ -1300,7 +1376,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1388,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1401,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConnectRequest) GetId() string {
@@ -1361,7 +1437,7 @@ type PublishRequest struct {
 
 func (x *PublishRequest) Reset() {
 	*x = PublishRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1449,7 @@ func (x *PublishRequest) String() string {
 func (*PublishRequest) ProtoMessage() {}
 
 func (x *PublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1462,7 @@ func (x *PublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
 func (*PublishRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PublishRequest) GetId() string {
@@ -1425,7 +1501,7 @@ type PublishReply struct {
 
 func (x *PublishReply) Reset() {
 	*x = PublishReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1513,7 @@ func (x *PublishReply) String() string {
 func (*PublishReply) ProtoMessage() {}
 
 func (x *PublishReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1526,7 @@ func (x *PublishReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishReply.ProtoReflect.Descriptor instead.
 func (*PublishReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 type ConnectReply struct {
@@ -1463,7 +1539,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1551,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1564,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ConnectReply) GetData() []byte {
@@ -1515,7 +1591,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1603,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1616,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -1567,7 +1643,7 @@ type LogsReply struct {
 
 func (x *LogsReply) Reset() {
 	*x = LogsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1655,7 @@ func (x *LogsReply) String() string {
 func (*LogsReply) ProtoMessage() {}
 
 func (x *LogsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1668,7 @@ func (x *LogsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsReply.ProtoReflect.Descriptor instead.
 func (*LogsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LogsReply) GetLine() *LogLine {
@@ -1618,7 +1694,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1706,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1719,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1661,7 +1737,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1749,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1762,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
 }
 
 type StatusRequest struct {
@@ -1698,7 +1774,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1786,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1799,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -1755,7 +1831,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1843,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1856,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -1892,14 +1968,14 @@ type Sandbox struct {
 	StartedNs     int64                  `protobuf:"varint,7,opt,name=started_ns,json=startedNs,proto3" json:"started_ns,omitempty"`
 	Adopted       bool                   `protobuf:"varint,8,opt,name=adopted,proto3" json:"adopted,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,9,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // when it came into its state
-	Reason        string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`                  // why it is ending; in its start: what makes its image
+	Reason        string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`                  // why it is ending; in its start: what makes its image; then: what its pull did
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +1987,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2000,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Sandbox) GetId() string {
@@ -2016,7 +2092,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2104,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2117,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *VF) GetBdf() string {
@@ -2130,7 +2206,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2218,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2231,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -2176,7 +2252,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2264,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2277,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -2242,7 +2318,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2330,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2343,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -2344,7 +2420,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2432,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2445,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -2402,7 +2478,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2414,7 +2490,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2427,7 +2503,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -2446,7 +2522,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2534,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2547,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -2491,7 +2567,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2579,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2592,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -2544,7 +2620,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +2632,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +2645,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *KeptReport) GetId() string {
@@ -2622,7 +2698,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Call\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
 	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
-	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\x99\x03\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xc4\x03\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -2640,7 +2716,13 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	" \x01(\tR\anetPath\x12\x18\n" +
 	"\afastiov\x18\v \x01(\tR\afastiov\x12!\n" +
 	"\fguest_kernel\x18\r \x01(\tR\vguestKernel\x122\n" +
-	"\x06memory\x18\f \x03(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\"l\n" +
+	"\x06memory\x18\f \x03(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\x12)\n" +
+	"\x04pull\x18\x0e \x01(\v2\x15.fastiov.node.v1.PullR\x04pull\"q\n" +
+	"\x04Pull\x12\x1a\n" +
+	"\breceived\x18\x01 \x01(\x03R\breceived\x12\x16\n" +
+	"\x06layers\x18\x02 \x01(\x05R\x06layers\x12\x18\n" +
+	"\afetched\x18\x03 \x01(\x05R\afetched\x12\x1b\n" +
+	"\twaited_ns\x18\x04 \x01(\x03R\bwaitedNs\"l\n" +
 	"\tFootprint\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x1a\n" +
 	"\bresident\x18\x02 \x01(\x04R\bresident\x12\x16\n" +
@@ -2836,104 +2918,106 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
 	(*Call)(nil),           // 1: fastiov.node.v1.Call
 	(*StartReply)(nil),     // 2: fastiov.node.v1.StartReply
-	(*Footprint)(nil),      // 3: fastiov.node.v1.Footprint
-	(*Gate)(nil),           // 4: fastiov.node.v1.Gate
-	(*InitRequest)(nil),    // 5: fastiov.node.v1.InitRequest
-	(*PauseRequest)(nil),   // 6: fastiov.node.v1.PauseRequest
-	(*PauseReply)(nil),     // 7: fastiov.node.v1.PauseReply
-	(*ResumeRequest)(nil),  // 8: fastiov.node.v1.ResumeRequest
-	(*ResumeReply)(nil),    // 9: fastiov.node.v1.ResumeReply
-	(*Span)(nil),           // 10: fastiov.node.v1.Span
-	(*RunRequest)(nil),     // 11: fastiov.node.v1.RunRequest
-	(*RunReply)(nil),       // 12: fastiov.node.v1.RunReply
-	(*RunsRequest)(nil),    // 13: fastiov.node.v1.RunsRequest
-	(*RunsReply)(nil),      // 14: fastiov.node.v1.RunsReply
-	(*LogLine)(nil),        // 15: fastiov.node.v1.LogLine
-	(*WaitRequest)(nil),    // 16: fastiov.node.v1.WaitRequest
-	(*Ended)(nil),          // 17: fastiov.node.v1.Ended
-	(*ConnectRequest)(nil), // 18: fastiov.node.v1.ConnectRequest
-	(*PublishRequest)(nil), // 19: fastiov.node.v1.PublishRequest
-	(*PublishReply)(nil),   // 20: fastiov.node.v1.PublishReply
-	(*ConnectReply)(nil),   // 21: fastiov.node.v1.ConnectReply
-	(*LogsRequest)(nil),    // 22: fastiov.node.v1.LogsRequest
-	(*LogsReply)(nil),      // 23: fastiov.node.v1.LogsReply
-	(*StopRequest)(nil),    // 24: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),      // 25: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil),  // 26: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),    // 27: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),        // 28: fastiov.node.v1.Sandbox
-	(*VF)(nil),             // 29: fastiov.node.v1.VF
-	(*StartsRequest)(nil),  // 30: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),    // 31: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),      // 32: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),   // 33: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),     // 34: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil),  // 35: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),    // 36: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),     // 37: fastiov.node.v1.KeptReport
-	nil,                    // 38: fastiov.node.v1.StartRequest.EnvEntry
+	(*Pull)(nil),           // 3: fastiov.node.v1.Pull
+	(*Footprint)(nil),      // 4: fastiov.node.v1.Footprint
+	(*Gate)(nil),           // 5: fastiov.node.v1.Gate
+	(*InitRequest)(nil),    // 6: fastiov.node.v1.InitRequest
+	(*PauseRequest)(nil),   // 7: fastiov.node.v1.PauseRequest
+	(*PauseReply)(nil),     // 8: fastiov.node.v1.PauseReply
+	(*ResumeRequest)(nil),  // 9: fastiov.node.v1.ResumeRequest
+	(*ResumeReply)(nil),    // 10: fastiov.node.v1.ResumeReply
+	(*Span)(nil),           // 11: fastiov.node.v1.Span
+	(*RunRequest)(nil),     // 12: fastiov.node.v1.RunRequest
+	(*RunReply)(nil),       // 13: fastiov.node.v1.RunReply
+	(*RunsRequest)(nil),    // 14: fastiov.node.v1.RunsRequest
+	(*RunsReply)(nil),      // 15: fastiov.node.v1.RunsReply
+	(*LogLine)(nil),        // 16: fastiov.node.v1.LogLine
+	(*WaitRequest)(nil),    // 17: fastiov.node.v1.WaitRequest
+	(*Ended)(nil),          // 18: fastiov.node.v1.Ended
+	(*ConnectRequest)(nil), // 19: fastiov.node.v1.ConnectRequest
+	(*PublishRequest)(nil), // 20: fastiov.node.v1.PublishRequest
+	(*PublishReply)(nil),   // 21: fastiov.node.v1.PublishReply
+	(*ConnectReply)(nil),   // 22: fastiov.node.v1.ConnectReply
+	(*LogsRequest)(nil),    // 23: fastiov.node.v1.LogsRequest
+	(*LogsReply)(nil),      // 24: fastiov.node.v1.LogsReply
+	(*StopRequest)(nil),    // 25: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),      // 26: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil),  // 27: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),    // 28: fastiov.node.v1.StatusReply
+	(*Sandbox)(nil),        // 29: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 30: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 31: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 32: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 33: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 34: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 35: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 36: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 37: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 38: fastiov.node.v1.KeptReport
+	nil,                    // 39: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	38, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	39, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	1,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
-	10, // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
-	15, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
-	3,  // 4: fastiov.node.v1.StartReply.memory:type_name -> fastiov.node.v1.Footprint
-	10, // 5: fastiov.node.v1.Gate.spans:type_name -> fastiov.node.v1.Span
-	3,  // 6: fastiov.node.v1.Gate.memory:type_name -> fastiov.node.v1.Footprint
-	1,  // 7: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
-	15, // 8: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
-	3,  // 9: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
-	4,  // 10: fastiov.node.v1.RunReply.gate:type_name -> fastiov.node.v1.Gate
-	11, // 11: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
-	12, // 12: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
-	15, // 13: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
-	28, // 14: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	29, // 15: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	32, // 16: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
-	1,  // 17: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
-	10, // 18: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	37, // 19: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
-	0,  // 20: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	5,  // 21: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	11, // 22: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	13, // 23: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
-	6,  // 24: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	8,  // 25: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	24, // 26: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	16, // 27: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
-	18, // 28: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
-	19, // 29: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
-	22, // 30: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
-	26, // 31: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	30, // 32: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	33, // 33: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	35, // 34: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	2,  // 35: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	2,  // 36: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	12, // 37: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	14, // 38: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	7,  // 39: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	9,  // 40: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	25, // 41: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	17, // 42: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
-	21, // 43: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
-	20, // 44: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
-	23, // 45: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
-	27, // 46: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	31, // 47: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	34, // 48: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	36, // 49: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	35, // [35:50] is the sub-list for method output_type
-	20, // [20:35] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	11, // 2: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
+	16, // 3: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
+	4,  // 4: fastiov.node.v1.StartReply.memory:type_name -> fastiov.node.v1.Footprint
+	3,  // 5: fastiov.node.v1.StartReply.pull:type_name -> fastiov.node.v1.Pull
+	11, // 6: fastiov.node.v1.Gate.spans:type_name -> fastiov.node.v1.Span
+	4,  // 7: fastiov.node.v1.Gate.memory:type_name -> fastiov.node.v1.Footprint
+	1,  // 8: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
+	16, // 9: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
+	4,  // 10: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
+	5,  // 11: fastiov.node.v1.RunReply.gate:type_name -> fastiov.node.v1.Gate
+	12, // 12: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
+	13, // 13: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
+	16, // 14: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
+	29, // 15: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	30, // 16: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	33, // 17: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	1,  // 18: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	11, // 19: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	38, // 20: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	0,  // 21: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	6,  // 22: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	12, // 23: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	14, // 24: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
+	7,  // 25: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	9,  // 26: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	25, // 27: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	17, // 28: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
+	19, // 29: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
+	20, // 30: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
+	23, // 31: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	27, // 32: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	31, // 33: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	34, // 34: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	36, // 35: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	2,  // 36: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	2,  // 37: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	13, // 38: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	15, // 39: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	8,  // 40: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	10, // 41: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	26, // 42: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	18, // 43: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	22, // 44: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	21, // 45: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
+	24, // 46: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	28, // 47: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	32, // 48: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	35, // 49: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	37, // 50: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	36, // [36:51] is the sub-list for method output_type
+	21, // [21:36] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -2947,7 +3031,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

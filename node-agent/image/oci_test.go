@@ -140,6 +140,7 @@ func TestPullFlattensLayers(t *testing.T) {
 	want := Runtime{Root: r.Root, Layers: r.Layers, Program: wire.Program{
 		Command: []string{"/app/run", "-v"}, Args: 1, Dir: "/app",
 		Env: map[string]string{"A": "1", "B": "x=y"}}}
+	r.Pull = nil
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, want %+v", r, want)
 	}

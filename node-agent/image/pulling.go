@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
 )
 
@@ -31,6 +32,9 @@ type pulling struct {
 	mu            sync.Mutex
 	image         *oci.Image
 	layers, ready int
+	fetchedLayers int
+	queued        time.Duration // for others' pulls
+	turned        bool          // a layer has had its turn
 	stages        oci.Stages
 	find, merge   time.Duration
 	archives      int64
@@ -48,6 +52,7 @@ func (p *pulling) fetched(l oci.Layer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stages.Add(l.Stages)
+	p.fetchedLayers++
 	p.archives += l.Size
 	p.names += l.Names
 }
@@ -57,6 +62,34 @@ func (p *pulling) layerDone() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ready++
+}
+
+// waitedFor notes a wait for the turn of others, before this pull had any.
+func (p *pulling) waitedFor(others time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.turned {
+		p.queued += others
+	}
+}
+
+// hasTurn notes that a layer has its turn, for which it waited.
+func (p *pulling) hasTurn(after time.Duration) {
+	p.waitedFor(after)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.turned = true
+}
+
+// did returns what the pull did, for the record of a start.
+func (p *pulling) did() *timeline.Pull {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.image == nil {
+		return nil
+	}
+	return &timeline.Pull{Received: p.image.Received(), Layers: p.layers,
+		Fetched: p.fetchedLayers, Waited: p.queued}
 }
 
 func (p *pulling) merged(took time.Duration) {
@@ -87,6 +120,9 @@ func (p *pulling) String() string {
 	defer p.mu.Unlock()
 	if p.image == nil {
 		return ""
+	}
+	if p.ready < p.layers && !p.turned {
+		return "waiting for other pulls"
 	}
 	if p.ready < p.layers {
 		return fmt.Sprintf("pulling, %d of %s, %d of %d layers", p.image.Received()>>20,

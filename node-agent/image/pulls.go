@@ -107,6 +107,7 @@ func (c *Cache) Pull(ctx context.Context, ref, namespace string) (Runtime, func(
 			return Runtime{}, nil, oci.InWordsOf(ref, o.err)
 		}
 		if release != nil || err != nil {
+			o.Runtime.Pull = p.did()
 			return o.Runtime, release, err
 		}
 	}
@@ -221,11 +222,13 @@ func (s *pulls) remember(key asked, o outcome) {
 
 // bring pulls an image when it is its turn.
 func (c *Cache) bring(ctx context.Context, key asked, p *pulling) (outcome, func()) {
+	asked := time.Now()
 	done, err := c.pulls.queue(ctx, key.namespace)
 	if err != nil {
 		return outcome{err: err}, nil
 	}
 	defer done()
+	p.waitedFor(time.Since(asked))
 	begin := time.Now()
 	r, release, err := c.pull(ctx, key, p)
 	if !errors.Is(err, context.Canceled) && c.Pulled != nil {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
@@ -90,8 +91,9 @@ func (b Boot) Release() string {
 
 // A Runtime is the root image of a function runtime and how it is started.
 type Runtime struct {
-	Root   string   `json:"-"` // path of the EROFS image
-	Layers []string `json:"-"` // paths of the blobs that the image indexes, if it does
+	Root   string         `json:"-"` // path of the EROFS image
+	Layers []string       `json:"-"` // paths of the blobs that the image indexes, if it does
+	Pull   *timeline.Pull `json:"-"` // that brought it for whoever asked; nil: it was here
 	wire.Program
 }
 

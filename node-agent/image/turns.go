@@ -40,7 +40,8 @@ type turns struct {
 type turn struct {
 	*turns
 	namespace string
-	size      int64 // of the layer
+	pull      *pulling // of the image; nil: nobody asks how long it waited
+	size      int64    // of the layer
 	memory    int64
 	next      func(context.Context) error // waits until the next block may be asked for
 
@@ -61,6 +62,7 @@ func newTurns() *turns {
 // Take implements oci.Turn.
 func (t *turn) Take(ctx context.Context) (context.Context, func(), error) {
 	within, over := context.WithCancelCause(ctx)
+	asked := time.Now()
 	t.mu.Lock()
 	t.ready, t.over = make(chan struct{}), over
 	t.since, t.waited, t.came = time.Time{}, 0, 0
@@ -70,6 +72,9 @@ func (t *turn) Take(ctx context.Context) (context.Context, func(), error) {
 	leave := func() { over(nil); t.leave() }
 	select {
 	case <-t.ready:
+		if t.pull != nil {
+			t.pull.hasTurn(time.Since(asked))
+		}
 		return within, leave, nil
 	case <-ctx.Done():
 		leave()

@@ -233,3 +233,32 @@ func TestPullsStandAsideForStarts(t *testing.T) {
 		t.Errorf("%q are left", left)
 	}
 }
+
+// TestAStartKnowsItsPull: a call that waits for a pull is told what it did, and one that finds the
+// image here is told nothing.
+func TestAStartKnowsItsPull(t *testing.T) {
+	host := newRegistry(t)
+	layers := noisy(t, 3)
+	change := func(*v1.ConfigFile) {}
+	one := pushLayers(t, host+"/team/one:1", change, layers[:2]...)
+	two := pushLayers(t, host+"/team/two:1", change, layers...)
+	c := openFor(t, t.TempDir(), one)
+	for _, step := range []struct {
+		ref             string
+		layers, fetched int
+	}{{one, 2, 2}, {one, 0, 0}, {two, 3, 1}, {two, 0, 0}} {
+		r, err := pullFor(t, c, step.ref, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case step.layers == 0:
+			if r.Pull != nil {
+				t.Errorf("%s was here: %v", step.ref, r.Pull)
+			}
+		case r.Pull == nil || r.Pull.Layers != step.layers || r.Pull.Fetched != step.fetched ||
+			r.Pull.Received < int64(step.fetched)*300<<10:
+			t.Errorf("%s: %v; want %+v", step.ref, r.Pull, step)
+		}
+	}
+}

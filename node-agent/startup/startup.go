@@ -45,7 +45,8 @@ type Root struct {
 	Path    string
 	Layers  []string // files that are part of it
 	Program wire.Program
-	Release func() // nil: there is nothing to be done
+	Pull    *timeline.Pull // that brought it; nil: it was here
+	Release func()         // nil: there is nothing to be done
 }
 
 // Images finds the root images of runtimes.
@@ -82,6 +83,7 @@ type Started struct {
 	Grant      *Grant
 	Spans      []timeline.Span
 	Footprints []timeline.Footprint
+	Pull       *timeline.Pull // of its image; nil: that was here
 	InitStatus int
 	InitReply  []byte
 	madeDir    bool
@@ -105,7 +107,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 		do: func(ctx context.Context) error {
 			root, err := s.Images.Root(ctx, req.Image, req.Namespace)
 			st.LetGo = root.Release
-			st.Spec.Root, st.Spec.Layers = root.Path, root.Layers
+			st.Spec.Root, st.Spec.Layers, st.Pull = root.Path, root.Layers, root.Pull
 			if err == nil {
 				err = req.program(root.Program, &st.Spec.Program)
 			}

@@ -13,8 +13,9 @@ const (
 	maxMemory  = 640 << 20 // its own memory, as RLIMIT_DATA counts it
 	maxFile    = 8 << 30   // blocks are padded, so an image has more bytes than its contents
 	maxFiles   = 32 + 2*maxLayers
-	maxSeconds = 240 // of CPU time
-	maxThreads = 512 // of all processes that unpack at the same time
+	maxSeconds = 240   // of CPU time
+	maxThreads = 512   // of all processes that unpack at the same time
+	endedFirst = "900" // of 1000; the agent that starts it may be exempt
 	// unpackerUser is used for nothing else: sandboxes have 1.9e9 and more, distributions and
 	// containers less.
 	unpackerUser = 1_899_999_998
@@ -43,6 +44,10 @@ func confine() error {
 		unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_FSIZE: maxFile, unix.RLIMIT_CPU: maxSeconds,
 		unix.RLIMIT_NOFILE: maxFiles, unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0,
 		unix.RLIMIT_MSGQUEUE: 0,
+	}
+	// where the host has no memory left, it goes before all that it might be taken for
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(endedFirst), 0); err != nil {
+		return fmt.Errorf("its end where memory is short: %w", err)
 	}
 	root := os.Geteuid() == 0
 	if root {

@@ -103,6 +103,11 @@ func TestWhoUnpacksHasNothing(t *testing.T) {
 			t.Errorf("no %q in its limits (%v)", want, err)
 		}
 	}
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+	if err != nil || strings.TrimSpace(string(score)) != endedFirst {
+		t.Errorf("it is ended at %q of 1000 where memory is short, want %s (%v)", score, endedFirst,
+			err)
+	}
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, file := range files {
 		to, _ := os.Readlink(file)

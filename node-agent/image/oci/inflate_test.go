@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // fake inflates, at a known speed: what an accelerator needs to take part.
@@ -218,8 +220,13 @@ func TestPipesAreInflated(t *testing.T) {
 			}
 			go func() {
 				_, err1 := w.Write(sent[:first])
-				if first > 0 {
-					time.Sleep(10 * time.Millisecond) // or it comes at once
+				for unread := first; unread > 0; { // or it comes at once
+					time.Sleep(time.Millisecond)
+					n, err := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ)
+					if unread = n; err != nil {
+						t.Error(err)
+						break
+					}
 				}
 				_, err2 := w.Write(sent[first:])
 				if err := errors.Join(err1, err2, w.Close()); err != nil {
