@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,6 +143,29 @@ func TestANetdevWhoseHolderDies(t *testing.T) {
 		s, driver := status(t, p, want.BDF), tree.Driver(want.BDF)
 		if s.State != vf.Idle || driver != "vfio-pci" || len(p.Leases()) != 0 {
 			t.Errorf("it became %+v, bound to %q, after %q", s, driver, order)
+		}
+	})
+}
+
+// A driver that makes no netdev is waited for by its own lease alone.
+func TestNobodyWaitsForAnothersNetdev(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		card := vftest.IGB
+		card.Mute = true
+		p := open(t, makeTree(t, card).Config())
+		begin := time.Now()
+		var leasing sync.WaitGroup
+		for range 4 {
+			leasing.Go(func() {
+				_, err := p.Lease(pod, vf.Want{Driver: vf.Netdev})
+				if err == nil || !strings.Contains(err.Error(), "no network interface") {
+					t.Errorf("the lease: %v", err)
+				}
+			})
+		}
+		leasing.Wait()
+		if took := time.Since(begin); took > 6*time.Second {
+			t.Errorf("four leases at once took %s", took)
 		}
 	})
 }

@@ -238,14 +238,17 @@ func (p *Pool) furnish(l *Lease, settings *Settings, bound bool) (err error) {
 
 // giveNetdev binds a leased VF to the kernel's own driver and returns the name of its netdev. The
 // holder may die meanwhile, and its lease be returned: then the VF is bound here no more, and taken
-// back only when this has ended.
+// back only when it is bound.
 func (p *Pool) giveNetdev(lease Lease) (netdev string, err error) {
 	p.probing.Lock()
-	defer p.probing.Unlock()
-	if !p.holds(lease) {
-		return "", errReturned
+	if err = errReturned; p.holds(lease) {
+		err = p.sys.bindNative(lease.PF, lease.BDF)
 	}
-	netdev, err = p.sys.bindNative(lease.PF, lease.BDF)
+	p.probing.Unlock()
+	if err != nil {
+		return "", err
+	}
+	netdev, err = p.sys.awaitNetdev(p.ctx, lease.BDF)
 	if err == nil && !p.holds(lease) {
 		err = errReturned
 	}

@@ -71,8 +71,11 @@ func (p *Pool) makeReady(j job) error {
 		return err
 	}
 	p.probing.Lock()
-	defer p.probing.Unlock()
-	_, err := p.sys.bindNative(j.pf, j.bdf)
+	err := p.sys.bindNative(j.pf, j.bdf)
+	p.probing.Unlock()
+	if err == nil {
+		_, err = p.sys.awaitNetdev(p.ctx, j.bdf)
+	}
 	return err
 }
 

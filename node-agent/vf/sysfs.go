@@ -1,6 +1,7 @@
 package vf
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -233,40 +234,46 @@ func (s sysfs) bind(bdf string) error {
 	return nil
 }
 
-// bindNative takes bdf from vfio-pci, gives it to the kernel's own driver and returns the netdev
-// that this makes of it. A VF gets that driver only while its PF lets VFs be probed, so the caller
-// has one VF bound at a time.
-func (s sysfs) bindNative(pf, bdf string) (netdev string, err error) {
+// bindNative takes bdf from vfio-pci and gives it to the kernel's own driver. A VF gets that only
+// while its PF lets VFs be probed, so the caller has one VF bound at a time.
+func (s sysfs) bindNative(pf, bdf string) error {
 	if driver := s.driver(bdf); driver != "" {
 		if err := s.write(s.bus("drivers", driver, "unbind"), bdf); err != nil {
-			return "", fmt.Errorf("unbind from %s: %w", driver, err)
+			return fmt.Errorf("unbind from %s: %w", driver, err)
 		}
 	}
 	if err := s.write(s.device(bdf, "driver_override"), "\n"); err != nil {
-		return "", err
+		return err
 	}
 	failpoint.Hit(failpoint.NetdevUnbound)
 	autoprobe := s.device(pf, "sriov_drivers_autoprobe")
 	if err := s.write(autoprobe, "1"); err != nil {
-		return "", err
+		return err
 	}
-	err = s.write(s.bus("drivers_probe"), bdf)
+	err := s.write(s.bus("drivers_probe"), bdf)
 	if err := errors.Join(err, s.write(autoprobe, "0")); err != nil {
-		return "", fmt.Errorf("bind to its own driver: %w", err)
+		return fmt.Errorf("bind to its own driver: %w", err)
 	}
 	failpoint.Hit(failpoint.NetdevBound)
-	driver := s.driver(bdf)
-	if driver == "" {
-		return "", fmt.Errorf("no driver takes it; load the one that lspci -k -s %s names", bdf)
+	if s.driver(bdf) == "" {
+		return fmt.Errorf("no driver takes it; load the one that lspci -k -s %s names", bdf)
 	}
-	// Some drivers, as iavf, make it a little after they have taken the device.
+	return nil
+}
+
+// awaitNetdev returns the netdev that its driver makes of bdf: some, as iavf, do so a little after
+// they have taken the device.
+func (s sysfs) awaitNetdev(ctx context.Context, bdf string) (string, error) {
 	for begin := time.Now(); time.Since(begin) < netdevWithin; time.Sleep(netdevAsked) {
-		if netdev = s.netdev(bdf); netdev != "" {
+		if netdev := s.netdev(bdf); netdev != "" {
 			return netdev, nil
+		}
+		if ctx.Err() != nil {
+			return "", ctx.Err()
 		}
 	}
 	return "", fmt.Errorf("driver %s makes no network interface of it within %s; "+
-		"see the kernel log", driver, netdevWithin)
+		"see the kernel log", s.driver(bdf), netdevWithin)
 }
 
 // How long a driver may take to make a network interface, and how often it is looked for.

@@ -163,7 +163,7 @@ func (h *Tree) probe(bdf string) error {
 		if err := h.put(filepath.Join("dev/vfio", strconv.Itoa(groupOf(bdf))), ""); err != nil {
 			return err
 		}
-	} else if pf.Netdev != "" {
+	} else if pf.Netdev != "" && !pf.Mute {
 		if err := h.addNetdev(bdf, NetdevOf(pf, bdf)); err != nil {
 			return err
 		}

@@ -82,6 +82,7 @@ func (h *Tree) Config() vf.Config {
 type PF struct {
 	BDF      string // its VFs are 0000:BB:10.0 and on, with BB its bus
 	Driver   string // igb, nvme
+	Mute     bool   // the driver of its VFs makes no netdev
 	VFDriver string // the native driver of its VFs
 	Netdev   string // empty: it has none
 	VFs      int    // at most
