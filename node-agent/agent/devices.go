@@ -64,6 +64,9 @@ func ownerOf(h *api.Holder) (vf.Owner, error) {
 	if o.Kind == vf.Sandbox {
 		return o, errors.New("a sandbox gets its VF when it is started")
 	}
+	if o.Kind == vf.Pod {
+		o = vf.PodIn(o.Name, o.Netns)
+	}
 	if h.GetPid() != 0 {
 		process, err := vf.Process(o.Kind, o.Name, int(h.GetPid()))
 		if err != nil {

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/netns"
 	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
@@ -29,9 +31,11 @@ type Owner struct {
 	Kind       Kind   `json:"kind,omitempty"`        // version 1 of the journal has sandboxes only
 	Name       string `json:"sandbox"`               // the key is that of version 1
 	Netns      string `json:"netns,omitempty"`       // of a pod: the path of its network namespace
-	NetnsInode uint64 `json:"netns_inode,omitempty"` // tells it from a later one of that path
-	PID        int    `json:"pid,omitempty"`         // the process that uses the VF
-	StartTicks uint64 `json:"start_ticks,omitempty"` // tells it from a later one with its PID
+	NetnsInode uint64 `json:"netns_inode,omitempty"` // tells it from others of its time
+	// NetnsCookie tells it from all others: an inode may be a later one's.
+	NetnsCookie uint64 `json:"netns_cookie,omitempty"`
+	PID         int    `json:"pid,omitempty"`         // the process that uses the VF
+	StartTicks  uint64 `json:"start_ticks,omitempty"` // tells it from a later one with its PID
 }
 
 // String returns the name of a sandbox alone; the name of any other holder comes with its kind.
@@ -80,8 +84,14 @@ func hasNetns(o Owner) bool { return filepath.IsAbs(o.Netns) }
 
 func netnsGone(o Owner) bool {
 	inode, err := netnsInode(o.Netns)
-	return errors.Is(err, fs.ErrNotExist) ||
-		err == nil && o.NetnsInode != 0 && inode != o.NetnsInode
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	if o.NetnsInode == 0 || inode != o.NetnsInode {
+		return o.NetnsInode != 0
+	}
+	cookie, err := netnsCookie(o.Netns)
+	return err == nil && o.NetnsCookie != 0 && cookie != o.NetnsCookie
 }
 
 // netnsInode returns what tells a namespace from others; 0: there is none at that path.
@@ -95,10 +105,32 @@ func netnsInode(path string) (uint64, error) {
 	return s.Ino, err
 }
 
+// netnsCookie returns what the kernel gives to no other namespace, since Linux 5.14.
+func netnsCookie(path string) (cookie uint64, err error) {
+	namespace, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer namespace.Close()
+	err = netns.Inside(namespace, func() error {
+		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(socket)
+		cookie, err = unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	return cookie, err
+}
+
 // PodIn returns the owner that lives as long as the namespace which that path leads to now.
-func PodIn(name, netns string) Owner {
-	inode, _ := netnsInode(netns) // where that fails, the path alone counts
-	return Owner{Kind: Pod, Name: name, Netns: netns, NetnsInode: inode}
+func PodIn(name, path string) Owner {
+	o := Owner{Kind: Pod, Name: name, Netns: path}
+	if o.NetnsInode, _ = netnsInode(path); o.NetnsInode != 0 { // else the path alone counts
+		o.NetnsCookie, _ = netnsCookie(path)
+	}
+	return o
 }
 
 func hasProcess(o Owner) bool { return o.PID > 0 && o.StartTicks > 0 }

@@ -44,9 +44,10 @@ func TestDead(t *testing.T) {
 		if err := unix.Mount("/proc/self/ns/net", netns, "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
 		}
-		first, later := PodIn("p", netns), PodIn("p", netns)
-		later.NetnsInode++
-		check("in a namespace", map[*Owner]bool{&first: false, &later: true})
+		first, other, later := PodIn("p", netns), PodIn("p", netns), PodIn("p", netns)
+		other.NetnsInode++
+		later.NetnsCookie++ // and has the inode of one that is gone
+		check("in a namespace", map[*Owner]bool{&first: false, &other: true, &later: true})
 		if err := unix.Unmount(netns, 0); err != nil {
 			t.Fatal(err)
 		}
