@@ -2,6 +2,8 @@ package attach_test
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,7 +13,10 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
 
+	"github.com/fastiov/fastiov/node-agent/cni/attach"
+	"github.com/fastiov/fastiov/node-agent/netns"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
@@ -210,6 +215,35 @@ func TestWhatIsGoneBeforeADel(t *testing.T) {
 		conf.Bytes, _ = json.Marshal(keys)
 		h.del(t, gone, newContainer(t, "c5"))
 	})
+}
+
+// A container that may name links holds none back by a name that the host has.
+func TestAnotherNameOfALink(t *testing.T) {
+	c := newContainer(t, "c1")
+	link := func(name string) netlink.Link {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		l := &netlink.Veth{LinkAttrs: attrs, PeerName: name + "peer"}
+		if err := netlink.LinkAdd(l); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = netlink.LinkDel(l) })
+		return l
+	}
+	link("uplink")
+	given := link("given")
+	index := given.Attrs().Index
+	if err := errors.Join(netlink.LinkSetNsFd(given, int(c.file.Fd())),
+		netns.Inside(c.file, func() error {
+			return netlink.LinkAddAltName(given, "uplink")
+		})); err != nil {
+		t.Fatal(err)
+	}
+	wires := attach.Netlink{PCI: func(l netlink.Link) string { return fmt.Sprint(l.Attrs().Index) }}
+	port := attach.Port{Device: fmt.Sprint(index), Netns: c.path, Driver: vf.Netdev}
+	if err := wires.Unplug(port); err != nil {
+		t.Error(err)
+	}
 }
 
 // GC ends the attachments of its network that the runtime does not know any more, and no others.

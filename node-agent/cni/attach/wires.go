@@ -76,10 +76,16 @@ func (n Netlink) find(device string) (netlink.Link, error) {
 	return nil, nil
 }
 
-// move takes a link into another namespace, under a name that nobody there can have taken.
+// move takes a link into another namespace, under a name that nobody there can have taken, and
+// without the other names that its holder gave it.
 func move(link netlink.Link, to *os.File) error {
 	if err := netlink.LinkSetDown(link); err != nil {
 		return err
+	}
+	for _, name := range link.Attrs().AltNames {
+		if err := netlink.LinkDelAltName(link, name); err != nil {
+			return err
+		}
 	}
 	name := "vf" + strings.ToLower(rand.Text()[:13])
 	if err := netlink.LinkSetName(link, name); err != nil {
@@ -161,15 +167,15 @@ func dress(link netlink.Link, p Port) error {
 		return fmt.Errorf("setting it up: %w", err)
 	}
 	// A driver that takes no MAC may take the card's as it is set up, at once or a little later.
-	for range 50 {
-		if refused == nil {
-			return address(link, p)
-		}
+	for try := 0; refused != nil && try < 50; try++ {
 		time.Sleep(20 * time.Millisecond)
 		if link, err = netlink.LinkByName(p.Name); err != nil {
 			return err
 		}
 		refused = setMAC(link, mac)
+	}
+	if refused == nil {
+		return address(link, p)
 	}
 	return fmt.Errorf("mac: %s: %w; its driver takes none while it is bound", p.MAC, refused)
 }
