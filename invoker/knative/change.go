@@ -106,22 +106,33 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	return w.keep(ctx, old.kind, o, old, w.most(o.GetNamespace()))
 }
 
-// report replaces what users do not write of an object. It has room also in a namespace that is
-// full: how it is with an object must be said, and how it ends.
-func (w *writer) report(ctx context.Context, old *entry, o object) error {
+// report replaces the status of an object.
+func (w *writer) report(old *entry, o object) error {
+	if same(o, old) {
+		return nil
+	}
+	return w.note(o, old)
+}
+
+// mark replaces what neither users nor the status say of an object. It has room also in a namespace
+// that is full.
+func (w *writer) mark(ctx context.Context, old *entry, o object) error {
 	_, err := w.keep(ctx, old.kind, o, old, store.Unbounded)
 	return err
+}
+
+// same reports whether an object would be as it is.
+func same(o object, old *entry) bool {
+	o.SetResourceVersion(old.object.GetResourceVersion())
+	o.GetObjectKind().SetGroupVersionKind(old.kind.gvk())
+	return equality.Semantic.DeepEqual(o, old.object)
 }
 
 // keep puts an object, if that changes anything.
 func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
 	most store.Space) (*entry, error) {
-	if old != nil {
-		o.SetResourceVersion(old.object.GetResourceVersion())
-		o.GetObjectKind().SetGroupVersionKind(k.gvk())
-		if equality.Semantic.DeepEqual(o, old.object) {
-			return old, nil
-		}
+	if old != nil && same(o, old) {
+		return old, nil
 	}
 	if w.dry {
 		e := &entry{kind: k, name: name{o.GetNamespace(), o.GetName()}, object: o}
@@ -163,7 +174,7 @@ func (w *writer) delete(ctx context.Context, e *entry, how metav1.DeletionPropag
 		for _, o := range w.owned(e) {
 			free := o.object.DeepCopyObject().(object)
 			free.SetOwnerReferences(nil)
-			if err := w.report(ctx, o, free); err != nil {
+			if err := w.mark(ctx, o, free); err != nil {
 				return err
 			}
 		}
@@ -183,7 +194,7 @@ func (w *writer) end(ctx context.Context, e *entry, how metav1.DeletionPropagati
 	if how == metav1.DeletePropagationForeground {
 		o.SetFinalizers(append(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
 	}
-	return w.report(ctx, e, o)
+	return w.mark(ctx, e, o)
 }
 
 // owned returns what an object owns.

@@ -9,11 +9,12 @@
 //	curl ─▶ road: host → status of a route → revision → lease → connection
 //
 // Types, defaults, checks, revisions of a template, traffic and host names are Knative's own
-// packages. A document of the store is an object without its revision; the revision is the
-// resourceVersion of Kubernetes.
+// packages. A document of the store is an object without its resourceVersion, which counts the
+// changes that a process has seen.
 //
 //	kinds.go      what Knative's definitions say, made by `make generate`
 //	world.go      all objects and the newest events, over the store
+//	behind.go     what is written later, as nobody waits for a disk to learn it
 //	change.go     a change by Knative's rules
 //	api.go        the verbs;  watch.go, table.go, discover.go: their parts
 //	reconcile.go  brings about what objects say;  route.go: where traffic goes

@@ -77,6 +77,7 @@ func (a *API) Close() {
 	a.reconcile.queue.ShutDown()
 	a.end()
 	a.reconcile.done.Wait()
+	a.world.close()
 }
 
 // Over returns a handler that takes what is Knative's and gives everything else to next: requests

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -341,9 +342,10 @@ func TestTheNextProcessGoesOn(t *testing.T) {
 	}
 }
 
+// items returns what a list has, without the resource versions: those are a process's own.
 func items(list string) string {
 	_, items, _ := strings.Cut(list, `"items":`)
-	return items
+	return regexp.MustCompile(`"resourceVersion":"\d+",`).ReplaceAllString(items, "")
 }
 
 // Whoever watches from a revision is told each later change once, in order, however late it reads;

@@ -46,30 +46,24 @@ const progressWithin = 10 * time.Minute
 // unschedulable is Kubernetes's reason for what finds no room.
 const unschedulable = "Unschedulable"
 
-// A due object is to be reconciled: what it says is compared with what there is.
-type due struct {
-	kind *kind
-	name name
-}
-
 // A reconciler brings about what objects say. It begins with all there are, and goes on with what
 // events name; so it needs no memory of its own.
 type reconciler struct {
 	*writer
-	queue workqueue.TypedRateLimitingInterface[due]
+	queue workqueue.TypedRateLimitingInterface[ref]
 	road  *road
 	done  sync.WaitGroup
 
 	mu     sync.Mutex
-	of     map[due]map[name]bool // the routes to a configuration or a revision
+	of     map[ref]map[name]bool // the routes to a configuration or a revision
 	proved map[name]string       // revisions whose first sandbox is being started, and their uid
 }
 
 func newReconciler(r *road) *reconciler {
 	return &reconciler{
 		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[due](soonest, latest)),
-		road: r, of: map[due]map[name]bool{}, proved: map[name]string{},
+			workqueue.NewTypedItemExponentialFailureRateLimiter[ref](soonest, latest)),
+		road: r, of: map[ref]map[name]bool{}, proved: map[name]string{},
 	}
 }
 
@@ -77,10 +71,10 @@ func newReconciler(r *road) *reconciler {
 // what it owned.
 func (r *reconciler) follow(e *event) {
 	n := e.entry.name
-	me := due{e.entry.kind, n}
+	me := ref{e.entry.kind, n}
 	r.queue.Add(me)
 	if owner, of := ownerOf(e.entry.object); owner != nil {
-		r.queue.Add(due{of, name{n.namespace, owner.Name}})
+		r.queue.Add(ref{of, name{n.namespace, owner.Name}})
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,30 +98,30 @@ func (r *reconciler) follow(e *event) {
 		}
 	}
 	for route := range r.of[me] {
-		r.queue.Add(due{routes, route})
+		r.queue.Add(ref{routes, route})
 	}
 }
 
 // routed puts a revision into the queue to which a route leads, or has led: it keeps sandboxes, or
 // keeps none any more.
-func (r *reconciler) routed(to due) {
+func (r *reconciler) routed(to ref) {
 	if to.kind == revisions {
 		r.queue.Add(to)
 	}
 }
 
 // targets returns what a route leads to, and what it should lead to.
-func targets(e *entry) (all []due) {
+func targets(e *entry) (all []ref) {
 	if e == nil {
 		return nil
 	}
 	to := e.object.(*v1.Route)
 	for _, t := range slices.Concat(to.Spec.Traffic, to.Status.Traffic) {
 		if t.ConfigurationName != "" {
-			all = append(all, due{configurations, name{to.Namespace, t.ConfigurationName}})
+			all = append(all, ref{configurations, name{to.Namespace, t.ConfigurationName}})
 		}
 		if t.RevisionName != "" {
-			all = append(all, due{revisions, name{to.Namespace, t.RevisionName}})
+			all = append(all, ref{revisions, name{to.Namespace, t.RevisionName}})
 		}
 	}
 	return all
@@ -161,7 +155,7 @@ func (r *reconciler) run(ctx context.Context, w *writer) {
 	}
 }
 
-func (r *reconciler) reconcile(ctx context.Context, d due) error {
+func (r *reconciler) reconcile(ctx context.Context, d ref) error {
 	e := r.get(d.kind, d.name.namespace, d.name.name)
 	if e == nil {
 		r.forsaken(d)
@@ -208,18 +202,18 @@ func (r *reconciler) ending(ctx context.Context, e *entry) error {
 	if len(left) > 0 {
 		o := e.object.DeepCopyObject().(object)
 		o.SetFinalizers(left)
-		return r.report(ctx, e, o)
+		return r.mark(ctx, e, o)
 	}
 	return ignoreMissing(r.remove(ctx, e))
 }
 
 // forsaken has those reconciled that an object owned which is gone.
-func (r *reconciler) forsaken(d due) {
+func (r *reconciler) forsaken(d ref) {
 	for _, k := range kinds {
 		all, _ := r.list(k, d.name.namespace)
 		for _, e := range all {
 			if o, of := ownerOf(e.object); of == d.kind && o.Name == d.name.name {
-				r.queue.Add(due{k, e.name})
+				r.queue.Add(ref{k, e.name})
 			}
 		}
 	}
@@ -236,17 +230,19 @@ func (r *reconciler) service(ctx context.Context, e *entry, s *v1.Service) error
 	st := &s.Status
 	st.InitializeConditions()
 	st.ObservedGeneration = s.Generation
-	config, err := r.follower(ctx, configurations, configurationOf(s))
 	var route *entry
-	if err == nil {
-		route, err = r.follower(ctx, routes, routeOf(s))
-	}
+	var unrouted error
+	var made sync.WaitGroup // both share the disk's flush
+	made.Go(func() { route, unrouted = r.follower(ctx, routes, routeOf(s)) })
+	config, err := r.follower(ctx, configurations, configurationOf(s))
+	made.Wait()
+	err = errors.Join(err, unrouted)
 	if apierrors.IsForbidden(err) {
 		c := v1.ConfigurationStatus{ConfigurationStatusFields: st.ConfigurationStatusFields}
 		c.MarkRevisionCreationFailed(err.Error())
 		st.PropagateConfigurationStatus(&c)
-		r.queue.AddAfter(due{e.kind, e.name}, latest)
-		return r.report(ctx, e, s)
+		r.queue.AddAfter(ref{e.kind, e.name}, latest)
+		return r.report(e, s)
 	} else if err != nil {
 		return err
 	}
@@ -271,7 +267,7 @@ func (r *reconciler) service(ctx context.Context, e *entry, s *v1.Service) error
 			st.MarkRouteNotYetReady()
 		}
 	}
-	return r.report(ctx, e, s)
+	return r.report(e, s)
 }
 
 // arrived reports whether a route sends its traffic where it should by now.
@@ -353,8 +349,8 @@ func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configur
 	if newest == nil {
 		if newest, err = r.create(ctx, revisions, want); apierrors.IsForbidden(err) {
 			st.MarkRevisionCreationFailed(err.Error())
-			r.queue.AddAfter(due{e.kind, e.name}, latest)
-			return r.report(ctx, e, c)
+			r.queue.AddAfter(ref{e.kind, e.name}, latest)
+			return r.report(e, c)
 		} else if err != nil {
 			return err
 		}
@@ -365,7 +361,7 @@ func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configur
 		!equality.Semantic.DeepEqual(made.Spec, want.Spec) {
 		st.MarkRevisionCreationFailed(apierrors.NewAlreadyExists(
 			revisions.resource(), made.Name).Error())
-		return r.report(ctx, e, c)
+		return r.report(e, c)
 	}
 	st.SetLatestCreatedRevisionName(made.Name)
 	switch ready := made.Status.GetCondition(v1.RevisionConditionReady); {
@@ -377,7 +373,7 @@ func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configur
 	if was := st.LatestReadyRevisionName; was != "" && r.get(revisions, c.Namespace, was) == nil {
 		st.MarkLatestReadyDeleted()
 	}
-	return r.report(ctx, e, c)
+	return r.report(e, c)
 }
 
 // revision has the first sandbox of a revision started, which shows whether it is good.
@@ -392,7 +388,7 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 		st.ObservedGeneration = v.Generation
 		st.MarkResourcesAvailableTrue()
 		st.MarkContainerHealthyFalse("NotServedHere", why)
-		return r.report(ctx, e, v)
+		return r.report(e, v)
 	}
 	if _, scale, _ := autoscaling.InitialScaleAnnotation.Get(v.Annotations); scale == "0" {
 		st.InitializeConditions()
@@ -400,7 +396,7 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 		st.MarkResourcesAvailableTrue()
 		st.MarkContainerHealthyTrue()
 		st.MarkActiveFalse("NoTraffic", "The target is not receiving traffic.")
-		return r.report(ctx, e, v)
+		return r.report(e, v)
 	}
 	r.mu.Lock()
 	busy := r.proved[e.name] == string(v.UID)
@@ -439,7 +435,7 @@ func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
 		return
 	}
 	r.mu.Lock()
-	routed := len(r.of[due{revisions, e.name}]) > 0
+	routed := len(r.of[ref{revisions, e.name}]) > 0
 	r.mu.Unlock()
 	if !routed || !v.IsReady() {
 		least = 0
@@ -479,7 +475,7 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 			again = true
 			st.MarkResourcesAvailableUnknown(v1.ReasonDeploying, escaped(how.Error()))
 		}
-		return r.report(ctx, now, v)
+		return r.report(now, v)
 	})
 	if ctx.Err() != nil {
 		return
@@ -488,7 +484,7 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 		r.log.Error("the status of a revision is not kept", "revision", e.name.name, "err", err)
 	}
 	if err != nil || again {
-		r.queue.AddAfter(due{revisions, e.name}, betweenLooks)
+		r.queue.AddAfter(ref{revisions, e.name}, betweenLooks)
 	}
 }
 

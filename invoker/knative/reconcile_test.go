@@ -1,13 +1,16 @@
 package knative
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/embedded"
 )
 
 func aHouse(t *testing.T) (h *house, leave func()) {
@@ -124,4 +127,45 @@ func TestAFinalizerIsWaitedFor(t *testing.T) {
 		code, _ := h.ask("GET", config, "", "")
 		return code == 404
 	})
+}
+
+// How it was with objects may be lost in a crash. The next process finds it out again.
+func TestStatusIsFoundOutAgain(t *testing.T) {
+	path, key := filepath.Join(t.TempDir(), "store"), access.NewKey()
+	h, leave := newHouse(t, path, key)
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	leave()
+	s, err := embedded.Open(path, 64<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var docs []store.Doc
+	if err := s.Watch(t.Context(), func(doc store.Doc) {
+		if ofStore(string(doc.Kind)) != nil {
+			docs = append(docs, doc)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range docs {
+		at := bytes.Index(doc.Body, []byte(`,"status":{`))
+		if at < 0 {
+			t.Fatalf("nothing was written later of %s", doc.Body)
+		}
+		doc.Body = append(doc.Body[:at:at], '}')
+		if _, err := s.Put(t.Context(), doc, nil, store.Unbounded); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h, leave = newHouse(t, path, key)
+	defer leave()
+	h.ready("hello", "True")
+	if code, said := h.curl("hello.ann.localhost", "/"); code != 200 ||
+		!strings.Contains(said, "hello-00001") {
+		t.Errorf("%d %q", code, said)
+	}
 }

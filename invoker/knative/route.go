@@ -28,7 +28,7 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 	host, err := domains.DomainNameFromTemplate(ctx, to.ObjectMeta, to.Name)
 	if err != nil {
 		st.MarkUnknownTrafficError(err.Error())
-		return r.report(ctx, e, to)
+		return r.report(e, to)
 	}
 	st.URL = r.road.at(domains.URL(domains.HTTPScheme, host))
 	st.Address = &duckv1.Addressable{URL: st.URL}
@@ -37,8 +37,12 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 		configurationLister{r.world}, revisionLister{r.world}, to)
 	var bad traffic.TargetError
 	if errors.As(err, &bad) {
+		if owner, _ := ownerOf(to); owner != nil && r.get(configurations, to.Namespace,
+			to.Name) == nil {
+			return nil // its service is about to make that, which is an event for this route
+		}
 		bad.MarkBadTrafficTarget(st)
-		return r.report(ctx, e, to)
+		return r.report(e, to)
 	} else if err != nil {
 		return err
 	}
@@ -58,8 +62,8 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 	if taken := r.road.claim(e.name, hosts); taken != "" {
 		of, _, _ := strings.Cut(taken, ".")
 		st.MarkServiceNotOwned(of)
-		r.queue.AddAfter(due{e.kind, e.name}, betweenLooks)
-		return r.report(ctx, e, to)
+		r.queue.AddAfter(ref{e.kind, e.name}, betweenLooks)
+		return r.report(e, to)
 	}
 	st.Traffic = leads
 	var ingress v1alpha1.IngressStatus // the road leads there as soon as this status is kept
@@ -67,7 +71,7 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 	ingress.MarkNetworkConfigured()
 	ingress.MarkLoadBalancerReady(nil, nil)
 	st.PropagateIngressStatus(ingress)
-	return r.report(ctx, e, to)
+	return r.report(e, to)
 }
 
 // namesBelow returns Knative's rules for host names, with that domain.

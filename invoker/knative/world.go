@@ -38,8 +38,15 @@ type event struct {
 	before   *entry // nil: it was not there
 }
 
+// A ref names an object.
+type ref struct {
+	kind *kind
+	name name
+}
+
 // A world holds every object and the events that led to it, the newest most of them. The store is
-// behind it: what happens is durable before it is seen here.
+// behind it: what users say is durable before it is seen here, and how it is with an object, which
+// can be found out again, is written later.
 type world struct {
 	store store.Store
 	log   *slog.Logger
@@ -54,7 +61,25 @@ type world struct {
 	revision uint64            // of the last change
 	changed  chan struct{}     // is closed by the next event
 	follow   []func(*event)
+	opened   bool
+	early    []store.Doc // what came before that
+
+	kept  map[ref]uint64 // the store's revision of each object's document
+	later map[ref]bool   // those whose document is older than they are
+	busy  map[ref]write  // those whose document is being written
+	freed sync.Cond      // one of them is not any more; its lock is mu
+	wake  chan struct{}  // of one: there is something to write later
+	over  chan struct{}  // is closed when nothing will be
+	wrote sync.WaitGroup
 }
+
+// A write of a document is made by a change that waits for it, or by the world itself.
+type write int
+
+const (
+	waitedFor write = iota + 1
+	behind
+)
 
 // So much of the log is kept, and at most twice as much: it bounds what a watcher may be behind.
 const (
@@ -68,9 +93,17 @@ func (e *event) weight() int { return lightest + len(e.entry.body) }
 // of all earlier events, of which the process knows none.
 var began = store.Key{Kind: "began." + store.Kind(group.Group), Namespace: "_", Name: "began"}
 
+// A process counts its changes from the revision of began, times this: so it gives no resource
+// version that a former process has given. A former one has put more than one document in so many
+// changes.
+const changesOf = 1 << 20
+
 func newWorld() *world {
 	w := &world{objects: map[*kind]map[string]map[string]*entry{}, weights: map[string]int{},
-		floors: map[string]uint64{}, changed: make(chan struct{})}
+		floors: map[string]uint64{}, changed: make(chan struct{}),
+		kept: map[ref]uint64{}, later: map[ref]bool{}, busy: map[ref]write{},
+		wake: make(chan struct{}, 1), over: make(chan struct{})}
+	w.freed.L = &w.mu
 	for _, k := range kinds {
 		w.objects[k] = map[string]map[string]*entry{}
 	}
@@ -101,50 +134,82 @@ func openWorld(ctx context.Context, s store.Store, log *slog.Logger,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.revision = max(w.revision, last)
+	w.opened, w.revision = true, last*changesOf
+	for _, doc := range w.early {
+		if err := w.take(doc, w.revision); err != nil {
+			log.Error("a document of the store cannot be used", "err", err)
+		}
+	}
+	w.early = nil
 	w.floor, w.events, w.weight = w.revision, nil, 0
 	clear(w.weights)
 	clear(w.floors)
+	w.wrote.Go(w.writeLater)
 	return w, nil
 }
 
-// see takes in a document. Revisions come in their order.
+// see takes in a document of the store.
 func (w *world) see(doc store.Doc) error {
-	k := ofStore(string(doc.Kind))
-	if k == nil {
+	if ofStore(string(doc.Kind)) == nil {
 		return nil
 	}
-	e := &entry{kind: k, name: name{doc.Namespace, doc.Name}, revision: doc.Revision}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ev := &event{revision: doc.Revision, entry: e, before: w.find(k, e.name)}
-	switch {
-	case doc.Body != nil:
-		ev.what = "MODIFIED"
-		if ev.before == nil {
-			ev.what = "ADDED"
-		}
-		if err := e.read(doc.Body); err != nil {
-			return err
-		}
-		all := w.objects[k]
-		if all[doc.Namespace] == nil {
-			all[doc.Namespace] = map[string]*entry{}
-		}
-		all[doc.Namespace][doc.Name] = e
-	case ev.before == nil:
+	if !w.opened {
+		w.early = append(w.early, doc)
 		return nil
-	default:
-		ev.what = "DELETED"
-		e.object = ev.before.object.DeepCopyObject().(object)
+	}
+	return w.take(doc, w.revision+1)
+}
+
+// take takes in a document, under that resource version. The caller holds the lock.
+func (w *world) take(doc store.Doc, revision uint64) error {
+	k := ofStore(string(doc.Kind))
+	at := ref{k, name{doc.Namespace, doc.Name}}
+	before := w.find(k, at.name)
+	e := &entry{kind: k, name: at.name, revision: revision}
+	switch {
+	case doc.Body == nil:
+		delete(w.kept, at)
+		delete(w.later, at)
+		if before == nil {
+			return nil
+		}
+		e.object = before.object.DeepCopyObject().(object)
 		if err := e.encode(); err != nil {
 			return err
 		}
-		delete(w.objects[k][doc.Namespace], doc.Name)
+		w.happen(&event{what: "DELETED", entry: e, before: before})
+		return nil
+	case w.busy[at] == behind: // what it says is seen already
+		return nil
 	}
-	w.revision = doc.Revision
+	w.kept[at] = doc.Revision
+	if err := e.read(doc.Body); err != nil {
+		return err
+	}
+	ev := &event{what: "MODIFIED", entry: e, before: before}
+	if before == nil {
+		ev.what = "ADDED"
+	}
+	w.happen(ev)
+	return nil
+}
+
+// happen has an event seen by everybody. The caller holds the lock.
+func (w *world) happen(ev *event) {
+	e := ev.entry
+	ev.revision, w.revision = e.revision, e.revision
+	all := w.objects[e.kind]
+	if all[e.name.namespace] == nil {
+		all[e.name.namespace] = map[string]*entry{}
+	}
+	all[e.name.namespace][e.name.name] = e
+	if ev.what == "DELETED" {
+		delete(all[e.name.namespace], e.name.name)
+	}
 	w.events = append(w.events, ev)
-	w.weights[doc.Namespace] += ev.weight()
+	w.weights[e.name.namespace] += ev.weight()
 	if w.weight += ev.weight(); w.weight > 2*mostWeight {
 		w.trim()
 	}
@@ -153,7 +218,6 @@ func (w *world) see(doc store.Doc) error {
 	}
 	close(w.changed)
 	w.changed = make(chan struct{})
-	return nil
 }
 
 // trim forgets the oldest events, of the namespaces alone that have more than their part.
@@ -183,21 +247,35 @@ func fairly(weights map[string]int, whole int) int {
 	return whole
 }
 
-// read makes the entry of a document. The document has all but the revision, which the store gives;
-// so the JSON is written once, and the revision put into it.
+// read makes the entry of a document.
 func (e *entry) read(body []byte) error {
-	const head = `"metadata":{`
 	e.object = e.kind.make()
 	if err := json.Unmarshal(body, e.object); err != nil {
 		return fmt.Errorf("%s %s/%s: %w", e.kind.Names.Plural, e.name.namespace, e.name.name, err)
 	}
+	return e.number(body)
+}
+
+// The JSON of an object begins so, and that of a document has its revision there.
+var head = []byte(`"metadata":{`)
+
+// number writes the revision into an object and its JSON, which has none yet: so it is written
+// once.
+func (e *entry) number(body []byte) error {
 	e.object.SetResourceVersion(strconv.FormatUint(e.revision, 10))
-	before, after, found := bytes.Cut(body, []byte(head))
+	before, after, found := bytes.Cut(body, head)
 	if !found {
 		return e.encode()
 	}
 	e.body = fmt.Appendf(nil, `%s%s"resourceVersion":"%d",%s`, before, head, e.revision, after)
 	return nil
+}
+
+// document returns the entry's JSON without its revision.
+func (e *entry) document() []byte {
+	before, numbered, _ := bytes.Cut(e.body, head)
+	_, after, _ := bytes.Cut(numbered, []byte(","))
+	return slices.Concat(before, head, after)
 }
 
 func (e *entry) encode() (err error) {
@@ -244,20 +322,24 @@ func (w *world) since(revision uint64, namespace string) ([]*event, <-chan struc
 	return w.events[at:len(w.events):len(w.events)], w.changed, nil
 }
 
-// put keeps an object in the place of old; nil: it is new. It returns what is then seen.
+// put keeps an object in the place of old; nil: it is new. It is durable then, and returned as it
+// is seen.
 func (w *world) put(ctx context.Context, k *kind, o object, old *entry,
 	most store.Space) (*entry, error) {
-	o.SetResourceVersion("")
-	o.GetObjectKind().SetGroupVersionKind(k.gvk())
-	body, err := json.Marshal(o)
+	body, err := document(k, o)
 	if err != nil {
 		return nil, err
 	}
-	doc := store.Doc{Key: storeKey(k, o.GetNamespace(), o.GetName()), Body: body}
-	if old != nil {
-		doc.Revision = old.revision
+	at := ref{k, name{o.GetNamespace(), o.GetName()}}
+	defer w.hold(at, waitedFor)()
+	now, kept := w.now(at)
+	doc := store.Doc{Key: at.key(), Revision: kept, Body: body}
+	if old == nil {
+		doc.Revision = 0
+	} else if now == nil || now.revision != old.revision {
+		return nil, conflict(k, o.GetName())
 	}
-	revision, err := w.store.Put(ctx, doc, nil, most)
+	_, err = w.store.Put(context.WithoutCancel(ctx), doc, nil, most) // else it may be done later
 	var full *store.Full
 	switch {
 	case errors.Is(err, store.ErrConflict) && old == nil:
@@ -269,13 +351,27 @@ func (w *world) put(ctx context.Context, k *kind, o object, old *entry,
 	case err != nil:
 		return nil, apierrors.NewInternalError(err)
 	}
-	if events, _, err := w.since(revision-1, o.GetNamespace()); err == nil && len(events) > 0 &&
-		events[0].revision == revision {
-		return events[0].entry, nil
+	if now, _ = w.now(at); now == nil { // it is gone again
+		return nil, apierrors.NewNotFound(k.resource(), o.GetName())
 	}
-	e := &entry{kind: k, name: name{o.GetNamespace(), o.GetName()}, revision: revision}
-	return e, e.read(body)
+	return now, nil
 }
+
+// document returns the JSON of an object without its revision.
+func document(k *kind, o object) ([]byte, error) {
+	o.SetResourceVersion("")
+	o.GetObjectKind().SetGroupVersionKind(k.gvk())
+	return json.Marshal(o)
+}
+
+// now returns an object as it is, and the store's revision of its document.
+func (w *world) now(at ref) (e *entry, kept uint64) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.find(at.kind, at.name), w.kept[at]
+}
+
+func (at ref) key() store.Key { return storeKey(at.kind, at.name.namespace, at.name.name) }
 
 func storeKey(k *kind, namespace, of string) store.Key {
 	return store.Key{Kind: store.Kind(k.stored()), Namespace: namespace, Name: of}
@@ -288,7 +384,13 @@ func conflict(k *kind, of string) error {
 
 // remove deletes an object of that revision.
 func (w *world) remove(ctx context.Context, e *entry) error {
-	err := w.store.Delete(ctx, storeKey(e.kind, e.name.namespace, e.name.name), e.revision)
+	at := ref{e.kind, e.name}
+	defer w.hold(at, waitedFor)()
+	now, kept := w.now(at)
+	if now != nil && now.revision != e.revision {
+		return conflict(e.kind, e.name.name)
+	}
+	err := w.store.Delete(context.WithoutCancel(ctx), at.key(), kept)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return apierrors.NewNotFound(e.kind.resource(), e.name.name)

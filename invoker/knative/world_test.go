@@ -15,6 +15,7 @@ func TestTheLogHasABound(t *testing.T) {
 		{2*mostWeight/lightest + 10, 0}, {2*mostWeight>>20 + 10, 1 << 20},
 	} {
 		w := newWorld()
+		w.opened = true
 		see := func(revision int, namespace string) {
 			body := fmt.Appendf(nil, `{"kind":"Route","metadata":{"name":"r","namespace":%q,`+
 				`"annotations":{"a":"%s"}}}`, namespace, strings.Repeat("x", c.bytes))
