@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +35,7 @@ func (c *Cache) evict(limit int64) {
 			if e.key == "" || needed[e.key] > 0 || pinned[e.key] {
 				continue
 			}
-			layers := needsOf(c.entry(e.key))
+			layers, _ := needsOf(c.entry(e.key)) // else they stay until the next time
 			if !c.removeEntry(e.key) {
 				continue
 			}
@@ -55,11 +56,20 @@ func (c *Cache) evict(limit int64) {
 	c.full = total > limit // whoever releases an entry tries again
 }
 
-// references counts the roots that need a layer.
+// references counts the roots that need a layer. One that nobody can look at, as for want of
+// descriptors, may need each.
 func (c *Cache) references(list []entry) map[string]int {
 	needed := map[string]int{}
 	for _, e := range list {
-		for _, layer := range needsOf(c.entry(e.key)) {
+		layers, err := needsOf(c.entry(e.key))
+		if err != nil {
+			for _, other := range list {
+				if strings.HasPrefix(other.key, layerName+"-") {
+					layers = append(layers, other.key)
+				}
+			}
+		}
+		for _, layer := range layers {
 			needed[layer]++
 		}
 	}

@@ -39,7 +39,8 @@ func (c *Cache) Images() (list []Listed) {
 	for _, n := range c.Names() {
 		l := Listed{Name: n, Bytes: sizes[n.Entry], Used: used[n.Entry], Users: c.users(n.Entry)}
 		l.Unique = l.Bytes
-		for _, layer := range needsOf(c.entry(n.Entry)) {
+		layers, _ := needsOf(c.entry(n.Entry))
+		for _, layer := range layers {
 			l.Bytes += sizes[layer]
 			if needed[layer] == 1 {
 				l.Unique += sizes[layer]
@@ -90,7 +91,10 @@ func (c *Cache) Remove(ref string, namespace *string) error {
 		others := slices.ContainsFunc(c.Names(), func(o Name) bool {
 			return o.Entry == n.Entry && (o.Ref != n.Ref || o.Namespace != n.Namespace)
 		})
-		layers := needsOf(c.entry(n.Entry))
+		layers, err := needsOf(c.entry(n.Entry))
+		if err != nil {
+			return err
+		}
 		if !others && !c.removeEntry(n.Entry) {
 			return fmt.Errorf("%s is in use by process %v; end its sandboxes first", n.Ref,
 				c.users(n.Entry))

@@ -52,10 +52,10 @@ func layersOf(dir string) ([]string, error) {
 }
 
 // needsOf returns these keys, each once.
-func needsOf(dir string) []string {
-	keys, _ := layersOf(dir)
+func needsOf(dir string) ([]string, error) {
+	keys, err := layersOf(dir)
 	slices.Sort(keys)
-	return slices.Compact(keys)
+	return slices.Compact(keys), err
 }
 
 // sound reports whether an entry, whose lock is taken, is intact and has its layers, which it takes
@@ -301,10 +301,11 @@ func (c *Cache) leaveFlight(key string, f *flight) (last bool) {
 
 // drop removes layers that no root needs: those of an image that was refused.
 func (c *Cache) drop(keys []string) {
-	needed := c.references(c.entries())
-	for _, key := range keys {
-		if needed[key] == 0 {
-			c.removeEntry(key)
+	list := c.entries()
+	needed := c.references(list)
+	for _, e := range list {
+		if needed[e.key] == 0 && slices.Contains(keys, e.key) {
+			c.removeEntry(e.key)
 		}
 	}
 }

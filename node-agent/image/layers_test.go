@@ -172,3 +172,26 @@ func TestALayerThatCannotBeBegunFails(t *testing.T) {
 		t.Errorf("%v, want what is wrong with the folder", err)
 	}
 }
+
+// While nobody can tell what a root needs, no layer goes.
+func TestLayersOfARootThatNobodyCanReadStay(t *testing.T) {
+	ref := push(t, newRegistry(t), func(*v1.ConfigFile) {})
+	c := openFor(t, t.TempDir(), ref)
+	r, release, err := c.Pull(t.Context(), ref, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	names := filepath.Join(filepath.Dir(r.Root), layersName)
+	keys, err := layersOf(filepath.Dir(r.Root))
+	if err := errors.Join(err, os.Remove(names), os.Mkdir(names, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	c.drop(keys)
+	c.evict(0)
+	for _, key := range keys {
+		if _, err := os.Stat(c.entry(key)); err != nil {
+			t.Error(err)
+		}
+	}
+}
