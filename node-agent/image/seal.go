@@ -82,7 +82,8 @@ func (c *Cache) intact(key string) (bool, error) {
 		return true, nil
 	}
 	s, err := readSeal(dir)
-	if cut := (*json.SyntaxError)(nil); errors.Is(err, fs.ErrNotExist) || errors.As(err, &cut) {
+	cut := (*json.SyntaxError)(nil)
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &cut) || lost(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -113,6 +114,9 @@ func readSeal(dir string) (s seal, err error) {
 	return s, err
 }
 
+// lost reports whether an error of a read says that the disk has lost what was there.
+func lost(err error) bool { return errors.Is(err, unix.EIO) || errors.Is(err, unix.EUCLEAN) }
+
 // holds reports whether the file in dir has the contents that were sealed.
 func (s sealed) holds(dir string) (bool, error) {
 	f, err := os.Open(filepath.Join(dir, s.Name))
@@ -125,6 +129,9 @@ func (s sealed) holds(dir string) (bool, error) {
 	defer f.Close()
 	h := sha256.New()
 	n, err := io.Copy(h, io.LimitReader(f, s.Size))
+	if lost(err) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}

@@ -137,6 +137,17 @@ func TestWhatHasNoDigest(t *testing.T) {
 	}
 }
 
+// A file that the disk cannot read any more is not whole, and so is fetched anew.
+func TestASectorThatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/proc/self/mem", filepath.Join(dir, "blob")); err != nil {
+		t.Fatal(err)
+	}
+	if holds, err := (sealed{Name: "blob", Size: 1}).holds(dir); holds || err != nil {
+		t.Errorf("it holds: %t, %v", holds, err)
+	}
+}
+
 // TestADiskThatFails: what it did not take is not taken for whole.
 func TestADiskThatFails(t *testing.T) {
 	ref := pushLayers(t, newRegistry(t)+"/team/a:1", func(*v1.ConfigFile) {},
