@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -237,6 +238,7 @@ func runCompiler(cmd *exec.Cmd, see func(line string)) error {
 	}
 	var why string
 	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, longestLine)
 	for lines.Scan() {
 		line := lines.Text()
 		if why == "" && saysWhy.MatchString(line) {
@@ -246,12 +248,16 @@ func runCompiler(cmd *exec.Cmd, see func(line string)) error {
 			see(line)
 		}
 	}
+	_, _ = io.Copy(io.Discard, out) // of a line that is longer: who writes it would wait
 	if err := errors.Join(lines.Err(), cmd.Wait()); err != nil {
 		name, last := filepath.Base(cmd.Args[0]), cmd.Args[len(cmd.Args)-1]
 		return fmt.Errorf("%s %s: %w: %s", name, last, err, why)
 	}
 	return nil
 }
+
+// longestLine bounds a line of a compiler's: ninja prints the whole command of a failed step.
+const longestLine = 1 << 20
 
 // saysWhy matches the errors of compilers, make, configure and meson.
 var saysWhy = regexp.MustCompile(`error:|ERROR:|\*\*\* `)

@@ -1,12 +1,14 @@
 package build
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -91,5 +93,22 @@ func TestACompilationNeedsRoom(t *testing.T) {
 	_, err := open(t, dir).patched(t.Context(), "kernel", p)
 	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "it may take 4096 MB") {
 		t.Errorf("with 3 GiB free: %v", err)
+	}
+}
+
+// A compiler may print any line, and is read to its end.
+func TestALongLineHoldsNoCompilerUp(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for _, c := range []struct {
+		bytes string
+		want  string
+	}{{"200000", "error: at the end"}, {"3000000", "too long"}} {
+		script := "head -c " + c.bytes + " /dev/zero | tr '\\0' x; echo;" +
+			" echo error: at the end; exit 1"
+		err := runCompiler(command(ctx, "sh", "-c", script), nil)
+		if err == nil || !strings.Contains(err.Error(), c.want) || ctx.Err() != nil {
+			t.Errorf("a line of %s bytes: %v", c.bytes, err)
+		}
 	}
 }
