@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -211,7 +212,28 @@ func qemuFor(
 	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
 		return hypervisor.QEMU{}, err
 	}
+	if err := readable(to); err != nil {
+		return hypervisor.QEMU{}, err
+	}
 	return hypervisor.In(ctx, to)
+}
+
+// readable lets everybody read what is in dir, and nobody else write it, whatever the umask.
+func readable(dir string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o644)
+		if info.Mode()&0o100 != 0 {
+			mode = 0o755
+		}
+		return os.Chmod(path, mode)
+	})
 }
 
 func openBare(
