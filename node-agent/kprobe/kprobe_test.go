@@ -191,21 +191,23 @@ func TestSpans(t *testing.T) {
 	at := func(ms int) time.Time {
 		return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond)
 	}
-	spans := Spans([]Event{
-		{Kind: Resetting, Begin: at(12), End: at(110)}, // during the opening
-		{Kind: Opening, Begin: at(10), End: at(115)},
-		{Kind: Mapping, Begin: at(120), End: at(200), Bytes: 512},
-		{Kind: Mapping, Begin: at(201), End: at(209), Bytes: 256},
-		{Kind: Resetting, Begin: at(210), End: at(310)}, // the machine's reset
-	}, 256)
-	want := fmt.Sprint([]timeline.Span{
-		{Stage: timeline.VFIODev, Begin: at(10), End: at(115)},
-		{Stage: timeline.DMARAM, Begin: at(120), End: at(200)},
-		{Stage: timeline.DMAImage, Begin: at(201), End: at(209)},
-		{Stage: timeline.VFIODev, Begin: at(210), End: at(310)},
-	})
-	if got := fmt.Sprint(spans); got != want {
-		t.Errorf("%s, want %s", got, want)
+	for _, ram := range []uint64{512, 256} {
+		spans := Spans([]Event{
+			{Kind: Resetting, Begin: at(12), End: at(110)}, // during the opening
+			{Kind: Opening, Begin: at(10), End: at(115)},
+			{Kind: Mapping, Begin: at(120), End: at(200), Bytes: ram},
+			{Kind: Mapping, Begin: at(201), End: at(209), Bytes: 256},
+			{Kind: Resetting, Begin: at(210), End: at(310)}, // the machine's reset
+		}, 256)
+		want := fmt.Sprint([]timeline.Span{
+			{Stage: timeline.VFIODev, Begin: at(10), End: at(115)},
+			{Stage: timeline.DMARAM, Begin: at(120), End: at(200)},
+			{Stage: timeline.DMAImage, Begin: at(201), End: at(209)},
+			{Stage: timeline.VFIODev, Begin: at(210), End: at(310)},
+		})
+		if got := fmt.Sprint(spans); got != want {
+			t.Errorf("with %d of RAM: %s, want %s", ram, got, want)
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ type boot struct {
 	vsock    *os.File // the device that has the guest's CID, until QEMU has it
 	tl       *timeline.Timeline
 	region   int64 // the size of the image region, if the guest has one
+	mapped   int64 // the same, if VFs may reach it
 	launched time.Time
 	resumed  time.Time
 }
@@ -136,6 +137,9 @@ func (b *boot) launch() error {
 	h, err := b.hand(spec)
 	h.vsock = b.vsock
 	b.vm.ram, b.region = h.ram, h.region.size
+	if h.region.dma {
+		b.mapped = b.region
+	}
 	if err == nil {
 		err = b.plug(&h)
 	}
@@ -257,7 +261,7 @@ func (b *boot) account(events []kprobe.Event) {
 	}
 	b.tl.Show("")
 	b.tl.Add(timeline.Span{Stage: timeline.VMM, Begin: b.launched, End: b.resumed})
-	b.tl.Add(kprobe.Spans(events, uint64(b.region))...)
+	b.tl.Add(kprobe.Spans(events, uint64(b.mapped))...)
 	spans := b.vm.conn.Spans()
 	b.vm.late.spans = len(spans)
 	for _, s := range spans {
