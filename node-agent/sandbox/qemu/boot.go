@@ -134,7 +134,7 @@ func (b *boot) weigh(at timeline.Moment) *timeline.Footprint {
 // launch starts QEMU, which then waits at its control socket.
 func (b *boot) launch() error {
 	spec := b.vm.spec
-	h, err := b.hand(spec)
+	h, err := b.hand(b.vm.Context(), spec)
 	h.vsock = b.vsock
 	b.vm.ram, b.region = h.ram, h.region.size
 	if h.region.dma {
@@ -176,7 +176,7 @@ func (b *boot) plug(h *handed) (err error) {
 }
 
 // hand opens what one VMM inherits.
-func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
+func (d *Driver) hand(ctx context.Context, spec sandbox.Spec) (h handed, err error) {
 	h = handed{kernel: d.kernel, initrd: d.initrd}
 	for _, o := range []struct {
 		file  **os.File
@@ -191,7 +191,7 @@ func (d *Driver) hand(spec sandbox.Spec) (h handed, err error) {
 		}
 	}
 	if d.config.Arm.HasRegion() {
-		h.region, err = d.images.open(spec, d.config.Arm.Root == arm.Unmapped)
+		h.region, err = d.images.open(ctx, spec, d.config.Arm.Root == arm.Unmapped)
 	} else {
 		h.root, h.disk, err = openDisk(spec)
 	}

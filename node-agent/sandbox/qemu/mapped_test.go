@@ -162,7 +162,7 @@ func (s *rootStart) start(t *testing.T) {
 	defer release()
 	if d.(*Driver).config.Arm.HasRegion() {
 		// the first guest of an image waits until that is read
-		first, err := d.(*Driver).images.open(sandbox.Spec{Root: s.image}, false)
+		first, err := d.(*Driver).images.open(t.Context(), sandbox.Spec{Root: s.image}, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,11 +1,14 @@
 package qemu
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -35,25 +38,54 @@ func (c *command) region(d nvdimm) {
 
 // regions keeps the image that was used last, since the next guest is likely to have the same.
 type regions struct {
-	mu   sync.Mutex
-	of   []string // the files that it was made of
-	last nvdimm
+	loads singleflight.Group
+	mu    sync.Mutex
+	of    []string // the files that it was made of
+	last  nvdimm
 }
 
 // open returns the image of spec, with a file that the caller closes.
-func (r *regions) open(spec sandbox.Spec, unmapped bool) (nvdimm, error) {
+func (r *regions) open(ctx context.Context, spec sandbox.Spec, unmapped bool) (nvdimm, error) {
+	of := append([]string{spec.Root}, spec.Layers...)
+	for {
+		d, err := r.lend(of, unmapped)
+		if d.file != nil || err != nil {
+			return d, err
+		}
+		loaded := r.loads.DoChan(strings.Join(of, "\x00"), func() (any, error) {
+			return nil, r.load(of)
+		})
+		select {
+		case done := <-loaded:
+			if done.Err != nil {
+				return nvdimm{}, done.Err
+			}
+		case <-ctx.Done():
+			return nvdimm{}, context.Cause(ctx)
+		}
+	}
+}
+
+func (r *regions) load(of []string) error {
+	made, err := load(of)
+	if err != nil {
+		return err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	of := append([]string{spec.Root}, spec.Layers...)
+	if r.last.file != nil {
+		r.last.file.Close()
+	}
+	r.of, r.last = of, made
+	return nil
+}
+
+// lend returns the image that was used last, if it is of these files.
+func (r *regions) lend(of []string, unmapped bool) (nvdimm, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if !slices.Equal(of, r.of) {
-		made, err := load(of)
-		if err != nil {
-			return nvdimm{}, err
-		}
-		if r.last.file != nil {
-			r.last.file.Close()
-		}
-		r.of, r.last = of, made
+		return nvdimm{}, nil
 	}
 	fd, err := unix.FcntlInt(r.last.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

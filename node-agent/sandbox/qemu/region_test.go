@@ -1,6 +1,8 @@
 package qemu
 
 import (
+	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -29,7 +31,7 @@ func TestARootInMemory(t *testing.T) {
 	defer func() { images.last.file.Close() }()
 	open := func(spec sandbox.Spec, unmapped bool, begins string, size int64) nvdimm {
 		t.Helper()
-		d, err := images.open(spec, unmapped)
+		d, err := images.open(t.Context(), spec, unmapped)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,8 +51,8 @@ func TestARootInMemory(t *testing.T) {
 	again := open(of, true, "namescontents\x00", hugePage)
 	again.file.Close()
 	open(another, false, "xxx", 2*hugePage).file.Close()
-	if _, err := images.open(of, false); err == nil || !strings.Contains(err.Error(), "blob") &&
-		!strings.Contains(err.Error(), "root") {
+	if _, err := images.open(t.Context(), of, false); err == nil ||
+		!strings.Contains(err.Error(), "blob") && !strings.Contains(err.Error(), "root") {
 		t.Errorf("another image replaced it, and it is opened: %v", err)
 	}
 	seals, err := unix.FcntlInt(first.file.Fd(), unix.F_GET_SEALS, 0)
@@ -64,5 +66,39 @@ func TestARootInMemory(t *testing.T) {
 		if !strings.Contains(line, "readonly=on,size=2097152,mem-path=/proc/self/fd/3"+option+" ") {
 			t.Errorf("QEMU is told %s", line)
 		}
+	}
+}
+
+// A start that is given up waits for no image that is being read, and who has another does neither.
+func TestARegionThatIsBeingRead(t *testing.T) {
+	dir := t.TempDir()
+	slow, here := filepath.Join(dir, "slow"), filepath.Join(dir, "here")
+	if err := errors.Join(unix.Mkfifo(slow, 0o600),
+		os.WriteFile(here, []byte("x"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var images regions
+	ctx, cancel := context.WithCancel(t.Context())
+	given := make(chan error)
+	go func() {
+		_, err := images.open(ctx, sandbox.Spec{Root: slow}, false)
+		given <- err
+	}()
+	d, err := images.open(t.Context(), sandbox.Spec{Root: here}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.file.Close()
+	cancel()
+	if err := <-given; !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+	writer, err := os.OpenFile(slow, os.O_WRONLY, 0) // the reading ends
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer.Close()
+	if last, err := images.open(t.Context(), sandbox.Spec{Root: here}, false); err == nil {
+		last.file.Close()
 	}
 }
