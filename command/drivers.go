@@ -261,7 +261,7 @@ func openContainerd(
 	ctx context.Context, n *node, f *nodeFlags, _ *image.Set,
 ) (sandbox.Driver, error) {
 	cfg := containerd.Config{
-		Address: f.containerd, Handler: f.handler, Namespace: nodeName(f.runDir),
+		Address: f.containerd, Handlers: f.handlers, Namespace: nodeName(f.runDir),
 		Dir: containersDir(f.runDir), Log: n.log,
 	}
 	if !n.arm.NoNet {

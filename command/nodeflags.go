@@ -30,7 +30,7 @@ type nodeFlags struct {
 	images           string
 	guestKernel      string
 	containerd       string // address
-	handler          string
+	handlers         []string
 	registries       registryFlags
 	pullPolicy       image.Policy
 	pfs              []string
@@ -90,8 +90,9 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 	f.Var(guestKernel(&n.guestKernel), "guest-kernel", guestKernelHelp)
 	f.StringVar(&n.containerd, "containerd", "", "socket of the containerd that runs containers"+
 		" (default: the one at "+containerd.UsualAddress+", or else one that the agent starts)")
-	f.StringVar(&n.handler, "runtime-handler", "runc", "what containerd runs containers by: runc,"+
-		" crun, youki, runsc or kata, the path of a program like runc, or a containerd runtime")
+	f.StringSliceVar(&n.handlers, "runtime-handler", []string{"runc"}, "what containerd runs"+
+		" containers by: runc, crun, youki, runsc or kata, the path of a program like runc, or a"+
+		" containerd runtime; of several, functions may name one, and the others have the first")
 	n.registries.flags(f)
 	f.Var(&n.pullPolicy, "image-pull-policy", "when a registry is asked what a tag stands for "+
 		"that is here: Always, IfNotPresent or Never, as in Kubernetes, or how old its last answer may be")

@@ -36,7 +36,9 @@ var rules = func() *config.Config {
 	c := config.FromContextOrDefaults(context.Background())
 	scale := *c.Autoscaler
 	scale.AllowZeroInitialScale = true
-	return &config.Config{Defaults: c.Defaults, Features: c.Features, Autoscaler: &scale}
+	features := *c.Features
+	features.PodSpecRuntimeClassName = config.Enabled
+	return &config.Config{Defaults: c.Defaults, Features: &features, Autoscaler: &scale}
 }()
 
 func (w *writer) context(ctx context.Context) context.Context {

@@ -82,6 +82,9 @@ func startOf(v *v1.Revision) *node.StartRequest {
 			"K_SERVICE":       v.Labels[serving.ServiceLabelKey],
 		},
 	}
+	if class := v.Spec.RuntimeClassName; class != nil {
+		s.Handler = *class
+	}
 	for _, e := range c.Env {
 		s.Env[e.Name] = e.Value
 	}

@@ -169,3 +169,22 @@ func TestStatusIsFoundOutAgain(t *testing.T) {
 		t.Errorf("%d %q", code, said)
 	}
 }
+
+// A revision's runtimeClassName is the runtime handler that its node is asked for.
+func TestARevisionNamesItsHandler(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", strings.Replace(described("hello", "example.com/hello"),
+		`"containers"`, `"runtimeClassName":"runsc","containers"`, 1))
+	h.ready("hello", "True")
+	h.node.mu.Lock()
+	defer h.node.mu.Unlock()
+	for id, started := range h.node.live {
+		if started.Handler != "runsc" {
+			t.Errorf("%s is started by %q", id, started.Handler)
+		}
+	}
+	if len(h.node.live) == 0 {
+		t.Error("nothing is started")
+	}
+}

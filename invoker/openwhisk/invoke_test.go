@@ -306,3 +306,27 @@ func TestLogsAreCutAtTheLimit(t *testing.T) {
 		t.Errorf("%d bytes of logs: %.300s", len(logs), logs)
 	}
 }
+
+// The annotation runtime-handler is what the node is asked for; a node that refuses it is quoted.
+func TestAnActionNamesItsHandler(t *testing.T) {
+	c := newClient(t)
+	for value, want := range map[string]string{`"runsc"`: "runsc", `true`: "true", `""`: ""} {
+		body := strings.Replace(hello, `{`,
+			`{"annotations":[{"key":"runtime-handler","value":`+value+`}],`, 1)
+		c.want(200, c.do("PUT", "actions/hello?overwrite=true", body))
+		c.want(200, c.do("POST", "actions/hello?blocking=true", "{}"))
+		starts, _ := c.node.asked()
+		if got := starts[len(starts)-1].Handler; got != want {
+			t.Errorf("%s: the node is asked for %q", value, got)
+		}
+	}
+	const refused = "this node has no runtime handler"
+	c.node.start = func(*api.StartRequest) (*api.StartReply, error) {
+		return nil, status.Error(codes.InvalidArgument, refused)
+	}
+	c.put("other")
+	if got := c.do("POST", "actions/other?blocking=true", "{}"); got.StatusCode != 502 ||
+		!strings.Contains(string(got.body), refused) {
+		t.Errorf("HTTP %d %s", got.StatusCode, got.body)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -22,7 +23,7 @@ func (v *invocation) demand() pool.Demand {
 		Again:       again,
 		Namespace:   v.user.Namespace,
 		Group:       v.on.group,
-		Image:       v.on.Image(v.api.cfg.Runtimes),
+		Image:       v.on.stemImage(v.api.cfg.Runtimes),
 		MemoryMiB:   v.on.Limits.MemoryMB,
 		Wait:        v.wait,
 		Concurrency: 1, // whatever the limits of an action say that is older than the bound of 1
@@ -101,11 +102,25 @@ func (a *API) startRequest(on *resolved, c runtime.Call) (*api.StartRequest, err
 		Name: on.Name, Main: on.Exec.Main, Binary: *on.Exec.Binary, Code: code,
 	}
 	return &api.StartRequest{
-		Image: on.Image(a.cfg.Runtimes), Namespace: owner(on.full),
+		Image: on.Image(a.cfg.Runtimes), Namespace: owner(on.full), Handler: on.handler(),
 		Init: runtime.Init(program, c, on.fixed.Init),
 		Env:  map[string]string{"__OW_API_HOST": a.cfg.APIHost},
 		Call: &api.Call{Action: on.full[1:], Namespace: c.Namespace},
 	}, nil
+}
+
+// handler returns the runtime handler that the action's annotation names, or "".
+func (r *resolved) handler() string {
+	value, _ := r.Annotations.Get(runtime.HandlerKey)
+	return runtime.Handler(value)
+}
+
+// stemImage returns the image whose stem cells do for the action: none does with another handler.
+func (r *resolved) stemImage(runtimes *entity.Runtimes) string {
+	if r.handler() != "" {
+		return ""
+	}
+	return r.Image(runtimes)
 }
 
 // owner is the namespace of an action by its full name, /namespace/….

@@ -137,6 +137,9 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	if err == nil && req.User != "" {
 		err = startup.ParseUser(req.User, &wire.Program{})
 	}
+	if err == nil && req.Handler != "" {
+		err = a.offers(req.Handler)
+	}
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: %v", req.Id, err)
 	}
@@ -156,6 +159,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		Timeline: &cold.Timeline,
 		Protocol: req.Protocol, Port: uint16(req.Port), Probe: req.Probe,
 		Command: req.Command, Args: req.Args, Dir: req.Dir, User: req.User,
+		Handler: req.Handler,
 	})
 	if err != nil {
 		cold.failed(err)
@@ -343,6 +347,16 @@ func (a *Agent) find(ctx context.Context, id string) (*startup.Started, error) {
 		return nil, err
 	}
 	return e.st, nil
+}
+
+// offers refuses a runtime handler that this node does not have.
+func (a *Agent) offers(handler string) error {
+	chooser, can := a.Starter.Driver.(sandbox.Chooser)
+	if !can {
+		return fmt.Errorf("runtime handler %.40q: sandboxes of %s have none; leave it out",
+			handler, a.Driver)
+	}
+	return chooser.Offers(handler)
 }
 
 // claim finds a sandbox for a call; the first one finds its cold start, too.

@@ -50,6 +50,7 @@ type StartRequest struct {
 	Args          []string `protobuf:"bytes,13,rep,name=args,proto3" json:"args,omitempty"`       // after command, or after the image's command in place of its arguments
 	Dir           string   `protobuf:"bytes,14,opt,name=dir,proto3" json:"dir,omitempty"`         // working directory
 	User          string   `protobuf:"bytes,15,opt,name=user,proto3" json:"user,omitempty"`       // UID or UID:GID, as numbers
+	Handler       string   `protobuf:"bytes,16,opt,name=handler,proto3" json:"handler,omitempty"` // what runs the container, one of those that the node offers; empty: the node's first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -185,6 +186,13 @@ func (x *StartRequest) GetDir() string {
 func (x *StartRequest) GetUser() string {
 	if x != nil {
 		return x.User
+	}
+	return ""
+}
+
+func (x *StartRequest) GetHandler() string {
+	if x != nil {
+		return x.Handler
 	}
 	return ""
 }
@@ -2673,7 +2681,7 @@ var File_node_agent_api_node_proto protoreflect.FileDescriptor
 
 const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\xd5\x03\n" +
+	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\xef\x03\n" +
 	"\fStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -2691,7 +2699,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\acommand\x18\f \x03(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\r \x03(\tR\x04args\x12\x10\n" +
 	"\x03dir\x18\x0e \x01(\tR\x03dir\x12\x12\n" +
-	"\x04user\x18\x0f \x01(\tR\x04user\x1a6\n" +
+	"\x04user\x18\x0f \x01(\tR\x04user\x12\x18\n" +
+	"\ahandler\x18\x10 \x01(\tR\ahandler\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +

@@ -28,6 +28,8 @@ type Spec struct {
 	Program   wire.Program
 	MemoryMiB int
 	NIC       *NIC // nil: no network
+	// What runs the sandbox, for a driver that is a Chooser; empty: its first.
+	Handler string `json:",omitempty"`
 }
 
 // A NIC is a sandbox's way to the network, as a driver sees it. A guest finds it by its MAC.
@@ -93,6 +95,12 @@ type Driver interface {
 	// Leftovers lists, one line each, the processes, cgroups, sockets and the like of this driver
 	// that belong to no sandbox in live.
 	Leftovers(live map[string]bool) []string
+}
+
+// A Chooser is a driver with several ways to run a sandbox.
+type Chooser interface {
+	// Offers returns nil if the driver has that handler, or else what it has.
+	Offers(handler string) error
 }
 
 // A Sandbox is one started sandbox.

@@ -37,6 +37,7 @@ type Request struct {
 	Command   []string           // in place of the image's; empty: that
 	Args      []string           // in place of the image's arguments, or after Command
 	Dir, User string             // empty: the image's
+	Handler   string             // see sandbox.Spec
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
 
@@ -95,7 +96,8 @@ type Started struct {
 func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	var (
 		tl = cmp.Or(req.Timeline, &timeline.Timeline{})
-		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB},
+		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB,
+			Handler: req.Handler},
 			InitStatus: http.StatusOK}
 	)
 	memory := req.MemoryMiB + s.OverheadMiB

@@ -40,10 +40,14 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 	}
 	defer context.AfterFunc(ctx, p.Pool.Close)()
 	v.over = make(chan struct{})
+	stems := v.image // of which image stem cells would do
+	if v.handler() != "" {
+		stems = ""
+	}
 	runtime.Submit(p.Pool, pool.Demand{
 		Namespace: r.Asked.User.Namespace.Name,
 		Group:     r.Action.ID + "@" + r.Action.Revision,
-		Image:     v.image,
+		Image:     stems,
 		MemoryMiB: r.Action.Limits.MemoryMB,
 		// A controller may allow several calls at once; the node's runtimes serve one.
 		Concurrency: 1,
@@ -142,14 +146,17 @@ func (v *visit) start(apiHost string, c runtime.Call) *api.StartRequest {
 	}
 	owner, _, _ := strings.Cut(v.Action.Namespace, "/") // of its package, if it is in one
 	return &api.StartRequest{
-		Namespace: owner, Image: v.image, Init: runtime.Init(program, c, v.init),
-		Env: map[string]string{"__OW_API_HOST": apiHost},
+		Namespace: owner, Image: v.image, Handler: v.handler(),
+		Init: runtime.Init(program, c, v.init),
+		Env:  map[string]string{"__OW_API_HOST": apiHost},
 		Call: &api.Call{
 			Action: v.Asked.Action.String(), Namespace: c.Namespace,
 			WaitedNs: uint64(max(time.Since(v.received), 0)),
 		},
 	}
 }
+
+func (v *visit) handler() string { return runtime.Handler(v.Action.Annotation(runtime.HandlerKey)) }
 
 // Run returns the request to the sandbox.
 func (v *visit) Run() (*api.RunRequest, error) {

@@ -92,8 +92,9 @@ func (b *box) create(ctx context.Context, oci *oci.Spec) (client.Container, erro
 	d := b.driver
 	ctx, cancel := d.making(ctx)
 	defer cancel()
+	r := d.runtimes[b.spec.Handler]
 	return d.client.NewContainer(ctx, b.spec.ID,
-		client.WithRuntime(d.runtime.name, d.runtime.options), client.WithSpec(oci))
+		client.WithRuntime(r.name, r.options), client.WithSpec(oci))
 }
 
 // boot starts the container's process.
@@ -255,7 +256,8 @@ func (b *box) Dial(ctx context.Context, port int) (net.Conn, error) {
 	defer context.AfterFunc(b.Context(), func() { cancel(b.Cause()) })()
 	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	conn, err := netns.Dial(ctx, b.net, netip.AddrPortFrom(here, uint16(port)))
-	if errors.Is(err, syscall.ECONNREFUSED) && b.spec.NIC != nil && b.driver.runtime.ownStack {
+	if errors.Is(err, syscall.ECONNREFUSED) && b.spec.NIC != nil &&
+		b.driver.runtimes[b.spec.Handler].ownStack {
 		at := netip.AddrPortFrom(b.spec.NIC.Address.Addr(), uint16(port))
 		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp4", at.String())
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,8 +29,10 @@ const OverheadMiB = 16
 type Config struct {
 	Address   string // of containerd's socket; empty: the driver chooses
 	Namespace string // of containerd's, this agent's own; also the parent of the cgroups
-	Handler   string // runc, crun, runsc, …, or the full name of a containerd runtime
-	Dir       string // for what the driver keeps while it is open, on a tmpfs
+	// What runs containers: runc, crun, runsc, …, or the full name of a containerd runtime. The
+	// first is the default.
+	Handlers []string
+	Dir      string // for what the driver keeps while it is open, on a tmpfs
 	// Plug returns the network namespace of a sandbox with that NIC.
 	Plug func(*sandbox.NIC) (*os.File, error)
 	Log  *slog.Logger
@@ -38,12 +41,12 @@ type Config struct {
 // A Driver starts containers.
 type Driver struct {
 	Config
-	client  *client.Client
-	daemon  *daemon // nil: somebody else's
-	runtime runtime
-	roots   *roots
-	closing chan struct{}
-	boxes   sync.WaitGroup
+	client   *client.Client
+	daemon   *daemon            // nil: somebody else's
+	runtimes map[string]runtime // by their handlers, the default's also by ""
+	roots    *roots
+	closing  chan struct{}
+	boxes    sync.WaitGroup
 
 	mu   sync.Mutex
 	used map[string]bool // ids of sandboxes that are there
@@ -59,7 +62,7 @@ const (
 // Open connects to containerd.
 func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 	d := &Driver{Config: cfg, closing: make(chan struct{}), used: map[string]bool{}}
-	if d.runtime, err = runtimeOf(cfg.Handler, d.shims().path); err != nil {
+	if d.runtimes, err = runtimesOf(cfg.Handlers, d.shims().path); err != nil {
 		return nil, err
 	}
 	if err := d.choose(ctx); err != nil {
@@ -99,7 +102,7 @@ func (d *Driver) connect(ctx context.Context) (err error) {
 		v, err := d.client.Version(ctx)
 		if err == nil {
 			d.Log.Info("sandboxes are containers, which share this machine's kernel",
-				"handler", d.Handler, "containerd", v.Version, "address", d.Address)
+				"handlers", d.Handlers, "containerd", v.Version, "address", d.Address)
 			return nil
 		}
 		select {
@@ -119,6 +122,15 @@ func (d *Driver) named(ctx context.Context) context.Context {
 // cut that short: nobody would know whether it is there.
 func (d *Driver) making(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.named(context.WithoutCancel(ctx)), makeWithin)
+}
+
+// Offers implements sandbox.Chooser. A handler that is a path is also known by the program's name.
+func (d *Driver) Offers(handler string) error {
+	if _, has := d.runtimes[handler]; !has {
+		return fmt.Errorf("this node has no runtime handler %.40q; it has %s: name one of these,"+
+			" or add yours to --runtime-handler", handler, strings.Join(d.Handlers, ", "))
+	}
+	return nil
 }
 
 // Close lets go of running sandboxes and leaves them to a later agent. Call it once, with no start
@@ -181,6 +193,9 @@ func (d *Driver) unuse(id string) {
 // prepare makes all of a sandbox but its process. If it fails, nothing is left.
 func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 	tl *timeline.Timeline) (_ *box, err error) {
+	if err := d.Offers(spec.Handler); err != nil {
+		return nil, err
+	}
 	b := newBox(d, spec)
 	if b.net, err = d.plug(spec.NIC, tl); err != nil {
 		return nil, err

@@ -221,6 +221,8 @@ type host struct {
 	bridge *bridge.Bridge
 	config Config
 	root   string
+
+	handler string // of the sandboxes that start from now on
 }
 
 func newHost(t *testing.T) *host {
@@ -237,11 +239,11 @@ func newHost(t *testing.T) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t, b, Config{
-		Namespace: fmt.Sprint("containers-of-", os.Getpid()), Handler: "runc",
+	h := &host{T: t, bridge: b, root: root, config: Config{
+		Namespace: fmt.Sprint("containers-of-", os.Getpid()), Handlers: []string{"runc"},
 		Dir: filepath.Join(dir, "run"), Plug: b.Plug,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}, root}
+	}}
 	t.Cleanup(func() {
 		b.Close()
 		h.nothingLeft()
@@ -315,7 +317,7 @@ func (h *host) nic(n int) *sandbox.NIC {
 func (h *host) start(d *Driver, id string, p wire.Program) (sandbox.Sandbox, sandbox.Record) {
 	h.Helper()
 	spec := sandbox.Spec{ID: id, Dir: filepath.Join(h.TempDir(), id), Root: h.root, Program: p,
-		MemoryMiB: 256, NIC: h.nic(1)}
+		MemoryMiB: 256, NIC: h.nic(1), Handler: h.handler}
 	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
 		h.Fatal(err)
 	}

@@ -23,6 +23,22 @@ type runtime struct {
 
 const runcShim = "io.containerd.runc.v2"
 
+// runtimesOf returns the runtimes of handlers by their names, and the first also by "".
+func runtimesOf(handlers []string, shims string) (map[string]runtime, error) {
+	all := map[string]runtime{}
+	for i, handler := range handlers {
+		r, err := runtimeOf(handler, shims)
+		if err != nil {
+			return nil, err
+		}
+		all[handler], all[filepath.Base(handler)] = r, r
+		if i == 0 {
+			all[""] = r
+		}
+	}
+	return all, nil
+}
+
 // runtimeOf returns the runtime of a handler. The shim of runc runs all that have runc's command
 // line: those named here, and any by its path. It moves to the cgroup shims.
 func runtimeOf(handler, shims string) (runtime, error) {
@@ -31,7 +47,7 @@ func runtimeOf(handler, shims string) (runtime, error) {
 			options: &options.Options{BinaryName: program, ShimCgroup: shims}}, nil
 	}
 	switch {
-	case handler == "runc" || handler == "":
+	case handler == "runc":
 		return likeRunc("")
 	case handler == "crun" || handler == "youki" || filepath.IsAbs(handler):
 		return likeRunc(handler)

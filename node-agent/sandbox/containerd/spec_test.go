@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
@@ -161,7 +163,7 @@ func TestRuntimesLikeRunc(t *testing.T) {
 				t.Skipf("there is no %s, and Debian has none", handler)
 			}
 			h := newHost(t)
-			h.config.Handler = handler
+			h.config.Handlers = []string{handler}
 			d := h.open()
 			defer d.Close()
 			s, _ := h.start(d, "by-"+handler, h.program())
@@ -188,5 +190,48 @@ func TestRuntimesLikeRunc(t *testing.T) {
 				t.Errorf("left over: %v", left)
 			}
 		})
+	}
+}
+
+// One node has several handlers: a sandbox is run by the one that it names, or by the first.
+func TestASandboxNamesItsHandler(t *testing.T) {
+	needs(t)
+	if !oneVersionOfCgroups(t) {
+		return
+	}
+	if _, err := exec.LookPath("crun"); err != nil {
+		needed(t, "crun")
+	}
+	h := newHost(t)
+	h.config.Handlers = []string{"runc", "/usr/bin/crun"}
+	d := h.open()
+	defer d.Close()
+	for handler, byCrun := range map[string]bool{"": false, "runc": false, "crun": true} {
+		h.handler = handler
+		s, rec := h.start(d, "by-"+handler+"0", h.program())
+		container, err := d.client.LoadContainer(d.named(t.Context()), rec.Spec.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := container.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		chosen := string(info.Runtime.Options.GetValue())
+		if strings.Contains(chosen, "/usr/bin/crun") != byCrun {
+			t.Errorf("%q is run by %q", handler, chosen)
+		}
+		s.Close()
+	}
+	err := d.Offers("runsc")
+	if err == nil || !strings.Contains(err.Error(), "it has runc, /usr/bin/crun") {
+		t.Errorf("a handler that the node does not have: %v", err)
+	}
+	if _, err := d.Start(t.Context(), sandbox.Spec{ID: "none", Handler: "runsc"},
+		&timeline.Timeline{}, nil); err == nil {
+		t.Error("it is started by another")
+	}
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
 	}
 }

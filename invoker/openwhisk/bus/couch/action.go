@@ -57,6 +57,16 @@ func (a *Action) Truthy(key string, absent bool) bool {
 	return absent
 }
 
+// Annotation returns the value of a key, or nil.
+func (a *Action) Annotation(key string) json.RawMessage {
+	for _, annotation := range a.Annotations {
+		if annotation.Key == key {
+			return annotation.Value
+		}
+	}
+	return nil
+}
+
 // A document is an action as the database has it.
 type document struct {
 	ID          string            `json:"_id"`
