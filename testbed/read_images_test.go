@@ -3,6 +3,7 @@
 package testbed
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -159,6 +160,12 @@ func rootsToRead(t *testing.T) map[string]string {
 
 // inMemory copies a file of /share into memory, and returns a block device of it.
 func inMemory(t *testing.T, name string) string {
+	_, device := loopOf(t, name)
+	return device
+}
+
+// loopOf is inMemory, and returns the memory as well.
+func loopOf(t *testing.T, name string) (memory *os.File, device string) {
 	t.Helper()
 	in, err := os.Open(filepath.Join("/share", readDir, name))
 	if err != nil {
@@ -170,13 +177,13 @@ func inMemory(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	file := os.NewFile(uintptr(fd), name)
-	defer file.Close()
+	t.Cleanup(func() { file.Close() })
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer control.Close()
-	_, err = io.Copy(file, in)
+	err = copySparse(file, in)
 	n, free := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 	path := fmt.Sprint("/dev/loop", n)
 	loop, open := os.OpenFile(path, os.O_RDWR, 0)
@@ -190,7 +197,28 @@ func inMemory(t *testing.T, name string) string {
 		_ = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0)
 		loop.Close()
 	})
-	return path
+	return file, path
+}
+
+// copySparse leaves zeros out.
+func copySparse(to *os.File, from io.Reader) error {
+	b := make([]byte, 64<<10)
+	for at := int64(0); ; {
+		n, err := io.ReadFull(from, b)
+		if len(bytes.Trim(b[:n], "\x00")) > 0 {
+			if _, err := to.WriteAt(b[:n], at); err != nil {
+				return err
+			}
+		}
+		at += int64(n)
+		switch err {
+		case nil:
+		case io.EOF, io.ErrUnexpectedEOF:
+			return to.Truncate(at)
+		default:
+			return err
+		}
+	}
 }
 
 // readTree reads every file of a tree, and returns how many milliseconds that took.

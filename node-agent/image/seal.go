@@ -168,6 +168,7 @@ func (c *Cache) settle(key string) {
 		err := syncEntry(s.ctx, dir)
 		failpoint.Hit(failpoint.PullSettled)
 		if err == nil {
+			guard(dir)
 			err = os.WriteFile(filepath.Join(dir, settledName), nil, 0o644)
 		}
 		if err == nil || s.ctx.Err() != nil {
