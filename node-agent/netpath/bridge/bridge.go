@@ -37,8 +37,8 @@ type Config struct {
 	// host's.
 	Network   startup.Network
 	Resolvers string // the host's resolv.conf, if not the usual one
-	// Shared lets sandboxes reach each other, and the host.
-	Shared bool
+	// shared lets sandboxes reach each other, and the host: a control of tests.
+	shared bool
 	Log    *slog.Logger
 }
 
@@ -228,7 +228,7 @@ func (b *Bridge) make() error {
 	if err := withoutIPv6(b.Name); err != nil {
 		return err
 	}
-	if !b.Shared {
+	if !b.shared {
 		if err := trustNoLinkLocal(b.link); err != nil {
 			return fmt.Errorf("no_linklocal_learn: %w", err)
 		}

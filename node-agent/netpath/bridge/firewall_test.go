@@ -359,3 +359,73 @@ func TestNames(t *testing.T) {
 		t.Errorf("where no resolver answers: %q, %v", answer, err)
 	}
 }
+
+// What a sandbox begins while a firewall is loaded anew ends with the moment in which that was
+// possible: to the host, and from outside to it.
+func TestWhatBeganWithoutRulesEndsWithThem(t *testing.T) {
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	b := open(t, cfg)
+	defer b.Close()
+	world(t)
+	g := plug(t, b, "a")
+	defer g.leave(b)
+	echoes(t, "10.9.0.1:9464")
+	b.writes.Lock() // the guard waits
+	tool(t, "nft flush ruleset")
+	var conn net.Conn
+	if err := g.do(func() (err error) {
+		conn, err = net.DialTimeout("tcp4", "10.9.0.1:9464", 5*time.Second)
+		return err
+	}); err != nil {
+		b.writes.Unlock()
+		t.Fatalf("(a control) without rules the host is not reached: %v", err)
+	}
+	defer conn.Close()
+	if err := echoed(conn); err != nil {
+		t.Errorf("(a control) without rules nothing is heard: %v", err)
+	}
+	b.writes.Unlock()
+	soon(t, "the rules", func() error {
+		if (rules{b}).isWhole() {
+			return nil
+		}
+		return net.ErrClosed
+	})
+	if err := echoed(conn); err == nil {
+		t.Error("with the rules, what began without them goes on")
+	}
+	if err := g.reaches(worldServer); err != nil {
+		t.Errorf("(a control) the world: %v", err)
+	}
+}
+
+// echoes answers each byte with itself until the test ends.
+func echoes(t *testing.T, address string) {
+	t.Helper()
+	l, err := net.Listen("tcp4", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_, _ = io.Copy(conn, conn)
+			}()
+		}
+	}()
+}
+
+func echoed(conn net.Conn) error {
+	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := conn.Write([]byte{1}); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(conn, make([]byte, 1))
+	return err
+}

@@ -28,7 +28,7 @@ func TestTenantsOfOneBridgeAreApart(t *testing.T) {
 
 func tenants(t *testing.T, shared bool, join func(*testing.T, *Bridge, string) guest) {
 	cfg := config(filepath.Join(t.TempDir(), "bridge"))
-	cfg.Shared = shared
+	cfg.shared = shared
 	b := open(t, cfg)
 	defer b.Close()
 	world(t)

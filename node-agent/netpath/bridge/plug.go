@@ -87,7 +87,7 @@ func (b *Bridge) connect(nic *sandbox.NIC, port netlink.Link, attrs *netlink.Lin
 	if err := netlink.LinkAdd(port); err != nil {
 		return err
 	}
-	if err := netlink.LinkSetIsolated(port, !b.Shared); err != nil {
+	if err := netlink.LinkSetIsolated(port, !b.shared); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
 	// A frame to a link-local MAC passes the bridge, and the host would answer ARP at the port.

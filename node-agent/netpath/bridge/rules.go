@@ -23,6 +23,7 @@ const (
 	sent = "sent" // the chain of what comes from ports; no other table has both
 
 	dstNAT = 1 << 5 // IPS_DST_NAT
+	reply  = 1      // IP_CT_DIR_REPLY
 
 	metaIIFKind expr.MetaKey = 26 // NFT_META_IIFKIND: the kind of the device in
 	metaOIFKind expr.MetaKey = 27 // NFT_META_OIFKIND: the kind of the device out
@@ -116,7 +117,7 @@ func (r rules) ports(conn *nftables.Conn) error {
 	add(conn, chain, has(frame, etherType, typeARP), has(packet, 0, arpOfIP4),
 		sender(fromFrame, load(packet, arpSource, 4, ip4)),
 		sender(load(packet, arpSender, 6, mac), load(packet, arpSource, 4, ip4)), accept)
-	if !r.Shared {
+	if !r.shared {
 		add(conn, chain, count, drop)
 	}
 	return nil
@@ -148,7 +149,7 @@ func (r rules) routes(conn *nftables.Conn) error {
 	}
 
 	in := filter(nftables.ChainHookInput, "input")
-	if !r.Shared { // past the bridge: a frame to a link-local MAC
+	if !r.shared { // past the bridge: a frame to a link-local MAC
 		add(conn, in, is(expr.CmpOpEq, expr.MetaKeyIIFNAME, []byte(r.Name+"p")), count, drop)
 	}
 	add(conn, in, notFrom, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, ifname("lo")),
@@ -160,12 +161,12 @@ func (r rules) routes(conn *nftables.Conn) error {
 			is(expr.CmpOpEq, expr.MetaKeyL4PROTO, []byte{protocol}),
 			has(expr.PayloadBaseTransportHeader, 2, []byte{0, dnsPort}), accept)
 	}
-	if !r.Shared {
+	if !r.shared {
 		add(conn, in, count, drop)
 	}
 
 	through := filter(nftables.ChainHookForward, "forward")
-	if r.Shared {
+	if r.shared {
 		add(conn, through, fromBridge, toBridge, accept)
 	}
 	add(conn, through, toBridge, known, accept)
@@ -309,7 +310,7 @@ func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
 // whole reports whether both tables have all their rules.
 func (r rules) whole(conn *nftables.Conn) bool {
 	want := map[string]int{sent: 4, "input": 7, "forward": 7, "postrouting": 1}
-	if r.Shared {
+	if r.shared {
 		want[sent], want["input"], want["forward"] = 3, 5, 8
 	}
 	if r.forwards {
@@ -441,8 +442,11 @@ var (
 			Mask: binaryutil.NativeEndian.PutUint32(dstNAT)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 	}
-	// known is of a connection that was let through before.
+	// known is of a connection that was let through before, and of the way back: one that began
+	// while the rules were away goes on in no direction that they forbid.
 	known = []expr.Any{
+		&expr.Ct{Register: 1, Key: expr.CtKeyDIRECTION},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{reply}},
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
 			Mask: binaryutil.NativeEndian.PutUint32(
