@@ -293,7 +293,17 @@ func (b *Bridge) Fault(startup.Lease, string) {}
 // Return implements startup.NetPath.
 func (b *Bridge) Return(l startup.Lease) {
 	b.withdraw(l) // before another sandbox can have the address
-	b.leases.giveBack(l, func() { unplug(b.portName(l.Number)) })
+	b.leases.giveBack(l, func() {
+		unplug(b.portName(l.Number))
+		address, err := b.Network.Address(l.Number)
+		if err == nil {
+			err = forget(address.Addr())
+		}
+		if err != nil {
+			b.Log.Warn("the next sandbox may get what was sent to this one", "sandbox", l.ID,
+				"err", err)
+		}
+	})
 }
 
 // Left implements startup.NetPath.

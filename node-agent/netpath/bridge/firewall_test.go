@@ -364,6 +364,10 @@ func TestNames(t *testing.T) {
 // possible: to the host, and from outside to it.
 func TestWhatBeganWithoutRulesEndsWithThem(t *testing.T) {
 	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	defer func() { tool(t, "nft flush ruleset") }()
 	b := open(t, cfg)
 	defer b.Close()
 	world(t)
@@ -371,7 +375,11 @@ func TestWhatBeganWithoutRulesEndsWithThem(t *testing.T) {
 	defer g.leave(b)
 	echoes(t, "10.9.0.1:9464")
 	b.writes.Lock() // the guard waits
-	tool(t, "nft flush ruleset")
+	for _, line := range []string{"nft flush ruleset", "nft add table ip other",
+		"nft add chain ip other input { type filter hook input priority 0 ; }",
+		"nft add rule ip other input ct state established accept"} { // it follows connections
+		tool(t, line)
+	}
 	var conn net.Conn
 	if err := g.do(func() (err error) {
 		conn, err = net.DialTimeout("tcp4", "10.9.0.1:9464", 5*time.Second)

@@ -1,0 +1,73 @@
+package bridge
+
+import (
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/netns"
+	"github.com/fastiov/fastiov/node-agent/startup"
+)
+
+// Who has an address next gets nothing of what the former one has begun.
+func TestTheNextSandboxInheritsNoConnection(t *testing.T) {
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	cfg.Network = startup.Network{Subnet: netip.MustParsePrefix("10.9.0.0/30")}
+	b := open(t, cfg)
+	defer b.Close()
+	outside := world(t)
+	var server net.PacketConn
+	if err := netns.Inside(outside, func() (err error) {
+		server, err = net.ListenPacket("udp4", "198.18.0.1:7000")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	first := plug(t, b, "first")
+	socket := listens(first)
+	if _, err := socket.WriteTo([]byte("?"), server.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	_ = server.SetDeadline(time.Now().Add(5 * time.Second))
+	_, from, err := server.ReadFrom(make([]byte, 8))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hears := func(socket net.PacketConn, wait time.Duration) bool {
+		t.Helper()
+		if _, err := server.WriteTo([]byte("!"), from); err != nil {
+			t.Fatal(err)
+		}
+		_ = socket.SetDeadline(time.Now().Add(wait))
+		_, _, err := socket.ReadFrom(make([]byte, 8))
+		return err == nil
+	}
+	if !hears(socket, 5*time.Second) {
+		t.Error("(a control) it hears no answer")
+	}
+	first.leave(b)
+	next := plug(t, b, "next")
+	defer next.leave(b)
+	if next.nic.Address != first.nic.Address {
+		t.Fatalf("it has %v", next.nic.Address)
+	}
+	if hears(listens(next), 300*time.Millisecond) {
+		t.Error("the next one hears an answer to the first")
+	}
+}
+
+// listens returns a socket in the guest.
+func listens(g guest) (socket net.PacketConn) {
+	g.Helper()
+	if err := g.do(func() (err error) {
+		socket, err = net.ListenPacket("udp4", "0.0.0.0:7000")
+		return err
+	}); err != nil {
+		g.Fatal(err)
+	}
+	g.Cleanup(func() { socket.Close() })
+	return socket
+}
