@@ -82,8 +82,9 @@ func obey(in io.Reader) (v verdict, err error) {
 	}
 	if len(o.Config) == 0 {
 		most := rootfs.Limits{Bytes: min(o.Content, maxContent), Names: maxNames, Naming: maxNaming}
-		room := &Room{handedOver(2), most.Bytes}
-		v.Layer, err = layer(in, o.Inflater, most, room, handedOver(0), handedOver(1))
+		blob := handedOver(0) // is written at places: its offset is free
+		room := &Room{file: handedOver(2), most: most.Bytes, mine: blob}
+		v.Layer, err = layer(in, o.Inflater, most, room, blob, handedOver(1))
 		return v, err
 	}
 	file, err := v1.ParseConfigFile(bytes.NewReader(o.Config))

@@ -89,7 +89,6 @@ func layer(in io.Reader, inflater string, most rootfs.Limits, room *Room, blob, 
 		return err
 	})
 	if err := group.Wait(); err != nil {
-		_ = room.Take(-s.size - l.Sparse) // for another attempt
 		return l, err
 	}
 	l.Size = s.size

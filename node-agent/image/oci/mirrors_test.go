@@ -47,7 +47,7 @@ func TestAMirrorThatLiesIsPassedOver(t *testing.T) {
 			!strings.Contains(err.Error(), "no command") {
 			t.Errorf("%s, configuration: %v", name, err)
 		}
-		room, err := NewRoom(i.Bytes * 5 / 2) // not for a layer twice
+		room, err := NewRoom(i.Bytes * 5 / 4) // not for a layer twice
 		if err != nil {
 			t.Fatal(err)
 		}

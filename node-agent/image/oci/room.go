@@ -13,6 +13,7 @@ import (
 type Room struct {
 	file *os.File
 	most int64
+	mine *os.File // of a process: its offset is what this one took, for back
 }
 
 // NewRoom returns a room of so many bytes.
@@ -21,7 +22,7 @@ func NewRoom(most int64) (*Room, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the room of an image's layers: %w", err)
 	}
-	return &Room{os.NewFile(uintptr(fd), "room"), most}, nil
+	return &Room{file: os.NewFile(uintptr(fd), "room"), most: most}, nil
 }
 
 // Close ends this process's use of the room.
@@ -36,7 +37,17 @@ func (r *Room) Take(n int64) error {
 	if taken > r.most {
 		return refuse(TooLarge, "its layers have more than %d MB", r.most>>20)
 	}
-	return nil
+	if r.mine != nil {
+		_, err = r.mine.Seek(n, io.SeekCurrent)
+	}
+	return ours(err)
+}
+
+// back gives back what a process took that came to nothing: there may be another attempt.
+func (r *Room) back(mine *os.File) {
+	if took, err := mine.Seek(0, io.SeekCurrent); err == nil {
+		_, _ = r.file.Seek(-min(took, r.most), io.SeekCurrent)
+	}
 }
 
 // share returns the room for a process that is about to start. A pull may end, and close its room,

@@ -137,6 +137,9 @@ func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, r
 			sending = time.Since(begin) - to.took
 			return err
 		})
+	if err != nil {
+		room.back(files[0])
+	}
 	v.Layer.Stages.Download = sending
 	return v.Layer, err
 }

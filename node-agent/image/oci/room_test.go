@@ -1,0 +1,35 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// What a process took that was killed is there for another attempt.
+func TestARoomIsGivenBack(t *testing.T) {
+	room, err := NewRoom(10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	for _, name := range []string{"killed", "whole", "late"} {
+		blob, err := os.Create(filepath.Join(t.TempDir(), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer blob.Close()
+		shared, err := room.share()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer shared.Close()
+		err = (&Room{file: shared, most: room.most, mine: blob}).Take(8)
+		if (err != nil) != (name == "late") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "killed" {
+			room.back(blob)
+		}
+	}
+}
