@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -163,6 +164,19 @@ func TestABombEndsItsProcess(t *testing.T) {
 		why = b
 	}
 	if why.Reason != TooLarge || !strings.Contains(fmt.Sprint(err), "640 MB of memory") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// What the kernel ends for want of memory says nothing of its image.
+func TestAProcessThatIsKilled(t *testing.T) {
+	u := startIdle(t)
+	if err := u.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := u.wait()
+	var why because
+	if err == nil || errors.As(err, &why) || !errors.Is(err, errOurs) {
 		t.Errorf("it ended with %v", err)
 	}
 }

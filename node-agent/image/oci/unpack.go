@@ -300,6 +300,7 @@ func (u *unpacker) wait() (v verdict, err error) {
 	defer os.RemoveAll(u.cell)
 	ended := u.cmd.Wait()
 	said := u.errs.String()
+	killed := ended != nil && ended.Error() == "signal: killed"
 	switch {
 	case u.ctx.Err() != nil:
 		return v, context.Cause(u.ctx)
@@ -312,13 +313,20 @@ func (u *unpacker) wait() (v verdict, err error) {
 				"did was ended", maxMemory>>20)
 	case strings.Contains(said, "SIGXFSZ"):
 		return v, refuse(TooLarge, "unpacking it writes more than %d MB", maxFile>>20)
-	case strings.Contains(said, "SIGXCPU"), ended != nil && ended.Error() == "signal: killed":
-		return v, refuse(TooLarge,
-			"unpacking it takes more than %d s of processor time, or of the "+
-				"memory its process may have", maxSeconds)
+	case strings.Contains(said, "SIGXCPU"), killed && u.worked() > (maxSeconds-1)*time.Second:
+		return v, refuse(TooLarge, "unpacking it takes more than %d s of processor time",
+			maxSeconds)
+	case killed: // by its limits it is not: the kernel ends it first
+		return v, ours(errors.New("the process that unpacks images was killed; see the kernel " +
+			"log: this machine may be short of memory"))
 	}
 	said, _, _ = strings.Cut(said, "\n")
 	return v, refuse(Unusable, "the process that unpacked it ended (%v): %s", ended, said)
+}
+
+// worked returns the processor time of the process, which has ended.
+func (u *unpacker) worked() time.Duration {
+	return u.cmd.ProcessState.UserTime() + u.cmd.ProcessState.SystemTime()
 }
 
 // bounded keeps the first left bytes that are written to it.
