@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // An either takes plain HTTP and HTTPS at one address. Kubernetes's clients send no key without
@@ -42,6 +43,17 @@ func tellTLS(server *http.Server) {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// takeHTTP2 has a server take HTTP/2 without TLS, too, as clients of gRPC speak it to services. A
+// connection has a bound of requests at once, and of the time in which its client takes nothing.
+func takeHTTP2(server *http.Server) {
+	const atOnce, takesNothing = 100, 30 * time.Second
+	server.Protocols = &http.Protocols{}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true)
+	server.HTTP2 = &http.HTTP2Config{
+		MaxConcurrentStreams: atOnce, WriteByteTimeout: takesNothing}
 }
 
 // handshake is the first byte of a client that speaks TLS. No method of HTTP begins with it.

@@ -170,6 +170,7 @@ func (f *front) serve(
 	withPage := func(server *http.Server) *http.Server {
 		server.Handler = handler
 		tellTLS(server)
+		takeHTTP2(server)
 		server.RegisterOnShutdown(page.Close)
 		return server
 	}

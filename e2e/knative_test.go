@@ -3,14 +3,11 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/websocket"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -273,117 +269,6 @@ func TestALifeOfAKnativeService(t *testing.T) {
 		t.Errorf("a service that is gone answers %d", code)
 	}
 	eventually(t, func() bool { return k.sandboxes() == 0 })
-}
-
-// What HTTP/1.1 can carry goes both ways whole, whether the sandbox is there or started for it.
-func TestRequestsAreCarriedWhole(t *testing.T) {
-	k := newKnative(t)
-	for _, c := range []struct {
-		name string
-		ask  func(t *testing.T, k *knative, host string)
-	}{
-		{"events", takeEvents}, {"trailers", sendTrailers},
-		{"websocket", talk}, {"large", sendMuch},
-	} {
-		host := k.create(fromZero(service(c.name, "example.com/whole"))).Status.URL.Host
-		for _, state := range []string{"cold", "warm"} {
-			t.Run(c.name+" "+state, func(t *testing.T) { c.ask(t, k, host) })
-		}
-	}
-	if got := k.sandboxes(); got != 4 {
-		t.Errorf("%d sandboxes for 4 services", got)
-	}
-}
-
-func (k *knative) client() *http.Client {
-	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", k.address)
-		}}}
-}
-
-func takeEvents(t *testing.T, k *knative, host string) {
-	answer, err := k.client().Get("http://" + host + "/events?n=3")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || answer.Header.Get("Content-Type") != "text/event-stream" ||
-		strings.Count(string(text), "data:") != 3 {
-		t.Errorf("%s %q %v", answer.Header, text, err)
-	}
-}
-
-func sendTrailers(t *testing.T, k *knative, host string) {
-	r, err := http.NewRequest(http.MethodPost, "http://"+host, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Trailer = http.Header{"X-Sum": nil}
-	r.Body = &summed{Reader: strings.NewReader("some text"), of: r}
-	answer, err := k.client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || string(text) != "some text" || answer.Trailer.Get("X-Sum") != "9" {
-		t.Errorf("%q %v %v", text, answer.Trailer, err)
-	}
-}
-
-// A summed body fills in the request's trailer as it ends.
-type summed struct {
-	io.Reader
-	of *http.Request
-	n  int
-}
-
-func (s *summed) Read(p []byte) (int, error) {
-	n, err := s.Reader.Read(p)
-	if s.n += n; err == io.EOF {
-		s.of.Trailer.Set("X-Sum", fmt.Sprint(s.n))
-	}
-	return n, err
-}
-
-func (*summed) Close() error { return nil }
-
-func talk(t *testing.T, k *knative, host string) {
-	config, err := websocket.NewConfig("ws://"+host+"/", "http://"+host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := net.Dial("tcp", k.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ws, err := websocket.NewClient(config, conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, said := range []string{"one", "two"} {
-		var heard string
-		if err := errors.Join(websocket.Message.Send(ws, said),
-			websocket.Message.Receive(ws, &heard)); err != nil || heard != said {
-			t.Errorf("%q for %q: %v", heard, said, err)
-		}
-	}
-}
-
-func sendMuch(t *testing.T, k *knative, host string) {
-	much := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
-	answer, err := k.client().Post("http://"+host, "application/octet-stream",
-		bytes.NewReader(much))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	if text, err := io.ReadAll(answer.Body); err != nil || !bytes.Equal(text, much) {
-		t.Errorf("%d bytes for %d: %v", len(text), len(much), err)
-	}
 }
 
 // A hundred services get their first request at once: each is answered, by one sandbox.

@@ -123,9 +123,6 @@ func (r *road) refuses(v *v1.Revision) string {
 			return "no container has less than no memory; correct resources"
 		}
 	}
-	if len(c.Ports) > 0 && c.Ports[0].Name == "h2c" {
-		return "a port named h2c is not served here; use HTTP/1.1 and the name http1"
-	}
 	owner, err := r.directory.Owner(v.Namespace)
 	if err != nil {
 		return err.Error()

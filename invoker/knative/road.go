@@ -172,7 +172,8 @@ func (r *road) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_ = deadlines.SetReadDeadline(time.Time{}) // a revision has its own
 	_ = deadlines.SetWriteDeadline(time.Time{})
 	_ = deadlines.EnableFullDuplex() // a program may answer while it reads
-	p := &passage{road: r, revision: v, begun: time.Now(), grants: make(chan grant, 1)}
+	p := &passage{road: r, revision: v, major: req.ProtoMajor, begun: time.Now(),
+		grants: make(chan grant, 1)}
 	p.pass(w, req)
 }
 
@@ -183,6 +184,7 @@ const farewell = time.Second
 type passage struct {
 	*road
 	revision *v1.Revision
+	major    int // of the version of HTTP in which it comes
 	begun    time.Time
 	grants   chan grant
 	placed   pool.Placement // its last
@@ -276,6 +278,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		},
 		Transport: &http.Transport{
 			DisableKeepAlives: true, DisableCompression: true,
+			Protocols: spokenBy(p.revision),
 			DialContext: func(context.Context, string, string) (net.Conn, error) {
 				return conn, nil
 			},
@@ -298,6 +301,16 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 	}
 	proxy.ServeHTTP(w, req)
 	return false
+}
+
+// spokenBy returns the version of HTTP that a revision's program speaks: its port's name says so.
+// What a client speaks is the client's own.
+func spokenBy(v *v1.Revision) *http.Protocols {
+	ports, spoken := v.Spec.GetContainer().Ports, &http.Protocols{}
+	second := len(ports) > 0 && ports[0].Name == "h2c"
+	spoken.SetHTTP1(!second)
+	spoken.SetUnencryptedHTTP2(second)
+	return spoken
 }
 
 // A body holds what a client sends, and whether that broke off.
@@ -336,7 +349,9 @@ func timeout(v *v1.Revision) time.Duration {
 // one. What the client still sends is not read then, so its connection takes no other request.
 func (p *passage) breakOff(ctx context.Context, w http.ResponseWriter, err error) {
 	if cause := context.Cause(ctx); cause != nil {
-		w.Header().Set("Connection", "close")
+		if p.major == 1 { // of HTTP/2 only the request's stream ends
+			w.Header().Set("Connection", "close")
+		}
 		err = cause
 	}
 	p.fail(w, err)

@@ -21,7 +21,11 @@ import (
 func withHello(t *testing.T) (h *house, address string, leave func()) {
 	t.Helper()
 	h, end := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
-	server := httptest.NewServer(h.http)
+	server := httptest.NewUnstartedServer(h.http)
+	server.Config.Protocols = &http.Protocols{}
+	server.Config.Protocols.SetHTTP1(true)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
 	h.must("POST", objects+"services", strings.Replace(described("hello", "example.com/hello"),
 		`"containers"`, `"timeoutSeconds":1,"containers"`, 1))
 	h.ready("hello", "True")
@@ -162,5 +166,44 @@ func TestAMuteProgramIsReplaced(t *testing.T) {
 	code, said := h.curl("hello.ann.localhost", "/")
 	if n := h.node.starts.Load(); code != 200 || n != 2 {
 		t.Errorf("then a request is answered %d %s, after %d starts", code, said, n)
+	}
+}
+
+// The same in HTTP/2, where another request of its connection goes on.
+func TestAClientOfHTTP2ThatReadsNothingHoldsNoLease(t *testing.T) {
+	_, address, leave := withHello(t)
+	second := &http.Protocols{}
+	second.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: &http.Transport{Protocols: second}}
+	defer client.CloseIdleConnections()
+	ask := func(path string) *http.Response {
+		r, err := http.NewRequest(http.MethodGet, "http://"+address+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = "hello.ann.localhost"
+		answer, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	unread := ask("/flood")
+	defer unread.Body.Close()
+	answer := ask("/")
+	defer answer.Body.Close()
+	if said, err := io.ReadAll(answer.Body); err != nil || answer.ProtoMajor != 2 ||
+		answer.StatusCode != http.StatusOK {
+		t.Errorf("the other is answered %s %s, %v", answer.Status, said, err)
+	}
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		leave()
+	}()
+	select {
+	case <-left:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the pool does not close")
 	}
 }
