@@ -293,7 +293,7 @@ func (b *Bridge) Fault(startup.Lease, string) {}
 // Return implements startup.NetPath.
 func (b *Bridge) Return(l startup.Lease) {
 	b.withdraw(l) // before another sandbox can have the address
-	b.leases.giveBack(l, func() {
+	published := b.leases.giveBack(l, func() {
 		unplug(b.portName(l.Number))
 		address, err := b.Network.Address(l.Number)
 		if err == nil {
@@ -304,6 +304,7 @@ func (b *Bridge) Return(l startup.Lease) {
 				"err", err)
 		}
 	})
+	b.taken.free(published...)
 }
 
 // Left implements startup.NetPath.

@@ -11,7 +11,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
-// Who has an address next gets nothing of what the former one has begun.
+// The next sandbox of an address gets nothing of what the former one has begun.
 func TestTheNextSandboxInheritsNoConnection(t *testing.T) {
 	cfg := config(filepath.Join(t.TempDir(), "bridge"))
 	cfg.Network = startup.Network{Subnet: netip.MustParsePrefix("10.9.0.0/30")}

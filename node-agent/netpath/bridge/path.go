@@ -33,6 +33,7 @@ type leases struct {
 type held struct {
 	startup.Lease
 	Published []startup.Publication `json:",omitempty"`
+	leaving   bool                  // it is about to be given back: nobody is led there any more
 }
 
 func openLeases(dir string, size int) (*leases, error) {
@@ -124,27 +125,26 @@ func (l *leases) own(lease startup.Lease, rec sandbox.Record) error {
 func (l *leases) publish(lease startup.Lease, p startup.Publication) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.holds(lease) {
+	h := l.held[lease.Number]
+	if !l.holds(lease) || h.leaving {
 		return fmt.Errorf("sandbox %s has no lease of port %d any more", lease.ID, lease.Number)
 	}
-	h := l.held[lease.Number]
 	h.Published = append(slices.Clip(h.Published), p)
 	return l.write(h)
 }
 
-// withdraw forgets what was published of a sandbox, and returns it.
-func (l *leases) withdraw(lease startup.Lease) []startup.Publication {
+// leave has nobody be led to a sandbox any more, and returns what was published of it. The number
+// is taken until giveBack.
+func (l *leases) leave(lease startup.Lease) []startup.Publication {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.held[lease.Number]
-	if !l.holds(lease) || len(h.Published) == 0 {
+	if !l.holds(lease) {
 		return nil
 	}
-	was := h.Published
-	h.Published = nil
-	_ = l.write(h) // the lease goes next
+	h := l.held[lease.Number]
+	h.leaving = true
 	l.held[lease.Number] = h
-	return was
+	return h.Published
 }
 
 // published returns what others may reach, by the number of the sandbox's port.
@@ -153,28 +153,32 @@ func (l *leases) published() map[int][]startup.Publication {
 	defer l.mu.Unlock()
 	all := map[int][]startup.Publication{}
 	for number, h := range l.held {
-		if len(h.Published) > 0 {
+		if len(h.Published) > 0 && !h.leaving {
 			all[number] = h.Published
 		}
 	}
 	return all
 }
 
-// giveBack frees the number once unplug has taken the port away, unless the lease is a former one.
-func (l *leases) giveBack(lease startup.Lease, unplug func()) {
+// giveBack frees the number once unplug has taken the port away, unless the lease is a former one,
+// and returns what was published of it.
+func (l *leases) giveBack(lease startup.Lease, unplug func()) []startup.Publication {
 	l.mu.Lock()
 	if !l.holds(lease) {
 		l.mu.Unlock()
-		return
+		return nil
 	}
 	l.mu.Unlock()
 	unplug() // takes a while, and others lease meanwhile; the number is still taken
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.holds(lease) {
-		_ = os.Remove(l.file(lease.Number)) // what stays is returned by the next agent
-		delete(l.held, lease.Number)
+	if !l.holds(lease) {
+		return nil
 	}
+	_ = os.Remove(l.file(lease.Number)) // what stays is returned by the next agent
+	was := l.held[lease.Number].Published
+	delete(l.held, lease.Number)
+	return was
 }
 
 // holds reports whether the lease is the number's present one.

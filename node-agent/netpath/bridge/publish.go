@@ -93,13 +93,10 @@ func (b *Bridge) Publish(l startup.Lease, p startup.Publication) error {
 
 // withdraw closes what was published of a sandbox.
 func (b *Bridge) withdraw(l startup.Lease) {
-	all := b.leases.withdraw(l)
-	if len(all) == 0 {
+	if len(b.leases.leave(l)) == 0 {
 		return
 	}
 	if err := b.guard.write(); err != nil {
 		b.Log.Error("a published port is still open", "bridge", b.Name, "err", err)
-		return
 	}
-	b.taken.free(all...)
 }

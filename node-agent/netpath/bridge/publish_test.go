@@ -109,6 +109,25 @@ func published(t *testing.T, join func(*testing.T, *Bridge, string) guest) {
 	nothingLeft(t, dir)
 }
 
+// A sandbox that ends has its address until its port is unplugged, and nothing is published of it
+// in the meantime: the address is another tenant's next.
+func TestNothingIsPublishedOfASandboxThatEnds(t *testing.T) {
+	b := open(t, config(filepath.Join(t.TempDir(), "bridge")))
+	defer b.Close()
+	g := plug(t, b, "a")
+	web := startup.Publication{Protocol: "tcp", HostPort: 8080, Port: 80}
+	b.leases.leave(g.lease)
+	if err := b.Publish(g.lease, web); err == nil {
+		t.Error("a port is published")
+	}
+	g.leave(b)
+	other := plug(t, b, "b")
+	defer other.leave(b)
+	if err := b.Publish(other.lease, web); err != nil {
+		t.Errorf("the port is not free: %v", err)
+	}
+}
+
 // listening returns a port at which the host listens.
 func listening(t *testing.T) uint16 {
 	t.Helper()
