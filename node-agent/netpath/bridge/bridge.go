@@ -46,6 +46,7 @@ type Config struct {
 type Bridge struct {
 	Config
 	leases   *leases
+	uplinks  []string // bridges by which the host itself goes out, as one with virtual machines
 	taken    ports
 	writes   sync.Mutex // of rules: each writes all
 	link     *netlink.Bridge
@@ -83,6 +84,9 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	}()
 	if b.leases, err = openLeases(filepath.Join(b.Dir, "ports"), b.ports()); err != nil {
 		return nil, err
+	}
+	if b.uplinks, err = uplinks(b.Name); err != nil {
+		return nil, fmt.Errorf("the host's default routes: %w", err)
 	}
 	b.retake()
 	if err := b.make(); err != nil {
@@ -193,6 +197,33 @@ func freeSubnet() (netip.Prefix, error) {
 	}
 	return netip.Prefix{}, errors.New("10.201.0.0/20 to 10.254.0.0/20, 172.31.0.0/16 and" +
 		" 192.168.0.0/16 are all in use here; name a network with --subnet")
+}
+
+// uplinks returns the bridges, but for our own, that a default route of the host leads by.
+func uplinks(own string) (names []string, err error) {
+	routes, err := netlink.RouteList(nil, unix.AF_INET)
+	if err != nil {
+		return nil, err
+	}
+	for _, route := range routes {
+		if ones := 0; route.Dst != nil {
+			if ones, _ = route.Dst.Mask.Size(); ones > 0 {
+				continue
+			}
+		}
+		by := []int{route.LinkIndex}
+		for _, hop := range route.MultiPath {
+			by = append(by, hop.LinkIndex)
+		}
+		for _, index := range by {
+			link, err := netlink.LinkByIndex(index)
+			if err == nil && link.Type() == "bridge" && link.Attrs().Name != own &&
+				!slices.Contains(names, link.Attrs().Name) {
+				names = append(names, link.Attrs().Name)
+			}
+		}
+	}
+	return names, nil
 }
 
 func taken(routes []netlink.Route, subnet netip.Prefix) bool {

@@ -437,3 +437,47 @@ func echoed(conn net.Conn) error {
 	_, err := io.ReadFull(conn, make([]byte, 1))
 	return err
 }
+
+// A bridge by which the host itself goes out is a way for sandboxes, too, and no other one is.
+func TestAnUplinkThatIsABridge(t *testing.T) {
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	world(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "br0"
+	br := &netlink.Bridge{LinkAttrs: attrs}
+	port, err := netlink.LinkByName("uplink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := netlink.ParseAddr("198.18.0.2/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(netlink.LinkAdd(br), netlink.AddrDel(port, address),
+		netlink.LinkSetMaster(port, br), netlink.AddrAdd(br, address),
+		netlink.LinkSetUp(br), linked("br0")); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = netlink.LinkDel(br) }()
+	for _, isUplink := range []bool{false, true} {
+		if isUplink {
+			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: br.Index,
+				Gw: net.IPv4(198, 18, 0, 1)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := open(t, cfg)
+		g := plug(t, b, "a")
+		if err := g.reaches(worldServer); (err == nil) != isUplink {
+			t.Errorf("a bridge is the uplink: %v; it is reached through: %v", isUplink, err)
+		}
+		if !(rules{b}).isWhole() {
+			t.Error("the rules are taken for broken")
+		}
+		g.leave(b)
+		b.Close()
+	}
+}

@@ -179,6 +179,10 @@ func (r rules) routes(conn *nftables.Conn) error {
 	for _, address := range metadata {
 		add(conn, through, fromBridge, has(packet, ip4Target, address.AsSlice()), count, drop)
 	}
+	for _, uplink := range r.uplinks {
+		add(conn, through, fromBridge, is(expr.CmpOpEq, expr.MetaKeyOIFNAME, ifname(uplink)),
+			accept)
+	}
 	add(conn, through, fromBridge, is(expr.CmpOpEq, metaOIFKind, ifname("bridge")), count, drop)
 	add(conn, through, fromBridge, accept)
 	if r.forwards { // for the bridge alone, and nothing for its neighbours
@@ -309,9 +313,10 @@ func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
 
 // whole reports whether both tables have all their rules.
 func (r rules) whole(conn *nftables.Conn) bool {
-	want := map[string]int{sent: 4, "input": 7, "forward": 7, "postrouting": 1}
+	want := map[string]int{sent: 4, "input": 7, "forward": 7 + len(r.uplinks), "postrouting": 1}
 	if r.shared {
-		want[sent], want["input"], want["forward"] = 3, 5, 8
+		want[sent], want["input"] = 3, 5
+		want["forward"]++
 	}
 	if r.forwards {
 		want["forward"] += 5
