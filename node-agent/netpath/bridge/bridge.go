@@ -61,12 +61,11 @@ type made struct {
 	Name    string
 	Network startup.Network
 	Forward bool // the host did not forward before
+	// What the kernel changes when it is told to forward, and not back: the values by their files.
+	Settings map[string]string `json:",omitempty"`
 }
 
-const (
-	madeFile  = "bridge.json"
-	forwardIP = "/proc/sys/net/ipv4/ip_forward"
-)
+const madeFile = "bridge.json"
 
 // Open makes the bridge, or takes over what a former agent made.
 func Open(cfg Config) (_ *Bridge, err error) {
@@ -94,6 +93,9 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	}
 	if b.guard, err = openGuard(rules{b}, b.Log); err != nil {
 		return nil, fmt.Errorf("rules of bridge %s: %w", b.Name, err)
+	}
+	if err := os.WriteFile(forwardIP, []byte("1"), 0); err != nil { // never without rules
+		return nil, err
 	}
 	if b.Network.DNS == b.Network.Gateway {
 		if b.relay, err = openRelay(b.Network.Gateway, b.Resolvers, b.Log); err != nil {
@@ -125,13 +127,17 @@ func (b *Bridge) settle() error {
 		}
 		former = nil
 	}
-	now := made{Name: b.Name, Network: b.Network, Forward: former != nil && former.Forward}
-	if former == nil {
+	now := made{Name: b.Name, Network: b.Network}
+	if former != nil {
+		now.Forward, now.Settings = former.Forward, former.Settings
+	} else {
 		is, err := os.ReadFile(forwardIP)
 		if err != nil {
 			return err
 		}
-		now.Forward = is[0] == '0'
+		if now.Forward = is[0] == '0'; now.Forward {
+			now.Settings = followForwarding()
+		}
 	}
 	b.forwards = now.Forward
 	text, err := json.Marshal(now)
@@ -269,10 +275,7 @@ func (b *Bridge) make() error {
 	if err := netlink.AddrReplace(b.link, gateway); err != nil {
 		return err
 	}
-	if err := netlink.LinkSetUp(b.link); err != nil {
-		return err
-	}
-	return os.WriteFile(forwardIP, []byte("1"), 0)
+	return netlink.LinkSetUp(b.link)
 }
 
 // withoutIPv6 leaves a device without an address, so the host hears no router at it.
@@ -372,12 +375,13 @@ func Undo(dir string) error {
 	// Behind the ports: sandboxes may be there yet.
 	err = (rules{&Bridge{Config: Config{Name: m.Name, Network: m.Network}}}).remove()
 	if err != nil {
-		return fmt.Errorf("rules of bridge %s: %w", m.Name, err)
+		err = fmt.Errorf("rules of bridge %s: %w", m.Name, err)
 	}
-	if m.Forward && !othersForward() {
-		if err := os.WriteFile(forwardIP, []byte("0"), 0); err != nil {
-			return err
-		}
+	if m.Forward && !othersForward() { // whether or not the rules are gone
+		err = errors.Join(err, stopForwarding(m.Settings))
+	}
+	if err != nil {
+		return err
 	}
 	return os.RemoveAll(dir)
 }

@@ -16,8 +16,8 @@
 //
 // What a sandbox sends is dropped at its port unless it comes from the port's own MAC and address,
 // as IPv4 or as ARP. What passes may leave by the host's routes. It reaches no other sandbox, no
-// other bridge, no link-local address (where clouds keep their metadata), and of the host itself
-// nothing but the resolver.
+// other bridge but one that is the host's uplink, no link-local address (where clouds keep their
+// metadata), and of the host itself nothing but the resolver.
 //
 // The rules are in tables of their own, and a drop in another table is final in netfilter. So this
 // package also puts one rule at the head of each chain of others that filters what is forwarded or

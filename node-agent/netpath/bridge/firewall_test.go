@@ -461,7 +461,10 @@ func TestAnUplinkThatIsABridge(t *testing.T) {
 		netlink.LinkSetUp(br), linked("br0")); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = netlink.LinkDel(br) }()
+	defer func() {
+		_ = netlink.LinkDel(br)
+		_ = os.WriteFile(forwardIP, []byte("0"), 0) // which stays on for another bridge
+	}()
 	for _, isUplink := range []bool{false, true} {
 		if isUplink {
 			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: br.Index,

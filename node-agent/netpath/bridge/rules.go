@@ -277,6 +277,10 @@ func (r rules) remove() error {
 	if err != nil {
 		return err
 	}
+	if _, err := conn.ListTables(); errors.Is(err, unix.EINVAL) ||
+		errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil // a kernel without nf_tables has no rules
+	}
 	if err := r.eachForeign(conn, func(_ *nftables.Chain, ours []*nftables.Rule) error {
 		return replace(conn, ours, nil)
 	}); err != nil {
