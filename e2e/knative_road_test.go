@@ -67,6 +67,11 @@ func TestHTTP2IsCarriedWhole(t *testing.T) {
 			if warm := ask(t, road, host); cold != direct || warm != direct {
 				t.Errorf("%s %s:\ncold   %s\nwarm   %s\ndirect %s", name, port, cold, warm, direct)
 			}
+			const want = "sim: GET / of "
+			if code, said := k.curl("http://" + host); code != 200 ||
+				!strings.HasPrefix(said, want) {
+				t.Errorf("a GET of HTTP/1.1 to a program of %s is answered %d %q", port, code, said)
+			}
 		}
 	}
 }

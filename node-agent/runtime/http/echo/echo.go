@@ -57,7 +57,7 @@ func (p *Program) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case strings.EqualFold(r.Header.Get("Upgrade"), "websocket"):
 		websocket.Server{Handler: talk}.ServeHTTP(w, r)
-	case r.Body != nil && r.Body != http.NoBody:
+	case r.ContentLength != 0: // of HTTP/2 each request has a Body
 		returnBody(w, r, status)
 	case r.URL.Path == "/env":
 		answer(w, status, p.Env)
