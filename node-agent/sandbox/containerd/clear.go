@@ -110,10 +110,11 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	if err = errAway; n.Address == "" || answers(n.Address, 0) {
 		d, err = Open(ctx, Config{Address: n.Address, Namespace: n.Namespace, Dir: dir, Log: log})
 	}
-	if ctx.Err() != nil {
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	}
-	if err != nil {
+	default:
 		log.Warn("there is no containerd; its containers are ended without it", "err", err,
 			"address", n.Address)
 		(&Driver{Config: Config{Namespace: n.Namespace}}).endAll()
