@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -286,7 +287,7 @@ func addresses(ranges []cni.Range, number int) (ips []cni.IP, err error) {
 	for _, r := range ranges {
 		network := startup.Network{Subnet: r.Subnet, First: r.First}
 		address, err := network.Address(number)
-		if err != nil {
+		if err != nil || isBroadcast(address) {
 			return nil, fmt.Errorf("VF number %d has no address in %s from %s on; "+
 				"make the range larger", number, r.Subnet, r.First)
 		}
@@ -297,6 +298,13 @@ func addresses(ranges []cni.Range, number int) (ips []cni.IP, err error) {
 		ips = append(ips, cni.IP{Address: address, Gateway: r.Gateway})
 	}
 	return ips, nil
+}
+
+// isBroadcast reports whether the address is one by which all of its network are reached. IPv6 has
+// none, and no network of one or two addresses.
+func isBroadcast(a netip.Prefix) bool {
+	const least = 30 // bits of a prefix whose network has one
+	return a.Addr().Is4() && a.Bits() <= least && !a.Masked().Contains(a.Addr().Next())
 }
 
 func portOf(lease vf.Lease, req cni.Request) Port {
