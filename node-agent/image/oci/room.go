@@ -18,8 +18,14 @@ type Room struct {
 
 // NewRoom returns a room of so many bytes.
 func NewRoom(most int64) (*Room, error) {
-	fd, err := unix.MemfdCreate("room", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("room", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
+		return nil, fmt.Errorf("the room of an image's layers: %w", err)
+	}
+	// what a process wrote to it would stay after that was ended for its memory
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
+		unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
+		unix.Close(fd)
 		return nil, fmt.Errorf("the room of an image's layers: %w", err)
 	}
 	return &Room{file: os.NewFile(uintptr(fd), "room"), most: most}, nil

@@ -33,3 +33,26 @@ func TestARoomIsGivenBack(t *testing.T) {
 		}
 	}
 }
+
+// Who was handed the room keeps no memory in it: that would outlive its process.
+func TestARoomHoldsNoBytes(t *testing.T) {
+	room, err := NewRoom(10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	shared, err := room.share()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shared.Close()
+	if _, err := shared.Write([]byte("x")); err == nil {
+		t.Error("it takes what is written")
+	}
+	if err := shared.Truncate(1 << 20); err == nil {
+		t.Error("it grows")
+	}
+	if err := room.Take(10); err != nil {
+		t.Error(err)
+	}
+}
