@@ -3,6 +3,8 @@ package oci
 import (
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -13,9 +15,9 @@ const (
 	maxMemory  = 640 << 20 // its own memory, as RLIMIT_DATA counts it
 	maxFile    = 8 << 30   // blocks are padded, so an image has more bytes than its contents
 	maxFiles   = 32 + 2*maxLayers
-	maxSeconds = 240   // of CPU time
-	maxThreads = 512   // of all processes that unpack at the same time
-	endedFirst = "900" // of 1000; the agent that starts it may be exempt
+	maxSeconds = 240 // of CPU time
+	maxThreads = 512 // of all processes that unpack at the same time
+	endedFirst = 900 // of 1000; the agent that starts it may be exempt
 	// unpackerUser is used for nothing else: sandboxes have 1.9e9 and more, distributions and
 	// containers less.
 	unpackerUser = 1_899_999_998
@@ -45,8 +47,7 @@ func confine() error {
 		unix.RLIMIT_NOFILE: maxFiles, unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0,
 		unix.RLIMIT_MSGQUEUE: 0,
 	}
-	// where the host has no memory left, it goes before all that it might be taken for
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(endedFirst), 0); err != nil {
+	if err := goFirst(); err != nil {
 		return fmt.Errorf("its end where memory is short: %w", err)
 	}
 	root := os.Geteuid() == 0
@@ -71,6 +72,20 @@ func confine() error {
 		return errno
 	}
 	return nil
+}
+
+// goFirst has this process ended before all that it might be taken for, where the host has no
+// memory left. An agent in a pod may have it so already, and nobody may take that back.
+func goFirst() error {
+	const file = "/proc/self/oom_score_adj"
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if now, err := strconv.Atoi(strings.TrimSpace(string(b))); err != nil || now >= endedFirst {
+		return err
+	}
+	return os.WriteFile(file, []byte(strconv.Itoa(endedFirst)), 0)
 }
 
 // drop makes an empty directory the root, and changes to an unprivileged user.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -105,8 +106,8 @@ func TestWhoUnpacksHasNothing(t *testing.T) {
 		}
 	}
 	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
-	if err != nil || strings.TrimSpace(string(score)) != endedFirst {
-		t.Errorf("it is ended at %q of 1000 where memory is short, want %s (%v)", score, endedFirst,
+	if err != nil || strings.TrimSpace(string(score)) != strconv.Itoa(endedFirst) {
+		t.Errorf("it is ended at %q of 1000 where memory is short, want %d (%v)", score, endedFirst,
 			err)
 	}
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -165,6 +166,33 @@ func TestABombEndsItsProcess(t *testing.T) {
 	}
 	if why.Reason != TooLarge || !strings.Contains(fmt.Sprint(err), "640 MB of memory") {
 		t.Errorf("it ended with %v", err)
+	}
+}
+
+// Who starts it may be one to go before it, as the agent of a pod without requests is.
+func TestWhoUnpacksIsNotSpared(t *testing.T) {
+	const most = 1000
+	file := "/proc/self/oom_score_adj"
+	was, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("without root it cannot be lowered again")
+	}
+	if err := os.WriteFile(file, []byte(strconv.Itoa(most)), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.WriteFile(file, was, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	u := startIdle(t)
+	statusOf(t, u.cmd.Process.Pid)
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", u.cmd.Process.Pid))
+	if err != nil || strings.TrimSpace(string(score)) != strconv.Itoa(most) {
+		t.Errorf("it is ended at %q of 1000 where memory is short, want %d (%v)", score, most, err)
 	}
 }
 
