@@ -29,6 +29,11 @@ func (c *Cache) defaultSource() *oci.Source {
 // How much more an image may be unpacked than as it is sent: six times as much, or half of needed.
 const unpackedTimes = 6
 
+// contentOf returns how much an image may be unpacked of which so many bytes are sent.
+func contentOf(sent int64) int64 {
+	return min(max(needed/2, unpackedTimes*sent), oci.MaxContent)
+}
+
 // pull makes a runtime of the OCI image that a reference stands for now, and takes its entry into
 // use.
 func (c *Cache) pull(ctx context.Context, key asked, p *pulling) (Runtime, func(), error) {
@@ -56,7 +61,7 @@ func (c *Cache) pull(ctx context.Context, key asked, p *pulling) (Runtime, func(
 // whoever builds one holds up nobody who asks another registry for it.
 func (c *Cache) bringImage(ctx context.Context, image *oci.Image, key asked, loaded bool,
 	p *pulling) (Runtime, func(), error) {
-	content := max(needed/2, unpackedTimes*image.Bytes)
+	content := contentOf(image.Bytes)
 	layers := &brought{}
 	defer func() { layers.free() }()
 	dir, release, err := c.take(ctx, recipe{

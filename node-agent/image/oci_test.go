@@ -203,6 +203,17 @@ func TestPullRefusals(t *testing.T) {
 	}
 }
 
+// TestWhatAnImageMayUnpackTo: of the disk no more is reserved than the image can ever have.
+func TestWhatAnImageMayUnpackTo(t *testing.T) {
+	for sent, want := range map[int64]int64{
+		0: 512 << 20, 200 << 20: 1200 << 20, 1200 << 20: 4 << 30, 4 << 30: 4 << 30,
+	} {
+		if got := contentOf(sent); got != want {
+			t.Errorf("of %d MB: %d MB, want %d", sent>>20, got>>20, want>>20)
+		}
+	}
+}
+
 // TestAnImageUnpacksToWhatIsReserved: a file that its archive announces is more than the disk was
 // looked at for.
 func TestAnImageUnpacksToWhatIsReserved(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 
 // How large a stranger's image may be when it is unpacked.
 const (
-	maxContent  = 4 << 30
+	MaxContent  = 4 << 30
 	maxNames    = 1 << 18
 	maxNaming   = 32 << 20 // bytes of names and of the targets of links
 	maxAccounts = 1 << 20  // bytes of its /etc/passwd, and of its /etc/group
@@ -81,7 +81,7 @@ func obey(in io.Reader) (v verdict, err error) {
 		return v, err
 	}
 	if len(o.Config) == 0 {
-		most := rootfs.Limits{Bytes: min(o.Content, maxContent), Names: maxNames, Naming: maxNaming}
+		most := rootfs.Limits{Bytes: min(o.Content, MaxContent), Names: maxNames, Naming: maxNaming}
 		blob := handedOver(0) // is written at places: its offset is free
 		room := &Room{file: handedOver(2), most: most.Bytes, mine: blob}
 		v.Layer, err = layer(in, o.Inflater, most, room, blob, handedOver(1))
@@ -106,7 +106,7 @@ func handedOver(n int) *os.File { return os.NewFile(uintptr(3+n), "handed over")
 // merge writes the root of layers, whose blobs and indexes follow it among the files.
 func merge(layers []Layer, user string, p *wire.Program) (err error) {
 	t := rootfs.On(nil)
-	t.Limit(maxContent, maxNames, maxNaming)
+	t.Limit(MaxContent, maxNames, maxNaming)
 	for n, l := range layers {
 		blob := rootfs.Blob{ReaderAt: handedOver(1 + 2*n), Bytes: l.Bytes}
 		if err := t.Overlay(handedOver(2+2*n), blob); err != nil {

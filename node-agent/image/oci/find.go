@@ -234,8 +234,8 @@ func (i *Image) bound() error {
 		if d.Size < 0 || d.Digest.Algorithm != "sha256" {
 			return refuse(Unusable, "a part of %d bytes, known by %q", d.Size, d.Digest)
 		}
-		if i.Bytes += d.Size; i.Bytes > maxContent {
-			return refuse(TooLarge, "it has more than %d MB", maxContent>>20)
+		if i.Bytes += d.Size; i.Bytes > MaxContent {
+			return refuse(TooLarge, "it has more than %d MB", MaxContent>>20)
 		}
 	}
 	return nil
