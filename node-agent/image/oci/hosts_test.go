@@ -53,7 +53,7 @@ func stocked(t *testing.T) (http.Handler, v1.Image) {
 	r := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewServer(r)
 	defer server.Close()
-	img, err := random.Image(100<<10, 2)
+	img, err := random.Image(3<<20, 2) // more than a pipe holds
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,9 @@
 package oci
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +22,7 @@ func TestAMirrorThatLiesIsPassedOver(t *testing.T) {
 		"a flipped bit":   func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
 		"another content": func(b []byte) []byte { return bytes.Repeat([]byte("<"), len(b)) },
 		"a shorter one":   func(b []byte) []byte { return b[:len(b)-1] },
+		"a bomb":          bomb,
 	} {
 		mirrorURL, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			answer := httptest.NewRecorder()
@@ -62,6 +65,20 @@ func TestAMirrorThatLiesIsPassedOver(t *testing.T) {
 			t.Errorf("%s: the mirror was not asked", name)
 		}
 	}
+}
+
+// bomb returns as many bytes as b has, which inflate to a thousand times as much.
+func bomb(b []byte) []byte {
+	const zeros = 64 << 20
+	if len(b) < zeros>>9 {
+		return b
+	}
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_ = tar.NewWriter(w).WriteHeader(&tar.Header{Name: "zeros", Mode: 0o644, Size: zeros})
+	_, _ = w.Write(make([]byte, zeros))
+	_ = w.Close()
+	return append(out.Bytes(), b[out.Len():]...)
 }
 
 // TestAMirrorAtAPathNeedsNoOther: where a mirror's path is told, nothing else of it is asked.

@@ -41,6 +41,7 @@ func (r *Room) Take(n int64) error {
 		return ours(fmt.Errorf("the room of an image's layers: %w", err))
 	}
 	if taken > r.most {
+		_, _ = r.file.Seek(-n, io.SeekCurrent) // for another attempt
 		return refuse(TooLarge, "its layers have more than %d MB", r.most>>20)
 	}
 	if r.mine != nil {

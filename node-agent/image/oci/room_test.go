@@ -32,6 +32,9 @@ func TestARoomIsGivenBack(t *testing.T) {
 			room.back(blob)
 		}
 	}
+	if err := room.Take(2); err != nil {
+		t.Errorf("what came too late has taken of it: %v", err)
+	}
 }
 
 // Who was handed the room keeps no memory in it: that would outlive its process.

@@ -96,7 +96,12 @@ func (i *Image) honestly(ctx context.Context, fetch func(from *host) error) erro
 	for {
 		err := fetch(from)
 		var known because
-		if !errors.As(err, &known) || known.Reason != NotItself && known.Reason != Unusable {
+		if !errors.As(err, &known) {
+			return err
+		}
+		switch known.Reason {
+		case NotItself, Unusable, TooLarge:
+		default:
 			return err
 		}
 		if from = i.after(ctx, from); from == nil {
