@@ -14,7 +14,8 @@ import (
 const (
 	streamMemory = 3 * oci.StreamBlocks * oci.BlockSize
 	maxWorkedOn  = 16
-	maxBegun     = 4 // layers of one namespace that have processes
+	maxBegun     = 4  // layers of one namespace that have processes
+	maxProcesses = 16 // of all; each namespace may have one, also beyond
 )
 
 // Whoever waits for a turn may get that of a layer whose registry sent less in a window.
@@ -183,12 +184,22 @@ func (s *turns) count(namespace string) (n int) {
 // begun, or else the largest.
 func (s *turns) following() (next *turn) {
 	for _, t := range s.all {
-		if !t.taken && (t.begun || s.begun[t.namespace] < maxBegun) &&
-			(next == nil || s.before(t, next)) {
+		if !t.taken && (t.begun || s.mayBegin(t.namespace)) && (next == nil || s.before(t, next)) {
 			next = t
 		}
 	}
 	return next
+}
+
+// mayBegin reports whether a layer of the namespace may have a process: all are one user's, who may
+// have so many threads.
+func (s *turns) mayBegin(namespace string) bool {
+	all := 0
+	for _, n := range s.begun {
+		all += n
+	}
+	has := s.begun[namespace]
+	return has == 0 || has < maxBegun && all < maxProcesses
 }
 
 func (s *turns) before(a, b *turn) bool {

@@ -164,6 +164,11 @@ func TestWhoseTurnItIs(t *testing.T) {
 		t.Error("a namespace begins more layers than it may")
 	}
 	clear(s.begun)
+	s.begun["others"], s.begun["a"] = maxProcesses-1, 1
+	if s.following() != large || s.mayBegin("a") {
+		t.Error("there are as many processes as there may be, and another begins")
+	}
+	clear(s.begun)
 	s.all = slices.DeleteFunc(s.all, func(o *turn) bool { return o == large })
 	a.Waits()
 	a2.Waits()

@@ -127,7 +127,7 @@ func (i *Image) unpack(ctx context.Context, n int, dir string, with Inflating, r
 	}
 	defer shared.Close()
 	files = append(files, shared)
-	taken, err := hold(ctx, turn) // so that there are no more processes than turns
+	taken, err := hold(ctx, turn) // which bounds how many processes there are
 	if err != nil {
 		return l, err
 	}
@@ -321,6 +321,9 @@ func (u *unpacker) wait() (v verdict, err error) {
 	case strings.Contains(said, "SIGXCPU"), killed && u.worked() > (maxSeconds-1)*time.Second:
 		return v, refuse(TooLarge, "unpacking it takes more than %d s of processor time",
 			maxSeconds)
+	case strings.Contains(said, "failed to create new OS thread"):
+		return v, ours(errors.New("the processes that unpack images have too many threads; pull " +
+			"fewer images at a time"))
 	case killed: // by its limits it is not: the kernel ends it first
 		return v, ours(errors.New("the process that unpacks images was killed; see the kernel " +
 			"log: this machine may be short of memory"))
