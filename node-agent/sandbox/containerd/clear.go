@@ -99,21 +99,25 @@ func (d *Driver) choose(ctx context.Context) error {
 }
 
 // Clear ends all containers of the driver whose Dir that is, and removes what it kept. No driver
-// may be open there. Where there was none, Clear does nothing; without a containerd it ends them by
-// their cgroups.
+// may be open there. Where there was none, Clear does nothing; where their containerd is gone, it
+// ends them by their cgroups.
 func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	n, err := readNote(dir)
 	if n == nil || err != nil {
 		return err
 	}
 	var d *Driver
-	if err = errAway; n.Address == "" || answers(n.Address, 0) {
+	theirs := n.Address != "" && answers(n.Address, 0)
+	if err = errAway; n.Address == "" || theirs {
 		d, err = Open(ctx, Config{Address: n.Address, Namespace: n.Namespace, Dir: dir, Log: log})
 	}
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	case theirs: // it would keep them for ever
+		return fmt.Errorf("what is left in a containerd: %w; restart it, or stop it to have its"+
+			" containers ended without it", err)
 	default:
 		log.Warn("there is no containerd; its containers are ended without it", "err", err,
 			"address", n.Address)

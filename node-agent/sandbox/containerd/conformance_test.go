@@ -367,6 +367,42 @@ func TestClearWithoutContainerd(t *testing.T) {
 	_ = os.RemoveAll("/run/containerd/runc/" + h.config.Namespace) // runc's own, on a tmpfs
 }
 
+// Where a containerd of others lives and something else fails, nothing is forgotten: it would keep
+// the containers for ever.
+func TestClearThatFails(t *testing.T) {
+	h := newHost(t)
+	theirs, err := startDaemon(t.TempDir(), h.config.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.close()
+	h.config.Address = theirs.address
+	d := h.open()
+	_, rec := h.start(d, "left", h.program())
+	d.Close()
+	inTheWay := noteFile(h.config.Dir) + ".new"
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err == nil {
+		t.Error("it says that all is well")
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", rec.PID)); err != nil {
+		t.Errorf("its process: %v", err)
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
+		t.Error(err)
+	}
+	d = h.open()
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+	d.Close()
+}
+
 // Sandboxes in a containerd that is gone are ended by the next agent, which has another one.
 func TestAContainerdThatIsGone(t *testing.T) {
 	h := newHost(t)
