@@ -86,9 +86,10 @@ func (d *disk) used() (int64, error) {
 }
 
 // remove unmounts the disk, which takes what is mounted in it along, and deletes it.
-func (d *disk) remove() (err error) {
-	if d.stat != "" {
-		err = unix.Unmount(d.at, unix.MNT_DETACH)
+func (d *disk) remove() error {
+	err := unix.Unmount(d.at, unix.MNT_DETACH)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // nothing is mounted there
+		err = nil
 	}
 	return errors.Join(err, os.RemoveAll(d.at), os.RemoveAll(d.file))
 }
