@@ -7,7 +7,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/cni"
 )
 
-// The last address of an IPv4 network is no VF's; those of the smallest networks and of IPv6 are.
+// No VF has the last address of an IPv4 network; some have those of the smallest ones and of IPv6.
 func TestNoVFHasTheBroadcastAddress(t *testing.T) {
 	for _, c := range []struct {
 		subnet, first string
