@@ -142,6 +142,10 @@ func once(ctx context.Context, name string, needs Needs, verbose bool) (*Host, v
 	verdict, err := h.test(ctx, name, needs.Env, verbose, os.Stdout)
 	if stands := stood(); stands != nil {
 		err = stands
+	} else if err != nil {
+		if said, ended := h.lastWords(); ended {
+			err = fmt.Errorf("%w; QEMU has ended: %s", err, said)
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("in the testbed: %w", err)

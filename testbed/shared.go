@@ -1,11 +1,13 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 )
 
 // shared is the host that the tests of one package share. It is booted when a test first needs it,
@@ -78,6 +80,17 @@ func (h *Host) alive() bool {
 		return false
 	default:
 		return true
+	}
+}
+
+// lastWords returns what a QEMU that has ended said at last. The connection may be lost a little
+// before.
+func (h *Host) lastWords() (said string, ended bool) {
+	select {
+	case <-h.ended:
+		return cmp.Or(lastLines(h.qemuLog(), 1), "(nothing)"), true
+	case <-time.After(time.Second):
+		return "", false
 	}
 }
 
