@@ -18,15 +18,15 @@ const (
 	maxProcesses = 16 // of all; each namespace may have one, also beyond
 )
 
-// Whoever waits for a turn may get that of a layer whose registry sent less in a window.
+// A turn may become another's after a window, above all if its registry sent less than slowTurn.
 const (
 	turnWindow = time.Second
 	slowTurn   = 1 << 20
 )
 
 // turns says which layers are worked on. A turn has memory for blocks, and a place on a CPU. It
-// ends with its layer, or when its registry is slow while another namespace waits: then the layer
-// waits for the next turn, and what came of it stays. So no registry holds up another namespace.
+// ends with its layer, or while another namespace waits that has none: if its own namespace has
+// more, or its registry is slow. Then the layer waits for the next turn, and what came of it stays.
 type turns struct {
 	mu     sync.Mutex
 	now    func() time.Time
@@ -34,7 +34,7 @@ type turns struct {
 	places int   // that are free
 	all    []*turn
 	begun  map[string]int // layers that have processes, by namespace
-	look   *time.Timer    // at who is slow; nil: nobody waits
+	look   *time.Timer    // at what came; nil: nobody waits
 }
 
 // A turn is that of one layer. It implements oci.Turn.
@@ -130,7 +130,7 @@ func (t *turn) end() {
 	t.grant()
 }
 
-// grant gives the turns that there are. As long as somebody waits, it is looked who is slow.
+// grant gives the turns that there are. As long as somebody waits, it is looked what comes.
 func (s *turns) grant() {
 	for {
 		next := s.following()
@@ -139,7 +139,7 @@ func (s *turns) grant() {
 			return
 		case s.places == 0 || s.memory < next.memory:
 			if s.look == nil {
-				s.measured()
+				s.measured(nil)
 				s.look = time.AfterFunc(turnWindow, s.lookAgain)
 			}
 			return
@@ -160,12 +160,12 @@ func (s *turns) lookAgain() {
 	defer s.mu.Unlock()
 	s.look = nil
 	next := s.following()
-	slow := s.measured()
+	least := s.measured(next)
 	if next == nil {
 		return
 	}
-	if s.yields(next, slow) {
-		slow.over(oci.ErrOver)
+	if least != nil {
+		least.over(oci.ErrOver)
 	}
 	s.look = time.AfterFunc(turnWindow, s.lookAgain)
 }
@@ -212,10 +212,10 @@ func (s *turns) before(a, b *turn) bool {
 	return a.size > b.size
 }
 
-// measured returns the slowest turn, if one is slow: it waited for its registry nearly all of the
-// time. A new window begins.
-func (s *turns) measured() (slowest *turn) {
-	now, least := s.now(), int64(slowTurn)
+// measured returns the turn that brought least, of those that are to be next's. A new window begins.
+// Where nobody is next, none is.
+func (s *turns) measured(next *turn) (least *turn) {
+	now := s.now()
 	for _, t := range s.all {
 		if !t.taken {
 			continue
@@ -224,19 +224,25 @@ func (s *turns) measured() (slowest *turn) {
 			t.waited += now.Sub(t.since)
 			t.since = now
 		}
-		if t.waited >= turnWindow*9/10 && t.came < least {
-			slowest, least = t, t.came
+		if next != nil && s.yields(next, t) && (least == nil || t.came < least.came) {
+			least = t
 		}
+	}
+	for _, t := range s.all {
 		t.waited, t.came = 0, 0
 	}
-	return slowest
+	return least
 }
 
-// yields reports whether a slow turn is to be another's: of a namespace that has none, or two less.
-func (s *turns) yields(next, slow *turn) bool {
-	if slow == nil || next.namespace == slow.namespace {
+// yields reports whether a turn is to be another's. One of many is, for a namespace that has none.
+// One that waited for its registry nearly all of the time, and got little, is for a namespace that
+// has none, or two less.
+func (s *turns) yields(next, t *turn) bool {
+	fetches := t.waited > 0 || t.came > 0
+	if next.namespace == t.namespace || !fetches {
 		return false
 	}
-	has := s.count(next.namespace)
-	return has == 0 || s.count(slow.namespace)-has > 1
+	has, others := s.count(next.namespace), s.count(t.namespace)
+	slow := t.waited >= turnWindow*9/10 && t.came < slowTurn
+	return has == 0 && (slow || others > 1) || slow && others-has > 1
 }
