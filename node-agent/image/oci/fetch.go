@@ -179,6 +179,9 @@ func (f *flow) pass(blocks <-chan *block, free chan<- []byte) error {
 func (f *flow) fetch(ctx context.Context, group *errgroup.Group, begin int64,
 	blocks chan<- *block, free <-chan []byte) error {
 	size := f.d.Size
+	if err := f.turn.Next(ctx); err != nil {
+		return err
+	}
 	first := &part{Image: f.Image, ctx: ctx, from: f.from, d: f.d, at: begin,
 		end: min(begin+BlockSize, size)}
 	if err := first.open(); err != nil {
@@ -196,8 +199,10 @@ func (f *flow) fetch(ctx context.Context, group *errgroup.Group, begin int64,
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if err := f.turn.Next(ctx); err != nil {
-			return err
+		if ranged && at > begin { // else it has been asked for, and what is not read is late
+			if err := f.turn.Next(ctx); err != nil {
+				return err
+			}
 		}
 		end := min(at+BlockSize, size)
 		if size := int(end - at); cap(b) < size {

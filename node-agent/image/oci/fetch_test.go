@@ -71,6 +71,11 @@ func emptyManifest(w http.ResponseWriter, r *http.Request) {
 // fetchFrom fetches the registry's blob.
 func fetchFrom(t *testing.T, m *moody) ([]byte, error) {
 	t.Helper()
+	return fetchInTurn(t, m, atOnce{})
+}
+
+func fetchInTurn(t *testing.T, m *moody, turn Turn) ([]byte, error) {
+	t.Helper()
 	server := httptest.NewServer(m)
 	defer server.Close()
 	s := source(t, server.URL)
@@ -83,7 +88,7 @@ func fetchFrom(t *testing.T, m *moody) ([]byte, error) {
 	var got bytes.Buffer
 	err = i.blob(t.Context(), v1.Descriptor{Size: int64(len(m.blob)),
 		Digest: v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}}, &got,
-		i.hosts[0], atOnce{})
+		i.hosts[0], turn)
 	return got.Bytes(), err
 }
 
@@ -102,6 +107,37 @@ func TestABlobComesInRanges(t *testing.T) {
 	}
 	if len(m.asked) != 3 {
 		t.Errorf("asked %q", m.asked)
+	}
+}
+
+// noting notes how many blocks had been asked for whenever it was to wait for the next.
+type noting struct {
+	atOnce
+	*moody
+	had []int
+}
+
+func (n *noting) Next(context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.had = append(n.had, len(n.asked))
+	return nil
+}
+
+// TestWhoStandsAsideHasAskedForNothing: an answer that nobody reads is late.
+func TestWhoStandsAsideHasAskedForNothing(t *testing.T) {
+	for _, refuse := range []bool{false, true} {
+		turn := &noting{moody: &moody{blob: randomBlob(2*BlockSize + 100), refuse: refuse}}
+		if _, err := fetchInTurn(t, turn.moody, turn); err != nil {
+			t.Fatal(err)
+		}
+		waits := 3 // once for each block
+		if refuse {
+			waits = 1 // there is but one answer
+		}
+		if len(turn.had) != waits || turn.had[0] != 0 {
+			t.Errorf("without ranges: %t: it waited after %v requests", refuse, turn.had)
+		}
 	}
 }
 
