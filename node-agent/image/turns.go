@@ -170,21 +170,23 @@ func (s *turns) lookAgain() {
 	s.look = time.AfterFunc(turnWindow, s.lookAgain)
 }
 
-// count returns how many turns a namespace has.
-func (s *turns) count(namespace string) (n int) {
+// counts returns how many turns each namespace has.
+func (s *turns) counts() map[string]int {
+	has := map[string]int{}
 	for _, t := range s.all {
-		if t.taken && t.namespace == namespace {
-			n++
+		if t.taken {
+			has[t.namespace]++
 		}
 	}
-	return n
+	return has
 }
 
 // following returns whose turn is next: of the namespace that has the fewest, a layer that has
 // begun, or else the largest.
 func (s *turns) following() (next *turn) {
+	has := s.counts()
 	for _, t := range s.all {
-		if !t.taken && (t.begun || s.mayBegin(t.namespace)) && (next == nil || s.before(t, next)) {
+		if !t.taken && (t.begun || s.mayBegin(t.namespace)) && (next == nil || before(t, next, has)) {
 			next = t
 		}
 	}
@@ -202,9 +204,9 @@ func (s *turns) mayBegin(namespace string) bool {
 	return has == 0 || has < maxBegun && all < maxProcesses
 }
 
-func (s *turns) before(a, b *turn) bool {
-	if has, other := s.count(a.namespace), s.count(b.namespace); has != other {
-		return has < other
+func before(a, b *turn, has map[string]int) bool {
+	if mine, other := has[a.namespace], has[b.namespace]; mine != other {
+		return mine < other
 	}
 	if a.begun != b.begun {
 		return a.begun
@@ -215,7 +217,7 @@ func (s *turns) before(a, b *turn) bool {
 // measured returns the turn that brought least, of those that are to be next's. A new window begins.
 // Where nobody is next, none is.
 func (s *turns) measured(next *turn) (least *turn) {
-	now := s.now()
+	now, has := s.now(), s.counts()
 	for _, t := range s.all {
 		if !t.taken {
 			continue
@@ -224,7 +226,7 @@ func (s *turns) measured(next *turn) (least *turn) {
 			t.waited += now.Sub(t.since)
 			t.since = now
 		}
-		if next != nil && s.yields(next, t) && (least == nil || t.came < least.came) {
+		if next != nil && yields(next, t, has) && (least == nil || t.came < least.came) {
 			least = t
 		}
 	}
@@ -237,12 +239,12 @@ func (s *turns) measured(next *turn) (least *turn) {
 // yields reports whether a turn is to be another's. One of many is, for a namespace that has none.
 // One that waited for its registry nearly all of the time, and got little, is for a namespace that
 // has none, or two less.
-func (s *turns) yields(next, t *turn) bool {
+func yields(next, t *turn, has map[string]int) bool {
 	fetches := t.waited > 0 || t.came > 0
 	if next.namespace == t.namespace || !fetches {
 		return false
 	}
-	has, others := s.count(next.namespace), s.count(t.namespace)
+	mine, others := has[next.namespace], has[t.namespace]
 	slow := t.waited >= turnWindow*9/10 && t.came < slowTurn
-	return has == 0 && (slow || others > 1) || slow && others-has > 1
+	return mine == 0 && (slow || others > 1) || slow && others-mine > 1
 }
