@@ -162,16 +162,20 @@ func TestTheFastestInflaterIsChosen(t *testing.T) {
 	absent := inflater{"absent", func(io.Reader) (io.ReadCloser, error) {
 		return nil, exec.ErrNotFound
 	}}
-	slow, fast := fake(2<<20), fake(40<<20)
+	const slowest, fastest = 2 << 20, 40 << 20
+	slow, fast := fake(slowest), fake(fastest)
 	slow.name, fast.name = "slow", "fast"
 	var speeds map[string]float64
 	for range 20 { // others may want the machine just then
 		speeds = measured([]inflater{absent, slow, fast}, member, 300*time.Millisecond)
-		if speeds["fast"] > speeds["slow"] {
+		if speeds["slow"] > slowest || speeds["fast"] > fastest {
+			t.Fatalf("measured more than they make: %v", speeds)
+		}
+		if speeds["fast"] > slowest {
 			break
 		}
 	}
-	if speeds["absent"] != 0 || speeds["fast"] <= speeds["slow"] {
+	if speeds["absent"] != 0 || speeds["slow"] == 0 || speeds["fast"] <= slowest {
 		t.Errorf("measured %v", speeds)
 	}
 	if got := Fastest(map[string]float64{"go": 2, "klauspost": 1}); got != "go" {
