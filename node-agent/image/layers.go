@@ -209,7 +209,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 	}
 	defer done()
 	size := image.Layers()[n].Size
-	t := &turn{turns: c.pulls.turns, namespace: image.Namespace, pull: p, next: next, size: size,
+	t := &turn{turns: c.pulls.turns, whose: whose(image), pull: p, next: next, size: size,
 		memory: min(size, oci.StreamBlocks*oci.BlockSize)}
 	defer t.end()
 	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), room, t)

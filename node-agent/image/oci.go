@@ -124,7 +124,7 @@ func (c *Cache) layersOf(ctx context.Context, image *oci.Image, cell string, con
 func (c *Cache) mergeRoot(
 	ctx context.Context, image *oci.Image, dir string, layers *brought,
 ) error {
-	ours := &turn{turns: c.pulls.turns, namespace: image.Namespace}
+	ours := &turn{turns: c.pulls.turns, whose: whose(image)}
 	_, leave, err := ours.Take(ctx)
 	if err != nil {
 		return err

@@ -33,18 +33,18 @@ type turns struct {
 	memory int64 // that is free
 	places int   // that are free
 	all    []*turn
-	begun  map[string]int // layers that have processes, by namespace
+	begun  map[string]int // layers that have processes, by whose they are
 	look   *time.Timer    // at what came; nil: nobody waits
 }
 
 // A turn is that of one layer. It implements oci.Turn.
 type turn struct {
 	*turns
-	namespace string
-	pull      *pulling // of the image; nil: nobody asks how long it waited
-	size      int64    // of the layer
-	memory    int64
-	next      func(context.Context) error // waits until the next block may be asked for
+	whose  string   // a namespace that pulls from one registry counts for itself
+	pull   *pulling // of the image; nil: nobody asks how long it waited
+	size   int64    // of the layer
+	memory int64
+	next   func(context.Context) error // waits until the next block may be asked for
 
 	begun  bool // it has been taken before
 	taken  bool
@@ -59,6 +59,9 @@ func newTurns() *turns {
 	return &turns{now: time.Now, memory: streamMemory, begun: map[string]int{},
 		places: min(runtime.NumCPU()+1, maxWorkedOn)}
 }
+
+// whose returns for whom the turns of an image's layers count.
+func whose(image *oci.Image) string { return image.Namespace + " " + image.Registry() }
 
 // Take implements oci.Turn.
 func (t *turn) Take(ctx context.Context) (context.Context, func(), error) {
@@ -124,8 +127,8 @@ func (t *turn) end() {
 		return
 	}
 	t.begun = false
-	if t.turns.begun[t.namespace]--; t.turns.begun[t.namespace] == 0 {
-		delete(t.turns.begun, t.namespace)
+	if t.turns.begun[t.whose]--; t.turns.begun[t.whose] == 0 {
+		delete(t.turns.begun, t.whose)
 	}
 	t.grant()
 }
@@ -149,7 +152,7 @@ func (s *turns) grant() {
 		next.taken = true
 		if !next.begun {
 			next.begun = true
-			s.begun[next.namespace]++
+			s.begun[next.whose]++
 		}
 		close(next.ready)
 	}
@@ -175,7 +178,7 @@ func (s *turns) counts() map[string]int {
 	has := map[string]int{}
 	for _, t := range s.all {
 		if t.taken {
-			has[t.namespace]++
+			has[t.whose]++
 		}
 	}
 	return has
@@ -186,7 +189,7 @@ func (s *turns) counts() map[string]int {
 func (s *turns) following() (next *turn) {
 	has := s.counts()
 	for _, t := range s.all {
-		if !t.taken && (t.begun || s.mayBegin(t.namespace)) && (next == nil || before(t, next, has)) {
+		if !t.taken && (t.begun || s.mayBegin(t.whose)) && (next == nil || before(t, next, has)) {
 			next = t
 		}
 	}
@@ -195,17 +198,17 @@ func (s *turns) following() (next *turn) {
 
 // mayBegin reports whether a layer of the namespace may have a process: all are one user's, who may
 // have so many threads.
-func (s *turns) mayBegin(namespace string) bool {
+func (s *turns) mayBegin(whose string) bool {
 	all := 0
 	for _, n := range s.begun {
 		all += n
 	}
-	has := s.begun[namespace]
+	has := s.begun[whose]
 	return has == 0 || has < maxBegun && all < maxProcesses
 }
 
 func before(a, b *turn, has map[string]int) bool {
-	if mine, other := has[a.namespace], has[b.namespace]; mine != other {
+	if mine, other := has[a.whose], has[b.whose]; mine != other {
 		return mine < other
 	}
 	if a.begun != b.begun {
@@ -241,10 +244,10 @@ func (s *turns) measured(next *turn) (least *turn) {
 // has none, or two less.
 func yields(next, t *turn, has map[string]int) bool {
 	fetches := t.waited > 0 || t.came > 0
-	if next.namespace == t.namespace || !fetches {
+	if next.whose == t.whose || !fetches {
 		return false
 	}
-	mine, others := has[next.namespace], has[t.namespace]
+	mine, others := has[next.whose], has[t.whose]
 	slow := t.waited >= turnWindow*9/10 && t.came < slowTurn
 	return mine == 0 && (slow || others > 1) || slow && others-mine > 1
 }

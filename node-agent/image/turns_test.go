@@ -116,6 +116,9 @@ func TestASlowRegistryHoldsUpNoOtherNamespace(t *testing.T) {
 		stalled, _ := stalling.count()
 		return stalled == places
 	})
+	if _, err := pullFor(t, c, quick, "a"); err != nil { // for which others may wait
+		t.Fatal(err)
+	}
 	for n := range 3 { // more namespaces than turns
 		if _, err := pullFor(t, c, quick, fmt.Sprint("b", n)); err != nil {
 			t.Fatal(err)
@@ -140,7 +143,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 	now := time.Unix(0, 0)
 	s := &turns{now: func() time.Time { return now }, begun: map[string]int{}}
 	add := func(namespace string, taken bool) *turn {
-		u := &turn{turns: s, namespace: namespace, taken: taken}
+		u := &turn{turns: s, whose: namespace, taken: taken}
 		s.all = append(s.all, u)
 		return u
 	}
