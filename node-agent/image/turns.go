@@ -217,8 +217,8 @@ func before(a, b *turn, has map[string]int) bool {
 	return a.size > b.size
 }
 
-// measured returns the turn that brought least, of those that are to be next's. A new window begins.
-// Where nobody is next, none is.
+// measured returns the turn that brought least, of those that are to be next's: none where nobody
+// is next. A new window begins.
 func (s *turns) measured(next *turn) (least *turn) {
 	now, has := s.now(), s.counts()
 	for _, t := range s.all {
