@@ -48,7 +48,7 @@ type Bridge struct {
 	leases   *leases
 	uplinks  []string // bridges by which the host itself goes out, as one with virtual machines
 	taken    ports
-	writes   sync.Mutex // of rules: each writes all
+	writes   sync.Mutex // of rules, with the change that they follow: each writes all
 	link     *netlink.Bridge
 	forwards bool            // the host does only for this bridge
 	closed   map[string]bool // chains of others that take no rule
@@ -326,7 +326,12 @@ func (b *Bridge) Fault(startup.Lease, string) {}
 
 // Return implements startup.NetPath.
 func (b *Bridge) Return(l startup.Lease) {
-	b.withdraw(l) // before another sandbox can have the address
+	if err := b.withdraw(l); err != nil { // another sandbox would be reached there
+		b.Log.Error("a published port is still open; its sandbox's address stays taken until it is"+
+			" closed", "bridge", b.Name, "sandbox", l.ID, "err", err)
+		b.guard.again(func() { b.Return(l) })
+		return
+	}
 	published := b.leases.giveBack(l, func() {
 		unplug(b.portName(l.Number))
 		address, err := b.Network.Address(l.Number)

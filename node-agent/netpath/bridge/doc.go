@@ -10,9 +10,10 @@
 // is a tap device, whose file its VMM holds.
 //
 // Port n has the name, the MAC and the address that follow from n alone. So the rules hold a set of
-// all ports that can ever be, they are written once for the bridge, and no sandbox needs one of its
-// own. Nothing has to be found again after a crash, either: a port dies with its network namespace
-// or its file, these with their last process, and a lease is a file that names the number.
+// all ports that can ever be, and no sandbox needs one of its own: they are written anew only when
+// a port of the host is published, or a sandbox ends that has one. Nothing has to be found again
+// after a crash, either: a port dies with its network namespace or its file, these with their last
+// process, and a lease is a file that names the number.
 //
 // What a sandbox sends is dropped at its port unless it comes from the port's own MAC and address,
 // as IPv4 or as ARP. What passes may leave by the host's routes. It reaches no other sandbox, no

@@ -133,6 +133,20 @@ func (l *leases) publish(lease startup.Lease, p startup.Publication) error {
 	return l.write(h)
 }
 
+// unpublish takes back a publication.
+func (l *leases) unpublish(lease startup.Lease, p startup.Publication) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.holds(lease) {
+		return nil
+	}
+	h := l.held[lease.Number]
+	h.Published = slices.DeleteFunc(slices.Clone(h.Published),
+		func(other startup.Publication) bool { return other == p })
+	l.held[lease.Number] = h
+	return l.write(h)
+}
+
 // leave has nobody be led to a sandbox any more, and returns what was published of it. The number
 // is taken until giveBack.
 func (l *leases) leave(lease startup.Lease) []startup.Publication {

@@ -80,23 +80,28 @@ func (b *Bridge) retake() {
 
 // Publish implements startup.Publisher.
 func (b *Bridge) Publish(l startup.Lease, p startup.Publication) error {
+	b.writes.Lock()
+	defer b.writes.Unlock()
 	if err := b.taken.take(p); err != nil {
 		return fmt.Errorf("%s port %d: %w", p.Protocol, p.HostPort, err)
 	}
 	err := b.leases.publish(l, p)
 	if err == nil {
-		return b.guard.write()
+		if err = b.guard.write(); err == nil {
+			return nil
+		}
+		err = errors.Join(err, b.leases.unpublish(l, p))
 	}
 	b.taken.free(p)
 	return err
 }
 
 // withdraw closes what was published of a sandbox.
-func (b *Bridge) withdraw(l startup.Lease) {
+func (b *Bridge) withdraw(l startup.Lease) error {
+	b.writes.Lock()
+	defer b.writes.Unlock()
 	if len(b.leases.leave(l)) == 0 {
-		return
+		return nil
 	}
-	if err := b.guard.write(); err != nil {
-		b.Log.Error("a published port is still open", "bridge", b.Name, "err", err)
-	}
+	return b.guard.write()
 }

@@ -7,8 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/netns"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -182,4 +185,87 @@ func answered(network, address string, wait time.Duration) error {
 	}
 	_, err = io.ReadFull(conn, make([]byte, 1))
 	return err
+}
+
+// What the kernel refuses is not published, and what it does not close has its address to itself
+// until it does.
+func TestRulesThatAreRefused(t *testing.T) {
+	cfg := config(filepath.Join(t.TempDir(), "bridge"))
+	cfg.Network = startup.Network{Subnet: netip.MustParsePrefix("10.9.0.0/30")} // for one sandbox
+	b := open(t, cfg)
+	defer b.Close()
+	g := plug(t, b, "a")
+	web := startup.Publication{Protocol: "tcp", HostPort: 8080, Port: 80}
+	if err := powerless(func() error { return b.Publish(g.lease, web) }); err == nil {
+		t.Fatal("(a control) the rules are written")
+	}
+	if all := b.leases.published(); len(all) > 0 {
+		t.Errorf("published, and said to have failed: %v", all)
+	}
+	if err := b.Publish(g.lease, web); err != nil {
+		t.Errorf("the port is not free: %v", err)
+	}
+	_ = powerless(func() error {
+		g.leave(b)
+		return nil
+	})
+	if l, err := b.Lease("b"); err == nil {
+		t.Errorf("another sandbox has address %d while a port leads there", l.Number)
+	}
+	soon(t, "the address", func() error {
+		l, err := b.Lease("b")
+		if err == nil {
+			b.Return(l)
+		}
+		return err
+	})
+}
+
+// powerless calls do on a thread that may not change the network.
+func powerless(do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // which ends with the thread
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var has [2]unix.CapUserData
+		err := unix.Capget(&header, &has[0])
+		if err == nil {
+			has[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+			err = unix.Capset(&header, &has[0])
+		}
+		if err == nil {
+			err = do()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// Each host port may be published: the rules hold more than one message of the kernel's does. The
+// guard puts back a way that is missing.
+func TestManyPublishedPorts(t *testing.T) {
+	b := open(t, config(filepath.Join(t.TempDir(), "bridge")))
+	defer b.Close()
+	g := plug(t, b, "a")
+	defer g.leave(b)
+	for n := range uint16(5000) {
+		p := startup.Publication{Protocol: "tcp", HostPort: 1024 + n, Port: 80}
+		h := b.leases.held[g.lease.Number]
+		h.Published = append(h.Published, p)
+		b.leases.held[g.lease.Number] = h
+	}
+	last := startup.Publication{Protocol: "tcp", HostPort: 8080, Port: 80}
+	if err := b.Publish(g.lease, last); err != nil {
+		t.Fatal(err)
+	}
+	if !(rules{b}).isWhole() {
+		t.Error("the rules are not whole")
+	}
+	tool(t, "nft delete element ip fastiov0 published { tcp . 8080 }")
+	soon(t, "the way that was removed", func() error {
+		if (rules{b}).isWhole() {
+			return nil
+		}
+		return net.ErrClosed
+	})
 }

@@ -4,14 +4,13 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
-
-	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
 // The rules of a bridge are a table of the family bridge, where frames come from ports, and one of
@@ -19,8 +18,9 @@ import (
 type rules struct{ *Bridge }
 
 const (
-	who  = "who"  // the set of who may send at which port
-	sent = "sent" // the chain of what comes from ports; no other table has both
+	who  = "who"       // the set of who may send at which port
+	ways = "published" // the map of ports of the host
+	sent = "sent"      // the chain of what comes from ports; no other table has both
 
 	dstNAT = 1 << 5 // IPS_DST_NAT
 	reply  = 1      // IP_CT_DIR_REPLY
@@ -44,10 +44,8 @@ var (
 		netip.MustParseAddr("100.100.100.200")}
 )
 
-// write replaces both tables.
+// write replaces both tables. The caller has r.writes.
 func (r rules) write() error {
-	r.writes.Lock()
-	defer r.writes.Unlock()
 	conn, err := nftables.New()
 	if err != nil {
 		return err
@@ -80,7 +78,6 @@ func (r rules) ports(conn *nftables.Conn) error {
 	if err := conn.AddSet(set, nil); err != nil {
 		return err
 	}
-	const atOnce = 256 // elements of one message, which has 64 KiB
 	var elements []nftables.SetElement
 	for number := range r.Bridge.ports() {
 		address, err := r.Network.Address(number)
@@ -89,14 +86,8 @@ func (r rules) ports(conn *nftables.Conn) error {
 		}
 		elements = append(elements, nftables.SetElement{Key: key(r.portName(number),
 			address.Addr())})
-		if len(elements) == atOnce {
-			if err := conn.SetAddElements(set, elements); err != nil {
-				return err
-			}
-			elements = nil
-		}
 	}
-	if err := conn.SetAddElements(set, elements); err != nil {
+	if err := fill(conn, set, elements); err != nil {
 		return err
 	}
 	chain := conn.AddChain(&nftables.Chain{
@@ -119,6 +110,17 @@ func (r rules) ports(conn *nftables.Conn) error {
 		sender(load(packet, arpSender, 6, mac), load(packet, arpSource, 4, ip4)), accept)
 	if !r.shared {
 		add(conn, chain, count, drop)
+	}
+	return nil
+}
+
+// fill adds elements to a set.
+func fill(conn *nftables.Conn, set *nftables.Set, elements []nftables.SetElement) error {
+	const atOnce = 256 // elements of one message, which has 64 KiB
+	for some := range slices.Chunk(elements, atOnce) {
+		if err := conn.SetAddElements(set, some); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -170,7 +172,10 @@ func (r rules) routes(conn *nftables.Conn) error {
 		add(conn, through, fromBridge, toBridge, accept)
 	}
 	add(conn, through, toBridge, known, accept)
-	published := r.leases.published()
+	published, err := r.published()
+	if err != nil {
+		return err
+	}
 	if len(published) > 0 {
 		add(conn, through, toBridge, led, accept)
 	}
@@ -210,20 +215,12 @@ func (r rules) routes(conn *nftables.Conn) error {
 	return r.publish(conn, table, published)
 }
 
-// publish leads ports of the host to sandboxes: for who comes from outside, and for the host by
-// another address than the loopback's, which no packet may have on a wire.
-func (r rules) publish(conn *nftables.Conn, table *nftables.Table,
-	published map[int][]startup.Publication) error {
-	where := &nftables.Set{
-		Table: table, Name: "published", IsMap: true, Concatenation: true,
-		KeyType:  nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeInetService),
-		DataType: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService),
-	}
-	var elements []nftables.SetElement
-	for number, all := range published {
+// published returns the elements of the map of what is published.
+func (r rules) published() (elements []nftables.SetElement, err error) {
+	for number, all := range r.leases.published() {
 		address, err := r.Network.Address(number)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, p := range all {
 			protocol := byte(unix.IPPROTO_TCP)
@@ -236,7 +233,22 @@ func (r rules) publish(conn *nftables.Conn, table *nftables.Table,
 			})
 		}
 	}
-	if err := conn.AddSet(where, elements); err != nil {
+	return elements, nil
+}
+
+// publish leads ports of the host to sandboxes: for who comes from outside, and for the host by
+// another address than the loopback's, which no packet may have on a wire.
+func (r rules) publish(conn *nftables.Conn, table *nftables.Table,
+	published []nftables.SetElement) error {
+	where := &nftables.Set{
+		Table: table, Name: ways, IsMap: true, Concatenation: true,
+		KeyType:  nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeInetService),
+		DataType: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService),
+	}
+	if err := conn.AddSet(where, nil); err != nil {
+		return err
+	}
+	if err := fill(conn, where, published); err != nil {
 		return err
 	}
 	const key, service, to, toService = unix.NFT_REG32_00, unix.NFT_REG32_01, unix.NFT_REG32_02,
@@ -325,7 +337,10 @@ func (r rules) whole(conn *nftables.Conn) bool {
 	if r.forwards {
 		want["forward"] += 5
 	}
-	if len(r.leases.published()) > 0 {
+	if published, _ := r.published(); len(published) > 0 {
+		if !r.leads(conn, published) {
+			return false
+		}
 		want["forward"]++
 		want["prerouting"], want["output"] = 1, 1
 	}
@@ -348,6 +363,23 @@ func (r rules) whole(conn *nftables.Conn) bool {
 		}
 	}
 	return len(want) == 0
+}
+
+// leads reports whether the kernel's map has what is published, and nothing else.
+func (r rules) leads(conn *nftables.Conn, published []nftables.SetElement) bool {
+	found, err := conn.GetSetElements(&nftables.Set{Name: ways,
+		Table: &nftables.Table{Name: r.Name, Family: nftables.TableFamilyIPv4}})
+	if err != nil {
+		return false
+	}
+	lines := func(elements []nftables.SetElement) (all []string) {
+		for _, e := range elements {
+			all = append(all, string(e.Key)+string(e.Val))
+		}
+		slices.Sort(all)
+		return all
+	}
+	return slices.Equal(lines(found), lines(published))
 }
 
 func (r rules) isWhole() bool {
@@ -444,7 +476,7 @@ var (
 	accept = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
 	drop   = []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}
 	count  = []expr.Any{&expr.Counter{}}
-	// led matches packets that a publication has led on.
+	// led matches packets that a publication has led on, or another translation of the host's.
 	led = []expr.Any{
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATUS},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
