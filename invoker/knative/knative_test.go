@@ -117,6 +117,11 @@ func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.Conn
 		}
 		return err
 	}
+	if much := map[string]string{"/talks": " " + strings.Repeat("x", 1<<10),
+		"/headed": " X\r\nA: " + strings.Repeat("x", 1<<20)}[r.URL.Path]; much != "" {
+		return s.Send(&node.ConnectReply{End: true,
+			Data: []byte("HTTP/1.1 500" + much + "\r\nContent-Length: 0\r\n\r\n")})
+	}
 	if r.URL.Path == "/mute" {
 		return s.Send(&node.ConnectReply{End: true})
 	}

@@ -180,6 +180,9 @@ func (r *road) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // farewell is the time that a client has to take the last words of a request that was ended.
 const farewell = time.Second
 
+// mostHeader bounds what a program may have the invoker hold of an answer that has not begun.
+const mostHeader = 64 << 10
+
 // A passage is one request's way.
 type passage struct {
 	*road
@@ -278,7 +281,8 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		},
 		Transport: &http.Transport{
 			DisableKeepAlives: true, DisableCompression: true,
-			Protocols: spokenBy(p.revision),
+			Protocols:              spokenBy(p.revision),
+			MaxResponseHeaderBytes: mostHeader,
 			DialContext: func(context.Context, string, string) (net.Conn, error) {
 				return conn, nil
 			},

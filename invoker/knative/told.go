@@ -3,6 +3,7 @@ package knative
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -23,7 +24,9 @@ func (p *passage) answered(answer *http.Response) {
 	now := time.Now()
 	ended := &telemetry.Call{Ran: true, Took: now.Sub(p.begun)}
 	if answer.StatusCode >= http.StatusInternalServerError {
-		ended.Status, ended.Why = telemetry.ApplicationError, "it answered "+answer.Status
+		ended.Status = telemetry.ApplicationError
+		ended.Why = fmt.Sprintf("it answered %d %s", answer.StatusCode,
+			http.StatusText(answer.StatusCode)) // not its own words, which may be long
 	}
 	p.tell(ended, &node.RunReply{BeginNs: p.sent.UnixNano(), EndNs: now.UnixNano()}, now)
 }

@@ -104,3 +104,21 @@ func (h *house) ended(status string) (n float64) {
 	}
 	return n
 }
+
+// A program's words are not kept, and what it may send before its answer has a bound.
+func TestAProgramThatTalks(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", annotated(described("hello", "example.com/hello"),
+		"autoscaling.knative.dev/initial-scale", "0"))
+	h.ready("hello", "True")
+	if code, said := h.curl("hello.ann.localhost", "/talks"); code != 500 {
+		t.Errorf("%d %s", code, said)
+	}
+	if len(h.kept) != 1 || h.kept[0].Why != "it answered 500 Internal Server Error" {
+		t.Errorf("the record is %+v", h.kept)
+	}
+	if code, said := h.curl("hello.ann.localhost", "/headed"); code != 502 {
+		t.Errorf("%d %s", code, said)
+	}
+}
