@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 	"knative.dev/pkg/apis"
 	"knative.dev/serving/pkg/apis/config"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
 	"github.com/fastiov/fastiov/invoker/store"
 )
@@ -152,6 +154,9 @@ func (w *writer) check(ctx context.Context, k *kind, o object) error {
 	if w.user == "" {
 		return nil // what was made of a good object is good
 	}
+	if wrong := labelsOf(o); len(wrong) > 0 {
+		return apierrors.NewInvalid(k.gvk().GroupKind(), o.GetName(), wrong)
+	}
 	found := o.Validate(ctx)
 	if warn := found.Filter(apis.WarningLevel); warn != nil {
 		w.warns = append(w.warns, warn.Error())
@@ -164,6 +169,22 @@ func (w *writer) check(ctx context.Context, k *kind, o object) error {
 		Reason: metav1.StatusReasonBadRequest,
 		Message: `admission webhook "validation.webhook.serving.knative.dev" denied ` +
 			"the request: validation failed: " + wrong.Error()}}
+}
+
+// labelsOf returns what Kubernetes has against an object's labels, and those of its revisions.
+func labelsOf(o object) field.ErrorList {
+	wrong := metavalidation.ValidateLabels(o.GetLabels(), field.NewPath("metadata", "labels"))
+	var template *v1.RevisionTemplateSpec
+	switch o := o.(type) {
+	case *v1.Service:
+		template = &o.Spec.Template
+	case *v1.Configuration:
+		template = &o.Spec.Template
+	default:
+		return wrong
+	}
+	return append(wrong, metavalidation.ValidateLabels(template.Labels,
+		field.NewPath("spec", "template", "metadata", "labels"))...)
 }
 
 // delete deletes an object at once, and the reconcilers then delete what it owns; or after all that

@@ -444,6 +444,10 @@ func TestWhatIsRefused(t *testing.T) {
 		{"POST", objects + "services", described("hello", "x"), 409, "AlreadyExists"},
 		{"POST", objects + "services", described("Bad_Name", "x"), 400, "not a DNS 1035 label"},
 		{"POST", objects + "services", `{"metadata":{},"spec":{}}`, 422, "name or generateName"},
+		{"PATCH", objects + "services/hello", `{"metadata":{"labels":{"a":"` +
+			strings.Repeat("x", 64) + `"}}}`, 422, "metadata.labels: Invalid value"},
+		{"PATCH", objects + "services/hello", `{"spec":{"template":{"metadata":{"labels":{
+			"a":"b c"}}}}}`, 422, "spec.template.metadata.labels: Invalid value"},
 		{"POST", objects + "services?fieldValidation=Strict", `{"metadata":{"name":"a"},"x":1}`,
 			400, `unknown field \"x\"`},
 		{"PUT", objects + "services/hello", `{"metadata":{"name":"hello","resourceVersion":"1"}}`,

@@ -9,7 +9,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"knative.dev/serving/pkg/apis/serving"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
 	"github.com/fastiov/fastiov/invoker/coldstart"
 	"github.com/fastiov/fastiov/invoker/pool"
@@ -64,9 +66,8 @@ func (p *passage) tell(ended *telemetry.Call, run *node.RunReply, now time.Time)
 		return
 	}
 	p.told = true
-	service := p.revision.Labels[serving.ConfigurationLabelKey]
 	ended.API, ended.Kind = telemetry.Knative, "knative"
-	ended.Function = p.revision.Namespace + "/" + service
+	ended.Function = p.revision.Namespace + "/" + functionOf(p.revision)
 	ended.How = p.placed.How
 	if p.placed.Start != nil {
 		ended.ID = store.NewID()
@@ -74,4 +75,14 @@ func (p *passage) tell(ended *telemetry.Call, run *node.RunReply, now time.Time)
 		p.keep(ended)
 	}
 	p.telemetry.Ended(ended)
+}
+
+// functionOf returns the name that a revision's requests are counted by: its configuration's, or
+// its own where its label, which users may write, names none.
+func functionOf(v *v1.Revision) string {
+	label := v.Labels[serving.ConfigurationLabelKey]
+	if validation.IsDNS1123Label(label) != nil {
+		return v.Name
+	}
+	return label
 }

@@ -4,6 +4,10 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"knative.dev/serving/pkg/apis/serving"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+
 	"github.com/fastiov/fastiov/invoker/telemetry"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
@@ -120,5 +124,19 @@ func TestAProgramThatTalks(t *testing.T) {
 	}
 	if code, said := h.curl("hello.ann.localhost", "/headed"); code != 502 {
 		t.Errorf("%d %s", code, said)
+	}
+}
+
+// A label names the function only where it could be a configuration's name.
+func TestALabelThatIsNoName(t *testing.T) {
+	for label, want := range map[string]string{
+		"hello": "hello", "": "hello-00001", "A_b": "hello-00001",
+		strings.Repeat("x", 64): "hello-00001",
+	} {
+		v := &v1.Revision{ObjectMeta: metav1.ObjectMeta{Name: "hello-00001",
+			Labels: map[string]string{serving.ConfigurationLabelKey: label}}}
+		if got := functionOf(v); got != want {
+			t.Errorf("%q: %s", label, got)
+		}
 	}
 }
