@@ -71,6 +71,7 @@ func (r *road) follow(e *event) {
 	if e.what == "DELETED" || to.Status.URL == nil {
 		return
 	}
+	// A URL alone claims nothing: the status has one also where another route has its host.
 	lead := func(host string, revision string, weight int64) {
 		host = bare(host)
 		s := r.split(e.entry.name, host)
@@ -79,7 +80,6 @@ func (r *road) follow(e *event) {
 			s.whole += weight
 		}
 	}
-	lead(to.Status.URL.Host, "", 0)
 	for _, t := range to.Status.Traffic {
 		if t.Percent != nil {
 			lead(to.Status.URL.Host, t.RevisionName, *t.Percent)
