@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/invoker/openwhisk/runtime"
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -23,7 +22,8 @@ func (v *invocation) demand() pool.Demand {
 		Again:       again,
 		Namespace:   v.user.Namespace,
 		Group:       v.on.group,
-		Image:       v.on.stemImage(v.api.cfg.Runtimes),
+		Image:       v.on.Image(v.api.cfg.Runtimes),
+		Stem:        v.on.handler() == "",
 		MemoryMiB:   v.on.Limits.MemoryMB,
 		Wait:        v.wait,
 		Concurrency: 1, // whatever the limits of an action say that is older than the bound of 1
@@ -113,14 +113,6 @@ func (a *API) startRequest(on *resolved, c runtime.Call) (*api.StartRequest, err
 func (r *resolved) handler() string {
 	value, _ := r.Annotations.Get(runtime.HandlerKey)
 	return runtime.Handler(value)
-}
-
-// stemImage returns the image whose stem cells do for the action: none does with another handler.
-func (r *resolved) stemImage(runtimes *entity.Runtimes) string {
-	if r.handler() != "" {
-		return ""
-	}
-	return r.Image(runtimes)
 }
 
 // owner is the namespace of an action by its full name, /namespace/….

@@ -135,7 +135,7 @@ func (w *world) checkWaiting() {
 		}
 		for _, b := range w.boxes {
 			stem := b.group == nil && b.phase == idle && b.node.up && !g.full() &&
-				b.stem.Image == g.image && b.stem.MemoryMiB == g.memory
+				g.ofStem && b.stem.Image == g.image && b.stem.MemoryMiB == g.memory
 			if stem || b.group == g && b.takes(w.s) && b.used < b.slots {
 				w.fail("a job of %s waits though %s could take it", g.name, b.id)
 			}

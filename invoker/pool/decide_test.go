@@ -70,7 +70,7 @@ func of(group string, memory int) Demand {
 func with(job Demand, change func(*Demand)) Demand { change(&job); return job }
 
 func TestLookupOrder(t *testing.T) {
-	a := with(of("a", 100), func(j *Demand) { j.Image, j.Concurrency = "python", 2 })
+	a := with(of("a", 100), func(j *Demand) { j.Image, j.Stem, j.Concurrency = "python", true, 2 })
 	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 1}
 	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(5, unbounded))
 	s.started(s.boxes[0], true) // the stem cell
@@ -215,7 +215,7 @@ func TestAGroupKeepsSandboxes(t *testing.T) {
 
 // A group that may have no more sandboxes waits for its own, in nobody's way.
 func TestAGroupHasNoMoreThanItMay(t *testing.T) {
-	two := with(of("two", 100), func(d *Demand) { d.Max, d.Image = 2, "python" })
+	two := with(of("two", 100), func(d *Demand) { d.Max, d.Image, d.Stem = 2, "python", true })
 	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 1}
 	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(5, unbounded))
 	s.started(s.boxes[0], true)
@@ -277,7 +277,7 @@ func TestAFunctionThatIsForeseen(t *testing.T) {
 
 func TestStemCells(t *testing.T) {
 	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 2}
-	python := with(of("a", 100), func(j *Demand) { j.Image = "python" })
+	python := with(of("a", 100), func(j *Demand) { j.Image, j.Stem = "python", true })
 	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(3, unbounded))
 	for _, b := range s.boxes {
 		s.started(b, true)
@@ -294,6 +294,11 @@ func TestStemCells(t *testing.T) {
 	s.call(of("more", 200))
 	s.want("evict b1", "cold more on n0")
 
+	other := newScene(t, Config{StemCells: []StemCell{cell}}, sized(3, unbounded))
+	other.started(other.boxes[0], true)
+	other.call(with(python, func(j *Demand) { j.Stem = false }))
+	other.want("cold a on n0") // the image alone does not make it its own
+
 	failing := newScene(t, Config{StemCells: []StemCell{cell}}, sized(1, unbounded))
 	failing.started(failing.boxes[0], false)
 	failing.want()
@@ -304,7 +309,7 @@ func TestStemCells(t *testing.T) {
 func TestStemCellsFollowTheColdStarts(t *testing.T) {
 	cell := StemCell{Image: "python", MemoryMiB: 100}
 	cell.Reactive = Reactive{Max: 3, TTL: time.Minute, Threshold: 2, Increment: 1}
-	python := with(of("a", 100), func(j *Demand) { j.Image, j.Start = "python", nil })
+	python := with(of("a", 100), func(j *Demand) { j.Image, j.Stem, j.Start = "python", true, nil })
 	s := newScene(t, Config{StemCells: []StemCell{cell}, KeepAlive: time.Hour})
 	s.want()
 	for range 4 {
@@ -341,7 +346,7 @@ func TestPlacement(t *testing.T) {
 	far.images = map[string]bool{"node": true}
 	s := newScene(t, Config{}, far, full, near)
 	python := func(group string) Demand {
-		return with(of(group, 100), func(d *Demand) { d.Image = "python" })
+		return with(of(group, 100), func(d *Demand) { d.Image, d.Stem = "python", true })
 	}
 	s.call(python("a"))
 	s.want("cold a on n2") // its image is there

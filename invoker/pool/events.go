@@ -93,7 +93,8 @@ func (s *state) groupLike(d *Demand) *group {
 		}
 		g.window = s.policy.Window(g.idles)
 	}
-	g.image, g.slots, g.bounds = d.Image, max(d.Concurrency, 1), d.Bounds
+	g.image, g.ofStem = d.Image, d.Stem
+	g.slots, g.bounds = max(d.Concurrency, 1), d.Bounds
 	return g
 }
 

@@ -17,7 +17,8 @@ import (
 type Demand struct {
 	Namespace   string // sandboxes are not shared between namespaces, and room is shared fairly
 	Group       string
-	Image       string // which Start will name; empty: no stem cell serves, no node is nearer
+	Image       string // which Start will name; empty: no node is nearer
+	Stem        bool   // a stem cell of the image does: all else that Start names is its Init
 	MemoryMiB   int
 	Concurrency int           // how many leases of the group a sandbox has at once; 0: one
 	Wait        time.Duration // in the pool's queue, at most; 0: Config.Wait

@@ -131,7 +131,7 @@ func (s *state) classOf(g *group) *class {
 // stemOf is the kind of stem cell that would do for the group, or nil.
 func (s *state) stemOf(g *group) *stem {
 	for _, st := range s.stems {
-		if st.Image == g.image && st.MemoryMiB == g.memory {
+		if g.ofStem && st.Image == g.image && st.MemoryMiB == g.memory {
 			return st
 		}
 	}

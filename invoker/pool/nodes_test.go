@@ -257,7 +257,7 @@ func TestAStemCellServes(t *testing.T) {
 			t.Fatalf("%v", asked)
 		}
 		job := work("a")
-		job.Image = "sim"
+		job.Image, job.Stem = "sim", true
 		begin := time.Now()
 		end := atOnce(p, job)[0]
 		took := time.Since(begin)

@@ -166,6 +166,7 @@ type group struct {
 	space   *space
 	class   *class // in which it stands in line; nil: it does not
 	image   string
+	ofStem  bool // a stem cell of the image does
 	slots   int
 	bounds  Bounds
 	again   func() (*api.StartRequest, error) // of the last demand; nil: none starts ahead

@@ -3,8 +3,9 @@ package pool
 import "time"
 
 // A StemCell is a sandbox that is started before anybody calls, from an image alone: whoever comes
-// first with a function for that image and memory is spared the start. Stem cells are made of what
-// is free, never at the cost of another sandbox, and are the first to end when room is needed.
+// first with a function for that image and memory, and a demand that says Stem, is spared the
+// start. Stem cells are made of what is free, never at the cost of another sandbox, and are the
+// first to end when room is needed.
 type StemCell struct {
 	Image     string
 	MemoryMiB int

@@ -248,10 +248,11 @@ func (w *world) someJob() Demand {
 }
 
 var someJobs = []Demand{
-	{MemoryMiB: 100, Image: "a"}, {MemoryMiB: 250}, {MemoryMiB: 400, Image: "b"},
-	{MemoryMiB: 100, Concurrency: 3}, {MemoryMiB: 100, Image: "c"},
+	{MemoryMiB: 100, Image: "a", Stem: true}, {MemoryMiB: 250},
+	{MemoryMiB: 400, Image: "b", Stem: true}, {MemoryMiB: 100, Image: "a"},
+	{MemoryMiB: 100, Concurrency: 3}, {MemoryMiB: 100, Image: "c", Stem: true},
 	{MemoryMiB: 100, Concurrency: 2, Endless: true},
-	{MemoryMiB: 100, Image: "a", Bounds: Bounds{Max: 2}},
+	{MemoryMiB: 100, Image: "a", Stem: true, Bounds: Bounds{Max: 2}},
 	{MemoryMiB: 100, Bounds: Bounds{KeepAlive: time.Second, PauseAfter: -1}},
 	{MemoryMiB: 100, Concurrency: 3, Endless: true, Bounds: Bounds{Max: 1, PauseAfter: time.Second}},
 }

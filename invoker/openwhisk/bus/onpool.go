@@ -40,14 +40,11 @@ func (p *OnPool) Run(ctx context.Context, r Request) *activation.Record {
 	}
 	defer context.AfterFunc(ctx, p.Pool.Close)()
 	v.over = make(chan struct{})
-	stems := v.image // of which image stem cells would do
-	if v.handler() != "" {
-		stems = ""
-	}
 	runtime.Submit(p.Pool, pool.Demand{
 		Namespace: r.Asked.User.Namespace.Name,
 		Group:     r.Action.ID + "@" + r.Action.Revision,
-		Image:     stems,
+		Image:     v.image,
+		Stem:      v.handler() == "",
 		MemoryMiB: r.Action.Limits.MemoryMB,
 		// A controller may allow several calls at once; the node's runtimes serve one.
 		Concurrency: 1,
