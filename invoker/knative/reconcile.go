@@ -431,9 +431,6 @@ func settled(v *v1.Revision) bool {
 // keepLeast has a revision keep the sandboxes of its min-scale as long as a route leads to it.
 func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
 	least := leastOf(v)
-	if least == 0 {
-		return
-	}
 	r.mu.Lock()
 	routed := len(r.of[ref{revisions, e.name}]) > 0
 	r.mu.Unlock()

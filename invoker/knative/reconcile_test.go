@@ -8,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/embedded"
 )
@@ -109,8 +112,24 @@ func TestMinScaleIsKept(t *testing.T) {
 		return strings.Contains(said, "hello-00002")
 	})
 	started(5)
-	h.pool.RetireAll("ann")
+	const second = objects + "revisions/hello-00002"
+	h.must("PATCH", second, fmt.Sprintf(`{"metadata":{"annotations":{%q:"4"}}}`, least))
 	started(7) // those of the second revision alone
+	h.must("PATCH", second, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, least))
+	h.pool.Retire(groupOf(h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)))
+	of := h.api.road.demand(
+		h.api.world.get(revisions, "ann", "hello-00002").object.(*v1.Revision))
+	h.until("none is kept", func() bool {
+		over := make(chan struct{})
+		h.pool.Acquire(of, func(l *pool.Lease, err error) {
+			defer close(over)
+			if err == nil {
+				l.Release(false)
+			}
+		})
+		<-over
+		return h.pool.Snapshot().Nodes[0].Boxes == 0
+	})
 }
 
 // What an owner leaves goes when nobody has a finalizer in it any more.

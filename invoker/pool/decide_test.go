@@ -211,6 +211,14 @@ func TestAGroupKeepsSandboxes(t *testing.T) {
 	s.s.keep(&kept, 0, s.now)
 	s.pass(time.Minute)
 	s.want("expire b2", "expire b5")
+	s.s.keep(&kept, 1, s.now)
+	s.want("keep kept")
+	s.started(s.boxes[5], true)
+	s.s.retire(maps.Values(s.s.named["kept"]), s.now)
+	s.want("expire b6") // no other is kept
+	if s.s.keep(&kept, 0, s.now); len(s.s.named["kept"]) > 0 {
+		t.Error("a group that keeps none is remembered")
+	}
 }
 
 // A group that may have no more sandboxes waits for its own, in nobody's way.

@@ -2,8 +2,11 @@ package pool
 
 import "time"
 
-// keep takes in how many sandboxes a group is to have, called or not.
+// keep takes in how many sandboxes a group is to have, called or not. None needs no group.
 func (s *state) keep(d *Demand, least int, now time.Time) {
+	if least == 0 && s.groups[key{d.Namespace, d.Group, d.MemoryMiB}] == nil {
+		return
+	}
 	g := s.groupLike(d)
 	g.fresh, g.ready, g.least = d.Start, d.Ready, least
 	g.tries = attempts{}

@@ -318,13 +318,7 @@ func (p *Pool) Keep(demand Demand, least int) {
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run. It keeps
 // none any more.
 func (p *Pool) Retire(group string) {
-	p.happen(func(s *state, now time.Time) {
-		for _, g := range s.named[group] {
-			g.least = 0
-			s.fileGroup(g, now)
-		}
-		s.retire(maps.Values(s.named[group]), now)
-	})
+	p.happen(func(s *state, now time.Time) { s.retire(maps.Values(s.named[group]), now) })
 }
 
 // RetireAll does that with all groups of a namespace.
