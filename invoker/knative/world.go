@@ -305,7 +305,8 @@ func (w *world) list(k *kind, namespace string) (all []*entry, revision uint64) 
 	return all, revision
 }
 
-// errExpired answers who asks for events that are not kept any more.
+// errExpired answers who asks for events that are not kept any more, or after a revision that this
+// world has not reached: another gave that one, such as the one before the store was restored.
 var errExpired = apierrors.NewResourceExpired(
 	"too old resource version: list the objects again, and watch from there")
 
@@ -314,7 +315,7 @@ var errExpired = apierrors.NewResourceExpired(
 func (w *world) since(revision uint64, namespace string) ([]*event, <-chan struct{}, error) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	if revision < max(w.floor, w.floors[namespace]) {
+	if revision < max(w.floor, w.floors[namespace]) || revision > w.revision {
 		return nil, nil, errExpired
 	}
 	at, _ := slices.BinarySearchFunc(w.events, revision+1,

@@ -31,6 +31,9 @@ func TestTheLogHasABound(t *testing.T) {
 		if _, _, err := w.since(2, "ann"); err != errExpired {
 			t.Errorf("the oldest events are answered %v", err)
 		}
+		if _, _, err := w.since(w.revision+1, "ann"); err != errExpired {
+			t.Errorf("events that are not yet are answered %v", err)
+		}
 		floor := w.floors["ann"]
 		events, _, err := w.since(floor, "ann")
 		if err != nil || events[0].revision != floor+1 || len(events) != c.events+1-int(floor) {
