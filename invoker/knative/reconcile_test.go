@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
@@ -209,4 +210,21 @@ func TestARevisionNamesItsHandler(t *testing.T) {
 	if len(h.node.live) == 0 {
 		t.Error("nothing is started")
 	}
+}
+
+// A route that pins a revision which is not there says so, though it came before its configuration.
+func TestARouteBeforeItsConfiguration(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	owner := h.api.world.get(kindOf("Service"), "ann", "hello").object.GetUID()
+	h.must("POST", objects+"routes", fmt.Sprintf(`{"metadata":{"name":"pins","ownerReferences":[
+		{"apiVersion":"serving.knative.dev/v1","kind":"Service","name":"hello","uid":%q,
+		"controller":true}]},"spec":{"traffic":[{"revisionName":"none","percent":100}]}}`, owner))
+	time.Sleep(100 * time.Millisecond) // it is reconciled
+	h.must("POST", objects+"configurations", described("pins", "example.com/hello"))
+	h.until("the route says what it lacks", func() bool {
+		return strings.Contains(h.must("GET", objects+"routes/pins", ""), "RevisionMissing")
+	})
 }

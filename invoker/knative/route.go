@@ -39,7 +39,9 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 	if errors.As(err, &bad) {
 		if owner, _ := ownerOf(to); owner != nil && r.get(configurations, to.Namespace,
 			to.Name) == nil {
-			return nil // its service is about to make that, which is an event for this route
+			// Its service is about to make that. A route that pins revisions is not told then.
+			r.queue.AddAfter(ref{e.kind, e.name}, betweenLooks)
+			return nil
 		}
 		bad.MarkBadTrafficTarget(st)
 		return r.report(e, to)
