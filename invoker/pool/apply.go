@@ -120,7 +120,8 @@ func (s *state) pastDue(a *alarm, now time.Time) {
 		s.alarms.set(a, of.deadline)
 	case *box:
 		if at := s.boxDue(of); !at.IsZero() && !now.Before(at) {
-			of.since = now // its group keeps it: it idles anew
+			of.since, of.kept = now, true // its group alone keeps it, and it idles anew
+			of.place.jump(&of.node.idle)
 		}
 		s.alarms.set(a, s.boxDue(of))
 	case *group:

@@ -14,7 +14,7 @@ const (
 	Warming Kind = "warming" // a job gets a free slot of a sandbox that another job starts
 	Prewarm Kind = "prewarm" // a job gives its function to a stem cell
 	Cold    Kind = "cold"    // a job starts a sandbox
-	Evict   Kind = "evict"   // the longest idle sandbox of a node ends for a job
+	Evict   Kind = "evict"   // an idle sandbox of a node ends for a job, the first of node.idle
 	Refuse  Kind = "refused" // a job gets none
 	Claim   Kind = "claim"   // room is being made for a job that has waited too long
 	Unclaim Kind = "unclaim" // that room is not to be had

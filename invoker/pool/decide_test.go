@@ -221,6 +221,34 @@ func TestAGroupKeepsSandboxes(t *testing.T) {
 	}
 }
 
+// A sandbox that is there only because its group keeps it is evicted before one that was used.
+func TestWhatIsOnlyKeptGoesFirst(t *testing.T) {
+	kept := with(of("kept", 100), func(d *Demand) { d.KeepAlive = time.Minute })
+	s := newScene(t, Config{KeepAlive: time.Hour}, sized(2, unbounded))
+	s.idling(of("other", 100))
+	s.s.keep(&kept, 1, s.now)
+	s.want("keep kept")
+	s.started(s.boxes[1], true)
+	job := s.begun(of("more", 100))
+	s.want()
+	if job.box.id != "b3" || s.boxes[1].phase != gone {
+		t.Errorf("%s took the place of another", job.box.id)
+	}
+	s.finish(job, false)
+	s.want("expire b3", "keep kept")
+	s.started(s.boxes[3], true)
+	s.finish(s.begun(kept), true) // it is used, and idles for less long than the other
+	s.call(of("more", 100))
+	s.want("evict b1", "cold more on n0")
+	s.finish(s.begun(kept), true)
+	s.pass(2 * time.Minute)
+	s.want() // nobody has used it for longer than its keep-alive
+	s.started(s.jobs[len(s.jobs)-2].box, true)
+	s.finish(s.jobs[len(s.jobs)-2], true)
+	s.call(of("last", 100))
+	s.want("evict b4", "cold last on n0")
+}
+
 // A group that may have no more sandboxes waits for its own, in nobody's way.
 func TestAGroupHasNoMoreThanItMay(t *testing.T) {
 	two := with(of("two", 100), func(d *Demand) { d.Max, d.Image, d.Stem = 2, "python", true })

@@ -148,6 +148,7 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 // others.
 func (s *state) done(b *box, w *waiter, keep bool, now time.Time) {
 	g := b.group
+	b.kept = false
 	w.inQueue.leave() // of those that are endless
 	g.jobs--
 	g.ended = now

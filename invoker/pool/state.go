@@ -67,7 +67,7 @@ type node struct {
 	down     string      // why it is out of reach
 	silent   bool        // it did not answer the last look
 	free     room        // of capacity
-	idle     chain[*box] // as they are evicted: the stem cells, then the longest idle first
+	idle     chain[*box] // as they are evicted: stem cells and the kept, then the longest idle
 	idling   int         // MiB in idle sandboxes
 	busy     chain[*box]
 	endless  chain[*box]     // busy, too, with a lease that may not end by itself
@@ -128,7 +128,7 @@ type box struct {
 	retired bool      // it takes no more jobs, and ends with those it has
 	claimed bool      // the same, as long as its room is claimed
 	ended   bool      // its node has told its end, though its start is not over here
-	kept    bool      // it was started as one that is kept
+	kept    bool      // nobody has used it since it was started, or idled for too long, to be kept
 	holds   bool      // its memory is counted as its namespace's
 	counts  bool      // it is counted as one of its group that lives on
 	place   link[*box]
@@ -267,7 +267,7 @@ func (s *state) file(b *box, now time.Time) {
 	if place == &n.idle {
 		n.idling += b.memory
 	}
-	if place == &n.idle && g == nil && b.place.in != place {
+	if place == &n.idle && (g == nil || b.kept) && b.place.in != place {
 		b.place.jump(place)
 	} else {
 		b.place.join(place)
