@@ -428,7 +428,8 @@ func settled(v *v1.Revision) bool {
 		ready.GetReason() != unschedulable
 }
 
-// keepLeast has a revision keep the sandboxes of its min-scale as long as a route leads to it.
+// keepLeast has a revision keep the sandboxes of its min-scale as long as a route leads to it. A
+// namespace keeps no more than it may have calls under way: those could use no others.
 func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
 	least := leastOf(v)
 	r.mu.Lock()
@@ -437,7 +438,11 @@ func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
 	if !routed || !v.IsReady() {
 		least = 0
 	}
-	r.road.pool.Keep(r.road.demand(v), least)
+	most := 0
+	if owner, err := r.road.directory.Owner(v.Namespace); err == nil {
+		most = owner.Limits.ConcurrentInvocations
+	}
+	r.road.pool.Keep(r.road.demand(v), least, most)
 }
 
 // judge writes into a revision's status how its first start went. Where a later start may go

@@ -171,7 +171,7 @@ func TestAGroupHasItsOwnBounds(t *testing.T) {
 		s.call(many)
 	}
 	s.settle()
-	s.s.keep(&many, 2, s.now)
+	s.s.keep(&many, 2, 9, s.now)
 	for _, t := range s.jobs[2:] {
 		s.started(t.box, true)
 		s.finish(t, true)
@@ -182,7 +182,7 @@ func TestAGroupHasItsOwnBounds(t *testing.T) {
 		s.pass(time.Minute)
 		s.want()
 	}
-	s.s.keep(&many, 0, s.now)
+	s.s.keep(&many, 0, 9, s.now)
 	s.s.retire(maps.Values(s.s.named["many"]), s.now)
 	s.want("expire b4", "expire b5") // it is wanted no more
 }
@@ -193,7 +193,7 @@ func TestAGroupKeepsSandboxes(t *testing.T) {
 	s := newScene(t, Config{}, sized(3, unbounded))
 	s.call(of("other", 100))
 	s.want("cold other on n0")
-	s.s.keep(&kept, 3, s.now)
+	s.s.keep(&kept, 3, 9, s.now)
 	s.want("keep kept", "keep kept") // there is no more room
 	s.started(s.boxes[1], true)
 	s.started(s.boxes[2], false)
@@ -208,15 +208,20 @@ func TestAGroupKeepsSandboxes(t *testing.T) {
 	s.finish(s.jobs[1], false)
 	s.want("expire b4", "keep kept")
 	s.started(s.boxes[4], true)
-	s.s.keep(&kept, 0, s.now)
+	s.s.keep(&kept, 0, 9, s.now)
 	s.pass(time.Minute)
 	s.want("expire b2", "expire b5")
-	s.s.keep(&kept, 1, s.now)
+	s.s.keep(&kept, 1, 9, s.now)
 	s.want("keep kept")
 	s.started(s.boxes[5], true)
 	s.s.retire(maps.Values(s.s.named["kept"]), s.now)
 	s.want("expire b6") // no other is kept
-	if s.s.keep(&kept, 0, s.now); len(s.s.named["kept"]) > 0 {
+	two := with(kept, func(d *Demand) { d.Group = "two" })
+	s.s.keep(&two, 2, 1, s.now)
+	s.want("keep two") // their namespace keeps one at most
+	s.s.keep(&kept, 2, 1, s.now)
+	s.want()
+	if s.s.keep(&kept, 0, 9, s.now); len(s.s.named["kept"]) > 0 {
 		t.Error("a group that keeps none is remembered")
 	}
 }
@@ -226,7 +231,7 @@ func TestWhatIsOnlyKeptGoesFirst(t *testing.T) {
 	kept := with(of("kept", 100), func(d *Demand) { d.KeepAlive = time.Minute })
 	s := newScene(t, Config{KeepAlive: time.Hour}, sized(2, unbounded))
 	s.idling(of("other", 100))
-	s.s.keep(&kept, 1, s.now)
+	s.s.keep(&kept, 1, 9, s.now)
 	s.want("keep kept")
 	s.started(s.boxes[1], true)
 	job := s.begun(of("more", 100))

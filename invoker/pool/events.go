@@ -191,7 +191,8 @@ func (s *state) learn(g *group, now time.Time) {
 // retire ends the sandboxes of some groups, the busy ones after what they run. None is kept.
 func (s *state) retire(groups iter.Seq[*group], now time.Time) {
 	for g := range groups {
-		g.again, g.least = nil, 0
+		g.again = nil
+		g.keeps(0)
 		g.members.all(func(b *box) bool {
 			b.retired = true
 			s.file(b, now)

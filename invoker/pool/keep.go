@@ -2,15 +2,22 @@ package pool
 
 import "time"
 
-// keep takes in how many sandboxes a group is to have, called or not. None needs no group.
-func (s *state) keep(d *Demand, least int, now time.Time) {
+// keep takes in how many sandboxes a group is to have, called or not, where all those of its
+// namespace together may keep so many at most. None needs no group.
+func (s *state) keep(d *Demand, least, most int, now time.Time) {
 	if least == 0 && s.groups[key{d.Namespace, d.Group, d.MemoryMiB}] == nil {
 		return
 	}
 	g := s.groupLike(d)
-	g.fresh, g.ready, g.least = d.Start, d.Ready, least
+	g.fresh, g.ready = d.Start, d.Ready
+	g.keeps(min(least, max(most-(g.space.least-g.least), 0)))
 	g.tries = attempts{}
 	s.fileGroup(g, now)
+}
+
+func (g *group) keeps(least int) {
+	g.space.least += least - g.least
+	g.least = least
 }
 
 // keptStarted has a start that failed tried again later.

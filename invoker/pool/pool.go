@@ -309,10 +309,11 @@ func (p *Pool) brief(call func(ctx context.Context) error) error {
 }
 
 // Keep has the demand's group keep so many sandboxes from now on, called or not, until their room
-// is needed. Those that are missing are started in free room, also when one has ended. Nobody uses
-// them here: those who Acquire do.
-func (p *Pool) Keep(demand Demand, least int) {
-	p.happen(func(s *state, now time.Time) { s.keep(&demand, least, now) })
+// is needed; less where all groups of its namespace would keep more than most then. Those that are
+// missing are started in free room, also when one has ended. Nobody uses them here: those who
+// Acquire do.
+func (p *Pool) Keep(demand Demand, least, most int) {
+	p.happen(func(s *state, now time.Time) { s.keep(&demand, least, most, now) })
 }
 
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run. It keeps

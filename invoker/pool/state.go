@@ -194,6 +194,7 @@ type group struct {
 type space struct {
 	name    string
 	held    int // MiB in its busy sandboxes
+	least   int // so many its groups keep
 	waiting chain[*waiter]
 	lines   []*line
 	groups  int

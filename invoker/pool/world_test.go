@@ -290,7 +290,7 @@ func (w *world) happen() {
 		w.s.retire(maps.Values(w.s.named[name]), w.now)
 	case 16:
 		job := w.someJob()
-		w.s.keep(&job, w.choose(3), w.now)
+		w.s.keep(&job, w.choose(3), w.choose(9), w.now)
 	case 15:
 		runs := func(t *task) bool { return !t.over && t.box != nil && t.box.phase == running }
 		if t, ok := pick(w, w.jobs, runs); ok {
