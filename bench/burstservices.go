@@ -31,6 +31,9 @@ func (b *servicesOf) put(ctx context.Context, name string, n int) error {
 		if err := b.ask(ctx, http.MethodGet, "/api/v1/namespaces", nil, &all); err != nil {
 			return err
 		}
+		if len(all) == 0 {
+			return errors.New("the key is of no namespace; burst with a user's key")
+		}
 		b.namespace = all[0]
 	}
 	program := map[string]any{"image": b.Kind, "command": []string{"python3"},
@@ -51,19 +54,43 @@ func (b *servicesOf) put(ctx context.Context, name string, n int) error {
 	err := b.ask(ctx, http.MethodPost, b.path(""), body, nil)
 	var refused *httpError
 	if errors.As(err, &refused) && refused.status == http.StatusConflict {
-		if err = b.remove(ctx, name); err == nil {
+		if err = b.clear(ctx, name); err == nil {
 			err = b.ask(ctx, http.MethodPost, b.path(""), body, nil)
 		}
 	}
 	for err == nil && b.urls[name] == "" {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(10 * time.Millisecond):
+		if err = pause(ctx); err == nil {
+			err = b.look(ctx, name)
 		}
-		err = b.look(ctx, name)
 	}
 	return err
+}
+
+// clear deletes a service with all that it owns, and returns when that is gone: else the next of
+// its name meets a configuration that is not its own.
+func (b *servicesOf) clear(ctx context.Context, name string) error {
+	err := b.ask(ctx, http.MethodDelete, b.path("/"+name+"?propagationPolicy=Foreground"), nil,
+		&json.RawMessage{})
+	for err == nil {
+		if err = pause(ctx); err == nil {
+			err = b.ask(ctx, http.MethodGet, b.path("/"+name), nil, &json.RawMessage{})
+		}
+	}
+	var refused *httpError
+	if errors.As(err, &refused) && refused.status == http.StatusNotFound {
+		return nil
+	}
+	return err
+}
+
+// pause waits for a moment, as long as ctx lasts.
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(10 * time.Millisecond):
+		return nil
+	}
 }
 
 // look notes the URL of a service that is ready.
@@ -98,6 +125,7 @@ func (b *servicesOf) invoke(ctx context.Context, name string) (*Start, error) {
 		return nil, err
 	}
 	req.Host = to.Host // its name leads here, or nowhere
+	begin := time.Now()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
@@ -111,8 +139,8 @@ func (b *servicesOf) invoke(ctx context.Context, name string) (*Start, error) {
 		return nil, &httpError{resp.StatusCode, string(bytes.TrimSpace(answer))}
 	}
 	var records []activation
-	if err := b.call(ctx, http.MethodGet, "activations?docs=true&limit=1&name="+name, nil,
-		&records); err != nil {
+	path := fmt.Sprintf("activations?docs=true&limit=1&name=%s&since=%d", name, begin.UnixMilli())
+	if err := b.call(ctx, http.MethodGet, path, nil, &records); err != nil {
 		return nil, err
 	}
 	if len(records) == 0 {
