@@ -266,6 +266,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		return false
 	}
 	sent := &body{ReadCloser: req.Body}
+	sent.whole.Store(req.ContentLength == 0)
 	req.Body = sent
 	good := true // what broke off may be the caller's doing; the node tells of ends
 	defer func() { l.Release(good) }()
@@ -297,7 +298,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			cause := context.Cause(ctx)
-			if (cause == nil || cause == errTimeout) && !sent.broken.Load() {
+			if (cause == nil || cause == errTimeout) && sent.whole.Load() {
 				good = l.Answered(false)
 			}
 			p.breakOff(ctx, w, err)
@@ -317,16 +318,16 @@ func spokenBy(v *v1.Revision) *http.Protocols {
 	return spoken
 }
 
-// A body holds what a client sends, and whether that broke off.
+// A body holds what a client sends, and whether that is all of it.
 type body struct {
 	io.ReadCloser
-	broken atomic.Bool
+	whole atomic.Bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF {
-		b.broken.Store(true)
+	if err == io.EOF {
+		b.whole.Store(true)
 	}
 	return n, err
 }

@@ -207,3 +207,27 @@ func TestAClientOfHTTP2ThatReadsNothingHoldsNoLease(t *testing.T) {
 		t.Fatal("the pool does not close")
 	}
 }
+
+// A program that answers one of two requests at once is good, however many of the others end.
+func TestAProgramThatAnswersOthersIsNotReplaced(t *testing.T) {
+	h, address, leave := withHello(t)
+	defer leave()
+	var waiting []net.Conn
+	for range 10 {
+		waiting = append(waiting, says(t, address, "GET /sleep HTTP/1.1\n\n"))
+	}
+	time.Sleep(500 * time.Millisecond) // of the second that they may take
+	if code, said := h.curl("hello.ann.localhost", "/"); code != 200 {
+		t.Errorf("%d %s", code, said)
+	}
+	for _, conn := range waiting {
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || answer.StatusCode != http.StatusGatewayTimeout {
+			t.Fatalf("%+v, %v", answer, err)
+		}
+	}
+	h.curl("hello.ann.localhost", "/")
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("it is replaced: %d starts", n)
+	}
+}

@@ -62,13 +62,14 @@ type Placement struct {
 // A Lease is a slot in a sandbox that is ready, from Acquire until Release or Retry.
 type Lease struct {
 	Placement
-	pool   *Pool
-	demand Demand
-	use    func(*Lease, error)
-	waiter waiter
-	box    *box // nil: it is not held
-	ctx    context.Context
-	end    context.CancelCauseFunc // of ctx, which only an endless lease has
+	pool    *Pool
+	demand  Demand
+	use     func(*Lease, error)
+	waiter  waiter
+	box     *box   // nil: it is not held
+	answers uint64 // of the box, when the lease began
+	ctx     context.Context
+	end     context.CancelCauseFunc // of ctx, which only an endless lease has
 }
 
 // mostUnanswered calls in a row may be their callers' fault; more are the program's.
@@ -126,13 +127,15 @@ func (l *Lease) Context() context.Context {
 func (l *Lease) Release(keep bool) { l.giveBack(keep, nil) }
 
 // Answered takes in that the sandbox answered a call, or did not though the caller waited. It
-// reports whether the sandbox is good for another: not after so many in a row without an answer.
+// reports whether the sandbox is good for another: not after so many in a row without an answer. A
+// call counts where the sandbox answered no other, either, since the lease began.
 func (l *Lease) Answered(did bool) (good bool) {
 	if did {
+		l.box.answers.Add(1)
 		l.box.unanswered.Store(0)
 		return true
 	}
-	return l.box.unanswered.Add(1) < mostUnanswered
+	return l.box.answers.Load() != l.answers || l.box.unanswered.Add(1) < mostUnanswered
 }
 
 // Retry is for a call to the sandbox that failed with err. Where that says that nothing reached the
@@ -182,7 +185,7 @@ func (l *Lease) granted(g grant) {
 		l.use(l, g.err)
 		return
 	}
-	l.box = g.box
+	l.box, l.answers = g.box, g.box.answers.Load()
 	l.Placement = Placement{
 		Sandbox: g.box.id, Node: g.box.node.name, How: g.how, Placed: time.Now(),
 		Cold: g.how == Cold || g.how == Prewarm,

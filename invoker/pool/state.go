@@ -141,7 +141,8 @@ type box struct {
 	endless chain[*waiter] // who hold leases of it that may not end by themselves
 	wake    *wake          // its last resuming; nil: it was never paused
 
-	unanswered atomic.Int32 // calls in a row
+	answers    atomic.Uint64 // calls
+	unanswered atomic.Int32  // calls in a row
 }
 
 func (b *box) move(to phase, now time.Time) {
