@@ -19,6 +19,7 @@ type guard struct {
 	hears   *netlink.Conn
 	changes chan struct{}
 	closing chan struct{}
+	closed  sync.Once // a bridge may be closed twice
 	all     sync.WaitGroup
 }
 
@@ -107,7 +108,7 @@ func (g *guard) putBack() error {
 }
 
 func (g *guard) close() {
-	close(g.closing)
+	g.closed.Do(func() { close(g.closing) })
 	g.hears.Close()
 	g.all.Wait()
 }
