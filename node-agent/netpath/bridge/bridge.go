@@ -382,7 +382,7 @@ func Undo(dir string) error {
 	if err != nil {
 		err = fmt.Errorf("rules of bridge %s: %w", m.Name, err)
 	}
-	if m.Forward && !othersForward() { // whether or not the rules are gone
+	if m.Forward && !othersForward(m.Name) { // whether or not the rules are gone
 		err = errors.Join(err, stopForwarding(m.Settings))
 	}
 	if err != nil {
@@ -391,12 +391,13 @@ func Undo(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// othersForward reports whether the host has another bridge: somebody, as Docker, may have come
-// later and have found that it forwards already.
-func othersForward() bool {
+// othersForward reports whether the host has another bridge, but for one by which it goes out:
+// somebody, as Docker, may have come later and have found that it forwards already.
+func othersForward(own string) bool {
 	links, err := netlink.LinkList()
-	return err != nil || slices.ContainsFunc(links, func(link netlink.Link) bool {
-		return link.Type() == "bridge"
+	out, err2 := uplinks(own)
+	return err != nil || err2 != nil || slices.ContainsFunc(links, func(link netlink.Link) bool {
+		return link.Type() == "bridge" && !slices.Contains(out, link.Attrs().Name)
 	})
 }
 

@@ -17,6 +17,8 @@ import (
 	nl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/netns"
 )
 
 // route leads an address to the world, whose MAC it has, until the returned func is called.
@@ -444,7 +446,7 @@ func TestAnUplinkThatIsABridge(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	world(t)
+	outside := world(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
 	br := &netlink.Bridge{LinkAttrs: attrs}
@@ -465,10 +467,14 @@ func TestAnUplinkThatIsABridge(t *testing.T) {
 		_ = netlink.LinkDel(br)
 		_ = os.WriteFile(forwardIP, []byte("0"), 0) // which stays on for another bridge
 	}()
-	for _, isUplink := range []bool{false, true} {
-		if isUplink {
-			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: br.Index,
-				Gw: net.IPv4(198, 18, 0, 1)}); err != nil {
+	route := &netlink.Route{LinkIndex: br.Index, Gw: net.IPv4(198, 18, 0, 1)}
+	if err := netlink.RouteAdd(route); err != nil {
+		t.Fatal(err)
+	}
+	through := routedBy(t, outside)
+	for _, isUplink := range []bool{true, false} {
+		if !isUplink {
+			if err := netlink.RouteDel(route); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -480,7 +486,55 @@ func TestAnUplinkThatIsABridge(t *testing.T) {
 		if !(rules{b}).isWhole() {
 			t.Error("the rules are taken for broken")
 		}
+		if isUplink {
+			if through() {
+				t.Error("who is on the uplink is routed to another network")
+			}
+			tool(t, "nft delete rule ip fastiov0 forward handle "+lastHandle(t))
+			if !through() {
+				t.Error("(a control) without the last rule, nobody is either")
+			}
+		}
 		g.leave(b)
 		b.Close()
+		if is, err := os.ReadFile(forwardIP); err != nil || (is[0] == '0') != isUplink {
+			t.Errorf("a bridge is the uplink: %v; ip_forward is %q then, %v", isUplink, is, err)
+		}
+	}
+}
+
+// routedBy returns a func that reports whether the host routes from the world to another network of
+// its own.
+func routedBy(t *testing.T, outside *os.File) func() bool {
+	t.Helper()
+	const word = "from the world"
+	far := tun(t, "far", "10.78.0.1/24")
+	if err := netns.Inside(outside, func() error {
+		return netlink.RouteAdd(&netlink.Route{Gw: net.IPv4(198, 18, 0, 2),
+			Dst: &net.IPNet{IP: net.IPv4(10, 78, 0, 0), Mask: net.CIDRMask(24, 32)}})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return func() bool {
+		if err := netns.Inside(outside, func() error {
+			conn, err := net.Dial("udp", "10.78.0.2:9")
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_, err = conn.Write([]byte(word))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		buffer := make([]byte, 2048)
+		for until := time.Now().Add(200 * time.Millisecond); time.Now().Before(until); {
+			n, _ := unix.Read(far, buffer) // it does not wait
+			if n > 0 && bytes.Contains(buffer[:n], []byte(word)) {
+				return true
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return false
 	}
 }

@@ -191,9 +191,19 @@ func (r rules) routes(conn *nftables.Conn) error {
 	add(conn, through, fromBridge, is(expr.CmpOpEq, metaOIFKind, ifname("bridge")), count, drop)
 	add(conn, through, fromBridge, accept)
 	if r.forwards { // for the bridge alone, and nothing for its neighbours
-		for _, end := range []expr.MetaKey{metaIIFKind, metaOIFKind} {
+		for _, uplink := range r.uplinks { // what it bridges, the kernel may show here, too
+			add(conn, through, is(expr.CmpOpEq, expr.MetaKeyIIFNAME, ifname(uplink)),
+				is(expr.CmpOpEq, expr.MetaKeyOIFNAME, ifname(uplink)), accept)
+		}
+		for _, end := range []struct{ kind, name expr.MetaKey }{
+			{metaIIFKind, expr.MetaKeyIIFNAME}, {metaOIFKind, expr.MetaKeyOIFNAME},
+		} {
+			var inside []expr.Any // not by a bridge that the host's neighbours are on
+			for _, uplink := range r.uplinks {
+				inside = append(inside, is(expr.CmpOpNeq, end.name, ifname(uplink))...)
+			}
 			for _, kind := range []string{"bridge", "veth"} { // of containers of others
-				add(conn, through, is(expr.CmpOpEq, end, ifname(kind)), accept)
+				add(conn, through, is(expr.CmpOpEq, end.kind, ifname(kind)), inside, accept)
 			}
 		}
 		add(conn, through, count, drop)
@@ -335,7 +345,7 @@ func (r rules) whole(conn *nftables.Conn) bool {
 		want["forward"]++
 	}
 	if r.forwards {
-		want["forward"] += 5
+		want["forward"] += 5 + len(r.uplinks)
 	}
 	if published, _ := r.published(); len(published) > 0 {
 		if !r.leads(conn, published) {
