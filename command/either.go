@@ -46,14 +46,17 @@ func tellTLS(server *http.Server) {
 }
 
 // takeHTTP2 has a server take HTTP/2 without TLS, too, as clients of gRPC speak it to services. A
-// connection has a bound of requests at once, and of the time in which its client takes nothing.
+// connection has a bound of requests at once, of the time in which its client takes nothing, and of
+// the memory for what it sends: net/http's own is a megabyte for each of two buffers.
 func takeHTTP2(server *http.Server) {
 	const atOnce, takesNothing = 100, 30 * time.Second
+	const frame, window = 16 << 10, 64 << 10
 	server.Protocols = &http.Protocols{}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	server.HTTP2 = &http.HTTP2Config{
-		MaxConcurrentStreams: atOnce, WriteByteTimeout: takesNothing}
+		MaxConcurrentStreams: atOnce, WriteByteTimeout: takesNothing, MaxReadFrameSize: frame,
+		MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window}
 }
 
 // handshake is the first byte of a client that speaks TLS. No method of HTTP begins with it.
