@@ -149,7 +149,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 	}
 	a, a2, a3 := add("a", true), add("a", true), add("a", false)
 	if s.following() != a3 {
-		t.Error("who waits alone is not next")
+		t.Error("the only one that waits is not next")
 	}
 	b := add("b", false)
 	if s.following() != b {
@@ -205,7 +205,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 	now = now.Add(turnWindow)
 	b.taken = false
 	if s.measured(b) != nil {
-		t.Error("who waits for no registry gives its turn")
+		t.Error("a layer that waits for no registry loses its turn")
 	}
 }
 
