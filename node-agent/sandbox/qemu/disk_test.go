@@ -7,20 +7,24 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/testbed"
 )
 
 // TestQEMUReadsADiskOfSeveralFiles has a real QEMU read a disk to its end, and compares.
 func TestQEMUReadsADiskOfSeveralFiles(t *testing.T) {
-	program, err := exec.LookPath("qemu-system-x86_64")
-	if err != nil {
-		t.Skip("needs QEMU")
+	if os.Getenv("FASTIOV_TEST_TESTBED") == "" {
+		t.Skip("needs the testbed's QEMU: set FASTIOV_TEST_TESTBED=1 to have it")
 	}
+	qemu, release, err := testbed.QEMU(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
 	dir := t.TempDir()
 	var spec sandbox.Spec
 	var want []byte
@@ -49,8 +53,9 @@ func TestQEMUReadsADiskOfSeveralFiles(t *testing.T) {
 	if err := os.WriteFile(out, make([]byte, len(want)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := c.cmd(program, os.Stderr)
-	cmd.Path, cmd.Stdout = program, nil
+	cmd := c.cmd("", os.Stderr)
+	cmd.Args = qemu.Command(c.args...)
+	cmd.Path, cmd.Stdout = cmd.Args[0], nil
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
