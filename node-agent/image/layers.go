@@ -119,18 +119,15 @@ func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64
 		b.keys[n] = layerRecipe(image, d).key()
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return int(layers[b].Size - layers[a].Size) })
-	room, err := oci.NewRoom(content)
-	if err != nil {
-		return b, err
-	}
-	defer room.Close()
+	rooms := oci.NewRooms(content)
+	defer rooms.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range order {
 		if slices.Index(b.keys, b.keys[n]) < n { // the same layer twice
 			continue
 		}
 		group.Go(func() (err error) {
-			b.release[n], err = c.bringLayer(ctx, image, n, room, p)
+			b.release[n], err = c.bringLayer(ctx, image, n, rooms, p)
 			if err == nil {
 				b.about[n], err = aboutLayer(c.entry(b.keys[n]))
 			}
@@ -138,7 +135,7 @@ func (c *Cache) bringLayers(ctx context.Context, image *oci.Image, content int64
 			return err
 		})
 	}
-	err = group.Wait()
+	err := group.Wait()
 	for n, key := range b.keys {
 		b.about[n] = b.about[slices.Index(b.keys, key)]
 	}
@@ -152,14 +149,14 @@ func layerRecipe(image *oci.Image, d v1.Descriptor) recipe {
 
 // bringLayer takes a layer into use. If another fetched it, the registry is asked whether we may
 // have it; if another failed to, we try ourselves: with our credentials, from our repository.
-func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, room *oci.Room,
+func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, rooms *oci.Rooms,
 	p *pulling) (release func(), err error) {
 	r := layerRecipe(image, image.Layers()[n])
 	began := false // the flight is of our making: its failure is ours
 	ours := false  // we have fetched it ourselves
 	r.build = func(ctx context.Context, dir string, _ func(string, ...any)) error {
 		ours = true
-		return c.fetchLayer(ctx, image, n, dir, room, p)
+		return c.fetchLayer(ctx, image, n, dir, rooms, p)
 	}
 	key := r.key()
 	for {
@@ -202,7 +199,7 @@ func (c *Cache) bringLayer(ctx context.Context, image *oci.Image, n int, room *o
 
 // fetchLayer fills a layer's entry when it is its turn.
 func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir string,
-	room *oci.Room, p *pulling) error {
+	rooms *oci.Rooms, p *pulling) error {
 	next, done, err := c.beside(ctx)
 	if err != nil {
 		return err
@@ -212,7 +209,7 @@ func (c *Cache) fetchLayer(ctx context.Context, image *oci.Image, n int, dir str
 	t := &turn{turns: c.pulls.turns, whose: whose(image), pull: p, next: next, size: size,
 		memory: min(size, oci.StreamBlocks*oci.BlockSize)}
 	defer t.end()
-	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), room, t)
+	about, err := image.Unpack(ctx, n, dir, c.inflating(ctx), rooms, t)
 	if err != nil {
 		return err
 	}

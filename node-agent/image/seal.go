@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -168,7 +169,9 @@ func (c *Cache) settle(key string) {
 		err := syncEntry(s.ctx, dir)
 		failpoint.Hit(failpoint.PullSettled)
 		if err == nil {
-			guard(dir)
+			if err := guard(dir); err != nil {
+				fmt.Fprintf(c.out, "image  %s  is not checked when it is read: %v\n", key, err)
+			}
 			err = os.WriteFile(filepath.Join(dir, settledName), nil, 0o644)
 		}
 		if err == nil || s.ctx.Err() != nil {

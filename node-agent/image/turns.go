@@ -53,6 +53,7 @@ type turn struct {
 	since  time.Time     // since when its registry is waited for; zero: it is not
 	waited time.Duration // for its registry, in this window
 	came   int64         // in this window
+	behind bool          // what came in this turn had come before
 }
 
 func newTurns() *turns {
@@ -69,7 +70,7 @@ func (t *turn) Take(ctx context.Context) (context.Context, func(), error) {
 	asked := time.Now()
 	t.mu.Lock()
 	t.ready, t.over = make(chan struct{}), over
-	t.since, t.waited, t.came = time.Time{}, 0, 0
+	t.since, t.waited, t.came, t.behind = time.Time{}, 0, 0, false
 	t.all = append(t.all, t)
 	t.grant()
 	t.mu.Unlock()
@@ -105,6 +106,15 @@ func (t *turn) Came(bytes int) {
 	t.waited += t.now().Sub(t.since)
 	t.since = time.Time{}
 	t.came += int64(bytes)
+	t.behind = t.behind && bytes == 0
+}
+
+// Again implements oci.Turn.
+func (t *turn) Again(bytes int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.came += int64(bytes)
+	t.behind = true
 }
 
 func (t *turn) leave() {
@@ -239,9 +249,9 @@ func (s *turns) measured(next *turn) (least *turn) {
 	return least
 }
 
-// yields reports whether a turn is to be another's. One of many is, for a namespace that has none.
-// One that waited for its registry nearly all of the time, and got little, is for a namespace that
-// has none, or two less.
+// yields reports whether a turn is to be another's. One of many is, for a namespace that has none,
+// unless it would end before anything new came. One that waited for its registry nearly all of the
+// time, and got little, is for a namespace that has none, or two less.
 func yields(next, t *turn, has map[string]int) bool {
 	fetches := t.waited > 0 || t.came > 0
 	if next.whose == t.whose || !fetches {
@@ -249,5 +259,5 @@ func yields(next, t *turn, has map[string]int) bool {
 	}
 	mine, others := has[next.whose], has[t.whose]
 	slow := t.waited >= turnWindow*9/10 && t.came < slowTurn
-	return mine == 0 && (slow || others > 1) || slow && others-mine > 1
+	return mine == 0 && (slow || others > 1 && !t.behind) || slow && others-mine > 1
 }

@@ -188,6 +188,16 @@ func TestWhoseTurnItIs(t *testing.T) {
 	if s.measured(b) != a2 {
 		t.Error("of two that are quick none gives its turn to who has nothing")
 	}
+	a.Came(2 * slowTurn)
+	a2.Again(slowTurn)
+	if s.measured(b) != a {
+		t.Error("a turn is over before anything new came")
+	}
+	a.Came(2 * slowTurn)
+	a2.Came(slowTurn)
+	if s.measured(b) != a2 {
+		t.Error("a turn that brought something new is kept for what came before that")
+	}
 	a2.taken = false
 	a.Came(3 * slowTurn)
 	if s.measured(b) != nil {

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"unsafe"
@@ -13,14 +14,23 @@ import (
 // guard has the kernel check what guests read of an entry whenever it is read: fs-verity keeps a
 // hash of each block, and a block that is not as it was cannot be read any more. It does so where
 // the file system of the cache can, as an ext4 that was made with -O verity; elsewhere nothing
-// happens. The entry is on the disk, and was verified before.
-func guard(dir string) {
+// happens. The entry is on the disk, and was verified before. An error says which file has no
+// hashes although the file system could keep them.
+func guard(dir string) error {
 	for _, name := range []string{oci.BlobName, RootName} {
-		if f, err := os.Open(filepath.Join(dir, name)); err == nil {
-			_ = enableVerity(f)
-			f.Close()
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			continue // an entry has one of them
+		}
+		err = enableVerity(f)
+		f.Close()
+		switch err {
+		case nil, unix.EEXIST, unix.ENOTTY, unix.EOPNOTSUPP:
+		default:
+			return fmt.Errorf("fs-verity of %s: %w", f.Name(), err)
 		}
 	}
+	return nil
 }
 
 // enableVerity makes a file's hashes. From then on nobody can write to it.

@@ -182,7 +182,7 @@ func (f *flow) fetch(ctx context.Context, group *errgroup.Group, begin int64,
 	if err := f.turn.Next(ctx); err != nil {
 		return err
 	}
-	first := &part{Image: f.Image, ctx: ctx, from: f.from, d: f.d, at: begin,
+	first := &part{Image: f.Image, ctx: ctx, from: f.from, d: f.d, turn: f.turn, at: begin,
 		end: min(begin+BlockSize, size)}
 	if err := first.open(); err != nil {
 		return err
@@ -221,7 +221,8 @@ func (f *flow) fetch(ctx context.Context, group *errgroup.Group, begin int64,
 		}
 		p := first
 		if at > begin {
-			p = &part{Image: f.Image, ctx: ctx, from: f.from, d: f.d, at: at, end: end}
+			p = &part{Image: f.Image, ctx: ctx, from: f.from, d: f.d, turn: f.turn, at: at,
+				end: end}
 		}
 		group.Go(func() error {
 			defer p.close()
@@ -243,6 +244,7 @@ type part struct {
 	ctx     context.Context
 	from    *host
 	d       v1.Descriptor
+	turn    Turn
 	at, end int64
 	body    io.ReadCloser
 	ranged  bool
@@ -292,8 +294,11 @@ func (p *part) ask() error {
 		body.lift(until - from)
 	}
 	p.body = resp.Body
-	if from < p.at { // the registry knows no ranges
-		_, err = io.CopyN(io.Discard, p.body, p.at-from)
+	for from < p.at && err == nil { // the registry knows no ranges
+		var n int64
+		n, err = io.CopyN(io.Discard, p.body, min(p.at-from, passSize))
+		p.turn.Again(int(n))
+		from += n
 	}
 	return err
 }
@@ -313,6 +318,9 @@ func (p *part) again(err error) bool {
 		next := p.after(p.ctx, p.from)
 		if next != nil {
 			p.from, p.failed = next, 0
+			if known.Reason == NotItself {
+				p.first.Store(next)
+			}
 		}
 		return next != nil
 	}

@@ -52,7 +52,8 @@ type Image struct {
 	manifest   v1.Manifest
 	config     []byte
 	at         name.Repository
-	hosts      []*host // that may have it; the first has
+	hosts      []*host              // that may have it; the first has
+	first      atomic.Pointer[host] // behind those that lied; nil: none did
 	reach      func(context.Context, *host) error
 	received   count
 	local      func(v1.Hash) (io.ReadCloser, error) // opens a part of a saved image

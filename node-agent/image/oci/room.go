@@ -1,12 +1,51 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
+
+// Rooms has a Room for each host that the layers of an image come from: what a host sends instead
+// of them takes nothing from those that another sends.
+type Rooms struct {
+	most   int64
+	mu     sync.Mutex
+	of     map[*host]*Room
+	closed bool
+}
+
+// NewRooms returns rooms of so many bytes each.
+func NewRooms(most int64) *Rooms { return &Rooms{most: most, of: map[*host]*Room{}} }
+
+// Close ends this process's use of the rooms.
+func (r *Rooms) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	for _, room := range r.of {
+		room.Close()
+	}
+}
+
+// roomFor returns the room of what a host sends.
+func (r *Rooms) roomFor(from *host) (room *Room, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errors.New("the pull that this layer was fetched for has ended")
+	}
+	if room = r.of[from]; room == nil {
+		if room, err = NewRoom(r.most); err == nil {
+			r.of[from] = room
+		}
+	}
+	return room, err
+}
 
 // A Room bounds what the layers of an image unpack to, all together, while each has a process of
 // its own. It is an empty file, whose offset all who were handed it share: that is what they took.

@@ -37,6 +37,27 @@ func TestARoomIsGivenBack(t *testing.T) {
 	}
 }
 
+// What one host sends takes nothing from what another sends.
+func TestEachHostHasARoom(t *testing.T) {
+	rooms := NewRooms(10)
+	for _, h := range []*host{nil, new(host)} {
+		room, err := rooms.roomFor(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := room.Take(8); err != nil {
+			t.Error(err)
+		}
+		if room, err = rooms.roomFor(h); err != nil || room.Take(8) == nil {
+			t.Errorf("a host has a second room (%v)", err)
+		}
+	}
+	rooms.Close()
+	if _, err := rooms.roomFor(nil); err == nil {
+		t.Error("a pull that has ended gives room")
+	}
+}
+
 // Who was handed the room keeps no memory in it: that would outlive its process.
 func TestARoomHoldsNoBytes(t *testing.T) {
 	room, err := NewRoom(10)

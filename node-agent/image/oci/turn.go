@@ -16,6 +16,8 @@ type Turn interface {
 	// Waits tells that the registry is waited for, and Came that so many bytes came.
 	Waits()
 	Came(bytes int)
+	// Again tells that bytes came that had come before: the registry knows no ranges.
+	Again(bytes int)
 }
 
 // ErrOver ends a turn.
@@ -30,6 +32,7 @@ func (atOnce) Take(ctx context.Context) (context.Context, func(), error) {
 func (atOnce) Next(context.Context) error { return nil }
 func (atOnce) Waits()                     {}
 func (atOnce) Came(int)                   {}
+func (atOnce) Again(int)                  {}
 
 // held is a turn that was taken before there is anything to be fetched for.
 type held struct {

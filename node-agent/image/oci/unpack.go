@@ -73,11 +73,14 @@ func (i *Image) Inspect(ctx context.Context, cell string) (diffIDs []string, err
 }
 
 // Unpack fetches the n-th layer when it is its turn, and writes its blob and its index into dir, as
-// far as the room goes.
-func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, room *Room,
+// far as the rooms go.
+func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, rooms *Rooms,
 	turn Turn) (l Layer, err error) {
-	err = i.honestly(ctx, func(from *host) (err error) {
-		l, err = i.unpack(ctx, n, dir, with, room, from, turn)
+	err = i.honestly(ctx, func(from *host) error {
+		room, err := rooms.roomFor(from)
+		if err == nil {
+			l, err = i.unpack(ctx, n, dir, with, room, from, turn)
+		}
 		return err
 	})
 	if err != nil {
@@ -87,10 +90,11 @@ func (i *Image) Unpack(ctx context.Context, n int, dir string, with Inflating, r
 }
 
 // honestly has a part of the image fetched from one host after another, as long as what came is
-// not it. A process that reads what came may find that out before its digest does.
+// not it. A process that reads what came may find that out before its digest does. All other
+// parts begin at the next host from then on.
 func (i *Image) honestly(ctx context.Context, fetch func(from *host) error) error {
-	var from *host
-	if len(i.hosts) > 0 {
+	from := i.first.Load()
+	if from == nil && len(i.hosts) > 0 {
 		from = i.hosts[0]
 	}
 	for {
@@ -107,6 +111,7 @@ func (i *Image) honestly(ctx context.Context, fetch func(from *host) error) erro
 		if from = i.after(ctx, from); from == nil {
 			return err
 		}
+		i.first.Store(from)
 	}
 }
 
