@@ -125,7 +125,7 @@ func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.Conn
 	if r.URL.Path == "/mute" {
 		return s.Send(&node.ConnectReply{End: true})
 	}
-	if r.URL.Path == "/sleep" {
+	if r.URL.Path == "/sleep" || r.URL.Path == "/deaf" {
 		<-s.Context().Done()
 		return s.Context().Err()
 	}

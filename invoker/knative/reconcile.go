@@ -443,6 +443,9 @@ func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
 		most = owner.Limits.ConcurrentInvocations
 	}
 	r.road.pool.Keep(r.road.demand(v), least, most)
+	if now := r.get(revisions, v.Namespace, v.Name); now == nil || now.object.GetUID() != v.UID {
+		r.road.pool.Retire(groupOf(v)) // it was deleted meanwhile
+	}
 }
 
 // judge writes into a revision's status how its first start went. Where a later start may go

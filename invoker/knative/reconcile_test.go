@@ -228,3 +228,23 @@ func TestARouteBeforeItsConfiguration(t *testing.T) {
 		return strings.Contains(h.must("GET", objects+"routes/pins", ""), "RevisionMissing")
 	})
 }
+
+// A revision that is deleted while its sandboxes are to be kept leaves none.
+func TestADeletedRevisionKeepsNone(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", annotated(described("hello", "example.com/hello"),
+		"autoscaling.knative.dev/min-scale", "2"))
+	h.ready("hello", "True")
+	boxes := func() int { return h.pool.Snapshot().Nodes[0].Boxes }
+	h.until("two are kept", func() bool { return boxes() == 2 })
+	e := h.api.world.get(revisions, "ann", "hello-00001")
+	h.must("DELETE", objects+"services/hello", "")
+	h.until("none is left", func() bool { return boxes() == 0 })
+	r := h.api.reconcile
+	r.mu.Lock() // as if the route led there still when this was asked
+	r.of[ref{revisions, e.name}] = map[name]bool{{"ann", "hello"}: true}
+	r.mu.Unlock()
+	r.keepLeast(e, e.object.(*v1.Revision))
+	h.until("none is kept", func() bool { return boxes() == 0 })
+}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"strings"
 	"sync"
@@ -266,8 +267,9 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		return false
 	}
 	sent := &body{ReadCloser: req.Body}
-	sent.whole.Store(req.ContentLength == 0)
 	req.Body = sent
+	req = req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		WroteHeaders: func() { sent.begun.Store(true) }}))
 	good := true // what broke off may be the caller's doing; the node tells of ends
 	defer func() { l.Release(good) }()
 	defer conn.Close()
@@ -298,7 +300,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			cause := context.Cause(ctx)
-			if (cause == nil || cause == errTimeout) && sent.whole.Load() {
+			if (cause == nil || cause == errTimeout) && sent.waitsForProgram() {
 				good = l.Answered(false)
 			}
 			p.breakOff(ctx, w, err)
@@ -318,19 +320,22 @@ func spokenBy(v *v1.Revision) *http.Protocols {
 	return spoken
 }
 
-// A body holds what a client sends, and whether that is all of it.
+// A body holds what a client sends after its headers, and whose turn it is.
 type body struct {
 	io.ReadCloser
-	whole atomic.Bool
+	begun atomic.Bool // the headers are on their way
+	owed  atomic.Bool // the client is to send more, or its last words were none
 }
 
 func (b *body) Read(p []byte) (int, error) {
+	b.owed.Store(true)
 	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF {
-		b.whole.Store(true)
-	}
+	b.owed.Store(err != nil && err != io.EOF)
 	return n, err
 }
+
+// waitsForProgram reports whether it is the program's turn: to answer, or to read.
+func (b *body) waitsForProgram() bool { return b.begun.Load() && !b.owed.Load() }
 
 // ofNode reports whether an error says that the node refused, and nothing of the sandbox.
 func ofNode(err error) bool {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -229,5 +230,66 @@ func TestAProgramThatAnswersOthersIsNotReplaced(t *testing.T) {
 	h.curl("hello.ann.localhost", "/")
 	if n := h.node.starts.Load(); n != 1 {
 		t.Errorf("it is replaced: %d starts", n)
+	}
+}
+
+// A request that never reached the program says nothing of it: here its Upgrade is one that HTTP
+// does not know, or HTTP/2 not.
+func TestARequestThatIsNotSentEndsNoSandbox(t *testing.T) {
+	h, _, leave := withHello(t)
+	defer leave()
+	h.must("POST", objects+"services", strings.Replace(described("second", "example.com/second"),
+		`"containerPort"`, `"name":"h2c","containerPort"`, 1))
+	h.ready("second", "True")
+	for _, host := range []string{"hello", "second"} {
+		upgrade := "é"
+		if host == "second" {
+			upgrade = "websocket"
+		}
+		for range 7 {
+			r := httptest.NewRequest("GET", "http://"+host+".ann.localhost/", nil)
+			r.Header.Set("Connection", "Upgrade")
+			r.Header.Set("Upgrade", upgrade)
+			w := httptest.NewRecorder()
+			h.http.ServeHTTP(w, r)
+			if w.Code != http.StatusBadGateway {
+				t.Errorf("it is answered %d %s", w.Code, w.Body)
+			}
+		}
+	}
+	if n := h.node.starts.Load(); n != 2 {
+		t.Errorf("%d starts of two services", n)
+	}
+}
+
+// A program that reads nothing of a body, however large, is replaced; one whose client sends no
+// more is not.
+func TestAProgramThatReadsNothingIsReplaced(t *testing.T) {
+	h, address, leave := withHello(t)
+	defer leave()
+	ask := func(text string, body int) {
+		t.Helper()
+		var all sync.WaitGroup
+		for range 5 {
+			conn := says(t, address, text)
+			all.Go(func() { _, _ = conn.Write(make([]byte, body)) })
+			all.Go(func() {
+				answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil || answer.StatusCode != http.StatusGatewayTimeout {
+					t.Errorf("%+v, %v", answer, err)
+				}
+				conn.Close()
+			})
+		}
+		all.Wait()
+		h.curl("hello.ann.localhost", "/")
+	}
+	ask("POST /deaf HTTP/1.1\nContent-Length: 9000000\n\n", 1000)
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, and the clients sent no more", n)
+	}
+	ask("POST /deaf HTTP/1.1\nContent-Length: 9000000\n\n", 9_000_000)
+	if n := h.node.starts.Load(); n != 2 {
+		t.Errorf("%d starts after five that the program read nothing of", n)
 	}
 }

@@ -121,7 +121,7 @@ func (s *state) pastDue(a *alarm, now time.Time) {
 	case *box:
 		if at := s.boxDue(of); !at.IsZero() && !now.Before(at) {
 			of.since, of.kept = now, true // its group alone keeps it, and it idles anew
-			of.place.jump(&of.node.idle)
+			s.file(of, now)
 		}
 		s.alarms.set(a, s.boxDue(of))
 	case *group:
@@ -129,6 +129,8 @@ func (s *state) pastDue(a *alarm, now time.Time) {
 			s.alarms.set(a, last)
 		}
 		s.fileGroup(of, now)
+	case retrial:
+		s.fileGroup(of.group, now)
 	case *stem:
 		s.resize(of, now)
 	case *node:

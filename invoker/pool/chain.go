@@ -80,8 +80,8 @@ func (c *chain[T]) all(visit func(T) bool) {
 	}
 }
 
-// An alarm is when something is to be looked at again: a *waiter, a *box, a *group, a *node or a
-// *stem.
+// An alarm is when something is to be looked at again: a *waiter, a *box, a *group, a retrial, a
+// *node or a *stem.
 type alarm struct {
 	at  time.Time
 	of  any

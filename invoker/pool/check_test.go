@@ -59,7 +59,7 @@ func (w *world) checkSums() {
 		}
 		n := nodes[b.node]
 		n.boxes, n.memory = n.boxes+1, n.memory+b.memory
-		if b.idles() && b.place.in == &b.node.idle {
+		if b.idles() && b.node.idle.has(b) {
 			n.idling += b.memory
 		}
 		nodes[b.node] = n
@@ -72,9 +72,9 @@ func (w *world) checkSums() {
 	}
 	for _, n := range w.s.nodes {
 		free := room{n.capacity.sandboxes - nodes[n].boxes, n.capacity.memory - nodes[n].memory}
-		if n.free != free || len(n.boxes) != nodes[n].boxes || n.idling != nodes[n].idling {
+		if n.free != free || len(n.boxes) != nodes[n].boxes || n.idle.memory != nodes[n].idling {
 			w.fail("%s: %+v free, %d sandboxes, %d MiB idle; counted %+v, %+v",
-				n.name, n.free, len(n.boxes), n.idling, free, nodes[n])
+				n.name, n.free, len(n.boxes), n.idle.memory, free, nodes[n])
 		}
 	}
 	named := 0
@@ -84,7 +84,13 @@ func (w *world) checkSums() {
 	if named != len(w.s.groups) {
 		w.fail("%d groups have names, of %d", named, len(w.s.groups))
 	}
+	keeps := map[*space]int{}
 	for _, g := range w.s.groups {
+		keeps[g.space] += g.least
+		if g.least > g.wants || g.least < g.wants && g.space.least < g.space.most {
+			w.fail("group %s keeps %d of %d, and its namespace %d of %d",
+				g.name, g.least, g.wants, g.space.least, g.space.most)
+		}
 		if w.s.named[g.name][g.key] != g {
 			w.fail("the group %v is not found by its name", g.key)
 		}
@@ -95,6 +101,11 @@ func (w *world) checkSums() {
 		if g.live != live[g] || g.space.held != held[g.space] {
 			w.fail("group %s: %d alive and %d MiB held, counted %d and %d",
 				g.name, g.live, g.space.held, live[g], held[g.space])
+		}
+	}
+	for _, sp := range w.s.spaces {
+		if sp.least != keeps[sp] || sp.least > sp.most {
+			w.fail("namespace %s keeps %d of %d, counted %d", sp.name, sp.least, sp.most, keeps[sp])
 		}
 	}
 }

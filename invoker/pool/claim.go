@@ -25,9 +25,8 @@ const mostStarving = 8
 // which no room can be made.
 func (s *state) fulfil(n *node, c *claim) (step, bool) {
 	need := c.group.memory + n.overhead
-	all := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
 	switch {
-	case n.up && all.fits(need):
+	case n.up && n.idle.and(n.free).fits(need):
 		return s.start(c.group, n), true
 	case !n.up || !anyEnds(c.boxes):
 		return step{kind: Unclaim, node: n}, true

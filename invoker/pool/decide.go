@@ -14,7 +14,7 @@ const (
 	Warming Kind = "warming" // a job gets a free slot of a sandbox that another job starts
 	Prewarm Kind = "prewarm" // a job gives its function to a stem cell
 	Cold    Kind = "cold"    // a job starts a sandbox
-	Evict   Kind = "evict"   // an idle sandbox of a node ends for a job, the first of node.idle
+	Evict   Kind = "evict"   // an idle sandbox of a node ends for a job, the first of its idlers
 	Refuse  Kind = "refused" // a job gets none
 	Claim   Kind = "claim"   // room is being made for a job that has waited too long
 	Unclaim Kind = "unclaim" // that room is not to be had
@@ -77,7 +77,7 @@ func decide(s *state, now time.Time) (step, bool) {
 	if len(s.classes) > 0 {
 		return s.makePlace(now)
 	}
-	if do, ok := s.replenish(now); ok {
+	if do, ok := s.replenish(); ok {
 		return do, true
 	}
 	return s.backfill(now)
@@ -142,7 +142,7 @@ func (s *state) start(g *group, on *node) step {
 		on = s.best(g)
 	}
 	if need := g.memory + on.overhead; !on.free.fits(need) {
-		b := on.idle.first.of
+		b := on.idle.first()
 		return step{kind: Evict, box: b, why: fmt.Sprintf("its room is needed for %s", g.name)}
 	}
 	return step{kind: Cold, waiter: w, node: on}

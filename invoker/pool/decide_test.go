@@ -330,10 +330,10 @@ func TestStemCells(t *testing.T) {
 	s.finish(s.jobs[0], true)
 	s.want() // full, and the warm one is not evicted for another stem cell
 	s.call(of("other", 200))
-	s.want("evict b3", "cold other on n0") // stem cells are the first to go
+	s.want("evict b1", "cold other on n0") // stem cells are the first to go
 	s.started(s.boxes[3], true)
 	s.call(of("more", 200))
-	s.want("evict b1", "cold more on n0")
+	s.want("evict b3", "cold more on n0")
 
 	other := newScene(t, Config{StemCells: []StemCell{cell}}, sized(3, unbounded))
 	other.started(other.boxes[0], true)

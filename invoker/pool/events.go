@@ -77,7 +77,8 @@ func (s *state) groupLike(d *Demand) *group {
 	g := s.groups[k]
 	if g == nil {
 		g = &group{key: k, space: s.spaces[k.namespace]}
-		g.turn.of, g.inLine.of, g.lacks.of, g.alarm.of = g, g, g, g
+		g.turn.of, g.inLine.of, g.alarm.of, g.retry.of = g, g, g, retrial{g}
+		g.keeper.of, g.short.of, g.lacks.of = g, g, g
 		if g.space == nil {
 			g.space = &space{name: k.namespace}
 			s.spaces[k.namespace] = g.space
@@ -192,7 +193,7 @@ func (s *state) learn(g *group, now time.Time) {
 func (s *state) retire(groups iter.Seq[*group], now time.Time) {
 	for g := range groups {
 		g.again = nil
-		g.keeps(0)
+		s.want(g, 0, now)
 		g.members.all(func(b *box) bool {
 			b.retired = true
 			s.file(b, now)
@@ -256,7 +257,9 @@ func (s *state) eachBox(n *node, visit func(*box)) {
 		return true
 	}
 	var all []*box // visiting may move them from chain to chain
-	for _, c := range []*chain[*box]{&n.busy, &n.endless, &n.idle, &s.finished} {
+	for _, c := range []*chain[*box]{
+		&n.busy, &n.endless, &n.idle.stems, &n.idle.kept, &n.idle.others, &s.finished,
+	} {
 		c.all(func(b *box) bool { all = append(all, b); return true })
 	}
 	for _, b := range all {

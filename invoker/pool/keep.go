@@ -1,42 +1,106 @@
 package pool
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // keep takes in how many sandboxes a group is to have, called or not, where all those of its
 // namespace together may keep so many at most. None needs no group.
 func (s *state) keep(d *Demand, least, most int, now time.Time) {
+	if sp := s.spaces[d.Namespace]; sp != nil && sp.most != most {
+		sp.most = most
+		s.deal(sp, now)
+	}
 	if least == 0 && s.groups[key{d.Namespace, d.Group, d.MemoryMiB}] == nil {
 		return
 	}
 	g := s.groupLike(d)
+	g.space.most = most
 	g.fresh, g.ready = d.Start, d.Ready
-	g.keeps(min(least, max(most-(g.space.least-g.least), 0)))
-	g.tries = attempts{}
-	s.fileGroup(g, now)
+	s.want(g, least, now)
 }
 
-func (g *group) keeps(least int) {
-	g.space.least += least - g.least
-	g.least = least
+// want has a group keep so many sandboxes, as far as its namespace may, and the others of that what
+// it does not take.
+func (s *state) want(g *group, least int, now time.Time) {
+	g.wants, g.tries = least, attempts{}
+	s.alarms.set(&g.retry, time.Time{})
+	if sp := g.space; least > 0 {
+		g.keeper.join(&sp.keepers)
+	} else {
+		g.keeper.leave()
+	}
+	s.keeps(g, min(least, g.least), now)
+	s.deal(g.space, now)
 }
 
-// keptStarted has a start that failed tried again later.
-func (s *state) keptStarted(g *group, ok bool, now time.Time) {
-	if g.tries.over(ok, now); !ok && g.alarm.pos == 0 {
-		s.alarms.set(&g.alarm, g.tries.after)
+// deal takes from a namespace's groups what it may keep no more, from those last that were first to
+// want it, and gives them what it may.
+func (s *state) deal(sp *space, now time.Time) {
+	for l := sp.keepers.last; l != nil && sp.least > sp.most; l = l.prev {
+		s.keeps(l.of, max(l.of.least-(sp.least-sp.most), 0), now)
+		l.of.short.jump(&sp.short) // the first to get it back
+	}
+	for sp.short.n > 0 && sp.least < sp.most {
+		g := sp.short.first.of
+		s.keeps(g, min(g.wants, g.least+sp.most-sp.least), now)
 	}
 }
 
-// replenish starts a sandbox of a group that has less than it keeps, in free room.
-func (s *state) replenish(now time.Time) (do step, ok bool) {
-	s.lacking.all(func(g *group) bool {
-		if now.Before(g.tries.after) {
-			return true
-		}
-		if n := s.best(g); n != nil && n.claim == nil && n.free.fits(g.memory+n.overhead) {
-			do, ok = step{kind: Keep, group: g, node: n}, true
-		}
-		return !ok
+func (s *state) keeps(g *group, least int, now time.Time) {
+	g.space.least += least - g.least
+	g.least = least
+	if least < g.wants {
+		g.short.join(&g.space.short)
+	} else {
+		g.short.leave()
+	}
+	s.fileGroup(g, now)
+}
+
+// A retrial is the alarm of a group whose last start of a sandbox to keep has failed.
+type retrial struct{ *group }
+
+// keptStarted has a start that failed tried again later.
+func (s *state) keptStarted(g *group, ok bool, now time.Time) {
+	if g.tries.over(ok, now); g.wants > 0 {
+		s.alarms.set(&g.retry, g.tries.after)
+	}
+}
+
+// fileLack has a group be among those that lack sandboxes, or not.
+func (s *state) fileLack(g *group, lacks bool) {
+	if lacks == (g.lacks.in != nil) {
+		return
+	}
+	at, known := slices.BinarySearchFunc(s.lacking, g.memory, func(z *size, memory int) int {
+		return cmp.Compare(z.memory, memory)
 	})
-	return do, ok
+	if !known {
+		s.lacking = slices.Insert(s.lacking, at, &size{memory: g.memory})
+	}
+	if z := s.lacking[at]; lacks {
+		g.lacks.join(&z.groups)
+	} else if g.lacks.leave(); z.groups.n == 0 {
+		s.lacking = slices.Delete(s.lacking, at, at+1)
+	}
+}
+
+// replenish starts a sandbox of a group that has less than it keeps, in free room: where there is
+// none for the smallest, there is none for the others.
+func (s *state) replenish() (step, bool) {
+	if len(s.lacking) == 0 {
+		return step{}, false
+	}
+	g := s.lacking[0].groups.first.of
+	var best *node
+	for _, n := range s.nodes {
+		able := n.up && n.claim == nil && n.free.fits(g.memory+n.overhead)
+		if able && (best == nil || n.better(best, g)) {
+			best = n
+		}
+	}
+	return step{kind: Keep, group: g, node: best}, best != nil
 }

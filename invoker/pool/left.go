@@ -31,7 +31,7 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 			continue
 		}
 		s.eachBox(n, func(b *box) {
-			if b.place.in != &n.idle || b.group == nil {
+			if !n.idle.has(b) || b.group == nil {
 				return
 			}
 			left = append(left, Left{

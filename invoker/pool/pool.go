@@ -309,7 +309,7 @@ func (p *Pool) brief(call func(ctx context.Context) error) error {
 }
 
 // Keep has the demand's group keep so many sandboxes from now on, called or not, until their room
-// is needed; less where all groups of its namespace would keep more than most then. Those that are
+// is needed; less as long as all groups of its namespace would keep more than most. Those that are
 // missing are started in free room, also when one has ended. Nobody uses them here: those who
 // Acquire do.
 func (p *Pool) Keep(demand Demand, least, most int) {

@@ -32,7 +32,7 @@ type state struct {
 	starving chain[*group]  // have a waiter, and no sandbox that will ever have a slot for it
 	full     chain[*group]  // have a waiter, no slot, and as many sandboxes as they may
 	finished chain[*box]    // idle, and to end
-	lacking  chain[*group]  // have less sandboxes than they keep
+	lacking  []*size        // groups that have less sandboxes than they keep, the least first
 	alarms   alarms
 	closed   bool
 	newID    func() string
@@ -64,11 +64,10 @@ type node struct {
 	images   map[string]bool // nil: every image is as near as any other
 	up       bool            // in reach, and takes sandboxes
 	draining bool
-	down     string      // why it is out of reach
-	silent   bool        // it did not answer the last look
-	free     room        // of capacity
-	idle     chain[*box] // as they are evicted: stem cells and the kept, then the longest idle
-	idling   int         // MiB in idle sandboxes
+	down     string // why it is out of reach
+	silent   bool   // it did not answer the last look
+	free     room   // of capacity
+	idle     idlers
 	busy     chain[*box]
 	endless  chain[*box]     // busy, too, with a lease that may not end by itself
 	boxes    map[string]*box // by id
@@ -81,11 +80,47 @@ type node struct {
 // avail returns what a job could get at once: what is free, and what idles, without what is
 // claimed.
 func (n *node) avail() room {
-	r := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
+	r := n.idle.and(n.free)
 	if n.claim != nil {
 		r = r.less(n.claim.group.memory + n.overhead)
 	}
 	return r
+}
+
+// Idlers are a node's idle sandboxes, as they are evicted: stem cells, then what is only kept, then
+// the others; of each sort the longest idle first.
+type idlers struct {
+	stems, kept, others chain[*box]
+	memory              int // MiB
+}
+
+// sort returns the chain of those that are like b.
+func (i *idlers) sort(b *box) *chain[*box] {
+	switch {
+	case b.group == nil:
+		return &i.stems
+	case b.kept:
+		return &i.kept
+	}
+	return &i.others
+}
+
+func (i *idlers) has(b *box) bool {
+	return b.place.in == &i.stems || b.place.in == &i.kept || b.place.in == &i.others
+}
+
+func (i *idlers) first() *box {
+	for _, c := range []*chain[*box]{&i.stems, &i.kept, &i.others} {
+		if c.n > 0 {
+			return c.first.of
+		}
+	}
+	return nil
+}
+
+// and returns what is free if all of them end.
+func (i *idlers) and(free room) room {
+	return room{free.sandboxes + i.stems.n + i.kept.n + i.others.n, free.memory + i.memory}
 }
 
 // A claim is room on a node that is kept for a group whose job has waited too long, and the busy
@@ -177,10 +212,14 @@ type group struct {
 	warming chain[*box] // starting, with a free slot
 	members chain[*box]
 	live    int                               // of them, those that take jobs now or will again
-	least   int                               // so many are kept, see Keep
+	wants   int                               // so many are to be kept, see Keep
+	least   int                               // of them, those that its namespace may keep
 	fresh   func() (*api.StartRequest, error) // starts one that is kept
-	lacks   link[*group]                      // it has less than that
+	keeper  link[*group]                      // it wants some
+	short   link[*group]                      // it keeps less than it wants
+	lacks   link[*group]                      // it has less than it keeps
 	tries   attempts                          // to start one that is kept
+	retry   alarm                             // for the next of them
 	jobs    int                               // under way
 	claim   *node
 	idles   *Idles    // nil where the policy learns nothing
@@ -195,7 +234,10 @@ type group struct {
 type space struct {
 	name    string
 	held    int // MiB in its busy sandboxes
-	least   int // so many its groups keep
+	most    int // so many its groups may keep
+	least   int // so many they keep
+	keepers chain[*group]
+	short   chain[*group]
 	waiting chain[*waiter]
 	lines   []*line
 	groups  int
@@ -207,6 +249,12 @@ type class struct {
 	memory int
 	stem   *stem
 	lines  lines // a heap: the namespace that holds least is first
+}
+
+// A size is the groups that lack sandboxes of the same size.
+type size struct {
+	memory int
+	groups chain[*group]
 }
 
 // A line is a namespace's groups in a class. They take turns.
@@ -261,18 +309,14 @@ func (s *state) file(b *box, now time.Time) {
 	case ends:
 		place = &s.finished
 	default:
-		place = &n.idle
+		place = n.idle.sort(b)
 	}
-	if b.place.in == &n.idle {
-		n.idling -= b.memory
+	if n.idle.has(b) {
+		n.idle.memory -= b.memory
 	}
-	if place == &n.idle {
-		n.idling += b.memory
-	}
-	if place == &n.idle && (g == nil || b.kept) && b.place.in != place {
-		b.place.jump(place)
-	} else {
-		b.place.join(place)
+	b.place.join(place)
+	if n.idle.has(b) {
+		n.idle.memory += b.memory
 	}
 
 	takes := b.phase != gone && !ends && n.up
@@ -341,15 +385,11 @@ func (s *state) fileGroup(g *group, now time.Time) {
 		s.setAlarms(g)
 	}
 	s.fileLine(g, stands)
-	if g.live < g.least && !g.full() {
-		g.lacks.join(&s.lacking)
-	} else {
-		g.lacks.leave()
-	}
+	s.fileLack(g, g.live < g.least && !g.full() && !now.Before(g.tries.after))
 	if (!waits || g.full()) && g.claim != nil {
 		s.dropClaim(g.claim, now)
 	}
-	if g.jobs == 0 && g.members.n == 0 && !waits && g.least == 0 {
+	if g.jobs == 0 && g.members.n == 0 && !waits && g.wants == 0 {
 		s.forget(g)
 	}
 }

@@ -66,7 +66,7 @@ func (s *state) lack(g *group) Lack {
 			continue
 		}
 		need := g.memory + n.overhead
-		unclaimed := room{n.free.sandboxes + n.idle.n, n.free.memory + n.idling}
+		unclaimed := n.idle.and(n.free)
 		switch {
 		case n.avail().fits(need):
 			return Placeable

@@ -1,0 +1,91 @@
+package pool
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// What a namespace may keep goes to those that want it, again whenever that changes.
+func TestAShareIsDealtAgain(t *testing.T) {
+	s := newScene(t, Config{KeepAlive: time.Hour})
+	a, b, c := of("a", 100), of("b", 100), of("c", 100)
+	s.s.keep(&a, 20, 30, s.now)
+	s.s.keep(&b, 20, 30, s.now)
+	s.s.keep(&c, 5, 30, s.now)
+	s.keeps(20, 10, 0)
+	s.s.keep(&a, 0, 30, s.now)
+	s.keeps(0, 20, 5)
+	s.s.keep(&c, 5, 12, s.now) // it may keep less from now on
+	s.keeps(0, 12, 0)
+	s.s.keep(&a, 0, 23, s.now)
+	s.keeps(0, 20, 3)
+	s.s.retire(func(yield func(*group) bool) { yield(s.groupOf("b")) }, s.now)
+	s.keeps(0, 0, 5)
+}
+
+func (s scene) groupOf(name string) *group { return s.s.groups[key{"x", name, 100}] }
+
+// keeps compares how many sandboxes of the groups a, b and c are kept.
+func (s scene) keeps(want ...int) {
+	s.Helper()
+	s.settle()
+	s.check()
+	for i, n := range want {
+		g := s.groupOf(string(rune('a' + i)))
+		if g == nil && n == 0 {
+			continue
+		}
+		if g.least != n {
+			s.Errorf("%s keeps %d, want %d", g.name, g.least, n)
+		}
+	}
+}
+
+// A stem cell ends before a sandbox that its group keeps, and that before one that was used.
+func TestWhatEndsFirst(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 1}
+	s := newScene(t, Config{StemCells: []StemCell{cell}}, sized(3, unbounded))
+	s.started(s.boxes[0], true)
+	s.idling(of("used", 100))
+	kept := of("kept", 100)
+	s.s.keep(&kept, 1, 9, s.now)
+	s.want("keep kept")
+	s.started(s.boxes[2], true)
+	s.want()
+	s.call(of("first", 100))
+	s.want("evict b1", "cold first on n0")
+	s.call(of("second", 100))
+	s.want("evict b3", "cold second on n0")
+	s.call(of("third", 100))
+	s.want("evict b2", "cold third on n0")
+}
+
+// A decision looks at no group that lacks sandboxes but one, however many do: because there is no
+// room for them, or because their last start has failed.
+func TestALackCostsNoDecision(t *testing.T) {
+	s := newScene(t, Config{KeepAlive: time.Hour}, sized(1000, 1050))
+	for n := range 1000 {
+		kept := of(fmt.Sprint("kept", n), 100)
+		s.s.keep(&kept, 1, 2000, s.now)
+	}
+	large := of("large", 400)
+	s.s.keep(&large, 1, 2000, s.now)
+	s.settle()
+	for _, b := range s.boxes {
+		s.started(b, false)
+	}
+	s.settle() // ten others have got their room
+	if len(s.s.lacking) != 2 || s.s.lacking[0].groups.n != 980 {
+		t.Errorf("%d sizes lack, %d groups of the smallest", len(s.s.lacking),
+			s.s.lacking[0].groups.n)
+	}
+	s.check()
+	s.call(with(of("a", 10), func(d *Demand) { d.Namespace = "y" }))
+	s.want("cold a on n0")
+	s.pass(2 * time.Second)
+	s.settle()
+	if s.s.lacking[0].groups.n != 990 {
+		t.Errorf("%d lack after those that failed are tried again", s.s.lacking[0].groups.n)
+	}
+}
