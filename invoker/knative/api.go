@@ -1,6 +1,7 @@
 package knative
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -17,7 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -64,8 +67,8 @@ func (a *API) api(w http.ResponseWriter, r *http.Request) {
 // serve finds what the path names.
 func (c *call) serve() error {
 	path := strings.Trim(c.r.URL.Path, "/")
-	rest, ours := strings.CutPrefix(path, "apis/"+group.String()+"/")
-	if !ours {
+	of, rest := groupIn(path)
+	if rest == "" || of.Group == "" && isNamespace(rest) {
 		return c.discover(path)
 	}
 	parts := strings.Split(rest, "/")
@@ -73,7 +76,7 @@ func (c *call) serve() error {
 	if len(parts) > 2 && parts[0] == "namespaces" {
 		namespace, parts = parts[1], parts[2:]
 	}
-	k := named(parts[0])
+	k := named(of, parts[0])
 	switch {
 	case k == nil || len(parts) > 3 || len(parts) == 3 && parts[2] != "status":
 		return notServed
@@ -86,6 +89,21 @@ func (c *call) serve() error {
 		return notServed
 	}
 	return c.one(k, namespace, parts[1], len(parts) == 3)
+}
+
+// groupIn returns the group whose API a path belongs to, and what follows; empty: nothing does.
+func groupIn(path string) (of schema.GroupVersion, rest string) {
+	for _, k := range kinds {
+		if rest, is := strings.CutPrefix(path, pathOf(k.gv())+"/"); is {
+			return k.gv(), rest
+		}
+	}
+	return of, ""
+}
+
+// isNamespace reports whether a path of Kubernetes's own API is about namespaces themselves.
+func isNamespace(rest string) bool {
+	return strings.HasPrefix(rest+"/", "namespaces/") && strings.Count(rest, "/") < 2
 }
 
 func (c *call) collection(k *kind, namespace string) error {
@@ -192,7 +210,7 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 			return c.answer(http.StatusOK, c.writer(), now)
 		}
 		return c.status(metav1.Status{Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
-			Name: of, Group: group.Group, Kind: k.Names.Plural, UID: old.object.GetUID()}})
+			Name: of, Group: k.Group, Kind: k.Names.Plural, UID: old.object.GetUID()}})
 	}
 	return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
 }
@@ -249,6 +267,13 @@ func (c *call) patch(k *kind, namespace, of string) error {
 			return apierrors.NewBadRequest(err.Error())
 		}
 		change = func(doc []byte) ([]byte, error) { return jsonpatch.MergePatch(doc, patch) }
+	case "application/strategic-merge-patch+json":
+		if !k.core() {
+			return unknownForm(k, of)
+		}
+		change = func(doc []byte) ([]byte, error) {
+			return strategicpatch.StrategicMergePatch(doc, patch, k.make())
+		}
 	case "application/json-patch+json":
 		steps, err := jsonpatch.DecodePatch(patch)
 		if err != nil {
@@ -260,10 +285,7 @@ func (c *call) patch(k *kind, namespace, of string) error {
 		}
 		change = steps.Apply
 	default:
-		return apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch",
-			k.resource(), of, "the body of the request was in an unknown format - accepted media "+
-				"types include: application/json-patch+json, application/merge-patch+json, "+
-				"application/apply-patch+yaml", 0, true)
+		return unknownForm(k, of)
 	}
 	strict := c.r.URL.Query().Get("fieldValidation")
 	return untilDone(func() error {
@@ -300,6 +322,13 @@ func (c *call) patch(k *kind, namespace, of string) error {
 	})
 }
 
+func unknownForm(k *kind, of string) error {
+	return apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch",
+		k.resource(), of, "the body of the request was in an unknown format - accepted media "+
+			"types include: application/json-patch+json, application/merge-patch+json, "+
+			"application/apply-patch+yaml", 0, true)
+}
+
 func (c *call) list(k *kind, choice choice) error {
 	query := c.r.URL.Query()
 	after, err := base64.RawURLEncoding.DecodeString(query.Get("continue"))
@@ -333,7 +362,7 @@ func (c *call) list(k *kind, choice choice) error {
 	}
 	c.w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(c.w, `{"kind":"%sList","apiVersion":"%s","metadata":%s,"items":[`,
-		k.Names.Kind, group, head)
+		k.Names.Kind, k.gv(), head)
 	for i, e := range page {
 		if i > 0 {
 			io.WriteString(c.w, ",")
@@ -363,11 +392,38 @@ func (c *call) body() ([]byte, error) {
 	case err != nil:
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
-	form, _, _ := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
-	if form == "application/yaml" {
+	switch form, _, _ := mime.ParseMediaType(c.r.Header.Get("Content-Type")); form {
+	case "application/yaml":
 		return yaml.YAMLToJSON(body)
+	case runtime.ContentTypeProtobuf:
+		return unpacked(body)
 	}
 	return body, nil
+}
+
+// unpacked returns the JSON of an object in protobuf, as Kubernetes's clients send its own kinds.
+func unpacked(body []byte) ([]byte, error) {
+	var packed runtime.Unknown
+	bare, is := bytes.CutPrefix(body, []byte("k8s\x00"))
+	if !is || packed.Unmarshal(bare) != nil {
+		return nil, apierrors.NewBadRequest("the body is no object of Kubernetes in protobuf")
+	}
+	var o interface{ Unmarshal([]byte) error } = &metav1.DeleteOptions{}
+	if packed.Kind != "DeleteOptions" {
+		of, err := schema.ParseGroupVersion(packed.APIVersion)
+		k := known(of.WithKind(packed.Kind))
+		if err != nil || k == nil || !k.core() {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf(
+				"no kind %.40q of %.40q comes in protobuf", packed.Kind, packed.APIVersion))
+		}
+		made := k.make()
+		made.GetObjectKind().SetGroupVersionKind(k.gvk())
+		o = made.(interface{ Unmarshal([]byte) error })
+	}
+	if err := o.Unmarshal(packed.Raw); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return json.Marshal(o)
 }
 
 // decode reads an object of JSON. Fields that there are not are an error, a warning or nothing.
@@ -375,12 +431,12 @@ func (w *writer) decode(k *kind, body []byte, o object, strict string) error {
 	unknown, err := kjson.UnmarshalStrict(body, o)
 	if err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
-			k.Names.Kind, group.Version, k.Names.Kind, err))
+			k.Names.Kind, k.Version, k.Names.Kind, err))
 	}
 	if len(unknown) > 0 && strict == "Strict" {
 		return apierrors.NewBadRequest(fmt.Sprintf(
 			"%s in version %q cannot be handled as a %s: strict decoding error: %v",
-			k.Names.Kind, group.Version, k.Names.Kind, errors.Join(unknown...)))
+			k.Names.Kind, k.Version, k.Names.Kind, errors.Join(unknown...)))
 	}
 	if strict != "Ignore" {
 		for _, err := range unknown {
@@ -495,7 +551,7 @@ func (c *call) fail(err error) {
 
 var notServed = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
-	Message: "the server could not find the requested resource; it serves " + group.String(),
+	Message: "the server could not find the requested resource",
 	Details: &metav1.StatusDetails{},
 }}
 

@@ -66,7 +66,9 @@ func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) 
 	}
 	o.SetUID(uuid.NewUUID())
 	o.SetCreationTimestamp(metav1.NewTime(time.Now().UTC().Truncate(time.Second)))
-	o.SetGeneration(1)
+	if part(o, "Spec").IsValid() {
+		o.SetGeneration(1)
+	}
 	o.SetDeletionTimestamp(nil)
 	o.SetManagedFields(nil)
 	o.SetSelfLink("")
@@ -75,7 +77,7 @@ func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) 
 		return nil, apierrors.NewAlreadyExists(k.resource(), o.GetName())
 	}
 	ctx = apis.WithinCreate(w.context(ctx))
-	o.SetDefaults(ctx)
+	setDefaults(ctx, o)
 	if err := w.check(ctx, k, o); err != nil {
 		return nil, err
 	}
@@ -100,7 +102,7 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	o.SetManagedFields(nil)
 	keepStatus(o, was)
 	ctx = apis.WithinUpdate(w.context(ctx), was)
-	o.SetDefaults(ctx)
+	setDefaults(ctx, o)
 	if err := w.check(ctx, old.kind, o); err != nil {
 		return nil, err
 	}
@@ -149,7 +151,7 @@ func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
 	return w.put(ctx, k, o, old, most)
 }
 
-// check returns what Knative has against an object, as its webhook words it.
+// check returns what Kubernetes has against an object, or Knative, as its webhook words it.
 func (w *writer) check(ctx context.Context, k *kind, o object) error {
 	if w.user == "" {
 		return nil // what was made of a good object is good
@@ -157,7 +159,11 @@ func (w *writer) check(ctx context.Context, k *kind, o object) error {
 	if wrong := labelsOf(o); len(wrong) > 0 {
 		return apierrors.NewInvalid(k.gvk().GroupKind(), o.GetName(), wrong)
 	}
-	found := o.Validate(ctx)
+	ours, is := o.(apis.Validatable)
+	if !is {
+		return checkCore(ctx, k, o)
+	}
+	found := ours.Validate(ctx)
 	if warn := found.Filter(apis.WarningLevel); warn != nil {
 		w.warns = append(w.warns, warn.Error())
 	}

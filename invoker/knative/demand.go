@@ -59,7 +59,7 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	}
 	_, most, _ := autoscaling.MaxScaleAnnotation.Get(v.Annotations)
 	d.Max, _ = strconv.Atoi(most) // Knative has checked it
-	d.Start = func() (*node.StartRequest, error) { return startOf(v), nil }
+	d.Start = func() (*node.StartRequest, error) { return r.startOf(v) }
 	return d
 }
 
@@ -70,12 +70,12 @@ func leastOf(v *v1.Revision) int {
 	return n
 }
 
-// startOf returns the request that starts a sandbox of a revision.
-func startOf(v *v1.Revision) *node.StartRequest {
+// startOf returns the request that starts a sandbox of a revision, or what is lacking for it.
+func (r *road) startOf(v *v1.Revision) (*node.StartRequest, error) {
 	c := v.Spec.GetContainer()
 	s := &node.StartRequest{
 		Image: c.Image, Namespace: v.Namespace, Protocol: "http", Port: uint32(portOf(c)),
-		Probe: "tcp:", Command: c.Command, Args: c.Args, Dir: c.WorkingDir,
+		Probe: "tcp:", Dir: c.WorkingDir,
 		Env: map[string]string{
 			"PORT": strconv.Itoa(portOf(c)), "K_REVISION": v.Name,
 			"K_CONFIGURATION": v.Labels[serving.ConfigurationLabelKey],
@@ -84,9 +84,6 @@ func startOf(v *v1.Revision) *node.StartRequest {
 	}
 	if class := v.Spec.RuntimeClassName; class != nil {
 		s.Handler = *class
-	}
-	for _, e := range c.Env {
-		s.Env[e.Name] = e.Value
 	}
 	if p := c.ReadinessProbe; p != nil && p.HTTPGet != nil {
 		s.Probe = p.HTTPGet.Path
@@ -97,7 +94,7 @@ func startOf(v *v1.Revision) *node.StartRequest {
 			s.User += ":" + strconv.FormatInt(*sc.RunAsGroup, 10)
 		}
 	}
-	return s
+	return s, r.give(v, s)
 }
 
 // refuses returns why a revision cannot be run here, though Knative allows it; empty: it can.
@@ -106,14 +103,8 @@ func (r *road) refuses(v *v1.Revision) string {
 	if len(v.Spec.Containers) > 1 || len(v.Spec.InitContainers) > 0 {
 		return "a revision of several containers is not run here; give it one"
 	}
-	if len(c.VolumeMounts) > 0 || len(c.EnvFrom) > 0 {
-		return "volumes and envFrom are not served here; use env with values"
-	}
-	for _, e := range c.Env {
-		if e.ValueFrom != nil {
-			return fmt.Sprintf("the variable %s has no value of its own, and no other source is "+
-				"served here; give it a value", e.Name)
-		}
+	if why := notGiven(v); why != "" {
+		return why
 	}
 	if p := c.ReadinessProbe; p != nil && (p.Exec != nil || p.GRPC != nil) {
 		return "a readiness probe is a GET or a connection here; use httpGet or tcpSocket"

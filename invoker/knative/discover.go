@@ -3,12 +3,14 @@ package knative
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 
 	openapi "github.com/google/gnostic-models/openapiv2"
 	"google.golang.org/protobuf/proto"
 	discovery "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
 )
 
@@ -26,36 +28,22 @@ func (c *call) discover(path string) error {
 	}
 	accept := c.r.Header.Get("Accept")
 	aggregated := strings.Contains(accept, "as=APIGroupDiscoveryList")
-	ours := metav1.GroupVersionForDiscovery{
-		GroupVersion: group.String(), Version: group.Version}
-	serving := metav1.APIGroup{Name: group.Group,
-		Versions: []metav1.GroupVersionForDiscovery{ours}, PreferredVersion: ours}
+	core, ours := groups()
 	switch path {
 	case "version":
 		return c.json(http.StatusOK, kubernetes)
 	case "api":
 		if aggregated {
-			return c.aggregated(aggregatedCore())
+			return c.aggregated([]metav1.APIGroup{core})
 		}
 		return c.json(http.StatusOK, metav1.APIVersions{TypeMeta: typed("APIVersions"),
 			Versions: []string{"v1"}})
 	case "apis":
 		if aggregated {
-			return c.aggregated(aggregatedServing())
+			return c.aggregated(ours)
 		}
-		return c.json(http.StatusOK, metav1.APIGroupList{TypeMeta: typed("APIGroupList"),
-			Groups: []metav1.APIGroup{serving}})
-	case "apis/" + group.Group:
-		serving.TypeMeta = typed("APIGroup")
-		return c.json(http.StatusOK, serving)
-	case "apis/" + group.String():
-		return c.json(http.StatusOK, metav1.APIResourceList{TypeMeta: typed("APIResourceList"),
-			GroupVersion: group.String(), APIResources: served()})
-	case "api/v1":
-		return c.json(http.StatusOK, metav1.APIResourceList{TypeMeta: typed("APIResourceList"),
-			GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "namespaces",
-				SingularName: "namespace", Kind: "Namespace", ShortNames: []string{"ns"},
-				Verbs: metav1.Verbs{"get", "list"}}}})
+		return c.json(http.StatusOK,
+			metav1.APIGroupList{TypeMeta: typed("APIGroupList"), Groups: ours})
 	case "api/v1/namespaces":
 		return c.json(http.StatusOK, map[string]any{"kind": "NamespaceList", "apiVersion": "v1",
 			"metadata": map[string]any{}, "items": []any{c.namespace()}})
@@ -64,13 +52,64 @@ func (c *call) discover(path string) error {
 	case "openapi/v2":
 		return c.openapiV2()
 	case "openapi/v3":
-		return c.json(http.StatusOK, map[string]any{"paths": map[string]any{
-			"apis/" + group.String(): map[string]string{
-				"serverRelativeURL": "/openapi/v3/apis/" + group.String()}}})
-	case "openapi/v3/apis/" + group.String():
-		return c.json(http.StatusOK, openapiV3())
+		paths := map[string]any{}
+		for _, of := range versions(append(ours, core)) {
+			paths[pathOf(of)] = map[string]string{"serverRelativeURL": "/openapi/v3/" + pathOf(of)}
+		}
+		return c.json(http.StatusOK, map[string]any{"paths": paths})
+	}
+	for _, g := range ours {
+		if path == "apis/"+g.Name {
+			g.TypeMeta = typed("APIGroup")
+			return c.json(http.StatusOK, g)
+		}
+	}
+	for _, of := range versions(append(ours, core)) {
+		switch path {
+		case pathOf(of):
+			return c.json(http.StatusOK, metav1.APIResourceList{
+				TypeMeta: typed("APIResourceList"), GroupVersion: of.String(),
+				APIResources: served(of)})
+		case "openapi/v3/" + pathOf(of):
+			return c.json(http.StatusOK, openapiV3(of))
+		}
 	}
 	return notServed
+}
+
+// groups returns Kubernetes's own group, and the others, each with its versions.
+func groups() (core metav1.APIGroup, others []metav1.APIGroup) {
+	all := map[string]*metav1.APIGroup{}
+	var order []string
+	for _, k := range kinds {
+		g := all[k.Group]
+		v := metav1.GroupVersionForDiscovery{GroupVersion: k.gv().String(), Version: k.Version}
+		if g == nil {
+			g = &metav1.APIGroup{Name: k.Group, PreferredVersion: v}
+			all[k.Group] = g
+			order = append(order, k.Group)
+		}
+		if !slices.Contains(g.Versions, v) {
+			g.Versions = append(g.Versions, v)
+		}
+	}
+	for _, name := range order {
+		if name == "" {
+			core = *all[name]
+		} else {
+			others = append(others, *all[name])
+		}
+	}
+	return core, others
+}
+
+func versions(of []metav1.APIGroup) (all []schema.GroupVersion) {
+	for _, g := range of {
+		for _, v := range g.Versions {
+			all = append(all, schema.GroupVersion{Group: g.Name, Version: v.Version})
+		}
+	}
+	return all
 }
 
 func typed(kind string) metav1.TypeMeta { return metav1.TypeMeta{Kind: kind, APIVersion: "v1"} }
@@ -82,20 +121,35 @@ func (c *call) namespace() any {
 		"status":   map[string]any{"phase": "Active"}}
 }
 
-func served() (all []metav1.APIResource) {
+// namespaces is the resource that no kind is of: there is one, the caller's own.
+var namespaces = metav1.APIResource{Name: "namespaces", SingularName: "namespace",
+	Kind: "Namespace", ShortNames: []string{"ns"}, Verbs: metav1.Verbs{"get", "list"}}
+
+func served(of schema.GroupVersion) (all []metav1.APIResource) {
+	if of.Group == "" {
+		all = append(all, namespaces)
+	}
 	for _, k := range kinds {
-		all = append(all, metav1.APIResource{Name: k.Names.Plural, SingularName: k.Names.Singular,
-			Namespaced: true, Kind: k.Names.Kind, Verbs: verbs, ShortNames: k.Names.ShortNames,
-			Categories: k.Names.Categories})
+		if k.gv() == of {
+			all = append(all, metav1.APIResource{Name: k.Names.Plural,
+				SingularName: k.Names.Singular, Namespaced: true, Kind: k.Names.Kind, Verbs: verbs,
+				ShortNames: k.Names.ShortNames, Categories: k.Names.Categories})
+		}
 	}
 	return all
 }
 
-func (c *call) aggregated(groups ...discovery.APIGroupDiscovery) error {
+func (c *call) aggregated(groups []metav1.APIGroup) error {
 	list := discovery.APIGroupDiscoveryList{
 		TypeMeta: metav1.TypeMeta{
 			Kind: "APIGroupDiscoveryList", APIVersion: discovery.SchemeGroupVersion.String()},
-		Items: groups,
+	}
+	for _, g := range groups {
+		d := discovery.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
+		for _, of := range versions([]metav1.APIGroup{g}) {
+			d.Versions = append(d.Versions, discovered(of))
+		}
+		list.Items = append(list.Items, d)
 	}
 	body, err := json.Marshal(list)
 	if err != nil {
@@ -107,54 +161,49 @@ func (c *call) aggregated(groups ...discovery.APIGroupDiscovery) error {
 	return ignore(err)
 }
 
-func aggregatedCore() discovery.APIGroupDiscovery {
-	return discovery.APIGroupDiscovery{Versions: []discovery.APIVersionDiscovery{{
-		Version: "v1", Freshness: discovery.DiscoveryFreshnessCurrent,
-		Resources: []discovery.APIResourceDiscovery{{
-			Resource: "namespaces", SingularResource: "namespace", ShortNames: []string{"ns"},
-			Scope:        discovery.ScopeCluster,
-			ResponseKind: &metav1.GroupVersionKind{Version: "v1", Kind: "Namespace"},
-			Verbs:        []string{"get", "list"},
-		}},
-	}}}
-}
-
-func aggregatedServing() discovery.APIGroupDiscovery {
+func discovered(of schema.GroupVersion) discovery.APIVersionDiscovery {
 	v := discovery.APIVersionDiscovery{
-		Version: group.Version, Freshness: discovery.DiscoveryFreshnessCurrent}
-	for _, k := range kinds {
-		gvk := metav1.GroupVersionKind(k.gvk())
+		Version: of.Version, Freshness: discovery.DiscoveryFreshnessCurrent}
+	for _, r := range served(of) {
+		scope := discovery.ScopeCluster
+		if r.Namespaced {
+			scope = discovery.ScopeNamespace
+		}
 		v.Resources = append(v.Resources, discovery.APIResourceDiscovery{
-			Resource: k.Names.Plural, SingularResource: k.Names.Singular,
-			Scope: discovery.ScopeNamespace, ResponseKind: &gvk, Verbs: verbs,
-			ShortNames: k.Names.ShortNames, Categories: k.Names.Categories,
+			Resource: r.Name, SingularResource: r.SingularName, Scope: scope, Verbs: r.Verbs,
+			ResponseKind: &metav1.GroupVersionKind{
+				Group: of.Group, Version: of.Version, Kind: r.Kind},
+			ShortNames: r.ShortNames, Categories: r.Categories,
 		})
 	}
-	return discovery.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: group.Group},
-		Versions: []discovery.APIVersionDiscovery{v}}
+	return v
 }
 
-// schemas returns Knative's schemas by name, each with the kind that it is of.
-func schemas() map[string]any {
+// schemas returns the schemas of some kinds by name, each with the kind that it is of.
+func schemas(of []*kind) map[string]any {
 	all := map[string]any{}
-	for _, k := range kinds {
+	for _, k := range of {
 		var s map[string]any
 		_ = json.Unmarshal(k.Schema, &s) // kinds were read from the same text
 		s["x-kubernetes-group-version-kind"] = []any{gvkOf(k)}
-		all["dev.knative.serving.v1."+k.Names.Kind] = s
+		name := "io.k8s.api.core."
+		if !k.core() {
+			name = "dev.knative.serving."
+		}
+		all[name+k.Version+"."+k.Names.Kind] = s
 	}
 	return all
 }
 
 func gvkOf(k *kind) map[string]any {
-	return map[string]any{"group": group.Group, "version": group.Version, "kind": k.Names.Kind}
+	return map[string]any{"group": k.Group, "version": k.Version, "kind": k.Names.Kind}
 }
 
-// operations returns the paths of the kinds with what clients look for in them: the kind, and that
+// operations returns the paths of some kinds with what clients look for in them: the kind, and that
 // the server itself checks fields.
-func operations(parameter func(name string) any) map[string]any {
+func operations(of []*kind, parameter func(name string) any) map[string]any {
 	all, ok := map[string]any{}, map[string]any{"description": "OK"}
-	for _, k := range kinds {
+	for _, k := range of {
 		op := func(action string, parameters ...any) map[string]any {
 			return map[string]any{
 				"parameters": parameters, "x-kubernetes-action": action,
@@ -163,7 +212,7 @@ func operations(parameter func(name string) any) map[string]any {
 			}
 		}
 		checks, dry := parameter("fieldValidation"), parameter("dryRun")
-		path := "/apis/" + group.String() + "/namespaces/{namespace}/" + k.Names.Plural
+		path := "/" + pathOf(k.gv()) + "/namespaces/{namespace}/" + k.Names.Plural
 		all[path] = map[string]any{"get": op("list"), "post": op("post", checks, dry)}
 		all[path+"/{name}"] = map[string]any{"get": op("get"), "delete": op("delete"),
 			"put": op("put", checks, dry), "patch": op("patch", checks, dry)}
@@ -171,14 +220,15 @@ func operations(parameter func(name string) any) map[string]any {
 	return all
 }
 
-func openapiV3() any {
+func openapiV3(of schema.GroupVersion) any {
+	ours := slices.DeleteFunc(slices.Clone(kinds), func(k *kind) bool { return k.gv() != of })
 	return map[string]any{"openapi": "3.0.0",
-		"info": map[string]any{"title": "Knative Serving", "version": group.Version},
-		"paths": operations(func(name string) any {
+		"info": map[string]any{"title": "Knative Serving", "version": of.Version},
+		"paths": operations(ours, func(name string) any {
 			return map[string]any{"name": name, "in": "query",
 				"schema": map[string]any{"type": "string"}}
 		}),
-		"components": map[string]any{"schemas": schemas()}}
+		"components": map[string]any{"schemas": schemas(ours)}}
 }
 
 // plain returns a schema without what version 2 of OpenAPI has no words for.
@@ -201,11 +251,11 @@ func plain(schema any) any {
 
 func (c *call) openapiV2() error {
 	body, err := json.Marshal(map[string]any{"swagger": "2.0",
-		"info": map[string]any{"title": "Knative Serving", "version": group.Version},
-		"paths": operations(func(name string) any {
+		"info": map[string]any{"title": "Knative Serving", "version": "v1"},
+		"paths": operations(kinds, func(name string) any {
 			return map[string]any{"name": name, "in": "query", "type": "string"}
 		}),
-		"definitions": plain(schemas())})
+		"definitions": plain(schemas(kinds))})
 	if err != nil || !strings.Contains(c.r.Header.Get("Accept"), "protobuf") {
 		c.w.Header().Set("Content-Type", "application/json")
 		_, _ = c.w.Write(body)

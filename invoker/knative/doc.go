@@ -12,12 +12,12 @@
 // packages. A document of the store is an object without its resourceVersion, which counts the
 // changes that a process has seen.
 //
-//	kinds.go      what Knative's definitions say, made by `make generate`
+//	kinds.go      what Knative's definitions and Kubernetes's types say, made by `make generate`
 //	world.go      all objects and the newest events, over the store
 //	behind.go     what is written later, as nobody waits for a disk to learn it
-//	change.go     a change by Knative's rules
+//	change.go     a change by Knative's rules;  core.go: by Kubernetes's
 //	api.go        the verbs;  watch.go, table.go, discover.go: their parts
 //	reconcile.go  brings about what objects say;  route.go: where traffic goes
-//	demand.go     a revision as the pool and the node see it
+//	demand.go     a revision as the pool and the node see it;  given.go: what its program is given
 //	road.go       the way of a request;  told.go: what is told of it
 package knative

@@ -1,34 +1,37 @@
 package knative
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"reflect"
-	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"knative.dev/pkg/apis"
+	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 )
 
-// An object is one of Knative's resources, with the rules that Knative wrote for it.
+// An object is one of the resources.
 type object interface {
 	metav1.Object
 	runtime.Object
-	apis.Defaultable
-	apis.Validatable
 }
 
-// A kind is a sort of objects: what Knative's own definition says of it, and its Go type.
+// A kind is a sort of objects: what Knative's own definition says of it, or Kubernetes's types, and
+// its Go type.
 type kind struct {
+	Group   string          `json:"group"`
+	Version string          `json:"version"`
 	Names   names           `json:"names"`
 	Columns []column        `json:"columns"`
 	Schema  json.RawMessage `json:"schema"`
 
-	make func() object
+	make  func() object
+	cells func(object) map[string]any // of its columns without a path
 }
 
 type names struct {
@@ -47,13 +50,28 @@ type column struct {
 	Path     string `json:"jsonPath"`
 }
 
-var group = v1.SchemeGroupVersion
-
-func (k *kind) gvk() schema.GroupVersionKind { return group.WithKind(k.Names.Kind) }
-func (k *kind) resource() schema.GroupResource {
-	return group.WithResource(k.Names.Plural).GroupResource()
+func (k *kind) gv() schema.GroupVersion {
+	return schema.GroupVersion{Group: k.Group, Version: k.Version}
 }
-func (k *kind) stored() string { return k.Names.Plural + "." + group.Group }
+
+func (k *kind) gvk() schema.GroupVersionKind { return k.gv().WithKind(k.Names.Kind) }
+
+func (k *kind) resource() schema.GroupResource {
+	return k.gv().WithResource(k.Names.Plural).GroupResource()
+}
+
+// core reports whether the kind is one of Kubernetes's own.
+func (k *kind) core() bool { return k.Group == "" }
+
+func (k *kind) stored() string { return k.Names.Plural + "." + cmp.Or(k.Group, "core") }
+
+// pathOf returns the path of a group's API, without a slash before it.
+func pathOf(of schema.GroupVersion) string {
+	if of.Group == "" {
+		return "api/" + of.Version
+	}
+	return "apis/" + of.String()
+}
 
 //go:embed resources.json
 var definitions []byte
@@ -61,40 +79,54 @@ var definitions []byte
 var kinds = readKinds()
 
 var (
-	configurations = kindOf("Configuration")
-	revisions      = kindOf("Revision")
-	routes         = kindOf("Route")
+	configurations = kindOf(serving.GroupName, "Configuration")
+	revisions      = kindOf(serving.GroupName, "Revision")
+	routes         = kindOf(serving.GroupName, "Route")
+	configMaps     = kindOf("", "ConfigMap")
+	secrets        = kindOf("", "Secret")
 )
 
 func readKinds() (all []*kind) {
 	if err := json.Unmarshal(definitions, &all); err != nil {
 		panic(err)
 	}
-	types := map[string]func() object{
-		"Service":       func() object { return &v1.Service{} },
-		"Configuration": func() object { return &v1.Configuration{} },
-		"Revision":      func() object { return &v1.Revision{} },
-		"Route":         func() object { return &v1.Route{} },
+	makes := map[string]func() object{
+		"Service." + serving.GroupName:       func() object { return &v1.Service{} },
+		"Configuration." + serving.GroupName: func() object { return &v1.Configuration{} },
+		"Revision." + serving.GroupName:      func() object { return &v1.Revision{} },
+		"Route." + serving.GroupName:         func() object { return &v1.Route{} },
+		"ConfigMap.":                         func() object { return &corev1.ConfigMap{} },
+		"Secret.":                            func() object { return &corev1.Secret{} },
+	}
+	cells := map[string]func(object) map[string]any{
+		"ConfigMap.": cellsOfConfigMap, "Secret.": cellsOfSecret,
 	}
 	for _, k := range all {
-		k.make = types[k.Names.Kind]
+		k.make = makes[k.Names.Kind+"."+k.Group]
+		k.cells = cells[k.Names.Kind+"."+k.Group]
 		k.Columns = append([]column{{Name: "Name", Type: "string", Path: ".metadata.name"}},
 			k.Columns...)
 	}
 	return all
 }
 
-// part returns the spec or the status of an object.
+// part returns the spec or the status of an object, if it has one.
 func part(o object, which string) reflect.Value {
 	return reflect.ValueOf(o).Elem().FieldByName(which)
 }
 
 // keepStatus gives an object the status of another of its kind: users write none.
-func keepStatus(to, from object) { part(to, "Status").Set(part(from, "Status")) }
+func keepStatus(to, from object) {
+	if part(to, "Status").IsValid() {
+		part(to, "Status").Set(part(from, "Status"))
+	}
+}
 
-// sameSpec reports whether two objects of a kind want the same.
+// sameSpec reports whether two objects of a kind want the same. One without a spec has no
+// generations.
 func sameSpec(a, b object) bool {
-	return equality.Semantic.DeepEqual(part(a, "Spec").Interface(), part(b, "Spec").Interface())
+	return !part(a, "Spec").IsValid() ||
+		equality.Semantic.DeepEqual(part(a, "Spec").Interface(), part(b, "Spec").Interface())
 }
 
 // ownerOf returns who controls an object, and of which kind that is, if it is one of ours: users
@@ -105,30 +137,37 @@ func ownerOf(o object) (*metav1.OwnerReference, *kind) {
 		return nil, nil
 	}
 	of, err := schema.ParseGroupVersion(owner.APIVersion)
-	if err != nil || of.Group != group.Group {
+	if err != nil {
 		return nil, nil
 	}
-	for _, k := range kinds {
-		if k.Names.Kind == owner.Kind {
-			return owner, k
-		}
+	if k := known(of.WithKind(owner.Kind)); k != nil {
+		return owner, k
 	}
 	return nil, nil
 }
 
-func kindOf(name string) *kind {
+// known returns the kind of that group and name, or nil.
+func known(of schema.GroupVersionKind) *kind {
 	for _, k := range kinds {
-		if k.Names.Kind == name {
+		if k.Names.Kind == of.Kind && k.Group == of.Group {
 			return k
 		}
 	}
-	panic("there is no kind " + name)
+	return nil
 }
 
-// named returns the kind whose plural is that, or nil.
-func named(plural string) *kind {
+func kindOf(group, name string) *kind {
+	k := known(schema.GroupVersionKind{Group: group, Kind: name})
+	if k == nil {
+		panic("there is no kind " + name)
+	}
+	return k
+}
+
+// named returns the kind of a group that has that plural, or nil.
+func named(of schema.GroupVersion, plural string) *kind {
 	for _, k := range kinds {
-		if k.Names.Plural == plural {
+		if k.Names.Plural == plural && k.gv() == of {
 			return k
 		}
 	}
@@ -136,10 +175,11 @@ func named(plural string) *kind {
 }
 
 // ofStore returns the kind of a document of the store, or nil.
-func ofStore(kind string) *kind {
-	plural, of, _ := strings.Cut(kind, ".")
-	if of != group.Group {
-		return nil
+func ofStore(name string) *kind {
+	for _, k := range kinds {
+		if k.stored() == name {
+			return k
+		}
 	}
-	return named(plural)
+	return nil
 }

@@ -204,12 +204,17 @@ const objects = "/apis/serving.knative.dev/v1/namespaces/ann/"
 
 func (h *house) ask(method, path, form, body string) (code int, answer string) {
 	h.t.Helper()
-	r := httptest.NewRequest(method, "http://127.0.0.1"+path, strings.NewReader(body))
-	r.Header.Set("Authorization", "Bearer "+h.key.String())
+	r, w := h.request(method, path, body)
 	r.Header.Set("Content-Type", form)
-	w := httptest.NewRecorder()
 	h.http.ServeHTTP(w, r)
 	return w.Code, w.Body.String()
+}
+
+// request returns a request of ann's to the API, and what takes its answer.
+func (h *house) request(method, path, body string) (*http.Request, *httptest.ResponseRecorder) {
+	r := httptest.NewRequest(method, "http://127.0.0.1"+path, strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer "+h.key.String())
+	return r, httptest.NewRecorder()
 }
 
 func (h *house) must(method, path, body string) string {
@@ -325,9 +330,14 @@ func TestTheNextProcessGoesOn(t *testing.T) {
 	h, leave := newHouse(t, path, key)
 	h.must("POST", objects+"services", described("hello", "example.com/hello"))
 	h.ready("hello", "True")
-	var before [4]string
-	for i, k := range kinds {
-		before[i] = items(h.must("GET", objects+k.Names.Plural, ""))
+	h.must("POST", core+"secrets", secretOf("s", "k", "v"))
+	h.must("POST", core+"configmaps", `{"metadata":{"name":"c"},"data":{"k":"v"}}`)
+	before := map[string]string{}
+	for _, k := range kinds {
+		path := "/" + pathOf(k.gv()) + "/namespaces/ann/" + k.Names.Plural
+		if before[path] = items(h.must("GET", path, "")); !strings.Contains(before[path], "uid") {
+			t.Errorf("%s has nothing", path)
+		}
 	}
 	leave()
 	h, leave = newHouse(t, path, key)
@@ -335,9 +345,9 @@ func TestTheNextProcessGoesOn(t *testing.T) {
 	if code, said := h.curl("hello.ann.localhost", "/y"); code != 200 {
 		t.Errorf("%d %q", code, said)
 	}
-	for i, k := range kinds {
-		if now := items(h.must("GET", objects+k.Names.Plural, "")); now != before[i] {
-			t.Errorf("%s\nwere %s\n are %s", k.Names.Plural, before[i], now)
+	for path, before := range before {
+		if now := items(h.must("GET", path, "")); now != before {
+			t.Errorf("%s\nwas %s\n is %s", path, before, now)
 		}
 	}
 	const old = objects + "services?watch=true&resourceVersion=2&timeoutSeconds=1"

@@ -43,8 +43,11 @@ const roomWithin = 10 * time.Second
 // annotation may say another.
 const progressWithin = 10 * time.Minute
 
-// unschedulable is Kubernetes's reason for what finds no room.
-const unschedulable = "Unschedulable"
+// Kubernetes's reasons for what finds no room, and for what a Secret or a ConfigMap is lacking for.
+const (
+	unschedulable = "Unschedulable"
+	unconfigured  = "CreateContainerConfigError"
+)
 
 // A reconciler brings about what objects say. It begins with all there are, and goes on with what
 // events name; so it needs no memory of its own.
@@ -425,7 +428,7 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 func settled(v *v1.Revision) bool {
 	ready := v.Status.GetCondition(v1.RevisionConditionReady)
 	return v.Status.ObservedGeneration == v.Generation && !ready.IsUnknown() &&
-		ready.GetReason() != unschedulable
+		ready.GetReason() != unschedulable && ready.GetReason() != unconfigured
 }
 
 // keepLeast has a revision keep the sandboxes of its min-scale as long as a route leads to it. A
@@ -453,6 +456,7 @@ func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
 func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 	again, since := false, e.object.GetCreationTimestamp().Time
 	var refused *pool.Refused
+	var lacking *lacking
 	err := untilDone(func() error {
 		now := r.get(revisions, e.name.namespace, e.name.name)
 		if now == nil || now.object.GetUID() != e.object.GetUID() {
@@ -476,6 +480,9 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 		case errors.As(how, &refused):
 			again = true
 			st.MarkResourcesAvailableFalse(unschedulable, escaped(how.Error()))
+		case errors.As(how, &lacking):
+			again = true
+			st.MarkResourcesAvailableFalse(unconfigured, escaped(how.Error()))
 		default:
 			again = true
 			st.MarkResourcesAvailableUnknown(v1.ReasonDeploying, escaped(how.Error()))
@@ -505,10 +512,12 @@ func progressOf(v *v1.Revision) time.Duration {
 	return progressWithin
 }
 
-// mayPass reports whether a start failed for want of room, of its node or of its registry.
+// mayPass reports whether a start failed for want of room, of a Secret or ConfigMap, of its node or
+// of its registry.
 func mayPass(err error) bool {
 	var refused *pool.Refused
-	if errors.As(err, &refused) {
+	var lacking *lacking
+	if errors.As(err, &refused) || errors.As(err, &lacking) {
 		return true
 	}
 	switch status.Code(errors.Unwrap(err)) {

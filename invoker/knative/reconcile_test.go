@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
 	"github.com/fastiov/fastiov/invoker/access"
@@ -218,7 +219,7 @@ func TestARouteBeforeItsConfiguration(t *testing.T) {
 	defer leave()
 	h.must("POST", objects+"services", described("hello", "example.com/hello"))
 	h.ready("hello", "True")
-	owner := h.api.world.get(kindOf("Service"), "ann", "hello").object.GetUID()
+	owner := h.api.world.get(kindOf(serving.GroupName, "Service"), "ann", "hello").object.GetUID()
 	h.must("POST", objects+"routes", fmt.Sprintf(`{"metadata":{"name":"pins","ownerReferences":[
 		{"apiVersion":"serving.knative.dev/v1","kind":"Service","name":"hello","uid":%q,
 		"controller":true}]},"spec":{"traffic":[{"revisionName":"none","percent":100}]}}`, owner))

@@ -221,7 +221,10 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 	demand := p.demand(p.revision)
 	demand.Endless = req.Header.Get("Upgrade") != ""
 	demand.Start = func() (*node.StartRequest, error) {
-		start := startOf(p.revision)
+		start, err := p.startOf(p.revision)
+		if err != nil {
+			return nil, err
+		}
 		start.Call = &node.Call{Action: p.revision.Namespace + "/" + p.revision.Name,
 			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(p.begun))}
 		return start, nil

@@ -32,15 +32,23 @@ func (k *kind) table(meta metav1.ListMeta, of []*entry) *metav1.Table {
 		}
 		t.ColumnDefinitions = append(t.ColumnDefinitions, metav1.TableColumnDefinition{
 			Name: c.Name, Type: c.Type, Format: format, Priority: c.Priority,
-			Description: "of " + c.Path,
+			Description: c.Path,
 		})
 	}
 	for _, e := range of {
 		var tree any
 		_ = json.Unmarshal(e.body, &tree) // it is our own
 		row := metav1.TableRow{}
+		var own map[string]any
+		if k.cells != nil {
+			own = k.cells(e.object)
+		}
 		for _, c := range k.Columns {
-			row.Cells = append(row.Cells, c.cell(tree))
+			if c.Path == "" {
+				row.Cells = append(row.Cells, own[c.Name])
+			} else {
+				row.Cells = append(row.Cells, c.cell(tree))
+			}
 		}
 		shown := metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
 			Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}}

@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"knative.dev/serving/pkg/apis/serving"
 
 	"github.com/fastiov/fastiov/invoker/store"
 )
@@ -91,7 +92,7 @@ func (e *event) weight() int { return lightest + len(e.entry.body) }
 
 // began is a document that each process puts when it begins. So its revision is later than those
 // of all earlier events, of which the process knows none.
-var began = store.Key{Kind: "began." + store.Kind(group.Group), Namespace: "_", Name: "began"}
+var began = store.Key{Kind: "began." + serving.GroupName, Namespace: "_", Name: "began"}
 
 // A process counts its changes from the revision of began, times this: so it gives no resource
 // version that a former process has given. A former one has put more than one document in so many

@@ -140,6 +140,10 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	if err == nil && req.Handler != "" {
 		err = a.offers(req.Handler)
 	}
+	mounts := mountsOf(req)
+	if err == nil {
+		err = wire.CheckMounts(mounts)
+	}
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: %v", req.Id, err)
 	}
@@ -159,7 +163,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		Timeline: &cold.Timeline,
 		Protocol: req.Protocol, Port: uint16(req.Port), Probe: req.Probe,
 		Command: req.Command, Args: req.Args, Dir: req.Dir, User: req.User,
-		Handler: req.Handler,
+		Handler: req.Handler, Mounts: mounts,
 	})
 	if err != nil {
 		cold.failed(err)
@@ -184,6 +188,18 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	}
 	a.awaitCall(req.Id, cold)
 	return reply, nil
+}
+
+func mountsOf(req *api.StartRequest) (all []wire.Mount) {
+	for _, m := range req.Mounts {
+		mount := wire.Mount{Path: m.Path}
+		for _, f := range m.Files {
+			mount.Files = append(mount.Files,
+				wire.File{Name: f.Name, Data: f.Data, Mode: fs.FileMode(f.Mode)})
+		}
+		all = append(all, mount)
+	}
+	return all
 }
 
 // refusalLogs returns what a runtime wrote that refused its function. Not every runtime ends its

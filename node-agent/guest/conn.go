@@ -86,7 +86,12 @@ func (c *Conn) Configure(config wire.Config) error {
 	config.Entropy = make([]byte, entropySize)
 	rand.Read(config.Entropy)
 	config.Time = time.Now().UnixNano()
-	if err := c.send(wire.Down{Config: &config}); err != nil {
+	err := c.send(wire.Down{Config: &config})
+	if errors.Is(err, wire.ErrTooLong) {
+		return fmt.Errorf("the program's command, variables and files are more than a microVM is"+
+			" handed: %w (a byte of a file counts 4/3); give it less, or use containers", err)
+	}
+	if err != nil {
 		return fmt.Errorf("the guest does not take its configuration: %w", err)
 	}
 	return c.ping()

@@ -52,9 +52,11 @@ func (vf *formerVF) now() *sandbox.NIC {
 	return &nic
 }
 
-// WriteRecord puts rec into its sandbox's run directory, whole or not at all.
+// WriteRecord puts rec into its sandbox's run directory, whole or not at all. What only a start
+// needs to know of the program is not written, as it may be secret.
 func WriteRecord(rec sandbox.Record) error {
 	rec.Version = vfVersion
+	rec.Spec.Program.Env, rec.Spec.Program.Mounts = nil, nil
 	s := stored{rec, storedSpec{Spec: rec.Spec}}
 	switch nic := rec.Spec.NIC; {
 	case nic == nil:

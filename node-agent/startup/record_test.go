@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fastiov/fastiov/node-agent/guest/door"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -22,8 +23,14 @@ func TestARecordIsKeptWholeAndPrivate(t *testing.T) {
 	}
 	rec := sandbox.Record{Spec: sandbox.Spec{ID: "a", Dir: dir}, PID: 7, StartTicks: 8,
 		Secret: door.NewSecret()}
+	rec.Spec.Program.Env = map[string]string{"TOKEN": "c2VjcmV0"}
+	rec.Spec.Program.Mounts = []wire.Mount{{Path: "/a", Files: []wire.File{{Name: "TOKEN"}}}}
 	if err := WriteRecord(rec); err != nil {
 		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, recordFile)); err != nil ||
+		strings.Contains(string(text), "TOKEN") {
+		t.Errorf("the record has what the program is given: %s, %v", text, err)
 	}
 	read, err := ReadRecord(dir)
 	if err != nil || read.PID != rec.PID || read.Secret != rec.Secret {

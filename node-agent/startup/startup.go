@@ -31,13 +31,14 @@ type Request struct {
 	MemoryMiB int
 	Wait      time.Duration // how long it may queue for memory and a NIC
 	Env       map[string]string
-	Protocol  string             // the runtime's protocol; empty: its image's
-	Port      uint16             // the runtime's port; 0: its image's
-	Probe     string             // see wire.Program
-	Command   []string           // in place of the image's; empty: that
-	Args      []string           // in place of the image's arguments, or after Command
-	Dir, User string             // empty: the image's
-	Handler   string             // see sandbox.Spec
+	Protocol  string   // the runtime's protocol; empty: its image's
+	Port      uint16   // the runtime's port; 0: its image's
+	Probe     string   // see wire.Program
+	Command   []string // in place of the image's; empty: that
+	Args      []string // in place of the image's arguments, or after Command
+	Dir, User string   // empty: the image's
+	Handler   string   // see sandbox.Spec
+	Mounts    []wire.Mount
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
 }
 
@@ -177,7 +178,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 // program fills p with the image's program, and replaces what the request sets itself.
 func (r *Request) program(image wire.Program, p *wire.Program) error {
 	*p = image
-	p.Env = merge(image.Env, r.Env)
+	p.Env, p.Mounts = merge(image.Env, r.Env), r.Mounts
 	p.Protocol = cmp.Or(r.Protocol, p.Protocol)
 	p.Port = cmp.Or(r.Port, p.Port)
 	p.Probe = cmp.Or(r.Probe, p.Probe)

@@ -1,5 +1,6 @@
-// Command generate writes what Knative's own resource definitions say of their resources: names,
-// printed columns and schemas. It is given the folder of Knative's module and the file to write.
+// Command generate writes what there is to know of resources without their rules: names, printed
+// columns and schemas. For Knative's, its own definitions say so; for Kubernetes's, its Go types.
+// It is given the folder of Knative's module and the file to write.
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 // A definition holds the fields that are read of a CustomResourceDefinition.
 type definition struct {
 	Spec struct {
+		Group    string          `json:"group"`
 		Names    json.RawMessage `json:"names"`
 		Versions []struct {
 			Name    string          `json:"name"`
@@ -27,9 +29,11 @@ type definition struct {
 
 // A resource holds those that are written.
 type resource struct {
-	Names   json.RawMessage `json:"names"`
-	Columns json.RawMessage `json:"columns"`
-	Schema  json.RawMessage `json:"schema"`
+	Group   string `json:"group,omitempty"`
+	Version string `json:"version"`
+	Names   any    `json:"names"`
+	Columns any    `json:"columns"`
+	Schema  any    `json:"schema"`
 }
 
 func main() {
@@ -45,22 +49,26 @@ func main() {
 
 func write(module, file string) error {
 	var all []resource
-	for _, name := range []string{"service", "configuration", "revision", "route"} {
-		text, err := os.ReadFile(filepath.Join(module, "config/core/300-resources", name+".yaml"))
+	for _, of := range []struct{ name, version string }{
+		{"service", "v1"}, {"configuration", "v1"}, {"revision", "v1"}, {"route", "v1"},
+	} {
+		text, err := os.ReadFile(
+			filepath.Join(module, "config/core/300-resources", of.name+".yaml"))
 		if err != nil {
 			return err
 		}
 		var d definition
 		if err := yaml.Unmarshal(text, &d); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("%s: %w", of.name, err)
 		}
 		for _, v := range d.Spec.Versions {
-			if v.Name == "v1" {
-				all = append(all, resource{d.Spec.Names, v.Columns, v.Schema.OpenAPI})
+			if v.Name == of.version {
+				all = append(all, resource{
+					d.Spec.Group, v.Name, d.Spec.Names, v.Columns, v.Schema.OpenAPI})
 			}
 		}
 	}
-	out, err := json.MarshalIndent(all, "", " ")
+	out, err := json.MarshalIndent(append(all, core()...), "", " ")
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,12 @@ func TestBoot(t *testing.T) {
 		m, conn := emulate(t, files, "")
 		err := makeReady(t, conn, wire.Config{Secret: testSecret, Hostname: "sandbox-1",
 			Program: wire.Program{Command: []string{"runtime"},
-				Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000}})
+				Env: map[string]string{"GREETING": "hello"}, UID: 1000, GID: 1000,
+				Mounts: []wire.Mount{
+					{Path: "/etc/app", Files: []wire.File{
+						{Name: "deep/name", Data: []byte("value"), Mode: 0o444}}},
+					{Path: "/etc/app.conf", Files: []wire.File{
+						{Data: []byte(" alone"), Mode: 0o444}}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +47,8 @@ func TestBoot(t *testing.T) {
 				"greeting": "hello", "host": "sandbox-1", "uid": "1000",
 				"addresses": "[127.0.0.1/8 ::1/128]", "marker": "from the image",
 				"hosts": "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 sandbox-1\n",
-				"tmp":   "<nil>", "image": "open /marker: permission denied",
+				"given": "value alone", "changed": "open /etc/app/other: read-only file system",
+				"tmp": "<nil>", "image": "open /marker: permission denied",
 			})
 		}
 	})

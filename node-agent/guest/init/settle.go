@@ -10,11 +10,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/guest/mounts"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-// settle gives the guest its time, its entropy, its names and its loopback: all that a runtime
-// needs from its first instruction on.
+// settle gives the guest its time, its entropy, its names, its files and its loopback: all that a
+// runtime needs from its first instruction on.
 func settle(config *wire.Config) error {
 	if err := setClock(config.Time); err != nil {
 		return err
@@ -28,7 +29,45 @@ func settle(config *wire.Config) error {
 	if err := loopbackUp(); err != nil {
 		return err
 	}
-	return writeNames("/etc", config)
+	if err := writeNames("/etc", config); err != nil {
+		return err
+	}
+	return give("/run/fastiov", config.Mounts)
+}
+
+// give mounts the files that the program is given, which are kept in the folder dir.
+func give(dir string, all []wire.Mount) error {
+	sources, err := mounts.Write(dir, all)
+	if err != nil {
+		return err
+	}
+	for i, m := range all {
+		if err := bind(sources[i], m); err != nil {
+			return fmt.Errorf("the files for %s: %w", m.Path, err)
+		}
+	}
+	return nil
+}
+
+// bind has the program read a mount's files at its path, whatever the image has there.
+func bind(source string, m wire.Mount) error {
+	if !m.Alone() {
+		if err := os.MkdirAll(m.Path, 0o755); err != nil {
+			return err
+		}
+	} else if _, err := os.Stat(m.Path); err != nil {
+		if err := os.MkdirAll(filepath.Dir(m.Path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(m.Path, nil, 0o644); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(source, m.Path, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", m.Path, "",
+		unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
 }
 
 // catchUp sets the clock of a guest that is woken. One that was paused is behind. One that ran is

@@ -21,7 +21,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
+	"path"
+	"strings"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest/door"
@@ -76,6 +79,7 @@ type Hello struct {
 	Ports bool  `json:"ports"` // its door leads to each port; else to the runtime's alone
 	Gate  bool  `json:"gate"`  // it can have a gate: its kernel has tun devices
 	Shut  bool  `json:"shut"`  // its NIC is coming up behind its gate
+	Files bool  `json:"files"` // it gives its program the files of mounts
 }
 
 // An Event is a span of time: a stage of node-agent/api/timeline or, with Step set, a part of one.
@@ -162,6 +166,65 @@ type Program struct {
 	Mark     string `json:"mark,omitempty"`     // may end a line in place of a newline
 	Protocol string `json:"protocol,omitempty"` // of the runtime there, see node-agent/runtime
 	Probe    string `json:"probe,omitempty"`    // of HTTP: whether it is ready
+
+	Mounts []Mount `json:"mounts,omitempty"`
+}
+
+// A Mount is files of which the program can only read, over what the image has at Path.
+type Mount struct {
+	Path  string `json:"path"`
+	Files []File `json:"files,omitempty"`
+}
+
+// A File is below its mount or, without a name, that itself.
+type File struct {
+	Name string      `json:"name,omitempty"`
+	Data []byte      `json:"data,omitempty"`
+	Mode fs.FileMode `json:"mode"`
+}
+
+// Alone reports whether a mount is a file.
+func (m Mount) Alone() bool { return len(m.Files) == 1 && m.Files[0].Name == "" }
+
+// MostGiven bounds the files of a program, in bytes, each with its name and some for itself.
+const MostGiven = 4 << 20
+
+// CheckMounts returns what is wrong with the mounts of a program.
+func CheckMounts(all []Mount) (err error) {
+	const each = 512
+	whole := 0
+	for _, m := range all {
+		if err := m.check(); err != nil {
+			return err
+		}
+		for _, f := range m.Files {
+			whole += each + len(f.Name) + len(f.Data)
+		}
+	}
+	if whole += each * len(all); whole > MostGiven {
+		return fmt.Errorf("the files in mounts take %d bytes; at most %d", whole, MostGiven)
+	}
+	return nil
+}
+
+func (m Mount) check() error {
+	if !path.IsAbs(m.Path) || path.Clean(m.Path) != m.Path || m.Path == "/" ||
+		strings.ContainsRune(m.Path, 0) {
+		return fmt.Errorf("a mount at %.80q: want the clean, absolute path of a folder or file",
+			m.Path)
+	}
+	for _, f := range m.Files {
+		if !m.Alone() && (!fs.ValidPath(f.Name) || f.Name == ".") ||
+			strings.ContainsRune(f.Name, 0) {
+			return fmt.Errorf("a file %.80q in the mount at %.80q: want a name below that", f.Name,
+				m.Path)
+		}
+		if f.Mode&^fs.ModePerm != 0 {
+			return fmt.Errorf("mode %o of %.80q in the mount at %.80q: want at most 777", f.Mode,
+				f.Name, m.Path)
+		}
+	}
+	return nil
 }
 
 // Listens is the TCP port on which the program listens.

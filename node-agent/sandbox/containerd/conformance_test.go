@@ -213,6 +213,10 @@ func TestAProgramInItsPlace(t *testing.T) {
 			p := h.program()
 			p.Protocol, p.Port, p.Dir, p.UID, p.GID = "http", 9000, "/work", uid, 2000
 			p.Env = map[string]string{"PORT": "9000", "GREETING": "hello = world"}
+			p.Mounts = []wire.Mount{
+				{Path: "/etc/app", Files: []wire.File{
+					{Name: "deep/name", Data: []byte("value"), Mode: 0o444}}},
+				{Path: "/etc/app.conf", Files: []wire.File{{Data: []byte("conf"), Mode: 0o444}}}}
 			s, _ := h.start(d, "c-"+name, p)
 			defer s.Close()
 			var is self
@@ -225,6 +229,10 @@ func TestAProgramInItsPlace(t *testing.T) {
 				is.Resolv != "nameserver 10.9.0.1\n" || is.Tmp != "allowed" ||
 				!slices.Equal(is.Links, []string{"lo", "eth0"}) {
 				t.Errorf("its files are %+v", is)
+			}
+			if is.Given != "value allowed" || is.Alone != "conf allowed" ||
+				!strings.Contains(is.Changed, "read-only file system") {
+				t.Errorf("of its files it says %q, %q, %q", is.Given, is.Alone, is.Changed)
 			}
 			const root = "00000000000004fb" // what capabilities lists
 			want := map[string]string{"Seccomp": "2", "NoNewPrivs": "1", "CapBnd": root,

@@ -92,6 +92,7 @@ type self struct {
 	Processes                int
 	Raw, Mount, Device, Sys  string // errors of what it tries
 	Core, Hosts, Resolv, Tmp string
+	Given, Alone, Changed    string // of the files that it is given
 	Links                    []string
 }
 
@@ -129,6 +130,11 @@ func tellSelf() (s self) {
 	hosts, _ := os.ReadFile("/etc/hosts")
 	resolv, _ := os.ReadFile("/etc/resolv.conf")
 	s.Hosts, s.Resolv = string(hosts), string(resolv)
+	given, err := os.ReadFile("/etc/app/deep/name")
+	s.Given = fmt.Sprint(string(given), " ", said(err))
+	alone, err := os.ReadFile("/etc/app.conf")
+	s.Alone = fmt.Sprint(string(alone), " ", said(err))
+	s.Changed = said(os.WriteFile("/etc/app/other", []byte("x"), 0o600))
 	s.Tmp = said(os.WriteFile("/tmp/written", []byte("x"), 0o600))
 	links, _ := net.Interfaces()
 	for _, link := range links {

@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/fastiov/fastiov/node-agent/guest/mounts"
 )
 
 // A runtime holds how containerd runs a container.
@@ -125,7 +127,7 @@ func (b *box) environment() (env []string) {
 }
 
 // files writes the files of the sandbox's own names and address, and returns their mounts.
-func (b *box) files() (mounts []specs.Mount, err error) {
+func (b *box) files() (all []specs.Mount, err error) {
 	hosts := "127.0.0.1 localhost\n::1 localhost\n"
 	contents := map[string]string{"hostname": b.spec.ID + "\n"}
 	if nic := b.spec.NIC; nic != nil {
@@ -138,9 +140,23 @@ func (b *box) files() (mounts []specs.Mount, err error) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			return nil, err
 		}
-		mounts = append(mounts, specs.Mount{Type: "bind", Source: file,
+		all = append(all, specs.Mount{Type: "bind", Source: file,
 			Destination: "/etc/" + name,
 			Options:     []string{"bind", "ro", "nosuid", "nodev", "noexec"}})
 	}
-	return mounts, nil
+	given, err := b.given()
+	return append(all, given...), err
+}
+
+// given writes the files that the program is given. Others find them by the mounts alone.
+func (b *box) given() (all []specs.Mount, err error) {
+	sources, err := mounts.Write(filepath.Join(b.spec.Dir, "mounts"), b.spec.Program.Mounts)
+	if err != nil {
+		return nil, err
+	}
+	for i, m := range b.spec.Program.Mounts {
+		all = append(all, specs.Mount{Type: "bind", Source: sources[i], Destination: m.Path,
+			Options: []string{"bind", "ro", "nosuid", "nodev"}})
+	}
+	return all, nil
 }

@@ -71,6 +71,10 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 		b.config.Log.Warn("the guest has no tun devices: its program waits for its VF",
 			"sandbox", v.spec.ID)
 	}
+	if len(config.Mounts) > 0 && !hello.Files {
+		return errors.New("the guest's process 1 is of a former version, which gives programs no" +
+			" files: build the guest's image anew (`fastiov image`)")
+	}
 	if err := v.conn.Configure(config); err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	s := &simulated{Life: life.New(), logs: tail.New(), port: spec.Program.Listens()}
 	s.serve = s.serveFunctions
 	if spec.Program.Protocol == "http" {
-		s.serve = s.serveProgram(spec.Program.Env)
+		s.serve = s.serveProgram(spec.Program)
 	}
 	go func() {
 		<-s.Context().Done()
@@ -194,8 +194,8 @@ type simulated struct {
 }
 
 // serveProgram answers as a program of plain HTTP does.
-func (s *simulated) serveProgram(env map[string]string) func(net.Conn) {
-	program := &web.Program{Env: env, Log: func(line string) {
+func (s *simulated) serveProgram(p wire.Program) func(net.Conn) {
+	program := &web.Program{Env: p.Env, Mounts: p.Mounts, Log: func(line string) {
 		s.logs.Add(wire.LogLine{Time: time.Now(), Stream: "stdout", Text: line})
 	}}
 	return func(conn net.Conn) { web.Serve(conn, program) }

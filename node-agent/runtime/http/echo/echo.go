@@ -6,6 +6,7 @@
 //	application/grpc       the same: each message comes back, and the call is OK
 //	Upgrade: websocket     each message comes back
 //	GET /env, /headers     what the program has as environment, what the request had as headers
+//	GET /files             the files that the program is given, by their paths
 //	GET /events?n=3        n events of a stream, each flushed by itself
 //
 // Any of them takes ?sleep=50ms and ?status=503.
@@ -17,17 +18,21 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/net/websocket"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
 // A Program is the program in one sandbox.
 type Program struct {
-	Env map[string]string
-	Log func(line string) // takes what it logs; one line a request
+	Env    map[string]string
+	Mounts []wire.Mount
+	Log    func(line string) // takes what it logs; one line a request
 }
 
 // Serve has handler answer on one connection, in HTTP/1.1 or in HTTP/2, until that is closed.
@@ -61,6 +66,8 @@ func (p *Program) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		returnBody(w, r, status)
 	case r.URL.Path == "/env":
 		answer(w, status, p.Env)
+	case r.URL.Path == "/files":
+		answer(w, status, p.files())
 	case r.URL.Path == "/headers":
 		answer(w, status, r.Header)
 	case r.URL.Path == "/events":
@@ -69,6 +76,17 @@ func (p *Program) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		fmt.Fprintf(w, "sim: %s %s of %s\n", r.Method, r.URL.Path, r.Host)
 	}
+}
+
+// files returns the content of each file that the program is given.
+func (p *Program) files() map[string]string {
+	all := map[string]string{}
+	for _, m := range p.Mounts {
+		for _, f := range m.Files {
+			all[path.Join(m.Path, f.Name)] = string(f.Data)
+		}
+	}
+	return all
 }
 
 func answer(w http.ResponseWriter, status int, what any) {

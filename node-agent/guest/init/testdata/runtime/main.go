@@ -65,6 +65,8 @@ func around() map[string]string {
 	addresses, _ := net.InterfaceAddrs()
 	return map[string]string{
 		"greeting":  os.Getenv("GREETING"),
+		"given":     read("/etc/app/deep/name") + read("/etc/app.conf"),
+		"changed":   fmt.Sprint(os.WriteFile("/etc/app/other", nil, 0o600)),
 		"host":      host,
 		"uid":       fmt.Sprint(os.Getuid()),
 		"addresses": fmt.Sprint(addresses),

@@ -1,0 +1,75 @@
+// Package mounts writes the files that a program is given beside its image.
+package mounts
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+// Write makes the folder dir, which its owner alone may enter, and in it for each mount a folder
+// with its files, or the file that it is. It returns where they are. What it writes is in dir,
+// whatever names say.
+func Write(dir string, all []wire.Mount) (at []string, err error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	inside, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer inside.Close()
+	for i, m := range all {
+		own := strconv.Itoa(i)
+		if err := write(inside, own, m); err != nil {
+			return nil, fmt.Errorf("the files for %s: %w", m.Path, err)
+		}
+		at = append(at, filepath.Join(dir, own))
+	}
+	return at, nil
+}
+
+func write(inside *os.Root, own string, m wire.Mount) error {
+	if !m.Alone() {
+		if err := folder(inside, own); err != nil {
+			return err
+		}
+	}
+	for _, f := range m.Files {
+		name := path.Join(own, f.Name)
+		if err := folder(inside, path.Dir(name)); err != nil {
+			return err
+		}
+		if err := inside.WriteFile(name, f.Data, 0o600); err != nil {
+			return err
+		}
+		if err := inside.Chmod(name, f.Mode); err != nil { // whatever the umask is
+			return err
+		}
+	}
+	return nil
+}
+
+// folder makes a folder that everybody may read, with those above it.
+func folder(inside *os.Root, name string) error {
+	if name == "." {
+		return nil
+	}
+	if err := folder(inside, path.Dir(name)); err != nil {
+		return err
+	}
+	if err := inside.Mkdir(name, 0o755); err != nil {
+		if os.IsExist(err) {
+			return nil
+		}
+		return err
+	}
+	return inside.Chmod(name, 0o755)
+}

@@ -1,0 +1,76 @@
+package mounts
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+)
+
+func TestWrite(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "mounts")
+	at, err := Write(dir, []wire.Mount{
+		{Path: "/etc/app", Files: []wire.File{
+			{Name: "a", Data: []byte("one"), Mode: 0o400},
+			{Name: "deep/er/b", Data: []byte("two"), Mode: 0o755}}},
+		{Path: "/etc/app.conf", Files: []wire.File{{Data: []byte("three"), Mode: 0o644}}},
+		{Path: "/etc/none"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]struct {
+		text string
+		mode fs.FileMode
+	}{
+		at[0] + "/a":         {"one", 0o400},
+		at[0] + "/deep/er/b": {"two", 0o755},
+		at[1]:                {"three", 0o644},
+	} {
+		text, err := os.ReadFile(name)
+		info, other := os.Stat(name)
+		if err != nil || other != nil || string(text) != want.text || info.Mode() != want.mode {
+			t.Errorf("%s: %q, %v, %v", name, text, info, err)
+		}
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%s: %v, %v", dir, info, err)
+	}
+	if info, err := os.Stat(at[2]); err != nil || !info.IsDir() || info.Mode().Perm() != 0o755 {
+		t.Errorf("%s: %v, %v", at[2], info, err)
+	}
+	if at, err := Write(filepath.Join(dir, "none"), nil); at != nil || err != nil {
+		t.Errorf("without mounts: %v, %v", at, err)
+	}
+}
+
+// No name leads out of the folder: neither past CheckMounts nor, unchecked, past Write.
+func TestNothingIsWrittenElsewhere(t *testing.T) {
+	for _, m := range []wire.Mount{
+		{Path: "etc"}, {Path: "/"}, {Path: "/etc/../.."}, {Path: "/etc/"}, {Path: ""},
+		{Path: "/a", Files: []wire.File{{Name: "../../out"}}},
+		{Path: "/a", Files: []wire.File{{Name: "/out"}}},
+		{Path: "/a", Files: []wire.File{{Name: "."}}},
+		{Path: "/a", Files: []wire.File{{Name: "a\x00"}}},
+		{Path: "/a", Files: []wire.File{{Name: ""}, {Name: "b"}}},
+		{Path: "/a", Files: []wire.File{{Name: "a", Mode: fs.ModeSetuid}}},
+		{Path: "/a", Files: []wire.File{{Name: "a", Data: make([]byte, wire.MostGiven)}}},
+		{Path: "/a", Files: make([]wire.File, wire.MostGiven/512)},
+	} {
+		if wire.CheckMounts([]wire.Mount{m}) == nil {
+			t.Errorf("%+v is taken for a good one", m)
+		}
+	}
+	outer := t.TempDir()
+	_, err := Write(filepath.Join(outer, "in"),
+		[]wire.Mount{{Path: "/a", Files: []wire.File{{Name: "../../out", Data: []byte("x")}}}})
+	if err == nil || !strings.Contains(err.Error(), "/a") {
+		t.Errorf("a name that leads out: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(outer, "out")); err == nil {
+		t.Error("it was written outside")
+	}
+}
