@@ -57,7 +57,7 @@ func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 	if _, err := os.Stat(filepath.Join(runDir, nodeSocket)); err == nil {
 		return false, nil
 	}
-	if s, err := testbed.Look(awayName); err != nil || s.State != "ready" {
+	if !testbedIsUp() {
 		return false, nil
 	}
 	host, err := testbed.Open(ctx, awayName)
@@ -67,6 +67,12 @@ func inTestbed(ctx context.Context, runDir string) (away bool, err error) {
 	code, err := host.Run(ctx, testbed.Quote(append([]string{awayBinary}, os.Args[1:]...)...),
 		os.Stdin, os.Stdout, os.Stderr)
 	return true, exitAs(host, code, err)
+}
+
+// testbedIsUp reports whether a testbed runs in which there may be a node.
+func testbedIsUp() bool {
+	s, err := testbed.Look(awayName)
+	return err == nil && s.State == "ready"
 }
 
 // wordsAway returns the settings of this command, by flags, the environment or the file, as flags

@@ -64,7 +64,8 @@ func (i *invokerFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&i.storage, "storage", "", "where functions find a storage server, which keeps its"+
 		" objects in --state-dir; whoever reaches it may read and write them all (default: nowhere)")
 	f.StringVar(&i.runtimes, "runtimes", "",
-		"a runtimes.json in OpenWhisk's format (default: the runtimes that `fastiov image` makes)")
+		"a runtimes.json in OpenWhisk's format, whose stemCells are started ahead of calls (default:"+
+			" the runtimes that `fastiov image` makes, none ahead)")
 	settings.Check(f, isAddress, "listen", "https", "storage")
 	i.limits = limitFlags(f, access.Defaults)
 	f.DurationVar(&i.keepAlive, "keep-alive", 10*time.Minute,

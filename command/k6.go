@@ -59,17 +59,23 @@ func whatRunsHere(ctx context.Context) (url, key string, err error) {
 		key, err := openwhisk.LoadKey(served[0], keyFile(stateDir), served[1:]...)
 		return "http://" + served[0], key.String(), err
 	}
+	key, err = keyInTestbed(ctx)
+	return awayURL, key, err
+}
+
+// keyInTestbed returns the key of the invoker in the testbed.
+func keyInTestbed(ctx context.Context) (string, error) {
 	host, err := testbed.Open(ctx, awayName)
 	if err != nil {
-		return "", "", fmt.Errorf(
+		return "", fmt.Errorf(
 			"no fastiov runs here; start one with `fastiov up`, or set APIHOST and AUTH as in ~/.wskprops")
 	}
 	defer host.Close()
 	var out strings.Builder
 	if code, err := host.Run(ctx,
 		testbed.Quote("cat", awayKey), nil, &out, os.Stderr); err != nil || code != 0 {
-		return "", "", fmt.Errorf(
+		return "", fmt.Errorf(
 			"the testbed has no key of an invoker (exit code %d, %v); run `fastiov up`", code, err)
 	}
-	return awayURL, strings.TrimSpace(out.String()), nil
+	return strings.TrimSpace(out.String()), nil
 }

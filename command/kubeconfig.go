@@ -22,7 +22,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
 
-// kubeconfigCmd prints what kubectl and kn need to speak to the invoker of this machine.
+// kubeconfigCmd prints what kubectl and kn need to speak to the invoker of this machine, or to that
+// in the testbed.
 func kubeconfigCmd() *cobra.Command {
 	var stateDir, keyFrom, listen string
 	cmd := &cobra.Command{Use: "kubeconfig",
@@ -37,13 +38,22 @@ func kubeconfigCmd() *cobra.Command {
 		"the invoker's listen address (default: that of `fastiov up`)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		served := []string{listen}
+		var err error
 		if listen == "" {
-			var err error
-			if served, err = readListen(*runDir); err != nil {
-				return err
+			served, err = readListen(*runDir)
+		}
+		var key string
+		switch {
+		case err == nil:
+			key, err = keyOf(cmd.InOrStdin(), keyFrom, stateDir, served)
+		case !cmd.Flags().Changed("run-dir") && testbedIsUp():
+			served = []string{strings.TrimPrefix(awayURL, "http://")}
+			if keyFrom == "" {
+				key, err = keyInTestbed(cmd.Context())
+			} else {
+				key, err = keyOf(cmd.InOrStdin(), keyFrom, stateDir, served)
 			}
 		}
-		key, err := keyOf(cmd.InOrStdin(), keyFrom, stateDir, served)
 		if err != nil {
 			return err
 		}

@@ -94,8 +94,8 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 		" containers by: runc, crun, youki, runsc or kata, the path of a program like runc, or a"+
 		" containerd runtime; of several, functions may name one, and the others have the first")
 	n.registries.flags(f)
-	f.Var(&n.pullPolicy, "image-pull-policy", "when a registry is asked what a tag stands for "+
-		"that is here: Always, IfNotPresent or Never, as in Kubernetes, or how old its last answer may be")
+	f.Var(&n.pullPolicy, "image-pull-policy", "when a registry is asked again for a tag whose "+
+		"image is here: Always, IfNotPresent or Never, as in Kubernetes, or how old its last answer may be")
 	f.StringSliceVar(&n.pfs, "pf", nil,
 		"SR-IOV devices to use, each by address, driver or netdev (default: the only one)")
 	f.IntVar(&n.numVFs, "vfs", 0, "VFs per device (default: as many as it has)")

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -47,6 +48,10 @@ func upCmd() *cobra.Command {
 			if away, err := upInTestbed(cmd, kernel, &n); away {
 				return err
 			}
+		}
+		if cmd.Flags().Changed("kernel") {
+			return errors.New("--kernel is for a testbed, and fastiov would run on this machine; " +
+				"leave it out (kernel-mod/README.md says how a machine gets fastiov's own kernel)")
 		}
 		if err := detach(cmd.Context(), n.runDir); err != nil {
 			return err

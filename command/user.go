@@ -112,9 +112,9 @@ func limitFlags(f *pflag.FlagSet, defaults access.Allowance) func() access.Limit
 		value *int
 	}
 	flags := map[string]flag{}
-	whose := " (default: as the invoker's)"
+	begin, end := "how many ", " (default: as the invoker's)"
 	if defaults != (access.Allowance{}) {
-		whose = " of a namespace"
+		begin, end = "of a namespace: how many ", ""
 	}
 	for _, limit := range access.Settable {
 		standard := limit.Of(defaults)
@@ -122,7 +122,7 @@ func limitFlags(f *pflag.FlagSet, defaults access.Allowance) func() access.Limit
 			continue // nobody has it unless it is set
 		}
 		name := strings.ToLower(capitals.ReplaceAllString(limit.Name, "-$0"))
-		flags[limit.Name] = flag{name, f.Int(name, standard, "how many "+limit.What+whose)}
+		flags[limit.Name] = flag{name, f.Int(name, standard, begin+limit.What+end)}
 	}
 	return func() access.Limits {
 		given := access.Limits{}
