@@ -8,25 +8,40 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 func logsCmd() *cobra.Command {
 	var req api.LogsRequest
-	const short = "Show what the runtime in sandbox ID has written lately"
-	cmd := onNode("logs ID", short, func(
+	var stateDir, keyFrom string
+	const short = "Show what the runtime in a sandbox has written lately, or a Knative service's"
+	cmd := onNode("logs ID|SERVICE", short, func(
 		ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string,
 	) error {
 		req.Id = args[0]
 		lines, err := node.Logs(ctx, &req)
-		if err != nil {
+		if err == nil {
+			err = printLogs(lines, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		}
+		if status.Code(err) != codes.NotFound {
 			return err
 		}
-		return printLogs(lines, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		s, other := openService(cmd, args[0], stateDir, keyFrom)
+		if other != nil {
+			return fmt.Errorf("%w; nor is it known whether a service has that name: %w", err, other)
+		}
+		return s.logs(ctx, req.Follow)
 	})
 	cmd.Args = cobra.ExactArgs(1)
-	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "go on until the sandbox ends")
+	f := cmd.Flags()
+	f.BoolVarP(&req.Follow, "follow", "f", false,
+		"go on until the sandbox ends; for a service, for ever")
+	f.StringVar(&stateDir, "state-dir", usualStateDir, "where the invoker keeps its API key")
+	f.StringVar(&keyFrom, "key-file", "", "the file with the key of the service's owner, - is"+
+		" standard input (default: the key that the invoker was started with)")
 	return cmd
 }
 

@@ -78,17 +78,29 @@ func (c *call) serve() error {
 	}
 	k := named(of, parts[0])
 	switch {
-	case k == nil || len(parts) > 3 || len(parts) == 3 && parts[2] != "status":
+	case k == nil || len(parts) > 3 || len(parts) == 3 && parts[2] != k.part():
 		return notServed
 	case namespace != "" && namespace != c.user.Namespace:
 		return apierrors.NewForbidden(k.resource(), "", fmt.Errorf(
 			"the key opens the namespace %q and not %q", c.user.Namespace, namespace))
+	case k.Derived && c.r.Method != http.MethodGet:
+		return apierrors.NewMethodNotSupported(k.resource(), strings.ToLower(c.r.Method))
 	case len(parts) == 1:
 		return c.collection(k, namespace)
 	case namespace == "":
 		return notServed
+	case k == pods && len(parts) == 3:
+		return c.logs(namespace, parts[1])
 	}
 	return c.one(k, namespace, parts[1], len(parts) == 3)
+}
+
+// part returns what each object of a kind has below its path.
+func (k *kind) part() string {
+	if k == pods {
+		return "log"
+	}
+	return "status"
 }
 
 // groupIn returns the group whose API a path belongs to, and what follows; empty: nothing does.
@@ -109,7 +121,7 @@ func isNamespace(rest string) bool {
 func (c *call) collection(k *kind, namespace string) error {
 	switch query := c.r.URL.Query(); c.r.Method {
 	case http.MethodGet:
-		choice, err := chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
+		choice, err := k.chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
 		switch {
 		case err != nil:
 			return err
@@ -138,7 +150,7 @@ func (c *call) collection(k *kind, namespace string) error {
 		}
 		return c.answer(http.StatusCreated, w, e)
 	case http.MethodDelete:
-		choice, err := chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
+		choice, err := k.chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
 		if err != nil {
 			return err
 		}
@@ -475,7 +487,7 @@ type choice struct {
 	field fields.Selector
 }
 
-func chosen(label, field string) (choice, error) {
+func (k *kind) chosen(label, field string) (choice, error) {
 	l, err := labels.Parse(label)
 	if err != nil {
 		return choice{}, apierrors.NewBadRequest(
@@ -487,7 +499,7 @@ func chosen(label, field string) (choice, error) {
 			"unable to parse the field selector: " + err.Error())
 	}
 	for _, of := range f.Requirements() {
-		if of.Field != "metadata.name" && of.Field != "metadata.namespace" {
+		if _, known := k.fieldsOf(k.make())[of.Field]; !known {
 			return choice{}, apierrors.NewBadRequest("field label not supported: " + of.Field)
 		}
 	}
@@ -498,8 +510,17 @@ func (c choice) all() bool { return c.label.Empty() && c.field.Empty() }
 
 func (c choice) takes(e *entry) bool {
 	return e != nil && (c.label.Empty() || c.label.Matches(labels.Set(e.object.GetLabels()))) &&
-		(c.field.Empty() || c.field.Matches(fields.Set{
-			"metadata.name": e.name.name, "metadata.namespace": e.name.namespace}))
+		(c.field.Empty() || c.field.Matches(e.kind.fieldsOf(e.object)))
+}
+
+// fieldsOf returns the fields by which an object is chosen.
+func (k *kind) fieldsOf(o object) fields.Set {
+	all := fields.Set{}
+	if k.fields != nil {
+		all = k.fields(o)
+	}
+	all["metadata.name"], all["metadata.namespace"] = o.GetName(), o.GetNamespace()
+	return all
 }
 
 // answer sends an object, with the warnings that its writing gave.

@@ -229,6 +229,9 @@ func (w *writer) end(ctx context.Context, e *entry, how metav1.DeletionPropagati
 // owned returns what an object owns.
 func (w *world) owned(of *entry) (all []*entry) {
 	for _, k := range kinds {
+		if k.Derived {
+			continue
+		}
 		list, _ := w.list(k, of.name.namespace)
 		for _, e := range list {
 			if owner, _ := ownerOf(e.object); owner != nil && owner.UID == of.object.GetUID() {

@@ -125,6 +125,13 @@ func (c *call) namespace() any {
 var namespaces = metav1.APIResource{Name: "namespaces", SingularName: "namespace",
 	Kind: "Namespace", ShortNames: []string{"ns"}, Verbs: metav1.Verbs{"get", "list"}}
 
+func (k *kind) verbs() metav1.Verbs {
+	if k.Derived {
+		return metav1.Verbs{"get", "list", "watch"}
+	}
+	return verbs
+}
+
 func served(of schema.GroupVersion) (all []metav1.APIResource) {
 	if of.Group == "" {
 		all = append(all, namespaces)
@@ -132,8 +139,8 @@ func served(of schema.GroupVersion) (all []metav1.APIResource) {
 	for _, k := range kinds {
 		if k.gv() == of {
 			all = append(all, metav1.APIResource{Name: k.Names.Plural,
-				SingularName: k.Names.Singular, Namespaced: true, Kind: k.Names.Kind, Verbs: verbs,
-				ShortNames: k.Names.ShortNames, Categories: k.Names.Categories})
+				SingularName: k.Names.Singular, Namespaced: true, Kind: k.Names.Kind,
+				Verbs: k.verbs(), ShortNames: k.Names.ShortNames, Categories: k.Names.Categories})
 		}
 	}
 	return all

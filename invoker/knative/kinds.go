@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"knative.dev/serving/pkg/apis/serving"
@@ -26,15 +27,17 @@ type object interface {
 type kind struct {
 	Group   string          `json:"group"`
 	Version string          `json:"version"`
-	Names   names           `json:"names"`
+	Names   naming          `json:"names"`
 	Columns []column        `json:"columns"`
 	Schema  json.RawMessage `json:"schema"`
+	Derived bool            `json:"derived"` // it is shown, and nobody writes it
 
-	make  func() object
-	cells func(object) map[string]any // of its columns without a path
+	make   func() object
+	cells  func(object) map[string]any // of its columns without a path
+	fields func(object) fields.Set     // by which it is chosen, beside name and namespace
 }
 
-type names struct {
+type naming struct {
 	Kind       string   `json:"kind"`
 	Plural     string   `json:"plural"`
 	Singular   string   `json:"singular"`
@@ -84,6 +87,9 @@ var (
 	routes         = kindOf(serving.GroupName, "Route")
 	configMaps     = kindOf("", "ConfigMap")
 	secrets        = kindOf("", "Secret")
+	pods           = kindOf("", "Pod")
+	hosts          = kindOf("", "Service")
+	events         = kindOf("", "Event")
 )
 
 func readKinds() (all []*kind) {
@@ -97,15 +103,22 @@ func readKinds() (all []*kind) {
 		"Route." + serving.GroupName:         func() object { return &v1.Route{} },
 		"ConfigMap.":                         func() object { return &corev1.ConfigMap{} },
 		"Secret.":                            func() object { return &corev1.Secret{} },
+		"Pod.":                               func() object { return &corev1.Pod{} },
+		"Service.":                           func() object { return &corev1.Service{} },
+		"Event.":                             func() object { return &corev1.Event{} },
 	}
 	cells := map[string]func(object) map[string]any{
-		"ConfigMap.": cellsOfConfigMap, "Secret.": cellsOfSecret,
+		"ConfigMap.": cellsOfConfigMap, "Secret.": cellsOfSecret, "Pod.": cellsOfPod,
+		"Service.": cellsOfService, "Event.": cellsOfEvent,
 	}
+	chosenBy := map[string]func(object) fields.Set{"Pod.": fieldsOfPod, "Event.": fieldsOfEvent}
 	for _, k := range all {
-		k.make = makes[k.Names.Kind+"."+k.Group]
-		k.cells = cells[k.Names.Kind+"."+k.Group]
-		k.Columns = append([]column{{Name: "Name", Type: "string", Path: ".metadata.name"}},
-			k.Columns...)
+		of := k.Names.Kind + "." + k.Group
+		k.make, k.cells, k.fields = makes[of], cells[of], chosenBy[of]
+		if of != "Event." { // which nobody knows by its name
+			k.Columns = append([]column{{Name: "Name", Type: "string", Path: ".metadata.name"}},
+				k.Columns...)
+		}
 	}
 	return all
 }

@@ -38,6 +38,7 @@ type API struct {
 	world     *world
 	road      *road
 	reconcile *reconciler
+	mirror    *mirror
 	closed    chan struct{}
 	end       context.CancelFunc
 }
@@ -56,8 +57,9 @@ func New(cfg Config) (*API, error) {
 	a.road = &road{pool: cfg.Pool, directory: cfg.Directory, names: names, domain: cfg.Domain,
 		port: cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep,
 		hosts: map[string]*split{}, of: map[name][]string{}}
-	a.reconcile = newReconciler(a.road)
-	a.world, err = openWorld(ctx, cfg.Store, cfg.Log, a.road.follow, a.reconcile.follow)
+	a.reconcile, a.mirror = newReconciler(a.road), newMirror(cfg.Directory, cfg.Log)
+	a.world, err = openWorld(ctx, cfg.Store, cfg.Log, a.mirror.leave,
+		a.road.follow, a.reconcile.follow, a.mirror.follow)
 	if err != nil {
 		end()
 		return nil, err
@@ -67,6 +69,8 @@ func New(cfg Config) (*API, error) {
 		namespace, service, _ := strings.Cut(full, "/")
 		return a.world.get(configurations, namespace, service) != nil
 	})
+	a.mirror.run(ctx, a.world)
+	cfg.Pool.Tell(a.mirror.sandbox)
 	a.reconcile.run(ctx, &writer{world: a.world, most: cfg.Directory.Space})
 	return a, nil
 }
@@ -77,6 +81,7 @@ func (a *API) Close() {
 	a.reconcile.queue.ShutDown()
 	a.end()
 	a.reconcile.done.Wait()
+	a.mirror.done.Wait()
 	a.world.close()
 }
 

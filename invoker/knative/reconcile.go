@@ -73,6 +73,9 @@ func newReconciler(r *road) *reconciler {
 // follow puts into the queue what an event concerns: the object, its owner, the routes to it, and
 // what it owned.
 func (r *reconciler) follow(e *event) {
+	if e.entry.kind.Derived {
+		return
+	}
 	n := e.entry.name
 	me := ref{e.entry.kind, n}
 	r.queue.Add(me)

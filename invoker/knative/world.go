@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"knative.dev/serving/pkg/apis/serving"
 
+	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/store"
 )
 
@@ -62,6 +63,7 @@ type world struct {
 	revision uint64            // of the last change
 	changed  chan struct{}     // is closed by the next event
 	follow   []func(*event)
+	purged   func(namespace string) // of whom nothing may be seen any more
 	opened   bool
 	early    []store.Doc // what came before that
 
@@ -111,10 +113,10 @@ func newWorld() *world {
 	return w
 }
 
-func openWorld(ctx context.Context, s store.Store, log *slog.Logger,
+func openWorld(ctx context.Context, s store.Store, log *slog.Logger, purged func(string),
 	follow ...func(*event)) (*world, error) {
 	w := newWorld()
-	w.store, w.log, w.follow = s, log, follow
+	w.store, w.log, w.follow, w.purged = s, log, follow, purged
 	var last uint64
 	err := s.Watch(ctx, func(doc store.Doc) {
 		if doc.Key == began {
@@ -151,6 +153,9 @@ func openWorld(ctx context.Context, s store.Store, log *slog.Logger,
 
 // see takes in a document of the store.
 func (w *world) see(doc store.Doc) error {
+	if _, is := access.Purged(doc); is || doc.Kind == store.Claims && doc.Body == nil {
+		w.purged(doc.Name)
+	}
 	if ofStore(string(doc.Kind)) == nil {
 		return nil
 	}
@@ -304,6 +309,52 @@ func (w *world) list(k *kind, namespace string) (all []*entry, revision uint64) 
 	w.mu.RUnlock()
 	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.name.name, b.name.name) })
 	return all, revision
+}
+
+// all returns the objects of a kind in all namespaces.
+func (w *world) all(k *kind) (all []*entry) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for _, of := range w.objects[k] {
+		all = slices.AppendSeq(all, maps.Values(of))
+	}
+	return all
+}
+
+// show has an object that no store has seen by all, in the place of what it was.
+func (w *world) show(k *kind, o object) (*entry, error) {
+	body, err := document(k, o)
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := &entry{kind: k, name: name{o.GetNamespace(), o.GetName()}, object: o,
+		revision: w.revision + 1}
+	ev := &event{what: "MODIFIED", entry: e, before: w.find(k, e.name)}
+	if ev.before == nil {
+		ev.what = "ADDED"
+	}
+	if err := e.number(body); err != nil {
+		return nil, err
+	}
+	w.happen(ev)
+	return e, nil
+}
+
+// hide takes back what show has shown.
+func (w *world) hide(shown *entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.find(shown.kind, shown.name)
+	if before == nil {
+		return
+	}
+	e := &entry{kind: before.kind, name: before.name, revision: w.revision + 1,
+		object: before.object.DeepCopyObject().(object)}
+	if e.encode() == nil { // it was encoded before
+		w.happen(&event{what: "DELETED", entry: e, before: before})
+	}
 }
 
 // errExpired answers who asks for events that are not kept any more, or after a revision that this

@@ -86,6 +86,7 @@ func (s *state) newBox(id string, n *node, g *group, st *stem, now time.Time) *b
 	n.boxes[b.id] = b
 	n.free = n.free.less(b.memory)
 	s.file(b, now)
+	s.tell(b)
 	return b
 }
 
@@ -96,6 +97,7 @@ func (s *state) specialise(b *box, g *group, now time.Time) {
 	b.mine.join(&g.members)
 	b.ready = make(chan struct{})
 	b.move(starting, now)
+	s.tell(b)
 }
 
 // drop forgets a sandbox. Its place counts as free at once; whoever is started in it waits in the
@@ -109,6 +111,7 @@ func (s *state) drop(b *box, now time.Time) {
 		b.stem.on[b.node]--
 	}
 	s.file(b, now)
+	s.tell(b)
 }
 
 // pastDue takes in that time has come for what an alarm is about, where that is all there is to do.

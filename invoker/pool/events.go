@@ -139,9 +139,11 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	case b.used == 0:
 		b.move(idle, now)
 		s.file(b, now)
+		s.tell(b)
 	default:
 		b.move(running, now)
 		s.file(b, now)
+		s.tell(b)
 	}
 }
 

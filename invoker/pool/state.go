@@ -36,6 +36,7 @@ type state struct {
 	alarms   alarms
 	closed   bool
 	newID    func() string
+	see      func(Sandbox) // nil: nobody is told
 	arrivals uint64
 	counts   map[Kind]uint64
 	left     map[[2]string]Left // by node and id

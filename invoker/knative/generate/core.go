@@ -2,6 +2,7 @@ package main
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,7 +33,24 @@ var age = column{Name: "Age", Type: "date", Path: ".metadata.creationTimestamp"}
 func core() []resource {
 	made := func(n names, of any, columns ...column) resource {
 		return resource{Version: "v1", Names: n, Columns: columns,
-			Schema: schemaOf(reflect.TypeOf(of))}
+			Schema: schemaOf(reflect.TypeOf(of), deepest)}
+	}
+	shown := func(n names, of any, columns ...column) resource {
+		r := made(n, of, columns...)
+		r.Derived, r.Schema = true, schemaOf(reflect.TypeOf(of), shallow)
+		return r
+	}
+	text := func(all ...string) (columns []column) {
+		for _, name := range all {
+			columns = append(columns, column{Name: name, Type: "string"})
+		}
+		return columns
+	}
+	wide := func(columns ...column) []column {
+		for i := range columns {
+			columns[i].Priority = 1
+		}
+		return columns
 	}
 	return []resource{
 		made(names{"ConfigMap", "configmaps", "configmap", []string{"cm"}, nil},
@@ -40,6 +58,25 @@ func core() []resource {
 		made(names{"Secret", "secrets", "secret", nil, nil}, corev1.Secret{},
 			column{Name: "Type", Type: "string", Path: ".type"},
 			column{Name: "Data", Type: "integer"}, age),
+		shown(names{"Pod", "pods", "pod", []string{"po"}, []string{"all"}}, corev1.Pod{},
+			slices.Concat(text("Ready", "Status"),
+				[]column{{Name: "Restarts", Type: "integer"}, age},
+				wide(column{Name: "IP", Type: "string", Path: ".status.podIP"},
+					column{Name: "Node", Type: "string", Path: ".spec.nodeName"}))...),
+		shown(names{"Service", "services", "service", []string{"svc"}, []string{"all"}},
+			corev1.Service{}, slices.Concat(
+				[]column{{Name: "Type", Type: "string", Path: ".spec.type"}},
+				text("Cluster-IP", "External-IP", "Port(s)"), []column{age},
+				wide(text("Selector")...))...),
+		shown(names{"Event", "events", "event", []string{"ev"}, nil}, corev1.Event{},
+			slices.Concat(text("Last Seen"), []column{
+				{Name: "Type", Type: "string", Path: ".type"},
+				{Name: "Reason", Type: "string", Path: ".reason"}}, text("Object"),
+				wide(column{Name: "Source", Type: "string", Path: ".source.component"}),
+				[]column{{Name: "Message", Type: "string", Path: ".message"}},
+				wide(slices.Concat(text("First Seen"), []column{
+					{Name: "Count", Type: "integer", Path: ".count"},
+					{Name: "Name", Type: "string", Path: ".metadata.name"}})...))...),
 	}
 }
 
@@ -55,8 +92,11 @@ var known = map[reflect.Type]map[string]any{
 	reflect.TypeFor[[]byte]():             {"type": "string", "format": "byte"},
 }
 
+// So deep are schemas: of what users write, to its end; of what they only read, its first fields.
+const deepest, shallow = 20, 3
+
 // schemaOf returns the schema of the JSON that a Go type has.
-func schemaOf(t reflect.Type) map[string]any {
+func schemaOf(t reflect.Type, depth int) map[string]any {
 	if s := known[t]; s != nil {
 		all := map[string]any{}
 		for key, value := range s {
@@ -66,13 +106,13 @@ func schemaOf(t reflect.Type) map[string]any {
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
-		return schemaOf(t.Elem())
+		return schemaOf(t.Elem(), depth)
 	case reflect.Slice:
-		return map[string]any{"type": "array", "items": schemaOf(t.Elem())}
+		return map[string]any{"type": "array", "items": schemaOf(t.Elem(), depth)}
 	case reflect.Map:
-		return map[string]any{"type": "object", "additionalProperties": schemaOf(t.Elem())}
+		return map[string]any{"type": "object", "additionalProperties": schemaOf(t.Elem(), depth)}
 	case reflect.Struct:
-		return structure(t)
+		return structure(t, depth)
 	case reflect.Bool:
 		return map[string]any{"type": "boolean"}
 	case reflect.Int32, reflect.Int64:
@@ -81,7 +121,10 @@ func schemaOf(t reflect.Type) map[string]any {
 	return map[string]any{"type": "string"}
 }
 
-func structure(t reflect.Type) map[string]any {
+func structure(t reflect.Type, depth int) map[string]any {
+	if depth == 0 {
+		return map[string]any{"type": "object"}
+	}
 	words := map[string]string{}
 	if d, is := reflect.Zero(t).Interface().(documented); is {
 		words = d.SwaggerDoc()
@@ -93,7 +136,7 @@ func structure(t reflect.Type) map[string]any {
 			continue // its own fields are here
 		}
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		part := schemaOf(field.Type)
+		part := schemaOf(field.Type, depth-1)
 		if text := words[name]; text != "" {
 			part["description"] = text
 		}

@@ -34,6 +34,7 @@ type resource struct {
 	Names   any    `json:"names"`
 	Columns any    `json:"columns"`
 	Schema  any    `json:"schema"`
+	Derived bool   `json:"derived,omitempty"`
 }
 
 func main() {
@@ -63,8 +64,8 @@ func write(module, file string) error {
 		}
 		for _, v := range d.Spec.Versions {
 			if v.Name == of.version {
-				all = append(all, resource{
-					d.Spec.Group, v.Name, d.Spec.Names, v.Columns, v.Schema.OpenAPI})
+				all = append(all, resource{Group: d.Spec.Group, Version: v.Name,
+					Names: d.Spec.Names, Columns: v.Columns, Schema: v.Schema.OpenAPI})
 			}
 		}
 	}

@@ -1,0 +1,440 @@
+package knative
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/ptr"
+	"knative.dev/pkg/apis"
+	duckv1 "knative.dev/pkg/apis/duck/v1"
+	"knative.dev/pkg/kmeta"
+	"knative.dev/serving/pkg/apis/serving"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
+	node "github.com/fastiov/fastiov/node-agent/api"
+)
+
+// A mirror shows what there is as Kubernetes would: sandboxes as Pods, routes as Services, and what
+// happens to all of them as Events. Nobody writes these objects, and no store has them: they are of
+// this process. It hears of news at once, and shows them in their order a moment later.
+type mirror struct {
+	world     *world
+	directory *access.Directory
+	log       *slog.Logger
+	wake      chan struct{} // of one: there are news
+	done      sync.WaitGroup
+
+	mu   sync.Mutex
+	news []func()        // what is to be shown
+	pods map[string]*pod // by sandbox
+	last map[said]*entry // the Event that says so
+}
+
+// A pod is a sandbox that is shown.
+type pod struct {
+	ref
+	sandbox string
+	client  node.NodeClient
+}
+
+// A said holds what an Event says, however often.
+type said struct {
+	about         types.UID
+	reason, words string
+}
+
+// Events are kept for as long, and so many of a namespace, as in Kubernetes and about as there.
+const (
+	eventsFor  = time.Hour
+	mostEvents = 256
+)
+
+func newMirror(d *access.Directory, log *slog.Logger) *mirror {
+	return &mirror{directory: d, log: log, wake: make(chan struct{}, 1), pods: map[string]*pod{},
+		last: map[said]*entry{}}
+}
+
+// run shows what is new until ctx ends.
+func (m *mirror) run(ctx context.Context, w *world) {
+	m.world = w
+	m.done.Go(func() {
+		old := time.NewTicker(time.Minute)
+		defer old.Stop()
+		for {
+			select {
+			case <-m.wake:
+			case now := <-old.C:
+				m.forgetOld(now)
+			case <-ctx.Done():
+				return
+			}
+			m.mu.Lock()
+			news := m.news
+			m.news = nil
+			m.mu.Unlock()
+			for _, show := range news {
+				show()
+			}
+		}
+	})
+}
+
+// later has something shown soon. Its caller may hold any lock.
+func (m *mirror) later(show func()) {
+	m.mu.Lock()
+	m.news = append(m.news, show)
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// sandbox takes in news of a sandbox.
+func (m *mirror) sandbox(s pool.Sandbox) {
+	of := strings.Split(s.Group, "/")
+	if len(of) == 4 && of[0] == "knative" { // as groupOf names it
+		m.later(func() { m.showPod(s, of[2], types.UID(of[3])) })
+	}
+}
+
+// follow takes in an event of the world. What a process finds when it begins is not news.
+func (m *mirror) follow(e *event) {
+	if e.entry.kind.Derived {
+		return
+	}
+	m.later(func() {
+		if e.entry.kind == routes {
+			m.showHosts(e)
+		}
+		if e.revision > m.world.floor {
+			m.tell(e)
+		}
+	})
+}
+
+// showPod shows a sandbox of a revision.
+func (m *mirror) showPod(s pool.Sandbox, revision string, uid types.UID) {
+	old := m.pods[s.ID]
+	switch {
+	case old == nil && s.Gone:
+		return
+	case old == nil:
+		e := m.world.get(revisions, s.Namespace, revision)
+		if e == nil || e.object.GetUID() != uid {
+			return
+		}
+		o := podOf(s, e.object.(*v1.Revision))
+		m.remember(s, &pod{ref{pods, name{o.Namespace, o.Name}}, s.ID, s.Client})
+		if shown := m.show(o, nil); shown != nil {
+			m.say(shown, corev1.EventTypeNormal, "Scheduled", fmt.Sprintf(
+				"Successfully assigned %s/%s to %s", o.Namespace, o.Name, s.Node))
+		}
+		if !s.Ready {
+			return
+		}
+	}
+	was := m.world.get(pods, s.Namespace, m.pods[s.ID].name.name)
+	if was == nil {
+		return
+	}
+	o := was.object.DeepCopyObject().(*corev1.Pod)
+	switch {
+	case s.Gone && s.Why != nil:
+		m.say(was, corev1.EventTypeWarning, "Failed", s.Why.Error())
+	case s.Gone:
+		m.say(was, corev1.EventTypeNormal, "Killing",
+			"Stopping container "+o.Spec.Containers[0].Name)
+	case s.Ready:
+		running(o, s)
+		m.show(o, was)
+		m.say(was, corev1.EventTypeNormal, "Started",
+			"Started container "+o.Spec.Containers[0].Name)
+		return
+	}
+	m.remember(s, nil)
+	o.DeletionTimestamp, o.DeletionGracePeriodSeconds = ptr.To(now()), ptr.To[int64](0)
+	if last := m.show(o, was); last != nil {
+		m.world.hide(last)
+	}
+}
+
+// remember keeps which sandbox a pod shows; nil: none any more.
+func (m *mirror) remember(s pool.Sandbox, p *pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p == nil {
+		delete(m.pods, s.ID)
+	} else {
+		m.pods[s.ID] = p
+	}
+}
+
+// behind returns the sandbox that a pod shows, or nil.
+func (m *mirror) behind(namespace, of string) *pod {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.pods {
+		if p.name == (name{namespace, of}) {
+			return p
+		}
+	}
+	return nil
+}
+
+func now() metav1.Time { return metav1.NewTime(time.Now().UTC().Truncate(time.Second)) }
+
+// podOf returns the Pod of a sandbox that is being started.
+func podOf(s pool.Sandbox, v *v1.Revision) *corev1.Pod {
+	o := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: v.Name + "-deployment-" + s.ID, Namespace: v.Namespace,
+			OwnerReferences: []metav1.OwnerReference{*kmeta.NewControllerRef(v)},
+			Labels: kmeta.UnionMaps(v.Labels, map[string]string{"app": v.Name,
+				serving.RevisionLabelKey: v.Name, serving.RevisionUID: string(v.UID)}),
+			Annotations: map[string]string{
+				"kubectl.kubernetes.io/default-container": v.Spec.GetContainer().Name},
+		},
+		Spec: *v.Spec.PodSpec.DeepCopy(),
+		Status: corev1.PodStatus{Phase: corev1.PodPending, StartTime: ptr.To(now()),
+			QOSClass: corev1.PodQOSBurstable},
+	}
+	o.Spec.NodeName, o.Spec.RestartPolicy = s.Node, corev1.RestartPolicyAlways
+	for _, c := range o.Spec.Containers {
+		o.Status.ContainerStatuses = append(o.Status.ContainerStatuses, corev1.ContainerStatus{
+			Name: c.Name, Image: c.Image, Started: ptr.To(false), State: corev1.ContainerState{
+				Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}})
+	}
+	o.Status.Conditions = conditions(false)
+	return o
+}
+
+// running has a Pod say that its container runs.
+func running(o *corev1.Pod, s pool.Sandbox) {
+	o.Status.Phase, o.Status.Conditions = corev1.PodRunning, conditions(true)
+	address, _, _ := strings.Cut(s.Started.GetAddress(), "/")
+	if address != "" {
+		o.Status.PodIP, o.Status.PodIPs = address, []corev1.PodIP{{IP: address}}
+	}
+	for i := range o.Status.ContainerStatuses {
+		c := &o.Status.ContainerStatuses[i]
+		c.Ready, c.Started, c.ContainerID = true, ptr.To(true), "fastiov://"+s.ID
+		c.State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now()}}
+	}
+}
+
+func conditions(ready bool) (all []corev1.PodCondition) {
+	for _, c := range []struct {
+		of corev1.PodConditionType
+		is bool
+	}{{corev1.PodReadyToStartContainers, ready}, {corev1.PodInitialized, true},
+		{corev1.PodReady, ready}, {corev1.ContainersReady, ready}, {corev1.PodScheduled, true}} {
+		condition := corev1.PodCondition{Type: c.of, Status: corev1.ConditionFalse,
+			LastTransitionTime: now()}
+		if c.is {
+			condition.Status = corev1.ConditionTrue
+		} else {
+			condition.Reason = "ContainersNotReady"
+		}
+		all = append(all, condition)
+	}
+	return all
+}
+
+// showHosts shows a route's names as Services: its own, and one for each tag.
+func (m *mirror) showHosts(e *event) {
+	to := e.entry.object.(*v1.Route)
+	want := map[string]*corev1.Service{}
+	if e.what != "DELETED" && to.Status.URL != nil {
+		want[to.Name] = hostOf(to, to.Name, to.Status.URL)
+		for _, t := range to.Status.Traffic {
+			if t.URL != nil {
+				of := t.Tag + "-" + to.Name
+				want[of] = hostOf(to, of, t.URL)
+			}
+		}
+	}
+	all, _ := m.world.list(hosts, to.Namespace)
+	for _, is := range all {
+		if owner, _ := ownerOf(is.object); owner == nil || owner.UID != to.UID {
+			continue
+		}
+		o := want[is.name.name]
+		if o == nil {
+			m.world.hide(is)
+			continue
+		}
+		delete(want, is.name.name)
+		if o.Spec.ExternalName != is.object.(*corev1.Service).Spec.ExternalName {
+			m.show(o, is)
+		}
+	}
+	for _, o := range want {
+		if m.world.get(hosts, o.Namespace, o.Name) == nil {
+			m.show(o, nil)
+		}
+	}
+}
+
+// hostOf returns the Service that stands for a URL of a route.
+func hostOf(to *v1.Route, of string, url *apis.URL) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: of, Namespace: to.Namespace,
+			OwnerReferences: []metav1.OwnerReference{*kmeta.NewControllerRef(to)},
+			Labels: kmeta.UnionMaps(to.Labels,
+				map[string]string{serving.RouteLabelKey: to.Name})},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: bare(url.Host),
+			SessionAffinity: corev1.ServiceAffinityNone,
+			Ports: []corev1.ServicePort{{Name: "http2", Port: 80, Protocol: corev1.ProtocolTCP,
+				TargetPort: intstr.FromInt32(80)}}},
+	}
+}
+
+// tell says what has happened to an object, as Knative's controllers do.
+func (m *mirror) tell(e *event) {
+	if owner, of := ownerOf(e.entry.object); e.what == "ADDED" && owner != nil && !of.Derived {
+		if by := m.world.get(of, e.entry.name.namespace, owner.Name); by != nil {
+			m.say(by, corev1.EventTypeNormal, "Created",
+				fmt.Sprintf("Created %s %q", e.entry.kind.Names.Kind, e.entry.name.name))
+		}
+	}
+	if e.what != "MODIFIED" {
+		return
+	}
+	was, is := readiness(e.before.object), readiness(e.entry.object)
+	kind := e.entry.kind.Names.Kind
+	switch {
+	case is == nil:
+	case is.IsTrue() && !was.IsTrue():
+		m.say(e.entry, corev1.EventTypeNormal, kind+"Ready", kind+" becomes ready")
+	case is.IsFalse() && (!was.IsFalse() || was.Message != is.Message):
+		m.say(e.entry, corev1.EventTypeWarning, cmp.Or(is.Reason, "NotReady"), is.Message)
+	}
+	if c, is := e.entry.object.(*v1.Configuration); is {
+		before := e.before.object.(*v1.Configuration).Status.LatestReadyRevisionName
+		if latest := c.Status.LatestReadyRevisionName; latest != before && latest != "" {
+			m.say(e.entry, corev1.EventTypeNormal, "LatestReadyUpdate",
+				fmt.Sprintf("LatestReadyRevisionName updated to %q", latest))
+		}
+	}
+}
+
+// readiness returns the condition Ready of an object that has conditions, or nil.
+func readiness(o object) *apis.Condition {
+	if with, is := o.(interface{ GetStatus() *duckv1.Status }); is {
+		return with.GetStatus().GetCondition(apis.ConditionReady)
+	}
+	return nil
+}
+
+// say shows an Event about an object, or that one happens again.
+func (m *mirror) say(about *entry, sort, reason, words string) {
+	if _, err := m.directory.Owner(about.name.namespace); err != nil {
+		return // the namespace is being purged: its next owner is not told
+	}
+	if len(words) > mostWords {
+		words = strings.ToValidUTF8(words[:mostWords], "") + "…"
+	}
+	this := said{about.object.GetUID(), reason, words}
+	if was := m.last[this]; was != nil {
+		if old := m.world.get(events, was.name.namespace, was.name.name); old != nil {
+			o := old.object.DeepCopyObject().(*corev1.Event)
+			o.Count, o.LastTimestamp = o.Count+1, now()
+			m.last[this] = m.show(o, old)
+			return
+		}
+	}
+	gvk := about.kind.gvk()
+	o := &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: about.name.namespace,
+			Name: fmt.Sprintf("%s.%x", about.name.name, time.Now().UnixNano())},
+		InvolvedObject: corev1.ObjectReference{Kind: gvk.Kind, APIVersion: about.kind.gv().String(),
+			Namespace: about.name.namespace, Name: about.name.name, UID: about.object.GetUID(),
+			ResourceVersion: about.object.GetResourceVersion()},
+		Type: sort, Reason: reason, Message: words, Count: 1,
+		FirstTimestamp: now(), LastTimestamp: now(),
+		Source: corev1.EventSource{Component: "fastiov"},
+	}
+	m.last[this] = m.show(o, nil)
+	m.forgetMost(about.name.namespace)
+}
+
+// mostWords bounds what an Event says, as Kubernetes does.
+const mostWords = 1024
+
+// forgetMost forgets the oldest Events of a namespace that has too many.
+func (m *mirror) forgetMost(namespace string) {
+	all, _ := m.world.list(events, namespace)
+	if len(all) <= mostEvents {
+		return
+	}
+	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.revision, b.revision) })
+	for _, e := range all[:len(all)-mostEvents] {
+		m.forget(e)
+	}
+}
+
+// forgetOld forgets the Events of long ago.
+func (m *mirror) forgetOld(now time.Time) {
+	for _, e := range m.world.all(events) {
+		if now.Sub(e.object.(*corev1.Event).LastTimestamp.Time) > eventsFor {
+			m.forget(e)
+		}
+	}
+}
+
+func (m *mirror) forget(e *entry) {
+	o := e.object.(*corev1.Event)
+	delete(m.last, said{o.InvolvedObject.UID, o.Reason, o.Message})
+	m.world.hide(e)
+}
+
+// leave forgets what there is to be seen of a namespace that has no owner any more.
+func (m *mirror) leave(namespace string) {
+	m.later(func() {
+		all, _ := m.world.list(events, namespace)
+		for _, e := range all {
+			m.forget(e)
+		}
+	})
+}
+
+// show shows an object, in the place of what was shown before.
+func (m *mirror) show(o object, old *entry) *entry {
+	k := shownAs(o)
+	if old == nil {
+		o.SetUID(uuid.NewUUID())
+		o.SetCreationTimestamp(now())
+	} else {
+		o.SetUID(old.object.GetUID())
+		o.SetCreationTimestamp(old.object.GetCreationTimestamp())
+	}
+	e, err := m.world.show(k, o)
+	if err != nil {
+		m.log.Error("an object cannot be shown", "kind", k.Names.Kind, "err", err)
+	}
+	return e
+}
+
+func shownAs(o object) *kind {
+	switch o.(type) {
+	case *corev1.Pod:
+		return pods
+	case *corev1.Service:
+		return hosts
+	}
+	return events
+}

@@ -1,0 +1,189 @@
+package knative
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	node "github.com/fastiov/fastiov/node-agent/api"
+)
+
+// Logs has each sandbox say what it was started for, one line a second.
+func (f *fake) Logs(in *node.LogsRequest, s grpc.ServerStreamingServer[node.LogsReply]) error {
+	f.mu.Lock()
+	of := f.live[in.Id]
+	f.mu.Unlock()
+	for i, word := range []string{"one", "two", "three"} {
+		line := &node.LogLine{TimeNs: time.Unix(int64(i), 0).UnixNano(), Stream: "stdout",
+			Text: word + " of " + of.Env["K_REVISION"]}
+		if err := s.Send(&node.LogsReply{Line: line}); err != nil {
+			return err
+		}
+	}
+	if in.Follow {
+		<-s.Context().Done()
+	}
+	return nil
+}
+
+// shown waits until a table has a text.
+func (h *house) shown(path, text string) string {
+	h.t.Helper()
+	table := ""
+	h.until(path+" has "+text, func() bool {
+		table = h.table(path)
+		return strings.Contains(table, text)
+	})
+	return table
+}
+
+// Sandboxes are shown as Pods, and routes as Services, as long as they are there.
+func TestPodsAndServicesAreShown(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	const tagged = `{"traffic":[{"latestRevision":true,"percent":100,"tag":"a"}],"template"`
+	h.must("POST", objects+"services", strings.Replace(
+		described("hello", "example.com/hello"), `{"template"`, tagged, 1))
+	h.ready("hello", "True")
+	table := h.shown(core+"pods", `"1/1","Running",0`)
+	_, of, _ := strings.Cut(table, `"cells":["`)
+	pod, _, _ := strings.Cut(of, `"`)
+	if !strings.HasPrefix(pod, "hello-00001-deployment-") {
+		t.Fatalf("the pod is %q: %s", pod, table)
+	}
+	list := h.must("GET", core+"pods?labelSelector=serving.knative.dev/service%3Dhello"+
+		"&fieldSelector=status.phase%3DRunning", "")
+	if !strings.Contains(list, `"name":"`+pod+`"`) ||
+		!strings.Contains(list, `"default-container":"user-container"`) &&
+			!strings.Contains(list, `kubectl.kubernetes.io/default-container":"user-container"`) {
+		t.Errorf("the list is %s", list)
+	}
+	svc := h.shown(core+"services", "a-hello")
+	for _, want := range []string{
+		`["hello","ExternalName","\u003cnone\u003e","hello.ann.localhost","80/TCP"`,
+		`["a-hello","ExternalName","\u003cnone\u003e","a-hello.ann.localhost","80/TCP"`} {
+		if !strings.Contains(svc, want) {
+			t.Errorf("the services are %s, want %s", svc, want)
+		}
+	}
+	for query, want := range map[string]string{
+		"":                               "one,two,three",
+		"tailLines=2&follow=false":       "two,three",
+		"tailLines=0":                    "",
+		"sinceTime=1970-01-01T00:00:01Z": "two,three",
+		"limitBytes=3":                   "one",
+		"container=user-container":       "one,two,three",
+	} {
+		code, said := h.ask("GET", core+"pods/"+pod+"/log?"+query, "", "")
+		got := strings.ReplaceAll(strings.TrimSpace(said), " of hello-00001", "")
+		if code != 200 || strings.ReplaceAll(got, "\n", ",") != want {
+			t.Errorf("log?%s: %d %q, want %s", query, code, said, want)
+		}
+	}
+	if _, said := h.ask("GET", core+"pods/"+pod+"/log?timestamps=true", "", ""); !strings.HasPrefix(
+		said, "1970-01-01T00:00:00Z one") {
+		t.Errorf("with times: %q", said)
+	}
+	for query, want := range map[string]int{"container=other": 400, "tailLines=-1": 400,
+		"previous=true": 400, "sinceTime=x": 400} {
+		if code, said := h.ask("GET", core+"pods/"+pod+"/log?"+query, "", ""); code != want {
+			t.Errorf("log?%s: %d %s", query, code, said)
+		}
+	}
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch,
+		http.MethodDelete} {
+		for _, path := range []string{"pods", "pods/" + pod, "services/hello", "events"} {
+			if code, said := h.ask(method, core+path, "application/json", "{}"); code != 405 {
+				t.Errorf("%s %s: %d %s", method, path, code, said)
+			}
+		}
+	}
+	h.must("PATCH", objects+"services/hello", `{"spec":{"traffic":[
+		{"latestRevision":true,"percent":100}]}}`)
+	h.until("the tag's service goes", func() bool {
+		return !strings.Contains(h.table(core+"services"), "a-hello")
+	})
+	h.must("DELETE", objects+"services/hello", "")
+	h.until("pods and services go", func() bool {
+		return !strings.Contains(h.table(core+"pods")+h.table(core+"services"), "hello")
+	})
+	if code, _ := h.ask("GET", core+"pods/"+pod+"/log", "", ""); code != 404 {
+		t.Errorf("the log of one that is gone: %d", code)
+	}
+}
+
+// What happens to a service is told as Events, once each, and is found by the object that it is
+// about.
+func TestWhatHappensIsTold(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	h.must("POST", objects+"services", described("bad", "example.com/broken"))
+	h.ready("bad", "False")
+	table := h.shown(core+"events", "Configuration becomes ready")
+	for _, want := range []string{
+		`"Normal","Created","service/hello","fastiov","Created Configuration \"hello\""`,
+		`"Normal","Created","service/hello","fastiov","Created Route \"hello\""`,
+		`"Normal","Created","configuration/hello","fastiov","Created Revision \"hello-00001\""`,
+		`"Normal","RevisionReady","revision/hello-00001"`,
+		`"Normal","ServiceReady","service/hello"`,
+		`"Normal","LatestReadyUpdate","configuration/hello"`, `"Normal","Scheduled","pod/hello-`,
+		`"Normal","Started","pod/hello-`, `"Warning","ContainerFailed","revision/bad-00001"`,
+	} {
+		if !strings.Contains(table, want) {
+			table = h.shown(core+"events", want)
+		}
+		if n := strings.Count(table, want); n != 1 {
+			t.Errorf("%s is told %d times", want, n)
+		}
+	}
+	h.shown(core+"events", "the program ended with 3")
+	of := h.table(core + "events?fieldSelector=involvedObject.kind%3DRevision," +
+		"involvedObject.name%3Dhello-00001")
+	if !strings.Contains(of, "RevisionReady") || strings.Contains(of, "service/hello") {
+		t.Errorf("of the revision alone: %s", of)
+	}
+	if code, _ := h.ask("GET", core+"events?fieldSelector=spec.x%3D1", "", ""); code != 400 {
+		t.Errorf("a field that is not known: %d", code)
+	}
+	h.until("the next owner is told nothing", func() bool {
+		h.api.mirror.leave("ann")
+		all, _ := h.api.world.list(events, "ann")
+		return len(all) == 0
+	})
+}
+
+// A namespace has so many Events: the oldest go, also for those that watch.
+func TestEventsAreBounded(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", core+"configmaps", `{"metadata":{"name":"c"}}`)
+	about := h.api.world.get(configMaps, "ann", "c")
+	done := make(chan bool)
+	h.api.mirror.later(func() {
+		for i := range mostEvents + 10 {
+			h.api.mirror.say(about, "Normal", "Counted", strings.Repeat("x", i))
+			h.api.mirror.say(about, "Normal", "Counted", strings.Repeat("x", i))
+		}
+		close(done)
+	})
+	<-done
+	all, _ := h.api.world.list(events, "ann")
+	if len(all) != mostEvents || slices.ContainsFunc(all, func(e *entry) bool {
+		return !strings.Contains(string(e.body), `"count":2`)
+	}) {
+		t.Errorf("there are %d", len(all))
+	}
+	h.api.mirror.later(func() {
+		h.api.mirror.forgetOld(time.Now().Add(eventsFor + time.Minute))
+	})
+	h.until("old ones go", func() bool {
+		all, _ := h.api.world.list(events, "ann")
+		return len(all) == 0 && len(h.api.mirror.last) == 0
+	})
+}

@@ -1,0 +1,220 @@
+package knative
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	node "github.com/fastiov/fastiov/node-agent/api"
+)
+
+// A wanted says which lines of a Pod's log are asked for.
+type wanted struct {
+	follow bool
+	since  time.Time // zero: from the first that is kept
+	last   int       // so many of them; negative: all
+	most   int64     // bytes; 0: any number
+	stamps bool
+}
+
+// logs sends what a Pod's container has written, as far as its node has kept it.
+func (c *call) logs(namespace, of string) error {
+	e := c.world.get(pods, namespace, of)
+	p := c.mirror.behind(namespace, of)
+	if e == nil || p == nil {
+		return apierrors.NewNotFound(pods.resource(), of)
+	}
+	o := e.object.(*corev1.Pod)
+	if name := c.r.URL.Query().Get("container"); name != "" && name != o.Spec.Containers[0].Name {
+		return apierrors.NewBadRequest(fmt.Sprintf("container %s is not valid for pod %s", name,
+			of))
+	}
+	w, err := c.wanted()
+	switch {
+	case err != nil:
+		return apierrors.NewBadRequest(err.Error())
+	case c.r.URL.Query().Get("previous") == "true":
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"previous terminated container %q in pod %q not found", o.Spec.Containers[0].Name, of))
+	case o.Status.Phase != corev1.PodRunning:
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"container %q in pod %q is waiting to start: ContainerCreating",
+			o.Spec.Containers[0].Name, of))
+	}
+	ctx, stop := context.WithCancel(c.r.Context())
+	defer stop()
+	go func() {
+		select {
+		case <-c.closed:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	if w.last >= 0 {
+		if err := w.skip(ctx, p); err != nil {
+			return err
+		}
+	}
+	lines, err := p.client.Logs(ctx, &node.LogsRequest{Id: p.sandbox, Follow: w.follow})
+	if err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	answer := http.NewResponseController(c.w)
+	_ = answer.SetReadDeadline(time.Time{})
+	c.w.Header().Set("Content-Type", "text/plain")
+	c.w.WriteHeader(http.StatusOK)
+	for {
+		got, err := lines.Recv()
+		if err != nil {
+			return nil // it has ended, or its reader has left
+		}
+		if user, err := c.identify(c.r); err != nil || user.Namespace != namespace {
+			return nil // the key was taken back
+		}
+		_ = answer.SetWriteDeadline(time.Now().Add(bookmarkEvery))
+		if !w.write(c.w, got.Line) || w.follow && answer.Flush() != nil {
+			return nil
+		}
+	}
+}
+
+func (c *call) wanted() (w wanted, err error) {
+	query := c.r.URL.Query()
+	number := func(name string, otherwise int64) int64 {
+		text := query.Get(name)
+		if text == "" {
+			return otherwise
+		}
+		n, wrong := strconv.ParseInt(text, 10, 64)
+		if wrong == nil && n < 0 {
+			wrong = errors.New("it is less than 0")
+		}
+		if wrong != nil {
+			err = fmt.Errorf("%s %.40q: %w", name, text, wrong)
+		}
+		return n
+	}
+	w = wanted{follow: query.Get("follow") == "true", stamps: query.Get("timestamps") == "true",
+		last: int(number("tailLines", -1)), most: number("limitBytes", 0)}
+	if seconds := number("sinceSeconds", 0); seconds > 0 {
+		w.since = time.Now().Add(-time.Duration(seconds) * time.Second)
+	}
+	if text := query.Get("sinceTime"); text != "" && err == nil {
+		w.since, err = time.Parse(time.RFC3339, text)
+	}
+	return w, err
+}
+
+// skip has only the last of the lines be wanted that there are now.
+func (w *wanted) skip(ctx context.Context, p *pod) error {
+	lines, err := p.client.Logs(ctx, &node.LogsRequest{Id: p.sandbox})
+	if err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	var times []int64
+	for {
+		got, err := lines.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return apierrors.NewInternalError(err)
+		}
+		if at := got.Line.GetTimeNs(); at >= w.since.UnixNano() || w.since.IsZero() {
+			times = append(times, at)
+		}
+	}
+	switch first := len(times) - w.last; {
+	case len(times) == 0:
+	case first == len(times):
+		w.since = time.Unix(0, times[first-1]+1)
+	case first > 0:
+		w.since = time.Unix(0, times[first])
+	}
+	return nil
+}
+
+// write writes a line if it is wanted, and reports whether there may be more.
+func (w *wanted) write(to io.Writer, line *node.LogLine) (more bool) {
+	at := time.Unix(0, line.GetTimeNs())
+	if line == nil || at.Before(w.since) {
+		return true
+	}
+	text := line.Text + "\n"
+	if w.stamps {
+		text = at.UTC().Format(time.RFC3339Nano) + " " + text
+	}
+	if w.most > 0 {
+		text = text[:min(int64(len(text)), w.most)]
+		if w.most -= int64(len(text)); w.most == 0 {
+			_, _ = io.WriteString(to, text)
+			return false
+		}
+	}
+	_, err := io.WriteString(to, text)
+	return err == nil
+}
+
+func cellsOfPod(o object) map[string]any {
+	p := o.(*corev1.Pod)
+	ready, status := 0, string(p.Status.Phase)
+	for _, c := range p.Status.ContainerStatuses {
+		if c.Ready {
+			ready++
+		}
+		if c.State.Waiting != nil {
+			status = c.State.Waiting.Reason
+		}
+	}
+	if p.DeletionTimestamp != nil {
+		status = "Terminating"
+	}
+	return map[string]any{"Ready": fmt.Sprintf("%d/%d", ready, len(p.Spec.Containers)),
+		"Status": status, "Restarts": 0}
+}
+
+func fieldsOfPod(o object) fields.Set {
+	p := o.(*corev1.Pod)
+	return fields.Set{"status.phase": string(p.Status.Phase), "spec.nodeName": p.Spec.NodeName}
+}
+
+func cellsOfService(o object) map[string]any {
+	s := o.(*corev1.Service)
+	ports := make([]string, len(s.Spec.Ports))
+	for i, p := range s.Spec.Ports {
+		ports[i] = fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+	}
+	return map[string]any{"Cluster-IP": "<none>", "External-IP": s.Spec.ExternalName,
+		"Port(s)": strings.Join(ports, ","), "Selector": "<none>"}
+}
+
+func cellsOfEvent(o object) map[string]any {
+	e := o.(*corev1.Event)
+	return map[string]any{
+		"Last Seen":  duration.HumanDuration(time.Since(e.LastTimestamp.Time)),
+		"First Seen": duration.HumanDuration(time.Since(e.FirstTimestamp.Time)),
+		"Object":     strings.ToLower(e.InvolvedObject.Kind) + "/" + e.InvolvedObject.Name,
+	}
+}
+
+func fieldsOfEvent(o object) fields.Set {
+	e := o.(*corev1.Event)
+	return fields.Set{
+		"involvedObject.kind": e.InvolvedObject.Kind, "involvedObject.name": e.InvolvedObject.Name,
+		"involvedObject.namespace":       e.InvolvedObject.Namespace,
+		"involvedObject.uid":             string(e.InvolvedObject.UID),
+		"involvedObject.apiVersion":      e.InvolvedObject.APIVersion,
+		"involvedObject.resourceVersion": e.InvolvedObject.ResourceVersion,
+		"involvedObject.fieldPath":       e.InvolvedObject.FieldPath,
+		"type":                           e.Type, "reason": e.Reason, "source": e.Source.Component,
+	}
+}

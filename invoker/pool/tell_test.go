@@ -1,0 +1,32 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Who follows a pool is told of each sandbox as it starts, is ready and goes, and first of those
+// that there are.
+func TestSandboxesAreTold(t *testing.T) {
+	in(t, Config{KeepAlive: time.Minute}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
+		hold(t, p, work("a").Demand).Release(true)
+		var told []string
+		p.Tell(func(s Sandbox) {
+			told = append(told, fmt.Sprint(s.Group, " ", s.Ready, s.Gone, s.Why != nil))
+			if s.Client == nil || s.ID == "" || s.Ready && s.Started == nil {
+				t.Errorf("told of %+v", s)
+			}
+		})
+		hold(t, p, work("b").Demand).Release(true)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		want := []string{"a true false false", "b false false false", "b true false false",
+			"a false true false", "b false true false"}
+		if !slices.Equal(told, want) {
+			t.Errorf("told %q, want %q", told, want)
+		}
+	})
+}
