@@ -111,6 +111,9 @@ func TestARollFailsNothing(t *testing.T) {
 	if failed.Load() > 0 || second.Load() == 0 || asked.Load() == second.Load() {
 		t.Errorf("%d failed", failed.Load())
 	}
+	if n := int(open.Load()) / each; len(held) < n {
+		t.Errorf("%d sandboxes have what %d take", len(held), n)
+	}
 }
 
 // echoes sends a body of two parts, the second when the first is back and meanwhile has returned.
@@ -222,9 +225,13 @@ func TestAKillUnderLoadLeavesWhatWasSaid(t *testing.T) {
 		})
 	}
 	for _, turn := range []*killed{k.invoker, k.agents[0], k.invoker, k.agents[0]} {
+		before := answered.Load()
 		whole.Store(true)
 		time.Sleep(time.Second)
 		whole.Store(false)
+		if answered.Load() == before {
+			t.Error("for a second nothing was answered, while nothing was away")
+		}
 		turn.kill(t)
 		turn.start(t)
 		for u, of := range want {

@@ -60,6 +60,13 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	_, most, _ := autoscaling.MaxScaleAnnotation.Get(v.Annotations)
 	d.Max, _ = strconv.Atoi(most) // Knative has checked it
 	d.Start = func() (*node.StartRequest, error) { return r.startOf(v) }
+	d.Ready = func(reply *node.StartReply) error {
+		if n := len(c.VolumeMounts); int(reply.Mounts) < n {
+			return fmt.Errorf("its node gave the program %d of %d mounts: the agent there is of a "+
+				"former version", reply.Mounts, n)
+		}
+		return nil
+	}
 	return d
 }
 
@@ -76,11 +83,6 @@ func (r *road) startOf(v *v1.Revision) (*node.StartRequest, error) {
 	s := &node.StartRequest{
 		Image: c.Image, Namespace: v.Namespace, Protocol: "http", Port: uint32(portOf(c)),
 		Probe: "tcp:", Dir: c.WorkingDir,
-		Env: map[string]string{
-			"PORT": strconv.Itoa(portOf(c)), "K_REVISION": v.Name,
-			"K_CONFIGURATION": v.Labels[serving.ConfigurationLabelKey],
-			"K_SERVICE":       v.Labels[serving.ServiceLabelKey],
-		},
 	}
 	if class := v.Spec.RuntimeClassName; class != nil {
 		s.Handler = *class
@@ -94,7 +96,11 @@ func (r *road) startOf(v *v1.Revision) (*node.StartRequest, error) {
 			s.User += ":" + strconv.FormatInt(*sc.RunAsGroup, 10)
 		}
 	}
-	return s, r.give(v, s)
+	return s, r.give(v, s, map[string]string{
+		"PORT": strconv.Itoa(portOf(c)), "K_REVISION": v.Name,
+		"K_CONFIGURATION": v.Labels[serving.ConfigurationLabelKey],
+		"K_SERVICE":       v.Labels[serving.ServiceLabelKey],
+	})
 }
 
 // refuses returns why a revision cannot be run here, though Knative allows it; empty: it can.

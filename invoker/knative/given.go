@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -42,9 +43,10 @@ func notGiven(v *v1.Revision) string {
 					"and ConfigMaps", volume.Name)
 			}
 			for _, item := range itemsOf(&s) {
-				if !fs.ValidPath(item.Path) || item.Path == "." {
-					return fmt.Sprintf("the volume %s has an item at %q; use a path below it",
-						volume.Name, item.Path)
+				if !fs.ValidPath(item.Path) || item.Path == "." || len(item.Path) > mostPath ||
+					strings.Count(item.Path, "/") >= mostParts {
+					return fmt.Sprintf("the volume %s has an item at %.80q; use a path below it, "+
+						"of at most %d folders", volume.Name, item.Path, mostParts-1)
 				}
 			}
 		}
@@ -52,18 +54,40 @@ func notGiven(v *v1.Revision) string {
 	return ""
 }
 
+// What a program may be given. No Linux starts one with a longer word or variable, and a node takes
+// no more of files.
+const (
+	mostWord  = 128 << 10
+	mostText = 1 << 20 // of all words and variables
+	mostFiles = 4 << 20
+	eachFile  = 512
+	mostParts = 16 // of a file's path in a volume
+	mostPath  = 1024
+)
+
+// A parcel is what a program is given, while it is put together: never more than it may have.
+type parcel struct {
+	*road
+	namespace string
+	env       map[string]string
+	words     int // bytes of words and variables
+	files     int
+}
+
 // give fills in a container's variables and files, as they are now, and its command, which may name
-// variables.
-func (r *road) give(v *v1.Revision, s *node.StartRequest) error {
+// variables. Platform's variables override those of whole objects, as a container's own do.
+func (r *road) give(v *v1.Revision, s *node.StartRequest, platform map[string]string) (err error) {
 	c := v.Spec.GetContainer()
-	if err := r.variables(v.Namespace, c, s.Env); err != nil {
+	p := &parcel{road: r, namespace: v.Namespace, env: map[string]string{}}
+	s.Env = p.env
+	if err := p.variables(c, platform); err != nil {
 		return err
 	}
-	for _, word := range c.Command {
-		s.Command = append(s.Command, expanded(word, s.Env))
+	if s.Command, err = p.command(c.Command); err != nil {
+		return err
 	}
-	for _, word := range c.Args {
-		s.Args = append(s.Args, expanded(word, s.Env))
+	if s.Args, err = p.command(c.Args); err != nil {
+		return err
 	}
 	for _, m := range c.VolumeMounts {
 		i := slices.IndexFunc(v.Spec.Volumes,
@@ -71,7 +95,7 @@ func (r *road) give(v *v1.Revision, s *node.StartRequest) error {
 		if i < 0 {
 			continue // Knative has checked that there is one
 		}
-		files, err := r.filesOf(v.Namespace, &v.Spec.Volumes[i])
+		files, err := p.filesOf(&v.Spec.Volumes[i])
 		if err != nil {
 			return err
 		}
@@ -86,8 +110,48 @@ func (r *road) give(v *v1.Revision, s *node.StartRequest) error {
 	return nil
 }
 
-// variables adds a container's variables: those of whole objects first, which its own override.
-func (r *road) variables(namespace string, c *corev1.Container, env map[string]string) error {
+// takes counts so many bytes of words and variables.
+func (p *parcel) takes(n int) error {
+	if n > mostWord {
+		return fmt.Errorf("a word or variable of over %d KiB: no program starts with that; "+
+			"give it as a file", mostWord>>10)
+	}
+	if p.words += n; p.words > mostText {
+		return fmt.Errorf("words and variables of over %d KiB in all; give some as files",
+			mostText>>10)
+	}
+	return nil
+}
+
+// set gives the program a variable. A value that is no text could reach it changed, or not at all.
+func (p *parcel) set(name, value string) error {
+	if err := p.takes(len(name) + len(value)); err != nil {
+		return fmt.Errorf("the variable %.80q: %w", name, err)
+	}
+	if !utf8.ValidString(name+value) || strings.ContainsRune(name+value, 0) {
+		return fmt.Errorf("the variable %.80q has no text; give it as a file", name)
+	}
+	p.env[name] = value
+	return nil
+}
+
+// command returns words with the values of the variables that they name.
+func (p *parcel) command(words []string) (all []string, err error) {
+	for _, word := range words {
+		if word, err = expanded(word, p.env); err == nil {
+			err = p.takes(len(word))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the container's command: %w", err)
+		}
+		all = append(all, word)
+	}
+	return all, nil
+}
+
+// variables gives the program a container's variables: those of whole objects, the platform's, and
+// the container's own; the later override.
+func (p *parcel) variables(c *corev1.Container, platform map[string]string) error {
 	for _, from := range c.EnvFrom {
 		source := corev1.VolumeProjection{}
 		switch {
@@ -100,32 +164,47 @@ func (r *road) variables(namespace string, c *corev1.Container, env map[string]s
 				LocalObjectReference: from.ConfigMapRef.LocalObjectReference,
 				Optional:             from.ConfigMapRef.Optional}
 		}
-		values, err := r.valuesOf(namespace, &source)
+		values, err := p.textsOf(&source)
 		if err != nil {
 			return err
 		}
 		for key, value := range values {
-			env[from.Prefix+key] = string(value)
+			if err := p.set(from.Prefix+key, value); err != nil {
+				return err
+			}
+		}
+	}
+	for name, value := range platform {
+		if err := p.set(name, value); err != nil {
+			return err
 		}
 	}
 	for _, e := range c.Env {
 		if e.ValueFrom == nil {
-			env[e.Name] = expanded(e.Value, env)
+			value, err := expanded(e.Value, p.env)
+			if err == nil {
+				err = p.set(e.Name, value)
+			}
+			if err != nil {
+				return err
+			}
 			continue
 		}
 		source, key := sourceOf(e.ValueFrom)
-		values, err := r.valuesOf(namespace, &source)
+		values, err := p.textsOf(&source)
 		if err != nil {
 			return err
 		}
 		value, has := values[key]
 		switch {
 		case has:
-			env[e.Name] = string(value)
+			if err := p.set(e.Name, value); err != nil {
+				return err
+			}
 		case !optional(&source):
 			what, name := nameOf(&source)
-			return &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", key, what, namespace,
-				name)}
+			return &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", key, what,
+				p.namespace, name)}
 		}
 	}
 	return nil
@@ -183,68 +262,101 @@ func nameOf(s *corev1.VolumeProjection) (what, name string) {
 	return "ConfigMap", s.ConfigMap.Name
 }
 
-// valuesOf returns what a Secret or a ConfigMap has. One that is optional may be missing.
-func (r *road) valuesOf(namespace string, s *corev1.VolumeProjection) (map[string][]byte, error) {
+// objectOf returns a Secret or a ConfigMap. One that is optional may be missing.
+func (p *parcel) objectOf(s *corev1.VolumeProjection) (any, error) {
 	what, name := nameOf(s)
 	of := configMaps
 	if s.Secret != nil {
 		of = secrets
 	}
-	e := r.world.get(of, namespace, name)
+	e := p.world.get(of, p.namespace, name)
 	switch {
-	case e == nil && optional(s):
+	case e != nil:
+		return e.object, nil
+	case optional(s):
 		return nil, nil
-	case e == nil:
-		return nil, &lacking{fmt.Sprintf("%s %q not found", strings.ToLower(what), name)}
 	}
-	switch o := e.object.(type) {
+	return nil, &lacking{fmt.Sprintf("%s %q not found", strings.ToLower(what), name)}
+}
+
+// textsOf returns what variables can be made of: not what a ConfigMap has of binary data.
+func (p *parcel) textsOf(s *corev1.VolumeProjection) (map[string]string, error) {
+	object, err := p.objectOf(s)
+	switch o := object.(type) {
 	case *corev1.Secret:
-		return o.Data, nil
-	case *corev1.ConfigMap:
-		all := maps.Clone(o.BinaryData)
-		if all == nil {
-			all = map[string][]byte{}
-		}
-		for key, text := range o.Data {
-			all[key] = []byte(text)
+		all := map[string]string{}
+		for key, value := range o.Data {
+			all[key] = string(value)
 		}
 		return all, nil
+	case *corev1.ConfigMap:
+		return o.Data, nil
 	}
-	return nil, nil
+	return nil, err
 }
 
 // filesOf returns the files of a volume. Where two sources have one of the same path, the later has
 // it.
-func (r *road) filesOf(namespace string, of *corev1.Volume) (map[string]*node.File, error) {
+func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 	sources, mode := sourcesOf(of)
 	files := map[string]*node.File{}
-	put := func(at string, data []byte, mode int32) {
-		files[at] = &node.File{Name: at, Data: data, Mode: uint32(mode) & uint32(fs.ModePerm)}
+	put := func(at string, size int, data func() []byte, mode int32) error {
+		if p.files += eachFile + len(at) + size; p.files > mostFiles {
+			return fmt.Errorf("the files of all volumes take over %d MiB", mostFiles>>20)
+		}
+		files[at] = &node.File{Name: at, Data: data(),
+			Mode: uint32(mode) & uint32(fs.ModePerm)}
+		return nil
 	}
 	general := ptr.Deref(mode, corev1.SecretVolumeSourceDefaultMode)
 	for _, s := range sources {
-		values, err := r.valuesOf(namespace, &s)
+		object, err := p.objectOf(&s)
 		if err != nil {
 			return nil, err
 		}
+		keys, get := contentsOf(object)
 		items := itemsOf(&s)
+		if len(items) == 0 {
+			for _, key := range keys {
+				items = append(items, corev1.KeyToPath{Key: key, Path: key})
+			}
+		}
 		for _, item := range items {
-			data, has := values[item.Key]
+			size, data, has := get(item.Key)
 			if !has && !optional(&s) {
 				what, name := nameOf(&s)
 				return nil, &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", item.Key, what,
-					namespace, name)}
+					p.namespace, name)}
 			} else if has {
-				put(item.Path, data, ptr.Deref(item.Mode, general))
-			}
-		}
-		if len(items) == 0 {
-			for key, data := range values {
-				put(key, data, general)
+				err := put(item.Path, size, data, ptr.Deref(item.Mode, general))
+				if err != nil {
+					return nil, err
+				}
 			}
 		}
 	}
 	return files, nil
+}
+
+// contentsOf returns the keys of a Secret or a ConfigMap and what leads from a key to its content,
+// which is copied when it is asked for.
+func contentsOf(object any) (keys []string, get func(key string) (int, func() []byte, bool)) {
+	var texts map[string]string
+	var bytes map[string][]byte
+	switch o := object.(type) {
+	case *corev1.Secret:
+		bytes = o.Data
+	case *corev1.ConfigMap:
+		texts, bytes = o.Data, o.BinaryData
+	}
+	keys = slices.AppendSeq(slices.Collect(maps.Keys(texts)), maps.Keys(bytes))
+	return keys, func(key string) (int, func() []byte, bool) {
+		if text, has := texts[key]; has {
+			return len(text), func() []byte { return []byte(text) }, true
+		}
+		data, has := bytes[key]
+		return len(data), func() []byte { return data }, has
+	}
 }
 
 // below returns the files of a volume that are below a path of it, or the one that is there.
@@ -269,13 +381,13 @@ func below(files map[string]*node.File, part string) (all []*node.File) {
 
 // expanded returns a text with the values of the variables that it names as $(NAME). Those that are
 // not known stay as they are, and $$ is a $.
-func expanded(text string, env map[string]string) string {
+func expanded(text string, env map[string]string) (string, error) {
 	var b strings.Builder
 	for {
 		before, rest, found := strings.Cut(text, "$")
 		b.WriteString(before)
 		if !found {
-			return b.String()
+			return b.String(), nil
 		}
 		name, after, closed := "", "", false
 		if strings.HasPrefix(rest, "(") {
@@ -292,6 +404,10 @@ func expanded(text string, env map[string]string) string {
 		default:
 			b.WriteByte('$')
 			text = rest
+		}
+		if b.Len() > mostWord {
+			return "", fmt.Errorf("%.80q becomes longer than %d KiB by the variables that it names",
+				text, mostWord>>10)
 		}
 	}
 }

@@ -46,11 +46,11 @@ func TestWhatAContainerIsGiven(t *testing.T) {
 	defer leave()
 	h.must("POST", core+"secrets", secretOf("s", "token", "hush"))
 	h.must("POST", core+"configmaps", `{"metadata":{"name":"c"},
-		"data":{"A":"of c","B":"b of c","app.conf":"x=1"},"binaryData":{"raw":"AAE="}}`)
+		"data":{"A":"of c","B":"b of c","app.conf":"x=1","PORT":"1"},"binaryData":{"raw":"AAE="}}`)
 	h.must("POST", objects+"services", `{"metadata":{"name":"hello"},"spec":{"template":{"spec":{
 		"containers":[{"image":"example.com/hello","command":["run","$(TOKEN)"],
 			"args":["$$(A)","$(NONE)","-$(C_A)-"],
-			"envFrom":[{"prefix":"C_","configMapRef":{"name":"c"}},
+			"envFrom":[{"configMapRef":{"name":"c"}},{"prefix":"C_","configMapRef":{"name":"c"}},
 				{"secretRef":{"name":"none","optional":true}}],
 			"env":[{"name":"TOKEN","valueFrom":{"secretKeyRef":{"name":"s","key":"token"}}},
 				{"name":"C_B","value":"own"},{"name":"ALL","value":"$(TOKEN) and $(C_A)"},
@@ -67,13 +67,15 @@ func TestWhatAContainerIsGiven(t *testing.T) {
 	h.ready("hello", "True")
 	s := h.started("hello-00001")
 	for name, want := range map[string]string{"TOKEN": "hush", "C_A": "of c", "C_B": "own",
-		"C_app.conf": "x=1", "ALL": "hush and of c"} {
+		"C_app.conf": "x=1", "ALL": "hush and of c", "A": "of c", "PORT": "8080"} {
 		if s.Env[name] != want {
 			t.Errorf("%s is %q, want %q", name, s.Env[name], want)
 		}
 	}
-	if _, has := s.Env["NO"]; has {
-		t.Error("a variable without a source is there")
+	for _, name := range []string{"NO", "raw"} {
+		if _, has := s.Env[name]; has {
+			t.Errorf("%s is there, and has no text", name)
+		}
 	}
 	words := slices.Concat(s.Command, s.Args)
 	if want := []string{"run", "hush", "$(A)", "$(NONE)", "-of c-"}; !slices.Equal(words, want) {
@@ -89,6 +91,54 @@ func TestWhatAContainerIsGiven(t *testing.T) {
 		`/etc/app.conf::644:"x=1"`, `/etc/s:token:400:"hush"`}
 	if !slices.Equal(got, want) {
 		t.Errorf("its files are %q, want %q", got, want)
+	}
+}
+
+// No revision has more put together for it than a program can be given: it fails, and says why.
+func TestAProgramIsNotGivenTooMuch(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", core+"secrets", secretOf("big", "k", strings.Repeat("x", 500<<10)))
+	h.must("POST", core+"secrets", secretOf("raw", "k", "\xff"))
+	h.must("POST", core+"configmaps", fmt.Sprintf(`{"metadata":{"name":"text"},"data":{"k":%q}}`,
+		strings.Repeat("x", 100<<10)))
+	many := func(n int, each func(i int) string) string {
+		var all []string
+		for i := range n {
+			all = append(all, each(i))
+		}
+		return "[" + strings.Join(all, ",") + "]"
+	}
+	for name, of := range map[string]struct{ container, volumes, says string }{
+		"doubles": {`"env":` + many(60, func(i int) string {
+			return fmt.Sprintf(`{"name":"E%d","value":"$(E%d)$(E%[2]d)x"}`, i, i-1)
+		}), "", "becomes longer than 128 KiB"},
+		"words": {`"env":[{"name":"E","value":"` + strings.Repeat("x", 1<<10) + `"}],"args":` +
+			many(2000, func(int) string { return `"$(E)"` }), "", "over 1024 KiB in all"},
+		"prefixes": {`"envFrom":` + many(5000, func(i int) string {
+			return fmt.Sprintf(`{"prefix":"P%d_","configMapRef":{"name":"text"}}`, i)
+		}), "", "over 1024 KiB in all"},
+		"long": {`"envFrom":[{"secretRef":{"name":"big"}}]`, "", "over 128 KiB"},
+		"raw":  {`"envFrom":[{"secretRef":{"name":"raw"}}]`, "", "has no text"},
+		"mounts": {`"volumeMounts":` + many(5000, func(i int) string {
+			return fmt.Sprintf(`{"name":"v","mountPath":"/m/%d","readOnly":true}`, i)
+		}), `,"volumes":[{"name":"v","secret":{"secretName":"big"}}]`, "over 4 MiB"},
+		"deep": {`"volumeMounts":[{"name":"v","mountPath":"/m","readOnly":true}]`,
+			`,"volumes":[{"name":"v","secret":{"secretName":"big","items":[{"key":"k","path":"` +
+				strings.Repeat("a/", 5000) + `a"}]}}]`, "of at most 15 folders"},
+	} {
+		h.must("POST", objects+"services", fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"template":{
+			"spec":{"containers":[{"image":"example.com/hello",%s}]%s}}}}`,
+			name, of.container, of.volumes))
+		h.ready(name, "False")
+		if got := h.must("GET", objects+"revisions/"+name+"-00001", ""); !strings.Contains(
+			got, of.says) {
+			t.Errorf("%s: it does not say %q: %.2000s", name, of.says, got[strings.Index(got,
+				`"status"`):])
+		}
+	}
+	if n := h.node.starts.Load(); n != 0 {
+		t.Errorf("%d starts", n)
 	}
 }
 

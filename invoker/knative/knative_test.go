@@ -59,7 +59,8 @@ func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply
 	f.live[in.Id] = in
 	begin := time.Now()
 	time.Sleep(time.Millisecond)
-	return &node.StartReply{Id: in.Id, InitStatus: 200, Driver: "fake", Spans: []*node.Span{
+	return &node.StartReply{Id: in.Id, InitStatus: 200, Driver: "fake",
+		Mounts: uint32(len(in.Mounts)), Spans: []*node.Span{
 		{Stage: "vmm", BeginNs: begin.UnixNano(), EndNs: time.Now().UnixNano()}}}, nil
 }
 

@@ -413,6 +413,13 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 	if busy {
 		return nil
 	}
+	if _, err := r.road.startOf(v); err != nil { // no room is made for what cannot start
+		r.judge(ctx, e, err)
+		r.mu.Lock()
+		delete(r.proved, e.name)
+		r.mu.Unlock()
+		return nil
+	}
 	first := r.road.demand(v)
 	first.Wait = roomWithin
 	r.road.pool.Acquire(first, func(l *pool.Lease, err error) {
@@ -477,15 +484,15 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 		case !mayPass(how):
 			st.MarkResourcesAvailableTrue()
 			st.MarkContainerHealthyFalse(reason(how), message(v, how))
+		case errors.As(how, &lacking): // who makes it ends the wait, however late
+			again = true
+			st.MarkResourcesAvailableFalse(unconfigured, escaped(how.Error()))
 		case time.Since(since) > progressOf(v):
 			st.MarkResourcesAvailableFalse(
 				v1.ReasonProgressDeadlineExceeded, escaped(message(v, how)))
 		case errors.As(how, &refused):
 			again = true
 			st.MarkResourcesAvailableFalse(unschedulable, escaped(how.Error()))
-		case errors.As(how, &lacking):
-			again = true
-			st.MarkResourcesAvailableFalse(unconfigured, escaped(how.Error()))
 		default:
 			again = true
 			st.MarkResourcesAvailableUnknown(v1.ReasonDeploying, escaped(how.Error()))

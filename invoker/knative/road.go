@@ -389,5 +389,10 @@ func fail(w http.ResponseWriter, err error) {
 	case refused != nil, status.Code(err) == codes.ResourceExhausted:
 		code = http.StatusServiceUnavailable
 	}
-	http.Error(w, err.Error(), code)
+	said := err.Error()
+	if lack := (*lacking)(nil); errors.As(err, &lack) { // its names are the owner's business
+		code, said = http.StatusServiceUnavailable, "the service cannot be started; its owner finds "+
+			"the reason in the conditions of its revision"
+	}
+	http.Error(w, said, code)
 }

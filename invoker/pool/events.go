@@ -102,8 +102,9 @@ func (s *state) groupLike(d *Demand) *group {
 // An outcome says how a start went. With an error and a reply it succeeded, but the sandbox is not
 // ready for its demand.
 type outcome struct {
-	reply *api.StartReply
-	err   error
+	reply   *api.StartReply
+	err     error
+	unasked bool // the demand could not say what to start, so no node was asked
 }
 
 // judged returns the outcome of a start, of which the node says reply and err, and the demand
@@ -115,7 +116,7 @@ func judged(reply *api.StartReply, err error, ready func(*api.StartReply) error)
 	if ready != nil {
 		err = ready(reply)
 	}
-	return outcome{reply, err}
+	return outcome{reply: reply, err: err}
 }
 
 // started takes in the end of a start. One that failed leaves nothing; who waited for it learns

@@ -231,7 +231,7 @@ func (l *Lease) ready(g grant) error {
 func (l *Lease) startBox() error {
 	request, err := l.demand.Start()
 	if err != nil {
-		l.pool.over(l.box, outcome{err: err})
+		l.pool.over(l.box, outcome{err: err, unasked: true})
 		return err
 	}
 	wait := min(max(time.Until(l.waiter.deadline), 0), l.pool.cfg.Wait)
@@ -266,7 +266,7 @@ func (l *Lease) started(reply *api.StartReply, err error) error {
 func (l *Lease) initStem() error {
 	request, err := l.demand.Start()
 	if err != nil {
-		l.pool.over(l.box, outcome{err: err})
+		l.pool.over(l.box, outcome{err: err, unasked: true})
 		return err
 	}
 	ctx, stop := l.call(l.pool.cfg.Start)
@@ -282,12 +282,14 @@ func (l *Lease) initStem() error {
 }
 
 // awaitStart waits for the demand that starts the sandbox. One that is not ready for that demand
-// would not be for ours. Where the start failed, another may not.
+// would not be for ours. Where a node failed, another may not.
 func (l *Lease) awaitStart() error {
 	<-l.box.ready
 	switch how := l.box.start; {
 	case how.err == nil:
 		return nil
+	case how.unasked:
+		return how.err
 	case how.reply != nil:
 		l.Start, l.Cold = how.reply, true
 		return how.err

@@ -114,6 +114,7 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 		Id: id, Driver: how.Sandbox, NetPath: how.NetPath, Fastiov: how.FastIOV,
 		GuestKernel: a.GuestKernel,
 		InitStatus:  int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans),
+		Mounts: uint32(len(st.Spec.Program.Mounts)),
 	}
 	for _, f := range st.Footprints {
 		r.Memory = append(r.Memory, footprint(f))

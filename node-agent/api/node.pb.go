@@ -393,6 +393,7 @@ type StartReply struct {
 	GuestKernel   string                 `protobuf:"bytes,13,opt,name=guest_kernel,json=guestKernel,proto3" json:"guest_kernel,omitempty"` // release of the guest's kernel; empty where there is none
 	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                              // up to now; empty where the driver cannot tell
 	Pull          *Pull                  `protobuf:"bytes,14,opt,name=pull,proto3" json:"pull,omitempty"`                                  // absent: its image was here
+	Mounts        uint32                 `protobuf:"varint,15,opt,name=mounts,proto3" json:"mounts,omitempty"`                             // of the request that the program has: an agent of a former version gives it none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -523,6 +524,13 @@ func (x *StartReply) GetPull() *Pull {
 		return x.Pull
 	}
 	return nil
+}
+
+func (x *StartReply) GetMounts() uint32 {
+	if x != nil {
+		return x.Mounts
+	}
+	return 0
 }
 
 type Pull struct {
@@ -2835,7 +2843,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Call\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
 	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
-	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xc4\x03\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xdc\x03\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -2854,7 +2862,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\afastiov\x18\v \x01(\tR\afastiov\x12!\n" +
 	"\fguest_kernel\x18\r \x01(\tR\vguestKernel\x122\n" +
 	"\x06memory\x18\f \x03(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\x12)\n" +
-	"\x04pull\x18\x0e \x01(\v2\x15.fastiov.node.v1.PullR\x04pull\"q\n" +
+	"\x04pull\x18\x0e \x01(\v2\x15.fastiov.node.v1.PullR\x04pull\x12\x16\n" +
+	"\x06mounts\x18\x0f \x01(\rR\x06mounts\"q\n" +
 	"\x04Pull\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x03R\breceived\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\x05R\x06layers\x12\x18\n" +

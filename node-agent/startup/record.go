@@ -56,7 +56,8 @@ func (vf *formerVF) now() *sandbox.NIC {
 // needs to know of the program is not written, as it may be secret.
 func WriteRecord(rec sandbox.Record) error {
 	rec.Version = vfVersion
-	rec.Spec.Program.Env, rec.Spec.Program.Mounts = nil, nil
+	program := &rec.Spec.Program
+	program.Command, program.Args, program.Env, program.Mounts = nil, 0, nil, nil
 	s := stored{rec, storedSpec{Spec: rec.Spec}}
 	switch nic := rec.Spec.NIC; {
 	case nic == nil:

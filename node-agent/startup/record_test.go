@@ -23,6 +23,7 @@ func TestARecordIsKeptWholeAndPrivate(t *testing.T) {
 	}
 	rec := sandbox.Record{Spec: sandbox.Spec{ID: "a", Dir: dir}, PID: 7, StartTicks: 8,
 		Secret: door.NewSecret()}
+	rec.Spec.Program.Command, rec.Spec.Program.Args = []string{"run", "--TOKEN=x"}, 1
 	rec.Spec.Program.Env = map[string]string{"TOKEN": "c2VjcmV0"}
 	rec.Spec.Program.Mounts = []wire.Mount{{Path: "/a", Files: []wire.File{{Name: "TOKEN"}}}}
 	if err := WriteRecord(rec); err != nil {

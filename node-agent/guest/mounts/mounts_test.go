@@ -59,10 +59,24 @@ func TestNothingIsWrittenElsewhere(t *testing.T) {
 		{Path: "/a", Files: []wire.File{{Name: "a", Mode: fs.ModeSetuid}}},
 		{Path: "/a", Files: []wire.File{{Name: "a", Data: make([]byte, wire.MostGiven)}}},
 		{Path: "/a", Files: make([]wire.File, wire.MostGiven/512)},
+		{Path: "/proc"}, {Path: "/sys/fs/cgroup"}, {Path: "/dev/x"}, {Path: "/etc"}, {Path: "/run"},
+		{Path: "/run/fastiov/0"}, {Path: strings.Repeat("/a", 17)},
+		{Path: "/" + strings.Repeat("a", 1024)},
+		{Path: "/a", Files: []wire.File{{Name: strings.Repeat("a/", 16) + "a"}}},
 	} {
 		if wire.CheckMounts([]wire.Mount{m}) == nil {
 			t.Errorf("%+v is taken for a good one", m)
 		}
+	}
+	deep := wire.Mount{Path: "/etc/a"}
+	for range 1000 { // each with folders of its own
+		deep.Files = append(deep.Files, wire.File{Name: strings.Repeat("a/", 15) + "a"})
+	}
+	if wire.CheckMounts([]wire.Mount{deep}) == nil {
+		t.Error("folders count nothing")
+	}
+	if wire.CheckMounts(make([]wire.Mount, 1000)) == nil {
+		t.Error("1000 mounts are taken for few")
 	}
 	outer := t.TempDir()
 	_, err := Write(filepath.Join(outer, "in"),

@@ -186,19 +186,27 @@ type File struct {
 // Alone reports whether a mount is a file.
 func (m Mount) Alone() bool { return len(m.Files) == 1 && m.Files[0].Name == "" }
 
-// MostGiven bounds the files of a program, in bytes, each with its name and some for itself.
-const MostGiven = 4 << 20
+// Bounds of a program's files.
+const (
+	MostGiven  = 4 << 20 // bytes, with names, and some for each file and folder
+	mostMounts = 256
+	mostPath   = 1024
+	mostParts  = 16 // of a path
+)
 
 // CheckMounts returns what is wrong with the mounts of a program.
 func CheckMounts(all []Mount) (err error) {
 	const each = 512
 	whole := 0
+	if len(all) > mostMounts {
+		return fmt.Errorf("%d mounts; at most %d", len(all), mostMounts)
+	}
 	for _, m := range all {
 		if err := m.check(); err != nil {
 			return err
 		}
 		for _, f := range m.Files {
-			whole += each + len(f.Name) + len(f.Data)
+			whole += each*parts(f.Name) + len(f.Name) + len(f.Data)
 		}
 	}
 	if whole += each * len(all); whole > MostGiven {
@@ -207,17 +215,38 @@ func CheckMounts(all []Mount) (err error) {
 	return nil
 }
 
+func parts(path string) int { return 1 + strings.Count(path, "/") }
+
+func tooLong(path string) bool { return len(path) > mostPath || parts(path) > mostParts }
+
+// taken says what a sandbox itself has at a path, or above it; empty: nothing.
+func taken(at string) string {
+	for _, own := range []string{"/dev", "/proc", "/sys", "/run/fastiov"} {
+		if at == own || strings.HasPrefix(at, own+"/") {
+			return own
+		}
+	}
+	switch at {
+	case "/run", "/etc": // what is in there would be hidden
+		return at
+	}
+	return ""
+}
+
 func (m Mount) check() error {
 	if !path.IsAbs(m.Path) || path.Clean(m.Path) != m.Path || m.Path == "/" ||
-		strings.ContainsRune(m.Path, 0) {
+		strings.ContainsRune(m.Path, 0) || tooLong(m.Path) {
 		return fmt.Errorf("a mount at %.80q: want the clean, absolute path of a folder or file",
 			m.Path)
 	}
+	if own := taken(m.Path); own != "" {
+		return fmt.Errorf("a mount at %.80q: the sandbox has its own files in %s", m.Path, own)
+	}
 	for _, f := range m.Files {
 		if !m.Alone() && (!fs.ValidPath(f.Name) || f.Name == ".") ||
-			strings.ContainsRune(f.Name, 0) {
-			return fmt.Errorf("a file %.80q in the mount at %.80q: want a name below that", f.Name,
-				m.Path)
+			strings.ContainsRune(f.Name, 0) || tooLong(f.Name) {
+			return fmt.Errorf("a file %.80q in the mount at %.80q: want a name below that, of at "+
+				"most %d folders", f.Name, m.Path, mostParts-1)
 		}
 		if f.Mode&^fs.ModePerm != 0 {
 			return fmt.Errorf("mode %o of %.80q in the mount at %.80q: want at most 777", f.Mode,

@@ -319,7 +319,7 @@ func (p *part) again(err error) bool {
 		if next != nil {
 			p.from, p.failed = next, 0
 			if known.Reason == NotItself {
-				p.first.Store(next)
+				p.passOver(next)
 			}
 		}
 		return next != nil

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -212,6 +213,17 @@ func (h *host) close() {
 	defer h.mu.Unlock()
 	if h.way != nil {
 		h.way.close()
+	}
+}
+
+// passOver has all parts of the image asked for at h first, or at one behind it.
+func (i *Image) passOver(h *host) {
+	for {
+		now := i.first.Load()
+		if now != nil && slices.Index(i.hosts, now) >= slices.Index(i.hosts, h) ||
+			i.first.CompareAndSwap(now, h) {
+			return
+		}
 	}
 }
 

@@ -111,7 +111,7 @@ func (i *Image) honestly(ctx context.Context, fetch func(from *host) error) erro
 		if from = i.after(ctx, from); from == nil {
 			return err
 		}
-		i.first.Store(from)
+		i.passOver(from)
 	}
 }
 
