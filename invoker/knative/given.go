@@ -65,7 +65,7 @@ const (
 	mostPath  = 1024
 )
 
-// A parcel is what a program is given, while it is put together: never more than it may have.
+// A parcel holds what a program is given, while that is put together: never more than it may have.
 type parcel struct {
 	*road
 	namespace string
@@ -123,7 +123,7 @@ func (p *parcel) takes(n int) error {
 	return nil
 }
 
-// set gives the program a variable. A value that is no text could reach it changed, or not at all.
+// set gives the program a variable. A value other than text could reach it changed, or not at all.
 func (p *parcel) set(name, value string) error {
 	if err := p.takes(len(name) + len(value)); err != nil {
 		return fmt.Errorf("the variable %.80q: %w", name, err)

@@ -391,8 +391,8 @@ func fail(w http.ResponseWriter, err error) {
 	}
 	said := err.Error()
 	if lack := (*lacking)(nil); errors.As(err, &lack) { // its names are the owner's business
-		code, said = http.StatusServiceUnavailable, "the service cannot be started; its owner finds "+
-			"the reason in the conditions of its revision"
+		code = http.StatusServiceUnavailable
+		said = "the service cannot be started; the conditions of its revision tell its owner why"
 	}
 	http.Error(w, said, code)
 }
