@@ -29,6 +29,12 @@ type Publisher interface {
 	Publish(Lease, Publication) error
 }
 
+// A Belated path may return a lease only after Return has, and then says so.
+type Belated interface {
+	// Late has the path call returned then.
+	Late(returned func())
+}
+
 // A Publication is a port of the host that leads to one of a sandbox.
 type Publication struct {
 	Protocol string // tcp or udp
@@ -106,7 +112,11 @@ type waiter struct {
 
 // NewAdmission gives out totalMiB of memory and the NICs of path.
 func NewAdmission(totalMiB int, path NetPath) *Admission {
-	return &Admission{path: path, totalMiB: totalMiB}
+	a := &Admission{path: path, totalMiB: totalMiB}
+	if late, can := path.(Belated); can {
+		late.Late(a.Serve)
+	}
+	return a
 }
 
 // Publish has a port of the host lead to the sandbox with that grant.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -54,6 +55,8 @@ type Bridge struct {
 	closed   map[string]bool // chains of others that take no rule
 	guard    *guard
 	relay    *relay
+	memory   memory
+	late     atomic.Pointer[func()] // what hears of a lease that was returned late
 }
 
 // A made bridge is what Open has made and changed, for a later agent and for Undo.
@@ -72,7 +75,7 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	if len(cfg.Name) == 0 || len(cfg.Name) > maxName {
 		return nil, fmt.Errorf("bridge %q: its name needs 1 to %d bytes", cfg.Name, maxName)
 	}
-	b := &Bridge{Config: cfg, closed: map[string]bool{}}
+	b := &Bridge{Config: cfg, closed: map[string]bool{}, memory: memory{erase: erase}}
 	if err := b.settle(); err != nil {
 		return nil, err
 	}
@@ -324,19 +327,29 @@ func (b *Bridge) Own(l startup.Lease, rec sandbox.Record) error { return b.lease
 // Fault implements startup.NetPath. A port has no errors that would outlive it.
 func (b *Bridge) Fault(startup.Lease, string) {}
 
+// Late implements startup.Belated.
+func (b *Bridge) Late(returned func()) { b.late.Store(&returned) }
+
 // Return implements startup.NetPath.
-func (b *Bridge) Return(l startup.Lease) {
+func (b *Bridge) Return(l startup.Lease) { b.takeBack(l) }
+
+// takeBack reports whether the lease is returned by now. If not, it will be.
+func (b *Bridge) takeBack(l startup.Lease) bool {
 	if err := b.withdraw(l); err != nil { // another sandbox would be reached there
 		b.Log.Error("a published port is still open; its sandbox's address stays taken until it is"+
 			" closed", "bridge", b.Name, "sandbox", l.ID, "err", err)
-		b.guard.again(func() { b.Return(l) })
-		return
+		b.guard.again(func() {
+			if returned := b.late.Load(); b.takeBack(l) && returned != nil {
+				(*returned)()
+			}
+		})
+		return false
 	}
 	published := b.leases.giveBack(l, func() {
 		unplug(b.portName(l.Number))
 		address, err := b.Network.Address(l.Number)
 		if err == nil {
-			err = forget(address.Addr())
+			err = b.memory.forget(address.Addr())
 		}
 		if err != nil {
 			b.Log.Warn("the next sandbox may get what was sent to this one", "sandbox", l.ID,
@@ -344,6 +357,7 @@ func (b *Bridge) Return(l startup.Lease) {
 		}
 	})
 	b.taken.free(published...)
+	return true
 }
 
 // Left implements startup.NetPath.

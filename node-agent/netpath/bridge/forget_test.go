@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -56,6 +57,53 @@ func TestTheNextSandboxInheritsNoConnection(t *testing.T) {
 	}
 	if hears(listens(next), 300*time.Millisecond) {
 		t.Error("the next one hears an answer to the first")
+	}
+}
+
+// However many sandboxes end while the table is read, one more reading serves them all.
+func TestOneReadingServesAllThatWait(t *testing.T) {
+	const late = 100
+	begun, goOn := make(chan addresses, late), make(chan struct{})
+	failed := errors.New("no table")
+	m := memory{erase: func(of addresses) error {
+		begun <- of
+		<-goOn
+		if len(of) == late {
+			return failed
+		}
+		return nil
+	}}
+	told := make(chan error, late)
+	forget := func(n byte) { told <- m.forget(netip.AddrFrom4([4]byte{10, 9, 0, n})) }
+	go forget(0)
+	if first := <-begun; len(first) != 1 {
+		t.Errorf("the first reading is for %v", first)
+	}
+	for n := range late {
+		go forget(byte(n + 1))
+	}
+	for waiting := 0; waiting < late; time.Sleep(time.Millisecond) {
+		m.mu.Lock()
+		if m.next != nil {
+			waiting = len(m.next.of)
+		}
+		m.mu.Unlock()
+	}
+	if len(begun) > 0 {
+		t.Error("two readings are under way")
+	}
+	goOn <- struct{}{}
+	if err := <-told; err != nil {
+		t.Error(err)
+	}
+	goOn <- struct{}{}
+	for range late {
+		if err := <-told; err != failed {
+			t.Errorf("one of those who waited is told %v", err)
+		}
+	}
+	if len(begun) != 1 {
+		t.Errorf("%d more readings for those who waited", len(begun))
 	}
 }
 
