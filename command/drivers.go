@@ -13,6 +13,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/bare"
 	"github.com/fastiov/fastiov/node-agent/sandbox/containerd"
@@ -29,6 +30,7 @@ type driver struct {
 	kernel     bool    // fastiov's kernel can serve it, as --fastiov says
 	images     bool    // its sandboxes have the root image of a runtime
 	guest      bool    // they boot a guest kernel, too; `up` has a testbed where they cannot
+	netdevs    bool    // they can have VFs as network interfaces
 	network    netpath // how its sandboxes reach a network
 	// overhead returns the MiB that a sandbox takes beside its own memory.
 	overhead func(hugePages bool) int
@@ -58,7 +60,7 @@ var drivers = []driver{
 	},
 	{
 		name: "containerd", note: "containers, which share this machine's kernel",
-		root: true, memory: true, images: true,
+		root: true, memory: true, images: true, netdevs: true,
 		network: bridged, overhead: func(bool) int { return containerd.OverheadMiB },
 		open: openContainerd, clear: clearContainerd,
 	},
@@ -264,7 +266,11 @@ func openContainerd(
 		Address: f.containerd, Handlers: f.handlers, Namespace: nodeName(f.runDir),
 		Dir: containersDir(f.runDir), Log: n.log,
 	}
-	if !n.arm.NoNet {
+	switch {
+	case n.arm.NoNet:
+	case n.arm.Netdev:
+		cfg.Plug, cfg.Linked, cfg.Unplug = netvf.Plug, netvf.Linked, netvf.Unplug
+	default:
 		if err := n.openBridge(f); err != nil {
 			return nil, err
 		}

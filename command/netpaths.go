@@ -3,7 +3,9 @@ package command
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,15 +31,36 @@ func unconnected(
 	return nil, nil
 }
 
-// passedThrough leases each sandbox a VF, and lets the agent act on what happens to its VFs.
+// passedThrough leases each sandbox a VF by vfio.
 func passedThrough(
 	ctx context.Context, n *node, f *nodeFlags, cfg *agent.Config,
-) (_ startup.NetPath, err error) {
+) (startup.NetPath, error) {
+	pool, err := n.openVFs(ctx, f, f.netdevVFs, cfg)
+	return netvf.Path{Pool: pool}, err
+}
+
+// asNetdevs leases each sandbox a VF as a network interface, and keeps all of them as such.
+func asNetdevs(
+	ctx context.Context, n *node, f *nodeFlags, cfg *agent.Config,
+) (startup.NetPath, error) {
+	if f.netdevVFs > 0 {
+		return nil, errors.New("--netdev-vfs: with --fastiov netdev all VFs are; leave it out")
+	}
+	cfg.Netdevs = true
+	pool, err := n.openVFs(ctx, f, math.MaxInt, cfg)
+	return netvf.Path{Pool: pool, Netdev: true}, err
+}
+
+// openVFs opens the pool, of which so many VFs are kept as network interfaces, and lets the agent
+// act on what happens to them.
+func (n *node) openVFs(
+	ctx context.Context, f *nodeFlags, netdevs int, cfg *agent.Config,
+) (pool *vf.Pool, err error) {
 	if cfg.Starter.Network, err = f.network(); err != nil {
 		return nil, err
 	}
-	pool, err := vf.Open(ctx, vf.Config{
-		PFs: f.pfs, NumVFs: f.numVFs, NetdevVFs: f.netdevVFs, VF: f.vfs, Node: machineID(),
+	pool, err = vf.Open(ctx, vf.Config{
+		PFs: f.pfs, NumVFs: f.numVFs, NetdevVFs: netdevs, VF: f.vfs, Node: machineID(),
 		Run: f.runDir, Log: n.log,
 	})
 	if err != nil {
@@ -45,7 +68,7 @@ func passedThrough(
 	}
 	n.onClose(pool.Close)
 	cfg.VFs = pool
-	return netvf.Path{Pool: pool}, nil
+	return pool, nil
 }
 
 // bridged leases each sandbox a port of the bridge, which its driver has opened.

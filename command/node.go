@@ -202,7 +202,11 @@ func chooseArm(f *nodeFlags, log *slog.Logger) (a arm.Arm, err error) {
 		return a, fmt.Errorf("--fastiov tap: only microVMs have taps, and %s makes none;"+
 			" leave it out", f.sandbox.name)
 	}
-	if !f.sandbox.kernel && a != arm.None && !a.NoNet {
+	if a.Netdev && !f.sandbox.netdevs {
+		return a, fmt.Errorf("--fastiov netdev: only a container has a network interface of this"+
+			" kernel, and %s makes none; leave it out", f.sandbox.name)
+	}
+	if !f.sandbox.kernel && a != arm.None && !a.NoNet && !a.Netdev {
 		return a, fmt.Errorf("--fastiov %s is of the kernel, which %s has no use for: leave it out",
 			a, f.sandbox.name)
 	}
@@ -258,6 +262,8 @@ func (n *node) openAgent(
 		network = unconnected
 	case n.arm.Tap:
 		network = bridged
+	case n.arm.Netdev:
+		network = asNetdevs
 	}
 	path, err := network(ctx, n, f, &cfg)
 	if err != nil {

@@ -169,7 +169,7 @@ var bounded = map[string]string{
 	"function": fmt.Sprintf(
 		"NAMESPACE/NAME of at most %d functions and services, those called first that still exist, and `other`",
 		telemetry.MostFunctions),
-	"fastiov": "at most 38: a named arm, as `none`, `all` and `tap`, or axes of --fastiov, as in l=bus,r=1",
+	"fastiov": "at most 39: a named arm, as `none`, `all` and `tap`, or axes of --fastiov, as in l=bus,r=1",
 	"vf":      "the address of each VF of the node",
 	"version": "one for each process",
 }

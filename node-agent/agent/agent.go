@@ -50,7 +50,8 @@ type Config struct {
 	// GuestKernel is the release of the kernel of guests, as reported; "" where there is none.
 	GuestKernel string
 	Starter     *startup.Starter
-	VFs         VFs // nil on a node without VFs
+	VFs         VFs  // nil on a node without VFs
+	Netdevs     bool // sandboxes have VFs as network interfaces
 	// Images returns the runtime images that are here; nil if no image is needed.
 	Images  func() []string
 	Cache   func() (holds, limit int64) // bytes of images; nil where there is no cache

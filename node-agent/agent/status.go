@@ -38,11 +38,15 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 	}
 	if a.VFs != nil {
 		for _, v := range a.VFs.Snapshot() {
+			home := string(v.Home)
+			if a.Netdevs {
+				home = "" // it is for sandboxes
+			}
 			reply.Vfs = append(reply.Vfs, &api.VF{
 				Bdf: v.BDF, State: string(v.State), Generation: v.Generation,
 				Owner: v.Owner.String(), Kind: string(v.Owner.Kind),
 				ResetFailures: uint32(v.ResetFailures), Pf: v.PF, Mac: v.MAC,
-				SinceNs: v.Since.UnixNano(), Reason: v.Reason, Home: string(v.Home),
+				SinceNs: v.Since.UnixNano(), Reason: v.Reason, Home: home,
 			})
 		}
 	}

@@ -28,6 +28,7 @@ type Arm struct {
 
 	NoNet  bool // a baseline: the microVM has no network
 	Tap    bool // a baseline, and what a host without VFs has: a tap of a bridge in their place
+	Netdev bool // of containers alone: each has a VF as a network interface of this kernel
 	Zeroed int  // a baseline: percent of the guest's memory that were zeroed before the start
 }
 
@@ -79,6 +80,8 @@ var (
 	NoNet = Arm{Lock: PerVF, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict, NoNet: true}
 	// the software network
 	Tap = Arm{Lock: PerVF, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict, Tap: true}
+	// containers on VFs, where none has them on a bridge
+	Netdev = Arm{Lock: PerVF, Root: Disk, Memory: fastiovd.Eager, Barrier: Strict, Netdev: true}
 )
 
 var named = []struct {
@@ -86,7 +89,8 @@ var named = []struct {
 	arm  Arm
 }{
 	{"none", None}, {"paper", Paper}, {"all", All}, {"paper-2024", Paper2024}, {"nonet", NoNet},
-	{"tap", Tap}, {"pre10", preZeroed(10)}, {"pre50", preZeroed(50)}, {"pre100", preZeroed(100)},
+	{"tap", Tap}, {"netdev", Netdev}, {"pre10", preZeroed(10)}, {"pre50", preZeroed(50)},
+	{"pre100", preZeroed(100)},
 }
 
 func preZeroed(percent int) Arm {
@@ -150,7 +154,7 @@ func Parse(text string) (Arm, error) {
 		a, words = base, words[1:]
 	}
 	if len(words) > 0 && !a.HasVF() {
-		return Arm{}, fmt.Errorf("%s has no VF for %s to concern: leave it out", a,
+		return Arm{}, fmt.Errorf("%s has no VF by vfio for %s to concern: leave it out", a,
 			strings.Join(words, ","))
 	}
 	given := map[string]bool{}
@@ -258,8 +262,8 @@ func (a Arm) Missing() error {
 	return nil
 }
 
-// HasVF reports whether the microVM has a VF.
-func (a Arm) HasVF() bool { return !a.NoNet && !a.Tap }
+// HasVF reports whether the microVM has a VF by vfio.
+func (a Arm) HasVF() bool { return !a.NoNet && !a.Tap && !a.Netdev }
 
 // HasRegion reports whether the guest has its root image as memory.
 func (a Arm) HasRegion() bool { return a.Root == Region || a.Root == Unmapped }

@@ -85,6 +85,7 @@ func TestARefusalSaysWhy(t *testing.T) {
 		"barrier=none":            "d=pagecache and d=table",
 		"nonet,l=bus":             "nonet has no VF",
 		"tap,r=1":                 "tap has no VF",
+		"netdev,l=bus":            "netdev has no VF",
 		"pre50,d=pagecache":       "use d=eager",
 	} {
 		if a, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
@@ -105,8 +106,8 @@ func TestWhatIsNotBuiltIsRefused(t *testing.T) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
 	}
-	for _, text := range []string{"none", "all", "paper-2024", "nonet", "tap", "paper", "a=1",
-		"s=0", "paper,s=dma-off"} {
+	for _, text := range []string{"none", "all", "paper-2024", "nonet", "tap", "netdev", "paper",
+		"a=1", "s=0", "paper,s=dma-off"} {
 		a, err := Parse(text)
 		if err == nil {
 			err = a.Missing()

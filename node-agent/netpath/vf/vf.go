@@ -1,5 +1,5 @@
 // Package vf is the path to the network by virtual functions: each sandbox is given one of the
-// pool's, by vfio, until it ends.
+// pool's until it ends, a microVM by vfio, a container as a network interface.
 package vf
 
 import (
@@ -23,11 +23,18 @@ type Pool interface {
 }
 
 // Path implements startup.NetPath.
-type Path struct{ Pool Pool }
+type Path struct {
+	Pool   Pool
+	Netdev bool // sandboxes have VFs as network interfaces, of those that are kept so
+}
 
 // Lease implements startup.NetPath.
 func (p Path) Lease(id string) (startup.Lease, error) {
-	l, err := p.Pool.Lease(pool.Owner{Kind: pool.Sandbox, Name: id}, pool.Want{})
+	var want pool.Want
+	if p.Netdev {
+		want = pool.Want{Driver: pool.Netdev, Kept: true}
+	}
+	l, err := p.Pool.Lease(pool.Owner{Kind: pool.Sandbox, Name: id}, want)
 	switch {
 	case errors.Is(err, pool.ErrEmpty):
 		err = &startup.Lacking{Lack: startup.LackNIC, Err: err}

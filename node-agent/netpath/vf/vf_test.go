@@ -27,7 +27,7 @@ func poolOf(t *testing.T) (tree *vftest.Tree, pf vftest.PF, open func() Path) {
 			t.Fatal(err)
 		}
 		t.Cleanup(vfs.Close)
-		return Path{vfs}
+		return Path{Pool: vfs}
 	}
 }
 

@@ -131,7 +131,26 @@ func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
 	}
 	endRuntime()
 	defer tl.Begin(timeline.Agent)()
-	return b.accepts(ctx)
+	linked := b.linked(tl)
+	if err := b.accepts(ctx); err != nil {
+		return err
+	}
+	return <-linked
+}
+
+// linked waits for the link of the NIC while the program starts.
+func (b *box) linked(tl *timeline.Timeline) <-chan error {
+	linked := make(chan error, 1)
+	if b.spec.NIC == nil || b.driver.Linked == nil {
+		linked <- nil
+		return linked
+	}
+	end := tl.Begin(timeline.VFDriver)
+	go func() {
+		defer end()
+		linked <- b.driver.Linked(b.net, b.Context().Done())
+	}()
+	return linked
 }
 
 // io tells containerd where the container's output goes.

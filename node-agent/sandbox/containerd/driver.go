@@ -35,7 +35,11 @@ type Config struct {
 	Dir      string // for what the driver keeps while it is open, on a tmpfs
 	// Plug returns the network namespace of a sandbox with that NIC.
 	Plug func(*sandbox.NIC) (*os.File, error)
-	Log  *slog.Logger
+	// Linked returns when the NIC there has a link, or over is closed; nil: it has one at once.
+	Linked func(namespace *os.File, over <-chan struct{}) error
+	// Unplug takes a NIC out again that outlives its sandbox; nil: none does.
+	Unplug func(*sandbox.NIC, *os.File) error
+	Log    *slog.Logger
 }
 
 // A Driver starts containers.
@@ -202,6 +206,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 	}
 	if err := b.furnish(ctx, tl); err != nil {
 		d.end(context.Background(), spec)
+		b.unplug()
 		b.letGo(false)
 		return nil, err
 	}
@@ -215,6 +220,18 @@ func (d *Driver) plug(nic *sandbox.NIC, tl *timeline.Timeline) (*os.File, error)
 	}
 	defer tl.Begin(timeline.CNI)()
 	return d.Plug(nic)
+}
+
+// unplug takes the NIC back before the network namespace goes. The kernel would do so, too, and
+// later.
+func (b *box) unplug() {
+	if b.net == nil || b.spec.NIC == nil || b.driver.Unplug == nil {
+		return
+	}
+	if err := b.driver.Unplug(b.spec.NIC, b.net); err != nil {
+		b.driver.Log.Warn("a NIC was not taken out of its sandbox", "sandbox", b.spec.ID,
+			"nic", b.spec.NIC.Device(), "err", err)
+	}
 }
 
 // Adopt implements sandbox.Driver.
@@ -401,6 +418,9 @@ func (d *Driver) tend(b *box) {
 			exit = d.end(context.Background(), b.spec)
 		}
 		b.HangUp()
+		if !letGo {
+			b.unplug()
+		}
 		b.letGo(!letGo)
 		d.unuse(b.spec.ID)
 		b.Over(func(cause error) error {
