@@ -31,8 +31,10 @@ type Burst struct {
 	Rounds int
 	Kind   string
 	Code   string
-	Images []string // container images of the functions, in turn; none: Kind says what they run in
 	Memory int
+	// container images of the functions, in turn; none: Kind says what they run in
+	Images []string
+	With   map[string]string // the functions' parameters
 	// Services says that the functions are Knative services, of a program that answers HTTP; Images
 	// has it, or else Kind.
 	Services bool
@@ -237,8 +239,16 @@ func (b actionsOf) put(ctx context.Context, action string, n int) error {
 	if len(b.Images) > 0 {
 		exec["kind"], exec["image"] = "blackbox", b.Images[n%len(b.Images)]
 	}
+	type parameter struct {
+		Key   string `json:"key"`
+		Value string `json:"value"`
+	}
+	with := []parameter{}
+	for key, value := range b.With {
+		with = append(with, parameter{key, value})
+	}
 	body := map[string]any{
-		"exec":   exec,
+		"exec": exec, "parameters": with,
 		"limits": map[string]any{"memory": b.Memory, "timeout": 300_000},
 	}
 	return b.call(ctx, http.MethodPut, "actions/"+action+"?overwrite=true", body, nil)

@@ -36,6 +36,7 @@ const (
 	awayStorage = "10.0.3.15:3234"
 	awayKey     = "/var/lib/fastiov/key"
 	awayMachine = "10.0.3.2" // this machine's loopback, as the testbed reaches it
+	awayGateway = "10.0.2.2" // and as what is behind its VFs does
 )
 
 var (
@@ -45,7 +46,7 @@ var (
 		"--storage", awayStorage, "--api-host", "http://10.0.2.2:3233",
 	}
 	awayVFs = []string{ // the network behind its VFs, which no bridge can have
-		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", "10.0.2.2",
+		"--subnet", "10.0.2.0/24", "--first-address", "10.0.2.100", "--gateway", awayGateway,
 		"--dns", "10.0.2.3",
 	}
 	awayDefaults = []string{"--boot-deadline", "10m", "--wait", "50s"} // it is slow

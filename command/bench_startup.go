@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +19,10 @@ import (
 
 	"github.com/fastiov/fastiov/bench/ablation"
 	"github.com/fastiov/fastiov/command/settings"
+	"github.com/fastiov/fastiov/functions"
+	"github.com/fastiov/fastiov/functions/inputs"
 	"github.com/fastiov/fastiov/node-agent/arm"
+	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/testbed"
@@ -31,8 +35,9 @@ const roundsFile = "rounds.jsonl"
 // node can be, or in the testbed.
 func benchStartup() *cobra.Command {
 	var (
-		b        = ablation.Bench{Arms: []arm.Arm{arm.None, arm.All}}
+		b        = ablation.Bench{Arms: []arm.Arm{arm.None, arm.All}, Skip: idleUnder}
 		sandbox  = &drivers[0]
+		store    string
 		simStart time.Duration
 		folder   string
 		asJSON   bool
@@ -42,6 +47,9 @@ func benchStartup() *cobra.Command {
 	f := cmd.Flags()
 	f.Var(armsFlag{&b.Arms}, "arms",
 		"arms, separated by spaces: named ones, or axes, as in 'none all all,r=0 nonet'")
+	f.StringSliceVar(&b.Functions, "functions", []string{"hello"}, "sample functions to call")
+	f.StringVar(&store, "storage", "", "URL of the storage server that some of them need, where"+
+		" `fastiov storage samples` has been (default in the testbed: one of this process)")
 	f.IntSliceVar(&b.N, "n", []int{1, 4, 7}, "how many at once")
 	f.IntSliceVar(&b.MemoryMiB, "mem", []int{256}, "MiB of each function")
 	f.IntVar(&b.Rounds, "rounds", 5, "how many rounds of each")
@@ -70,7 +78,7 @@ func benchStartup() *cobra.Command {
 			return err
 		}
 		defer b.Kept.Close()
-		play, end, err := player(cmd, &b, sandbox, append(args, "--sandbox", sandbox.name,
+		play, end, err := player(cmd, &b, sandbox, store, append(args, "--sandbox", sandbox.name,
 			"--sim-start", simStart.String()))
 		if err != nil {
 			return err
@@ -125,6 +133,11 @@ func fits(b *ablation.Bench, sandbox *driver, args []string) error {
 			return fmt.Errorf("%s follows from --arms and --sandbox: leave it out", name)
 		}
 	}
+	for _, name := range b.Functions {
+		if _, err := functionNamed(name, ""); err != nil {
+			return err
+		}
+	}
 	for _, a := range b.Arms {
 		if err := a.Missing(); err != nil && sandbox.programmed == nil {
 			return fmt.Errorf("--arms %s: %w", a, err)
@@ -133,9 +146,32 @@ func fits(b *ablation.Bench, sandbox *driver, args []string) error {
 	return nil
 }
 
+// functionNamed returns a sample function that uses the storage server at that URL.
+func functionNamed(name, store string) (functions.Function, error) {
+	var names []string
+	for _, f := range functions.All(store) {
+		if f.Name == name {
+			return f, nil
+		}
+		names = append(names, f.Name)
+	}
+	return functions.Function{}, fmt.Errorf("no sample function %q; there are %s", name,
+		listed(names, "and"))
+}
+
+// stores reports whether a sample function needs a storage server.
+func stores(name string) bool {
+	f, err := functionNamed(name, "")
+	_, stores := f.Parameters["storage"]
+	return err == nil && stores
+}
+
+// idleUnder reports whether a function has no network that it needs.
+func idleUnder(a arm.Arm, function string) bool { return a.NoNet && stores(function) }
+
 // player returns what plays a round, and what ends it after the last one: a process of this binary,
 // which makes the node, here or in the testbed. A testbed that was not up is ended then.
-func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []string) (
+func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, store string, words []string) (
 	play func(context.Context, ablation.Order) (*ablation.Round, error), end func(), err error,
 ) {
 	self, err := os.Executable()
@@ -149,13 +185,25 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []stri
 		return process.Run()
 	}
 	run, end := here, func() {}
-	if !sandbox.guest { // it needs no testbed
-		words = append(words, "--config", settings.NoFile)
-	} else if away, err := openTestbed(cmd, b.Arms); err != nil {
+	storeFor := func(string) string { return store }
+	away, err := openTestbed(cmd, b, sandbox)
+	switch {
+	case err != nil:
 		return nil, nil, err
-	} else if away != nil {
+	case away != nil:
 		run, end = away.run, away.end
 		words = append(slices.Concat(awayFlags, awayVFs, awayDefaults), words...)
+		if store == "" && slices.ContainsFunc(b.Functions, stores) {
+			if storeFor, err = away.store(b.Functions); err != nil {
+				end()
+				return nil, nil, err
+			}
+		}
+	case store == "" && sandbox.programmed == nil && slices.ContainsFunc(b.Functions, stores):
+		return nil, nil, errors.New("--functions: some need a storage server that sandboxes" +
+			" reach; name it by --storage")
+	case !sandbox.guest:
+		words = append(words, "--config", settings.NoFile)
 	}
 	return func(ctx context.Context, order ablation.Order) (*ablation.Round, error) {
 		what, err := json.Marshal(order)
@@ -164,7 +212,8 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []stri
 		}
 		var out bytes.Buffer
 		line := append([]string{"bench", startupRound}, words...)
-		if err := run(ctx, append(line, string(what)), &out); err != nil {
+		line = append(line, "--"+storeOfRound, storeFor(order.Arm), string(what))
+		if err := run(ctx, line, &out); err != nil {
 			return nil, err
 		}
 		round := &ablation.Round{}
@@ -176,12 +225,20 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, words []stri
 type measuredTestbed struct {
 	host   *testbed.Host
 	booted bool
+	before string // the command of a round, in a shell
 	log    io.Writer
+	stop   func() // the storage server
 }
 
-// openTestbed returns the testbed that is up, or boots one with fastiov's kernel if this
-// machine cannot be a node. It returns nil if rounds are played here.
-func openTestbed(cmd *cobra.Command, arms []arm.Arm) (*measuredTestbed, error) {
+// openTestbed returns the testbed that is up, or boots one if this machine cannot be a node with
+// these arms. It returns nil if rounds are played here.
+func openTestbed(cmd *cobra.Command, b *ablation.Bench, sandbox *driver) (
+	*measuredTestbed, error,
+) {
+	netdevs := slices.ContainsFunc(b.Arms, func(a arm.Arm) bool { return a.Netdev })
+	if !sandbox.guest && (!netdevs || doctor.HasCard()) {
+		return nil, nil
+	}
 	ctx, progress := cmd.Context(), cmd.ErrOrStderr()
 	cache, err := build.Open("", progress)
 	if err != nil {
@@ -190,10 +247,14 @@ func openTestbed(cmd *cobra.Command, arms []arm.Arm) (*measuredTestbed, error) {
 	defer cache.Close()
 	state, err := testbed.Look(awayName)
 	up := err == nil && state.State == "ready"
-	if !up && isNode(ctx, cache, slices.ContainsFunc(arms, arm.Arm.HasVF), progress) {
+	if !up && sandbox.guest &&
+		isNode(ctx, cache, slices.ContainsFunc(b.Arms, arm.Arm.HasVF), progress) {
 		return nil, nil
 	}
-	config := testbed.Config{Name: awayName, Kernel: testbed.PatchedKernel}
+	config := testbed.Config{Name: awayName}
+	if sandbox.kernel {
+		config.Kernel = testbed.PatchedKernel
+	}
 	if up {
 		opened, err := testbed.Open(ctx, awayName)
 		if err != nil {
@@ -206,17 +267,84 @@ func openTestbed(cmd *cobra.Command, arms []arm.Arm) (*measuredTestbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &measuredTestbed{host: host, booted: !up, log: progress}
-	if err := fillImages(ctx, host, cache, image.DebianKernel, arms...); err != nil {
+	t := &measuredTestbed{host: host, booted: !up, log: progress, stop: func() {}}
+	err = fillImages(ctx, host, cache, image.DebianKernel, b.Arms...)
+	if err == nil && !sandbox.guest {
+		err = t.takeContainerd(ctx)
+	}
+	if err != nil {
 		t.end()
 		return nil, err
 	}
 	return t, nil
 }
 
+// takeContainerd gives the testbed this machine's programs that run containers.
+func (t *measuredTestbed) takeContainerd(ctx context.Context) error {
+	const folder = "containers"
+	t.before = "modprobe igbvf && PATH=/share/" + folder + ":$PATH "
+	return t.host.Fill(ctx, folder, func(dir string) error {
+		for _, name := range []string{"containerd", "containerd-shim-runc-v2", "runc"} {
+			path, err := exec.LookPath(name)
+			if err != nil {
+				return fmt.Errorf("%w; install containerd and runc", err)
+			}
+			content, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, name), content, 0o755)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// store serves the inputs of functions on this machine's loopback, and returns the URL by which
+// sandboxes of an arm reach it.
+func (t *measuredTestbed) store(names []string) (url func(arm string) string, err error) {
+	dir, err := os.MkdirTemp("", "fastiov-storage-")
+	if err != nil {
+		return nil, err
+	}
+	server, listener, err := openStorage("127.0.0.1:0", "storage", dir)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	go func() { _ = server.Serve(listener) }()
+	t.stop = func() { _ = errors.Join(server.Close(), os.RemoveAll(dir)) }
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	for _, name := range names {
+		f, err := functionNamed(name, "")
+		for _, key := range f.Parameters {
+			if err == nil && slices.Contains(inputs.Keys, key) {
+				err = putObject(context.Background(), "http://"+listener.Addr().String()+"/"+key,
+					inputs.Make(key))
+			}
+		}
+		if err != nil {
+			t.stop()
+			return nil, err
+		}
+	}
+	return func(name string) string {
+		host := awayMachine
+		if a, err := arm.Parse(name); err == nil && t.onVFs(a) {
+			host = awayGateway
+		}
+		return "http://" + net.JoinHostPort(host, port)
+	}, nil
+}
+
+// onVFs reports whether sandboxes of an arm have VFs.
+func (t *measuredTestbed) onVFs(a arm.Arm) bool {
+	return a.Netdev || t.before == "" && a.HasVF()
+}
+
 func (t *measuredTestbed) run(ctx context.Context, line []string, out io.Writer) error {
-	code, err := t.host.Run(ctx, testbed.Quote(append([]string{awayBinary}, line...)...), nil, out,
-		t.log)
+	words := t.before + testbed.Quote(append([]string{awayBinary}, line...)...)
+	code, err := t.host.Run(ctx, words, nil, out, t.log)
 	if err == nil && code != 0 {
 		err = fmt.Errorf("exit code %d in the testbed", code)
 	}
@@ -224,6 +352,7 @@ func (t *measuredTestbed) run(ctx context.Context, line []string, out io.Writer)
 }
 
 func (t *measuredTestbed) end() {
+	t.stop()
 	t.host.Close()
 	if t.booted {
 		// also after an interrupt

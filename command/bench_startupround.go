@@ -18,14 +18,17 @@ import (
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/bench/ablation"
-	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
-const startupRound = "startup-round"
+// A process of bench startup, and its flag that says where functions find a storage server.
+const (
+	startupRound = "startup-round"
+	storeOfRound = "functions-storage"
+)
 
 // startupRoundCmd is a process of bench startup: it makes a node under an arm, fires one burst at
 // it, and prints the round as JSON. It takes the flags of `up` for its node.
@@ -35,9 +38,12 @@ func startupRoundCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: startupRound + " ORDER", Hidden: true, Args: cobra.ExactArgs(1)}
 	n.register(cmd)
 	i.register(cmd)
+	var store string
+	cmd.Flags().StringVar(&store, storeOfRound, "", "URL of a storage server for the function")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		r := round{n: &n, i: &i, result: &ablation.Round{}, log: slog.New(slog.NewTextHandler(
-			cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))}
+		r := round{n: &n, i: &i, store: store, result: &ablation.Round{},
+			log: slog.New(slog.NewTextHandler(cmd.ErrOrStderr(),
+				&slog.HandlerOptions{Level: slog.LevelWarn}))}
 		if err := json.Unmarshal([]byte(args[0]), &r.result.Order); err != nil {
 			return err
 		}
@@ -53,6 +59,7 @@ func startupRoundCmd() *cobra.Command {
 type round struct {
 	n      *nodeFlags
 	i      *invokerFlags
+	store  string
 	log    *slog.Logger
 	result *ablation.Round
 
@@ -94,8 +101,12 @@ func (r *round) play(cmd *cobra.Command) (err error) {
 		}
 	}
 	r.cpu = map[string]time.Duration{}
-	b := bench.Burst{Name: "startup", N: r.result.N, Rounds: 1, Kind: "python:3",
-		Code: functions.HelloPython, Memory: r.result.MemoryMiB, Out: io.Discard,
+	f, err := functionNamed(r.result.Function, r.store)
+	if err != nil {
+		return err
+	}
+	b := bench.Burst{Name: "startup", N: r.result.N, Rounds: 1, Kind: f.Kind, Code: f.Code,
+		With: f.Parameters, Memory: r.result.MemoryMiB, Out: io.Discard,
 		Before: func() { r.before = r.count() },
 		After:  func(s *bench.Start) { r.answered(cmd.Context(), s) }}
 	r.own.aim(&b)
@@ -120,7 +131,7 @@ func (r *round) prepare() error {
 		return nil
 	}
 	r.n.fastiov = r.result.Arm
-	if a.Tap { // flags say what is behind the VFs of other rounds
+	if a.Tap || r.n.sandbox.netdevs && !a.Netdev { // flags say what is behind VFs of other rounds
 		r.n.subnet, r.n.first = netip.Prefix{}, netip.Addr{}
 		r.n.gateway, r.n.dns = netip.Addr{}, netip.Addr{}
 	}

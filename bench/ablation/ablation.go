@@ -19,6 +19,7 @@ import (
 // An Order says what one round measures.
 type Order struct {
 	Arm       string `json:"arm"`
+	Function  string `json:"function"`
 	N         int    `json:"n"`
 	MemoryMiB int    `json:"memory_mib"`
 	Number    int    `json:"round"`
@@ -94,6 +95,9 @@ var Counts = []Count{Resets, Mapped, Zeroed, Execs, Mounts, IPTables}
 // A Bench plays what of its rounds is not kept yet.
 type Bench struct {
 	Arms      []arm.Arm
+	Functions []string // the paper's figures are of the first
+	// Skip reports whether a function has nothing to do under an arm; nil: none.
+	Skip      func(a arm.Arm, function string) bool
 	N         []int
 	MemoryMiB []int
 	Rounds    int
@@ -109,11 +113,21 @@ func (b *Bench) orders() (orders []Order) {
 	for number := 1; number <= b.Rounds; number++ {
 		for _, n := range b.N {
 			for _, memory := range b.MemoryMiB {
-				for i := range b.Arms {
-					a := b.Arms[(i+number-1)%len(b.Arms)]
-					orders = append(orders, Order{Arm: a.String(), N: n, MemoryMiB: memory,
-						Number: number})
-				}
+				orders = append(orders, b.turns(Order{N: n, MemoryMiB: memory, Number: number})...)
+			}
+		}
+	}
+	return orders
+}
+
+// turns returns an order of each arm and function.
+func (b *Bench) turns(order Order) (orders []Order) {
+	for _, function := range b.Functions {
+		for i := range b.Arms {
+			a := b.Arms[(i+order.Number-1)%len(b.Arms)]
+			if b.Skip == nil || !b.Skip(a, function) {
+				order.Arm, order.Function = a.String(), function
+				orders = append(orders, order)
 			}
 		}
 	}
@@ -137,13 +151,13 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 			err = b.Kept.add(round)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s, %d at once, %d MiB, round %d: %w", order.Arm, order.N,
-				order.MemoryMiB, order.Number, err)
+			return nil, fmt.Errorf("%s, %s, %d at once, %d MiB, round %d: %w", order.Arm,
+				order.Function, order.N, order.MemoryMiB, order.Number, err)
 		}
-		fmt.Fprintf(b.Out, "startup  %d/%d  %s  n=%d  %d MiB  round %d  %d/%d answered  %.0f ms"+
-			"  %s\n", i+1, len(orders), order.Arm, order.N, order.MemoryMiB, order.Number,
-			round.Answered, round.Requested, mean(endToEnd(round.Starts)),
-			time.Since(begin).Round(time.Second))
+		fmt.Fprintf(b.Out, "startup  %d/%d  %s  %s  n=%d  %d MiB  round %d  %d/%d answered"+
+			"  %.0f ms  %s\n", i+1, len(orders), order.Arm, order.Function, order.N,
+			order.MemoryMiB, order.Number, round.Answered, round.Requested,
+			mean(endToEnd(round.Starts)), time.Since(begin).Round(time.Second))
 	}
 	return b.Kept.result(orders), nil
 }

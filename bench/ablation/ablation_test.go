@@ -44,8 +44,9 @@ func benchOf(t *testing.T, path string, played func(Order) (*Round, error)) *Ben
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { kept.Close() })
-	return &Bench{Arms: []arm.Arm{arm.None, arm.All, arm.NoNet}, N: []int{1, 2},
-		MemoryMiB: []int{256, 512}, Rounds: 3, Setting: setting, Kept: kept, Out: io.Discard,
+	return &Bench{Arms: []arm.Arm{arm.None, arm.All, arm.NoNet}, Functions: []string{"hello"},
+		N: []int{1, 2}, MemoryMiB: []int{256, 512}, Rounds: 3, Setting: setting, Kept: kept,
+		Out:  io.Discard,
 		Play: func(_ context.Context, order Order) (*Round, error) { return played(order) }}
 }
 
@@ -229,7 +230,7 @@ func TestThePageIsWhole(t *testing.T) {
 			}
 		}
 	}
-	if count["section"] != 10 || count["svg"] != 10 || count["script"] != 0 {
+	if count["section"] != 11 || count["svg"] != 10 || count["script"] != 0 {
 		t.Errorf("the page has %d sections, %d drawings and %d scripts", count["section"],
 			count["svg"], count["script"])
 	}
@@ -242,7 +243,7 @@ func TestThePageIsWhole(t *testing.T) {
 			t.Errorf("the page lacks %s, or a link to it", name)
 		}
 	}
-	if n := strings.Count(text, noData); n != 2 { // 14 and 15
+	if n := strings.Count(text, noData); n != 3 { // 14, 15 and the network
 		t.Errorf("%d figures say that they have no data", n)
 	}
 	files, err := filepath.Glob(filepath.Join(folder, "*.svg"))
@@ -261,7 +262,7 @@ func TestAFigureWithoutDataSaysSo(t *testing.T) {
 	for name, c := range map[string]struct {
 		round *Round
 		lacks int
-	}{"one start": {one, 4}, "no answer": {none, 10}, "simulated": {simulated, 6}} {
+	}{"one start": {one, 5}, "no answer": {none, 11}, "simulated": {simulated, 7}} {
 		kept := &Kept{rounds: []*Round{c.round}}
 		files, err := kept.result([]Order{c.round.Order}).draw("fastiov bench startup")
 		if err != nil {
@@ -279,6 +280,37 @@ func TestAFigureWithoutDataSaysSo(t *testing.T) {
 			if file != Page {
 				elements(t, content)
 			}
+		}
+	}
+}
+
+// Functions are played under each arm that they have something to do under. The paper's figures are
+// of the first, and those that compare functions have them all.
+func TestFunctionsAreCompared(t *testing.T) {
+	b := benchOf(t, "", func(o Order) (*Round, error) { return played(o), nil })
+	b.Functions = []string{"hello", "echo-net"}
+	b.Skip = func(a arm.Arm, function string) bool { return a.NoNet && function == "echo-net" }
+	r, err := b.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var of []string
+	for _, c := range r.byFunction() {
+		of = append(of, c.Arm+" "+c.Function)
+		if c.Rounds != 3 || c.N != 2 {
+			t.Errorf("%s, %s: %d rounds of %d at once", c.Arm, c.Function, c.Rounds, c.N)
+		}
+	}
+	if want := []string{"none hello", "none echo-net", "all hello", "all echo-net",
+		"nonet hello"}; !slices.Equal(of, want) {
+		t.Errorf("%q are compared, not %q", of, want)
+	}
+	if c := r.cell("none", 2, 256); c.Function != "hello" || len(r.arms()) != 3 {
+		t.Errorf("the paper's figures are of %s, with the arms %v", c.Function, r.arms())
+	}
+	for _, f := range []figure{r.fig15(), r.network()} {
+		if f.Missing != "" || len(f.Tables[0].Rows) != len(of) {
+			t.Errorf("%s: %s %v", f.Title, f.Missing, f.Tables)
 		}
 	}
 }

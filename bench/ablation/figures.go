@@ -39,13 +39,13 @@ type table struct {
 // figures returns the paper's figures as this result has them.
 func (r *Result) figures() []figure {
 	return []figure{r.fig1(), r.fig5(), r.table1(), r.fig11(), r.fig12(), r.fig13(), r.fig14(),
-		fig15(), r.critical(), r.counts()}
+		r.fig15(), r.network(), r.critical(), r.counts()}
 }
 
 // arms returns the arms that have data, as they were asked for.
 func (r *Result) arms() (names []string) {
 	for _, c := range r.Cells {
-		if len(c.starts) > 0 && !slices.Contains(names, c.Arm) {
+		if c.Function == r.function() && len(c.starts) > 0 && !slices.Contains(names, c.Arm) {
 			names = append(names, c.Arm)
 		}
 	}
@@ -55,7 +55,7 @@ func (r *Result) arms() (names []string) {
 // sizes returns the concurrencies or memories that have data, in order.
 func (r *Result) sizes(of func(Cell) int) (sizes []int) {
 	for _, c := range r.Cells {
-		if len(c.starts) > 0 {
+		if c.Function == r.function() && len(c.starts) > 0 {
 			sizes = append(sizes, of(c))
 		}
 	}
@@ -159,8 +159,9 @@ func (r *Result) fig5() figure {
 	for _, cell := range r.largest() {
 		var last *Round
 		for _, round := range r.rounds {
-			if round.Arm == cell.Arm && round.N == cell.N && round.MemoryMiB == cell.MemoryMiB &&
-				len(round.Starts) > 0 && (last == nil || round.Number > last.Number) {
+			if round.Arm == cell.Arm && round.Function == cell.Function && round.N == cell.N &&
+				round.MemoryMiB == cell.MemoryMiB && len(round.Starts) > 0 &&
+				(last == nil || round.Number > last.Number) {
 				last = round
 			}
 		}
@@ -466,15 +467,6 @@ func (r *Result) fig14() figure {
 	return f
 }
 
-func fig15() figure {
-	return figure{Title: "Figure 15: applications",
-		Says: "The paper has 12.1 to 53.5 % less average and 20.3 to 53.7 % less 99th percentile" +
-			" time until Image, Compression, Scientific and Inference are done.",
-		Missing: noData + "the function of this bench answers at once. The scenarios of load/" +
-			" call functions that work, under one arm.",
-	}
-}
-
 func (r *Result) critical() figure {
 	f := figure{File: "critical", Title: "The critical path without the guests' computing",
 		Says: "The end-to-end time less the time in which the guest's own processor computed, beside" +
@@ -521,13 +513,13 @@ func (r *Result) counts() figure {
 			" of the rounds. What is mapped again counts again. Execs and mounts are the whole" +
 			" host's, but for rooms of VMMs that are made for later starts. A VMM is two execs.",
 		Wants: "--arms 'none all'"}
-	t := table{Head: []string{"arm", "at once", "MiB", "resets", "MiB mapped", "MiB zeroed",
-		"execs", "mounts", "iptables calls"}}
+	t := table{Head: []string{"arm", "function", "at once", "MiB", "resets", "MiB mapped",
+		"MiB zeroed", "execs", "mounts", "iptables calls"}}
 	for _, c := range r.Cells {
 		if len(c.starts) == 0 || len(c.Counts) == 0 {
 			continue
 		}
-		row := []string{c.Arm, fmt.Sprint(c.N), fmt.Sprint(c.MemoryMiB)}
+		row := []string{c.Arm, c.Function, fmt.Sprint(c.N), fmt.Sprint(c.MemoryMiB)}
 		for _, count := range Counts {
 			word := "–"
 			if spread, counted := c.Counts[count]; counted {

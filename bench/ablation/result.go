@@ -19,9 +19,11 @@ type Result struct {
 	rounds []*Round
 }
 
-// A Cell sums up the rounds of one arm at one concurrency and memory. Times are in milliseconds.
+// A Cell sums up the rounds of one arm and function at one concurrency and memory. Times are in
+// milliseconds.
 type Cell struct {
 	Arm       string                    `json:"arm"`
+	Function  string                    `json:"function"`
 	N         int                       `json:"n"`
 	MemoryMiB int                       `json:"memory_mib"`
 	Rounds    int                       `json:"rounds"`
@@ -67,7 +69,7 @@ func (k *Kept) result(orders []Order) *Result {
 }
 
 func cellOf(order Order, rounds []*Round) Cell {
-	c := Cell{Arm: order.Arm, N: order.N, MemoryMiB: order.MemoryMiB,
+	c := Cell{Arm: order.Arm, Function: order.Function, N: order.N, MemoryMiB: order.MemoryMiB,
 		Stages: map[timeline.Stage]Spread{}, Counts: map[Count]Spread{}, Errors: map[string]int{}}
 	counts := map[Count][]float64{}
 	for _, r := range rounds {
@@ -108,15 +110,28 @@ func cellOf(order Order, rounds []*Round) Cell {
 	return c
 }
 
-// cell returns the cell of an arm, or nil.
+// cell returns the cell of an arm with the first function, or nil.
 func (r *Result) cell(arm string, n, memory int) *Cell {
+	return r.cellFor(r.function(), arm, n, memory)
+}
+
+func (r *Result) cellFor(function, arm string, n, memory int) *Cell {
 	for i := range r.Cells {
 		c := &r.Cells[i]
-		if c.Arm == arm && c.N == n && c.MemoryMiB == memory && len(c.starts) > 0 {
+		if c.Arm == arm && c.Function == function && c.N == n && c.MemoryMiB == memory &&
+			len(c.starts) > 0 {
 			return c
 		}
 	}
 	return nil
+}
+
+// function returns the first function.
+func (r *Result) function() string {
+	if len(r.Cells) == 0 {
+		return ""
+	}
+	return r.Cells[0].Function
 }
 
 // Whole reports whether all calls were answered and nothing is left.
@@ -131,15 +146,16 @@ func (r *Result) Print(w io.Writer) {
 	fmt.Fprintf(w, "sandbox %s, fastiov %s, kernel %s\n", r.Sandbox, r.Version, r.Kernel)
 	fmt.Fprintln(w, "medians; times in ms, counts for each start")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "arm\tn\tMiB\trounds\tanswered\tend to end\tp99\tcritical path\tp99\tguest CPU\t")
+	fmt.Fprint(t, "arm\tfunction\tn\tMiB\trounds\tanswered\t",
+		"end to end\tp99\tcritical path\tp99\tguest CPU\t")
 	for _, count := range Counts {
 		fmt.Fprintf(t, "%s\t", count)
 	}
 	fmt.Fprintln(t)
 	for _, c := range r.Cells {
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d/%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t", c.Arm, c.N,
-			c.MemoryMiB, c.Rounds, c.Answered, c.Requested, c.EndToEnd.Median, c.EndToEnd.P99,
-			c.Critical.Median, c.Critical.P99, c.GuestCPU.Median)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d/%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t", c.Arm,
+			c.Function, c.N, c.MemoryMiB, c.Rounds, c.Answered, c.Requested,
+			c.EndToEnd.Median, c.EndToEnd.P99, c.Critical.Median, c.Critical.P99, c.GuestCPU.Median)
 		for _, count := range Counts {
 			if spread, counted := c.Counts[count]; counted {
 				fmt.Fprintf(t, "%.1f\t", spread.Median)
@@ -153,7 +169,7 @@ func (r *Result) Print(w io.Writer) {
 	fmt.Fprintln(w, "\nstages, median ms (each instant counts for the innermost stage)")
 	t = tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	var stages []timeline.Stage
-	fmt.Fprint(t, "arm\tn\tMiB\t")
+	fmt.Fprint(t, "arm\tfunction\tn\tMiB\t")
 	for _, stage := range timeline.Order {
 		if slices.ContainsFunc(r.Cells, func(c Cell) bool { return c.Stages[stage].Count > 0 }) {
 			stages = append(stages, stage)
@@ -162,7 +178,7 @@ func (r *Result) Print(w io.Writer) {
 	}
 	fmt.Fprintln(t)
 	for _, c := range r.Cells {
-		fmt.Fprintf(t, "%s\t%d\t%d\t", c.Arm, c.N, c.MemoryMiB)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t", c.Arm, c.Function, c.N, c.MemoryMiB)
 		for _, stage := range stages {
 			fmt.Fprintf(t, "%.1f\t", c.Stages[stage].Median)
 		}
@@ -171,7 +187,7 @@ func (r *Result) Print(w io.Writer) {
 	t.Flush()
 	for _, c := range r.Cells {
 		for e, n := range c.Errors {
-			fmt.Fprintf(w, "%s, %d at once: %d × %s\n", c.Arm, c.N, n, e)
+			fmt.Fprintf(w, "%s, %s, %d at once: %d × %s\n", c.Arm, c.Function, c.N, n, e)
 		}
 	}
 }
