@@ -4,6 +4,7 @@ package cni_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -20,9 +21,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/beside"
 	"github.com/fastiov/fastiov/node-agent/cni"
 	"github.com/fastiov/fastiov/node-agent/cni/attach"
 	"github.com/fastiov/fastiov/node-agent/netns"
+	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
+	"github.com/fastiov/fastiov/node-agent/procfs"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -30,7 +35,16 @@ import (
 // The agent's side once more, over the VFs of a card that a kernel drives. FASTIOV_TEST_CNI_PAIRS
 // says how many containers come and go.
 func TestReal(t *testing.T) {
-	testbed.Inside(t, testbed.Needs{NICs: 1, CPUs: 1, Env: []string{pairsEnv}}, func(t *testing.T) {
+	needs := testbed.Needs{NICs: 1, CPUs: 1, Env: []string{pairsEnv}, Images: []string{"python:3"}}
+	if !testbed.Within() {
+		program, err := beside.CNI.Open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer program.Close()
+		needs.Files = map[string]string{pluginName: fmt.Sprintf("/proc/self/fd/%d", program.Fd())}
+	}
+	testbed.Inside(t, needs, func(t *testing.T) {
 		out, err := exec.Command("modprobe", "-a", "igbvf", "dummy").CombinedOutput()
 		if err != nil {
 			t.Fatalf("modprobe: %v: %s", err, out)
@@ -49,10 +63,18 @@ func TestReal(t *testing.T) {
 		defer pool.Close()
 		n := &node{pool: pool, server: &attach.Server{Pool: pool, Wires: attach.Kernel(),
 			Ready: func() error { return nil }, RunDir: run, Log: slog.New(slog.DiscardHandler)}}
+		socket, err := net.Listen("unix", filepath.Join(run, cni.Socket))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		go func() { _ = n.server.Serve(socket) }()
 		n.idle(t)
 		t.Run("two containers talk", n.talk)
 		t.Run("a setting is refused", n.refused)
 		t.Run("by vfio", n.byVFIO)
+		t.Run("a VMM that is not ours", n.foreignVMM)
+		t.Run("in a sandbox", n.inSandbox)
 		t.Run("namespace gone", n.gone)
 		t.Run("pairs", n.pairs)
 	})
@@ -234,6 +256,66 @@ func (n *node) byVFIO(t *testing.T) {
 	group.Close()
 	n.do(t, cni.Request{Command: cni.Del, Attachment: req.Attachment})
 	n.idle(t)
+}
+
+// A container of ours has a VF as its eth0, with the VF's MAC and a link, and the VF comes back
+// without having been waited for.
+func (n *node) inSandbox(t *testing.T) {
+	path := netvf.Path{Pool: n.pool, Netdev: true}
+	lease, err := path.Lease("sandbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := n.failures(lease.NIC.Device())
+	if err := path.Own(lease, sandbox.Record{Spec: sandbox.Spec{ID: "sandbox"},
+		PID: os.Getpid(), StartTicks: ownTicks(t)}); err != nil {
+		t.Fatal(err)
+	}
+	lease.NIC.Address = netip.MustParsePrefix("10.9.0.9/24")
+	lease.NIC.Gateway = netip.MustParseAddr("10.9.0.254")
+	file, err := netvf.Plug(&lease.NIC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := netvf.Linked(file, t.Context().Done()); err != nil {
+		t.Error(err)
+	}
+	err = netns.Inside(file, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err == nil && (link.Attrs().ParentDev != lease.NIC.Device() ||
+			link.Attrs().HardwareAddr.String() != lease.NIC.MAC) {
+			t.Errorf("%+v is not the VF of %+v", link.Attrs(), lease)
+		}
+		return err
+	})
+	if err := errors.Join(err, netvf.Unplug(&lease.NIC, file)); err != nil {
+		t.Error(err)
+	}
+	path.Return(lease)
+	n.idle(t)
+	if failed := n.failures(lease.NIC.Device()); failed > before {
+		t.Errorf("it was quarantined %d times on its way back", failed-before)
+	}
+}
+
+// failures returns how often a VF was not made ready.
+func (n *node) failures(bdf string) int {
+	for _, s := range n.pool.Snapshot() {
+		if s.BDF == bdf {
+			return s.ResetFailures
+		}
+	}
+	return 0
+}
+
+func ownTicks(t *testing.T) uint64 {
+	t.Helper()
+	ticks, err := procfs.StartTicks(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ticks
 }
 
 // The kernel takes a VF back from a namespace that has ended; the DEL comes later.
