@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -74,17 +75,32 @@ func (g group) kill() {
 	if err != nil {
 		return
 	}
-	for range 100 { // those that are being born meanwhile need another round
+	for range 100 { // those that the kernel did not stop in time need another round
+		g.freeze()
 		processes, err := c.Processes(cgroup1.Devices, true)
-		if err != nil || len(processes) == 0 {
-			break
-		}
 		for _, p := range processes {
 			_ = unix.Kill(p.Pid, unix.SIGKILL)
 		}
 		_ = c.Thaw()
-		if g.dying(processes) {
+		if err != nil || g.dying(processes) {
 			break
+		}
+	}
+}
+
+// freeze stops the processes in a cgroup of version 1, so that none is born, and none ends and
+// leaves its number to another, while they are killed. It waits for a while: what is in the kernel
+// stops once it comes out, and may not until it is killed.
+func (g group) freeze() {
+	const within, look = 500 * time.Millisecond, time.Millisecond
+	file := filepath.Join(cgroupMount, "freezer", g.path, "freezer.state")
+	if err := os.WriteFile(file, []byte("FROZEN"), 0); err != nil {
+		return
+	}
+	for until := time.Now().Add(within); time.Now().Before(until); time.Sleep(look) {
+		state, err := os.ReadFile(file)
+		if err != nil || strings.TrimSpace(string(state)) == "FROZEN" {
+			return
 		}
 	}
 }
