@@ -11,15 +11,15 @@ export PATH := $(PATH):/usr/local/go/bin
 export GOTOOLCHAIN := auto
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # The packages with files behind a build tag.
-TAGS         = failpoint,trust,images,qemu,patched,region,lean,openwhisk,knative,dashboards,page,load,node,containers,cni
-TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust|images|patched|openwhisk|cni)\b' . | xargs -n1 dirname | sort -u)
+TAGS         = failpoint,trust,images,qemu,patched,region,lean,openwhisk,knative,dashboards,page,load,node,containers,cni,scon
+TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust|images|patched|openwhisk|cni|scon)\b' . | xargs -n1 dirname | sort -u)
 SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(ba)?sh' . )
 # Where `make generate` writes; the test that generated files are up to date names another folder.
 OUT         ?= .
 
 .DEFAULT_GOAL := help
 # The tiers that `make test` runs; ONLY names others: `.ci/tiers` lists them.
-ONLY        ?= compile T0 T1 T2 trust containers T3?
+ONLY        ?= compile T0 T1 T2 trust containers scon T3?
 .PHONY: help up build load test lint generate kernel-bump clean-cache clean
 
 help: ## List the targets

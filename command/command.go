@@ -37,7 +37,7 @@ func rootCmd() *cobra.Command {
 	root.AddCommand(
 		upCmd(), downCmd(), agentCmd(), invokerCmd(), configCmd(),
 		statusCmd(), drainCmd(), reportCmd(), logsCmd(), connectCmd(), publishCmd(), vfCmd(),
-		cniCmd(),
+		sconCmd(), cniCmd(),
 		burstCmd(), benchCmd(), userCmd(), kubeconfigCmd(), storageCmd(), k6Cmd(),
 		doctorCmd(), testbedCmd(), imageCmd(),
 		tracesCmd(),

@@ -1,0 +1,161 @@
+/* What the programs keep, and what the agent sees of it. */
+#pragma once
+#include "kernel.h"
+
+#define LEASE_NS 1000000000ull
+#define MAX_ENTRIES 131072
+#define MAX_PORTS 1024
+
+enum {
+	NEXT = -1, /* TCX_NEXT: programs behind this one, and the regular path */
+	DROP = 2, /* TCX_DROP */
+
+	ETHERNET = 14,
+	IPV4 = 20,
+	HEADERS = ETHERNET + IPV4 + 4, /* with the two ports */
+	TCP = 6,
+	UDP = 17,
+	INET = 2, /* AF_INET */
+	UNICAST = 1, /* RTN_UNICAST */
+	FRAGMENT = 0x3fff, /* more follow, or an offset */
+	TCP_ACK = 0x10,
+	TCP_STEADY = TCP_ACK | 0x08 | 0x40 | 0x80, /* with PSH, ECE, CWR */
+
+	CT_POINTER = ~7,
+	CT_INFO = 7,
+	CT_ESTABLISHED = 0,
+	CT_NEW = 2,
+	CT_REPLY = 3,
+	CT_TCP_ESTABLISHED = 3,
+	CT_ASSURED = 1 << 2,
+	CT_CONFIRMED = 1 << 3,
+	/* A sequence that is moved, an end, a helper, a flow table. */
+	CT_APART = 1 << 6 | 1 << 9 | 1 << 13 | 1 << 14 | 1 << 15,
+};
+
+/* Why a packet took the path that it took; reasons of the Go side have the same order. */
+enum reason {
+	EXPRESS,
+	NO_ENTRY, /* of a flow that has none: the first packets, or one that cannot have one */
+	OTHER, /* neither TCP nor UDP over plain IPv4, options, fragments */
+	CONTROL, /* SYN, FIN, RST, URG */
+	MALFORMED, /* a length or checksum of IPv4 that does not hold */
+	LAST_HOP, /* TTL */
+	FRAME, /* MACs, TOS or mark are not those that the entry was learned with */
+	SIZE, /* above the MTU */
+	SAMPLE, /* the lease is over */
+	RULES, /* have changed, or do not permit it */
+	ROUTES, /* have changed */
+	CONNECTION, /* conntrack has it no more, or in another state */
+	WINDOW, /* conntrack would reset TCP that it does not see */
+	REASONS,
+};
+
+struct flow {
+	__be32 from, to;
+	__be16 from_port, to_port;
+	__u32 device; /* that it comes in by */
+	__u32 protocol;
+};
+
+struct conentry {
+	/* What it holds for. */
+	__u64 conntrack;
+	__u64 rules, routes;
+	__u64 until;
+	__u64 status;
+	__u32 ct_mark;
+	__u32 mark_before;
+	__u16 zone;
+	__u16 mtu;
+	__u8 tos;
+	__u8 reply; /* the packets are of that direction */
+	__u8 fresh; /* conntrack had seen no answer */
+	__u8 neighbour; /* the kernel finds the MAC of the next hop */
+	__u8 macs[12];
+
+	/* What the packets become. */
+	__be32 from, to;
+	__be16 from_port, to_port;
+	__u32 device;
+	__be32 next_hop;
+	__u32 mark, priority;
+	__u32 addresses, ports; /* the differences of the checksums */
+	__u8 new_macs[12];
+
+	__u32 owner;
+	__u64 used;
+	__u64 packets, bytes; /* of the express path; two CPUs at once may miss one */
+};
+
+/* The part of the Conentries that is a container's: a port of the bridge. */
+struct contable {
+	__u32 bridge;
+	__u32 entries;
+	__u8 mac[6]; /* that what passed from it came from */
+	__u8 unused[2];
+};
+
+/* What the agent has read of the rules: the generation where they permit express. And how many
+ * entries a container may have. */
+struct permit {
+	__u64 established;
+	__u64 fresh; /* also before an answer */
+	__u64 share;
+};
+
+/* Flows that the operator has put on the regular path, by any device. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1024);
+	__type(key, struct flow);
+	__type(value, __u8);
+} turned_off SEC(".maps");
+
+/* The packet that is on its way on this CPU. */
+struct slot {
+	__u64 skb;
+	struct flow flow;
+	__u64 rules, routes;
+	__u32 mark;
+	__be16 length, id;
+	__u8 tos, ttl;
+	__u8 macs[12];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, MAX_ENTRIES);
+	__type(key, struct flow);
+	__type(value, struct conentry);
+} conentries SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_PORTS);
+	__type(key, __u32);
+	__type(value, struct contable);
+} contables SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct permit);
+} permits SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct slot);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} reasons SEC(".maps");

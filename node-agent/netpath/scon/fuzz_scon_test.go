@@ -1,0 +1,360 @@
+//go:build scon
+
+package scon
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+)
+
+// TestSameFrames sends the same frames through two hosts that are alike but for SCON, makes the
+// same changes to both, and compares what comes out, byte by byte. FASTIOV_TEST_SCON_FRAMES says
+// how many, FASTIOV_TEST_SCON_SEED which.
+func TestSameFrames(t *testing.T) {
+	frames, seed := number("FASTIOV_TEST_SCON_FRAMES", 20000), number("FASTIOV_TEST_SCON_SEED",
+		int(time.Now().UnixNano()%1e9))
+	t.Logf("seed %d", seed)
+	f := newFuzz(t, uint64(seed))
+	for n := range frames {
+		if f.rnd.IntN(60) == 0 {
+			f.change()
+		}
+		f.one()
+		if t.Failed() {
+			t.Fatalf("seed %d, frame %d: %v", seed, n, f.s.Counts())
+		}
+	}
+	counts := f.s.Counts()
+	t.Logf("%d frames, %d changes, %v", frames, f.changes, counts)
+	if counts["express"] < uint64(frames)/5 {
+		t.Errorf("%d of %d frames went express: the rest says nothing", counts["express"], frames)
+	}
+}
+
+// TestByAgeAlone is the control: entries that hold by their age, as the paper has them. The
+// comparison has to fail.
+func TestByAgeAlone(t *testing.T) {
+	f := newFuzz(t, 7, byAge)
+	f.differs = func(string) { f.found++ }
+	for n := range 20000 {
+		if f.rnd.IntN(60) == 0 {
+			f.change()
+		}
+		if f.one(); f.found > 0 {
+			t.Logf("differs at frame %d", n)
+			return
+		}
+	}
+	t.Error("entries that hold by their age alone are let pass")
+}
+
+func byAge(cfg *Config) { cfg.byAge = true }
+
+func number(name string, otherwise int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+type fuzz struct {
+	t       *testing.T
+	rnd     *rand.Rand
+	twins   [2]triple // the first has SCON
+	s       *Scon
+	taps    [2][2]*tap // of a twin: at the container, at the server
+	pending [2]map[string]int
+	flows   []*flow
+	port    uint16
+	id      uint16
+	undo    map[string]string // of changes that are in force
+	changes int
+	found   int
+	differs func(what string)
+}
+
+func newFuzz(t *testing.T, seed uint64, as ...func(*Config)) *fuzz {
+	f := &fuzz{t: t, rnd: rand.New(rand.NewPCG(seed, 22)), port: firstPort,
+		undo: map[string]string{}}
+	f.differs = func(what string) { t.Error(what) }
+	f.twins[0], f.twins[1] = build(t, place{}), build(t, newPlace(t))
+	for i, w := range f.twins {
+		for _, end := range []place{w.container, w.server} {
+			end.run(t, "iptables -P INPUT DROP; iptables -P OUTPUT DROP")
+		}
+		w.host.run(t, `sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600 \
+			net.netfilter.nf_conntrack_udp_timeout_stream=600`)
+		f.taps[i] = [2]*tap{w.container.tap(t, "eth0"), w.server.tap(t, "wire")}
+	}
+	f.s = attach(t, as...)
+	f.pending = [2]map[string]int{{}, {}}
+	for range 6 {
+		f.flows = append(f.flows, f.fresh())
+	}
+	return f
+}
+
+func (f *fuzz) fresh() *flow {
+	f.port++
+	return &flow{tcp: f.rnd.IntN(2) == 0, published: f.rnd.IntN(3) == 0, port: f.port,
+		seq: [2]uint32{f.rnd.Uint32(), f.rnd.Uint32()}}
+}
+
+// one sends a frame at both twins, and compares.
+func (f *fuzz) one() {
+	which := f.rnd.IntN(len(f.flows))
+	if f.rnd.IntN(150) == 0 {
+		f.flows[which] = f.fresh()
+	}
+	flow := f.flows[which]
+	outward := f.rnd.IntN(2) == 0
+	s := f.shape()
+	if flow.tcp && flow.step < 3 { // the handshake: no frame is lost in it
+		outward = (flow.step == 1) == flow.published
+		s = shape{ttl: 64, flags: []string{"S", "SA", "A"}[flow.step], id: s.id}
+		flow.step++
+	}
+	if f.rnd.IntN(40) == 0 {
+		flow.tos = []uint8{0, 0, 0x10, 0xb8}[f.rnd.IntN(4)]
+	}
+	frame := flow.frame(outward, s, f.rnd)
+	end := 1
+	if outward {
+		end = 0
+	}
+	for i := range f.twins {
+		f.taps[i][end].send(f.t, frame)
+	}
+	f.compare(func() string {
+		return fmt.Sprintf("sent %s, outward %v, %+v\n%s", describe(frame), outward, s,
+			hex.Dump(frame[:min(64, len(frame))]))
+	})
+}
+
+// shape is plain in four of five cases.
+func (f *fuzz) shape() shape {
+	f.id++
+	s := shape{ttl: 64, id: f.id, size: f.rnd.IntN(300), flags: "A",
+		dontFragment: f.rnd.IntN(2) == 0}
+	if f.rnd.IntN(4) == 0 {
+		s.flags = "AP"
+	}
+	if f.rnd.IntN(4) == 0 {
+		s.size = f.rnd.IntN(1400)
+	}
+	if f.rnd.IntN(5) > 0 {
+		return s
+	}
+	switch f.rnd.IntN(16) {
+	case 0:
+		s.ttl = uint8(1 + f.rnd.IntN(3))
+	case 1:
+		s.options = true
+	case 2:
+		s.fragment = uint16(1 + f.rnd.IntN(2)*8)
+	case 3:
+		s.badSum = true
+	case 4:
+		s.badL4 = true
+	case 5:
+		s.noL4 = true
+	case 6:
+		s.otherMAC = true
+	case 7:
+		s.badLength = true
+	case 8:
+		s.padding = 1 + f.rnd.IntN(20)
+	case 9:
+		s.flags = []string{"F", "FA", "R", "RA", "S", "SA", "SF", "U", "", "AE",
+			"FPU"}[f.rnd.IntN(11)]
+	case 10:
+		s.seqOff = f.rnd.Uint32()
+	case 11:
+		s.ackOff = f.rnd.Uint32()
+	case 12:
+		s.size = 1400 + f.rnd.IntN(40)
+	case 13:
+		s.size = 0
+	case 14:
+		s.seqOff, s.flags = f.rnd.Uint32(), "R"
+	case 15:
+		s.flags = "FA"
+	}
+	return s
+}
+
+// compare waits until both twins have let the same through.
+func (f *fuzz) compare(sent func() string) {
+	const patience = 2 * time.Second // for a machine with much to do
+	for until := time.Now().Add(patience); ; {
+		f.collect()
+		if len(f.pending[0]) == 0 && len(f.pending[1]) == 0 {
+			return
+		}
+		if time.Now().After(until) {
+			break
+		}
+		time.Sleep(50 * time.Microsecond)
+	}
+	what := sent()
+	for end, place := range []string{"the container", "the server"} {
+		for frame, n := range f.pending[end] {
+			by := "only with SCON"
+			if n < 0 {
+				by = "only without SCON"
+			}
+			what += fmt.Sprintf("\n%s heard %s: %s", place, by, describe([]byte(frame)))
+		}
+	}
+	f.pending = [2]map[string]int{{}, {}}
+	f.differs(what)
+}
+
+// collect counts what has come: pending has what one twin has let through more often.
+func (f *fuzz) collect() {
+	for i := range f.twins {
+		for end := range f.taps[i] {
+			for _, frame := range f.taps[i][end].heard(f.t) {
+				if !whole(frame) || overdue(frame) {
+					continue // conntrack gives a broken one up, and its receiver does, too
+				}
+				key, by := string(f.masked(frame)), 1-2*i
+				if f.pending[end][key] += by; f.pending[end][key] == 0 {
+					delete(f.pending[end], key)
+				}
+			}
+		}
+	}
+}
+
+// overdue reports whether a host says that a fragment has waited in vain: of half a minute, the
+// changes of a moment may fall in between.
+func overdue(frame []byte) bool {
+	const protocol, kind, icmp, timeExceeded, inReassembly = 14 + 9, 14 + 20, 1, 11, 1
+	return len(frame) > kind+1 && frame[protocol] == icmp && frame[kind] == timeExceeded &&
+		frame[kind+1] == inReassembly
+}
+
+// masked leaves out what a host chooses itself: the identification of its own packets, and the port
+// that it gives a connection where the one that it should have is taken.
+func (f *fuzz) masked(frame []byte) []byte {
+	const ip, id, protocol, sum, icmp, tcp, udp = 14, 14 + 4, 14 + 9, 14 + 10, 1, 6, 17
+	clear := func(from, size int) {
+		if from+size <= len(frame) {
+			copy(frame[from:from+size], make([]byte, size))
+		}
+	}
+	transport := ip + int(frame[ip]&15)*4
+	switch frame[protocol] {
+	case icmp:
+		clear(id, 2)
+		clear(sum, 2)
+	case tcp, udp:
+		if len(frame) < transport+8 || binary.BigEndian.Uint16(frame[ip+6:])&0x1fff != 0 {
+			return frame
+		}
+		for side := range 2 {
+			port := binary.BigEndian.Uint16(frame[transport+2*side:])
+			switch known := port >= firstPort && port <= f.port; {
+			case known, port == servicePort, port == publicPort, port == 80, port == 7777:
+				continue
+			}
+			clear(transport+2*side, 2)
+			if frame[protocol] == tcp {
+				clear(transport+16, 2)
+			} else {
+				clear(transport+6, 2)
+			}
+		}
+	}
+	return frame
+}
+
+const firstPort = 20000
+
+func describe(frame []byte) string {
+	packet := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default)
+	text := ""
+	for _, layer := range packet.Layers() {
+		switch l := layer.(type) {
+		case *layers.IPv4:
+			text += fmt.Sprintf("%s>%s ttl %d tos %#x id %d length %d frag %v+%d ", l.SrcIP,
+				l.DstIP, l.TTL, l.TOS, l.Id, l.Length, l.Flags, l.FragOffset)
+		case *layers.TCP:
+			text += fmt.Sprintf("tcp %d>%d S%v A%v F%v R%v P%v U%v E%v seq %d ack %d ",
+				l.SrcPort, l.DstPort, l.SYN, l.ACK, l.FIN, l.RST, l.PSH, l.URG, l.ECE, l.Seq,
+				l.Ack)
+		case *layers.UDP:
+			text += fmt.Sprintf("udp %d>%d length %d ", l.SrcPort, l.DstPort, l.Length)
+		case *layers.ICMPv4:
+			text += fmt.Sprintf("icmp %s ", l.TypeCode)
+		}
+	}
+	return text
+}
+
+// change changes something at both hosts, or undoes a change.
+func (f *fuzz) change() {
+	f.changes++
+	port := f.flows[f.rnd.IntN(len(f.flows))].port
+	all := []struct{ name, do, undo string }{
+		{"drop out", "iptables -I FORWARD -i br0 -p udp --sport %d -j DROP", "iptables -D FORWARD -i br0 -p udp --sport %d -j DROP"},
+		{"drop in", "iptables -I FORWARD -o br0 -p tcp --dport %d -j DROP", "iptables -D FORWARD -o br0 -p tcp --dport %d -j DROP"},
+		{"drop all", "iptables -I FORWARD -i br0 -j DROP", "iptables -D FORWARD -i br0 -j DROP"},
+		{"tos", "iptables -t mangle -A POSTROUTING -p udp -j TOS --set-tos 0x08/0xff", "iptables -t mangle -D POSTROUTING -p udp -j TOS --set-tos 0x08/0xff"},
+		{"mark", "iptables -t mangle -A PREROUTING -p tcp -j MARK --set-mark 5", "iptables -t mangle -D PREROUTING -p tcp -j MARK --set-mark 5"},
+		{"length", "iptables -I FORWARD -m length --length 200:300 -j DROP", "iptables -D FORWARD -m length --length 200:300 -j DROP"},
+		{"limit", "iptables -I FORWARD -p udp -m ttl --ttl-lt 3 -j DROP", "iptables -D FORWARD -p udp -m ttl --ttl-lt 3 -j DROP"},
+		{"nat", "iptables -t nat -I POSTROUTING -p tcp --sport %d -j SNAT --to 198.18.0.2:7777", "iptables -t nat -D POSTROUTING -p tcp --sport %d -j SNAT --to 198.18.0.2:7777"},
+		{"prohibit", "ip route add prohibit 198.18.0.1", "ip route del prohibit 198.18.0.1"},
+		{"mtu", "ip link set nic mtu 1000", "ip link set nic mtu 1500"},
+		{"bridge mtu", "ip link set br0 mtu 700", "ip link set br0 mtu 1500"},
+		{"flush", "conntrack -F", ""},
+		{"delete", "conntrack -D -p udp || true", ""},
+		{"delete tcp", "conntrack -D -p tcp || true", ""},
+		{"raw", "iptables -t raw -A PREROUTING -p udp -i br0 -j NOTRACK", "iptables -t raw -D PREROUTING -p udp -i br0 -j NOTRACK"},
+		{"forwarding", "sysctl -qw net.ipv4.conf.br0.forwarding=0", "sysctl -qw net.ipv4.conf.br0.forwarding=1"},
+	}
+	c := all[f.rnd.IntN(len(all))]
+	script, undo := c.do, c.undo
+	if former, is := f.undo[c.name]; is {
+		script = former
+		delete(f.undo, c.name)
+	} else if undo != "" {
+		f.undo[c.name] = filled(undo, port)
+	}
+	for _, w := range f.twins {
+		w.host.run(f.t, filled(script, port))
+	}
+	f.compare(func() string { return "changed: " + script })
+	// What is in force for long hides the rest.
+	if len(f.undo) > 2 || f.rnd.IntN(2) == 0 {
+		for range 10 {
+			f.one()
+		}
+		for name, undo := range f.undo {
+			for _, w := range f.twins {
+				w.host.run(f.t, undo)
+			}
+			delete(f.undo, name)
+		}
+	}
+}
+
+func filled(script string, port uint16) string {
+	for i := range script {
+		if i+1 < len(script) && script[i] == '%' {
+			return fmt.Sprintf(script, port)
+		}
+	}
+	return script
+}

@@ -1,0 +1,224 @@
+//go:build scon
+
+package scon
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A container that goes takes its entries and the kernel's connections along.
+func TestAContainerTakesItsEntriesAlong(t *testing.T) {
+	w := wire(t)
+	w.established(&flow{port: 20001})
+	if n := len(w.entries()); n != 2 {
+		t.Fatalf("%d entries", n)
+	}
+	w.host.run(t, "ip link del p0")
+	for until := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flows = slices.DeleteFunc(flows, func(f *netlink.ConntrackFlow) bool {
+			return f.Forward.Protocol != unix.IPPROTO_UDP
+		})
+		if len(w.entries()) == 0 && len(flows) == 0 {
+			return
+		}
+		if time.Now().After(until) {
+			t.Fatalf("%d entries and %d connections are left", len(w.entries()), len(flows))
+		}
+	}
+}
+
+func (w *wired) entries() (all []programFlow) {
+	var f programFlow
+	var e programConentry
+	for each := w.s.programs.Conentries.Iterate(); each.Next(&f, &e); {
+		all = append(all, f)
+	}
+	return all
+}
+
+// One container's connections leave those of another their room.
+func TestAContableHasItsOwnRoom(t *testing.T) {
+	w := wire(t)
+	var p programPermit
+	if err := w.s.programs.Permits.Lookup(uint32(0), &p); err != nil {
+		t.Fatal(err)
+	}
+	p.Share = 10
+	if err := w.s.programs.Permits.Put(uint32(0), p); err != nil {
+		t.Fatal(err)
+	}
+	first := w.established(&flow{port: 20000})
+	for n := range uint16(50) {
+		f := &flow{port: 20001 + n}
+		w.pass(f, true, shape{size: 10})
+		w.pass(f, false, shape{size: 10})
+	}
+	if n := len(w.entries()); n != 10 {
+		t.Errorf("%d entries, want 10", n)
+	}
+	w.wantExpress(first, true)
+}
+
+// Without its agent the path goes on as long as the rules are those that were read; the next agent
+// takes over.
+func TestWithoutAnAgent(t *testing.T) {
+	w := wire(t)
+	f := w.established(&flow{port: 20001})
+	former := w.s
+	former.Close()
+	view, err := Open(former.Records, former.Bridge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := func() uint64 {
+		all, err := view.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all["express"]
+	}
+	send := func() bool {
+		before := counts()
+		w.container.send(t, f.frame(true, shape{ttl: 64, size: 10}, w.rnd))
+		if len(w.server.await(t, soon)) != 1 {
+			t.Fatal("a packet was lost")
+		}
+		return counts() > before
+	}
+	send() // it may be the second's sample
+	if !send() {
+		t.Error("a packet is regular without an agent")
+	}
+	for _, change := range []string{"-I FORWARD -m length --length 500: -j DROP", "-D FORWARD 1"} {
+		w.host.run(t, "iptables "+change)
+		for range 2 {
+			if send() {
+				t.Error("a packet went express by rules that nobody has read")
+			}
+		}
+	}
+	next, err := Attach(former.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	w.s = next
+	w.wantExpress(f, true)
+	if _, err := Attach(former.Config); err == nil || !strings.Contains(err.Error(), "follows") {
+		t.Errorf("a second agent: %v", err)
+	}
+}
+
+// The settings of conntrack are put back, also those of an attachment whose agent is gone.
+func TestDetachPutsSettingsBack(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	w := build(t, place{})
+	read := func() (values string) {
+		for _, file := range settings {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			values += strings.TrimSpace(string(text))
+		}
+		return values
+	}
+	w.host.run(t, "sysctl -qw net.netfilter.nf_conntrack_tcp_be_liberal=0")
+	cfg := config(t)
+	cfg.Settings = true
+	for range 2 { // the second finds what the first has set
+		s, err := Attach(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		if is := read(); is != "11" {
+			t.Errorf("settings %s", is)
+		}
+	}
+	if err := Detach(cfg.Records, cfg.Bridge); err != nil {
+		t.Error(err)
+	}
+	if is := read(); is != "01" {
+		t.Errorf("settings %s after Detach, want 01", is)
+	}
+}
+
+// A flow that the operator has turned off is regular until it is turned on again.
+func TestAFlowIsTurnedOff(t *testing.T) {
+	w := wire(t)
+	f := w.established(&flow{port: 20001})
+	view, err := Open(w.s.Records, w.s.Bridge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ends := range [][2]string{{"10.9.0.2:20001", "198.18.0.1:7"},
+		{"198.18.0.1:7", "198.18.0.2:20001"}} {
+		named, err := ParseFlow("udp", ends[0], ends[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := view.TurnOff(named, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.wantExpress(f, false)
+	entries, err := view.Entries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Next == "express" {
+			t.Errorf("%s will go express", e.Flow)
+		}
+		if err := view.TurnOff(e.Flow, false); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(entries) != 2 {
+		t.Errorf("entries %v", entries)
+	}
+	w.wantExpress(f, true)
+	if established, fresh, err := view.Permitted(); !established || !fresh || err != nil {
+		t.Errorf("permitted %v, %v: %v", established, fresh, err)
+	}
+}
+
+// Taking the programs off, and other ones of them in their place, resets no connection, whatever of
+// it went express: conntrack goes on to tolerate that.
+func TestDetachUnderLoadResetsNothing(t *testing.T) {
+	w := build(t, place{})
+	w.host.run(t, "sysctl -qw net.netfilter.nf_conntrack_tcp_be_liberal=0")
+	cfg := config(t)
+	cfg.Settings = true
+	w.server.echo(t, "198.18.0.1:7")
+	conn := w.container.dial(t, "tcp4", "198.18.0.1:7")
+	for range 2 { // the second takes over from the first
+		s, err := Attach(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask(t, conn, 300, 1<<20)
+		if counts := s.Counts(); counts["express"] < 1000 {
+			t.Errorf("too few packets went express: %v", counts)
+		}
+		s.Close()
+	}
+	if err := Detach(cfg.Records, cfg.Bridge); err != nil {
+		t.Fatal(err)
+	}
+	ask(t, conn, 100, 1<<20)
+}

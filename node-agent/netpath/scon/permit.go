@@ -1,0 +1,221 @@
+package scon
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	nfnetlink "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const tries = 10 // to read rules that change meanwhile
+
+// hear has keep look at the rules when they have changed.
+func (s *Scon) hear() (func(), error) {
+	rules, err := nfnetlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, err
+	}
+	s.ends = append(s.ends, func() { rules.Close() })
+	if err := rules.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return nil, err
+	}
+	return func() {
+		for {
+			// A message that was lost was a change, too.
+			if _, err := rules.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return
+			}
+			select {
+			case s.look <- struct{}{}:
+			default:
+			}
+		}
+	}, nil
+}
+
+// permit reads the rules, and permits the express path for their generation, or does not. Rules
+// that are changed meanwhile have another one.
+func (s *Scon) permit() error {
+	for range tries {
+		before, err := s.generation()
+		if err != nil {
+			return err
+		}
+		refused, err := s.refusals()
+		if err != nil {
+			return err
+		}
+		if now, err := s.generation(); err != nil || now.Rules != before.Rules {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		always := func(r Refusal) bool { return !r.Fresh }
+		p := programPermit{Share: s.share()}
+		if !slices.ContainsFunc(refused, always) {
+			p.Established = before.Rules
+		}
+		if len(refused) == 0 {
+			p.Fresh = before.Rules
+		}
+		if err := s.programs.Permits.Put(uint32(0), p); err != nil {
+			return err
+		}
+		s.tell(refused)
+		return nil
+	}
+	return nil // their last change is heard of, too
+}
+
+// share returns how many entries a container may have, so that all together fit.
+func (s *Scon) share() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return uint64(min(atMost, entries/max(len(s.hooked), 1)))
+}
+
+// tell logs what has begun to keep packets from the express path.
+func (s *Scon) tell(refused []Refusal) {
+	s.mu.Lock()
+	was := s.refused
+	s.refused = refused
+	s.mu.Unlock()
+	for _, r := range refused {
+		if !slices.Contains(was, r) {
+			s.Log.Warn("packets stay on the regular path", "bridge", s.Bridge, "by", r.Where,
+				"why", r.Why, "before-an-answer", r.Fresh)
+		}
+	}
+	if len(refused) == 0 && len(was) > 0 {
+		s.Log.Info("packets may take the express path again", "bridge", s.Bridge)
+	}
+}
+
+// Refused returns what keeps packets from the express path.
+func (s *Scon) Refused() []Refusal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.refused)
+}
+
+// refusals returns what keeps packets from the express path: rules, and what else looks at packets
+// on the regular one.
+func (s *Scon) refusals() ([]Refusal, error) {
+	s.mu.Lock()
+	hooked := maps.Clone(s.hooked)
+	s.mu.Unlock()
+	return refusals(s.Bridge, s.bridge, s.Uplinks, hooked)
+}
+
+// Refused reads anew what keeps packets from the express path.
+func (v *View) Refused() ([]Refusal, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	hooked := map[int]string{}
+	for _, l := range links {
+		if a := l.Attrs(); a.MasterIndex == v.Index || slices.Contains(v.Uplinks, a.Name) {
+			hooked[a.Index] = a.Name
+		}
+	}
+	return refusals(v.Bridge, v.Index, v.Uplinks, hooked)
+}
+
+func refusals(bridge string, number int, uplinks []string, hooked map[int]string,
+) ([]Refusal, error) {
+	rules, err := readRuleset()
+	if err != nil {
+		return nil, err
+	}
+	devices, index := []string{bridge}, map[uint32]string{uint32(number): bridge}
+	for number, name := range hooked {
+		devices = append(devices, name)
+		index[uint32(number)] = name
+	}
+	slices.Sort(devices)
+	var paths []path
+	for _, fresh := range []bool{false, true} {
+		add := func(in, out string) {
+			paths = append(paths, path{in: in, out: out, devices: devices, index: index,
+				fresh: fresh})
+		}
+		add(bridge, bridge)
+		for _, uplink := range uplinks {
+			add(bridge, uplink)
+			add(uplink, bridge)
+		}
+		add("", "")
+	}
+	around, err := around(number, hooked)
+	return append(around, rules.refusals(paths)...), err
+}
+
+// around finds what looks at packets beside the rules of nftables.
+func around(number int, hooked map[int]string) (all []Refusal, err error) {
+	bridge, err := netlink.LinkByIndex(number)
+	if err != nil {
+		return nil, err
+	}
+	name := bridge.Attrs().Name
+	for _, index := range append(slices.Sorted(maps.Keys(hooked)), number) {
+		device, err := netlink.LinkByIndex(index)
+		if err != nil {
+			continue // it has gone
+		}
+		for _, at := range []struct {
+			parent uint32
+			what   string
+		}{{netlink.HANDLE_MIN_INGRESS, "comes in"}, {netlink.HANDLE_MIN_EGRESS, "goes out"}} {
+			if at.parent == netlink.HANDLE_MIN_EGRESS && index != number {
+				continue // express packets pass it, too
+			}
+			filters, err := netlink.FilterList(device, at.parent)
+			if err == nil && len(filters) > 0 {
+				all = append(all, Refusal{Where: "tc filter of " + device.Attrs().Name,
+					Why: "it looks at what " + at.what})
+			}
+		}
+	}
+	if qdiscs, err := netlink.QdiscList(bridge); err == nil {
+		for _, q := range qdiscs {
+			if kind := q.Type(); kind != "noqueue" && kind != "clsact" && kind != "ingress" {
+				all = append(all, Refusal{Where: "qdisc " + kind + " of " + name,
+					Why: "express packets would not wait in it"})
+			}
+		}
+	}
+	for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		others, err := link.QueryPrograms(link.QueryOptions{Target: number, Attach: attach})
+		if err == nil && len(others.Programs) > 0 {
+			all = append(all, Refusal{Where: "a BPF program at " + name,
+				Why: "express packets do not pass the bridge"})
+		}
+	}
+	others, err := hooks()
+	if err != nil {
+		return nil, fmt.Errorf("BPF links: %w", err)
+	}
+	return append(all, others...), nil
+}
+
+// hooks finds BPF programs among the rules, which no table shows.
+func hooks() (all []Refusal, err error) {
+	links := new(link.Iterator)
+	defer links.Close()
+	for links.Next() {
+		info, err := links.Link.Info()
+		if err == nil && info.Type == link.NetfilterType {
+			all = append(all, Refusal{Where: fmt.Sprintf("BPF link %d", info.ID),
+				Why: "a program of netfilter looks at each packet"})
+		}
+	}
+	return all, links.Err()
+}

@@ -1,0 +1,224 @@
+package scon
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	flushEvery = time.Second
+	idle       = 10 * time.Second // of an entry that the flusher removes
+	entries    = 131072           // of all containers
+	atMost     = 2048             // of one container, two a connection
+)
+
+// follow attaches to the ports that are there, and goes on until Close.
+func (s *Scon) follow() error {
+	done := make(chan struct{})
+	s.ends = append(s.ends, func() { close(done) })
+	updates := make(chan netlink.LinkUpdate, 64)
+	if err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
+		ErrorCallback: func(error) {}}); err != nil {
+		return fmt.Errorf("links: %w", err)
+	}
+	hears, err := s.hear()
+	if err != nil {
+		return fmt.Errorf("rules: %w", err)
+	}
+	if err := s.ports(); err != nil {
+		return err
+	}
+	if err := s.permit(); err != nil {
+		return fmt.Errorf("rules: %w", err)
+	}
+	s.all.Go(hears)
+	s.all.Go(func() { s.keep(updates) })
+	return nil
+}
+
+// keep acts on changes of ports and rules, and flushes.
+func (s *Scon) keep(updates <-chan netlink.LinkUpdate) {
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for {
+		var err error
+		select {
+		case <-s.closing:
+			go func() { // until the subscription has ended, which may be about to send
+				for range updates {
+				}
+			}()
+			return
+		case _, more := <-updates:
+			if !more {
+				updates = nil // the socket lost messages: the ticks see the ports, too
+				continue
+			}
+			if err = s.ports(); err == nil {
+				err = s.permit()
+			}
+		case <-s.look:
+			err = s.permit()
+		case <-tick.C:
+			if err = s.ports(); err == nil {
+				_, err = s.flush(0)
+			}
+		}
+		if _, missing := netlink.LinkByIndex(s.bridge); missing != nil {
+			s.Log.Warn("the bridge is gone, and its express path with it", "bridge", s.Bridge)
+			close(s.ended)
+			return
+		}
+		if err != nil {
+			s.Log.Error("the express path is not followed", "bridge", s.Bridge, "err", err)
+		}
+	}
+}
+
+// ports attaches to ports that have come, and forgets those that have gone.
+func (s *Scon) ports() error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	there := map[int]bool{}
+	var all error
+	for _, l := range links {
+		a := l.Attrs()
+		if a.MasterIndex == s.bridge {
+			there[a.Index] = true
+		}
+		for _, uplink := range s.Uplinks {
+			if a.Name == uplink {
+				there[a.Index] = true
+			}
+		}
+	}
+	s.mu.Lock()
+	var gone []int
+	for index := range s.hooked {
+		if !there[index] {
+			gone = append(gone, index)
+		}
+	}
+	s.mu.Unlock()
+	for _, index := range gone {
+		all = errors.Join(all, s.leave(index))
+	}
+	for _, l := range links {
+		if !there[l.Attrs().Index] {
+			continue
+		}
+		all = errors.Join(all, s.enter(l))
+	}
+	return all
+}
+
+// enter attaches to a device, and gives a port its contable.
+func (s *Scon) enter(l netlink.Link) error {
+	index := l.Attrs().Index
+	s.mu.Lock()
+	_, known := s.hooked[index]
+	s.hooked[index] = l.Attrs().Name
+	s.mu.Unlock()
+	if !known {
+		if err := s.hook(l); err != nil {
+			s.mu.Lock()
+			delete(s.hooked, index)
+			s.mu.Unlock()
+			if errors.Is(err, unix.ENODEV) || errors.Is(err, os.ErrNotExist) {
+				return nil // it has gone meanwhile
+			}
+			return fmt.Errorf("%s: %w", l.Attrs().Name, err)
+		}
+	}
+	if l.Attrs().MasterIndex != s.bridge {
+		return nil
+	}
+	table := programContable{Bridge: uint32(s.bridge)}
+	err := s.programs.Contables.Update(uint32(index), table, ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) {
+		return nil
+	}
+	return err
+}
+
+// leave forgets a port that has gone: its entries, and the kernel's connections of its container,
+// whose address the next one may get.
+func (s *Scon) leave(index int) error {
+	s.unhook(index)
+	addresses, err := s.addresses(uint32(index))
+	if err != nil {
+		return err
+	}
+	if err := s.programs.Contables.Delete(uint32(index)); err != nil &&
+		!errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	if _, err := s.flush(index); err != nil {
+		return err
+	}
+	for _, address := range addresses {
+		if err := forget(address); err != nil {
+			return fmt.Errorf("connections of %s: %w", address, err)
+		}
+	}
+	return nil
+}
+
+// addresses returns the addresses of the container at a port, by its entries, but for those that
+// another port has by now.
+func (s *Scon) addresses(port uint32) ([]netip.Addr, error) {
+	at := map[netip.Addr]bool{} // whether it is that port's alone
+	var f programFlow
+	var e programConentry
+	all := s.programs.Conentries.Iterate()
+	for all.Next(&f, &e) {
+		inside, device := f.From, f.Device
+		if e.Neighbour == 0 {
+			inside, device = e.To, e.Device
+		}
+		address := addr(inside)
+		if device != port {
+			at[address] = false
+		} else if _, known := at[address]; !known {
+			at[address] = true
+		}
+	}
+	if err := all.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, err
+	}
+	var alone []netip.Addr
+	for address, is := range at {
+		if is {
+			alone = append(alone, address)
+		}
+	}
+	return alone, nil
+}
+
+// flush removes entries that are idle, and all that lead from or to a device, if one is named.
+func (s *Scon) flush(device int) (removed int, err error) {
+	what := programFlushing{Idle: uint64(idle), Device: uint32(device)}
+	if _, err = s.programs.Flush.Run(&ebpf.RunOptions{Context: what,
+		ContextOut: &what}); err != nil {
+		return 0, fmt.Errorf("flush: %w", err)
+	}
+	return int(what.Removed), nil
+}
+
+// generation reads what the programs would read for a packet now.
+func (s *Scon) generation() (g programGeneration, err error) {
+	if _, err = s.programs.Generations.Run(&ebpf.RunOptions{Context: g,
+		ContextOut: &g}); err != nil {
+		return g, fmt.Errorf("generation of the rules: %w", err)
+	}
+	return g, nil
+}
