@@ -303,16 +303,17 @@ func TestServicesStartFromZero(t *testing.T) {
 // containerConcurrency bounds how many requests a sandbox has at once, whatever wants one.
 func TestContainerConcurrencyCountsSandboxes(t *testing.T) {
 	k := newKnative(t)
-	const requests = 6
-	for cc, want := range map[int64]int{0: 1, 1: 6, 3: 2} {
+	const requests = 7
+	for cc, want := range map[int64]int{0: 1, 1: 7, 3: 3} {
 		s := fromZero(service(fmt.Sprintf("cc-%d", cc), "example.com/cc"))
 		s.Spec.Template.Spec.ContainerConcurrency = ptr.To(cc)
+		s.Spec.Template.Annotations["autoscaling.knative.dev/target-utilization-percentage"] = "100"
 		url := k.create(s).Status.URL.String()
 		before := k.sandboxes()
 		var all sync.WaitGroup
 		for range requests {
 			all.Go(func() {
-				if code, body := k.curl(url + "/?sleep=500ms"); code != 200 {
+				if code, body := k.curl(url + "/?sleep=3s"); code != 200 {
 					t.Errorf("%d %s", code, body)
 				}
 			})

@@ -59,6 +59,7 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	}
 	_, most, _ := autoscaling.MaxScaleAnnotation.Get(v.Annotations)
 	d.Max, _ = strconv.Atoi(most) // Knative has checked it
+	d.Scaled = true
 	d.Start = func() (*node.StartRequest, error) { return r.startOf(v) }
 	d.Ready = func(reply *node.StartReply) error {
 		if n := len(c.VolumeMounts); int(reply.Mounts) < n {
@@ -70,11 +71,13 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	return d
 }
 
-// leastOf returns how many sandboxes a revision with traffic keeps.
-func leastOf(v *v1.Revision) int {
-	_, least, _ := autoscaling.MinScaleAnnotation.Get(v.Annotations)
-	n, _ := strconv.Atoi(least) // Knative has checked it
-	return n
+// initialOf returns how many sandboxes show that a revision is good.
+func initialOf(v *v1.Revision) int {
+	if _, initial, said := autoscaling.InitialScaleAnnotation.Get(v.Annotations); said {
+		n, _ := strconv.Atoi(initial) // Knative has checked it
+		return n
+	}
+	return 1
 }
 
 // startOf returns the request that starts a sandbox of a revision, or what is lacking for it.

@@ -57,6 +57,7 @@ func New(cfg Config) (*API, error) {
 	a.road = &road{pool: cfg.Pool, directory: cfg.Directory, names: names, domain: cfg.Domain,
 		port: cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep,
 		hosts: map[string]*split{}, of: map[name][]string{}}
+	a.road.scales = newScales(a.road)
 	a.reconcile, a.mirror = newReconciler(a.road), newMirror(cfg.Directory, cfg.Log)
 	a.world, err = openWorld(ctx, cfg.Store, cfg.Log, a.mirror.leave,
 		a.road.follow, a.reconcile.follow, a.mirror.follow)
@@ -72,6 +73,7 @@ func New(cfg Config) (*API, error) {
 	a.mirror.run(ctx, a.world)
 	cfg.Pool.Tell(a.mirror.sandbox)
 	a.reconcile.run(ctx, &writer{world: a.world, most: cfg.Directory.Space})
+	a.reconcile.done.Go(func() { a.road.scales.run(ctx) })
 	return a, nil
 }
 

@@ -3,6 +3,7 @@ package knative
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -18,7 +19,6 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"knative.dev/pkg/kmeta"
-	"knative.dev/serving/pkg/apis/autoscaling"
 	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 	"knative.dev/serving/pkg/reconciler/configuration/resources"
@@ -386,7 +386,7 @@ func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configur
 func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) error {
 	st := &v.Status
 	if settled(v) {
-		r.keepLeast(e, v)
+		r.scale(e, v)
 		return nil
 	}
 	if why := r.road.refuses(v); why != "" {
@@ -396,7 +396,7 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 		st.MarkContainerHealthyFalse("NotServedHere", why)
 		return r.report(e, v)
 	}
-	if _, scale, _ := autoscaling.InitialScaleAnnotation.Get(v.Annotations); scale == "0" {
+	if initialOf(v) == 0 {
 		st.InitializeConditions()
 		st.ObservedGeneration = v.Generation
 		st.MarkResourcesAvailableTrue()
@@ -415,23 +415,43 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 	}
 	if _, err := r.road.startOf(v); err != nil { // no room is made for what cannot start
 		r.judge(ctx, e, err)
-		r.mu.Lock()
-		delete(r.proved, e.name)
-		r.mu.Unlock()
 		return nil
 	}
 	first := r.road.demand(v)
 	first.Wait = roomWithin
 	r.road.pool.Acquire(first, func(l *pool.Lease, err error) {
-		if err == nil {
-			l.Release(true)
+		if err != nil {
+			r.judge(ctx, e, err)
+			return
 		}
-		r.judge(ctx, e, err)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(r.proved, e.name)
+		r.begin(ctx, e, v, time.Now())
+		l.Release(true)
 	})
 	return nil
+}
+
+// begin has a revision whose first sandbox is good have as many as its initial scale says, and be
+// judged then.
+func (r *reconciler) begin(ctx context.Context, e *entry, v *v1.Revision, since time.Time) {
+	initial := initialOf(v)
+	achieved := r.road.scales.begin(v, initial)
+	r.leaveNone(v)
+	switch {
+	case achieved:
+		r.judge(ctx, e, nil)
+	case time.Since(since) > roomWithin:
+		r.judge(ctx, e, &pool.Refused{Why: fmt.Sprintf("the initial scale of %d sandboxes has "+
+			"not been reached within %s", initial, roomWithin)})
+	case ctx.Err() == nil:
+		time.AfterFunc(soonest, func() { r.begin(ctx, e, v, since) })
+	}
+}
+
+// leaveNone ends the sandboxes of a revision that was deleted meanwhile.
+func (r *reconciler) leaveNone(v *v1.Revision) {
+	if now := r.get(revisions, v.Namespace, v.Name); now == nil || now.object.GetUID() != v.UID {
+		r.road.scales.forget(v)
+	}
 }
 
 // settled reports whether it is known that a revision runs, or that no later start will go better.
@@ -441,29 +461,24 @@ func settled(v *v1.Revision) bool {
 		ready.GetReason() != unschedulable && ready.GetReason() != unconfigured
 }
 
-// keepLeast has a revision keep the sandboxes of its min-scale as long as a route leads to it. A
-// namespace keeps no more than it may have calls under way: those could use no others.
-func (r *reconciler) keepLeast(e *entry, v *v1.Revision) {
-	least := leastOf(v)
+// scale has a revision have sandboxes as its load and its annotations say; if no route leads to it,
+// it keeps none.
+func (r *reconciler) scale(e *entry, v *v1.Revision) {
 	r.mu.Lock()
 	routed := len(r.of[ref{revisions, e.name}]) > 0
 	r.mu.Unlock()
-	if !routed || !v.IsReady() {
-		least = 0
-	}
-	most := 0
-	if owner, err := r.road.directory.Owner(v.Namespace); err == nil {
-		most = owner.Limits.ConcurrentInvocations
-	}
-	r.road.pool.Keep(r.road.demand(v), least, most)
-	if now := r.get(revisions, v.Namespace, v.Name); now == nil || now.object.GetUID() != v.UID {
-		r.road.pool.Retire(groupOf(v)) // it was deleted meanwhile
-	}
+	r.road.scales.follow(v, routed && v.IsReady())
+	r.leaveNone(v)
 }
 
 // judge writes into a revision's status how its first start went. Where a later start may go
 // better, there is one.
 func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.proved, e.name)
+	}()
 	again, since := false, e.object.GetCreationTimestamp().Time
 	var refused *pool.Refused
 	var lacking *lacking

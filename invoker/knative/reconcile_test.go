@@ -13,7 +13,6 @@ import (
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
 	"github.com/fastiov/fastiov/invoker/access"
-	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/embedded"
 )
@@ -117,21 +116,10 @@ func TestMinScaleIsKept(t *testing.T) {
 	const second = objects + "revisions/hello-00002"
 	h.must("PATCH", second, fmt.Sprintf(`{"metadata":{"annotations":{%q:"4"}}}`, least))
 	started(7) // those of the second revision alone
-	h.must("PATCH", second, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, least))
+	h.must("PATCH", second, fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:"6s"}}}`, least,
+		"autoscaling.knative.dev/window"))
 	h.pool.Retire(groupOf(h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)))
-	of := h.api.road.demand(
-		h.api.world.get(revisions, "ann", "hello-00002").object.(*v1.Revision))
-	h.until("none is kept", func() bool {
-		over := make(chan struct{})
-		h.pool.Acquire(of, func(l *pool.Lease, err error) {
-			defer close(over)
-			if err == nil {
-				l.Release(false)
-			}
-		})
-		<-over
-		return h.pool.Snapshot().Nodes[0].Boxes == 0
-	})
+	h.until("none is kept", func() bool { return h.pool.Snapshot().Nodes[0].Boxes == 0 })
 }
 
 // What an owner leaves goes when nobody has a finalizer in it any more.
@@ -246,6 +234,6 @@ func TestADeletedRevisionKeepsNone(t *testing.T) {
 	r.mu.Lock() // as if the route led there still when this was asked
 	r.of[ref{revisions, e.name}] = map[name]bool{{"ann", "hello"}: true}
 	r.mu.Unlock()
-	r.keepLeast(e, e.object.(*v1.Revision))
+	r.scale(e, e.object.(*v1.Revision))
 	h.until("none is kept", func() bool { return boxes() == 0 })
 }

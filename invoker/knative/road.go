@@ -29,6 +29,7 @@ import (
 // routes by their status alone, so it is right as soon as the store has been read.
 type road struct {
 	pool      *pool.Pool
+	scales    *scales
 	directory *access.Directory
 	world     *world
 	names     *config.Config
@@ -59,7 +60,7 @@ func (r *road) follow(e *event) {
 	to, is := e.entry.object.(*v1.Route)
 	if !is {
 		if v, is := e.entry.object.(*v1.Revision); is && e.what == "DELETED" {
-			r.pool.Retire(groupOf(v))
+			r.scales.forget(v)
 		}
 		return
 	}
@@ -229,7 +230,10 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(p.begun))}
 		return start, nil
 	}
-	p.pool.Acquire(demand, func(l *pool.Lease, err error) { p.grants <- grant{l, err} })
+	leave := p.scales.arrive(p.revision, func() {
+		p.pool.Acquire(demand, func(l *pool.Lease, err error) { p.grants <- grant{l, err} })
+	})
+	defer leave()
 	for {
 		select {
 		case got := <-p.grants:

@@ -19,12 +19,7 @@ func (s *state) apply(do *step, now time.Time) {
 		}
 		do.box = s.newBox(s.newID(), do.node, g, nil, now)
 		s.give(do.box, do.waiter, now)
-		if g.claim != nil {
-			s.dropClaim(g.claim, now)
-		}
-		if g.class != nil {
-			s.pass(g)
-		}
+		s.hadTurn(g, now)
 	case Evict, Expire:
 		s.drop(do.box, now)
 	case Refuse:
@@ -49,8 +44,19 @@ func (s *state) apply(do *step, now time.Time) {
 	case Keep:
 		do.box = s.newBox(s.newID(), do.node, do.group, nil, now)
 		do.box.kept = true
+		s.hadTurn(do.group, now)
 	case Note:
 		s.pastDue(do.alarm, now)
+	}
+}
+
+// hadTurn lets others of the namespace go first, after a start of the group.
+func (s *state) hadTurn(g *group, now time.Time) {
+	if g.claim != nil {
+		s.dropClaim(g.claim, now)
+	}
+	if g.class != nil {
+		s.pass(g)
 	}
 }
 

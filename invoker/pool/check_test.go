@@ -30,6 +30,7 @@ func (w *world) check() {
 func (w *world) checkSums() {
 	type sum struct{ boxes, memory, idling int }
 	nodes, held, live, used := map[*node]sum{}, map[*space]int{}, map[*group]int{}, map[*box]int{}
+	ready := map[*group]int{}
 	endless := map[*box]int{}
 	waiting := 0
 	for _, t := range w.jobs {
@@ -68,6 +69,9 @@ func (w *world) checkSums() {
 		}
 		if b.takes(w.s) {
 			live[b.group]++
+			if b.phase != starting {
+				ready[b.group]++
+			}
 		}
 	}
 	for _, n := range w.s.nodes {
@@ -98,6 +102,18 @@ func (w *world) checkSums() {
 			w.fail("group %s has %d sandboxes, and may have %d", g.name, g.members.n, g.bounds.Max)
 		}
 		w.checkKept(g)
+		if g.ready != ready[g] {
+			w.fail("group %s: %d are ready, counted %d", g.name, g.ready, ready[g])
+		}
+		if g.bounds.Scaled && g.live > g.level {
+			g.members.all(func(b *box) bool {
+				if b.idles() && b.takes(w.s) {
+					w.fail("%s idles, of %d of group %s that is to have %d",
+						b.id, g.live, g.name, g.level)
+				}
+				return true
+			})
+		}
 		if g.live != live[g] || g.space.held != held[g.space] {
 			w.fail("group %s: %d alive and %d MiB held, counted %d and %d",
 				g.name, g.live, g.space.held, live[g], held[g.space])
@@ -114,7 +130,7 @@ func (w *world) checkSums() {
 // last start has failed.
 func (w *world) checkKept(g *group) {
 	if g.live >= g.least || g.full() || w.s.closed || len(w.s.classes) > 0 ||
-		w.now.Before(g.tries.after) {
+		g.rests(w.now) {
 		return
 	}
 	for _, n := range w.s.nodes {
@@ -147,13 +163,14 @@ func (w *world) checkWaiting() {
 		for _, b := range w.boxes {
 			stem := b.group == nil && b.phase == idle && b.node.up && !g.full() &&
 				g.ofStem && b.stem.Image == g.image && b.stem.MemoryMiB == g.memory
-			if stem || b.group == g && b.takes(w.s) && b.used < b.slots {
+			ready := b.phase != starting || !g.bounds.Scaled
+			if stem || b.group == g && b.takes(w.s) && b.used < b.slots && ready {
 				w.fail("a job of %s waits though %s could take it", g.name, b.id)
 			}
 		}
 		for _, n := range w.s.nodes {
 			need := g.memory + n.overhead
-			if n.up && n.avail().fits(need) && !g.full() {
+			if n.up && n.avail().fits(need) && !g.full() && (g.live == 0 || !g.rests(w.now)) {
 				w.fail("a job of %s waits for %d MiB, and %s has %+v to give",
 					g.name, need, n.name, n.avail())
 			}

@@ -132,7 +132,8 @@ func (s *state) makePlace(now time.Time) (step, bool) {
 }
 
 // start has a group's first waiter start a sandbox on that node, or where it is best; a stem cell
-// is better than that.
+// is better than that. Where the group is scaled and has one, the waiter takes whichever is free
+// first, so the start is nobody's.
 func (s *state) start(g *group, on *node) step {
 	w := g.waiting.first.of
 	if st := g.class.stem; st != nil && st.idle.n > 0 {
@@ -144,6 +145,9 @@ func (s *state) start(g *group, on *node) step {
 	if need := g.memory + on.overhead; !on.free.fits(need) {
 		b := on.idle.first()
 		return step{kind: Evict, box: b, why: fmt.Sprintf("its room is needed for %s", g.name)}
+	}
+	if g.bounds.Scaled && g.live > 0 {
+		return step{kind: Keep, group: g, node: on}
 	}
 	return step{kind: Cold, waiter: w, node: on}
 }
@@ -211,7 +215,8 @@ func (s *state) due(a *alarm, now time.Time) step {
 		if at := s.boxDue(of); at.IsZero() || now.Before(at) {
 			break
 		}
-		if of.phase == idle && s.pauses(of) > 0 && now.Before(s.expires(of)) {
+		expires := s.expires(of)
+		if of.phase == idle && s.pauses(of) > 0 && (expires.IsZero() || now.Before(expires)) {
 			return step{kind: Pause, box: of}
 		}
 		if of.counts && of.group.live <= of.group.least {
@@ -249,6 +254,7 @@ func (s *state) pauses(b *box) time.Duration {
 // expires returns when an idle sandbox has been kept long enough; zero if never.
 func (s *state) expires(b *box) time.Time {
 	switch {
+	case b.group != nil && b.group.bounds.Scaled:
 	case b.group != nil:
 		return b.since.Add(cmp.Or(b.group.bounds.KeepAlive, b.group.window.KeepAlive))
 	case b.stem.TTL > 0 && b.stem.idle.n > b.stem.target*len(s.nodes):
@@ -262,9 +268,9 @@ func (s *state) boxDue(b *box) time.Time {
 	if !b.idles() || b.place.in == &s.finished {
 		return time.Time{}
 	}
-	expires := s.expires(b)
-	if after := s.pauses(b); b.phase == idle && after > 0 && b.since.Add(after).Before(expires) {
-		return b.since.Add(after)
+	expires, pauses := s.expires(b), b.since.Add(s.pauses(b))
+	if b.phase == idle && pauses.After(b.since) && (expires.IsZero() || pauses.Before(expires)) {
+		return pauses
 	}
 	return expires
 }

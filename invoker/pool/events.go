@@ -29,7 +29,7 @@ func (s *state) arrive(w *waiter, d *Demand, again bool, now time.Time) (refused
 		w.inSpace.join(&g.space.waiting)
 		w.inQueue.join(&s.queue)
 	}
-	w.group = g
+	w.group, g.level = g, max(g.level, 1)
 	s.fileGroup(g, now)
 	return ""
 }
@@ -62,7 +62,7 @@ func (s *state) leave(w *waiter, now time.Time) {
 func (s *state) groupOf(d *Demand, now time.Time) *group {
 	g := s.groupLike(d)
 	if g.idles != nil {
-		g.again, g.ready = d.Again, d.Ready
+		g.again, g.judge = d.Again, d.Ready
 		if g.jobs == 0 && g.waiting.n == 0 && !g.ended.IsZero() {
 			g.idles.add(now.Sub(g.ended))
 		}
@@ -174,7 +174,7 @@ func (s *state) done(b *box, w *waiter, keep bool, now time.Time) {
 // learn asks the policy what is to become of a function that has just ended.
 func (s *state) learn(g *group, now time.Time) {
 	g.window = s.policy.Window(g.idles)
-	if g.waiting.n > 0 || g.bounds.KeepAlive > 0 {
+	if g.waiting.n > 0 || g.bounds.KeepAlive > 0 || g.bounds.Scaled {
 		return
 	}
 	if g.window.PreWarm == 0 {

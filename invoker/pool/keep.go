@@ -18,8 +18,22 @@ func (s *state) keep(d *Demand, least, most int, now time.Time) {
 	}
 	g := s.groupLike(d)
 	g.space.most = most
-	g.fresh, g.ready = d.Start, d.Ready
+	g.fresh, g.judge, g.level = d.Start, d.Ready, least
 	s.want(g, least, now)
+	s.shrink(g, now)
+}
+
+// shrink has those end that idle in a group though it is to have less, the longest idle first.
+func (s *state) shrink(g *group, now time.Time) {
+	if !g.bounds.Scaled {
+		return
+	}
+	g.open.all(func(b *box) bool {
+		if b.idles() {
+			s.file(b, now)
+		}
+		return g.live > g.level
+	})
 }
 
 // want has a group keep so many sandboxes, as far as its namespace may, and the others of that what
@@ -59,6 +73,9 @@ func (s *state) keeps(g *group, least int, now time.Time) {
 	}
 	s.fileGroup(g, now)
 }
+
+// rests reports whether the last start of a sandbox that no job waits for has just failed.
+func (g *group) rests(now time.Time) bool { return now.Before(g.tries.after) }
 
 // A retrial is the alarm of a group whose last start of a sandbox to keep has failed.
 type retrial struct{ *group }

@@ -89,3 +89,56 @@ func TestALackCostsNoDecision(t *testing.T) {
 		t.Errorf("%d lack after those that failed are tried again", s.s.lacking[0].groups.n)
 	}
 }
+
+// A scaled group has as many sandboxes as it is told: one demand starts one at most, the others
+// wait for the first that is free, and what idles beyond the number ends.
+func TestAScaledGroupHasAsManyAsItIsTold(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute, PauseAfter: 10 * time.Second})
+	first := s.call(one)
+	s.want("cold a on n0")
+	second, third := s.call(one), s.call(one)
+	s.want() // one is on its way, and more are not wanted
+	s.s.keep(&one, 2, 9, s.now)
+	s.want("keep a")
+	s.started(s.boxes[1], true)
+	s.want("warm a in b2") // whichever is free first
+	s.started(s.boxes[0], true)
+	s.finish(second, true)
+	s.want("warm a in b2")
+	s.finish(first, true)
+	s.finish(third, true)
+	s.pass(time.Hour)
+	s.want("pause b2", "pause b1") // however long they idle
+	s.s.keep(&one, 1, 9, s.now)
+	s.want("expire b1")
+	if g := s.groupOf("a"); g.live != 1 || g.ready != 1 {
+		t.Errorf("%d live, %d ready", g.live, g.ready)
+	}
+	busy := s.call(one)
+	s.want("warm a in b2")
+	s.s.keep(&one, 0, 9, s.now)
+	s.want()
+	s.finish(busy, true)
+	s.want("expire b2")
+	if s.groupOf("a") != nil {
+		t.Error("a group of none is remembered")
+	}
+}
+
+// Where room is short, a start that a scaled group lacks has its turn as any job has.
+func TestAScaledGroupHasItsTurn(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute}, sized(2, unbounded))
+	s.begun(one)
+	other := s.idling(of("other", 100))
+	s.call(one)
+	s.s.keep(&one, 2, 9, s.now)
+	s.want("evict "+other.id, "keep a")
+	s.started(s.boxes[2], false)
+	s.want() // it is not tried again at once
+	s.pass(2 * time.Second)
+	s.want("keep a")
+	s.started(s.boxes[3], true)
+	s.want("warm a in b4")
+}

@@ -47,6 +47,11 @@ type Bounds struct {
 	Max        int           // so many there are at once, those included that are about to end
 	KeepAlive  time.Duration // in the place of Config.Policy
 	PauseAfter time.Duration // in the place of Config.PauseAfter; negative: they are never paused
+
+	// Scaled says that the group has as many sandboxes as Keep says, whatever their keep-alive.
+	// Where there is none, a demand starts one; else it waits for the first that has a slot, and
+	// its turn for room goes to a start that is missing. What idles beyond them ends.
+	Scaled bool
 }
 
 // A Placement says which sandbox a demand got, and how. It is zero where it got none.

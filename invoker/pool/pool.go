@@ -214,9 +214,9 @@ func (p *Pool) perform(do *step, paused bool) {
 	case Stem:
 		p.prepare(do.box, do.stem.request, nil)
 	case Revive:
-		p.prepare(do.box, do.group.again, do.group.ready)
+		p.prepare(do.box, do.group.again, do.group.judge)
 	case Keep:
-		p.prepare(do.box, do.group.fresh, do.group.ready)
+		p.prepare(do.box, do.group.fresh, do.group.judge)
 	case Note:
 		if n, ok := do.alarm.of.(*node); ok {
 			n.to.hangUp(p.ctx)
@@ -311,9 +311,20 @@ func (p *Pool) brief(call func(ctx context.Context) error) error {
 // Keep has the demand's group keep so many sandboxes from now on, called or not, until their room
 // is needed; less as long as all groups of its namespace would keep more than most. Those that are
 // missing are started in free room, also when one has ended. Nobody uses them here: those who
-// Acquire do.
+// Acquire do. Where the demand is Scaled, there are no more than those.
 func (p *Pool) Keep(demand Demand, least, most int) {
 	p.happen(func(s *state, now time.Time) { s.keep(&demand, least, most, now) })
+}
+
+// Ready counts the sandboxes of the demand's group that are started and take calls.
+func (p *Pool) Ready(demand Demand) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g := p.state.groups[key{demand.Namespace, demand.Group, demand.MemoryMiB}]
+	if g == nil {
+		return 0
+	}
+	return g.ready
 }
 
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run. It keeps

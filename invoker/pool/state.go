@@ -167,6 +167,7 @@ type box struct {
 	kept    bool      // nobody has used it since it was started, or idled for too long, to be kept
 	holds   bool      // its memory is counted as its namespace's
 	counts  bool      // it is counted as one of its group that lives on
+	serves  bool      // and as one that is started
 	place   link[*box]
 	open    link[*box]
 	mine    link[*box]
@@ -207,12 +208,14 @@ type group struct {
 	slots   int
 	bounds  Bounds
 	again   func() (*api.StartRequest, error) // of the last demand; nil: none starts ahead
-	ready   func(*api.StartReply) error       // like again
+	judge   func(*api.StartReply) error       // Demand.Ready, like again
 	waiting chain[*waiter]
 	open    chain[*box] // ready, with a free slot; the one used last is the last
 	warming chain[*box] // starting, with a free slot
 	members chain[*box]
 	live    int                               // of them, those that take jobs now or will again
+	ready   int                               // of those, the ones that are started
+	level   int                               // where it is scaled: so many there are to be
 	wants   int                               // so many are to be kept, see Keep
 	least   int                               // of them, those that its namespace may keep
 	fresh   func() (*api.StartRequest, error) // starts one that is kept
@@ -267,7 +270,10 @@ type line struct {
 }
 
 // full reports whether the group has as many sandboxes as it may.
-func (g *group) full() bool { return g.bounds.Max > 0 && g.members.n >= g.bounds.Max }
+func (g *group) full() bool {
+	return g.bounds.Max > 0 && g.members.n >= g.bounds.Max ||
+		g.bounds.Scaled && g.live >= max(g.level, 1)
+}
 
 // A waiter is a job without a sandbox.
 type waiter struct {
@@ -299,6 +305,9 @@ type stem struct {
 // file puts a box where it belongs after any change of it or its node.
 func (s *state) file(b *box, now time.Time) {
 	n, g := b.node, b.group
+	if g != nil && g.bounds.Scaled && b.idles() && b.counts && g.live > g.level {
+		b.retired = true
+	}
 	ends := b.retired || b.claimed || s.closed || n.draining
 	var place *chain[*box]
 	switch {
@@ -351,6 +360,10 @@ func (s *state) count(b *box, takes bool) {
 		b.counts = takes
 		g.live += sign(takes)
 	}
+	if serves := takes && b.phase != starting; serves != b.serves {
+		b.serves = serves
+		g.ready += sign(serves)
+	}
 	if holds := b.phase == starting || b.phase == running; holds != b.holds {
 		b.holds = holds
 		g.space.held += sign(holds) * b.memory
@@ -370,8 +383,9 @@ func sign(plus bool) int {
 // fileGroup puts a group where it belongs after any change of its waiters or boxes.
 func (s *state) fileGroup(g *group, now time.Time) {
 	waits := g.waiting.n > 0
-	servable := waits && g.open.n+g.warming.n > 0
-	stands := waits && !servable && !g.full() // who is served at once need not stand in line
+	servable := waits && (g.open.n > 0 || g.warming.n > 0 && !g.bounds.Scaled)
+	// who is served at once need not stand in line
+	stands := waits && !servable && !g.full() && (g.live == 0 || !g.rests(now))
 	switch {
 	case servable:
 		g.turn.join(&s.servable)
@@ -386,7 +400,7 @@ func (s *state) fileGroup(g *group, now time.Time) {
 		s.setAlarms(g)
 	}
 	s.fileLine(g, stands)
-	s.fileLack(g, g.live < g.least && !g.full() && !now.Before(g.tries.after))
+	s.fileLack(g, g.live < g.least && !g.full() && !g.rests(now))
 	if (!waits || g.full()) && g.claim != nil {
 		s.dropClaim(g.claim, now)
 	}

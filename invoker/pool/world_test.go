@@ -255,6 +255,8 @@ var someJobs = []Demand{
 	{MemoryMiB: 100, Image: "a", Stem: true, Bounds: Bounds{Max: 2}},
 	{MemoryMiB: 100, Bounds: Bounds{KeepAlive: time.Second, PauseAfter: -1}},
 	{MemoryMiB: 100, Concurrency: 3, Endless: true, Bounds: Bounds{Max: 1, PauseAfter: time.Second}},
+	{MemoryMiB: 100, Bounds: Bounds{Scaled: true}},
+	{MemoryMiB: 100, Concurrency: 2, Bounds: Bounds{Scaled: true, Max: 3, PauseAfter: time.Second}},
 }
 
 // happen lets one thing happen.

@@ -1,0 +1,298 @@
+package knative
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"knative.dev/serving/pkg/apis/autoscaling"
+	"knative.dev/serving/pkg/apis/autoscaling/v1alpha1"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+	asconfig "knative.dev/serving/pkg/autoscaler/config"
+	"knative.dev/serving/pkg/autoscaler/scaling"
+	kpa "knative.dev/serving/pkg/reconciler/autoscaling/kpa/resources"
+	autoscaler "knative.dev/serving/pkg/reconciler/autoscaling/resources"
+
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
+)
+
+// How many sandboxes a revision should have is looked at so often, as in Knative, and so often
+// while it is crowded.
+const betweenDecisions, betweenHurried = 2 * time.Second, 100 * time.Millisecond
+
+// Scales decide how many sandboxes each revision should have, by Knative's autoscaler. The pool
+// starts and ends them.
+type scales struct {
+	pool      *pool.Pool
+	directory *access.Directory
+	describe  func(*v1.Revision) pool.Demand
+	kick      chan struct{} // of one: a revision has become crowded
+
+	mu sync.Mutex
+	of map[string]*scale // by group; those that have requests, or should have sandboxes
+}
+
+func newScales(r *road) *scales {
+	return &scales{pool: r.pool, directory: r.directory, describe: r.demand,
+		kick: make(chan struct{}, 1), of: map[string]*scale{}}
+}
+
+// A scale is how many sandboxes one revision should have. It implements what Knative's autoscaler
+// asks of others: how much load there is, and how many sandboxes are ready.
+type scale struct {
+	*scales
+	demand  pool.Demand
+	decider scaling.UniScaler
+	bounds  bounds
+	load    load
+	initial int       // so many at least, until so many have been ready
+	begun   time.Time // it has had sandboxes since
+	idle    time.Time // it should have had none since
+	level   int
+	most    int // that its namespace may keep
+}
+
+// Bounds are what a revision says of its scale.
+type bounds struct {
+	scaling.DeciderSpec
+	least, most, activation int
+	panics, retains         time.Duration // its panic window, and how long its last sandbox stays
+	remembers               time.Duration // how long what it needed may still count
+}
+
+var silent = zap.NewNop().Sugar()
+
+var standard, _ = asconfig.NewConfigFromMap(nil) // Knative's, which always are in order
+
+func boundsOf(v *v1.Revision, reachable bool) bounds {
+	pa := &v1alpha1.PodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: v.Namespace,
+		Name: v.Name, Annotations: v.Annotations}}
+	pa.Spec.ContainerConcurrency = v.Spec.GetContainerConcurrency()
+	pa.Spec.Reachability = v1alpha1.ReachabilityReachable
+	if !reachable {
+		pa.Spec.Reachability = v1alpha1.ReachabilityUnreachable
+	}
+	b := bounds{DeciderSpec: kpa.MakeDecider(pa, standard).Spec}
+	b.panics = autoscaler.MakeMetric(pa, "", standard).Spec.PanicWindow
+	b.remembers = b.StableWindow + b.ScaleDownDelay
+	least, most := pa.ScaleBounds(standard)
+	b.least, b.most, b.activation = int(least), int(most), int(b.ActivationScale)
+	if b.retains = standard.ScaleToZeroPodRetentionPeriod; reachable {
+		if d, said := pa.ScaleToZeroPodRetention(); said {
+			b.retains = d
+		}
+	}
+	return b
+}
+
+// get returns the scale of a revision; reachable: a route leads to it. The caller holds the lock.
+func (s *scales) get(v *v1.Revision, reachable bool) *scale {
+	if c := s.of[groupOf(v)]; c != nil {
+		return c
+	}
+	c := &scale{scales: s, demand: s.describe(v), bounds: boundsOf(v, reachable)}
+	c.load.remember(c.bounds.remembers)
+	c.decider = scaling.New(attribute.Set{}, noop.MeterProvider{}, v.Namespace, v.Name, c, c,
+		&c.bounds.DeciderSpec)
+	s.of[groupOf(v)] = c
+	return c
+}
+
+// arrive counts a request to a revision, has it placed, and the revision scaled at once where it
+// has nothing, or far less than it needs. The request is counted until it leaves.
+func (s *scales) arrive(v *v1.Revision, place func()) (leave func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	c := s.get(v, true)
+	c.load.add(1, now)
+	place()
+	if c.crowded() {
+		c.set(max(c.decide(now), c.level), now)
+	}
+	if c.crowded() {
+		select {
+		case s.kick <- struct{}{}:
+		default:
+		}
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		c.load.add(-1, time.Now())
+	}
+}
+
+// crowded reports whether the revision has nothing for its requests, or so many of them that
+// Knative would panic if that went on.
+func (c *scale) crowded() bool {
+	if c.level == 0 {
+		return c.load.requests > 0
+	}
+	return c.bounds.ScalingMetric != autoscaling.RPS &&
+		float64(c.load.requests) > c.bounds.PanicThreshold*c.bounds.TargetValue*float64(c.level)
+}
+
+// decide returns how many sandboxes the revision should have: as many as Knative's autoscaler says,
+// within the revision's bounds. It has no more than it had requests at once, so that one request
+// never starts two, and what is in use is not taken away.
+func (c *scale) decide(now time.Time) int {
+	n := int(c.decider.Scale(silent, now).DesiredPodCount)
+	_, _, most := c.load.over(c.bounds.remembers, now)
+	n = min(n, max(most, c.bounds.activation))
+	inUse := math.Ceil(float64(c.load.requests) / c.bounds.TotalValue)
+	n = max(n, min(int(inUse), c.level), c.bounds.least, c.initial)
+	if c.bounds.most > 0 {
+		n = min(n, c.bounds.most)
+	}
+	if n > 0 {
+		c.idle = time.Time{}
+		return n
+	}
+	if c.idle.IsZero() {
+		c.idle = now
+	}
+	if now.Sub(c.begun) < c.bounds.StableWindow || now.Sub(c.idle) < c.bounds.retains {
+		return min(c.level, 1)
+	}
+	return 0
+}
+
+// set has the pool have so many sandboxes. A namespace keeps no more than it may have calls under
+// way: those could use no others.
+func (c *scale) set(level int, now time.Time) {
+	most := 0
+	if owner, err := c.directory.Owner(c.demand.Namespace); err == nil {
+		most = owner.Limits.ConcurrentInvocations
+	}
+	if level == c.level && most == c.most {
+		return
+	}
+	if c.level == 0 {
+		c.begun = now
+	}
+	c.level, c.most = level, most
+	c.pool.Keep(c.demand, level, most)
+}
+
+// follow takes in what a revision says of its scale, and whether a route leads to it.
+func (s *scales) follow(v *v1.Revision, reachable bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := boundsOf(v, reachable)
+	if s.of[groupOf(v)] == nil && b.least == 0 {
+		return
+	}
+	c, now := s.get(v, reachable), time.Now()
+	c.demand, c.bounds = s.describe(v), b
+	c.decider.Update(&c.bounds.DeciderSpec)
+	c.load.remember(b.remembers)
+	c.set(c.decide(now), now)
+}
+
+// begin has a revision have its first sandboxes, and reports whether so many are ready.
+func (s *scales) begin(v *v1.Revision, initial int) (achieved bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, now := s.get(v, false), time.Now() // its routes follow
+	if achieved = s.pool.Ready(c.demand) >= initial; achieved {
+		initial = 0
+	}
+	c.initial = initial
+	c.set(max(c.decide(now), c.level, 1), now)
+	return achieved
+}
+
+// forget has a revision that is gone have no sandboxes.
+func (s *scales) forget(v *v1.Revision) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, groupOf(v))
+	s.pool.Retire(groupOf(v))
+}
+
+// run decides again and again.
+func (s *scales) run(ctx context.Context) {
+	regular := time.NewTicker(betweenDecisions)
+	defer regular.Stop()
+	var hurried <-chan time.Time
+	for {
+		crowd := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.kick:
+			crowd = true
+		case <-hurried:
+			crowd = s.decideAll((*scale).hurry)
+		case <-regular.C:
+			s.decideAll((*scale).regular)
+			continue
+		}
+		if hurried = nil; crowd {
+			hurried = time.After(betweenHurried)
+		}
+	}
+}
+
+// decideAll reports whether any of them is crowded still.
+func (s *scales) decideAll(one func(*scale, time.Time) bool) (crowded bool) {
+	s.mu.Lock()
+	groups := slices.Collect(maps.Keys(s.of))
+	s.mu.Unlock()
+	for _, group := range groups {
+		s.mu.Lock()
+		if c := s.of[group]; c != nil {
+			crowded = one(c, time.Now()) || crowded
+		}
+		s.mu.Unlock()
+	}
+	return crowded
+}
+
+func (c *scale) hurry(now time.Time) bool {
+	if c.crowded() {
+		c.set(max(c.decide(now), c.level), now)
+	}
+	return c.crowded()
+}
+
+func (c *scale) regular(now time.Time) bool {
+	if c.set(c.decide(now), now); c.level == 0 && c.load.requests == 0 {
+		delete(c.of, c.demand.Group)
+	}
+	return c.crowded()
+}
+
+// ReadyCount returns how many sandboxes take requests.
+func (c *scale) ReadyCount() (int, error) { return c.pool.Ready(c.demand), nil }
+
+// NotReadyCount is asked for by no one.
+func (c *scale) NotReadyCount() (int, error) { return 0, nil }
+
+// StableAndPanicConcurrency returns how many requests there were on average in both windows.
+func (c *scale) StableAndPanicConcurrency(
+	_ types.NamespacedName, now time.Time,
+) (stable, panics float64, err error) {
+	stable, _, _ = c.load.over(c.bounds.StableWindow, now)
+	panics, _, _ = c.load.over(c.bounds.panics, now)
+	return stable, panics, nil
+}
+
+// StableAndPanicRPS returns how many requests came in a second of both windows.
+func (c *scale) StableAndPanicRPS(
+	_ types.NamespacedName, now time.Time,
+) (stable, panics float64, err error) {
+	_, stable, _ = c.load.over(c.bounds.StableWindow, now)
+	_, panics, _ = c.load.over(c.bounds.panics, now)
+	return stable, panics, nil
+}
