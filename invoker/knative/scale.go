@@ -46,8 +46,8 @@ func newScales(r *road) *scales {
 		kick: make(chan struct{}, 1), of: map[string]*scale{}}
 }
 
-// A scale is how many sandboxes one revision should have. It implements what Knative's autoscaler
-// asks of others: how much load there is, and how many sandboxes are ready.
+// A scale decides how many sandboxes one revision should have. It implements what Knative's
+// autoscaler asks of others: how much load there is, and how many sandboxes are ready.
 type scale struct {
 	*scales
 	demand  pool.Demand
@@ -61,7 +61,7 @@ type scale struct {
 	most    int // that its namespace may keep
 }
 
-// Bounds are what a revision says of its scale.
+// Bounds hold what a revision says of its scale.
 type bounds struct {
 	scaling.DeciderSpec
 	least, most, activation int

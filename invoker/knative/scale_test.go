@@ -53,7 +53,7 @@ func (l *history) revision() *v1.Revision {
 	return v
 }
 
-// A cost is what a load has cost.
+// A cost holds what a load has cost.
 type cost struct {
 	waits   []time.Duration
 	seconds float64 // of sandboxes or pods
@@ -163,8 +163,8 @@ func ours(t *testing.T, l *history) cost {
 	return c
 }
 
-// A cluster is what Knative's autoscaler makes of a load: an activator that holds requests, and
-// pods that take their time to start. Its decisions are those of Knative's package.
+// A cluster serves a load with an activator that holds requests, and with pods that take their time
+// to start. Its decisions are those of Knative's package.
 type cluster struct {
 	*history
 	bounds         bounds
