@@ -2,8 +2,10 @@ package knative
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"path"
 	"slices"
@@ -22,10 +24,23 @@ type lacking struct{ what string }
 
 func (l *lacking) Error() string { return l.what }
 
+// An unmade error says why there is nothing to ask a node for.
+type unmade struct{ error }
+
+func (u *unmade) Unwrap() error { return u.error }
+
 // notGiven returns which of a container's variables and files it cannot be given here, though
 // Knative allows it; empty: it can be given all.
 func notGiven(v *v1.Revision) string {
-	for _, e := range v.Spec.GetContainer().Env {
+	c := v.Spec.GetContainer()
+	if n := len(c.Env) + len(c.EnvFrom); n > mostNamed {
+		return fmt.Sprintf("the container names %d variables and their sources; at most %d are "+
+			"served here", n, mostNamed)
+	}
+	if len(c.VolumeMounts) > mostMounts || len(v.Spec.Volumes) > mostMounts {
+		return fmt.Sprintf("the container has more than %d volumes or mounts", mostMounts)
+	}
+	for _, e := range c.Env {
 		if f := e.ValueFrom; f != nil && f.SecretKeyRef == nil && f.ConfigMapKeyRef == nil {
 			return fmt.Sprintf("the variable %s is to come from what is not served here; take it "+
 				"from a Secret or a ConfigMap, or give it a value", e.Name)
@@ -33,6 +48,10 @@ func notGiven(v *v1.Revision) string {
 	}
 	for _, volume := range v.Spec.Volumes {
 		sources, _ := sourcesOf(&volume)
+		if len(sources) > mostMounts {
+			return fmt.Sprintf("the volume %s projects more than %d sources", volume.Name,
+				mostMounts)
+		}
 		if len(sources) == 0 {
 			return fmt.Sprintf("the volume %s is of a kind that is not served here; use a Secret, "+
 				"a ConfigMap or both, projected", volume.Name)
@@ -58,11 +77,15 @@ func notGiven(v *v1.Revision) string {
 // no more of files.
 const (
 	mostWord  = 128 << 10
-	mostText = 1 << 20 // of all words and variables
+	mostText  = 1 << 20 // of all words and variables
 	mostFiles = 4 << 20
 	eachFile  = 512
 	mostParts = 16 // of a file's path in a volume
 	mostPath  = 1024
+
+	mostName   = 1024 // bytes of a variable's name that a text refers to
+	mostNamed  = 1000 // variables, with sources of some
+	mostMounts = 256  // and volumes, and sources of one
 )
 
 // A parcel holds what a program is given, while that is put together: never more than it may have.
@@ -112,7 +135,7 @@ func (r *road) give(v *v1.Revision, s *node.StartRequest, platform map[string]st
 
 // takes counts so many bytes of words and variables.
 func (p *parcel) takes(n int) error {
-	if n > mostWord {
+	if n+len("=\x00") > mostWord {
 		return fmt.Errorf("a word or variable of over %d KiB: no program starts with that; "+
 			"give it as a file", mostWord>>10)
 	}
@@ -141,6 +164,9 @@ func (p *parcel) command(words []string) (all []string, err error) {
 		if word, err = expanded(word, p.env); err == nil {
 			err = p.takes(len(word))
 		}
+		if err == nil && strings.ContainsRune(word, 0) {
+			err = errors.New("it has a zero byte")
+		}
 		if err != nil {
 			return nil, fmt.Errorf("the container's command: %w", err)
 		}
@@ -164,11 +190,12 @@ func (p *parcel) variables(c *corev1.Container, platform map[string]string) erro
 				LocalObjectReference: from.ConfigMapRef.LocalObjectReference,
 				Optional:             from.ConfigMapRef.Optional}
 		}
-		values, err := p.textsOf(&source)
+		object, err := p.objectOf(&source)
 		if err != nil {
 			return err
 		}
-		for key, value := range values {
+		for key := range textsOf(object) {
+			value, _ := textOf(object, key)
 			if err := p.set(from.Prefix+key, value); err != nil {
 				return err
 			}
@@ -191,11 +218,11 @@ func (p *parcel) variables(c *corev1.Container, platform map[string]string) erro
 			continue
 		}
 		source, key := sourceOf(e.ValueFrom)
-		values, err := p.textsOf(&source)
+		object, err := p.objectOf(&source)
 		if err != nil {
 			return err
 		}
-		value, has := values[key]
+		value, has := textOf(object, key)
 		switch {
 		case has:
 			if err := p.set(e.Name, value); err != nil {
@@ -279,20 +306,28 @@ func (p *parcel) objectOf(s *corev1.VolumeProjection) (any, error) {
 	return nil, &lacking{fmt.Sprintf("%s %q not found", strings.ToLower(what), name)}
 }
 
-// textsOf returns what variables can be made of: not what a ConfigMap has of binary data.
-func (p *parcel) textsOf(s *corev1.VolumeProjection) (map[string]string, error) {
-	object, err := p.objectOf(s)
+// textOf returns what a variable can be made of: not what a ConfigMap has of binary data.
+func textOf(object any, key string) (text string, has bool) {
 	switch o := object.(type) {
 	case *corev1.Secret:
-		all := map[string]string{}
-		for key, value := range o.Data {
-			all[key] = string(value)
-		}
-		return all, nil
+		var data []byte
+		data, has = o.Data[key]
+		return string(data[:min(len(data), mostWord)]), has // more is too much in any case
 	case *corev1.ConfigMap:
-		return o.Data, nil
+		text, has = o.Data[key]
 	}
-	return nil, err
+	return text, has
+}
+
+// textsOf ranges over the keys that textOf knows.
+func textsOf(object any) iter.Seq[string] {
+	switch o := object.(type) {
+	case *corev1.Secret:
+		return maps.Keys(o.Data)
+	case *corev1.ConfigMap:
+		return maps.Keys(o.Data)
+	}
+	return func(func(string) bool) {}
 }
 
 // filesOf returns the files of a volume. Where two sources have one of the same path, the later has
@@ -314,15 +349,14 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		keys, get := contentsOf(object)
 		items := itemsOf(&s)
 		if len(items) == 0 {
-			for _, key := range keys {
+			for _, key := range keysIn(object) {
 				items = append(items, corev1.KeyToPath{Key: key, Path: key})
 			}
 		}
 		for _, item := range items {
-			size, data, has := get(item.Key)
+			size, data, has := contentOf(object, item.Key)
 			if !has && !optional(&s) {
 				what, name := nameOf(&s)
 				return nil, &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", item.Key, what,
@@ -338,25 +372,29 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 	return files, nil
 }
 
-// contentsOf returns the keys of a Secret or a ConfigMap and what leads from a key to its content,
-// which is copied when it is asked for.
-func contentsOf(object any) (keys []string, get func(key string) (int, func() []byte, bool)) {
-	var texts map[string]string
-	var bytes map[string][]byte
+// contentOf returns the size of what a key of a Secret or a ConfigMap has, and that itself, which is
+// copied when it is asked for.
+func contentOf(object any, key string) (size int, data func() []byte, has bool) {
+	var content []byte
 	switch o := object.(type) {
 	case *corev1.Secret:
-		bytes = o.Data
+		content, has = o.Data[key]
 	case *corev1.ConfigMap:
-		texts, bytes = o.Data, o.BinaryData
-	}
-	keys = slices.AppendSeq(slices.Collect(maps.Keys(texts)), maps.Keys(bytes))
-	return keys, func(key string) (int, func() []byte, bool) {
-		if text, has := texts[key]; has {
+		if text, is := o.Data[key]; is {
 			return len(text), func() []byte { return []byte(text) }, true
 		}
-		data, has := bytes[key]
-		return len(data), func() []byte { return data }, has
+		content, has = o.BinaryData[key]
 	}
+	return len(content), func() []byte { return content }, has
+}
+
+// keysIn returns all keys of a Secret or a ConfigMap.
+func keysIn(object any) (keys []string) {
+	keys = slices.Collect(textsOf(object))
+	if o, is := object.(*corev1.ConfigMap); is {
+		keys = slices.AppendSeq(keys, maps.Keys(o.BinaryData))
+	}
+	return keys
 }
 
 // below returns the files of a volume that are below a path of it, or the one that is there.
@@ -391,7 +429,10 @@ func expanded(text string, env map[string]string) (string, error) {
 		}
 		name, after, closed := "", "", false
 		if strings.HasPrefix(rest, "(") {
-			name, after, closed = strings.Cut(rest[1:], ")")
+			near := rest[1:min(len(rest), mostName)]
+			if name, _, closed = strings.Cut(near, ")"); closed {
+				after = rest[len("(")+len(name)+len(")"):]
+			}
 		}
 		value, known := env[name]
 		switch {

@@ -110,17 +110,20 @@ func TestAProgramIsNotGivenTooMuch(t *testing.T) {
 		return "[" + strings.Join(all, ",") + "]"
 	}
 	for name, of := range map[string]struct{ container, volumes, says string }{
+		"names": {`"env":` + many(1001, func(i int) string {
+			return fmt.Sprintf(`{"name":"E%d","value":"x"}`, i)
+		}), "", "names 1001 variables"},
 		"doubles": {`"env":` + many(60, func(i int) string {
 			return fmt.Sprintf(`{"name":"E%d","value":"$(E%d)$(E%[2]d)x"}`, i, i-1)
 		}), "", "becomes longer than 128 KiB"},
 		"words": {`"env":[{"name":"E","value":"` + strings.Repeat("x", 1<<10) + `"}],"args":` +
 			many(2000, func(int) string { return `"$(E)"` }), "", "over 1024 KiB in all"},
-		"prefixes": {`"envFrom":` + many(5000, func(i int) string {
+		"prefixes": {`"envFrom":` + many(1000, func(i int) string {
 			return fmt.Sprintf(`{"prefix":"P%d_","configMapRef":{"name":"text"}}`, i)
 		}), "", "over 1024 KiB in all"},
 		"long": {`"envFrom":[{"secretRef":{"name":"big"}}]`, "", "over 128 KiB"},
 		"raw":  {`"envFrom":[{"secretRef":{"name":"raw"}}]`, "", "has no text"},
-		"mounts": {`"volumeMounts":` + many(5000, func(i int) string {
+		"mounts": {`"volumeMounts":` + many(100, func(i int) string {
 			return fmt.Sprintf(`{"name":"v","mountPath":"/m/%d","readOnly":true}`, i)
 		}), `,"volumes":[{"name":"v","secret":{"secretName":"big"}}]`, "over 4 MiB"},
 		"deep": {`"volumeMounts":[{"name":"v","mountPath":"/m","readOnly":true}]`,
@@ -142,13 +145,15 @@ func TestAProgramIsNotGivenTooMuch(t *testing.T) {
 	}
 }
 
-// A revision waits for a Secret, says so, and starts once it is there.
+// A revision waits for a Secret, says so, and starts once it is there, however late that is.
 func TestARevisionWaitsForASecret(t *testing.T) {
 	h, leave := aHouse(t)
 	defer leave()
-	h.must("POST", objects+"services", strings.Replace(described("hello", "example.com/hello"),
-		`{"name":"A","value":"b"}`,
-		`{"name":"A","valueFrom":{"secretKeyRef":{"name":"late","key":"k"}}}`, 1))
+	h.must("POST", objects+"services", strings.NewReplacer(`{"name":"A","value":"b"}`,
+		`{"name":"A","valueFrom":{"secretKeyRef":{"name":"late","key":"k"}}}`,
+		`"template":{`, `"template":{"metadata":{"annotations":{
+			"serving.knative.dev/progress-deadline":"1s"}},`,
+	).Replace(described("hello", "example.com/hello")))
 	h.ready("hello", "False")
 	if of := h.must("GET", objects+"revisions/hello-00001", ""); !strings.Contains(of,
 		`"reason":"CreateContainerConfigError","message":"secret \"late\" not found"`) {

@@ -61,7 +61,7 @@ func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply
 	time.Sleep(time.Millisecond)
 	return &node.StartReply{Id: in.Id, InitStatus: 200, Driver: "fake",
 		Mounts: uint32(len(in.Mounts)), Spans: []*node.Span{
-		{Stage: "vmm", BeginNs: begin.UnixNano(), EndNs: time.Now().UnixNano()}}}, nil
+			{Stage: "vmm", BeginNs: begin.UnixNano(), EndNs: time.Now().UnixNano()}}}, nil
 }
 
 func (f *fake) Stop(_ context.Context, in *node.StopRequest) (*node.StopReply, error) {

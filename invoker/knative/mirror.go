@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -37,10 +38,13 @@ type mirror struct {
 	wake      chan struct{} // of one: there are news
 	done      sync.WaitGroup
 
-	mu   sync.Mutex
-	news []func()        // what is to be shown
-	pods map[string]*pod // by sandbox
-	last map[said]*entry // the Event that says so
+	mu     sync.Mutex
+	news   []func()                // what is to be shown
+	newest map[string]pool.Sandbox // of those in news, by id
+	pods   map[string]*pod         // by sandbox
+	named  map[name]*pod           // the same, by name
+	reads  map[string]int          // by namespace: how many follow logs
+	last   map[said]*entry         // the Event that says so
 }
 
 // A pod is a sandbox that is shown.
@@ -62,8 +66,15 @@ const (
 	mostEvents = 256
 )
 
+// mostFollowers bounds who follows logs of one namespace; mostShown, what a Pod shows of its spec.
+const (
+	mostFollowers = 64
+	mostShown     = 32 << 10
+)
+
 func newMirror(d *access.Directory, log *slog.Logger) *mirror {
 	return &mirror{directory: d, log: log, wake: make(chan struct{}, 1), pods: map[string]*pod{},
+		newest: map[string]pool.Sandbox{}, named: map[name]*pod{}, reads: map[string]int{},
 		last: map[said]*entry{}}
 }
 
@@ -86,6 +97,9 @@ func (m *mirror) run(ctx context.Context, w *world) {
 			m.news = nil
 			m.mu.Unlock()
 			for _, show := range news {
+				if ctx.Err() != nil {
+					return
+				}
 				show()
 			}
 		}
@@ -103,11 +117,25 @@ func (m *mirror) later(show func()) {
 	}
 }
 
-// sandbox takes in news of a sandbox.
+// sandbox takes in news of a sandbox. Where they come faster than they are shown, only the newest
+// are.
 func (m *mirror) sandbox(s pool.Sandbox) {
 	of := strings.Split(s.Group, "/")
-	if len(of) == 4 && of[0] == "knative" { // as groupOf names it
-		m.later(func() { m.showPod(s, of[2], types.UID(of[3])) })
+	if len(of) != 4 || of[0] != "knative" { // as groupOf names it
+		return
+	}
+	m.mu.Lock()
+	_, queued := m.newest[s.ID]
+	m.newest[s.ID] = s
+	m.mu.Unlock()
+	if !queued {
+		m.later(func() {
+			m.mu.Lock()
+			newest := m.newest[s.ID]
+			delete(m.newest, s.ID)
+			m.mu.Unlock()
+			m.showPod(newest, of[2], types.UID(of[3]))
+		})
 	}
 }
 
@@ -177,9 +205,10 @@ func (m *mirror) remember(s pool.Sandbox, p *pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p == nil {
+		delete(m.named, m.pods[s.ID].name)
 		delete(m.pods, s.ID)
 	} else {
-		m.pods[s.ID] = p
+		m.pods[s.ID], m.named[p.name] = p, p
 	}
 }
 
@@ -187,12 +216,25 @@ func (m *mirror) remember(s pool.Sandbox, p *pod) {
 func (m *mirror) behind(namespace, of string) *pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, p := range m.pods {
-		if p.name == (name{namespace, of}) {
-			return p
-		}
+	return m.named[name{namespace, of}]
+}
+
+// follows counts one more who follows a log of the namespace, until leave.
+func (m *mirror) follows(namespace string) (leave func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.reads[namespace] == mostFollowers {
+		return nil, apierrors.NewTooManyRequests(fmt.Sprintf(
+			"%d logs of this namespace are followed already; end some", mostFollowers), 10)
 	}
-	return nil
+	m.reads[namespace]++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.reads[namespace]--; m.reads[namespace] == 0 {
+			delete(m.reads, namespace)
+		}
+	}, nil
 }
 
 func now() metav1.Time { return metav1.NewTime(time.Now().UTC().Truncate(time.Second)) }
@@ -208,7 +250,7 @@ func podOf(s pool.Sandbox, v *v1.Revision) *corev1.Pod {
 			Annotations: map[string]string{
 				"kubectl.kubernetes.io/default-container": v.Spec.GetContainer().Name},
 		},
-		Spec: *v.Spec.PodSpec.DeepCopy(),
+		Spec: shown(&v.Spec.PodSpec),
 		Status: corev1.PodStatus{Phase: corev1.PodPending, StartTime: ptr.To(now()),
 			QOSClass: corev1.PodQOSBurstable},
 	}
@@ -220,6 +262,18 @@ func podOf(s pool.Sandbox, v *v1.Revision) *corev1.Pod {
 	}
 	o.Status.Conditions = conditions(false)
 	return o
+}
+
+// shown returns what a Pod shows of a revision's spec: of a very large one, what it is about.
+func shown(spec *corev1.PodSpec) (s corev1.PodSpec) {
+	if spec.Size() <= mostShown {
+		return *spec.DeepCopy()
+	}
+	for _, c := range spec.Containers {
+		s.Containers = append(s.Containers,
+			corev1.Container{Name: c.Name, Image: c.Image, Ports: c.Ports, Resources: c.Resources})
+	}
+	return s
 }
 
 // running has a Pod say that its container runs.

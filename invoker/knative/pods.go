@@ -30,8 +30,11 @@ type wanted struct {
 // logs sends what a Pod's container has written, as far as its node has kept it.
 func (c *call) logs(namespace, of string) error {
 	e := c.world.get(pods, namespace, of)
-	p := c.mirror.behind(namespace, of)
-	if e == nil || p == nil {
+	var p *pod
+	if e != nil {
+		p = c.mirror.behind(namespace, of)
+	}
+	if p == nil {
 		return apierrors.NewNotFound(pods.resource(), of)
 	}
 	o := e.object.(*corev1.Pod)
@@ -51,13 +54,29 @@ func (c *call) logs(namespace, of string) error {
 			"container %q in pod %q is waiting to start: ContainerCreating",
 			o.Spec.Containers[0].Name, of))
 	}
-	ctx, stop := context.WithCancel(c.r.Context())
+	if w.follow {
+		leave, err := c.mirror.follows(namespace)
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
+	ctx, stop := context.WithTimeout(c.r.Context(), watchFor)
 	defer stop()
-	go func() {
-		select {
-		case <-c.closed:
+	go func() { // a program may be silent for long
+		look := time.NewTicker(bookmarkEvery)
+		defer look.Stop()
+		for {
+			select {
+			case <-look.C:
+				if c.mayRead(namespace) {
+					continue
+				}
+			case <-c.closed:
+			case <-ctx.Done():
+			}
 			stop()
-		case <-ctx.Done():
+			return
 		}
 	}()
 	if w.last >= 0 {
@@ -78,14 +97,20 @@ func (c *call) logs(namespace, of string) error {
 		if err != nil {
 			return nil // it has ended, or its reader has left
 		}
-		if user, err := c.identify(c.r); err != nil || user.Namespace != namespace {
-			return nil // the key was taken back
+		if !c.mayRead(namespace) {
+			return nil
 		}
 		_ = answer.SetWriteDeadline(time.Now().Add(bookmarkEvery))
 		if !w.write(c.w, got.Line) || w.follow && answer.Flush() != nil {
 			return nil
 		}
 	}
+}
+
+// mayRead reports whether the caller's key opens the namespace still.
+func (c *call) mayRead(namespace string) bool {
+	user, err := c.identify(c.r)
+	return err == nil && user.Namespace == namespace
 }
 
 func (c *call) wanted() (w wanted, err error) {

@@ -60,6 +60,7 @@ type reconciler struct {
 	mu     sync.Mutex
 	of     map[ref]map[name]bool // the routes to a configuration or a revision
 	proved map[name]string       // revisions whose first sandbox is being started, and their uid
+	lacked map[name]time.Time    // when a revision was last without a Secret or ConfigMap
 }
 
 func newReconciler(r *road) *reconciler {
@@ -67,6 +68,7 @@ func newReconciler(r *road) *reconciler {
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[ref](soonest, latest)),
 		road: r, of: map[ref]map[name]bool{}, proved: map[name]string{},
+		lacked: map[name]time.Time{},
 	}
 }
 
@@ -482,6 +484,14 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 	again, since := false, e.object.GetCreationTimestamp().Time
 	var refused *pool.Refused
 	var lacking *lacking
+	r.mu.Lock()
+	if errors.As(how, &lacking) {
+		r.lacked[e.name] = time.Now()
+	}
+	if at := r.lacked[e.name]; at.After(since) {
+		since = at
+	}
+	r.mu.Unlock()
 	err := untilDone(func() error {
 		now := r.get(revisions, e.name.namespace, e.name.name)
 		if now == nil || now.object.GetUID() != e.object.GetUID() {
@@ -522,7 +532,11 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 	}
 	if err != nil || again {
 		r.queue.AddAfter(ref{revisions, e.name}, betweenLooks)
+		return
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.lacked, e.name)
 }
 
 // escaped returns a text for those of Knative's functions that take a format.

@@ -224,7 +224,7 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 	demand.Start = func() (*node.StartRequest, error) {
 		start, err := p.startOf(p.revision)
 		if err != nil {
-			return nil, err
+			return nil, &unmade{err}
 		}
 		start.Call = &node.Call{Action: p.revision.Namespace + "/" + p.revision.Name,
 			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(p.begun))}
@@ -394,7 +394,8 @@ func fail(w http.ResponseWriter, err error) {
 		code = http.StatusServiceUnavailable
 	}
 	said := err.Error()
-	if lack := (*lacking)(nil); errors.As(err, &lack) { // its names are the owner's business
+	if inner := (*unmade)(nil); errors.As(err, &inner) || // its names are the owner's business
+		status.Code(errors.Unwrap(err)) == codes.InvalidArgument {
 		code = http.StatusServiceUnavailable
 		said = "the service cannot be started; the conditions of its revision tell its owner why"
 	}

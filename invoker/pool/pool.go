@@ -258,7 +258,7 @@ func (p *Pool) prepare(
 	p.calls.Go(func() {
 		request, err := made()
 		if err != nil {
-			p.over(b, outcome{err: err})
+			p.over(b, outcome{err: err, unasked: true})
 			return
 		}
 		request.Id, request.MemoryMib, request.Call = b.id, memory, nil

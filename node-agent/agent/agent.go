@@ -67,9 +67,9 @@ type Config struct {
 type Agent struct {
 	api.UnimplementedNodeServer
 	Config
-	starts  starts
-	ends    ends
-	streams atomic.Int64 // connections and readers of logs
+	starts               starts
+	ends                 ends
+	connections, readers atomic.Int64 // of sandboxes, and of their logs
 
 	mu        sync.Mutex
 	sandboxes map[string]*entry

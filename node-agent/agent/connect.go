@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -17,20 +18,21 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// mostStreams bounds the connections and readers of logs that a node has at once: each holds a
-// descriptor or some memory. A connection that finds no descriptor fails alone.
-const mostStreams = 16 << 10
+// What a node has at once. Each connection holds a descriptor or some memory; one that finds no
+// descriptor fails alone. Readers of logs are counted apart, so they keep nobody from connecting.
+const (
+	mostConnections = 16 << 10
+	mostReaders     = 4 << 10
+)
 
-var errStreams = status.Errorf(codes.ResourceExhausted,
-	"the node has %d connections and readers of logs already; close some", mostStreams)
-
-// stream counts a stream, which leaves when it has ended.
-func (a *Agent) stream() (leave func(), err error) {
-	if a.streams.Add(1) > mostStreams {
-		a.streams.Add(-1)
-		return nil, errStreams
+// enterStream counts a stream, which leaves when it has ended.
+func enterStream(all *atomic.Int64, most int64, of string) (leave func(), err error) {
+	if all.Add(1) > most {
+		all.Add(-1)
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"the node has %d %s already; close some", most, of)
 	}
-	return func() { a.streams.Add(-1) }, nil
+	return func() { all.Add(-1) }, nil
 }
 
 // A caller is the stream of a Connect.
@@ -45,7 +47,7 @@ func (a *Agent) Connect(stream caller) error {
 	if first.Port < 1 || first.Port > 65535 {
 		return status.Errorf(codes.InvalidArgument, "port %d: want 1 to 65535", first.Port)
 	}
-	leave, err := a.stream()
+	leave, err := enterStream(&a.connections, mostConnections, "connections")
 	if err != nil {
 		return err
 	}
@@ -151,7 +153,7 @@ func downward(stream caller, conn net.Conn, answered func(error)) error {
 
 // Logs implements api.NodeServer.
 func (a *Agent) Logs(req *api.LogsRequest, stream grpc.ServerStreamingServer[api.LogsReply]) error {
-	leave, err := a.stream()
+	leave, err := enterStream(&a.readers, mostReaders, "readers of logs")
 	if err != nil {
 		return err
 	}

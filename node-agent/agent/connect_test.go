@@ -401,14 +401,19 @@ func TestConnectRefusals(t *testing.T) {
 				t.Errorf("%s, port %d: %v, %v, want %s", c.id, c.port, conn, err, c.want)
 			}
 		}
-		a.streams.Add(mostStreams)
+		a.connections.Add(mostConnections)
 		_, err := api.Connect(t.Context(), node, "x", 9000)
 		if status.Code(err) != codes.ResourceExhausted {
 			t.Errorf("one too many: %v", err)
 		}
-		if a.streams.Add(-mostStreams) != 0 {
+		if a.connections.Add(-mostConnections) != 0 {
 			t.Error("who was refused holds a place")
 		}
+		a.readers.Add(mostReaders)
+		if _, err := api.Connect(t.Context(), node, "x", 9000); err != nil {
+			t.Errorf("readers of logs keep a caller from connecting: %v", err)
+		}
+		a.readers.Add(-mostReaders)
 	})
 	for name, request := range map[string]*api.StartRequest{
 		"another protocol": {Id: "x", MemoryMib: 128, Protocol: "gopher"},
