@@ -372,8 +372,8 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 	return files, nil
 }
 
-// contentOf returns the size of what a key of a Secret or a ConfigMap has, and that itself, which is
-// copied when it is asked for.
+// contentOf returns the size of what a key of a Secret or a ConfigMap has, and that itself, which
+// is copied when it is asked for.
 func contentOf(object any, key string) (size int, data func() []byte, has bool) {
 	var content []byte
 	switch o := object.(type) {
