@@ -73,6 +73,34 @@ func parse(data []byte) (*conf, error) {
 	return c, nil
 }
 
+// takeArgs reads CNI_ARGS, by which older runtimes name a MAC. Others of them are not for plugins of
+// this kind, as those of Kubernetes are not. What runtimeConfig says counts more.
+func (c *conf) takeArgs(text string) error {
+	var args struct {
+		types.CommonArgs
+		MAC types.UnmarshallableString
+	}
+	args.IgnoreUnknown = true
+	err := types.LoadArgs(text, &args)
+	if mac := string(args.MAC); err == nil && mac != "" && c.RuntimeConfig.MAC == "" {
+		if c.MAC, err = macOf(mac); err != nil {
+			err = fmt.Errorf("MAC: %w", err)
+		}
+	}
+	if err != nil {
+		return types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: "+err.Error(), "")
+	}
+	return nil
+}
+
+func macOf(text string) (string, error) {
+	mac, err := net.ParseMAC(text)
+	if err != nil || len(mac) != 6 || mac[0]&1 == 1 {
+		return "", fmt.Errorf("%q is no address of one interface, as 02:00:00:00:00:01", text)
+	}
+	return mac.String(), nil
+}
+
 // parseIPAM reads the ipam of type fastiov. That of another type is for another plugin.
 func (c *conf) parseIPAM(data []byte) error {
 	if c.IPAM.Type != ownIPAM {
@@ -131,11 +159,11 @@ func (c *conf) check() error {
 		c.RunDir = "/run/fastiov"
 	}
 	if c.MAC != "" {
-		mac, err := net.ParseMAC(c.MAC)
-		if err != nil || len(mac) != 6 || mac[0]&1 == 1 {
-			return fmt.Errorf("mac: %q is no address of one interface, as 02:00:00:00:00:01", c.MAC)
+		mac, err := macOf(c.MAC)
+		if err != nil {
+			return fmt.Errorf("mac: %w", err)
 		}
-		c.MAC = mac.String()
+		c.MAC = mac
 	}
 	for _, key := range []struct {
 		name     string

@@ -52,6 +52,9 @@ func (c *conf) tell(req Request) (Reply, error) {
 
 func add(args *skel.CmdArgs) error {
 	c, err := parse(args.StdinData)
+	if err == nil {
+		err = c.takeArgs(args.Args)
+	}
 	if err != nil {
 		return err
 	}
@@ -112,7 +115,8 @@ func (c *conf) addressed(
 	for _, r := range got.Routes {
 		dst, _ := prefixOf(r.Dst)
 		gw, _ := netip.AddrFromSlice(r.GW)
-		req.Routes = append(req.Routes, Route{dst, gw.Unmap()})
+		req.Routes = append(req.Routes, Route{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority,
+			r.Table, r.Scope})
 	}
 	if _, err := c.tell(req); err != nil {
 		return err
@@ -270,7 +274,8 @@ func status(args *skel.CmdArgs) error {
 }
 
 func routeOut(r Route) *types.Route {
-	out := &types.Route{Dst: netOf(r.Dst)}
+	out := &types.Route{Dst: netOf(r.Dst), MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority,
+		Table: r.Table, Scope: r.Scope}
 	if r.GW.IsValid() {
 		out.GW = r.GW.AsSlice()
 	}

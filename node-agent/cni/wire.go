@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,10 +89,16 @@ type IP struct {
 	Gateway netip.Addr
 }
 
-// A Route leads to a network; without GW by the gateway of its family.
+// A Route leads to a network; without GW by the gateway of its family. Its attributes are those of
+// CNI 1.1; 0 and nil: the kernel's default.
 type Route struct {
-	Dst netip.Prefix `json:"dst"`
-	GW  netip.Addr   `json:"gw"`
+	Dst      netip.Prefix `json:"dst"`
+	GW       netip.Addr   `json:"gw"`
+	MTU      int          `json:"mtu"`
+	AdvMSS   int          `json:"advmss"`
+	Priority int          `json:"priority"`
+	Table    *int         `json:"table"`
+	Scope    *int         `json:"scope"`
 }
 
 // A Reply is the agent's one line.
@@ -148,16 +155,47 @@ func leaveNote(runDir string, a Attachment) error {
 	if err := os.Mkdir(notes(runDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return os.WriteFile(noteOf(runDir, a), nil, 0o600)
+	dir, err := openNotes(runDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.WriteFile(noteOf(a), nil, 0o600)
 }
 
-func noteOf(runDir string, a Attachment) string {
-	return filepath.Join(notes(runDir), url.PathEscape(a.String()))
+func noteOf(a Attachment) string { return url.PathEscape(a.String()) }
+
+// openNotes opens the folder, unless somebody else could have put it or a note of it there: a note
+// ends an attachment.
+func openNotes(runDir string) (*os.Root, error) {
+	dir, err := os.OpenRoot(notes(runDir))
+	if err != nil {
+		return nil, err
+	}
+	opened, err := dir.Stat(".")
+	named, err2 := os.Lstat(notes(runDir))
+	if err = errors.Join(err, err2); err == nil {
+		owner := opened.Sys().(*syscall.Stat_t).Uid
+		if !os.SameFile(opened, named) || owner != uint32(os.Geteuid()) ||
+			opened.Mode().Perm()&0o022 != 0 {
+			err = fmt.Errorf("%s is a link, or others may write to it: its notes do not count;"+
+				" remove it", notes(runDir))
+		}
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
 }
 
 // DropNote removes the note of an attachment, if there is one.
 func DropNote(runDir string, a Attachment) error {
-	err := os.Remove(noteOf(runDir, a))
+	dir, err := openNotes(runDir)
+	if err == nil {
+		defer dir.Close()
+		err = dir.Remove(noteOf(a))
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -166,23 +204,25 @@ func DropNote(runDir string, a Attachment) error {
 
 // TakeNotes calls end with each attachment that a plugin has left a note of, and removes the note.
 func TakeNotes(runDir string, end func(Attachment)) error {
-	left, err := os.ReadDir(notes(runDir))
+	dir, err := openNotes(runDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	var failed []error
+	defer dir.Close()
+	left, err := fs.ReadDir(dir.FS(), ".")
+	failed := []error{err}
 	for _, note := range left {
-		file := filepath.Join(notes(runDir), note.Name())
 		name, _ := url.PathUnescape(note.Name())
 		if a, ok := ParseAttachment(name); ok {
 			end(a)
 		} else {
-			failed = append(failed, fmt.Errorf("%s names no attachment", file))
+			failed = append(failed, fmt.Errorf("%s names no attachment",
+				filepath.Join(notes(runDir), note.Name())))
 		}
-		failed = append(failed, os.Remove(file))
+		failed = append(failed, dir.RemoveAll(note.Name()))
 	}
 	return errors.Join(failed...)
 }

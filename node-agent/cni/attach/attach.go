@@ -7,9 +7,11 @@
 package attach
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -52,6 +54,8 @@ type Wires interface {
 	Plug(Port) (mtu int, err error)
 	// Address gives an interface that was plugged the port's addresses and routes.
 	Address(Port) error
+	// Announce tells the neighbours of the port's addresses, once it has a link.
+	Announce(context.Context, Port) error
 	// Unplug takes it out again. It does nothing where the namespace or the interface is gone.
 	Unplug(Port) error
 	// Check returns an error that says what the interface lacks.
@@ -69,6 +73,21 @@ type Server struct {
 	mu    sync.Mutex
 	locks map[string]*lock // of attachments
 	calls sync.WaitGroup
+}
+
+// announces has the neighbours hear of a container's VF as soon as its link is there. The container
+// does not wait for that; by vfio its guest does it.
+func (s *Server) announces(port Port) {
+	if port.Driver != vf.Netdev || len(port.IPs) == 0 {
+		return
+	}
+	go func() {
+		if err := s.Wires.Announce(context.Background(), port); err != nil &&
+			!errors.Is(err, errUnplugged) && !errors.Is(err, fs.ErrNotExist) {
+			s.Log.Warn("the neighbours of a container were not told of its VF", "vf", port.Device,
+				"netns", port.Netns, "error", err)
+		}
+	}()
 }
 
 // A lock is held by one call at a time, and kept as long as calls want it.
@@ -256,7 +275,10 @@ func (s *Server) plug(req cni.Request, lease vf.Lease, ips []cni.IP) (mtu int, e
 	}
 	port := portOf(lease, req)
 	port.IPs = ips
-	return s.Wires.Plug(port)
+	if mtu, err = s.Wires.Plug(port); err == nil {
+		s.announces(port)
+	}
+	return mtu, err
 }
 
 // set changes the pool's settings of a VF to those that a configuration has.
@@ -334,13 +356,21 @@ func (s *Server) address(req cni.Request) error {
 	if err != nil {
 		return err
 	}
-	return s.Wires.Address(portOf(lease, req))
+	port := portOf(lease, req)
+	if err := s.Wires.Address(port); err != nil {
+		return err
+	}
+	s.announces(port)
+	return nil
 }
 
 func (s *Server) check(req cni.Request) error {
 	lease, err := s.held(req.Attachment)
 	if err != nil {
 		return err
+	}
+	if lease.Gone {
+		return fmt.Errorf("%s had VF %s, which its card has no longer", req.Attachment, lease.BDF)
 	}
 	if req.Device != "" && req.Device != lease.BDF {
 		return fmt.Errorf("%s has VF %s, and not %s", req.Attachment, lease.BDF, req.Device)

@@ -128,6 +128,8 @@ func (f files) Plug(p attach.Port) (int, error) {
 	return 1500, os.Rename(f.netdev(p.Device), f.moved(p.Device))
 }
 
+func (files) Announce(context.Context, attach.Port) error { return nil }
+
 func (f files) Address(attach.Port) error { return nil }
 
 func (f files) Check(p attach.Port) error {

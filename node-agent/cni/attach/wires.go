@@ -201,7 +201,14 @@ func address(link netlink.Link, p Port) error {
 		}
 	}
 	for _, r := range p.Routes {
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(r.Dst)}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(r.Dst), MTU: r.MTU,
+			AdvMSS: r.AdvMSS, Priority: r.Priority}
+		if r.Table != nil {
+			route.Table = *r.Table
+		}
+		if r.Scope != nil {
+			route.Scope = netlink.Scope(*r.Scope)
+		}
 		if gw := gatewayOf(r, p.IPs); gw.IsValid() {
 			route.Gw = gw.AsSlice()
 		}
@@ -218,9 +225,10 @@ func allow6(name string) {
 	_ = os.WriteFile(file, []byte("0"), 0) // where that fails, so does the address
 }
 
-// gatewayOf returns the route's own gateway, or else the one that its family has.
+// gatewayOf returns the route's own gateway, or else the one that its family has. A route that ends
+// at the link has none.
 func gatewayOf(r cni.Route, ips []cni.IP) netip.Addr {
-	if r.GW.IsValid() {
+	if r.GW.IsValid() || r.Scope != nil && *r.Scope >= int(netlink.SCOPE_LINK) {
 		return r.GW
 	}
 	for _, ip := range ips {
