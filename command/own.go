@@ -24,14 +24,15 @@ func openOwn(ctx context.Context, n *nodeFlags, i *invokerFlags, log *slog.Logge
 ) {
 	ctx, cancel := context.WithCancel(ctx)
 	closers := []func(){cancel}
-	o = &own{close: func() {
+	end := func() {
 		for i := len(closers) - 1; i >= 0; i-- {
 			closers[i]()
 		}
-	}}
+	}
+	o = &own{close: end}
 	defer func() {
 		if err != nil {
-			o.close()
+			end()
 		}
 	}()
 	i.listen, i.https, i.storage = "127.0.0.1:0", "", ""
