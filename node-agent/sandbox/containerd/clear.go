@@ -168,4 +168,5 @@ func (d *Driver) endAll() {
 		g.kill()
 		g.remove()
 	}
+	unloadProfile(d.Namespace)
 }

@@ -49,6 +49,7 @@ type Driver struct {
 	daemon   *daemon            // nil: somebody else's
 	runtimes map[string]runtime // by their handlers, the default's also by ""
 	roots    *roots
+	profile  string // of AppArmor, that containers have; empty: none
 	closing  chan struct{}
 	boxes    sync.WaitGroup
 
@@ -73,6 +74,9 @@ func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 		return nil, err
 	}
 	if err := d.note(); err != nil {
+		return nil, err
+	}
+	if d.profile, err = d.loadProfile(); err != nil {
 		return nil, err
 	}
 	if d.roots, err = openRoots(rootsDir(cfg.Dir)); err != nil {
@@ -152,6 +156,7 @@ func (d *Driver) Close() {
 	if len(d.cgroups()) == 0 {
 		d.shims().remove()
 		group{path: filepath.Join("/", d.Namespace)}.remove()
+		unloadProfile(d.Namespace)
 		_ = os.RemoveAll(d.Dir) // with its note: a later agent is free to choose
 	}
 }

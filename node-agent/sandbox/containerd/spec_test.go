@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/apparmor"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -190,6 +192,30 @@ func TestRuntimesLikeRunc(t *testing.T) {
 				t.Errorf("left over: %v", left)
 			}
 		})
+	}
+}
+
+// Where the host has AppArmor, containers have containerd's default profile, and the driver takes it
+// back behind the last of them.
+func TestContainersHaveAProfile(t *testing.T) {
+	needs(t)
+	if !apparmor.HostSupports() {
+		t.Skip("this host has no AppArmor, or no apparmor_parser")
+	}
+	h := newHost(t)
+	d := h.open()
+	s, rec := h.start(d, "profiled", h.program())
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/attr/current", rec.PID))
+	if got := strings.TrimSpace(string(text)); err != nil || got != d.profile+" (enforce)" {
+		t.Errorf("its profile is %q, %v", got, err)
+	}
+	var is self
+	ask(t, s, wire.RuntimePort, &is)
+	s.Close()
+	d.Close()
+	loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles")
+	if err != nil || strings.Contains(string(loaded), profileName(h.config.Namespace)) {
+		t.Errorf("the host has its profile yet: %s, %v", loaded, err)
 	}
 }
 
