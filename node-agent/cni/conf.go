@@ -73,8 +73,8 @@ func parse(data []byte) (*conf, error) {
 	return c, nil
 }
 
-// takeArgs reads CNI_ARGS, by which older runtimes name a MAC. Others of them are not for plugins of
-// this kind, as those of Kubernetes are not. What runtimeConfig says counts more.
+// takeArgs reads CNI_ARGS, by which older runtimes name a MAC. What runtimeConfig says counts more.
+// Its other arguments, as those of Kubernetes, are for other plugins.
 func (c *conf) takeArgs(text string) error {
 	var args struct {
 		types.CommonArgs

@@ -189,7 +189,8 @@ func TestCheckFindsThatAVFIsGone(t *testing.T) {
 	result := h.add(t, list, c)
 	check := cni.Request{Command: cni.Check, Netns: c.path,
 		Attachment: cni.Attachment{Network: "net", Container: "c", Interface: c.IfName},
-		Device:     result.Interfaces[0].PciID, Settings: cni.Settings{MAC: result.Interfaces[0].Mac}}
+		Device:     result.Interfaces[0].PciID,
+		Settings:   cni.Settings{MAC: result.Interfaces[0].Mac}}
 	if _, err := (&attach.Server{Pool: h.Pool, Wires: cnitest.Wires()}).Do(check); err != nil {
 		t.Fatal(err)
 	}

@@ -195,7 +195,7 @@ func TestRuntimesLikeRunc(t *testing.T) {
 	}
 }
 
-// Where the host has AppArmor, containers have containerd's default profile, and the driver takes it
+// Where the host has AppArmor, containers have containerd's default profile. The driver takes it
 // back behind the last of them.
 func TestContainersHaveAProfile(t *testing.T) {
 	needs(t)
