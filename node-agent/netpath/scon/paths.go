@@ -362,9 +362,9 @@ func (w *walk) varies(rule rule, i int) string {
 		"reject", "notrack", "masq", "nat", "redir", "tproxy", "flow_offload", "synproxy", "last":
 		return ""
 	case "meta":
-		return metaVaries[x.number(unix.NFTA_META_KEY)]
+		return keyVaries("meta", x.number(unix.NFTA_META_KEY), stableMeta, metaVaries)
 	case "ct":
-		return ctVaries[x.number(unix.NFTA_CT_KEY)]
+		return keyVaries("ct", x.number(unix.NFTA_CT_KEY), stableCT, ctVaries)
 	case "payload":
 		return payloadVaries(rule.what[i:])
 	case "lookup":
@@ -441,6 +441,33 @@ func words(text string) map[string]bool {
 	return set
 }
 
+// keyVaries looks at what an expression asks for, by its number.
+func keyVaries(kind string, key uint32, stable map[uint32]bool, varies map[uint32]string) string {
+	if stable[key] {
+		return ""
+	}
+	if how := varies[key]; how != "" {
+		return how
+	}
+	return fmt.Sprintf("asks for %s %d of each packet", kind, key)
+}
+
+// What the entry has, what follows from its devices and protocol, or what conntrack's entry has,
+// which is read for each packet.
+var (
+	stableMeta = map[uint32]bool{unix.NFT_META_PROTOCOL: true, unix.NFT_META_MARK: true,
+		unix.NFT_META_IIF: true, unix.NFT_META_OIF: true, unix.NFT_META_IIFNAME: true,
+		unix.NFT_META_OIFNAME: true, unix.NFT_META_IIFTYPE: true, unix.NFT_META_OIFTYPE: true,
+		unix.NFT_META_NFPROTO: true, unix.NFT_META_L4PROTO: true, unix.NFT_META_PKTTYPE: true,
+		unix.NFT_META_BRI_IIFNAME: true, unix.NFT_META_BRI_OIFNAME: true,
+		metaIIFKind: true, metaOIFKind: true}
+	stableCT = map[uint32]bool{unix.NFT_CT_STATE: true, unix.NFT_CT_DIRECTION: true,
+		unix.NFT_CT_STATUS: true, unix.NFT_CT_MARK: true, unix.NFT_CT_ZONE: true,
+		unix.NFT_CT_HELPER: true, unix.NFT_CT_L3PROTOCOL: true, unix.NFT_CT_PROTOCOL: true,
+		unix.NFT_CT_SRC: true, unix.NFT_CT_DST: true, unix.NFT_CT_PROTO_SRC: true,
+		unix.NFT_CT_PROTO_DST: true, unix.NFT_CT_SRC_IP: true, unix.NFT_CT_DST_IP: true}
+)
+
 var metaVaries = map[uint32]string{
 	unix.NFT_META_LEN:      "asks for the length of a packet",
 	unix.NFT_META_NFTRACE:  "traces packets",
@@ -456,7 +483,8 @@ var metaVaries = map[uint32]string{
 	metaHour:               "asks for the hour",
 }
 
-const metaTime, metaDay, metaHour = 28, 29, 30 // NFT_META_TIME_NS and following
+// NFT_META_IIFKIND and following; NFT_META_TIME_NS and following.
+const metaIIFKind, metaOIFKind, metaTime, metaDay, metaHour = 26, 27, 28, 29, 30
 
 var ctVaries = map[uint32]string{
 	unix.NFT_CT_PKTS:       "counts a connection's packets",
@@ -488,8 +516,7 @@ func asksForTCP(x []expression) bool {
 			x[0].number(unix.NFTA_PAYLOAD_OFFSET) == 9 && x[0].number(unix.NFTA_PAYLOAD_LEN) == 1
 }
 
-// flags answers a condition on flags of TCP. Express packets have ACK, and neither SYN, FIN, RST
-// nor URG.
+// flags answers a condition on flags of TCP. Express packets have ACK, and no SYN, FIN, RST or URG.
 func flags(x []expression) (reply answer, used int) {
 	if len(x) < 2 || x[0].kind != "payload" || x[0].has[unix.NFTA_PAYLOAD_SREG] != nil ||
 		x[0].number(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_TRANSPORT_HEADER ||

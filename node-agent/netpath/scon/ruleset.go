@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/binaryutil"
@@ -162,8 +163,9 @@ func (r *ruleset) chain(family byte, d *netlink.AttributeDecoder) error {
 }
 
 func (r *ruleset) set(family byte, d *netlink.AttributeDecoder) error {
-	const timeout, evaluated = 0x10, 0x20 // NFT_SET_TIMEOUT, NFT_SET_EVAL
-	name, flags := setName{family: family}, uint32(0)
+	const timeout, evaluated = 0x10, 0x20            // NFT_SET_TIMEOUT, NFT_SET_EVAL
+	const setExpression, setExpressions = 0x11, 0x12 // NFTA_SET_EXPR, NFTA_SET_EXPRESSIONS
+	name, flags, each := setName{family: family}, uint32(0), []string(nil)
 	for d.Next() {
 		switch d.Type() {
 		case unix.NFTA_SET_TABLE:
@@ -172,6 +174,21 @@ func (r *ruleset) set(family byte, d *netlink.AttributeDecoder) error {
 			name.name = d.String()
 		case unix.NFTA_SET_FLAGS:
 			flags = d.Uint32()
+		case setExpression:
+			d.Nested(func(e *netlink.AttributeDecoder) error {
+				each = append(each, decode(e).kind)
+				return nil
+			})
+		case setExpressions:
+			d.Nested(func(list *netlink.AttributeDecoder) error {
+				for list.Next() {
+					list.Nested(func(e *netlink.AttributeDecoder) error {
+						each = append(each, decode(e).kind)
+						return nil
+					})
+				}
+				return nil
+			})
 		}
 	}
 	switch {
@@ -179,6 +196,8 @@ func (r *ruleset) set(family byte, d *netlink.AttributeDecoder) error {
 		r.moving[name] = "has elements that end"
 	case flags&evaluated != 0:
 		r.moving[name] = "is filled by packets"
+	case slices.ContainsFunc(each, func(kind string) bool { return kind != "counter" }):
+		r.moving[name] = "does more for each packet than to look it up"
 	}
 	return d.Err()
 }

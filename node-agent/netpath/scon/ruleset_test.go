@@ -151,6 +151,11 @@ func TestRulesets(t *testing.T) {
 		{name: "a set that packets fill", rules: "nft add table ip t\n" +
 			"nft 'add set ip t s { type ipv4_addr; flags dynamic,timeout; timeout 1m; }'\n" +
 			forward("ip saddr @s drop"), why: "has elements that end"},
+		{name: "a set with a limit for each element", rules: "nft add table ip t\n" +
+			"nft 'add set ip t s { type ipv4_addr; limit rate 5/second; }'\n" +
+			forward("ip saddr @s drop"), why: "more for each packet"},
+		{name: "a socket's user", rules: forward("meta skuid 0 drop"), why: "user"},
+		{name: "ct label", rules: forward("ct label 1 drop"), why: "asks for labels"},
 		{name: "a set", rules: "nft add table ip t\nnft 'add set ip t s { type ipv4_addr; }'\n" +
 			forward("ip saddr @s drop")},
 		{name: "a jump", rules: "nft add table ip t\nnft add chain ip t deep\n" +
