@@ -28,10 +28,15 @@ func (d *Driver) loadProfile() (name string, err error) {
 		return "", nil
 	}
 	name = profileName(d.Namespace)
-	if err := defaults.LoadDefaultProfile(name); err != nil {
-		return "", fmt.Errorf("the profile of AppArmor for containers: %w", err)
+	return name, load(name)
+}
+
+// load loads a profile unless it is there. Whoever tidies a host's profiles may have removed it.
+func load(profile string) error {
+	if err := defaults.LoadDefaultProfile(profile); err != nil {
+		return fmt.Errorf("the profile of AppArmor for containers: %w", err)
 	}
-	return name, nil
+	return nil
 }
 
 // unloadProfile takes the profile back, if it is there. No container may be left.

@@ -265,7 +265,8 @@ func (b *box) accepts(ctx context.Context) error {
 }
 
 // Dial implements sandbox.Sandbox. A runtime with a network stack of its own, as gVisor, has no
-// loopback device here: its programs are reached by the address of the NIC.
+// loopback device here: its programs are reached by the address of the NIC, which on a bridge is
+// this host's neighbour.
 func (b *box) Dial(ctx context.Context, port int) (net.Conn, error) {
 	if cause := b.Cause(); cause != nil {
 		return nil, fmt.Errorf("the sandbox has ended: %w", cause)

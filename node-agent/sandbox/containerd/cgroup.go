@@ -60,6 +60,8 @@ func (g group) make() error {
 	return err
 }
 
+const killWithin = 10 * time.Second
+
 // kill ends all processes in the cgroup. One that is paused dies when it is resumed, here.
 func (g group) kill() {
 	if unified() {
@@ -75,7 +77,8 @@ func (g group) kill() {
 	if err != nil {
 		return
 	}
-	for range 100 { // those that the kernel did not stop in time need another round
+	// Those that the kernel did not stop in time need another round.
+	for until := time.Now().Add(killWithin); time.Now().Before(until); {
 		g.freeze()
 		processes, err := c.Processes(cgroup1.Devices, true)
 		for _, p := range processes {

@@ -70,6 +70,12 @@ func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 	if d.runtimes, err = runtimesOf(cfg.Handlers, d.shims().path); err != nil {
 		return nil, err
 	}
+	for handler, r := range d.runtimes {
+		if r.ownStack && cfg.Linked != nil { // whoever has the VF's address there would be called
+			return nil, fmt.Errorf("the runtime handler %s has a network stack of its own, and its "+
+				"programs cannot be reached over a VF; leave it out, or use the bridge", handler)
+		}
+	}
 	if err := d.choose(ctx); err != nil {
 		return nil, err
 	}
@@ -298,9 +304,9 @@ func (d *Driver) End(spec sandbox.Spec) { d.end(context.Background(), spec) }
 
 // end ends what there is of a sandbox, and returns how its program ended.
 func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
+	d.cgroup(spec).kill() // also where containerd does not answer
 	ctx, cancel := context.WithTimeout(d.named(ctx), endWithin)
 	defer cancel()
-	d.cgroup(spec).kill()               // also where containerd does not answer
 	starved := d.cgroup(spec).starved() // the runtime removes the cgroup
 	exit, err := d.remove(ctx, spec.ID)
 	if starved > 0 {

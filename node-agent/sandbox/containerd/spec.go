@@ -104,7 +104,11 @@ func (b *box) oci(ctx context.Context) (*oci.Spec, error) {
 	if p.UID != 0 { // a user that is not root has none of them, and no way to get one
 		s.Process.Capabilities = &specs.LinuxCapabilities{}
 	}
-	s.Process.ApparmorProfile = b.driver.profile
+	if s.Process.ApparmorProfile = b.driver.profile; s.Process.ApparmorProfile != "" {
+		if err := load(b.driver.profile); err != nil {
+			return nil, err
+		}
+	}
 	s.Version = ociVersion
 	s.Linux.Resources.Memory = b.driver.cgroup(b.spec).limits.Memory
 	s.Linux.Resources.Pids = b.driver.cgroup(b.spec).limits.Pids
