@@ -34,8 +34,12 @@ type Knative struct {
 	BurstCold     bench.Quantiles `json:"burst_cold_ms"`
 	BurstAnswered int             `json:"burst_answered"`
 	Sandboxes     int             `json:"sandboxes"` // of all services that got a request
-	Failed        int             `json:"failed"`
-	Example       string          `json:"example,omitempty"`
+	// of the process, without a service and with all of them
+	EmptyMiB float64  `json:"mib_without_services"`
+	FullMiB  float64  `json:"mib_with_services"`
+	Watches  *Watches `json:"watches"`
+	Failed   int      `json:"failed"`
+	Example  string   `json:"example,omitempty"`
 }
 
 const (
@@ -47,12 +51,16 @@ const (
 
 // Knative measures it all on one server.
 func (b *Bench) Knative(ctx context.Context) (*Knative, error) {
-	s, err := b.up(ctx, "--memory", "1000000")
+	s, err := b.up(ctx, "--memory", "1000000", "--changes-per-minute", unlimited)
 	if err != nil {
 		return nil, err
 	}
 	defer s.stop()
 	k := &Knative{Services: services, Burst: together}
+	empty, err := residentOf(s.cmd)
+	if err != nil {
+		return nil, err
+	}
 	times := make([]float64, services)
 	for i := range times {
 		if times[i], err = s.createService(ctx, fmt.Sprintf("s-%d", i)); err != nil {
@@ -62,6 +70,11 @@ func (b *Bench) Knative(ctx context.Context) (*Knative, error) {
 			fmt.Fprintf(b.Out, "knative  %d services\n", i+1)
 		}
 	}
+	full, err := residentOf(s.cmd)
+	if err != nil {
+		return nil, err
+	}
+	k.EmptyMiB, k.FullMiB = empty.MiB, full.MiB
 	k.First, k.Last = bench.QuantilesOf(times[:100]), bench.QuantilesOf(times[services-100:])
 	var cold, warm, added []float64
 	for i := range oneByOne {
@@ -84,7 +97,11 @@ func (b *Bench) Knative(ctx context.Context) (*Knative, error) {
 	}
 	defer hangUp()
 	status, err := node.Status(ctx, &api.StatusRequest{})
+	if err != nil {
+		return nil, err
+	}
 	k.Sandboxes = len(status.GetSandboxes())
+	k.Watches, err = s.watches(ctx)
 	return k, err
 }
 
@@ -190,6 +207,11 @@ func (k *Knative) Print(w io.Writer) {
 		fmt.Fprintf(w, "%34s  p50 %8.2f ms  p90 %8.2f ms  p99 %8.2f ms\n",
 			row.what, row.of.Median, row.of.P90, row.of.P99)
 	}
+	fmt.Fprintf(w, "%34s  %.0f without, %.0f with %d\n", "MiB, services", k.EmptyMiB, k.FullMiB,
+		k.Services)
+	fmt.Fprintf(w, "%34s  %.0f a second, %.0f beside a slow one, of %.0f changes; %d lost, "+
+		"%d reordered\n", fmt.Sprintf("events of %d watchers", watchers), k.Watches.Events.Median,
+		k.Watches.BesideSlow.Median, k.Watches.Updates.Median, k.Watches.Lost, k.Watches.Reordered)
 	fmt.Fprintf(w, "%d/%d answered at once, %d sandboxes, %d failed %s\n",
 		k.BurstAnswered, k.Burst, k.Sandboxes, k.Failed, k.Example)
 }
