@@ -149,11 +149,21 @@ func TestDetachPutsSettingsBack(t *testing.T) {
 			t.Errorf("settings %s", is)
 		}
 	}
-	if err := Detach(cfg.Records, cfg.Bridge); err != nil {
-		t.Error(err)
+	w.host.run(t, "ip link add br9 type bridge")
+	second := cfg
+	second.Bridge = "br9"
+	s, err := Attach(second)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if is := read(); is != "01" {
-		t.Errorf("settings %s after Detach, want 01", is)
+	s.Close()
+	for _, step := range []struct{ bridge, want string }{{cfg.Bridge, "11"}, {"br9", "01"}} {
+		if err := Detach(cfg.Records, step.bridge); err != nil {
+			t.Error(err)
+		}
+		if is := read(); is != step.want {
+			t.Errorf("settings %s after Detach of %s, want %s", is, step.bridge, step.want)
+		}
 	}
 }
 

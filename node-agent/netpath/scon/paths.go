@@ -84,8 +84,8 @@ func (p path) meets(family byte, c chain) bool {
 	case unix.NFPROTO_BRIDGE:
 		return p.in == ""
 	}
-	return p.in != "" && c.hook == unix.NF_INET_PRE_ROUTING || c.hook == unix.NF_INET_FORWARD ||
-		c.hook == unix.NF_INET_POST_ROUTING || c.hook == ingressOfInet
+	return p.in != "" && (c.hook == unix.NF_INET_PRE_ROUTING || c.hook == unix.NF_INET_FORWARD ||
+		c.hook == unix.NF_INET_POST_ROUTING || c.hook == ingressOfInet)
 }
 
 const ingressOfInet = 5 // NF_INET_INGRESS
@@ -163,7 +163,8 @@ func (w *walk) rule(rule rule, depth int) (result end) {
 				Where: fmt.Sprintf("%s, rule %d", rule.in, rule.handle)})
 			return goesOn
 		}
-		if x.kind == "lookup" && x.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT {
+		if x.kind == "lookup" && x.has[unix.NFTA_LOOKUP_DREG] != nil &&
+			x.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT {
 			w.anywhere(rule.in, depth)
 			result = leaves
 		}

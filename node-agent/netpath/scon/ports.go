@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -66,8 +67,8 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate) {
 			}
 		case <-s.look:
 			err = s.permit()
-		case <-tick.C:
-			if err = s.ports(); err == nil {
+		case <-tick.C: // a queue or a program of others is announced by nobody
+			if err = errors.Join(s.ports(), s.permit()); err == nil {
 				_, err = s.flush(0)
 			}
 		}
@@ -150,8 +151,8 @@ func (s *Scon) enter(l netlink.Link) error {
 	return err
 }
 
-// leave forgets a port that has gone: its entries, and the kernel's connections of its container,
-// whose address the next one may get.
+// leave forgets a port that has gone: its entries and, where its device is no more, the kernel's
+// connections of its container, whose address the next one may get.
 func (s *Scon) leave(index int) error {
 	s.unhook(index)
 	addresses, err := s.addresses(uint32(index))
@@ -165,6 +166,9 @@ func (s *Scon) leave(index int) error {
 	if _, err := s.flush(index); err != nil {
 		return err
 	}
+	if _, err := netlink.LinkByIndex(index); err == nil {
+		return nil // it is another bridge's, or nobody's
+	}
 	for _, address := range addresses {
 		if err := forget(address); err != nil {
 			return fmt.Errorf("connections of %s: %w", address, err)
@@ -173,9 +177,15 @@ func (s *Scon) leave(index int) error {
 	return nil
 }
 
-// addresses returns the addresses of the container at a port, by its entries, but for those that
-// another port has by now.
+// addresses returns the addresses of the container at a port, by its entries, as far as they are of
+// the bridge's own networks, but for those that another port has by now: a container may have sent
+// from any address.
 func (s *Scon) addresses(port uint32) ([]netip.Addr, error) {
+	networks, err := netlink.AddrList(&netlink.Device{
+		LinkAttrs: netlink.LinkAttrs{Index: s.bridge}}, unix.AF_INET)
+	if err != nil {
+		return nil, err
+	}
 	at := map[netip.Addr]bool{} // whether it is that port's alone
 	var f programFlow
 	var e programConentry
@@ -197,7 +207,9 @@ func (s *Scon) addresses(port uint32) ([]netip.Addr, error) {
 	}
 	var alone []netip.Addr
 	for address, is := range at {
-		if is {
+		if is && slices.ContainsFunc(networks, func(n netlink.Addr) bool {
+			return n.Contains(address.AsSlice())
+		}) {
 			alone = append(alone, address)
 		}
 	}

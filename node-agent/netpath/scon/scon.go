@@ -1,6 +1,7 @@
 package scon
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -348,9 +349,11 @@ func (s *Scon) record() error {
 			if err != nil {
 				return fmt.Errorf("conntrack: %w; is nf_conntrack loaded?", err)
 			}
-			if _, known := now.Settings[file]; !known {
-				now.Settings[file] = strings.TrimSpace(string(is))
+			if _, known := now.Settings[file]; known {
+				continue
 			}
+			now.Settings[file] = cmp.Or(found(s.Records, s.Bridge, file),
+				strings.TrimSpace(string(is)))
 		}
 	}
 	text, err := json.Marshal(now)
@@ -417,12 +420,12 @@ func Detach(records, bridge string) error {
 	defer unlock()
 	remove(r.pins())
 	if len(r.Settings) > 0 {
-		if err := tolerate(); err != nil {
-			return fmt.Errorf("connections that went express: %w", err)
+		if failed := tolerate(); failed != nil {
+			err = fmt.Errorf("connections that went express: %w", failed)
 		}
 	}
 	for file, was := range r.Settings {
-		if others(records, bridge, file) {
+		if found(records, bridge, file) != "" { // that attachment needs it still
 			continue
 		}
 		err = errors.Join(err, os.WriteFile(file, []byte(was), 0))
@@ -434,17 +437,17 @@ func Detach(records, bridge string) error {
 	return os.Remove(recordOf(records, bridge))
 }
 
-// others reports whether another attachment needs the setting, too.
-func others(records, but, file string) bool {
+// found returns what another attachment found in a setting that it needs, too; empty: none does.
+func found(records, but, file string) string {
 	for _, name := range Attached(records) {
 		if name == but {
 			continue
 		}
 		if r, err := readRecord(records, name); err == nil && r != nil && r.Settings[file] != "" {
-			return true
+			return r.Settings[file]
 		}
 	}
-	return false
+	return ""
 }
 
 // remove removes the pins of an attachment, and with them its links, maps and programs.
