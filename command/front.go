@@ -36,6 +36,7 @@ type front struct {
 	runDir string
 	drain  time.Duration
 	domain string // of Knative's services
+	mapped string // where they may have names of their own; empty: the default
 	// The file that says which sandboxes were left for the next invoker; empty: none are.
 	warm    string
 	watched []live.Named // the nodes that the live page shows
@@ -52,7 +53,7 @@ func (f *front) close() {
 
 func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 	log *slog.Logger) (_ *front, err error) {
-	f := &front{runDir: runDir, drain: i.drain, domain: i.domain}
+	f := &front{runDir: runDir, drain: i.drain, domain: i.domain, mapped: i.mapped}
 	defer func() {
 		if err != nil {
 			f.close()

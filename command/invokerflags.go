@@ -26,6 +26,7 @@ type invokerFlags struct {
 	tlsKey    string
 	apiHost   string
 	domain    string
+	mapped    string
 	name      string
 	store     storeFlags
 	storage   string
@@ -58,6 +59,10 @@ func (i *invokerFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&i.domain, "domain", "localhost",
 		"Knative services are at NAME.NAMESPACE. and this domain; names below localhost lead to"+
 			" this machine")
+	f.StringVar(&i.mapped, "mapped-domains", "",
+		"users may give their Knative services names at and below these domains, comma-separated, by a"+
+			" DomainMapping; *: any name, also one that the API is reached at (default: any where"+
+			" the API is on loopback alone, else none)")
 	f.StringVar(&i.name, "name", "",
 		"what this invoker is called among those that share its store (default: as its host)")
 	i.store.flags(f)

@@ -3,6 +3,8 @@ package command
 import (
 	"net"
 	"net/http"
+	"net/netip"
+	"strings"
 
 	"github.com/fastiov/fastiov/invoker/knative"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
@@ -60,10 +62,29 @@ func openKnative(
 	a, err := knative.New(knative.Config{
 		Pool: whisk.Pool(), Store: f.cfg.Store, Directory: whisk.Register().Directory,
 		Identify: whisk.Identify, Telemetry: whisk.Telemetry(), Keep: whisk.Keep,
-		Domain: f.domain, Port: port, Log: f.cfg.Log,
+		Domain: f.domain, Mapped: f.mappedDomains(), Port: port, Log: f.cfg.Log,
 	})
 	if err != nil {
 		return nil, nil, err
 	}
 	return a.Over(next), a.Close, nil
+}
+
+// mappedDomains returns the domains at which services may have names of their own. The owner of a
+// name that others reach the API at would get their keys: so none is open unless an operator says
+// so, or only this machine reaches the API.
+func (f *front) mappedDomains() []string {
+	if f.mapped != "" {
+		return strings.FieldsFunc(f.mapped, func(r rune) bool { return r == ',' || r == ' ' })
+	}
+	for _, l := range []net.Listener{f.plain, f.secure} {
+		if l == nil {
+			continue
+		}
+		at, err := netip.ParseAddrPort(l.Addr().String())
+		if err != nil || !at.Addr().Unmap().IsLoopback() {
+			return nil
+		}
+	}
+	return []string{"*"}
 }

@@ -17,7 +17,7 @@
 //	behind.go     what is written later, as nobody waits for a disk to learn it
 //	change.go     a change by Knative's rules;  core.go: by Kubernetes's
 //	api.go        the verbs;  watch.go, table.go, discover.go: their parts
-//	reconcile.go  brings about what objects say;  route.go: where traffic goes
+//	reconcile.go  brings about what objects say;  route.go: where traffic goes;  domains.go: names
 //	mirror.go     sandboxes as Pods, routes as Services, Events;  pods.go: their logs and columns
 //	demand.go     a revision as the pool and the node see it;  given.go: what its program is given
 //	road.go       the way of a request;  told.go: what is told of it

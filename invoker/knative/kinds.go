@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
+	"knative.dev/serving/pkg/apis/serving/v1beta1"
 )
 
 // An object is one of the resources.
@@ -85,6 +86,7 @@ var (
 	configurations = kindOf(serving.GroupName, "Configuration")
 	revisions      = kindOf(serving.GroupName, "Revision")
 	routes         = kindOf(serving.GroupName, "Route")
+	domainMappings = kindOf(serving.GroupName, "DomainMapping")
 	configMaps     = kindOf("", "ConfigMap")
 	secrets        = kindOf("", "Secret")
 	pods           = kindOf("", "Pod")
@@ -101,6 +103,7 @@ func readKinds() (all []*kind) {
 		"Configuration." + serving.GroupName: func() object { return &v1.Configuration{} },
 		"Revision." + serving.GroupName:      func() object { return &v1.Revision{} },
 		"Route." + serving.GroupName:         func() object { return &v1.Route{} },
+		"DomainMapping." + serving.GroupName: func() object { return &v1beta1.DomainMapping{} },
 		"ConfigMap.":                         func() object { return &corev1.ConfigMap{} },
 		"Secret.":                            func() object { return &corev1.Secret{} },
 		"Pod.":                               func() object { return &corev1.Pod{} },

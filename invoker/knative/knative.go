@@ -27,8 +27,9 @@ type Config struct {
 	// Telemetry counts requests to services, and Keep keeps the records of their cold starts.
 	Telemetry *telemetry.Metrics
 	Keep      func(*telemetry.Call)
-	Domain    string // services are at NAME.NAMESPACE.Domain
-	Port      string // of their URLs
+	Domain    string   // services are at NAME.NAMESPACE.Domain
+	Mapped    []string // DomainMappings may give them names below these, or with *, any
+	Port      string   // of their URLs
 	Log       *slog.Logger
 }
 
@@ -55,12 +56,13 @@ func New(cfg Config) (*API, error) {
 	ctx, end := context.WithCancel(context.Background())
 	a := &API{cfg: cfg, closed: make(chan struct{}), end: end}
 	a.road = &road{pool: cfg.Pool, directory: cfg.Directory, names: names, domain: cfg.Domain,
-		port: cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep,
+		domains: newDomains(cfg.Domain, cfg.Mapped),
+		port:    cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep,
 		hosts: map[string]*split{}, of: map[name][]string{}}
 	a.road.scales = newScales(a.road)
 	a.reconcile, a.mirror = newReconciler(a.road), newMirror(cfg.Directory, cfg.Log)
 	a.world, err = openWorld(ctx, cfg.Store, cfg.Log, a.mirror.leave,
-		a.road.follow, a.reconcile.follow, a.mirror.follow)
+		a.road.domains.follow, a.road.follow, a.reconcile.follow, a.mirror.follow)
 	if err != nil {
 		end()
 		return nil, err

@@ -184,7 +184,8 @@ func newHouse(t *testing.T, path string, key access.Key) (h *house, leave func()
 	}
 	h.pool = pool.New(pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Minute},
 		node.Local(h.node))
-	h.api, err = New(Config{Pool: h.pool, Store: s, Directory: directory, Domain: "localhost",
+	h.api, err = New(Config{Pool: h.pool, Store: s, Directory: directory,
+		Domain: "localhost", Mapped: []string{"example.com"},
 		Identify: func(_ *http.Request, key access.Key) (*access.Identity, error) {
 			return directory.Identify(key.UUID, key.Secret)
 		}, Port: "80", Telemetry: counts, Keep: h.keep, Log: log})
@@ -333,6 +334,9 @@ func TestTheNextProcessGoesOn(t *testing.T) {
 	h.ready("hello", "True")
 	h.must("POST", core+"secrets", secretOf("s", "k", "v"))
 	h.must("POST", core+"configmaps", `{"metadata":{"name":"c"},"data":{"k":"v"}}`)
+	h.must("POST", mappings,
+		mappingOf("hello.example.com", "Service", "serving.knative.dev/v1", "hello"))
+	h.says("hello.example.com", "Ready", "True", "")
 	before := map[string]string{}
 	for _, k := range kinds {
 		if k.Derived { // it is of a process, and its sandboxes

@@ -21,6 +21,7 @@ import (
 	"knative.dev/pkg/kmeta"
 	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
+	"knative.dev/serving/pkg/apis/serving/v1beta1"
 	"knative.dev/serving/pkg/reconciler/configuration/resources"
 
 	"github.com/fastiov/fastiov/invoker/pool"
@@ -83,6 +84,11 @@ func (r *reconciler) follow(e *event) {
 	r.queue.Add(me)
 	if owner, of := ownerOf(e.entry.object); owner != nil {
 		r.queue.Add(ref{of, name{n.namespace, owner.Name}})
+	}
+	if me.kind == routes {
+		for _, of := range r.road.domains.names(n) {
+			r.queue.Add(ref{domainMappings, name{n.namespace, of}})
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,6 +194,8 @@ func (r *reconciler) reconcile(ctx context.Context, d ref) error {
 		return r.revision(ctx, e, o)
 	case *v1.Route:
 		return r.route(ctx, e, o)
+	case *v1beta1.DomainMapping:
+		return r.mapping(e, o)
 	}
 	return nil
 }

@@ -33,6 +33,7 @@ type road struct {
 	directory *access.Directory
 	world     *world
 	names     *config.Config
+	domains   *domains
 	domain    string
 	port      string
 	telemetry *telemetry.Metrics
@@ -131,13 +132,21 @@ func bare(host string) string {
 	return strings.ToLower(host)
 }
 
-// owns reports whether a host is below the domain of services.
-func (r *road) owns(host string) bool { return strings.HasSuffix(bare(host), "."+r.domain) }
+// owns reports whether a host is below the domain of services, or one that a service has mapped.
+func (r *road) owns(host string) bool {
+	host = bare(host)
+	_, mapped := r.domains.behind(host)
+	return mapped || strings.HasSuffix(host, "."+r.domain)
+}
 
 // choose returns the revision that the next request to a host goes to, or nil.
 func (r *road) choose(host string) *v1.Revision {
+	host = bare(host)
+	if route, mapped := r.domains.behind(host); mapped {
+		host = r.hostOf(route)
+	}
 	r.mu.RLock()
-	s := r.hosts[bare(host)]
+	s := r.hosts[host]
 	r.mu.RUnlock()
 	if s == nil || s.whole == 0 {
 		return nil
@@ -152,6 +161,15 @@ func (r *road) choose(host string) *v1.Revision {
 		}
 	}
 	return nil
+}
+
+// hostOf returns the host of a route itself; empty: it has none.
+func (r *road) hostOf(route name) string {
+	e := r.world.get(routes, route.namespace, route.name)
+	if e == nil || e.object.(*v1.Route).Status.URL == nil {
+		return ""
+	}
+	return bare(e.object.(*v1.Route).Status.URL.Host)
 }
 
 // ServeHTTP has a request answered by a sandbox. It is buffered until one is ready.

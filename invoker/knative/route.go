@@ -14,7 +14,7 @@ import (
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 	listers "knative.dev/serving/pkg/client/listers/serving/v1"
 	"knative.dev/serving/pkg/reconciler/route/config"
-	"knative.dev/serving/pkg/reconciler/route/domains"
+	urls "knative.dev/serving/pkg/reconciler/route/domains"
 	"knative.dev/serving/pkg/reconciler/route/traffic"
 )
 
@@ -25,12 +25,12 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 	st.InitializeConditions()
 	st.ObservedGeneration = to.Generation
 	ctx = config.ToContext(ctx, r.road.names)
-	host, err := domains.DomainNameFromTemplate(ctx, to.ObjectMeta, to.Name)
+	host, err := urls.DomainNameFromTemplate(ctx, to.ObjectMeta, to.Name)
 	if err != nil {
 		st.MarkUnknownTrafficError(err.Error())
 		return r.report(e, to)
 	}
-	st.URL = r.road.at(domains.URL(domains.HTTPScheme, host))
+	st.URL = r.road.at(urls.URL(urls.HTTPScheme, host))
 	st.Address = &duckv1.Addressable{URL: st.URL}
 	st.MarkTLSNotEnabled(v1.ExternalDomainTLSNotEnabledMessage)
 	plan, err := traffic.BuildTrafficConfiguration(

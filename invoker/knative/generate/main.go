@@ -52,6 +52,7 @@ func write(module, file string) error {
 	var all []resource
 	for _, of := range []struct{ name, version string }{
 		{"service", "v1"}, {"configuration", "v1"}, {"revision", "v1"}, {"route", "v1"},
+		{"domain-mapping", "v1beta1"},
 	} {
 		text, err := os.ReadFile(
 			filepath.Join(module, "config/core/300-resources", of.name+".yaml"))
