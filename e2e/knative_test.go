@@ -18,9 +18,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	watching "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
@@ -381,22 +384,7 @@ func TestAUserSeesItsOwnNamespaceAlone(t *testing.T) {
 		"--state-dir", k.dir))
 	ann := clients.NewForConfigOrDie(k.as(key))
 	ctx := t.Context()
-	of := ann.Services("guest")
-	_, get := of.Get(ctx, "secret", metav1.GetOptions{})
-	_, list := of.List(ctx, metav1.ListOptions{})
-	_, watch := of.Watch(ctx, metav1.ListOptions{})
-	_, create := of.Create(ctx, service("mine", "x"), metav1.CreateOptions{})
-	_, patch := of.Patch(ctx, "secret", types.MergePatchType, []byte("{}"), metav1.PatchOptions{})
-	_, update := of.Update(ctx, service("secret", "x"), metav1.UpdateOptions{})
-	for verb, err := range map[string]error{"get": get, "list": list, "watch": watch,
-		"create": create, "patch": patch, "update": update,
-		"delete":           of.Delete(ctx, "secret", metav1.DeleteOptions{}),
-		"deletecollection": of.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
-	} {
-		if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), "example.com") {
-			t.Errorf("%s is answered %v", verb, err)
-		}
-	}
+	k.sees(k.as(key))
 	all, err := ann.Services("").List(ctx, metav1.ListOptions{})
 	if err != nil || len(all.Items) != 0 {
 		t.Errorf("the list of all: %+v %v", all, err)
@@ -406,6 +394,98 @@ func TestAUserSeesItsOwnNamespaceAlone(t *testing.T) {
 	_, err = clients.NewForConfigOrDie(nobody).Services("guest").List(ctx, metav1.ListOptions{})
 	if !apierrors.IsUnauthorized(err) {
 		t.Errorf("a wrong key is answered %v", err)
+	}
+}
+
+// sees has a user try every verb on all that is served, in the namespace guest, which is another's.
+func (k *knative) sees(user *rest.Config) {
+	k.t.Helper()
+	t, ctx := k.t, k.t.Context()
+	guest, other := dynamic.NewForConfigOrDie(k.config), dynamic.NewForConfigOrDie(user)
+	of := func(kind, version, spec string) *unstructured.Unstructured {
+		o := &unstructured.Unstructured{}
+		if err := o.UnmarshalJSON([]byte(fmt.Sprintf(`{"kind":%q,"apiVersion":%q,"metadata":{
+			"name":"secret.example.com"}%s}`, kind, version, spec))); err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	for plural, o := range map[string]*unstructured.Unstructured{
+		"secrets":    of("Secret", "v1", `,"stringData":{"k":"example.com"}`),
+		"configmaps": of("ConfigMap", "v1", `,"data":{"k":"example.com"}`),
+		"domainmappings": of("DomainMapping", "serving.knative.dev/v1beta1", `,"spec":{"ref":{
+			"kind":"Service","apiVersion":"serving.knative.dev/v1","name":"secret"}}`),
+	} {
+		to := guest.Resource(o.GroupVersionKind().GroupVersion().WithResource(plural))
+		if _, err := to.Namespace("guest").Create(ctx, o, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, lists, err := discovery.NewDiscoveryClientForConfigOrDie(user).ServerGroupsAndResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, list := range lists {
+		version, _ := schema.ParseGroupVersion(list.GroupVersion)
+		for _, r := range list.APIResources {
+			if !r.Namespaced {
+				continue
+			}
+			all := guest.Resource(version.WithResource(r.Name)).Namespace("guest")
+			there, err := all.List(ctx, metav1.ListOptions{})
+			if err != nil || len(there.Items) == 0 {
+				t.Fatalf("guest has no %s: %v", r.Name, err)
+			}
+			one := there.Items[0].GetName()
+			to := other.Resource(version.WithResource(r.Name)).Namespace("guest")
+			o := of(r.Kind, list.GroupVersion, "")
+			o.SetName(one)
+			_, get := to.Get(ctx, one, metav1.GetOptions{})
+			_, listed := to.List(ctx, metav1.ListOptions{})
+			_, watch := to.Watch(ctx, metav1.ListOptions{})
+			_, create := to.Create(ctx, o, metav1.CreateOptions{})
+			_, update := to.Update(ctx, o, metav1.UpdateOptions{})
+			_, patch := to.Patch(ctx, one, types.MergePatchType, []byte("{}"),
+				metav1.PatchOptions{})
+			answers := map[string]error{"get": get, "list": listed, "watch": watch,
+				"create": create, "update": update, "patch": patch,
+				"delete": to.Delete(ctx, one, metav1.DeleteOptions{}),
+				"deletecollection": to.DeleteCollection(ctx, metav1.DeleteOptions{},
+					metav1.ListOptions{}),
+			}
+			if r.Name == "pods" {
+				_, answers["log"] = to.Get(ctx, one, metav1.GetOptions{}, "log")
+			}
+			for verb, err := range answers {
+				tried++
+				if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), "example.com/") {
+					t.Errorf("%s %s is answered %v", verb, r.Name, err)
+				}
+			}
+			k.seesNone(other.Resource(version.WithResource(r.Name)), r.Name)
+		}
+	}
+	t.Logf("%d verbs on another's objects: 403", tried)
+	if tried < 10*8 {
+		t.Errorf("only %d verbs were tried", tried)
+	}
+}
+
+// seesNone checks that lists and watches of all namespaces have nothing of another's.
+func (k *knative) seesNone(all dynamic.ResourceInterface, name string) {
+	k.t.Helper()
+	list, err := all.List(k.t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 0 {
+		k.t.Errorf("the list of all %s: %+v %v", name, list, err)
+	}
+	w, err := all.Watch(k.t.Context(), metav1.ListOptions{TimeoutSeconds: ptr.To[int64](1)})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		k.t.Errorf("a watch of all %s brings %+v", name, e)
 	}
 }
 
@@ -426,7 +506,9 @@ func TestClientsDiscoverTheAPI(t *testing.T) {
 			}
 		}
 		for _, want := range []string{"servicesServicekservice,ksvc", "revisionsRevisionrev",
-			"configurationsConfigurationconfig,cfg", "routesRoutert"} {
+			"configurationsConfigurationconfig,cfg", "routesRoutert",
+			"domainmappingsDomainMappingdm", "secretsSecret", "configmapsConfigMapcm",
+			"podsPodpo", "servicesServicesvc", "eventsEventev"} {
 			if !slices.Contains(names, want) {
 				t.Errorf("legacy %v: %q has no %s", legacy, names, want)
 			}
@@ -434,7 +516,7 @@ func TestClientsDiscoverTheAPI(t *testing.T) {
 	}
 	d := discovery.NewDiscoveryClientForConfigOrDie(k.config)
 	doc, err := d.OpenAPISchema()
-	if err != nil || len(doc.GetDefinitions().GetAdditionalProperties()) != 4 {
+	if err != nil || len(doc.GetDefinitions().GetAdditionalProperties()) != 10 {
 		t.Errorf("OpenAPI v2: %v", err)
 	}
 	paths, err := d.OpenAPIV3().Paths()

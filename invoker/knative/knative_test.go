@@ -334,8 +334,7 @@ func TestTheNextProcessGoesOn(t *testing.T) {
 	h.ready("hello", "True")
 	h.must("POST", core+"secrets", secretOf("s", "k", "v"))
 	h.must("POST", core+"configmaps", `{"metadata":{"name":"c"},"data":{"k":"v"}}`)
-	h.must("POST", mappings,
-		mappingOf("hello.example.com", "Service", "serving.knative.dev/v1", "hello"))
+	h.must("POST", mappings, mappingOf("hello.example.com", "Service", "v1", "hello"))
 	h.says("hello.example.com", "Ready", "True", "")
 	before := map[string]string{}
 	for _, k := range kinds {
