@@ -375,8 +375,11 @@ int compose(struct __sk_buff *skb)
 	slot->skb = 0;
 	f = slot->flow;
 
-	/* A host's own packet may have the memory of one that was dropped. */
-	if (!skb->ingress_ifindex || skb->protocol != bpf_htons(0x0800) || skb->vlan_present ||
+	/* The rules were read for packets that come by the bridge, or by the NIC itself: not by a VLAN
+	 * on it, nor by another bridge. And a host's own packet, which came by none, may have the
+	 * memory of one that was dropped. */
+	in = bpf_map_lookup_elem(&contables, &f.device);
+	if (skb->ingress_ifindex != (in ? in->bridge : f.device) || skb->protocol != bpf_htons(0x0800) || skb->vlan_present ||
 	    data + sizeof(*h) > end)
 		return NEXT;
 	if (h->ethernet.type != bpf_htons(0x0800) || h->ip.version_and_length != 0x45 ||
@@ -389,7 +392,6 @@ int compose(struct __sk_buff *skb)
 	any.device = 0;
 	if (bpf_map_lookup_elem(&turned_off, &any))
 		return NEXT;
-	in = bpf_map_lookup_elem(&contables, &f.device);
 	out = bpf_map_lookup_elem(&contables, &device);
 	permit = bpf_map_lookup_elem(&permits, &zero);
 	if (!permit || (permit->established != slot->rules && !by_age))
