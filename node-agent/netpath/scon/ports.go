@@ -151,7 +151,7 @@ func (s *Scon) enter(l netlink.Link) error {
 	return err
 }
 
-// leave forgets a port that has gone: its entries and, where its device is no more, the kernel's
+// leave forgets a port that has gone: its entries and, where its device is gone, the kernel's
 // connections of its container, whose address the next one may get.
 func (s *Scon) leave(index int) error {
 	s.unhook(index)

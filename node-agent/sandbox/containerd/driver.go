@@ -71,9 +71,10 @@ func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 		return nil, err
 	}
 	for handler, r := range d.runtimes {
-		if r.ownStack && cfg.Linked != nil { // whoever has the VF's address there would be called
-			return nil, fmt.Errorf("the runtime handler %s has a network stack of its own, and its "+
-				"programs cannot be reached over a VF; leave it out, or use the bridge", handler)
+		if r.ownStack && cfg.Linked != nil { // it would call who has its address
+			return nil, fmt.Errorf("the runtime handler %s has a network stack of its own, and "+
+				"its programs cannot be reached over a VF; leave it out, or use the bridge",
+				handler)
 		}
 	}
 	if err := d.choose(ctx); err != nil {

@@ -375,12 +375,13 @@ int compose(struct __sk_buff *skb)
 	slot->skb = 0;
 	f = slot->flow;
 
-	/* The rules were read for packets that come by the bridge, or by the NIC itself: not by a VLAN
-	 * on it, nor by another bridge. And a host's own packet, which came by none, may have the
-	 * memory of one that was dropped. */
+	/* The rules were read for packets that come by the bridge, or by the NIC itself: not
+	 * by a VLAN on it, nor by another bridge. And a host's own packet, which came by none,
+	 * may have the memory of one that was dropped. */
 	in = bpf_map_lookup_elem(&contables, &f.device);
-	if (skb->ingress_ifindex != (in ? in->bridge : f.device) || skb->protocol != bpf_htons(0x0800) || skb->vlan_present ||
-	    data + sizeof(*h) > end)
+	if (skb->ingress_ifindex != (in ? in->bridge : f.device))
+		return NEXT;
+	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || data + sizeof(*h) > end)
 		return NEXT;
 	if (h->ethernet.type != bpf_htons(0x0800) || h->ip.version_and_length != 0x45 ||
 	    h->ip.fragment & bpf_htons(FRAGMENT) || h->ip.protocol != f.protocol ||
