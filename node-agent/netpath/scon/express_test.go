@@ -64,8 +64,10 @@ func ask(t testing.TB, conn net.Conn, times, size int) {
 		sent[0] = byte(n)
 		wrote := make(chan error, 1)
 		go func() { _, err := conn.Write(sent); wrote <- err }()
-		defer func() { <-wrote }()
 		if _, err := io.ReadFull(conn, heard); err != nil {
+			t.Fatalf("question %d: %v", n, err)
+		}
+		if err := <-wrote; err != nil {
 			t.Fatalf("question %d: %v", n, err)
 		}
 		if heard[0] != byte(n) {
