@@ -61,8 +61,7 @@ func (i *invokerFlags) flags(f *pflag.FlagSet) {
 			" this machine")
 	f.StringVar(&i.mapped, "mapped-domains", "",
 		"users may give their Knative services names at and below these domains, comma-separated, by a"+
-			" DomainMapping; *: any name, also one that the API is reached at (default: any where"+
-			" the API is on loopback alone, else none)")
+			" DomainMapping; *: any name, also one that the API is reached at (default: none)")
 	f.StringVar(&i.name, "name", "",
 		"what this invoker is called among those that share its store (default: as its host)")
 	i.store.flags(f)

@@ -3,7 +3,6 @@ package command
 import (
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 
 	"github.com/fastiov/fastiov/invoker/knative"
@@ -71,20 +70,8 @@ func openKnative(
 }
 
 // mappedDomains returns the domains at which services may have names of their own. The owner of a
-// name that others reach the API at would get their keys: so none is open unless an operator says
-// so, or only this machine reaches the API.
+// name that others reach the API at would get their keys: so none is open unless the operator says
+// so.
 func (f *front) mappedDomains() []string {
-	if f.mapped != "" {
-		return strings.FieldsFunc(f.mapped, func(r rune) bool { return r == ',' || r == ' ' })
-	}
-	for _, l := range []net.Listener{f.plain, f.secure} {
-		if l == nil {
-			continue
-		}
-		at, err := netip.ParseAddrPort(l.Addr().String())
-		if err != nil || !at.Addr().Unmap().IsLoopback() {
-			return nil
-		}
-	}
-	return []string{"*"}
+	return strings.FieldsFunc(f.mapped, func(r rune) bool { return r == ',' || r == ' ' })
 }

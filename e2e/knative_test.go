@@ -48,7 +48,8 @@ func newKnative(t *testing.T, args ...string) *knative {
 	t.Helper()
 	k := &knative{t: t, dir: t.TempDir(), address: listenLater(t)}
 	k.args = slices.Concat([]string{"up", "--foreground", "--sandbox", "sim", "--sim-start", "1ms",
-		"--memory", "262144", "--metrics", "", "--listen", k.address, "--run-dir", k.run(),
+		"--memory", "262144", "--metrics", "", "--listen", k.address,
+		"--mapped-domains", "*", "--run-dir", k.run(),
 		"--state-dir", k.dir}, args)
 	k.up()
 	k.config = k.as("")

@@ -17,8 +17,6 @@ import (
 const (
 	defaultMiB = 256
 	mostMiB    = 1 << 20 // no node has so much; more would not be counted right
-	// A sandbox has so many requests at once where containerConcurrency is 0.
-	unbounded = 1 << 20
 )
 
 func portOf(c *corev1.Container) int {
@@ -52,7 +50,7 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 		Image: c.Image, MemoryMiB: memoryOf(c), Concurrency: int(v.Spec.GetContainerConcurrency()),
 	}
 	if d.Concurrency == 0 {
-		d.Concurrency = unbounded
+		d.Concurrency = pool.Endless
 	}
 	if s := v.Spec.TimeoutSeconds; s != nil && *s > 0 {
 		d.Wait = time.Duration(*s) * time.Second

@@ -89,6 +89,9 @@ func (d *domains) refuses(of string) string {
 	if _, err := netip.ParseAddr(of); err == nil {
 		return "an address is no name"
 	}
+	if strings.HasSuffix(of, ".") {
+		return "a name without a dot at its end is wanted"
+	}
 	if of == d.own || strings.HasSuffix(of, "."+d.own) {
 		return fmt.Sprintf("names at %s are those of services and their tags", d.own)
 	}

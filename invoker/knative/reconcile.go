@@ -434,7 +434,7 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 			r.judge(ctx, e, err)
 			return
 		}
-		r.begin(ctx, e, v, time.Now())
+		r.begin(ctx, e, v, time.Now(), soonest)
 		l.Release(true)
 	})
 	return nil
@@ -442,7 +442,8 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 
 // begin has a revision whose first sandbox is good have as many as its initial scale says, and be
 // judged then.
-func (r *reconciler) begin(ctx context.Context, e *entry, v *v1.Revision, since time.Time) {
+func (r *reconciler) begin(ctx context.Context, e *entry, v *v1.Revision, since time.Time,
+	next time.Duration) {
 	initial := initialOf(v)
 	achieved := r.road.scales.begin(v, initial)
 	r.leaveNone(v)
@@ -453,7 +454,7 @@ func (r *reconciler) begin(ctx context.Context, e *entry, v *v1.Revision, since 
 		r.judge(ctx, e, &pool.Refused{Why: fmt.Sprintf("the initial scale of %d sandboxes has "+
 			"not been reached within %s", initial, roomWithin)})
 	case ctx.Err() == nil:
-		time.AfterFunc(soonest, func() { r.begin(ctx, e, v, since) })
+		time.AfterFunc(next, func() { r.begin(ctx, e, v, since, min(2*next, betweenHurried)) })
 	}
 }
 

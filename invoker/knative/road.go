@@ -129,7 +129,7 @@ func bare(host string) string {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
 	}
-	return strings.ToLower(host)
+	return strings.TrimSuffix(strings.ToLower(host), ".")
 }
 
 // owns reports whether a host is below the domain of services, or one that a service has mapped.

@@ -55,10 +55,13 @@ type scale struct {
 	bounds  bounds
 	load    load
 	initial int       // so many at least, until so many have been ready
+	held    int       // so many at least: those of the beginning, fewer at each look, as in Knative
 	begun   time.Time // it has had sandboxes since
 	idle    time.Time // it should have had none since
 	level   int
 	most    int // that its namespace may keep
+
+	followed bool // what its revision says has been taken in
 }
 
 // Bounds hold what a revision says of its scale.
@@ -114,6 +117,9 @@ func (s *scales) arrive(v *v1.Revision, place func()) (leave func()) {
 	defer s.mu.Unlock()
 	now := time.Now()
 	c := s.get(v, true)
+	if !c.followed { // it may have been deleted meanwhile, and nobody would end what it keeps
+		c.bounds.least = 0
+	}
 	c.load.add(1, now)
 	place()
 	if c.crowded() {
@@ -138,6 +144,9 @@ func (c *scale) crowded() bool {
 	if c.level == 0 {
 		return c.load.requests > 0
 	}
+	if c.bounds.most > 0 && c.level >= c.bounds.most {
+		return false
+	}
 	return c.bounds.ScalingMetric != autoscaling.RPS &&
 		float64(c.load.requests) > c.bounds.PanicThreshold*c.bounds.TargetValue*float64(c.level)
 }
@@ -150,7 +159,7 @@ func (c *scale) decide(now time.Time) int {
 	_, _, most := c.load.over(c.bounds.remembers, now)
 	n = min(n, max(most, c.bounds.activation))
 	inUse := math.Ceil(float64(c.load.requests) / c.bounds.TotalValue)
-	n = max(n, min(int(inUse), c.level), c.bounds.least, c.initial)
+	n = max(n, min(int(inUse), c.level), c.bounds.least, c.initial, c.held)
 	if c.bounds.most > 0 {
 		n = min(n, c.bounds.most)
 	}
@@ -193,7 +202,7 @@ func (s *scales) follow(v *v1.Revision, reachable bool) {
 		return
 	}
 	c, now := s.get(v, reachable), time.Now()
-	c.demand, c.bounds = s.describe(v), b
+	c.demand, c.bounds, c.initial, c.followed = s.describe(v), b, 0, true // it is settled
 	c.decider.Update(&c.bounds.DeciderSpec)
 	c.load.remember(b.remembers)
 	c.set(c.decide(now), now)
@@ -204,10 +213,10 @@ func (s *scales) begin(v *v1.Revision, initial int) (achieved bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, now := s.get(v, false), time.Now() // its routes follow
+	c.initial, c.followed = initial, true
 	if achieved = s.pool.Ready(c.demand) >= initial; achieved {
-		initial = 0
+		c.initial, c.held = 0, initial
 	}
-	c.initial = initial
 	c.set(max(c.decide(now), c.level, 1), now)
 	return achieved
 }
@@ -233,12 +242,11 @@ func (s *scales) run(ctx context.Context) {
 		case <-s.kick:
 			crowd = true
 		case <-hurried:
-			crowd = s.decideAll((*scale).hurry)
+			hurried, crowd = nil, s.decideAll((*scale).hurry)
 		case <-regular.C:
-			s.decideAll((*scale).regular)
-			continue
+			crowd = s.decideAll((*scale).regular)
 		}
-		if hurried = nil; crowd {
+		if crowd && hurried == nil {
 			hurried = time.After(betweenHurried)
 		}
 	}
@@ -267,6 +275,7 @@ func (c *scale) hurry(now time.Time) bool {
 }
 
 func (c *scale) regular(now time.Time) bool {
+	c.held /= 2
 	if c.set(c.decide(now), now); c.level == 0 && c.load.requests == 0 {
 		delete(c.of, c.demand.Group)
 	}

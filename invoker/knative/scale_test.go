@@ -486,6 +486,8 @@ func TestARevisionSaysItsScale(t *testing.T) {
 			time.Sleep(soonest)
 		}
 	}
+	settled := func(t *testing.T, s *scales, v *v1.Revision) { s.follow(v, false) }
+	begun := func(t *testing.T, s *scales, v *v1.Revision) { s.begin(v, 1<<10) } // never
 	type part struct {
 		does  func(*testing.T, *scales, *v1.Revision)
 		ready int
@@ -508,7 +510,10 @@ func TestARevisionSaysItsScale(t *testing.T) {
 		"three to begin with": {map[string]string{"activation-scale": "3"}, 1,
 			[]part{{send(1), 3}, {at(2 * time.Minute), 0}}, 3},
 		"three at first": {map[string]string{"initial-scale": "3"}, 1,
-			[]part{{began, 3}, {at(50 * time.Second), 1}, {at(20 * time.Second), 0}}, 3},
+			[]part{{began, 3}, {settled, 3}, {at(50 * time.Second), 1},
+				{at(20 * time.Second), 0}}, 3},
+		"never as many as at first": {map[string]string{"max-scale": "2"}, 1,
+			[]part{{begun, 0}, {settled, 0}, {at(2 * time.Minute), 0}}, 2},
 		"a short window": {map[string]string{"window": "10s"}, 1,
 			[]part{{send(1), 1}, {at(7 * time.Second), 1}, {at(10 * time.Second), 0}}, 1},
 		"down later": {map[string]string{"window": "10s", "scale-down-delay": "1m"}, 1,

@@ -8,6 +8,9 @@ func (s *state) apply(do *step, now time.Time) {
 	s.counts[do.kind]++
 	switch do.kind {
 	case Warm, Warming:
+		if do.kind == Warm && do.box.group.turns() {
+			do.box.open.leave() // to join as the last
+		}
 		s.give(do.box, do.waiter, now)
 	case Prewarm:
 		s.specialise(do.box, do.waiter.group, now)

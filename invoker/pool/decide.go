@@ -91,14 +91,26 @@ func (s *state) closing() (step, bool) {
 }
 
 // serve gives a group's first waiter the slot of the sandbox that was used last: the likeliest to
-// be warm in every cache, and it lets the others expire.
+// be warm in every cache, and it lets the others expire. In a scaled group whose sandboxes are
+// never full all have their turn, or one would get everything.
 func serve(g *group) step {
 	w := g.waiting.first.of
 	if l := g.open.last; l != nil {
+		if g.turns() {
+			l = g.open.first
+		}
 		return step{kind: Warm, waiter: w, box: l.of}
 	}
 	return step{kind: Warming, waiter: w, box: g.warming.first.of}
 }
+
+// turns reports whether the sandboxes of a group are served in turn.
+func (g *group) turns() bool {
+	return g.bounds.Scaled && g.open.n > 0 && g.open.first.of.slots >= Endless
+}
+
+// Endless is the Concurrency of a demand whose sandboxes take any number of jobs at once.
+const Endless = 1 << 20
 
 // makePlace finds a sandbox for somebody who has none to wait for.
 func (s *state) makePlace(now time.Time) (step, bool) {

@@ -195,7 +195,7 @@ func (s *state) learn(g *group, now time.Time) {
 // retire ends the sandboxes of some groups, the busy ones after what they run. None is kept.
 func (s *state) retire(groups iter.Seq[*group], now time.Time) {
 	for g := range groups {
-		g.again = nil
+		g.again, g.level = nil, 0
 		s.want(g, 0, now)
 		g.members.all(func(b *box) bool {
 			b.retired = true

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 )
@@ -141,4 +142,47 @@ func TestAScaledGroupHasItsTurn(t *testing.T) {
 	s.want("keep a")
 	s.started(s.boxes[3], true)
 	s.want("warm a in b4")
+}
+
+// Sandboxes that are never full share what comes to their group.
+func TestSandboxesThatAreNeverFullHaveTheirTurn(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled, d.Concurrency = true, Endless })
+	s := newScene(t, Config{KeepAlive: time.Minute})
+	s.s.keep(&one, 3, 9, s.now)
+	s.want("keep a", "keep a", "keep a")
+	for _, b := range s.boxes[:3] {
+		s.started(b, true)
+	}
+	for range 300 {
+		s.call(one)
+		s.settle()
+	}
+	for _, b := range s.boxes[:3] {
+		if b.used != 100 {
+			t.Errorf("%s has %d of 300", b.id, b.used)
+		}
+	}
+}
+
+// A scaled group that is retired keeps nothing, also where jobs wait for it.
+func TestARetiredScaledGroupKeepsNothing(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute})
+	s.s.keep(&one, 1, 9, s.now)
+	s.want("keep a")
+	waiter := s.call(one)
+	s.want()
+	s.s.retire(slices.Values([]*group{s.groupOf("a")}), s.now)
+	s.settle()
+	s.started(s.boxes[0], true)
+	s.settle()
+	if waiter.box != nil && waiter.box.phase == starting {
+		s.started(waiter.box, true)
+	}
+	s.settle()
+	s.finish(waiter, true)
+	s.settle()
+	if g := s.groupOf("a"); g != nil && g.members.n > 0 {
+		t.Errorf("%d sandboxes are left", g.members.n)
+	}
 }

@@ -305,9 +305,6 @@ type stem struct {
 // file puts a box where it belongs after any change of it or its node.
 func (s *state) file(b *box, now time.Time) {
 	n, g := b.node, b.group
-	if g != nil && g.bounds.Scaled && b.idles() && b.counts && g.live > g.level {
-		b.retired = true
-	}
 	ends := b.retired || b.claimed || s.closed || n.draining
 	var place *chain[*box]
 	switch {
@@ -347,10 +344,16 @@ func (s *state) file(b *box, now time.Time) {
 	if b.phase == gone || b.alarm.pos == 0 || sooner {
 		s.alarms.set(&b.alarm, due) // going off too early costs less than being put off at each use
 	}
-	if g != nil {
-		s.count(b, takes)
-		s.fileGroup(g, now)
+	if g == nil {
+		return
 	}
+	s.count(b, takes)
+	if g.bounds.Scaled && b.idles() && takes && g.live > g.level {
+		b.retired = true
+		s.file(b, now)
+		return
+	}
+	s.fileGroup(g, now)
 }
 
 // count keeps the sums of a box's group and namespace.
