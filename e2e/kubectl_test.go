@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -82,7 +84,8 @@ func (c *client) write(text string) {
 	}
 }
 
-// follow runs a program until it has said something, which do brings about, or for a minute.
+// follow runs a program until a line of it has all words that are wanted, which do brings about, or
+// for a minute.
 func (c *client) follow(args, want string, do func()) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
@@ -96,11 +99,17 @@ func (c *client) follow(args, want string, do func()) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	time.AfterFunc(time.Second, do) // it may have begun by then; what it misses it is told first
+	var done sync.WaitGroup
+	done.Go(func() {
+		time.Sleep(time.Second) // it may have begun by then; what it misses it is told first
+		do()
+	})
+	defer done.Wait()
 	seen, text := false, ""
 	for lines := bufio.NewScanner(out); !seen && lines.Scan(); {
 		text += lines.Text() + "\n"
-		seen = strings.Contains(lines.Text(), want)
+		seen = !slices.ContainsFunc(strings.Fields(want),
+			func(word string) bool { return !strings.Contains(lines.Text(), word) })
 	}
 	if !seen {
 		c.t.Errorf("%s %s never says %q:\n%s", filepath.Base(c.program), args, want, text)
@@ -115,6 +124,7 @@ kind: Service
 metadata: {name: hello, labels: {app: hello}}
 spec:
   template:
+    metadata: {annotations: {autoscaling.knative.dev/min-scale: "1"}}
     spec:
       containers:
       - image: example.com/hello
@@ -203,7 +213,7 @@ func TestKubectl(t *testing.T) {
 		c.says([]said{{"patch ksvc hello --type=merge -p {\"spec\":{\"template\":{\"metadata\":" +
 			"{\"annotations\":{\"a\":\"b\"}}}}}", "patched"}})
 	})
-	c.follow("get pods -w", "Terminating", func() {
+	c.follow("get pods -w", "hello-00002 Terminating", func() {
 		c.says([]said{{"delete ksvc hello --cascade=foreground", "deleted"}})
 	})
 	c.says([]said{
