@@ -84,6 +84,15 @@ func (d *domains) claim(namespace, of string) bool {
 	return d.has(namespace, of)
 }
 
+// leave takes a name from a namespace.
+func (d *domains) leave(namespace, of string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.owners[of] == namespace {
+		delete(d.owners, of)
+	}
+}
+
 // refuses returns why nobody may have a name; empty: somebody may.
 func (d *domains) refuses(of string) string {
 	if _, err := netip.ParseAddr(of); err == nil {
@@ -144,6 +153,10 @@ func (r *reconciler) mapping(e *entry, o *v1beta1.DomainMapping) error {
 		st.MarkDomainClaimNotOwned()
 		r.queue.AddAfter(ref{e.kind, e.name}, betweenLooks)
 		return r.report(e, o)
+	}
+	if r.get(e.kind, o.Namespace, o.Name) == nil { // it was deleted before it had the name
+		r.road.domains.leave(o.Namespace, o.Name)
+		return nil
 	}
 	st.MarkDomainClaimed()
 	if why := r.unresolved(o); why != "" {
