@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -35,7 +36,12 @@ func (p *Pool) hear(n *node) error {
 	for err == nil {
 		var end *api.Ended
 		if end, err = ends.Recv(); err == nil {
-			p.happen(func(s *state, now time.Time) { s.ended(n, end.Id, now) })
+			p.happen(func(s *state, now time.Time) {
+				if b := n.boxes[end.Id]; b != nil && end.Failed {
+					b.failed = errors.New(end.Reason)
+				}
+				s.ended(n, end.Id, now)
+			})
 		}
 	}
 	return err

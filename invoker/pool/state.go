@@ -164,6 +164,7 @@ type box struct {
 	retired bool      // it takes no more jobs, and ends with those it has
 	claimed bool      // the same, as long as its room is claimed
 	ended   bool      // its node has told its end, though its start is not over here
+	failed  error     // why it has ended, if nobody wanted that
 	kept    bool      // nobody has used it since it was started, or idled for too long, to be kept
 	holds   bool      // its memory is counted as its namespace's
 	counts  bool      // it is counted as one of its group that lives on

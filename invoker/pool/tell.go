@@ -1,6 +1,10 @@
 package pool
 
-import "github.com/fastiov/fastiov/node-agent/api"
+import (
+	"cmp"
+
+	"github.com/fastiov/fastiov/node-agent/api"
+)
 
 // A Sandbox is one of a group, as Tell tells of it.
 type Sandbox struct {
@@ -9,7 +13,7 @@ type Sandbox struct {
 	Started *api.StartReply // what its node said of its start; nil: that is not over, or not ours
 	Ready   bool            // its start is over
 	Gone    bool            // it has ended, or is about to
-	Why     error           // its start failed so
+	Why     error           // its start failed so, or it has ended so
 	Client  api.NodeClient  // of its node
 }
 
@@ -39,6 +43,7 @@ func (s *state) tell(b *box) {
 		t.Started, t.Why = b.start.reply, b.start.err
 	default:
 	}
+	t.Why = cmp.Or(t.Why, b.failed)
 	if b.node.to != nil {
 		t.Client = b.node.to.NodeClient
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 // Who follows a pool is told of each sandbox as it starts, is ready and goes, and first of those
@@ -27,6 +29,24 @@ func TestSandboxesAreTold(t *testing.T) {
 			"a false true false", "b false true false"}
 		if !slices.Equal(told, want) {
 			t.Errorf("told %q, want %q", told, want)
+		}
+	})
+}
+
+// Who is told that a sandbox has gone is told why, if nobody wanted that.
+func TestACrashIsToldWithItsReason(t *testing.T) {
+	ending(t, func(t *testing.T, p *Pool, n *fakeNode, id string) {
+		var why []error
+		p.Tell(func(s Sandbox) {
+			if s.Gone {
+				why = append(why, s.Why)
+			}
+		})
+		n.die(id)
+		n.ends <- &api.Ended{Id: id, Failed: true, Reason: "out of memory"}
+		synctest.Wait()
+		if len(why) != 1 || why[0] == nil || why[0].Error() != "out of memory" {
+			t.Errorf("told %v", why)
 		}
 	})
 }
