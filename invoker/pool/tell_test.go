@@ -33,7 +33,7 @@ func TestSandboxesAreTold(t *testing.T) {
 	})
 }
 
-// Who is told that a sandbox has gone is told why, if nobody wanted that.
+// With the news that a sandbox has gone comes why, if nobody wanted that.
 func TestACrashIsToldWithItsReason(t *testing.T) {
 	ending(t, func(t *testing.T, p *Pool, n *fakeNode, id string) {
 		var why []error
