@@ -56,8 +56,17 @@ func inside(path string, f func() error) error {
 	return netns.Inside(namespace, f)
 }
 
-// find returns the link of a device in this namespace, or nil.
+// find returns the link of a device in this namespace, or nil. The list of a host's links has all
+// VFs of each card, and is cut off where they are very many: so sysfs, which shows the links of the
+// agent's own namespace, is asked first.
 func (n Netlink) find(device string) (netlink.Link, error) {
+	names, _ := os.ReadDir(filepath.Join("/sys/bus/pci/devices", device, "net"))
+	for _, file := range names {
+		link, err := netlink.LinkByName(file.Name())
+		if err == nil && n.PCI(link) == device {
+			return link, nil
+		}
+	}
 	links, err := netlink.LinkList()
 	for range 10 { // others' links may come and go meanwhile
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
