@@ -85,6 +85,50 @@ func TestKeptNetdevs(t *testing.T) {
 	})
 }
 
+// An agent that starts leaves a kept VF alone that is as the former one left it, and no other.
+func TestKeptNetdevsRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		cfg := tree.Config()
+		cfg.NetdevVFs = 3
+		open(t, cfg).Close()
+		if err := tree.SetUp("eth1v105", true); err != nil {
+			t.Fatal(err)
+		}
+		usual, err := tree.VF("eth1", 6)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := usual
+		other.Trust = true
+		if err := tree.SetVF("eth1", 6, other); err != nil {
+			t.Fatal(err)
+		}
+		var reset []string
+		tree.Refuse(func(op, bdf string) error {
+			if op == "reset" {
+				reset = append(reset, bdf)
+			}
+			return nil
+		})
+		p := open(t, cfg)
+		kept := slices.DeleteFunc(reset, func(bdf string) bool { return bdf < "0000:01:10.4" })
+		slices.Sort(kept)
+		if !slices.Equal(kept, []string{"0000:01:10.5", "0000:01:10.6"}) {
+			t.Errorf("of the kept, %q were reset: want the one that was up and the one with"+
+				" other settings", kept)
+		}
+		if got, _ := tree.VF("eth1", 6); got != usual {
+			t.Errorf("the last has %+v", got)
+		}
+		for _, s := range p.Snapshot() {
+			if s.State != vf.Idle {
+				t.Errorf("%+v", s)
+			}
+		}
+	})
+}
+
 // late makes interfaces some time after their driver has taken the device, as iavf does.
 type late struct{ *vftest.Tree }
 

@@ -172,6 +172,7 @@ func (p *Pool) insert(v *function) {
 // leases. It then goes on from the clock, which is further than any count can be.
 func (v *function) remember(e entry) {
 	v.generation, v.driver, v.settings = e.Generation, cmp.Or(e.Driver, VFIO), e.Settings
+	v.rested = e.State == Idle
 	if e.State != Leased {
 		return
 	}

@@ -42,7 +42,7 @@ type Want struct {
 }
 
 // A Pool holds VFs. Its methods may be called from any goroutine. Open, Close and a Lease of a
-// netdev wait for hardware, the others never do.
+// netdev that is not kept as one wait for hardware, the others never do.
 type Pool struct {
 	cfg     Config
 	sys     sysfs
@@ -93,17 +93,19 @@ type function struct {
 	home       Driver    // it is bound to when it is idle
 	driver     Driver    // the driver of its last lease; home again when it is idle
 	settings   *Settings // of its last lease, until it is idle; nil: the pool's
+	rested     bool      // the journal that was found has it idle
 	lost       string    // why the tenant has lost it
 	generation uint64
 	// The number of the last prepare or reset job. A job with a smaller number was overtaken, and
 	// its end does not count.
 	job      uint64
-	failures int    // in a row
-	failed   int    // ever
-	faults   int    // reported by VMMs, or storms
-	faulty   int    // leases in a row that ended with a fault
-	fault    bool   // in this lease
-	rest     string // why it is quarantined when it has been reset; empty: it is not
+	working  <-chan struct{} // until that job has ended; nil: there was none
+	failures int             // in a row
+	failed   int             // ever
+	faults   int             // reported by VMMs, or storms
+	faulty   int             // leases in a row that ended with a fault
+	fault    bool            // in this lease
+	rest     string          // why it is quarantined when it has been reset; empty: it is not
 
 	refusedSince time.Time // the first of
 	refusals     int       // refusals by the IOMMU

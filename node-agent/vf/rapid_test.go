@@ -140,7 +140,11 @@ func play(t *testing.T, pf vftest.PF, kept int, plan []act) error {
 			return fmt.Errorf("after step %d, %s: %w", i, a.what, err)
 		}
 	}
-	return m.end(t, pf)
+	err = m.end(t, pf)
+	if v := m.tree.Violations(); err == nil && v != "" {
+		err = fmt.Errorf("in the end: %s", v)
+	}
+	return err
 }
 
 func (m *model) do(t *testing.T, a act, pf vftest.PF) error {

@@ -11,6 +11,7 @@ import (
 type job struct {
 	number  uint64
 	prepare bool // bind and set first, not only reset
+	rested  bool // it was idle when the journal was read
 	home    Driver
 	given   Driver
 	had     *Settings // of its tenant, if it had its own
@@ -31,16 +32,22 @@ func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 	}
 	v.job++
 	j := job{
-		number: v.job, prepare: to == Preparing, home: v.home, given: v.driver, had: v.settings,
-		bdf: v.bdf, index: v.index, group: v.group, pf: v.pf.bdf, netdev: v.pf.netdev, mac: v.mac,
+		number: v.job, prepare: to == Preparing, rested: v.rested, home: v.home, given: v.driver,
+		had: v.settings, bdf: v.bdf, index: v.index, group: v.group, pf: v.pf.bdf,
+		netdev: v.pf.netdev, mac: v.mac,
 	}
-	done := make(chan struct{})
+	v.rested = false
+	before, done := v.working, make(chan struct{})
 	if p.closed { // the journal says resetting: the next Open does it
 		close(done)
 		return done
 	}
+	v.working = done
 	p.jobs.Go(func() {
 		defer close(done)
+		if before != nil {
+			<-before // one that was overtaken may be about to unbind the VF
+		}
 		begin := time.Now()
 		err := p.makeReady(j)
 		p.mu.Lock()
@@ -60,6 +67,9 @@ func (p *Pool) makeReady(j job) error {
 		if _, err := p.sys.group(j.bdf); err != nil {
 			return err
 		}
+		if p.restsAsNetdev(j) {
+			return nil
+		}
 		if err := p.bind(j); err != nil {
 			return err
 		}
@@ -77,6 +87,21 @@ func (p *Pool) makeReady(j job) error {
 		_, err = p.sys.awaitNetdev(p.ctx, j.bdf)
 	}
 	return err
+}
+
+// restsAsNetdev reports whether a VF is as a former agent left it, idle and a network interface, so
+// that an agent that starts need not bind all of them twice, one after another.
+func (p *Pool) restsAsNetdev(j job) bool {
+	driver := p.sys.driver(j.bdf)
+	if !j.rested || j.home != Netdev || j.given != Netdev || driver == "" || driver == driverVFIO {
+		return false
+	}
+	netdev := p.sys.netdev(j.bdf)
+	if netdev == "" || p.sys.isUp(j.bdf, netdev) {
+		return false
+	}
+	have, err := p.cfg.Network.VFs(j.netdev)
+	return err == nil && have[j.index] == p.cfg.VF.settings(j.mac)
 }
 
 // bind gives a VF to vfio-pci. One that was given away as a netdev may still be on its way there.

@@ -2,6 +2,7 @@ package vf
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -199,6 +200,8 @@ func unheld(sys sysfs, bdf string, e entry) error {
 	switch driver := sys.driver(bdf); {
 	case driver == driverVFIO:
 	case driver != "" && e.State == Leased && e.Driver == Netdev:
+		// The kernel brings that of a container which has just ended back a little later.
+		_, _ = sys.awaitNetdev(context.Background(), bdf)
 		if why := sys.inUse(bdf, driver); why != "" {
 			return fmt.Errorf("VF %s is in use by %s: %s", bdf, e.Owner, why)
 		}
