@@ -278,7 +278,7 @@ func (n *node) inSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if err := netvf.Linked(file, t.Context().Done()); err != nil {
+	if err := netvf.Linked(t.Context(), file); err != nil {
 		t.Error(err)
 	}
 	err = netns.Inside(file, func() error {

@@ -1,6 +1,7 @@
 package vf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -47,27 +48,33 @@ func portOf(nic *sandbox.NIC, namespace *os.File) attach.Port {
 	}
 }
 
-// Linked returns when the VF in a network namespace that Plug has returned has a link, or over is
-// closed.
-func Linked(namespace *os.File, over <-chan struct{}) error {
-	const within, look = 20 * time.Second, 5 * time.Millisecond
-	late := time.After(within)
-	return netns.Inside(namespace, func() error {
-		for {
-			link, err := netlink.LinkByName(device)
-			if err != nil {
-				return err
-			}
-			if link.Attrs().OperState == netlink.OperUp {
-				return nil
-			}
-			select {
-			case <-time.After(look):
-			case <-over:
-				return nil
-			case <-late:
-				return fmt.Errorf("%s has no link after %v", device, within)
-			}
-		}
+// Linked returns when the VF in a network namespace that Plug has returned has a link.
+func Linked(ctx context.Context, namespace *os.File) error {
+	const within = 20 * time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, within,
+		fmt.Errorf("%s has no link after %v", device, within))
+	// The socket stays in the namespace that it was made in, so that no thread waits there.
+	updates := make(chan netlink.LinkUpdate)
+	err := netns.Inside(namespace, func() error {
+		return netlink.LinkSubscribeWithOptions(updates, ctx.Done(),
+			netlink.LinkSubscribeOptions{ListExisting: true})
 	})
+	if err != nil {
+		cancel()
+		return err
+	}
+	defer func() {
+		cancel()
+		for range updates { // the subscription ends once nothing is left that it would tell
+		}
+	}()
+	for update := range updates {
+		if a := update.Attrs(); a.Name == device && a.OperState == netlink.OperUp {
+			return nil
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("the kernel tells no more of %s", device)
 }

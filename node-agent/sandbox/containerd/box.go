@@ -131,25 +131,23 @@ func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
 	}
 	endRuntime()
 	defer tl.Begin(timeline.Agent)()
-	linked := b.linked(tl)
+	linked := b.linked()
 	if err := b.accepts(ctx); err != nil {
 		return err
 	}
+	// Both are waited for at once. What the link takes beyond the program is its own stage.
+	defer tl.Begin(timeline.VFDriver)()
 	return <-linked
 }
 
-// linked waits for the link of the NIC while the program starts.
-func (b *box) linked(tl *timeline.Timeline) <-chan error {
+// linked waits for the link of the NIC.
+func (b *box) linked() <-chan error {
 	linked := make(chan error, 1)
 	if b.spec.NIC == nil || b.driver.Linked == nil {
 		linked <- nil
 		return linked
 	}
-	end := tl.Begin(timeline.VFDriver)
-	go func() {
-		defer end()
-		linked <- b.driver.Linked(b.net, b.Context().Done())
-	}()
+	go func() { linked <- b.driver.Linked(b.Context(), b.net) }()
 	return linked
 }
 

@@ -91,6 +91,21 @@ func (g group) kill() {
 	}
 }
 
+// network returns the network namespace of a process in the cgroup, or nil.
+func (g group) network() *os.File {
+	folder := filepath.Join(cgroupMount, "devices", g.path)
+	if unified() {
+		folder = filepath.Join(cgroupMount, g.path)
+	}
+	text, _ := os.ReadFile(filepath.Join(folder, "cgroup.procs"))
+	for _, pid := range strings.Fields(string(text)) {
+		if namespace, err := os.Open(filepath.Join("/proc", pid, "ns/net")); err == nil {
+			return namespace
+		}
+	}
+	return nil
+}
+
 // freeze stops the processes in a cgroup of version 1, so that none is born, and none ends and
 // leaves its number to another, while they are killed. It waits for a while: what is in the kernel
 // stops once it comes out, and may not until it is killed.

@@ -35,8 +35,8 @@ type Config struct {
 	Dir      string // for what the driver keeps while it is open, on a tmpfs
 	// Plug returns the network namespace of a sandbox with that NIC.
 	Plug func(*sandbox.NIC) (*os.File, error)
-	// Linked returns when the NIC there has a link, or over is closed; nil: it has one at once.
-	Linked func(namespace *os.File, over <-chan struct{}) error
+	// Linked returns when the NIC there has a link; nil: it has one at once.
+	Linked func(ctx context.Context, namespace *os.File) error
 	// Unplug takes a NIC out again that outlives its sandbox; nil: none does.
 	Unplug func(*sandbox.NIC, *os.File) error
 	Log    *slog.Logger
@@ -218,7 +218,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 	}
 	if err := b.furnish(ctx, tl); err != nil {
 		d.end(context.Background(), spec)
-		b.unplug()
+		d.unplug(spec, b.net)
 		b.letGo(false)
 		return nil, err
 	}
@@ -234,15 +234,15 @@ func (d *Driver) plug(nic *sandbox.NIC, tl *timeline.Timeline) (*os.File, error)
 	return d.Plug(nic)
 }
 
-// unplug takes the NIC back before the network namespace goes. The kernel would do so, too, and
-// later.
-func (b *box) unplug() {
-	if b.net == nil || b.spec.NIC == nil || b.driver.Unplug == nil {
+// unplug takes the NIC out of a sandbox's network namespace before that goes. The kernel would do
+// so, too, and later.
+func (d *Driver) unplug(spec sandbox.Spec, namespace *os.File) {
+	if namespace == nil || spec.NIC == nil || d.Unplug == nil {
 		return
 	}
-	if err := b.driver.Unplug(b.spec.NIC, b.net); err != nil {
-		b.driver.Log.Warn("a NIC was not taken out of its sandbox", "sandbox", b.spec.ID,
-			"nic", b.spec.NIC.Device(), "err", err)
+	if err := d.Unplug(spec.NIC, namespace); err != nil {
+		d.Log.Warn("a NIC was not taken out of its sandbox", "sandbox", spec.ID,
+			"nic", spec.NIC.Device(), "err", err)
 	}
 }
 
@@ -301,7 +301,14 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 }
 
 // End implements sandbox.Driver.
-func (d *Driver) End(spec sandbox.Spec) { d.end(context.Background(), spec) }
+func (d *Driver) End(spec sandbox.Spec) {
+	namespace := d.cgroup(spec).network()
+	d.end(context.Background(), spec)
+	if namespace != nil {
+		d.unplug(spec, namespace)
+		_ = namespace.Close()
+	}
+}
 
 // end ends what there is of a sandbox, and returns how its program ended.
 func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
@@ -431,7 +438,7 @@ func (d *Driver) tend(b *box) {
 		}
 		b.HangUp()
 		if !letGo {
-			b.unplug()
+			d.unplug(b.spec, b.net)
 		}
 		b.letGo(!letGo)
 		d.unuse(b.spec.ID)
