@@ -36,7 +36,7 @@ func (v armsFlag) Set(text string) (err error) {
 // says why a benchmark has no use for the others.
 func onlyIn(arms []arm.Arm, why string, axes ...string) error {
 	for _, a := range arms {
-		if !a.HasVF() || a.Zeroed > 0 {
+		if !a.ByVFIO() || a.Zeroed > 0 {
 			return fmt.Errorf("--arms %s: a baseline is a whole start, and %s", a, why)
 		}
 		for _, axis := range a.Differing(arm.None) {

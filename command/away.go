@@ -114,7 +114,7 @@ func upInTestbed(cmd *cobra.Command, kernel string, n *nodeFlags) (away bool, er
 			return true, fmt.Errorf("--fastiov: %w", err)
 		}
 	}
-	if isNode(ctx, cache, len(n.pfs) > 0 || n.fastiov != "" && a.HasVF(), progress) {
+	if isNode(ctx, cache, len(n.pfs) > 0 || n.fastiov != "" && a.ByVFIO(), progress) {
 		return false, nil
 	}
 	words, err := wordsAway(cmd)

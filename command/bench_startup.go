@@ -64,8 +64,17 @@ func benchStartup() *cobra.Command {
 			return err
 		}
 		b.Out = cmd.ErrOrStderr()
-		b.Setting = ablation.Setting{Sandbox: sandbox.name, Version: version,
-			Simulated: sandbox.programmed != nil}
+		b.Setting = ablation.Setting{Sandbox: sandbox.name, Version: version, Place: "this machine",
+			Simulated: sandbox.programmed != nil, Flags: strings.Join(args, " ")}
+		if store != "" {
+			b.Setting.Flags = strings.TrimSpace(b.Setting.Flags + " --storage " + store)
+		}
+		play, end, err := player(cmd, &b, sandbox, store, append(args, "--sandbox", sandbox.name,
+			"--sim-start", simStart.String()))
+		if err != nil {
+			return err
+		}
+		defer end()
 		path := ""
 		if folder != "" {
 			if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -73,17 +82,10 @@ func benchStartup() *cobra.Command {
 			}
 			path = filepath.Join(folder, roundsFile)
 		}
-		var err error
 		if b.Kept, err = ablation.Keep(path, b.Setting); err != nil {
 			return err
 		}
 		defer b.Kept.Close()
-		play, end, err := player(cmd, &b, sandbox, store, append(args, "--sandbox", sandbox.name,
-			"--sim-start", simStart.String()))
-		if err != nil {
-			return err
-		}
-		defer end()
 		b.Play = play
 		result, err := b.Run(cmd.Context())
 		if err != nil {
@@ -133,15 +135,27 @@ func fits(b *ablation.Bench, sandbox *driver, args []string) error {
 			return fmt.Errorf("%s follows from --arms and --sandbox: leave it out", name)
 		}
 	}
-	for _, name := range b.Functions {
-		if _, err := functionNamed(name, ""); err != nil {
-			return err
-		}
-	}
 	for _, a := range b.Arms {
 		if err := a.Missing(); err != nil && sandbox.programmed == nil {
 			return fmt.Errorf("--arms %s: %w", a, err)
 		}
+		if a.Netdev && !sandbox.netdevs {
+			return fmt.Errorf("--arms netdev: %s has no network interface of this kernel: leave"+
+				" it out, or use --sandbox containerd", sandbox.name)
+		}
+	}
+	for _, name := range b.Functions {
+		f, err := functionNamed(name, "")
+		if err != nil {
+			return err
+		}
+		if least := slices.Min(b.MemoryMiB); f.MemoryMB > least && sandbox.programmed == nil {
+			return fmt.Errorf("--mem %d: %s wants %d MiB", least, name, f.MemoryMB)
+		}
+	}
+	if len(b.Orders()) == 0 {
+		return errors.New("nothing is to be measured: --functions wants one that works under" +
+			" one of --arms")
 	}
 	return nil
 }
@@ -192,6 +206,7 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, store string
 		return nil, nil, err
 	case away != nil:
 		run, end = away.run, away.end
+		b.Setting.Place = fmt.Sprintf("a testbed (%v)", away.host.Config())
 		words = append(slices.Concat(awayFlags, awayVFs, awayDefaults), words...)
 		if store == "" && slices.ContainsFunc(b.Functions, stores) {
 			if storeFor, err = away.store(b.Functions); err != nil {
@@ -225,7 +240,8 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, store string
 type measuredTestbed struct {
 	host   *testbed.Host
 	booted bool
-	before string // the command of a round, in a shell
+	guest  bool   // sandboxes are microVMs
+	before string // of the command of a round, in a shell
 	log    io.Writer
 	stop   func() // the storage server
 }
@@ -248,7 +264,7 @@ func openTestbed(cmd *cobra.Command, b *ablation.Bench, sandbox *driver) (
 	state, err := testbed.Look(awayName)
 	up := err == nil && state.State == "ready"
 	if !up && sandbox.guest &&
-		isNode(ctx, cache, slices.ContainsFunc(b.Arms, arm.Arm.HasVF), progress) {
+		isNode(ctx, cache, slices.ContainsFunc(b.Arms, arm.Arm.ByVFIO), progress) {
 		return nil, nil
 	}
 	config := testbed.Config{Name: awayName}
@@ -267,7 +283,8 @@ func openTestbed(cmd *cobra.Command, b *ablation.Bench, sandbox *driver) (
 	if err != nil {
 		return nil, err
 	}
-	t := &measuredTestbed{host: host, booted: !up, log: progress, stop: func() {}}
+	t := &measuredTestbed{host: host, booted: !up, guest: sandbox.guest, log: progress,
+		stop: func() {}}
 	err = fillImages(ctx, host, cache, image.DebianKernel, b.Arms...)
 	if err == nil && !sandbox.guest {
 		err = t.takeContainerd(ctx)
@@ -339,7 +356,7 @@ func (t *measuredTestbed) store(names []string) (url func(arm string) string, er
 
 // onVFs reports whether sandboxes of an arm have VFs.
 func (t *measuredTestbed) onVFs(a arm.Arm) bool {
-	return a.Netdev || t.before == "" && a.HasVF()
+	return a.Netdev || t.guest && a.ByVFIO()
 }
 
 func (t *measuredTestbed) run(ctx context.Context, line []string, out io.Writer) error {

@@ -89,8 +89,7 @@ func newChaos(t *testing.T, length string, kills int, sandbox ...string) *chaos 
 	}
 }
 
-// points are the failpoints on a sandbox's way. It is never given a netdev, nor settings of its
-// own.
+// points are the failpoints on the way of a sandbox with a VF by vfio and with the pool's settings.
 var points = slices.DeleteFunc(slices.Clone(failpoint.VFs), func(name failpoint.Name) bool {
 	return slices.Contains([]failpoint.Name{
 		failpoint.NetdevUnbound, failpoint.NetdevBound, failpoint.LeaseSet}, name)

@@ -44,6 +44,16 @@ type Setting struct {
 	Sandbox   string `json:"sandbox"`
 	Simulated bool   `json:"simulated,omitempty"` // the times are programmed, not measured
 	Version   string `json:"version"`             // of fastiov
+	Place     string `json:"place"`               // this machine or a testbed
+	Flags     string `json:"flags,omitempty"`     // of `up`, and of the store that functions use
+}
+
+func (s Setting) String() string {
+	words := fmt.Sprintf("sandbox %s, fastiov %s, played in %s", s.Sandbox, s.Version, s.Place)
+	if s.Flags != "" {
+		words += " with " + s.Flags
+	}
+	return words
 }
 
 // A Start is one cold start. Times are in milliseconds; Begin counts from the first of the round.
@@ -107,9 +117,9 @@ type Bench struct {
 	Out       io.Writer // progress
 }
 
-// orders returns the rounds in the order in which they are played. In each round another arm comes
+// Orders returns the rounds in the order in which they are played. In each round another arm comes
 // first.
-func (b *Bench) orders() (orders []Order) {
+func (b *Bench) Orders() (orders []Order) {
 	for number := 1; number <= b.Rounds; number++ {
 		for _, n := range b.N {
 			for _, memory := range b.MemoryMiB {
@@ -136,7 +146,7 @@ func (b *Bench) turns(order Order) (orders []Order) {
 
 // Run plays the rounds and returns them all, those of before too.
 func (b *Bench) Run(ctx context.Context) (*Result, error) {
-	orders := b.orders()
+	orders := b.Orders()
 	begin := time.Now()
 	for i, order := range orders {
 		if b.Kept.has(order) {

@@ -32,9 +32,8 @@ func Keep(path string, setting Setting) (*Kept, error) {
 	}
 	for _, round := range k.rounds {
 		if round.Setting != setting {
-			return nil, fmt.Errorf("%s has rounds of sandbox %s and fastiov %s, and these are of"+
-				" %s and %s: choose another folder, or remove that file", path, round.Sandbox,
-				round.Version, setting.Sandbox, setting.Version)
+			return nil, fmt.Errorf("%s has rounds of %v, and these are of %v: choose another"+
+				" folder, or remove that file", path, round.Setting, setting)
 		}
 	}
 	if k.file, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644); err != nil {

@@ -143,7 +143,7 @@ func (r *Result) Whole() bool {
 
 // Print shows the result for people.
 func (r *Result) Print(w io.Writer) {
-	fmt.Fprintf(w, "sandbox %s, fastiov %s, kernel %s\n", r.Sandbox, r.Version, r.Kernel)
+	fmt.Fprintf(w, "%v, kernel %s\n", r.Setting, r.Kernel)
 	fmt.Fprintln(w, "medians; times in ms, counts for each start")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "arm\tfunction\tn\tMiB\trounds\tanswered\t",

@@ -153,7 +153,7 @@ func Parse(text string) (Arm, error) {
 		}
 		a, words = base, words[1:]
 	}
-	if len(words) > 0 && !a.HasVF() {
+	if len(words) > 0 && !a.ByVFIO() {
 		return Arm{}, fmt.Errorf("%s has no VF by vfio for %s to concern: leave it out", a,
 			strings.Join(words, ","))
 	}
@@ -262,8 +262,8 @@ func (a Arm) Missing() error {
 	return nil
 }
 
-// HasVF reports whether the microVM has a VF by vfio.
-func (a Arm) HasVF() bool { return !a.NoNet && !a.Tap && !a.Netdev }
+// ByVFIO reports whether the microVM has a VF by vfio.
+func (a Arm) ByVFIO() bool { return !a.NoNet && !a.Tap && !a.Netdev }
 
 // HasRegion reports whether the guest has its root image as memory.
 func (a Arm) HasRegion() bool { return a.Root == Region || a.Root == Unmapped }

@@ -42,13 +42,14 @@ type NIC struct {
 	PCI     *PCI `json:",omitempty"` // the device that is handed through; nil: none is
 }
 
-// PCI is a device that the sandbox has to itself, by vfio.
+// PCI is a device that the sandbox has to itself: a microVM by vfio, a container as a network
+// interface.
 type PCI struct {
 	BDF   string // 0000:01:10.0
-	Group string // /dev/vfio/N
+	Group string // /dev/vfio/N, which is there while vfio has the device
 }
 
-// Device returns the address of the device that is handed through, or "".
+// Device returns the address of the NIC's device, or "".
 func (n *NIC) Device() string {
 	if n == nil || n.PCI == nil {
 		return ""
@@ -56,7 +57,7 @@ func (n *NIC) Device() string {
 	return n.PCI.BDF
 }
 
-// PCI returns the device that is handed through to the sandbox, or nil.
+// PCI returns the device that the sandbox has to itself, or nil.
 func (s Spec) PCI() *PCI {
 	if s.NIC == nil {
 		return nil

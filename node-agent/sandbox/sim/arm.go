@@ -59,6 +59,6 @@ func Of(a arm.Arm, memoryMiB int, total time.Duration) []Step {
 	return slices.DeleteFunc(steps, func(s Step) bool {
 		ofVF := slices.Contains([]timeline.Stage{timeline.DMARAM, timeline.DMAImage,
 			timeline.VFIODev, timeline.VFDriver}, s.Stage)
-		return s.Takes == 0 || !a.HasVF() && ofVF
+		return s.Takes == 0 || !a.ByVFIO() && ofVF
 	})
 }
