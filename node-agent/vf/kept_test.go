@@ -165,6 +165,30 @@ func TestNoneIsKept(t *testing.T) {
 	})
 }
 
+// No lease has the MAC of another VF, leased or not, nor that which another lease was given.
+func TestAMACIsOneVFs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		p := open(t, tree.Config())
+		as := func(bdf, mac string) vf.Want {
+			return vf.Want{BDF: bdf, Set: func(s *vf.Settings) { s.MAC = mac }}
+		}
+		idle := status(t, p, "0000:01:10.3").MAC
+		const own = "ca:fe:c0:ff:ee:00"
+		leaseFor(t, p, pod, as("0000:01:10.0", own))
+		for _, mac := range []string{idle, strings.ToUpper(own)} {
+			if l, err := p.Lease(pod, as("0000:01:10.1", mac)); err == nil ||
+				!strings.Contains(err.Error(), "is that of VF") {
+				t.Errorf("%+v, %v: want no lease with the MAC %s", l, err, mac)
+			}
+		}
+		leaseFor(t, p, pod, as("0000:01:10.1", status(t, p, "0000:01:10.1").MAC))
+		if n := len(p.Leases()); n != 2 {
+			t.Errorf("there are %d leases", n)
+		}
+	})
+}
+
 // A lease may have settings of its own. The next tenant gets the pool's settings, also where the
 // agent was killed in between. Where the card refuses a setting, Lease fails.
 func TestSettingsOfALease(t *testing.T) {

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -186,10 +188,16 @@ func (p *Pool) lease(owner Owner, want Want) (l Lease, furnish func(*Lease) erro
 	if err != nil {
 		return Lease{}, nil, err
 	}
+	settings := p.settingsFor(v, want)
+	if settings != nil {
+		if other := p.holderOf(settings.MAC, v); other != "" {
+			return Lease{}, nil, fmt.Errorf("the MAC %s is that of %s; ask for another",
+				settings.MAC, other)
+		}
+	}
 	failpoint.Hit(failpoint.LeaseChosen)
 	v.generation++
-	v.owner, v.driver = owner, cmp.Or(want.Driver, v.home)
-	v.settings = p.settingsFor(v, want)
+	v.owner, v.driver, v.settings = owner, cmp.Or(want.Driver, v.home), settings
 	if err := p.record(v, Leased); err != nil {
 		v.owner, v.driver, v.settings = Owner{}, v.home, nil
 		return Lease{}, nil, err
@@ -197,7 +205,7 @@ func (p *Pool) lease(owner Owner, want Want) (l Lease, furnish func(*Lease) erro
 	v.leased = true
 	p.move(v, Leased, "", time.Now())
 	failpoint.Hit(failpoint.LeaseJournalled)
-	settings, bound := v.settings, v.driver == v.home
+	bound := v.driver == v.home
 	if v.driver == VFIO && settings == nil {
 		return v.lease(), nil, nil
 	}
@@ -216,6 +224,24 @@ func (p *Pool) settingsFor(v *function, want Want) *Settings {
 		return nil
 	}
 	return &own
+}
+
+// holderOf returns what has a MAC, of the pool's cards and VFs but for v, or "". Frames to it would
+// come to v, too, or in its place.
+func (p *Pool) holderOf(mac string, v *function) string {
+	for _, pf := range p.pfs {
+		own, err := p.sys.read(pf.bdf, filepath.Join("net", pf.netdev, "address"))
+		if err == nil && pf.netdev != "" && strings.EqualFold(own, mac) {
+			return pf.String()
+		}
+	}
+	for _, other := range p.vfs {
+		if other != v && (strings.EqualFold(other.mac, mac) ||
+			other.settings != nil && strings.EqualFold(other.settings.MAC, mac)) {
+			return "VF " + other.bdf
+		}
+	}
+	return ""
 }
 
 // furnish makes a VF that was just leased what its tenant has asked for.
