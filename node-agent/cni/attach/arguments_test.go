@@ -1,13 +1,16 @@
 package attach_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -167,6 +170,57 @@ func TestNeighboursAreTold(t *testing.T) {
 		}
 	}
 	h.del(t, list, c)
+	h.idle(t)
+}
+
+// A neverLinked VF has no link, so what is to be announced of it never is.
+type neverLinked struct {
+	attach.Wires
+	t         *testing.T
+	announced atomic.Int32 // announcements that are under way
+}
+
+func (n *neverLinked) Announce(ctx context.Context, _ attach.Port) error {
+	n.announced.Add(1)
+	defer n.announced.Add(-1)
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (n *neverLinked) Unplug(p attach.Port) error {
+	if left := n.announced.Load(); left != 0 {
+		n.t.Errorf("VF %s is taken out, and %d announcements go on", p.Device, left)
+	}
+	return n.Wires.Unplug(p)
+}
+
+// What a container's VF was to be announced by is forgotten when it is taken out: the next holder,
+// in a namespace at the same path, may have other addresses.
+func TestAnAnnouncementEndsWithItsContainer(t *testing.T) {
+	h := newHost(t)
+	c := newContainer(t, "c")
+	wires := &neverLinked{Wires: cnitest.Wires(), t: t}
+	server := &attach.Server{Pool: h.Pool, Wires: wires, Ready: h.Agent.Ready,
+		Log: slog.New(slog.DiscardHandler)}
+	req := cni.Request{Command: cni.Add, Netns: c.NetNS,
+		Attachment: cni.Attachment{Network: "net", Container: "c", Interface: c.IfName},
+		Ranges: []cni.Range{{Subnet: netip.MustParsePrefix("10.9.0.0/24"),
+			First: netip.MustParseAddr("10.9.0.10")}}}
+	for range 2 {
+		if _, err := server.Do(req); err != nil {
+			t.Fatal(err)
+		}
+		for begin := time.Now(); wires.announced.Load() != 1; time.Sleep(time.Millisecond) {
+			if time.Since(begin) > waitFor {
+				t.Fatalf("%d announcements are under way", wires.announced.Load())
+			}
+		}
+		end := req
+		end.Command = cni.Del
+		if _, err := server.Do(end); err != nil {
+			t.Fatal(err)
+		}
+	}
 	h.idle(t)
 }
 

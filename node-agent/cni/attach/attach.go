@@ -70,9 +70,10 @@ type Server struct {
 	RunDir string
 	Log    *slog.Logger
 
-	mu    sync.Mutex
-	locks map[string]*lock // of attachments
-	calls sync.WaitGroup
+	mu        sync.Mutex
+	locks     map[string]*lock  // of attachments
+	announced map[string]func() // by VF: ends its announcement
+	calls     sync.WaitGroup
 }
 
 // announces has the neighbours hear of a container's VF as soon as its link is there. The container
@@ -81,13 +82,43 @@ func (s *Server) announces(port Port) {
 	if port.Driver != vf.Netdev || len(port.IPs) == 0 {
 		return
 	}
+	s.hush(port.Device)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	ended := make(chan struct{})
+	s.mu.Lock()
+	if s.announced == nil {
+		s.announced = map[string]func(){}
+	}
+	s.announced[port.Device] = func() {
+		cancel(errUnplugged)
+		<-ended
+	}
+	s.mu.Unlock()
 	go func() {
-		if err := s.Wires.Announce(context.Background(), port); err != nil &&
+		defer close(ended)
+		if err := s.Wires.Announce(ctx, port); err != nil &&
 			!errors.Is(err, errUnplugged) && !errors.Is(err, fs.ErrNotExist) {
 			s.Log.Warn("the neighbours of a container were not told of its VF", "vf", port.Device,
 				"netns", port.Netns, "error", err)
 		}
 	}()
+}
+
+// hush ends the announcement of a VF, so that no later holder's addresses are said to be the
+// former's, or those of all.
+func (s *Server) hush(device string) {
+	var ends []func()
+	s.mu.Lock()
+	for of, end := range s.announced {
+		if of == device || device == "" {
+			ends = append(ends, end)
+			delete(s.announced, of)
+		}
+	}
+	s.mu.Unlock()
+	for _, end := range ends {
+		end()
+	}
 }
 
 // A lock is held by one call at a time, and kept as long as calls want it.
@@ -135,6 +166,7 @@ func (s *Server) Serve(listener net.Listener) error {
 	if err != nil {
 		s.Log.Warn("some attachments that ended without an agent keep their VFs", "error", err)
 	}
+	defer s.hush("")
 	defer s.calls.Wait()
 	for {
 		conn, err := listener.Accept()
@@ -391,6 +423,7 @@ func (s *Server) end(a cni.Attachment) {
 // returned all the same: the pool touches no VF whose interface is in another namespace.
 func (s *Server) release(lease vf.Lease) {
 	a, _ := cni.ParseAttachment(lease.Owner.Name)
+	s.hush(lease.BDF)
 	err := s.Wires.Unplug(portOf(lease, cni.Request{Attachment: a}))
 	if err != nil {
 		s.Log.Warn("a VF's interface could not be taken out of its container", "vf", lease.BDF,
