@@ -14,7 +14,7 @@ import (
 )
 
 func reportCmd() *cobra.Command {
-	const short = "Write the bundle that a failed sandbox left to standard output, a .tar.gz; without ID, list them"
+	const short = "Write the report that a failed sandbox left to standard output, a .tar.gz; without ID, list them"
 	cmd := onNode("report [ID]", short,
 		func(ctx context.Context, cmd *cobra.Command, node api.NodeClient, args []string) error {
 			var id string

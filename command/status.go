@@ -52,7 +52,7 @@ func printStatus(cmd *cobra.Command, st *api.StatusReply) {
 			s.Id, s.State, s.Image, s.Vf, s.Pid, s.MemoryMib, age(s.StartedNs),
 			age(s.SinceNs), s.Reason)
 	}
-	fmt.Fprintln(w, "\nVF\tSTATE\tOWNER\tLEASES\tRESET FAILURES\tMAC\tSINCE\tREASON")
+	fmt.Fprintln(w, "\nVF\tSTATE\tHOLDER\tLEASES\tRESET FAILURES\tMAC\tSINCE\tREASON")
 	for _, v := range st.Vfs {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", v.Bdf, v.State, v.Owner, v.Generation,
 			v.ResetFailures, v.Mac, age(v.SinceNs), v.Reason)

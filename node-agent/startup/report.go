@@ -22,8 +22,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// Reports keeps a bundle about each sandbox that failed, as it started or later, the newest Keep of
-// them. A bundle has the cause, console, VMM log, kernel log, stage table and what else the driver
+// Reports keeps a report about each sandbox that failed, as it started or later, the newest Keep of
+// them. A report has the cause, console, VMM log, kernel log, stage table and what else the driver
 // left to be read.
 type Reports struct {
 	Dir   string
@@ -31,28 +31,28 @@ type Reports struct {
 	begin sync.Once // removes, before the first report, the rest of one that a crash cut off
 }
 
-// maxReportFile bounds how much one file of a sandbox may add to its bundle, because a guest writes
+// maxReportFile bounds how much one file of a sandbox may add to its report, because a guest writes
 // its own console.
 const maxReportFile = 1 << 20
 
-// Write leaves the bundle of a sandbox that failed with cause. It must run while the sandbox's run
+// Write leaves the report of a sandbox that failed with cause. It must run while the sandbox's run
 // directory still exists.
 func (r *Reports) Write(spec sandbox.Spec, spans []timeline.Span, cause error) {
 	var refused *Refused
 	if errors.As(cause, &refused) { // nothing was started, there is nothing to look into
 		return
 	}
-	bundle := &bundle{now: time.Now()}
-	bundle.add("cause.txt", []byte(cause.Error()+"\n"))
-	bundle.add("stages.txt", stageTable(spans))
-	bundle.add("kernel.log", kernelLog())
+	report := &report{now: time.Now()}
+	report.add("cause.txt", []byte(cause.Error()+"\n"))
+	report.add("stages.txt", stageTable(spans))
+	report.add("kernel.log", kernelLog())
 	for _, kind := range []string{"*.log", "*.txt"} {
 		files, _ := filepath.Glob(filepath.Join(spec.Dir, kind))
 		for _, f := range files {
-			bundle.add(filepath.Base(f), tail(f))
+			report.add(filepath.Base(f), tail(f))
 		}
 	}
-	_ = r.keep(spec.ID, bundle.bytes()) // a full disk must not turn one failure into two
+	_ = r.keep(spec.ID, report.bytes()) // a full disk must not turn one failure into two
 	r.prune()
 }
 
@@ -114,7 +114,7 @@ func (r *Reports) List() []Kept {
 	return all
 }
 
-// causeIn reads the first file of a bundle.
+// causeIn reads the first file of a report.
 func causeIn(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -133,7 +133,7 @@ func causeIn(path string) string {
 	return strings.TrimSpace(string(cause))
 }
 
-// Read returns the bundle of a sandbox that failed.
+// Read returns the report of a sandbox that failed.
 func (r *Reports) Read(id string) ([]byte, error) {
 	b, err := os.ReadFile(r.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -170,19 +170,19 @@ func (r *Reports) prune() {
 	}
 }
 
-type bundle struct {
+type report struct {
 	now   time.Time
 	files []tar.Header
 	data  [][]byte
 }
 
-func (b *bundle) add(name string, data []byte) {
+func (b *report) add(name string, data []byte) {
 	b.files = append(b.files, tar.Header{Name: name, Mode: 0o600, Size: int64(len(data)),
 		ModTime: b.now})
 	b.data = append(b.data, data)
 }
 
-func (b *bundle) bytes() []byte {
+func (b *report) bytes() []byte {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
 	t := tar.NewWriter(z)

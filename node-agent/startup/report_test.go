@@ -12,7 +12,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-// A bundle has the files that the driver left beside its logs, and the list says why each sandbox
+// A report has the files that the driver left beside its logs, and the list says why each sandbox
 // failed.
 func TestReportsAreListed(t *testing.T) {
 	r := &Reports{Dir: t.TempDir(), Keep: 3}
