@@ -253,7 +253,7 @@ func (h *Host) test(
 	}
 	command := fmt.Sprintf(
 		"mkdir -p /tmp/test && cd /tmp/test && %s exec %s -test.v -test.count=1 -test.run %s",
-		variables, binary, Quote(only(name)))
+		variables, binary, Quote(only(name)+below(name, flag.Lookup("test.run").Value.String())))
 	out := &relay{w: w, test: name, all: verbose}
 	code, err := h.Run(ctx, command, nil, out, out)
 	if err != nil {
@@ -276,6 +276,16 @@ func only(name string) string {
 		pattern = append(pattern, "^"+regexp.QuoteMeta(part)+"$")
 	}
 	return strings.Join(pattern, "/")
+}
+
+// below returns the part of a pattern that chooses among the named test's own subtests: they run in
+// the host alone.
+func below(name, pattern string) string {
+	parts, depth := strings.Split(pattern, "/"), strings.Count(name, "/")+1
+	if len(parts) <= depth {
+		return ""
+	}
+	return "/" + strings.Join(parts[depth:], "/")
 }
 
 // Quote returns one line that a shell reads as these words.

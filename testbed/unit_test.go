@@ -347,3 +347,17 @@ func TestExitCodeOfALostConnection(t *testing.T) {
 		t.Error("a lost connection is no exit code")
 	}
 }
+
+func TestAPatternReachesSubtestsInTheHost(t *testing.T) {
+	for _, c := range []struct{ name, pattern, want string }{
+		{"TestX", "", ""},
+		{"TestX", "TestX", ""},
+		{"TestX/type1", "TestX/type1", ""},
+		{"TestX/type1", "TestX/type1/hazard|torture", "/hazard|torture"},
+		{"TestX", "TestX/type1/hazard", "/type1/hazard"},
+	} {
+		if got := below(c.name, c.pattern); got != c.want {
+			t.Errorf("below(%q, %q) = %q, want %q", c.name, c.pattern, got, c.want)
+		}
+	}
+}
