@@ -17,7 +17,7 @@ func benchCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure one part of a cold start by itself"}
 	cmd.AddCommand(benchVFOpen(), benchDMAMap(), benchControlPlane(), benchKnative(), benchAB(),
 		benchJail(), benchCNI(), benchRestart(), benchStartup(), startupRoundCmd(),
-		benchImage(), imageNodeCmd())
+		benchImage(), imageNodeCmd(), benchScon(), sconHostCmd())
 	return cmd
 }
 

@@ -247,6 +247,7 @@ var starters = map[string]string{
 	"bench/pull":                    "itself and containerd, whose pulls it measures",
 	"bench/controlplane":            "itself, and a commit that git and make build, as the servers that it measures",
 	"bench/scraper":                 "Prometheus, which scrapes what is measured",
+	"bench/express":                 "itself, as hosts in network namespaces, what writes rules there, and the servers of a load",
 	"testbed":                       "QEMU",
 	"node-agent/image":              "the command that makes images",
 	"node-agent/image/build":        "apt, dpkg-deb, depmod, make and go, when an artefact is built",

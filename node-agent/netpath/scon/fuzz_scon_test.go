@@ -58,7 +58,7 @@ func TestByAgeAlone(t *testing.T) {
 	t.Error("entries that hold by their age alone are let pass")
 }
 
-func byAge(cfg *Config) { cfg.byAge = true }
+func byAge(cfg *Config) { cfg.ByAge = true }
 
 func number(name string, otherwise int) int {
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {

@@ -40,7 +40,7 @@ type Config struct {
 	Settings bool
 	Log      *slog.Logger
 
-	byAge bool // entries hold by their age alone: a control of tests
+	ByAge bool // entries hold by their age alone, as the paper has it: a control
 }
 
 // A Scon is an attachment that is followed: its ports, and the rules. The programs do not need it:
@@ -160,7 +160,7 @@ func (s *Scon) load() error {
 	if err != nil {
 		return err
 	}
-	if err := spec.Variables[programVarByAge].Set(s.byAge); err != nil {
+	if err := spec.Variables[programVarByAge].Set(s.ByAge); err != nil {
 		return err
 	}
 	if err := spec.LoadAndAssign(&s.programs, nil); err != nil {

@@ -1,0 +1,55 @@
+//go:build scon
+
+package express
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// TestMain is the process of a host, too.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "host" {
+		if err := Serve(os.Args[2], os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// Every load is played by every arm that this kernel has, and express packets go express.
+func TestEveryLoadIsPlayed(t *testing.T) {
+	kept, err := Keep("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := Bench{Rounds: 1, Budget: time.Millisecond, Kept: kept, Out: t.Output(),
+		Command: []string{"/proc/self/exe", "host"}}
+	r, err := b.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range loads() {
+		for _, arm := range l.arms {
+			c := r.cell(l.Name, arm)
+			if b.missing[arm] || b.missing[arm+l.Name] {
+				continue
+			}
+			if c == nil || c.CPUNs.Median <= 0 || c.PerSecond <= 0 {
+				t.Errorf("%s by %s: %+v", l.Name, arm, c)
+			}
+		}
+	}
+	for _, arm := range []string{Native, Bridge, Express} {
+		if b.missing[arm] {
+			t.Errorf("%s is left out", arm)
+		}
+	}
+	if err := r.Draw(t.TempDir(), "fastiov bench scon"); err != nil {
+		t.Fatal(err)
+	}
+}
