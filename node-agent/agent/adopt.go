@@ -83,6 +83,9 @@ func (a *Agent) found() (found []*former, unknown []startup.Lease) {
 		}
 	}
 	meet := func(rec startup.Found, lease *startup.Lease) {
+		if rec.Spec.NIC == nil && lease != nil { // its record is gone, or cannot be read
+			rec.Spec.NIC = &lease.NIC
+		}
 		e := &entry{started: time.Now(), adopted: true, spec: rec.Spec, pid: rec.PID}
 		f := &former{rec, &startup.Grant{NIC: lease}, e}
 		if rec.Spec.MemoryMiB > 0 { // else its record could not be read

@@ -40,7 +40,8 @@
 //     restart every lease is found again.
 //   - A VF has at most one tenant. A generation counts its leases. A return names its generation,
 //     so that a late one cannot touch the next tenant.
-//   - A VF is leased only after a reset that worked and a check that shows it.
+//   - A VF is leased only after a reset that worked and a check that shows it. One that is kept as
+//     a network interface needs no other after a restart if nobody has used it since.
 //
 // The journal lies in the run directory, one file per VF, each replaced by rename. No microVM
 // outlives a boot, so no lease does. A tmpfs is therefore as durable as the leases are, and nothing

@@ -165,28 +165,110 @@ func TestNoneIsKept(t *testing.T) {
 	})
 }
 
-// No lease has the MAC of another VF, leased or not, nor that which another lease was given.
+// No lease has the MAC of another VF, leased or not, of a card, or that which another lease was
+// given, until that is taken back; a pod's own on another card it may have. A lease that asks for
+// an idle VF's MAC is of that VF.
 func TestAMACIsOneVFs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tree := makeTree(t, vftest.IGB)
-		p := open(t, tree.Config())
+		second := vftest.IGB
+		second.BDF, second.Netdev = "0000:03:00.0", "eth3"
+		tree := makeTree(t, vftest.IGB, second)
+		cfg := tree.Config()
+		cfg.PFs = []string{vftest.IGB.BDF, second.BDF}
+		p := open(t, cfg)
 		as := func(bdf, mac string) vf.Want {
 			return vf.Want{BDF: bdf, Set: func(s *vf.Settings) { s.MAC = mac }}
 		}
-		idle := status(t, p, "0000:01:10.3").MAC
-		const own = "ca:fe:c0:ff:ee:00"
-		leaseFor(t, p, pod, as("0000:01:10.0", own))
-		for _, mac := range []string{idle, strings.ToUpper(own)} {
-			if l, err := p.Lease(pod, as("0000:01:10.1", mac)); err == nil ||
-				!strings.Contains(err.Error(), "is that of VF") {
-				t.Errorf("%+v, %v: want no lease with the MAC %s", l, err, mac)
+		refused := func(owner vf.Owner, want vf.Want, why string) {
+			t.Helper()
+			if l, err := p.Lease(owner, want); err == nil || !strings.Contains(err.Error(), why) {
+				t.Errorf("%+v, %v: want %q", l, err, why)
 			}
 		}
-		leaseFor(t, p, pod, as("0000:01:10.1", status(t, p, "0000:01:10.1").MAC))
-		if n := len(p.Leases()); n != 2 {
-			t.Errorf("there are %d leases", n)
+		const own = "ca:fe:c0:ff:ee:00"
+		idle := status(t, p, "0000:01:10.3").MAC
+		one, other := pod, pod
+		one.NetnsCookie, other.NetnsCookie = 1, 2
+		l := leaseFor(t, p, one, as("0000:01:10.0", own))
+		refused(one, as("0000:01:10.1", idle), "is that of VF 0000:01:10.3; ask for another")
+		refused(one, as("0000:01:10.1", strings.ToUpper(own)), "is that of VF 0000:01:10.0, which")
+		refused(one, as("0000:01:10.1", vftest.AddressOf("eth3")), "is that of PF eth3")
+		refused(other, as("0000:03:10.0", own), "is that of VF 0000:01:10.0, which")
+		leaseFor(t, p, one, as("0000:03:10.0", own))
+		if l := leaseFor(t, p, one, as("", idle)); l.BDF != "0000:01:10.3" {
+			t.Errorf("its MAC is that of 0000:01:10.3, and it is %s", l.BDF)
+		}
+		tree.Refuse(func(op, bdf string) error {
+			if op == "setvf" {
+				return unix.EIO
+			}
+			return nil
+		})
+		p.Return(l)
+		synctest.Wait()
+		_, err := p.Lease(other, as("0000:01:10.1", own))
+		if !errors.Is(err, vf.ErrEmpty) {
+			t.Errorf("its card still has it: %v", err)
+		}
+		tree.Refuse(func(op, bdf string) error {
+			if op == "reset" {
+				return unix.EIO
+			}
+			return nil
+		})
+		for _, l := range p.Leases() {
+			p.Return(l)
+		}
+		time.Sleep(time.Hour)
+		tree.Refuse(nil)
+		leaseFor(t, p, other, as("0000:01:10.1", own))
+	})
+}
+
+// A VF that is taken back while its lease is furnished has the pool's settings in the end, and the
+// lease is none.
+func TestALeaseIsReturnedWhileItIsFurnished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		cfg := tree.Config()
+		network := &slowNetwork{Tree: tree}
+		cfg.Network = network
+		p := open(t, cfg)
+		usual, err := tree.VF("eth1", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		network.slow = true
+		leased := make(chan error)
+		go func() {
+			_, err := p.Lease(pod, vf.Want{BDF: "0000:01:10.0",
+				Set: func(s *vf.Settings) { s.Trust = true }})
+			leased <- err
+		}()
+		time.Sleep(time.Second)
+		network.slow = false
+		p.Return(p.Leases()[0])
+		if err := <-leased; err == nil {
+			t.Error("the lease was given, and had been returned")
+		}
+		time.Sleep(time.Minute)
+		if got, err := tree.VF("eth1", 0); err != nil || got != usual {
+			t.Errorf("an idle VF has %+v, %v; want %+v", got, err, usual)
 		}
 	})
+}
+
+// A slowNetwork takes ten seconds to set a VF.
+type slowNetwork struct {
+	*vftest.Tree
+	slow bool
+}
+
+func (n *slowNetwork) SetVF(netdev string, index int, to vf.Settings) error {
+	if n.slow {
+		time.Sleep(10 * time.Second)
+	}
+	return n.Tree.SetVF(netdev, index, to)
 }
 
 // A lease may have settings of its own. The next tenant gets the pool's settings, also where the

@@ -110,12 +110,14 @@ func (p *Pool) apply(pf *physical, seen sighting) (preparing []<-chan struct{}) 
 		if v == nil {
 			v = p.add(pf, bdf, seen.vfs[bdf])
 		}
-		if v.home = VFIO; pf.netdev != "" && v.index >= len(seen.vfs)-p.cfg.NetdevVFs {
-			v.home = Netdev
-		}
 		if v.state == Gone && !v.leased {
 			v.pf, v.index, v.mac = pf, seen.vfs[bdf], p.macOf(pf, bdf)
 			p.move(v, Unbound, "", time.Now())
+		}
+		if v.state == Unbound || v.home == "" { // no job of it is under way
+			if v.home = VFIO; pf.netdev != "" && v.index >= len(seen.vfs)-p.cfg.NetdevVFs {
+				v.home = Netdev
+			}
 		}
 		if v.state == Unbound {
 			preparing = append(preparing, p.start(v, Preparing, ""))

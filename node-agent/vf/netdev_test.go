@@ -65,7 +65,8 @@ func TestNetdev(t *testing.T) {
 func TestANetdevThatIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
-		p := open(t, tree.Config())
+		cfg := tree.Config()
+		p := open(t, cfg)
 		l := leaseFor(t, p, pod, vf.Want{Driver: vf.Netdev})
 		here := filepath.Join(tree.Dir, "sys/bus/pci/devices", l.BDF, "net", l.Interface)
 		away := filepath.Join(tree.Dir, l.Interface) // sysfs shows those of one's own namespace
@@ -77,13 +78,38 @@ func TestANetdevThatIsAway(t *testing.T) {
 		if s := status(t, p, l.BDF); s.State != vf.Quarantined || tree.Driver(l.BDF) != "igbvf" {
 			t.Errorf("it became %+v", s)
 		}
-		if err := os.Rename(away, here); err != nil { // the namespace has ended
-			t.Fatal(err)
+		p.Close()
+		if err := vf.Undo(cfg); err == nil ||
+			!strings.Contains(err.Error(), "container that lives") {
+			t.Errorf("undone under a container: %v", err)
 		}
+		time.AfterFunc(time.Second, func() { _ = os.Rename(away, here) }) // the namespace has ended
+		p = open(t, cfg)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if s := status(t, p, l.BDF); s.State != vf.Idle || tree.Driver(l.BDF) != "vfio-pci" {
 			t.Errorf("it became %+v", s)
+		}
+	})
+}
+
+// Undo waits for the netdev of a container that has just ended: the kernel brings it back a little
+// later.
+func TestUndoAwaitsANetdev(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tree := makeTree(t, vftest.IGB)
+		cfg := tree.Config()
+		p := open(t, cfg)
+		l := leaseFor(t, p, pod, vf.Want{Driver: vf.Netdev})
+		p.Close()
+		here := filepath.Join(tree.Dir, "sys/bus/pci/devices", l.BDF, "net", l.Interface)
+		away := filepath.Join(tree.Dir, l.Interface)
+		if err := os.Rename(here, away); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Second, func() { _ = os.Rename(away, here) })
+		if err := vf.Undo(cfg); err != nil {
+			t.Error(err)
 		}
 	})
 }

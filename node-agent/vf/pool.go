@@ -94,14 +94,14 @@ type function struct {
 	owner      Owner
 	home       Driver    // it is bound to when it is idle
 	driver     Driver    // the driver of its last lease; home again when it is idle
-	settings   *Settings // of its last lease, until it is idle; nil: the pool's
+	settings   *Settings // of its last lease, until they are taken back; nil: the pool's
 	rested     bool      // the journal that was found has it idle
 	lost       string    // why the tenant has lost it
 	generation uint64
 	// The number of the last prepare or reset job. A job with a smaller number was overtaken, and
 	// its end does not count.
 	job      uint64
-	working  <-chan struct{} // until that job has ended; nil: there was none
+	working  <-chan struct{} // until that job, or the furnishing, has ended; nil: there was none
 	failures int             // in a row
 	failed   int             // ever
 	faults   int             // reported by VMMs, or storms
@@ -169,7 +169,10 @@ func (p *Pool) Lease(owner Owner, want Want) (Lease, error) {
 		return lease, err
 	}
 	defer p.jobs.Done()
-	if err := furnish(&lease); err != nil {
+	if err = furnish(&lease); err == nil && !p.holds(lease) {
+		err = errReturned
+	}
+	if err != nil {
 		p.Return(lease)
 		return Lease{}, fmt.Errorf("VF %s: %w", lease.BDF, err)
 	}
@@ -184,15 +187,14 @@ func (p *Pool) lease(owner Owner, want Want) (l Lease, furnish func(*Lease) erro
 	if p.closed {
 		return Lease{}, nil, errors.New("the VF pool is closed")
 	}
-	v, err := choose(p.vfs, want)
+	v, err := choose(p.vfs, p.whoseMAC(want))
 	if err != nil {
 		return Lease{}, nil, err
 	}
 	settings := p.settingsFor(v, want)
 	if settings != nil {
-		if other := p.holderOf(settings.MAC, v); other != "" {
-			return Lease{}, nil, fmt.Errorf("the MAC %s is that of %s; ask for another",
-				settings.MAC, other)
+		if err := p.apart(settings.MAC, v, owner); err != nil {
+			return Lease{}, nil, err
 		}
 	}
 	failpoint.Hit(failpoint.LeaseChosen)
@@ -210,7 +212,12 @@ func (p *Pool) lease(owner Owner, want Want) (l Lease, furnish func(*Lease) erro
 		return v.lease(), nil, nil
 	}
 	p.jobs.Add(1)
-	return v.lease(), func(l *Lease) error { return p.furnish(l, settings, bound) }, nil
+	done := make(chan struct{})
+	v.working = done // a job that takes the VF back waits until it is furnished
+	return v.lease(), func(l *Lease) error {
+		defer close(done)
+		return p.furnish(l, settings, bound)
+	}, nil
 }
 
 // settingsFor returns the settings of a lease that are not those of the pool, or nil.
@@ -226,22 +233,45 @@ func (p *Pool) settingsFor(v *function, want Want) *Settings {
 	return &own
 }
 
-// holderOf returns what has a MAC, of the pool's cards and VFs but for v, or "". Frames to it would
-// come to v, too, or in its place.
-func (p *Pool) holderOf(mac string, v *function) string {
+// whoseMAC has a lease that asks for the MAC of a VF be one of that VF.
+func (p *Pool) whoseMAC(want Want) Want {
+	var own Settings
+	if want.Set == nil || want.BDF != "" {
+		return want
+	}
+	want.Set(&own)
+	for _, v := range p.vfs {
+		if own.MAC != "" && strings.EqualFold(own.MAC, v.mac) {
+			want.BDF = v.bdf
+		}
+	}
+	return want
+}
+
+// apart returns an error if a MAC for v is that of a card of the pool or of another VF: frames to
+// it would come to v, too, or in its place. A pod may have one MAC on several cards, as a bond has.
+func (p *Pool) apart(mac string, v *function, owner Owner) error {
 	for _, pf := range p.pfs {
 		own, err := p.sys.read(pf.bdf, filepath.Join("net", pf.netdev, "address"))
 		if err == nil && pf.netdev != "" && strings.EqualFold(own, mac) {
-			return pf.String()
+			return fmt.Errorf("the MAC %s is that of %s; ask for another", mac, pf)
 		}
 	}
 	for _, other := range p.vfs {
-		if other != v && (strings.EqualFold(other.mac, mac) ||
-			other.settings != nil && strings.EqualFold(other.settings.MAC, mac)) {
-			return "VF " + other.bdf
+		switch {
+		case other == v || other.state == Gone:
+		case strings.EqualFold(other.mac, mac):
+			return fmt.Errorf("the MAC %s is that of VF %s; ask for another", mac, other.bdf)
+		case other.settings == nil || !strings.EqualFold(other.settings.MAC, mac):
+		case !other.leased:
+			return fmt.Errorf("%w: the MAC %s is being taken from VF %s", ErrEmpty, mac, other.bdf)
+		case other.pf == v.pf || owner.NetnsCookie == 0 ||
+			owner.NetnsCookie != other.owner.NetnsCookie:
+			return fmt.Errorf("the MAC %s is that of VF %s, which %s has; ask for another", mac,
+				other.bdf, other.owner)
 		}
 	}
-	return ""
+	return nil
 }
 
 // furnish makes a VF that was just leased what its tenant has asked for.
@@ -283,7 +313,7 @@ func (p *Pool) giveNetdev(lease Lease) (netdev string, err error) {
 	return netdev, err
 }
 
-var errReturned = errors.New("it was returned before it was a netdev")
+var errReturned = errors.New("it was returned meanwhile")
 
 // holds reports whether a lease is still valid.
 func (p *Pool) holds(lease Lease) bool {

@@ -23,8 +23,8 @@ type job struct {
 	mac     string
 }
 
-// start moves v to Preparing or Resetting and begins the work; the channel is closed when v has
-// left that state. The lock is held.
+// start moves v to Preparing or Resetting and begins the work; the channel is closed when that has
+// ended, or was overtaken. The lock is held.
 func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 	p.move(v, to, reason, time.Now())
 	if to == Preparing {
@@ -48,6 +48,9 @@ func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 		if before != nil {
 			<-before // one that was overtaken may be about to unbind the VF
 		}
+		if p.over(v, j) {
+			return
+		}
 		begin := time.Now()
 		err := p.makeReady(j)
 		p.mu.Lock()
@@ -60,6 +63,14 @@ func (p *Pool) start(v *function, to State, reason string) <-chan struct{} {
 	return done
 }
 
+// over reports whether a job was overtaken before it began, or its pool closed: then the next Open
+// does it.
+func (p *Pool) over(v *function, j job) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return v.job != j.number || p.closed
+}
+
 // makeReady does the work of a job. Every step may have been done before, by an agent that was
 // killed after it.
 func (p *Pool) makeReady(j job) error {
@@ -69,6 +80,9 @@ func (p *Pool) makeReady(j job) error {
 		}
 		if p.restsAsNetdev(j) {
 			return nil
+		}
+		if j.rested && j.given == Netdev {
+			p.noteOf(j, func(*function) {}) // so that it does not rest if this agent is killed now
 		}
 		if err := p.bind(j); err != nil {
 			return err
@@ -138,7 +152,20 @@ func (p *Pool) wire(j job) error {
 		return err
 	}
 	failpoint.Hit(failpoint.PrepareNetwork)
+	if j.had != nil {
+		p.noteOf(j, func(v *function) { v.settings = nil })
+	}
 	return nil
+}
+
+// noteOf journals what a job has found or changed, unless it was overtaken.
+func (p *Pool) noteOf(j job, change func(*function)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v := p.find(j.bdf); v != nil && v.job == j.number {
+		change(v)
+		p.note(v, Preparing)
+	}
 }
 
 // finish takes the end of a job: v is idle, or quarantined until its next try. The lock is held.

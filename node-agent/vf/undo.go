@@ -199,10 +199,13 @@ func unused(sys sysfs, pfs []foundPF, journal journal) error {
 func unheld(sys sysfs, bdf string, e entry) error {
 	switch driver := sys.driver(bdf); {
 	case driver == driverVFIO:
-	case driver != "" && e.State == Leased && e.Driver == Netdev:
+	case driver != "" && e.State != Idle && e.Driver == Netdev:
 		// The kernel brings that of a container which has just ended back a little later.
-		_, _ = sys.awaitNetdev(context.Background(), bdf)
-		if why := sys.inUse(bdf, driver); why != "" {
+		if _, err := sys.awaitNetdev(context.Background(), bdf); err != nil {
+			return fmt.Errorf("VF %s is a network interface of a container that lives; "+
+				"end the container", bdf)
+		}
+		if why := sys.inUse(bdf, driver); e.State == Leased && why != "" {
 			return fmt.Errorf("VF %s is in use by %s: %s", bdf, e.Owner, why)
 		}
 		return nil

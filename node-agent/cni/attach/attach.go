@@ -82,7 +82,6 @@ func (s *Server) announces(port Port) {
 	if port.Driver != vf.Netdev || len(port.IPs) == 0 {
 		return
 	}
-	s.hush(port.Device)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ended := make(chan struct{})
 	s.mu.Lock()
@@ -307,6 +306,7 @@ func (s *Server) plug(req cni.Request, lease vf.Lease, ips []cni.IP) (mtu int, e
 	}
 	port := portOf(lease, req)
 	port.IPs = ips
+	s.hush(port.Device)
 	if mtu, err = s.Wires.Plug(port); err == nil {
 		s.announces(port)
 	}

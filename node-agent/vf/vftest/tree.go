@@ -8,6 +8,7 @@
 package vftest
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -126,7 +127,13 @@ func (h *Tree) addNetdev(bdf, netdev string) error {
 		return nil
 	}
 	return h.putAll(filepath.Join(device(bdf), "net", netdev),
-		map[string]string{"flags": "0x1002", "carrier": "0"})
+		map[string]string{"flags": "0x1002", "carrier": "0", "address": AddressOf(netdev)})
+}
+
+// AddressOf returns the MAC of a netdev's own.
+func AddressOf(netdev string) string {
+	sum := sha256.Sum256([]byte(netdev))
+	return fmt.Sprintf("06:%02x:%02x:%02x:%02x:%02x", sum[0], sum[1], sum[2], sum[3], sum[4])
 }
 
 func (h *Tree) pf(bdf string) (PF, error) {
