@@ -66,9 +66,13 @@ func benchStartup() *cobra.Command {
 		b.Out = cmd.ErrOrStderr()
 		b.Setting = ablation.Setting{Sandbox: sandbox.name, Version: version, Place: "this machine",
 			Simulated: sandbox.programmed != nil, Flags: strings.Join(args, " ")}
-		if store != "" {
-			b.Setting.Flags = strings.TrimSpace(b.Setting.Flags + " --storage " + store)
+		if b.Setting.Simulated {
+			b.Setting.Flags += " --sim-start " + simStart.String()
 		}
+		if store != "" {
+			b.Setting.Flags += " --storage " + store
+		}
+		b.Setting.Flags = strings.TrimSpace(b.Setting.Flags)
 		play, end, err := player(cmd, &b, sandbox, store, append(args, "--sandbox", sandbox.name,
 			"--sim-start", simStart.String()))
 		if err != nil {

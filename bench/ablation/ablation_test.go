@@ -127,9 +127,13 @@ func TestRoundsOfAnotherSettingAreNotCompared(t *testing.T) {
 	if _, err := b.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Keep(path, Setting{Sandbox: "bare", Version: "test"}); err == nil ||
-		!strings.Contains(err.Error(), "another folder") {
-		t.Errorf("%v", err)
+	for _, other := range []Setting{{Sandbox: "bare", Version: "test"},
+		{Sandbox: "qemu", Version: "test", Place: "a testbed"},
+		{Sandbox: "qemu", Version: "test", Flags: "--huge-pages"}} {
+		if _, err := Keep(path, other); err == nil ||
+			!strings.Contains(err.Error(), "another folder") {
+			t.Errorf("%v: %v", other, err)
+		}
 	}
 	if err := os.WriteFile(path, []byte("{}\nno round\n"), 0o644); err != nil {
 		t.Fatal(err)

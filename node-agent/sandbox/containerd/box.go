@@ -135,18 +135,20 @@ func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
 	if err := b.accepts(ctx); err != nil {
 		return err
 	}
+	if linked == nil {
+		return nil
+	}
 	// Both are waited for at once. What the link takes beyond the program is its own stage.
 	defer tl.Begin(timeline.VFDriver)()
 	return <-linked
 }
 
-// linked waits for the link of the NIC.
+// linked waits for the link of the NIC; nil: there is none to wait for.
 func (b *box) linked() <-chan error {
-	linked := make(chan error, 1)
 	if b.spec.NIC == nil || b.driver.Linked == nil {
-		linked <- nil
-		return linked
+		return nil
 	}
+	linked := make(chan error, 1)
 	go func() { linked <- b.driver.Linked(b.Context(), b.net) }()
 	return linked
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -328,12 +329,16 @@ func (h *host) start(d *Driver, id string, p wire.Program) (sandbox.Sandbox, san
 		h.Fatal(err)
 	}
 	var rec sandbox.Record
-	s, err := d.Start(h.Context(), spec, &timeline.Timeline{}, func(r sandbox.Record) error {
+	tl := &timeline.Timeline{}
+	s, err := d.Start(h.Context(), spec, tl, func(r sandbox.Record) error {
 		rec = r
 		return nil
 	})
 	if err != nil {
 		h.Fatal(err)
+	}
+	if h.config.Linked == nil && slices.ContainsFunc(tl.Spans(), ofLink) {
+		h.Errorf("a port of the bridge has no link to wait for: %v", tl.Spans())
 	}
 	return s, rec
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -105,9 +106,10 @@ func TestANICOutlivesItsSandbox(t *testing.T) {
 		return sandbox.Spec{ID: id, Dir: dir, Root: h.root, Program: p, MemoryMiB: 256,
 			NIC: &sandbox.NIC{Kind: "vf", PCI: &sandbox.PCI{BDF: "0000:01:10.0"}}}
 	}
+	tl := &timeline.Timeline{}
 	start := func(d *Driver, id string, p wire.Program) (s sandbox.Sandbox, rec sandbox.Record,
 		err error) {
-		s, err = d.Start(t.Context(), spec(id, p), &timeline.Timeline{},
+		s, err = d.Start(t.Context(), spec(id, p), tl,
 			func(r sandbox.Record) error {
 				rec = r
 				return nil
@@ -122,6 +124,9 @@ func TestANICOutlivesItsSandbox(t *testing.T) {
 	}
 	if _, err := netlink.LinkByName(onCard); err == nil {
 		t.Error("the sandbox does not have it")
+	}
+	if !slices.ContainsFunc(tl.Spans(), ofLink) {
+		t.Errorf("the link has no stage in %v", tl.Spans())
 	}
 	s.Close()
 	c.here("the sandbox's end", 1)
@@ -148,3 +153,5 @@ func TestANICOutlivesItsSandbox(t *testing.T) {
 	d.End(rec.Spec)
 	c.here("the end of one that nobody has adopted", 4)
 }
+
+func ofLink(s timeline.Span) bool { return s.Stage == timeline.VFDriver }
