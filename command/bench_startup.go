@@ -84,7 +84,7 @@ func benchStartup() *cobra.Command {
 			if err := os.MkdirAll(folder, 0o755); err != nil {
 				return err
 			}
-			path = filepath.Join(folder, roundsFile)
+			path, b.Folder = filepath.Join(folder, roundsFile), folder
 		}
 		if b.Kept, err = ablation.Keep(path, b.Setting); err != nil {
 			return err

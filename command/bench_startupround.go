@@ -117,7 +117,27 @@ func (r *round) play(cmd *cobra.Command) (err error) {
 	if err == nil {
 		err = r.keep(burst)
 	}
+	if err == nil {
+		err = r.report(cmd.Context())
+	}
 	return err
+}
+
+// report takes the reports of sandboxes that failed, which end with the node.
+func (r *round) report(ctx context.Context) error {
+	all, err := r.own.api.Report(ctx, &api.ReportRequest{})
+	if err != nil {
+		return err
+	}
+	r.result.Reports = map[string][]byte{}
+	for _, kept := range all.Kept {
+		reply, err := r.own.api.Report(ctx, &api.ReportRequest{Id: kept.Id})
+		if err != nil {
+			return err
+		}
+		r.result.Reports[kept.Id] = reply.TarGz
+	}
+	return nil
 }
 
 // prepare turns the arm into the node's settings.

@@ -10,6 +10,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -37,6 +39,8 @@ type Round struct {
 	Starts    []Start        `json:"starts"`
 	// of the whole round; what was not counted is absent
 	Counts map[Count]float64 `json:"counts"`
+	// of sandboxes that failed, each a .tar.gz; Run takes them out
+	Reports map[string][]byte `json:"reports,omitempty"`
 }
 
 // A Setting holds what rounds that are compared have in common.
@@ -113,6 +117,7 @@ type Bench struct {
 	Rounds    int
 	Setting   Setting
 	Kept      *Kept
+	Folder    string // of reports; empty: none is kept
 	Play      func(ctx context.Context, order Order) (*Round, error)
 	Out       io.Writer // progress
 }
@@ -158,6 +163,9 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 		round, err := b.Play(ctx, order)
 		if err == nil {
 			round.Order, round.Setting = order, b.Setting
+			err = b.report(round)
+		}
+		if err == nil {
 			err = b.Kept.add(round)
 		}
 		if err != nil {
@@ -170,6 +178,23 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 			mean(endToEnd(round.Starts)), time.Since(begin).Round(time.Second))
 	}
 	return b.Kept.result(orders), nil
+}
+
+// report puts the reports of a round into the folder: the node that had them is gone.
+func (b *Bench) report(round *Round) error {
+	for id, report := range round.Reports {
+		if b.Folder == "" {
+			fmt.Fprintf(b.Out, "startup  %s failed; --plot keeps the report\n", id)
+			continue
+		}
+		path := filepath.Join(b.Folder, id+".tar.gz")
+		if err := os.WriteFile(path, report, 0o600); err != nil {
+			return err
+		}
+		fmt.Fprintf(b.Out, "startup  %s failed; its report is %s\n", id, path)
+	}
+	round.Reports = nil
+	return nil
 }
 
 func endToEnd(starts []Start) (times []float64) {

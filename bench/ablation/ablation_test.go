@@ -121,6 +121,27 @@ func TestAnInterruptedAblationGoesOn(t *testing.T) {
 	}
 }
 
+// The report of a sandbox that failed outlives the round's node, and is no part of the rounds.
+func TestReportsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "rounds.jsonl")
+	b := benchOf(t, path, func(o Order) (*Round, error) {
+		r := played(o)
+		r.Reports = map[string][]byte{"fn-" + o.Arm: []byte("why")}
+		return r, nil
+	})
+	b.Folder = dir
+	if _, err := b.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	report, err := os.ReadFile(filepath.Join(dir, "fn-all.tar.gz"))
+	rounds, err2 := os.ReadFile(path)
+	if err = errors.Join(err, err2); err != nil || string(report) != "why" ||
+		bytes.Contains(rounds, []byte("reports")) {
+		t.Errorf("%q, %v; rounds: %.200s", report, err, rounds)
+	}
+}
+
 func TestRoundsOfAnotherSettingAreNotCompared(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rounds.jsonl")
 	b := benchOf(t, path, func(o Order) (*Round, error) { return played(o), nil })
