@@ -225,8 +225,8 @@ func TestAMACIsOneVFs(t *testing.T) {
 	})
 }
 
-// A VF that is taken back while its lease is furnished has the pool's settings in the end, and the
-// lease is none.
+// A VF that is taken back while its lease is furnished has the pool's settings in the end, and
+// nobody has a lease of it.
 func TestALeaseIsReturnedWhileItIsFurnished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := makeTree(t, vftest.IGB)
