@@ -121,7 +121,7 @@ func TestAnInterruptedAblationGoesOn(t *testing.T) {
 	}
 }
 
-// The report of a sandbox that failed outlives the round's node, and is no part of the rounds.
+// The report of a sandbox that failed outlives the round's node, and the rounds do not have it.
 func TestReportsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "rounds.jsonl")
