@@ -1,6 +1,9 @@
 package pool
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // apply does a step to the state. What it takes outside of it — telling the job, calling the node —
 // is the owner's.
@@ -8,8 +11,8 @@ func (s *state) apply(do *step, now time.Time) {
 	s.counts[do.kind]++
 	switch do.kind {
 	case Warm, Warming:
-		if do.kind == Warm && do.box.group.turns() {
-			do.box.open.leave() // to join as the last
+		if do.kind == Warm {
+			do.box.group.served(do.box)
 		}
 		s.give(do.box, do.waiter, now)
 	case Prewarm:
@@ -148,6 +151,7 @@ func (s *state) pastDue(a *alarm, now time.Time) {
 	case *node:
 		s.eachBox(of, func(b *box) {
 			of.orphans = append(of.orphans, b.id)
+			b.failed = fmt.Errorf("its node is out of reach for too long: %s", of.down)
 			s.drop(b, now)
 		})
 	}

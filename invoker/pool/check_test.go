@@ -102,6 +102,9 @@ func (w *world) checkSums() {
 			w.fail("group %s has %d sandboxes, and may have %d", g.name, g.members.n, g.bounds.Max)
 		}
 		w.checkKept(g)
+		if w.retired[g.key] && g.level > 0 {
+			w.fail("group %s was retired, and is to have %d", g.name, g.level)
+		}
 		if g.ready != ready[g] {
 			w.fail("group %s: %d are ready, counted %d", g.name, g.ready, ready[g])
 		}

@@ -90,23 +90,36 @@ func (s *state) closing() (step, bool) {
 	return step{}, false
 }
 
-// serve gives a group's first waiter the slot of the sandbox that was used last: the likeliest to
-// be warm in every cache, and it lets the others expire. In a scaled group whose sandboxes are
-// never full all have their turn, or one would get everything.
+// serve gives a group's first waiter a slot of the sandbox that was the last to have one free: the
+// likeliest to be warm in every cache, and it lets the others expire.
 func serve(g *group) step {
 	w := g.waiting.first.of
-	if l := g.open.last; l != nil {
-		if g.turns() {
-			l = g.open.first
-		}
-		return step{kind: Warm, waiter: w, box: l.of}
+	if g.open.n > 0 {
+		return step{kind: Warm, waiter: w, box: g.whoseTurn().of}
 	}
 	return step{kind: Warming, waiter: w, box: g.warming.first.of}
 }
 
-// turns reports whether the sandboxes of a group are served in turn.
-func (g *group) turns() bool {
-	return g.bounds.Scaled && g.open.n > 0 && g.open.first.of.slots >= Endless
+// whoseTurn returns whose turn it is of the sandboxes that have a slot free: the last one's, but
+// where they are never full and it would get everything. There jobs that overlap go round, from the
+// last one on, to as many as there are to be: those beyond run empty and end, and a job that comes
+// alone wakes none.
+func (g *group) whoseTurn() *link[*box] {
+	around := g.bounds.Scaled && g.jobs > 0 && g.round < g.level && g.next != nil &&
+		g.next.in == &g.open && g.next.of.slots >= Endless
+	if around {
+		return g.next
+	}
+	return g.open.last
+}
+
+// served has the next in the round be the one before.
+func (g *group) served(b *box) {
+	if &b.open == g.open.last {
+		g.round = 0
+	}
+	g.round++
+	g.next = b.open.prev
 }
 
 // Endless is the Concurrency of a demand whose sandboxes take any number of jobs at once.

@@ -37,10 +37,11 @@ func (p *Pool) hear(n *node) error {
 		var end *api.Ended
 		if end, err = ends.Recv(); err == nil {
 			p.happen(func(s *state, now time.Time) {
-				if b := n.boxes[end.Id]; b != nil && end.Failed {
-					b.failed = errors.New(end.Reason)
+				var why error
+				if end.Failed {
+					why = errors.New(end.Reason)
 				}
-				s.ended(n, end.Id, now)
+				s.ended(n, end.Id, why, now)
 			})
 		}
 	}
@@ -64,7 +65,7 @@ func (p *Pool) findEnded(ctx context.Context, n *node) error {
 	}
 	p.happen(func(s *state, now time.Time) {
 		for id := range had {
-			s.ended(n, id, now)
+			s.ended(n, id, errors.New("its node has it no more"), now)
 		}
 	})
 	return nil
@@ -83,14 +84,15 @@ func (p *Pool) startedOn(n *node) map[string]bool {
 	return ids
 }
 
-// ended takes in that a sandbox is gone. Its jobs learn that from their calls, and who starts it
-// from the start.
-func (s *state) ended(n *node, id string, now time.Time) {
+// ended takes in that a sandbox is gone, and why, if nobody wanted that. Its jobs learn it from
+// their calls, and who starts it from the start.
+func (s *state) ended(n *node, id string, why error, now time.Time) {
 	switch b := n.boxes[id]; {
 	case b == nil:
 	case b.phase == starting:
-		b.ended = true // the answer to the start is on its way
+		b.ended, b.failed = true, why // the answer to the start is on its way
 	default:
+		s.crashed(b, why, now)
 		s.drop(b, now)
 	}
 }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"iter"
 	"time"
 
@@ -29,7 +30,10 @@ func (s *state) arrive(w *waiter, d *Demand, again bool, now time.Time) (refused
 		w.inSpace.join(&g.space.waiting)
 		w.inQueue.join(&s.queue)
 	}
-	w.group, g.level = g, max(g.level, 1)
+	w.group = g
+	if !again { // the group of one that comes again may have been retired meanwhile
+		g.level = max(g.level, 1)
+	}
 	s.fileGroup(g, now)
 	return ""
 }
@@ -128,10 +132,10 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	b.start = how
 	close(b.ready)
 	switch {
-	case b.group == nil:
-		s.stemStarted(b.stem, how.err == nil, now)
-	case b.kept:
-		s.keptStarted(b.group, how.err == nil, now)
+	case how.err == nil && !b.ended:
+		b.begun = now
+	case how.err == nil, b.group == nil, b.kept:
+		s.rest(b, b.since, now)
 	}
 	switch {
 	case b.phase == gone: // its node was lost meanwhile
@@ -145,6 +149,25 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 		b.move(running, now)
 		s.file(b, now)
 		s.tell(b)
+	}
+}
+
+// crashed takes in why a sandbox has ended or is of no use, if nobody wanted that. Soon after its
+// start that is as if it had not started.
+func (s *state) crashed(b *box, why error, now time.Time) {
+	b.failed = cmp.Or(b.failed, why)
+	if b.failed != nil && now.Sub(b.begun) < mostRest {
+		s.rest(b, b.begun, now)
+	}
+}
+
+// rest has sandboxes like b that no job waits for be started later: it has failed, and was started,
+// or ran, since then.
+func (s *state) rest(b *box, since, now time.Time) {
+	if b.group == nil {
+		s.stemFailed(b.stem, since, now)
+	} else {
+		s.keptFailed(b.group, since, now)
 	}
 }
 

@@ -23,7 +23,8 @@ func (s *state) keep(d *Demand, least, most int, now time.Time) {
 	s.shrink(g, now)
 }
 
-// shrink has those end that idle in a group though it is to have less, the longest idle first.
+// shrink has those end that idle in a group though it is to have less, those first that have had a
+// slot free for longest.
 func (s *state) shrink(g *group, now time.Time) {
 	if !g.bounds.Scaled {
 		return
@@ -39,8 +40,11 @@ func (s *state) shrink(g *group, now time.Time) {
 // want has a group keep so many sandboxes, as far as its namespace may, and the others of that what
 // it does not take.
 func (s *state) want(g *group, least int, now time.Time) {
-	g.wants, g.tries = least, attempts{}
-	s.alarms.set(&g.retry, time.Time{})
+	if g.wants == 0 || least == 0 {
+		g.tries = attempts{}
+		s.alarms.set(&g.retry, time.Time{})
+	}
+	g.wants = least
 	if sp := g.space; least > 0 {
 		g.keeper.join(&sp.keepers)
 	} else {
@@ -74,15 +78,16 @@ func (s *state) keeps(g *group, least int, now time.Time) {
 	s.fileGroup(g, now)
 }
 
-// rests reports whether the last start of a sandbox that no job waits for has just failed.
+// rests reports whether sandboxes that no job waits for are started later, as one has just failed.
 func (g *group) rests(now time.Time) bool { return now.Before(g.tries.after) }
 
-// A retrial is the alarm of a group whose last start of a sandbox to keep has failed.
+// A retrial is the alarm of a group that rests though it lacks sandboxes.
 type retrial struct{ *group }
 
-// keptStarted has a start that failed tried again later.
-func (s *state) keptStarted(g *group, ok bool, now time.Time) {
-	if g.tries.over(ok, now); g.wants > 0 {
+// keptFailed has sandboxes of a group be started later.
+func (s *state) keptFailed(g *group, since, now time.Time) {
+	if g.wants > 0 {
+		g.tries.failed(since, now)
 		s.alarms.set(&g.retry, g.tries.after)
 	}
 }

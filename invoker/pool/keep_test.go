@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -146,7 +147,7 @@ func TestAScaledGroupHasItsTurn(t *testing.T) {
 
 // Sandboxes that are never full share what comes to their group.
 func TestSandboxesThatAreNeverFullHaveTheirTurn(t *testing.T) {
-	one := with(of("a", 100), func(d *Demand) { d.Scaled, d.Concurrency = true, Endless })
+	one := neverFull("a")
 	s := newScene(t, Config{KeepAlive: time.Minute})
 	s.s.keep(&one, 3, 9, s.now)
 	s.want("keep a", "keep a", "keep a")
@@ -162,6 +163,114 @@ func TestSandboxesThatAreNeverFullHaveTheirTurn(t *testing.T) {
 			t.Errorf("%s has %d of 300", b.id, b.used)
 		}
 	}
+}
+
+// neverFull is a scaled demand whose sandboxes take any number of jobs.
+func neverFull(group string) Demand {
+	return with(of(group, 100), func(d *Demand) { d.Scaled, d.Concurrency = true, Endless })
+}
+
+// Sandboxes that are never full run empty and end when their group is to have less, though jobs
+// come all the time; those that stay share these.
+func TestALevelFallsUnderLoad(t *testing.T) {
+	one := neverFull("a")
+	s := newScene(t, Config{KeepAlive: time.Minute})
+	s.s.keep(&one, 5, 9, s.now)
+	s.settle()
+	for _, b := range s.boxes {
+		s.started(b, true)
+	}
+	for range 100 {
+		s.call(one)
+		s.settle()
+	}
+	s.s.keep(&one, 2, 9, s.now)
+	for _, job := range s.jobs[:100] {
+		s.call(one)
+		s.finish(job, true)
+		s.settle()
+		s.check()
+	}
+	if g := s.groupOf("a"); g.live != 2 {
+		t.Errorf("%d sandboxes, want 2", g.live)
+	}
+	for _, b := range s.boxes[3:] {
+		if b.used != 50 {
+			t.Errorf("%s has %d of 100", b.id, b.used)
+		}
+	}
+}
+
+// Jobs that come one after another have the sandbox that is awake, and two that overlap have two.
+func TestAJobThatComesAloneWakesNone(t *testing.T) {
+	one := with(neverFull("a"), func(d *Demand) { d.PauseAfter = 10 * time.Second })
+	s := newScene(t, Config{KeepAlive: time.Minute})
+	s.s.keep(&one, 3, 9, s.now)
+	s.settle()
+	for _, b := range s.boxes {
+		s.started(b, true)
+	}
+	for range 5 {
+		s.finish(s.begun(one), true)
+		s.pass(4 * time.Second)
+	}
+	s.want() // two were paused, and are so still
+	paused := func() (n int) {
+		for _, b := range s.boxes {
+			if b.phase == paused {
+				n++
+			}
+		}
+		return n
+	}
+	if n := paused(); n != 2 {
+		t.Errorf("%d are paused, want 2", n)
+	}
+	for range 5 {
+		first, second := s.begun(one), s.begun(one)
+		s.finish(first, true)
+		s.finish(second, true)
+		s.pass(4 * time.Second)
+	}
+	if n := paused(); n != 1 {
+		t.Errorf("%d are paused, want 1", n)
+	}
+}
+
+// A program that is kept and ends soon after each start is started less and less often; one that
+// has lived for long is started again at once.
+func TestAKeptProgramThatCrashesRests(t *testing.T) {
+	kept := of("a", 100)
+	s := newScene(t, Config{KeepAlive: time.Hour})
+	s.s.keep(&kept, 3, 9, s.now)
+	s.settle()
+	crash := func(b *box) {
+		if b.phase == starting {
+			s.started(b, true)
+		}
+		s.pass(50 * time.Millisecond)
+		s.s.ended(b.node, b.id, errors.New("it ended with 1"), s.now)
+	}
+	for ends := s.now.Add(10 * time.Minute); s.now.Before(ends); s.pass(time.Second) {
+		s.settle()
+		s.check()
+		for _, b := range s.boxes {
+			if b.phase == starting {
+				crash(b)
+			}
+		}
+		s.s.keep(&kept, 3, 9, s.now) // who wishes for them again changes nothing
+	}
+	if n := len(s.boxes); n < 3*13 || n > 3*16 {
+		t.Errorf("%d starts in 10 min, want those of about 15 tries", n)
+	}
+	s.pass(time.Minute)
+	s.settle()
+	last := s.boxes[len(s.boxes)-1]
+	s.started(last, true)
+	s.pass(time.Hour)
+	crash(last)
+	s.want("keep a")
 }
 
 // A scaled group that is retired keeps nothing, also where jobs wait for it.
@@ -184,5 +293,21 @@ func TestARetiredScaledGroupKeepsNothing(t *testing.T) {
 	s.settle()
 	if g := s.groupOf("a"); g != nil && g.members.n > 0 {
 		t.Errorf("%d sandboxes are left", g.members.n)
+	}
+}
+
+// Nor does it where a job of it is met elsewhere afterwards.
+func TestARetiredScaledGroupKeepsNothingForOneThatComesAgain(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute})
+	job := s.begun(one)
+	s.s.retire(slices.Values([]*group{s.groupOf("a")}), s.now)
+	s.tryAgain(job)
+	s.want("expire b1", "cold a on n0")
+	s.started(job.box, true)
+	s.finish(job, true)
+	s.want("expire b2")
+	if s.groupOf("a") != nil {
+		t.Error("a group of none is remembered")
 	}
 }

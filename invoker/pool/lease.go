@@ -50,7 +50,8 @@ type Bounds struct {
 
 	// Scaled says that the group has as many sandboxes as Keep says, whatever their keep-alive.
 	// Where there is none, a demand starts one; else it waits for the first that has a slot, and
-	// its turn for room goes to a start that is missing. What idles beyond them ends.
+	// its turn for room goes to a start that is missing. What idles beyond them ends. Demands of an
+	// Endless Concurrency that overlap share them, and what is beyond them gets none.
 	Scaled bool
 }
 
@@ -161,6 +162,9 @@ func (l *Lease) giveBack(keep bool, failed *elsewhere) {
 	b := l.box
 	l.box = nil
 	l.pool.happen(func(s *state, now time.Time) {
+		if failed != nil {
+			s.crashed(b, failed, now)
+		}
 		s.done(b, &l.waiter, keep, now)
 		if l.end != nil {
 			l.end(nil)

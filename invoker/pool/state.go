@@ -161,6 +161,7 @@ type box struct {
 	used    int
 	phase   phase
 	since   time.Time // of the phase
+	begun   time.Time // its start was over then
 	retired bool      // it takes no more jobs, and ends with those it has
 	claimed bool      // the same, as long as its room is claimed
 	ended   bool      // its node has told its end, though its start is not over here
@@ -211,7 +212,9 @@ type group struct {
 	again   func() (*api.StartRequest, error) // of the last demand; nil: none starts ahead
 	judge   func(*api.StartReply) error       // Demand.Ready, like again
 	waiting chain[*waiter]
-	open    chain[*box] // ready, with a free slot; the one used last is the last
+	open    chain[*box] // ready, with a free slot; the last to have one is the last
+	next    *link[*box] // of these: whose turn is next; see whoseTurn
+	round   int         // so many had theirs since it was the last one's
 	warming chain[*box] // starting, with a free slot
 	members chain[*box]
 	live    int                               // of them, those that take jobs now or will again

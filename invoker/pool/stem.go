@@ -54,9 +54,9 @@ func (s *state) resize(st *stem, now time.Time) {
 	}
 }
 
-// stemStarted has a start that failed tried again later.
-func (s *state) stemStarted(st *stem, ok bool, now time.Time) {
-	if st.tries.over(ok, now); !ok && st.alarm.pos == 0 {
+// stemFailed has stem cells be started later.
+func (s *state) stemFailed(st *stem, since, now time.Time) {
+	if st.tries.failed(since, now); st.alarm.pos == 0 {
 		s.alarms.set(&st.alarm, st.tries.after)
 	}
 }
@@ -67,13 +67,21 @@ type attempts struct {
 	after time.Time
 }
 
-func (a *attempts) over(ok bool, now time.Time) {
-	if ok {
-		*a = attempts{}
+// mostRest is the longest rest after a failure. A row of failures is over when none has followed
+// for as long.
+const mostRest = time.Minute
+
+// failed takes in that a start has failed, or what it has started. Those that were begun together
+// fail once.
+func (a *attempts) failed(since, now time.Time) {
+	if since.Before(a.after) {
 		return
 	}
+	if since.Sub(a.after) > mostRest {
+		a.fails = 0
+	}
 	a.fails++
-	a.after = now.Add(min(time.Second<<min(a.fails, 6), time.Minute))
+	a.after = now.Add(min(time.Second<<min(a.fails, 6), mostRest))
 }
 
 // backfill starts a stem cell where one is missing and there is room that nobody has a use for.

@@ -24,6 +24,8 @@ type world struct {
 	jobs   []*task
 	boxes  []*box
 	serial int
+
+	retired map[key]bool // groups that nobody has asked for since
 }
 
 // A task is a job and how far it has got.
@@ -50,7 +52,8 @@ func newWorld(cfg Config, fail func(string, ...any), choose func(n int) int, vie
 		cfg.KeepAlive = time.Minute
 	}
 	cfg.defaults()
-	w := &world{fail: fail, choose: choose, s: newState(cfg, t0), now: t0}
+	w := &world{fail: fail, choose: choose, s: newState(cfg, t0), now: t0,
+		retired: map[key]bool{}}
 	w.s.newID = func() string { w.serial++; return fmt.Sprint("b", w.serial) }
 	for i, v := range views {
 		w.s.looked(w.s.nodes[i], v, t0)
@@ -118,6 +121,9 @@ func (w *world) carryOut(do step) {
 			w.fail("%s: %d MiB do not fit what is free, %+v", show(do), need, do.node.free)
 		}
 	}
+	if do.kind == Warm && do.box.group.jobs == 0 && do.box != do.box.group.open.last.of {
+		w.fail("%s: one that comes alone wakes it", show(do))
+	}
 	if do.box != nil && (do.kind == Warm || do.kind == Warming) {
 		b := do.box
 		takes := !b.retired && !b.claimed && b.used < b.slots && b.node.up
@@ -162,6 +168,8 @@ func (w *world) first(who *waiter, of *task) {
 
 func (t *task) waits() bool { return !t.over && t.box == nil }
 
+func keyOf(job *Demand) key { return key{job.Namespace, job.Group, job.MemoryMiB} }
+
 func waiting(arrived, deadline time.Time) *waiter {
 	w := &waiter{}
 	w.init(arrived, deadline)
@@ -183,6 +191,7 @@ func (w *world) arrive(job Demand, wait time.Duration) *task {
 	t := &task{w: waiting(w.now, w.now.Add(wait)), job: job}
 	t.w.endless = job.Endless
 	w.jobs = append(w.jobs, t)
+	delete(w.retired, keyOf(&job))
 	t.over = w.s.arrive(t.w, &t.job, false, w.now) != ""
 	return t
 }
@@ -257,6 +266,7 @@ var someJobs = []Demand{
 	{MemoryMiB: 100, Concurrency: 3, Endless: true, Bounds: Bounds{Max: 1, PauseAfter: time.Second}},
 	{MemoryMiB: 100, Bounds: Bounds{Scaled: true}},
 	{MemoryMiB: 100, Concurrency: 2, Bounds: Bounds{Scaled: true, Max: 3, PauseAfter: time.Second}},
+	{MemoryMiB: 100, Concurrency: Endless, Bounds: Bounds{Scaled: true, PauseAfter: time.Second}},
 }
 
 // happen lets one thing happen.
@@ -266,7 +276,7 @@ func (w *world) happen() {
 		w.now = w.now.Add(30 * time.Second)
 	}
 	n := w.s.nodes[w.choose(len(w.s.nodes))]
-	switch what := w.choose(17); what {
+	switch what := w.choose(18); what {
 	default:
 		w.arrive(w.someJob(), []time.Duration{4 * time.Second, 20 * time.Second}[w.choose(2)])
 	case 5, 6:
@@ -289,10 +299,18 @@ func (w *world) happen() {
 		w.s.looked(n, v, w.now)
 	case 14:
 		name := fmt.Sprint("g", w.choose(len(someJobs)))
+		for k := range w.s.named[name] {
+			w.retired[k] = true
+		}
 		w.s.retire(maps.Values(w.s.named[name]), w.now)
 	case 16:
 		job := w.someJob()
+		delete(w.retired, keyOf(&job))
 		w.s.keep(&job, w.choose(3), w.choose(9), w.now)
+	case 17:
+		if b, ok := pick(w, w.boxes, func(b *box) bool { return b.idles() }); ok {
+			w.s.ended(b.node, b.id, errors.New("it ended with 1"), w.now)
+		}
 	case 15:
 		runs := func(t *task) bool { return !t.over && t.box != nil && t.box.phase == running }
 		if t, ok := pick(w, w.jobs, runs); ok {
