@@ -10,6 +10,8 @@ type load struct {
 	last     time.Time // there were any
 	first    time.Time // the first request after a window without any
 	seconds  []second  // by the second's number, modulo their own
+
+	sums map[time.Duration]sum // by window: what its whole seconds hold
 }
 
 type second struct {
@@ -19,10 +21,20 @@ type second struct {
 	most   int
 }
 
+func (s *second) add(o second, part float64) {
+	s.area, s.came, s.most = s.area+part*o.area, s.came+part*o.came, max(s.most, o.most)
+}
+
+// A sum holds what the seconds between two hold. All of them are over, so it changes no more.
+type sum struct {
+	from, to int64
+	of       second
+}
+
 // remember has the load hold that window from now on.
 func (l *load) remember(window time.Duration) {
 	former := l.seconds
-	l.seconds = make([]second, int(window/time.Second)+2)
+	l.seconds, l.sums = make([]second, int(window/time.Second)+2), map[time.Duration]sum{}
 	for _, s := range former {
 		if now := &l.seconds[s.number%int64(len(l.seconds))]; s.number > now.number {
 			*now = s
@@ -77,18 +89,39 @@ func (l *load) over(window time.Duration, now time.Time) (average, rate float64,
 	if begun.Before(l.first) {
 		begun = l.first
 	}
-	for _, s := range l.seconds {
-		if s.number < begun.Unix() || s.number > now.Unix() {
-			continue
-		}
-		part := 1.0
-		if s.number == begun.Unix() && begun != l.first {
-			part = 1 - float64(begun.Nanosecond())/float64(time.Second)
-		}
-		average, rate, most = average+part*s.area, rate+part*s.came, max(most, s.most)
+	part := 1.0
+	if begun != l.first {
+		part = 1 - float64(begun.Nanosecond())/float64(time.Second)
+	}
+	from, to := begun.Unix(), now.Unix()
+	s := l.between(window, from, to)
+	s.add(l.of(from), part)
+	if to > from {
+		s.add(l.of(to), 1)
 	}
 	if length := now.Sub(begun).Seconds(); length > 0 {
-		return average / length, rate / max(length, 1), most
+		return s.area / length, s.came / max(length, 1), s.most
 	}
-	return float64(l.requests), rate, most
+	return float64(l.requests), s.came, s.most
+}
+
+// between adds up a window's whole seconds: once in each second, however often it is asked.
+func (l *load) between(window time.Duration, from, to int64) second {
+	if is := l.sums[window]; is.from == from && is.to == to {
+		return is.of
+	}
+	var all second
+	for number := from + 1; number < to; number++ {
+		all.add(l.of(number), 1)
+	}
+	l.sums[window] = sum{from, to, all}
+	return all
+}
+
+// of returns what a second holds.
+func (l *load) of(number int64) second {
+	if s := l.seconds[number%int64(len(l.seconds))]; s.number == number {
+		return s
+	}
+	return second{}
 }
