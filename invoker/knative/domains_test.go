@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"knative.dev/serving/pkg/apis/serving/v1beta1"
+
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
@@ -38,7 +40,8 @@ func TestADomainLeadsToAService(t *testing.T) {
 	h.must("POST", objects+"services", described("hello", "example.com/hello"))
 	h.ready("hello", "True")
 	h.says("hello.example.com", "Ready", "True", `"url":"http://hello.example.com"`)
-	for _, host := range []string{"hello.example.com", "HELLO.example.com:80"} {
+	for _, host := range []string{"hello.example.com", "HELLO.example.com:80",
+		"hello.example.com."} {
 		if code, said := h.curl(host, "/x"); code != 200 || said != "/x hello-00001 9000 b" {
 			t.Errorf("%s: %d %q", host, code, said)
 		}
@@ -85,6 +88,25 @@ func TestNamesThatNobodyMayHave(t *testing.T) {
 	d := newDomains("localhost", nil)
 	if d.claim("ann", "hello.example.com") {
 		t.Error("a name is given where none is open")
+	}
+}
+
+// A mapping that is deleted before it has its name has none.
+func TestADeletedMappingKeepsNoName(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	const of = "hello.example.com"
+	h.must("POST", mappings, mappingOf(of, "Service", "serving.knative.dev/v1", "hello"))
+	h.says(of, "DomainClaimed", "True", "")
+	e := h.api.world.get(domainMappings, "ann", of)
+	h.must("DELETE", mappings+"/"+of, "")
+	h.until("the name is nobody's", func() bool { return !h.api.road.owns(of) })
+	o := e.object.DeepCopyObject().(*v1beta1.DomainMapping)
+	if err := h.api.reconcile.mapping(e, o); err != nil { // it was about to have it
+		t.Error(err)
+	}
+	if !h.api.road.domains.claim("bob", of) {
+		t.Error("the name is kept")
 	}
 }
 

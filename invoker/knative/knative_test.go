@@ -46,11 +46,15 @@ type fake struct {
 	starts atomic.Int64
 	called atomic.Value  // what the last start is for
 	refuse atomic.Uint32 // the code that connections are refused with
+	held   chan struct{} // starts are over when it says so; nil: at once
 }
 
 func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply, error) {
 	f.starts.Add(1)
 	f.called.Store(in.GetCall().GetAction())
+	if f.held != nil {
+		<-f.held
+	}
 	if strings.Contains(in.Image, "broken") {
 		return nil, status.Error(codes.Internal, "the program ended with 3: no such thing")
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"knative.dev/pkg/kmeta"
@@ -59,17 +60,17 @@ type reconciler struct {
 	done  sync.WaitGroup
 
 	mu     sync.Mutex
-	of     map[ref]map[name]bool // the routes to a configuration or a revision
-	proved map[name]string       // revisions whose first sandbox is being started, and their uid
-	lacked map[name]time.Time    // when a revision was last without a Secret or ConfigMap
+	of     map[ref]map[name]bool   // the routes to a configuration or a revision
+	proved map[types.UID]bool      // revisions whose first sandbox is being started
+	lacked map[types.UID]time.Time // when a revision was last without a Secret or ConfigMap
 }
 
 func newReconciler(r *road) *reconciler {
 	return &reconciler{
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[ref](soonest, latest)),
-		road: r, of: map[ref]map[name]bool{}, proved: map[name]string{},
-		lacked: map[name]time.Time{},
+		road: r, of: map[ref]map[name]bool{}, proved: map[types.UID]bool{},
+		lacked: map[types.UID]time.Time{},
 	}
 }
 
@@ -92,6 +93,9 @@ func (r *reconciler) follow(e *event) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if e.what == "DELETED" {
+		delete(r.lacked, e.entry.object.GetUID())
+	}
 	if me.kind == routes {
 		for _, to := range targets(e.before) {
 			delete(r.of[to], n)
@@ -415,10 +419,8 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 		return r.report(e, v)
 	}
 	r.mu.Lock()
-	busy := r.proved[e.name] == string(v.UID)
-	if !busy {
-		r.proved[e.name] = string(v.UID)
-	}
+	busy := r.proved[v.UID]
+	r.proved[v.UID] = true
 	r.mu.Unlock()
 	if busy {
 		return nil
@@ -445,10 +447,9 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 func (r *reconciler) begin(ctx context.Context, e *entry, v *v1.Revision, since time.Time,
 	next time.Duration) {
 	initial := initialOf(v)
-	achieved := r.road.scales.begin(v, initial)
-	r.leaveNone(v)
-	switch {
-	case achieved:
+	achieved := !r.leaveNone(v) && r.road.scales.begin(v, initial)
+	switch gone := r.leaveNone(v); {
+	case achieved, gone:
 		r.judge(ctx, e, nil)
 	case time.Since(since) > roomWithin:
 		r.judge(ctx, e, &pool.Refused{Why: fmt.Sprintf("the initial scale of %d sandboxes has "+
@@ -458,11 +459,13 @@ func (r *reconciler) begin(ctx context.Context, e *entry, v *v1.Revision, since 
 	}
 }
 
-// leaveNone ends the sandboxes of a revision that was deleted meanwhile.
-func (r *reconciler) leaveNone(v *v1.Revision) {
-	if now := r.get(revisions, v.Namespace, v.Name); now == nil || now.object.GetUID() != v.UID {
+// leaveNone ends the sandboxes of a revision that was deleted meanwhile. It reports whether it was.
+func (r *reconciler) leaveNone(v *v1.Revision) (gone bool) {
+	now := r.get(revisions, v.Namespace, v.Name)
+	if gone = now == nil || now.object.GetUID() != v.UID; gone {
 		r.road.scales.forget(v)
 	}
+	return gone
 }
 
 // settled reports whether it is known that a revision runs, or that no later start will go better.
@@ -485,25 +488,26 @@ func (r *reconciler) scale(e *entry, v *v1.Revision) {
 // judge writes into a revision's status how its first start went. Where a later start may go
 // better, there is one.
 func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
+	uid := e.object.GetUID()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.proved, e.name)
+		delete(r.proved, uid)
 	}()
 	again, since := false, e.object.GetCreationTimestamp().Time
 	var refused *pool.Refused
 	var lacking *lacking
 	r.mu.Lock()
 	if errors.As(how, &lacking) {
-		r.lacked[e.name] = time.Now()
+		r.lacked[uid] = time.Now()
 	}
-	if at := r.lacked[e.name]; at.After(since) {
+	if at := r.lacked[uid]; at.After(since) {
 		since = at
 	}
 	r.mu.Unlock()
 	err := untilDone(func() error {
 		now := r.get(revisions, e.name.namespace, e.name.name)
-		if now == nil || now.object.GetUID() != e.object.GetUID() {
+		if now == nil || now.object.GetUID() != uid {
 			return nil
 		}
 		v := now.object.DeepCopyObject().(*v1.Revision)
@@ -545,7 +549,7 @@ func (r *reconciler) judge(ctx context.Context, e *entry, how error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.lacked, e.name)
+	delete(r.lacked, uid)
 }
 
 // escaped returns a text for those of Knative's functions that take a format.

@@ -237,3 +237,61 @@ func TestADeletedRevisionKeepsNone(t *testing.T) {
 	r.scale(e, e.object.(*v1.Revision))
 	h.until("none is kept", func() bool { return boxes() == 0 })
 }
+
+// starting has a service made, and returns its revision when the first sandbox of that is being
+// started.
+func (h *house) starting(service string) *entry {
+	h.t.Helper()
+	before := h.node.starts.Load()
+	h.must("POST", objects+"services", described(service, "example.com/hello"))
+	h.until("its first sandbox is being started", func() bool {
+		return h.node.starts.Load() > before
+	})
+	return h.api.world.get(revisions, "ann", service+"-00001")
+}
+
+// removed has a service deleted, and returns when its revision is gone.
+func (h *house) removed(service string) {
+	h.t.Helper()
+	h.must("DELETE", objects+"services/"+service, "")
+	h.until("its revision is gone", func() bool {
+		return h.api.world.get(revisions, "ann", service+"-00001") == nil
+	})
+}
+
+func (r *reconciler) proves(v *entry) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.proved[v.object.GetUID()]
+}
+
+// A revision that is deleted while its first sandbox starts has no other started.
+func TestARevisionIsDeletedWhileItBegins(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.node.held = make(chan struct{})
+	v := h.starting("hello")
+	h.removed("hello")
+	close(h.node.held)
+	h.until("nothing is proved any more", func() bool { return !h.api.reconcile.proves(v) })
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, want 1", n)
+	}
+	h.until("none is left", func() bool { return h.pool.Snapshot().Nodes[0].Boxes == 0 })
+}
+
+// What a revision has had started says nothing of the one that has its name after it.
+func TestARevisionsNameIsTakenAnew(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.node.held = make(chan struct{})
+	defer close(h.node.held)
+	r := h.api.reconcile
+	first := h.starting("hello")
+	h.removed("hello")
+	second := h.starting("hello")
+	r.judge(r.context(t.Context()), first, nil)
+	if r.proves(first) || !r.proves(second) {
+		t.Errorf("the first is proved: %t, the second: %t", r.proves(first), r.proves(second))
+	}
+}
