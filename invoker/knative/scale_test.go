@@ -373,7 +373,7 @@ func (c *cluster) serve() {
 	}
 }
 
-// histories returns 21 loads.
+// histories returns the loads that are compared.
 func histories() (all []*history) {
 	add := func(name string, slots int64, takes time.Duration, minutes float64,
 		rate func(minute float64) float64, further map[string]string) {
@@ -435,14 +435,14 @@ func histories() (all []*history) {
 	add("at most eight", 1, 300*ms, 6, between(2, 3, 40, 5), map[string]string{"max-scale": "8"})
 	add("three to begin with", 1, 300*ms, 8, between(2, 4, 20, 0),
 		map[string]string{"activation-scale": "3"})
-	add("a step down, as many as come", 0, 2*time.Second, 8, between(0, 3, 180, 60), nil)
 	add("down later, in a short window", 1, 300*ms, 8, func(m float64) float64 {
 		return 20 * float64(int(m)%2)
 	}, map[string]string{"window": "20s", "scale-down-delay": "30s"})
+	add("a step down, as many as come", 0, 2*time.Second, 8, between(0, 3, 180, 60), nil)
 	return all
 }
 
-// Twenty loads cost no more here than by Knative's autoscaler as it is in a cluster: nobody waits
+// These loads cost no more here than by Knative's autoscaler as it is in a cluster: nobody waits
 // longer, sandboxes are there for no longer, and no more of them start.
 func TestLoadsCostNoMoreThanInACluster(t *testing.T) {
 	for _, l := range histories() {

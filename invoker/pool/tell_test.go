@@ -3,6 +3,7 @@ package pool
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,4 +50,41 @@ func TestACrashIsToldWithItsReason(t *testing.T) {
 			t.Errorf("told %v", why)
 		}
 	})
+}
+
+// It comes also where the crash was not heard of: found when the node was heard again, by a call,
+// or because its node has been lost.
+func TestACrashThatIsNotHeardIsToldWithItsReason(t *testing.T) {
+	for words, crash := range map[string]func(p *Pool, n *fakeNode){
+		"its node has it no more": func(p *Pool, n *fakeNode) {
+			n.mu.Lock()
+			broken := n.ends
+			n.ends = make(chan *api.Ended)
+			n.mu.Unlock()
+			close(broken)
+			time.Sleep(2 * hurry)
+		},
+		"no sandbox fn-": func(p *Pool, n *fakeNode) { atOnce(p, work("a")) },
+		"out of reach for too long: local: no route": func(p *Pool, n *fakeNode) {
+			n.setDeaf(true)
+			time.Sleep(time.Minute)
+			n.setDeaf(false)
+			time.Sleep(time.Minute)
+		},
+	} {
+		ending(t, func(t *testing.T, p *Pool, n *fakeNode, id string) {
+			var why error
+			p.Tell(func(s Sandbox) {
+				if s.Gone && s.ID == id {
+					why = s.Why
+				}
+			})
+			n.die(id)
+			crash(p, n)
+			synctest.Wait()
+			if why == nil || !strings.Contains(why.Error(), words) {
+				t.Errorf("told %v, want %q", why, words)
+			}
+		})
+	}
 }
