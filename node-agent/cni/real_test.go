@@ -70,6 +70,7 @@ func TestReal(t *testing.T) {
 		defer socket.Close()
 		go func() { _ = n.server.Serve(socket) }()
 		n.idle(t)
+		t.Run("a list of links", cardWithoutVFs)
 		t.Run("two containers talk", n.talk)
 		t.Run("a setting is refused", n.refused)
 		t.Run("by vfio", n.byVFIO)
@@ -357,4 +358,26 @@ func (n *node) pairs(t *testing.T) {
 	}
 	n.idle(t)
 	t.Logf("%d pairs, 0 VFs lost", pairs)
+}
+
+// cardWithoutVFs checks that a list of links has the card, and nothing of its VFs.
+func cardWithoutVFs(t *testing.T) {
+	full, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	links, err := netns.Links()
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(links []netlink.Link) (n int) {
+		for _, l := range links {
+			n += len(l.Attrs().Vfs)
+		}
+		return n
+	}
+	if len(links) != len(full) || told(full) == 0 || told(links) > 0 {
+		t.Errorf("%d links with %d VFs, of %d with %d", len(links), told(links), len(full),
+			told(full))
+	}
 }

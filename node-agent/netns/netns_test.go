@@ -1,10 +1,14 @@
 package netns
 
 import (
+	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 // Hundreds of threads enter and leave, and this process stays where it was.
@@ -53,5 +57,34 @@ func TestInside(t *testing.T) {
 	all.Wait()
 	if now, err := os.Readlink("/proc/self/ns/net"); now != here || err != nil {
 		t.Errorf("this process was in %s and is in %s, %v", here, now, err)
+	}
+}
+
+// The links of a namespace are listed, each with its name.
+func TestLinks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	namespace, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	var names []string
+	if err := Inside(namespace, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "here"
+		made := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "there"})
+		links, err := Links()
+		for _, link := range links {
+			names = append(names, link.Attrs().Name)
+		}
+		return errors.Join(made, err)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"here", "lo", "there"}) {
+		t.Errorf("listed are %q", names)
 	}
 }

@@ -246,6 +246,43 @@ func TestAnotherNameOfALink(t *testing.T) {
 	}
 }
 
+// A device's link is looked for in sysfs first, and not among all of the host's.
+func TestALinkIsFoundInSysfs(t *testing.T) {
+	const device = "0000:01:10.0"
+	c, tree := newContainer(t, "c1"), t.TempDir()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "uplink"
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}); err != nil {
+		t.Fatal(err)
+	}
+	shown := filepath.Join(tree, "bus/pci/devices", device, "net/uplink")
+	if err := os.MkdirAll(shown, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	wires := attach.Netlink{Sysfs: tree, PCI: func(l netlink.Link) string {
+		asked = append(asked, l.Attrs().Name)
+		if l.Attrs().Name == "lo" || l.Attrs().Name == "peer" {
+			return ""
+		}
+		return device
+	}}
+	port := attach.Port{Device: device, Netns: c.path, Name: "eth0", Driver: vf.Netdev,
+		MAC: "02:00:00:00:00:01"}
+	if _, err := wires.Plug(port); err != nil {
+		t.Fatal(err)
+	}
+	if len(asked) == 0 || asked[0] != "uplink" || slices.Contains(asked, "peer") {
+		t.Errorf("asked for the device of %q", asked)
+	}
+	if err := wires.Unplug(port); err != nil {
+		t.Error(err)
+	}
+	if peer, err := netlink.LinkByName("peer"); err == nil {
+		_ = netlink.LinkDel(peer)
+	}
+}
+
 // GC ends the attachments of its network that the runtime does not know any more, and no others.
 func TestGC(t *testing.T) {
 	h := newHost(t)

@@ -29,6 +29,8 @@ type Netlink struct {
 	PCI func(netlink.Link) string
 	// Dummy returns a link that leads nowhere.
 	Dummy func(netlink.LinkAttrs) netlink.Link
+	// Sysfs is the device tree. It shows the links of the agent's own namespace.
+	Sysfs string
 }
 
 // Kernel returns the Wires that a node has.
@@ -41,6 +43,7 @@ func Kernel() Netlink {
 			return ""
 		},
 		Dummy: func(a netlink.LinkAttrs) netlink.Link { return &netlink.Dummy{LinkAttrs: a} },
+		Sysfs: "/sys",
 	}
 }
 
@@ -56,24 +59,17 @@ func inside(path string, f func() error) error {
 	return netns.Inside(namespace, f)
 }
 
-// find returns the link of a device in this namespace, or nil. The list of a host's links has all
-// VFs of each card, and is cut off where they are very many: so sysfs, which shows the links of the
-// agent's own namespace, is asked first.
+// find returns the link of a device in this namespace, or nil. A host may have very many links, so
+// sysfs is asked first.
 func (n Netlink) find(device string) (netlink.Link, error) {
-	names, _ := os.ReadDir(filepath.Join("/sys/bus/pci/devices", device, "net"))
+	names, _ := os.ReadDir(filepath.Join(n.Sysfs, "bus/pci/devices", device, "net"))
 	for _, file := range names {
 		link, err := netlink.LinkByName(file.Name())
 		if err == nil && n.PCI(link) == device {
 			return link, nil
 		}
 	}
-	links, err := netlink.LinkList()
-	for range 10 { // others' links may come and go meanwhile
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-		links, err = netlink.LinkList()
-	}
+	links, err := netns.Links()
 	if err != nil {
 		return nil, err
 	}

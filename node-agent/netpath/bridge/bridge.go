@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/netns"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
@@ -387,7 +388,11 @@ func Undo(dir string) error {
 		return err
 	}
 	if link, err := netlink.LinkByName(m.Name); err == nil && isOurs(link, m.Network.Gateway) {
-		for _, name := range append(portsOf(m.Name), m.Name) {
+		ports, err := portsOf(m.Name)
+		if err != nil {
+			return fmt.Errorf("ports of bridge %s: %w", m.Name, err)
+		}
+		for _, name := range append(ports, m.Name) {
 			unplug(name)
 		}
 	}
@@ -408,7 +413,7 @@ func Undo(dir string) error {
 // othersForward reports whether the host has another bridge, but for one by which it goes out:
 // somebody, as Docker, may have come later and have found that it forwards already.
 func othersForward(own string) bool {
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	out, err2 := uplinks(own)
 	return err != nil || err2 != nil || slices.ContainsFunc(links, func(link netlink.Link) bool {
 		return link.Type() == "bridge" && !slices.Contains(out, link.Attrs().Name)

@@ -470,10 +470,12 @@ func TestNothingIsLostWhenAnAgentIsKilled(t *testing.T) {
 			kept[lease.ID] = true
 			b.Return(lease)
 		}
-		if ports := portsOf(cfg.Name); len(ports) > 0 { // their namespaces may still be dying
-			for _, name := range ports {
-				unplug(name)
-			}
+		ports, err := portsOf(cfg.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range ports { // their namespaces may still be dying
+			unplug(name)
 		}
 		b.Close()
 		nothingLeft(t, dir)

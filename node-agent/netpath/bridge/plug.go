@@ -151,13 +151,13 @@ func unplug(name string) {
 }
 
 // portsOf lists the ports of a bridge that are there.
-func portsOf(bridge string) (names []string) {
-	links, _ := netlink.LinkList()
+func portsOf(bridge string) (names []string, err error) {
+	links, err := netns.Links()
 	for _, link := range links {
 		number, is := strings.CutPrefix(link.Attrs().Name, bridge+"p")
 		if _, err := strconv.Atoi(number); is && err == nil {
 			names = append(names, link.Attrs().Name)
 		}
 	}
-	return names
+	return names, err
 }
