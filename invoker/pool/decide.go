@@ -102,10 +102,10 @@ func serve(g *group) step {
 
 // whoseTurn returns whose turn it is of the sandboxes that have a slot free: the last one's, but
 // where they are never full and it would get everything. There jobs that overlap go round, from the
-// last one on, to as many as there are to be: those beyond run empty and end, and a job that comes
-// alone wakes none.
+// last one on, to as many as there are to be, or as there are jobs: those beyond run empty and end,
+// or sleep on.
 func (g *group) whoseTurn() *link[*box] {
-	around := g.bounds.Scaled && g.jobs > 0 && g.round < g.level && g.next != nil &&
+	around := g.bounds.Scaled && g.round < min(g.level, g.jobs+1) && g.next != nil &&
 		g.next.in == &g.open && g.next.of.slots >= Endless
 	if around {
 		return g.next

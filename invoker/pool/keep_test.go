@@ -201,8 +201,9 @@ func TestALevelFallsUnderLoad(t *testing.T) {
 	}
 }
 
-// Jobs that come one after another have the sandbox that is awake, and two that overlap have two.
-func TestAJobThatComesAloneWakesNone(t *testing.T) {
+// Jobs that come one after another have the sandbox that is awake, and two that overlap have two,
+// also where one of them lasts.
+func TestJobsWakeNoMoreThanTheyNeed(t *testing.T) {
 	one := with(neverFull("a"), func(d *Demand) { d.PauseAfter = 10 * time.Second })
 	s := newScene(t, Config{KeepAlive: time.Minute})
 	s.s.keep(&one, 3, 9, s.now)
@@ -232,6 +233,12 @@ func TestAJobThatComesAloneWakesNone(t *testing.T) {
 		s.finish(second, true)
 		s.pass(4 * time.Second)
 	}
+	lasts := s.begun(one)
+	for range 5 {
+		s.finish(s.begun(one), true)
+		s.pass(4 * time.Second)
+	}
+	s.finish(lasts, true)
 	if n := paused(); n != 1 {
 		t.Errorf("%d are paused, want 1", n)
 	}
@@ -310,4 +317,18 @@ func TestARetiredScaledGroupKeepsNothingForOneThatComesAgain(t *testing.T) {
 	if s.groupOf("a") != nil {
 		t.Error("a group of none is remembered")
 	}
+}
+
+// A sandbox that takes jobs again, as its node drains no more, leaves no other beyond the number.
+func TestASandboxComesBackToAScaledGroup(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute}, sized(9, unbounded), sized(9, unbounded))
+	s.begun(one)
+	v := sized(9, unbounded)
+	v.draining = true
+	s.s.looked(s.s.nodes[0], v, s.now)
+	s.idling(one)
+	v.draining = false
+	s.s.looked(s.s.nodes[0], v, s.now)
+	s.want("expire b2")
 }

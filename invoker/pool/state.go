@@ -351,11 +351,17 @@ func (s *state) file(b *box, now time.Time) {
 	if g == nil {
 		return
 	}
+	more := takes && !b.counts
 	s.count(b, takes)
-	if g.bounds.Scaled && b.idles() && takes && g.live > g.level {
-		b.retired = true
-		s.file(b, now)
-		return
+	if g.bounds.Scaled && takes && g.live > g.level {
+		if b.idles() {
+			b.retired = true
+			s.file(b, now)
+			return
+		}
+		if more {
+			s.shrink(g, now)
+		}
 	}
 	s.fileGroup(g, now)
 }
