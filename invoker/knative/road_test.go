@@ -293,3 +293,16 @@ func TestAProgramThatReadsNothingIsReplaced(t *testing.T) {
 		t.Errorf("%d starts after five that the program read nothing of", n)
 	}
 }
+
+// Web actions are OpenWhisk's, whatever token they are sent.
+func TestWebActionsAreNotOurs(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/api/v1/web/ann/default/hello": false, "/api/v1/namespaces": true, "/api/v1": true,
+	} {
+		r := httptest.NewRequest("GET", "http://127.0.0.1"+path, nil)
+		r.Header.Set("Authorization", "Bearer token")
+		if got := kubernetesClient(r); got != want {
+			t.Errorf("%s: %t", path, got)
+		}
+	}
+}
