@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/netns"
 )
 
 const (
@@ -85,7 +87,7 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate) {
 
 // ports attaches to ports that have come, and forgets those that have gone.
 func (s *Scon) ports() error {
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	if err != nil {
 		return err
 	}
