@@ -40,7 +40,7 @@ func (r *Result) Draw(folder, command string) error {
 	var text, table strings.Builder
 	r.Print(&table)
 	err := page.Execute(&text, map[string]any{"Figures": figures, "Table": table.String(),
-		"Command": command})
+		"Beside": r.beside(), "Command": command})
 	if err != nil {
 		return err
 	}
@@ -48,6 +48,7 @@ func (r *Result) Draw(folder, command string) error {
 }
 
 func cost(c Cell) float64 { return c.CPUNs.Median / 1000 }
+func rate(c Cell) float64 { return 1e6 / c.CPUNs.Median }
 func half(c Cell) float64 { return c.P50Us }
 func tail(c Cell) float64 { return c.P99Us }
 func soft(c Cell) float64 { return c.SoftirqNs / 1000 }
@@ -64,12 +65,15 @@ func (r *Result) figures() (all []figure) {
 		{"softirq-tcp", "Softirq of TCP", "How much of that was in softirqs (Fig. 11a).",
 			"tcp-", "µs", soft},
 		{"softirq-udp", "Softirq of UDP", "The same for UDP (Fig. 15a).", "udp-", "µs", soft},
+		{"containers", "By containers", "Messages of 64 bytes over TCP that one CPU second is" +
+			" enough for (Fig. 16 has a CPU for each container).", "containers-", "thousands",
+			rate},
 		{"latency", "There and back by size", "Median time of a message over TCP and its answer" +
 			" (Fig. 12a).", "rr-tcp-", "µs", half},
 		{"latency-99", "There and back by size, the tail", "The 99th percentile (Fig. 12b).",
 			"rr-tcp-", "µs", tail},
 	} {
-		if lines := r.by(l.prefix, "bytes of a message", l.y, l.value); lines.Series != nil {
+		if lines := r.by(l.prefix, l.y, l.value); lines.Series != nil {
 			all = append(all, figure{File: l.file, Title: l.title, Says: l.says, Plot: lines})
 		}
 	}
@@ -80,6 +84,18 @@ func (r *Result) figures() (all []figure) {
 	}{
 		{"bulk", "Bulk", "CPU time of 64 KiB over TCP, from the container and to it.", "µs",
 			[]string{"bulk-out", "bulk-in"}, cost},
+		{"rules", "1,000 rules", "CPU time with 1,000 rules more, which no packet matches.", "µs",
+			[]string{"udp-64", "rr-udp-1", "rr-tcp-1"}, cost},
+		{"flows", "Flows of things", "The 99th percentile of the time of flows of 100 to 1,400" +
+			" bytes (Fig. 14).", "µs", []string{"flows"}, tail},
+		{"http", "HTTP", "CPU time of a page of 64 bytes by nginx (Fig. 8a).", "µs",
+			[]string{"http"}, cost},
+		{"http-latency", "HTTP, latency", "Median time of such a page (Fig. 8b).", "µs",
+			[]string{"http"}, half},
+		{"mqtt", "MQTT", "CPU time of a message of 64 bytes by mosquitto (Fig. 9a).", "µs",
+			[]string{"mqtt"}, cost},
+		{"mqtt-latency", "MQTT, latency", "Median time from publisher to subscriber (Fig. 9b).",
+			"µs", []string{"mqtt"}, half},
 		{"answered", "There and back", "CPU time of a message and its answer, of a connection" +
 			" with both, and of a flow's first packet with its answer.", "µs",
 			[]string{"rr-udp-1", "rr-tcp-1", "crr", "first"}, cost},
@@ -92,8 +108,11 @@ func (r *Result) figures() (all []figure) {
 }
 
 // by draws loads whose names are a prefix and a number.
-func (r *Result) by(prefix, x, y string, value func(Cell) float64) plot.Lines {
-	lines := plot.Lines{X: x, Y: y}
+func (r *Result) by(prefix, y string, value func(Cell) float64) plot.Lines {
+	lines := plot.Lines{X: "bytes of a message", Y: y}
+	if prefix == "containers-" {
+		lines.X = "containers"
+	}
 	for n, arm := range r.Arms {
 		s := plot.Series{Name: arm.Name, Colour: plot.Series8[n%len(plot.Series8)]}
 		for _, c := range r.Cells {

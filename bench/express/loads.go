@@ -3,6 +3,7 @@ package express
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"time"
@@ -80,6 +81,11 @@ func loads() (all []load) {
 				return h.stream(0, "tcp", 64<<10, 4, inward)
 			}})
 	}
+	for n := 1; n <= containers; n++ {
+		all = append(all, load{Name: fmt.Sprintf("containers-%d", n), warm: 20, steady: true,
+			arms:  []string{Native, Bridge, Express},
+			begin: func(h *host) (*session, error) { return h.several(n) }})
+	}
 	for _, network := range []string{"udp", "tcp"} {
 		for _, size := range []int{1, 64, 1024} {
 			l := load{Name: fmt.Sprintf("rr-%s-%d", network, size), arms: mostArms, warm: 10,
@@ -97,7 +103,10 @@ func loads() (all []load) {
 			most: 400, begin: func(h *host) (*session, error) {
 				return h.flows(func() int { return 0 })
 			}},
-		load{Name: "first", arms: mostArms, warm: 2, most: 400, begin: (*host).firstPackets})
+		load{Name: "first", arms: mostArms, warm: 2, most: 400, begin: (*host).firstPackets},
+		load{Name: "flows", arms: mostArms, warm: 2, most: 400, begin: (*host).things},
+		load{Name: "http", arms: mostArms, warm: 10, steady: true, begin: (*host).http},
+		load{Name: "mqtt", arms: mostArms, warm: 10, steady: true, begin: (*host).mqtt})
 }
 
 const (
@@ -186,6 +195,30 @@ func (h *host) stream(n int, network string, size, window int, inward bool) (*se
 		return nil
 	}
 	return s, nil
+}
+
+// several has some containers stream TCP of 64 bytes by turns.
+func (h *host) several(n int) (*session, error) {
+	all := &session{}
+	var each []*session
+	for container := range n {
+		s, err := h.stream(container, "tcp", 64, 32, false)
+		if err != nil {
+			return nil, errors.Join(err, all.end())
+		}
+		each, all.ends = append(each, s), append(all.ends, s.ends...)
+	}
+	all.step = func() error {
+		for _, s := range each {
+			before := s.messages
+			if err := s.step(); err != nil {
+				return err
+			}
+			all.messages += s.messages - before
+		}
+		return nil
+	}
+	return all, nil
 }
 
 const turns = 16 // of a step of what is answered
@@ -277,6 +310,12 @@ func (h *host) flows(hundreds func() int) (*session, error) {
 		return nil
 	})
 	return s, nil
+}
+
+// things has flows of 100 to 1,400 bytes, as the paper's of lamps, sensors and speakers.
+func (h *host) things() (*session, error) {
+	rnd := rand.New(rand.NewPCG(1, 2)) // the same for all arms
+	return h.flows(func() int { return 1 + rnd.IntN(14) })
 }
 
 func flowSize(hundreds int) int { return max(1, 100*hundreds) }
