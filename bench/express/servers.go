@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -120,42 +121,46 @@ func (h *host) http() (*session, error) {
 	}
 	s := &session{clocks: []int32{processClock(nginx.Pid)}}
 	s.closes(fd)
-	ask := []byte("GET /64 HTTP/1.1\r\nHost: fastiov\r\n\r\n")
-	size, err := answerSize(fd, ask)
+	one, err := asks(fd, "64")
 	if err != nil {
 		return nil, errors.Join(err, s.end())
 	}
-	b := make([]byte, size)
-	s.step = s.turns(func() error {
+	s.step = s.turns(one)
+	return s, nil
+}
+
+// asks asks nginx for a file, and returns what asks for it again, by the same connection.
+func asks(fd int, file string) (func() error, error) {
+	ask := []byte("GET /" + file + " HTTP/1.1\r\nHost: fastiov\r\n\r\n")
+	if err := send(fd, ask); err != nil {
+		return nil, err
+	}
+	head := make([]byte, 0, 1024)
+	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {
+		if len(head) == cap(head) {
+			return nil, fmt.Errorf("nginx said %q", head)
+		}
+		head = head[:len(head)+1]
+		if err := hearAll(fd, head[len(head)-1:]); err != nil {
+			return nil, err
+		}
+	}
+	_, after, _ := bytes.Cut(head, []byte("Content-Length: "))
+	length, _, _ := bytes.Cut(after, []byte("\r"))
+	size, err := strconv.Atoi(string(length))
+	if err != nil || !bytes.HasPrefix(head, []byte("HTTP/1.1 200 ")) {
+		return nil, fmt.Errorf("nginx said %q", head)
+	}
+	b := make([]byte, len(head)+size) // heads are equally long: the date is
+	if err := hearAll(fd, b[len(head):]); err != nil {
+		return nil, err
+	}
+	return func() error {
 		if err := send(fd, ask); err != nil {
 			return err
 		}
 		return hearAll(fd, b)
-	})
-	return s, nil
-}
-
-// answerSize asks once, and returns how long the answer is.
-func answerSize(fd int, ask []byte) (int, error) {
-	if err := send(fd, ask); err != nil {
-		return 0, err
-	}
-	b := make([]byte, 4096)
-	for n := 0; n < len(b); {
-		more, err := hear(fd, b[n:])
-		if err != nil || more == 0 {
-			return 0, fmt.Errorf("nginx said %q: %w", b[:n], err)
-		}
-		n += more
-		head := bytes.Index(b[:n], []byte("\r\n\r\n"))
-		if head >= 0 && n >= head+4+page64 {
-			if !bytes.HasPrefix(b, []byte("HTTP/1.1 200 ")) {
-				break
-			}
-			return n, nil
-		}
-	}
-	return 0, fmt.Errorf("nginx said %q", b[:100])
+	}, nil
 }
 
 // mqtt has the container publish by a broker of the server's, which tells a subscriber there.

@@ -4,10 +4,7 @@ package express
 
 import (
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -138,15 +135,15 @@ func TestServersWhileRulesChange(t *testing.T) {
 // wrong is the control: a reset and a packet that nobody translates are counted.
 func (h *host) wrong(t *testing.T) {
 	shut := netip.AddrPortFrom(serverAddr, 1)
-	if fd, err := socket(h.containers[0], unix.SOCK_STREAM); err != nil || connect(fd, shut) == nil {
+	fd, err := socket(h.containers[0], unix.SOCK_STREAM)
+	if err != nil || connect(fd, shut) == nil {
 		t.Fatalf("somebody listens at %s: %v", shut, err)
 	}
 	if out, err := shell(nil, "iptables -t nat -D POSTROUTING -s 10.9.0.0/24 ! -o br0"+
 		" -j MASQUERADE"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	fd, err := socket(h.containers[1], unix.SOCK_DGRAM)
-	if err == nil {
+	if fd, err = socket(h.containers[1], unix.SOCK_DGRAM); err == nil {
 		err = connect(fd, shut)
 	}
 	if err == nil {
@@ -206,7 +203,8 @@ func watch(t *testing.T, in *os.File, device string, from netip.Addr) {
 	if out, err := shell(in, fmt.Sprintf(`
 iptables -t raw -A PREROUTING -i %[1]s -p tcp --tcp-flags RST RST -m comment --comment reset
 iptables -t raw -A OUTPUT -p tcp --tcp-flags RST RST -m comment --comment own-reset
-iptables -t raw -A PREROUTING -i %[1]s ! -s %[2]s -m comment --comment address`, device,
+iptables -t raw -A PREROUTING -i %[1]s ! -s %[2]s ! -d 224.0.0.0/4 \
+	-m comment --comment address`, device,
 		from)); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -253,8 +251,8 @@ func (h *host) serveWhileRulesChange(t *testing.T, all [][2]string) {
 			}
 		})
 	}
-	for _, path := range []string{"64", "64", "1M"} {
-		under(0, func() (func() error, error) { return h.get(path), nil })
+	for _, file := range []string{"64", "64", "1M"} {
+		under(0, func() (func() error, error) { return h.get(t, file) })
 	}
 	under(1, func() (func() error, error) { return h.publish(t) })
 	under(2, func() (func() error, error) { return h.outward(t) })
@@ -285,33 +283,20 @@ func (h *host) serveWhileRulesChange(t *testing.T, all [][2]string) {
 	}
 }
 
-// get returns what asks nginx for a file, by one connection that is never made anew.
-func (h *host) get(path string) func() error {
-	made := 0
-	client := http.Client{Timeout: patience * time.Second, Transport: &http.Transport{
-		Dial: func(_, at string) (conn net.Conn, err error) {
-			if made++; made > 1 {
-				return nil, fmt.Errorf("the connection for %s was lost", path)
-			}
-			err = netns.Inside(h.server, func() error {
-				conn, err = net.Dial("tcp4", at)
-				return err
-			})
-			return conn, err
-		}}}
-	url := fmt.Sprintf("http://%s:%d/%s", hostAddr, publishedPort, path)
-	return func() error {
-		answer, err := client.Get(url)
-		if err != nil {
-			return err
-		}
-		defer answer.Body.Close()
-		n, err := io.Copy(io.Discard, answer.Body)
-		if err == nil && (answer.StatusCode != http.StatusOK || n != answer.ContentLength) {
-			err = fmt.Errorf("nginx: %s, %d bytes", answer.Status, n)
-		}
-		return err
+// get returns what asks nginx for a file, by one connection.
+func (h *host) get(t *testing.T, file string) (func() error, error) {
+	fd, err := reach(h.server, netip.AddrPortFrom(hostAddr, publishedPort))
+	if err != nil {
+		return nil, err
 	}
+	t.Cleanup(func() { unix.Close(fd) })
+	one, err := asks(fd, file)
+	return func() error {
+		if err := one(); err != nil {
+			return fmt.Errorf("nginx, %s: %w", file, err)
+		}
+		return nil
+	}, err
 }
 
 // publish returns what has the server publish by the broker in its container, and hear it.
