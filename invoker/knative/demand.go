@@ -17,6 +17,7 @@ import (
 const (
 	defaultMiB = 256
 	mostMiB    = 1 << 20 // no node has so much; more would not be counted right
+	mostCPU    = 1 << 20 // thousandths, likewise
 )
 
 func portOf(c *corev1.Container) int {
@@ -58,6 +59,9 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	_, most, _ := autoscaling.MaxScaleAnnotation.Get(v.Annotations)
 	d.Max, _ = strconv.Atoi(most) // Knative has checked it
 	d.Scaled = true
+	if probed(c) {
+		d.PauseAfter = -1
+	}
 	d.Start = func() (*node.StartRequest, error) { return r.startOf(v) }
 	d.Ready = func(reply *node.StartReply) error {
 		if n := len(c.VolumeMounts); int(reply.Mounts) < n {
@@ -88,9 +92,15 @@ func (r *road) startOf(v *v1.Revision) (*node.StartRequest, error) {
 	if class := v.Spec.RuntimeClassName; class != nil {
 		s.Handler = *class
 	}
-	if p := c.ReadinessProbe; p != nil && p.HTTPGet != nil {
+	switch p := c.ReadinessProbe; {
+	case p == nil:
+	case p.HTTPGet != nil:
 		s.Probe = p.HTTPGet.Path
+	case p.Exec != nil:
+		s.ProbeCommand = p.Exec.Command
 	}
+	s.CpuRequest = uint32(min(max(c.Resources.Requests.Cpu().MilliValue(), 0), mostCPU))
+	s.CpuLimit = uint32(min(max(c.Resources.Limits.Cpu().MilliValue(), 0), mostCPU))
 	if sc := c.SecurityContext; sc != nil && sc.RunAsUser != nil {
 		s.User = strconv.FormatInt(*sc.RunAsUser, 10)
 		if sc.RunAsGroup != nil {
@@ -113,8 +123,10 @@ func (r *road) refuses(v *v1.Revision) string {
 	if why := notGiven(v); why != "" {
 		return why
 	}
-	if p := c.ReadinessProbe; p != nil && (p.Exec != nil || p.GRPC != nil) {
-		return "a readiness probe is a GET or a connection here; use httpGet or tcpSocket"
+	for _, p := range []*corev1.Probe{c.ReadinessProbe, c.LivenessProbe} {
+		if p != nil && p.GRPC != nil {
+			return "a probe by gRPC is not made here; use httpGet, tcpSocket or exec"
+		}
 	}
 	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
 		if list.Memory().Sign() < 0 {

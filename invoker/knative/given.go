@@ -47,6 +47,13 @@ func notGiven(v *v1.Revision) string {
 		}
 	}
 	for _, volume := range v.Spec.Volumes {
+		if volume.EmptyDir != nil {
+			if mountsOf(c, volume.Name) > 1 {
+				return fmt.Sprintf("the volume %s is an emptyDir; mount it once, and whole",
+					volume.Name)
+			}
+			continue
+		}
 		sources, _ := sourcesOf(&volume)
 		if len(sources) > mostMounts {
 			return fmt.Sprintf("the volume %s projects more than %d sources", volume.Name,
@@ -54,7 +61,7 @@ func notGiven(v *v1.Revision) string {
 		}
 		if len(sources) == 0 {
 			return fmt.Sprintf("the volume %s is of a kind that is not served here; use a Secret, "+
-				"a ConfigMap or both, projected", volume.Name)
+				"a ConfigMap, both projected, or an emptyDir", volume.Name)
 		}
 		for _, s := range sources {
 			if s.Secret == nil && s.ConfigMap == nil {
@@ -71,6 +78,27 @@ func notGiven(v *v1.Revision) string {
 		}
 	}
 	return ""
+}
+
+// mountsOf counts the mounts of a volume. One of a part of it counts as several.
+func mountsOf(c *corev1.Container, volume string) (n int) {
+	for _, m := range c.VolumeMounts {
+		if m.Name == volume {
+			if n++; m.SubPath != "" {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// roomOf returns the bytes that an emptyDir takes at most. It lies in the sandbox's memory.
+func roomOf(of *corev1.EmptyDirVolumeSource, c *corev1.Container) uint64 {
+	memory := int64(memoryOf(c)) << 20
+	if said := of.SizeLimit; said != nil && said.Value() > 0 {
+		return uint64(min(said.Value(), memory))
+	}
+	return uint64(memory / 2)
 }
 
 // What a program may be given. No Linux starts one with a longer word or variable, and a node takes
@@ -117,6 +145,11 @@ func (r *road) give(v *v1.Revision, s *node.StartRequest, platform map[string]st
 			func(of corev1.Volume) bool { return of.Name == m.Name })
 		if i < 0 {
 			continue // Knative has checked that there is one
+		}
+		if empty := v.Spec.Volumes[i].EmptyDir; empty != nil {
+			s.Mounts = append(s.Mounts,
+				&node.Mount{Path: path.Clean(m.MountPath), Room: roomOf(empty, c)})
+			continue
 		}
 		files, err := p.filesOf(&v.Spec.Volumes[i])
 		if err != nil {

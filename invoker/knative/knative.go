@@ -40,6 +40,7 @@ type API struct {
 	road      *road
 	reconcile *reconciler
 	mirror    *mirror
+	prober    *prober
 	closed    chan struct{}
 	end       context.CancelFunc
 }
@@ -73,7 +74,11 @@ func New(cfg Config) (*API, error) {
 		return a.world.get(configurations, namespace, service) != nil
 	})
 	a.mirror.run(ctx, a.world)
-	cfg.Pool.Tell(a.mirror.sandbox)
+	a.prober = newProber(ctx, cfg.Pool, a.world)
+	cfg.Pool.Tell(func(s pool.Sandbox) {
+		a.mirror.sandbox(s)
+		a.prober.sandbox(s)
+	})
 	a.reconcile.run(ctx, &writer{world: a.world, most: cfg.Directory.Space})
 	a.reconcile.done.Go(func() { a.road.scales.run(ctx) })
 	return a, nil
@@ -86,6 +91,7 @@ func (a *API) Close() {
 	a.end()
 	a.reconcile.done.Wait()
 	a.mirror.done.Wait()
+	a.prober.done.Wait()
 	a.world.close()
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -45,6 +46,7 @@ type mirror struct {
 	named  map[name]*pod           // the same, by name
 	reads  map[string]int          // by namespace: how many follow logs
 	last   map[said]*entry         // the Event that says so
+	fallen map[string][]*entry     // by group: Pods that wait for another sandbox
 }
 
 // A pod is a sandbox that is shown.
@@ -75,7 +77,7 @@ const (
 func newMirror(d *access.Directory, log *slog.Logger) *mirror {
 	return &mirror{directory: d, log: log, wake: make(chan struct{}, 1), pods: map[string]*pod{},
 		newest: map[string]pool.Sandbox{}, named: map[name]*pod{}, reads: map[string]int{},
-		last: map[said]*entry{}}
+		last: map[said]*entry{}, fallen: map[string][]*entry{}}
 }
 
 // run shows what is new until ctx ends.
@@ -148,6 +150,11 @@ func (m *mirror) follow(e *event) {
 		if e.entry.kind == routes {
 			m.showHosts(e)
 		}
+		if v, is := e.entry.object.(*v1.Revision); is && e.what == "DELETED" {
+			for lost := m.rise(groupOf(v)); lost != nil; lost = m.rise(groupOf(v)) {
+				m.world.hide(lost)
+			}
+		}
 		if e.revision > m.world.floor {
 			m.tell(e)
 		}
@@ -166,8 +173,12 @@ func (m *mirror) showPod(s pool.Sandbox, revision string, uid types.UID) {
 			return
 		}
 		o := podOf(s, e.object.(*v1.Revision))
+		before := m.rise(s.Group)
+		if before != nil {
+			o = again(before.object.(*corev1.Pod))
+		}
 		m.remember(s, &pod{ref{pods, name{o.Namespace, o.Name}}, s.ID, s.Client})
-		if shown := m.show(o, nil); shown != nil {
+		if shown := m.show(o, before); shown != nil && before == nil {
 			m.say(shown, corev1.EventTypeNormal, "Scheduled", fmt.Sprintf(
 				"Successfully assigned %s/%s to %s", o.Namespace, o.Name, s.Node))
 		}
@@ -183,20 +194,68 @@ func (m *mirror) showPod(s pool.Sandbox, revision string, uid types.UID) {
 	switch {
 	case s.Gone && s.Why != nil:
 		m.say(was, corev1.EventTypeWarning, "Failed", s.Why.Error())
+		if o.Status.Phase == corev1.PodRunning {
+			m.remember(s, nil)
+			m.fall(s.Group, m.show(crashed(o, s.Why), was))
+			return
+		}
 	case s.Gone:
 		m.say(was, corev1.EventTypeNormal, "Killing",
 			"Stopping container "+o.Spec.Containers[0].Name)
 	case s.Ready:
+		if !runs(o) {
+			m.say(was, corev1.EventTypeNormal, "Started",
+				"Started container "+o.Spec.Containers[0].Name)
+		}
+		if s.Rests {
+			m.say(was, corev1.EventTypeWarning, "Unhealthy", "Readiness probe failed")
+		}
 		running(o, s)
 		m.show(o, was)
-		m.say(was, corev1.EventTypeNormal, "Started",
-			"Started container "+o.Spec.Containers[0].Name)
 		return
 	}
 	m.remember(s, nil)
 	o.DeletionTimestamp, o.DeletionGracePeriodSeconds = ptr.To(now()), ptr.To[int64](0)
 	if last := m.show(o, was); last != nil {
 		m.world.hide(last)
+	}
+}
+
+// crashedFor bounds how long a Pod whose sandbox has crashed waits for the next.
+const crashedFor = time.Minute
+
+// fall has a Pod whose sandbox has crashed wait for the revision's next: that is its container,
+// started again.
+func (m *mirror) fall(group string, e *entry) {
+	if e == nil {
+		return
+	}
+	m.fallen[group] = append(m.fallen[group], e)
+	time.AfterFunc(crashedFor, func() {
+		m.later(func() {
+			if slices.Contains(m.fallen[group], e) {
+				m.lose(group, e)
+				m.world.hide(e)
+			}
+		})
+	})
+}
+
+// rise takes a Pod of a group whose sandbox has crashed, or nil: there is none.
+func (m *mirror) rise(group string) *entry {
+	if len(m.fallen[group]) == 0 {
+		return nil
+	}
+	e := m.fallen[group][0]
+	m.lose(group, e)
+	return e
+}
+
+// lose has a Pod wait no longer for a sandbox.
+func (m *mirror) lose(group string, e *entry) {
+	left := slices.DeleteFunc(m.fallen[group], func(of *entry) bool { return of == e })
+	if m.fallen[group] = left; len(left) == 0 {
+		delete(m.fallen, group)
 	}
 }
 
@@ -264,6 +323,42 @@ func podOf(s pool.Sandbox, v *v1.Revision) *corev1.Pod {
 	return o
 }
 
+// crashed returns a Pod whose container has ended and is to be started again.
+func crashed(o *corev1.Pod, why error) *corev1.Pod {
+	o.Status.Conditions = conditions(false)
+	for i := range o.Status.ContainerStatuses {
+		c := &o.Status.ContainerStatuses[i]
+		ended := &corev1.ContainerStateTerminated{Reason: "Error", Message: why.Error(),
+			ContainerID: c.ContainerID, ExitCode: 1, FinishedAt: now()}
+		if c.State.Running != nil {
+			ended.StartedAt = c.State.Running.StartedAt
+		}
+		c.Ready, c.Started, c.ContainerID = false, ptr.To(false), ""
+		c.LastTerminationState = corev1.ContainerState{Terminated: ended}
+		c.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{
+			Reason: "CrashLoopBackOff", Message: why.Error()}}
+	}
+	return o
+}
+
+// again returns a crashed Pod whose container is being started once more.
+func again(o *corev1.Pod) *corev1.Pod {
+	o = o.DeepCopy()
+	for i := range o.Status.ContainerStatuses {
+		c := &o.Status.ContainerStatuses[i]
+		c.RestartCount++
+		c.State = corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}
+	}
+	return o
+}
+
+// runs reports whether a Pod says that its container runs.
+func runs(o *corev1.Pod) bool {
+	all := o.Status.ContainerStatuses
+	return len(all) > 0 && all[0].State.Running != nil
+}
+
 // shown returns what a Pod shows of a revision's spec: of a very large one, what it is about.
 func shown(spec *corev1.PodSpec) (s corev1.PodSpec) {
 	if spec.Size() <= mostShown {
@@ -278,14 +373,17 @@ func shown(spec *corev1.PodSpec) (s corev1.PodSpec) {
 
 // running has a Pod say that its container runs.
 func running(o *corev1.Pod, s pool.Sandbox) {
-	o.Status.Phase, o.Status.Conditions = corev1.PodRunning, conditions(true)
+	o.Status.Phase, o.Status.Conditions = corev1.PodRunning, conditions(!s.Rests)
 	address, _, _ := strings.Cut(s.Started.GetAddress(), "/")
 	if address != "" {
 		o.Status.PodIP, o.Status.PodIPs = address, []corev1.PodIP{{IP: address}}
 	}
 	for i := range o.Status.ContainerStatuses {
 		c := &o.Status.ContainerStatuses[i]
-		c.Ready, c.Started, c.ContainerID = true, ptr.To(true), "fastiov://"+s.ID
+		c.Ready, c.Started, c.ContainerID = !s.Rests, ptr.To(true), "fastiov://"+s.ID
+		if c.State.Running != nil {
+			continue
+		}
 		c.State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now()}}
 	}
 }
@@ -332,7 +430,11 @@ func (m *mirror) showHosts(e *event) {
 			continue
 		}
 		delete(want, is.name.name)
-		if o.Spec.ExternalName != is.object.(*corev1.Service).Spec.ExternalName {
+		was := is.object.(*corev1.Service) // keeps what its route said once, as in Knative
+		o.Labels = kmeta.UnionMaps(was.Labels, o.Labels)
+		o.Annotations = kmeta.UnionMaps(was.Annotations, o.Annotations)
+		if o.Spec.ExternalName != was.Spec.ExternalName ||
+			!maps.Equal(o.Labels, was.Labels) || !maps.Equal(o.Annotations, was.Annotations) {
 			m.show(o, is)
 		}
 	}
@@ -348,6 +450,7 @@ func hostOf(to *v1.Route, of string, url *apis.URL) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: of, Namespace: to.Namespace,
 			OwnerReferences: []metav1.OwnerReference{*kmeta.NewControllerRef(to)},
+			Annotations:     maps.Clone(to.Annotations),
 			Labels: kmeta.UnionMaps(to.Labels,
 				map[string]string{serving.RouteLabelKey: to.Name})},
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: bare(url.Host),

@@ -399,6 +399,9 @@ func (r *reconciler) configuration(ctx context.Context, e *entry, c *v1.Configur
 // revision has the first sandbox of a revision started, which shows whether it is good.
 func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) error {
 	st := &v.Status
+	if r.label(v) {
+		return r.report(e, v) // and this event brings it back here
+	}
 	if settled(v) {
 		r.scale(e, v)
 		return nil

@@ -295,3 +295,30 @@ func TestARevisionsNameIsTakenAnew(t *testing.T) {
 		t.Errorf("the first is proved: %t, the second: %t", r.proves(first), r.proves(second))
 	}
 }
+
+// A revision's labels say whether a route leads to it.
+func TestARevisionSaysItsRoutes(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	says := func(of, state, by string) func() bool {
+		return func() bool {
+			e := h.api.world.get(revisions, "ann", of)
+			if e == nil {
+				return false
+			}
+			v := e.object.(*v1.Revision)
+			return string(v.GetRoutingState()) == state &&
+				v.Annotations[serving.RoutesAnnotationKey] == by
+		}
+	}
+	of := described("hello", "example.com/hello")
+	h.must("POST", objects+"configurations", of)
+	h.until("it is pending", says("hello-00001", "pending", ""))
+	h.must("POST", objects+"routes", `{"metadata":{"name":"way"},"spec":{"traffic":[
+		{"configurationName":"hello","percent":100}]}}`)
+	h.until("it is active", says("hello-00001", "active", "way"))
+	h.must("PATCH", objects+"configurations/hello", `{"spec":{"template":{"spec":{
+		"containers":[{"image":"example.com/other"}]}}}}`)
+	h.until("the next is active", says("hello-00002", "active", "way"))
+	h.until("the former is in reserve", says("hello-00001", "reserve", ""))
+}

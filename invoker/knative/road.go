@@ -291,6 +291,13 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		p.breakOff(ctx, w, err)
 		return false
 	}
+	give := func(after time.Duration) *time.Timer {
+		return time.AfterFunc(after, func() { hangUp(errTimeout) })
+	}
+	quiet := bound(p.revision.Spec.IdleTimeoutSeconds)
+	begun, idle := give(bound(p.revision.Spec.ResponseStartTimeoutSeconds)), give(quiet)
+	defer begun.Stop()
+	defer idle.Stop()
 	sent := &body{ReadCloser: req.Body}
 	req.Body = sent
 	req = req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -305,6 +312,7 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 			out.Out.URL.Scheme, out.Out.URL.Host, out.Out.Host = "http", out.In.Host, out.In.Host
 			out.Out.Header["X-Forwarded-For"] = out.In.Header["X-Forwarded-For"]
 			out.SetXForwarded()
+			forwarded(out.Out.Header)
 			out.Out.Trailer = out.In.Trailer // which the server fills in as the body ends
 		},
 		Transport: &http.Transport{
@@ -317,8 +325,13 @@ func (p *passage) use(l *pool.Lease, w http.ResponseWriter, req *http.Request,
 		},
 		ModifyResponse: func(answer *http.Response) error {
 			l.Answered(true)
+			begun.Stop()
 			if answer.StatusCode == http.StatusSwitchingProtocols {
 				patience.Stop()
+				idle.Stop()
+			} else {
+				answer.Body = &answering{ReadCloser: answer.Body, ctx: ctx, idle: idle, each: quiet,
+					open: answer.ContentLength < 0}
 			}
 			p.answered(answer)
 			return nil
@@ -362,6 +375,64 @@ func (b *body) Read(p []byte) (int, error) {
 // waitsForProgram reports whether it is the program's turn: to answer, or to read.
 func (b *body) waitsForProgram() bool { return b.begun.Load() && !b.owed.Load() }
 
+// An answering holds what a program answers. Where that is to end before its end, and nobody has
+// been told its length, it ends with those words, as in Knative.
+type answering struct {
+	io.ReadCloser
+	ctx  context.Context
+	idle *time.Timer
+	each time.Duration // it may send nothing for so long
+	open bool          // nobody knows its length
+	said *strings.Reader
+}
+
+func (a *answering) Read(p []byte) (int, error) {
+	if a.said != nil {
+		return a.said.Read(p)
+	}
+	n, err := a.ReadCloser.Read(p)
+	switch {
+	case err == nil:
+		a.idle.Reset(a.each)
+	case a.open && context.Cause(a.ctx) == errTimeout:
+		a.said = strings.NewReader("request timeout")
+		err = nil
+	}
+	return n, err
+}
+
+// forwarded tells a program by the standard's header what X-Forwarded-… do, where it is not told.
+func forwarded(h http.Header) {
+	if h.Get("Forwarded") != "" {
+		return
+	}
+	var by []string
+	for _, all := range h["X-Forwarded-For"] {
+		for one := range strings.SplitSeq(all, ",") {
+			if one = strings.TrimSpace(one); strings.Contains(one, ":") {
+				one = `"[` + strings.Trim(one, "[]") + `]"`
+			}
+			by = append(by, "for="+one)
+		}
+	}
+	for _, of := range []string{"Host", "Proto"} {
+		if value := h.Get("X-Forwarded-" + of); value != "" && len(by) > 0 {
+			by[0] += ";" + strings.ToLower(of) + "=" + quoted(value)
+		}
+	}
+	if len(by) > 0 {
+		h.Set("Forwarded", strings.Join(by, ", "))
+	}
+}
+
+// quoted returns a value as a header may have it: one with a port in quotes.
+func quoted(value string) string {
+	if strings.ContainsAny(value, ":[]") {
+		return `"` + value + `"`
+	}
+	return value
+}
+
 // ofNode reports whether an error says that the node refused, and nothing of the sandbox.
 func ofNode(err error) bool {
 	switch status.Code(err) {
@@ -375,10 +446,20 @@ var errTimeout = errors.New("request timeout: the service did not answer in time
 
 func timeout(v *v1.Revision) time.Duration {
 	if s := v.Spec.TimeoutSeconds; s != nil && *s > 0 {
-		return time.Duration(*s) * time.Second
+		return bound(s)
 	}
 	return time.Duration(rules.Defaults.RevisionTimeoutSeconds) * time.Second
 }
+
+// bound returns a time that a revision says, or one that no request takes.
+func bound(seconds *int64) time.Duration {
+	if seconds == nil || *seconds <= 0 {
+		return unbounded
+	}
+	return time.Duration(*seconds) * time.Second
+}
+
+const unbounded = 100 * 365 * 24 * time.Hour
 
 // breakOff answers a request that came to no end, with the cause of its context's end where it has
 // one. What the client still sends is not read then, so its connection takes no other request.

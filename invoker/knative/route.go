@@ -3,7 +3,9 @@ package knative
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
@@ -11,6 +13,7 @@ import (
 	network "knative.dev/networking/pkg/config"
 	"knative.dev/pkg/apis"
 	duckv1 "knative.dev/pkg/apis/duck/v1"
+	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 	listers "knative.dev/serving/pkg/client/listers/serving/v1"
 	"knative.dev/serving/pkg/reconciler/route/config"
@@ -74,6 +77,40 @@ func (r *reconciler) route(ctx context.Context, e *entry, to *v1.Route) error {
 	ingress.MarkLoadBalancerReady(nil, nil)
 	st.PropagateIngressStatus(ingress)
 	return r.report(e, to)
+}
+
+// label has a revision say which routes lead to it, as in Knative, and reports whether it did not.
+// The newest that is ready counts as led to: its route is about to follow.
+func (r *reconciler) label(v *v1.Revision) (changed bool) {
+	r.mu.Lock()
+	var by []string
+	for route := range r.of[ref{revisions, name{v.Namespace, v.Name}}] {
+		by = append(by, route.name)
+	}
+	r.mu.Unlock()
+	slices.Sort(by)
+	said, state := strings.Join(by, ","), v1.RoutingStateActive
+	if said == "" {
+		of := r.get(configurations, v.Namespace, v.Labels[serving.ConfigurationLabelKey])
+		if of == nil || v.GetRoutingState() != v1.RoutingStateActive {
+			return false
+		}
+		newest := of.object.(*v1.Configuration).Status.LatestReadyRevisionName
+		if newest == "" || newest == v.Name || !settled(v) {
+			return false
+		}
+		state = v1.RoutingStateReserve
+	}
+	if state == v.GetRoutingState() && said == v.Annotations[serving.RoutesAnnotationKey] {
+		return false
+	}
+	v.SetRoutingState(state, time.Now())
+	if said == "" {
+		delete(v.Annotations, serving.RoutesAnnotationKey)
+	} else {
+		v.Annotations[serving.RoutesAnnotationKey] = said
+	}
+	return true
 }
 
 // namesBelow returns Knative's rules for host names, with that domain.

@@ -165,11 +165,12 @@ type box struct {
 	retired bool      // it takes no more jobs, and ends with those it has
 	claimed bool      // the same, as long as its room is claimed
 	ended   bool      // its node has told its end, though its start is not over here
+	rests   bool      // whoever probes it says that it is not to be used now
 	failed  error     // why it has ended, if nobody wanted that
 	kept    bool      // nobody has used it since it was started, or idled for too long, to be kept
 	holds   bool      // its memory is counted as its namespace's
 	counts  bool      // it is counted as one of its group that lives on
-	serves  bool      // and as one that is started
+	serves  bool      // and as one that is started and does not rest
 	place   link[*box]
 	open    link[*box]
 	mine    link[*box]
@@ -333,7 +334,7 @@ func (s *state) file(b *box, now time.Time) {
 	takes := b.phase != gone && !ends && n.up
 	var open *chain[*box]
 	switch {
-	case !takes || b.used == b.slots:
+	case !takes || b.rests || b.used == b.slots:
 	case g == nil && b.phase == idle:
 		open = &b.stem.idle
 	case g == nil:
@@ -373,7 +374,7 @@ func (s *state) count(b *box, takes bool) {
 		b.counts = takes
 		g.live += sign(takes)
 	}
-	if serves := takes && b.phase != starting; serves != b.serves {
+	if serves := takes && !b.rests && b.phase != starting; serves != b.serves {
 		b.serves = serves
 		g.ready += sign(serves)
 	}

@@ -12,14 +12,15 @@ type Sandbox struct {
 
 	Started *api.StartReply // what its node said of its start; nil: that is not over, or not ours
 	Ready   bool            // its start is over
+	Rests   bool            // whoever probes it says that it is not to be used now
 	Gone    bool            // it has ended, or is about to
 	Why     error           // its start failed so, or it has ended so
 	Client  api.NodeClient  // of its node
 }
 
 // Tell has see called with each sandbox of a group: with those that there are, and from then on
-// when one is about to be started, when it is ready and when it goes. see may not call the pool,
-// and has to be quick. Only the last one that was given is told.
+// when one is about to be started, when it is ready or rests, and when it goes. see may not call
+// the pool, and has to be quick. Only the last one that was given is told.
 func (p *Pool) Tell(see func(Sandbox)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -37,7 +38,8 @@ func (s *state) tell(b *box) {
 		return
 	}
 	t := Sandbox{ID: b.id, Node: b.node.name, Namespace: b.group.namespace, Group: b.group.name,
-		Ready: b.phase == running || b.phase == idle || b.phase == paused, Gone: b.phase == gone}
+		Ready: b.phase == running || b.phase == idle || b.phase == paused, Gone: b.phase == gone,
+		Rests: b.rests}
 	select {
 	case <-b.ready:
 		t.Started, t.Why = b.start.reply, b.start.err

@@ -163,7 +163,9 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		Wait:      time.Duration(req.WaitMs) * time.Millisecond, Env: req.Env,
 		Timeline: &cold.Timeline,
 		Protocol: req.Protocol, Port: uint16(req.Port), Probe: req.Probe,
-		Command: req.Command, Args: req.Args, Dir: req.Dir, User: req.User,
+		ProbedBy: req.ProbeCommand,
+		CPU:      sandbox.CPU{Request: int(req.CpuRequest), Limit: int(req.CpuLimit)},
+		Command:  req.Command, Args: req.Args, Dir: req.Dir, User: req.User,
 		Handler: req.Handler, Mounts: mounts,
 	})
 	if err != nil {
@@ -193,7 +195,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 
 func mountsOf(req *api.StartRequest) (all []wire.Mount) {
 	for _, m := range req.Mounts {
-		mount := wire.Mount{Path: m.Path}
+		mount := wire.Mount{Path: m.Path, Room: m.Room}
 		for _, f := range m.Files {
 			mount.Files = append(mount.Files,
 				wire.File{Name: f.Name, Data: f.Data, Mode: fs.FileMode(f.Mode)})

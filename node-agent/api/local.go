@@ -45,6 +45,11 @@ func (l local) Publish(ctx context.Context, in *PublishRequest,
 	return l.server.Publish(ctx, in)
 }
 
+func (l local) Exec(ctx context.Context, in *ExecRequest,
+	_ ...grpc.CallOption) (*ExecReply, error) {
+	return l.server.Exec(ctx, in)
+}
+
 func (l local) Resume(ctx context.Context, in *ResumeRequest,
 	_ ...grpc.CallOption) (*ResumeReply, error) {
 	return l.server.Resume(ctx, in)

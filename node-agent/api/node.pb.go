@@ -46,12 +46,15 @@ type StartRequest struct {
 	Port      uint32                 `protobuf:"varint,10,opt,name=port,proto3" json:"port,omitempty"`                                                                       // TCP port that the runtime listens on; 0: what its image says, or 8080
 	Probe     string                 `protobuf:"bytes,11,opt,name=probe,proto3" json:"probe,omitempty"`                                                                      // of http: the sandbox is ready when a GET of this path is answered with 200 to 399; "tcp:": when the port takes a connection; empty: what its image says, or /
 	// What the image says is replaced by what is not empty, as a container's of Kubernetes.
-	Command       []string `protobuf:"bytes,12,rep,name=command,proto3" json:"command,omitempty"` // in place of the image's command and arguments
-	Args          []string `protobuf:"bytes,13,rep,name=args,proto3" json:"args,omitempty"`       // after command, or after the image's command in place of its arguments
-	Dir           string   `protobuf:"bytes,14,opt,name=dir,proto3" json:"dir,omitempty"`         // working directory
-	User          string   `protobuf:"bytes,15,opt,name=user,proto3" json:"user,omitempty"`       // UID or UID:GID, as numbers
-	Handler       string   `protobuf:"bytes,16,opt,name=handler,proto3" json:"handler,omitempty"` // what runs the container, one of those that the node offers; empty: the node's first
-	Mounts        []*Mount `protobuf:"bytes,17,rep,name=mounts,proto3" json:"mounts,omitempty"`   // over what the image has there
+	Command       []string `protobuf:"bytes,12,rep,name=command,proto3" json:"command,omitempty"`                               // in place of the image's command and arguments
+	Args          []string `protobuf:"bytes,13,rep,name=args,proto3" json:"args,omitempty"`                                     // after command, or after the image's command in place of its arguments
+	Dir           string   `protobuf:"bytes,14,opt,name=dir,proto3" json:"dir,omitempty"`                                       // working directory
+	User          string   `protobuf:"bytes,15,opt,name=user,proto3" json:"user,omitempty"`                                     // UID or UID:GID, as numbers
+	Handler       string   `protobuf:"bytes,16,opt,name=handler,proto3" json:"handler,omitempty"`                               // what runs the container, one of those that the node offers; empty: the node's first
+	Mounts        []*Mount `protobuf:"bytes,17,rep,name=mounts,proto3" json:"mounts,omitempty"`                                 // over what the image has there
+	ProbeCommand  []string `protobuf:"bytes,18,rep,name=probe_command,json=probeCommand,proto3" json:"probe_command,omitempty"` // of http: the sandbox is ready when this program has ended in it with status 0, in place of probe
+	CpuRequest    uint32   `protobuf:"varint,19,opt,name=cpu_request,json=cpuRequest,proto3" json:"cpu_request,omitempty"`      // thousandths of a CPU: its part where others want it, too; 0: as its memory says
+	CpuLimit      uint32   `protobuf:"varint,20,opt,name=cpu_limit,json=cpuLimit,proto3" json:"cpu_limit,omitempty"`            // and what it has at most; 0: no bound
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -205,10 +208,32 @@ func (x *StartRequest) GetMounts() []*Mount {
 	return nil
 }
 
+func (x *StartRequest) GetProbeCommand() []string {
+	if x != nil {
+		return x.ProbeCommand
+	}
+	return nil
+}
+
+func (x *StartRequest) GetCpuRequest() uint32 {
+	if x != nil {
+		return x.CpuRequest
+	}
+	return 0
+}
+
+func (x *StartRequest) GetCpuLimit() uint32 {
+	if x != nil {
+		return x.CpuLimit
+	}
+	return 0
+}
+
 type Mount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`   // absolute
-	Files         []*File                `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"` // what is there; of a mount that is a file itself, that one alone, without a name
+	Files         []*File                `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"` // what is there, read-only; of a mount that is a file itself, that one alone, without a name
+	Room          uint64                 `protobuf:"varint,3,opt,name=room,proto3" json:"room,omitempty"`  // bytes; not 0: an empty folder that the program may fill with so many, of its own memory
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -255,6 +280,13 @@ func (x *Mount) GetFiles() []*File {
 		return x.Files
 	}
 	return nil
+}
+
+func (x *Mount) GetRoom() uint64 {
+	if x != nil {
+		return x.Room
+	}
+	return 0
 }
 
 type File struct {
@@ -1717,6 +1749,118 @@ func (x *ConnectReply) GetEnd() bool {
 	return false
 }
 
+type ExecRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of the sandbox
+	Command       []string               `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
+	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // then it is killed; at most a minute
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ExecRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ExecRequest) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type ExecReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Status        int32                  `protobuf:"varint,1,opt,name=status,proto3" json:"status,omitempty"` // it has ended with
+	Late          bool                   `protobuf:"varint,2,opt,name=late,proto3" json:"late,omitempty"`     // it was killed, as its time had ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecReply) Reset() {
+	*x = ExecReply{}
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecReply) ProtoMessage() {}
+
+func (x *ExecReply) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecReply.ProtoReflect.Descriptor instead.
+func (*ExecReply) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ExecReply) GetStatus() int32 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
+func (x *ExecReply) GetLate() bool {
+	if x != nil {
+		return x.Late
+	}
+	return false
+}
+
 type LogsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1727,7 +1871,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1883,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1896,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -1779,7 +1923,7 @@ type LogsReply struct {
 
 func (x *LogsReply) Reset() {
 	*x = LogsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1935,7 @@ func (x *LogsReply) String() string {
 func (*LogsReply) ProtoMessage() {}
 
 func (x *LogsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1948,7 @@ func (x *LogsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsReply.ProtoReflect.Descriptor instead.
 func (*LogsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LogsReply) GetLine() *LogLine {
@@ -1830,7 +1974,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1986,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1999,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StopRequest) GetId() string {
@@ -1873,7 +2017,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2029,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2042,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
 }
 
 type StatusRequest struct {
@@ -1910,7 +2054,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2066,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2079,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -1967,7 +2111,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2123,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2136,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -2111,7 +2255,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +2267,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2136,7 +2280,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Sandbox) GetId() string {
@@ -2228,7 +2372,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2384,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2397,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *VF) GetBdf() string {
@@ -2342,7 +2486,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2498,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2511,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -2388,7 +2532,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +2544,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +2557,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -2454,7 +2598,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2610,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2623,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -2556,7 +2700,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2712,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2725,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -2614,7 +2758,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2626,7 +2770,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2639,7 +2783,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -2658,7 +2802,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +2814,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +2827,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -2703,7 +2847,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +2859,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +2872,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -2756,7 +2900,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2768,7 +2912,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2781,7 +2925,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *KeptReport) GetId() string {
@@ -2809,7 +2953,7 @@ var File_node_agent_api_node_proto protoreflect.FileDescriptor
 
 const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\x9f\x04\n" +
+	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\x82\x05\n" +
 	"\fStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -2829,13 +2973,18 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x03dir\x18\x0e \x01(\tR\x03dir\x12\x12\n" +
 	"\x04user\x18\x0f \x01(\tR\x04user\x12\x18\n" +
 	"\ahandler\x18\x10 \x01(\tR\ahandler\x12.\n" +
-	"\x06mounts\x18\x11 \x03(\v2\x16.fastiov.node.v1.MountR\x06mounts\x1a6\n" +
+	"\x06mounts\x18\x11 \x03(\v2\x16.fastiov.node.v1.MountR\x06mounts\x12#\n" +
+	"\rprobe_command\x18\x12 \x03(\tR\fprobeCommand\x12\x1f\n" +
+	"\vcpu_request\x18\x13 \x01(\rR\n" +
+	"cpuRequest\x12\x1b\n" +
+	"\tcpu_limit\x18\x14 \x01(\rR\bcpuLimit\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\\\n" +
 	"\x05Mount\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12+\n" +
-	"\x05files\x18\x02 \x03(\v2\x15.fastiov.node.v1.FileR\x05files\"B\n" +
+	"\x05files\x18\x02 \x03(\v2\x15.fastiov.node.v1.FileR\x05files\x12\x12\n" +
+	"\x04room\x18\x03 \x01(\x04R\x04room\"B\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
@@ -2944,7 +3093,15 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\fPublishReply\"4\n" +
 	"\fConnectReply\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x10\n" +
-	"\x03end\x18\x02 \x01(\bR\x03end\"5\n" +
+	"\x03end\x18\x02 \x01(\bR\x03end\"V\n" +
+	"\vExecRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\acommand\x18\x02 \x03(\tR\acommand\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"7\n" +
+	"\tExecReply\x12\x16\n" +
+	"\x06status\x18\x01 \x01(\x05R\x06status\x12\x12\n" +
+	"\x04late\x18\x02 \x01(\bR\x04late\"5\n" +
 	"\vLogsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\"Q\n" +
@@ -3034,7 +3191,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"KeptReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why2\x9d\b\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why2\xdf\b\n" +
 	"\x04Node\x12C\n" +
 	"\x05Start\x12\x1d.fastiov.node.v1.StartRequest\x1a\x1b.fastiov.node.v1.StartReply\x12A\n" +
 	"\x04Init\x12\x1c.fastiov.node.v1.InitRequest\x1a\x1b.fastiov.node.v1.StartReply\x12=\n" +
@@ -3045,7 +3202,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Stop\x12\x1c.fastiov.node.v1.StopRequest\x1a\x1a.fastiov.node.v1.StopReply\x12>\n" +
 	"\x04Wait\x12\x1c.fastiov.node.v1.WaitRequest\x1a\x16.fastiov.node.v1.Ended0\x01\x12M\n" +
 	"\aConnect\x12\x1f.fastiov.node.v1.ConnectRequest\x1a\x1d.fastiov.node.v1.ConnectReply(\x010\x01\x12I\n" +
-	"\aPublish\x12\x1f.fastiov.node.v1.PublishRequest\x1a\x1d.fastiov.node.v1.PublishReply\x12B\n" +
+	"\aPublish\x12\x1f.fastiov.node.v1.PublishRequest\x1a\x1d.fastiov.node.v1.PublishReply\x12@\n" +
+	"\x04Exec\x12\x1c.fastiov.node.v1.ExecRequest\x1a\x1a.fastiov.node.v1.ExecReply\x12B\n" +
 	"\x04Logs\x12\x1c.fastiov.node.v1.LogsRequest\x1a\x1a.fastiov.node.v1.LogsReply0\x01\x12F\n" +
 	"\x06Status\x12\x1e.fastiov.node.v1.StatusRequest\x1a\x1c.fastiov.node.v1.StatusReply\x12F\n" +
 	"\x06Starts\x12\x1e.fastiov.node.v1.StartsRequest\x1a\x1c.fastiov.node.v1.StartsReply\x12C\n" +
@@ -3064,7 +3222,7 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
 	(*Mount)(nil),          // 1: fastiov.node.v1.Mount
@@ -3091,26 +3249,28 @@ var file_node_agent_api_node_proto_goTypes = []any{
 	(*PublishRequest)(nil), // 22: fastiov.node.v1.PublishRequest
 	(*PublishReply)(nil),   // 23: fastiov.node.v1.PublishReply
 	(*ConnectReply)(nil),   // 24: fastiov.node.v1.ConnectReply
-	(*LogsRequest)(nil),    // 25: fastiov.node.v1.LogsRequest
-	(*LogsReply)(nil),      // 26: fastiov.node.v1.LogsReply
-	(*StopRequest)(nil),    // 27: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),      // 28: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil),  // 29: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),    // 30: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),        // 31: fastiov.node.v1.Sandbox
-	(*VF)(nil),             // 32: fastiov.node.v1.VF
-	(*StartsRequest)(nil),  // 33: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),    // 34: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),      // 35: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),   // 36: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),     // 37: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil),  // 38: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),    // 39: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),     // 40: fastiov.node.v1.KeptReport
-	nil,                    // 41: fastiov.node.v1.StartRequest.EnvEntry
+	(*ExecRequest)(nil),    // 25: fastiov.node.v1.ExecRequest
+	(*ExecReply)(nil),      // 26: fastiov.node.v1.ExecReply
+	(*LogsRequest)(nil),    // 27: fastiov.node.v1.LogsRequest
+	(*LogsReply)(nil),      // 28: fastiov.node.v1.LogsReply
+	(*StopRequest)(nil),    // 29: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),      // 30: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil),  // 31: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),    // 32: fastiov.node.v1.StatusReply
+	(*Sandbox)(nil),        // 33: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 34: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 35: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 36: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 37: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 38: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 39: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 40: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 41: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 42: fastiov.node.v1.KeptReport
+	nil,                    // 43: fastiov.node.v1.StartRequest.EnvEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	41, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	43, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	3,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
 	1,  // 2: fastiov.node.v1.StartRequest.mounts:type_name -> fastiov.node.v1.Mount
 	2,  // 3: fastiov.node.v1.Mount.files:type_name -> fastiov.node.v1.File
@@ -3127,44 +3287,46 @@ var file_node_agent_api_node_proto_depIdxs = []int32{
 	14, // 14: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
 	15, // 15: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
 	18, // 16: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
-	31, // 17: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	32, // 18: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	35, // 19: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	33, // 17: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	34, // 18: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	37, // 19: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
 	3,  // 20: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
 	13, // 21: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	40, // 22: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	42, // 22: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
 	0,  // 23: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
 	8,  // 24: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
 	14, // 25: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
 	16, // 26: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
 	9,  // 27: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
 	11, // 28: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	27, // 29: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	29, // 29: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
 	19, // 30: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
 	21, // 31: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
 	22, // 32: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
-	25, // 33: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
-	29, // 34: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	33, // 35: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	36, // 36: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	38, // 37: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	4,  // 38: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	4,  // 39: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	15, // 40: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	17, // 41: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	10, // 42: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	12, // 43: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	28, // 44: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	20, // 45: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
-	24, // 46: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
-	23, // 47: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
-	26, // 48: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
-	30, // 49: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	34, // 50: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	37, // 51: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	39, // 52: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	38, // [38:53] is the sub-list for method output_type
-	23, // [23:38] is the sub-list for method input_type
+	25, // 33: fastiov.node.v1.Node.Exec:input_type -> fastiov.node.v1.ExecRequest
+	27, // 34: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	31, // 35: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	35, // 36: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	38, // 37: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	40, // 38: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	4,  // 39: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	4,  // 40: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	15, // 41: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	17, // 42: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	10, // 43: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	12, // 44: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	30, // 45: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	20, // 46: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	24, // 47: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	23, // 48: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
+	26, // 49: fastiov.node.v1.Node.Exec:output_type -> fastiov.node.v1.ExecReply
+	28, // 50: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	32, // 51: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	36, // 52: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	39, // 53: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	41, // 54: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	39, // [39:55] is the sub-list for method output_type
+	23, // [23:39] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -3181,7 +3343,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

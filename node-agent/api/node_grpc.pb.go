@@ -40,6 +40,7 @@ const (
 	Node_Wait_FullMethodName    = "/fastiov.node.v1.Node/Wait"
 	Node_Connect_FullMethodName = "/fastiov.node.v1.Node/Connect"
 	Node_Publish_FullMethodName = "/fastiov.node.v1.Node/Publish"
+	Node_Exec_FullMethodName    = "/fastiov.node.v1.Node/Exec"
 	Node_Logs_FullMethodName    = "/fastiov.node.v1.Node/Logs"
 	Node_Status_FullMethodName  = "/fastiov.node.v1.Node/Status"
 	Node_Starts_FullMethodName  = "/fastiov.node.v1.Node/Starts"
@@ -79,6 +80,9 @@ type NodeClient interface {
 	// and a paused one answers when it runs again.
 	// ALREADY_EXISTS: another program has the port.
 	Publish(ctx context.Context, in *PublishRequest, opts ...grpc.CallOption) (*PublishReply, error)
+	// Exec runs a program in a sandbox, beside its own and as that, and returns when it has ended or its time has. UNIMPLEMENTED: the
+	// driver cannot.
+	Exec(ctx context.Context, in *ExecRequest, opts ...grpc.CallOption) (*ExecReply, error)
 	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error)
 	// Status is what the node holds now.
@@ -215,6 +219,16 @@ func (c *nodeClient) Publish(ctx context.Context, in *PublishRequest, opts ...gr
 	return out, nil
 }
 
+func (c *nodeClient) Exec(ctx context.Context, in *ExecRequest, opts ...grpc.CallOption) (*ExecReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExecReply)
+	err := c.cc.Invoke(ctx, Node_Exec_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[3], Node_Logs_FullMethodName, cOpts...)
@@ -306,6 +320,9 @@ type NodeServer interface {
 	// and a paused one answers when it runs again.
 	// ALREADY_EXISTS: another program has the port.
 	Publish(context.Context, *PublishRequest) (*PublishReply, error)
+	// Exec runs a program in a sandbox, beside its own and as that, and returns when it has ended or its time has. UNIMPLEMENTED: the
+	// driver cannot.
+	Exec(context.Context, *ExecRequest) (*ExecReply, error)
 	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error
 	// Status is what the node holds now.
@@ -356,6 +373,9 @@ func (UnimplementedNodeServer) Connect(grpc.BidiStreamingServer[ConnectRequest, 
 }
 func (UnimplementedNodeServer) Publish(context.Context, *PublishRequest) (*PublishReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Publish not implemented")
+}
+func (UnimplementedNodeServer) Exec(context.Context, *ExecRequest) (*ExecReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Exec not implemented")
 }
 func (UnimplementedNodeServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -544,6 +564,24 @@ func _Node_Publish_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Exec_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExecRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Exec(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Exec_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Exec(ctx, req.(*ExecRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(LogsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -661,6 +699,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Publish",
 			Handler:    _Node_Publish_Handler,
+		},
+		{
+			MethodName: "Exec",
+			Handler:    _Node_Exec_Handler,
 		},
 		{
 			MethodName: "Status",

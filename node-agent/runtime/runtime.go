@@ -42,7 +42,7 @@ var kinds = map[string]kind{
 		return openwhisk.New(s, p.Listens())
 	}},
 	"http": {"", func(s sandbox.Sandbox, p wire.Program) Protocol {
-		return http.New(s, p.Listens(), p.Probe)
+		return http.New(s, p.Listens(), p.Probe, p.ProbeCommand...)
 	}},
 }
 

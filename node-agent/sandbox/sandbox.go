@@ -27,9 +27,16 @@ type Spec struct {
 	Layers    []string `json:",omitempty"`
 	Program   wire.Program
 	MemoryMiB int
+	CPU       CPU  `json:",omitzero"`
 	NIC       *NIC // nil: no network
 	// What runs the sandbox, for a driver that is a Chooser; empty: its first.
 	Handler string `json:",omitempty"`
+}
+
+// CPU says, in thousandths of one, what a sandbox has of the CPUs where its driver deals them out.
+type CPU struct {
+	Request int // its part where others want it, too; 0: as its memory says
+	Limit   int // at most; 0: no bound
 }
 
 // A NIC is a sandbox's way to the network, as a driver sees it. A guest finds it by its MAC.
@@ -128,6 +135,12 @@ type Sandbox interface {
 	// Close ends the sandbox and returns when nothing of it is left. It cannot fail and may run
 	// twice.
 	Close()
+}
+
+// An Executor is a sandbox that can run a program beside its own, and as that.
+type Executor interface {
+	// Exec returns the exit status of the program when it has ended. It is killed with ctx.
+	Exec(ctx context.Context, command []string) (status int, err error)
 }
 
 // A Weigher is a sandbox that can tell how much of its memory there is.

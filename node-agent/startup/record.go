@@ -58,6 +58,7 @@ func WriteRecord(rec sandbox.Record) error {
 	rec.Version = vfVersion
 	program := &rec.Spec.Program
 	program.Command, program.Args, program.Env, program.Mounts = nil, 0, nil, nil
+	program.ProbeCommand = nil
 	s := stored{rec, storedSpec{Spec: rec.Spec}}
 	switch nic := rec.Spec.NIC; {
 	case nic == nil:

@@ -33,7 +33,9 @@ type Request struct {
 	Env       map[string]string
 	Protocol  string   // the runtime's protocol; empty: its image's
 	Port      uint16   // the runtime's port; 0: its image's
-	Probe     string   // see wire.Program
+	Probe     string   // see wire.Program, and the next
+	ProbedBy  []string // the command that probes it
+	CPU       sandbox.CPU
 	Command   []string // in place of the image's; empty: that
 	Args      []string // in place of the image's arguments, or after Command
 	Dir, User string   // empty: the image's
@@ -98,7 +100,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	var (
 		tl = cmp.Or(req.Timeline, &timeline.Timeline{})
 		st = &Started{Spec: sandbox.Spec{ID: req.ID, Dir: s.Dir(req.ID), MemoryMiB: req.MemoryMiB,
-			Handler: req.Handler},
+			CPU: req.CPU, Handler: req.Handler},
 			InitStatus: http.StatusOK}
 	)
 	memory := req.MemoryMiB + s.OverheadMiB
@@ -182,6 +184,7 @@ func (r *Request) program(image wire.Program, p *wire.Program) error {
 	p.Protocol = cmp.Or(r.Protocol, p.Protocol)
 	p.Port = cmp.Or(r.Port, p.Port)
 	p.Probe = cmp.Or(r.Probe, p.Probe)
+	p.ProbeCommand = r.ProbedBy
 	p.Dir = cmp.Or(r.Dir, p.Dir)
 	switch {
 	case len(r.Command) > 0:

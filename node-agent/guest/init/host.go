@@ -73,7 +73,7 @@ func (h *host) talk(dial func() (*os.File, error)) bool {
 	}
 	h.mu.Lock()
 	hello := wire.Hello{Boot: h.start, Real: h.real, Ready: h.isReady, Ports: true,
-		Gate: h.gates, Shut: h.isShut, Files: true}
+		Gate: h.gates, Shut: h.isShut, Files: true, Rooms: true}
 	err = wire.Write(link, wire.Up{Hello: &hello})
 	for _, up := range h.early {
 		err = errors.Join(err, wire.Write(link, up))

@@ -49,7 +49,7 @@ func give(dir string, all []wire.Mount) error {
 	return nil
 }
 
-// bind has the program read a mount's files at its path, whatever the image has there.
+// bind has the program find a mount at its path, whatever the image has there.
 func bind(source string, m wire.Mount) error {
 	if !m.Alone() {
 		if err := os.MkdirAll(m.Path, 0o755); err != nil {
@@ -62,6 +62,9 @@ func bind(source string, m wire.Mount) error {
 		if err := os.WriteFile(m.Path, nil, 0o644); err != nil {
 			return err
 		}
+	}
+	if m.Room > 0 {
+		return unix.Mount("tmpfs", m.Path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, m.Tmpfs())
 	}
 	if err := unix.Mount(source, m.Path, "", unix.MS_BIND, ""); err != nil {
 		return err

@@ -80,6 +80,7 @@ type Hello struct {
 	Gate  bool  `json:"gate"`  // it can have a gate: its kernel has tun devices
 	Shut  bool  `json:"shut"`  // its NIC is coming up behind its gate
 	Files bool  `json:"files"` // it gives its program the files of mounts
+	Rooms bool  `json:"rooms"` // and folders with room
 }
 
 // An Event is a span of time: a stage of node-agent/api/timeline or, with Step set, a part of one.
@@ -167,13 +168,17 @@ type Program struct {
 	Protocol string `json:"protocol,omitempty"` // of the runtime there, see node-agent/runtime
 	Probe    string `json:"probe,omitempty"`    // of HTTP: whether it is ready
 
+	ProbeCommand []string `json:"probeCommand,omitempty"` // that tells it, in the place of Probe
+
 	Mounts []Mount `json:"mounts,omitempty"`
 }
 
-// A Mount is files of which the program can only read, over what the image has at Path.
+// A Mount is files of which the program can only read, over what the image has at Path; or with
+// Room an empty folder there, in the sandbox's memory, that it may fill with so many bytes.
 type Mount struct {
 	Path  string `json:"path"`
 	Files []File `json:"files,omitempty"`
+	Room  uint64 `json:"room,omitempty"`
 }
 
 // A File is below its mount or, without a name, that itself.
@@ -185,6 +190,9 @@ type File struct {
 
 // Alone reports whether a mount is a file.
 func (m Mount) Alone() bool { return len(m.Files) == 1 && m.Files[0].Name == "" }
+
+// Tmpfs returns the options of the tmpfs that a mount with room is.
+func (m Mount) Tmpfs() string { return fmt.Sprintf("mode=1777,size=%d", m.Room) }
 
 // Bounds of a program's files.
 const (
@@ -238,6 +246,9 @@ func (m Mount) check() error {
 		strings.ContainsRune(m.Path, 0) || tooLong(m.Path) {
 		return fmt.Errorf("a mount at %.80q: want the clean, absolute path of a folder or file",
 			m.Path)
+	}
+	if m.Room > 0 && len(m.Files) > 0 {
+		return fmt.Errorf("a mount at %.80q with room and with files: want one of both", m.Path)
 	}
 	if own := taken(m.Path); own != "" {
 		return fmt.Errorf("a mount at %.80q: the sandbox has its own files in %s", m.Path, own)

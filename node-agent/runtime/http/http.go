@@ -26,6 +26,8 @@ const (
 // A Runtime is the program in one sandbox.
 type Runtime struct {
 	probe     string // empty: a connection is enough
+	command   []string
+	box       sandbox.Sandbox
 	transport http.Transport
 }
 
@@ -33,9 +35,9 @@ type Runtime struct {
 const TCP = "tcp:"
 
 // New returns the program in s that listens on port, and is ready when it answers a GET of the path
-// probe; empty: of /.
-func New(s sandbox.Sandbox, port int, probe string) *Runtime {
-	r := &Runtime{}
+// probe; empty: of /. With a command it is ready when that has ended in the sandbox with status 0.
+func New(s sandbox.Sandbox, port int, probe string, command ...string) *Runtime {
+	r := &Runtime{box: s, command: command}
 	if probe != TCP {
 		r.probe = "http://program/" + strings.TrimPrefix(probe, "/")
 	}
@@ -52,8 +54,8 @@ func New(s sandbox.Sandbox, port int, probe string) *Runtime {
 func (r *Runtime) Ready(ctx context.Context) error {
 	for pause := probeFirst; ; pause = min(2*pause, probeMost) {
 		err := r.once(ctx)
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, errNoExec) {
+			return err
 		}
 		select {
 		case <-time.After(pause):
@@ -66,6 +68,9 @@ func (r *Runtime) Ready(ctx context.Context) error {
 func (r *Runtime) once(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeWithin)
 	defer cancel()
+	if len(r.command) > 0 {
+		return r.exec(ctx)
+	}
 	if r.probe == "" {
 		conn, err := r.transport.DialContext(ctx, "", "")
 		if err == nil {
@@ -87,6 +92,21 @@ func (r *Runtime) once(ctx context.Context) error {
 		return fmt.Errorf("GET %s answers %s", request.URL.Path, response.Status)
 	}
 	return nil
+}
+
+var errNoExec = errors.New("its driver runs no second program in a sandbox; " +
+	"have it probed by a GET or a connection")
+
+func (r *Runtime) exec(ctx context.Context) error {
+	box, can := r.box.(sandbox.Executor)
+	if !can {
+		return errNoExec
+	}
+	status, err := box.Exec(ctx, r.command)
+	if err == nil && status != 0 {
+		err = fmt.Errorf("%s ends with status %d", r.command[0], status)
+	}
+	return err
 }
 
 var errNoFunctions = fmt.Errorf("the program speaks plain HTTP and takes no functions: "+

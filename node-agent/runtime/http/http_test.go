@@ -109,3 +109,29 @@ func TestAConnectionIsEnough(t *testing.T) {
 		t.Errorf("after %d dials: %v", dials, err)
 	}
 }
+
+// A prober is a sandbox in which a program ends with those statuses, one after the other.
+type prober struct {
+	box
+	ends []int
+	ran  [][]string
+}
+
+func (p *prober) Exec(_ context.Context, command []string) (int, error) {
+	p.ran = append(p.ran, command)
+	status := p.ends[0]
+	p.ends = p.ends[1:]
+	return status, nil
+}
+
+// A program may be probed by another beside it.
+func TestACommandProbes(t *testing.T) {
+	p := &prober{ends: []int{1, 0}}
+	if err := New(p, 9000, "", "check", "it").Ready(t.Context()); err != nil || len(p.ran) != 2 ||
+		strings.Join(p.ran[1], " ") != "check it" {
+		t.Errorf("%q, %v", p.ran, err)
+	}
+	if err := New(box{}, 9000, "", "check").Ready(t.Context()); !errors.Is(err, errNoExec) {
+		t.Error(err)
+	}
+}

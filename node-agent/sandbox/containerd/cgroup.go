@@ -25,13 +25,25 @@ type group struct {
 	limits specs.LinuxResources
 }
 
+// A limit of CPU time is dealt out in such periods, as in Kubernetes; the kernel takes no smaller
+// part of one.
+const cpuPeriod, leastQuota = 100 * time.Millisecond, time.Millisecond
+
 func (d *Driver) cgroup(spec sandbox.Spec) group {
 	memory, processes := int64(spec.MemoryMiB)<<20, int64(most)
 	shares := uint64(min(max(spec.MemoryMiB*1024/256, 2), 1<<18))
+	if r := spec.CPU.Request; r > 0 {
+		shares = uint64(min(max(r*1024/1000, 2), 1<<18))
+	}
 	limits := specs.LinuxResources{
 		Memory: &specs.LinuxMemory{Limit: &memory},
 		Pids:   &specs.LinuxPids{Limit: &processes},
 		CPU:    &specs.LinuxCPU{Shares: &shares},
+	}
+	if most := spec.CPU.Limit; most > 0 {
+		period := uint64(cpuPeriod.Microseconds())
+		quota := max(int64(most)*int64(period)/1000, leastQuota.Microseconds())
+		limits.CPU.Period, limits.CPU.Quota = &period, &quota
 	}
 	const swap = "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
 	if _, err := os.Stat(swap); err == nil || unified() {

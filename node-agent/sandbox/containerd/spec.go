@@ -91,7 +91,8 @@ func (b *box) oci(ctx context.Context) (*oci.Spec, error) {
 	network := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.net.Fd())
 	s, err := oci.GenerateSpec(ctx, nil, &containers.Container{ID: b.spec.ID},
 		oci.WithProcessArgs(p.Command...), oci.WithProcessCwd(dir), oci.WithEnv(b.environment()),
-		oci.WithUIDGID(p.UID, p.GID), oci.WithHostname(b.spec.ID), oci.WithMounts(files),
+		oci.WithUIDGID(p.UID, p.GID), oci.WithHostname(b.spec.ID),
+		oci.WithMounts(append(files, cgroupsSeen)),
 		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: network}),
 		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.CgroupNamespace}),
 		oci.WithCgroup(b.driver.cgroup(b.spec).path),
@@ -115,6 +116,10 @@ func (b *box) oci(ctx context.Context) (*oci.Spec, error) {
 	s.Linux.Resources.CPU = b.driver.cgroup(b.spec).limits.CPU
 	return s, nil
 }
+
+// cgroupsSeen shows a program its own cgroup, and so its limits, which it cannot change.
+var cgroupsSeen = specs.Mount{Type: "cgroup", Source: "cgroup", Destination: cgroupMount,
+	Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}}
 
 // environment returns the variables that every program expects, overridden by those of this one.
 func (b *box) environment() (env []string) {
@@ -160,6 +165,11 @@ func (b *box) given() (all []specs.Mount, err error) {
 		return nil, err
 	}
 	for i, m := range b.spec.Program.Mounts {
+		if m.Room > 0 {
+			all = append(all, specs.Mount{Type: "tmpfs", Source: "tmpfs", Destination: m.Path,
+				Options: append([]string{"nosuid", "nodev"}, strings.Split(m.Tmpfs(), ",")...)})
+			continue
+		}
 		all = append(all, specs.Mount{Type: "bind", Source: sources[i], Destination: m.Path,
 			Options: []string{"bind", "ro", "nosuid", "nodev"}})
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -74,6 +75,11 @@ func (b *boot) run(ctx context.Context, owned func(sandbox.Record) error) (err e
 	if len(config.Mounts) > 0 && !hello.Files {
 		return errors.New("the guest's process 1 is of a former version, which gives programs no" +
 			" files: build the guest's image anew (`fastiov image`)")
+	}
+	roomy := func(m wire.Mount) bool { return m.Room > 0 }
+	if slices.ContainsFunc(config.Mounts, roomy) && !hello.Rooms {
+		return errors.New("the guest's process 1 is of a former version, which gives programs no" +
+			" folders to write: build the guest's image anew (`fastiov image`)")
 	}
 	if err := v.conn.Configure(config); err != nil {
 		return err

@@ -1,0 +1,187 @@
+package knative
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+
+	"github.com/fastiov/fastiov/invoker/pool"
+	node "github.com/fastiov/fastiov/node-agent/api"
+)
+
+// A prober asks sandboxes whose revision says so, as long as they are there, whether they live and
+// whether they are ready, as a kubelet does. One that does not live is ended, and started again
+// where it is needed; one that is not ready gets no requests until it is.
+type prober struct {
+	ctx   context.Context
+	pool  *pool.Pool
+	world *world
+	done  sync.WaitGroup
+
+	mu sync.Mutex
+	of map[string]context.CancelFunc // by sandbox
+}
+
+func newProber(ctx context.Context, p *pool.Pool, w *world) *prober {
+	return &prober{ctx: ctx, pool: p, world: w, of: map[string]context.CancelFunc{}}
+}
+
+// sandbox takes in news of a sandbox. The pool's lock is held.
+func (p *prober) sandbox(s pool.Sandbox) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	leave, known := p.of[s.ID]
+	switch {
+	case s.Gone && known:
+		leave()
+		delete(p.of, s.ID)
+	case s.Ready && !s.Gone && !known && p.ctx.Err() == nil:
+		ctx, leave := context.WithCancel(p.ctx)
+		p.of[s.ID] = leave
+		p.done.Go(func() { p.probe(ctx, s) })
+	}
+}
+
+// probe probes a sandbox until ctx ends.
+func (p *prober) probe(ctx context.Context, s pool.Sandbox) {
+	of := strings.Split(s.Group, "/") // as groupOf names it
+	if len(of) != 4 {
+		return
+	}
+	e := p.world.get(revisions, s.Namespace, of[2])
+	if e == nil || string(e.object.GetUID()) != of[3] {
+		return
+	}
+	c := e.object.(*v1.Revision).Spec.GetContainer()
+	if alive := c.LivenessProbe; alive != nil {
+		p.done.Go(func() {
+			p.repeat(ctx, s, c, alive, func(_ bool, why error) {
+				p.pool.Fail(s.ID, fmt.Errorf("liveness probe failed: %w", why))
+			})
+		})
+	}
+	if goesOn(c.ReadinessProbe) {
+		p.repeat(ctx, s, c, c.ReadinessProbe, func(well bool, _ error) {
+			p.pool.Rest(s.ID, !well)
+		})
+	}
+}
+
+// goesOn reports whether a readiness probe is made again once it has gone well. A connection of
+// which no period is said is Knative's default: a program that takes none is noticed by requests.
+func goesOn(p *corev1.Probe) bool {
+	return p != nil && (p.HTTPGet != nil || p.Exec != nil || p.PeriodSeconds > 0)
+}
+
+// probed reports whether the sandboxes of a revision are asked again and again.
+func probed(c *corev1.Container) bool {
+	return c.LivenessProbe != nil || goesOn(c.ReadinessProbe)
+}
+
+// Kubernetes's, where a probe does not say them.
+const (
+	probePeriod, probeTimeout     = 10, 1 // seconds
+	probeFailures, probeSuccesses = 3, 1  // in a row, until it counts
+)
+
+// repeat makes a probe again and again, and tells each turn.
+func (p *prober) repeat(ctx context.Context, s pool.Sandbox, c *corev1.Container,
+	probe *corev1.Probe, turn func(well bool, why error)) {
+	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
+	period := seconds(cmp.Or(probe.PeriodSeconds, probePeriod))
+	well, row := true, int32(0) // so many in a row that say otherwise
+	for next := max(seconds(probe.InitialDelaySeconds), period); ; next = period {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(next):
+		}
+		err := ask(ctx, s, c, probe, seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout)))
+		switch code := status.Code(err); {
+		case ctx.Err() != nil:
+			return
+		case code == codes.Unavailable || code == codes.ResourceExhausted: // the node's matter
+		case (err == nil) == well:
+			row = 0
+		default:
+			row++
+		}
+		needed := cmp.Or(probe.FailureThreshold, probeFailures)
+		if !well {
+			needed = cmp.Or(probe.SuccessThreshold, probeSuccesses)
+		}
+		if row >= needed {
+			well, row = !well, 0
+			turn(well, err)
+		}
+	}
+}
+
+// ask makes a probe once, and returns why it did not go well.
+func ask(ctx context.Context, s pool.Sandbox, c *corev1.Container, probe *corev1.Probe,
+	within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if e := probe.Exec; e != nil {
+		reply, err := s.Client.Exec(ctx, &node.ExecRequest{Id: s.ID, Command: e.Command,
+			TimeoutMs: uint32(within.Milliseconds())})
+		switch {
+		case err != nil:
+			return err
+		case reply.Late:
+			return fmt.Errorf("%.80q has not ended within %v", e.Command, within)
+		case reply.Status != 0:
+			return fmt.Errorf("%.80q ends with status %d", e.Command, reply.Status)
+		}
+		return nil
+	}
+	port := portOf(c)
+	connect := func(context.Context, string, string) (net.Conn, error) {
+		return node.Connect(ctx, s.Client, s.ID, port)
+	}
+	if to := probe.TCPSocket; to != nil {
+		port = cmp.Or(to.Port.IntValue(), port)
+		conn, err := connect(ctx, "", "")
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}
+	get := probe.HTTPGet
+	port = cmp.Or(get.Port.IntValue(), port)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.ToLower(string(cmp.Or(
+		get.Scheme, corev1.URISchemeHTTP)))+"://"+net.JoinHostPort(cmp.Or(get.Host, "localhost"),
+		strconv.Itoa(port))+"/"+strings.TrimPrefix(get.Path, "/"), nil)
+	if err != nil {
+		return err
+	}
+	for _, h := range get.HTTPHeaders {
+		request.Header.Add(h.Name, h.Value)
+	}
+	transport := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: mostHeader,
+		DialContext:     connect,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // as a kubelet
+	answer, err := transport.RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	_, _ = io.CopyN(io.Discard, answer.Body, mostHeader) // the program may dislike being cut off
+	if answer.StatusCode < http.StatusOK || answer.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("GET %s answers %s", get.Path, answer.Status)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package knative
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+
+	"github.com/fastiov/fastiov/invoker/access"
+)
+
+// probing returns a description of the service hello with a probe of its container.
+func probing(probe string) string {
+	return strings.Replace(described("hello", "example.com/hello"), `"ports"`, probe+`,"ports"`, 1)
+}
+
+// A program that answers its liveness probe badly is ended, and its Pod shows the next sandbox as
+// its container, started again.
+func TestAProgramThatIsDeadIsStartedAgain(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", probing(`"livenessProbe":{"httpGet":{"path":"/talks"},
+		"periodSeconds":1,"failureThreshold":1}`))
+	h.ready("hello", "True")
+	h.until("its Pod has been started again", func() bool {
+		all, _ := h.api.world.list(pods, "ann")
+		for _, e := range all {
+			c := e.object.(*corev1.Pod).Status.ContainerStatuses[0]
+			if was := c.LastTerminationState.Terminated; c.RestartCount > 0 && was != nil &&
+				strings.Contains(was.Message, "liveness probe failed: GET /talks answers 500") {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// A program that says that it is not ready gets no requests until it is.
+func TestAProgramThatIsNotReadyRests(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", probing(`"readinessProbe":{"httpGet":{"path":"/x"},
+		"periodSeconds":1,"failureThreshold":1}`))
+	h.ready("hello", "True")
+	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
+	ready := func() int { return h.pool.Ready(h.api.road.demand(v)) }
+	h.node.refuse.Store(uint32(codes.Aborted))
+	h.until("it rests", func() bool { return ready() == 0 })
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, want one", n)
+	}
+	h.node.refuse.Store(uint32(codes.Unavailable)) // a node that is away says nothing of it
+	h.node.refuse.Store(uint32(codes.OK))
+	h.until("it is back", func() bool { return ready() == 1 })
+	if code, said := h.curl("hello.ann.localhost", "/x"); code != 200 {
+		t.Errorf("%d %s", code, said)
+	}
+}
+
+// An emptyDir is room in the sandbox's memory, and one volume is one place.
+func TestEmptyDir(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	with := func(name, mounts, source string) string {
+		volumes := `"volumes":[{"name":"v","emptyDir":{` + source + `}}]`
+		return strings.NewReplacer(`"ports"`, `"volumeMounts":[`+mounts+`],"ports"`,
+			`"containers"`, volumes+`,"containers"`).Replace(described(name, "example.com/hello"))
+	}
+	one := `{"name":"v","mountPath":"/data"}`
+	h.must("POST", objects+"services", with("some", one, `"sizeLimit":"1Mi"`))
+	h.must("POST", objects+"services", with("half", one, ""))
+	h.must("POST", objects+"services", with("twice", one+`,{"name":"v","mountPath":"/more"}`, ""))
+	h.ready("some", "True")
+	h.ready("half", "True")
+	h.ready("twice", "False")
+	why := h.must("GET", objects+"revisions/twice-00001", "")
+	if !strings.Contains(why, "mount it once") {
+		t.Error(why)
+	}
+	h.node.mu.Lock()
+	defer h.node.mu.Unlock()
+	rooms := map[string]uint64{}
+	for _, s := range h.node.live {
+		rooms[s.Env["K_SERVICE"]] = s.Mounts[0].Room
+	}
+	if rooms["some"] != 1<<20 || rooms["half"] != defaultMiB<<19 {
+		t.Errorf("%v", rooms)
+	}
+}
