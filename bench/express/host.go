@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -70,6 +71,7 @@ type host struct {
 	ksoftirqd  int32 // its clock
 	dir        string
 	programs   map[string]*os.Process
+	made       []time.Time // when a load made its few connections
 }
 
 const containers = 4
@@ -106,8 +108,11 @@ func newHost(arm Arm) (_ *host, err error) {
 		h.scon, err = scon.Attach(scon.Config{Bridge: "br0", Uplinks: []string{"nic"},
 			Records: filepath.Join(h.dir, "records"), Pins: filepath.Join(h.dir, "bpf", "scon"),
 			Settings: true, ByAge: arm.byAge, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		if err != nil {
+			return nil, fmt.Errorf("%w the express path: %w", errMissing, err)
+		}
 	}
-	return h, err
+	return h, nil
 }
 
 func (h *host) close() {

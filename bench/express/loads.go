@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,8 +62,27 @@ var (
 	paperSize = []int{32, 64, 128, 256, 512, 1024} // the paper's sizes of messages
 )
 
-// few connections leave room in a container's share of entries, which it has until they are idle.
-const few = 208
+// A connection takes two of the 2,048 entries that are a container's share until it has been idle
+// for 10 s. Few make a load, and those of the last seconds are few enough.
+const (
+	few    = 112
+	fits   = 900
+	recent = 12 * time.Second
+)
+
+// makeRoom waits until the connections of a load fit.
+func (h *host) makeRoom() {
+	for {
+		h.made = slices.DeleteFunc(h.made, func(at time.Time) bool {
+			return time.Since(at) > recent
+		})
+		if len(h.made)*(few+2*turns) <= fits-few {
+			h.made = append(h.made, time.Now())
+			return
+		}
+		time.Sleep(time.Second / 10)
+	}
+}
 
 // loads returns all loads.
 func loads() (all []load) {
@@ -102,12 +122,12 @@ func loads() (all []load) {
 		}
 	}
 	return append(all,
-		load{Name: "crr", arms: append(append([]string(nil), hostArms...), ruleArms...), warm: 2,
+		load{Name: "crr", arms: append(append([]string(nil), hostArms...), ruleArms...), warm: 1,
 			most: few, begin: func(h *host) (*session, error) {
 				return h.flows(func() int { return 0 })
 			}},
-		load{Name: "first", arms: mostArms, warm: 2, most: few, begin: (*host).firstPackets},
-		load{Name: "flows", arms: mostArms, warm: 2, most: few, begin: (*host).things},
+		load{Name: "first", arms: mostArms, warm: 1, most: few, begin: (*host).firstPackets},
+		load{Name: "flows", arms: mostArms, warm: 1, most: few, begin: (*host).things},
 		load{Name: "http", arms: mostArms, warm: 10, steady: true, begin: (*host).http},
 		load{Name: "mqtt", arms: mostArms, warm: 10, steady: true, begin: (*host).mqtt})
 }

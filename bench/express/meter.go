@@ -90,6 +90,9 @@ type Measure struct {
 
 // measure plays a load until it has used the CPU for long enough, where the program is.
 func (h *host) measure(l load, budget time.Duration) (m Measure, err error) {
+	if l.most > 0 {
+		h.makeRoom()
+	}
 	if h.own {
 		return h.play(l, budget)
 	}
