@@ -2,14 +2,17 @@ package command
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -24,7 +27,11 @@ type loggedService struct {
 	out   io.Writer
 	known map[string]bool // pods whose logs have been shown
 	shows sync.WaitGroup
+	why   error // why the first of them is not shown that is not
 }
+
+// errNoPod says that a pod is gone, and its log with it.
+var errNoPod = errors.New("there is no such pod")
 
 // openService finds the invoker of this machine, and the namespace that the key opens.
 func openService(cmd *cobra.Command, name, stateDir, keyFrom string) (*loggedService, error) {
@@ -63,8 +70,12 @@ func (s *loggedService) logs(ctx context.Context, follow bool) error {
 	for i := range all.Items {
 		s.show(ctx, &all.Items[i], follow)
 	}
+	if !follow {
+		s.shows.Wait()
+		return s.why
+	}
 	defer s.shows.Wait()
-	for version := all.ResourceVersion; follow && ctx.Err() == nil; {
+	for version := all.ResourceVersion; ctx.Err() == nil; {
 		query.Set("watch", "true")
 		query.Set("resourceVersion", version)
 		answer, err := s.ask(ctx, s.pods+"?"+query.Encode())
@@ -97,7 +108,11 @@ func (s *loggedService) await(ctx context.Context, watch io.ReadCloser) (version
 	}
 }
 
-// show prints the log of a pod once it runs, until it has ended.
+// betweenAsks is the time after which a log that broke off is asked for again.
+const betweenAsks = time.Second
+
+// show prints the log of a pod that runs; follow: until the pod is gone, also where its node's
+// agent ends and another goes on.
 func (s *loggedService) show(ctx context.Context, pod *corev1.Pod, follow bool) {
 	if pod.Status.Phase != corev1.PodRunning || s.known[pod.Name] {
 		return
@@ -108,23 +123,52 @@ func (s *loggedService) show(ctx context.Context, pod *corev1.Pod, follow bool) 
 		query.Set("follow", "true")
 	}
 	s.shows.Go(func() {
-		log, err := s.ask(ctx, s.pods+"/"+pod.Name+"/log?"+query.Encode())
-		if err != nil {
-			return // it has ended meanwhile
-		}
-		defer log.Close()
-		lines := bufio.NewReader(log)
+		at := s.pods + "/" + pod.Name
 		for {
-			line, err := lines.ReadString('\n')
-			if err != nil {
+			err := s.print(ctx, at+"/log?"+query.Encode(), query)
+			switch {
+			case errors.Is(err, errNoPod) || ctx.Err() != nil:
+				return
+			case !follow:
+				s.mu.Lock()
+				s.why = cmp.Or(s.why, err)
+				s.mu.Unlock()
 				return
 			}
-			at, text, _ := strings.Cut(line, " ")
-			s.mu.Lock()
-			fmt.Fprintf(s.out, "%-30s %s", at, text)
-			s.mu.Unlock()
+			select {
+			case <-time.After(betweenAsks):
+			case <-ctx.Done():
+			}
+			if errors.Is(s.get(ctx, at, &corev1.Pod{}), errNoPod) {
+				return
+			}
 		}
 	})
+}
+
+// print prints a log, and notes in the query from when on the next one is to be.
+func (s *loggedService) print(ctx context.Context, at string, query url.Values) error {
+	log, err := s.ask(ctx, at)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	lines := bufio.NewReader(log)
+	for {
+		line, err := lines.ReadString('\n')
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		at, text, _ := strings.Cut(line, " ")
+		if when, err := time.Parse(time.RFC3339Nano, at); err == nil {
+			query.Set("sinceTime", when.Add(1).Format(time.RFC3339Nano))
+		}
+		s.mu.Lock()
+		fmt.Fprintf(s.out, "%-30s %s", at, text)
+		s.mu.Unlock()
+	}
 }
 
 func (s *loggedService) get(ctx context.Context, at string, into any) error {
@@ -151,6 +195,9 @@ func (s *loggedService) ask(ctx context.Context, at string) (io.ReadCloser, erro
 		return answer.Body, nil
 	}
 	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusNotFound {
+		return nil, errNoPod
+	}
 	var why struct{ Message string }
 	_ = json.NewDecoder(io.LimitReader(answer.Body, 64<<10)).Decode(&why)
 	return nil, fmt.Errorf("the invoker answers %s: %s", answer.Status, why.Message)

@@ -212,6 +212,9 @@ func (k *Knative) Print(w io.Writer) {
 	fmt.Fprintf(w, "%34s  %.0f a second, %.0f beside a slow one, of %.0f changes; %d lost, "+
 		"%d reordered\n", fmt.Sprintf("events of %d watchers", watchers), k.Watches.Events.Median,
 		k.Watches.BesideSlow.Median, k.Watches.Updates.Median, k.Watches.Lost, k.Watches.Reordered)
+	fmt.Fprintf(w, "%34s  %d events, %d lost or reordered, 410: %t; %d of a new list stale, "+
+		"goes on: %t\n", "the slow one then", k.Watches.Slow.Events, k.Watches.Slow.Lost,
+		k.Watches.Slow.Gone, k.Watches.Slow.Stale, k.Watches.Slow.Goes)
 	fmt.Fprintf(w, "%d/%d answered at once, %d sandboxes, %d failed %s\n",
 		k.BurstAnswered, k.Burst, k.Sandboxes, k.Failed, k.Example)
 }

@@ -4,12 +4,15 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +28,19 @@ type Watches struct {
 	BesideSlow bench.Quantiles `json:"events_per_second_beside_a_slow_watcher"`
 	Lost       int             `json:"lost"` // changes that a watcher did not get
 	Reordered  int             `json:"reordered"`
+	Slow       Slow            `json:"slow_watcher"`
+
+	last  map[int]string // the newest change of each service
+	order []uint64       // the events that one watcher read beside the slow one, in the first round
+}
+
+// Slow is the watcher that has read nothing and now reads what there is for it.
+type Slow struct {
+	Events int  `json:"events"`              // until it was told that later ones are not kept
+	Lost   int  `json:"lost_or_reordered"`   // of those, by what another watcher read
+	Gone   bool `json:"told_410"`            // then, and if it asks again
+	Stale  int  `json:"stale_in_a_new_list"` // services that are not as they were changed last
+	Goes   bool `json:"goes_on_from_there"`  // with the next change
 }
 
 const (
@@ -37,12 +53,13 @@ const (
 // watches has services changed while they are watched, some rounds without and some with a watcher
 // that reads nothing.
 func (s *server) watches(ctx context.Context) (*Watches, error) {
-	w := &Watches{}
+	w := &Watches{last: map[int]string{}}
+	var slow net.Conn
 	var updates, alone, beside []float64
 	for round := range 2 * watchRounds {
 		if round == watchRounds {
-			slow, err := s.watchSlowly(ctx)
-			if err != nil {
+			var err error
+			if slow, err = s.watchSlowly(ctx); err != nil {
 				return nil, err
 			}
 			defer slow.Close()
@@ -60,20 +77,164 @@ func (s *server) watches(ctx context.Context) (*Watches, error) {
 	}
 	w.Updates, w.Events = bench.QuantilesOf(updates), bench.QuantilesOf(alone)
 	w.BesideSlow = bench.QuantilesOf(beside)
-	return w, nil
+	if err := s.outrun(ctx); err != nil {
+		return nil, err
+	}
+	return w, s.catchUp(ctx, w, slow)
+}
+
+// revision returns the newest resourceVersion.
+func (s *server) revision(ctx context.Context) (string, error) {
+	list, err := s.kubernetes(ctx, http.MethodGet, servicesOf+"?limit=1", nil)
+	if err != nil {
+		return "", err
+	}
+	defer list.Body.Close()
+	first, err := io.ReadAll(list.Body)
+	is := numbered.FindSubmatch(first)
+	if err != nil || is == nil {
+		return "", fmt.Errorf("a list is %.200s, %w", first, err)
+	}
+	return string(is[1]), nil
 }
 
 // watchSlowly returns a watch of all services, of which nothing is read.
 func (s *server) watchSlowly(ctx context.Context) (net.Conn, error) {
+	from, err := s.revision(ctx)
+	if err != nil {
+		return nil, err
+	}
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.address)
 	if err != nil {
 		return nil, err
 	}
 	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Minute))
-	_, err = fmt.Fprintf(conn, "GET %s?watch=true HTTP/1.1\r\nHost: x\r\n"+
-		"Authorization: Bearer %s\r\n\r\n", servicesOf, s.key)
+	_, err = fmt.Fprintf(conn, "GET %s?watch=true&resourceVersion=%s HTTP/1.1\r\nHost: %s\r\n"+
+		"Authorization: Bearer %s\r\n\r\n", servicesOf, from, s.address, s.key)
 	return conn, err
+}
+
+// gone answers a watch from a revision that is too old.
+var gone = []byte(`"code":410`)
+
+// outrun has a service changed, in large, until no event is kept that has been until now.
+func (s *server) outrun(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	from, err := s.revision(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		for range 20 {
+			body := fmt.Sprintf(`{"metadata":{"annotations":{"large":%q}}}`,
+				fmt.Sprint(time.Now().UnixNano())+strings.Repeat("x", 200<<10))
+			if err := s.patch(ctx, "s-2", body); err != nil {
+				return err
+			}
+		}
+		watch, err := s.kubernetes(ctx, http.MethodGet,
+			servicesOf+"?watch=true&timeoutSeconds=1&resourceVersion="+from, nil)
+		if err != nil {
+			return err
+		}
+		first, err := bufio.NewReader(watch.Body).ReadSlice('\n')
+		watch.Body.Close()
+		if bytes.Contains(first, gone) {
+			return s.patch(ctx, "s-2", `{"metadata":{"annotations":{"large":null}}}`)
+		} else if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return err
+		}
+	}
+}
+
+// catchUp has the slow watcher do what a client does that was too slow: it reads what it is sent,
+// asks for more, is told 410, lists, and watches from there.
+func (s *server) catchUp(ctx context.Context, w *Watches, slow net.Conn) error {
+	answer, err := http.ReadResponse(bufio.NewReader(slow), nil)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	var got []uint64
+	last := ""
+	lines := bufio.NewScanner(answer.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() && !bytes.Contains(lines.Bytes(), gone) {
+		is := numbered.FindSubmatch(lines.Bytes())
+		if is == nil {
+			return fmt.Errorf("the slow watcher reads %.200s", lines.Bytes())
+		}
+		last = string(is[1])
+		at, _ := strconv.ParseUint(last, 10, 64)
+		got = append(got, at)
+	}
+	w.Slow.Events = len(got)
+	for len(got) > 0 && len(w.order) > 0 && got[0] < w.order[0] {
+		got = got[1:]
+	}
+	for i := range min(len(got), len(w.order)) {
+		if got[i] != w.order[i] {
+			w.Slow.Lost++
+		}
+	}
+	again, err := s.kubernetes(ctx, http.MethodGet,
+		servicesOf+"?watch=true&timeoutSeconds=10&resourceVersion="+last, nil)
+	if err != nil {
+		return err
+	}
+	told, err := io.ReadAll(again.Body)
+	again.Body.Close()
+	w.Slow.Gone = bytes.Contains(told, gone)
+	if err != nil {
+		return err
+	}
+	return s.listAgain(ctx, w)
+}
+
+func (s *server) listAgain(ctx context.Context, w *Watches) error {
+	answer, err := s.kubernetes(ctx, http.MethodGet, servicesOf, nil)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	var list struct {
+		Metadata struct{ ResourceVersion string }
+		Items    []struct {
+			Metadata struct {
+				Name        string
+				Annotations struct{ Patched string }
+			}
+		}
+	}
+	if err := json.NewDecoder(answer.Body).Decode(&list); err != nil {
+		return err
+	}
+	is := map[string]string{}
+	for _, item := range list.Items {
+		is[item.Metadata.Name] = item.Metadata.Annotations.Patched
+	}
+	for service, change := range w.last {
+		if is[fmt.Sprintf("s-%d", service)] != change {
+			w.Slow.Stale++
+		}
+	}
+	watch, err := s.kubernetes(ctx, http.MethodGet, servicesOf+
+		"?watch=true&timeoutSeconds=10&resourceVersion="+list.Metadata.ResourceVersion, nil)
+	if err != nil {
+		return err
+	}
+	defer watch.Body.Close()
+	if err := s.patch(ctx, "s-1", `{"metadata":{"annotations":{"patched":"0"}}}`); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(watch.Body)
+	lines.Buffer(nil, 1<<20)
+	for !w.Slow.Goes && lines.Scan() {
+		w.Slow.Goes = bytes.Contains(lines.Bytes(), []byte(`"patched":"0"`))
+	}
+	return lines.Err()
 }
 
 var (
@@ -97,20 +258,14 @@ func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
 	}
 	var over atomic.Bool // no more changes are made
 	seen := make([]map[string]bool, watchers)
-	list, err := s.kubernetes(ctx, http.MethodGet, servicesOf+"?limit=1", nil)
+	from, err := s.revision(ctx)
 	if err != nil {
 		return 0, 0, err
-	}
-	first, err := io.ReadAll(list.Body)
-	list.Body.Close()
-	from := numbered.FindSubmatch(first)
-	if err != nil || from == nil {
-		return 0, 0, fmt.Errorf("a list is %.200s, %w", first, err)
 	}
 	for i := range watchers {
 		seen[i] = map[string]bool{}
 		watch, err := s.kubernetes(ctx, http.MethodGet,
-			servicesOf+"?watch=true&resourceVersion="+string(from[1]), nil)
+			servicesOf+"?watch=true&resourceVersion="+from, nil)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -127,6 +282,9 @@ func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
 						behind.Add(1)
 					}
 					last = now
+					if i == 0 && round == watchRounds {
+						w.order = append(w.order, now)
+					}
 				}
 				if is := patched.FindSubmatch(lines.Bytes()); is != nil {
 					seen[i][string(is[1])] = true
@@ -147,6 +305,9 @@ func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
 					failed(why)
 					return
 				}
+				mu.Lock()
+				w.last[n%services] = strconv.FormatInt(number, 10)
+				mu.Unlock()
 				made.Add(1)
 			}
 		})
@@ -157,6 +318,7 @@ func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
 	over.Store(true)
 	if err == nil { // one more, for watchers that have read all others
 		made.Add(1)
+		w.last[0] = strconv.Itoa(round)
 		err = s.patch(ctx, "s-0",
 			fmt.Sprintf(`{"metadata":{"annotations":{"patched":"%d"}}}`, round))
 	}

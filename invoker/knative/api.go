@@ -16,8 +16,6 @@ import (
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
@@ -479,48 +477,6 @@ func placed(k *kind, o object, namespace, of string) error {
 			"the name on the URL (%s)", o.GetName(), of))
 	}
 	return nil
-}
-
-// A choice is which objects of a kind a request is about.
-type choice struct {
-	label labels.Selector
-	field fields.Selector
-}
-
-func (k *kind) chosen(label, field string) (choice, error) {
-	l, err := labels.Parse(label)
-	if err != nil {
-		return choice{}, apierrors.NewBadRequest(
-			"unable to parse the label selector: " + err.Error())
-	}
-	f, err := fields.ParseSelector(field)
-	if err != nil {
-		return choice{}, apierrors.NewBadRequest(
-			"unable to parse the field selector: " + err.Error())
-	}
-	for _, of := range f.Requirements() {
-		if _, known := k.fieldsOf(k.make())[of.Field]; !known {
-			return choice{}, apierrors.NewBadRequest("field label not supported: " + of.Field)
-		}
-	}
-	return choice{l, f}, nil
-}
-
-func (c choice) all() bool { return c.label.Empty() && c.field.Empty() }
-
-func (c choice) takes(e *entry) bool {
-	return e != nil && (c.label.Empty() || c.label.Matches(labels.Set(e.object.GetLabels()))) &&
-		(c.field.Empty() || c.field.Matches(e.kind.fieldsOf(e.object)))
-}
-
-// fieldsOf returns the fields by which an object is chosen.
-func (k *kind) fieldsOf(o object) fields.Set {
-	all := fields.Set{}
-	if k.fields != nil {
-		all = k.fields(o)
-	}
-	all["metadata.name"], all["metadata.namespace"] = o.GetName(), o.GetNamespace()
-	return all
 }
 
 // answer sends an object, with the warnings that its writing gave.

@@ -16,20 +16,31 @@ const laterBy = 20 * time.Millisecond
 const writers = 64
 
 // hold waits until nobody writes an object's document, and has nobody else do so.
-func (w *world) hold(at ref, by write) (release func()) {
+func (w *world) hold(at ref, behind bool) (release func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.busy[at] != 0 {
-		w.freed.Wait()
+	for w.busy[at] != nil {
+		w.await(w.busy[at])
 	}
-	w.busy[at] = by
+	mine := &write{behind, make(chan struct{})}
+	w.busy[at] = mine
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		delete(w.busy, at)
-		w.freed.Broadcast()
+		close(mine.over)
 	}
 }
+
+// await waits until a write has ended. The caller holds the lock, and does not meanwhile.
+func (w *world) await(it *write) {
+	w.mu.Unlock()
+	<-it.over
+	w.mu.Lock()
+}
+
+// isBehind reports whether what is being written is seen already.
+func (it *write) isBehind() bool { return it != nil && it.behind }
 
 // note puts an object in the place of old, for all to see at once. Its document is written later,
 // so a crash may lose it: what is noted is found out again.
@@ -41,14 +52,14 @@ func (w *world) note(o object, old *entry) error {
 	at := ref{old.kind, old.name}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.busy[at] == waitedFor { // what comes of that is not known yet
-		w.freed.Wait()
+	for w.busy[at] != nil && !w.busy[at].behind { // what comes of that is not known yet
+		w.await(w.busy[at])
 	}
 	if now := w.find(at.kind, at.name); now == nil || now.revision != old.revision {
 		return conflict(old.kind, old.name.name)
 	}
-	e := &entry{kind: old.kind, name: old.name, object: o, revision: w.revision + 1}
-	if err := e.number(body); err != nil {
+	e, err := entryOf(old.kind, o, w.revision+1, body)
+	if err != nil {
 		return err
 	}
 	w.happen(&event{what: "MODIFIED", entry: e, before: old})
@@ -110,7 +121,7 @@ func (w *world) writeNoted() (err error) {
 }
 
 func (w *world) writeOne(at ref) error {
-	defer w.hold(at, behind)()
+	defer w.hold(at, true)()
 	e, kept := w.now(at)
 	if e == nil {
 		return nil

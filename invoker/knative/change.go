@@ -141,7 +141,7 @@ func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
 		return old, nil
 	}
 	if w.dry {
-		e := &entry{kind: k, name: name{o.GetNamespace(), o.GetName()}, object: o}
+		e := &entry{&encoded{kind: k, name: name{o.GetNamespace(), o.GetName()}}, o}
 		o.GetObjectKind().SetGroupVersionKind(k.gvk())
 		if old != nil {
 			e.revision = old.revision

@@ -17,6 +17,7 @@ import (
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
 	node "github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 )
 
 // A lacking error says which Secret or ConfigMap a sandbox cannot be started without.
@@ -37,8 +38,8 @@ func notGiven(v *v1.Revision) string {
 		return fmt.Sprintf("the container names %d variables and their sources; at most %d are "+
 			"served here", n, mostNamed)
 	}
-	if len(c.VolumeMounts) > mostMounts || len(v.Spec.Volumes) > mostMounts {
-		return fmt.Sprintf("the container has more than %d volumes or mounts", mostMounts)
+	if len(c.VolumeMounts) > limits.Mounts || len(v.Spec.Volumes) > limits.Mounts {
+		return fmt.Sprintf("the container has more than %d volumes or mounts", limits.Mounts)
 	}
 	for _, e := range c.Env {
 		if f := e.ValueFrom; f != nil && f.SecretKeyRef == nil && f.ConfigMapKeyRef == nil {
@@ -55,9 +56,9 @@ func notGiven(v *v1.Revision) string {
 			continue
 		}
 		sources, _ := sourcesOf(&volume)
-		if len(sources) > mostMounts {
+		if len(sources) > limits.Mounts {
 			return fmt.Sprintf("the volume %s projects more than %d sources", volume.Name,
-				mostMounts)
+				limits.Mounts)
 		}
 		if len(sources) == 0 {
 			return fmt.Sprintf("the volume %s is of a kind that is not served here; use a Secret, "+
@@ -69,10 +70,9 @@ func notGiven(v *v1.Revision) string {
 					"and ConfigMaps", volume.Name)
 			}
 			for _, item := range itemsOf(&s) {
-				if !fs.ValidPath(item.Path) || item.Path == "." || len(item.Path) > mostPath ||
-					strings.Count(item.Path, "/") >= mostParts {
+				if !fs.ValidPath(item.Path) || item.Path == "." || limits.TooLong(item.Path) {
 					return fmt.Sprintf("the volume %s has an item at %.80q; use a path below it, "+
-						"of at most %d folders", volume.Name, item.Path, mostParts-1)
+						"of at most %d folders", volume.Name, item.Path, limits.Parts-1)
 				}
 			}
 		}
@@ -101,19 +101,12 @@ func roomOf(of *corev1.EmptyDirVolumeSource, c *corev1.Container) uint64 {
 	return uint64(memory / 2)
 }
 
-// What a program may be given. No Linux starts one with a longer word or variable, and a node takes
-// no more of files.
+// What a program may be given of words and variables. No Linux starts one with a longer one.
 const (
 	mostWord  = 128 << 10
-	mostText  = 1 << 20 // of all words and variables
-	mostFiles = 4 << 20
-	eachFile  = 512
-	mostParts = 16 // of a file's path in a volume
-	mostPath  = 1024
-
-	mostName   = 1024 // bytes of a variable's name that a text refers to
-	mostNamed  = 1000 // variables, with sources of some
-	mostMounts = 256  // and volumes, and sources of one
+	mostText  = 1 << 20 // of all
+	mostName  = 1024    // bytes of a variable's name that a text refers to
+	mostNamed = 1000    // variables, with sources of some
 )
 
 // A parcel holds what a program is given, while that is put together: never more than it may have.
@@ -123,6 +116,65 @@ type parcel struct {
 	env       map[string]string
 	words     int // bytes of words and variables
 	files     int
+}
+
+// lacks returns the first Secret, ConfigMap or key of one that a sandbox of a revision cannot be
+// started without; nil: all are there. It copies nothing, so each request may ask.
+func (r *road) lacks(v *v1.Revision) error {
+	p := &parcel{road: r, namespace: v.Namespace}
+	c := v.Spec.GetContainer()
+	for _, from := range c.EnvFrom {
+		source := wholeOf(from)
+		if _, err := p.objectOf(&source); err != nil {
+			return err
+		}
+	}
+	for _, e := range c.Env {
+		if e.ValueFrom == nil {
+			continue
+		}
+		source, key := sourceOf(e.ValueFrom)
+		object, err := p.objectOf(&source)
+		if err != nil {
+			return err
+		}
+		if _, _, has := contentOf(object, key); !has && !optional(&source) {
+			return p.keyless(&source, key)
+		}
+	}
+	for _, m := range c.VolumeMounts {
+		for _, volume := range v.Spec.Volumes {
+			if volume.Name != m.Name {
+				continue
+			}
+			if err := p.lacksOf(&volume); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (p *parcel) lacksOf(volume *corev1.Volume) error {
+	sources, _ := sourcesOf(volume)
+	for _, s := range sources {
+		object, err := p.objectOf(&s)
+		if err != nil {
+			return err
+		}
+		for _, item := range itemsOf(&s) {
+			if _, _, has := contentOf(object, item.Key); !has && !optional(&s) {
+				return p.keyless(&s, item.Key)
+			}
+		}
+	}
+	return nil
+}
+
+// keyless says that a Secret or a ConfigMap has no such key.
+func (p *parcel) keyless(s *corev1.VolumeProjection, key string) error {
+	what, name := nameOf(s)
+	return &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", key, what, p.namespace, name)}
 }
 
 // give fills in a container's variables and files, as they are now, and its command, which may name
@@ -146,6 +198,7 @@ func (r *road) give(v *v1.Revision, s *node.StartRequest, platform map[string]st
 		if i < 0 {
 			continue // Knative has checked that there is one
 		}
+		p.files += limits.Each
 		if empty := v.Spec.Volumes[i].EmptyDir; empty != nil {
 			s.Mounts = append(s.Mounts,
 				&node.Mount{Path: path.Clean(m.MountPath), Room: roomOf(empty, c)})
@@ -212,17 +265,7 @@ func (p *parcel) command(words []string) (all []string, err error) {
 // the container's own; the later override.
 func (p *parcel) variables(c *corev1.Container, platform map[string]string) error {
 	for _, from := range c.EnvFrom {
-		source := corev1.VolumeProjection{}
-		switch {
-		case from.SecretRef != nil:
-			source.Secret = &corev1.SecretProjection{
-				LocalObjectReference: from.SecretRef.LocalObjectReference,
-				Optional:             from.SecretRef.Optional}
-		case from.ConfigMapRef != nil:
-			source.ConfigMap = &corev1.ConfigMapProjection{
-				LocalObjectReference: from.ConfigMapRef.LocalObjectReference,
-				Optional:             from.ConfigMapRef.Optional}
-		}
+		source := wholeOf(from)
 		object, err := p.objectOf(&source)
 		if err != nil {
 			return err
@@ -262,12 +305,25 @@ func (p *parcel) variables(c *corev1.Container, platform map[string]string) erro
 				return err
 			}
 		case !optional(&source):
-			what, name := nameOf(&source)
-			return &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", key, what,
-				p.namespace, name)}
+			return p.keyless(&source, key)
 		}
 	}
 	return nil
+}
+
+// wholeOf returns a source of variables as one of files, which has the same fields.
+func wholeOf(from corev1.EnvFromSource) (s corev1.VolumeProjection) {
+	switch {
+	case from.SecretRef != nil:
+		s.Secret = &corev1.SecretProjection{
+			LocalObjectReference: from.SecretRef.LocalObjectReference,
+			Optional:             from.SecretRef.Optional}
+	case from.ConfigMapRef != nil:
+		s.ConfigMap = &corev1.ConfigMapProjection{
+			LocalObjectReference: from.ConfigMapRef.LocalObjectReference,
+			Optional:             from.ConfigMapRef.Optional}
+	}
+	return s
 }
 
 func sourceOf(from *corev1.EnvVarSource) (s corev1.VolumeProjection, key string) {
@@ -369,8 +425,8 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 	sources, mode := sourcesOf(of)
 	files := map[string]*node.File{}
 	put := func(at string, size int, data func() []byte, mode int32) error {
-		if p.files += eachFile + len(at) + size; p.files > mostFiles {
-			return fmt.Errorf("the files of all volumes take over %d MiB", mostFiles>>20)
+		if p.files += limits.OfFile(at, size); p.files > limits.Files {
+			return fmt.Errorf("the files of all volumes take over %d MiB", limits.Files>>20)
 		}
 		files[at] = &node.File{Name: at, Data: data(),
 			Mode: uint32(mode) & uint32(fs.ModePerm)}
@@ -391,9 +447,7 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 		for _, item := range items {
 			size, data, has := contentOf(object, item.Key)
 			if !has && !optional(&s) {
-				what, name := nameOf(&s)
-				return nil, &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", item.Key, what,
-					p.namespace, name)}
+				return nil, p.keyless(&s, item.Key)
 			} else if has {
 				err := put(item.Path, size, data, ptr.Deref(item.Mode, general))
 				if err != nil {

@@ -16,6 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+
+	"github.com/fastiov/fastiov/invoker/pool"
 	node "github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -282,4 +285,43 @@ func (h *house) table(path string) string {
 		h.t.Fatalf("%s is answered %d %s", path, w.Code, w.Body)
 	}
 	return w.Body.String()
+}
+
+// A service that is ready and loses its Secret goes on with what it has. Then a request to it is
+// refused before anything is asked of a node, and its owner is told.
+func TestAReadyServiceWithoutItsSecret(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", core+"secrets", secretOf("s", "k", "hush"))
+	h.must("POST", objects+"services", strings.NewReplacer(`{"name":"A","value":"b"}`,
+		`{"name":"A","valueFrom":{"secretKeyRef":{"name":"s","key":"k"}}}`,
+		`"template":{`, `"template":{"metadata":{"annotations":{
+			"autoscaling.knative.dev/min-scale":"1"}},`,
+	).Replace(described("hello", "example.com/hello")))
+	h.ready("hello", "True")
+	h.must("DELETE", core+"secrets/s", "")
+	if code, said := h.curl("hello.ann.localhost", "/x"); code != 200 {
+		t.Errorf("with its sandbox: %d %q", code, said)
+	}
+	e := h.api.world.get(revisions, "ann", "hello-00001")
+	demand := h.api.road.demand(e.object.(*v1.Revision))
+	h.pool.Acquire(demand, func(l *pool.Lease, err error) {
+		if err == nil {
+			l.Release(false)
+		}
+	})
+	h.until("its sandbox ends", func() bool { return h.pool.Ready(demand) == 0 })
+	starts := h.node.starts.Load()
+	for range 10 {
+		if code, said := h.curl("hello.ann.localhost", "/x"); code != 503 ||
+			strings.Contains(said, "secret") {
+			t.Errorf("without: %d %q", code, said)
+		}
+	}
+	h.shown(core+"events", `"Warning","MinScaleNotKept","revision/hello-00001"`)
+	if n := h.node.starts.Load(); n != starts {
+		t.Errorf("%d starts", n-starts)
+	}
+	h.must("POST", core+"secrets", secretOf("s", "k", "hush"))
+	h.until("min-scale is kept again", func() bool { return h.node.starts.Load() > starts })
 }

@@ -73,6 +73,7 @@ func New(cfg Config) (*API, error) {
 		namespace, service, _ := strings.Cut(full, "/")
 		return a.world.get(configurations, namespace, service) != nil
 	})
+	a.road.scales.warn = a.mirror.warn
 	a.mirror.run(ctx, a.world)
 	a.prober = newProber(ctx, cfg.Pool, a.world)
 	cfg.Pool.Tell(func(s pool.Sandbox) {

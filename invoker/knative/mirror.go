@@ -1,7 +1,7 @@
 package knative
 
 import (
-	"cmp"
+	"container/list"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/ptr"
 	"knative.dev/pkg/apis"
-	duckv1 "knative.dev/pkg/apis/duck/v1"
 	"knative.dev/pkg/kmeta"
 	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
@@ -45,7 +44,8 @@ type mirror struct {
 	pods   map[string]*pod         // by sandbox
 	named  map[name]*pod           // the same, by name
 	reads  map[string]int          // by namespace: how many follow logs
-	last   map[said]*entry         // the Event that says so
+	said   map[said]*list.Element  // the Event that says so
+	told   map[fold]*list.List     // of each fold the Events, the newest last
 	fallen map[string][]*entry     // by group: Pods that wait for another sandbox
 }
 
@@ -56,18 +56,6 @@ type pod struct {
 	client  node.NodeClient
 }
 
-// A said holds what an Event says, however often.
-type said struct {
-	about         types.UID
-	reason, words string
-}
-
-// Events are kept for as long, and so many of a namespace, as in Kubernetes and about as there.
-const (
-	eventsFor  = time.Hour
-	mostEvents = 256
-)
-
 // mostFollowers bounds who follows logs of one namespace; mostShown, what a Pod shows of its spec.
 const (
 	mostFollowers = 64
@@ -77,7 +65,8 @@ const (
 func newMirror(d *access.Directory, log *slog.Logger) *mirror {
 	return &mirror{directory: d, log: log, wake: make(chan struct{}, 1), pods: map[string]*pod{},
 		newest: map[string]pool.Sandbox{}, named: map[name]*pod{}, reads: map[string]int{},
-		last: map[said]*entry{}, fallen: map[string][]*entry{}}
+		said: map[said]*list.Element{}, told: map[fold]*list.List{},
+		fallen: map[string][]*entry{}}
 }
 
 // run shows what is new until ctx ends.
@@ -155,7 +144,7 @@ func (m *mirror) follow(e *event) {
 				m.world.hide(lost)
 			}
 		}
-		if e.revision > m.world.floor {
+		if e.entry.revision > m.world.floor {
 			m.tell(e)
 		}
 	})
@@ -165,11 +154,15 @@ func (m *mirror) follow(e *event) {
 func (m *mirror) showPod(s pool.Sandbox, revision string, uid types.UID) {
 	old := m.pods[s.ID]
 	switch {
-	case old == nil && s.Gone:
-		return
 	case old == nil:
 		e := m.world.get(revisions, s.Namespace, revision)
 		if e == nil || e.object.GetUID() != uid {
+			return
+		}
+		if s.Gone && s.Why != nil { // too soon for a Pod
+			m.say(e, corev1.EventTypeWarning, "Failed", s.Why.Error())
+		}
+		if s.Gone {
 			return
 		}
 		o := podOf(s, e.object.(*v1.Revision))
@@ -408,28 +401,31 @@ func conditions(ready bool) (all []corev1.PodCondition) {
 
 // showHosts shows a route's names as Services: its own, and one for each tag.
 func (m *mirror) showHosts(e *event) {
-	to := e.entry.object.(*v1.Route)
-	want := map[string]*corev1.Service{}
-	if e.what != "DELETED" && to.Status.URL != nil {
-		want[to.Name] = hostOf(to, to.Name, to.Status.URL)
-		for _, t := range to.Status.Traffic {
-			if t.URL != nil {
-				of := t.Tag + "-" + to.Name
-				want[of] = hostOf(to, of, t.URL)
-			}
+	want := hostsOf(e.entry)
+	if e.what == "DELETED" {
+		want = nil
+	}
+	uid := e.entry.object.GetUID()
+	shown := func(of string) (is *entry, its bool) {
+		if is = m.world.get(hosts, e.entry.name.namespace, of); is == nil {
+			return nil, false
+		}
+		owner, _ := ownerOf(is.object)
+		return is, owner != nil && owner.UID == uid
+	}
+	for of := range hostsOf(e.before) {
+		if is, its := shown(of); its && want[of] == nil {
+			m.world.hide(is)
 		}
 	}
-	all, _ := m.world.list(hosts, to.Namespace)
-	for _, is := range all {
-		if owner, _ := ownerOf(is.object); owner == nil || owner.UID != to.UID {
+	for of, o := range want {
+		is, its := shown(of)
+		if is == nil {
+			m.show(o, nil)
+			continue
+		} else if !its {
 			continue
 		}
-		o := want[is.name.name]
-		if o == nil {
-			m.world.hide(is)
-			continue
-		}
-		delete(want, is.name.name)
 		was := is.object.(*corev1.Service) // keeps what its route said once, as in Knative
 		o.Labels = kmeta.UnionMaps(was.Labels, o.Labels)
 		o.Annotations = kmeta.UnionMaps(was.Annotations, o.Annotations)
@@ -438,11 +434,22 @@ func (m *mirror) showHosts(e *event) {
 			m.show(o, is)
 		}
 	}
-	for _, o := range want {
-		if m.world.get(hosts, o.Namespace, o.Name) == nil {
-			m.show(o, nil)
+}
+
+// hostsOf returns the Services that stand for a route's URLs, by name.
+func hostsOf(e *entry) map[string]*corev1.Service {
+	if e == nil || e.object.(*v1.Route).Status.URL == nil {
+		return nil
+	}
+	to := e.object.(*v1.Route)
+	all := map[string]*corev1.Service{to.Name: hostOf(to, to.Name, to.Status.URL)}
+	for _, t := range to.Status.Traffic {
+		if t.URL != nil {
+			of := t.Tag + "-" + to.Name
+			all[of] = hostOf(to, of, t.URL)
 		}
 	}
+	return all
 }
 
 // hostOf returns the Service that stands for a URL of a route.
@@ -460,112 +467,27 @@ func hostOf(to *v1.Route, of string, url *apis.URL) *corev1.Service {
 	}
 }
 
-// tell says what has happened to an object, as Knative's controllers do.
-func (m *mirror) tell(e *event) {
-	if owner, of := ownerOf(e.entry.object); e.what == "ADDED" && owner != nil && !of.Derived {
-		if by := m.world.get(of, e.entry.name.namespace, owner.Name); by != nil {
-			m.say(by, corev1.EventTypeNormal, "Created",
-				fmt.Sprintf("Created %s %q", e.entry.kind.Names.Kind, e.entry.name.name))
-		}
-	}
-	if e.what != "MODIFIED" {
-		return
-	}
-	was, is := readiness(e.before.object), readiness(e.entry.object)
-	kind := e.entry.kind.Names.Kind
-	switch {
-	case is == nil:
-	case is.IsTrue() && !was.IsTrue():
-		m.say(e.entry, corev1.EventTypeNormal, kind+"Ready", kind+" becomes ready")
-	case is.IsFalse() && (!was.IsFalse() || was.Message != is.Message):
-		m.say(e.entry, corev1.EventTypeWarning, cmp.Or(is.Reason, "NotReady"), is.Message)
-	}
-	if c, is := e.entry.object.(*v1.Configuration); is {
-		before := e.before.object.(*v1.Configuration).Status.LatestReadyRevisionName
-		if latest := c.Status.LatestReadyRevisionName; latest != before && latest != "" {
-			m.say(e.entry, corev1.EventTypeNormal, "LatestReadyUpdate",
-				fmt.Sprintf("LatestReadyRevisionName updated to %q", latest))
-		}
-	}
-}
-
-// readiness returns the condition Ready of an object that has conditions, or nil.
-func readiness(o object) *apis.Condition {
-	if with, is := o.(interface{ GetStatus() *duckv1.Status }); is {
-		return with.GetStatus().GetCondition(apis.ConditionReady)
-	}
-	return nil
-}
-
-// say shows an Event about an object, or that one happens again.
-func (m *mirror) say(about *entry, sort, reason, words string) {
-	if _, err := m.directory.Owner(about.name.namespace); err != nil {
-		return // the namespace is being purged: its next owner is not told
-	}
-	if len(words) > mostWords {
-		words = strings.ToValidUTF8(words[:mostWords], "") + "…"
-	}
-	this := said{about.object.GetUID(), reason, words}
-	if was := m.last[this]; was != nil {
-		if old := m.world.get(events, was.name.namespace, was.name.name); old != nil {
-			o := old.object.DeepCopyObject().(*corev1.Event)
-			o.Count, o.LastTimestamp = o.Count+1, now()
-			m.last[this] = m.show(o, old)
-			return
-		}
-	}
-	gvk := about.kind.gvk()
-	o := &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: about.name.namespace,
-			Name: fmt.Sprintf("%s.%x", about.name.name, time.Now().UnixNano())},
-		InvolvedObject: corev1.ObjectReference{Kind: gvk.Kind, APIVersion: about.kind.gv().String(),
-			Namespace: about.name.namespace, Name: about.name.name, UID: about.object.GetUID(),
-			ResourceVersion: about.object.GetResourceVersion()},
-		Type: sort, Reason: reason, Message: words, Count: 1,
-		FirstTimestamp: now(), LastTimestamp: now(),
-		Source: corev1.EventSource{Component: "fastiov"},
-	}
-	m.last[this] = m.show(o, nil)
-	m.forgetMost(about.name.namespace)
-}
-
-// mostWords bounds what an Event says, as Kubernetes does.
-const mostWords = 1024
-
-// forgetMost forgets the oldest Events of a namespace that has too many.
-func (m *mirror) forgetMost(namespace string) {
-	all, _ := m.world.list(events, namespace)
-	if len(all) <= mostEvents {
-		return
-	}
-	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.revision, b.revision) })
-	for _, e := range all[:len(all)-mostEvents] {
-		m.forget(e)
-	}
-}
-
-// forgetOld forgets the Events of long ago.
-func (m *mirror) forgetOld(now time.Time) {
-	for _, e := range m.world.all(events) {
-		if now.Sub(e.object.(*corev1.Event).LastTimestamp.Time) > eventsFor {
-			m.forget(e)
-		}
-	}
-}
-
-func (m *mirror) forget(e *entry) {
-	o := e.object.(*corev1.Event)
-	delete(m.last, said{o.InvolvedObject.UID, o.Reason, o.Message})
-	m.world.hide(e)
-}
-
-// leave forgets what there is to be seen of a namespace that has no owner any more.
+// leave forgets what there is to be seen of a namespace that has no owner any more. Its sandboxes
+// may be starting still: nobody is shown what becomes of them.
 func (m *mirror) leave(namespace string) {
 	m.later(func() {
-		all, _ := m.world.list(events, namespace)
-		for _, e := range all {
-			m.forget(e)
+		for of, all := range m.told {
+			for of.namespace == namespace && all.Len() > 0 {
+				m.forget(all.Front())
+			}
 		}
+		for _, k := range []*kind{pods, hosts} {
+			all, _ := m.world.list(k, namespace)
+			for _, e := range all {
+				m.world.hide(e)
+			}
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		maps.DeleteFunc(m.pods, func(_ string, p *pod) bool {
+			return p.name.namespace == namespace
+		})
+		maps.DeleteFunc(m.named, func(n name, _ *pod) bool { return n.namespace == namespace })
 	})
 }
 

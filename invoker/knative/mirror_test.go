@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	node "github.com/fastiov/fastiov/node-agent/api"
 )
@@ -17,6 +19,15 @@ func (f *fake) Logs(in *node.LogsRequest, s grpc.ServerStreamingServer[node.Logs
 	f.mu.Lock()
 	of := f.live[in.Id]
 	f.mu.Unlock()
+	if of == nil {
+		return status.Error(codes.Unavailable, "the node is away")
+	}
+	if err := s.SendHeader(nil); err != nil {
+		return err
+	}
+	if strings.Contains(of.Image, "breaks") {
+		return status.Error(codes.Unavailable, "the node has gone")
+	}
 	for i, word := range []string{"one", "two", "three"} {
 		line := &node.LogLine{TimeNs: time.Unix(int64(i), 0).UnixNano(), Stream: "stdout",
 			Text: word + " of " + of.Env["K_REVISION"]}
@@ -158,7 +169,8 @@ func TestWhatHappensIsTold(t *testing.T) {
 	})
 }
 
-// A namespace has so many Events: the oldest go, also for those that watch.
+// A namespace has so many Events: the oldest go, also for those that watch, and no warning goes for
+// what is routine.
 func TestEventsAreBounded(t *testing.T) {
 	h, leave := aHouse(t)
 	defer leave()
@@ -166,6 +178,8 @@ func TestEventsAreBounded(t *testing.T) {
 	about := h.api.world.get(configMaps, "ann", "c")
 	done := make(chan bool)
 	h.api.mirror.later(func() {
+		h.api.mirror.say(about, "Warning", "Failed", "the one thing that went wrong")
+		h.api.mirror.say(about, "Warning", "Failed", "the one thing that went wrong")
 		for i := range mostEvents + 10 {
 			h.api.mirror.say(about, "Normal", "Counted", strings.Repeat("x", i))
 			h.api.mirror.say(about, "Normal", "Counted", strings.Repeat("x", i))
@@ -174,7 +188,10 @@ func TestEventsAreBounded(t *testing.T) {
 	})
 	<-done
 	all, _ := h.api.world.list(events, "ann")
-	if len(all) != mostEvents || slices.ContainsFunc(all, func(e *entry) bool {
+	if table := h.table(core + "events"); !strings.Contains(table, "the one thing that") {
+		t.Error("the warning is gone")
+	}
+	if len(all) != mostEvents+1 || slices.ContainsFunc(all, func(e *entry) bool {
 		return !strings.Contains(string(e.body), `"count":2`)
 	}) {
 		t.Errorf("there are %d", len(all))
@@ -184,6 +201,54 @@ func TestEventsAreBounded(t *testing.T) {
 	})
 	h.until("old ones go", func() bool {
 		all, _ := h.api.world.list(events, "ann")
-		return len(all) == 0 && len(h.api.mirror.last) == 0
+		return len(all) == 0 && len(h.api.mirror.said) == 0 && len(h.api.mirror.told) == 0
 	})
+}
+
+// Of a namespace that was purged nothing is shown to its next owner, though a sandbox of it starts
+// still.
+func TestAPurgeLeavesNoPods(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/slow"))
+	h.shown(core+"pods", "hello-00001-deployment-")
+	h.api.mirror.leave("ann")
+	h.until("nothing is shown", func() bool {
+		return !strings.Contains(h.table(core+"pods")+h.table(core+"services"), "hello")
+	})
+	h.must("DELETE", objects+"services/hello", "")
+	h.until("its sandbox has gone", func() bool {
+		h.api.mirror.mu.Lock()
+		defer h.api.mirror.mu.Unlock()
+		return len(h.api.mirror.pods)+len(h.api.mirror.named)+len(h.api.mirror.news) == 0
+	})
+	if table := h.table(core + "events"); strings.Contains(table, "pod/hello") {
+		t.Errorf("the next owner reads %s", table)
+	}
+}
+
+// A log that cannot be read is an error, and one that breaks off has not ended.
+func TestALogThatCannotBeRead(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/breaks"))
+	h.ready("hello", "True")
+	h.shown(core+"pods", "Running")
+	all, _ := h.api.world.list(pods, "ann")
+	at := core + "pods/" + all[0].name.name + "/log"
+	func() {
+		defer func() {
+			if why := recover(); why != http.ErrAbortHandler {
+				t.Errorf("a log that breaks off ends with %v", why)
+			}
+		}()
+		h.ask("GET", at, "", "")
+	}()
+	h.node.mu.Lock()
+	clear(h.node.live)
+	h.node.mu.Unlock()
+	if code, said := h.ask("GET", at+"?follow=true", "", ""); code != 503 ||
+		!strings.Contains(said, "the node is away") {
+		t.Errorf("a node that is away: %d %s", code, said)
+	}
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
@@ -81,12 +83,15 @@ func (c *call) logs(namespace, of string) error {
 	}()
 	if w.last >= 0 {
 		if err := w.skip(ctx, p); err != nil {
-			return err
+			return unread(of, err)
 		}
 	}
 	lines, err := p.client.Logs(ctx, &node.LogsRequest{Id: p.sandbox, Follow: w.follow})
+	if err == nil {
+		err = node.Begun(lines)
+	}
 	if err != nil {
-		return apierrors.NewInternalError(err)
+		return unread(of, err)
 	}
 	answer := http.NewResponseController(c.w)
 	_ = answer.SetReadDeadline(time.Time{})
@@ -94,17 +99,28 @@ func (c *call) logs(namespace, of string) error {
 	c.w.WriteHeader(http.StatusOK)
 	for {
 		got, err := lines.Recv()
-		if err != nil {
-			return nil // it has ended, or its reader has left
+		if err != nil && !errors.Is(err, io.EOF) && ctx.Err() == nil {
+			panic(http.ErrAbortHandler) // so its reader knows that this is not the log's end
 		}
-		if !c.mayRead(namespace) {
+		if err != nil || !c.mayRead(namespace) {
 			return nil
 		}
 		_ = answer.SetWriteDeadline(time.Now().Add(bookmarkEvery))
+		if got.Missed > 0 {
+			fmt.Fprintf(c.w, "(%d lines came too fast and are missing here)\n", got.Missed)
+		}
 		if !w.write(c.w, got.Line) || w.follow && answer.Flush() != nil {
 			return nil
 		}
 	}
+}
+
+// unread returns why a log cannot be read.
+func unread(of string, err error) error {
+	if status.Code(err) == codes.NotFound {
+		return apierrors.NewNotFound(pods.resource(), of)
+	}
+	return apierrors.NewServiceUnavailable("the node does not hand out the log: " + err.Error())
 }
 
 // mayRead reports whether the caller's key opens the namespace still.
@@ -144,7 +160,7 @@ func (c *call) wanted() (w wanted, err error) {
 func (w *wanted) skip(ctx context.Context, p *pod) error {
 	lines, err := p.client.Logs(ctx, &node.LogsRequest{Id: p.sandbox})
 	if err != nil {
-		return apierrors.NewInternalError(err)
+		return err
 	}
 	var times []int64
 	for {
@@ -152,7 +168,7 @@ func (w *wanted) skip(ctx context.Context, p *pod) error {
 		if errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return apierrors.NewInternalError(err)
+			return err
 		}
 		if at := got.Line.GetTimeNs(); at >= w.since.UnixNano() || w.since.IsZero() {
 			times = append(times, at)
@@ -191,20 +207,20 @@ func (w *wanted) write(to io.Writer, line *node.LogLine) (more bool) {
 
 func cellsOfPod(o object) map[string]any {
 	p := o.(*corev1.Pod)
-	ready, status := 0, string(p.Status.Phase)
+	ready, phase := 0, string(p.Status.Phase)
 	for _, c := range p.Status.ContainerStatuses {
 		if c.Ready {
 			ready++
 		}
 		if c.State.Waiting != nil {
-			status = c.State.Waiting.Reason
+			phase = c.State.Waiting.Reason
 		}
 	}
 	if p.DeletionTimestamp != nil {
-		status = "Terminating"
+		phase = "Terminating"
 	}
 	return map[string]any{"Ready": fmt.Sprintf("%d/%d", ready, len(p.Spec.Containers)),
-		"Status": status, "Restarts": 0}
+		"Status": phase, "Restarts": 0}
 }
 
 func fieldsOfPod(o object) fields.Set {

@@ -428,7 +428,7 @@ func (r *reconciler) revision(ctx context.Context, e *entry, v *v1.Revision) err
 	if busy {
 		return nil
 	}
-	if _, err := r.road.startOf(v); err != nil { // no room is made for what cannot start
+	if err := r.road.lacks(v); err != nil { // no room is made for what cannot start
 		r.judge(ctx, e, err)
 		return nil
 	}

@@ -248,6 +248,10 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(p.begun))}
 		return start, nil
 	}
+	if err := p.lacks(p.revision); err != nil && p.pool.Ready(demand) == 0 {
+		p.fail(w, &unmade{err})
+		return
+	}
 	leave := p.scales.arrive(p.revision, func() {
 		p.pool.Acquire(demand, func(l *pool.Lease, err error) { p.grants <- grant{l, err} })
 	})
@@ -256,6 +260,7 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 		select {
 		case got := <-p.grants:
 			if got.err != nil {
+				p.scales.failed(p.revision)
 				p.fail(w, got.err)
 				return
 			}

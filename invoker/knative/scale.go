@@ -2,6 +2,7 @@ package knative
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -35,34 +36,45 @@ type scales struct {
 	pool      *pool.Pool
 	directory *access.Directory
 	describe  func(*v1.Revision) pool.Demand
-	kick      chan struct{} // of one: a revision has become crowded
+	lacks     func(*v1.Revision) error   // why no sandbox of it can be started
+	warn      func(*v1.Revision, string) // says to its owner what is wrong
+	kick      chan struct{}              // of one: a revision has become crowded
 
 	mu sync.Mutex
 	of map[string]*scale // by group; those that have requests, or should have sandboxes
 }
 
 func newScales(r *road) *scales {
-	return &scales{pool: r.pool, directory: r.directory, describe: r.demand,
-		kick: make(chan struct{}, 1), of: map[string]*scale{}}
+	return &scales{pool: r.pool, directory: r.directory, describe: r.demand, lacks: r.lacks,
+		warn: func(*v1.Revision, string) {}, kick: make(chan struct{}, 1), of: map[string]*scale{}}
 }
 
 // A scale decides how many sandboxes one revision should have. It implements what Knative's
 // autoscaler asks of others: how much load there is, and how many sandboxes are ready.
 type scale struct {
 	*scales
-	demand  pool.Demand
-	decider scaling.UniScaler
-	bounds  bounds
-	load    load
-	initial int       // so many at least, until so many have been ready
-	held    int       // so many at least: those of the beginning, fewer at each look, as in Knative
-	begun   time.Time // it has had sandboxes since
-	idle    time.Time // it should have had none since
-	level   int
-	most    int // that its namespace may keep
-
-	followed bool // what its revision says has been taken in
+	revision *v1.Revision
+	demand   pool.Demand
+	decider  scaling.UniScaler
+	bounds   bounds
+	load     load
+	phase    phase
+	first    int       // so many at least, for the beginning
+	begun    time.Time // it has had sandboxes since
+	idle     time.Time // it should have had none since
+	short    time.Time // it has had less than min-scale since, or was said to
+	level    int
+	most     int // that its namespace may keep
 }
+
+// A phase says how far the beginning of a revision is.
+type phase int
+
+const (
+	unheard phase = iota // what its revision says has not been taken in: that may be gone
+	begins               // it is to have its first sandboxes
+	fades                // it keeps fewer of those at each look, as in Knative
+)
 
 // Bounds hold what a revision says of its scale.
 type bounds struct {
@@ -102,7 +114,7 @@ func (s *scales) get(v *v1.Revision, reachable bool) *scale {
 	if c := s.of[groupOf(v)]; c != nil {
 		return c
 	}
-	c := &scale{scales: s, demand: s.describe(v), bounds: boundsOf(v, reachable)}
+	c := &scale{scales: s, revision: v, demand: s.describe(v), bounds: boundsOf(v, reachable)}
 	c.load.remember(c.bounds.remembers)
 	c.decider = scaling.New(attribute.Set{}, noop.MeterProvider{}, v.Namespace, v.Name, c, c,
 		&c.bounds.DeciderSpec)
@@ -117,9 +129,6 @@ func (s *scales) arrive(v *v1.Revision, place func()) (leave func()) {
 	defer s.mu.Unlock()
 	now := time.Now()
 	c := s.get(v, true)
-	if !c.followed { // it may have been deleted meanwhile, and nobody would end what it keeps
-		c.bounds.least = 0
-	}
 	c.load.add(1, now)
 	place()
 	if c.crowded() {
@@ -136,6 +145,26 @@ func (s *scales) arrive(v *v1.Revision, place func()) (leave func()) {
 		defer s.mu.Unlock()
 		c.load.add(-1, time.Now())
 	}
+}
+
+// failed takes in that a start has failed which a request waited for. Unless others wait, there is
+// none that the revision does not keep.
+func (s *scales) failed(v *v1.Revision) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.of[groupOf(v)]
+	if c != nil && c.load.requests <= 1 && c.pool.Ready(c.demand) == 0 {
+		c.set(max(c.least(), c.first), time.Now())
+	}
+}
+
+// least returns how many sandboxes the revision keeps by its min-scale. Nobody would end what one
+// keeps that was deleted meanwhile.
+func (c *scale) least() int {
+	if c.phase == unheard {
+		return 0
+	}
+	return c.bounds.least
 }
 
 // crowded reports whether the revision has nothing for its requests, or so many of them that
@@ -157,9 +186,11 @@ func (c *scale) crowded() bool {
 func (c *scale) decide(now time.Time) int {
 	n := int(c.decider.Scale(silent, now).DesiredPodCount)
 	_, _, most := c.load.over(c.bounds.remembers, now)
-	n = min(n, max(most, c.bounds.activation))
+	if n = min(n, max(most, c.bounds.activation)); c.level == 0 && c.load.requests == 0 {
+		n = 0 // nobody waits for one
+	}
 	inUse := math.Ceil(float64(c.load.requests) / c.bounds.TotalValue)
-	n = max(n, min(int(inUse), c.level), c.bounds.least, c.initial, c.held)
+	n = max(n, min(int(inUse), c.level), c.least(), c.first)
 	if c.bounds.most > 0 {
 		n = min(n, c.bounds.most)
 	}
@@ -177,8 +208,11 @@ func (c *scale) decide(now time.Time) int {
 }
 
 // set has the pool have so many sandboxes. A namespace keeps no more than it may have calls under
-// way: those could use no others.
+// way: those could use no others. No room is made for what cannot start.
 func (c *scale) set(level int, now time.Time) {
+	if level > 0 && c.lacks(c.revision) != nil {
+		level = min(level, c.pool.Ready(c.demand))
+	}
 	most := 0
 	if owner, err := c.directory.Owner(c.demand.Namespace); err == nil {
 		most = owner.Limits.ConcurrentInvocations
@@ -202,7 +236,10 @@ func (s *scales) follow(v *v1.Revision, reachable bool) {
 		return
 	}
 	c, now := s.get(v, reachable), time.Now()
-	c.demand, c.bounds, c.initial, c.followed = s.describe(v), b, 0, true // it is settled
+	if c.revision, c.demand, c.bounds = v, s.describe(v), b; c.phase == begins {
+		c.first = 0 // it is settled, and has not reached them
+	}
+	c.phase = fades
 	c.decider.Update(&c.bounds.DeciderSpec)
 	c.load.remember(b.remembers)
 	c.set(c.decide(now), now)
@@ -213,9 +250,9 @@ func (s *scales) begin(v *v1.Revision, initial int) (achieved bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, now := s.get(v, false), time.Now() // its routes follow
-	c.initial, c.followed = initial, true
+	c.phase, c.first = begins, initial
 	if achieved = s.pool.Ready(c.demand) >= initial; achieved {
-		c.initial, c.held = 0, initial
+		c.phase = fades
 	}
 	c.set(max(c.decide(now), c.level, 1), now)
 	return achieved
@@ -275,11 +312,33 @@ func (c *scale) hurry(now time.Time) bool {
 }
 
 func (c *scale) regular(now time.Time) bool {
-	c.held /= 2
-	if c.set(c.decide(now), now); c.level == 0 && c.load.requests == 0 {
+	if c.phase == fades {
+		c.first /= 2
+		c.keepsLeast(now)
+	}
+	if c.set(c.decide(now), now); c.level+c.load.requests+c.least() == 0 {
 		delete(c.of, c.demand.Group)
 	}
 	return c.crowded()
+}
+
+// keepsLeast has the revision's owner told, again and again, that it has less than its min-scale.
+func (c *scale) keepsLeast(now time.Time) {
+	ready := c.pool.Ready(c.demand)
+	switch {
+	case ready >= c.bounds.least:
+		c.short = time.Time{}
+	case c.short.IsZero():
+		c.short = now
+	case now.Sub(c.short) >= roomWithin:
+		c.short = now
+		why := "the others wait for room, of the node or of the namespace, or have failed to start"
+		if err := c.lacks(c.revision); err != nil {
+			why = err.Error()
+		}
+		c.warn(c.revision, fmt.Sprintf("%d of %d sandboxes of min-scale are ready: %s", ready,
+			c.bounds.least, why))
+	}
 }
 
 // ReadyCount returns how many sandboxes take requests.

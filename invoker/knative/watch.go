@@ -44,7 +44,7 @@ func (c *call) watch(k *kind, choice choice) error {
 		all, at = c.world.list(k, c.user.Namespace)
 		for _, e := range all {
 			if choice.takes(e) {
-				f.send("ADDED", e)
+				f.send("ADDED", e.encoded)
 			}
 		}
 		if initial {
@@ -93,26 +93,33 @@ func (c *call) watch(k *kind, choice choice) error {
 
 // tell sends an event if it is one of the watcher's objects: an object that is not chosen any more
 // is gone for it, and one that now is has come.
-func (f *feed) tell(e *event) {
-	if e.entry.kind != f.kind || e.entry.name.namespace != f.user.Namespace {
+func (f *feed) tell(e *logged) {
+	if e.kind != f.kind || e.name.namespace != f.user.Namespace {
 		return
 	}
-	was, is := f.choice.takes(e.before), e.what != "DELETED" && f.choice.takes(e.entry)
+	was := e.before != nil && f.takes(e.before)
+	is := e.what != "DELETED" && f.takes(e.encoded)
 	switch {
 	case was && is:
-		f.send("MODIFIED", e.entry)
+		f.send("MODIFIED", e.encoded)
 	case is:
-		f.send("ADDED", e.entry)
+		f.send("ADDED", e.encoded)
 	case was:
-		f.send("DELETED", e.entry)
+		f.send("DELETED", e.encoded)
 	}
 }
 
-func (f *feed) send(what string, e *entry) {
+// takes reports whether the watcher's choice takes an object. It is decoded only for a choice that
+// looks into it.
+func (f *feed) takes(e *encoded) bool {
+	return f.choice.all() || f.choice.mayTake(e.name) && f.choice.takes(e.decoded())
+}
+
+func (f *feed) send(what string, e *encoded) {
 	body := e.body
 	if f.table {
-		body, _ = json.Marshal(f.kind.table(
-			metav1.ListMeta{ResourceVersion: e.object.GetResourceVersion()}, []*entry{e}))
+		body, _ = json.Marshal(f.kind.table(metav1.ListMeta{
+			ResourceVersion: strconv.FormatUint(e.revision, 10)}, []*entry{e.decoded()}))
 	}
 	f.line(what, body)
 }

@@ -25,19 +25,31 @@ type name struct{ namespace, name string }
 
 // An entry is an object at one revision. Nothing in it changes.
 type entry struct {
-	kind     *kind
-	name     name
-	object   object
-	revision uint64
-	body     []byte // its JSON, as all who ask for it get it
+	*encoded
+	object object
 }
 
-// An event is a change of the world. All watchers share it.
-type event struct {
-	what     string // ADDED, MODIFIED or DELETED
+// An encoded object is what all get who ask for it, and what the log keeps of it: the object itself
+// takes several times as much.
+type encoded struct {
+	kind     *kind
+	name     name
 	revision uint64
-	entry    *entry // of a deletion: what was deleted, with the revision of the deletion
-	before   *entry // nil: it was not there
+	body     []byte // JSON
+}
+
+// An event is a change of the world.
+type event struct {
+	what   string // ADDED, MODIFIED or DELETED
+	entry  *entry // of a deletion: what was deleted, with the revision of the deletion
+	before *entry // nil: it was not there
+}
+
+// A logged event is what watchers read of one. All of them share it.
+type logged struct {
+	what string
+	*encoded
+	before *encoded // nil: it was not there
 }
 
 // A ref names an object.
@@ -55,7 +67,7 @@ type world struct {
 
 	mu       sync.RWMutex
 	objects  map[*kind]map[string]map[string]*entry // by kind, namespace and name
-	events   []*event
+	events   []*logged
 	weight   int
 	weights  map[string]int    // of the events, by namespace
 	floors   map[string]uint64 // by namespace: events of later revisions are all in events
@@ -69,28 +81,36 @@ type world struct {
 
 	kept  map[ref]uint64 // the store's revision of each object's document
 	later map[ref]bool   // those whose document is older than they are
-	busy  map[ref]write  // those whose document is being written
-	freed sync.Cond      // one of them is not any more; its lock is mu
+	busy  map[ref]*write // those whose document is being written
 	wake  chan struct{}  // of one: there is something to write later
 	over  chan struct{}  // is closed when nothing will be
 	wrote sync.WaitGroup
 }
 
-// A write of a document is made by a change that waits for it, or by the world itself.
-type write int
+// A write of a document is made by a change that waits for it, or by the world itself, behind what
+// is seen.
+type write struct {
+	behind bool
+	over   chan struct{} // is closed when the write has ended
+}
 
+// So many bytes of the log are kept, and at most twice as many: they bound what a watcher may be
+// behind.
 const (
-	waitedFor write = iota + 1
-	behind
+	mostWeight = 8 << 20
+	lightest   = 1 << 8 // an event without JSON
 )
 
-// So much of the log is kept, and at most twice as much: it bounds what a watcher may be behind.
-const (
-	mostWeight = 16 << 20
-	lightest   = 1 << 10 // weight of an event beside its object's JSON, whose object takes more
-)
+// weight returns at most how many bytes a logged event takes: its JSON may be another's, too.
+func (l *logged) weight() int {
+	if l.before == nil {
+		return lightest + len(l.body)
+	}
+	return lightest + len(l.body) + len(l.before.body)
+}
 
-func (e *event) weight() int { return lightest + len(e.entry.body) }
+// So many events are handed to a watcher at once: one that reads none of them keeps no more.
+const mostAtOnce = 256
 
 // began is a document that each process puts when it begins. So its revision is later than those
 // of all earlier events, of which the process knows none.
@@ -104,9 +124,8 @@ const changesOf = 1 << 20
 func newWorld() *world {
 	w := &world{objects: map[*kind]map[string]map[string]*entry{}, weights: map[string]int{},
 		floors: map[string]uint64{}, changed: make(chan struct{}),
-		kept: map[ref]uint64{}, later: map[ref]bool{}, busy: map[ref]write{},
+		kept: map[ref]uint64{}, later: map[ref]bool{}, busy: map[ref]*write{},
 		wake: make(chan struct{}, 1), over: make(chan struct{})}
-	w.freed.L = &w.mu
 	for _, k := range kinds {
 		w.objects[k] = map[string]map[string]*entry{}
 	}
@@ -139,7 +158,11 @@ func openWorld(ctx context.Context, s store.Store, log *slog.Logger, purged func
 	defer w.mu.Unlock()
 	w.opened, w.revision = true, last*changesOf
 	for _, doc := range w.early {
-		if err := w.take(doc, w.revision); err != nil {
+		o, err := read(doc)
+		if err == nil {
+			err = w.take(doc, o, w.revision)
+		}
+		if err != nil {
 			log.Error("a document of the store cannot be used", "err", err)
 		}
 	}
@@ -156,56 +179,85 @@ func (w *world) see(doc store.Doc) error {
 	if _, is := access.Purged(doc); is || doc.Kind == store.Claims && doc.Body == nil {
 		w.purged(doc.Name)
 	}
-	if ofStore(string(doc.Kind)) == nil {
+	k := ofStore(string(doc.Kind))
+	if k == nil {
 		return nil
+	}
+	at := ref{k, name{doc.Namespace, doc.Name}}
+	w.mu.Lock()
+	opened, seen := w.opened, doc.Body != nil && w.busy[at].isBehind()
+	if !opened {
+		w.early = append(w.early, doc)
+	}
+	w.mu.Unlock()
+	if !opened || seen {
+		return nil
+	}
+	o, err := read(doc) // which takes its time, and nobody's
+	if err != nil {
+		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.opened {
-		w.early = append(w.early, doc)
-		return nil
-	}
-	return w.take(doc, w.revision+1)
+	return w.take(doc, o, w.revision+1)
 }
 
-// take takes in a document, under that resource version. The caller holds the lock.
-func (w *world) take(doc store.Doc, revision uint64) error {
+// read returns the object of a document; nil: it is deleted.
+func read(doc store.Doc) (object, error) {
+	if doc.Body == nil {
+		return nil, nil
+	}
+	k := ofStore(string(doc.Kind))
+	o := k.make()
+	if err := json.Unmarshal(doc.Body, o); err != nil {
+		return nil, fmt.Errorf("%s %s/%s: %w", k.Names.Plural, doc.Namespace, doc.Name, err)
+	}
+	return o, nil
+}
+
+// take takes in a document and its object, under that resource version. The caller holds the lock.
+func (w *world) take(doc store.Doc, o object, revision uint64) error {
 	k := ofStore(string(doc.Kind))
 	at := ref{k, name{doc.Namespace, doc.Name}}
 	before := w.find(k, at.name)
-	e := &entry{kind: k, name: at.name, revision: revision}
-	switch {
-	case doc.Body == nil:
+	if o == nil {
 		delete(w.kept, at)
 		delete(w.later, at)
-		if before == nil {
-			return nil
+		if before != nil {
+			w.happen(before.deleted(revision))
 		}
-		e.object = before.object.DeepCopyObject().(object)
-		if err := e.encode(); err != nil {
-			return err
-		}
-		w.happen(&event{what: "DELETED", entry: e, before: before})
-		return nil
-	case w.busy[at] == behind: // what it says is seen already
 		return nil
 	}
 	w.kept[at] = doc.Revision
-	if err := e.read(doc.Body); err != nil {
-		return err
+	e, err := entryOf(k, o, revision, doc.Body)
+	if err == nil {
+		w.happen(e.after(before))
 	}
-	ev := &event{what: "MODIFIED", entry: e, before: before}
+	return err
+}
+
+// after returns the event that an object is in the place of another; nil: of none.
+func (e *entry) after(before *entry) *event {
 	if before == nil {
-		ev.what = "ADDED"
+		return &event{what: "ADDED", entry: e}
 	}
-	w.happen(ev)
-	return nil
+	return &event{what: "MODIFIED", entry: e, before: before}
+}
+
+// deleted returns the event that an object is gone.
+func (e *entry) deleted(revision uint64) *event {
+	o := e.object.DeepCopyObject().(object)
+	now, err := entryOf(e.kind, o, revision, e.document())
+	if err != nil {
+		panic(err) // it was encoded before
+	}
+	return &event{what: "DELETED", entry: now, before: e}
 }
 
 // happen has an event seen by everybody. The caller holds the lock.
 func (w *world) happen(ev *event) {
 	e := ev.entry
-	ev.revision, w.revision = e.revision, e.revision
+	w.revision = e.revision
 	all := w.objects[e.kind]
 	if all[e.name.namespace] == nil {
 		all[e.name.namespace] = map[string]*entry{}
@@ -214,9 +266,13 @@ func (w *world) happen(ev *event) {
 	if ev.what == "DELETED" {
 		delete(all[e.name.namespace], e.name.name)
 	}
-	w.events = append(w.events, ev)
-	w.weights[e.name.namespace] += ev.weight()
-	if w.weight += ev.weight(); w.weight > 2*mostWeight {
+	l := &logged{what: ev.what, encoded: e.encoded}
+	if ev.before != nil {
+		l.before = ev.before.encoded
+	}
+	w.events = append(w.events, l)
+	w.weights[e.name.namespace] += l.weight()
+	if w.weight += l.weight(); w.weight > 2*mostWeight {
 		w.trim()
 	}
 	for _, follow := range w.follow {
@@ -229,9 +285,9 @@ func (w *world) happen(ev *event) {
 // trim forgets the oldest events, of the namespaces alone that have more than their part.
 func (w *world) trim() {
 	most := fairly(w.weights, mostWeight)
-	var events []*event
+	var events []*logged
 	for _, e := range w.events {
-		if of := e.entry.name.namespace; w.weights[of] > most {
+		if of := e.name.namespace; w.weights[of] > most {
 			w.weights[of] -= e.weight()
 			w.weight -= e.weight()
 			w.floors[of] = e.revision
@@ -253,32 +309,33 @@ func fairly(weights map[string]int, whole int) int {
 	return whole
 }
 
-// read makes the entry of a document.
-func (e *entry) read(body []byte) error {
-	e.object = e.kind.make()
-	if err := json.Unmarshal(body, e.object); err != nil {
-		return fmt.Errorf("%s %s/%s: %w", e.kind.Names.Plural, e.name.namespace, e.name.name, err)
-	}
-	return e.number(body)
-}
-
 // The JSON of an object begins so, and that of a document has its revision there.
 var head = []byte(`"metadata":{`)
 
-// number writes the revision into an object and its JSON, which has none yet: so it is written
-// once.
-func (e *entry) number(body []byte) error {
-	e.object.SetResourceVersion(strconv.FormatUint(e.revision, 10))
+// entryOf returns the entry of an object at a revision, and of its JSON, which has none yet: so it
+// is written once.
+func entryOf(k *kind, o object, revision uint64, body []byte) (*entry, error) {
+	e := &entry{&encoded{kind: k, name: name{o.GetNamespace(), o.GetName()}, revision: revision}, o}
+	o.SetResourceVersion(strconv.FormatUint(revision, 10))
 	before, after, found := bytes.Cut(body, head)
 	if !found {
-		return e.encode()
+		return e, e.encode()
 	}
-	e.body = fmt.Appendf(nil, `%s%s"resourceVersion":"%d",%s`, before, head, e.revision, after)
-	return nil
+	e.body = fmt.Appendf(nil, `%s%s"resourceVersion":"%d",%s`, before, head, revision, after)
+	return e, nil
+}
+
+// decoded returns the entry of what is encoded, for those who look into the object.
+func (e *encoded) decoded() *entry {
+	o := e.kind.make()
+	if err := json.Unmarshal(e.body, o); err != nil {
+		panic(err) // it is our own
+	}
+	return &entry{e, o}
 }
 
 // document returns the entry's JSON without its revision.
-func (e *entry) document() []byte {
+func (e *encoded) document() []byte {
 	before, numbered, _ := bytes.Cut(e.body, head)
 	_, after, _ := bytes.Cut(numbered, []byte(","))
 	return slices.Concat(before, head, after)
@@ -311,16 +368,6 @@ func (w *world) list(k *kind, namespace string) (all []*entry, revision uint64) 
 	return all, revision
 }
 
-// all returns the objects of a kind in all namespaces.
-func (w *world) all(k *kind) (all []*entry) {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	for _, of := range w.objects[k] {
-		all = slices.AppendSeq(all, maps.Values(of))
-	}
-	return all
-}
-
 // show has an object that no store has seen by all, in the place of what it was.
 func (w *world) show(k *kind, o object) (*entry, error) {
 	body, err := document(k, o)
@@ -329,31 +376,19 @@ func (w *world) show(k *kind, o object) (*entry, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	e := &entry{kind: k, name: name{o.GetNamespace(), o.GetName()}, object: o,
-		revision: w.revision + 1}
-	ev := &event{what: "MODIFIED", entry: e, before: w.find(k, e.name)}
-	if ev.before == nil {
-		ev.what = "ADDED"
+	e, err := entryOf(k, o, w.revision+1, body)
+	if err == nil {
+		w.happen(e.after(w.find(k, e.name)))
 	}
-	if err := e.number(body); err != nil {
-		return nil, err
-	}
-	w.happen(ev)
-	return e, nil
+	return e, err
 }
 
 // hide takes back what show has shown.
 func (w *world) hide(shown *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	before := w.find(shown.kind, shown.name)
-	if before == nil {
-		return
-	}
-	e := &entry{kind: before.kind, name: before.name, revision: w.revision + 1,
-		object: before.object.DeepCopyObject().(object)}
-	if e.encode() == nil { // it was encoded before
-		w.happen(&event{what: "DELETED", entry: e, before: before})
+	if now := w.find(shown.kind, shown.name); now != nil {
+		w.happen(now.deleted(w.revision + 1))
 	}
 }
 
@@ -362,17 +397,27 @@ func (w *world) hide(shown *entry) {
 var errExpired = apierrors.NewResourceExpired(
 	"too old resource version: list the objects again, and watch from there")
 
-// since returns the events after a revision, all of the namespace among them, and what is closed
-// when there are more.
-func (w *world) since(revision uint64, namespace string) ([]*event, <-chan struct{}, error) {
+// closed says that there are more events already.
+var closed = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// since returns the first events after a revision, all of the namespace among them, and what is
+// closed when there are more.
+func (w *world) since(revision uint64, namespace string) ([]*logged, <-chan struct{}, error) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	if revision < max(w.floor, w.floors[namespace]) || revision > w.revision {
 		return nil, nil, errExpired
 	}
 	at, _ := slices.BinarySearchFunc(w.events, revision+1,
-		func(e *event, r uint64) int { return int(int64(e.revision - r)) })
-	return w.events[at:len(w.events):len(w.events)], w.changed, nil
+		func(e *logged, r uint64) int { return int(int64(e.revision - r)) })
+	if left := w.events[at:]; len(left) > mostAtOnce {
+		return slices.Clone(left[:mostAtOnce]), closed, nil
+	}
+	return slices.Clone(w.events[at:]), w.changed, nil
 }
 
 // put keeps an object in the place of old; nil: it is new. It is durable then, and returned as it
@@ -384,7 +429,7 @@ func (w *world) put(ctx context.Context, k *kind, o object, old *entry,
 		return nil, err
 	}
 	at := ref{k, name{o.GetNamespace(), o.GetName()}}
-	defer w.hold(at, waitedFor)()
+	defer w.hold(at, false)()
 	now, kept := w.now(at)
 	doc := store.Doc{Key: at.key(), Revision: kept, Body: body}
 	if old == nil {
@@ -438,7 +483,7 @@ func conflict(k *kind, of string) error {
 // remove deletes an object of that revision.
 func (w *world) remove(ctx context.Context, e *entry) error {
 	at := ref{e.kind, e.name}
-	defer w.hold(at, waitedFor)()
+	defer w.hold(at, false)()
 	now, kept := w.now(at)
 	if now != nil && now.revision != e.revision {
 		return conflict(e.kind, e.name.name)

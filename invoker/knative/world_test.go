@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fastiov/fastiov/invoker/store"
 )
@@ -35,15 +36,51 @@ func TestTheLogHasABound(t *testing.T) {
 			t.Errorf("events that are not yet are answered %v", err)
 		}
 		floor := w.floors["ann"]
-		events, _, err := w.since(floor, "ann")
-		if err != nil || events[0].revision != floor+1 || len(events) != c.events+1-int(floor) {
-			t.Errorf("%d events from %d on, %v", len(events), floor, err)
+		n := 0
+		for at := floor; at < w.revision; {
+			events, _, err := w.since(at, "ann")
+			if err != nil || len(events) == 0 || len(events) > mostAtOnce {
+				t.Fatalf("%d events from %d on, %v", len(events), at, err)
+			}
+			for _, e := range events {
+				if n, at = n+1, at+1; e.revision != at {
+					t.Fatalf("event %d is %d", at, e.revision)
+				}
+			}
 		}
-		if kept := len(events) * c.bytes; kept > 2*mostWeight {
+		if n != c.events+1-int(floor) {
+			t.Errorf("%d events from %d on", n, floor)
+		}
+		if kept := n * c.bytes; kept > 2*mostWeight {
 			t.Errorf("%d bytes are kept", kept)
 		}
-		if events, _, err = w.since(0, "bob"); err != nil || events[0].revision != 1 {
+		if events, _, err := w.since(0, "bob"); err != nil || events[0].revision != 1 {
 			t.Errorf("ann's events took bob's: %v", err)
 		}
+	}
+}
+
+// Changes of one object wait for its own write alone, and a status for none that is written behind
+// what is seen.
+func TestWritesOfOneObjectTakeTurns(t *testing.T) {
+	w := newWorld()
+	of := func(n string) ref { return ref{routes, name{"ann", n}} }
+	release := w.hold(of("a"), false)
+	w.hold(of("b"), false)()
+	next := make(chan bool)
+	go func() {
+		defer w.hold(of("a"), false)()
+		close(next)
+	}()
+	select {
+	case <-next:
+		t.Fatal("two write one object")
+	case <-time.After(10 * time.Millisecond):
+	}
+	release()
+	<-next
+	w.hold(of("a"), false)()
+	if len(w.busy) > 0 {
+		t.Errorf("%d objects are being written still", len(w.busy))
 	}
 }

@@ -134,7 +134,7 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	switch {
 	case how.err == nil && !b.ended:
 		b.begun = now
-	case how.err == nil, b.group == nil, b.kept:
+	case how.err == nil, b.group == nil, b.kept, b.group.bounds.Scaled:
 		s.rest(b, b.since, now)
 	}
 	switch {

@@ -332,3 +332,21 @@ func TestASandboxComesBackToAScaledGroup(t *testing.T) {
 	s.s.looked(s.s.nodes[0], v, s.now)
 	s.want("expire b2")
 }
+
+// A start that a job waited for and that failed is followed by none at once that nobody waits for.
+func TestAFailedColdStartIsNotKept(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute})
+	s.call(one)
+	s.want("cold a on n0")
+	s.s.keep(&one, 1, 9, s.now)
+	s.want()
+	s.started(s.boxes[0], false)
+	s.want()
+	s.call(one)
+	s.want("cold a on n0") // a waiting call does not rest
+	s.started(s.boxes[1], false)
+	s.s.keep(&one, 0, 9, s.now)
+	s.pass(time.Minute)
+	s.want()
+}

@@ -162,6 +162,9 @@ func (a *Agent) Logs(req *api.LogsRequest, stream grpc.ServerStreamingServer[api
 	if err != nil {
 		return err
 	}
+	if err := stream.SendHeader(nil); err != nil { // its program may write nothing for long
+		return err
+	}
 	if !req.Follow {
 		for _, line := range st.Logs().Lines() {
 			if err := stream.Send(&api.LogsReply{Line: logLine(line)}); err != nil {

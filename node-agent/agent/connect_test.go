@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -310,6 +311,8 @@ type writesOn struct {
 }
 
 func (w *writesOn) Context() context.Context { return w.ctx }
+
+func (*writesOn) SendHeader(metadata.MD) error { return nil }
 
 func (w *writesOn) Send(*api.LogsReply) error {
 	if w.sent++; w.sent > 100 {

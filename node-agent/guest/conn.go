@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"strings"
 	"sync"
@@ -86,15 +87,21 @@ func (c *Conn) Configure(config wire.Config) error {
 	config.Entropy = make([]byte, entropySize)
 	rand.Read(config.Entropy)
 	config.Time = time.Now().UnixNano()
-	err := c.send(wire.Down{Config: &config})
+	if err := c.send(wire.Down{Config: &config}); err != nil {
+		return fmt.Errorf("the guest does not take its configuration: %w", err)
+	}
+	return c.ping()
+}
+
+// Fits returns why a configuration is more than a guest is handed; nil: it is not.
+func Fits(config wire.Config) error {
+	config.Entropy, config.Time = make([]byte, entropySize), math.MaxInt64
+	err := wire.Write(io.Discard, wire.Down{Config: &config})
 	if errors.Is(err, wire.ErrTooLong) {
 		return fmt.Errorf("the program's command, variables and files are more than a microVM is"+
 			" handed: %w (a byte of a file counts 4/3); give it less, or use containers", err)
 	}
-	if err != nil {
-		return fmt.Errorf("the guest does not take its configuration: %w", err)
-	}
-	return c.ping()
+	return err
 }
 
 // Ready waits until the guest's runtime accepts requests on the guest's vsock port

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
@@ -57,8 +58,8 @@ func TestNothingIsWrittenElsewhere(t *testing.T) {
 		{Path: "/a", Files: []wire.File{{Name: "a\x00"}}},
 		{Path: "/a", Files: []wire.File{{Name: ""}, {Name: "b"}}},
 		{Path: "/a", Files: []wire.File{{Name: "a", Mode: fs.ModeSetuid}}},
-		{Path: "/a", Files: []wire.File{{Name: "a", Data: make([]byte, wire.MostGiven)}}},
-		{Path: "/a", Files: make([]wire.File, wire.MostGiven/512)},
+		{Path: "/a", Files: []wire.File{{Name: "a", Data: make([]byte, limits.Files)}}},
+		{Path: "/a", Files: make([]wire.File, limits.Files/512)},
 		{Path: "/proc"}, {Path: "/sys/fs/cgroup"}, {Path: "/dev/x"}, {Path: "/etc"}, {Path: "/run"},
 		{Path: "/run/fastiov/0"}, {Path: strings.Repeat("/a", 17)},
 		{Path: "/" + strings.Repeat("a", 1024)},

@@ -27,6 +27,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 )
 
@@ -194,38 +195,25 @@ func (m Mount) Alone() bool { return len(m.Files) == 1 && m.Files[0].Name == "" 
 // Tmpfs returns the options of the tmpfs that a mount with room is.
 func (m Mount) Tmpfs() string { return fmt.Sprintf("mode=1777,size=%d", m.Room) }
 
-// Bounds of a program's files.
-const (
-	MostGiven  = 4 << 20 // bytes, with names, and some for each file and folder
-	mostMounts = 256
-	mostPath   = 1024
-	mostParts  = 16 // of a path
-)
-
 // CheckMounts returns what is wrong with the mounts of a program.
 func CheckMounts(all []Mount) (err error) {
-	const each = 512
-	whole := 0
-	if len(all) > mostMounts {
-		return fmt.Errorf("%d mounts; at most %d", len(all), mostMounts)
+	if len(all) > limits.Mounts {
+		return fmt.Errorf("%d mounts; at most %d", len(all), limits.Mounts)
 	}
+	whole := limits.Each * len(all)
 	for _, m := range all {
 		if err := m.check(); err != nil {
 			return err
 		}
 		for _, f := range m.Files {
-			whole += each*parts(f.Name) + len(f.Name) + len(f.Data)
+			whole += limits.OfFile(f.Name, len(f.Data))
 		}
 	}
-	if whole += each * len(all); whole > MostGiven {
-		return fmt.Errorf("the files in mounts take %d bytes; at most %d", whole, MostGiven)
+	if whole > limits.Files {
+		return fmt.Errorf("the files in mounts take %d bytes; at most %d", whole, limits.Files)
 	}
 	return nil
 }
-
-func parts(path string) int { return 1 + strings.Count(path, "/") }
-
-func tooLong(path string) bool { return len(path) > mostPath || parts(path) > mostParts }
 
 // taken says what a sandbox itself has at a path, or above it; empty: nothing.
 func taken(at string) string {
@@ -243,7 +231,7 @@ func taken(at string) string {
 
 func (m Mount) check() error {
 	if !path.IsAbs(m.Path) || path.Clean(m.Path) != m.Path || m.Path == "/" ||
-		strings.ContainsRune(m.Path, 0) || tooLong(m.Path) {
+		strings.ContainsRune(m.Path, 0) || limits.TooLong(m.Path) {
 		return fmt.Errorf("a mount at %.80q: want the clean, absolute path of a folder or file",
 			m.Path)
 	}
@@ -255,9 +243,9 @@ func (m Mount) check() error {
 	}
 	for _, f := range m.Files {
 		if !m.Alone() && (!fs.ValidPath(f.Name) || f.Name == ".") ||
-			strings.ContainsRune(f.Name, 0) || tooLong(f.Name) {
+			strings.ContainsRune(f.Name, 0) || limits.TooLong(f.Name) {
 			return fmt.Errorf("a file %.80q in the mount at %.80q: want a name below that, of at "+
-				"most %d folders", f.Name, m.Path, mostParts-1)
+				"most %d folders", f.Name, m.Path, limits.Parts-1)
 		}
 		if f.Mode&^fs.ModePerm != 0 {
 			return fmt.Errorf("mode %o of %.80q in the mount at %.80q: want at most 777", f.Mode,

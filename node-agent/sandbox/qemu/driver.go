@@ -156,13 +156,17 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 			"sandbox %s: %d MiB of memory is too little for a microVM, ask for %d or more", spec.ID,
 			spec.MemoryMiB, MinMemoryMiB)
 	}
+	secret := door.NewSecret()
+	if err := guest.Fits(configuration(spec, secret)); err != nil {
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
+	}
 	endCgroup := tl.Begin(timeline.Cgroup)
 	cell, vsock, err := d.confine(spec)
 	endCgroup()
 	if err != nil {
 		return nil, err
 	}
-	b := &boot{Driver: d, vm: newVM(spec, cell, door.NewSecret()), vsock: vsock, tl: tl}
+	b := &boot{Driver: d, vm: newVM(spec, cell, secret), vsock: vsock, tl: tl}
 	if err := b.vm.Begin(ctx, func() error { return b.run(ctx, owned) }); err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}

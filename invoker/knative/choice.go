@@ -1,0 +1,55 @@
+package knative
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// A choice is which objects of a kind a request is about.
+type choice struct {
+	label labels.Selector
+	field fields.Selector
+}
+
+func (k *kind) chosen(label, field string) (choice, error) {
+	l, err := labels.Parse(label)
+	if err != nil {
+		return choice{}, apierrors.NewBadRequest(
+			"unable to parse the label selector: " + err.Error())
+	}
+	f, err := fields.ParseSelector(field)
+	if err != nil {
+		return choice{}, apierrors.NewBadRequest(
+			"unable to parse the field selector: " + err.Error())
+	}
+	for _, of := range f.Requirements() {
+		if _, known := k.fieldsOf(k.make())[of.Field]; !known {
+			return choice{}, apierrors.NewBadRequest("field label not supported: " + of.Field)
+		}
+	}
+	return choice{l, f}, nil
+}
+
+func (c choice) all() bool { return c.label.Empty() && c.field.Empty() }
+
+// mayTake reports whether an object of that name can be one of them.
+func (c choice) mayTake(n name) bool {
+	of, one := c.field.RequiresExactMatch("metadata.name")
+	return !one || of == n.name
+}
+
+func (c choice) takes(e *entry) bool {
+	return (c.label.Empty() || c.label.Matches(labels.Set(e.object.GetLabels()))) &&
+		(c.field.Empty() || c.field.Matches(e.kind.fieldsOf(e.object)))
+}
+
+// fieldsOf returns the fields by which an object is chosen.
+func (k *kind) fieldsOf(o object) fields.Set {
+	all := fields.Set{}
+	if k.fields != nil {
+		all = k.fields(o)
+	}
+	all["metadata.name"], all["metadata.namespace"] = o.GetName(), o.GetNamespace()
+	return all
+}

@@ -1,0 +1,93 @@
+package knative
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fastiov/fastiov/invoker/access"
+)
+
+// Whoever watches from a revision is told each later change once, in order, however late it reads;
+// and what ceases to be chosen is gone for it.
+func TestAWatchReplays(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	h.must("PATCH", objects+"services/hello", `{"metadata":{"labels":{"a":"1"}}}`)
+	h.must("PATCH", objects+"services/hello", `{"metadata":{"labels":{"a":"2"}}}`)
+	_, said := h.ask("GET", objects+"services?watch=true&labelSelector=a%3D1&resourceVersion="+
+		fmt.Sprint(h.api.world.floor)+"&timeoutSeconds=1", "", "")
+	var got []string
+	last := ""
+	for line := range strings.Lines(said) {
+		var e struct {
+			Type   string
+			Object struct {
+				Metadata struct{ ResourceVersion string }
+			}
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		if v := e.Object.Metadata.ResourceVersion; len(v) < len(last) || v <= last {
+			t.Errorf("%s comes after %s", v, last)
+		} else {
+			last = v
+		}
+		got = append(got, e.Type)
+	}
+	if fmt.Sprint(got) != "[ADDED DELETED]" {
+		t.Errorf("the watch is told %s", got)
+	}
+	code, said := h.ask("GET", objects+"services?watch=true&sendInitialEvents=true&"+
+		"resourceVersionMatch=NotOlderThan&timeoutSeconds=1", "", "")
+	if code != 200 || !strings.Contains(said, "k8s.io/initial-events-end") {
+		t.Errorf("a list by watch is answered %d %s", code, said)
+	}
+}
+
+// A watch ends with its key. What happens later is not for it, whoever has the namespace then.
+func TestAWatchEndsWithItsKey(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	r := httptest.NewRequest("GET", objects+"services?watch=true", nil)
+	r.Header.Set("Authorization", "Bearer "+h.key.String())
+	from, to := io.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.http.ServeHTTP(&told{httptest.NewRecorder(), to}, r)
+		to.Close()
+	}()
+	lines := bufio.NewReader(from)
+	h.must("POST", objects+"services", described("before", "example.com/hello"))
+	if line, err := lines.ReadString('\n'); !strings.Contains(line, `"before"`) {
+		t.Fatalf("the watch is told %q, %v", line, err)
+	}
+	h.key = access.NewKey()
+	if err := h.api.cfg.Directory.Add(&access.Subject{Name: "ann",
+		Namespaces: []access.Namespace{h.key.Owned("ann")}}); err != nil {
+		t.Fatal(err)
+	}
+	h.must("POST", objects+"services", described("after", "example.com/hello"))
+	rest, err := io.ReadAll(lines)
+	if err != nil || strings.Contains(string(rest), `"after"`) {
+		t.Errorf("then the watch is told %s, %v", rest, err)
+	}
+	<-ended
+}
+
+// A told recorder passes on what is written.
+type told struct {
+	*httptest.ResponseRecorder
+	to io.Writer
+}
+
+func (t *told) Write(p []byte) (int, error) { return t.to.Write(p) }
