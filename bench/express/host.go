@@ -84,6 +84,11 @@ var (
 // newHost makes the host of an arm, in this process's network namespace, which nobody else uses.
 func newHost(arm Arm) (_ *host, err error) {
 	h := &host{Arm: arm, programs: map[string]*os.Process{}}
+	defer func() {
+		if err != nil {
+			h.close()
+		}
+	}()
 	if err := h.stayOnOneCPU(); err != nil {
 		return nil, err
 	}
@@ -122,6 +127,9 @@ func (h *host) close() {
 	}
 	if h.scon != nil {
 		h.scon.Close()
+	}
+	if h.dir == "" {
+		return
 	}
 	_ = unix.Unmount(filepath.Join(h.dir, "bpf"), 0)
 	_ = os.RemoveAll(h.dir)
