@@ -2,6 +2,7 @@ package knative
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -202,6 +203,9 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 		if err := placed(k, o, namespace, of); err != nil {
 			return err
 		}
+		if o.GetResourceVersion() == "" && !k.core() {
+			return unversioned(k, of)
+		}
 		e, err := w.update(c.r.Context(), old, o)
 		if err != nil {
 			return err
@@ -240,11 +244,8 @@ func (c *call) deletion(body []byte) (how metav1.DeleteOptions, err error) {
 }
 
 func (c *call) delete(e *entry, how metav1.DeleteOptions) error {
-	if p := how.Preconditions; p != nil {
-		if p.UID != nil && *p.UID != e.object.GetUID() ||
-			p.ResourceVersion != nil && *p.ResourceVersion != e.object.GetResourceVersion() {
-			return conflict(e.kind, e.name.name)
-		}
+	if err := e.meets(how.Preconditions); err != nil {
+		return err
 	}
 	policy := metav1.DeletePropagationBackground
 	if how.PropagationPolicy != nil {
@@ -293,7 +294,10 @@ func (c *call) patch(k *kind, namespace, of string) error {
 			return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
 				"the patch has %d steps, and may have %d", len(steps), mostSteps))
 		}
-		change = steps.Apply
+		change = func(doc []byte) ([]byte, error) {
+			doc, err := steps.Apply(doc)
+			return doc, inapplicable(err)
+		}
 	default:
 		return unknownForm(k, of)
 	}
@@ -310,7 +314,9 @@ func (c *call) patch(k *kind, namespace, of string) error {
 			return apierrors.NewNotFound(k.resource(), of)
 		}
 		doc, err := change(doc)
-		if err != nil {
+		if known := (apierrors.APIStatus)(nil); errors.As(err, &known) {
+			return err
+		} else if err != nil {
 			return apierrors.NewBadRequest(err.Error())
 		}
 		if err := w.decode(k, doc, o, strict); err != nil {
@@ -330,13 +336,6 @@ func (c *call) patch(k *kind, namespace, of string) error {
 		}
 		return c.answer(code, w, e)
 	})
-}
-
-func unknownForm(k *kind, of string) error {
-	return apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch",
-		k.resource(), of, "the body of the request was in an unknown format - accepted media "+
-			"types include: application/json-patch+json, application/merge-patch+json, "+
-			"application/apply-patch+yaml", 0, true)
 }
 
 func (c *call) list(k *kind, choice choice) error {
@@ -438,7 +437,7 @@ func unpacked(body []byte) ([]byte, error) {
 
 // decode reads an object of JSON. Fields that there are not are an error, a warning or nothing.
 func (w *writer) decode(k *kind, body []byte, o object, strict string) error {
-	unknown, err := kjson.UnmarshalStrict(body, o)
+	unknown, err := kjson.UnmarshalStrict(k.pruned(body), o)
 	if err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
 			k.Names.Kind, k.Version, k.Names.Kind, err))
@@ -507,10 +506,7 @@ func (c *call) json(code int, answer any) error {
 
 func (c *call) status(s metav1.Status) error {
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	if s.Code == 0 {
-		s.Code = http.StatusOK
-	}
-	return c.json(int(s.Code), s)
+	return c.json(cmp.Or(int(s.Code), http.StatusOK), s)
 }
 
 // fail answers with why there is no other answer.

@@ -81,7 +81,8 @@ func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) 
 	if err := w.check(ctx, k, o); err != nil {
 		return nil, err
 	}
-	return w.keep(ctx, k, o, nil, w.most(o.GetNamespace()))
+	e, err := w.keep(ctx, k, o, nil, w.most(o.GetNamespace()))
+	return e, w.alreadyThere(k, o, err)
 }
 
 // update replaces an object of a user's. What users do not write stays as it was.
@@ -99,6 +100,7 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	o.SetCreationTimestamp(was.GetCreationTimestamp())
 	o.SetGeneration(was.GetGeneration())
 	o.SetDeletionTimestamp(was.GetDeletionTimestamp())
+	o.SetDeletionGracePeriodSeconds(was.GetDeletionGracePeriodSeconds())
 	o.SetManagedFields(nil)
 	keepStatus(o, was)
 	ctx = apis.WithinUpdate(w.context(ctx), was)
@@ -109,7 +111,12 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	if !sameSpec(o, was) {
 		o.SetGeneration(was.GetGeneration() + 1)
 	}
-	return w.keep(ctx, old.kind, o, old, w.most(o.GetNamespace()))
+	e, err := w.keep(ctx, old.kind, o, old, w.most(o.GetNamespace()))
+	if err == nil && !w.dry && e.object.GetDeletionTimestamp() != nil &&
+		len(e.object.GetFinalizers()) == 0 { // nothing holds it any more
+		err = ignoreMissing(w.remove(ctx, e))
+	}
+	return e, err
 }
 
 // report replaces the status of an object.
@@ -158,6 +165,9 @@ func (w *writer) check(ctx context.Context, k *kind, o object) error {
 	}
 	if wrong := labelsOf(o); len(wrong) > 0 {
 		return apierrors.NewInvalid(k.gvk().GroupKind(), o.GetName(), wrong)
+	}
+	if err := withoutContainers(k, o); err != nil {
+		return err
 	}
 	ours, is := o.(apis.Validatable)
 	if !is {
@@ -220,6 +230,10 @@ func (w *writer) end(ctx context.Context, e *entry, how metav1.DeletionPropagati
 	}
 	o := e.object.DeepCopyObject().(object)
 	o.SetDeletionTimestamp(ptr.To(metav1.NewTime(time.Now().UTC().Truncate(time.Second))))
+	o.SetDeletionGracePeriodSeconds(ptr.To[int64](0))
+	if o.GetGeneration() > 0 {
+		o.SetGeneration(o.GetGeneration() + 1)
+	}
 	if how == metav1.DeletePropagationForeground {
 		o.SetFinalizers(append(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
 	}

@@ -33,6 +33,7 @@ type kind struct {
 	Schema  json.RawMessage `json:"schema"`
 	Derived bool            `json:"derived"` // it is shown, and nobody writes it
 
+	shape  shape // of Schema
 	make   func() object
 	cells  func(object) map[string]any // of its columns without a path
 	fields func(object) fields.Set     // by which it is chosen, beside name and namespace
@@ -118,6 +119,11 @@ func readKinds() (all []*kind) {
 	for _, k := range all {
 		of := k.Names.Kind + "." + k.Group
 		k.make, k.cells, k.fields = makes[of], cells[of], chosenBy[of]
+		if len(k.Schema) > 0 {
+			if err := json.Unmarshal(k.Schema, &k.shape); err != nil {
+				panic(err)
+			}
+		}
 		if of != "Event." { // which nobody knows by its name
 			k.Columns = append([]column{{Name: "Name", Type: "string", Path: ".metadata.name"}},
 				k.Columns...)

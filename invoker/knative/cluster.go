@@ -1,0 +1,166 @@
+package knative
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	v1 "knative.dev/serving/pkg/apis/serving/v1"
+)
+
+// What Knative's packages do not say, and a cluster's server does: in its words, as the oracle
+// showed them.
+
+// A shape holds what a definition says of a value: which fields it may have.
+type shape struct {
+	Properties map[string]*shape `json:"properties"`
+	Additional *anyShape         `json:"additionalProperties"`
+	Items      *shape            `json:"items"`
+	Default    json.RawMessage   `json:"default"`
+	Free       bool              `json:"x-kubernetes-preserve-unknown-fields"`
+}
+
+// An anyShape is the shape of values under any key, or a boolean.
+type anyShape struct{ *shape }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (a *anyShape) UnmarshalJSON(text []byte) error {
+	if text[0] != '{' {
+		return nil
+	}
+	return json.Unmarshal(text, &a.shape)
+}
+
+// pruned returns an object of a user's with the defaults of its definition, and without the spec's
+// fields that this does not have: Knative's types have more, which are Kubernetes's.
+func (k *kind) pruned(body []byte) []byte {
+	if k.core() {
+		return body
+	}
+	var o map[string]any
+	if json.Unmarshal(body, &o) != nil || k.shape.Properties["spec"] == nil {
+		return body // whoever decodes it says why
+	}
+	spec := o["spec"]
+	if !k.shape.Properties["spec"].prune(spec) {
+		return body
+	}
+	if text, err := json.Marshal(o); err == nil {
+		return text
+	}
+	return body
+}
+
+// prune gives a value its defaults, takes unknown fields out, and reports whether it changed.
+func (s *shape) prune(value any) (changed bool) {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, of := range s.Properties {
+			var otherwise any
+			if value[key] == nil && of.Default != nil &&
+				json.Unmarshal(of.Default, &otherwise) == nil {
+				value[key], changed = otherwise, true
+			}
+		}
+		for key, inner := range value {
+			switch next := s.Properties[key]; {
+			case next != nil:
+				changed = next.prune(inner) || changed
+			case s.Additional != nil && s.Additional.shape != nil:
+				changed = s.Additional.prune(inner) || changed
+			case s.Additional == nil && !s.Free && len(s.Properties) > 0:
+				delete(value, key)
+				changed = true
+			}
+		}
+	case []any:
+		for _, inner := range value {
+			if s.Items != nil {
+				changed = s.Items.prune(inner) || changed
+			}
+		}
+	}
+	return changed
+}
+
+// withoutContainers returns what a cluster says of a revision, or a template of one, that says no
+// containers.
+func withoutContainers(k *kind, o object) error {
+	path, spec := field.NewPath("spec"), (*v1.RevisionSpec)(nil)
+	switch o := o.(type) {
+	case *v1.Service:
+		path, spec = path.Child("template", "spec"), &o.Spec.Template.Spec
+	case *v1.Configuration:
+		path, spec = path.Child("template", "spec"), &o.Spec.Template.Spec
+	case *v1.Revision:
+		spec = &o.Spec
+	}
+	if spec == nil || spec.Containers != nil {
+		return nil
+	}
+	path = path.Child("containers")
+	return apierrors.NewInvalid(k.gvk().GroupKind(), o.GetName(), field.ErrorList{
+		field.TypeInvalid(path, "null", fmt.Sprintf("%s in body must be of type array: %q", path,
+			"null"))})
+}
+
+// unversioned returns what a cluster says of an update that does not say of which version it is.
+func unversioned(k *kind, of string) error {
+	return apierrors.NewInvalid(schema.GroupKind{Group: k.Group, Kind: k.Names.Plural}, of,
+		field.ErrorList{field.Invalid(field.NewPath("metadata", "resourceVersion"), 0,
+			"must be specified for an update")})
+}
+
+// inapplicable returns what a cluster says of a JSON patch that cannot be applied.
+func inapplicable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "",
+		schema.GroupResource{}, "", err.Error(), 0, false)
+}
+
+// unknownForm returns what a cluster says of a patch whose form it does not know.
+func unknownForm(k *kind, of string) error {
+	return apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch",
+		k.resource(), of, "the body of the request was in an unknown format - accepted media "+
+			"types include: application/json-patch+json, application/merge-patch+json, "+
+			"application/apply-patch+yaml", 0, true)
+}
+
+// alreadyThere returns what a cluster says of an object that cannot be made as there is one.
+func (w *world) alreadyThere(k *kind, o object, err error) error {
+	var is *apierrors.StatusError
+	old := w.get(k, o.GetNamespace(), o.GetName())
+	if !apierrors.IsAlreadyExists(err) || !errors.As(err, &is) || old == nil ||
+		old.object.GetDeletionTimestamp() == nil {
+		return err
+	}
+	said := is.Status()
+	said.Message = "object is being deleted: " + said.Message
+	return &apierrors.StatusError{ErrStatus: said}
+}
+
+// meets returns why an object is not the one that is meant; nil: it is.
+func (e *entry) meets(p *metav1.Preconditions) error {
+	conflicts := func(format string, told, is any) error {
+		return apierrors.NewConflict(schema.GroupResource{Group: e.kind.Group,
+			Resource: e.kind.Names.Kind}, e.name.name, fmt.Errorf(format, told, is))
+	}
+	switch o := e.object; {
+	case p == nil:
+	case p.UID != nil && *p.UID != o.GetUID():
+		return conflicts("the UID in the precondition (%s) does not match the UID in record (%s). "+
+			"The object might have been deleted and then recreated", *p.UID, o.GetUID())
+	case p.ResourceVersion != nil && *p.ResourceVersion != o.GetResourceVersion():
+		return conflicts("the ResourceVersion in the precondition (%s) does not match the "+
+			"ResourceVersion in record (%s). The object might have been modified",
+			*p.ResourceVersion, o.GetResourceVersion())
+	}
+	return nil
+}
