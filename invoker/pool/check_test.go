@@ -69,7 +69,7 @@ func (w *world) checkSums() {
 		}
 		if b.takes(w.s) {
 			live[b.group]++
-			if b.phase != starting {
+			if b.phase != starting && !b.rests {
 				ready[b.group]++
 			}
 		}
@@ -166,7 +166,7 @@ func (w *world) checkWaiting() {
 		for _, b := range w.boxes {
 			stem := b.group == nil && b.phase == idle && b.node.up && !g.full() &&
 				g.ofStem && b.stem.Image == g.image && b.stem.MemoryMiB == g.memory
-			ready := b.phase != starting || !g.bounds.Scaled
+			ready := !b.rests && (b.phase != starting || !g.bounds.Scaled)
 			if stem || b.group == g && b.takes(w.s) && b.used < b.slots && ready {
 				w.fail("a job of %s waits though %s could take it", g.name, b.id)
 			}

@@ -23,18 +23,20 @@ func (s *state) keep(d *Demand, least, most int, now time.Time) {
 	s.shrink(g, now)
 }
 
-// shrink has those end that idle in a group though it is to have less, those first that have had a
-// slot free for longest.
+// shrink has those end that idle in a group though it is to have less: those first that rest, then
+// those that have had a slot free for longest.
 func (s *state) shrink(g *group, now time.Time) {
 	if !g.bounds.Scaled {
 		return
 	}
-	g.open.all(func(b *box) bool {
-		if b.idles() {
-			s.file(b, now)
-		}
-		return g.live > g.level
-	})
+	for _, c := range []*chain[*box]{&g.resting, &g.open} {
+		c.all(func(b *box) bool {
+			if b.idles() && g.live > g.level {
+				s.file(b, now)
+			}
+			return g.live > g.level
+		})
+	}
 }
 
 // want has a group keep so many sandboxes, as far as its namespace may, and the others of that what

@@ -350,3 +350,41 @@ func TestAFailedColdStartIsNotKept(t *testing.T) {
 	s.pass(time.Minute)
 	s.want()
 }
+
+// Where a scaled group is to have less, those end first that rest: what is left takes jobs, and
+// where nothing is left a job starts the next.
+func TestThoseThatRestEndFirst(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute})
+	s.s.keep(&one, 2, 9, s.now)
+	s.settle()
+	for _, b := range s.boxes[:2] {
+		s.started(b, true)
+	}
+	busy := s.begun(one)
+	other := s.boxes[0]
+	if busy.box == other {
+		other = s.boxes[1]
+	}
+	s.s.setRest(other, true, s.now)
+	s.s.keep(&one, 1, 9, s.now)
+	s.want("expire " + other.id)
+	s.finish(busy, true)
+	s.want()
+	s.s.setRest(busy.box, true, s.now)
+	s.s.keep(&one, 0, 9, s.now)
+	s.want("expire " + busy.box.id)
+	s.call(one)
+	s.want("cold a on n0")
+}
+
+// One that takes jobs again, as its node is back, stays in the place of one that rests.
+func TestASandboxComesBackInThePlaceOfOneThatRests(t *testing.T) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s := newScene(t, Config{KeepAlive: time.Minute}, sized(9, unbounded), sized(9, unbounded))
+	s.idling(one)
+	s.s.unreached(s.s.nodes[0], "it does not answer", s.now)
+	s.s.setRest(s.idling(one), true, s.now)
+	s.s.looked(s.s.nodes[0], sized(9, unbounded), s.now)
+	s.want("expire b2")
+}

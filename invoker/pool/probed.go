@@ -6,25 +6,31 @@ import "time"
 // it has under way goes on, and it counts as one of its group that lives.
 func (p *Pool) Rest(id string, rests bool) {
 	p.happen(func(s *state, now time.Time) {
-		if b := s.box(id); b != nil {
-			b.rests = rests
-			s.file(b, now)
-			s.tell(b)
+		if b := s.box(id); b != nil && b.group != nil {
+			s.setRest(b, rests, now)
 		}
 	})
+}
+
+func (s *state) setRest(b *box, rests bool, now time.Time) {
+	b.rests = rests
+	s.file(b, now)
+	s.tell(b)
 }
 
 // Fail ends a sandbox, with what is under way in it, as one that has failed.
 func (p *Pool) Fail(id string, why error) {
 	p.happen(func(s *state, now time.Time) {
-		b := s.box(id)
-		if b == nil || b.phase == starting {
-			return
+		if b := s.box(id); b != nil && b.phase != starting {
+			s.fail(b, why, now)
+			p.stop(b.node, id)
 		}
-		b.failed = why
-		s.drop(b, now)
-		p.stop(b.node, id)
 	})
+}
+
+func (s *state) fail(b *box, why error, now time.Time) {
+	b.failed = why
+	s.drop(b, now)
 }
 
 // box returns a sandbox by its id, or nil.

@@ -217,6 +217,7 @@ type group struct {
 	next    *link[*box] // of these: whose turn is next; see whoseTurn
 	round   int         // so many had theirs since it was the last one's
 	warming chain[*box] // starting, with a free slot
+	resting chain[*box] // with a free slot that nobody gets now
 	members chain[*box]
 	live    int                               // of them, those that take jobs now or will again
 	ready   int                               // of those, the ones that are started
@@ -334,10 +335,12 @@ func (s *state) file(b *box, now time.Time) {
 	takes := b.phase != gone && !ends && n.up
 	var open *chain[*box]
 	switch {
-	case !takes || b.rests || b.used == b.slots:
+	case !takes || b.used == b.slots:
 	case g == nil && b.phase == idle:
 		open = &b.stem.idle
 	case g == nil:
+	case b.rests:
+		open = &g.resting
 	case b.phase == starting:
 		open = &g.warming
 	default:
@@ -355,7 +358,7 @@ func (s *state) file(b *box, now time.Time) {
 	more := takes && !b.counts
 	s.count(b, takes)
 	if g.bounds.Scaled && takes && g.live > g.level {
-		if b.idles() {
+		if b.idles() && (!more || g.resting.n == 0) {
 			b.retired = true
 			s.file(b, now)
 			return

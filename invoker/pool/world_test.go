@@ -126,7 +126,7 @@ func (w *world) carryOut(do step) {
 	}
 	if do.box != nil && (do.kind == Warm || do.kind == Warming) {
 		b := do.box
-		takes := !b.retired && !b.claimed && b.used < b.slots && b.node.up
+		takes := !b.retired && !b.claimed && !b.rests && b.used < b.slots && b.node.up
 		if b.group != do.waiter.group || !takes {
 			w.fail("%s: that sandbox is not to be had", show(do))
 		}
@@ -276,7 +276,7 @@ func (w *world) happen() {
 		w.now = w.now.Add(30 * time.Second)
 	}
 	n := w.s.nodes[w.choose(len(w.s.nodes))]
-	switch what := w.choose(18); what {
+	switch what := w.choose(20); what {
 	default:
 		w.arrive(w.someJob(), []time.Duration{4 * time.Second, 20 * time.Second}[w.choose(2)])
 	case 5, 6:
@@ -310,6 +310,16 @@ func (w *world) happen() {
 	case 17:
 		if b, ok := pick(w, w.boxes, func(b *box) bool { return b.idles() }); ok {
 			w.s.ended(b.node, b.id, errors.New("it ended with 1"), w.now)
+		}
+	case 18:
+		ours := func(b *box) bool { return b.group != nil && b.phase != gone }
+		if b, ok := pick(w, w.boxes, ours); ok {
+			w.s.setRest(b, w.choose(2) == 0, w.now)
+		}
+	case 19:
+		up := func(b *box) bool { return b.phase != starting && b.phase != gone }
+		if b, ok := pick(w, w.boxes, up); ok {
+			w.s.fail(b, errors.New("it does not answer"), w.now)
 		}
 	case 15:
 		runs := func(t *task) bool { return !t.over && t.box != nil && t.box.phase == running }
