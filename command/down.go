@@ -18,6 +18,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -166,7 +167,7 @@ func endRecorded(ctx context.Context, runDir string) (int, error) {
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	err = errors.Join(append(errs, clearing)...)
 	if err == nil { // else something may live whose rules that would take away
-		err = bridge.Undo(bridgeDir(runDir))
+		err = errors.Join(bridge.Undo(bridgeDir(runDir)), scon.DetachGone(scon.Records()))
 	}
 	return len(orphans) - len(errs), err
 }

@@ -8,10 +8,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/agent"
 	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -86,9 +88,36 @@ func (n *node) openBridge(f *nodeFlags) (err error) {
 		Network: startup.Network{Subnet: f.subnet, First: f.first, Gateway: f.gateway, DNS: f.dns},
 	})
 	if err == nil {
-		n.onClose(n.bridge.Close)
+		n.onClose(func() {
+			n.bridge.Close()
+			if err := scon.DetachGone(scon.Records()); err != nil {
+				n.log.Warn("the express path stays", "err", err)
+			}
+		})
 	}
 	return err
+}
+
+// openScon gives the bridge its express path, or takes off one that a former agent gave it.
+func (n *node) openScon(f *nodeFlags, cfg *agent.Config) error {
+	name := nodeName(f.runDir)
+	switch {
+	case f.scon && n.bridge == nil:
+		return fmt.Errorf("--scon is for sandboxes on the bridge, and with --sandbox %s and"+
+			" --fastiov %s there are none: leave it out", f.sandbox.name, n.arm)
+	case !f.scon && slices.Contains(scon.Attached(scon.Records()), name):
+		return scon.Detach(scon.Records(), name)
+	case !f.scon:
+		return nil
+	}
+	s, err := scon.Attach(scon.Config{Bridge: name, Records: scon.Records(), Pins: scon.Pins,
+		Settings: true, Log: n.log})
+	if err != nil {
+		return fmt.Errorf("--scon: %w", err)
+	}
+	n.onClose(s.Close)
+	cfg.Express = s.State
+	return nil
 }
 
 // nodeName returns the name of this node's bridge, tables and containers: one for each run

@@ -22,6 +22,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/kprobe"
 	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
@@ -79,7 +80,8 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 		return nil, err
 	}
 	if n.bridge == nil { // a former agent may have had one
-		if err := bridge.Undo(bridgeDir(f.runDir)); err != nil {
+		if err := errors.Join(bridge.Undo(bridgeDir(f.runDir)),
+			scon.DetachGone(scon.Records())); err != nil {
 			return nil, err
 		}
 	}
@@ -267,6 +269,9 @@ func (n *node) openAgent(
 	}
 	path, err := network(ctx, n, f, &cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err := n.openScon(f, &cfg); err != nil {
 		return nil, err
 	}
 	starter.Admission = startup.NewAdmission(memory, path)

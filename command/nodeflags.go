@@ -36,6 +36,7 @@ type nodeFlags struct {
 	pfs              []string
 	vfs              vf.Template
 	numVFs           int
+	scon             bool // the bridge has an express path
 	netdevVFs        int
 	hugePages        bool
 	fastiov          string
@@ -117,6 +118,9 @@ func (n *nodeFlags) flags(f *pflag.FlagSet) {
 		"address of VF 0; VF n has the n-th after it")
 	f.TextVar(&n.gateway, "gateway", netip.Addr{}, "gateway of that network")
 	f.TextVar(&n.dns, "dns", netip.Addr{}, "DNS server of that network")
+	f.BoolVar(&n.scon, "scon", false, "send packets of sandboxes on the bridge the express path,"+
+		" past its rules where these change nothing; conntrack then tolerates gaps in TCP"+
+		" (docs/scon.md)")
 	f.StringVar(&n.metrics, "metrics", "127.0.0.1:9464", metricsHelp)
 	settings.Check(f, isAddressOrSocket, "metrics")
 	f.StringVar(&n.api.listen, "node-listen", "", "host:port where the node API is served to"+

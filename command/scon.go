@@ -28,7 +28,7 @@ func sconCmd() *cobra.Command {
 }
 
 func sconAttach() *cobra.Command {
-	cfg := scon.Config{Records: scon.Records, Pins: scon.Pins}
+	cfg := scon.Config{Records: scon.Records(), Pins: scon.Pins}
 	cmd := &cobra.Command{Use: "attach BRIDGE", Args: cobra.ExactArgs(1),
 		Short: "Attach to a bridge, and follow its ports and the rules until this process ends",
 		Long: "Attaches programs to the ports of a bridge, as Docker's, and to the devices that its" +
@@ -52,10 +52,10 @@ func sconAttach() *cobra.Command {
 			}
 		}}
 	f := cmd.Flags()
-	f.StringSliceVar(&cfg.Uplinks, "uplink", nil, "device that containers go out by, or several")
+	f.StringSliceVar(&cfg.Uplinks, "uplink", nil, "device that containers go out by,"+
+		" or several (default: those that the default routes lead by)")
 	f.BoolVar(&cfg.Settings, "conntrack", false, "set nf_conntrack_tcp_be_liberal and"+
 		" nf_conntrack_tcp_ignore_invalid_rst, without which TCP stays regular; detach puts them back")
-	_ = cmd.MarkFlagRequired("uplink")
 	return cmd
 }
 
@@ -63,7 +63,7 @@ func sconDetach() *cobra.Command {
 	return &cobra.Command{Use: "detach BRIDGE", Args: cobra.ExactArgs(1),
 		Short: "Take the programs off a bridge, and put conntrack's settings back",
 		RunE: func(_ *cobra.Command, args []string) error {
-			return scon.Detach(scon.Records, args[0])
+			return scon.Detach(scon.Records(), args[0])
 		}}
 }
 
@@ -74,14 +74,14 @@ func onScon(use, short string,
 	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if bridge == "" {
-				all := scon.Attached(scon.Records)
+				all := scon.Attached(scon.Records())
 				if len(all) != 1 {
 					return fmt.Errorf("%d bridges have an express path (%s); name one by --bridge",
 						len(all), strings.Join(all, ", "))
 				}
 				bridge = all[0]
 			}
-			v, err := scon.Open(scon.Records, bridge)
+			v, err := scon.Open(scon.Records(), bridge)
 			if err != nil {
 				return err
 			}
@@ -91,56 +91,30 @@ func onScon(use, short string,
 	return cmd
 }
 
-// A sconState holds what `fastiov scon status` shows.
-type sconState struct {
-	Bridge   string            `json:"bridge"`
-	Uplinks  []string          `json:"uplinks"`
-	Followed bool              `json:"followed"`
-	Answered bool              `json:"answered"` // connections that were may go express
-	Others   bool              `json:"others"`
-	TCP      bool              `json:"tcp"`
-	Refused  []string          `json:"refused"`
-	Settings map[string]string `json:"settings"` // as they were
-	Packets  map[string]uint64 `json:"packets"`
-}
-
 func sconStatus() *cobra.Command {
 	var asJSON bool
 	cmd := onScon("status", "Show how many packets go express, and what keeps the others from it",
 		func(_ context.Context, out io.Writer, v *scon.View, _ []string) error {
-			state, err := readSconState(v)
+			state, err := v.State()
 			if err != nil {
 				return err
 			}
 			if asJSON {
 				return json.NewEncoder(out).Encode(state)
 			}
-			state.write(out)
+			writeScon(out, state)
 			return nil
 		})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
 	return cmd
 }
 
-func readSconState(v *scon.View) (s sconState, err error) {
-	s = sconState{Bridge: v.Bridge, Uplinks: v.Uplinks, Followed: v.Followed(),
-		Settings: v.Settings, TCP: scon.ToleratesGaps()}
-	refused, err := v.Refused()
-	if err != nil {
-		return s, err
+func writeScon(out io.Writer, s scon.State) {
+	fmt.Fprintf(out, "express path of bridge %s", s.Bridge)
+	if len(s.Uplinks) > 0 {
+		fmt.Fprintf(out, ", by %s", strings.Join(s.Uplinks, ", "))
 	}
-	for _, r := range refused {
-		s.Refused = append(s.Refused, r.String())
-	}
-	if s.Packets, err = v.Counts(); err != nil {
-		return s, err
-	}
-	s.Answered, s.Others, err = v.Permitted()
-	return s, err
-}
-
-func (s sconState) write(out io.Writer) {
-	fmt.Fprintf(out, "bridge %s, by %s\n", s.Bridge, strings.Join(s.Uplinks, ", "))
+	fmt.Fprint(out, ": ")
 	switch {
 	case s.Answered && s.Others:
 		fmt.Fprintln(out, "packets may go express")

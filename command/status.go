@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 )
 
 func statusCmd() *cobra.Command {
@@ -44,6 +45,11 @@ func printStatus(cmd *cobra.Command, st *api.StatusReply) {
 	}
 	if st.CacheLimitMib > 0 {
 		fmt.Fprintf(out, "images: %d of %d MiB\n\n", st.CacheMib, st.CacheLimitMib)
+	}
+	if e := st.Express; e != nil {
+		writeScon(out, scon.State{Bridge: e.Bridge, Followed: true, Answered: e.Answered,
+			Others: e.Others, TCP: e.Tcp, Refused: e.Refused, Packets: e.Packets})
+		fmt.Fprintln(out)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SANDBOX\tSTATE\tIMAGE\tVF\tPID\tMEMORY\tAGE\tSINCE\tREASON")

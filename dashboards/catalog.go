@@ -21,6 +21,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/startup"
 	"github.com/fastiov/fastiov/node-agent/vf"
@@ -149,20 +150,22 @@ var finite = map[string][]string{
 	"result": {"ok", "failed"},
 	"source": agent.ImageSources,
 
-	"route":                                    openwhisk.Routes,
-	"bound":                                    openwhisk.ConnectionBounds,
-	"fastiov_denied_requests_total code":       openwhisk.DeniedCodes,
-	"fastiov_body_bytes state":                 openwhisk.BodyStates,
-	"fastiov_connections state":                openwhisk.ConnectionStates,
-	"fastiov_pool_waiting_jobs reason":         slices.Sorted(maps.Values(pool.Reasons)),
-	"fastiov_pool_nodes state":                 pool.NodeStates,
-	"fastiov_node_waiting_starts reason":       texts(startup.Lacks),
-	"fastiov_node_start_failures_total reason": {"refused", "failed"},
-	"fastiov_node_image_pulls_total result":    agent.PullResults,
-	"fastiov_node_image_pull_seconds stage":    agent.PullStages,
-	"fastiov_node_sandboxes state":             agent.States,
-	"fastiov_node_memory_bytes state":          {"reserved", "free"},
-	"fastiov_node_vfs state":                   texts(vf.States),
+	"route":                                     openwhisk.Routes,
+	"bound":                                     openwhisk.ConnectionBounds,
+	"fastiov_denied_requests_total code":        openwhisk.DeniedCodes,
+	"fastiov_body_bytes state":                  openwhisk.BodyStates,
+	"fastiov_connections state":                 openwhisk.ConnectionStates,
+	"fastiov_pool_waiting_jobs reason":          slices.Sorted(maps.Values(pool.Reasons)),
+	"fastiov_pool_nodes state":                  pool.NodeStates,
+	"fastiov_node_waiting_starts reason":        texts(startup.Lacks),
+	"fastiov_node_start_failures_total reason":  {"refused", "failed"},
+	"fastiov_node_image_pulls_total result":     agent.PullResults,
+	"fastiov_node_image_pull_seconds stage":     agent.PullStages,
+	"fastiov_node_sandboxes state":              agent.States,
+	"fastiov_node_memory_bytes state":           {"reserved", "free"},
+	"fastiov_node_vfs state":                    texts(vf.States),
+	"fastiov_node_express_packets_total path":   scon.Paths,
+	"fastiov_node_express_permitted connection": agent.Connections,
 }
 
 var bounded = map[string]string{

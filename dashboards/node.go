@@ -34,6 +34,13 @@ func node() Dashboard {
 			`[5m]))`, "{{reason}}"},
 		query{`sum(increase(fastiov_node_sandbox_deaths_total` + on + `[5m]))`, "died"})
 
+	b.panel(stacked, 12, 9, "pps", "Packets of the bridge",
+		"Packets of sandboxes on the bridge per second: express, or why they were regular.",
+		query{`sum by (path) (rate(fastiov_node_express_packets_total` + on +
+			`[$__rate_interval]))`, "{{path}}"})
+	b.panel(lines, 12, 9, "short", "May packets go express",
+		"1 where the rules of the node let them, by whether their connection has been answered.",
+		query{`fastiov_node_express_permitted` + on, "{{instance}} {{connection}}"})
 	b.panel(lines, 12, 9, "s", "Stages in the node, p50",
 		"Length of each stage as begun and ended; stages overlap.",
 		query{quantile("0.5", "fastiov_node_stage_seconds", on, window, "stage, sandbox"),

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,38 +84,46 @@ func world(t *testing.T, port string) (address string) {
 // function answers as natively.
 func TestFunctionsInContainers(t *testing.T) {
 	inNetwork(t, func() {
-		dir := shortDir(t)
-		run := filepath.Join(dir, "run")
-		node := []string{"--run-dir", run, "--state-dir", filepath.Join(dir, "state")}
-		t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
-		said := must(t, append([]string{"up", "--sandbox", "containerd", "--metrics", ""},
-			node...)...)
-		if !strings.Contains(said, "containers, which share this machine's kernel") {
-			t.Errorf("up does not say that sandboxes are containers: %s", said)
-		}
-		var burst bench.BurstResult
-		if err := json.Unmarshal([]byte(must(t, append([]string{"burst", "--n", "20", "--json"},
-			node...)...)), &burst); err != nil {
-			t.Fatal(err)
-		}
-		if burst.Driver != "containerd" || burst.Answered != 20 || burst.Leaked != 0 ||
-			burst.StageCoverage.Median < 0.95 {
-			t.Errorf("%+v", burst)
-		}
-		t.Logf("burst of 20: end to end %+v, coverage %+v", burst.EndToEnd, burst.StageCoverage)
-		key, err := openwhisk.LoadKey("127.0.0.1:3233", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		functionsIn(t, key.String())
-		must(t, "down", "--run-dir", run)
-		nothingOf(t, run)
+		functionsInContainers(t, func() {}, func(string) {}, "--metrics", "")
 	})
 }
 
-func functionsIn(t *testing.T, key string) {
+// functionsInContainers has a node with these flags run all sample functions. before them, when the
+// host has its uplink, and behind them, while the node with that run directory is up, comes what
+// else is asked.
+func functionsInContainers(t *testing.T, before func(), behind func(run string), flags ...string) {
+	dir := shortDir(t)
+	run := filepath.Join(dir, "run")
+	node := []string{"--run-dir", run, "--state-dir", filepath.Join(dir, "state")}
+	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+	said := must(t, slices.Concat([]string{"up", "--sandbox", "containerd"}, flags, node)...)
+	if !strings.Contains(said, "containers, which share this machine's kernel") {
+		t.Errorf("up does not say that sandboxes are containers: %s", said)
+	}
+	var burst bench.BurstResult
+	if err := json.Unmarshal([]byte(must(t, append([]string{"burst", "--n", "20", "--json"},
+		node...)...)), &burst); err != nil {
+		t.Fatal(err)
+	}
+	if burst.Driver != "containerd" || burst.Answered != 20 || burst.Leaked != 0 ||
+		burst.StageCoverage.Median < 0.95 {
+		t.Errorf("%+v", burst)
+	}
+	t.Logf("burst of 20: end to end %+v, coverage %+v", burst.EndToEnd, burst.StageCoverage)
+	key, err := openwhisk.LoadKey("127.0.0.1:3233", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	functionsIn(t, key.String(), before)
+	behind(run)
+	must(t, "down", "--run-dir", run)
+	nothingOf(t, run)
+}
+
+func functionsIn(t *testing.T, key string, before func()) {
 	port := functionstest.Storage(t)
 	address := world(t, port)
+	before()
 	natively := functions.All("http://127.0.0.1:" + port)
 	stored := func(f functions.Function) []byte {
 		if f.Parameters["output"] == "" {

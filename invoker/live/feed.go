@@ -1,10 +1,14 @@
 package live
 
 import (
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -17,6 +21,7 @@ type Update struct {
 	Nodes   []NodeUpdate `json:"nodes,omitempty"`   // all of them, if one has changed
 	VFs     []VFUpdate   `json:"vfs,omitempty"`     // those that changed
 	Starts  []Start      `json:"starts,omitempty"`  // those that changed
+	Express []Express    `json:"express,omitempty"` // of all nodes, if one has changed
 	Waiting *int         `json:"waiting,omitempty"` // calls that wait in the invoker for a sandbox
 }
 
@@ -38,6 +43,15 @@ type NodeUpdate struct {
 	MemoryMiB uint64 `json:"memory"`        // available in all, and given out
 	UsedMiB   uint64 `json:"used"`
 	Waiting   uint32 `json:"waiting"` // starts that wait for a VF or memory
+}
+
+// Express is the express path of a node's bridge.
+type Express struct {
+	Node    int    `json:"node"`
+	Express uint64 `json:"express"` // packets
+	Regular uint64 `json:"regular"`
+	By      string `json:"by"`            // why they were regular, and how many
+	Why     string `json:"why,omitempty"` // what keeps packets from it now
 }
 
 // VFUpdate describes a VF.
@@ -78,6 +92,7 @@ type reader struct {
 	starts    map[uint64]*start
 	nodes     []NodeUpdate
 	vfs       map[vfName]VFUpdate
+	express   []Express
 	waiting   int
 }
 
@@ -117,12 +132,43 @@ func (r *reader) update(p *picture) (u Update, news bool) {
 		}
 	}
 	r.vfs, r.starts = vfs, starts
+	if now := expressOf(p); !slices.Equal(now, r.express) {
+		r.express, u.Express = now, now
+	}
 	if r.waiting != p.waiting {
 		r.waiting = p.waiting
 		u.Waiting = &p.waiting
 	}
 	return u, u.Hello != nil || u.Nodes != nil || u.VFs != nil || u.Starts != nil ||
-		u.Waiting != nil
+		u.Express != nil || u.Waiting != nil
+}
+
+// expressOf returns the express paths of the nodes that have one.
+func expressOf(p *picture) (all []Express) {
+	for i, n := range p.nodes {
+		told := n.status.Express
+		if told == nil {
+			continue
+		}
+		e := Express{Node: i, Express: told.Packets["express"],
+			Why: strings.Join(told.Refused, "; ")}
+		var by []string
+		for path, packets := range told.Packets {
+			if path != "express" && packets > 0 {
+				e.Regular += packets
+				by = append(by, path)
+			}
+		}
+		slices.SortFunc(by, func(a, b string) int {
+			return cmp.Or(cmp.Compare(told.Packets[b], told.Packets[a]), cmp.Compare(a, b))
+		})
+		for i, path := range by {
+			by[i] = fmt.Sprintf("%s %d", path, told.Packets[path])
+		}
+		e.By = strings.Join(by, ", ")
+		all = append(all, e)
+	}
+	return all
 }
 
 // newNodes returns all nodes, if one has changed.

@@ -117,6 +117,31 @@ func TestAReaderIsToldWhatChanges(t *testing.T) {
 	}
 }
 
+// A reader is told how many packets of a bridge went express, and why the others did not.
+func TestAReaderIsToldOfTheExpressPath(t *testing.T) {
+	n := newNode()
+	told := func(packets map[string]uint64, refused ...string) {
+		n.now(func() {
+			n.status = &api.StatusReply{Driver: "containerd",
+				Express: &api.Express{Bridge: "fastiov0", Packets: packets, Refused: refused}}
+		})
+	}
+	told(map[string]uint64{"express": 90, "no-entry": 4, "sample": 6, "rules": 0})
+	_, url := serve(t, nil, n)
+	f := follow(t, url, "ann")
+	want := Express{Express: 90, Regular: 10, By: "sample 6, no-entry 4"}
+	if u := f.next(); !slices.Equal(u.Express, []Express{want}) {
+		t.Errorf("at first: %+v", u.Express)
+	}
+	told(map[string]uint64{"express": 90, "sample": 6, "no-entry": 4, "rules": 2},
+		"ip filter FORWARD, rule 8")
+	want.Regular, want.By, want.Why = 12, want.By+", rules 2", "ip filter FORWARD, rule 8"
+	u := f.until(func(u Update) bool { return u.Express != nil })
+	if !slices.Equal(u.Express, []Express{want}) {
+		t.Errorf("then: %+v", u.Express)
+	}
+}
+
 func TestNobodyLooksWhileNobodyReads(t *testing.T) {
 	n := newNode()
 	page, url := serve(t, nil, n)

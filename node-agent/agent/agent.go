@@ -25,6 +25,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	"github.com/fastiov/fastiov/node-agent/runtime"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -53,8 +54,10 @@ type Config struct {
 	VFs         VFs  // nil on a node without VFs
 	Netdevs     bool // sandboxes have VFs as network interfaces
 	// Images returns the runtime images that are here; nil if no image is needed.
-	Images  func() []string
-	Cache   func() (holds, limit int64) // bytes of images; nil where there is no cache
+	Images func() []string
+	Cache  func() (holds, limit int64) // bytes of images; nil where there is no cache
+	// Express returns what the express path of the bridge does; nil where there is none.
+	Express func() (scon.State, error)
 	Metrics *Metrics
 	Log     *slog.Logger
 

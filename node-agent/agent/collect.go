@@ -10,7 +10,7 @@ import (
 )
 
 // The metrics that are made when Prometheus asks. Those of VFs have series only on a node that has
-// VFs.
+// VFs, and those of the express path where its bridge has one.
 var (
 	descSandboxes = prometheus.NewDesc("fastiov_node_sandboxes", "Sandboxes by state.",
 		[]string{"state"}, nil)
@@ -27,6 +27,12 @@ var (
 		"Preparations and resets that failed, by VF.", []string{"vf"}, nil)
 	descFaults = prometheus.NewDesc("fastiov_node_vf_faults_total",
 		"Errors that the users of a VF reported, by VF.", []string{"vf"}, nil)
+	descPackets = prometheus.NewDesc("fastiov_node_express_packets_total",
+		"Packets of the bridge's ports and uplinks by their path: express, or why they were regular.",
+		[]string{"path"}, nil)
+	descPermitted = prometheus.NewDesc("fastiov_node_express_permitted",
+		"1 where rules let packets go express, by whether their connection has been answered.",
+		[]string{"connection"}, nil)
 	descLease = prometheus.NewDesc("fastiov_node_vf_lease_age_seconds",
 		"How long ago a VF was leased, by VF; only of those that are.", []string{"vf"}, nil)
 )
@@ -34,7 +40,7 @@ var (
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descSandboxes, descMemory, descWaiting, descRooms, descVFs,
-		descFailures, descFaults, descLease} {
+		descFailures, descFaults, descLease, descPackets, descPermitted} {
 		ch <- d
 	}
 }
@@ -73,7 +79,32 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	if a.VFs != nil {
 		collectVFs(ch, gauge, a.VFs.Snapshot(), time.Now())
 	}
+	if a.Express != nil {
+		a.collectExpress(ch, gauge)
+	}
 }
+
+func (a *Agent) collectExpress(ch chan<- prometheus.Metric,
+	gauge func(*prometheus.Desc, float64, string)) {
+	now, err := a.Express()
+	if err != nil {
+		a.Log.Error("the express path tells nothing", "err", err)
+		return
+	}
+	for path, n := range now.Packets {
+		ch <- prometheus.MustNewConstMetric(descPackets, prometheus.CounterValue, float64(n), path)
+	}
+	for i, is := range []bool{now.Answered, now.Others} {
+		value := 0.0
+		if is {
+			value = 1
+		}
+		gauge(descPermitted, value, Connections[i])
+	}
+}
+
+// Connections holds what the rules of the express path tell apart.
+var Connections = []string{"answered", "other"}
 
 func collectVFs(ch chan<- prometheus.Metric, gauge func(*prometheus.Desc, float64, string),
 	vfs []vf.Status, now time.Time) {

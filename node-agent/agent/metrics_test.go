@@ -11,6 +11,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
@@ -66,6 +67,27 @@ func TestVFsAreCountedByState(t *testing.T) {
 	if !strings.Contains(text, `_count{result="ok",task="reset"} 1`) ||
 		!strings.Contains(text, `_count{result="failed",task="prepare"} 1`) {
 		t.Error(text)
+	}
+}
+
+// The express path is counted, and its state told, where the bridge has one.
+func TestTheExpressPathIsCounted(t *testing.T) {
+	a := &Agent{Config: Config{Express: func() (scon.State, error) {
+		packets := map[string]uint64{"express": 7, "sample": 2}
+		return scon.State{Answered: true, Packets: packets}, nil
+	}}}
+	text := expose(t, collected(func(ch chan<- prometheus.Metric) {
+		a.collectExpress(ch, func(d *prometheus.Desc, value float64, label string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, label)
+		})
+	}))
+	for _, want := range []string{`fastiov_node_express_packets_total{path="express"} 7`,
+		`fastiov_node_express_packets_total{path="sample"} 2`,
+		`fastiov_node_express_permitted{connection="answered"} 1`,
+		`fastiov_node_express_permitted{connection="other"} 0`} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
 	}
 }
 

@@ -50,6 +50,14 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 			})
 		}
 	}
+	if a.Express != nil {
+		s, err := a.Express()
+		if err != nil {
+			return nil, err
+		}
+		reply.Express = &api.Express{Bridge: s.Bridge, Answered: s.Answered, Others: s.Others,
+			Tcp: s.TCP, Refused: s.Refused, Packets: s.Packets}
+	}
 	if !req.Brief {
 		if a.Cache != nil {
 			holds, limit := a.Cache()

@@ -2104,6 +2104,7 @@ type StatusReply struct {
 	Images            []string               `protobuf:"bytes,11,rep,name=images,proto3" json:"images,omitempty"`                                       // runtime images that are here: a start from one of them fetches nothing
 	CacheMib          uint64                 `protobuf:"varint,13,opt,name=cache_mib,json=cacheMib,proto3" json:"cache_mib,omitempty"`                  // what the cache of images holds
 	CacheLimitMib     uint64                 `protobuf:"varint,14,opt,name=cache_limit_mib,json=cacheLimitMib,proto3" json:"cache_limit_mib,omitempty"` // and may hold; 0: there is no cache
+	Express           *Express               `protobuf:"bytes,15,opt,name=express,proto3" json:"express,omitempty"`                                     // of its bridge; none: all packets are regular
 	Confinement       string                 `protobuf:"bytes,12,opt,name=confinement,proto3" json:"confinement,omitempty"`                             // how VMMs are held: which filter of system calls, and limits that are missing; empty: there are none
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -2230,11 +2231,102 @@ func (x *StatusReply) GetCacheLimitMib() uint64 {
 	return 0
 }
 
+func (x *StatusReply) GetExpress() *Express {
+	if x != nil {
+		return x.Express
+	}
+	return nil
+}
+
 func (x *StatusReply) GetConfinement() string {
 	if x != nil {
 		return x.Confinement
 	}
 	return ""
+}
+
+type Express struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bridge        string                 `protobuf:"bytes,1,opt,name=bridge,proto3" json:"bridge,omitempty"`
+	Answered      bool                   `protobuf:"varint,2,opt,name=answered,proto3" json:"answered,omitempty"` // packets of connections that have been answered may take it
+	Others        bool                   `protobuf:"varint,3,opt,name=others,proto3" json:"others,omitempty"`
+	Tcp           bool                   `protobuf:"varint,4,opt,name=tcp,proto3" json:"tcp,omitempty"`                                                                                   // conntrack tolerates that
+	Refused       []string               `protobuf:"bytes,5,rep,name=refused,proto3" json:"refused,omitempty"`                                                                            // what keeps packets from it
+	Packets       map[string]uint64      `protobuf:"bytes,6,rep,name=packets,proto3" json:"packets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // by the path that they took: express, or why they were regular
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Express) Reset() {
+	*x = Express{}
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Express) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Express) ProtoMessage() {}
+
+func (x *Express) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Express.ProtoReflect.Descriptor instead.
+func (*Express) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Express) GetBridge() string {
+	if x != nil {
+		return x.Bridge
+	}
+	return ""
+}
+
+func (x *Express) GetAnswered() bool {
+	if x != nil {
+		return x.Answered
+	}
+	return false
+}
+
+func (x *Express) GetOthers() bool {
+	if x != nil {
+		return x.Others
+	}
+	return false
+}
+
+func (x *Express) GetTcp() bool {
+	if x != nil {
+		return x.Tcp
+	}
+	return false
+}
+
+func (x *Express) GetRefused() []string {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+func (x *Express) GetPackets() map[string]uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return nil
 }
 
 type Sandbox struct {
@@ -2255,7 +2347,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2359,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2372,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Sandbox) GetId() string {
@@ -2372,7 +2464,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2476,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2489,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VF) GetBdf() string {
@@ -2486,7 +2578,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2590,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2603,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -2532,7 +2624,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2636,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2649,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -2598,7 +2690,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +2702,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +2715,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -2700,7 +2792,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2804,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2817,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -2758,7 +2850,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2862,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2875,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -2802,7 +2894,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2906,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2919,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -2847,7 +2939,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[41]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2951,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[41]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2964,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{41}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -2900,7 +2992,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[42]
+	mi := &file_node_agent_api_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +3004,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[42]
+	mi := &file_node_agent_api_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3017,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{42}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *KeptReport) GetId() string {
@@ -3112,7 +3204,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\v\n" +
 	"\tStopReply\"%\n" +
 	"\rStatusRequest\x12\x14\n" +
-	"\x05brief\x18\x01 \x01(\bR\x05brief\"\xe3\x03\n" +
+	"\x05brief\x18\x01 \x01(\bR\x05brief\"\x97\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x1a\n" +
@@ -3128,8 +3220,19 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\tleftovers\x18\t \x03(\tR\tleftovers\x12\x16\n" +
 	"\x06images\x18\v \x03(\tR\x06images\x12\x1b\n" +
 	"\tcache_mib\x18\r \x01(\x04R\bcacheMib\x12&\n" +
-	"\x0fcache_limit_mib\x18\x0e \x01(\x04R\rcacheLimitMib\x12 \n" +
-	"\vconfinement\x18\f \x01(\tR\vconfinement\"\xf2\x01\n" +
+	"\x0fcache_limit_mib\x18\x0e \x01(\x04R\rcacheLimitMib\x122\n" +
+	"\aexpress\x18\x0f \x01(\v2\x18.fastiov.node.v1.ExpressR\aexpress\x12 \n" +
+	"\vconfinement\x18\f \x01(\tR\vconfinement\"\xfe\x01\n" +
+	"\aExpress\x12\x16\n" +
+	"\x06bridge\x18\x01 \x01(\tR\x06bridge\x12\x1a\n" +
+	"\banswered\x18\x02 \x01(\bR\banswered\x12\x16\n" +
+	"\x06others\x18\x03 \x01(\bR\x06others\x12\x10\n" +
+	"\x03tcp\x18\x04 \x01(\bR\x03tcp\x12\x18\n" +
+	"\arefused\x18\x05 \x03(\tR\arefused\x12?\n" +
+	"\apackets\x18\x06 \x03(\v2%.fastiov.node.v1.Express.PacketsEntryR\apackets\x1a:\n" +
+	"\fPacketsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xf2\x01\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
@@ -3222,7 +3325,7 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
 	(*Mount)(nil),          // 1: fastiov.node.v1.Mount
@@ -3257,20 +3360,22 @@ var file_node_agent_api_node_proto_goTypes = []any{
 	(*StopReply)(nil),      // 30: fastiov.node.v1.StopReply
 	(*StatusRequest)(nil),  // 31: fastiov.node.v1.StatusRequest
 	(*StatusReply)(nil),    // 32: fastiov.node.v1.StatusReply
-	(*Sandbox)(nil),        // 33: fastiov.node.v1.Sandbox
-	(*VF)(nil),             // 34: fastiov.node.v1.VF
-	(*StartsRequest)(nil),  // 35: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),    // 36: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),      // 37: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),   // 38: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),     // 39: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil),  // 40: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),    // 41: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),     // 42: fastiov.node.v1.KeptReport
-	nil,                    // 43: fastiov.node.v1.StartRequest.EnvEntry
+	(*Express)(nil),        // 33: fastiov.node.v1.Express
+	(*Sandbox)(nil),        // 34: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 35: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 36: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 37: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 38: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 39: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 40: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 41: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 42: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 43: fastiov.node.v1.KeptReport
+	nil,                    // 44: fastiov.node.v1.StartRequest.EnvEntry
+	nil,                    // 45: fastiov.node.v1.Express.PacketsEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	43, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	44, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	3,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
 	1,  // 2: fastiov.node.v1.StartRequest.mounts:type_name -> fastiov.node.v1.Mount
 	2,  // 3: fastiov.node.v1.Mount.files:type_name -> fastiov.node.v1.File
@@ -3287,49 +3392,51 @@ var file_node_agent_api_node_proto_depIdxs = []int32{
 	14, // 14: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
 	15, // 15: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
 	18, // 16: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
-	33, // 17: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	34, // 18: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	37, // 19: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
-	3,  // 20: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
-	13, // 21: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	42, // 22: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
-	0,  // 23: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	8,  // 24: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	14, // 25: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	16, // 26: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
-	9,  // 27: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	11, // 28: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	29, // 29: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	19, // 30: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
-	21, // 31: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
-	22, // 32: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
-	25, // 33: fastiov.node.v1.Node.Exec:input_type -> fastiov.node.v1.ExecRequest
-	27, // 34: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
-	31, // 35: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	35, // 36: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	38, // 37: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	40, // 38: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	4,  // 39: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	4,  // 40: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	15, // 41: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	17, // 42: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	10, // 43: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	12, // 44: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	30, // 45: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	20, // 46: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
-	24, // 47: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
-	23, // 48: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
-	26, // 49: fastiov.node.v1.Node.Exec:output_type -> fastiov.node.v1.ExecReply
-	28, // 50: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
-	32, // 51: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	36, // 52: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	39, // 53: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	41, // 54: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	39, // [39:55] is the sub-list for method output_type
-	23, // [23:39] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	34, // 17: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	35, // 18: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	33, // 19: fastiov.node.v1.StatusReply.express:type_name -> fastiov.node.v1.Express
+	45, // 20: fastiov.node.v1.Express.packets:type_name -> fastiov.node.v1.Express.PacketsEntry
+	38, // 21: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	3,  // 22: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	13, // 23: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	43, // 24: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	0,  // 25: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	8,  // 26: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	14, // 27: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	16, // 28: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
+	9,  // 29: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	11, // 30: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	29, // 31: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	19, // 32: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
+	21, // 33: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
+	22, // 34: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
+	25, // 35: fastiov.node.v1.Node.Exec:input_type -> fastiov.node.v1.ExecRequest
+	27, // 36: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	31, // 37: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	36, // 38: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	39, // 39: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	41, // 40: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	4,  // 41: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	4,  // 42: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	15, // 43: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	17, // 44: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	10, // 45: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	12, // 46: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	30, // 47: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	20, // 48: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	24, // 49: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	23, // 50: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
+	26, // 51: fastiov.node.v1.Node.Exec:output_type -> fastiov.node.v1.ExecReply
+	28, // 52: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	32, // 53: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	37, // 54: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	40, // 55: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	42, // 56: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	41, // [41:57] is the sub-list for method output_type
+	25, // [25:41] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -3343,7 +3450,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

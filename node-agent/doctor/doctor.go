@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 )
 
 // A Verdict grades a finding.
@@ -92,6 +93,7 @@ func Check(ctx context.Context, kernel Kernel, prefix hypervisor.Prefix) Report 
 		runRoom(),
 		cache(),
 		arms(root),
+		express(scon.Records()),
 	}
 	findings = append(findings, network(root)...)
 	return Report{append(findings, kvm(ctx, root, kernel, qemu))}

@@ -13,6 +13,7 @@ export class Model {
     this.keep = 256
     this.nodes = []
     this.waiting = 0
+    this.express = []
     this.vfs = new Map()
     this.starts = new Map()
     this.ahead = -Infinity // of the node's clock over ours; the update that was least under way says it best
@@ -30,6 +31,7 @@ export class Model {
       Object.assign(this, update.hello, {ahead})
     }
     if (update.nodes) this.nodes = update.nodes
+    if (update.express) this.express = update.express
     if (update.waiting !== undefined) this.waiting = update.waiting
     for (const vf of update.vfs ?? []) {
       const name = vf.node + ' ' + vf.bdf

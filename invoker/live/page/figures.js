@@ -122,6 +122,18 @@ export function state(model, start) {
   return start.why ? `${where}: ${start.why}` : where
 }
 
+// drawExpress shows the express paths of the nodes' bridges, as rows.
+export function drawExpress(rows, model) {
+  rows.closest('section').hidden = model.express.length === 0
+  rows.replaceChildren(...model.express.map(told => {
+    const row = document.createElement('tr')
+    const why = told.why ? `${told.by}; now: ${told.why}` : told.by
+    row.append(cell('td', model.nodes[told.node]?.name ?? ''), cell('td', told.express.toLocaleString('en'), 'number'),
+      cell('td', told.regular.toLocaleString('en'), 'number'), cell('td', why))
+    return row
+  }))
+}
+
 // One letter for each state, for colours alone tell not everybody.
 const letters = {unbound: 'u', preparing: 'p', idle: '', leased: '●', resetting: '↻', quarantined: '✕', gone: '–'}
 

@@ -1,6 +1,6 @@
 // The page: the feed drives the figures, the form fires bursts.
 import {ask, follow, Model} from './feed.js'
-import {byStage, cell, drawCurve, drawRows, drawStages, rank, state, text, Tiles} from './figures.js'
+import {byStage, cell, drawCurve, drawExpress, drawRows, drawStages, rank, state, text, Tiles} from './figures.js'
 import {Waterfall} from './waterfall.js'
 
 const $ = id => document.getElementById(id)
@@ -193,6 +193,7 @@ async function read() {
         }
         model.take(update)
         if (update.vfs || update.hello) tiles.draw(model)
+        if (update.express || update.hello) drawExpress($('express-rows'), model)
         redraw()
       })
     } catch (error) {

@@ -3,6 +3,7 @@ package scon
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -11,12 +12,13 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// Why packets took the path that they took, in the order of the programs' own list: express, or
-// what made them regular.
-var reasons = []string{"express", "no-entry", "other", "control", "malformed", "last-hop", "frame",
+// Paths lists why packets took the path that they took, in the order of the programs' own list:
+// express, or what made them regular.
+var Paths = []string{"express", "no-entry", "other", "control", "malformed", "last-hop", "frame",
 	"size", "sample", "rules", "routes", "connection", "window"}
 
 // A Flow is one direction of a connection, as its packets come in.
@@ -78,7 +80,7 @@ type Entry struct {
 	BecomeTo       netip.AddrPort
 	Out            int    // the device that they go out by
 	Packets, Bytes uint64 // that went express
-	// Why the next packet will take the path that it will take: one of the reasons.
+	// Why the next packet will take the path that it will take: one of Paths.
 	Next string
 }
 
@@ -109,6 +111,16 @@ func Open(records, bridge string) (*View, error) {
 	return &View{record: *r, dir: r.pins(), file: recordOf(records, bridge)}, nil
 }
 
+// uplinks returns the devices beside the bridge's ports.
+func (v *View) uplinks() (names []string) {
+	for _, index := range hookedIn(v.dir) {
+		if l, err := netlink.LinkByIndex(index); err == nil && l.Attrs().MasterIndex != v.Index {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
+
 func (v *View) table(name string) (*ebpf.Map, error) {
 	return ebpf.LoadPinnedMap(filepath.Join(v.dir, name), nil)
 }
@@ -129,7 +141,7 @@ func (s *Scon) Counts() map[string]uint64 { return counts(s.programs.Reasons) }
 
 func counts(of *ebpf.Map) map[string]uint64 {
 	all := map[string]uint64{}
-	for i, name := range reasons {
+	for i, name := range Paths {
 		var each []uint64
 		if err := of.Lookup(uint32(i), &each); err != nil {
 			continue
@@ -149,15 +161,19 @@ func (v *View) Permitted() (established, fresh bool, err error) {
 		return false, false, err
 	}
 	defer m.Close()
-	var p programPermit
-	if err := m.Lookup(uint32(0), &p); err != nil {
-		return false, false, err
-	}
 	var g programGeneration
 	if err := v.run(programProgGenerations, &g); err != nil {
 		return false, false, err
 	}
-	return p.Established == g.Rules, p.Fresh == g.Rules, nil
+	return permitted(m, g)
+}
+
+func permitted(permits *ebpf.Map, g programGeneration) (established, fresh bool, err error) {
+	var p programPermit
+	if err := permits.Lookup(uint32(0), &p); err != nil {
+		return false, false, err
+	}
+	return g.Rules > 0 && p.Established == g.Rules, g.Rules > 0 && p.Fresh == g.Rules, nil
 }
 
 // run runs one of the programs that answer the agent.
@@ -192,7 +208,10 @@ func (v *View) Entries() (all []Entry, err error) {
 			Packets:    e.Packets, Bytes: e.Bytes, Next: next})
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return cmp.Compare(b.Packets, a.Packets) })
-	return all, each.Err()
+	if err := each.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, err // it is aborted where entries come and go meanwhile: what was read is true
+	}
+	return all, nil
 }
 
 // next asks the programs why a flow's next packet would take the path that it would take.
@@ -201,10 +220,10 @@ func (v *View) next(k programFlow) (string, error) {
 	if err := v.run(programProgWhy, &q); err != nil {
 		return "", err
 	}
-	if int(q.Reason) >= len(reasons) {
+	if int(q.Reason) >= len(Paths) {
 		return "", fmt.Errorf("the programs are of another version: reason %d", q.Reason)
 	}
-	return reasons[q.Reason], nil
+	return Paths[q.Reason], nil
 }
 
 // TurnOff puts a flow on the regular path, or lets it go express again.
@@ -225,16 +244,17 @@ func (v *View) TurnOff(f Flow, off bool) error {
 		return err
 	}
 	defer all.Close()
-	var k programFlow
-	var e programConentry
-	each := all.Iterate()
-	for each.Next(&k, &e) {
-		if flowOf(k) == f { // it stays, and holds no more
-			e.Until = 0
-			if err := all.Update(k, e, ebpf.UpdateExist); err != nil {
-				return err
-			}
+	for _, device := range hookedIn(v.dir) {
+		var e programConentry
+		k := f.key(uint32(device))
+		if all.Lookup(k, &e) != nil {
+			continue
+		}
+		e.Until = 0 // it stays, and holds no more
+		if err := all.Update(k, e, ebpf.UpdateExist); err != nil &&
+			!errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
 		}
 	}
-	return each.Err()
+	return nil
 }

@@ -5,11 +5,15 @@ package scon
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,11 +35,11 @@ func TestSameFrames(t *testing.T) {
 		}
 		f.one()
 		if t.Failed() {
-			t.Fatalf("seed %d, frame %d: %v", seed, n, f.s.Counts())
+			t.Fatalf("seed %d, frame %d: %v", seed, n, f.counts())
 		}
 	}
-	counts := f.s.Counts()
-	t.Logf("%d frames, %d changes, %v", frames, f.changes, counts)
+	counts := f.counts()
+	t.Logf("%d frames, %d changes, %d agents killed, %v", frames, f.changes, f.killed, counts)
 	if counts["express"] < uint64(frames)/5 {
 		t.Errorf("%d of %d frames went express: the rest says nothing", counts["express"], frames)
 	}
@@ -45,7 +49,7 @@ func TestSameFrames(t *testing.T) {
 // comparison has to fail.
 func TestByAgeAlone(t *testing.T) {
 	f := newFuzz(t, 7, byAge)
-	f.differs = func(string) { f.found++ }
+	f.differs = func(what string) { f.found++; t.Log(what) }
 	for n := range 20000 {
 		if f.rnd.IntN(60) == 0 {
 			f.change()
@@ -71,7 +75,9 @@ type fuzz struct {
 	t       *testing.T
 	rnd     *rand.Rand
 	twins   [2]triple // the first has SCON
-	s       *Scon
+	cfg     Config
+	agent   *exec.Cmd // nil: it has been killed
+	killed  int
 	taps    [2][2]*tap // of a twin: at the container, at the server
 	pending [2]map[string]int
 	flows   []*flow
@@ -96,13 +102,108 @@ func newFuzz(t *testing.T, seed uint64, as ...func(*Config)) *fuzz {
 			net.netfilter.nf_conntrack_udp_timeout_stream=600`)
 		f.taps[i] = [2]*tap{w.container.tap(t, "eth0"), w.server.tap(t, "wire")}
 	}
-	f.s = attach(t, as...)
+	f.cfg = config(t)
+	for _, change := range as {
+		change(&f.cfg)
+	}
+	f.start()
+	t.Cleanup(func() {
+		for _, undo := range f.undo { // the next test has that host, too
+			f.apply(undo)
+		}
+		f.kill()
+		if err := Detach(f.cfg.Records, f.cfg.Bridge); err != nil {
+			t.Error(err)
+		}
+	})
 	f.pending = [2]map[string]int{{}, {}}
 	for range 6 {
 		f.flows = append(f.flows, f.fresh())
 	}
 	return f
 }
+
+// The agent is a process of its own, which may be killed at any time.
+const followed = "FASTIOV_TEST_SCON_FOLLOWED"
+
+// start starts the agent, or another one, which takes over.
+func (f *fuzz) start() {
+	f.t.Helper()
+	text, err := json.Marshal(f.cfg)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.agent = exec.Command("/proc/self/exe")
+	f.agent.Env = append(os.Environ(), followed+"="+string(text))
+	f.agent.Stderr = f.t.Output()
+	f.agent.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := f.agent.StdoutPipe()
+	if err == nil {
+		err = f.agent.Start()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		f.t.Fatalf("the agent follows nothing: %v", err)
+	}
+}
+
+func (f *fuzz) kill() {
+	if f.agent != nil {
+		_ = f.agent.Process.Kill()
+		_ = f.agent.Wait()
+		f.agent = nil
+		f.killed++
+	}
+}
+
+// init is the agent, in a process that start has made.
+func init() {
+	text := os.Getenv(followed)
+	if text == "" {
+		return
+	}
+	cfg := Config{Log: slog.New(slog.DiscardHandler)}
+	err := json.Unmarshal([]byte(text), &cfg)
+	if err == nil {
+		_, err = Attach(cfg)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("attached")
+	select {}
+}
+
+func (f *fuzz) counts() map[string]uint64 {
+	view, err := Open(f.cfg.Records, f.cfg.Bridge)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	all, err := view.Counts()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return all
+}
+
+// apply makes a change at both hosts; of the agent, at the one that has it.
+func (f *fuzz) apply(script string) {
+	switch script {
+	case killAgent:
+		f.kill()
+	case startAgent:
+		f.start()
+	default:
+		for _, w := range f.twins {
+			w.host.run(f.t, script)
+		}
+	}
+}
+
+const killAgent, startAgent = "kill -9 AGENT", "AGENT &"
 
 func (f *fuzz) fresh() *flow {
 	f.port++
@@ -323,6 +424,10 @@ func (f *fuzz) change() {
 		{"delete", "conntrack -D -p udp || true", ""},
 		{"delete tcp", "conntrack -D -p tcp || true", ""},
 		{"raw", "iptables -t raw -A PREROUTING -p udp -i br0 -j NOTRACK", "iptables -t raw -D PREROUTING -p udp -i br0 -j NOTRACK"},
+		{"agent", killAgent, startAgent},
+		{"container", "ip link add p9 type veth peer name c9; ip link set p9 master br0 up", "ip link del p9"},
+		// A port's state has no generation: it is seen within the second.
+		{"port", "ip link set p0 nomaster; sleep 1.1", "ip link set p0 master br0"},
 		{"forwarding", "sysctl -qw net.ipv4.conf.br0.forwarding=0", "sysctl -qw net.ipv4.conf.br0.forwarding=1"},
 	}
 	c := all[f.rnd.IntN(len(all))]
@@ -333,9 +438,7 @@ func (f *fuzz) change() {
 	} else if undo != "" {
 		f.undo[c.name] = filled(undo, port)
 	}
-	for _, w := range f.twins {
-		w.host.run(f.t, filled(script, port))
-	}
+	f.apply(filled(script, port))
 	f.compare(func() string { return "changed: " + script })
 	// What is in force for long hides the rest.
 	if len(f.undo) > 2 || f.rnd.IntN(2) == 0 {
@@ -343,9 +446,7 @@ func (f *fuzz) change() {
 			f.one()
 		}
 		for name, undo := range f.undo {
-			for _, w := range f.twins {
-				w.host.run(f.t, undo)
-			}
+			f.apply(undo)
 			delete(f.undo, name)
 		}
 	}

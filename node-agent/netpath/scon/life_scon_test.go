@@ -127,7 +127,7 @@ func TestDetachPutsSettingsBack(t *testing.T) {
 	}
 	w := build(t, place{})
 	read := func() (values string) {
-		for _, file := range settings {
+		for _, file := range Settings {
 			text, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)

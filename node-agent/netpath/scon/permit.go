@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -108,29 +109,34 @@ func (s *Scon) Refused() []Refusal {
 // refusals returns what keeps packets from the express path: rules, and what else looks at packets
 // on the regular one.
 func (s *Scon) refusals() ([]Refusal, error) {
+	if s.at.moved() {
+		return []Refusal{{Where: "nf_tables", Why: "the module was loaded anew; end who follows," +
+			" and attach again"}}, nil
+	}
 	s.mu.Lock()
-	hooked := maps.Clone(s.hooked)
+	hooked, uplinks := maps.Clone(s.hooked), s.out
 	s.mu.Unlock()
-	return refusals(s.Bridge, s.bridge, s.Uplinks, hooked)
+	return refusals(s.Bridge, s.bridge, uplinks, hooked, s.programs.Arrive)
 }
 
 // Refused reads anew what keeps packets from the express path.
 func (v *View) Refused() ([]Refusal, error) {
-	links, err := netlink.LinkList()
+	hooked := map[int]string{}
+	for _, index := range hookedIn(v.dir) {
+		if l, err := netlink.LinkByIndex(index); err == nil {
+			hooked[index] = l.Attrs().Name
+		}
+	}
+	arrive, err := ebpf.LoadPinnedProgram(filepath.Join(v.dir, programProgArrive), nil)
 	if err != nil {
 		return nil, err
 	}
-	hooked := map[int]string{}
-	for _, l := range links {
-		if a := l.Attrs(); a.MasterIndex == v.Index || slices.Contains(v.Uplinks, a.Name) {
-			hooked[a.Index] = a.Name
-		}
-	}
-	return refusals(v.Bridge, v.Index, v.Uplinks, hooked)
+	defer arrive.Close()
+	return refusals(v.Bridge, v.Index, v.uplinks(), hooked, arrive)
 }
 
 func refusals(bridge string, number int, uplinks []string, hooked map[int]string,
-) ([]Refusal, error) {
+	arrive *ebpf.Program) ([]Refusal, error) {
 	rules, err := readRuleset()
 	if err != nil {
 		return nil, err
@@ -154,47 +160,47 @@ func refusals(bridge string, number int, uplinks []string, hooked map[int]string
 		}
 		add("", "")
 	}
-	around, err := around(number, hooked)
+	around, err := around(number, hooked, arrive)
 	return append(around, rules.refusals(paths)...), err
 }
 
-// around finds what looks at packets beside the rules of nftables.
-func around(number int, hooked map[int]string) (all []Refusal, err error) {
+// around finds what looks at packets beside the rules of nftables. What cannot be asked for counts
+// as something that looks.
+func around(number int, hooked map[int]string, arrive *ebpf.Program) (all []Refusal, err error) {
 	bridge, err := netlink.LinkByIndex(number)
 	if err != nil {
 		return nil, err
 	}
 	name := bridge.Attrs().Name
-	for _, index := range append(slices.Sorted(maps.Keys(hooked)), number) {
-		device, err := netlink.LinkByIndex(index)
-		if err != nil {
-			continue // it has gone
-		}
-		for _, at := range []struct {
-			parent uint32
-			what   string
-		}{{netlink.HANDLE_MIN_INGRESS, "comes in"}, {netlink.HANDLE_MIN_EGRESS, "goes out"}} {
-			if at.parent == netlink.HANDLE_MIN_EGRESS && index != number {
-				continue // express packets pass it, too
-			}
-			filters, err := netlink.FilterList(device, at.parent)
-			if err == nil && len(filters) > 0 {
-				all = append(all, Refusal{Where: "tc filter of " + device.Attrs().Name,
-					Why: "it looks at what " + at.what})
-			}
+	about, err := arrive.Info()
+	if err != nil {
+		return nil, err
+	}
+	ours, _ := about.ID()
+	for _, index := range slices.Sorted(maps.Keys(hooked)) {
+		if device, err := netlink.LinkByIndex(index); err == nil { // else it has gone
+			all = append(all, filters(device, netlink.HANDLE_MIN_INGRESS, "comes in")...)
+			all = append(all, behind(ours, index, hooked[index])...)
 		}
 	}
-	if qdiscs, err := netlink.QdiscList(bridge); err == nil {
-		for _, q := range qdiscs {
-			if kind := q.Type(); kind != "noqueue" && kind != "clsact" && kind != "ingress" {
-				all = append(all, Refusal{Where: "qdisc " + kind + " of " + name,
-					Why: "express packets would not wait in it"})
-			}
+	all = append(all, filters(bridge, netlink.HANDLE_MIN_INGRESS, "comes in")...)
+	all = append(all, filters(bridge, netlink.HANDLE_MIN_EGRESS, "goes out")...)
+	qdiscs, err := netlink.QdiscList(bridge)
+	if err != nil {
+		return nil, fmt.Errorf("queues of %s: %w", name, err)
+	}
+	for _, q := range qdiscs {
+		if kind := q.Type(); kind != "noqueue" && kind != "clsact" && kind != "ingress" {
+			all = append(all, Refusal{Where: "qdisc " + kind + " of " + name,
+				Why: "express packets would not wait in it"})
 		}
 	}
 	for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		others, err := link.QueryPrograms(link.QueryOptions{Target: number, Attach: attach})
-		if err == nil && len(others.Programs) > 0 {
+		if err != nil {
+			return nil, fmt.Errorf("BPF programs at %s: %w", name, err)
+		}
+		if len(others.Programs) > 0 {
 			all = append(all, Refusal{Where: "a BPF program at " + name,
 				Why: "express packets do not pass the bridge"})
 		}
@@ -204,6 +210,35 @@ func around(number int, hooked map[int]string) (all []Refusal, err error) {
 		return nil, fmt.Errorf("BPF links: %w", err)
 	}
 	return append(all, others...), nil
+}
+
+// filters finds tc's filters of a device. At the way out of a port they see express packets, too.
+func filters(device netlink.Link, parent uint32, what string) []Refusal {
+	filters, err := netlink.FilterList(device, parent)
+	if err == nil && len(filters) == 0 {
+		return nil
+	}
+	why := "it looks at what " + what
+	if err != nil {
+		why = fmt.Sprintf("whether one is there is not known: %v", err)
+	}
+	return []Refusal{{Where: "tc filter of " + device.Attrs().Name, Why: why}}
+}
+
+// behind finds a BPF program that stands behind ours where packets come in. One before it sees all.
+func behind(ours ebpf.ProgramID, index int, name string) []Refusal {
+	at, err := link.QueryPrograms(link.QueryOptions{Target: index,
+		Attach: ebpf.AttachTCXIngress})
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	why := "it stands behind the express path"
+	if err != nil {
+		why = fmt.Sprintf("whether one is behind the express path is not known: %v", err)
+	} else if n := len(at.Programs); n == 0 || at.Programs[n-1].ID == ours {
+		return nil
+	}
+	return []Refusal{{Where: "a BPF program at " + name, Why: why}}
 }
 
 // hooks finds BPF programs among the rules, which no table shows.

@@ -26,9 +26,8 @@ const (
 func (s *Scon) follow() error {
 	done := make(chan struct{})
 	s.ends = append(s.ends, func() { close(done) })
-	updates := make(chan netlink.LinkUpdate, 64)
-	if err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
-		ErrorCallback: func(error) {}}); err != nil {
+	updates, err := linkUpdates(done)
+	if err != nil {
 		return fmt.Errorf("links: %w", err)
 	}
 	hears, err := s.hear()
@@ -42,27 +41,43 @@ func (s *Scon) follow() error {
 		return fmt.Errorf("rules: %w", err)
 	}
 	s.all.Go(hears)
-	s.all.Go(func() { s.keep(updates) })
+	s.all.Go(func() { s.keep(updates, done) })
 	return nil
 }
 
+// linkUpdates hears of links until done, or until the socket has lost messages.
+func linkUpdates(done <-chan struct{}) (<-chan netlink.LinkUpdate, error) {
+	updates := make(chan netlink.LinkUpdate, 64)
+	return updates, netlink.LinkSubscribeWithOptions(updates, done,
+		netlink.LinkSubscribeOptions{ErrorCallback: func(error) {}})
+}
+
 // keep acts on changes of ports and rules, and flushes.
-func (s *Scon) keep(updates <-chan netlink.LinkUpdate) {
+func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
-	for {
-		var err error
-		select {
-		case <-s.closing:
+	defer func() {
+		if updates != nil {
 			go func() { // until the subscription has ended, which may be about to send
 				for range updates {
 				}
 			}()
+		}
+	}()
+	for {
+		var err error
+		select {
+		case <-s.closing:
 			return
 		case _, more := <-updates:
+			for more && len(updates) > 0 { // one look is enough for all that is known
+				_, more = <-updates
+			}
 			if !more {
-				updates = nil // the socket lost messages: the ticks see the ports, too
-				continue
+				if updates, err = linkUpdates(done); err != nil {
+					s.Log.Error("ports are seen within a second, not at once", "err", err)
+					updates = nil
+				}
 			}
 			if err = s.ports(); err == nil {
 				err = s.permit()
@@ -74,8 +89,9 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate) {
 				_, err = s.flush(0)
 			}
 		}
-		if _, missing := netlink.LinkByIndex(s.bridge); missing != nil {
-			s.Log.Warn("the bridge is gone, and its express path with it", "bridge", s.Bridge)
+		if _, missing := netlink.LinkByIndex(s.bridge); isGone(missing) {
+			s.Log.Warn("the bridge is gone, and its express path with it", "bridge", s.Bridge,
+				"err", s.undo())
 			close(s.ended)
 			return
 		}
@@ -85,11 +101,24 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate) {
 	}
 }
 
+// undo puts back what was there before.
+func (s *Scon) undo() error {
+	r, err := readRecord(s.Records, s.Bridge)
+	if r == nil || err != nil {
+		return err
+	}
+	return r.undo(s.Records)
+}
+
 // ports attaches to ports that have come, and forgets those that have gone.
 func (s *Scon) ports() error {
 	links, err := netns.Links()
 	if err != nil {
 		return err
+	}
+	uplinks, err := s.uplinks()
+	if err != nil {
+		return fmt.Errorf("the host's default routes: %w", err)
 	}
 	there := map[int]bool{}
 	var all error
@@ -98,13 +127,12 @@ func (s *Scon) ports() error {
 		if a.MasterIndex == s.bridge {
 			there[a.Index] = true
 		}
-		for _, uplink := range s.Uplinks {
-			if a.Name == uplink {
-				there[a.Index] = true
-			}
+		if slices.Contains(uplinks, a.Name) {
+			there[a.Index] = true
 		}
 	}
 	s.mu.Lock()
+	s.out = uplinks
 	var gone []int
 	for index := range s.hooked {
 		if !there[index] {
@@ -122,6 +150,28 @@ func (s *Scon) ports() error {
 		all = errors.Join(all, s.enter(l))
 	}
 	return all
+}
+
+// uplinks returns the names of the devices that containers go out by.
+func (s *Scon) uplinks() (names []string, err error) {
+	if len(s.Uplinks) > 0 {
+		return s.Uplinks, nil
+	}
+	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{},
+		netlink.RT_FILTER_DST) // to anywhere
+	for _, route := range routes {
+		by := []int{route.LinkIndex}
+		for _, hop := range route.MultiPath {
+			by = append(by, hop.LinkIndex)
+		}
+		for _, index := range by {
+			uplink, err := netlink.LinkByIndex(index)
+			if err == nil && index != s.bridge && !slices.Contains(names, uplink.Attrs().Name) {
+				names = append(names, uplink.Attrs().Name)
+			}
+		}
+	}
+	return names, err
 }
 
 // enter attaches to a device, and gives a port its contable.

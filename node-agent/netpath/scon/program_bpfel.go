@@ -108,7 +108,9 @@ const (
 	programProgFlush       = "flush"
 	programProgGenerations = "generations"
 	programProgWhy         = "why"
+	programVarBaseSeqAt    = "base_seq_at"
 	programVarByAge        = "by_age"
+	programVarNfTablesId   = "nf_tables_id"
 )
 
 // loadProgram returns the embedded CollectionSpec for program.
@@ -176,7 +178,9 @@ type programMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programVariableSpecs struct {
-	ByAge *ebpf.VariableSpec `ebpf:"by_age"`
+	BaseSeqAt  *ebpf.VariableSpec `ebpf:"base_seq_at"`
+	ByAge      *ebpf.VariableSpec `ebpf:"by_age"`
+	NfTablesId *ebpf.VariableSpec `ebpf:"nf_tables_id"`
 }
 
 // programObjects contains all objects after they have been loaded into the kernel.
@@ -222,7 +226,9 @@ func (m *programMaps) Close() error {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programVariables struct {
-	ByAge *ebpf.Variable `ebpf:"by_age"`
+	BaseSeqAt  *ebpf.Variable `ebpf:"base_seq_at"`
+	ByAge      *ebpf.Variable `ebpf:"by_age"`
+	NfTablesId *ebpf.Variable `ebpf:"nf_tables_id"`
 }
 
 // programPrograms contains all programs after they have been loaded into the kernel.

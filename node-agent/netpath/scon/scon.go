@@ -14,7 +14,6 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -23,22 +22,31 @@ import (
 // The programs are compiled by the clang that versions.yaml names.
 //go:generate ./generate
 
-// Where attachments are by default: what was there before, and the pins of links and maps.
-const (
-	Records = "/run/fastiov/scon"
-	Pins    = "/sys/fs/bpf/fastiov-scon"
-)
+// Pins is the folder of the pins of links and maps by default.
+const Pins = "/sys/fs/bpf/fastiov-scon"
+
+// Records returns where is by default what was there before: a folder for each network namespace,
+// since bridges of several may have one name.
+func Records() string { return fmt.Sprintf("/run/fastiov/scon/%d", networkNamespace()) }
+
+// networkNamespace returns the inode of the caller's.
+func networkNamespace() uint64 {
+	number, _ := inode("/proc/thread-self/ns/net") // nothing is attached without one
+	return number
+}
 
 // Config describes an attachment, in the network namespace of the caller.
 type Config struct {
-	Bridge  string   // whose ports are sped up
-	Uplinks []string // the devices that its containers go out by
-	Records string   // the folder of what was there before
-	Pins    string   // a folder in a BPF file system
+	Bridge string // whose ports are sped up
+	// The devices that its containers go out by; without a name, those that the host's default
+	// routes lead by, whichever these are from now on.
+	Uplinks []string
+	Records string // the folder of what was there before
+	Pins    string // a folder in a BPF file system
 	// Settings lets conntrack be told to accept TCP that it has not seen whole. Without it, TCP is
 	// express only where somebody else has told it.
 	Settings bool
-	Log      *slog.Logger
+	Log      *slog.Logger `json:"-"`
 
 	ByAge bool // entries hold by their age alone, as the paper has it: a control
 }
@@ -50,9 +58,11 @@ type Scon struct {
 	bridge   int
 	first    bool // nobody had attached before
 	programs programObjects
+	at       generationAt
 
 	mu      sync.Mutex
 	hooked  map[int]string // devices by their index
+	out     []string       // the uplinks
 	refused []Refusal
 
 	closing chan struct{}
@@ -66,7 +76,7 @@ type Scon struct {
 type record struct {
 	Bridge   string
 	Index    int
-	Uplinks  []string
+	Netns    uint64
 	Pins     string
 	Settings map[string]string `json:",omitempty"` // as they were
 }
@@ -92,9 +102,6 @@ func Attach(cfg Config) (_ *Scon, err error) {
 	if bridge.Type() != "bridge" {
 		return nil, fmt.Errorf("%s is no bridge but a %s", cfg.Bridge, bridge.Type())
 	}
-	if len(cfg.Uplinks) == 0 {
-		return nil, errors.New("no uplink is named: the device that containers go out by")
-	}
 	s.bridge = bridge.Attrs().Index
 	if err := os.MkdirAll(s.Records, 0o700); err != nil {
 		return nil, err
@@ -111,17 +118,14 @@ func Attach(cfg Config) (_ *Scon, err error) {
 		return nil, err
 	}
 	for _, name := range cfg.Uplinks {
-		uplink, err := netlink.LinkByName(name)
-		if err != nil {
-			return nil, fmt.Errorf("uplink %s: %w", name, err)
-		}
-		if err := s.hook(uplink); err != nil {
+		if _, err := netlink.LinkByName(name); err != nil {
 			return nil, fmt.Errorf("uplink %s: %w", name, err)
 		}
 	}
 	if err := s.follow(); err != nil {
 		return nil, err
 	}
+	s.unhookFormer()
 	return s, nil
 }
 
@@ -145,9 +149,10 @@ func (s *Scon) Close() {
 func (s *Scon) Ended() <-chan struct{} { return s.ended }
 
 // load loads the programs and pins their maps in the place of those of a former agent. Entries of
-// former programs are not taken over: each is learned again from its next packet.
-func (s *Scon) load() error {
-	if err := supported(); err != nil {
+// former programs are not taken over: each is learned again from its next packet. What the operator
+// has turned off stays off, and counts go on.
+func (s *Scon) load() (err error) {
+	if s.at, err = findGeneration(); err != nil {
 		return err
 	}
 	if err := bpffs(s.Pins); err != nil {
@@ -160,10 +165,23 @@ func (s *Scon) load() error {
 	if err != nil {
 		return err
 	}
-	if err := spec.Variables[programVarByAge].Set(s.ByAge); err != nil {
+	err = errors.Join(s.at.tell(spec), spec.Variables[programVarByAge].Set(s.ByAge))
+	if err != nil {
 		return err
 	}
-	if err := spec.LoadAndAssign(&s.programs, nil); err != nil {
+	kept := map[string]*ebpf.Map{}
+	for _, name := range []string{programMapTurnedOff, programMapReasons} {
+		former, err := ebpf.LoadPinnedMap(filepath.Join(s.pins(), name), nil)
+		if err != nil {
+			continue
+		}
+		defer former.Close()
+		if spec.Maps[name].Compatible(former) == nil { // else that of another version
+			kept[name] = former
+		}
+	}
+	if err := spec.LoadAndAssign(&s.programs,
+		&ebpf.CollectionOptions{MapReplacements: kept}); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
 	p := &s.programs
@@ -171,7 +189,7 @@ func (s *Scon) load() error {
 		programMapConentries: p.Conentries, programMapContables: p.Contables,
 		programMapPermits: p.Permits, programMapReasons: p.Reasons,
 		programMapTurnedOff: p.TurnedOff, programProgGenerations: p.Generations,
-		programProgWhy: p.Why,
+		programProgWhy: p.Why, programProgArrive: p.Arrive,
 	} {
 		path := filepath.Join(s.pins(), name)
 		_ = os.Remove(path)
@@ -182,34 +200,12 @@ func (s *Scon) load() error {
 	return nil
 }
 
-func (s *Scon) pins() string { return record{Index: s.bridge, Pins: s.Pins}.pins() }
+func (s *Scon) pins() string {
+	return record{Index: s.bridge, Netns: networkNamespace(), Pins: s.Pins}.pins()
+}
 
-func (r record) pins() string { return filepath.Join(r.Pins, strconv.Itoa(r.Index)) }
-
-// supported tells what the kernel lacks.
-func supported() error {
-	kernel, err := btf.LoadKernelSpec()
-	if err != nil {
-		return fmt.Errorf("the kernel does not describe its types (CONFIG_DEBUG_INFO_BTF): %w", err)
-	}
-	for _, need := range []struct{ in, field, what string }{
-		{"netns_nftables", "base_seq", "when its rules changed"},
-		{"nf_conn", "tuplehash", "its connections"},
-	} {
-		var t *btf.Struct
-		if err := kernel.TypeByName(need.in, &t); err != nil {
-			return fmt.Errorf("the kernel does not tell programs %s: %w", need.what, err)
-		}
-		has := false
-		for _, member := range t.Members {
-			has = has || member.Name == need.field
-		}
-		if !has {
-			return fmt.Errorf("the kernel does not tell programs %s: its %s has no %s", need.what,
-				need.in, need.field)
-		}
-	}
-	return nil
+func (r record) pins() string {
+	return filepath.Join(r.Pins, fmt.Sprintf("%d-%d", r.Netns, r.Index))
 }
 
 // bpffs makes the folder of pins, with a BPF file system where there is none.
@@ -279,6 +275,31 @@ func (s *Scon) unhook(index int) {
 	s.mu.Unlock()
 }
 
+// unhookFormer takes the programs off devices that a former agent had hooked and that are neither
+// ports nor uplinks any more.
+func (s *Scon) unhookFormer() {
+	for _, index := range hookedIn(s.pins()) {
+		s.mu.Lock()
+		_, is := s.hooked[index]
+		s.mu.Unlock()
+		if !is {
+			s.unhook(index)
+		}
+	}
+}
+
+// hookedIn returns the devices that have pins in an attachment's folder.
+func hookedIn(dir string) (devices []int) {
+	pins, _ := filepath.Glob(filepath.Join(dir, "arrive-*"))
+	for _, pin := range pins {
+		_, number, _ := strings.Cut(filepath.Base(pin), "-")
+		if index, err := strconv.Atoi(number); err == nil {
+			devices = append(devices, index)
+		}
+	}
+	return devices
+}
+
 func unpin(pin string) {
 	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
 		_ = l.Unpin()
@@ -296,12 +317,12 @@ func recordOf(dir, bridge string) string { return filepath.Join(dir, bridge+".js
 
 // lock has the attachment be one process's, for as long as that lives.
 func lock(records, bridge string) (unlock func(), err error) {
-	path := filepath.Join(records, bridge+".lock")
+	path := lockOf(records, bridge)
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, exclusive()); err != nil {
 		who, _ := os.ReadFile(path)
 		file.Close()
 		return nil, fmt.Errorf("process %s follows bridge %s; end that first", who, bridge)
@@ -317,26 +338,32 @@ func lock(records, bridge string) (unlock func(), err error) {
 	return func() { file.Close() }, nil
 }
 
+func lockOf(records, bridge string) string { return filepath.Join(records, bridge+".lock") }
+
+func exclusive() *unix.Flock_t { return &unix.Flock_t{Type: unix.F_WRLCK} }
+
 // Followed reports whether a process follows the attachment.
 func (v *View) Followed() bool {
-	unlock, err := lock(filepath.Dir(v.file), v.Bridge)
-	if err == nil {
-		unlock()
+	file, err := os.Open(lockOf(filepath.Dir(v.file), v.Bridge))
+	if err != nil {
+		return false
 	}
-	return err != nil
+	defer file.Close()
+	is := exclusive()
+	return unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, is) == nil && is.Type != unix.F_UNLCK
 }
 
 // record writes down what is about to be changed, and changes the settings. What a former agent
 // found counts, if there is one.
 func (s *Scon) record() error {
-	now := record{Bridge: s.Bridge, Index: s.bridge, Uplinks: s.Uplinks, Pins: s.Pins}
+	now := record{Bridge: s.Bridge, Index: s.bridge, Netns: networkNamespace(), Pins: s.Pins}
 	former, err := readRecord(s.Records, s.Bridge)
 	if err != nil {
 		return err
 	}
 	if former != nil {
 		now.Settings = former.Settings
-		if former.Index != s.bridge { // another bridge had that name
+		if former.pins() != now.pins() { // another bridge had that name
 			remove(former.pins())
 		}
 	}
@@ -344,7 +371,7 @@ func (s *Scon) record() error {
 		if now.Settings == nil {
 			now.Settings = map[string]string{}
 		}
-		for _, file := range settings {
+		for _, file := range Settings {
 			is, err := os.ReadFile(file)
 			if err != nil {
 				return fmt.Errorf("conntrack: %w; is nf_conntrack loaded?", err)
@@ -371,7 +398,7 @@ func (s *Scon) record() error {
 	if !s.Settings {
 		return nil
 	}
-	for _, file := range settings {
+	for _, file := range Settings {
 		if err := os.WriteFile(file, []byte("1"), 0); err != nil {
 			return err
 		}
@@ -379,10 +406,10 @@ func (s *Scon) record() error {
 	return nil
 }
 
-// Without these settings conntrack would reset a connection whose packets it does not all see: it
-// would take an answer to what went express for one to nothing, and let a reset leave without a
-// translation.
-var settings = []string{
+// Settings lists what conntrack is told by. Without that it would reset a connection whose packets
+// it does not all see: it would take an answer to what went express for one to nothing, and let a
+// reset leave without a translation.
+var Settings = []string{
 	"/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",
 	"/proc/sys/net/netfilter/nf_conntrack_tcp_ignore_invalid_rst",
 }
@@ -418,6 +445,29 @@ func Detach(records, bridge string) error {
 		return err
 	}
 	defer unlock()
+	return r.undo(records)
+}
+
+// DetachGone detaches from bridges that are there no more. Who follows one does so itself.
+func DetachGone(records string) (all error) {
+	for _, bridge := range Attached(records) {
+		v, err := Open(records, bridge)
+		if err != nil {
+			all = errors.Join(all, err)
+		} else if _, err := netlink.LinkByName(bridge); isGone(err) && !v.Followed() {
+			all = errors.Join(all, Detach(records, bridge))
+		}
+	}
+	return all
+}
+
+func isGone(err error) bool {
+	var gone netlink.LinkNotFoundError
+	return errors.As(err, &gone)
+}
+
+// undo undoes what the record says; whoever calls it has the lock.
+func (r *record) undo(records string) (err error) {
 	remove(r.pins())
 	if len(r.Settings) > 0 {
 		if failed := tolerate(); failed != nil {
@@ -425,7 +475,7 @@ func Detach(records, bridge string) error {
 		}
 	}
 	for file, was := range r.Settings {
-		if found(records, bridge, file) != "" { // that attachment needs it still
+		if found(records, r.Bridge, file) != "" { // that attachment needs it still
 			continue
 		}
 		err = errors.Join(err, os.WriteFile(file, []byte(was), 0))
@@ -433,8 +483,8 @@ func Detach(records, bridge string) error {
 	if err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Join(records, bridge+".lock"))
-	return os.Remove(recordOf(records, bridge))
+	_ = os.Remove(lockOf(records, r.Bridge))
+	return os.Remove(recordOf(records, r.Bridge))
 }
 
 // found returns what another attachment found in a setting that it needs, too; empty: none does.

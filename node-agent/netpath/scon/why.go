@@ -86,7 +86,7 @@ func connectionOf(f Flow) (string, error) {
 
 // ToleratesGaps reports whether conntrack accepts TCP that it does not see whole.
 func ToleratesGaps() bool {
-	for _, file := range settings {
+	for _, file := range Settings {
 		is, err := os.ReadFile(file)
 		if err != nil || strings.TrimSpace(string(is)) != "1" {
 			return false

@@ -12,6 +12,7 @@ struct netns_ipv4 {
 	struct {
 		int counter;
 	} rt_genid;
+	__u8 sysctl_ip_fwd_use_pmtu;
 };
 
 struct netns_nftables {
@@ -32,7 +33,10 @@ struct netns_ct {
 	struct nf_ip_net nf_ct_proto;
 };
 
+struct net_generic;
+
 struct net {
+	struct net_generic *gen;
 	struct netns_ipv4 ipv4;
 	struct netns_nftables nft;
 	struct netns_ct ct;
@@ -125,11 +129,15 @@ struct rtable {
 	__u16 rt_type;
 	__u8 rt_gw_family;
 	__be32 rt_gw4;
-	__u32 rt_pmtu : 31;
+	__u32 rt_mtu_locked : 1, rt_pmtu : 31;
 };
 
 struct dst_metrics {
 	__u32 metrics[2];
+};
+
+struct list_head {
+	struct list_head *next;
 };
 
 #pragma clang attribute pop
@@ -141,3 +149,7 @@ void *bpf_rdonly_cast(const void *, __u32) __ksym;
  * what is not mapped gives 0. */
 #define AT(type, address) \
 	((struct type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(struct type)))
+
+/* The 32 or 64 bits at an address, by types that begin with such. */
+#define WORD_AT(address) (AT(dst_metrics, address)->metrics[0])
+#define POINTER_AT(address) ((__u64)AT(list_head, address)->next)

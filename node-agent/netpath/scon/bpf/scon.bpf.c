@@ -45,10 +45,26 @@ struct headers {
 
 _Static_assert(sizeof(struct headers) == HEADERS, "headers have no gaps");
 
+/* Where nf_tables has base_seq for itself: its number among those that have a part in each network
+ * namespace, by address, and the place in that part. */
+const volatile __u64 nf_tables_id = 0;
+const volatile __u32 base_seq_at = 0;
+
+/* 0 says that nf_tables is gone. */
 static __always_inline __u64 rules_of(struct net *net)
 {
+	__u32 base_seq;
+
+	if (bpf_core_field_exists(net->nft.base_seq)) {
+		base_seq = net->nft.base_seq;
+	} else {
+		__u64 parts = (__u64)net->gen;
+		__u64 mine = POINTER_AT(parts + 8ull * WORD_AT(nf_tables_id));
+
+		base_seq = WORD_AT(mine + base_seq_at);
+	}
 	/* A commit raises base_seq first, and turns the cursor when the new rules are in force. */
-	return (__u64)net->nft.base_seq << 1 | (net->nft.gencursor & 1);
+	return base_seq ? (__u64)base_seq << 1 | (net->nft.gencursor & 1) : 0;
 }
 
 static __always_inline __u64 routes_of(struct net *net)
@@ -150,7 +166,7 @@ static __always_inline __u32 holds(const struct flow *f, const struct conentry *
 	if (now >= e->until)
 		return SAMPLE;
 	permit = bpf_map_lookup_elem(&permits, &zero);
-	if (!permit || e->rules != rules || permit->established != rules ||
+	if (!permit || !rules || e->rules != rules || permit->established != rules ||
 	    (e->fresh && permit->fresh != rules))
 		return RULES;
 	if (e->routes != routes)
@@ -171,41 +187,48 @@ static __always_inline void drop_entry(const struct flow *f, __u32 owner)
 		__sync_fetch_and_add(&t->entries, -1);
 }
 
-static __always_inline int express(struct __sk_buff *skb, struct headers *h, struct conentry *e,
-				   __u32 protocol)
+/* express sends the packet on as the entry has it, which is valid until that time. */
+static __always_inline int express(struct __sk_buff *skb, struct headers *h, const struct flow *f,
+				   struct conentry *e, __u64 until, __u64 now)
 {
 	struct bpf_redir_neigh hop = { .nh_family = INET, .ipv4_nh = e->next_hop };
-	__u32 check = ETHERNET + IPV4 + (protocol == TCP ? 16 : 6);
-	__u64 zero_is_none = protocol == UDP ? BPF_F_MARK_MANGLED_0 : 0;
-	__u32 why = EXPRESS, device = e->device;
+	__u32 check = ETHERNET + IPV4 + (f->protocol == TCP ? 16 : 6);
+	__u64 zero_is_none = f->protocol == UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u32 why = EXPRESS, device = e->device, mark = e->mark, priority = e->priority;
+	__u32 addresses = e->addresses, ports = e->ports;
+	bool neighbour = e->neighbour;
 	__u64 *count;
 
 	/* The TTL is the first byte of its word. */
-	h->ip.check = ~fold((__u64)(__u16)~h->ip.check + (__u64)e->addresses +
+	h->ip.check = ~fold((__u64)(__u16)~h->ip.check + (__u64)addresses +
 			    (__u16)~bpf_htons(0x0100));
 	h->ip.ttl--;
 	h->ip.from = e->from;
 	h->ip.to = e->to;
 	h->from_port = e->from_port;
 	h->to_port = e->to_port;
-	if (!e->neighbour)
+	if (!neighbour)
 		copy_macs(h->ethernet.macs, e->new_macs);
-	if (e->addresses &&
-	    bpf_l4_csum_replace(skb, check, 0, e->addresses, BPF_F_PSEUDO_HDR | zero_is_none))
+	/* The memory of an entry that was replaced or removed meanwhile may be another flow's. */
+	if (bpf_map_lookup_elem(&conentries, f) != e || e->until != until)
+		return regular(NO_ENTRY);
+	if (addresses &&
+	    bpf_l4_csum_replace(skb, check, 0, addresses, BPF_F_PSEUDO_HDR | zero_is_none))
 		return DROP;
-	if (e->ports && bpf_l4_csum_replace(skb, check, 0, e->ports, zero_is_none))
+	if (ports && bpf_l4_csum_replace(skb, check, 0, ports, zero_is_none))
 		return DROP;
 	if (bpf_skb_store_bytes(skb, 0, h, HEADERS, 0))
 		return DROP;
-	skb->mark = e->mark;
-	skb->priority = e->priority;
+	skb->mark = mark;
+	skb->priority = priority;
 
+	e->used = now;
 	e->packets++;
 	e->bytes += bpf_ntohs(h->ip.length);
 	count = bpf_map_lookup_elem(&reasons, &why);
 	if (count)
 		++*count;
-	if (e->neighbour)
+	if (neighbour)
 		return bpf_redirect_neigh(device, &hop, sizeof(hop), 0);
 	return bpf_redirect(device, 0);
 }
@@ -222,7 +245,7 @@ int arrive(struct __sk_buff *skb)
 	struct flow f = {};
 	struct headers h;
 	struct slot *slot;
-	__u64 now, rules, routes;
+	__u64 now, rules, routes, until;
 
 	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present ||
 	    data + HEADERS + 4 > end)
@@ -268,6 +291,7 @@ int arrive(struct __sk_buff *skb)
 	e = bpf_map_lookup_elem(&conentries, &f);
 	if (!e)
 		goto note;
+	until = e->until;
 	if (!same_macs(e->macs, h.ethernet.macs) || e->tos != h.ip.tos ||
 	    e->mark_before != skb->mark) {
 		why = FRAME;
@@ -298,8 +322,7 @@ int arrive(struct __sk_buff *skb)
 	/* A short frame of a NIC has bytes behind its packet, which a router leaves out. */
 	if (length + ETHERNET < skb->len && bpf_skb_change_tail(skb, length + ETHERNET, 0))
 		return regular(MALFORMED);
-	e->used = now;
-	return express(skb, &h, e, f.protocol);
+	return express(skb, &h, &f, e, until, now);
 
 note:
 	slot = bpf_map_lookup_elem(&slots, &zero);
@@ -318,21 +341,23 @@ note:
 	return regular(why);
 }
 
-/* How large a packet may be on that route and device; 0 where the express path cannot follow it. */
-static __always_inline __u32 room(struct rtable *route, struct net_device *device)
+/* How large a packet may be on that route and device; 0 where the express path cannot follow it:
+ * where an MTU is locked, or forwarding heeds one that ICMP has told. */
+static __always_inline __u32 room(struct rtable *route, struct net_device *device, struct net *net)
 {
-	__u32 mtu = device->mtu, by_route = route->dst.dev->mtu, metric, path = route->rt_pmtu;
+	struct dst_metrics *metrics = AT(dst_metrics, route->dst._metrics & ~3ul);
+	__u32 mtu = device->mtu, by_route = route->dst.dev->mtu, metric = metrics->metrics[1];
 
-	metric = AT(dst_metrics, route->dst._metrics & ~3ul)->metrics[1];
 	if (route->rt_type != UNICAST || route->dst.xfrm || route->dst.lwtstate ||
 	    (route->rt_gw_family && route->rt_gw_family != INET))
+		return 0;
+	if (BPF_CORE_READ_BITFIELD(route, rt_mtu_locked) || metrics->metrics[0] & MTU_LOCKED ||
+	    (net->ipv4.sysctl_ip_fwd_use_pmtu && BPF_CORE_READ_BITFIELD(route, rt_pmtu)))
 		return 0;
 	if (by_route < mtu)
 		mtu = by_route;
 	if (metric && metric < mtu)
 		mtu = metric;
-	if (path && path < mtu)
-		mtu = path;
 	return mtu < 0xffff ? mtu : 0xffff;
 }
 
@@ -389,13 +414,9 @@ int compose(struct __sk_buff *skb)
 	    h->ip.ttl != slot->ttl - 1)
 		return NEXT;
 
-	any = f;
-	any.device = 0;
-	if (bpf_map_lookup_elem(&turned_off, &any))
-		return NEXT;
 	out = bpf_map_lookup_elem(&contables, &device);
 	permit = bpf_map_lookup_elem(&permits, &zero);
-	if (!permit || (permit->established != slot->rules && !by_age))
+	if (!permit || (!by_age && (!slot->rules || permit->established != slot->rules)))
 		return NEXT;
 	if (in) {
 		owner = f.device;
@@ -432,7 +453,7 @@ int compose(struct __sk_buff *skb)
 	if (!(kernel->_skb_refdst & ~1ul))
 		return NEXT;
 	route = AT(rtable, kernel->_skb_refdst & ~1ul);
-	e.mtu = room(route, kernel->dev);
+	e.mtu = room(route, kernel->dev, net);
 	if (!e.mtu)
 		return NEXT;
 	if (out) {
@@ -454,6 +475,10 @@ int compose(struct __sk_buff *skb)
 		*(__u32 *)in->mac = *(__u32 *)(slot->macs + 6);
 		*(__u16 *)(in->mac + 4) = *(__u16 *)(slot->macs + 10);
 	}
+	any = f;
+	any.device = 0;
+	if (bpf_map_lookup_elem(&turned_off, &any))
+		return NEXT;
 
 	now = bpf_ktime_get_coarse_ns();
 	e.rules = slot->rules;

@@ -17,6 +17,7 @@ enum {
 	UDP = 17,
 	INET = 2, /* AF_INET */
 	UNICAST = 1, /* RTN_UNICAST */
+	MTU_LOCKED = 1 << 2, /* RTAX_MTU, of RTAX_LOCK */
 	FRAGMENT = 0x3fff, /* more follow, or an offset */
 	TCP_ACK = 0x10,
 	TCP_STEADY = TCP_ACK | 0x08 | 0x40 | 0x80, /* with PSH, ECE, CWR */

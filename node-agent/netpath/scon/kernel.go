@@ -1,0 +1,116 @@
+package scon
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+const rulesModule = "/sys/module/nf_tables"
+
+// A generationAt says where programs find the generation of the rules. Where that is in struct net,
+// it is zero; else nf_tables has it in memory of its own.
+type generationAt struct {
+	number uint64 // the address of nf_tables' number, by which a network namespace has its part
+	offset uint32 // in that part
+	module uint64 // the inode of the module, which differs when it is loaded anew
+}
+
+// findGeneration tells what the kernel lacks, where it cannot have an express path.
+func findGeneration() (at generationAt, err error) {
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return at, fmt.Errorf("the kernel does not describe its types (CONFIG_DEBUG_INFO_BTF): %w",
+			err)
+	}
+	if _, err := offsetOf(kernel, "nf_conn", "tuplehash"); err != nil {
+		return at, fmt.Errorf("the kernel does not tell programs its connections: %w", err)
+	}
+	if _, err := offsetOf(kernel, "netns_nftables", "base_seq"); err == nil {
+		return at, nil
+	}
+	if _, err := readRuleset(); err != nil { // has the kernel load the module
+		return at, fmt.Errorf("rules: %w", err)
+	}
+	if at.offset, err = offsetOf(kernel, "nftables_pernet", "base_seq"); err != nil {
+		module, fault := btf.LoadKernelModuleSpec("nf_tables")
+		if fault == nil {
+			at.offset, fault = offsetOf(module, "nftables_pernet", "base_seq")
+		}
+		if fault != nil {
+			return at, fmt.Errorf("the kernel does not tell programs when its rules changed:"+
+				" %w, %w", err, fault)
+		}
+	}
+	if at.number, err = addressOf("nf_tables_net_id"); err != nil {
+		return at, fmt.Errorf("the kernel does not tell programs when its rules changed: %w", err)
+	}
+	at.module, err = inode(rulesModule)
+	return at, err
+}
+
+// tell sets the variables of the programs.
+func (at generationAt) tell(spec *ebpf.CollectionSpec) error {
+	return errors.Join(spec.Variables[programVarNfTablesId].Set(at.number),
+		spec.Variables[programVarBaseSeqAt].Set(at.offset))
+}
+
+// moved reports whether the module was loaded anew, so its memory is elsewhere.
+func (at generationAt) moved() bool {
+	if at.module == 0 {
+		return false
+	}
+	now, err := inode(rulesModule)
+	return err != nil || now != at.module
+}
+
+func offsetOf(types *btf.Spec, name, field string) (uint32, error) {
+	var t *btf.Struct
+	if err := types.TypeByName(name, &t); err != nil {
+		return 0, err
+	}
+	for _, member := range t.Members {
+		if member.Name == field {
+			return member.Offset.Bytes(), nil
+		}
+	}
+	return 0, fmt.Errorf("its %s has no %s", name, field)
+}
+
+// addressOf returns where the kernel has a symbol.
+func addressOf(symbol string) (uint64, error) {
+	all, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return 0, err
+	}
+	defer all.Close()
+	for lines := bufio.NewScanner(all); lines.Scan(); {
+		if of := strings.Fields(lines.Text()); len(of) > 2 && of[2] == symbol {
+			address, err := strconv.ParseUint(of[0], 16, 64)
+			if err == nil && address == 0 {
+				return 0, errors.New("it hides addresses; set kernel.kptr_restrict to 1")
+			}
+			return address, err
+		}
+	}
+	return 0, fmt.Errorf("it names no %s (CONFIG_KALLSYMS_ALL)", symbol)
+}
+
+func inode(path string) (uint64, error) {
+	about, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil // it is built in
+	}
+	if err != nil {
+		return 0, err
+	}
+	return about.Sys().(*syscall.Stat_t).Ino, nil
+}
