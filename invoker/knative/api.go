@@ -437,7 +437,9 @@ func unpacked(body []byte) ([]byte, error) {
 
 // decode reads an object of JSON. Fields that there are not are an error, a warning or nothing.
 func (w *writer) decode(k *kind, body []byte, o object, strict string) error {
-	unknown, err := kjson.UnmarshalStrict(k.pruned(body), o)
+	body, unknown := k.pruned(body)
+	others, err := kjson.UnmarshalStrict(body, o)
+	unknown = append(unknown, others...)
 	if err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
 			k.Names.Kind, k.Version, k.Names.Kind, err))

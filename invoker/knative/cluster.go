@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,27 +39,30 @@ func (a *anyShape) UnmarshalJSON(text []byte) error {
 }
 
 // pruned returns an object of a user's with the defaults of its definition, and without the spec's
-// fields that this does not have: Knative's types have more, which are Kubernetes's.
-func (k *kind) pruned(body []byte) []byte {
+// fields that this does not have, which it names: Knative's types have more, which are Kubernetes's.
+func (k *kind) pruned(body []byte) (pruned []byte, unknown []error) {
 	if k.core() {
-		return body
+		return body, nil
 	}
 	var o map[string]any
 	if json.Unmarshal(body, &o) != nil || k.shape.Properties["spec"] == nil {
-		return body // whoever decodes it says why
+		return body, nil // whoever decodes it says why
 	}
-	spec := o["spec"]
-	if !k.shape.Properties["spec"].prune(spec) {
-		return body
+	if changed, unknown := k.shape.Properties["spec"].prune("spec", o["spec"]); changed {
+		if text, err := json.Marshal(o); err == nil {
+			return text, unknown
+		}
 	}
-	if text, err := json.Marshal(o); err == nil {
-		return text
-	}
-	return body
+	return body, nil
 }
 
-// prune gives a value its defaults, takes unknown fields out, and reports whether it changed.
-func (s *shape) prune(value any) (changed bool) {
+// prune gives the value at a path its defaults, takes unknown fields out, which it names, and
+// reports whether it changed.
+func (s *shape) prune(path string, value any) (changed bool, unknown []error) {
+	prune := func(next *shape, path string, value any) {
+		also, more := next.prune(path, value)
+		changed, unknown = changed || also, append(unknown, more...)
+	}
 	switch value := value.(type) {
 	case map[string]any:
 		for key, of := range s.Properties {
@@ -67,25 +72,26 @@ func (s *shape) prune(value any) (changed bool) {
 				value[key], changed = otherwise, true
 			}
 		}
-		for key, inner := range value {
+		for _, key := range slices.Sorted(maps.Keys(value)) {
+			at := path + "." + key
 			switch next := s.Properties[key]; {
 			case next != nil:
-				changed = next.prune(inner) || changed
+				prune(next, at, value[key])
 			case s.Additional != nil && s.Additional.shape != nil:
-				changed = s.Additional.prune(inner) || changed
+				prune(s.Additional.shape, at, value[key])
 			case s.Additional == nil && !s.Free && len(s.Properties) > 0:
 				delete(value, key)
-				changed = true
+				changed, unknown = true, append(unknown, fmt.Errorf("unknown field %q", at))
 			}
 		}
 	case []any:
-		for _, inner := range value {
+		for i, inner := range value {
 			if s.Items != nil {
-				changed = s.Items.prune(inner) || changed
+				prune(s.Items, fmt.Sprintf("%s[%d]", path, i), inner)
 			}
 		}
 	}
-	return changed
+	return changed, unknown
 }
 
 // withoutContainers returns what a cluster says of a revision, or a template of one, that says no
