@@ -83,7 +83,7 @@ func (s *state) give(b *box, w *waiter, now time.Time) {
 // newBox takes a place on a node for a group or, where that is nil, for a stem cell.
 func (s *state) newBox(id string, n *node, g *group, st *stem, now time.Time) *box {
 	b := &box{
-		id: id, node: n, group: g, stem: st, phase: starting, since: now,
+		id: id, node: n, group: g, stem: st, phase: starting, since: now, asked: now,
 		ready: make(chan struct{}),
 	}
 	b.place.of, b.open.of, b.mine.of, b.alarm.of = b, b, b, b
@@ -107,7 +107,7 @@ func (s *state) specialise(b *box, g *group, now time.Time) {
 	b.stem.on[b.node]--
 	b.group, b.slots = g, g.slots
 	b.mine.join(&g.members)
-	b.ready = make(chan struct{})
+	b.ready, b.asked = make(chan struct{}), now
 	b.move(starting, now)
 	s.tell(b)
 }

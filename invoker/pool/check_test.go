@@ -19,7 +19,7 @@ func (w *world) check() {
 		}
 	}
 	shown := 0
-	for _, n := range w.s.snapshot().Queue {
+	for _, n := range w.s.snapshot(w.now).Queue {
 		shown += n
 	}
 	if shown != w.s.queue.n {

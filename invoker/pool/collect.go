@@ -24,7 +24,7 @@ func described(name, label, help string) *prometheus.Desc {
 // Reasons holds the label's value for each Lack.
 var Reasons = map[Lack]string{
 	Placeable: "placeable", NoNode: "node", NoVF: "vf", NoPlace: "place", NoMemory: "memory",
-	Reserved: "reserved", MakesRoom: "claim", AtMost: "max",
+	Reserved: "reserved", MakesRoom: "claim", AtMost: "max", Resting: "rest",
 }
 
 // Phases returns the phases of a sandbox, and "stem" for a stem cell that idles.

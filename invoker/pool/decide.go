@@ -234,7 +234,7 @@ func (s *state) due(a *alarm, now time.Time) step {
 			return step{kind: Note, alarm: a} // it has aged
 		}
 		waited := now.Sub(of.arrived).Round(time.Millisecond)
-		why := fmt.Sprintf("%s; waited %s", s.why(of), waited)
+		why := fmt.Sprintf("%s; waited %s", s.why(of, now), waited)
 		return step{kind: Refuse, waiter: of, why: why}
 	case *box:
 		if at := s.boxDue(of); at.IsZero() || now.Before(at) {

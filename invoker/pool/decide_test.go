@@ -95,7 +95,7 @@ func TestLookupOrder(t *testing.T) {
 	s.want("evict b5", "cold d on n0")
 	s.call(of("e", 100))
 	s.want()
-	if why := s.s.why(s.jobs[len(s.jobs)-1].w); why != "no VF, 0 ahead" {
+	if why := s.s.why(s.jobs[len(s.jobs)-1].w, s.now); why != "no VF, 0 ahead" {
 		t.Error(why)
 	}
 }
@@ -264,10 +264,10 @@ func TestAGroupHasNoMoreThanItMay(t *testing.T) {
 		s.call(two)
 	}
 	s.want("prewarm two in b1", "cold two on n0", "stem") // two more wait, and take no room
-	if why := s.s.why(s.jobs[2].w); why != "its function has as many sandboxes as it may, 0 ahead" {
+	if why := s.s.why(s.jobs[2].w, s.now); why != "its function has as many sandboxes as it may, 0 ahead" {
 		t.Error(why)
 	}
-	if shot := s.s.snapshot(); shot.Queue[AtMost] != 2 {
+	if shot := s.s.snapshot(s.now); shot.Queue[AtMost] != 2 {
 		t.Errorf("%v", shot.Queue)
 	}
 	s.started(s.boxes[2], true)

@@ -127,7 +127,7 @@ func judged(reply *api.StartReply, err error, ready func(*api.StartReply) error)
 // that from the box.
 func (s *state) started(b *box, how outcome, now time.Time) {
 	if b.phase == gone && how.err == nil {
-		how = outcome{err: &elsewhere{b.node.name + " was given up meanwhile"}}
+		how = outcome{err: &elsewhere{why: b.node.name + " was given up meanwhile"}}
 	}
 	b.start = how
 	close(b.ready)
@@ -135,7 +135,7 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	case how.err == nil && !b.ended:
 		b.begun = now
 	case how.err == nil, b.group == nil, b.kept, b.group.bounds.Scaled:
-		s.rest(b, b.since, now)
+		s.rest(b, now)
 	}
 	switch {
 	case b.phase == gone: // its node was lost meanwhile
@@ -153,21 +153,22 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 }
 
 // crashed takes in why a sandbox has ended or is of no use, if nobody wanted that. Soon after its
-// start that is as if it had not started.
+// start that is as if it had not started; but of one in use a job may be to blame, and while others
+// of its group live the program is not.
 func (s *state) crashed(b *box, why error, now time.Time) {
 	b.failed = cmp.Or(b.failed, why)
-	if b.failed != nil && now.Sub(b.begun) < mostRest {
-		s.rest(b, b.begun, now)
+	itself := b.used == 0 || b.group.live <= 1
+	if b.failed != nil && now.Sub(b.begun) < mostRest && itself {
+		s.rest(b, now)
 	}
 }
 
-// rest has sandboxes like b that no job waits for be started later: it has failed, and was started,
-// or ran, since then.
-func (s *state) rest(b *box, since, now time.Time) {
+// rest has sandboxes like b that no job waits for be started later, as it has failed.
+func (s *state) rest(b *box, now time.Time) {
 	if b.group == nil {
-		s.stemFailed(b.stem, since, now)
+		s.stemFailed(b.stem, b.asked, now)
 	} else {
-		s.keptFailed(b.group, since, now)
+		s.keptFailed(b.group, b.asked, now)
 	}
 }
 

@@ -388,3 +388,80 @@ func TestASandboxComesBackInThePlaceOfOneThatRests(t *testing.T) {
 	s.s.looked(s.s.nodes[0], sized(9, unbounded), s.now)
 	s.want("expire b2")
 }
+
+// growing is a scaled group of one busy and one idle sandbox, which grow tells to have three.
+func growing(t *testing.T) (s scene, grow func(), busy *task) {
+	one := with(of("a", 100), func(d *Demand) { d.Scaled = true })
+	s = newScene(t, Config{KeepAlive: time.Minute})
+	s.s.keep(&one, 2, 9, s.now)
+	s.settle()
+	for _, b := range s.boxes[:2] {
+		s.started(b, true)
+	}
+	busy = s.begun(one)
+	return s, func() { s.s.keep(&one, 3, 9, s.now) }, busy
+}
+
+// A young sandbox that ends under a job holds no other back, as the job may be to blame; one that
+// ends by itself does, and so does one that does not live.
+func TestWhichEndsHoldStartsBack(t *testing.T) {
+	crash := errors.New("it ended with 1")
+	s, grow, busy := growing(t)
+	s.s.ended(busy.box.node, busy.box.id, crash, s.now)
+	grow()
+	s.want("keep a", "keep a")
+	for _, end := range []func(s scene, b *box){
+		func(s scene, b *box) { s.s.ended(b.node, b.id, crash, s.now) },
+		func(s scene, b *box) { s.s.fail(b, crash, s.now) },
+	} {
+		s, grow, _ := growing(t)
+		idle := s.boxes[0]
+		if !idle.idles() {
+			idle = s.boxes[1]
+		}
+		end(s, idle)
+		grow()
+		s.want()
+		s.call(with(of("a", 100), func(d *Demand) { d.Scaled = true }))
+		s.want()
+		job := s.jobs[len(s.jobs)-1].w
+		if why := s.s.why(job, s.now); why != string(Resting)+", 0 ahead" {
+			t.Errorf("it waits as %s", why)
+		}
+		if shot := s.s.snapshot(s.now); shot.Queue[Resting] != 1 {
+			t.Errorf("waiting are %v", shot.Queue)
+		}
+		s.pass(2 * time.Second)
+		s.want("keep a", "keep a")
+	}
+}
+
+// Sandboxes whose starts began together fail once, however long those took; and a program that is
+// slow to start rests ever longer, too.
+func TestARestCountsFromTheStartsBeginning(t *testing.T) {
+	kept := of("a", 100)
+	s := newScene(t, Config{KeepAlive: time.Hour})
+	crash := func(b *box, after time.Duration) {
+		s.pass(after)
+		s.started(b, true)
+		s.s.ended(b.node, b.id, errors.New("it ended with 1"), s.now)
+	}
+	s.s.keep(&kept, 3, 9, s.now)
+	s.settle()
+	for _, b := range s.boxes[:3] {
+		crash(b, 3*time.Second)
+	}
+	tries := &s.groupOf("a").tries
+	if tries.fails != 1 {
+		t.Errorf("three that began together failed %d times", tries.fails)
+	}
+	s.s.keep(&kept, 1, 9, s.now)
+	for n := 2; n < 5; n++ {
+		s.now = tries.after
+		s.want("keep a")
+		crash(s.boxes[len(s.boxes)-1], 70*time.Second)
+		if tries.fails != n {
+			t.Errorf("%d failures in a row, want %d", tries.fails, n)
+		}
+	}
+}

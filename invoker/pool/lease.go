@@ -152,7 +152,7 @@ func (l *Lease) Retry(err error) bool {
 	if code := status.Code(err); l.Cold || code != codes.NotFound && code != codes.Aborted {
 		return false
 	}
-	l.giveBack(false, &elsewhere{status.Convert(err).Message()})
+	l.giveBack(false, tryElsewhere(err))
 	return true
 }
 
@@ -163,6 +163,9 @@ func (l *Lease) giveBack(keep bool, failed *elsewhere) {
 	l.box = nil
 	l.pool.happen(func(s *state, now time.Time) {
 		if failed != nil {
+			b.failed = cmp.Or(b.failed, error(failed))
+		}
+		if failed != nil && failed.gone {
 			s.crashed(b, failed, now)
 		}
 		s.done(b, &l.waiter, keep, now)
@@ -181,11 +184,16 @@ func (l *Lease) giveBack(keep bool, failed *elsewhere) {
 }
 
 // elsewhere says why a sandbox did not serve the demand, though another may.
-type elsewhere struct{ why string }
+type elsewhere struct {
+	why  string
+	gone bool // its node has that sandbox no more
+}
 
 func (e *elsewhere) Error() string { return e.why }
 
-func tryElsewhere(err error) error { return &elsewhere{status.Convert(err).Message()} }
+func tryElsewhere(err error) *elsewhere {
+	return &elsewhere{status.Convert(err).Message(), status.Code(err) == codes.NotFound}
+}
 
 // granted makes the sandbox ready and has it used, in one of the pool's workers.
 func (l *Lease) granted(g grant) {

@@ -357,7 +357,7 @@ func (p *Pool) Depth() int {
 func (p *Pool) Snapshot() Snapshot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.state.snapshot()
+	return p.state.snapshot(time.Now())
 }
 
 // Close refuses the jobs that wait, cancels those under way, stops every sandbox and returns when

@@ -29,7 +29,7 @@ func (p *Pool) Fail(id string, why error) {
 }
 
 func (s *state) fail(b *box, why error, now time.Time) {
-	b.failed = why
+	s.crashed(b, why, now)
 	s.drop(b, now)
 }
 

@@ -161,7 +161,8 @@ type box struct {
 	used    int
 	phase   phase
 	since   time.Time // of the phase
-	begun   time.Time // its start was over then
+	asked   time.Time // its start began then
+	begun   time.Time // and was over
 	retired bool      // it takes no more jobs, and ends with those it has
 	claimed bool      // the same, as long as its room is claimed
 	ended   bool      // its node has told its end, though its start is not over here

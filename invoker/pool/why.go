@@ -1,6 +1,9 @@
 package pool
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // A Lack says what a job waits for.
 type Lack string
@@ -14,12 +17,13 @@ const (
 	Reserved  Lack = "reserved for a job that has waited longer"
 	MakesRoom Lack = "room is being made for it"
 	AtMost    Lack = "its function has as many sandboxes as it may"
+	Resting   Lack = "its function's last sandbox has failed: the next is started later"
 )
 
 // why says what a waiter waits for, and how many jobs of its namespace wait before it.
-func (s *state) why(w *waiter) string {
+func (s *state) why(w *waiter, now time.Time) string {
 	g := w.group
-	lack := s.lack(g)
+	lack := s.lack(g, now)
 	said := string(lack)
 	switch lack {
 	case Placeable:
@@ -53,12 +57,14 @@ func (s *state) why(w *waiter) string {
 	return fmt.Sprintf("%s, %d ahead", said, ahead)
 }
 
-func (s *state) lack(g *group) Lack {
+func (s *state) lack(g *group, now time.Time) Lack {
 	switch {
 	case g.claim != nil:
 		return MakesRoom
 	case g.full():
 		return AtMost
+	case g.live > 0 && g.rests(now):
+		return Resting
 	}
 	lack := NoNode
 	for _, n := range s.nodes {
@@ -107,7 +113,7 @@ type NodeState struct {
 	FreeMore int // sandboxes that it could hold besides, as far as VFs go
 }
 
-func (s *state) snapshot() Snapshot {
+func (s *state) snapshot(now time.Time) Snapshot {
 	shot := Snapshot{
 		Queue: map[Lack]int{}, Boxes: map[string]int{"stem": 0}, Decisions: map[Kind]uint64{},
 	}
@@ -120,12 +126,12 @@ func (s *state) snapshot() Snapshot {
 	for _, c := range s.classes {
 		for _, l := range c.lines {
 			l.groups.all(func(g *group) bool {
-				shot.Queue[s.lack(g)] += g.waiting.n
+				shot.Queue[s.lack(g, now)] += g.waiting.n
 				return true
 			})
 		}
 	}
-	s.full.all(func(g *group) bool { shot.Queue[AtMost] += g.waiting.n; return true })
+	s.full.all(func(g *group) bool { shot.Queue[s.lack(g, now)] += g.waiting.n; return true })
 	for _, n := range s.nodes {
 		state := "up"
 		switch {

@@ -385,7 +385,7 @@ func (w *world) end() {
 	w.settle()
 	filed := w.s.servable.n + w.s.starving.n + w.s.full.n + w.s.finished.n
 	if !w.s.empty() || len(w.s.classes) > 0 || filed > 0 {
-		w.fail("left in a closed pool: %+v", w.s.snapshot())
+		w.fail("left in a closed pool: %+v", w.s.snapshot(w.now))
 	}
 	for _, g := range w.s.groups {
 		if g.jobs != 0 || g.members.n != 0 || g.live != 0 || g.space.held != 0 {
