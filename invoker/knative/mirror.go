@@ -214,8 +214,9 @@ func (m *mirror) showPod(s pool.Sandbox, revision string, uid types.UID) {
 	}
 }
 
-// crashedFor bounds how long a Pod whose sandbox has crashed waits for the next.
-const crashedFor = time.Minute
+// crashedFor bounds how long a Pod whose sandbox has crashed waits for the next, which
+// starts after a rest.
+const crashedFor = 2 * pool.MostRest
 
 // fall has a Pod whose sandbox has crashed wait for the revision's next: that is its container,
 // started again.

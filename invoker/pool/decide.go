@@ -103,10 +103,11 @@ func serve(g *group) step {
 // whoseTurn returns whose turn it is of the sandboxes that have a slot free: the last one's, but
 // where they are never full and it would get everything. There jobs that overlap go round, from the
 // last one on, to as many as there are to be, or as there are jobs: those beyond run empty and end,
-// or sleep on.
+// or sleep on. One that sleeps is woken where all that are awake have one.
 func (g *group) whoseTurn() *link[*box] {
 	around := g.bounds.Scaled && g.round < min(g.level, g.jobs+1) && g.next != nil &&
-		g.next.in == &g.open && g.next.of.slots >= Endless
+		g.next.in == &g.open && g.next.of.slots >= Endless &&
+		(g.next.of.phase != paused || g.jobs > g.round)
 	if around {
 		return g.next
 	}

@@ -158,7 +158,7 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 func (s *state) crashed(b *box, why error, now time.Time) {
 	b.failed = cmp.Or(b.failed, why)
 	itself := b.used == 0 || b.group.live <= 1
-	if b.failed != nil && now.Sub(b.begun) < mostRest && itself {
+	if b.failed != nil && now.Sub(b.begun) < MostRest && itself {
 		s.rest(b, now)
 	}
 }

@@ -201,8 +201,8 @@ func TestALevelFallsUnderLoad(t *testing.T) {
 	}
 }
 
-// Jobs that come one after another have the sandbox that is awake, and two that overlap have two,
-// also where one of them lasts.
+// Jobs that come one after another have the sandbox that is awake, also where one of them lasts;
+// those that overlap wake another where each that is awake has one besides.
 func TestJobsWakeNoMoreThanTheyNeed(t *testing.T) {
 	one := with(neverFull("a"), func(d *Demand) { d.PauseAfter = 10 * time.Second })
 	s := newScene(t, Config{KeepAlive: time.Minute})
@@ -216,32 +216,33 @@ func TestJobsWakeNoMoreThanTheyNeed(t *testing.T) {
 		s.pass(4 * time.Second)
 	}
 	s.want() // two were paused, and are so still
-	paused := func() (n int) {
+	paused := func(want int) {
+		t.Helper()
+		n := 0
 		for _, b := range s.boxes {
 			if b.phase == paused {
 				n++
 			}
 		}
-		return n
+		if n != want {
+			t.Errorf("%d are paused, want %d", n, want)
+		}
 	}
-	if n := paused(); n != 2 {
-		t.Errorf("%d are paused, want 2", n)
+	paused(2)
+	lasts := s.begun(one)
+	for range 5 {
+		s.finish(s.begun(one), true)
+		paused(2)
+		s.pass(6 * time.Second)
 	}
 	for range 5 {
 		first, second := s.begun(one), s.begun(one)
+		paused(1)
 		s.finish(first, true)
 		s.finish(second, true)
 		s.pass(4 * time.Second)
 	}
-	lasts := s.begun(one)
-	for range 5 {
-		s.finish(s.begun(one), true)
-		s.pass(4 * time.Second)
-	}
 	s.finish(lasts, true)
-	if n := paused(); n != 1 {
-		t.Errorf("%d are paused, want 1", n)
-	}
 }
 
 // A program that is kept and ends soon after each start is started less and less often; one that

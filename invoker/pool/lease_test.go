@@ -242,3 +242,34 @@ func TestALeaseIsGivenBackOnce(t *testing.T) {
 		l.Release(true)
 	})
 }
+
+// A sandbox that is gone from its node under its only job holds starts back; one that refused a
+// connection does not: it may just have too many.
+func TestARefusedConnectionHoldsNoStartBack(t *testing.T) {
+	for code, want := range map[codes.Code]int{codes.NotFound: 1, codes.Aborted: 0} {
+		in(t, Config{}, vfs(2), func(t *testing.T, p *Pool, n *fakeNode) {
+			kept := work("a").Demand
+			kept.Start = func() (*api.StartRequest, error) { return &api.StartRequest{}, nil }
+			do(p, work("a"))
+			p.Keep(kept, 1, 9)
+			over, again := make(chan bool), false
+			p.Acquire(kept, func(l *Lease, err error) {
+				if !again {
+					again = true
+					l.Retry(status.Error(code, "it is not there"))
+					return
+				}
+				l.Release(true)
+				over <- true
+			})
+			<-over
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			for _, g := range p.state.groups {
+				if g.tries.fails != want {
+					t.Errorf("%s: %d failures, want %d", code, g.tries.fails, want)
+				}
+			}
+		})
+	}
+}

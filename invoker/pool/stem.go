@@ -67,9 +67,9 @@ type attempts struct {
 	after time.Time
 }
 
-// mostRest is the longest rest after a failure. A row of failures is over when none has followed
+// MostRest is the longest rest after a failure. A row of failures is over when none has followed
 // for as long.
-const mostRest = time.Minute
+const MostRest = time.Minute
 
 // failed takes in that a start has failed, or what it has started. Those that were begun together
 // fail once.
@@ -77,11 +77,11 @@ func (a *attempts) failed(since, now time.Time) {
 	if since.Before(a.after) {
 		return
 	}
-	if since.Sub(a.after) > mostRest {
+	if since.Sub(a.after) > MostRest {
 		a.fails = 0
 	}
 	a.fails++
-	a.after = now.Add(min(time.Second<<min(a.fails, 6), mostRest))
+	a.after = now.Add(min(time.Second<<min(a.fails, 6), MostRest))
 }
 
 // backfill starts a stem cell where one is missing and there is room that nobody has a use for.

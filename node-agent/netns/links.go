@@ -21,9 +21,7 @@ func Links() (links []netlink.Link, err error) {
 }
 
 func list() (links []netlink.Link, err error) {
-	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	all, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	all, err := allLinks().Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 	if err != nil {
 		return nil, err
 	}
@@ -35,4 +33,11 @@ func list() (links []netlink.Link, err error) {
 		links = append(links, link)
 	}
 	return links, nil
+}
+
+// allLinks asks for no more than the links: VFs come only where an attribute says so.
+func allLinks() *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	return req
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Hundreds of threads enter and leave, and this process stays where it was.
@@ -86,5 +87,13 @@ func TestLinks(t *testing.T) {
 	slices.Sort(names)
 	if !slices.Equal(names, []string{"here", "lo", "there"}) {
 		t.Errorf("listed are %q", names)
+	}
+}
+
+// A request for links has no attributes, so none that asks for VFs: only real cards have those.
+func TestLinksAsksForNoVFs(t *testing.T) {
+	bare := unix.SizeofNlMsghdr + unix.SizeofIfInfomsg
+	if asked := allLinks().Serialize(); len(asked) != bare {
+		t.Errorf("a request of %d bytes, want %d: % x", len(asked), bare, asked)
 	}
 }
