@@ -264,7 +264,8 @@ func TestAGroupHasNoMoreThanItMay(t *testing.T) {
 		s.call(two)
 	}
 	s.want("prewarm two in b1", "cold two on n0", "stem") // two more wait, and take no room
-	if why := s.s.why(s.jobs[2].w, s.now); why != "its function has as many sandboxes as it may, 0 ahead" {
+	why := s.s.why(s.jobs[2].w, s.now)
+	if why != "its function has as many sandboxes as it may, 0 ahead" {
 		t.Error(why)
 	}
 	if shot := s.s.snapshot(s.now); shot.Queue[AtMost] != 2 {

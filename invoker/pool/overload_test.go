@@ -127,7 +127,8 @@ func TestNobodyStarves(t *testing.T) {
 		bound := testPatience + time.Duration(len(loads)+1)*(longest+4*tick)
 		for ; large.waits(); o.tick() {
 			if waited := o.now.Sub(arrived); waited > bound {
-				t.Fatalf("it waits for %s, %s are the most; %+v", waited, bound, o.s.snapshot(o.now))
+				t.Fatalf("it waits for %s, %s are the most; %+v",
+					waited, bound, o.s.snapshot(o.now))
 			}
 		}
 	})
