@@ -39,7 +39,7 @@ func (a *anyShape) UnmarshalJSON(text []byte) error {
 }
 
 // pruned returns an object of a user's with the defaults of its definition, and without the spec's
-// fields that this does not have, which it names: Knative's types have more, which are Kubernetes's.
+// fields that this does not have, which it names. Knative's types have more, of Kubernetes's.
 func (k *kind) pruned(body []byte) (pruned []byte, unknown []error) {
 	if k.core() {
 		return body, nil

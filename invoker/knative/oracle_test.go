@@ -34,7 +34,7 @@ type server struct {
 	token  string
 }
 
-// A reply is what a server answers, read.
+// A reply holds a server's answer, read.
 type reply struct {
 	code int
 	body any
