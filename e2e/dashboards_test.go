@@ -37,6 +37,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api/metrics"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
+	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	netvf "github.com/fastiov/fastiov/node-agent/netpath/vf"
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 	"github.com/fastiov/fastiov/node-agent/startup"
@@ -146,7 +147,7 @@ func nodeWithVFs(t *testing.T, dir string) (
 	}
 	a := agent.New(agent.Config{
 		Version: "test", Driver: "sim", Starter: starter, VFs: pool, Metrics: counts,
-		Log: starter.Log,
+		Log: starter.Log, Express: expressPath(),
 	})
 	go a.Follow(t.Context())
 	measured.MustRegister(a)
@@ -155,6 +156,19 @@ func nodeWithVFs(t *testing.T, dir string) (
 	page := httptest.NewServer(metrics.Page(measured))
 	t.Cleanup(page.Close)
 	return socket, strings.TrimPrefix(page.URL, "http://"), counts
+}
+
+// expressPath returns what an express path tells, over which more packets go each time that it is
+// asked.
+func expressPath() func() (scon.State, error) {
+	var packets atomic.Uint64
+	return func() (scon.State, error) {
+		state := scon.State{Answered: true, Packets: map[string]uint64{}}
+		for _, path := range scon.Paths {
+			state.Packets[path] = packets.Add(1)
+		}
+		return state, nil
+	}
 }
 
 // pulls returns a function that pulls an image which was not there before, from a registry of its

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
 // An executor is a sandbox that runs a second program so.
@@ -43,27 +44,33 @@ func TestExec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	put := func(st *startup.Started) { // who watches the sandbox reads the former
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.sandboxes["x"].st = st
+	}
 	own := st.Sandbox
+	become := func(sb sandbox.Sandbox) { put(&startup.Started{Sandbox: sb, Spec: st.Spec}) }
 	defer func() {
-		st.Sandbox = own
+		put(st)
 		if _, err := a.Stop(t.Context(), &api.StopRequest{Id: "x"}); err != nil {
 			t.Error(err)
 		}
 	}()
-	st.Sandbox = executor{own, func(context.Context) (int, error) { return 3, nil }}
+	become(executor{own, func(context.Context) (int, error) { return 3, nil }})
 	if reply, code := run("x", "false"); code != codes.OK || reply.Status != 3 || reply.Late {
 		t.Errorf("%+v, %v", reply, code)
 	}
-	st.Sandbox = executor{own, func(ctx context.Context) (int, error) {
+	become(executor{own, func(ctx context.Context) (int, error) {
 		<-ctx.Done()
 		return 0, ctx.Err()
-	}}
+	}})
 	if reply, code := run("x", "sleep"); code != codes.OK || !reply.Late {
 		t.Errorf("%+v, %v", reply, code)
 	}
-	st.Sandbox = executor{own, func(context.Context) (int, error) {
+	become(executor{own, func(context.Context) (int, error) {
 		return 0, errors.New("no such program")
-	}}
+	}})
 	if _, code := run("x", "nothing"); code != codes.Aborted {
 		t.Error(code)
 	}

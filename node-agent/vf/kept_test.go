@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -104,8 +106,11 @@ func TestKeptNetdevsRest(t *testing.T) {
 		if err := tree.SetVF("eth1", 6, other); err != nil {
 			t.Fatal(err)
 		}
+		var mu sync.Mutex
 		var reset []string
 		tree.Refuse(func(op, bdf string) error {
+			mu.Lock()
+			defer mu.Unlock()
 			if op == "reset" {
 				reset = append(reset, bdf)
 			}
@@ -238,7 +243,7 @@ func TestALeaseIsReturnedWhileItIsFurnished(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		network.slow = true
+		network.slow.Store(true)
 		leased := make(chan error)
 		go func() {
 			_, err := p.Lease(pod, vf.Want{BDF: "0000:01:10.0",
@@ -246,7 +251,7 @@ func TestALeaseIsReturnedWhileItIsFurnished(t *testing.T) {
 			leased <- err
 		}()
 		time.Sleep(time.Second)
-		network.slow = false
+		network.slow.Store(false)
 		p.Return(p.Leases()[0])
 		if err := <-leased; err == nil {
 			t.Error("the lease was given, and had been returned")
@@ -261,11 +266,11 @@ func TestALeaseIsReturnedWhileItIsFurnished(t *testing.T) {
 // A slowNetwork takes ten seconds to set a VF.
 type slowNetwork struct {
 	*vftest.Tree
-	slow bool
+	slow atomic.Bool
 }
 
 func (n *slowNetwork) SetVF(netdev string, index int, to vf.Settings) error {
-	if n.slow {
+	if n.slow.Load() {
 		time.Sleep(10 * time.Second)
 	}
 	return n.Tree.SetVF(netdev, index, to)
