@@ -15,8 +15,8 @@ import (
 	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 )
 
-// Functions on a bridge with the express path answer as without. A killed agent leaves that path
-// to the next one, and nothing of it is left behind the node.
+// Functions on a bridge with the express path answer as without, and nothing of that path is left
+// behind the node.
 func TestFunctionsByTheExpressPath(t *testing.T) {
 	inNetwork(t, func() {
 		if left := scon.Attached(scon.Records()); len(left) > 0 {
