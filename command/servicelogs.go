@@ -112,7 +112,7 @@ func (s *loggedService) await(ctx context.Context, watch io.ReadCloser) (version
 const betweenAsks = time.Second
 
 // show prints the log of a pod that runs; follow: until the pod is gone, also where its node's
-// agent ends and another goes on.
+// agent ends and another goes on, and where its program crashes, so that it has no log for a while.
 func (s *loggedService) show(ctx context.Context, pod *corev1.Pod, follow bool) {
 	if pod.Status.Phase != corev1.PodRunning || s.known[pod.Name] {
 		return
@@ -127,7 +127,7 @@ func (s *loggedService) show(ctx context.Context, pod *corev1.Pod, follow bool) 
 		for {
 			err := s.print(ctx, at+"/log?"+query.Encode(), query)
 			switch {
-			case errors.Is(err, errNoPod) || ctx.Err() != nil:
+			case ctx.Err() != nil || !follow && errors.Is(err, errNoPod):
 				return
 			case !follow:
 				s.mu.Lock()

@@ -19,7 +19,7 @@ func TestALogGoesOn(t *testing.T) {
 	var pod corev1.Pod
 	pod.Name, pod.Status.Phase = "hello-1", corev1.PodRunning
 	first := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	asked, down := 0, false
+	asked, crashed, down := 0, false, false
 	mux := http.NewServeMux()
 	ctx, stop := context.WithCancel(t.Context())
 	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) {
@@ -40,6 +40,11 @@ func TestALogGoesOn(t *testing.T) {
 	mux.HandleFunc("GET /pods/hello-1/log", func(w http.ResponseWriter, r *http.Request) {
 		if down {
 			http.Error(w, `{"message":"the node is away"}`, http.StatusServiceUnavailable)
+			return
+		}
+		if asked == 1 && !crashed { // until it runs again
+			crashed = true
+			http.NotFound(w, r)
 			return
 		}
 		since, _ := time.Parse(time.RFC3339Nano, r.URL.Query().Get("sinceTime"))
@@ -64,7 +69,7 @@ func TestALogGoesOn(t *testing.T) {
 		t.Error(err)
 	}
 	if said := out.String(); strings.Count(said, "line 0") != 1 ||
-		strings.Count(said, "line 1") != 1 || asked != 2 {
+		strings.Count(said, "line 1") != 1 || asked != 2 || !crashed {
 		t.Errorf("asked %d times, it is %q", asked, said)
 	}
 	down = true

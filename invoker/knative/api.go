@@ -480,10 +480,17 @@ func placed(k *kind, o object, namespace, of string) error {
 	return nil
 }
 
+const mostWarned = 4 << 10 // bytes of warnings with one answer, as Kubernetes has it
+
 // answer sends an object, with the warnings that its writing gave.
 func (c *call) answer(code int, w *writer, e *entry) error {
+	left := mostWarned
 	for _, text := range w.warns {
-		c.w.Header().Add("Warning", fmt.Sprintf("299 - %q", text))
+		warning := fmt.Sprintf("299 - %q", text)
+		if left -= len(warning); left < 0 {
+			break
+		}
+		c.w.Header().Add("Warning", warning)
 	}
 	if asTable(c.r) {
 		return c.json(code, e.kind.table(

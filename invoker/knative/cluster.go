@@ -56,12 +56,19 @@ func (k *kind) pruned(body []byte) (pruned []byte, unknown []error) {
 	return body, nil
 }
 
+// mostUnknown bounds how many unknown fields a request is told of, as Kubernetes does.
+const mostUnknown = 100
+
 // prune gives the value at a path its defaults, takes unknown fields out, which it names, and
 // reports whether it changed.
 func (s *shape) prune(path string, value any) (changed bool, unknown []error) {
+	name := func(more ...error) {
+		unknown = append(unknown, more[:min(len(more), mostUnknown-len(unknown))]...)
+	}
 	prune := func(next *shape, path string, value any) {
 		also, more := next.prune(path, value)
-		changed, unknown = changed || also, append(unknown, more...)
+		changed = changed || also
+		name(more...)
 	}
 	switch value := value.(type) {
 	case map[string]any:
@@ -81,7 +88,8 @@ func (s *shape) prune(path string, value any) (changed bool, unknown []error) {
 				prune(s.Additional.shape, at, value[key])
 			case s.Additional == nil && !s.Free && len(s.Properties) > 0:
 				delete(value, key)
-				changed, unknown = true, append(unknown, fmt.Errorf("unknown field %q", at))
+				changed = true
+				name(fmt.Errorf("unknown field %.256q", at))
 			}
 		}
 	case []any:

@@ -513,3 +513,34 @@ func TestADryRun(t *testing.T) {
 		return code == 404
 	})
 }
+
+// A field that a definition does not have is named in a warning, or is an error where none may be
+// unknown; of very many, a hundred are named, in warnings of a few KiB.
+func TestUnknownFieldsAreNamed(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	many := `"x":0`
+	for n := range 10_000 {
+		many += fmt.Sprintf(`,"x%d":0`, n)
+	}
+	for _, c := range []struct{ fields, query, want string }{
+		{`"tamplate":1`, "", `unknown field \"spec.tamplate\"`}, {many, "", `\"spec.x\"`},
+		{many, "Ignore", ""}, {many, "Strict", `unknown field \"spec.x\"`},
+	} {
+		r, w := h.request("POST", objects+"services?dryRun=All&fieldValidation="+c.query,
+			strings.Replace(described("hello", "example.com/hello"), `"spec":{`,
+				`"spec":{`+c.fields+`,`, 1))
+		r.Header.Set("Content-Type", "application/json")
+		h.http.ServeHTTP(w, r)
+		said := strings.Join(w.Header().Values("Warning"), "\n")
+		if strict := c.query == "Strict"; strict != (w.Code == 400) || w.Code != 201 && !strict {
+			t.Errorf("%.20s, %s: %d", c.fields, c.query, w.Code)
+		} else if strict {
+			said = w.Body.String()
+		}
+		if !strings.Contains(said, c.want) || len(said) > 8<<10 ||
+			c.want == "" && strings.Contains(said, "unknown") {
+			t.Errorf("%.20s, %s: %d bytes, %.300s", c.fields, c.query, len(said), said)
+		}
+	}
+}

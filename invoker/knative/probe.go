@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,7 +114,7 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, c *corev1.Container
 		switch code := status.Code(err); {
 		case ctx.Err() != nil:
 			return
-		case code == codes.Unavailable || code == codes.ResourceExhausted: // the node's matter
+		case slices.Contains(notOfPrograms, code):
 		case (err == nil) == well:
 			row = 0
 		default:
@@ -129,6 +130,9 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, c *corev1.Container
 		}
 	}
 }
+
+// notOfPrograms holds what says of a node, or of its driver, that it cannot probe.
+var notOfPrograms = []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Unimplemented}
 
 // ask makes a probe once, and returns why it did not go well.
 func ask(ctx context.Context, s pool.Sandbox, c *corev1.Container, probe *corev1.Probe,

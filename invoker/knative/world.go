@@ -109,8 +109,9 @@ func (l *logged) weight() int {
 	return lightest + len(l.body) + len(l.before.body)
 }
 
-// So many events are handed to a watcher at once: one that reads none of them keeps no more.
-const mostAtOnce = 256
+// So many events, and no more after so many bytes, are handed to a watcher at once: one that reads
+// none of them keeps no more.
+const mostAtOnce, weightAtOnce = 256, 1 << 20
 
 // began is a document that each process puts when it begins. So its revision is later than those
 // of all earlier events, of which the process knows none.
@@ -414,10 +415,15 @@ func (w *world) since(revision uint64, namespace string) ([]*logged, <-chan stru
 	}
 	at, _ := slices.BinarySearchFunc(w.events, revision+1,
 		func(e *logged, r uint64) int { return int(int64(e.revision - r)) })
-	if left := w.events[at:]; len(left) > mostAtOnce {
-		return slices.Clone(left[:mostAtOnce]), closed, nil
+	left, n, weight := w.events[at:], 0, 0
+	for n < min(len(left), mostAtOnce) && weight < weightAtOnce {
+		weight += left[n].weight()
+		n++
 	}
-	return slices.Clone(w.events[at:]), w.changed, nil
+	if n < len(left) {
+		return slices.Clone(left[:n]), closed, nil
+	}
+	return slices.Clone(left), w.changed, nil
 }
 
 // put keeps an object in the place of old; nil: it is new. It is durable then, and returned as it

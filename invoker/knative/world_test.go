@@ -42,10 +42,15 @@ func TestTheLogHasABound(t *testing.T) {
 			if err != nil || len(events) == 0 || len(events) > mostAtOnce {
 				t.Fatalf("%d events from %d on, %v", len(events), at, err)
 			}
+			weight := 0
 			for _, e := range events {
 				if n, at = n+1, at+1; e.revision != at {
 					t.Fatalf("event %d is %d", at, e.revision)
 				}
+				weight += e.weight()
+			}
+			if last := events[len(events)-1].weight(); weight-last >= weightAtOnce {
+				t.Fatalf("%d bytes are handed out at once", weight)
 			}
 		}
 		if n != c.events+1-int(floor) {

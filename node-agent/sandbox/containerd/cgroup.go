@@ -31,9 +31,9 @@ const cpuPeriod, leastQuota = 100 * time.Millisecond, time.Millisecond
 
 func (d *Driver) cgroup(spec sandbox.Spec) group {
 	memory, processes := int64(spec.MemoryMiB)<<20, int64(most)
-	shares := uint64(min(max(spec.MemoryMiB*1024/256, 2), 1<<18))
-	if r := spec.CPU.Request; r > 0 {
-		shares = uint64(min(max(r*1024/1000, 2), 1<<18))
+	shares := uint64(min(max(spec.MemoryMiB*1024/256, 2), mostShares))
+	if r := spec.CPU.Request; r > 0 { // it gets no more than its memory gives, which is bounded
+		shares = min(shares, uint64(max(r*1024/1000, 2)))
 	}
 	limits := specs.LinuxResources{
 		Memory: &specs.LinuxMemory{Limit: &memory},
@@ -60,7 +60,14 @@ func unified() bool { return cgroups.Mode() == cgroups.Unified }
 // when a service manager ends all that it finds there. No sandbox has that name.
 const shims = ".shims"
 
-func (d *Driver) shims() group { return group{path: filepath.Join("/", d.Namespace, shims)} }
+// They come before the sandboxes, which end by them.
+func (d *Driver) shims() group {
+	shares := uint64(mostShares)
+	return group{filepath.Join("/", d.Namespace, shims),
+		specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}}}
+}
+
+const mostShares = 1 << 18 // of the CPU's time, that the kernel takes
 
 // make makes the cgroup, with its limits.
 func (g group) make() error {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
 // Processes that do nothing but give birth and end, as in a fork bomb, do not outrun their end.
@@ -67,5 +69,24 @@ func TestNoProcessOutrunsItsEnd(t *testing.T) {
 		if time.Sleep(time.Millisecond); time.Now().After(until) {
 			t.Fatalf("after their end %s processes live on", in("pids.current")[0])
 		}
+	}
+}
+
+// A request for CPU time takes no more than memory gives, whatever a tenant writes, and the shims
+// come before all sandboxes.
+func TestSharesOfTheCPU(t *testing.T) {
+	d := &Driver{Config: Config{Namespace: "x"}}
+	shares := func(spec sandbox.Spec) uint64 { return *d.cgroup(spec).limits.CPU.Shares }
+	for _, c := range []struct{ memory, request, want int }{
+		{256, 0, 1024}, {512, 0, 2048}, {256, 125, 128}, {256, 1, 2}, {256, 1_000_000, 1024},
+	} {
+		spec := sandbox.Spec{ID: "a", MemoryMiB: c.memory}
+		spec.CPU.Request = c.request
+		if got := shares(spec); got != uint64(c.want) {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+	if got := *d.shims().limits.CPU.Shares; got != mostShares {
+		t.Errorf("the shims have %d", got)
 	}
 }

@@ -32,7 +32,7 @@ func (b *box) Exec(ctx context.Context, command []string) (status int, err error
 		defer cancel()
 		_, _ = p.Delete(ending, client.WithProcessKill)
 	}()
-	exited, err := p.Wait(making)
+	exited, err := p.Wait(ctx)
 	if err == nil {
 		err = p.Start(making)
 	}
