@@ -80,9 +80,11 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 		return nil, err
 	}
 	if n.bridge == nil { // a former agent may have had one
-		if err := errors.Join(bridge.Undo(bridgeDir(f.runDir)),
-			scon.DetachGone(scon.Records())); err != nil {
+		if err := bridge.Undo(bridgeDir(f.runDir)); err != nil {
 			return nil, err
+		}
+		if err := scon.DetachGone(scon.Records()); err != nil { // others' bridges, too
+			n.log.Warn("the express path of a bridge that is gone stays", "err", err)
 		}
 	}
 	if n.agent, err = n.openAgent(ctx, f, driver, images); err != nil {

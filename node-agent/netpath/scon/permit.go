@@ -176,11 +176,10 @@ func around(number int, hooked map[int]string, arrive *ebpf.Program) (all []Refu
 	if err != nil {
 		return nil, err
 	}
-	ours, _ := about.ID()
 	for _, index := range slices.Sorted(maps.Keys(hooked)) {
 		if device, err := netlink.LinkByIndex(index); err == nil { // else it has gone
 			all = append(all, filters(device, netlink.HANDLE_MIN_INGRESS, "comes in")...)
-			all = append(all, behind(ours, index, hooked[index])...)
+			all = append(all, behind(about, index, hooked[index])...)
 		}
 	}
 	all = append(all, filters(bridge, netlink.HANDLE_MIN_INGRESS, "comes in")...)
@@ -225,20 +224,40 @@ func filters(device netlink.Link, parent uint32, what string) []Refusal {
 	return []Refusal{{Where: "tc filter of " + device.Attrs().Name, Why: why}}
 }
 
-// behind finds a BPF program that stands behind ours where packets come in. One before it sees all.
-func behind(ours ebpf.ProgramID, index int, name string) []Refusal {
+// behind finds a BPF program that stands behind ours where packets come in. One before it sees all,
+// and that of another bridge's express path takes nothing but its own bridge's.
+func behind(ours *ebpf.ProgramInfo, index int, name string) []Refusal {
 	at, err := link.QueryPrograms(link.QueryOptions{Target: index,
 		Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
-	why := "it stands behind the express path"
+	where := "a BPF program at " + name
 	if err != nil {
-		why = fmt.Sprintf("whether one is behind the express path is not known: %v", err)
-	} else if n := len(at.Programs); n == 0 || at.Programs[n-1].ID == ours {
-		return nil
+		return []Refusal{{Where: where,
+			Why: fmt.Sprintf("whether one is behind the express path is not known: %v", err)}}
 	}
-	return []Refusal{{Where: "a BPF program at " + name, Why: why}}
+	id, _ := ours.ID()
+	for _, other := range slices.Backward(at.Programs) {
+		if other.ID == id {
+			break
+		}
+		if !alike(other.ID, ours) {
+			return []Refusal{{Where: where, Why: "it stands behind the express path"}}
+		}
+	}
+	return nil
+}
+
+// alike reports whether a program is ours, of another attachment.
+func alike(id ebpf.ProgramID, ours *ebpf.ProgramInfo) bool {
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return false
+	}
+	defer program.Close()
+	info, err := program.Info()
+	return err == nil && info.Tag == ours.Tag && info.Name == ours.Name
 }
 
 // hooks finds BPF programs among the rules, which no table shows.

@@ -136,6 +136,21 @@ func TestAProgramBehindOursTurnsItOff(t *testing.T) {
 	}
 }
 
+// Two bridges may have their express paths by one uplink: neither turns the other off.
+func TestTwoBridgesHaveOneUplink(t *testing.T) {
+	w := wire(t)
+	f := w.established(&flow{port: 20001})
+	w.wantExpress(f, true)
+	w.host.run(t, "ip link add br1 type bridge && ip link set br1 up")
+	t.Cleanup(func() { w.host.run(t, "ip link del br1") }) // once nobody follows it
+	second := attach(t, func(c *Config) { c.Bridge = "br1" })
+	time.Sleep(2 * flushEvery)
+	w.wantExpress(f, true)
+	if state, err := second.State(); err != nil || !state.Answered {
+		t.Errorf("the second one: %+v, %v", state, err)
+	}
+}
+
 // When the bridge goes, who follows it takes the programs off the uplinks and puts settings back.
 func TestTheBridgeGoes(t *testing.T) {
 	w := build(t, place{})
