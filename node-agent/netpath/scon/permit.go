@@ -45,6 +45,9 @@ func (s *Scon) hear() (func(), error) {
 func (s *Scon) permit() error {
 	for range tries {
 		before, err := s.generation()
+		if err == nil {
+			err = settled()
+		}
 		if err != nil {
 			return err
 		}
@@ -73,6 +76,25 @@ func (s *Scon) permit() error {
 		return nil
 	}
 	return nil // their last change is heard of, too
+}
+
+// settled returns once no commit of nftables is under way that was when it was called. A commit's
+// generation is there before the sets and policies that it brings. An empty batch waits for it, and
+// makes no generation.
+func settled() error {
+	conn, err := nfnetlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ofNftables := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	_, err = conn.SendMessages([]nfnetlink.Message{
+		{Header: nfnetlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: nfnetlink.Request},
+			Data: ofNftables},
+		{Header: nfnetlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: nfnetlink.Request},
+			Data: ofNftables},
+	})
+	return err
 }
 
 // share returns how many entries a container may have, so that all together fit.
