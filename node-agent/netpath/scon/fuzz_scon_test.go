@@ -426,8 +426,10 @@ func (f *fuzz) change() {
 		{"raw", "iptables -t raw -A PREROUTING -p udp -i br0 -j NOTRACK", "iptables -t raw -D PREROUTING -p udp -i br0 -j NOTRACK"},
 		{"agent", killAgent, startAgent},
 		{"container", "ip link add p9 type veth peer name c9; ip link set p9 master br0 up", "ip link del p9"},
-		// A port's state has no generation: it is seen within the second.
-		{"port", "ip link set p0 nomaster; sleep 1.1", "ip link set p0 master br0"},
+		// A port's state has no generation: it is seen within the second. And the kernel has a
+		// bridge drop all until it has seen to its carrier.
+		{"port", "ip link set p0 nomaster; sleep 1.1", "ip link set p0 master br0; " +
+			"until ip link show br0 | grep -q 'state UP'; do sleep 0.01; done"},
 		{"forwarding", "sysctl -qw net.ipv4.conf.br0.forwarding=0", "sysctl -qw net.ipv4.conf.br0.forwarding=1"},
 	}
 	c := all[f.rnd.IntN(len(all))]
