@@ -168,5 +168,10 @@ func (d *Driver) endAll() {
 		g.kill()
 		g.remove()
 	}
+	ended, _ := os.ReadDir(d.states())
+	for _, container := range ended {
+		unmountAll(filepath.Join(d.states(), container.Name()))
+	}
+	_ = os.Remove(d.states())
 	unloadProfile(d.Namespace)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -372,7 +373,6 @@ func TestClearWithoutContainerd(t *testing.T) {
 	if _, err := os.Stat(h.config.Dir); err == nil {
 		t.Error("its directory is there")
 	}
-	_ = os.RemoveAll("/run/containerd/runc/" + h.config.Namespace) // runc's own, on a tmpfs
 }
 
 // Where a containerd of others lives and something else fails, nothing is forgotten: it would keep
@@ -494,6 +494,25 @@ func TestAStartThatIsGivenUp(t *testing.T) {
 			t.Fatalf("given up after %d ms, it leaves %v", n*5, left)
 		}
 	}
+}
+
+// A runc that was killed while it made a container has left its folder, and its program mounted in
+// that: both are removed with the sandbox.
+func TestARuntimeThatWasKilled(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	left := filepath.Join(d.states(), "killed", "runc.1")
+	if err := os.MkdirAll(filepath.Dir(left), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(left, nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("/proc/self/exe", left, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	d.End(sandbox.Spec{ID: "killed", Dir: t.TempDir()})
 }
 
 // A slow task is about to be paused when it is asked.

@@ -164,6 +164,7 @@ func (d *Driver) Close() {
 		d.shims().remove()
 		group{path: filepath.Join("/", d.Namespace)}.remove()
 		unloadProfile(d.Namespace)
+		_ = os.Remove(d.states())
 		_ = os.RemoveAll(d.Dir) // with its note: a later agent is free to choose
 	}
 }
@@ -324,8 +325,13 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
 		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
 	}
 	d.cgroup(spec).remove()
-	if d.daemon != nil && err == nil {
-		d.daemon.await(d.Namespace, spec.ID)
+	if err == nil {
+		if d.daemon != nil {
+			d.daemon.await(d.Namespace, spec.ID)
+		}
+		// A runc that was killed while it made a container leaves that, and its own program,
+		// mounted there.
+		unmountAll(filepath.Join(d.states(), spec.ID))
 	}
 	unmount(d.writable(spec.ID))
 	_ = os.Remove(d.shimSocket(spec.ID))
@@ -334,6 +340,9 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
 	}
 	return exit
 }
+
+// states returns where runc, and what has its command line, keeps the state of containers.
+func (d *Driver) states() string { return filepath.Join("/run/containerd/runc", d.Namespace) }
 
 // shimSocket returns where the shim of a container listens. One that is killed leaves its socket.
 func (d *Driver) shimSocket(id string) string {
