@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -100,6 +101,87 @@ func TestAnUnheardADD(t *testing.T) {
 	leases := h.Pool.Leases()
 	if len(leases) != 1 || leases[0].BDF != reply.Device {
 		t.Fatalf("the second ADD gave %s; there are %+v", reply.Device, leases)
+	}
+	if err := h.Unplugged(leases[0], c.IfName); err != nil {
+		t.Error(err)
+	}
+	h.Pool.Return(leases[0])
+	h.idle(t)
+}
+
+// A turn has a CHECK take until it is over.
+type turn struct {
+	attach.Wires
+	begun, over chan struct{}
+}
+
+func (w turn) Check(attach.Port) error {
+	close(w.begun)
+	<-w.over
+	return nil
+}
+
+// A door tells of each plugin that has come in.
+type door struct {
+	net.Listener
+	in chan struct{}
+}
+
+func (d door) Accept() (net.Conn, error) {
+	conn, err := d.Listener.Accept()
+	if err == nil {
+		d.in <- struct{}{}
+	}
+	return conn, err
+}
+
+// A DEL whose plugin was killed before its turn came ends nothing: by then the attachment may be a
+// later container's.
+func TestALateDEL(t *testing.T) {
+	h := newHost(t)
+	wires := turn{cnitest.Wires(), make(chan struct{}), make(chan struct{})}
+	server := &attach.Server{Pool: h.Pool, Wires: wires, Ready: h.Agent.Ready, RunDir: h.cfg.Run,
+		Log: slog.New(slog.DiscardHandler)}
+	socket := filepath.Join(t.TempDir(), "cni.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := server.Serve(door{listener, in}); err != nil {
+			t.Error(err)
+		}
+	})
+	c := newContainer(t, "c")
+	ask := func(command string) net.Conn {
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if err := json.NewEncoder(conn).Encode(cni.Request{Command: command, Netns: c.NetNS,
+			Attachment: cni.Attachment{Network: "net", Container: "c",
+				Interface: c.IfName}}); err != nil {
+			t.Fatal(err)
+		}
+		<-in
+		return conn
+	}
+	var reply cni.Reply
+	if err := cni.Decode(ask(cni.Add), &reply); err != nil || reply.Code != 0 {
+		t.Fatalf("ADD: %+v, %v", reply, err)
+	}
+	ask(cni.Check)
+	<-wires.begun
+	ask(cni.Del).Close() // it waits for its turn, and is killed
+	close(wires.over)
+	listener.Close()
+	running.Wait()
+	leases := h.Pool.Leases()
+	if len(leases) != 1 || leases[0].BDF != reply.Device {
+		t.Fatalf("ADD gave %s; after the late DEL there are %+v", reply.Device, leases)
 	}
 	if err := h.Unplugged(leases[0], c.IfName); err != nil {
 		t.Error(err)

@@ -18,9 +18,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/cni"
 	"github.com/fastiov/fastiov/node-agent/failpoint"
@@ -192,6 +194,11 @@ func (s *Server) answer(conn net.Conn) {
 	if req.Command != cni.GC && req.Command != cni.Status {
 		// Until the plugin has its answer: what nobody has learned of is ended by its name.
 		defer s.one(req.Attachment)()
+		if hungUp(conn) { // a runtime that killed it has asked again: see to no later container
+			s.Log.Warn("a CNI plugin has ended before its turn; nothing is done for it",
+				"command", req.Command, "attachment", req.Attachment)
+			return
+		}
 	}
 	begin := time.Now()
 	reply, err := s.Do(req)
@@ -205,6 +212,24 @@ func (s *Server) answer(conn net.Conn) {
 		reply.Code == 0 { // nobody has learned of the attachment
 		s.end(req.Attachment)
 	}
+}
+
+// hungUp reports whether the other end of a Unix socket is closed.
+func hungUp(conn net.Conn) (is bool) {
+	socket, has := conn.(syscall.Conn)
+	if !has {
+		return false
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return true
+	}
+	err = raw.Control(func(fd uintptr) {
+		polled := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(polled, 0)
+		is = err == nil && n > 0 && polled[0].Revents&unix.POLLHUP != 0
+	})
+	return is || err != nil
 }
 
 // A refusal is an error with one of CNI's codes.
