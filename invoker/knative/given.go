@@ -47,6 +47,7 @@ func notGiven(v *v1.Revision) string {
 				"from a Secret or a ConfigMap, or give it a value", e.Name)
 		}
 	}
+	parts := 0 // of all that is mounted
 	for _, volume := range v.Spec.Volumes {
 		if volume.EmptyDir != nil {
 			if mountsOf(c, volume.Name) > 1 {
@@ -68,6 +69,11 @@ func notGiven(v *v1.Revision) string {
 			if s.Secret == nil && s.ConfigMap == nil {
 				return fmt.Sprintf("the volume %s projects what is not served here; use Secrets "+
 					"and ConfigMaps", volume.Name)
+			}
+			parts += mountsOf(c, volume.Name) * (1 + len(itemsOf(&s)))
+			if parts > mostParts { // what is missing takes time to look for, too
+				return fmt.Sprintf("the volumes have over %d sources and items, counted once for "+
+					"each mount", mostParts)
 			}
 			for _, item := range itemsOf(&s) {
 				if !fs.ValidPath(item.Path) || item.Path == "." || limits.TooLong(item.Path) {
@@ -104,9 +110,10 @@ func roomOf(of *corev1.EmptyDirVolumeSource, c *corev1.Container) uint64 {
 // What a program may be given of words and variables. No Linux starts one with a longer one.
 const (
 	mostWord  = 128 << 10
-	mostText  = 1 << 20 // of all
-	mostName  = 1024    // bytes of a variable's name that a text refers to
-	mostNamed = 1000    // variables, with sources of some
+	mostText  = 1 << 20                    // of all
+	mostName  = 1024                       // bytes of a variable's name that a text refers to
+	mostNamed = 1000                       // variables, with sources of some
+	mostParts = limits.Files / limits.Each // of volumes; no more files could be given
 )
 
 // A parcel holds what a program is given, while that is put together: never more than it may have.
@@ -130,8 +137,8 @@ func (r *road) lacks(v *v1.Revision) error {
 		}
 	}
 	for _, e := range c.Env {
-		if e.ValueFrom == nil {
-			continue
+		if f := e.ValueFrom; f == nil || f.SecretKeyRef == nil && f.ConfigMapKeyRef == nil {
+			continue // notGiven tells of others
 		}
 		source, key := sourceOf(e.ValueFrom)
 		object, err := p.objectOf(&source)
@@ -142,14 +149,12 @@ func (r *road) lacks(v *v1.Revision) error {
 			return p.keyless(&source, key)
 		}
 	}
-	for _, m := range c.VolumeMounts {
-		for _, volume := range v.Spec.Volumes {
-			if volume.Name != m.Name {
-				continue
-			}
-			if err := p.lacksOf(&volume); err != nil {
-				return err
-			}
+	for _, volume := range v.Spec.Volumes {
+		if mountsOf(c, volume.Name) == 0 {
+			continue
+		}
+		if err := p.lacksOf(&volume); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -158,6 +163,9 @@ func (r *road) lacks(v *v1.Revision) error {
 func (p *parcel) lacksOf(volume *corev1.Volume) error {
 	sources, _ := sourcesOf(volume)
 	for _, s := range sources {
+		if s.Secret == nil && s.ConfigMap == nil {
+			continue
+		}
 		object, err := p.objectOf(&s)
 		if err != nil {
 			return err

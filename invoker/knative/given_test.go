@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -187,15 +189,60 @@ func TestWhatIsNotGiven(t *testing.T) {
 			{"serviceAccountToken":{"path":"token"}}]}}]`,
 		"up": `"volumes":[{"name":"v","secret":{"secretName":"s",
 			"items":[{"key":"k","path":"../../etc/passwd"}]}}]`,
+		"many": `"volumes":[{"name":"v","configMap":{"name":"c","optional":true,"items":[` +
+			strings.Repeat(`{"key":"a","path":"b"},`, mostParts) + `{"key":"a","path":"b"}]}}]`,
 	} {
 		h.must("POST", objects+"services", fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"template":{
 			"spec":{"containers":[{"image":"example.com/hello","volumeMounts":[
 				{"name":"v","mountPath":"/v","readOnly":true}]}],%s}}}}`, name, spec))
 		h.ready(name, "False")
 		if of := h.must("GET", objects+"revisions/"+name+"-00001", ""); !strings.Contains(of,
-			`"reason":"NotServedHere","message":"the volume v `) {
+			`"reason":"NotServedHere","message":"the volume`) {
 			t.Errorf("%s says %s", name, of)
 		}
+	}
+}
+
+// The world has a scale forgotten while it is locked. So no scale asks the world, as for a Secret,
+// while scales are locked: each would wait for the other.
+func TestTheWorldIsAskedBeforeScalesAreLocked(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", core+"secrets", secretOf("s", "k", "hush"))
+	h.must("POST", objects+"services", strings.NewReplacer(`{"name":"A","value":"b"}`,
+		`{"name":"A","valueFrom":{"secretKeyRef":{"name":"s","key":"k"}}}`,
+		`"template":{`, `"template":{"metadata":{"annotations":{
+			"autoscaling.knative.dev/min-scale":"1"}},`,
+	).Replace(described("hello", "example.com/hello")))
+	h.ready("hello", "True")
+	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
+	s := h.api.road.scales
+	for name, asks := range map[string]func(){
+		"decide": func() { s.decideAll((*scale).regular) },
+		"hurry":  func() { s.decideAll((*scale).hurry) },
+		"fail":   func() { s.failed(v) },
+		"follow": func() { s.follow(v, true) },
+		"begin":  func() { s.begin(v, 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var asking sync.WaitGroup
+			h.api.world.mu.Lock()
+			asking.Go(asks)
+			time.Sleep(20 * time.Millisecond) // it asks the world by now
+			forgotten := make(chan struct{})
+			go func() {
+				s.forget(&v1.Revision{})
+				close(forgotten)
+			}()
+			select {
+			case <-forgotten:
+			case <-time.After(5 * time.Second):
+				t.Error("who has the world locked waits for the scales")
+			}
+			h.api.world.mu.Unlock()
+			asking.Wait()
+			<-forgotten
+		})
 	}
 }
 

@@ -248,11 +248,12 @@ func (p *passage) pass(w http.ResponseWriter, req *http.Request) {
 			Namespace: p.revision.Namespace, WaitedNs: uint64(time.Since(p.begun))}
 		return start, nil
 	}
-	if err := p.lacks(p.revision); err != nil && p.pool.Ready(demand) == 0 {
-		p.fail(w, &unmade{err})
+	lacks := p.lacks(p.revision)
+	if lacks != nil && p.pool.Ready(demand) == 0 {
+		p.fail(w, &unmade{lacks})
 		return
 	}
-	leave := p.scales.arrive(p.revision, func() {
+	leave := p.scales.arrive(p.revision, lacks, func() {
 		p.pool.Acquire(demand, func(l *pool.Lease, err error) { p.grants <- grant{l, err} })
 	})
 	defer leave()

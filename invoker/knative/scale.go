@@ -3,9 +3,7 @@ package knative
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"sync"
 	"time"
 
@@ -36,9 +34,11 @@ type scales struct {
 	pool      *pool.Pool
 	directory *access.Directory
 	describe  func(*v1.Revision) pool.Demand
-	lacks     func(*v1.Revision) error   // why no sandbox of it can be started
-	warn      func(*v1.Revision, string) // says to its owner what is wrong
-	kick      chan struct{}              // of one: a revision has become crowded
+	// Why no sandbox of it can be started. The world is asked, which has a scale forgotten while it
+	// is locked: so this is asked before the scales are locked.
+	lacks func(*v1.Revision) error
+	warn  func(*v1.Revision, string) // says to its owner what is wrong
+	kick  chan struct{}              // of one: a revision has become crowded
 
 	mu sync.Mutex
 	of map[string]*scale // by group; those that have requests, or should have sandboxes
@@ -122,9 +122,10 @@ func (s *scales) get(v *v1.Revision, reachable bool) *scale {
 	return c
 }
 
-// arrive counts a request to a revision, has it placed, and the revision scaled at once where it
-// has nothing, or far less than it needs. The request is counted until it leaves.
-func (s *scales) arrive(v *v1.Revision, place func()) (leave func()) {
+// arrive counts a request to a revision, which may lack something, has it placed, and the revision
+// scaled at once where it has nothing, or far less than it needs. The request is counted until it
+// leaves.
+func (s *scales) arrive(v *v1.Revision, lacks error, place func()) (leave func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -132,7 +133,7 @@ func (s *scales) arrive(v *v1.Revision, place func()) (leave func()) {
 	c.load.add(1, now)
 	place()
 	if c.crowded() {
-		c.set(max(c.decide(now), c.level), now)
+		c.set(max(c.decide(now), c.level), lacks, now)
 	}
 	if c.crowded() {
 		select {
@@ -150,11 +151,12 @@ func (s *scales) arrive(v *v1.Revision, place func()) (leave func()) {
 // failed takes in that a start has failed which a request waited for. Unless others wait, there is
 // none that the revision does not keep.
 func (s *scales) failed(v *v1.Revision) {
+	lacks := s.lacks(v)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.of[groupOf(v)]
 	if c != nil && c.load.requests <= 1 && c.pool.Ready(c.demand) == 0 {
-		c.set(max(c.least(), c.first), time.Now())
+		c.set(max(c.least(), c.first), lacks, time.Now())
 	}
 }
 
@@ -209,8 +211,8 @@ func (c *scale) decide(now time.Time) int {
 
 // set has the pool have so many sandboxes. A namespace keeps no more than it may have calls under
 // way: those could use no others. No room is made for what cannot start.
-func (c *scale) set(level int, now time.Time) {
-	if level > 0 && c.lacks(c.revision) != nil {
+func (c *scale) set(level int, lacks error, now time.Time) {
+	if lacks != nil {
 		level = min(level, c.pool.Ready(c.demand))
 	}
 	most := 0
@@ -229,6 +231,7 @@ func (c *scale) set(level int, now time.Time) {
 
 // follow takes in what a revision says of its scale, and whether a route leads to it.
 func (s *scales) follow(v *v1.Revision, reachable bool) {
+	lacks := s.lacks(v)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := boundsOf(v, reachable)
@@ -242,11 +245,12 @@ func (s *scales) follow(v *v1.Revision, reachable bool) {
 	c.phase = fades
 	c.decider.Update(&c.bounds.DeciderSpec)
 	c.load.remember(b.remembers)
-	c.set(c.decide(now), now)
+	c.set(c.decide(now), lacks, now)
 }
 
 // begin has a revision have its first sandboxes, and reports whether so many are ready.
 func (s *scales) begin(v *v1.Revision, initial int) (achieved bool) {
+	lacks := s.lacks(v)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, now := s.get(v, false), time.Now() // its routes follow
@@ -254,7 +258,7 @@ func (s *scales) begin(v *v1.Revision, initial int) (achieved bool) {
 	if achieved = s.pool.Ready(c.demand) >= initial; achieved {
 		c.phase = fades
 	}
-	c.set(max(c.decide(now), c.level, 1), now)
+	c.set(max(c.decide(now), c.level, 1), lacks, now)
 	return achieved
 }
 
@@ -290,40 +294,46 @@ func (s *scales) run(ctx context.Context) {
 }
 
 // decideAll reports whether any of them is crowded still.
-func (s *scales) decideAll(one func(*scale, time.Time) bool) (crowded bool) {
+func (s *scales) decideAll(
+	one func(_ *scale, lacks error, now time.Time) bool,
+) (crowded bool) {
 	s.mu.Lock()
-	groups := slices.Collect(maps.Keys(s.of))
+	all := map[string]*v1.Revision{}
+	for group, c := range s.of {
+		all[group] = c.revision
+	}
 	s.mu.Unlock()
-	for _, group := range groups {
+	for group, v := range all {
+		lacks := s.lacks(v)
 		s.mu.Lock()
 		if c := s.of[group]; c != nil {
-			crowded = one(c, time.Now()) || crowded
+			crowded = one(c, lacks, time.Now()) || crowded
 		}
 		s.mu.Unlock()
 	}
 	return crowded
 }
 
-func (c *scale) hurry(now time.Time) bool {
+func (c *scale) hurry(lacks error, now time.Time) bool {
 	if c.crowded() {
-		c.set(max(c.decide(now), c.level), now)
+		c.set(max(c.decide(now), c.level), lacks, now)
 	}
 	return c.crowded()
 }
 
-func (c *scale) regular(now time.Time) bool {
+func (c *scale) regular(lacks error, now time.Time) bool {
 	if c.phase == fades {
 		c.first /= 2
-		c.keepsLeast(now)
+		c.keepsLeast(lacks, now)
 	}
-	if c.set(c.decide(now), now); c.level+c.load.requests+c.least() == 0 {
+	if c.set(c.decide(now), lacks, now); c.level+c.load.requests+c.least() == 0 {
 		delete(c.of, c.demand.Group)
 	}
 	return c.crowded()
 }
 
 // keepsLeast has the revision's owner told, again and again, that it has less than its min-scale.
-func (c *scale) keepsLeast(now time.Time) {
+func (c *scale) keepsLeast(lacks error, now time.Time) {
 	ready := c.pool.Ready(c.demand)
 	switch {
 	case ready >= c.bounds.least:
@@ -332,9 +342,10 @@ func (c *scale) keepsLeast(now time.Time) {
 		c.short = now
 	case now.Sub(c.short) >= roomWithin:
 		c.short = now
-		why := "the others wait for room, of the node or of the namespace, or have failed to start"
-		if err := c.lacks(c.revision); err != nil {
-			why = err.Error()
+		why := "the others wait for room, of the node or of the namespace, have failed to start, " +
+			"or are not ready"
+		if lacks != nil {
+			why = lacks.Error()
 		}
 		c.warn(c.revision, fmt.Sprintf("%d of %d sandboxes of min-scale are ready: %s", ready,
 			c.bounds.least, why))

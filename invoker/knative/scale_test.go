@@ -123,7 +123,7 @@ func play(t *testing.T, start time.Duration, part func(*testing.T, *scales)) (c 
 // send has a request take its time in a sandbox, and returns after how long it got that.
 func (s *scales) send(t *testing.T, v *v1.Revision, takes time.Duration) time.Duration {
 	came, got := time.Now(), make(chan time.Duration)
-	leave := s.arrive(v, func() {
+	leave := s.arrive(v, nil, func() {
 		s.pool.Acquire(s.describe(v), func(lease *pool.Lease, err error) {
 			waited := time.Since(came)
 			if err != nil {
