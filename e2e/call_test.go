@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -75,4 +76,79 @@ func await(t *testing.T, key, id string) (result map[string]any, cold coldstart.
 	}
 	t.Fatalf("activation %s: no cold start: %v", id, record.Response.Result)
 	return nil, cold
+}
+
+type kubernetes struct {
+	t        *testing.T
+	url, key string
+}
+
+const servicesOf = "/apis/serving.knative.dev/v1/namespaces/guest/services"
+
+func (k kubernetes) ask(method, path, body string) string {
+	k.t.Helper()
+	r, err := http.NewRequest(method, k.url+path, strings.NewReader(body))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+k.key)
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil || answer.StatusCode >= 300 {
+		k.t.Fatalf("%s %s is answered %s %s %v", method, path, answer.Status, text, err)
+	}
+	return string(text)
+}
+
+func (k kubernetes) create(name, image, more string) {
+	k.t.Helper()
+	k.ask(http.MethodPost, servicesOf, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"template":{
+		"spec":{"containers":[{"image":%q,"env":[{"name":"TARGET","value":"you"}]%s}]}}}}`,
+		name, image, more))
+}
+
+func (k kubernetes) await(name, want string) {
+	k.t.Helper()
+	for late := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		is := k.ask(http.MethodGet, servicesOf+"/"+name, "")
+		if strings.Contains(is, want) {
+			_, status, _ := strings.Cut(is, `"conditions":`)
+			k.t.Logf("%s: %s", name, status)
+			return
+		}
+		if time.Now().After(late) {
+			k.t.Fatalf("%s is never %s: %s", name, want, is)
+		}
+	}
+}
+
+func (k kubernetes) curl(service string) string {
+	k.t.Helper()
+	said, err := k.get(service)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return said
+}
+
+func (k kubernetes) get(service string) (string, error) {
+	r, err := http.NewRequest(http.MethodGet, k.url+"/x", nil)
+	if err != nil {
+		return "", err
+	}
+	r.Host = service + ".guest.localhost:3233"
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil || answer.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s answers %s %s %w", service, answer.Status, text, err)
+	}
+	return string(text), nil
 }

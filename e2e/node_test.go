@@ -4,12 +4,17 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -48,24 +53,7 @@ def main(args):
 // in its record.
 func TestAFunctionTalksThroughItsVF(t *testing.T) {
 	host, key := upTestbed(t)
-	server, err := net.Listen("tcp", "127.0.0.1:0") // the emulated network shows this as 10.0.2.2
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	go func() {
-		c, err := server.Accept()
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		question := make([]byte, 100)
-		if _, err := c.Read(question); err == nil {
-			_, _ = c.Write([]byte("through the VF"))
-		}
-	}()
-	port := server.Addr().(*net.TCPAddr).Port
-
+	port := answering(t, "through the VF")
 	call(t, key, http.MethodPut, "actions/fetch?overwrite=true",
 		map[string]any{"exec": map[string]string{"kind": "python:3", "code": fetch}}, nil)
 	t.Cleanup(func() { call(t, key, http.MethodDelete, "actions/fetch", nil, nil) })
@@ -144,6 +132,104 @@ func TestTheFunctionsThroughTheirVFs(t *testing.T) {
 	if len(macs) > 0 {
 		t.Errorf("the wire saw nothing of %v", macs)
 	}
+}
+
+// talker answers each GET with what a server says that it asks over its NIC.
+const talker = `
+import http.server, socket, sys
+class Talker(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as s:
+            s.sendall(b"which way?")
+            answer = s.recv(100)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+http.server.ThreadingHTTPServer(("", 8080), Talker).serve_forever()
+`
+
+// Seven Knative services start cold at once, each in a microVM with a VF of its own, by whose MAC
+// its packets are on the wire.
+func TestServicesThroughTheirVFs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts seven services, cold")
+	}
+	const many = 7
+	host, key := upTestbed(t)
+	port := answering(t, "through the VF")
+	services := kubernetes{t, "http://127.0.0.1:3233", key}
+	name := func(n int) string { return fmt.Sprint("talker-", n) }
+	for n := range many {
+		body, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"name": name(n)},
+			"spec": map[string]any{"template": map[string]any{
+				"metadata": map[string]any{"annotations": map[string]string{
+					"autoscaling.knative.dev/initial-scale": "0"}},
+				"spec": map[string]any{"containers": []any{map[string]any{"image": "python:3",
+					"command": []string{"python3"},
+					"args":    []string{"-c", talker, "10.0.2.2", fmt.Sprint(port)}}}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		services.ask(http.MethodPost, servicesOf, string(body))
+		t.Cleanup(func() { services.ask(http.MethodDelete, servicesOf+"/"+name(n), "") })
+		services.await(name(n), `"type":"Ready","status":"True"`)
+	}
+	var calls sync.WaitGroup
+	begin := time.Now()
+	for n := range many {
+		calls.Go(func() {
+			said, err := services.get(name(n))
+			if t.Logf("%v: %s: %q", time.Since(begin), name(n), said); err != nil ||
+				said != "through the VF" {
+				t.Errorf("%s answers %q, %v", name(n), said, err)
+			}
+		})
+	}
+	calls.Wait()
+	theirs := map[string]bool{}
+	for n := range many {
+		var records []struct {
+			ID string `json:"activationId"`
+		}
+		call(t, key, http.MethodGet, fmt.Sprintf("activations?limit=1&name=%s&since=%d", name(n),
+			begin.UnixMilli()), nil, &records)
+		if len(records) == 0 {
+			t.Fatalf("the start of %s has no record", name(n))
+		}
+		_, cold := await(t, key, records[0].ID)
+		if theirs[cold.MAC] = true; cold.Coverage < 0.95 {
+			t.Errorf("the stages of %s tell %.3f of its start", name(n), cold.Coverage)
+		}
+	}
+	if seen := sources(t, host.Wire(0), port); len(theirs) != many || !maps.Equal(seen, theirs) {
+		t.Errorf("the wire saw %v talk to port %d; the services' VFs have %v", seen, port, theirs)
+	}
+}
+
+// answering gives all who ask an answer, and returns its port, which functions reach at 10.0.2.2.
+func answering(t *testing.T, answer string) (port int) {
+	t.Helper()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	go func() {
+		for {
+			c, err := server.Accept()
+			if err != nil {
+				return
+			}
+			question := make([]byte, 100)
+			if _, err := c.Read(question); err == nil {
+				_, _ = c.Write([]byte(answer))
+			}
+			c.Close()
+		}
+	}()
+	return server.Addr().(*net.TCPAddr).Port
 }
 
 func portNumber(t *testing.T, port string) int {

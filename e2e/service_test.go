@@ -5,11 +5,9 @@ package e2e
 import (
 	"archive/tar"
 	"bytes"
-	"fmt"
 	"io"
 	"log"
 	"net"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -75,73 +73,6 @@ func TestAServiceInAContainer(t *testing.T) {
 func fields(text string, n int) string {
 	all := strings.Fields(text)
 	return strings.Join(all[:min(n, len(all))], " ")
-}
-
-type kubernetes struct {
-	t        *testing.T
-	url, key string
-}
-
-const servicesOf = "/apis/serving.knative.dev/v1/namespaces/guest/services"
-
-func (k kubernetes) ask(method, path, body string) string {
-	k.t.Helper()
-	r, err := http.NewRequest(method, k.url+path, strings.NewReader(body))
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	r.Header.Set("Authorization", "Bearer "+k.key)
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || answer.StatusCode >= 300 {
-		k.t.Fatalf("%s %s is answered %s %s %v", method, path, answer.Status, text, err)
-	}
-	return string(text)
-}
-
-func (k kubernetes) create(name, image, more string) {
-	k.t.Helper()
-	k.ask(http.MethodPost, servicesOf, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"template":{
-		"spec":{"containers":[{"image":%q,"env":[{"name":"TARGET","value":"you"}]%s}]}}}}`,
-		name, image, more))
-}
-
-func (k kubernetes) await(name, want string) {
-	k.t.Helper()
-	for late := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		is := k.ask(http.MethodGet, servicesOf+"/"+name, "")
-		if strings.Contains(is, want) {
-			_, status, _ := strings.Cut(is, `"conditions":`)
-			k.t.Logf("%s: %s", name, status)
-			return
-		}
-		if time.Now().After(late) {
-			k.t.Fatalf("%s is never %s: %s", name, want, is)
-		}
-	}
-}
-
-func (k kubernetes) curl(service string) string {
-	k.t.Helper()
-	r, err := http.NewRequest(http.MethodGet, k.url+"/x", nil)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	r.Host = service + ".guest.localhost:3233"
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || answer.StatusCode != http.StatusOK {
-		k.t.Fatalf("%s answers %s %s %v", service, answer.Status, text, err)
-	}
-	return string(text)
 }
 
 // pushService pushes an image with this binary as its program to a registry of the test's own.

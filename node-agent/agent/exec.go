@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -39,6 +40,8 @@ func (a *Agent) Exec(ctx context.Context, req *api.ExecRequest) (*api.ExecReply,
 	switch {
 	case err == nil:
 		return &api.ExecReply{Status: int32(exit)}, nil
+	case errors.Is(err, sandbox.ErrBusy):
+		return nil, status.Errorf(codes.ResourceExhausted, "sandbox %s: %v", req.Id, err)
 	case ctx.Err() == nil && running.Err() != nil:
 		return &api.ExecReply{Late: true}, nil
 	}

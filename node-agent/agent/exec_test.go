@@ -69,6 +69,12 @@ func TestExec(t *testing.T) {
 		t.Errorf("%+v, %v", reply, code)
 	}
 	become(executor{own, func(context.Context) (int, error) {
+		return 0, sandbox.ErrBusy
+	}})
+	if _, code := run("x", "sleep"); code != codes.ResourceExhausted {
+		t.Error(code)
+	}
+	become(executor{own, func(context.Context) (int, error) {
 		return 0, errors.New("no such program")
 	}})
 	if _, code := run("x", "nothing"); code != codes.Aborted {

@@ -139,9 +139,13 @@ type Sandbox interface {
 
 // An Executor is a sandbox that can run a program beside its own, and as that.
 type Executor interface {
-	// Exec returns the exit status of the program when it has ended. It is killed with ctx.
+	// Exec returns the exit status of the program when it has ended. It is killed with ctx. Where
+	// others are made all the time, ctx may end before its turn: ErrBusy.
 	Exec(ctx context.Context, command []string) (status int, err error)
 }
+
+// ErrBusy is the error of a program that was not run: the node had others to make.
+var ErrBusy = errors.New("the node makes other programs all the time")
 
 // A Weigher is a sandbox that can tell how much of its memory there is.
 type Weigher interface {

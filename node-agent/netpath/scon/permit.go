@@ -1,6 +1,7 @@
 package scon
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -45,12 +46,13 @@ func (s *Scon) hear() (func(), error) {
 func (s *Scon) permit() error {
 	for range tries {
 		before, err := s.generation()
-		if err == nil {
+		if err == nil && before.Rules != s.whole {
 			err = settled()
 		}
 		if err != nil {
 			return err
 		}
+		s.whole = before.Rules
 		refused, err := s.refusals()
 		if err != nil {
 			return err
@@ -80,7 +82,8 @@ func (s *Scon) permit() error {
 
 // settled returns once no commit of nftables is under way that was when it was called. A commit's
 // generation is there before the sets and policies that it brings. An empty batch waits for it, and
-// makes no generation.
+// makes no generation. All network namespaces wait meanwhile who would change theirs: so it is sent
+// once for each generation.
 func settled() error {
 	conn, err := nfnetlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -94,7 +97,28 @@ func settled() error {
 		{Header: nfnetlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: nfnetlink.Request},
 			Data: ofNftables},
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	// The kernel has answered by now, if it has refused: else it says nothing.
+	const errnoAt, most = 16, 1 << 12
+	answer, n := make([]byte, most), 0
+	if failed := raw.Control(func(fd uintptr) {
+		n, _, err = unix.Recvfrom(int(fd), answer, unix.MSG_DONTWAIT)
+	}); failed != nil {
+		return failed
+	}
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return nil
+	case err == nil && n >= errnoAt+4:
+		err = unix.Errno(-int32(binary.NativeEndian.Uint32(answer[errnoAt:])))
+	}
+	return fmt.Errorf("whether the rules are whole cannot be told: %w", err)
 }
 
 // share returns how many entries a container may have, so that all together fit.

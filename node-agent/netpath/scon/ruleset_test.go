@@ -1,10 +1,14 @@
 package scon
 
 import (
+	"errors"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Docker's own rules, of a host with one published port.
@@ -228,5 +232,23 @@ func TestIptablesLegacy(t *testing.T) {
 	p.run(t, "iptables-legacy -A FORWARD -j ACCEPT")
 	if all := legacy(); len(all) != 1 || !strings.Contains(all[0].Where, "iptables-legacy") {
 		t.Errorf("with a rule of iptables-legacy: %v", all)
+	}
+}
+
+// Who may not change rules is not told that they are whole.
+func TestWhetherRulesAreWhole(t *testing.T) {
+	told := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its goroutine
+		none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var all [2]unix.CapUserData
+		if err := unix.Capset(&none, &all[0]); err != nil {
+			told <- nil
+			return
+		}
+		told <- settled()
+	}()
+	if err := <-told; !errors.Is(err, unix.EPERM) {
+		t.Errorf("without the right to: %v", err)
 	}
 }

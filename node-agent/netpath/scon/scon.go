@@ -59,6 +59,7 @@ type Scon struct {
 	first    bool // nobody had attached before
 	programs programObjects
 	at       generationAt
+	whole    uint64 // the generation of rules that was last seen to be committed
 
 	mu      sync.Mutex
 	hooked  map[int]string // devices by their index

@@ -168,10 +168,6 @@ func (d *Driver) endAll() {
 		g.kill()
 		g.remove()
 	}
-	ended, _ := os.ReadDir(d.states())
-	for _, container := range ended {
-		unmountAll(filepath.Join(d.states(), container.Name()))
-	}
-	_ = os.Remove(d.states())
+	d.clearStates()
 	unloadProfile(d.Namespace)
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -503,6 +504,7 @@ func TestARuntimeThatWasKilled(t *testing.T) {
 	d := h.open()
 	defer d.Close()
 	left := filepath.Join(d.states(), "killed", "runc.1")
+	t.Cleanup(func() { _ = unix.Unmount(left, unix.MNT_DETACH) })
 	if err := os.MkdirAll(filepath.Dir(left), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -513,6 +515,47 @@ func TestARuntimeThatWasKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.End(sandbox.Spec{ID: "killed", Dir: t.TempDir()})
+}
+
+// A second program runs in a sandbox, as its own does. While one lasts others are made, and one that
+// does not come to its turn says so.
+func TestASecondProgram(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _ := h.start(d, "second", h.program())
+	defer s.Close()
+	box := s.(sandbox.Executor)
+	exec := func(within time.Duration, lasts string) (int, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return box.Exec(ctx, []string{"/program", second, lasts})
+	}
+	var lasting sync.WaitGroup
+	defer lasting.Wait()
+	for range cap(d.turns) {
+		lasting.Go(func() {
+			if status, err := exec(time.Minute, "3s"); status != 3 || err != nil {
+				t.Errorf("one that lasts ends with %d, %v", status, err)
+			}
+		})
+	}
+	if status, err := exec(time.Minute, "0s"); status != 3 || err != nil {
+		t.Errorf("it ends with %d, %v", status, err)
+	}
+	if status, err := exec(time.Second, "1h"); err == nil || errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("one that takes too long ends with %d, %v", status, err)
+	}
+	for range cap(d.turns) {
+		over, err := d.turn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer over()
+	}
+	if _, err := exec(50*time.Millisecond, "0s"); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("one without a turn: %v", err)
+	}
 }
 
 // A slow task is about to be paused when it is asked.

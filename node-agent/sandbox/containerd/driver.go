@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"time"
@@ -52,6 +53,7 @@ type Driver struct {
 	profile  string // of AppArmor, that containers have; empty: none
 	closing  chan struct{}
 	boxes    sync.WaitGroup
+	turns    chan struct{} // those that make a second program in a sandbox
 
 	mu   sync.Mutex
 	used map[string]bool // ids of sandboxes that are there
@@ -66,7 +68,8 @@ const (
 
 // Open connects to containerd.
 func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
-	d := &Driver{Config: cfg, closing: make(chan struct{}), used: map[string]bool{}}
+	d := &Driver{Config: cfg, closing: make(chan struct{}), used: map[string]bool{},
+		turns: make(chan struct{}, max(1, goruntime.NumCPU()/4))}
 	if d.runtimes, err = runtimesOf(cfg.Handlers, d.shims().path); err != nil {
 		return nil, err
 	}
@@ -164,7 +167,7 @@ func (d *Driver) Close() {
 		d.shims().remove()
 		group{path: filepath.Join("/", d.Namespace)}.remove()
 		unloadProfile(d.Namespace)
-		_ = os.Remove(d.states())
+		d.clearStates()
 		_ = os.RemoveAll(d.Dir) // with its note: a later agent is free to choose
 	}
 }
@@ -343,6 +346,15 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
 
 // states returns where runc, and what has its command line, keeps the state of containers.
 func (d *Driver) states() string { return filepath.Join("/run/containerd/runc", d.Namespace) }
+
+// clearStates removes what is left there of containers that have ended.
+func (d *Driver) clearStates() {
+	left, _ := os.ReadDir(d.states())
+	for _, container := range left {
+		unmountAll(filepath.Join(d.states(), container.Name()))
+	}
+	_ = os.Remove(d.states())
+}
 
 // shimSocket returns where the shim of a container listens. One that is killed leaves its socket.
 func (d *Driver) shimSocket(id string) string {

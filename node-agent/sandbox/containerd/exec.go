@@ -4,16 +4,35 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"sync"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
+
+	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
+
+// turn returns when a second program may be made. Tenants say how often that is, and the runtime
+// that makes one takes the CPU before all sandboxes, as a shim does: so it has a quarter of the CPUs.
+func (d *Driver) turn(ctx context.Context) (over func(), err error) {
+	select {
+	case d.turns <- struct{}{}:
+		return sync.OnceFunc(func() { <-d.turns }), nil
+	case <-ctx.Done():
+		return nil, sandbox.ErrBusy
+	}
+}
 
 // Exec implements sandbox.Executor.
 func (b *box) Exec(ctx context.Context, command []string) (status int, err error) {
 	if cause := b.Cause(); cause != nil {
 		return 0, fmt.Errorf("the sandbox has ended: %w", cause)
 	}
+	made, err := b.driver.turn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer made()
 	ctx = b.driver.named(ctx)
 	own, err := b.container.Spec(ctx)
 	if err != nil {
@@ -39,6 +58,7 @@ func (b *box) Exec(ctx context.Context, command []string) (status int, err error
 	if err != nil {
 		return 0, err
 	}
+	made()
 	select {
 	case exit := <-exited:
 		code, _, err := exit.Result()

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,6 +34,7 @@ import (
 const (
 	inside  = "FASTIOV_TEST_CONTAINERD_INSIDE"
 	program = "container-program"
+	second  = "second-program" // with how long it lasts
 )
 
 // All tests run in a network namespace of their own, with a containerd of their own. The program in
@@ -42,6 +44,10 @@ func TestMain(m *testing.M) {
 	case len(os.Args) > 1 && os.Args[1] == program:
 		fmt.Fprintln(os.Stderr, serve())
 		os.Exit(1)
+	case len(os.Args) > 1 && os.Args[1] == second:
+		lasts, _ := time.ParseDuration(os.Args[2])
+		time.Sleep(lasts)
+		os.Exit(3)
 	case os.Geteuid() != 0 || os.Getenv(inside) != "":
 		code := m.Run()
 		if imageDir != "" {
