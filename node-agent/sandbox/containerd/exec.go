@@ -13,7 +13,7 @@ import (
 )
 
 // turn returns when a second program may be made. Tenants say how often that is, and the runtime
-// that makes one takes the CPU before all sandboxes, as a shim does: so it has a quarter of the CPUs.
+// that makes one takes the CPU before all sandboxes, as a shim does: so it has a quarter of them.
 func (d *Driver) turn(ctx context.Context) (over func(), err error) {
 	select {
 	case d.turns <- struct{}{}:
