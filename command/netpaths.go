@@ -107,7 +107,9 @@ func (n *node) openScon(f *nodeFlags, cfg *agent.Config) error {
 			" --fastiov %s there are none: leave it out", f.sandbox.name, n.arm)
 	case !f.scon && slices.Contains(scon.Attached(scon.Records()), name):
 		if err := scon.Detach(scon.Records(), name); err != nil { // `scon attach` may follow it
-			n.log.Warn("the bridge keeps the express path that it has", "err", err)
+			n.log.Warn("the bridge's express path is not, or not wholly, taken off", "err", err)
+		} else {
+			n.log.Info("the express path that the bridge had is taken off; --scon keeps it")
 		}
 		return nil
 	case !f.scon:

@@ -75,14 +75,24 @@ func (s *loggedService) logs(ctx context.Context, follow bool) error {
 		return s.why
 	}
 	defer s.shows.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	for version := all.ResourceVersion; ctx.Err() == nil; {
 		query.Set("watch", "true")
 		query.Set("resourceVersion", version)
 		answer, err := s.ask(ctx, s.pods+"?"+query.Encode())
-		if err != nil {
+		switch {
+		case err == nil:
+			version = s.await(ctx, answer)
+			continue
+		case errors.As(err, new(refusedKey)):
 			return err
 		}
-		version = s.await(ctx, answer)
+		version = "" // another invoker begins anew
+		select {
+		case <-time.After(betweenAsks):
+		case <-ctx.Done():
+		}
 	}
 	return nil
 }
@@ -200,5 +210,13 @@ func (s *loggedService) ask(ctx context.Context, at string) (io.ReadCloser, erro
 	}
 	var why struct{ Message string }
 	_ = json.NewDecoder(io.LimitReader(answer.Body, 64<<10)).Decode(&why)
-	return nil, fmt.Errorf("the invoker answers %s: %s", answer.Status, why.Message)
+	err = fmt.Errorf("the invoker answers %s: %s", answer.Status, why.Message)
+	switch answer.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		err = refusedKey{err}
+	}
+	return nil, err
 }
+
+// A refusedKey is an answer that will be the same next time.
+type refusedKey struct{ error }

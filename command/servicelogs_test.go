@@ -7,10 +7,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A log that breaks off, as where an agent is killed, goes on where it was, until its pod is gone;
@@ -20,14 +22,23 @@ func TestALogGoesOn(t *testing.T) {
 	pod.Name, pod.Status.Phase = "hello-1", corev1.PodRunning
 	first := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	asked, crashed, down := 0, false, false
+	var watched atomic.Int32
 	mux := http.NewServeMux()
 	ctx, stop := context.WithCancel(t.Context())
 	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") != "" {
+			if watched.Add(1) == 1 { // another invoker is about to go on
+				http.Error(w, "", http.StatusBadGateway)
+				return
+			}
+			if version := r.URL.Query().Get("resourceVersion"); version != "" {
+				t.Errorf("of another invoker it watches from %s on", version)
+			}
 			<-ctx.Done()
 			return
 		}
-		_ = json.NewEncoder(w).Encode(corev1.PodList{Items: []corev1.Pod{pod}})
+		_ = json.NewEncoder(w).Encode(corev1.PodList{Items: []corev1.Pod{pod},
+			ListMeta: metav1.ListMeta{ResourceVersion: "7"}})
 	})
 	mux.HandleFunc("GET /pods/hello-1", func(w http.ResponseWriter, r *http.Request) {
 		if asked > 1 {
@@ -68,9 +79,25 @@ func TestALogGoesOn(t *testing.T) {
 	if err := open().logs(ctx, true); err != nil && ctx.Err() == nil {
 		t.Error(err)
 	}
+	if n := watched.Load(); n != 2 {
+		t.Errorf("it watches %d times", n)
+	}
 	if said := out.String(); strings.Count(said, "line 0") != 1 ||
 		strings.Count(said, "line 1") != 1 || asked != 2 || !crashed {
 		t.Errorf("asked %d times, it is %q", asked, said)
+	}
+	mux.HandleFunc("GET /refused", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") != "" {
+			http.Error(w, `{"message":"the key was taken back"}`, http.StatusUnauthorized)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(corev1.PodList{})
+	})
+	refused := open()
+	refused.pods = server.URL + "/refused"
+	if err := refused.logs(t.Context(), true); err == nil ||
+		!strings.Contains(err.Error(), "taken back") {
+		t.Errorf("with a key that was taken back: %v", err)
 	}
 	down = true
 	if err := open().logs(t.Context(), false); err == nil ||
