@@ -75,7 +75,7 @@ func New(cfg Config) (*API, error) {
 	})
 	a.road.scales.warn = a.mirror.warn
 	a.mirror.run(ctx, a.world)
-	a.prober = newProber(ctx, cfg.Pool, a.world)
+	a.prober = newProber(ctx, cfg.Pool, a.world, a.mirror.warn)
 	cfg.Pool.Tell(func(s pool.Sandbox) {
 		a.mirror.sandbox(s)
 		a.prober.sandbox(s)

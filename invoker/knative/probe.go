@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,14 +29,15 @@ type prober struct {
 	ctx   context.Context
 	pool  *pool.Pool
 	world *world
+	warn  warn
 	done  sync.WaitGroup
 
 	mu sync.Mutex
 	of map[string]context.CancelFunc // by sandbox
 }
 
-func newProber(ctx context.Context, p *pool.Pool, w *world) *prober {
-	return &prober{ctx: ctx, pool: p, world: w, of: map[string]context.CancelFunc{}}
+func newProber(ctx context.Context, p *pool.Pool, w *world, say warn) *prober {
+	return &prober{ctx: ctx, pool: p, world: w, warn: say, of: map[string]context.CancelFunc{}}
 }
 
 // sandbox takes in news of a sandbox. The pool's lock is held.
@@ -66,16 +66,17 @@ func (p *prober) probe(ctx context.Context, s pool.Sandbox) {
 	if e == nil || string(e.object.GetUID()) != of[3] {
 		return
 	}
-	c := e.object.(*v1.Revision).Spec.GetContainer()
+	v := e.object.(*v1.Revision)
+	c := v.Spec.GetContainer()
 	if alive := c.LivenessProbe; alive != nil {
 		p.done.Go(func() {
-			p.repeat(ctx, s, c, alive, func(_ bool, why error) {
+			p.repeat(ctx, s, v, alive, func(_ bool, why error) {
 				p.pool.Fail(s.ID, fmt.Errorf("liveness probe failed: %w", why))
 			})
 		})
 	}
 	if goesOn(c.ReadinessProbe) {
-		p.repeat(ctx, s, c, c.ReadinessProbe, func(well bool, _ error) {
+		p.repeat(ctx, s, v, c.ReadinessProbe, func(well bool, _ error) {
 			p.pool.Rest(s.ID, !well)
 		})
 	}
@@ -98,9 +99,10 @@ const (
 	probeFailures, probeSuccesses = 3, 1  // in a row, until it counts
 )
 
-// repeat makes a probe again and again, and tells each turn.
-func (p *prober) repeat(ctx context.Context, s pool.Sandbox, c *corev1.Container,
-	probe *corev1.Probe, turn func(well bool, why error)) {
+// repeat makes a probe again and again, and tells each turn. A node that cannot make it is not asked
+// again, and the revision's owner is told.
+func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, probe *corev1.Probe,
+	turn func(well bool, why error)) {
 	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
 	period := seconds(cmp.Or(probe.PeriodSeconds, probePeriod))
 	well, row := true, int32(0) // so many in a row that say otherwise
@@ -110,11 +112,15 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, c *corev1.Container
 			return
 		case <-time.After(next):
 		}
-		err := ask(ctx, s, c, probe, seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout)))
+		err := ask(ctx, s, v.Spec.GetContainer(), probe, seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout)))
 		switch code := status.Code(err); {
 		case ctx.Err() != nil:
 			return
-		case slices.Contains(notOfPrograms, code):
+		case code == codes.Unimplemented:
+			p.warn(v, "ProbeNotMade", "its sandboxes' node runs no command in a sandbox; have it "+
+				"probed by a GET or a connection")
+			return
+		case code == codes.Unavailable, code == codes.ResourceExhausted: // that is the node's fault
 		case (err == nil) == well:
 			row = 0
 		default:
@@ -130,9 +136,6 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, c *corev1.Container
 		}
 	}
 }
-
-// notOfPrograms holds what says of a node, or of its driver, that it cannot probe.
-var notOfPrograms = []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Unimplemented}
 
 // ask makes a probe once, and returns why it did not go well.
 func ask(ctx context.Context, s pool.Sandbox, c *corev1.Container, probe *corev1.Probe,

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
@@ -47,16 +48,37 @@ func TestAProgramThatIsNotReadyRests(t *testing.T) {
 	h.ready("hello", "True")
 	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
 	ready := func() int { return h.pool.Ready(h.api.road.demand(v)) }
+	for _, busy := range []codes.Code{codes.Unavailable, codes.ResourceExhausted} {
+		h.node.refuse.Store(uint32(busy)) // a node that is away says nothing of it
+		for until := time.Now().Add(1500 * time.Millisecond); time.Now().Before(until); {
+			if ready() != 1 {
+				t.Fatalf("it rests for a node that says %s", busy)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
 	h.node.refuse.Store(uint32(codes.Aborted))
 	h.until("it rests", func() bool { return ready() == 0 })
 	if n := h.node.starts.Load(); n != 1 {
 		t.Errorf("%d starts, want one", n)
 	}
-	h.node.refuse.Store(uint32(codes.Unavailable)) // a node that is away says nothing of it
 	h.node.refuse.Store(uint32(codes.OK))
 	h.until("it is back", func() bool { return ready() == 1 })
 	if code, said := h.curl("hello.ann.localhost", "/x"); code != 200 {
 		t.Errorf("%d %s", code, said)
+	}
+}
+
+// A command that the node cannot run is no probe, and its owner is told.
+func TestAProbeThatIsNotMade(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", probing(`"livenessProbe":{"exec":{"command":["true"]},
+		"periodSeconds":1,"failureThreshold":1}`))
+	h.ready("hello", "True")
+	h.shown(core+"events", `"Warning","ProbeNotMade","revision/hello-00001"`)
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, want one", n)
 	}
 }
 

@@ -37,8 +37,8 @@ type scales struct {
 	// Why no sandbox of it can be started. The world is asked, which has a scale forgotten while it
 	// is locked: so this is asked before the scales are locked.
 	lacks func(*v1.Revision) error
-	warn  func(*v1.Revision, string) // says to its owner what is wrong
-	kick  chan struct{}              // of one: a revision has become crowded
+	warn  warn
+	kick  chan struct{} // of one: a revision has become crowded
 
 	mu sync.Mutex
 	of map[string]*scale // by group; those that have requests, or should have sandboxes
@@ -46,8 +46,11 @@ type scales struct {
 
 func newScales(r *road) *scales {
 	return &scales{pool: r.pool, directory: r.directory, describe: r.demand, lacks: r.lacks,
-		warn: func(*v1.Revision, string) {}, kick: make(chan struct{}, 1), of: map[string]*scale{}}
+		warn: func(*v1.Revision, string, string) {}, kick: make(chan struct{}, 1), of: map[string]*scale{}}
 }
+
+// A warn tells a revision's owner what is wrong with it: a word for the reason, and a sentence.
+type warn func(of *v1.Revision, reason, words string)
 
 // A scale decides how many sandboxes one revision should have. It implements what Knative's
 // autoscaler asks of others: how much load there is, and how many sandboxes are ready.
@@ -347,7 +350,7 @@ func (c *scale) keepsLeast(lacks error, now time.Time) {
 		if lacks != nil {
 			why = lacks.Error()
 		}
-		c.warn(c.revision, fmt.Sprintf("%d of %d sandboxes of min-scale are ready: %s", ready,
+		c.warn(c.revision, "MinScaleNotKept", fmt.Sprintf("%d of %d sandboxes of min-scale are ready: %s", ready,
 			c.bounds.least, why))
 	}
 }

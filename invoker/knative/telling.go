@@ -139,11 +139,11 @@ func (m *mirror) forget(at *list.Element) {
 }
 
 // warn says what is wrong with a revision.
-func (m *mirror) warn(v *v1.Revision, words string) {
+func (m *mirror) warn(v *v1.Revision, reason, words string) {
 	m.later(func() {
 		e := m.world.get(revisions, v.Namespace, v.Name)
 		if e != nil && e.object.GetUID() == v.UID {
-			m.say(e, corev1.EventTypeWarning, "MinScaleNotKept", words)
+			m.say(e, corev1.EventTypeWarning, reason, words)
 		}
 	})
 }
