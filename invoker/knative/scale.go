@@ -46,7 +46,8 @@ type scales struct {
 
 func newScales(r *road) *scales {
 	return &scales{pool: r.pool, directory: r.directory, describe: r.demand, lacks: r.lacks,
-		warn: func(*v1.Revision, string, string) {}, kick: make(chan struct{}, 1), of: map[string]*scale{}}
+		warn: func(*v1.Revision, string, string) {}, kick: make(chan struct{}, 1),
+		of: map[string]*scale{}}
 }
 
 // A warn tells a revision's owner what is wrong with it: a word for the reason, and a sentence.
