@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -60,15 +61,18 @@ func TestReal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer pool.Close()
 		n := &node{pool: pool, server: &attach.Server{Pool: pool, Wires: attach.Kernel(),
 			Ready: func() error { return nil }, RunDir: run, Log: slog.New(slog.DiscardHandler)}}
 		socket, err := net.Listen("unix", filepath.Join(run, cni.Socket))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer socket.Close()
 		go func() { _ = n.server.Serve(socket) }()
+		stop := sync.OnceFunc(func() {
+			socket.Close()
+			pool.Close()
+		})
+		defer stop()
 		n.idle(t)
 		t.Run("a list of links", cardWithoutVFs)
 		t.Run("two containers talk", n.talk)
@@ -78,6 +82,8 @@ func TestReal(t *testing.T) {
 		t.Run("in a sandbox", n.inSandbox)
 		t.Run("namespace gone", n.gone)
 		t.Run("pairs", n.pairs)
+		stop()
+		t.Run("killed agents", func(t *testing.T) { killed(t, run, pairsOf()) })
 	})
 }
 
@@ -90,6 +96,13 @@ const (
 	igbVFs   = 7
 	pairsEnv = "FASTIOV_TEST_CNI_PAIRS"
 )
+
+func pairsOf() int {
+	if asked, err := strconv.Atoi(os.Getenv(pairsEnv)); err == nil {
+		return asked
+	}
+	return 10
+}
 
 func (n *node) idle(t *testing.T) {
 	t.Helper()
@@ -331,10 +344,7 @@ func (n *node) gone(t *testing.T) {
 
 // Containers come and go, by seed, three at a time at most, some without a DEL before their end.
 func (n *node) pairs(t *testing.T) {
-	pairs := 10
-	if asked, err := strconv.Atoi(os.Getenv(pairsEnv)); err == nil {
-		pairs = asked
-	}
+	pairs := pairsOf()
 	random := rand.New(rand.NewPCG(1, 0))
 	for done := range pairs {
 		_, path, end := box(t, "p")
