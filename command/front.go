@@ -30,13 +30,14 @@ import (
 // A front holds an invoker's listeners and store, opened before it has nodes. So a port that is
 // taken or a store that is not there is reported before anything is started.
 type front struct {
-	cfg    openwhisk.Config
-	plain  net.Listener
-	secure net.Listener // nil: none
-	runDir string
-	drain  time.Duration
-	domain string // of Knative's services
-	mapped string // where they may have names of their own; empty: the default
+	cfg      openwhisk.Config
+	plain    net.Listener
+	secure   net.Listener // nil: none
+	runDir   string
+	stateDir string
+	drain    time.Duration
+	domain   string // of Knative's services
+	mapped   string // where they may have names of their own; empty: the default
 	// The file that says which sandboxes were left for the next invoker; empty: none are.
 	warm    string
 	watched []live.Named // the nodes that the live page shows
@@ -53,7 +54,8 @@ func (f *front) close() {
 
 func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 	log *slog.Logger) (_ *front, err error) {
-	f := &front{runDir: runDir, drain: i.drain, domain: i.domain, mapped: i.mapped}
+	f := &front{runDir: runDir, stateDir: stateDir, drain: i.drain, domain: i.domain,
+		mapped: i.mapped}
 	defer func() {
 		if err != nil {
 			f.close()

@@ -21,7 +21,8 @@ const sharedMode = unix.S_ISVTX | 0o770
 // A file system of its own has a lost+found, which is root's.
 var (
 	ofRoot    = []string{"reports", "key", "lost+found"}
-	ofInvoker = []string{"invoker.db", "tls-cert.pem", "tls-key.pem", "promises.key", "storage"}
+	ofInvoker = []string{"invoker.db", "tls-cert.pem", "tls-key.pem", "promises.key", "tokens.key",
+		"storage"}
 )
 
 // handOver gives an invoker that runs as another user its part of the state directory, once: while
@@ -121,9 +122,10 @@ func becomeOwner(dir string) error {
 }
 
 // isOfInvoker reports, by its name, whether a file is the invoker's. A name with a number is a
-// promises.key that a crash left half made.
+// promises.key or a tokens.key that a crash left half made.
 func isOfInvoker(name string) bool {
-	return slices.Contains(ofInvoker, name) || strings.HasPrefix(name, "promises.key.")
+	return slices.Contains(ofInvoker, name) || strings.HasPrefix(name, "promises.key.") ||
+		strings.HasPrefix(name, "tokens.key.")
 }
 
 // giveAll gives the invoker the files in the directory that it made while it was root. It is for a

@@ -3,6 +3,7 @@ package command
 import (
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 
 	"github.com/fastiov/fastiov/invoker/knative"
@@ -58,10 +59,15 @@ func openKnative(
 	if err != nil {
 		return nil, nil, err
 	}
+	tokens, err := knative.LoadIssuer(filepath.Join(f.stateDir, "tokens.key"),
+		"https://"+net.JoinHostPort(f.domain, port))
+	if err != nil {
+		return nil, nil, err
+	}
 	a, err := knative.New(knative.Config{
 		Pool: whisk.Pool(), Store: f.cfg.Store, Directory: whisk.Register().Directory,
 		Identify: whisk.Identify, Telemetry: whisk.Telemetry(), Keep: whisk.Keep,
-		Domain: f.domain, Mapped: f.mappedDomains(), Port: port, Log: f.cfg.Log,
+		Tokens: tokens, Domain: f.domain, Mapped: f.mappedDomains(), Port: port, Log: f.cfg.Log,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -35,7 +35,6 @@ import (
 // for ten minutes.
 var lacking = map[string]string{
 	"TestServiceCreateWithMultipleContainers": "a revision of several containers is not served",
-	"TestProjectedServiceAccountToken":        "tokens of service accounts are not served",
 }
 
 // Knative's own tests of its API and of what a container finds pass, with its own programs in

@@ -10,6 +10,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,12 +64,16 @@ func notGiven(v *v1.Revision) string {
 		}
 		if len(sources) == 0 {
 			return fmt.Sprintf("the volume %s is of a kind that is not served here; use a Secret, "+
-				"a ConfigMap, both projected, or an emptyDir", volume.Name)
+				"a ConfigMap, these and tokens projected, or an emptyDir", volume.Name)
 		}
 		for _, s := range sources {
-			if s.Secret == nil && s.ConfigMap == nil {
-				return fmt.Sprintf("the volume %s projects what is not served here; use Secrets "+
-					"and ConfigMaps", volume.Name)
+			if s.Secret == nil && s.ConfigMap == nil && s.ServiceAccountToken == nil {
+				return fmt.Sprintf("the volume %s projects what is not served here; use Secrets, "+
+					"ConfigMaps and tokens of service accounts", volume.Name)
+			}
+			if t := s.ServiceAccountToken; t != nil && !mayLive(t) {
+				return fmt.Sprintf("the volume %s projects a token of %d s; give it %d to %d",
+					volume.Name, *t.ExpirationSeconds, leastToken, mostToken)
 			}
 			parts += mountsOf(c, volume.Name) * (1 + len(itemsOf(&s)))
 			if parts > mostParts { // what is missing takes time to look for, too
@@ -120,6 +125,7 @@ const (
 type parcel struct {
 	*road
 	namespace string
+	account   string // the service account
 	env       map[string]string
 	words     int // bytes of words and variables
 	files     int
@@ -189,7 +195,8 @@ func (p *parcel) keyless(s *corev1.VolumeProjection, key string) error {
 // variables. Platform's variables override those of whole objects, as a container's own do.
 func (r *road) give(v *v1.Revision, s *node.StartRequest, platform map[string]string) (err error) {
 	c := v.Spec.GetContainer()
-	p := &parcel{road: r, namespace: v.Namespace, env: map[string]string{}}
+	p := &parcel{road: r, namespace: v.Namespace, account: v.Spec.ServiceAccountName,
+		env: map[string]string{}}
 	s.Env = p.env
 	if err := p.variables(c, platform); err != nil {
 		return err
@@ -366,8 +373,11 @@ func sourcesOf(of *corev1.Volume) (all []corev1.VolumeProjection, mode *int32) {
 }
 
 func itemsOf(s *corev1.VolumeProjection) []corev1.KeyToPath {
-	if s.Secret != nil {
+	switch {
+	case s.Secret != nil:
 		return s.Secret.Items
+	case s.ServiceAccountToken != nil:
+		return []corev1.KeyToPath{{Path: s.ServiceAccountToken.Path}}
 	}
 	return s.ConfigMap.Items
 }
@@ -442,6 +452,16 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 	}
 	general := ptr.Deref(mode, corev1.SecretVolumeSourceDefaultMode)
 	for _, s := range sources {
+		if as := s.ServiceAccountToken; as != nil {
+			token, err := p.tokens.sign(p.namespace, p.account, as, time.Now())
+			if err == nil {
+				err = put(as.Path, len(token), func() []byte { return []byte(token) }, general)
+			}
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
 		object, err := p.objectOf(&s)
 		if err != nil {
 			return nil, err

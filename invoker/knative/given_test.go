@@ -185,8 +185,8 @@ func TestWhatIsNotGiven(t *testing.T) {
 	h, leave := aHouse(t)
 	defer leave()
 	for name, spec := range map[string]string{
-		"token": `"volumes":[{"name":"v","projected":{"sources":[
-			{"serviceAccountToken":{"path":"token"}}]}}]`,
+		"labels": `"volumes":[{"name":"v","projected":{"sources":[{"downwardAPI":{"items":[
+			{"path":"labels","fieldRef":{"fieldPath":"metadata.labels"}}]}}]}}]`,
 		"up": `"volumes":[{"name":"v","secret":{"secretName":"s",
 			"items":[{"key":"k","path":"../../etc/passwd"}]}}]`,
 		"many": `"volumes":[{"name":"v","configMap":{"name":"c","optional":true,"items":[` +

@@ -27,6 +27,7 @@ type Config struct {
 	// Telemetry counts requests to services, and Keep keeps the records of their cold starts.
 	Telemetry *telemetry.Metrics
 	Keep      func(*telemetry.Call)
+	Tokens    *Issuer  // of service accounts
 	Domain    string   // services are at NAME.NAMESPACE.Domain
 	Mapped    []string // DomainMappings may give them names below these, or with *, any
 	Port      string   // of their URLs
@@ -58,7 +59,7 @@ func New(cfg Config) (*API, error) {
 	a := &API{cfg: cfg, closed: make(chan struct{}), end: end}
 	a.road = &road{pool: cfg.Pool, directory: cfg.Directory, names: names, domain: cfg.Domain,
 		domains: newDomains(cfg.Domain, cfg.Mapped),
-		port:    cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep,
+		port:    cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep, tokens: cfg.Tokens,
 		hosts: map[string]*split{}, of: map[name][]string{}}
 	a.road.scales = newScales(a.road)
 	a.reconcile, a.mirror = newReconciler(a.road), newMirror(cfg.Directory, cfg.Log)
@@ -97,7 +98,8 @@ func (a *API) Close() {
 }
 
 // Over returns a handler that takes what is Knative's and gives everything else to next: requests
-// to services by their host, and Kubernetes's clients by their paths or their bearer's token.
+// to services by their host, Kubernetes's clients by their paths or their bearer's token, and what
+// the issuer of tokens shows.
 func (a *API) Over(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -105,6 +107,8 @@ func (a *API) Over(next http.Handler) http.Handler {
 			a.road.ServeHTTP(w, r)
 		case kubernetesClient(r):
 			a.api(w, r)
+		case r.Method == http.MethodGet && a.cfg.Tokens.shown(r.URL.Path) != nil:
+			show(w, a.cfg.Tokens.shown(r.URL.Path))
 		default:
 			next.ServeHTTP(w, r)
 		}

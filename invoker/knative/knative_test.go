@@ -191,7 +191,11 @@ func newHouse(t *testing.T, path string, key access.Key) (h *house, leave func()
 	}
 	h.pool = pool.New(pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Minute},
 		node.Local(h.node))
-	h.api, err = New(Config{Pool: h.pool, Store: s, Directory: directory,
+	tokens, err := LoadIssuer(path+"-tokens.key", "https://localhost:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.api, err = New(Config{Pool: h.pool, Store: s, Directory: directory, Tokens: tokens,
 		Domain: "localhost", Mapped: []string{"example.com"},
 		Identify: func(_ *http.Request, key access.Key) (*access.Identity, error) {
 			return directory.Identify(key.UUID, key.Secret)

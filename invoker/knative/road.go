@@ -38,6 +38,7 @@ type road struct {
 	port      string
 	telemetry *telemetry.Metrics
 	keep      func(*telemetry.Call)
+	tokens    *Issuer
 
 	mu    sync.RWMutex
 	hosts map[string]*split
