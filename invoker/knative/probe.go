@@ -99,8 +99,8 @@ const (
 	probeFailures, probeSuccesses = 3, 1  // in a row, until it counts
 )
 
-// repeat makes a probe again and again, and tells each turn. A node that cannot make it is not asked
-// again, and the revision's owner is told.
+// repeat makes a probe again and again, and tells each turn. A node that cannot make it is not
+// asked again, and the revision's owner is told.
 func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, probe *corev1.Probe,
 	turn func(well bool, why error)) {
 	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
@@ -112,7 +112,8 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, pro
 			return
 		case <-time.After(next):
 		}
-		err := ask(ctx, s, v.Spec.GetContainer(), probe, seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout)))
+		err := ask(ctx, s, v.Spec.GetContainer(), probe,
+			seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout)))
 		switch code := status.Code(err); {
 		case ctx.Err() != nil:
 			return

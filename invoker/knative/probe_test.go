@@ -69,7 +69,7 @@ func TestAProgramThatIsNotReadyRests(t *testing.T) {
 	}
 }
 
-// A command that the node cannot run is no probe, and its owner is told.
+// A command that the node cannot run says nothing of a program, and its owner is told.
 func TestAProbeThatIsNotMade(t *testing.T) {
 	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
 	defer leave()

@@ -351,8 +351,8 @@ func (c *scale) keepsLeast(lacks error, now time.Time) {
 		if lacks != nil {
 			why = lacks.Error()
 		}
-		c.warn(c.revision, "MinScaleNotKept", fmt.Sprintf("%d of %d sandboxes of min-scale are ready: %s", ready,
-			c.bounds.least, why))
+		c.warn(c.revision, "MinScaleNotKept", fmt.Sprintf(
+			"%d of %d sandboxes of min-scale are ready: %s", ready, c.bounds.least, why))
 	}
 }
 

@@ -63,8 +63,8 @@ type siege struct {
 	has map[string]string // VF → its container
 }
 
-// killed runs so many pairs of ADD and DEL, by the plugin, under agents that are killed at any time.
-// No VF is given twice, none is lost.
+// killed runs so many pairs of ADD and DEL, by the plugin, under agents that are killed at any
+// time. No VF is given twice, none is lost.
 func killed(t *testing.T, run string, pairs int) {
 	s := &siege{T: t, run: run, over: make(chan struct{}), has: map[string]string{}}
 	var agents, workers sync.WaitGroup
@@ -176,8 +176,8 @@ func (s *siege) pair(random *rand.Rand, container string) bool {
 	return true
 }
 
-// until repeats what may meet no agent, or one that is killed under it, or VFs that are being reset.
-// A runtime ends what an ADD has begun before it tries again.
+// until repeats what may meet no agent, or one that is killed under it, or VFs that are being
+// reset. A runtime ends what an ADD has begun before it tries again.
 func (s *siege) until(does func() ([]byte, error)) (out []byte, err error) {
 	for late := time.Now().Add(2 * time.Minute); time.Now().Before(late); {
 		if out, err = does(); err == nil {
