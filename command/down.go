@@ -168,7 +168,12 @@ func endRecorded(ctx context.Context, runDir string) (int, error) {
 	err = errors.Join(append(errs, clearing)...)
 	if err == nil { // else something may live whose rules that would take away
 		err = bridge.Undo(bridgeDir(runDir))
-		if gone := scon.DetachGone(scon.Records()); gone != nil { // it may be others'
+		gone, records := scon.DetachGone(scon.Records()), scon.Records()
+		switch {
+		case gone == nil:
+		case slices.Contains(scon.Attached(records), nodeName(runDir)):
+			err = errors.Join(err, gone)
+		default: // it is others'
 			log.Warn("an express path of a bridge that is gone stays", "err", gone)
 		}
 	}

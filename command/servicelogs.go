@@ -25,6 +25,7 @@ type loggedService struct {
 	key   string
 	mu    sync.Mutex
 	out   io.Writer
+	errs  io.Writer
 	known map[string]bool // pods whose logs have been shown
 	shows sync.WaitGroup
 	why   error // why the first of them is not shown that is not
@@ -43,7 +44,8 @@ func openService(cmd *cobra.Command, name, stateDir, keyFrom string) (*loggedSer
 	if err != nil {
 		return nil, err
 	}
-	s := &loggedService{name: name, key: key, out: cmd.OutOrStdout(), known: map[string]bool{}}
+	s := &loggedService{name: name, key: key, out: cmd.OutOrStdout(),
+		errs: cmd.ErrOrStderr(), known: map[string]bool{}}
 	at := "http://" + reachable(served[0]) + "/api/v1/namespaces"
 	var all corev1.NamespaceList
 	if err := s.get(cmd.Context(), at, &all); err != nil {
@@ -58,6 +60,9 @@ func openService(cmd *cobra.Command, name, stateDir, keyFrom string) (*loggedSer
 
 // logs prints what the service's pods have written; follow: and what these and later ones write.
 func (s *loggedService) logs(ctx context.Context, follow bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer s.shows.Wait()
+	defer cancel()
 	query := url.Values{"labelSelector": {"serving.knative.dev/service=" + s.name}}
 	var all corev1.PodList
 	if err := s.get(ctx, s.pods+"?"+query.Encode(), &all); err != nil {
@@ -74,21 +79,22 @@ func (s *loggedService) logs(ctx context.Context, follow bool) error {
 		s.shows.Wait()
 		return s.why
 	}
-	defer s.shows.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	silent := false
 	for version := all.ResourceVersion; ctx.Err() == nil; {
 		query.Set("watch", "true")
 		query.Set("resourceVersion", version)
 		answer, err := s.ask(ctx, s.pods+"?"+query.Encode())
 		switch {
 		case err == nil:
-			version = s.await(ctx, answer)
+			version, silent = s.await(ctx, answer), false
 			continue
 		case errors.As(err, new(refusedKey)):
 			return err
 		}
-		version = "" // another invoker begins anew
+		if !silent && ctx.Err() == nil {
+			fmt.Fprintf(s.errs, "no new sandboxes are shown until the invoker answers: %v\n", err)
+		}
+		version, silent = "", true // another invoker begins anew
 		select {
 		case <-time.After(betweenAsks):
 		case <-ctx.Done():
@@ -137,7 +143,8 @@ func (s *loggedService) show(ctx context.Context, pod *corev1.Pod, follow bool) 
 		for {
 			err := s.print(ctx, at+"/log?"+query.Encode(), query)
 			switch {
-			case ctx.Err() != nil || !follow && errors.Is(err, errNoPod):
+			case ctx.Err() != nil || !follow && errors.Is(err, errNoPod),
+				follow && errors.As(err, new(refusedKey)): // the watch is refused, too
 				return
 			case !follow:
 				s.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -73,7 +74,7 @@ func TestALogGoesOn(t *testing.T) {
 	defer server.Close()
 	var out strings.Builder
 	open := func() *loggedService {
-		return &loggedService{name: "hello", pods: server.URL + "/pods", out: &out,
+		return &loggedService{name: "hello", pods: server.URL + "/pods", out: &out, errs: io.Discard,
 			known: map[string]bool{}}
 	}
 	if err := open().logs(ctx, true); err != nil && ctx.Err() == nil {
@@ -91,7 +92,10 @@ func TestALogGoesOn(t *testing.T) {
 			http.Error(w, `{"message":"the key was taken back"}`, http.StatusUnauthorized)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(corev1.PodList{})
+		_ = json.NewEncoder(w).Encode(corev1.PodList{Items: []corev1.Pod{pod}})
+	})
+	mux.HandleFunc("GET /refused/hello-1/log", func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "{}", http.StatusUnauthorized)
 	})
 	refused := open()
 	refused.pods = server.URL + "/refused"

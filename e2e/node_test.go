@@ -166,9 +166,9 @@ func TestServicesThroughTheirVFs(t *testing.T) {
 			"spec": map[string]any{"template": map[string]any{
 				"metadata": map[string]any{"annotations": map[string]string{
 					"autoscaling.knative.dev/initial-scale": "0"}},
-				"spec": map[string]any{"containers": []any{map[string]any{"image": "python:3",
-					"command": []string{"python3"},
-					"args":    []string{"-c", talker, "10.0.2.2", fmt.Sprint(port)}}}}}}})
+				"spec": map[string]any{"timeoutSeconds": 600, "containers": []any{map[string]any{
+					"image": "python:3", "command": []string{"python3"},
+					"args": []string{"-c", talker, "10.0.2.2", fmt.Sprint(port)}}}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,10 @@ func notGiven(v *v1.Revision) string {
 				"from a Secret or a ConfigMap, or give it a value", e.Name)
 		}
 	}
-	parts := 0 // of all that is mounted
+	mounts, parts := map[string]int{}, 0 // parts of all that is mounted
+	for _, m := range c.VolumeMounts {
+		mounts[m.Name]++
+	}
 	for _, volume := range v.Spec.Volumes {
 		if volume.EmptyDir != nil {
 			if mountsOf(c, volume.Name) > 1 {
@@ -75,7 +78,7 @@ func notGiven(v *v1.Revision) string {
 				return fmt.Sprintf("the volume %s projects a token of %d s; give it %d to %d",
 					volume.Name, *t.ExpirationSeconds, leastToken, mostToken)
 			}
-			parts += mountsOf(c, volume.Name) * (1 + len(itemsOf(&s)))
+			parts += mounts[volume.Name] * (1 + len(itemsOf(&s)))
 			if parts > mostParts { // what is missing takes time to look for, too
 				return fmt.Sprintf("the volumes have over %d sources and items, counted once for "+
 					"each mount", mostParts)
@@ -155,8 +158,12 @@ func (r *road) lacks(v *v1.Revision) error {
 			return p.keyless(&source, key)
 		}
 	}
+	mounted := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		mounted[m.Name] = true
+	}
 	for _, volume := range v.Spec.Volumes {
-		if mountsOf(c, volume.Name) == 0 {
+		if !mounted[volume.Name] {
 			continue
 		}
 		if err := p.lacksOf(&volume); err != nil {

@@ -218,9 +218,7 @@ func TestTheWorldIsAskedBeforeScalesAreLocked(t *testing.T) {
 	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
 	s := h.api.road.scales
 	for name, asks := range map[string]func(){
-		"decide": func() { s.decideAll((*scale).regular) },
-		"hurry":  func() { s.decideAll((*scale).hurry) },
-		"fail":   func() { s.failed(v) },
+		"decide": func() { s.decideAll(false) },
 		"follow": func() { s.follow(v, true) },
 		"begin":  func() { s.begin(v, 1) },
 	} {

@@ -99,28 +99,32 @@ const (
 	probeFailures, probeSuccesses = 3, 1  // in a row, until it counts
 )
 
-// repeat makes a probe again and again, and tells each turn. A node that cannot make it is not
-// asked again, and the revision's owner is told.
+// betweenUnmade is the time until a node is asked again that could not make a probe.
+const betweenUnmade = time.Minute
+
+// repeat makes a probe again and again, and tells each turn. Where a node cannot make it, as of a
+// former version, the revision's owner is told.
 func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, probe *corev1.Probe,
 	turn func(well bool, why error)) {
 	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
 	period := seconds(cmp.Or(probe.PeriodSeconds, probePeriod))
 	well, row := true, int32(0) // so many in a row that say otherwise
-	for next := max(seconds(probe.InitialDelaySeconds), period); ; next = period {
+	for next := max(seconds(probe.InitialDelaySeconds), period); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(next):
 		}
+		next = period
 		err := ask(ctx, s, v.Spec.GetContainer(), probe,
 			seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout)))
 		switch code := status.Code(err); {
 		case ctx.Err() != nil:
 			return
 		case code == codes.Unimplemented:
-			p.warn(v, "ProbeNotMade", "its sandboxes' node runs no command in a sandbox; have it "+
-				"probed by a GET or a connection")
-			return
+			p.warn(v, "ProbeNotMade", err.Error()+"; have it probed by a GET or a connection")
+			next = max(period, betweenUnmade)
+			continue
 		case code == codes.Unavailable, code == codes.ResourceExhausted: // that is the node's fault
 		case (err == nil) == well:
 			row = 0

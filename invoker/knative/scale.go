@@ -287,9 +287,9 @@ func (s *scales) run(ctx context.Context) {
 		case <-s.kick:
 			crowd = true
 		case <-hurried:
-			hurried, crowd = nil, s.decideAll((*scale).hurry)
+			hurried, crowd = nil, s.decideAll(true)
 		case <-regular.C:
-			crowd = s.decideAll((*scale).regular)
+			crowd = s.decideAll(false)
 		}
 		if crowd && hurried == nil {
 			hurried = time.After(betweenHurried)
@@ -297,14 +297,19 @@ func (s *scales) run(ctx context.Context) {
 	}
 }
 
-// decideAll reports whether any of them is crowded still.
-func (s *scales) decideAll(
-	one func(_ *scale, lacks error, now time.Time) bool,
-) (crowded bool) {
+// decideAll decides about all; hurried: about those that are crowded. It reports whether any is so
+// still.
+func (s *scales) decideAll(hurried bool) (crowded bool) {
+	one := (*scale).regular
+	if hurried {
+		one = (*scale).hurry
+	}
 	s.mu.Lock()
 	all := map[string]*v1.Revision{}
 	for group, c := range s.of {
-		all[group] = c.revision
+		if !hurried || c.crowded() {
+			all[group] = c.revision
+		}
 	}
 	s.mu.Unlock()
 	for group, v := range all {

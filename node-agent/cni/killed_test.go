@@ -13,8 +13,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -42,6 +44,7 @@ func init() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	fmt.Println("serves")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	node.Stop()
 	os.Exit(0)
@@ -57,7 +60,7 @@ type siege struct {
 	*testing.T
 	run   string
 	over  chan struct{}
-	kills int
+	kills atomic.Int64
 
 	mu  sync.Mutex
 	has map[string]string // VF → its container
@@ -73,7 +76,7 @@ func killed(t *testing.T, run string, pairs int) {
 	for w := range many {
 		workers.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(w), 1))
-			for range pairs / many {
+			for n := 0; n < pairs/many || s.kills.Load() < leastKills; n++ {
 				if !s.pair(random, fmt.Sprint("k", w)) {
 					return
 				}
@@ -83,7 +86,7 @@ func killed(t *testing.T, run string, pairs int) {
 	workers.Wait()
 	close(s.over)
 	agents.Wait()
-	t.Logf("%d pairs, %d agents killed", pairs, s.kills)
+	t.Logf("%d pairs, %d agents killed", pairs, s.kills.Load())
 	node, err := agentOf(run)
 	if err != nil {
 		t.Fatal(err)
@@ -96,8 +99,12 @@ func killed(t *testing.T, run string, pairs int) {
 	}
 }
 
+// leastKills is how many agents are killed however few the pairs are.
+const leastKills = 3
+
 // agents starts one agent after the other, and kills each.
 func (s *siege) agents() {
+	runtime.LockOSThread() // which the agents end with
 	random := rand.New(rand.NewPCG(1, 2))
 	for {
 		select {
@@ -109,17 +116,21 @@ func (s *siege) agents() {
 		agent.Env = append(os.Environ(), asAgent+"="+s.run)
 		agent.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 		input, _ := agent.StdinPipe()
+		serves, _ := agent.StdoutPipe()
 		var said bytes.Buffer
 		agent.Stderr = &said
 		if err := agent.Start(); err != nil {
 			s.Error(err)
 			return
 		}
-		kill := time.AfterFunc(time.Duration(500+random.IntN(4500))*time.Millisecond,
+		if random.IntN(3) > 0 { // else it may be killed before it serves
+			_, _ = serves.Read(make([]byte, 1))
+		}
+		kill := time.AfterFunc(time.Duration(random.IntN(4000))*time.Millisecond,
 			func() { _ = agent.Process.Kill() })
 		_ = agent.Wait()
 		input.Close()
-		if s.kills++; kill.Stop() {
+		if s.kills.Add(1); kill.Stop() {
 			s.Errorf("an agent ended by itself: %s", said.String())
 			return
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/cni"
 	"github.com/fastiov/fastiov/node-agent/cni/attach"
 	"github.com/fastiov/fastiov/node-agent/cni/cnitest"
+	"github.com/fastiov/fastiov/node-agent/vf"
 )
 
 // pipes are a listener whose answers wait until they are read. Its first Accept fails, as that of a
@@ -135,9 +136,15 @@ func (d door) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// A DEL whose plugin was killed before its turn came ends nothing: by then the attachment may be a
-// later container's.
-func TestALateDEL(t *testing.T) {
+// What is asked for an attachment that has ended meanwhile ends no later container's: neither a DEL
+// whose plugin was killed before its turn came, nor a GC that waited for its turn.
+func TestWhatComesLate(t *testing.T) {
+	for _, late := range []string{cni.Del, cni.GC} {
+		t.Run(late, func(t *testing.T) { comesLate(t, late) })
+	}
+}
+
+func comesLate(t *testing.T, late string) {
 	h := newHost(t)
 	wires := turn{cnitest.Wires(), make(chan struct{}), make(chan struct{})}
 	server := &attach.Server{Pool: h.Pool, Wires: wires, Ready: h.Agent.Ready, RunDir: h.cfg.Run,
@@ -147,7 +154,7 @@ func TestALateDEL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := make(chan struct{})
+	in := make(chan struct{}, 3)
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := server.Serve(door{listener, in}); err != nil {
@@ -161,9 +168,9 @@ func TestALateDEL(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		if err := json.NewEncoder(conn).Encode(cni.Request{Command: command, Netns: c.NetNS,
-			Attachment: cni.Attachment{Network: "net", Container: "c",
-				Interface: c.IfName}}); err != nil {
+		req := cni.Request{Command: command, Netns: c.NetNS,
+			Attachment: cni.Attachment{Network: "net", Container: "c", Interface: c.IfName}}
+		if err := json.NewEncoder(conn).Encode(req); err != nil {
 			t.Fatal(err)
 		}
 		<-in
@@ -173,18 +180,35 @@ func TestALateDEL(t *testing.T) {
 	if err := cni.Decode(ask(cni.Add), &reply); err != nil || reply.Code != 0 {
 		t.Fatalf("ADD: %+v, %v", reply, err)
 	}
-	ask(cni.Check)
+	ask(cni.Check) // all others about the attachment wait for it
 	<-wires.begun
-	ask(cni.Del).Close() // it waits for its turn, and is killed
+	if conn := ask(late); late == cni.Del {
+		conn.Close()
+	} else {
+		time.Sleep(200 * time.Millisecond) // it waits for its turn by now
+		former := h.Pool.Leases()[0]
+		if err := h.Unplugged(former, c.IfName); err != nil {
+			t.Error(err)
+		}
+		h.Pool.Return(former)
+		owner := vf.PodIn("net/c/"+c.IfName, c.NetNS)
+		lease, err := h.Pool.Lease(owner, vf.Want{Driver: vf.VFIO})
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply.Device = lease.BDF
+	}
 	close(wires.over)
 	listener.Close()
 	running.Wait()
 	leases := h.Pool.Leases()
 	if len(leases) != 1 || leases[0].BDF != reply.Device {
-		t.Fatalf("ADD gave %s; after the late DEL there are %+v", reply.Device, leases)
+		t.Fatalf("%s is the later container's; there are %+v", reply.Device, leases)
 	}
-	if err := h.Unplugged(leases[0], c.IfName); err != nil {
-		t.Error(err)
+	if leases[0].Driver == vf.Netdev {
+		if err := h.Unplugged(leases[0], c.IfName); err != nil {
+			t.Error(err)
+		}
 	}
 	h.Pool.Return(leases[0])
 	h.idle(t)

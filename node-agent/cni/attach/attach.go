@@ -468,7 +468,11 @@ func (s *Server) collect(req cni.Request) {
 		}
 		func() {
 			defer s.one(a)()
-			s.end(a)
+			for _, now := range s.leases(a) {
+				if now.BDF == lease.BDF && now.Generation == lease.Generation { // no later one
+					s.release(now)
+				}
+			}
 		}()
 	}
 }

@@ -117,6 +117,8 @@ func settled() error {
 		return nil
 	case err == nil && n >= errnoAt+4:
 		err = unix.Errno(-int32(binary.NativeEndian.Uint32(answer[errnoAt:])))
+	case err == nil:
+		err = unix.EBADMSG
 	}
 	return fmt.Errorf("whether the rules are whole cannot be told: %w", err)
 }

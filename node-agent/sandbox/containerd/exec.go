@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
@@ -14,25 +15,40 @@ import (
 
 // turn returns when a second program may be made. Tenants say how often that is, and the runtime
 // that makes one takes the CPU before all sandboxes, as a shim does: so it has a quarter of them.
-func (d *Driver) turn(ctx context.Context) (over func(), err error) {
+func (d *Driver) turn(ctx context.Context) (over func(), waited bool, err error) {
+	over = sync.OnceFunc(func() { <-d.turns })
 	select {
 	case d.turns <- struct{}{}:
-		return sync.OnceFunc(func() { <-d.turns }), nil
+		return over, false, nil
+	default:
+	}
+	select {
+	case d.turns <- struct{}{}:
+		return over, true, nil
 	case <-ctx.Done():
-		return nil, sandbox.ErrBusy
+		return nil, true, sandbox.ErrBusy
 	}
 }
+
+// longestTurn bounds a turn: a program whose sandbox has little CPU may take long to come up.
+const longestTurn = time.Second
 
 // Exec implements sandbox.Executor.
 func (b *box) Exec(ctx context.Context, command []string) (status int, err error) {
 	if cause := b.Cause(); cause != nil {
 		return 0, fmt.Errorf("the sandbox has ended: %w", cause)
 	}
-	made, err := b.driver.turn(ctx)
+	made, waited, err := b.driver.turn(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer made()
+	defer time.AfterFunc(longestTurn, made).Stop()
+	defer func() {
+		if waited && err != nil && ctx.Err() != nil { // others have had of its time
+			err = sandbox.ErrBusy
+		}
+	}()
 	ctx = b.driver.named(ctx)
 	own, err := b.container.Spec(ctx)
 	if err != nil {
@@ -47,6 +63,7 @@ func (b *box) Exec(ctx context.Context, command []string) (status int, err error
 		return 0, err
 	}
 	defer func() {
+		made()
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 		defer cancel()
 		_, _ = p.Delete(ending, client.WithProcessKill)

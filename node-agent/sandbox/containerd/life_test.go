@@ -74,35 +74,47 @@ func TestASecondProgram(t *testing.T) {
 	s, _ := h.start(d, "second", h.program())
 	defer s.Close()
 	box := s.(sandbox.Executor)
-	exec := func(within time.Duration, lasts string) (int, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), within)
+	exec := func(ctx context.Context, within time.Duration, lasts string) (int, error) {
+		ctx, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
 		return box.Exec(ctx, []string{"/program", second, lasts})
 	}
+	until, leave := context.WithCancel(t.Context())
 	var lasting sync.WaitGroup
-	defer lasting.Wait()
 	for range cap(d.turns) {
 		lasting.Go(func() {
-			if status, err := exec(time.Minute, "3s"); status != 3 || err != nil {
+			if status, err := exec(until, time.Hour, "1h"); !errors.Is(err, context.Canceled) {
 				t.Errorf("one that lasts ends with %d, %v", status, err)
 			}
 		})
 	}
-	if status, err := exec(time.Minute, "0s"); status != 3 || err != nil {
+	for len(d.turns) < cap(d.turns) { // their turns are first
+		time.Sleep(100 * time.Microsecond)
+	}
+	if status, err := exec(t.Context(), time.Minute, "0s"); status != 3 || err != nil {
 		t.Errorf("it ends with %d, %v", status, err)
 	}
-	if status, err := exec(time.Second, "1h"); err == nil || errors.Is(err, sandbox.ErrBusy) {
-		t.Errorf("one that takes too long ends with %d, %v", status, err)
-	}
+	leave()
+	lasting.Wait()
+	var overs []func()
 	for range cap(d.turns) {
-		over, err := d.turn(t.Context())
+		over, _, err := d.turn(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer over()
+		overs = append(overs, over)
 	}
-	if _, err := exec(50*time.Millisecond, "0s"); !errors.Is(err, sandbox.ErrBusy) {
+	if _, err := exec(t.Context(), 50*time.Millisecond, "0s"); !errors.Is(err, sandbox.ErrBusy) {
 		t.Errorf("one without a turn: %v", err)
+	}
+	// A time that others have had of is not the program's.
+	late := time.AfterFunc(2*time.Second, overs[0])
+	defer late.Stop()
+	if _, err := exec(t.Context(), 4*time.Second, "1h"); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("one that has waited for its turn: %v", err)
+	}
+	for _, over := range overs {
+		over()
 	}
 }
 
