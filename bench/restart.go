@@ -61,7 +61,7 @@ func (b *Restart) Run(ctx context.Context) (*RestartResult, error) {
 			fmt.Fprintf(b.Out, "restart  process %d of %s: %v\n", s.Pid, s.Id, err)
 		}
 	}
-	busyBefore, err := busy()
+	busyBefore, err := Busy()
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (b *Restart) Run(ctx context.Context) (*RestartResult, error) {
 		}
 	}
 	r.Settled = ms(time.Now())
-	busyAfter, err := busy()
+	busyAfter, err := Busy()
 	if err != nil {
 		return nil, errors.Join(err, b.end(agent))
 	}
@@ -162,8 +162,8 @@ func look(ctx context.Context, node api.NodeClient, after time.Duration) (*api.S
 	return node.Status(ctx, &api.StatusRequest{})
 }
 
-// busy returns how long this machine's processors have been busy since it was booted.
-func busy() (time.Duration, error) {
+// Busy returns how long this machine's processors have been busy since it was booted.
+func Busy() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, err

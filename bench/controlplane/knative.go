@@ -4,13 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -43,10 +41,9 @@ type Knative struct {
 }
 
 const (
-	services   = 1000
-	oneByOne   = 200 // first requests one at a time
-	together   = 100
-	servicesOf = "/apis/serving.knative.dev/v1/namespaces/guest/services"
+	services = 1000
+	oneByOne = 200 // first requests one at a time
+	together = 100
 )
 
 // Knative measures it all on one server.
@@ -108,26 +105,15 @@ func (b *Bench) Knative(ctx context.Context) (*Knative, error) {
 // createService creates a service whose sandboxes start with its first request, and returns after
 // how many ms the watch says that it is ready.
 func (s *server) createService(ctx context.Context, name string) (float64, error) {
-	body := fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"template":{"metadata":{"annotations":{
-		"autoscaling.knative.dev/initial-scale":"0"}},"spec":{"containers":[
-		{"image":"example.com/program"}]}}}}`, name)
 	begun := time.Now()
-	made, err := s.kubernetes(ctx, http.MethodPost, servicesOf, strings.NewReader(body))
+	version, err := s.create(ctx, name)
 	if err != nil {
 		return 0, err
 	}
-	var object struct {
-		Metadata struct{ ResourceVersion string }
-	}
-	err = json.NewDecoder(made.Body).Decode(&object)
-	made.Body.Close()
-	if err != nil || made.StatusCode != http.StatusCreated {
-		return 0, fmt.Errorf("service %s is answered %s: %w", name, made.Status, err)
-	}
 	watching, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
-	watch, err := s.kubernetes(watching, http.MethodGet, servicesOf+"?watch=true&fieldSelector="+
-		"metadata.name%3D"+name+"&resourceVersion="+object.Metadata.ResourceVersion, nil)
+	watch, err := s.send(watching, http.MethodGet, servicesOf+"?watch=true&fieldSelector="+
+		"metadata.name%3D"+name+"&resourceVersion="+version, "", "")
 	if err != nil {
 		return 0, err
 	}
@@ -140,18 +126,6 @@ func (s *server) createService(ctx context.Context, name string) (float64, error
 		}
 	}
 	return 0, fmt.Errorf("service %s never became ready: %w", name, lines.Err())
-}
-
-func (s *server) kubernetes(
-	ctx context.Context, method, path string, body io.Reader,
-) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, method, "http://"+s.address+path, body)
-	if err != nil {
-		return nil, err
-	}
-	r.Header.Set("Authorization", "Bearer "+s.key)
-	r.Header.Set("Content-Type", "application/json")
-	return http.DefaultClient.Do(r)
 }
 
 var asking sync.Mutex // over what ask counts

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -64,7 +63,7 @@ func (s *server) watches(ctx context.Context) (*Watches, error) {
 			}
 			defer slow.Close()
 		}
-		updated, events, err := s.watchRound(ctx, w, round)
+		updated, events, err := s.watchRound(ctx, w, round, watchesRound)
 		if err != nil {
 			return nil, err
 		}
@@ -81,21 +80,6 @@ func (s *server) watches(ctx context.Context) (*Watches, error) {
 		return nil, err
 	}
 	return w, s.catchUp(ctx, w, slow)
-}
-
-// revision returns the newest resourceVersion.
-func (s *server) revision(ctx context.Context) (string, error) {
-	list, err := s.kubernetes(ctx, http.MethodGet, servicesOf+"?limit=1", nil)
-	if err != nil {
-		return "", err
-	}
-	defer list.Body.Close()
-	first, err := io.ReadAll(list.Body)
-	is := numbered.FindSubmatch(first)
-	if err != nil || is == nil {
-		return "", fmt.Errorf("a list is %.200s, %w", first, err)
-	}
-	return string(is[1]), nil
 }
 
 // watchSlowly returns a watch of all services, of which nothing is read.
@@ -134,8 +118,8 @@ func (s *server) outrun(ctx context.Context) error {
 				return err
 			}
 		}
-		watch, err := s.kubernetes(ctx, http.MethodGet,
-			servicesOf+"?watch=true&timeoutSeconds=1&resourceVersion="+from, nil)
+		watch, err := s.send(ctx, http.MethodGet,
+			servicesOf+"?watch=true&timeoutSeconds=1&resourceVersion="+from, "", "")
 		if err != nil {
 			return err
 		}
@@ -162,12 +146,11 @@ func (s *server) catchUp(ctx context.Context, w *Watches, slow net.Conn) error {
 	lines := bufio.NewScanner(answer.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() && !bytes.Contains(lines.Bytes(), gone) {
-		is := numbered.FindSubmatch(lines.Bytes())
-		if is == nil {
+		at := numberAfter(lines.Bytes(), versioned)
+		if at == 0 {
 			return fmt.Errorf("the slow watcher reads %.200s", lines.Bytes())
 		}
-		last = string(is[1])
-		at, _ := strconv.ParseUint(last, 10, 64)
+		last = strconv.FormatUint(at, 10)
 		got = append(got, at)
 	}
 	w.Slow.Events = len(got)
@@ -179,8 +162,8 @@ func (s *server) catchUp(ctx context.Context, w *Watches, slow net.Conn) error {
 			w.Slow.Lost++
 		}
 	}
-	again, err := s.kubernetes(ctx, http.MethodGet,
-		servicesOf+"?watch=true&timeoutSeconds=10&resourceVersion="+last, nil)
+	again, err := s.send(ctx, http.MethodGet,
+		servicesOf+"?watch=true&timeoutSeconds=10&resourceVersion="+last, "", "")
 	if err != nil {
 		return err
 	}
@@ -194,7 +177,7 @@ func (s *server) catchUp(ctx context.Context, w *Watches, slow net.Conn) error {
 }
 
 func (s *server) listAgain(ctx context.Context, w *Watches) error {
-	answer, err := s.kubernetes(ctx, http.MethodGet, servicesOf, nil)
+	answer, err := s.send(ctx, http.MethodGet, servicesOf, "", "")
 	if err != nil {
 		return err
 	}
@@ -220,8 +203,8 @@ func (s *server) listAgain(ctx context.Context, w *Watches) error {
 			w.Slow.Stale++
 		}
 	}
-	watch, err := s.kubernetes(ctx, http.MethodGet, servicesOf+
-		"?watch=true&timeoutSeconds=10&resourceVersion="+list.Metadata.ResourceVersion, nil)
+	watch, err := s.send(ctx, http.MethodGet, servicesOf+
+		"?watch=true&timeoutSeconds=10&resourceVersion="+list.Metadata.ResourceVersion, "", "")
 	if err != nil {
 		return err
 	}
@@ -237,35 +220,26 @@ func (s *server) listAgain(ctx context.Context, w *Watches) error {
 	return lines.Err()
 }
 
-var (
-	numbered = regexp.MustCompile(`"resourceVersion":"(\d+)"`)
-	patched  = regexp.MustCompile(`"patched":"(\d+)"`)
-)
-
-// watchRound returns how many changes there were in a second, and how many events were read.
-func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
+// watchRound has services changed for so long while others watch, and returns how many changes
+// there were in a second, and how many events were read.
+func (k *kube) watchRound(ctx context.Context, w *Watches, round int, long time.Duration) (
 	updates, events float64, err error,
 ) {
 	ctx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
-	var made, read, behind atomic.Int64
-	var watching, patching sync.WaitGroup
-	var mu sync.Mutex
-	failed := func(why error) {
-		mu.Lock()
-		defer mu.Unlock()
-		err = why
-	}
-	var over atomic.Bool // no more changes are made
-	seen := make([]map[string]bool, watchers)
-	from, err := s.revision(ctx)
+	from, err := k.revision(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
+	first := uint64(round+1) * 1_000_000 // the round's changes have numbers from here on
+	var made, read, behind atomic.Int64
+	var over atomic.Bool // no more changes are made
+	seen := make([]map[uint64]bool, watchers)
+	var watching, patching sync.WaitGroup
 	for i := range watchers {
-		seen[i] = map[string]bool{}
-		watch, err := s.kubernetes(ctx, http.MethodGet,
-			servicesOf+"?watch=true&resourceVersion="+from, nil)
+		seen[i] = map[uint64]bool{}
+		watch, err := k.send(ctx, http.MethodGet,
+			servicesOf+"?watch=true&resourceVersion="+from, "", "")
 		if err != nil {
 			return 0, 0, err
 		}
@@ -276,18 +250,16 @@ func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
 			lines.Buffer(nil, 1<<20)
 			for lines.Scan() {
 				read.Add(1)
-				if is := numbered.FindSubmatch(lines.Bytes()); is != nil {
-					now, _ := strconv.ParseUint(string(is[1]), 10, 64)
-					if now <= last {
-						behind.Add(1)
-					}
-					last = now
-					if i == 0 && round == watchRounds {
-						w.order = append(w.order, now)
-					}
+				now := numberAfter(lines.Bytes(), versioned)
+				if now <= last {
+					behind.Add(1)
 				}
-				if is := patched.FindSubmatch(lines.Bytes()); is != nil {
-					seen[i][string(is[1])] = true
+				last = now
+				if i == 0 && round == watchRounds {
+					w.order = append(w.order, now)
+				}
+				if change := numberAfter(lines.Bytes(), patched); change >= first {
+					seen[i][change] = true
 				}
 				if over.Load() && len(seen[i]) >= int(made.Load()) {
 					return
@@ -295,19 +267,22 @@ func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
 			}
 		})
 	}
+	var mu sync.Mutex
+	change := func(n int) {
+		number := strconv.FormatUint(first+uint64(n), 10)
+		why := k.patch(ctx, fmt.Sprintf("s-%d", n%services),
+			fmt.Sprintf(`{"metadata":{"annotations":{"patched":%q}}}`, number))
+		mu.Lock()
+		defer mu.Unlock()
+		if w.last[n%services] = number; why != nil {
+			err = why
+		}
+	}
 	begun := time.Now()
 	for p := range patchers {
 		patching.Go(func() {
-			for n := p; time.Since(begun) < watchesRound; n += patchers {
-				number := int64(round+1)*1_000_000 + int64(n)
-				body := fmt.Sprintf(`{"metadata":{"annotations":{"patched":"%d"}}}`, number)
-				if why := s.patch(ctx, fmt.Sprintf("s-%d", n%services), body); why != nil {
-					failed(why)
-					return
-				}
-				mu.Lock()
-				w.last[n%services] = strconv.FormatInt(number, 10)
-				mu.Unlock()
+			for n := p; time.Since(begun) < long; n += patchers {
+				change(n)
 				made.Add(1)
 			}
 		})
@@ -315,37 +290,16 @@ func (s *server) watchRound(ctx context.Context, w *Watches, round int) (
 	patching.Wait()
 	took := time.Since(begun).Seconds()
 	updates, events = float64(made.Load())/took, float64(read.Load())/took
-	over.Store(true)
-	if err == nil { // one more, for watchers that have read all others
-		made.Add(1)
-		w.last[0] = strconv.Itoa(round)
-		err = s.patch(ctx, "s-0",
-			fmt.Sprintf(`{"metadata":{"annotations":{"patched":"%d"}}}`, round))
+	if err != nil {
+		return 0, 0, err
 	}
+	made.Add(1) // one more, for watchers that have read all others
+	over.Store(true)
+	change(999_999)
 	watching.Wait()
 	for _, changes := range seen {
 		w.Lost += int(made.Load()) - len(changes)
 	}
 	w.Reordered += int(behind.Load())
 	return updates, events, err
-}
-
-func (s *server) patch(ctx context.Context, service, body string) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPatch,
-		"http://"+s.address+servicesOf+"/"+service, bytes.NewReader([]byte(body)))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Authorization", "Bearer "+s.key)
-	r.Header.Set("Content-Type", "application/merge-patch+json")
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("a change of %s is answered %s: %.200s", service, answer.Status, text)
-	}
-	return err
 }

@@ -24,13 +24,13 @@ import (
 
 // A server is a measured process with its own directories.
 type server struct {
+	kube
 	cmd     *exec.Cmd
 	agent   *exec.Cmd // nil: the agent is in the same process
 	log     bytes.Buffer
 	dir     string
 	address string
 	metrics string
-	key     string
 	ended   chan error
 }
 
@@ -116,7 +116,7 @@ func (b *Bench) serve(
 	if err != nil {
 		return nil, err
 	}
-	s := &server{key: key.String(), ended: make(chan error, 1)}
+	s := &server{kube: kube{newClient(), "", key.String()}, ended: make(chan error, 1)}
 	if s.dir, err = os.MkdirTemp("/dev/shm", "fastiov-bench-"); err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (b *Bench) serve(
 		if err != nil {
 			return err
 		}
-		s.address = string(address)
+		s.address, s.base = string(address), "http://"+string(address)
 		_, err = get("http://" + s.address + "/api/v1")
 		return err
 	})

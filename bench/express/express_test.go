@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fastiov/fastiov/bench"
 )
 
 func rounds(load, arm string, costs ...float64) (all []Round) {
@@ -27,10 +29,10 @@ func TestRatiosAreOfRoundsAtTheSameTime(t *testing.T) {
 		t.Errorf("%d runs", r.Runs)
 	}
 	c := r.cell("udp-64", Express)
-	if want := (Quartiles{0.8, 1, 1}); c == nil || c.OfNative != want {
+	if want := (bench.Quartiles{Q1: 0.8, Median: 1, Q3: 1}); c == nil || c.OfNative != want {
 		t.Fatalf("of native: %+v", c)
 	}
-	if want := (Quartiles{1.6, 2, 2}); c.OfBridge != want {
+	if want := (bench.Quartiles{Q1: 1.6, Median: 2, Q3: 2}); c.OfBridge != want {
 		t.Errorf("of the bridge: %+v", c.OfBridge)
 	}
 	if c.CPUNs.Median != 25 || c.Rounds != 4 || c.PerSecond != 10 {

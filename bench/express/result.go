@@ -3,7 +3,6 @@ package express
 import (
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/bench"
 )
 
 // A Result holds what all rounds came to.
@@ -21,37 +22,19 @@ type Result struct {
 	Cells   []Cell `json:"cells"`
 }
 
-// Quartiles are by nearest rank, so each is a figure that occurred.
-type Quartiles struct {
-	Q1     float64 `json:"q1"`
-	Median float64 `json:"median"`
-	Q3     float64 `json:"q3"`
-}
-
-func quartilesOf(values []float64) Quartiles {
-	if len(values) == 0 {
-		return Quartiles{}
-	}
-	slices.Sort(values)
-	rank := func(q float64) float64 {
-		return values[max(0, int(math.Ceil(q*float64(len(values))))-1)]
-	}
-	return Quartiles{rank(0.25), rank(0.5), rank(0.75)}
-}
-
 // A Cell holds all rounds of one load by one arm.
 type Cell struct {
-	Load      string    `json:"load"`
-	Arm       string    `json:"arm"`
-	Rounds    int       `json:"rounds"`
-	CPUNs     Quartiles `json:"cpu_ns"`     // of a message
-	OfNative  Quartiles `json:"of_native"`  // native's CPU time in this one's: 1 is as cheap
-	OfBridge  Quartiles `json:"of_bridge"`  // the bridge's in this one's
-	SoftirqNs float64   `json:"softirq_ns"` // of a message, over all rounds
-	PerSecond float64   `json:"per_second"` // messages, by the clock
-	Express   float64   `json:"express"`    // packets for a message
-	P50Us     float64   `json:"p50_us,omitempty"`
-	P99Us     float64   `json:"p99_us,omitempty"`
+	Load      string          `json:"load"`
+	Arm       string          `json:"arm"`
+	Rounds    int             `json:"rounds"`
+	CPUNs     bench.Quartiles `json:"cpu_ns"`     // of a message
+	OfNative  bench.Quartiles `json:"of_native"`  // native's CPU time in this one's: 1 is as cheap
+	OfBridge  bench.Quartiles `json:"of_bridge"`  // the bridge's in this one's
+	SoftirqNs float64         `json:"softirq_ns"` // of a message, over all rounds
+	PerSecond float64         `json:"per_second"` // messages, by the clock
+	Express   float64         `json:"express"`    // packets for a message
+	P50Us     float64         `json:"p50_us,omitempty"`
+	P99Us     float64         `json:"p99_us,omitempty"`
 }
 
 func resultOf(rounds []Round) *Result {
@@ -105,14 +88,14 @@ func cellOf(rounds []Round) Cell {
 		softirq += r.SoftirqNs
 		express += float64(r.Express)
 	}
-	c.CPUNs, c.PerSecond = quartilesOf(cost), quartilesOf(rate).Median
+	c.CPUNs, c.PerSecond = bench.QuartilesOf(cost), bench.QuartilesOf(rate).Median
 	c.SoftirqNs, c.Express = softirq/messages, express/messages
-	c.P50Us, c.P99Us = quartilesOf(p50).Median/1000, quartilesOf(p99).Median/1000
+	c.P50Us, c.P99Us = bench.QuartilesOf(p50).Median/1000, bench.QuartilesOf(p99).Median/1000
 	return c
 }
 
 // ratios compares each round with the other arm's of the same time.
-func ratios(to, rounds []Round) Quartiles {
+func ratios(to, rounds []Round) bench.Quartiles {
 	var all []float64
 	for _, r := range rounds {
 		for _, other := range to {
@@ -121,7 +104,7 @@ func ratios(to, rounds []Round) Quartiles {
 			}
 		}
 	}
-	return quartilesOf(all)
+	return bench.QuartilesOf(all)
 }
 
 func (r *Result) cell(load, arm string) *Cell {
@@ -158,7 +141,7 @@ func (r *Result) Print(w io.Writer) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "load\tarm\trounds\tCPU ns\tq1\tq3\tof native\tq1\tq3\tof bridge\tq1\tq3\t"+
 		"softirq ns\texpress\tper s\tp50 µs\tp99 µs\t")
-	ratio := func(q Quartiles) string {
+	ratio := func(q bench.Quartiles) string {
 		if q.Median == 0 {
 			return "–\t–\t–"
 		}
