@@ -41,6 +41,8 @@ type call struct {
 	w    http.ResponseWriter
 	r    *http.Request
 	user *access.Identity
+
+	warns []string // what the user should know beside the answer
 }
 
 // api answers a request to the API.
@@ -138,7 +140,7 @@ func (c *call) collection(k *kind, namespace string) error {
 		}
 		o, w := k.make(), c.writer()
 		if err := w.decode(k, body, o, query.Get("fieldValidation")); err != nil {
-			return err
+			return undecodable(k, err)
 		}
 		if err := placed(k, o, namespace, o.GetName()); err != nil {
 			return err
@@ -147,7 +149,7 @@ func (c *call) collection(k *kind, namespace string) error {
 		if err != nil {
 			return err
 		}
-		return c.answer(http.StatusCreated, w, e)
+		return c.answer(http.StatusCreated, e)
 	case http.MethodDelete:
 		choice, err := k.chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
 		if err != nil {
@@ -164,7 +166,7 @@ func (c *call) collection(k *kind, namespace string) error {
 		all, _ := c.world.list(k, c.user.Namespace)
 		for _, e := range all {
 			if choice.takes(e) {
-				if err := ignoreMissing(c.delete(e, how)); err != nil {
+				if _, err := c.delete(e, how); ignoreMissing(err) != nil {
 					return err
 				}
 			}
@@ -184,10 +186,10 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 	case c.r.Method == http.MethodGet && old == nil:
 		return missing
 	case c.r.Method == http.MethodGet:
-		return c.answer(http.StatusOK, c.writer(), old)
+		return c.answer(http.StatusOK, old)
 	case c.r.Method == http.MethodPatch:
 		return c.patch(k, namespace, of)
-	case old == nil:
+	case c.r.Method == http.MethodDelete && old == nil:
 		return missing
 	}
 	body, err := c.body()
@@ -198,10 +200,13 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 	case http.MethodPut:
 		o, w := k.make(), c.writer()
 		if err := w.decode(k, body, o, query.Get("fieldValidation")); err != nil {
-			return err
+			return undecodable(k, err)
 		}
 		if err := placed(k, o, namespace, of); err != nil {
 			return err
+		}
+		if old == nil {
+			return missing
 		}
 		if o.GetResourceVersion() == "" && !k.core() {
 			return unversioned(k, of)
@@ -210,18 +215,18 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 		if err != nil {
 			return err
 		}
-		return c.answer(http.StatusOK, w, e)
+		return c.answer(http.StatusOK, e)
 	case http.MethodDelete:
 		how, err := c.deletion(body)
 		if err != nil {
 			return err
 		}
-		if err := c.delete(old, how); err != nil {
+		left, err := c.delete(old, how)
+		if err != nil {
 			return err
 		}
-		if now := c.world.get(k, namespace, of); now != nil && now.object.GetUID() ==
-			old.object.GetUID() {
-			return c.answer(http.StatusOK, c.writer(), now)
+		if left != nil {
+			return c.answer(http.StatusOK, left)
 		}
 		return c.status(metav1.Status{Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
 			Name: of, Group: k.Group, Kind: k.Names.Plural, UID: old.object.GetUID()}})
@@ -229,37 +234,43 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 	return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
 }
 
-// deletion returns how a request wants objects deleted.
+// deletion returns how a request wants objects deleted: what its body says, or else its query.
 func (c *call) deletion(body []byte) (how metav1.DeleteOptions, err error) {
 	if len(body) > 0 {
 		if err := json.Unmarshal(body, &how); err != nil {
 			return how, apierrors.NewBadRequest(err.Error())
 		}
+		return how, nil
 	}
-	if p := c.r.URL.Query().Get("propagationPolicy"); p != "" {
+	query := c.r.URL.Query()
+	if p := query.Get("propagationPolicy"); p != "" {
 		policy := metav1.DeletionPropagation(p)
 		how.PropagationPolicy = &policy
 	}
+	how.DryRun = query["dryRun"]
 	return how, nil
 }
 
-func (c *call) delete(e *entry, how metav1.DeleteOptions) error {
+// delete deletes an object, and returns what is left of it; nil: nothing.
+func (c *call) delete(e *entry, how metav1.DeleteOptions) (left *entry, err error) {
 	if err := e.meets(how.Preconditions); err != nil {
-		return err
+		return nil, err
 	}
 	policy := metav1.DeletePropagationBackground
 	if how.PropagationPolicy != nil {
 		policy = *how.PropagationPolicy
 	}
 	w := c.writer()
-	w.dry = w.dry || len(how.DryRun) > 0
-	return untilDone(func() error {
+	w.dry = len(how.DryRun) > 0
+	err = untilDone(func() (err error) {
 		now := c.world.get(e.kind, e.name.namespace, e.name.name)
 		if now == nil {
 			return apierrors.NewNotFound(e.kind.resource(), e.name.name)
 		}
-		return w.delete(c.r.Context(), now, policy)
+		left, err = w.delete(c.r.Context(), now, policy)
+		return err
 	})
+	return left, err
 }
 
 // patch merges a patch into an object. One that is applied makes the object where there is none.
@@ -320,7 +331,7 @@ func (c *call) patch(k *kind, namespace, of string) error {
 			return apierrors.NewBadRequest(err.Error())
 		}
 		if err := w.decode(k, doc, o, strict); err != nil {
-			return err
+			return unpatchable(k, doc, err)
 		}
 		if err := placed(k, o, namespace, of); err != nil {
 			return err
@@ -334,7 +345,7 @@ func (c *call) patch(k *kind, namespace, of string) error {
 		if err != nil {
 			return err
 		}
-		return c.answer(code, w, e)
+		return c.answer(code, e)
 	})
 }
 
@@ -388,7 +399,8 @@ func ignore(error) error { return nil }
 func (c *call) writer() *writer {
 	return &writer{
 		world: c.world, user: c.user.Subject, most: c.cfg.Directory.Space,
-		dry: c.r.URL.Query().Get("dryRun") != "",
+		dry:  c.r.URL.Query().Get("dryRun") != "",
+		warn: func(text string) { c.warns = append(c.warns, text) },
 	}
 }
 
@@ -441,17 +453,14 @@ func (w *writer) decode(k *kind, body []byte, o object, strict string) error {
 	others, err := kjson.UnmarshalStrict(body, o)
 	unknown = append(unknown, others...)
 	if err != nil {
-		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
-			k.Names.Kind, k.Version, k.Names.Kind, err))
+		return err
 	}
 	if len(unknown) > 0 && strict == "Strict" {
-		return apierrors.NewBadRequest(fmt.Sprintf(
-			"%s in version %q cannot be handled as a %s: strict decoding error: %v",
-			k.Names.Kind, k.Version, k.Names.Kind, errors.Join(unknown...)))
+		return runtime.NewStrictDecodingError(unknown)
 	}
 	if strict != "Ignore" {
 		for _, err := range unknown {
-			w.warns = append(w.warns, err.Error())
+			w.warn(err.Error())
 		}
 	}
 	if is := o.GetObjectKind().GroupVersionKind(); !is.Empty() && is != k.gvk() {
@@ -480,26 +489,22 @@ func placed(k *kind, o object, namespace, of string) error {
 	return nil
 }
 
-const mostWarned = 4 << 10 // bytes of warnings with one answer, as Kubernetes has it
-
-// answer sends an object, with the warnings that its writing gave.
-func (c *call) answer(code int, w *writer, e *entry) error {
-	left := mostWarned
-	for _, text := range w.warns {
-		warning := fmt.Sprintf("299 - %q", text)
-		if left -= len(warning); left < 0 {
-			break
-		}
-		c.w.Header().Add("Warning", warning)
-	}
+// answer sends an object.
+func (c *call) answer(code int, e *entry) error {
 	if asTable(c.r) {
 		return c.json(code, e.kind.table(
 			metav1.ListMeta{ResourceVersion: e.object.GetResourceVersion()}, []*entry{e}))
 	}
-	c.w.Header().Set("Content-Type", "application/json")
-	c.w.WriteHeader(code)
+	c.begin(code)
 	c.w.Write(e.body)
 	return nil
+}
+
+// begin begins an answer of JSON, with the warnings that there are.
+func (c *call) begin(code int) {
+	warnIn(c.w.Header(), c.warns)
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.WriteHeader(code)
 }
 
 func (c *call) json(code int, answer any) error {
@@ -507,8 +512,7 @@ func (c *call) json(code int, answer any) error {
 	if err != nil {
 		return err
 	}
-	c.w.Header().Set("Content-Type", "application/json")
-	c.w.WriteHeader(code)
+	c.begin(code)
 	_, err = c.w.Write(append(body, '\n'))
 	return ignore(err)
 }

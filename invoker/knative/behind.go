@@ -16,14 +16,14 @@ const laterBy = 20 * time.Millisecond
 const writers = 64
 
 // hold waits until nobody writes an object's document, and has nobody else do so.
-func (w *world) hold(at ref, behind bool) (release func()) {
+func (w *world) hold(at ref, mine write) (release func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for w.busy[at] != nil {
 		w.await(w.busy[at])
 	}
-	mine := &write{behind, make(chan struct{})}
-	w.busy[at] = mine
+	mine.over = make(chan struct{})
+	w.busy[at] = &mine
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -39,16 +39,9 @@ func (w *world) await(it *write) {
 	w.mu.Lock()
 }
 
-// isBehind reports whether what is being written is seen already.
-func (it *write) isBehind() bool { return it != nil && it.behind }
-
-// note puts an object in the place of old, for all to see at once. Its document is written later,
-// so a crash may lose it: what is noted is found out again.
-func (w *world) note(o object, old *entry) error {
-	body, err := document(old.kind, o)
-	if err != nil {
-		return err
-	}
+// note puts an object with its JSON in the place of old, for all to see at once. Its document is
+// written later, so a crash may lose it: what is noted is found out again.
+func (w *world) note(o object, body []byte, old *entry) error {
 	at := ref{old.kind, old.name}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +55,7 @@ func (w *world) note(o object, old *entry) error {
 	if err != nil {
 		return err
 	}
-	w.happen(&event{what: "MODIFIED", entry: e, before: old})
+	w.happen(&event{what: "MODIFIED", entry: e, before: old, noted: true})
 	w.writeSoon(at)
 	return nil
 }
@@ -121,7 +114,7 @@ func (w *world) writeNoted() (err error) {
 }
 
 func (w *world) writeOne(at ref) error {
-	defer w.hold(at, true)()
+	defer w.hold(at, write{behind: true})()
 	e, kept := w.now(at)
 	if e == nil {
 		return nil

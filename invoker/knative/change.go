@@ -1,6 +1,7 @@
 package knative
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"time"
 
 	authentication "k8s.io/api/authentication/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -27,10 +27,10 @@ import (
 // A writer changes objects by Knative's rules, for one user or for the reconcilers.
 type writer struct {
 	*world
-	user  string // empty: the reconcilers
-	most  func(namespace string) store.Space
-	dry   bool     // nothing is kept
-	warns []string // what the user should know
+	user string // empty: the reconcilers
+	most func(namespace string) store.Space
+	dry  bool              // nothing is kept
+	warn func(text string) // tells the user
 }
 
 // rules holds what a cluster's operator would set. Knative's defaults and checks follow it.
@@ -73,9 +73,6 @@ func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) 
 	o.SetManagedFields(nil)
 	o.SetSelfLink("")
 	keepStatus(o, k.make())
-	if w.dry && w.get(k, o.GetNamespace(), o.GetName()) != nil {
-		return nil, apierrors.NewAlreadyExists(k.resource(), o.GetName())
-	}
 	ctx = apis.WithinCreate(w.context(ctx))
 	setDefaults(ctx, o)
 	if err := w.check(ctx, k, o); err != nil {
@@ -108,6 +105,9 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	if err := w.check(ctx, old.kind, o); err != nil {
 		return nil, err
 	}
+	if body, err := document(old.kind, o); err != nil || bytes.Equal(body, old.document()) {
+		return old, err
+	}
 	if !sameSpec(o, was) {
 		o.SetGeneration(was.GetGeneration() + 1)
 	}
@@ -119,12 +119,13 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	return e, err
 }
 
-// report replaces the status of an object.
+// report replaces the status of an object, if that changes anything.
 func (w *writer) report(old *entry, o object) error {
-	if same(o, old) {
-		return nil
+	body, err := document(old.kind, o)
+	if err != nil || bytes.Equal(body, old.document()) {
+		return err
 	}
-	return w.note(o, old)
+	return w.note(o, body, old)
 }
 
 // mark replaces what neither users nor the status say of an object. It has room also in a namespace
@@ -134,28 +135,27 @@ func (w *writer) mark(ctx context.Context, old *entry, o object) error {
 	return err
 }
 
-// same reports whether an object would be as it is.
-func same(o object, old *entry) bool {
-	o.SetResourceVersion(old.object.GetResourceVersion())
-	o.GetObjectKind().SetGroupVersionKind(old.kind.gvk())
-	return equality.Semantic.DeepEqual(o, old.object)
-}
-
 // keep puts an object, if that changes anything.
 func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
 	most store.Space) (*entry, error) {
-	if old != nil && same(o, old) {
+	body, err := document(k, o)
+	if err != nil {
+		return nil, err
+	}
+	if old != nil && bytes.Equal(body, old.document()) {
 		return old, nil
 	}
 	if w.dry {
+		if old == nil && w.get(k, o.GetNamespace(), o.GetName()) != nil {
+			return nil, apierrors.NewAlreadyExists(k.resource(), o.GetName())
+		}
 		e := &entry{&encoded{kind: k, name: name{o.GetNamespace(), o.GetName()}}, o}
-		o.GetObjectKind().SetGroupVersionKind(k.gvk())
 		if old != nil {
 			e.revision = old.revision
 		}
 		return e, e.encode()
 	}
-	return w.put(ctx, k, o, old, most)
+	return w.put(ctx, k, o, body, old, most)
 }
 
 // check returns what Kubernetes has against an object, or Knative, as its webhook words it.
@@ -174,8 +174,8 @@ func (w *writer) check(ctx context.Context, k *kind, o object) error {
 		return checkCore(ctx, k, o)
 	}
 	found := ours.Validate(ctx)
-	if warn := found.Filter(apis.WarningLevel); warn != nil {
-		w.warns = append(w.warns, warn.Error())
+	for _, warning := range found.Filter(apis.WarningLevel).WrappedErrors() {
+		w.warn(warning.Error())
 	}
 	wrong := found.Filter(apis.ErrorLevel)
 	if wrong == nil {
@@ -204,29 +204,34 @@ func labelsOf(o object) field.ErrorList {
 }
 
 // delete deletes an object at once, and the reconcilers then delete what it owns; or after all that
-// it owns, and after whoever has a finalizer in it.
-func (w *writer) delete(ctx context.Context, e *entry, how metav1.DeletionPropagation) error {
-	switch {
-	case w.dry:
-		return nil
-	case how == metav1.DeletePropagationOrphan:
+// it owns, and after whoever has a finalizer in it. It returns what is left of it; nil: nothing.
+func (w *writer) delete(
+	ctx context.Context, e *entry, how metav1.DeletionPropagation,
+) (left *entry, err error) {
+	if how == metav1.DeletePropagationOrphan && !w.dry {
 		for _, o := range w.owned(e) {
 			free := o.object.DeepCopyObject().(object)
 			free.SetOwnerReferences(nil)
 			if err := w.mark(ctx, o, free); err != nil {
-				return err
+				return nil, err
 			}
 		}
+	}
+	switch {
 	case how == metav1.DeletePropagationForeground || len(e.object.GetFinalizers()) > 0:
 		return w.end(ctx, e, how)
+	case w.dry:
+		return nil, nil
 	}
-	return w.remove(ctx, e)
+	return nil, w.remove(ctx, e)
 }
 
 // end marks an object as one that is about to go.
-func (w *writer) end(ctx context.Context, e *entry, how metav1.DeletionPropagation) error {
+func (w *writer) end(
+	ctx context.Context, e *entry, how metav1.DeletionPropagation,
+) (*entry, error) {
 	if e.object.GetDeletionTimestamp() != nil {
-		return nil
+		return e, nil
 	}
 	o := e.object.DeepCopyObject().(object)
 	o.SetDeletionTimestamp(ptr.To(metav1.NewTime(time.Now().UTC().Truncate(time.Second))))
@@ -237,7 +242,7 @@ func (w *writer) end(ctx context.Context, e *entry, how metav1.DeletionPropagati
 	if how == metav1.DeletePropagationForeground {
 		o.SetFinalizers(append(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
 	}
-	return w.mark(ctx, e, o)
+	return w.keep(ctx, e.kind, o, e, store.Unbounded)
 }
 
 // owned returns what an object owns.
@@ -262,6 +267,13 @@ func untilDone(do func() error) (err error) {
 		if err = do(); !apierrors.IsConflict(err) {
 			return err
 		}
+	}
+	return err
+}
+
+func ignoreMissing(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
 	}
 	return err
 }

@@ -130,6 +130,25 @@ func unversioned(k *kind, of string) error {
 			"must be specified for an update")})
 }
 
+// undecodable returns what a cluster says of a body that cannot be read as an object of a kind.
+func undecodable(k *kind, err error) error {
+	if known := (apierrors.APIStatus)(nil); errors.As(err, &known) {
+		return err
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
+		k.Names.Kind, k.Version, k.Names.Kind, err))
+}
+
+// unpatchable returns what a cluster says of a patch that leaves no object of the kind. It quotes
+// what is left, unless that may be a secret.
+func unpatchable(k *kind, doc []byte, err error) error {
+	if known := (apierrors.APIStatus)(nil); k.core() || errors.As(err, &known) {
+		return undecodable(k, err)
+	}
+	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+		field.Invalid(field.NewPath("patch"), string(doc), err.Error())})
+}
+
 // inapplicable returns what a cluster says of a JSON patch that cannot be applied.
 func inapplicable(err error) error {
 	if err == nil {

@@ -84,6 +84,7 @@ var definitions []byte
 var kinds = readKinds()
 
 var (
+	services       = kindOf(serving.GroupName, "Service")
 	configurations = kindOf(serving.GroupName, "Configuration")
 	revisions      = kindOf(serving.GroupName, "Revision")
 	routes         = kindOf(serving.GroupName, "Route")

@@ -405,7 +405,7 @@ func TestWhatIsRefused(t *testing.T) {
 		{"GET", "/apis/serving.knative.dev/v1/namespaces/bob/services", "", 403, "Forbidden"},
 		{"GET", objects + "services?labelSelector=%3D%3D", "", 400, "label selector"},
 		{"GET", "/apis/eventing.knative.dev/v1/brokers", "", 404, "could not find"},
-		{"PATCH", objects + "services/hello", "[]", 400, "BadRequest"},
+		{"PATCH", objects + "services/hello", "[]", 422, "Invalid"},
 	} {
 		form := "application/json"
 		if c.method == http.MethodPatch {

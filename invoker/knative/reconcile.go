@@ -75,14 +75,16 @@ func newReconciler(r *road) *reconciler {
 }
 
 // follow puts into the queue what an event concerns: the object, its owner, the routes to it, and
-// what it owned.
+// what it owned. A status that follows from others alone does not concern its own object.
 func (r *reconciler) follow(e *event) {
 	if e.entry.kind.Derived {
 		return
 	}
 	n := e.entry.name
 	me := ref{e.entry.kind, n}
-	r.queue.Add(me)
+	if k := me.kind; !e.noted || k != services && k != configurations && k != routes {
+		r.queue.Add(me)
+	}
 	if owner, of := ownerOf(e.entry.object); owner != nil {
 		r.queue.Add(ref{of, name{n.namespace, owner.Name}})
 	}
@@ -185,7 +187,8 @@ func (r *reconciler) reconcile(ctx context.Context, d ref) error {
 	if owner, k := ownerOf(e.object); owner != nil {
 		of := r.get(k, d.name.namespace, owner.Name)
 		if of == nil || of.object.GetUID() != owner.UID {
-			return ignoreMissing(r.delete(ctx, e, metav1.DeletePropagationBackground))
+			_, err := r.delete(ctx, e, metav1.DeletePropagationBackground)
+			return ignoreMissing(err)
 		}
 	}
 	ctx = r.context(ctx)
@@ -210,7 +213,7 @@ func (r *reconciler) ending(ctx context.Context, e *entry) error {
 	if i := slices.Index(left, metav1.FinalizerDeleteDependents); i >= 0 {
 		owned := r.owned(e)
 		for _, o := range owned {
-			if err := r.end(ctx, o, metav1.DeletePropagationForeground); err != nil {
+			if _, err := r.end(ctx, o, metav1.DeletePropagationForeground); err != nil {
 				return err
 			}
 		}
@@ -237,13 +240,6 @@ func (r *reconciler) forsaken(d ref) {
 			}
 		}
 	}
-}
-
-func ignoreMissing(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }
 
 func (r *reconciler) service(ctx context.Context, e *entry, s *v1.Service) error {

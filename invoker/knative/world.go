@@ -43,6 +43,7 @@ type event struct {
 	what   string // ADDED, MODIFIED or DELETED
 	entry  *entry // of a deletion: what was deleted, with the revision of the deletion
 	before *entry // nil: it was not there
+	noted  bool   // by the reconcilers, about it
 }
 
 // A logged event is what watchers read of one. All of them share it.
@@ -91,6 +92,7 @@ type world struct {
 // is seen.
 type write struct {
 	behind bool
+	object object        // as it will be seen; nil: it is decoded then
 	over   chan struct{} // is closed when the write has ended
 }
 
@@ -186,17 +188,23 @@ func (w *world) see(doc store.Doc) error {
 	}
 	at := ref{k, name{doc.Namespace, doc.Name}}
 	w.mu.Lock()
-	opened, seen := w.opened, doc.Body != nil && w.busy[at].isBehind()
+	opened, under := w.opened, w.busy[at]
 	if !opened {
 		w.early = append(w.early, doc)
 	}
 	w.mu.Unlock()
-	if !opened || seen {
+	var o object
+	switch {
+	case !opened, doc.Body != nil && under != nil && under.behind: // it is seen already
 		return nil
+	case doc.Body != nil && under != nil:
+		o = under.object
 	}
-	o, err := read(doc) // which takes its time, and nobody's
-	if err != nil {
-		return err
+	if o == nil {
+		var err error
+		if o, err = read(doc); err != nil { // which takes its time, and nobody's
+			return err
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -426,18 +434,19 @@ func (w *world) since(revision uint64, namespace string) ([]*logged, <-chan stru
 	return slices.Clone(left), w.changed, nil
 }
 
-// put keeps an object in the place of old; nil: it is new. It is durable then, and returned as it
-// is seen.
-func (w *world) put(ctx context.Context, k *kind, o object, old *entry,
+// put keeps an object, whose JSON is body, in the place of old; nil: it is new. It is durable then,
+// and returned as it is seen.
+func (w *world) put(ctx context.Context, k *kind, o object, body []byte, old *entry,
 	most store.Space) (*entry, error) {
-	body, err := document(k, o)
-	if err != nil {
-		return nil, err
-	}
 	at := ref{k, name{o.GetNamespace(), o.GetName()}}
-	defer w.hold(at, false)()
+	doc := store.Doc{Key: at.key(), Body: body}
+	seen, err := read(doc) // others put theirs meanwhile, which they do not while the store tells
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	defer w.hold(at, write{object: seen})()
 	now, kept := w.now(at)
-	doc := store.Doc{Key: at.key(), Revision: kept, Body: body}
+	doc.Revision = kept
 	if old == nil {
 		doc.Revision = 0
 	} else if now == nil || now.revision != old.revision {
@@ -489,7 +498,7 @@ func conflict(k *kind, of string) error {
 // remove deletes an object of that revision.
 func (w *world) remove(ctx context.Context, e *entry) error {
 	at := ref{e.kind, e.name}
-	defer w.hold(at, false)()
+	defer w.hold(at, write{})()
 	now, kept := w.now(at)
 	if now != nil && now.revision != e.revision {
 		return conflict(e.kind, e.name.name)

@@ -70,11 +70,11 @@ func TestTheLogHasABound(t *testing.T) {
 func TestWritesOfOneObjectTakeTurns(t *testing.T) {
 	w := newWorld()
 	of := func(n string) ref { return ref{routes, name{"ann", n}} }
-	release := w.hold(of("a"), false)
-	w.hold(of("b"), false)()
+	release := w.hold(of("a"), write{})
+	w.hold(of("b"), write{})()
 	next := make(chan bool)
 	go func() {
-		defer w.hold(of("a"), false)()
+		defer w.hold(of("a"), write{})()
 		close(next)
 	}()
 	select {
@@ -84,7 +84,7 @@ func TestWritesOfOneObjectTakeTurns(t *testing.T) {
 	}
 	release()
 	<-next
-	w.hold(of("a"), false)()
+	w.hold(of("a"), write{})()
 	if len(w.busy) > 0 {
 		t.Errorf("%d objects are being written still", len(w.busy))
 	}
