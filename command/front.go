@@ -19,6 +19,7 @@ import (
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/functions"
+	"github.com/fastiov/fastiov/invoker/knative"
 	"github.com/fastiov/fastiov/invoker/live"
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
@@ -38,6 +39,7 @@ type front struct {
 	drain    time.Duration
 	domain   string // of Knative's services
 	mapped   string // where they may have names of their own; empty: the default
+	tokens   *knative.Issuer
 	// The file that says which sandboxes were left for the next invoker; empty: none are.
 	warm    string
 	watched []live.Named // the nodes that the live page shows
@@ -123,6 +125,9 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 			log.Error("store", "err", err)
 		}
 	})
+	if f.tokens, err = f.issuer(); err != nil {
+		return nil, err
+	}
 	stop, err := serveStorage(i.storage, filepath.Join(stateDir, "storage"), log)
 	if err != nil {
 		return nil, err

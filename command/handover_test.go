@@ -27,7 +27,7 @@ func ofFormerVersion(t *testing.T) (dir string, to account) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{"invoker.db", "tls-cert.pem", "tls-key.pem", "promises.key",
-		"storage/bucket/x",
+		"tokens.key", "storage/bucket/x",
 		"reports/r.tar.gz"} {
 		write(t, filepath.Join(dir, file), file)
 	}
@@ -66,7 +66,8 @@ func TestAStateDirectoryIsTakenOver(t *testing.T) {
 			"reports/r.tar.gz": "0:0 600",
 			"invoker.db":       "65534:65534 600", "tls-cert.pem": "65534:65534 600",
 			"tls-key.pem": "65534:65534 600", "promises.key": "65534:65534 600",
-			"storage": "65534:65534 700", "storage/bucket": "65534:65534 700",
+			"tokens.key": "65534:65534 600",
+			"storage":    "65534:65534 700", "storage/bucket": "65534:65534 700",
 			"storage/bucket/x": "65534:65534 600",
 		} {
 			if got := owned(t, filepath.Join(dir, path)); got != want {
@@ -185,11 +186,12 @@ func TestAStateDirectoryMayBeAFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "promises.key.123"), "")
+	write(t, filepath.Join(dir, "tokens.key.123"), "")
 	if err := handOver(dir, to); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{"lost+found": "0:0 700",
-		"promises.key.123": "65534:65534 600"} {
+		"promises.key.123": "65534:65534 600", "tokens.key.123": "65534:65534 600"} {
 		if got := owned(t, filepath.Join(dir, path)); got != want {
 			t.Errorf("%q is %s, want %s", path, got, want)
 		}

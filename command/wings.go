@@ -48,6 +48,16 @@ func (f *front) withWings(whisk *openwhisk.API, handler http.Handler) (
 const notBesideOthers = "Knative's API needs a store of its own: a watch needs the order of all " +
 	"changes, which a Redis does not tell; give --store a file"
 
+// issuer returns who signs the tokens of Knative's programs.
+func (f *front) issuer() (*knative.Issuer, error) {
+	_, port, err := net.SplitHostPort(f.plain.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	return knative.LoadIssuer(filepath.Join(f.stateDir, "tokens.key"),
+		"https://"+net.JoinHostPort(f.domain, port))
+}
+
 func openKnative(
 	f *front, whisk *openwhisk.API, next http.Handler,
 ) (http.Handler, func(), error) {
@@ -59,15 +69,10 @@ func openKnative(
 	if err != nil {
 		return nil, nil, err
 	}
-	tokens, err := knative.LoadIssuer(filepath.Join(f.stateDir, "tokens.key"),
-		"https://"+net.JoinHostPort(f.domain, port))
-	if err != nil {
-		return nil, nil, err
-	}
 	a, err := knative.New(knative.Config{
 		Pool: whisk.Pool(), Store: f.cfg.Store, Directory: whisk.Register().Directory,
 		Identify: whisk.Identify, Telemetry: whisk.Telemetry(), Keep: whisk.Keep,
-		Tokens: tokens, Domain: f.domain, Mapped: f.mappedDomains(), Port: port, Log: f.cfg.Log,
+		Tokens: f.tokens, Domain: f.domain, Mapped: f.mappedDomains(), Port: port, Log: f.cfg.Log,
 	})
 	if err != nil {
 		return nil, nil, err

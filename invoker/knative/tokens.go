@@ -1,6 +1,7 @@
 package knative
 
 import (
+	"bytes"
 	"cmp"
 	"crypto"
 	"crypto/ecdsa"
@@ -29,7 +30,8 @@ import (
 // OpenID's discovery at the issuer's URL. No API of the node takes such a token.
 //
 // Its file has a private key for each block of PEM. The first one signs, and all of them are shown.
-// So a new key is put above the old one, which may go when the last token that it signed has ended.
+// So a new key is put below the old one first, and above it once others have seen it; the old one
+// may go when the last token that it signed has ended.
 type Issuer struct {
 	url    string
 	signer jose.Signer
@@ -40,7 +42,7 @@ type Issuer struct {
 const (
 	tokenLife  = 3600
 	leastToken = 600
-	mostToken  = 1 << 32
+	mostToken  = 24 * 3600 // nobody takes a token back
 )
 
 const (
@@ -65,14 +67,20 @@ func LoadIssuer(file, url string) (*Issuer, error) {
 		return nil, fmt.Errorf("the key that signs service accounts' tokens: %w", err)
 	}
 	i := &Issuer{url: url}
-	for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
+	if !bytes.Contains(content, []byte("-----BEGIN")) {
+		return nil, fmt.Errorf("%s holds no key; remove it to have one made", file)
+	}
+	for rest := content; bytes.Contains(rest, []byte("-----BEGIN")); {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil { // else a key would be passed over
+			return nil, fmt.Errorf("%s has a block that is not whole; correct it, or remove the "+
+				"file to have a key made: the tokens that live are worth nothing then", file)
+		}
 		if err := i.add(block.Bytes); err != nil {
 			return nil, fmt.Errorf("%s has a block that is no private key of P-256 (%w); correct "+
-				"it, or remove the file to have one made", file, err)
+				"it, or remove the file to have one made: the tokens that live are worth nothing then",
+				file, err)
 		}
-	}
-	if i.signer == nil {
-		return nil, fmt.Errorf("%s holds no key; remove it to have one made", file)
 	}
 	return i, nil
 }
@@ -129,10 +137,12 @@ func makeKey(file string) error {
 	return nil
 }
 
-// A token's claims are those of a cluster's, but for the Pod: it is signed before there is one.
+// A token's claims are those of a cluster's, but for the Pod, which there is not yet when it is
+// signed, and the account's uid.
 type claims struct {
 	jwt.Claims
-	Kubernetes bearer `json:"kubernetes.io"`
+	Audience   []string `json:"aud"` // a list, also of one
+	Kubernetes bearer   `json:"kubernetes.io"`
 }
 
 type bearer struct {
@@ -148,10 +158,10 @@ func (i *Issuer) sign(namespace, account string, as *corev1.ServiceAccountTokenP
 	account = cmp.Or(account, "default")
 	c := claims{Claims: jwt.Claims{
 		Issuer: i.url, Subject: "system:serviceaccount:" + namespace + ":" + account,
-		Audience: jwt.Audience{cmp.Or(as.Audience, i.url)}, ID: rand.Text(),
+		ID:       rand.Text(),
 		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now),
 		Expiry: jwt.NewNumericDate(now.Add(lifeOf(as))),
-	}, Kubernetes: bearer{Namespace: namespace}}
+	}, Audience: []string{cmp.Or(as.Audience, i.url)}, Kubernetes: bearer{Namespace: namespace}}
 	c.Kubernetes.Account.Name = account
 	return jwt.Signed(i.signer).Claims(c).Serialize()
 }
@@ -182,6 +192,6 @@ func (i *Issuer) shown(path string) any {
 // show answers a GET with what the issuer shows.
 func show(w http.ResponseWriter, what any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "public, max-age=3600")
+	w.Header().Set("Cache-Control", "public, max-age=60")
 	_ = json.NewEncoder(w).Encode(what)
 }

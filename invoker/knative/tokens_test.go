@@ -1,6 +1,7 @@
 package knative
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // public returns the keys that an issuer shows to whoever asks, by OpenID's discovery.
@@ -69,10 +71,15 @@ func TestATokenIsProvedByWhatIsShown(t *testing.T) {
 		}
 		now := said.IssuedAt.Time()
 		expected := jwt.Expected{Issuer: "https://localhost:80", Time: now,
-			Subject:     "system:serviceaccount:ann:baker",
-			AnyAudience: jwt.Audience{want.audience}}
+			Subject: "system:serviceaccount:ann:baker"}
 		if err := said.ValidateWithLeeway(expected, 0); err != nil {
 			t.Errorf("%+v: %v", said, err)
+		}
+		_, rest, _ := strings.Cut(string(files[i].Data), ".")
+		payload, _, _ := strings.Cut(rest, ".")
+		raw, err := base64.RawURLEncoding.DecodeString(payload)
+		if err != nil || !strings.Contains(string(raw), `"aud":["`+want.audience+`"]`) {
+			t.Errorf("its claims are %s, %v", raw, err)
 		}
 		if age := time.Since(now); age < -time.Second || age > time.Minute {
 			t.Errorf("it was signed %s ago", age)
@@ -115,6 +122,18 @@ func TestATokensLifeIsBounded(t *testing.T) {
 	}
 }
 
+// proves checks that keys prove a token.
+func proves(t *testing.T, keys jose.JSONWebKeySet, token string) {
+	t.Helper()
+	signed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := signed.Claims(keys, &claims{}); err != nil {
+		t.Error(err)
+	}
+}
+
 // Keys outlive the process. A new one signs, and what former ones have signed is proved still. A
 // file that others may read, or without a key, is refused.
 func TestKeysAreKept(t *testing.T) {
@@ -128,6 +147,14 @@ func TestKeysAreKept(t *testing.T) {
 		return i
 	}
 	first := load()
+	sign := func(i *Issuer) string {
+		token, err := i.sign("ann", "", &corev1.ServiceAccountTokenProjection{}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	before := sign(first)
 	former, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +179,16 @@ func TestKeysAreKept(t *testing.T) {
 		both.public.Keys[1].KeyID != first.public.Keys[0].KeyID {
 		t.Errorf("the keys are %v", both.public)
 	}
+	proves(t, both.public, before)
+	after := sign(both)
+	proves(t, both.public, after)
+	if head, _ := jwt.ParseSigned(after, []jose.SignatureAlgorithm{jose.ES256}); head == nil ||
+		head.Headers[0].KeyID != newer {
+		t.Errorf("the key that signs is not the first of the file: %+v", head)
+	}
+	whole := string(text)
 	for text, says := range map[string]string{"nothing": "holds no key",
+		whole + "-----BEGIN PRIVATE KEY-----\nAAAA\n":                    "not whole",
 		"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n": "no private key"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

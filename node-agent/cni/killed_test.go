@@ -99,7 +99,7 @@ func killed(t *testing.T, run string, pairs int) {
 	}
 }
 
-// leastKills is how many agents are killed however few the pairs are.
+// So many agents are killed however few the pairs are.
 const leastKills = 3
 
 // agents starts one agent after the other, and kills each.
