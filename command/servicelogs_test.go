@@ -74,8 +74,8 @@ func TestALogGoesOn(t *testing.T) {
 	defer server.Close()
 	var out strings.Builder
 	open := func() *loggedService {
-		return &loggedService{name: "hello", pods: server.URL + "/pods", out: &out, errs: io.Discard,
-			known: map[string]bool{}}
+		return &loggedService{name: "hello", pods: server.URL + "/pods", out: &out,
+			errs: io.Discard, known: map[string]bool{}}
 	}
 	if err := open().logs(ctx, true); err != nil && ctx.Err() == nil {
 		t.Error(err)
