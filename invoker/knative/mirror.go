@@ -168,7 +168,7 @@ func (m *mirror) showPod(s pool.Sandbox, revision string, uid types.UID) {
 		o := podOf(s, e.object.(*v1.Revision))
 		before := m.rise(s.Group)
 		if before != nil {
-			o = again(before.object.(*corev1.Pod))
+			o = again(before.object.(*corev1.Pod), s.Node)
 		}
 		m.remember(s, &pod{ref{pods, name{o.Namespace, o.Name}}, s.ID, s.Client})
 		if shown := m.show(o, before); shown != nil && before == nil {
@@ -319,10 +319,11 @@ func podOf(s pool.Sandbox, v *v1.Revision) *corev1.Pod {
 
 // crashed returns a Pod whose container has ended and is to be started again.
 func crashed(o *corev1.Pod, why error) *corev1.Pod {
+	words := cut(why.Error())
 	o.Status.Conditions = conditions(false)
 	for i := range o.Status.ContainerStatuses {
 		c := &o.Status.ContainerStatuses[i]
-		ended := &corev1.ContainerStateTerminated{Reason: "Error", Message: why.Error(),
+		ended := &corev1.ContainerStateTerminated{Reason: "Error", Message: words,
 			ContainerID: c.ContainerID, ExitCode: 1, FinishedAt: now()}
 		if c.State.Running != nil {
 			ended.StartedAt = c.State.Running.StartedAt
@@ -330,14 +331,15 @@ func crashed(o *corev1.Pod, why error) *corev1.Pod {
 		c.Ready, c.Started, c.ContainerID = false, ptr.To(false), ""
 		c.LastTerminationState = corev1.ContainerState{Terminated: ended}
 		c.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{
-			Reason: "CrashLoopBackOff", Message: why.Error()}}
+			Reason: "CrashLoopBackOff", Message: words}}
 	}
 	return o
 }
 
-// again returns a crashed Pod whose container is being started once more.
-func again(o *corev1.Pod) *corev1.Pod {
+// again returns a crashed Pod whose container is being started once more, at that node.
+func again(o *corev1.Pod, node string) *corev1.Pod {
 	o = o.DeepCopy()
+	o.Spec.NodeName = node
 	for i := range o.Status.ContainerStatuses {
 		c := &o.Status.ContainerStatuses[i]
 		c.RestartCount++

@@ -207,11 +207,12 @@ func (w *wanted) write(to io.Writer, line *node.LogLine) (more bool) {
 
 func cellsOfPod(o object) map[string]any {
 	p := o.(*corev1.Pod)
-	ready, phase := 0, string(p.Status.Phase)
+	ready, restarts, phase := 0, int32(0), string(p.Status.Phase)
 	for _, c := range p.Status.ContainerStatuses {
 		if c.Ready {
 			ready++
 		}
+		restarts += c.RestartCount
 		if c.State.Waiting != nil {
 			phase = c.State.Waiting.Reason
 		}
@@ -220,7 +221,7 @@ func cellsOfPod(o object) map[string]any {
 		phase = "Terminating"
 	}
 	return map[string]any{"Ready": fmt.Sprintf("%d/%d", ready, len(p.Spec.Containers)),
-		"Status": phase, "Restarts": 0}
+		"Status": phase, "Restarts": restarts}
 }
 
 func fieldsOfPod(o object) fields.Set {

@@ -32,7 +32,7 @@ func TestAProgramThatIsDeadIsStartedAgain(t *testing.T) {
 			c := e.object.(*corev1.Pod).Status.ContainerStatuses[0]
 			if was := c.LastTerminationState.Terminated; c.RestartCount > 0 && was != nil &&
 				strings.Contains(was.Message, "liveness probe failed: GET /talks answers 500") {
-				return true
+				return !strings.Contains(h.table(core+"pods"), ",0")
 			}
 		}
 		return false

@@ -74,14 +74,20 @@ func readiness(o object) *apis.Condition {
 	return nil
 }
 
+// cut returns the beginning of words that are too long.
+func cut(words string) string {
+	if len(words) > mostWords {
+		words = strings.ToValidUTF8(words[:mostWords], "") + "…"
+	}
+	return words
+}
+
 // say shows an Event about an object, or that one happens again.
 func (m *mirror) say(about *entry, sort, reason, words string) {
 	if _, err := m.directory.Owner(about.name.namespace); err != nil {
 		return // the namespace is being purged: its next owner is not told
 	}
-	if len(words) > mostWords {
-		words = strings.ToValidUTF8(words[:mostWords], "") + "…"
-	}
+	words = cut(words)
 	this := said{fold{about.name.namespace, sort}, about.object.GetUID(), reason, words}
 	if at := m.said[this]; at != nil {
 		old := at.Value.(*telling)
@@ -113,7 +119,7 @@ func (m *mirror) say(about *entry, sort, reason, words string) {
 	}
 }
 
-// mostWords bounds what an Event says, as Kubernetes does.
+// mostWords bounds what an Event or a Pod says, as Kubernetes does.
 const mostWords = 1024
 
 // forgetOld forgets the Events of long ago.
