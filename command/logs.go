@@ -65,7 +65,11 @@ func printLogs(lines interface {
 			to = failures
 		}
 		at := time.Unix(0, reply.Line.GetTimeNs()).UTC().Format(time.RFC3339Nano)
-		if _, err := fmt.Fprintf(to, "%-30s %s\n", at, reply.Line.GetText()); err != nil {
+		text := reply.Line.GetText()
+		if sidecar := reply.Line.GetSidecar(); sidecar != "" {
+			text = sidecar + ": " + text
+		}
+		if _, err := fmt.Fprintf(to, "%-30s %s\n", at, text); err != nil {
 			return err
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"compress/gzip"
 	"io"
 	"log"
-	"maps"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -31,12 +30,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// lacking names Knative's tests that cannot pass here, and why. They are not run: each would wait
-// for ten minutes.
-var lacking = map[string]string{
-	"TestServiceCreateWithMultipleContainers": "a revision of several containers is not served",
-}
-
 // Knative's own tests of its API and of what a container finds pass, with its own programs in
 // containers of runc.
 func TestKnativesConformance(t *testing.T) {
@@ -50,9 +43,6 @@ func TestKnativesConformance(t *testing.T) {
 		repository := strings.TrimPrefix(hub.URL, "http://") + "/knative"
 		pushPrograms(t, filepath.Join(built, "images"), repository)
 		config := conformingNode(t, hub.URL)
-		for name, why := range lacking {
-			t.Logf("not run: %s: %s", name, why)
-		}
 		for _, part := range []string{"api", "runtime"} {
 			t.Run(part, func(t *testing.T) {
 				conforms(t, filepath.Join(built, part+".test"), "-kubeconfig", config,
@@ -62,10 +52,9 @@ func TestKnativesConformance(t *testing.T) {
 	})
 }
 
-// conforms runs a binary of Knative's tests and checks that all of them pass that are to.
+// conforms runs a binary of Knative's tests and checks that all of them pass.
 func conforms(t *testing.T, binary string, flags ...string) {
-	skipped := "^(" + strings.Join(slices.Collect(maps.Keys(lacking)), "|") + ")$"
-	cmd := exec.CommandContext(t.Context(), binary, append(flags, "-test.v", "-test.skip", skipped,
+	cmd := exec.CommandContext(t.Context(), binary, append(flags, "-test.v",
 		"-test.timeout", "40m", "-test.parallel", "4", "-test.run", os.Getenv("FASTIOV_TEST_ONLY"),
 		"-test-namespace", "guest", "-disable-logstream", "-enable-beta",
 		"-ingressendpoint", "127.0.0.1")...)

@@ -43,12 +43,50 @@ func memoryOf(c *corev1.Container) int {
 	return defaultMiB
 }
 
+// sizeOf returns how many MiB a sandbox of a revision gets: what all its containers do.
+func sizeOf(v *v1.Revision) (all int) {
+	for i := range v.Spec.Containers {
+		all += memoryOf(&v.Spec.Containers[i])
+	}
+	return min(all, mostMiB)
+}
+
+// cpusOf returns, in thousandths, the CPUs that a revision's containers request, and the limit of
+// all, which there is where each has one.
+func cpusOf(v *v1.Revision) (request, limit uint32) {
+	bounded := true
+	for _, c := range v.Spec.Containers {
+		request += uint32(min(max(c.Resources.Requests.Cpu().MilliValue(), 0), mostCPU))
+		most := uint32(min(max(c.Resources.Limits.Cpu().MilliValue(), 0), mostCPU))
+		bounded = bounded && most > 0
+		limit += most
+	}
+	if !bounded {
+		limit = 0
+	}
+	return min(request, mostCPU), min(limit, mostCPU)
+}
+
+// sidecarsOf returns the containers of a revision beside the one that serves.
+func sidecarsOf(v *v1.Revision) (all []*corev1.Container) {
+	if len(v.Spec.Containers) == 1 {
+		return nil
+	}
+	serving := v.Spec.GetContainer().Name
+	for i := range v.Spec.Containers {
+		if c := &v.Spec.Containers[i]; c.Name != serving {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
 // demand returns what the pool is asked for, for a request to a revision.
 func (r *road) demand(v *v1.Revision) pool.Demand {
 	c := v.Spec.GetContainer()
 	d := pool.Demand{
 		Namespace: v.Namespace, Group: groupOf(v),
-		Image: c.Image, MemoryMiB: memoryOf(c), Concurrency: int(v.Spec.GetContainerConcurrency()),
+		Image: c.Image, MemoryMiB: sizeOf(v), Concurrency: int(v.Spec.GetContainerConcurrency()),
 	}
 	if d.Concurrency == 0 {
 		d.Concurrency = pool.Endless
@@ -68,6 +106,10 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 			return fmt.Errorf("its node gave the program %d of %d mounts: the agent there is of a "+
 				"former version", reply.Mounts, n)
 		}
+		if n := len(v.Spec.Containers) - 1; int(reply.Sidecars) < n {
+			return fmt.Errorf("its node started %d of %d sidecars: the agent there is of a former "+
+				"version", reply.Sidecars, n)
+		}
 		return nil
 	}
 	return d
@@ -86,8 +128,7 @@ func initialOf(v *v1.Revision) int {
 func (r *road) startOf(v *v1.Revision) (*node.StartRequest, error) {
 	c := v.Spec.GetContainer()
 	s := &node.StartRequest{
-		Image: c.Image, Namespace: v.Namespace, Protocol: "http", Port: uint32(portOf(c)),
-		Probe: "tcp:", Dir: c.WorkingDir,
+		Namespace: v.Namespace, Protocol: "http", Port: uint32(portOf(c)), Probe: "tcp:",
 	}
 	if class := v.Spec.RuntimeClassName; class != nil {
 		s.Handler = *class
@@ -99,26 +140,33 @@ func (r *road) startOf(v *v1.Revision) (*node.StartRequest, error) {
 	case p.Exec != nil:
 		s.ProbeCommand = p.Exec.Command
 	}
-	s.CpuRequest = uint32(min(max(c.Resources.Requests.Cpu().MilliValue(), 0), mostCPU))
-	s.CpuLimit = uint32(min(max(c.Resources.Limits.Cpu().MilliValue(), 0), mostCPU))
-	if sc := c.SecurityContext; sc != nil && sc.RunAsUser != nil {
-		s.User = strconv.FormatInt(*sc.RunAsUser, 10)
-		if sc.RunAsGroup != nil {
-			s.User += ":" + strconv.FormatInt(*sc.RunAsGroup, 10)
-		}
-	}
-	return s, r.give(v, s, map[string]string{
-		"PORT": strconv.Itoa(portOf(c)), "K_REVISION": v.Name,
+	s.CpuRequest, s.CpuLimit = cpusOf(v)
+	platform := map[string]string{"K_REVISION": v.Name,
 		"K_CONFIGURATION": v.Labels[serving.ConfigurationLabelKey],
-		"K_SERVICE":       v.Labels[serving.ServiceLabelKey],
-	})
+		"K_SERVICE":       v.Labels[serving.ServiceLabelKey]}
+	p := &parcel{road: r, revision: v, namespace: v.Namespace}
+	for _, of := range sidecarsOf(v) {
+		side, err := p.give(of, platform)
+		if err != nil {
+			return nil, fmt.Errorf("the container %s: %w", of.Name, err)
+		}
+		s.Sidecars = append(s.Sidecars, side)
+	}
+	platform["PORT"] = strconv.Itoa(portOf(c))
+	own, err := p.give(c, platform)
+	if err != nil {
+		return nil, err
+	}
+	s.Image, s.Env, s.Command, s.Args = own.Image, own.Env, own.Command, own.Args
+	s.Dir, s.User, s.Mounts = own.Dir, own.User, own.Mounts
+	return s, nil
 }
 
 // refuses returns why a revision cannot be run here, though Knative allows it; empty: it can.
 func (r *road) refuses(v *v1.Revision) string {
 	c := v.Spec.GetContainer()
-	if len(v.Spec.Containers) > 1 || len(v.Spec.InitContainers) > 0 {
-		return "a revision of several containers is not run here; give it one"
+	if len(v.Spec.InitContainers) > 0 {
+		return "no container is run here before the others; do its work in one of these"
 	}
 	if why := notGiven(v); why != "" {
 		return why
@@ -128,18 +176,20 @@ func (r *road) refuses(v *v1.Revision) string {
 			return "a probe by gRPC is not made here; use httpGet, tcpSocket or exec"
 		}
 	}
-	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
-		if list.Memory().Sign() < 0 {
-			return "no container has less than no memory; correct resources"
+	for _, c := range v.Spec.Containers {
+		for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+			if list.Memory().Sign() < 0 {
+				return "no container has less than no memory; correct resources"
+			}
 		}
 	}
 	owner, err := r.directory.Owner(v.Namespace)
 	if err != nil {
 		return err.Error()
 	}
-	if most := owner.Limits.MaxActionMemory; most > 0 && memoryOf(c) > most {
-		return fmt.Sprintf("the container asks for %d MiB of memory, and the namespace may give "+
-			"at most %d; lower resources.limits.memory", memoryOf(c), most)
+	if most := owner.Limits.MaxActionMemory; most > 0 && sizeOf(v) > most {
+		return fmt.Sprintf("the revision asks for %d MiB of memory, and the namespace may give "+
+			"at most %d; lower resources.limits.memory", sizeOf(v), most)
 	}
 	return ""
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -31,84 +32,9 @@ type unmade struct{ error }
 
 func (u *unmade) Unwrap() error { return u.error }
 
-// notGiven returns which of a container's variables and files it cannot be given here, though
-// Knative allows it; empty: it can be given all.
-func notGiven(v *v1.Revision) string {
-	c := v.Spec.GetContainer()
-	if n := len(c.Env) + len(c.EnvFrom); n > mostNamed {
-		return fmt.Sprintf("the container names %d variables and their sources; at most %d are "+
-			"served here", n, mostNamed)
-	}
-	if len(c.VolumeMounts) > limits.Mounts || len(v.Spec.Volumes) > limits.Mounts {
-		return fmt.Sprintf("the container has more than %d volumes or mounts", limits.Mounts)
-	}
-	for _, e := range c.Env {
-		if f := e.ValueFrom; f != nil && f.SecretKeyRef == nil && f.ConfigMapKeyRef == nil {
-			return fmt.Sprintf("the variable %s is to come from what is not served here; take it "+
-				"from a Secret or a ConfigMap, or give it a value", e.Name)
-		}
-	}
-	mounts, parts := map[string]int{}, 0 // parts of all that is mounted
-	for _, m := range c.VolumeMounts {
-		mounts[m.Name]++
-	}
-	for _, volume := range v.Spec.Volumes {
-		if volume.EmptyDir != nil {
-			if mountsOf(c, volume.Name) > 1 {
-				return fmt.Sprintf("the volume %s is an emptyDir; mount it once, and whole",
-					volume.Name)
-			}
-			continue
-		}
-		sources, _ := sourcesOf(&volume)
-		if len(sources) > limits.Mounts {
-			return fmt.Sprintf("the volume %s projects more than %d sources", volume.Name,
-				limits.Mounts)
-		}
-		if len(sources) == 0 {
-			return fmt.Sprintf("the volume %s is of a kind that is not served here; use a Secret, "+
-				"a ConfigMap, these and tokens projected, or an emptyDir", volume.Name)
-		}
-		for _, s := range sources {
-			if s.Secret == nil && s.ConfigMap == nil && s.ServiceAccountToken == nil {
-				return fmt.Sprintf("the volume %s projects what is not served here; use Secrets, "+
-					"ConfigMaps and tokens of service accounts", volume.Name)
-			}
-			if t := s.ServiceAccountToken; t != nil && !mayLive(t) {
-				return fmt.Sprintf("the volume %s projects a token of %d s; give it %d to %d",
-					volume.Name, *t.ExpirationSeconds, leastToken, mostToken)
-			}
-			parts += mounts[volume.Name] * (1 + len(itemsOf(&s)))
-			if parts > mostParts { // what is missing takes time to look for, too
-				return fmt.Sprintf("the volumes have over %d sources and items, counted once for "+
-					"each mount", mostParts)
-			}
-			for _, item := range itemsOf(&s) {
-				if !fs.ValidPath(item.Path) || item.Path == "." || limits.TooLong(item.Path) {
-					return fmt.Sprintf("the volume %s has an item at %.80q; use a path below it, "+
-						"of at most %d folders", volume.Name, item.Path, limits.Parts-1)
-				}
-			}
-		}
-	}
-	return ""
-}
-
-// mountsOf counts the mounts of a volume. One of a part of it counts as several.
-func mountsOf(c *corev1.Container, volume string) (n int) {
-	for _, m := range c.VolumeMounts {
-		if m.Name == volume {
-			if n++; m.SubPath != "" {
-				n++
-			}
-		}
-	}
-	return n
-}
-
 // roomOf returns the bytes that an emptyDir takes at most. It lies in the sandbox's memory.
-func roomOf(of *corev1.EmptyDirVolumeSource, c *corev1.Container) uint64 {
-	memory := int64(memoryOf(c)) << 20
+func roomOf(of *corev1.EmptyDirVolumeSource, v *v1.Revision) uint64 {
+	memory := int64(sizeOf(v)) << 20
 	if said := of.SizeLimit; said != nil && said.Value() > 0 {
 		return uint64(min(said.Value(), memory))
 	}
@@ -124,21 +50,39 @@ const (
 	mostParts = limits.Files / limits.Each // of volumes; no more files could be given
 )
 
-// A parcel holds what a program is given, while that is put together: never more than it may have.
+// A parcel holds what the programs of a sandbox are given, while that is put together: never more
+// than they may have.
 type parcel struct {
 	*road
+	revision  *v1.Revision
 	namespace string
-	account   string // the service account
-	env       map[string]string
-	words     int // bytes of words and variables
-	files     int
+	env       map[string]string // of one program
+	words     int               // bytes of words and variables of all
+	files     int               // likewise
 }
 
 // lacks returns the first Secret, ConfigMap or key of one that a sandbox of a revision cannot be
 // started without; nil: all are there. It copies nothing, so each request may ask.
 func (r *road) lacks(v *v1.Revision) error {
-	p := &parcel{road: r, namespace: v.Namespace}
-	c := v.Spec.GetContainer()
+	p := &parcel{road: r, revision: v, namespace: v.Namespace}
+	for i := range v.Spec.Containers {
+		if err := p.lacks(&v.Spec.Containers[i]); err != nil {
+			return err
+		}
+	}
+	mounts := mountsOf(v)
+	for _, volume := range v.Spec.Volumes {
+		if mounts[volume.Name] == 0 {
+			continue
+		}
+		if err := p.lacksOf(&volume); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *parcel) lacks(c *corev1.Container) error {
 	for _, from := range c.EnvFrom {
 		source := wholeOf(from)
 		if _, err := p.objectOf(&source); err != nil {
@@ -156,18 +100,6 @@ func (r *road) lacks(v *v1.Revision) error {
 		}
 		if _, _, has := contentOf(object, key); !has && !optional(&source) {
 			return p.keyless(&source, key)
-		}
-	}
-	mounted := map[string]bool{}
-	for _, m := range c.VolumeMounts {
-		mounted[m.Name] = true
-	}
-	for _, volume := range v.Spec.Volumes {
-		if !mounted[volume.Name] {
-			continue
-		}
-		if err := p.lacksOf(&volume); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -198,22 +130,30 @@ func (p *parcel) keyless(s *corev1.VolumeProjection, key string) error {
 	return &lacking{fmt.Sprintf("couldn't find key %s in %s %s/%s", key, what, p.namespace, name)}
 }
 
-// give fills in a container's variables and files, as they are now, and its command, which may name
-// variables. Platform's variables override those of whole objects, as a container's own do.
-func (r *road) give(v *v1.Revision, s *node.StartRequest, platform map[string]string) (err error) {
-	c := v.Spec.GetContainer()
-	p := &parcel{road: r, namespace: v.Namespace, account: v.Spec.ServiceAccountName,
-		env: map[string]string{}}
-	s.Env = p.env
+// give returns a container as a node is asked for it, with variables and files as they are now, and
+// its command, which may name variables. Platform's variables override those of whole objects, as a
+// container's own do.
+func (p *parcel) give(c *corev1.Container, platform map[string]string) (s *node.Sidecar,
+	err error) {
+	v := p.revision
+	p.env = map[string]string{}
+	s = &node.Sidecar{Name: c.Name, Image: c.Image, Dir: c.WorkingDir, Env: p.env}
+	if sc := c.SecurityContext; sc != nil && sc.RunAsUser != nil {
+		s.User = strconv.FormatInt(*sc.RunAsUser, 10)
+		if sc.RunAsGroup != nil {
+			s.User += ":" + strconv.FormatInt(*sc.RunAsGroup, 10)
+		}
+	}
 	if err := p.variables(c, platform); err != nil {
-		return err
+		return nil, err
 	}
 	if s.Command, err = p.command(c.Command); err != nil {
-		return err
+		return nil, err
 	}
 	if s.Args, err = p.command(c.Args); err != nil {
-		return err
+		return nil, err
 	}
+	mounts := mountsOf(v)
 	for _, m := range c.VolumeMounts {
 		i := slices.IndexFunc(v.Spec.Volumes,
 			func(of corev1.Volume) bool { return of.Name == m.Name })
@@ -222,23 +162,27 @@ func (r *road) give(v *v1.Revision, s *node.StartRequest, platform map[string]st
 		}
 		p.files += limits.Each
 		if empty := v.Spec.Volumes[i].EmptyDir; empty != nil {
-			s.Mounts = append(s.Mounts,
-				&node.Mount{Path: path.Clean(m.MountPath), Room: roomOf(empty, c)})
+			room := &node.Mount{Path: path.Clean(m.MountPath), Room: roomOf(empty, v)}
+			if mounts[m.Name] > 1 {
+				room.Shared = m.Name
+			}
+			s.Mounts = append(s.Mounts, room)
 			continue
 		}
 		files, err := p.filesOf(&v.Spec.Volumes[i])
 		if err != nil {
-			return err
+			return nil, err
 		}
 		mount := &node.Mount{Path: path.Clean(m.MountPath), Files: below(files, m.SubPath)}
 		if m.SubPath != "" && len(mount.Files) == 0 {
-			return &lacking{fmt.Sprintf("the volume %q has nothing at %q", m.Name, m.SubPath)}
+			return nil, &lacking{fmt.Sprintf("the volume %q has nothing at %q", m.Name,
+				m.SubPath)}
 		}
 		s.Mounts = append(s.Mounts, mount)
 	}
 	slices.SortFunc(s.Mounts, // what is below another comes after it
 		func(a, b *node.Mount) int { return cmp.Compare(a.Path, b.Path) })
-	return nil
+	return s, nil
 }
 
 // takes counts so many bytes of words and variables.
@@ -460,7 +404,8 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 	general := ptr.Deref(mode, corev1.SecretVolumeSourceDefaultMode)
 	for _, s := range sources {
 		if as := s.ServiceAccountToken; as != nil {
-			token, err := p.tokens.sign(p.namespace, p.account, as, time.Now())
+			token, err := p.tokens.sign(p.namespace, p.revision.Spec.ServiceAccountName, as,
+				time.Now())
 			if err == nil {
 				err = put(as.Path, len(token), func() []byte { return []byte(token) }, general)
 			}

@@ -67,7 +67,7 @@ func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply
 	begin := time.Now()
 	time.Sleep(time.Millisecond)
 	return &node.StartReply{Id: in.Id, InitStatus: 200, Driver: "fake",
-		Mounts: uint32(len(in.Mounts)), Spans: []*node.Span{
+		Mounts: uint32(len(in.Mounts)), Sidecars: uint32(len(in.Sidecars)), Spans: []*node.Span{
 			{Stage: "vmm", BeginNs: begin.UnixNano(), EndNs: time.Now().UnixNano()}}}, nil
 }
 

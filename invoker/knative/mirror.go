@@ -194,11 +194,11 @@ func (m *mirror) showPod(s pool.Sandbox, revision string, uid types.UID) {
 		}
 	case s.Gone:
 		m.say(was, corev1.EventTypeNormal, "Killing",
-			"Stopping container "+o.Spec.Containers[0].Name)
+			"Stopping container "+servingIn(o))
 	case s.Ready:
 		if !runs(o) {
 			m.say(was, corev1.EventTypeNormal, "Started",
-				"Started container "+o.Spec.Containers[0].Name)
+				"Started container "+servingIn(o))
 		}
 		if s.Rests {
 			m.say(was, corev1.EventTypeWarning, "Unhealthy", "Readiness probe failed")
@@ -301,7 +301,7 @@ func podOf(s pool.Sandbox, v *v1.Revision) *corev1.Pod {
 			Labels: kmeta.UnionMaps(v.Labels, map[string]string{"app": v.Name,
 				serving.RevisionLabelKey: v.Name, serving.RevisionUID: string(v.UID)}),
 			Annotations: map[string]string{
-				"kubectl.kubernetes.io/default-container": v.Spec.GetContainer().Name},
+				defaultContainer: v.Spec.GetContainer().Name},
 		},
 		Spec: shown(&v.Spec.PodSpec),
 		Status: corev1.PodStatus{Phase: corev1.PodPending, StartTime: ptr.To(now()),

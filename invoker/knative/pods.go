@@ -1,11 +1,13 @@
 package knative
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,11 +24,12 @@ import (
 
 // A wanted says which lines of a Pod's log are asked for.
 type wanted struct {
-	follow bool
-	since  time.Time // zero: from the first that is kept
-	last   int       // so many of them; negative: all
-	most   int64     // bytes; 0: any number
-	stamps bool
+	sidecar string // that writes them; empty: the program that serves
+	follow  bool
+	since   time.Time // zero: from the first that is kept
+	last    int       // so many of them; negative: all
+	most    int64     // bytes; 0: any number
+	stamps  bool
 }
 
 // logs sends what a Pod's container has written, as far as its node has kept it.
@@ -40,21 +43,26 @@ func (c *call) logs(namespace, of string) error {
 		return apierrors.NewNotFound(pods.resource(), of)
 	}
 	o := e.object.(*corev1.Pod)
-	if name := c.r.URL.Query().Get("container"); name != "" && name != o.Spec.Containers[0].Name {
+	serving := servingIn(o)
+	name := cmp.Or(c.r.URL.Query().Get("container"), serving)
+	if !slices.ContainsFunc(o.Spec.Containers,
+		func(of corev1.Container) bool { return of.Name == name }) {
 		return apierrors.NewBadRequest(fmt.Sprintf("container %s is not valid for pod %s", name,
 			of))
 	}
 	w, err := c.wanted()
+	if name != serving {
+		w.sidecar = name
+	}
 	switch {
 	case err != nil:
 		return apierrors.NewBadRequest(err.Error())
 	case c.r.URL.Query().Get("previous") == "true":
 		return apierrors.NewBadRequest(fmt.Sprintf(
-			"previous terminated container %q in pod %q not found", o.Spec.Containers[0].Name, of))
+			"previous terminated container %q in pod %q not found", name, of))
 	case o.Status.Phase != corev1.PodRunning:
 		return apierrors.NewBadRequest(fmt.Sprintf(
-			"container %q in pod %q is waiting to start: ContainerCreating",
-			o.Spec.Containers[0].Name, of))
+			"container %q in pod %q is waiting to start: ContainerCreating", name, of))
 	}
 	if w.follow {
 		leave, err := c.mirror.follows(namespace)
@@ -115,6 +123,12 @@ func (c *call) logs(namespace, of string) error {
 	}
 }
 
+// defaultContainer is the annotation by which kubectl finds the container that it asks for.
+const defaultContainer = "kubectl.kubernetes.io/default-container"
+
+// servingIn returns the name of the container of a Pod that serves.
+func servingIn(o *corev1.Pod) string { return o.Annotations[defaultContainer] }
+
 // unread returns why a log cannot be read.
 func unread(of string, err error) error {
 	if status.Code(err) == codes.NotFound {
@@ -170,6 +184,9 @@ func (w *wanted) skip(ctx context.Context, p *pod) error {
 		} else if err != nil {
 			return err
 		}
+		if got.Line.GetSidecar() != w.sidecar {
+			continue
+		}
 		if at := got.Line.GetTimeNs(); at >= w.since.UnixNano() || w.since.IsZero() {
 			times = append(times, at)
 		}
@@ -187,7 +204,7 @@ func (w *wanted) skip(ctx context.Context, p *pod) error {
 // write writes a line if it is wanted, and reports whether there may be more.
 func (w *wanted) write(to io.Writer, line *node.LogLine) (more bool) {
 	at := time.Unix(0, line.GetTimeNs())
-	if line == nil || at.Before(w.since) {
+	if line == nil || at.Before(w.since) || line.Sidecar != w.sidecar {
 		return true
 	}
 	text := line.Text + "\n"

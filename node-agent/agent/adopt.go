@@ -89,7 +89,7 @@ func (a *Agent) found() (found []*former, unknown []startup.Lease) {
 		e := &entry{started: time.Now(), adopted: true, spec: rec.Spec, pid: rec.PID}
 		f := &former{rec, &startup.Grant{NIC: lease}, e}
 		if rec.Spec.MemoryMiB > 0 { // else its record could not be read
-			f.grant.MemoryMiB = rec.Spec.MemoryMiB + a.Starter.OverheadMiB
+			f.grant.MemoryMiB = a.Starter.Needs(rec.Spec.MemoryMiB, len(rec.Spec.Sidecars))
 		}
 		e.become(adopting, "")
 		found = append(found, f)
@@ -194,12 +194,32 @@ func (a *Agent) adopt(ctx context.Context, f *former) (*startup.Started, error) 
 		sb.Close()
 		return nil, err
 	}
-	letGo, err := a.Starter.Images.Hold(ctx, rec.Spec.Root)
-	if err != nil { // the file is open in its VMM, so it outlives its name
-		a.Log.Warn("an adopted sandbox's image is not held in the cache",
-			"sandbox", rec.Spec.ID, "err", err)
-	}
 	return &startup.Started{
-		Sandbox: sb, Runtime: program, Spec: rec.Spec, PID: rec.PID, Grant: f.grant, LetGo: letGo,
+		Sandbox: sb, Runtime: program, Spec: rec.Spec, PID: rec.PID, Grant: f.grant,
+		LetGo: a.hold(ctx, rec.Spec),
 	}, nil
+}
+
+// hold keeps the images of a sandbox until letGo.
+func (a *Agent) hold(ctx context.Context, spec sandbox.Spec) (letGo func()) {
+	roots := []string{spec.Root}
+	for _, s := range spec.Sidecars {
+		roots = append(roots, s.Root)
+	}
+	var held []func()
+	for _, root := range roots {
+		one, err := a.Starter.Images.Hold(ctx, root)
+		if err != nil { // the file is open in its VMM, so it outlives its name
+			a.Log.Warn("an adopted sandbox's image is not held in the cache",
+				"sandbox", spec.ID, "err", err)
+		}
+		if one != nil {
+			held = append(held, one)
+		}
+	}
+	return func() {
+		for _, one := range held {
+			one()
+		}
+	}
 }

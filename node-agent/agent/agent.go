@@ -144,9 +144,13 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	if err == nil && req.Handler != "" {
 		err = a.offers(req.Handler)
 	}
-	mounts := mountsOf(req)
+	mounts := mountsOf(req.Mounts)
 	if err == nil {
 		err = wire.CheckMounts(mounts)
+	}
+	var sidecars []startup.Sidecar
+	if err == nil && len(req.Sidecars) > 0 {
+		sidecars, err = a.sidecars(req)
 	}
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "sandbox %s: %v", req.Id, err)
@@ -169,7 +173,7 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		ProbedBy: req.ProbeCommand,
 		CPU:      sandbox.CPU{Request: int(req.CpuRequest), Limit: int(req.CpuLimit)},
 		Command:  req.Command, Args: req.Args, Dir: req.Dir, User: req.User,
-		Handler: req.Handler, Mounts: mounts,
+		Handler: req.Handler, Mounts: mounts, Sidecars: sidecars,
 	})
 	if err != nil {
 		cold.failed(err)
@@ -196,9 +200,9 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	return reply, nil
 }
 
-func mountsOf(req *api.StartRequest) (all []wire.Mount) {
-	for _, m := range req.Mounts {
-		mount := wire.Mount{Path: m.Path, Room: m.Room}
+func mountsOf(mounts []*api.Mount) (all []wire.Mount) {
+	for _, m := range mounts {
+		mount := wire.Mount{Path: m.Path, Room: m.Room, Shared: m.Shared}
 		for _, f := range m.Files {
 			mount.Files = append(mount.Files,
 				wire.File{Name: f.Name, Data: f.Data, Mode: fs.FileMode(f.Mode)})

@@ -126,7 +126,7 @@ func (a *Agent) startReply(id string, st *startup.Started) *api.StartReply {
 		Id: id, Driver: how.Sandbox, NetPath: how.NetPath, Fastiov: how.FastIOV,
 		GuestKernel: a.GuestKernel,
 		InitStatus:  int32(st.InitStatus), InitReply: st.InitReply, Spans: spans(st.Spans),
-		Mounts: uint32(len(st.Spec.Program.Mounts)),
+		Mounts: uint32(len(st.Spec.Program.Mounts)), Sidecars: uint32(len(st.Spec.Sidecars)),
 	}
 	for _, f := range st.Footprints {
 		r.Memory = append(r.Memory, footprint(f))
@@ -184,5 +184,6 @@ func logLines(lines []wire.LogLine) []*api.LogLine {
 }
 
 func logLine(l wire.LogLine) *api.LogLine {
-	return &api.LogLine{TimeNs: l.Time.UnixNano(), Stream: l.Stream, Text: l.Text}
+	return &api.LogLine{TimeNs: l.Time.UnixNano(), Stream: l.Stream, Text: l.Text,
+		Sidecar: l.Sidecar}
 }

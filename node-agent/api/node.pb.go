@@ -46,15 +46,16 @@ type StartRequest struct {
 	Port      uint32                 `protobuf:"varint,10,opt,name=port,proto3" json:"port,omitempty"`                                                                       // TCP port that the runtime listens on; 0: what its image says, or 8080
 	Probe     string                 `protobuf:"bytes,11,opt,name=probe,proto3" json:"probe,omitempty"`                                                                      // of http: the sandbox is ready when a GET of this path is answered with 200 to 399; "tcp:": when the port takes a connection; empty: what its image says, or /
 	// What the image says is replaced by what is not empty, as a container's of Kubernetes.
-	Command       []string `protobuf:"bytes,12,rep,name=command,proto3" json:"command,omitempty"`                               // in place of the image's command and arguments
-	Args          []string `protobuf:"bytes,13,rep,name=args,proto3" json:"args,omitempty"`                                     // after command, or after the image's command in place of its arguments
-	Dir           string   `protobuf:"bytes,14,opt,name=dir,proto3" json:"dir,omitempty"`                                       // working directory
-	User          string   `protobuf:"bytes,15,opt,name=user,proto3" json:"user,omitempty"`                                     // UID or UID:GID, as numbers
-	Handler       string   `protobuf:"bytes,16,opt,name=handler,proto3" json:"handler,omitempty"`                               // what runs the container, one of those that the node offers; empty: the node's first
-	Mounts        []*Mount `protobuf:"bytes,17,rep,name=mounts,proto3" json:"mounts,omitempty"`                                 // over what the image has there
-	ProbeCommand  []string `protobuf:"bytes,18,rep,name=probe_command,json=probeCommand,proto3" json:"probe_command,omitempty"` // of http: the sandbox is ready when this program has ended in it with status 0, in place of probe
-	CpuRequest    uint32   `protobuf:"varint,19,opt,name=cpu_request,json=cpuRequest,proto3" json:"cpu_request,omitempty"`      // thousandths of a CPU: its part where others want it, too; 0: as its memory says
-	CpuLimit      uint32   `protobuf:"varint,20,opt,name=cpu_limit,json=cpuLimit,proto3" json:"cpu_limit,omitempty"`            // and what it has at most; 0: no bound
+	Command       []string   `protobuf:"bytes,12,rep,name=command,proto3" json:"command,omitempty"`                               // in place of the image's command and arguments
+	Args          []string   `protobuf:"bytes,13,rep,name=args,proto3" json:"args,omitempty"`                                     // after command, or after the image's command in place of its arguments
+	Dir           string     `protobuf:"bytes,14,opt,name=dir,proto3" json:"dir,omitempty"`                                       // working directory
+	User          string     `protobuf:"bytes,15,opt,name=user,proto3" json:"user,omitempty"`                                     // UID or UID:GID, as numbers
+	Handler       string     `protobuf:"bytes,16,opt,name=handler,proto3" json:"handler,omitempty"`                               // what runs the container, one of those that the node offers; empty: the node's first
+	Mounts        []*Mount   `protobuf:"bytes,17,rep,name=mounts,proto3" json:"mounts,omitempty"`                                 // over what the image has there
+	ProbeCommand  []string   `protobuf:"bytes,18,rep,name=probe_command,json=probeCommand,proto3" json:"probe_command,omitempty"` // of http: the sandbox is ready when this program has ended in it with status 0, in place of probe
+	CpuRequest    uint32     `protobuf:"varint,19,opt,name=cpu_request,json=cpuRequest,proto3" json:"cpu_request,omitempty"`      // thousandths of a CPU: its part where others want it, too; 0: as its memory says
+	CpuLimit      uint32     `protobuf:"varint,20,opt,name=cpu_limit,json=cpuLimit,proto3" json:"cpu_limit,omitempty"`            // and what it has at most; 0: no bound
+	Sidecars      []*Sidecar `protobuf:"bytes,21,rep,name=sidecars,proto3" json:"sidecars,omitempty"`                             // programs beside it; a node whose driver runs one program in a sandbox refuses them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -229,18 +230,126 @@ func (x *StartRequest) GetCpuLimit() uint32 {
 	return 0
 }
 
+func (x *StartRequest) GetSidecars() []*Sidecar {
+	if x != nil {
+		return x.Sidecars
+	}
+	return nil
+}
+
+type Sidecar struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // unique in the sandbox; its lines of the log have it
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	Env           map[string]string      `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Command       []string               `protobuf:"bytes,4,rep,name=command,proto3" json:"command,omitempty"`
+	Args          []string               `protobuf:"bytes,5,rep,name=args,proto3" json:"args,omitempty"`
+	Dir           string                 `protobuf:"bytes,6,opt,name=dir,proto3" json:"dir,omitempty"`
+	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
+	Mounts        []*Mount               `protobuf:"bytes,8,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sidecar) Reset() {
+	*x = Sidecar{}
+	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sidecar) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sidecar) ProtoMessage() {}
+
+func (x *Sidecar) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sidecar.ProtoReflect.Descriptor instead.
+func (*Sidecar) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Sidecar) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Sidecar) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Sidecar) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *Sidecar) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *Sidecar) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *Sidecar) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+func (x *Sidecar) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Sidecar) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
 type Mount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`   // absolute
-	Files         []*File                `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"` // what is there, read-only; of a mount that is a file itself, that one alone, without a name
-	Room          uint64                 `protobuf:"varint,3,opt,name=room,proto3" json:"room,omitempty"`  // bytes; not 0: an empty folder that the program may fill with so many, of its own memory
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`     // absolute
+	Files         []*File                `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"`   // what is there, read-only; of a mount that is a file itself, that one alone, without a name
+	Room          uint64                 `protobuf:"varint,3,opt,name=room,proto3" json:"room,omitempty"`    // bytes; not 0: an empty folder that the program may fill with so many, of its own memory
+	Shared        string                 `protobuf:"bytes,4,opt,name=shared,proto3" json:"shared,omitempty"` // of such a folder: programs of a sandbox that say the same name have one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	mi := &file_node_agent_api_node_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -252,7 +361,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[1]
+	mi := &file_node_agent_api_node_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -265,7 +374,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{1}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Mount) GetPath() string {
@@ -289,6 +398,13 @@ func (x *Mount) GetRoom() uint64 {
 	return 0
 }
 
+func (x *Mount) GetShared() string {
+	if x != nil {
+		return x.Shared
+	}
+	return ""
+}
+
 type File struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // below the mount
@@ -300,7 +416,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_node_agent_api_node_proto_msgTypes[2]
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +428,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[2]
+	mi := &file_node_agent_api_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +441,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{2}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *File) GetName() string {
@@ -360,7 +476,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -372,7 +488,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[3]
+	mi := &file_node_agent_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -385,7 +501,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{3}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Call) GetAction() string {
@@ -426,13 +542,14 @@ type StartReply struct {
 	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                              // up to now; empty where the driver cannot tell
 	Pull          *Pull                  `protobuf:"bytes,14,opt,name=pull,proto3" json:"pull,omitempty"`                                  // absent: its image was here
 	Mounts        uint32                 `protobuf:"varint,15,opt,name=mounts,proto3" json:"mounts,omitempty"`                             // of the request that the program has: an agent of a former version gives it none
+	Sidecars      uint32                 `protobuf:"varint,16,opt,name=sidecars,proto3" json:"sidecars,omitempty"`                         // likewise
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartReply) Reset() {
 	*x = StartReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -444,7 +561,7 @@ func (x *StartReply) String() string {
 func (*StartReply) ProtoMessage() {}
 
 func (x *StartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[4]
+	mi := &file_node_agent_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -457,7 +574,7 @@ func (x *StartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartReply.ProtoReflect.Descriptor instead.
 func (*StartReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{4}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StartReply) GetId() string {
@@ -565,6 +682,13 @@ func (x *StartReply) GetMounts() uint32 {
 	return 0
 }
 
+func (x *StartReply) GetSidecars() uint32 {
+	if x != nil {
+		return x.Sidecars
+	}
+	return 0
+}
+
 type Pull struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Received      int64                  `protobuf:"varint,1,opt,name=received,proto3" json:"received,omitempty"`                 // bytes from the registry
@@ -577,7 +701,7 @@ type Pull struct {
 
 func (x *Pull) Reset() {
 	*x = Pull{}
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +713,7 @@ func (x *Pull) String() string {
 func (*Pull) ProtoMessage() {}
 
 func (x *Pull) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[5]
+	mi := &file_node_agent_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +726,7 @@ func (x *Pull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pull.ProtoReflect.Descriptor instead.
 func (*Pull) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{5}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Pull) GetReceived() int64 {
@@ -645,7 +769,7 @@ type Footprint struct {
 
 func (x *Footprint) Reset() {
 	*x = Footprint{}
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +781,7 @@ func (x *Footprint) String() string {
 func (*Footprint) ProtoMessage() {}
 
 func (x *Footprint) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[6]
+	mi := &file_node_agent_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +794,7 @@ func (x *Footprint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Footprint.ProtoReflect.Descriptor instead.
 func (*Footprint) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{6}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Footprint) GetAt() string {
@@ -717,7 +841,7 @@ type Gate struct {
 
 func (x *Gate) Reset() {
 	*x = Gate{}
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +853,7 @@ func (x *Gate) String() string {
 func (*Gate) ProtoMessage() {}
 
 func (x *Gate) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[7]
+	mi := &file_node_agent_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +866,7 @@ func (x *Gate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gate.ProtoReflect.Descriptor instead.
 func (*Gate) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{7}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Gate) GetOpen() bool {
@@ -812,7 +936,7 @@ type InitRequest struct {
 
 func (x *InitRequest) Reset() {
 	*x = InitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +948,7 @@ func (x *InitRequest) String() string {
 func (*InitRequest) ProtoMessage() {}
 
 func (x *InitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[8]
+	mi := &file_node_agent_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +961,7 @@ func (x *InitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRequest.ProtoReflect.Descriptor instead.
 func (*InitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{8}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *InitRequest) GetId() string {
@@ -870,7 +994,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1006,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[9]
+	mi := &file_node_agent_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1019,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{9}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -913,7 +1037,7 @@ type PauseReply struct {
 
 func (x *PauseReply) Reset() {
 	*x = PauseReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1049,7 @@ func (x *PauseReply) String() string {
 func (*PauseReply) ProtoMessage() {}
 
 func (x *PauseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[10]
+	mi := &file_node_agent_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1062,7 @@ func (x *PauseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseReply.ProtoReflect.Descriptor instead.
 func (*PauseReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{10}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 type ResumeRequest struct {
@@ -950,7 +1074,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1086,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[11]
+	mi := &file_node_agent_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1099,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{11}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -993,7 +1117,7 @@ type ResumeReply struct {
 
 func (x *ResumeReply) Reset() {
 	*x = ResumeReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1129,7 @@ func (x *ResumeReply) String() string {
 func (*ResumeReply) ProtoMessage() {}
 
 func (x *ResumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[12]
+	mi := &file_node_agent_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1142,7 @@ func (x *ResumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
 func (*ResumeReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{12}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 type Span struct {
@@ -1033,7 +1157,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1169,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[13]
+	mi := &file_node_agent_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1182,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{13}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Span) GetStage() string {
@@ -1100,7 +1224,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1236,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[14]
+	mi := &file_node_agent_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1249,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{14}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RunRequest) GetId() string {
@@ -1164,7 +1288,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1300,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[15]
+	mi := &file_node_agent_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1313,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{15}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RunReply) GetStatus() int32 {
@@ -1251,7 +1375,7 @@ type RunsRequest struct {
 
 func (x *RunsRequest) Reset() {
 	*x = RunsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1387,7 @@ func (x *RunsRequest) String() string {
 func (*RunsRequest) ProtoMessage() {}
 
 func (x *RunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[16]
+	mi := &file_node_agent_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1400,7 @@ func (x *RunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunsRequest.ProtoReflect.Descriptor instead.
 func (*RunsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{16}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RunsRequest) GetNumber() uint64 {
@@ -1305,7 +1429,7 @@ type RunsReply struct {
 
 func (x *RunsReply) Reset() {
 	*x = RunsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1317,7 +1441,7 @@ func (x *RunsReply) String() string {
 func (*RunsReply) ProtoMessage() {}
 
 func (x *RunsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[17]
+	mi := &file_node_agent_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1330,7 +1454,7 @@ func (x *RunsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunsReply.ProtoReflect.Descriptor instead.
 func (*RunsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{17}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RunsReply) GetNumber() uint64 {
@@ -1366,13 +1490,14 @@ type LogLine struct {
 	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
 	Stream        string                 `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"` // stdout or stderr
 	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	Sidecar       string                 `protobuf:"bytes,4,opt,name=sidecar,proto3" json:"sidecar,omitempty"` // that wrote it; empty: the program that serves
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LogLine) Reset() {
 	*x = LogLine{}
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1509,7 @@ func (x *LogLine) String() string {
 func (*LogLine) ProtoMessage() {}
 
 func (x *LogLine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[18]
+	mi := &file_node_agent_api_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1522,7 @@ func (x *LogLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
 func (*LogLine) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{18}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LogLine) GetTimeNs() int64 {
@@ -1421,6 +1546,13 @@ func (x *LogLine) GetText() string {
 	return ""
 }
 
+func (x *LogLine) GetSidecar() string {
+	if x != nil {
+		return x.Sidecar
+	}
+	return ""
+}
+
 type WaitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1430,7 +1562,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1574,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[19]
+	mi := &file_node_agent_api_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1587,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{19}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WaitRequest) GetId() string {
@@ -1477,7 +1609,7 @@ type Ended struct {
 
 func (x *Ended) Reset() {
 	*x = Ended{}
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1621,7 @@ func (x *Ended) String() string {
 func (*Ended) ProtoMessage() {}
 
 func (x *Ended) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[20]
+	mi := &file_node_agent_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1634,7 @@ func (x *Ended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ended.ProtoReflect.Descriptor instead.
 func (*Ended) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{20}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Ended) GetId() string {
@@ -1544,7 +1676,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1688,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[21]
+	mi := &file_node_agent_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1701,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{21}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ConnectRequest) GetId() string {
@@ -1605,7 +1737,7 @@ type PublishRequest struct {
 
 func (x *PublishRequest) Reset() {
 	*x = PublishRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +1749,7 @@ func (x *PublishRequest) String() string {
 func (*PublishRequest) ProtoMessage() {}
 
 func (x *PublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[22]
+	mi := &file_node_agent_api_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +1762,7 @@ func (x *PublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
 func (*PublishRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{22}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PublishRequest) GetId() string {
@@ -1669,7 +1801,7 @@ type PublishReply struct {
 
 func (x *PublishReply) Reset() {
 	*x = PublishReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1813,7 @@ func (x *PublishReply) String() string {
 func (*PublishReply) ProtoMessage() {}
 
 func (x *PublishReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[23]
+	mi := &file_node_agent_api_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1826,7 @@ func (x *PublishReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishReply.ProtoReflect.Descriptor instead.
 func (*PublishReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{23}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
 }
 
 type ConnectReply struct {
@@ -1707,7 +1839,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1851,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[24]
+	mi := &file_node_agent_api_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1864,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{24}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ConnectReply) GetData() []byte {
@@ -1760,7 +1892,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1904,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[25]
+	mi := &file_node_agent_api_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1917,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{25}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecRequest) GetId() string {
@@ -1819,7 +1951,7 @@ type ExecReply struct {
 
 func (x *ExecReply) Reset() {
 	*x = ExecReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +1963,7 @@ func (x *ExecReply) String() string {
 func (*ExecReply) ProtoMessage() {}
 
 func (x *ExecReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[26]
+	mi := &file_node_agent_api_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +1976,7 @@ func (x *ExecReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecReply.ProtoReflect.Descriptor instead.
 func (*ExecReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{26}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecReply) GetStatus() int32 {
@@ -1871,7 +2003,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2015,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[27]
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2028,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{27}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -1923,7 +2055,7 @@ type LogsReply struct {
 
 func (x *LogsReply) Reset() {
 	*x = LogsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2067,7 @@ func (x *LogsReply) String() string {
 func (*LogsReply) ProtoMessage() {}
 
 func (x *LogsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2080,7 @@ func (x *LogsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsReply.ProtoReflect.Descriptor instead.
 func (*LogsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LogsReply) GetLine() *LogLine {
@@ -1974,7 +2106,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2118,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2131,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StopRequest) GetId() string {
@@ -2017,7 +2149,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2029,7 +2161,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +2174,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
 }
 
 type StatusRequest struct {
@@ -2054,7 +2186,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +2198,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +2211,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -2112,7 +2244,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2256,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2269,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -2259,7 +2391,7 @@ type Express struct {
 
 func (x *Express) Reset() {
 	*x = Express{}
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2403,7 @@ func (x *Express) String() string {
 func (*Express) ProtoMessage() {}
 
 func (x *Express) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2416,7 @@ func (x *Express) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Express.ProtoReflect.Descriptor instead.
 func (*Express) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Express) GetBridge() string {
@@ -2347,7 +2479,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2491,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2504,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Sandbox) GetId() string {
@@ -2464,7 +2596,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2476,7 +2608,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2489,7 +2621,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *VF) GetBdf() string {
@@ -2578,7 +2710,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2590,7 +2722,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2603,7 +2735,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -2624,7 +2756,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +2768,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2781,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -2690,7 +2822,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +2834,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +2847,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -2792,7 +2924,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +2936,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +2949,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -2850,7 +2982,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2994,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +3007,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -2894,7 +3026,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[41]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3038,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[41]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3051,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{41}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -2939,7 +3071,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[42]
+	mi := &file_node_agent_api_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3083,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[42]
+	mi := &file_node_agent_api_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3096,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{42}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -2992,7 +3124,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[43]
+	mi := &file_node_agent_api_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3136,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[43]
+	mi := &file_node_agent_api_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3149,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{43}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *KeptReport) GetId() string {
@@ -3045,7 +3177,7 @@ var File_node_agent_api_node_proto protoreflect.FileDescriptor
 
 const file_node_agent_api_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\x82\x05\n" +
+	"\x19node-agent/api/node.proto\x12\x0ffastiov.node.v1\"\xb8\x05\n" +
 	"\fStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -3069,14 +3201,28 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\rprobe_command\x18\x12 \x03(\tR\fprobeCommand\x12\x1f\n" +
 	"\vcpu_request\x18\x13 \x01(\rR\n" +
 	"cpuRequest\x12\x1b\n" +
-	"\tcpu_limit\x18\x14 \x01(\rR\bcpuLimit\x1a6\n" +
+	"\tcpu_limit\x18\x14 \x01(\rR\bcpuLimit\x124\n" +
+	"\bsidecars\x18\x15 \x03(\v2\x18.fastiov.node.v1.SidecarR\bsidecars\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\\\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x02\n" +
+	"\aSidecar\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\x123\n" +
+	"\x03env\x18\x03 \x03(\v2!.fastiov.node.v1.Sidecar.EnvEntryR\x03env\x12\x18\n" +
+	"\acommand\x18\x04 \x03(\tR\acommand\x12\x12\n" +
+	"\x04args\x18\x05 \x03(\tR\x04args\x12\x10\n" +
+	"\x03dir\x18\x06 \x01(\tR\x03dir\x12\x12\n" +
+	"\x04user\x18\a \x01(\tR\x04user\x12.\n" +
+	"\x06mounts\x18\b \x03(\v2\x16.fastiov.node.v1.MountR\x06mounts\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"t\n" +
 	"\x05Mount\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12+\n" +
 	"\x05files\x18\x02 \x03(\v2\x15.fastiov.node.v1.FileR\x05files\x12\x12\n" +
-	"\x04room\x18\x03 \x01(\x04R\x04room\"B\n" +
+	"\x04room\x18\x03 \x01(\x04R\x04room\x12\x16\n" +
+	"\x06shared\x18\x04 \x01(\tR\x06shared\"B\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
@@ -3084,7 +3230,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Call\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x1b\n" +
 	"\twaited_ns\x18\x02 \x01(\x04R\bwaitedNs\x12\x1c\n" +
-	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xdc\x03\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\xf8\x03\n" +
 	"\n" +
 	"StartReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -3104,7 +3250,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\fguest_kernel\x18\r \x01(\tR\vguestKernel\x122\n" +
 	"\x06memory\x18\f \x03(\v2\x1a.fastiov.node.v1.FootprintR\x06memory\x12)\n" +
 	"\x04pull\x18\x0e \x01(\v2\x15.fastiov.node.v1.PullR\x04pull\x12\x16\n" +
-	"\x06mounts\x18\x0f \x01(\rR\x06mounts\"q\n" +
+	"\x06mounts\x18\x0f \x01(\rR\x06mounts\x12\x1a\n" +
+	"\bsidecars\x18\x10 \x01(\rR\bsidecars\"q\n" +
 	"\x04Pull\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x03R\breceived\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\x05R\x06layers\x12\x18\n" +
@@ -3161,11 +3308,12 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12+\n" +
 	"\x03run\x18\x02 \x01(\v2\x19.fastiov.node.v1.RunReplyR\x03run\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\x05R\x04code\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage\"N\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"h\n" +
 	"\aLogLine\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\tR\x04text\"\x1d\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x18\n" +
+	"\asidecar\x18\x04 \x01(\tR\asidecar\"\x1d\n" +
 	"\vWaitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"`\n" +
 	"\x05Ended\x12\x0e\n" +
@@ -3325,118 +3473,123 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
-	(*Mount)(nil),          // 1: fastiov.node.v1.Mount
-	(*File)(nil),           // 2: fastiov.node.v1.File
-	(*Call)(nil),           // 3: fastiov.node.v1.Call
-	(*StartReply)(nil),     // 4: fastiov.node.v1.StartReply
-	(*Pull)(nil),           // 5: fastiov.node.v1.Pull
-	(*Footprint)(nil),      // 6: fastiov.node.v1.Footprint
-	(*Gate)(nil),           // 7: fastiov.node.v1.Gate
-	(*InitRequest)(nil),    // 8: fastiov.node.v1.InitRequest
-	(*PauseRequest)(nil),   // 9: fastiov.node.v1.PauseRequest
-	(*PauseReply)(nil),     // 10: fastiov.node.v1.PauseReply
-	(*ResumeRequest)(nil),  // 11: fastiov.node.v1.ResumeRequest
-	(*ResumeReply)(nil),    // 12: fastiov.node.v1.ResumeReply
-	(*Span)(nil),           // 13: fastiov.node.v1.Span
-	(*RunRequest)(nil),     // 14: fastiov.node.v1.RunRequest
-	(*RunReply)(nil),       // 15: fastiov.node.v1.RunReply
-	(*RunsRequest)(nil),    // 16: fastiov.node.v1.RunsRequest
-	(*RunsReply)(nil),      // 17: fastiov.node.v1.RunsReply
-	(*LogLine)(nil),        // 18: fastiov.node.v1.LogLine
-	(*WaitRequest)(nil),    // 19: fastiov.node.v1.WaitRequest
-	(*Ended)(nil),          // 20: fastiov.node.v1.Ended
-	(*ConnectRequest)(nil), // 21: fastiov.node.v1.ConnectRequest
-	(*PublishRequest)(nil), // 22: fastiov.node.v1.PublishRequest
-	(*PublishReply)(nil),   // 23: fastiov.node.v1.PublishReply
-	(*ConnectReply)(nil),   // 24: fastiov.node.v1.ConnectReply
-	(*ExecRequest)(nil),    // 25: fastiov.node.v1.ExecRequest
-	(*ExecReply)(nil),      // 26: fastiov.node.v1.ExecReply
-	(*LogsRequest)(nil),    // 27: fastiov.node.v1.LogsRequest
-	(*LogsReply)(nil),      // 28: fastiov.node.v1.LogsReply
-	(*StopRequest)(nil),    // 29: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),      // 30: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil),  // 31: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),    // 32: fastiov.node.v1.StatusReply
-	(*Express)(nil),        // 33: fastiov.node.v1.Express
-	(*Sandbox)(nil),        // 34: fastiov.node.v1.Sandbox
-	(*VF)(nil),             // 35: fastiov.node.v1.VF
-	(*StartsRequest)(nil),  // 36: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),    // 37: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),      // 38: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),   // 39: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),     // 40: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil),  // 41: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),    // 42: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),     // 43: fastiov.node.v1.KeptReport
-	nil,                    // 44: fastiov.node.v1.StartRequest.EnvEntry
-	nil,                    // 45: fastiov.node.v1.Express.PacketsEntry
+	(*Sidecar)(nil),        // 1: fastiov.node.v1.Sidecar
+	(*Mount)(nil),          // 2: fastiov.node.v1.Mount
+	(*File)(nil),           // 3: fastiov.node.v1.File
+	(*Call)(nil),           // 4: fastiov.node.v1.Call
+	(*StartReply)(nil),     // 5: fastiov.node.v1.StartReply
+	(*Pull)(nil),           // 6: fastiov.node.v1.Pull
+	(*Footprint)(nil),      // 7: fastiov.node.v1.Footprint
+	(*Gate)(nil),           // 8: fastiov.node.v1.Gate
+	(*InitRequest)(nil),    // 9: fastiov.node.v1.InitRequest
+	(*PauseRequest)(nil),   // 10: fastiov.node.v1.PauseRequest
+	(*PauseReply)(nil),     // 11: fastiov.node.v1.PauseReply
+	(*ResumeRequest)(nil),  // 12: fastiov.node.v1.ResumeRequest
+	(*ResumeReply)(nil),    // 13: fastiov.node.v1.ResumeReply
+	(*Span)(nil),           // 14: fastiov.node.v1.Span
+	(*RunRequest)(nil),     // 15: fastiov.node.v1.RunRequest
+	(*RunReply)(nil),       // 16: fastiov.node.v1.RunReply
+	(*RunsRequest)(nil),    // 17: fastiov.node.v1.RunsRequest
+	(*RunsReply)(nil),      // 18: fastiov.node.v1.RunsReply
+	(*LogLine)(nil),        // 19: fastiov.node.v1.LogLine
+	(*WaitRequest)(nil),    // 20: fastiov.node.v1.WaitRequest
+	(*Ended)(nil),          // 21: fastiov.node.v1.Ended
+	(*ConnectRequest)(nil), // 22: fastiov.node.v1.ConnectRequest
+	(*PublishRequest)(nil), // 23: fastiov.node.v1.PublishRequest
+	(*PublishReply)(nil),   // 24: fastiov.node.v1.PublishReply
+	(*ConnectReply)(nil),   // 25: fastiov.node.v1.ConnectReply
+	(*ExecRequest)(nil),    // 26: fastiov.node.v1.ExecRequest
+	(*ExecReply)(nil),      // 27: fastiov.node.v1.ExecReply
+	(*LogsRequest)(nil),    // 28: fastiov.node.v1.LogsRequest
+	(*LogsReply)(nil),      // 29: fastiov.node.v1.LogsReply
+	(*StopRequest)(nil),    // 30: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),      // 31: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil),  // 32: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),    // 33: fastiov.node.v1.StatusReply
+	(*Express)(nil),        // 34: fastiov.node.v1.Express
+	(*Sandbox)(nil),        // 35: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 36: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 37: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 38: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 39: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 40: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 41: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 42: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 43: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 44: fastiov.node.v1.KeptReport
+	nil,                    // 45: fastiov.node.v1.StartRequest.EnvEntry
+	nil,                    // 46: fastiov.node.v1.Sidecar.EnvEntry
+	nil,                    // 47: fastiov.node.v1.Express.PacketsEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	44, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
-	3,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
-	1,  // 2: fastiov.node.v1.StartRequest.mounts:type_name -> fastiov.node.v1.Mount
-	2,  // 3: fastiov.node.v1.Mount.files:type_name -> fastiov.node.v1.File
-	13, // 4: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
-	18, // 5: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
-	6,  // 6: fastiov.node.v1.StartReply.memory:type_name -> fastiov.node.v1.Footprint
-	5,  // 7: fastiov.node.v1.StartReply.pull:type_name -> fastiov.node.v1.Pull
-	13, // 8: fastiov.node.v1.Gate.spans:type_name -> fastiov.node.v1.Span
-	6,  // 9: fastiov.node.v1.Gate.memory:type_name -> fastiov.node.v1.Footprint
-	3,  // 10: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
-	18, // 11: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
-	6,  // 12: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
-	7,  // 13: fastiov.node.v1.RunReply.gate:type_name -> fastiov.node.v1.Gate
-	14, // 14: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
-	15, // 15: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
-	18, // 16: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
-	34, // 17: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	35, // 18: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	33, // 19: fastiov.node.v1.StatusReply.express:type_name -> fastiov.node.v1.Express
-	45, // 20: fastiov.node.v1.Express.packets:type_name -> fastiov.node.v1.Express.PacketsEntry
-	38, // 21: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
-	3,  // 22: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
-	13, // 23: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	43, // 24: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
-	0,  // 25: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	8,  // 26: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	14, // 27: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	16, // 28: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
-	9,  // 29: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	11, // 30: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	29, // 31: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	19, // 32: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
-	21, // 33: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
-	22, // 34: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
-	25, // 35: fastiov.node.v1.Node.Exec:input_type -> fastiov.node.v1.ExecRequest
-	27, // 36: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
-	31, // 37: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	36, // 38: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	39, // 39: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	41, // 40: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	4,  // 41: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	4,  // 42: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	15, // 43: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	17, // 44: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	10, // 45: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	12, // 46: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	30, // 47: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	20, // 48: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
-	24, // 49: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
-	23, // 50: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
-	26, // 51: fastiov.node.v1.Node.Exec:output_type -> fastiov.node.v1.ExecReply
-	28, // 52: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
-	32, // 53: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	37, // 54: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	40, // 55: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	42, // 56: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	41, // [41:57] is the sub-list for method output_type
-	25, // [25:41] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	45, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	4,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
+	2,  // 2: fastiov.node.v1.StartRequest.mounts:type_name -> fastiov.node.v1.Mount
+	1,  // 3: fastiov.node.v1.StartRequest.sidecars:type_name -> fastiov.node.v1.Sidecar
+	46, // 4: fastiov.node.v1.Sidecar.env:type_name -> fastiov.node.v1.Sidecar.EnvEntry
+	2,  // 5: fastiov.node.v1.Sidecar.mounts:type_name -> fastiov.node.v1.Mount
+	3,  // 6: fastiov.node.v1.Mount.files:type_name -> fastiov.node.v1.File
+	14, // 7: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
+	19, // 8: fastiov.node.v1.StartReply.logs:type_name -> fastiov.node.v1.LogLine
+	7,  // 9: fastiov.node.v1.StartReply.memory:type_name -> fastiov.node.v1.Footprint
+	6,  // 10: fastiov.node.v1.StartReply.pull:type_name -> fastiov.node.v1.Pull
+	14, // 11: fastiov.node.v1.Gate.spans:type_name -> fastiov.node.v1.Span
+	7,  // 12: fastiov.node.v1.Gate.memory:type_name -> fastiov.node.v1.Footprint
+	4,  // 13: fastiov.node.v1.InitRequest.call:type_name -> fastiov.node.v1.Call
+	19, // 14: fastiov.node.v1.RunReply.logs:type_name -> fastiov.node.v1.LogLine
+	7,  // 15: fastiov.node.v1.RunReply.memory:type_name -> fastiov.node.v1.Footprint
+	8,  // 16: fastiov.node.v1.RunReply.gate:type_name -> fastiov.node.v1.Gate
+	15, // 17: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
+	16, // 18: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
+	19, // 19: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
+	35, // 20: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	36, // 21: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	34, // 22: fastiov.node.v1.StatusReply.express:type_name -> fastiov.node.v1.Express
+	47, // 23: fastiov.node.v1.Express.packets:type_name -> fastiov.node.v1.Express.PacketsEntry
+	39, // 24: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	4,  // 25: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	14, // 26: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	44, // 27: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	0,  // 28: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	9,  // 29: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	15, // 30: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	17, // 31: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
+	10, // 32: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	12, // 33: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	30, // 34: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	20, // 35: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
+	22, // 36: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
+	23, // 37: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
+	26, // 38: fastiov.node.v1.Node.Exec:input_type -> fastiov.node.v1.ExecRequest
+	28, // 39: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	32, // 40: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	37, // 41: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	40, // 42: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	42, // 43: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	5,  // 44: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	5,  // 45: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	16, // 46: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	18, // 47: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	11, // 48: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	13, // 49: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	31, // 50: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	21, // 51: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	25, // 52: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	24, // 53: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
+	27, // 54: fastiov.node.v1.Node.Exec:output_type -> fastiov.node.v1.ExecReply
+	29, // 55: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	33, // 56: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	38, // 57: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	41, // 58: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	43, // 59: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	44, // [44:60] is the sub-list for method output_type
+	28, // [28:44] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -3450,7 +3603,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   46,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,11 +26,22 @@ type Spec struct {
 	// make up the disk.
 	Layers    []string `json:",omitempty"`
 	Program   wire.Program
+	Sidecars  []Sidecar `json:",omitempty"` // for a driver that is a Companion
 	MemoryMiB int
 	CPU       CPU  `json:",omitzero"`
 	NIC       *NIC // nil: no network
 	// What runs the sandbox, for a driver that is a Chooser; empty: its first.
 	Handler string `json:",omitempty"`
+}
+
+// A Sidecar is a program that runs in a sandbox beside the one that serves. They share the
+// sandbox's network, so each finds the others at localhost, its bounds and its life: when one ends,
+// the sandbox does.
+type Sidecar struct {
+	Name    string // the lines of its log have it
+	Root    string
+	Layers  []string `json:",omitempty"`
+	Program wire.Program
 }
 
 // CPU says, in thousandths of one, what a sandbox has of the CPUs where its driver deals them out.
@@ -109,6 +120,12 @@ type Driver interface {
 type Chooser interface {
 	// Offers returns nil if the driver has that handler, or else what it has.
 	Offers(handler string) error
+}
+
+// A Companion is a driver whose sandboxes may have sidecars.
+type Companion interface {
+	// TakesSidecars returns nil if those of a handler that the driver offers may, or why not.
+	TakesSidecars(handler string) error
 }
 
 // A Sandbox is one started sandbox.

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -15,11 +17,12 @@ const recordFile = "record.json"
 // The versions of records. Those of the first bore no number: their guests have no secret, and call
 // where nothing listens any more. Version 2 has a VF where there is a NIC now. A NIC that is a VF
 // is written both ways, so an agent of that version adopts its sandbox after a rollback; another
-// NIC makes the record one of version 3. A field may be added within a version if a reader that
-// does not know it may ignore it.
+// NIC makes the record one of version 3, and sidecars one of version 4. A field may be added within
+// a version if a reader that does not know it may ignore it.
 const (
 	vfVersion     = 2
-	recordVersion = 3
+	nicVersion    = 3
+	recordVersion = 4
 )
 
 // A stored record is one as it is written.
@@ -56,15 +59,20 @@ func (vf *formerVF) now() *sandbox.NIC {
 // needs to know of the program is not written, as it may be secret.
 func WriteRecord(rec sandbox.Record) error {
 	rec.Version = vfVersion
-	program := &rec.Spec.Program
-	program.Command, program.Args, program.Env, program.Mounts = nil, 0, nil, nil
-	program.ProbeCommand = nil
+	bare(&rec.Spec.Program)
+	rec.Spec.Sidecars = slices.Clone(rec.Spec.Sidecars)
+	for i := range rec.Spec.Sidecars {
+		bare(&rec.Spec.Sidecars[i].Program)
+	}
 	s := stored{rec, storedSpec{Spec: rec.Spec}}
 	switch nic := rec.Spec.NIC; {
 	case nic == nil:
 	case nic.PCI != nil:
 		s.Spec.VF = formerly(nic)
 	default:
+		s.Version = nicVersion
+	}
+	if len(rec.Spec.Sidecars) > 0 {
 		s.Version = recordVersion
 	}
 	b, err := json.Marshal(s)
@@ -76,6 +84,11 @@ func WriteRecord(rec sandbox.Record) error {
 		return err
 	}
 	return os.Rename(path+".new", path)
+}
+
+// bare takes from a program what only a start needs to know.
+func bare(p *wire.Program) {
+	p.Command, p.Args, p.Env, p.Mounts, p.ProbeCommand = nil, 0, nil, nil, nil
 }
 
 // ReadRecord reads what WriteRecord wrote into dir. With the error that it is of another version

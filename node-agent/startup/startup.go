@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/runtime"
@@ -41,7 +43,17 @@ type Request struct {
 	Dir, User string   // empty: the image's
 	Handler   string   // see sandbox.Spec
 	Mounts    []wire.Mount
+	Sidecars  []Sidecar
 	Timeline  *timeline.Timeline // where others watch the start; nil: nobody does
+}
+
+// A Sidecar is a program that is to run beside the one that serves. Its fields are as a Request's.
+type Sidecar struct {
+	Name, Image   string
+	Env           map[string]string
+	Command, Args []string
+	Dir, User     string
+	Mounts        []wire.Mount
 }
 
 // Root is a runtime's root image and the program to start in it. It stays until it is released.
@@ -69,7 +81,7 @@ type Deadlines struct {
 type Starter struct {
 	RunDir      string // sandboxes live in RunDir/sandbox/<id>
 	Driver      sandbox.Driver
-	OverheadMiB int // memory that a sandbox needs beside its own
+	OverheadMiB int // memory that each program of a sandbox needs beside that
 	Images      Images
 	Admission   *Admission
 	Network     Network
@@ -103,7 +115,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 			CPU: req.CPU, Handler: req.Handler},
 			InitStatus: http.StatusOK}
 	)
-	memory := req.MemoryMiB + s.OverheadMiB
+	memory := s.Needs(req.MemoryMiB, len(req.Sidecars))
 	phases := []phase{{
 		name: "reserve", // a start that can never have room needs no image
 		do:   func(context.Context) error { return s.Admission.Fits(memory) },
@@ -115,6 +127,9 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 			st.Spec.Root, st.Spec.Layers, st.Pull = root.Path, root.Layers, root.Pull
 			if err == nil {
 				err = req.program(root.Program, &st.Spec.Program)
+			}
+			if err == nil && len(req.Sidecars) > 0 {
+				err = s.sidecars(ctx, &req, st)
 			}
 			return err
 		},
@@ -177,6 +192,11 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	return st, nil
 }
 
+// Needs returns the MiB that a sandbox with so much memory and so many sidecars takes of the node.
+func (s *Starter) Needs(memoryMiB, sidecars int) int {
+	return memoryMiB + s.OverheadMiB*(1+sidecars)
+}
+
 // program fills p with the image's program, and replaces what the request sets itself.
 func (r *Request) program(image wire.Program, p *wire.Program) error {
 	*p = image
@@ -185,19 +205,59 @@ func (r *Request) program(image wire.Program, p *wire.Program) error {
 	p.Port = cmp.Or(r.Port, p.Port)
 	p.Probe = cmp.Or(r.Probe, p.Probe)
 	p.ProbeCommand = r.ProbedBy
-	p.Dir = cmp.Or(r.Dir, p.Dir)
-	switch {
-	case len(r.Command) > 0:
-		p.Command = slices.Concat(r.Command, r.Args)
-	case len(r.Args) > 0:
-		p.Command = slices.Concat(p.Command[:len(p.Command)-p.Args], r.Args)
-	}
-	if r.User != "" {
-		if err := ParseUser(r.User, p); err != nil {
-			return err
-		}
+	if err := replace(p, r.Command, r.Args, r.Dir, r.User); err != nil {
+		return err
 	}
 	return runtime.Prepare(p)
+}
+
+// replace replaces in p, which its image says, what is not empty.
+func replace(p *wire.Program, command, args []string, dir, user string) error {
+	p.Dir = cmp.Or(dir, p.Dir)
+	switch {
+	case len(command) > 0:
+		p.Command = slices.Concat(command, args)
+	case len(args) > 0:
+		p.Command = slices.Concat(p.Command[:len(p.Command)-p.Args], args)
+	}
+	if user == "" {
+		return nil
+	}
+	return ParseUser(user, p)
+}
+
+// sidecars finds the images of a sandbox's sidecars, side by side, and what is to run of them.
+func (s *Starter) sidecars(ctx context.Context, req *Request, st *Started) error {
+	all := make([]sandbox.Sidecar, len(req.Sidecars))
+	releases := make([]func(), len(all)+1)
+	releases[len(all)] = st.LetGo
+	st.LetGo = func() {
+		for _, release := range releases {
+			if release != nil {
+				release()
+			}
+		}
+	}
+	finding, ctx := errgroup.WithContext(ctx)
+	for i, side := range req.Sidecars {
+		finding.Go(func() error {
+			root, err := s.Images.Root(ctx, side.Image, req.Namespace)
+			releases[i] = root.Release
+			p := root.Program
+			p.Env, p.Mounts = merge(p.Env, side.Env), side.Mounts
+			if err == nil {
+				err = replace(&p, side.Command, side.Args, side.Dir, side.User)
+			}
+			if err != nil {
+				return fmt.Errorf("the sidecar %s: %w", side.Name, err)
+			}
+			all[i] = sandbox.Sidecar{Name: side.Name, Root: root.Path, Layers: root.Layers,
+				Program: p}
+			return nil
+		})
+	}
+	st.Spec.Sidecars = all
+	return finding.Wait()
 }
 
 // ParseUser gives p the user of "UID" or "UID:GID". A user without a group has the group 0.

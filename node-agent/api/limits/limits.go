@@ -10,6 +10,8 @@ const (
 	Each   = 512 // bytes that a mount counts, and of a file each part of its path
 	Path   = 1024
 	Parts  = 16 // of a path
+
+	Sidecars = 16 // programs beside the one that serves
 )
 
 // OfFile returns how many bytes a file counts.

@@ -103,6 +103,8 @@ type LogLine struct {
 	Time   time.Time // when the agent heard it
 	Stream string    // stdout or stderr
 	Text   string
+
+	Sidecar string // that wrote it; empty: the program that serves
 }
 
 // Gate tells how many packets of programs were held until the NIC was up, and since when.
@@ -180,6 +182,8 @@ type Mount struct {
 	Path  string `json:"path"`
 	Files []File `json:"files,omitempty"`
 	Room  uint64 `json:"room,omitempty"`
+	// The name of a folder with room that a sandbox's programs share; empty: it is the program's.
+	Shared string `json:"shared,omitempty"`
 }
 
 // A File is below its mount or, without a name, that itself.
@@ -237,6 +241,10 @@ func (m Mount) check() error {
 	}
 	if m.Room > 0 && len(m.Files) > 0 {
 		return fmt.Errorf("a mount at %.80q with room and with files: want one of both", m.Path)
+	}
+	if m.Shared != "" && (m.Room == 0 || strings.ContainsAny(m.Shared, "./\x00")) {
+		return fmt.Errorf("a mount at %.80q that is shared as %.80q: want a folder with room, and "+
+			"no dots and slashes in its name", m.Path, m.Shared)
 	}
 	if own := taken(m.Path); own != "" {
 		return fmt.Errorf("a mount at %.80q: the sandbox has its own files in %s", m.Path, own)

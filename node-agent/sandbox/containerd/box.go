@@ -30,11 +30,13 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/life"
 )
 
-// A box is one container. It implements sandbox.Sandbox.
+// A box is one container. It implements sandbox.Sandbox; one of a sidecar is part of a sandbox's.
 type box struct {
 	*life.Life
 	driver    *Driver
 	spec      sandbox.Spec
+	name      string // of a sidecar; empty: its program serves
+	sidecars  []*box
 	container client.Container
 	task      client.Task
 	pid       int
@@ -54,7 +56,9 @@ var streams = []string{"stdout", "stderr"}
 func fifo(spec sandbox.Spec, stream string) string { return filepath.Join(spec.Dir, stream) }
 
 func newBox(d *Driver, spec sandbox.Spec) *box {
-	return &box{Life: life.New(), driver: d, spec: spec, logs: tail.New()}
+	b := &box{Life: life.New(), driver: d, spec: spec, logs: tail.New()}
+	b.addSidecars()
+	return b
 }
 
 // furnish makes the container, and what it needs.
@@ -66,6 +70,16 @@ func (b *box) furnish(ctx context.Context, tl *timeline.Timeline) error {
 		return err
 	}
 	defer tl.Begin(timeline.Runtime)()
+	for _, s := range b.sidecars {
+		if err := s.furnishBeside(ctx, b.net); err != nil {
+			return fmt.Errorf("the sidecar %s: %w", s.name, err)
+		}
+	}
+	return b.contain(ctx)
+}
+
+// contain has containerd make the container.
+func (b *box) contain(ctx context.Context) error {
 	for _, stream := range streams {
 		if err := unix.Mkfifo(fifo(b.spec, stream), 0o600); err != nil {
 			return &os.PathError{Op: "mkfifo", Path: fifo(b.spec, stream), Err: err}
@@ -97,34 +111,28 @@ func (b *box) create(ctx context.Context, oci *oci.Spec) (client.Container, erro
 		client.WithRuntime(r.name, r.options), client.WithSpec(oci))
 }
 
-// boot starts the container's process.
+// boot starts the processes of the sandbox's programs.
 func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
 	owned func(sandbox.Record) error) error {
 	endRuntime := tl.Begin(timeline.Runtime)
 	defer endRuntime()
 	ctx = b.driver.named(ctx)
-	root, err := b.root()
-	if err != nil {
+	if err := b.load(ctx); err != nil {
 		return err
 	}
-	making, cancel := b.driver.making(ctx)
-	defer cancel()
-	b.task, err = b.container.NewTask(making, b.io, client.WithRootFS([]mount.Mount{root}))
-	unmount(b.driver.writable(b.spec.ID)) // the overlay has it, or there is none
-	if err != nil {
-		return err
-	}
-	b.pid = int(b.task.Pid())
-	if err := b.open(); err != nil {
-		return err
-	}
-	b.watch()
 	ticks, err := procfs.StartTicks(b.pid)
 	if err != nil {
 		return err
 	}
 	if err := owned(sandbox.Record{Spec: b.spec, PID: b.pid, StartTicks: ticks}); err != nil {
 		return err
+	}
+	if len(b.sidecars) > 0 {
+		err := b.startSidecars(ctx)
+		b.driver.unshare(b.spec.ID) // the containers have it
+		if err != nil {
+			return err
+		}
 	}
 	if err := b.task.Start(ctx); err != nil {
 		return err
@@ -141,6 +149,27 @@ func (b *box) boot(ctx context.Context, tl *timeline.Timeline,
 	// Both are waited for at once. What the link takes beyond the program is its own stage.
 	defer tl.Begin(timeline.VFDriver)()
 	return <-linked
+}
+
+// load has the container's process be made, which waits to be started.
+func (b *box) load(ctx context.Context) error {
+	root, err := b.root()
+	if err != nil {
+		return err
+	}
+	making, cancel := b.driver.making(ctx)
+	defer cancel()
+	b.task, err = b.container.NewTask(making, b.io, client.WithRootFS([]mount.Mount{root}))
+	unmount(b.driver.writable(b.spec.ID)) // the overlay has it, or there is none
+	if err != nil {
+		return err
+	}
+	b.pid = int(b.task.Pid())
+	if err := b.open(); err != nil {
+		return err
+	}
+	b.watch()
+	return nil
 }
 
 // linked waits for the link of the NIC; nil: there is none to wait for.
@@ -177,7 +206,8 @@ func (b *box) listen() error {
 		b.output.Go(func() {
 			defer reader.Close()
 			lines.Split(reader, b.spec.Program.Mark, func(text string) {
-				b.logs.Add(wire.LogLine{Time: time.Now(), Stream: stream, Text: text})
+				b.logs.Add(wire.LogLine{Time: time.Now(), Stream: stream, Text: text,
+					Sidecar: b.name})
 			})
 		})
 	}
@@ -207,7 +237,7 @@ func (b *box) watch() {
 				return n > 0 || err != nil && err != unix.EINTR
 			})
 			if err == nil { // else the box was let go of
-				b.End(errEnded)
+				b.End(b.ended())
 			}
 		}
 	}()
@@ -218,9 +248,21 @@ var errEnded = errors.New("its program has ended")
 // lastWords bounds the wait for output that nobody ends, as where containerd does not answer.
 const lastWords = time.Second
 
-// letGo closes what the agent holds of the sandbox. Of one that has ended, it reads before what the
-// program has written.
+// letGo closes what the agent holds of the sandbox. Of one that has ended, it reads before what its
+// programs have written.
 func (b *box) letGo(ended bool) {
+	for _, s := range b.sidecars {
+		s.shut(ended)
+	}
+	b.shut(ended)
+	b.logs.End()
+	if b.net != nil {
+		_ = b.net.Close()
+	}
+}
+
+// shut closes what the agent holds of a program.
+func (b *box) shut(ended bool) {
 	var readers []io.Closer
 	for i, pipe := range b.pipes {
 		if i%2 == 0 {
@@ -240,11 +282,8 @@ func (b *box) letGo(ended bool) {
 		cut()
 	}
 	b.output.Wait()
-	b.logs.End()
-	for _, file := range []*os.File{b.net, b.process} {
-		if file != nil {
-			_ = file.Close()
-		}
+	if b.process != nil {
+		_ = b.process.Close()
 	}
 }
 
@@ -290,11 +329,19 @@ func (b *box) Dial(ctx context.Context, port int) (net.Conn, error) {
 // Pause implements sandbox.Sandbox.
 func (b *box) Pause(ctx context.Context) error {
 	b.HangUp()
+	if err := b.freezeSidecars(ctx, true); err != nil {
+		return err
+	}
 	return b.freeze(ctx, true)
 }
 
 // Resume implements sandbox.Sandbox. The clocks are the host's.
-func (b *box) Resume(ctx context.Context) error { return b.freeze(ctx, false) }
+func (b *box) Resume(ctx context.Context) error {
+	if err := b.freezeSidecars(ctx, false); err != nil {
+		return err
+	}
+	return b.freeze(ctx, false)
+}
 
 // freeze has containerd pause or resume the container, unless it is so.
 func (b *box) freeze(ctx context.Context, pause bool) error {

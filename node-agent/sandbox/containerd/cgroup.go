@@ -49,7 +49,7 @@ func (d *Driver) cgroup(spec sandbox.Spec) group {
 	if _, err := os.Stat(swap); err == nil || unified() {
 		limits.Memory.Swap = &memory
 	}
-	return group{filepath.Join("/", d.Namespace, spec.ID), limits}
+	return group{filepath.Join("/", d.Namespace, sandboxOf(spec.ID)), limits}
 }
 
 const cgroupMount = "/sys/fs/cgroup"
@@ -104,6 +104,7 @@ func (g group) kill() {
 			_ = unix.Kill(p.Pid, unix.SIGKILL)
 		}
 		_ = c.Thaw()
+		g.thawBelow()
 		if err != nil || g.dying(processes) {
 			break
 		}
@@ -116,8 +117,7 @@ func (g group) network() *os.File {
 	if unified() {
 		folder = filepath.Join(cgroupMount, g.path)
 	}
-	text, _ := os.ReadFile(filepath.Join(folder, "cgroup.procs"))
-	for _, pid := range strings.Fields(string(text)) {
+	for _, pid := range strings.Fields(g.read(folder, "cgroup.procs")) {
 		if namespace, err := os.Open(filepath.Join("/proc", pid, "ns/net")); err == nil {
 			return namespace
 		}
@@ -142,6 +142,15 @@ func (g group) freeze() {
 	}
 }
 
+// thawBelow resumes the programs that were paused each in its own cgroup, below this one.
+func (g group) thawBelow() {
+	below, _ := filepath.Glob(filepath.Join(cgroupMount, "freezer", g.path, "[0-9]*",
+		"freezer.state"))
+	for _, file := range below {
+		_ = os.WriteFile(file, []byte("THAWED"), 0)
+	}
+}
+
 // dying reports whether each of the processes has ended, or will without another signal.
 func (g group) dying(processes []cgroup1.Process) bool {
 	for _, p := range processes {
@@ -163,15 +172,30 @@ func (g group) dying(processes []cgroup1.Process) bool {
 
 // starved returns how many of its processes the kernel has killed for want of memory.
 func (g group) starved() (n int) {
-	file := filepath.Join(cgroupMount, "memory", g.path, "memory.oom_control")
-	if unified() {
-		file = filepath.Join(cgroupMount, g.path, "memory.events")
+	if unified() { // which counts those in the cgroups below, too
+		text, _ := os.ReadFile(filepath.Join(cgroupMount, g.path, "memory.events"))
+		return killed(string(text))
 	}
-	text, _ := os.ReadFile(file)
-	for line := range strings.Lines(string(text)) {
+	return killed(g.read(filepath.Join(cgroupMount, "memory", g.path), "memory.oom_control"))
+}
+
+func killed(text string) (all int) {
+	for line := range strings.Lines(text) {
+		var n int
 		_, _ = fmt.Sscanf(line, "oom_kill %d", &n)
+		all += n
 	}
-	return n
+	return all
+}
+
+// read returns what a file says of the group, whose folder that is, and of those of its programs.
+func (g group) read(folder, file string) (all string) {
+	below, _ := filepath.Glob(filepath.Join(folder, "[0-9]*", file))
+	for _, one := range append([]string{filepath.Join(folder, file)}, below...) {
+		text, _ := os.ReadFile(one)
+		all += string(text)
+	}
+	return all
 }
 
 // remove removes the cgroup, if it is there and empty.
@@ -185,7 +209,11 @@ func (g group) remove() {
 	if c, err := cgroup1.Load(cgroup1.StaticPath(g.path)); err == nil {
 		_ = c.Delete()
 	}
-	_ = os.Remove(filepath.Join(cgroupMount, "unified", g.path)) // runc makes one there, too
+	unified := filepath.Join(cgroupMount, "unified", g.path) // runc makes them there, too
+	below, _ := filepath.Glob(filepath.Join(unified, "[0-9]*"))
+	for _, of := range append(below, unified) {
+		_ = os.Remove(of)
+	}
 }
 
 // cgroups lists the sandboxes that have a cgroup.

@@ -141,7 +141,7 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	var ending sync.WaitGroup
 	for _, id := range slices.Compact(ids) { // side by side: each may take its time
 		ending.Go(func() {
-			d.end(ctx, sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)})
+			d.end(ctx, sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)}, 0)
 		})
 	}
 	ending.Wait()

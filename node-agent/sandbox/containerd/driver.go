@@ -216,12 +216,17 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 	if err := d.Offers(spec.Handler); err != nil {
 		return nil, err
 	}
+	if len(spec.Sidecars) > 0 {
+		if err := d.TakesSidecars(spec.Handler); err != nil {
+			return nil, err
+		}
+	}
 	b := newBox(d, spec)
 	if b.net, err = d.plug(spec.NIC, tl); err != nil {
 		return nil, err
 	}
 	if err := b.furnish(ctx, tl); err != nil {
-		d.end(context.Background(), spec)
+		d.end(context.Background(), spec, 0)
 		d.unplug(spec, b.net)
 		b.letGo(false)
 		return nil, err
@@ -301,33 +306,54 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 	if b.paused, err = b.isPaused(ctx); err != nil {
 		return err
 	}
+	for _, s := range b.sidecars {
+		s.net = b.net
+		if err := s.find(ctx); err != nil {
+			return fmt.Errorf("the sidecar %s: %w", s.name, err)
+		}
+	}
 	return b.listen()
 }
 
 // End implements sandbox.Driver.
 func (d *Driver) End(spec sandbox.Spec) {
 	namespace := d.cgroup(spec).network()
-	d.end(context.Background(), spec)
+	d.end(context.Background(), spec, 0)
 	if namespace != nil {
 		d.unplug(spec, namespace)
 		_ = namespace.Close()
 	}
 }
 
-// end ends what there is of a sandbox, and returns how its program ended.
-func (d *Driver) end(ctx context.Context, spec sandbox.Spec) (exit string) {
+// end ends what there is of a sandbox, and returns how one of its programs ended: a sidecar by its
+// number, or the one that serves, by 0.
+func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string) {
 	d.cgroup(spec).kill() // also where containerd does not answer
 	ctx, cancel := context.WithTimeout(d.named(ctx), endWithin)
 	defer cancel()
 	starved := d.cgroup(spec).starved() // the runtime removes the cgroup
-	exit, err := d.remove(ctx, spec.ID)
-	if starved > 0 {
+	exits := make([]string, 1+len(spec.Sidecars))
+	var ending sync.WaitGroup
+	for n := 1; n < len(exits); n++ {
+		ending.Go(func() { exits[n] = d.clean(ctx, sidecarOf(spec, n)) })
+	}
+	exits[0] = d.clean(ctx, spec)
+	ending.Wait()
+	d.unshare(spec.ID)
+	d.cgroup(spec).remove()
+	if exit = exits[of]; starved > 0 {
 		exit += fmt.Sprintf("; %d of its processes killed for want of memory", starved)
 	}
+	return exit
+}
+
+// clean removes the container of a program that was killed, and what it had, and returns how the
+// program ended.
+func (d *Driver) clean(ctx context.Context, spec sandbox.Spec) (exit string) {
+	exit, err := d.remove(ctx, spec.ID)
 	if err != nil {
 		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
 	}
-	d.cgroup(spec).remove()
 	if err == nil {
 		if d.daemon != nil {
 			d.daemon.await(d.Namespace, spec.ID)
@@ -428,7 +454,7 @@ func (d *Driver) Leftovers(live map[string]bool) (left []string) {
 		left = append(left, fmt.Sprintf("what containerd at %s has: %v", d.Address, err))
 	}
 	for _, c := range containers {
-		if !live[c.ID()] {
+		if !live[sandboxOf(c.ID())] {
 			left = append(left, "container "+c.ID())
 		}
 	}
@@ -455,7 +481,7 @@ func (d *Driver) tend(b *box) {
 		}
 		b.booting.Wait() // its process may only be born now
 		if !letGo {
-			exit = d.end(context.Background(), b.spec)
+			exit = d.end(context.Background(), b.spec, endedFirst(b.Cause()))
 		}
 		b.HangUp()
 		if !letGo {
@@ -466,6 +492,9 @@ func (d *Driver) tend(b *box) {
 		b.Over(func(cause error) error {
 			if exit != "" {
 				cause = fmt.Errorf("%w (%s)", cause, exit)
+			}
+			if said := b.lastLines(cause); said != "" {
+				cause = fmt.Errorf("%w; its last lines: %s", cause, said)
 			}
 			return cause
 		})

@@ -83,11 +83,26 @@ func serve() error {
 			all = append(all, bytes.Repeat([]byte{1}, 1<<20))
 		}
 	})
+	mux.HandleFunc("GET /end", func(http.ResponseWriter, *http.Request) { ending() })
+	if os.Getenv("END") != "" {
+		ending()
+	}
+	if os.Getenv("FIRST") != "" {
+		_ = os.WriteFile("/work/found", []byte("yes"), 0o644)
+	}
+	if os.Getenv("LATE") != "" {
+		time.Sleep(3 * time.Second)
+	}
 	port := os.Getenv("PORT")
 	if port == "" {
 		port = "8080"
 	}
 	return http.ListenAndServe(":"+port, mux)
+}
+
+func ending() {
+	fmt.Println("the end comes")
+	os.Exit(7)
 }
 
 // A self holds what a program in a container finds out about its place.
@@ -101,6 +116,7 @@ type self struct {
 	Core, Hosts, Resolv, Tmp string
 	Given, Alone, Changed    string // of the files that it is given
 	Links                    []string
+	Work                     string // of a folder that it may share
 }
 
 func tellSelf() (s self) {
@@ -142,6 +158,8 @@ func tellSelf() (s self) {
 	alone, err := os.ReadFile("/etc/app.conf")
 	s.Alone = fmt.Sprint(string(alone), " ", said(err))
 	s.Changed = said(os.WriteFile("/etc/app/other", []byte("x"), 0o600))
+	found, _ := os.ReadFile("/work/found")
+	s.Work = string(found)
 	s.Tmp = said(os.WriteFile("/tmp/written", []byte("x"), 0o600))
 	links, _ := net.Interfaces()
 	for _, link := range links {

@@ -91,11 +91,11 @@ func (b *box) oci(ctx context.Context) (*oci.Spec, error) {
 	network := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.net.Fd())
 	s, err := oci.GenerateSpec(ctx, nil, &containers.Container{ID: b.spec.ID},
 		oci.WithProcessArgs(p.Command...), oci.WithProcessCwd(dir), oci.WithEnv(b.environment()),
-		oci.WithUIDGID(p.UID, p.GID), oci.WithHostname(b.spec.ID),
+		oci.WithUIDGID(p.UID, p.GID), oci.WithHostname(sandboxOf(b.spec.ID)),
 		oci.WithMounts(append(files, cgroupsSeen)),
 		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: network}),
 		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.CgroupNamespace}),
-		oci.WithCgroup(b.driver.cgroup(b.spec).path),
+		oci.WithCgroup(b.cgroup()),
 		oci.WithCapabilities(capabilities), oci.WithNoNewPrivileges,
 		oci.WithDefaultUnixDevices, seccomp.WithDefaultProfile(),
 	)
@@ -123,7 +123,7 @@ var cgroupsSeen = specs.Mount{Type: "cgroup", Source: "cgroup", Destination: cgr
 
 // environment returns the variables that every program expects, overridden by those of this one.
 func (b *box) environment() (env []string) {
-	all := map[string]string{"PATH": searchPath, "HOME": "/", "HOSTNAME": b.spec.ID}
+	all := map[string]string{"PATH": searchPath, "HOME": "/", "HOSTNAME": sandboxOf(b.spec.ID)}
 	if b.spec.Program.UID == 0 {
 		all["HOME"] = "/root"
 	}
@@ -138,10 +138,10 @@ func (b *box) environment() (env []string) {
 
 // files writes the files of the sandbox's own names and address, and returns their mounts.
 func (b *box) files() (all []specs.Mount, err error) {
-	hosts := "127.0.0.1 localhost\n::1 localhost\n"
-	contents := map[string]string{"hostname": b.spec.ID + "\n"}
+	hosts, name := "127.0.0.1 localhost\n::1 localhost\n", sandboxOf(b.spec.ID)
+	contents := map[string]string{"hostname": name + "\n"}
 	if nic := b.spec.NIC; nic != nil {
-		hosts += nic.Address.Addr().String() + " " + b.spec.ID + "\n"
+		hosts += nic.Address.Addr().String() + " " + name + "\n"
 		contents["resolv.conf"] = "nameserver " + nic.DNS.String() + "\n"
 	}
 	contents["hosts"] = hosts
@@ -165,6 +165,15 @@ func (b *box) given() (all []specs.Mount, err error) {
 		return nil, err
 	}
 	for i, m := range b.spec.Program.Mounts {
+		if m.Shared != "" {
+			at, err := b.shared(m)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, specs.Mount{Type: "bind", Source: at, Destination: m.Path,
+				Options: []string{"bind", "nosuid", "nodev"}})
+			continue
+		}
 		if m.Room > 0 {
 			all = append(all, specs.Mount{Type: "tmpfs", Source: "tmpfs", Destination: m.Path,
 				Options: append([]string{"nosuid", "nodev"}, strings.Split(m.Tmpfs(), ",")...)})

@@ -1,0 +1,237 @@
+package containerd
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/wire"
+	"github.com/fastiov/fastiov/node-agent/sandbox"
+)
+
+// beside returns a sidecar that listens on a port.
+func (h *host) beside(name, port string, env ...string) sandbox.Sidecar {
+	p := wire.Program{Command: []string{"/program", program}, Env: map[string]string{"PORT": port}}
+	for _, e := range env {
+		p.Env[e] = "yes"
+	}
+	return sandbox.Sidecar{Name: name, Root: h.root, Program: p}
+}
+
+// startWith starts a sandbox of plain HTTP with sidecars.
+func (h *host) startWith(d *Driver, id string, all ...sandbox.Sidecar) (s sandbox.Sandbox,
+	rec sandbox.Record, err error) {
+	h.Helper()
+	p := h.program()
+	p.Protocol, p.Mark, p.Env = "http", "", map[string]string{}
+	for _, side := range all {
+		if side.Program.Env["END"] != "" {
+			p.Env["LATE"] = "yes" // so it is not ready before that has ended
+		}
+	}
+	spec := sandbox.Spec{ID: id, Dir: filepath.Join(h.TempDir(), id), Root: h.root, Program: p,
+		MemoryMiB: 256, NIC: h.nic(1), Sidecars: all}
+	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
+		h.Fatal(err)
+	}
+	s, err = d.Start(h.Context(), spec, &timeline.Timeline{}, func(r sandbox.Record) error {
+		rec = r
+		return nil
+	})
+	return s, rec, err
+}
+
+// listens waits until a program listens, which nobody probes.
+func listens(t *testing.T, s sandbox.Sandbox, port int) {
+	t.Helper()
+	for late := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := s.Dial(t.Context(), port)
+		if err == nil {
+			conn.Close()
+			return
+		}
+		if time.Now().After(late) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// end has the program at a port of a sandbox end itself.
+func end(t *testing.T, s sandbox.Sandbox, port int) {
+	t.Helper()
+	listens(t, s, port)
+	conn, err := s.Dial(t.Context(), port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /end HTTP/1.0\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-s.Done():
+	case <-time.After(time.Minute):
+		t.Fatal("the sandbox lives on")
+	}
+}
+
+// Several programs have one network, bounds and life, and each its own files, processes, variables
+// and output. A later agent finds them all.
+func TestSidecars(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer func() { d.Close() }()
+	first, second := h.beside("first", "9001", "FIRST"), h.beside("second", "9002")
+	room := wire.Mount{Path: "/work", Room: 1 << 20, Shared: "work"}
+	first.Program.Mounts = []wire.Mount{room}
+	second.Program.Mounts = []wire.Mount{room}
+	s, rec, err := h.startWith(d, "pod", first, second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { s.Close() }()
+	all := func() {
+		t.Helper()
+		for port, of := range map[int]string{8080: "", 9001: "yes", 9002: ""} {
+			var is self
+			listens(t, s, port)
+			ask(t, s, port, &is)
+			if is.Env["FIRST"] != of || is.Processes != 1 || is.Env["HOSTNAME"] != "pod" ||
+				!strings.Contains(is.Hosts, " pod\n") ||
+				!slices.Equal(is.Links, []string{"lo", "eth0"}) {
+				t.Errorf("the program at %d is %+v", port, is)
+			}
+		}
+	}
+	all()
+	for port, want := range map[int]string{8080: "", 9001: "yes", 9002: "yes"} {
+		var is self
+		if ask(t, s, port, &is); is.Work != want {
+			t.Errorf("the program at %d finds %q in /work, want %q", port, is.Work, want)
+		}
+	}
+	if err := s.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range append(s.(*box).sidecars, s.(*box)) {
+		if paused, err := b.isPaused(d.named(t.Context())); !paused {
+			t.Errorf("%s is not paused, %v", b.spec.ID, err)
+		}
+	}
+	d.Close() // with all of them paused
+	d = h.open()
+	if left := d.Leftovers(map[string]bool{"pod": true}); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+	if s, err = d.Adopt(t.Context(), rec); err != nil {
+		t.Fatal(err)
+	}
+	all()
+	end(t, s, 9002)
+	if why := fmt.Sprint(s.Err()); why !=
+		`its sidecar second has ended (exit status 7); its last lines: "the end comes"` {
+		t.Errorf("it ended for %s", why)
+	}
+	if lines := s.Logs().Lines(); !slices.ContainsFunc(lines, func(l wire.LogLine) bool {
+		return l.Sidecar == "second" && l.Text == "the end comes"
+	}) {
+		t.Errorf("its log is %v", lines)
+	}
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// A sandbox of several programs that is paused, or whose start was not finished, is ended whole.
+func TestSidecarsEndWithTheirs(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer func() { d.Close() }()
+	s, _, err := h.startWith(d, "paused", h.beside("side", "9001"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	s.Close()
+	if took := time.Since(begun); took > killWithin {
+		t.Errorf("its end takes %s", took)
+	}
+	_, rec, err := h.startWith(d, "left", h.beside("side", "9001"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	d = h.open()
+	d.End(rec.Spec)
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// A sidecar that ends before the sandbox is ready fails its start, and says how and why. So does
+// one that cannot be started.
+func TestASidecarThatEnds(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	late := h.beside("late", "9001")
+	p := h.beside("brief", "9001", "END")
+	none := h.beside("none", "9001")
+	none.Program.Command = []string{"/none"}
+	for id, of := range map[string]struct {
+		side sandbox.Sidecar
+		says string
+	}{
+		"a": {p, `its sidecar brief has ended (exit status 7); its last lines: "the end comes"`},
+		"b": {none, "the sidecar none: "},
+	} {
+		_, _, err := h.startWith(d, id, late, of.side)
+		if err == nil || !strings.Contains(err.Error(), of.says) {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// The program that serves says how it ended, too, and a function's lines are nobody else's.
+func TestLastLines(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _, err := h.startWith(d, "plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(t, s, 8080)
+	if why := fmt.Sprint(s.Err()); why !=
+		`its program has ended (exit status 7); its last lines: "the end comes"` {
+		t.Errorf("it ended for %s", why)
+	}
+	s, _ = h.start(d, "function", h.program())
+	end(t, s, wire.RuntimePort)
+	if why := fmt.Sprint(s.Err()); why != "its program has ended (exit status 7)" {
+		t.Errorf("it ended for %s", why)
+	}
+}
+
+// Containers that would not share a network are refused.
+func TestNoSidecarsWithoutANetworkOfAll(t *testing.T) {
+	d := &Driver{runtimes: map[string]runtime{"": {}, "own": {ownStack: true}}}
+	if err := d.TakesSidecars(""); err != nil {
+		t.Error(err)
+	}
+	if err := d.TakesSidecars("own"); err == nil || !strings.Contains(err.Error(), "use runc") {
+		t.Error(err)
+	}
+}
