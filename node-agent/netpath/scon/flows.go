@@ -239,20 +239,9 @@ func (v *View) TurnOff(f Flow, off bool) error {
 	if err := m.Put(f.key(0), uint8(1)); err != nil {
 		return err
 	}
-	all, err := v.table(programMapConentries)
-	if err != nil {
-		return err
-	}
-	defer all.Close()
 	for _, device := range hookedIn(v.dir) {
-		var e programConentry
-		k := f.key(uint32(device))
-		if all.Lookup(k, &e) != nil {
-			continue
-		}
-		e.Until = 0 // it stays, and holds no more
-		if err := all.Update(k, e, ebpf.UpdateExist); err != nil &&
-			!errors.Is(err, ebpf.ErrKeyNotExist) {
+		q := programQuestion{Flow: f.key(uint32(device))}
+		if err := v.run(programProgExpire, &q); err != nil {
 			return err
 		}
 	}

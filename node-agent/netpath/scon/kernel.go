@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,6 +34,9 @@ func findGeneration() (at generationAt, err error) {
 	}
 	if _, err := offsetOf(kernel, "nf_conn", "tuplehash"); err != nil {
 		return at, fmt.Errorf("the kernel does not tell programs its connections: %w", err)
+	}
+	if err := tuples(kernel); err != nil {
+		return at, err
 	}
 	if _, err := offsetOf(kernel, "netns_nftables", "base_seq"); err == nil {
 		return at, nil
@@ -83,6 +87,32 @@ func offsetOf(types *btf.Spec, name, field string) (uint32, error) {
 		}
 	}
 	return 0, fmt.Errorf("its %s has no %s", name, field)
+}
+
+// tuples checks that a tuple of a connection is laid out as the programs read it: its port, family
+// and other address at once, and then its other port and protocol.
+func tuples(types *btf.Spec) error {
+	var t *btf.Struct
+	if err := types.TypeByName("nf_conntrack_tuple", &t); err != nil {
+		return err
+	}
+	var offsets []uint32
+	var each func(at uint32, t btf.Type)
+	each = func(at uint32, t btf.Type) {
+		s, is := btf.UnderlyingType(t).(*btf.Struct)
+		if !is {
+			offsets = append(offsets, at)
+			return
+		}
+		for _, member := range s.Members {
+			each(at+member.Offset.Bytes(), member.Type)
+		}
+	}
+	each(0, t)
+	if !slices.Equal(offsets, []uint32{0, 16, 18, 20, 36, 38, 39}) {
+		return fmt.Errorf("the kernel has tuples of connections with another layout: %d", offsets)
+	}
+	return nil
 }
 
 // addressOf returns where the kernel has a symbol.

@@ -37,9 +37,11 @@ type programConentry struct {
 	NextHop    uint32
 	Mark       uint32
 	Priority   uint32
-	Addresses  uint32
-	Ports      uint32
 	NewMacs    [12]uint8
+	Header     uint16
+	Addresses  uint16
+	Transport  uint16
+	_          [2]byte
 	Owner      uint32
 	Used       uint64
 	Packets    uint64
@@ -62,6 +64,7 @@ type programFlow struct {
 	ToPort   uint16
 	Device   uint32
 	Protocol uint32
+	Unused   uint32
 }
 
 type programFlushing struct {
@@ -105,6 +108,7 @@ const (
 	programMapTurnedOff    = "turned_off"
 	programProgArrive      = "arrive"
 	programProgCompose     = "compose"
+	programProgExpire      = "expire"
 	programProgFlush       = "flush"
 	programProgGenerations = "generations"
 	programProgWhy         = "why"
@@ -157,6 +161,7 @@ type programSpecs struct {
 type programProgramSpecs struct {
 	Arrive      *ebpf.ProgramSpec `ebpf:"arrive"`
 	Compose     *ebpf.ProgramSpec `ebpf:"compose"`
+	Expire      *ebpf.ProgramSpec `ebpf:"expire"`
 	Flush       *ebpf.ProgramSpec `ebpf:"flush"`
 	Generations *ebpf.ProgramSpec `ebpf:"generations"`
 	Why         *ebpf.ProgramSpec `ebpf:"why"`
@@ -237,6 +242,7 @@ type programVariables struct {
 type programPrograms struct {
 	Arrive      *ebpf.Program `ebpf:"arrive"`
 	Compose     *ebpf.Program `ebpf:"compose"`
+	Expire      *ebpf.Program `ebpf:"expire"`
 	Flush       *ebpf.Program `ebpf:"flush"`
 	Generations *ebpf.Program `ebpf:"generations"`
 	Why         *ebpf.Program `ebpf:"why"`
@@ -246,6 +252,7 @@ func (p *programPrograms) Close() error {
 	return _ProgramClose(
 		p.Arrive,
 		p.Compose,
+		p.Expire,
 		p.Flush,
 		p.Generations,
 		p.Why,

@@ -190,7 +190,7 @@ func (s *Scon) load() (err error) {
 		programMapConentries: p.Conentries, programMapContables: p.Contables,
 		programMapPermits: p.Permits, programMapReasons: p.Reasons,
 		programMapTurnedOff: p.TurnedOff, programProgGenerations: p.Generations,
-		programProgWhy: p.Why, programProgArrive: p.Arrive,
+		programProgWhy: p.Why, programProgExpire: p.Expire, programProgArrive: p.Arrive,
 	} {
 		path := filepath.Join(s.pins(), name)
 		_ = os.Remove(path)

@@ -56,6 +56,7 @@ struct sk_buff {
 	struct net_device *dev;
 	unsigned long _skb_refdst;
 	unsigned long _nfct;
+	__u8 ip_summed : 2;
 };
 
 struct nsproxy {

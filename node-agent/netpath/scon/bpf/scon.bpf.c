@@ -17,33 +17,12 @@
  * The generations are read before the kernel decides, so an entry never has a later one than the
  * rules and routes that made it.
  */
-#include "tables.h"
+#include "packet.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
 /* The paper's design, for comparison: an entry holds until it is idle, whatever has changed. */
 const volatile bool by_age = false;
-
-struct ethernet {
-	__u8 macs[12]; /* to, from */
-	__be16 type;
-} __attribute__((packed));
-
-struct ipv4 {
-	__u8 version_and_length, tos;
-	__be16 length, id, fragment;
-	__u8 ttl, protocol;
-	__u16 check;
-	__be32 from, to;
-} __attribute__((packed));
-
-struct headers {
-	struct ethernet ethernet;
-	struct ipv4 ip;
-	__be16 from_port, to_port;
-} __attribute__((packed));
-
-_Static_assert(sizeof(struct headers) == HEADERS, "headers have no gaps");
 
 /* Where nf_tables has base_seq for itself: its number among those that have a part in each network
  * namespace, by address, and the place in that part. */
@@ -72,49 +51,23 @@ static __always_inline __u64 routes_of(struct net *net)
 	return (__u32)net->ipv4.rt_genid.counter;
 }
 
-static __always_inline __u16 fold(__u64 sum)
+static __always_inline void count(__u32 why)
 {
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
+	__u64 *packets = bpf_map_lookup_elem(&reasons, &why);
+
+	if (packets)
+		++*packets;
 }
 
-static __always_inline bool same_macs(const __u8 *a, const __u8 *b)
-{
-	return *(const __u32 *)a == *(const __u32 *)b &&
-	       *(const __u32 *)(a + 4) == *(const __u32 *)(b + 4) &&
-	       *(const __u32 *)(a + 8) == *(const __u32 *)(b + 8);
-}
-
-static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
-{
-	return *(const __u32 *)a == *(const __u32 *)b &&
-	       *(const __u16 *)(a + 4) == *(const __u16 *)(b + 4);
-}
-
-static __always_inline void copy_macs(__u8 *to, const __u8 *from)
-{
-	*(__u32 *)to = *(const __u32 *)from;
-	*(__u32 *)(to + 4) = *(const __u32 *)(from + 4);
-	*(__u32 *)(to + 8) = *(const __u32 *)(from + 8);
-}
-
-static __always_inline int regular(__u32 why)
-{
-	__u64 *count = bpf_map_lookup_elem(&reasons, &why);
-
-	if (count)
-		++*count;
-	return NEXT;
-}
-
+/* Whether the tuple is that of such packets. What lies side by side in it is read at once: each
+ * read of what may be gone costs eight instructions. */
 static __always_inline bool leads(struct nf_conntrack_tuple *t, __u32 protocol, __be32 from,
 				  __be16 from_port, __be32 to, __be16 to_port)
 {
-	return t->src.l3num == INET && t->dst.protonum == protocol && t->src.u3.ip == from &&
-	       t->dst.u3.ip == to && t->src.u.all == from_port && t->dst.u.all == to_port;
+	__u64 middle = (__u64)to << 32 | INET << 16 | from_port;
+
+	return t->src.u3.ip == from && POINTER_AT(&t->src.u) == middle &&
+	       (WORD_AT(&t->dst.u) & 0xffffff) == (protocol << 16 | to_port);
 }
 
 /* Whether the connection translates the flow into what the entry has, in that direction. */
@@ -156,14 +109,15 @@ static __always_inline bool tolerates_gaps(struct net *net)
 
 /* Why the entry does not hold now; EXPRESS where it does. */
 static __always_inline __u32 holds(const struct flow *f, const struct conentry *e,
-				   struct net *net, __u64 rules, __u64 routes, __u64 now)
+				   struct net *net, __u64 rules, __u64 routes, __u64 until,
+				   __u64 now)
 {
 	struct permit *permit;
 	__u32 zero = 0;
 
 	if (by_age)
 		return EXPRESS;
-	if (now >= e->until)
+	if (now >= until)
 		return SAMPLE;
 	permit = bpf_map_lookup_elem(&permits, &zero);
 	if (!permit || !rules || e->rules != rules || permit->established != rules ||
@@ -176,10 +130,13 @@ static __always_inline __u32 holds(const struct flow *f, const struct conentry *
 	return lives(f, e, net) ? EXPRESS : CONNECTION;
 }
 
-static __always_inline void drop_entry(const struct flow *f, __u32 owner)
+/* An entry ends before its memory may be another flow's. */
+static __always_inline void drop_entry(const struct flow *f, struct conentry *e)
 {
+	__u32 owner = e->owner;
 	struct contable *t;
 
+	e->until = 0;
 	if (bpf_map_delete_elem(&conentries, f))
 		return;
 	t = bpf_map_lookup_elem(&contables, &owner);
@@ -188,46 +145,53 @@ static __always_inline void drop_entry(const struct flow *f, __u32 owner)
 }
 
 /* express sends the packet on as the entry has it, which is valid until that time. */
-static __always_inline int express(struct __sk_buff *skb, struct headers *h, const struct flow *f,
+static __always_inline int express(struct __sk_buff *skb, void *data, __be16 *check,
 				   struct conentry *e, __u64 until, __u64 now)
 {
 	struct bpf_redir_neigh hop = { .nh_family = INET, .ipv4_nh = e->next_hop };
-	__u32 check = ETHERNET + IPV4 + (f->protocol == TCP ? 16 : 6);
-	__u64 zero_is_none = f->protocol == UDP ? BPF_F_MARK_MANGLED_0 : 0;
-	__u32 why = EXPRESS, device = e->device, mark = e->mark, priority = e->priority;
-	__u32 addresses = e->addresses, ports = e->ports;
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+	struct ethernet *ethernet = data;
+	struct ipv4 *ip = data + ETHERNET;
+	__u32 summed = BPF_CORE_READ_BITFIELD(kernel, ip_summed);
+	__u32 device = e->device, mark = e->mark, priority = e->priority;
+	__u16 header = e->header, addresses = e->addresses, transport = e->transport;
+	__be16 from_port = e->from_port, to_port = e->to_port;
+	__be32 from = e->from, to = e->to;
 	bool neighbour = e->neighbour;
-	__u64 *count;
+	__u8 macs[12];
 
-	/* The TTL is the first byte of its word. */
-	h->ip.check = ~fold((__u64)(__u16)~h->ip.check + (__u64)addresses +
-			    (__u16)~bpf_htons(0x0100));
-	h->ip.ttl--;
-	h->ip.from = e->from;
-	h->ip.to = e->to;
-	h->from_port = e->from_port;
-	h->to_port = e->to_port;
+	copy_macs(macs, e->new_macs);
+	barrier();
+	/* What was read may be of another flow, if the entry was replaced or removed meanwhile. */
+	if (*(volatile __u64 *)&e->until != until) {
+		count(NO_ENTRY);
+		return NEXT;
+	}
+
+	ip->check = ~add(~ip->check, header);
+	ip->ttl--;
+	ip->from = from;
+	ip->to = to;
+	ip->from_port = from_port;
+	ip->to_port = to_port;
 	if (!neighbour)
-		copy_macs(h->ethernet.macs, e->new_macs);
-	/* The memory of an entry that was replaced or removed meanwhile may be another flow's. */
-	if (bpf_map_lookup_elem(&conentries, f) != e || e->until != until)
-		return regular(NO_ENTRY);
-	if (addresses &&
-	    bpf_l4_csum_replace(skb, check, 0, addresses, BPF_F_PSEUDO_HDR | zero_is_none))
-		return DROP;
-	if (ports && bpf_l4_csum_replace(skb, check, 0, ports, zero_is_none))
-		return DROP;
-	if (bpf_skb_store_bytes(skb, 0, h, HEADERS, 0))
-		return DROP;
+		copy_macs(ethernet->macs, macs);
+	if (summed == SUMMED_LATER) {
+		*check = add(*check, addresses); /* no more is summed so far */
+	} else if (ip->protocol == TCP || *check) {
+		__u16 sum = ~add(~*check, transport);
+
+		*check = ip->protocol == UDP && !sum ? 0xffff : sum; /* UDP's 0 is no sum */
+		if (summed == SUMMED_WHOLE)
+			bpf_csum_update(skb, ~(__u32)addresses);
+	}
 	skb->mark = mark;
 	skb->priority = priority;
 
 	e->used = now;
 	e->packets++;
-	e->bytes += bpf_ntohs(h->ip.length);
-	count = bpf_map_lookup_elem(&reasons, &why);
-	if (count)
-		++*count;
+	e->bytes += bpf_ntohs(ip->length);
+	count(EXPRESS);
 	if (neighbour)
 		return bpf_redirect_neigh(device, &hop, sizeof(hop), 0);
 	return bpf_redirect(device, 0);
@@ -240,89 +204,93 @@ int arrive(struct __sk_buff *skb)
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	struct net *net = kernel->dev->nd_net.net;
-	__u32 length, transport, zero = 0;
+	__u32 length, transport, why = OTHER, zero = 0;
+	struct ethernet *ethernet = data;
+	struct ipv4 *ip = data + ETHERNET;
+	void *payload = ip + 1;
 	struct conentry *e;
-	struct flow f = {};
-	struct headers h;
 	struct slot *slot;
-	__u64 now, rules, routes, until;
+	struct flow f;
+	__u64 now, rules, routes, until, sum = 0;
+	__be16 *check;
 
-	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present ||
-	    data + HEADERS + 4 > end)
-		return regular(OTHER);
-	__builtin_memcpy(&h, data, sizeof(h));
-	if (h.ethernet.type != bpf_htons(0x0800) || h.ip.version_and_length != 0x45 ||
-	    h.ip.fragment & bpf_htons(FRAGMENT))
-		return regular(OTHER);
-	length = bpf_ntohs(h.ip.length);
-	if (h.ip.protocol == TCP) {
-		__u8 *tcp = data + ETHERNET + IPV4;
+	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || payload + 4 > end)
+		goto regular;
+	if (ethernet->type != bpf_htons(0x0800) || ip->version_and_length != 0x45 ||
+	    ip->fragment & bpf_htons(FRAGMENT))
+		goto regular;
+	length = bpf_ntohs(ip->length);
+	f.protocol = ip->protocol;
+	if (f.protocol == TCP) {
+		__u8 *tcp = (void *)&ip->from_port;
 
-		if (data + ETHERNET + IPV4 + 20 > end)
-			return regular(OTHER);
+		if ((void *)(tcp + 20) > end)
+			goto regular;
+		why = CONTROL;
 		if ((tcp[13] & ~TCP_STEADY) || !(tcp[13] & TCP_ACK))
-			return regular(CONTROL);
+			goto regular;
 		transport = tcp[12] >> 4 << 2;
+		why = MALFORMED;
 		if (transport < 20 || length < IPV4 + transport)
-			return regular(MALFORMED);
-	} else if (h.ip.protocol == UDP) {
-		__be16 *udp = data + ETHERNET + IPV4;
-
+			goto regular;
+	} else if (f.protocol == UDP) {
 		transport = 8;
-		if (bpf_ntohs(udp[2]) != length - IPV4)
-			return regular(MALFORMED);
+		why = MALFORMED;
+		if (bpf_ntohs(*(__be16 *)payload) != length - IPV4)
+			goto regular;
 	} else {
-		return regular(OTHER);
+		goto regular;
 	}
-	if (h.ip.ttl <= 1)
-		return regular(LAST_HOP);
+	why = LAST_HOP;
+	if (ip->ttl <= 1)
+		goto regular;
 
-	f.from = h.ip.from;
-	f.to = h.ip.to;
-	f.from_port = h.from_port;
-	f.to_port = h.to_port;
+	f.from = ip->from;
+	f.to = ip->to;
+	f.from_port = ip->from_port;
+	f.to_port = ip->to_port;
 	f.device = skb->ifindex;
-	f.protocol = h.ip.protocol;
+	f.unused = 0;
 	rules = rules_of(net);
 	routes = routes_of(net);
 
-	__u32 why = NO_ENTRY;
-
+	why = NO_ENTRY;
 	e = bpf_map_lookup_elem(&conentries, &f);
 	if (!e)
 		goto note;
-	until = e->until;
-	if (!same_macs(e->macs, h.ethernet.macs) || e->tos != h.ip.tos ||
-	    e->mark_before != skb->mark) {
-		why = FRAME;
+	until = *(volatile __u64 *)&e->until;
+	barrier();
+	why = FRAME;
+	if (!same_macs(e->macs, ethernet->macs) || e->tos != ip->tos || e->mark_before != skb->mark)
 		goto note;
-	}
 	now = bpf_ktime_get_coarse_ns();
-	why = holds(&f, e, net, rules, routes, now);
+	why = holds(&f, e, net, rules, routes, until, now);
 	if (why != EXPRESS) {
 		if (why == CONNECTION)
-			drop_entry(&f, e->owner);
+			drop_entry(&f, e);
 		goto note;
 	}
-	if ((skb->gso_size ? skb->gso_size + IPV4 + transport : length) > e->mtu) {
-		why = SIZE;
+	why = SIZE;
+	if ((skb->gso_size ? skb->gso_size + IPV4 + transport : length) > e->mtu)
 		goto note;
-	}
 
 	/* What the kernel checks of a header when it comes in. */
-	__u64 sum = 0;
-	__u16 *words = (__u16 *)&h.ip;
-
 #pragma unroll
-	for (int i = 0; i < IPV4 / 2; i++)
-		sum += words[i];
+	for (int i = 0; i < IPV4 / 4; i++)
+		sum += ((__u32 *)ip)[i];
+	why = MALFORMED;
 	if (fold(sum) != 0xffff || length + ETHERNET > skb->len ||
 	    (skb->gso_size && length + ETHERNET != skb->len))
-		return regular(MALFORMED);
+		goto regular;
 	/* A short frame of a NIC has bytes behind its packet, which a router leaves out. */
 	if (length + ETHERNET < skb->len && bpf_skb_change_tail(skb, length + ETHERNET, 0))
-		return regular(MALFORMED);
-	return express(skb, &h, &f, e, until, now);
+		goto regular;
+	data = (void *)(long)skb->data;
+	end = (void *)(long)skb->data_end;
+	check = data + ETHERNET + IPV4 + (f.protocol == TCP ? 16 : 6);
+	if (data + HEADERS > end || (void *)(check + 1) > end)
+		goto regular;
+	return express(skb, data, check, e, until, now);
 
 note:
 	slot = bpf_map_lookup_elem(&slots, &zero);
@@ -332,13 +300,15 @@ note:
 		slot->rules = rules;
 		slot->routes = routes;
 		slot->mark = skb->mark;
-		slot->length = h.ip.length;
-		slot->id = h.ip.id;
-		slot->tos = h.ip.tos;
-		slot->ttl = h.ip.ttl;
-		copy_macs(slot->macs, h.ethernet.macs);
+		slot->length = ip->length;
+		slot->id = ip->id;
+		slot->tos = ip->tos;
+		slot->ttl = ip->ttl;
+		copy_macs(slot->macs, ethernet->macs);
 	}
-	return regular(why);
+regular:
+	count(why);
+	return NEXT;
 }
 
 /* How large a packet may be on that route and device; 0 where the express path cannot follow it:
@@ -361,44 +331,23 @@ static __always_inline __u32 room(struct rtable *route, struct net_device *devic
 	return mtu < 0xffff ? mtu : 0xffff;
 }
 
-static __always_inline __u32 difference(__be32 before, __be32 after)
-{
-	__u64 sum = (__u64)(__u32)~before + after;
-
-	return (sum & 0xffffffff) + (sum >> 32);
-}
-
-static __always_inline __u32 plus(__u32 a, __u32 b)
-{
-	__u64 sum = (__u64)a + b;
-
-	return (sum & 0xffffffff) + (sum >> 32);
-}
-
-/* compose learns from a packet that arrive noted and that now leaves, by the same sk_buff. */
-SEC("tc")
-int compose(struct __sk_buff *skb)
+/* learn makes an entry of the slot's packet, which now leaves. */
+static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	__u32 zero = 0, device = skb->ifindex, owner;
 	struct contable *in, *out, *mine;
-	struct conentry e = {};
+	struct conentry e = {}, *former;
 	struct net *net = kernel->dev->nd_net.net;
+	struct flow f = slot->flow, any;
 	struct permit *permit;
-	struct headers *h = data;
+	struct ethernet *ethernet = data;
+	struct ipv4 *ip = data + ETHERNET;
 	struct rtable *route;
-	struct slot *slot;
 	struct nf_conn *ct;
-	__u64 info, now;
+	__u64 info, now, addresses;
 	__be32 gateway;
-	struct flow f, any;
-
-	slot = bpf_map_lookup_elem(&slots, &zero);
-	if (!slot || slot->skb != (__u64)kernel)
-		return NEXT;
-	slot->skb = 0;
-	f = slot->flow;
 
 	/* The rules were read for packets that come by the bridge, or by the NIC itself: not
 	 * by a VLAN on it, nor by another bridge. And a host's own packet, which came by none,
@@ -406,12 +355,12 @@ int compose(struct __sk_buff *skb)
 	in = bpf_map_lookup_elem(&contables, &f.device);
 	if (skb->ingress_ifindex != (in ? in->bridge : f.device))
 		return NEXT;
-	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || data + sizeof(*h) > end)
+	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || (void *)(ip + 1) > end)
 		return NEXT;
-	if (h->ethernet.type != bpf_htons(0x0800) || h->ip.version_and_length != 0x45 ||
-	    h->ip.fragment & bpf_htons(FRAGMENT) || h->ip.protocol != f.protocol ||
-	    h->ip.length != slot->length || h->ip.id != slot->id || h->ip.tos != slot->tos ||
-	    h->ip.ttl != slot->ttl - 1)
+	if (ethernet->type != bpf_htons(0x0800) || ip->version_and_length != 0x45 ||
+	    ip->fragment & bpf_htons(FRAGMENT) || ip->protocol != f.protocol ||
+	    ip->length != slot->length || ip->id != slot->id || ip->tos != slot->tos ||
+	    ip->ttl != slot->ttl - 1)
 		return NEXT;
 
 	out = bpf_map_lookup_elem(&contables, &device);
@@ -443,10 +392,10 @@ int compose(struct __sk_buff *skb)
 	    (e.fresh && permit->fresh != slot->rules) ||
 	    (f.protocol == TCP && (e.fresh || !(e.status & CT_ASSURED) || !tolerates_gaps(net))))
 		return NEXT;
-	e.from = h->ip.from;
-	e.to = h->ip.to;
-	e.from_port = h->from_port;
-	e.to_port = h->to_port;
+	e.from = ip->from;
+	e.to = ip->to;
+	e.from_port = ip->from_port;
+	e.to_port = ip->to_port;
 	if (!lives(&f, &e, net))
 		return NEXT;
 
@@ -460,9 +409,9 @@ int compose(struct __sk_buff *skb)
 		/* A bridge that does not know where a MAC is sends the packet to all
 		 * ports. So it counts as the container's only where that sent from this
 		 * MAC, and was let through. */
-		if (route->dst.dev->ifindex != out->bridge || !same_mac(out->mac, h->ethernet.macs))
+		if (route->dst.dev->ifindex != out->bridge || !same_mac(out->mac, ethernet->macs))
 			return NEXT;
-		copy_macs(e.new_macs, h->ethernet.macs);
+		copy_macs(e.new_macs, ethernet->macs);
 	} else {
 		if (route->dst.dev->ifindex != device)
 			return NEXT;
@@ -480,7 +429,7 @@ int compose(struct __sk_buff *skb)
 	if (bpf_map_lookup_elem(&turned_off, &any))
 		return NEXT;
 
-	now = bpf_ktime_get_coarse_ns();
+	now = bpf_ktime_get_ns();
 	e.rules = slot->rules;
 	e.routes = slot->routes;
 	e.until = now + LEASE_NS;
@@ -491,28 +440,43 @@ int compose(struct __sk_buff *skb)
 	e.device = device;
 	e.mark = skb->mark;
 	e.priority = skb->priority;
-	e.addresses = plus(difference(f.from, e.from), difference(f.to, e.to));
-	if (f.from == e.from && f.to == e.to)
-		e.addresses = 0;
-	if (f.from_port != e.from_port || f.to_port != e.to_port)
-		e.ports = plus(difference(f.from_port, e.from_port),
-			       difference(f.to_port, e.to_port));
+	addresses = change(f.from, e.from) + change(f.to, e.to);
+	e.addresses = fold(addresses);
+	e.transport = fold(addresses + change(f.from_port, e.from_port) +
+			   change(f.to_port, e.to_port));
+	/* The TTL is the first byte of its word. */
+	e.header = fold(addresses + (__u16)~bpf_htons(0x0100));
 	e.owner = owner;
 
-	struct conentry *former = bpf_map_lookup_elem(&conentries, &f);
-
+	former = bpf_map_lookup_elem(&conentries, &f);
 	if (former) {
 		e.packets = former->packets;
 		e.bytes = former->bytes;
 		if (former->owner == owner) {
+			former->until = 0;
 			bpf_map_update_elem(&conentries, &f, &e, BPF_EXIST);
 			return NEXT;
 		}
-		drop_entry(&f, former->owner);
+		drop_entry(&f, former);
 	}
 	if (mine->entries < permit->share && !bpf_map_update_elem(&conentries, &f, &e, BPF_NOEXIST))
 		__sync_fetch_and_add(&mine->entries, 1);
 	return NEXT;
+}
+
+/* compose learns from a packet that arrive noted and that now leaves, by the same sk_buff. An
+ * express packet passes it, too: what is long stands aside. */
+SEC("tc")
+int compose(struct __sk_buff *skb)
+{
+	struct slot *slot;
+	__u32 zero = 0;
+
+	slot = bpf_map_lookup_elem(&slots, &zero);
+	if (!slot || slot->skb != (__u64)bpf_cast_to_kern_ctx(skb))
+		return NEXT;
+	slot->skb = 0;
+	return learn(skb, slot);
 }
 
 /* What flush removes: what is not used any more, and all that leads from or to a device. */
@@ -529,7 +493,7 @@ static long flush_one(void *map, const struct flow *f, struct conentry *e, struc
 	    e->used + what->idle < what->now) {
 		struct flow key = *f;
 
-		drop_entry(&key, e->owner);
+		drop_entry(&key, e);
 		what->removed++;
 	}
 	return 0;
@@ -580,7 +544,20 @@ int why(struct question *q)
 	struct flow f = q->flow;
 
 	e = bpf_map_lookup_elem(&conentries, &f);
-	q->reason = e ? holds(&f, e, net, rules_of(net), routes_of(net), bpf_ktime_get_ns()) :
+	q->reason = e ? holds(&f, e, net, rules_of(net), routes_of(net), e->until,
+			      bpf_ktime_get_ns()) :
 			NO_ENTRY;
+	return 0;
+}
+
+/* expire ends a flow's entry, which stays, and holds no more. */
+SEC("syscall")
+int expire(struct question *q)
+{
+	struct flow f = q->flow;
+	struct conentry *e = bpf_map_lookup_elem(&conentries, &f);
+
+	if (e)
+		e->until = 0;
 	return 0;
 }

@@ -21,6 +21,8 @@ enum {
 	FRAGMENT = 0x3fff, /* more follow, or an offset */
 	TCP_ACK = 0x10,
 	TCP_STEADY = TCP_ACK | 0x08 | 0x40 | 0x80, /* with PSH, ECE, CWR */
+	SUMMED_WHOLE = 2, /* CHECKSUM_COMPLETE: the NIC has summed all of the packet */
+	SUMMED_LATER = 3, /* CHECKSUM_PARTIAL */
 
 	CT_POINTER = ~7,
 	CT_INFO = 7,
@@ -57,13 +59,14 @@ struct flow {
 	__be16 from_port, to_port;
 	__u32 device; /* that it comes in by */
 	__u32 protocol;
+	__u32 unused; /* the kernel compares whole words faster */
 };
 
 struct conentry {
 	/* What it holds for. */
 	__u64 conntrack;
 	__u64 rules, routes;
-	__u64 until;
+	__u64 until; /* differs between all that had this memory; 0: it has ended */
 	__u64 status;
 	__u32 ct_mark;
 	__u32 mark_before;
@@ -81,8 +84,9 @@ struct conentry {
 	__u32 device;
 	__be32 next_hop;
 	__u32 mark, priority;
-	__u32 addresses, ports; /* the differences of the checksums */
 	__u8 new_macs[12];
+	/* What is added to sums: of the header; of the addresses; of these and the ports. */
+	__u16 header, addresses, transport;
 
 	__u32 owner;
 	__u64 used;

@@ -1,0 +1,63 @@
+/* What the programs read and write of a packet. */
+#pragma once
+#include "tables.h"
+
+struct ethernet {
+	__u8 macs[12]; /* to, from */
+	__be16 type;
+};
+
+/* It is not packed, though it begins in the middle of a word: clang would read it by bytes. */
+struct ipv4 {
+	__u8 version_and_length, tos;
+	__be16 length, id, fragment;
+	__u8 ttl, protocol;
+	__u16 check;
+	__be32 from, to;
+	__be16 from_port, to_port;
+};
+
+_Static_assert(sizeof(struct ethernet) + sizeof(struct ipv4) == HEADERS, "headers have no gaps");
+
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* The sum of two that are folded. */
+static __always_inline __u16 add(__u16 a, __u16 b)
+{
+	__u32 sum = (__u32)a + b;
+
+	return sum + (sum >> 16);
+}
+
+static __always_inline bool same_macs(const __u8 *a, const __u8 *b)
+{
+	return *(const __u32 *)a == *(const __u32 *)b &&
+	       *(const __u32 *)(a + 4) == *(const __u32 *)(b + 4) &&
+	       *(const __u32 *)(a + 8) == *(const __u32 *)(b + 8);
+}
+
+static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+{
+	return *(const __u32 *)a == *(const __u32 *)b &&
+	       *(const __u16 *)(a + 4) == *(const __u16 *)(b + 4);
+}
+
+static __always_inline void copy_macs(__u8 *to, const __u8 *from)
+{
+	*(__u32 *)to = *(const __u32 *)from;
+	*(__u32 *)(to + 4) = *(const __u32 *)(from + 4);
+	*(__u32 *)(to + 8) = *(const __u32 *)(from + 8);
+}
+
+/* What the change of a word adds to a sum that has it. */
+static __always_inline __u64 change(__u32 before, __u32 after)
+{
+	return before == after ? 0 : (__u64)(__u32)~before + after;
+}
