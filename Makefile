@@ -11,7 +11,7 @@ export PATH := $(PATH):/usr/local/go/bin
 export GOTOOLCHAIN := auto
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # The packages with files behind a build tag.
-TAGS         = failpoint,trust,images,qemu,patched,region,lean,openwhisk,knative,dashboards,page,load,node,containers,cni,scon,conformance,oracle
+TAGS         = failpoint,trust,images,qemu,patched,region,lean,openwhisk,knative,dashboards,page,load,node,containers,cni,scon,conformance,oracle,instructions
 TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust|images|patched|openwhisk|cni|scon)\b' . | xargs -n1 dirname | sort -u)
 SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(ba)?sh' . )
 # Where `make generate` writes; the test that generated files are up to date names another folder.

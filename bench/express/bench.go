@@ -13,6 +13,7 @@ import (
 // A Bench plays loads by all arms in rounds.
 type Bench struct {
 	Loads   []string // empty: all
+	Arms    []string // empty: those that are of interest for each load
 	Rounds  int
 	Budget  time.Duration // of CPU time, of a load in a round
 	Command []string      // makes the process of an arm's host; the arm's name follows
@@ -59,7 +60,11 @@ func (b *Bench) Run(ctx context.Context) (_ *Result, err error) {
 	}
 	for round := range b.Rounds {
 		for _, l := range played {
-			for _, arm := range turned(l.arms, round) {
+			arms := l.arms
+			if len(b.Arms) > 0 {
+				arms = b.Arms
+			}
+			for _, arm := range turned(arms, round) {
 				if b.missing[arm] || b.missing[arm+l.Name] {
 					continue
 				}

@@ -15,6 +15,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -32,6 +35,7 @@ type Arm struct {
 	byAge     bool
 	flowtable bool
 	rules     int // that no packet matches, before those that accept what is established
+	longer    int // instructions more, before the express path's own
 }
 
 // Arms are all ways. Ratios are to the first, and to the second.
@@ -48,6 +52,8 @@ var Arms = []Arm{
 	{Name: "bridge-1000", About: "by bridge and NAT, with 1,000 rules more", rules: 1000},
 	{Name: "express-1000", About: "the express path, with 1,000 rules more", rules: 1000,
 		express: true},
+	{Name: Longer, About: "the express path with 100 instructions more a packet, a control",
+		express: true, longer: 100},
 }
 
 // Names of arms.
@@ -57,6 +63,7 @@ const (
 	Express   = "express"
 	Paper     = "paper"
 	Flowtable = "flowtable"
+	Longer    = "express+100"
 )
 
 // A host is the network namespace of this process.
@@ -71,6 +78,7 @@ type host struct {
 	ksoftirqd  int32 // its clock
 	dir        string
 	programs   map[string]*os.Process
+	links      []link.Link
 	made       []time.Time // when a load made its few connections
 }
 
@@ -116,6 +124,9 @@ func newHost(arm Arm) (_ *host, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w the express path: %w", errMissing, err)
 		}
+	}
+	if arm.longer > 0 {
+		return h, h.lengthen()
 	}
 	return h, nil
 }
@@ -254,6 +265,34 @@ func (h *host) offload() error {
 	if out, err := nft.CombinedOutput(); err != nil {
 		said, _, _ := strings.Cut(string(out), "\n")
 		return fmt.Errorf("%w a flowtable of nftables: %s", errMissing, said)
+	}
+	return nil
+}
+
+// lengthen has each packet that comes to the host pass so many instructions more.
+func (h *host) lengthen() error {
+	var body asm.Instructions
+	for range h.longer - 2 {
+		body = append(body, asm.Add.Imm(asm.R0, 1))
+	}
+	const next = -1
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: append(append(asm.Instructions{asm.Mov.Imm(asm.R0, 0)}, body...),
+			asm.Mov.Imm(asm.R0, next), asm.Return())})
+	if err != nil {
+		return fmt.Errorf("a program of %d instructions: %w", h.longer, err)
+	}
+	for _, name := range []string{"nic", "p0"} {
+		device, err := net.InterfaceByName(name)
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program,
+			Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		if err != nil {
+			return fmt.Errorf("attach at %s: %w", name, err)
+		}
+		h.links = append(h.links, l)
 	}
 	return nil
 }
