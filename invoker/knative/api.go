@@ -165,7 +165,7 @@ func (c *call) collection(k *kind, namespace string) error {
 		}
 		all, _ := c.world.list(k, c.user.Namespace)
 		for _, e := range all {
-			if choice.takes(e) {
+			if choice.takes(e.encoded, e.itself) {
 				if _, err := c.delete(e, how); ignoreMissing(err) != nil {
 					return err
 				}
@@ -361,7 +361,7 @@ func (c *call) list(k *kind, choice choice) error {
 	next, left := "", int64(0)
 	for _, e := range all {
 		switch {
-		case e.name.name <= string(after) && len(after) > 0 || !choice.takes(e):
+		case e.name.name <= string(after) && len(after) > 0 || !choice.takes(e.encoded, e.itself):
 		case limit > 0 && len(page) == limit:
 			next = base64.RawURLEncoding.EncodeToString([]byte(page[limit-1].name.name))
 			left++
@@ -519,6 +519,9 @@ func (c *call) json(code int, answer any) error {
 
 func (c *call) status(s metav1.Status) error {
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		c.w.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
+	}
 	return c.json(cmp.Or(int(s.Code), http.StatusOK), s)
 }
 

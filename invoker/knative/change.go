@@ -105,13 +105,17 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	if err := w.check(ctx, old.kind, o); err != nil {
 		return nil, err
 	}
-	if body, err := document(old.kind, o); err != nil || bytes.Equal(body, old.document()) {
+	body, err := document(old.kind, o)
+	if err != nil || bytes.Equal(body, old.document()) {
 		return old, err
 	}
 	if !sameSpec(o, was) {
 		o.SetGeneration(was.GetGeneration() + 1)
+		if body, err = document(old.kind, o); err != nil {
+			return nil, err
+		}
 	}
-	e, err := w.keep(ctx, old.kind, o, old, w.most(o.GetNamespace()))
+	e, err := w.keepChanged(ctx, old.kind, o, body, old, w.most(o.GetNamespace()))
 	if err == nil && !w.dry && e.object.GetDeletionTimestamp() != nil &&
 		len(e.object.GetFinalizers()) == 0 { // nothing holds it any more
 		err = ignoreMissing(w.remove(ctx, e))
@@ -145,6 +149,11 @@ func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
 	if old != nil && bytes.Equal(body, old.document()) {
 		return old, nil
 	}
+	return w.keepChanged(ctx, k, o, body, old, most)
+}
+
+func (w *writer) keepChanged(ctx context.Context, k *kind, o object, body []byte, old *entry,
+	most store.Space) (*entry, error) {
 	if w.dry {
 		if old == nil && w.get(k, o.GetNamespace(), o.GetName()) != nil {
 			return nil, apierrors.NewAlreadyExists(k.resource(), o.GetName())

@@ -33,15 +33,23 @@ func (k *kind) chosen(label, field string) (choice, error) {
 
 func (c choice) all() bool { return c.label.Empty() && c.field.Empty() }
 
-// mayTake reports whether an object of that name can be one of them.
-func (c choice) mayTake(n name) bool {
-	of, one := c.field.RequiresExactMatch("metadata.name")
-	return !one || of == n.name
-}
-
-func (c choice) takes(e *entry) bool {
-	return (c.label.Empty() || c.label.Matches(labels.Set(e.object.GetLabels()))) &&
-		(c.field.Empty() || c.field.Matches(e.kind.fieldsOf(e.object)))
+// takes reports whether an object is one of them. The object itself is asked for only where it is
+// chosen by a field that its kind alone has.
+func (c choice) takes(e *encoded, itself func() object) bool {
+	if !c.label.Matches(labels.Set(e.labels)) {
+		return false
+	}
+	one, exact := c.field.RequiresExactMatch("metadata.name")
+	switch {
+	case c.field.Empty():
+		return true
+	case exact && one != e.name.name:
+		return false
+	case e.kind.fields != nil:
+		return c.field.Matches(e.kind.fieldsOf(itself()))
+	}
+	return c.field.Matches(fields.Set{"metadata.name": e.name.name,
+		"metadata.namespace": e.name.namespace})
 }
 
 // fieldsOf returns the fields by which an object is chosen.

@@ -42,6 +42,7 @@ type API struct {
 	reconcile *reconciler
 	mirror    *mirror
 	prober    *prober
+	watches   *readers
 	closed    chan struct{}
 	end       context.CancelFunc
 }
@@ -56,7 +57,8 @@ func New(cfg Config) (*API, error) {
 		return nil, err
 	}
 	ctx, end := context.WithCancel(context.Background())
-	a := &API{cfg: cfg, closed: make(chan struct{}), end: end}
+	a := &API{cfg: cfg, closed: make(chan struct{}), end: end,
+		watches: newReaders("watches", mostWatches)}
 	a.road = &road{pool: cfg.Pool, directory: cfg.Directory, names: names, domain: cfg.Domain,
 		domains: newDomains(cfg.Domain, cfg.Mapped),
 		port:    cfg.Port, telemetry: cfg.Telemetry, keep: cfg.Keep, tokens: cfg.Tokens,

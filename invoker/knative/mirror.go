@@ -12,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -43,7 +42,7 @@ type mirror struct {
 	newest map[string]pool.Sandbox // of those in news, by id
 	pods   map[string]*pod         // by sandbox
 	named  map[name]*pod           // the same, by name
-	reads  map[string]int          // by namespace: how many follow logs
+	reads  *readers                // of logs
 	said   map[said]*list.Element  // the Event that says so
 	told   map[fold]*list.List     // of each fold the Events, the newest last
 	fallen map[string][]*entry     // by group: Pods that wait for another sandbox
@@ -64,8 +63,9 @@ const (
 
 func newMirror(d *access.Directory, log *slog.Logger) *mirror {
 	return &mirror{directory: d, log: log, wake: make(chan struct{}, 1), pods: map[string]*pod{},
-		newest: map[string]pool.Sandbox{}, named: map[name]*pod{}, reads: map[string]int{},
-		said: map[said]*list.Element{}, told: map[fold]*list.List{},
+		newest: map[string]pool.Sandbox{}, named: map[name]*pod{},
+		reads: newReaders("followed logs", mostFollowers),
+		said:  map[said]*list.Element{}, told: map[fold]*list.List{},
 		fallen: map[string][]*entry{}}
 }
 
@@ -270,24 +270,6 @@ func (m *mirror) behind(namespace, of string) *pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.named[name{namespace, of}]
-}
-
-// follows counts one more who follows a log of the namespace, until leave.
-func (m *mirror) follows(namespace string) (leave func(), err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.reads[namespace] == mostFollowers {
-		return nil, apierrors.NewTooManyRequests(fmt.Sprintf(
-			"%d logs of this namespace are followed already; end some", mostFollowers), 10)
-	}
-	m.reads[namespace]++
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.reads[namespace]--; m.reads[namespace] == 0 {
-			delete(m.reads, namespace)
-		}
-	}, nil
 }
 
 func now() metav1.Time { return metav1.NewTime(time.Now().UTC().Truncate(time.Second)) }

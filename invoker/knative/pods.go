@@ -65,7 +65,7 @@ func (c *call) logs(namespace, of string) error {
 			"container %q in pod %q is waiting to start: ContainerCreating", name, of))
 	}
 	if w.follow {
-		leave, err := c.mirror.follows(namespace)
+		leave, err := c.mirror.reads.enter(namespace)
 		if err != nil {
 			return err
 		}

@@ -18,6 +18,9 @@ const bookmarkEvery = time.Minute
 // that came at once do not come again at once.
 const watchFor = 30 * time.Minute
 
+// mostWatches bounds the watches of one namespace.
+const mostWatches = 256
+
 // A feed is one watcher's way to its client.
 type feed struct {
 	*call
@@ -35,6 +38,11 @@ func (c *call) watch(k *kind, choice choice) error {
 	if err != nil && query.Get("resourceVersion") != "" {
 		return apierrors.NewBadRequest("invalid resource version: " + err.Error())
 	}
+	leave, err := c.watches.enter(c.user.Namespace)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	f := &feed{call: c, kind: k, choice: choice, table: asTable(c.r)}
 	_ = http.NewResponseController(c.w).SetReadDeadline(time.Time{})
 	c.w.Header().Set("Content-Type", "application/json")
@@ -43,7 +51,7 @@ func (c *call) watch(k *kind, choice choice) error {
 		var all []*entry
 		all, at = c.world.list(k, c.user.Namespace)
 		for _, e := range all {
-			if choice.takes(e) {
+			if choice.takes(e.encoded, e.itself) {
 				f.send("ADDED", e.encoded)
 			}
 		}
@@ -109,11 +117,7 @@ func (f *feed) tell(e *logged) {
 	}
 }
 
-// takes reports whether the watcher's choice takes an object. It is decoded only for a choice that
-// looks into it.
-func (f *feed) takes(e *encoded) bool {
-	return f.choice.all() || f.choice.mayTake(e.name) && f.choice.takes(e.decoded())
-}
+func (f *feed) takes(e *encoded) bool { return f.choice.takes(e, e.itself) }
 
 func (f *feed) send(what string, e *encoded) {
 	body := e.body

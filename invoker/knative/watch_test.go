@@ -91,3 +91,31 @@ type told struct {
 }
 
 func (t *told) Write(p []byte) (int, error) { return t.to.Write(p) }
+
+// A namespace has so many watches. A client that wants one more is told when to come again, and
+// gets one once another has ended.
+func TestWatchesAreBounded(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	var end func()
+	for range mostWatches {
+		var err error
+		if end, err = h.api.watches.enter("ann"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, w := h.request("GET", objects+"services?watch=true&timeoutSeconds=1", "")
+	h.http.ServeHTTP(w, r)
+	if w.Code != 429 || w.Header().Get("Retry-After") == "" ||
+		!strings.Contains(w.Body.String(), "TooManyRequests") {
+		t.Errorf("one more watch is answered %d %v %s", w.Code, w.Header(), w.Body)
+	}
+	end()
+	code, said := h.ask("GET", objects+"services?watch=true&timeoutSeconds=1", "", "")
+	if code != 200 {
+		t.Errorf("a watch in the place of another is answered %d %s", code, said)
+	}
+	if _, err := h.api.watches.enter("ann"); err != nil {
+		t.Errorf("a watch that has ended is counted: %v", err)
+	}
+}

@@ -35,8 +35,14 @@ type encoded struct {
 	kind     *kind
 	name     name
 	revision uint64
-	body     []byte // JSON
+	labels   map[string]string // the object's
+	body     []byte            // JSON
 }
+
+// itself returns the object.
+func (e *entry) itself() object { return e.object }
+
+func (e *encoded) itself() object { return e.decoded().object }
 
 // An event is a change of the world.
 type event struct {
@@ -324,7 +330,8 @@ var head = []byte(`"metadata":{`)
 // entryOf returns the entry of an object at a revision, and of its JSON, which has none yet: so it
 // is written once.
 func entryOf(k *kind, o object, revision uint64, body []byte) (*entry, error) {
-	e := &entry{&encoded{kind: k, name: name{o.GetNamespace(), o.GetName()}, revision: revision}, o}
+	e := &entry{&encoded{kind: k, name: name{o.GetNamespace(), o.GetName()}, revision: revision,
+		labels: o.GetLabels()}, o}
 	o.SetResourceVersion(strconv.FormatUint(revision, 10))
 	before, after, found := bytes.Cut(body, head)
 	if !found {
