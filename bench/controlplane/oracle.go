@@ -342,8 +342,8 @@ func (a *Against) Draw(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	about := fmt.Sprintf("Medians of %d turns in turn, with their quartiles; %d services; "+
-		"%.1f of %d CPUs were busy with other work.", turns, a.Services, a.Others, a.CPUs)
+	about := fmt.Sprintf("medians of %d turns [quartiles]; %.1f of %d CPUs were busy with "+
+		"other work", turns, a.Others, a.CPUs)
 	for _, f := range []struct {
 		file, title, y string
 		of             Beside
