@@ -64,6 +64,19 @@ func TestSandboxesGoExpress(t *testing.T) {
 			s := attached(t)
 			g := join(t, b, "a")
 			defer g.leave(b)
+			// Who follows sees to a new port, and to the rules that it has brought, a little later.
+			for late, was := time.Now().Add(10*time.Second), s.Counts()["express"]; ; {
+				if err := g.do(func() error { return asks("udp4", 5) }); err != nil {
+					t.Fatal(err)
+				}
+				if s.Counts()["express"] > was {
+					break
+				}
+				if time.Now().After(late) {
+					t.Fatalf("no packet goes express: %v, %v", s.Counts(), s.Refused())
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
 			for _, network := range []string{"tcp4", "udp4"} {
 				was := s.Counts()["express"]
 				if err := g.do(func() error { return asks(network, 200) }); err != nil {
