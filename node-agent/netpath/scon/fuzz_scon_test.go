@@ -23,8 +23,8 @@ import (
 
 // TestSameFrames sends the same frames through two hosts that are alike but for SCON, makes the
 // same changes to both, and compares what comes out, byte by byte. FASTIOV_TEST_SCON_FRAMES says
-// how many, FASTIOV_TEST_SCON_SEED which: some seeds meet what a RST leaves in conntrack, which is a
-// known difference.
+// how many, FASTIOV_TEST_SCON_SEED which: some seeds meet what a RST leaves in conntrack, which is
+// a known difference.
 func TestSameFrames(t *testing.T) {
 	frames, seed := number("FASTIOV_TEST_SCON_FRAMES", 20000), number("FASTIOV_TEST_SCON_SEED", 31)
 	t.Logf("seed %d", seed)
