@@ -126,10 +126,27 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 // report replaces the status of an object, if that changes anything.
 func (w *writer) report(old *entry, o object) error {
 	body, err := document(old.kind, o)
-	if err != nil || bytes.Equal(body, old.document()) {
+	if err != nil || same(body, old.document()) {
 		return err
 	}
 	return w.note(o, body, old)
+}
+
+// same reports whether two documents differ in nothing but the times of conditions: a pass that
+// sets a condition once more gives it another one.
+func same(a, b []byte) bool {
+	time := []byte(`"lastTransitionTime":"`) // within a string, its quotes are others
+	for {
+		i, j := bytes.Index(a, time), bytes.Index(b, time)
+		if i < 0 || j < 0 {
+			return bytes.Equal(a, b)
+		}
+		if !bytes.Equal(a[:i], b[:j]) {
+			return false
+		}
+		_, a, _ = bytes.Cut(a[i+len(time):], []byte(`"`))
+		_, b, _ = bytes.Cut(b[j+len(time):], []byte(`"`))
+	}
 }
 
 // mark replaces what neither users nor the status say of an object. It has room also in a namespace
@@ -146,7 +163,7 @@ func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
 	if err != nil {
 		return nil, err
 	}
-	if old != nil && bytes.Equal(body, old.document()) {
+	if old != nil && same(body, old.document()) {
 		return old, nil
 	}
 	return w.keepChanged(ctx, k, o, body, old, most)

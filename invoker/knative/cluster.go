@@ -102,8 +102,12 @@ func (s *shape) prune(path string, value any) (changed bool, unknown []error) {
 	return changed, unknown
 }
 
+// mostLookedAt bounds the containers and volumes that Knative's rules are asked about: they take
+// time by the square of them.
+const mostLookedAt = 512
+
 // withoutContainers returns what a cluster says of a revision, or a template of one, that says no
-// containers.
+// containers; and what is said here of one that says very many.
 func withoutContainers(k *kind, o object) error {
 	path, spec := field.NewPath("spec"), (*v1.RevisionSpec)(nil)
 	switch o := o.(type) {
@@ -114,7 +118,15 @@ func withoutContainers(k *kind, o object) error {
 	case *v1.Revision:
 		spec = &o.Spec
 	}
-	if spec == nil || spec.Containers != nil {
+	if spec == nil {
+		return nil
+	}
+	n := len(spec.Containers) + len(spec.InitContainers) + len(spec.Volumes)
+	if n > mostLookedAt {
+		return apierrors.NewInvalid(k.gvk().GroupKind(), o.GetName(), field.ErrorList{
+			field.TooMany(path, n, mostLookedAt)})
+	}
+	if spec.Containers != nil {
 		return nil
 	}
 	path = path.Child("containers")
