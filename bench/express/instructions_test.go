@@ -70,6 +70,10 @@ func TestInstructions(t *testing.T) {
 			t.Errorf("%s: %.0f instructions, by a flowtable %.0f: %.4f × of at most %.2f ×", b.load,
 				express, flowtable, express/flowtable, ofFlowtable)
 		}
+		if bridge := cost(b.load, Bridge); cost(b.load, Flowtable) > bridge*9/10 {
+			t.Errorf("%s: the flowtable has nothing: %.0f instructions, %.0f without it", b.load,
+				cost(b.load, Flowtable), bridge)
+		}
 		if longer := cost(b.load, Longer); native/longer >= b.native {
 			t.Errorf("%s: %.0f instructions are in the budget, and the control's %.0f, too", b.load,
 				express, longer)

@@ -3,6 +3,7 @@
 package scon
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -412,4 +413,42 @@ iptables -t mangle -A PREROUTING -i br0 -j MARK --set-mark 3`)
 		}
 	}
 	w.wantExpress(f, true)
+}
+
+// UDP without a sum stays without one, also where a sum is to be made later: a tunnel's, of the
+// packet within.
+func TestATunnelHasNoSum(t *testing.T) {
+	w := wire(t)
+	w.triple.container.run(t, `iptables -P OUTPUT ACCEPT
+ip link add vx type vxlan id 7 remote 198.18.0.1 local 10.9.0.2 dstport 4789 dev eth0 noudpcsum
+ip addr add 192.0.2.1/24 dev vx && ip link set vx up
+ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:99 dev vx`)
+	before, sums := w.s.Counts()["express"], 0
+	w.drain()
+	w.triple.container.do(t, func() error {
+		conn, err := net.Dial("udp4", "192.0.2.2:9")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		for range 20 {
+			if _, err := conn.Write([]byte("within")); err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	})
+	const port, sum = 14 + 20 + 2, 14 + 20 + 6
+	frames := w.server.await(t, soon)
+	for _, frame := range frames {
+		if len(frame) > sum+2 && binary.BigEndian.Uint16(frame[port:]) == 4789 &&
+			binary.BigEndian.Uint16(frame[sum:]) != 0 {
+			sums++
+		}
+	}
+	if n := w.s.Counts()["express"] - before; n < 10 || sums > 0 {
+		t.Errorf("%d packets went express, %d of %d have a sum; %v", n, sums, len(frames),
+			w.s.Counts())
+	}
 }

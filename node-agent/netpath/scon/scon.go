@@ -177,8 +177,12 @@ func (s *Scon) load() (err error) {
 			continue
 		}
 		defer former.Close()
-		if spec.Maps[name].Compatible(former) == nil { // else that of another version
+		switch {
+		case spec.Maps[name].Compatible(former) == nil:
 			kept[name] = former
+		case name == programMapTurnedOff: // that of another version
+			s.Log.Warn("flows that were turned off for a former version of fastiov may go express;"+
+				" turn them off again", "bridge", s.Bridge)
 		}
 	}
 	if err := spec.LoadAndAssign(&s.programs,

@@ -57,6 +57,7 @@ struct sk_buff {
 	unsigned long _skb_refdst;
 	unsigned long _nfct;
 	__u8 ip_summed : 2;
+	__u8 encapsulation : 1;
 };
 
 struct nsproxy {

@@ -130,17 +130,18 @@ static __always_inline __u32 holds(const struct flow *f, const struct conentry *
 	return lives(f, e, net) ? EXPRESS : CONNECTION;
 }
 
-/* An entry ends before its memory may be another flow's. */
+/* An entry ends before its memory may be another flow's. Another CPU may have put one in its place
+ * meanwhile: that stays, and its owner keeps its share. */
 static __always_inline void drop_entry(const struct flow *f, struct conentry *e)
 {
 	__u32 owner = e->owner;
 	struct contable *t;
 
 	e->until = 0;
-	if (bpf_map_delete_elem(&conentries, f))
+	if (bpf_map_lookup_elem(&conentries, f) != e || bpf_map_delete_elem(&conentries, f))
 		return;
 	t = bpf_map_lookup_elem(&contables, &owner);
-	if (t)
+	if (t && t->entries)
 		__sync_fetch_and_add(&t->entries, -1);
 }
 
@@ -176,9 +177,11 @@ static __always_inline int express(struct __sk_buff *skb, void *data, __be16 *ch
 	ip->to_port = to_port;
 	if (!neighbour)
 		copy_macs(ethernet->macs, macs);
-	if (summed == SUMMED_LATER) {
+	if (ip->protocol == UDP && !*check) {
+		/* It has no sum; what is to be summed later is of a packet within. */
+	} else if (summed == SUMMED_LATER) {
 		*check = add(*check, addresses); /* no more is summed so far */
-	} else if (ip->protocol == TCP || *check) {
+	} else {
 		__u16 sum = ~add(~*check, transport);
 
 		*check = ip->protocol == UDP && !sum ? 0xffff : sum; /* UDP's 0 is no sum */
@@ -204,7 +207,7 @@ int arrive(struct __sk_buff *skb)
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	struct net *net = kernel->dev->nd_net.net;
-	__u32 length, transport, why = OTHER, zero = 0;
+	__u32 length, size, transport, why = OTHER, zero = 0;
 	struct ethernet *ethernet = data;
 	struct ipv4 *ip = data + ETHERNET;
 	void *payload = ip + 1;
@@ -271,7 +274,13 @@ int arrive(struct __sk_buff *skb)
 		goto note;
 	}
 	why = SIZE;
-	if ((skb->gso_size ? skb->gso_size + IPV4 + transport : length) > e->mtu)
+	size = length;
+	if (skb->gso_size) { /* of a tunnel's, it is that of the packets within */
+		if (BPF_CORE_READ_BITFIELD(kernel, encapsulation))
+			goto note;
+		size = skb->gso_size + IPV4 + transport;
+	}
+	if (size > e->mtu)
 		goto note;
 
 	/* What the kernel checks of a header when it comes in. */
