@@ -10,8 +10,8 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 )
 
-// A pass that finds all as it is writes nothing, also where it sets a condition once more: else each
-// second would bring an event and a write.
+// A pass that finds all as it is writes nothing, also where it sets a condition once more: else
+// each second would bring an event and a write.
 func TestAPassThatChangesNothing(t *testing.T) {
 	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
 	defer leave()

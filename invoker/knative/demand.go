@@ -12,6 +12,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/pool"
 	node "github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 )
 
 const (
@@ -86,7 +87,8 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	c := v.Spec.GetContainer()
 	d := pool.Demand{
 		Namespace: v.Namespace, Group: groupOf(v),
-		Image: c.Image, MemoryMiB: sizeOf(v), Concurrency: int(v.Spec.GetContainerConcurrency()),
+		Image: c.Image, MemoryMiB: sizeOf(v) + limits.SidecarMiB*len(sidecarsOf(v)),
+		Concurrency: int(v.Spec.GetContainerConcurrency()),
 	}
 	if d.Concurrency == 0 {
 		d.Concurrency = pool.Endless

@@ -580,7 +580,9 @@ func mayPass(err error) bool {
 
 // reason names why a revision's sandbox did not start, in Knative's words where it has one.
 func reason(err error) string {
-	if strings.Contains(status.Convert(errors.Unwrap(err)).Message(), "image") {
+	said := status.Convert(errors.Unwrap(err))
+	// What is Internal may be told in a program's own words.
+	if said.Code() != codes.Internal && strings.Contains(said.Message(), "image") {
 		return v1.ReasonContainerMissing
 	}
 	return "ContainerFailed"

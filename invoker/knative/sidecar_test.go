@@ -6,6 +6,7 @@ import (
 
 	"github.com/fastiov/fastiov/invoker/access"
 	node "github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 )
 
 const several = `{"metadata":{"name":"hello"},"spec":{"template":{"spec":{"containers":[
@@ -36,7 +37,7 @@ func TestSeveralContainers(t *testing.T) {
 	h.must("POST", core+"secrets", secretOf("s", "token", "hush"))
 	h.ready("hello", "True")
 	s := h.started("hello-00001")
-	if s.Image != "example.com/hello" || s.Port != 8881 || s.MemoryMib != 192 ||
+	if s.Image != "example.com/hello" || s.Port != 8881 || s.MemoryMib != 192+limits.SidecarMiB ||
 		s.CpuRequest != 300 || s.CpuLimit != 1500 || s.Env["PORT"] != "8881" ||
 		s.Env["FORWARD"] != "hello" || len(s.Mounts) != 2 || len(s.Sidecars) != 1 {
 		t.Fatalf("it is started with %v", s)

@@ -89,7 +89,7 @@ func (a *Agent) found() (found []*former, unknown []startup.Lease) {
 		e := &entry{started: time.Now(), adopted: true, spec: rec.Spec, pid: rec.PID}
 		f := &former{rec, &startup.Grant{NIC: lease}, e}
 		if rec.Spec.MemoryMiB > 0 { // else its record could not be read
-			f.grant.MemoryMiB = a.Starter.Needs(rec.Spec.MemoryMiB, len(rec.Spec.Sidecars))
+			f.grant.MemoryMiB = a.Starter.Needs(rec.Spec.MemoryMiB)
 		}
 		e.become(adopting, "")
 		found = append(found, f)

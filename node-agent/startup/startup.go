@@ -81,7 +81,7 @@ type Deadlines struct {
 type Starter struct {
 	RunDir      string // sandboxes live in RunDir/sandbox/<id>
 	Driver      sandbox.Driver
-	OverheadMiB int // memory that each program of a sandbox needs beside that
+	OverheadMiB int // memory that a sandbox needs beside its own
 	Images      Images
 	Admission   *Admission
 	Network     Network
@@ -115,7 +115,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 			CPU: req.CPU, Handler: req.Handler},
 			InitStatus: http.StatusOK}
 	)
-	memory := s.Needs(req.MemoryMiB, len(req.Sidecars))
+	memory := s.Needs(req.MemoryMiB)
 	phases := []phase{{
 		name: "reserve", // a start that can never have room needs no image
 		do:   func(context.Context) error { return s.Admission.Fits(memory) },
@@ -192,10 +192,9 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 	return st, nil
 }
 
-// Needs returns the MiB that a sandbox with so much memory and so many sidecars takes of the node.
-func (s *Starter) Needs(memoryMiB, sidecars int) int {
-	return memoryMiB + s.OverheadMiB*(1+sidecars)
-}
+// Needs returns the MiB that a sandbox with so much memory takes of the node. Whoever asks for
+// sidecars has counted them with it.
+func (s *Starter) Needs(memoryMiB int) int { return memoryMiB + s.OverheadMiB }
 
 // program fills p with the image's program, and replaces what the request sets itself.
 func (r *Request) program(image wire.Program, p *wire.Program) error {

@@ -12,6 +12,9 @@ const (
 	Parts  = 16 // of a path
 
 	Sidecars = 16 // programs beside the one that serves
+
+	// SidecarMiB is the memory that a sandbox is given for each of them, for what runs it.
+	SidecarMiB = 16
 )
 
 // OfFile returns how many bytes a file counts.

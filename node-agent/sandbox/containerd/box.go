@@ -47,8 +47,9 @@ type box struct {
 	output    sync.WaitGroup
 	pipes     []io.Closer // our ends of its output
 
-	mu     sync.Mutex
-	paused bool
+	freezing sync.Mutex // held while all programs are frozen, or thawed
+	mu       sync.Mutex
+	paused   bool
 }
 
 var streams = []string{"stdout", "stderr"}
@@ -329,19 +330,11 @@ func (b *box) Dial(ctx context.Context, port int) (net.Conn, error) {
 // Pause implements sandbox.Sandbox.
 func (b *box) Pause(ctx context.Context) error {
 	b.HangUp()
-	if err := b.freezeSidecars(ctx, true); err != nil {
-		return err
-	}
-	return b.freeze(ctx, true)
+	return b.freezeAll(ctx, true)
 }
 
 // Resume implements sandbox.Sandbox. The clocks are the host's.
-func (b *box) Resume(ctx context.Context) error {
-	if err := b.freezeSidecars(ctx, false); err != nil {
-		return err
-	}
-	return b.freeze(ctx, false)
-}
+func (b *box) Resume(ctx context.Context) error { return b.freezeAll(ctx, false) }
 
 // freeze has containerd pause or resume the container, unless it is so.
 func (b *box) freeze(ctx context.Context, pause bool) error {

@@ -135,14 +135,12 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	containers, err := d.client.Containers(d.named(ctx))
 	ids := d.cgroups()
 	for _, c := range containers {
-		ids = append(ids, c.ID())
+		ids = append(ids, sandboxOf(c.ID()))
 	}
 	slices.Sort(ids)
 	var ending sync.WaitGroup
 	for _, id := range slices.Compact(ids) { // side by side: each may take its time
-		ending.Go(func() {
-			d.end(ctx, sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)}, 0)
-		})
+		ending.Go(func() { d.End(sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)}) })
 	}
 	ending.Wait()
 	left := d.Leftovers(nil)

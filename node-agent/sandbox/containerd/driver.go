@@ -315,9 +315,20 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 	return b.listen()
 }
 
-// End implements sandbox.Driver.
+// End implements sandbox.Driver. What the sandbox has of sidecars is found where the spec does not
+// say so, as where its record is gone.
 func (d *Driver) End(spec sandbox.Spec) {
 	namespace := d.cgroup(spec).network()
+	d.cgroup(spec).kill()
+	ctx, cancel := context.WithTimeout(d.named(context.Background()), endWithin)
+	defer cancel()
+	all, _ := d.client.Containers(ctx) // where it does not answer, end says so
+	for _, c := range all {
+		if c.ID() != spec.ID && sandboxOf(c.ID()) == spec.ID {
+			number := strings.TrimPrefix(c.ID(), spec.ID+".")
+			d.clean(ctx, sandbox.Spec{ID: c.ID(), Dir: filepath.Join(spec.Dir, "sidecars", number)})
+		}
+	}
 	d.end(context.Background(), spec, 0)
 	if namespace != nil {
 		d.unplug(spec, namespace)

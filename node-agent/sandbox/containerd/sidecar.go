@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -103,9 +104,10 @@ func (d *Driver) unshare(id string) {
 	}
 }
 
-// startSidecars starts the sandbox's sidecars, side by side.
+// startSidecars starts the sandbox's sidecars, so many side by side as leaves others their turn.
 func (b *box) startSidecars(ctx context.Context) error {
 	var starting errgroup.Group
+	starting.SetLimit(max(2, cap(b.driver.turns)))
 	for _, s := range b.sidecars {
 		starting.Go(func() error {
 			err := s.load(ctx)
@@ -134,13 +136,17 @@ func (b *box) find(ctx context.Context) (err error) {
 		return err
 	}
 	status, err := b.task.Status(ctx) // its number was not another's before that
-	if err != nil {
+	switch {
+	case err != nil && !errdefs.IsUnavailable(err):
+		return err
+	case status.Status == client.Stopped:
+		return b.ended()
+	case status.Status == client.Created:
+		return errors.New("a former agent has made it, and not started it")
+	}
+	if b.paused, err = b.isPaused(ctx); err != nil {
 		return err
 	}
-	if status.Status == client.Stopped {
-		return b.ended()
-	}
-	b.paused = status.Status == client.Paused
 	if err := b.listen(); err != nil {
 		return err
 	}
@@ -148,9 +154,11 @@ func (b *box) find(ctx context.Context) (err error) {
 	return nil
 }
 
-// freezeSidecars pauses or resumes a sandbox's sidecars. One that cannot be ends the sandbox, which
-// is not left half.
-func (b *box) freezeSidecars(ctx context.Context, pause bool) error {
+// freezeAll pauses or resumes a sandbox's programs. Where one of several cannot be, the sandbox
+// ends: it is not left half.
+func (b *box) freezeAll(ctx context.Context, pause bool) error {
+	b.freezing.Lock()
+	defer b.freezing.Unlock()
 	for _, s := range b.sidecars {
 		if err := s.freeze(ctx, pause); err != nil {
 			err = fmt.Errorf("the sidecar %s: %w", s.name, err)
@@ -158,7 +166,11 @@ func (b *box) freezeSidecars(ctx context.Context, pause bool) error {
 			return err
 		}
 	}
-	return nil
+	err := b.freeze(ctx, pause)
+	if err != nil && len(b.sidecars) > 0 {
+		b.End(err)
+	}
+	return err
 }
 
 // A sidecarEnded is why a sandbox ends that has lost a sidecar.
