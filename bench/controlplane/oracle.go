@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/bench/plot"
@@ -63,7 +64,7 @@ const (
 	creators    = 8
 	ofTurn      = services / turns
 	changesTurn = 2 * time.Second
-	rest        = 300 * time.Millisecond // before another's turn, for what is written behind
+	rest        = 300 * time.Millisecond // in which a server that has nothing left does little
 )
 
 // A peer is one of the two servers.
@@ -78,6 +79,14 @@ type peer struct {
 
 // Against has both make services, and then change them while they are watched.
 func (b *Bench) Against(ctx context.Context, oracle string) (*Against, error) {
+	var on unix.Statfs_t
+	if err := unix.Statfs(os.TempDir(), &on); err != nil {
+		return nil, err
+	}
+	if on.Type == unix.TMPFS_MAGIC {
+		return nil, fmt.Errorf("%s is in memory, so nothing there is durable; set TMPDIR to a"+
+			" folder of a disk", os.TempDir())
+	}
 	s, err := b.up(ctx, "--memory", "1000000", "--changes-per-minute", unlimited)
 	if err != nil {
 		return nil, err
@@ -108,7 +117,6 @@ func (b *Bench) Against(ctx context.Context, oracle string) (*Against, error) {
 			if err != nil {
 				return nil, err
 			}
-			time.Sleep(rest)
 		}
 		fmt.Fprintf(b.Out, "knative  turn %d of %d\n", turn+1, 2*turns)
 	}
@@ -125,7 +133,9 @@ func (b *Bench) Against(ctx context.Context, oracle string) (*Against, error) {
 	a.Events = beside(ours.events, theirs.events)
 	a.ChangeCPU = beside(ours.changeCPU, theirs.changeCPU)
 	a.MiB = beside(ours.mib, theirs.mib)
-	a.Lost, a.Reordered = ours.w.Lost+theirs.w.Lost, ours.w.Reordered+theirs.w.Reordered
+	if a.Lost, a.Reordered = ours.w.Lost, ours.w.Reordered; a.Lost+a.Reordered > 0 {
+		return nil, fmt.Errorf("%d events were lost, %d out of order", a.Lost, a.Reordered)
+	}
 	return a, nil
 }
 
@@ -230,8 +240,7 @@ func (s *peer) createTurn(ctx context.Context, turn int) error {
 		}
 		s.readied = append(s.readied, ofTurn/time.Since(begun).Seconds())
 	}
-	time.Sleep(rest)
-	after, err := s.used()
+	after, err := s.quiet(ctx)
 	s.createCPU = append(s.createCPU, (after.cpuUs-before.cpuUs)/ofTurn)
 	s.createKiB = append(s.createKiB, (after.kib-before.kib)/ofTurn)
 	return err
@@ -280,7 +289,7 @@ func (s *peer) changesTurn(ctx context.Context, turn int) error {
 	if err != nil {
 		return err
 	}
-	after, err := s.used()
+	after, err := s.quiet(ctx)
 	if err != nil {
 		return err
 	}
@@ -293,6 +302,26 @@ func (s *peer) changesTurn(ctx context.Context, turn int) error {
 }
 
 type used struct{ cpuUs, kib float64 }
+
+// quiet returns what the server has caused once it causes little more: both write behind their
+// answers.
+func (s *peer) quiet(ctx context.Context) (u used, err error) {
+	const little = 0.02 // of a CPU
+	for until := time.Now().Add(time.Minute); time.Now().Before(until) && ctx.Err() == nil; {
+		before, err := s.used()
+		if err != nil {
+			return u, err
+		}
+		time.Sleep(rest)
+		if u, err = s.used(); err != nil {
+			return u, err
+		}
+		if u.cpuUs-before.cpuUs < little*float64(rest.Microseconds()) && u.kib == before.kib {
+			return u, nil
+		}
+	}
+	return u, errors.New("a server has work for over a minute though nobody asks it")
+}
 
 // used returns the CPU time and the writing to disks that the server has caused.
 func (s *peer) used() (u used, err error) {
