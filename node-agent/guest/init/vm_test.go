@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -145,7 +146,10 @@ func activate(t *testing.T, conn *guest.Conn, said int) {
 		t.Errorf("the VF has no address: %s", body)
 	}
 	lines := logged(deadline(t), conn, said+2)
-	if len(lines) != said+2 || lines[said].Text != "activated by /run"+openwhisk.Sentinel {
+	// Its two streams are read one beside the other.
+	if len(lines) != said+2 || !slices.ContainsFunc(lines[said:], func(l wire.LogLine) bool {
+		return l.Text == "activated by /run"+openwhisk.Sentinel
+	}) {
 		t.Errorf("logs: %+v", lines)
 	}
 }
