@@ -3,6 +3,7 @@ package controlplane
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -133,8 +134,11 @@ func (b *Bench) Against(ctx context.Context, oracle string) (*Against, error) {
 	a.Events = beside(ours.events, theirs.events)
 	a.ChangeCPU = beside(ours.changeCPU, theirs.changeCPU)
 	a.MiB = beside(ours.mib, theirs.mib)
-	if a.Lost, a.Reordered = ours.w.Lost, ours.w.Reordered; a.Lost+a.Reordered > 0 {
-		return nil, fmt.Errorf("%d events were lost, %d out of order", a.Lost, a.Reordered)
+	for _, p := range both {
+		if a.Lost, a.Reordered = p.w.Lost, p.w.Reordered; a.Lost+a.Reordered > 0 {
+			return nil, fmt.Errorf("%s has lost %d events, and told %d out of order", p.base,
+				a.Lost, a.Reordered)
+		}
 	}
 	return a, nil
 }
@@ -320,7 +324,8 @@ func (s *peer) quiet(ctx context.Context) (u used, err error) {
 			return u, nil
 		}
 	}
-	return u, errors.New("a server has work for over a minute though nobody asks it")
+	return u, cmp.Or(ctx.Err(),
+		errors.New("a server has work for over a minute though nobody asks it"))
 }
 
 // used returns the CPU time and the writing to disks that the server has caused.

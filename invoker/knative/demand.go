@@ -44,13 +44,16 @@ func memoryOf(c *corev1.Container) int {
 	return defaultMiB
 }
 
-// sizeOf returns how many MiB a sandbox of a revision gets: what all its containers do.
-func sizeOf(v *v1.Revision) (all int) {
+// programsOf returns how many MiB a revision's containers get.
+func programsOf(v *v1.Revision) (all int) {
 	for i := range v.Spec.Containers {
 		all += memoryOf(&v.Spec.Containers[i])
 	}
 	return min(all, mostMiB)
 }
+
+// sizeOf returns how many MiB a sandbox of a revision gets.
+func sizeOf(v *v1.Revision) int { return programsOf(v) + limits.SidecarMiB*len(sidecarsOf(v)) }
 
 // cpusOf returns, in thousandths, the CPUs that a revision's containers request, and the limit of
 // all, which there is where each has one.
@@ -87,8 +90,7 @@ func (r *road) demand(v *v1.Revision) pool.Demand {
 	c := v.Spec.GetContainer()
 	d := pool.Demand{
 		Namespace: v.Namespace, Group: groupOf(v),
-		Image: c.Image, MemoryMiB: sizeOf(v) + limits.SidecarMiB*len(sidecarsOf(v)),
-		Concurrency: int(v.Spec.GetContainerConcurrency()),
+		Image: c.Image, MemoryMiB: sizeOf(v), Concurrency: int(v.Spec.GetContainerConcurrency()),
 	}
 	if d.Concurrency == 0 {
 		d.Concurrency = pool.Endless

@@ -34,7 +34,7 @@ func (u *unmade) Unwrap() error { return u.error }
 
 // roomOf returns the bytes that an emptyDir takes at most. It lies in the sandbox's memory.
 func roomOf(of *corev1.EmptyDirVolumeSource, v *v1.Revision) uint64 {
-	memory := int64(sizeOf(v)) << 20
+	memory := int64(programsOf(v)) << 20
 	if said := of.SizeLimit; said != nil && said.Value() > 0 {
 		return uint64(min(said.Value(), memory))
 	}

@@ -589,7 +589,7 @@ func reason(err error) string {
 }
 
 func message(v *v1.Revision, err error) string {
-	if reason(err) == v1.ReasonContainerMissing {
+	if reason(err) == v1.ReasonContainerMissing && len(v.Spec.Containers) == 1 {
 		return v1.RevisionContainerMissingMessage(v.Spec.GetContainer().Image, err.Error())
 	}
 	return "Initial scale was never achieved: " + err.Error()

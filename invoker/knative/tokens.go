@@ -70,17 +70,16 @@ func LoadIssuer(file, url string) (*Issuer, error) {
 	if !bytes.Contains(content, []byte("-----BEGIN")) {
 		return nil, fmt.Errorf("%s holds no key; remove it to have one made", file)
 	}
-	for rest := content; bytes.Contains(rest, []byte("-----BEGIN")); {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil { // else a key would be passed over
-			return nil, fmt.Errorf("%s has a block that is not whole; correct it, or remove the "+
-				"file to have a key made: the tokens that live are worth nothing then", file)
-		}
+	for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
 		if err := i.add(block.Bytes); err != nil {
 			return nil, fmt.Errorf("%s has a block that is no private key of P-256 (%w); correct "+
 				"it, or remove the file to have one made: the tokens that live are worth nothing then",
 				file, err)
 		}
+	}
+	if len(i.public.Keys) < bytes.Count(content, []byte("-----BEGIN")) { // Decode passes it over
+		return nil, fmt.Errorf("%s has a block that is not whole; correct it, or remove the file "+
+			"to have a key made: the tokens that live are worth nothing then", file)
 	}
 	return i, nil
 }

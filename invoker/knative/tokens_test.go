@@ -189,6 +189,7 @@ func TestKeysAreKept(t *testing.T) {
 	whole := string(text)
 	for text, says := range map[string]string{"nothing": "holds no key",
 		whole + "-----BEGIN PRIVATE KEY-----\nAAAA\n":                    "not whole",
+		"-----BEGIN PRIVATE KEY-----\nAAAA\n" + whole:                    "not whole",
 		"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n": "no private key"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

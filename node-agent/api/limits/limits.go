@@ -13,7 +13,7 @@ const (
 
 	Sidecars = 16 // programs beside the one that serves
 
-	// SidecarMiB is the memory that a sandbox is given for each of them, for what runs it.
+	// SidecarMiB is the part of a sandbox's memory that is for what runs each of them.
 	SidecarMiB = 16
 )
 

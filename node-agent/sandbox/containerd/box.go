@@ -369,7 +369,10 @@ func (b *box) freeze(ctx context.Context, pause bool) error {
 	return nil
 }
 
-var errPausing = errors.New("it is still being paused")
+var (
+	errPausing    = errors.New("it is still being paused")
+	errNotStarted = errors.New("a former agent has made it, and not started it")
+)
 
 // isPaused asks containerd, and waits for one that is just being started again, and for the end of
 // a pause that one before it began.
@@ -379,6 +382,8 @@ func (b *box) isPaused(ctx context.Context) (bool, error) {
 		switch {
 		case err == nil && status.Status == client.Pausing:
 			err = errPausing
+		case err == nil && status.Status == client.Created:
+			return false, errNotStarted
 		case err == nil || !errdefs.IsUnavailable(err):
 			return status.Status == client.Paused, err
 		}

@@ -14,6 +14,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
@@ -30,7 +31,8 @@ type group struct {
 const cpuPeriod, leastQuota = 100 * time.Millisecond, time.Millisecond
 
 func (d *Driver) cgroup(spec sandbox.Spec) group {
-	memory, processes := int64(spec.MemoryMiB)<<20, int64(most)
+	programs := spec.MemoryMiB - limits.SidecarMiB*len(spec.Sidecars) // the rest is their shims'
+	memory, processes := int64(programs)<<20, int64(most)
 	shares := uint64(min(max(spec.MemoryMiB*1024/256, 2), mostShares))
 	if r := spec.CPU.Request; r > 0 { // it gets no more than its memory gives, which is bounded
 		shares = min(shares, uint64(max(r*1024/1000, 2)))

@@ -140,7 +140,9 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	slices.Sort(ids)
 	var ending sync.WaitGroup
 	for _, id := range slices.Compact(ids) { // side by side: each may take its time
-		ending.Go(func() { d.End(sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)}) })
+		ending.Go(func() {
+			d.endFound(ctx, sandbox.Spec{ID: id, Dir: filepath.Join(dir, "nothing", id)})
+		})
 	}
 	ending.Wait()
 	left := d.Leftovers(nil)

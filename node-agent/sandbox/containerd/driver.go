@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	goruntime "runtime"
 	"strings"
 	"sync"
@@ -315,24 +316,38 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 	return b.listen()
 }
 
-// End implements sandbox.Driver. What the sandbox has of sidecars is found where the spec does not
-// say so, as where its record is gone.
-func (d *Driver) End(spec sandbox.Spec) {
+// End implements sandbox.Driver.
+func (d *Driver) End(spec sandbox.Spec) { d.endFound(context.Background(), spec) }
+
+// endFound ends a sandbox of which the spec may not say what it has of sidecars, as where its record
+// is gone.
+func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 	namespace := d.cgroup(spec).network()
 	d.cgroup(spec).kill()
-	ctx, cancel := context.WithTimeout(d.named(context.Background()), endWithin)
-	defer cancel()
-	all, _ := d.client.Containers(ctx) // where it does not answer, end says so
-	for _, c := range all {
-		if c.ID() != spec.ID && sandboxOf(c.ID()) == spec.ID {
-			number := strings.TrimPrefix(c.ID(), spec.ID+".")
-			d.clean(ctx, sandbox.Spec{ID: c.ID(), Dir: filepath.Join(spec.Dir, "sidecars", number)})
-		}
-	}
-	d.end(context.Background(), spec, 0)
+	d.cleanSidecars(ctx, spec)
+	d.end(ctx, spec, 0)
 	if namespace != nil {
 		d.unplug(spec, namespace)
 		_ = namespace.Close()
+	}
+}
+
+// cleanSidecars removes the sidecars' containers that containerd has of a sandbox.
+func (d *Driver) cleanSidecars(ctx context.Context, spec sandbox.Spec) {
+	ctx, cancel := context.WithTimeout(d.named(ctx), endWithin)
+	defer cancel()
+	only := fmt.Sprintf("id~=%q", "^"+regexp.QuoteMeta(spec.ID+"."))
+	all, err := d.client.Containers(ctx, only)
+	for err != nil && errdefs.IsUnavailable(err) && ctx.Err() == nil { // it is just being started
+		time.Sleep(50 * time.Millisecond)
+		all, err = d.client.Containers(ctx, only)
+	}
+	if err != nil {
+		d.Log.Error("what a sandbox has of sidecars is not known", "sandbox", spec.ID, "err", err)
+	}
+	for _, c := range all {
+		number := strings.TrimPrefix(c.ID(), spec.ID+".")
+		d.clean(ctx, sandbox.Spec{ID: c.ID(), Dir: filepath.Join(spec.Dir, "sidecars", number)})
 	}
 }
 

@@ -15,18 +15,12 @@ import (
 
 // turn returns when a second program may be made. Tenants say how often that is, and the runtime
 // that makes one takes the CPU before all sandboxes, as a shim does: so it has a quarter of them.
-func (d *Driver) turn(ctx context.Context) (over func(), waited bool, err error) {
-	over = sync.OnceFunc(func() { <-d.turns })
+func (d *Driver) turn(ctx context.Context) (over func(), err error) {
 	select {
 	case d.turns <- struct{}{}:
-		return over, false, nil
-	default:
-	}
-	select {
-	case d.turns <- struct{}{}:
-		return over, true, nil
+		return sync.OnceFunc(func() { <-d.turns }), nil
 	case <-ctx.Done():
-		return nil, true, sandbox.ErrBusy
+		return nil, sandbox.ErrBusy
 	}
 }
 
@@ -38,14 +32,17 @@ func (b *box) Exec(ctx context.Context, command []string) (status int, err error
 	if cause := b.Cause(); cause != nil {
 		return 0, fmt.Errorf("the sandbox has ended: %w", cause)
 	}
-	made, waited, err := b.driver.turn(ctx)
+	asked := time.Now()
+	made, err := b.driver.turn(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer made()
 	defer time.AfterFunc(longestTurn, made).Stop()
+	begun := time.Now()
 	defer func() {
-		if waited && err != nil && ctx.Err() != nil { // others have had of its time
+		// Others have had most of its time.
+		if err != nil && ctx.Err() != nil && begun.Sub(asked) > time.Since(begun) {
 			err = sandbox.ErrBusy
 		}
 	}()

@@ -88,7 +88,10 @@ func TestASecondProgram(t *testing.T) {
 			}
 		})
 	}
-	for len(d.turns) < cap(d.turns) { // their turns are first
+	for late := time.Now().Add(10 * time.Second); len(d.turns) < cap(d.turns); {
+		if time.Now().After(late) { // their turns are first
+			t.Fatal("those that last are not made")
+		}
 		time.Sleep(100 * time.Microsecond)
 	}
 	if status, err := exec(t.Context(), time.Minute, "0s"); status != 3 || err != nil {
@@ -98,7 +101,7 @@ func TestASecondProgram(t *testing.T) {
 	lasting.Wait()
 	var overs []func()
 	for range cap(d.turns) {
-		over, _, err := d.turn(t.Context())
+		over, err := d.turn(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +113,7 @@ func TestASecondProgram(t *testing.T) {
 	// A time that others have had of is not the program's.
 	late := time.AfterFunc(2*time.Second, overs[0])
 	defer late.Stop()
-	if _, err := exec(t.Context(), 4*time.Second, "1h"); !errors.Is(err, sandbox.ErrBusy) {
+	if _, err := exec(t.Context(), 3*time.Second, "1h"); !errors.Is(err, sandbox.ErrBusy) {
 		t.Errorf("one that has waited for its turn: %v", err)
 	}
 	for _, over := range overs {

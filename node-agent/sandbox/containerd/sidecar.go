@@ -106,10 +106,13 @@ func (d *Driver) unshare(id string) {
 
 // startSidecars starts the sandbox's sidecars, so many side by side as leaves others their turn.
 func (b *box) startSidecars(ctx context.Context) error {
-	var starting errgroup.Group
+	starting, failed := errgroup.WithContext(ctx)
 	starting.SetLimit(max(2, cap(b.driver.turns)))
 	for _, s := range b.sidecars {
 		starting.Go(func() error {
+			if failed.Err() != nil || b.Cause() != nil {
+				return nil
+			}
 			err := s.load(ctx)
 			if err == nil {
 				err = s.task.Start(ctx)
@@ -141,8 +144,6 @@ func (b *box) find(ctx context.Context) (err error) {
 		return err
 	case status.Status == client.Stopped:
 		return b.ended()
-	case status.Status == client.Created:
-		return errors.New("a former agent has made it, and not started it")
 	}
 	if b.paused, err = b.isPaused(ctx); err != nil {
 		return err

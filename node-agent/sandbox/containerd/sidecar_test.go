@@ -148,7 +148,8 @@ func TestSidecars(t *testing.T) {
 	}
 }
 
-// A sandbox of several programs that is paused, or whose start was not finished, is ended whole.
+// A sandbox of several programs is ended whole: one that is paused, one that a former agent has
+// left, with or without what its record says, and by Clear.
 func TestSidecarsEndWithTheirs(t *testing.T) {
 	h := newHost(t)
 	d := h.open()
@@ -165,15 +166,27 @@ func TestSidecarsEndWithTheirs(t *testing.T) {
 	if took := time.Since(begun); took > killWithin {
 		t.Errorf("its end takes %s", took)
 	}
-	_, rec, err := h.startWith(d, "left", h.beside("side", "9001"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.Close()
-	d = h.open()
-	d.End(rec.Spec)
-	if left := d.Leftovers(nil); len(left) > 0 {
-		t.Errorf("left over: %v", left)
+	for id, of := range map[string]func(sandbox.Spec){
+		"left":  func(s sandbox.Spec) { d.End(s) },
+		"alone": func(s sandbox.Spec) { d.End(sandbox.Spec{ID: s.ID, Dir: s.Dir}) },
+		"clear": func(sandbox.Spec) {
+			d.Close()
+			if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
+				t.Error(err)
+			}
+			d = h.open()
+		},
+	} {
+		_, rec, err := h.startWith(d, id, h.beside("side", "9001"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Close()
+		d = h.open()
+		of(rec.Spec)
+		if left := d.Leftovers(nil); len(left) > 0 {
+			t.Errorf("%s: left over: %v", id, left)
+		}
 	}
 }
 
