@@ -319,8 +319,8 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 // End implements sandbox.Driver.
 func (d *Driver) End(spec sandbox.Spec) { d.endFound(context.Background(), spec) }
 
-// endFound ends a sandbox of which the spec may not say what it has of sidecars, as where its record
-// is gone.
+// endFound ends a sandbox of which the spec may not say what it has of sidecars, as where its
+// record is gone.
 func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 	namespace := d.cgroup(spec).network()
 	d.cgroup(spec).kill()
