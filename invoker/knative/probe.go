@@ -122,7 +122,8 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, pro
 		case ctx.Err() != nil:
 			return
 		case code == codes.Unimplemented:
-			p.warn(v, "ProbeNotMade", status.Convert(err).Message()+"; have it probed by a GET or a connection")
+			p.warn(v, "ProbeNotMade", status.Convert(err).Message()+
+				"; have it probed by a GET or a connection")
 			next = max(period, betweenUnmade)
 			continue
 		case code == codes.Unavailable, code == codes.ResourceExhausted: // that is the node's fault
