@@ -88,7 +88,7 @@ func serve() error {
 		ending()
 	}
 	if os.Getenv("FIRST") != "" {
-		_ = os.WriteFile("/work/found", []byte("yes"), 0o644)
+		_ = os.WriteFile("/room/found", []byte("yes"), 0o644)
 	}
 	if os.Getenv("LATE") != "" {
 		time.Sleep(3 * time.Second)
@@ -158,7 +158,7 @@ func tellSelf() (s self) {
 	alone, err := os.ReadFile("/etc/app.conf")
 	s.Alone = fmt.Sprint(string(alone), " ", said(err))
 	s.Changed = said(os.WriteFile("/etc/app/other", []byte("x"), 0o600))
-	found, _ := os.ReadFile("/work/found")
+	found, _ := os.ReadFile("/room/found")
 	s.Work = string(found)
 	s.Tmp = said(os.WriteFile("/tmp/written", []byte("x"), 0o600))
 	links, _ := net.Interfaces()

@@ -88,7 +88,7 @@ func TestSidecars(t *testing.T) {
 	d := h.open()
 	defer func() { d.Close() }()
 	first, second := h.beside("first", "9001", "FIRST"), h.beside("second", "9002")
-	room := wire.Mount{Path: "/work", Room: 1 << 20, Shared: "work"}
+	room := wire.Mount{Path: "/room", Room: 1 << 20, Shared: "room"}
 	first.Program.Mounts = []wire.Mount{room}
 	second.Program.Mounts = []wire.Mount{room}
 	s, rec, err := h.startWith(d, "pod", first, second)
@@ -113,7 +113,7 @@ func TestSidecars(t *testing.T) {
 	for port, want := range map[int]string{8080: "", 9001: "yes", 9002: "yes"} {
 		var is self
 		if ask(t, s, port, &is); is.Work != want {
-			t.Errorf("the program at %d finds %q in /work, want %q", port, is.Work, want)
+			t.Errorf("the program at %d finds %q in /room, want %q", port, is.Work, want)
 		}
 	}
 	if err := s.Pause(t.Context()); err != nil {
