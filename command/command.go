@@ -69,9 +69,15 @@ func sayUse(cmd *cobra.Command) {
 // Main runs the command that the arguments of this process name, and exits with 1 where it fails.
 func Main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	untold := context.AfterFunc(ctx, func() { tellManager(daemon.SdNotifyStopping, "it ends") })
+	told := make(chan struct{})
+	untold := context.AfterFunc(ctx, func() {
+		defer close(told)
+		tellManager(daemon.SdNotifyStopping, "it ends")
+	})
 	err := rootCmd().ExecuteContext(ctx)
-	untold()
+	if !untold() {
+		<-told // a command may end sooner than it is told
+	}
 	stop()
 	if err != nil {
 		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {
