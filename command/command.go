@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
@@ -75,10 +76,13 @@ func Main() {
 		tellManager(daemon.SdNotifyStopping, "it ends")
 	})
 	err := rootCmd().ExecuteContext(ctx)
+	stop() // another signal ends it at once
 	if !untold() {
-		<-told // a command may end sooner than it is told
+		select { // a command may end sooner than it is told
+		case <-told:
+		case <-time.After(time.Second): // by a manager that does not read
+		}
 	}
-	stop()
 	if err != nil {
 		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(err.Error(), "free some") {
 			err = fmt.Errorf("%w; free some there", err)
