@@ -12,7 +12,7 @@ export GOTOOLCHAIN := auto
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # The packages with files behind a build tag.
 TAGS         = failpoint,trust,images,qemu,patched,region,lean,openwhisk,knative,dashboards,page,load,node,containers,cni,scon,conformance,oracle,instructions
-TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build .*\b(failpoint|trust|images|patched|openwhisk|cni|scon)\b' . | xargs -n1 dirname | sort -u)
+TAGGED       = $(shell grep -rlE --include='*.go' '^//go:build [a-z]' . | xargs -n1 dirname | sort -u)
 SCRIPTS      = $(shell grep -rlIE --exclude-dir=.git --exclude-dir=bin '^\#!.*/(ba)?sh' . )
 # Where `make generate` writes; the test that generated files are up to date names another folder.
 OUT         ?= .
@@ -58,7 +58,7 @@ lint: ## Check formatting, vet, staticcheck and the shell scripts
 
 # generate makes the Go code of the node API, the dashboards, docs/metrics.md, docs/configuration.md,
 # packaging/fastiov.yaml and what Knative's definitions say of its resources anew.
-generate:
+generate: ## Make generated Go code, dashboards and documents anew
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 		--go_out=$(OUT) --go_opt=module=github.com/fastiov/fastiov --go-grpc_out=$(OUT) --go-grpc_opt=module=github.com/fastiov/fastiov \
 		node-agent/api/node.proto node-agent/api/devices.proto
@@ -73,5 +73,5 @@ kernel-bump: ## Apply the kernel's patches to the newest 6.12 that the mirror ha
 clean-cache: ## Remove what was built or downloaded into the cache
 	rm -rf -- "$${FASTIOV_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/fastiov}"
 
-clean:
+clean: ## Remove bin
 	rm -rf bin

@@ -19,7 +19,7 @@ type Stage string
 const (
 	Queue        Stage = "queue"       // accepted, waiting for a place
 	Image        Stage = "image"       // finding or fetching the function's image
-	CNI          Stage = "cni"         // addressing the VF: MAC, VLAN, rate, IP
+	CNI          Stage = "cni"         // the run directory, and an address or a port for the NIC
 	Cgroup       Stage = "0-cgroup"    // making the sandbox's cgroup
 	VMM          Stage = "vmm"         // the VMM's own start, up to the first guest instruction
 	Runtime      Stage = "runtime"     // in the place of a VMM, the OCI runtime: create and start
