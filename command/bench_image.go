@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fastiov/fastiov/bench/kept"
 	"github.com/fastiov/fastiov/bench/pull"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
@@ -96,14 +97,7 @@ func findImages(cmd *cobra.Command, from *build.Builder, b *pull.Bench, names []
 }
 
 func comparePulls(cmd *cobra.Command, b *pull.Bench, folder string, asJSON bool) (err error) {
-	path := ""
-	if folder != "" {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			return err
-		}
-		path = filepath.Join(folder, pullsFile)
-	}
-	if b.Kept, err = pull.Keep(path); err != nil {
+	if b.Kept, err = kept.Open[pull.Round](folder, pullsFile); err != nil {
 		return err
 	}
 	defer b.Kept.Close()

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/bench/express"
+	"github.com/fastiov/fastiov/bench/kept"
 )
 
 const (
@@ -56,14 +57,7 @@ func benchScon() *cobra.Command {
 		// The processes of hosts end with the thread that has started them.
 		runtime.LockOSThread()
 		b.Command, b.Out = []string{self, "bench", sconHost}, cmd.ErrOrStderr()
-		path := ""
-		if folder != "" {
-			if err := os.MkdirAll(folder, 0o755); err != nil {
-				return err
-			}
-			path = filepath.Join(folder, messagesFile)
-		}
-		if b.Kept, err = express.Keep(path); err != nil {
+		if b.Kept, err = kept.Open[express.Round](folder, messagesFile); err != nil {
 			return err
 		}
 		defer b.Kept.Close()

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fastiov/fastiov/bench/ablation"
+	"github.com/fastiov/fastiov/bench/kept"
 	"github.com/fastiov/fastiov/command/settings"
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/functions/inputs"
@@ -79,14 +80,8 @@ func benchStartup() *cobra.Command {
 			return err
 		}
 		defer end()
-		path := ""
-		if folder != "" {
-			if err := os.MkdirAll(folder, 0o755); err != nil {
-				return err
-			}
-			path, b.Folder = filepath.Join(folder, roundsFile), folder
-		}
-		if b.Kept, err = ablation.Keep(path, b.Setting); err != nil {
+		b.Folder = folder
+		if b.Kept, err = kept.Open[*ablation.Round](folder, roundsFile); err != nil {
 			return err
 		}
 		defer b.Kept.Close()

@@ -12,8 +12,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
+	"github.com/fastiov/fastiov/bench/kept"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/arm"
 )
@@ -116,7 +118,7 @@ type Bench struct {
 	MemoryMiB []int
 	Rounds    int
 	Setting   Setting
-	Kept      *Kept
+	Kept      *kept.Rounds[*Round]
 	Folder    string // of reports; empty: none is kept
 	Play      func(ctx context.Context, order Order) (*Round, error)
 	Out       io.Writer // progress
@@ -153,8 +155,11 @@ func (b *Bench) turns(order Order) (orders []Order) {
 func (b *Bench) Run(ctx context.Context) (*Result, error) {
 	orders := b.Orders()
 	begin := time.Now()
+	if err := b.alike(); err != nil {
+		return nil, err
+	}
 	for i, order := range orders {
-		if b.Kept.has(order) {
+		if b.has(order) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -166,7 +171,7 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 			err = b.report(round)
 		}
 		if err == nil {
-			err = b.Kept.add(round)
+			err = b.Kept.Add(round)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s, %s, %d at once, %d MiB, round %d: %w", order.Arm,
@@ -177,7 +182,22 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 			order.MemoryMiB, order.Number, round.Answered, round.Requested,
 			mean(endToEnd(round.Starts)), time.Since(begin).Round(time.Second))
 	}
-	return b.Kept.result(orders), nil
+	return resultOf(b.Kept.All, orders), nil
+}
+
+// alike refuses rounds of another setting, which are not compared with those of this one.
+func (b *Bench) alike() error {
+	for _, round := range b.Kept.All {
+		if round.Setting != b.Setting {
+			return fmt.Errorf("%s has rounds of %v, and these are of %v: choose another"+
+				" folder, or remove that file", b.Kept.File(), round.Setting, b.Setting)
+		}
+	}
+	return nil
+}
+
+func (b *Bench) has(order Order) bool {
+	return slices.ContainsFunc(b.Kept.All, func(r *Round) bool { return r.Order == order })
 }
 
 // report puts the reports of a round into the folder: the node that had them is gone.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fastiov/fastiov/bench/kept"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/arm"
 )
@@ -39,7 +40,8 @@ func played(order Order) *Round {
 
 func benchOf(t *testing.T, path string, played func(Order) (*Round, error)) *Bench {
 	t.Helper()
-	kept, err := Keep(path, setting)
+	folder, name := filepath.Split(path)
+	kept, err := kept.Open[*Round](folder, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,16 +153,11 @@ func TestRoundsOfAnotherSettingAreNotCompared(t *testing.T) {
 	for _, other := range []Setting{{Sandbox: "bare", Version: "test"},
 		{Sandbox: "qemu", Version: "test", Place: "a testbed"},
 		{Sandbox: "qemu", Version: "test", Flags: "--huge-pages"}} {
-		if _, err := Keep(path, other); err == nil ||
+		b.Setting = other
+		if _, err := b.Run(t.Context()); err == nil ||
 			!strings.Contains(err.Error(), "another folder") {
 			t.Errorf("%v: %v", other, err)
 		}
-	}
-	if err := os.WriteFile(path, []byte("{}\nno round\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Keep(path, Setting{}); err == nil || !strings.Contains(err.Error(), ":2 is not") {
-		t.Errorf("%v", err)
 	}
 }
 
@@ -288,8 +285,8 @@ func TestAFigureWithoutDataSaysSo(t *testing.T) {
 		round *Round
 		lacks int
 	}{"one start": {one, 5}, "no answer": {none, 11}, "simulated": {simulated, 7}} {
-		kept := &Kept{rounds: []*Round{c.round}}
-		files, err := kept.result([]Order{c.round.Order}).draw("fastiov bench startup")
+		rounds := resultOf([]*Round{c.round}, []Order{c.round.Order})
+		files, err := rounds.draw("fastiov bench startup")
 		if err != nil {
 			t.Fatal(err)
 		}

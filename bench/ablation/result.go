@@ -49,10 +49,10 @@ type Spread struct {
 
 func spreadOf(values []float64) Spread { return Spread{mean(values), bench.QuantilesOf(values)} }
 
-// result sums up the rounds of these orders.
-func (k *Kept) result(orders []Order) *Result {
+// resultOf sums up the rounds of these orders.
+func resultOf(rounds []*Round, orders []Order) *Result {
 	r := &Result{}
-	for _, round := range k.rounds {
+	for _, round := range rounds {
 		if slices.Contains(orders, round.Order) {
 			r.rounds = append(r.rounds, round)
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fastiov/fastiov/bench/kept"
 )
 
 // A Bench plays loads by all arms in rounds.
@@ -17,7 +19,7 @@ type Bench struct {
 	Rounds  int
 	Budget  time.Duration // of CPU time, of a load in a round
 	Command []string      // makes the process of an arm's host; the arm's name follows
-	Kept    *Kept
+	Kept    *kept.Rounds[Round]
 	Out     io.Writer
 
 	hosts   map[string]*remote
@@ -55,7 +57,7 @@ func (b *Bench) Run(ctx context.Context) (_ *Result, err error) {
 		return nil, err
 	}
 	run, on := time.Now().UTC(), machine()
-	if err := b.Kept.of(on); err != nil {
+	if err := b.of(on); err != nil {
 		return nil, err
 	}
 	for round := range b.Rounds {
@@ -79,7 +81,7 @@ func (b *Bench) Run(ctx context.Context) (_ *Result, err error) {
 				if err != nil {
 					return nil, fmt.Errorf("%s by %s: %w", l.Name, arm, err)
 				}
-				if err := b.Kept.add(Round{Load: l.Name, Arm: arm, Run: run, Round: round, On: on,
+				if err := b.Kept.Add(Round{Load: l.Name, Arm: arm, Run: run, Round: round, On: on,
 					Measure: m}); err != nil {
 					return nil, err
 				}
@@ -88,7 +90,7 @@ func (b *Bench) Run(ctx context.Context) (_ *Result, err error) {
 		fmt.Fprintf(b.Out, "scon  round %d of %d after %.0f s\n", round+1, b.Rounds,
 			time.Since(run).Seconds())
 	}
-	return resultOf(b.Kept.rounds), nil
+	return resultOf(b.Kept.All), nil
 }
 
 // turned has the arms in turn, forwards and backwards: nobody always follows the same.
@@ -134,4 +136,15 @@ func (b *Bench) play(ctx context.Context, load, arm string) (m Measure, err erro
 	m, err = h.play(load, b.Budget)
 	b.missing[arm+load] = errors.Is(err, errMissing)
 	return m, err
+}
+
+// of refuses rounds of another machine or kernel.
+func (b *Bench) of(machine string) error {
+	for _, r := range b.Kept.All {
+		if r.On != machine {
+			return fmt.Errorf("%s has rounds of %s, and this is %s: name another folder",
+				b.Kept.File(), r.On, machine)
+		}
+	}
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/bench"
+	"github.com/fastiov/fastiov/bench/kept"
 )
 
 func rounds(load, arm string, costs ...float64) (all []Round) {
@@ -41,18 +42,20 @@ func TestRatiosAreOfRoundsAtTheSameTime(t *testing.T) {
 }
 
 func TestRunsAreJoined(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "rounds")
+	dir := t.TempDir()
+	path := filepath.Join(dir, "rounds")
 	for n, r := range rounds("tcp-64", Bridge, 1, 2) {
-		k, err := Keep(path)
+		k, err := kept.Open[Round](dir, "rounds")
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.On = "here"
-		if err := k.add(r); err != nil {
+		if err := k.Add(r); err != nil {
 			t.Fatal(err)
 		}
-		if len(k.rounds) != n+1 || k.of("here") != nil || k.of("there") == nil {
-			t.Errorf("%d rounds: %+v", n, k.rounds)
+		b := Bench{Kept: k}
+		if len(k.All) != n+1 || b.of("here") != nil || b.of("there") == nil {
+			t.Errorf("%d rounds: %+v", n, k.All)
 		}
 		k.Close()
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cavaliergopher/cpio"
 
+	"github.com/fastiov/fastiov/bench/kept"
 	"github.com/fastiov/fastiov/node-agent/image/build"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -89,11 +90,8 @@ func TestInstructions(t *testing.T) {
 
 // play is the test in that host.
 func play(t *testing.T) {
-	kept, err := Keep("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := Bench{Rounds: 3, Budget: 50 * time.Millisecond, Kept: kept, Out: t.Output(),
+	rounds := &kept.Rounds[Round]{}
+	b := Bench{Rounds: 3, Budget: 50 * time.Millisecond, Kept: rounds, Out: t.Output(),
 		Arms:    []string{Native, Bridge, Express, Flowtable, Longer},
 		Command: []string{"/proc/self/exe", "host"}}
 	for _, budget := range budgets {
@@ -102,7 +100,7 @@ func play(t *testing.T) {
 	if _, err := b.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	all, err := json.Marshal(kept.rounds)
+	all, err := json.Marshal(rounds.All)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/bench/kept"
 )
 
 // A Bench pulls each image by each arm, under each bandwidth, on each number of CPUs, in rounds.
@@ -22,7 +24,7 @@ type Bench struct {
 	Rounds int
 	Dir    string // receivers keep their files below it
 	Out    io.Writer
-	Kept   *Kept
+	Kept   *kept.Rounds[Round]
 }
 
 // An Image is one to pull: an OCI layout.
@@ -74,7 +76,7 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 	defer registry.Close()
 	for _, o := range b.orders() {
 		of, arm := b.named(o)
-		if played, err := b.Kept.has(o, of, arm.About); err != nil {
+		if played, err := b.has(o, of, arm.About); err != nil {
 			return nil, err
 		} else if played {
 			continue
@@ -85,11 +87,26 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 		}
 		fmt.Fprintf(b.Out, "image  %s, %d Mbit/s, %d CPUs, round %d: %s took %.0f ms\n", o.Image,
 			o.Mbits, o.CPUs, o.Round, o.Arm, round.Ms)
-		if err := b.Kept.add(*round); err != nil {
+		if err := b.Kept.Add(*round); err != nil {
 			return nil, err
 		}
 	}
 	return b.result(), nil
+}
+
+// has says whether an order was played. A pull of another image, or by other programs, under the
+// same name is an error: its figure would be told of what was not measured.
+func (b *Bench) has(o Order, of Image, about string) (bool, error) {
+	n := slices.IndexFunc(b.Kept.All, func(r Round) bool { return r.Order == o })
+	if n < 0 {
+		return false, nil
+	}
+	of.Dir = ""
+	if r := b.Kept.All[n]; r.Of != of || r.About != about {
+		return false, fmt.Errorf("%s has pulls of another %s, or by another %s (%s, now %s): "+
+			"name another folder", b.Kept.File(), o.Image, o.Arm, r.About, about)
+	}
+	return true, nil
 }
 
 // named returns what an order names.

@@ -20,6 +20,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/bench/kept"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -124,11 +126,11 @@ func TestArmsTakeTurns(t *testing.T) {
 
 func TestRatiosAreToTheFirstArm(t *testing.T) {
 	of := Image{Name: "i", Bytes: 125_000, Whole: 1_000_000}
-	kept := &Kept{}
+	kept := &kept.Rounds[Round]{}
 	for n := range 3 {
 		for arm, took := range map[string]float64{"ours": 2, "theirs": 6 * float64(n+1)} {
 			o := Order{Image: "i", Mbits: 1000, Arm: arm, Round: n}
-			if err := kept.add(Round{Order: o, Of: of, Ms: took, CPUMs: took,
+			if err := kept.Add(Round{Order: o, Of: of, Ms: took, CPUMs: took,
 				Written: 2_000_000}); err != nil {
 				t.Fatal(err)
 			}
@@ -167,9 +169,9 @@ func TestEachPullHasADiskOfItsOwn(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to mount a disk")
 	}
-	path, dir := filepath.Join(t.TempDir(), "pulls.jsonl"), t.TempDir()
-	run := func(about string) (*Kept, error) {
-		kept, err := Keep(path)
+	folder, dir := t.TempDir(), t.TempDir()
+	run := func(about string) (*kept.Rounds[Round], error) {
+		kept, err := kept.Open[Round](folder, "pulls.jsonl")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,10 +187,10 @@ func TestEachPullHasADiskOfItsOwn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(kept.rounds) != 2 {
-			t.Fatalf("%d rounds", len(kept.rounds))
+		if len(kept.All) != 2 {
+			t.Fatalf("%d rounds", len(kept.All))
 		}
-		for _, r := range kept.rounds {
+		for _, r := range kept.All {
 			if r.Kept < 1<<20 || r.Kept > 1<<20+1<<16 || r.Written < 1<<20 || r.SyncedMs <= r.Ms {
 				t.Errorf("%+v", r)
 			}

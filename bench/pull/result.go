@@ -48,7 +48,7 @@ func (c Cell) place() Order { return Order{Image: c.Image, Mbits: c.Mbits, CPUs:
 func (b *Bench) result() *Result {
 	r := &Result{Machine: machine(), Images: slices.Clone(b.Images), Arms: slices.Clone(b.Arms)}
 	of := map[Order][]Round{}
-	for _, round := range b.Kept.rounds {
+	for _, round := range b.Kept.All {
 		o := round.Order
 		o.Round = 0
 		of[o] = append(of[o], round)
