@@ -106,17 +106,21 @@ func (n *node) openScon(f *nodeFlags, cfg *agent.Config) error {
 		return fmt.Errorf("--scon is for sandboxes on the bridge, and with --sandbox %s and"+
 			" --fastiov %s there are none: leave it out", f.sandbox.name, n.arm)
 	case !f.scon && slices.Contains(scon.Attached(scon.Records()), name):
-		if err := scon.Detach(scon.Records(), name); err != nil { // `scon attach` may follow it
+		own, err := scon.DetachOwn(scon.Records(), name, f.runDir)
+		switch {
+		case err != nil:
 			n.log.Warn("the bridge's express path is not, or not wholly, taken off", "err", err)
-		} else {
+		case own:
 			n.log.Info("the express path that the bridge had is taken off; --scon keeps it")
+		default:
+			n.log.Info("the bridge keeps the express path that `fastiov scon attach` gave it")
 		}
 		return nil
 	case !f.scon:
 		return nil
 	}
 	s, err := scon.Attach(scon.Config{Bridge: name, Records: scon.Records(), Pins: scon.Pins,
-		Settings: true, Log: n.log})
+		Settings: true, Owner: f.runDir, Log: n.log})
 	if err != nil {
 		return fmt.Errorf("--scon: %w", err)
 	}

@@ -10,9 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 )
 
 const rulesModule = "/sys/module/nf_tables"
@@ -35,7 +37,7 @@ func findGeneration() (at generationAt, err error) {
 	if _, err := offsetOf(kernel, "nf_conn", "tuplehash"); err != nil {
 		return at, fmt.Errorf("the kernel does not tell programs its connections: %w", err)
 	}
-	if err := tuples(kernel); err != nil {
+	if err := layout(kernel); err != nil {
 		return at, err
 	}
 	if _, err := offsetOf(kernel, "netns_nftables", "base_seq"); err == nil {
@@ -63,9 +65,21 @@ func findGeneration() (at generationAt, err error) {
 
 // tell sets the variables of the programs.
 func (at generationAt) tell(spec *ebpf.CollectionSpec) error {
-	return errors.Join(spec.Variables[programVarNfTablesId].Set(at.number),
+	return errors.Join(spec.Variables[programVarSecond].Set(jiffies(time.Second)),
+		spec.Variables[programVarNfTablesId].Set(at.number),
 		spec.Variables[programVarBaseSeqAt].Set(at.offset))
 }
+
+// tick returns how long a jiffy is, the programs' unit of time.
+func tick() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &t); err != nil {
+		panic(err) // there is no Linux without
+	}
+	return time.Duration(t.Nano())
+}
+
+func jiffies(d time.Duration) uint64 { return uint64(d / tick()) }
 
 // moved reports whether the module was loaded anew, so its memory is elsewhere.
 func (at generationAt) moved() bool {
@@ -89,11 +103,13 @@ func offsetOf(types *btf.Spec, name, field string) (uint32, error) {
 	return 0, fmt.Errorf("its %s has no %s", name, field)
 }
 
-// tuples checks that a tuple of a connection is laid out as the programs read it: its port, family
-// and other address at once, and then its other port and protocol.
-func tuples(types *btf.Spec) error {
-	var t *btf.Struct
-	if err := types.TypeByName("nf_conntrack_tuple", &t); err != nil {
+// layout checks that a connection is laid out as the programs read it, by words: its zone behind
+// the time when it ends; of a tuple its port, family and other address, and then its other port and
+// protocol.
+func layout(types *btf.Spec) error {
+	var of struct{ connection, tuple *btf.Struct }
+	if err := errors.Join(types.TypeByName("nf_conn", &of.connection),
+		types.TypeByName("nf_conntrack_tuple", &of.tuple)); err != nil {
 		return err
 	}
 	var offsets []uint32
@@ -108,9 +124,20 @@ func tuples(types *btf.Spec) error {
 			each(at+member.Offset.Bytes(), member.Type)
 		}
 	}
-	each(0, t)
+	each(0, of.tuple)
 	if !slices.Equal(offsets, []uint32{0, 16, 18, 20, 36, 38, 39}) {
 		return fmt.Errorf("the kernel has tuples of connections with another layout: %d", offsets)
+	}
+	offsets = nil
+	for _, field := range []string{"timeout", "zone", "tuplehash", "status", "ct_net"} {
+		at, err := offsetOf(types, "nf_conn", field)
+		if err != nil {
+			return err
+		}
+		offsets = append(offsets, at)
+	}
+	if zone := offsets[0] + 4; offsets[1] != zone || zone%8 != 4 || offsets[2]%8 != 0 {
+		return fmt.Errorf("the kernel has connections with another layout: %d", offsets)
 	}
 	return nil
 }

@@ -3,12 +3,16 @@
 package scon
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -68,6 +72,80 @@ func TestAContableHasItsOwnRoom(t *testing.T) {
 		t.Errorf("%d entries, want 10", n)
 	}
 	w.wantExpress(first, true)
+}
+
+// Idle entries go, and all are walked only where one may be idle.
+func TestIdleEntriesAreFlushed(t *testing.T) {
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		t.Skipf("the kernel counts no runs of programs: %v", err)
+	}
+	defer stats.Close()
+	w := wire(t)
+	w.established(&flow{port: 20001})
+	until := time.Now().Add(idle + 5*time.Second)
+	for len(w.entries()) > 0 && time.Now().Before(until) {
+		time.Sleep(flushEvery / 10)
+	}
+	about, err := w.s.programs.Flush.Stats()
+	if err != nil || len(w.entries()) > 0 || about.RunCount > 5 {
+		t.Errorf("%d entries are left after %d walks: %v", len(w.entries()), about.RunCount, err)
+	}
+}
+
+// Rules are read once for their generation.
+func TestRulesAreReadOnce(t *testing.T) {
+	w := wire(t)
+	look := func() uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		time.Sleep(3 * flushEvery)
+		runtime.ReadMemStats(&after)
+		return after.Mallocs - before.Mallocs
+	}
+	w.host.run(t, "nft add table ip more; nft add chain ip more rules")
+	w.permitted()
+	few := look()
+	var rules strings.Builder
+	for n := range 500 {
+		fmt.Fprintf(&rules, "add rule ip more rules ip saddr 203.0.113.%d drop\n", n%256)
+	}
+	w.host.run(t, "nft -f - <<END\n"+rules.String()+"END")
+	w.permitted()
+	if many := look(); many > few+500 {
+		t.Errorf("three looks at the rules take %d allocations, and %d with 500 more", few, many)
+	}
+}
+
+// Who puts conntrack's settings back takes TCP from the express path, and that is told.
+func TestSettingsThatArePutBackAreTold(t *testing.T) {
+	build(t, place{})
+	told := make(chan string, 16)
+	s := attach(t, func(c *Config) {
+		c.Settings = true
+		lines := writer(func(line []byte) { told <- string(line) })
+		c.Log = slog.New(slog.NewTextHandler(lines, nil))
+	})
+	if err := os.WriteFile(Settings[0], []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for until := time.After(10 * time.Second); ; {
+		select {
+		case line := <-told:
+			if strings.Contains(line, "TCP stays on the regular path") {
+				return
+			}
+		case <-until:
+			t.Fatalf("nothing is said of %s: %v", Settings[0], s.Refused())
+		}
+	}
+}
+
+type writer func(line []byte)
+
+func (w writer) Write(line []byte) (int, error) {
+	w(line)
+	return len(line), nil
 }
 
 // Without its agent the path goes on as long as the rules are those that were read; the next agent

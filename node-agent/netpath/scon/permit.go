@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -53,7 +54,10 @@ func (s *Scon) permit() error {
 			return err
 		}
 		s.whole = before.Rules
-		refused, err := s.refusals()
+		if s.rules, err = s.rules.at(before.Rules); err != nil {
+			return err
+		}
+		refused, err := s.refusals(s.rules)
 		if err != nil {
 			return err
 		}
@@ -61,6 +65,7 @@ func (s *Scon) permit() error {
 			if err != nil {
 				return err
 			}
+			s.rules = nil // they may be of either
 			continue
 		}
 		always := func(r Refusal) bool { return !r.Fresh }
@@ -156,7 +161,7 @@ func (s *Scon) Refused() []Refusal {
 
 // refusals returns what keeps packets from the express path: rules, and what else looks at packets
 // on the regular one.
-func (s *Scon) refusals() ([]Refusal, error) {
+func (s *Scon) refusals(by *ruleset) ([]Refusal, error) {
 	if s.at.moved() {
 		return []Refusal{{Where: "nf_tables", Why: "the module was loaded anew; end who follows," +
 			" and attach again"}}, nil
@@ -164,7 +169,7 @@ func (s *Scon) refusals() ([]Refusal, error) {
 	s.mu.Lock()
 	hooked, uplinks := maps.Clone(s.hooked), s.out
 	s.mu.Unlock()
-	return refusals(s.Bridge, s.bridge, uplinks, hooked, s.programs.Arrive)
+	return by.refuse(s.Bridge, s.bridge, uplinks, hooked, s.pins())
 }
 
 // Refused reads anew what keeps packets from the express path.
@@ -175,20 +180,15 @@ func (v *View) Refused() ([]Refusal, error) {
 			hooked[index] = l.Attrs().Name
 		}
 	}
-	arrive, err := ebpf.LoadPinnedProgram(filepath.Join(v.dir, programProgArrive), nil)
-	if err != nil {
-		return nil, err
-	}
-	defer arrive.Close()
-	return refusals(v.Bridge, v.Index, v.uplinks(), hooked, arrive)
-}
-
-func refusals(bridge string, number int, uplinks []string, hooked map[int]string,
-	arrive *ebpf.Program) ([]Refusal, error) {
 	rules, err := readRuleset()
 	if err != nil {
 		return nil, err
 	}
+	return rules.refuse(v.Bridge, v.Index, v.uplinks(), hooked, v.dir)
+}
+
+func (rules *ruleset) refuse(bridge string, number int, uplinks []string,
+	hooked map[int]string, pins string) ([]Refusal, error) {
 	devices, index := []string{bridge}, map[uint32]string{uint32(number): bridge}
 	for number, name := range hooked {
 		devices = append(devices, name)
@@ -208,26 +208,26 @@ func refusals(bridge string, number int, uplinks []string, hooked map[int]string
 		}
 		add("", "")
 	}
-	around, err := around(number, hooked, arrive)
+	around, err := around(number, hooked, pins)
 	return append(around, rules.refusals(paths)...), err
 }
 
 // around finds what looks at packets beside the rules of nftables. What cannot be asked for counts
 // as something that looks.
-func around(number int, hooked map[int]string, arrive *ebpf.Program) (all []Refusal, err error) {
+func around(number int, hooked map[int]string, pins string) (all []Refusal, err error) {
 	bridge, err := netlink.LinkByIndex(number)
 	if err != nil {
 		return nil, err
 	}
 	name := bridge.Attrs().Name
-	about, err := arrive.Info()
+	ours, own, err := arrives(pins)
 	if err != nil {
 		return nil, err
 	}
 	for _, index := range slices.Sorted(maps.Keys(hooked)) {
 		if device, err := netlink.LinkByIndex(index); err == nil { // else it has gone
 			all = append(all, filters(device, netlink.HANDLE_MIN_INGRESS, "comes in")...)
-			all = append(all, behind(about, index, hooked[index])...)
+			all = append(all, behind(ours, own, index, hooked[index])...)
 		}
 	}
 	all = append(all, filters(bridge, netlink.HANDLE_MIN_INGRESS, "comes in")...)
@@ -272,9 +272,36 @@ func filters(device netlink.Link, parent uint32, what string) []Refusal {
 	return []Refusal{{Where: "tc filter of " + device.Attrs().Name, Why: why}}
 }
 
+// arrives returns the programs of the attachments with pins beside these, and that of these. Others
+// may be of another version of fastiov.
+func arrives(pins string) (ours map[ebpf.ProgramID]bool, own ebpf.ProgramID, err error) {
+	ours = map[ebpf.ProgramID]bool{}
+	files, _ := filepath.Glob(filepath.Join(filepath.Dir(pins), "*", programProgArrive))
+	for _, file := range files {
+		program, err := ebpf.LoadPinnedProgram(file, nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has been detached meanwhile
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s: %w", file, err)
+		}
+		info, err := program.Info()
+		program.Close()
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s: %w", file, err)
+		}
+		id, _ := info.ID()
+		ours[id] = true
+		if filepath.Dir(file) == filepath.Clean(pins) {
+			own = id
+		}
+	}
+	return ours, own, nil
+}
+
 // behind finds a BPF program that stands behind ours where packets come in. One before it sees all,
 // and that of another bridge's express path takes nothing but its own bridge's.
-func behind(ours *ebpf.ProgramInfo, index int, name string) []Refusal {
+func behind(ours map[ebpf.ProgramID]bool, own ebpf.ProgramID, index int, name string) []Refusal {
 	at, err := link.QueryPrograms(link.QueryOptions{Target: index,
 		Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, unix.ENODEV) {
@@ -285,27 +312,16 @@ func behind(ours *ebpf.ProgramInfo, index int, name string) []Refusal {
 		return []Refusal{{Where: where,
 			Why: fmt.Sprintf("whether one is behind the express path is not known: %v", err)}}
 	}
-	id, _ := ours.ID()
 	for _, other := range slices.Backward(at.Programs) {
-		if other.ID == id {
+		if other.ID == own {
 			break
 		}
-		if !alike(other.ID, ours) {
-			return []Refusal{{Where: where, Why: "it stands behind the express path"}}
+		if !ours[other.ID] {
+			return []Refusal{{Where: where,
+				Why: fmt.Sprintf("number %d stands behind the express path", other.ID)}}
 		}
 	}
 	return nil
-}
-
-// alike reports whether a program is ours, of another attachment.
-func alike(id ebpf.ProgramID, ours *ebpf.ProgramInfo) bool {
-	program, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return false
-	}
-	defer program.Close()
-	info, err := program.Info()
-	return err == nil && info.Tag == ours.Tag && info.Name == ours.Name
 }
 
 // hooks finds BPF programs among the rules, which no table shows.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -85,7 +86,9 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 		case <-s.look:
 			err = s.permit()
 		case <-tick.C: // a queue or a program of others is announced by nobody
-			if err = errors.Join(s.ports(), s.permit()); err == nil {
+			s.tolerance()
+			err = errors.Join(s.ports(), s.permit())
+			if err == nil && !time.Now().Before(s.due) {
 				_, err = s.flush(0)
 			}
 		}
@@ -99,6 +102,16 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 			s.Log.Error("the express path is not followed", "bridge", s.Bridge, "err", err)
 		}
 	}
+}
+
+// tolerance tells when somebody has put conntrack's settings back: TCP is regular then.
+func (s *Scon) tolerance() {
+	is := !s.Settings || ToleratesGaps()
+	if s.tolerates && !is {
+		s.Log.Warn("TCP stays on the regular path: somebody has set conntrack's settings back;"+
+			" set them to 1 again", "bridge", s.Bridge, "settings", strings.Join(Settings, " "))
+	}
+	s.tolerates = is
 }
 
 // undo puts back what was there before.
@@ -268,13 +281,15 @@ func (s *Scon) addresses(port uint32) ([]netip.Addr, error) {
 	return alone, nil
 }
 
-// flush removes entries that are idle, and all that lead from or to a device, if one is named.
+// flush removes entries that are idle, and all that lead from or to a device, if one is named. It
+// walks all of them, so it notes when the next one may be idle.
 func (s *Scon) flush(device int) (removed int, err error) {
-	what := programFlushing{Idle: uint64(idle), Device: uint32(device)}
+	what := programFlushing{Idle: jiffies(idle), Device: uint32(device)}
 	if _, err = s.programs.Flush.Run(&ebpf.RunOptions{Context: what,
 		ContextOut: &what}); err != nil {
 		return 0, fmt.Errorf("flush: %w", err)
 	}
+	s.due = time.Now().Add(idle - time.Duration(what.Now-what.Oldest)*tick())
 	return int(what.Removed), nil
 }
 

@@ -16,18 +16,26 @@ import (
 type programConentry struct {
 	_          structs.HostLayout
 	Conntrack  uint64
+	Connection struct {
+		_      structs.HostLayout
+		Tuples [2]struct {
+			_      structs.HostLayout
+			Middle uint64
+			From   uint32
+			Rest   uint32
+		}
+		Status uint64
+		Net    uint64
+		Mark   uint32
+		Zone   uint32
+	}
 	Rules      uint64
 	Routes     uint64
 	Until      uint64
-	Status     uint64
-	CtMark     uint32
 	MarkBefore uint32
-	Zone       uint16
 	Mtu        uint16
 	Tos        uint8
-	Reply      uint8
 	Fresh      uint8
-	Neighbour  uint8
 	Macs       [12]uint8
 	From       uint32
 	To         uint32
@@ -41,7 +49,8 @@ type programConentry struct {
 	Header     uint16
 	Addresses  uint16
 	Transport  uint16
-	_          [2]byte
+	Neighbour  uint8
+	_          [1]byte
 	Owner      uint32
 	Used       uint64
 	Packets    uint64
@@ -71,6 +80,7 @@ type programFlushing struct {
 	_       structs.HostLayout
 	Idle    uint64
 	Now     uint64
+	Oldest  uint64
 	Device  uint32
 	Removed uint32
 }
@@ -115,6 +125,7 @@ const (
 	programVarBaseSeqAt    = "base_seq_at"
 	programVarByAge        = "by_age"
 	programVarNfTablesId   = "nf_tables_id"
+	programVarSecond       = "second"
 )
 
 // loadProgram returns the embedded CollectionSpec for program.
@@ -186,6 +197,7 @@ type programVariableSpecs struct {
 	BaseSeqAt  *ebpf.VariableSpec `ebpf:"base_seq_at"`
 	ByAge      *ebpf.VariableSpec `ebpf:"by_age"`
 	NfTablesId *ebpf.VariableSpec `ebpf:"nf_tables_id"`
+	Second     *ebpf.VariableSpec `ebpf:"second"`
 }
 
 // programObjects contains all objects after they have been loaded into the kernel.
@@ -234,6 +246,7 @@ type programVariables struct {
 	BaseSeqAt  *ebpf.Variable `ebpf:"base_seq_at"`
 	ByAge      *ebpf.Variable `ebpf:"by_age"`
 	NfTablesId *ebpf.Variable `ebpf:"nf_tables_id"`
+	Second     *ebpf.Variable `ebpf:"second"`
 }
 
 // programPrograms contains all programs after they have been loaded into the kernel.

@@ -77,9 +77,9 @@ func (w *wired) established(f *flow) *flow {
 		w.pass(f, f.published, shape{flags: "SA"})
 		w.pass(f, !f.published, shape{flags: "A"})
 	}
-	for range 3 {
-		w.pass(f, true, shape{size: 10})
-		w.pass(f, false, shape{size: 10})
+	for range 3 { // who asks is the client, and who answers the server
+		w.pass(f, !f.published, shape{size: 10})
+		w.pass(f, f.published, shape{size: 10})
 	}
 	w.wantExpress(f, true)
 	return f
@@ -140,6 +140,42 @@ func TestAChangeOfRulesHoldsAtOnce(t *testing.T) {
 			w.wantExpress(f, true)
 		}
 	}
+}
+
+// A flow that nobody answers goes express a while after its first packet, as long as the rules are
+// as they were and until it is answered.
+func TestAFlowWithoutAnAnswer(t *testing.T) {
+	w := wire(t)
+	f := &flow{port: 20001}
+	outward := func() bool {
+		out, express := w.pass(f, true, shape{size: 10})
+		if len(out) != 1 {
+			t.Fatalf("%d frames came out", len(out))
+		}
+		return express
+	}
+	outward()
+	if n := len(w.entries()); n > 0 {
+		t.Errorf("a flow that has just begun has %d entries", n)
+	}
+	time.Sleep(300 * time.Millisecond)
+	if outward(); !outward() {
+		t.Fatalf("a packet of a flow that nobody answers is regular: %v", w.s.Counts())
+	}
+	w.host.run(t, "iptables -I FORWARD -j DROP")
+	if out, express := w.pass(f, true, shape{size: 10}); express || len(out) > 0 {
+		t.Fatalf("express %v, %d frames came out", express, len(out))
+	}
+	w.host.run(t, "iptables -D FORWARD 1")
+	w.permitted()
+	if outward(); !outward() {
+		t.Fatalf("a packet is regular: %v", w.s.Counts())
+	}
+	w.pass(f, false, shape{size: 10})
+	if outward() {
+		t.Error("a packet went express by an entry of before the answer")
+	}
+	w.wantExpress(f, true)
 }
 
 // After a route has been changed, no packet goes by the one before it.
@@ -235,6 +271,10 @@ func TestABusyFlowKeepsItsConnection(t *testing.T) {
 			w := build(t, place{})
 			w.host.run(t, `sysctl -qw net.netfilter.nf_conntrack_udp_timeout=2 \
 				net.netfilter.nf_conntrack_udp_timeout_stream=2`)
+			t.Cleanup(func() { // the tests after it have the same host
+				w.host.run(t, `sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30 \
+				net.netfilter.nf_conntrack_udp_timeout_stream=120`)
+			})
 			s := attach(t, as)
 			w.server.echo(t, "198.18.0.1:7")
 			conn := w.container.dial(t, "udp4", "198.18.0.1:7")
@@ -435,7 +475,7 @@ ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:99 dev vx`)
 			if _, err := conn.Write([]byte("within")); err != nil {
 				return err
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // nobody answers
 		}
 		return nil
 	})

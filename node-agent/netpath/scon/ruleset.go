@@ -19,6 +19,8 @@ type ruleset struct {
 	rules  map[chainName][]rule
 	moving map[setName]string // sets that change by themselves, and how
 	legacy []string           // tables of the older kind, whose changes nobody is told of
+
+	generation uint64 // that it is of, or 0
 }
 
 type chainName struct {
@@ -90,12 +92,29 @@ func readRuleset() (*ruleset, error) {
 			return nil, err
 		}
 	}
+	return r, r.readLegacy()
+}
+
+// readLegacy reads which tables of the older kind there are.
+func (r *ruleset) readLegacy() error {
 	names, err := os.ReadFile(legacyTables)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+		return err
 	}
 	r.legacy = strings.Fields(string(names))
-	return r, nil
+	return nil
+}
+
+// at returns the rules of a generation: what was read already, if it is of that.
+func (r *ruleset) at(generation uint64) (*ruleset, error) {
+	if r != nil && generation > 0 && r.generation == generation {
+		return r, r.readLegacy()
+	}
+	r, err := readRuleset()
+	if err == nil {
+		r.generation = generation
+	}
+	return r, err
 }
 
 func dump(conn *netlink.Conn, message int,

@@ -190,7 +190,11 @@ func TestRulesets(t *testing.T) {
 			if c.rules != "" {
 				here.run(t, c.rules)
 			}
-			all, err := s.refusals()
+			rules, err := readRuleset()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, err := s.refusals(rules)
 			if err != nil {
 				t.Fatal(err)
 			}

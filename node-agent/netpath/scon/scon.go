@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -48,18 +49,22 @@ type Config struct {
 	Settings bool
 	Log      *slog.Logger `json:"-"`
 
-	ByAge bool // entries hold by their age alone, as the paper has it: a control
+	Owner string // whose bridge it is: a node's run directory, or nobody's
+	ByAge bool   // entries hold by their age alone, as the paper has it: a control
 }
 
 // A Scon is an attachment that is followed: its ports, and the rules. The programs do not need it:
 // they stay when it is closed or killed.
 type Scon struct {
 	Config
-	bridge   int
-	first    bool // nobody had attached before
-	programs programObjects
-	at       generationAt
-	whole    uint64 // the generation of rules that was last seen to be committed
+	bridge    int
+	first     bool // nobody had attached before
+	programs  programObjects
+	at        generationAt
+	whole     uint64 // the generation of rules that was last seen to be committed
+	rules     *ruleset
+	due       time.Time // when an entry may be idle
+	tolerates bool      // conntrack does, as it was told
 
 	mu      sync.Mutex
 	hooked  map[int]string // devices by their index
@@ -79,6 +84,7 @@ type record struct {
 	Index    int
 	Netns    uint64
 	Pins     string
+	Owner    string            `json:",omitempty"`
 	Settings map[string]string `json:",omitempty"` // as they were
 }
 
@@ -361,7 +367,8 @@ func (v *View) Followed() bool {
 // record writes down what is about to be changed, and changes the settings. What a former agent
 // found counts, if there is one.
 func (s *Scon) record() error {
-	now := record{Bridge: s.Bridge, Index: s.bridge, Netns: networkNamespace(), Pins: s.Pins}
+	now := record{Bridge: s.Bridge, Index: s.bridge, Netns: networkNamespace(), Pins: s.Pins,
+		Owner: s.Owner}
 	former, err := readRecord(s.Records, s.Bridge)
 	if err != nil {
 		return err
@@ -399,7 +406,7 @@ func (s *Scon) record() error {
 	if err := os.Rename(file+".new", file); err != nil {
 		return err
 	}
-	s.first = former == nil
+	s.first, s.tolerates = former == nil, s.Settings
 	if !s.Settings {
 		return nil
 	}
@@ -451,6 +458,15 @@ func Detach(records, bridge string) error {
 	}
 	defer unlock()
 	return r.undo(records)
+}
+
+// DetachOwn detaches where the owner attached, and nobody else has since; it returns whether.
+func DetachOwn(records, bridge, owner string) (bool, error) {
+	r, err := readRecord(records, bridge)
+	if r == nil || err != nil || r.Owner != owner {
+		return false, err
+	}
+	return true, Detach(records, bridge)
 }
 
 // DetachGone detaches from bridges that are there no more. Who follows one does so itself.

@@ -143,11 +143,63 @@ func TestTwoBridgesHaveOneUplink(t *testing.T) {
 	w.wantExpress(f, true)
 	w.host.run(t, "ip link add br1 type bridge && ip link set br1 up")
 	t.Cleanup(func() { w.host.run(t, "ip link del br1") }) // once nobody follows it
-	second := attach(t, func(c *Config) { c.Bridge = "br1" })
+	second := attach(t, func(c *Config) { c.Bridge, c.Pins = "br1", w.s.Pins })
 	time.Sleep(2 * flushEvery)
 	w.wantExpress(f, true)
+	// One of another version of fastiov has other instructions.
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	nic, err := net.InterfaceByName("nic")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := link.AttachTCX(link.TCXOptions{Interface: nic.Index, Program: program,
+		Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	time.Sleep(2 * flushEvery)
+	if len(w.s.Refused()) != 1 {
+		t.Errorf("a program that nobody knows: %v", w.s.Refused())
+	}
+	beside := filepath.Join(w.s.Pins, "1-1")
+	if err := os.Mkdir(beside, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	pin := filepath.Join(beside, programProgArrive)
+	if err := program.Pin(pin); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.Remove(pin); _ = os.Remove(beside) }()
+	time.Sleep(2 * flushEvery)
+	if len(w.s.Refused()) > 0 {
+		t.Errorf("that of another version: %v", w.s.Refused())
+	}
 	if state, err := second.State(); err != nil || !state.Answered {
 		t.Errorf("the second one: %+v, %v", state, err)
+	}
+}
+
+// A node takes its own express path off its bridge, and none that an operator has attached.
+func TestOnlyItsOwnerDetaches(t *testing.T) {
+	build(t, place{})
+	cfg := config(t)
+	for _, owner := range []string{"", "/run/node"} {
+		cfg.Owner = owner
+		s, err := Attach(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		detached, err := DetachOwn(cfg.Records, cfg.Bridge, "/run/node")
+		if is := !has(t, "nic"); err != nil || detached != (owner != "") || is != detached {
+			t.Errorf("of %q: detached %v, %v: %v", owner, detached, is, err)
+		}
 	}
 }
 

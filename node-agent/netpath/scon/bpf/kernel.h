@@ -97,21 +97,21 @@ struct nf_conntrack_tuple_hash {
 	struct nf_conntrack_tuple tuple;
 };
 
-struct nf_conntrack_zone {
-	__u16 id;
-};
-
 struct ip_ct_tcp {
 	__u8 state;
 };
 
+struct nf_ct_udp {
+	unsigned long stream_ts;
+};
+
 union nf_conntrack_proto {
+	struct nf_ct_udp udp;
 	struct ip_ct_tcp tcp;
 };
 
 struct nf_conn {
 	__u32 timeout;
-	struct nf_conntrack_zone zone;
 	struct nf_conntrack_tuple_hash tuplehash[2];
 	unsigned long status;
 	possible_net_t ct_net;
@@ -142,6 +142,11 @@ struct list_head {
 	struct list_head *next;
 };
 
+/* Has words, and nothing else. */
+struct linux_mib {
+	unsigned long mibs[1];
+};
+
 #pragma clang attribute pop
 
 void *bpf_cast_to_kern_ctx(void *) __ksym;
@@ -155,3 +160,7 @@ void *bpf_rdonly_cast(const void *, __u32) __ksym;
 /* The 32 or 64 bits at an address, by types that begin with such. */
 #define WORD_AT(address) (AT(dst_metrics, address)->metrics[0])
 #define POINTER_AT(address) ((__u64)AT(list_head, address)->next)
+
+/* So many bits from a field on, of an object that is AT(linux_mib, …). */
+#define AS(bits, words, type, field) \
+	(*(const __u##bits *)((const void *)(words) + bpf_core_field_offset(struct type, field)))

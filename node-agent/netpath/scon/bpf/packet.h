@@ -28,6 +28,19 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
+/* Whether the header's checksum holds: its words add up to a multiple of 0xffff, and not to 0. */
+static __always_inline bool adds_up(const struct ipv4 *ip)
+{
+	__u64 sum = 0;
+
+#pragma unroll
+	for (int i = 0; i < IPV4 / 4; i++)
+		sum += ((const __u32 *)ip)[i];
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff;
+}
+
 /* The sum of two that are folded. */
 static __always_inline __u16 add(__u16 a, __u16 b)
 {

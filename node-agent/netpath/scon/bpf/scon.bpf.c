@@ -17,6 +17,7 @@
  * The generations are read before the kernel decides, so an entry never has a later one than the
  * rules and routes that made it.
  */
+#include "connection.h"
 #include "packet.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -28,6 +29,9 @@ const volatile bool by_age = false;
  * namespace, by address, and the place in that part. */
 const volatile __u64 nf_tables_id = 0;
 const volatile __u32 base_seq_at = 0;
+
+/* A second in jiffies, which are the programs' clock: to read them is one instruction. */
+const volatile __u64 second = 0;
 
 /* 0 says that nf_tables is gone. */
 static __always_inline __u64 rules_of(struct net *net)
@@ -59,48 +63,6 @@ static __always_inline void count(__u32 why)
 		++*packets;
 }
 
-/* Whether the tuple is that of such packets. What lies side by side in it is read at once: each
- * read of what may be gone costs eight instructions. */
-static __always_inline bool leads(struct nf_conntrack_tuple *t, __u32 protocol, __be32 from,
-				  __be16 from_port, __be32 to, __be16 to_port)
-{
-	__u64 middle = (__u64)to << 32 | INET << 16 | from_port;
-
-	return t->src.u3.ip == from && POINTER_AT(&t->src.u) == middle &&
-	       (WORD_AT(&t->dst.u) & 0xffffff) == (protocol << 16 | to_port);
-}
-
-/* Whether the connection translates the flow into what the entry has, in that direction. */
-static __always_inline bool translates(struct nf_conn *ct, const struct flow *f,
-				       const struct conentry *e)
-{
-	if (e->reply)
-		return leads(&ct->tuplehash[1].tuple, f->protocol, f->from, f->from_port, f->to,
-			     f->to_port) &&
-		       leads(&ct->tuplehash[0].tuple, f->protocol, e->to, e->to_port, e->from,
-			     e->from_port);
-	return leads(&ct->tuplehash[0].tuple, f->protocol, f->from, f->from_port, f->to,
-		     f->to_port) &&
-	       leads(&ct->tuplehash[1].tuple, f->protocol, e->to, e->to_port, e->from,
-		     e->from_port);
-}
-
-/* Whether the conntrack entry is there, and is the one that it was: its memory may be another's. */
-static __always_inline bool lives(const struct flow *f, const struct conentry *e, struct net *net)
-{
-	struct nf_conn *ct = AT(nf_conn, e->conntrack);
-
-	if (ct->status != e->status || ct->mark != e->ct_mark || ct->zone.id != e->zone)
-		return false;
-	if ((__u64)ct->ct_net.net != (__u64)net)
-		return false;
-	if ((__s32)(ct->timeout - (__u32)bpf_jiffies64()) <= 0)
-		return false;
-	if (f->protocol == TCP && ct->proto.tcp.state != CT_TCP_ESTABLISHED)
-		return false;
-	return translates(ct, f, e);
-}
-
 static __always_inline bool tolerates_gaps(struct net *net)
 {
 	return net->ct.nf_ct_proto.tcp.tcp_be_liberal &&
@@ -117,17 +79,17 @@ static __always_inline __u32 holds(const struct flow *f, const struct conentry *
 
 	if (by_age)
 		return EXPRESS;
-	if (now >= until)
+	if (now >= until >> NUMBER_BITS)
 		return SAMPLE;
 	permit = bpf_map_lookup_elem(&permits, &zero);
-	if (!permit || !rules || e->rules != rules || permit->established != rules ||
+	if (!permit || e->rules != rules || permit->established != rules ||
 	    (e->fresh && permit->fresh != rules))
 		return RULES;
 	if (e->routes != routes)
 		return ROUTES;
 	if (f->protocol == TCP && !tolerates_gaps(net))
 		return WINDOW;
-	return lives(f, e, net) ? EXPRESS : CONNECTION;
+	return lives(e->conntrack, &e->connection, f->protocol, now) ? EXPRESS : CONNECTION;
 }
 
 /* An entry ends before its memory may be another flow's. Another CPU may have put one in its place
@@ -214,7 +176,7 @@ int arrive(struct __sk_buff *skb)
 	struct conentry *e;
 	struct slot *slot;
 	struct flow f;
-	__u64 now, rules, routes, until, sum = 0;
+	__u64 now, rules, routes, until;
 	__be16 *check;
 
 	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || payload + 4 > end)
@@ -266,7 +228,7 @@ int arrive(struct __sk_buff *skb)
 	why = FRAME;
 	if (!same_macs(e->macs, ethernet->macs) || e->tos != ip->tos || e->mark_before != skb->mark)
 		goto note;
-	now = bpf_ktime_get_coarse_ns();
+	now = bpf_jiffies64();
 	why = holds(&f, e, net, rules, routes, until, now);
 	if (why != EXPRESS) {
 		if (why == CONNECTION)
@@ -284,18 +246,17 @@ int arrive(struct __sk_buff *skb)
 		goto note;
 
 	/* What the kernel checks of a header when it comes in. */
-#pragma unroll
-	for (int i = 0; i < IPV4 / 4; i++)
-		sum += ((__u32 *)ip)[i];
 	why = MALFORMED;
-	if (fold(sum) != 0xffff || length + ETHERNET > skb->len ||
+	if (!adds_up(ip) || length + ETHERNET > skb->len ||
 	    (skb->gso_size && length + ETHERNET != skb->len))
 		goto regular;
 	/* A short frame of a NIC has bytes behind its packet, which a router leaves out. */
-	if (length + ETHERNET < skb->len && bpf_skb_change_tail(skb, length + ETHERNET, 0))
-		goto regular;
-	data = (void *)(long)skb->data;
-	end = (void *)(long)skb->data_end;
+	if (length + ETHERNET < skb->len) {
+		if (bpf_skb_change_tail(skb, length + ETHERNET, 0))
+			goto regular;
+		data = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+	}
 	check = data + ETHERNET + IPV4 + (f.protocol == TCP ? 16 : 6);
 	if (data + HEADERS > end || (void *)(check + 1) > end)
 		goto regular;
@@ -313,6 +274,7 @@ note:
 		slot->id = ip->id;
 		slot->tos = ip->tos;
 		slot->ttl = ip->ttl;
+		slot->known = e;
 		copy_macs(slot->macs, ethernet->macs);
 	}
 regular:
@@ -338,6 +300,12 @@ static __always_inline __u32 room(struct rtable *route, struct net_device *devic
 	if (metric && metric < mtu)
 		mtu = metric;
 	return mtu < 0xffff ? mtu : 0xffff;
+}
+
+/* number tells entries apart that are made in the same jiffy. */
+static __always_inline __u32 number(struct slot *slot)
+{
+	return (slot->made++ & 0xfff) << 12 | (bpf_get_smp_processor_id() & 0xfff);
 }
 
 /* learn makes an entry of the slot's packet, which now leaves. */
@@ -392,20 +360,24 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	    (info != CT_ESTABLISHED && info != CT_NEW && info != CT_REPLY + CT_ESTABLISHED))
 		return NEXT;
 	ct = AT(nf_conn, e.conntrack);
-	e.reply = info >= CT_REPLY;
+	now = bpf_jiffies64();
 	e.fresh = info == CT_NEW;
-	e.status = ct->status;
-	e.ct_mark = ct->mark;
-	e.zone = ct->zone.id;
-	if (!(e.status & CT_CONFIRMED) || e.status & CT_APART ||
-	    (e.fresh && permit->fresh != slot->rules) ||
-	    (f.protocol == TCP && (e.fresh || !(e.status & CT_ASSURED) || !tolerates_gaps(net))))
+	/* Most flows are answered at once, and then there is no use for such an entry. */
+	if (e.fresh && (f.protocol == TCP || permit->fresh != slot->rules ||
+			now + UDP_STREAM * second < ct->proto.udp.stream_ts + second / 8))
+		return NEXT;
+	read_connection(AT(linux_mib, e.conntrack), &e.connection);
+	if (!(e.connection.status & CT_CONFIRMED) || e.connection.status & CT_APART ||
+	    (f.protocol == TCP &&
+	     (!(e.connection.status & CT_ASSURED) || !tolerates_gaps(net))))
 		return NEXT;
 	e.from = ip->from;
 	e.to = ip->to;
 	e.from_port = ip->from_port;
 	e.to_port = ip->to_port;
-	if (!lives(&f, &e, net))
+	if (e.connection.net != (__u64)net ||
+	    !translates(&f, &e, info >= CT_REPLY) ||
+	    !lives(e.conntrack, &e.connection, f.protocol, now))
 		return NEXT;
 
 	if (!(kernel->_skb_refdst & ~1ul))
@@ -438,10 +410,9 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	if (bpf_map_lookup_elem(&turned_off, &any))
 		return NEXT;
 
-	now = bpf_ktime_get_ns();
 	e.rules = slot->rules;
 	e.routes = slot->routes;
-	e.until = now + LEASE_NS;
+	e.until = (now + second) << NUMBER_BITS | number(slot);
 	e.used = now;
 	e.mark_before = slot->mark;
 	e.tos = slot->tos;
@@ -457,7 +428,7 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	e.header = fold(addresses + (__u16)~bpf_htons(0x0100));
 	e.owner = owner;
 
-	former = bpf_map_lookup_elem(&conentries, &f);
+	former = slot->known ? bpf_map_lookup_elem(&conentries, &f) : NULL;
 	if (former) {
 		e.packets = former->packets;
 		e.bytes = former->bytes;
@@ -490,8 +461,9 @@ int compose(struct __sk_buff *skb)
 
 /* What flush removes: what is not used any more, and all that leads from or to a device. */
 struct flushing {
-	__u64 idle; /* ns */
+	__u64 idle; /* jiffies */
 	__u64 now;
+	__u64 oldest; /* when what stays was used for the last time, but for what was used since */
 	__u32 device;
 	__u32 removed;
 };
@@ -504,6 +476,8 @@ static long flush_one(void *map, const struct flow *f, struct conentry *e, struc
 
 		drop_entry(&key, e);
 		what->removed++;
+	} else if (e->used < what->oldest) {
+		what->oldest = e->used;
 	}
 	return 0;
 }
@@ -514,9 +488,12 @@ int flush(struct flushing *arguments)
 {
 	struct flushing what = *arguments;
 
-	what.now = bpf_ktime_get_ns(); /* of the same clock */
+	what.now = bpf_jiffies64();
+	what.oldest = what.now;
 	what.removed = 0;
 	bpf_for_each_map_elem(&conentries, flush_one, &what, 0);
+	arguments->now = what.now;
+	arguments->oldest = what.oldest;
 	arguments->removed = what.removed;
 	return 0;
 }
@@ -554,7 +531,7 @@ int why(struct question *q)
 
 	e = bpf_map_lookup_elem(&conentries, &f);
 	q->reason = e ? holds(&f, e, net, rules_of(net), routes_of(net), e->until,
-			      bpf_ktime_get_ns()) :
+			      bpf_jiffies64()) :
 			NO_ENTRY;
 	return 0;
 }

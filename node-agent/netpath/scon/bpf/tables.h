@@ -2,7 +2,6 @@
 #pragma once
 #include "kernel.h"
 
-#define LEASE_NS 1000000000ull
 #define MAX_ENTRIES 131072
 #define MAX_PORTS 1024
 
@@ -18,6 +17,8 @@ enum {
 	INET = 2, /* AF_INET */
 	UNICAST = 1, /* RTN_UNICAST */
 	MTU_LOCKED = 1 << 2, /* RTAX_MTU, of RTAX_LOCK */
+	UDP_STREAM = 2, /* seconds after its begin, conntrack notes, a flow may be a stream */
+	NUMBER_BITS = 24, /* of until, for what is not time */
 	FRAGMENT = 0x3fff, /* more follow, or an offset */
 	TCP_ACK = 0x10,
 	TCP_STEADY = TCP_ACK | 0x08 | 0x40 | 0x80, /* with PSH, ECE, CWR */
@@ -62,20 +63,26 @@ struct flow {
 	__u32 unused; /* the kernel compares whole words faster */
 };
 
+/* What identifies a connection, as conntrack's entry has it. */
+struct connection {
+	struct {
+		__u64 middle; /* its port, the family, the other address */
+		__u32 from, rest; /* the other port, the protocol, the direction */
+	} tuples[2];
+	__u64 status, net;
+	__u32 mark, zone;
+};
+
 struct conentry {
 	/* What it holds for. */
 	__u64 conntrack;
+	struct connection connection;
 	__u64 rules, routes;
-	__u64 until; /* differs between all that had this memory; 0: it has ended */
-	__u64 status;
-	__u32 ct_mark;
+	__u64 until; /* when its lease ends, and a number; 0: it has ended */
 	__u32 mark_before;
-	__u16 zone;
 	__u16 mtu;
 	__u8 tos;
-	__u8 reply; /* the packets are of that direction */
 	__u8 fresh; /* conntrack had seen no answer */
-	__u8 neighbour; /* the kernel finds the MAC of the next hop */
 	__u8 macs[12];
 
 	/* What the packets become. */
@@ -87,9 +94,10 @@ struct conentry {
 	__u8 new_macs[12];
 	/* What is added to sums: of the header; of the addresses; of these and the ports. */
 	__u16 header, addresses, transport;
+	__u8 neighbour; /* the kernel finds the MAC of the next hop */
 
 	__u32 owner;
-	__u64 used;
+	__u64 used; /* jiffies */
 	__u64 packets, bytes; /* of the express path; two CPUs at once may miss one */
 };
 
@@ -127,6 +135,8 @@ struct slot {
 	__be16 length, id;
 	__u8 tos, ttl;
 	__u8 macs[12];
+	bool known; /* its flow had an entry */
+	__u32 made; /* entries, on this CPU */
 };
 
 struct {
