@@ -45,7 +45,8 @@ func tellTLS(server *http.Server) {
 	})
 }
 
-// takeHTTP2 has a server take HTTP/2 without TLS, too, as clients of gRPC speak it to services. A
+// takeHTTP2 has a server take HTTP/2, too: over TLS from whoever chooses it there, and without TLS as
+// clients of gRPC speak it to services, which is what an eitherConn's is to it in both cases. A
 // connection has a bound of requests at once, of the time in which its client takes nothing, and of
 // the memory for what it sends: net/http's own is a megabyte for each of two buffers.
 func takeHTTP2(server *http.Server) {
@@ -53,6 +54,7 @@ func takeHTTP2(server *http.Server) {
 	const frame, window = 16 << 10, 64 << 10
 	server.Protocols = &http.Protocols{}
 	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetHTTP2(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	server.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams: atOnce, WriteByteTimeout: takesNothing, MaxReadFrameSize: frame,

@@ -26,19 +26,41 @@ func TestARequestKnowsItsTLS(t *testing.T) {
 		}
 	})}
 	tellTLS(server)
-	go server.Serve(either{listener, &tls.Config{GetCertificate: certificate.Get}})
+	takeHTTP2(server)
+	secured := securedBy(certificate)
+	go server.Serve(either{listener, secured})
+	alone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go server.Serve(tls.NewListener(alone, secured))
 	defer server.Close()
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	for scheme, want := range map[string]string{"http": "", "https": "TLS"} {
-		answer, err := client.Get(scheme + "://" + listener.Addr().String())
+	for _, c := range []struct {
+		scheme  string
+		at      net.Listener
+		version int
+		want    string
+	}{
+		{"http", listener, 1, ""}, {"http", listener, 2, ""},
+		{"https", listener, 1, "TLS"}, {"https", listener, 2, "TLS"},
+		{"https", alone, 1, "TLS"}, {"https", alone, 2, "TLS"},
+	} {
+		speaks := &http.Protocols{}
+		speaks.SetHTTP1(c.version == 1)
+		speaks.SetHTTP2(c.version == 2)
+		speaks.SetUnencryptedHTTP2(c.version == 2)
+		transport := &http.Transport{Protocols: speaks,
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+		answer, err := (&http.Client{Transport: transport}).Get(c.scheme + "://" +
+			c.at.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		said, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
-		if err != nil || string(said) != want {
-			t.Errorf("%s: %q, %v", scheme, said, err)
+		transport.CloseIdleConnections()
+		if err != nil || string(said) != c.want || answer.ProtoMajor != c.version {
+			t.Errorf("%s by HTTP/%d: %q by %s, %v", c.scheme, c.version, said, answer.Proto, err)
 		}
 	}
 }

@@ -99,8 +99,7 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 	if err != nil {
 		return nil, err
 	}
-	secured := &tls.Config{GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"http/1.1"}}
+	secured := securedBy(certificate)
 	f.plain = either{f.cfg.Connections.Bound(f.plain, openwhisk.NoConnection), secured}
 	served := []net.Listener{f.plain}
 	if i.https != "" {
@@ -134,6 +133,12 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 	}
 	f.onClose(stop)
 	return f, nil
+}
+
+// securedBy returns how HTTPS is spoken: by HTTP/2 with whoever can, and by HTTP/1.1.
+func securedBy(certificate *openwhisk.Certificate) *tls.Config {
+	return &tls.Config{GetCertificate: certificate.Get, MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"h2", "http/1.1"}}
 }
 
 const whatListen = "OpenWhisk API"

@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -45,21 +47,24 @@ func TestRequestsAreCarriedWhole(t *testing.T) {
 	}
 }
 
-// HTTP/2 without TLS and calls of gRPC are as if the program were asked itself, whether it speaks
+// HTTP/2 and calls of gRPC, without TLS and over it, are as if the program were asked itself, whether it speaks
 // HTTP/2 or not, and whether the sandbox is there or started for them.
 func TestHTTP2IsCarriedWhole(t *testing.T) {
 	k := newKnative(t)
 	for name, ask := range map[string]func(*testing.T, dialer, string) string{
-		"h2c": speakHTTP2, "grpc": callGRPC,
+		"h2c": speakHTTP2, "grpc": callGRPC, "h2-tls": speakHTTP2, "grpc-tls": callGRPC,
 	} {
 		for _, port := range []string{"h2c", "http1"} {
-			if name == "grpc" && port == "http1" {
+			if strings.HasPrefix(name, "grpc") && port == "http1" {
 				continue // no program of HTTP/1.1 answers gRPC
 			}
 			s := fromZero(service(name+"-"+port, "example.com/whole"))
 			s.Spec.Template.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: port}}
 			host := k.create(s).Status.URL.Host
 			road := func(ctx context.Context, _ string) (net.Conn, error) {
+				if strings.HasSuffix(name, "tls") {
+					return k.secured(ctx, host, "h2")
+				}
 				return new(net.Dialer).DialContext(ctx, "tcp", k.address)
 			}
 			cold := ask(t, road, host)
@@ -72,8 +77,38 @@ func TestHTTP2IsCarriedWhole(t *testing.T) {
 				!strings.HasPrefix(said, want) {
 				t.Errorf("a GET of HTTP/1.1 to a program of %s is answered %d %q", port, code, said)
 			}
+			if said := curlSecured(t, k, host); !strings.HasPrefix(said, want) ||
+				!strings.HasSuffix(said, " by 2") {
+				t.Errorf("curl, of a program of %s: %q", port, said)
+			}
 		}
 	}
+}
+
+// curlSecured has curl get a service's page by HTTPS, and returns that and the version of HTTP.
+func curlSecured(t *testing.T, k *knative, host string) string {
+	t.Helper()
+	program, err := exec.LookPath("curl")
+	if err != nil {
+		t.Skip("curl is not on PATH")
+	}
+	out, err := exec.CommandContext(t.Context(), program, "-sSk", "--connect-to", "::"+k.address,
+		"-w", " by %{http_version}", "https://"+host).CombinedOutput()
+	if err != nil {
+		t.Errorf("curl: %v %s", err, out)
+	}
+	return string(out)
+}
+
+// secured returns a connection by TLS, in which that protocol is spoken.
+func (k *knative) secured(ctx context.Context, host, protocol string) (net.Conn, error) {
+	name, _, _ := strings.Cut(host, ":")
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, ServerName: name,
+		NextProtos: []string{protocol}}}).DialContext(ctx, "tcp", k.address)
+	if err == nil && conn.(*tls.Conn).ConnectionState().NegotiatedProtocol != protocol {
+		err = errors.Join(fmt.Errorf("%s is not spoken over TLS", protocol), conn.Close())
+	}
+	return conn, err
 }
 
 type dialer = func(ctx context.Context, address string) (net.Conn, error)
@@ -238,10 +273,22 @@ func talk(t *testing.T, k *knative, host string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := net.Dial("tcp", k.address)
+	plain, err := net.Dial("tcp", k.address)
 	if err != nil {
 		t.Fatal(err)
 	}
+	secured, err := k.secured(t.Context(), host, "http/1.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, conn := range []net.Conn{plain, secured} {
+		echo(t, config, conn)
+	}
+}
+
+// echo has what is said come back over a WebSocket.
+func echo(t *testing.T, config *websocket.Config, conn net.Conn) {
+	t.Helper()
 	defer conn.Close()
 	ws, err := websocket.NewClient(config, conn)
 	if err != nil {
