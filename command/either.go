@@ -45,8 +45,8 @@ func tellTLS(server *http.Server) {
 	})
 }
 
-// takeHTTP2 has a server take HTTP/2, too: over TLS from whoever chooses it there, and without TLS as
-// clients of gRPC speak it to services, which is what an eitherConn's is to it in both cases. A
+// takeHTTP2 has a server take HTTP/2, too: over TLS from whoever chooses it there, and without TLS
+// as clients of gRPC speak it to services; to it an eitherConn's is without in both cases. A
 // connection has a bound of requests at once, of the time in which its client takes nothing, and of
 // the memory for what it sends: net/http's own is a megabyte for each of two buffers.
 func takeHTTP2(server *http.Server) {

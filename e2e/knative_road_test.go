@@ -47,12 +47,13 @@ func TestRequestsAreCarriedWhole(t *testing.T) {
 	}
 }
 
-// HTTP/2 and calls of gRPC, without TLS and over it, are as if the program were asked itself, whether it speaks
-// HTTP/2 or not, and whether the sandbox is there or started for them.
+// HTTP/2 and calls of gRPC, without TLS and over it, are as if the program were asked itself,
+// whether it speaks HTTP/2 or not, and whether the sandbox is there or started for them.
 func TestHTTP2IsCarriedWhole(t *testing.T) {
 	k := newKnative(t)
 	for name, ask := range map[string]func(*testing.T, dialer, string) string{
-		"h2c": speakHTTP2, "grpc": callGRPC, "h2-tls": speakHTTP2, "grpc-tls": callGRPC,
+		"h2c": speakHTTP2, "grpc": callGRPC,
+		"h2-tls": speakHTTP2, "grpc-tls": callGRPC,
 	} {
 		for _, port := range []string{"h2c", "http1"} {
 			if strings.HasPrefix(name, "grpc") && port == "http1" {

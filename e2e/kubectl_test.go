@@ -165,6 +165,7 @@ func TestKubectl(t *testing.T) {
 		{"get svc", "ExternalName"},
 		{"get all", "pod/hello-00001-deployment-"},
 		{"get revisions --chunk-size=1", "hello-00001"},
+		{"get cm --chunk-size=1 -o name", "configmap/d"},
 		{"get ksvc -l app=hello -o name", "service.serving.knative.dev/hello"},
 		{"get events --field-selector involvedObject.kind=Revision", "RevisionReady"},
 		{"events --for revision/hello-00001", "RevisionReady"},
@@ -218,6 +219,12 @@ func TestKubectl(t *testing.T) {
 	})
 	c.says([]said{
 		{"get revisions,routes,configurations,pods", "No resources found"},
+		{"apply -f FILE", "service.serving.knative.dev/hello created"},
+		{"wait ksvc hello --for=condition=Ready", "condition met"},
+		{"delete ksvc hello --cascade=orphan", "deleted"},
+		{"get route,configuration", "configuration.serving.knative.dev/hello"},
+		{"delete route,configuration hello --cascade=background", "deleted"},
+		{"wait revision hello-00001 --for=delete", ""},
 		{"delete -f FILE --ignore-not-found", "configmap \"d\" deleted"},
 		{"delete secret,cm --all", "secret \"s\" deleted"},
 	})

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -155,23 +154,20 @@ func (c *call) collection(k *kind, namespace string) error {
 		if err != nil {
 			return err
 		}
-		body, err := c.body()
+		how, err := c.deletion()
 		if err != nil {
 			return err
 		}
-		how, err := c.deletion(body)
+		meta, page, err := c.page(k, choice)
 		if err != nil {
 			return err
 		}
-		all, _ := c.world.list(k, c.user.Namespace)
-		for _, e := range all {
-			if choice.takes(e.encoded, e.itself) {
-				if _, err := c.delete(e, how); ignoreMissing(err) != nil {
-					return err
-				}
+		for _, e := range page {
+			if _, _, err := c.delete(ref{k, e.name}, how); ignoreMissing(err) != nil {
+				return err
 			}
 		}
-		return c.status(metav1.Status{Status: metav1.StatusSuccess})
+		return c.listed(k, meta, page)
 	}
 	return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
 }
@@ -189,88 +185,33 @@ func (c *call) one(k *kind, namespace, of string, status bool) error {
 		return c.answer(http.StatusOK, old)
 	case c.r.Method == http.MethodPatch:
 		return c.patch(k, namespace, of)
-	case c.r.Method == http.MethodDelete && old == nil:
-		return missing
+	case c.r.Method == http.MethodDelete:
+		return c.deleteOne(ref{k, name{namespace, of}})
+	case c.r.Method != http.MethodPut:
+		return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
 	}
 	body, err := c.body()
 	if err != nil {
 		return err
 	}
-	switch c.r.Method {
-	case http.MethodPut:
-		o, w := k.make(), c.writer()
-		if err := w.decode(k, body, o, query.Get("fieldValidation")); err != nil {
-			return undecodable(k, err)
-		}
-		if err := placed(k, o, namespace, of); err != nil {
-			return err
-		}
-		if old == nil {
-			return missing
-		}
-		if o.GetResourceVersion() == "" && !k.core() {
-			return unversioned(k, of)
-		}
-		e, err := w.update(c.r.Context(), old, o)
-		if err != nil {
-			return err
-		}
-		return c.answer(http.StatusOK, e)
-	case http.MethodDelete:
-		how, err := c.deletion(body)
-		if err != nil {
-			return err
-		}
-		left, err := c.delete(old, how)
-		if err != nil {
-			return err
-		}
-		if left != nil {
-			return c.answer(http.StatusOK, left)
-		}
-		return c.status(metav1.Status{Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
-			Name: of, Group: k.Group, Kind: k.Names.Plural, UID: old.object.GetUID()}})
+	o, w := k.make(), c.writer()
+	if err := w.decode(k, body, o, query.Get("fieldValidation")); err != nil {
+		return undecodable(k, err)
 	}
-	return apierrors.NewMethodNotSupported(k.resource(), c.r.Method)
-}
-
-// deletion returns how a request wants objects deleted: what its body says, or else its query.
-func (c *call) deletion(body []byte) (how metav1.DeleteOptions, err error) {
-	if len(body) > 0 {
-		if err := json.Unmarshal(body, &how); err != nil {
-			return how, apierrors.NewBadRequest(err.Error())
-		}
-		return how, nil
-	}
-	query := c.r.URL.Query()
-	if p := query.Get("propagationPolicy"); p != "" {
-		policy := metav1.DeletionPropagation(p)
-		how.PropagationPolicy = &policy
-	}
-	how.DryRun = query["dryRun"]
-	return how, nil
-}
-
-// delete deletes an object, and returns what is left of it; nil: nothing.
-func (c *call) delete(e *entry, how metav1.DeleteOptions) (left *entry, err error) {
-	if err := e.meets(how.Preconditions); err != nil {
-		return nil, err
-	}
-	policy := metav1.DeletePropagationBackground
-	if how.PropagationPolicy != nil {
-		policy = *how.PropagationPolicy
-	}
-	w := c.writer()
-	w.dry = len(how.DryRun) > 0
-	err = untilDone(func() (err error) {
-		now := c.world.get(e.kind, e.name.namespace, e.name.name)
-		if now == nil {
-			return apierrors.NewNotFound(e.kind.resource(), e.name.name)
-		}
-		left, err = w.delete(c.r.Context(), now, policy)
+	if err := placed(k, o, namespace, of); err != nil {
 		return err
-	})
-	return left, err
+	}
+	if old == nil {
+		return missing
+	}
+	if o.GetResourceVersion() == "" && !k.core() {
+		return unversioned(k, of)
+	}
+	e, err := w.update(c.r.Context(), old, o)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, e)
 }
 
 // patch merges a patch into an object. One that is applied makes the object where there is none.
@@ -350,29 +291,15 @@ func (c *call) patch(k *kind, namespace, of string) error {
 }
 
 func (c *call) list(k *kind, choice choice) error {
-	query := c.r.URL.Query()
-	after, err := base64.RawURLEncoding.DecodeString(query.Get("continue"))
+	meta, page, err := c.page(k, choice)
 	if err != nil {
-		return apierrors.NewBadRequest("the continue key is not valid")
+		return err
 	}
-	limit, _ := strconv.Atoi(query.Get("limit"))
-	all, revision := c.world.list(k, c.user.Namespace)
-	var page []*entry
-	next, left := "", int64(0)
-	for _, e := range all {
-		switch {
-		case e.name.name <= string(after) && len(after) > 0 || !choice.takes(e.encoded, e.itself):
-		case limit > 0 && len(page) == limit:
-			next = base64.RawURLEncoding.EncodeToString([]byte(page[limit-1].name.name))
-			left++
-		default:
-			page = append(page, e)
-		}
-	}
-	meta := metav1.ListMeta{ResourceVersion: strconv.FormatUint(revision, 10), Continue: next}
-	if next != "" && choice.all() {
-		meta.RemainingItemCount = &left
-	}
+	return c.listed(k, meta, page)
+}
+
+// listed answers with a page of a list.
+func (c *call) listed(k *kind, meta metav1.ListMeta, page []*entry) error {
 	if asTable(c.r) {
 		return c.json(http.StatusOK, k.table(meta, page))
 	}

@@ -5,18 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	authentication "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 	"knative.dev/pkg/apis"
 	"knative.dev/serving/pkg/apis/config"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
@@ -75,7 +76,7 @@ func (w *writer) create(ctx context.Context, k *kind, o object) (*entry, error) 
 	keepStatus(o, k.make())
 	ctx = apis.WithinCreate(w.context(ctx))
 	setDefaults(ctx, o)
-	if err := w.check(ctx, k, o); err != nil {
+	if err := w.check(ctx, k, o, nil); err != nil {
 		return nil, err
 	}
 	e, err := w.keep(ctx, k, o, nil, w.most(o.GetNamespace()))
@@ -102,7 +103,7 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	keepStatus(o, was)
 	ctx = apis.WithinUpdate(w.context(ctx), was)
 	setDefaults(ctx, o)
-	if err := w.check(ctx, old.kind, o); err != nil {
+	if err := w.check(ctx, old.kind, o, was); err != nil {
 		return nil, err
 	}
 	body, err := document(old.kind, o)
@@ -184,12 +185,13 @@ func (w *writer) keepChanged(ctx context.Context, k *kind, o object, body []byte
 	return w.put(ctx, k, o, body, old, most)
 }
 
-// check returns what Kubernetes has against an object, or Knative, as its webhook words it.
-func (w *writer) check(ctx context.Context, k *kind, o object) error {
+// check returns what Kubernetes has against an object in the place of another, or of none; or
+// Knative, as its webhook words it.
+func (w *writer) check(ctx context.Context, k *kind, o, was object) error {
 	if w.user == "" {
 		return nil // what was made of a good object is good
 	}
-	if wrong := labelsOf(o); len(wrong) > 0 {
+	if wrong := namesIn(o, was); len(wrong) > 0 {
 		return apierrors.NewInvalid(k.gvk().GroupKind(), o.GetName(), wrong)
 	}
 	if err := withoutContainers(k, o); err != nil {
@@ -213,9 +215,18 @@ func (w *writer) check(ctx context.Context, k *kind, o object) error {
 			"the request: validation failed: " + wrong.Error()}}
 }
 
-// labelsOf returns what Kubernetes has against an object's labels, and those of its revisions.
-func labelsOf(o object) field.ErrorList {
-	wrong := metavalidation.ValidateLabels(o.GetLabels(), field.NewPath("metadata", "labels"))
+// namesIn returns what Kubernetes has against an object's labels, those of its revisions, its
+// owners and its finalizers, of which none is added while it is about to go.
+func namesIn(o, was object) field.ErrorList {
+	meta := field.NewPath("metadata")
+	owners := o.GetOwnerReferences()
+	wrong := slices.Concat(metavalidation.ValidateLabels(o.GetLabels(), meta.Child("labels")),
+		apivalidation.ValidateOwnerReferences(owners, meta.Child("ownerReferences")),
+		apivalidation.ValidateFinalizers(o.GetFinalizers(), meta.Child("finalizers")))
+	if was != nil && was.GetDeletionTimestamp() != nil {
+		wrong = append(wrong, apivalidation.ValidateNoNewFinalizers(o.GetFinalizers(),
+			was.GetFinalizers(), meta.Child("finalizers"))...)
+	}
 	var template *v1.RevisionTemplateSpec
 	switch o := o.(type) {
 	case *v1.Service:
@@ -227,64 +238,6 @@ func labelsOf(o object) field.ErrorList {
 	}
 	return append(wrong, metavalidation.ValidateLabels(template.Labels,
 		field.NewPath("spec", "template", "metadata", "labels"))...)
-}
-
-// delete deletes an object at once, and the reconcilers then delete what it owns; or after all that
-// it owns, and after whoever has a finalizer in it. It returns what is left of it; nil: nothing.
-func (w *writer) delete(
-	ctx context.Context, e *entry, how metav1.DeletionPropagation,
-) (left *entry, err error) {
-	if how == metav1.DeletePropagationOrphan && !w.dry {
-		for _, o := range w.owned(e) {
-			free := o.object.DeepCopyObject().(object)
-			free.SetOwnerReferences(nil)
-			if err := w.mark(ctx, o, free); err != nil {
-				return nil, err
-			}
-		}
-	}
-	switch {
-	case how == metav1.DeletePropagationForeground || len(e.object.GetFinalizers()) > 0:
-		return w.end(ctx, e, how)
-	case w.dry:
-		return nil, nil
-	}
-	return nil, w.remove(ctx, e)
-}
-
-// end marks an object as one that is about to go.
-func (w *writer) end(
-	ctx context.Context, e *entry, how metav1.DeletionPropagation,
-) (*entry, error) {
-	if e.object.GetDeletionTimestamp() != nil {
-		return e, nil
-	}
-	o := e.object.DeepCopyObject().(object)
-	o.SetDeletionTimestamp(ptr.To(metav1.NewTime(time.Now().UTC().Truncate(time.Second))))
-	o.SetDeletionGracePeriodSeconds(ptr.To[int64](0))
-	if o.GetGeneration() > 0 {
-		o.SetGeneration(o.GetGeneration() + 1)
-	}
-	if how == metav1.DeletePropagationForeground {
-		o.SetFinalizers(append(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
-	}
-	return w.keep(ctx, e.kind, o, e, store.Unbounded)
-}
-
-// owned returns what an object owns.
-func (w *world) owned(of *entry) (all []*entry) {
-	for _, k := range kinds {
-		if k.Derived {
-			continue
-		}
-		list, _ := w.list(k, of.name.namespace)
-		for _, e := range list {
-			if owner, _ := ownerOf(e.object); owner != nil && owner.UID == of.object.GetUID() {
-				all = append(all, e)
-			}
-		}
-	}
-	return all
 }
 
 // untilDone does what may meet a change of another, until it does not.

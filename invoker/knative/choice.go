@@ -15,13 +15,11 @@ type choice struct {
 func (k *kind) chosen(label, field string) (choice, error) {
 	l, err := labels.Parse(label)
 	if err != nil {
-		return choice{}, apierrors.NewBadRequest(
-			"unable to parse the label selector: " + err.Error())
+		return choice{}, apierrors.NewBadRequest(err.Error())
 	}
 	f, err := fields.ParseSelector(field)
 	if err != nil {
-		return choice{}, apierrors.NewBadRequest(
-			"unable to parse the field selector: " + err.Error())
+		return choice{}, apierrors.NewBadRequest(err.Error())
 	}
 	for _, of := range f.Requirements() {
 		if _, known := k.fieldsOf(k.make())[of.Field]; !known {

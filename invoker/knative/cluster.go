@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
@@ -189,23 +188,4 @@ func (w *world) alreadyThere(k *kind, o object, err error) error {
 	said := is.Status()
 	said.Message = "object is being deleted: " + said.Message
 	return &apierrors.StatusError{ErrStatus: said}
-}
-
-// meets returns why an object is not the one that is meant; nil: it is.
-func (e *entry) meets(p *metav1.Preconditions) error {
-	conflicts := func(format string, told, is any) error {
-		return apierrors.NewConflict(schema.GroupResource{Group: e.kind.Group,
-			Resource: e.kind.Names.Kind}, e.name.name, fmt.Errorf(format, told, is))
-	}
-	switch o := e.object; {
-	case p == nil:
-	case p.UID != nil && *p.UID != o.GetUID():
-		return conflicts("the UID in the precondition (%s) does not match the UID in record (%s). "+
-			"The object might have been deleted and then recreated", *p.UID, o.GetUID())
-	case p.ResourceVersion != nil && *p.ResourceVersion != o.GetResourceVersion():
-		return conflicts("the ResourceVersion in the precondition (%s) does not match the "+
-			"ResourceVersion in record (%s). The object might have been modified",
-			*p.ResourceVersion, o.GetResourceVersion())
-	}
-	return nil
 }

@@ -159,14 +159,19 @@ func ownerOf(o object) (*metav1.OwnerReference, *kind) {
 	if owner == nil {
 		return nil, nil
 	}
-	of, err := schema.ParseGroupVersion(owner.APIVersion)
-	if err != nil {
-		return nil, nil
-	}
-	if k := known(of.WithKind(owner.Kind)); k != nil {
+	if k := kindIn(*owner); k != nil {
 		return owner, k
 	}
 	return nil, nil
+}
+
+// kindIn returns the kind that a reference names, if it is one of ours.
+func kindIn(owner metav1.OwnerReference) *kind {
+	of, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil {
+		return nil
+	}
+	return known(of.WithKind(owner.Kind))
 }
 
 // known returns the kind of that group and name, or nil.

@@ -403,7 +403,7 @@ func TestWhatIsRefused(t *testing.T) {
 			409, "Conflict"},
 		{"GET", objects + "services/none", "", 404, `services.serving.knative.dev \"none\" not found`},
 		{"GET", "/apis/serving.knative.dev/v1/namespaces/bob/services", "", 403, "Forbidden"},
-		{"GET", objects + "services?labelSelector=%3D%3D", "", 400, "label selector"},
+		{"GET", objects + "services?labelSelector=%3D%3D", "", 400, "found '=='"},
 		{"GET", "/apis/eventing.knative.dev/v1/brokers", "", 404, "could not find"},
 		{"PATCH", objects + "services/hello", "[]", 422, "Invalid"},
 	} {
@@ -420,35 +420,6 @@ func TestWhatIsRefused(t *testing.T) {
 	h.key.Secret += "x"
 	if code, _ := h.ask("GET", objects+"services", "", ""); code != 401 {
 		t.Errorf("a wrong key is answered %d", code)
-	}
-}
-
-// A list comes in pieces, each after the last.
-func TestAListComesInPieces(t *testing.T) {
-	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
-	defer leave()
-	for i := range 5 {
-		h.must("POST", objects+"configurations", described(fmt.Sprintf("c%d", i), "x"))
-	}
-	var names []string
-	for next := ""; ; {
-		var list struct {
-			Metadata struct{ Continue string }
-			Items    []struct{ Metadata struct{ Name string } }
-		}
-		text := h.must("GET", objects+"configurations?limit=2&continue="+next, "")
-		if err := json.Unmarshal([]byte(text), &list); err != nil {
-			t.Fatal(err)
-		}
-		for _, i := range list.Items {
-			names = append(names, i.Metadata.Name)
-		}
-		if next = list.Metadata.Continue; next == "" {
-			break
-		}
-	}
-	if fmt.Sprint(names) != "[c0 c1 c2 c3 c4]" {
-		t.Errorf("the pieces have %s", names)
 	}
 }
 

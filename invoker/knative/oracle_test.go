@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"cmp"
 	"crypto/tls"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -84,9 +85,10 @@ func dig(of any, path ...string) any {
 	return of
 }
 
-// Ids differ, and so do the addresses that a message of Knative's has, and whole objects.
-var differing = regexp.MustCompile(
-	`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|0x[0-9a-f]+|Invalid value: "\{.*\}"`)
+// Ids and versions differ, and so do the addresses that a message of Knative's has, and whole
+// objects.
+var differing = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|0x[0-9a-f]+|` +
+	`Invalid value: "\{.*\}"|ResourceVersion in record \(\d+\)`)
 
 // common returns of an answer what two servers are to have in common: not ids, times, versions and
 // owners of fields, and nothing where there is nothing.
@@ -100,6 +102,8 @@ func common(of any) any {
 				continue
 			case "creationTimestamp", "deletionTimestamp":
 				value = value != nil
+			case "causes": // that server tells some twice
+				value = once(value)
 			}
 			if value = common(value); value != nil && value != false {
 				left[key] = value
@@ -123,6 +127,18 @@ func common(of any) any {
 		return differing.ReplaceAllString(of, "…")
 	}
 	return of
+}
+
+// once returns a list without what it has twice.
+func once(of any) any {
+	var left []any
+	all, _ := of.([]any)
+	for _, value := range all {
+		if !slices.ContainsFunc(left, func(v any) bool { return reflect.DeepEqual(v, value) }) {
+			left = append(left, value)
+		}
+	}
+	return left
 }
 
 // differences says where two answers differ.
@@ -311,7 +327,10 @@ func (g *generator) next() request {
 		q.sort, q.method = "list", http.MethodGet
 		q.path = all + one(g, "", "?labelSelector=l%3Da", "?labelSelector=l", "?labelSelector=l%3D",
 			"?fieldSelector=metadata.name%3Da", "?labelSelector=%21l", "?limit=2",
-			"?labelSelector=l+in+(a,b)")
+			"?limit=2&continue=bad", "?limit=1&resourceVersion=1&continue="+theRest,
+			"?limit=2&continue="+theRest,
+			"?labelSelector=l+in+(a,b)",
+			"?labelSelector=%3D", "?fieldSelector=x")
 	case n < 73:
 		q.sort, q.method, q.body = "update", http.MethodPut, g.object(resource, name, true)
 	case n < 88:
@@ -320,14 +339,33 @@ func (g *generator) next() request {
 	default:
 		q.sort, q.method, q.body = "delete", http.MethodDelete, one(g, "", "",
 			`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Background"}`,
+			`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Foreground"}`,
+			`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Orphan"}`,
+			`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"None"}`,
+			`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Orphan",
+				"orphanDependents":true}`,
+			`{"kind":"DeleteOptions","apiVersion":"v1","orphanDependents":true}`,
+			`{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"resourceVersion":"$VERSION"}}`,
+			`{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"resourceVersion":"1"}}`,
 			`{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"$UID"}}`,
 			`{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"no"}}`)
+		if g.rarely(8) {
+			q.sort, q.path = "deletecollection", all+one(g, "?labelSelector=l%3Da", "?limit=1",
+				"?fieldSelector=metadata.name%3Db", "?labelSelector=%3D")
+		} else if q.body == "" {
+			q.path += one(g, "", "?propagationPolicy=Foreground", "?propagationPolicy=Orphan",
+				"?propagationPolicy=x", "?orphanDependents=false")
+		}
 	}
-	if q.method != http.MethodGet && g.rarely(6) {
+	if q.method != http.MethodGet && !strings.Contains(q.path, "?") && g.rarely(6) {
 		q.path += one(g, "?fieldValidation=Strict", "?fieldValidation=Ignore", "?dryRun=All")
 	}
 	return q
 }
+
+// theRest is a token that is good: the rest of a list.
+var theRest = base64.RawURLEncoding.EncodeToString([]byte(
+	`{"v":"meta.k8s.io/v1","rv":-1,"start":"b\u0000"}`))
 
 type doc = map[string]any
 
@@ -527,6 +565,13 @@ func (g *generator) patch() (form, body string) {
 		[2]string{merge, `{"metadata":{"annotations":{"serving.knative.dev/creator":"eve"}}}`},
 		[2]string{merge, `{"metadata":{"resourceVersion":"1"}}`},
 		[2]string{merge, `{"metadata":{"finalizers":["example.com/f"]}}`},
+		[2]string{merge, `{"metadata":{"finalizers":["foregroundDeletion","example.com/f"]}}`},
+		[2]string{merge, `{"metadata":{"finalizers":["orphan","foregroundDeletion"]}}`},
+		[2]string{merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Secret",
+			"name":"s","uid":"u","blockOwnerDeletion":true}]}}`},
+		[2]string{merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Event",
+			"name":"","uid":""}]}}`},
+		[2]string{merge, `{"metadata":{"ownerReferences":null}}`},
 		[2]string{merge, `{"metadata":{"finalizers":null}}`},
 		[2]string{merge, `{"spec":{"template":{"spec":{"timeoutSeconds":10}}}}`},
 		[2]string{merge, `{"spec":{"template":{"spec":{"timeoutSeconds":10000}}}}`},

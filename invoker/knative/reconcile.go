@@ -85,8 +85,10 @@ func (r *reconciler) follow(e *event) {
 	if k := me.kind; !e.noted || k != services && k != configurations && k != routes {
 		r.queue.Add(me)
 	}
-	if owner, of := ownerOf(e.entry.object); owner != nil {
-		r.queue.Add(ref{of, name{n.namespace, owner.Name}})
+	for _, owner := range e.entry.object.GetOwnerReferences() {
+		if of := kindIn(owner); of != nil {
+			r.queue.Add(ref{of, name{n.namespace, owner.Name}})
+		}
 	}
 	if me.kind == routes {
 		for _, of := range r.road.domains.names(n) {
@@ -184,12 +186,8 @@ func (r *reconciler) reconcile(ctx context.Context, d ref) error {
 	if e.object.GetDeletionTimestamp() != nil {
 		return r.ending(ctx, e)
 	}
-	if owner, k := ownerOf(e.object); owner != nil {
-		of := r.get(k, d.name.namespace, owner.Name)
-		if of == nil || of.object.GetUID() != owner.UID {
-			_, err := r.delete(ctx, e, metav1.DeletePropagationBackground)
-			return ignoreMissing(err)
-		}
+	if collected, err := r.collect(ctx, e); collected {
+		return err
 	}
 	ctx = r.context(ctx)
 	switch o := e.object.DeepCopyObject().(type) {
@@ -205,41 +203,6 @@ func (r *reconciler) reconcile(ctx context.Context, d ref) error {
 		return r.mapping(e, o)
 	}
 	return nil
-}
-
-// ending removes an object once nothing is left that it waits for.
-func (r *reconciler) ending(ctx context.Context, e *entry) error {
-	left := e.object.GetFinalizers()
-	if i := slices.Index(left, metav1.FinalizerDeleteDependents); i >= 0 {
-		owned := r.owned(e)
-		for _, o := range owned {
-			if _, err := r.end(ctx, o, metav1.DeletePropagationForeground); err != nil {
-				return err
-			}
-		}
-		if len(owned) > 0 {
-			return nil // the last of them comes by here as it goes
-		}
-		left = slices.Delete(slices.Clone(left), i, i+1)
-	}
-	if len(left) > 0 {
-		o := e.object.DeepCopyObject().(object)
-		o.SetFinalizers(left)
-		return r.mark(ctx, e, o)
-	}
-	return ignoreMissing(r.remove(ctx, e))
-}
-
-// forsaken has those reconciled that an object owned which is gone.
-func (r *reconciler) forsaken(d ref) {
-	for _, k := range kinds {
-		all, _ := r.list(k, d.name.namespace)
-		for _, e := range all {
-			if o, of := ownerOf(e.object); of == d.kind && o.Name == d.name.name {
-				r.queue.Add(ref{k, e.name})
-			}
-		}
-	}
 }
 
 func (r *reconciler) service(ctx context.Context, e *entry, s *v1.Service) error {

@@ -36,12 +36,13 @@ func (k *kind) table(meta metav1.ListMeta, of []*entry) *metav1.Table {
 		})
 	}
 	for _, e := range of {
+		o := e.itself()
 		var tree any
 		_ = json.Unmarshal(e.body, &tree) // it is our own
 		row := metav1.TableRow{}
 		var own map[string]any
 		if k.cells != nil {
-			own = k.cells(e.object)
+			own = k.cells(o)
 		}
 		for _, c := range k.Columns {
 			if c.Path == "" {
@@ -53,9 +54,9 @@ func (k *kind) table(meta metav1.ListMeta, of []*entry) *metav1.Table {
 		shown := metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
 			Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}}
 		shown.Name, shown.Namespace = e.name.name, e.name.namespace
-		shown.UID, shown.Labels = e.object.GetUID(), e.object.GetLabels()
-		shown.ResourceVersion = e.object.GetResourceVersion()
-		shown.CreationTimestamp = e.object.GetCreationTimestamp()
+		shown.UID, shown.Labels = o.GetUID(), o.GetLabels()
+		shown.ResourceVersion = o.GetResourceVersion()
+		shown.CreationTimestamp = o.GetCreationTimestamp()
 		raw, _ := json.Marshal(&shown)
 		row.Object = runtime.RawExtension{Raw: raw}
 		t.Rows = append(t.Rows, row)

@@ -26,7 +26,7 @@ type name struct{ namespace, name string }
 // An entry is an object at one revision. Nothing in it changes.
 type entry struct {
 	*encoded
-	object object
+	object object // nil: of former times, and nobody has asked for it
 }
 
 // An encoded object is what all get who ask for it, and what the log keeps of it: the object itself
@@ -40,7 +40,12 @@ type encoded struct {
 }
 
 // itself returns the object.
-func (e *entry) itself() object { return e.object }
+func (e *entry) itself() object {
+	if e.object == nil {
+		return e.encoded.itself()
+	}
+	return e.object
+}
 
 func (e *encoded) itself() object { return e.decoded().object }
 
@@ -380,8 +385,45 @@ func (w *world) list(k *kind, namespace string) (all []*entry, revision uint64) 
 	}
 	revision = w.revision
 	w.mu.RUnlock()
-	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.name.name, b.name.name) })
+	byName(all)
 	return all, revision
+}
+
+func byName(all []*entry) {
+	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.name.name, b.name.name) })
+}
+
+// listOf returns the objects of a namespace as they were at a revision, by name: what each event
+// since then has changed is taken back.
+func (w *world) listOf(k *kind, namespace string, revision uint64) (all []*entry, err error) {
+	w.mu.RLock()
+	if !w.reaches(revision, namespace) {
+		w.mu.RUnlock()
+		return nil, errExpired
+	}
+	then := maps.Clone(w.objects[k][namespace])
+	for _, e := range slices.Backward(w.events) {
+		if e.revision <= revision {
+			break
+		}
+		switch {
+		case e.kind != k || e.name.namespace != namespace:
+		case e.before == nil:
+			delete(then, e.name.name)
+		default:
+			then[e.name.name] = &entry{encoded: e.before}
+		}
+	}
+	w.mu.RUnlock()
+	all = slices.Collect(maps.Values(then))
+	byName(all)
+	return all, nil
+}
+
+// reaches reports whether the log has all events of a namespace since a revision. The caller holds
+// the lock.
+func (w *world) reaches(revision uint64, namespace string) bool {
+	return revision >= max(w.floor, w.floors[namespace]) && revision <= w.revision
 }
 
 // show has an object that no store has seen by all, in the place of what it was.
@@ -425,7 +467,7 @@ var closed = func() chan struct{} {
 func (w *world) since(revision uint64, namespace string) ([]*logged, <-chan struct{}, error) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	if revision < max(w.floor, w.floors[namespace]) || revision > w.revision {
+	if !w.reaches(revision, namespace) {
 		return nil, nil, errExpired
 	}
 	at, _ := slices.BinarySearchFunc(w.events, revision+1,

@@ -1,0 +1,191 @@
+package knative
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fastiov/fastiov/invoker/access"
+)
+
+const texts = "/api/v1/namespaces/ann/configmaps"
+
+// is returns the metadata of an object; nil: it is not there.
+func (h *house) is(path string) *metav1.ObjectMeta {
+	h.t.Helper()
+	var o metav1.PartialObjectMetadata
+	code, text := h.ask(http.MethodGet, path, "", "")
+	if code == http.StatusNotFound {
+		return nil
+	}
+	if err := json.Unmarshal([]byte(text), &o); err != nil || code != http.StatusOK {
+		h.t.Fatalf("%s: %d %s %v", path, code, text, err)
+	}
+	return &o.ObjectMeta
+}
+
+func (h *house) gone(path string) {
+	h.t.Helper()
+	h.until(path+" is gone", func() bool { return h.is(path) == nil })
+}
+
+// owned makes a ConfigMap that names owners: paths of objects, and whether each waits for it.
+func (h *house) owned(name string, owners map[string]bool, finalizers ...string) {
+	h.t.Helper()
+	meta := metav1.ObjectMeta{Name: name, Finalizers: finalizers}
+	for path, waits := range owners {
+		var o metav1.PartialObjectMetadata
+		if err := json.Unmarshal([]byte(h.must(http.MethodGet, path, "")), &o); err != nil {
+			h.t.Fatal(err)
+		}
+		meta.OwnerReferences = append(meta.OwnerReferences, metav1.OwnerReference{
+			APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID,
+			BlockOwnerDeletion: &waits})
+	}
+	text, _ := json.Marshal(metav1.PartialObjectMetadata{ObjectMeta: meta})
+	h.must(http.MethodPost, texts, string(text))
+}
+
+func (h *house) delete(path, options string) {
+	h.t.Helper()
+	h.must(http.MethodDelete, path, `{"kind":"DeleteOptions","apiVersion":"v1",`+options+`}`)
+}
+
+const (
+	foreground = `"propagationPolicy":"Foreground"`
+	orphan     = `"propagationPolicy":"Orphan"`
+	background = `"propagationPolicy":"Background"`
+)
+
+// In the background an owner goes first; in the foreground it goes after those alone that it waits
+// for; and what is orphaned stays, and names it no more.
+func TestWhatAnOwnerLeaves(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	const service, config = objects + "services/hello", objects + "configurations/hello"
+	made := func() {
+		h.must("POST", objects+"services", described("hello", "example.com/hello"))
+		h.ready("hello", "True")
+	}
+	made()
+	h.owned("with", map[string]bool{service: false})
+	h.delete(service, background)
+	if h.is(service) != nil {
+		t.Error("it is there still")
+	}
+	for _, path := range []string{texts + "/with", config, objects + "revisions/hello-00001"} {
+		h.gone(path)
+	}
+
+	made()
+	h.owned("lasting", map[string]bool{service: false}, "example.com/mine")
+	h.owned("awaited", map[string]bool{service: true}, "example.com/mine")
+	h.delete(service, foreground)
+	h.gone(config)
+	h.gone(objects + "revisions/hello-00001")
+	h.until("all are about to go", func() bool {
+		return h.is(texts+"/lasting").DeletionTimestamp != nil &&
+			h.is(texts+"/awaited").DeletionTimestamp != nil
+	})
+	if is := h.is(service); is == nil || fmt.Sprint(is.Finalizers) != "[foregroundDeletion]" {
+		t.Errorf("what waits is %+v", is)
+	}
+	h.must("PATCH", texts+"/awaited", `{"metadata":{"finalizers":null}}`)
+	h.gone(service)
+	if h.is(texts+"/lasting") == nil {
+		t.Error("a finalizer is not waited for")
+	}
+	h.must("PATCH", texts+"/lasting", `{"metadata":{"finalizers":null}}`)
+
+	made()
+	h.owned("left", map[string]bool{service: true, config: true})
+	h.delete(service, orphan)
+	h.gone(service)
+	if is := h.is(texts + "/left"); is == nil || len(is.OwnerReferences) != 1 {
+		t.Errorf("left is %+v", is)
+	}
+	if is := h.is(config); is == nil || len(is.OwnerReferences) != 0 ||
+		is.DeletionTimestamp != nil {
+		t.Errorf("the configuration is %+v", is)
+	}
+}
+
+// What several own stays with the last of them. Two that own each other do not wait for each other.
+func TestSeveralOwners(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.owned("a", nil)
+	h.owned("b", nil)
+	h.owned("both", map[string]bool{texts + "/a": true, texts + "/b": true})
+	h.delete(texts+"/a", background)
+	h.until("one owner is left", func() bool {
+		return len(h.is(texts+"/both").OwnerReferences) == 1
+	})
+	h.delete(texts+"/b", foreground)
+	h.gone(texts + "/both")
+	h.gone(texts + "/b")
+
+	h.owned("x", nil)
+	h.owned("y", map[string]bool{texts + "/x": true})
+	h.must("PATCH", texts+"/x", fmt.Sprintf(`{"metadata":{"ownerReferences":[{"apiVersion":"v1",
+		"kind":"ConfigMap","name":"y","uid":%q,"blockOwnerDeletion":true}]}}`, h.is(texts+"/y").UID))
+	h.delete(texts+"/x", foreground)
+	h.gone(texts + "/x")
+	h.gone(texts + "/y")
+}
+
+// While an object is about to go, another deletion says anew what is to come of what it owns.
+func TestADeletionIsChanged(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.owned("a", nil)
+	h.owned("b", map[string]bool{texts + "/a": true}, "example.com/mine")
+	h.delete(texts+"/a", foreground)
+	h.delete(texts+"/a", orphan)
+	h.gone(texts + "/a")
+	if code, said := h.ask("PATCH", texts+"/b", "application/merge-patch+json",
+		`{"metadata":{"finalizers":["example.com/mine","example.com/more"]}}`); code != 422 ||
+		!strings.Contains(said, "no new finalizers") {
+		t.Errorf("%d %s", code, said)
+	}
+}
+
+// A deletion of many answers with those that it has deleted, and takes no others; and one that
+// means another object takes none.
+func TestADeletionMeansItsObjects(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	for _, name := range []string{"a", "b", "c"} {
+		h.must("POST", texts, fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"of":%q}}}`, name,
+			strings.Trim(name, "c")))
+	}
+	said := h.must("DELETE", texts+"?labelSelector=of", `{"dryRun":["All"]}`)
+	var list metav1.PartialObjectMetadataList
+	if err := json.Unmarshal([]byte(h.must("DELETE", texts+"?labelSelector=of!%3D", "")),
+		&list); err != nil || len(list.Items) != 2 || list.Kind != "ConfigMapList" {
+		t.Errorf("%+v %v after %s", list, err, said)
+	}
+	c := h.is(texts + "/c")
+	if c == nil || h.is(texts+"/a") != nil || h.is(texts+"/b") != nil {
+		t.Error("it has deleted others")
+	}
+	for _, means := range []string{`"uid":"other"`, `"resourceVersion":"1"`} {
+		code, said := h.ask("DELETE", texts+"/c", "", `{"preconditions":{`+means+`}}`)
+		if code != http.StatusConflict {
+			t.Errorf("%s: %d %s", means, code, said)
+		}
+	}
+	for _, bad := range []string{`{"propagationPolicy":"Never"}`,
+		`{"propagationPolicy":"Orphan","orphanDependents":false}`} {
+		if code, said := h.ask("DELETE", texts+"/c", "", bad); code != 422 {
+			t.Errorf("%s: %d %s", bad, code, said)
+		}
+	}
+	h.must("DELETE", texts+"/c", fmt.Sprintf(`{"preconditions":{"uid":%q,"resourceVersion":%q}}`,
+		c.UID, c.ResourceVersion))
+}
