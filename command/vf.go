@@ -39,7 +39,7 @@ func vfLease() *cobra.Command {
 	cmd.Args = cobra.NoArgs
 	f := cmd.Flags()
 	f.Int32Var(&req.Holder.Pid, "pid", 0, "the process that has the VF as long as it lives")
-	f.StringVar(&req.Holder.Name, "name", "cli", "the holder's name, for `fastiov status`")
+	f.StringVar(&req.Holder.Name, "name", "cli", "the holder's name, as fastiov status shows it")
 	f.StringVar(&req.Bdf, "vf", "", "address of the VF (default: any)")
 	f.StringVar(&req.Driver, "driver", "vfio", "vfio, or netdev for a network interface")
 	_ = cmd.MarkFlagRequired("pid")

@@ -63,7 +63,25 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 			l.cfg.Accel = "kvm"
 		}
 	}
+	if l.cfg.Accel == "tcg" {
+		l.takeEmulator(ctx, cache)
+	}
 	return l.boot(ctx)
+}
+
+// takeEmulator takes fastiov's QEMU where it has been built. Debian's delivers an interrupt twice
+// to a microVM now and then, which ends it.
+func (l *launch) takeEmulator(ctx context.Context, cache *build.Builder) {
+	dir, has := cache.HasEmulator(ctx)
+	if !has {
+		return
+	}
+	q, err := hypervisor.In(ctx, dir)
+	if err != nil { // its libraries have gone
+		cache.Say(hypervisor.Emulator, "%v; going on with %v", err, l.qemu)
+		return
+	}
+	l.qemu = q
 }
 
 // boots returns what a host with that kernel boots from.

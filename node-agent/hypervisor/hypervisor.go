@@ -22,8 +22,9 @@ import (
 
 // Names by which a builder makes a prefix.
 const (
-	Thing   = "qemu"
-	Patched = "qemu-patched" // by fastiov, to measure with; it is linked with no library
+	Thing    = "qemu"
+	Patched  = "qemu-patched"  // by fastiov, to measure with; it is linked with no library
+	Emulator = "qemu-emulator" // by fastiov, for testbeds, linked with libraries of this machine
 )
 
 // Name is that of the program, with which its messages begin.

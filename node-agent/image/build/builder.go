@@ -31,7 +31,7 @@ const guestName = "guest"
 // Things lists what a node may ask a builder for.
 func Things() []string {
 	return append(image.Made(), guestName, image.GuestOf(image.LeanKernel), hypervisor.Thing,
-		hypervisor.Patched)
+		hypervisor.Patched, hypervisor.Emulator)
 }
 
 // Build makes one of Things if the cache lacks it, and returns its entry, which stays in use.
@@ -77,12 +77,15 @@ func (b *Builder) GuestWith(ctx context.Context, kernel string) (image.Boot, err
 }
 
 func isQEMU(thing string) bool {
-	return thing == hypervisor.Thing || thing == hypervisor.Patched
+	return thing == hypervisor.Thing || thing == hypervisor.Patched || thing == hypervisor.Emulator
 }
 
 func (b *Builder) anyQEMU(ctx context.Context, thing string) (dir string, err error) {
-	if thing == hypervisor.Patched {
+	switch thing {
+	case hypervisor.Patched:
 		return b.PatchedQEMU(ctx)
+	case hypervisor.Emulator:
+		return b.Emulator(ctx)
 	}
 	return b.QEMU(ctx)
 }

@@ -25,12 +25,13 @@ func (b *Builder) QEMU(ctx context.Context) (dir string, err error) {
 		if err != nil {
 			return err
 		}
-		return buildQEMU(ctx, dir, say, debs)
+		return makePrefix(ctx, dir, say, debs)
 	}
 	return b.getOrFormer(ctx, hypervisor.Thing, []string{"qemu 1", from.inputs()}, make)
 }
 
-func buildQEMU(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
+// makePrefix unpacks what runs of the packages into dir.
+func makePrefix(ctx context.Context, dir string, say func(string, ...any), debs []deb) error {
 	t, err := unpacked(ctx, dir, say, debs)
 	if err != nil {
 		return err
