@@ -52,15 +52,19 @@ func New(s sandbox.Sandbox, port int, probe string, command ...string) *Runtime 
 
 // Ready probes the program until it answers with a status from 200 to 399, or takes a connection.
 func (r *Runtime) Ready(ctx context.Context) error {
+	var met error // by the last probe that ctx did not end
 	for pause := probeFirst; ; pause = min(2*pause, probeMost) {
 		err := r.once(ctx)
 		if err == nil || errors.Is(err, errNoExec) {
 			return err
 		}
+		if met == nil || ctx.Err() == nil {
+			met = err
+		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("the program is not ready: %w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("the program is not ready: %w: %w", context.Cause(ctx), met)
 		}
 	}
 }
