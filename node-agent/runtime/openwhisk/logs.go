@@ -29,6 +29,7 @@ type logs struct {
 	cut       bool          // the marker stands
 	sentinels [2]int        // on stdout and stderr
 	known     bool          // its runtime writes sentinels
+	silent    bool          // it was waited for in vain
 	complete  chan struct{} // closed when both streams have a sentinel; nil: nobody waits for that
 }
 
@@ -94,9 +95,13 @@ func (l *logs) end(stream int) {
 
 func (l *logs) isComplete() bool { return l.sentinels[0] > 0 && l.sentinels[1] > 0 }
 
-// sentinelsWithin bounds the wait for a runtime that has never ended an activation on both streams.
-// OpenWhisk's runtimes write their sentinels with the answer, others write none.
-const sentinelsWithin = time.Second
+// These bound the waits for a runtime that has never ended an activation on both streams.
+// OpenWhisk's runtimes write their sentinels with the answer, which may come much earlier on a busy
+// node. Others write none: for those the longer bound is met once.
+const (
+	firstWithin = 10 * time.Second
+	thenWithin  = time.Second
+)
 
 // OpenWhisk adds this line to logs whose sentinels did not come.
 const incomplete = "There was an issue while collecting your logs. Data might be missing."
@@ -119,12 +124,12 @@ func (l *logs) take(ctx context.Context, until time.Time) []wire.LogLine {
 // await waits until both streams have a sentinel. It returns false where it gave up: it is until,
 // or ctx has ended, the runtime writes no more, or it seems to write no sentinels.
 func (l *logs) await(ctx context.Context, until time.Time) bool {
-	complete, known := l.completion()
+	complete, within := l.completion()
 	if complete == nil {
 		return true
 	}
-	unheard := time.Now().Add(sentinelsWithin)
-	if !known && (until.IsZero() || unheard.Before(until)) {
+	unheard := time.Now().Add(within)
+	if within > 0 && (until.IsZero() || unheard.Before(until)) {
 		until = unheard
 	}
 	if !until.IsZero() {
@@ -145,19 +150,25 @@ func (l *logs) await(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// completion returns what is closed when both streams have a sentinel, nil where they have, and
-// whether the runtime ever wrote some.
-func (l *logs) completion() (complete <-chan struct{}, known bool) {
+// completion returns what is closed when both streams have a sentinel, nil where they have, and how
+// long that is waited for, 0 without a bound.
+func (l *logs) completion() (complete <-chan struct{}, within time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isComplete() {
 		l.known = true
-		return nil, true
+		return nil, 0
 	}
 	if l.complete == nil {
 		l.complete = make(chan struct{})
 	}
-	return l.complete, l.known
+	switch {
+	case l.known:
+		return l.complete, 0
+	case l.silent:
+		return l.complete, thenWithin
+	}
+	return l.complete, firstWithin
 }
 
 // cutOff returns the lines that came before the first sentinel of their stream, in the order in
@@ -168,7 +179,7 @@ func (l *logs) cutOff() []wire.LogLine {
 	var taken []wire.LogLine
 	left := l.entries[:0]
 	var over [len(l.sentinels)]bool
-	l.cost, l.cut = 0, false
+	l.cost, l.cut, l.silent = 0, false, !l.known
 	for _, e := range l.entries {
 		switch {
 		case over[e.stream]:

@@ -91,7 +91,8 @@ func TestTakeEndsWithTheGuest(t *testing.T) {
 	}
 }
 
-// An image need not write OpenWhisk's sentinels. Its answers wait a second for them, and say so.
+// An image need not write OpenWhisk's sentinels. Its answers wait for them, the first one longer,
+// and say so.
 func TestARuntimeWithoutSentinels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLogs()
@@ -105,17 +106,35 @@ func TestARuntimeWithoutSentinels(t *testing.T) {
 				t.Errorf("after %v: %q, want %q after %v", time.Since(begin), got, want, waits)
 			}
 		}
-		for range 2 {
+		for _, within := range []time.Duration{firstWithin, thenWithin, thenWithin} {
 			l.say("stdout", "hello")
-			take(sentinelsWithin, "out hello", "err "+incomplete)
+			take(within, "out hello", "err "+incomplete)
 		}
 		go func() {
-			time.Sleep(sentinelsWithin / 2)
+			time.Sleep(thenWithin / 2)
 			l.say("stdout", end)
 			l.say("stderr", end)
 		}()
-		take(sentinelsWithin / 2)
+		take(thenWithin / 2)
 		take(time.Minute, "err "+incomplete) // it writes them
+	})
+}
+
+// On a busy node the lines of a first activation come long after its answer. They are its own.
+func TestTheFirstActivationOnABusyNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLogs()
+		go func() {
+			time.Sleep(5 * time.Second)
+			l.say("stdout", "hello")
+			time.Sleep(4 * time.Second)
+			l.say("stdout", end)
+			l.say("stderr", end)
+		}()
+		got := texts(l.take(t.Context(), time.Time{}))
+		if !slices.Equal(got, []string{"out hello"}) {
+			t.Errorf("taken: %q", got)
+		}
 	})
 }
 

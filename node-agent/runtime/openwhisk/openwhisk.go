@@ -63,7 +63,7 @@ func (r *Runtime) Run(
 
 // Logs takes what the runtime wrote since the last take, up to and without the sentinels that end
 // an activation. It waits for them until then, unless that is zero, or ctx ends; for a runtime that
-// has never written them one second. A last line says that they did not come.
+// has never written them ten seconds at first, then one. A last line says that they did not come.
 func (r *Runtime) Logs(ctx context.Context, until time.Time) []wire.LogLine {
 	return r.logs.take(ctx, until)
 }
