@@ -19,7 +19,7 @@ const (
 	searchPath  = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	acceptEvery = 2 * time.Millisecond // nothing announces that a socket listens
 	// How long to wait for output that the runtime's own children still hold open.
-	lastWords = 200 * time.Millisecond
+	lastWords = 2 * time.Second
 )
 
 // A program is the running runtime.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -81,6 +82,22 @@ func killListed(t *testing.T, pidFile string) {
 		t.Fatalf("orphan %q: %v", text, err)
 	}
 	unix.Kill(pid, unix.SIGKILL)
+}
+
+// On a busy machine a runtime's last words come long after its end.
+func TestLastWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &program{name: "x", exited: make(chan struct{})}
+		close(p.exited)
+		said := false
+		p.output.Go(func() {
+			time.Sleep(time.Second)
+			said = true
+		})
+		if err := p.wait(); !said {
+			t.Errorf("they are lost: %v", err)
+		}
+	})
 }
 
 func TestRuntimeAsAnotherUser(t *testing.T) {
