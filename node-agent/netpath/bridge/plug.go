@@ -108,8 +108,10 @@ func (b *Bridge) begins(port netlink.Link) error {
 // linked returns when the device sends, and its bridge forwards, which begins a moment after it is
 // up. A first packet that was lost would be sent again after a second.
 func linked(name string) error {
-	const within, look = 2 * time.Second, 200 * time.Microsecond
-	for until := time.Now().Add(within); time.Now().Before(until); time.Sleep(look) {
+	// The kernel may be busy with the ends of hundreds of others.
+	const within, look = 20 * time.Second, 200 * time.Microsecond
+	for until := time.Now().Add(within); ; time.Sleep(look) {
+		late := time.Now().After(until)
 		link, err := netlink.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -121,8 +123,10 @@ func linked(name string) error {
 		if state == netlink.OperUp {
 			return nil
 		}
+		if late {
+			return fmt.Errorf("%s has no link after %v", name, within)
+		}
 	}
-	return fmt.Errorf("%s has no link after %v", name, within)
 }
 
 const device = "eth0" // of a sandbox

@@ -247,12 +247,14 @@ func TestManyPublishedPorts(t *testing.T) {
 	defer b.Close()
 	g := plug(t, b, "a")
 	defer g.leave(b)
+	b.leases.mu.Lock()
 	for n := range uint16(5000) {
 		p := startup.Publication{Protocol: "tcp", HostPort: 1024 + n, Port: 80}
 		h := b.leases.held[g.lease.Number]
 		h.Published = append(h.Published, p)
 		b.leases.held[g.lease.Number] = h
 	}
+	b.leases.mu.Unlock()
 	last := startup.Publication{Protocol: "tcp", HostPort: 8080, Port: 80}
 	if err := b.Publish(g.lease, last); err != nil {
 		t.Fatal(err)
