@@ -121,7 +121,7 @@ func answers(ctx context.Context, runDir string) error {
 		return err
 	}
 	defer hangUp()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // of a machine that boots
 	defer cancel()
 	if _, err := client.Status(ctx, &api.StatusRequest{Brief: true}); err != nil {
 		return fmt.Errorf("the node API does not answer at %s: %w", runDir, err)

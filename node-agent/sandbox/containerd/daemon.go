@@ -75,7 +75,7 @@ func bundlesDir(dir, namespace string) string {
 // was killed it cleans up by itself; if it ended meanwhile, the root would stay mounted.
 func (d *daemon) await(namespace, id string) {
 	bundle := filepath.Join(bundlesDir(d.dir, namespace), id)
-	for late := time.Now().Add(5 * time.Second); time.Now().Before(late); {
+	for late := time.Now().Add(30 * time.Second); time.Now().Before(late); {
 		if _, err := os.Lstat(bundle); err != nil {
 			return
 		}
