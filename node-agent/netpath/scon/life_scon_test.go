@@ -169,14 +169,17 @@ func TestWithoutAnAgent(t *testing.T) {
 	send := func() bool {
 		before := counts()
 		w.container.send(t, f.frame(true, shape{ttl: 64, size: 10}, w.rnd))
-		if len(w.server.await(t, soon)) != 1 {
+		if len(w.server.await(t, surely)) != 1 {
 			t.Fatal("a packet was lost")
 		}
 		return counts() > before
 	}
-	send() // it may be the second's sample
-	if !send() {
-		t.Error("a packet is regular without an agent")
+	express := false
+	for n := 0; n < 5 && !express; n++ { // one may be the second's sample
+		express = send()
+	}
+	if !express {
+		t.Error("packets are regular without an agent")
 	}
 	for _, change := range []string{"-I FORWARD -m length --length 500: -j DROP", "-D FORWARD 1"} {
 		w.host.run(t, "iptables "+change)

@@ -83,8 +83,11 @@ func TestATakeOverLeavesNothingBehind(t *testing.T) {
 	if _, express := w.pass(f, true, shape{size: 10}); express {
 		t.Error("what was turned off goes express after a take-over")
 	}
-	w.pass(f, false, shape{size: 10}) // conntrack may think otherwise of it once, or it is a sample
-	if _, express := w.pass(f, false, shape{size: 10}); !express {
+	express := false
+	for n := 0; n < 5 && !express; n++ { // conntrack may think otherwise of one, or it is a sample
+		_, express = w.pass(f, false, shape{size: 10})
+	}
+	if !express {
 		t.Errorf("the other direction is regular: %v, %v", w.s.Counts(), w.s.Refused())
 	}
 }
@@ -129,10 +132,9 @@ func TestAProgramBehindOursTurnsItOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * flushEvery) // nobody announces it
-		w.wantExpress(f, express)
+		w.becomes(f, express)
 		l.Close()
-		time.Sleep(2 * flushEvery)
-		w.wantExpress(f, true)
+		w.becomes(f, true)
 	}
 }
 
@@ -292,14 +294,14 @@ func TestUplinksFollowTheDefaultRoutes(t *testing.T) {
 	defer w.s.Close()
 	f := w.established(&flow{port: 20001})
 	w.host.run(t, "ip route del default")
-	time.Sleep(2 * flushEvery)
-	w.wantExpress(f, false)
-	if has(t, "nic") {
-		t.Error("the former uplink has a program")
+	for late := time.Now().Add(20 * time.Second); has(t, "nic"); time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatal("the former uplink has a program")
+		}
 	}
+	w.becomes(f, false)
 	w.host.run(t, "ip route add default via 198.18.0.1")
-	time.Sleep(2 * flushEvery)
-	w.wantExpress(f, true)
+	w.becomes(f, true)
 }
 
 // Where forwarding heeds an MTU that ICMP has told, what exceeds it is refused as without SCON.
@@ -317,7 +319,7 @@ func TestAnMTUByICMPHolds(t *testing.T) {
 	if _, err := own.Write(make([]byte, 1000)); err != nil {
 		t.Fatal(err)
 	}
-	sent := w.server.await(t, soon)
+	sent := w.server.await(t, surely)
 	if len(sent) != 1 {
 		t.Fatal("the host's own packet was lost")
 	}
@@ -325,10 +327,7 @@ func TestAnMTUByICMPHolds(t *testing.T) {
 	w.server.send(t, tooLarge(sent[0], mtu))
 	time.Sleep(leaseAndMore)
 	for range 4 {
-		out, express := w.pass(f, true, shape{size: 1000, dontFragment: true})
-		if express || len(out) > 0 {
-			t.Fatalf("a packet above the MTU: express %v, %d frames came out", express, len(out))
-		}
+		w.refuse(f, true, shape{size: 1000, dontFragment: true})
 		w.pass(f, true, shape{size: 10})
 	}
 }
