@@ -159,7 +159,7 @@ func (s *small) meanwhile(t *testing.T) (calls func() (answered int, failed []st
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 200)}}
 	client := &http.Client{
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext},
-		Timeout:   20 * time.Second,
+		Timeout:   time.Minute, // it shares the processors with the storm's callers
 	}
 	call := func() (int, error) {
 		return s.do(client, "POST", s.ann, "/namespaces/_/actions/hello?blocking=true", `{"a":1}`)

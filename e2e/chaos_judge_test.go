@@ -95,7 +95,7 @@ func (j *judge) leases() map[string]lease {
 func (j *judge) atRest() {
 	j.t.Helper()
 	var wrong []string
-	for late := time.Now().Add(5 * time.Second); time.Now().Before(late); time.Sleep(
+	for late := time.Now().Add(time.Minute); time.Now().Before(late); time.Sleep(
 		10 * time.Millisecond) {
 		wrong = nil
 		leased := j.leases()

@@ -38,7 +38,7 @@ func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 	}
 	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	client := &http.Client{Transport: &http.Transport{DialContext: from.DialContext},
-		Timeout: 5 * time.Second}
+		Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	key := guest(t)
 	for _, call := range [][2]string{{"PUT", ""}, {"POST", "?blocking=true"}} {

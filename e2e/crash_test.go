@@ -93,15 +93,18 @@ type crashes struct {
 	names    int
 	kills    []crash
 
-	mu       sync.Mutex           // guards the fields below
-	promised []string             // ids
-	answered map[string]time.Time // ids of blocking calls
-	refused  []int64              // numbers of calls
-	done     atomic.Int64         // counts answered calls
+	mu       sync.Mutex        // guards the fields below
+	promised []string          // ids
+	answered map[string]answer // to blocking calls, by id
+	refused  []int64           // numbers of calls
+	done     atomic.Int64      // counts answered calls
 }
 
 // A crash loses the records of blocking calls that were answered during this time.
 type crash struct{ from, to time.Time }
+
+// An answer may be heard after the crash of who gave it, but it was asked for before.
+type answer struct{ asked, heard time.Time }
 
 func newCrashes(t *testing.T, store string) *crashes {
 	seed := uint64(time.Now().UnixNano())
@@ -115,7 +118,7 @@ func newCrashes(t *testing.T, store string) *crashes {
 	return &crashes{
 		t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), store: store,
 		runs:     &runCounter{runs: map[string]int{}, of: map[int64]int{}},
-		answered: map[string]time.Time{},
+		answered: map[string]answer{},
 	}
 }
 
@@ -259,6 +262,7 @@ func (c *crashes) call(n int64, random *rand.Rand) {
 	defer leave()
 	path := []string{"single?blocking=true", "single", "chain"}[n%3]
 	w := c.invokers[random.IntN(len(c.invokers))]
+	asked := time.Now()
 	id, status := w.invoke(ctx, path, fmt.Sprintf(`{"n":%d,"sleep_ms":%d}`, n, n%7))
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,7 +271,7 @@ func (c *crashes) call(n int64, random *rand.Rand) {
 		c.promised = append(c.promised, id)
 		c.done.Add(1)
 	case http.StatusOK, http.StatusInternalServerError: // 500: its code could not be read
-		c.answered[id] = time.Now()
+		c.answered[id] = answer{asked, time.Now()}
 		c.done.Add(1)
 	case http.StatusServiceUnavailable:
 		c.refused = append(c.refused, n)
@@ -291,15 +295,16 @@ func (c *crashes) judge() {
 		}
 	}
 	lost := 0
-	for id, at := range c.answered {
+	for id, a := range c.answered {
 		if records[id] > 0 {
 			continue
 		}
 		lost++
 		if !slices.ContainsFunc(c.kills, func(k crash) bool {
-			return at.After(k.from) && at.Before(k.to)
+			return a.heard.After(k.from) && a.asked.Before(k.to)
 		}) {
-			t.Errorf("%s was answered at %v, not just before a crash, and has no record", id, at)
+			t.Errorf("%s was answered at %v, not just before a crash, and has no record", id,
+				a.heard)
 		}
 	}
 	c.runs.mu.Lock()

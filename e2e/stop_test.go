@@ -100,8 +100,8 @@ func (w *whisk) runs(n int) {
 func TestAStopWaitsForWhatRuns(t *testing.T) {
 	w, _ := standing(t, "--drain", "2m", "--concurrent-invocations", "10")
 	w.put("hello", helloAction)
-	blocking := w.ask("hello?blocking=true", `{"sleep_ms":3000}`)
-	promised, status := w.invoke(t.Context(), "hello", `{"sleep_ms":3001}`)
+	blocking := w.ask("hello?blocking=true", `{"sleep_ms":10000}`)
+	promised, status := w.invoke(t.Context(), "hello", `{"sleep_ms":10001}`)
 	if status != http.StatusAccepted {
 		t.Fatal(status)
 	}
