@@ -28,39 +28,44 @@ func TestAStrangerWithTheNumberOfADeadInvokerIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	invoker := exec.Command("/proc/self/exe")
-	invoker.Env = append(os.Environ(), listensAndDies+"=1")
-	invoker.ExtraFiles = []*os.File{inherited}
-	if out, err := invoker.CombinedOutput(); err != nil {
-		t.Fatal(err, string(out))
+	late := time.Now().Add(time.Minute)
+	for isStranger := false; !isStranger; {
+		if time.Now().After(late) {
+			t.Fatal("for a minute others were first to take the number of a dead invoker")
+		}
+		invoker := exec.Command("/proc/self/exe")
+		invoker.Env = append(os.Environ(), listensAndDies+"=1")
+		invoker.ExtraFiles = []*os.File{inherited}
+		if out, err := invoker.CombinedOutput(); err != nil {
+			t.Fatal(err, string(out))
+		}
+		isStranger = startAs(t, invoker.Process.Pid)
 	}
-	stranger := startAs(t, invoker.Process.Pid)
 	if pid, process, err := serverOf(socket); err == nil {
 		unix.Close(process)
-		t.Errorf("behind the socket is %d, the stranger's number is %d", pid, stranger)
+		t.Errorf("behind the socket is %d, whose number is a stranger's by now", pid)
 	}
 }
 
-// startAs starts a process of that number, which others take, too.
-func startAs(t *testing.T, pid int) int {
+// startAs starts a process, and reports whether it got that number, which another may have taken.
+func startAs(t *testing.T, pid int) bool {
 	t.Helper()
 	last := fmt.Appendf(nil, "%d", pid-1)
-	for late := time.Now().Add(time.Minute); time.Now().Before(late); {
-		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", last, 0); err != nil {
-			missing(t, "the kernel lets nobody choose the number of a process: "+err.Error())
-		}
-		cmd := exec.Command("cat")
-		if _, err := cmd.StdinPipe(); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-		if cmd.Process.Pid == pid {
-			return pid
-		}
+	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", last, 0); err != nil {
+		missing(t, "the kernel lets nobody choose the number of a process: "+err.Error())
 	}
-	t.Fatal("for a minute others were first to take number ", pid)
-	return 0
+	cmd := exec.Command("cat")
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	if cmd.Process.Pid != pid {
+		end()
+		return false
+	}
+	t.Cleanup(end)
+	return true
 }

@@ -20,8 +20,8 @@ func TestAPassThatChangesNothing(t *testing.T) {
 	version := func() string {
 		return h.api.world.get(configurations, "ann", "hello").object.GetResourceVersion()
 	}
-	was := version()
 	time.Sleep(1100 * time.Millisecond) // what times are told by
+	was := version()
 	at := ref{configurations, name{"ann", "hello"}}
 	if err := h.api.reconcile.reconcile(t.Context(), at); err != nil {
 		t.Fatal(err)

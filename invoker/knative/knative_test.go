@@ -44,6 +44,7 @@ type fake struct {
 	mu     sync.Mutex
 	live   map[string]*node.StartRequest
 	starts atomic.Int64
+	asleep atomic.Int64  // requests that are not answered
 	called atomic.Value  // what the last start is for
 	refuse atomic.Uint32 // the code that connections are refused with
 	held   chan struct{} // starts are over when it says so; nil: at once
@@ -134,6 +135,7 @@ func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.Conn
 		return s.Send(&node.ConnectReply{End: true})
 	}
 	if r.URL.Path == "/sleep" || r.URL.Path == "/deaf" {
+		f.asleep.Add(1)
 		<-s.Context().Done()
 		return s.Context().Err()
 	}

@@ -2,6 +2,7 @@ package knative
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -20,6 +21,12 @@ import (
 // withHello returns a house with the service hello, which answers within a second, and its address.
 func withHello(t *testing.T) (h *house, address string, leave func()) {
 	t.Helper()
+	return withHelloFor(t, 1)
+}
+
+// withHelloFor returns a house with a service whose requests may take so many seconds.
+func withHelloFor(t *testing.T, seconds int) (h *house, address string, leave func()) {
+	t.Helper()
 	h, end := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
 	server := httptest.NewUnstartedServer(h.http)
 	server.Config.Protocols = &http.Protocols{}
@@ -27,7 +34,7 @@ func withHello(t *testing.T) (h *house, address string, leave func()) {
 	server.Config.Protocols.SetUnencryptedHTTP2(true)
 	server.Start()
 	h.must("POST", objects+"services", strings.Replace(described("hello", "example.com/hello"),
-		`"containers"`, `"timeoutSeconds":1,"containers"`, 1))
+		`"containers"`, fmt.Sprintf(`"timeoutSeconds":%d,"containers"`, seconds), 1))
 	h.ready("hello", "True")
 	return h, server.Listener.Addr().String(), func() {
 		end() // while clients are there
@@ -211,13 +218,18 @@ func TestAClientOfHTTP2ThatReadsNothingHoldsNoLease(t *testing.T) {
 
 // A program that answers one of two requests at once is good, however many of the others end.
 func TestAProgramThatAnswersOthersIsNotReplaced(t *testing.T) {
-	h, address, leave := withHello(t)
+	h, address, leave := withHelloFor(t, 5)
 	defer leave()
 	var waiting []net.Conn
 	for range 10 {
 		waiting = append(waiting, says(t, address, "GET /sleep HTTP/1.1\n\n"))
 	}
-	time.Sleep(500 * time.Millisecond) // of the second that they may take
+	for late := time.Now().Add(5 * time.Second); h.node.asleep.Load() < 10; {
+		if time.Now().After(late) {
+			t.Fatalf("%d requests have come", h.node.asleep.Load())
+		}
+		time.Sleep(time.Millisecond)
+	}
 	if code, said := h.curl("hello.ann.localhost", "/"); code != 200 {
 		t.Errorf("%d %s", code, said)
 	}

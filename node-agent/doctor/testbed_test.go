@@ -33,7 +33,8 @@ func TestProbe(t *testing.T) {
 	if len(kernels) == 0 {
 		t.Skip("needs a kernel in /boot")
 	}
-	if _, err := doctor.Probe(t.Context(), qemu(t), "tcg", kernels[0], time.Minute); err != nil {
+	const patience = 5 * time.Minute // an emulated boot beside other tests
+	if _, err := doctor.Probe(t.Context(), qemu(t), "tcg", kernels[0], patience); err != nil {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -70,7 +71,7 @@ func TestDialHoldsNoThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(deaf)
-	const many, few = 500, 100
+	const many, few = 500, 250
 	before := threads(t) // those of other tests, which the runtime keeps
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
@@ -87,7 +88,13 @@ func TestDialHoldsNoThread(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(500 * time.Millisecond) // that most wait counts, not that all do
+	const asked = 480 // some connect, and some questions are lost
+	for late := time.Now().Add(20 * time.Second); asking(t, namespace) < asked; {
+		if time.Now().After(late) {
+			t.Fatalf("(a control) only %d dials have asked", asking(t, namespace))
+		}
+		time.Sleep(time.Millisecond)
+	}
 	if more := threads(t) - before; more > few {
 		t.Errorf("%d dials hold %d threads", many, more)
 	}
@@ -96,6 +103,23 @@ func TestDialHoldsNoThread(t *testing.T) {
 	if n := given.Load(); n < many/2 {
 		t.Errorf("(a control) only %d have waited", n)
 	}
+}
+
+// asking returns how many sockets of a namespace wait for the answer of a peer.
+func asking(t *testing.T, namespace *os.File) (n int) {
+	t.Helper()
+	if err := Inside(namespace, func() error {
+		all, err := os.ReadFile("/proc/thread-self/net/tcp")
+		for line := range strings.Lines(string(all)) {
+			if fields := strings.Fields(line); len(fields) > 3 && fields[3] == "02" { // SYN_SENT
+				n++
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 func threads(t *testing.T) int {

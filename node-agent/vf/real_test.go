@@ -146,10 +146,8 @@ func realGone(t *testing.T) {
 	}
 }
 
-// realTimes logs times of the emulated cards, for the record. A lease does not wait for hardware:
-// all of them together take less than one reset.
+// realTimes logs times of the emulated cards, for the record.
 func realTimes(t *testing.T) {
-	const oneReset = 100 * time.Millisecond
 	for _, driver := range []string{"igb", "nvme"} {
 		begin := time.Now()
 		p := open(t, vf.Config{PFs: []string{driver}, Run: realRun(t)})
@@ -180,9 +178,6 @@ func realTimes(t *testing.T) {
 		t.Logf(
 			"%s: opened in %s; leases took %s, median %s; %d returns took %s, all were reset and leased again after %s",
 			driver, opened, took, took[len(took)/2], len(leases), returned, reset)
-		if took[len(took)/2] > oneReset {
-			t.Errorf("%s: a lease takes as long as a reset", driver)
-		}
 		p.Close()
 	}
 }

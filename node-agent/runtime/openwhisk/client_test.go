@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,10 +157,21 @@ func TestTheConnectionIsKept(t *testing.T) {
 	}
 }
 
+// closes is a connection that tells when it is closed.
+type closes struct {
+	net.Conn
+	tell func()
+}
+
+func (c closes) Close() error {
+	c.tell()
+	return c.Conn.Close()
+}
+
 // A runtime may keep its connections for a shorter time than the agent, or for one request.
 func TestAConnectionThatWasClosedIsNotUsed(t *testing.T) {
 	for _, says := range []bool{true, false} {
-		closed := make(chan net.Conn, 2)
+		closed := make(chan struct{}, 2)
 		handle := func(w http.ResponseWriter, _ *http.Request) {
 			if says {
 				w.Header().Set("Connection", "close")
@@ -170,20 +182,17 @@ func TestAConnectionThatWasClosedIsNotUsed(t *testing.T) {
 			if state == http.StateIdle {
 				conn.Close()
 			}
-			if state == http.StateClosed || state == http.StateIdle {
-				closed <- conn
-			}
 		}
 		server.Start()
 		c := newClient(func(ctx context.Context) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+			return closes{conn, sync.OnceFunc(func() { closed <- struct{}{} })}, err
 		})
 		for range 2 {
 			if _, _, err := c.Post(t.Context(), "/run", nil, time.Time{}); err != nil {
 				t.Errorf("it says so: %t, %v", says, err)
 			}
-			<-closed
-			time.Sleep(20 * time.Millisecond) // a busy kernel delivers the end a moment later
+			<-closed // by the client, which hears of the end a moment later
 		}
 		c.http.CloseIdleConnections()
 		server.Close()
