@@ -97,7 +97,7 @@ func (b *CNI) Run(ctx context.Context) (r *CNIResult, err error) {
 	}
 	cnitest.FollowBinding(tree)
 	cfg := cnitest.Config(tree, b.AtOnce, b.AtOnce)
-	if run.node, err = cnitest.Start(cfg, tree, cnitest.Wires()); err != nil {
+	if run.node, err = cnitest.Start(cfg, tree, cnitest.Wires(tree)); err != nil {
 		return nil, err
 	}
 	defer func() { run.node.Stop() }()
@@ -115,7 +115,7 @@ func (b *CNI) Run(ctx context.Context) (r *CNIResult, err error) {
 	}
 	run.node.Stop() // the next one keeps all VFs by vfio
 	cfg.NetdevVFs, run.driver = 0, "vfio"
-	if run.node, err = cnitest.Start(cfg, tree, cnitest.Wires()); err != nil {
+	if run.node, err = cnitest.Start(cfg, tree, cnitest.Wires(tree)); err != nil {
 		return nil, err
 	}
 	r.AtOnce.VFIO, err = run.together(run.ours)

@@ -54,6 +54,32 @@ func Inside(namespace *os.File, f func() error) error {
 	})
 }
 
+// At is Inside the network namespace that a path leads to.
+func At(path string, f func() error) error {
+	return apart(func() error {
+		namespace, err := open(path)
+		if err != nil {
+			return err
+		}
+		err = os.NewSyscallError("setns", unix.Setns(namespace, unix.CLONE_NEWNET))
+		unix.Close(namespace)
+		if err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// open opens a namespace as what it is: an os.File is made ready to be waited for, which costs more
+// than all else here.
+func open(path string) (fd int, err error) {
+	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
 // enter has this thread enter a network namespace. The file may be closed meanwhile: its number
 // passes to no other before the thread is inside.
 func enter(namespace *os.File) error {
@@ -80,15 +106,15 @@ func apart(f func() error) error {
 			done <- apart(f)
 			return
 		}
-		home, err := os.Open(own)
+		home, err := open(own)
 		if err != nil {
 			runtime.UnlockOSThread()
 			done <- err
 			return
 		}
-		defer home.Close()
+		defer unix.Close(home)
 		err = f()
-		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+		if unix.Setns(home, unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread()
 		} // else the thread ends with this goroutine
 		done <- err

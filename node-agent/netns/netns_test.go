@@ -2,6 +2,8 @@ package netns
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -58,6 +60,28 @@ func TestInside(t *testing.T) {
 	all.Wait()
 	if now, err := os.Readlink("/proc/self/ns/net"); now != here || err != nil {
 		t.Errorf("this process was in %s and is in %s, %v", here, now, err)
+	}
+}
+
+// A path leads into a namespace, and one that leads nowhere is said to be missing.
+func TestAt(t *testing.T) {
+	namespace := fresh(t)
+	defer namespace.Close()
+	var names []string
+	if err := At(fmt.Sprintf("/proc/self/fd/%d", namespace.Fd()), func() error {
+		links, err := Links()
+		for _, link := range links {
+			names = append(names, link.Attrs().Name)
+		}
+		return err
+	}); err != nil || !slices.Equal(names, []string{"lo"}) {
+		t.Errorf("inside there are %q, %v", names, err)
+	}
+	for path, want := range map[string]error{"/nonexistent": fs.ErrNotExist,
+		os.DevNull: unix.EINVAL} {
+		if err := At(path, func() error { return nil }); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", path, err, want)
+		}
 	}
 }
 

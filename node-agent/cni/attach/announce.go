@@ -36,8 +36,8 @@ func (n Netlink) Announce(ctx context.Context, p Port) error {
 		case <-time.After(wait):
 		}
 		said := false
-		err := inside(p.Netns, func() error {
-			link, err := n.find(p.Device)
+		err := inside(p.Netns, func(kernel *netlink.Handle) error {
+			link, err := n.find(kernel, p.Device, p.Name)
 			if err != nil || link == nil { // it was taken out again
 				return errors.Join(err, errUnplugged)
 			}

@@ -66,7 +66,7 @@ func (p *pipes) do(t *testing.T, req cni.Request) (reply cni.Reply) {
 // An ADD whose plugin is gone is undone, and not the one that comes after it.
 func TestAnUnheardADD(t *testing.T) {
 	h := newHost(t)
-	server := &attach.Server{Pool: h.Pool, Wires: cnitest.Wires(), Ready: h.Agent.Ready,
+	server := &attach.Server{Pool: h.Pool, Wires: cnitest.Wires(h.Tree), Ready: h.Agent.Ready,
 		RunDir: h.cfg.Run, Log: slog.New(slog.DiscardHandler)}
 	p := &pipes{conns: make(chan net.Conn)}
 	var running sync.WaitGroup
@@ -146,7 +146,7 @@ func TestWhatComesLate(t *testing.T) {
 
 func comesLate(t *testing.T, late string) {
 	h := newHost(t)
-	wires := turn{cnitest.Wires(), make(chan struct{}), make(chan struct{})}
+	wires := turn{cnitest.Wires(h.Tree), make(chan struct{}), make(chan struct{})}
 	server := &attach.Server{Pool: h.Pool, Wires: wires, Ready: h.Agent.Ready, RunDir: h.cfg.Run,
 		Log: slog.New(slog.DiscardHandler)}
 	socket := filepath.Join(t.TempDir(), "cni.sock")

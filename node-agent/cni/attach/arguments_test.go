@@ -199,7 +199,7 @@ func (n *neverLinked) Unplug(p attach.Port) error {
 func TestAnAnnouncementEndsWithItsContainer(t *testing.T) {
 	h := newHost(t)
 	c := newContainer(t, "c")
-	wires := &neverLinked{Wires: cnitest.Wires(), t: t}
+	wires := &neverLinked{Wires: cnitest.Wires(h.Tree), t: t}
 	server := &attach.Server{Pool: h.Pool, Wires: wires, Ready: h.Agent.Ready,
 		Log: slog.New(slog.DiscardHandler)}
 	req := cni.Request{Command: cni.Add, Netns: c.NetNS,
@@ -245,10 +245,11 @@ func TestCheckFindsThatAVFIsGone(t *testing.T) {
 		Attachment: cni.Attachment{Network: "net", Container: "c", Interface: c.IfName},
 		Device:     result.Interfaces[0].PciID,
 		Settings:   cni.Settings{MAC: result.Interfaces[0].Mac}}
-	if _, err := (&attach.Server{Pool: h.Pool, Wires: cnitest.Wires()}).Do(check); err != nil {
+	wires := cnitest.Wires(h.Tree)
+	if _, err := (&attach.Server{Pool: h.Pool, Wires: wires}).Do(check); err != nil {
 		t.Fatal(err)
 	}
-	_, err := (&attach.Server{Pool: vanished{h.Pool}, Wires: cnitest.Wires()}).Do(check)
+	_, err := (&attach.Server{Pool: vanished{h.Pool}, Wires: wires}).Do(check)
 	if err == nil || !strings.Contains(err.Error(), "which its card has no longer") {
 		t.Errorf("a VF that is gone: %v", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -295,11 +296,12 @@ func (s *Server) add(req cni.Request) (reply cni.Reply, err error) {
 		return reply, err
 	}
 	owner := vf.PodIn(req.Attachment.String(), req.Netns)
-	if !filepath.IsAbs(req.Netns) || owner.Dead() {
+	if !filepath.IsAbs(req.Netns) || owner.NetnsInode == 0 && owner.Dead() {
 		return reply, refuse(types.ErrInvalidNetNS,
 			"there is no network namespace %q where the agent looks", req.Netns)
 	}
-	if home := vf.PodIn("", ownNamespace); owner.NetnsInode == home.NetnsInode {
+	home, _ := os.Stat(ownNamespace)
+	if theirs, _ := os.Stat(req.Netns); os.SameFile(home, theirs) {
 		return reply, refuse(types.ErrInvalidNetNS,
 			"%q is the agent's own network namespace; give the container one", req.Netns)
 	}
@@ -403,8 +405,9 @@ func (s *Server) held(a cni.Attachment) (vf.Lease, error) {
 }
 
 func (s *Server) leases(a cni.Attachment) []vf.Lease {
+	name := a.String()
 	return slices.DeleteFunc(s.Pool.Leases(), func(l vf.Lease) bool {
-		return l.Owner.Kind != vf.Pod || l.Owner.Name != a.String()
+		return l.Owner.Kind != vf.Pod || l.Owner.Name != name
 	})
 }
 

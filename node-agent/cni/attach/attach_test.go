@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/cni/attach"
 	"github.com/fastiov/fastiov/node-agent/netns"
@@ -280,6 +282,75 @@ func TestALinkIsFoundInSysfs(t *testing.T) {
 	}
 	if peer, err := netlink.LinkByName("peer"); err == nil {
 		_ = netlink.LinkDel(peer)
+	}
+}
+
+// A VF goes into its container in one step: who follows the host's links hears of no name that it
+// had on the way, and the container may have a link of its former name. Where its new name is taken
+// there, it comes back.
+func TestAVFMovesInOneStep(t *testing.T) {
+	const device = "0000:01:10.0"
+	c := newContainer(t, "c1")
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Flags = "uplink", net.FlagUp
+	link := &netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}
+	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetAlias(link, device)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if peer, err := netlink.LinkByName("peer"); err == nil {
+			_ = netlink.LinkDel(peer)
+		}
+	})
+	if err := netns.Inside(c.file, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "uplink"
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	updates, end := make(chan netlink.LinkUpdate, 100), make(chan struct{})
+	defer close(end)
+	if err := netlink.LinkSubscribe(updates, end); err != nil {
+		t.Fatal(err)
+	}
+	wires := attach.Netlink{PCI: func(l netlink.Link) string { return l.Attrs().Alias }}
+	port := attach.Port{Device: device, Netns: c.path, Name: "eth0", Driver: vf.Netdev,
+		MAC: "02:00:00:00:00:01"}
+	if _, err := wires.Plug(port); err != nil {
+		t.Fatal(err)
+	}
+	for gone := false; !gone; {
+		select {
+		case u := <-updates:
+			if u.Attrs().Index != link.Attrs().Index {
+				continue
+			}
+			if name := u.Attrs().Name; name != "uplink" {
+				t.Errorf("on the way it was called %s", name)
+			}
+			gone = u.Header.Type == unix.RTM_DELLINK
+		case <-time.After(waitFor):
+			t.Fatal("it has not left the host")
+		}
+	}
+	if found, _, _ := c.link(t); found == nil || found.Attrs().Flags&net.FlagUp == 0 {
+		t.Errorf("in the container it is %v", found)
+	}
+	if err := wires.Unplug(port); err != nil {
+		t.Fatal(err)
+	}
+	port.Name = "uplink"
+	if _, err := wires.Plug(port); !errors.Is(err, unix.EEXIST) ||
+		!strings.Contains(err.Error(), "as uplink") {
+		t.Errorf("a name that is taken: %v", err)
+	}
+	if err := wires.Unplug(port); err != nil {
+		t.Fatal(err)
+	}
+	links, err := netns.Links()
+	if !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Alias == device }) {
+		t.Errorf("it has not come back to the host, %v", err)
 	}
 }
 

@@ -99,7 +99,7 @@ func newHost(t *testing.T) *host {
 
 func (h *host) start(t *testing.T, tree *vftest.Tree) {
 	t.Helper()
-	node, err := cnitest.Start(h.cfg, tree, cnitest.Wires())
+	node, err := cnitest.Start(h.cfg, tree, cnitest.Wires(tree))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/node-agent/cni"
@@ -49,22 +50,39 @@ func Kernel() Netlink {
 
 const ownNamespace = "/proc/self/ns/net"
 
-// inside runs f in a namespace. f must not hand work to other goroutines.
-func inside(path string, f func() error) error {
-	namespace, err := os.Open(path)
+// inside runs f in a namespace, with one socket for all that it asks the kernel there. f must not
+// hand work to other goroutines.
+func inside(path string, f func(*netlink.Handle) error) error {
+	return netns.At(path, func() error { return asking(f) })
+}
+
+// asking calls f with a socket in this namespace.
+func asking(f func(*netlink.Handle) error) error {
+	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
-	defer namespace.Close()
-	return netns.Inside(namespace, f)
+	defer kernel.Close()
+	if err := kernel.SetSocketTimeout(netlink.GetSocketTimeout()); err != nil {
+		return err
+	}
+	return f(kernel)
 }
 
-// find returns the link of a device in this namespace, or nil. A host may have very many links, so
-// sysfs is asked first.
-func (n Netlink) find(device string) (netlink.Link, error) {
+// named returns the name that sysfs shows of a device's link; empty: there is none.
+func (n Netlink) named(device string) string {
 	names, _ := os.ReadDir(filepath.Join(n.Sysfs, "bus/pci/devices", device, "net"))
-	for _, file := range names {
-		link, err := netlink.LinkByName(file.Name())
+	if len(names) == 0 {
+		return ""
+	}
+	return names[0].Name()
+}
+
+// find returns the link of a device in this namespace, or nil. There may be very many links, so the
+// one of the name that it should have is looked at first.
+func (n Netlink) find(kernel *netlink.Handle, device, name string) (netlink.Link, error) {
+	if name != "" {
+		link, err := kernel.LinkByName(name)
 		if err == nil && n.PCI(link) == device {
 			return link, nil
 		}
@@ -81,22 +99,23 @@ func (n Netlink) find(device string) (netlink.Link, error) {
 	return nil, nil
 }
 
-// move takes a link into another namespace, under a name that nobody there can have taken, and
-// without the other names that its holder gave it.
-func move(link netlink.Link, to *os.File) error {
-	if err := netlink.LinkSetDown(link); err != nil {
-		return err
-	}
-	for _, name := range link.Attrs().AltNames {
-		if err := netlink.LinkDelAltName(link, name); err != nil {
+// move takes a link into another namespace, under that name and without the other names that its
+// holder gave it. The kernel takes it down. It is one message, because the kernel waits for all its
+// CPUs, with all links locked, at each step of several.
+func move(kernel *netlink.Handle, link netlink.Link, to *os.File, name string) error {
+	for _, other := range link.Attrs().AltNames {
+		if err := kernel.LinkDelAltName(link, other); err != nil {
 			return err
 		}
 	}
-	name := "vf" + strings.ToLower(rand.Text()[:13])
-	if err := netlink.LinkSetName(link, name); err != nil {
-		return err
-	}
-	return netlink.LinkSetNsFd(link, int(to.Fd()))
+	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	which := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	which.Index = int32(link.Attrs().Index)
+	req.AddData(which)
+	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }
 
 // Plug implements Wires.
@@ -104,27 +123,38 @@ func (n Netlink) Plug(p Port) (mtu int, err error) {
 	if p.Driver == vf.VFIO {
 		return n.dummy(p)
 	}
-	namespace, err := os.Open(p.Netns)
-	if err != nil {
+	if err := n.take(p); err != nil {
 		return 0, err
 	}
-	defer namespace.Close()
-	link, err := n.find(p.Device)
-	if err != nil || link == nil {
-		return 0, errors.Join(errors.New("its interface is not in the agent's namespace"), err)
-	}
-	if err := move(link, namespace); err != nil {
-		return 0, fmt.Errorf("moving %s into %s: %w", link.Attrs().Name, p.Netns, err)
-	}
-	err = netns.Inside(namespace, func() error {
-		link, err := n.find(p.Device)
+	err = inside(p.Netns, func(kernel *netlink.Handle) error {
+		link, err := n.find(kernel, p.Device, p.Name)
 		if err != nil || link == nil {
 			return errors.Join(fmt.Errorf("its interface has not come into %s", p.Netns), err)
 		}
 		mtu = cmp.Or(p.MTU, link.Attrs().MTU)
-		return dress(link, p)
+		return dress(kernel, link, p)
 	})
 	return mtu, err
+}
+
+// take moves a port's link out of this namespace into its own.
+func (n Netlink) take(p Port) error {
+	to, err := os.Open(p.Netns)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	return asking(func(kernel *netlink.Handle) error {
+		link, err := n.find(kernel, p.Device, n.named(p.Device))
+		if err != nil || link == nil {
+			return errors.Join(errors.New("its interface is not in the agent's namespace"), err)
+		}
+		if err := move(kernel, link, to, p.Name); err != nil {
+			return fmt.Errorf("moving %s into %s as %s: %w", link.Attrs().Name, p.Netns, p.Name,
+				err)
+		}
+		return nil
+	})
 }
 
 // dummy makes an interface that has the VF's MAC and addresses, for runtimes that hand a VF to a
@@ -134,74 +164,69 @@ func (n Netlink) dummy(p Port) (mtu int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	err = inside(p.Netns, func() error {
+	err = inside(p.Netns, func(kernel *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr, attrs.MTU = p.Name, mac, p.MTU
-		if err := netlink.LinkAdd(n.Dummy(attrs)); err != nil {
+		if err := kernel.LinkAdd(n.Dummy(attrs)); err != nil {
 			return fmt.Errorf("a dummy interface %s: %w; modprobe dummy", p.Name, err)
 		}
-		link, err := netlink.LinkByName(p.Name)
+		link, err := kernel.LinkByName(p.Name)
 		if err != nil {
 			return err
 		}
 		mtu = link.Attrs().MTU
-		return dress(link, p)
+		return dress(kernel, link, p)
 	})
 	return mtu, err
 }
 
-// dress gives a link in this namespace all that the port says, and sets it up.
-func dress(link netlink.Link, p Port) error {
-	now := link.Attrs()
-	if now.Name != p.Name {
-		if err := netlink.LinkSetName(link, p.Name); err != nil {
-			return fmt.Errorf("naming it %s: %w", p.Name, err)
-		}
-	}
+// dress gives a link of the port's name in this namespace all else that the port says, and sets it
+// up.
+func dress(kernel *netlink.Handle, link netlink.Link, p Port) error {
 	mac, err := net.ParseMAC(p.MAC)
 	if err != nil {
 		return fmt.Errorf("mac: %s: %w", p.MAC, err)
 	}
-	refused := setMAC(link, mac)
-	if p.MTU != 0 && now.MTU != p.MTU {
-		if err := netlink.LinkSetMTU(link, p.MTU); err != nil {
+	refused := setMAC(kernel, link, mac)
+	if p.MTU != 0 && link.Attrs().MTU != p.MTU {
+		if err := kernel.LinkSetMTU(link, p.MTU); err != nil {
 			return fmt.Errorf("mtu: %d: %w", p.MTU, err)
 		}
 	}
-	if err := netlink.LinkSetUp(link); err != nil {
+	if err := kernel.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting it up: %w", err)
 	}
 	// A driver that takes no MAC may take the card's as it is set up, at once or a little later.
 	for try := 0; refused != nil && try < 50; try++ {
 		time.Sleep(20 * time.Millisecond)
-		if link, err = netlink.LinkByName(p.Name); err != nil {
+		if link, err = kernel.LinkByName(p.Name); err != nil {
 			return err
 		}
-		refused = setMAC(link, mac)
+		refused = setMAC(kernel, link, mac)
 	}
 	if refused == nil {
-		return address(link, p)
+		return address(kernel, link, p)
 	}
 	return fmt.Errorf("mac: %s: %w; its driver takes none while it is bound", p.MAC, refused)
 }
 
 // setMAC gives a link a MAC, unless it has that.
-func setMAC(link netlink.Link, mac net.HardwareAddr) error {
+func setMAC(kernel *netlink.Handle, link netlink.Link, mac net.HardwareAddr) error {
 	if bytes.Equal(link.Attrs().HardwareAddr, mac) {
 		return nil
 	}
-	return netlink.LinkSetHardwareAddr(link, mac)
+	return kernel.LinkSetHardwareAddr(link, mac)
 }
 
 // address gives a link the port's addresses and routes.
-func address(link netlink.Link, p Port) error {
+func address(kernel *netlink.Handle, link netlink.Link, p Port) error {
 	for _, ip := range p.IPs {
 		a := &netlink.Addr{IPNet: ipNet(ip.Address)}
 		if ip.Address.Addr().Is6() {
 			allow6(p.Name)
 			a.Flags = unix.IFA_F_NODAD // the address is this VF's alone, and is needed now
 		}
-		if err := netlink.AddrAdd(link, a); err != nil {
+		if err := kernel.AddrAdd(link, a); err != nil {
 			return fmt.Errorf("address %s: %w", ip.Address, err)
 		}
 	}
@@ -217,7 +242,7 @@ func address(link netlink.Link, p Port) error {
 		if gw := gatewayOf(r, p.IPs); gw.IsValid() {
 			route.Gw = gw.AsSlice()
 		}
-		if err := netlink.RouteAdd(route); err != nil {
+		if err := kernel.RouteAdd(route); err != nil {
 			return fmt.Errorf("route to %s: %w", r.Dst, err)
 		}
 	}
@@ -250,12 +275,12 @@ func ipNet(p netip.Prefix) *net.IPNet {
 
 // Address implements Wires.
 func (n Netlink) Address(p Port) error {
-	return inside(p.Netns, func() error {
-		link, err := netlink.LinkByName(p.Name)
+	return inside(p.Netns, func(kernel *netlink.Handle) error {
+		link, err := kernel.LinkByName(p.Name)
 		if err != nil {
 			return err
 		}
-		return address(link, p)
+		return address(kernel, link, p)
 	})
 }
 
@@ -266,15 +291,16 @@ func (n Netlink) Unplug(p Port) error {
 		return err
 	}
 	defer home.Close()
-	err = inside(p.Netns, func() error {
-		link, err := n.find(p.Device)
+	err = inside(p.Netns, func(kernel *netlink.Handle) error {
+		link, err := n.find(kernel, p.Device, p.Name)
 		if err != nil {
 			return err
 		}
 		if link == nil {
-			return n.removeDummy(p)
+			return n.removeDummy(kernel, p)
 		}
-		return move(link, home)
+		nobodys := "vf" + strings.ToLower(rand.Text()[:13])
+		return move(kernel, link, home, nobodys)
 	})
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) && !isNamespace(p.Netns) {
 		return nil
@@ -290,8 +316,8 @@ func isNamespace(path string) bool {
 }
 
 // removeDummy removes the dummy of a VF by vfio, told by its name, kind and MAC.
-func (n Netlink) removeDummy(p Port) error {
-	link, err := netlink.LinkByName(p.Name)
+func (n Netlink) removeDummy(kernel *netlink.Handle, p Port) error {
+	link, err := kernel.LinkByName(p.Name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil
 	}
@@ -302,13 +328,13 @@ func (n Netlink) removeDummy(p Port) error {
 	if link.Type() != kind || link.Attrs().HardwareAddr.String() != p.MAC {
 		return nil
 	}
-	return netlink.LinkDel(link)
+	return kernel.LinkDel(link)
 }
 
 // Check implements Wires.
 func (n Netlink) Check(p Port) error {
-	return inside(p.Netns, func() error {
-		link, err := netlink.LinkByName(p.Name)
+	return inside(p.Netns, func(kernel *netlink.Handle) error {
+		link, err := kernel.LinkByName(p.Name)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", p.Name, err)
 		}
@@ -324,12 +350,12 @@ func (n Netlink) Check(p Port) error {
 		case p.MTU != 0 && now.MTU != p.MTU:
 			return fmt.Errorf("interface %s has an MTU of %d, not %d", p.Name, now.MTU, p.MTU)
 		}
-		return checkAddresses(link, p)
+		return checkAddresses(kernel, link, p)
 	})
 }
 
-func checkAddresses(link netlink.Link, p Port) error {
-	has, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+func checkAddresses(kernel *netlink.Handle, link netlink.Link, p Port) error {
+	has, err := kernel.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}

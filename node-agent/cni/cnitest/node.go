@@ -114,10 +114,11 @@ func (n *Node) Idle(ctx context.Context, want int) error {
 	return fmt.Errorf("not %d VFs are idle: %s", want, strings.Join(others, "; "))
 }
 
-// Wires moves the veth ends. Where the kernel of a node has a dummy, a bridge without ports stands
-// for it: every kernel that tests run on has that.
-func Wires() attach.Netlink {
+// Wires moves the veth ends of a host. Where the kernel of a node has a dummy, a bridge without
+// ports stands for it: every kernel that tests run on has that.
+func Wires(tree *vftest.Tree) attach.Netlink {
 	return attach.Netlink{
+		Sysfs: tree.Config().Sysfs,
 		PCI:   func(link netlink.Link) string { return deviceOf(link) },
 		Dummy: func(a netlink.LinkAttrs) netlink.Link { return &netlink.Bridge{LinkAttrs: a} },
 	}
@@ -180,7 +181,7 @@ func vanish(bdf string) error {
 
 // Unplugged takes a VF's interface out of its container behind the agent's back.
 func (n *Node) Unplugged(lease vf.Lease, name string) error {
-	return Wires().Unplug(attach.Port{
+	return Wires(n.Tree).Unplug(attach.Port{
 		Device: lease.BDF, Netns: lease.Owner.Netns, Name: name, MAC: lease.MAC,
 	})
 }
