@@ -250,12 +250,14 @@ var errEnded = errors.New("its program has ended")
 const lastWords = time.Second
 
 // letGo closes what the agent holds of the sandbox. Of one that has ended, it reads before what its
-// programs have written.
+// programs have written, side by side: each may take its time.
 func (b *box) letGo(ended bool) {
+	var shutting sync.WaitGroup
 	for _, s := range b.sidecars {
-		s.shut(ended)
+		shutting.Go(func() { s.shut(ended) })
 	}
 	b.shut(ended)
+	shutting.Wait()
 	b.logs.End()
 	if b.net != nil {
 		_ = b.net.Close()

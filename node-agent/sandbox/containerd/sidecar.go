@@ -104,10 +104,14 @@ func (d *Driver) unshare(id string) {
 	}
 }
 
-// startSidecars starts the sandbox's sidecars, so many side by side as leaves others their turn.
+// atOnce returns how many of a sandbox's programs a runtime sees to side by side: so many as leaves
+// others their turn.
+func (d *Driver) atOnce() int { return max(2, cap(d.turns)) }
+
+// startSidecars starts the sandbox's sidecars.
 func (b *box) startSidecars(ctx context.Context) error {
 	starting, failed := errgroup.WithContext(ctx)
-	starting.SetLimit(max(2, cap(b.driver.turns)))
+	starting.SetLimit(b.driver.atOnce())
 	for _, s := range b.sidecars {
 		starting.Go(func() error {
 			if failed.Err() != nil || b.Cause() != nil {
@@ -155,19 +159,23 @@ func (b *box) find(ctx context.Context) (err error) {
 	return nil
 }
 
-// freezeAll pauses or resumes a sandbox's programs. Where one of several cannot be, the sandbox
-// ends: it is not left half.
+// freezeAll pauses or resumes a sandbox's programs, as many side by side as are started so: a call
+// waits for it. Where one of several cannot be, the sandbox ends: it is not left half.
 func (b *box) freezeAll(ctx context.Context, pause bool) error {
 	b.freezing.Lock()
 	defer b.freezing.Unlock()
+	var freezing errgroup.Group
+	freezing.SetLimit(b.driver.atOnce())
+	freezing.Go(func() error { return b.freeze(ctx, pause) })
 	for _, s := range b.sidecars {
-		if err := s.freeze(ctx, pause); err != nil {
-			err = fmt.Errorf("the sidecar %s: %w", s.name, err)
-			b.End(err)
-			return err
-		}
+		freezing.Go(func() error {
+			if err := s.freeze(ctx, pause); err != nil {
+				return fmt.Errorf("the sidecar %s: %w", s.name, err)
+			}
+			return nil
+		})
 	}
-	err := b.freeze(ctx, pause)
+	err := freezing.Wait()
 	if err != nil && len(b.sidecars) > 0 {
 		b.End(err)
 	}

@@ -1,16 +1,22 @@
 package containerd
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
+
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
+	"github.com/fastiov/fastiov/node-agent/guest/tail"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
@@ -186,6 +192,124 @@ func TestSidecarsEndWithTheirs(t *testing.T) {
 		of(rec.Spec)
 		if left := d.Leftovers(nil); len(left) > 0 {
 			t.Errorf("%s: left over: %v", id, left)
+		}
+	}
+}
+
+// A turnstile is a task that pauses and resumes once another one does.
+type turnstile struct {
+	client.Task
+	meets *sync.WaitGroup
+}
+
+func (m turnstile) meet(ctx context.Context, then func(context.Context) error) error {
+	m.meets.Done()
+	met := make(chan struct{})
+	go func() {
+		m.meets.Wait()
+		close(met)
+	}()
+	select {
+	case <-met:
+		return then(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (m turnstile) Pause(ctx context.Context) error  { return m.meet(ctx, m.Task.Pause) }
+func (m turnstile) Resume(ctx context.Context) error { return m.meet(ctx, m.Task.Resume) }
+
+// No program waits for another one to be paused or resumed.
+func TestSidecarsArePausedSideBySide(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _, err := h.startWith(d, "both", h.beside("side", "9001"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	b := s.(*box)
+	for _, step := range []func(context.Context) error{s.Pause, s.Resume} {
+		var meets sync.WaitGroup
+		meets.Add(2)
+		for _, p := range []*box{b, b.sidecars[0]} {
+			if former, again := p.task.(turnstile); again {
+				p.task = former.Task
+			}
+			p.task = turnstile{p.task, &meets}
+		}
+		if err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, port := range []int{8080, 9001} {
+		var is self
+		listens(t, s, port)
+		ask(t, s, port, &is)
+	}
+}
+
+// The output of no program waits for the end of another's.
+func TestSidecarsAreShutSideBySide(t *testing.T) {
+	var meets sync.WaitGroup
+	program := func() *box {
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &box{pipes: []io.Closer{writer, reader}, logs: tail.New()}
+		meets.Add(1)
+		p.output.Go(func() {
+			_, _ = io.Copy(io.Discard, reader)
+			meets.Done()
+			meets.Wait()
+		})
+		return p
+	}
+	b := program()
+	b.sidecars = []*box{program(), program()}
+	gone := make(chan struct{})
+	go func() {
+		b.letGo(true)
+		close(gone)
+	}()
+	select {
+	case <-gone:
+	case <-time.After(10 * time.Second):
+		t.Fatal("one program's output waits for another's end")
+	}
+}
+
+// An agent that is killed between a sandbox's record and the start of its programs has started
+// nothing: a later one does not take what is made for what serves, and ends it.
+func TestWhatWasNotStartedIsNotAdopted(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	later := h.open()
+	defer later.Close()
+	for id, beside := range map[string][]sandbox.Sidecar{
+		"alone": nil, "beside": {h.beside("side", "9001")},
+	} {
+		spec := sandbox.Spec{ID: id, Dir: filepath.Join(h.TempDir(), id), Root: h.root,
+			Program: h.program(), MemoryMiB: 256, NIC: h.nic(1), Sidecars: beside}
+		if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		_, err := d.Start(t.Context(), spec, &timeline.Timeline{}, func(r sandbox.Record) error {
+			if _, err := later.Adopt(t.Context(), r); !errors.Is(err, errNotStarted) {
+				t.Errorf("%s: it is adopted with %v", id, err)
+			}
+			later.End(r.Spec)
+			if left := later.Leftovers(nil); len(left) > 0 {
+				t.Errorf("%s: left over: %v", id, left)
+			}
+			return errors.New("killed")
+		})
+		if err == nil {
+			t.Errorf("%s: it is started", id)
 		}
 	}
 }
