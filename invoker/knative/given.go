@@ -135,7 +135,6 @@ func (p *parcel) keyless(s *corev1.VolumeProjection, key string) error {
 // container's own do.
 func (p *parcel) give(c *corev1.Container, platform map[string]string) (s *node.Sidecar,
 	err error) {
-	v := p.revision
 	p.env = map[string]string{}
 	s = &node.Sidecar{Name: c.Name, Image: c.Image, Dir: c.WorkingDir, Env: p.env}
 	if sc := c.SecurityContext; sc != nil && sc.RunAsUser != nil {
@@ -153,7 +152,27 @@ func (p *parcel) give(c *corev1.Container, platform map[string]string) (s *node.
 	if s.Args, err = p.command(c.Args); err != nil {
 		return nil, err
 	}
-	mounts := mountsOf(v)
+	s.Mounts, err = p.mounts(c, func(m *corev1.VolumeMount, of *corev1.Volume) (
+		[]*node.File, error) {
+		files, err := p.filesOf(of)
+		if err != nil {
+			return nil, err
+		}
+		all := below(files, m.SubPath)
+		if m.SubPath != "" && len(all) == 0 {
+			return nil, &lacking{fmt.Sprintf("the volume %q has nothing at %q", m.Name, m.SubPath)}
+		}
+		return all, nil
+	})
+	return s, err
+}
+
+// mounts returns what a container mounts, in the order in which its node keeps it, with those files
+// of each volume that are asked for.
+func (p *parcel) mounts(c *corev1.Container, files func(*corev1.VolumeMount, *corev1.Volume) (
+	[]*node.File, error)) (all []*node.Mount, err error) {
+	v := p.revision
+	times := mountsOf(v)
 	for _, m := range c.VolumeMounts {
 		i := slices.IndexFunc(v.Spec.Volumes,
 			func(of corev1.Volume) bool { return of.Name == m.Name })
@@ -161,28 +180,20 @@ func (p *parcel) give(c *corev1.Container, platform map[string]string) (s *node.
 			continue // Knative has checked that there is one
 		}
 		p.files += limits.Each
+		mount := &node.Mount{Path: path.Clean(m.MountPath)}
 		if empty := v.Spec.Volumes[i].EmptyDir; empty != nil {
-			room := &node.Mount{Path: path.Clean(m.MountPath), Room: roomOf(empty, v)}
-			if mounts[m.Name] > 1 {
-				room.Shared = m.Name
+			mount.Room = roomOf(empty, v)
+			if times[m.Name] > 1 {
+				mount.Shared = m.Name
 			}
-			s.Mounts = append(s.Mounts, room)
-			continue
-		}
-		files, err := p.filesOf(&v.Spec.Volumes[i])
-		if err != nil {
+		} else if mount.Files, err = files(&m, &v.Spec.Volumes[i]); err != nil {
 			return nil, err
 		}
-		mount := &node.Mount{Path: path.Clean(m.MountPath), Files: below(files, m.SubPath)}
-		if m.SubPath != "" && len(mount.Files) == 0 {
-			return nil, &lacking{fmt.Sprintf("the volume %q has nothing at %q", m.Name,
-				m.SubPath)}
-		}
-		s.Mounts = append(s.Mounts, mount)
+		all = append(all, mount)
 	}
-	slices.SortFunc(s.Mounts, // what is below another comes after it
+	slices.SortFunc(all, // what is below another comes after it
 		func(a, b *node.Mount) int { return cmp.Compare(a.Path, b.Path) })
-	return s, nil
+	return all, nil
 }
 
 // takes counts so many bytes of words and variables.

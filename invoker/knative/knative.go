@@ -78,7 +78,7 @@ func New(cfg Config) (*API, error) {
 	})
 	a.road.scales.warn = a.mirror.warn
 	a.mirror.run(ctx, a.world)
-	a.prober = newProber(ctx, cfg.Pool, a.world, a.mirror.warn)
+	a.prober = newProber(ctx, a.road, a.mirror.warn)
 	cfg.Pool.Tell(func(s pool.Sandbox) {
 		a.mirror.sandbox(s)
 		a.prober.sandbox(s)

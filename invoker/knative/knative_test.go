@@ -48,6 +48,22 @@ type fake struct {
 	called atomic.Value  // what the last start is for
 	refuse atomic.Uint32 // the code that connections are refused with
 	held   chan struct{} // starts are over when it says so; nil: at once
+
+	renewed chan *node.RenewRequest // nil: it renews no files
+}
+
+func (f *fake) Renew(ctx context.Context, in *node.RenewRequest) (*node.RenewReply, error) {
+	f.mu.Lock()
+	told := f.renewed
+	f.mu.Unlock()
+	if told == nil {
+		return nil, status.Error(codes.Unimplemented, "sandbox "+in.Id+": it renews no files")
+	}
+	select {
+	case told <- in:
+	default: // enough have been seen
+	}
+	return &node.RenewReply{}, nil
 }
 
 func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply, error) {

@@ -24,20 +24,22 @@ import (
 
 // A prober asks sandboxes whose revision says so, as long as they are there, whether they live and
 // whether they are ready, as a kubelet does. One that does not live is ended, and started again
-// where it is needed; one that is not ready gets no requests until it is.
+// where it is needed; one that is not ready gets no requests until it is. It also has the tokens of
+// their service accounts renewed.
 type prober struct {
-	ctx   context.Context
-	pool  *pool.Pool
-	world *world
-	warn  warn
-	done  sync.WaitGroup
+	ctx     context.Context
+	road    *road
+	warn    warn
+	renewal func(life time.Duration) time.Duration // how old a token gets that lives for so long
+	done    sync.WaitGroup
 
 	mu sync.Mutex
 	of map[string]context.CancelFunc // by sandbox
 }
 
-func newProber(ctx context.Context, p *pool.Pool, w *world, say warn) *prober {
-	return &prober{ctx: ctx, pool: p, world: w, warn: say, of: map[string]context.CancelFunc{}}
+func newProber(ctx context.Context, r *road, say warn) *prober {
+	return &prober{road: r, ctx: ctx, warn: say, renewal: untilRenewed,
+		of: map[string]context.CancelFunc{}}
 }
 
 // sandbox takes in news of a sandbox. The pool's lock is held.
@@ -62,22 +64,25 @@ func (p *prober) probe(ctx context.Context, s pool.Sandbox) {
 	if len(of) != 4 {
 		return
 	}
-	e := p.world.get(revisions, s.Namespace, of[2])
+	e := p.road.world.get(revisions, s.Namespace, of[2])
 	if e == nil || string(e.object.GetUID()) != of[3] {
 		return
 	}
 	v := e.object.(*v1.Revision)
 	c := v.Spec.GetContainer()
+	if shortest(v) > 0 {
+		p.done.Go(func() { p.renew(ctx, s, v) })
+	}
 	if alive := c.LivenessProbe; alive != nil {
 		p.done.Go(func() {
 			p.repeat(ctx, s, v, alive, func(_ bool, why error) {
-				p.pool.Fail(s.ID, fmt.Errorf("liveness probe failed: %w", why))
+				p.road.pool.Fail(s.ID, fmt.Errorf("liveness probe failed: %s", saidOf(s.ID, why)))
 			})
 		})
 	}
 	if goesOn(c.ReadinessProbe) {
 		p.repeat(ctx, s, v, c.ReadinessProbe, func(well bool, _ error) {
-			p.pool.Rest(s.ID, !well)
+			p.road.pool.Rest(s.ID, !well)
 		})
 	}
 }
@@ -122,8 +127,11 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, pro
 		case ctx.Err() != nil:
 			return
 		case code == codes.Unimplemented:
-			p.warn(v, "ProbeNotMade", status.Convert(err).Message()+
-				"; have it probed by a GET or a connection")
+			instead := "a GET or a connection"
+			if probe.Exec == nil {
+				instead = "another, on a node of this version"
+			}
+			p.warn(v, "ProbeNotMade", saidOf(s.ID, err)+"; have it probed by "+instead)
 			next = max(period, betweenUnmade)
 			continue
 		case code == codes.Unavailable, code == codes.ResourceExhausted: // that is the node's fault
@@ -141,6 +149,16 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, pro
 			turn(well, err)
 		}
 	}
+}
+
+// saidOf returns what an error says of a sandbox without its name and the code of its node's
+// answer: so it is the same of all sandboxes.
+func saidOf(id string, err error) string {
+	said := err.Error()
+	if s, is := status.FromError(err); is {
+		said = s.Message()
+	}
+	return strings.TrimPrefix(said, "sandbox "+id+": ")
 }
 
 // ask makes a probe once, and returns why it did not go well.

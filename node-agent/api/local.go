@@ -50,6 +50,11 @@ func (l local) Exec(ctx context.Context, in *ExecRequest,
 	return l.server.Exec(ctx, in)
 }
 
+func (l local) Renew(ctx context.Context, in *RenewRequest,
+	_ ...grpc.CallOption) (*RenewReply, error) {
+	return l.server.Renew(ctx, in)
+}
+
 func (l local) Resume(ctx context.Context, in *ResumeRequest,
 	_ ...grpc.CallOption) (*ResumeReply, error) {
 	return l.server.Resume(ctx, in)

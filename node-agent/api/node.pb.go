@@ -1993,6 +1993,102 @@ func (x *ExecReply) GetLate() bool {
 	return false
 }
 
+type RenewRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Sidecar       string                 `protobuf:"bytes,2,opt,name=sidecar,proto3" json:"sidecar,omitempty"` // its name; empty: the sandbox's own program
+	Mounts        []*Mount               `protobuf:"bytes,3,rep,name=mounts,proto3" json:"mounts,omitempty"`   // those of its start, in their order; with the files alone that are new
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *RenewRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RenewRequest) GetSidecar() string {
+	if x != nil {
+		return x.Sidecar
+	}
+	return ""
+}
+
+func (x *RenewRequest) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+type RenewReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewReply) Reset() {
+	*x = RenewReply{}
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewReply) ProtoMessage() {}
+
+func (x *RenewReply) ProtoReflect() protoreflect.Message {
+	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
+func (*RenewReply) Descriptor() ([]byte, []int) {
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
+}
+
 type LogsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2003,7 +2099,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2111,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[28]
+	mi := &file_node_agent_api_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +2124,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{28}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -2055,7 +2151,7 @@ type LogsReply struct {
 
 func (x *LogsReply) Reset() {
 	*x = LogsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2163,7 @@ func (x *LogsReply) String() string {
 func (*LogsReply) ProtoMessage() {}
 
 func (x *LogsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[29]
+	mi := &file_node_agent_api_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2176,7 @@ func (x *LogsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsReply.ProtoReflect.Descriptor instead.
 func (*LogsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{29}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LogsReply) GetLine() *LogLine {
@@ -2106,7 +2202,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2214,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[30]
+	mi := &file_node_agent_api_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2227,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{30}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StopRequest) GetId() string {
@@ -2149,7 +2245,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2257,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[31]
+	mi := &file_node_agent_api_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2270,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{31}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
 }
 
 type StatusRequest struct {
@@ -2186,7 +2282,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2294,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[32]
+	mi := &file_node_agent_api_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2307,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{32}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StatusRequest) GetBrief() bool {
@@ -2244,7 +2340,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2352,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[33]
+	mi := &file_node_agent_api_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2365,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{33}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -2391,7 +2487,7 @@ type Express struct {
 
 func (x *Express) Reset() {
 	*x = Express{}
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2499,7 @@ func (x *Express) String() string {
 func (*Express) ProtoMessage() {}
 
 func (x *Express) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[34]
+	mi := &file_node_agent_api_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2512,7 @@ func (x *Express) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Express.ProtoReflect.Descriptor instead.
 func (*Express) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{34}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Express) GetBridge() string {
@@ -2479,7 +2575,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2587,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[35]
+	mi := &file_node_agent_api_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2600,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{35}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Sandbox) GetId() string {
@@ -2596,7 +2692,7 @@ type VF struct {
 
 func (x *VF) Reset() {
 	*x = VF{}
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2704,7 @@ func (x *VF) String() string {
 func (*VF) ProtoMessage() {}
 
 func (x *VF) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[36]
+	mi := &file_node_agent_api_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2717,7 @@ func (x *VF) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VF.ProtoReflect.Descriptor instead.
 func (*VF) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{36}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VF) GetBdf() string {
@@ -2710,7 +2806,7 @@ type StartsRequest struct {
 
 func (x *StartsRequest) Reset() {
 	*x = StartsRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2722,7 +2818,7 @@ func (x *StartsRequest) String() string {
 func (*StartsRequest) ProtoMessage() {}
 
 func (x *StartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[37]
+	mi := &file_node_agent_api_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2735,7 +2831,7 @@ func (x *StartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsRequest.ProtoReflect.Descriptor instead.
 func (*StartsRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{37}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StartsRequest) GetAfter() uint64 {
@@ -2756,7 +2852,7 @@ type StartsReply struct {
 
 func (x *StartsReply) Reset() {
 	*x = StartsReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2768,7 +2864,7 @@ func (x *StartsReply) String() string {
 func (*StartsReply) ProtoMessage() {}
 
 func (x *StartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[38]
+	mi := &file_node_agent_api_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2781,7 +2877,7 @@ func (x *StartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartsReply.ProtoReflect.Descriptor instead.
 func (*StartsReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{38}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StartsReply) GetEnded() uint64 {
@@ -2822,7 +2918,7 @@ type ColdStart struct {
 
 func (x *ColdStart) Reset() {
 	*x = ColdStart{}
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +2930,7 @@ func (x *ColdStart) String() string {
 func (*ColdStart) ProtoMessage() {}
 
 func (x *ColdStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[39]
+	mi := &file_node_agent_api_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +2943,7 @@ func (x *ColdStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ColdStart.ProtoReflect.Descriptor instead.
 func (*ColdStart) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{39}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ColdStart) GetNumber() uint64 {
@@ -2924,7 +3020,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2936,7 +3032,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[40]
+	mi := &file_node_agent_api_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3045,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{40}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -2982,7 +3078,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[41]
+	mi := &file_node_agent_api_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3090,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[41]
+	mi := &file_node_agent_api_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3103,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{41}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainReply) GetStopped() uint32 {
@@ -3026,7 +3122,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_node_agent_api_node_proto_msgTypes[42]
+	mi := &file_node_agent_api_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3134,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[42]
+	mi := &file_node_agent_api_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3147,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{42}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReportRequest) GetId() string {
@@ -3071,7 +3167,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_node_agent_api_node_proto_msgTypes[43]
+	mi := &file_node_agent_api_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3179,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[43]
+	mi := &file_node_agent_api_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3192,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{43}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReportReply) GetTarGz() []byte {
@@ -3124,7 +3220,7 @@ type KeptReport struct {
 
 func (x *KeptReport) Reset() {
 	*x = KeptReport{}
-	mi := &file_node_agent_api_node_proto_msgTypes[44]
+	mi := &file_node_agent_api_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3232,7 @@ func (x *KeptReport) String() string {
 func (*KeptReport) ProtoMessage() {}
 
 func (x *KeptReport) ProtoReflect() protoreflect.Message {
-	mi := &file_node_agent_api_node_proto_msgTypes[44]
+	mi := &file_node_agent_api_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3245,7 @@ func (x *KeptReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptReport.ProtoReflect.Descriptor instead.
 func (*KeptReport) Descriptor() ([]byte, []int) {
-	return file_node_agent_api_node_proto_rawDescGZIP(), []int{44}
+	return file_node_agent_api_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *KeptReport) GetId() string {
@@ -3341,7 +3437,13 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"7\n" +
 	"\tExecReply\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\x05R\x06status\x12\x12\n" +
-	"\x04late\x18\x02 \x01(\bR\x04late\"5\n" +
+	"\x04late\x18\x02 \x01(\bR\x04late\"h\n" +
+	"\fRenewRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\asidecar\x18\x02 \x01(\tR\asidecar\x12.\n" +
+	"\x06mounts\x18\x03 \x03(\v2\x16.fastiov.node.v1.MountR\x06mounts\"\f\n" +
+	"\n" +
+	"RenewReply\"5\n" +
 	"\vLogsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\"Q\n" +
@@ -3442,7 +3544,7 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"KeptReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why2\xdf\b\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why2\xa4\t\n" +
 	"\x04Node\x12C\n" +
 	"\x05Start\x12\x1d.fastiov.node.v1.StartRequest\x1a\x1b.fastiov.node.v1.StartReply\x12A\n" +
 	"\x04Init\x12\x1c.fastiov.node.v1.InitRequest\x1a\x1b.fastiov.node.v1.StartReply\x12=\n" +
@@ -3454,7 +3556,8 @@ const file_node_agent_api_node_proto_rawDesc = "" +
 	"\x04Wait\x12\x1c.fastiov.node.v1.WaitRequest\x1a\x16.fastiov.node.v1.Ended0\x01\x12M\n" +
 	"\aConnect\x12\x1f.fastiov.node.v1.ConnectRequest\x1a\x1d.fastiov.node.v1.ConnectReply(\x010\x01\x12I\n" +
 	"\aPublish\x12\x1f.fastiov.node.v1.PublishRequest\x1a\x1d.fastiov.node.v1.PublishReply\x12@\n" +
-	"\x04Exec\x12\x1c.fastiov.node.v1.ExecRequest\x1a\x1a.fastiov.node.v1.ExecReply\x12B\n" +
+	"\x04Exec\x12\x1c.fastiov.node.v1.ExecRequest\x1a\x1a.fastiov.node.v1.ExecReply\x12C\n" +
+	"\x05Renew\x12\x1d.fastiov.node.v1.RenewRequest\x1a\x1b.fastiov.node.v1.RenewReply\x12B\n" +
 	"\x04Logs\x12\x1c.fastiov.node.v1.LogsRequest\x1a\x1a.fastiov.node.v1.LogsReply0\x01\x12F\n" +
 	"\x06Status\x12\x1e.fastiov.node.v1.StatusRequest\x1a\x1c.fastiov.node.v1.StatusReply\x12F\n" +
 	"\x06Starts\x12\x1e.fastiov.node.v1.StartsRequest\x1a\x1c.fastiov.node.v1.StartsReply\x12C\n" +
@@ -3473,7 +3576,7 @@ func file_node_agent_api_node_proto_rawDescGZIP() []byte {
 	return file_node_agent_api_node_proto_rawDescData
 }
 
-var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_node_agent_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_node_agent_api_node_proto_goTypes = []any{
 	(*StartRequest)(nil),   // 0: fastiov.node.v1.StartRequest
 	(*Sidecar)(nil),        // 1: fastiov.node.v1.Sidecar
@@ -3503,33 +3606,35 @@ var file_node_agent_api_node_proto_goTypes = []any{
 	(*ConnectReply)(nil),   // 25: fastiov.node.v1.ConnectReply
 	(*ExecRequest)(nil),    // 26: fastiov.node.v1.ExecRequest
 	(*ExecReply)(nil),      // 27: fastiov.node.v1.ExecReply
-	(*LogsRequest)(nil),    // 28: fastiov.node.v1.LogsRequest
-	(*LogsReply)(nil),      // 29: fastiov.node.v1.LogsReply
-	(*StopRequest)(nil),    // 30: fastiov.node.v1.StopRequest
-	(*StopReply)(nil),      // 31: fastiov.node.v1.StopReply
-	(*StatusRequest)(nil),  // 32: fastiov.node.v1.StatusRequest
-	(*StatusReply)(nil),    // 33: fastiov.node.v1.StatusReply
-	(*Express)(nil),        // 34: fastiov.node.v1.Express
-	(*Sandbox)(nil),        // 35: fastiov.node.v1.Sandbox
-	(*VF)(nil),             // 36: fastiov.node.v1.VF
-	(*StartsRequest)(nil),  // 37: fastiov.node.v1.StartsRequest
-	(*StartsReply)(nil),    // 38: fastiov.node.v1.StartsReply
-	(*ColdStart)(nil),      // 39: fastiov.node.v1.ColdStart
-	(*DrainRequest)(nil),   // 40: fastiov.node.v1.DrainRequest
-	(*DrainReply)(nil),     // 41: fastiov.node.v1.DrainReply
-	(*ReportRequest)(nil),  // 42: fastiov.node.v1.ReportRequest
-	(*ReportReply)(nil),    // 43: fastiov.node.v1.ReportReply
-	(*KeptReport)(nil),     // 44: fastiov.node.v1.KeptReport
-	nil,                    // 45: fastiov.node.v1.StartRequest.EnvEntry
-	nil,                    // 46: fastiov.node.v1.Sidecar.EnvEntry
-	nil,                    // 47: fastiov.node.v1.Express.PacketsEntry
+	(*RenewRequest)(nil),   // 28: fastiov.node.v1.RenewRequest
+	(*RenewReply)(nil),     // 29: fastiov.node.v1.RenewReply
+	(*LogsRequest)(nil),    // 30: fastiov.node.v1.LogsRequest
+	(*LogsReply)(nil),      // 31: fastiov.node.v1.LogsReply
+	(*StopRequest)(nil),    // 32: fastiov.node.v1.StopRequest
+	(*StopReply)(nil),      // 33: fastiov.node.v1.StopReply
+	(*StatusRequest)(nil),  // 34: fastiov.node.v1.StatusRequest
+	(*StatusReply)(nil),    // 35: fastiov.node.v1.StatusReply
+	(*Express)(nil),        // 36: fastiov.node.v1.Express
+	(*Sandbox)(nil),        // 37: fastiov.node.v1.Sandbox
+	(*VF)(nil),             // 38: fastiov.node.v1.VF
+	(*StartsRequest)(nil),  // 39: fastiov.node.v1.StartsRequest
+	(*StartsReply)(nil),    // 40: fastiov.node.v1.StartsReply
+	(*ColdStart)(nil),      // 41: fastiov.node.v1.ColdStart
+	(*DrainRequest)(nil),   // 42: fastiov.node.v1.DrainRequest
+	(*DrainReply)(nil),     // 43: fastiov.node.v1.DrainReply
+	(*ReportRequest)(nil),  // 44: fastiov.node.v1.ReportRequest
+	(*ReportReply)(nil),    // 45: fastiov.node.v1.ReportReply
+	(*KeptReport)(nil),     // 46: fastiov.node.v1.KeptReport
+	nil,                    // 47: fastiov.node.v1.StartRequest.EnvEntry
+	nil,                    // 48: fastiov.node.v1.Sidecar.EnvEntry
+	nil,                    // 49: fastiov.node.v1.Express.PacketsEntry
 }
 var file_node_agent_api_node_proto_depIdxs = []int32{
-	45, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
+	47, // 0: fastiov.node.v1.StartRequest.env:type_name -> fastiov.node.v1.StartRequest.EnvEntry
 	4,  // 1: fastiov.node.v1.StartRequest.call:type_name -> fastiov.node.v1.Call
 	2,  // 2: fastiov.node.v1.StartRequest.mounts:type_name -> fastiov.node.v1.Mount
 	1,  // 3: fastiov.node.v1.StartRequest.sidecars:type_name -> fastiov.node.v1.Sidecar
-	46, // 4: fastiov.node.v1.Sidecar.env:type_name -> fastiov.node.v1.Sidecar.EnvEntry
+	48, // 4: fastiov.node.v1.Sidecar.env:type_name -> fastiov.node.v1.Sidecar.EnvEntry
 	2,  // 5: fastiov.node.v1.Sidecar.mounts:type_name -> fastiov.node.v1.Mount
 	3,  // 6: fastiov.node.v1.Mount.files:type_name -> fastiov.node.v1.File
 	14, // 7: fastiov.node.v1.StartReply.spans:type_name -> fastiov.node.v1.Span
@@ -3544,52 +3649,55 @@ var file_node_agent_api_node_proto_depIdxs = []int32{
 	8,  // 16: fastiov.node.v1.RunReply.gate:type_name -> fastiov.node.v1.Gate
 	15, // 17: fastiov.node.v1.RunsRequest.run:type_name -> fastiov.node.v1.RunRequest
 	16, // 18: fastiov.node.v1.RunsReply.run:type_name -> fastiov.node.v1.RunReply
-	19, // 19: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
-	35, // 20: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
-	36, // 21: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
-	34, // 22: fastiov.node.v1.StatusReply.express:type_name -> fastiov.node.v1.Express
-	47, // 23: fastiov.node.v1.Express.packets:type_name -> fastiov.node.v1.Express.PacketsEntry
-	39, // 24: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
-	4,  // 25: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
-	14, // 26: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
-	44, // 27: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
-	0,  // 28: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
-	9,  // 29: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
-	15, // 30: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
-	17, // 31: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
-	10, // 32: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
-	12, // 33: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
-	30, // 34: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
-	20, // 35: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
-	22, // 36: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
-	23, // 37: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
-	26, // 38: fastiov.node.v1.Node.Exec:input_type -> fastiov.node.v1.ExecRequest
-	28, // 39: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
-	32, // 40: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
-	37, // 41: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
-	40, // 42: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
-	42, // 43: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
-	5,  // 44: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
-	5,  // 45: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
-	16, // 46: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
-	18, // 47: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
-	11, // 48: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
-	13, // 49: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
-	31, // 50: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
-	21, // 51: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
-	25, // 52: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
-	24, // 53: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
-	27, // 54: fastiov.node.v1.Node.Exec:output_type -> fastiov.node.v1.ExecReply
-	29, // 55: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
-	33, // 56: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
-	38, // 57: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
-	41, // 58: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
-	43, // 59: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
-	44, // [44:60] is the sub-list for method output_type
-	28, // [28:44] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	2,  // 19: fastiov.node.v1.RenewRequest.mounts:type_name -> fastiov.node.v1.Mount
+	19, // 20: fastiov.node.v1.LogsReply.line:type_name -> fastiov.node.v1.LogLine
+	37, // 21: fastiov.node.v1.StatusReply.sandboxes:type_name -> fastiov.node.v1.Sandbox
+	38, // 22: fastiov.node.v1.StatusReply.vfs:type_name -> fastiov.node.v1.VF
+	36, // 23: fastiov.node.v1.StatusReply.express:type_name -> fastiov.node.v1.Express
+	49, // 24: fastiov.node.v1.Express.packets:type_name -> fastiov.node.v1.Express.PacketsEntry
+	41, // 25: fastiov.node.v1.StartsReply.starts:type_name -> fastiov.node.v1.ColdStart
+	4,  // 26: fastiov.node.v1.ColdStart.call:type_name -> fastiov.node.v1.Call
+	14, // 27: fastiov.node.v1.ColdStart.spans:type_name -> fastiov.node.v1.Span
+	46, // 28: fastiov.node.v1.ReportReply.kept:type_name -> fastiov.node.v1.KeptReport
+	0,  // 29: fastiov.node.v1.Node.Start:input_type -> fastiov.node.v1.StartRequest
+	9,  // 30: fastiov.node.v1.Node.Init:input_type -> fastiov.node.v1.InitRequest
+	15, // 31: fastiov.node.v1.Node.Run:input_type -> fastiov.node.v1.RunRequest
+	17, // 32: fastiov.node.v1.Node.Runs:input_type -> fastiov.node.v1.RunsRequest
+	10, // 33: fastiov.node.v1.Node.Pause:input_type -> fastiov.node.v1.PauseRequest
+	12, // 34: fastiov.node.v1.Node.Resume:input_type -> fastiov.node.v1.ResumeRequest
+	32, // 35: fastiov.node.v1.Node.Stop:input_type -> fastiov.node.v1.StopRequest
+	20, // 36: fastiov.node.v1.Node.Wait:input_type -> fastiov.node.v1.WaitRequest
+	22, // 37: fastiov.node.v1.Node.Connect:input_type -> fastiov.node.v1.ConnectRequest
+	23, // 38: fastiov.node.v1.Node.Publish:input_type -> fastiov.node.v1.PublishRequest
+	26, // 39: fastiov.node.v1.Node.Exec:input_type -> fastiov.node.v1.ExecRequest
+	28, // 40: fastiov.node.v1.Node.Renew:input_type -> fastiov.node.v1.RenewRequest
+	30, // 41: fastiov.node.v1.Node.Logs:input_type -> fastiov.node.v1.LogsRequest
+	34, // 42: fastiov.node.v1.Node.Status:input_type -> fastiov.node.v1.StatusRequest
+	39, // 43: fastiov.node.v1.Node.Starts:input_type -> fastiov.node.v1.StartsRequest
+	42, // 44: fastiov.node.v1.Node.Drain:input_type -> fastiov.node.v1.DrainRequest
+	44, // 45: fastiov.node.v1.Node.Report:input_type -> fastiov.node.v1.ReportRequest
+	5,  // 46: fastiov.node.v1.Node.Start:output_type -> fastiov.node.v1.StartReply
+	5,  // 47: fastiov.node.v1.Node.Init:output_type -> fastiov.node.v1.StartReply
+	16, // 48: fastiov.node.v1.Node.Run:output_type -> fastiov.node.v1.RunReply
+	18, // 49: fastiov.node.v1.Node.Runs:output_type -> fastiov.node.v1.RunsReply
+	11, // 50: fastiov.node.v1.Node.Pause:output_type -> fastiov.node.v1.PauseReply
+	13, // 51: fastiov.node.v1.Node.Resume:output_type -> fastiov.node.v1.ResumeReply
+	33, // 52: fastiov.node.v1.Node.Stop:output_type -> fastiov.node.v1.StopReply
+	21, // 53: fastiov.node.v1.Node.Wait:output_type -> fastiov.node.v1.Ended
+	25, // 54: fastiov.node.v1.Node.Connect:output_type -> fastiov.node.v1.ConnectReply
+	24, // 55: fastiov.node.v1.Node.Publish:output_type -> fastiov.node.v1.PublishReply
+	27, // 56: fastiov.node.v1.Node.Exec:output_type -> fastiov.node.v1.ExecReply
+	29, // 57: fastiov.node.v1.Node.Renew:output_type -> fastiov.node.v1.RenewReply
+	31, // 58: fastiov.node.v1.Node.Logs:output_type -> fastiov.node.v1.LogsReply
+	35, // 59: fastiov.node.v1.Node.Status:output_type -> fastiov.node.v1.StatusReply
+	40, // 60: fastiov.node.v1.Node.Starts:output_type -> fastiov.node.v1.StartsReply
+	43, // 61: fastiov.node.v1.Node.Drain:output_type -> fastiov.node.v1.DrainReply
+	45, // 62: fastiov.node.v1.Node.Report:output_type -> fastiov.node.v1.ReportReply
+	46, // [46:63] is the sub-list for method output_type
+	29, // [29:46] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_node_agent_api_node_proto_init() }
@@ -3603,7 +3711,7 @@ func file_node_agent_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_agent_api_node_proto_rawDesc), len(file_node_agent_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

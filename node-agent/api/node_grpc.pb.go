@@ -41,6 +41,7 @@ const (
 	Node_Connect_FullMethodName = "/fastiov.node.v1.Node/Connect"
 	Node_Publish_FullMethodName = "/fastiov.node.v1.Node/Publish"
 	Node_Exec_FullMethodName    = "/fastiov.node.v1.Node/Exec"
+	Node_Renew_FullMethodName   = "/fastiov.node.v1.Node/Renew"
 	Node_Logs_FullMethodName    = "/fastiov.node.v1.Node/Logs"
 	Node_Status_FullMethodName  = "/fastiov.node.v1.Node/Status"
 	Node_Starts_FullMethodName  = "/fastiov.node.v1.Node/Starts"
@@ -83,6 +84,9 @@ type NodeClient interface {
 	// Exec runs a program in a sandbox, beside its own and as that, and returns when it has ended or its time has. UNIMPLEMENTED: the
 	// driver cannot.
 	Exec(ctx context.Context, in *ExecRequest, opts ...grpc.CallOption) (*ExecReply, error)
+	// Renew puts other files into the places of those that a program was given, each at once, while it runs. UNIMPLEMENTED: the driver
+	// cannot.
+	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
 	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error)
 	// Status is what the node holds now.
@@ -229,6 +233,16 @@ func (c *nodeClient) Exec(ctx context.Context, in *ExecRequest, opts ...grpc.Cal
 	return out, nil
 }
 
+func (c *nodeClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenewReply)
+	err := c.cc.Invoke(ctx, Node_Renew_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[3], Node_Logs_FullMethodName, cOpts...)
@@ -323,6 +337,9 @@ type NodeServer interface {
 	// Exec runs a program in a sandbox, beside its own and as that, and returns when it has ended or its time has. UNIMPLEMENTED: the
 	// driver cannot.
 	Exec(context.Context, *ExecRequest) (*ExecReply, error)
+	// Renew puts other files into the places of those that a program was given, each at once, while it runs. UNIMPLEMENTED: the driver
+	// cannot.
+	Renew(context.Context, *RenewRequest) (*RenewReply, error)
 	// Logs is what the runtime has written lately, with follow also what it writes until it ends.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error
 	// Status is what the node holds now.
@@ -376,6 +393,9 @@ func (UnimplementedNodeServer) Publish(context.Context, *PublishRequest) (*Publi
 }
 func (UnimplementedNodeServer) Exec(context.Context, *ExecRequest) (*ExecReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Exec not implemented")
+}
+func (UnimplementedNodeServer) Renew(context.Context, *RenewRequest) (*RenewReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
 }
 func (UnimplementedNodeServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogsReply]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -582,6 +602,24 @@ func _Node_Exec_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Renew(ctx, req.(*RenewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(LogsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -703,6 +741,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Exec",
 			Handler:    _Node_Exec_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _Node_Renew_Handler,
 		},
 		{
 			MethodName: "Status",

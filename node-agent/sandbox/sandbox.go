@@ -161,6 +161,14 @@ type Executor interface {
 	Exec(ctx context.Context, command []string) (status int, err error)
 }
 
+// A Renewer is a sandbox that can put other files into the places of those that its program was
+// given.
+type Renewer interface {
+	// Renew does so for the sidecar of that name, or without one for the sandbox's own program. The
+	// mounts are all that it has, in their order; each has the files alone that are new.
+	Renew(sidecar string, all []wire.Mount) error
+}
+
 // ErrBusy is the error of a program that was not run: the node had others to make.
 var ErrBusy = errors.New("the node makes other programs all the time")
 

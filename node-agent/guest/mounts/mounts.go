@@ -2,6 +2,7 @@
 package mounts
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -55,6 +56,44 @@ func write(inside *os.Root, own string, m wire.Mount) error {
 		}
 	}
 	return nil
+}
+
+// Renew puts other files into the places of some that Write has written for the same mounts in
+// dir. Nobody reads half of one. One that is a mount itself stays: who has it mounted would not see
+// another in its place.
+func Renew(dir string, all []wire.Mount) error {
+	inside, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	for i, m := range all {
+		for _, f := range m.Files {
+			if err := renew(inside, path.Join(strconv.Itoa(i), f.Name), f); err != nil {
+				return fmt.Errorf("the file %.80q for %s: %w", f.Name, m.Path, err)
+			}
+		}
+	}
+	return nil
+}
+
+func renew(inside *os.Root, name string, f wire.File) error {
+	if is, err := inside.Lstat(name); err != nil {
+		return err
+	} else if !is.Mode().IsRegular() || f.Name == "" {
+		return errors.New("it is no file in a folder that is mounted")
+	}
+	const fresh = "new" // beside the mounts, which have numbers
+	if err := inside.RemoveAll(fresh); err != nil {
+		return err
+	}
+	if err := inside.WriteFile(fresh, f.Data, 0o600); err != nil {
+		return err
+	}
+	if err := inside.Chmod(fresh, f.Mode); err != nil {
+		return err
+	}
+	return inside.Rename(fresh, name)
 }
 
 // folder makes a folder that everybody may read, with those above it.

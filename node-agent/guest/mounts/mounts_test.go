@@ -1,6 +1,7 @@
 package mounts
 
 import (
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -45,6 +46,52 @@ func TestWrite(t *testing.T) {
 	}
 	if at, err := Write(filepath.Join(dir, "none"), nil); at != nil || err != nil {
 		t.Errorf("without mounts: %v, %v", at, err)
+	}
+}
+
+// What replaces a file is whole in its place, and nothing else is touched.
+func TestRenew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "mounts")
+	at, err := Write(dir, []wire.Mount{
+		{Path: "/first", Files: []wire.File{{Name: "a", Data: []byte("one"), Mode: 0o400}}},
+		{Path: "/a", Files: []wire.File{{Name: "deep/a", Data: []byte("one"), Mode: 0o400},
+			{Name: "b", Data: []byte("one"), Mode: 0o400}}},
+		{Path: "/alone", Files: []wire.File{{Data: []byte("one"), Mode: 0o400}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := os.Open(at[1] + "/deep/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	renew := func(i int, name string) error {
+		all := []wire.Mount{{Path: "/first"}, {Path: "/a"}, {Path: "/alone"}}
+		all[i].Files = []wire.File{{Name: name, Data: []byte("another"), Mode: 0o440}}
+		return Renew(dir, all)
+	}
+	if err := renew(1, "deep/a"); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{at[0] + "/a": "one", at[1] + "/b": "one",
+		at[1] + "/deep/a": "another", at[2]: "one"} {
+		if text, err := os.ReadFile(name); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	if text, err := io.ReadAll(open); err != nil || string(text) != "one" {
+		t.Errorf("who had it open reads %q, %v", text, err)
+	}
+	if is, err := os.Stat(at[1] + "/deep/a"); err != nil || is.Mode() != 0o440 {
+		t.Errorf("%v, %v", is, err)
+	}
+	for _, c := range []struct {
+		mount int
+		name  string
+	}{{1, "none"}, {1, "deep"}, {2, ""}, {0, "../../out"}} {
+		if renew(c.mount, c.name) == nil {
+			t.Errorf("%+v is renewed", c)
+		}
 	}
 }
 

@@ -48,6 +48,7 @@ type box struct {
 	pipes     []io.Closer // our ends of its output
 
 	freezing sync.Mutex // held while all programs are frozen, or thawed
+	renewing sync.Mutex // held while files of the program are replaced
 	mu       sync.Mutex
 	paused   bool
 }

@@ -241,6 +241,15 @@ func TestAProgramInItsPlace(t *testing.T) {
 				!strings.Contains(is.Changed, "read-only file system") {
 				t.Errorf("of its files it says %q, %q, %q", is.Given, is.Alone, is.Changed)
 			}
+			again := []wire.Mount{{Path: "/etc/app", Files: []wire.File{
+				{Name: "deep/name", Data: []byte("other"), Mode: 0o444}}}, {Path: "/etc/app.conf"}}
+			if err := s.(sandbox.Renewer).Renew("", again); err != nil {
+				t.Error(err)
+			}
+			ask(t, s, 9000, &is)
+			if is.Given != "other allowed" || is.Alone != "conf allowed" {
+				t.Errorf("of its renewed files it says %q, %q", is.Given, is.Alone)
+			}
 			const root = "00000000000004fb" // what capabilities lists
 			want := map[string]string{"Seccomp": "2", "NoNewPrivs": "1", "CapBnd": root,
 				"CapEff": root, "CapInh": "0000000000000000", "CapAmb": "0000000000000000"}
