@@ -121,17 +121,24 @@ func (w *wired) wantExpress(f *flow, want bool) {
 	}
 }
 
+// oneOfFive reports whether a packet goes express, of which each may be the second's sample.
+func oneOfFive(goesExpress func() bool) bool {
+	for range 5 {
+		if goesExpress() {
+			return true
+		}
+	}
+	return false
+}
+
 // becomes waits until the flow goes express, or does not any more, of which nobody tells.
 func (w *wired) becomes(f *flow, express bool) {
 	w.t.Helper()
-	is := func() (is bool) {
-		for range 5 { // one may be the second's sample
-			_, each := w.pass(f, true, shape{size: 10})
-			is = is || each
+	is := func() bool { _, is := w.pass(f, true, shape{size: 10}); return is }
+	for late := time.Now().Add(20 * time.Second); oneOfFive(is) != express; {
+		if time.Now().After(late) {
+			break
 		}
-		return is
-	}
-	for late := time.Now().Add(20 * time.Second); is() != express && time.Now().Before(late); {
 	}
 	w.wantExpress(f, express)
 }
@@ -189,14 +196,14 @@ func TestAFlowWithoutAnAnswer(t *testing.T) {
 		t.Errorf("a flow that has just begun has %d entries", n)
 	}
 	time.Sleep(300 * time.Millisecond)
-	if outward(); !outward() {
+	if !oneOfFive(outward) {
 		t.Fatalf("a packet of a flow that nobody answers is regular: %v", w.s.Counts())
 	}
 	w.host.run(t, "iptables -I FORWARD -j DROP")
 	w.refuse(f, true, shape{size: 10})
 	w.host.run(t, "iptables -D FORWARD 1")
 	w.permitted()
-	if outward(); !outward() {
+	if !oneOfFive(outward) {
 		t.Fatalf("a packet is regular: %v", w.s.Counts())
 	}
 	w.pass(f, false, shape{size: 10})
@@ -410,15 +417,13 @@ func TestARuleForEachPacketTurnsItOff(t *testing.T) {
 func TestPaddingIsLeftOut(t *testing.T) {
 	w := wire(t)
 	f := w.established(&flow{port: 20001})
-	express := false
-	for n := 0; n < 5 && !express; n++ { // one may be the second's sample
-		var out [][]byte
-		out, express = w.pass(f, false, shape{size: 2, padding: 16})
+	if !oneOfFive(func() bool {
+		out, express := w.pass(f, false, shape{size: 2, padding: 16})
 		if len(out) != 1 || len(out[0]) != 14+20+8+2 {
 			t.Errorf("express %v, %x came out", express, out)
 		}
-	}
-	if !express {
+		return express
+	}) {
 		t.Error("it is regular")
 	}
 }
