@@ -79,16 +79,17 @@ func (s *shape) prune(path string, value any) (changed bool, unknown []error) {
 			}
 		}
 		for _, key := range slices.Sorted(maps.Keys(value)) {
-			at := path + "." + key
 			switch next := s.Properties[key]; {
 			case next != nil:
-				prune(next, at, value[key])
+				prune(next, path+"."+key, value[key])
 			case s.Additional != nil && s.Additional.shape != nil:
-				prune(s.Additional.shape, at, value[key])
+				prune(s.Additional.shape, path+"."+key, value[key])
 			case s.Additional == nil && !s.Free && len(s.Properties) > 0:
 				delete(value, key)
 				changed = true
-				name(fmt.Errorf("unknown field %.256q", at))
+				if len(unknown) < mostUnknown { // else it is named in vain
+					name(fmt.Errorf("unknown field %.256q", path+"."+key))
+				}
 			}
 		}
 	case []any:

@@ -48,6 +48,8 @@ type fake struct {
 	called atomic.Value  // what the last start is for
 	refuse atomic.Uint32 // the code that connections are refused with
 	held   chan struct{} // starts are over when it says so; nil: at once
+	silent atomic.Bool   // it answers nothing
+	hangs  atomic.Bool   // its programs answer nothing
 
 	renewed chan *node.RenewRequest // nil: it renews no files
 }
@@ -95,7 +97,11 @@ func (f *fake) Stop(_ context.Context, in *node.StopRequest) (*node.StopReply, e
 	return &node.StopReply{}, nil
 }
 
-func (*fake) Status(context.Context, *node.StatusRequest) (*node.StatusReply, error) {
+func (f *fake) Status(ctx context.Context, _ *node.StatusRequest) (*node.StatusReply, error) {
+	if f.silent.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	return &node.StatusReply{MemoryMib: 1 << 19}, nil
 }
 
@@ -103,6 +109,10 @@ func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.Conn
 	first, err := s.Recv()
 	if err != nil {
 		return err
+	}
+	if f.silent.Load() || f.hangs.Load() {
+		<-s.Context().Done()
+		return s.Context().Err()
 	}
 	if code := codes.Code(f.refuse.Load()); code != codes.OK {
 		return status.Error(code, "the node has no place for it")

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -121,8 +122,8 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, pro
 		case <-time.After(next):
 		}
 		next = period
-		err := ask(ctx, s, v.Spec.GetContainer(), probe,
-			seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout)))
+		within := seconds(cmp.Or(probe.TimeoutSeconds, probeTimeout))
+		err := ask(ctx, s, v.Spec.GetContainer(), probe, within)
 		switch code := status.Code(err); {
 		case ctx.Err() != nil:
 			return
@@ -134,7 +135,8 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, pro
 			p.warn(v, "ProbeNotMade", saidOf(s.ID, err)+"; have it probed by "+instead)
 			next = max(period, betweenUnmade)
 			continue
-		case code == codes.Unavailable, code == codes.ResourceExhausted: // that is the node's fault
+		case code == codes.Unavailable, code == codes.ResourceExhausted, // that is the node's fault
+			isLate(err) && !answers(ctx, s, within):
 		case (err == nil) == well:
 			row = 0
 		default:
@@ -149,6 +151,19 @@ func (p *prober) repeat(ctx context.Context, s pool.Sandbox, v *v1.Revision, pro
 			turn(well, err)
 		}
 	}
+}
+
+// isLate reports whether a probe had no answer in its time.
+func isLate(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
+}
+
+// answers reports whether a sandbox's node itself answers within a time.
+func answers(ctx context.Context, s pool.Sandbox, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	_, err := s.Client.Status(ctx, &node.StatusRequest{Brief: true})
+	return err == nil
 }
 
 // saidOf returns what an error says of a sandbox without its name and the code of its node's

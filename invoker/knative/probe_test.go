@@ -69,6 +69,52 @@ func TestAProgramThatIsNotReadyRests(t *testing.T) {
 	}
 }
 
+// While a node answers nothing, that a probe is late says nothing of the program; while it answers,
+// it does.
+func TestASilentNodeSaysNothing(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", objects+"services", probing(`"readinessProbe":{"httpGet":{"path":"/x"},
+		"periodSeconds":1,"failureThreshold":1}`))
+	h.ready("hello", "True")
+	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
+	ready := func() int { return h.pool.Ready(h.api.road.demand(v)) }
+	h.node.silent.Store(true)
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
+		if ready() != 1 {
+			t.Fatal("it rests for a node that is silent")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	h.node.silent.Store(false)
+	h.node.hangs.Store(true)
+	h.until("it rests for its program", func() bool { return ready() == 0 })
+}
+
+// A sandbox that rests is not given up for a Secret that another one would lack.
+func TestARestingSandboxIsKeptWithoutItsSecret(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.must("POST", core+"secrets", secretOf("s", "k", "hush"))
+	h.must("POST", objects+"services", strings.NewReplacer(`{"name":"A","value":"b"}`,
+		`{"name":"A","valueFrom":{"secretKeyRef":{"name":"s","key":"k"}}}`,
+		`"template":{`, `"template":{"metadata":{"annotations":{
+			"autoscaling.knative.dev/min-scale":"1"}},`).Replace(probing(`"readinessProbe":{
+		"httpGet":{"path":"/x"},"periodSeconds":1,"failureThreshold":1}`)))
+	h.ready("hello", "True")
+	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
+	ready := func() int { return h.pool.Ready(h.api.road.demand(v)) }
+	h.must("DELETE", core+"secrets/s", "")
+	h.node.refuse.Store(uint32(codes.Aborted))
+	h.until("it rests", func() bool { return ready() == 0 })
+	time.Sleep(3 * time.Second) // the scale decides meanwhile
+	h.node.refuse.Store(uint32(codes.OK))
+	h.until("it is back", func() bool { return ready() == 1 })
+	if n := h.node.starts.Load(); n != 1 {
+		t.Errorf("%d starts, want one", n)
+	}
+}
+
 // A command that the node cannot run says nothing of a program, and its owner is told.
 func TestAProbeThatIsNotMade(t *testing.T) {
 	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())

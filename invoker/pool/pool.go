@@ -318,13 +318,22 @@ func (p *Pool) Keep(demand Demand, least, most int) {
 
 // Ready counts the sandboxes of the demand's group that are started and take calls.
 func (p *Pool) Ready(demand Demand) int {
+	return p.count(demand, func(g *group) int { return g.ready })
+}
+
+// Live counts those that take calls or will, such as when they have rested.
+func (p *Pool) Live(demand Demand) int {
+	return p.count(demand, func(g *group) int { return g.live })
+}
+
+func (p *Pool) count(demand Demand, of func(*group) int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.state.groups[key{demand.Namespace, demand.Group, demand.MemoryMiB}]
 	if g == nil {
 		return 0
 	}
-	return g.ready
+	return of(g)
 }
 
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run. It keeps
