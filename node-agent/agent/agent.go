@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/image/oci"
@@ -130,9 +131,9 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 		return nil, status.Errorf(codes.InvalidArgument,
 			"sandbox id %q: want 1 to 40 of a-z, 0-9 and -, not beginning with -", req.Id)
 	}
-	if req.MemoryMib < 64 {
+	if least := 64 + limits.SidecarMiB*len(req.Sidecars); int(req.MemoryMib) < least {
 		return nil, status.Errorf(codes.InvalidArgument,
-			"sandbox %s: memory of %d MiB; it needs at least 64", req.Id, req.MemoryMib)
+			"sandbox %s: memory of %d MiB; it needs at least %d", req.Id, req.MemoryMib, least)
 	}
 	err := runtime.Prepare(&wire.Program{Protocol: req.Protocol})
 	if err == nil && req.Port > 65535 {

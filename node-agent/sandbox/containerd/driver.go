@@ -8,8 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/netns"
 	"github.com/fastiov/fastiov/node-agent/procfs"
@@ -157,14 +158,16 @@ func (d *Driver) Offers(handler string) error {
 func (d *Driver) Close() {
 	close(d.closing)
 	d.boxes.Wait()
+	over := len(d.cgroups()) == 0
 	if d.client != nil {
+		over = over && len(d.Leftovers(nil)) == 0
 		_ = d.client.Close()
 	}
 	if d.daemon != nil {
 		d.daemon.close()
 	}
 	d.roots.close()
-	if len(d.cgroups()) == 0 {
+	if over {
 		d.shims().remove()
 		group{path: filepath.Join("/", d.Namespace)}.remove()
 		unloadProfile(d.Namespace)
@@ -320,34 +323,16 @@ func (b *box) meet(ctx context.Context, rec sandbox.Record) (err error) {
 func (d *Driver) End(spec sandbox.Spec) { d.endFound(context.Background(), spec) }
 
 // endFound ends a sandbox of which the spec may not say what it has of sidecars, as where its
-// record is gone.
+// record is gone: then it looks for as many as one can have.
 func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 	namespace := d.cgroup(spec).network()
-	d.cgroup(spec).kill()
-	d.cleanSidecars(ctx, spec)
+	if len(spec.Sidecars) == 0 {
+		spec.Sidecars = make([]sandbox.Sidecar, limits.Sidecars)
+	}
 	d.end(ctx, spec, 0)
 	if namespace != nil {
 		d.unplug(spec, namespace)
 		_ = namespace.Close()
-	}
-}
-
-// cleanSidecars removes the sidecars' containers that containerd has of a sandbox.
-func (d *Driver) cleanSidecars(ctx context.Context, spec sandbox.Spec) {
-	ctx, cancel := context.WithTimeout(d.named(ctx), endWithin)
-	defer cancel()
-	only := fmt.Sprintf("id~=%q", "^"+regexp.QuoteMeta(spec.ID+"."))
-	all, err := d.client.Containers(ctx, only)
-	for err != nil && errdefs.IsUnavailable(err) && ctx.Err() == nil { // it is just being started
-		time.Sleep(50 * time.Millisecond)
-		all, err = d.client.Containers(ctx, only)
-	}
-	if err != nil {
-		d.Log.Error("what a sandbox has of sidecars is not known", "sandbox", spec.ID, "err", err)
-	}
-	for _, c := range all {
-		number := strings.TrimPrefix(c.ID(), spec.ID+".")
-		d.clean(ctx, sandbox.Spec{ID: c.ID(), Dir: filepath.Join(spec.Dir, "sidecars", number)})
 	}
 }
 
@@ -358,13 +343,16 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit strin
 	ctx, cancel := context.WithTimeout(d.named(ctx), endWithin)
 	defer cancel()
 	starved := d.cgroup(spec).starved() // the runtime removes the cgroup
-	exits := make([]string, 1+len(spec.Sidecars))
+	exits, errs := make([]string, 1+len(spec.Sidecars)), make([]error, 1+len(spec.Sidecars))
 	var ending sync.WaitGroup
 	for n := 1; n < len(exits); n++ {
-		ending.Go(func() { exits[n] = d.clean(ctx, sidecarOf(spec, n)) })
+		ending.Go(func() { exits[n], errs[n] = d.clean(ctx, sidecarOf(spec, n)) })
 	}
-	exits[0] = d.clean(ctx, spec)
+	exits[0], errs[0] = d.clean(ctx, spec)
 	ending.Wait()
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", errs[i])
+	}
 	d.unshare(spec.ID)
 	d.cgroup(spec).remove()
 	if exit = exits[of]; starved > 0 {
@@ -375,11 +363,8 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit strin
 
 // clean removes the container of a program that was killed, and what it had, and returns how the
 // program ended.
-func (d *Driver) clean(ctx context.Context, spec sandbox.Spec) (exit string) {
-	exit, err := d.remove(ctx, spec.ID)
-	if err != nil {
-		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
-	}
+func (d *Driver) clean(ctx context.Context, spec sandbox.Spec) (exit string, err error) {
+	exit, err = d.remove(ctx, spec.ID)
 	if err == nil {
 		if d.daemon != nil {
 			d.daemon.await(d.Namespace, spec.ID)
@@ -393,7 +378,7 @@ func (d *Driver) clean(ctx context.Context, spec sandbox.Spec) (exit string) {
 	for _, stream := range streams {
 		_ = os.Remove(fifo(spec, stream))
 	}
-	return exit
+	return exit, err
 }
 
 // states returns where runc, and what has its command line, keeps the state of containers.

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fastiov/fastiov/node-agent/api/limits"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
@@ -35,6 +36,7 @@ func (d *Driver) TakesSidecars(handler string) error {
 // sidecarOf returns the sidecar of a number from 1 on as if it were a sandbox.
 func sidecarOf(spec sandbox.Spec, n int) sandbox.Spec {
 	s := spec.Sidecars[n-1]
+	spec.MemoryMiB -= limits.SidecarMiB * len(spec.Sidecars)
 	spec.ID += "." + strconv.Itoa(n) // no sandbox's has a dot
 	spec.Dir = filepath.Join(spec.Dir, "sidecars", strconv.Itoa(n))
 	spec.Root, spec.Layers, spec.Program, spec.Sidecars = s.Root, s.Layers, s.Program, nil
