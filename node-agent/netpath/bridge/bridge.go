@@ -95,7 +95,11 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	if err := b.make(); err != nil {
 		return nil, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
-	if b.guard, err = openGuard(rules{b}, b.Log); err != nil {
+	b.guard, err = openGuard(rules{b}, b.Log)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		err = errors.New("this kernel has no nftables (CONFIG_NF_TABLES); fastiov's own has none")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("rules of bridge %s: %w", b.Name, err)
 	}
 	if err := os.WriteFile(forwardIP, []byte("1"), 0); err != nil { // never without rules
