@@ -267,7 +267,8 @@ func openTestbed(cmd *cobra.Command, b *ablation.Bench, sandbox *driver) (
 		return nil, nil
 	}
 	config := testbed.Config{Name: awayName}
-	if sandbox.kernel {
+	taps := slices.ContainsFunc(b.Arms, func(a arm.Arm) bool { return a.Tap })
+	if sandbox.kernel && !taps { // fastiov's kernel has no nftables, which a bridge needs
 		config.Kernel = testbed.PatchedKernel
 	}
 	if up {
