@@ -15,7 +15,8 @@ import (
 // promised, up to three copies of its arguments are on their way, to the node and to the disk.
 const bodyShare = 1. / 4
 
-// connectionBytes is about what a connection takes: its buffers, and the stacks that serve it.
+// connectionBytes is about what a connection takes that brings one request at a time: its buffers,
+// and the stacks that serve it.
 const connectionBytes = 32 << 10
 
 // Nobody touches the ballast, so it takes no memory.

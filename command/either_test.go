@@ -1,11 +1,15 @@
 package command
 
 import (
+	"bytes"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk"
 )
@@ -61,6 +65,45 @@ func TestARequestKnowsItsTLS(t *testing.T) {
 		transport.CloseIdleConnections()
 		if err != nil || string(said) != c.want || answer.ProtoMajor != c.version {
 			t.Errorf("%s by HTTP/%d: %q by %s, %v", c.scheme, c.version, said, answer.Proto, err)
+		}
+	}
+}
+
+// A request whose body nobody reads yet holds up no other of its connection.
+func TestABodyThatWaitsHoldsUpNoOther(t *testing.T) {
+	read := make(chan struct{})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/waits" {
+				w.WriteHeader(http.StatusOK)
+				_ = http.NewResponseController(w).Flush()
+				<-read
+			}
+			n, err := io.Copy(io.Discard, r.Body)
+			fmt.Fprint(w, n, err)
+		}))
+	takeHTTP2(server.Config)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	client := server.Client()
+	client.Timeout = 20 * time.Second
+	const long = 2 << 20
+	waits, err := client.Post(server.URL+"/waits", "", bytes.NewReader(make([]byte, long)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waits.Body.Close()
+	other, err := client.Post(server.URL, "", bytes.NewReader(make([]byte, long)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Body.Close()
+	close(read)
+	for _, answer := range []*http.Response{other, waits} {
+		said, err := io.ReadAll(answer.Body)
+		if want := fmt.Sprint(long, error(nil)); string(said) != want || answer.ProtoMajor != 2 {
+			t.Errorf("%q by %s, %v", said, answer.Proto, err)
 		}
 	}
 }

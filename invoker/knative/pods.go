@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/fastiov/fastiov/invoker/lasting"
 	node "github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -101,8 +102,8 @@ func (c *call) logs(namespace, of string) error {
 	if err != nil {
 		return unread(of, err)
 	}
-	answer := http.NewResponseController(c.w)
-	_ = answer.SetReadDeadline(time.Time{})
+	answer := lasting.Begin(c.w, bookmarkEvery)
+	defer answer.Limit()
 	c.w.Header().Set("Content-Type", "text/plain")
 	c.w.WriteHeader(http.StatusOK)
 	for {
@@ -113,11 +114,22 @@ func (c *call) logs(namespace, of string) error {
 		if err != nil || !c.mayRead(namespace) {
 			return nil
 		}
-		_ = answer.SetWriteDeadline(time.Now().Add(bookmarkEvery))
-		if got.Missed > 0 {
-			fmt.Fprintf(c.w, "(%d lines came too fast and are missing here)\n", got.Missed)
+		line := func() error {
+			if got.Missed > 0 {
+				fmt.Fprintf(c.w, "(%d lines came too fast and are missing here)\n", got.Missed)
+			}
+			if !w.write(c.w, got.Line) {
+				return io.EOF
+			}
+			return nil
 		}
-		if !w.write(c.w, got.Line) || w.follow && answer.Flush() != nil {
+		if w.follow {
+			err = answer.Send(line)
+		} else {
+			answer.Limit()
+			err = line()
+		}
+		if err != nil {
 			return nil
 		}
 	}

@@ -3,12 +3,13 @@ package knative
 import (
 	"encoding/json"
 	"math/rand/v2"
-	"net/http"
 	"strconv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fastiov/fastiov/invoker/lasting"
 )
 
 // A watcher that wants it is told so often how far it is.
@@ -44,7 +45,8 @@ func (c *call) watch(k *kind, choice choice) error {
 	}
 	defer leave()
 	f := &feed{call: c, kind: k, choice: choice, table: asTable(c.r)}
-	_ = http.NewResponseController(c.w).SetReadDeadline(time.Time{})
+	answer := lasting.Begin(c.w, bookmarkEvery)
+	defer answer.Limit()
 	c.w.Header().Set("Content-Type", "application/json")
 	initial := query.Get("sendInitialEvents") == "true"
 	if at == 0 || initial {
@@ -70,17 +72,20 @@ func (c *call) watch(k *kind, choice choice) error {
 	for {
 		events, more, err := c.world.since(at, c.user.Namespace)
 		if err != nil {
+			answer.Limit()
 			return f.expired()
 		}
 		if user, err := c.identify(c.r); err != nil || user.Namespace != c.user.Namespace {
 			return nil // the key was taken back; a new watch is told why
 		}
-		_ = http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(bookmarkEvery))
-		for _, e := range events {
-			f.tell(e)
-			at = e.revision
-		}
-		if http.NewResponseController(c.w).Flush() != nil {
+		err = answer.Send(func() error {
+			for _, e := range events {
+				f.tell(e)
+				at = e.revision
+			}
+			return nil
+		})
+		if err != nil {
 			return nil
 		}
 		select {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fastiov/fastiov/invoker/lasting"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
@@ -246,6 +247,7 @@ func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
 	}
 	defer p.watch.leave()
 	s := newStream(w, r, p.slow)
+	defer s.answer.Limit()
 	over := time.After(readsLast)
 	me := &reader{namespace: who.Namespace, version: p.cfg.Version}
 	for {
@@ -275,16 +277,13 @@ func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
 
 // A stream sends server-sent events.
 type stream struct {
-	out   io.Writer
-	zip   *gzip.Writer // nil: not compressed
-	reply *http.ResponseController
-	slow  time.Duration
+	out    io.Writer
+	zip    *gzip.Writer // nil: not compressed
+	answer *lasting.Answer
 }
 
 func newStream(w http.ResponseWriter, r *http.Request, slow time.Duration) *stream {
-	s := &stream{out: w, slow: slow, reply: http.NewResponseController(w)}
-	// the request has been read; the server's read deadline would now hit the wait for its end
-	_ = s.reply.SetReadDeadline(time.Time{})
+	s := &stream{out: w, answer: lasting.Begin(w, slow)}
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
@@ -308,14 +307,10 @@ func (s *stream) send(u Update) error {
 func (s *stream) beat() error { return s.write([]byte(":\n\n")) }
 
 func (s *stream) write(event []byte) error {
-	_ = s.reply.SetWriteDeadline(time.Now().Add(s.slow))
-	if _, err := s.out.Write(event); err != nil {
-		return err
-	}
-	if s.zip != nil {
-		if err := s.zip.Flush(); err != nil {
+	return s.answer.Send(func() error {
+		if _, err := s.out.Write(event); err != nil || s.zip == nil {
 			return err
 		}
-	}
-	return s.reply.Flush()
+		return s.zip.Flush()
+	})
 }
