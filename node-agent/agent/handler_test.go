@@ -48,7 +48,7 @@ func TestASidecarIsChecked(t *testing.T) {
 		`the sidecar side: a mount at "/etc`: {{Name: "side",
 			Mounts: []*api.Mount{{Path: "/etc"}}}},
 		"17 sidecars; at most 16": make([]*api.Sidecar, 17),
-		"at least 336":            make([]*api.Sidecar, 17), // of what is left, each shim has its part
+		"at least 336":            make([]*api.Sidecar, 17), // each shim has its part
 	} {
 		memory := uint32(512)
 		if says == "at least 336" {
