@@ -53,13 +53,15 @@ type Port struct {
 // Wires move interfaces. Tests put an emulation here.
 type Wires interface {
 	// Plug puts the port's interface into its namespace, and returns its MTU. A VF by vfio has a
-	// dummy interface there, for runtimes that look for one.
+	// dummy interface there, for runtimes that look for one. Where it fails, the interface may be
+	// there all the same, without its other names; Unplug takes it out.
 	Plug(Port) (mtu int, err error)
 	// Address gives an interface that was plugged the port's addresses and routes.
 	Address(Port) error
 	// Announce tells the neighbours of the port's addresses, once it has a link.
 	Announce(context.Context, Port) error
-	// Unplug takes it out again. It does nothing where the namespace or the interface is gone.
+	// Unplug takes it out again, under a name that is nobody's. It does nothing where the namespace
+	// or the interface is gone.
 	Unplug(Port) error
 	// Check returns an error that says what the interface lacks.
 	Check(Port) error

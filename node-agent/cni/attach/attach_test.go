@@ -285,72 +285,174 @@ func TestALinkIsFoundInSysfs(t *testing.T) {
 	}
 }
 
-// A VF goes into its container in one step: who follows the host's links hears of no name that it
-// had on the way, and the container may have a link of its former name. Where its new name is taken
-// there, it comes back.
-func TestAVFMovesInOneStep(t *testing.T) {
-	const device = "0000:01:10.0"
-	c := newContainer(t, "c1")
+const hostVF = "0000:01:10.0"
+
+// ofAlias finds the link of a device by its alias.
+var ofAlias = attach.Netlink{PCI: func(l netlink.Link) string { return l.Attrs().Alias }}
+
+// newUplink gives the host a link of hostVF that is called uplink.
+func newUplink(t *testing.T) {
+	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Flags = "uplink", net.FlagUp
 	link := &netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}
-	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetAlias(link, device)); err != nil {
+	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetAlias(link, hostVF)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if peer, err := netlink.LinkByName("peer"); err == nil {
-			_ = netlink.LinkDel(peer)
-		}
-	})
-	if err := netns.Inside(c.file, func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "uplink"
-		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
-	}); err != nil {
+	t.Cleanup(func() { remove("peer") })
+}
+
+func remove(name string) {
+	if link, err := netlink.LinkByName(name); err == nil {
+		_ = netlink.LinkDel(link)
+	}
+}
+
+func addBridge(name string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+}
+
+// isOnHost reports whether the host has the link of hostVF.
+func isOnHost(t *testing.T) bool {
+	t.Helper()
+	links, err := netns.Links()
+	if err != nil {
 		t.Fatal(err)
 	}
+	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Alias == hostVF })
+}
+
+// hears begins to follow the host's links. What it returns is called once and says by which names
+// the kernel has spoken of hostVF's since then: as of one that is there, and as of one that goes.
+func hears(t *testing.T) func() (there, goes []string) {
+	t.Helper()
 	updates, end := make(chan netlink.LinkUpdate, 100), make(chan struct{})
-	defer close(end)
+	t.Cleanup(func() { close(end) })
 	if err := netlink.LinkSubscribe(updates, end); err != nil {
 		t.Fatal(err)
 	}
-	wires := attach.Netlink{PCI: func(l netlink.Link) string { return l.Attrs().Alias }}
-	port := attach.Port{Device: device, Netns: c.path, Name: "eth0", Driver: vf.Netdev,
-		MAC: "02:00:00:00:00:01"}
-	if _, err := wires.Plug(port); err != nil {
+	return func() (there, goes []string) {
+		const last = "last"
+		if err := addBridge(last); err != nil {
+			t.Fatal(err)
+		}
+		defer remove(last)
+		for {
+			select {
+			case u := <-updates:
+				switch name := u.Attrs().Name; {
+				case name == last:
+					return there, goes
+				case u.Attrs().Alias != hostVF:
+				case u.Header.Type == unix.RTM_DELLINK:
+					goes = append(goes, name)
+				default:
+					there = append(there, name)
+				}
+			case <-time.After(waitFor):
+				t.Fatal("the kernel does not tell of a new link")
+			}
+		}
+	}
+}
+
+// A VF goes into its container by one message: who follows the host's links hears of no name that
+// it had on the way, and the container may have a link of its former name. Where its new name is
+// taken there, it can be taken back.
+func TestAVFMovesByOneMessage(t *testing.T) {
+	c := newContainer(t, "c1")
+	newUplink(t)
+	if err := netns.Inside(c.file, func() error { return addBridge("uplink") }); err != nil {
 		t.Fatal(err)
 	}
-	for gone := false; !gone; {
-		select {
-		case u := <-updates:
-			if u.Attrs().Index != link.Attrs().Index {
-				continue
-			}
-			if name := u.Attrs().Name; name != "uplink" {
-				t.Errorf("on the way it was called %s", name)
-			}
-			gone = u.Header.Type == unix.RTM_DELLINK
-		case <-time.After(waitFor):
-			t.Fatal("it has not left the host")
-		}
+	port := attach.Port{Device: hostVF, Netns: c.path, Name: "eth0", Driver: vf.Netdev,
+		MAC: "02:00:00:00:00:01"}
+	heard := hears(t)
+	if _, err := ofAlias.Plug(port); err != nil {
+		t.Fatal(err)
+	}
+	there, goes := heard()
+	// before 6.6, Linux tells its end by the new name where the container has the former one
+	if len(goes) != 1 || goes[0] != "uplink" && goes[0] != "eth0" ||
+		slices.ContainsFunc(there, func(name string) bool { return name != "uplink" }) {
+		t.Errorf("the host hears of %q, and that %q goes", there, goes)
 	}
 	if found, _, _ := c.link(t); found == nil || found.Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("in the container it is %v", found)
 	}
-	if err := wires.Unplug(port); err != nil {
+	if err := ofAlias.Unplug(port); err != nil {
 		t.Fatal(err)
 	}
 	port.Name = "uplink"
-	if _, err := wires.Plug(port); !errors.Is(err, unix.EEXIST) ||
+	if _, err := ofAlias.Plug(port); !errors.Is(err, unix.EEXIST) ||
 		!strings.Contains(err.Error(), "as uplink") {
 		t.Errorf("a name that is taken: %v", err)
 	}
-	if err := wires.Unplug(port); err != nil {
+	if err := ofAlias.Unplug(port); err != nil {
 		t.Fatal(err)
 	}
-	links, err := netns.Links()
-	if !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Alias == device }) {
-		t.Errorf("it has not come back to the host, %v", err)
+	if !isOnHost(t) {
+		t.Error("it has not come back to the host")
+	}
+}
+
+// A tenant may call its VF's interface what it likes. The host, whose services may go by names,
+// never hears of that.
+func TestTheHostHearsNoTenantsName(t *testing.T) {
+	c := newContainer(t, "c1")
+	newUplink(t)
+	port := attach.Port{Device: hostVF, Netns: c.path, Name: "eth0", Driver: vf.Netdev,
+		MAC: "02:00:00:00:00:01"}
+	if _, err := ofAlias.Plug(port); err != nil {
+		t.Fatal(err)
+	}
+	if err := netns.Inside(c.file, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(link), netlink.LinkSetName(link, "eno1"),
+			netlink.LinkAddAltName(link, "eno2"), netlink.LinkSetUp(link))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	heard := hears(t)
+	if err := ofAlias.Unplug(port); err != nil {
+		t.Fatal(err)
+	}
+	there, goes := heard()
+	if len(there) == 0 || len(goes) > 0 ||
+		slices.ContainsFunc(there, func(name string) bool { return !strings.HasPrefix(name, "vf") }) {
+		t.Errorf("the host hears of %q, and that %q goes", there, goes)
+	}
+}
+
+// A path may come to lead to another namespace while a VF moves. The VF is dressed in the one that
+// it went to.
+func TestAPathThatPassesOn(t *testing.T) {
+	first, second := newContainer(t, "c1"), newContainer(t, "c2")
+	newUplink(t)
+	path := filepath.Join(t.TempDir(), "ns")
+	if err := os.Symlink(first.path, path); err != nil {
+		t.Fatal(err)
+	}
+	wires := ofAlias
+	wires.PCI = func(l netlink.Link) string { // asked before the move, too
+		_ = os.Remove(path)
+		if err := os.Symlink(second.path, path); err != nil {
+			t.Error(err)
+		}
+		return l.Attrs().Alias
+	}
+	port := attach.Port{Device: hostVF, Netns: path, Name: "eth0", Driver: vf.Netdev,
+		MAC: "02:00:00:00:00:01"}
+	if _, err := wires.Plug(port); err != nil {
+		t.Error(err)
+	}
+	if found, _, _ := first.link(t); found == nil || found.Attrs().Flags&net.FlagUp == 0 {
+		t.Errorf("where it went to it is %v", found)
 	}
 }
 

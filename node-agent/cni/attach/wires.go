@@ -50,13 +50,14 @@ func Kernel() Netlink {
 
 const ownNamespace = "/proc/self/ns/net"
 
-// inside runs f in a namespace, with one socket for all that it asks the kernel there. f must not
-// hand work to other goroutines.
+// inside runs f in a namespace, with a socket for what it asks the kernel there. f must not hand
+// work to other goroutines.
 func inside(path string, f func(*netlink.Handle) error) error {
 	return netns.At(path, func() error { return asking(f) })
 }
 
-// asking calls f with a socket in this namespace.
+// asking calls f with a socket in this namespace. The list of its links and a move each take one
+// more: a Handle does neither of them.
 func asking(f func(*netlink.Handle) error) error {
 	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -101,7 +102,9 @@ func (n Netlink) find(kernel *netlink.Handle, device, name string) (netlink.Link
 
 // move takes a link into another namespace, under that name and without the other names that its
 // holder gave it. The kernel takes it down. It is one message, because the kernel waits for all its
-// CPUs, with all links locked, at each step of several.
+// CPUs, with all links locked, at each of several. To the kernel it is two steps: the link goes
+// under its present name, unless the other namespace has that, and is renamed there. So where the
+// new name is taken, the link has moved all the same.
 func move(kernel *netlink.Handle, link netlink.Link, to *os.File, name string) error {
 	for _, other := range link.Attrs().AltNames {
 		if err := kernel.LinkDelAltName(link, other); err != nil {
@@ -123,27 +126,29 @@ func (n Netlink) Plug(p Port) (mtu int, err error) {
 	if p.Driver == vf.VFIO {
 		return n.dummy(p)
 	}
-	if err := n.take(p); err != nil {
+	to, err := os.Open(p.Netns) // once: its path may come to lead to another
+	if err != nil {
 		return 0, err
 	}
-	err = inside(p.Netns, func(kernel *netlink.Handle) error {
-		link, err := n.find(kernel, p.Device, p.Name)
-		if err != nil || link == nil {
-			return errors.Join(fmt.Errorf("its interface has not come into %s", p.Netns), err)
-		}
-		mtu = cmp.Or(p.MTU, link.Attrs().MTU)
-		return dress(kernel, link, p)
+	defer to.Close()
+	if err := n.give(p, to); err != nil {
+		return 0, err
+	}
+	err = netns.Inside(to, func() error {
+		return asking(func(kernel *netlink.Handle) error {
+			link, err := n.find(kernel, p.Device, p.Name)
+			if err != nil || link == nil {
+				return errors.Join(fmt.Errorf("its interface has not come into %s", p.Netns), err)
+			}
+			mtu = cmp.Or(p.MTU, link.Attrs().MTU)
+			return dress(kernel, link, p)
+		})
 	})
 	return mtu, err
 }
 
-// take moves a port's link out of this namespace into its own.
-func (n Netlink) take(p Port) error {
-	to, err := os.Open(p.Netns)
-	if err != nil {
-		return err
-	}
-	defer to.Close()
+// give moves a port's link out of this namespace into another.
+func (n Netlink) give(p Port, to *os.File) error {
 	return asking(func(kernel *netlink.Handle) error {
 		link, err := n.find(kernel, p.Device, n.named(p.Device))
 		if err != nil || link == nil {
@@ -299,13 +304,25 @@ func (n Netlink) Unplug(p Port) error {
 		if link == nil {
 			return n.removeDummy(kernel, p)
 		}
-		nobodys := "vf" + strings.ToLower(rand.Text()[:13])
-		return move(kernel, link, home, nobodys)
+		return comeHome(kernel, link, home)
 	})
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) && !isNamespace(p.Netns) {
 		return nil
 	}
 	return err
+}
+
+// comeHome moves a link out of a container. It is named before, since it comes under the name that
+// it has: nobody on the host is to hear of one that a tenant chose.
+func comeHome(kernel *netlink.Handle, link netlink.Link, home *os.File) error {
+	nobodys := "vf" + strings.ToLower(rand.Text()[:13])
+	if err := kernel.LinkSetDown(link); err != nil { // else it keeps its name
+		return fmt.Errorf("setting %s down: %w", link.Attrs().Name, err)
+	}
+	if err := kernel.LinkSetName(link, nobodys); err != nil {
+		return fmt.Errorf("naming %s %s: %w", link.Attrs().Name, nobodys, err)
+	}
+	return move(kernel, link, home, nobodys)
 }
 
 // isNamespace reports whether a path still leads to a namespace: what is left of a bind mount that
