@@ -321,7 +321,9 @@ func isOnHost(t *testing.T) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Alias == hostVF })
+	return slices.ContainsFunc(links, func(l netlink.Link) bool {
+		return l.Attrs().Alias == hostVF
+	})
 }
 
 // hears begins to follow the host's links. What it returns is called once and says by which names
@@ -423,8 +425,8 @@ func TestTheHostHearsNoTenantsName(t *testing.T) {
 		t.Fatal(err)
 	}
 	there, goes := heard()
-	if len(there) == 0 || len(goes) > 0 ||
-		slices.ContainsFunc(there, func(name string) bool { return !strings.HasPrefix(name, "vf") }) {
+	tenants := func(name string) bool { return !strings.HasPrefix(name, "vf") }
+	if len(there) == 0 || len(goes) > 0 || slices.ContainsFunc(there, tenants) {
 		t.Errorf("the host hears of %q, and that %q goes", there, goes)
 	}
 }
