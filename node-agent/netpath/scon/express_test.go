@@ -76,6 +76,9 @@ func ask(t testing.TB, conn net.Conn, times, size int) {
 	}
 }
 
+// young is a little more than the time that UDP is too young to be learned.
+const young = 150 * time.Millisecond
+
 func TestExpress(t *testing.T) {
 	if unix.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -86,6 +89,8 @@ func TestExpress(t *testing.T) {
 	for _, network := range []string{"tcp4", "udp4"} {
 		before := s.Counts()
 		conn := w.container.dial(t, network, "198.18.0.1:7")
+		ask(t, conn, 1, 64)
+		time.Sleep(young)
 		ask(t, conn, 100, 64)
 		ask(t, conn, 10, 1400)
 		now := s.Counts()

@@ -101,6 +101,7 @@ type flow struct {
 	port      uint16    // of who began it
 	seq       [2]uint32 // of who began it, and of the other
 	step      int       // of the handshake of TCP
+	reset     bool      // a frame with RST was among it
 	tos       uint8
 }
 

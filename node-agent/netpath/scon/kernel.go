@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,6 +30,12 @@ type generationAt struct {
 
 // findGeneration tells what the kernel lacks, where it cannot have an express path.
 func findGeneration() (at generationAt, err error) {
+	const loopback = 1 // of each network namespace
+	if _, err := link.QueryPrograms(link.QueryOptions{Target: loopback,
+		Attach: ebpf.AttachTCXIngress}); err != nil {
+		return at, fmt.Errorf("the kernel has no BPF programs of devices (tcx, from Linux 6.6 on): %w",
+			err)
+	}
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
 		return at, fmt.Errorf("the kernel does not describe its types (CONFIG_DEBUG_INFO_BTF): %w",

@@ -63,8 +63,15 @@ func TestAContableHasItsOwnRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := w.established(&flow{port: 20000})
+	var flows []*flow
 	for n := range uint16(50) {
 		f := &flow{port: 20001 + n}
+		w.pass(f, true, shape{size: 10})
+		w.pass(f, false, shape{size: 10})
+		flows = append(flows, f)
+	}
+	time.Sleep(young)
+	for _, f := range flows {
 		w.pass(f, true, shape{size: 10})
 		w.pass(f, false, shape{size: 10})
 	}
@@ -174,7 +181,7 @@ func TestWithoutAnAgent(t *testing.T) {
 		}
 		return counts() > before
 	}
-	if !oneOfFive(send) {
+	if !w.oneOfFive(send) {
 		t.Error("packets are regular without an agent")
 	}
 	for _, change := range []string{"-I FORWARD -m length --length 500: -j DROP", "-D FORWARD 1"} {

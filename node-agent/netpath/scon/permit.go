@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -220,14 +221,10 @@ func around(number int, hooked map[int]string, pins string) (all []Refusal, err 
 		return nil, err
 	}
 	name := bridge.Attrs().Name
-	ours, own, err := arrives(pins)
-	if err != nil {
-		return nil, err
-	}
 	for _, index := range slices.Sorted(maps.Keys(hooked)) {
 		if device, err := netlink.LinkByIndex(index); err == nil { // else it has gone
 			all = append(all, filters(device, netlink.HANDLE_MIN_INGRESS, "comes in")...)
-			all = append(all, behind(ours, own, index, hooked[index])...)
+			all = append(all, behind(pins, index, hooked[index])...)
 		}
 	}
 	all = append(all, filters(bridge, netlink.HANDLE_MIN_INGRESS, "comes in")...)
@@ -272,45 +269,53 @@ func filters(device netlink.Link, parent uint32, what string) []Refusal {
 	return []Refusal{{Where: "tc filter of " + device.Attrs().Name, Why: why}}
 }
 
-// arrives returns the programs of the attachments with pins beside these, and that of these. Others
-// may be of another version of fastiov.
-func arrives(pins string) (ours map[ebpf.ProgramID]bool, own ebpf.ProgramID, err error) {
+// arrives returns the programs that attachments have at a device where packets come in, those of
+// other bridges and perhaps of another version of fastiov, and that of the one with these pins.
+func arrives(pins string, index int) (ours map[ebpf.ProgramID]bool, own ebpf.ProgramID, err error) {
 	ours = map[ebpf.ProgramID]bool{}
-	files, _ := filepath.Glob(filepath.Join(filepath.Dir(pins), "*", programProgArrive))
+	files, _ := filepath.Glob(filepath.Join(filepath.Dir(pins), "*", arrivePin(index)))
 	for _, file := range files {
-		program, err := ebpf.LoadPinnedProgram(file, nil)
+		at, err := link.LoadPinnedLink(file, nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it has been detached meanwhile
 		}
 		if err != nil {
 			return nil, 0, fmt.Errorf("%s: %w", file, err)
 		}
-		info, err := program.Info()
-		program.Close()
+		info, err := at.Info()
+		at.Close()
 		if err != nil {
 			return nil, 0, fmt.Errorf("%s: %w", file, err)
 		}
-		id, _ := info.ID()
-		ours[id] = true
+		ours[info.Program] = true
 		if filepath.Dir(file) == filepath.Clean(pins) {
-			own = id
+			own = info.Program
 		}
 	}
 	return ours, own, nil
 }
 
+func arrivePin(index int) string { return programProgArrive + "-" + strconv.Itoa(index) }
+
 // behind finds a BPF program that stands behind ours where packets come in. One before it sees all,
 // and that of another bridge's express path takes nothing but its own bridge's.
-func behind(ours map[ebpf.ProgramID]bool, own ebpf.ProgramID, index int, name string) []Refusal {
+func behind(pins string, index int, name string) []Refusal {
 	at, err := link.QueryPrograms(link.QueryOptions{Target: index,
 		Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
+	ours, own := map[ebpf.ProgramID]bool(nil), ebpf.ProgramID(0)
+	if err == nil && len(at.Programs) > 1 {
+		ours, own, err = arrives(pins, index)
+	}
 	where := "a BPF program at " + name
 	if err != nil {
 		return []Refusal{{Where: where,
 			Why: fmt.Sprintf("whether one is behind the express path is not known: %v", err)}}
+	}
+	if len(at.Programs) <= 1 {
+		return nil // ours
 	}
 	for _, other := range slices.Backward(at.Programs) {
 		if other.ID == own {

@@ -80,6 +80,7 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 					updates = nil
 				}
 			}
+			s.rules = nil // the kernel drops chains of a device that goes
 			if err = s.ports(); err == nil {
 				err = s.permit()
 			}

@@ -15,6 +15,7 @@ import (
 
 type programConentry struct {
 	_          structs.HostLayout
+	Flow       programFlow
 	Conntrack  uint64
 	Connection struct {
 		_      structs.HostLayout
@@ -25,7 +26,6 @@ type programConentry struct {
 			Rest   uint32
 		}
 		Status uint64
-		Net    uint64
 		Mark   uint32
 		Zone   uint32
 	}
@@ -104,6 +104,7 @@ type programQuestion struct {
 	_      structs.HostLayout
 	Flow   programFlow
 	Reason uint32
+	_      [4]byte
 }
 
 // Names of all BPF objects in the ELF.

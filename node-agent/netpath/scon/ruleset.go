@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/binaryutil"
 	"github.com/mdlayher/netlink"
@@ -21,6 +22,7 @@ type ruleset struct {
 	legacy []string           // tables of the older kind, whose changes nobody is told of
 
 	generation uint64 // that it is of, or 0
+	read       time.Time
 }
 
 type chainName struct {
@@ -105,14 +107,18 @@ func (r *ruleset) readLegacy() error {
 	return nil
 }
 
-// at returns the rules of a generation: what was read already, if it is of that.
+// stale is the time after which rules are read anew: not all that changes them makes a generation.
+const stale = 30 * time.Second
+
+// at returns the rules of a generation: what was read already, if it is of that and not stale.
 func (r *ruleset) at(generation uint64) (*ruleset, error) {
-	if r != nil && generation > 0 && r.generation == generation {
+	if r != nil && generation > 0 && r.generation == generation &&
+		time.Since(r.read) < stale {
 		return r, r.readLegacy()
 	}
 	r, err := readRuleset()
 	if err == nil {
-		r.generation = generation
+		r.generation, r.read = generation, time.Now()
 	}
 	return r, err
 }

@@ -84,7 +84,7 @@ type record struct {
 	Index    int
 	Netns    uint64
 	Pins     string
-	Owner    string            `json:",omitempty"`
+	Owner    *string           // nil: of a version that wrote down no owner
 	Settings map[string]string `json:",omitempty"` // as they were
 }
 
@@ -110,6 +110,14 @@ func Attach(cfg Config) (_ *Scon, err error) {
 		return nil, fmt.Errorf("%s is no bridge but a %s", cfg.Bridge, bridge.Type())
 	}
 	s.bridge = bridge.Attrs().Index
+	for _, name := range cfg.Uplinks {
+		if _, err := netlink.LinkByName(name); err != nil {
+			return nil, fmt.Errorf("uplink %s: %w", name, err)
+		}
+	}
+	if s.at, err = findGeneration(); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(s.Records, 0o700); err != nil {
 		return nil, err
 	}
@@ -123,11 +131,6 @@ func Attach(cfg Config) (_ *Scon, err error) {
 	}
 	if err := s.load(); err != nil {
 		return nil, err
-	}
-	for _, name := range cfg.Uplinks {
-		if _, err := netlink.LinkByName(name); err != nil {
-			return nil, fmt.Errorf("uplink %s: %w", name, err)
-		}
 	}
 	if err := s.follow(); err != nil {
 		return nil, err
@@ -159,9 +162,6 @@ func (s *Scon) Ended() <-chan struct{} { return s.ended }
 // former programs are not taken over: each is learned again from its next packet. What the operator
 // has turned off stays off, and counts go on.
 func (s *Scon) load() (err error) {
-	if s.at, err = findGeneration(); err != nil {
-		return err
-	}
 	if err := bpffs(s.Pins); err != nil {
 		return fmt.Errorf("BPF file system %s: %w", s.Pins, err)
 	}
@@ -200,7 +200,7 @@ func (s *Scon) load() (err error) {
 		programMapConentries: p.Conentries, programMapContables: p.Contables,
 		programMapPermits: p.Permits, programMapReasons: p.Reasons,
 		programMapTurnedOff: p.TurnedOff, programProgGenerations: p.Generations,
-		programProgWhy: p.Why, programProgExpire: p.Expire, programProgArrive: p.Arrive,
+		programProgWhy: p.Why, programProgExpire: p.Expire,
 	} {
 		path := filepath.Join(s.pins(), name)
 		_ = os.Remove(path)
@@ -367,8 +367,12 @@ func (v *View) Followed() bool {
 // record writes down what is about to be changed, and changes the settings. What a former agent
 // found counts, if there is one.
 func (s *Scon) record() error {
+	owner := s.Owner
+	if owner != "" {
+		owner = filepath.Clean(owner)
+	}
 	now := record{Bridge: s.Bridge, Index: s.bridge, Netns: networkNamespace(), Pins: s.Pins,
-		Owner: s.Owner}
+		Owner: &owner}
 	former, err := readRecord(s.Records, s.Bridge)
 	if err != nil {
 		return err
@@ -460,10 +464,11 @@ func Detach(records, bridge string) error {
 	return r.undo(records)
 }
 
-// DetachOwn detaches where the owner attached, and nobody else has since; it returns whether.
+// DetachOwn detaches where the owner attached, and nobody else has since; it returns whether. What
+// has no owner written down is taken for the owner's.
 func DetachOwn(records, bridge, owner string) (bool, error) {
 	r, err := readRecord(records, bridge)
-	if r == nil || err != nil || r.Owner != owner {
+	if r == nil || err != nil || r.Owner != nil && *r.Owner != filepath.Clean(owner) {
 		return false, err
 	}
 	return true, Detach(records, bridge)

@@ -3,6 +3,7 @@
 package scon
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
 	"os"
@@ -83,7 +84,7 @@ func TestATakeOverLeavesNothingBehind(t *testing.T) {
 	if _, express := w.pass(f, true, shape{size: 10}); express {
 		t.Error("what was turned off goes express after a take-over")
 	}
-	if !oneOfFive(func() bool { // conntrack may think otherwise of one, too
+	if !w.oneOfFive(func() bool {
 		_, express := w.pass(f, false, shape{size: 10})
 		return express
 	}) {
@@ -147,6 +148,21 @@ func TestTwoBridgesHaveOneUplink(t *testing.T) {
 	second := attach(t, func(c *Config) { c.Bridge, c.Pins = "br1", w.s.Pins })
 	time.Sleep(2 * flushEvery)
 	w.wantExpress(f, true)
+	typo := second.Config
+	second.Close()
+	typo.Uplinks = []string{"nik"}
+	if _, err := Attach(typo); err == nil {
+		t.Error("attached by an uplink that is not there")
+	}
+	time.Sleep(2 * flushEvery)
+	if len(w.s.Refused()) > 0 {
+		t.Errorf("behind an attach that failed: %v", w.s.Refused())
+	}
+	second, err := Attach(second.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
 	// One of another version of fastiov has other instructions.
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
@@ -172,8 +188,8 @@ func TestTwoBridgesHaveOneUplink(t *testing.T) {
 	if err := os.Mkdir(beside, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	pin := filepath.Join(beside, programProgArrive)
-	if err := program.Pin(pin); err != nil {
+	pin := filepath.Join(beside, arrivePin(nic.Index))
+	if err := other.Pin(pin); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.Remove(pin); _ = os.Remove(beside) }()
@@ -190,14 +206,25 @@ func TestTwoBridgesHaveOneUplink(t *testing.T) {
 func TestOnlyItsOwnerDetaches(t *testing.T) {
 	build(t, place{})
 	cfg := config(t)
-	for _, owner := range []string{"", "/run/node"} {
+	for _, owner := range []string{"", "/run/node", "none"} {
 		cfg.Owner = owner
 		s, err := Attach(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.Close()
-		detached, err := DetachOwn(cfg.Records, cfg.Bridge, "/run/node")
+		if owner == "none" { // a former version wrote none down
+			file := recordOf(cfg.Records, cfg.Bridge)
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = bytes.Replace(text, []byte(`,"Owner":"none"`), nil, 1)
+			if err := os.WriteFile(file, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		detached, err := DetachOwn(cfg.Records, cfg.Bridge, "/run/node/")
 		if is := !has(t, "nic"); err != nil || detached != (owner != "") || is != detached {
 			t.Errorf("of %q: detached %v, %v: %v", owner, detached, is, err)
 		}

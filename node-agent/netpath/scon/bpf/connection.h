@@ -13,20 +13,21 @@ static __always_inline void read_connection(const struct linux_mib *ct, struct c
 	c->tuples[1].middle = AS(64, ct, nf_conn, tuplehash[1].tuple.src.u);
 	c->tuples[1].rest = AS(32, ct, nf_conn, tuplehash[1].tuple.dst.u);
 	c->status = AS(64, ct, nf_conn, status);
-	c->net = AS(64, ct, nf_conn, ct_net);
 	c->mark = AS(32, ct, nf_conn, mark);
 	c->zone = AS(64, ct, nf_conn, timeout) >> 32;
 }
 
-/* Whether the conntrack entry is there, and is the one that it was: its memory may be another's. */
-static __always_inline bool lives(__u64 conntrack, const struct connection *c, __u32 protocol,
-				  __u32 now)
+/* Whether the conntrack entry is there, of that network namespace, and is the one that it was: its
+ * memory may be another's. */
+static __always_inline bool lives(__u64 conntrack, const struct connection *c, const struct net *net,
+				  __u32 protocol, __u32 now)
 {
 	const struct linux_mib *ct = AT(linux_mib, conntrack);
 	__u64 timeout = AS(64, ct, nf_conn, timeout);
 
 	return (__s32)((__u32)timeout - now) > 0 && timeout >> 32 == c->zone &&
-	       AS(64, ct, nf_conn, status) == c->status && AS(64, ct, nf_conn, ct_net) == c->net &&
+	       AS(64, ct, nf_conn, status) == c->status &&
+	       AS(64, ct, nf_conn, ct_net) == (__u64)net &&
 	       AS(32, ct, nf_conn, mark) == c->mark &&
 	       (protocol != TCP ||
 		AS(8, ct, nf_conn, proto.tcp.state) == CT_TCP_ESTABLISHED) &&

@@ -56,6 +56,13 @@ static __always_inline bool same_macs(const __u8 *a, const __u8 *b)
 	       *(const __u32 *)(a + 8) == *(const __u32 *)(b + 8);
 }
 
+static __always_inline bool same_flow(const struct flow *a, const struct flow *b)
+{
+	const __u64 *mine = (const __u64 *)a, *other = (const __u64 *)b;
+
+	return mine[0] == other[0] && mine[1] == other[1] && mine[2] == other[2];
+}
+
 static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 {
 	return *(const __u32 *)a == *(const __u32 *)b &&

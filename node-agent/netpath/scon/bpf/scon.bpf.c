@@ -89,7 +89,7 @@ static __always_inline __u32 holds(const struct flow *f, const struct conentry *
 		return ROUTES;
 	if (f->protocol == TCP && !tolerates_gaps(net))
 		return WINDOW;
-	return lives(e->conntrack, &e->connection, f->protocol, now) ? EXPRESS : CONNECTION;
+	return lives(e->conntrack, &e->connection, net, f->protocol, now) ? EXPRESS : CONNECTION;
 }
 
 /* An entry ends before its memory may be another flow's. Another CPU may have put one in its place
@@ -107,9 +107,10 @@ static __always_inline void drop_entry(const struct flow *f, struct conentry *e)
 		__sync_fetch_and_add(&t->entries, -1);
 }
 
-/* express sends the packet on as the entry has it, which is valid until that time. */
+/* express sends the flow's packet on as the entry has it, which is valid until that time. */
 static __always_inline int express(struct __sk_buff *skb, void *data, __be16 *check,
-				   struct conentry *e, __u64 until, __u64 now)
+				   const struct flow *f, struct conentry *e, __u64 until,
+				   __u64 now)
 {
 	struct bpf_redir_neigh hop = { .nh_family = INET, .ipv4_nh = e->next_hop };
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
@@ -125,8 +126,9 @@ static __always_inline int express(struct __sk_buff *skb, void *data, __be16 *ch
 
 	copy_macs(macs, e->new_macs);
 	barrier();
-	/* What was read may be of another flow, if the entry was replaced or removed meanwhile. */
-	if (*(volatile __u64 *)&e->until != until) {
+	/* Its memory may be another flow's since it was looked up. All that was read is of one flow
+	 * if the end is still the same, and that may be another one. */
+	if (!same_flow(&e->flow, f) || *(volatile __u64 *)&e->until != until) {
 		count(NO_ENTRY);
 		return NEXT;
 	}
@@ -260,7 +262,7 @@ int arrive(struct __sk_buff *skb)
 	check = data + ETHERNET + IPV4 + (f.protocol == TCP ? 16 : 6);
 	if (data + HEADERS > end || (void *)(check + 1) > end)
 		goto regular;
-	return express(skb, data, check, e, until, now);
+	return express(skb, data, check, &f, e, until, now);
 
 note:
 	slot = bpf_map_lookup_elem(&slots, &zero);
@@ -315,7 +317,7 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	__u32 zero = 0, device = skb->ifindex, owner;
 	struct contable *in, *out, *mine;
-	struct conentry e = {}, *former;
+	struct conentry e = {}, *former, *entry;
 	struct net *net = kernel->dev->nd_net.net;
 	struct flow f = slot->flow, any;
 	struct permit *permit;
@@ -323,7 +325,7 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	struct ipv4 *ip = data + ETHERNET;
 	struct rtable *route;
 	struct nf_conn *ct;
-	__u64 info, now, addresses;
+	__u64 info, now, addresses, status;
 	__be32 gateway;
 
 	/* The rules were read for packets that come by the bridge, or by the NIC itself: not
@@ -347,6 +349,8 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	if (in) {
 		owner = f.device;
 		mine = in;
+		*(__u32 *)in->mac = *(__u32 *)(slot->macs + 6);
+		*(__u16 *)(in->mac + 4) = *(__u16 *)(slot->macs + 10);
 	} else if (out) {
 		owner = device;
 		mine = out;
@@ -362,9 +366,12 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	ct = AT(nf_conn, e.conntrack);
 	now = bpf_jiffies64();
 	e.fresh = info == CT_NEW;
-	/* Most flows are answered at once, and then there is no use for such an entry. */
-	if (e.fresh && (f.protocol == TCP || permit->fresh != slot->rules ||
-			now + UDP_STREAM * second < ct->proto.udp.stream_ts + second / 8))
+	if (e.fresh && (f.protocol == TCP || permit->fresh != slot->rules))
+		return NEXT;
+	/* Most flows are a question and its answer, and have no use for entries. */
+	status = ct->status;
+	if (f.protocol == UDP && !(status & CT_ASSURED) &&
+	    now + UDP_STREAM * second < ct->proto.udp.stream_ts + second / 8)
 		return NEXT;
 	read_connection(AT(linux_mib, e.conntrack), &e.connection);
 	if (!(e.connection.status & CT_CONFIRMED) || e.connection.status & CT_APART ||
@@ -375,9 +382,8 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	e.to = ip->to;
 	e.from_port = ip->from_port;
 	e.to_port = ip->to_port;
-	if (e.connection.net != (__u64)net ||
-	    !translates(&f, &e, info >= CT_REPLY) ||
-	    !lives(e.conntrack, &e.connection, f.protocol, now))
+	if (!translates(&f, &e, info >= CT_REPLY) ||
+	    !lives(e.conntrack, &e.connection, net, f.protocol, now))
 		return NEXT;
 
 	if (!(kernel->_skb_refdst & ~1ul))
@@ -401,18 +407,14 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 		asm volatile("" : "+r"(gateway)); /* one load each, which the verifier asks for */
 		e.next_hop = route->rt_gw_family ? gateway : e.to;
 	}
-	if (in) {
-		*(__u32 *)in->mac = *(__u32 *)(slot->macs + 6);
-		*(__u16 *)(in->mac + 4) = *(__u16 *)(slot->macs + 10);
-	}
 	any = f;
 	any.device = 0;
 	if (bpf_map_lookup_elem(&turned_off, &any))
 		return NEXT;
 
+	e.flow = f;
 	e.rules = slot->rules;
 	e.routes = slot->routes;
-	e.until = (now + second) << NUMBER_BITS | number(slot);
 	e.used = now;
 	e.mark_before = slot->mark;
 	e.tos = slot->tos;
@@ -435,12 +437,20 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 		if (former->owner == owner) {
 			former->until = 0;
 			bpf_map_update_elem(&conentries, &f, &e, BPF_EXIST);
-			return NEXT;
+			goto begin;
 		}
 		drop_entry(&f, former);
 	}
-	if (mine->entries < permit->share && !bpf_map_update_elem(&conentries, &f, &e, BPF_NOEXIST))
-		__sync_fetch_and_add(&mine->entries, 1);
+	if (mine->entries >= permit->share ||
+	    bpf_map_update_elem(&conentries, &f, &e, BPF_NOEXIST))
+		return NEXT;
+	__sync_fetch_and_add(&mine->entries, 1);
+begin:
+	/* It is whole before it has an end: until then, who reads its memory takes it for ended. */
+	entry = bpf_map_lookup_elem(&conentries, &f);
+	barrier();
+	if (entry)
+		entry->until = (now + second) << NUMBER_BITS | number(slot);
 	return NEXT;
 }
 

@@ -17,7 +17,7 @@ enum {
 	INET = 2, /* AF_INET */
 	UNICAST = 1, /* RTN_UNICAST */
 	MTU_LOCKED = 1 << 2, /* RTAX_MTU, of RTAX_LOCK */
-	UDP_STREAM = 2, /* seconds after its begin, conntrack notes, a flow may be a stream */
+	UDP_STREAM = 2, /* seconds after its begin, conntrack notes, a flow may be ASSURED */
 	NUMBER_BITS = 24, /* of until, for what is not time */
 	FRAGMENT = 0x3fff, /* more follow, or an offset */
 	TCP_ACK = 0x10,
@@ -60,8 +60,8 @@ struct flow {
 	__be16 from_port, to_port;
 	__u32 device; /* that it comes in by */
 	__u32 protocol;
-	__u32 unused; /* the kernel compares whole words faster */
-};
+	__u32 unused; /* whole words are compared faster */
+} __attribute__((aligned(8)));
 
 /* What identifies a connection, as conntrack's entry has it. */
 struct connection {
@@ -69,12 +69,13 @@ struct connection {
 		__u64 middle; /* its port, the family, the other address */
 		__u32 from, rest; /* the other port, the protocol, the direction */
 	} tuples[2];
-	__u64 status, net;
+	__u64 status;
 	__u32 mark, zone;
 };
 
 struct conentry {
 	/* What it holds for. */
+	struct flow flow;
 	__u64 conntrack;
 	struct connection connection;
 	__u64 rules, routes;
