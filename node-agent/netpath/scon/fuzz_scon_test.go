@@ -88,8 +88,8 @@ type fuzz struct {
 	undo    map[string]string // of changes that are in force
 	changes int
 	found   int
-	// Behind a reset one twin's conntrack may take a connection for ended, and the other's not: then
-	// but one lets a frame through, which is known.
+	// Behind a reset one twin's conntrack may take a connection for ended, and the other's not:
+	// then but one lets a frame through, which is known.
 	reset   bool // of the flow whose frame is on its way
 	known   int
 	differs func(what string)

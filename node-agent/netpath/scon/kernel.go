@@ -33,7 +33,7 @@ func findGeneration() (at generationAt, err error) {
 	const loopback = 1 // of each network namespace
 	if _, err := link.QueryPrograms(link.QueryOptions{Target: loopback,
 		Attach: ebpf.AttachTCXIngress}); err != nil {
-		return at, fmt.Errorf("the kernel has no BPF programs of devices (tcx, from Linux 6.6 on): %w",
+		return at, fmt.Errorf("the kernel has no BPF programs of devices (tcx, Linux 6.6): %w",
 			err)
 	}
 	kernel, err := btf.LoadKernelSpec()
